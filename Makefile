@@ -5,7 +5,7 @@
 # make bench            measure
 # make boards docs      write generated files again
 # make pictures         run a cluster with faults for ten minutes and draw all boards into docs/pictures
-# make cases            simulate the case folders of the tests again
+# make cases            simulate the case directories of the tests again
 # make install          as services under PREFIX (as root); EXTRAS=yes adds PostgreSQL and Parquet
 # make lock             pin what make install installs, with hashes (deploy/requirements*.lock)
 # make clean            remove what was built here

@@ -45,7 +45,7 @@ config_option = click.option(
 )  # fmt: skip
 _root = click.option(
     "--root", type=click.Path(exists=True, file_okay=False, path_type=Path), default=Path("/"),
-    show_default=True, help="Read /proc, /sys and /dev below this folder.",
+    show_default=True, help="Read /proc, /sys and /dev below this directory.",
 )  # fmt: skip
 _replay = click.option(
     "--replay", type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -180,17 +180,17 @@ def topology(config: Path | None, root: Path, replay: Path | None, form: str) ->
     is_flag=True,
     help="Replace everything that is not known to be harmless: names, addresses, serial numbers.",
 )
-@click.option("--bursts", is_flag=True, help="Record what the fast lane sees: ten times as much.")
-@click.argument("folder", type=click.Path(path_type=Path))
-def record(root: Path, seconds: float, redact: bool, bursts: bool, folder: Path) -> None:  # noqa: FBT001 - flags
-    """Record this server into FOLDER, to be replayed with --replay."""
+@click.option("--bursts", is_flag=True, help="Record what burst sampling sees: ten times as much.")
+@click.argument("directory", type=click.Path(path_type=Path))
+def record(root: Path, seconds: float, redact: bool, bursts: bool, directory: Path) -> None:  # noqa: FBT001 - flags
+    """Record this server into DIRECTORY, to be replayed with --replay."""
     logs.configure("warning")
-    if folder.exists() and any(folder.iterdir()):
-        message = f"{folder} is not empty: choose a new folder for the capture"
+    if directory.exists() and any(directory.iterdir()):
+        message = f"{directory} is not empty: choose a new directory for the capture"
         raise click.ClickException(message)
     capture = asyncio.run(_record(RealHost(root), seconds, redact=redact, bursts=bursts))
-    capture.write(folder)
-    click.echo(f"{folder}: {len(capture.moments)} moments of {capture.about.node}")
+    capture.write(directory)
+    click.echo(f"{directory}: {len(capture.moments)} moments of {capture.about.node}")
 
 
 @agent.command(name="sample-config")
@@ -243,9 +243,9 @@ def _host_at_end(root: Path, replay: Path | None) -> Host:
     return walk.host
 
 
-def _capture(folder: Path) -> Capture:
+def _capture(directory: Path) -> Capture:
     try:
-        return read_capture(folder)
+        return read_capture(directory)
     except CaptureError as error:
         raise click.ClickException(str(error)) from error
 

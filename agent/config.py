@@ -104,7 +104,7 @@ class Periods(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bursts(msgspec.Struct, frozen=True, kw_only=True):
-    """The fast lane: histograms of what each short window saw."""
+    """Burst sampling: histograms of what each short window saw."""
 
     enabled: Annotated[bool, described("Whether to look that often.")] = True
     window_seconds: Annotated[
@@ -156,7 +156,7 @@ class CollectorLink(msgspec.Struct, frozen=True, kw_only=True):
     timeout_seconds: Annotated[
         float, described("Longest wait for an acknowledgement.", gt=0, le=MAX_SECONDS)
     ] = 30.0
-    most_retry_seconds: Annotated[
+    max_retry_seconds: Annotated[
         float,
         described(
             "Longest pause between two tries while the collector is away.", gt=0, le=MAX_SECONDS
@@ -261,10 +261,10 @@ class TenancySettings(msgspec.Struct, frozen=True, kw_only=True):
         described("Certificate that kubelet_url is checked against. Empty: those of the system."),
     ] = ""
     slurm_gpu_files: Annotated[
-        str, described("Folder where a prolog of Slurm keeps a file of job ids for each GPU.")
+        str, described("Directory where a prolog of Slurm keeps a file of job ids for each GPU.")
     ] = ""
     slurm_job_files: Annotated[
-        str, described("Folder where a prolog of Slurm keeps what scontrol says of each job.")
+        str, described("Directory where a prolog of Slurm keeps what scontrol says of each job.")
     ] = ""
     gres_conf: Annotated[
         str, described("gres.conf of Slurm: which device each of its indices is.")

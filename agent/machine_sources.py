@@ -49,7 +49,7 @@ def machine_sources(settings: AgentSettings, xids: XidBook | None = None) -> lis
     wiring, book = Wiring(rules(settings.topology)), xids or XidBook()
     gpus, lists, cards = Gpus(wiring), ProcessLists(), Cards(wiring)
     periods, bursts = settings.periods, settings.bursts
-    fast_lane: list[Source] = [
+    burst_sampling: list[Source] = [
         NicBurst(bursts.window_seconds, bursts.interfaces.split(), wiring),
         GpuBurst(bursts.window_seconds, periods.gpu_burst, gpus),
     ]
@@ -87,5 +87,5 @@ def machine_sources(settings: AgentSettings, xids: XidBook | None = None) -> lis
         Edac(periods.memory_errors),
         KernelLogStream(periods.kernel, book),
         Tenancy(settings.tenancy, settings.node, periods.tenancy, gpus, lists),
-        *(fast_lane if bursts.enabled else ()),
+        *(burst_sampling if bursts.enabled else ()),
     ]

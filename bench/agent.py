@@ -51,15 +51,15 @@ def main(*, quick: bool) -> None:
     """Measure the agent and print ratios."""
     length = QUICK if quick else THOROUGH
     report = Report("Agent")
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        scrape_ratios(report, Path(folder), length)
-        tick_ratios(report, Path(folder), length)
+    with tempfile.TemporaryDirectory(prefix="bench-") as directory:
+        scrape_ratios(report, Path(directory), length)
+        tick_ratios(report, Path(directory), length)
     click.echo(str(report))
 
 
-def scrape_ratios(report: Report, folder: Path, length: Length) -> None:
+def scrape_ratios(report: Report, directory: Path, length: Length) -> None:
     """A live scrape of 8 RDMA devices by three programs."""
-    root = folder / "scraped"
+    root = directory / "scraped"
     write_tree(root, DEVICES)
     paces = {
         "back to back": Pace(length.fast_scrapes, None),
@@ -68,15 +68,15 @@ def scrape_ratios(report: Report, folder: Path, length: Length) -> None:
     }
     found: dict[str, dict[str, Cost]] = {"agent": {}}
     if shutil.which(scrapes.NODE_EXPORTER):
-        with scrapes.node_exporter(root, folder) as server:
+        with scrapes.node_exporter(root, directory) as server:
             found["node_exporter"] = {n: scrapes.measure(server, p) for n, p in paces.items()}
-    with scrapes.plain_exporter(root, folder) as server:
+    with scrapes.plain_exporter(root, directory) as server:
         found["plain exporter"] = {n: scrapes.measure(server, p) for n, p in paces.items()}
-    with scrapes.agent_server(root, folder, FOUR_A_SECOND) as server:
+    with scrapes.agent_server(root, directory, FOUR_A_SECOND) as server:
         for name in ("4 a second", "4 a second, gzip"):
             found["agent"][name] = scrapes.measure(server, paces[name])
         unread = replace(scrapes.measure(server, paces["back to back"]), reads_a_scrape=1.0)
-    with scrapes.agent_server(root, folder, scrapes.AT_ONCE) as server:
+    with scrapes.agent_server(root, directory, scrapes.AT_ONCE) as server:
         read = scrapes.read_cost(server, length.read_seconds)
     found["agent"]["back to back"] = replace(unread, cpu_seconds=unread.cpu_seconds + read)
     for other in ("node_exporter", "plain exporter"):
@@ -98,10 +98,10 @@ def scrape_ratios(report: Report, folder: Path, length: Length) -> None:
     )
 
 
-def tick_ratios(report: Report, folder: Path, length: Length) -> None:
+def tick_ratios(report: Report, directory: Path, length: Length) -> None:
     """A whole tick of about 3,000 values, from reading to the acknowledgement."""
-    mixed, files = folder / "mixed", folder / "files"
-    answers = folder / "answers.msgpack"
+    mixed, files = directory / "mixed", directory / "files"
+    answers = directory / "answers.msgpack"
     moving = write_tree(mixed, DEVICES)
     write_answers(answers, ANSWER_SECONDS)
     all_files = write_tree(files, VALUES // VALUES_A_PORT)
@@ -109,7 +109,7 @@ def tick_ratios(report: Report, folder: Path, length: Length) -> None:
     def cost(root: Path, moved: list[Path], period: float, kept: Path | None) -> TickCost:
         return ticks.measure(
             Plan(
-                root, folder, moved, period, length.tick_seconds, length.settle_seconds,
+                root, directory, moved, period, length.tick_seconds, length.settle_seconds,
                 length.push_seconds, kept,
             )
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`python -m bench.agent_fabric`: what the agent's view of the fabric costs, and the fast lane."""
+"""`python -m bench.agent_fabric`: what the agent's view of the fabric costs, and burst sampling."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FOUR_A_SECOND = 0.25
 SERIES = 3000
 TICKS_A_SECOND = 10
 
-FAST_LANE = Aim("<=", 1.5, " %")
+BURST_SAMPLING = Aim("<=", 1.5, " %")
 RESIDENT = Aim("<=", 40, " MiB")
 FLAT = Aim("<=", 1.02)
 CALLS_A_NIC = Aim("<=", 3)
@@ -48,7 +48,7 @@ class Length:
     scrapes: int
     pages: int
     ticks: int
-    """Of the fast lane; fewer than lie between two probes, which are no part of a tick."""
+    """Of burst sampling; fewer than lie between two probes, which are no part of a tick."""
     hours: float
 
 
@@ -71,28 +71,28 @@ def main(*, quick: bool) -> None:
     length = QUICK if quick else THOROUGH
     report = Report("Agent, fabric")
     with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
-        folder = Path(temporary)
-        fabric = write_fabric(folder)
-        counters(report, fabric, folder, length)
-        fast_lane(report, fabric, folder, length)
+        directory = Path(temporary)
+        fabric = write_fabric(directory)
+        counters(report, fabric, directory, length)
+        burst_sampling(report, fabric, directory, length)
         calls(report, fabric, length)
-        memory(report, folder, length)
+        memory(report, directory, length)
         long_run(report, fabric, length)
     click.echo(str(report))
 
 
-def counters(report: Report, fabric: Fabric, folder: Path, length: Length) -> None:
+def counters(report: Report, fabric: Fabric, directory: Path, length: Length) -> None:
     """CPU a counter of a live scrape of all files of all devices, against other exporters."""
     pace = Pace(length.scrapes, FOUR_A_SECOND)
     others = {}
     if shutil.which(scrapes.NODE_EXPORTER):
-        with scrapes.node_exporter(fabric.root, folder) as server:
+        with scrapes.node_exporter(fabric.root, directory) as server:
             others["node_exporter"] = scrapes.measure(server, pace)
     else:
         report.figure("node_exporter", f"{scrapes.NODE_EXPORTER} is not installed: left out")
-    with scrapes.plain_exporter(fabric.root, folder) as server:
+    with scrapes.plain_exporter(fabric.root, directory) as server:
         others["plain exporter"] = scrapes.measure(server, pace)
-    with scrapes.agent_server(fabric.root, folder, FOUR_A_SECOND) as server:
+    with scrapes.agent_server(fabric.root, directory, FOUR_A_SECOND) as server:
         ours = scrapes.measure(server, pace)
     for other, theirs in others.items():
         ratio = ours.cpu_a_series / theirs.cpu_a_series
@@ -101,37 +101,37 @@ def counters(report: Report, fabric: Fabric, folder: Path, length: Length) -> No
     report.figure("agent", str(ours))
 
 
-def fast_lane(report: Report, fabric: Fabric, folder: Path, length: Length) -> None:
-    """The share of a core that the fast lane takes: with it, less without it."""
-    found = {"off": _run(fabric, folder, None, length)}
+def burst_sampling(report: Report, fabric: Fabric, directory: Path, length: Length) -> None:
+    """The share of a core that burst sampling takes: with it, less without it."""
+    found = {"off": _run(fabric, directory, None, length)}
     for name, window in WINDOWS.items():
-        found[name] = _run(fabric, folder, window, length)
+        found[name] = _run(fabric, directory, window, length)
     for name in WINDOWS:
         more = 100 * (found[name].share_of_core - found["off"].share_of_core)
-        what = f"share of a core, fast lane of {DEVICES} cards and GPUs at {name}"
-        report.ratio(what, more, FAST_LANE if name == "10 Hz" else None, FAST_LANE.unit)
+        what = f"share of a core, burst sampling of {DEVICES} cards and GPUs at {name}"
+        report.ratio(what, more, BURST_SAMPLING if name == "10 Hz" else None, BURST_SAMPLING.unit)
     for name, spent in found.items():
         report.figure(
-            f"whole agent, fast lane {name}",
+            f"whole agent, burst sampling {name}",
             f"{100 * spent.share_of_core:.2f} % of a core,"
             f" {spent.wake_ups_a_second:.1f} wake-ups a second",
         )
-    _page(report, fabric, folder, length)
+    _page(report, fabric, directory, length)
 
 
-def _server(fabric: Fabric, folder: Path, window: float | None) -> Server:
+def _server(fabric: Fabric, directory: Path, window: float | None) -> Server:
     port = free_port()
     lane = ["--window", str(window)] if window else []
     command = [
         sys.executable, "-m", "bench.installed", "bench.node", "--root", str(fabric.root), "--answers",
         str(fabric.answers), "--listen", f"{HOST}:{port}", "--state-directory",
-        str(folder / "state"), *lane,
+        str(directory / "state"), *lane,
     ]  # fmt: skip
-    return Server(command, port=port, log=folder / "node.log", ready_path="/-/ready")
+    return Server(command, port=port, log=directory / "node.log", ready_path="/-/ready")
 
 
-def _run(fabric: Fabric, folder: Path, window: float | None, length: Length) -> Spent:
-    with Mover(list(fabric.moving), 0.1), _server(fabric, folder, window) as server:
+def _run(fabric: Fabric, directory: Path, window: float | None, length: Length) -> Spent:
+    with Mover(list(fabric.moving), 0.1), _server(fabric, directory, window) as server:
         time.sleep(length.settle_seconds)
         cpu, switches, started = server.cpu_seconds(), server.switches(), time.monotonic()
         time.sleep(length.seconds)
@@ -140,9 +140,9 @@ def _run(fabric: Fabric, folder: Path, window: float | None, length: Length) -> 
         return Spent(cpu / elapsed, switches / elapsed)
 
 
-def _page(report: Report, fabric: Fabric, folder: Path, length: Length) -> None:
+def _page(report: Report, fabric: Fabric, directory: Path, length: Length) -> None:
     """What a page costs the agent that has it."""
-    with _server(fabric, folder, WINDOWS["10 Hz"]) as server:
+    with _server(fabric, directory, WINDOWS["10 Hz"]) as server:
         scraper = Scraper(server.port, gzip=False)
         lines = scraper.page().decode().splitlines()
         shown = sum(not line.startswith("#") and shows_value(line) for line in lines)
@@ -175,7 +175,7 @@ class _Listening(BenchHost):
 
 
 def calls(report: Report, fabric: Fabric, length: Length) -> None:
-    """Calls of drivers a tick of the fast lane; a counter file is one, as is an answer of ethtool."""
+    """Calls of drivers a tick of burst sampling; a counter file is one, as is an answer of ethtool."""
     clock = HandClock()
     host = _Listening(fabric, clock)
     cards, gpus = (
@@ -200,11 +200,11 @@ def calls(report: Report, fabric: Fabric, length: Length) -> None:
     report.ratio("driver calls a GPU and fast tick", a_gpu, CALLS_A_GPU)
 
 
-def memory(report: Report, folder: Path, length: Length) -> None:
+def memory(report: Report, directory: Path, length: Length) -> None:
     """What an agent holds that reads 3,000 files; it holds nothing of the bench."""
-    root = folder / "files"
+    root = directory / "files"
     write_tree(root, SERIES // VALUES_A_PORT)
-    with scrapes.agent_server(root, folder, FOUR_A_SECOND) as server:
+    with scrapes.agent_server(root, directory, FOUR_A_SECOND) as server:
         time.sleep(length.settle_seconds)
         scraper = Scraper(server.port, gzip=False)
         scraper.page()

@@ -29,7 +29,7 @@ from railscope.frame import Origin
 TESTS = Path(__file__).parents[1] / "tests"
 GPUS = 8
 MILLISECOND_NS = 1_000_000
-MOST_TICKS = 120
+MAX_TICKS = 120
 QUICK_TICKS = 11
 SETTLING_READS = 4
 APART_SECONDS = 0.12
@@ -138,18 +138,18 @@ def main(*, quick: bool) -> None:
         message = "there is no C compiler for the stand-in: install the Debian package gcc"
         raise click.ClickException(message)
     report = Report("Agent, GPUs")
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        _measure(report, Path(folder), QUICK_TICKS if quick else MOST_TICKS)
+    with tempfile.TemporaryDirectory(prefix="bench-") as directory:
+        _measure(report, Path(directory), QUICK_TICKS if quick else MAX_TICKS)
     click.echo(str(report))
 
 
-def _measure(report: Report, folder: Path, ticks: int) -> None:
+def _measure(report: Report, directory: Path, ticks: int) -> None:
     sys.path.append(str(TESTS))
     from support.clock import ManualClock  # type: ignore[import-not-found] # noqa: PLC0415 - tests are no package
     from support.full_gpus import full_gpus, nvml_sources  # type: ignore[import-not-found] # noqa: PLC0415 - as above
     from support.standin import Standin, build  # type: ignore[import-not-found] # noqa: PLC0415 - as above
 
-    standin, clock = Standin(folder, str(build(folder))), ManualClock()
+    standin, clock = Standin(directory, str(build(directory))), ManualClock()
     standin.tell(full_gpus(GPUS))
     hosts = BenchHost(clock), ListeningHost(clock)
     readers, listening = (

@@ -49,17 +49,19 @@ def main(*, quick: bool) -> None:
     report = Report("Audit log")
     key = SecretKey.generate("bench.example")
     with tempfile.TemporaryDirectory(prefix="bench-", dir=Path.cwd()) as temporary:
-        folder = Path(temporary)
-        ours = asyncio.run(append(folder / "audit", key, records))
-        theirs = append_sqlite(folder / "table.sqlite", records)
+        directory = Path(temporary)
+        ours = asyncio.run(append(directory / "audit", key, records))
+        theirs = append_sqlite(directory / "table.sqlite", records)
         report.ratio(f"durable records, groups of {GROUP}", records / ours, APPENDED)
         report.ratio("time a durable record, audit log / SQLite", ours / theirs)
-        checked = _timed(lambda: verify(folder / "audit", key.public))
-        chained = _timed(lambda: verify_sqlite(folder / "table.sqlite"))
+        checked = _timed(lambda: verify(directory / "audit", key.public))
+        chained = _timed(lambda: verify_sqlite(directory / "table.sqlite"))
         report.ratio("records verified", records / checked, VERIFIED)
         report.ratio("time a verified record, audit log / hash chain in SQLite", checked / chained)
-        proofs(report, folder / "audit", key, records)
-        size = sum(path.stat().st_size for path in (folder / "audit").rglob("*") if path.is_file())
+        proofs(report, directory / "audit", key, records)
+        size = sum(
+            path.stat().st_size for path in (directory / "audit").rglob("*") if path.is_file()
+        )
         report.figure("bytes a record, tiles included", f"{size / records:.0f}")
     report.figure("audit log", f"{1e6 * ours / records:.1f} us a durable record, signing included")
     report.figure(
@@ -68,9 +70,9 @@ def main(*, quick: bool) -> None:
     click.echo(str(report))
 
 
-async def append(folder: Path, key: SecretKey, records: int) -> float:
+async def append(directory: Path, key: SecretKey, records: int) -> float:
     """Seconds until all records are durable and signed, a group at a time."""
-    log = AuditLog(folder, key, SOURCE)
+    log = AuditLog(directory, key, SOURCE)
     log.open()
     running = asyncio.create_task(log.run())
     started = time.perf_counter()
@@ -116,12 +118,14 @@ def verify_sqlite(path: Path) -> None:
     connection.close()
 
 
-def proofs(report: Report, folder: Path, key: SecretKey, records: int) -> None:
+def proofs(report: Report, directory: Path, key: SecretKey, records: int) -> None:
     """What it takes to prove single records, from files that were not read before."""
     many = 100
     started = time.perf_counter()
-    note = (folder / "checkpoint").read_text()
-    texts = [make_proof(Tiles(folder, records), at * records // many, note) for at in range(many)]
+    note = (directory / "checkpoint").read_text()
+    texts = [
+        make_proof(Tiles(directory, records), at * records // many, note) for at in range(many)
+    ]
     made = (time.perf_counter() - started) / many
     checked = _timed(lambda: [check_proof(text, key.public) for text in texts]) / many
     report.ratio("a proof made", 1e3 * made, PROVEN)

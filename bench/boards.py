@@ -24,7 +24,7 @@ from dashboards.recorded import expanded, recorded, recorded_in
 
 LARGE = 1000
 """Nodes of the cluster for which boards and rules must stay cheap."""
-MOST_SAMPLES = 50_000_000
+MAX_SAMPLES = 50_000_000
 """Prometheus refuses a query that has more in memory at once (--query.max-samples)."""
 ALIKE_NODES, TRIES = 3, 3
 SHOWN = 8
@@ -109,7 +109,7 @@ def main(*, quick: bool, nodes: int | None, names: Sequence[str]) -> None:
 def measure(size: Size, pages: Pages, chosen: Sequence[Question], *, rules: bool) -> Found:
     """Hold the pages of a cluster, ask what boards ask, and follow the rules."""
     found = Found(size.nodes)
-    with loaded(store.prometheus, size, pages) as (running, span, folder):
+    with loaded(store.prometheus, size, pages) as (running, span, directory):
         record(running, chosen, span)
         for question in chosen:
             found.answers[question] = running.ask(question, span)
@@ -124,7 +124,7 @@ def measure(size: Size, pages: Pages, chosen: Sequence[Question], *, rules: bool
                     for rule in group["rules"]
                 )
             started, cpu = time.monotonic(), running.server.cpu_seconds()
-            running.follow(folder, size.rules_seconds)
+            running.follow(directory, size.rules_seconds)
             found.groups = running.rule_groups(2)
             cpu = running.server.cpu_seconds() - cpu
             found.following = cpu / (time.monotonic() - started)
@@ -139,8 +139,8 @@ def loaded(
 ) -> Iterator[tuple[Store, Span, Path]]:
     """A database that holds what all scrapes brought. Raises BenchError where that took too long."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
-        folder = Path(name)
-        with start(folder) as server:
+        directory = Path(name)
+        with start(directory) as server:
             running = Store(server)
             writer = Writer(store.WRITE, time.time() + size.lead_seconds, size.scrapes)
             running.write(writer.of_collector(pages.collector))
@@ -151,7 +151,7 @@ def loaded(
                 message = "loading took so long that what was loaded is old"
                 raise BenchError(message)
             newest = max(second for second in writer.seconds if second <= now)
-            yield running, Span(newest, size.span_seconds), folder
+            yield running, Span(newest, size.span_seconds), directory
 
 
 def record(running: Store, chosen: Sequence[Question], span: Span) -> None:
@@ -177,7 +177,7 @@ def tell(report: Report, found: Found) -> None:
     peaks = {question: answer.peak * found.times for question, answer in found.answers.items()}
     report.ratio(
         f"samples at once, dearest query, {at} / what Prometheus allows",
-        max(peaks.values()) / MOST_SAMPLES, AT_ONCE,
+        max(peaks.values()) / MAX_SAMPLES, AT_ONCE,
     )  # fmt: skip
     report.ratio(
         "queries that Prometheus refuses",

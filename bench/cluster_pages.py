@@ -144,8 +144,8 @@ def pages_of(nodes: int, pages: int, faults: int, held: Container[str]) -> Pages
             (*HEALTHY, *((what, "slurm") for what in FAULTY[:faults]))
         )
     ]
-    with TemporaryDirectory(prefix="bench-") as folder:
-        collector = _collector_loop(nodes, Path(folder), held)
+    with TemporaryDirectory(prefix="bench-") as directory:
+        collector = _collector_loop(nodes, Path(directory), held)
     return Pages(loops[: len(HEALTHY)], loops[len(HEALTHY) :], collector)
 
 
@@ -168,16 +168,16 @@ def _agent_pages(spec: NodeSpec, pages: int) -> list[str]:
     return asyncio.run(read())
 
 
-def _collector_loop(nodes: int, folder: Path, held: Container[str]) -> Loop:
+def _collector_loop(nodes: int, directory: Path, held: Container[str]) -> Loop:
     """Pages of a collector to which nodes report, each of them held by one of some tenants."""
-    streams = load.streams_of_a_node(folder)
-    load.save(streams, folder / "streams")
-    claims = folder / "claims.csv"
+    streams = load.streams_of_a_node(directory)
+    load.save(streams, directory / "streams")
+    claims = directory / "claims.csv"
     rows = (f"tenant-{n % _TENANTS},{load.name(n)},2020-01-01T00:00:00Z," for n in range(nodes))
     claims.write_text("\n".join(["tenant,holds,from,to", *rows, ""]), encoding="ascii")
     with (
-        fleets.collector(nodes, folder, RAILSCOPE_COLLECTOR_CLAIMS_FILE=str(claims)) as server,
-        fleets.LoadProcess(server.port, nodes, folder / "streams") as loader,
+        fleets.collector(nodes, directory, RAILSCOPE_COLLECTOR_CLAIMS_FILE=str(claims)) as server,
+        fleets.LoadProcess(server.port, nodes, directory / "streams") as loader,
     ):
         found = []
         for turn in range(_COLLECTOR_TURNS):

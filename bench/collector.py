@@ -30,23 +30,23 @@ def main(*, quick: bool) -> None:
     """Measure the collector and print ratios."""
     report = Report("Collector")
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
-        folder = Path(name)
-        streams = load.streams_of_a_node(folder)
-        load.save(streams, folder / "streams")
+        directory = Path(name)
+        streams = load.streams_of_a_node(directory)
+        load.save(streams, directory / "streams")
         node = load.Nodes(streams, 1)
         report.figure(
             "load", f"{node.columns:,} columns a node in {len(streams)} streams,"
             f" {node.values_a_turn / load.ROWS:,.0f} values a second, {load.ROWS} s an envelope",
         )  # fmt: skip
         costs = [
-            fleets.measure(size, folder / "streams", folder)
+            fleets.measure(size, directory / "streams", directory)
             for size in (QUICK_SIZES if quick else SIZES)
         ]
         if shutil.which(victoria.PROGRAM):
             nodes, turns = (
                 (QUICK_STORE_NODES, QUICK_STORE_TURNS) if quick else (STORE_NODES, STORE_TURNS)
             )
-            store = victoria.measure(streams, nodes, turns, folder)
+            store = victoria.measure(streams, nodes, turns, directory)
             report.figure("victoria-metrics", f"{nodes} nodes: {store}")
             for cost in costs:
                 report.ratio(

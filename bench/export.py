@@ -41,16 +41,16 @@ def main(*, quick: bool) -> None:
     invoices = Listed(_invoices(rows))
     gc.freeze()
     report = Report("Exports")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         before = _resident_mebibytes()
         seconds = {
-            forms: _timed(partial(_exported, invoices, forms, Path(folder)))
+            forms: _timed(partial(_exported, invoices, forms, Path(directory)))
             for forms in ((Form.CSV,), (Form.PARQUET,), tuple(Form))
         }
         grown = _resident_mebibytes() - before
-        path = Path(folder) / "focus-1.2.csv"
+        path = Path(directory) / "focus-1.2.csv"
         plain = _timed(partial(_copied, path))
-        sizes = [(Path(folder) / f"focus-1.2.{form}").stat().st_size / rows for form in Form]
+        sizes = [(Path(directory) / f"focus-1.2.{form}").stat().st_size / rows for form in Form]
     both = seconds[tuple(Form)]
     report.ratio(f"CPU of {ROWS:,} rows in both forms", both * ROWS / rows, WRITTEN)
     report.ratio("memory that grew meanwhile", grown, GROWTH)
@@ -90,8 +90,8 @@ def _charge(at: int) -> Charge:
     )
 
 
-def _exported(invoices: Listed, forms: tuple[Form, ...], folder: Path) -> None:
-    export(invoices, Order(SELLER, MONTH.end_ns, forms), folder, replace=True)
+def _exported(invoices: Listed, forms: tuple[Form, ...], directory: Path) -> None:
+    export(invoices, Order(SELLER, MONTH.end_ns, forms), directory, replace=True)
 
 
 def _timed(work: Callable[[], object]) -> float:

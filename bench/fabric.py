@@ -26,9 +26,9 @@ class Fabric:
     moving: tuple[Path, ...]
 
 
-def write_fabric(folder: Path) -> Fabric:
+def write_fabric(directory: Path) -> Fabric:
     """Write 8 RDMA devices, the interfaces above them and what their drivers answer."""
-    root, answers = folder / "fabric", folder / "fabric.msgpack"
+    root, answers = directory / "fabric", directory / "fabric.msgpack"
     moving = write_tree(root, DEVICES)
     write_answers(answers, ANSWER_SECONDS)
     first = msgspec.msgpack.decode(answers.read_bytes())[0]
@@ -45,10 +45,10 @@ def write_fabric(folder: Path) -> Fabric:
 
 
 def _interface(root: Path, interface: str) -> None:
-    folder = root / "sys/class/net" / interface
-    folder.mkdir(parents=True)
+    directory = root / "sys/class/net" / interface
+    directory.mkdir(parents=True)
     for file, text in (("speed", MEGABITS), ("carrier", 1), ("carrier_changes", 1)):
-        (folder / file).write_text(f"{text}\n", encoding="ascii")
+        (directory / file).write_text(f"{text}\n", encoding="ascii")
 
 
 def _link(root: Path, device: str, address: str) -> None:

@@ -107,10 +107,10 @@ class LoadProcess:
         return answer
 
 
-def measure(size: Size, streams: Path, folder: Path) -> FleetCost:
+def measure(size: Size, streams: Path, directory: Path) -> FleetCost:
     """Register nodes, flood, look at the views, then go on at the natural pace."""
     with (
-        collector(size.nodes, folder) as server,
+        collector(size.nodes, directory) as server,
         LoadProcess(server.port, size.nodes, streams) as loader,
     ):
         refreshes_of(server, 1)
@@ -142,17 +142,17 @@ def measure(size: Size, streams: Path, folder: Path) -> FleetCost:
     )  # fmt: skip
 
 
-def collector(nodes: int, folder: Path, **environment: str) -> Server:
+def collector(nodes: int, directory: Path, **environment: str) -> Server:
     """`railscope collector run` that knows the tokens of all nodes."""
     port = free_port()
-    tokens = folder / f"tokens-{nodes}.toml"
+    tokens = directory / f"tokens-{nodes}.toml"
     lines = [f'"{load.name(n)}" = "{digest(load.token(n))}"' for n in range(nodes)]
     tokens.write_text("\n".join(["[nodes]", *lines, ""]), encoding="ascii")
     return Server(
         [sys.executable, "-m", "railscope", "collector", "run", "--listen", f"{HOST}:{port}",
-         "--state-directory", str(folder / f"collector-{nodes}"), "--tokens-file", str(tokens),
+         "--state-directory", str(directory / f"collector-{nodes}"), "--tokens-file", str(tokens),
          "--open-reading"],
-        port=port, log=folder / f"collector-{nodes}.log", environment=environment,
+        port=port, log=directory / f"collector-{nodes}.log", environment=environment,
     )  # fmt: skip
 
 

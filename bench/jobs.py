@@ -52,9 +52,9 @@ class Cluster:
     averages: Averages = field(default_factory=Averages)
 
     @classmethod
-    def of(cls, streams: list[load.Stream], nodes: int, folder: Path) -> Cluster:
+    def of(cls, streams: list[load.Stream], nodes: int, directory: Path) -> Cluster:
         """So many nodes that have reported just now."""
-        schemas = Schemas(folder)
+        schemas = Schemas(directory)
         schemas.open()
         core, roster = Core(schemas), Roster()
         chance = np.random.default_rng(1)
@@ -108,14 +108,14 @@ def main(*, quick: bool) -> None:
     nodes = QUICK_NODES if quick else NODES
     report = Report("Jobs")
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
-        folder = Path(name)
+        directory = Path(name)
         streams = [
             on_rails(stream)
-            for stream in load.streams_of_a_node(folder)
+            for stream in load.streams_of_a_node(directory)
             if stream.schema.stream in {"gpu", "gpu_activity", "rdma", "nic"}
         ]
-        small = Cluster.of(streams, nodes // SMALL, folder / "small")
-        whole = Cluster.of(streams, nodes, folder / "whole")
+        small = Cluster.of(streams, nodes // SMALL, directory / "small")
+        whole = Cluster.of(streams, nodes, directory / "whole")
         anew = _seconds(whole.seat, 1)
         small.seat()
         refresh, few = _seconds(whole.view), _seconds(small.view)

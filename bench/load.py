@@ -56,12 +56,12 @@ class Stream(msgspec.Struct, frozen=True):
     rows: int
 
 
-def streams_of_a_node(folder: Path) -> list[Stream]:
+def streams_of_a_node(directory: Path) -> list[Stream]:
     """What one agent would register at its default periods: about 3,000 values a second."""
     logs.configure("error")
-    write_tree(folder / "tree", DEVICES)
-    write_answers(folder / "answers", 2)
-    one = Agent(AgentSettings(node="bench"), BenchHost(folder / "tree", folder / "answers"))
+    write_tree(directory / "tree", DEVICES)
+    write_answers(directory / "answers", 2)
+    one = Agent(AgentSettings(node="bench"), BenchHost(directory / "tree", directory / "answers"))
     asyncio.run(one.once())
     return [
         Stream(

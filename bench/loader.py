@@ -24,7 +24,7 @@ from railscope.wire import CONTENT_TYPE
 
 PATH = "/v1/frames"
 _CONFLICT, _NOT_NOW = 409, 503
-_MOST_TRIES = 50
+_MAX_TRIES = 50
 _PAUSE_SECONDS = 0.2
 
 
@@ -91,7 +91,7 @@ class Loader:
     def _again(self, wire: Wire, position: int, status: int, content: bytes) -> None:
         """Send the schemas the collector asks for, then the frames again; try later if told so."""
         number = position % self._nodes.count
-        for _ in range(_MOST_TRIES):
+        for _ in range(_MAX_TRIES):
             if status // 100 == 2:  # noqa: PLR2004 - HTTP's success
                 return
             if status == _CONFLICT:

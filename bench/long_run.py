@@ -1,7 +1,7 @@
 """A day of the agent in minutes: its sources on a clock that is moved by hand, and what it holds.
 
 Run as `python -m bench.long_run ROOT ANSWERS HOURS`; prints resident bytes after a first tenth, and
-at the end. The fast lane looks at every window, the others at every tenth of their ticks, and a page
+at the end. Burst sampling looks at every window, the others at every tenth of their ticks, and a page
 is made each minute.
 """
 
@@ -23,7 +23,7 @@ WINDOW_NS = NS // 10
 _SLOWER = 10
 _MINUTE_NS = 60 * NS
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_FAST_LANE = "nic_burst"
+_BURST_SAMPLING = "nic_burst"
 
 
 class HandClock:
@@ -58,7 +58,7 @@ def main(root: str, answers: str, hours: str) -> None:
             name = reader.source.name
             if clock.boot_ns < due[name]:
                 continue
-            pace = 1 if name == _FAST_LANE else _SLOWER
+            pace = 1 if name == _BURST_SAMPLING else _SLOWER
             due[name] = clock.boot_ns + pace * round(reader.source.period_seconds * NS)
             if frame := reader.run().frame:
                 latest[name] = frame

@@ -63,7 +63,7 @@ class BenchHost:
         return self._real.read(path)
 
     def names(self, path: str) -> list[str]:
-        """The entries of a folder; the interfaces are those there are answers for."""
+        """The entries of a directory; the interfaces are those there are answers for."""
         self.files += 1
         if path == "/sys/class/net" and self.interfaces:
             return self.interfaces
@@ -165,7 +165,7 @@ def as_often(period_seconds: float) -> Periods:
     "--period", type=float, default=1.0, help="Of what is read each second; others in proportion."
 )
 @click.option("--rdma-period", type=float, help="Of the RDMA source, if it is another.")
-@click.option("--window", type=float, help="Of the fast lane, which is off without it.")
+@click.option("--window", type=float, help="Of burst sampling, which is off without it.")
 @click.option("--push-seconds", type=float, default=CollectorLink().push_seconds)
 @click.option("--calls", type=click.Path(path_type=Path), help="Where to leave the call counts.")
 def main(  # noqa: PLR0913 - flags

@@ -28,8 +28,8 @@ class Files(Collector):
         families: dict[str, CounterMetricFamily] = {}
         for port in sorted(self._base.glob("*/ports/*")):
             device = port.parts[-3]
-            for folder in ("counters", "hw_counters"):
-                for file in sorted((port / folder).iterdir()):
+            for directory in ("counters", "hw_counters"):
+                for file in sorted((port / directory).iterdir()):
                     name = f"infiniband_{file.name.lower()}"
                     family = families.get(name)
                     if family is None:

@@ -148,11 +148,11 @@ UNBOUNDED = {"RAILSCOPE_AGENT_BUDGET__CPU_RATIO": "0"}
 """What is measured is the cost at given periods: the agent must not lengthen them."""
 
 
-def agent_server(root: Path, folder: Path, period_seconds: float) -> Server:
+def agent_server(root: Path, directory: Path, period_seconds: float) -> Server:
     """Our agent on a tree, its other sources as they are by default and idle there."""
     port = free_port()
     common = ["--root", str(root), "--listen", f"{HOST}:{port}",
-              "--state-directory", str(folder / "agent-state")]  # fmt: skip
+              "--state-directory", str(directory / "agent-state")]  # fmt: skip
     if period_seconds < SHORTEST_PERIOD:
         command = ["bench.node", *common, "--rdma-period", str(period_seconds)]
     else:
@@ -162,24 +162,24 @@ def agent_server(root: Path, folder: Path, period_seconds: float) -> Server:
         **UNBOUNDED,
     }
     return Server(
-        [sys.executable, "-m", "bench.installed", *command], port=port, log=folder / "agent.log",
+        [sys.executable, "-m", "bench.installed", *command], port=port, log=directory / "agent.log",
         ready_path="/-/ready", environment=environment,
     )  # fmt: skip
 
 
-def node_exporter(root: Path, folder: Path) -> Server:
+def node_exporter(root: Path, directory: Path) -> Server:
     """Debian's node_exporter with nothing but its collector for RDMA."""
     port = free_port()
     return Server(
         [NODE_EXPORTER, "--collector.disable-defaults", "--collector.infiniband",
          f"--path.sysfs={root / 'sys'}", "--web.disable-exporter-metrics",
          f"--web.listen-address={HOST}:{port}"],
-        port=port, log=folder / "node_exporter.log",
+        port=port, log=directory / "node_exporter.log",
     )  # fmt: skip
 
 
-def plain_exporter(root: Path, folder: Path) -> Server:
+def plain_exporter(root: Path, directory: Path) -> Server:
     """The plain Python exporter beside this file."""
     port = free_port()
     command: Sequence[str] = [sys.executable, "-m", "bench.plain_exporter", str(root), str(port)]
-    return Server(command, port=port, log=folder / "plain_exporter.log")
+    return Server(command, port=port, log=directory / "plain_exporter.log")

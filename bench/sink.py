@@ -12,7 +12,7 @@ from railscope.answer_mark import ANSWER_HEADER, answer_mark
 from railscope.envelope_reader import unpack
 from railscope.wire import BYTES_PER_VALUE
 
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class Sink:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 frames = 0
-                for batch in unpack(body, _MOST_BYTES).batches:
+                for batch in unpack(body, _MAX_BYTES).batches:
                     frames += batch.rows
                     received.values += batch.rows * len(batch.base) // BYTES_PER_VALUE
                 received.wire_bytes += len(body)

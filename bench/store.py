@@ -153,45 +153,45 @@ class Store:
                 }
             time.sleep(0.5)
 
-    def follow(self, folder: Path, interval_seconds: int) -> None:
+    def follow(self, directory: Path, interval_seconds: int) -> None:
         """Follow all rules from now on; less than the usual interval is that of all groups."""
-        (folder / "rules").mkdir()
+        (directory / "rules").mkdir()
         for path in RULES.glob("*.yml"):
             rules = yaml.safe_load(path.read_text())
             for group in rules["groups"] if interval_seconds < RULES_SECONDS else ():
                 group.pop("interval", None)
-            (folder / "rules" / path.name).write_text(yaml.safe_dump(rules))
-        _configure(folder, interval_seconds)
+            (directory / "rules" / path.name).write_text(yaml.safe_dump(rules))
+        _configure(directory, interval_seconds)
         get(self.port, "/-/reload", "POST")
 
 
-def _configure(folder: Path, interval_seconds: int) -> None:
+def _configure(directory: Path, interval_seconds: int) -> None:
     settings = {
         "global": {"evaluation_interval": f"{interval_seconds}s"},
         "rule_files": ["rules/*.yml"],
     }
-    (folder / "prometheus.yml").write_text(yaml.safe_dump(settings))
+    (directory / "prometheus.yml").write_text(yaml.safe_dump(settings))
 
 
-def prometheus(folder: Path) -> Server:
+def prometheus(directory: Path) -> Server:
     """Debian's Prometheus as it is by default; it is written to."""
     port = free_port()
-    _configure(folder, RULES_SECONDS)
+    _configure(directory, RULES_SECONDS)
     return Server(
-        [PROMETHEUS, f"--config.file={folder / 'prometheus.yml'}", "--web.enable-lifecycle",
-         f"--storage.tsdb.path={folder / 'prometheus'}", "--web.enable-remote-write-receiver",
+        [PROMETHEUS, f"--config.file={directory / 'prometheus.yml'}", "--web.enable-lifecycle",
+         f"--storage.tsdb.path={directory / 'prometheus'}", "--web.enable-remote-write-receiver",
          f"--web.listen-address={HOST}:{port}"],
-        port=port, log=folder / "prometheus.log", ready_path="/-/ready",
+        port=port, log=directory / "prometheus.log", ready_path="/-/ready",
     )  # fmt: skip
 
 
-def victoria(folder: Path) -> Server:
+def victoria(directory: Path) -> Server:
     """Debian's VictoriaMetrics as it is by default."""
     port = free_port()
     return Server(
-        [VICTORIA, f"-storageDataPath={folder / 'victoria'}", f"-httpListenAddr={HOST}:{port}",
+        [VICTORIA, f"-storageDataPath={directory / 'victoria'}", f"-httpListenAddr={HOST}:{port}",
          "-retentionPeriod=100y", "-loggerLevel=WARN"],
-        port=port, log=folder / "victoria.log", ready_path="/health",
+        port=port, log=directory / "victoria.log", ready_path="/health",
     )  # fmt: skip
 
 

@@ -50,7 +50,7 @@ class Plan:
     """Which agent, how often, how long."""
 
     root: Path
-    folder: Path
+    directory: Path
     moving: Sequence[Path]
     period_seconds: float
     seconds: float
@@ -62,8 +62,8 @@ class Plan:
 
 def measure(plan: Plan) -> TickCost:
     """Run an agent that ships to a sink, and say what it cost."""
-    calls = plan.folder / "calls.json"
-    state = plan.folder / f"state-{time.monotonic_ns()}"
+    calls = plan.directory / "calls.json"
+    state = plan.directory / f"state-{time.monotonic_ns()}"
     with Sink() as sink, Mover(list(plan.moving), plan.period_seconds):
         with _server(plan, sink.url, state, calls) as server:
             time.sleep(plan.settle_seconds)
@@ -97,7 +97,7 @@ def _server(plan: Plan, url: str, state: Path, calls: Path) -> Server:
     if plan.answers:
         command = [sys.executable, "-m", "bench.installed", "bench.node", *common, "--answers", str(plan.answers),
                    "--period", str(plan.period_seconds), "--push-seconds", str(plan.push_seconds), "--calls", str(calls)]  # fmt: skip
-        return Server(command, port=port, log=plan.folder / "node.log", ready_path="/-/ready")
+        return Server(command, port=port, log=plan.directory / "node.log", ready_path="/-/ready")
     period = str(plan.period_seconds)
     command = [
         sys.executable,
@@ -116,7 +116,7 @@ def _server(plan: Plan, url: str, state: Path, calls: Path) -> Server:
     environment["RAILSCOPE_AGENT_COLLECTOR__PUSH_SECONDS"] = str(plan.push_seconds)
     environment["RAILSCOPE_AGENT_COLLECTOR__TOKEN"] = "bench"  # noqa: S105 - no secret
     return Server(
-        command, port=port, log=plan.folder / "agent.log", ready_path="/-/ready",
+        command, port=port, log=plan.directory / "agent.log", ready_path="/-/ready",
         environment=environment,
     )  # fmt: skip
 

@@ -97,7 +97,7 @@ _DEVICE = {
 
 
 def write_tree(root: Path, devices: int) -> list[Path]:
-    """Write the tree below a folder; gives back the files that move under load."""
+    """Write the tree below a directory; gives back the files that move under load."""
     moving = []
     extra = HW_COUNTERS_A_PORT - len(HW_COUNTERS)
     hw_counters = [*HW_COUNTERS, *(f"vendor_extra_{number:02}" for number in range(extra))]
@@ -108,12 +108,12 @@ def write_tree(root: Path, devices: int) -> list[Path]:
             _write(base / name, text)
         for name, text in _PLAIN.items():
             _write(port / name, text)
-        for folder, names in (("counters", COUNTERS), ("hw_counters", hw_counters)):
+        for directory, names in (("counters", COUNTERS), ("hw_counters", hw_counters)):
             for position, name in enumerate(names):
                 start = 10**9 * (device + 1) + position * 7919 if name in _MOVING else 0
-                _write(port / folder / name, f"{start:<{_WIDTH}}" if start else "0")
+                _write(port / directory / name, f"{start:<{_WIDTH}}" if start else "0")
                 if start:
-                    moving.append(port / folder / name)
+                    moving.append(port / directory / name)
         _write(port / "hw_counters/lifespan", "10")
     _write(root / "proc/sys/kernel/hostname", "bench-node")
     _write(root / "proc/sys/kernel/random/boot_id", "0b1e55ed-0000-4000-8000-000000000000")

@@ -21,7 +21,7 @@ from railscope.catalog import KINDS, METRICS
 PROGRAM = "victoria-metrics"
 PATH = "/api/v1/write"
 CONNECTIONS = 4
-_MOST_WAITS, _IDLE_SHARE = 15, 0.03
+_MAX_WAITS, _IDLE_SHARE = 15, 0.03
 _MILLISECOND = 1_000_000
 
 
@@ -47,13 +47,13 @@ class StoreCost:
         )
 
 
-def measure(streams: Sequence[load.Stream], nodes: int, turns: int, folder: Path) -> StoreCost:
+def measure(streams: Sequence[load.Stream], nodes: int, turns: int, directory: Path) -> StoreCost:
     """Write some turns of some nodes; what it merges afterwards, until it rests, counts too."""
     port = free_port()
-    command = [PROGRAM, f"-storageDataPath={folder / 'victoria'}", f"-httpListenAddr={HOST}:{port}",
+    command = [PROGRAM, f"-storageDataPath={directory / 'victoria'}", f"-httpListenAddr={HOST}:{port}",
                "-retentionPeriod=100y", "-loggerLevel=WARN"]  # fmt: skip
     prefixes = [_prefixes(streams, number) for number in range(nodes)]
-    with Server(command, port=port, log=folder / "victoria.log", ready_path="/health") as server:
+    with Server(command, port=port, log=directory / "victoria.log", ready_path="/health") as server:
         post_all(port, _requests(streams, prefixes, 0), CONNECTIONS)
         _flush(port)
         _rest(server)
@@ -75,7 +75,7 @@ def measure(streams: Sequence[load.Stream], nodes: int, turns: int, folder: Path
 
 def _rest(server: Server) -> None:
     """Wait until the process has next to nothing to do any more."""
-    for _ in range(_MOST_WAITS):
+    for _ in range(_MAX_WAITS):
         before = server.cpu_seconds()
         time.sleep(1.0)
         if server.cpu_seconds() - before < _IDLE_SHARE:

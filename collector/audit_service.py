@@ -20,7 +20,7 @@ from collector.audit.ledger_watch import LedgerWatch
 from collector.audit.log import NOT_AS_LEFT, AuditLog
 from collector.audit.numbers import AuditNumbers
 from collector.audit.observed import Observed
-from collector.audit.personal import FOLDER as PERSONAL
+from collector.audit.personal import DIRECTORY as PERSONAL
 from collector.audit.personal import Salts
 from collector.audit.rereading import Rereading
 from collector.audit.tiles import TileError
@@ -61,15 +61,17 @@ class AuditOffice:
 
         Raises SettingsError where the key cannot be used.
         """
-        folder, core = restart.folder, restart.core
-        key_file = Path(settings.audit.key_file or folder / "audit.key")
+        directory, core = restart.directory, restart.core
+        key_file = Path(settings.audit.key_file or directory / "audit.key")
         key = load_or_generate(key_file, settings.audit.origin)
         source = Source("collector", settings.audit.origin, secrets.token_hex(8), 0)
-        audit = AuditLog(folder / "audit", key, source)
+        audit = AuditLog(directory / "audit", key, source)
         digest = hashlib.sha256(msgspec.json.encode(settings, order="sorted")).hexdigest()
         trail = Trail(audit, __version__, settings=digest)
         witnesses = audit.witnesses
-        observed = Observed(audit, Salts(folder / PERSONAL), folder / OBSERVED, restart.events)
+        observed = Observed(
+            audit, Salts(directory / PERSONAL), directory / OBSERVED, restart.events
+        )
         core.listeners.append(observed.listen)
         core.on_envelope.append(observed.hear)
         restart.copies[observed.file] = observed.snapshot
@@ -79,10 +81,10 @@ class AuditOffice:
             trail.wall_ns,
         )  # fmt: skip
         custody = CustodyApi(audit, guard, witnesses)
-        watch = LedgerWatch(database, audit, trail.wall_ns, folder / known_head.FILE)
+        watch = LedgerWatch(database, audit, trail.wall_ns, directory / known_head.FILE)
         drain = Drain(watch.current, audit, refuse=guard.refuse, recorded=watch.check)
         rereading = Rereading(
-            audit.folder, key.public, settings.audit.verify_seconds, time.monotonic_ns, database
+            audit.directory, key.public, settings.audit.verify_seconds, time.monotonic_ns, database
         )
         return cls(key_file, trail, observed, guard, custody, drain, rereading, watch)
 

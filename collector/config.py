@@ -87,7 +87,7 @@ class FrameLogSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The frame log."""
 
     segment_bytes: Annotated[int, described("Size of one segment file.", ge=1 << 16)] = 64 << 20
-    most_bytes: Annotated[
+    max_bytes: Annotated[
         int, described("Oldest segments are deleted beyond this size.", ge=1 << 20)
     ] = 20 << 30
 
@@ -196,7 +196,7 @@ class Influx(msgspec.Struct, frozen=True, kw_only=True):
     interval_seconds: Annotated[
         float, described("Seconds from one write to the next.", ge=0.1, le=MAX_SECONDS)
     ] = 10.0
-    most_waiting_lines: Annotated[
+    max_waiting_lines: Annotated[
         int, described("Lines kept while the server is away; the oldest go first.", ge=1)
     ] = 200_000
 
@@ -257,7 +257,7 @@ class CollectorSettings(msgspec.Struct, frozen=True, kw_only=True):
         float,
         described("Seconds from one refresh of the views to the next.", ge=0.1, le=MAX_SECONDS),
     ] = 2.0
-    most_jobs: Annotated[
+    max_jobs: Annotated[
         int,
         described(
             "Jobs that metrics and the API tell of, 256 of one node at most; nodes take turns. Others"

@@ -100,35 +100,35 @@ class Collector:
 
     def __post_init__(self) -> None:
         """Build all parts. Raises SettingsError where a setting cannot work."""
-        self.folder = state_directory(
+        self.directory = state_directory(
             self.settings.state_directory, CollectorSettings().state_directory
         )
         listen.split_address(self.settings.listen)
         self.tokens = TokensFile(Path(self.settings.tokens_file))
-        self.core = Core(Schemas(self.folder / "schemas"))
-        self.restart = Restart(self.folder, self.core, limits=self.settings.limits)
+        self.core = Core(Schemas(self.directory / "schemas"))
+        self.restart = Restart(self.directory, self.core, limits=self.settings.limits)
         self.twins = NodeTwins(self.core.evidence.trouble)
         self.core.on_envelope.append(self.twins.hear)
         log_settings = self.settings.frame_log
         self.log = FrameLog(
-            self.folder / "frames", log_settings.segment_bytes, log_settings.most_bytes
+            self.directory / "frames", log_settings.segment_bytes, log_settings.max_bytes
         )
         oldest_days = self.settings.limits.oldest_frame_days + 1
         self.keeping = Keeping(self.restart, self.log, oldest_days * _DAY_NS)
         self.log.on_rotate = self.keeping.rotated
-        self.at_rest = self.log.files = self.keeping.files = StateFiles(self.folder)
-        self.database = SharedDatabase(ledger_url(self.settings.ledger, self.folder), metadata)
+        self.at_rest = self.log.files = self.keeping.files = StateFiles(self.directory)
+        self.database = SharedDatabase(ledger_url(self.settings.ledger, self.directory), metadata)
         self.audit = AuditOffice.of(
             self.settings, self.restart, self._listed_nodes, self.database.open
         )
         self.trail = self.audit.trail
-        self.access = AccessTrail(self.trail, Told(self.folder / "identities"))
+        self.access = AccessTrail(self.trail, Told(self.directory / "identities"))
         self.tokens.on_change = self.access.enrolled
-        self.entries = Entries(self.trail.log.folder, self.trail.log.signer.public)
+        self.entries = Entries(self.trail.log.directory, self.trail.log.signer.public)
         self.files = AdministratorsFiles.of(self.settings)
         self.audit.observed.tenant_of = self._tenant_of
         self._clock_records: list[Draft] = []
-        self.clock = CollectorClock(self.folder, self._node_offsets, self._clock_changed)
+        self.clock = CollectorClock(self.directory, self._node_offsets, self._clock_changed)
         self.restart.hold = lambda: self.clock.hold
         self.live = LiveAccount(
             self.core.evidence, lambda: self.files.evidence, ready=False,
@@ -136,7 +136,7 @@ class Collector:
         )  # fmt: skip
         self.settler = Settler(
             self.core.evidence, self.live, self._door, self.files.texts,
-            self.settings.metering, self.folder / "evidence.seen",
+            self.settings.metering, self.directory / "evidence.seen",
             self.clock.now_ns, lambda: self.clock.hold, self.audit.watch.check,
             self._decided,
         )  # fmt: skip
@@ -144,7 +144,7 @@ class Collector:
             self.core, self.live, self.settings.stale_seconds, self.settings.views_seconds,
             known=lambda: not self.files.unknown, quotas=lambda: self.files.quotas.content,
             watch=Watch(self.core, self.files.what_must_be, lambda: self.files.retired.content),
-            most_jobs=self.settings.most_jobs, averages=Averages(self.settings.straggler_seconds),
+            max_jobs=self.settings.max_jobs, averages=Averages(self.settings.straggler_seconds),
             wall_ns=self.clock.now_ns,
         )  # fmt: skip
         self.reading = Reading()
@@ -232,13 +232,13 @@ class Collector:
 
     async def _wait_for_space(self) -> None:
         """Where the disk is full, serve what is known until it is not; see `collector.http.read_only`."""
-        problem = await asyncio.to_thread(self.unwritable, self.folder)
+        problem = await asyncio.to_thread(self.unwritable, self.directory)
         if not problem:
             return
         log.error(
             "collector_read_only",
             problem=problem,
-            directory=str(self.folder),
+            directory=str(self.directory),
             advice="make room: it goes on by itself",
         )
         serving = Collector(
@@ -276,7 +276,7 @@ class Collector:
                 tasks = [
                     group.create_task(one) for one in (self.tokens.watch(), self.refresher.run())
                 ]
-                watch = SpaceWatch(self.folder, self.space_seconds, self.unwritable)
+                watch = SpaceWatch(self.directory, self.space_seconds, self.unwritable)
                 await watch.wait()
                 for task in tasks:
                     task.cancel()
@@ -372,16 +372,18 @@ class Collector:
 
     def _lock(self) -> int:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor = os.open(
+                self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+            )
         except OSError as error:
-            message = f"state_directory {self.folder} cannot be used: {error.strerror}"
+            message = f"state_directory {self.directory} cannot be used: {error.strerror}"
             raise SettingsError(message) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(descriptor)
-            message = f"state_directory {self.folder} is in use by another collector"
+            message = f"state_directory {self.directory} is in use by another collector"
             raise SettingsError(message) from error
         return descriptor
 
@@ -406,7 +408,7 @@ class Collector:
         self.log.open()
         if self.at_rest.incomplete:
             self.clock.lost = self.at_rest.lost.get(clock.FILE, "")
-        if clock.FILE not in self.at_rest.lost and (state := clock.read(self.folder)):
+        if clock.FILE not in self.at_rest.lost and (state := clock.read(self.directory)):
             self.restart.corrections = {one.since_ns: one.delta_ns for one in state.corrections}
         self.restart.read(self.log.stats)
         self.clock.open(

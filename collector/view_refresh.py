@@ -30,7 +30,7 @@ from railscope.catalog import collector as catalog
 from railscope.catalog import jobs as jobs_catalog
 
 NS = 1_000_000_000
-MOST_JOBS = 5000
+MAX_JOBS = 5000
 _SUMMED = ("cluster", "rail", "tenant")
 
 
@@ -68,7 +68,7 @@ class Refresher:
     quotas: Callable[[], Quotas] = Quotas
     watch: Watch | None = None
     """Holds the fleet against the inventory."""
-    most_jobs: int = MOST_JOBS
+    max_jobs: int = MAX_JOBS
     seating: Seating = field(init=False)
     averages: Averages = field(default_factory=Averages)
 
@@ -134,7 +134,7 @@ class Refresher:
         jobs, of_seat = roster.jobs(), roster.job_of_seat.copy()
         told = self.averages.follow(gathered, of_seat, now_ns)
         fresh = frozenset(n for n, node in nodes.items() if node.instant_ns >= fresh_from_ns)
-        chosen = fair_selection(jobs, self.most_jobs)
+        chosen = fair_selection(jobs, self.max_jobs)
         left_out = len(jobs) - len(chosen)
         return Jobs(
             now_ns, tuple(chosen), left_out, gathered, of_seat,
@@ -142,7 +142,7 @@ class Refresher:
         )  # fmt: skip
 
     def _tenants_of(self, now_ns: int, names: list[str]) -> TenantsOf:
-        """Who holds the GPU of each lane of a node, and last the whole node.
+        """Who holds the GPU of each rail of a node, and last the whole node.
 
         What several tenants share is none's: no one can tell whose its readings are.
         """
@@ -159,14 +159,14 @@ class Refresher:
             return numbers[tenant]
 
         @cache
-        def tenants_of(node: str, lanes: int) -> list[int]:
+        def tenants_of(node: str, rails: int) -> list[int]:
             gpus = self.core.holders_of(node)
-            holders = {lane: self.live.holders(gpu) for lane, gpu in gpus.items()}
-            by_lane = [holders.get(lane, set()) for lane in range(lanes)]
+            holders = {rail: self.live.holders(gpu) for rail, gpu in gpus.items()}
+            by_rail = [holders.get(rail, set()) for rail in range(rails)]
             whole = {claims.holder(node, now_ns)} - {""}
             if not whole and holders and all(holders.values()):
                 whole = set().union(*holders.values())
-            return [number(tenants) for tenants in (*by_lane, whole)]
+            return [number(tenants) for tenants in (*by_rail, whole)]
 
         return tenants_of
 

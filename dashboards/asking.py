@@ -104,17 +104,17 @@ class Prometheus:
     """The API of a Prometheus, or of another server that speaks it; a context manager."""
 
     def __init__(
-        self, url: str, *, most_at_once: int = 4, timeout_seconds: float = TIMEOUT_SECONDS,
+        self, url: str, *, max_at_once: int = 4, timeout_seconds: float = TIMEOUT_SECONDS,
         max_bytes: int = MAX_ANSWER_BYTES,
     ) -> None:  # fmt: skip
         self.url = url
         self._api = url.rstrip("/") + "/api/v1/"
-        self._most_at_once = most_at_once
+        self._max_at_once = max_at_once
         self._timeout_seconds, self._max_bytes = timeout_seconds, max_bytes
 
     async def __aenter__(self) -> Self:
         """Open connections as they are needed."""
-        connector = aiohttp.TCPConnector(limit=self._most_at_once)
+        connector = aiohttp.TCPConnector(limit=self._max_at_once)
         timeout = aiohttp.ClientTimeout(total=self._timeout_seconds)
         self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
         return self

@@ -51,14 +51,16 @@ def boards() -> Iterator[tuple[str, str]]:
 
 @click.command()
 @click.option("--check", is_flag=True, help="Write nothing; fail if a file would change.")
-@click.option("--to", "folder", default=GENERATED, type=click.Path(path_type=Path), help="Folder.")
-def main(*, check: bool, folder: Path) -> None:
+@click.option(
+    "--to", "directory", default=GENERATED, type=click.Path(path_type=Path), help="Directory."
+)
+def main(*, check: bool, directory: Path) -> None:
     """Write the Grafana boards."""
-    stale = [name for name, text in boards() if not _is(folder / name, text)]
+    stale = [name for name, text in boards() if not _is(directory / name, text)]
     for name, text in boards():
         if not check and name in stale:
-            (folder / name).write_text(text)
-            click.echo(f"written {folder / name}")
+            (directory / name).write_text(text)
+            click.echo(f"written {directory / name}")
     if check and stale:
         click.echo(f"not as generated: {', '.join(stale)}; run python -m dashboards", err=True)
         sys.exit(1)

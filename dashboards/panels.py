@@ -48,7 +48,7 @@ DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 _AXIS_WIDTH = 80
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
-MOST_POINTS = 360
+MAX_POINTS = 360
 """Of a curve: one a minute over six hours. What a query holds in memory grows with them."""
 
 Step = tuple[float | None, str]
@@ -81,7 +81,7 @@ def lines(
     legend = look.VizLegendOptions().show_legend(show_legend=True)
     tooltip = look.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)
     panel = timeseries.Panel().min(0).fill_opacity(8).legend(legend).tooltip(tooltip)
-    panel = panel.max_data_points(MOST_POINTS)
+    panel = panel.max_data_points(MAX_POINTS)
     if span == COLUMNS:  # panels below each other are read by one time axis
         panel = panel.axis_width(_AXIS_WIDTH)
     if len(queries) == 1 and not queries[0].legend:  # Grafana would write out the expression
@@ -212,7 +212,7 @@ def states(  # noqa: PLR0913, PLR0917 - what tells one panel from another
 ) -> statetimeline.Panel:  # fmt: skip
     """Draw states over time, a band for each curve; `words` names a value and gives its colour."""
     panel = statetimeline.Panel().mappings([_word_map(words)]).row_height(0.9)
-    panel = panel.max_data_points(MOST_POINTS)
+    panel = panel.max_data_points(MAX_POINTS)
     panel = _finished(panel, _curve, ident=ident, title=title, about=about, queries=[query])
     return panel.span(span).height(10)
 

@@ -12,9 +12,9 @@ units=$4
 binaries=$5
 source=$(cd "$(dirname "$0")/.." && pwd)
 
-for folder in "$prefix" "$configuration" "$units" "$binaries"; do
-    if ! mkdir -p "$folder" || [ ! -w "$folder" ]; then
-        echo "install.sh: cannot write to $folder; run make install as root" >&2
+for directory in "$prefix" "$configuration" "$units" "$binaries"; do
+    if ! mkdir -p "$directory" || [ ! -w "$directory" ]; then
+        echo "install.sh: cannot write to $directory; run make install as root" >&2
         exit 1
     fi
 done

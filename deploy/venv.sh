@@ -1,12 +1,12 @@
 #!/bin/sh
-# venv.sh PYTHON FOLDER: makes a virtual environment unless there is one that works.
+# venv.sh PYTHON DIRECTORY: makes a virtual environment unless there is one that works.
 set -eu
 
 python=$1
-folder=$2
+directory=$2
 
 works() {
-    "$folder/bin/python" -m pip --version >/dev/null 2>&1
+    "$directory/bin/python" -m pip --version >/dev/null 2>&1
 }
 
 if works; then
@@ -31,8 +31,8 @@ if ! "$python" -c 'import ensurepip, venv' >/dev/null 2>&1; then
     apt-get update -qq
     apt-get install -qq -y --no-install-recommends python3-venv >/dev/null
 fi
-"$python" -m venv --clear "$folder"
+"$python" -m venv --clear "$directory"
 if ! works; then
-    echo "venv.sh: $folder was made, but pip does not work in it" >&2
+    echo "venv.sh: $directory was made, but pip does not work in it" >&2
     exit 1
 fi

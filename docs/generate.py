@@ -339,8 +339,8 @@ FILES: Mapping[str, Callable[[], str]] = {
 
 @click.command()
 @click.option("--check", is_flag=True, help="Write nothing; fail if a file would change.")
-@click.option("--to", "folder", default=ROOT, type=click.Path(path_type=Path), help="Folder.")
-def main(*, check: bool, folder: Path) -> None:
+@click.option("--to", "directory", default=ROOT, type=click.Path(path_type=Path), help="Directory.")
+def main(*, check: bool, directory: Path) -> None:
     """Write the reference pages and the sample settings."""
     stale = []
     for (
@@ -348,13 +348,13 @@ def main(*, check: bool, folder: Path) -> None:
         make,
     ) in FILES.items():  # one after the other: a page may be made from a file before it
         text = make()
-        if _is(folder / name, text):
+        if _is(directory / name, text):
             continue
         stale.append(name)
         if not check:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text)
-            click.echo(f"written {folder / name}")
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_text(text)
+            click.echo(f"written {directory / name}")
     if check and stale:
         click.echo(f"out of date: {', '.join(stale)}; run python docs/generate.py", err=True)
         sys.exit(1)

@@ -1,11 +1,11 @@
 """Captures: a recorded node. What each call to the machine returned, and when.
 
-A capture is a folder:
+A capture is a directory:
 
     capture.toml     what was recorded, where from, for how long
     timeline.jsonl   one line an instant: what differs from the line before
 
-A line holds `t` (nanoseconds since the start) and any of: `files` (path: text), `names` (folder:
+A line holds `t` (nanoseconds since the start) and any of: `files` (path: text), `names` (directory:
 entries), `links` (path: what it resolves to), `calls` (seam, function and arguments: result) and
 `log` (kernel log records). A failure stands as `{"error": ["os" | "nvml", number]}` in place of
 the result, and `{"pending": true}` where there is none yet: whoever asks then waits for what comes
@@ -35,7 +35,7 @@ PENDING: Json = {"pending": True}
 
 
 class CaptureError(ValueError):
-    """A folder that is no capture, or one that is damaged."""
+    """A directory that is no capture, or one that is damaged."""
 
 
 class NvmlError(Exception):
@@ -139,35 +139,37 @@ class Capture:
     about: About
     moments: tuple[Moment, ...]
 
-    def write(self, folder: Path) -> None:
-        """Write the capture into a new or empty folder."""
-        write_capture(folder, self.about, self.moments)
+    def write(self, directory: Path) -> None:
+        """Write the capture into a new or empty directory."""
+        write_capture(directory, self.about, self.moments)
 
 
-def write_capture(folder: Path, about: About, moments: Iterable[Moment]) -> None:
-    """Write a capture, moment by moment, into a new or empty folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "timeline.jsonl").open("w", encoding="utf-8", errors="surrogateescape") as out:
+def write_capture(directory: Path, about: About, moments: Iterable[Moment]) -> None:
+    """Write a capture, moment by moment, into a new or empty directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "timeline.jsonl").open(
+        "w", encoding="utf-8", errors="surrogateescape"
+    ) as out:
         for moment in moments:
             out.write(moment.to_line() + "\n")
-    (folder / "capture.toml").write_text(about.to_toml(), encoding="utf-8")
+    (directory / "capture.toml").write_text(about.to_toml(), encoding="utf-8")
 
 
-def read_capture(folder: Path) -> Capture:
+def read_capture(directory: Path) -> Capture:
     """Read a capture. Raises CaptureError that says which file is missing or damaged, and where."""
     try:
-        settings = parse_toml((folder / "capture.toml").read_text(encoding="utf-8"))
+        settings = parse_toml((directory / "capture.toml").read_text(encoding="utf-8"))
         if settings.pop("format") != FORMAT:
-            message = f"{folder}: the capture is not of format {FORMAT}; record it again"
+            message = f"{directory}: the capture is not of format {FORMAT}; record it again"
             raise CaptureError(message)
         about = msgspec.convert(settings, About)
     except (OSError, KeyError, UnicodeDecodeError, TomlError) as error:
-        message = f"{folder}: no capture can be read from capture.toml: {error}"
+        message = f"{directory}: no capture can be read from capture.toml: {error}"
         raise CaptureError(message) from error
     except msgspec.ValidationError as error:
-        message = f"{folder}: capture.toml does not say what it must: {error}"
+        message = f"{directory}: capture.toml does not say what it must: {error}"
         raise CaptureError(message) from error
-    return Capture(about, tuple(_moments(folder / "timeline.jsonl")))
+    return Capture(about, tuple(_moments(directory / "timeline.jsonl")))
 
 
 def _moments(path: Path) -> Iterator[Moment]:

@@ -17,7 +17,7 @@ from railscope.entity import Entity
 from railscope.reading import PRESENT, REASONS, Reading, from_stored
 from railscope.text import printable
 
-NO_LANE = -1
+NO_RAIL = -1
 
 Column = tuple[Metric, Entity]
 

@@ -45,6 +45,6 @@ async def feed_watchdog() -> None:
 
 
 def state_directory(configured: str, default: str) -> Path:
-    """The configured folder, else the one systemd gave, else the default."""
+    """The configured directory, else the one systemd gave, else the default."""
     given = os.environ.get("STATE_DIRECTORY", "")
     return Path(given if configured == default and given else configured)

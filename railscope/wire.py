@@ -22,7 +22,7 @@ import msgspec
 
 from railscope.catalog import KINDS, METRICS
 from railscope.entity import Entity
-from railscope.frame import NO_LANE, Instant, Origin, Schema
+from railscope.frame import NO_RAIL, Instant, Origin, Schema
 from railscope.reading import SIGNED_LIMIT
 
 if sys.version_info >= (3, 14):
@@ -39,7 +39,7 @@ HASH_BYTES = 16
 RAIL_DIGITS = 3
 """A rail beyond 999 is no rail: views keep a place for every rail up to the highest."""
 BYTES_PER_VALUE = 8
-MOST_EVENT_NUMBER = 1 << 53
+MAX_EVENT_NUMBER = 1 << 53
 """Of an audited event: records count from 0, in integers that JSON holds exactly."""
 LEVEL = 3
 
@@ -222,22 +222,22 @@ def schema_hash(wire: WireSchema) -> bytes:
     return hashlib.blake2b(_encoder.encode(wire), digest_size=HASH_BYTES).digest()
 
 
-def lanes(wire: WireSchema) -> tuple[int, ...]:
-    """For each entity, the rail of what it is part of, or NO_LANE."""
+def rails_of_entities(wire: WireSchema) -> tuple[int, ...]:
+    """For each entity, the rail of what it is part of, or NO_RAIL."""
     found: dict[tuple[str, tuple[str, ...]], int] = {}
     for entity in wire.entities:
         rail = entity.facts.get("rail", "")
         if rail.isdecimal() and len(rail) <= RAIL_DIGITS:
             found[entity.kind, entity.key] = int(rail)
 
-    def lane(entity: WireEntity) -> int:
+    def rail_of(entity: WireEntity) -> int:
         kind = KINDS.get(entity.kind)
         if kind is None:
-            return NO_LANE
+            return NO_RAIL
         whole = kind.whole
-        return found.get((whole.name, entity.key[: len(whole.labels)]), NO_LANE)
+        return found.get((whole.name, entity.key[: len(whole.labels)]), NO_RAIL)
 
-    return tuple(lane(entity) for entity in wire.entities)
+    return tuple(rail_of(entity) for entity in wire.entities)
 
 
 def part_of_key(entity: WireEntity) -> tuple[str, ...]:
@@ -249,7 +249,7 @@ def part_of_key(entity: WireEntity) -> tuple[str, ...]:
 def layout_hash(wire: WireSchema) -> bytes:
     """The name of a schema's shape: alike for nodes of one build, whatever their serial numbers."""
     parts = tuple((entity.kind, part_of_key(entity)) for entity in wire.entities)
-    shape = (wire.stream, wire.groups, parts, lanes(wire))
+    shape = (wire.stream, wire.groups, parts, rails_of_entities(wire))
     return hashlib.blake2b(_encoder.encode(shape), digest_size=HASH_BYTES).digest()
 
 

@@ -36,7 +36,7 @@ from simulator import SCENARIOS, NodeSpec, about, find_model, moments
               help="From one moment to the next; 0.1 shows bursts.")  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="What random numbers come of.")
 @click.option("--node", default="gpu-node-0", show_default=True, help="Name of the server.")
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("directory", type=click.Path(path_type=Path))
 def simulate(  # noqa: PLR0913 - one for each option
     *,
     scenario: str,
@@ -49,16 +49,16 @@ def simulate(  # noqa: PLR0913 - one for each option
     step_seconds: float,
     seed: int,
     node: str,
-    folder: Path,
+    directory: Path,
 ) -> None:
-    """Make a capture of a simulated GPU server in FOLDER, with 8 GPUs (4 with gb200) and a rail each."""
+    """Make a capture of a simulated GPU server in DIRECTORY, with 8 GPUs (4 with gb200) and a rail each."""
     try:
         found = find_model(model)
         spec = NodeSpec(
             node=node, seed=seed, gpus=found.per_node, model=found.name, scenario=scenario, mode=mode,
             nic=nic, scheduler=scheduler, stray=stray,
         )  # fmt: skip
-        write_capture(folder, about(spec, seconds), moments(spec, seconds, step_seconds))
+        write_capture(directory, about(spec, seconds), moments(spec, seconds, step_seconds))
     except ValueError as error:
         raise click.ClickException(str(error)) from error
-    click.echo(f"{folder}: {seconds} s of {node}, {SCENARIOS[scenario]}")
+    click.echo(f"{directory}: {seconds} s of {node}, {SCENARIOS[scenario]}")

@@ -23,11 +23,11 @@ from simulator.spec import NodeSpec
 _GOODPUT = 0.97
 _WRITE_PACKETS = 256
 _PAUSE_QUANTA_BITS = 65535 * 512
-_MOST_MARKED, _NOTIFIED = 0.95, 0.8
+_MAX_MARKED, _NOTIFIED = 0.95, 0.8
 _NOTIFICATIONS_PER_SECOND = 20_000  # one a flow every 50 microseconds
 _SENDERS = 32
 _STALLED_PERCENT = 30
-_MOST_STALL_PERCENT = 95.0
+_MAX_STALL_PERCENT = 95.0
 _RETRIES_PER_SECOND = 4.0
 _LLDP_PERIOD_NS = seconds(30)
 
@@ -129,7 +129,7 @@ class Cable:
         self._transfer(span, send, receive, conditions)
         self._pause(span, wish.busy, (paused, pausing), conditions)
         self._lose(span, dropped, 1.0 - up)
-        stall_percent = conditions.pcie_write_stall_percent + _MOST_STALL_PERCENT * crowded
+        stall_percent = conditions.pcie_write_stall_percent + _MAX_STALL_PERCENT * crowded
         self._stall(span, wish.busy, stall_percent)
         for outage in outages:
             self._break(span, outage)
@@ -166,7 +166,7 @@ class Cable:
         counters.write_requests += whole(received / _WRITE_PACKETS, dice)
         drift = self._mark_drift.advance(span.seconds)
         usual = min(self._usual_marked * math.exp(0.8 * drift), 0.005)
-        share = min(conditions.marked * math.exp(0.1 * drift) + usual, _MOST_MARKED)
+        share = min(conditions.marked * math.exp(0.1 * drift) + usual, _MAX_MARKED)
         marked = whole(received * share, dice)
         counters.marked_packets += marked
         most = _SENDERS * _NOTIFICATIONS_PER_SECOND * span.seconds

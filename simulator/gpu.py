@@ -46,7 +46,7 @@ class GpuState:
         if model.nvlink and not self.sharing.mig_devices:  # the driver hides them while it is cut
             self.links = Links(model.nvlink, spec.stream(f"{name} links"), uptime_ns)
         self.demand, self.activity = Demand(), Activity()
-        self.cycles = Cycles.usual(uptime_ns, model.most_megahertz, model.multiprocessors)
+        self.cycles = Cycles.usual(uptime_ns, model.max_megahertz, model.multiprocessors)
         self.lost = self.hung = self.stuck = self.denied = False
         self.recovery_action = 0
         self.samples: deque[Sample] = deque(maxlen=SAMPLES_KEPT)

@@ -90,9 +90,9 @@ class GpuModel:
     multiprocessors: int
     memory_megahertz: int
     idle_megahertz: int
-    most_megahertz: int
+    max_megahertz: int
     idle_video_megahertz: int
-    most_video_megahertz: int
+    max_video_megahertz: int
     idle_watts: float
     least_limit_watts: int
     limit_watts: int

@@ -12,7 +12,7 @@ import zlib
 from railscope.capture import Json, Moment
 from simulator.fabric import Cable
 from simulator.model import NodeModel
-from simulator.spec import MOST_GPUS
+from simulator.spec import MAX_GPUS
 
 _NODES_OF_A_GROUP = 32
 _LARGEST_FRAME_BYTES = 9216
@@ -38,9 +38,9 @@ def _neighbour(cable: Cable, node: int, storage: list[Cable]) -> dict[str, Json]
     group, place = divmod(max(node - 1, 0), _NODES_OF_A_GROUP)
     rail = cable.port.rail
     if rail is None:
-        leaf, name = MOST_GPUS + storage.index(cable), f"storage-leaf-{storage.index(cable) + 1}"
+        leaf, name = MAX_GPUS + storage.index(cable), f"storage-leaf-{storage.index(cable) + 1}"
     else:
-        leaf = group * MOST_GPUS + rail
+        leaf = group * MAX_GPUS + rail
         name = f"leaf-{leaf + 1}"
     return {
         "chassis": f"9c:05:91:{group % 256:02x}:{leaf % 256:02x}:00",

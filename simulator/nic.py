@@ -69,11 +69,11 @@ def _interface_files(cable: Cable) -> dict[str, Json]:
 
 
 def _show_files(into: Moment, interface: str, files: dict[str, Json], device: Json) -> None:
-    folder = f"/sys/class/net/{interface}"
+    directory = f"/sys/class/net/{interface}"
     for name, content in files.items():
         failed = isinstance(content, dict)
-        into.files[f"{folder}/{name}"] = content if failed else f"{content}\n"
-    into.links[f"{folder}/device"] = device
+        into.files[f"{directory}/{name}"] = content if failed else f"{content}\n"
+    into.links[f"{directory}/device"] = device
 
 
 def _show_management(into: Moment, traffic: Traffic, pci_path: str) -> None:

@@ -27,7 +27,7 @@ NO_ERROR = 15 << 8 | 255
 _USUAL_EXCHANGED = 0.4
 _KIBIBYTE = 1024
 _BITS_PER_MEGABYTE = 8_000_000
-_MOST_EXPONENT = 254
+_MAX_EXPONENT = 254
 
 
 @dataclass(slots=True)
@@ -124,4 +124,4 @@ def ratio_word(ratio: float) -> int:
     if ratio <= 0:
         return NO_ERROR
     mantissa, _, exponent = f"{ratio:.0e}".partition("e")
-    return int(mantissa) << 8 | min(-int(exponent), _MOST_EXPONENT)
+    return int(mantissa) << 8 | min(-int(exponent), _MAX_EXPONENT)

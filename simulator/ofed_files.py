@@ -14,7 +14,7 @@ from simulator.port_settings import DSCP_OF_DATA, DSCP_OF_NOTIFICATIONS, NOTIFIC
 _ECN_CAPABLE = 2
 """ECT(0), the low bits of the traffic class (RFC 3168)."""
 _MICROSECONDS_BETWEEN_NOTIFICATIONS = 4
-_FOLDERS = (
+_DIRECTORIES = (
     "qos", "ecn", "ecn/roce_np", "ecn/roce_rp", "ecn/roce_np/enable", "ecn/roce_rp/enable",
 )  # fmt: skip
 
@@ -26,12 +26,12 @@ def show(model: NodeModel, into: Moment) -> None:
             continue
         net = f"/sys/class/net/{cable.port.interface}"
         files = _files(cable)
-        for folder in _FOLDERS:
-            into.names[f"{net}/{folder}"] = sorted(
+        for directory in _DIRECTORIES:
+            into.names[f"{net}/{directory}"] = sorted(
                 {
-                    path[len(folder) + 1 :].split("/")[0]
+                    path[len(directory) + 1 :].split("/")[0]
                     for path in files
-                    if path.startswith(f"{folder}/")
+                    if path.startswith(f"{directory}/")
                 }
             )
         for path, text in files.items():

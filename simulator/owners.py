@@ -124,7 +124,7 @@ class Owners:
 
     def _show_job(self, model: NodeModel, into: Moment) -> None:
         """One job that has all GPUs of the node, with a task for each process."""
-        folder = f"job_{self._job}"
+        directory = f"job_{self._job}"
         mine = [
             (gpu, tenant)
             for gpu in model.gpus
@@ -132,15 +132,15 @@ class Owners:
             if not _is_stray(model, gpu, tenant)
         ]
         into.names[_SLICE] = ["cron.service", "slurmd.service", "slurmstepd.scope"]
-        into.names[_SCOPE] = [folder, "system"] if mine else ["system"]
+        into.names[_SCOPE] = [directory, "system"] if mine else ["system"]
         for gpu in model.gpus:
             for tenant in gpu.sharing.present:
                 if _is_stray(model, gpu, tenant):
                     _show_process(model, into, tenant, _SESSION)
         if not mine:
             return
-        step = f"{_SCOPE}/{folder}/step_0"
-        into.names[f"{_SCOPE}/{folder}"] = ["step_0"]
+        step = f"{_SCOPE}/{directory}/step_0"
+        into.names[f"{_SCOPE}/{directory}"] = ["step_0"]
         into.names[step] = ["slurm", "user"]
         into.names[f"{step}/user"] = sorted(f"task_{task}" for task in range(len(mine)))
         said = {
@@ -152,7 +152,7 @@ class Owners:
         if devices := [device.uuid for gpu in model.gpus for device in gpu.sharing.mig_devices]:
             said["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
         for task, (_, tenant) in enumerate(mine):
-            group = f"/system.slice/slurmstepd.scope/{folder}/step_0/user/task_{task}"
+            group = f"/system.slice/slurmstepd.scope/{directory}/step_0/user/task_{task}"
             into.files[f"{_GROUPS}{group}/cgroup.procs"] = f"{tenant.pid}\n"
             into.calls[f"owner.environ({tenant.pid})"] = said
             _show_process(model, into, tenant, group)

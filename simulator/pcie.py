@@ -42,9 +42,9 @@ def show(model: NodeModel, into: Moment) -> None:
     root = "/sys/bus/pci/devices"
     into.names[root] = [device.address for device in present]
     for device in present:
-        folder = f"{root}/{device.address}"
-        into.links[folder] = device.path
-        into.links[f"{folder}/driver"] = f"/sys/bus/pci/drivers/{device.driver}"
+        directory = f"{root}/{device.address}"
+        into.links[directory] = device.path
+        into.links[f"{directory}/driver"] = f"/sys/bus/pci/drivers/{device.driver}"
         under = below.get(device.address, "")
         card = cables.get(device.address)
         files = _facts(device)
@@ -60,7 +60,7 @@ def show(model: NodeModel, into: Moment) -> None:
         )
         for name, content in files.items():
             failed = isinstance(content, dict)
-            into.files[f"{folder}/{name}"] = content if failed else f"{content}\n"
+            into.files[f"{directory}/{name}"] = content if failed else f"{content}\n"
     show_vital_data(model, into)
 
 

@@ -28,14 +28,14 @@ def show(model: NodeModel, into: Moment) -> None:
     paths = {device.address: device.path for device in model.machine.pci}
     for cable in cables:
         port = cable.port
-        folder = f"{ROOT}/{port.rdma_device}"
-        into.links[f"{folder}/device"] = paths[port.pci_address]
-        into.names[f"{folder}/device/net"] = [port.interface]
-        _show_files(into, folder, _device_files(cable))
+        directory = f"{ROOT}/{port.rdma_device}"
+        into.links[f"{directory}/device"] = paths[port.pci_address]
+        into.names[f"{directory}/device/net"] = [port.interface]
+        _show_files(into, directory, _device_files(cable))
         _show_gids(into, cable)
         told = hw_counters(cable)
-        _show_counters(into, folder, "counters", counters(cable))
-        _show_counters(into, folder, "hw_counters", told)
+        _show_counters(into, directory, "counters", counters(cable))
+        _show_counters(into, directory, "hw_counters", told)
         told.pop("lifespan")
         call = f"netlink.rdma_statistics({port.rdma_device},1)"
         into.calls[call] = told | optional_counters(cable)
@@ -43,15 +43,15 @@ def show(model: NodeModel, into: Moment) -> None:
         _show_bridge(into, bridge, paths[bridge.pci_address])
 
 
-def _show_files(into: Moment, folder: str, files: dict[str, str]) -> None:
-    into.names[f"{folder}/ports"] = ["1"]
-    into.names[f"{folder}/hw_counters"] = failure(OSError(errno.ENOENT, ""))
+def _show_files(into: Moment, directory: str, files: dict[str, str]) -> None:
+    into.names[f"{directory}/ports"] = ["1"]
+    into.names[f"{directory}/hw_counters"] = failure(OSError(errno.ENOENT, ""))
     for name, text in files.items():
-        into.files[f"{folder}/{name}"] = f"{text}\n"
+        into.files[f"{directory}/{name}"] = f"{text}\n"
 
 
-def _show_counters(into: Moment, folder: str, group: str, values: dict[str, int] | None) -> None:
-    place = f"{folder}/ports/1/{group}"
+def _show_counters(into: Moment, directory: str, group: str, values: dict[str, int] | None) -> None:
+    place = f"{directory}/ports/1/{group}"
     if values is None:
         into.names[place] = failure(OSError(errno.ENOENT, ""))
         return
@@ -88,8 +88,8 @@ def _show_gids(into: Moment, cable: Cable) -> None:
     local = f"fe80:0000:0000:0000:{own}"
     routed = f"0000:0000:0000:0000:0000:ffff:0a0a:{octets[-1]:04x}"
     numbers = [str(number) for number in range(len(_GIDS))]
-    for folder in ("gids", "gid_attrs/types", "gid_attrs/ndevs"):
-        into.names[f"{place}/{folder}"] = numbers
+    for directory in ("gids", "gid_attrs/types", "gid_attrs/ndevs"):
+        into.names[f"{place}/{directory}"] = numbers
     for number, kind in zip(numbers, _GIDS, strict=True):
         into.files[f"{place}/gids/{number}"] = f"{local if number in '01' else routed}\n"
         into.files[f"{place}/gid_attrs/types/{number}"] = f"{kind}\n"
@@ -98,12 +98,12 @@ def _show_gids(into: Moment, cable: Cable) -> None:
 
 def _show_bridge(into: Moment, bridge: Bridge, path: Json) -> None:
     """Put a function that manages NVSwitches into a moment: InfiniBand, and silent."""
-    folder = f"{ROOT}/{bridge.rdma_device}"
-    into.links[f"{folder}/device"] = path
-    into.names[f"{folder}/device/net"] = failure(OSError(errno.ENOENT, ""))
+    directory = f"{ROOT}/{bridge.rdma_device}"
+    into.links[f"{directory}/device"] = path
+    into.names[f"{directory}/device/net"] = failure(OSError(errno.ENOENT, ""))
     _show_files(
         into,
-        folder,
+        directory,
         {
             "fw_ver": CONNECTX7.firmware,
             "board_id": "MT_0000001130",
@@ -118,6 +118,6 @@ def _show_bridge(into: Moment, bridge: Bridge, path: Json) -> None:
             "ports/1/link_layer": "InfiniBand",
         },
     )
-    _show_counters(into, folder, "counters", silent_counters())
-    _show_counters(into, folder, "hw_counters", {"lifespan": 10})
+    _show_counters(into, directory, "counters", silent_counters())
+    _show_counters(into, directory, "hw_counters", {"lifespan": 10})
     into.calls[f"netlink.rdma_statistics({bridge.rdma_device},1)"] = {}

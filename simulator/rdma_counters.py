@@ -10,7 +10,7 @@ from simulator.fabric import Cable
 from simulator.port_counters import Flow
 
 # Widths of the counters: the hardware wraps at 32 bits, the narrow port counters stop at their end.
-_WRAP, _MOST_8, _MOST_16 = 1 << 32, (1 << 8) - 1, (1 << 16) - 1
+_WRAP, _MAX_8, _MAX_16 = 1 << 32, (1 << 8) - 1, (1 << 16) - 1
 
 _SILENT_COUNTERS = (
     "VL15_dropped", "excessive_buffer_overrun_errors", "link_error_recovery",
@@ -59,19 +59,19 @@ _LIFESPAN_MILLISECONDS = 10
 
 
 def counters(cable: Cable) -> dict[str, int] | None:
-    """Tell the files of `counters/`, data in words of four bytes; none where there is no folder."""
+    """Tell the files of `counters/`, data in words of four bytes; none where there is no directory."""
     if cable.port.nic.driver == "ice":
         return None
     seen = cable.counters
     return silent_counters() | {
-        "link_downed": min(seen.link_downs, _MOST_8),
+        "link_downed": min(seen.link_downs, _MAX_8),
         "port_rcv_data": seen.received.words,
         "port_rcv_packets": seen.received.packets,
         "port_xmit_data": seen.sent.words,
         "port_xmit_packets": seen.sent.packets,
         "unicast_rcv_packets": seen.received.packets,
         "unicast_xmit_packets": seen.sent.packets,
-        "port_xmit_discards": min(seen.ack_timeouts, _MOST_16),
+        "port_xmit_discards": min(seen.ack_timeouts, _MAX_16),
     }
 
 

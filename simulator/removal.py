@@ -16,7 +16,7 @@ class Removal:
         self._asked: dict[str, list[tuple[str, str]]] = {}
 
     def show(self, model: NodeModel, into: Moment) -> None:
-        """Let files, folders, links and calls of removed cards fail."""
+        """Let files, directories, links and calls of removed cards fail."""
         if not self._asked:
             ports = [cable.port for cable in model.present_cables]
             self._asked = {port.pci_address: _keys(port, into) for port in ports}
@@ -29,9 +29,9 @@ class Removal:
 
 def _keys(port: Port, seen: Moment) -> list[tuple[str, str]]:
     """Sections and keys of what belongs to a card."""
-    folders = tuple(
-        f"{folder}/"
-        for folder in (
+    directories = tuple(
+        f"{directory}/"
+        for directory in (
             f"/sys/class/infiniband/{port.rdma_device}",
             f"/sys/class/net/{port.interface}",
             f"/sys/bus/pci/devices/{port.pci_address}",
@@ -42,5 +42,5 @@ def _keys(port: Port, seen: Moment) -> list[tuple[str, str]]:
         (section, key)
         for section in SECTIONS
         for key in getattr(seen, section)
-        if f"{key}/".startswith(folders) or any(part in key for part in asked)
+        if f"{key}/".startswith(directories) or any(part in key for part in asked)
     ]

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from railscope.capture import SECTIONS, About, Capture, Json, Moment
 from simulator import (
+    directories,
     driver_files,
     ethernet_settings,
-    folders,
     host,
     links,
     neighbours,
@@ -73,7 +73,7 @@ class Views:
         self._views = (
             Nvml(model).show, driver_files.show, rdma.show, nic.show, links.show,
             ethernet_settings.show, transceivers.show, neighbours.show, ofed_files.show, pcie.show,
-            folders.show, host.show, Owners(model).show, KernelLog(model).show, Removal().show,
+            directories.show, host.show, Owners(model).show, KernelLog(model).show, Removal().show,
         )  # fmt: skip
 
     def show(self) -> Moment:

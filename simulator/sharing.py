@@ -27,7 +27,7 @@ _OVERHEAD_BYTES = 9 * MEBIBYTE
 
 _PAGE_BYTES = 2 * MEBIBYTE
 _PIDS_PER_GPU = 8
-_MOST_DEVICES = 7
+_MAX_DEVICES = 7
 _FIRST_VGPU = 3_251_634_176
 
 
@@ -238,8 +238,8 @@ _TENANTS: dict[str, Callable[[_Part, tuple[MigDevice, ...]], Iterator[Tenant]]] 
 def _cut(spec: NodeSpec, model: GpuModel, index: int) -> tuple[MigDevice, ...]:
     """Even GPUs are cut into seven small instances, odd ones into a large and two middle ones."""
     small, middle, large = model.mig_profiles
-    profiles = [large, middle, middle] if index % 2 else [small] * _MOST_DEVICES
-    starts = [4, 0, 2] if index % 2 else range(_MOST_DEVICES)
+    profiles = [large, middle, middle] if index % 2 else [small] * _MAX_DEVICES
+    starts = [4, 0, 2] if index % 2 else range(_MAX_DEVICES)
     dice = spec.stream(f"gpu {index} instances")
     return tuple(
         MigDevice(

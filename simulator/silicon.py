@@ -89,7 +89,7 @@ class Silicon:
     def video_megahertz(self) -> int:
         """Clock of the video engines; it rests while nothing runs."""
         model = self.model
-        return model.idle_video_megahertz if self.reasons & IDLE else model.most_video_megahertz
+        return model.idle_video_megahertz if self.reasons & IDLE else model.max_video_megahertz
 
     @property
     def core_celsius(self) -> int:
@@ -140,7 +140,7 @@ class Silicon:
         self.reasons = 0
         power_clock = self._clock_within(model.power_limit_milliwatts / 1000, full_watts)
         clock = power_clock
-        if power_clock < model.most_megahertz:
+        if power_clock < model.max_megahertz:
             self.reasons |= SOFTWARE_POWER_CAP
         limits = model.thresholds
         hottest = limits.operating - (_COOL_ENOUGH if self._throttled else 0.0)
@@ -151,16 +151,16 @@ class Silicon:
             clock = min(clock, self._clock_within(bearable, full_watts))
         if self._core >= limits.slowdown:
             self.reasons |= HARDWARE_THERMAL | HARDWARE_SLOWDOWN
-            clock = min(clock, model.most_megahertz // 2)
+            clock = min(clock, model.max_megahertz // 2)
         self.clock_megahertz = clock
         self.unthrottled_share = clock / power_clock
         return self._idle_watts + full_watts * math.pow(
-            clock / model.most_megahertz, _POWER_EXPONENT
+            clock / model.max_megahertz, _POWER_EXPONENT
         )
 
     def _clock_within(self, watts: float, full_watts: float) -> int:
         """Find the highest clock that takes no more than this power."""
-        most = self.model.most_megahertz
+        most = self.model.max_megahertz
         share = max(watts - self._idle_watts, 1.0) / full_watts
         if share >= 1.0:
             return most

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from simulator.nic_models import NICS
 
-MOST_GPUS = 8
+MAX_GPUS = 8
 STRUCK = 3
 
 SCENARIOS: Mapping[str, str] = MappingProxyType(
@@ -80,7 +80,7 @@ class NodeSpec:
 
     node: str
     seed: int = 0
-    gpus: int = MOST_GPUS
+    gpus: int = MAX_GPUS
     model: str = "NVIDIA H100 80GB HBM3"
     scenario: str = "training"
     mode: str = "whole"
@@ -94,8 +94,8 @@ class NodeSpec:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be simulated."""
-        if not 1 <= self.gpus <= MOST_GPUS:
-            message = f"a node has 1 to {MOST_GPUS} GPUs, not {self.gpus}"
+        if not 1 <= self.gpus <= MAX_GPUS:
+            message = f"a node has 1 to {MAX_GPUS} GPUs, not {self.gpus}"
             raise ValueError(message)
         if self.scenario not in SCENARIOS:
             message = f"no scenario {self.scenario!r}; there are {', '.join(SCENARIOS)}"

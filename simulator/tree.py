@@ -15,14 +15,14 @@ from railscope.capture import SECTIONS, Capture, CaptureError, Json
 from simulator.proc import proc_files
 
 
-def write_tree(capture: Capture, folder: Path, offset_ns: int | None = None) -> None:
-    """Write the machine as it was at an offset, or at the end, below a folder.
+def write_tree(capture: Capture, directory: Path, offset_ns: int | None = None) -> None:
+    """Write the machine as it was at an offset, or at the end, below a directory.
 
-    A tree of an earlier offset in the same folder is brought up to date. What failed when it was
-    read is left out. Raises CaptureError for a path that leads out of the folder.
+    A tree of an earlier offset in the same directory is brought up to date. What failed when it was
+    read is left out. Raises CaptureError for a path that leads out of the directory.
     """
     state, log = _state(capture, offset_ns)
-    tree = _Tree(folder)
+    tree = _Tree(directory)
     for path, target in sorted(state["links"].items()):
         if not _failed(target):
             tree.link(path, target)
@@ -55,12 +55,12 @@ def _failed(stored: Json) -> bool:
 class _Tree:
     """A tree that is being written. Links must come before what lies behind them."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._links: dict[PurePosixPath, PurePosixPath] = {}
 
     def link(self, path: str, target: str) -> None:
-        """Make a link, and a folder where it leads to."""
+        """Make a link, and a directory where it leads to."""
         place, end = self._place(path, follow_last=False), PurePosixPath(target)
         self._links[place] = end
         to = self._real(end)
@@ -78,7 +78,7 @@ class _Tree:
         real.write_text(text, encoding="utf-8", errors="surrogateescape")
 
     def fill(self, path: str, entries: list[str]) -> None:
-        """Make folders for those entries of a folder of which nothing else is known.
+        """Make directories for those entries of a directory of which nothing else is known.
 
         What is there and no longer an entry goes.
         """
@@ -106,4 +106,4 @@ class _Tree:
         if not place.is_absolute() or ".." in place.parts:
             message = f"{place} leads out of the tree"
             raise CaptureError(message)
-        return self._folder / place.relative_to("/")
+        return self._directory / place.relative_to("/")

@@ -1,16 +1,16 @@
 #!/bin/sh
-# setup_validator.sh PYTHON FOLDER: the official validator of FOCUS in a virtual environment of its
+# setup_validator.sh PYTHON DIRECTORY: the official validator of FOCUS in a virtual environment of its
 # own, as it needs other versions of libraries than we. Says why where it cannot be had; the tests
 # that need it are skipped then.
 set -eu
 
 python=$1
-folder=$2
+directory=$2
 here=$(cd "$(dirname "$0")" && pwd)
 
 # Made again when what is to be in it changes.
 wanted=$(cat "$0" "$here"/validator/* | sha256sum)
-if [ "$(cat "$folder/.ready" 2>/dev/null)" = "$wanted" ] && "$folder/bin/python" -c ''; then
+if [ "$(cat "$directory/.ready" 2>/dev/null)" = "$wanted" ] && "$directory/bin/python" -c ''; then
     exit 0
 fi
 leave_out() { # REASON
@@ -18,22 +18,22 @@ leave_out() { # REASON
     exit 0
 }
 install() {
-    "$folder/bin/python" -m pip --disable-pip-version-check install --quiet --quiet --no-deps "$@"
+    "$directory/bin/python" -m pip --disable-pip-version-check install --quiet --quiet --no-deps "$@"
 }
 
-echo "setup_validator.sh: installing focus-validator into $folder"
-rm -rf "$folder"
-"$here/../deploy/venv.sh" "$python" "$folder" || leave_out "no virtual environment"
+echo "setup_validator.sh: installing focus-validator into $directory"
+rm -rf "$directory"
+"$here/../deploy/venv.sh" "$python" "$directory" || leave_out "no virtual environment"
 install --only-binary :all: --requirement "$here/validator/requirements.txt" ||
     leave_out "pip could not install what it needs"
 # It says that it needs Python 3.12; respell.py tells why 3.11 will do.
 install --no-build-isolation --ignore-requires-python focus-validator==2.2.1 ||
     leave_out "pip could not install it"
-packages=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-if ! "$folder/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then
-    "$folder/bin/python" "$here/validator/respell.py" "$packages" ||
+packages=$("$directory/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+if ! "$directory/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then
+    "$directory/bin/python" "$here/validator/respell.py" "$packages" ||
         leave_out "it needs Python 3.12"
 fi
-"$folder/bin/python" -m compileall -q "$packages/focus_validator" &&
-    "$folder/bin/python" -c 'import focus_validator.main' || leave_out "it does not start"
-echo "$wanted" >"$folder/.ready"
+"$directory/bin/python" -m compileall -q "$packages/focus_validator" &&
+    "$directory/bin/python" -c 'import focus_validator.main' || leave_out "it does not start"
+echo "$wanted" >"$directory/.ready"

@@ -60,7 +60,7 @@ def test_fabric_bench_finishes_and_prints_its_ratios():
     printed = run("bench.agent_fabric")
     for ratio in (
         "CPU a counter, agent / plain exporter, 4 a second",
-        "share of a core, fast lane of 8 cards and GPUs at 10 Hz",
+        "share of a core, burst sampling of 8 cards and GPUs at 10 Hz",
         "driver calls a card and fast tick",
         "driver calls a GPU and fast tick",
         "agent resident, 3,000 files",

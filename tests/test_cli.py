@@ -200,14 +200,14 @@ def test_a_check_of_an_empty_tree_finds_nothing_broken(tmp_path: Path):
 
 
 def test_a_server_is_simulated_and_replayed(tmp_path: Path):
-    folder = tmp_path / "capture"
+    directory = tmp_path / "capture"
     made = run(
-        "simulate", "--seconds", "3", "--step-seconds", "0.5", "--node", "gpu-7", str(folder)
+        "simulate", "--seconds", "3", "--step-seconds", "0.5", "--node", "gpu-7", str(directory)
     )
     assert made.returncode == 0, made.stderr
-    checked = run("agent", "check", "--replay", str(folder))
+    checked = run("agent", "check", "--replay", str(directory))
     assert "on node gpu-7" in checked.stdout
-    page = run("agent", "once", "--replay", str(folder)).stdout
+    page = run("agent", "once", "--replay", str(directory)).stdout
     assert page.count("railscope_gpu_power_watts{") == 8
 
 
@@ -218,26 +218,26 @@ def test_an_unknown_scenario_names_those_there_are(tmp_path: Path):
 
 
 def test_any_model_is_simulated_in_any_mode_it_has(tmp_path: Path):
-    folder = tmp_path / "capture"
+    directory = tmp_path / "capture"
     options = ("--model", "h200", "--mode", "mig", "--seconds", "2")
-    assert run("simulate", *options, str(folder)).returncode == 0
-    page = run("agent", "once", "--replay", str(folder)).stdout
+    assert run("simulate", *options, str(directory)).returncode == 0
+    page = run("agent", "once", "--replay", str(directory)).stdout
     assert page.count("railscope_mig_info{") == 4 * 7 + 4 * 3
-    assert run("simulate", "--model", "gb200", "--seconds", "1", str(folder)).returncode == 0
+    assert run("simulate", "--model", "gb200", "--seconds", "1", str(directory)).returncode == 0
 
 
-def test_a_server_that_cannot_be_simulated_leaves_no_folder(tmp_path: Path):
-    folder = tmp_path / "capture"
+def test_a_server_that_cannot_be_simulated_leaves_no_directory(tmp_path: Path):
+    directory = tmp_path / "capture"
     for options, named in (
         (("--model", "voodoo"), "gb200 (NVIDIA GB200)"),
         (("--mode", "rented"), "time_slicing"),
         (("--nic", "token-ring"), "irdma"),
         (("--model", "t4", "--mode", "mig"), "Tesla T4"),
     ):
-        outcome = run("simulate", *options, str(folder))
+        outcome = run("simulate", *options, str(directory))
         assert outcome.returncode == 1
         assert named in outcome.stderr
-        assert not folder.exists()
+        assert not directory.exists()
 
 
 def test_the_help_names_every_model_mode_and_card():
@@ -245,12 +245,12 @@ def test_the_help_names_every_model_mode_and_card():
     assert set(SHORT_NAMES) | set(MODES) | set(NICS) | set(SCHEDULERS) <= words
 
 
-def test_this_server_is_recorded_into_a_new_folder_only(tmp_path: Path):
-    tree, folder = tmp_path / "tree", tmp_path / "capture"
+def test_this_server_is_recorded_into_a_new_directory_only(tmp_path: Path):
+    tree, directory = tmp_path / "tree", tmp_path / "capture"
     tree.mkdir()
-    arguments = ("agent", "record", "--root", str(tree), "--seconds", "0", str(folder))
+    arguments = ("agent", "record", "--root", str(tree), "--seconds", "0", str(directory))
     assert run(*arguments).returncode == 0
-    assert (folder / "capture.toml").is_file()
+    assert (directory / "capture.toml").is_file()
     again = run(*arguments)
     assert again.returncode == 1
     assert "is not empty" in again.stderr
@@ -346,9 +346,9 @@ def test_an_agent_that_cannot_work_does_not_start(tmp_path: Path, text: str):
     assert "expected" in line
 
 
-def checked(folder: Path, text: str) -> tuple[int, dict[str, str]]:
+def checked(directory: Path, text: str) -> tuple[int, dict[str, str]]:
     """Exit status and lines of `collector check`, by what each is about."""
-    file = folder / "collector.toml"
+    file = directory / "collector.toml"
     file.write_text(text)
     outcome = run("collector", "check", "--config", str(file))
     assert not outcome.stderr, outcome.stderr

@@ -16,7 +16,7 @@ import yaml
 
 from dashboards.build import GENERATED, boards
 from dashboards.device_names import ways_to_names, with_device_names
-from dashboards.panels import MOST_POINTS, Column, rows
+from dashboards.panels import MAX_POINTS, Column, rows
 from dashboards.promql import labels_in, metric_named, metrics_in, problems
 from dashboards.query import ask, at_end, highest, lowest
 from dashboards.recorded import expanded, recorded_in
@@ -277,7 +277,7 @@ def test_a_curve_has_no_more_points_than_it_needs():
     for board in BOARDS.values():
         for panel in board["panels"]:
             if any(not target.get("instant") for target in panel.get("targets", ())):
-                assert panel["maxDataPoints"] <= MOST_POINTS, (board["uid"], panel["id"])
+                assert panel["maxDataPoints"] <= MAX_POINTS, (board["uid"], panel["id"])
 
 
 def test_a_panel_of_recorded_series_says_what_it_needs():

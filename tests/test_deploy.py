@@ -85,9 +85,9 @@ def test_a_unit_is_closed(name: str):
     assert outcome.returncode == 0, outcome.stdout
 
 
-def with_drop_ins(unit: Path, folder: Path, *names: str) -> Path:
+def with_drop_ins(unit: Path, directory: Path, *names: str) -> Path:
     """A unit as systemd merges it with its drop-ins."""
-    merged = folder / unit.name
+    merged = directory / unit.name
     texts = [unit.read_text(), *((DEPLOY / "systemd" / name).read_text() for name in names)]
     merged.write_text("\n".join(texts).replace("/opt/railscope/bin/railscope", sys.executable))
     return merged

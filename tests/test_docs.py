@@ -132,9 +132,9 @@ def test_links_lead_to_files_that_are_there(page: Path):
 
 @EACH_PAGE
 def test_files_that_are_named_are_there(page: Path):
-    """A name in code style with a slash, below one of our folders."""
-    folders = "railscope|agent|collector|dashboards|alerts|deploy|docs|tests"
-    named = re.findall(rf"`((?:{folders})/[\w./-]+)`", page.read_text())
+    """A name in code style with a slash, below one of our directories."""
+    directories = "railscope|agent|collector|dashboards|alerts|deploy|docs|tests"
+    named = re.findall(rf"`((?:{directories})/[\w./-]+)`", page.read_text())
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 

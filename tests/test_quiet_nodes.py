@@ -29,11 +29,11 @@ PART: dict[str, dict[str, Any]] = {
 
 
 async def seen(
-    folder: Path, minutes: int, scenario: str = "training", **what: Any
+    directory: Path, minutes: int, scenario: str = "training", **what: Any
 ) -> tuple[list[list[Labels]], dict[str, Samples]]:
     """The alerts of every minute, but for the one that always fires; and the series behind them."""
     series = await watched(server("n1", scenario, **what), minutes, METRICS)
-    found = alerts(series, minutes, folder)
+    found = alerts(series, minutes, directory)
     assert all([a["alertname"] for a in now].count("RailscopeDeadMansSwitch") for now in found[1:])
     every = [[a for a in now if a["alertname"] != "RailscopeDeadMansSwitch"] for now in found]
     return every, series

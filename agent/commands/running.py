@@ -14,7 +14,7 @@ from railscope.catalog import agent as catalog
 from railscope.settings import SettingsError
 
 TIMEOUT_SECONDS = 5.0
-MOST_PAGE_BYTES = 16 << 20
+MAX_PAGE_BYTES = 16 << 20
 _WHAT = "running agent"
 _ANYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]"}  # noqa: S104 - where not to ask
 _OF_SOURCE = re.compile(r'(?P<name>\w+)\{source="(?P<source>[^"]+)"\} (?P<value>\S+)')
@@ -27,7 +27,7 @@ async def running(settings: AgentSettings) -> list[Finding]:
     url = _url(settings)
     if not url:
         return [Finding(_WHAT, Verdict.ABSENT, "it takes any free port, and cannot be asked")]
-    client = HttpClient(url, _tls(settings), TIMEOUT_SECONDS, MOST_PAGE_BYTES)
+    client = HttpClient(url, _tls(settings), TIMEOUT_SECONDS, MAX_PAGE_BYTES)
     try:
         token = settings.read_page_token()
     except SettingsError as error:

@@ -10,7 +10,7 @@ from agent.service import Agent
 from railscope.capture import About, Capture
 from railscope.frame import Instant
 
-MOST_LOOKS = 12
+MAX_LOOKS = 12
 
 
 @dataclass(slots=True)
@@ -55,9 +55,9 @@ class Walk:
 
 
 def looks(capture: Capture) -> list[int]:
-    """Offsets of at most `MOST_LOOKS` moments spread evenly over a capture, and its end."""
+    """Offsets of at most `MAX_LOOKS` moments spread evenly over a capture, and its end."""
     end_ns = capture.about.duration_ns
     offsets = sorted({moment.offset_ns for moment in capture.moments})
-    wanted = (end_ns * step // (MOST_LOOKS - 1) for step in range(MOST_LOOKS - 1))
+    wanted = (end_ns * step // (MAX_LOOKS - 1) for step in range(MAX_LOOKS - 1))
     places = (bisect_right(offsets, at_ns) - 1 for at_ns in wanted)
     return sorted({*(offsets[place] for place in places if place >= 0), end_ns})

@@ -41,7 +41,7 @@ from railscope.shares import ShareError, parse_written_share, share_text
 
 log = structlog.get_logger(__name__)
 
-MOST_BODY_BYTES = 64 << 10
+MAX_BODY_BYTES = 64 << 10
 _END = re.compile(rf"{CLAIMS}/([^/]+)/end")
 _RETRY_NS = 2_000_000_000
 _LATER_NS = 60_000_000_000
@@ -109,7 +109,7 @@ class ClaimsEndpoint:
         """Listen on the socket, and on the address if there is one. Raises SettingsError."""
         await self._serve_socket(is_first=True)
         if self._listen:
-            server = HttpServer(self._respond_to_token, MOST_BODY_BYTES)
+            server = HttpServer(self._respond_to_token, MAX_BODY_BYTES)
             self._servers.append(server)
             await server.start(self._listen, None)
 
@@ -131,7 +131,7 @@ class ClaimsEndpoint:
                             advice="make the state directory writable: it is tried again")  # fmt: skip
             return
         self._is_bound = True
-        server = HttpServer(self._respond, MOST_BODY_BYTES)
+        server = HttpServer(self._respond, MAX_BODY_BYTES)
         self._servers.append(server)
         await server.start_unix(listening)
         if not is_first:

@@ -24,8 +24,8 @@ from railscope.settings import SettingsError
 
 log = structlog.get_logger(__name__)
 
-MOST_CONNECTIONS, MOST_OF_AN_ADDRESS = 64, 32
-MOST_HEADER_BYTES = 16 << 10
+MAX_CONNECTIONS, MAX_OF_AN_ADDRESS = 64, 32
+MAX_HEADER_BYTES = 16 << 10
 WRITE_SECONDS = 30.0
 GZIP_LEVEL = 1
 READ_BYTES = 4 << 10
@@ -66,9 +66,9 @@ class HttpServer:
     Without a bound on bodies only GET and HEAD are served, and bodies are left unread.
     """
 
-    def __init__(self, respond: Respond, most_body_bytes: int | None = None) -> None:
+    def __init__(self, respond: Respond, max_body_bytes: int | None = None) -> None:
         self._respond = respond
-        self._most_body_bytes = most_body_bytes
+        self._max_body_bytes = max_body_bytes
         self._acceptor: Acceptor | None = None
         self.port = 0
 
@@ -81,17 +81,17 @@ class HttpServer:
             message = f"cannot listen on {listen}: {error.strerror or error}"
             raise SettingsError(message) from error
         bound = sockets[0].getsockname()
-        self._accept(sockets, MOST_OF_AN_ADDRESS, tls)
+        self._accept(sockets, MAX_OF_AN_ADDRESS, tls)
         self.port = int(bound[1])
         return str(bound[0]), self.port
 
     async def start_unix(self, listening: socket.socket) -> None:
         """Start serving a Unix socket that is bound already."""
         listening.listen()
-        self._accept([listening], MOST_CONNECTIONS, None)
+        self._accept([listening], MAX_CONNECTIONS, None)
 
     def _accept(self, sockets: list[socket.socket], most: int, tls: ssl.SSLContext | None) -> None:
-        connections = Connections.within_descriptors(MOST_CONNECTIONS, most)
+        connections = Connections.within_descriptors(MAX_CONNECTIONS, most)
         self._acceptor = Acceptor(connections, self._protocol, tls)
         self._acceptor.start(sockets)
 
@@ -109,7 +109,7 @@ class HttpServer:
         self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         try:
-            talk = _Conversation(self._respond, reader, writer, self._most_body_bytes, connection)
+            talk = _Conversation(self._respond, reader, writer, self._max_body_bytes, connection)
             await talk.run()
         except (OSError, TimeoutError, h11.RemoteProtocolError) as error:
             log.debug("connection_ended", problem=str(error) or type(error).__name__)
@@ -133,15 +133,15 @@ class _Conversation:
         respond: Respond,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        most_body_bytes: int | None,
+        max_body_bytes: int | None,
         connection: Connection,
     ) -> None:
         self._connection = connection
         self._respond = respond
         self._reader = reader
         self._writer = writer
-        self._most_body_bytes = most_body_bytes
-        self._state = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEADER_BYTES)
+        self._max_body_bytes = max_body_bytes
+        self._state = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
 
     async def run(self) -> None:
         while True:
@@ -170,10 +170,10 @@ class _Conversation:
             elif isinstance(event, h11.Request):
                 request = event
                 _check_framing(request)
-            elif isinstance(event, h11.Data) and self._most_body_bytes is not None:
+            elif isinstance(event, h11.Data) and self._max_body_bytes is not None:
                 body += bytes(event.data)
-                if len(body) > self._most_body_bytes:
-                    message = f"a request has at most {self._most_body_bytes} bytes"
+                if len(body) > self._max_body_bytes:
+                    message = f"a request has at most {self._max_body_bytes} bytes"
                     raise h11.RemoteProtocolError(message, error_status_hint=413)
             elif isinstance(event, h11.EndOfMessage) and request is not None:
                 return request, body
@@ -186,7 +186,7 @@ class _Conversation:
         }
         path = request.target.decode("latin-1").split("?", 1)[0]
         method = request.method.decode("latin-1")
-        if method in {"GET", "HEAD"} or self._most_body_bytes is not None:
+        if method in {"GET", "HEAD"} or self._max_body_bytes is not None:
             answer = self._respond(Request(path, headers, method, content))
             response = answer if isinstance(answer, Response) else await answer
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass, field
 
-from agent.gpus.slices import MOST_DEVICES, Instance, Place, places
+from agent.gpus.slices import MAX_DEVICES, Instance, Place, places
 from agent.host import Host, Json, NvmlError
 from agent.sampling.facts import counted, known, text
 from agent.sampling.source import Finding, Verdict
@@ -33,7 +33,7 @@ _VIRTUALIZATION = {
     "3": "vgpu_host",
     "4": "vsga",
 }
-_MOST_EVENTS = 100
+_MAX_EVENTS = 100
 REFUSED_FOR_NS = 900_000_000
 
 
@@ -151,7 +151,7 @@ class Gpus:
         now = host.clock.now()
         about = Entity(GPU_ADDRESS, (gpu.pci_address,))
         told = known(gpu=gpu.entity.key[0], **facts)
-        if len(self._events) < _MOST_EVENTS:
+        if len(self._events) < _MAX_EVENTS:
             self._events.append(Event(h.GPU_CHANGE_EVENT, about, now.wall_ns, now.boot_ns, told))
 
     def _identify(
@@ -190,7 +190,7 @@ def mig_devices(host: Host, index: int, gpu: Entity) -> tuple[MigDevice, ...]:
         Instance(
             told["uuid"], _profile(_text(host, "nvmlDeviceGetName", told["uuid"])),
             int(told["gpu"]), int(told["compute"]), told.get("start"), told.get("size"),
-            told.get("most", MOST_DEVICES),
+            told.get("most", MAX_DEVICES),
         )
         for told in listed
     ]  # fmt: skip

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 CAPACITY = 840
-MOST_DEVICES = 7
+MAX_DEVICES = 7
 """MIG devices that a GPU can have, where it is not told."""
 _FOUR, _SEVEN, _EIGHT = 4, 7, 8
 _PROFILE = re.compile(r"(?:(?P<part>\d+)c\.)?(?P<slices>\d+)g\.(?P<gigabytes>\d+)gb.*")
@@ -67,7 +67,7 @@ class Instance:
     compute_instance: int
     start: int | None = None
     size: int | None = None
-    most: int = MOST_DEVICES
+    most: int = MAX_DEVICES
     """How many MIG devices the GPU can have."""
 
 

@@ -25,7 +25,7 @@ from railscope.entity import Entity
 from railscope.frame import Frame, Schema
 from railscope.reading import Absent, Reading
 
-MOST_GPUS = 64
+MAX_GPUS = 64
 DEVICES = "gpu_device"
 """The source that tells who has the GPUs of the PCI bus."""
 READINGS = (LOAD, HEALTH, NVLINK, NVLINK_SIGNAL, SETTINGS, PATHS)
@@ -204,7 +204,7 @@ class Gathering:
         gpu = self._gpus.get(entity.key[0])
         if gpu:
             gpu.entity = entity
-        elif len(self._gpus) < MOST_GPUS:
+        elif len(self._gpus) < MAX_GPUS:
             before = self.remembered.get(entity.key[0])
             self._gpus[entity.key[0]] = _Gpu(entity, replace(before) if before else Lifetime())
 

@@ -11,9 +11,9 @@ from agent.health.rule import DEGRADED, FAILED, SETTINGS, Asked, Rule, any_part,
 from railscope.catalog import gpu_ecc
 from railscope.reading import Absent
 
-MOST_REMAPPED_ROWS = 512
+MAX_REMAPPED_ROWS = 512
 """Rows a GPU can replace (GPU Memory Error Management); DCGM warns from there on."""
-MOST_RETIRED_PAGES = 63
+MAX_RETIRED_PAGES = 63
 """DCGM_LIMIT_MAX_RETIRED_PAGES: DCGM fails the GPU from there on; there is room for 64."""
 _DCGM = "DCGM health"
 _POLICY = "GPU Memory Error Management"
@@ -21,14 +21,14 @@ _NVML = "nvml.h"
 
 
 def _remapped_rows(facts: Facts) -> bool:
-    return facts.number(gpu_ecc.GPU_REMAPPED_ROWS, "uncorrectable") >= MOST_REMAPPED_ROWS
+    return facts.number(gpu_ecc.GPU_REMAPPED_ROWS, "uncorrectable") >= MAX_REMAPPED_ROWS
 
 
 def _retired_pages(facts: Facts) -> bool:
     """All causes together; those that can be told may be enough."""
     counts = facts.parts(gpu_ecc.GPU_RETIRED_PAGES).values()
     total = sum(count for count in counts if not isinstance(count, Absent))
-    return total >= MOST_RETIRED_PAGES or untold(counts)
+    return total >= MAX_RETIRED_PAGES or untold(counts)
 
 
 RULES = (
@@ -62,8 +62,8 @@ RULES = (
     Rule(
         reason="remapped_rows_exhausted",
         state=DEGRADED,
-        when=f"{MOST_REMAPPED_ROWS} or more rows replaced for uncorrectable errors",
-        origin=f"{_POLICY}: {MOST_REMAPPED_ROWS} rows at most; {_DCGM} warns",
+        when=f"{MAX_REMAPPED_ROWS} or more rows replaced for uncorrectable errors",
+        origin=f"{_POLICY}: {MAX_REMAPPED_ROWS} rows at most; {_DCGM} warns",
         tell=_remapped_rows,
         asks=Asked(("rma",), ("CONTACT_SUPPORT",)),
         metrics=(gpu_ecc.GPU_REMAPPED_ROWS,),
@@ -80,7 +80,7 @@ RULES = (
     Rule(
         reason="retired_pages_exhausted",
         state=FAILED,
-        when=f"{MOST_RETIRED_PAGES} or more pages of memory taken out of use (before Ampere)",
+        when=f"{MAX_RETIRED_PAGES} or more pages of memory taken out of use (before Ampere)",
         origin=f"{_DCGM}: DCGM_LIMIT_MAX_RETIRED_PAGES fails",
         tell=_retired_pages,
         asks=Asked(("drain", "rma"), ("CONTACT_SUPPORT",)),

@@ -10,7 +10,7 @@ from agent.health.rule import UNKNOWN
 from railscope.catalog import gpu_health as h
 from railscope.reading import Absent
 
-MOST_UNTOLD = 3
+MAX_UNTOLD = 3
 _OF_XID = "Xid "
 
 
@@ -31,7 +31,7 @@ def in_words(facts: Facts, verdict: GpuVerdict) -> str:
 
 
 def _untold(missing: Mapping[str, Absent]) -> str:
-    first = [f"{reason} ({why.word})" for reason, why in list(missing.items())[:MOST_UNTOLD]]
+    first = [f"{reason} ({why.word})" for reason, why in list(missing.items())[:MAX_UNTOLD]]
     more = len(missing) - len(first)
     return ", ".join(first) + (f" and {more} more" if more else "")
 

@@ -77,7 +77,7 @@ class Host(Protocol):
         ...
 
     def names(self, path: str) -> list[str]:
-        """The entries of a folder, sorted. Raises OSError."""
+        """The entries of a directory, sorted. Raises OSError."""
         ...
 
     def resolve(self, path: str) -> str:

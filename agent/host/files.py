@@ -38,7 +38,7 @@ class RootedFiles:
             return file.read()
 
     def names(self, path: str) -> list[str]:
-        """The entries of a folder, sorted."""
+        """The entries of a directory, sorted."""
         return sorted(os.listdir(self.real(path)))  # noqa: PTH208 - plain text paths
 
     def resolve(self, path: str) -> str:

@@ -15,7 +15,7 @@ STANDARD_INPUT = 0
 _KMSG = (1, 11)
 """Major and minor number of /dev/kmsg, Documentation/admin-guide/devices.txt."""
 _RECORD_BYTES = 8192
-_MOST_RECORDS_PER_POLL = 20_000
+_MAX_RECORDS_PER_POLL = 20_000
 
 
 class RealKernelLog:
@@ -34,7 +34,7 @@ class RealKernelLog:
 
     def _poll_device(self) -> list[str]:
         records: list[str] = []
-        while len(records) < _MOST_RECORDS_PER_POLL:
+        while len(records) < _MAX_RECORDS_PER_POLL:
             try:
                 record = os.read(self._descriptor, _RECORD_BYTES)
             except BlockingIOError:

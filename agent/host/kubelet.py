@@ -33,7 +33,7 @@ from railscope.bounded_http import MAX_HEAD_BYTES
 
 SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 LIST, ALLOCATABLE, GET = "List", "GetAllocatableResources", "Get"
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 """Of one answer. gRPC's usual bound of 4 MiB is too small for a large node."""
 
 _SERVICE = "v1.PodResourcesLister"
@@ -55,7 +55,7 @@ class Kubelet:
 
     path: str = SOCKET
     timeout_seconds: float = 10.0
-    most_bytes: int = MOST_BYTES
+    max_bytes: int = MAX_BYTES
 
     def ask(self, method: str, request: bytes = b"") -> bytes:
         """The message it answers to a message. Raises OSError, among them TimeoutError."""
@@ -63,7 +63,7 @@ class Kubelet:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(self.timeout_seconds)
             connection.connect(self.path)
-            answer = _Answer(self.most_bytes)
+            answer = _Answer(self.max_bytes)
             try:
                 _exchange(connection, _Request(method, request, deadline), answer)
             except H2Error as error:
@@ -105,7 +105,7 @@ class _Request:
 class _Answer:
     """What came of an answer so far."""
 
-    most_bytes: int
+    max_bytes: int
     headers: dict[bytes, str] = field(default_factory=dict)
     content: bytearray = field(default_factory=bytearray)
     has_ended: bool = False
@@ -119,7 +119,7 @@ def _exchange(connection: socket.socket, request: _Request, answer: _Answer) -> 
     http.send_headers(stream, request.headers)
     content = _PREFIX.pack(0, len(request.content)) + request.content
     http.send_data(stream, content, end_stream=True)
-    left_bytes = answer.most_bytes + MAX_HEAD_BYTES
+    left_bytes = answer.max_bytes + MAX_HEAD_BYTES
     while not answer.has_ended:
         connection.settimeout(request.left_seconds)
         connection.sendall(http.data_to_send())
@@ -128,7 +128,7 @@ def _exchange(connection: socket.socket, request: _Request, answer: _Answer) -> 
             raise OSError(errno.ECONNRESET, "the kubelet closed the connection within its answer")
         left_bytes -= len(received)
         if left_bytes < 0:  # pings and other frames without end
-            raise _too_long(answer.most_bytes)
+            raise _too_long(answer.max_bytes)
         for event in http.receive_data(received):
             if not answer.has_ended:  # what comes after an answer takes nothing of it away
                 _take(http, event, answer)
@@ -145,8 +145,8 @@ def _take(http: H2Connection, event: Event, answer: _Answer) -> None:
             answer.headers[bytes(name)] = bytes(value).decode(errors="backslashreplace")
     elif isinstance(event, DataReceived):
         answer.content += event.data or b""
-        if len(answer.content) > answer.most_bytes:
-            raise _too_long(answer.most_bytes)
+        if len(answer.content) > answer.max_bytes:
+            raise _too_long(answer.max_bytes)
         if event.flow_controlled_length:
             http.acknowledge_received_data(event.flow_controlled_length, event.stream_id or 0)
     elif isinstance(event, StreamReset | ConnectionTerminated):

@@ -23,9 +23,9 @@ _ETHERNET_BYTES = 14
 _LARGEST_FRAME = 1 << 14
 _SOL_PACKET, _ADD_MEMBERSHIP, _ORIGINAL_DEVICE, _MULTICAST = 263, 1, 9, 0  # linux/if_packet.h
 _MEMBERSHIP = struct.Struct("=iHH8s")
-_MOST_FRAMES = 1024
+_MAX_FRAMES = 1024
 """At one call; more than the socket's buffer holds."""
-_MOST_NEIGHBOURS = 8
+_MAX_NEIGHBOURS = 8
 """Of one interface: there is one on a cable, a few behind what forwards their frames."""
 _NS = 1_000_000_000
 
@@ -120,7 +120,7 @@ class Lldp:
         Those of an interface whose link was down since the last call may be from before that, and
         from another switch: the next ones will tell.
         """
-        for _ in range(_MOST_FRAMES):
+        for _ in range(_MAX_FRAMES):
             try:
                 frame, _, _, (name, *_) = heard_on.recvmsg(_LARGEST_FRAME)
             except BlockingIOError:
@@ -134,7 +134,7 @@ class Lldp:
     def _keep(self, name: str, neighbour: dict[str, Json]) -> None:
         key = (name, neighbour["chassis"], neighbour["port"])
         known = sum(other == name for other, _, _ in self._neighbours)
-        if key in self._neighbours or known < _MOST_NEIGHBOURS:
+        if key in self._neighbours or known < _MAX_NEIGHBOURS:
             end_ns = self._emptied_ns + neighbour["ttl_seconds"] * _NS
             self._neighbours[key] = (end_ns, neighbour)
 

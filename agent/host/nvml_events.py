@@ -15,7 +15,7 @@ from typing import Any
 from agent.host.nvml_plain import address
 from railscope.capture import Json
 
-MOST_KEPT = 64
+MAX_KEPT = 64
 WANTED = 0xFFFF & ~(0x4 | 0x10)
 """All of nvml.h but changes of performance state and clock, which come all the time."""
 
@@ -28,7 +28,7 @@ class EventQueue:
 
     def __init__(self) -> None:
         self._given = 0
-        self._latest: deque[list[int]] = deque(maxlen=MOST_KEPT)
+        self._latest: deque[list[int]] = deque(maxlen=MAX_KEPT)
         self._module: ModuleType | None = None
         self._set: Any = None
         self._index: dict[int | None, int] = {}

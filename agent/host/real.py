@@ -55,7 +55,7 @@ class RealHost:
         return self._files.read(path)
 
     def names(self, path: str) -> list[str]:
-        """The entries of a folder, sorted."""
+        """The entries of a directory, sorted."""
         return self._files.names(path)
 
     def resolve(self, path: str) -> str:

@@ -142,7 +142,7 @@ class RecordedHost:
         return text.encode(errors="surrogateescape")
 
     def names(self, path: str) -> list[str]:
-        """The entries of a folder at the present offset."""
+        """The entries of a directory at the present offset."""
         entries: list[str] = self.cost.charge(lambda: self._look("names", path))
         return entries
 

@@ -109,7 +109,7 @@ class RecordingHost:
         return answer.encode(errors="surrogateescape")
 
     def names(self, path: str) -> list[str]:
-        """The entries of a folder, sorted."""
+        """The entries of a directory, sorted."""
         return self._asked("names", path, lambda: self._host.names(path))
 
     def resolve(self, path: str) -> str:

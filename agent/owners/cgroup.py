@@ -111,7 +111,7 @@ _POD = re.compile(
 _CONTAINER = re.compile(
     rf"/(?P<prefix>cri-containerd|crio|docker|libpod|nerdctl)-(?:payload-)?(?P<named>{_ID})(?:\.scope)?{_END}"
     rf"|:(?P<manager>[a-z-]+):(?P<managed>{_ID}){_END}"
-    rf"|(?:/(?P<folder>docker))?/(?P<bare>{_ID}){_END}"
+    rf"|(?:/(?P<directory>docker))?/(?P<bare>{_ID}){_END}"
 )
 _RUNTIMES = {
     "cri-containerd": "containerd",
@@ -120,7 +120,7 @@ _RUNTIMES = {
     "libpod": "podman",
 }
 _MACHINE = re.compile(
-    rf"/(?:machine-(?P<scope>[^/]+)\.scope|(?P<folder>[^/]+)\.libvirt-[a-z]+){_END}"
+    rf"/(?:machine-(?P<scope>[^/]+)\.scope|(?P<directory>[^/]+)\.libvirt-[a-z]+){_END}"
 )
 _DOMAIN = re.compile(rf"(?P<driver>qemu|lxc|xen|ch)-(?:(?P<number>{_NUMBER})-)?(?P<name>.+)")
 _USER = re.compile(
@@ -135,7 +135,7 @@ def owner(content: bytes) -> Owner:
     """Whose a process is, by the content of its /proc/PID/cgroup.
 
     A job is told before the pod that Slurm's daemon may run in, a pod before the container that the
-    whole Kubernetes node may run in. Below a user's own systemd folders are named by the user, and
+    whole Kubernetes node may run in. Below a user's own systemd directories are named by the user, and
     may say what they like: only a container of that user is believed. Raises FormatError.
     """
     paths = [_path(line) for line in content.decode(errors="backslashreplace").split("\n") if line]
@@ -172,7 +172,7 @@ def _user_container(path: str) -> Owner | None:
 
 
 def _trusted(find: Callable[[str], Owner | None]) -> Callable[[str], Owner | None]:
-    """Look only where no user can make folders."""
+    """Look only where no user can make directories."""
     return lambda path: None if _USER.search(path) else find(path)
 
 
@@ -201,7 +201,7 @@ def _pod(path: str) -> Pod | None:
 
 def _machine(path: str) -> Machine | None:
     found = _MACHINE.search(path)
-    domain = found and _DOMAIN.fullmatch(unescaped(found["scope"] or found["folder"]))
+    domain = found and _DOMAIN.fullmatch(unescaped(found["scope"] or found["directory"]))
     if not domain:
         return None
     return Machine(
@@ -216,7 +216,7 @@ def _container(path: str) -> Container | None:
 
 
 def _container_of(found: re.Match[str], user_id: int | None = None) -> Container:
-    runtime = found["prefix"] or found["manager"] or found["folder"] or ""
+    runtime = found["prefix"] or found["manager"] or found["directory"] or ""
     name = found["named"] or found["managed"] or found["bare"]
     return Container(_RUNTIMES.get(runtime, runtime), name, user_id)
 

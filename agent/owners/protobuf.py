@@ -12,7 +12,7 @@ from agent.owners import FormatError
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _FIXED = {_FIXED64: 8, _FIXED32: 4}
-_MOST_BYTES, _SIGN, _RANGE = 10, 1 << 63, 1 << 64
+_MAX_BYTES, _SIGN, _RANGE = 10, 1 << 63, 1 << 64
 
 
 class Message:
@@ -83,7 +83,7 @@ def _fields(content: bytes) -> Iterator[tuple[int, bytes | int]]:
 def _varint(content: bytes, at: int) -> tuple[int, int]:
     """An unsigned number of up to 64 bits, seven in a byte, lowest first; and where it ends."""
     value = 0
-    for place, byte in enumerate(content[at : at + _MOST_BYTES]):
+    for place, byte in enumerate(content[at : at + _MAX_BYTES]):
         value |= (byte & 0x7F) << 7 * place
         if byte < 0x80:  # noqa: PLR2004 - the top bit says that more follow
             if value >= _RANGE:

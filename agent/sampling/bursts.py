@@ -16,7 +16,7 @@ from railscope.catalog.declare import SUM, Metric
 from railscope.entity import Entity
 from railscope.reading import Absent
 
-MOST_WINDOWS = 4
+MAX_WINDOWS = 4
 """A look back over more windows than this says nothing of each: they are unseen."""
 
 
@@ -32,7 +32,7 @@ class Grid:
 
     def tells_of_each(self, since_ns: int, until_ns: int) -> bool:
         """Whether two instants are near enough that their difference speaks of every window."""
-        return 0 < until_ns - since_ns <= MOST_WINDOWS * self.window_ns
+        return 0 < until_ns - since_ns <= MAX_WINDOWS * self.window_ns
 
 
 class Averaged:

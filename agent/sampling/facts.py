@@ -14,7 +14,7 @@ def text(host: Host, path: str) -> str:
 
 
 def names(host: Host, path: str) -> list[str]:
-    """The entries of a folder; none where it cannot be read."""
+    """The entries of a directory; none where it cannot be read."""
     try:
         return host.names(path)
     except OSError:
@@ -27,12 +27,12 @@ def network_file(host: Host, path: str) -> str:
     A copied tree, a container or a capture may have only one of the two.
     """
     name = path.partition("/net/")[2]
-    for folder in ("/proc/self/net", "/proc/net"):
+    for directory in ("/proc/self/net", "/proc/net"):
         try:
-            host.read(f"{folder}/{name}")
+            host.read(f"{directory}/{name}")
         except OSError:
             continue
-        return f"{folder}/{name}"
+        return f"{directory}/{name}"
     return path
 
 

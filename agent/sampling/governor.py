@@ -25,7 +25,7 @@ from railscope.catalog.agent import GOVERNOR_STATES
 NS = 1_000_000_000
 WITHIN, STRETCHING, AT_LIMIT = GOVERNOR_STATES
 
-MOST_STRETCH = 64
+MAX_STRETCH = 64
 THREAD_SHARE = 0.25
 """The share of its time that a thread may be in reads; neighbours wait as long."""
 RELAXED = 0.8
@@ -52,10 +52,10 @@ class Governed:
     longest_ns: int
 
     @property
-    def most_stretch(self) -> int:
+    def max_stretch(self) -> int:
         """The greatest stretch that the longest period allows."""
         most = 1
-        while most < MOST_STRETCH and self.period_ns * most * 2 <= self.longest_ns:
+        while most < MAX_STRETCH and self.period_ns * most * 2 <= self.longest_ns:
             most *= 2
         return most
 
@@ -78,7 +78,7 @@ class Load:
 
     def __init__(self, source: Governed, settled_after: int = SETTLED_AFTER) -> None:
         self.source = source
-        self.most = source.most_stretch
+        self.most = source.max_stretch
         self.stretch = 1
         self.why = ""
         self.changed_ns = 0

@@ -312,7 +312,7 @@ class Sampler:
 
         Threads that read at once fight over the interpreter at every system call; so they take
         turns, but no one waits long for a source that is slow. With many of those due at once, that
-        adds up: to too long for the fast lane.
+        adds up: to too long for burst sampling.
         """
         async with nullcontext() if family.is_prompt else self._turn:
             future = family.thread.submit(reads.run)

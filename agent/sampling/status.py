@@ -21,7 +21,7 @@ from railscope.reading import PRESENT, Absent
 log = structlog.get_logger(__name__)
 
 STARTING, OK, PARTIAL, UNSUPPORTED, FAILED = catalog.SOURCE_STATES
-MOST_EVENTS_KEPT = 1000
+MAX_EVENTS_KEPT = 1000
 PERIODS_UNTIL_STALE = 3
 SHORTEST_STALE_NS = 5_000_000_000
 STARTING_NS = 60_000_000_000
@@ -169,7 +169,7 @@ class Grader:
     ) -> None:
         known = {key: value for key, value in facts.items() if value}
         event = Event(event_class, about, now.wall_ns, now.boot_ns, known)
-        if len(self.events) < MOST_EVENTS_KEPT:
+        if len(self.events) < MAX_EVENTS_KEPT:
             self.events.append(event)
 
 

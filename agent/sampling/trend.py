@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 SPAN_NS = 30_000_000_000
 """How long a value is remembered, about."""
-MOST_WEIGHT = 0.25
+MAX_WEIGHT = 0.25
 """What a value weighs that comes long after the one before."""
-MOST_GROWTH = 2.0
+MAX_GROWTH = 2.0
 SETTLED_AFTER = 3
 
 
@@ -44,8 +44,8 @@ class Trend:
             self.mean = min(self._last)
         else:
             elapsed_ns = at_ns - self._at_ns
-            weight = min(elapsed_ns / (SPAN_NS + elapsed_ns), MOST_WEIGHT)
+            weight = min(elapsed_ns / (SPAN_NS + elapsed_ns), MAX_WEIGHT)
             weight = max(weight, 1 / (self._count - 1))
             followed = self.mean + weight * (value - self.mean)
-            self.mean = max(min(followed, self.mean * MOST_GROWTH), min(self._last))
+            self.mean = max(min(followed, self.mean * MAX_GROWTH), min(self._last))
         self._at_ns = at_ns

@@ -15,7 +15,7 @@ import h11
 
 from railscope.bounded_http import MAX_HEAD_BYTES
 
-MOST_ANSWER_BYTES = 1 << 20
+MAX_ANSWER_BYTES = 1 << 20
 READ_BYTES = 64 << 10
 _PORTS = {"http": 80, "https": 443}
 
@@ -41,7 +41,7 @@ class HttpClient:
         url: str,
         tls: ssl.SSLContext | None,
         timeout_seconds: float,
-        most_answer_bytes: int = MOST_ANSWER_BYTES,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in _PORTS or not parts.hostname:
@@ -53,7 +53,7 @@ class HttpClient:
         self.target = parts.path or "/"
         self._authority = parts.netloc.rpartition("@")[2]
         self._timeout_seconds = timeout_seconds
-        self._most_answer_bytes = most_answer_bytes
+        self._max_answer_bytes = max_answer_bytes
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._state = h11.Connection(h11.CLIENT)
@@ -126,8 +126,8 @@ class HttpClient:
 
     def _check_length(self, length: int) -> None:
         """Raise HttpError for an answer that is too long."""
-        if length > self._most_answer_bytes:
-            message = f"the answer is longer than {self._most_answer_bytes} bytes"
+        if length > self._max_answer_bytes:
+            message = f"the answer is longer than {self._max_answer_bytes} bytes"
             raise HttpError(message)
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

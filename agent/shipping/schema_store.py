@@ -12,16 +12,16 @@ import msgspec
 
 from railscope.wire import WireSchema
 
-_MOST_KEPT = 256
+_MAX_KEPT = 256
 _SUFFIX = ".schema"
 
 
 class SchemaStore:
-    """Wire schemas by hash. Raises OSError where the folder cannot be written."""
+    """Wire schemas by hash. Raises OSError where the directory cannot be written."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._known: dict[bytes, WireSchema] = {}
         self._kept: set[bytes] = set()
 
@@ -48,11 +48,13 @@ class SchemaStore:
         return self._known[digest]
 
     def _path(self, digest: bytes) -> Path:
-        return self._folder / (digest.hex() + _SUFFIX)
+        return self._directory / (digest.hex() + _SUFFIX)
 
     def _forget_oldest(self) -> None:
-        files = sorted(self._folder.glob("*" + _SUFFIX), key=lambda file: file.stat().st_mtime_ns)
-        for file in files[:-_MOST_KEPT]:
+        files = sorted(
+            self._directory.glob("*" + _SUFFIX), key=lambda file: file.stat().st_mtime_ns
+        )
+        for file in files[:-_MAX_KEPT]:
             self._known.pop(bytes.fromhex(file.stem), None)
             self._kept.discard(bytes.fromhex(file.stem))
             file.unlink(missing_ok=True)

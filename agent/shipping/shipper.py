@@ -45,8 +45,8 @@ from railscope.wire import (
 log = structlog.get_logger(__name__)
 
 NS = 1_000_000_000
-MOST_FRAMES_PENDING = 20_000
-MOST_BYTES_IN_MEMORY = 16 << 20
+MAX_FRAMES_PENDING = 20_000
+MAX_BYTES_IN_MEMORY = 16 << 20
 MAX_FRAMES_OF_AN_ENVELOPE, MAX_BYTES_OF_AN_ENVELOPE = 4_000, 8 << 20
 MAX_EVENTS_OF_AN_ENVELOPE = 4_000
 """Half of what a collector accepts, or less: where a disk hangs, much may be pending."""
@@ -80,7 +80,7 @@ class Shipper:
     link: CollectorLink
     origin: Origin
     clock: Clock
-    folder: Path
+    directory: Path
     stats: ShippingStats
     tell: list[Event]
     _pending: list[Frame] = field(default_factory=list)
@@ -95,15 +95,15 @@ class Shipper:
     def __post_init__(self) -> None:
         """Open the spool. Raises OSError where the state directory cannot be used."""
         self._ended = self._earlier_run()
-        self._spool = Spool(self.folder / "spool", self.link.spool_bytes)
-        self._schemas = SchemaStore(self.folder / "schemas")
+        self._spool = Spool(self.directory / "spool", self.link.spool_bytes)
+        self._schemas = SchemaStore(self.directory / "schemas")
         self._client = CollectorClient(self.link)
         self._disk = DeviceThread("spool")
         self._show()
 
     def publish(self, frame: Frame) -> None:
         """Take a frame to be shipped with the next envelope."""
-        if len(self._pending) >= MOST_FRAMES_PENDING:
+        if len(self._pending) >= MAX_FRAMES_PENDING:
             self._lost(Loss("disk", 0, 1))
             return
         self._pending.append(frame)
@@ -132,7 +132,7 @@ class Shipper:
                         break
                     await self._acknowledged(*found)
         except TimeoutError:
-            log.warning("stopped_in_a_hurry", url=self._client.url, folder=str(self.folder))
+            log.warning("stopped_in_a_hurry", url=self._client.url, directory=str(self.directory))
 
     # Frames to envelopes -----------------------------------------------------------------------
 
@@ -174,15 +174,15 @@ class Shipper:
 
     def _state_end(self) -> None:
         try:
-            durable.write(self.folder / RUN_END, RunEnd(self.origin.run, self._last))
+            durable.write(self.directory / RUN_END, RunEnd(self.origin.run, self._last))
         except OSError as error:
             # The envelope itself is safe; the file is written again at the next push.
-            log.warning("run_end_not_kept", folder=str(self.folder), problem=str(error))
+            log.warning("run_end_not_kept", directory=str(self.directory), problem=str(error))
 
     def _earlier_run(self) -> RunEnd | None:
         """How far the run before came. Raises OSError where the state directory cannot be used."""
         try:
-            return durable.read(self.folder / RUN_END, RunEnd)
+            return durable.read(self.directory / RUN_END, RunEnd)
         except durable.DamagedError as error:
             log.warning("end_of_earlier_run_unknown", problem=str(error))
             return None
@@ -204,15 +204,15 @@ class Shipper:
             self._unkept.discard(digest)
         except OSError as error:
             if digest not in self._unkept:
-                log.warning("schema_not_kept", folder=str(self.folder), problem=str(error))
+                log.warning("schema_not_kept", directory=str(self.directory), problem=str(error))
             self._unkept.add(digest)
 
     def _keep_in_memory(self, body: bytes, frames: int, error: OSError) -> None:
         if not self._memory:
-            log.error("spool_failed", folder=str(self.folder), problem=error.strerror,
+            log.error("spool_failed", directory=str(self.directory), problem=error.strerror,
                       advice="make room; meanwhile frames wait in memory")  # fmt: skip
         self._memory.append((body, frames))
-        while sum(len(kept) for kept, _ in self._memory) > MOST_BYTES_IN_MEMORY:
+        while sum(len(kept) for kept, _ in self._memory) > MAX_BYTES_IN_MEMORY:
             _, dropped = self._memory.popleft()
             self._lost(Loss("disk", 1, dropped))
 
@@ -235,8 +235,8 @@ class Shipper:
             else:
                 self._unreachable(answer)
                 wait_seconds = answer.retry_after_seconds or pause_seconds
-                await self._pause(min(wait_seconds, self.link.most_retry_seconds))
-                pause_seconds = min(pause_seconds * 2, self.link.most_retry_seconds)
+                await self._pause(min(wait_seconds, self.link.max_retry_seconds))
+                pause_seconds = min(pause_seconds * 2, self.link.max_retry_seconds)
 
     async def _pause(self, seconds: float) -> None:
         spread = random.uniform(0.8, 1.2)  # noqa: S311 - keeps agents from coming back in step
@@ -249,9 +249,9 @@ class Shipper:
             try:
                 found = await self._disk.submit(self._next)
             except OSError as error:
-                problem = f"{self.folder}: {error.strerror or error}"
+                problem = f"{self.directory}: {error.strerror or error}"
                 self._unreachable(Answer(Verdict.LATER, problem))
-                await self._pause(self.link.most_retry_seconds)
+                await self._pause(self.link.max_retry_seconds)
                 continue
             if not isinstance(found, Loss):
                 return found

@@ -40,16 +40,16 @@ class Loss:
 
 
 class Spool:
-    """A bounded first-in, first-out queue of envelopes in a folder. Blocking: use it off the loop.
+    """A bounded first-in, first-out queue of envelopes in a directory. Blocking: use it off the loop.
 
-    Raises OSError where the folder cannot be made.
+    Raises OSError where the directory cannot be made.
     """
 
-    def __init__(self, folder: Path, most_bytes: int) -> None:
-        self._folder = folder
-        self._most_bytes = most_bytes
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for partial in self._folder.glob("*" + _PARTIAL):
+    def __init__(self, directory: Path, max_bytes: int) -> None:
+        self._directory = directory
+        self._max_bytes = max_bytes
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for partial in self._directory.glob("*" + _PARTIAL):
             partial.unlink()
         self._waiting = sorted(self._found(), key=lambda spooled: spooled.number)
         self.size = sum(spooled.size for spooled in self._waiting)
@@ -120,7 +120,7 @@ class Spool:
         return True
 
     def _synchronise(self) -> None:
-        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
         finally:
@@ -128,18 +128,18 @@ class Spool:
 
     def _make_room(self, wanted: int) -> Loss | None:
         envelopes = frames = 0
-        while self._waiting and self.size + wanted > self._most_bytes:
+        while self._waiting and self.size + wanted > self._max_bytes:
             oldest = self._waiting[0]
             envelopes, frames = envelopes + 1, frames + oldest.frames
             self.remove(oldest)
         return Loss("spool_full", envelopes, frames) if envelopes else None
 
     def _path(self, spooled: Spooled) -> Path:
-        return self._folder / f"{spooled.number:0{_NAME_DIGITS}d}{_SUFFIX}"
+        return self._directory / f"{spooled.number:0{_NAME_DIGITS}d}{_SUFFIX}"
 
     def _found(self) -> list[Spooled]:
         found = []
-        for entry in os.scandir(self._folder):
+        for entry in os.scandir(self._directory):
             name = entry.name.removesuffix(_SUFFIX)
             if name != entry.name and name.isdecimal():
                 with open(entry.path, "rb") as file:  # noqa: PTH123 - scandir gives plain paths

@@ -44,12 +44,12 @@ class Bonds(HoldsNothing):
         bonds = text(host, f"{ROOT}/bonding_masters").split()
         findings = []
         for bond in bonds:
-            folder = f"{ROOT}/{bond}/bonding"
-            mode = text(host, f"{folder}/mode").split(" ")[0]  # "802.3ad 4"
+            directory = f"{ROOT}/{bond}/bonding"
+            mode = text(host, f"{directory}/mode").split(" ")[0]  # "802.3ad 4"
             entity = Entity(BOND, (bond,), known(mode=mode))
-            members = text(host, f"{folder}/slaves").split()
-            add(c.BOND_UP, entity, _is(f"{folder}/mii_status", b"up"))
-            add(c.BOND_MEMBERS, entity, _count(f"{folder}/slaves"))
+            members = text(host, f"{directory}/slaves").split()
+            add(c.BOND_UP, entity, _is(f"{directory}/mii_status", b"up"))
+            add(c.BOND_MEMBERS, entity, _count(f"{directory}/slaves"))
             for member in members:
                 _add_member(add, entity, member, lacp=mode == _LACP)
             detail = f"{mode or 'unknown mode'}, {', '.join(members) or 'no members'}"
@@ -71,13 +71,13 @@ def _add_member(
     add: Callable[[Metric, Entity, Ask], None], bond: Entity, member: str, *, lacp: bool
 ) -> None:
     about = bond.part(BOND_MEMBER, member)
-    folder = f"{ROOT}/{member}/bonding_slave"
-    add(c.BOND_MEMBER_UP, about, _is(f"{folder}/mii_status", b"up"))
-    add(c.BOND_MEMBER_ACTIVE, about, _is(f"{folder}/state", b"active"))
-    add(c.BOND_MEMBER_FAILURES, about, _number(f"{folder}/link_failure_count"))
+    directory = f"{ROOT}/{member}/bonding_slave"
+    add(c.BOND_MEMBER_UP, about, _is(f"{directory}/mii_status", b"up"))
+    add(c.BOND_MEMBER_ACTIVE, about, _is(f"{directory}/state", b"active"))
+    add(c.BOND_MEMBER_FAILURES, about, _number(f"{directory}/link_failure_count"))
     if lacp:
         ours = f"{ROOT}/{bond.key[0]}/bonding/ad_aggregator"
-        add(c.BOND_MEMBER_AGGREGATED, about, _same(ours, f"{folder}/ad_aggregator_id"))
+        add(c.BOND_MEMBER_AGGREGATED, about, _same(ours, f"{directory}/ad_aggregator_id"))
 
 
 def _is(path: str, word: bytes) -> Ask:

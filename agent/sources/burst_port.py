@@ -1,4 +1,4 @@
-"""One card in the fast lane: which of its counters are looked at, and what grew between two looks."""
+"""One card in burst sampling: which of its counters are looked at, and what grew between two looks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ drivers/net/ethernet: broadcom/bnxt/bnxt.h, BNXT_DEF_STATS_COAL_TICKS; microsoft
 MANA_GF_STATS_PERIOD.
 """
 
-_MOST_REFRESHED_NS = 2_000_000_000
+_MAX_REFRESHED_NS = 2_000_000_000
 """What is fetched more rarely, as in a recording with few moments, tells of no bursts."""
 
 What = tuple[Metric, str]
@@ -94,7 +94,7 @@ def plan(host: Host, interface: str, cards: Mapping[str, str]) -> Planned | None
     device = cards.get(driver.get("bus", ""), "")
     files = _notification_files(host, device, driver["driver"]) if device else {}
     refreshed_ns = max(_REFRESHED_NS.get(driver["driver"], 0), host.grain_ns)
-    if refreshed_ns > _MOST_REFRESHED_NS:
+    if refreshed_ns > _MAX_REFRESHED_NS:
         return None
     return Planned(interface, device, tuple(listed), positions, refreshed_ns, link_downs, files)
 
@@ -102,13 +102,13 @@ def plan(host: Host, interface: str, cards: Mapping[str, str]) -> Planned | None
 def _notification_files(host: Host, device: str, pci_driver: str) -> dict[What, str]:
     """The files that count congestion notifications."""
     driver = rdma_driver(pci_driver, device)
-    folder = f"/sys/class/infiniband/{device}/ports/1/hw_counters"
+    directory = f"/sys/class/infiniband/{device}/ports/1/hw_counters"
     found: dict[What, str] = {}
-    for file in names(host, folder):
+    for file in names(host, directory):
         metric = rdma.meaning(driver, file)
         if metric and metric.name in _NOTIFICATIONS:
             what = c.NIC_NOTIFICATIONS, _NOTIFICATIONS[metric.name]
-            found.setdefault(what, f"{folder}/{file}")
+            found.setdefault(what, f"{directory}/{file}")
     return found
 
 

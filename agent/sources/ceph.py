@@ -1,7 +1,7 @@
 """Ceph clients of the kernel (CephFS and RBD): requests in flight, latencies, bytes.
 
 Formats: torvalds/linux fs/ceph/debugfs.c and net/ceph/debugfs.c. Kernels from 5.8 on keep the file
-`metrics`, from 5.14 on a folder of that name with the same tables. Listing requests takes the
+`metrics`, from 5.14 on a directory of that name with the same tables. Listing requests takes the
 client's locks: the source has a thread of its own.
 """
 

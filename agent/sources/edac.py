@@ -2,7 +2,7 @@
 
 Files: torvalds/linux Documentation/admin-guide/RAS (edac) and
 Documentation/ABI/testing/sysfs-devices-edac. Controllers of older processors know ranks, not
-modules; their folders are called rank*, with the same files. A module without a file for its count
+modules; their directories are called rank*, with the same files. A module without a file for its count
 is left out.
 """
 
@@ -52,23 +52,23 @@ class Edac:
         columns = Columns()
         paths: list[str] = []
 
-        def add(folder: str, files: tuple[tuple[str, Metric], ...], about: Entity) -> None:
-            present = set(names(host, folder))
+        def add(directory: str, files: tuple[tuple[str, Metric], ...], about: Entity) -> None:
+            present = set(names(host, directory))
             for file, metric in files:
                 if file in present:
                     columns.add(metric, about)
-                    paths.append(f"{folder}/{file}")
+                    paths.append(f"{directory}/{file}")
 
         controllers = [n for n in names(host, f"{ROOT}/mc") if _CONTROLLER.fullmatch(n)]
         modules = 0
         for controller in controllers:
-            folder = f"{ROOT}/mc/{controller}"
-            facts = known(model=text(host, f"{folder}/mc_name"))
-            add(folder, _OF_CONTROLLER, Entity(MEMORY_CONTROLLER, (controller,), facts))
-            for module in names(host, folder):
+            directory = f"{ROOT}/mc/{controller}"
+            facts = known(model=text(host, f"{directory}/mc_name"))
+            add(directory, _OF_CONTROLLER, Entity(MEMORY_CONTROLLER, (controller,), facts))
+            for module in names(host, directory):
                 if _MODULE.fullmatch(module):
                     modules += 1
-                    add(f"{folder}/{module}", _OF_MODULE, _module(host, controller, module))
+                    add(f"{directory}/{module}", _OF_MODULE, _module(host, controller, module))
         add(f"{ROOT}/pci", _OF_PCI, Entity(NODE))
         self.close()
         self._kept = host.keep(paths)
@@ -87,13 +87,13 @@ class Edac:
 
 
 def _module(host: Host, controller: str, module: str) -> Entity:
-    folder = f"{ROOT}/mc/{controller}/{module}"
+    directory = f"{ROOT}/mc/{controller}/{module}"
     facts = known(
-        slot=text(host, f"{folder}/dimm_label"),
-        location=text(host, f"{folder}/dimm_location"),
-        memory_type=text(host, f"{folder}/dimm_mem_type"),
-        device_width=text(host, f"{folder}/dimm_dev_type"),
-        edac_mode=text(host, f"{folder}/dimm_edac_mode"),
+        slot=text(host, f"{directory}/dimm_label"),
+        location=text(host, f"{directory}/dimm_location"),
+        memory_type=text(host, f"{directory}/dimm_mem_type"),
+        device_width=text(host, f"{directory}/dimm_dev_type"),
+        edac_mode=text(host, f"{directory}/dimm_edac_mode"),
     )
     return Entity(DIMM, (controller, module), facts)
 

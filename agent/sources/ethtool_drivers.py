@@ -263,7 +263,7 @@ _NARROW = {"mlx5_core": ("rx_out_of_buffer", "dev_internal_queue_oob", "dev_out_
 _OF_THE_FUNCTION = ("rx_vport_", "tx_vport_")
 
 _PARTS = {NIC_PRIORITY: "{priority}", NIC_TRAFFIC_CLASS: "{class}", NIC_LANE: "{lane}"}
-_MOST_PARTS = 8
+_MAX_PARTS = 8
 """Priorities and traffic classes of IEEE 802.1Q; no link of today has more lanes."""
 
 
@@ -273,7 +273,7 @@ def _statistics(driver: str) -> tuple[tuple[str, Metric, str], ...]:
     found = []
     for text, metric in DRIVERS.get(driver, STANDARD):
         place = _PARTS.get(metric.about)
-        parts = map(str, range(_MOST_PARTS)) if place else ("",)
+        parts = map(str, range(_MAX_PARTS)) if place else ("",)
         found += [(text.replace(place or "", part), metric, part) for part in parts]
     return tuple(found)
 

@@ -69,7 +69,7 @@ _FIELDS: dict[Hashable, tuple[Metric, Entity]] = {
 _OF_GPU: dict[str, Metric] = {
     "Registered_MiB": c.REGISTERED,
     "Cache_MiB": c.CACHED,
-    "max_pinned_MiB": c.MOST_PINNED,
+    "max_pinned_MiB": c.MAX_PINNED,
     "cross_root_port(%)": c.CROSS_ROOT,
 }
 _SWITCHED_OFF: tuple[tuple[str, str], ...] = (

@@ -57,7 +57,7 @@ _COLDEST, _HOTTEST = -273_150, 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Chip:
-    folder: str
+    directory: str
     name: str
     address: str
     files: tuple[str, ...]
@@ -84,9 +84,9 @@ class Hwmon:
             sensors += len(labels)
             for file in chip.files:
                 found = _column(chip, labels, file)
-                if found and _speaks(host, f"{chip.folder}/{file}", found[0]):
+                if found and _speaks(host, f"{chip.directory}/{file}", found[0]):
                     columns.add(*found)
-                    paths.append(f"{chip.folder}/{file}")
+                    paths.append(f"{chip.directory}/{file}")
         self.close()
         self._kept = host.keep(paths)
         return Inventory(tuple(columns.columns), (), (_finding(chips, sensors),))
@@ -108,29 +108,29 @@ def _chips(host: Host) -> list[_Chip]:
     taken: Counter[tuple[str, str]] = Counter()
     chips = []
     for entry in names(host, ROOT):
-        folder = f"{ROOT}/{entry}"
-        address = _address(host, folder)
-        files = _sensor_files(host, folder)
+        directory = f"{ROOT}/{entry}"
+        address = _address(host, directory)
+        files = _sensor_files(host, directory)
         if not files:  # drivers of old keep them at the device
-            folder = f"{folder}/device"
-            files = _sensor_files(host, folder)
+            directory = f"{directory}/device"
+            files = _sensor_files(host, directory)
         if not files:
             continue
-        name = text(host, f"{folder}/name") or "unnamed"
+        name = text(host, f"{directory}/name") or "unnamed"
         taken[name, address] += 1
         twins = taken[name, address]
-        chips.append(_Chip(folder, name, f"{address}#{twins}" if twins > 1 else address, files))
+        chips.append(_Chip(directory, name, f"{address}#{twins}" if twins > 1 else address, files))
     return chips
 
 
-def _sensor_files(host: Host, folder: str) -> tuple[str, ...]:
-    return tuple(file for file in names(host, folder) if _FILE.fullmatch(file))
+def _sensor_files(host: Host, directory: str) -> tuple[str, ...]:
+    return tuple(file for file in names(host, directory) if _FILE.fullmatch(file))
 
 
-def _address(host: Host, folder: str) -> str:
+def _address(host: Host, directory: str) -> str:
     """Where a chip sits, by what does not change with a reboot; empty for a virtual one."""
     try:
-        device = host.resolve(f"{folder}/device")
+        device = host.resolve(f"{directory}/device")
     except OSError:
         return ""
     leaf = device.rsplit("/", 1)[-1]
@@ -146,8 +146,8 @@ def _labels(host: Host, chip: _Chip) -> dict[str, str]:
     matches = filter(None, map(_FILE.fullmatch, chip.files))
     channels = sorted({match["channel"] for match in matches})
     labels = {
-        channel: text(host, f"{chip.folder}/{channel}_label")
-        or text(host, f"{chip.folder}/{channel}_oem_info")  # ACPI power meters, as of Grace
+        channel: text(host, f"{chip.directory}/{channel}_label")
+        or text(host, f"{chip.directory}/{channel}_oem_info")  # ACPI power meters, as of Grace
         for channel in channels
     }
     times = Counter(labels.values())

@@ -20,9 +20,9 @@ from railscope.entity import Entity
 from railscope.frame import Column, Event, Instant
 from railscope.reading import Absent, Reading
 
-MOST_EVENTS = 100
+MAX_EVENTS = 100
 """Changes that one read tells one by one; how many more there are is one event."""
-MOST_KNOWN = 100_000
+MAX_KNOWN = 100_000
 """Settings that are remembered; those not read for longest are forgotten first."""
 FRESH_NS = 1_000_000_000
 """How old a probe's look may be for a read to tell it."""
@@ -93,7 +93,7 @@ class Memory:
                 if told_by == part and before != text:
                     found.append(Change(*key, before, text))
                 self._known[key] = part, text
-        while len(self._known) > MOST_KNOWN:
+        while len(self._known) > MAX_KNOWN:
             del self._known[next(iter(self._known))]
         return found
 
@@ -163,7 +163,7 @@ class Looking(HoldsNothing, ABC):
                 now.boot_ns,
                 _facts(self.changed, change),
             )
-            for change in changes[:MOST_EVENTS]
+            for change in changes[:MAX_EVENTS]
         ]
         if more := len(changes) - len(told):
             facts = {"event": self.changed.name, "changes": str(more)}

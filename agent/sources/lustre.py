@@ -30,7 +30,7 @@ from railscope.reading import Absent, Reading, reason_of
 DEBUG = "/sys/kernel/debug/lustre"
 ROOTS = (DEBUG, "/proc/fs/lustre")
 HEALTH = ("/sys/fs/lustre/health_check", "/proc/fs/lustre/health_check")
-MOST_TARGETS = 128
+MAX_TARGETS = 128
 _REMEDY = "run the agent as root, or give it CAP_DAC_READ_SEARCH"
 _CLIENT = re.compile(r"(?P<filesystem>.+)-(?P<client>[0-9a-f]{8,16})")
 _TARGET = re.compile(
@@ -89,7 +89,7 @@ def parse_health(content: bytes) -> dict[Hashable, Reading]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Folder:
+class _Directory:
     """A client or a target, and where its files may be."""
 
     about: Entity
@@ -125,12 +125,12 @@ class Lustre(HoldsNothing):
         if health:
             file = Picked(health, parse_health)
             add(file, [(key, c.LUSTRE_HEALTHY, Entity(NODE)) for key in file.present(host)])
-        clients = _folders(host, "llite", _CLIENT)
-        targets = [*_folders(host, "mdc", _TARGET), *_folders(host, "osc", _TARGET)]
+        clients = _directories(host, "llite", _CLIENT)
+        targets = [*_directories(host, "mdc", _TARGET), *_directories(host, "osc", _TARGET)]
         for client in clients:
             file = Picked(client.file(host, "stats"), parse_statistics)
             add(file, _of_client(file.present(host), client.about))
-        for target in targets[:MOST_TARGETS]:
+        for target in targets[:MAX_TARGETS]:
             file = Picked(target.file(host, "stats"), parse_statistics)
             add(file, _of_target(file.present(host), target.about))
             file = Picked(target.file(host, "import"), parse_import)
@@ -145,12 +145,12 @@ class Lustre(HoldsNothing):
             file.read(host, into)
 
 
-def _folders(host: Host, kind: str, pattern: re.Pattern[str]) -> list[_Folder]:
+def _directories(host: Host, kind: str, pattern: re.Pattern[str]) -> list[_Directory]:
     every = sorted({name for root in ROOTS for name in names(host, f"{root}/{kind}")})
     matches = [match for name in every if (match := pattern.fullmatch(name))]
     about = LUSTRE_CLIENT if pattern is _CLIENT else LUSTRE_TARGET
     return [
-        _Folder(Entity(about, tuple(match[label] for label in about.labels)), kind, match[0])
+        _Directory(Entity(about, tuple(match[label] for label in about.labels)), kind, match[0])
         for match in matches
     ]
 
@@ -209,8 +209,8 @@ def _of_import(present: Iterable[Hashable], target: Entity) -> Wanted:
 def _finding(host: Host, health: str, clients: int, targets: int) -> Finding:
     if clients:
         detail = f"{counted(clients, 'client')}, {counted(targets, 'target')}"
-        if targets > MOST_TARGETS:
-            detail += f"; {targets - MOST_TARGETS} beyond the first {MOST_TARGETS} are left out"
+        if targets > MAX_TARGETS:
+            detail += f"; {targets - MAX_TARGETS} beyond the first {MAX_TARGETS} are left out"
         return Finding("Lustre", Verdict.SUPPORTED, detail)
     if not health:
         return Finding("Lustre", Verdict.ABSENT, "the Lustre client is not loaded")

@@ -34,7 +34,7 @@ from railscope.reading import Absent, reason_of
 
 FIRST, OWN = "/proc/1", "/proc/self"
 _REMEDY = "run the agent as root, give it CAP_DAC_READ_SEARCH, or set ProtectHome=read-only"
-MOST_MOUNTS = 16
+MAX_MOUNTS = 16
 EVENTS = (
     "data_invalidate", "vfs_open", "vfs_flush", "vfs_fsync", "vfs_lock", "congestion_wait",
     "short_read", "short_write", "jukebox_delay", "pnfs_read", "pnfs_write",
@@ -62,9 +62,9 @@ class Nfs(HoldsNothing):
     def probe(self, host: Host) -> Inventory:
         """Find the mounts, and what the kernel keeps of each."""
         self._columns, self._told, self._twice, self._hidden = [], set(), set(), 0
-        folder, mounts = _mounts(host)
-        self._stats = f"{folder}/mountstats"
-        own = _superblocks(host, folder)
+        directory, mounts = _mounts(host)
+        self._stats = f"{directory}/mountstats"
+        own = _superblocks(host, directory)
         self._hidden = len(_file_systems(_superblocks(host, FIRST)) - _file_systems(own))
         if not mounts and not self._hidden:
             return Inventory(findings=(Finding("NFS", Verdict.ABSENT, "nothing is mounted"),))
@@ -114,7 +114,7 @@ class Nfs(HoldsNothing):
         for place, columns in self._planned.items():
             if place in planned or lacking[place[0][1]] > 0:
                 planned[place] = columns | planned.get(place, {})
-        return dict(list(planned.items())[:MOST_MOUNTS])
+        return dict(list(planned.items())[:MAX_MOUNTS])
 
     def _once_each(
         self, mounts: list[Mount], of_place: Mapping[str, list[str]]
@@ -155,18 +155,18 @@ def _file_systems(of_place: Mapping[str, list[str]]) -> set[str]:
 
 def _mounts(host: Host) -> tuple[str, list[Mount]]:
     """The process whose mounts may be read, and what is mounted for it."""
-    for folder in (FIRST, OWN):
+    for directory in (FIRST, OWN):
         try:
-            return folder, parse_mountstats(host.read(f"{folder}/mountstats"))
+            return directory, parse_mountstats(host.read(f"{directory}/mountstats"))
         except OSError:
             continue
     return OWN, []
 
 
-def _superblocks(host: Host, folder: str) -> dict[str, list[str]]:
+def _superblocks(host: Host, directory: str) -> dict[str, list[str]]:
     """What is mounted where, which all may read."""
     try:
-        return superblocks(host.read(f"{folder}/mountinfo"))
+        return superblocks(host.read(f"{directory}/mountinfo"))
     except OSError:
         return {}
 
@@ -197,6 +197,6 @@ def _finding(mounts: int, twice: int) -> Finding:
     detail = counted(mounts, "file system")
     if twice:
         detail += f", {counted(twice, 'further mount')} of them"
-    if mounts > MOST_MOUNTS:
-        detail += f"; {mounts - MOST_MOUNTS} beyond the first {MOST_MOUNTS} are left out"
+    if mounts > MAX_MOUNTS:
+        detail += f"; {mounts - MAX_MOUNTS} beyond the first {MAX_MOUNTS} are left out"
     return Finding("NFS", Verdict.SUPPORTED, detail)

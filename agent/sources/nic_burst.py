@@ -1,4 +1,4 @@
-"""The fast lane of network cards: what each short window saw of traffic, pause and notifications.
+"""Burst sampling of network cards: what each short window saw of traffic, pause and notifications.
 
 One answer of ethtool and two counter files a card and look, on a thread of its own; the histograms
 are told once a second. Drivers count what the switch did to us as received, what we did as sent.
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from agent.host import Host
-from agent.sampling.bursts import MOST_WINDOWS
+from agent.sampling.bursts import MAX_WINDOWS
 from agent.sampling.facts import counted, names
 from agent.sampling.source import Columns, Finding, Inventory, Table, Verdict
 from agent.sources.burst_port import Kept, Port, plan
@@ -41,8 +41,8 @@ class NicBurst:
         wiring: Wiring | None = None,
     ) -> None:
         self.period_seconds = window_seconds
-        # Looks that come later than MOST_WINDOWS tell nothing: half of that leaves room for late ones.
-        self.longest_period_seconds = window_seconds * MOST_WINDOWS / 2
+        # Looks that come later than MAX_WINDOWS tell nothing: half of that leaves room for late ones.
+        self.longest_period_seconds = window_seconds * MAX_WINDOWS / 2
         self._wiring = wiring or Wiring()
         self._window_ns = round(window_seconds * NS)
         self._interfaces = tuple(interfaces)

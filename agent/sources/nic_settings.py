@@ -127,8 +127,8 @@ class NicSettings(Looking):
             yield name, partial(_netlink, host, card, name, tell)
         for name, read in _FILES.items():
             yield name, partial(read, host, card)
-        for name, folder in files.congestion_folders(card).items():
-            yield name, partial(files.congestion, host, card, folder, settings)
+        for name, directory in files.congestion_directories(card).items():
+            yield name, partial(files.congestion, host, card, directory, settings)
 
     def _expected_speed(self, card: Card) -> Told:
         told = Told(card.interface)

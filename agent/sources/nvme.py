@@ -131,23 +131,23 @@ def _state(host: Host, controller: str) -> Reading:
 
 
 def _entity(host: Host, controller: str) -> Entity:
-    folder = f"{ROOT}/{controller}"
-    matches = map(_DISK.fullmatch, names(host, folder))
+    directory = f"{ROOT}/{controller}"
+    matches = map(_DISK.fullmatch, names(host, directory))
     facts = known(
         controller=controller,
         disks=",".join(sorted({match[1] + match[2] for match in matches if match})),
-        model=text(host, f"{folder}/model"),
-        serial=text(host, f"{folder}/serial"),
-        firmware=text(host, f"{folder}/firmware_rev"),
-        transport=text(host, f"{folder}/transport"),
+        model=text(host, f"{directory}/model"),
+        serial=text(host, f"{directory}/serial"),
+        firmware=text(host, f"{directory}/firmware_rev"),
+        transport=text(host, f"{directory}/transport"),
     )
-    return Entity(NVME_DRIVE, (_address(host, folder) or controller,), facts)
+    return Entity(NVME_DRIVE, (_address(host, directory) or controller,), facts)
 
 
-def _address(host: Host, folder: str) -> str:
+def _address(host: Host, directory: str) -> str:
     """The PCI address of a drive; empty for one that is reached over a network."""
     try:
-        _, *addresses = pci_path(host.resolve(f"{folder}/device"))
+        _, *addresses = pci_path(host.resolve(f"{directory}/device"))
     except OSError:
         return ""
     return addresses[-1] if addresses else ""

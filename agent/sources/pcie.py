@@ -186,9 +186,9 @@ def _place_path(plan: _Plan, device: PciDevice, entity: Entity, path: tuple[PciL
 
 
 def _place_errors(host: Host, plan: _Plan, entity: Entity) -> None:
-    folder = f"{ROOT}/{entity.key[0]}"
+    directory = f"{ROOT}/{entity.key[0]}"
     for severity in _SEVERITIES:
-        path = f"{folder}/aer_dev_{severity}"
+        path = f"{directory}/aer_dev_{severity}"
         positions = {
             error: plan.columns.add(catalog.PCIE_ERRORS, entity.part(PCIE_ERROR, severity))
             if error == ALL_ERRORS
@@ -199,7 +199,7 @@ def _place_errors(host: Host, plan: _Plan, entity: Entity) -> None:
             plan.errors.append((len(plan.files), positions))
             plan.files.append(path)
     for severity, name in _ROOT_FILES.items():
-        path = f"{folder}/aer_rootport_total_err_{name}"
+        path = f"{directory}/aer_rootport_total_err_{name}"
         if text(host, path):
             about = entity.part(PCIE_ROOT_ERROR, severity)
             column = plan.columns.add(catalog.PCIE_ROOT_ERRORS, about)
@@ -226,13 +226,13 @@ def _sleeps(host: Host, address: str) -> bool | Absent:
 
 
 def _facts(host: Host, device: PciDevice) -> dict[str, str]:
-    folder = f"{ROOT}/{device.address}"
+    directory = f"{ROOT}/{device.address}"
     return known(
         role=device.role,
         vendor=device.vendor,
         device=device.device,
-        driver=linked(host, f"{folder}/driver"),
-        numa_node=text(host, f"{folder}/numa_node"),
+        driver=linked(host, f"{directory}/driver"),
+        numa_node=text(host, f"{directory}/numa_node"),
     )
 
 

@@ -16,7 +16,7 @@ from railscope.catalog.pcie import PCIE_BACK_EVENT, PCIE_GONE_EVENT
 from railscope.entity import Entity
 from railscope.frame import Event, Instant
 
-MOST_DEVICES = 1024
+MAX_DEVICES = 1024
 """More than a server has slots for; what is new beyond that is not followed."""
 
 
@@ -52,7 +52,7 @@ class Presence:
             told = tuple(names.get(address, ())) or (before.names if before else ())
             if before:
                 before.entity, before.names = entity, told
-            elif len(self._known) < MOST_DEVICES:
+            elif len(self._known) < MAX_DEVICES:
                 self._known[address] = _Known(entity, told)
         return {address: known.entity for address, known in sorted(self._known.items())}
 

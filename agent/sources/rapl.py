@@ -22,7 +22,7 @@ from railscope.entity import Entity
 from railscope.reading import Absent, Reading, parse_integer, reason_of
 
 ROOT = "/sys/class/powercap"
-MOST_WATTS = 2000
+MAX_WATTS = 2000
 """More than any domain draws whose counter goes round within a day."""
 _RANGE = "max_energy_range_uj"
 _ZONE = re.compile(r"intel-rapl(-mmio)?(:[0-9a-f]+)+")
@@ -48,12 +48,12 @@ class EnergyCounter:
         if last is None:
             return Absent.NOT_DUE
         before_uj, before_ns = last
-        most_uj = (now_ns - before_ns) * MOST_WATTS // 1000
+        max_uj = (now_ns - before_ns) * MAX_WATTS // 1000
         step_uj = raw_uj - before_uj
         if step_uj < 0:
             step_uj += self.range_uj
-        rounds_may_be_unseen = most_uj >= self.range_uj
-        fell_by_reset = raw_uj < before_uj and not 0 <= step_uj <= most_uj
+        rounds_may_be_unseen = max_uj >= self.range_uj
+        fell_by_reset = raw_uj < before_uj and not 0 <= step_uj <= max_uj
         if rounds_may_be_unseen or fell_by_reset:
             self.total_uj = 0
         else:
@@ -82,21 +82,21 @@ class Rapl:
         domains = _domains(host)
         denied = False
         self._domains = []
-        for domain, folder in domains.items():
+        for domain, directory in domains.items():
             columns.add(catalog.ENERGY, Entity(ENERGY_DOMAIN, (domain,)))
-            range_uj = int(text(host, f"{folder}/{_RANGE}"))
+            range_uj = int(text(host, f"{directory}/{_RANGE}"))
             counter = self._counters.get(domain)
             if counter is None or counter.range_uj != range_uj:
                 counter = self._counters[domain] = EnergyCounter(range_uj)
             self._domains.append(counter)
-            denied = denied or _denied(host, f"{folder}/energy_uj")
+            denied = denied or _denied(host, f"{directory}/energy_uj")
         limits: list[str] = []
-        for domain, folder in domains.items():
-            for limit, path in _limits(host, folder):
+        for domain, directory in domains.items():
+            for limit, path in _limits(host, directory):
                 columns.add(catalog.LIMIT, Entity(POWER_LIMIT, (domain, limit)))
                 limits.append(path)
         self.close()
-        self._energy = host.keep([f"{folder}/energy_uj" for folder in domains.values()])
+        self._energy = host.keep([f"{directory}/energy_uj" for directory in domains.values()])
         self._limits = host.keep(limits)
         return Inventory(tuple(columns.columns), (), (_finding(list(domains), denied=denied),))
 
@@ -122,7 +122,7 @@ class Rapl:
 
 
 def _domains(host: Host) -> dict[str, str]:
-    """Folders by the name of the domain, with those it is a part of: package-0/core.
+    """Directories by the name of the domain, with those it is a part of: package-0/core.
 
     Model-specific registers go before memory-mapped ones, which tell of the same packages.
     """
@@ -137,13 +137,13 @@ def _domains(host: Host) -> dict[str, str]:
     return found
 
 
-def _limits(host: Host, folder: str) -> list[tuple[str, str]]:
+def _limits(host: Host, directory: str) -> list[tuple[str, str]]:
     found: dict[str, str] = {}
-    for file in names(host, folder):
+    for file in names(host, directory):
         if match := re.fullmatch(r"constraint_(\d+)_power_limit_uw", file):
-            name = text(host, f"{folder}/constraint_{match[1]}_name")
-            if name and text(host, f"{folder}/{file}").strip("0"):
-                found.setdefault(name, f"{folder}/{file}")
+            name = text(host, f"{directory}/constraint_{match[1]}_name")
+            if name and text(host, f"{directory}/{file}").strip("0"):
+                found.setdefault(name, f"{directory}/{file}")
     return list(found.items())
 
 

@@ -95,7 +95,9 @@ class Rdma:
         self._before = hidden(host, before, self._carried)
         self.close()
         self._counters = host.keep([file.path for file in files])
-        self._states = host.keep([f"{folder}/{file}" for folder, _ in ports for file in _FILES])
+        self._states = host.keep(
+            [f"{directory}/{file}" for directory, _ in ports for file in _FILES]
+        )
         findings = (_finding(len(there), len(ports), len(files)), *_problems(network))
         return Inventory(tuple(columns.columns), tuple(bridges), findings)
 
@@ -129,7 +131,7 @@ class Rdma:
 
     @property
     def _carried(self) -> dict[str, Carried]:
-        return {folder: unwrap.carried for folder, unwrap in self._unwraps.items()}
+        return {directory: unwrap.carried for directory, unwrap in self._unwraps.items()}
 
     def close(self) -> None:
         """Close the kept files."""
@@ -179,17 +181,17 @@ def _saturated(files: Sequence[CounterFile], columns: Columns) -> list[_Saturate
 
 
 def _unwraps(files: Sequence[CounterFile], before: dict[str, Carried]) -> dict[str, Unwrap]:
-    """One for each folder that has counters of 32 bits; the others in it have 64."""
+    """One for each directory that has counters of 32 bits; the others in it have 64."""
     narrow: dict[str, dict[str, int]] = {}
     wide: dict[str, list[int]] = {}
     for column, file in enumerate(files):
         if file.narrow:
-            narrow.setdefault(file.folder, {})[file.name] = column
+            narrow.setdefault(file.directory, {})[file.name] = column
         else:
-            wide.setdefault(file.folder, []).append(column)
+            wide.setdefault(file.directory, []).append(column)
     return {
-        folder: Unwrap(of, wide.get(folder, ()), before.get(folder))
-        for folder, of in narrow.items()
+        directory: Unwrap(of, wide.get(directory, ()), before.get(directory))
+        for directory, of in narrow.items()
     }
 
 
@@ -246,12 +248,12 @@ def _device(host: Host, name: str, network: Network) -> Device:
     facts = _facts(host, base, network)
     ports = []
     for port in names(host, f"{base}/ports"):
-        folder = f"{base}/ports/{port}"
+        directory = f"{base}/ports/{port}"
         of_port = known(
-            link_layer=text(host, f"{folder}/link_layer"),
-            interface=_interface(host, base, folder),
+            link_layer=text(host, f"{directory}/link_layer"),
+            interface=_interface(host, base, directory),
         )
-        ports.append((folder, Entity(RDMA_PORT, (name, port), facts | of_port)))
+        ports.append((directory, Entity(RDMA_PORT, (name, port), facts | of_port)))
     driver = rdma_driver(facts.get("driver", ""), name)
     return Device(driver, base, Entity(RDMA_PORT, (name, DEVICE), facts), tuple(ports))
 
@@ -273,8 +275,8 @@ def _driver(host: Host, base: str, address: str) -> str:
     return of_pci or linked(host, f"{base}/device/driver")
 
 
-def _interface(host: Host, base: str, folder: str) -> str:
-    named = text(host, f"{folder}/gid_attrs/ndevs/0")
+def _interface(host: Host, base: str, directory: str) -> str:
+    named = text(host, f"{directory}/gid_attrs/ndevs/0")
     candidates = [named] if named else names(host, f"{base}/device/net")
     return candidates[0] if len(candidates) == 1 else ""
 

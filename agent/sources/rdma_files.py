@@ -39,7 +39,7 @@ def rdma_driver(pci_driver: str, device: str) -> str:
 class CounterFile:
     """A counter file: where it lies, and what it tells about what."""
 
-    folder: str
+    directory: str
     name: str
     metric: Metric
     about: Entity
@@ -52,15 +52,15 @@ class CounterFile:
     @property
     def path(self) -> str:
         """Where it lies."""
-        return f"{self.folder}/{self.name}"
+        return f"{self.directory}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """An RDMA device: its driver, itself as an entity, and the folder and entity of each port."""
+    """An RDMA device: its driver, itself as an entity, and the directory and entity of each port."""
 
     driver: str
-    folder: str
+    directory: str
     whole: Entity
     ports: tuple[tuple[str, Entity], ...]
 
@@ -72,12 +72,12 @@ def counter_files(host: Host, device: Device) -> Iterator[CounterFile]:
     device adds up over its ports, come under their own names.
     """
     told: set[Metric] = set()
-    for folder, port in device.ports:
-        sets = [f"{folder}/{name}" for name in _WIDEST_FIRST]
+    for directory, port in device.ports:
+        sets = [f"{directory}/{name}" for name in _WIDEST_FIRST]
         found = list(_of(host, device.driver, sets, port, set()))
         told |= {file.metric for file in found}
         yield from found
-    sets = [f"{device.folder}/{_REFRESHED}"]
+    sets = [f"{device.directory}/{_REFRESHED}"]
     yield from _of(host, device.driver, sets, device.whole, told)
 
 
@@ -85,9 +85,9 @@ def _of(
     host: Host, driver: str, sets: Sequence[str], about: Entity, told: set[Metric]
 ) -> Iterator[CounterFile]:
     taken, generic = set(told), set[str]()
-    for folder in sets:
-        refreshed = folder.endswith(_REFRESHED)
-        for name in names(host, folder):
+    for directory in sets:
+        refreshed = directory.endswith(_REFRESHED)
+        for name in names(host, directory):
             if name in _NO_COUNTERS:
                 continue
             narrow = refreshed and catalog.wraps_at_32_bits(driver, name)
@@ -96,8 +96,8 @@ def _of(
             if metric and metric not in taken:
                 taken.add(metric)
                 step = catalog.bytes_a_step(driver, name)
-                yield CounterFile(folder, name, metric, about, step, narrow, highest)
+                yield CounterFile(directory, name, metric, about, step, narrow, highest)
             elif name not in generic:
                 generic.add(name)
                 part = about.part(RDMA_COUNTER, name)
-                yield CounterFile(folder, name, catalog.other(name), part, 1, narrow, highest)
+                yield CounterFile(directory, name, catalog.other(name), part, 1, narrow, highest)

@@ -36,7 +36,7 @@ from railscope.frame import Event
 from railscope.reading import Absent
 from railscope.settings import SettingsError
 
-MOST_EVENTS_A_FRAME = 500
+MAX_EVENTS_A_FRAME = 500
 """A collector takes so many events in one envelope, of some seconds and of all sources."""
 WAIT_FOR_GPUS_NS = 15_000_000_000
 """So long the driver has to tell of its GPUs before those remembered have to do."""
@@ -107,11 +107,11 @@ class Tenancy(HoldsNothing):
         self._first_ns: int | None = None
         self._just_looked = False
 
-    def remember(self, folder: Path, node: str) -> None:
-        """Keep what must outlive the agent in a folder, and take up what is there."""
+    def remember(self, directory: Path, node: str) -> None:
+        """Keep what must outlive the agent in a directory, and take up what is there."""
         self._node = node
-        self._memory = Memory(folder)
-        self.told.keep_in(folder)
+        self._memory = Memory(directory)
+        self.told.keep_in(directory)
 
     @property
     def open(self) -> tuple[Open, ...]:
@@ -136,8 +136,8 @@ class Tenancy(HoldsNothing):
         if not looked:
             into.kept_back = True
             return
-        into.events = self._events[:MOST_EVENTS_A_FRAME]
-        del self._events[:MOST_EVENTS_A_FRAME]
+        into.events = self._events[:MAX_EVENTS_A_FRAME]
+        del self._events[:MAX_EVENTS_A_FRAME]
         there = {gpu.entity.key[0] for gpu in self._gpus.found.values()} | self._held_gpus
         into.grown = there != set(self._columns)
         count = len(self._columns)

@@ -30,9 +30,9 @@ _DRIVER_LOADED = "NVRM: loading NVIDIA UNIX"
 _NS_PER_US = 1000
 _LEVEL_BITS = 3
 """A priority is a level and, above it, a facility; that of the kernel itself is 0."""
-_MOST_ENTITIES = 1000
-_MOST_GPUS = 64
-MOST_EVENTS_A_FRAME, MOST_EVENTS_WAITING = 500, 10_000
+_MAX_ENTITIES = 1000
+_MAX_GPUS = 64
+MAX_EVENTS_A_FRAME, MAX_EVENTS_WAITING = 500, 10_000
 """A collector takes so many events in one envelope, of some seconds and of all sources."""
 _BY_ENTITY: dict[str, Metric] = {
     c.XID_EVENT.name: gpu_catalog.GPU_XID_ERRORS,
@@ -113,8 +113,8 @@ class KernelLogStream:
         if self._log:
             self._follow(host, self._log)
         self._take_unlogged(host)
-        into.events = self._events[:MOST_EVENTS_A_FRAME]
-        del self._events[:MOST_EVENTS_A_FRAME]
+        into.events = self._events[:MAX_EVENTS_A_FRAME]
+        del self._events[:MAX_EVENTS_A_FRAME]
         into.grown = (len(self._counts), len(self._last_xid)) != (
             len(self._columns), len(self._last)
         )  # fmt: skip
@@ -170,7 +170,7 @@ class KernelLogStream:
         if message.event_class is c.XID_EVENT:
             address, number = message.entity.key
             gpu = Entity(GPU_ADDRESS, (address,))
-            if gpu.key in self._last_xid or len(self._last_xid) < _MOST_GPUS:
+            if gpu.key in self._last_xid or len(self._last_xid) < _MAX_GPUS:
                 self._last_xid[gpu.key] = int(number)
             judged, entry = judge(int(number), facts.get("message", "")), xid(int(number))
             self._xids.judged(address, JudgedXid(int(number), boot_ns, judged))
@@ -179,7 +179,7 @@ class KernelLogStream:
                 action=" ".join(judged.actions), nvidia_action=judged.nvidia,
             )  # fmt: skip
         self._count(message)
-        if len(self._events) >= MOST_EVENTS_WAITING:
+        if len(self._events) >= MAX_EVENTS_WAITING:
             self._untold += 1
             return
         self._events.append(Event(message.event_class, message.entity, wall_ns, boot_ns, facts))
@@ -211,7 +211,7 @@ class KernelLogStream:
         if name in _BY_NODE:
             self._node_counts[_BY_NODE[name]] += 1
         key = (name, message.entity)
-        if name in _BY_ENTITY and (key in self._counts or len(self._counts) < _MOST_ENTITIES):
+        if name in _BY_ENTITY and (key in self._counts or len(self._counts) < _MAX_ENTITIES):
             self._counts[key] += 1
 
 

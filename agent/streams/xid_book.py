@@ -17,9 +17,9 @@ from railscope.catalog.xids import ACTION_ORDER, RECOVERY_ACTIONS, Judgement
 
 SAME_NS = 3_000_000_000
 """Two seconds apart (NVIDIA's driver logs first), and one for the period at which NVML is asked."""
-MOST_WAITING = 1000
-MOST_GPUS = 64
-MOST_REMEMBERED = 64
+MAX_WAITING = 1000
+MAX_GPUS = 64
+MAX_REMEMBERED = 64
 """Different Xids of one GPU."""
 _HARD = frozenset(ACTION_ORDER[ACTION_ORDER.index("drain") :])
 _RECOVERY_CHANGED = 154
@@ -61,7 +61,7 @@ class XidBook:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._logged: deque[tuple[str, int, int]] = deque(maxlen=MOST_WAITING)
+        self._logged: deque[tuple[str, int, int]] = deque(maxlen=MAX_WAITING)
         self._waiting: deque[Sighting] = deque()
         self._judged: dict[str, dict[object, JudgedXid]] = {}
         self.overlooked = 0
@@ -83,7 +83,7 @@ class XidBook:
                 if _same(sighting, *told):
                     self._logged.remove(told)
                     return
-            if len(self._waiting) < MOST_WAITING:
+            if len(self._waiting) < MAX_WAITING:
                 self._waiting.append(sighting)
             else:
                 self.overlooked += 1
@@ -105,7 +105,7 @@ class XidBook:
         judgement = told.judgement
         kind = told.number if changed else (told.number, judgement.severity, judgement.actions)
         with self._lock:
-            if pci_address not in self._judged and len(self._judged) >= MOST_GPUS:
+            if pci_address not in self._judged and len(self._judged) >= MAX_GPUS:
                 return
             known = self._judged.setdefault(pci_address, {})
             if changed and judgement.nvidia == _ALL_CLEAR:
@@ -113,7 +113,7 @@ class XidBook:
             known.pop(kind, None)
             if told.fatal or _HARD.intersection(judgement.actions):
                 known[kind] = told
-            for oldest in list(islice(known, max(0, len(known) - MOST_REMEMBERED))):
+            for oldest in list(islice(known, max(0, len(known) - MAX_REMEMBERED))):
                 del known[oldest]
 
     def driver_loaded(self, boot_ns: int) -> None:

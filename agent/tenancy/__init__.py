@@ -2,7 +2,7 @@
 
     held, naming    a claim as one place tells it, whose word it is; names that people give to GPUs
     devices         the GPUs and MIG devices of the node by all their names
-    kubernetes      pods, by the kubelet; pod_folders: which pods there are, by what it keeps of them
+    kubernetes      pods, by the kubelet; pod_directories: which pods there are, by what it keeps of them
     slurm           jobs, by their control groups (slurm_groups) and what a prolog wrote (slurm_files)
     libvirt         virtual machines that GPUs were handed to (passthrough)
     claims_file     what an administrator wrote down

@@ -25,7 +25,7 @@ from railscope.frame import Event, Instant
 TELL_AGAIN_NS = 3_600_000_000_000
 RESUME_NS = 300_000_000_000
 """For how long a claim is left to a higher word that has ended: a job takes a while to go away."""
-MOST_ENDED = 1000
+MAX_ENDED = 1000
 GONE, ENDED, CHANGED, COVERED = "gone", "ended", "changed", "told by a higher word"
 
 
@@ -288,7 +288,7 @@ class Book:
         if end_boot and start_boot and end_boot.boot_id == start_boot.boot_id:
             end_boot = BootTime(end_boot.boot_id, max(end_boot.boot_ns, start_boot.boot_ns))
         closed = Closed(one, end_ns, uncertainty_ns, why, end_boot)
-        self._closed = [*self._closed, closed][-MOST_ENDED:]
+        self._closed = [*self._closed, closed][-MAX_ENDED:]
         self._tell_end(closed, now)
         self.changed = True
 

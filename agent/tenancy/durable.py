@@ -24,11 +24,11 @@ def write(path: Path, kept: object) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    directory = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(directory)
     finally:
-        os.close(folder)
+        os.close(directory)
 
 
 def read(path: Path, shape: type[Kept]) -> Kept | None:

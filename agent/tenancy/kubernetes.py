@@ -27,7 +27,7 @@ from agent.sampling.source import Finding, Verdict
 from agent.tenancy import naming, passthrough
 from agent.tenancy.devices import Device, Devices
 from agent.tenancy.held import Held, Level, Told
-from agent.tenancy.pod_folders import PodFolders, Pods
+from agent.tenancy.pod_directories import PodDirectories, Pods
 from agent.tenancy.pod_requests import PodRequests
 from agent.tenancy.trouble import unread
 from railscope.pod_shares import Part, Requests
@@ -42,7 +42,7 @@ _CLAIMED = re.compile(r"gpu-(?P<minor>\d+)(?:-mig-(?P<mig>.+))?")
 _PLACED = re.compile(r"\d+-(?P<start>\d+)-\d+")
 _PROFILED = re.compile(r"\d+g\d+gb(?:-[a-z-]+)?-\d+-(?P<start>\d+)")
 _NAMED = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_MOST_QUOTED, _SEVERAL = 5, 2
+_MAX_QUOTED, _SEVERAL = 5, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Kubernetes:
     pods: Pods = field(default_factory=Pods)
     """As of the last look."""
     _passed: passthrough.PassedOn = field(default_factory=passthrough.PassedOn)
-    _folders: PodFolders = field(default_factory=PodFolders)
+    _directories: PodDirectories = field(default_factory=PodDirectories)
     _replicas: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _ask_again_ns: int = 0
 
@@ -81,7 +81,7 @@ class Kubernetes:
         """The devices of all pods that have not ended."""
         if not self.socket:
             return Told(findings=(Finding(WHAT, Verdict.ABSENT, "no kubelet_socket is set"),))
-        self.pods = self._folders.look(host)
+        self.pods = self._directories.look(host)
         requests = self.requests.look(host, devices)
         try:
             answer = host.call(KUBELET, LIST, self.socket)
@@ -219,7 +219,7 @@ class Kubernetes:
         detail = f"{counted(len(held), 'device')} held by {counted(pods, 'pod')}, by {self.socket}"
         yield Finding(WHAT, Verdict.SUPPORTED, detail)
         if unknown:
-            some = ", ".join(sorted(set(unknown))[:_MOST_QUOTED])
+            some = ", ".join(sorted(set(unknown))[:_MAX_QUOTED])
             detail = (
                 f"{counted(len(set(unknown)), 'device')} of pods that no GPU here goes by: {some}"
             )
@@ -227,7 +227,7 @@ class Kubernetes:
         lost = {each.text for each in holdings if not _is_told(each, self._replicas)}
         if lost:
             detail = (
-                f"how many shares there are is not told: {', '.join(sorted(lost)[:_MOST_QUOTED])}"
+                f"how many shares there are is not told: {', '.join(sorted(lost)[:_MAX_QUOTED])}"
             )
             yield Finding(
                 WHAT, Verdict.ABSENT, detail, "turn on GetAllocatableResources of the kubelet"

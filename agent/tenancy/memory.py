@@ -36,8 +36,8 @@ class State(msgspec.Struct, frozen=True):
 class Memory:
     """A file in the state directory. Blocking."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / FILE
         self._kept_ns: int | None = None
         self._damage = ""
         self._problem = ""

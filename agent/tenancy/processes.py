@@ -16,7 +16,7 @@ from agent.owners import FormatError
 from agent.owners import cgroup as groups
 from agent.sampling.facts import text
 from agent.tenancy.devices import Device, Devices
-from agent.tenancy.pod_folders import Pods
+from agent.tenancy.pod_directories import Pods
 from railscope.frame import Instant
 from railscope.reading import Absent
 

@@ -75,7 +75,7 @@ class Slurm:
                 homeless.append(job)
             held += found
         there = {group.name for group, _ in groups} | {f"job_{told.job}" for _, told in groups}
-        for use in self.uses():  # where no folders can be seen, processes are all there is
+        for use in self.uses():  # where no directories can be seen, processes are all there is
             job = use.whose.workload
             if (
                 use.whose.source == self.name
@@ -123,7 +123,7 @@ class Slurm:
 
 
 def _carry(written: Written, what: str, error: OSError, in_force: tuple[Held, ...]) -> None:
-    remedy = "let the prolog make the folder, or clear the setting"
+    remedy = "let the prolog make the directory, or clear the setting"
     written.findings.append(finding(what, error, remedy))
     written.held += carried(in_force, level=Level.SCHEDULER)
 

@@ -34,7 +34,7 @@ GPU_FILES, JOB_FILES, GRES_CONF = "jobs by GPU", "jobs by scontrol", "gres.conf"
 _GPU_FILE = re.compile(r"(?P<gpu>\d{1,4})(?:\.(?P<instance>\d{1,4}))?")
 _ZONES = "/zoneinfo/"
 _NS = 1_000_000_000
-_MOST_QUOTED = 5
+_MAX_QUOTED = 5
 _SHARED = {"shard", "mps"}
 
 
@@ -46,21 +46,21 @@ class Written:
     findings: list[Finding] = field(default_factory=list)
 
 
-def by_gpu(host: Host, folder: str, devices: Devices) -> Written:
-    """The claims of a folder with a file for each GPU. Raises OSError for the folder."""
+def by_gpu(host: Host, directory: str, devices: Devices) -> Written:
+    """The claims of a directory with a file for each GPU. Raises OSError for the directory."""
     written, odd = Written(), []
-    for name in host.names(folder):
+    for name in host.names(directory):
         found = _GPU_FILE.fullmatch(name)
         device = devices.with_index(int(found["gpu"])) if found else None
         if found and found["instance"] and device:
             device = devices.instance(device.gpu, found["instance"])
-        jobs = text(host, f"{folder}/{name}").split()
+        jobs = text(host, f"{directory}/{name}").split()
         if device is None or not all(job.isdecimal() for job in jobs):
             odd.append(name)
             continue
         written.held += [_held(job, device, alone=len(jobs) == 1) for job in dict.fromkeys(jobs)]
     if odd:
-        detail = f"{folder}: not the jobs of a GPU here: {', '.join(odd[:_MOST_QUOTED])}"
+        detail = f"{directory}: not the jobs of a GPU here: {', '.join(odd[:_MAX_QUOTED])}"
         remedy = "let the prolog name files by GPU, with one id of a job on each line"
         written.findings.append(Finding(GPU_FILES, Verdict.BROKEN, detail, remedy))
     return written
@@ -78,13 +78,13 @@ def _held(job: str, device: Device, *, alone: bool = True) -> Held:
 class JobFiles:
     """Jobs by what scontrol printed; what has not changed is not parsed again."""
 
-    folder: str
+    directory: str
     gres_conf: str
     _parsed: dict[str, tuple[bytes, tuple[Job, ...]]] = field(default_factory=dict)
 
     def look(self, host: Host, node: str, devices: Devices, clock: ClockHistory) -> Written:
-        """The claims of jobs that run on this node. Raises OSError for the folder."""
-        written, bad, here = Written(), [], host.names(self.folder)
+        """The claims of jobs that run on this node. Raises OSError for the directory."""
+        written, bad, here = Written(), [], host.names(self.directory)
         unclear: list[str] = []
         self._parsed = {name: kept for name, kept in self._parsed.items() if name in here}
         conf = _gres_conf(host, self.gres_conf, node, written)
@@ -99,11 +99,11 @@ class JobFiles:
                 written.held += found.claims(node, conf.devices, devices)
                 unclear += found.unclear
         if bad:
-            detail = f"{self.folder}: not what scontrol prints: {', '.join(bad[:_MOST_QUOTED])}"
+            detail = f"{self.directory}: not what scontrol prints: {', '.join(bad[:_MAX_QUOTED])}"
             remedy = "let the prolog write `scontrol show job -d --json ID` there"
             written.findings.append(Finding(JOB_FILES, Verdict.BROKEN, detail, remedy))
         if unclear:
-            detail = f"unknown part of the node's GPUs: {'; '.join(unclear[:_MOST_QUOTED])}"
+            detail = f"unknown part of the node's GPUs: {'; '.join(unclear[:_MAX_QUOTED])}"
             remedy = (
                 "let the prolog write `scontrol show job -d --json ID`, or run `railscope claim`"
             )
@@ -111,7 +111,7 @@ class JobFiles:
         return written
 
     def _jobs(self, host: Host, name: str) -> tuple[Job, ...]:
-        content = host.read(f"{self.folder}/{name}")
+        content = host.read(f"{self.directory}/{name}")
         kept = self._parsed.get(name)
         if kept is None or kept[0] != content:
             kept = self._parsed[name] = content, _parse(content, host)

@@ -3,7 +3,7 @@
     v2  /sys/fs/cgroup/system.slice/[NODE_]slurmstepd.scope/job_211 or /SLUID, step_*/user/task_*
     v1  /sys/fs/cgroup/CONTROLLER/slurm[_NODE]/uid_1000/job_211, step_*/task_*
 
-A job's folder is there for as long as it runs. Source: SchedMD/slurm:doc/html/cgroup_v2.shtml,
+A job's directory is there for as long as it runs. Source: SchedMD/slurm:doc/html/cgroup_v2.shtml,
 src/plugins/cgroup/v1, v2.
 """
 
@@ -28,12 +28,12 @@ _JOB = re.compile(r"job_([0-9]{1,10})")
 _SLUID = re.compile(sluid.PATTERN)
 _OF_THE_JOB = ("step_batch", "step_interactive")
 _SHARES = ("SLURM_SHARDS_ON_NODE", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
-_MOST_ASKED = 8
+_MAX_ASKED = 8
 
 
 @dataclass(frozen=True, slots=True)
 class JobGroup:
-    """The folder of a job: its number, or the SLUID that stands for it."""
+    """The directory of a job: its number, or the SLUID that stands for it."""
 
     path: str
     name: str
@@ -54,13 +54,13 @@ class Environment:
 
 @dataclass(slots=True)
 class JobGroups:
-    """Looks for the folders of jobs; remembers the environment of each while it runs."""
+    """Looks for the directories of jobs; remembers the environment of each while it runs."""
 
     _known: dict[str, tuple[tuple[str, ...], Environment]] = field(default_factory=dict)
-    """By folder: the steps that were asked, and what they said."""
+    """By directory: the steps that were asked, and what they said."""
 
     def look(self, host: Host) -> list[tuple[JobGroup, Environment]]:
-        """The jobs there are. Raises OSError where their folders cannot be read."""
+        """The jobs there are. Raises OSError where their directories cannot be read."""
         found = list(_jobs(host))
         paths = {group.path for group in found}
         self._known = {path: known for path, known in self._known.items() if path in paths}
@@ -110,25 +110,25 @@ def _jobs(host: Host) -> Iterator[JobGroup]:
     for controller in _CONTROLLERS:
         roots = [name for name in _entries(host, f"{GROUPS}/{controller}") if _V1.fullmatch(name)]
         for root in roots:
-            folder = f"{GROUPS}/{controller}/{root}"
-            for user in (name for name in _entries(host, folder) if name.startswith("uid_")):
-                for name in filter(_JOB.fullmatch, _entries(host, f"{folder}/{user}")):
-                    yield JobGroup(f"{folder}/{user}/{name}", name)
+            directory = f"{GROUPS}/{controller}/{root}"
+            for user in (name for name in _entries(host, directory) if name.startswith("uid_")):
+                for name in filter(_JOB.fullmatch, _entries(host, f"{directory}/{user}")):
+                    yield JobGroup(f"{directory}/{user}/{name}", name)
         if roots:
             return  # each hierarchy has the same jobs
 
 
-def _entries(host: Host, folder: str) -> list[str]:
-    """The entries of a folder; none where it does not exist. Raises OSError otherwise."""
+def _entries(host: Host, directory: str) -> list[str]:
+    """The entries of a directory; none where it does not exist. Raises OSError otherwise."""
     try:
-        return host.names(folder)
+        return host.names(directory)
     except (FileNotFoundError, NotADirectoryError):
         return []
 
 
-def _titled(host: Host, folder: str) -> int | None:
+def _titled(host: Host, directory: str) -> int | None:
     """The number of a job by the title of the daemon of one of its steps."""
-    for pid in _pids(host, f"{folder}/slurm"):
+    for pid in _pids(host, f"{directory}/slurm"):
         try:
             return step(host.read(f"/proc/{pid}/cmdline")).job
         except (OSError, FormatError):
@@ -136,12 +136,12 @@ def _titled(host: Host, folder: str) -> int | None:
     return None
 
 
-def _asked(host: Host, folder: str, job: int | None) -> Environment:
+def _asked(host: Host, directory: str, job: int | None) -> Environment:
     """What the processes of a step say of their job."""
-    user = f"{folder}/user"
+    user = f"{directory}/user"
     tasks = [f"{user}/{name}" for name in names(host, user) if name.startswith("task_")]
-    tasks += [f"{folder}/{name}" for name in names(host, folder) if name.startswith("task_")]
-    pids = [pid for task in tasks for pid in _pids(host, task)][:_MOST_ASKED]
+    tasks += [f"{directory}/{name}" for name in names(host, directory) if name.startswith("task_")]
+    pids = [pid for task in tasks for pid in _pids(host, task)][:_MAX_ASKED]
     for pid in pids:
         try:
             told = host.call(OWNER, "environ", pid)

@@ -22,7 +22,7 @@ from railscope.reading import Absent
 WHAT = "claims by command"
 FILE = "claims-told.json"
 KEEP_ENDED_NS = 86_400_000_000_000
-MOST_CLAIMS = 10_000
+MAX_CLAIMS = 10_000
 SCHEDULERS = frozenset({"slurm", "kubernetes"})
 """Whose workloads are told as theirs: `slurm:123` is Slurm's 123, and its owner an account of Slurm."""
 
@@ -75,7 +75,7 @@ class ToldClaims:
     name = COMMAND
 
     def __init__(self) -> None:
-        self._folder: Path | None = None
+        self._directory: Path | None = None
         self._path: Path | None = None
         self._claims: dict[str, Claim] = {}
         self._past: tuple[Claim, ...] = ()
@@ -83,25 +83,25 @@ class ToldClaims:
         self._turn = threading.Lock()
         self._problem = "told to an agent that runs, by railscope claim"
 
-    def keep_in(self, folder: Path) -> None:
+    def keep_in(self, directory: Path) -> None:
         """Keep claims in a directory, and read what is there. Never raises: it is tried again."""
         with self._turn:
-            self._folder = folder
+            self._directory = directory
             self._open()
 
     def _open(self) -> None:
         """Open the directory, or make it, where that was not possible until now."""
-        if self._path is not None or self._folder is None:
+        if self._path is not None or self._directory is None:
             return
-        path = self._folder / FILE
+        path = self._directory / FILE
         try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             kept = durable.read(path, list[Claim])
         except durable.DamagedError as error:
             self._problem, kept = str(error), None
         except OSError as error:
             self._problem = (
-                f"state_directory {self._folder} cannot be used: {error.strerror or error}; claims are"
+                f"state_directory {self._directory} cannot be used: {error.strerror or error}; claims are"
                 " accepted as soon as it can be written"
             )
             return
@@ -128,8 +128,8 @@ class ToldClaims:
                     state = "has ended" if known.end_ns is not None else "says something else"
                     message = f"there is a claim {claim.id!r} already, and it {state}"
                     raise ConflictError(message)
-            if len(self._claims) >= MOST_CLAIMS:
-                message = f"{MOST_CLAIMS} claims are kept already: end some"
+            if len(self._claims) >= MAX_CLAIMS:
+                message = f"{MAX_CLAIMS} claims are kept already: end some"
                 raise ConflictError(message)
             self._put(claim, claim.start_ns, (known,) if known else ())
             return claim

@@ -10,17 +10,19 @@ RDMA, NET, NVME = "/sys/class/infiniband", "/sys/class/net", "/sys/class/nvme"
 _UUID = "GPU UUID:"
 
 
-def functions(host: Host, folder: str) -> dict[str, str]:
+def functions(host: Host, directory: str) -> dict[str, str]:
     """Devices of a class that are a PCI function as a whole: their addresses by name."""
-    found = {name: address_of(host, f"{folder}/{name}/device") for name in names(host, folder)}
+    found = {
+        name: address_of(host, f"{directory}/{name}/device") for name in names(host, directory)
+    }
     return {name: address for name, address in found.items() if address}
 
 
 def device_names(host: Host, devices: dict[str, PciDevice]) -> dict[str, list[str]]:
     """RDMA devices, interfaces, drives and UUIDs of GPUs by the PCI address they are at."""
     found: dict[str, list[str]] = {}
-    for folder in (RDMA, NET, NVME):
-        for name, address in functions(host, folder).items():
+    for directory in (RDMA, NET, NVME):
+        for name, address in functions(host, directory).items():
             found.setdefault(address, []).append(name)
     for device in devices.values():
         uuid = gpu_uuid(host, device.address) if device.role == GPU else ""

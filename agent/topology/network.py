@@ -125,7 +125,7 @@ class Wiring:
         Sources probe one after the other: what was found within the last second, and has the same
         devices still, is not looked for again.
         """
-        there = tuple(tuple(names(host, folder)) for folder in (pci.DEVICES, RDMA, NET))
+        there = tuple(tuple(names(host, directory)) for directory in (pci.DEVICES, RDMA, NET))
         now_ns, last = host.clock.now().boot_ns, self._last
         if last and last.serves(host, there, now_ns):
             repeat_failures(host, last.failed)

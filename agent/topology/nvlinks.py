@@ -11,7 +11,7 @@ from agent.host import Host, Json, NvmlError
 from agent.topology.pci import pci_address
 
 _LINK_COUNT, _LINK_STATE, _C2C_COUNT = 91, 165, 170
-_MOST_LINKS = 36
+_MAX_LINKS = 36
 _ACTIVE, _TO_GPU, _TO_SWITCH = 1, 0, 2
 _NO_NODE = (1 << 32) - 1
 
@@ -95,7 +95,7 @@ def _gpu(host: Host, index: int) -> GpuLinks | None:
 
 def _links(host: Host, index: int) -> int:
     told = _field(host, index, _LINK_COUNT)
-    return _MOST_LINKS if told is None else min(told, _MOST_LINKS)
+    return _MAX_LINKS if told is None else min(told, _MAX_LINKS)
 
 
 def _state(host: Host, index: int, link: int) -> Json:

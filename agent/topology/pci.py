@@ -178,8 +178,8 @@ def gpu_addresses(host: Host) -> list[str]:
 
 
 def _is_gpu(host: Host, address: str) -> bool:
-    folder = f"{DEVICES}/{address}"
-    vendor, class_ = text(host, f"{folder}/vendor"), text(host, f"{folder}/class")
+    directory = f"{DEVICES}/{address}"
+    vendor, class_ = text(host, f"{directory}/vendor"), text(host, f"{directory}/class")
     return vendor == _NVIDIA and class_.startswith(_DISPLAY_CLASS)
 
 

@@ -189,9 +189,9 @@ def _device(node: Node, device: PciDevice) -> dict[str, Any]:
             name: None if isinstance(reading, Absent) else reading
             for name, reading in (
                 ("megatransfers_per_second", state.speed),
-                ("most_megatransfers_per_second", state.speed_limit),
+                ("max_megatransfers_per_second", state.speed_limit),
                 ("lanes", state.width),
-                ("most_lanes", state.width_limit),
+                ("max_lanes", state.width_limit),
             )
         },
     }

@@ -19,7 +19,7 @@ from agent.host import Clock
 from agent.sampling.device_thread import DeviceThread
 from agent.sampling.stats import DISPUTED, HOLDS, HOLDS_NONE, CustodyState
 from agent.witness.witness_client import AwayError, CustodyClient, DisagreesError
-from agent.witness.witness_store import MOST_EVIDENCE, CustodyStore
+from agent.witness.witness_store import MAX_EVIDENCE, CustodyStore
 from railscope.audit.checkpoint import Checkpoint, read_checkpoint
 from railscope.audit.cosignature import cosigned, witness_key
 from railscope.audit.merkle import consistent
@@ -96,7 +96,7 @@ class Custody:
             try:
                 self._checkpoint = read_checkpoint(note, self._key)
             except NoteError as error:
-                message = f"{self.store.folder / 'held'} cannot be used: {error}"
+                message = f"{self.store.directory / 'held'} cannot be used: {error}"
                 raise NoteError(message) from error
             self._held = note
             self._show(HOLDS)
@@ -176,15 +176,15 @@ class Custody:
     async def _dispute(self, kind: str, offered: str) -> None:
         """Say once, loudly, what no honest log can show; and keep the proof of it."""
         self._show(DISPUTED)
-        if (kind, self._held, offered) in self._told or len(self._told) >= MOST_EVIDENCE:
+        if (kind, self._held, offered) in self._told or len(self._told) >= MAX_EVIDENCE:
             return
         held = self._held
-        folder = await self._disk.submit(lambda: self.store.keep_evidence(kind, held, offered))
+        directory = await self._disk.submit(lambda: self.store.keep_evidence(kind, held, offered))
         self._told.add((kind, held, offered))
         facts = {"kind": kind, **_facts("held", held), **_facts("offered", offered)}
         now = self.clock.now()
         self.tell.append(Event(CUSTODY_EVENT, Entity(NODE), now.wall_ns, now.boot_ns, facts))
-        log.error("audit_log_disputed", **facts, evidence=str(folder or ""),
+        log.error("audit_log_disputed", **facts, evidence=str(directory or ""),
                   advice="the collector's audit log is not the one it was: check it with "
                   "`railscope audit verify --anchor` and the checkpoint held here")  # fmt: skip
 

@@ -19,21 +19,21 @@ from pathlib import Path
 from railscope.audit.cosignature import key_name
 from railscope.audit.note import NoteError, PublicKey, SecretKey
 
-MOST_EVIDENCE = 100
+MAX_EVIDENCE = 100
 """Pairs that are kept; who can make more has made the point."""
 _PARTIAL = ".partial"
 
 
 @dataclass(frozen=True, slots=True)
 class CustodyStore:
-    """A folder below the agent's state directory. Raises OSError, NoteError."""
+    """A directory below the agent's state directory. Raises OSError, NoteError."""
 
-    folder: Path
+    directory: Path
 
     def open(self) -> None:
-        """Make the folder; what was written half is not there."""
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for partial in self.folder.glob(f"*{_PARTIAL}"):
+        """Make the directory; what was written half is not there."""
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for partial in self.directory.glob(f"*{_PARTIAL}"):
             partial.unlink()
 
     def held(self) -> str:
@@ -65,30 +65,30 @@ class CustodyStore:
     def keep_evidence(self, kind: str, held: str, offered: str) -> Path | None:
         """Keep two checkpoints that contradict each other; nothing where there are too many."""
         digest = hashlib.sha256(f"{held}\0{offered}".encode()).hexdigest()
-        folder = self.folder / "evidence" / f"{kind}-{digest[:16]}"
-        if (folder / "offered").exists():
-            return folder
-        if folder.parent.exists() and len(list(folder.parent.iterdir())) >= MOST_EVIDENCE:
+        directory = self.directory / "evidence" / f"{kind}-{digest[:16]}"
+        if (directory / "offered").exists():
+            return directory
+        if directory.parent.exists() and len(list(directory.parent.iterdir())) >= MAX_EVIDENCE:
             return None
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        name = folder.relative_to(self.folder)
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        name = directory.relative_to(self.directory)
         self._write(f"{name}/held", held)
         self._write(f"{name}/offered", offered)
-        _sync(folder.parent)
-        _sync(self.folder)
-        return folder
+        _sync(directory.parent)
+        _sync(self.directory)
+        return directory
 
     def _text(self, name: str) -> str:
         try:
-            return (self.folder / name).read_bytes().decode()
+            return (self.directory / name).read_bytes().decode()
         except FileNotFoundError:
             return ""
         except UnicodeDecodeError as error:
-            message = f"{self.folder / name}: no text: {error}"
+            message = f"{self.directory / name}: no text: {error}"
             raise NoteError(message) from error
 
     def _write(self, name: str, text: str) -> None:
-        path = self.folder / name
+        path = self.directory / name
         partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_PARTIAL}")
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -103,8 +103,8 @@ class CustodyStore:
         _sync(path.parent)
 
 
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:

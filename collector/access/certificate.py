@@ -22,7 +22,7 @@ from collector.access.credential import Credential, Role, is_name
 from collector.access.credentials import digest_of
 
 SCHEME = "railscope:"
-_MOST_KEPT = 1024
+_MAX_KEPT = 1024
 _UNREADABLE = (
     ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, x509.InvalidVersion,
 )  # fmt: skip
@@ -42,7 +42,7 @@ class Certificate:
     """When it ends. TLS looks once, a connection may stay longer."""
 
 
-@lru_cache(_MOST_KEPT)
+@lru_cache(_MAX_KEPT)
 def read(der: bytes) -> Certificate:
     """A certificate as TLS hands it over. One that cannot be read stands for nobody."""
     fingerprint = digest_of(der)

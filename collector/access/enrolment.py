@@ -16,7 +16,7 @@ from collector.access.credential import MAX_RANK, Credential, Role
 from collector.access.credentials import Credentials, Entry, Key
 from collector.framelog.segments import write_durably
 
-_MOST_NAMED = 20
+_MAX_NAMED = 20
 """Keys named in one record."""
 
 
@@ -117,6 +117,6 @@ def _by_holder(entries: Mapping[Key, Entry]) -> dict[Credential, dict[Key, str]]
 
 
 def _few(texts: tuple[str, ...]) -> tuple[str, ...]:
-    if len(texts) <= _MOST_NAMED:
+    if len(texts) <= _MAX_NAMED:
         return texts
-    return (*texts[:_MOST_NAMED], f"and {len(texts) - _MOST_NAMED} more")
+    return (*texts[:_MAX_NAMED], f"and {len(texts) - _MAX_NAMED} more")

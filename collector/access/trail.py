@@ -25,12 +25,12 @@ from collector.turns import to_its_end
 from railscope.audit.record import Actor, Data, RecordError, Subject
 
 EVERY_SECONDS = 60.0
-MOST_TOLD_APART = 100
+MAX_TOLD_APART = 100
 """Misuses in a minute; those beyond are counted together."""
-MOST_A_DAY = 100_000
+MAX_A_DAY = 100_000
 """Credentials by address, and exports, told apart in a day; those beyond are counted together."""
 _GROUP = 256
-_MOST_QUOTED = 200
+_MAX_QUOTED = 200
 _DAY_NS = 86_400_000_000_000
 
 log = structlog.get_logger(__name__)
@@ -68,7 +68,7 @@ class AccessTrail:
     trail: Trail
     told: Told
     wall_ns: Callable[[], int] = time.time_ns
-    most_a_day: int = MOST_A_DAY
+    max_a_day: int = MAX_A_DAY
     _day: int = -1
     _today: set[Hashable] = field(default_factory=set)
     _more_today: int = 0
@@ -109,7 +109,7 @@ class AccessTrail:
             self._today.clear()
         if what in self._today:
             return False
-        if len(self._today) >= self.most_a_day:
+        if len(self._today) >= self.max_a_day:
             self._more_today += 1
             return False
         self._today.add(what)
@@ -121,7 +121,7 @@ class AccessTrail:
 
     def crossed(self, credential: Credential, path: str, address: str) -> None:
         """A tenant asked for what is another's."""
-        quoted = path[:_MOST_QUOTED]
+        quoted = path[:_MAX_QUOTED]
         self._misuse(Misuse("access.cross_tenant", credential, address, path=quoted))
 
     def enrolled(self, credentials: Credentials) -> None:
@@ -132,7 +132,7 @@ class AccessTrail:
     def _misuse(self, misuse: Misuse) -> None:
         if misuse in self._misuses:
             self._misuses[misuse] += 1
-        elif len(self._misuses) >= MOST_TOLD_APART:
+        elif len(self._misuses) >= MAX_TOLD_APART:
             self._more_misuses += 1
         else:
             self._misuses[misuse] = 0

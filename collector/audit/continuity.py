@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from collector.framelog.sequences import Ranges
 from railscope.audit.record import Record, Source
 
-MOST_FINDINGS = 1000
+MAX_FINDINGS = 1000
 MAY_BE_LATE = "agent"
 
 
@@ -56,7 +56,7 @@ class Continuity:
         counter.next = max(counter.next, source.n + 1)
 
     def _miss(self, gap: _Gap) -> None:
-        if len(self._gaps) < MOST_FINDINGS:
+        if len(self._gaps) < MAX_FINDINGS:
             self._gaps.append(gap)
         else:
             self._more += 1
@@ -71,7 +71,7 @@ class Continuity:
             late = counter.late = Ranges([], [])
         if awaited and late.missing_in(source.n, source.n):
             late.add(source.n, source.n)
-        elif len(self._again) < MOST_FINDINGS:
+        elif len(self._again) < MAX_FINDINGS:
             what = f"{_name(source)}: its record {source.n} comes again or late"
             self._again.append((record.seq, what))
         else:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collector.audit.acknowledgement import ACKNOWLEDGED, Acknowledgement, read_acknowledgement
-from collector.audit.guard import FOLDER as DISPUTED
+from collector.audit.guard import DIRECTORY as DISPUTED
 from collector.audit.housekeeping import (
     KEY_FILE,
     HousekeepingError,
@@ -200,7 +200,7 @@ class _Expected:
         """A partial tile that a full one has followed must be what that begins with."""
         if width == WIDTH or index >= (self.signed.size >> (LEVELS * _depth(level))) // WIDTH:
             return ""
-        whole = Tiles(self.signed.folder, self.signed.size)
+        whole = Tiles(self.signed.directory, self.signed.size)
         if isinstance(level, str):
             expected = encode_bundle(whole.records(index)[:width])
         else:

@@ -35,7 +35,7 @@ from collector.ledger.outbox import (
 from railscope.audit.merkle import leaf_hash
 from railscope.audit.record import RecordError, decode, encode
 
-MOST_IN_A_BATCH = 256
+MAX_IN_A_BATCH = 256
 LOOK_SECONDS = 1.0
 COUNT_SECONDS = 60.0
 """All rows are counted at least this often: one may be committed after a later one."""
@@ -99,13 +99,13 @@ class Drain:
             self._found.pop(one.reference)
         if any(one.draft.type == HEAD for one in batch):
             await asyncio.to_thread(self.recorded)
-        return len(batch) == MOST_IN_A_BATCH
+        return len(batch) == MAX_IN_A_BATCH
 
     def _look_back(self, database: Database) -> None:
         """Find what was recorded and not noted."""
         genesis = next(self.audit.records(0), None)
         if genesis is None:
-            message = f"{self.audit.folder}: the log has not begun"
+            message = f"{self.audit.directory}: the log has not begun"
             raise AuditError(message)
         name = leaf_hash(genesis).hex()
         with database.transaction() as connection:
@@ -138,7 +138,7 @@ class Drain:
         # Until there is nothing more to take, there is more.
         self._newest = -1
         with database.transaction(writes=True) as connection:
-            return take(connection, self._log, MOST_IN_A_BATCH)
+            return take(connection, self._log, MAX_IN_A_BATCH)
 
     async def _recorded(self, batch: list[Waiting]) -> list[Place]:
         """Record what the log does not have yet, in order; where each is."""

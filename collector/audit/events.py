@@ -23,9 +23,9 @@ from collector.fleet.seen_event import SeenEvent
 from collector.ledger.draft import Draft
 from railscope.audit.record import Actor, Data, RecordError, Source, Subject
 from railscope.catalog import EVENTS, agent, gpu_health, nic_settings, tenancy
-from railscope.wire import MOST_EVENT_NUMBER, WireEvent
+from railscope.wire import MAX_EVENT_NUMBER, WireEvent
 
-MOST_TEXT = 500
+MAX_TEXT = 500
 NO_PERSONS = frozenset({"kubernetes", "containerd", "cri-o"})
 """Sources whose owners are namespaces; those of all others may be persons."""
 ROGUE, JOIN, GAP = "tenancy.rogue_process", "node.join", "evidence.gap"
@@ -71,7 +71,7 @@ def is_audited(event: WireEvent) -> bool:
 
 def is_numbered(event: WireEvent) -> bool:
     """Whether an event has a number that a record can have."""
-    return 0 < event.number <= MOST_EVENT_NUMBER
+    return 0 < event.number <= MAX_EVENT_NUMBER
 
 
 def source_of(seen: SeenEvent) -> Source:
@@ -200,4 +200,4 @@ def beyond_recording(seen: SeenEvent, problem: RecordError) -> Draft:
 
 def clean(text: str) -> str:
     """A text as records hold it: in NFC, and no longer than anybody reads."""
-    return unicodedata.normalize("NFC", text)[:MOST_TEXT]
+    return unicodedata.normalize("NFC", text)[:MAX_TEXT]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from collector.audit.continuity import MOST_FINDINGS, Continuity
+from collector.audit.continuity import MAX_FINDINGS, Continuity
 from collector.audit.holding import ASSIGN, DONE, RELEASE, TRANSFER
 from collector.audit.ownership import EPOCH
 from collector.ledger.ledger_records import LedgerRecords
@@ -40,7 +40,7 @@ class Pairing:
             problem = "had not been assigned" if since is None else ""
             if record.type == RELEASE:
                 self._open.pop(key, None)
-        if problem and len(self.findings) < MOST_FINDINGS:
+        if problem and len(self.findings) < MAX_FINDINGS:
             what = f"{record.type} of claim {claim} on {record.obj.gpu}, which {problem}"
             self.findings.append((record.seq, what))
 
@@ -66,7 +66,7 @@ class Times:
             if back_ns > TOLERANCE_NS + uncertain_ns:
                 problem = f"lies {back_ns // 10**9} s before a record that was written earlier"
             self._latest_ns = max(self._latest_ns, instant_ns)
-        if problem and len(self.findings) < MOST_FINDINGS:
+        if problem and len(self.findings) < MAX_FINDINGS:
             self.findings.append((record.seq, f"{record.type}: its time {problem}"))
 
 
@@ -105,7 +105,7 @@ class Explaining:
             self.epoch = max(self.epoch, epoch)
         if record.type == "log.witness" and record.out == DONE and isinstance(key, str):
             self.witnesses[record.obj.node] = key
-        elif record.type == "log.recovered" and len(self.losses) < MOST_FINDINGS:
+        elif record.type == "log.recovered" and len(self.losses) < MAX_FINDINGS:
             damaged, missing = record.data.get("damaged"), record.data.get("missing")
             what = f"{missing} records before it were lost unsigned"
             self.losses.append(

@@ -19,14 +19,14 @@ import structlog
 from collector.audit.log import AuditError, AuditLog
 from collector.audit.publisher import WaitingError
 from collector.audit.tiles import TileError, Tiles
-from collector.framelog.segments import sync_folder, write_durably
+from collector.framelog.segments import sync_directory, write_durably
 from collector.ledger.draft import Draft
 from railscope.audit.checkpoint import Checkpoint, read_checkpoint
 from railscope.audit.merkle import CompactRange, Tree, leaf_hash, root_of, subtrees
 from railscope.audit.record import Actor, Data
 
-FOLDER = "disputed"
-"""Below the log's folder: checkpoints that agents hold and this log cannot be continued from."""
+DIRECTORY = "disputed"
+"""Below the log's directory: checkpoints that agents hold and this log cannot be continued from."""
 
 log = structlog.get_logger(__name__)
 
@@ -56,17 +56,17 @@ class Guard:
     def open(self) -> None:
         """Put itself before signing. What was disputed before still is. Blocking; raises OSError."""
         self.audit.publisher.before_signing = self.allow
-        disputed = sorted(self._folder.iterdir()) if self._folder.exists() else []
+        disputed = sorted(self._directory.iterdir()) if self._directory.exists() else []
         if disputed:
             self.refused = (
                 f"an agent holds a checkpoint that this log has never had: see {disputed[0]}. Find "
-                "out what was put back or lost; to go on with this log, move the folder away"
+                "out what was put back or lost; to go on with this log, move the directory away"
             )
             log.error("audit_log_disputed", problem=self.refused)
 
     @property
-    def _folder(self) -> Path:
-        return self.audit.folder / FOLDER
+    def _directory(self) -> Path:
+        return self.audit.directory / DIRECTORY
 
     @property
     def wanted(self) -> int:
@@ -143,7 +143,7 @@ class Guard:
     def _root(self, size: int) -> bytes:
         """Root over the first records, those included that are durable only."""
         signed = self.audit.signed.size
-        tiles = Tiles(self.audit.folder, signed)
+        tiles = Tiles(self.audit.directory, signed)
         if size <= signed:
             return root_of(tiles.node, size)
         tree = CompactRange(signed, [tiles.node(level, index) for level, index in subtrees(signed)])
@@ -170,7 +170,7 @@ class Guard:
         raise DisputeError(text)
 
     def _keep(self, node: str, note: str) -> None:
-        if not self._folder.exists():
-            self._folder.mkdir(mode=0o700)
-            sync_folder(self.audit.folder)
-        write_durably(self._folder / quote(node, safe=""), note.encode())
+        if not self._directory.exists():
+            self._directory.mkdir(mode=0o700)
+            sync_directory(self.audit.directory)
+        write_durably(self._directory / quote(node, safe=""), note.encode())

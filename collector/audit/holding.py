@@ -13,7 +13,7 @@ from railscope.audit.record import Data, Record
 ASSIGN, RELEASE, TRANSFER = "tenancy.assign", "tenancy.release", "tenancy.transfer"
 CONFLICT = "tenancy.conflict"
 SEEN, DONE = "seen", "done"
-MOST_CONFLICTS = 8
+MAX_CONFLICTS = 8
 """Of one claim with others that are recorded."""
 _SLOTS = re.compile("([0-9]{1,3})-([0-9]{1,3})")
 
@@ -77,7 +77,7 @@ class Holdings(msgspec.Struct):
             for name, held in there
             if name != claim and name not in told and held.disputes(wanted)
         )
-        return list(islice(others, max(0, MOST_CONFLICTS - len(told))))
+        return list(islice(others, max(0, MAX_CONFLICTS - len(told))))
 
     def part(self, gpus: Iterable[str]) -> Holdings:
         """A copy, of some GPUs only, to try on it what comes next."""

@@ -28,18 +28,18 @@ from collector.framelog.segments import (
     HEAD,
     MARKER_BYTES,
     framed,
-    make_folder,
+    make_directory,
     payload_at,
-    sync_folder,
+    sync_directory,
     write_durably,
 )
 from railscope.audit.merkle import CompactRange, leaf_hash
 from railscope.audit.note import SecretKey
-from railscope.audit.record import MOST_RECORD_BYTES
+from railscope.audit.record import MAX_RECORD_BYTES
 
 MAX_GROUP_RECORDS = 256
 _BLOCK_BYTES = 4096
-_MAX_GROUP_BYTES = MAX_GROUP_RECORDS * (MOST_RECORD_BYTES + 2)
+_MAX_GROUP_BYTES = MAX_GROUP_RECORDS * (MAX_RECORD_BYTES + 2)
 _NAME = re.compile("journal-([0-9]{20})-([0-9a-f]{32})[.]wal")
 
 log = structlog.get_logger(__name__)
@@ -67,7 +67,7 @@ class JournalFile:
         return self.first + len(self.records)
 
 
-def read_journal(folder: Path) -> list[JournalFile]:
+def read_journal(directory: Path) -> list[JournalFile]:
     """All files, oldest first, without a gap between them. Raises JournalError, OSError.
 
     The log may be written meanwhile: a file whose records have been signed since is looked for no
@@ -75,19 +75,19 @@ def read_journal(folder: Path) -> list[JournalFile]:
     """
     while True:
         try:
-            return _read_files(folder)
+            return _read_files(directory)
         except FileNotFoundError as error:
             if os.path.lexists(error.filename):
                 raise
 
 
-def journal_paths(folder: Path) -> list[Path]:
-    """Files of the journal, oldest first; none where there is no folder.
+def journal_paths(directory: Path) -> list[Path]:
+    """Files of the journal, oldest first; none where there is no directory.
 
     Raises JournalError for a name that no such file has, OSError where nobody may look.
     """
-    # Not glob: a folder that must not be read would pass for an empty one.
-    entries = sorted(folder.iterdir()) if os.path.lexists(folder) else []
+    # Not glob: a directory that must not be read would pass for an empty one.
+    entries = sorted(directory.iterdir()) if os.path.lexists(directory) else []
     paths = [path for path in entries if path.suffix == ".wal"]
     for path in paths:
         _parts(path)
@@ -103,8 +103,8 @@ def _parts(path: Path) -> tuple[int, bytes]:
     return int(name[1]), bytes.fromhex(name[2])
 
 
-def _read_files(folder: Path) -> list[JournalFile]:
-    paths = journal_paths(folder)
+def _read_files(directory: Path) -> list[JournalFile]:
+    paths = journal_paths(directory)
     found: list[JournalFile] = []
     for path in paths:
         file = _read_file(path, newest=path == paths[-1])
@@ -191,7 +191,7 @@ def check_root(directory: Path, stated: Acknowledgement, tree: CompactRange) -> 
 class Journal:
     """Writes groups. One writer at a time, which is whoever has opened the log."""
 
-    folder: Path
+    directory: Path
     signer: SecretKey
     lost: int = 0
     """Records that were acknowledged before it was opened, and are not there."""
@@ -207,7 +207,7 @@ class Journal:
 
     @property
     def _path(self) -> Path:
-        return self.folder.parent / ACKNOWLEDGED
+        return self.directory.parent / ACKNOWLEDGED
 
     def open(self, signed: CompactRange, owned: int) -> list[bytes]:
         """Records behind the signed ones; a torn group at the end is cut off.
@@ -215,24 +215,24 @@ class Journal:
         `owned` is the epoch of the last owner; 0 where the log is to begin. Raises JournalError,
         HousekeepingError, OSError.
         """
-        make_folder(self.folder)
+        make_directory(self.directory)
         size = signed.size
         stated = self._acknowledged(owned)
-        files = read_journal(self.folder)
+        files = read_journal(self.directory)
         if files and files[0].first > size:
             message = f"{files[0].path}: records {size} to {files[0].first - 1} are missing"
             raise JournalError(message)
         if files and files[-1].next < size:
             message = f"{files[-1].path} ends at record {files[-1].next}, but {size} are signed"
             raise JournalError(message)
-        check_files(self.folder, files, stated, size)
+        check_files(self.directory, files, stated, size)
         kept = [record for file in files for record in file.records]
         unsigned = kept[size - files[0].first :] if files else []
         self._tree = signed
         for raw in unsigned:
-            check_root(self.folder, stated, self._tree)
+            check_root(self.directory, stated, self._tree)
             self._tree.append(leaf_hash(raw))
-        check_root(self.folder, stated, self._tree)
+        check_root(self.directory, stated, self._tree)
         self.lost = max(0, stated.count - self._tree.size)
         self._epoch = owned + 1
         self._files = [file.path.name for file in files]
@@ -250,8 +250,8 @@ class Journal:
 
     def _acknowledged(self, owned: int) -> Acknowledgement:
         if not owned:
-            if any(path.stat().st_size for path in journal_paths(self.folder)):
-                message = f"{self.folder.parent / EPOCH} is missing"
+            if any(path.stat().st_size for path in journal_paths(self.directory)):
+                message = f"{self.directory.parent / EPOCH} is missing"
                 raise JournalError(message)
             return Acknowledgement(0, 0, CompactRange().root, ())
         key = self.signer.public
@@ -304,7 +304,7 @@ class Journal:
 
         Raises JournalError, HousekeepingError, OSError.
         """
-        path = self.folder / self._files[-1]
+        path = self.directory / self._files[-1]
         written = os.fstat(self._descriptor)
         there = path.stat() if path.exists() else None
         if there is None or there.st_ino != written.st_ino or written.st_size != self._offset:
@@ -326,11 +326,11 @@ class Journal:
             if self._offset == 0:
                 return
         marker = os.urandom(MARKER_BYTES)
-        path = self.folder / f"journal-{self._tree.size:020d}-{marker.hex()}.wal"
+        path = self.directory / f"journal-{self._tree.size:020d}-{marker.hex()}.wal"
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._files.append(path.name)
         try:
-            sync_folder(self.folder)
+            sync_directory(self.directory)
             self._replace_statement()
         except OSError:
             # This one goes on being written, and must stay the newest.
@@ -346,7 +346,7 @@ class Journal:
 
         Raises JournalError, OSError.
         """
-        paths = journal_paths(self.folder)
+        paths = journal_paths(self.directory)
         needless = [path for path, after in pairwise(paths) if _parts(after)[0] <= signed]
         if not needless:
             return

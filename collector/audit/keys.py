@@ -6,7 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
-from collector.framelog.segments import PARTIAL, make_folder, sync_folder
+from collector.framelog.segments import PARTIAL, make_directory, sync_directory
 from railscope.audit.note import NoteError, SecretKey
 from railscope.settings import SettingsError
 
@@ -39,7 +39,7 @@ def keep(path: Path, key: SecretKey) -> SecretKey:
     if path.exists():
         return key
     try:
-        make_folder(path.parent)
+        make_directory(path.parent)
         partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
         try:
             _write_secret(partial, key.secret_text() + "\n")
@@ -49,7 +49,7 @@ def keep(path: Path, key: SecretKey) -> SecretKey:
             pass
         finally:
             partial.unlink(missing_ok=True)
-        sync_folder(path.parent)
+        sync_directory(path.parent)
         kept = SecretKey.parse(path.read_text())
     except (OSError, UnicodeDecodeError, NoteError) as error:
         message = f"audit key {path} cannot be made for {key.name!r}: {error}"

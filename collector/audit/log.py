@@ -28,10 +28,10 @@ from railscope.audit.merkle import CompactRange, Tree, subtrees
 from railscope.audit.note import NoteError, SecretKey
 from railscope.audit.record import RecordError, Source, encode
 
-MOST_WAITING = 10_000
-MOST_UNSIGNED = 10_000
+MAX_WAITING = 10_000
+MAX_UNSIGNED = 10_000
 """More are signed at once."""
-MOST_KEPT_UNSIGNED = 100_000
+MAX_KEPT_UNSIGNED = 100_000
 """Where nothing can be signed, no more than this is taken."""
 SIGN_EVERY_SECONDS = 60.0
 SIGNED_AT_ONCE = frozenset({"billing.issue", "billing.void", "log.key_rotate", "log.genesis"})
@@ -54,7 +54,7 @@ class _Entry:
 class AuditLog:
     """One writer of one log. `open` it, `run` it, `append` to it, `close` it."""
 
-    folder: Path
+    directory: Path
     signer: SecretKey
     source: Source
     """The writer as a source of records; its `n` is that of the next one."""
@@ -76,10 +76,10 @@ class AuditLog:
     _stopped: bool = False
 
     def __post_init__(self) -> None:
-        self._journal = Journal(self.folder / "journal", self.signer)
-        self.witnesses = Witnesses(self.folder, self.signer)
-        ownership = Ownership(self.folder, self.signer)
-        self.publisher = Publisher(self.folder, self.signer, ownership)
+        self._journal = Journal(self.directory / "journal", self.signer)
+        self.witnesses = Witnesses(self.directory, self.signer)
+        ownership = Ownership(self.directory, self.signer)
+        self.publisher = Publisher(self.directory, self.signer, ownership)
 
     @property
     def signed(self) -> Tree:
@@ -111,7 +111,7 @@ class AuditLog:
         ownership.take()
         self.publisher.open()
         size = self.signed.size
-        node = Tiles(self.folder, size).node
+        node = Tiles(self.directory, size).node
         tree = CompactRange(size, [node(level, index) for level, index in subtrees(size)])
         self._unsigned = self._journal.open(tree, ownership.epoch)
         wrong = (self.witnesses.open(ownership.epoch), self._open_key(begun=ownership.epoch > 0))
@@ -120,7 +120,7 @@ class AuditLog:
 
     def _open_key(self, *, begun: bool) -> str:
         """Put the public key beside the log; what was wrong with the one there, if anything."""
-        path, text = self.folder / KEY_FILE, f"{self.signer.public}\n".encode()
+        path, text = self.directory / KEY_FILE, f"{self.signer.public}\n".encode()
         there = path.read_bytes() if path.exists() else None
         if there == text:
             return ""
@@ -132,7 +132,7 @@ class AuditLog:
     def records(self, first: int) -> Iterator[bytes]:
         """Durable records from a sequence on, as many as there are now. Raises TileError."""
         signed, unsigned = self.signed.size, list(self._unsigned)
-        yield from Tiles(self.folder, signed).records_from(first)
+        yield from Tiles(self.directory, signed).records_from(first)
         yield from unsigned[max(0, first - signed) :]
 
     def append_before_running(self, draft: Draft) -> int:
@@ -156,11 +156,11 @@ class AuditLog:
         if self._stopped:
             message = "the collector is stopping"
             raise AuditError(message)
-        if len(self._waiting) >= MOST_WAITING:
+        if len(self._waiting) >= MAX_WAITING:
             message = "more is waiting to be recorded than the disk keeps up with"
             raise AuditError(message)
-        if len(self._unsigned) >= MOST_KEPT_UNSIGNED:
-            message = f"{MOST_KEPT_UNSIGNED} records could not be signed: {self.unsigned_because}"
+        if len(self._unsigned) >= MAX_KEPT_UNSIGNED:
+            message = f"{MAX_KEPT_UNSIGNED} records could not be signed: {self.unsigned_because}"
             raise AuditError(message)
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Entry(draft, future))
@@ -206,7 +206,7 @@ class AuditLog:
             try:
                 await asyncio.to_thread(self._journal.append, [raw for _, raw in encoded])
             except OSError as error:
-                problem = AuditError(f"{self.folder}: {error.strerror}; nothing was recorded")
+                problem = AuditError(f"{self.directory}: {error.strerror}; nothing was recorded")
                 for entry, _ in encoded:
                     _fail(entry, problem)
                 return
@@ -218,7 +218,7 @@ class AuditLog:
             if not entry.future.done():
                 entry.future.set_result(first + at)
         urgent = any(entry.draft.type in SIGNED_AT_ONCE for entry, _ in encoded)
-        if urgent or len(self._unsigned) >= MOST_UNSIGNED:
+        if urgent or len(self._unsigned) >= MAX_UNSIGNED:
             self._sign_now.set()
 
     def _encoded(self, group: list[_Entry]) -> list[tuple[_Entry, bytes]]:
@@ -256,7 +256,7 @@ class AuditLog:
         except (AuditError, JournalError, HousekeepingError, OSError) as error:
             if self.unsigned_because != str(error):
                 tell = log.info if isinstance(error, WaitingError) else log.error
-                tell("audit_log_not_signed", folder=str(self.folder), problem=str(error))
+                tell("audit_log_not_signed", directory=str(self.directory), problem=str(error))
             self.unsigned_because = str(error)
         else:
             self.unsigned_because = ""
@@ -285,7 +285,7 @@ class AuditLog:
         self.publisher.signed, self.publisher.note = published
         async with self._writing:
             await asyncio.to_thread(self._journal.forget, self.signed.size)
-        tiles = Tiles(self.folder, self.signed.size)
+        tiles = Tiles(self.directory, self.signed.size)
         await asyncio.to_thread(tiles.drop_outgrown, before)
 
     def _rotate(self) -> None:

@@ -42,8 +42,8 @@ from railscope.wire import Envelope
 
 _ANY = (1 << 53) - 1
 """The sequence of a record that has none yet: no other takes more bytes."""
-MOST_WAITING = 20_000
-MOST_IN_A_BATCH = 256
+MAX_WAITING = 20_000
+MAX_IN_A_BATCH = 256
 RETRY_SECONDS = 5.0
 
 log = structlog.get_logger(__name__)
@@ -59,7 +59,7 @@ class Observed:
     """Where the copy is kept."""
     reread: Callable[[], Iterator[SeenEvent]] = lambda: iter(())
     """Events of all frames that the frame log still has to tell at a restart."""
-    most_waiting: int = MOST_WAITING
+    max_waiting: int = MAX_WAITING
     wall_ns: Callable[[], int] = time.time_ns
     retry_seconds: float = RETRY_SECONDS
     tenant_of: TenantOf = lambda _source, _owner, _instant_ns: ""
@@ -114,7 +114,7 @@ class Observed:
             self.unnumbered += 1
         elif self.recorded.has(source_of(seen)):
             return
-        elif len(self._waiting) >= self.most_waiting:
+        elif len(self._waiting) >= self.max_waiting:
             self.overflowed += 1
             self._behind = True
         else:
@@ -161,12 +161,12 @@ class Observed:
             if is_audited(seen.event) and is_numbered(seen.event)
             and not self.recorded.has(source_of(seen))
         )  # fmt: skip
-        return list(islice(missing, self.most_waiting // 2 or 1))
+        return list(islice(missing, self.max_waiting // 2 or 1))
 
     async def _record_some(self) -> None:
         """Record a batch; events are let go of when all of them are in the log."""
-        facts = list(islice(self._facts, MOST_IN_A_BATCH))
-        events = list(islice(self._waiting, MOST_IN_A_BATCH))
+        facts = list(islice(self._facts, MAX_IN_A_BATCH))
+        events = list(islice(self._waiting, MAX_IN_A_BATCH))
         while True:
             try:
                 drafts = await asyncio.to_thread(self._drafts, events)

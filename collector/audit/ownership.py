@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from collector.audit.housekeeping import Statement, read_bytes, read_statement
-from collector.framelog.segments import make_folder, write_durably
+from collector.framelog.segments import make_directory, write_durably
 from railscope.audit.note import SecretKey
 
 EPOCH = "epoch"
@@ -17,7 +17,7 @@ LOCK = "lock"
 
 
 class TakenError(RuntimeError):
-    """Someone else writes; the message names the folder."""
+    """Someone else writes; the message names the directory."""
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class Ownership:
     writer that it has been replaced where a lock does not reach, on another machine.
     """
 
-    folder: Path
+    directory: Path
     signer: SecretKey
     epoch: int = 0
     """Of the last owner until `claim`, then its own; 0 where the log is to begin."""
@@ -37,7 +37,7 @@ class Ownership:
 
     @property
     def _path(self) -> Path:
-        return self.folder / EPOCH
+        return self.directory / EPOCH
 
     def take(self) -> None:
         """Take the lock and read who was the last owner.
@@ -45,19 +45,19 @@ class Ownership:
         Raises TakenError, HousekeepingError, OSError.
         """
         self.lock()
-        if self._path.exists() or any((self.folder / one).exists() for one in _SIGNED):
+        if self._path.exists() or any((self.directory / one).exists() for one in _SIGNED):
             content = read_bytes(self._path)
             self.epoch = read_statement(self._path, content, EPOCH, self.signer.public).epoch
 
     def lock(self) -> None:
         """Take the lock alone. Raises TakenError, OSError."""
-        make_folder(self.folder)
-        lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        make_directory(self.directory)
+        lock = os.open(self.directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(lock)
-            message = f"{self.folder}: another collector writes this audit log"
+            message = f"{self.directory}: another collector writes this audit log"
             raise TakenError(message) from error
         self._lock = lock
 

@@ -17,9 +17,9 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from collector.framelog.segments import PARTIAL, make_folder, sync_folder
+from collector.framelog.segments import PARTIAL, make_directory, sync_directory
 
-FOLDER = "personal"
+DIRECTORY = "personal"
 """Below the collector's state directory, beside the log."""
 SALT_BYTES = 32
 
@@ -32,7 +32,7 @@ class SaltError(ValueError):
 class Salts:
     """The salts of all persons. Blocking; raises OSError, SaltError."""
 
-    folder: Path
+    directory: Path
 
     def commitment(self, person: str) -> str:
         """The commitment to a person's name, in hexadecimal; a salt is made where there is none."""
@@ -53,7 +53,7 @@ class Salts:
             self._path(person).unlink()
         except FileNotFoundError:
             return False
-        sync_folder(self.folder)
+        sync_directory(self.directory)
         return True
 
     def _salt(self, person: str) -> bytes | None:
@@ -68,7 +68,7 @@ class Salts:
         return salt
 
     def _make(self, person: str) -> None:
-        make_folder(self.folder)
+        make_directory(self.directory)
         path = self._path(person)
         partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -83,10 +83,10 @@ class Salts:
                 return
         finally:
             partial.unlink(missing_ok=True)
-            sync_folder(self.folder)
+            sync_directory(self.directory)
 
     def _path(self, person: str) -> Path:
-        return self.folder / hashlib.sha256(person.encode()).hexdigest()
+        return self.directory / hashlib.sha256(person.encode()).hexdigest()
 
 
 def _commitment(salt: bytes, person: str) -> str:

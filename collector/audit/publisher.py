@@ -34,7 +34,7 @@ class WaitingError(AuditError):
 class Publisher:
     """Signs a log whose owner it is."""
 
-    folder: Path
+    directory: Path
     signer: SecretKey
     ownership: Ownership
     before_signing: Callable[[Tree], None] | None = None
@@ -50,22 +50,22 @@ class Publisher:
         self.signed, self.note = self._on_disk()
 
     def _on_disk(self) -> tuple[Tree, str]:
-        path = self.folder / "checkpoint"
+        path = self.directory / "checkpoint"
         if not path.exists():
-            if (self.folder / "tile").exists() and self._journal_begins():
+            if (self.directory / "tile").exists() and self._journal_begins():
                 message = f"{path} is missing, but there are signed records"
                 raise NoteError(message)
             return EMPTY, ""
         note = read_note(path)
         tree = read_checkpoint(note, self.signer.public).tree
-        if root_of(Tiles(self.folder, tree.size).node, tree.size) != tree.root:
+        if root_of(Tiles(self.directory, tree.size).node, tree.size) != tree.root:
             message = f"the tiles do not give the root that {path} signs"
             raise TileError(message)
         return tree, note
 
     def _journal_begins(self) -> bool:
         """Whether the journal begins behind the first record: what was before had been signed."""
-        paths = journal_paths(self.folder / "journal")
+        paths = journal_paths(self.directory / "journal")
         return not paths or int(paths[0].stem.split("-")[1]) > 0
 
     def publish(self, records: list[bytes]) -> tuple[Tree, str]:
@@ -76,21 +76,21 @@ class Publisher:
         try:
             old, _ = self._on_disk()
             if old not in {self.signed, self._last_attempt[0]} or not self.ownership.holds:
-                message = f"{self.folder}: someone else has written this audit log"
+                message = f"{self.directory}: someone else has written this audit log"
                 raise AuditError(message)
-            tiles = Tiles(self.folder, old.size)
+            tiles = Tiles(self.directory, old.size)
             tiles.grow(records[old.size - self.signed.size :])
             new = Tree(tiles.size, root_of(tiles.node, tiles.size))
             proof = consistency_proof(tiles.node, old.size, new.size)
         except (NoteError, TileError, HousekeepingError) as error:
-            message = f"{self.folder}: {error}; run `railscope audit verify`"
+            message = f"{self.directory}: {error}; run `railscope audit verify`"
             raise AuditError(message) from error
         if not consistent(old, new, proof):
-            message = f"{self.folder}: what was signed at {old.size} records has changed"
+            message = f"{self.directory}: what was signed at {old.size} records has changed"
             raise AuditError(message)
         if self.before_signing:
             self.before_signing(new)
         note = Checkpoint(self.signer.name, new).signed(self.signer)
         self._last_attempt = new, note
-        write_durably(self.folder / "checkpoint", note.encode())
+        write_durably(self.directory / "checkpoint", note.encode())
         return new, note

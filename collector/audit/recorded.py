@@ -27,7 +27,7 @@ BOOT, UPGRADE, STEP = "node.boot", "admin.upgrade", "evidence.clock_step"
 OF_NODES = frozenset({JOIN, BOOT, UPGRADE, STEP})
 CONFIG = "admin.config"
 RECEIVED = "received_ns"
-MOST_BOOTS = 8
+MAX_BOOTS = 8
 
 log = structlog.get_logger(__name__)
 
@@ -48,7 +48,7 @@ class NodeState(msgspec.Struct, array_like=True):
             self.stepped_ns = max(self.stepped_ns, received_ns)
         else:
             boot_id = str(record.data.get("boot_id", ""))
-            self.boots = [*(one for one in self.boots if one != boot_id), boot_id][-MOST_BOOTS:]
+            self.boots = [*(one for one in self.boots if one != boot_id), boot_id][-MAX_BOOTS:]
             self.version = str(record.data.get("version", ""))
             self.received_ns = max(self.received_ns, received_ns)
 

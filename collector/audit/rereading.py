@@ -39,7 +39,7 @@ class BootClock(Protocol):
 class Rereading:
     """Verifies a log again and again; says what came of it, and how long ago it was whole."""
 
-    folder: Path
+    directory: Path
     key: PublicKey
     period_seconds: float
     """Zero: never."""
@@ -74,7 +74,7 @@ class Rereading:
 
     def _verify(self) -> None:
         """Verify the log, then the ledger by it. Raises VerifyError."""
-        found = verify(self.folder, self.key)
+        found = verify(self.directory, self.key)
         if self.database is None:
             return
         try:

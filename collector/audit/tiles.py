@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collector.framelog.segments import PARTIAL, make_folder, write_durably
+from collector.framelog.segments import PARTIAL, make_directory, write_durably
 from railscope.audit.merkle import HASH_BYTES, Hash, leaf_hash, node_hash
 
 WIDTH = 256
@@ -34,7 +34,7 @@ class CutError(TileError):
 
 
 def tile_name(level: int | str, index: int, width: int = WIDTH) -> str:
-    """Path of a tile below the log's folder; `level` is a number or `entries`."""
+    """Path of a tile below the log's directory; `level` is a number or `entries`."""
     groups = [f"{index % 1000:03d}"]
     while index := index // 1000:
         groups.insert(0, f"x{index % 1000:03d}")
@@ -70,7 +70,7 @@ def decode_bundle(content: bytes) -> list[bytes]:
 class Tiles:
     """The tiles of a log of a given size."""
 
-    folder: Path
+    directory: Path
     size: int = 0
     _kept: dict[tuple[int, int], bytes] = field(default_factory=dict, repr=False)
 
@@ -134,7 +134,7 @@ class Tiles:
     def _read(self, level: int | str, index: int) -> tuple[bytes, bool]:
         """What lies in a tile, and whether it is the full one that has followed it."""
         path = self._path(level, index)
-        whole = self.folder / tile_name(level, index)
+        whole = self.directory / tile_name(level, index)
         try:
             try:
                 return path.read_bytes(), False
@@ -150,21 +150,21 @@ class Tiles:
 
     def _path(self, level: int | str, index: int) -> Path:
         width = self.width(level if isinstance(level, int) else 0, index)
-        return self.folder / tile_name(level, index, width)
+        return self.directory / tile_name(level, index, width)
 
     def check_outgrown(self) -> None:
         """See that tiles which longer ones have followed are what those begin with.
 
-        Nobody needs them any more, but a folder in which they are altered was meddled with. Raises
+        Nobody needs them any more, but a directory in which they are altered was meddled with. Raises
         TileError.
         """
         for level in ("entries", *range(LEVELS)):
             full, partial = widths(self.size, 0 if isinstance(level, str) else level)
-            folder = self.folder / f"{tile_name(level, full)}.p"
+            directory = self.directory / f"{tile_name(level, full)}.p"
             if not partial:
                 continue
             try:
-                paths = sorted(folder.iterdir())
+                paths = sorted(directory.iterdir())
             except (FileNotFoundError, NotADirectoryError):
                 continue  # deleted meanwhile, as its tile is full now
             now, _ = self._read(level, full)
@@ -219,11 +219,11 @@ class Tiles:
         for level in ("entries", *range(LEVELS)):
             full, partial = widths(old, 0 if isinstance(level, str) else level)
             if partial and widths(self.size, 0 if isinstance(level, str) else level)[0] > full:
-                shutil.rmtree(self.folder / f"{tile_name(level, full)}.p")
+                shutil.rmtree(self.directory / f"{tile_name(level, full)}.p")
 
     def _write(self, level: int | str, index: int, width: int, content: bytes) -> None:
-        path = self.folder / tile_name(level, index, width)
-        make_folder(path.parent)
+        path = self.directory / tile_name(level, index, width)
+        make_directory(path.parent)
         write_durably(path, content)
 
 

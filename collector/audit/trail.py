@@ -22,11 +22,11 @@ from railscope.audit.record import Actor, Data, RecordError
 from railscope.settings import SettingsError
 
 DENIALS_EVERY_SECONDS = 60.0
-MOST_DENIED = 100
+MAX_DENIED = 100
 """Denials told apart in a minute; those beyond are counted together."""
-MOST_PATHS = 5
+MAX_PATHS = 5
 """Of them, those of one address; its further ones are counted with no path."""
-_MOST_QUOTED = 200
+_MAX_QUOTED = 200
 
 log = structlog.get_logger(__name__)
 
@@ -47,7 +47,7 @@ class Denial:
 
     def quoted(self) -> Denial:
         """The same, with no more of the path than is recorded."""
-        return replace(self, path=self.path[:_MOST_QUOTED])
+        return replace(self, path=self.path[:_MAX_QUOTED])
 
 
 _THE_REST = Denial("", "", "more senders than are told apart")
@@ -79,12 +79,14 @@ class Trail:
         try:
             self._open()
         except OSError as error:
-            message = f"the audit log {self.log.folder} cannot be written: {error.strerror}"
+            message = f"the audit log {self.log.directory} cannot be written: {error.strerror}"
             raise SettingsError(message) from error
 
     def unusable(self, why: str) -> SettingsError:
         """What to say where the collector cannot go on with its log."""
-        return SettingsError(f"{why}. To start without it, move {self.log.folder} away and keep it")
+        return SettingsError(
+            f"{why}. To start without it, move {self.log.directory} away and keep it"
+        )
 
     def _open(self) -> None:
         try:
@@ -104,7 +106,7 @@ class Trail:
     def _report_loss(self) -> None:
         """Say that the end of the journal was damaged, not torn: what was there was acknowledged."""
         size, lost = self.log.size, self.log.lost
-        log.error("audit_records_missing", folder=str(self.log.folder), missing=lost,
+        log.error("audit_records_missing", directory=str(self.log.directory), missing=lost,
                   advice="they had been acknowledged; was the disk damaged, or a copy put back?")  # fmt: skip
         data: Data = {"missing": lost, "from": size}
         self.log.append_before_running(self._draft("log.recovered", data, outcome="failed"))
@@ -141,11 +143,11 @@ class Trail:
         if self._ended:
             self._lose("access.denied", asdict(known), "the collector is stopping")
             return
-        if known not in self._repeated and self._paths_of(known.address) >= MOST_PATHS:
+        if known not in self._repeated and self._paths_of(known.address) >= MAX_PATHS:
             known = replace(known, path="")
         if known in self._repeated:
             self._repeated[known] += 1
-        elif len(self._repeated) >= MOST_DENIED:
+        elif len(self._repeated) >= MAX_DENIED:
             self._repeated[_THE_REST] = self._repeated.get(_THE_REST, 0) + 1
         else:
             self._repeated[known] = 0

@@ -48,57 +48,59 @@ class Verified:
     """Records of what was done to the ledger's database."""
 
 
-def verify(folder: Path, key: PublicKey, anchors: Iterable[str] = ()) -> Verified:
+def verify(directory: Path, key: PublicKey, anchors: Iterable[str] = ()) -> Verified:
     """Check a log, and that it continues every anchor. Raises VerifyError."""
     try:
-        return _verified(folder, key, anchors)
+        return _verified(directory, key, anchors)
     except OSError as error:
         message = f"{error.filename}: {error.strerror}"
         raise VerifyError(Outcome.UNREADABLE, message) from error
 
 
-def _verified(folder: Path, key: PublicKey, anchors: Iterable[str]) -> Verified:
-    kept, damage = _housekeeping(folder, key)
-    checkpoint = kept.checkpoint if kept else _own_checkpoint(folder, key)
-    said_by_log = [*(signed_notes(kept.witnesses, key) if kept else ()), *disputed_notes(folder)]
+def _verified(directory: Path, key: PublicKey, anchors: Iterable[str]) -> Verified:
+    kept, damage = _housekeeping(directory, key)
+    checkpoint = kept.checkpoint if kept else _own_checkpoint(directory, key)
+    said_by_log = [*(signed_notes(kept.witnesses, key) if kept else ()), *disputed_notes(directory)]
     notes = [*anchors, *said_by_log]
     held = sorted((_anchor(note, key) for note in notes), key=lambda anchor: anchor.tree.size)
     if held and held[-1].tree.size > checkpoint.tree.size:
         _refuse_fork(checkpoint, held[-1], "the log is shorter than a checkpoint that was signed")
     explaining = Explaining()
-    tree = _tree_of_all(folder, checkpoint, held, explaining)
+    tree = _tree_of_all(directory, checkpoint, held, explaining)
     if tree.root != checkpoint.tree.root:
         message = f"the {checkpoint.tree.size} records do not give the root that was signed"
         raise VerifyError(Outcome.ALTERED, message)
     if kept is None:
-        raise damage or VerifyError(Outcome.ALTERED, f"{folder}: no housekeeping files")
-    unsigned = _check_journal(folder, kept, tree, explaining)
-    _check_directory(folder, key, kept, unsigned, explaining)
+        raise damage or VerifyError(Outcome.ALTERED, f"{directory}: no housekeeping files")
+    unsigned = _check_journal(directory, kept, tree, explaining)
+    _check_directory(directory, key, kept, unsigned, explaining)
     vouching, doubts = vouched_for(kept.witnesses, key, explaining.witnesses)
     findings = (*explaining.findings(), *doubts)
     asked = len(held) - len(said_by_log)
     return Verified(checkpoint, len(unsigned), asked, findings, vouching, explaining.ledger)
 
 
-def _housekeeping(folder: Path, key: PublicKey) -> tuple[Housekeeping | None, VerifyError | None]:
+def _housekeeping(
+    directory: Path, key: PublicKey
+) -> tuple[Housekeeping | None, VerifyError | None]:
     """What lies beside the signed records, or what is wrong with it.
 
     Damage there is reported after what is wrong with signed records, and after a fork.
     """
-    _own_checkpoint(folder, key)
+    _own_checkpoint(directory, key)
     try:
-        return read_housekeeping(folder, key, lambda: _own_checkpoint(folder, key)), None
+        return read_housekeeping(directory, key, lambda: _own_checkpoint(directory, key)), None
     except VerifyError as error:
         return None, error
 
 
 def _tree_of_all(
-    folder: Path, ours: Checkpoint, anchors: Iterable[Checkpoint], explaining: Explaining
+    directory: Path, ours: Checkpoint, anchors: Iterable[Checkpoint], explaining: Explaining
 ) -> CompactRange:
     """The tree over all signed records, once every tile and every anchor agrees with them."""
     tree = CompactRange()
     awaited = list(anchors)
-    levels = Levels(Tiles(folder, ours.tree.size))
+    levels = Levels(Tiles(directory, ours.tree.size))
     _compare_anchors(ours, awaited, tree)
     for leaves, records in _signed_tiles(levels.tiles):
         for record in records:
@@ -116,8 +118,8 @@ def _tree_of_all(
     return tree
 
 
-def _own_checkpoint(folder: Path, key: PublicKey) -> Checkpoint:
-    path = folder / "checkpoint"
+def _own_checkpoint(directory: Path, key: PublicKey) -> Checkpoint:
+    path = directory / "checkpoint"
     try:
         return read_checkpoint(read_note(path), key)
     except FileNotFoundError as error:
@@ -185,7 +187,7 @@ def _record(raw: bytes, sequence: int) -> Record:
 
 
 def _check_journal(
-    folder: Path, kept: Housekeeping, tree: CompactRange, explaining: Explaining
+    directory: Path, kept: Housekeeping, tree: CompactRange, explaining: Explaining
 ) -> list[bytes]:
     """Check what is not signed yet, and return it; the tree over what is signed grows by it."""
     files, signed, stated = kept.files, tree.size, kept.acknowledged
@@ -194,13 +196,13 @@ def _check_journal(
         raise VerifyError(Outcome.TAIL_MISSING, message)
     raws = [raw for file in files for raw in file.records]
     behind = signed - files[0].first if files else 0
-    _compare_signed(folder, signed, raws[:behind])
+    _compare_signed(directory, signed, raws[:behind])
     try:
         for sequence, raw in enumerate(raws[behind:], signed):
-            check_root(folder / "journal", stated, tree)
+            check_root(directory / "journal", stated, tree)
             explaining.add(_record(raw, sequence))
             tree.append(leaf_hash(raw))
-        check_root(folder / "journal", stated, tree)
+        check_root(directory / "journal", stated, tree)
     except JournalError as error:
         raise VerifyError(Outcome.ALTERED, str(error)) from error
     if (lost := stated.count - tree.size) > 0:
@@ -210,11 +212,11 @@ def _check_journal(
     return raws[behind:]
 
 
-def _compare_signed(folder: Path, signed: int, raws: list[bytes]) -> None:
+def _compare_signed(directory: Path, signed: int, raws: list[bytes]) -> None:
     """Check that what the journal has of signed records is what was signed."""
     first = signed - len(raws)
     for sequence, (raw, there) in enumerate(
-        zip(raws, Tiles(folder, signed).records_from(first), strict=False), first
+        zip(raws, Tiles(directory, signed).records_from(first), strict=False), first
     ):
         if raw != there:
             message = f"the journal: record {sequence} is not the one that was signed"
@@ -222,19 +224,23 @@ def _compare_signed(folder: Path, signed: int, raws: list[bytes]) -> None:
 
 
 def _check_directory(
-    folder: Path, key: PublicKey, kept: Housekeeping, unsigned: list[bytes], explaining: Explaining
+    directory: Path,
+    key: PublicKey,
+    kept: Housekeeping,
+    unsigned: list[bytes],
+    explaining: Explaining,
 ) -> None:
     """Check the key file, the epoch, and that nothing else lies in the directory."""
     if kept.epoch < explaining.epoch:
         message = (
-            f"{folder / EPOCH}: states epoch {kept.epoch}, expected at least {explaining.epoch}, "
+            f"{directory / EPOCH}: states epoch {kept.epoch}, expected at least {explaining.epoch}, "
             "which a record names: it is an older copy"
         )
         raise VerifyError(Outcome.ALTERED, message)
-    check_key_file(folder, explaining.genesis_key, key)
-    tiles = Tiles(folder, kept.checkpoint.tree.size)
+    check_key_file(directory, explaining.genesis_key, key)
+    tiles = Tiles(directory, kept.checkpoint.tree.size)
     try:
         tiles.check_outgrown()
-        check_foreign(folder, key, tiles.size, unsigned)
+        check_foreign(directory, key, tiles.size, unsigned)
     except TileError as error:
         raise VerifyError(missing_or_altered(error.__cause__), str(error)) from error

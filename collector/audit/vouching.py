@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from collector.audit.guard import FOLDER
+from collector.audit.guard import DIRECTORY
 from collector.audit.witnesses import Vouched
 from railscope.audit.checkpoint import read_checkpoint
 from railscope.audit.note import NoteError, PublicKey
@@ -34,9 +34,9 @@ def signed_notes(said: Mapping[str, Vouched], key: PublicKey) -> Iterator[str]:
             yield vouched.note
 
 
-def disputed_notes(folder: Path) -> Iterator[str]:
+def disputed_notes(directory: Path) -> Iterator[str]:
     """Checkpoints that agents hold and the collector could not explain. Raises OSError."""
-    disputed = folder / FOLDER
+    disputed = directory / DIRECTORY
     for path in sorted(disputed.iterdir()) if disputed.exists() else ():
         yield path.read_bytes().decode(errors="replace")
 

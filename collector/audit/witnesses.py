@@ -45,7 +45,7 @@ class Vouched(msgspec.Struct, frozen=True):
 class Witnesses:
     """The agents' cosignatures, by node. `open` it with the log."""
 
-    folder: Path
+    directory: Path
     signer: SecretKey
     nodes: dict[str, Vouched] = field(default_factory=dict)
     changed: bool = False
@@ -59,8 +59,8 @@ class Witnesses:
         problem = ""
         if owned:
             try:
-                self.nodes, epoch = read_witnesses(self.folder, self.signer.public)
-                check_epoch(self.folder / FILE, epoch, owned)
+                self.nodes, epoch = read_witnesses(self.directory, self.signer.public)
+                check_epoch(self.directory / FILE, epoch, owned)
             except HousekeepingError as error:
                 self.nodes, problem = {}, str(error)
         self.keep(owned + 1)
@@ -82,15 +82,15 @@ class Witnesses:
             self.changed = False
             body = msgspec.json.encode(self.nodes, order="sorted")
             statement = Statement(FILE, self._epoch, (sha256(body).hexdigest(),))
-            write_durably(self.folder / FILE, body + b"\n" + statement.signed(self.signer))
+            write_durably(self.directory / FILE, body + b"\n" + statement.signed(self.signer))
 
 
-def read_witnesses(folder: Path, key: PublicKey) -> tuple[dict[str, Vouched], int]:
+def read_witnesses(directory: Path, key: PublicKey) -> tuple[dict[str, Vouched], int]:
     """Cosignatures beside a log, themselves unchecked, and the epoch in which they were kept.
 
     Raises HousekeepingError, OSError.
     """
-    path = folder / FILE
+    path = directory / FILE
     body, _, statement = read_bytes(path).partition(b"\n")
     if not statement:
         statement = body

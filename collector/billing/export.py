@@ -116,19 +116,19 @@ class Order:
 def export(
     invoices: Invoices,
     order: Order,
-    folder: Path,
+    directory: Path,
     *,
     replace: bool = False,
     record: Callable[[Manifest], None] = lambda _: None,
 ) -> Manifest:
-    """Write the issued invoices to a folder, which is made if it is not there.
+    """Write the issued invoices to a directory, which is made if it is not there.
 
     `record` is told what the files hold before they get their names: what it raises stops the
     export, so that none is without its record. Raises ExportError, StagingError, OSError,
     InvoiceError, OverflowError, NoParquetError.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with staging(folder, replace=replace) as files:
+    directory.mkdir(parents=True, exist_ok=True)
+    with staging(directory, replace=replace) as files:
         opened = {form: files.create(f"{order.stem}.{form}") for form in order.forms}
         totals = _write(invoices, order, opened)
         written = tuple(

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from collector.framelog.segments import PARTIAL, sync_folder
+from collector.framelog.segments import PARTIAL, sync_directory
 
 _CHUNK_BYTES = 1 << 20
 
@@ -20,10 +20,10 @@ class StagingError(OSError):
 
 
 class Staging:
-    """Files of a folder on their way. Made by `staging`."""
+    """Files of a directory on their way. Made by `staging`."""
 
-    def __init__(self, folder: Path, *, replace: bool) -> None:
-        self._folder = folder
+    def __init__(self, directory: Path, *, replace: bool) -> None:
+        self._directory = directory
         self._replace = replace
         self._mark = secrets.token_hex(4)
         self._open: dict[str, BinaryIO] = {}
@@ -33,8 +33,8 @@ class Staging:
 
         Raises OSError, and StagingError for a name that is taken and not to be replaced.
         """
-        if not self._replace and (self._folder / name).exists():
-            raise _taken(self._folder / name)
+        if not self._replace and (self._directory / name).exists():
+            raise _taken(self._directory / name)
         file = self._partial(name).open("x+b")
         self._open[name] = file
         return file
@@ -51,13 +51,13 @@ class Staging:
         try:
             for name in self._open:
                 self._name(name)
-                given.append(self._folder / name)
+                given.append(self._directory / name)
         except OSError:
             if not self._replace:
                 for path in given:
                     path.unlink()
             raise
-        sync_folder(self._folder)
+        sync_directory(self._directory)
 
     def clear(self) -> None:
         """Close all files, and remove those that have no name."""
@@ -66,7 +66,7 @@ class Staging:
             self._partial(name).unlink(missing_ok=True)
 
     def _name(self, name: str) -> None:
-        partial, final = self._partial(name), self._folder / name
+        partial, final = self._partial(name), self._directory / name
         if self._replace:
             partial.rename(final)
             return
@@ -76,7 +76,7 @@ class Staging:
             raise _taken(final) from error
 
     def _partial(self, name: str) -> Path:
-        return self._folder / f"{name}.{self._mark}{PARTIAL}"
+        return self._directory / f"{name}.{self._mark}{PARTIAL}"
 
 
 def _taken(path: Path) -> StagingError:
@@ -84,9 +84,9 @@ def _taken(path: Path) -> StagingError:
 
 
 @contextmanager
-def staging(folder: Path, *, replace: bool) -> Iterator[Staging]:
-    """Make files that nobody sees until they are published. The folder must be there."""
-    files = Staging(folder, replace=replace)
+def staging(directory: Path, *, replace: bool) -> Iterator[Staging]:
+    """Make files that nobody sees until they are published. The directory must be there."""
+    files = Staging(directory, replace=replace)
     try:
         yield files
     finally:

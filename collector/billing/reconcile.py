@@ -32,8 +32,8 @@ from collector.metering.periods import name_of
 from collector.metering.tiling import State
 from collector.metering.units import Tiling
 
-MOST_INFERRED = Fraction(1, 100)
-MOST_UNKNOWN = Fraction(1, 1000)
+MAX_INFERRED = Fraction(1, 100)
+MAX_UNKNOWN = Fraction(1, 1000)
 
 
 def reconcile(books: Books, period: Period, seller: Seller) -> list[Check]:
@@ -99,7 +99,7 @@ def unseen(ledger: Ledger, period: Period) -> Iterator[Check]:
         if total.tiling is Tiling.COMPUTE:
             time[total.state] += quantity
     whole = sum(time.values(), Fraction(0))
-    for state, bound in ((State.INFERRED, MOST_INFERRED), (State.UNKNOWN, MOST_UNKNOWN)):
+    for state, bound in ((State.INFERRED, MAX_INFERRED), (State.UNKNOWN, MAX_UNKNOWN)):
         share = time[state] / whole if whole else Fraction(0)
         yield Check("R6", f"share of {state} time", share, Fraction(0), bound=bound)
 

@@ -13,7 +13,7 @@ _SUMMARY = (
 )  # fmt: skip
 _CLAIMS = ("Claim", "GPUs", "From", "To", "GPU-hours", "kWh", "Amount")
 _NUMBERS = {"GPUs", "Quantity", "Unit price", "Amount", "GPU-hours", "kWh"}
-_MOST_CLAIMS = 500
+_MAX_CLAIMS = 500
 _STYLE = """
 :root { color-scheme: light; }
 body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; background: #fff;
@@ -65,7 +65,7 @@ def _claims(statement: Statement) -> str:
     claims = statement.claims
     if not claims:
         return ""
-    shown = claims[:_MOST_CLAIMS]
+    shown = claims[:_MAX_CLAIMS]
     caption = "What each claim comes to, corrections left out; the dearest first"
     if len(shown) < len(claims):
         caption += f". {len(claims) - len(shown):,} more are in the CSV and JSON forms"

@@ -10,7 +10,7 @@ _SUMMARY = ("what", "of", "state", "from", "to", "GPUs", "quantity", "", "unit p
 _CLAIMS = ("claim", "GPUs", "from", "to", "GPU-hours", "kWh", "amount")
 _SUMMARY_RIGHT = {5, 6, 8, 9}
 _CLAIMS_RIGHT = {1, 4, 5, 6}
-_MOST_CLAIMS = 25
+_MAX_CLAIMS = 25
 
 
 def text(statement: Statement) -> str:
@@ -28,7 +28,7 @@ def text(statement: Statement) -> str:
     ]
     claims = statement.claims
     if claims:
-        shown = claims[:_MOST_CLAIMS]
+        shown = claims[:_MAX_CLAIMS]
         lines += ["", "BY CLAIM, without corrections"]
         lines += table([_CLAIMS, *shown], _CLAIMS_RIGHT)
         if len(claims) > len(shown):

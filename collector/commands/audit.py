@@ -11,7 +11,7 @@ from unicodedata import normalize
 import click
 
 from collector.audit.ownership import TakenError
-from collector.audit.personal import FOLDER as PERSONAL
+from collector.audit.personal import DIRECTORY as PERSONAL
 from collector.audit.personal import SaltError, Salts
 from collector.audit.proof import ProofError, check_proof, make_proof
 from collector.audit.tiles import TileError, Tiles
@@ -33,7 +33,9 @@ from collector.config import CollectorSettings
 from collector.ledger.ledger_records import LedgerRecords
 from railscope.audit.note import NoteError, PublicKey, SecretKey, read_note
 
-_FOLDER = click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+_DIRECTORY = click.argument(
+    "directory", type=click.Path(exists=True, file_okay=False, path_type=Path)
+)
 _KEY = click.option(
     "--key", "key", required=True,
     help="The log's public key, or the file that holds it.",
@@ -46,7 +48,7 @@ _SALTS = click.option(
     default=Path(CollectorSettings().state_directory) / PERSONAL, show_default=True,
     help="Where the collector keeps the salts of names.",
 )  # fmt: skip
-_MOST_NAMED = 20
+_MAX_NAMED = 20
 
 
 @click.group()
@@ -55,7 +57,7 @@ def audit() -> None:
 
 
 @audit.command("verify")
-@_FOLDER
+@_DIRECTORY
 @_KEY
 @click.option(
     "--anchor", "anchors", multiple=True,
@@ -63,7 +65,9 @@ def audit() -> None:
     help="A checkpoint that someone else kept; may be given several times.",
 )  # fmt: skip
 @click.option("--ledger", "ledger", help="URL of the ledger, to compare its rows, too.")
-def verify_command(folder: Path, key: str, anchors: tuple[Path, ...], ledger: str | None) -> None:
+def verify_command(
+    directory: Path, key: str, anchors: tuple[Path, ...], ledger: str | None
+) -> None:
     """Read and hash every record again, and compare with what was signed.
 
     Exit status: 0 consistent; 1 a record, tile or checkpoint was altered; 2 records that were
@@ -72,7 +76,7 @@ def verify_command(folder: Path, key: str, anchors: tuple[Path, ...], ledger: st
     """
     public = _key(key)
     try:
-        found = verify(folder, public, [_kept(anchor) for anchor in anchors])
+        found = verify(directory, public, [_kept(anchor) for anchor in anchors])
         waiting = _ledger(ledger, found.ledger) if ledger else []
     except VerifyError as error:
         for line in f"{error.outcome.name.lower().replace('_', ' ')}: {error}".split("\n"):
@@ -100,52 +104,52 @@ def _ledger(url: str, recorded: LedgerRecords) -> list[str]:
 
 def _vouching(witnesses: Sequence[Witness]) -> Iterator[str]:
     """Who vouches for how much of the log: the first ones by name."""
-    for one in witnesses[:_MOST_NAMED]:
+    for one in witnesses[:_MAX_NAMED]:
         told = f"vouched for: {one.size} records, by {one.node}, {instant(one.seconds * 10**9)}"
         yield plain(told)
-    if len(witnesses) > _MOST_NAMED:
-        yield f"vouched for: by {len(witnesses) - _MOST_NAMED} more"
+    if len(witnesses) > _MAX_NAMED:
+        yield f"vouched for: by {len(witnesses) - _MAX_NAMED} more"
 
 
 @audit.command("upgrade")
-@_FOLDER
+@_DIRECTORY
 @click.option(
     "--secret-key", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="The log's secret key: audit.key in the collector's state directory.",
 )  # fmt: skip
-def upgrade_command(folder: Path, secret_key: Path) -> None:
+def upgrade_command(directory: Path, secret_key: Path) -> None:
     """Sign the housekeeping files of a log that an earlier version wrote.
 
     Run it once, while no collector runs. It states that the files are right as they are: verify the
     log before, with the version that wrote it.
     """
     try:
-        size = upgrade(folder, SecretKey.parse(secret_key.read_text()))
+        size = upgrade(directory, SecretKey.parse(secret_key.read_text()))
     except (ValueError, TakenError, OSError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"upgraded: {size} records, housekeeping files signed")
 
 
 @audit.command()
-@_FOLDER
+@_DIRECTORY
 @_KEY
-def checkpoint(folder: Path, key: str) -> None:
+def checkpoint(directory: Path, key: str) -> None:
     """Print the signed checkpoint: keep it elsewhere, and give it to `verify --anchor`."""
-    note = note_of(folder)
-    checkpoint_of(note, _key(key), folder)
+    note = note_of(directory)
+    checkpoint_of(note, _key(key), directory)
     click.echo(note, nl=False)
 
 
 @audit.command()
-@_FOLDER
+@_DIRECTORY
 @_KEY
 @click.argument("sequence", type=click.IntRange(min=0))
-def prove(folder: Path, key: str, sequence: int) -> None:
+def prove(directory: Path, key: str, sequence: int) -> None:
     """Print record SEQUENCE with the proof that the signed log holds it."""
-    note = note_of(folder)
-    signed = checkpoint_of(note, _key(key), folder)
+    note = note_of(directory)
+    signed = checkpoint_of(note, _key(key), directory)
     try:
-        proof = make_proof(Tiles(folder, signed.tree.size), sequence, note)
+        proof = make_proof(Tiles(directory, signed.tree.size), sequence, note)
     except (TileError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(proof, nl=False)
@@ -165,7 +169,7 @@ def check_proof_command(file: BinaryIO, key: str) -> None:
 
 
 @audit.command()
-@_FOLDER
+@_DIRECTORY
 @click.option("--type", "kind", help="Only records of this type or family.")
 @click.option("--node", help="Only records about this node.")
 @click.option("--from", "first", type=click.IntRange(min=0), default=0, help="First sequence.")
@@ -173,7 +177,7 @@ def check_proof_command(file: BinaryIO, key: str) -> None:
 @click.option("--person", help="Only records that are committed to this name.")
 @_SALTS
 def show(  # noqa: PLR0913, PLR0917 - its options
-    folder: Path, kind: str | None, node: str | None, first: int, as_json: bool,  # noqa: FBT001 - a flag
+    directory: Path, kind: str | None, node: str | None, first: int, as_json: bool,  # noqa: FBT001 - a flag
     person: str | None, salts: Path,
 ) -> None:  # fmt: skip
     """Print records, one a line, the signed ones and those that are not signed yet.
@@ -182,7 +186,7 @@ def show(  # noqa: PLR0913, PLR0917 - its options
     persons are not in them: --person finds the records of a name that you know.
     """
     commitment = _commitment(salts, person) if person else None
-    for raw in records(folder, *extent(folder), first):
+    for raw in records(directory, *extent(directory), first):
         if commitment and commitment not in decoded(raw).pii.values():
             continue
         if wanted(raw, kind, node):
@@ -221,13 +225,13 @@ def _commitment(salts: Path, person: str) -> str:
 
 
 @audit.command()
-@_FOLDER
+@_DIRECTORY
 @click.option("--count", type=click.IntRange(min=1), default=10, show_default=True)
 @_JSON
-def tail(folder: Path, count: int, as_json: bool) -> None:  # noqa: FBT001 - a flag
+def tail(directory: Path, count: int, as_json: bool) -> None:  # noqa: FBT001 - a flag
     """Print the newest records."""
-    size, unsigned = extent(folder)
-    for raw in records(folder, size, unsigned, max(0, size + len(unsigned) - count)):
+    size, unsigned = extent(directory)
+    for raw in records(directory, size, unsigned, max(0, size + len(unsigned) - count)):
         click.echo(shown(raw, as_json=as_json))
 
 

@@ -16,9 +16,9 @@ from railscope.audit.note import NoteError, PublicKey, read_note
 from railscope.audit.record import Record, RecordError, decode
 
 
-def note_of(folder: Path) -> str:
+def note_of(directory: Path) -> str:
     """The checkpoint of a log, as it lies there."""
-    path = folder / "checkpoint"
+    path = directory / "checkpoint"
     try:
         return read_note(path)
     except NoteError as error:
@@ -29,42 +29,42 @@ def note_of(folder: Path) -> str:
         raise click.ClickException(message) from error
 
 
-def checkpoint_of(note: str, key: PublicKey, folder: Path) -> Checkpoint:
+def checkpoint_of(note: str, key: PublicKey, directory: Path) -> Checkpoint:
     """The checkpoint in a note, once it is checked."""
     try:
         return read_checkpoint(note, key)
     except NoteError as error:
-        message = f"{folder / 'checkpoint'}: {error}"
+        message = f"{directory / 'checkpoint'}: {error}"
         raise click.ClickException(message) from error
 
 
-def _claimed_size(folder: Path) -> int:
+def _claimed_size(directory: Path) -> int:
     """How many records the checkpoint speaks of, unchecked; 0 where there is none yet."""
-    path = folder / "checkpoint"
+    path = directory / "checkpoint"
     if not path.exists():
         return 0
-    lines = note_of(folder).split("\n")
+    lines = note_of(directory).split("\n")
     if len(lines) < len(("origin", "size")) or not SIZE.fullmatch(lines[1]):
         message = f"{path}: no checkpoint; run `railscope audit verify`"
         raise click.ClickException(message)
     return int(lines[1])
 
 
-def extent(folder: Path) -> tuple[int, list[bytes]]:
+def extent(directory: Path) -> tuple[int, list[bytes]]:
     """How many records are signed, and those that are not."""
     try:
         # First: what is in the journal now is signed at most later.
-        files = read_journal(folder / "journal")
+        files = read_journal(directory / "journal")
     except (JournalError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    size = _claimed_size(folder)
+    size = _claimed_size(directory)
     behind = max(0, size - files[0].first) if files else 0
     return size, [raw for file in files for raw in file.records][behind:]
 
 
-def records(folder: Path, size: int, unsigned: list[bytes], first: int) -> Iterator[bytes]:
+def records(directory: Path, size: int, unsigned: list[bytes], first: int) -> Iterator[bytes]:
     """Records from a sequence on: the signed ones, then those that are not."""
-    tiles = Tiles(folder, size)
+    tiles = Tiles(directory, size)
     try:
         yield from tiles.records_from(first)
     except TileError as error:

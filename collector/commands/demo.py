@@ -28,11 +28,11 @@ _NO_DAY = 1 << 40
 @click.command()
 @click.option("--ledger", "url", metavar="URL", help="Keep it all in this empty database.")
 @click.option(
-    "--focus", "folder", type=click.Path(file_okay=False, path_type=Path),
-    help="Write the invoices as FOCUS 1.2 to this folder.",
+    "--focus", "directory", type=click.Path(file_okay=False, path_type=Path),
+    help="Write the invoices as FOCUS 1.2 to this directory.",
 )  # fmt: skip
 @forms_option
-def demo(url: str | None, folder: Path | None, forms: tuple[Form, ...]) -> None:
+def demo(url: str | None, directory: Path | None, forms: tuple[Form, ...]) -> None:
     """Two simulated months of two tenants with faults, silence and news that come late.
 
     Metered into a ledger, closed, corrected and reconciled by what real months are. Exit status 1
@@ -45,7 +45,7 @@ def demo(url: str | None, folder: Path | None, forms: tuple[Form, ...]) -> None:
                 if ledger.newest(0, _NO_DAY):
                     message = f"{ledger.database.name} is in use: the demo needs an empty ledger"
                     raise click.ClickException(message)
-                passed = _run(ledger, folder, forms)
+                passed = _run(ledger, directory, forms)
             finally:
                 ledger.close()
         except LedgerError as error:
@@ -53,7 +53,7 @@ def demo(url: str | None, folder: Path | None, forms: tuple[Form, ...]) -> None:
     sys.exit(0 if passed else 1)
 
 
-def _run(ledger: Ledger, folder: Path | None, forms: tuple[Form, ...]) -> bool:
+def _run(ledger: Ledger, directory: Path | None, forms: tuple[Form, ...]) -> bool:
     found = simulated.run(ledger)
     books = Books.of(ledger)
     for closed in (found.closed, found.later):
@@ -70,7 +70,7 @@ def _run(ledger: Ledger, folder: Path | None, forms: tuple[Form, ...]) -> bool:
     click.echo("RECONCILIATION of both")
     for line in check_lines(found.checks):
         click.echo(line)
-    if folder is not None:
+    if directory is not None:
         order = Order(simulated.SELLER, CLOSED_AGAIN_NS, forms)
-        write_export(books.store, with_origins(order, books), folder, replace=True)
+        write_export(books.store, with_origins(order, books), directory, replace=True)
     return found.balances

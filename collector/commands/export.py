@@ -47,7 +47,7 @@ def _period(_context: click.Context, _parameter: click.Parameter, text: str | No
 
 
 @click.command("export")
-@click.argument("folder", metavar="OUT", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("directory", metavar="OUT", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
     "--focus", type=click.Choice([VERSION]), default=VERSION, show_default=True,
     expose_value=False, help="Version of FOCUS.",
@@ -61,16 +61,16 @@ def _period(_context: click.Context, _parameter: click.Parameter, text: str | No
 )  # fmt: skip
 @click.option(
     "--audit", "log", type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder of the audit log whose checkpoint is in the export; else the collector's own.",
+    help="Directory of the audit log whose checkpoint is in the export; else the collector's own.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace files of the same names.")
 @deciding_command
-def export_command(place: Place, folder: Path, **asked: Any) -> None:
-    """Write the issued invoices to the folder OUT as FOCUS, with a manifest, and print the totals.
+def export_command(place: Place, directory: Path, **asked: Any) -> None:
+    """Write the issued invoices to the directory OUT as FOCUS, with a manifest, and print the totals.
 
     The audit log records it. Exit status 1: nothing was written.
     """
-    _export(place, folder, _Asked(**asked))
+    _export(place, directory, _Asked(**asked))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class _Asked:
     force: bool
 
 
-def _export(place: Place, folder: Path, asked: _Asked) -> None:
+def _export(place: Place, directory: Path, asked: _Asked) -> None:
     by = place.by
     with place.books() as books:
         found = Listed(tuple(books.store.invoices(asked.period, asked.tenant)))
@@ -99,12 +99,12 @@ def _export(place: Place, folder: Path, asked: _Asked) -> None:
             forms=asked.forms,
             period=asked.period,
             tenant=asked.tenant,
-            checkpoint=_checkpoint(asked.log or place.audit_folder),
+            checkpoint=_checkpoint(asked.log or place.audit_directory),
         )
         write_export(
             found,
             _with_origins(order, books),
-            folder,
+            directory,
             replace=asked.force,
             recorder=lambda manifest: record(books, manifest, by),
         )
@@ -130,14 +130,14 @@ def _checkpoint(log: Path | None) -> str | None:
 def write_export(
     invoices: Invoices,
     order: Order,
-    folder: Path,
+    directory: Path,
     *,
     replace: bool,
     recorder: Callable[[Manifest], None] = lambda _: None,
 ) -> None:
     """Write an export and print what is in it. Raises ClickException for what goes wrong."""
     try:
-        manifest = export(invoices, order, folder, replace=replace, record=recorder)
+        manifest = export(invoices, order, directory, replace=replace, record=recorder)
     except NoParquetError as error:
         message = f"{error}, or leave it out: --format csv"
         raise click.ClickException(message) from error

@@ -96,13 +96,13 @@ class Place:
         return self.seller(()).invoice_issuer if self._settings.billing.seller_file else ""
 
     @property
-    def audit_folder(self) -> Path | None:
+    def audit_directory(self) -> Path | None:
         """Where the collector's audit log is; None if it is not here, or another ledger is meant.
 
         Raises SettingsError.
         """
-        folder = self._state_directory() / "audit"
-        return folder if self.ledger is None and (folder / "checkpoint").exists() else None
+        directory = self._state_directory() / "audit"
+        return directory if self.ledger is None and (directory / "checkpoint").exists() else None
 
     @property
     def _settings(self) -> CollectorSettings:

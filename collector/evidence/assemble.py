@@ -46,7 +46,7 @@ from collector.metering.measures import Increments, Measure, Readings, increment
 from collector.metering.placement import UnplacedClaim
 from collector.metering.timeline import Piece, without
 from collector.metering.units import FOREVER_NS, Slots
-from railscope.frame import NO_LANE
+from railscope.frame import NO_RAIL
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,16 +316,16 @@ def counted(
     moved |= len(stays) > 1
     since_ns = min((stay.start_ns for stay in stays), default=-FOREVER_NS)
     readings: dict[Counter, dict[tuple[str, str], dict[int, tuple[int, int, int]]]] = {}
-    lanes = {
-        (chunk.node, chunk.boot): sighted.lane
+    rails = {
+        (chunk.node, chunk.boot): sighted.rail
         for chunk in sorted(chunks, key=lambda chunk: (chunk.node, chunk.boot, chunk.number))
-        if (sighted := chunk.gpus.get(gpu)) and sighted.lane != NO_LANE
+        if (sighted := chunk.gpus.get(gpu)) and sighted.rail != NO_RAIL
     }
     for chunk in chunks:
-        lane = lanes.get((chunk.node, chunk.boot), NO_LANE)
+        rail = rails.get((chunk.node, chunk.boot), NO_RAIL)
         for series in chunk.series.values():
             for at, counter in enumerate(series.counters):
-                if counter.gpu != gpu and (counter.gpu or counter.lane != lane):
+                if counter.gpu != gpu and (counter.gpu or counter.rail != rail):
                     continue
                 run = series.run if counter.measure in OF_THE_AGENT else ""
                 cells = readings.setdefault(counter, {}).setdefault((chunk.boot, run), {})

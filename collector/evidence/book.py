@@ -60,7 +60,7 @@ PART_BYTES = 64 << 10
 """What a node's quarter of an hour usually takes."""
 FLAGGED_NS = 2_000_000_000
 """A node's clock that is further off than this is told of; beyond a minute it is not believed."""
-MOST_SNAPPED_NS = FLAGGED_NS
+MAX_SNAPPED_NS = FLAGGED_NS
 
 
 class Kept(msgspec.Struct):
@@ -132,7 +132,7 @@ class EvidenceBook:
         since_boot_ns = _since_boot_ns(record, envelope, batch)
         oldest_ns = record.received_wall_ns - MAX_AGE_NS - since_boot_ns
         skew_ns = self._skew(record, envelope.node)
-        uncertainty_ns = min(batch.uncertainty_ns or 0, MOST_SNAPPED_NS)
+        uncertainty_ns = min(batch.uncertainty_ns or 0, MAX_SNAPPED_NS)
         horizon_ns = self.node(envelope.node).horizon_ns(record.received_wall_ns)
         taking = Taking(
             self, record, envelope, batch, known, since_boot_ns, skew_ns, uncertainty_ns, horizon_ns
@@ -421,7 +421,7 @@ class EvidenceBook:
             key = key[:3]
         if key in self._said:
             return
-        if len(self._said) >= _MOST_SAID:
+        if len(self._said) >= _MAX_SAID:
             self._said.clear()
             self._troubles.clear()
         if self._troubles[key[0], key[2]] >= _MAX_TROUBLES:
@@ -534,6 +534,6 @@ def _last_before(spans: Iterable[Sequence[Span]], before_ns: int) -> int:
 
 
 _NEVER = Contact(FOREVER_NS)
-_MOST_SAID, _MAX_TROUBLES = 10_000, 200
+_MAX_SAID, _MAX_TROUBLES = 10_000, 200
 """Troubles that are remembered, and those of one kind and node that are reported one by one."""
 _CLAIMS_A_STEP = 256

@@ -117,7 +117,7 @@ class Sighted(msgspec.Struct, array_like=True):
     """A GPU in a node's frames: when first heard of it there, on which rail, and its samples."""
 
     heard_ns: int
-    lane: int
+    rail: int
     sku: str = ""
     spans: list[Span] = []
     believed_ns: int = 0
@@ -192,12 +192,12 @@ class Chunk(msgspec.Struct, array_like=True):
         """A GPU was seen in the node. The spans may be others' too."""
         found = self.gpus.get(gpu)
         if found is None:
-            found = self.gpus[gpu] = Sighted(new.heard_ns, new.lane, new.sku, [])
+            found = self.gpus[gpu] = Sighted(new.heard_ns, new.rail, new.sku, [])
         first_ns = new.spans[0].first_ns
         believed_ns = max(new.believed_ns, first_ns)
         found.believed_ns = believed_from(found.spans, found.believed_ns, believed_ns, first_ns)
         found.heard_ns = min(found.heard_ns, new.heard_ns)
-        found.lane, found.sku = max(found.lane, new.lane), max(found.sku, new.sku)
+        found.rail, found.sku = max(found.rail, new.rail), max(found.sku, new.sku)
         add_spans(found.spans, new.spans)
 
     def cut(self, gpu: str, parts: tuple[Part, ...], span: Span) -> None:

@@ -19,7 +19,7 @@ from collector.evidence.chunk import (
     add_spans,
 )
 from collector.evidence.places import Presence
-from collector.evidence.told import MOST_CHARACTERS, is_gpu
+from collector.evidence.told import MAX_CHARACTERS, is_gpu
 from collector.fleet import decode
 from collector.fleet.metered_columns import Part
 from collector.fleet.schemas import Gpu, Known
@@ -100,7 +100,7 @@ class Taking:
         everywhere = self._presence(chunk, rows)
         skus = self.known.metered.skus
         for gpu in self.known.gpus:
-            if len(gpu.uuid) > MOST_CHARACTERS or not is_gpu(gpu.uuid):
+            if len(gpu.uuid) > MAX_CHARACTERS or not is_gpu(gpu.uuid):
                 continue
             presence = everywhere
             if self.batch.reasons:
@@ -120,7 +120,7 @@ class Taking:
             found = chunk.gpus.get(gpu.uuid)
             before = len(found.spans) if found else -_SPANS_OF_A_GPU
             sku = skus.get(gpu.uuid, "")
-            seen = Sighted(first_ns, gpu.lane, sku, presence.spans, presence.believed_ns)
+            seen = Sighted(first_ns, gpu.rail, sku, presence.spans, presence.believed_ns)
             chunk.sight(gpu.uuid, seen)
             self.added_bytes += _SPAN_BYTES * (len(chunk.gpus[gpu.uuid].spans) - before)
 

@@ -41,7 +41,7 @@ _SLOTS = re.compile(r"(\d{1,3})-(\d{1,3})", re.ASCII)
 _INSTANT = re.compile(r"\d{1,19}", re.ASCII)
 _COUNT = re.compile(r"[1-9]\d{0,3}", re.ASCII)
 _KEY_WORDS = 2
-MOST_CHARACTERS = 400
+MAX_CHARACTERS = 400
 """Of a name: a database cannot index much longer ones."""
 
 
@@ -222,8 +222,8 @@ def _words(event: WireEvent) -> tuple[str, str, dict[str, str]]:
         raise ToldError(message)
     gpu, claim = key
     facts = {name: word for name, word in event.facts.items() if name in _READ}
-    if any("\0" in word or len(word) > MOST_CHARACTERS for word in (gpu, claim, *facts.values())):
-        message = f"claim {claim[:MOST_CHARACTERS]!r} has words that no ledger can keep"
+    if any("\0" in word or len(word) > MAX_CHARACTERS for word in (gpu, claim, *facts.values())):
+        message = f"claim {claim[:MAX_CHARACTERS]!r} has words that no ledger can keep"
         raise ToldError(message)
     return gpu, claim, facts
 

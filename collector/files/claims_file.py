@@ -14,7 +14,7 @@ from pathlib import Path
 
 import structlog
 
-from collector.files.watched import MOST_QUOTED, FileError, Watched, rows, span
+from collector.files.watched import MAX_QUOTED, FileError, Watched, rows, span
 from collector.metering.evidence import Claim, Level
 from railscope.shares import ShareError, parse_share, parse_written_share, share_text
 
@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 SOURCE = "file"
 HEADER = ("tenant", "holds", "from", "to")
 OPTIONAL = ("share",)
-_MOST_OVERLAPS = 10
+_MAX_OVERLAPS = 10
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -115,7 +115,7 @@ def parse(text: str) -> FileClaims:
     found = []
     for number, (tenant, holds, start, end, part) in rows(text, HEADER, OPTIONAL):
         if not tenant or not holds:
-            quoted = f"{tenant},{holds},{start},{end}"[:MOST_QUOTED]
+            quoted = f"{tenant},{holds},{start},{end}"[:MAX_QUOTED]
             message = f"line {number}: needs {','.join(HEADER)}, got {quoted}"
             raise FileError(message)
         try:
@@ -135,6 +135,6 @@ def claims_file(path: Path | None) -> Watched[FileClaims]:
 
 
 def _name_overlaps(claims: FileClaims) -> None:
-    for earlier, later in islice(claims.overlaps(), _MOST_OVERLAPS):
+    for earlier, later in islice(claims.overlaps(), _MAX_OVERLAPS):
         log.warning("claims_overlap", holds=later.holds, earlier=earlier.tenant,
                     later=later.tenant, advice="the later holds while it lasts, then the earlier holds again")  # fmt: skip

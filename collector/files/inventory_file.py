@@ -15,7 +15,7 @@ from collector.files.watched import FileError, Watched, columns_span, rows
 from railscope.numeric_text import NumberError, parse_whole
 
 HEADER = ("node", "gpus", "rdma_ports", "from", "to")
-MOST_DEVICES = 10_000
+MAX_DEVICES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def _count(text: str, where: str) -> int | None:
     if not text:
         return None
     try:
-        return parse_whole(text, MOST_DEVICES + 1)
+        return parse_whole(text, MAX_DEVICES + 1)
     except NumberError as error:
         message = f"{where}: {error}"
         raise FileError(message) from error

@@ -18,7 +18,7 @@ from collector.metering.evidence import Claim, Stay
 from collector.metering.timeline import Piece, without
 
 HEADER = ("gpu", "from", "to", "why")
-MOST_CHARACTERS = 400
+MAX_CHARACTERS = 400
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -81,8 +81,8 @@ def parse(text: str) -> Retired:
     for number, (gpu, start, end, why) in rows(text, HEADER):
         line = f"line {number}"
         for column, word in (("gpu", gpu), ("why", why)):
-            if len(word) > MOST_CHARACTERS:
-                message = f"{line}, {column}: it is longer than {MOST_CHARACTERS} characters"
+            if len(word) > MAX_CHARACTERS:
+                message = f"{line}, {column}: it is longer than {MAX_CHARACTERS} characters"
                 raise FileError(message)
         if not gpu:
             message = f"{line}, gpu: it is empty"

@@ -17,7 +17,7 @@ from collector.metering.units import FOREVER_NS
 
 log = structlog.get_logger(__name__)
 
-MOST_QUOTED = 200
+MAX_QUOTED = 200
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WATCH_SECONDS = 1.0
 T = TypeVar("T")
@@ -121,7 +121,7 @@ def rows(
         raise FileError(message)
     for number, row in found:
         if len(row) != len(header):
-            message = f"line {number}: needs {','.join(header)}, got {','.join(row)[:MOST_QUOTED]}"
+            message = f"line {number}: needs {','.join(header)}, got {','.join(row)[:MAX_QUOTED]}"
             raise FileError(message)
         yield number, row + missing
 
@@ -166,7 +166,7 @@ def instant_ns(text: str, where: str) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        message = f"{where}: {text[:MOST_QUOTED]!r} is no time like 2026-01-31T08:00:00Z"
+        message = f"{where}: {text[:MAX_QUOTED]!r} is no time like 2026-01-31T08:00:00Z"
         raise FileError(message) from error
     return of_moment(moment, where)
 

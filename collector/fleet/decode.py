@@ -8,20 +8,20 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from railscope.wire import BYTES_PER_VALUE, MOST_EVENT_NUMBER, Batch, WireError, WireEvent
+from railscope.wire import BYTES_PER_VALUE, MAX_EVENT_NUMBER, Batch, WireError, WireEvent
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 Codes: TypeAlias = npt.NDArray[np.uint8]
 Positions: TypeAlias = npt.NDArray[np.intp]
 
 
-def check(batch: Batch, columns: int, most_rows: int) -> int:
+def check(batch: Batch, columns: int, max_rows: int) -> int:
     """How many columns change; raises WireError where the parts of a batch contradict each other."""
     rows = batch.rows
     changed = int.from_bytes(batch.changed, "little")
     count = changed.bit_count()
     fits = (
-        0 < rows <= most_rows
+        0 < rows <= max_rows
         and len(batch.boot_ns) == rows
         and batch.first_sequence > 0
         and batch.first_sequence + rows < 1 << 63
@@ -48,7 +48,7 @@ def _are_instants(ns: Sequence[int]) -> bool:
 def _fits(event: WireEvent, rows: int) -> bool:
     return (
         0 <= event.row < rows
-        and 0 <= event.number <= MOST_EVENT_NUMBER
+        and 0 <= event.number <= MAX_EVENT_NUMBER
         and _are_instants((event.wall_ns, event.boot_ns))
     )
 

@@ -13,8 +13,8 @@ from railscope.catalog import KINDS, METRICS
 from railscope.catalog.declare import Kind, Metric
 from railscope.catalog.entities import GPU
 from railscope.catalog.jobs import BY_JOB, STRAGGLER_MEASURES
-from railscope.frame import NO_LANE
-from railscope.wire import WireSchema, lanes, part_of_key
+from railscope.frame import NO_RAIL
+from railscope.wire import WireSchema, part_of_key, rails_of_entities
 
 Positions: TypeAlias = npt.NDArray[np.intp]
 Key: TypeAlias = tuple[Metric, tuple[str, ...]]
@@ -28,7 +28,7 @@ class Owner:
     """What a column is of: a GPU by its UUID, or whatever GPU is on a rail of the node."""
 
     gpu: str = ""
-    lane: int = NO_LANE
+    rail: int = NO_RAIL
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,11 +44,11 @@ class JobColumns:
     rates: Positions
 
     def seats(
-        self, by_gpu: Mapping[str, int], by_lane: Mapping[int, int], nobody: int
+        self, by_gpu: Mapping[str, int], by_rail: Mapping[int, int], nobody: int
     ) -> Positions:
         """For each column the seat of its owner."""
         found = [
-            by_gpu.get(owner.gpu, nobody) if owner.gpu else by_lane.get(owner.lane, nobody)
+            by_gpu.get(owner.gpu, nobody) if owner.gpu else by_rail.get(owner.rail, nobody)
             for owner in self.owners
         ]
         return np.array(found, np.intp)[self.owner_of]
@@ -56,7 +56,7 @@ class JobColumns:
 
 def job_columns(wire: WireSchema) -> JobColumns | None:
     """What a schema has for jobs; None where that is nothing."""
-    entity_lanes = lanes(wire)
+    entity_rails = rails_of_entities(wire)
     owners: dict[Owner, int] = {}
     rows: list[tuple[int, Key, int, int]] = []
     column = counters = -1
@@ -73,8 +73,8 @@ def job_columns(wire: WireSchema) -> JobColumns | None:
             if metric not in BY_JOB and key not in _COMPARED:
                 continue
             is_gpu = KINDS[entity.kind].whole is GPU
-            owner = Owner(gpu=entity.key[0]) if is_gpu else Owner(lane=entity_lanes[member])
-            if is_gpu or owner.lane != NO_LANE:
+            owner = Owner(gpu=entity.key[0]) if is_gpu else Owner(rail=entity_rails[member])
+            if is_gpu or owner.rail != NO_RAIL:
                 number = owners.setdefault(owner, len(owners))
                 rows.append((column, key, number, counters if counts else -1))
     if not rows:

@@ -1,7 +1,7 @@
 """Layouts: the shape that all nodes of one build share, prepared for vector operations.
 
 A layout is a schema without the names of its entities. Its columns are cut into cells: all columns
-of one metric, one part (a priority, a clock) and one lane (the rail of the GPU or card they belong
+of one metric, one part (a priority, a clock) and one rail (the rail of the GPU or card they belong
 to). One pass of `reduceat` over the columns, ordered by cell, rolls up every metric of many nodes.
 """
 
@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from railscope.catalog import KINDS, METRICS
 from railscope.catalog.declare import Kind, Metric
-from railscope.wire import WireError, WireSchema, lanes, part_of_key
+from railscope.wire import WireError, WireSchema, part_of_key, rails_of_entities
 
-MOST_GPUS = 256
+MAX_GPUS = 256
 GPU_KIND = "gpu"
 Positions: TypeAlias = npt.NDArray[np.intp]
 Part: TypeAlias = tuple[str, ...]
@@ -30,7 +30,7 @@ class Layout:
 
     `order` lists the columns that roll up, cell by cell; `starts` where each cell begins in it;
     `keys` the metric and part of each run of cells, `key_starts` where each run begins among the
-    cells; `cell_lanes` the lane of each cell.
+    cells; `cell_rails` the rail of each cell.
     """
 
     stream: str
@@ -39,15 +39,15 @@ class Layout:
     narrow: npt.NDArray[np.bool_]
     order: Positions
     starts: Positions
-    cell_lanes: npt.NDArray[np.int64]
+    cell_rails: npt.NDArray[np.int64]
     keys: tuple[Key, ...]
     key_starts: Positions
     is_rate: npt.NDArray[np.bool_]
 
     @property
-    def lanes(self) -> int:
-        """How many lanes there are, the lane of what has none (-1) not counted."""
-        return int(self.cell_lanes.max(initial=-1)) + 1
+    def rails(self) -> int:
+        """How many rails there are, the rail of what has none (-1) not counted."""
+        return int(self.cell_rails.max(initial=-1)) + 1
 
 
 def check_schema(schema: WireSchema, most: int) -> None:
@@ -56,8 +56,8 @@ def check_schema(schema: WireSchema, most: int) -> None:
     if columns > most or len(schema.entities) > most or len(schema.groups) > most:
         message = f"schema of stream {schema.stream!r} has more than {most} columns or entities"
         raise WireError(message)
-    if sum(entity.kind == GPU_KIND for entity in schema.entities) > MOST_GPUS:
-        message = f"schema of stream {schema.stream!r} has more than {MOST_GPUS} GPUs"
+    if sum(entity.kind == GPU_KIND for entity in schema.entities) > MAX_GPUS:
+        message = f"schema of stream {schema.stream!r} has more than {MAX_GPUS} GPUs"
         raise WireError(message)
     count = len(schema.entities)
     for group in schema.groups:
@@ -83,7 +83,7 @@ def check_schema(schema: WireSchema, most: int) -> None:
 
 def make_layout(schema: WireSchema) -> Layout:
     """The layout of a schema. Metrics the catalog does not know are kept, but not rolled up."""
-    entity_lanes = lanes(schema)
+    entity_rails = rails_of_entities(schema)
     cells: list[tuple[int, Part, int, int]] = []
     metrics: list[Metric] = []
     counters, narrow = [], []
@@ -98,7 +98,7 @@ def make_layout(schema: WireSchema) -> Layout:
                 narrow.append(metric.wraps_at_bits == 32 and not metric.saturates)  # noqa: PLR2004 - narrower than 64 bits
             if metric and metric.rollups and entity.kind == metric.about.name:
                 part = part_of_key(entity)
-                cells.append((len(metrics), part, entity_lanes[member], column))
+                cells.append((len(metrics), part, entity_rails[member], column))
         if metric:
             metrics.append(metric)
     return _assemble(schema.stream, column + 1, counters, narrow, sorted(cells), metrics)
@@ -113,18 +113,18 @@ def _assemble(  # noqa: PLR0913, PLR0917 - the pieces of one object
     metrics: list[Metric],
 ) -> Layout:
     starts: list[int] = []
-    cell_lanes: list[int] = []
+    cell_rails: list[int] = []
     keys: list[Key] = []
     key_starts: list[int] = []
     previous: tuple[int, Part, int] | None = None
-    for position, (metric, part, lane, _) in enumerate(cells):
+    for position, (metric, part, rail, _) in enumerate(cells):
         if previous is None or previous[:2] != (metric, part):
             keys.append((metrics[metric], part))
             key_starts.append(len(starts))
-        if previous != (metric, part, lane):
+        if previous != (metric, part, rail):
             starts.append(position)
-            cell_lanes.append(lane)
-        previous = (metric, part, lane)
+            cell_rails.append(rail)
+        previous = (metric, part, rail)
     return Layout(
         stream,
         columns,
@@ -132,7 +132,7 @@ def _assemble(  # noqa: PLR0913, PLR0917 - the pieces of one object
         np.array(narrow, np.bool_),
         np.array([column for *_, column in cells], np.intp),
         np.array(starts, np.intp),
-        np.array(cell_lanes, np.int64),
+        np.array(cell_rails, np.int64),
         tuple(keys),
         np.array(key_starts, np.intp),
         np.array([metric.kind is Kind.COUNTER for metric, _ in keys], np.bool_),

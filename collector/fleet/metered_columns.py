@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from collector.metering.measures import Measure
 from collector.metering.units import WHOLE, compute_slices, memory_slices
-from railscope.frame import NO_LANE
-from railscope.wire import WireEntity, WireSchema, lanes
+from railscope.frame import NO_RAIL
+from railscope.wire import WireEntity, WireSchema, rails_of_entities
 
 MIG_STREAM = "mig"
 _GPU, _MIG = "gpu", "mig"
@@ -42,7 +42,7 @@ class Counter(msgspec.Struct, frozen=True, array_like=True, order=True):
 
     measure: Measure
     gpu: str = ""
-    lane: int = NO_LANE
+    rail: int = NO_RAIL
     port: str = ""
     rdma: bool = False
 
@@ -68,7 +68,7 @@ def metered(wire: WireSchema) -> Metered:
     """What a schema carries."""
     counters: list[Counter] = []
     columns: list[int] = []
-    entity_lanes = lanes(wire)
+    entity_rails = rails_of_entities(wire)
     column = -1
     for group in wire.groups:
         for member in group.entities:
@@ -79,10 +79,10 @@ def metered(wire: WireSchema) -> Metered:
                 continue
             if entity.kind == _GPU:
                 counters.append(Counter(measure, gpu=entity.key[0]))
-            elif entity_lanes[member] != NO_LANE:
+            elif entity_rails[member] != NO_RAIL:
                 port = "/".join(entity.key)
                 rdma = entity.kind == _RDMA_PORT
-                counters.append(Counter(measure, "", entity_lanes[member], port, rdma))
+                counters.append(Counter(measure, "", entity_rails[member], port, rdma))
             else:
                 continue
             columns.append(column)

@@ -24,7 +24,7 @@ from collector.fleet.metered_columns import Metered, metered
 from collector.fleet.shown_devices import Showing, showing
 from collector.framelog.segments import PARTIAL, write_durably
 from railscope.device_names import DeviceKey, Names, names_in
-from railscope.wire import WireSchema, lanes, layout_hash, schema_hash
+from railscope.wire import WireSchema, layout_hash, rails_of_entities, schema_hash
 
 GPU_STREAM = "gpu"
 MAX_OF_A_NODE, MAX_BYTES_OF_A_NODE = 256, 16 << 20
@@ -36,7 +36,7 @@ class Gpu:
     """A GPU of a schema: UUID, rail (its place in the server), its columns, the driver's number."""
 
     uuid: str
-    lane: int
+    rail: int
     columns: Positions
     index: str = ""
     pci: str = ""
@@ -61,8 +61,8 @@ class Known:
 class Schemas:
     """All known schemas by hash. Blocking where it says so."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._known: dict[bytes, Known] = {}
         self._layouts: dict[bytes, Layout] = {}
         self._used: dict[bytes, int] = {}
@@ -74,11 +74,11 @@ class Schemas:
 
     def open(self) -> int:
         """Read all stored schemas and say how many could not be read. Blocking; raises OSError."""
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for left_over in self._folder.glob("*" + PARTIAL):
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for left_over in self._directory.glob("*" + PARTIAL):
             left_over.unlink()
         damaged = 0
-        for path in self._folder.glob("*" + _SUFFIX):
+        for path in self._directory.glob("*" + _SUFFIX):
             try:
                 wire = msgspec.msgpack.decode(path.read_bytes(), type=WireSchema)
                 self._learn(self._understand(wire))
@@ -157,7 +157,7 @@ class Schemas:
         return msgspec.msgpack.decode(self._path(digest).read_bytes(), type=WireSchema)
 
     def _path(self, digest: bytes) -> Path:
-        return self._folder / (digest.hex() + _SUFFIX)
+        return self._directory / (digest.hex() + _SUFFIX)
 
     def _understand(self, wire: WireSchema) -> Known:
         shape = layout_hash(wire)
@@ -188,11 +188,13 @@ def _gpus(wire: WireSchema) -> tuple[Gpu, ...]:
     return tuple(
         Gpu(
             entity.key[0],
-            lane,
+            rail,
             np.array(columns.get(position, ()), np.intp),
             entity.facts.get("index", ""),
             entity.facts.get("pci_address", ""),
         )
-        for position, (entity, lane) in enumerate(zip(wire.entities, lanes(wire), strict=True))
+        for position, (entity, rail) in enumerate(
+            zip(wire.entities, rails_of_entities(wire), strict=True)
+        )
         if entity.kind == GPU_STREAM
     )

@@ -20,7 +20,7 @@ from railscope.reading import PRESENT
 from railscope.wire import Batch
 
 BLOCK_ROWS = 64
-MOST_WAITING, MOST_WAITING_BYTES = 32, 4 << 20
+MAX_WAITING, MAX_WAITING_BYTES = 32, 4 << 20
 """Batches of one layout: more cost memory and save no time."""
 _WAITING_SHARE = 8
 """No more than one of so many rows waits: a batch of ten rows is three times as large as its row."""
@@ -138,8 +138,8 @@ class Sheet:
         self._waiting.append(waiting)
         self._rows_waiting.add(row)
         self._bytes_waiting += len(waiting.batch.base) + len(waiting.batch.steps)
-        many = len(self._waiting) >= min(MOST_WAITING, self.rows / _WAITING_SHARE)
-        if many or self._bytes_waiting >= MOST_WAITING_BYTES:
+        many = len(self._waiting) >= min(MAX_WAITING, self.rows / _WAITING_SHARE)
+        if many or self._bytes_waiting >= MAX_WAITING_BYTES:
             self.settle()
 
     def settle(self) -> None:

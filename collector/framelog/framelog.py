@@ -28,11 +28,11 @@ from collector.framelog.segments import (  # fmt: skip
     segment_path,
     segments,
     start_segment,
-    sync_folder,
+    sync_directory,
 )
 
-MOST_WAITING_BYTES = 64 << 20
-MOST_GROUP_BYTES = 16 << 20
+MAX_WAITING_BYTES = 64 << 20
+MAX_GROUP_BYTES = 16 << 20
 SLICE_SECONDS = 0.005
 """After so much work on what is durable, requests and other tasks get a turn."""
 Then: TypeAlias = Callable[[], Iterable[None] | None]
@@ -71,9 +71,9 @@ class FrameLog:
     called with the number of the segment that comes next.
     """
 
-    folder: Path
+    directory: Path
     segment_bytes: int
-    most_bytes: int
+    max_bytes: int
     stats: LogStats = field(default_factory=LogStats)
     on_rotate: Callable[[int], None] | None = None
     files: StateFiles | None = None
@@ -91,22 +91,22 @@ class FrameLog:
 
     def open(self) -> None:
         """Open the newest segment behind its last whole record. Raises OSError."""
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        numbers = segments(self.folder)
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        numbers = segments(self.directory)
         fresh = self.files.fresh_segment if self.files else 0
         self._number = fresh or (numbers[-1] if numbers else 1)
         if numbers and not fresh:
-            path = segment_path(self.folder, self._number)
+            path = segment_path(self.directory, self._number)
             for end, _ in read_segment(path, LogStats()):
                 self._offset = end
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
             os.ftruncate(self._descriptor, self._offset)
             self._marker = marker_of(path)
         else:
-            self._descriptor, self._marker = start_segment(self.folder, self._number)
-        sync_folder(self.folder)
+            self._descriptor, self._marker = start_segment(self.directory, self._number)
+        sync_directory(self.directory)
         self._bytes_written = sum(
-            segment_path(self.folder, n).stat().st_size for n in segments(self.folder)
+            segment_path(self.directory, n).stat().st_size for n in segments(self.directory)
         )
 
     def go_on_at(self, number: int) -> None:
@@ -140,7 +140,7 @@ class FrameLog:
             message = "the collector is stopping"
             raise LogError(message)
         payload = encode_record(record)
-        if self._waiting_bytes + len(payload) > MOST_WAITING_BYTES:
+        if self._waiting_bytes + len(payload) > MAX_WAITING_BYTES:
             message = "more is waiting to be stored than the disk keeps up with"
             raise LogError(message)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -166,7 +166,7 @@ class FrameLog:
     async def _store_group(self) -> None:
         group: list[_Entry] = []
         size = 0
-        while self._waiting and size < MOST_GROUP_BYTES:
+        while self._waiting and size < MAX_GROUP_BYTES:
             group.append(self._waiting.pop(0))
             size += len(group[-1].data)
         self._waiting_bytes = sum(len(entry.data) for entry in self._waiting)
@@ -174,7 +174,7 @@ class FrameLog:
         problem, cancelled = await self._written(group)
         if problem:
             for entry in group:
-                entry.fail(LogError(f"{self.folder}: {problem.strerror or problem}"))
+                entry.fail(LogError(f"{self.directory}: {problem.strerror or problem}"))
         elif cancelled:
             for entry in group:
                 for _ in entry.then() or ():
@@ -251,21 +251,21 @@ class FrameLog:
                 self.files.sealed(before, size)
                 self.files.written(before + 1, 0)
         except OSError as error:
-            log.error("segment_not_started", folder=str(self.folder), problem=str(error))
+            log.error("segment_not_started", directory=str(self.directory), problem=str(error))
 
     def _begin(self, number: int) -> None:
-        descriptor, marker = start_segment(self.folder, number)
-        sync_folder(self.folder)
+        descriptor, marker = start_segment(self.directory, number)
+        sync_directory(self.directory)
         os.close(self._descriptor)
         self._descriptor, self._marker = descriptor, marker
         self._offset, self._number = 0, number
 
     def delete_before(self, number: int) -> None:
         """Delete oldest segments beyond the size bound, but none from `number` on."""
-        for candidate in segments(self.folder):
-            if self.size <= self.most_bytes or candidate >= number:
+        for candidate in segments(self.directory):
+            if self.size <= self.max_bytes or candidate >= number:
                 return
-            path = segment_path(self.folder, candidate)
+            path = segment_path(self.directory, candidate)
             size = path.stat().st_size
             if self.files:
                 self.files.forget(candidate)

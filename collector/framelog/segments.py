@@ -71,16 +71,16 @@ def framed(marker: bytes, payload: bytes) -> bytes:
     return HEAD.pack(marker, len(payload), zlib.crc32(payload)) + payload
 
 
-def segment_path(folder: Path, number: int) -> Path:
+def segment_path(directory: Path, number: int) -> Path:
     """Where a segment lies. Raises FileNotFoundError."""
-    for path in folder.glob(f"frames-{number:010d}-*.log"):
+    for path in directory.glob(f"frames-{number:010d}-*.log"):
         return path
-    raise FileNotFoundError(errno.ENOENT, f"there is no segment {number} in {folder}")
+    raise FileNotFoundError(errno.ENOENT, f"there is no segment {number} in {directory}")
 
 
-def segments(folder: Path) -> list[int]:
+def segments(directory: Path) -> list[int]:
     """Numbers of the segments there are, oldest first."""
-    return sorted(int(path.stem.split("-")[1]) for path in folder.glob("frames-*-*.log"))
+    return sorted(int(path.stem.split("-")[1]) for path in directory.glob("frames-*-*.log"))
 
 
 def marker_of(path: Path) -> bytes:
@@ -116,29 +116,29 @@ def payload_at(content: bytes, position: int) -> bytes | None:
     return payload if len(payload) == length and zlib.crc32(payload) == checksum else None
 
 
-def start_segment(folder: Path, number: int) -> tuple[int, bytes]:
+def start_segment(directory: Path, number: int) -> tuple[int, bytes]:
     """A new segment file, and its marker."""
     marker = secrets.token_bytes(MARKER_BYTES)
-    path = folder / f"frames-{number:010d}-{marker.hex()}.log"
+    path = directory / f"frames-{number:010d}-{marker.hex()}.log"
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), marker
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable: new files, renames, deletions."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory durable: new files, renames, deletions."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, for their owner only, durable on return. Raises OSError."""
-    if folder.is_dir():
+def make_directory(directory: Path) -> None:
+    """Make a directory and those above it, for their owner only, durable on return. Raises OSError."""
+    if directory.is_dir():
         return
-    make_folder(folder.parent)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    sync_folder(folder.parent)
+    make_directory(directory.parent)
+    directory.mkdir(mode=0o700, exist_ok=True)
+    sync_directory(directory.parent)
 
 
 def write_durably(path: Path, content: bytes) -> None:
@@ -155,4 +155,4 @@ def write_durably(path: Path, content: bytes) -> None:
         # On a full disk, each further attempt would leave another one.
         partial.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    sync_directory(path.parent)

@@ -32,7 +32,7 @@ from railscope.exposition import Format
 from railscope.reading import PRESENT, REASONS, Absent, from_stored
 
 NS = 1_000_000_000
-MOST_EVENTS = 1000
+MAX_EVENTS = 1000
 
 
 async def _writable() -> str:
@@ -196,7 +196,7 @@ class Api:
         events = [seen for seen in self.core.events if wanted in (None, seen.node)]
         rows = [
             {**seen.to_json(), "device": self.core.names_of(seen.node, seen.event.entity)}
-            for seen in events[-MOST_EVENTS:]
+            for seen in events[-MAX_EVENTS:]
         ]
         return json_answer({"events": rows})
 

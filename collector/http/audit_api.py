@@ -10,7 +10,7 @@ from typing import TypeVar
 from aiohttp import web
 
 from collector.access.credential import Credential, Role
-from collector.http.entries import MOST_SHOWN, Entries, NotYetError, Wanted
+from collector.http.entries import MAX_SHOWN, Entries, NotYetError, Wanted
 from collector.http.gate import Handlers, json_answer
 from collector.http.reading import Reading
 from railscope.audit.checkpoint import SIZE
@@ -40,7 +40,7 @@ class AuditApi:
         own = who.role is Role.TENANT
         wanted = Wanted(
             _number(request, "from", 0),
-            max(1, min(MOST_SHOWN, _number(request, "limit", MOST_SHOWN))),
+            max(1, min(MAX_SHOWN, _number(request, "limit", MAX_SHOWN))),
             who.tenant if own else request.query.get("tenant"),
             own,
         )

@@ -33,7 +33,7 @@ from railscope.audit.note import NoteError
 from railscope.audit.record import Actor, RecordError, Subject
 
 SHOW_HEADER = "Railscope-Show"
-MOST_BYTES = 64 << 10
+MAX_BYTES = 64 << 10
 BODY_SECONDS = 30.0
 SAVE_EVERY_SECONDS = 60.0
 NEW_KEY_EVERY_NS = 3_600_000_000_000
@@ -113,7 +113,7 @@ class CustodyApi:
         known = self._proofs.get((old, new))
         if known is not None:
             return known
-        tiles = Tiles(self.audit.folder, self.audit.signed.size)
+        tiles = Tiles(self.audit.directory, self.audit.signed.size)
         path = consistency_proof(tiles.node, old, new)
         text = "".join(f"{base64.b64encode(one).decode()}\n" for one in path)
         if len(self._proofs) >= _KEPT_PROOFS:
@@ -122,8 +122,8 @@ class CustodyApi:
         return text
 
     async def _cosignature(self, request: web.Request, who: Credential) -> web.Response:
-        if (request.content_length or MOST_BYTES + 1) > MOST_BYTES:
-            return _problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"more than {MOST_BYTES} bytes")
+        if (request.content_length or MAX_BYTES + 1) > MAX_BYTES:
+            return _problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"more than {MAX_BYTES} bytes")
         try:
             vouched = msgspec.json.decode(await _body(request), type=Vouched)
             if vouched.note:

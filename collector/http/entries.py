@@ -35,9 +35,9 @@ from railscope.audit.merkle import consistency_proof, inclusion_proof, leaf_hash
 from railscope.audit.note import PublicKey, read_note
 from railscope.audit.record import Record, decode
 
-MOST_SHOWN = 100
+MAX_SHOWN = 100
 """Entries in one answer."""
-MOST_READ = 20_000
+MAX_READ = 20_000
 """Records that one answer may have to wait for."""
 INDEXED_AT_ONCE = 2000
 _OWN_REFERENCES = ("frame/", "entry/", "outbox/", "outbox-row/", "record/")
@@ -60,7 +60,7 @@ class Wanted:
     """Which entries are asked for."""
 
     first: int = 0
-    most: int = MOST_SHOWN
+    most: int = MAX_SHOWN
     tenant: str | None = None
     """None for those of everyone."""
     of_tenant_only: bool = False
@@ -71,9 +71,9 @@ class Wanted:
 class Entries:
     """Reads the signed part of a log that another part of this process writes. Blocking."""
 
-    folder: Path
+    directory: Path
     key: PublicKey
-    most_read: int = MOST_READ
+    max_read: int = MAX_READ
     indexed_at_once: int = INDEXED_AT_ONCE
     _read: int = 0
     """Records that the index knows."""
@@ -94,8 +94,8 @@ class Entries:
 
         Raises FileNotFoundError before the first, OSError, NoteError.
         """
-        note = read_note(self.folder / "checkpoint")
-        return note, Tiles(self.folder, read_checkpoint(note, self.key).tree.size)
+        note = read_note(self.directory / "checkpoint")
+        return note, Tiles(self.directory, read_checkpoint(note, self.key).tree.size)
 
     def page(self, wanted: Wanted) -> dict[str, Any]:
         """Entries from an index on, with their proofs. Raises NotYetError, OSError, ValueError."""
@@ -136,7 +136,7 @@ class Entries:
         if wanted.tenant is None:
             return range(wanted.first, min(tiles.size, wanted.first + wanted.most + 1))
         with self._lock:
-            self._catch_up(tiles, self.most_read)
+            self._catch_up(tiles, self.max_read)
             found = self._of.get(wanted.tenant, array("q"))
             # The index may be ahead of the checkpoint that this answer shows.
             begin, end = (bisect_left(found, at) for at in (wanted.first, tiles.size))
@@ -167,7 +167,7 @@ class Entries:
             return True
         except (OSError, ValueError) as error:
             if not self.problem:
-                log.error("audit_index_stopped", folder=str(self.folder), problem=str(error),
+                log.error("audit_index_stopped", directory=str(self.directory), problem=str(error),
                           advice="run `railscope audit verify`")  # fmt: skip
             self.problem = str(error)
             return True

@@ -159,14 +159,14 @@ class Gate:
 
 
 def application(
-    gate: Gate, handlers: Handlers, most_body_bytes: int, routes: Collection[Route] = ROUTES
+    gate: Gate, handlers: Handlers, max_body_bytes: int, routes: Collection[Route] = ROUTES
 ) -> web.Application:
     """An application of the routes of a table. Raises ValueError where handlers do not fit it."""
     names = {route.name for route in routes}
     if names != set(handlers):
         message = f"routes and handlers differ: {sorted(names ^ set(handlers))}"
         raise ValueError(message)
-    made = web.Application(client_max_size=most_body_bytes, middlewares=[gate.admit])
+    made = web.Application(client_max_size=max_body_bytes, middlewares=[gate.admit])
     for route in routes:
         path = route.path.replace("}", ":[^/]+}")  # names may have braces, which aiohttp leaves out
         for method in route.methods:

@@ -17,7 +17,7 @@ from aiohttp import web
 from collector.access.credential import Credential
 
 THREADS = 8
-MOST_AT_ONCE = 3
+MAX_AT_ONCE = 3
 """Requests of one tenant, or of one credential of another role, that are worked on or wait."""
 
 Found = TypeVar("Found")
@@ -38,8 +38,8 @@ class Reading:
         """What the work finds, off the loop. Raises HTTPTooManyRequests, and what the work raises."""
         asker = f"tenant/{who.tenant}" if who.tenant else who.label
         asked = self._asked.get(asker, 0)
-        if asked >= MOST_AT_ONCE:
-            text = f"more than {MOST_AT_ONCE} of these requests at once\n"
+        if asked >= MAX_AT_ONCE:
+            text = f"more than {MAX_AT_ONCE} of these requests at once\n"
             raise web.HTTPTooManyRequests(text=text, headers={"Retry-After": "1"})
         self._asked[asker] = asked + 1
         try:

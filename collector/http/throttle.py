@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from railscope.connections import source_of
 
-MOST_AT_ONCE = 30
+MAX_AT_ONCE = 30
 SECONDS_PER_FAILURE = 2.0
 """One more failure is answered as such after so long."""
-MOST_ADDRESSES = 4096
+MAX_ADDRESSES = 4096
 
 
 @dataclass(slots=True)
@@ -28,8 +28,8 @@ class Throttle:
         source = source_of(address)
         level, since = self._levels.pop(source, (0.0, now_seconds))
         level = max(0.0, level - (now_seconds - since) / SECONDS_PER_FAILURE)
-        full = level + 1 > MOST_AT_ONCE
+        full = level + 1 > MAX_AT_ONCE
         self._levels[source] = (level if full else level + 1, now_seconds)
-        if len(self._levels) > MOST_ADDRESSES:
+        if len(self._levels) > MAX_ADDRESSES:
             self._levels.popitem(last=False)
         return full

@@ -26,7 +26,7 @@ _LISTED = re.compile(r".+@[0-9]+")
 """A claim that was made of a job list; an agent's begins with its source and a slash."""
 _NAMING = frozenset({"file", "command"})
 """Sources whose workload may name that of another, as `slurm:123`."""
-_MOST_SHOWN = 50
+_MAX_SHOWN = 50
 
 
 class BooksError(Exception):
@@ -105,10 +105,10 @@ def as_text(found: Comparison) -> Iterator[str]:
             f" {_hours(Fraction(check.allowed))} allowed{verdict}"
         )
     yield f"jobs that differ: {len(found.differences):,}"
-    for one in found.differences[:_MOST_SHOWN]:
+    for one in found.differences[:_MAX_SHOWN]:
         yield f"  {_spelled(one)}"
-    if len(found.differences) > _MOST_SHOWN:
-        yield f"  and {len(found.differences) - _MOST_SHOWN:,} more"
+    if len(found.differences) > _MAX_SHOWN:
+        yield f"  and {len(found.differences) - _MAX_SHOWN:,} more"
     if found.in_parts:
         yield f"compared by times only, as the size of their parts of GPUs is not stated: {', '.join(found.in_parts)}"
     if found.unended:

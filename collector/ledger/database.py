@@ -172,7 +172,7 @@ class Database:
 
     def _advice(self) -> str:
         if self._url.get_backend_name() == "sqlite":
-            return "Check that its folder exists, has space, and may be written by this user"
+            return "Check that its directory exists, has space, and may be written by this user"
         return "Check that the server runs, and that this user may connect and make tables"
 
 

@@ -15,13 +15,13 @@ FILE = "ledger.sqlite"
 """In the state directory, where no database is named."""
 
 
-def ledger_url(ledger: LedgerSettings, folder: Path) -> str:
+def ledger_url(ledger: LedgerSettings, directory: Path) -> str:
     """The URL of its database.
 
     Raises SettingsError where the file that holds it cannot be read, or where it is the URL of a
     database that this installation cannot open, or of one in memory.
     """
-    url, setting = ledger.url or f"sqlite:///{folder.absolute() / FILE}", "ledger.url"
+    url, setting = ledger.url or f"sqlite:///{directory.absolute() / FILE}", "ledger.url"
     if ledger.url_file:
         setting = f"ledger.url_file {ledger.url_file}"
         try:

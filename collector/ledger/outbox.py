@@ -39,7 +39,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from collector.ledger.draft import Draft, record_of
 from collector.ledger.ledger_records import OUTBOX_ROW as ROW
 from collector.ledger.schema import make_append_only, metadata
-from railscope.audit.record import MOST_RECORD_BYTES, Actor, Data, RecordError, Source, Subject
+from railscope.audit.record import MAX_RECORD_BYTES, Actor, Data, RecordError, Source, Subject
 from railscope.audit.record import encode as encode_record
 
 REFERENCE = "outbox/"
@@ -250,7 +250,7 @@ def _check(draft: Draft) -> None:
         size = len(encode_record(record_of(draft, Source("collector", "", "", 0), 0)))
     except RecordError as error:
         raise OutboxError(str(error)) from error
-    if size > MOST_RECORD_BYTES - _PLACE_BYTES:
+    if size > MAX_RECORD_BYTES - _PLACE_BYTES:
         message = f"{draft.type}: {size} bytes are too many for a record: refer by hash to more"
         raise OutboxError(message)
 

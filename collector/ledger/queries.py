@@ -21,7 +21,7 @@ _ORDER = {
     "entries": entries.c.entry, "shares": shares.c.share, "claims": claims.c.claim_id,
     "overlaps": overlaps.c.overlap,
 }  # fmt: skip
-_MOST_AT_ONCE = 500
+_MAX_AT_ONCE = 500
 HALF = 1 << 32
 """Amounts of many days are added up by their upper and their lower half: each is within 64 bits."""
 
@@ -35,7 +35,7 @@ class Read(NamedTuple):
     parts: Mapping[str, Sequence[Row[Any]]]
 
 
-def chunks(items: Iterable[T], size: int = _MOST_AT_ONCE) -> Iterator[list[T]]:
+def chunks(items: Iterable[T], size: int = _MAX_AT_ONCE) -> Iterator[list[T]]:
     """As many at once as a statement may name."""
     rest = list(items)
     while rest:

@@ -105,7 +105,7 @@ class InfluxSink:
         views = self.views()
         for view in (views.cluster, views.rail, views.tenant, views.node, views.inventory):
             self._waiting.extend(lines(view))
-        while len(self._waiting) > self.settings.most_waiting_lines:
+        while len(self._waiting) > self.settings.max_waiting_lines:
             self._waiting.popleft()
             self.dropped += 1
 

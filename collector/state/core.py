@@ -158,7 +158,7 @@ class Core:
             Update(envelope.node, envelope.run, envelope.boot_id, known.layout, batch, newest_ns)
         )
         if known.gpus and applied:
-            self.gpus_of[envelope.node] = _by_lane(known.gpus)
+            self.gpus_of[envelope.node] = _by_rail(known.gpus)
 
     def _take(
         self, record: Record, envelope: Envelope, batch: Batch, known: Known
@@ -189,10 +189,10 @@ class Core:
         return self.gpus_of.get(node, {})
 
 
-def _by_lane(gpus: Sequence[Gpu]) -> dict[int, str]:
+def _by_rail(gpus: Sequence[Gpu]) -> dict[int, str]:
     """GPUs by rail; those without one, or with one that is taken, get a place of no rail."""
     found: dict[int, str] = {}
     for position, gpu in enumerate(gpus):
-        taken = gpu.lane < 0 or gpu.lane in found
-        found[-1 - position if taken else gpu.lane] = gpu.uuid
+        taken = gpu.rail < 0 or gpu.rail in found
+        found[-1 - position if taken else gpu.rail] = gpu.uuid
     return found

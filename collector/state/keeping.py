@@ -14,7 +14,7 @@ from collector.framelog.framelog import FrameLog
 from collector.state.restart import Restart
 from collector.turns import to_its_end
 
-_REST, _MOST_REST_NS = 25, 60_000_000_000
+_REST, _MAX_REST_NS = 25, 60_000_000_000
 """After a checkpoint none is made for so many times as long as it took, but for no longer than that:
 a restart reads somewhat more, and a large fleet is not written down all the time."""
 
@@ -48,7 +48,7 @@ class Keeping:
             started_ns = self.monotonic_ns()
             await self._keep(self._number)
             ended_ns = self.monotonic_ns()
-            self._rests_until_ns = ended_ns + min(_REST * (ended_ns - started_ns), _MOST_REST_NS)
+            self._rests_until_ns = ended_ns + min(_REST * (ended_ns - started_ns), _MAX_REST_NS)
             self._wake.clear()
 
     async def _keep(self, first_segment: int) -> None:
@@ -73,5 +73,5 @@ class Keeping:
                     await to_its_end(asyncio.to_thread(kept, first_segment))
                 await to_its_end(asyncio.to_thread(self.frames.delete_before, first_segment))
             except OSError as error:
-                folder = str(self.frames.folder)
-                log.error("segments_not_deleted", folder=folder, problem=str(error))
+                directory = str(self.frames.directory)
+                log.error("segments_not_deleted", directory=directory, problem=str(error))

@@ -20,7 +20,7 @@ from collector.framelog.segments import (
     read_segment,
     segment_path,
     segments,
-    sync_folder,
+    sync_directory,
     write_durably,
 )
 from collector.framelog.segments import Record as FrameRecord
@@ -47,7 +47,7 @@ class _TooMuchError(Exception):
 class Restart:
     """Reads the state of a collector back, and keeps it so that old segments may go."""
 
-    folder: Path
+    directory: Path
     core: Core
     first_segment: int = 0
     corrections: Mapping[int, int] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Restart:
 
     def __post_init__(self) -> None:
         """Records that cannot be taken go beside the frame log."""
-        self.quarantine = RecordQuarantine(self.folder / "quarantine")
+        self.quarantine = RecordQuarantine(self.directory / "quarantine")
 
     def read(self, stats: LogStats) -> None:
         """Read the checkpoint and what came after it into the core. Blocking; raises OSError."""
@@ -108,7 +108,7 @@ class Restart:
 
     def _records(self, stats: LogStats) -> Iterator[tuple[int, FrameRecord]]:
         """What the segments behind the checkpoint hold, with their numbers."""
-        frames = self.folder / "frames"
+        frames = self.directory / "frames"
         for number in [each for each in segments(frames) if each >= self.first_segment]:
             try:
                 for _, record in read_segment(segment_path(frames, number), stats):
@@ -128,11 +128,11 @@ class Restart:
 
     @property
     def _path(self) -> Path:
-        return self.folder / CHECKPOINT
+        return self.directory / CHECKPOINT
 
     @property
     def _partial(self) -> Path:
-        return self.folder / (CHECKPOINT + PARTIAL)
+        return self.directory / (CHECKPOINT + PARTIAL)
 
     def _read_checkpoint(self) -> int:
         try:
@@ -211,4 +211,4 @@ def _put_in_place(partial: Path, path: Path) -> None:
     with partial.open("rb+") as file:
         os.fsync(file.fileno())
     partial.rename(path)
-    sync_folder(path.parent)
+    sync_directory(path.parent)

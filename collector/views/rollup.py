@@ -1,6 +1,6 @@
 """Roll-ups over the cluster, the rails and the tenants, as the catalog declares them.
 
-Each block of the fleet is reduced to cells (metric, part, lane) in one pass. The cells of all
+Each block of the fleet is reduced to cells (metric, part, rail) in one pass. The cells of all
 blocks of a layout are added up as arrays; only what is left, a few numbers a metric and rail, is
 touched one by one. Rows that are not fresh do not count, and neither do readings without a value:
 a mean is the mean of what was read.
@@ -22,7 +22,7 @@ from collector.fleet.sheet import Block
 from railscope.catalog import rollups
 from railscope.catalog.declare import Metric, Rollup
 from railscope.catalog.rollup import derived_name, scopes_of
-from railscope.frame import NO_LANE
+from railscope.frame import NO_RAIL
 from railscope.reading import PRESENT
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -33,7 +33,7 @@ NO_TENANT = -1
 EVERYONE = ""
 
 TenantsOf = Callable[[str, int], list[int]]
-"""For a node and its number of lanes: the tenant of each lane, and last that of the whole node."""
+"""For a node and its number of rails: the tenant of each rail, and last that of the whole node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +99,15 @@ def _of_everyone(reduced: Reduced) -> Columns:
 def _of_tenants(reduced: Reduced, holders: Holders) -> Iterator[tuple[int, Columns]]:
     """What the cells that each tenant holds come to; its cost is that of rows, not of tenants.
 
-    `holders` are the tenants of each row's lanes, and last that of the whole node.
+    `holders` are the tenants of each row's rails, and last that of the whole node.
     """
-    row, lane = np.nonzero(holders != NO_TENANT)
+    row, rail = np.nonzero(holders != NO_TENANT)
     if not len(row):
         return
-    pairs = np.unique(np.stack([holders[row, lane], row], axis=1), axis=0)
+    pairs = np.unique(np.stack([holders[row, rail], row], axis=1), axis=0)
     tenants, rows = pairs[:, 0], pairs[:, 1]
-    # The last entry stands for the whole node, and -1 is the lane of what has none.
-    held = holders[:, reduced.block.layout.cell_lanes][rows] == tenants[:, np.newaxis]
+    # The last entry stands for the whole node, and -1 is the rail of what has none.
+    held = holders[:, reduced.block.layout.cell_rails][rows] == tenants[:, np.newaxis]
     starts = np.flatnonzero(np.diff(tenants, prepend=NO_TENANT))
     columns = (
         np.add.reduceat(np.where(held, reduced.sums[rows], 0.0), starts),
@@ -154,7 +154,7 @@ class Rollups:
     """Adds reduced blocks up: over everyone, and over each tenant."""
 
     tenants_of: TenantsOf | None
-    """None where no one holds anything: then no time goes into asking for each lane."""
+    """None where no one holds anything: then no time goes into asking for each rail."""
     tenant_names: list[str]
     _sums: dict[tuple[str, int], _Sums] = field(default_factory=dict)
 
@@ -163,8 +163,8 @@ class Rollups:
         layout, nodes = reduced.block.layout, reduced.block.nodes
         self._of(EVERYONE, layout).add(_of_everyone(reduced))
         if self.tenants_of:
-            lanes = layout.lanes
-            holders = np.array([self.tenants_of(nodes[r] or "", lanes) for r in reduced.rows])
+            rails = layout.rails
+            holders = np.array([self.tenants_of(nodes[r] or "", rails) for r in reduced.rows])
             for tenant, amounts in _of_tenants(reduced, holders):
                 self._of(self.tenant_names[tenant], layout).add(amounts)
 
@@ -208,16 +208,16 @@ def _amounts(sums: _Sums, scope: str, who: str) -> Iterator[tuple[str, Key, Amou
     """What each cell of a layout adds to a scope: to whom, under which key, and how much."""
     layout = sums.layout
     ends = [*layout.key_starts[1:].tolist(), len(layout.starts)]
-    lanes = layout.cell_lanes.tolist()
+    rails = layout.cell_rails.tolist()
     columns = (sums.sums, sums.counts, sums.highest, sums.lowest)
     amounts = list(zip(*(column.tolist() for column in columns), strict=True))
     for key, start, end in zip(layout.keys, layout.key_starts.tolist(), ends, strict=True):
         if scope not in scopes_of(key[0].about):
             continue
         for cell in range(start, end):
-            if not amounts[cell][1] or (scope == "rail" and lanes[cell] == NO_LANE):
+            if not amounts[cell][1] or (scope == "rail" and rails[cell] == NO_RAIL):
                 continue
-            yield str(lanes[cell]) if scope == "rail" else who, key, amounts[cell]
+            yield str(rails[cell]) if scope == "rail" else who, key, amounts[cell]
 
 
 @cache

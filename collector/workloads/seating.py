@@ -17,7 +17,7 @@ from collector.fleet.schemas import GPU_STREAM, Gpu
 from collector.fleet.sheet import BLOCK_ROWS, Block
 from collector.state.core import Core
 from collector.workloads.roster import NO_JOB, NO_SEAT, Numbers, Roster
-from railscope.frame import NO_LANE
+from railscope.frame import NO_RAIL
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class Seating:
 
     def _seat(self, node: Node) -> None:
         by_gpu = self.roster.seats.get(node.name, {})
-        by_lane = self._of_lanes(node, by_gpu)
+        by_rail = self._of_rails(node, by_gpu)
         for row in node.rows.values():
             known = self.core.schemas.get(row.schema)
             if known is None or known.jobs is None:
@@ -74,20 +74,20 @@ class Seating:
             if table is None:
                 nobody = np.full((BLOCK_ROWS, len(known.jobs.columns)), NO_SEAT, np.int32)
                 table = self._tables[id(row.block)] = Table(row.block, known.jobs, nobody)
-            table.seats[row.index] = known.jobs.seats(by_gpu, by_lane, NO_SEAT)
+            table.seats[row.index] = known.jobs.seats(by_gpu, by_rail, NO_SEAT)
 
-    def _of_lanes(self, node: Node, by_gpu: Mapping[str, int]) -> dict[int, int]:
+    def _of_rails(self, node: Node, by_gpu: Mapping[str, int]) -> dict[int, int]:
         """For each rail a seat of the one job that has GPUs on it; where there are two, nobody's."""
         found: dict[int, int] = {}
         jobs = self.roster.job_of_seat
         for gpu in self.gpus(node):
             seat = by_gpu.get(gpu.uuid, NO_SEAT)
-            if gpu.lane == NO_LANE or seat == NO_SEAT:
+            if gpu.rail == NO_RAIL or seat == NO_SEAT:
                 continue
-            before = found.setdefault(gpu.lane, seat)
+            before = found.setdefault(gpu.rail, seat)
             if before != NO_SEAT and jobs[before] != jobs[seat]:
-                found[gpu.lane] = NO_SEAT
-        return {lane: s for lane, s in found.items() if s != NO_SEAT and jobs[s] != NO_JOB}
+                found[gpu.rail] = NO_SEAT
+        return {rail: s for rail, s in found.items() if s != NO_SEAT and jobs[s] != NO_JOB}
 
     def gpus(self, node: Node) -> tuple[Gpu, ...]:
         """The GPUs of a node by the schema of its latest frame."""

@@ -39,7 +39,9 @@ async def picture_of(
 
 @click.command()
 @click.option("--prometheus", "url", required=True, help="Address, such as http://localhost:9090.")
-@click.option("--to", "folder", required=True, type=click.Path(path_type=Path), help="Folder.")
+@click.option(
+    "--to", "directory", required=True, type=click.Path(path_type=Path), help="Directory."
+)
 @click.option("--board", "names", multiple=True, help="A board by its file's name; all, if none.")
 @click.option("--range", "shown", callback=_seconds, default="10m", show_default=True,
               help="How much time boards show, up to now.")  # fmt: skip
@@ -49,7 +51,7 @@ async def picture_of(
               help="A value of a board's variable; its first one, if none.")  # fmt: skip
 @click.option("--sections", type=click.IntRange(min=0), default=0, help="Only so many rows.")
 def main(  # noqa: PLR0913 - options of a command
-    *, url: str, folder: Path, names: tuple[str, ...], shown: float, scrape: float,
+    *, url: str, directory: Path, names: tuple[str, ...], shown: float, scrape: float,
     choices: tuple[str, ...], sections: int,
 ) -> None:  # fmt: skip
     """Draw boards as pictures."""
@@ -57,21 +59,21 @@ def main(  # noqa: PLR0913 - options of a command
     wanted = dict(_choice(choice, boards.values()) for choice in choices)
     now = time.time()
     window = Window(now - shown, now, scrape)
-    folder.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     try:
-        asyncio.run(_draw_all(url, boards, window, wanted, folder, sections))
+        asyncio.run(_draw_all(url, boards, window, wanted, directory, sections))
     except (AskingError, CannotDraw) as error:
         raise click.ClickException(str(error)) from error
 
 
 async def _draw_all(  # noqa: PLR0913, PLR0917 - what the options say
     url: str, boards: Mapping[str, Mapping[str, Any]], window: Window, wanted: Values,
-    folder: Path, sections: int,
+    directory: Path, sections: int,
 ) -> None:  # fmt: skip
     async with Prometheus(url) as prometheus:
         for name, board in boards.items():
             picture = await picture_of(prometheus, board, window, wanted, sections)
-            path = folder / f"{name}.png"
+            path = directory / f"{name}.png"
             picture.canvas.save(path)
             click.echo(f"{path}: {len(picture.drawn)} panels drawn{_without_data(picture)}")
 

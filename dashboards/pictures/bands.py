@@ -12,7 +12,7 @@ from dashboards.pictures.canvas import SMALL, Box, Canvas, width_of
 from dashboards.pictures.curves import name_of
 from dashboards.pictures.fields import Json, look_of
 
-_MOST_NAME_SHARE = 0.3
+_MAX_NAME_SHARE = 0.3
 _THICKEST = 36.0
 
 
@@ -43,7 +43,7 @@ def draw(scene: plot.Scene, box: Box, panel: Json, answers: Sequence[Answer]) ->
         plot.nothing(scene.canvas, box)
         return False
     widest = max(width_of(name, SMALL) for name, _, _ in found)
-    left = min(widest, box.width * _MOST_NAME_SHARE) + 10
+    left = min(widest, box.width * _MAX_NAME_SHARE) + 10
     field = box.within(left=left, bottom=plot.TIMES_HEIGHT, top=4, right=4)
     across = plot.Across(scene.window, field)
     across.draw(scene.canvas)

@@ -14,7 +14,7 @@ from dashboards.pictures.canvas import NORMAL, SMALL, Box, Canvas, width_of
 
 TIMES_HEIGHT = 20.0
 _LEGEND_LINE = 18.0
-_LEGEND_MOST_LINES = 3
+_LEGEND_MAX_LINES = 3
 _STEPS_OF_TIME = (10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200)
 _DAY = 86_400
 
@@ -110,7 +110,7 @@ def legend_lines(names: Sequence[str], width: float) -> list[list[int]]:
     for position, name in enumerate(names):
         wide = min(_item_width(name), width)
         if lines[-1] and used + wide > width:
-            if len(lines) == _LEGEND_MOST_LINES:
+            if len(lines) == _LEGEND_MAX_LINES:
                 return [*lines[:-1], _shortened(lines[-1], names, width)]
             lines.append([])
             used = 0.0

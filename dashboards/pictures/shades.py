@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-MOST_BYTES = 250_000
+MAX_BYTES = 250_000
 _SHADES = (192, 128, 96, 64)
 """How many colours a picture has: as many as keep its file small, if any do."""
 
@@ -31,7 +31,7 @@ def png(drawn: Colours, kept: Sequence[str]) -> bytes:
         reduced.putpalette(palette.tobytes())
         file = io.BytesIO()
         reduced.save(file, "PNG", optimize=True)
-        if file.tell() <= MOST_BYTES:
+        if file.tell() <= MAX_BYTES:
             break
     return file.getvalue()
 

@@ -85,15 +85,15 @@ _NOT_INSTALLED = "gpu-node-8"
 
 
 @asynccontextmanager
-async def running(folder: Path, seconds: int) -> AsyncIterator[tuple[str, list[Program]]]:
+async def running(directory: Path, seconds: int) -> AsyncIterator[tuple[str, list[Program]]]:
     """A collector, agents and a Prometheus: the address of the last, and our own programs."""
-    tokens = await asyncio.to_thread(_prepare, folder, seconds)
+    tokens = await asyncio.to_thread(_prepare, directory, seconds)
     async with AsyncExitStack() as stack:
 
         async def start(name: str, arguments: list[str], more: Mapping[str, str]) -> Program:
             environment = {**os.environ, **{f"RAILSCOPE_{key}": more[key] for key in more}}
             program = Program(name, arguments, environment)
-            await program.start(folder)
+            await program.start(directory)
             stack.push_async_callback(program.stop)
             return program
 
@@ -126,28 +126,28 @@ async def running(folder: Path, seconds: int) -> AsyncIterator[tuple[str, list[P
             node: (await agent.said(r"agent_started .*page=(\S+:\d+)"))[1]
             for node, agent in agents.items()
         }
-        (folder / "prometheus.yml").write_text(_scrapes(pages, listens))
-        (folder / "recorded.yml").write_text(_recorded())
-        url = await stack.enter_async_context(_prometheus(folder))
+        (directory / "prometheus.yml").write_text(_scrapes(pages, listens))
+        (directory / "recorded.yml").write_text(_recorded())
+        url = await stack.enter_async_context(_prometheus(directory))
         yield url, [collector, *agents.values()]
 
 
-def _prepare(folder: Path, seconds: int) -> dict[str, str]:
+def _prepare(directory: Path, seconds: int) -> dict[str, str]:
     """Captures, settings of the collector, and the token of each node."""
     tokens = {server.spec.node: secrets.token_urlsafe(24) for server in SERVERS}
     for server in SERVERS:
         length = round(2 * server.struck_after * (WARM_UP_SECONDS + seconds + _READY_SECONDS))
         write_capture(
-            folder / server.spec.node, about(server.spec, length), moments(server.spec, length)
+            directory / server.spec.node, about(server.spec, length), moments(server.spec, length)
         )
     digests = "".join(
         f'"{node}" = "sha256:{hashlib.sha256(token.encode()).hexdigest()}"\n'
         for node, token in tokens.items()
     )
-    (folder / "tokens.toml").write_text(f"[nodes]\n{digests}")
-    (folder / "tenants.csv").write_text(_TENANTS)
-    (folder / "quotas.csv").write_text(_QUOTAS)
-    (folder / "inventory.csv").write_text(_inventory())
+    (directory / "tokens.toml").write_text(f"[nodes]\n{digests}")
+    (directory / "tenants.csv").write_text(_TENANTS)
+    (directory / "quotas.csv").write_text(_QUOTAS)
+    (directory / "inventory.csv").write_text(_inventory())
     return tokens
 
 
@@ -189,7 +189,7 @@ def _recorded() -> str:
 
 
 @asynccontextmanager
-async def _prometheus(folder: Path) -> AsyncIterator[str]:
+async def _prometheus(directory: Path) -> AsyncIterator[str]:
     """A Prometheus that answers; it is stopped afterwards by its own id."""
     if shutil.which("prometheus") is None:
         message = "prometheus is not installed: apt-get install prometheus"
@@ -197,10 +197,10 @@ async def _prometheus(folder: Path) -> AsyncIterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    with (folder / "prometheus.log").open("wb") as log:
+    with (directory / "prometheus.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             "prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=tsdb",
-            f"--web.listen-address={address}", stdout=log, stderr=log, cwd=folder,
+            f"--web.listen-address={address}", stdout=log, stderr=log, cwd=directory,
         )  # fmt: skip
     try:
         async with asyncio.timeout(_READY_SECONDS), Prometheus(f"http://{address}") as prometheus:
@@ -221,9 +221,9 @@ async def _scraped(prometheus: Prometheus) -> bool:
     return len(found.series) > len(SERVERS)
 
 
-async def _run(folder: Path, seconds: int, to: Path) -> None:
+async def _run(directory: Path, seconds: int, to: Path) -> None:
     click.echo(f"Simulating {len(SERVERS)} servers ...")
-    async with running(folder, seconds) as (url, programs), Prometheus(url) as prometheus:
+    async with running(directory, seconds) as (url, programs), Prometheus(url) as prometheus:
         end = time.time() + WARM_UP_SECONDS + seconds
         click.echo(f"Prometheus is at {url}; pictures in {end - time.time():.0f} s ...")
         while (left := end - time.time()) > 0:
@@ -251,14 +251,14 @@ async def _draw_all(prometheus: Prometheus, window: Window, to: Path) -> None:
 @click.option("--seconds", type=click.IntRange(min=20), default=600, show_default=True,
               help="How much time pictures show; the cluster runs a little longer.")  # fmt: skip
 @click.option(
-    "--to", type=click.Path(path_type=Path), required=True, help="Folder of the pictures."
+    "--to", type=click.Path(path_type=Path), required=True, help="Directory of the pictures."
 )
 def main(seconds: int, to: Path) -> None:
     """Run a small cluster with faults, and draw every board of it."""
     to.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="railscope-pictures-") as folder:
+    with tempfile.TemporaryDirectory(prefix="railscope-pictures-") as directory:
         try:
-            asyncio.run(_run(Path(folder), seconds, to))
+            asyncio.run(_run(Path(directory), seconds, to))
         except (AskingError, CannotDraw, ProgramError, TimeoutError) as error:
             raise click.ClickException(str(error)) from error
 

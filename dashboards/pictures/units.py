@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-_MOST_DECIMALS = 6
+_MAX_DECIMALS = 6
 """Nobody reads more."""
 _SI_SMALL = ("n", "µ", "m")
 _SI = ("", "k", "M", "G", "T", "P", "E")
@@ -97,7 +97,7 @@ def texts_of_ticks(ticks: Sequence[float], unit: str) -> list[str]:
     nearest = min((after - before for before, after in pairwise(scaled)), default=math.inf)
     exact = (
         places
-        for places in range(_MOST_DECIMALS + 1)
+        for places in range(_MAX_DECIMALS + 1)
         if all(abs(round(number, places) - number) <= nearest / 1000 for number in scaled)
     )
     places = next(exact, None)
@@ -119,4 +119,4 @@ def _places(scaled: float) -> int:
 def _rounded(number: float, places: int) -> str:
     """Fixed decimals, unless the number is so small that they would be many."""
     rounded = round(number, places) + 0.0  # no -0
-    return f"{rounded:.{places}f}" if places <= _MOST_DECIMALS else f"{number:.2g}"
+    return f"{rounded:.{places}f}" if places <= _MAX_DECIMALS else f"{number:.2g}"

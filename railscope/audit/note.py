@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 ED25519 = b"\x01"
 KEY_BYTES = 32
 KEY_ID_BYTES = 4
-MOST_NOTE_BYTES = 1_000_000
+MAX_NOTE_BYTES = 1_000_000
 _DASH = "\N{EM DASH} "
 _SECRET = "PRIVATE+KEY+"  # noqa: S105 - what a secret key begins with, of everyone
 _NAME = re.compile(r"[^\s+]+")
@@ -168,8 +168,8 @@ def read_note(path: Path) -> str:
 
 def _parts(note: str) -> tuple[str, list[tuple[str, bytes]]]:
     """A note's text and its signatures: name of the key, key id and signature."""
-    if len(note) > MOST_NOTE_BYTES:
-        message = f"a note of more than {MOST_NOTE_BYTES} characters"
+    if len(note) > MAX_NOTE_BYTES:
+        message = f"a note of more than {MAX_NOTE_BYTES} characters"
         raise NoteError(message)
     text, divider, tail = note.rpartition("\n\n")
     if not divider or not tail.endswith("\n"):

@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 
 VERSION = 1
-MOST_RECORD_BYTES = 32 << 10
+MAX_RECORD_BYTES = 32 << 10
 _LARGEST = (1 << 53) - 1
 
 FAMILIES = {
@@ -116,10 +116,8 @@ def encode(record: Record) -> bytes:
 
 def decode(raw: bytes) -> Record:
     """A record from its bytes. Raises RecordError for all but the one right encoding."""
-    if len(raw) > MOST_RECORD_BYTES:
-        message = (
-            f"a record of {len(raw)} bytes; at most {MOST_RECORD_BYTES}, refer by hash to more"
-        )
+    if len(raw) > MAX_RECORD_BYTES:
+        message = f"a record of {len(raw)} bytes; at most {MAX_RECORD_BYTES}, refer by hash to more"
         raise RecordError(message)
     try:
         record = _decoder.decode(raw)

@@ -93,8 +93,8 @@ CACHED = _gauge(
     "gpu_bounce_buffer_bytes", "Memory of the GPU that serves as bounce buffers.",
     "GPU: Cache_MiB", GPU,
 )  # fmt: skip
-MOST_PINNED = _gauge(
-    "gpu_most_pinned_bytes", "Most memory of the GPU that was ever pinned at a time.",
+MAX_PINNED = _gauge(
+    "gpu_max_pinned_bytes", "Most memory of the GPU that was ever pinned at a time.",
     "GPU: max_pinned_MiB", GPU,
 )  # fmt: skip
 CROSS_ROOT = Metric(

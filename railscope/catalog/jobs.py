@@ -85,7 +85,7 @@ JOBS_LEFT_OUT = Metric(
     "railscope_cluster_jobs_left_out",
     Kind.GAUGE,
     CLUSTER,
-    help="Jobs that hold GPUs and are beyond the most that the collector tells of (most_jobs).",
+    help="Jobs that hold GPUs and are beyond the most that the collector tells of (max_jobs).",
     origin=_CLAIMS,
 )
 

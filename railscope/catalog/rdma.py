@@ -25,7 +25,7 @@ PHYSICAL_STATES = {
     6: "link_error_recovery",
     7: "phy_test",
 }
-_FOLDER = "/sys/class/infiniband/*/ports/*"
+_DIRECTORY = "/sys/class/infiniband/*/ports/*"
 
 RDMA_INFO = Metric(
     "railscope_rdma_port_info",
@@ -114,7 +114,7 @@ def _counter(row: Row) -> Metric:
         wraps_at_bits=row.bits,
         saturates=row.saturates,
         help=row.meaning,
-        origin=f"{_FOLDER}: {row.files}",
+        origin=f"{_DIRECTORY}: {row.files}",
     )
 
 
@@ -125,7 +125,7 @@ def _resource(row: Row) -> Metric:
         RDMA_PORT,
         rollups=() if row.detail else (Rollup.SUM,),
         help=row.meaning,
-        origin=f"{_FOLDER}/hw_counters: {row.files}",
+        origin=f"{_DIRECTORY}/hw_counters: {row.files}",
     )
 
 

@@ -228,5 +228,5 @@ _RESOURCES = {
 }
 RESOURCES = (
     *(Row(stem, f"{what} in use.", f"bnxt_re: active_{file}") for stem, (what, file) in _RESOURCES.items()),
-    *(Row(f"most_{stem}", f"{what} in use at the most since the driver was loaded.", f"bnxt_re: watermark_{file}", detail=True) for stem, (what, file) in _RESOURCES.items()),
+    *(Row(f"max_{stem}", f"{what} in use at the most since the driver was loaded.", f"bnxt_re: watermark_{file}", detail=True) for stem, (what, file) in _RESOURCES.items()),
 )

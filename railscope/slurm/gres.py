@@ -17,7 +17,7 @@ from fractions import Fraction
 from railscope.slurm import FormatError
 from railscope.slurm.hostlist import numbers
 
-MOST_INDICES = 1024
+MAX_INDICES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def _entry(entry: str) -> Gres:
     for detail in _DETAIL.findall(found[3]):
         kind, _, value = detail.partition(":")
         if kind == "IDX":
-            indices = numbers(value, MOST_INDICES) if value else ()
+            indices = numbers(value, MAX_INDICES) if value else ()
         elif kind == "CNT":
             count = _quantity(value)
         elif _SHARES.fullmatch(detail):

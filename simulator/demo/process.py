@@ -25,14 +25,14 @@ class ProgramError(RuntimeError):
     """A program ended by itself or did not start; the message ends with its last words."""
 
 
-async def run_to_end(arguments: list[str], folder: Path) -> int:
+async def run_to_end(arguments: list[str], directory: Path) -> int:
     """Run `python -m railscope <arguments>`, which prints for itself; its exit status."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *_RAILSCOPE,
         str(os.getpid()),
         *arguments,
-        cwd=folder,
+        cwd=directory,
         start_new_session=True,
     )
     return await process.wait()
@@ -50,10 +50,10 @@ class Program:
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
 
-    async def start(self, folder: Path) -> None:
+    async def start(self, directory: Path) -> None:
         """Start the process."""
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, *_RAILSCOPE, str(os.getpid()), *self._arguments, cwd=folder,
+            sys.executable, *_RAILSCOPE, str(os.getpid()), *self._arguments, cwd=directory,
             env=self._environment, stderr=asyncio.subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         self._reading = asyncio.create_task(self._read(self._process))

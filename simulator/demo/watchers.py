@@ -1,4 +1,4 @@
-"""A folder from which Prometheus, Alertmanager and Grafana can be started to watch the demo.
+"""A directory from which Prometheus, Alertmanager and Grafana can be started to watch the demo.
 
 It holds what `deploy/` and `dashboards/` hold for a cluster, with other addresses. Nothing in it
 sends anything away from this machine.
@@ -23,10 +23,10 @@ _MESSAGES = re.compile(r"    webhook_configs:\n(?:      .*\n)+")
 _RUNBOOK = re.compile(r"https://railscope\.example/runbooks/(\w+)")
 _GRAFANA = """# Started by whoever tries the demo: without a login, for this machine only.
 [paths]
-provisioning = {folder}/provisioning
-data = {folder}/data
-logs = {folder}/logs
-plugins = {folder}/plugins
+provisioning = {directory}/provisioning
+data = {directory}/data
+logs = {directory}/logs
+plugins = {directory}/plugins
 
 [server]
 http_addr = {host}
@@ -53,7 +53,7 @@ _PACKAGES = {"prometheus": "prometheus", "prometheus-alertmanager": "prometheus-
 
 
 class WatchersError(RuntimeError):
-    """The folder cannot be written; the message says what is missing or stands in the way."""
+    """The directory cannot be written; the message says what is missing or stands in the way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +67,16 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class Watchers:
-    """The folder, and the commands that start what it is for."""
+    """The directory, and the commands that start what it is for."""
 
-    folder: Path
+    directory: Path
     """An absolute path: Grafana's files name it."""
     ports: Ports = Ports()
 
     def write(self) -> None:
         """Write everything but where the demo's programs are. Blocking.
 
-        Raises WatchersError without a checkout, or where the folder cannot be written.
+        Raises WatchersError without a checkout, or where the directory cannot be written.
         """
         try:
             for name, source, words in self._copies():
@@ -86,12 +86,12 @@ class Watchers:
             alertmanager = (CHECKOUT / "deploy/alertmanager.yml").read_text(encoding="utf-8")
             self._put("alertmanager/alertmanager.yml", _MESSAGES.sub("", alertmanager))
             self._put("grafana/grafana.ini", _GRAFANA.format(
-                folder=self.folder / "grafana", host=HOST, port=self.ports.grafana, boards=BOARDS
+                directory=self.directory / "grafana", host=HOST, port=self.ports.grafana, boards=BOARDS
             ))  # fmt: skip
             self._targets("alertmanagers", {"": f"{HOST}:{self.ports.alertmanager}"})
         except OSError as error:
             message = (
-                f"could not prepare {self.folder} for Prometheus and Grafana: {error};"
+                f"could not prepare {self.directory} for Prometheus and Grafana: {error};"
                 " it is made of deploy/, alerts/ and dashboards/ of a checkout"
             )
             raise WatchersError(message) from error
@@ -118,13 +118,13 @@ class Watchers:
     def point_at(self, collector: str, pages: Mapping[str, str]) -> None:
         """Say where the programs are, as `host:port`; pages by node. Blocking.
 
-        Raises WatchersError where the folder cannot be written any more.
+        Raises WatchersError where the directory cannot be written any more.
         """
         try:
             self._targets("collectors", {"": collector})
             self._targets("agents", pages)
         except OSError as error:
-            message = f"could not say in {self.folder} where the demo's programs are: {error}"
+            message = f"could not say in {self.directory} where the demo's programs are: {error}"
             raise WatchersError(message) from error
 
     def commands(self) -> Mapping[str, Sequence[str]]:
@@ -134,7 +134,7 @@ class Watchers:
         """
         alerts = f"http://{HOST}:{self.ports.prometheus}"
         alertmanager_url = f"http://{HOST}:{self.ports.alertmanager}"
-        prometheus, alertmanager = self.folder / "prometheus", self.folder / "alertmanager"
+        prometheus, alertmanager = self.directory / "prometheus", self.directory / "alertmanager"
         return {
             f"{alerts}/classic/alerts (other builds than Debian's: {alerts}/alerts)": [
                 "prometheus", f"--config.file={prometheus}/prometheus.yml",
@@ -149,13 +149,13 @@ class Watchers:
             ],
             f"http://{HOST}:{self.ports.grafana} (Debian has no package: {_GRAFANA_FROM})": [
                 "grafana", "server", "--homepath=/usr/share/grafana",
-                f"--config={self.folder}/grafana/grafana.ini",
+                f"--config={self.directory}/grafana/grafana.ini",
             ],
         }  # fmt: skip
 
     def how_to_start(self) -> str:
         """The commands, to be copied."""
-        lines = [f"Prometheus, Alertmanager and Grafana find all they need in {self.folder}:"]
+        lines = [f"Prometheus, Alertmanager and Grafana find all they need in {self.directory}:"]
         lines += [f"  {shlex.join(words)}\n      {url}" for url, words in self.commands().items()]
         programs = {words[0] for words in self.commands().values()}
         missing = [_PACKAGES[one] for one in programs & set(_PACKAGES) if not shutil.which(one)]
@@ -172,10 +172,10 @@ class Watchers:
         # Prometheus must never read half a file, and JSON is YAML.
         path = f"prometheus/targets/{of}.yml"
         self._put(f"{path}.new", json.dumps(found, indent=2) + "\n")
-        (self.folder / f"{path}.new").replace(self.folder / path)
+        (self.directory / f"{path}.new").replace(self.directory / path)
 
     def _put(self, name: str, text: str) -> None:
-        path = self.folder / name
+        path = self.directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 

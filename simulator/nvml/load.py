@@ -75,8 +75,8 @@ def _tell_memory_and_clocks(gpu: GpuState, told: Answers) -> None:
     graphics, memory = silicon.clock_megahertz, model.memory_megahertz
     for kind, now in enumerate((graphics, graphics, memory, silicon.video_megahertz)):
         told.call("ClockInfo", now, kind)
-    most = model.most_megahertz
-    for kind, limit in enumerate((most, most, memory, model.most_video_megahertz)):
+    most = model.max_megahertz
+    for kind, limit in enumerate((most, most, memory, model.max_video_megahertz)):
         told.call("MaxClockInfo", limit, kind)
 
 

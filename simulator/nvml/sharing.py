@@ -11,7 +11,7 @@ from simulator.nvml.answers import NO_INSTANCE, NOT_FOUND, NOT_SUPPORTED, Answer
 from simulator.sharing import MigDevice, Tenant, Vgpu
 
 _GONE = failure(OSError(errno.ENOENT, ""))
-_MOST_DEVICES = 7
+_MAX_DEVICES = 7
 _MEMORY_V2 = 0x0200_0028
 _UUID_OF_MACHINE = 1
 
@@ -28,7 +28,7 @@ def tell(gpu: GpuState, now_us: int, told: Answers) -> None:
                 "index": device.index,
                 "gpu": device.gpu_instance,
                 "compute": device.compute_instance,
-                "most": _MOST_DEVICES,
+                "most": _MAX_DEVICES,
                 "start": device.start,
                 "size": device.profile.memory_slices,
             }

@@ -257,8 +257,8 @@ LINK_COUNTERS = {"port_rcv_errors", "local_link_integrity_errors", "link_error_r
 def rdma_host(counters: dict[str, str]) -> FakeHost:
     host = FakeHost()
     for name, value in counters.items():
-        folder = "counters" if name in LINK_COUNTERS else "hw_counters"
-        host.files[f"{PORT}/{folder}/{name}"] = value
+        directory = "counters" if name in LINK_COUNTERS else "hw_counters"
+        host.files[f"{PORT}/{directory}/{name}"] = value
     return host
 
 

@@ -75,9 +75,9 @@ def link_verdicts(host: FakeHost) -> set[str]:
 
 def test_every_captured_list_of_gpus_is_judged() -> None:
     captured("nvidia-smi")
-    folder = CAPTURES / "nvidia-smi"
-    found = {str(f.relative_to(folder)) for f in folder.glob("xml/*.xml")}
-    found |= {str(f.relative_to(folder)) for f in folder.glob("gpud/nvidia-smi-query*")}
+    directory = CAPTURES / "nvidia-smi"
+    found = {str(f.relative_to(directory)) for f in directory.glob("xml/*.xml")}
+    found |= {str(f.relative_to(directory)) for f in directory.glob("gpud/nvidia-smi-query*")}
     assert found == set(MACHINES)
 
 

@@ -48,8 +48,8 @@ def nic_metric(name: str) -> Metric | None:
 def rdma_host(rows: list[Row], moment: str) -> FakeHost:
     host = FakeHost()
     for row in rows:
-        folder = "counters" if row["counter"] in OF_THE_LINK else "hw_counters"
-        host.files[f"{PORT}/{folder}/{row['counter']}"] = row[moment]
+        directory = "counters" if row["counter"] in OF_THE_LINK else "hw_counters"
+        host.files[f"{PORT}/{directory}/{row['counter']}"] = row[moment]
     return host
 
 

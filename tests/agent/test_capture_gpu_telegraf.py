@@ -21,7 +21,7 @@ from support.shared import captured
 
 from railscope.reading import Absent
 
-FOLDER = "nvidia-smi/xml"
+DIRECTORY = "nvidia-smi/xml"
 FILES = (
     "a100-sxm4-v12", "gtx-1070-ti", "quadro-p400", "rtx-3060-v12", "rtx-3080-v12", "rtx-3080-v13",
     "tesla-t4",
@@ -153,13 +153,13 @@ class Case:
 
 @cache
 def read(file: str) -> Case:
-    log = xml.root(captured(f"{FOLDER}/{file}.xml"))
+    log = xml.root(captured(f"{DIRECTORY}/{file}.xml"))
     (element,) = log.findall("gpu")
     row, running = xml.row(log, element), xml.processes(element)
     host = FakeHost()
     host.calls |= machine([row]) | shares(0, running, xml.mig_devices(element))
     name_processes(host, running)
-    emitted = json.loads(captured(f"{FOLDER}/telegraf-expected.json").read_text())
+    emitted = json.loads(captured(f"{DIRECTORY}/telegraf-expected.json").read_text())
     return Case(file, row, read_gpus(host), emitted[f"{file}.xml"])
 
 
@@ -271,7 +271,7 @@ def test_every_field_of_theirs_is_in_one_table_and_no_other_is() -> None:
 
 
 def test_every_file_of_theirs_is_read() -> None:
-    emitted = json.loads(captured(f"{FOLDER}/telegraf-expected.json").read_text())
+    emitted = json.loads(captured(f"{DIRECTORY}/telegraf-expected.json").read_text())
     assert {name.removesuffix(".xml") for name in emitted} == set(FILES)
 
 
@@ -279,7 +279,7 @@ def test_every_file_of_theirs_is_read() -> None:
 
 
 def test_two_a5000_by_hand() -> None:
-    log = xml.root(captured(f"{FOLDER}/dual_a5000-v13.xml"))
+    log = xml.root(captured(f"{DIRECTORY}/dual_a5000-v13.xml"))
     host = FakeHost()
     elements = log.findall("gpu")
     host.calls |= machine([xml.row(log, element) for element in elements])

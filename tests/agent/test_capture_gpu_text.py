@@ -15,7 +15,7 @@ from support.shared import captured
 
 from railscope.reading import Absent
 
-FOLDER = "nvidia-smi/gpud/nvidia-smi-query"
+DIRECTORY = "nvidia-smi/gpud/nvidia-smi-query"
 H100S, RTX_4090S, TITAN = "535.161.08", "535.154.05", "560.35.03"
 EACH_SERVER = pytest.mark.parametrize("driver", [H100S, RTX_4090S, TITAN])
 FACTS = {
@@ -28,7 +28,7 @@ FACTS = {
 
 @cache
 def server(driver: str) -> tuple[list[Row], Told]:
-    printed = captured(f"{FOLDER}.{driver}.out.0.valid").read_text()
+    printed = captured(f"{DIRECTORY}.{driver}.out.0.valid").read_text()
     gpus = text.gpus(printed)
     rows: list[Row] = [text.row(printed, lines) for lines in gpus]
     host = FakeHost()

@@ -52,13 +52,13 @@ def machine(all_ports: list[Port]) -> FakeHost:
     """The files the kernel shows for what ibstat read through the management interface."""
     host = FakeHost()
     for port in all_ports:
-        folder = f"{ROOT}/{port.device}/ports/{port.number}"
+        directory = f"{ROOT}/{port.device}/ports/{port.number}"
         host.files |= {
             f"{ROOT}/{port.device}/fw_ver": f"{port.firmware}\n",
-            f"{folder}/state": f"{STATES[port.said['State']]}\n",
-            f"{folder}/phys_state": f"{PHYSICAL[port.said['Physical state']]}\n",
-            f"{folder}/rate": f"{port.said['Rate']} Gb/sec (4X NDR)\n",
-            f"{folder}/link_layer": f"{port.said['Link layer']}\n",
+            f"{directory}/state": f"{STATES[port.said['State']]}\n",
+            f"{directory}/phys_state": f"{PHYSICAL[port.said['Physical state']]}\n",
+            f"{directory}/rate": f"{port.said['Rate']} Gb/sec (4X NDR)\n",
+            f"{directory}/link_layer": f"{port.said['Link layer']}\n",
         }
     return host
 

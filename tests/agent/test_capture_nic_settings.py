@@ -30,8 +30,8 @@ class CopiedTree(RealHost):
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("procfs")
-    return unpacked("sysfs/procfs/tree.tar.gz", folder, r"^fixtures/sys/(class/net|devices/pci)")
+    directory = tmp_path_factory.mktemp("procfs")
+    return unpacked("sysfs/procfs/tree.tar.gz", directory, r"^fixtures/sys/(class/net|devices/pci)")
 
 
 @pytest.fixture(scope="module")

@@ -33,8 +33,8 @@ LIMIT, NOW, STATE = (
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tree, with a link on the bus for every device of it: the archive has only some."""
-    folder = tmp_path_factory.mktemp("tree")
-    root = unpacked("sysfs/procfs/tree.tar.gz", folder, "/sys/(bus/pci|devices/pci)")
+    directory = tmp_path_factory.mktemp("tree")
+    root = unpacked("sysfs/procfs/tree.tar.gz", directory, "/sys/(bus/pci|devices/pci)")
     for device in sorted((root / "sys/devices").glob("pci*/**/class")):
         link = root / DEVICES / device.parent.name
         if re.fullmatch(r"[\da-f:.]+", link.name) and not link.is_symlink():

@@ -111,11 +111,11 @@ def test_cards_say_what_they_are(page: dict[Sample, float]) -> None:
 
 
 def test_the_interface_of_the_tree(page: dict[Sample, float]) -> None:
-    folder = captured(ROOT) / "sys/class/net/eth0"
+    directory = captured(ROOT) / "sys/class/net/eth0"
     for file, name, scale in (
         ("carrier", "railscope_network_link_up", 1),
         ("carrier_changes", "railscope_network_link_changes_total", 1),
         ("speed", "railscope_network_link_speed_bytes_per_second", 125_000),
     ):
-        expected_value = float(int((folder / file).read_text()) * scale)
+        expected_value = float(int((directory / file).read_text()) * scale)
         assert page[sample(name, interface="eth0")] == expected_value

@@ -1,4 +1,4 @@
-"""Case folders: simulated servers of every kind, and the page that must come of each.
+"""Case directories: simulated servers of every kind, and the page that must come of each.
 
 `python tests/captures/make.py` makes them anew.
 """
@@ -28,7 +28,7 @@ from support.pages import Sample, sample, samples
 
 from railscope.capture import SECTIONS, Capture, Moment, read_capture
 
-MOST_BYTES_OF_ALL = 9_000_000
+MAX_BYTES_OF_ALL = 9_000_000
 EACH_CASE = pytest.mark.parametrize("case", CASES)
 STRUCK = "0000:61:00.0"
 LOST, HUNG = "GPU-561aa6e6-8938-4a36-9103-2c3b8e5b96f8", "GPU-bf9bac40-b130-4c39-877e-f58a33c92348"
@@ -49,7 +49,7 @@ def test_once_shows_what_is_expected(case: str) -> None:
 
 
 @EACH_CASE
-def test_the_folder_is_what_the_maker_makes(case: str) -> None:
+def test_the_directory_is_what_the_maker_makes(case: str) -> None:
     made, here = files(case), committed(case)
     assert {name for name in made if made[name] != here.get(name)} == set()
     assert set(here) == set(made)
@@ -73,10 +73,10 @@ def test_promtool_accepts_the_page(case: str) -> None:
     assert (outcome.returncode, outcome.stdout + outcome.stderr) == (0, "")
 
 
-def test_there_is_no_folder_without_a_case_and_all_are_small() -> None:
-    folders = {path.name for path in HERE.iterdir() if path.is_dir() and path.name[0] != "_"}
-    assert folders == set(CASES)
-    assert sum(path.stat().st_size for path in HERE.glob("*/*")) < MOST_BYTES_OF_ALL
+def test_there_is_no_directory_without_a_case_and_all_are_small() -> None:
+    directories = {path.name for path in HERE.iterdir() if path.is_dir() and path.name[0] != "_"}
+    assert directories == set(CASES)
+    assert sum(path.stat().st_size for path in HERE.glob("*/*")) < MAX_BYTES_OF_ALL
 
 
 @pytest.mark.timeout(300)  # simulates every case: a minute on a busy machine

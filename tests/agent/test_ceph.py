@@ -1,4 +1,4 @@
-"""Ceph clients of the kernel, with the tables in one file and in a folder."""
+"""Ceph clients of the kernel, with the tables in one file and in a directory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent.sources.ceph import ROOT, Ceph, parse_mdsc, parse_metrics, parse_osdc
 from railscope.reading import Absent
 
 CLUSTER, CLIENT = "0c93a60d-5645-4c46-8568-4c8f63db4c7f", "client4267"
-FOLDER = f"{ROOT}/{CLUSTER}.{CLIENT}"
+DIRECTORY = f"{ROOT}/{CLUSTER}.{CLIENT}"
 OSDC = "REQUESTS 2 homeless 1\n14\tosd3\t2.6fb1\n15\tosd-1\t2.6fb2\nLINGER REQUESTS\nBACKOFFS\n"
 MDSC = "101\tmds0\tgetattr\t #10000000000\n102\t(no request)\tcreate\t #1/x (x)\n"
 FILES = """item                               total
@@ -67,8 +67,12 @@ EXPECTED = {
 
 def host_with(**files: str) -> FakeHost:
     host = FakeHost()
-    host.files = {f"{FOLDER}/osdc": OSDC, f"{FOLDER}/mdsc": MDSC, f"{FOLDER}/caps": "total\t\t9\n"}
-    host.files |= {f"{FOLDER}/{name}": text for name, text in files.items()}
+    host.files = {
+        f"{DIRECTORY}/osdc": OSDC,
+        f"{DIRECTORY}/mdsc": MDSC,
+        f"{DIRECTORY}/caps": "total\t\t9\n",
+    }
+    host.files |= {f"{DIRECTORY}/{name}": text for name, text in files.items()}
     return host
 
 
@@ -78,14 +82,14 @@ def test_tables_in_one_file() -> None:
     assert outcome.findings[0].detail == "1 client"
 
 
-def test_tables_in_a_folder() -> None:
+def test_tables_in_a_directory() -> None:
     files = {"metrics/file": FILES, "metrics/latency": LATENCY, "metrics/size": SIZE, "metrics/caps": CAPS}  # fmt: skip
     assert numbers(read_once(Ceph(), host_with(**files)).frame) == EXPECTED
 
 
 def test_a_mapped_disk_has_no_metadata_server() -> None:
     host = FakeHost()
-    host.files[f"{FOLDER}/osdc"] = "REQUESTS 0 homeless 0\nLINGER REQUESTS\nBACKOFFS\n"
+    host.files[f"{DIRECTORY}/osdc"] = "REQUESTS 0 homeless 0\nLINGER REQUESTS\nBACKOFFS\n"
     assert numbers(read_once(Ceph(), host).frame) == {
         ("railscope_ceph_osd_requests_in_flight", ABOUT): 0,
         ("railscope_ceph_homeless_requests_in_flight", ABOUT): 0,
@@ -96,8 +100,8 @@ def test_nothing_in_flight_is_none_and_what_cannot_be_read_is_not() -> None:
     host = host_with()
     reader = Reader(Ceph(), host, ORIGIN)
     reader.run()
-    host.files[f"{FOLDER}/mdsc"] = ""
-    host.files[f"{FOLDER}/osdc"] = DENIED
+    host.files[f"{DIRECTORY}/mdsc"] = ""
+    host.files[f"{DIRECTORY}/osdc"] = DENIED
     found = readings(reader.run().frame)
     assert found["railscope_ceph_mds_requests_in_flight", ABOUT] == 0
     assert found["railscope_ceph_osd_requests_in_flight", ABOUT] is Absent.DENIED

@@ -126,10 +126,10 @@ def test_errors_of_one_file_are_its_reason(error: OSError, reason: Absent) -> No
 
 def test_a_number_no_counter_can_have_is_an_error(tmp_path: Path) -> None:
     """One file with nonsense must not end the agent."""
-    folder = tmp_path / PORT[1:] / "counters"
-    folder.mkdir(parents=True)
-    (folder / "port_xmit_packets").write_text("9" * 40)
-    (folder / "port_rcv_packets").write_text("18446744073709551615")
+    directory = tmp_path / PORT[1:] / "counters"
+    directory.mkdir(parents=True)
+    (directory / "port_xmit_packets").write_text("9" * 40)
+    (directory / "port_rcv_packets").write_text("18446744073709551615")
     reader = Reader(Rdma(), RealHost(tmp_path), ORIGIN)
     for _ in range(2):  # a file is opened at the first read and kept at the second
         outcome = reader.run()
@@ -145,8 +145,8 @@ def test_a_number_no_counter_can_have_is_an_error(tmp_path: Path) -> None:
 def test_a_link_out_of_the_root_leads_nowhere(tmp_path: Path) -> None:
     """A neighbour whose name begins like the root's is outside as well."""
     root, neighbour = tmp_path / "tree", tmp_path / "tree-2"
-    for folder in (root, neighbour):
-        (folder / "sys").mkdir(parents=True)
+    for directory in (root, neighbour):
+        (directory / "sys").mkdir(parents=True)
     (root / "sys/inside").symlink_to("../sys")
     (root / "sys/outside").symlink_to("../../tree-2/sys")
     files = RootedFiles(root)

@@ -100,11 +100,11 @@ def test_port_counters_of_32_bits_stick_and_do_not_wrap(host: FakeHost) -> None:
 
 def test_other_drivers_count_in_64_bits() -> None:
     host = FakeHost()
-    folder = "/sys/class/infiniband/bnxt_re0/ports/1/hw_counters"
-    host.files[f"{folder}/rx_write_req"] = str(END - 10)
+    directory = "/sys/class/infiniband/bnxt_re0/ports/1/hw_counters"
+    host.files[f"{directory}/rx_write_req"] = str(END - 10)
     reader = Reader(Rdma(), host, ORIGIN)
     value(reader, key=("bnxt_re0", "1"))
-    host.files[f"{folder}/rx_write_req"] = "20"
+    host.files[f"{directory}/rx_write_req"] = "20"
     assert value(reader, key=("bnxt_re0", "1")) == 20, "a reset"
 
 

@@ -17,7 +17,7 @@ from agent.config import CustodySettings
 from agent.sampling.stats import DISPUTED, HOLDS, CustodyState
 from agent.witness.witness import Custody
 from agent.witness.witness_client import DisagreesError, Offer
-from agent.witness.witness_store import MOST_EVIDENCE, CustodyStore
+from agent.witness.witness_store import MAX_EVIDENCE, CustodyStore
 from railscope.audit.checkpoint import Checkpoint, read_checkpoint
 from railscope.audit.cosignature import parse_witness_key, witnessed
 from railscope.audit.merkle import (
@@ -80,12 +80,12 @@ class Log:
         return
 
 
-def custody_of(folder: Path, log: Log) -> Custody:
+def custody_of(directory: Path, log: Log) -> Custody:
     made = Custody(
         CustodySettings(),
         "node-1",
         log,
-        CustodyStore(folder),
+        CustodyStore(directory),
         ManualClock(),
         [],
         CustodyState(),  # type: ignore[arg-type] - as far as it is asked
@@ -104,9 +104,9 @@ steps = st.lists(
 def test_what_is_held_never_goes_back_and_every_contradiction_is_seen(
     steps: list[tuple[str, int]],
 ) -> None:
-    async def follow(folder: Path) -> None:
+    async def follow(directory: Path) -> None:
         log = Log()
-        custody = custody_of(folder, log)
+        custody = custody_of(directory, log)
         held: list[bytes] = []
         for number, (what, count) in enumerate(steps):
             if what == "grow":
@@ -116,7 +116,7 @@ def test_what_is_held_never_goes_back_and_every_contradiction_is_seen(
             elif what == "fork":
                 log.records[-count:] = [b"other %d/%d" % (number, n) for n in range(count + 3)]
             else:
-                custody = custody_of(folder, log)
+                custody = custody_of(directory, log)
             await custody.look()
             honest = log.records[: len(held)] == held
             if honest:
@@ -130,16 +130,16 @@ def test_what_is_held_never_goes_back_and_every_contradiction_is_seen(
                 assert log.shown[-1] == note
                 assert custody.tell
 
-    with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(follow(Path(folder)))
+    with tempfile.TemporaryDirectory() as directory:
+        asyncio.run(follow(Path(directory)))
 
 
 @fewer(40)
 @given(st.lists(st.binary(max_size=40), max_size=8), st.integers(1, 20), st.integers(1, 20))
 def test_no_made_up_proof_moves_it_to_another_log(proof: list[bytes], size: int, more: int) -> None:
-    async def follow(folder: Path) -> None:
+    async def follow(directory: Path) -> None:
         log = Log([b"%d" % n for n in range(size)])
-        custody = custody_of(folder, log)
+        custody = custody_of(directory, log)
         await custody.look()
         held = custody.store.held()
         log.records = [b"other %d" % n for n in range(size + more)]
@@ -147,8 +147,8 @@ def test_no_made_up_proof_moves_it_to_another_log(proof: list[bytes], size: int,
         await custody.look()
         assert (custody.state.state, custody.store.held()) == (DISPUTED, held)
 
-    with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(follow(Path(folder)))
+    with tempfile.TemporaryDirectory() as directory:
+        asyncio.run(follow(Path(directory)))
 
 
 async def test_a_contradiction_is_told_once_and_evidence_is_bounded(tmp_path: Path) -> None:
@@ -159,11 +159,11 @@ async def test_a_contradiction_is_told_once_and_evidence_is_bounded(tmp_path: Pa
     for _ in range(3):
         await custody.look()
     assert len(custody.tell) == 1
-    for number in range(MOST_EVIDENCE + 20):
+    for number in range(MAX_EVIDENCE + 20):
         log.records[-1] = b"version %d" % number
         await custody.look()
-    assert len(list((tmp_path / "evidence").iterdir())) == MOST_EVIDENCE
-    assert len(custody.tell) == MOST_EVIDENCE
+    assert len(list((tmp_path / "evidence").iterdir())) == MAX_EVIDENCE
+    assert len(custody.tell) == MAX_EVIDENCE
 
 
 async def test_a_log_that_comes_back_right_is_held_again(tmp_path: Path) -> None:

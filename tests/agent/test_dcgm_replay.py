@@ -31,29 +31,29 @@ PATIENCE_SECONDS = 60
 
 @pytest.fixture(params=["recorded here", "hgx-h100-load"])
 def capture(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A folder with the recording of a server with GPUs."""
+    """A directory with the recording of a server with GPUs."""
     if request.param == "recorded here":
         return recorded(tmp_path)
     return CASES / str(request.param)
 
 
-def recorded(folder: Path) -> Path:
+def recorded(directory: Path) -> Path:
     """One read of everything on a small server with two GPUs."""
-    host = RecordingHost(TreeHost(make_tree(folder / "root"), ManualClock()))
+    host = RecordingHost(TreeHost(make_tree(directory / "root"), ManualClock()))
     for source in machine_sources(AgentSettings()):
         assert Reader(source, host, ORIGIN).run().problem == ""
     about = About("node-1", "boot-1", 0, 0, 10**9, "test")
-    Capture(about, tuple(host.moments)).write(folder / "capture")
-    return folder / "capture"
+    Capture(about, tuple(host.moments)).write(directory / "capture")
+    return directory / "capture"
 
 
 @asynccontextmanager
-async def running(folder: Path) -> AsyncIterator[aiohttp.ClientSession]:
+async def running(directory: Path) -> AsyncIterator[aiohttp.ClientSession]:
     """A session with the page of an agent that replays a capture and has read all of it."""
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     clock = RealClock()
     started_ns = clock.now().boot_ns
-    host = RecordedHost(read_capture(folder), clock, lambda: clock.now().boot_ns - started_ns)
+    host = RecordedHost(read_capture(directory), clock, lambda: clock.now().boot_ns - started_ns)
     one = Agent(
         AgentSettings(listen="127.0.0.1:0"), host, "node-1",
         on_listening=lambda _, port: listening.set_result(port),

@@ -29,14 +29,14 @@ def server() -> FakeHost:
 
 
 def add_module(host: FakeHost, place: str, corrected: int, uncorrected: int, slot: str) -> None:
-    folder = f"{ROOT}/mc/{place}"
+    directory = f"{ROOT}/mc/{place}"
     host.files |= {
-        f"{folder}/dimm_ce_count": f"{corrected}\n",
-        f"{folder}/dimm_ue_count": f"{uncorrected}\n",
-        f"{folder}/dimm_label": f"{slot}\n",
-        f"{folder}/dimm_location": "channel 0 slot 0 \n",
-        f"{folder}/dimm_mem_type": "Registered-DDR5\n",
-        f"{folder}/size": "65536\n",
+        f"{directory}/dimm_ce_count": f"{corrected}\n",
+        f"{directory}/dimm_ue_count": f"{uncorrected}\n",
+        f"{directory}/dimm_label": f"{slot}\n",
+        f"{directory}/dimm_location": "channel 0 slot 0 \n",
+        f"{directory}/dimm_mem_type": "Registered-DDR5\n",
+        f"{directory}/size": "65536\n",
     }
 
 

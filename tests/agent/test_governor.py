@@ -55,7 +55,7 @@ def test_the_budget_is_kept_wherever_periods_can_keep_it(
     allowance = max(BUDGET - rest, SOURCES_SHARE * BUDGET) * 1.02
     fair = allowance / len(sources)
     spent_out = all(
-        run.stretch(source.name) == source.governed.most_stretch or run.share(source) <= fair
+        run.stretch(source.name) == source.governed.max_stretch or run.share(source) <= fair
         for source in sources
     )
     assert run.shares <= allowance or spent_out
@@ -79,7 +79,7 @@ def test_no_thread_is_held_longer_than_its_share_where_periods_can_help(
         }
         fair = THREAD_SHARE / len(members)
         assert sum(waits.values()) <= THREAD_SHARE or all(
-            run.stretch(s.name) == s.governed.most_stretch or waits[s.name] <= fair * 1.01
+            run.stretch(s.name) == s.governed.max_stretch or waits[s.name] <= fair * 1.01
             for s in members
         )
 
@@ -313,4 +313,4 @@ def test_without_a_budget_nothing_is_stretched_and_use_is_measured() -> None:
 def test_no_period_grows_beyond_the_longest_a_source_bears(
     period: float, longest: float, most: int
 ) -> None:
-    assert Governed("s", "f", round(period * NS), longest * NS).most_stretch == most
+    assert Governed("s", "f", round(period * NS), longest * NS).max_stretch == most

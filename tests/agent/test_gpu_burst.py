@@ -1,4 +1,4 @@
-"""The fast lane of GPUs: samples that the driver took by itself, counted by how much they tell."""
+"""Burst sampling of GPUs: samples that the driver took by itself, counted by how much they tell."""
 
 from __future__ import annotations
 

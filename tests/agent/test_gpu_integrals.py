@@ -18,7 +18,7 @@ from agent.sampling.reader import Reader
 from agent.sources.nvidia.gpu import Gpu
 from agent.sources.nvidia.integrals import (
     LONGEST_SAMPLE_NS,
-    MOST_MEMORY_BYTES,
+    MAX_MEMORY_BYTES,
     Integral,
     Integrated,
 )
@@ -163,7 +163,7 @@ def test_no_rounding_adds_up(steps: list[tuple[int, int]], integrated: Integrate
         assert before <= told <= exact < told + 1
 
 
-@given(st.lists(STEPS, min_size=1, max_size=10), st.integers(0, MOST_MEMORY_BYTES), st.data())
+@given(st.lists(STEPS, min_size=1, max_size=10), st.integers(0, MAX_MEMORY_BYTES), st.data())
 def test_any_split_of_the_same_time_gives_the_same(
     steps: list[int], sample: int, data: st.DataObject
 ) -> None:

@@ -226,7 +226,7 @@ def test_processes_add_up(
     add_gpus(host, 1)
     host.calls["nvml.nvmlDeviceGetComputeRunningProcesses(0)"] = compute
     host.calls["nvml.nvmlDeviceGetGraphicsRunningProcesses(0)"] = graphics
-    frames = [read_once(source, host).frame for source in (Processes(most_told=most), Sharing())]
+    frames = [read_once(source, host).frame for source in (Processes(max_told=most), Sharing())]
     found = readings(frames[0]) | readings(frames[1])
     told = {
         key[1]: reading

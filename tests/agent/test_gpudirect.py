@@ -65,7 +65,7 @@ ALWAYS = {
     ("railscope_gds_bar1_mappings", ()): 2,
     ("railscope_gds_gpu_registered_bytes", GPU): 64 * MIB,
     ("railscope_gds_gpu_bounce_buffer_bytes", GPU): MIB,
-    ("railscope_gds_gpu_most_pinned_bytes", GPU): 96 * MIB,
+    ("railscope_gds_gpu_max_pinned_bytes", GPU): 96 * MIB,
 }
 SWITCHED = {
     ("railscope_gds_operations_total", ("batch",)): 7,

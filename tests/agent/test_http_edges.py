@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from agent.endpoint.http_server import (
-    MOST_CONNECTIONS,
-    MOST_HEADER_BYTES,
-    MOST_OF_AN_ADDRESS,
+    MAX_CONNECTIONS,
+    MAX_HEADER_BYTES,
+    MAX_OF_AN_ADDRESS,
     HttpServer,
     Request,
     Response,
@@ -59,7 +59,7 @@ async def test_one_connection_serves_many_requests_and_pipelined_ones():
     [
         (b"\x16\x03\x01\x02\x00 this is TLS\r\n\r\n", b"400"),
         (b"GET / HTTP/1.1\r\n\r\n", b"400"),
-        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 2 * MOST_HEADER_BYTES + b"\r\n\r\n", b"431"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 2 * MAX_HEADER_BYTES + b"\r\n\r\n", b"431"),
         (b"POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nConnection: close\r\n\r\nabc", b"405"),
         (b"HEAD /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", b"200"),
     ],
@@ -85,10 +85,10 @@ async def test_gzip_only_for_those_who_take_it():
 
 async def test_connections_are_bounded():
     async with serving() as port:
-        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MOST_CONNECTIONS)]
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MAX_CONNECTIONS)]
         for _, writer in held:
             writer.write(GET + b"\r\n")
-        for reader, _ in held[-MOST_OF_AN_ADDRESS:]:
+        for reader, _ in held[-MAX_OF_AN_ADDRESS:]:
             assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
         assert b"200 OK" in await said(port, GET + b"Connection: close\r\n\r\n"), (
             "who waits longest makes room"

@@ -27,13 +27,13 @@ def add_chip(
     host: FakeHost, number: int, name: str, device: str = "", **files: object
 ) -> dict[str, str]:
     """Put a chip there; says where each of its files lies."""
-    folder = f"{ROOT}/hwmon{number}"
-    host.files[f"{folder}/name"] = f"{name}\n"
+    directory = f"{ROOT}/hwmon{number}"
+    host.files[f"{directory}/name"] = f"{name}\n"
     if device:
         host.files[f"{device}/uevent"] = ""
-        host.links[f"{folder}/device"] = device
-    host.files |= {f"{folder}/{file}": content for file, content in files.items()}
-    return {file: f"{folder}/{file}" for file in files}
+        host.links[f"{directory}/device"] = device
+    host.files |= {f"{directory}/{file}": content for file, content in files.items()}
+    return {file: f"{directory}/{file}" for file in files}
 
 
 def test_what_a_server_measures_in_base_units() -> None:
@@ -89,14 +89,14 @@ def test_grace_says_its_power_by_the_label_of_each_meter() -> None:
     for number, (device, label) in enumerate(
         [("ACPI000D:00", "Module Power Socket 0"), ("ACPI000D:01", "Grace Power Socket 0")]
     ):
-        folder = f"/sys/devices/LNXSYSTM:00/{device}"
+        directory = f"/sys/devices/LNXSYSTM:00/{device}"
         host.files |= {
-            f"{folder}/name": "power_meter\n",
-            f"{folder}/power1_average": "95000000\n",
-            f"{folder}/power1_oem_info": f"{label}\n",
+            f"{directory}/name": "power_meter\n",
+            f"{directory}/power1_average": "95000000\n",
+            f"{directory}/power1_oem_info": f"{label}\n",
             f"{ROOT}/hwmon{number}/uevent": "",
         }
-        host.links[f"{ROOT}/hwmon{number}/device"] = folder
+        host.links[f"{ROOT}/hwmon{number}/device"] = directory
     assert set(numbers(read_once(Hwmon(), host).frame)) == {
         ("railscope_sensor_average_power_watts", ("power_meter", "ACPI000D:00", "Module Power Socket 0")),
         ("railscope_sensor_average_power_watts", ("power_meter", "ACPI000D:01", "Grace Power Socket 0")),
@@ -177,13 +177,13 @@ def test_a_virtual_machine_has_none() -> None:
 
 def test_every_file_of_the_tree(tmp_path_factory: pytest.TempPathFactory) -> None:
     root = server_tree(tmp_path_factory)
-    folder = root / DRIVE / "hwmon3"
+    directory = root / DRIVE / "hwmon3"
     expected: dict[Label, float] = {}
-    for file in folder.glob("temp*_*"):
+    for file in directory.glob("temp*_*"):
         channel, item = file.name.split("_", 1)
         if item == "label":
             continue
-        label = (folder / f"{channel}_label").read_text().strip()
+        label = (directory / f"{channel}_label").read_text().strip()
         sensor = ("nvme", "0000:01:00.0", label)
         value = int(file.read_text())
         if item == "alarm":

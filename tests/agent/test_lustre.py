@@ -13,7 +13,7 @@ from agent.sampling.source import Verdict
 from agent.sources.lustre import (
     DEBUG,
     HEALTH,
-    MOST_TARGETS,
+    MAX_TARGETS,
     Lustre,
     parse_health,
     parse_import,
@@ -159,12 +159,12 @@ def test_the_first_operation_of_a_kind_is_there_at_the_next_read(server: FakeHos
 
 
 def test_targets_beyond_the_bound_are_counted(server: FakeHost) -> None:
-    for number in range(MOST_TARGETS + 5):
+    for number in range(MAX_TARGETS + 5):
         server.files[f"{DEBUG}/osc/scratch-OST{number:04x}-osc-{CLIENT}/stats"] = OSC
     outcome = read_once(Lustre(), server)
     found = numbers(outcome.frame)
     targets = {key for name, key in found if name == "railscope_lustre_target_requests_total"}
-    assert len(targets) == MOST_TARGETS - 1, "the metadata target is one of them"
+    assert len(targets) == MAX_TARGETS - 1, "the metadata target is one of them"
     assert "6 beyond the first 128 are left out" in outcome.findings[0].detail
 
 

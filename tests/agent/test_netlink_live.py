@@ -186,13 +186,13 @@ def test_links_of_this_machine_are_those_of_sysfs():
         host.close()
     assert {entry["name"] for entry in links} >= {"lo"}
     for entry in links:
-        folder = NET / entry["name"]
+        directory = NET / entry["name"]
         for key, name in (("index", "ifindex"), ("mtu", "mtu"), ("address", "address")):
-            assert str(entry[key]) == (folder / name).read_text().strip()
-        assert entry["operational_state"] == (folder / "operstate").read_text().strip()
-        files = {file.name for file in (folder / "statistics").iterdir()}
+            assert str(entry[key]) == (directory / name).read_text().strip()
+        assert entry["operational_state"] == (directory / "operstate").read_text().strip()
+        files = {file.name for file in (directory / "statistics").iterdir()}
         assert files <= set(entry["statistics"])
-        flags = int((folder / "flags").read_text(), 16)
+        flags = int((directory / "flags").read_text(), 16)
         assert entry["up"] == bool(flags & 1)
 
 

@@ -1,4 +1,4 @@
-"""Case folders about the network: what they show of settings, modules, neighbours and paths."""
+"""Case directories about the network: what they show of settings, modules, neighbours and paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Case folders about the network: what each must show, and from when on.
+"""Case directories about the network: what each must show, and from when on.
 
 What a counter has grown by is the page of the end against the page of the start.
 """
@@ -199,9 +199,9 @@ def test_a_lost_card_was_there_and_is_not_any_more() -> None:
     assert CARD not in recorded(case, "names", "/sys/bus/pci/devices")
     assert value(case, "railscope_pcie_device_present", pci_address=CARD) == 0
     assert series(end(case), "railscope_pcie_info", pci_address=CARD, role="nic")
-    folder = f"/sys/bus/pci/devices/{ABOVE}"
-    assert "SDES 1\n" in recorded(case, "files", f"{folder}/aer_dev_fatal")
-    assert recorded(case, "files", f"{folder}/current_link_width") == "0\n"
+    directory = f"/sys/bus/pci/devices/{ABOVE}"
+    assert "SDES 1\n" in recorded(case, "files", f"{directory}/aer_dev_fatal")
+    assert recorded(case, "files", f"{directory}/current_link_width") == "0\n"
     assert recorded(case, "calls", f"ethtool.statistics({STRUCK})") == {"error": ["os", 19]}
 
 

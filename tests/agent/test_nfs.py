@@ -22,7 +22,7 @@ from agent.sources.mountstats import (
     superblocks,
     unescaped,
 )
-from agent.sources.nfs import EVENTS, FIRST, MOST_MOUNTS, OWN, Nfs
+from agent.sources.nfs import EVENTS, FIRST, MAX_MOUNTS, OWN, Nfs
 from railscope.catalog import nfs as c
 from railscope.reading import Absent
 
@@ -176,12 +176,12 @@ def test_of_mounts_that_names_cannot_tell_apart_the_uppermost_counts() -> None:
 
 
 def test_mounts_beyond_the_bound_are_counted() -> None:
-    host = host_with(*(mount(place=f"/data/{i}") for i in range(MOST_MOUNTS + 3)))
+    host = host_with(*(mount(place=f"/data/{i}") for i in range(MAX_MOUNTS + 3)))
     outcome = read_once(Nfs(), host)
     found = numbers(outcome.frame)
-    assert found["railscope_nfs_mounts", ()] == MOST_MOUNTS + 3
+    assert found["railscope_nfs_mounts", ()] == MAX_MOUNTS + 3
     assert found["railscope_nfs_unread_mounts", ()] == 3
-    assert len({key[1] for _, key in found if key}) == MOST_MOUNTS
+    assert len({key[1] for _, key in found if key}) == MAX_MOUNTS
     assert "3 beyond the first 16 are left out" in outcome.findings[0].detail
 
 

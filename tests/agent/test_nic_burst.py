@@ -1,4 +1,4 @@
-"""The fast lane of cards: every window counts once, in the bucket of what was seen in it."""
+"""Burst sampling of cards: every window counts once, in the bucket of what was seen in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.sampling import sampling
 from agent.config import Budget
 from agent.host.recorded import RecordedHost
 from agent.sampling.budget import governor_of
-from agent.sampling.bursts import MOST_WINDOWS
+from agent.sampling.bursts import MAX_WINDOWS
 from agent.sampling.reader import Reader
 from agent.sampling.status import OK
 from agent.sources.nic_burst import NicBurst
@@ -148,7 +148,7 @@ def test_what_cannot_be_read_is_unseen_and_nothing_is_made_up() -> None:
     card.go_on(WINDOW_MS)
     lane.look()
     del card.host.files[f"{COUNTERS}/np_cnp_sent"]
-    card.host.clock.advance(0.9 + WINDOW_MS / 1000 * (MOST_WINDOWS - 1))
+    card.host.clock.advance(0.9 + WINDOW_MS / 1000 * (MAX_WINDOWS - 1))
     card.host.calls["ethtool.statistics(ens1)"] = OSError(errno.EIO, "Input/output error")
     lane.look()
     told = lane.told()
@@ -427,7 +427,7 @@ def test_a_recording_of_whole_seconds_has_windows_of_a_second() -> None:
     assert total <= seen * 10**6, "no window has more than the line rate"
 
 
-async def test_the_fast_lane_waits_for_no_turn() -> None:
+async def test_the_burst_sampling_waits_for_no_turn() -> None:
     card = Card()
     async with sampling(card.host, [NicBurst(0.1)]) as run:
         async with run.sampler._turn:  # noqa: SLF001 - as if others were slow, one after the other

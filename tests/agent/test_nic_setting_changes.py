@@ -28,7 +28,7 @@ from support.sampling import sampling
 
 from agent.sampling.reader import Reader
 from agent.sampling.status import OK
-from agent.sources.look import MOST_EVENTS
+from agent.sources.look import MAX_EVENTS
 from agent.sources.nic_settings import NicSettings
 from railscope.exposition import Exposition, Format
 from railscope.reading import Absent
@@ -176,7 +176,7 @@ def test_a_card_that_is_gone_says_so_once_and_is_compared_when_it_is_back() -> N
 
 def test_more_changes_than_are_told_are_counted() -> None:
     host = FakeHost()
-    cards = MOST_EVENTS + 7
+    cards = MAX_EVENTS + 7
     for number in range(cards):
         add_nic(host, f"eth{number}", "ice", f"0000:{number:02x}:00.0")
     reader = Reader(NicSettings(), host, ORIGIN)
@@ -185,7 +185,7 @@ def test_more_changes_than_are_told_are_counted() -> None:
     for number in range(cards):
         host.files[f"{NET}/eth{number}/mtu"] = "1500"
     outcome = reader.run()
-    assert len(changes(outcome)) == MOST_EVENTS
+    assert len(changes(outcome)) == MAX_EVENTS
     (more,) = [e for e in events(outcome) if e.event_class.name == "nic_changes_untold"]
     assert more.facts == {"event": "nic_setting_changed", "changes": "7"}
     assert more.entity.kind.name == "node"

@@ -147,10 +147,10 @@ def test_congestion_control_of_a_broadcom_card() -> None:
     """In configfs with the vendor's driver, in hexadecimal; in debugfs with the kernel's own."""
     host = FakeHost()
     add_nic(host, driver="bnxt_en", rdma_device="bnxt_re0")
-    folder = "/sys/kernel/config/bnxt_re/bnxt_re0/ports/1/cc"
+    directory = "/sys/kernel/config/bnxt_re/bnxt_re0/ports/1/cc"
     host.files |= {
-        f"{folder}/ecn_enable": "0x1\n", f"{folder}/cnp_dscp": "48\n", f"{folder}/apply": "",
-        f"{folder}/advanced": IsADirectoryError(errno.EISDIR, "Is a directory"),
+        f"{directory}/ecn_enable": "0x1\n", f"{directory}/cnp_dscp": "48\n", f"{directory}/apply": "",
+        f"{directory}/advanced": IsADirectoryError(errno.EISDIR, "Is a directory"),
     }  # fmt: skip
     reader = Reader(NicSettings(), host, ORIGIN)
     outcome = reader.run()
@@ -160,7 +160,7 @@ def test_congestion_control_of_a_broadcom_card() -> None:
     host.files |= {
         f"{debugfs}/enable_cc": "1\n", f"{debugfs}/tos_dscp": "26\n",
         f"{debugfs}/tx_queue": OSError(errno.EOPNOTSUPP, "Operation not supported"),
-        f"{folder}/ecn_enable": "0x0\n",
+        f"{directory}/ecn_enable": "0x0\n",
     }  # fmt: skip
     host.clock.advance(60)
     outcome = reader.run()

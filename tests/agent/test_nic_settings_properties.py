@@ -45,9 +45,9 @@ STEP = st.tuples(st.fixed_dictionaries(dict.fromkeys(INTERFACES, CARD)), st.inte
 def put(host: FakeHost, machine: dict[str, dict[str, Any] | None]) -> None:
     """Make the machine so."""
     for interface, card in machine.items():
-        folder = f"{NET}/{interface}/"
+        directory = f"{NET}/{interface}/"
         for stored in (host.files, host.links, host.calls):
-            for key in [k for k in stored if k.startswith(folder) or f"({interface})" in k]:
+            for key in [k for k in stored if k.startswith(directory) or f"({interface})" in k]:
                 del stored[key]
         if card is None:
             continue

@@ -153,12 +153,12 @@ def test_serial_numbers_are_not_recorded(server: FakeHost) -> None:
 def test_the_drive_of_the_tree(tmp_path_factory: pytest.TempPathFactory) -> None:
     root = server_tree(tmp_path_factory)
     outcome = read_once(NvmeDrives(), RealHost(root))
-    folder = root / "sys/class/nvme/nvme0"
+    directory = root / "sys/class/nvme/nvme0"
     assert numbers(outcome.frame) == {("railscope_nvme_state", ("nvme0",)): 1}
     assert outcome.frame is not None
     facts = {entity.key: entity.facts for _, entity, _ in outcome.frame.readings()}["nvme0",]
     for fact, file in (("model", "model"), ("serial", "serial"), ("firmware", "firmware_rev")):
-        assert facts[fact] == (folder / file).read_text().strip()
+        assert facts[fact] == (directory / file).read_text().strip()
     assert outcome.findings[0].verdict is Verdict.SUPPORTED
     assert outcome.broken == 0
 

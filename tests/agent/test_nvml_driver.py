@@ -203,7 +203,7 @@ def test_an_updated_library_is_loaded_without_a_restart(standin: Standin) -> Non
     assert code_of(nvml, "nvmlDeviceGetCount") == 18
     assert pynvml.nvmlLib is None
     assert code_of(nvml, "nvmlDeviceGetCount") == 18, "the old library is still the installed one"
-    build(standin.folder / "update", version="595.80").replace(standin.folder / LIBRARY)
+    build(standin.directory / "update", version="595.80").replace(standin.directory / LIBRARY)
     assert nvml.call("nvmlDeviceGetCount") == 1
     assert nvml.call("nvmlSystemGetDriverVersion") == "595.80"
     assert nvml.call("nvmlDeviceGetUUID", 0) == "GPU-0"

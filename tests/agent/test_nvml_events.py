@@ -18,7 +18,7 @@ from agent.sampling.reader import Reader
 from agent.sources.nvidia.events import MIG_CHANGE, XID, NvmlEvents
 from agent.sources.nvidia.gpu import Gpu
 from agent.streams.kernel_log import KernelLogStream
-from agent.streams.xid_book import MOST_WAITING, SAME_NS, Sighting, XidBook
+from agent.streams.xid_book import MAX_WAITING, SAME_NS, Sighting, XidBook
 from railscope.catalog.kernel import XID_EVENT
 from railscope.frame import Event
 
@@ -85,7 +85,7 @@ async def test_an_xid_the_log_does_not_tell_is_told_after_a_while() -> None:
 async def test_xids_beyond_what_waits_for_the_log_are_counted_as_lost() -> None:
     host, book = gpu(), XidBook()
     async with sampling(host, [NvmlEvents(book)]) as run:
-        host.calls[WAIT] = [[n, 0, XID, 31, NONE, NONE] for n in range(1, MOST_WAITING + 4)]
+        host.calls[WAIT] = [[n, 0, XID, 31, NONE, NONE] for n in range(1, MAX_WAITING + 4)]
         for _ in range(2):
             await run.step()
         assert numbers(run.of("gpu_event")[-1])[LOST, ()] == 3

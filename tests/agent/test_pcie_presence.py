@@ -11,7 +11,7 @@ from support.reading import ORIGIN, readings
 
 from agent.sampling.reader import Reader
 from agent.sources.pcie import Pcie
-from agent.sources.pcie_presence import MOST_DEVICES, Presence
+from agent.sources.pcie_presence import MAX_DEVICES, Presence
 from railscope.catalog.entities import PCIE
 from railscope.entity import Entity
 from railscope.frame import Event, Frame, Instant
@@ -180,7 +180,7 @@ def test_every_change_is_told_once_and_in_turn(history) -> None:
 
 def test_what_is_followed_is_bounded() -> None:
     presence = Presence()
-    for start in (0, MOST_DEVICES):
-        more = {str(n): Entity(PCIE, (str(n),)) for n in range(start, start + MOST_DEVICES)}
+    for start in (0, MAX_DEVICES):
+        more = {str(n): Entity(PCIE, (str(n),)) for n in range(start, start + MAX_DEVICES)}
         known = presence.learn(list(more), more, {})
-    assert set(known) == {str(n) for n in range(MOST_DEVICES)}
+    assert set(known) == {str(n) for n in range(MAX_DEVICES)}

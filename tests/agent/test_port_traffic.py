@@ -26,7 +26,7 @@ from railscope.wire import envelope, pack
 
 STEP_SECONDS = 1.0
 NS = 10**9
-MOST_BYTES = 1 << 26
+MAX_BYTES = 1 << 26
 Key = tuple[str, str]
 """Metric, and interface or RDMA device."""
 
@@ -64,7 +64,7 @@ def received(frames: list[Frame]) -> dict[Key, list[int]]:
     for schema in {frame.schema.stream: frame.schema for frame in frames}.values():
         batches = encode_batches(frame for frame in frames if frame.schema is schema)
         sealed = envelope(ORIGIN, batches, [], agent_version="0")
-        for batch in unpack(pack(sealed), MOST_BYTES).batches:
+        for batch in unpack(pack(sealed), MAX_BYTES).batches:
             rows = np.array(decode_rows(batch, len(schema.columns)))
             for column, (metric, entity) in enumerate(schema.columns):
                 if metric.name.endswith("_total"):

@@ -114,7 +114,7 @@ def test_a_file_that_goes_costs_its_own_readings() -> None:
     assert found["railscope_softnet_dropped_packets_total", ()] == 2
 
 
-def test_either_folder_of_network_files_stands_in_for_the_other() -> None:
+def test_either_directory_of_network_files_stands_in_for_the_other() -> None:
     """/proc/net is a link to /proc/self/net: a copy of a server may have only one of them."""
     expected = numbers(read_once(Protocols(), server()).frame)
     for ours, other in (("/proc/net/", "/proc/self/net/"), ("/proc/self/net/", "/proc/net/")):

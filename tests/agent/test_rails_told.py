@@ -13,8 +13,8 @@ from agent.service import Agent
 from agent.topology.cards import Cards
 from railscope.catalog.rollup import scopes_of
 from railscope.entity import Entity
-from railscope.frame import NO_LANE, Schema
-from railscope.wire import lanes, to_wire_schema
+from railscope.frame import NO_RAIL, Schema
+from railscope.wire import rails_of_entities, to_wire_schema
 from simulator import NodeSpec, simulate
 
 NODES = [
@@ -41,12 +41,12 @@ def test_whatever_rolls_up_over_rails_has_its_rails(spec: NodeSpec) -> None:
     told, lost = set(), set()
     for schema in schemas(spec):
         wire = to_wire_schema(schema)
-        rails = lanes(wire)
+        rails = rails_of_entities(wire)
         for group in wire.groups:
             metric = next(metric for metric, _ in schema.columns if metric.name == group.metric)
             if not metric.rollups or "rail" not in scopes_of(metric.about):
                 continue
-            found = {rails[member] for member in group.entities} - {NO_LANE}
+            found = {rails[member] for member in group.entities} - {NO_RAIL}
             (told if found == {0, 1} else lost).add((schema.stream, metric.name))
     assert lost == set()
     streams = {stream for stream, _ in told}

@@ -14,7 +14,7 @@ from support.trees import ClockedTree, server_tree
 
 from agent.sampling.reader import Reader
 from agent.sampling.source import Verdict, longest_period_seconds
-from agent.sources.rapl import MOST_WATTS, ROOT, EnergyCounter, Rapl
+from agent.sources.rapl import MAX_WATTS, ROOT, EnergyCounter, Rapl
 from railscope.reading import Absent
 
 ENERGY, LIMIT = "railscope_rapl_energy_joules_total", "railscope_rapl_power_limit_watts"
@@ -38,14 +38,14 @@ def server() -> FakeHost:
     add_zone(host, "intel-rapl-mmio:0", "package-0", "777")
     add_zone(host, "intel-rapl:2", "psys", "3000")
     host.files[f"{ROOT}/intel-rapl/enabled"] = "1"
-    folder = f"{ROOT}/intel-rapl:0"
+    directory = f"{ROOT}/intel-rapl:0"
     host.files |= {
-        f"{folder}/constraint_0_name": "long_term\n",
-        f"{folder}/constraint_0_power_limit_uw": "350000000\n",
-        f"{folder}/constraint_1_name": "short_term\n",
-        f"{folder}/constraint_1_power_limit_uw": "420000000\n",
-        f"{folder}/constraint_2_name": "peak_power\n",
-        f"{folder}/constraint_2_power_limit_uw": "0\n",
+        f"{directory}/constraint_0_name": "long_term\n",
+        f"{directory}/constraint_0_power_limit_uw": "350000000\n",
+        f"{directory}/constraint_1_name": "short_term\n",
+        f"{directory}/constraint_1_power_limit_uw": "420000000\n",
+        f"{directory}/constraint_2_name": "peak_power\n",
+        f"{directory}/constraint_2_power_limit_uw": "0\n",
     }
     return host
 
@@ -124,7 +124,7 @@ def test_the_total_goes_on_over_a_probe(server: FakeHost) -> None:
 
 @given(
     start=st.integers(0, RANGE - 1),
-    looks=st.lists(st.tuples(st.integers(1, 60), st.integers(0, MOST_WATTS)), max_size=40),
+    looks=st.lists(st.tuples(st.integers(1, 60), st.integers(0, MAX_WATTS)), max_size=40),
 )
 def test_rounds_are_carried_on_exactly(start: int, looks: list[tuple[int, int]]) -> None:
     counter = EnergyCounter(RANGE)
@@ -147,7 +147,7 @@ def test_a_fall_that_no_processor_could_have_made_is_a_reset(
     total = counter.advance(after, seconds * SECOND)
     if after >= before:
         assert total == after - before
-    elif after + RANGE - before > seconds * MOST_WATTS * 10**6:
+    elif after + RANGE - before > seconds * MAX_WATTS * 10**6:
         assert total == 0
     else:
         assert total == after + RANGE - before
@@ -169,7 +169,7 @@ def test_however_rarely_it_is_read_no_round_goes_by_unseen() -> None:
     counter.advance(0, 0)
     used = 0
     for look in range(1, 10):
-        used += seconds * MOST_WATTS * 10**6
+        used += seconds * MAX_WATTS * 10**6
         assert counter.advance(used % smallest, look * seconds * SECOND) == used
 
 

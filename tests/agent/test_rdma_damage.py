@@ -128,14 +128,14 @@ def test_kept_files_that_shrink_grow_and_vanish(
 ) -> None:
     """On a real tree: what is left of a longer number is never read with it."""
     with tempfile.TemporaryDirectory() as root:
-        folder = Path(root + PORT)
+        directory = Path(root + PORT)
         for file in FILES:
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (directory / file).parent.mkdir(parents=True, exist_ok=True)
         source = Rdma()
         reader = Reader(source, RealHost(Path(root)), ORIGIN)
         for said in (first, *later):
             for file in first:
-                path = folder / file
+                path = directory / file
                 if file in said:
                     path.write_text(said[file])
                 elif path.exists():

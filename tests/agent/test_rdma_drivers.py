@@ -25,7 +25,7 @@ DRIVERS = {
 
 
 def machine(device: str, files: Mapping[str, object], pci_driver: str = "") -> FakeHost:
-    """An RDMA device with these files under its folder, at a PCI device with this driver."""
+    """An RDMA device with these files under its directory, at a PCI device with this driver."""
     host = FakeHost()
     host.files = {f"{ROOT}/{device}/{path}": content for path, content in files.items()}
     place = "/sys/devices/pci0000:3a/0000:3b:00.0"
@@ -225,14 +225,16 @@ def test_the_files_of_a_set_are_read_back_to_back_and_its_lifespan_never() -> No
         "ports/2/hw_counters": ("out_of_buffer", "np_cnp_sent", "new"),
         "hw_counters": ("packet_seq_err", "new"),
     }
-    files = [f"{folder}/{name}" for folder, names in sets.items() for name in (*names, "lifespan")]
+    files = [
+        f"{directory}/{name}" for directory, names in sets.items() for name in (*names, "lifespan")
+    ]
     host = machine("mlx5_0", {path: seen(path) for path in files}, "mlx5_core")
     reader = Reader(Rdma(), host, ORIGIN)
     reader.run()
     order.clear()
     reader.run()
-    found = {folder: len(list(reads)) for folder, reads in groupby(order)}
-    assert found == {folder: len(names) for folder, names in sets.items()}
+    found = {directory: len(list(reads)) for directory, reads in groupby(order)}
+    assert found == {directory: len(names) for directory, names in sets.items()}
     assert len(order) == 3 * 3 + 2, "no lifespan"
 
 
@@ -240,7 +242,7 @@ def test_resources_are_present_values() -> None:
     found = hw("bnxt_re0", {"active_qps": 12, "watermark_qps": 90, "db_fifo_register": 3})
     assert found == {
         ("queue_pairs", ("bnxt_re0", "1")): 12,
-        ("most_queue_pairs", ("bnxt_re0", "1")): 90,
+        ("max_queue_pairs", ("bnxt_re0", "1")): 90,
         ("vendor_value", ("bnxt_re0", "1", "db_fifo_register")): 3,
     }
 

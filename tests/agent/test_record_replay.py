@@ -346,11 +346,11 @@ def run(*arguments: str | Path) -> tuple[int, str]:
 
 
 def test_record_and_replay_by_command(tmp_path: Path) -> None:
-    root, folder = make_tree(tmp_path / "root"), tmp_path / "capture"
-    code, said = run("record", "--root", root, "--seconds", "0.1", folder)
+    root, directory = make_tree(tmp_path / "root"), tmp_path / "capture"
+    code, said = run("record", "--root", root, "--seconds", "0.1", directory)
     assert (code, said.count(HOSTNAME)) == (0, 1), said
     code, live = run("once", "--root", root)
-    code_of_replay, again = run("once", "--replay", folder)
+    code_of_replay, again = run("once", "--replay", directory)
     assert code == code_of_replay == 0
 
     def machine(page: str) -> dict[object, float]:
@@ -362,20 +362,20 @@ def test_record_and_replay_by_command(tmp_path: Path) -> None:
 
 
 def test_a_redacted_recording_tells_no_name(tmp_path: Path) -> None:
-    root, folder = make_tree(tmp_path / "root"), tmp_path / "capture"
-    code, said = run("record", "--root", root, "--seconds", "0", "--redact", folder)
+    root, directory = make_tree(tmp_path / "root"), tmp_path / "capture"
+    code, said = run("record", "--root", root, "--seconds", "0", "--redact", directory)
     assert code == 0
-    written = "".join(file.read_text() for file in folder.iterdir())
+    written = "".join(file.read_text() for file in directory.iterdir())
     assert HOSTNAME not in written + said
     assert "11111111-2222" not in written
-    assert read_capture(folder).about.redacted
+    assert read_capture(directory).about.redacted
 
 
 def test_a_capture_is_not_written_over_another(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("")
     code, said = run("record", "--seconds", "0", "--root", tmp_path, tmp_path)
     assert code == 1
-    assert f"{tmp_path} is not empty: choose a new folder" in said
+    assert f"{tmp_path} is not empty: choose a new directory" in said
 
 
 @pytest.mark.parametrize("command", ["once", "check", "run"])

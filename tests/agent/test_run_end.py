@@ -35,9 +35,9 @@ class Noting(ScriptedCollector):
         return answer
 
 
-async def shipped(folder: Path, collector: Noting, origin: Any, envelopes: int) -> None:
+async def shipped(directory: Path, collector: Noting, origin: Any, envelopes: int) -> None:
     collector.script.extend([collector.note] * 8)
-    async with collector.serving(), shipping(folder, link_to(collector), origin) as ship:
+    async with collector.serving(), shipping(directory, link_to(collector), origin) as ship:
         for _ in range(envelopes):
             await ship.flush(2)
         await ship.shipped(2 * envelopes)

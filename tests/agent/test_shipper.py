@@ -25,8 +25,8 @@ from railscope.wire import SENT_HEADER, Envelope, SentAt, schema_identity
 OTHER = Schema("gpu", ((gpu.GPU_POWER, Entity(GPU, ("GPU-1",))),))
 
 
-def waiting(folder: Path) -> int:
-    return len(list((folder / "spool").glob("*.envelope")))
+def waiting(directory: Path) -> int:
+    return len(list((directory / "spool").glob("*.envelope")))
 
 
 async def test_frames_arrive_in_order_and_leave_the_spool(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ async def test_retry_after_is_bounded_by_the_settings(tmp_path: Path, asked: str
     async with ScriptedCollector().serving() as collector:
         headers = {"Retry-After": asked}
         collector.script.append(web.json_response(JSON_ERROR, status=503, headers=headers))
-        async with shipping(tmp_path, link_to(collector, most_retry_seconds=10.0)) as run:
+        async with shipping(tmp_path, link_to(collector, max_retry_seconds=10.0)) as run:
             await run.flush()
             await run.failed()
             run.clock.advance(12.1)
@@ -166,7 +166,7 @@ async def test_retry_after_is_bounded_by_the_settings(tmp_path: Path, asked: str
 async def test_pauses_grow_and_stay_bounded(tmp_path: Path) -> None:
     async with ScriptedCollector().serving() as collector:
         collector.script.extend(web.json_response(JSON_ERROR, status=503) for _ in range(7))
-        async with shipping(tmp_path, link_to(collector, most_retry_seconds=4.0)) as run:
+        async with shipping(tmp_path, link_to(collector, max_retry_seconds=4.0)) as run:
             await run.flush()
             for pause in (0.5, 1, 2, 4, 4, 4):
                 await run.failed()

@@ -38,8 +38,8 @@ async def away() -> tuple[ScriptedCollector, CollectorLink]:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 128 KiB."""
-    with small_file_system(tmp_path / "disk", 128) as folder:
-        yield folder
+    with small_file_system(tmp_path / "disk", 128) as directory:
+        yield directory
 
 
 def publish_large(run: Shipping, size: int) -> None:

@@ -37,8 +37,8 @@ def loss_of(spool: Spool) -> Loss:
     return found
 
 
-def files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.envelope"))
+def files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.envelope"))
 
 
 def test_first_in_first_out(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_it_survives_the_agent(tmp_path: Path) -> None:
 
 
 def test_the_oldest_makes_room_and_is_reported(tmp_path: Path) -> None:
-    spool = Spool(tmp_path, most_bytes=100)
+    spool = Spool(tmp_path, max_bytes=100)
     for number in range(4):
         assert spool.put(bytes([number]) * 17, frames=10 + number) is None
     assert spool.put(b"x" * 40, frames=99) == Loss("spool_full", envelopes=2, frames=10 + 11)
@@ -76,7 +76,7 @@ def test_the_oldest_makes_room_and_is_reported(tmp_path: Path) -> None:
 
 
 def test_what_made_room_while_it_was_under_way_is_lost_and_not_sent_as_well(tmp_path: Path) -> None:
-    spool = Spool(tmp_path, most_bytes=50)
+    spool = Spool(tmp_path, max_bytes=50)
     spool.put(b"a" * 17, frames=5)
     under_way = spool.oldest()
     assert isinstance(under_way, tuple)
@@ -95,13 +95,13 @@ def test_it_is_a_bounded_queue(
     tmp_path_factory: pytest.TempPathFactory, operations: list[int | str | None]
 ) -> None:
     """Put a body of a size, take one (None), or start the agent anew: as a plain queue would."""
-    folder = tmp_path_factory.mktemp("spool")
-    spool, model, number = Spool(folder, 150), deque[bytes](), 0
+    directory = tmp_path_factory.mktemp("spool")
+    spool, model, number = Spool(directory, 150), deque[bytes](), 0
     for operation in operations:
         if operation is None:
             assert next_body(spool) == (model.popleft() if model else None)
         elif isinstance(operation, str):
-            spool = Spool(folder, 150)
+            spool = Spool(directory, 150)
         else:
             number += 1
             body = number.to_bytes(2, "little") + bytes(operation)
@@ -191,8 +191,8 @@ def test_an_envelope_that_cannot_be_removed_is_forgotten_and_told(tmp_path: Path
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 KiB."""
-    with small_file_system(tmp_path / "disk", 64) as folder:
-        yield folder
+    with small_file_system(tmp_path / "disk", 64) as directory:
+        yield directory
 
 
 def test_a_full_disk_is_an_error_and_leaves_no_rubbish(small_disk: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_full_disk_is_an_error_and_leaves_no_rubbish(small_disk: Path) -> None
 
 def test_what_was_given_up_in_vain_is_reported_nevertheless(tmp_path: Path) -> None:
     """The bound drops the oldest, then the new envelope cannot be written either."""
-    spool = Spool(tmp_path, most_bytes=100)
+    spool = Spool(tmp_path, max_bytes=100)
     spool.put(b"a" * 60, frames=3)
     in_the_way = tmp_path / "000000000002.partial"
     in_the_way.mkdir()
@@ -221,7 +221,7 @@ def test_what_was_given_up_in_vain_is_reported_nevertheless(tmp_path: Path) -> N
     assert spool.oldest() is None
 
 
-def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(NotADirectoryError):
         Spool(tmp_path / "file" / "spool", PLENTY)

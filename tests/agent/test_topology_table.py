@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import nvidia_smi_csv as csv
 from support import nvidia_smi_links as links
-from support.exporter_capture import CASES, FOLDER, read
+from support.exporter_capture import CASES, DIRECTORY, read
 from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.nvidia_smi import machine
@@ -47,7 +47,7 @@ SWITCH, PEER = 2, 0
 @pytest.mark.parametrize("card", CARDS)
 def test_the_table_is_that_of_nvidia_smi(card: str) -> None:
     """CPUs and NUMA node are put into the tree as printed, the GPU at the address it has."""
-    capture = captured(f"{FOLDER}/{card}.txt").read_text()
+    capture = captured(f"{DIRECTORY}/{card}.txt").read_text()
     printed = ESCAPES.sub("", csv.section(capture, "capabilities :: topo -m")) + "\n"
     (row,) = [line.split("\t") for line in printed.splitlines() if line.startswith("GPU0")]
     case = read(card, "idle")
@@ -284,9 +284,9 @@ def test_json_is_the_same_as_plain_data() -> None:
 
 @pytest.fixture(scope="module")
 def capture(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("tray") / "capture"
-    simulate(NodeSpec("gpu-001", model=SHORT_NAMES["gb200"].name, gpus=4), 1, 1).write(folder)
-    return str(folder)
+    directory = tmp_path_factory.mktemp("tray") / "capture"
+    simulate(NodeSpec("gpu-001", model=SHORT_NAMES["gb200"].name, gpus=4), 1, 1).write(directory)
+    return str(directory)
 
 
 def run(*words: str) -> tuple[int, str]:

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.clock import NS
 
-from agent.sampling.trend import MOST_GROWTH, SETTLED_AFTER, Trend
+from agent.sampling.trend import MAX_GROWTH, SETTLED_AFTER, Trend
 
 VALUES = st.floats(0.0, 1e12, allow_nan=False)
 
@@ -33,7 +33,7 @@ def test_one_value_at_most_doubles_it(before: list[float], outlier: float) -> No
     mean = trend.mean
     assume(min(before[-2:]) <= mean)
     trend.add(outlier, len(before) * NS)
-    assert trend.mean <= max(mean * MOST_GROWTH, min(*before[-2:], outlier))
+    assert trend.mean <= max(mean * MAX_GROWTH, min(*before[-2:], outlier))
 
 
 @given(before=st.lists(VALUES, max_size=30), dear=VALUES)

@@ -14,7 +14,7 @@ from agent.endpoint.metrics import Page
 from agent.host import NvmlError
 from agent.sampling.status import FAILED, OK, STARTING, UNSUPPORTED
 from agent.service import Agent
-from agent.streams.xid_book import MOST_GPUS
+from agent.streams.xid_book import MAX_GPUS
 from railscope.exposition import Format
 from railscope.reading import Absent
 
@@ -289,9 +289,9 @@ def test_an_event_says_what_keeps_a_gpu_from_being_known() -> None:
 
 def test_gpus_that_come_and_go_fill_no_memory() -> None:
     run = judging()
-    for number in range(2 * MOST_GPUS):
+    for number in range(2 * MAX_GPUS):
         run.host.calls |= answers(0) | {"nvml.nvmlDeviceGetUUID(0)": f"GPU-{number}"}
         run.step(61)
     assert run.frame
     judged = [key for name, key in readings(run.frame) if name == HEALTH]
-    assert len(judged) == MOST_GPUS
+    assert len(judged) == MAX_GPUS

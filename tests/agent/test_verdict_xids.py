@@ -8,7 +8,7 @@ from support.judging import RECOVERY, judging, old_driver, set_field
 from support.machine import DENIED
 
 from agent.host import NvmlError
-from agent.streams.xid_book import MOST_GPUS, MOST_REMEMBERED, JudgedXid, XidBook
+from agent.streams.xid_book import MAX_GPUS, MAX_REMEMBERED, JudgedXid, XidBook
 from railscope.catalog.xids import judge
 from railscope.reading import Absent
 
@@ -116,10 +116,10 @@ def test_a_flood_of_one_xid_displaces_no_other_and_fills_no_memory() -> None:
     assert [(told.number, told.boot_ns) for told in remembered] == [(149, 99), (79, 99)]
     assert book.remembered(f"{99:04x}:ff:00.0") == ()
     known = [n for n in range(100) if book.remembered(f"{n:04x}:ff:00.0")]
-    assert len(known) == MOST_GPUS - 1
-    for number in range(2 * MOST_REMEMBERED):
+    assert len(known) == MAX_GPUS - 1
+    for number in range(2 * MAX_REMEMBERED):
         book.judged("0000:01:00.0", JudgedXid(number, number, judge(79, "")))
-    assert len(book.remembered("0000:01:00.0")) == MOST_REMEMBERED
+    assert len(book.remembered("0000:01:00.0")) == MAX_REMEMBERED
 
 
 def test_a_kernel_log_that_is_denied_leaves_xids_open() -> None:

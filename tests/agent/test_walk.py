@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.pages import sample, samples
 
 from agent.cli import agent
-from agent.commands.walk import MOST_LOOKS, Walk, WalkClock, looks
+from agent.commands.walk import MAX_LOOKS, Walk, WalkClock, looks
 from agent.config import AgentSettings
 from agent.service import Agent
 from railscope.capture import About, Capture, Moment, read_capture
@@ -34,7 +34,7 @@ def test_looks_are_few_in_order_and_end_with_the_capture(
     offsets_ns: list[int], duration_ns: int
 ) -> None:
     found = looks(capture(*offsets_ns, duration_ns=duration_ns))
-    assert 1 <= len(found) <= MOST_LOOKS
+    assert 1 <= len(found) <= MAX_LOOKS
     assert found == sorted(set(found))
     assert found[-1] == duration_ns
     assert set(found[:-1]) <= set(offsets_ns)

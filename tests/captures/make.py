@@ -1,4 +1,4 @@
-"""Makes the case folders: simulated GPU servers, and the page that the agent makes of each.
+"""Makes the case directories: simulated GPU servers, and the page that the agent makes of each.
 
     python tests/captures/make.py            write all of them anew
     python tests/captures/make.py --check    only say which are not as they would be made
@@ -45,7 +45,7 @@ _NETWORK_SEAMS = ("ethtool.", "netlink.", "lldp.")
 _KEPT_FILES = re.compile(
     r"/proc/(?:\d+/(?:comm|stat|cgroup)|sys/kernel/hostname|driver/nvidia/.*)|/sys/fs/cgroup/.*"
 )
-_KEPT_FOLDERS = ("/sys/fs/cgroup/", "/var/log/pods")
+_KEPT_DIRECTORIES = ("/sys/fs/cgroup/", "/var/log/pods")
 _GPU_SEAMS = ("nvml.", "kubelet.", "owner.")
 _FAMILY = re.compile(r"(?:# (?:HELP|TYPE|UNIT) )?(?P<name>[a-z0-9_]+)")
 
@@ -163,7 +163,7 @@ def _gpus_only(whole: Iterator[Moment]) -> Iterator[Moment]:
             | {
                 path: there
                 for path, there in moment.names.items()
-                if path.startswith(_KEPT_FOLDERS)
+                if path.startswith(_KEPT_DIRECTORIES)
             },
             links={path: end for path, end in moment.links.items() if path in drivers},
             calls={call: a for call, a in moment.calls.items() if call.startswith(_GPU_SEAMS)},
@@ -235,12 +235,12 @@ def _places(first: Moment) -> dict[str, tuple[str, ...]]:
     return wanted
 
 
-def page(folder: Path) -> str:
+def page(directory: Path) -> str:
     """What `railscope agent once` prints of a capture."""
     patient = {"RAILSCOPE_AGENT_DEADLINE_SECONDS": "60"}  # no capture hangs, however slow this is
-    outcome = CliRunner().invoke(agent, ["once", "--replay", str(folder)], env=patient)
+    outcome = CliRunner().invoke(agent, ["once", "--replay", str(directory)], env=patient)
     if outcome.exit_code:
-        message = f"{folder}: agent once left with {outcome.exit_code}: {outcome.output}"
+        message = f"{directory}: agent once left with {outcome.exit_code}: {outcome.output}"
         raise RuntimeError(message)
     return outcome.stdout
 
@@ -259,16 +259,16 @@ def _subject(line: str) -> str:
 def files(name: str) -> dict[str, str]:
     """Every file of a case by its name."""
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / name
-        capture(name).write(folder)
-        made = {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.iterdir())}
-        return made | {EXPECTED: without_the_agent(page(folder))}
+        directory = Path(temporary) / name
+        capture(name).write(directory)
+        made = {path.name: path.read_text(encoding="utf-8") for path in sorted(directory.iterdir())}
+        return made | {EXPECTED: without_the_agent(page(directory))}
 
 
 def committed(name: str, root: Path = HERE) -> dict[str, str]:
     """Every file of a case as it lies here."""
-    folder = root / name
-    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    directory = root / name
+    paths = sorted(directory.iterdir()) if directory.is_dir() else []
     return {path.name: path.read_text(encoding="utf-8") for path in paths}
 
 
@@ -289,18 +289,18 @@ def main(arguments: list[str], root: Path = HERE) -> int:
     return int(bool(wrong))
 
 
-def _write(folder: Path, made: dict[str, str], different: list[str]) -> None:
+def _write(directory: Path, made: dict[str, str], different: list[str]) -> None:
     """Write what differs; what no case has goes."""
-    folder.mkdir(exist_ok=True)
+    directory.mkdir(exist_ok=True)
     for file in different:
         if file in made:
-            (folder / file).write_text(made[file], encoding="utf-8")
+            (directory / file).write_text(made[file], encoding="utf-8")
         else:
-            (folder / file).unlink()
+            (directory / file).unlink()
 
 
-def _stray(folder: Path) -> bool:
-    return folder.name not in CASES and not folder.name.startswith("__")
+def _stray(directory: Path) -> bool:
+    return directory.name not in CASES and not directory.name.startswith("__")
 
 
 if __name__ == "__main__":

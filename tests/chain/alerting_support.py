@@ -85,9 +85,11 @@ def write_settings(
     example = re.sub(r"https://\w+\.example/(\w+)(\?\S+)?", rf"http://127.0.0.1:{hook}/\1", example)
     example = re.sub(r"group_wait: \w+", "group_wait: 0s", example)
     example = re.sub(r"group_interval: \w+", "group_interval: 1s", example)
-    (site.folder / "alertmanager.yml").write_text(example)
+    (site.directory / "alertmanager.yml").write_text(example)
     for path in RULES:
-        (site.folder / f"rules-{path.name}").write_text(yaml.safe_dump(at_once(path, short=short)))
+        (site.directory / f"rules-{path.name}").write_text(
+            yaml.safe_dump(at_once(path, short=short))
+        )
     targets = [{"targets": [page], "labels": {"node": node}} for node, page in pages.items()]
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
@@ -104,7 +106,7 @@ def write_settings(
             },
         ],
     }
-    (site.folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    (site.directory / "prometheus.yml").write_text(yaml.safe_dump(config))
 
 
 async def errors_of_rules(port: int) -> list[str]:
@@ -167,7 +169,7 @@ async def watching(
                 "--storage.path=alertmanager",
                 f"--web.listen-address=127.0.0.1:{alertmanager}",
                 "--cluster.listen-address=",
-                folder=site.folder,
+                directory=site.directory,
             ),
             server(
                 "prometheus",
@@ -176,7 +178,7 @@ async def watching(
                 "--storage.tsdb.path=tsdb",
                 "--rules.alert.resend-delay=1s",
                 f"--web.listen-address=127.0.0.1:{port}",
-                folder=site.folder,
+                directory=site.directory,
             ),
         ):
             yield Watch(hook, port)

@@ -42,9 +42,9 @@ def free_port() -> int:
 
 @dataclass
 class Site:
-    """A folder with captures and tokens, and the programs that run in it."""
+    """A directory with captures and tokens, and the programs that run in it."""
 
-    folder: Path
+    directory: Path
     port: int = field(default_factory=free_port)
     programs: list[Program] = field(default_factory=list)
     scheme: str = "http"
@@ -68,9 +68,9 @@ class Site:
         """Captures of simulated servers, and a token for each."""
         lines = []
         for spec in specs:
-            write_capture(self.folder / spec.node, about(spec, seconds), moments(spec, seconds))
+            write_capture(self.directory / spec.node, about(spec, seconds), moments(spec, seconds))
             lines.append(f'"{spec.node}" = "{digest("token-" + spec.node)}"\n')
-        (self.folder / "tokens.toml").write_text("[nodes]\n" + "".join(lines))
+        (self.directory / "tokens.toml").write_text("[nodes]\n" + "".join(lines))
 
     async def collector(self, *more: str, **environment: str) -> Program:
         """Start a collector and wait until it listens."""
@@ -87,13 +87,13 @@ class Site:
             "--state-directory", f"state-{node}", "--replay", node, *more], {
             **os.environ, "RAILSCOPE_AGENT_COLLECTOR__TOKEN": f"token-{node}",
             "RAILSCOPE_AGENT_COLLECTOR__PUSH_SECONDS": "0.5",
-            "RAILSCOPE_AGENT_COLLECTOR__MOST_RETRY_SECONDS": "0.5", **environment,
+            "RAILSCOPE_AGENT_COLLECTOR__MAX_RETRY_SECONDS": "0.5", **environment,
         })  # fmt: skip
         return await self._start(program, "agent_started")
 
     async def _start(self, program: Program, word: str) -> Program:
         self.programs.append(program)
-        await program.start(self.folder)
+        await program.start(self.directory)
         await program.said(word)
         return program
 
@@ -123,12 +123,14 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
 
 
 @asynccontextmanager
-async def server(package: str, *command: str, folder: Path) -> AsyncIterator[None]:
+async def server(package: str, *command: str, directory: Path) -> AsyncIterator[None]:
     """A real server of Debian's, stopped afterwards by its own id."""
     if shutil.which(command[0]) is None:
         pytest.skip(f"{command[0]} is not installed: apt-get install {package}")
-    with (folder / f"{package}.log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log, cwd=folder)
+    with (directory / f"{package}.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=log, stderr=log, cwd=directory
+        )
     try:
         yield
     finally:

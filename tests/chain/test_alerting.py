@@ -90,7 +90,7 @@ NOT_TOLD = [
 async def test_a_fault_reaches_who_must_act(site: Site) -> None:
     """Each fault is told with the right labels, and no rule fails on what agents really say."""
     site.prepare_all(SPECS.values(), CAPTURE_SECONDS)
-    (site.folder / "inventory.csv").write_text(INVENTORY)
+    (site.directory / "inventory.csv").write_text(INVENTORY)
     await site.collector(
         RAILSCOPE_COLLECTOR_STALE_SECONDS="4", RAILSCOPE_COLLECTOR_INVENTORY_FILE="inventory.csv"
     )

@@ -34,7 +34,7 @@ async def page(site: Site) -> str:
 async def test_an_audit_log_put_back_is_told_by_those_who_hold_more_of_it(site: Site) -> None:
     """The collector is stopped, its log replaced by an older copy, and started again."""
     site.prepare(dict.fromkeys(NODES, "training"))
-    folder, backup = site.folder / "collector" / "audit", site.folder / "backup"
+    directory, backup = site.directory / "collector" / "audit", site.directory / "backup"
     often = {"RAILSCOPE_AGENT_CUSTODY__PERIOD_SECONDS": "0.3"}
 
     async def vouched() -> bool:
@@ -48,10 +48,10 @@ async def test_an_audit_log_put_back_is_told_by_those_who_hold_more_of_it(site: 
     agents = dict(zip(NODES, started, strict=True))
     await until(vouched, "the agents vouch for the log")
     await collector.stop()
-    shutil.copytree(folder, backup)
+    shutil.copytree(directory, backup)
     before = size((backup / "checkpoint").read_text())
     collector = await site.collector()
-    held = [site.folder / f"state-{node}" / "custody" / "held" for node in NODES]
+    held = [site.directory / f"state-{node}" / "custody" / "held" for node in NODES]
 
     async def ahead() -> bool:
         return all(size(path.read_text()) > before for path in held)
@@ -61,8 +61,8 @@ async def test_an_audit_log_put_back_is_told_by_those_who_hold_more_of_it(site: 
         await watch.hears([{"alertname": "RailscopeDeadMansSwitch"}])
         assert not any(map(watch.hook.has, TAMPERED))
         await collector.stop()
-        shutil.rmtree(folder)
-        shutil.copytree(backup, folder)
+        shutil.rmtree(directory)
+        shutil.copytree(backup, directory)
         await site.collector()
         await watch.hears(TAMPERED)
 
@@ -72,7 +72,7 @@ async def test_a_record_changed_where_it_lies_is_told(site: Site) -> None:
     site.prepare({"n1": "training"})
     collector = await site.collector(RAILSCOPE_COLLECTOR_AUDIT__VERIFY_SECONDS="0.5")
     agent = await site.agent("n1")
-    bundles = site.folder / "collector" / "audit" / "tile" / "entries" / "000.p"
+    bundles = site.directory / "collector" / "audit" / "tile" / "entries" / "000.p"
 
     async def whole() -> bool:
         return "railscope_audit_verified 1\n" in await page(site)

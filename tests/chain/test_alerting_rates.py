@@ -70,8 +70,8 @@ def prepare(site: Site) -> None:
             started_boot_ns=whole.started_boot_ns + first * 10**9,
             duration_ns=(SECONDS - first) * 10**9,
         )
-        write_capture(site.folder / spec.node, later, from_second(spec, first, SECONDS))
-        with (site.folder / "tokens.toml").open("a") as tokens:
+        write_capture(site.directory / spec.node, later, from_second(spec, first, SECONDS))
+        with (site.directory / "tokens.toml").open("a") as tokens:
             tokens.write(f'"{spec.node}" = "{digest("token-" + spec.node)}"\n')
 
 

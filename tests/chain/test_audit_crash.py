@@ -45,8 +45,8 @@ class Sharing(Claiming):
         return replace(told, facts={**told.facts, "exclusive": "false"})
 
 
-def read(folder: Path) -> list[Record]:
-    return [decode(raw) for raw in records(folder, *extent(folder), 0)]
+def read(directory: Path) -> list[Record]:
+    return [decode(raw) for raw in records(directory, *extent(directory), 0)]
 
 
 async def acknowledged(site: Site, body: bytes, at: int) -> None:
@@ -73,11 +73,11 @@ def put_facts(database: Database, first: int) -> None:
 
 
 async def test_nothing_acknowledged_is_lost_or_doubled_on_its_way_into_the_log(site: Site) -> None:
-    (site.folder / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest("token-n1")}"\n')
+    (site.directory / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest("token-n1")}"\n')
     chance, agent, sent = random.Random(7), Sharing(), list[bytes]()  # noqa: S311 - a test's
-    folder = site.folder / "collector" / "audit"
-    (site.folder / "collector").mkdir()
-    database = Database(f"sqlite:///{site.folder / 'collector' / 'ledger.sqlite'}", metadata)
+    directory = site.directory / "collector" / "audit"
+    (site.directory / "collector").mkdir()
+    database = Database(f"sqlite:///{site.directory / 'collector' / 'ledger.sqlite'}", metadata)
     for number in range(ROUNDS):
         collector = await site.collector(**SMALL)
         facts = asyncio.create_task(asyncio.to_thread(put_facts, database, number * FACTS))
@@ -95,15 +95,15 @@ async def test_nothing_acknowledged_is_lost_or_doubled_on_its_way_into_the_log(s
     collector = await site.collector(**SMALL)
 
     async def all_there() -> bool:
-        found = Counter(record.src.kind for record in read(folder))
+        found = Counter(record.src.kind for record in read(directory))
         with database.transaction() as connection:
             return found["agent"] >= told and unplaced(connection) == 0
 
     await until(all_there, "all that was acknowledged is in the log")
     await collector.stop()
-    checked = verify(folder, PublicKey.parse((folder / "key.pub").read_text()))
+    checked = verify(directory, PublicKey.parse((directory / "key.pub").read_text()))
     assert (checked.findings, checked.unsigned) == ((), 0)
-    log = read(folder)
+    log = read(directory)
     assert sorted(one.src.n for one in log if one.src.kind == "agent") == list(range(told))
     through = {one.ref[0]: one.seq for one in log if one.ref and one.ref[0] in set(wanted)}
     assert list(through) == wanted

@@ -133,8 +133,8 @@ async def prometheus(site: Site, pages: Mapping[str, str]) -> AsyncIterator[Runn
     recorded = yaml.safe_load((RULES / "recorded.yml").read_text())
     for group in recorded["groups"]:
         group.pop("interval", None)
-    (site.folder / "recorded.yml").write_text(yaml.safe_dump(recorded))
-    (site.folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    (site.directory / "recorded.yml").write_text(yaml.safe_dump(recorded))
+    (site.directory / "prometheus.yml").write_text(yaml.safe_dump(config))
     port = free_port()
     command = [
         "prometheus",
@@ -143,7 +143,7 @@ async def prometheus(site: Site, pages: Mapping[str, str]) -> AsyncIterator[Runn
         f"--web.listen-address=127.0.0.1:{port}",
     ]
     async with (
-        server("prometheus", *command, folder=site.folder),
+        server("prometheus", *command, directory=site.directory),
         Prometheus(f"http://127.0.0.1:{port}") as asked,
     ):
         running = Running(asked, time.time())
@@ -158,11 +158,11 @@ async def prometheus(site: Site, pages: Mapping[str, str]) -> AsyncIterator[Runn
         yield running
 
 
-async def start(site: Site, folder: Path) -> dict[str, Program]:
+async def start(site: Site, directory: Path) -> dict[str, Program]:
     """A collector and agents, all quick to notice what lasts for seconds only."""
     site.prepare_all(SPECS, CAPTURE_SECONDS)
     for kind, text in (("quotas", QUOTAS), ("inventory", INVENTORY), ("retired", RETIRED)):
-        (folder / f"{kind}.csv").write_text(text)
+        (directory / f"{kind}.csv").write_text(text)
     await site.collector(
         RAILSCOPE_COLLECTOR_QUOTAS_FILE="quotas.csv",
         RAILSCOPE_COLLECTOR_INVENTORY_FILE="inventory.csv",
@@ -205,7 +205,7 @@ async def test_every_panel_shows_something(site: Site, tmp_path: Path) -> None:
         await check_pictures(running, tmp_path)
 
 
-async def check_pictures(running: Running, folder: Path) -> None:
+async def check_pictures(running: Running, directory: Path) -> None:
     """Every board is drawn, and each of its panels has data in one picture of it or another.
 
     Tables show an instant: what is not in that of now is looked for in those before.
@@ -222,7 +222,7 @@ async def check_pictures(running: Running, folder: Path) -> None:
         check_columns(BOARDS[name], answers)
         picture = layout.draw(BOARDS[name], answers)
         missing[name] -= picture.drawn.keys()
-        path = folder / f"{name}.png"
+        path = directory / f"{name}.png"
         if not path.exists():
             picture.canvas.save(path)
 
@@ -232,9 +232,9 @@ async def check_pictures(running: Running, folder: Path) -> None:
                 if missing[name]:
                     await drawn(name, wanted, float(end))
     assert not any(missing.values()), missing
-    await check_command(running.prometheus.url, folder / "drawn")
+    await check_command(running.prometheus.url, directory / "drawn")
     for name, board in BOARDS.items():
-        with Image.open(folder / f"{name}.png") as image:
+        with Image.open(directory / f"{name}.png") as image:
             assert image.format == "PNG"
             assert image.size == (layout.WIDTH, layout.height(board["panels"]))
 
@@ -249,16 +249,16 @@ def check_columns(board: Mapping[str, Any], answers: Answers) -> None:
                 assert set(frame.columns) <= titles, (board["title"], panel["title"])
 
 
-async def check_command(url: str, folder: Path) -> None:
+async def check_command(url: str, directory: Path) -> None:
     """What the command line draws."""
-    command = [sys.executable, "-m", "dashboards.pictures", "--prometheus", url, "--to", str(folder),
+    command = [sys.executable, "-m", "dashboards.pictures", "--prometheus", url, "--to", str(directory),
                "--board", "pair", "--choose", "node=n3", "--range", "1m", "--scrape-interval", "1s",
                "--sections", "1"]  # fmt: skip
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=subprocess.PIPE)
     said, _ = await process.communicate()
     assert process.returncode == 0
-    assert f"{folder / 'pair.png'}: 8 panels drawn" in said.decode()
-    with Image.open(folder / "pair.png") as image:
+    assert f"{directory / 'pair.png'}: 8 panels drawn" in said.decode()
+    with Image.open(directory / "pair.png") as image:
         assert image.size[0] == layout.WIDTH
 
 

@@ -54,19 +54,19 @@ async def shows(site: Site, line: str) -> bool:
 
 async def accept_clock(site: Site) -> None:
     """Run the command as an administrator does."""
-    (site.folder / "collector.toml").write_text('state_directory = "collector"\n')
+    (site.directory / "collector.toml").write_text('state_directory = "collector"\n')
     words = ["collector", "accept-clock", "--config", "collector.toml", "--yes"]
-    assert await run_to_end(words, site.folder) == 0
+    assert await run_to_end(words, site.directory) == 0
 
 
 @pytest.mark.parametrize("ahead_ns", [HOUR_NS, -3 * HOUR_NS])
 async def test_an_accepted_clock_places_frames_again_after_a_real_reload(
     site: Site, ahead_ns: int
 ) -> None:
-    (site.folder / "tokens.toml").write_text(
+    (site.directory / "tokens.toml").write_text(
         f'[nodes]\nn1 = "{digest("token-n1")}"\n', encoding="utf-8"
     )
-    state = site.folder / "collector"
+    state = site.directory / "collector"
     keep_reference(state, ahead_ns)
     begun_ns = time.time_ns()
     collector = await site.collector(**QUICK)
@@ -106,10 +106,10 @@ async def test_an_accepted_clock_places_frames_again_after_a_real_reload(
 
 async def test_a_reload_that_is_refused_is_tried_again(site: Site) -> None:
     """The settings cannot be read when the clock is accepted, and are put right later."""
-    (site.folder / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest("token-n1")}"\n')
-    own = site.folder / "own.toml"
+    (site.directory / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest("token-n1")}"\n')
+    own = site.directory / "own.toml"
     own.write_text("")
-    state = site.folder / "collector"
+    state = site.directory / "collector"
     keep_reference(state, HOUR_NS)
     collector = await site.collector("--config", "own.toml", **QUICK)
     sender = Sender("n1")
@@ -134,8 +134,8 @@ async def test_a_collector_killed_before_the_reload_places_frames_by_the_decisio
     site: Site,
 ) -> None:
     """It decides and ends at once; the next start reads the decision and the same frames."""
-    (site.folder / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest("token-n1")}"\n')
-    state = site.folder / "collector"
+    (site.directory / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest("token-n1")}"\n')
+    state = site.directory / "collector"
     keep_reference(state, HOUR_NS)
     collector = await site.collector(**QUICK)
     sender = Sender("n1")

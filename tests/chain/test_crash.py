@@ -17,10 +17,10 @@ MOST = 64 << 20
 
 def identities(site: Site) -> Counter[tuple[str, str, str, int]]:
     """Every frame in the frame log, by identity."""
-    folder = site.folder / "collector" / "frames"
+    directory = site.directory / "collector" / "frames"
     found: Counter[tuple[str, str, str, int]] = Counter()
-    for number in segments(folder):
-        for _, record in read_segment(segment_path(folder, number), LogStats()):
+    for number in segments(directory):
+        for _, record in read_segment(segment_path(directory, number), LogStats()):
             envelope = unpack(record.body, MOST)
             for batch in envelope.batches:
                 for row in range(batch.rows):

@@ -29,19 +29,19 @@ from railscope.audit.cosignature import cosigned, witness_key
 from railscope.audit.note import PublicKey, SecretKey
 
 
-def custody_of(folder: Path, url: str, node: str = "n1", key: str = "") -> Custody:
+def custody_of(directory: Path, url: str, node: str = "n1", key: str = "") -> Custody:
     """An agent's custody, as it is after each start."""
     link = CollectorLink(url=url, token=f"token-{node}", timeout_seconds=5)
     made = Custody(
-        CustodySettings(log_key=key), node, CustodyClient(link), CustodyStore(folder / node),
+        CustodySettings(log_key=key), node, CustodyClient(link), CustodyStore(directory / node),
         ManualClock(), [], CustodyState(),
     )  # fmt: skip
     made._open()  # noqa: SLF001 - as `run` does first
     return made
 
 
-def waiting_for(folder: Path, agents: int, seconds: float = 3600) -> CollectorSettings:
-    return settings_in(folder, audit=Audit(ask_agents=agents, ask_seconds=seconds))
+def waiting_for(directory: Path, agents: int, seconds: float = 3600) -> CollectorSettings:
+    return settings_in(directory, audit=Audit(ask_agents=agents, ask_seconds=seconds))
 
 
 async def sign(one: Running, records: int = 1) -> None:
@@ -52,12 +52,12 @@ async def sign(one: Running, records: int = 1) -> None:
     await log.sign()
 
 
-def audit_folder(folder: Path) -> Path:
-    return folder / "state" / "audit"
+def audit_directory(directory: Path) -> Path:
+    return directory / "state" / "audit"
 
 
-def key_of(folder: Path) -> PublicKey:
-    return PublicKey.parse((audit_folder(folder) / "key.pub").read_text())
+def key_of(directory: Path) -> PublicKey:
+    return PublicKey.parse((audit_directory(directory) / "key.pub").read_text())
 
 
 async def test_an_agent_follows_the_log_and_vouches_for_it(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ async def test_an_agent_follows_the_log_and_vouches_for_it(tmp_path: Path) -> No
         assert vouched.seconds() == custody.clock.now().wall_ns // 10**9
         assert vouched.note == custody.store.held()
         await custody.client.close()
-    found = verify(audit_folder(tmp_path), key_of(tmp_path))
+    found = verify(audit_directory(tmp_path), key_of(tmp_path))
     assert [one.node for one in found.witnesses] == ["n1"]
     assert custody.tell == []
 
@@ -92,15 +92,15 @@ async def test_a_log_that_was_put_back_is_seen_by_agents_and_signed_no_more(tmp_
     settings = waiting_for(tmp_path, agents=1)
     async with running(settings_in(tmp_path)) as one:
         await sign(one, 5)
-    shutil.copytree(audit_folder(tmp_path), tmp_path / "backup")
+    shutil.copytree(audit_directory(tmp_path), tmp_path / "backup")
     async with running(settings_in(tmp_path)) as one:
         custody = custody_of(tmp_path / "agents", one.url)
         await sign(one, 5)
         await custody.look()
         held = custody.store.held()
         await custody.client.close()
-    shutil.rmtree(audit_folder(tmp_path))
-    shutil.copytree(tmp_path / "backup", audit_folder(tmp_path))
+    shutil.rmtree(audit_directory(tmp_path))
+    shutil.copytree(tmp_path / "backup", audit_directory(tmp_path))
 
     async with running(settings) as one:
         with pytest.raises(AuditError, match="0 of 1 agents have shown"):
@@ -120,7 +120,7 @@ async def test_a_log_that_was_put_back_is_seen_by_agents_and_signed_no_more(tmp_
     (evidence,) = (tmp_path / "agents" / "n1" / "evidence").iterdir()
     assert (evidence / "held").read_text() == held
     with pytest.raises(VerifyError) as caught:
-        verify(audit_folder(tmp_path), key_of(tmp_path))
+        verify(audit_directory(tmp_path), key_of(tmp_path))
     assert caught.value.outcome == Outcome.FORKED
 
     async with running(settings) as one:
@@ -159,14 +159,14 @@ async def test_a_log_that_was_wiped_is_seen_before_it_is_signed(tmp_path: Path) 
         custody = custody_of(tmp_path / "agents", one.url)
         await custody.look()
         await custody.client.close()
-    shutil.rmtree(audit_folder(tmp_path))
+    shutil.rmtree(audit_directory(tmp_path))
     async with running(waiting_for(tmp_path, agents=1)) as one:
         custody = custody_of(tmp_path / "agents", one.url)
         await custody.look()
         assert custody.state.state == DISPUTED
         assert "n1" in one.collector.audit.guard.refused
         await custody.client.close()
-    assert not (audit_folder(tmp_path) / "checkpoint").exists()
+    assert not (audit_directory(tmp_path) / "checkpoint").exists()
 
 
 async def test_a_new_key_is_no_key_of_the_log(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ async def test_the_collector_signs_once_enough_agents_have_shown_what_they_hold(
         async with asyncio.timeout(10):
             while log.signed.size == 0:  # noqa: ASYNC110 - the log has no event for tests
                 await asyncio.sleep(0.01)
-    assert not verify(audit_folder(tmp_path), key_of(tmp_path)).findings
+    assert not verify(audit_directory(tmp_path), key_of(tmp_path)).findings
 
 
 async def test_where_few_agents_come_that_is_recorded_and_signed(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ async def test_where_few_agents_come_that_is_recorded_and_signed(tmp_path: Path)
 async def test_a_configured_key_goes_before_the_one_first_seen(tmp_path: Path) -> None:
     async with running(settings_in(tmp_path)) as one:
         await sign(one)
-        right = str(audit_folder(tmp_path) / "key.pub")
+        right = str(audit_directory(tmp_path) / "key.pub")
         custody = custody_of(tmp_path / "agents", one.url, key=right)
         await custody.look()
         assert custody.state.state == HOLDS
@@ -287,12 +287,12 @@ async def test_a_witness_that_was_taken_away_is_missed(tmp_path: Path) -> None:
         custody = custody_of(tmp_path / "agents", one.url)
         await custody.look()
         await custody.client.close()
-    (audit_folder(tmp_path) / "witnesses").write_bytes(b"{}")
+    (audit_directory(tmp_path) / "witnesses").write_bytes(b"{}")
     with pytest.raises(VerifyError, match="/witnesses: not signed"):
-        verify(audit_folder(tmp_path), key_of(tmp_path))
+        verify(audit_directory(tmp_path), key_of(tmp_path))
     async with running(settings_in(tmp_path)) as one:
         await sign(one)
-    found = verify(audit_folder(tmp_path), key_of(tmp_path))
+    found = verify(audit_directory(tmp_path), key_of(tmp_path))
     assert found.witnesses == ()
     assert found.findings[-1] == (
         "witness n1: its key is recorded, and what it has cosigned is not there"
@@ -312,7 +312,7 @@ async def metric(site: Site, name: str) -> int:
 async def test_real_programs_see_that_a_backup_was_put_back(site: Site) -> None:
     site.prepare({"n1": "training"})
     often = {"RAILSCOPE_AGENT_CUSTODY__PERIOD_SECONDS": "0.2"}
-    folder, backup = site.folder / "collector" / "audit", site.folder / "backup"
+    directory, backup = site.directory / "collector" / "audit", site.directory / "backup"
 
     async def vouched() -> bool:
         return await metric(site, "railscope_audit_witnesses") == 1
@@ -324,9 +324,9 @@ async def test_real_programs_see_that_a_backup_was_put_back(site: Site) -> None:
     agent = await site.agent("n1", **often)
     await until(vouched, "the agent vouches for the log")
     await collector.stop()
-    shutil.copytree(folder, backup)
+    shutil.copytree(directory, backup)
     collector = await site.collector()
-    held = site.folder / "state-n1" / "custody" / "held"
+    held = site.directory / "state-n1" / "custody" / "held"
     before = (backup / "checkpoint").read_text().splitlines()[1]
 
     async def ahead() -> bool:
@@ -334,13 +334,13 @@ async def test_real_programs_see_that_a_backup_was_put_back(site: Site) -> None:
 
     await until(ahead, "the agent holds what comes after the backup")
     await collector.stop()
-    shutil.rmtree(folder)
-    shutil.copytree(backup, folder)
+    shutil.rmtree(directory)
+    shutil.copytree(backup, directory)
     collector = await site.collector()
     await until(disputed, "the collector learns what the agent holds")
     await agent.said("audit_log_disputed")
     await agent.stop()
     await collector.stop()
     with pytest.raises(VerifyError) as caught:
-        verify(folder, PublicKey.parse((folder / "key.pub").read_text()), [held.read_text()])
+        verify(directory, PublicKey.parse((directory / "key.pub").read_text()), [held.read_text()])
     assert caught.value.outcome == Outcome.FORKED

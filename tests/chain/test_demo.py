@@ -191,7 +191,7 @@ async def test_the_first_fault_raises_its_alerts_and_nothing_else_is_raised(tmp_
         began = time.time()
         await read_until(process, STARTED)
         prometheus = next(iter(watchers.commands().values()))
-        async with server("prometheus", *prometheus, folder=tmp_path):
+        async with server("prometheus", *prometheus, directory=tmp_path):
             output = await read_until(process, "FAULT BEGINS")
             assert "gpu-node-1" in output.splitlines()[-1]
             (line,) = record.read_text().splitlines()

@@ -47,8 +47,8 @@ def remove(state: Path, what: str) -> None:
 async def test_what_was_lost_while_it_was_down_is_reported_and_recorded(
     site: Site, what: str
 ) -> None:
-    (site.folder / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest("token-n1")}"\n')
-    agent, state = Sharing(), site.folder / "collector"
+    (site.directory / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest("token-n1")}"\n')
+    agent, state = Sharing(), site.directory / "collector"
     collector = await site.collector(**SMALL)
     await acknowledged(site, agent.body(FRAMES), agent.at)
     assert await lost_files(site) == 0

@@ -56,7 +56,7 @@ async def test_prometheus_scrapes_agent_and_collector(site: Site, tmp_path: Path
         "prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=tsdb",
         f"--web.listen-address=127.0.0.1:{port}",
     ]  # fmt: skip
-    async with server("prometheus", *command, folder=tmp_path):
+    async with server("prometheus", *command, directory=tmp_path):
 
         async def scraped() -> bool:
             power = await query(port, "railscope_gpu_power_watts")
@@ -90,7 +90,7 @@ async def test_victoria_metrics_takes_the_views_as_line_protocol(site: Site, tmp
         "victoria-metrics", f"-httpListenAddr=127.0.0.1:{port}", "-storageDataPath=vm",
         "-influxSkipSingleField", "-search.latencyOffset=0s",
     ]  # fmt: skip
-    async with server("victoria-metrics", *command, folder=tmp_path):
+    async with server("victoria-metrics", *command, directory=tmp_path):
         await collector.said("influx_reached")
 
         async def written() -> bool:

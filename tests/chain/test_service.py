@@ -30,10 +30,10 @@ from simulator.demo.process import Program
 class Systemd:
     """The notification socket of sd_notify(3), and what was said on it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, directory: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.settimeout(0)
-        self.address = str(folder / "notify")
+        self.address = str(directory / "notify")
         self._socket.bind(self.address)
         self.states: list[str] = []
 
@@ -140,7 +140,7 @@ async def test_tokens_are_read_as_soon_as_they_change(site: Site, tmp_path: Path
     await agent.said("collector_reached")
 
 
-def certificate(folder: Path) -> tuple[Path, Path]:
+def certificate(directory: Path) -> tuple[Path, Path]:
     """A self-signed certificate for 127.0.0.1, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
@@ -158,7 +158,7 @@ def certificate(folder: Path) -> tuple[Path, Path]:
         )
         .sign(key, hashes.SHA256())
     )
-    paths = folder / "certificate.pem", folder / "key.pem"
+    paths = directory / "certificate.pem", directory / "key.pem"
     paths[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
     paths[1].write_bytes(
         key.private_bytes(

@@ -53,8 +53,8 @@ async def test_the_commands_start_programs_that_watch_and_warn(site: Site, tmp_p
         return "RailscopeDeadMansSwitch" in names
 
     async with (
-        server("prometheus", *prometheus, "--rules.alert.resend-delay=1s", folder=tmp_path),
-        server("prometheus-alertmanager", *alertmanager, folder=tmp_path),
+        server("prometheus", *prometheus, "--rules.alert.resend-delay=1s", directory=tmp_path),
+        server("prometheus-alertmanager", *alertmanager, directory=tmp_path),
     ):
         await until(all_seen, "Prometheus scrapes the agent and the collector")
         await until(warned, "Alertmanager hears of an alert")
@@ -101,13 +101,13 @@ def test_nothing_is_sent_away(tmp_path: Path):
     assert all(receiver.keys() == {"name"} for receiver in settings["receivers"])
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path):
     (tmp_path / "prometheus").write_text("")
     with pytest.raises(WatchersError, match=f"could not prepare {tmp_path}"):
         Watchers(tmp_path).write()
 
 
-def test_a_folder_that_cannot_be_written_any_more_is_named(tmp_path: Path):
+def test_a_directory_that_cannot_be_written_any_more_is_named(tmp_path: Path):
     left = Watchers(tmp_path)
     left.write()
     (tmp_path / "prometheus/targets/agents.yml.new").mkdir()

@@ -56,14 +56,14 @@ class Running:
         return msgspec.json.decode(text)
 
 
-def settings_in(folder: Path, **more: Any) -> CollectorSettings:
+def settings_in(directory: Path, **more: Any) -> CollectorSettings:
     """Settings with tokens of three nodes and a reader; views are refreshed ten times a second."""
     lines = [f'{name} = "{digest("token-" + name)}"' for name in ("n1", "n2", "n3")]
     reader = f'[operators]\nreader = "{digest("token-reader")}"\n'
-    (folder / "tokens.toml").write_text("[nodes]\n" + "\n".join(lines) + "\n" + reader)
+    (directory / "tokens.toml").write_text("[nodes]\n" + "\n".join(lines) + "\n" + reader)
     given: dict[str, Any] = {
-        "listen": "127.0.0.1:0", "state_directory": str(folder / "state"),
-        "tokens_file": str(folder / "tokens.toml"), "limits": SMALL, "views_seconds": 0.1,
+        "listen": "127.0.0.1:0", "state_directory": str(directory / "state"),
+        "tokens_file": str(directory / "tokens.toml"), "limits": SMALL, "views_seconds": 0.1,
         "audit": Audit(ask_agents=0),
     }  # fmt: skip
     return CollectorSettings(**(given | more))
@@ -97,9 +97,9 @@ async def running(
         await asyncio.wait({task})
 
 
-def logged(folder: Path) -> int:
+def logged(directory: Path) -> int:
     """How many envelopes are in the frame log."""
-    frames = folder / "state" / "frames"
+    frames = directory / "state" / "frames"
     return sum(
         1 for n in segments(frames) for _ in read_segment(segment_path(frames, n), LogStats())
     )

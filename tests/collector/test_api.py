@@ -40,10 +40,10 @@ CLAIMS = "tenant,holds,from,to\nvision,n1,2020-01-01T00:00:00Z,\n"
 
 
 @contextlib.asynccontextmanager
-async def filled(folder: Path, **more: Any) -> AsyncIterator[Running]:
+async def filled(directory: Path, **more: Any) -> AsyncIterator[Running]:
     """A collector that has taken three frames of n1, the last of them just now."""
     sender = Sender()
-    async with running(settings_in(folder, **more)) as one:
+    async with running(settings_in(directory, **more)) as one:
         rows = [[50, 60, 1000, 2000, 10 + r, 20 + r] for r in range(3)]
         frames = sender.frames(gpu_schema("n1"), rows, at=0)
         status, reply = await one.post(sender.body(frames, schemas=True), at=2)
@@ -106,9 +106,9 @@ async def test_views_over_the_api(tmp_path: Path):
         assert parts == int(account["capacity_ns"]) > 0
 
 
-def ledger_away(folder: Path) -> LedgerSettings:
+def ledger_away(directory: Path) -> LedgerSettings:
     """A ledger whose directory is made later: no earlier version of a file can be read from it."""
-    return LedgerSettings(url=f"sqlite:///{folder / 'away' / 'ledger.sqlite'}")
+    return LedgerSettings(url=f"sqlite:///{directory / 'away' / 'ledger.sqlite'}")
 
 
 async def test_a_broken_file_without_an_earlier_version_stops_the_first_start(tmp_path: Path):
@@ -307,7 +307,7 @@ async def test_nothing_is_said_of_tenants_while_no_one_knows_who_holds_what(tmp_
         assert (await refresher.refresh()).account, "the last good claims stay in force"
 
 
-async def test_without_claims_no_lane_is_asked_for_its_tenant(tmp_path: Path):
+async def test_without_claims_no_rail_is_asked_for_its_tenant(tmp_path: Path):
     async with filled(tmp_path) as one:
         rollups = Rollups(None, [])
         fleet = one.collector.core.fleet

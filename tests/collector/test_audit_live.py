@@ -86,7 +86,7 @@ class Claiming:
 
 async def test_claims_are_recorded_once_over_restarts_and_resending(tmp_path: Path) -> None:
     agent, bodies = Claiming(), []
-    small = FrameLogSettings(segment_bytes=1 << 16, most_bytes=1 << 20)
+    small = FrameLogSettings(segment_bytes=1 << 16, max_bytes=1 << 20)
     for _ in range(3):
         async with running(settings_in(tmp_path, frame_log=small)) as one:
             bodies.append(agent.body())
@@ -97,10 +97,10 @@ async def test_claims_are_recorded_once_over_restarts_and_resending(tmp_path: Pa
     assert names == [("n1", n, f"slurm/n1/{n + 1}") for n in range(9)]
     joined = [record.type for record in records(one) if record.type.startswith("node.")]
     assert joined == ["node.join"]
-    folder = tmp_path / "state" / "audit"
-    found = verify(folder, PublicKey.parse((folder / "key.pub").read_text()))
+    directory = tmp_path / "state" / "audit"
+    found = verify(directory, PublicKey.parse((directory / "key.pub").read_text()))
     assert found.findings == ()
-    assert not any(b"zoe" in path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    assert not any(b"zoe" in path.read_bytes() for path in directory.rglob("*") if path.is_file())
 
 
 async def test_what_was_acknowledged_and_not_recorded_is_recorded_after_a_crash(

@@ -14,7 +14,7 @@ from support.audit import NOON_NS, audit_log
 from support.disk import small_file_system
 
 from collector.audit.keys import load_or_make
-from collector.audit.trail import MOST_DENIED, Denial, Trail
+from collector.audit.trail import MAX_DENIED, Denial, Trail
 from collector.audit.verify import verify
 from collector.config import PREFIX, CollectorSettings
 from railscope import settings
@@ -24,18 +24,18 @@ from railscope.cli import root
 from railscope.settings import SettingsError
 
 
-def records(folder: Path) -> Iterator[Record]:
+def records(directory: Path) -> Iterator[Record]:
     """All records of a log that has ended, which is consistent."""
-    found = verify(folder, PublicKey.parse((folder / "key.pub").read_text()))
+    found = verify(directory, PublicKey.parse((directory / "key.pub").read_text()))
     assert (found.unsigned, found.findings) == (0, ())
-    shown = CliRunner().invoke(root, ["audit", "show", str(folder), "--json"])
+    shown = CliRunner().invoke(root, ["audit", "show", str(directory), "--json"])
     for line in shown.stdout.splitlines():
         yield decode(line.encode())
 
 
-async def denied(folder: Path, denials: list[Denial]) -> list[Record]:
+async def denied(directory: Path, denials: list[Denial]) -> list[Record]:
     """What is recorded of these denials, which come in one minute."""
-    trail = Trail(audit_log(folder), "1.0", lambda: NOON_NS)
+    trail = Trail(audit_log(directory), "1.0", lambda: NOON_NS)
     trail.open()
     task = asyncio.create_task(trail.run())
     await asyncio.sleep(0)
@@ -47,7 +47,7 @@ async def denied(folder: Path, denials: list[Denial]) -> list[Record]:
     await asyncio.gather(task, return_exceptions=True)
     trail.log.close()
     assert trail.denied == len(denials)
-    return [record for record in records(folder) if record.type == "access.denied"]
+    return [record for record in records(directory) if record.type == "access.denied"]
 
 
 async def test_who_is_denied_again_and_again_gets_one_record_and_a_count(tmp_path: Path) -> None:
@@ -69,14 +69,14 @@ async def test_two_behind_one_address_are_both_named(tmp_path: Path) -> None:
 
 
 async def test_nobody_becomes_nameless_by_trying_many_paths(tmp_path: Path) -> None:
-    flood = [Denial("2001:db8::1", f"/{n}", "token") for n in range(3 * MOST_DENIED)]
+    flood = [Denial("2001:db8::1", f"/{n}", "token") for n in range(3 * MAX_DENIED)]
     found = await denied(tmp_path, [*flood, Denial("10.0.0.9", "/metrics", "token")])
     counts: dict[str, int] = {}
     for record in found:
         assert isinstance(record.data["count"], int)
         counts[record.actor.ip] = counts.get(record.actor.ip, 0) + record.data["count"]
     assert counts == {"2001:db8::1": len(flood), "10.0.0.9": 1}
-    assert len(found) < MOST_DENIED
+    assert len(found) < MAX_DENIED
 
 
 async def test_stopping_in_the_middle_of_a_minutes_counts_loses_none(tmp_path: Path) -> None:
@@ -128,9 +128,9 @@ async def test_who_is_denied_after_the_end_is_counted_as_lost(tmp_path: Path) ->
 
 
 async def test_a_crowd_of_senders_is_counted_whole(tmp_path: Path) -> None:
-    crowd = [Denial(f"10.0.{n // 256}.{n % 256}", "/", "token") for n in range(MOST_DENIED + 50)]
+    crowd = [Denial(f"10.0.{n // 256}.{n % 256}", "/", "token") for n in range(MAX_DENIED + 50)]
     found = await denied(tmp_path, crowd)
-    assert len(found) == MOST_DENIED + 1
+    assert len(found) == MAX_DENIED + 1
     counts = [record.data["count"] for record in found]
     assert sum(count for count in counts if isinstance(count, int)) == len(crowd)
 

@@ -16,9 +16,9 @@ HOUR_NS = 3_600_000_000_000
 PATIENCE_SECONDS = 60
 
 
-def records(folder: Path) -> list[Record]:
+def records(directory: Path) -> list[Record]:
     """The records of the frame log, in order."""
-    frames = folder / "state" / "frames"
+    frames = directory / "state" / "frames"
     return [
         record
         for number in segments(frames)

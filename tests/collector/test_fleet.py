@@ -47,9 +47,9 @@ value = st.integers(0, 10**12)
 row = st.lists(value, min_size=WIDTH, max_size=WIDTH)
 codes = st.lists(st.sampled_from([0, 0, 0, 4]), min_size=WIDTH, max_size=WIDTH)
 tenant = st.sampled_from(["", "t1", "t2", "t3"])
-tenants_of_lanes = st.tuples(tenant, tenant, tenant) | tenant.map(lambda one: (one,) * 3)
+tenants_of_rails = st.tuples(tenant, tenant, tenant) | tenant.map(lambda one: (one,) * 3)
 """Of the rails 0 and 1, and of the node as such."""
-node = st.tuples(row, row, codes, tenants_of_lanes, st.booleans())
+node = st.tuples(row, row, codes, tenants_of_rails, st.booleans())
 
 
 def update(  # noqa: PLR0913 - what a case tells apart
@@ -330,7 +330,7 @@ def test_nodes_share_a_layout_only_if_their_parts_are_the_same():
     assert layout_hash(wire("ens2", "3", "0")) == one, "the same card by another name"
     assert layout_hash(wire("ens1", "4", "0")) != one
     assert layout_hash(wire("ens1", "3", "1")) != one
-    assert make_layout(wire("ens1", "3", "9" * 12)).lanes == 0, "no such rail"
+    assert make_layout(wire("ens1", "3", "9" * 12)).rails == 0, "no such rail"
 
 
 def test_no_rate_from_a_value_that_was_not_there():

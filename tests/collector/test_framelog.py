@@ -38,12 +38,12 @@ def taken() -> None:
     """What these tests do with a durable record: nothing."""
 
 
-def content_of(folder: Path, number: int) -> list[Record]:
-    return [r for _, r in read_segment(segment_path(folder, number), LogStats())]
+def content_of(directory: Path, number: int) -> list[Record]:
+    return [r for _, r in read_segment(segment_path(directory, number), LogStats())]
 
 
-def content(folder: Path) -> list[Record]:
-    return [r for number in segments(folder) for r in content_of(folder, number)]
+def content(directory: Path) -> list[Record]:
+    return [r for number in segments(directory) for r in content_of(directory, number)]
 
 
 async def test_what_append_returned_for_is_there_after_reopening(tmp_path: Path):
@@ -80,26 +80,26 @@ async def test_segments_rotate_and_the_oldest_go(tmp_path: Path):
 def test_a_torn_tail_is_cut_off_and_all_before_it_stays(
     tmp_path_factory: pytest.TempPathFactory, cut: int
 ):
-    folder = tmp_path_factory.mktemp("log")
+    directory = tmp_path_factory.mktemp("log")
 
     async def write() -> int:
-        async with running(FrameLog(folder, 1 << 20, 1 << 30)) as log:
+        async with running(FrameLog(directory, 1 << 20, 1 << 30)) as log:
             for n in range(3):
                 await log.append(record(n), taken)
             return log.size
 
     size = asyncio.run(write())
-    path = segment_path(folder, 1)
+    path = segment_path(directory, 1)
     os.truncate(path, max(0, size - cut))
     whole = [r for end, r in read_segment(path, LogStats()) if end <= size - cut]
     assert whole == [record(n) for n in range(len(whole))]
 
     async def append() -> None:
-        async with running(FrameLog(folder, 1 << 20, 1 << 30)) as log:
+        async with running(FrameLog(directory, 1 << 20, 1 << 30)) as log:
             await log.append(record(9), taken)
 
     asyncio.run(append())
-    assert content(folder) == [*whole, record(9)]
+    assert content(directory) == [*whole, record(9)]
 
 
 @settings(max_examples=60, deadline=None)
@@ -107,15 +107,15 @@ def test_a_torn_tail_is_cut_off_and_all_before_it_stays(
 def test_a_flipped_bit_costs_only_its_record_and_is_counted(
     tmp_path_factory: pytest.TempPathFactory, position: int, bit: int
 ):
-    folder = tmp_path_factory.mktemp("log")
+    directory = tmp_path_factory.mktemp("log")
 
     async def write() -> None:
-        async with running(FrameLog(folder, 1 << 20, 1 << 30)) as log:
+        async with running(FrameLog(directory, 1 << 20, 1 << 30)) as log:
             for n in range(5):
                 await log.append(record(n), taken)
 
     asyncio.run(write())
-    path = segment_path(folder, 1)
+    path = segment_path(directory, 1)
     damaged = bytearray(path.read_bytes())
     damaged[position % len(damaged)] ^= 1 << bit
     path.write_bytes(damaged)
@@ -128,8 +128,8 @@ def test_a_flipped_bit_costs_only_its_record_and_is_counted(
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 KiB."""
-    with small_file_system(tmp_path / "disk", 64) as folder:
-        yield folder
+    with small_file_system(tmp_path / "disk", 64) as directory:
+        yield directory
 
 
 async def test_a_full_disk_is_an_error_and_leaves_the_log_whole(small_disk: Path):

@@ -74,14 +74,14 @@ CASES = [(kind, text.encode()) for kind in KINDS for text in kind.hostile]
 CASES += [(kind, b"\xff\xfe") for kind in KINDS]
 
 
-def the_settings(folder: Path, kind: Kind) -> tuple[CollectorSettings, Path]:
+def the_settings(directory: Path, kind: Kind) -> tuple[CollectorSettings, Path]:
     """Settings with one such file, which is good."""
-    settings = settings_in(folder)
+    settings = settings_in(directory)
     if kind.setting == "tokens_file":
-        return settings, folder / "tokens.toml"
-    file = folder / "given"
+        return settings, directory / "tokens.toml"
+    file = directory / "given"
     file.write_text(kind.good)
-    return settings_in(folder, **{kind.setting: str(file)}), file
+    return settings_in(directory, **{kind.setting: str(file)}), file
 
 
 @pytest.mark.parametrize(("kind", "more"), CASES, ids=range(len(CASES)))

@@ -86,7 +86,7 @@ async def test_a_restart_leaves_the_state_as_it_was(tmp_path: Path):
 
 async def test_a_checkpoint_carries_over_what_deleted_segments_said(tmp_path: Path):
     sender = Sender()
-    log = FrameLogSettings(segment_bytes=1 << 16, most_bytes=1 << 20)
+    log = FrameLogSettings(segment_bytes=1 << 16, max_bytes=1 << 20)
     settings = settings_in(tmp_path, frame_log=log, limits=Limits(requests_per_second=10_000))
     rows = [[n * 7919 % 1009, 60, n * 104729, 2000, n, 20] for n in range(2000)]
     async with running(settings) as one:
@@ -96,7 +96,7 @@ async def test_a_checkpoint_carries_over_what_deleted_segments_said(tmp_path: Pa
         ]
         for body in bodies:
             assert (await one.post(body, at=2_000_000))[0] == 200
-        one.collector.log.most_bytes = 1
+        one.collector.log.max_bytes = 1
         async with asyncio.timeout(PATIENCE_SECONDS):
             while segments(tmp_path / "state" / "frames")[0] == 1:
                 frames = sender.frames(gpu_schema("n1"), rows, at=2000 * len(bodies))

@@ -33,10 +33,10 @@ def reporter() -> Reporter:
     return Reporter(booted_at=-6000, origin_ns=now_ns - LONG * SECOND)
 
 
-def heard_before(folder: Path, node: Reporter) -> None:
+def heard_before(directory: Path, node: Reporter) -> None:
     """Another collector that shared the database heard the node's GPUs when the story began."""
-    (folder / "state").mkdir()
-    ledger = Ledger.open(f"sqlite:///{folder / 'state' / 'ledger.sqlite'}", metadata)
+    (directory / "state").mkdir()
+    ledger = Ledger.open(f"sqlite:///{directory / 'state' / 'ledger.sqlite'}", metadata)
     gpus = {name: Contact(node.origin_ns) for name in ("GPU-0", "GPU-1")}
     EvidenceStore(ledger.database).write_contacts({node.node: gpus})
     ledger.close()
@@ -61,20 +61,20 @@ async def tell(one: Running, node: Reporter) -> None:
         assert status == 200, reply
 
 
-def files(folder: Path) -> dict[str, str]:
-    (folder / "tenants.csv").write_text(
+def files(directory: Path) -> dict[str, str]:
+    (directory / "tenants.csv").write_text(
         f"tenant,source,owner,from,to\nvision,kubernetes,ns,{EPOCH},\n"
     )
-    (folder / "quotas.csv").write_text(
+    (directory / "quotas.csv").write_text(
         f"tenant,gpu_hours,period,gpus,from,to\nvision,9,day,2,{EPOCH},\n"
     )
-    (folder / "calendar.toml").write_text(
+    (directory / "calendar.toml").write_text(
         f"[[reservation]]\nname = 'r'\ntenant = 'speech'\nholds = 'GPU-1'\nfrom = {EPOCH}\n"
     )
     return {
-        "tenants_file": str(folder / "tenants.csv"),
-        "quotas_file": str(folder / "quotas.csv"),
-        "calendar_file": str(folder / "calendar.toml"),
+        "tenants_file": str(directory / "tenants.csv"),
+        "quotas_file": str(directory / "quotas.csv"),
+        "calendar_file": str(directory / "calendar.toml"),
     }
 
 

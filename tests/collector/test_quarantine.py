@@ -17,9 +17,9 @@ from railscope.wire import MAGIC, SentAt
 SENT = SentAt(1_790_000_000 * 10**9, 10**18, "boot-1")
 
 
-async def append(folder: Path, *bodies: bytes) -> None:
+async def append(directory: Path, *bodies: bytes) -> None:
     """Put bodies into the frame log as an older collector might have."""
-    frames = FrameLog(folder / "state" / "frames", 1 << 26, 1 << 30)
+    frames = FrameLog(directory / "state" / "frames", 1 << 26, 1 << 30)
     frames.open()
     writing = asyncio.create_task(frames.run())
     for body in bodies:

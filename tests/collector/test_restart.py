@@ -29,8 +29,8 @@ def core(tmp_path: Path) -> Core:
     return made
 
 
-def names_in(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()} - {"schemas"}
+def names_in(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()} - {"schemas"}
 
 
 async def test_on_a_full_disk_the_last_checkpoint_stays_and_nothing_is_left(core, tmp_path):
@@ -92,7 +92,7 @@ class HeldUp(FrameLog):
 
 
 async def test_who_is_stopped_while_segments_go_waits_for_them(core, tmp_path):
-    """Another collector may open the folder next."""
+    """Another collector may open the directory next."""
     frames = HeldUp(tmp_path / "frames", 1 << 20, 1 << 30)
     keeping = Keeping(Restart(tmp_path, core), frames, SECOND)
     task = asyncio.create_task(keeping.run())

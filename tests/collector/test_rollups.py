@@ -22,8 +22,8 @@ LANES = 2
 def entities(kind: EntityKind) -> list[Entity]:
     """One of a kind on each rail."""
     return [
-        Entity(kind, (f"{lane}",) * len(kind.whole.labels) + ("x",) * _parts(kind))
-        for lane in range(LANES)
+        Entity(kind, (f"{rail}",) * len(kind.whole.labels) + ("x",) * _parts(kind))
+        for rail in range(LANES)
     ] if kind.labels else [Entity(kind)]  # fmt: skip
 
 
@@ -35,9 +35,9 @@ def schema() -> Schema:
     """Every metric that rolls up."""
     metrics = [metric for metric in METRICS.values() if metric.rollups]
     on_rails = tuple(
-        Entity(kind, (f"{lane}",) * len(kind.labels), {"rail": f"{lane}"})
+        Entity(kind, (f"{rail}",) * len(kind.labels), {"rail": f"{rail}"})
         for kind in ON_A_RAIL
-        for lane in range(LANES)
+        for rail in range(LANES)
     )
     columns = [(metric, entity) for metric in metrics for entity in entities(metric.about)]
     return Schema("all", tuple(columns[i] for i in Schema.ordered(columns)), on_rails)
@@ -51,7 +51,7 @@ def test_every_declared_rollup_is_made(scope: str) -> None:
     fleet = Fleet()
     batch = batch_of([range(width), range(2, width + 2)], boot_ns=[SECOND, 3 * SECOND])
     fleet.apply(Update("n1", "r", "b", make_layout(wire), batch, 100 * SECOND))
-    made = Rollups(lambda _node, lanes: [0] * (lanes + 1), ["t1"])
+    made = Rollups(lambda _node, rails: [0] * (rails + 1), ["t1"])
     for block in fleet.blocks():
         reduced = reduce_rows(block, fleet.fresh(block, 50 * SECOND, 100 * SECOND))
         assert reduced
@@ -60,7 +60,7 @@ def test_every_declared_rollup_is_made(scope: str) -> None:
     wanted = {name for name, derived in rollups().items() if derived.scope == scope}
     assert {cell.metric.name for cell in cells} == wanted
     if scope == "rail":
-        assert {cell.labels[0] for cell in cells} == {str(lane) for lane in range(LANES)}
+        assert {cell.labels[0] for cell in cells} == {str(rail) for rail in range(LANES)}
 
 
 def test_only_what_is_on_a_rail_rolls_up_over_rails() -> None:

@@ -17,8 +17,8 @@ def schema(number: int) -> WireSchema:
     return WireSchema("gpu", (group,), (WireEntity("gpu", (f"GPU-{number}",)),))
 
 
-def files(folder: Path) -> int:
-    return len(list(folder.glob("*.schema")))
+def files(directory: Path) -> int:
+    return len(list(directory.glob("*.schema")))
 
 
 def test_schemas_that_nothing_refers_to_are_released(tmp_path: Path):

@@ -8,7 +8,7 @@
 
 #include "standin.h"
 
-enum { MOST_GPUS = 64, NS_PER_SECOND = 1000000000 };
+enum { MAX_GPUS = 64, NS_PER_SECOND = 1000000000 };
 
 /* The version this library was built for; it fits any driver where none is given. */
 #ifndef STANDIN_VERSION
@@ -19,7 +19,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static int hanging;
 static unsigned hung;
-static int failing[MOST_GPUS + 1]; /* the driver's first, then the GPUs' */
+static int failing[MAX_GPUS + 1]; /* the driver's first, then the GPUs' */
 static unsigned starts, handles, attached;
 static int torn; /* the driver that we had attached to is no more */
 static struct counter *counters, *current;
@@ -157,7 +157,7 @@ static int handle_into(unsigned index, nvmlDevice_t *device) {
     int code = driver_state();
     if (code) return code;
     const struct answer *count = look("DeviceGetCount", "", NONE);
-    if (!count || index >= number_at(count, 0) || index >= MOST_GPUS) return INVALID_ARGUMENT;
+    if (!count || index >= number_at(count, 0) || index >= MAX_GPUS) return INVALID_ARGUMENT;
     if (failing[index + 1]) return failing[index + 1];
     handles++;
     char name[3] = {(char)('0' + index), '\0', '\0'};

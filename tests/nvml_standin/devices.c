@@ -202,11 +202,11 @@ struct gpu_instance { nvmlDevice_t gpu; unsigned id; };
 struct gpu_instance_info { nvmlDevice_t gpu; unsigned id, profile; unsigned start, size; };
 
 static int by_id_into(nvmlDevice_t gpu, unsigned id, struct gpu_instance **found) {
-    static struct gpu_instance instances[MOST_INSTANCES];
+    static struct gpu_instance instances[MAX_INSTANCES];
     int code = device_state(gpu);
     if (code) return code;
     if (!look("GpuInstancePlacement", gpu->name, ARGUMENTS(id))) return NO_PERMISSION;
-    *found = &instances[(gpu->gpu * INSTANCES_OF_A_GPU + id) % MOST_INSTANCES];
+    *found = &instances[(gpu->gpu * INSTANCES_OF_A_GPU + id) % MAX_INSTANCES];
     **found = (struct gpu_instance){gpu, id};
     return SUCCESS;
 }

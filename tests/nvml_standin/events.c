@@ -4,7 +4,7 @@
 
 #include "standin.h"
 
-enum { MOST_REGISTERED = 64, MOST_WAITING = 1024 };
+enum { MAX_REGISTERED = 64, MAX_WAITING = 1024 };
 
 typedef struct {
     nvmlDevice_t device;
@@ -13,9 +13,9 @@ typedef struct {
 } event_data;
 
 struct event_set {
-    struct { nvmlDevice_t device; natural types; } registered[MOST_REGISTERED];
+    struct { nvmlDevice_t device; natural types; } registered[MAX_REGISTERED];
     size_t registrations;
-    event_data waiting[MOST_WAITING];
+    event_data waiting[MAX_WAITING];
     size_t first, end;
     struct event_set *next;
 };
@@ -77,7 +77,7 @@ static int register_in(nvmlDevice_t device, natural types, struct event_set *set
     int code = supported_types(device, &supported);
     if (code) return code;
     if (types & ~supported) return NOT_SUPPORTED;
-    if (!is_set(set) || set->registrations == MOST_REGISTERED) return INVALID_ARGUMENT;
+    if (!is_set(set) || set->registrations == MAX_REGISTERED) return INVALID_ARGUMENT;
     set->registered[set->registrations].device = device;
     set->registered[set->registrations++].types = types;
     return SUCCESS;
@@ -92,7 +92,7 @@ static int offer(struct event_set *set, const struct event *event) {
     for (size_t i = 0; i < set->registrations; i++) {
         nvmlDevice_t device = set->registered[i].device;
         if (device->gpu != event->gpu || !(set->registered[i].types & event->type)) continue;
-        if (!device->alive || set->end == MOST_WAITING) return 0;
+        if (!device->alive || set->end == MAX_WAITING) return 0;
         set->waiting[set->end++] = (event_data){device, event->type, event->data,
                                                 event->gpu_instance, event->compute_instance};
         return 1;

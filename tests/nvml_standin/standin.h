@@ -18,7 +18,7 @@ enum {
     RESET_REQUIRED = 16, VERSION_MISMATCH = 18, ARGUMENT_VERSION_MISMATCH = 25
 };
 
-enum { INSTANCES_OF_A_GPU = 16, MOST_INSTANCES = 256 };
+enum { INSTANCES_OF_A_GPU = 16, MAX_INSTANCES = 256 };
 
 typedef unsigned long long natural;
 

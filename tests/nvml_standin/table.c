@@ -16,7 +16,7 @@
 
 #include "standin.h"
 
-enum { KEY_SIZE = 256, MOST_SHARED = 2, FIRST_SIZE = 1024 };
+enum { KEY_SIZE = 256, MAX_SHARED = 2, FIRST_SIZE = 1024 };
 
 struct slot { char *key; size_t length; struct answer answer; };
 
@@ -45,7 +45,7 @@ static struct slot *place_of(struct slot *slots, size_t size, const char *key, s
 }
 
 static void grow(void) {
-    size_t size = table.size ? MOST_SHARED * table.size : FIRST_SIZE;
+    size_t size = table.size ? MAX_SHARED * table.size : FIRST_SIZE;
     struct slot *slots = calloc(size, sizeof *slots);
     for (size_t i = 0; i < table.size; i++)
         if (table.slots[i].key)
@@ -104,7 +104,7 @@ static void add(char *line) {
     }
     if (strcmp(line, "event") == 0) { add_event(&answer); return; }
     if (strcmp(line, "mig") == 0) { add_mig(&answer); return; }
-    if (MOST_SHARED * (table.used + 1) > table.size) grow();
+    if (MAX_SHARED * (table.used + 1) > table.size) grow();
     struct slot *slot = place_of(table.slots, table.size, line, strlen(line));
     table.used += slot->key == NULL;
     *slot = (struct slot){line, strlen(line), answer};

@@ -51,10 +51,10 @@ def test_each_card_is_named_and_numbered_as_its_driver_does(nic: str) -> None:
         (interface,) = start.names[f"/sys/class/infiniband/{device}/device/net"]
         told = start.calls[f"ethtool.driver({interface})"]
         model = RDMA_DRIVERS[told["driver"]]
-        folder = f"/sys/bus/pci/devices/{told['bus']}"
-        assert start.files[f"{folder}/vendor"] == f"0x{model.pci_vendor:04x}\n"
-        assert start.files[f"{folder}/device"] == f"0x{model.pci_device:04x}\n"
-        assert start.links[f"{folder}/driver"].endswith(f"/{told['driver']}")
+        directory = f"/sys/bus/pci/devices/{told['bus']}"
+        assert start.files[f"{directory}/vendor"] == f"0x{model.pci_vendor:04x}\n"
+        assert start.files[f"{directory}/device"] == f"0x{model.pci_device:04x}\n"
+        assert start.links[f"{directory}/driver"].endswith(f"/{told['driver']}")
         assert start.files[f"/sys/class/infiniband/{device}/fw_ver"] == f"{model.firmware}\n"
         assert told["firmware"] == model.interface_firmware
         statistics = start.calls[f"ethtool.statistics({interface})"]["names"]

@@ -46,7 +46,7 @@ def test_shares_of_cycles_are_the_activity(model: str, seed: int, gpu: int) -> N
         for cycles, metric in ((249, 2), (250, 5), (252, 7), (257, 4), (259, 12), (260, 13)):
             active = after.metric(gpu, cycles) - before.metric(gpu, cycles)
             assert active / elapsed == pytest.approx(after.metric(gpu, metric) / 100, abs=1e-5)
-        most = find_model(model).most_megahertz * find_model(model).multiprocessors * 10**6
+        most = find_model(model).max_megahertz * find_model(model).multiprocessors * 10**6
         assert 0 < elapsed <= most * STEP
 
 
@@ -133,7 +133,7 @@ def test_every_gpu_stays_within_its_limits(model: str, mode: str) -> None:
         least, most = (1000 * kind.idle_watts * 0.85, kind.power_limit_milliwatts)
         assert least < nvml.device("PowerUsage", 0) <= most
         assert 20 < nvml.device("Temperature", 0, 0) < kind.thresholds.slowdown
-        assert kind.idle_megahertz <= nvml.device("ClockInfo", 0, 1) <= kind.most_megahertz
+        assert kind.idle_megahertz <= nvml.device("ClockInfo", 0, 1) <= kind.max_megahertz
         assert nvml.field(0, 83) == nvml.device("TotalEnergyConsumption", 0)
         assert nvml.device("BAR1MemoryInfo", 0)["bar1Free"] >= 0
 

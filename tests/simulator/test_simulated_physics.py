@@ -66,7 +66,7 @@ def test_power_temperature_and_clocks_stay_in_bounds(spec: NodeSpec, step_ns: in
             kind, silicon = gpu.model, gpu.silicon
             least_milliwatts = 850 * kind.idle_watts
             assert least_milliwatts <= silicon.power_milliwatts <= kind.power_limit_milliwatts
-            assert kind.idle_megahertz <= silicon.clock_megahertz <= kind.most_megahertz
+            assert kind.idle_megahertz <= silicon.clock_megahertz <= kind.max_megahertz
             assert 20 <= silicon.core_celsius <= 120
             assert 0 <= silicon.occupied_percent <= 100
             assert 0 <= gpu.sharing.used_bytes <= kind.memory_bytes - kind.reserved_bytes
@@ -114,9 +114,9 @@ def test_a_port_keeps_to_its_limits_whatever_acts_on_it(
         assert stopped_ns <= passed_ns
         assert stopped_ns <= frames * 65535 * 512 / cable.gigabits
         line_bytes_per_second = cable.gigabits * 125_000_000
-        most_bytes = line_bytes_per_second * (passed_ns - stopped_ns) / NS_PER_SECOND
+        max_bytes = line_bytes_per_second * (passed_ns - stopped_ns) / NS_PER_SECOND
         slack_bytes = 0.01 * line_bytes_per_second * passed_ns / NS_PER_SECOND
-        assert words * 4 <= most_bytes + slack_bytes
+        assert words * 4 <= max_bytes + slack_bytes
     for way in ("sent", "received", "dropped"):
         assert grown[f"astray_{way}_words"] in {0, grown[f"{way}_words"]}
     assert grown["notifications_sent"] <= grown["marked_packets"] <= grown["received_packets"]

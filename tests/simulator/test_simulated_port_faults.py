@@ -30,12 +30,15 @@ def log(scenario: str, nic: str = "cx7") -> list[str]:
 def test_a_flapping_link_goes_down_many_times(nic: str) -> None:
     interface = "ens4np0" if nic == "bnxt" else STRUCK
     before, after = (at("flapping", s, nic) for s in (ONSET - 1, SECONDS))
-    folder = f"/sys/class/net/{interface}"
-    assert (before.file(f"{folder}/carrier_changes"), before.file(f"{folder}/carrier")) == (
+    directory = f"/sys/class/net/{interface}"
+    assert (before.file(f"{directory}/carrier_changes"), before.file(f"{directory}/carrier")) == (
         "1",
         "1",
     )
-    assert (after.file(f"{folder}/carrier_changes"), after.file(f"{folder}/carrier")) == ("13", "1")
+    assert (after.file(f"{directory}/carrier_changes"), after.file(f"{directory}/carrier")) == (
+        "13",
+        "1",
+    )
     if nic == "irdma":
         assert "down_events" not in after.netlink("link_state", interface)
     else:
@@ -49,12 +52,12 @@ def test_a_flapping_link_goes_down_many_times(nic: str) -> None:
 
 def test_a_flapping_link_is_down_in_all_views_at_once() -> None:
     fine = simulate(NodeSpec("gpu-001", gpus=4, scenario="flapping"), 120, 0.25)
-    folder, states = f"/sys/class/net/{STRUCK}", set()
+    directory, states = f"/sys/class/net/{STRUCK}", set()
     for moment in fine.moments:
         seen = Seen(fine, moment.offset_ns / 1e9)
         (link,) = [one for one in seen.call("netlink.links()") if one["name"] == STRUCK]
         up = seen.netlink("link_state", STRUCK)["up"]
-        assert (link["carrier"] == 1) == up == (seen.file(f"{folder}/carrier") == "1")
+        assert (link["carrier"] == 1) == up == (seen.file(f"{directory}/carrier") == "1")
         assert (seen.file(f"{PORT}/state") == "4: ACTIVE") == up
         assert ("speed_megabits" in seen.netlink("link_modes", STRUCK)) == up
         assert (seen.netlink("link_state", STRUCK).get("extended_state") is None) == up
@@ -133,12 +136,12 @@ def test_a_lost_card_is_nowhere_any_more(nic: str) -> None:
         section: {key: value for m in capture.moments for key, value in getattr(m, section).items()}
         for section in ("files", "names", "links", "calls")
     }
-    for folder, entry in (
+    for directory, entry in (
         ("/sys/class/infiniband", device), ("/sys/class/net", interface), (PCI, CARD),
     ):  # fmt: skip
-        assert entry in start.names[folder]
-        assert entry not in last["names"][folder]
-        below = [path for path in last["files"] if path.startswith(f"{folder}/{entry}/")]
+        assert entry in start.names[directory]
+        assert entry not in last["names"][directory]
+        below = [path for path in last["files"] if path.startswith(f"{directory}/{entry}/")]
         assert len(below) > 5
         assert all(last["files"][path] == {"error": ["os", 2]} for path in below)
     asked = [key for key in last["calls"] if f"({interface}" in key or f"({device}," in key]

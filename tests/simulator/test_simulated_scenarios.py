@@ -187,8 +187,8 @@ def test_a_lost_gpu_answers_nothing_and_the_job_hangs() -> None:
     assert load("xid79", "tx", OTHER_INTERFACE) < 0.01
     address = start.calls[f"nvml.nvmlDeviceGetPciInfo({STRUCK_GPU})"]["busId"][4:-2].lower()
     assert any(f"Xid (PCI:{address}): 79," in record for record in log("xid79"))
-    folder = f"/sys/bus/pci/devices/{address}.0"
-    assert look("xid79", "files", f"{folder}/current_link_speed", SECONDS) == "Unknown\n"
+    directory = f"/sys/bus/pci/devices/{address}.0"
+    assert look("xid79", "files", f"{directory}/current_link_speed", SECONDS) == "Unknown\n"
 
 
 def test_a_row_waits_for_its_remapping() -> None:

@@ -171,14 +171,14 @@ def test_rdma_statistics_hold_the_files_and_what_no_file_has() -> None:
     for nic, device, extra in (("cx7", "mlx5_0", 7), ("bnxt", "bnxt_re0", 0)):
         seen = Seen(run(nic=nic), SECONDS)
         told = seen.call(f"netlink.rdma_statistics({device},1)")
-        folder = f"/sys/class/infiniband/{device}/ports/1"
-        files = set(run(nic=nic).moments[0].names[f"{folder}/hw_counters"]) - {"lifespan"}
+        directory = f"/sys/class/infiniband/{device}/ports/1"
+        files = set(run(nic=nic).moments[0].names[f"{directory}/hw_counters"]) - {"lifespan"}
         assert files <= set(told)
         assert len(told) == len(files) + extra
         for name in files:
-            assert str(told[name]) == seen.file(f"{folder}/hw_counters/{name}")
+            assert str(told[name]) == seen.file(f"{directory}/hw_counters/{name}")
         if extra:
-            data = int(seen.file(f"{folder}/counters/port_xmit_data"))
+            data = int(seen.file(f"{directory}/counters/port_xmit_data"))
             assert told["rdma_tx_bytes"] == 4 * data
 
 
@@ -191,33 +191,33 @@ def test_the_default_route_is_that_of_the_management_interface() -> None:
 
 
 def test_gids_name_the_interface_and_their_type() -> None:
-    seen, folder = Seen(run(), 0), "/sys/class/infiniband/mlx5_5/ports/1"
-    assert seen.file(f"{folder}/gid_attrs/ndevs/0") == "ens4f0np0"
-    assert seen.file(f"{folder}/gid_attrs/types/3") == "RoCE v2"
-    local = seen.file(f"{folder}/gids/1")
+    seen, directory = Seen(run(), 0), "/sys/class/infiniband/mlx5_5/ports/1"
+    assert seen.file(f"{directory}/gid_attrs/ndevs/0") == "ens4f0np0"
+    assert seen.file(f"{directory}/gid_attrs/types/3") == "RoCE v2"
+    local = seen.file(f"{directory}/gids/1")
     mac = seen.ofed("ens4f0np0", "address").replace(":", "")
     assert len(local) == 39
     assert local.replace(":", "")[-6:] == mac[-6:]
 
 
 @pytest.mark.parametrize("nic", NICS)
-def test_folders_of_interfaces_lead_to_the_device_and_back(nic: str) -> None:
+def test_directories_of_interfaces_lead_to_the_device_and_back(nic: str) -> None:
     capture = run(nic=nic)
     start, seen = capture.moments[0], Seen(capture, 0)
     for interface in seen.cards():
-        folder = f"/sys/class/net/{interface}"
-        assert {"device", "carrier", "mtu", "phys_port_name"} <= set(start.names[folder])
-        (device,) = start.names[f"{folder}/device/infiniband"]
+        directory = f"/sys/class/net/{interface}"
+        assert {"device", "carrier", "mtu", "phys_port_name"} <= set(start.names[directory])
+        (device,) = start.names[f"{directory}/device/infiniband"]
         assert start.names[f"/sys/class/infiniband/{device}/device/net"] == [interface]
-        address = start.links[f"{folder}/device"].rpartition("/")[2]
-        driver = start.links[f"{folder}/device/driver"]
+        address = start.links[f"{directory}/device"].rpartition("/")[2]
+        driver = start.links[f"{directory}/device/driver"]
         assert driver == start.links[f"/sys/bus/pci/devices/{address}/driver"]
         files = {
             path.rpartition("/")[2]
             for path, text in start.files.items()
             if path.startswith(f"/sys/bus/pci/devices/{address}/") and not isinstance(text, dict)
         }
-        assert files | {"driver", "net", "infiniband"} <= set(start.names[f"{folder}/device"])
+        assert files | {"driver", "net", "infiniband"} <= set(start.names[f"{directory}/device"])
     assert "device" not in start.names["/sys/class/net/lo"]
     told = {name for name in seen.cards() if "ecn" in start.names[f"/sys/class/net/{name}"]}
     assert len(told) == {"cx7": 10, "mixed": 6}.get(nic, 0)

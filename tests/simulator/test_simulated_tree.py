@@ -33,9 +33,9 @@ def capture() -> Capture:
 
 @pytest.fixture(scope="module")
 def tree(capture: Capture, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tree")
-    write_tree(capture, folder)
-    return folder
+    directory = tmp_path_factory.mktemp("tree")
+    write_tree(capture, directory)
+    return directory
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def state(capture: Capture, section: str, offset_ns: int) -> dict[str, Json]:
     return {key: value for key, value in found.items() if not isinstance(value, dict)}
 
 
-def test_files_folders_and_links_read_as_in_the_capture(capture: Capture, tree: Path) -> None:
+def test_files_directories_and_links_read_as_in_the_capture(capture: Capture, tree: Path) -> None:
     files = RootedFiles(tree)
     for path, text in state(capture, "files", END_NS).items():
         assert files.read(path).decode(errors="surrogateescape") == text
@@ -65,8 +65,8 @@ def test_files_folders_and_links_read_as_in_the_capture(capture: Capture, tree: 
         assert files.resolve(path) == target
     for path, entries in state(capture, "names", END_NS).items():
         assert set(entries) <= set(files.names(path))
-    for folder in ("class/net", "class/infiniband", "bus/pci/devices"):
-        assert files.names(f"/sys/{folder}") == capture.moments[0].names[f"/sys/{folder}"]
+    for directory in ("class/net", "class/infiniband", "bus/pci/devices"):
+        assert files.names(f"/sys/{directory}") == capture.moments[0].names[f"/sys/{directory}"]
 
 
 def test_what_failed_is_not_there(tree: Path) -> None:

@@ -238,13 +238,15 @@ def test_ten_minutes_stay_below_42_megabytes() -> None:
 
 def test_every_counter_file_is_one_the_catalog_knows() -> None:
     start = simulate(NodeSpec("gpu-001", gpus=1), 1).moments[0]
-    folders = [path for path in start.names if path.endswith(("/counters", "ports/1/hw_counters"))]
-    assert len(folders) == 2 * 3
-    for folder in folders:
-        files = set(start.names[folder])
+    directories = [
+        path for path in start.names if path.endswith(("/counters", "ports/1/hw_counters"))
+    ]
+    assert len(directories) == 2 * 3
+    for directory in directories:
+        files = set(start.names[directory])
         assert files - {"lifespan"} <= set(COUNTER_FILES)
-        assert len(files) == (21 if folder.endswith("/counters") else 32)
-        assert {f"{folder}/{name}" for name in files} <= set(start.files)
+        assert len(files) == (21 if directory.endswith("/counters") else 32)
+        assert {f"{directory}/{name}" for name in files} <= set(start.files)
 
 
 def test_the_first_moment_holds_what_is_asked() -> None:

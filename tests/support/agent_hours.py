@@ -43,7 +43,7 @@ def server(node: str, scenario: str = "training", **more: object) -> NodeSpec:
 
 
 def _settings() -> AgentSettings:
-    """As by default, but nothing is read between scrapes, and nothing in the fast lane."""
+    """As by default, but nothing is read between scrapes, and nothing in burst sampling."""
     periods = msgspec.structs.asdict(Periods())
     return AgentSettings(
         periods=Periods(**{name: max(one, float(SCRAPE_SECONDS)) for name, one in periods.items()}),

@@ -27,10 +27,10 @@ def draft(number: int, kind: str = "tenancy.assign", source: Source | None = Non
     )  # fmt: skip
 
 
-def audit_log(folder: Path, *, boot: str = "b0", every_seconds: float = 3600) -> AuditLog:
+def audit_log(directory: Path, *, boot: str = "b0", every_seconds: float = 3600) -> AuditLog:
     """A log that signs only when it is told to, unless it is given a period."""
     source = Source("collector", "c1", boot, 0)
-    return AuditLog(folder, KEY, source, sign_every_seconds=every_seconds)
+    return AuditLog(directory, KEY, source, sign_every_seconds=every_seconds)
 
 
 @contextlib.asynccontextmanager
@@ -51,11 +51,11 @@ async def record(log: AuditLog, numbers: Sequence[int]) -> list[int]:
     return await asyncio.gather(*(log.append(draft(number)) for number in numbers))
 
 
-def write(folder: Path, groups: Sequence[int], *, boot: str = "b0") -> Tree:
+def write(directory: Path, groups: Sequence[int], *, boot: str = "b0") -> Tree:
     """A log with as many records in each group, signed after each group."""
 
     async def writing() -> Tree:
-        async with running(audit_log(folder, boot=boot)) as log:
+        async with running(audit_log(directory, boot=boot)) as log:
             for count in groups:
                 first = log.size
                 await record(log, range(first, first + count))

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 
-def self_signed(folder: Path, address: str = "127.0.0.1") -> tuple[Path, Path]:
+def self_signed(directory: Path, address: str = "127.0.0.1") -> tuple[Path, Path]:
     """A certificate for an address and its key, as PEM files."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "collector")])
@@ -34,8 +34,8 @@ def self_signed(folder: Path, address: str = "127.0.0.1") -> tuple[Path, Path]:
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
-    folder.mkdir(exist_ok=True)
-    certificate_file, key_file = folder / "certificate.pem", folder / "key.pem"
+    directory.mkdir(exist_ok=True)
+    certificate_file, key_file = directory / "certificate.pem", directory / "key.pem"
     certificate_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     key_file.write_bytes(
         key.private_bytes(
@@ -51,10 +51,10 @@ def self_signed(folder: Path, address: str = "127.0.0.1") -> tuple[Path, Path]:
 class Authority:
     """Signs the certificates of clients."""
 
-    folder: Path
+    directory: Path
 
     def __post_init__(self) -> None:
-        self.folder.mkdir(exist_ok=True)
+        self.directory.mkdir(exist_ok=True)
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority")])
         made = (
@@ -63,7 +63,7 @@ class Authority:
             .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
             .sign(self._key, hashes.SHA256())
         )
-        self.file = self.folder / "authority.pem"
+        self.file = self.directory / "authority.pem"
         self.file.write_bytes(made.public_bytes(serialization.Encoding.PEM))
 
     def client(
@@ -78,7 +78,7 @@ class Authority:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         made = builder.sign(self._key, hashes.SHA256())
         found = ClientCertificate(
-            self.folder / f"{file or common_name}.pem", self.folder / f"{file or common_name}.key",
+            self.directory / f"{file or common_name}.pem", self.directory / f"{file or common_name}.key",
             made.public_bytes(serialization.Encoding.DER),
         )  # fmt: skip
         found.file.write_bytes(made.public_bytes(serialization.Encoding.PEM))

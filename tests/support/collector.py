@@ -16,7 +16,7 @@ from railscope.answer_mark import ANSWER_HEADER, answer_mark
 from railscope.envelope_reader import unpack
 from railscope.wire import Envelope, schema_hash
 
-MOST_BYTES = 1 << 26
+MAX_BYTES = 1 << 26
 PATIENCE_SECONDS = 60
 
 FrameId = tuple[str, str, str, int]
@@ -41,7 +41,7 @@ class ScriptedCollector:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request."""
         self.requests.append(request)
-        envelope = unpack(await request.read(), MOST_BYTES)
+        envelope = unpack(await request.read(), MAX_BYTES)
         step = self.script.popleft() if self.script else take
         try:
             answer = step if isinstance(step, web.Response) else await step(self, request, envelope)
@@ -65,7 +65,7 @@ class ScriptedCollector:
         self, port: int = 0, tls: ssl.SSLContext | None = None
     ) -> AsyncIterator[ScriptedCollector]:
         """Serve on the loopback; the port is the same when it is served again."""
-        application = web.Application(client_max_size=MOST_BYTES)
+        application = web.Application(client_max_size=MAX_BYTES)
         application.router.add_post("/v1/frames", self.handle)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
         await runner.setup()

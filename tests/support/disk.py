@@ -11,19 +11,19 @@ import pytest
 
 
 @contextmanager
-def small_file_system(folder: Path, kibibytes: int) -> Iterator[Path]:
-    """Mount one at a folder that is made for it; the test is skipped where that is not allowed."""
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={kibibytes}k", "tmpfs", str(folder)]
+def small_file_system(directory: Path, kibibytes: int) -> Iterator[Path]:
+    """Mount one at a directory that is made for it; the test is skipped where that is not allowed."""
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={kibibytes}k", "tmpfs", str(directory)]
     outcome = subprocess.run(mount, capture_output=True, text=True, check=False)
     if outcome.returncode:
         pytest.skip(f"no small file system can be mounted here: {outcome.stderr.strip()}")
     try:
-        yield folder
+        yield directory
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        subprocess.run(["umount", str(directory)], check=True)
 
 
-def enlarge(folder: Path, kibibytes: int) -> None:
+def enlarge(directory: Path, kibibytes: int) -> None:
     """Give one more room."""
-    subprocess.run(["mount", "-o", f"remount,size={kibibytes}k", str(folder)], check=True)
+    subprocess.run(["mount", "-o", f"remount,size={kibibytes}k", str(directory)], check=True)

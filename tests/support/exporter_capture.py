@@ -15,7 +15,7 @@ from support.nvidia_smi_shares import MigDevice, name_processes, shares
 from support.pages import Sample, samples
 from support.shared import captured
 
-FOLDER = "nvidia-smi/exporter-captures"
+DIRECTORY = "nvidia-smi/exporter-captures"
 H100 = "linux-x86_64__nvidia-h100-80gb-hbm3__590.48.01"
 H200_MIG = "linux-x86_64__nvidia-h200-mig__590.48.01"
 L40S = "linux-x86_64__nvidia-l40s__595.80"
@@ -49,7 +49,7 @@ class Case:
 @cache
 def read(card: str, moment: str) -> Case:
     """A card at a moment, "idle" or "load"; read once for all tests."""
-    capture = captured(f"{FOLDER}/{card}.txt").read_text()
+    capture = captured(f"{DIRECTORY}/{card}.txt").read_text()
     printed = csv.section(capture, f"{moment} :: query (-q)")
     (lines,) = text.gpus(printed)
     row = text.row(printed, lines) | csv.query(capture, moment)
@@ -60,5 +60,5 @@ def read(card: str, moment: str) -> Case:
     busy = csv.process_samples(capture, moment)
     host.calls["nvml.nvmlDeviceGetProcessUtilization(0)"] = busy
     name_processes(host, running)
-    page = samples(captured(f"{FOLDER}/{card}__{moment}.metrics").read_text())
+    page = samples(captured(f"{DIRECTORY}/{card}__{moment}.metrics").read_text())
     return Case(capture, row, devices, host, read_gpus(host), page)

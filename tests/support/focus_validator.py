@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / ".venv-validator"
+DIRECTORY = Path(__file__).parents[2] / ".venv-validator"
 VERSION = "1.2.0.1"
 # The check says that no invoice has an id; it is one branch of an "or" whose other branch holds.
 ARTEFACT = "InvoiceId-C-004-C"
@@ -49,7 +49,7 @@ class Outcome:
 
 
 def validate(file: Path, criteria: Iterable[str], rules: Path | None = None) -> Outcome:
-    """Run the validator without a network. `rules`: a folder of rules instead of its own."""
+    """Run the validator without a network. `rules`: a directory of rules instead of its own."""
     command = [
         str(_python()), "-m", "focus_validator.main", "--data-file", str(file), "--block-download",
         "--validate-version", VERSION, "--applicability-criteria", ",".join(criteria),
@@ -77,7 +77,7 @@ def packages() -> Path:
     return found
 
 
-def readable_rules(folder: Path) -> set[str]:
+def readable_rules(directory: Path) -> set[str]:
     """Write the validator's rules so that it heeds all their conditions; the rules concerned.
 
     Conditions that are written as {"AND": …} are not read by the validator: it then asks of every
@@ -93,11 +93,11 @@ def readable_rules(folder: Path) -> set[str]:
             items = parts if isinstance(parts, list) else [parts]
             criteria["Condition"] = {"CheckFunction": "AND", "Items": items}
             changed.add(name)
-    (folder / path.name).write_text(json.dumps(model))
+    (directory / path.name).write_text(json.dumps(model))
     return changed
 
 
 def _python() -> Path:
-    if not (FOLDER / ".ready").is_file():
-        pytest.skip(f"{FOLDER} is missing: run `make validator`, which says why")
-    return FOLDER / "bin/python"
+    if not (DIRECTORY / ".ready").is_file():
+        pytest.skip(f"{DIRECTORY} is missing: run `make validator`, which says why")
+    return DIRECTORY / "bin/python"

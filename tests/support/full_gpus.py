@@ -62,7 +62,7 @@ class _Plentiful:
         raise FileNotFoundError(errno.ENOENT, "there are no files", path)
 
     def names(self, path: str) -> list[str]:
-        raise FileNotFoundError(errno.ENOENT, "there are no folders", path)
+        raise FileNotFoundError(errno.ENOENT, "there are no directories", path)
 
     resolve = read
 

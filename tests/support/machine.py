@@ -47,8 +47,8 @@ class FakeHost:
         return content.encode() if isinstance(content, str) else bytes(content)
 
     def names(self, path: str) -> list[str]:
-        folder = self._real(path) + "/"
-        inside = [known[len(folder) :] for known in self._known() if known.startswith(folder)]
+        directory = self._real(path) + "/"
+        inside = [known[len(directory) :] for known in self._known() if known.startswith(directory)]
         if not inside:
             raise _missing(path)
         return sorted({rest.split("/", 1)[0] for rest in inside})

@@ -1,4 +1,4 @@
-"""The case folders about the network: their pages at both ends, and what they hold."""
+"""The case directories about the network: their pages at both ends, and what they hold."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def start(case: str) -> dict[Sample, float]:
     """The page of the first moment."""
     capture = read_capture(HERE / case)
     first = Capture(replace(capture.about, duration_ns=0), capture.moments[:1])
-    with tempfile.TemporaryDirectory() as folder:
-        first.write(Path(folder) / case)
-        return samples(page(Path(folder) / case))
+    with tempfile.TemporaryDirectory() as directory:
+        first.write(Path(directory) / case)
+        return samples(page(Path(directory) / case))
 
 
 def series(shown: dict[Sample, float], name: str, **labels: str) -> dict[frozenset[str], float]:

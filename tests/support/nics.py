@@ -107,9 +107,9 @@ def mainline() -> FakeHost:
         "/sys/kernel/config/rdma_cm/mlx5_0/ports/1/default_roce_mode": "RoCE v2\n",
     }
     for index, type_ in enumerate(("IB/RoCE v1", "RoCE v2", "IB/RoCE v1", "RoCE v2")):
-        folder = "/sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types"
-        host.files[f"{folder}/{index}"] = type_
-        host.files[f"{folder}/{index + 4}"] = OSError(errno.EINVAL, "Invalid argument")
+        directory = "/sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types"
+        host.files[f"{directory}/{index}"] = type_
+        host.files[f"{directory}/{index + 4}"] = OSError(errno.EINVAL, "Invalid argument")
     return host
 
 

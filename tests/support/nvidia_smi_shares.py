@@ -116,7 +116,7 @@ def _lists(device: int | str, running: Sequence[Process]) -> Answers:
 
 
 def name_processes(host: FakeHost, running: Sequence[Process]) -> None:
-    """Give the processes their names in /proc: the program without its folder, cut off at 15."""
+    """Give the processes their names in /proc: the program without its directory, cut off at 15."""
     for process in running:
         program = process.name.partition(" ")[0].rpartition("/")[2]
         host.files[f"/proc/{process.pid}/comm"] = program[:15]

@@ -76,8 +76,8 @@ def add_nic(  # noqa: PLR0913 - each is a fact of a card
 
 
 def name_rdma(host: FakeHost, name: str, address: str, link_layer: str = "InfiniBand") -> None:
-    folder = f"/sys/class/infiniband/{name}"
-    host.links[f"{folder}/device"] = host.links[f"{DEVICES}/{address}"]
-    host.files[f"{folder}/ports/1/link_layer"] = link_layer
-    host.files[f"{folder}/ports/1/state"] = "4: ACTIVE"
-    host.files[f"{folder}/ports/1/counters/port_xmit_packets"] = "1"
+    directory = f"/sys/class/infiniband/{name}"
+    host.links[f"{directory}/device"] = host.links[f"{DEVICES}/{address}"]
+    host.files[f"{directory}/ports/1/link_layer"] = link_layer
+    host.files[f"{directory}/ports/1/state"] = "4: ACTIVE"
+    host.files[f"{directory}/ports/1/counters/port_xmit_packets"] = "1"

@@ -61,14 +61,14 @@ class Port:
                 self.received_packets, self.sent_packets, self.received_bytes, self.sent_bytes,
             ],
         }  # fmt: skip
-        folder = f"/sys/class/infiniband/{self.rdma_device}/ports/1/counters"
+        directory = f"/sys/class/infiniband/{self.rdma_device}/ports/1/counters"
         for name, value in (
             ("port_rcv_packets", self.received_packets),
             ("port_xmit_packets", self.sent_packets),
             ("port_rcv_data", self.received_bytes // _WORD_BYTES),
             ("port_xmit_data", self.sent_bytes // _WORD_BYTES),
         ):
-            into.files[f"{folder}/{name}"] = f"{value}\n"
+            into.files[f"{directory}/{name}"] = f"{value}\n"
 
     def introduce(self, into: Moment) -> None:
         """Put what does not change into a moment."""

@@ -26,12 +26,12 @@ _ROOM_BYTES = 8 << 30
 class PostgreSQL:
     """A running server; databases of it are made as they are asked for."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._numbers = count(1)
 
     def address(self, database: str) -> str:
-        return f"postgresql://{USER}@/{database}?host={quote(str(self._folder), safe='')}"
+        return f"postgresql://{USER}@/{database}?host={quote(str(self._directory), safe='')}"
 
     def database(self) -> str:
         """The URL of a new, empty database."""
@@ -52,28 +52,28 @@ def running() -> Iterator[PostgreSQL]:
     """A server with an empty cluster, stopped by its own id; skips where there is none."""
     initdb, postgres = _program("initdb"), _program("postgres")
     identity = _identity()
-    # pytest's folders are closed to other users, and a socket's path has to be short.
+    # pytest's directories are closed to other users, and a socket's path has to be short.
     with tempfile.TemporaryDirectory(prefix="postgresql-", dir=_place()) as name:
-        folder = Path(name)
+        directory = Path(name)
         if identity:
-            os.chown(folder, identity["user"], identity["group"])
-        data = folder / "data"
+            os.chown(directory, identity["user"], identity["group"])
+        data = directory / "data"
         make = [initdb, "-D", str(data), "--auth=trust", f"--username={USER}"]
         make += ["--encoding=UTF8", "--locale=C", "--no-sync"]
         made = subprocess.run(
-            make, capture_output=True, text=True, check=False, cwd=folder, **identity
+            make, capture_output=True, text=True, check=False, cwd=directory, **identity
         )
         assert made.returncode == 0, made.stderr
-        command = [postgres, "-D", str(data), "-k", str(folder), "-c", "listen_addresses="]
+        command = [postgres, "-D", str(data), "-k", str(directory), "-c", "listen_addresses="]
         command += ["-c", "fsync=off"]
-        log = folder / "log"
+        log = directory / "log"
         with (
             log.open("wb") as output,
             subprocess.Popen(
-                command, stdout=output, stderr=output, cwd=folder, **identity
+                command, stdout=output, stderr=output, cwd=directory, **identity
             ) as process,
         ):
-            server = PostgreSQL(folder)
+            server = PostgreSQL(directory)
             try:
                 _wait(server, process, log)
                 yield server
@@ -84,8 +84,8 @@ def running() -> Iterator[PostgreSQL]:
 
 def _program(name: str) -> str:
     """A program of the server, from PATH or from where Debian keeps them."""
-    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    found = shutil.which(name) or shutil.which(name, path=os.pathsep.join(map(str, folders)))
+    directories = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    found = shutil.which(name) or shutil.which(name, path=os.pathsep.join(map(str, directories)))
     if found is None:
         pytest.skip(f"{name} is not installed: apt-get install postgresql")
     return found
@@ -93,7 +93,7 @@ def _program(name: str) -> str:
 
 def _place() -> str | None:
     """Memory, where there is enough of it: each database is some megabytes in many files."""
-    memory = Path("/dev/shm")  # noqa: S108 - the folder in it has a name of its own
+    memory = Path("/dev/shm")  # noqa: S108 - the directory in it has a name of its own
     roomy = memory.is_dir() and shutil.disk_usage(memory).free > _ROOM_BYTES
     return str(memory) if roomy else None
 

@@ -31,13 +31,13 @@ SETTINGS = MeteringSettings(quiet_seconds=60, settle_delay_seconds=3600)
 class Site:
     """One collector. `now` is a second of the story."""
 
-    def __init__(self, folder: Path, url: str, settings: MeteringSettings = SETTINGS) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.url, self.settings = folder, url, settings
+    def __init__(self, directory: Path, url: str, settings: MeteringSettings = SETTINGS) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory, self.url, self.settings = directory, url, settings
         self.texts: dict[str, str] = {}
         self.decisions = Decisions()
         self.now = 0.0
-        self._begin(core_in(folder / "schemas"))
+        self._begin(core_in(directory / "schemas"))
 
     def _begin(self, core: Core) -> None:
         self.core = core
@@ -45,7 +45,7 @@ class Site:
         self.live = LiveAccount(core.evidence, self.files, ready=False)
         self.settler = Settler(
             core.evidence, self.live, self._open, lambda: dict(self.texts), self.settings,
-            self.folder / "seen", wall_ns=lambda: at(self.now), decided=self._decided,
+            self.directory / "seen", wall_ns=lambda: at(self.now), decided=self._decided,
         )  # fmt: skip
 
     def _decided(self, decisions: Decisions) -> None:
@@ -98,7 +98,7 @@ class Site:
     def restart(self, checkpoint: bytes | None = None) -> None:
         """End, and begin anew from a checkpoint, or from nothing."""
         self.settler.close()
-        core = core_in(self.folder / "schemas")
+        core = core_in(self.directory / "schemas")
         if checkpoint is not None:
             resume_from(core, checkpoint)
         self._begin(core)

@@ -12,19 +12,19 @@ CAPTURES = Path(__file__).parents[3] / "shared" / "captures"
 
 
 def captured(path: str) -> Path:
-    """A file or folder of the captures; skips the test where they are not there."""
+    """A file or directory of the captures; skips the test where they are not there."""
     found = CAPTURES / path
     if not found.exists():
         pytest.skip(f"{found} is missing: put the captures beside the repository")
     return found
 
 
-def unpacked(path: str, folder: Path, wanted: str = "") -> Path:
-    """An archive of the captures, unpacked into a folder; returns its only top folder.
+def unpacked(path: str, directory: Path, wanted: str = "") -> Path:
+    """An archive of the captures, unpacked into a directory; returns its only top directory.
 
     `wanted` is a pattern for the names of what is needed, where an archive is large.
     """
     with tarfile.open(captured(path)) as archive:
         members = [member for member in archive if re.search(wanted, member.name)]
-        archive.extractall(folder, members, filter="tar")
-    return next(entry for entry in folder.iterdir() if entry.is_dir())
+        archive.extractall(directory, members, filter="tar")
+    return next(entry for entry in directory.iterdir() if entry.is_dir())

@@ -91,11 +91,11 @@ class Shipping:
 
 @asynccontextmanager
 async def shipping(
-    folder: Path, link: CollectorLink, origin: Origin = ORIGIN
+    directory: Path, link: CollectorLink, origin: Origin = ORIGIN
 ) -> AsyncIterator[Shipping]:
     """Run a shipper, and stop it as the agent does."""
     clock, stats, events = ManualClock(), WatchedStats(), list[Event]()
-    shipper = Shipper(link, origin, clock, folder, stats, events)
+    shipper = Shipper(link, origin, clock, directory, stats, events)
     task = asyncio.create_task(shipper.run())
     await clock.asleep(FLUSHING)
     try:

@@ -38,24 +38,24 @@ NO_INSTANCE = 0xFFFF_FFFF
 _PATIENCE_SECONDS = 60
 
 
-def build(folder: Path, hidden: Sequence[str] = (), version: str = "") -> Path:
-    """Compile the library into a folder.
+def build(directory: Path, hidden: Sequence[str] = (), version: str = "") -> Path:
+    """Compile the library into a directory.
 
     `hidden` are functions that an older driver does not have; with a version the library fits only
     the driver of that version.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    fresh = folder / f"{LIBRARY}.fresh"
+    directory.mkdir(parents=True, exist_ok=True)
+    fresh = directory / f"{LIBRARY}.fresh"
     flags = ["-std=c11", "-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror",
              f"-Wl,-soname,{LIBRARY}", f'-DSTANDIN_VERSION="{version}"']  # fmt: skip
     if hidden:
-        script = folder / "hidden"
+        script = directory / "hidden"
         script.write_text("{ global: *; local: " + " ".join(f"{name};" for name in hidden) + " };")
         flags.append(f"-Wl,--version-script={script}")
     sources = [str(source) for source in sorted(SOURCES.glob("*.c"))]
     command = ["cc", *flags, "-o", str(fresh), *sources, "-lpthread", "-lm"]
     subprocess.run(command, check=True)
-    return fresh.replace(folder / LIBRARY)  # never into a file that some process has mapped
+    return fresh.replace(directory / LIBRARY)  # never into a file that some process has mapped
 
 
 class Standin:
@@ -64,8 +64,8 @@ class Standin:
     That file is found by nvidia-ml-py, too, if it is loaded first: it has the driver's name.
     """
 
-    def __init__(self, folder: Path, library: str = LIBRARY) -> None:
-        self.folder = folder
+    def __init__(self, directory: Path, library: str = LIBRARY) -> None:
+        self.directory = directory
         self._name = library
         self._library: ctypes.CDLL | None = None
 
@@ -83,7 +83,7 @@ class Standin:
 
     def write(self, calls: Mapping[str, Any], later_us: int = 0) -> Path:
         """Write the table that the library starts with; `later_us` is added to time stamps."""
-        path = self.folder / TABLE
+        path = self.directory / TABLE
         path.write_text(table(calls, later_us), encoding="utf-8", errors="surrogateescape")
         return path
 
@@ -186,24 +186,24 @@ def run_scenario(
     version: str = "",
 ) -> None:
     """Run a function of the stand-in and some words in a process of its own."""
-    folder = tmp_path_factory.mktemp(function.__name__[:40])
-    shutil.copy(_built(tmp_path_factory, tuple(hidden), version), folder)
+    directory = tmp_path_factory.mktemp(function.__name__[:40])
+    shutil.copy(_built(tmp_path_factory, tuple(hidden), version), directory)
     where = inspect.getfile(function), function.__name__
-    outcome = run_beside(folder, __file__, *where, *arguments)
+    outcome = run_beside(directory, __file__, *where, *arguments)
     assert outcome.returncode == 0, outcome.stderr
 
 
-def run_beside(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a program of Python that finds the library of this folder."""
+def run_beside(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a program of Python that finds the library of this directory."""
     paths = [str(ROOT), str(ROOT / "tests")]
     environment = os.environ | {
-        "LD_LIBRARY_PATH": str(folder),
-        "STANDIN_TABLE": str(folder / TABLE),
+        "LD_LIBRARY_PATH": str(directory),
+        "STANDIN_TABLE": str(directory / TABLE),
         "PYTHONPATH": os.pathsep.join(paths),
     }
     return subprocess.run(
         [sys.executable, *arguments],
-        capture_output=True, text=True, check=False, cwd=folder, env=environment,
+        capture_output=True, text=True, check=False, cwd=directory, env=environment,
         timeout=_PATIENCE_SECONDS,
     )  # fmt: skip
 
@@ -215,8 +215,8 @@ def _built(tmp_path_factory: pytest.TempPathFactory, hidden: tuple[str, ...], ve
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler: install the Debian package gcc")
     if (hidden, version) not in _variants:
-        folder = tmp_path_factory.mktemp("library")
-        _variants[hidden, version] = build(folder, hidden, version)
+        directory = tmp_path_factory.mktemp("library")
+        _variants[hidden, version] = build(directory, hidden, version)
     return _variants[hidden, version]
 
 

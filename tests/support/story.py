@@ -161,9 +161,9 @@ class Reporter:
         return [self.record(some) for some in found if some]
 
 
-def core_in(folder: Path) -> Core:
+def core_in(directory: Path) -> Core:
     """An empty core."""
-    schemas = Schemas(folder)
+    schemas = Schemas(directory)
     schemas.open()
     return Core(schemas)
 

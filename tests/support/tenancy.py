@@ -91,12 +91,12 @@ def pod_group(number: int) -> tuple[str, str]:
     """The uid of a pod, and the control group of a container in it."""
     uid = f"{number:08d}-0000-4000-8000-000000000000"
     slice_ = f"kubepods-burstable-pod{uid.replace('-', '_')}.slice"
-    folder = f"/kubepods.slice/kubepods-burstable.slice/{slice_}"
-    return uid, f"{folder}/cri-containerd-{number:064x}.scope"
+    directory = f"/kubepods.slice/kubepods-burstable.slice/{slice_}"
+    return uid, f"{directory}/cri-containerd-{number:064x}.scope"
 
 
 def keeps_pod(host: FakeHost, number: int, name: str, namespace: str = "research") -> str:
-    """Give a pod the folders that the kubelet keeps of it; its control group."""
+    """Give a pod the directories that the kubelet keeps of it; its control group."""
     uid, group = pod_group(number)
     host.files[f"/var/log/pods/{namespace}_{name}_{uid}/main/0.log"] = ""
     host.files[f"/sys/fs/cgroup{group}/cgroup.procs"] = ""

@@ -38,11 +38,11 @@ def metrics_of_rules() -> frozenset[str]:
     return frozenset().union(*(metrics_in(expanded(rule["expr"])) for rule in rules))
 
 
-def alerts(series: Mapping[str, Samples], minutes: int, folder: Path) -> list[list[Labels]]:
+def alerts(series: Mapping[str, Samples], minutes: int, directory: Path) -> list[list[Labels]]:
     """The alerts at every minute, from the first to the last; `alertstate` is pending or firing."""
     if not shutil.which("promtool"):
         pytest.skip("promtool is missing: install the Debian package prometheus")
-    path = folder / "cases.yml"
+    path = directory / "cases.yml"
     path.write_text("\n".join(_case(series, minutes)))
     outcome = subprocess.run(
         ["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False

@@ -21,7 +21,7 @@ DRIVE = "sys/devices/pci0000:00/0000:00:02.1/0000:01:00.0/nvme/nvme0"
 def server_tree(factory: pytest.TempPathFactory) -> Path:
     """What the archive of a copied /proc and /sys has for the server's own sources.
 
-    The archive holds the folder of a hardware monitor and no link to it in /sys/class: it gets one.
+    The archive holds the directory of a hardware monitor and no link to it in /sys/class: it gets one.
     """
     root = unpacked("sysfs/procfs/tree.tar.gz", factory.mktemp("tree"), PARTS)
     link = root / "sys/class/hwmon/hwmon3"

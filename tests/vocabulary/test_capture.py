@@ -32,23 +32,23 @@ MOMENTS = (
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def directory(tmp_path: Path) -> Path:
     Capture(ABOUT, MOMENTS).write(tmp_path / "capture")
     return tmp_path / "capture"
 
 
-def test_a_capture_reads_back_as_it_was_written(folder: Path) -> None:
-    assert read_capture(folder) == Capture(ABOUT, MOMENTS)
+def test_a_capture_reads_back_as_it_was_written(directory: Path) -> None:
+    assert read_capture(directory) == Capture(ABOUT, MOMENTS)
 
 
 @given(st.binary())
 def test_bytes_that_are_no_utf8_survive(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
 ) -> None:
-    folder = tmp_path_factory.mktemp("capture")
+    directory = tmp_path_factory.mktemp("capture")
     text = content.decode(errors="surrogateescape")
-    Capture(ABOUT, (Moment(0, files={"/f": text}),)).write(folder)
-    kept = read_capture(folder).moments[0].files["/f"]
+    Capture(ABOUT, (Moment(0, files={"/f": text}),)).write(directory)
+    kept = read_capture(directory).moments[0].files["/f"]
     assert kept.encode(errors="surrogateescape") == content
 
 
@@ -68,12 +68,12 @@ def test_bytes_that_are_no_utf8_survive(
     ],
     ids=["cut", "empty", "list", "number", "null", "no time", "time", "files", "log", "section"],
 )
-def test_a_damaged_line_is_named(folder: Path, line: str) -> None:
-    timeline = folder / "timeline.jsonl"
+def test_a_damaged_line_is_named(directory: Path, line: str) -> None:
+    timeline = directory / "timeline.jsonl"
     first, second = timeline.read_text().splitlines()
     timeline.write_text(f"{first}\n{line}\n{second}\n")
     with pytest.raises(CaptureError, match=rf"{timeline}: line 2 is damaged"):
-        read_capture(folder)
+        read_capture(directory)
 
 
 @pytest.mark.parametrize(
@@ -86,25 +86,25 @@ def test_a_damaged_line_is_named(folder: Path, line: str) -> None:
         (b"\xff\xfe\0", "no capture can be read"),
     ],
 )
-def test_a_damaged_head_is_named(folder: Path, content: bytes, problem: str) -> None:
-    (folder / "capture.toml").write_bytes(content)
-    with pytest.raises(CaptureError, match=f"{folder}.*{problem}"):
-        read_capture(folder)
+def test_a_damaged_head_is_named(directory: Path, content: bytes, problem: str) -> None:
+    (directory / "capture.toml").write_bytes(content)
+    with pytest.raises(CaptureError, match=f"{directory}.*{problem}"):
+        read_capture(directory)
 
 
-def test_a_number_in_the_head_must_be_one(folder: Path) -> None:
-    head = folder / "capture.toml"
+def test_a_number_in_the_head_must_be_one(directory: Path) -> None:
+    head = directory / "capture.toml"
     head.write_text(head.read_text().replace("duration_ns = 2", 'duration_ns = "2"'))
     with pytest.raises(CaptureError, match="duration_ns"):
-        read_capture(folder)
+        read_capture(directory)
 
 
-def test_a_missing_file_is_named(folder: Path) -> None:
-    (folder / "timeline.jsonl").unlink()
+def test_a_missing_file_is_named(directory: Path) -> None:
+    (directory / "timeline.jsonl").unlink()
     with pytest.raises(CaptureError, match=r"timeline\.jsonl"):
-        read_capture(folder)
+        read_capture(directory)
     with pytest.raises(CaptureError, match=r"capture\.toml"):
-        read_capture(folder.parent)
+        read_capture(directory.parent)
 
 
 @pytest.mark.parametrize("error", [NvmlError(15), PermissionError(13, "no"), OSError(19, "gone")])

@@ -32,7 +32,7 @@ class Outer(msgspec.Struct, frozen=True, kw_only=True):
 
     port: Annotated[int, described("Port.", ge=1, le=65535)] = 80
     verbose: Annotated[bool, described('Say "more".')] = False
-    folder: Annotated[str, described("Where.")] = 'C:\\new "folder"'
+    directory: Annotated[str, described("Where.")] = 'C:\\new "directory"'
     inner: Inner = Inner()
 
 
@@ -90,12 +90,12 @@ def test_the_environment_has_only_text(tmp_path: Path, word: str, value: bool) -
             "[inner]\nperoid = 1",
             "settings.toml [inner]: unknown key 'peroid'; did you mean 'period'?",
         ),
-        ("xyz = 1", "settings.toml: unknown key 'xyz'; known are folder, inner, port, verbose"),
+        ("xyz = 1", "settings.toml: unknown key 'xyz'; known are directory, inner, port, verbose"),
         ("port = 0", ": invalid port: 0: expected an integer, at least 1, at most 65535"),
         ("port = 'http'", ": invalid port: 'http': expected an integer, at least 1"),
         ("port = 1.5", ": invalid port: 1.5: expected an integer"),
         ("verbose = 'loud'", ": invalid verbose: 'loud': expected true or false"),
-        ("folder = 3", ": invalid folder: 3: expected a text"),
+        ("directory = 3", ": invalid directory: 3: expected a text"),
         (
             "[inner]\nperiod = 0.01",
             "[inner]: invalid period: 0.01: expected a finite number, at least 0.1",

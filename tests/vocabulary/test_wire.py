@@ -133,7 +133,7 @@ def test_a_fact_makes_another_schema() -> None:
     assert wire.schema_identity(plain) != wire.schema_identity(told)
 
 
-def test_the_lane_of_a_part_is_the_rail_of_the_whole() -> None:
+def test_the_rail_of_a_part_is_the_rail_of_the_whole() -> None:
     card = Entity(GPU, ("GPU-1",), {"rail": "3"})
     schema = Schema(
         "gpu",
@@ -143,7 +143,7 @@ def test_the_lane_of_a_part_is_the_rail_of_the_whole() -> None:
             (gpu.GPU_CLOCK_SPEED, Entity(gpu.GPU_CLOCK_SPEED.about, ("GPU-2", "sm"))),
         ),
     )
-    assert wire.lanes(wire.to_wire_schema(schema)) == (3, 3, -1)
+    assert wire.rails(wire.to_wire_schema(schema)) == (3, 3, -1)
 
 
 def test_the_layout_forgets_serial_numbers_and_keeps_rails() -> None:

@@ -1,4 +1,4 @@
-"""The fast lane of GPUs: activity and power from the samples that the driver keeps by itself.
+"""Burst sampling of GPUs: activity and power from the samples that the driver keeps by itself.
 
 Two calls a GPU and second give all samples since the last ones (nvmlDeviceGetSamples); asking at the
 windows' own rate would tell no more, as the driver does not measure more often. Each sample speaks of

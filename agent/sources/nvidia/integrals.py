@@ -19,7 +19,7 @@ NS_PER_SECOND = 1_000_000_000
 LONGEST_SAMPLE_NS = 30 * NS_PER_SECOND
 """As far apart as samples may be for metering to call the time between them observed."""
 
-MOST_MEMORY_BYTES = 1 << 50
+MAX_MEMORY_BYTES = 1 << 50
 """More memory than any GPU has; a reading beyond is an error of the driver."""
 
 

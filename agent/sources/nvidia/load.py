@@ -15,7 +15,7 @@ from agent.sources.nvidia.calls import (
     used,
     whole,
 )
-from agent.sources.nvidia.integrals import MOST_MEMORY_BYTES, Integrated
+from agent.sources.nvidia.integrals import MAX_MEMORY_BYTES, Integrated
 from railscope.catalog import gpu as c
 from railscope.catalog import gpu_pcie, gpu_power
 from railscope.catalog import nvlink as n
@@ -114,7 +114,7 @@ _FIELDS: tuple[Field, ...] = (
 _PERCENT = 100
 INTEGRATED = (
     Integrated(c.GPU_UTILIZATION, c.GPU_BUSY, _PERCENT),
-    Integrated(c.GPU_MEMORY_USED, c.GPU_MEMORY_USED_TIME, MOST_MEMORY_BYTES),
+    Integrated(c.GPU_MEMORY_USED, c.GPU_MEMORY_USED_TIME, MAX_MEMORY_BYTES),
 )
 
 

@@ -19,7 +19,7 @@ from agent.sampling.source import (
     nvml_reason,
 )
 from agent.sources.nvidia.calls import Call, Questions, Target, count, key, used, whole
-from agent.sources.nvidia.integrals import MOST_MEMORY_BYTES, Integrals, Integrated
+from agent.sources.nvidia.integrals import MAX_MEMORY_BYTES, Integrals, Integrated
 from agent.sources.nvidia.plan import Plans
 from railscope.catalog import gpu_sharing as s
 from railscope.reading import Reading
@@ -57,7 +57,7 @@ QUESTIONS = Questions(
         Call(("nvmlDeviceGetComputeRunningProcesses",), (Target(s.MIG_PROCESSES, count),)),
     )
 )
-INTEGRATED = (Integrated(s.MIG_MEMORY_USED, s.MIG_MEMORY_USED_TIME, MOST_MEMORY_BYTES),)
+INTEGRATED = (Integrated(s.MIG_MEMORY_USED, s.MIG_MEMORY_USED_TIME, MAX_MEMORY_BYTES),)
 
 
 class Mig(HoldsNothing):

@@ -29,7 +29,7 @@ from railscope.entity import Entity
 from railscope.reading import Absent, Reading
 
 _LINK_COUNT = 91
-_MOST_LINKS = 36
+_MAX_LINKS = 36
 _NOT_SUPPORTED = 3
 _HAS_NONE = {2, _NOT_SUPPORTED, 13}
 """INVALID_ARGUMENT, NOT_SUPPORTED, FUNCTION_NOT_FOUND."""
@@ -258,11 +258,11 @@ def _count(host: Host, gpu: int) -> int | None:
     except OSError:
         value, code = 0, _NOT_SUPPORTED
     if code == 0:
-        return min(int(value), _MOST_LINKS)
+        return min(int(value), _MAX_LINKS)
     if code not in _HAS_NONE:
         return None
     link = 0
-    while link < _MOST_LINKS and _ask(host, "nvmlDeviceGetNvLinkState", gpu, link) is not None:
+    while link < _MAX_LINKS and _ask(host, "nvmlDeviceGetNvLinkState", gpu, link) is not None:
         link += 1
     return link
 

@@ -21,7 +21,7 @@ from railscope.catalog.entities import GPU_PROCESS, VGPU
 from railscope.entity import Entity
 from railscope.reading import Absent
 
-MOST_TOLD = 64
+MAX_TOLD = 64
 _NOT_FOUND = 6
 
 
@@ -43,10 +43,10 @@ class Processes(HoldsNothing):
     family = "nvml"
 
     def __init__(
-        self, period_seconds: float = 5.0, gpus: Gpus | None = None, most_told: int = MOST_TOLD
+        self, period_seconds: float = 5.0, gpus: Gpus | None = None, max_told: int = MAX_TOLD
     ) -> None:
         self.period_seconds = period_seconds
-        self._most_told = most_told
+        self._max_told = max_told
         self._gpus = gpus or Gpus()
         self._generation = 0
         self._uses: list[_Use] = []
@@ -73,7 +73,7 @@ class Processes(HoldsNothing):
         else:
             self._seen[gpu.index] = set(there)
         self._planned[gpu.index] = lasting
-        for process in sorted(lasting, key=_by_memory)[: self._most_told]:
+        for process in sorted(lasting, key=_by_memory)[: self._max_told]:
             entity = _entity(host, gpu.entity, process)
             use.told[process.pid] = columns.add(s.PROCESS_MEMORY, entity)
             columns.add(s.PROCESS_SM, entity)
@@ -97,7 +97,7 @@ class Processes(HoldsNothing):
                 continue
             lasting = {pid for pid in there if pid in self._seen.get(use.gpu.index, ())}
             self._seen[use.gpu.index] = set(there)
-            wanted = min(len(lasting | use.told.keys() & there.keys()), self._most_told)
+            wanted = min(len(lasting | use.told.keys() & there.keys()), self._max_told)
             into.grown |= use.told.keys() - there.keys() != set() or len(use.told) < wanted
         into.grown |= self._gpus.generation != self._generation
 

@@ -49,7 +49,7 @@ ERRORS, LIFETIMES = ("corrected", "uncorrected"), ("volatile", "aggregate")
 LOCATIONS = ("l1", "l2", "dram", "register_file", "texture", "texture_shared", "cbu", "sram")
 BANKS = ("max", "high", "partial", "low", "none")
 RETIREMENTS = {"correctable": 0, "uncorrectable": 1}
-_C2C_LINK_COUNT, _MOST_PARTS = 170, 64
+_C2C_LINK_COUNT, _MAX_PARTS = 170, 64
 C2C_ERRORS = {231: "interrupt", 232: "replay", 233: "replay_back_to_back"}
 
 _CALLS: tuple[Call, ...] = (
@@ -158,7 +158,7 @@ def questions(host: Host, gpu: int) -> Questions:
 
 def _count(ask: Callable[[], Json]) -> int:
     try:
-        return min(int(ask()), _MOST_PARTS)
+        return min(int(ask()), _MAX_PARTS)
     except (NvmlError, OSError, TypeError, ValueError):
         return 0
 

@@ -44,11 +44,11 @@ def physical_interfaces(host: Host) -> list[str]:
     return [name for name in names(host, NET) if _is_physical(host, f"{NET}/{name}")]
 
 
-def _is_physical(host: Host, folder: str) -> bool:
+def _is_physical(host: Host, directory: str) -> bool:
     return (
-        "device" in names(host, folder)
-        and "physfn" not in names(host, f"{folder}/device")
-        and not _REPRESENTOR.fullmatch(text(host, f"{folder}/phys_port_name"))
+        "device" in names(host, directory)
+        and "physfn" not in names(host, f"{directory}/device")
+        and not _REPRESENTOR.fullmatch(text(host, f"{directory}/phys_port_name"))
     )
 
 
@@ -57,15 +57,15 @@ def card(host: Host, interface: str) -> Card:
 
     Where several ports share one PCI function they count from zero in `dev_port`.
     """
-    folder = f"{NET}/{interface}"
-    devices = names(host, f"{folder}/device/infiniband")
-    number = text(host, f"{folder}/dev_port")
+    directory = f"{NET}/{interface}"
+    devices = names(host, f"{directory}/device/infiniband")
+    number = text(host, f"{directory}/dev_port")
     ports = names(host, f"/sys/class/infiniband/{devices[0]}/ports") if devices else []
     port = str(int(number) + 1) if number.isdecimal() else ""
     return Card(
         interface,
-        driver=linked(host, f"{folder}/device/driver"),
-        pci_address=linked(host, f"{folder}/device"),
+        driver=linked(host, f"{directory}/device/driver"),
+        pci_address=linked(host, f"{directory}/device"),
         rdma_device=devices[0] if devices else "",
         rdma_port=port if port in ports else next(iter(ports), ""),
     )

@@ -3,7 +3,7 @@
 Below /sys/class/net/*/ecn and qos and /sys/class/infiniband/*/tc lies what only the vendor's driver
 has (OFED, mlx5/core/en_sysfs.c and mlx5/tc.c). The kernel's own driver has congestion control in
 debugfs, which is root's (Linux drivers/infiniband/hw/mlx5/cong.c and bnxt_re/debugfs.c), Broadcom's in
-configfs (bnxt_re/configfs.c). A device is in configfs when someone has made its folder there, also
+configfs (bnxt_re/configfs.c). A device is in configfs when someone has made its directory there, also
 that of rdma_cm (Linux drivers/infiniband/core/cma_configfs.c).
 """
 
@@ -55,7 +55,7 @@ def _text(host: Host, path: str) -> str | None:
 
 
 def _names(host: Host, path: str) -> list[str]:
-    """The entries of a folder; none where there is none. Raises OSError where it may not be read."""
+    """The entries of a directory; none where there is none. Raises OSError where it may not be read."""
     try:
         return host.names(path)
     except FileNotFoundError:
@@ -73,15 +73,15 @@ def ecn(host: Host, card: Card) -> Told:
     """OFED's congestion control: on or off for each priority and side, and its parameters."""
     told = Told(card.interface)
     for side, word in _SIDES.items():
-        folder = f"{NET}/{card.interface}/ecn/roce_{side}"
-        found = _names(host, folder)
+        directory = f"{NET}/{card.interface}/ecn/roce_{side}"
+        found = _names(host, directory)
         if _ENABLE in found:
-            priorities = filter(str.isdecimal, _names(host, f"{folder}/{_ENABLE}"))
-            states = {int(p): _number(host, f"{folder}/{_ENABLE}/{p}") for p in priorities}
+            priorities = filter(str.isdecimal, _names(host, f"{directory}/{_ENABLE}"))
+            states = {int(p): _number(host, f"{directory}/{_ENABLE}/{p}") for p in priorities}
             told.switches(f"ecn_{word}", c.ECN_ENABLED, states, word)
         for name in found:
             if name != _ENABLE:
-                _parameter(told, parameter(side, name), _number(host, f"{folder}/{name}"))
+                _parameter(told, parameter(side, name), _number(host, f"{directory}/{name}"))
     return told
 
 
@@ -94,7 +94,7 @@ def _parameter(told: Told, name: str, reading: Reading) -> None:
     told.number(name, c.DCQCN_PARAMETER, reading, name)
 
 
-def congestion_folders(card: Card) -> Mapping[str, str]:
+def congestion_directories(card: Card) -> Mapping[str, str]:
     """Where else the driver of a card keeps the parameters of congestion control."""
     if card.driver == MLX5 and card.pci_address:
         return {"cc_params": f"/sys/kernel/debug/mlx5/{card.pci_address}/cc_params"}
@@ -107,14 +107,14 @@ def congestion_folders(card: Card) -> Mapping[str, str]:
     return {}
 
 
-def congestion(host: Host, card: Card, folder: str, told_before: Iterable[str]) -> Told:
+def congestion(host: Host, card: Card, directory: str, told_before: Iterable[str]) -> Told:
     """Parameters of congestion control; each costs a command to the firmware.
 
     Those that are known already are not asked for, and what is no number is none of them.
     """
     told = Told(card.interface)
-    for name in sorted(set(_names(host, folder)).difference(told_before)):
-        _parameter(told, name, _value(host, f"{folder}/{name}"))
+    for name in sorted(set(_names(host, directory)).difference(told_before)):
+        _parameter(told, name, _value(host, f"{directory}/{name}"))
     return told
 
 
@@ -131,18 +131,18 @@ def _value(host: Host, path: str) -> Reading:
 def qos(host: Host, card: Card) -> Told:
     """OFED's trust, DSCP map and buffers with their thresholds."""
     told = Told(card.interface)
-    folder = f"{NET}/{card.interface}/qos"
-    if trust := _text(host, f"{folder}/trust"):
+    directory = f"{NET}/{card.interface}/qos"
+    if trust := _text(host, f"{directory}/trust"):
         told.say("trust", trust)
-    if mapped := _text(host, f"{folder}/dscp2prio"):
+    if mapped := _text(host, f"{directory}/dscp2prio"):
         dscp: dict[int, list[int]] = {}
         for priority, codes in _DSCPS.findall(mapped):
             dscp.setdefault(int(priority), []).extend(map(int, re.findall(r"\d+", codes)))
         dscp_map(told, dscp)
-    if of_priority := _text(host, f"{folder}/prio2buffer"):
+    if of_priority := _text(host, f"{directory}/prio2buffer"):
         pairs = {int(p): int(b) for p, b in _BUFFER_OF.findall(of_priority)}
         told.say("buffer_of_priority", listed(pairs[p] for p in sorted(pairs)))
-    if sizes := _text(host, f"{folder}/buffer_size"):
+    if sizes := _text(host, f"{directory}/buffer_size"):
         _buffers(told, sizes)
     return told
 
@@ -163,9 +163,9 @@ def rdma(host: Host, card: Card) -> Told:
     if not card.rdma_port:
         return told
     device, port = card.rdma_device, card.rdma_port
-    folder = f"/sys/kernel/config/rdma_cm/{device}/ports/{port}"
-    told.number("rdma_cm_tos", c.RDMA_CM_TOS, _number(host, f"{folder}/default_roce_tos"))
-    if mode := _text(host, f"{folder}/default_roce_mode"):
+    directory = f"/sys/kernel/config/rdma_cm/{device}/ports/{port}"
+    told.number("rdma_cm_tos", c.RDMA_CM_TOS, _number(host, f"{directory}/default_roce_tos"))
+    if mode := _text(host, f"{directory}/default_roce_mode"):
         told.say("rdma_cm_mode", mode)
     class_ = _text(host, f"{_INFINIBAND}/{device}/tc/{port}/traffic_class")
     if class_ is not None:
@@ -179,8 +179,8 @@ def rdma(host: Host, card: Card) -> Told:
 def gids(host: Host, card: Card) -> Told:
     """Which kinds of GIDs the card's RDMA port has; an empty entry of the table answers EINVAL."""
     told = Told(card.interface)
-    folder = f"{_INFINIBAND}/{card.rdma_device}/ports/{card.rdma_port}/gid_attrs/types"
+    directory = f"{_INFINIBAND}/{card.rdma_device}/ports/{card.rdma_port}/gid_attrs/types"
     entries = range(_GIDS) if card.rdma_port else ()
-    if known := sorted(filter(None, {_text(host, f"{folder}/{entry}") for entry in entries})):
+    if known := sorted(filter(None, {_text(host, f"{directory}/{entry}") for entry in entries})):
         told.say("gid_types", listed(known))
     return told

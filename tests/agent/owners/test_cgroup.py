@@ -159,7 +159,7 @@ def test_a_hybrid_server_knows_a_job_only_by_its_controllers():
     assert owner(content) == task(user_id=1000)
 
 
-def test_a_user_cannot_make_folders_that_name_another_owner():
+def test_a_user_cannot_make_directories_that_name_another_owner():
     for forged in (
         f"{SCOPE}/job_211/step_0/user/task_0",
         f"/kubepods/pod{UID}/{A}",
@@ -191,9 +191,9 @@ def test_a_kernel_without_control_groups():
 
 def test_every_process_of_this_machine_has_an_owner():
     found = []
-    for folder in Path("/proc").glob("[0-9]*"):
+    for directory in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it may end meanwhile, but not all of them do
-            found.append(owner((folder / "cgroup").read_bytes()))
+            found.append(owner((directory / "cgroup").read_bytes()))
     assert found
 
 

@@ -159,7 +159,7 @@ def test_an_answer_that_would_fill_the_memory(tmp_path):
         serving(tmp_path / "s", huge) as path,
         pytest.raises(OSError, match="more than 50000") as refused,
     ):
-        Kubelet(path, most_bytes=50_000).ask(LIST)
+        Kubelet(path, max_bytes=50_000).ask(LIST)
     assert refused.value.errno == errno.EMSGSIZE
 
 

@@ -24,7 +24,7 @@ class Node(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp(prefix="story-"))
+        self.directory = Path(tempfile.mkdtemp(prefix="story-"))
         self.host = node(GPUS)
         self.pods: dict[str, int] = {}
         self.strays: dict[int, int] = {}
@@ -35,7 +35,7 @@ class Node(RuleBasedStateMachine):
 
     def start(self) -> None:
         self.looked = Looked(self.host)
-        self.looked.tenancy.remember(self.folder, NODE)
+        self.looked.tenancy.remember(self.directory, NODE)
         self.begun: dict[tuple[str, ...], dict[str, str]] = getattr(self, "begun", {})
         self.over: dict[tuple[str, ...], dict[str, str]] = getattr(self, "over", {})
 
@@ -45,7 +45,7 @@ class Node(RuleBasedStateMachine):
         return [pod(name, uuid(gpu)) for name, gpu in self.pods.items()]
 
     def teardown(self) -> None:
-        shutil.rmtree(self.folder)
+        shutil.rmtree(self.directory)
 
     @rule(gpu=gpus)
     def a_pod_comes(self, gpu: int) -> None:

@@ -53,7 +53,7 @@ def reported(events: list[Event]) -> dict[str, tuple[int, int]]:
 class Story:
     """A node with one job by Slurm, one pod and one claim by command, through steps of its clock."""
 
-    folder: Path
+    directory: Path
     events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -65,9 +65,9 @@ class Story:
     def agent(self) -> None:
         """A fresh agent in the same boot, with what the one before kept."""
         self.looked = Looked(self.host, TenancySettings(slurm_job_files="/run/jobs"))
-        self.looked.tenancy.remember(self.folder, NODE)
+        self.looked.tenancy.remember(self.directory, NODE)
         self.endpoint = ClaimsEndpoint(
-            TenancySettings(), self.folder, self.looked.tenancy, self.host.clock
+            TenancySettings(), self.directory, self.looked.tenancy, self.host.clock
         )
 
     def wait(self, seconds: int) -> None:
@@ -99,8 +99,8 @@ steps = st.lists(
 @settings(max_examples=max(20, settings.default.max_examples // 4))
 @given(steps, steps, steps)
 def test_no_step_of_the_wall_clock_moves_more_than_a_poll(before, during, after):
-    with TemporaryDirectory() as folder:
-        story = Story(Path(folder))
+    with TemporaryDirectory() as directory:
+        story = Story(Path(directory))
         story.wait(2 * POLL)
 
         def pass_through(some: list[tuple[int, int, bool]]) -> None:

@@ -26,7 +26,7 @@ from click.testing import CliRunner, Result
 from support.tenancy import NODE, Looked, cut, mig_uuid, node, told, uuid
 
 from agent.config import TenancySettings
-from agent.endpoint.claims import MOST_BODY_BYTES, ClaimsEndpoint
+from agent.endpoint.claims import MAX_BODY_BYTES, ClaimsEndpoint
 from agent.tenancy.told import FILE
 from railscope.cli import root
 from railscope.settings import SettingsError
@@ -35,7 +35,7 @@ CAPTURES = Path(__file__).parents[2] / "captures"
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
+def directory() -> Iterator[Path]:
     """A short path: that of a socket has at most 107 bytes."""
     made = Path(tempfile.mkdtemp(prefix="claims-"))
     yield made
@@ -69,15 +69,15 @@ def ask(
 class Served:
     """An endpoint in a thread of its own, and the tenancy behind it."""
 
-    def __init__(self, folder: Path, settings: TenancySettings | None = None) -> None:
+    def __init__(self, directory: Path, settings: TenancySettings | None = None) -> None:
         self.host = node(3)
         cut(self.host, 2, [("3g.40gb", 0, 4), ("3g.40gb", 4, 4)])
         self.looked = Looked(self.host)
-        self.looked.tenancy.remember(folder, NODE)
+        self.looked.tenancy.remember(directory, NODE)
         self.endpoint = ClaimsEndpoint(
-            settings or TenancySettings(), folder, self.looked.tenancy, self.host.clock
+            settings or TenancySettings(), directory, self.looked.tenancy, self.host.clock
         )
-        self.path = folder / "claims.sock"
+        self.path = directory / "claims.sock"
 
 
 @contextmanager
@@ -102,8 +102,8 @@ def serving(served: Served) -> Iterator[Served]:
 
 
 @pytest.fixture
-def served(folder: Path) -> Iterator[Served]:
-    made = Served(folder)
+def served(directory: Path) -> Iterator[Served]:
+    made = Served(directory)
     made.looked.look()
     with serving(made):
         yield made
@@ -182,7 +182,7 @@ def test_an_id_begins_again_only_where_that_is_asked_for(served):
         (("POST", "/v1/claims", {**BATCH, "gpus": ["0000:ff:00.0"]}), 422, "no GPU"),
         (("POST", "/v1/claims", {**BATCH, "start": "2026-01-01T00:00:00"}), 422, "no offset"),
         (("POST", "/v1/claims", {**BATCH, "start": "2999-01-01T00:00:00Z"}), 422, "not over yet"),
-        (("POST", "/v1/claims", b"x" * (MOST_BODY_BYTES + 1)), 413, "at most"),
+        (("POST", "/v1/claims", b"x" * (MAX_BODY_BYTES + 1)), 413, "at most"),
         (("POST", "/v1/claims/none/end", {}), 404, "no claim 'none'"),
         (("PUT", "/v1/claims", {}), 405, "no PUT"),
         (("GET", "/", None), 404, "no GET /"),
@@ -208,55 +208,55 @@ def test_the_socket_is_roots(served):
     assert served.path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_socket_that_an_agent_serves_is_left_to_it(served, folder):
+def test_a_socket_that_an_agent_serves_is_left_to_it(served, directory):
     with pytest.raises(SettingsError, match="another agent serves it"):
-        asyncio.run(Served(folder).endpoint.start())
+        asyncio.run(Served(directory).endpoint.start())
     assert ask(served.path, "GET", "/v1/claims")[0] == 200, "it goes on serving"
 
 
-def test_a_socket_that_nobody_serves_is_taken(folder):
+def test_a_socket_that_nobody_serves_is_taken(directory):
     with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(folder / "claims.sock"))
-    with serving(Served(folder)) as made:
+        left.bind(str(directory / "claims.sock"))
+    with serving(Served(directory)) as made:
         assert ask(made.path, "GET", "/v1/claims")[0] == 200
     assert not made.path.exists()
 
 
-def test_before_gpus_are_known_it_may_be_tried_again(folder):
-    with serving(Served(folder)) as made:
+def test_before_gpus_are_known_it_may_be_tried_again(directory):
+    with serving(Served(directory)) as made:
         status, answer = ask(made.path, "POST", "/v1/claims", BATCH)
         assert (status, "try again" in answer["error"]) == (503, True)
 
 
-def test_what_the_disk_does_not_take_is_not_told(served, folder):
-    (folder / f"{FILE}.partial").mkdir()
+def test_what_the_disk_does_not_take_is_not_told(served, directory):
+    (directory / f"{FILE}.partial").mkdir()
     over = served.path
     status, answer = ask(over, "POST", "/v1/claims", BATCH)
     assert (status, "Is a directory" in answer["error"]) == (503, True)
     assert served.looked.look() == []
-    (folder / f"{FILE}.partial").rmdir()
+    (directory / f"{FILE}.partial").rmdir()
     assert ask(over, "POST", "/v1/claims", BATCH)[0] == 200
 
 
-def test_a_damaged_file_is_put_aside(folder):
-    (folder / FILE).write_text("[{")
-    made = Served(folder)
+def test_a_damaged_file_is_put_aside(directory):
+    (directory / FILE).write_text("[{")
+    made = Served(directory)
     made.looked.look()
     assert "put aside" in made.looked.said("command")[0][1]
-    assert (folder / f"{FILE}.damaged").exists()
+    assert (directory / f"{FILE}.damaged").exists()
 
 
-def test_over_loopback_with_a_token(folder):
-    (folder / "token").write_text("secret\n")
-    settings = TenancySettings(listen="127.0.0.1:0", token_file=str(folder / "token"))
-    made = Served(folder, settings)
+def test_over_loopback_with_a_token(directory):
+    (directory / "token").write_text("secret\n")
+    settings = TenancySettings(listen="127.0.0.1:0", token_file=str(directory / "token"))
+    made = Served(directory, settings)
     made.looked.look()
     with serving(made):
         (_, tcp) = made.endpoint._servers  # noqa: SLF001 - where it listens
         port = tcp.port
         plain = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
         assert ask(plain, "GET", "/v1/claims")[0] == 401
-        url = ["--url", f"http://127.0.0.1:{port}", "--token-file", str(folder / "token")]
+        url = ["--url", f"http://127.0.0.1:{port}", "--token-file", str(directory / "token")]
         outcome = CliRunner().invoke(root, ["claim", "list", "--format", "json", *url])
         assert (outcome.exit_code, outcome.stdout) == (0, "[]\n")
 
@@ -269,9 +269,9 @@ def test_over_loopback_with_a_token(folder):
         ({"listen": "127.0.0.1:9470", "token_file": "/nowhere"}, "cannot be read"),
     ],
 )
-def test_an_address_that_is_not_safe(folder, settings, message):
+def test_an_address_that_is_not_safe(directory, settings, message):
     with pytest.raises(SettingsError, match=message):
-        Served(folder, TenancySettings(**settings))
+        Served(directory, TenancySettings(**settings))
 
 
 # The command -------------------------------------------------------------------------------------
@@ -323,8 +323,8 @@ def test_prolog_and_epilog_of_slurm(served):
 
 
 def test_a_job_told_by_its_prolog_is_told_once(served):
-    folder = "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_123"
-    served.host.files[f"{folder}/step_0/user/task_0/cgroup.procs"] = "50\n"
+    directory = "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_123"
+    served.host.files[f"{directory}/step_0/user/task_0/cgroup.procs"] = "50\n"
     served.host.calls["owner.environ(50)"] = {"SLURM_JOB_ID": "123", "SLURM_JOB_GPUS": "0"}
     job = {"SLURM_JOB_ID": "123", "SLURM_JOB_GPUS": "0", "SLURM_JOB_ACCOUNT": "astro"}
     run(served, "start", "--from-slurm", **job)
@@ -334,8 +334,8 @@ def test_a_job_told_by_its_prolog_is_told_once(served):
     assert served.looked.look() == [], "its control group takes a while to go"
 
 
-def test_no_agent(folder):
-    words = ["claim", "list", "--socket", str(folder / "none.sock"), "--timeout", "0"]
+def test_no_agent(directory):
+    words = ["claim", "list", "--socket", str(directory / "none.sock"), "--timeout", "0"]
     outcome = CliRunner().invoke(root, words)
     assert (outcome.exit_code, "no agent answers at" in outcome.output) == (1, True)
 
@@ -344,11 +344,11 @@ def test_no_agent(folder):
 
 
 @contextmanager
-def agent(folder: Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
+def agent(directory: Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
     """An agent in a process of its own, on a recorded node with two GPUs; more settings by name."""
     command = [
         sys.executable, "-m", "railscope", "agent", "run", "--listen", "127.0.0.1:0",
-        "--replay", str(CAPTURES / "hgx-h100-load"), "--state-directory", str(folder),
+        "--replay", str(CAPTURES / "hgx-h100-load"), "--state-directory", str(directory),
     ]  # fmt: skip
     environment = {**os.environ, "RAILSCOPE_AGENT_PERIODS__TENANCY": "0.5"}
     environment |= {f"RAILSCOPE_AGENT_{name}": text for name, text in more.items()}
@@ -360,12 +360,12 @@ def agent(folder: Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def insist(folder: Path, method: str, path: str, body: Any = None) -> Any:
+def insist(directory: Path, method: str, path: str, body: Any = None) -> Any:
     """Ask until there is an answer of 200."""
     until, last = time.monotonic() + 60, None
     while time.monotonic() < until:
         try:
-            status, last = ask(folder / "claims.sock", method, path, body)
+            status, last = ask(directory / "claims.sock", method, path, body)
             if status == 200:
                 return last
         except OSError as error:
@@ -374,26 +374,26 @@ def insist(folder: Path, method: str, path: str, body: Any = None) -> Any:
     raise AssertionError(last)
 
 
-def test_nothing_that_was_answered_is_lost_when_the_agent_is_killed(folder):
+def test_nothing_that_was_answered_is_lost_when_the_agent_is_killed(directory):
     for number in range(3):
-        with agent(folder) as process:
+        with agent(directory) as process:
             for part in range(3):
                 name = f"c-{number}-{part}"
-                insist(folder, "POST", "/v1/claims", {**BATCH, "id": name, "gpus": ["0"]})
+                insist(directory, "POST", "/v1/claims", {**BATCH, "id": name, "gpus": ["0"]})
                 if part:
-                    insist(folder, "POST", f"/v1/claims/{name}/end")
+                    insist(directory, "POST", f"/v1/claims/{name}/end")
             process.send_signal(signal.SIGKILL)
             process.wait()
-    with agent(folder):
-        listed = {one["id"] for one in insist(folder, "GET", "/v1/claims")["claims"]}
+    with agent(directory):
+        listed = {one["id"] for one in insist(directory, "GET", "/v1/claims")["claims"]}
         assert listed == {"c-0-0", "c-1-0", "c-2-0"}
         for number in range(3):
-            status, _ = ask(folder / "claims.sock", "POST", f"/v1/claims/c-{number}-1/end")
+            status, _ = ask(directory / "claims.sock", "POST", f"/v1/claims/c-{number}-1/end")
             assert status == 200, "that it has ended is known"
 
 
-def test_a_first_start_without_a_state_directory_accepts_claims(folder):
-    state = folder / "var" / "lib" / "agent"
+def test_a_first_start_without_a_state_directory_accepts_claims(directory):
+    state = directory / "var" / "lib" / "agent"
     with agent(state):
         insist(state, "POST", "/v1/claims", {**BATCH, "gpus": ["0"]})
         assert state.stat().st_mode & 0o777 == 0o700
@@ -402,8 +402,8 @@ def test_a_first_start_without_a_state_directory_accepts_claims(folder):
         assert [one["id"] for one in listed] == ["b-1"], "it was kept"
 
 
-def test_claims_are_accepted_as_soon_as_the_state_directory_can_be_written(folder):
-    state = folder / "later" / "agent"
+def test_claims_are_accepted_as_soon_as_the_state_directory_can_be_written(directory):
+    state = directory / "later" / "agent"
     state.parent.write_text("a file, where a directory is to be")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -23,10 +23,10 @@ def full() -> FakeHost:
                 runs(host, number, 1000 + 10 * number + process, group)
     host.calls[LISTED] = pods
     for bus in range(200):
-        folder = f"/sys/bus/pci/devices/0000:{bus:02x}:00.0"
-        host.files[f"{folder}/vendor"] = "0x10de\n" if bus < GPUS else "0x8086\n"
-        host.files[f"{folder}/class"] = "0x030200\n"
-        host.files[f"{folder}/driver/bind"] = ""
+        directory = f"/sys/bus/pci/devices/0000:{bus:02x}:00.0"
+        host.files[f"{directory}/vendor"] = "0x10de\n" if bus < GPUS else "0x8086\n"
+        host.files[f"{directory}/class"] = "0x030200\n"
+        host.files[f"{directory}/driver/bind"] = ""
     return host
 
 

@@ -10,16 +10,16 @@ from support.tenancy import LISTED, NODE, Looked, ends, node, pod, runs, told, u
 from agent.tenancy.memory import FILE
 
 
-def after_restart(looked, folder):
+def after_restart(looked, directory):
     """Another agent on the same machine, with the same state directory."""
     fresh = Looked(looked.host)
-    fresh.tenancy.remember(folder, NODE)
+    fresh.tenancy.remember(directory, NODE)
     return fresh
 
 
-def remembering(host, folder):
+def remembering(host, directory):
     looked = Looked(host)
-    looked.tenancy.remember(folder, NODE)
+    looked.tenancy.remember(directory, NODE)
     return looked
 
 

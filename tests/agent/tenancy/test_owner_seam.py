@@ -66,17 +66,17 @@ def test_what_is_not_there_or_no_such_form(tree, tmp_path):
         tree.call("owner", "container", HEX, "")
 
 
-def test_names_are_hidden_with_their_folders():
+def test_names_are_hidden_with_their_directories():
     redactor = Redactor()
     for name in ("research", "train-0"):
         redactor.name(name)
     uid = "2fc932ce-fdcc-454b-97bd-aadfdeb4c340"
-    folder = redactor.text(f"research_train-0_{uid}")
-    namespace, pod, hidden = folder.split("_")
+    directory = redactor.text(f"research_train-0_{uid}")
+    namespace, pod, hidden = directory.split("_")
     assert (redactor.text("research"), redactor.text("train-0")) == (namespace, pod)
     slice_ = redactor.text(f"kubepods-pod{uid.replace('-', '_')}.slice")
     assert slice_ == f"kubepods-pod{hidden.replace('-', '_')}.slice", "a pod is found by both"
-    assert "2fc932ce" not in folder + slice_
+    assert "2fc932ce" not in directory + slice_
     assert redactor.text("researcher") == "researcher"
 
 

@@ -16,16 +16,16 @@ SCOPE = "/sys/fs/cgroup/system.slice/slurmstepd.scope"
 SLUID = "sEKNKTV3WPV500"
 
 
-def job(host: FakeHost, folder: str, pid: int, *, daemon: int = 0, **environ: str) -> None:
-    """A job's folder with one task, and what its environment says."""
-    host.files[f"{folder}/step_0/user/task_0/cgroup.procs"] = f"{pid}\n"
-    host.files[f"{folder}/step_0/slurm/cgroup.procs"] = f"{daemon}\n" if daemon else ""
+def job(host: FakeHost, directory: str, pid: int, *, daemon: int = 0, **environ: str) -> None:
+    """A job's directory with one task, and what its environment says."""
+    host.files[f"{directory}/step_0/user/task_0/cgroup.procs"] = f"{pid}\n"
+    host.files[f"{directory}/step_0/slurm/cgroup.procs"] = f"{daemon}\n" if daemon else ""
     if environ:
         host.calls[f"owner.environ({pid})"] = {f"SLURM_{k}": v for k, v in environ.items()}
 
 
-def leaves(host, folder):
-    for path in [path for path in host.files if path.startswith(folder + "/")]:
+def leaves(host, directory):
+    for path in [path for path in host.files if path.startswith(directory + "/")]:
         del host.files[path]
 
 
@@ -71,8 +71,8 @@ def test_a_job_named_by_its_sluid():
 
 def test_the_first_hierarchy_of_version_1_that_has_jobs():
     host = node()
-    folder = "/sys/fs/cgroup/memory/slurm/uid_1000/job_7"
-    host.files[f"{folder}/step_batch/task_0/cgroup.procs"] = "70\n"
+    directory = "/sys/fs/cgroup/memory/slurm/uid_1000/job_7"
+    host.files[f"{directory}/step_batch/task_0/cgroup.procs"] = "70\n"
     host.files["/sys/fs/cgroup/cpuset/slurm/uid_1000/job_7/cgroup.procs"] = ""
     host.calls["owner.environ(70)"] = {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "1"}
     assert told(Looked(host).look()) == [("claim_start", "slurm", "7", uuid(1))]
@@ -89,8 +89,8 @@ def test_mig_devices_by_their_uuid():
 
 def test_a_job_that_says_nothing_holds_what_its_processes_are_on_until_it_ends():
     host = node()
-    folder = f"{SCOPE}/job_9"
-    job(host, folder, 50)
+    directory = f"{SCOPE}/job_9"
+    job(host, directory, 50)
     host.calls["owner.environ(50)"] = DENIED
     looked = Looked(host)
     assert looked.look() == []
@@ -100,7 +100,7 @@ def test_a_job_that_says_nothing_holds_what_its_processes_are_on_until_it_ends()
     ends(host, 1, 50)
     for _ in range(3):
         assert looked.look() == []
-    leaves(host, folder)
+    leaves(host, directory)
     assert told(looked.look()) == [("claim_end", "slurm", "9", uuid(1))]
 
 
@@ -172,12 +172,12 @@ def test_control_groups_that_cannot_be_read_end_nothing():
 def test_files_by_gpu():
     host = node(3)
     cut(host, 2, [("3g.40gb", 0, 4), ("3g.40gb", 4, 4)])
-    folder = "/run/jobs"
+    directory = "/run/jobs"
     host.files |= {
-        f"{folder}/0": "123\n", f"{folder}/1": "", f"{folder}/2.2": "124\n125\n",
-        f"{folder}/notes": "hello",
+        f"{directory}/0": "123\n", f"{directory}/1": "", f"{directory}/2.2": "124\n125\n",
+        f"{directory}/notes": "hello",
     }  # fmt: skip
-    looked = Looked(host, TenancySettings(slurm_gpu_files=folder))
+    looked = Looked(host, TenancySettings(slurm_gpu_files=directory))
     began = looked.look()
     assert told(began) == [
         ("claim_start", "slurm", "123", uuid(0)),
@@ -188,9 +188,9 @@ def test_files_by_gpu():
     assert {event.facts["level"] for event in began} == {"scheduler"}
     assert began[1].facts["device"] == mig_uuid(2, 1)
     assert any("notes" in detail for _, detail, _ in looked.said("jobs by GPU"))
-    leaves(host, folder)
-    assert looked.look() == [], "the folder is gone: nothing is known"
-    host.files[f"{folder}/1"] = "123"
+    leaves(host, directory)
+    assert looked.look() == [], "the directory is gone: nothing is known"
+    host.files[f"{directory}/1"] = "123"
     assert sorted(event[0] for event in told(looked.look())) == ["claim_end"] * 3 + ["claim_start"]
 
 

@@ -60,9 +60,9 @@ def answer(**more: Any) -> dict[str, Any]:
 
 def handed_over(gpus=1):
     host = node(gpus)
-    folder = f"/sys/bus/pci/devices/{ADDRESS}"
-    host.files |= {f"{folder}/vendor": "0x10de\n", f"{folder}/class": "0x030200\n"}
-    host.links[f"{folder}/driver"] = "/sys/bus/pci/drivers/vfio-pci"
+    directory = f"/sys/bus/pci/devices/{ADDRESS}"
+    host.files |= {f"{directory}/vendor": "0x10de\n", f"{directory}/class": "0x030200\n"}
+    host.links[f"{directory}/driver"] = "/sys/bus/pci/drivers/vfio-pci"
     host.files["/sys/bus/pci/drivers/vfio-pci/bind"] = ""
     return host
 

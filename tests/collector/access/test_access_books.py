@@ -23,7 +23,7 @@ from test_audit_trail import records
 from collector.access.credential import Credential, Role
 from collector.access.credentials import digest, quoted, section
 from collector.config import LedgerSettings
-from collector.http.reading import MOST_AT_ONCE, Reading
+from collector.http.reading import MAX_AT_ONCE, Reading
 from collector.ledger.store import Ledger
 from collector.metering.periods import name_of
 from collector.service import Collector
@@ -34,25 +34,25 @@ GPUS = {"imaging": "GPU-imaging-0", "speech": "GPU-speech-0"}
 PERIOD = name_of(ONE)
 
 
-def fill(folder: Path) -> None:
+def fill(directory: Path) -> None:
     """A ledger with a closed period, in which each tenant has had a GPU of its own."""
-    (folder / "state").mkdir()
+    (directory / "state").mkdir()
     known = world(*(gpu(GPUS[tenant], claim(tenant, 3, 30)) for tenant in TENANTS))
-    ledger = Ledger.open(f"sqlite:///{folder / 'state' / 'ledger.sqlite'}", metadata)
+    ledger = Ledger.open(f"sqlite:///{directory / 'state' / 'ledger.sqlite'}", metadata)
     opened(ledger, known).close(ONE, after(ONE))
     ledger.close()
 
 
 @asynccontextmanager
-async def served(folder: Path, *, ledger: bool = True, url: str = "") -> AsyncIterator[Any]:
+async def served(directory: Path, *, ledger: bool = True, url: str = "") -> AsyncIterator[Any]:
     """Ask as somebody: status and content."""
     if ledger:
-        await asyncio.to_thread(fill, folder)
-    settings = settings_in(folder, ledger=LedgerSettings(url=url))
+        await asyncio.to_thread(fill, directory)
+    settings = settings_in(directory, ledger=LedgerSettings(url=url))
     who = [Credential("x", Role.TENANT, tenant) for tenant in (*TENANTS, "idle")]
     who += [Credential("x", role) for role in (Role.FINANCE, Role.OPERATOR)]
     lines = [f'[{section(one)}]\n{quoted(one.name)} = "{digest(one.label)}"\n' for one in who]
-    (folder / "tokens.toml").write_text("".join(lines))
+    (directory / "tokens.toml").write_text("".join(lines))
     collector = Collector(settings)
     await record(collector, [])
     runner = web.AppRunner(collector.application(), access_log=None)
@@ -178,7 +178,7 @@ async def test_who_asks_much_at_once_waits_and_others_do_not() -> None:
     second = Credential("y", Role.TENANT, "speech")
     waiting = [
         asyncio.create_task(reading.read(greedy, lambda: held.wait(20)))
-        for _ in range(MOST_AT_ONCE - 1)
+        for _ in range(MAX_AT_ONCE - 1)
     ]
     await asyncio.sleep(0)
     assert await reading.read(greedy, lambda: 1) == 1, "the last of those that it may ask at once"

@@ -71,12 +71,12 @@ def test_whose_a_record_is(data: Data, label: str, whose: str) -> None:
         assert b"tenant" in encode(made), "what the index looks for before it decodes"
 
 
-def log_of(folder: Path, *groups: list[Draft]) -> list[Tree]:
+def log_of(directory: Path, *groups: list[Draft]) -> list[Tree]:
     """A log signed after each group."""
 
     async def write() -> list[Tree]:
         signed = []
-        async with running(audit_log(folder)) as log:
+        async with running(audit_log(directory)) as log:
             for group in groups:
                 await asyncio.gather(*(log.append(one) for one in group))
                 await log.sign()
@@ -115,11 +115,11 @@ def check(page: dict[str, Any]) -> list[Any]:
 def test_a_tenant_pages_through_its_own_entries(
     tmp_path_factory: pytest.TempPathFactory, groups: list[list[str]], most: int, first: int
 ) -> None:
-    folder = tmp_path_factory.mktemp("audit")
+    directory = tmp_path_factory.mktemp("audit")
     tenants = ["", *(tenant for group in groups for tenant in group)]
     numbered = iter(of(tenant, number) for number, tenant in enumerate(tenants))
-    log_of(folder, [next(numbered)], *([next(numbered) for _ in group] for group in groups))
-    entries = Entries(folder, KEY.public)
+    log_of(directory, [next(numbered)], *([next(numbered) for _ in group] for group in groups))
+    entries = Entries(directory, KEY.public)
     for tenant in ("vision", "speech", "nobody", None):
         own = [n for n, whose in enumerate(tenants) if tenant in (None, whose) and n >= first]
         found, at = [], first
@@ -190,7 +190,7 @@ def test_a_log_grows_as_its_proofs_say(tmp_path: Path) -> None:
 
 async def test_the_index_catches_up_by_itself_a_little_at_a_time(tmp_path: Path) -> None:
     await asyncio.to_thread(log_of, tmp_path, [of("vision", n) for n in range(60)])
-    entries = Entries(tmp_path, KEY.public, most_read=10, indexed_at_once=7)
+    entries = Entries(tmp_path, KEY.public, max_read=10, indexed_at_once=7)
     with pytest.raises(NotYetError, match="50 records are still to be read"):
         entries.page(Wanted(0, 100, "vision"))
     assert len(check(entries.page(Wanted(0, 100)))) == 60, "who reads all needs no index"

@@ -52,12 +52,12 @@ METHODS = ("GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE", "TRACE", "get", "X
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """A server in a thread of its own."""
-    folder = tmp_path_factory.mktemp("collector")
+    directory = tmp_path_factory.mktemp("collector")
     ready, listening = threading.Event(), []
     loop = asyncio.new_event_loop()
 
     async def serve() -> None:
-        collector = collector_in(folder)
+        collector = collector_in(directory)
         collector.live.ready = True
         await record(collector, DRAFTS)
         server = web.WebServer(collector.application(), collector.connections)
@@ -82,9 +82,9 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     loop.close()
 
 
-def collector_in(folder: Path) -> Collector:
-    made = settings_in(folder)
-    (folder / "tokens.toml").write_text(
+def collector_in(directory: Path) -> Collector:
+    made = settings_in(directory)
+    (directory / "tokens.toml").write_text(
         f'[operators]\no = "{digest("operator")}"\n[tenants.vision]\nv = "{digest("tenant")}"\n'
         f'[nodes]\nn1 = "{digest("node")}"\n'
     )

@@ -233,14 +233,16 @@ async def record(collector: Collector, drafts: list[Draft]) -> int:
     return log.signed.size
 
 
-async def obtained(cluster: Cluster, folder: Path) -> dict[Credential, list[tuple[str, int, str]]]:
+async def obtained(
+    cluster: Cluster, directory: Path
+) -> dict[Credential, list[tuple[str, int, str]]]:
     """For each credential all paths, with what was answered."""
-    settings_ = settings_in(folder)
+    settings_ = settings_in(directory)
     lines = [
         f'[{section(who)}]\n{quoted(who.name)} = "{digest(who.label)}"\n'
         for who in holders(cluster)
     ]
-    (folder / "tokens.toml").write_text("".join(lines))
+    (directory / "tokens.toml").write_text("".join(lines))
     collector = Collector(settings_, billing=BookedRows(cluster.booked))
     collector.refresher.views = cluster.views()
     for event in cluster.events:
@@ -302,8 +304,8 @@ def names_in(path: str, text: str) -> set[str]:
 @fewer(40)
 @given(clusters())
 def test_a_credential_obtains_what_is_its_own_and_nothing_else(cluster: Cluster) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        found = asyncio.run(obtained(cluster, Path(folder)))
+    with tempfile.TemporaryDirectory() as directory:
+        found = asyncio.run(obtained(cluster, Path(directory)))
     everything = {fact.number for fact in cluster.facts}
     for who, answers in found.items():
         assert not [answer for answer in answers if answer[1] >= 500], who

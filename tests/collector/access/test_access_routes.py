@@ -133,10 +133,10 @@ def tokens_text(revoked: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def site(folder: Path) -> AsyncIterator[Site]:
+async def site(directory: Path) -> AsyncIterator[Site]:
     """A collector that knows a node, two tenants and their invoices."""
-    server, key = self_signed(folder / "server")
-    authority = Authority(folder / "authority")
+    server, key = self_signed(directory / "server")
+    authority = Authority(directory / "authority")
     names = {role: f"railscope:{role}/n1" for role in Role} | {
         Role.TENANT: "railscope:tenant/vision/board"
     }
@@ -144,12 +144,12 @@ async def site(folder: Path) -> AsyncIterator[Site]:
         "revoked": authority.client("revoked", "railscope:auditor/old"),
         "unlisted": authority.client("unlisted"),
         "ended": authority.client("ended", "railscope:auditor/ended", days=-1),
-        "foreign": Authority(folder / "foreign").client("foreign", "railscope:auditor/x"),
+        "foreign": Authority(directory / "foreign").client("foreign", "railscope:auditor/x"),
     }
     tls = Tls(certificate_file=str(server), key_file=str(key), client_ca_file=str(authority.file))
-    (folder / "claims.csv").write_text("tenant,holds,from,to\nvision,n1,2020-01-01T00:00:00Z,\n")
-    settings = settings_in(folder, tls=tls, claims_file=str(folder / "claims.csv"))
-    (folder / "tokens.toml").write_text(tokens_text(digest_of(made["revoked"].der)))
+    (directory / "claims.csv").write_text("tenant,holds,from,to\nvision,n1,2020-01-01T00:00:00Z,\n")
+    settings = settings_in(directory, tls=tls, claims_file=str(directory / "claims.csv"))
+    (directory / "tokens.toml").write_text(tokens_text(digest_of(made["revoked"].der)))
     async with running(settings, ready=lambda one: booked(one.collector)) as one:
         found = Site(one, authority, server, made)
         sender = Sender()

@@ -14,9 +14,9 @@ from collector.access.credential import Credential, Role
 from collector.access.credentials import Credentials, Entry, Key, digest
 from collector.access.enrolment import Told
 from collector.access.tokens_file import TokensFile
-from collector.access.trail import MOST_A_DAY, MOST_TOLD_APART, AccessTrail, Exported
+from collector.access.trail import MAX_A_DAY, MAX_TOLD_APART, AccessTrail, Exported
 from collector.audit.trail import Trail
-from collector.http.throttle import MOST_ADDRESSES, MOST_AT_ONCE, SECONDS_PER_FAILURE, Throttle
+from collector.http.throttle import MAX_ADDRESSES, MAX_AT_ONCE, SECONDS_PER_FAILURE, Throttle
 from railscope.audit.record import Record
 
 DAY_NS = 86_400_000_000_000
@@ -33,12 +33,12 @@ class Clock:
 
 
 async def told(
-    folder: Path, note: Callable[[AccessTrail, Clock], None], most_a_day: int = MOST_A_DAY
+    directory: Path, note: Callable[[AccessTrail, Clock], None], max_a_day: int = MAX_A_DAY
 ) -> list[Record]:
     """What is recorded of what is noted, by a trail that is stopped behind it."""
     clock = Clock()
-    trail = Trail(audit_log(folder), "1.0", clock)
-    access = AccessTrail(trail, Told(folder.parent / "identities"), clock, most_a_day)
+    trail = Trail(audit_log(directory), "1.0", clock)
+    access = AccessTrail(trail, Told(directory.parent / "identities"), clock, max_a_day)
     trail.open()
     access.open()
     tasks = [asyncio.create_task(trail.run()), asyncio.create_task(access.run())]
@@ -49,7 +49,7 @@ async def told(
         await asyncio.gather(task, return_exceptions=True)
     trail.log.close()
     assert trail.lost == 0
-    found = records(folder)
+    found = records(directory)
     return [one for one in found if one.type.startswith(("access.", "identity.", "billing."))]
 
 
@@ -76,7 +76,7 @@ async def test_a_crowd_of_addresses_is_counted_whole(tmp_path: Path) -> None:
         for n in range(12):
             access.used(BOARD, KEY, f"10.0.0.{n}")
 
-    found = await told(tmp_path / "audit", note, most_a_day=5)
+    found = await told(tmp_path / "audit", note, max_a_day=5)
     assert [record.data.get("count", 1) for record in found] == [1] * 5 + [7]
 
 
@@ -97,13 +97,13 @@ async def test_misuse_is_recorded_at_once_and_then_counted(tmp_path: Path) -> No
 
 async def test_a_flood_of_misuse_is_bounded_and_counted_whole(tmp_path: Path) -> None:
     def note(access: AccessTrail, _: Clock) -> None:
-        for n in range(3 * MOST_TOLD_APART):
+        for n in range(3 * MAX_TOLD_APART):
             access.crossed(BOARD, f"/api/v1/statements/{n}/2026-01" + "x" * 900, "10.0.0.1")
 
     found = await told(tmp_path / "audit", note)
-    assert len(found) == MOST_TOLD_APART + 1
+    assert len(found) == MAX_TOLD_APART + 1
     counts = [record.data["count"] for record in found]
-    assert sum(count for count in counts if isinstance(count, int)) == 3 * MOST_TOLD_APART
+    assert sum(count for count in counts if isinstance(count, int)) == 3 * MAX_TOLD_APART
 
 
 async def test_an_export_is_recorded_while_it_is_the_same_once_a_day(tmp_path: Path) -> None:
@@ -216,9 +216,9 @@ async def test_a_file_that_is_being_written_revokes_nobody(tmp_path: Path) -> No
 
 async def test_who_fails_too_often_is_held_back_and_others_are_not(tmp_path: Path) -> None:
     async with running(settings_in(tmp_path)) as one:
-        found = [(await one.get("/metrics", token="wrong"))[0] for _ in range(MOST_AT_ONCE + 9)]  # noqa: S106 - a test's
-        assert found[:MOST_AT_ONCE] == [401] * MOST_AT_ONCE
-        assert set(found[MOST_AT_ONCE:]) <= {401, 429}
+        found = [(await one.get("/metrics", token="wrong"))[0] for _ in range(MAX_AT_ONCE + 9)]  # noqa: S106 - a test's
+        assert found[:MAX_AT_ONCE] == [401] * MAX_AT_ONCE
+        assert set(found[MAX_AT_ONCE:]) <= {401, 429}
         assert found[-1] == 429
         assert (await one.get("/metrics"))[0] == 200, "from the same address"
         assert one.collector.trail.denied == len(found), "none is left out of the counts"
@@ -226,22 +226,22 @@ async def test_who_fails_too_often_is_held_back_and_others_are_not(tmp_path: Pat
 
 def test_a_bucket_leaks_and_its_memory_is_bounded() -> None:
     throttle = Throttle()
-    assert [throttle.fails("10.0.0.1", 0.0) for _ in range(MOST_AT_ONCE)] == [False] * MOST_AT_ONCE
+    assert [throttle.fails("10.0.0.1", 0.0) for _ in range(MAX_AT_ONCE)] == [False] * MAX_AT_ONCE
     assert throttle.fails("10.0.0.1", 0.0)
     assert not throttle.fails("10.0.0.2", 0.0)
     assert not throttle.fails("10.0.0.1", SECONDS_PER_FAILURE)
     assert throttle.fails("10.0.0.1", SECONDS_PER_FAILURE)
-    for n in range(2 * MOST_ADDRESSES):
+    for n in range(2 * MAX_ADDRESSES):
         throttle.fails(f"10.1.{n >> 8}.{n & 255}", 9.0)
-    assert len(throttle._levels) == MOST_ADDRESSES  # noqa: SLF001 - its bound is the point
+    assert len(throttle._levels) == MAX_ADDRESSES  # noqa: SLF001 - its bound is the point
 
 
 def test_a_network_of_version_six_is_one_source() -> None:
     throttle = Throttle()
-    flood = [throttle.fails(f"2001:db8::{n:x}", 0.0) for n in range(MOST_AT_ONCE + 1)]
+    flood = [throttle.fails(f"2001:db8::{n:x}", 0.0) for n in range(MAX_AT_ONCE + 1)]
     assert flood[-1]
     assert not throttle.fails("2001:db8:0:1::1", 0.0)
-    assert [throttle.fails("::ffff:10.0.0.1", 0.0) for _ in range(MOST_AT_ONCE)][-1] is False
+    assert [throttle.fails("::ffff:10.0.0.1", 0.0) for _ in range(MAX_AT_ONCE)][-1] is False
     assert throttle.fails("10.0.0.1", 0.0), "the same address, spelled as IPv6"
     assert not throttle.fails("fe80::1%eth0", 0.0)
     assert not throttle.fails("", 0.0)

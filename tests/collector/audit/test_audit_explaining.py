@@ -34,14 +34,14 @@ def told(number: int, kind: str, claim_id: str, outcome: str = "done", **data: s
     )  # fmt: skip
 
 
-def findings_of(folder: Path, drafts: list[Draft]) -> list[str]:
+def findings_of(directory: Path, drafts: list[Draft]) -> list[str]:
     async def write() -> None:
-        async with running(audit_log(folder)) as log:
+        async with running(audit_log(directory)) as log:
             for one in drafts:
                 await log.append(one)
 
     asyncio.run(write())
-    return list(verify(folder, KEY.public).findings)
+    return list(verify(directory, KEY.public).findings)
 
 
 def test_claims_that_pair_need_no_explanation(tmp_path: Path) -> None:
@@ -99,17 +99,17 @@ def test_what_is_forgotten_cannot_be_confirmed_and_the_log_holds(tmp_path: Path)
             )  # fmt: skip
 
     asyncio.run(write())
-    folder, salts = str(tmp_path / "log"), ["--salts", str(tmp_path / "personal")]
+    directory, salts = str(tmp_path / "log"), ["--salts", str(tmp_path / "personal")]
     before = verify(tmp_path / "log", KEY.public)
-    found = CliRunner().invoke(root, ["audit", "show", folder, "--person", "zoe", *salts])
+    found = CliRunner().invoke(root, ["audit", "show", directory, "--person", "zoe", *salts])
     assert (found.exit_code, found.output.count("tenancy.assign")) == (0, 1)
     assert '"a"' in found.output
-    nobody = CliRunner().invoke(root, ["audit", "show", folder, "--person", "eve", *salts])
+    nobody = CliRunner().invoke(root, ["audit", "show", directory, "--person", "eve", *salts])
     assert nobody.exit_code == 1
 
     forgotten = CliRunner().invoke(root, ["audit", "forget", "zoe", *salts])
     assert (forgotten.exit_code, forgotten.output.startswith("forgotten")) == (0, True)
-    again = CliRunner().invoke(root, ["audit", "show", folder, "--person", "zoe", *salts])
+    again = CliRunner().invoke(root, ["audit", "show", directory, "--person", "zoe", *salts])
     assert "nothing can be confirmed" in again.output
     assert CliRunner().invoke(root, ["audit", "forget", "zoe", *salts]).exit_code == 1
     assert verify(tmp_path / "log", KEY.public) == before
@@ -127,12 +127,12 @@ def test_invoices_and_their_records_are_compared(tmp_path: Path, database: Datab
     key = tmp_path / "key.pub"
     key.write_text(str(KEY.public))
 
-    def check(folder: str, url: str) -> Result:
-        command = ["audit", "verify", str(tmp_path / folder), "--key", str(key), "--ledger", url]
+    def check(directory: str, url: str) -> Result:
+        command = ["audit", "verify", str(tmp_path / directory), "--key", str(key), "--ledger", url]
         return CliRunner().invoke(root, command)
 
-    async def write(folder: str, boot: str, *, drained: bool = False, wrong: str = "") -> None:
-        async with running(audit_log(tmp_path / folder, boot=boot)) as log:
+    async def write(directory: str, boot: str, *, drained: bool = False, wrong: str = "") -> None:
+        async with running(audit_log(tmp_path / directory, boot=boot)) as log:
             if log.size == 0:
                 await log.append(draft(0, kind="log.genesis"))
             if wrong:

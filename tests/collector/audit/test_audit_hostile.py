@@ -60,8 +60,8 @@ def hostile_events(draw: st.DrawFn) -> SeenEvent:
 @fewer(50)
 @given(events=st.lists(hostile_events(), min_size=1, max_size=8))
 def test_no_event_of_an_agent_stops_the_log(events: list[SeenEvent]) -> None:
-    async def listened(folder: Path) -> None:
-        async with observing(folder) as observed:
+    async def listened(directory: Path) -> None:
+        async with observing(directory) as observed:
             await recorded(observed, [*events, Teller().claimed("a")])
             kept = observed.snapshot()
             assert kept is not None
@@ -74,9 +74,9 @@ def test_no_event_of_an_agent_stops_the_log(events: list[SeenEvent]) -> None:
             assert found[-1].data["claim"] == "a"
             assert load(observed.file, observed.audit).recorded == observed.recorded
 
-    with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(listened(Path(folder)))
-        verify(Path(folder) / "log", KEY.public)
+    with tempfile.TemporaryDirectory() as directory:
+        asyncio.run(listened(Path(directory)))
+        verify(Path(directory) / "log", KEY.public)
 
 
 def test_slots_beyond_all_integers_are_kept_in_the_copy(tmp_path: Path) -> None:

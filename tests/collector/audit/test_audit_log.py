@@ -21,8 +21,8 @@ from railscope.audit.merkle import CompactRange, Tree, leaf_hash, root_of
 from railscope.audit.record import RecordError, Source, decode
 
 
-def stored(folder: Path, size: int) -> list[bytes]:
-    tiles = Tiles(folder, size)
+def stored(directory: Path, size: int) -> list[bytes]:
+    tiles = Tiles(directory, size)
     return [tiles.record(sequence) for sequence in range(size)]
 
 
@@ -155,8 +155,8 @@ async def test_an_acknowledged_group_that_is_damaged_is_no_torn_one(tmp_path: Pa
     assert "record 4: 2 records before it were lost unsigned" in findings
 
 
-def journal_of(folder: Path) -> Path:
-    (path,) = (folder / "journal").iterdir()
+def journal_of(directory: Path) -> Path:
+    (path,) = (directory / "journal").iterdir()
     return path
 
 

@@ -14,8 +14,8 @@ from support.agent_events import Teller
 from support.audit import KEY, audit_log, draft, running
 from support.examples import fewer
 
-from collector.audit.events import MOST_TEXT
-from collector.audit.observed import MOST_IN_A_BATCH, Observed
+from collector.audit.events import MAX_TEXT
+from collector.audit.observed import MAX_IN_A_BATCH, Observed
 from collector.audit.personal import Salts
 from collector.audit.verify import verify
 from collector.fleet.seen_event import SeenEvent
@@ -27,15 +27,15 @@ from railscope.catalog.tenancy import UNCLAIMED_END_EVENT, UNCLAIMED_START_EVENT
 
 @contextlib.asynccontextmanager
 async def observing(
-    folder: Path, boot: str = "b0", again: Iterable[SeenEvent] = (), most_waiting: int = 20_000
+    directory: Path, boot: str = "b0", again: Iterable[SeenEvent] = (), max_waiting: int = 20_000
 ) -> AsyncIterator[Observed]:
     """A running log and what observes agents for it."""
-    async with running(audit_log(folder / "log", boot=boot)) as log:
+    async with running(audit_log(directory / "log", boot=boot)) as log:
         if log.size == 0:
             await log.append(draft(0, kind="log.genesis"))
         observed = Observed(
-            log, Salts(folder / "personal"), folder / "observed", lambda: iter(tuple(again)),
-            most_waiting,
+            log, Salts(directory / "personal"), directory / "observed", lambda: iter(tuple(again)),
+            max_waiting,
         )  # fmt: skip
         observed.open()
         task = asyncio.create_task(observed.run())
@@ -230,7 +230,7 @@ async def test_a_dropped_event_shows_as_a_gap_of_its_agent(tmp_path: Path) -> No
 def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    folder = tmp_path_factory.mktemp("observed")
+    directory = tmp_path_factory.mktemp("observed")
     tellers = [Teller("n1"), Teller("n1", "run-2"), Teller("n2")]
     told = [
         teller.claimed(f"{teller.node}/{teller.run}/{number}", f"GPU-{number}")
@@ -239,7 +239,7 @@ def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
     ]
 
     async def live(boot: str, events: list[SeenEvent], kept: int) -> None:
-        async with observing(folder, boot) as observed:
+        async with observing(directory, boot) as observed:
             hear(observed, tellers)
             for at, seen in enumerate(events):
                 if at == kept:
@@ -273,7 +273,7 @@ def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
         asyncio.run(live(boot, events, kept))
 
     async def last() -> list[Record]:
-        async with observing(folder, "b2") as observed:
+        async with observing(directory, "b2") as observed:
             left = [seen for seen in told_so_far if (seen.node, seen.position) not in forgotten]
             return await recorded(observed, left)
 
@@ -285,13 +285,13 @@ def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
     assert sorted(joined) == ["n1", "n2"]
     conflicts = [str(record.data) for record in found if record.type == "tenancy.conflict"]
     assert len(conflicts) == len(set(conflicts)) == len(told)
-    assert verify(folder / "log", KEY.public).findings == ()
+    assert verify(directory / "log", KEY.public).findings == ()
 
 
 async def test_too_much_at_once_is_counted_and_read_again(tmp_path: Path) -> None:
     teller = Teller()
     told = [teller.claimed(str(number), f"GPU-{number}") for number in range(3000)]
-    async with observing(tmp_path, again=told, most_waiting=100) as observed:
+    async with observing(tmp_path, again=told, max_waiting=100) as observed:
         for seen in told:
             observed.listen(seen)
         assert (observed.waiting, observed.overflowed) == (100, 2900)
@@ -311,12 +311,12 @@ async def test_ten_thousand_events_at_once_do_not_hold_the_loop_up(tmp_path: Pat
             await asyncio.sleep(0)
             turns += 1
         assert len(await settled(observed)) == 10_000
-    assert turns > 10_000 // MOST_IN_A_BATCH, "others had a turn between any two batches"
+    assert turns > 10_000 // MAX_IN_A_BATCH, "others had a turn between any two batches"
 
 
 async def test_an_event_that_no_record_can_hold_keeps_its_number(tmp_path: Path) -> None:
     teller = Teller()
-    large = teller.claimed("a", **{f"fact{n}": "x" * MOST_TEXT for n in range(100)})
+    large = teller.claimed("a", **{f"fact{n}": "x" * MAX_TEXT for n in range(100)})
     odd = teller.claimed("e\N{COMBINING ACUTE ACCENT}", workload="x" * 10_000)
     async with observing(tmp_path) as observed:
         found = await recorded(observed, [large, odd])
@@ -324,7 +324,7 @@ async def test_an_event_that_no_record_can_hold_keeps_its_number(tmp_path: Path)
         ("evidence.quarantine", 0), ("tenancy.assign", 1),
     ]  # fmt: skip
     assert found[1].data["claim"] == "\N{LATIN SMALL LETTER E WITH ACUTE}"
-    assert len(str(found[1].data["workload"])) == MOST_TEXT
+    assert len(str(found[1].data["workload"])) == MAX_TEXT
 
 
 async def test_a_name_of_a_person_is_only_committed_to(tmp_path: Path) -> None:

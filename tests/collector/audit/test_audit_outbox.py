@@ -20,7 +20,7 @@ from collector.audit.verify import verify
 from collector.ledger.database import Database, LedgerError
 from collector.ledger.heads import database_id
 from collector.ledger.outbox import OutboxError, placed, put, take, unplaced
-from railscope.audit.record import MOST_RECORD_BYTES, Actor, Record, decode
+from railscope.audit.record import MAX_RECORD_BYTES, Actor, Record, decode
 
 
 class PowerCutError(BaseException):
@@ -44,9 +44,9 @@ def numbers(log: AuditLog) -> list[object]:
 
 
 @contextlib.asynccontextmanager
-async def begun(folder: Path, boot: str = "b0") -> AsyncIterator[AuditLog]:
+async def begun(directory: Path, boot: str = "b0") -> AsyncIterator[AuditLog]:
     """A running log that has begun."""
-    async with running(audit_log(folder, boot=boot)) as log:
+    async with running(audit_log(directory, boot=boot)) as log:
         if log.size == 0:
             await log.append(draft(0, kind="log.genesis"))
         yield log
@@ -111,19 +111,19 @@ async def test_a_kill_at_any_step_loses_and_doubles_nothing(
 async def test_a_log_that_was_put_back_is_seen_by_what_the_ledger_knows(
     tmp_path: Path, database: Database, regrown: int
 ) -> None:
-    folder = tmp_path / "log"
+    directory = tmp_path / "log"
     put_all(database, range(3))
-    async with begun(folder) as log:
+    async with begun(directory) as log:
         await drained(Drain(lambda: database, log))
-    shutil.copytree(folder, tmp_path / "older")
+    shutil.copytree(directory, tmp_path / "older")
     put_all(database, range(3, 300))
-    async with begun(folder) as log:
+    async with begun(directory) as log:
         await drained(Drain(lambda: database, log))
-    shutil.rmtree(folder)
-    (tmp_path / "older").rename(folder)
+    shutil.rmtree(directory)
+    (tmp_path / "older").rename(directory)
     put_all(database, range(300, 310))
     refused: list[str] = []
-    async with begun(folder, boot="b1") as log:
+    async with begun(directory, boot="b1") as log:
         await record(log, range(regrown))
         with pytest.raises(AuditError, match="older copy"):
             await Drain(lambda: database, log, refuse=refused.append).step()
@@ -224,7 +224,7 @@ def test_the_same_again_changes_nothing_and_another_is_refused(database: Databas
 
 
 def test_what_the_log_would_refuse_does_not_get_in(database: Database) -> None:
-    much = "x" * (MOST_RECORD_BYTES - 100)
+    much = "x" * (MAX_RECORD_BYTES - 100)
     wrong = {
         "type": draft(1, kind="tenancy.unheard_of"),
         "size": draft(1),
@@ -252,7 +252,7 @@ def test_what_the_log_would_refuse_does_not_get_in(database: Database) -> None:
 
 async def test_the_largest_that_gets_in_is_recorded(tmp_path: Path, database: Database) -> None:
     large = draft(1)
-    for size in range(MOST_RECORD_BYTES, 0, -1):
+    for size in range(MAX_RECORD_BYTES, 0, -1):
         large.data["much"] = "x" * size
         with contextlib.suppress(OutboxError), database.transaction(writes=True) as connection:
             put(connection, "fact", large)

@@ -35,8 +35,8 @@ steps = st.lists(st.sampled_from(["append", "sign", "restart", "back up", "put b
 class Witnessed:
     """A log that is restarted and put back to older copies, and one agent that holds checkpoints."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.copies = folder / "log", folder / "copies"
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.copies = directory / "log", directory / "copies"
         self.numbers, self.boots = count(), count()
         self.held = ""
         self.signed: dict[str, list[bytes]] = {}
@@ -45,7 +45,7 @@ class Witnessed:
 
     async def live(self, todo: list[str]) -> None:
         """One run of the collector. The agent shows what it holds, and sees all that is signed."""
-        async with running(audit_log(self.folder, boot=f"b{next(self.boots)}")) as log:
+        async with running(audit_log(self.directory, boot=f"b{next(self.boots)}")) as log:
             guard = Guard(log, 1, 3600, lambda: 1, lambda: NOON_NS)
             guard.open()
             asking = asyncio.create_task(guard.run())
@@ -67,25 +67,25 @@ class Witnessed:
     def see(self, note: str) -> None:
         if note and note not in self.signed:
             size = read_checkpoint(note, KEY.public).tree.size
-            raws = Tiles(self.folder, size).records_from(0)
+            raws = Tiles(self.directory, size).records_from(0)
             self.signed[note] = [leaf_hash(raw) for raw in raws]
             self.held = note
 
     def back_up(self) -> None:
         shutil.rmtree(self.copies, ignore_errors=True)
-        shutil.copytree(self.folder, self.copies)
+        shutil.copytree(self.directory, self.copies)
 
     def put_back(self) -> None:
         if self.copies.exists():
-            shutil.rmtree(self.folder)
-            shutil.copytree(self.copies, self.folder)
+            shutil.rmtree(self.directory)
+            shutil.copytree(self.copies, self.directory)
 
 
 @fewer(25)
 @given(steps)
 def test_t6_no_two_signed_checkpoints_contradict_each_other(story: list[str]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        one = Witnessed(Path(folder))
+    with tempfile.TemporaryDirectory() as directory:
+        one = Witnessed(Path(directory))
         begun: list[str] = []
         for step in [*story, "restart"]:
             if step in {"append", "sign"}:
@@ -107,8 +107,8 @@ def test_t6_no_two_signed_checkpoints_contradict_each_other(story: list[str]) ->
 
 
 def test_t6_a_copy_that_was_put_back_is_disputed() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        one = Witnessed(Path(folder))
+    with tempfile.TemporaryDirectory() as directory:
+        one = Witnessed(Path(directory))
         for todo in (["append", "sign"], ["append", "sign"]):
             asyncio.run(one.live(todo))
             if not one.copies.exists():
@@ -161,22 +161,22 @@ def test_t9_erasing_salts_changes_nothing_but_what_can_be_told(
     names: list[str], data: st.DataObject
 ) -> None:
     erased = set(data.draw(st.lists(st.sampled_from(names))))
-    with tempfile.TemporaryDirectory() as folder:
-        teller, salts = Teller(), Salts(Path(folder) / "personal")
+    with tempfile.TemporaryDirectory() as directory:
+        teller, salts = Teller(), Salts(Path(directory) / "personal")
         told = [teller.claimed(str(n), f"GPU-{n}", owner=name) for n, name in enumerate(names)]
 
         async def listened() -> None:
-            async with observing(Path(folder)) as observed:
+            async with observing(Path(directory)) as observed:
                 await recorded(observed, told)
 
         asyncio.run(listened())
-        before = verify(Path(folder) / "log", KEY.public)
+        before = verify(Path(directory) / "log", KEY.public)
         known = {name: salts.known(name) for name in names}
         for name in erased:
             assert salts.forget(name)
-        assert verify(Path(folder) / "log", KEY.public) == before
+        assert verify(Path(directory) / "log", KEY.public) == before
         assert {name: salts.known(name) for name in names} == {
             name: None if name in erased else known[name] for name in names
         }
-        raws = [*Tiles(Path(folder) / "log", before.checkpoint.tree.size).records_from(1)]
+        raws = [*Tiles(Path(directory) / "log", before.checkpoint.tree.size).records_from(1)]
         assert [decode(raw).pii["owner"] for raw in raws] == [known[name] for name in names]

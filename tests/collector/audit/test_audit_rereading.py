@@ -25,35 +25,35 @@ class Clock:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def directory(tmp_path: Path) -> Path:
     write(tmp_path / "log", [10])
     return tmp_path / "log"
 
 
-def rereading(folder: Path, clock: Clock, period_seconds: float = 3600) -> Rereading:
-    return Rereading(folder, KEY.public, period_seconds, clock)
+def rereading(directory: Path, clock: Clock, period_seconds: float = 3600) -> Rereading:
+    return Rereading(directory, KEY.public, period_seconds, clock)
 
 
-def alter(folder: Path) -> None:
-    for path in (folder / "tile/entries").rglob("*"):
+def alter(directory: Path) -> None:
+    for path in (directory / "tile/entries").rglob("*"):
         if path.is_file():
             path.write_bytes(path.read_bytes().replace(b'"number":1', b'"number":7'))
 
 
-async def test_a_log_that_is_whole_ages_from_when_it_was_read(folder: Path) -> None:
+async def test_a_log_that_is_whole_ages_from_when_it_was_read(directory: Path) -> None:
     clock = Clock()
-    one = rereading(folder, clock)
+    one = rereading(directory, clock)
     assert (one.whole, one.age_seconds) == (None, None)
     await one.read()
     clock.now_ns += 7 * NS
     assert (one.whole, one.age_seconds) == (True, 7.0)
 
 
-async def test_what_was_altered_is_found_and_said_and_the_age_grows(folder: Path) -> None:
+async def test_what_was_altered_is_found_and_said_and_the_age_grows(directory: Path) -> None:
     clock = Clock()
-    one = rereading(folder, clock)
+    one = rereading(directory, clock)
     await one.read()
-    alter(folder)
+    alter(directory)
     clock.now_ns += NS
     with capture_logs() as logs:
         await one.read()
@@ -63,12 +63,12 @@ async def test_what_was_altered_is_found_and_said_and_the_age_grows(folder: Path
 
 
 async def test_what_cannot_be_read_is_neither_whole_nor_altered(
-    folder: Path, tmp_path: Path
+    directory: Path, tmp_path: Path
 ) -> None:
-    one = rereading(folder, Clock())
+    one = rereading(directory, Clock())
     await one.read()
-    (folder / "checkpoint").unlink()
-    (folder / "checkpoint").mkdir()
+    (directory / "checkpoint").unlink()
+    (directory / "checkpoint").mkdir()
     with capture_logs() as logs:
         await one.read()
     assert one.whole is True
@@ -78,17 +78,17 @@ async def test_what_cannot_be_read_is_neither_whole_nor_altered(
     assert fresh.age_seconds is None
 
 
-async def test_it_is_read_again_and_again_or_never(folder: Path) -> None:
+async def test_it_is_read_again_and_again_or_never(directory: Path) -> None:
     clock = Clock()
-    one = rereading(folder, clock, 0.01)
+    one = rereading(directory, clock, 0.01)
     task = asyncio.create_task(one.run())
     async with asyncio.timeout(20):
         while one.whole is None:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.01)
-        alter(folder)
+        alter(directory)
         while one.whole:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.01)
     task.cancel()
     await asyncio.wait({task})
-    shutil.rmtree(folder)
-    await rereading(folder, clock, 0).run()
+    shutil.rmtree(directory)
+    await rereading(directory, clock, 0).run()

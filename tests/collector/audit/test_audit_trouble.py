@@ -1,4 +1,4 @@
-"""The audit log in trouble: killed, out of space or of descriptors, with odd files in its folder."""
+"""The audit log in trouble: killed, out of space or of descriptors, with odd files in its directory."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ async def write(log, name):
         os.write(1, f"{sequence} {data['what']}\\n".encode())
 
 async def main():
-    folder, boot, key = sys.argv[1:]
+    directory, boot, key = sys.argv[1:]
     source = Source("collector", "c1", boot, 0)
-    log = AuditLog(Path(folder), SecretKey.parse(key), source, sign_every_seconds=0.003)
+    log = AuditLog(Path(directory), SecretKey.parse(key), source, sign_every_seconds=0.003)
     log.open()
     async with asyncio.TaskGroup() as group:
         group.create_task(log.run())
@@ -54,9 +54,9 @@ asyncio.run(main())
 """
 
 
-def killed_after(folder: Path, boot: str, lines: int) -> dict[int, str]:
+def killed_after(directory: Path, boot: str, lines: int) -> dict[int, str]:
     """What a writer had acknowledged, by sequence, when it was killed after so many records."""
-    command = [sys.executable, "-c", WRITER, str(folder), boot, KEY.secret_text()]
+    command = [sys.executable, "-c", WRITER, str(directory), boot, KEY.secret_text()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout
         told = list(itertools.islice(writer.stdout, lines))
@@ -66,12 +66,12 @@ def killed_after(folder: Path, boot: str, lines: int) -> dict[int, str]:
     return {int(sequence): what for sequence, what in map(str.split, told)}
 
 
-def stored(folder: Path) -> dict[int, object]:
+def stored(directory: Path) -> dict[int, object]:
     """All records, signed and not, of a log that is consistent."""
-    found = verify(folder, KEY.public)
+    found = verify(directory, KEY.public)
     assert found.findings == ()
     size = found.checkpoint.tree.size
-    tiles, files = Tiles(folder, size), read_journal(folder / "journal")
+    tiles, files = Tiles(directory, size), read_journal(directory / "journal")
     raws = [raw for index in range(-(-size // WIDTH)) for raw in tiles.records(index)]
     raws += [raw for file in files for raw in file.records][size - files[0].first :]
     assert len(raws) == size + found.unsigned

@@ -30,21 +30,21 @@ UNSIGNED = 5
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log with full and partial tiles, two checkpoints behind it, and a tail not signed yet."""
-    folder = tmp_path_factory.mktemp("good") / "log"
-    write(folder, [300, 300])
+    directory = tmp_path_factory.mktemp("good") / "log"
+    write(directory, [300, 300])
 
     async def crash_with_a_tail() -> None:
-        async with running(audit_log(folder, boot="b1")) as log:
+        async with running(audit_log(directory, boot="b1")) as log:
             await record(log, range(SIZE, SIZE + UNSIGNED))
-            shutil.copytree(folder, folder.with_name("with-tail"))
+            shutil.copytree(directory, directory.with_name("with-tail"))
 
     asyncio.run(crash_with_a_tail())
-    return folder.with_name("with-tail")
+    return directory.with_name("with-tail")
 
 
-def outcome(folder: Path, *anchors: str) -> tuple[Outcome, str]:
+def outcome(directory: Path, *anchors: str) -> tuple[Outcome, str]:
     try:
-        verify(folder, KEY.public, anchors)
+        verify(directory, KEY.public, anchors)
     except VerifyError as error:
         return error.outcome, str(error)
     return Outcome.CONSISTENT, ""
@@ -56,11 +56,11 @@ def test_a_good_log_is_consistent(good: Path) -> None:
     assert (found.unsigned, found.anchors, found.findings) == (UNSIGNED, 1, ())
 
 
-def checked_files(folder: Path) -> list[Path]:
+def checked_files(directory: Path) -> list[Path]:
     """All files that a verdict rests on; the rest is lock and epoch."""
     names = [f"tile/{what}/{at}" for what in ("0", "entries") for at in ("000", "001", "002.p/88")]
     names += ["tile/1/000.p/1", "tile/1/000.p/2", "checkpoint"]
-    return [folder / name for name in names] + list((folder / "journal").iterdir())
+    return [directory / name for name in names] + list((directory / "journal").iterdir())
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -68,42 +68,42 @@ def checked_files(folder: Path) -> list[Path]:
 def test_no_changed_byte_goes_unnoticed(
     good: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    folder = tmp_path_factory.mktemp("changed") / "log"
-    shutil.copytree(good, folder)
-    path = data.draw(st.sampled_from(checked_files(folder)), label="file")
+    directory = tmp_path_factory.mktemp("changed") / "log"
+    shutil.copytree(good, directory)
+    path = data.draw(st.sampled_from(checked_files(directory)), label="file")
     content = bytearray(path.read_bytes())
     at = data.draw(st.integers(0, len(content) - 1), label="offset")
     content[at] ^= data.draw(st.integers(1, 255), label="change")
     path.write_bytes(content)
-    found, _ = outcome(folder)
+    found, _ = outcome(directory)
     if path.parent.name == "journal":
         # The last group of the newest file may be torn: nothing was signed over it.
-        left = None if found else verify(folder, KEY.public).unsigned
+        left = None if found else verify(directory, KEY.public).unsigned
         assert found == Outcome.ALTERED or left == 0
     elif path.name == "checkpoint":
         assert found in {Outcome.ALTERED, Outcome.KEY_PROBLEM}
     else:
         assert found in {Outcome.ALTERED, Outcome.TAIL_MISSING}
-    shutil.rmtree(folder)
+    shutil.rmtree(directory)
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 7000])
 @pytest.mark.parametrize("name", ["tile/entries/001", "tile/entries/002.p/88"])
 def test_a_truncated_tile_is_found(good: Path, tmp_path: Path, name: str, size: int) -> None:
-    folder = shutil.copytree(good, tmp_path / "log")
-    (folder / name).write_bytes((folder / name).read_bytes()[:size])
-    assert outcome(folder)[0] == Outcome.TAIL_MISSING
+    directory = shutil.copytree(good, tmp_path / "log")
+    (directory / name).write_bytes((directory / name).read_bytes()[:size])
+    assert outcome(directory)[0] == Outcome.TAIL_MISSING
 
 
 def test_records_that_were_signed_and_are_gone_are_missing(good: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(good, tmp_path / "log")
-    last = folder / tile_name("entries", 2, 88)
+    directory = shutil.copytree(good, tmp_path / "log")
+    last = directory / tile_name("entries", 2, 88)
     last.write_bytes(encode_bundle(decode_bundle(last.read_bytes())[:-1]))
-    assert outcome(folder)[0] == Outcome.TAIL_MISSING
+    assert outcome(directory)[0] == Outcome.TAIL_MISSING
     last.unlink()
-    assert outcome(folder)[0] == Outcome.TAIL_MISSING
-    (folder / "checkpoint").unlink()
-    assert outcome(folder)[0] == Outcome.TAIL_MISSING
+    assert outcome(directory)[0] == Outcome.TAIL_MISSING
+    (directory / "checkpoint").unlink()
+    assert outcome(directory)[0] == Outcome.TAIL_MISSING
 
 
 def test_an_older_copy_is_a_rollback_where_somebody_kept_a_checkpoint(tmp_path: Path) -> None:
@@ -120,26 +120,26 @@ def test_an_older_copy_is_a_rollback_where_somebody_kept_a_checkpoint(tmp_path: 
     assert verify(tmp_path / "log", KEY.public, [older, anchor]).anchors == 2
 
 
-def rewritten(good: Path, folder: Path) -> Path:
+def rewritten(good: Path, directory: Path) -> Path:
     """The log as its keeper could write it anew: record 5 another one, everything signed again."""
     records = [raw for index in range(3) for raw in Tiles(good, SIZE).records(index)]
     records[5] = records[5].replace(b'"number":5', b'"number":4')
     tree = CompactRange()
     for raw in records:
         tree.append(leaf_hash(raw))
-    folder.mkdir()
-    Tiles(folder).grow(records)
+    directory.mkdir()
+    Tiles(directory).grow(records)
     note = Checkpoint(KEY.name, Tree(SIZE, tree.root)).signed(KEY)
-    (folder / "checkpoint").write_text(note)
-    return folder
+    (directory / "checkpoint").write_text(note)
+    return directory
 
 
 def test_a_log_written_anew_is_a_fork_where_somebody_kept_a_checkpoint(
     good: Path, tmp_path: Path
 ) -> None:
-    folder = rewritten(good, tmp_path / "forked")
-    assert outcome(folder) == (Outcome.ALTERED, f"{folder}/acknowledged is missing")
-    assert outcome(folder, (good / "checkpoint").read_text())[0] == Outcome.FORKED
+    directory = rewritten(good, tmp_path / "forked")
+    assert outcome(directory) == (Outcome.ALTERED, f"{directory}/acknowledged is missing")
+    assert outcome(directory, (good / "checkpoint").read_text())[0] == Outcome.FORKED
     longer = tmp_path / "longer"
     write(longer, [SIZE + 100], boot="b9")
     assert outcome(longer)[0] == Outcome.CONSISTENT
@@ -170,16 +170,16 @@ def test_the_command_says_what_it_found_and_exits_with_it(good: Path, tmp_path: 
     assert code == 0
     assert said.startswith("consistent: 600 records of log.example, root ")
     assert f"not signed yet: {UNSIGNED}" in said
-    folder = shutil.copytree(good, tmp_path / "log")
-    tile = folder / "tile/entries/001"
+    directory = shutil.copytree(good, tmp_path / "log")
+    tile = directory / "tile/entries/001"
     flipped = bytearray(tile.read_bytes())
     flipped[1000] ^= 1
     tile.write_bytes(flipped)
-    code, _, problem = railscope("verify", folder, "--key", key)
+    code, _, problem = railscope("verify", directory, "--key", key)
     assert (code, problem.split(":")[0]) == (1, "altered")
-    shutil.rmtree(folder / "tile/entries/002.p")
+    shutil.rmtree(directory / "tile/entries/002.p")
     tile.write_bytes((good / "tile/entries/001").read_bytes())
-    assert railscope("verify", folder, "--key", key)[0] == 2
+    assert railscope("verify", directory, "--key", key)[0] == 2
     assert railscope("verify", good, "--key", "nonsense")[0] == 3
 
 
@@ -226,13 +226,13 @@ def test_a_record_is_shown_to_be_read(good: Path) -> None:
 
 
 def test_a_log_that_is_no_log_is_shown_as_an_error(good: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(good, tmp_path / "log")
-    tile = folder / "tile/entries/000"
+    directory = shutil.copytree(good, tmp_path / "log")
+    tile = directory / "tile/entries/000"
     tile.write_bytes(tile.read_bytes().replace(b"tenancy.assign", b"tenancy.assigm", 1))
-    code, _, problem = railscope("show", folder)
+    code, _, problem = railscope("show", directory)
     assert (code, "run `railscope audit verify`" in problem) == (1, True)
-    (folder / "checkpoint").write_text("nonsense")
-    assert railscope("tail", folder)[0] == 1
+    (directory / "checkpoint").write_text("nonsense")
+    assert railscope("tail", directory)[0] == 1
 
 
 HIDDEN = encode_bundle([b"hidden"])
@@ -244,29 +244,29 @@ SIGNED_TILES = [f"tile/{what}/{at}" for what in ("0", "entries") for at in ("000
 def test_nothing_hides_behind_the_records_of_a_tile(
     good: Path, tmp_path: Path, name: str, more: bytes
 ) -> None:
-    folder = shutil.copytree(good, tmp_path / "log")
-    (folder / name).write_bytes((folder / name).read_bytes() + more)
-    assert outcome(folder)[0] == Outcome.ALTERED
+    directory = shutil.copytree(good, tmp_path / "log")
+    (directory / name).write_bytes((directory / name).read_bytes() + more)
+    assert outcome(directory)[0] == Outcome.ALTERED
 
 
 @pytest.mark.parametrize("count", [1, -1])
 def test_line_feeds_of_a_checkpoint_are_what_was_signed(
     good: Path, tmp_path: Path, count: int
 ) -> None:
-    folder = shutil.copytree(good, tmp_path / "log")
-    path = folder / "checkpoint"
+    directory = shutil.copytree(good, tmp_path / "log")
+    path = directory / "checkpoint"
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r", count))
-    assert outcome(folder)[0] == Outcome.ALTERED
+    assert outcome(directory)[0] == Outcome.ALTERED
 
 
 def test_what_cannot_be_read_is_no_verdict(good: Path, tmp_path: Path) -> None:
     key = str(KEY.public)
     for name in ("checkpoint", "tile/0/000", "tile/entries/000", "journal"):
-        folder = shutil.copytree(good, tmp_path / name.replace("/", "-"))
-        path = folder / name
+        directory = shutil.copytree(good, tmp_path / name.replace("/", "-"))
+        path = directory / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
         path.symlink_to(path)
-        code, _, problem = railscope("verify", folder, "--key", key)
+        code, _, problem = railscope("verify", directory, "--key", key)
         assert (code, problem.split(":")[0], name in problem) == (5, "unreadable", True)
     (tmp_path / "anchor").write_bytes(b"\xff\xfe")
     arguments = ("verify", good, "--key", key, "--anchor", tmp_path / "anchor")
@@ -275,16 +275,16 @@ def test_what_cannot_be_read_is_no_verdict(good: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_journal_that_must_not_be_read_is_not_taken_for_none(good: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(good, tmp_path / "log")
-    (folder / "journal").chmod(0)
+    directory = shutil.copytree(good, tmp_path / "log")
+    (directory / "journal").chmod(0)
     allowed = [*Path(tmp_path).parents, tmp_path]
     before = [(path, path.stat().st_mode) for path in allowed if path.stat().st_uid == os.geteuid()]
     try:
         for path, mode in before:
             path.chmod(mode | 0o711)
-        folder.chmod(0o755)
+        directory.chmod(0o755)
         os.seteuid(65_534)
-        found, problem = outcome(folder)
+        found, problem = outcome(directory)
     finally:
         os.seteuid(0)
         for path, mode in before:
@@ -293,32 +293,32 @@ def test_a_journal_that_must_not_be_read_is_not_taken_for_none(good: Path, tmp_p
 
 
 def test_what_a_killed_writer_left_half_is_no_alteration(good: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(good, tmp_path / "log")
-    found = verify(folder, KEY.public)
-    for tile in [path for path in (folder / "tile").rglob("*") if path.is_file()]:
+    directory = shutil.copytree(good, tmp_path / "log")
+    found = verify(directory, KEY.public)
+    for tile in [path for path in (directory / "tile").rglob("*") if path.is_file()]:
         half = tile.with_name(f"{tile.name}.1a2b3c4d{PARTIAL}")
         half.write_bytes(tile.read_bytes()[:7])
-    assert verify(folder, KEY.public) == found
+    assert verify(directory, KEY.public) == found
 
 
 def test_a_log_without_its_journal_has_lost_what_was_not_signed(good: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(good, tmp_path / "log")
-    shutil.rmtree(folder / "journal")
-    found, problem = outcome(folder)
+    directory = shutil.copytree(good, tmp_path / "log")
+    shutil.rmtree(directory / "journal")
+    found, problem = outcome(directory)
     assert (found, problem.endswith(".wal is missing")) == (Outcome.ALTERED, True)
-    (folder / "acknowledged").unlink()
-    assert outcome(folder) == (Outcome.ALTERED, f"{folder}/acknowledged is missing")
+    (directory / "acknowledged").unlink()
+    assert outcome(directory) == (Outcome.ALTERED, f"{directory}/acknowledged is missing")
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"log\n" + b"9" * 5000 + b"\nroot\n"])
 def test_a_checkpoint_that_is_none_is_an_error_of_every_command(
     good: Path, tmp_path: Path, content: bytes
 ) -> None:
-    folder = shutil.copytree(good, tmp_path / "log")
-    (folder / "checkpoint").write_bytes(content)
+    directory = shutil.copytree(good, tmp_path / "log")
+    (directory / "checkpoint").write_bytes(content)
     key = ("--key", str(KEY.public))
-    commands = [("show", folder), ("tail", folder), ("prove", folder, "3", *key)]
-    for command in (*commands, ("checkpoint", folder, *key)):
+    commands = [("show", directory), ("tail", directory), ("prove", directory, "3", *key)]
+    for command in (*commands, ("checkpoint", directory, *key)):
         code, _, problem = railscope(*command)
         assert (code, problem.startswith("Error: "), "checkpoint" in problem) == (1, True, True)
 

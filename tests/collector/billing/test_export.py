@@ -136,25 +136,25 @@ from support.exports import DUE_NS, SELLER, all_kinds
 from collector.billing.export import Form, Listed, Order, export
 from collector.billing.focus_parquet import NoParquetError
 
-folder, all_ = Path(sys.argv[1]), Listed((all_kinds(),))
+directory, all_ = Path(sys.argv[1]), Listed((all_kinds(),))
 try:
-    export(all_, Order(SELLER, DUE_NS), folder)
+    export(all_, Order(SELLER, DUE_NS), directory)
 except NoParquetError as error:
     print(error)
-print(len(list(folder.iterdir())))
-export(all_, Order(SELLER, DUE_NS, forms=(Form.CSV,)), folder)
-print(len(list(folder.iterdir())))
+print(len(list(directory.iterdir())))
+export(all_, Order(SELLER, DUE_NS, forms=(Form.CSV,)), directory)
+print(len(list(directory.iterdir())))
 """
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path: Path):
-    hidden, folder = tmp_path / "hidden", tmp_path / "export"
+    hidden, directory = tmp_path / "hidden", tmp_path / "export"
     hidden.mkdir()
-    folder.mkdir()
+    directory.mkdir()
     (hidden / "pyarrow.py").write_text("raise ImportError\n")
     paths = [hidden, *sys.path]
     found = subprocess.run(
-        [sys.executable, "-c", WITHOUT_PYARROW, str(folder)], capture_output=True, text=True,
+        [sys.executable, "-c", WITHOUT_PYARROW, str(directory)], capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}, check=False,
     )  # fmt: skip
     assert not found.returncode, found.stderr
@@ -167,18 +167,18 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path):
 
 
 def test_the_manifest_says_what_the_files_hold(months: Listed, tmp_path: Path):
-    manifest = export(months, replace(ORDER, checkpoint="note"), tmp_path / "new" / "folder")
-    folder = tmp_path / "new" / "folder"
+    manifest = export(months, replace(ORDER, checkpoint="note"), tmp_path / "new" / "directory")
+    directory = tmp_path / "new" / "directory"
     names = ["focus-1.2.csv", "focus-1.2.parquet", "focus-1.2.manifest.json"]
-    assert sorted(path.name for path in folder.iterdir()) == sorted(names)
-    document = json.loads((folder / names[2]).read_text())
+    assert sorted(path.name for path in directory.iterdir()) == sorted(names)
+    document = json.loads((directory / names[2]).read_text())
     for file in document["files"]:
-        content = (folder / file["name"]).read_bytes()
+        content = (directory / file["name"]).read_bytes()
         assert (len(content), hashlib.sha256(content).hexdigest()) == (
             file["bytes"],
             file["sha256"],
         )
-    with (folder / names[1]).open("rb") as file:
+    with (directory / names[1]).open("rb") as file:
         found = list(read_from(file))
     assert [file["rows"] for file in document["files"]] == [len(found)] * 2
     assert {one["invoice"]: one["billed"] for one in document["invoices"]} == {
@@ -187,10 +187,10 @@ def test_the_manifest_says_what_the_files_hold(months: Listed, tmp_path: Path):
     assert Fraction(document["billed"]["EUR"]) == billed(found)
     assert document["audit_checkpoint"] == "note"
     assert document["exported"] == "1970-04-01T00:00:00Z"
-    assert manifest.encoded == (folder / names[2]).read_bytes()
+    assert manifest.encoded == (directory / names[2]).read_bytes()
 
 
-def test_a_document_is_the_file_without_a_folder(months: Listed, tmp_path: Path):
+def test_a_document_is_the_file_without_a_directory(months: Listed, tmp_path: Path):
     order = replace(ORDER, tenant="vision")
     export(months, order, tmp_path)
     for form in Form:
@@ -307,7 +307,7 @@ def test_a_whole_export_adds_up(tmp_path_factory: pytest.TempPathFactory, usages
         issue(one, DUE_NS)
         for one in close(rate(usages, prices, MONTH).charges, MONTH, prices.currency)
     ]
-    folder = tmp_path_factory.mktemp("export")
-    manifest = export(Listed(tuple(invoices)), ORDER, folder)
+    directory = tmp_path_factory.mktemp("export")
+    manifest = export(Listed(tuple(invoices)), ORDER, directory)
     total = sum((one.payable for one in invoices), Fraction(0))
     assert sum((Fraction(text) for text in manifest.billed.values()), Fraction(0)) == total

@@ -62,8 +62,8 @@ def books(url: str) -> Iterator[Books]:
     ledger.close()
 
 
-def run(url: str, folder: Path, *options: str) -> Result:
-    return CliRunner().invoke(bill, ["export", str(folder), "--ledger", url, *options])
+def run(url: str, directory: Path, *options: str) -> Result:
+    return CliRunner().invoke(bill, ["export", str(directory), "--ledger", url, *options])
 
 
 def rows_of(path: Path) -> list[Row]:
@@ -218,7 +218,7 @@ def test_a_month_without_invoices_is_said_to_be_empty(url: str, tmp_path: Path):
     assert rows_of(tmp_path / "focus-1.2-2027-01.csv") == []
 
 
-def test_a_folder_that_cannot_be_written_is_one_clear_line(url: str, tmp_path: Path):
+def test_a_directory_that_cannot_be_written_is_one_clear_line(url: str, tmp_path: Path):
     (tmp_path / "file").write_text("")
     result = run(url, tmp_path / "file" / "below", "--format", "csv")
     assert result.exit_code == 1

@@ -34,28 +34,28 @@ OF_RESERVATIONS = {"CapacityReservationId", "CapacityReservationStatus"}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("export")
 
 
 @pytest.fixture(scope="module")
-def manifest(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+def manifest(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     """Of months in a ledger, so that rows lead to it."""
     ledger = Ledger.open(f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.sqlite", metadata)
     months = closed_months(ledger)
     order = with_origins(Order(SELLER, DUE_NS, checkpoint=NOTE), Books.of(ledger))
-    found = export(months, order, folder)
+    found = export(months, order, directory)
     ledger.close()
     return found
 
 
-def file_of(manifest: Manifest, folder: Path, form: Form) -> Path:
+def file_of(manifest: Manifest, directory: Path, form: Form) -> Path:
     (name,) = (file.name for file in manifest.files if file.name.endswith(f".{form}"))
-    return folder / name
+    return directory / name
 
 
-def test_the_month_has_rows_of_every_kind(manifest, folder):
-    rows = parse(file_of(manifest, folder, Form.CSV).read_text(encoding="utf-8"))
+def test_the_month_has_rows_of_every_kind(manifest, directory):
+    rows = parse(file_of(manifest, directory, Form.CSV).read_text(encoding="utf-8"))
     assert {row["x_ChargeKind"] for row in rows} == set(Kind)
     assert {row["ResourceType"] for row in rows} == {"GPU", "MIG instance", None}
     assert {row["ChargeClass"] for row in rows} == {"Correction", None}
@@ -70,10 +70,10 @@ def test_the_month_has_rows_of_every_kind(manifest, folder):
 
 
 @pytest.mark.parametrize("form", list(Form))
-def test_no_rule_fails(manifest, folder, form):
+def test_no_rule_fails(manifest, directory, form):
     """As published, without what the validator misreads: see the next test."""
     criteria = {*manifest.applicability_criteria, *STRICTER} - {RESERVATIONS}
-    outcome = validate(file_of(manifest, folder, form), sorted(criteria))
+    outcome = validate(file_of(manifest, directory, form), sorted(criteria))
     assert outcome.failing_composites == set()
     assert outcome.failing == {ARTEFACT}
     for column in {name for name in COLUMNS if not name.startswith("x_")} - UNJUDGED:
@@ -83,12 +83,12 @@ def test_no_rule_fails(manifest, folder, form):
 
 
 @pytest.mark.parametrize("form", list(Form))
-def test_no_rule_fails_with_reservations(manifest, folder, tmp_path, form):
+def test_no_rule_fails_with_reservations(manifest, directory, tmp_path, form):
     """Two rules about reservations have conditions that the validator does not read; we mend them."""
     mended = readable_rules(tmp_path)
     assert mended == {"CapacityReservationStatus-C-003-C", "CapacityReservationStatus-C-004-C"}
     outcome = validate(
-        file_of(manifest, folder, form), manifest.applicability_criteria, rules=tmp_path
+        file_of(manifest, directory, form), manifest.applicability_criteria, rules=tmp_path
     )
     assert outcome.failing == {ARTEFACT}
     assert {outcome.of_column(column) for column in OF_RESERVATIONS} == {"PASS"}
@@ -125,12 +125,12 @@ def with_a_resource_of_no_type(rows: list[dict[str, str]]) -> None:
 )
 def test_a_wrong_export_fails(
     manifest: Manifest,
-    folder: Path,
+    directory: Path,
     tmp_path: Path,
     spoil: Callable[[list[dict[str, str]]], None],
     rule: str,
 ):
-    with file_of(manifest, folder, Form.CSV).open(encoding="utf-8", newline="") as file:
+    with file_of(manifest, directory, Form.CSV).open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     spoil(rows)
     spoilt = tmp_path / "spoilt.csv"

@@ -44,9 +44,9 @@ PERIOD = Period(at(0), at(2 * DAY_SECONDS))
 SELLER = Seller("Hall", "Hall", {"red": Account("red"), "ns/green": Account("green")})
 
 
-def kept(url: str, folder: Path) -> Ledger:
+def kept(url: str, directory: Path) -> Ledger:
     """Two GPUs of a node over two days and a bit, kept and settled as a collector does."""
-    core = core_in(folder)
+    core = core_in(directory)
     events = {
         3600: [started("GPU-0", "c1", 3600, tenant="red", node="n1")],
         90_000: [ended("GPU-0", "c1", 90_000), started("GPU-1", "c2", 90_000, tenant="red")],

@@ -36,10 +36,10 @@ IDS = ("j", "j@n2", "j@n1", "j@n2@n2", f"j#{at(100)}", f"j#{at(0)}", f"file/{GPU
 
 
 async def held(
-    folder: Path, mine: dict[int, list], others: dict[int, list], files: Files
+    directory: Path, mine: dict[int, list], others: dict[int, list], files: Files
 ) -> dict[tuple[str, str], float]:
     """Seconds by state and tenant of GPU-0, which is in n2, beside what n1 reports."""
-    core = core_in(folder)
+    core = core_in(directory)
     envelopes = Reporter("n2", "boot-2").told(gpus_of(GPU), range(0, 301, 5), events=mine)
     envelopes += Reporter("n1", "boot-1").told(gpus_of(OTHER), range(0, 301, 5), events=others)
     accept(core, sorted(envelopes, key=lambda one: one[0].received_wall_ns))

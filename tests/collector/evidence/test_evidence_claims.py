@@ -20,7 +20,7 @@ from support.story import (
 )
 
 from collector.evidence.assemble import Files
-from collector.evidence.told import MOST_CHARACTERS
+from collector.evidence.told import MAX_CHARACTERS
 from collector.files import claims_file
 from collector.metering.tiling import State, tile
 from collector.state.core import Core
@@ -191,7 +191,7 @@ def test_an_end_may_be_heard_before_the_start(core: Core):
 @pytest.mark.parametrize(
     "facts",
     [{"level": "king"}, {"start_ns": "soon"}, {"compute": "0-900"}, {"compute": "500-400"},
-     {"owner": "a" * (MOST_CHARACTERS + 1)}, {"start_ns": "9" * 19}],
+     {"owner": "a" * (MAX_CHARACTERS + 1)}, {"start_ns": "9" * 19}],
 )  # fmt: skip
 def test_a_claim_that_cannot_be_is_told_and_left_out(core: Core, facts: dict[str, str]):
     heard = troubles(core)

@@ -25,8 +25,8 @@ DAYS = range(DAY, DAY + 1)
 HANDS = st.lists(st.sampled_from(["one", "two", "both"]), min_size=1, max_size=7)
 
 
-def site(folder: Path, name: str, database: str) -> Site:
-    return Site(folder / name, f"sqlite:///{folder / database}")
+def site(directory: Path, name: str, database: str) -> Site:
+    return Site(directory / name, f"sqlite:///{directory / database}")
 
 
 @few
@@ -35,9 +35,9 @@ async def test_two_collectors_one_of_them_restarted_write_the_ledger_of_one(
     story, texts, these, hands, data
 ):
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        alone = site(folder, "alone", "alone.db")
-        sides = {who: site(folder, who, "shared.db") for who in ("one", "two")}
+        directory = Path(name)
+        alone = site(directory, "alone", "alone.db")
+        sides = {who: site(directory, who, "shared.db") for who in ("one", "two")}
         for each in (alone, *sides.values()):
             each.texts = dict(texts)
         envelopes = story.envelopes(these)

@@ -155,8 +155,8 @@ async def test_before_the_instant_nothing_changes_and_after_it_there_is_nothing(
 class Instants:
     """An account that is asked again and again, as the views ask it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.core = core_in(folder)
+    def __init__(self, directory: Path) -> None:
+        self.core = core_in(directory)
         self.files = Files()
         self.live = LiveAccount(self.core.evidence, lambda: self.files)
 

@@ -241,9 +241,9 @@ def test_the_order_of_receipt_of_other_nodes_frames_changes_nothing(
     accept(plain, envelopes)
     shuffled = envelopes + random.sample(envelopes, len(envelopes) // 2)
     cut = len(envelopes) // 2
-    again = core_in(folder := tmp_path_factory.mktemp("schemas"))
+    again = core_in(directory := tmp_path_factory.mktemp("schemas"))
     accept(again, shuffled[:cut])
-    resumed = core_in(folder)
+    resumed = core_in(directory)
     resume_from(resumed, checkpoint_of(again))
     accept(resumed, shuffled[cut:])
     assert known_of(resumed, "GPU-0").evidence == known_of(plain, "GPU-0").evidence

@@ -57,8 +57,8 @@ async def run(name: str, loop: MeteredLoop) -> dict[str, Any]:
         START_WALL_NS + SENT_SECONDS * SECOND, START_BOOT_NS + SENT_SECONDS * SECOND, BOOT
     )
     found: dict[str, Any] = {"statuses": [], "cpu_seconds": []}
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        settings = settings_in(Path(folder), limits=Limits(), views_seconds=0.5)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+        settings = settings_in(Path(directory), limits=Limits(), views_seconds=0.5)
         bodies = list(ATTACKS[name]())
         async with running(settings) as one:
             status, _ = await one.post(b"", headers=sent.to_headers())
@@ -76,7 +76,7 @@ async def run(name: str, loop: MeteredLoop) -> dict[str, Any]:
             found["faults"] = one.collector.core.counts.rejected.get("fault", 0)
             found["neighbour"] = await _neighbour(one)
         found["disk_mib"] = sum(
-            path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()
+            path.stat().st_size for path in Path(directory).rglob("*") if path.is_file()
         ) / (1 << 20)  # fmt: skip
         began = time.process_time()
         async with running(settings) as one:

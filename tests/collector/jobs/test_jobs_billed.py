@@ -48,15 +48,15 @@ ROWS = [
 
 
 class Cluster:
-    """A folder with a ledger, prices and books."""
+    """A directory with a ledger, prices and books."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.url = f"sqlite:///{folder / 'ledger.sqlite'}"
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.url = f"sqlite:///{directory / 'ledger.sqlite'}"
         self.tenants = self.file("tenants.csv", TENANTS)
 
     def file(self, name: str, text: str) -> Path:
-        found = self.folder / name
+        found = self.directory / name
         found.write_text(text)
         return found
 

@@ -47,8 +47,8 @@ def _span() -> tuple[int, int]:
     return DAY.start_ns, DAY.end_ns
 
 
-def books(folder: Path, text: str = SACCT, scheduler: str = "slurm") -> SchedulerBooks:
-    file = folder / "books"
+def books(directory: Path, text: str = SACCT, scheduler: str = "slurm") -> SchedulerBooks:
+    file = directory / "books"
     file.write_text(text)
     return SchedulerBooks.read({scheduler: [file]})
 

@@ -64,7 +64,7 @@ def counted_jobs() -> st.SearchStrategy[list[Job]]:
     )  # fmt: skip
 
 
-def most_at_once(jobs: Sequence[Job]) -> int:
+def max_at_once(jobs: Sequence[Job]) -> int:
     """How many GPUs were held at one instant, at most; jobs that last no time need one, too."""
     edges = [
         (at, way, sum(part.gpus for part in job.unplaced))
@@ -93,7 +93,7 @@ def test_stand_ins_are_as_many_as_were_held_at_once_and_clash_with_no_one(jobs):
         tenant: time for tenant, time in expected.items() if time
     }
     lasting = [job for job in placed if job.duration_ns]
-    assert len({gpu for job in lasting for gpu in job.gpus}) <= most_at_once(jobs) + max(
+    assert len({gpu for job in lasting for gpu in job.gpus}) <= max_at_once(jobs) + max(
         (sum(p.gpus for p in job.unplaced) for job in jobs if not job.duration_ns), default=0
     )
     assert compare([e for day in days(placed, TERMS) for e in day.entries], jobs, 0).agrees

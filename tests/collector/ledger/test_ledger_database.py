@@ -34,9 +34,11 @@ def test_a_server_that_is_not_there_is_named_without_its_password(refused):
     assert "\n" not in message
 
 
-def test_a_folder_that_is_not_there(tmp_path):
+def test_a_directory_that_is_not_there(tmp_path):
     url = f"sqlite:///{tmp_path / 'missing' / 'ledger.db'}"
-    with pytest.raises(LedgerError, match=r"unable to open database file. Check that its folder"):
+    with pytest.raises(
+        LedgerError, match=r"unable to open database file. Check that its directory"
+    ):
         Ledger.open(url, metadata)
 
 
@@ -99,7 +101,7 @@ def test_a_database_that_takes_no_more_writes(tmp_path):
     ledger = Ledger(database)
     with database.transaction() as connection:
         connection.exec_driver_sql("PRAGMA query_only = ON")
-    with pytest.raises(LedgerError, match=r"readonly database. Check that its folder"):
+    with pytest.raises(LedgerError, match=r"readonly database. Check that its directory"):
         ledger.write(metered(held("GPU-0", "red")))
     assert ledger.revision("GPU-0", DAY) is None
     ledger.close()

@@ -87,7 +87,7 @@ def test_a_reader_sees_revisions_whole_while_they_are_written(url):
 
 KILLED = """
 import os, sys
-sys.path.insert(0, {folder!r})
+sys.path.insert(0, {directory!r})
 from days import held, metered
 from sqlalchemy import event
 from collector.ledger.database import Database
@@ -105,7 +105,7 @@ Ledger(database).write(metered(held("GPU-0", "red")))
 
 
 def test_a_writer_that_dies_in_the_middle_leaves_nothing(url, request):
-    script = KILLED.format(folder=str(request.path.parent), url=url)
+    script = KILLED.format(directory=str(request.path.parent), url=url)
     ended = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True)
     assert ended.returncode == 9, ended.stderr
     ledger = Ledger.open(url, metadata)

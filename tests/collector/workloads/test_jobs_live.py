@@ -45,8 +45,8 @@ def busy(node: str) -> list[Schema]:
 class Site:
     """A collector's state, and nodes that report to it."""
 
-    def __init__(self, folder: Path, files: Files | None = None, most_jobs: int = 100) -> None:
-        self.core = core_in(folder)
+    def __init__(self, directory: Path, files: Files | None = None, max_jobs: int = 100) -> None:
+        self.core = core_in(directory)
         self.reporters: dict[str, Reporter] = {}
         self.now = 0
         self.refresher = Refresher(
@@ -55,7 +55,7 @@ class Site:
             stale_seconds=30,
             period_seconds=1,
             wall_ns=lambda: at(self.now),
-            most_jobs=most_jobs,
+            max_jobs=max_jobs,
         )
 
     def report(
@@ -177,7 +177,7 @@ async def test_what_is_not_known_has_a_reason_and_no_number(tmp_path: Path):
 
 
 async def test_jobs_beyond_the_most_are_counted_and_not_told_of(tmp_path: Path):
-    site = Site(tmp_path, most_jobs=1)
+    site = Site(tmp_path, max_jobs=1)
     site.report("n1", 10, (90, 80), *claims("first", "n1-0"))
     await site.jobs(11)
     site.report("n1", 12, (90, 80), *claims("second", "n1-1"))

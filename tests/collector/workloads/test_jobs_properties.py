@@ -142,8 +142,8 @@ def node_schemas(node: str, rails: tuple[str, ...]) -> list[Schema]:
 
 NODES = {"n1": ("0", "1"), "n2": ("0", "1"), "n3": ("0", "0"), "n4": ("", "")}
 SCHEMAS = {node: node_schemas(node, rails) for node, rails in NODES.items()}
-_folder = tempfile.TemporaryDirectory()
-KNOWN = Schemas(Path(_folder.name) / "schemas")
+_directory = tempfile.TemporaryDirectory()
+KNOWN = Schemas(Path(_directory.name) / "schemas")
 KNOWN.open()
 WIRE = {
     (node, schema.stream): (schema, KNOWN.put(to_wire_schema(schema)))

@@ -1,4 +1,4 @@
-"""What lies in the folders of network interfaces and of the devices behind them.
+"""What lies in the directories of network interfaces and of the devices behind them.
 
 A card's PCI device can be reached by its address, its interface and its RDMA device; whatever is
 known of it by one of these paths is there by all of them.
@@ -17,15 +17,15 @@ _OF_ALL_DEVICES = {"driver", "net", "subsystem"}
 
 
 def show(model: NodeModel, into: Moment) -> None:
-    """Put the entries of the folders into a moment, which knows everything else by now."""
+    """Put the entries of the directories into a moment, which knows everything else by now."""
     entries = _entries(into)
     for cable in model.present_cables:
         _show_card(into, cable.port, entries)
     into.names[f"{_NET}/{LOOPBACK}"] = sorted(entries[f"{_NET}/{LOOPBACK}"] - {"device"})
-    folder = f"{_NET}/{ETHERNET}"
-    into.names[folder] = sorted(entries[folder])
-    into.names[f"{folder}/device"] = sorted(_OF_ALL_DEVICES)
-    into.links[f"{folder}/device/driver"] = "/sys/bus/virtio/drivers/virtio_net"
+    directory = f"{_NET}/{ETHERNET}"
+    into.names[directory] = sorted(entries[directory])
+    into.names[f"{directory}/device"] = sorted(_OF_ALL_DEVICES)
+    into.links[f"{directory}/device/driver"] = "/sys/bus/virtio/drivers/virtio_net"
 
 
 def _show_card(into: Moment, port: Port, entries: dict[str, set[str]]) -> None:
@@ -40,13 +40,13 @@ def _show_card(into: Moment, port: Port, entries: dict[str, set[str]]) -> None:
 
 
 def _entries(seen: Moment) -> dict[str, set[str]]:
-    """The entries of all folders that a moment tells something of."""
+    """The entries of all directories that a moment tells something of."""
     found: dict[str, set[str]] = defaultdict(set)
     for section in (seen.files, seen.links):
         for path, content in section.items():
             if path.startswith((_NET, _RDMA, _PCI)) and not isinstance(content, dict):
-                folder, _, name = path.rpartition("/")
-                while name and name not in found[folder]:
-                    found[folder].add(name)
-                    folder, _, name = folder.rpartition("/")
+                directory, _, name = path.rpartition("/")
+                while name and name not in found[directory]:
+                    found[directory].add(name)
+                    directory, _, name = directory.rpartition("/")
     return found

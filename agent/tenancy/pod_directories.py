@@ -1,7 +1,7 @@
-"""Which pods there are by what the kubelet keeps of them: folders of their logs and control groups.
+"""Which pods there are by what the kubelet keeps of them: directories of their logs and control groups.
 
 A kubelet may go on listing pods that have ended (kubernetes issues 119423 and 132020). A pod has its
-control group before it has its folder of logs, and loses the group first: one that has a folder and
+control group before it has its directory of logs, and loses the group first: one that has a directory and
 no group has ended. Sources: kubernetes/kubernetes:pkg/kubelet/kuberuntime/helpers.go
 (BuildPodLogsDirectory), pkg/kubelet/cm/pod_container_manager_linux.go.
 """
@@ -40,7 +40,7 @@ class Pods:
         return self.alive is not None and bool(uids) and not uids & self.alive
 
 
-class PodFolders:
+class PodDirectories:
     """Looks where the kubelet keeps its pods; remembers where that is."""
 
     def __init__(self) -> None:
@@ -50,8 +50,8 @@ class PodFolders:
         """The pods there are."""
         uids: dict[tuple[str, str], set[str]] = {}
         named: dict[str, tuple[str, str]] = {}
-        for folder in names(host, LOGS):
-            found = _LOG.fullmatch(folder)
+        for directory in names(host, LOGS):
+            found = _LOG.fullmatch(directory)
             if found:
                 pod = found["namespace"], found["name"]
                 uids.setdefault(pod, set()).add(found["uid"])
