@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from collector.framelog.segments import write_durably
+from railscope.durable_files import write_durably
 
 log = structlog.get_logger(__name__)
 

@@ -14,7 +14,7 @@ import msgspec
 
 from collector.access.credential import MAX_RANK, Credential, Role
 from collector.access.credentials import Credentials, Entry, Key
-from collector.framelog.segments import write_durably
+from railscope.durable_files import write_durably
 
 _MAX_NAMED = 20
 """Keys named in one record."""

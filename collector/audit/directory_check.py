@@ -33,10 +33,10 @@ from collector.audit.ownership import EPOCH, LOCK
 from collector.audit.tiles import LEVELS, WIDTH, Tiles, complete_root, encode_bundle
 from collector.audit.witnesses import FILE as WITNESSES
 from collector.audit.witnesses import Vouched, read_witnesses
-from collector.framelog.segments import PARTIAL
 from railscope.audit.checkpoint import Checkpoint
 from railscope.audit.merkle import HASH_BYTES, Hash, leaf_hash
 from railscope.audit.note import PublicKey
+from railscope.durable_files import PARTIAL
 
 _STATEMENTS = (EPOCH, ACKNOWLEDGED, WITNESSES)
 _TOP = frozenset({*_STATEMENTS, LOCK, KEY_FILE, "checkpoint"})

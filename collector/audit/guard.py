@@ -19,11 +19,11 @@ import structlog
 from collector.audit.log import AuditError, AuditLog
 from collector.audit.publisher import WaitingError
 from collector.audit.tiles import TileError, Tiles
-from collector.framelog.segments import sync_directory, write_durably
 from collector.ledger.draft import Draft
 from railscope.audit.checkpoint import Checkpoint, read_checkpoint
 from railscope.audit.merkle import CompactRange, Tree, leaf_hash, root_of, subtrees
 from railscope.audit.record import Actor, Data
+from railscope.durable_files import sync_directory, write_durably
 
 DIRECTORY = "disputed"
 """Below the log's directory: checkpoints that agents hold and this log cannot be continued from."""

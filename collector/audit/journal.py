@@ -24,18 +24,11 @@ from collector.audit.acknowledgement import ACKNOWLEDGED, Acknowledgement, read_
 from collector.audit.housekeeping import check_epoch, read_bytes
 from collector.audit.ownership import EPOCH
 from collector.audit.tiles import TileError, decode_bundle, encode_bundle
-from collector.framelog.segments import (
-    HEAD,
-    MARKER_BYTES,
-    framed,
-    make_directory,
-    payload_at,
-    sync_directory,
-    write_durably,
-)
+from collector.framelog.segments import HEAD, MARKER_BYTES, framed, payload_at
 from railscope.audit.merkle import CompactRange, leaf_hash
 from railscope.audit.note import SecretKey
 from railscope.audit.record import MAX_RECORD_BYTES
+from railscope.durable_files import make_directory, sync_directory, write_durably
 
 MAX_GROUP_RECORDS = 256
 _BLOCK_BYTES = 4096

@@ -6,8 +6,8 @@ import os
 import secrets
 from pathlib import Path
 
-from collector.framelog.segments import PARTIAL, make_directory, sync_directory
 from railscope.audit.note import NoteError, SecretKey
+from railscope.durable_files import PARTIAL, make_directory, sync_directory
 from railscope.settings import SettingsError
 
 

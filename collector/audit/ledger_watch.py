@@ -19,12 +19,12 @@ from sqlalchemy import inspect
 
 from collector.audit.known_head import difference, read
 from collector.audit.log import AuditError, AuditLog
-from collector.framelog.segments import write_durably
 from collector.ledger import heads
 from collector.ledger.database import Database, LedgerError, NoLedgerError
 from collector.ledger.draft import Draft
 from collector.ledger.heads import Head
 from railscope.audit.record import Actor, Data
+from railscope.durable_files import write_durably
 
 PERIOD_SECONDS = 60.0
 

@@ -21,12 +21,12 @@ from collector.audit.ownership import Ownership, TakenError
 from collector.audit.publisher import AuditError, Publisher, WaitingError
 from collector.audit.tiles import TileError, Tiles
 from collector.audit.witnesses import Witnesses
-from collector.framelog.segments import write_durably
 from collector.ledger.draft import Draft, counted, record_of
 from collector.turns import to_its_end
 from railscope.audit.merkle import CompactRange, Tree, subtrees
 from railscope.audit.note import NoteError, SecretKey
 from railscope.audit.record import RecordError, Source, encode
+from railscope.durable_files import write_durably
 
 MAX_WAITING = 10_000
 MAX_UNSIGNED = 10_000

@@ -35,9 +35,9 @@ from collector.audit.personal import SaltError, Salts
 from collector.audit.recorded import UPGRADE, Recorded, Snapshot, load, packed
 from collector.fleet.seen_event import SeenEvent
 from collector.framelog.segments import Record as FrameRecord
-from collector.framelog.segments import write_durably
 from collector.ledger.draft import Draft, record_of
 from railscope.audit.record import Actor, Data, RecordError, encode
+from railscope.durable_files import write_durably
 from railscope.wire import Envelope
 
 _ANY = (1 << 53) - 1

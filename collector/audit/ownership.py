@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from collector.audit.housekeeping import Statement, read_bytes, read_statement
-from collector.framelog.segments import make_directory, write_durably
 from railscope.audit.note import SecretKey
+from railscope.durable_files import make_directory, write_durably
 
 EPOCH = "epoch"
 LOCK = "lock"

@@ -17,7 +17,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from collector.framelog.segments import PARTIAL, make_directory, sync_directory
+from railscope.durable_files import PARTIAL, make_directory, sync_directory
 
 DIRECTORY = "personal"
 """Below the collector's state directory, beside the log."""

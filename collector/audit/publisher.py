@@ -14,10 +14,10 @@ from collector.audit.housekeeping import HousekeepingError
 from collector.audit.journal import journal_paths
 from collector.audit.ownership import Ownership
 from collector.audit.tiles import TileError, Tiles
-from collector.framelog.segments import write_durably
 from railscope.audit.checkpoint import Checkpoint, read_checkpoint
 from railscope.audit.merkle import EMPTY_ROOT, Tree, consistency_proof, consistent, root_of
 from railscope.audit.note import NoteError, SecretKey, read_note
+from railscope.durable_files import write_durably
 
 EMPTY = Tree(0, EMPTY_ROOT)
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collector.framelog.segments import PARTIAL, make_directory, write_durably
 from railscope.audit.merkle import HASH_BYTES, Hash, leaf_hash, node_hash
+from railscope.durable_files import PARTIAL, make_directory, write_durably
 
 WIDTH = 256
 LEVELS = 8

@@ -19,9 +19,9 @@ from collector.audit.ownership import EPOCH, Ownership
 from collector.audit.publisher import Publisher
 from collector.audit.tiles import Tiles
 from collector.audit.witnesses import FILE, Vouched, Witnesses
-from collector.framelog.segments import write_durably
 from railscope.audit.merkle import CompactRange, leaf_hash, subtrees
 from railscope.audit.note import SecretKey
+from railscope.durable_files import write_durably
 
 _NUMBER = re.compile(rb"[0-9]{1,20}\n?")
 

@@ -19,9 +19,9 @@ from collector.audit.housekeeping import (
     read_bytes,
     read_statement,
 )
-from collector.framelog.segments import write_durably
 from railscope.audit.cosignature import key_name, parse_witness_key, witnessed
 from railscope.audit.note import PublicKey, SecretKey
+from railscope.durable_files import write_durably
 
 FILE = "witnesses"
 

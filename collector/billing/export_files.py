@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from collector.framelog.segments import PARTIAL, sync_directory
+from railscope.durable_files import PARTIAL, sync_directory
 
 _CHUNK_BYTES = 1 << 20
 

@@ -22,8 +22,8 @@ from collector.fleet.job_columns import JobColumns, job_columns
 from collector.fleet.layout import Layout, Positions, make_layout
 from collector.fleet.metered_columns import Metered, metered
 from collector.fleet.shown_devices import Showing, showing
-from collector.framelog.segments import PARTIAL, write_durably
 from railscope.device_names import DeviceKey, Names, names_in
+from railscope.durable_files import PARTIAL, write_durably
 from railscope.wire import WireSchema, layout_hash, rails_of_entities, schema_hash
 
 GPU_STREAM = "gpu"

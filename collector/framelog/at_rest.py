@@ -23,13 +23,8 @@ import msgspec
 import structlog
 
 from collector import clock
-from collector.framelog.segments import (
-    LogStats,
-    read_segment,
-    segment_path,
-    segments,
-    write_durably,
-)
+from collector.framelog.segments import LogStats, read_segment, segment_path, segments
+from railscope.durable_files import write_durably
 
 EXTENT, MANIFEST = "frames.extent", "frames.manifest"
 _EXTENT = re.compile(rb"([0-9]{10}) ([0-9]{20})\n")

@@ -18,7 +18,7 @@ from typing import TypeAlias
 import structlog
 
 from collector.framelog.at_rest import StateFiles
-from collector.framelog.segments import (  # fmt: skip
+from collector.framelog.segments import (
     LogStats,
     Record,
     encode_record,
@@ -28,8 +28,8 @@ from collector.framelog.segments import (  # fmt: skip
     segment_path,
     segments,
     start_segment,
-    sync_directory,
 )
+from railscope.durable_files import sync_directory
 
 MAX_WAITING_BYTES = 64 << 20
 MAX_GROUP_BYTES = 16 << 20

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import structlog
 
-from collector.framelog.segments import Record, encode_record, write_durably
+from collector.framelog.segments import Record, encode_record
+from railscope.durable_files import write_durably
 
 log = structlog.get_logger(__name__)
 

@@ -22,7 +22,6 @@ import msgspec
 from railscope.wire import SentAt
 
 MARKER_BYTES = 16
-PARTIAL = ".partial"
 HEAD = struct.Struct("<16sII")
 
 
@@ -121,38 +120,3 @@ def start_segment(directory: Path, number: int) -> tuple[int, bytes]:
     marker = secrets.token_bytes(MARKER_BYTES)
     path = directory / f"frames-{number:010d}-{marker.hex()}.log"
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), marker
-
-
-def sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable: new files, renames, deletions."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def make_directory(directory: Path) -> None:
-    """Make a directory and those above it, for their owner only, durable on return. Raises OSError."""
-    if directory.is_dir():
-        return
-    make_directory(directory.parent)
-    directory.mkdir(mode=0o700, exist_ok=True)
-    sync_directory(directory.parent)
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """Replace a file as a whole, durable on return. Raises OSError."""
-    # A name of its own: two may write the same file at once, and both are right.
-    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.rename(path)
-    except OSError:
-        # On a full disk, each further attempt would leave another one.
-        partial.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import structlog
 
-from collector.framelog.segments import PARTIAL
+from railscope.durable_files import PARTIAL
 
 PROBE_BYTES = 256 << 10
 """Room without which a collector does not begin to write."""

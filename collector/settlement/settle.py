@@ -26,7 +26,6 @@ from collector.evidence.review import Decisions
 from collector.evidence.store import ready
 from collector.evidence.told import Ended, Told, is_gpu, node_of, unplaced_in
 from collector.evidence.trouble import Trouble
-from collector.framelog.segments import write_durably
 from collector.ledger.database import LedgerError
 from collector.ledger.rows import GpuDay
 from collector.ledger.tiling import DAY_NS
@@ -35,6 +34,7 @@ from collector.settlement.days import Door, Homes, Settlement, write_days
 from collector.settlement.due import due_days, windows
 from collector.settlement.open_days import OpenDays
 from collector.settlement.settled import settled
+from railscope.durable_files import write_durably
 
 log = structlog.get_logger(__name__)
 

@@ -14,20 +14,13 @@ from msgspec.structs import replace
 from collector.config import Limits
 from collector.fleet.seen_event import SeenEvent, events_of
 from collector.framelog.quarantine import RecordQuarantine
-from collector.framelog.segments import (
-    PARTIAL,
-    LogStats,
-    read_segment,
-    segment_path,
-    segments,
-    sync_directory,
-    write_durably,
-)
+from collector.framelog.segments import LogStats, read_segment, segment_path, segments
 from collector.framelog.segments import Record as FrameRecord
 from collector.state.checkpoint import MAGIC, CheckpointError, decode, encode, parts_of, resume
 from collector.state.core import Core
 from collector.state.envelope_bounds import REPLAY_FACTOR, cost_of, problems
 from collector.turns import Turns, to_its_end
+from railscope.durable_files import PARTIAL, sync_directory, write_durably
 from railscope.envelope_reader import unpack
 from railscope.wire import Envelope, WireError
 

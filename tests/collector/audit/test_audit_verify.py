@@ -15,13 +15,13 @@ from support.audit import KEY, audit_log, record, running, write
 
 from collector.audit.tiles import Tiles, decode_bundle, encode_bundle, tile_name
 from collector.audit.verify import Outcome, VerifyError, verify
-from collector.framelog.segments import PARTIAL
 from collector.ledger.draft import Draft
 from railscope.audit.checkpoint import Checkpoint
 from railscope.audit.merkle import CompactRange, Tree, leaf_hash
 from railscope.audit.note import SecretKey
 from railscope.audit.record import Actor
 from railscope.cli import root
+from railscope.durable_files import PARTIAL
 
 SIZE = 600
 UNSIGNED = 5
