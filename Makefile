@@ -1,6 +1,6 @@
 # make demo             run collector, agents and simulated servers; SECONDS=60 ends after a minute
 # make test             check, then all tests
-# make thorough         the properties of metering, billing and audit, with ten times the examples
+# make thorough         the properties of metering, billing, audit and damaged answers, with more examples
 # make check            lint, types, import arrows, generated files
 # make bench            measure
 # make boards docs      write generated files again
@@ -43,7 +43,8 @@ thorough: $(VENV)/.ready-to-test
 		tests/collector/metering tests/collector/billing tests/collector/audit \
 		tests/collector/access tests/collector/evidence tests/collector/account \
 		tests/collector/jobs tests/collector/ledger tests/agent/tenancy \
-		tests/agent/test_custody_held.py tests/vocabulary/test_merkle.py \
+		tests/agent/test_custody_held.py tests/agent/test_partial_answers.py \
+		tests/agent/test_known_devices.py tests/vocabulary/test_merkle.py \
 		tests/vocabulary/test_note.py tests/vocabulary/test_cosignature.py \
 		tests/vocabulary/test_audit_record.py
 

@@ -23,6 +23,9 @@ _MAX_DEVICES = 4096
 _MAX_TEXT = 4096
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f\ud800-\udfff]")
 _PCI_ADDRESS = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]")
+_PART_OF_PCI_ADDRESS = re.compile(r"[0-9A-Fa-f]{1,8}|[0-9A-Fa-f]{0,8}:[0-9A-Fa-f:.]*")
+_INTERFACE = re.compile(r"[^\s/\x00-\x20\x7f\ud800-\udfff]{1,128}")
+"""The kernel accepts no other names: net/core/dev.c, dev_valid_name; alternative names are longer."""
 _MAX_DIGITS = 4000
 _LONG_NUMBER = re.compile(rb"\d{%d}" % _MAX_DIGITS)
 """Python converts no more digits than that: sys.int_info.default_max_str_digits."""
@@ -78,6 +81,17 @@ def _text(value: Any) -> Json:
 def _pci_address(value: Any) -> Json:
     is_address = isinstance(value, str) and (not value or _PCI_ADDRESS.fullmatch(value))
     return value if is_address else _MISSING
+
+
+def _bus_name(value: Any) -> Json:
+    """A PCI address, or the name of a device on another bus such as virtio0 or usb-0000:00:14.0-1."""
+    if _text(value) is _MISSING or _pci_address(value) is not _MISSING:
+        return _text(value)
+    return _MISSING if _PART_OF_PCI_ADDRESS.fullmatch(value) else value
+
+
+def _interface(value: Any) -> Json:
+    return value if isinstance(value, str) and _INTERFACE.fullmatch(value) else _MISSING
 
 
 def _scalar(value: Any) -> Json:
@@ -211,7 +225,7 @@ _NVML_PROCESSES = tuple(
 )
 _SHAPES: Mapping[str, Shape] = {
     "ethtool.driver": _record(
-        {"driver": _text}, {"version": _text, "firmware": _text, "bus": _text}
+        {"driver": _text}, {"version": _text, "firmware": _text, "bus": _bus_name}
     ),
     "ethtool.statistics": _statistics,
     "lldp.neighbours": _table(
@@ -219,7 +233,7 @@ _SHAPES: Mapping[str, Shape] = {
     ),
     "netlink.links": _entries(
         _record(
-            {"name": _text},
+            {"name": _interface},
             dict.fromkeys(("carrier", "carrier_changes", "up"), _natural),
         )
     ),

@@ -75,7 +75,8 @@ class Planned:
 def plan(host: Host, interface: str, cards: Mapping[str, str]) -> Planned | None:
     """What to look at of an interface; nothing where its driver does not tell of a port's traffic.
 
-    `cards` maps PCI addresses to RDMA devices.
+    `cards` maps interfaces and PCI addresses to RDMA devices. The kernel's own link from an interface
+    to its device comes first: a driver can report a wrong address.
     """
     try:
         driver = host.call("ethtool", "driver", interface)
@@ -91,7 +92,7 @@ def plan(host: Host, interface: str, cards: Mapping[str, str]) -> Planned | None
             positions[what] = (*positions.get(what, ()), position)
     if not positions:
         return None
-    device = cards.get(driver.get("bus", ""), "")
+    device = cards.get(interface) or cards.get(driver.get("bus", ""), "")
     files = _notification_files(host, device, driver["driver"]) if device else {}
     refreshed_ns = max(_REFRESHED_NS.get(driver["driver"], 0), host.grain_ns)
     if refreshed_ns > _MAX_REFRESHED_NS:

@@ -54,7 +54,12 @@ class NicBurst:
     def probe(self, host: Host) -> Inventory:
         """Choose the cards. One that is as before goes on where it was."""
         network = self._wiring.look(host)
-        cards = {d.address: d.rdma[0] for d in network.devices if d.rdma and d.role not in _OTHERS}
+        cards = {
+            name: device.rdma[0]
+            for device in network.devices
+            if device.rdma and device.role not in _OTHERS
+            for name in (device.address, *device.interfaces)
+        }
         found: dict[str, Port] = {}
         for interface in names(host, _NET):
             planned = plan(host, interface, cards)

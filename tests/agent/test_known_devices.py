@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
+from support.examples import few_examples
 from support.failing import Asked, FailingHost, failing_host
 from support.reading import Label, readings
 from support.sampling import Sampling, sampling
@@ -188,7 +189,7 @@ def test_what_fails_is_absent_with_a_reason_and_has_values_again_within_two_peri
     root = tmp_path_factory.getbasetemp()
     asked = questions(name, root, mode, nic)
 
-    @settings(deadline=None, max_examples=12, suppress_health_check=list(HealthCheck))
+    @few_examples(12)
     @given(
         st.sampled_from(asked), st.integers(0, 2), st.sampled_from(list(ERRNOS)), st.integers(1, 70)
     )
@@ -256,7 +257,7 @@ def test_what_answers_with_less_is_absent_with_a_reason_and_has_values_again_wit
     root = tmp_path_factory.getbasetemp()
     asked = questions(name, root, mode, nic)
 
-    @settings(deadline=None, max_examples=12, suppress_health_check=list(HealthCheck))
+    @few_examples(12)
     @given(st.sampled_from(asked), st.integers(0, 2), st.sampled_from(LESS), st.integers(1, 70))
     def holds(question: Asked, scope: int, less: Callable[[Asked, Any], Any], seconds: int) -> None:
         matches = scopes(question)[scope % len(scopes(question))]
@@ -277,7 +278,7 @@ def test_what_hangs_is_absent_and_has_values_again_when_it_returns(
     root = tmp_path_factory.getbasetemp()
     asked = [question for question in questions(name, root, *MODES[0]) if question.names]
 
-    @settings(deadline=None, max_examples=3, suppress_health_check=list(HealthCheck))
+    @few_examples(3)
     @given(st.sampled_from(asked))
     def holds(question: Asked) -> None:
         asyncio.run(hangs_and_comes_back(name, failing_host(root), scopes(question)[0]))

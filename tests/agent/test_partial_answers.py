@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import few_examples
 from support.failing import Asked, FailingHost, failing_host
 from support.reading import Label, readings
 from support.sampling import Sampling, sampling
@@ -150,7 +151,7 @@ def test_a_malformed_part_of_an_answer_costs_what_depends_on_it(
     if not asked:
         return
 
-    @settings(deadline=None, max_examples=8, suppress_health_check=list(HealthCheck))
+    @few_examples(8)
     @given(st.data())
     def holds(data: st.DataObject) -> None:
         question, answer = data.draw(st.sampled_from(asked))
@@ -179,7 +180,7 @@ def test_garbage_in_a_file_costs_what_depends_on_it(
     if not files:
         return
 
-    @settings(deadline=None, max_examples=8, suppress_health_check=list(HealthCheck))
+    @few_examples(8)
     @given(st.sampled_from(files), st.sampled_from(sorted(TEXT_CHANGES)))
     def holds(file: tuple[Asked, bytes], kind: str) -> None:
         host = failing_host(root, mode, nic)
@@ -215,6 +216,22 @@ async def is_changed_and_whole_again(
         assert not absent
         if now.keys() == before.keys():  # a name made of garbage stays known for ten minutes
             assert status.state == state
+
+
+@pytest.mark.parametrize("bus", ["0000:1", "0000:18:00.", ":18:00.0", "text", "0000:ff:1f.7", ""])
+@pytest.mark.parametrize(("mode", "nic"), MODES)
+async def test_a_wrong_bus_address_of_a_nic_takes_no_columns(
+    mode: str, nic: str, bus: str, tmp_path: Path
+) -> None:
+    host = failing_host(tmp_path, mode, nic)
+    pairs = await asyncio.to_thread(answers_of, "nic_burst", tmp_path, mode, nic)
+    asked = [question for question, _ in pairs]
+    drivers = [question for question in asked if question.key.startswith("ethtool.driver(")]
+    assert drivers
+    for question in drivers:
+        await is_changed_and_whole_again(
+            "nic_burst", host, question, lambda now: now | {"bus": bus}, keeps=True
+        )
 
 
 async def test_a_device_that_a_table_lacks_is_absent_until_it_has_left(tmp_path: Path) -> None:

@@ -1,12 +1,20 @@
-"""How many examples a property gets."""
+"""Examples for properties that run a whole simulated server: few, the same in every run, or many."""
 
 from __future__ import annotations
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-_EVERY_RUN = 100
+_DEFAULT_EXAMPLES = 100
+"""Examples that hypothesis tries unless a profile sets more."""
+_THOROUGH_FACTOR = 25
 
 
-def fewer(most: int) -> settings:
-    """So many in a run of everything, and ten times as many in the thorough one: each takes its time."""
-    return settings(max_examples=most * settings().max_examples // _EVERY_RUN)
+def few_examples(count: int) -> settings:
+    """The same `count` examples in every run; with the profile `thorough` many and random ones."""
+    is_thorough = settings().max_examples > _DEFAULT_EXAMPLES
+    return settings(
+        deadline=None,
+        max_examples=count * (_THOROUGH_FACTOR if is_thorough else 1),
+        derandomize=not is_thorough,
+        suppress_health_check=list(HealthCheck),
+    )
