@@ -41,7 +41,7 @@ def test_what_is_stored_has_64_bits_and_a_sign(value: int) -> None:
 
 @given(BEYOND)
 def test_numbers_beyond_64_bits_are_refused(value: int) -> None:
-    with pytest.raises(OverflowError, match="64 bits"):
+    with pytest.raises(OverflowError, match="expected at most 64"):
         to_stored(value)
 
 
