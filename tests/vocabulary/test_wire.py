@@ -143,7 +143,7 @@ def test_the_rail_of_a_part_is_the_rail_of_the_whole() -> None:
             (gpu.GPU_CLOCK_SPEED, Entity(gpu.GPU_CLOCK_SPEED.about, ("GPU-2", "sm"))),
         ),
     )
-    assert wire.rails(wire.to_wire_schema(schema)) == (3, 3, -1)
+    assert wire.rails_of_entities(wire.to_wire_schema(schema)) == (3, 3, -1)
 
 
 def test_the_layout_forgets_serial_numbers_and_keeps_rails() -> None:
