@@ -21,7 +21,8 @@ _NVML_UNKNOWN = 999
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 64) - 1
 _MAX_DEVICES = 4096
 _MAX_TEXT = 4096
-_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f\ud800-\udfff]")
+_UNUSABLE = re.compile(r"[\x00\ud800-\udfff]")
+"""Zero bytes and lone surrogates. Other control characters are escaped where text leaves the agent."""
 _PCI_ADDRESS = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]")
 _PART_OF_PCI_ADDRESS = re.compile(r"[0-9A-Fa-f]{1,8}|[0-9A-Fa-f]{0,8}:[0-9A-Fa-f:.]*")
 _INTERFACE = re.compile(r"[^\s/\x00-\x20\x7f\ud800-\udfff]{1,128}")
@@ -74,7 +75,7 @@ def _number_between(low: int, high: int, types: Any = int) -> Shape:
 
 
 def _text(value: Any) -> Json:
-    is_text = isinstance(value, str) and len(value) <= _MAX_TEXT and not _CONTROL.search(value)
+    is_text = isinstance(value, str) and len(value) <= _MAX_TEXT and not _UNUSABLE.search(value)
     return value if is_text else _MISSING
 
 
