@@ -1,1 +1,1 @@
-"""The GPUs and MIG devices of the node, as the sources and the claim providers share them."""
+"""GPUs and MIG devices of the node, shared by the sources and the claim providers."""

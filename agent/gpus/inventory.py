@@ -1,7 +1,8 @@
-"""Which GPUs and MIG devices there are, and what identifies them.
+"""Inventory of the node's GPUs and MIG devices, with their identities.
 
-One inventory serves all sources of the driver's thread. Whoever sees a change counts it, and all of
-them then probe anew: what a GPU supports depends on its driver and its mode.
+One inventory serves all sources of the driver thread. A caller that detects a change increments the
+generation, and all sources then probe again: what a GPU supports depends on its driver and its
+mode.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ REFUSED_FOR_NS = 900_000_000
 
 @dataclass(frozen=True, slots=True)
 class MigDevice:
-    """A compute instance of a GPU instance; its UUID is the device to ask NVML about."""
+    """A compute instance of a GPU instance; NVML calls take its UUID as the device."""
 
     uuid: str
     entity: Entity
     place: Place | None = None
-    """Its slots of the GPU; None where its profile is not understood."""
+    """Its slots of the GPU; None if its profile is not recognized."""
     start: int | None = None
-    """Its first slice of memory; None where the driver does not say."""
+    """Its first memory slice; None if the driver does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuDevice:
-    """A GPU; its NVML index is the device to ask NVML about."""
+    """A GPU; NVML calls take its NVML index as the device."""
 
     index: int
     entity: Entity
@@ -59,29 +60,29 @@ class GpuDevice:
     mig_mode: str = ""
     mig_devices: tuple[MigDevice, ...] = ()
     memory_bytes: int = 0
-    """0 where the driver does not say."""
+    """0 if the driver does not report it."""
 
 
 @dataclass
 class Gpus:
-    """The GPUs as the last look found them."""
+    """The GPUs as of the last scan."""
 
     wiring: Wiring = field(default_factory=Wiring)
     found: dict[int, GpuDevice] = field(default_factory=dict)
     generation: int = 0
-    """Grows with every change of what is there."""
+    """Incremented with every change of the inventory."""
     findings: tuple[Finding, ...] = ()
     looked: bool = False
-    """Whether a look has come to its end: before, that none were found says nothing."""
+    """True once a scan has completed; before that, an empty inventory is not evidence of absence."""
     _events: list[Event] = field(default_factory=list)
     _refusal: NvmlError | None = None
     _refused_ns: int = 0
 
     def look(self, host: Host) -> dict[int, GpuDevice]:
-        """Count the GPUs and ask each who it is. Raises NvmlError where the driver is sick.
+        """Count the GPUs and identify each one. Raises NvmlError if the driver fails.
 
-        A GPU that is lost keeps its place: it is not absent, it is lost. A driver that has refused
-        is not asked again within the same second, by whatever source.
+        A lost GPU stays in the inventory: it is lost, not absent. After a failed call the driver is
+        not called again by any source for `REFUSED_FOR_NS`; the same error is raised instead.
         """
         now_ns = host.clock.now().boot_ns
         if self._refusal and 0 <= now_ns - self._refused_ns < REFUSED_FOR_NS:
@@ -91,7 +92,7 @@ class Gpus:
             count = host.call("nvml", "nvmlDeviceGetCount")
         except NvmlError as error:
             if error.code != _LIBRARY_NOT_FOUND:
-                self.generation += 1  # whatever comes back may support other things
+                self.generation += 1  # the driver may support other things after it recovers
                 self._refusal, self._refused_ns = error, now_ns
                 raise
             count = None
@@ -112,11 +113,11 @@ class Gpus:
         return gpus
 
     def changed(self) -> None:
-        """Say that something is no longer as the last look found it."""
+        """Record that something differs from the last scan."""
         self.generation += 1
 
     def take_events(self) -> list[Event]:
-        """What has changed since the last call."""
+        """Changes since the last call."""
         events, self._events = self._events, []
         return events
 
@@ -166,7 +167,7 @@ class Gpus:
             devices = mig_devices(host, index, entity) if enabled else ()
             memory = _answer(host, "nvmlDeviceGetMemoryInfo", index)
         except NvmlError:
-            return self.found.get(index)  # a GPU that is counted is there, however sick it is
+            return self.found.get(index)  # a counted GPU exists, even if it does not answer
         total = int(memory.get("total", 0)) if isinstance(memory, dict) else 0
         return GpuDevice(index, entity, bus, str(int(enabled)) if mode else "", devices, total)
 
@@ -184,7 +185,7 @@ class _Driver:
 
 
 def mig_devices(host: Host, index: int, gpu: Entity) -> tuple[MigDevice, ...]:
-    """The MIG devices of a GPU that is cut into some. Raises NvmlError where they cannot be told."""
+    """MIG devices of a partitioned GPU. Raises NvmlError if the driver cannot list them."""
     listed = host.call("nvml", "nvmlDeviceGetMigDevices", index)
     instances = [
         Instance(
@@ -196,7 +197,7 @@ def mig_devices(host: Host, index: int, gpu: Entity) -> tuple[MigDevice, ...]:
     ]  # fmt: skip
     try:
         slots = places(instances)
-    except ValueError:  # positions that no GPU has
+    except ValueError:  # positions outside the GPU
         slots = {}
     found = []
     for told, instance in zip(listed, instances, strict=True):
@@ -241,10 +242,10 @@ def _facts(host: Host, index: int, driver: _Driver, network: Network, bus: str) 
 
 
 def _place(host: Host, index: int) -> dict[str, str]:
-    """Where the GPU sits in a rack system; members of one byte come as one character.
+    """Position of the GPU in a rack system; one-byte members arrive as one character.
 
-    A server on its own has no chassis: its slot and tray of 0 say nothing, and nvidia-smi leaves
-    them out, too.
+    A standalone node has no chassis: its slot and tray of 0 carry no information, and nvidia-smi
+    omits them too.
     """
     told = _answer(host, "nvmlDeviceGetPlatformInfo", index)
     if not told:
@@ -264,7 +265,7 @@ def _byte(told: str | int) -> str:
 
 
 def _fabric(host: Host, index: int) -> dict[str, str]:
-    """The NVLink domain: GPUs with the same cluster and clique reach each other."""
+    """NVLink domain: GPUs with the same cluster and clique reach each other."""
     told = _answer(host, "nvmlDeviceGetGpuFabricInfoV", index) or _answer(
         host, "nvmlDeviceGetGpuFabricInfo", index
     )
@@ -275,7 +276,7 @@ def _fabric(host: Host, index: int) -> dict[str, str]:
 
 
 def _profile(name: str) -> str:
-    """The profile at the end of a MIG device's name: NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb."""
+    """Profile at the end of a MIG device's name: NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb."""
     _, marked, profile = name.rpartition("MIG ")
     return profile if marked else ""
 
@@ -294,16 +295,16 @@ def _different(old: Entity, new: Entity) -> str:
 
 
 def _rail(network: Network, bus: str, index: int) -> str:
-    """That of its network card; its NVML index where it cannot be seen on the PCI bus."""
+    """Rail of the GPU's NIC; the NVML index if the GPU is not visible on the PCI bus."""
     if all(gpu.address != bus for gpu in network.gpus):
         return str(index)
     return str(network.gpu_rails.get(bus, ""))
 
 
 def _answer(host: Host, function: str, *arguments: int | str) -> Json:
-    """An answer, or None where there is none: a fact is told or it is not.
+    """Result of an NVML call, or None if there is none: the fact is then omitted.
 
-    Raises NvmlError where the GPU is lost meanwhile: then nothing new is known of it.
+    Raises NvmlError if the GPU has been lost meanwhile: its facts cannot be refreshed then.
     """
     try:
         return host.call("nvml", function, *arguments)

@@ -27,7 +27,7 @@ _NO_INSTANCE = 0xFFFF_FFFF
 
 @dataclass(slots=True)
 class Process:
-    """A process as one look found it; None where the driver does not tell its memory."""
+    """A process as of one poll; `memory_bytes` is None if the driver does not report it."""
 
     pid: int
     context: str
@@ -38,7 +38,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class ListedProcesses:
-    """The processes of a GPU by their id as one look found them, or why they could not be told."""
+    """Processes of a GPU by PID as of one poll, or the reason for their absence."""
 
     at: Instant
     there: Mapping[int, Process]
@@ -46,27 +46,28 @@ class ListedProcesses:
 
 
 class ProcessLists:
-    """The last look at each GPU's processes, by its UUID: lists are dear, and others want them, too.
+    """Last poll of each GPU's processes, by GPU UUID; the lists are expensive and have several readers.
 
-    Whoever reads them may be on another thread: what is in here is never changed.
+    Readers may be on other threads: the mapping is replaced, never modified.
     """
 
     def __init__(self) -> None:
         self._latest: dict[str, ListedProcesses] = {}
 
     def put(self, gpu: str, listed: ListedProcesses) -> None:
-        """Keep a look."""
+        """Store the result of a poll."""
         self._latest = {**self._latest, gpu: listed}
 
     def get(self, gpu: str) -> ListedProcesses | None:
-        """The last look; None where there was none."""
+        """Result of the last poll; None if there was none."""
         return self._latest.get(gpu)
 
 
 def processes(host: Host, gpu: GpuDevice) -> tuple[dict[int, Process], Absent | None]:
-    """The processes of a GPU by their id, or why they cannot be told.
+    """Processes of a GPU by PID, or the reason for their absence.
 
-    A GPU that is cut tells those of its MIG devices; the whole needs privilege then.
+    On a partitioned GPU the processes of its MIG devices are merged; listing the whole GPU would
+    need privilege.
     """
     devices: list[int | str] = [device.uuid for device in gpu.mig_devices]
     found: dict[int, Process] = {}
@@ -77,7 +78,7 @@ def processes(host: Host, gpu: GpuDevice) -> tuple[dict[int, Process], Absent | 
             if isinstance(told, Absent):
                 if context == "compute" or told is not Absent.UNSUPPORTED:
                     return {}, told
-                continue  # a GPU need not draw, nor have MPS
+                continue  # graphics and MPS are optional on a GPU
             for process in told:
                 _merge(here, process, context)
         for pid, process in here.items():
@@ -88,7 +89,7 @@ def processes(host: Host, gpu: GpuDevice) -> tuple[dict[int, Process], Absent | 
 
 
 def _listed(host: Host, function: str, device: int | str) -> Json | Absent:
-    """A list of processes, by the older function where the driver lacks the newer."""
+    """List of processes, from the older function if the driver lacks the newer."""
     for name in (function, f"{function}_v2"):
         try:
             return host.call("nvml", name, device)
@@ -103,7 +104,7 @@ def _listed(host: Host, function: str, device: int | str) -> Json | Absent:
 
 
 def _merge(here: dict[int, Process], told: Json, context: str) -> None:
-    """Add a process of one device. Its memory is the same in the list of every context it has."""
+    """Add a process of one device. Its memory is the same in the list of each of its contexts."""
     pid, memory = int(told["pid"]), told["usedGpuMemory"]
     before = here.get(pid)
     if before is None:
@@ -116,7 +117,7 @@ def _merge(here: dict[int, Process], told: Json, context: str) -> None:
 
 
 def _sum(one: int | None, other: int | None) -> int | None:
-    """A part that is not known leaves the whole unknown."""
+    """Sum of two amounts; unknown if either is unknown."""
     return None if one is None or other is None else one + other
 
 

@@ -1,9 +1,9 @@
-"""Slots of a GPU that a MIG device has.
+"""Slots of a GPU that a MIG device occupies.
 
-A GPU with seven MIG devices has 7 slices of compute (120 slots each) and 8 of memory (105); one with
-four has 4 of each (210). A GPU instance lies at a placement, counted in slices of memory; its slices
-of compute begin at the same number. Sources: NVIDIA Multi-Instance GPU User Guide, "Partitioning" and
-"Supported MIG Profiles"; nvml.h, nvmlGpuInstancePlacement_t.
+A GPU with seven MIG devices has 7 compute slices (120 slots each) and 8 memory slices (105 slots
+each); a GPU with four has 4 of each (210 slots each). A GPU instance has a placement, counted in
+memory slices; its compute slices begin at the same number. Sources: NVIDIA Multi-Instance GPU User
+Guide, "Partitioning" and "Supported MIG Profiles"; nvml.h, nvmlGpuInstancePlacement_t.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ import msgspec
 
 CAPACITY = 840
 MAX_DEVICES = 7
-"""MIG devices that a GPU can have, where it is not told."""
+"""Maximum of MIG devices per GPU if the driver does not report it."""
 _FOUR, _SEVEN, _EIGHT = 4, 7, 8
 _PROFILE = re.compile(r"(?:(?P<part>\d+)c\.)?(?P<slices>\d+)g\.(?P<gigabytes>\d+)gb.*")
 _MEMORY_SLICES = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
-"""Of a GPU instance by its slices of compute, where nothing more is known of it."""
+"""Memory slices of a GPU instance by its compute slices, if the driver does not report its size."""
 
 
 class Slots(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """Slots [low, high) of the 840 that a GPU has."""
+    """Slots [low, high) of the 840 slots of a GPU."""
 
     low: int
     high: int
 
     def __post_init__(self) -> None:
-        """Refuse what no GPU has."""
+        """Reject a range outside the GPU."""
         if not 0 <= self.low < self.high <= CAPACITY:
             message = f"{self.low}-{self.high} are no slots of {CAPACITY}"
             raise ValueError(message)
 
     @property
     def word(self) -> str:
-        """As `low-high`."""
+        """The range as `low-high`."""
         return f"{self.low}-{self.high}"
 
     def overlaps(self, other: Slots) -> bool:
-        """Whether both have a slot."""
+        """True if the two ranges share a slot."""
         return self.low < other.high and other.low < self.high
 
 
@@ -49,7 +49,7 @@ WHOLE = Slots(0, CAPACITY)
 
 
 def covered(slots: Iterable[Slots]) -> int:
-    """How many slots are in at least one."""
+    """Number of slots in at least one of the ranges."""
     count = at = 0
     for each in sorted(slots):
         count += max(each.high - max(each.low, at), 0)
@@ -59,7 +59,7 @@ def covered(slots: Iterable[Slots]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A MIG device as the driver tells it. `start` and `size` are None where it does not say."""
+    """A MIG device as reported by the driver; `start` and `size` are None if it does not report them."""
 
     uuid: str
     profile: str
@@ -68,23 +68,23 @@ class Instance:
     start: int | None = None
     size: int | None = None
     most: int = MAX_DEVICES
-    """How many MIG devices the GPU can have."""
+    """Maximum number of MIG devices of the GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What slots a MIG device has."""
+    """Compute and memory slots of a MIG device."""
 
     compute: Slots
     memory: Slots
 
 
 def places(instances: Sequence[Instance]) -> dict[str, Place]:
-    """The slots of each MIG device of one GPU, by UUID; none for a profile that is not understood.
+    """Slots of each MIG device of one GPU, by UUID; devices with an unrecognized profile are omitted.
 
-    Where the driver does not tell placements, they are given in the order of the instances: no two
-    overlap, which is what matters. Compute instances of one GPU instance share its memory evenly by
-    their compute.
+    If the driver does not report placements, they are assigned in the order of the instances,
+    without overlap. Compute instances of one GPU instance share its memory in proportion to their
+    compute slices.
     """
     groups: dict[int, list[Instance]] = {}
     for instance in instances:
@@ -102,7 +102,7 @@ def places(instances: Sequence[Instance]) -> dict[str, Place]:
 
 
 def _spot(instance: Instance, taken: list[range]) -> range | None:
-    """The slices of memory of a GPU instance."""
+    """Memory slices of a GPU instance."""
     slices = _slices(instance)
     size = instance.size or (
         _MEMORY_SLICES.get(slices, slices) if _is_of_seven(instance) else slices
@@ -118,7 +118,7 @@ def _spot(instance: Instance, taken: list[range]) -> range | None:
 
 
 def _divided(parts: list[Instance], spot: range) -> dict[str, Place]:
-    """The slots of the compute instances of one GPU instance."""
+    """Slots of the compute instances of one GPU instance."""
     seven = _is_of_seven(parts[0])
     slices = _slices(parts[0])
     unit = CAPACITY // (_SEVEN if seven else _FOUR)
@@ -148,12 +148,12 @@ def _is_of_seven(instance: Instance) -> bool:
 
 
 def _slices(instance: Instance) -> int:
-    """Slices of compute of the GPU instance."""
+    """Compute slices of the GPU instance."""
     found = _PROFILE.fullmatch(instance.profile)
     return int(found["slices"]) if found else 0
 
 
 def _compute_slices(instance: Instance) -> int:
-    """Slices of compute of the compute instance: all but where its profile says `1c.`."""
+    """Compute slices of the compute instance: all of them unless its profile starts with `1c.`."""
     found = _PROFILE.fullmatch(instance.profile)
     return int(found["part"] or found["slices"]) if found else 0

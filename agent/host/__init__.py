@@ -1,11 +1,11 @@
-"""The host: the only way to touch the machine.
+"""The host: the only interface to the node.
 
-Everything a source wants to know goes through here, so that a live machine, a copied tree and a
-recording are the same to it:
+All node data that a source reads passes through here, so a live node, a copied tree and a recording
+are interchangeable:
 
     RealHost(root)        files under a root, NVML, ethtool, NVMe, psutil, the kernel log, the clocks
-    RecordingHost(host)   the same, and writes down what was answered
-    RecordedHost(capture) answers from what was written down
+    RecordingHost(host)   the same, and records every answer
+    RecordedHost(capture) replays recorded answers
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ __all__ = ["Clock", "Host", "Json", "KeptFiles", "KernelLog", "NvmlError"]
 
 
 class Clock(Protocol):
-    """The clocks of the machine, and waiting on them."""
+    """Clocks of the node, and waiting on them."""
 
     def now(self) -> Instant:
-        """Wall clock (UTC) and boot clock (runs on while suspended), nanoseconds each."""
+        """Wall clock (UTC) and boot clock (advances during suspend), each in nanoseconds."""
         ...
 
     async def sleep_until(self, boot_ns: int) -> None:
-        """Wait until the boot clock has reached an instant."""
+        """Wait until the boot clock has reached a timestamp."""
         ...
 
 
 class KeptFiles(Protocol):
-    """A group of small files that are read often: most hold one integer each."""
+    """A group of small files that are read often; most hold one integer each."""
 
     def read_into(self, values: list[int], reasons: bytearray, start: int) -> None:
-        """Put each file's integer, or the code of its reason, into consecutive columns."""
+        """Write each file's integer, or the code of its absence reason, into consecutive columns."""
         ...
 
     def text(self, index: int) -> bytes:
-        """The content of one file. Raises OSError."""
+        """Content of one file. Raises OSError."""
         ...
 
     def close(self) -> None:
-        """Give the open files back."""
+        """Close the open files."""
         ...
 
 
@@ -51,58 +51,58 @@ class KernelLog(Protocol):
     """The kernel log, followed from its oldest record."""
 
     def poll(self) -> list[str]:
-        """Records that came since the last call, as /dev/kmsg prints them. Raises OSError."""
+        """Records since the last call, in the format of /dev/kmsg. Raises OSError."""
         ...
 
     def close(self) -> None:
-        """Give the log back."""
+        """Close the log."""
         ...
 
 
 class Host(Protocol):
-    """A machine. Paths are absolute and lie under the host's root."""
+    """A node. Paths are absolute and relative to the host's root."""
 
     @property
     def clock(self) -> Clock:
-        """The machine's clocks."""
+        """Clocks of the node."""
         ...
 
     @property
     def boot_id(self) -> str:
-        """What identifies the present boot; empty where the machine does not say."""
+        """Identifier of the current boot; empty if the node does not report one."""
         ...
 
     def read(self, path: str) -> bytes:
-        """The content of a small file. Raises OSError."""
+        """Content of a small file. Raises OSError."""
         ...
 
     def names(self, path: str) -> list[str]:
-        """The entries of a directory, sorted. Raises OSError."""
+        """Entries of a directory, sorted. Raises OSError."""
         ...
 
     def resolve(self, path: str) -> str:
-        """A path with all links followed, still under the root. Raises OSError."""
+        """Path with all links followed, still under the root. Raises OSError."""
         ...
 
     def keep(self, paths: Sequence[str]) -> KeptFiles:
-        """A group of files to be read often."""
+        """Open a group of files that are read often."""
         ...
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        """Ask NVML ("nvml"), psutil ("psutil"), an NVMe drive ("nvme"), or the network.
+        """Call NVML ("nvml"), psutil ("psutil"), an NVMe drive ("nvme"), or the network.
 
-        The network is ethtool's ioctl ("ethtool"), "netlink" (agent/host/netlink) and the neighbours
-        that switches announce ("lldp"). Who holds what is asked of the "kubelet", and of what users,
-        containers and virtual machines say of themselves ("owner", agent/host/owners.py).
-        Raises NvmlError or OSError.
+        The network seams are ethtool's ioctl ("ethtool"), "netlink" (agent/host/netlink) and the
+        neighbours that switches announce ("lldp"). Owners of devices are read from the "kubelet",
+        and users, containers and virtual machines from "owner" (agent/host/owners.py). Raises
+        NvmlError or OSError.
         """
         ...
 
     @property
     def grain_ns(self) -> int:
-        """How far apart two different answers of a card are at least: 0 on a live machine.
+        """Minimum time between two different answers of a NIC: 0 on a live node.
 
-        A recording knows of no moment between two that were recorded.
+        A recording contains nothing between two recorded timestamps.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""A small file of the present boot, for what must not be forgotten over a restart of the agent."""
+"""Small state file of the current boot, for state that must survive a restart of the agent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = structlog.get_logger(__name__)
 
 
 class OfBoot(msgspec.Struct, frozen=True):
-    """What is on disk; the boot clock and the counters of another boot say nothing of this one."""
+    """Content of the file; boot clock and counters of another boot do not apply to this one."""
 
     boot_id: str
 
@@ -21,7 +21,7 @@ Kept = TypeVar("Kept", bound=OfBoot)
 
 
 class BootMemory:
-    """A file beside the spool. Blocking; `event` is what is logged where it cannot be used."""
+    """A state file beside the spool. Blocking; `event` is logged if the file cannot be used."""
 
     def __init__(self, path: Path, boot_id: str, event: str) -> None:
         self._path = path
@@ -30,7 +30,7 @@ class BootMemory:
         self._problem = ""
 
     def read(self, shape: type[Kept]) -> Kept | None:
-        """What was kept; nothing where there is no such file, or one of another boot."""
+        """Return the stored state; None if there is no file, or if it is of another boot."""
         try:
             kept = msgspec.json.decode(self._path.read_bytes(), type=shape)
         except FileNotFoundError:
@@ -41,9 +41,9 @@ class BootMemory:
         return kept if kept.boot_id == self.boot_id else None
 
     def write(self, kept: OfBoot) -> None:
-        """Keep this, if there is a state directory: the service has one, a try by hand need not.
+        """Store the state if the state directory exists: the service has one, a manual run need not.
 
-        Where it cannot be written that is logged once, and the agent goes on.
+        A write failure is logged once, and the agent continues.
         """
         if not self._path.parent.is_dir():
             return

@@ -1,4 +1,4 @@
-"""The real clocks."""
+"""Clocks of a live node."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from railscope.frame import Instant
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
 _NS_PER_US = 1000
 _NS_PER_SECOND = 1_000_000_000
-_ASK_EVERY_NS = 10 * _NS_PER_SECOND  # the kernel lets it grow by 0.5 ms a second at most
+_ASK_EVERY_NS = 10 * _NS_PER_SECOND  # the kernel's error bound grows by at most 0.5 ms per second
 
 
 class _Timex(ctypes.Structure):
-    """struct timex of <sys/timex.h>; only maxerror is read, the rest is there for its size."""
+    """struct timex of <sys/timex.h>; only maxerror is read, the rest pads it to size."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -27,7 +27,7 @@ class _Timex(ctypes.Structure):
 
 
 class RealClock:
-    """The machine's own clocks."""
+    """Clocks of the node itself."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -35,7 +35,7 @@ class RealClock:
         self._uncertainty: int | None = None
 
     def now(self) -> Instant:
-        """Wall and boot clock, and how far the kernel thinks the wall clock may be off."""
+        """Wall and boot clock, with the kernel's error bound of the wall clock."""
         boot_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         if boot_ns >= self._ask_again_ns:
             self._ask_again_ns = boot_ns + _ASK_EVERY_NS
@@ -43,9 +43,9 @@ class RealClock:
         return Instant(time.time_ns(), boot_ns, self._uncertainty)
 
     async def sleep_until(self, boot_ns: int) -> None:
-        """Wait until the boot clock has reached an instant."""
-        # A timer may fire early, and a suspended machine sleeps on: look at the clock again.
-        while (left := boot_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)) > 0:  # noqa: ASYNC110 - time is no event
+        """Wait until the boot clock has reached a timestamp."""
+        # A timer may fire early, and suspend extends the wait: read the clock again.
+        while (left := boot_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)) > 0:  # noqa: ASYNC110 - time has no event
             await asyncio.sleep(left / _NS_PER_SECOND)
 
     def _uncertainty_ns(self) -> int | None:

@@ -2,16 +2,16 @@
 
 Source: linux UAPI include/uapi/linux/ethtool.h and sockios.h, net/ethtool/ioctl.c. Two hazards:
 
-- Older kernels write as many statistics as the driver has now, whatever room the caller made (fixed
-  by commit 7b07be1ff1cb), and a list may grow many times over from one call to the next (a card
-  that goes up gets its queues). So all answers go into one room that is far larger than any list,
-  and of which only the pages that were written take memory.
-- Names and values come by two calls, and the list may change in between, even without changing its
-  length: PFC moved from one priority to another. So names are read after the values as well, and
-  values count only if the names then are the ones that were known before: the list was the same all
-  the while. Reading the names costs no firmware command; they are decoded when their bytes differ.
-  How many there are is not asked for again once names are known: both answers tell, or are empty
-  where the kernel finds that it is not what was said (7b07be1ff1cb).
+- Older kernels write as many statistics as the driver currently has, regardless of the caller's
+  buffer size (fixed by commit 7b07be1ff1cb), and a list may grow many times over between two calls
+  (a NIC that goes up adds its queues). So all answers go into one buffer far larger than any list,
+  of which only the pages that were written occupy memory.
+- Names and values need two calls, and the list may change in between, even at the same length: PFC
+  moved from one priority to another. So names are read after the values as well, and values count
+  only if those names equal the cached ones: the list did not change in between. Reading the names
+  costs no firmware command; they are decoded only if their bytes differ. The count is not read
+  again once names are cached: both answers contain it, or are empty if the kernel finds a different
+  count (7b07be1ff1cb).
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ _INTERFACE_BYTES = 15
 _DRIVER_INFO = struct.Struct("=I32s32s32s32s32s12xIIIII")
 _COUNT, _STRINGS, _VALUES = struct.Struct("=IIQI"), struct.Struct("=III"), struct.Struct("=II")
 _REMEMBERED = 256
-"""Interfaces whose names are kept: those of containers come and go for ever."""
+"""Maximum of interfaces with cached names: interfaces of containers are created and removed constantly."""
 _ROOM_BYTES = 1 << 20
 _MOST = _ROOM_BYTES // _STRING_BYTES // 4
-"""More statistics than any driver has, and a quarter of what there is room for."""
+"""More statistics than any driver has, and a quarter of the buffer's capacity."""
 
 
 class Kernel(Protocol):
-    """What answers ethtool commands: the command is in the room, and so is the answer then."""
+    """Executor of ethtool commands: the buffer `room` holds the command, then the answer."""
 
     room: memoryview
 
     def ask(self, interface: str) -> None:
-        """Carry out the command at the start of the room. Raises OSError."""
+        """Execute the command at the start of the buffer. Raises OSError."""
         ...
 
     def close(self) -> None:
-        """Give back what is held."""
+        """Release resources."""
         ...
 
 
 class LiveKernel:
-    """The kernel of this machine, asked through a socket."""
+    """Kernel of this node, called through a socket."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _ROOM_BYTES)
@@ -68,7 +68,7 @@ class LiveKernel:
         self._socket: socket.socket | None = None
 
     def ask(self, interface: str) -> None:
-        """Carry out the command at the start of the room."""
+        """Execute the command at the start of the buffer."""
         name = interface.encode()
         if len(name) > _INTERFACE_BYTES:
             raise OSError(errno.ENODEV, f"{interface} is too long for an interface name")
@@ -77,7 +77,7 @@ class LiveKernel:
         fcntl.ioctl(self._socket.fileno(), _SIOCETHTOOL, request)
 
     def close(self) -> None:
-        """Close the socket, if one was needed."""
+        """Close the socket, if it was opened."""
         if self._socket:
             self._socket.close()
             self._socket = None
@@ -90,7 +90,7 @@ class _Names:
 
 
 class Ethtool:
-    """Driver facts and statistics of network interfaces. Raises OSError. Safe among threads."""
+    """Driver facts and statistics of network interfaces. Raises OSError. Thread-safe."""
 
     def __init__(self, kernel: Kernel | None = None) -> None:
         self._kernel: Kernel = kernel or LiveKernel()
@@ -98,14 +98,14 @@ class Ethtool:
         self._lock = threading.Lock()
 
     def call(self, function: str, interface: str) -> Json:
-        """Answer "driver" or "statistics" for an interface."""
+        """Return "driver" or "statistics" of an interface."""
         with self._lock:
             if function == "driver":
                 return self._driver(interface)
             return self._statistics(interface)
 
     def _driver(self, interface: str) -> dict[str, str]:
-        """Driver name, driver and firmware version and bus address of an interface."""
+        """Driver name, driver and firmware version, and bus address of an interface."""
         _DRIVER_INFO.pack_into(self._kernel.room, 0, _GDRVINFO, *[b""] * 5, *[0] * 5)
         self._kernel.ask(interface)
         _, driver, version, firmware, bus, *_ = _DRIVER_INFO.unpack_from(self._kernel.room)
@@ -115,8 +115,8 @@ class Ethtool:
     def _statistics(self, interface: str) -> dict[str, list[str] | list[int]]:
         """Names and values of all statistics, in the driver's order.
 
-        The list of names is the same object as long as the names are. Raises OSError with EAGAIN
-        where the list kept changing while it was read.
+        The list of names is the same object as long as the names do not change. Raises OSError with
+        EAGAIN if the list kept changing during the read.
         """
         for _ in range(_TRIES):
             known = self._known.get(interface)
@@ -164,7 +164,7 @@ class Ethtool:
         return values.tolist()
 
     def close(self) -> None:
-        """Close the socket, if one was needed."""
+        """Close the socket, if it was opened."""
         self._kernel.close()
 
 

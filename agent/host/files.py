@@ -1,4 +1,4 @@
-"""Files under a root, and groups of files with kept descriptors."""
+"""Files under a root, and groups of files with open descriptors."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from pathlib import Path
 from railscope.reading import PRESENT, Absent, Reading, parse_integer, reason_of
 
 _COUNTER_BYTES = 64
-_TEXT_BYTES = 4096  # what the kernel prints for a sysfs file is a page at most
+_TEXT_BYTES = 4096  # the kernel prints at most one page for a sysfs file
 _CLOSED = -1
 _OUTSIDE = "/.outside"
 
 
 class RootedFiles:
-    """Files of a live machine (root "/") or of a copied tree."""
+    """Files of a live node (root "/") or of a copied tree."""
 
     def __init__(self, root: Path) -> None:
         resolved = os.path.realpath(root)
         self._root = "" if resolved == "/" else resolved
 
     def real(self, path: str) -> str:
-        """Where a path of the host lies on this machine.
+        """Path of a host file on this node.
 
-        A link of a copied tree that leads out of it leads to nothing: what lies there is of the
-        machine the copy is on.
+        A link of a copied tree that leads out of the tree resolves to a missing file: its target
+        belongs to the node that holds the copy.
         """
         here = self._root + path
         if self._root and not os.path.realpath(here).startswith(self._root + "/"):
@@ -33,16 +33,16 @@ class RootedFiles:
         return here
 
     def read(self, path: str) -> bytes:
-        """The content of a small file."""
+        """Content of a small file."""
         with open(self.real(path), "rb") as file:  # noqa: PTH123 - on the hot path
             return file.read()
 
     def names(self, path: str) -> list[str]:
-        """The entries of a directory, sorted."""
+        """Entries of a directory, sorted."""
         return sorted(os.listdir(self.real(path)))  # noqa: PTH208 - plain text paths
 
     def resolve(self, path: str) -> str:
-        """A path with all links followed; a link out of the root is FileNotFoundError."""
+        """Path with all links followed; raises FileNotFoundError for a link out of the root."""
         target = os.path.realpath(self._root + path, strict=True)
         if not f"{target}/".startswith(f"{self._root}/"):
             message = f"{path} leads out of the root"
@@ -50,14 +50,14 @@ class RootedFiles:
         return target[len(self._root) :]
 
     def keep(self, paths: Sequence[str]) -> OpenFiles:
-        """A group of files with kept descriptors."""
+        """Open a group of files with persistent descriptors."""
         return OpenFiles([self.real(path) for path in paths])
 
 
 class OpenFiles:
     """Files whose descriptors stay open: a pread costs a tenth of an open.
 
-    A descriptor is opened again when the device behind it went away and came back (ENODEV).
+    A descriptor is reopened after its device vanished and returned (ENODEV).
     """
 
     def __init__(self, paths: Sequence[str]) -> None:
@@ -87,7 +87,7 @@ class OpenFiles:
         _put(values, reasons, position, reading)
 
     def text(self, index: int) -> bytes:
-        """The content of one file, up to a page."""
+        """Content of one file, up to a page."""
         if self._descriptors[index] != _CLOSED:
             try:
                 return os.pread(self._descriptors[index], _TEXT_BYTES, 0)
@@ -125,11 +125,11 @@ class PlainFiles:
             _put(values, reasons, position, reading)
 
     def text(self, index: int) -> bytes:
-        """The content of one file."""
+        """Content of one file."""
         return self._read(self._paths[index])
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no file is held open."""
 
 
 def _put(values: list[int], reasons: bytearray, position: int, reading: Reading) -> None:

@@ -1,8 +1,8 @@
-"""Parts of a recording that identify nothing and nobody: everything else is replaced.
+"""Parts of a recording that identify no person and no site; everything else is replaced.
 
-The rule is an allow-list. A word is kept where it is a number, a word of a known format, or a device
-name that the kernel makes of such words and numbers (`ens1f0np0`, `mlx5_0`). Answers that consist of
-what drivers count, such as the counter files of an RDMA port, are kept whole.
+The rule is an allow-list. A token is retained if it is a number, a term of a known format, or a
+device name that the kernel builds from such terms and numbers (`ens1f0np0`, `mlx5_0`). Answers that
+consist of driver counters, such as the counter files of an RDMA port, are retained whole.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ _FIXED = re.compile(
     re.IGNORECASE,
 )
 MAX_LETTERS_TOKEN = 5
-"""Tokens of single letters and digits, such as `p0` or `3g`, name nothing up to this length."""
+"""Maximum length of a token of single letters and digits, such as `p0` or `3g`: it identifies nothing."""
 
 
 def is_whole(section: str, key: str) -> bool:
-    """True if the answer to a question holds only what drivers and the kernel define."""
+    """True if the answer to a question contains only what drivers and the kernel define."""
     return _WHOLE[section].fullmatch(key) is not None
 
 
 def counter_file(path: str) -> re.Match[str] | None:
-    """The name of a counter file at the end of a path; drivers make these names."""
+    """Match of a counter file's name at the end of a path; drivers define these names."""
     return _COUNTER_FILE.search(path)
 
 
 def is_harmless(token: str) -> bool:
-    """True if a token is a number, a PCI address, a word of a format, or made of those."""
+    """True if a token is a number, a PCI address, a term of a format, or composed of those."""
     if _FIXED.fullmatch(token):
         return True
     runs = _RUNS.findall(token.lower())

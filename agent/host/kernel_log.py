@@ -1,8 +1,8 @@
 """The kernel log: /dev/kmsg, or a file of records in a copied tree.
 
-Format: Documentation/ABI/testing/dev-kmsg. One read returns one record; EAGAIN means that all was
-read, EPIPE that records were overwritten before we came: reading goes on with the oldest left, and
-the gap shows in the sequence numbers.
+Format: Documentation/ABI/testing/dev-kmsg. One read returns one record; EAGAIN means that all
+records were read, EPIPE that records were overwritten before they were read: reading continues with
+the oldest remaining record, and the gap is visible in the sequence numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAX_RECORDS_PER_POLL = 20_000
 
 
 class RealKernelLog:
-    """Follows /dev/kmsg without blocking. Raises OSError where it may not be opened."""
+    """Follow /dev/kmsg without blocking. Raises OSError if it cannot be opened."""
 
     def __init__(self, path: str, handed_over: int = STANDARD_INPUT) -> None:
         self._descriptor = _handed_over(path, handed_over)
@@ -29,7 +29,7 @@ class RealKernelLog:
         self._left_over = b""
 
     def poll(self) -> list[str]:
-        """Records that came since the last call, oldest first; a flood is taken in portions."""
+        """Records since the last call, oldest first; a flood is returned in several calls."""
         return self._poll_device() if self._is_device else self._poll_file()
 
     def _poll_device(self) -> list[str]:
@@ -57,9 +57,9 @@ class RealKernelLog:
 
 
 def _handed_over(path: str, descriptor: int) -> int:
-    """The log as systemd opened it (StandardInput=file:), from its oldest record; -1 without it.
+    """The log as opened by systemd (StandardInput=file:), from its oldest record; -1 without it.
 
-    Opening the kernel log may need CAP_SYSLOG (dmesg_restrict), and reading from it does not.
+    Opening the kernel log may need CAP_SYSLOG (dmesg_restrict); reading from it does not.
     """
     if path != DEVICE:
         return -1

@@ -1,8 +1,9 @@
-"""Asking the kubelet which devices it gave to which pods: gRPC over its Unix socket.
+"""Kubelet client for the devices assigned to pods: gRPC over the kubelet's Unix socket.
 
-One call is one HTTP/2 stream with one message each way; a connection is made for each, as calls are
-seconds apart. h2 speaks HTTP/2 and does no input or output of its own. Sources: grpc/grpc:doc/
-PROTOCOL-HTTP2.md, doc/statuscodes.md; kubernetes/kubelet:pkg/apis/podresources/v1/api.proto.
+One call is one HTTP/2 stream with one message in each direction; each call opens its own
+connection, as calls are seconds apart. h2 implements HTTP/2 without any I/O of its own. Sources:
+grpc/grpc:doc/PROTOCOL-HTTP2.md, doc/statuscodes.md;
+kubernetes/kubelet:pkg/apis/podresources/v1/api.proto.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from railscope.bounded_http import MAX_HEAD_BYTES
 SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 LIST, ALLOCATABLE, GET = "List", "GetAllocatableResources", "Get"
 MAX_BYTES = 64 << 20
-"""Of one answer. gRPC's usual bound of 4 MiB is too small for a large node."""
+"""Maximum size of one answer. gRPC's usual limit of 4 MiB is too small for a large node."""
 
 _SERVICE = "v1.PodResourcesLister"
 _PREFIX = struct.Struct("!BI")
@@ -44,21 +45,21 @@ _ERRNO_OF_STATUS = {
     4: errno.ETIMEDOUT,  # DEADLINE_EXCEEDED
     5: errno.ENOENT,  # NOT_FOUND
     7: errno.EACCES,  # PERMISSION_DENIED
-    12: errno.EOPNOTSUPP,  # UNIMPLEMENTED: an older kubelet, or a feature that is off
+    12: errno.EOPNOTSUPP,  # UNIMPLEMENTED: an older kubelet, or a disabled feature
     16: errno.EACCES,  # UNAUTHENTICATED
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Kubelet:
-    """A kubelet by its socket, and how long and how much it may answer."""
+    """A kubelet by its socket, with the timeout and the maximum size of its answers."""
 
     path: str = SOCKET
     timeout_seconds: float = 10.0
     max_bytes: int = MAX_BYTES
 
     def ask(self, method: str, request: bytes = b"") -> bytes:
-        """The message it answers to a message. Raises OSError, among them TimeoutError."""
+        """Call a method and return the answer's message. Raises OSError, including TimeoutError."""
         deadline = time.monotonic() + self.timeout_seconds
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(self.timeout_seconds)
@@ -74,7 +75,7 @@ class Kubelet:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What is asked, and until when an answer is waited for."""
+    """Method and content of a call, with its deadline."""
 
     method: str
     content: bytes
@@ -82,7 +83,7 @@ class _Request:
 
     @property
     def left_seconds(self) -> float:
-        """What is left of the time. Raises TimeoutError."""
+        """Time left until the deadline. Raises TimeoutError."""
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError(errno.ETIMEDOUT, "the kubelet did not answer in time")
@@ -103,7 +104,7 @@ class _Request:
 
 @dataclass(slots=True)
 class _Answer:
-    """What came of an answer so far."""
+    """The part of an answer received so far."""
 
     max_bytes: int
     headers: dict[bytes, str] = field(default_factory=dict)
@@ -112,7 +113,7 @@ class _Answer:
 
 
 def _exchange(connection: socket.socket, request: _Request, answer: _Answer) -> None:
-    """Send one request and take what comes until its answer has ended."""
+    """Send one request and receive until its answer has ended."""
     http = H2Connection(H2Configuration(client_side=True))
     http.initiate_connection()
     stream = http.get_next_available_stream_id()
@@ -127,10 +128,10 @@ def _exchange(connection: socket.socket, request: _Request, answer: _Answer) -> 
         if not received:
             raise OSError(errno.ECONNRESET, "the kubelet closed the connection within its answer")
         left_bytes -= len(received)
-        if left_bytes < 0:  # pings and other frames without end
+        if left_bytes < 0:  # endless pings and other frames
             raise _too_long(answer.max_bytes)
         for event in http.receive_data(received):
-            if not answer.has_ended:  # what comes after an answer takes nothing of it away
+            if not answer.has_ended:  # frames after the end of an answer do not change it
                 _take(http, event, answer)
 
 
@@ -139,7 +140,7 @@ def _too_long(max_bytes: int) -> OSError:
 
 
 def _take(http: H2Connection, event: Event, answer: _Answer) -> None:
-    """Put what came where it belongs, and let the kubelet send as much again."""
+    """Add a received event to the answer, and open the flow-control window by its length."""
     if isinstance(event, ResponseReceived | TrailersReceived):
         for name, value in event.headers or ():
             answer.headers[bytes(name)] = bytes(value).decode(errors="backslashreplace")
@@ -156,7 +157,7 @@ def _take(http: H2Connection, event: Event, answer: _Answer) -> None:
 
 
 def _message(answer: _Answer) -> bytes:
-    """The message of a whole answer. Raises OSError for what is none."""
+    """Message of a complete answer. Raises OSError if the answer is invalid."""
     http_status, status = (answer.headers.get(name, "") for name in (b":status", b"grpc-status"))
     if http_status != "200" or not status.isdecimal():
         raise OSError(errno.EPROTO, f"no answer of gRPC: HTTP {http_status}, status {status!r}")

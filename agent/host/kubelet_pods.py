@@ -1,4 +1,4 @@
-"""The kubelet's list of pods, over HTTPS with a token, or over HTTP from this machine only."""
+"""The kubelet's list of pods, over HTTPS with a token, or over HTTP on loopback only."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _DENIED = {401, 403}
 def pod_list(
     url: str, token_file: str, ca_file: str, timeout: float, max_bytes: int = MAX_BYTES
 ) -> bytes:
-    """The answer to GET /pods. Raises OSError; PermissionError where the kubelet denies it."""
+    """Answer to GET /pods. Raises OSError; PermissionError if the kubelet denies the request."""
     parts = urlsplit(url)
     connection = _connection(url, ca_file, timeout)
     bound_answers(connection, max_bytes, timeout)
     headers = {"Accept": "application/json", "Connection": "close"}
-    if token_file:  # a token never travels unencrypted
+    if token_file:  # a token is never sent unencrypted
         if parts.scheme != "https":
             raise OSError(errno.EINVAL, f"{url}: a token needs https")
         token = Path(token_file).read_bytes().strip().decode(errors="replace")
@@ -53,7 +53,7 @@ def pod_list(
 
 
 def _connection(url: str, ca_file: str, timeout: float) -> http.client.HTTPConnection:
-    """A connection whose other end is proven: by its certificate, or by being this machine."""
+    """A connection to an authenticated peer: by its certificate, or because it is on loopback."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme == "https":

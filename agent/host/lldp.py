@@ -1,8 +1,8 @@
-"""Which switch port an interface is plugged into, as the switch says it: LLDP.
+"""Switch port that an interface is connected to, as announced by the switch: LLDP.
 
 Source: IEEE 802.1AB-2016, clauses 8 (frames) and 9 (neighbours); IEEE 802.1Q annex D and IEEE 802.3
-clause 79 for what organisations add; packet(7) for the socket, which needs CAP_NET_RAW. Firmware of a
-card may keep these frames to itself (fw-lldp-agent of Intel's cards); then nothing is heard.
+clause 79 for the organisationally specific TLVs; packet(7) for the socket, which needs CAP_NET_RAW.
+NIC firmware may consume these frames itself (fw-lldp-agent of Intel NICs); then none are received.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _LARGEST_FRAME = 1 << 14
 _SOL_PACKET, _ADD_MEMBERSHIP, _ORIGINAL_DEVICE, _MULTICAST = 263, 1, 9, 0  # linux/if_packet.h
 _MEMBERSHIP = struct.Struct("=iHH8s")
 _MAX_FRAMES = 1024
-"""At one call; more than the socket's buffer holds."""
+"""Per call; more than the socket's buffer holds."""
 _MAX_NEIGHBOURS = 8
-"""Of one interface: there is one on a cable, a few behind what forwards their frames."""
+"""Per interface: a cable has one, behind a device that forwards LLDP frames there are a few."""
 _NS = 1_000_000_000
 
 _END, _CHASSIS, _PORT, _TTL, _CAPABILITIES, _MANAGEMENT, _ORGANISATION = 0, 1, 2, 3, 7, 8, 127
@@ -39,15 +39,15 @@ _CAPABILITY_NAMES = (
 )
 _PORT_VLAN, _MAXIMUM_FRAME = bytes.fromhex("0080c201"), bytes.fromhex("00120f04")
 _FAMILIES = {(1, 4): socket.AF_INET, (2, 16): socket.AF_INET6}
-"""By the number that IANA gave a family, and by the length of its addresses."""
+"""Address family by IANA family number and address length."""
 
 
 def open_socket() -> socket.socket:
-    """A socket that hears LLDP frames of every interface, and never waits. Raises OSError."""
+    """Open a non-blocking socket that receives LLDP frames of every interface. Raises OSError."""
     kind = socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
     made = socket.socket(socket.AF_PACKET, kind, socket.htons(_ETHERTYPE))
     try:
-        # The port of a bond, not the bond.
+        # Report the port of a bond, not the bond.
         made.setsockopt(_SOL_PACKET, _ORIGINAL_DEVICE, 1)
     except OSError:
         made.close()
@@ -56,7 +56,7 @@ def open_socket() -> socket.socket:
 
 
 class Lldp:
-    """The neighbours of all Ethernet interfaces that are up. May be called from any thread."""
+    """Neighbours of all Ethernet interfaces that are up. Thread-safe."""
 
     def __init__(
         self,
@@ -72,11 +72,12 @@ class Lldp:
         self._neighbours: dict[tuple[str, str, str], tuple[int, dict[str, Json]]] = {}
 
     def neighbours(self, now_ns: int) -> dict[str, dict[str, Json]]:
-        """The neighbour of each interface that has one, at this time of the boot clock.
+        """Neighbour of each interface that has one, at this time of the boot clock.
 
-        A frame counts as heard when the frames before it were taken: a neighbour may be given up
-        early by what lies between two calls, and is never kept for longer than it asked for. Where
-        an interface has several, the one known for longest. Raises OSError.
+        A frame's age counts from the previous time the socket was drained: a neighbour may expire
+        early by the interval between two calls, and is never retained longer than its TTL. If an
+        interface has several neighbours, the one that was received first is returned. Raises
+        OSError.
         """
         with self._lock:
             ports = self._ports_now()
@@ -95,7 +96,7 @@ class Lldp:
             return answer
 
     def close(self) -> None:
-        """Close the socket and forget what was heard."""
+        """Close the socket and discard all neighbours."""
         with self._lock:
             if self._socket:
                 self._socket.close()
@@ -103,22 +104,22 @@ class Lldp:
             self._neighbours.clear()
 
     def _join(self, heard_on: socket.socket, ports: dict[str, Port]) -> None:
-        """Have the cards of interfaces that came up let the frames through."""
+        """Add the LLDP multicast address to the NICs of interfaces that came up."""
         joined = {port.index for port in self._ports.values()}
         for index in {port.index for port in ports.values()} - joined:
             membership = _MEMBERSHIP.pack(index, _MULTICAST, len(_NEAREST_BRIDGE), _NEAREST_BRIDGE)
             try:
                 heard_on.setsockopt(_SOL_PACKET, _ADD_MEMBERSHIP, membership)
             except OSError as error:
-                if error.errno != errno.ENODEV:  # gone since it was listed
+                if error.errno != errno.ENODEV:  # removed after it was listed
                     raise
         self._ports = ports
 
     def _hear(self, heard_on: socket.socket, unmoved: set[str], now_ns: int) -> None:
-        """Take the frames that wait.
+        """Receive all pending frames.
 
-        Those of an interface whose link was down since the last call may be from before that, and
-        from another switch: the next ones will tell.
+        Frames of an interface whose link was down since the last call are dropped: they may be
+        older than that, and of another switch; the next frames replace them.
         """
         for _ in range(_MAX_FRAMES):
             try:
@@ -140,9 +141,10 @@ class Lldp:
 
 
 def parse(content: bytes) -> dict[str, Json] | None:
-    """What a neighbour says in a frame, from behind the Ethernet header; None for what is no LLDP.
+    """Neighbour announced in a frame, from behind the Ethernet header; None if it is not valid LLDP.
 
-    `chassis`, `port` and `ttl_seconds` are always there; a TTL of 0 says that it goes away.
+    `chassis`, `port` and `ttl_seconds` are always present; a TTL of 0 announces that the neighbour
+    leaves.
     """
     parts = list(_parts(content))
     if [kind for kind, _ in parts[:3]] != [_CHASSIS, _PORT, _TTL]:
@@ -164,7 +166,7 @@ def parse(content: bytes) -> dict[str, Json] | None:
 
 
 def _parts(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """Type and value of each part, up to the end or to one that is cut off."""
+    """Type and value of each TLV, up to the end or to a truncated one."""
     at = 0
     while len(content) - at >= 2:  # noqa: PLR2004 - seven bits of type, nine of length
         head = int.from_bytes(content[at : at + 2])
@@ -178,7 +180,7 @@ def _parts(content: bytes) -> Iterator[tuple[int, bytes]]:
 def _optional(kind: int, value: bytes) -> Iterator[tuple[str, Json]]:
     if kind in _TEXTS:
         yield _TEXTS[kind], _text(value)
-    elif kind == _CAPABILITIES and len(value) >= 4:  # noqa: PLR2004 - what it can, what is enabled
+    elif kind == _CAPABILITIES and len(value) >= 4:  # noqa: PLR2004 - supported, then enabled capabilities
         enabled = int.from_bytes(value[2:4])
         yield (
             "capabilities",
@@ -209,7 +211,7 @@ def _network_address(value: bytes) -> str:
 
 
 def _text(value: bytes) -> str:
-    """Printable text; what is none (an identifier may be any bytes) in hexadecimal digits."""
+    """Printable text; other values (an identifier may be any bytes) as hexadecimal digits."""
     with contextlib.suppress(UnicodeDecodeError):
         said = value.rstrip(b"\0").decode()
         if "\0" not in said:

@@ -1,4 +1,4 @@
-"""psutil, for the server itself. Its answers are plain dictionaries here."""
+"""psutil, for the node itself; answers are converted to plain dictionaries."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import psutil
 
 from railscope.capture import Json
 
-# Which file of /proc a function needs. Where it is missing, psutil would ask the machine it runs on
-# instead of the tree it was pointed to.
+# File of /proc that a function needs. If it is missing, psutil would read the running node instead
+# of the tree that it was pointed to.
 _NEEDS = {
     "cpu_times": "stat",
     "cpu_count": "stat",
@@ -31,16 +31,16 @@ class Machine:
         self._proc = proc
 
     def call(self, function: str) -> Json:
-        """The answer of a psutil function. Raises OSError."""
+        """Return the answer of a psutil function. Raises OSError."""
         needed = _NEEDS[function]
         proc = self._proc
         if needed.startswith("net/") and not os.path.exists(f"{proc}/{needed}"):  # noqa: PTH110 - plain text paths
             proc = (
-                f"{proc}/self"  # /proc/net is a link to it: a copied tree may have one of the two
+                f"{proc}/self"  # /proc/net links to it: a copied tree may have only one of the two
             )
         if not os.path.exists(f"{proc}/{needed}"):  # noqa: PTH110 - as above
             raise OSError(errno.ENOENT, f"{self._proc}/{needed} does not exist")
-        psutil.PROCFS_PATH = proc  # of the whole process: set it for each question
+        psutil.PROCFS_PATH = proc  # process-wide: set before each call
         return _FUNCTIONS[function]()
 
 
@@ -52,7 +52,8 @@ def _each(answers: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {name: _plain(answer) for name, answer in answers.items()}
 
 
-# nowrap=False: psutil's correction of wrapped counters keeps state, and is ours to do.
+# nowrap=False: psutil's correction of wrapped counters keeps state; the agent corrects wraps
+# itself.
 _FUNCTIONS: dict[str, Callable[[], Json]] = {
     "cpu_times": lambda: _plain(psutil.cpu_times()),
     "cpu_count": lambda: len(psutil.cpu_times(percpu=True)),

@@ -1,6 +1,6 @@
-"""What is asked of the network: ethtool's ioctl, netlink, and LLDP frames.
+"""Network seams of the host: ethtool's ioctl, netlink, and LLDP frames.
 
-Netlink and LLDP are loaded when someone first asks, so that an agent that never does has no cost.
+Netlink and LLDP are imported on first use, so that an agent that never uses them has no cost.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ SEAMS = frozenset({"ethtool", "netlink", "lldp"})
 
 
 class Network:
-    """Answers the seams of the network. May be called from any thread. Raises OSError."""
+    """Dispatch of calls to the network seams. Thread-safe. Raises OSError."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._free = [Ethtool()]
-        """A thread takes one for a call: one that is stuck in a driver keeps its own."""
+        """Each call takes one: a thread that is stuck in a driver holds only its own."""
         self._lock = threading.Lock()
         self._netlink: Netlink | None = None
         self._lldp: Lldp | None = None
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        """Answer a question to a seam by its name."""
+        """Call a function of a seam by its name."""
         if seam == "ethtool":
             return self._ask_ethtool(function, str(arguments[0]))
         netlink, lldp = self._loaded()

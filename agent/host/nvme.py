@@ -1,9 +1,9 @@
-"""The health log of NVMe drives, by ioctl and without a subprocess.
+"""Health log of NVMe drives, by ioctl and without a subprocess.
 
 Sources: linux UAPI include/uapi/linux/nvme_ioctl.h (struct nvme_passthru_cmd); NVM Express base
-specification, Get Log Page command and SMART / Health Information log (page 0x02). The kernel wants
-CAP_SYS_ADMIN for it. The command has the kernel's own time limit: a shorter one of ours would have
-the drive reset when it passed.
+specification, Get Log Page command and SMART / Health Information log (page 0x02). The kernel
+requires CAP_SYS_ADMIN for it. The command runs with the kernel's own timeout: when a shorter one
+expired, the kernel would reset the drive.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOG_BYTES = 512
 _STATUS = 0x7FF
 _NO_SUCH_LOG = {0x001, 0x002, 0x109}  # Invalid Command Opcode, Invalid Field, Invalid Log Page
 _COMMAND = struct.Struct("=BBHIIIQQIIIIIIIIII")
-"""opcode, flags, -, namespace, cdw2-3, metadata, data, their lengths, cdw10-15, time limit, result."""
+"""opcode, flags, -, namespace, cdw2-3, metadata, data, their lengths, cdw10-15, timeout, result."""
 _NAME = re.compile(r"nvme\d+")
 _HEAD = struct.Struct("<BHBBB")
 _COUNTS = (
@@ -36,9 +36,9 @@ _TIMES_AT = 192
 
 
 def decode(log: bytes) -> dict[str, int]:
-    """The numbers of a health log in the drive's own units: kelvins, percent, minutes, hours.
+    """Numbers of a health log in the drive's own units: kelvins, percent, minutes, hours.
 
-    Raises OSError with EIO for one that is too short.
+    Raises OSError with EIO if the log is too short.
     """
     if len(log) < LOG_BYTES:
         raise OSError(errno.EIO, f"a health log of {len(log)} bytes is too short")
@@ -58,10 +58,10 @@ def decode(log: bytes) -> dict[str, int]:
 
 
 class Nvme:
-    """Health logs of the drives of this machine. Raises OSError."""
+    """Health logs of the drives of this node. Raises OSError."""
 
     def call(self, function: str, controller: str) -> Json:
-        """Answer "smart" for a controller such as nvme0."""
+        """Return "smart" of a controller such as nvme0."""
         if function != "smart" or not _NAME.fullmatch(controller):
             raise OSError(errno.ENODEV, f"{controller} is no NVMe controller")
         return decode(self._health_log(f"/dev/{controller}"))
@@ -75,13 +75,13 @@ class Nvme:
 
 
 def refusal(status: int) -> OSError:
-    """What the status of a command stands for: there is no such log, or it cannot be read."""
+    """Error for the status of a command: no such log (EOPNOTSUPP), or unreadable (EIO)."""
     number = errno.EOPNOTSUPP if status & _STATUS in _NO_SUCH_LOG else errno.EIO
     return OSError(number, f"the drive answers with NVMe status {status:#x}")
 
 
 def ask_health(descriptor: int) -> bytes:
-    """The health log of the drive a descriptor is of. Raises OSError, for what is no drive too."""
+    """Health log of the drive of a descriptor. Raises OSError, also if it is not a drive."""
     buffer = array.array("B", bytes(LOG_BYTES))
     address, _ = buffer.buffer_info()
     words = LOG_BYTES // 4 - 1

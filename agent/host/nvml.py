@@ -1,8 +1,8 @@
-"""NVML through nvidia-ml-py; its answers are plain numbers, strings, lists and dictionaries here.
+"""NVML through nvidia-ml-py; answers are converted to plain numbers, strings, lists and dictionaries.
 
-A GPU is named by its NVML index, a MIG device by its UUID. Calls about one device wait for each other;
-those about different devices do not, so that a GPU whose driver hangs holds up no other
-(nvml.h states that the library is thread-safe). In the usual case all come from one thread.
+A GPU is identified by its NVML index, a MIG device by its UUID. Calls for one device are
+serialized; calls for different devices are not, so that a GPU whose driver hangs blocks no other
+(nvml.h states that the library is thread-safe). Usually all calls come from one thread.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _DEVICE_GONE = {15, 16}  # GPU_IS_LOST, RESET_REQUIRED
 _DEVICE = "nvmlDevice"
 _OF_DEVICE, _SYSTEM = (_DEVICE, "nvmlGpm"), ""
 _SAMPLE_MEMBERS = {1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
-"""Where a sample's value is, by nvmlValueType_t."""
+"""Member that holds a sample's value, by nvmlValueType_t."""
 _NO_STAMP = 0
 
 Device = int | str
 
-# Calls that fill a structure of the caller's: its names and versions in pynvml, the newest first.
-# The oldest structures have no version.
+# Calls that fill a structure of the caller: its names and versions in pynvml, the newest first. The
+# oldest structures have no version.
 _FILLED = {
     "nvmlDeviceGetGpuFabricInfoV": (
         ("c_nvmlGpuFabricInfo_v3_t", "nvmlGpuFabricInfo_v3"),
@@ -54,12 +54,12 @@ _FILLED = {
 
 
 class Nvml:
-    """One initialised NVML library, the handles of its devices, and what is kept between calls."""
+    """One initialised NVML library, the handles of its devices, and the state between calls."""
 
     def __init__(self, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._monotonic_ns = monotonic_ns
         self._turns: dict[Device, threading.Lock] = {}
-        """By device: a thread that was left behind may still be stuck in a call about it."""
+        """Lock of each device: an abandoned thread may still be stuck in a call for it."""
         self._start_turn = threading.Lock()
         self._module: ModuleType | None = None
         self._events = EventQueue()
@@ -78,12 +78,12 @@ class Nvml:
     def call(self, function: str, *arguments: Device) -> Json:
         """Call an NVML function; for `nvmlDevice...` the first argument is the device.
 
-        Some are not quite NVML's own: `nvmlDeviceGetMigDevices(gpu)` lists MIG devices and makes
-        them known, `nvmlGpmMetricsGet(device, metric, ...)` compares with the sample before,
-        `nvmlDeviceGet[Process|Vgpu]Utilization(gpu)` goes on from its last sample, as does
-        `nvmlDeviceGetSamples(gpu, kind)`, which gives pairs of time (us) and value, and
-        `nvmlEventSetWait()` gives the latest events, numbered.
-        Raises NvmlError with NVML's return code.
+        Some functions differ from NVML's own: `nvmlDeviceGetMigDevices(gpu)` lists MIG devices and
+        registers their handles, `nvmlGpmMetricsGet(device, metric, ...)` compares with the previous
+        sample, `nvmlDeviceGet[Process|Vgpu]Utilization(gpu)` continues after its last sample, as
+        does `nvmlDeviceGetSamples(gpu, kind)`, which returns pairs of time (us) and value, and
+        `nvmlEventSetWait()` returns the latest events, numbered. Raises NvmlError with NVML's
+        return code.
         """
         device = arguments[0] if arguments and function.startswith(_OF_DEVICE) else _SYSTEM
         with self._turns.setdefault(device, threading.Lock()):
@@ -102,11 +102,11 @@ class Nvml:
         except module.NVMLError as error:
             self._drop_what_failed(error.value, arguments)
             raise NvmlError(error.value, str(error)) from error
-        except UnicodeDecodeError as error:  # text of a damaged InfoROM, say
+        except UnicodeDecodeError as error:  # for example, text of a damaged InfoROM
             raise NvmlError(_UNKNOWN, f"{function} gave no text") from error
 
     def close(self) -> None:
-        """Shut NVML down if it was ever initialised; what the driver no longer takes is let go."""
+        """Shut NVML down if it was initialised; resources that the driver rejects are abandoned."""
         module, self._module = self._module, None
         if module is None:
             return
@@ -120,7 +120,7 @@ class Nvml:
     def _way(
         self, module: ModuleType, function: str, arguments: tuple[Device, ...]
     ) -> Callable[[], Json]:
-        """How to ask this. It is kept where it is about a device, until one of them is gone."""
+        """Callable for a function and its arguments; cached for device calls until a device is dropped."""
         own = self._own.get(function)
         if own is not None:
             return partial(own, module, *arguments)
@@ -144,9 +144,10 @@ class Nvml:
         return way
 
     def _drop_what_failed(self, code: int, arguments: tuple[Device, ...]) -> None:
-        """Keep nothing of a driver or a device that is no more; it may come back as another.
+        """Drop cached state of a driver or device that failed; it may return as a different one.
 
-        An invalid argument is the device, as a MIG device that is gone, only where it is alone.
+        An invalid-argument error refers to the device, such as a removed MIG device, only if the
+        device is the sole argument.
         """
         if code in _START_ANEW:
             self.close()
@@ -163,7 +164,7 @@ class Nvml:
                 raise NvmlError(_NOT_FOUND, f"no MIG device {device}")
             handle = self._handles[device] = module.nvmlDeviceGetHandleByIndex(device)
             if not self._events.follows(handle):
-                self._events.close()  # to be registered with this GPU among the others
+                self._events.close()  # to reopen it with this GPU among the others
         return handle
 
     def _drop(self, device: Device) -> None:
@@ -179,9 +180,9 @@ class Nvml:
         return mode
 
     def _mig_devices(self, module: ModuleType, gpu: int) -> Json:
-        """The MIG devices of a GPU: UUID, and the GPU instance and compute instance behind it.
+        """MIG devices of a GPU: UUID, with the GPU instance and compute instance of each.
 
-        Which slices of memory the GPU instance has is told only to who may configure MIG.
+        Memory slices of the GPU instance are readable only with the right to configure MIG.
         """
         parent = self._handle(module, gpu)
         found: dict[str, Json] = {}
@@ -191,7 +192,7 @@ class Nvml:
                 handle = module.nvmlDeviceGetMigDeviceHandleByIndex(parent, index)
             except module.NVMLError as error:
                 if error.value == _NOT_FOUND:
-                    continue  # a hole between the devices there are
+                    continue  # gap between the existing devices
                 raise
             uuid = plain(module.nvmlDeviceGetUUID(handle))
             instance = module.nvmlDeviceGetGpuInstanceId(handle)
@@ -212,20 +213,20 @@ class Nvml:
         return same and self._mig.get(uuid) == place
 
     def _drop_mig(self, gpu: int, kept: Collection[str]) -> None:
-        """Forget the MIG devices of a GPU that are no more."""
+        """Drop the MIG devices of a GPU that no longer exist."""
         for uuid in [u for u, (owner, _) in self._mig.items() if owner == gpu and u not in kept]:
             self._drop(uuid)
             del self._mig[uuid]
 
     def _forget(self) -> None:
-        """Drop what belonged to the driver as it was; events go on being numbered."""
+        """Drop all state of the previous driver; event numbers continue."""
         self._handles: dict[Device, Any] = {}
         self._mig: dict[str, tuple[int, int]] = {}
         self._ways: dict[tuple[str, tuple[Device, ...]], Callable[[], Json]] = {}
         self._monitors: dict[Device, Monitor] = {}
         self._stamps: dict[tuple[str, int], int] = {}
 
-    # Calls with a way of their own -------------------------------------------------------------
+    # Calls with their own implementation -------------------------------------------------------
 
     def _activity(self, module: ModuleType, device: Device, *metrics: int) -> Json:
         monitor = self._monitors.get(device)
@@ -239,7 +240,7 @@ class Nvml:
     def _wait(self, module: ModuleType) -> Json:
         if not self._events.is_open:
             for index in range(module.nvmlDeviceGetCount()):
-                with suppress(module.NVMLError):  # one that is lost has no events to give
+                with suppress(module.NVMLError):  # a lost GPU has no events
                     self._handle(module, index)
             gpus = {gpu: h for gpu, h in self._handles.items() if isinstance(gpu, int)}
             self._events.open(module, gpus)
@@ -252,7 +253,7 @@ class Nvml:
         return self._since_last(module, module.nvmlDeviceGetVgpuUtilization, "vgpu", gpu)
 
     def _buffered(self, module: ModuleType, gpu: int, kind: int) -> Json:
-        """What the driver has measured of one kind since we last asked."""
+        """Samples of one kind that the driver has buffered since the last call."""
         handle, stamp = (
             self._handle(module, gpu),
             self._stamps.get((f"kind {kind}", gpu), _NO_STAMP),
@@ -260,7 +261,7 @@ class Nvml:
         try:
             value_type, samples = module.nvmlDeviceGetSamples(handle, kind, stamp)
         except module.NVMLError as error:
-            if error.value == _NOT_FOUND:  # none since then; or the clock was set back meanwhile
+            if error.value == _NOT_FOUND:  # none since then, or the clock was set back
                 self._stamps.pop((f"kind {kind}", gpu), None)
                 return []
             raise
@@ -272,12 +273,12 @@ class Nvml:
         return found
 
     def _since_last(self, module: ModuleType, target: Any, what: str, gpu: int) -> Json:
-        """Samples newer than the last one: without its time the driver gives an average of all."""
+        """Samples newer than the last one: without its time the driver returns an average of all."""
         handle, stamp = self._handle(module, gpu), self._stamps.get((what, gpu), _NO_STAMP)
         try:
             samples = plain(target(handle, stamp))
         except module.NVMLError as error:
-            if error.value == _SUCCESS:  # pynvml raises even this, where there is no sample
+            if error.value == _SUCCESS:  # pynvml raises this too if there is no sample
                 return []
             raise
         self._stamps[what, gpu] = max([stamp, *(sample["timeStamp"] for sample in samples)])
@@ -286,7 +287,7 @@ class Nvml:
     def _memory(
         self, module: ModuleType, target: Any, handle: Any, key: tuple[str, tuple[Device, ...]]
     ) -> Json:
-        """Version 2 tells what is reserved from what is used; older drivers have the first only."""
+        """Memory usage: version 2 separates reserved from used; older drivers have version 1 only."""
         try:
             return plain(target(handle, module.nvmlMemory_v2))
         except module.NVMLError as error:
@@ -296,7 +297,7 @@ class Nvml:
         return way()
 
     def _vgpu_memory(self, module: ModuleType, instance: int) -> Json:
-        """Bytes in 64 bits (nvml.h); pynvml has room for 32 of them."""
+        """Memory usage of a vGPU in bytes: 64 bits in nvml.h, but pynvml reserves 32."""
         size = ctypes.c_ulonglong()
         function = module._nvmlGetFunctionPointer("nvmlVgpuInstanceGetFbUsage")  # noqa: SLF001 - see above
         code = function(ctypes.c_uint(instance), ctypes.byref(size))
@@ -321,7 +322,7 @@ def _plainly(target: Callable[..., Any], *arguments: Any) -> Json:
 
 
 def _filled(module: ModuleType, target: Any, handle: Any, function: str) -> Json:
-    """A structure of the newest version that both pynvml and the driver know."""
+    """A structure of the newest version that both pynvml and the driver support."""
     for structure, version in _FILLED[function]:
         if not hasattr(module, structure):
             continue

@@ -1,7 +1,7 @@
-"""Events of the NVIDIA driver, taken without waiting.
+"""Events of the NVIDIA driver, read without waiting.
 
-Events are numbered and the latest are given again at every call: who asks knows by the number what
-is new, and a recording of the answers loses none.
+Events are numbered, and every call returns the latest ones again: the caller detects new ones by
+their number, and a recording of the answers loses none.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from railscope.capture import Json
 
 MAX_KEPT = 64
 WANTED = 0xFFFF & ~(0x4 | 0x10)
-"""All of nvml.h but changes of performance state and clock, which come all the time."""
+"""All of nvml.h except changes of performance state and clock, which are constant traffic."""
 
 _NOT_SUPPORTED, _TIMEOUT = 3, 10
 _OF_THE_DRIVER = {1, 9}  # UNINITIALIZED, DRIVER_NOT_LOADED
 
 
 class EventQueue:
-    """The driver's events, numbered from the start of the process. It is opened for some GPUs."""
+    """The driver's events, numbered from the start of the process; opened for a set of GPUs."""
 
     def __init__(self) -> None:
         self._given = 0
@@ -35,11 +35,11 @@ class EventQueue:
 
     @property
     def is_open(self) -> bool:
-        """Whether events are followed."""
+        """True if events are followed."""
         return self._module is not None
 
     def open(self, module: ModuleType, gpus: Mapping[int, Any]) -> None:
-        """Follow the events of GPUs, given by their index. Raises NVMLError if none has any."""
+        """Follow the events of GPUs, by their index. Raises NVMLError if no GPU has events."""
         self._set = module.nvmlEventSetCreate()
         self._module = module
         self._index = {address(handle): index for index, handle in gpus.items()}
@@ -53,11 +53,11 @@ class EventQueue:
             raise module.NVMLError(_NOT_SUPPORTED)
 
     def follows(self, handle: Any) -> bool:
-        """Whether the events of a GPU come here, or those of none do."""
+        """True if the events of a GPU are followed, or if the queue is closed."""
         return not self.is_open or address(handle) in self._index
 
     def _register(self, module: ModuleType, handle: Any) -> bool:
-        """Ask for what this GPU has: one kind it does not have would fail the whole request."""
+        """Register the event types that this GPU supports: one unsupported type would fail the request."""
         try:
             wanted = WANTED & module.nvmlDeviceGetSupportedEventTypes(handle)
             if wanted:
@@ -71,8 +71,8 @@ class EventQueue:
     def take(self) -> Json:
         """The latest events, each as [number, GPU index, type, data, GPU and compute instance].
 
-        Raises NVMLError, closed, where a GPU is no more and nothing has come since: its last words
-        come before the news that it is gone.
+        Raises NVMLError, closed, if a GPU was lost and no event arrived since: the last events of a
+        GPU are returned before the error.
         """
         module, before = self._module, self._given
         assert module is not None  # noqa: S101 - it was opened
@@ -80,13 +80,13 @@ class EventQueue:
             self._drain(module)
         except module.NVMLError as error:
             if error.value != _TIMEOUT:
-                self.close()  # to be opened for those that are left
+                self.close()  # to be reopened for the remaining GPUs
                 if self._given == before:
                     raise
         return [list(event) for event in self._latest]
 
     def close(self) -> None:
-        """Take what has come and give the set back, as far as the driver is still there."""
+        """Drain pending events and free the set, if the driver still responds."""
         module, self._module = self._module, None
         if module is None:
             return
@@ -96,7 +96,7 @@ class EventQueue:
             module.nvmlEventSetFree(self._set)
 
     def _drain(self, module: ModuleType) -> None:
-        """Take events until the driver raises NVMLError, at the end TIMEOUT."""
+        """Read events until the driver raises NVMLError, finally TIMEOUT."""
         while True:
             event = module.nvmlEventSetWait_v2(self._set, 0)
             self._given += 1

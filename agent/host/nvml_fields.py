@@ -1,4 +1,4 @@
-"""Many field values of a GPU by one call, read out of the driver's array without a loop of ctypes.
+"""Many field values of a GPU in one call, decoded from the driver's array without a loop of ctypes.
 
 nvml.h, nvmlFieldValue_t: field and scope (4 bytes each), time stamp and latency (8 each), value
 type and return code (4 each), the value (8).
@@ -34,7 +34,7 @@ def _signed(bits: int) -> Callable[[int], int]:
     return decode
 
 
-# nvmlValueType_t: which member of the union holds the value. What is missing here is a whole word.
+# nvmlValueType_t: member of the union that holds the value. Types not listed are a whole word.
 _DECODERS: dict[int, Callable[[int], int | float]] = {
     0: _double,
     1: lambda word: word & 0xFFFF_FFFF,
@@ -67,7 +67,7 @@ class FieldBatch:
 
     def get(self) -> Json:
         """Two lists: a value for each field, and its return code. Raises NVMLError for the call."""
-        function = self._module._nvmlGetFunctionPointer("nvmlDeviceGetFieldValues")  # noqa: SLF001 - pynvml's own call would make the array anew
+        function = self._module._nvmlGetFunctionPointer("nvmlDeviceGetFieldValues")  # noqa: SLF001 - pynvml's own call would allocate a new array
         code = function(self._gpu, len(self._array), self._reference)
         if code:
             raise self._module.NVMLError(code)
@@ -81,7 +81,7 @@ class FieldBatch:
         return [values, self._codes]
 
     def _understand(self, heads: list[int]) -> None:
-        """Keep what type and code each value has: both are the same from tick to tick."""
+        """Cache type and code of each value: both usually stay the same between reads."""
         self._heads = heads
         self._codes = [head >> _TYPE_BITS for head in heads]
         types = [head & _TYPE_MASK for head in heads]

@@ -1,7 +1,7 @@
 """Activity of SMs, pipes and links from two samples of the hardware's counters (GPM, Hopper+).
 
-nvml.h, nvmlGpmMetricsGet: the samples must be more than 100 ms apart. One sample is taken at each
-read and compared with the one before.
+nvml.h, nvmlGpmMetricsGet: the samples must be more than 100 ms apart. Each read takes one sample
+and compares it with the previous one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from railscope.capture import Json
 
 SHORTEST_NS = 110_000_000
 LONGEST_NS = 30_000_000_000
-"""A sample older than this is of another time: an average over it would not be about now."""
+"""Maximum age of the previous sample: an average over a longer time does not describe the present."""
 
 _NOT_SUPPORTED, _NOT_READY = 3, 27
 _HEADER_WORDS, _METRIC_WORDS = 3, 5
@@ -23,9 +23,9 @@ _CODE_BITS = 32
 
 
 class Monitor:
-    """Two samples of one GPU or of one GPU instance, and the space for what they give.
+    """Two samples of one GPU or of one GPU instance, and the buffer for their metrics.
 
-    Raises NVMLError NOT_SUPPORTED where the GPU has no GPM.
+    Raises NVMLError NOT_SUPPORTED if the GPU has no GPM.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Monitor:
         self._words, self._doubles = view.cast("Q"), view.cast("d")
 
     def close(self) -> None:
-        """Give the samples back; a driver that is no more does not take them."""
+        """Free the samples; a driver that was unloaded rejects them."""
         for sample in (self._spare, self._latest):
             with suppress(self._module.NVMLError):
                 self._module.nvmlGpmSampleFree(sample)
@@ -59,9 +59,9 @@ class Monitor:
     def read(self, metrics: tuple[int, ...]) -> Json:
         """Two lists: a value for each metric, and its return code.
 
-        What is asked right after is told of the same two samples. Raises NVMLError NOT_READY where
-        there is no sample yet that is old enough to compare with, and what the driver says,
-        NO_PERMISSION among others, where it gives none.
+        A read right after another compares the same two samples. Raises NVMLError NOT_READY if
+        there is no sample yet that is old enough to compare with, and errors of the driver, such as
+        NO_PERMISSION.
         """
         now_ns = self._monotonic_ns()
         before_ns, module = self._taken_ns, self._module
@@ -88,7 +88,7 @@ class Monitor:
         request = self._request
         request.sample1, request.sample2 = self._spare, self._latest
         end = _HEADER_WORDS + len(metrics) * _METRIC_WORDS
-        if metrics != self._asked:  # else they still stand there
+        if metrics != self._asked:  # otherwise they are already in place
             self._asked, request.numMetrics = metrics, len(metrics)
             places = range(_HEADER_WORDS, end, _METRIC_WORDS)
             for place, metric in zip(places, metrics, strict=True):

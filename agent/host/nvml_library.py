@@ -1,6 +1,6 @@
-"""The life of the NVML library in this process.
+"""Loading and unloading of the NVML library in this process.
 
-pynvml is loaded at the first start, so that a server without GPUs does not pay for it.
+pynvml is imported at the first start, so that a node without GPUs has no cost.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _VERSION_MISMATCH = 18
 
 
 def start() -> ModuleType:
-    """Initialise NVML and give the module to call it by. Raises NvmlError where that fails."""
+    """Initialise NVML and return its module. Raises NvmlError on failure."""
     import pynvml  # noqa: PLC0415 - see the module's docstring
 
     try:
@@ -29,9 +29,9 @@ def start() -> ModuleType:
 
 
 def _unload(pynvml: Any) -> None:
-    """Let go of a library that does not fit the kernel's driver.
+    """Unload a library that does not match the kernel's driver.
 
-    The next start then loads the one that is installed by then, which an update may have replaced.
+    The next start then loads the library installed by that time, which an update may have replaced.
     """
     library, pynvml.nvmlLib = pynvml.nvmlLib, None
     pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - it points into the library

@@ -1,4 +1,4 @@
-"""What nvidia-ml-py returns, as plain numbers, strings, lists and dictionaries."""
+"""Results of nvidia-ml-py as plain numbers, strings, lists and dictionaries."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _PLAIN = (int, str, float, type(None))
 
 
 def plain(value: Any) -> Json:
-    """Structures become dictionaries of their members, unions the number in their bytes.
+    """Convert structures to dictionaries of their members, and unions to the number in their bytes.
 
-    Bytes become a character each: members of nvml.h that are one byte, or raw bytes like the GUID in
-    nvmlPlatformInfo_t, are `char` to pynvml.
+    Each byte becomes one character: members of nvml.h that are one byte, or raw bytes like the GUID
+    in nvmlPlatformInfo_t, are `char` in pynvml.
     """
     if type(value) in _PLAIN:
         return value
@@ -30,9 +30,9 @@ def plain(value: Any) -> Json:
 
 
 _member = ctypes.Structure.__getattribute__
-"""pynvml's own would decode bytes as UTF-8, and fail at a GUID."""
+"""pynvml's own accessor would decode bytes as UTF-8, and fail on a GUID."""
 
 
 def address(handle: Any) -> int | None:
-    """What tells handles apart: the driver's address of the device."""
+    """Identity of a handle: the driver's address of the device."""
     return ctypes.cast(handle, ctypes.c_void_p).value

@@ -1,7 +1,7 @@
-"""Who holds what, where the whole answer is not for everyone: only what is looked for comes out.
+"""Owners of devices, reduced to the fields that the agent needs.
 
-Environments, container settings and machine definitions hold passwords. A capture keeps what a call
-answered, so what is not answered is not kept.
+Environments, container settings and virtual machine definitions contain passwords. A capture
+records the answer of a call, so fields that are not returned are not recorded.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ OWNER, KUBELET = "owner", "kubelet"
 LIST, ALLOCATABLE, PODS = "List", "GetAllocatableResources", "Pods"
 SEAMS = {OWNER, KUBELET}
 KUBELET_SECONDS = 4.0
-"""Shorter than it is from one question to the next."""
+"""Timeout; shorter than the period between two calls."""
 _CONTAINERS = "/var/lib/docker/containers"
 
 
 class Owners:
-    """The seams "owner" and "kubelet". Without `live`, there is no kubelet to ask."""
+    """The seams "owner" and "kubelet". Without `live`, there is no kubelet to call."""
 
     def __init__(self, files: RootedFiles, *, live: bool) -> None:
         self._files = files
@@ -43,15 +43,15 @@ class Owners:
         }
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        """The answer. Raises OSError; EBADMSG for what is not in a form that is known.
+        """Return the answer of a call. Raises OSError; EBADMSG for an unrecognized format.
 
-        owner.environ(pid)          what Slurm says in a process' environment, by name
-        owner.container(id, label)  name of a container of Docker, and the value of a label
-        owner.domain(path)          a machine of libvirt by its file
-        owner.machine(pid)          the machine that a process runs; None where it runs none
-        owner.user(number)          the name of a user
-        kubelet.List(socket)        pods that have devices; kubelet.GetAllocatableResources(socket)
-        kubelet.Pods(url, token_file, ca_file)  annotations and limits of pods that concern GPUs
+            owner.environ(pid)          Slurm's variables in a process' environment, by name
+            owner.container(id, label)  name of a Docker container, and the value of a label
+            owner.domain(path)          a libvirt virtual machine by its file
+            owner.machine(pid)          the virtual machine that a process runs; None if it runs none
+            owner.user(number)          the name of a user
+            kubelet.List(socket)        pods that have devices; kubelet.GetAllocatableResources(socket)
+            kubelet.Pods(url, token_file, ca_file)  annotations and limits of pods that concern GPUs
         """
         try:
             if seam == KUBELET and function == PODS:
@@ -99,7 +99,7 @@ class Owners:
         return _plain(command(self._files.read(f"/proc/{pid}/cmdline")))
 
     def _user(self, number: int) -> Json:
-        """By passwd(5); users of a directory service are not in there."""
+        """Name of a user from passwd(5), which lacks users of a directory service."""
         for line in self._files.read("/etc/passwd").decode(errors="replace").splitlines():
             fields = line.split(":")
             if fields[2:3] == [str(number)]:
@@ -108,7 +108,7 @@ class Owners:
 
 
 def _plain(answer: object) -> Json:
-    """As JSON has it: lists, dictionaries, texts."""
+    """Convert to JSON types: lists, dictionaries, strings."""
     return msgspec.json.decode(msgspec.json.encode(answer))
 
 

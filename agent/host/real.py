@@ -1,4 +1,4 @@
-"""The live machine, or a copied tree of files."""
+"""The live node, or a copied tree of files."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _ENODEV, _EOPNOTSUPP = 19, 95
 
 
 class RealHost:
-    """This machine. With a root other than "/" only the files of that tree exist.
+    """This node. With a root other than "/" only the files of that tree exist.
 
-    A copied tree has no GPUs and no network interfaces of its own: asking NVML or the network there
-    would describe the wrong machine, so these answer that there is nothing.
+    A copied tree has no GPUs and no network interfaces of its own: NVML and network calls would
+    describe the wrong node, so they fail as on a node without such devices.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -39,35 +39,35 @@ class RealHost:
 
     @property
     def clock(self) -> Clock:
-        """The machine's clocks."""
+        """Clocks of the node."""
         return self._clock
 
     @property
     def boot_id(self) -> str:
-        """The kernel's boot id; empty in a tree without one."""
+        """The kernel's boot ID; empty in a tree without one."""
         try:
             return self.read("/proc/sys/kernel/random/boot_id").decode().strip()
         except FileNotFoundError:
             return ""
 
     def read(self, path: str) -> bytes:
-        """The content of a small file."""
+        """Content of a small file."""
         return self._files.read(path)
 
     def names(self, path: str) -> list[str]:
-        """The entries of a directory, sorted."""
+        """Entries of a directory, sorted."""
         return self._files.names(path)
 
     def resolve(self, path: str) -> str:
-        """A path with all links followed."""
+        """Path with all links followed."""
         return self._files.resolve(path)
 
     def keep(self, paths: Sequence[str]) -> OpenFiles:
-        """A group of counter files with kept descriptors."""
+        """Open a group of counter files with persistent descriptors."""
         return self._files.keep(paths)
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        """Ask NVML, psutil, a drive, the network (ethtool, netlink, LLDP), or who holds what."""
+        """Call NVML, psutil, a drive, the network (ethtool, netlink, LLDP), or an owner seam."""
         if seam == "psutil":
             return self._machine.call(function)
         if seam == "nvml":
@@ -89,7 +89,7 @@ class RealHost:
 
     @property
     def grain_ns(self) -> int:
-        """A live machine answers anew each time."""
+        """Always 0: a live node returns a new answer each time."""
         return 0
 
     def kernel_log(self) -> RealKernelLog:
@@ -97,6 +97,6 @@ class RealHost:
         return RealKernelLog(self._files.real("/dev/kmsg"))
 
     def close(self) -> None:
-        """Give back what the host holds of the machine."""
+        """Release the node's resources."""
         self._network.close()
         self._nvml.close()

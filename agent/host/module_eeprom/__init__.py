@@ -1,16 +1,17 @@
 """The transceiver or cable in a port, from its EEPROM.
 
-Which map the registers follow says their first byte (SFF-8024, table 4-1): SFF-8472 for SFP modules,
-SFF-8636 for QSFP modules up to QSFP56, CMIS for OSFP, QSFP-DD and what came after them.
+The first byte selects the register map (SFF-8024, table 4-1): SFF-8472 for SFP modules, SFF-8636
+for QSFP modules up to QSFP56, CMIS for OSFP, QSFP-DD and their successors.
 
     {"type", "vendor", "part_number", "revision", "serial", "media": str,
-     "length_metres": int, of a cable that is one with its ends,
+     "length_metres": int, of a cable with fixed ends,
      "temperature_millicelsius", "voltage_microvolts": int,
      "lanes": [{"receive_power_nanowatts", "transmit_power_nanowatts", "bias_microamperes": int}],
      "thresholds": {"temperature_high_alarm_millicelsius": int, ...}}
 
-What a module does not measure is not there. `media` is one of "passive copper", "active copper",
-"active optical cable", "optical single-mode", "optical multi-mode", or "" where it does not say.
+Quantities that a module does not measure are omitted. `media` is one of "passive copper", "active
+copper", "active optical cable", "optical single-mode", "optical multi-mode", or "" if the module
+does not report it.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ _DECODERS = {
 
 
 def decode(read: Read) -> dict[str, Json]:
-    """The module whose EEPROM `read` gives, half a page at a time.
+    """Decode a module's EEPROM, which `read` returns half a page at a time.
 
-    Raises OSError: what `read` raises, EIO for half pages of another size, EOPNOTSUPP for a module
-    of a kind without a map here.
+    Raises OSError: errors of `read`, EIO for a half page of unexpected size, EOPNOTSUPP for a
+    module type without a register map here.
     """
 
     def whole(half: Half) -> bytes:

@@ -1,8 +1,8 @@
 """OSFP, QSFP-DD, QSFP112 and other modules with the Common Management Interface: OIF CMIS 5.
 
-Registers 0 to 127 hold the module's state and its own monitors (chapter 8.2), 128 to 255 of page 00h
-what it is (8.3), of page 01h what it can measure (8.4), of page 02h thresholds (8.5), of page 11h
-what each lane measures (8.10), eight lanes a bank.
+Registers 0 to 127 hold the module's state and its module-level monitors (chapter 8.2), 128 to 255
+of page 00h its identity (8.3), of page 01h its supported monitors (8.4), of page 02h thresholds
+(8.5), of page 11h the monitors of each lane (8.10), eight lanes per bank.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MEMORY_MODEL, _HAS_ONE_PAGE = 2, 0x80
 _TEMPERATURE, _VOLTAGE = 14, 16
 _MEDIA = 85  # table 8-16, media type encodings
 _MULTI_MODE, _SINGLE_MODE, _COPPER_CABLE, _ACTIVE_CABLE = 1, 2, 3, 4
-_CABLE_LENGTH, _MULTIPLIERS = 202, (1, 10, 100, 1000)  # of tenths of metres, bits 7 and 6
+_CABLE_LENGTH, _MULTIPLIERS = 202, (1, 10, 100, 1000)  # tenths of metres, bits 7 and 6
 _LANES_UNUSED = 210
 _TECHNOLOGY = 212
 _ACTIVE_COPPER = range(0x0C, 0x10)  # equalisers; linear ones count as passive in _MEDIA
@@ -59,7 +59,7 @@ _LIMITS = (
 
 
 def decode(lower: bytes, read: Read) -> dict[str, Json]:
-    """What a module is and measures. Raises OSError."""
+    """Identity and monitors of a module. Raises OSError."""
     registers = lower + read(Half(is_upper=True))
     media = _media(registers)
     answer: dict[str, Json] = {

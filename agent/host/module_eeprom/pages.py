@@ -1,7 +1,7 @@
-"""Half pages of a module's EEPROM, and the numbers and words in them.
+"""Half pages of a module's EEPROM, and decoders of their numbers and texts.
 
-Registers are numbered 0 to 255 as in the specifications: the lower half is the same on all pages,
-the upper half is of a page, and of a bank where there are more than eight lanes.
+Registers are numbered 0 to 255 as in the specifications: the lower half is the same on all pages;
+the upper half depends on the page, and on the bank for modules with more than eight lanes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NOT_READABLE = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
 class Half(NamedTuple):
-    """Half a page: what one read gives."""
+    """Half a page: the unit of one read."""
 
     page: int = 0
     is_upper: bool = False
@@ -27,16 +27,16 @@ class Half(NamedTuple):
 
     @property
     def offset(self) -> int:
-        """The number of the first register."""
+        """Number of the first register."""
         return HALF_BYTES if self.is_upper else 0
 
 
 Read = Callable[[Half], bytes]
-"""Gives the 128 registers of half a page. Raises OSError."""
+"""Return the 128 registers of half a page. Raises OSError."""
 
 
 def upper(read: Read, page: int, bank: int = 0) -> bytes | None:
-    """A page, with zeros for the lower half; None where the driver cannot read such pages."""
+    """A page, with zeros for the lower half; None if the driver cannot read such pages."""
     try:
         return bytes(HALF_BYTES) + read(Half(page, is_upper=True, bank=bank))
     except OSError as error:
@@ -46,43 +46,43 @@ def upper(read: Read, page: int, bank: int = 0) -> bytes | None:
 
 
 def word(registers: bytes, at: int) -> int:
-    """Two registers, the more significant first."""
+    """Two registers as one number, the more significant first."""
     return int.from_bytes(registers[at : at + 2])
 
 
 def millicelsius(registers: bytes, at: int) -> int:
-    """A temperature: signed, in 1/256 of a degree."""
+    """Temperature: signed, in 1/256 of a degree."""
     return round(int.from_bytes(registers[at : at + 2], signed=True) * 1000 / 256)
 
 
 def microvolts(registers: bytes, at: int) -> int:
-    """A voltage, in 100 microvolts."""
+    """Voltage, in 100 microvolts."""
     return word(registers, at) * 100
 
 
 def nanowatts(registers: bytes, at: int) -> int:
-    """The power of light, in 0.1 microwatts."""
+    """Optical power, in 0.1 microwatts."""
     return word(registers, at) * 100
 
 
 def microamperes(registers: bytes, at: int) -> int:
-    """A laser's bias current, in 2 microamperes."""
+    """Bias current of a laser, in 2 microamperes."""
     return word(registers, at) * 2
 
 
 def words(registers: bytes, at: int, length: int) -> str:
-    """Printable ASCII, without what fills it up."""
+    """Printable ASCII text, without padding."""
     raw = registers[at : at + length]
     return "".join(chr(code) for code in raw if ord(" ") <= code <= ord("~")).strip()
 
 
 def identity(registers: bytes, places: dict[str, tuple[int, int]]) -> dict[str, Json]:
-    """Vendor, part number, revision and serial number, each from its place."""
+    """Vendor, part number, revision and serial number, each from its registers."""
     return {name: words(registers, *place) for name, place in places.items()}
 
 
 class Limits(NamedTuple):
-    """Where the thresholds of one quantity begin: high alarm, low alarm, high and low warning."""
+    """Register of one quantity's thresholds: high alarm, low alarm, high warning, low warning."""
 
     quantity: str
     unit: str
@@ -104,7 +104,7 @@ _WANTED = frozenset(
 
 
 def thresholds(registers: bytes | None, limits: tuple[Limits, ...]) -> dict[str, int]:
-    """The thresholds that a module has; four zeros mean that it has none for a quantity."""
+    """Thresholds of a module; four zeros mean that a quantity has none."""
     answer: dict[str, int] = {}
     for quantity, unit, at, read in limits:
         if registers is None or not any(registers[at : at + 8]):

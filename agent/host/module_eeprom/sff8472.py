@@ -1,7 +1,7 @@
 """SFP, SFP+, SFP28 and SFP56 modules: SFF-8472.
 
-The first I2C address says what the module is (table 4-1 on), the second what it measures (chapter 9);
-modules that are calibrated by the host carry the constants for it.
+The first I2C address holds the module's identity (table 4-1 on), the second its monitors (chapter
+9); externally calibrated modules contain the calibration constants.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _CONSTANTS = struct.Struct(">HhHhHhHh")
 
 
 def decode(lower: bytes, read: Read) -> dict[str, Json]:
-    """What a module of one lane is and measures. Raises OSError."""
+    """Identity and monitors of a module with one lane. Raises OSError."""
     cable = lower[_CABLES]
     answer: dict[str, Json] = {
         "type": _type(lower),
@@ -66,7 +66,7 @@ def decode(lower: bytes, read: Read) -> dict[str, Json]:
     if cable & (_PASSIVE | _ACTIVE) and lower[_CABLE_LENGTH]:
         answer["length_metres"] = lower[_CABLE_LENGTH]
     diagnostics = lower[_DIAGNOSTICS]
-    # A module that changes its address on command cannot be asked without disturbing others.
+    # Reading a module that changes its address on command would disturb others.
     if diagnostics & _HAS_DIAGNOSTICS and not diagnostics & _MOVES_ADDRESS:
         registers = read(Half(address=SFP_DIAGNOSTICS_ADDRESS))
         if diagnostics & _CALIBRATED_BY_HOST:
@@ -116,9 +116,9 @@ def _measured(registers: bytes) -> dict[str, Json]:
 
 
 def _calibrated(registers: bytes) -> bytes:
-    """What was measured, and the thresholds, put right by the module's constants (chapter 9.3).
+    """Registers with measurements and thresholds calibrated by the module's constants (chapter 9.3).
 
-    Slopes are in 1/256; the power received is a polynomial, its highest degree first.
+    Slopes are in 1/256; received power is a polynomial, its highest degree first.
     """
     *received, constant = _RECEIVE_CONSTANTS.unpack_from(registers, 56)
     slopes = _CONSTANTS.unpack_from(registers, 76)
@@ -139,11 +139,11 @@ def _calibrated(registers: bytes) -> bytes:
 
 
 def _places(first: int) -> tuple[int, ...]:
-    """Where the thresholds of a quantity stand, and the quantity itself."""
+    """Registers of a quantity's thresholds, then of the quantity itself."""
     return (first, first + 2, first + 4, first + 6, _MEASURED + first // 4)
 
 
 def _bounded(value: float, *, is_signed: bool = False) -> int:
     least, most = (-0x8000, 0x7FFF) if is_signed else (0, 0xFFFF)
-    # Written so that what is no number (a constant that is NaN) comes out as the least.
+    # Ordered so that NaN (from a constant) yields the minimum.
     return round(value) if least <= value <= most else most if value > most else least

@@ -1,7 +1,7 @@
 """QSFP+, QSFP28 and QSFP56 modules: SFF-8636.
 
-Registers 0 to 127 measure (table 6-1), 128 to 255 of page 00h say what the module is (table 6-14),
-of page 03h its thresholds (table 6-28).
+Registers 0 to 127 hold monitors (table 6-1), 128 to 255 of page 00h the module's identity (table
+6-14), of page 03h its thresholds (table 6-28).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _LIMITS = (
 
 
 def decode(lower: bytes, read: Read) -> dict[str, Json]:
-    """What a module of four lanes is and measures. Raises OSError."""
+    """Identity and monitors of a module with four lanes. Raises OSError."""
     registers = lower + read(Half(is_upper=True))
     media = _media(registers)
     is_pam4 = registers[_COMPLIANCE] in _PAM4_LANES
@@ -87,7 +87,7 @@ def _media(registers: bytes) -> str:
 
 def _measured(registers: bytes, *, optical: bool) -> dict[str, Json]:
     answer: dict[str, Json] = {}
-    # Modules before revision 2.8 do not say what they measure; without a supply none would answer.
+    # Modules before revision 2.8 do not advertise their monitors; a powered module has a voltage.
     if any(registers[_VOLTAGE : _VOLTAGE + 2]):
         answer["temperature_millicelsius"] = millicelsius(registers, _TEMPERATURE)
         answer["voltage_microvolts"] = microvolts(registers, _VOLTAGE)

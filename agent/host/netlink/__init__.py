@@ -1,10 +1,10 @@
 """The kernel's network configuration and counters over netlink, without a subprocess.
 
-links()                        all interfaces, their state and statistics
-dcb(interface)                 priority flow control, bandwidth shares, trust, buffers
-pause, fec, standard_statistics, rings, link_modes, link_state (interface)
-module(interface)              the plugged transceiver or cable
-rdma_statistics(device, port)  counters of an RDMA port
+    links()                        all interfaces, their state and statistics
+    dcb(interface)                 priority flow control, bandwidth shares, trust, buffers
+    pause, fec, standard_statistics, rings, link_modes, link_state (interface)
+    module(interface)              the plugged transceiver or cable
+    rdma_statistics(device, port)  counters of an RDMA port
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ __all__ = ["Netlink"]
 
 
 class Netlink:
-    """Answers questions about the network; may be called from any thread. Raises OSError.
+    """Netlink calls by function name; thread-safe. Raises OSError.
 
-    An error has the kernel's number, and the text that the driver gave with it. A driver that does
-    not know a thing answers EOPNOTSUPP, an interface that is not there ENODEV.
+    An error has the kernel's number and the text that the driver attached to it. A function that
+    the driver does not implement raises EOPNOTSUPP, a missing interface ENODEV.
     """
 
     def __init__(self, open_socket: OpenSocket = open_socket) -> None:
@@ -54,15 +54,15 @@ class Netlink:
         }
 
     def call(self, function: str, *arguments: int | str) -> Json:
-        """Answer a question by its name."""
+        """Call a function by its name."""
         return self._functions[function](*arguments)
 
     def ethernet_ports(self) -> dict[str, route.Port]:
-        """The Ethernet interfaces that are up, by name."""
+        """Ethernet interfaces that are up, by name."""
         return route.ethernet_ports(self._connections.of(ROUTE))
 
     def close(self) -> None:
-        """Close what is open; a later question opens it anew."""
+        """Close all sockets; a later call reopens them."""
         self._connections.close()
 
     def _module(self, interface: str) -> Json:

@@ -1,7 +1,7 @@
-"""Questions to the kernel over netlink sockets, one socket for each thread and protocol.
+"""Requests to the kernel over netlink sockets, one socket per thread and protocol.
 
-The kernel works on a question inside of send(2), with the driver's locks taken. So a driver that
-hangs must not keep other threads from asking: sockets are not shared between threads.
+The kernel processes a request inside send(2), holding the driver's locks. Sockets are not shared
+between threads, so that a hanging driver does not block the requests of other threads.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from agent.host.netlink.wire import (
 
 OpenSocket = Callable[[int], socket.socket]
 
-# linux/netlink.h; the socket module names only the protocol of routing.
+# linux/netlink.h; the socket module defines only the protocol of routing.
 ROUTE, GENERIC, RDMA = 0, 16, 20
 _SOL_NETLINK, _NETLINK_CAP_ACK, _NETLINK_EXT_ACK = 270, 10, 11
 _TIMEOUT_SECONDS = 2
 _TIMEVAL = struct.Struct("ll")
 _LARGEST_DATAGRAM = 1 << 16
-"""The kernel makes the parts of a dump up to 32 KiB large (net/netlink/af_netlink.c)."""
+"""The kernel sends a dump in datagrams of up to 32 KiB (net/netlink/af_netlink.c)."""
 _LARGEST_ANSWER = 16 << 20
 _TRIES = 4
 
 
 def open_socket(protocol: int) -> socket.socket:
-    """A socket that only the kernel can write to. Raises OSError."""
+    """Open a socket that only the kernel can send to. Raises OSError."""
     made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
     try:
         made.setsockopt(_SOL_NETLINK, _NETLINK_EXT_ACK, 1)
@@ -56,27 +56,27 @@ def open_socket(protocol: int) -> socket.socket:
 
 
 class Connections:
-    """The connections of all threads; `open_socket` makes a socket for a protocol."""
+    """Connections of all threads; `open_socket` opens a socket for a protocol."""
 
     def __init__(self, open_socket: OpenSocket = open_socket) -> None:
         self._open_socket = open_socket
         self._connections: dict[tuple[int, int], Connection] = {}
 
     def of(self, protocol: int) -> Connection:
-        """The calling thread's connection for a protocol."""
+        """Connection of the calling thread for a protocol."""
         key = threading.get_ident(), protocol
         if key not in self._connections:
             self._connections[key] = Connection(partial(self._open_socket, protocol))
         return self._connections[key]
 
     def close(self) -> None:
-        """Close the sockets of all threads; a later question opens them anew."""
+        """Close the sockets of all threads; a later request reopens them."""
         for connection in list(self._connections.values()):
             connection.close()
 
 
 class Connection:
-    """One socket, kept open. For one thread."""
+    """One persistent socket, for use by one thread."""
 
     def __init__(self, open_socket: Callable[[], socket.socket]) -> None:
         self._open_socket = open_socket
@@ -84,16 +84,16 @@ class Connection:
         self._sequence = 0
 
     def ask(self, kind: int, body: bytes) -> bytes:
-        """The one message that answers a question. Raises OSError."""
+        """Send a request and return its single answer. Raises OSError."""
         answer = self._exchange(Message(kind, NLM_F_REQUEST, self._next(), body))
         if len(answer.bodies) != 1:
             contradiction(f"{len(answer.bodies)} messages answer a question that has one answer")
         return answer.bodies[0]
 
     def dump(self, kind: int, body: bytes) -> list[bytes]:
-        """All entries of a list; asked again where it changed, or overflowed, while it was read.
+        """All entries of a list; the dump is repeated if the list changed, or overflowed, during the read.
 
-        Raises OSError: EAGAIN or ENOBUFS where it kept doing so.
+        Raises OSError: EAGAIN or ENOBUFS if it kept doing so.
         """
         for _ in range(_TRIES):
             request = Message(kind, NLM_F_REQUEST | NLM_F_DUMP, self._next(), body)
@@ -127,7 +127,7 @@ class Connection:
             while not answer.complete:
                 answer.take(_receive(self._socket))
         except OSError:
-            self.close()  # what is still to come on this socket answers nothing any more
+            self.close()  # messages still pending on this socket belong to no request
             raise
         if answer.refused:
             raise answer.refused
@@ -153,7 +153,7 @@ def _receive(source: socket.socket) -> bytes:
 
 
 class _Answer:
-    """What the messages of one sequence number say; those of others came too late."""
+    """Messages with one sequence number; messages with other numbers arrived too late."""
 
     def __init__(self, sequence: int) -> None:
         self._sequence = sequence
@@ -164,7 +164,7 @@ class _Answer:
         self.refused: OSError | None = None
 
     def take(self, datagram: bytes) -> None:
-        """Add one datagram. Raises OSError for nonsense, and for an answer without end."""
+        """Add one datagram. Raises OSError for malformed data and for an answer over the size limit."""
         self._received_bytes += len(datagram)
         if self._received_bytes > _LARGEST_ANSWER:
             raise OSError(errno.EMSGSIZE, f"a netlink answer is over {_LARGEST_ANSWER} bytes long")

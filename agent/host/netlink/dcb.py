@@ -1,8 +1,9 @@
-"""Data centre bridging as the driver has it: priority flow control, bandwidth shares, trust.
+"""Data centre bridging settings of a driver: priority flow control, bandwidth shares, trust.
 
 Source: linux UAPI dcbnl.h (attributes and structures) and net/dcb/dcbnl.c: one DCB_CMD_IEEE_GET
-answers all of it, and each part is there only if the driver has it. A driver without any answers
-EOPNOTSUPP. Numbers of IEEE 802.1Qaz; `requests` are PFC frames sent, `indications` those received.
+returns everything, and each part is present only if the driver implements it. A driver without any
+returns EOPNOTSUPP. Numbers of IEEE 802.1Qaz; `requests` are PFC frames sent, `indications` PFC
+frames received.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _INTERFACE_NAME, _IEEE, _DCBX = 1, 13, 14
 _ETS, _PFC, _APPLICATIONS, _MAXIMUM_RATE, _BUFFER, _TRUST = 1, 2, 3, 7, 10, 11
 _APPLICATION_KINDS = (1, 2)  # DCB_ATTR_IEEE_APP, DCB_ATTR_DCB_APP
 
-# Their members up to the last one that is read.
+# Members up to the last one that is read.
 _IEEE_PFC = struct.Struct("=BBBxH2x8Q8Q")
 _IEEE_ETS = struct.Struct("=3x8s8x8s8s")
 _IEEE_MAXIMUM_RATE = struct.Struct("=8Q")
@@ -33,7 +34,7 @@ _PRIORITIES = 8
 
 
 def configuration(connection: Connection, interface: str) -> dict[str, Json]:
-    """What a driver says of data centre bridging on an interface. Raises OSError."""
+    """Data centre bridging configuration of an interface, as reported by its driver. Raises OSError."""
     question = _MESSAGE.pack(0, _IEEE_GET) + interface_attribute(_INTERFACE_NAME, interface)
     body = connection.ask(_RTM_GETDCB, question)
     unpack(_MESSAGE, body)
@@ -84,7 +85,7 @@ def _buffer(raw: bytes) -> Json:
 
 
 def _trust(raw: bytes) -> Json:
-    """In the order in which the selectors of a packet are looked at."""
+    """Selectors of a packet, in the order of their evaluation."""
     return [_SELECTORS.get(integer(value), "unknown") for _, value in attributes(raw)]
 
 

@@ -1,9 +1,9 @@
-"""What ethtool says over generic netlink: pause frames, FEC, rings, link modes, link state, modules.
+"""ethtool over generic netlink: pause frames, FEC, rings, link modes, link state, modules.
 
 Source: linux UAPI ethtool_netlink.h, ethtool.h (FEC bits, extended link states), genetlink.h;
-Documentation/networking/ethtool-netlink.rst. Kernels before 5.6 have no such family, later ones lack
-single questions: EOPNOTSUPP, as from a driver that has no answer. What a driver does not count is
-not in the answer. Reading a module needs CAP_NET_ADMIN.
+Documentation/networking/ethtool-netlink.rst. Kernels before 5.6 lack the family, later ones lack
+single commands: EOPNOTSUPP, as from a driver that does not implement a command. Counters that the
+driver does not maintain are omitted. Reading a module needs CAP_NET_ADMIN.
 """
 
 from __future__ import annotations
@@ -87,14 +87,14 @@ _STATISTICS: dict[int, tuple[str, ...]] = {
 
 
 class EthtoolFamily:
-    """The questions of ethtool, about one interface each. All raise OSError."""
+    """Commands of ethtool for one interface each. All raise OSError."""
 
     def __init__(self, connection: Callable[[], Connection]) -> None:
         self._connection = connection
         self._family: int | None = None
 
     def pause(self, interface: str) -> Json:
-        """How pause frames (802.3x, not by priority) are set, and how many there were."""
+        """Settings of pause frames (802.3x, not per priority) and their counts."""
         said = self._ask(_PAUSE_GET, interface, statistics=True)
         counted = _inside(said, _PAUSE_STATISTICS)
         return _flags(said, _PAUSE_FLAGS) | {"statistics": _numbers(counted, _PAUSE_COUNTERS)}
@@ -114,7 +114,7 @@ class EthtoolFamily:
         }
 
     def standard_statistics(self, interface: str) -> Json:
-        """Counters of the standard groups (eth-phy, eth-mac, eth-ctrl, rmon), as far as there are any."""
+        """Counters of the standard groups (eth-phy, eth-mac, eth-ctrl, rmon), as far as the driver has them."""
         body = self._exchanged(_STATS_GET, interface, (_ALL_GROUPS,), 0)
         counted: dict[str, int] = {}
         for kind, group in attributes(body):
@@ -132,14 +132,14 @@ class EthtoolFamily:
         return {"statistics": counted}
 
     def rings(self, interface: str) -> Json:
-        """How many descriptors the rings hold, and how many they could hold."""
+        """Current and maximum number of descriptors of the rings."""
         return _numbers(self._ask(_RINGS_GET, interface), _RINGS)
 
     def link_modes(self, interface: str) -> Json:
-        """Speed, duplex and lanes, and the modes of both ends.
+        """Speed, duplex and lanes, and the link modes of both ends.
 
-        Only what is a mode of a medium is among the modes (400000baseCR4/Full); what the kernel
-        lists beside them (ports, pause, FEC, autonegotiation) is told by other questions.
+        Modes are limited to media modes (400000baseCR4/Full); the other bits that the kernel lists
+        beside them (ports, pause, FEC, autonegotiation) are returned by other functions.
         """
         said = self._ask(_LINK_MODES_GET, interface)
         ours, peer = _modes(said, _MODES_OURS), _modes(said, _MODES_PEER)
@@ -159,7 +159,7 @@ class EthtoolFamily:
         return answer
 
     def link_state(self, interface: str) -> Json:
-        """Whether the link is up, and why not where the driver knows."""
+        """Link state, and the reason for a down link if the driver reports it."""
         said = self._ask(_LINK_STATE_GET, interface, statistics=True)
         answer: dict[str, Json] = _flags(said, _STATE_FLAGS) | _numbers(said, _STATE_COUNTERS)
         if _EXTENDED_STATE in said:
@@ -190,7 +190,7 @@ class EthtoolFamily:
         except OSError as error:
             if not statistics or error.errno not in _NOT_COUNTED:
                 raise
-            # Before 5.10, of link states before 6.2, the kernel does not know the flag.
+            # Kernels before 5.10 (link state: before 6.2) reject the flag.
             return self._asked(command, interface, more, 0)
 
     def _asked(self, command: int, interface: str, more: tuple[bytes, ...], flags: int) -> Said:
@@ -249,9 +249,9 @@ def _modes(said: Said, kind: int) -> list[tuple[str, bool]]:
 
 
 def _bits(bitset: bytes) -> list[tuple[str, bool]]:
-    """Name of each bit of a verbose bitset, and whether it is set.
+    """Name of each bit of a verbose bitset, and its value.
 
-    Of a set with a mask, the bits of the mask are listed; of one without, those that are set.
+    For a set with a mask, the bits of the mask are listed; for one without, the set bits.
     """
     inside = dict(attributes(bitset))
     bits = [dict(attributes(entry)) for _, entry in attributes(inside.get(_BITSET_BITS, b""))]

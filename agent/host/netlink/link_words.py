@@ -1,7 +1,7 @@
-"""Why a link is down: names for the extended link states of linux UAPI ethtool.h.
+"""Names of the reasons for a down link: the extended link states of linux UAPI ethtool.h.
 
-`enum ethtool_link_ext_state` and, for each of its states that has them, the substates. The words
-are those that the command ethtool prints.
+`enum ethtool_link_ext_state` and the substates of each state that has them. The names are those
+that the command ethtool prints.
 """
 
 from __future__ import annotations

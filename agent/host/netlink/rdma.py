@@ -1,9 +1,9 @@
-"""The counters of RDMA ports over netlink, optional ones included.
+"""Counters of RDMA ports over netlink, optional ones included.
 
 Source: linux UAPI rdma_netlink.h and drivers/infiniband/core/nldev.c. RDMA_NLDEV_CMD_STAT_GET of a
-device and a port answers what is below `hw_counters`, and the optional counters that someone has
-enabled (`rdma statistic set link ... optional-counters ...`), which are in no file. It knows devices
-by an index; a device that is not there, or has no counters, answers EINVAL.
+device and a port returns the counters below `hw_counters`, and the optional counters that an
+administrator enabled (`rdma statistic set link ... optional-counters ...`), which are in no file.
+Devices are identified by an index; a missing device, or one without counters, returns EINVAL.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Rdma:
     def statistics(self, device: str, port: int) -> dict[str, int]:
         """Name and value of each counter of a port. Raises OSError.
 
-        EPROTONOSUPPORT where the kernel has no RDMA, ENODEV where it has no such device.
+        EPROTONOSUPPORT if the kernel has no RDMA, ENODEV if it has no such device.
         """
         connection = self._connection()
         if device in self._indexes:
@@ -43,7 +43,8 @@ class Rdma:
             else:
                 if text(said.get(_DEVICE_NAME, b"")) == device:
                     return _counters(said)
-        # Never asked, renamed, or registered anew after a reset of the card: indexes have changed.
+        # First request, renamed, or registered again after a reset of the NIC: indexes have
+        # changed.
         self._indexes = _devices(connection)
         if device not in self._indexes:
             raise OSError(errno.ENODEV, f"there is no RDMA device {device}")

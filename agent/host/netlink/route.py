@@ -1,9 +1,9 @@
-"""The network interfaces, all in one dump of rtnetlink.
+"""Network interfaces, all in one dump of rtnetlink.
 
-Source: linux UAPI rtnetlink.h (RTM_GETLINK), if_link.h (attributes, struct rtnl_link_stats64),
-if.h (IFF_UP, IF_OPER_*). The words for operational states are those of sysfs
+Source: linux UAPI rtnetlink.h (RTM_GETLINK), if_link.h (attributes, struct rtnl_link_stats64), if.h
+(IFF_UP, IF_OPER_*). The names of operational states are those of sysfs
 (Documentation/ABI/testing/sysfs-class-net). RTEXT_FILTER_VF is not set: virtual functions would
-make the answer long, and cost a firmware command each.
+lengthen the answer and cost a firmware command each.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Port:
 def links(connection: Connection) -> list[Json]:
     """Every interface of the network namespace. Raises OSError.
 
-    `master` and `lower` are names, "" where there is none or it is in another namespace.
+    `master` and `lower` are names, "" if there is none or it is in another namespace.
     """
     found = list(_interfaces(connection))
     names = {index: text(said.get(_NAME, b"")) for index, _, _, said in found}
@@ -61,7 +61,7 @@ def links(connection: Connection) -> list[Json]:
 
 
 def ethernet_ports(connection: Connection) -> dict[str, Port]:
-    """The Ethernet interfaces that are up, by name. Raises OSError."""
+    """Ethernet interfaces that are up, by name. Raises OSError."""
     return {
         text(said.get(_NAME, b"")): Port(index, integer(said.get(_CARRIER_CHANGES, b"\0")))
         for index, kind, flags, said in _interfaces(connection)
@@ -95,6 +95,6 @@ def _link(index: int, flags: int, said: dict[int, bytes], names: dict[int, str])
 
 
 def _statistics(raw: bytes) -> dict[str, int]:
-    """Older kernels know fewer counters, newer ones may know more."""
+    """Counters of an interface: older kernels report fewer, newer ones may report more."""
     count = min(len(raw) // 8, len(_COUNTERS))
     return dict(zip(_COUNTERS[:count], struct.unpack_from(f"={count}Q", raw), strict=True))

@@ -1,7 +1,7 @@
-"""Netlink messages and attributes as bytes, and back, with every length checked.
+"""Encoding and decoding of netlink messages and attributes, with every length checked.
 
-Format: linux UAPI include/uapi/linux/netlink.h; integers stand in the machine's byte order. What
-contradicts itself raises OSError with EBADMSG.
+Format: linux UAPI include/uapi/linux/netlink.h; integers are in native byte order. Inconsistent
+data raises OSError with EBADMSG.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _INTEGERS = {1: "B", 2: "=H", 4: "=I", 8: "=Q"}
 
 
 class Message(NamedTuple):
-    """One message, without what aligns it."""
+    """One message, without alignment padding."""
 
     kind: int
     flags: int
@@ -37,18 +37,18 @@ class Message(NamedTuple):
 
 
 def contradiction(what: str) -> NoReturn:
-    """Raise OSError for bytes that contradict themselves."""
+    """Raise OSError for inconsistent bytes."""
     raise OSError(errno.EBADMSG, f"a netlink answer makes no sense: {what}")
 
 
 def encode(message: Message) -> bytes:
-    """A message as the kernel takes it."""
+    """Encode a message for the kernel."""
     kind, flags, sequence, body = message
     return _HEADER.pack(_HEADER.size + len(body), kind, flags, sequence, 0) + body
 
 
 def messages(datagram: bytes) -> Iterator[Message]:
-    """The messages in what one receive gave."""
+    """Messages of one received datagram."""
     at = 0
     while at < len(datagram):
         if len(datagram) - at < _HEADER.size:
@@ -61,23 +61,23 @@ def messages(datagram: bytes) -> Iterator[Message]:
 
 
 def attribute(kind: int, value: bytes) -> bytes:
-    """An attribute, padded to the next one."""
+    """An attribute, padded to the start of the next one."""
     length = _ATTRIBUTE.size + len(value)
     return _ATTRIBUTE.pack(length, kind) + value + bytes(_aligned(length) - length)
 
 
 def nest(kind: int, *inner: bytes) -> bytes:
-    """An attribute that holds attributes."""
+    """An attribute that contains attributes."""
     return attribute(kind | _NESTED, b"".join(inner))
 
 
 def text_attribute(kind: int, value: str) -> bytes:
-    """An attribute that holds a string."""
+    """An attribute that contains a string."""
     return attribute(kind, value.encode(errors="replace") + b"\0")
 
 
 def interface_attribute(kind: int, interface: str) -> bytes:
-    """An attribute that names an interface. Raises OSError with ENODEV for what is no name."""
+    """An attribute with an interface name. Raises OSError with ENODEV for an invalid name."""
     if not 0 < len(interface.encode(errors="replace")) <= _INTERFACE_BYTES or "\0" in interface:
         raise OSError(errno.ENODEV, f"{interface!r} cannot be the name of an interface")
     return text_attribute(kind, interface)
@@ -103,21 +103,21 @@ def integer(raw: bytes) -> int:
 
 
 def text(raw: bytes) -> str:
-    """A string, up to its end."""
+    """A string, up to its terminator."""
     return raw.split(b"\0")[0].decode(errors="replace")
 
 
 def unpack(layout: struct.Struct, raw: bytes) -> tuple[Any, ...]:
-    """The members of a C structure; a newer kernel may have more behind them."""
+    """Members of a C structure; a newer kernel may append more members."""
     if len(raw) < layout.size:
         contradiction(f"a structure of {len(raw)} bytes where {layout.size} belong")
     return layout.unpack_from(raw)
 
 
 def refusal(message: Message) -> OSError | None:
-    """The error that ends an answer (NLMSG_ERROR, NLMSG_DONE); none where all went well.
+    """Error that ends an answer (NLMSG_ERROR, NLMSG_DONE); None on success.
 
-    What the driver or the kernel says beside the number (extended acknowledgement) is in the text.
+    The text includes the extended acknowledgement of the driver or the kernel.
     """
     if message.kind == NLMSG_DONE and not message.body:
         return None
