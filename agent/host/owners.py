@@ -45,13 +45,13 @@ class Owners:
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
         """Return the answer of a call. Raises OSError; EBADMSG for an unrecognized format.
 
-            owner.environ(pid)          Slurm's variables in a process' environment, by name
-            owner.container(id, label)  name of a Docker container, and the value of a label
-            owner.domain(path)          a libvirt virtual machine by its file
-            owner.machine(pid)          the virtual machine that a process runs; None if it runs none
-            owner.user(number)          the name of a user
-            kubelet.List(socket)        pods that have devices; kubelet.GetAllocatableResources(socket)
-            kubelet.Pods(url, token_file, ca_file)  annotations and limits of pods that concern GPUs
+        owner.environ(pid)          Slurm's variables in a process' environment, by name
+        owner.container(id, label)  name of a Docker container, and the value of a label
+        owner.domain(path)          a libvirt virtual machine by its file
+        owner.machine(pid)          the virtual machine that a process runs; None if it runs none
+        owner.user(number)          the name of a user
+        kubelet.List(socket)        pods that have devices; kubelet.GetAllocatableResources(socket)
+        kubelet.Pods(url, token_file, ca_file)  annotations and limits of pods that concern GPUs
         """
         try:
             if seam == KUBELET and function == PODS:

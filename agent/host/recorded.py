@@ -1,4 +1,4 @@
-"""A machine that answers from a capture."""
+"""A host that answers from a capture."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ _RECORD = re.compile(r"\A(\d+,\d+,)(\d+)(?=[,;])")
 """Priority, sequence number and microseconds since boot (Documentation/ABI/testing/dev-kmsg)."""
 _OF_A_CARD = re.compile(r"ethtool\.statistics\(")
 KERNEL_LOG = "kernel_log.open()"
-"""Where a capture keeps whether the log could be read; one that says nothing had one."""
+"""Key under which a capture records if the log was readable; a capture without it had a readable log."""
 
 
 Answer = TypeVar("Answer")
 
 BATCHES = frozenset({"nvmlDeviceGetFieldValues", "nvmlGpmMetricsGet"})
-"""Calls whose arguments, but for the first, are questions of their own.
+"""Calls whose arguments after the first are separate questions.
 
-A capture keeps an answer for each, so that it can answer any batch of them.
+A capture records an answer for each, so that it can answer any batch of them.
 """
 _NOT_ASKED = [3, 0]
 
 
 def call_key(seam: str, function: str, arguments: Sequence[int | str]) -> str:
-    """The name under which a capture keeps the result of a call."""
+    """Key under which a capture records the result of a call."""
     return f"{seam}.{function}({','.join(map(str, arguments))})"
 
 
 def batch(answer: Callable[[int | str], Json], entries: Sequence[int | str]) -> Json:
-    """The answer to a batch, made of the answers to its entries: their values, and their codes.
+    """Answer to a batch, assembled from the answers to its entries: their values, and their codes.
 
-    An entry that nobody asked while recording is not supported; where that is all of them, neither
-    is the call. A failure of the call as a whole stands for every entry, and is raised.
+    An entry that was never queried while recording is unsupported; if that is true of all entries,
+    so is the call. A failure of the call as a whole is recorded for every entry, and is raised.
     """
     answers: list[Json] = []
     missing: FileNotFoundError | None = None
@@ -61,10 +61,10 @@ def batch(answer: Callable[[int | str], Json], entries: Sequence[int | str]) -> 
 
 
 class Present(Protocol):
-    """The state of a recorded or simulated machine at an offset. Safe to use from many threads."""
+    """State of a recorded or simulated node at an offset. Thread-safe."""
 
     def look(self, section: str, key: str, offset_ns: int) -> Json:
-        """Return what is known last at or before an offset; raises KeyError where nothing is."""
+        """Return the last value at or before an offset. Raises KeyError if there is none."""
         ...
 
     def log_between(self, after_ns: int, until_ns: int) -> list[str]:
@@ -73,14 +73,14 @@ class Present(Protocol):
 
 
 class ReplayCost:
-    """Processor time and memory that answering from a capture takes, by the thread that asks."""
+    """CPU time and memory spent on answering from a capture, by calling thread."""
 
     def __init__(self) -> None:
         self._cpu_ns: dict[int, int] = {}
         self.resident_bytes = 0
 
     def charge(self, answer: Callable[[], Answer]) -> Answer:
-        """Get an answer, and charge its processor time to the replay."""
+        """Get an answer, and charge its CPU time to the replay."""
         began_ns, thread = time.thread_time_ns(), threading.get_ident()
         try:
             return answer()
@@ -89,21 +89,21 @@ class ReplayCost:
             self._cpu_ns[thread] = self._cpu_ns.get(thread, 0) + spent_ns
 
     def thread_cpu_ns(self) -> int:
-        """Processor time in the calling thread."""
+        """CPU time in the calling thread."""
         return self._cpu_ns.get(threading.get_ident(), 0)
 
     def cpu_ns(self) -> int:
-        """Processor time in all threads."""
+        """CPU time in all threads."""
         return sum(list(self._cpu_ns.values()))
 
 
 class RecordedHost:
-    """Answers as the recorded machine did at the present offset into the capture.
+    """Answers of the recorded node at the current offset into the capture.
 
-    `offset_ns` says how far into the capture we are; when it falls, the recording has started over,
-    and counters fall back as after a reboot. What was never asked while recording does not exist.
-    What had no answer yet has none here: whoever asks is kept waiting on their own thread, until the
-    recording has got to the answer or has started over.
+    `offset_ns` returns the current offset; when it decreases, the recording has restarted, and
+    counters decrease as after a reboot. What was never queried while recording does not exist. A
+    call that was still pending in the recording blocks here on the caller's thread, until the
+    recording reaches its answer or restarts.
     """
 
     def __init__(
@@ -123,40 +123,40 @@ class RecordedHost:
 
     @property
     def clock(self) -> Clock:
-        """The clock handed in."""
+        """The clock passed to the constructor."""
         return self._clock
 
     @property
     def node(self) -> str:
-        """The name of the recorded machine."""
+        """Name of the recorded node."""
         return self._capture.about.node
 
     @property
     def boot_id(self) -> str:
-        """The boot id of the recorded machine."""
+        """Boot ID of the recorded node."""
         return self._capture.about.boot_id
 
     def read(self, path: str) -> bytes:
-        """The content of a file at the present offset."""
+        """Content of a file at the current offset."""
         text: str = self.cost.charge(lambda: self._look("files", path))
         return text.encode(errors="surrogateescape")
 
     def names(self, path: str) -> list[str]:
-        """The entries of a directory at the present offset."""
+        """Entries of a directory at the current offset."""
         entries: list[str] = self.cost.charge(lambda: self._look("names", path))
         return entries
 
     def resolve(self, path: str) -> str:
-        """What a path led to at the present offset."""
+        """Target of a path at the current offset."""
         target: str = self.cost.charge(lambda: self._look("links", path))
         return target
 
     def keep(self, paths: Sequence[str]) -> PlainFiles:
-        """A group of counter files."""
+        """Open a group of counter files."""
         return PlainFiles(self.read, paths)
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        """What a call returned at the present offset."""
+        """Result of a call at the current offset."""
         return self.cost.charge(lambda: self._called(seam, function, arguments))
 
     def _called(self, seam: str, function: str, arguments: Sequence[int | str]) -> Json:
@@ -170,7 +170,7 @@ class RecordedHost:
 
     @cached_property
     def grain_ns(self) -> int:
-        """The usual time between two answers about the statistics of one card, the busiest one's."""
+        """Median time between two statistics answers of one NIC, for the NIC with the shortest."""
         answered: dict[str, list[int]] = {}
         for moment in self._capture.moments:
             for key in filter(_OF_A_CARD.match, moment.calls):
@@ -182,30 +182,30 @@ class RecordedHost:
         return min((gaps[len(gaps) // 2] for gaps in apart if gaps), default=0)
 
     def kernel_log(self) -> RecordedKernelLog:
-        """The recorded kernel log. Raises OSError where it could not be read then either."""
+        """The recorded kernel log. Raises OSError if it could not be read during the recording."""
         with contextlib.suppress(KeyError):
             result(self._timeline.look("calls", KERNEL_LOG, self._offset_ns()))
         return RecordedKernelLog(self._timeline, self._offset_ns, self._shift_ns)
 
     def _shift_ns(self) -> int:
-        """How far the recorded machine's boot clock must be put forward to agree with ours."""
+        """Offset to add to the recorded node's boot clock to align it with the current one."""
         started_ns = self._clock.now().boot_ns - self._offset_ns()
         return started_ns - self._capture.about.started_boot_ns
 
     def _look(self, section: str, key: str) -> Json:
         try:
             while (stored := self._timeline.look(section, key, self._offset_ns())) == PENDING:
-                self._pause(LOOK_AGAIN_SECONDS)  # nothing tells a thread that time has passed
+                self._pause(LOOK_AGAIN_SECONDS)  # a thread is not notified of the passage of time
         except KeyError:
             raise OSError(errno.ENOENT, f"{key} is not in the capture") from None
         return result(stored)
 
 
 class RecordedKernelLog:
-    """The kernel log of a recorded machine, as if it were written now.
+    """Kernel log of a recorded node, as if it were written now.
 
-    Records carry the time since boot; it is put on the present clock, so that what the log says and
-    what was read beside it are of one time.
+    Records contain the time since boot; it is shifted to the current clock, so that the log and the
+    samples read at the same offset have consistent times.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class RecordedKernelLog:
         self._seen_until = BEFORE_START
 
     def poll(self) -> list[str]:
-        """Records since the last call; all over again when the recording starts over."""
+        """Records since the last call; all of them again after the recording restarts."""
         now = self._offset_ns()
         if now < self._seen_until:
             self._seen_until = BEFORE_START
@@ -227,9 +227,9 @@ class RecordedKernelLog:
         return [_RECORD.sub(lambda match: _later(match, shift_us), record) for record in records]
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no file is held open."""
 
 
 def _later(record: re.Match[str], shift_us: int) -> str:
-    # A machine that had been up for longer than ours has records from before our boot.
+    # A recorded node with a longer uptime than this one has records from before this boot.
     return f"{record[1]}{max(int(record[2]) + shift_us, 0)}"

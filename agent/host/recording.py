@@ -1,4 +1,4 @@
-"""A machine that is asked as usual, and whose answers are written down."""
+"""A host that records the answers of another host."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Answer = TypeVar("Answer")
 
 SAME_MOMENT_NS = 20_000_000
 SLOW_NS = 500_000_000
-"""An answer that comes later than this after its question is recorded as one that was waited for."""
+"""Minimum delay of an answer for its question to be recorded as pending."""
 _OF_A_NEIGHBOUR = ("chassis", "system", "system_description", "management_address")
-# What identifies a machine, a part or a switch, or whose it is, in the answers to a function.
+# Values in the answers to a function that identify a node, a part, a switch or an owner.
 _SECRETS: dict[str, Callable[[Json], list[Json]]] = {
     "nvmlDeviceGetSerial": lambda answer: [answer],
     "nvmlDeviceGetPlatformInfo": lambda answer: [answer.get("chassisSerialNumber", "")],
@@ -35,7 +35,7 @@ _SECRETS: dict[str, Callable[[Json], list[Json]]] = {
 }
 
 _OF_A_MACHINE = ("name", "instance", "project", "project_id", "user")
-# Names of people and of what is theirs, in the answers to a function: replaced as whole words.
+# Names of people and of their objects in the answers to a function: replaced as whole words.
 _NAMES: dict[str, Callable[[Json], list[Json]]] = {
     "kubelet.List": lambda answer: [pod[part] for pod in answer for part in ("name", "namespace")],
     "kubelet.Pods": lambda answer: [pod[part] for pod in answer for part in ("name", "namespace")],
@@ -52,7 +52,7 @@ _SERIAL_FILE = re.compile(r"/sys/class/nvme/[^/]+/serial")
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """What was asked, and when."""
+    """Keys and start time of a query."""
 
     section: str
     keys: Sequence[str]
@@ -60,9 +60,9 @@ class _Question:
 
 
 class RecordingHost:
-    """Passes every question on to a host and keeps the answers as moments of a capture.
+    """Forward every query to a host and record the answers as moments of a capture.
 
-    Secrets are replaced when the moments are asked for: one that is learned late has stood in
+    Secrets are replaced when the moments are read: a secret that is detected late may already be in
     earlier answers.
     """
 
@@ -75,11 +75,11 @@ class RecordingHost:
         self._moments: list[Moment] = []
         self._log_kept: Counter[str] = Counter()
         self._under_way: dict[int, _Question] = {}
-        """What each thread has asked and has no answer to."""
+        """Query of each thread that has no answer yet."""
 
     @property
     def moments(self) -> list[Moment]:
-        """All that was answered so far, redacted by all that is known by now."""
+        """All answers so far, redacted by all secrets detected so far."""
         with self._lock:
             for question in self._under_way.values():
                 self._waited_for(question)
@@ -89,16 +89,16 @@ class RecordingHost:
 
     @property
     def clock(self) -> Clock:
-        """The clock of the host."""
+        """Clock of the host."""
         return self._host.clock
 
     @property
     def boot_id(self) -> str:
-        """The boot id of the host."""
+        """Boot ID of the host."""
         return self._host.boot_id
 
     def read(self, path: str) -> bytes:
-        """The content of a small file."""
+        """Content of a small file."""
         answer = self._asked(
             "files",
             path,
@@ -109,19 +109,19 @@ class RecordingHost:
         return answer.encode(errors="surrogateescape")
 
     def names(self, path: str) -> list[str]:
-        """The entries of a directory, sorted."""
+        """Entries of a directory, sorted."""
         return self._asked("names", path, lambda: self._host.names(path))
 
     def resolve(self, path: str) -> str:
-        """A path with all links followed."""
+        """Path with all links followed."""
         return self._asked("links", path, lambda: self._host.resolve(path))
 
     def keep(self, paths: Sequence[str]) -> KeptFiles:
-        """A group of counter files, read one by one so that their text can be kept."""
+        """Open a group of counter files, read one by one so that their text can be recorded."""
         return PlainFiles(self.read, paths)
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        """Ask NVML, psutil or the network."""
+        """Call a function of a seam of the host, and record its answer."""
         if function in BATCHES:
             return self._batch(seam, function, arguments)
         key = call_key(seam, function, arguments)
@@ -140,7 +140,7 @@ class RecordingHost:
         return self._asked("calls", key, ask)
 
     def _batch(self, seam: str, function: str, arguments: Sequence[int | str]) -> Json:
-        """Keep the answer to each entry of a batch, or one failure for them all."""
+        """Record the answer to each entry of a batch, or one failure for all of them."""
         device, *entries = arguments
         keys = [call_key(seam, function, (device, entry)) for entry in entries]
         with self._asking("calls", keys):
@@ -151,7 +151,7 @@ class RecordingHost:
 
     @property
     def grain_ns(self) -> int:
-        """That of the host."""
+        """`grain_ns` of the host."""
         return self._host.grain_ns
 
     def kernel_log(self) -> KernelLog:
@@ -172,7 +172,7 @@ class RecordingHost:
 
     @contextmanager
     def _asking(self, section: str, keys: Sequence[str]) -> Iterator[None]:
-        """Keep a failure for all keys, and for how long the machine had no answer."""
+        """Record a failure for all keys, and the time during which there was no answer."""
         question = _Question(section, keys, self._offset_ns)
         with self._lock:
             self._under_way[threading.get_ident()] = question
@@ -191,7 +191,7 @@ class RecordingHost:
                     self._keep(section, key, failure(failed))
 
     def _waited_for(self, question: _Question) -> None:
-        """Put down since when a question has been waiting, where that is long."""
+        """Record a query as pending from its start, if it has been waiting for long."""
         if self._offset_ns - question.offset_ns < SLOW_NS:
             return
         offsets = [moment.offset_ns for moment in self._moments]
@@ -211,9 +211,9 @@ class RecordingHost:
             getattr(self._moment(), section)[key] = answer
 
     def keep_log(self, records: list[str], given: Counter[str]) -> None:
-        """Keep records of the kernel log, but for those an earlier opening of it gave as well.
+        """Record kernel log records, except those that an earlier opening returned as well.
 
-        `given` counts what this opening gave: each begins again at the oldest record.
+        `given` counts the records of this opening: each opening starts at the oldest record.
         """
         with self._lock:
             for record in records:

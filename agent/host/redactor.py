@@ -1,7 +1,7 @@
-"""Hides names, addresses and serial numbers of a recorded machine, consistently.
+"""Consistent redaction of names, addresses and serial numbers of a recorded node.
 
-What is known to be harmless (`agent.host.harmless`) is kept; every other word is replaced by a
-made-up one, the same wherever it stands, so that a redacted capture replays like the original.
+Tokens that are harmless (`agent.host.harmless`) are retained; every other word is replaced by a
+generated one, the same at every occurrence, so that a redacted capture replays like the original.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from agent.host import harmless
 from railscope.capture import SECTIONS, Json, Moment
 
 _MIN_WORD_LENGTH = 4
-"""A serial number of "0" names nothing, and would be found everywhere."""
+"""A serial number of "0" identifies nothing, and would match everywhere."""
 _UUID = (
     r"(?:GPU-|MIG-|pod)?[0-9a-f]{8}(?P<dash>[-_])[0-9a-f]{4}(?P=dash)[0-9a-f]{4}(?P=dash)"
     r"[0-9a-f]{4}(?P=dash)[0-9a-f]{12}"
@@ -23,7 +23,7 @@ _IDENTIFIER = (
     rf"{_UUID}"
     r"|\b(?:[0-9a-f]{4}:){3,7}[0-9a-f]{4}\b"  # GUIDs and GIDs
     r"|\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b"  # MAC addresses
-    r"|\benx[0-9a-f]{12}"  # interfaces named after one
+    r"|\benx[0-9a-f]{12}"  # interfaces named after a MAC address
     r"|(?<![0-9a-z])(?=\d*[a-f])(?:[0-9a-f]{64}|[0-9a-f]{32}|[0-9a-f]{16})(?![0-9a-z])"  # containers, pods, clients
 )
 _SLUID = r"(?-i:(?<![0-9A-Za-z])s[0-9A-HJKMNP-TV-Z]{13}(?![0-9A-Za-z]))"
@@ -38,20 +38,21 @@ _EVERYTHING = re.compile(
     re.IGNORECASE,
 )
 _ROUTES = {"route": (0, (1, 2)), "ipv6_route": (9, (0, 2, 4))}
-"""Of each file of /proc/net: the field of the interface, and those of addresses, in hex digits."""
+"""For each file of /proc/net: the field of the interface, and those of addresses, in hex digits."""
 _HEX = re.compile("(?!0+$)[0-9a-f]+", re.IGNORECASE)
 _KIND = re.compile("GPU-|MIG-|enx|pod|", re.IGNORECASE)
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _PRODUCT_MARKS = ("SW_MNG",)
-"""What is looked for in the product data of a NIC."""
+"""Markers that are retained from the product data of a NIC."""
 _COMMON_NAMES = {"default", "kube-system", "kube-public", "root"}
-"""Names that are the same everywhere, and would be found everywhere."""
+"""Names that are the same everywhere, and would match everywhere."""
 
 
 class Redactor:
-    """Replaces what may identify a machine, a person or a customer.
+    """Replacement of everything that may identify a node, a person or a customer.
 
-    A name is replaced as a whole word, in any case: a server called `node1` is not in `node12`.
+    A name is replaced as a whole word, case-insensitively: the node name `node1` does not match
+    `node12`.
     """
 
     def __init__(self, names: Sequence[str] = ()) -> None:
@@ -59,23 +60,23 @@ class Redactor:
         self._learned: set[str] = set()
 
     def learn(self, word: str) -> None:
-        """From now on, replace this too, even inside of a word: a serial number, say."""
+        """Replace this from now on, even inside a word: for example, a serial number."""
         if len(word) >= _MIN_WORD_LENGTH and word not in self._learned:
             self._learned.add(word)
             self._words.append(re.compile(re.escape(word)))
 
     def name(self, word: str) -> None:
-        """From now on, replace this where it is a word of its own: the name of a user, say."""
+        """Replace this from now on as a whole word: for example, the name of a user."""
         if word and word not in self._learned and word not in _COMMON_NAMES:
             self._learned.add(word)
             self._words.append(_whole_word(word))
 
     def text(self, text: str) -> str:
-        """The text with every known name and every identifier replaced by one of the same form."""
+        """The text with every registered name and every identifier replaced by one of the same form."""
         return _IDENTIFIERS.sub(_replaced, self._without_names(text))
 
     def scrubbed(self, text: str) -> str:
-        """The same, and every word that is not known to be harmless replaced as well."""
+        """Like `text`, with every word that is not known to be harmless replaced as well."""
         return _EVERYTHING.sub(_replaced, self._without_names(text))
 
     def _without_names(self, text: str) -> str:
@@ -84,7 +85,7 @@ class Redactor:
         return text
 
     def moment(self, moment: Moment) -> Moment:
-        """A moment without secrets in its answers and in its questions."""
+        """A moment without secrets in its answers and its keys."""
         sections = {
             section: {
                 self._key(section, key): self._answer(section, key, value)
@@ -97,7 +98,7 @@ class Redactor:
         )
 
     def _key(self, section: str, key: str) -> str:
-        """A path or a call. Functions are ours, and counter files are named by drivers: both stay."""
+        """A redacted path or call. Function names and counter file names (set by drivers) are retained."""
         if section == "calls":
             function, bracket, arguments = key.partition("(")
             return function + bracket + self.scrubbed(arguments)
@@ -109,7 +110,7 @@ class Redactor:
     def _answer(self, section: str, key: str, value: Json) -> Json:
         directory, _, name = key.rpartition("/")
         if name == "vpd" and isinstance(value, str):
-            # Serial numbers in a binary form of their own (PCI Local Bus Specification, VPD).
+            # Serial numbers in a binary format (PCI Local Bus Specification, VPD).
             return " ".join(mark for mark in _PRODUCT_MARKS if mark in value)
         if directory.startswith("/proc/") and name in _ROUTES and isinstance(value, str):
             return "".join(
@@ -118,7 +119,7 @@ class Redactor:
         return self.json(value, whole=harmless.is_whole(section, key))
 
     def _route(self, line: str, interface: int, addresses: Sequence[int]) -> str:
-        """A line of the kernel's table of routes; a default route stays one."""
+        """A line of the kernel's routing table; a default route stays a default route."""
         parts = re.split(r"(\s+)", line)
         for at in range(0, len(parts), 2):
             if at // 2 == interface:
@@ -128,7 +129,7 @@ class Redactor:
         return "".join(parts)
 
     def json(self, value: Json, *, whole: bool = False) -> Json:
-        """Every string in a JSON value redacted, keys included; `whole`: only what is identified."""
+        """A JSON value with every string redacted, including keys; `whole`: identifiers and names only."""
         if isinstance(value, str):
             return self.text(value) if whole else self.scrubbed(value)
         if isinstance(value, list):
@@ -154,7 +155,7 @@ def _made_up(word: str) -> str:
 
 
 def _replaced(match: re.Match[str]) -> str:
-    """What stands in the place of a match: the match itself where it is harmless."""
+    """Replacement of a match: the match itself if it is harmless."""
     found = match[0]
     if match.lastgroup == "sluid":
         return _sluid(found)
@@ -181,7 +182,7 @@ def _sluid(word: str) -> str:
 
 
 def _address(text: str) -> str:
-    """An IP address of the same family, from ranges that are never routed; `::` stays."""
+    """An IP address of the same family, from ranges that are never routed; `::` is retained."""
     digest = hashlib.sha256(text.lower().encode()).digest()
     if "." in text:
         return f"10.{digest[0]}.{digest[1]}.{digest[2]}"

@@ -1,1 +1,1 @@
-"""Sources: one file per place the agent reads from."""
+"""Sources: one file per data source of the agent."""

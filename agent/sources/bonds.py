@@ -1,7 +1,7 @@
-"""Bonds and their members, as the bonding driver tells them.
+"""Bonds and their members, as reported by the bonding driver.
 
-Files: torvalds/linux drivers/net/bonding/bond_sysfs.c and bond_sysfs_slave.c; /proc/net/bonding says
-the same in prose, but keeps the active aggregator from those without CAP_NET_ADMIN.
+Files: torvalds/linux drivers/net/bonding/bond_sysfs.c and bond_sysfs_slave.c; /proc/net/bonding has
+the same content as prose, but hides the active aggregator from readers without CAP_NET_ADMIN.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Ask = Callable[[Host], Reading]
 
 
 class Bonds(HoldsNothing):
-    """Links, active members, LACP and lost links of every bond."""
+    """Links, active members, LACP state and link failures of every bond."""
 
     name = "bonds"
     family = "host"
@@ -93,7 +93,7 @@ def _count(path: str) -> Ask:
 
 
 def _same(one: str, other: str) -> Ask:
-    """Whether two files name the same aggregator; 0 and N/A name none."""
+    """Column that is 1 if two files contain the same aggregator; 0 and N/A are no aggregator."""
 
     def ask(host: Host) -> Reading:
         active, own = parse_integer(host.read(one)), parse_integer(host.read(other))

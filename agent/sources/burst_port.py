@@ -1,4 +1,4 @@
-"""One card in burst sampling: which of its counters are looked at, and what grew between two looks."""
+"""One NIC in burst sampling: the sampled counters, and their increments between two samples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from railscope.reading import PRESENT, Absent, reason_of
 
 RECEIVE, TRANSMIT = "receive", "transmit"
 _STEPS = 10**6
-"""Histograms are kept in millionths."""
+"""Resolution of the histograms: millionths."""
 _NS_PER_US, _NS_PER_SECOND, _BITS = 1000, 10**9, 8
 _COUNTED = {
     nic.RECEIVED: (c.NIC_UTILIZATION, RECEIVE),
@@ -28,20 +28,20 @@ _COUNTED = {
     nic.PFC_SENT_TIME: (c.NIC_PAUSE, TRANSMIT),
     nic.GLOBAL_PAUSE_SENT_TIME: (c.NIC_PAUSE, TRANSMIT),
 }
-"""Which histogram the growth of a counter goes into."""
+"""Histogram of each counter's increments."""
 _NOTIFICATIONS = {
     "railscope_rdma_congestion_notifications_handled_total": RECEIVE,
     "railscope_rdma_congestion_notifications_sent_total": TRANSMIT,
 }
 _REFRESHED_NS = {"bnxt_en": 1_000_000_000, "mana": 2_000_000_000}
-"""Drivers that answer with what they fetched last, and how often they fetch; the others ask the card.
+"""Refresh periods of drivers that return cached counters; the other drivers read the NIC on each call.
 
 drivers/net/ethernet: broadcom/bnxt/bnxt.h, BNXT_DEF_STATS_COAL_TICKS; microsoft/mana/mana_en.c,
 MANA_GF_STATS_PERIOD.
 """
 
 _MAX_REFRESHED_NS = 2_000_000_000
-"""What is fetched more rarely, as in a recording with few moments, tells of no bursts."""
+"""Counters refreshed less often, as in a recording with few moments, cannot show bursts."""
 
 What = tuple[Metric, str]
 """A histogram and a direction."""
@@ -49,31 +49,31 @@ What = tuple[Metric, str]
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What is looked at of a card: its list of statistics, where in it what stands, counter files."""
+    """Sampling plan of a NIC: its list of statistics, the positions of its counters, counter files."""
 
     interface: str
     device: str
     names: tuple[str, ...]
     positions: Mapping[What, tuple[int, ...]]
     refreshed_ns: int
-    """How often the counters are fetched from the card; 0 where each look does so."""
+    """Refresh period of the driver's counters; 0 if each call reads the NIC."""
     link_downs: int | None
-    """Where the list counts how often the link went down: only then can its speed change."""
+    """Position of the link-down counter: with it, the speed is read again only after the link went down."""
     notifications: Mapping[What, str]
 
     @property
     def counters(self) -> tuple[What, ...]:
-        """What the list of statistics tells."""
+        """Keys of the counters in the list of statistics."""
         return tuple(self.positions)
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The counter files."""
+        """Paths of the counter files."""
         return tuple(self.notifications.values())
 
 
 def plan(host: Host, interface: str, cards: Mapping[str, str]) -> Planned | None:
-    """What to look at of an interface; nothing where its driver does not tell of a port's traffic.
+    """Sampling plan of an interface; None if its driver does not count the traffic of a port.
 
     `cards` maps interfaces and PCI addresses to RDMA devices. The kernel's own link from an interface
     to its device comes first: a driver can report a wrong address.
@@ -101,7 +101,7 @@ def plan(host: Host, interface: str, cards: Mapping[str, str]) -> Planned | None
 
 
 def _notification_files(host: Host, device: str, pci_driver: str) -> dict[What, str]:
-    """The files that count congestion notifications."""
+    """Files that count congestion notifications."""
     driver = rdma_driver(pci_driver, device)
     directory = f"/sys/class/infiniband/{device}/ports/1/hw_counters"
     found: dict[What, str] = {}
@@ -115,26 +115,26 @@ def _notification_files(host: Host, device: str, pci_driver: str) -> dict[What, 
 
 @dataclass(slots=True)
 class Kept:
-    """What is known of a card's windows since the start of the agent, whatever became of the card."""
+    """State of a NIC's windows since the start of the agent, retained while the NIC is absent."""
 
     windows: dict[What, Windows] = field(default_factory=dict)
     planned: Planned | None = None
     looked: _Look | None = None
-    """The last good look, by that plan."""
+    """The last valid sample, taken with `planned`."""
     unseen: int = 0
     counted_ns: int | None = None
-    """Until when every window is counted, as seen or as unseen."""
+    """Time up to which every window has been counted, as seen or as unseen."""
 
 
 class Port:
-    """A card, its counters at the last good look, and the histograms of what grew between looks."""
+    """A NIC, its counters at the last valid sample, and the histograms of increments between samples."""
 
     def __init__(self, host: Host, planned: Planned, window_ns: int, kept: Kept) -> None:
         self.planned = planned
         self.window_ns = max(window_ns, planned.refreshed_ns)
-        """No window is shorter than what the driver can tell apart."""
+        """Window length: at least the refresh period of the driver."""
         self.problem: Absent | None = None
-        """Why the last look told nothing."""
+        """Reason why the last sample has no values."""
         self.kept = kept
         if kept.planned != planned:
             kept.planned, kept.looked = planned, None
@@ -153,12 +153,12 @@ class Port:
         self.look_at_speed()
 
     def close(self) -> None:
-        """Close the kept files."""
+        """Close the open files."""
         self._notifications.close()
         self._speed.close()
 
     def look_at_speed(self) -> None:
-        """Learn the line rate, if it may have changed; without one no share of it can be told."""
+        """Read the line rate if it may have changed; without one, utilization is unavailable."""
         if self._megabits and not self._speed_due:
             return
         self._speed_due = self.planned.link_downs is None
@@ -169,10 +169,10 @@ class Port:
         self._megabits = speed if isinstance(speed, int) else 0
 
     def look(self, host: Host) -> bool:
-        """Look once. Whether the card's list of statistics is no longer the planned one.
+        """Take one sample. Return True if the NIC's list of statistics differs from the planned one.
 
-        Of an answer that took longer than a window no one knows what instant it speaks of. Where no
-        window has ended since the last look, there is nothing to look for.
+        An answer that took longer than a window is dropped, as its time is uncertain. If no window
+        has ended since the last sample, none is taken.
         """
         began_ns = host.clock.now().boot_ns
         if self.kept.looked and not self._grid.between(self.kept.looked.at_ns, began_ns):
@@ -215,7 +215,7 @@ class Port:
                 counters[what] = [value]
 
     def _give_up(self, now_ns: int) -> None:
-        """Count windows as unseen once no later look can speak of them."""
+        """Count windows as unseen once no later sample can cover them."""
         before = self.kept.looked
         if before and not self._grid.tells_of_each(before.at_ns, now_ns):
             self.kept.looked = before = None
@@ -234,7 +234,7 @@ class Port:
             return
         grown = now.grown_since(before)
         if min(grown.values(), default=0) < 0:
-            self.kept.unseen += windows  # the card has begun to count anew
+            self.kept.unseen += windows  # the NIC has reset its counters
             return
         elapsed_ns = now.at_ns - before.at_ns
         for what, amount in grown.items():
@@ -243,34 +243,34 @@ class Port:
                 self.windows[what].see(windows, value)
 
     def _waits(self, before: _Look, now: _Look) -> bool:
-        """Whether the driver has not fetched its counters anew, as far as can be seen."""
+        """True if the driver has not refreshed its counters since the last sample, as far as is visible."""
         soon_ns = before.at_ns + 2 * self.planned.refreshed_ns
         return now.at_ns < soon_ns and all(
             now.counters[what] == before.counters[what] for what in self.planned.positions
         )
 
     def _value(self, metric: Metric, amount: int, elapsed_ns: int) -> int | None:
-        """What grew by an amount within a time, in the histogram's millionths."""
+        """Increment within a time, in the histogram's millionths; None if the line rate is unavailable."""
         if amount == 0:
             return 0
         if metric is c.NIC_UTILIZATION:
             if not self._megabits:
                 return None
             return amount * _BITS * _NS_PER_SECOND // (self._megabits * elapsed_ns)
-        if metric is c.NIC_PAUSE:  # the card's clock is not ours
+        if metric is c.NIC_PAUSE:  # the NIC's clock differs from the node's
             return min(amount * _NS_PER_US * _STEPS // elapsed_ns, _STEPS)
         return amount * _NS_PER_SECOND * _STEPS // elapsed_ns
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """The counters of a card at an instant; those that could not be read are not there."""
+    """Counters of a NIC at one time; those that could not be read are omitted."""
 
     at_ns: int
     counters: dict[What, list[int]]
 
     def grown_since(self, before: _Look) -> dict[What, int]:
-        """By how much each has grown; of several priorities, by that of the one paused longest."""
+        """Increment of each counter; of several priorities, that of the one paused longest."""
         found = {}
         for what, now in self.counters.items():
             then = before.counters.get(what)

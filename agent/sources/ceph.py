@@ -1,8 +1,8 @@
 """Ceph clients of the kernel (CephFS and RBD): requests in flight, latencies, bytes.
 
-Formats: torvalds/linux fs/ceph/debugfs.c and net/ceph/debugfs.c. Kernels from 5.8 on keep the file
+Formats: torvalds/linux fs/ceph/debugfs.c and net/ceph/debugfs.c. Kernels from 5.8 on have the file
 `metrics`, from 5.14 on a directory of that name with the same tables. Listing requests takes the
-client's locks: the source has a thread of its own.
+client's locks: the source runs on its own thread.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OF_CLIENT: dict[Hashable, Metric] = {
 
 
 def parse_osdc(content: bytes) -> dict[Hashable, Reading]:
-    """Requests to object stores, and how many of them have none to go to."""
+    """Requests to object stores, and the number of them without a target."""
     lines = whole_lines(content)
     match = _REQUESTS.fullmatch(lines[0]) if lines else None
     if match:
@@ -50,7 +50,7 @@ def parse_osdc(content: bytes) -> dict[Hashable, Reading]:
 
 
 def parse_mdsc(content: bytes) -> dict[Hashable, Reading]:
-    """Requests to metadata servers: a line each, none where there are none."""
+    """Requests to metadata servers, one line each."""
     return {"metadata requests": len(whole_lines(content))}
 
 
@@ -97,7 +97,7 @@ class Ceph(HoldsNothing):
         self._files: list[Picked] = []
 
     def probe(self, host: Host) -> Inventory:
-        """Find the clients and what their kernel tells of them."""
+        """Find the clients and the metrics that their kernel reports."""
         columns = Columns()
         self._files = []
         clients = [match for name in names(host, ROOT) if (match := _CLIENT.fullmatch(name))]

@@ -1,9 +1,9 @@
-"""Memory errors, as the kernel's EDAC drivers count them.
+"""Memory errors, as counted by the kernel's EDAC drivers.
 
 Files: torvalds/linux Documentation/admin-guide/RAS (edac) and
-Documentation/ABI/testing/sysfs-devices-edac. Controllers of older processors know ranks, not
-modules; their directories are called rank*, with the same files. A module without a file for its count
-is left out.
+Documentation/ABI/testing/sysfs-devices-edac. Controllers of older processors report ranks instead
+of modules; their directories are called rank*, with the same files. A module without a counter file
+is omitted.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ class Edac:
         self._kept = host.keep(paths)
         return Inventory(tuple(columns.columns), (), (_finding(len(controllers), modules),))
 
-    def read(self, host: Host, into: Table) -> None:  # noqa: ARG002 - its files are kept
+    def read(self, host: Host, into: Table) -> None:  # noqa: ARG002 - its files are held open
         """Read every counter."""
         if self._kept:
             self._kept.read_into(into.values, into.reasons, 0)
 
     def close(self) -> None:
-        """Close the kept files."""
+        """Close the open files."""
         if self._kept:
             self._kept.close()
         self._kept = None

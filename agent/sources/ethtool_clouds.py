@@ -1,7 +1,7 @@
-"""The statistics of the virtual cards of clouds: one table per driver.
+"""Statistics of the virtual NICs of clouds: one table per driver.
 
-Sources: torvalds/linux drivers/net/ethernet/amazon/ena/ena_ethtool.c, microsoft/mana/mana_ethtool.c,
-google/gve/gve_ethtool.c, and drivers/net/hyperv/netvsc_drv.c.
+Sources: torvalds/linux drivers/net/ethernet/amazon/ena/ena_ethtool.c,
+microsoft/mana/mana_ethtool.c, google/gve/gve_ethtool.c, and drivers/net/hyperv/netvsc_drv.c.
 """
 
 from __future__ import annotations

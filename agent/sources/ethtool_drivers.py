@@ -1,10 +1,10 @@
-"""Which ethtool statistic of which driver tells which metric: one table per driver.
+"""Metrics of the ethtool statistics of each driver: one table per driver.
 
-A name may hold {priority}, {class} or {lane}. Where several statistics of a driver tell one metric, the
-first that the card has counts. A driver without a table has the names that many share. Sources: torvalds/linux drivers/net/ethernet, en_stats.c (mlx5),
-bnxt_ethtool.c, ice_ethtool.c, i40e_ethtool.c. Left out: what a driver counts for each queue, sizes
-of frames, and offloads. Those of virtio are by queue alone; their sum is what the kernel counts for
-the interface.
+A name may contain {priority}, {class} or {lane}. If several statistics of a driver map to one
+metric, the first one that the NIC reports counts. A driver without a table uses the names shared by
+many drivers. Sources: torvalds/linux drivers/net/ethernet, en_stats.c (mlx5), bnxt_ethtool.c,
+ice_ethtool.c, i40e_ethtool.c. Omitted: per-queue counters, frame size counters, and offloads.
+virtio has per-queue counters only; their sum is what the kernel counts for the interface.
 """
 
 from __future__ import annotations
@@ -259,17 +259,17 @@ DRIVERS: dict[str, tuple[Row, ...]] = {
 }
 
 _NARROW = {"mlx5_core": ("rx_out_of_buffer", "dev_internal_queue_oob", "dev_out_of_buffer")}
-"""Statistics of 32 bits that wrap: queue counters. Those of the function are set back with them."""
+"""32-bit statistics that wrap: queue counters. Those of the function are reset together with them."""
 _OF_THE_FUNCTION = ("rx_vport_", "tx_vport_")
 
 _PARTS = {NIC_PRIORITY: "{priority}", NIC_TRAFFIC_CLASS: "{class}", NIC_LANE: "{lane}"}
 _MAX_PARTS = 8
-"""Priorities and traffic classes of IEEE 802.1Q; no link of today has more lanes."""
+"""Priorities and traffic classes of IEEE 802.1Q; no current link has more lanes."""
 
 
 @lru_cache
 def _statistics(driver: str) -> tuple[tuple[str, Metric, str], ...]:
-    """Every statistic of a driver that tells a metric, and of which priority, class or lane."""
+    """Every statistic of a driver that maps to a metric, with its priority, class or lane."""
     found = []
     for text, metric in DRIVERS.get(driver, STANDARD):
         place = _PARTS.get(metric.about)
@@ -279,7 +279,7 @@ def _statistics(driver: str) -> tuple[tuple[str, Metric, str], ...]:
 
 
 def typed(driver: str, names: Sequence[str]) -> list[tuple[Metric, str, int]]:
-    """The metrics a list of statistics tells: (metric, part or "", position in the list)."""
+    """Metrics of a list of statistics: (metric, part or "", position in the list)."""
     found: dict[tuple[Metric, str], int] = {}
     positions = {name: position for position, name in enumerate(names)}
     for name, metric, part in _statistics(driver):
@@ -289,10 +289,10 @@ def typed(driver: str, names: Sequence[str]) -> list[tuple[Metric, str, int]]:
 
 
 def narrow(driver: str, name: str) -> bool:
-    """Whether a statistic starts over from zero at 2^32."""
+    """True if a statistic wraps to zero at 2^32."""
     return name in _NARROW.get(driver, ())
 
 
 def set_back_with_narrow(name: str) -> bool:
-    """Whether a statistic of 64 bits starts over when those of 32 bits are set back."""
+    """True if a 64-bit statistic restarts when the 32-bit ones are reset."""
     return name.startswith(_OF_THE_FUNCTION)

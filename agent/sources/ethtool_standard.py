@@ -1,9 +1,9 @@
-"""Statistics of drivers without a table of their own: names that many drivers share, and groups of IEEE 802.3.
+"""Statistics of drivers without their own table: names shared by many drivers, and IEEE 802.3 groups.
 
-`STANDARD` holds names under which Linux drivers count what the kernel's standard groups count (tg3.c,
-e1000e/ethtool.c, be_ethtool.c and others in torvalds/linux drivers/net/ethernet). `GROUPS` are the
-counters that ethtool over netlink gives by standard names (ETHTOOL_MSG_STATS_GET: eth-phy, eth-mac,
-eth-ctrl, rmon), whatever a driver calls its own.
+`STANDARD` contains names under which Linux drivers count what the kernel's standard groups count
+(tg3.c, e1000e/ethtool.c, be_ethtool.c and others in torvalds/linux drivers/net/ethernet). `GROUPS`
+are the counters that ethtool over netlink returns under standard names (ETHTOOL_MSG_STATS_GET:
+eth-phy, eth-mac, eth-ctrl, rmon), whatever the driver's own names are.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ MAX_LISTED_NAMES = 40
 
 
 def listed(names: Sequence[str]) -> str:
-    """Statistics by name for a person, up to a bound."""
+    """Names of statistics for a message, up to a bound."""
     shown = ", ".join(names[:MAX_LISTED_NAMES])
     more = len(names) - MAX_LISTED_NAMES
     return f"{shown} and {more} more" if more > 0 else shown

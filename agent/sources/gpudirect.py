@@ -1,8 +1,8 @@
-"""GPUDirect Storage, as its kernel module counts it, and the modules that serve GPUDirect.
+"""GPUDirect Storage, as counted by its kernel module, and the modules that serve GPUDirect.
 
 Format: NVIDIA/gds-nvidia-fs src/nvfs-stat.c. Requests and bytes are counted only while the module's
-parameter rw_stats_enabled is set; then "Reads" and "Writes" stand on two lines each. Whoever writes
-to the file clears it: it is only ever read.
+parameter rw_stats_enabled is set; then "Reads" and "Writes" occupy two lines each. Writing to the
+file clears it: it is only ever read.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ _SWITCHED_OFF: tuple[tuple[str, str], ...] = (
     ("Reads", "readMiB"),
     ("Writes", "writeMiB"),
 )
-"""What the module counts only while it is told to."""
+"""Fields that the module counts only while rw_stats_enabled is set."""
 
 
 def parse_stats(content: bytes) -> dict[Hashable, Reading]:
     """Readings by line and field; those of a GPU by its UUID, as NVML writes it, and field.
 
-    Lines that come twice tell of one thing. What is switched off is unsupported.
+    Repeated lines describe the same object. Disabled counters are unsupported.
     """
     found: dict[Hashable, Reading] = {}
     lines = whole_lines(content)
@@ -107,7 +107,7 @@ def parse_stats(content: bytes) -> dict[Hashable, Reading]:
 
 
 def counts_requests(content: bytes) -> bool:
-    """Whether the module counts requests and bytes now."""
+    """True if the module currently counts requests and bytes."""
     match = _SWITCHED.search(content.decode(errors="replace"))
     return match is not None and match[1] == "Enabled"
 
@@ -131,7 +131,7 @@ class GpuDirect(HoldsNothing):
         self._modules: list[str] = []
 
     def probe(self, host: Host) -> Inventory:
-        """Look which modules there are, and what the file has."""
+        """Find the loaded modules and the fields of the file."""
         columns = Columns()
         loaded = _loaded(host)
         self._modules = list(_MODULES) if _has_gpus(host) or loaded else []
@@ -147,7 +147,7 @@ class GpuDirect(HoldsNothing):
         return Inventory(tuple(columns.columns), (), tuple(findings))
 
     def read(self, host: Host, into: Table) -> None:
-        """Look for the modules, and read the file once."""
+        """Check for the modules, and read the file once."""
         if self._modules:
             loaded = _loaded(host)
             for column, module in enumerate(self._modules):
@@ -164,7 +164,7 @@ def _column(key: Hashable) -> tuple[Metric, Entity] | None:
 
 
 def _loaded(host: Host) -> dict[str, str]:
-    """Versions of the modules that are loaded; empty for one that does not say."""
+    """Versions of the loaded modules; empty for a module that does not report one."""
     found = {
         module: text(host, f"/sys/module/{module}/version")
         for module in _MODULES
@@ -198,7 +198,7 @@ def _storage(host: Host) -> Finding:
 
 
 def _rdma(loaded: dict[str, str]) -> Finding:
-    """Which way RDMA takes to GPU memory. No module is no fault: DMA-BUF needs none."""
+    """Path of RDMA to GPU memory. A missing module is not a fault: DMA-BUF needs none."""
     modules = [module for module in _MODULES[:2] if module in loaded]
     if modules:
         return Finding("GPUDirect RDMA", Verdict.SUPPORTED, f"by {', '.join(modules)} or DMA-BUF")

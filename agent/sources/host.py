@@ -1,4 +1,4 @@
-"""The server itself: processors, memory, pressure, disks, traffic of its interfaces and load."""
+"""The node itself: processors, memory, pressure, disks, traffic of its interfaces and load."""
 
 from __future__ import annotations
 
@@ -43,13 +43,15 @@ _NO_DRIVE = re.compile(
     r"(loop|ram|zram|sr|scd|fd|dm-|md|md_d|bcache|drbd|zd|dasd_eer)\d+(p\d+)?"
     r"|nvme\d+c\d+n\d+(p\d+)?"
 )
-"""No drives of their own: memory, images, removable media, volumes on drives (LVM, RAID, caches, mirrors),
-and paths to an NVMe drive that is listed itself."""
+"""Block devices without their own drive: memory, images, removable media, volumes (LVM, RAID, caches).
+
+Mirrors too, and paths to an NVMe drive that is listed itself.
+"""
 _PARTITION = re.compile(r"(?P<disk>.*\d)p\d+|(?P<lettered>.*\D)\d+")
 
 
 class HostSource(HoldsNothing):
-    """Processors, memory, pressure, disks, network interfaces and load of the server."""
+    """Processors, memory, pressure, disks, network interfaces and load of the node."""
 
     name = "host"
     family = "host"
@@ -61,7 +63,7 @@ class HostSource(HoldsNothing):
         self._files: list[tuple[str, Callable[[bytes], Reading]]] = []
 
     def probe(self, host: Host) -> Inventory:
-        """Ask psutil everything once; what it answers to becomes columns."""
+        """Call every psutil function once; each one that answers becomes columns."""
         columns = Columns()
         node = Entity(NODE, (), known(
             hostname=text(host, "/proc/sys/kernel/hostname"),
@@ -81,7 +83,7 @@ class HostSource(HoldsNothing):
         return Inventory(tuple(columns.columns), (node,), (_finding(len(columns.columns)),))
 
     def read(self, host: Host, into: Table) -> None:
-        """Ask each function once, read each file once."""
+        """Call each function once, read each file once."""
         answers: dict[str, Json | Absent] = {}
         for function in self._functions:
             try:
@@ -137,9 +139,9 @@ class HostSource(HoldsNothing):
 def whole_drives(host: Host, disks: Collection[str]) -> list[str]:
     """Drives among block devices, so that a sum over them counts every byte once.
 
-    A partition, a volume of LVM or RAID and a path of NVMe carry what their drive carries. Sysfs shows
-    partitions (they have no entry of their own) and stacked devices (they have `slaves`); where it is
-    not there, as in a capture of counters, names decide.
+    A partition, a volume of LVM or RAID and an NVMe path carry the data of their drive. Sysfs shows
+    partitions (they have no entry of their own) and stacked devices (they have `slaves`); without
+    sysfs, as in a capture of counters, names decide.
     """
     listed = {name.replace("!", "/") for name in names(host, _BLOCK)}
     return [

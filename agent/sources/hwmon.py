@@ -1,13 +1,13 @@
 """Hardware monitors: temperatures, fans, voltages, currents, power, energy, with limits and alarms.
 
 Files and units: torvalds/linux Documentation/hwmon/sysfs-interface.rst. The numbers in hwmonN
-follow the order in which drivers came up, so a chip is known by its name and by where it sits: its
-PCI address (0000:01:00.0), with the place on the bus behind it if there is one
-(0000:00:1f.4/0-0018), else the name of its device (coretemp.0). A sensor is known by its label
-where the chip gives each label once, and by its channel (temp2) otherwise.
+depend on the order in which drivers loaded, so a chip is identified by its name and its position:
+its PCI address (0000:01:00.0), followed by the address on the bus behind it if there is one
+(0000:00:1f.4/0-0018), else the name of its device (coretemp.0). A sensor is identified by its label
+if the label is unique on the chip, and by its channel (temp2) otherwise.
 
-Some chips are asked over slow buses (I2C, IPMI behind ACPI) or with a firmware command (NVMe): the
-source has a thread of its own.
+Some chips are read over slow buses (I2C, IPMI behind ACPI) or with a firmware command (NVMe): the
+source runs on its own thread.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _LIMITS: dict[tuple[str, str], Metric] = {
 }
 _ALARM = re.compile(r"(?:(?P<limit>\w+)_)?(?P<kind>alarm|fault)")
 _BUS_ADDRESS = re.compile(r"[0-9a-f]+(-[0-9a-f]+|(:[0-9a-f]+)+)")
-"""The place of a device on a bus behind a PCI device: I2C (0-0018), SCSI (0:0:0:0); not nvme0."""
+"""Address of a device on a bus behind a PCI device: I2C (0-0018), SCSI (0:0:0:0); not nvme0."""
 _COLDEST, _HOTTEST = -273_150, 1_000_000
-"""Limits of a temperature in millidegrees beyond which none is set: drives say 0 K and 65535 K."""
+"""Range of valid temperature limits, in millidegrees: drives without one report 0 K or 65535 K."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Hwmon:
         self._kept: KeptFiles | None = None
 
     def probe(self, host: Host) -> Inventory:
-        """Find all chips and their sensors. What is switched off is left out."""
+        """Find all chips and their sensors. Disabled sensors are omitted."""
         columns = Columns()
         paths: list[str] = []
         chips = _chips(host)
@@ -91,27 +91,27 @@ class Hwmon:
         self._kept = host.keep(paths)
         return Inventory(tuple(columns.columns), (), (_finding(chips, sensors),))
 
-    def read(self, host: Host, into: Table) -> None:  # noqa: ARG002 - its files are kept
+    def read(self, host: Host, into: Table) -> None:  # noqa: ARG002 - its files are held open
         """Read every file."""
         if self._kept:
             self._kept.read_into(into.values, into.reasons, 0)
 
     def close(self) -> None:
-        """Close the kept files."""
+        """Close the open files."""
         if self._kept:
             self._kept.close()
         self._kept = None
 
 
 def _chips(host: Host) -> list[_Chip]:
-    """All chips, each under an identity of its own."""
+    """All chips, each with a unique identity."""
     taken: Counter[tuple[str, str]] = Counter()
     chips = []
     for entry in names(host, ROOT):
         directory = f"{ROOT}/{entry}"
         address = _address(host, directory)
         files = _sensor_files(host, directory)
-        if not files:  # drivers of old keep them at the device
+        if not files:  # old drivers put the files at the device
             directory = f"{directory}/device"
             files = _sensor_files(host, directory)
         if not files:
@@ -128,7 +128,7 @@ def _sensor_files(host: Host, directory: str) -> tuple[str, ...]:
 
 
 def _address(host: Host, directory: str) -> str:
-    """Where a chip sits, by what does not change with a reboot; empty for a virtual one."""
+    """Position of a chip that is stable across reboots; empty for a virtual chip."""
     try:
         device = host.resolve(f"{directory}/device")
     except OSError:
@@ -142,7 +142,7 @@ def _address(host: Host, directory: str) -> str:
 
 
 def _labels(host: Host, chip: _Chip) -> dict[str, str]:
-    """What each channel is called: its label where no other has the same, else the channel."""
+    """Name of each channel: its label if it is unique, else the channel."""
     matches = filter(None, map(_FILE.fullmatch, chip.files))
     channels = sorted({match["channel"] for match in matches})
     labels = {

@@ -1,6 +1,6 @@
 """Links of all network interfaces: speed, carrier, changes.
 
-Apart from the server's own numbers, because the kernel asks the card's driver for some of them.
+Separate from the node's own numbers, because the kernel queries the NIC's driver for some of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROOT = "/sys/class/net"
 
 
 def parse_speed(content: bytes) -> Reading:
-    """Mb/s; -1 stands for a link that is down or a driver that does not know."""
+    """Speed in Mb/s; -1 marks a down link or a driver that does not report it, and is unsupported."""
     reading = parse_integer(content)
     return Absent.UNSUPPORTED if isinstance(reading, int) and reading < 0 else reading
 
@@ -37,8 +37,8 @@ _SPEED_ONLY = _FILES[:1]
 class Link:
     """Speed, carrier and carrier changes of every interface.
 
-    One answer of rtnetlink tells of the carrier of all, switched off or not; where there is none, as
-    in a copied tree, the files of each interface do.
+    One answer of rtnetlink contains the carrier of all interfaces, up or not; without rtnetlink, as
+    in a copied tree, the files of each interface are read.
     """
 
     name = "link"
@@ -52,7 +52,7 @@ class Link:
         self._told: list[str] = []
 
     def probe(self, host: Host) -> Inventory:
-        """Find the interfaces; what does not answer now is not asked again until the next probe."""
+        """Find the interfaces; files that fail now are not read again until the next probe."""
         columns = Columns()
         paths: list[str] = []
         self._parsers = []
@@ -79,7 +79,7 @@ class Link:
         return Inventory(tuple(columns.columns), self._cards.look(host), (finding,))
 
     def read(self, host: Host, into: Table) -> None:
-        """Read every file, and ask once for all carriers."""
+        """Read every file, and all carriers in one call."""
         if self._kept is None:
             return
         for column, parse in enumerate(self._parsers):
@@ -103,7 +103,7 @@ class Link:
             into.put(first + 1, link.get("carrier_changes", Absent.ERROR) if link else Absent.GONE)
 
     def close(self) -> None:
-        """Close the kept files."""
+        """Close the open files."""
         if self._kept:
             self._kept.close()
         self._kept = None
@@ -114,5 +114,5 @@ def _carrier(link: Json) -> Reading:
 
 
 def _links(host: Host) -> dict[str, Json]:
-    """The interfaces by name. Raises OSError."""
+    """Interfaces by name. Raises OSError."""
     return {link["name"]: link for link in host.call("netlink", "links")}

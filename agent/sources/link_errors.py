@@ -1,9 +1,10 @@
-"""Counters of standard groups, FEC and pause frames, of cards whose driver's own statistics lack them.
+"""Counters of standard groups, FEC and pause frames that the driver's own statistics lack.
 
-mlx5 counts blocks of forward error correction, and many drivers pause frames, for ethtool over netlink
-alone (Documentation/networking/ethtool-netlink.rst, FEC_GET, PAUSE_GET and STATS_GET). A metric that the driver's
-statistics tell for a card is told by `nic`, and not here: one card, one meaning, one source. Pause
-frames are those of IEEE 802.3 clause 31B, which PFC's are not; mlx5 counts these with them.
+mlx5 reports blocks of forward error correction, and many drivers pause frames, over ethtool netlink
+only (Documentation/networking/ethtool-netlink.rst, FEC_GET, PAUSE_GET and STATS_GET). A metric that
+the driver's statistics contain for a NIC is reported by `nic`, and not here: one NIC, one meaning,
+one source. Pause frames are those of IEEE 802.3 clause 31B, as opposed to PFC; mlx5 counts both
+together.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ _OF_DRIVERS: Mapping[str, Mapping[str, Mapping[str, Metric]]] = {
         "standard_statistics": {**GROUPS, "SymbolErrorDuringCarrier": link.UNCORRECTED_SYMBOLS}
     },
 }
-"""Where a driver counts something else under these names, and its own statistics have that, too.
+"""Drivers that count something else under these names; their own statistics contain it too.
 
-mlx5 counts PFC's pause frames with the others; bnxt gives rx_pcs_symbol_err as the symbol errors of the
-standard group (bnxt_ethtool.c, bnxt_get_eth_phy_stats).
+mlx5 counts PFC frames together with pause frames; bnxt reports rx_pcs_symbol_err as the symbol
+errors of the standard group (bnxt_ethtool.c, bnxt_get_eth_phy_stats).
 """
 
 
@@ -55,7 +56,7 @@ def standard_counters(driver: str) -> Mapping[str, Mapping[str, Metric]]:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """What a card is asked, and the column of each counter of the answer."""
+    """A request to a NIC, and the column of each counter of the answer."""
 
     interface: str
     name: str
@@ -63,7 +64,7 @@ class _Question:
 
 
 class LinkErrors(HoldsNothing):
-    """Blocks and bits that error correction mended, blocks that it could not, pause frames."""
+    """Blocks and bits corrected by FEC, uncorrectable blocks, pause frames."""
 
     name = "link_errors"
     family = "network"
@@ -74,7 +75,7 @@ class LinkErrors(HoldsNothing):
         self._questions: list[_Question] = []
 
     def probe(self, host: Host) -> Inventory:
-        """Ask every card what it counts; what its driver's statistics tell is left to them."""
+        """Read the counters of every NIC; those that its driver's statistics contain are left to `nic`."""
         columns = Columns()
         findings: list[Finding] = []
         self._questions = []
@@ -103,7 +104,7 @@ class LinkErrors(HoldsNothing):
         return trouble or [_finding(interface, len(columns.columns) - first)]
 
     def read(self, host: Host, into: Table) -> None:
-        """Ask each card again."""
+        """Read each NIC again."""
         for question in self._questions:
             try:
                 counts = _counts(host, question.name, question.interface)
@@ -116,7 +117,7 @@ class LinkErrors(HoldsNothing):
 
 
 def _counts(host: Host, name: str, interface: str) -> dict[str, Reading]:
-    """The counters in an answer; of FEC the first number is the total, lanes follow."""
+    """Counters in an answer; for FEC the first number is the total, lanes follow."""
     statistics: Json = host.call("netlink", name, interface).get("statistics", {})
     totals = {key: n[0] if isinstance(n, list) and n else n for key, n in statistics.items()}
     return {key: total for key, total in totals.items() if isinstance(total, int)}
@@ -131,11 +132,11 @@ def _driver(host: Host, interface: str) -> str:
 
 
 def _told_elsewhere(host: Host, interface: str, driver: str) -> set[Metric]:
-    """The metrics that the driver's statistics tell of a card, as `nic` asks for them."""
+    """Metrics that `nic` reports for a NIC from the driver's statistics."""
     try:
         names = host.call("ethtool", "statistics", interface)["names"]
     except OSError:
-        return set()  # then nothing is told there either, and `nic` says why
+        return set()  # then `nic` reports none either, and has a finding with the reason
     return {metric for metric, _, _ in typed(driver, names)}
 
 

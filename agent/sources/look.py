@@ -1,7 +1,7 @@
-"""Sources of what changes rarely: facts more than numbers, and events where one becomes another.
+"""Sources of slowly changing state: mostly facts, and events when one changes.
 
-Facts are part of a frame's schema, which a probe makes. So these sources look at the machine in the
-probe, have themselves probed before each read, and the read tells what that look found.
+Facts are part of a frame's schema, which a probe creates. So these sources scan the node in the
+probe, have themselves probed before each read, and the read returns the result of that scan.
 """
 
 from __future__ import annotations
@@ -21,45 +21,45 @@ from railscope.frame import Column, Event, Instant
 from railscope.reading import Absent, Reading
 
 MAX_EVENTS = 100
-"""Changes that one read tells one by one; how many more there are is one event."""
+"""Maximum of changes that one read reports individually; the count of the rest is one event."""
 MAX_KNOWN = 100_000
-"""Settings that are remembered; those not read for longest are forgotten first."""
+"""Maximum of remembered settings; the least recently read are dropped first."""
 FRESH_NS = 1_000_000_000
-"""How old a probe's look may be for a read to tell it."""
+"""Maximum age of a probe's scan for a read to use it."""
 
 Part = tuple[str, str]
-"""An interface and one of the questions that it is asked."""
+"""An interface and the name of one query for it."""
 
 
 @dataclass
 class Look:
-    """What one look at the machine found."""
+    """Result of one scan of the node."""
 
     readings: dict[Column, Reading] = field(default_factory=dict)
     described: list[Entity] = field(default_factory=list)
-    """Entities whose facts are to be told."""
+    """Entities whose facts are reported."""
     watched: dict[Part, dict[str, str]] = field(default_factory=dict)
-    """By question and name, what is an event when it changes; only what could be read."""
+    """By query and name: values that raise an event when they change; only those that could be read."""
     findings: list[Finding] = field(default_factory=list)
     columns: dict[Part, tuple[Column, ...]] = field(default_factory=dict)
     failed: dict[Part, Absent] = field(default_factory=dict)
 
     def told(self, part: Part, readings: Mapping[Column, Reading]) -> None:
-        """Take the answer to a question; of two that tell the same, the first value counts."""
+        """Add the answer to a query; if two answers contain the same column, the first value counts."""
         for column, reading in readings.items():
             if isinstance(self.readings.get(column, Absent.GONE), Absent):
                 self.readings[column] = reading
         self.columns[part] = tuple(readings)
 
     def failure(self, part: Part, reason: Absent, columns: Sequence[Column] = ()) -> None:
-        """Say why a question has no answer now; `columns` is what it would usually tell."""
+        """Record the reason why a query failed; `columns` are its usual columns."""
         self.failed[part] = reason
         self.columns[part] = tuple(columns)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Something watched that is another than when it was last read."""
+    """A watched value that differs from the last one read."""
 
     interface: str
     name: str
@@ -68,11 +68,11 @@ class Change:
 
 
 class Memory:
-    """What was last read, and by which question: kept while it cannot be read, and over probes.
+    """Last values read, with their queries; retained across failed reads and probes.
 
-    Two places may tell the same in other words. Where one of them cannot be read for a while, the
-    other that stands in is not compared with it; where it has nothing to say any more, the other is
-    what counts from then on.
+    Two queries may return the same setting in different notation. While one of them fails
+    temporarily, its value is not compared with that of the other; once it is unsupported for good,
+    the other replaces it.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Memory:
     def changes(
         self, watched: Mapping[Part, Mapping[str, str]], failed: Container[Part] = ()
     ) -> list[Change]:
-        """What differs from what was last known; what is met for the first time does not."""
+        """Differences from the last known values; a value read for the first time is not a difference."""
         found = []
         for part, texts in watched.items():
             for name, text in texts.items():
@@ -99,7 +99,7 @@ class Memory:
 
 
 class Looking(HoldsNothing, ABC):
-    """A source that looks in its probe and tells in its read."""
+    """A source that scans in its probe and reports in its read."""
 
     changed: EventClass
 
@@ -112,16 +112,16 @@ class Looking(HoldsNothing, ABC):
 
     @abstractmethod
     def look(self, host: Host) -> Look:
-        """Look at the machine."""
+        """Scan the node."""
 
     def probe(self, host: Host) -> Inventory:
-        """Look, and make a column of every reading."""
+        """Scan, and create a column for every reading."""
         look = self._fresh = self._look(host)
         self._columns = tuple(look.readings)
         return Inventory(self._columns, tuple(look.described), tuple(look.findings))
 
     def read(self, host: Host, into: Table) -> None:
-        """Tell what the probe has just seen; where that was long ago, look again."""
+        """Report the probe's scan; if it is too old, scan again."""
         look, self._fresh = self._fresh, None
         now = host.clock.now()
         if look is None or not 0 <= now.boot_ns - self._looked_ns < FRESH_NS:
@@ -129,13 +129,13 @@ class Looking(HoldsNothing, ABC):
         for position, column in enumerate(self._columns):
             into.put(position, look.readings.get(column, Absent.GONE))
         into.events += self._events(self._memory.changes(look.watched, look.failed), now)
-        into.grown = True  # facts are to be looked at before each read
+        into.grown = True  # facts need a probe before each read
 
     def _look(self, host: Host) -> Look:
-        """Look; what cannot be read now keeps its columns, what went away says so once.
+        """Scan; failed queries keep their columns, and vanished ones are reported as absent once.
 
-        An answer that tells less than before does not know more, as of a link that is down; where
-        there is no answer at all, what it was about is gone.
+        A value missing from a successful answer is unsupported, as on a down link; if a query has
+        no answer at all, its subject is gone.
         """
         look = self.look(host)
         self._looked_ns = host.clock.now().boot_ns
@@ -147,7 +147,7 @@ class Looking(HoldsNothing, ABC):
         incomplete = {n for call in failed.values() if call.is_incomplete for n in call.names}
         for part, columns in self._known.items():
             if part[0] in incomplete or (part not in look.columns and failed):
-                continue  # hidden by a failed call, for the reason of which it is absent
+                continue  # hidden by a failed call, and absent for its reason
             reason = Absent.UNSUPPORTED if part in look.columns else Absent.GONE
             for column in columns:
                 look.readings.setdefault(column, reason)

@@ -1,8 +1,8 @@
 """Lustre clients: file operations, requests by target, connections to targets.
 
-Formats: lustre/lustre-release lustre/obdclass/lprocfs_status.c and lprocfs_counters.c. Clients since
-2.12 keep their statistics in debugfs, which only root may enter, older ones in /proc; some keep a
-part in each.
+Formats: lustre/lustre-release lustre/obdclass/lprocfs_status.c and lprocfs_counters.c. Clients
+since 2.12 have their statistics in debugfs, which only root may enter, older ones in /proc; some
+use both.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _HEALTH_KEY = "healthy"
 
 
 def parse_statistics(content: bytes) -> dict[Hashable, Reading]:
-    """Samples and sums by name of a stats file; times are told apart by their unit.
+    """Samples and sums by name of a stats file; times are identified by their unit.
 
-    `(name, "samples")` counts, `(name, "sum")` is a sum in its own unit, `(name, "usec")` one in
-    microseconds. What never happened has no line.
+    `(name, "samples")` is a count, `(name, "sum")` a sum in its own unit, `(name, "usec")` a sum in
+    microseconds. Operations that never happened have no line.
     """
     found: dict[Hashable, Reading] = {}
     for line in whole_lines(content):
@@ -81,7 +81,7 @@ def parse_import(content: bytes) -> dict[Hashable, Reading]:
 
 
 def parse_health(content: bytes) -> dict[Hashable, Reading]:
-    """1 for healthy, 0 for what says that it is not."""
+    """Health: 1 for healthy, 0 for unhealthy."""
     said = content.decode(errors="replace").strip()
     if said == "healthy":
         return {_HEALTH_KEY: 1}
@@ -90,14 +90,14 @@ def parse_health(content: bytes) -> dict[Hashable, Reading]:
 
 @dataclass(frozen=True, slots=True)
 class _Directory:
-    """A client or a target, and where its files may be."""
+    """A client or a target, and its possible directories."""
 
     about: Entity
     kind: str
     name: str
 
     def file(self, host: Host, name: str) -> str:
-        """The path of a file of it; the first place where there is one."""
+        """Path of one of its files: the first that is readable, or ""."""
         paths = [f"{root}/{self.kind}/{self.name}/{name}" for root in ROOTS]
         return next((path for path in paths if text(host, path)), "")
 
@@ -113,7 +113,7 @@ class Lustre(HoldsNothing):
         self._files: list[Picked] = []
 
     def probe(self, host: Host) -> Inventory:
-        """Find the clients, their targets, and what has been counted so far."""
+        """Find the clients, their targets, and the counters that exist so far."""
         columns = Columns()
         self._files = []
 
@@ -159,7 +159,7 @@ Wanted = list[tuple[Hashable, Metric, Entity]]
 
 
 def _of_client(present: Iterable[Hashable], client: Entity) -> Wanted:
-    """Bytes are there from the start; an operation is, once it has happened."""
+    """Columns of a client. Byte counters always exist; an operation exists once it has happened."""
     wanted: Wanted = []
     for key in present:
         name, part = key if isinstance(key, tuple) else ("", "")

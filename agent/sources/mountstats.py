@@ -1,4 +1,4 @@
-"""/proc/self/mountstats, the part that tells of NFS: text in, numbers out.
+"""Parser of the NFS part of /proc/self/mountstats.
 
 Format: torvalds/linux fs/nfs/super.c (nfs_show_stats), include/linux/nfs_iostat.h,
 net/sunrpc/stats.c, and for the transports net/sunrpc/xprtsock.c and xprtrdma/transport.c.
@@ -30,7 +30,7 @@ OPERATIONS = frozenset({
     "READ", "WRITE", "COMMIT", "OPEN", "CLOSE", "GETATTR", "LOOKUP", "ACCESS", "READDIR",
     "READDIRPLUS",
 })  # fmt: skip
-"""What most requests are, of all that NFS versions know; the others are left out."""
+"""The most frequent of the operations of all NFS versions; the others are omitted."""
 OPERATION_FIELDS = (
     "operations", "transmissions", "timeouts", "sent", "received", "queue", "response",
     "execution", "errors",
@@ -57,7 +57,7 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 
 @dataclass(slots=True)
 class Mount:
-    """One mount: how it is mounted, and its numbers."""
+    """One mount: its options and its numbers."""
 
     export: str
     mount_point: str
@@ -68,18 +68,18 @@ class Mount:
 
     @property
     def key(self) -> MountKey:
-        """What tells the mount from others."""
+        """Identity of the mount."""
         protocol = self.protocol or self.options.get("proto", "")
         return unescaped(self.export), unescaped(self.mount_point), protocol
 
 
 def unescaped(word: str) -> str:
-    r"""A name as it is: the kernel writes a space as \040."""
+    r"""Decode the kernel's octal escapes in a name, such as \040 for a space."""
     return _OCTAL.sub(lambda match: chr(int(match[1], 8)), word)
 
 
 def parse_mountstats(content: bytes) -> list[Mount]:
-    """All NFS mounts, in the order of the file. Lines that are not known are left out."""
+    """All NFS mounts, in the order of the file. Unrecognized lines are skipped."""
     mounts: list[Mount] = []
     here: Mount | None = None
     for line in whole_lines(content):
@@ -141,11 +141,11 @@ def _sum(one: Reading, other: Reading) -> Reading:
 
 
 def superblocks(mountinfo: bytes) -> dict[str, list[str]]:
-    """The NFS file systems (major:minor) by mount point, escaped as in mountstats.
+    """NFS file systems (major:minor) by mount point, escaped as in mountstats.
 
-    Several may be mounted one over the other; their order is that of mounting, as in mountstats.
-    Format: proc(5), mountinfo: major:minor is the third word, the mount point the fifth, the type
-    the one after the word "-".
+    Several may be mounted on top of each other; they are in mount order, as in mountstats. Format:
+    proc(5), mountinfo: major:minor is the third word, the mount point the fifth, the type the one
+    after the word "-".
     """
     found: dict[str, list[str]] = {}
     for line in whole_lines(mountinfo):

@@ -1,8 +1,8 @@
-"""The switch port that each interface is plugged into, as the switch itself says (LLDP).
+"""Switch port of each interface, as announced by the switch (LLDP).
 
-The host collects the frames, which come every half a minute or so, and forgets a neighbour when its
-time to live has run out (IEEE 802.1AB). Until a link has been listened to for twice as long, a
-neighbour that was not heard is not said to be unknown.
+The host collects the frames, which arrive about every 30 seconds, and drops a neighbour when its
+time to live has expired (IEEE 802.1AB). Until a link has been up for twice the frame interval, a
+neighbour without a frame is not reported as unknown.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _FACTS: Mapping[str, str] = {
     "vlan": "port_vlan",
 }
 HEARD_WITHIN_NS = 60_000_000_000
-"""Twice the time between two frames, by default (IEEE 802.1AB, msgTxInterval)."""
+"""Twice the default time between two frames (IEEE 802.1AB, msgTxInterval)."""
 _WHAT = "LLDP neighbours"
 _REMEDY = "install the drop-in network.conf (CAP_NET_RAW), or do without these"
 
 
 class Neighbour(Looking):
-    """The neighbour of every physical interface."""
+    """Neighbour of every physical interface."""
 
     name = "neighbour"
     family = "neighbour"
@@ -50,7 +50,7 @@ class Neighbour(Looking):
         self._up_since: dict[str, int] = {}
 
     def look(self, host: Host) -> Look:
-        """Take the neighbours that are known now."""
+        """Read the current neighbours."""
         look = Look(described=list(self._cards.look(host)))
         links = {name: _carrier(host, name) for name in physical_interfaces(host)}
         if not links:
@@ -77,7 +77,7 @@ class Neighbour(Looking):
         return look
 
     def _heard(self, interface: str, neighbours: Json, now_ns: int) -> Reading:
-        if interface in neighbours:  # if it falls silent, that is known at once
+        if interface in neighbours:  # a neighbour that expires is reported at once
             self._up_since[interface] = now_ns - HEARD_WITHIN_NS
             return 1
         listened_ns = now_ns - self._up_since[interface]
@@ -90,7 +90,7 @@ class Neighbour(Looking):
         return Finding(_WHAT, Verdict.SUPPORTED, detail)
 
     def _refused(self, look: Look, links: Mapping[str, Reading], error: OSError) -> None:
-        """Nobody's neighbour can be known; whether that is broken depends on why."""
+        """Record that all neighbours are unknown; the verdict depends on the reason."""
         reason, detail = reason_of(error), error.strerror or str(error)
         if reason in {Absent.UNSUPPORTED, Absent.GONE}:
             look.findings.append(Finding(_WHAT, Verdict.ABSENT, detail))
@@ -107,7 +107,7 @@ def _column(interface: str) -> Column:
 
 
 def _carrier(host: Host, interface: str) -> Reading:
-    """1 with a carrier, 0 without; an interface that is switched off answers EINVAL."""
+    """1 with a carrier, 0 without; an interface that is administratively down returns EINVAL."""
     try:
         return parse_integer(host.read(f"{NET}/{interface}/carrier"))
     except OSError as error:

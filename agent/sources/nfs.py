@@ -1,11 +1,11 @@
-"""NFS mounts, from what the kernel keeps of each: bytes, requests by operation, the transport.
+"""NFS mounts, from the kernel's statistics of each: bytes, requests by operation, the transport.
 
-Only files of /proc are read, never the mount itself: on one whose server is away that would hang.
-A file system that is mounted at several places has the same numbers at each, and is told of once.
+Only files of /proc are read, never the mount itself: that would hang if its server is unreachable.
+A file system that is mounted at several places has the same numbers at each, and is reported once.
 
-The numbers of a process are those of its own mounts. A service that systemd keeps out of /home has
-lost what is mounted there; so the mounts of the first process are read, where that is allowed, and
-what it has and the agent does not is counted otherwise.
+The statistics of a process cover its own mounts. A service for which systemd hides /home lacks the
+mounts there; so the mounts of process 1 are read where permitted, and otherwise the file systems
+that it has and the agent lacks are counted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ EVENTS = (
 )  # fmt: skip
 _NODE_COLUMNS = 2
 _Place = tuple[MountKey, int]
-"""A mount among those of its key that lie one over the other, counted from the lowest."""
+"""A mount among those with the same key that are stacked, counted from the lowest."""
 
 
 class Nfs(HoldsNothing):
@@ -60,7 +60,7 @@ class Nfs(HoldsNothing):
         self._hidden = 0
 
     def probe(self, host: Host) -> Inventory:
-        """Find the mounts, and what the kernel keeps of each."""
+        """Find the mounts, and the kernel's statistics of each."""
         self._columns, self._told, self._twice, self._hidden = [], set(), set(), 0
         directory, mounts = _mounts(host)
         self._stats = f"{directory}/mountstats"
@@ -104,7 +104,7 @@ class Nfs(HoldsNothing):
     def _plan(
         self, single: Mapping[_Place, Mount], mounts: list[Mount], own: Mapping[str, list[str]]
     ) -> dict[_Place, dict[Key, Column]]:
-        """Columns of each mount; those known before stay while mountinfo lists what they are about."""
+        """Columns of each mount; earlier columns remain while mountinfo lists their mount."""
         planned = {
             place: {key: (metric, about) for key, metric, about in _wanted(mount)}
             for place, mount in _visible(single).items()
@@ -119,7 +119,7 @@ class Nfs(HoldsNothing):
     def _once_each(
         self, mounts: list[Mount], of_place: Mapping[str, list[str]]
     ) -> dict[_Place, Mount]:
-        """Mounts without those of a file system that came before."""
+        """Mounts without repeated mounts of the same file system."""
         single: dict[str, tuple[_Place, Mount]] = {}
         passed: Counter[str] = Counter()
         for place, mount in _numbered(mounts).items():
@@ -134,7 +134,7 @@ class Nfs(HoldsNothing):
 
 
 def _numbered(mounts: list[Mount]) -> dict[_Place, Mount]:
-    """Mounts by their key and how many of the same key lie under them."""
+    """Mounts by their key and the number of mounts with the same key below them."""
     under: Counter[MountKey] = Counter()
     found = {}
     for mount in mounts:
@@ -144,7 +144,7 @@ def _numbered(mounts: list[Mount]) -> dict[_Place, Mount]:
 
 
 def _visible(single: Mapping[_Place, Mount]) -> dict[_Place, Mount]:
-    """Mounts without those that lie under another of the same key: names cannot tell them apart."""
+    """Mounts without those covered by another of the same key: names cannot distinguish them."""
     top = {key: number for key, number in single}  # noqa: C416 - the last of each key
     return {place: mount for place, mount in single.items() if top[place[0]] == place[1]}
 
@@ -154,7 +154,7 @@ def _file_systems(of_place: Mapping[str, list[str]]) -> set[str]:
 
 
 def _mounts(host: Host) -> tuple[str, list[Mount]]:
-    """The process whose mounts may be read, and what is mounted for it."""
+    """First process whose mounts are readable, and its mounts."""
     for directory in (FIRST, OWN):
         try:
             return directory, parse_mountstats(host.read(f"{directory}/mountstats"))
@@ -164,7 +164,7 @@ def _mounts(host: Host) -> tuple[str, list[Mount]]:
 
 
 def _superblocks(host: Host, directory: str) -> dict[str, list[str]]:
-    """What is mounted where, which all may read."""
+    """File systems by mount point, which are readable without privilege."""
     try:
         return superblocks(host.read(f"{directory}/mountinfo"))
     except OSError:
@@ -172,7 +172,7 @@ def _superblocks(host: Host, directory: str) -> dict[str, list[str]]:
 
 
 def _wanted(mount: Mount) -> list[tuple[Key, Metric, Entity]]:
-    """The columns of a mount: of what is known, what its kernel has."""
+    """Columns of a mount: the metrics that its kernel reports."""
     about = Entity(NFS_MOUNT, mount.key, _facts(mount))
     every: list[tuple[Key, Metric, Entity]] = [(("age",), c.AGE, about)]
     every += [(("bytes", str(i)), metric, about) for i, metric in enumerate(c.BYTES)]

@@ -1,8 +1,8 @@
-"""Network cards: the statistics of their drivers, by the kernel's ethtool interface.
+"""NICs: the statistics of their drivers, by the kernel's ethtool interface.
 
-The list of statistics changes while a card runs (PFC switched on for a priority, channels added).
-Names and values come together at each read; where the names differ from those of the probe, the
-card is looked up by name again and, with the next probe, gets the right columns.
+The list of statistics changes while a NIC runs (PFC enabled for a priority, channels added). Names
+and values are returned together by each read; if the names differ from those of the probe, values
+are looked up by name, and the next probe creates the right columns.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NET = "/sys/class/net"
 
 @dataclass(slots=True)
 class _Card:
-    """A card of the last probe: which statistics it had, and which of them become columns."""
+    """A NIC of the last probe: its statistics, and those of them that become columns."""
 
     interface: str
     names: list[str]
@@ -40,12 +40,12 @@ class _Card:
 
 
 class Nic(HoldsNothing):
-    """PFC, ECN, discards, PCIe stall, PHY and FEC of every card, as far as its driver counts them."""
+    """PFC, ECN, discards, PCIe stall, PHY and FEC of every NIC, as far as its driver counts them."""
 
     name = "nic"
     family = "network"
     longest_period_seconds = 20.0
-    """Some counters of drops are 32 bits wide: at 200 million packets a second 21 seconds' worth."""
+    """Some drop counters are 32 bits wide: they wrap after 21 seconds at 200 million packets per second."""
 
     def __init__(self, period_seconds: float = 1.0, wiring: Wiring | None = None) -> None:
         self.period_seconds = period_seconds
@@ -56,7 +56,7 @@ class Nic(HoldsNothing):
         """Counters before a restart, or hidden from the last probe by failed calls."""
 
     def remember(self, memory: CounterMemory) -> None:
-        """Take up the wraps that were met before a restart, and keep them from now on."""
+        """Load the counter wraps from before a restart, and store them from now on."""
         self._memory = memory
         self._before = memory.load()
 
@@ -65,7 +65,7 @@ class Nic(HoldsNothing):
         return {card.interface: card.unwrap.carried for card in self._cards}
 
     def probe(self, host: Host) -> Inventory:
-        """Ask every interface for its driver and its list of statistics."""
+        """Read the driver and the list of statistics of every interface."""
         columns = Columns()
         findings: list[Finding] = []
         bystanders: list[Entity] = []
@@ -96,7 +96,7 @@ class Nic(HoldsNothing):
         return Inventory(tuple(columns.columns), tuple(bystanders), tuple(findings))
 
     def read(self, host: Host, into: Table) -> None:
-        """Read each card once and pick the statistics that have a column."""
+        """Read each NIC once and select the statistics that have a column."""
         for card in self._cards:
             width = len(card.positions)
             try:
@@ -106,7 +106,9 @@ class Nic(HoldsNothing):
                 continue
             if statistics["names"] is not card.names and statistics["names"] != card.names:
                 _read_by_name(card, statistics, into)
-                into.grown = True  # PFC on another priority, say: look what else is there now
+                into.grown = (
+                    True  # for example, PFC on another priority: probe again for new statistics
+                )
             else:
                 values = statistics["values"]
                 picked = itemgetter(*card.positions)(values)
@@ -144,7 +146,7 @@ def _interfaces(host: Host) -> list[str]:
 def _finding(
     interface: str, driver: str, names: list[str], found: list[tuple[Metric, str, int]]
 ) -> Finding:
-    """How many statistics are published; of a driver without a table also which are not."""
+    """Finding with the number of published statistics; for a driver without a table also the unused ones."""
     what = f"statistics of {interface}"
     if driver in DRIVERS:
         detail = f"driver {driver}, {len(found)} typed statistics"
@@ -162,7 +164,7 @@ def _trouble(interface: str, error: OSError) -> Finding:
     if reason is Absent.UNSUPPORTED:
         detail = "the driver has no ethtool interface"
         return Finding(f"statistics of {interface}", Verdict.ABSENT, detail)
-    if reason is Absent.GONE:  # a file among the interfaces, or one that went away meanwhile
+    if reason is Absent.GONE:  # not an interface, or removed meanwhile
         detail = error.strerror or "no such interface"
         return Finding(f"statistics of {interface}", Verdict.ABSENT, detail)
     verdict = Verdict.DENIED if reason is Absent.DENIED else Verdict.BROKEN

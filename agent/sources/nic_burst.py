@@ -1,7 +1,8 @@
-"""Burst sampling of network cards: what each short window saw of traffic, pause and notifications.
+"""Burst sampling of NICs: traffic, pause and notifications of each short window.
 
-One answer of ethtool and two counter files a card and look, on a thread of its own; the histograms
-are told once a second. Drivers count what the switch did to us as received, what we did as sent.
+Each sample reads one ethtool answer and two counter files per NIC, on the source's own thread; the
+histograms are reported once per second. Drivers count effects of the switch on this node as
+received, effects of this node as sent.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ NS = 1_000_000_000
 _NS_PER_MS = 1_000_000
 _NET = "/sys/class/net"
 _OTHERS = frozenset({BRIDGE, VIRTUAL_FUNCTION})
-"""RDMA devices without a port of their own: what a virtual function sees is its physical one's."""
+"""RDMA devices without their own port: a virtual function's counters are those of its physical one."""
 
 
 class NicBurst:
-    """Windows of every card that carries RDMA, or of the interfaces that were asked for."""
+    """Windows of every NIC that carries RDMA, or of the configured interfaces."""
 
     name = "nic_burst"
     family = "nic_burst"
@@ -41,7 +42,7 @@ class NicBurst:
         wiring: Wiring | None = None,
     ) -> None:
         self.period_seconds = window_seconds
-        # Looks that come later than MAX_WINDOWS tell nothing: half of that leaves room for late ones.
+        # Samples later than MAX_WINDOWS carry no information: half of that tolerates late ones.
         self.longest_period_seconds = window_seconds * MAX_WINDOWS / 2
         self._wiring = wiring or Wiring()
         self._window_ns = round(window_seconds * NS)
@@ -52,7 +53,7 @@ class NicBurst:
         self._told_ns = 0
 
     def probe(self, host: Host) -> Inventory:
-        """Choose the cards. One that is as before goes on where it was."""
+        """Select the NICs. An unchanged NIC continues with its state."""
         network = self._wiring.look(host)
         cards = {
             name: device.rdma[0]
@@ -95,7 +96,7 @@ class NicBurst:
         return tuple(columns.columns)
 
     def read(self, host: Host, into: Table) -> None:
-        """Look at every card; once a second, tell what was seen."""
+        """Sample every NIC; once per second, report the windows."""
         for port in self._ports.values():
             into.grown |= port.look(host)
         now_ns = host.clock.now().boot_ns
@@ -110,7 +111,7 @@ class NicBurst:
             port.look_at_speed()
 
     def close(self) -> None:
-        """Close the kept files; the histograms go on from where they are."""
+        """Close the open files; the histograms continue from their current state."""
         for port in self._ports.values():
             port.close()
         self._ports = {}

@@ -1,11 +1,12 @@
-"""What network cards are set to, and every change of it.
+"""Settings of NICs, and every change of them.
 
-A setting is what someone set: MTU, PFC, trust, ring sizes. What a link makes of it, its speed or the
-FEC in use, comes and goes with the link and is no setting; it has readings but no events.
+A setting is a configured value: MTU, PFC, trust, ring sizes. Values that result from the link, such
+as its speed or the FEC in use, change with the link and are not settings; they have readings but no
+events.
 
-Some drivers answer with what both ends agreed on where they are asked for what is set (ice has
-autonegotiation off while the link is down, firmware that does DCBX has no PFC then). So of a link
-that is or goes down that is told, but not compared with what was before.
+Some drivers return the negotiated values instead of the configured ones (ice has autonegotiation
+off while the link is down, firmware that does DCBX has no PFC then). So for a link that is or goes
+down such values are reported, but not compared with earlier ones.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ _USUAL: Mapping[str, tuple[tuple[Metric, *tuple[str, ...]], ...]] = {
     "rings": tuple((c.RING, direction) for direction in _DIRECTIONS),
     "link_modes": ((c.AUTONEGOTIATION,), (c.EXPECTED_SPEED,)),
 }
-"""What a question tells of most cards: it has no value for the reason why there is no answer."""
+"""Usual columns of a query: if it fails, they are absent for the reason of the failure."""
 _OTHER_FORM = (AttributeError, IndexError, KeyError, TypeError, ValueError)
-"""What picking settings out of an answer of an unexpected form raises."""
+"""Exceptions raised on an answer of unexpected form."""
 _AS_ROOT = "run the agent as root: debugfs is for root alone; or do without these"
 _REMEDIES = {"cc_params": _AS_ROOT, "cc_config": _AS_ROOT}
 _ALLOW = "allow the agent netlink sockets (AF_NETLINK) and what its unit forbids"
@@ -76,7 +77,7 @@ class NicSettings(Looking):
         self._network = Network()
 
     def look(self, host: Host) -> Look:
-        """Ask every card everything."""
+        """Query all settings of every NIC."""
         look = Look(described=list(self._cards.look(host)))
         self._network = self._wiring.look(host)
         interfaces = physical_interfaces(host)
@@ -120,7 +121,7 @@ class NicSettings(Looking):
     def _questions(
         self, host: Host, card: Card, settings: Mapping[str, str]
     ) -> Iterator[tuple[str, Question]]:
-        """The questions in the order in which they count, where two tell the same."""
+        """Queries in order of precedence, for settings that several of them return."""
         yield "expected_speed", partial(self._expected_speed, card)
         yield "driver", partial(_driver, host, card)
         for name, tell in _NETLINK.items():
@@ -141,7 +142,7 @@ class NicSettings(Looking):
 
 
 def _link(host: Host, card: Card) -> tuple[str, ...]:
-    """Whether there is a carrier, and how often it has come or gone."""
+    """Carrier state, and the number of carrier changes."""
     files = ("carrier", "carrier_changes")
     return tuple(text(host, f"{NET}/{card.interface}/{file}") for file in files)
 

@@ -1,10 +1,10 @@
 """The kernel's network configuration and counters over netlink, without a subprocess.
 
-    links()                        all interfaces, their state and statistics
-    dcb(interface)                 priority flow control, bandwidth shares, trust, buffers
-    pause, fec, standard_statistics, rings, link_modes, link_state (interface)
-    module(interface)              the plugged transceiver or cable
-    rdma_statistics(device, port)  counters of an RDMA port
+links()                        all interfaces, their state and statistics
+dcb(interface)                 priority flow control, bandwidth shares, trust, buffers
+pause, fec, standard_statistics, rings, link_modes, link_state (interface)
+module(interface)              the plugged transceiver or cable
+rdma_statistics(device, port)  counters of an RDMA port
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class EthtoolFamily:
         }
 
     def standard_statistics(self, interface: str) -> Json:
-        """Counters of the standard groups (eth-phy, eth-mac, eth-ctrl, rmon), as far as the driver has them."""
+        """Counters of the standard groups (eth-phy, eth-mac, eth-ctrl, rmon), where supported."""
         body = self._exchanged(_STATS_GET, interface, (_ALL_GROUPS,), 0)
         counted: dict[str, int] = {}
         for kind, group in attributes(body):

@@ -1,7 +1,7 @@
-"""What SMs, pipes and links of a GPU or a MIG device do: GPM, on Hopper and later.
+"""Activity of SMs, pipes and links of a GPU or a MIG device: GPM, on Hopper and later.
 
-Before Hopper every column is unsupported: what NVML tells there is whether any kernel ran, which is
-`railscope_gpu_utilization_ratio` and not this.
+Before Hopper every column is unsupported: NVML only reports the time with any kernel running there,
+which is `railscope_gpu_utilization_ratio` and not this.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ _GPU_FIELDS: tuple[Field, ...] = (
     _field(100, a.GPU_C2C_TRANSMIT, _mebibytes),
     _field(101, a.GPU_C2C_RECEIVE, _mebibytes),
 )
-# Metrics that older drivers do not know: they might refuse a request that names one of them.
+# Metrics that older drivers lack: they might reject a request that contains one of them.
 _RECENT_FIELDS: tuple[Field, ...] = (
     *(_field(n, a.GPU_ENGINE_ACTIVITY, _percent, GPU_ENGINE, e) for n, e in ENCODERS.items()),
     *(_field(n, a.GPU_CACHE_SHARE, _percent, GPU_CACHE, *what) for n, what in CACHES.items()),
@@ -109,12 +109,12 @@ OF_MIG = Questions(fields=_MIG_FIELDS, batch=GPM)
 
 
 class Activity(HoldsNothing):
-    """GPM of every GPU and of every MIG device."""
+    """GPM metrics of every GPU and of every MIG device."""
 
     name = "gpu_activity"
     family = "nvml"
     longest_period_seconds = 20.0
-    """Views of a cluster leave out what is older than 30 s."""
+    """Views of a cluster omit values older than 30 s."""
 
     def __init__(self, period_seconds: float = 1.0, gpus: Gpus | None = None) -> None:
         self.period_seconds = period_seconds
@@ -122,7 +122,7 @@ class Activity(HoldsNothing):
         self._plans = Plans()
 
     def probe(self, host: Host) -> Inventory:
-        """Plan what to ask each GPU and each MIG device."""
+        """Plan the calls for each GPU and each MIG device."""
         gpus = self._gpus.look(host)
         columns = Columns()
         wanted = [device for gpu in gpus.values() for device in _devices(gpu)]
@@ -130,7 +130,7 @@ class Activity(HoldsNothing):
         return Inventory(tuple(columns.columns))
 
     def read(self, host: Host, into: Table) -> None:
-        """Take a sample of each and compare it with the one before."""
+        """Take a sample of each device and compare it with the previous one."""
         self._plans.read(host, into)
         into.grown |= self._gpus.generation != self._plans.generation
 

@@ -1,8 +1,8 @@
-"""Burst sampling of GPUs: activity and power from the samples that the driver keeps by itself.
+"""Burst sampling of GPUs: activity and power from the samples that the driver buffers.
 
-Two calls a GPU and second give all samples since the last ones (nvmlDeviceGetSamples); asking at the
-windows' own rate would tell no more, as the driver does not measure more often. Each sample speaks of
-the time since the one before it; a window of several has their mean.
+Two calls per GPU and second return all samples since the last ones (nvmlDeviceGetSamples); calls at
+the window rate would return no more, as the driver does not measure more often. Each sample covers
+the time since the previous one; a window with several samples has their mean.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ NS = 1_000_000_000
 _TOTAL_POWER, _UTILIZATION = 0, 1
 """nvml.h, nvmlSamplingType_t."""
 _NOT_FOUND = 6
-"""No sample since the last."""
+"""No sample since the last one."""
 _LONGEST_SAMPLE_NS = 2 * NS
-"""A product's own sample period is at most a second (nvml.h, nvmlUtilization_t)."""
+"""A product's own sample period is at most one second (nvml.h, nvmlUtilization_t)."""
 _NS_PER_US, _STEPS, _PERCENT = 1000, 10**6, 100
 
 
@@ -30,7 +30,7 @@ class GpuBurst(HoldsNothing):
     name = "gpu_burst"
     family = "nvml"
     longest_period_seconds = 2.0
-    """The driver's buffers are bounded, and how far back they reach differs among products."""
+    """The driver's buffers are bounded, and their span differs among products."""
 
     def __init__(
         self, window_seconds: float = 0.1, period_seconds: float = 1.0, gpus: Gpus | None = None
@@ -71,7 +71,7 @@ class GpuBurst(HoldsNothing):
 
 
 class _Device:
-    """A GPU's buffers of samples, and what full power is."""
+    """Sample buffers of a GPU, and its power limit."""
 
     def __init__(self, grid: Grid, uuid: str) -> None:
         self.index = 0
@@ -83,7 +83,7 @@ class _Device:
         self.supported: list[_Buffer] = []
 
     def look(self, host: Host, gpu: GpuDevice) -> None:
-        """Learn the limit, and which samples there are."""
+        """Read the power limit, and find the supported sample types."""
         self.index = gpu.index
         try:
             self.limit_milliwatts = int(
@@ -100,7 +100,7 @@ class _Device:
 
 
 class _Buffer:
-    """The driver's samples of one kind, and the histogram of what they told."""
+    """The driver's samples of one kind, and the histogram of their windows."""
 
     def __init__(self, grid: Grid, kind: int, windows: Windows) -> None:
         self.kind = kind
@@ -111,15 +111,15 @@ class _Buffer:
         self._last_us: int | None = None
 
     def fetch(self, host: Host, gpu: int, limit_milliwatts: int) -> Absent | None:
-        """Count what the new samples tell; why they tell nothing, where they do not."""
+        """Add the new samples to the windows. Return the absence reason on failure, else None."""
         try:
             samples = host.call("nvml", "nvmlDeviceGetSamples", gpu, self.kind)
         except NvmlError as error:
             return None if error.code == _NOT_FOUND else nvml_reason(error.code)
         except OSError:
-            return Absent.UNSUPPORTED  # a recording of before this was asked
+            return Absent.UNSUPPORTED  # a recording made before this call existed
         if samples and self._last_us is not None and samples[-1][0] < self._last_us:
-            self._last_us = None  # the driver's clock, or a recording, has begun anew
+            self._last_us = None  # the driver's clock, or a recording, has restarted
             self._averaged.forget()
         for stamp_us, value in samples:
             self._take(stamp_us, value, limit_milliwatts)
@@ -128,7 +128,7 @@ class _Buffer:
     def _take(self, stamp_us: int, value: int, limit_milliwatts: int) -> None:
         last_us = self._last_us
         if last_us is not None and stamp_us <= last_us:
-            return  # told before
+            return  # already counted
         self._last_us = stamp_us
         if last_us is None:
             return

@@ -1,7 +1,7 @@
-"""The words that the tables of NVML calls are made of.
+"""Building blocks of the tables of NVML calls.
 
-Sources: nvml.h; units are those of the catalog's declarations. What a driver does not know yet, or a
-GPU does not have, may name older calls to fall back on.
+Sources: nvml.h; units are those of the catalog's declarations. An entry that a driver or a GPU may
+lack can name older calls as fallbacks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Pick = Callable[[Json], Reading]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A column that a call fills: about the device, a part of it, or a certain entity."""
+    """A column that a call fills: about the device, a part of it, or a given entity."""
 
     metric: Metric
     pick: Pick
@@ -29,11 +29,11 @@ class Target:
 
     @property
     def of_part(self) -> bool:
-        """Whether it is about a part of the device, which the device may not have."""
+        """True if it is about a part of the device, which the device may not have."""
         return self.kind is not None or self.entity is not None
 
     def about(self, device: Entity) -> Entity:
-        """The entity of the column, for one device."""
+        """Entity of the column, for one device."""
         if self.entity:
             return self.entity
         return device.part(self.kind, *self.part) if self.kind else device
@@ -41,13 +41,13 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An NVML call and the columns that its result fills; the first function the driver has."""
+    """An NVML call and the columns that its result fills; the first function that the driver has is used."""
 
     functions: tuple[str, ...]
     targets: tuple[Target, ...]
     arguments: tuple[int, ...] = ()
     of_device: bool = True
-    """Whether the device is the first argument; a call about the system takes none."""
+    """True if the device is the first argument; a system call takes none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +67,10 @@ FIELD_VALUES, GPM = "nvmlDeviceGetFieldValues", "nvmlGpmMetricsGet"
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """All that is asked of a device at one period; `batch` is the call that takes the fields.
+    """All calls for a device at one period; `batch` is the call for the fields.
 
-    `recent` marks fields that older drivers do not know: one that refuses the whole batch as an
-    invalid argument has none of them.
+    `recent` marks fields that older drivers lack: if a driver rejects the whole batch as an invalid
+    argument, it has none of them.
     """
 
     calls: tuple[Call, ...] = ()
@@ -85,7 +85,7 @@ def whole(result: Json) -> Reading:
 
 
 def key(name: str) -> Pick:
-    """One member of a structure; a member that this version of it lacks is not supported."""
+    """One member of a structure; a member that this version lacks is unsupported."""
 
     def pick(result: Json) -> Reading:
         if not isinstance(result, dict):
@@ -96,7 +96,7 @@ def key(name: str) -> Pick:
 
 
 def used(memory: Json) -> Reading:
-    """Memory in use. Version 1 of the call counts what the driver reserves: another quantity."""
+    """Memory in use. Version 1 of the call includes memory reserved by the driver: another quantity."""
     return int(memory["used"]) if "reserved" in memory else Absent.UNSUPPORTED
 
 
@@ -106,12 +106,12 @@ def item(index: int) -> Pick:
 
 
 def bit(mask: int) -> Pick:
-    """Whether a bit of a mask is set."""
+    """1 if a bit of a mask is set, else 0."""
     return lambda result: int(bool(int(result) & mask))
 
 
 def count(result: Json) -> Reading:
-    """How many there are in a list."""
+    """Length of a list."""
     return len(result) if isinstance(result, list) else Absent.ERROR
 
 
