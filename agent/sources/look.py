@@ -70,9 +70,9 @@ class Change:
 class Memory:
     """Last values read, with their queries; retained across failed reads and probes.
 
-    Two queries may return the same setting in different notation. While one of them fails
-    temporarily, its value is not compared with that of the other; once it is unsupported for good,
-    the other replaces it.
+    Two queries may return the same setting in different notation. While the one that was read last
+    fails, its value is not compared with that of the other; once it is unsupported, the value of the
+    other replaces it.
     """
 
     def __init__(self) -> None:

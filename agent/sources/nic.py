@@ -146,7 +146,7 @@ def _interfaces(host: Host) -> list[str]:
 def _finding(
     interface: str, driver: str, names: list[str], found: list[tuple[Metric, str, int]]
 ) -> Finding:
-    """Finding with the number of published statistics; for a driver without a table also the unused ones."""
+    """Number of published statistics; for a driver without a table also the unpublished names."""
     what = f"statistics of {interface}"
     if driver in DRIVERS:
         detail = f"driver {driver}, {len(found)} typed statistics"

@@ -41,7 +41,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An NVML call and the columns that its result fills; the first function that the driver has is used."""
+    """An NVML call and the columns of its result; the first function that the driver has is used."""
 
     functions: tuple[str, ...]
     targets: tuple[Target, ...]

@@ -1,4 +1,4 @@
-"""GPUs on the PCI bus and who has them: a GPU given to a virtual machine is not a missing one."""
+"""GPUs on the PCI bus and their drivers: a GPU passed to a virtual machine is not a missing one."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _PASSED_ON = {"vfio-pci", "xen-pciback", "pci-stub", "nvgrace_gpu_vfio_pci", "nv
 
 
 class GpuDevices(HoldsNothing):
-    """The state of every NVIDIA GPU the PCI bus has.
+    """State of every NVIDIA GPU on the PCI bus.
 
-    One that is missing is described, so that what is known of it otherwise has a GPU to be about.
+    A missing GPU is described as an entity too, so that data from other sources can refer to it.
     """
 
     name = "gpu_device"
@@ -32,7 +32,7 @@ class GpuDevices(HoldsNothing):
         self._missing: list[str] = []
 
     def probe(self, host: Host) -> Inventory:
-        """Find the GPUs on the bus. Those of the driver were found by the sources before."""
+        """Find the GPUs on the bus. The driver's GPUs were found by the sources that probe earlier."""
         columns = Columns()
         self._addresses = gpu_addresses(host)
         for address in self._addresses:
@@ -49,7 +49,7 @@ class GpuDevices(HoldsNothing):
         )
 
     def read(self, host: Host, into: Table) -> None:
-        """Look at each GPU's driver; one that has come or gone makes the next read look anew."""
+        """Read the driver of each GPU; if a GPU appeared or vanished, the source is probed before the next read."""
         missing = []
         for position, address in enumerate(self._addresses):
             state = self._state(host, address)
@@ -85,7 +85,7 @@ class GpuDevices(HoldsNothing):
 
 
 def _missing(host: Host, address: str) -> Entity:
-    """A GPU that NVML does not tell of; its PCI address is its name where the driver has no UUID."""
+    """A GPU that NVML does not report; its PCI address is its name if the driver has no UUID for it."""
     name = gpu_uuid(host, address) or address
     return Entity(GPU, (name,), {"pci_address": address})
 

@@ -1,7 +1,7 @@
-"""What the driver reports by itself: Xids for the book, MIG changes, memory and power events.
+"""Events of the NVIDIA driver: Xids for the Xid book, MIG changes, memory and power events.
 
-Events of NVML come without text and without their time, and none come from a GPU whose bus or
-firmware is dead: the kernel log is followed as well.
+NVML events have no text and no timestamp, and none arrive from a GPU whose bus or firmware is dead:
+the kernel log is followed as well.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from railscope.entity import Entity
 from railscope.frame import Event, Instant
 
 XID, MIG_CHANGE = 0x8, 0x100
-# nvml.h, nvmlEventType*; those of the performance state and the clock are not asked for.
+# nvml.h, nvmlEventType*; performance state and clock events are not requested.
 KINDS = {
     0x1: "single_bit_ecc",
     0x2: "double_bit_ecc",
@@ -38,12 +38,12 @@ _HAS_NONE = {3, 13, 12, 28}  # NOT_SUPPORTED, FUNCTION_ and LIBRARY_NOT_FOUND, G
 
 
 class NvmlEvents(HoldsNothing):
-    """Takes the driver's events as they come and counts those that are no Xid."""
+    """Read the driver's events and count those other than Xids."""
 
     name = "gpu_event"
     family = "nvml"
     longest_period_seconds = 5.0
-    """Events wait in a bounded queue, and an Xid is told by its event where the log is closed."""
+    """The event queue is bounded, and where the kernel log is unreadable events are the only source of Xids."""
 
     def __init__(
         self, book: XidBook, period_seconds: float = 1.0, gpus: Gpus | None = None
@@ -60,9 +60,9 @@ class NvmlEvents(HoldsNothing):
         self._columns: list[Entity] = []
 
     def probe(self, host: Host) -> Inventory:
-        """Register for events, and make a column for each kind that was met.
+        """Register for events, and create a column for each kind seen so far.
 
-        A driver that has no events leaves the source without columns.
+        If the driver has no events, the source has no columns.
         """
         try:
             self._waiting += self._take(host)
@@ -70,7 +70,7 @@ class NvmlEvents(HoldsNothing):
             if error.code not in _HAS_NONE:
                 raise
             return Inventory()
-        except FileNotFoundError:  # a recording of a machine that was not asked
+        except FileNotFoundError:  # a recording without this call
             return Inventory()
         columns = Columns()
         columns.add(h.GPU_EVENTS_LOST, Entity(NODE))
@@ -80,7 +80,7 @@ class NvmlEvents(HoldsNothing):
         return Inventory(tuple(columns.columns))
 
     def read(self, host: Host, into: Table) -> None:
-        """Take what is new."""
+        """Read the new events."""
         if not into.reasons:
             return
         into.events = [*self._waiting, *self._take(host)]
@@ -96,13 +96,13 @@ class NvmlEvents(HoldsNothing):
         numbers = [number for number, *_ in told]
         first, self._begun = not self._begun, True
         if max(numbers, default=0) < self._taken:
-            self._taken = 0  # a recording that has started over
+            self._taken = 0  # a recording has restarted
         elif numbers and not first:
             self._lost += max(min(numbers) - self._taken - 1, 0)
         found = []
         for number, index, kind, data, gpu_instance, compute_instance in told:
             if number <= self._taken or first:
-                continue  # of before this agent, or before its settings were read anew
+                continue  # from before the start of this agent, or before its settings were reloaded
             gpu = self._gpus.found.get(index)
             address = gpu.pci_address if gpu else "unknown"
             instances = (_instance(gpu_instance), _instance(compute_instance))

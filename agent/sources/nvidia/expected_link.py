@@ -1,9 +1,10 @@
-"""What the PCIe link of a GPU should reach: lanes and generation, or the reason why that is unknown.
+"""Expected PCIe link of a GPU: lanes and generation, or the reason why they are unknown.
 
-NVML's limits are those of the GPU and of a system that it sees only in part: a slot wired for eight lanes
-and an emulated slot in a virtual machine have the GPU's sixteen. So on bare metal the slot counts, as
-the lesser of what both ends of the link state (sysfs, max_link_width and max_link_speed), unless the
-settings name a value for the GPU. In a guest, and where sysfs and NVML differ, nothing is expected.
+NVML's limits are those of the GPU and of a system that it sees only in part: for a slot wired for
+eight lanes, and for an emulated slot in a virtual machine, it reports the GPU's sixteen. So on bare
+metal the slot decides: the lesser of the limits of both ends of the link (sysfs, max_link_width and
+max_link_speed), unless the settings contain a value for the GPU. In a guest, and if sysfs and NVML
+differ, there is no expected value.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from railscope.reading import Absent, Reading
 
 _GUESTS = {"passthrough", "vgpu_guest"}
 _GENERATIONS = {2_500: 1, 5_000: 2, 8_000: 3, 16_000: 4, 32_000: 5, 64_000: 6, 128_000: 7}
-"""By MT/s of a lane."""
+"""PCIe generation by MT/s of a lane."""
 
 
 def generation(megatransfers: Reading) -> Reading:
-    """The PCIe generation of a speed."""
+    """PCIe generation of a speed."""
     if isinstance(megatransfers, Absent):
         return megatransfers
     return _GENERATIONS.get(megatransfers, Absent.UNSUPPORTED)
@@ -62,7 +63,7 @@ _QUANTITIES = (
 
 @dataclass(slots=True)
 class ExpectedLinks:
-    """Columns of what is expected of the links of some GPUs."""
+    """Columns of the expected links of a set of GPUs."""
 
     settings: PcieSettings = field(default_factory=PcieSettings)
     _gpus: list[tuple[int, GpuDevice, PciLink | None]] = field(default_factory=list)
@@ -75,7 +76,7 @@ class ExpectedLinks:
         gpus: Mapping[str, GpuDevice],
         links: Mapping[str, PciLink],
     ) -> None:
-        """Add two columns for each GPU; `links` gives the link right above an address."""
+        """Add two columns for each GPU; `links` maps an address to the link directly above it."""
         self._is_guest = bool(text(host, "/sys/hypervisor/type"))
         self._gpus = []
         for address, gpu in gpus.items():
@@ -104,7 +105,7 @@ class ExpectedLinks:
         limits = [quantity.convert(getattr(end, f"{quantity.member}_limit")) for end in ends]
         known = [limit for limit in limits if not isinstance(limit, Absent)]
         if not ends or len(known) < len(limits):
-            # The slot cannot be seen: only of a link that is as NVML says it can be nothing is missing.
+            # The slot is not visible: only a link at NVML's limit is certain to lack nothing.
             limit = _asked(host, quantity.limit, gpu.index)
             is_whole = now == limit or isinstance(limit, Absent)
             return limit if is_whole else Absent.UNSUPPORTED

@@ -1,4 +1,4 @@
-"""GPUs, asked by tables of calls and fields, each table at its own period."""
+"""GPUs, read by tables of calls and fields, each table at its own period."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Gpu(HoldsNothing):
 
     @classmethod
     def load(cls, period_seconds: float = 1.0, gpus: Gpus | None = None) -> Gpu:
-        """What changes from second to second; tells what came and went, too.
+        """Values that change every second, and events of added and removed GPUs.
 
         A GPU counts as observed while its samples are at most 30 s apart: periods stay well below.
         """
@@ -47,16 +47,16 @@ class Gpu(HoldsNothing):
 
     @classmethod
     def health(cls, period_seconds: float = 10.0, gpus: Gpus | None = None) -> Gpu:
-        """What is or may go wrong."""
+        """Actual and potential faults."""
         return cls("gpu_health", lambda *_: health.QUESTIONS, period_seconds, gpus)
 
     @classmethod
     def settings(cls, period_seconds: float = 60.0, gpus: Gpus | None = None) -> Gpu:
-        """What changes rarely."""
+        """Values that change rarely."""
         return cls("gpu_settings", settings.questions, period_seconds, gpus)
 
     def probe(self, host: Host) -> Inventory:
-        """Look for GPUs and plan what to ask each. Raises NvmlError where the driver is sick."""
+        """Find the GPUs and plan the calls for each. Raises NvmlError if the driver fails."""
         gpus = self._gpus.look(host)
         columns = Columns()
         wanted = [
@@ -68,7 +68,7 @@ class Gpu(HoldsNothing):
         return Inventory(tuple(columns.columns), (), self._gpus.findings)
 
     def read(self, host: Host, into: Table) -> None:
-        """Make every call for every GPU; a failed call costs only its own columns."""
+        """Make every call for every GPU; a failed call affects only its own columns."""
         self._plans.read(host, into)
         self._integrals.read(host, into)
         addresses = {gpu.entity.key[0]: gpu.pci_address for gpu in self._gpus.found.values()}

@@ -1,6 +1,6 @@
-"""What is or may go wrong: memory errors and repairs, PCIe, the fabric, what the driver asks for.
+"""Actual and potential faults: memory errors and repairs, PCIe, the fabric, recovery actions.
 
-And what need not be known each second: the performance state, media engines.
+Also values that are not needed every second: the performance state, media engines.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ENGINES = {"encoder": "Encoder", "decoder": "Decoder", "jpeg": "Jpg", "optical_f
 SLOWEST_PERFORMANCE_STATE = 15  # 32 stands for unknown
 COMPLETED = 3
 # nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*: two bits each, 1 is true. A GPU without a partition, or
-# without its fabric manager, is at fault as well: there it is the 2 that counts.
+# without its fabric manager, is faulty as well: for those the value 2 marks the fault.
 CONDITIONS = {
     "degraded_bandwidth": (0, 1),
     "route_recovery": (2, 1),
@@ -85,7 +85,7 @@ def _status(result: Json) -> Reading:
 
 
 def _health_mask(result: Json) -> int:
-    """Zero, which says nothing of any condition, where the structure is too old to have one."""
+    """Fabric health mask; 0, which reports no condition, if the structure is too old to contain one."""
     return int(result["healthMask"]) if "healthMask" in result else 0
 
 
@@ -116,7 +116,7 @@ _CALLS: tuple[Call, ...] = (
     ),
     simple("nvmlDeviceGetEnforcedPowerLimit", c.GPU_POWER_LIMIT),
     simple("nvmlDeviceGetMarginTemperature", gpu_power.GPU_TEMPERATURE_MARGIN),
-    # Not each second: where it matters, on Hopper and later, GPM tells the engines one by one.
+    # Not every second: on Hopper and later, where it matters, GPM reports each engine.
     *(
         Call(
             (f"nvmlDeviceGet{name}Utilization",),

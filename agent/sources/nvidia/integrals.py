@@ -1,8 +1,8 @@
-"""Counters that the agent makes itself: the integrals over time of what the driver only samples.
+"""Counters computed by the agent: integrals over time of values that the driver only samples.
 
-A sample speaks of the time since the one before it, where that is at most `LONGEST_SAMPLE_NS` ago on
-the clock of the same boot. Time that no sample speaks of is not counted: the counter stands still. So
-what two readings of a counter differ by is what was seen between them, and never more than that.
+A sample covers the time since the previous one, if that is at most `LONGEST_SAMPLE_NS` ago on the
+clock of the same boot. Time not covered by a sample is not counted: the counter does not advance.
+So the difference of two counter readings is what was observed between them, and never more.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from railscope.reading import PRESENT, REASONS, Absent
 
 NS_PER_SECOND = 1_000_000_000
 LONGEST_SAMPLE_NS = 30 * NS_PER_SECOND
-"""As far apart as samples may be for metering to call the time between them observed."""
+"""Longest time between two samples that metering counts as observed."""
 
 MAX_MEMORY_BYTES = 1 << 50
-"""More memory than any GPU has; a reading beyond is an error of the driver."""
+"""More memory than any GPU has; a higher reading is an error of the driver."""
 
 
 @dataclass(frozen=True, slots=True)
 class Integrated:
-    """A gauge, the counter of its integral over time, and the most that a sample can be.
+    """A gauge, the counter of its integral over time, and the maximum of a sample.
 
-    What is below 0 or above `most` is no sample but an error: a bill is made of the counter, and it
-    would keep the error for ever.
+    A value below 0 or above `most` is an error, not a sample: the counter is a basis of invoices
+    and would retain the error permanently.
     """
 
     gauge: Metric
@@ -37,10 +37,10 @@ class Integrated:
 
 
 class Integral:
-    """The sum of samples times the time each speaks of; nothing is rounded until it is told."""
+    """Sum of samples multiplied by the time each covers; rounded only on output."""
 
     def __init__(self, numerator: int, denominator: int) -> None:
-        """A step of the sum, a sample's step times a nanosecond, is this fraction of what is told."""
+        """Set the conversion of one sum step (sample step times nanosecond) to counter steps, as a fraction."""
         self._numerator, self._denominator = numerator, denominator
         self._sum = 0
         self._boot_id = ""
@@ -48,12 +48,12 @@ class Integral:
 
     @classmethod
     def of(cls, integrated: Integrated) -> Integral:
-        """From the steps that the gauge comes in to those that the counter is told in."""
+        """Integral that converts from steps of the gauge to steps of the counter."""
         step = integrated.gauge.scale / (integrated.counter.scale * NS_PER_SECOND)
         return cls(step.numerator, step.denominator)
 
     def take(self, sample: int, boot_id: str, boot_ns: int) -> int:
-        """Count a sample, and tell the integral up to it."""
+        """Add a sample, and return the integral up to it."""
         if self._last_ns is not None and boot_id == self._boot_id:
             passed_ns = boot_ns - self._last_ns
             if 0 < passed_ns <= LONGEST_SAMPLE_NS:
@@ -64,7 +64,7 @@ class Integral:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a gauge stands in the table, and where its integral."""
+    """Columns of a gauge and of its integral in the table."""
 
     gauge: int
     counter: int
@@ -73,10 +73,10 @@ class _Place:
 
 
 class Integrals:
-    """The integrals of one source, kept for as long as the agent runs.
+    """Integrals of one source, retained as long as the agent runs.
 
-    A source whose samples are further apart than `LONGEST_SAMPLE_NS` has none: they would stand still
-    while the GPU works.
+    A source whose samples are further apart than `LONGEST_SAMPLE_NS` has none: they would not
+    advance while the GPU works.
     """
 
     def __init__(self, wanted: Iterable[Integrated], period_seconds: float) -> None:
@@ -95,7 +95,7 @@ class Integrals:
                 self._places.append(_Place(position, counter, one.most, integral))
 
     def read(self, host: Host, into: Table) -> None:
-        """Count what the gauges tell now. Where one tells nothing, neither does its integral."""
+        """Add the current values of the gauges. An absent gauge makes its integral absent."""
         if not self._places:
             return
         boot_id, boot_ns = host.boot_id, host.clock.now().boot_ns

@@ -1,4 +1,4 @@
-"""What changes from second to second: activity, memory, clocks, power, heat, what holds clocks down."""
+"""Values that change every second: activity, memory, clocks, power, heat, clock limit reasons."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from railscope.catalog.entities import GPU_CLOCK, GPU_THROTTLE
 from railscope.reading import Absent, Reading
 
 CLOCKS = {"graphics": 0, "sm": 1, "memory": 2, "video": 3}
-# Fields that count the nanoseconds a reason was active since driver load.
+# Fields that count the nanoseconds that a reason was active since driver load.
 THROTTLE_FIELDS = {
     74: "software_power_cap",
     75: "thermal",
@@ -34,13 +34,14 @@ THROTTLE_FIELDS = {
     80: "application_clocks",
     81: "base_clocks",
 }
-# Three more in a row, under new numbers since driver 590 (pynvml 13.615); 575 and 580 have them
-# where power smoothing is now (NVIDIA/k8s-test-infra, mocknvml: what nvidia-smi 580 asks for).
+# Three more consecutive ones, under new numbers since driver 590 (pynvml 13.615); 575 and 580 have
+# them at the present numbers of power smoothing (NVIDIA/k8s-test-infra, mocknvml: calls of
+# nvidia-smi 580).
 SLOWDOWNS = ("software_thermal", "hardware_thermal", "hardware_power_brake")
 _FIRST_SLOWDOWN_FIELD, _FIRST_SLOWDOWN_FIELD_BEFORE_590 = 269, 251
 _DRIVERS_BEFORE_590 = range(575, 590)
 _REASONS_OF_ALL = 0x1FF
-"""What nvml.h has long had, for a GPU that does not tell what it supports."""
+"""The oldest reasons of nvml.h, for a GPU that does not report its supported ones."""
 ALL_LINKS = 0xFFFF_FFFF
 MODULE_SCOPE, MEMORY_SCOPE = 1, 2
 HOTTEST_BELIEVABLE_CELSIUS = 200  # DCGM rejects higher ones too
@@ -48,12 +49,12 @@ HOTTEST_BELIEVABLE_CELSIUS = 200  # DCGM rejects higher ones too
 
 def _memory_temperature(value: Json) -> Reading:
     if value == 0:
-        return Absent.UNSUPPORTED  # of a GPU without the sensor (NVIDIA/dcgm-exporter#460)
+        return Absent.UNSUPPORTED  # a GPU without the sensor (NVIDIA/dcgm-exporter#460)
     return int(value) if 0 < value < HOTTEST_BELIEVABLE_CELSIUS else Absent.ERROR
 
 
 def _memory_power(value: Json) -> Reading:
-    # A GPU without the sensor may tell 0 (ml-energy/zeus, device/gpu/nvidia.py).
+    # A GPU without the sensor may report 0 (ml-energy/zeus, device/gpu/nvidia.py).
     return int(value) or Absent.UNSUPPORTED
 
 
@@ -141,12 +142,12 @@ QUESTIONS = _questions(_REASONS_OF_ALL, _FIRST_SLOWDOWN_FIELD)
 
 
 def questions(host: Host, gpu: int) -> Questions:
-    """What to ask one GPU: of the reasons to hold clocks down, those that it can tell."""
+    """Calls for one GPU, with the clock limit reasons that it supports."""
     return _questions(_supported(host, gpu), _first_slowdown_field(host))
 
 
 def _supported(host: Host, gpu: int) -> int:
-    """The reasons a GPU can tell, as a bit mask; those of all where it does not say."""
+    """Supported clock limit reasons of a GPU as a bit mask; the default set if it does not report them."""
     for what in ("Event", "Throttle"):
         try:
             told = int(host.call("nvml", f"nvmlDeviceGetSupportedClocks{what}Reasons", gpu))

@@ -1,7 +1,8 @@
-"""MIG devices: what each has and uses.
+"""MIG devices: resources and usage of each.
 
-Power, energy, heat, clocks and PCIe are the whole GPU's and stay with it; utilisation is told of
-neither while a GPU is cut, and NVLink is off (nvml.h). Activity by GPM is in `activity`.
+Power, energy, heat, clocks and PCIe are those of the whole GPU and stay with it; while a GPU is
+partitioned utilisation is reported for neither, and NVLink is off (nvml.h). GPM activity is in
+`activity`.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ INTEGRATED = (Integrated(s.MIG_MEMORY_USED, s.MIG_MEMORY_USED_TIME, MAX_MEMORY_B
 
 
 class Mig(HoldsNothing):
-    """Every MIG device of every GPU; notices at each read when they come, go or change."""
+    """Every MIG device of every GPU; each read detects added, removed and changed ones."""
 
     name = "mig"
     family = "nvml"
@@ -76,7 +77,7 @@ class Mig(HoldsNothing):
         self._integrals = Integrals(INTEGRATED, period_seconds)
 
     def probe(self, host: Host) -> Inventory:
-        """Plan what to ask each MIG device, and count those of each GPU that could have some."""
+        """Plan the calls for each MIG device, and count those of each MIG-capable GPU."""
         gpus = self._gpus.look(host)
         columns = Columns()
         capable = [gpu for gpu in gpus.values() if gpu.mig_mode]
@@ -89,7 +90,7 @@ class Mig(HoldsNothing):
         return Inventory(tuple(columns.columns), (), findings)
 
     def read(self, host: Host, into: Table) -> None:
-        """Ask each MIG device, and whether the others are still the same."""
+        """Read each MIG device, and check that the set of devices is unchanged."""
         for gpu, column in self._counted:
             into.put(column, self._look(host, gpu))
         self._plans.read(host, into)
@@ -97,7 +98,7 @@ class Mig(HoldsNothing):
         into.grown |= self._gpus.generation != self._plans.generation
 
     def _look(self, host: Host, gpu: GpuDevice) -> Reading:
-        """How many MIG devices a GPU has; where they are not the ones planned for, all look anew."""
+        """Number of MIG devices of a GPU; if they differ from the planned ones, all sources probe again."""
         try:
             mode = bool(host.call("nvml", "nvmlDeviceGetMigMode", gpu.index)[0])
             devices = mig_devices(host, gpu.index, gpu.entity) if mode else ()

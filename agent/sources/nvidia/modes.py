@@ -1,4 +1,4 @@
-"""Changes of what GPUs are set to: a setting that is another one than at the last read is an event."""
+"""Changes of GPU settings: a setting that differs from the last read is an event."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ WATCHED: Mapping[Metric, tuple[str, tuple[str, ...]]] = {
     gpu_modes.GPU_COMPUTE_MODE: ("compute_mode", ()),
     gpu_power.GPU_POWER_BOUNDS: ("power_limit", ("requested",)),
 }
-"""Each setting by its reading: what a change of it is called, and of which part of the GPU it is."""
+"""Watched settings by metric: the name of the change, and the part of the GPU that it belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a setting stands in the table."""
+    """A setting's column in the table."""
 
     column: int
     metric: Metric
@@ -35,10 +35,10 @@ class _Place:
 
 
 class Modes:
-    """Compares settings from read to read, for as long as the agent runs."""
+    """Comparison of settings between reads, as long as the agent runs."""
 
     def __init__(self) -> None:
-        """Nothing is known before the first read."""
+        """Start without known values."""
         self._places: list[_Place] = []
         self._last: dict[tuple[str, str], int] = {}
 
@@ -51,7 +51,7 @@ class Modes:
                 self._places.append(_Place(position, metric, entity.key[0], change))
 
     def changes(self, host: Host, row: Table, addresses: Mapping[str, str]) -> Iterable[Event]:
-        """Events of what has changed; what cannot be read now is compared when it can be again.
+        """Events of changed settings; a setting that is absent now is compared when it is present again.
 
         `addresses` are the PCI addresses of GPUs by UUID.
         """
@@ -73,5 +73,5 @@ class Modes:
 
 
 def _said(metric: Metric, stored: int) -> str:
-    """A setting in words, or in base units."""
+    """A setting as its state name, or in base units."""
     return metric.states.get(stored) or f"{float(stored * metric.scale):g}"

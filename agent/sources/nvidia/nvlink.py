@@ -1,6 +1,6 @@
-"""NVLinks: what each carries and how well.
+"""NVLinks: traffic and signal quality of each.
 
-Counters of one meaning have moved from generation to generation: the field of the newest is asked
+Counters with the same meaning have changed fields between generations: the newest field is tried
 first. Sources: nvml.h, NVML_FI_DEV_NVLINK_*.
 """
 
@@ -71,7 +71,7 @@ def bit_error_decades(word: int) -> Reading:
 
     `word` holds the exponent in bits 0 to 7 and the mantissa in bits 8 to 11 (nvml.h,
     NVML_NVLINK_ERROR_COUNTER_BER_GET). No error so far is mantissa 15 and exponent 255, the best
-    ratio there is (NVIDIA/DCGM, DcgmHealthWatch.cpp); a mantissa of 0 is no ratio.
+    possible ratio (NVIDIA/DCGM, DcgmHealthWatch.cpp); a mantissa of 0 is invalid.
     """
     exponent, mantissa = word & _EXPONENT_MASK, word >> _EXPONENT_BITS & _MANTISSA_MASK
     if mantissa == 0:
@@ -96,14 +96,14 @@ def _field(
 
 
 def _error_entries(name: str, link: int) -> tuple[int | str, ...]:
-    """Where to find the count of an error of the link, the newest place first."""
+    """Batch entries with the count of an error of the link, the newest first."""
     runs, scoped = _LEGACY_ERRORS[name]
     newest: tuple[int | str, ...] = () if scoped is None else (f"{scoped}:{link}",)
     return (*newest, *_legacy(runs, link))
 
 
 def _legacy(runs: tuple[int, ...], link: int) -> tuple[int, ...]:
-    """The field of the link itself, for the first twelve."""
+    """Field of the link itself, for the first twelve links."""
     if not runs or link >= 2 * _LEGACY_SPLIT:
         return ()
     return (runs[link // _LEGACY_SPLIT] + link % _LEGACY_SPLIT,)
@@ -137,7 +137,7 @@ def traffic_fields(link: int, entity: Entity) -> list[Field]:
 
 
 def signal_fields(link: int, entity: Entity) -> list[Field]:
-    """How well the link carries: error ratios, corrected codewords, blocks sent again."""
+    """Signal quality of a link: error ratios, corrected codewords, retransmitted blocks."""
     own = entity.key[1:]
     fields = [
         Field(
@@ -172,12 +172,12 @@ class NvLink(HoldsNothing):
         self._gpus = gpus or Gpus()
         self._plans = Plans()
         self._asked: dict[int, tuple[int, Questions]] = {}
-        """For each GPU the number of its links, and what is asked of them."""
+        """For each GPU the number of its links, and the calls for them."""
         self._counts: dict[tuple[str, ...], int] = {}
         self._up: dict[int, list[int]] = {}
         """States of the links of each GPU at the last read."""
         self._totals: list[tuple[int, list[int]]] = []
-        """Where the number of links of a GPU stands, and where the states of its links stand."""
+        """Column of a GPU's number of links, and columns of its link states."""
 
     @classmethod
     def traffic(cls, period_seconds: float = 10.0, gpus: Gpus | None = None) -> NvLink:
@@ -190,7 +190,7 @@ class NvLink(HoldsNothing):
         return cls("nvlink_signal", period_seconds, gpus, signal=True)
 
     def probe(self, host: Host) -> Inventory:
-        """Count the links of each GPU and plan what to ask of them."""
+        """Count the links of each GPU and plan the calls for them."""
         gpus = self._gpus.look(host)
         if self._gpus.generation != self._plans.generation:
             self._asked.clear()
@@ -198,13 +198,13 @@ class NvLink(HoldsNothing):
         wanted = [(gpu.index, gpu.entity, self._asked[gpu.index][1]) for gpu in linked]
         self._plans.place(host, self._gpus.generation, wanted, columns)
         self._totals = [] if self._signal else _totals(linked, columns)
-        self._up.clear()  # what is supported was learned with the links as they are now
+        self._up.clear()  # support was detected with the links in their current states
         return Inventory(tuple(columns.columns), tuple(gpu.entity for gpu in linked))
 
     def _links(self, host: Host, gpu: GpuDevice) -> int:
-        """How many links a GPU has. What to ask of them is kept: it is thousands of fields."""
+        """Number of links of a GPU. The calls for them are cached: they are thousands of fields."""
         told = _count(host, gpu.index)
-        if told is None:  # it cannot say now, and has lost none for that
+        if told is None:  # a failed call does not mean lost links
             told = self._counts.get(gpu.entity.key, 0)
         count = self._counts[gpu.entity.key] = told
         if count != self._asked.get(gpu.index, (0, None))[0]:
@@ -218,7 +218,7 @@ class NvLink(HoldsNothing):
         return count
 
     def read(self, host: Host, into: Table) -> None:
-        """Ask about all links of a GPU in one batch, and count those that are up."""
+        """Read all links of a GPU in one batch, and count the active ones."""
         self._plans.read(host, into)
         for total, states in self._totals:
             into.put(total, len(states))
@@ -230,13 +230,13 @@ class NvLink(HoldsNothing):
         into.grown |= self._gpus.generation != self._plans.generation
 
     def _trained(self, total: int, states: list[int]) -> bool:
-        """Whether links came up or went down: what a link supports may hang on its being up."""
+        """True if links came up or went down: what a link supports may depend on its state."""
         before, self._up[total] = self._up.get(total), states
         return before is not None and before != states
 
 
 def _totals(gpus: Sequence[GpuDevice], columns: Columns) -> list[tuple[int, list[int]]]:
-    """Columns of how many links a GPU has, and where the states of its links are."""
+    """Columns of the number of links of each GPU, and positions of its link states."""
     states: dict[tuple[str, ...], list[int]] = {gpu.entity.key: [] for gpu in gpus}
     for position, (metric, entity) in enumerate(columns.columns):
         if metric is n.NVLINK_STATE:
@@ -250,7 +250,7 @@ def _totals(gpus: Sequence[GpuDevice], columns: Columns) -> list[tuple[int, list
 
 
 def _count(host: Host, gpu: int) -> int | None:
-    """How many links a GPU has; None where it does not say just now."""
+    """Number of links of a GPU; None if the driver does not report it at present."""
     try:
         (value,), (code,) = host.call("nvml", "nvmlDeviceGetFieldValues", gpu, _LINK_COUNT)
     except NvmlError as error:
@@ -279,7 +279,7 @@ def _facts(host: Host, gpu: int, link: int) -> dict[str, str]:
 
 
 def _ask(host: Host, function: str, gpu: int, link: int) -> Json:
-    """An answer about a link, or None where there is none."""
+    """Result of a call about a link, or None if there is none."""
     try:
         return host.call("nvml", function, gpu, link)
     except (NvmlError, OSError):

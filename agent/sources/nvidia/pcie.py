@@ -1,9 +1,9 @@
-"""Whether the paths of GPUs to the processor run as well as they can.
+"""Detection of degraded PCIe paths between GPUs and the processor.
 
-The driver lowers the speed of a GPU's link, never its width, while there is no work (nvml.h,
-nvmlDeviceGetCurrPcieLinkGeneration). So a slow link is a fault only of a GPU that works: one that
-ran a kernel in the driver's last sample, in a performance state for computing, at two reads in a
-row. Where the driver does not tell the load, as with MIG, a slow link gets no verdict.
+While there is no work, the driver lowers the speed of a GPU's link, never its width (nvml.h,
+nvmlDeviceGetCurrPcieLinkGeneration). So a slow link is a fault only on a busy GPU: one that ran a
+kernel in the driver's last sample, in a performance state for computing, at two consecutive reads.
+If the driver does not report the load, as with MIG, a slow link gets no verdict.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from railscope.entity import Entity
 from railscope.reading import Absent
 
 _COMPUTING = range(3)
-"""P0 to P2: consumer cards compute in P2."""
+"""P0 to P2: consumer GPUs compute in P2."""
 _LAST_STATE = 15
 
 
 class GpuPaths:
-    """The state of every GPU's PCIe path, and what its link should reach."""
+    """State of every GPU's PCIe path, and its expected link."""
 
     name = "gpu_pcie"
     family = "nvml"
@@ -44,10 +44,10 @@ class GpuPaths:
         self._paths: list[tuple[PciLink, ...]] = []
         self._files: LinkFiles | None = None
         self._worked: set[str] = set()
-        """GPUs that had work and a slow link at the last read."""
+        """GPUs that were busy and had a slow link at the last read."""
 
     def probe(self, host: Host) -> Inventory:
-        """Find the GPUs on the bus, whoever has them, and what is above them."""
+        """Find the GPUs on the bus, whatever their driver, and the links above them."""
         devices = pci.look(host)
         roles = {address: device.role for address, device in devices.items()}
         columns, self._paths = Columns(), []
@@ -68,7 +68,7 @@ class GpuPaths:
         return Inventory(tuple(columns.columns))
 
     def read(self, host: Host, into: Table) -> None:
-        """Judge each path; the driver is asked about load only where a link is slow."""
+        """Evaluate each path; the load is read from the driver only for a slow link."""
         if self._files is None:
             return
         states = self._files.read()
@@ -79,7 +79,7 @@ class GpuPaths:
         into.grown = self._gpus.generation != self._generation
 
     def _sleeps(self, host: Host, address: str, worked: set[str]) -> bool | Absent:
-        """Whether a slow link may be that of a GPU without work; nothing else there may sleep."""
+        """True if a slow link can be explained by an idle GPU; no other device may have a slow link."""
         if pci.role(host, address) != pci.GPU:
             return False
         gpus = self._gpus.found.values()
@@ -99,7 +99,7 @@ class GpuPaths:
         return False if address in worked else Absent.NOT_DUE
 
     def close(self) -> None:
-        """Close the kept files."""
+        """Close the open files."""
         if self._files:
             self._files.close()
         self._files = None

@@ -1,8 +1,9 @@
-"""What is asked of one device, and what it turned out not to have.
+"""Calls for one device, and those found to be unsupported.
 
-That is learned when a plan is made and not asked again; plans are made anew when the driver, the GPU
-or its mode is another. What a whole GPU does not support keeps its column and says so; a part that
-it does not have, like its eighth decoder or the error counters of another generation, gets none.
+Support is detected when a plan is made and not tested again; plans are rebuilt when the driver, the
+GPU or its mode changes. A metric of a whole GPU that is unsupported keeps its column, as absent; a
+part that the GPU lacks, like an eighth decoder or the error counters of another generation, has no
+column.
 """
 
 from __future__ import annotations
@@ -21,19 +22,21 @@ from railscope.reading import Absent, Reading
 
 _NOT_SUPPORTED = 3
 _GONE = {1, 9, 15, 16, 18}
-"""UNINITIALIZED, DRIVER_NOT_LOADED, GPU_IS_LOST, RESET_REQUIRED, LIB_RM_VERSION_MISMATCH: whatever
-comes back may have other things."""
+"""UNINITIALIZED, DRIVER_NOT_LOADED, GPU_IS_LOST, RESET_REQUIRED, LIB_RM_VERSION_MISMATCH.
+
+After any of them, the device may support other things.
+"""
 _DOES_NOT_HAVE = {_NOT_SUPPORTED, 13, 25, 26}
 """NOT_SUPPORTED, FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH, DEPRECATED."""
 _HAS_NO_ENTRY = {*_DOES_NOT_HAVE, 2}
-"""An entry that an older driver does not know is an invalid argument to it."""
+"""An older driver treats an entry that it lacks as an invalid argument."""
 
 Device = int | str
 
 
 @dataclass(slots=True)
 class _Asked:
-    """A call, its first column, and the functions that may still be there, the newest first."""
+    """A call, its first column, and the functions that may still be supported, the newest first."""
 
     call: Call
     left: list[str]
@@ -41,16 +44,16 @@ class _Asked:
     columns: tuple[Column, ...]
     column: int = 0
     members: int = 0
-    """Of the largest structure so far: one with fewer is incomplete."""
+    """Member count of the largest structure so far: one with fewer is incomplete."""
 
     @classmethod
     def of(cls, call: Call, device: Device, about: Entity) -> _Asked:
-        """A call that nothing is known of yet."""
+        """A call whose support has not been tested yet."""
         arguments = (device, *call.arguments) if call.of_device else call.arguments
         return cls(call, list(call.functions), arguments, _columns(call.targets, about))
 
     def reading(self, target: Target, result: Json) -> Reading:
-        """The reading in a result; what an incomplete structure does not support is an error."""
+        """Reading in a result; an unsupported member of an incomplete structure is an error."""
         reading = picked(target.pick, result)
         if isinstance(result, dict):
             self.members = max(self.members, len(result))
@@ -61,7 +64,7 @@ class _Asked:
 
 @dataclass(slots=True)
 class _Slot:
-    """An entry of the batch and its column; `left` are the entries to try if it is not there."""
+    """An entry of the batch and its column; `left` are the entries still to be tried."""
 
     field: Field
     left: list[Device]
@@ -78,9 +81,9 @@ class Plan:
 
     def __init__(self, device: Device, about: Entity, questions: Questions) -> None:
         self.learnt = False
-        """Whether the device has answered, so that what it does not have is known."""
+        """True once the device has answered, so that its unsupported calls are known."""
         self.outgrown = False
-        """Whether parts turned out to be missing that still have columns."""
+        """True if parts that still have columns were found to be missing."""
         self._device = device
         self._about = about
         self._batch, self._recent = questions.batch, questions.recent
@@ -96,13 +99,13 @@ class Plan:
         self._first = self._width = 0
 
     def learn(self, host: Host) -> None:
-        """Ask everything once, for what the device has."""
+        """Make every call once, to detect what the device supports."""
         scratch = Columns()
         self.place(scratch)
         self.read(host, Table(len(scratch.columns)))
 
     def place(self, columns: Columns) -> None:
-        """Add the columns of what the device has, and of what a whole device should have."""
+        """Add the columns of what the device supports, and of what a whole device should support."""
         self._first = len(columns.columns)
         parts: list[_Asked | _Slot] = [*self._calls, *self._slots]
         for part in parts:
@@ -114,7 +117,7 @@ class Plan:
         self.outgrown = False
 
     def read(self, host: Host, into: Table) -> None:
-        """Fill the device's columns; what fails costs only its own. One that is gone is asked no more."""
+        """Fill the device's columns; a failed call affects only its own. A lost device ends the read."""
         try:
             self._read_batch(host, into)
             for asked in self._calls:
@@ -137,7 +140,7 @@ class Plan:
     # Calls -------------------------------------------------------------------------------------
 
     def _read_call(self, host: Host, into: Table, asked: _Asked) -> None:
-        """Fill a call's columns; functions the driver does not have are asked this once."""
+        """Fill a call's columns; functions that the driver lacks are tried only this once."""
         targets, column = asked.call.targets, asked.column
         while asked.left:
             try:
@@ -149,7 +152,7 @@ class Plan:
                     into.put_none(column, len(targets), nvml_reason(error.code))
                     return
             except FileNotFoundError:
-                pass  # a recording of a machine that was not asked
+                pass  # a recording without this call
             else:
                 for place, target in enumerate(targets, column):
                     into.put(place, asked.reading(target, result))
@@ -168,12 +171,12 @@ class Plan:
                 return
             values, codes = answer
             if any(codes) and self._drop(codes):
-                continue  # other entries are to be asked for
+                continue  # retry with the remaining entries
             self._fill(into, values, codes)
             return
 
     def _ask_batch(self, host: Host) -> tuple[Json, Json] | Absent:
-        """The values of all entries and their codes; a reason where the call as a whole fails."""
+        """Values and codes of all entries; an absence reason if the call as a whole fails."""
         lacking = [_NOT_SUPPORTED] * len(self._slots)
         try:
             values, codes = host.call("nvml", self._batch, self._device, *self._entries)
@@ -185,12 +188,12 @@ class Plan:
             return (lacking, lacking) if none else nvml_reason(error.code)
         except FileNotFoundError:
             return lacking, lacking
-        except (TypeError, ValueError):  # of another form: a capture that was written by hand
+        except (TypeError, ValueError):  # unexpected form: a hand-written capture
             return Absent.ERROR
         return (values, codes) if formed and set(map(type, codes)) <= {int} else Absent.ERROR
 
     def _drop(self, codes: Json) -> bool:
-        """Drop entries the device does not have, for older ones or a call; whether any was."""
+        """Replace unsupported entries by older ones or by a call. Return True if there were any."""
         kept = []
         for slot, code in zip(self._slots, codes, strict=True):
             if code in _HAS_NO_ENTRY:
@@ -212,7 +215,7 @@ class Plan:
         self._picks = tuple(slot.field.target.pick for slot in slots)
 
     def _fill(self, into: Table, values: Json, codes: Json) -> None:
-        """Put readings into their columns; at most ticks all are numbers, side by side."""
+        """Put readings into their columns; in most reads all are numbers in adjacent columns."""
         first, last = self._slots[0].column, self._slots[-1].column
         if last - first == len(self._slots) - 1 and not any(codes):
             numbers: list[Any] = []
@@ -227,7 +230,7 @@ class Plan:
 
 
 class Plans:
-    """The plans of one source, kept from probe to probe until what is there has changed."""
+    """Plans of one source, retained between probes until the inventory changes."""
 
     def __init__(self) -> None:
         self.generation = -1
@@ -241,9 +244,9 @@ class Plans:
         wanted: Iterable[tuple[Device, Entity, Questions]],
         columns: Columns,
     ) -> None:
-        """Make a plan for each device, or take up the one there is, and give it its columns.
+        """Place the columns of each device's plan; a plan is made, or reused from the last probe.
 
-        A device that does not answer now keeps what was known of it.
+        A device that does not answer now keeps its previous plan.
         """
         before, changed = self._kept, generation != self.generation
         kept: dict[tuple[Device, tuple[str, ...], bool], Plan] = {}
@@ -262,7 +265,7 @@ class Plans:
         self._current = list(kept.values())
 
     def read(self, host: Host, into: Table) -> None:
-        """Fill the columns of all devices; parts found missing make the next read plan anew."""
+        """Fill the columns of all devices; newly missing parts request another probe."""
         for plan in self._current:
             plan.read(host, into)
         into.grown |= any(plan.outgrown for plan in self._current)

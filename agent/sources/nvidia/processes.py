@@ -1,9 +1,9 @@
-"""Each process on a GPU and each virtual GPU by itself, bounded in number.
+"""Individual processes and virtual GPUs of each GPU, bounded in number.
 
-A process is told one by one once it has lived through two looks, so that many short ones do not
-make new columns every time; what is not told is counted. Process ids are those of the host: in a
-container the agent needs the host's PID namespace. Every job makes other columns: that is good for a
-page, and too much for a schema that travels.
+A process gets its own columns once it has been present at two polls, so that short processes do not
+create new columns every time; the others are counted. PIDs are those of the host: in a container
+the agent needs the host's PID namespace. Every job has different columns: acceptable on a metrics
+endpoint, too many for a schema that is transmitted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NOT_FOUND = 6
 
 @dataclass(slots=True)
 class _Use:
-    """What is known of the use of one GPU, and where its columns are."""
+    """Usage of one GPU, and its columns."""
 
     gpu: GpuDevice
     column: int = 0
@@ -51,12 +51,12 @@ class Processes(HoldsNothing):
         self._generation = 0
         self._uses: list[_Use] = []
         self._seen: dict[int, set[int]] = {}
-        """Processes of each GPU at the last look: those that are still there now may be told."""
+        """Processes of each GPU at the last poll: those still present now may get columns."""
         self._planned: dict[int, list[Process]] = {}
         self._vgpus: dict[int, dict[int, Entity]] = {}
 
     def probe(self, host: Host) -> Inventory:
-        """Make columns for every GPU, and for the processes that have been there a while."""
+        """Create columns for every GPU, and for the processes that have been present at two polls."""
         gpus = self._gpus.look(host)
         self._generation = self._gpus.generation
         columns = Columns()
@@ -68,7 +68,7 @@ class Processes(HoldsNothing):
         there, trouble = processes(host, gpu)
         seen = self._seen.get(gpu.index)
         lasting = [p for p in there.values() if seen is None or p.pid in seen]
-        if trouble:  # who was there keeps the columns until it can be told that they are gone
+        if trouble:  # processes keep their columns until they are confirmed to have ended
             lasting = self._planned.get(gpu.index, [])
         else:
             self._seen[gpu.index] = set(there)
@@ -88,7 +88,7 @@ class Processes(HoldsNothing):
         return use
 
     def read(self, host: Host, into: Table) -> None:
-        """Look at every GPU. Whoever has come to stay, or is gone, makes the next read plan anew."""
+        """Poll every GPU. A process that stayed or ended, or a changed vGPU, requests another probe."""
         for use in self._uses:
             there, trouble = processes(host, use.gpu)
             self._tell(host, use, there, trouble, into)
@@ -121,7 +121,7 @@ class Processes(HoldsNothing):
                 into.put(column + 2, busy.get(pid, (0, 0))[1])
 
     def _tell_vgpus(self, host: Host, use: _Use, trouble: Absent | None, into: Table) -> bool:
-        """Tell of those that have columns; whether others are there now."""
+        """Report the virtual GPUs that have columns. Return True if the running ones differ from them."""
         instances = trouble or _running_vgpus(host, use.gpu.index)
         if isinstance(instances, Absent):
             for column in use.vgpus.values():
@@ -169,7 +169,7 @@ def _utilization(host: Host, gpu: GpuDevice) -> dict[int, tuple[int, int]] | Abs
 
 
 def _running_vgpus(host: Host, gpu: int) -> list[int] | Absent:
-    """Those that run, none where the GPU can have none; or why that cannot be told now."""
+    """Running virtual GPUs, none if the GPU does not support them; or the absence reason."""
     told = vgpus_of(host, gpu)
     return [] if told is Absent.UNSUPPORTED else told
 

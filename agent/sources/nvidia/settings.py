@@ -1,4 +1,4 @@
-"""What changes rarely: limits, thresholds, modes, memory errors by place, spare rows, C2C."""
+"""Values that change rarely: limits, thresholds, modes, memory errors by location, spare rows, C2C."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ _FIELDS: tuple[Field, ...] = (
 
 
 def questions(host: Host, gpu: int) -> Questions:
-    """What to ask one GPU: about fans and links to a Grace processor for as many as it has."""
+    """Calls for one GPU, with its actual numbers of fans and of links to a Grace processor."""
     fans = _count(lambda: host.call("nvml", "nvmlDeviceGetNumFans", gpu))
     links = _count(lambda: _first_field(host, gpu, _C2C_LINK_COUNT))
     return Questions(

@@ -1,4 +1,4 @@
-"""How many use a GPU, and how they share it: the same columns, whoever comes and goes."""
+"""Number of users of a GPU, and its sharing mode: the same columns for any set of processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNUSED, EXCLUSIVE, TIME_SLICING, MPS, MIG, VGPUS = s.GPU_SHARING.states
 
 
 class Sharing(HoldsNothing):
-    """How many use each GPU, and how they share it."""
+    """Number of processes and virtual GPUs of each GPU, and its sharing mode."""
 
     name = "gpu_sharing"
     family = "nvml"
@@ -45,7 +45,7 @@ class Sharing(HoldsNothing):
         return Inventory(tuple(columns.columns))
 
     def read(self, host: Host, into: Table) -> None:
-        """Count who is there."""
+        """Count the processes and virtual GPUs."""
         count = len(self._columns)
         for gpu, column in self._columns:
             at = host.clock.now()
@@ -59,7 +59,7 @@ class Sharing(HoldsNothing):
 
 
 def vgpus_of(host: Host, gpu: int) -> list[int] | Absent:
-    """The virtual GPUs that run on a GPU, or why they cannot be told."""
+    """Running virtual GPUs of a GPU, or the reason for their absence."""
     try:
         return [int(instance) for instance in host.call("nvml", "nvmlDeviceGetActiveVgpus", gpu)]
     except NvmlError as error:
@@ -69,12 +69,12 @@ def vgpus_of(host: Host, gpu: int) -> list[int] | Absent:
 
 
 def _sharing(gpu: GpuDevice, there: dict[int, Process], vgpus: list[int] | Absent) -> Reading:
-    """How the GPU is shared. More than one process that computes, without MPS, takes turns."""
+    """Sharing mode of the GPU. Several computing processes without MPS are time-sliced."""
     if gpu.mig_mode == "1":
         return MIG
     if isinstance(vgpus, Absent):
         if vgpus is not Absent.UNSUPPORTED:
-            return vgpus  # there may be some
+            return vgpus  # some may be running
     elif vgpus:
         return VGPUS
     contexts = [process.context for process in there.values()]
