@@ -1,8 +1,8 @@
-"""NVMe drives: what they are, how their connection is, and their own log of their health.
+"""NVMe drives: their identity, the state of their connection, and their health log.
 
-Files: torvalds/linux drivers/nvme/host/sysfs.c. The log comes from the drive by a command, which may
-take as long as the drive takes: the source has a thread of its own. A drive is known by its PCI
-address, one behind a network by the kernel's name for it.
+Files: torvalds/linux drivers/nvme/host/sysfs.c. The log is read from the drive by a command, which
+takes as long as the drive takes: the source runs on its own thread. A drive is identified by its
+PCI address, a drive behind a network by the kernel's name for it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class NvmeDrives(HoldsNothing):
         self._controllers: list[str] = []
 
     def probe(self, host: Host) -> Inventory:
-        """Find the drives. Whether one keeps a log is asked at each read."""
+        """Find the drives. Support of the health log is determined at each read."""
         columns = Columns()
         self._controllers = []
         findings = []
@@ -78,7 +78,7 @@ class NvmeDrives(HoldsNothing):
         return Inventory(tuple(columns.columns), (), tuple(findings))
 
     def read(self, host: Host, into: Table) -> None:
-        """Read the state of each drive and ask it for its log."""
+        """Read the state and the health log of each drive."""
         width = 1 + _HEALTH_COLUMNS
         for position, controller in enumerate(self._controllers):
             start = position * width
@@ -93,7 +93,7 @@ class NvmeDrives(HoldsNothing):
 
 
 def _add(columns: Columns, drive: Entity) -> None:
-    """The columns of a drive: state, temperature, numbers, directions, warnings."""
+    """Add the columns of a drive: state, temperature, numbers, directions, warnings."""
     columns.add(c.STATE, drive)
     columns.add(c.TEMPERATURE, drive)
     for metric in _NUMBERS.values():
@@ -105,7 +105,7 @@ def _add(columns: Columns, drive: Entity) -> None:
 
 
 def _health(log: Json) -> list[Reading]:
-    """The readings of a health log, in the order of the columns."""
+    """Readings of a health log, in the order of the columns."""
     return [
         picked(_temperature, log),
         *(log.get(name, Absent.ERROR) for name in (*_NUMBERS, *_DIRECTIONS)),
@@ -145,7 +145,7 @@ def _entity(host: Host, controller: str) -> Entity:
 
 
 def _address(host: Host, directory: str) -> str:
-    """The PCI address of a drive; empty for one that is reached over a network."""
+    """PCI address of a drive; empty for a drive behind a network."""
     try:
         _, *addresses = pci_path(host.resolve(f"{directory}/device"))
     except OSError:

@@ -1,7 +1,7 @@
-"""Transceivers and cables: what is plugged in, temperature, light, and the module's own alarms.
+"""Transceivers and cables: identity, temperature, optical power, and the module's own alarms.
 
-What a module tells lies in its EEPROM (SFF-8472, SFF-8636, CMIS), behind a slow bus that the card's
-firmware reads: seldom, and on a thread of its own.
+A module's data are in its EEPROM (SFF-8472, SFF-8636, CMIS), which the NIC's firmware reads over a
+slow bus: rarely, and on the source's own thread.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _THRESHOLDS: Mapping[tuple[str, str], Metric] = {
     ("receive_power_", "_nanowatts"): c.RECEIVE_POWER_THRESHOLD,
     ("transmit_power_", "_nanowatts"): c.TRANSMIT_POWER_THRESHOLD,
 }
-"""Beginning and end of a threshold's key; what is between them is its name: low_alarm."""
+"""Prefix and suffix of a threshold's key; the part between them is its name: low_alarm."""
 _OTHER_FORM = (AttributeError, KeyError, TypeError, ValueError)
 _REMEDY = "install the drop-in network.conf (CAP_NET_ADMIN), or do without these"
 
 
 class Optics(Looking):
-    """The module of every physical interface."""
+    """Module of every physical interface."""
 
     name = "optics"
     family = "optics"
@@ -54,7 +54,7 @@ class Optics(Looking):
         self._cards = cards or Cards()
 
     def look(self, host: Host) -> Look:
-        """Ask every card for its module."""
+        """Read the module of every NIC."""
         look = Look(described=list(self._cards.look(host)))
         interfaces = physical_interfaces(host)
         for interface in interfaces:

@@ -1,7 +1,7 @@
-"""PCIe links of GPUs, network cards, NVMe drives and the switch ports above them, from sysfs.
+"""PCIe links of GPUs, NICs, NVMe drives and the switch ports above them, from sysfs.
 
-Files: torvalds/linux Documentation/ABI/testing/sysfs-bus-pci and
-sysfs-bus-pci-devices-aer_stats. A reading of "Unknown" speed or 0 or 255 lanes is no value.
+Files: torvalds/linux Documentation/ABI/testing/sysfs-bus-pci and sysfs-bus-pci-devices-aer_stats.
+"Unknown" speed and 0 or 255 lanes are not values.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from railscope.entity import Entity
 from railscope.reading import Absent, parse_integer, reason_of
 
 ALL_ERRORS = "TOTAL_ERR"
-"""What the line of an aer_dev_* file begins with that counts messages of all kinds (pcie/aer.c)."""
+"""Prefix of the line of an aer_dev_* file that counts messages of all kinds (pcie/aer.c)."""
 _SEVERITIES = ("correctable", "nonfatal", "fatal")
 _ROOT_FILES = {"correctable": "cor", "nonfatal": "nonfatal", "fatal": "fatal"}
 _LINKS: dict[str, tuple[Metric, str]] = {
@@ -48,7 +48,7 @@ _AWAKE = "D0"
 
 @dataclass(slots=True)
 class _Plan:
-    """The columns of the last probe, by what fills them."""
+    """Columns of the last probe, by data source."""
 
     columns: Columns = field(default_factory=Columns)
     links: list[tuple[int, str, str]] = field(default_factory=list)
@@ -61,9 +61,9 @@ class _Plan:
 
 
 class Pcie:
-    """Speed, width and errors of the links that carry GPU and network traffic; what has gone.
+    """Speed, width and errors of the links that carry GPU and network traffic; vanished devices.
 
-    The state of a GPU's path is another source's: it takes the driver to say whether a slow link
+    The state of a GPU's path belongs to another source: only the driver can report if a slow link
     saves power.
     """
 
@@ -78,7 +78,7 @@ class Pcie:
         self._counts: KeptFiles | None = None
 
     def probe(self, host: Host) -> Inventory:
-        """Find the devices of interest, and everything between them and the processor."""
+        """Find the relevant devices, and all devices between them and the processor."""
         try:
             addresses = host.names(ROOT)
         except FileNotFoundError:
@@ -106,7 +106,7 @@ class Pcie:
         return Inventory(tuple(plan.columns.columns), (), (_finding(devices, bool(plan.errors)),))
 
     def read(self, host: Host, into: Table) -> None:
-        """Look who is there, and read every link and every error file."""
+        """List the devices on the bus, and read every link and every error file."""
         if self._links is None or self._counts is None:
             return
         self._read_presence(host, into)
@@ -149,7 +149,7 @@ class Pcie:
                 into.put(column, reason_of(error))
 
     def close(self) -> None:
-        """Close the kept files."""
+        """Close the open files."""
         for kept in (self._links, self._counts):
             if kept:
                 kept.close()
@@ -157,10 +157,10 @@ class Pcie:
 
 
 def parse_aer(text: bytes) -> dict[str, int]:
-    """Counts by error from an aer_dev_* file, that of all errors as `ALL_ERRORS`.
+    """Counts by error from an aer_dev_* file, with the count of all errors as `ALL_ERRORS`.
 
-    Names may hold spaces (older kernels), so a line is split at its last one; a line that does not
-    end in a number is left out.
+    Names may contain spaces (older kernels), so a line is split at its last one; a line that does
+    not end in a number is skipped.
     """
     counts = {}
     for line in text.decode(errors="replace").splitlines():
@@ -208,7 +208,7 @@ def _place_errors(host: Host, plan: _Plan, entity: Entity) -> None:
 
 
 def _sleeps(host: Host, address: str) -> bool | Absent:
-    """Whether a device may be saving power. Network cards and switches never slow their links.
+    """True if a device may be saving power. NICs and switches never slow their links.
 
     A drive may, but not in D0 (Documentation/ABI/testing/sysfs-bus-pci, power_state).
     """

@@ -1,7 +1,7 @@
-"""Which PCI devices have been on the bus since the agent started, and which of them are gone.
+"""PCI devices seen on the bus since the agent started, and those of them that vanished.
 
-A device that is pulled, or that a switch drops, takes its files with it, and all its series would
-simply end. Here it stays known, until the agent starts anew.
+When a device is unplugged, or dropped by a switch, its files vanish and all its series would simply
+end. Here it is remembered until the agent restarts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from railscope.entity import Entity
 from railscope.frame import Event, Instant
 
 MAX_DEVICES = 1024
-"""More than a server has slots for; what is new beyond that is not followed."""
+"""More than a node has slots; further new devices are not followed."""
 
 
 @dataclass(slots=True)
@@ -28,13 +28,13 @@ class _Known:
 
 
 class Presence:
-    """The devices that were ever seen, with what they were last called."""
+    """Every device seen so far, with its last names."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
         self._listed: frozenset[str] = frozenset()
         self.grown = False
-        """Whether the bus is no longer as the last probe found it."""
+        """True if the bus differs from the last probe."""
 
     def learn(
         self,
@@ -42,9 +42,9 @@ class Presence:
         devices: Mapping[str, Entity],
         names: Mapping[str, Sequence[str]],
     ) -> dict[str, Entity]:
-        """Take in what a probe found on the bus; every device that was ever seen, by address.
+        """Add the devices found by a probe, and return every device seen so far by address.
 
-        A device that has no names any more, as a half removed one, keeps those it had.
+        A device without names, such as a partially removed one, keeps its earlier names.
         """
         self._listed, self.grown = frozenset(listed), False
         for address, entity in devices.items():
@@ -57,7 +57,7 @@ class Presence:
         return {address: known.entity for address, known in sorted(self._known.items())}
 
     def compare(self, there: Collection[str], now: Instant) -> list[Event]:
-        """What has gone and what is back, given all addresses that are on the bus now."""
+        """Events of vanished and returned devices, for the addresses currently on the bus."""
         self.grown = self._listed != frozenset(there)
         events = []
         for address, device in self._known.items():

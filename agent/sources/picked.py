@@ -1,4 +1,4 @@
-"""Columns picked by key from a file that tells many values at once."""
+"""Columns selected by key from a file with many values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Parse: TypeAlias = Callable[[bytes], Mapping[Hashable, Reading]]
 
 @dataclass(slots=True)
 class Picked:
-    """One file, and which column each of its keys fills."""
+    """One file, and the column of each of its keys."""
 
     path: str
     parse: Parse
@@ -23,7 +23,7 @@ class Picked:
     _seen: frozenset[Hashable] = frozenset()
 
     def present(self, host: Host) -> Mapping[Hashable, Reading]:
-        """What the file tells at a probe; nothing where it cannot be read."""
+        """Values of the file at a probe; empty if it cannot be read."""
         try:
             values = self.parse(host.read(self.path))
         except OSError:
@@ -32,7 +32,7 @@ class Picked:
         return values
 
     def read(self, host: Host, into: Table) -> None:
-        """Fill the columns; a key the file no longer has is gone, a new one calls for a probe."""
+        """Fill the columns; a key missing from the file is gone, a new one requests a probe."""
         try:
             values = self.parse(host.read(self.path))
         except OSError as error:
@@ -47,12 +47,12 @@ class Picked:
 
 
 def natural(word: str) -> Reading:
-    """A number of a table, 0 and up. Anything else is an error."""
+    """Non-negative number of a table. Anything else is an error."""
     if word.isascii() and word.isdecimal() and int(word) < UNSIGNED_RANGE:
         return int(word)
     return Absent.ERROR
 
 
 def whole_lines(content: bytes) -> list[str]:
-    """The lines of a file but for one without its end: a number in it may be cut short."""
+    """Lines of a file, without an unterminated last line: a number in it may be truncated."""
     return content[: content.rfind(b"\n") + 1].decode(errors="replace").splitlines()

@@ -1,8 +1,8 @@
-"""TCP, UDP, IP, processor backlogs and connection tracking: what the kernel's network stack counts.
+"""TCP, UDP, IP, processor backlogs and connection tracking: counters of the kernel's network stack.
 
 Files: /proc/net/snmp and netstat (pairs of lines, names and values: RFC 4293, 4022, 4113 and
 torvalds/linux include/uapi/linux/snmp.h), softnet_stat (net/core/net-procfs.c) and nf_conntrack.
-Counts are those of the network namespace the agent is in. RDMA traffic passes all of it by.
+Counts are those of the agent's network namespace. RDMA traffic bypasses all of it.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _ECN = {
 }
 _NUMBER = "number"
 _CUT_WORD = re.compile(rb"(?:^|\s)[^\s]{1,7}$")
-"""Words have eight digits each (net/core/net-procfs.c): a last one that has fewer was cut short."""
+"""Words have eight digits each (net/core/net-procfs.c): a shorter last one is truncated."""
 _Key = TypeVar("_Key", bound=Hashable)
 
 
 def parse_pairs(content: bytes) -> dict[Hashable, Reading]:
     """Values by protocol and name, from a line of names and the line of values after it.
 
-    A line without its other half, as at the end of a file cut short, is left out.
+    A line without its other half, as at the end of a truncated file, is skipped.
     """
     found: dict[Hashable, Reading] = {}
     names: dict[str, list[str]] = {}
@@ -78,7 +78,7 @@ def parse_softnet(content: bytes) -> dict[int, dict[Hashable, int]]:
 
 
 def parse_conntrack(content: bytes) -> dict[int, dict[Hashable, int]]:
-    """Counts by processor and name, from a line of names and a line of words a processor."""
+    """Counts by processor and name, from a line of names and one line of words per processor."""
     head, *lines = whole_lines(content) or [""]
     names = head.split()
     rows = (_hexadecimal(line) for line in lines)
@@ -104,7 +104,7 @@ class ProcessorSum:
     _last: dict[int, int] = field(default_factory=dict)
 
     def advance(self, counts: Mapping[int, int]) -> int:
-        """The sum after a look. Where a count fell by more than a wrap, all is counted anew."""
+        """Return the updated sum. If a count fell by more than a wrap, the sum restarts."""
         steps = {cpu: (count - self._last.get(cpu, 0)) % _WRAP for cpu, count in counts.items()}
         known = steps.keys() & self._last.keys()
         if any(steps[cpu] >= _WRAP // 2 for cpu in known):
@@ -136,7 +136,7 @@ class ProcessorTable:
 
 
 class Protocols(HoldsNothing):
-    """Retransmits, drops, full buffers, congestion marks and full tables of the server."""
+    """Retransmits, drops, full buffers, congestion marks and full tables of the node."""
 
     name = "protocols"
     family = "host"
@@ -148,7 +148,7 @@ class Protocols(HoldsNothing):
         self._conntrack = ProcessorTable(parse_conntrack)
 
     def probe(self, host: Host) -> Inventory:
-        """Find out which of the counts this kernel has."""
+        """Find the counters that this kernel has."""
         columns = Columns()
         node = Entity(NODE)
         snmp = _of(c.SNMP, node) | {("Tcp", "CurrEstab"): (c.TCP_CONNECTIONS, node)}

@@ -1,11 +1,11 @@
 """Energy of the processors' power domains, from the kernel's power capping framework.
 
 Files: torvalds/linux Documentation/power/powercap/powercap.rst. Intel and AMD processors share the
-driver's name. Only root may read energy_uj since kernel 5.10 (CVE-2020-8694); who may not still
-learns the limits.
+driver's name. Only root may read energy_uj since kernel 5.10 (CVE-2020-8694); without root the
+limits are still readable.
 
-The counter goes round at max_energy_range_uj, on a busy package every few minutes. It is carried on
-to 64 bits here; the unit of the hardware (15 or 61 uJ) is lost at each round.
+The counter wraps at max_energy_range_uj, every few minutes on a busy package. It is extended to 64
+bits here; one unit of the hardware (15 or 61 uJ) is lost at each wrap.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from railscope.reading import Absent, Reading, parse_integer, reason_of
 
 ROOT = "/sys/class/powercap"
 MAX_WATTS = 2000
-"""More than any domain draws whose counter goes round within a day."""
+"""Higher than the power of any domain whose counter wraps within a day."""
 _RANGE = "max_energy_range_uj"
 _ZONE = re.compile(r"intel-rapl(-mmio)?(:[0-9a-f]+)+")
 _REMEDY = "run the agent as root, give it CAP_DAC_READ_SEARCH, or let it read /sys/class/powercap/*/energy_uj"
@@ -38,11 +38,11 @@ class EnergyCounter:
     _last: tuple[int, int] | None = None
 
     def advance(self, raw_uj: int, now_ns: int) -> Reading:
-        """The total after a look at the hardware's counter; the first look has none to tell.
+        """Total after a sample of the hardware's counter; NOT_DUE for the first sample.
 
-        A fall is a round where the energy it stands for could have been used since the last look,
-        and otherwise a reset. After a reset, and after so long a pause that rounds may have gone by
-        unseen, the total starts at 0 again, so that nobody takes the gap for known.
+        A decrease is a wrap if the energy it stands for could have been used since the last sample,
+        and otherwise a reset. After a reset, and after a pause so long that wraps may have been
+        missed, the total restarts at 0, so that the gap is not mistaken for measured energy.
         """
         last, self._last = self._last, (raw_uj, now_ns)
         if last is None:
@@ -67,7 +67,7 @@ class Rapl:
     name = "rapl"
     family = "host"
     longest_period_seconds = 30.0
-    """A range of 65.5 kJ, the smallest there is, may be gone through in 33 seconds."""
+    """The smallest range, 65.5 kJ, may be used up in 33 seconds."""
 
     def __init__(self, period_seconds: float = 5.0) -> None:
         self.period_seconds = period_seconds
@@ -77,7 +77,7 @@ class Rapl:
         self._limits: KeptFiles | None = None
 
     def probe(self, host: Host) -> Inventory:
-        """Find the domains; one that two interfaces tell of is taken once."""
+        """Find the domains; a domain reported by two interfaces is used once."""
         columns = Columns()
         domains = _domains(host)
         denied = False
@@ -111,10 +111,10 @@ class Rapl:
         start = len(self._domains)
         for column in range(start, len(into.values)):
             limit = _integer(self._limits, column - start)
-            into.put(column, limit or Absent.UNSUPPORTED)  # 0: none is set
+            into.put(column, limit or Absent.UNSUPPORTED)  # 0: no limit is set
 
     def close(self) -> None:
-        """Close the kept files."""
+        """Close the open files."""
         for kept in (self._energy, self._limits):
             if kept:
                 kept.close()
@@ -122,9 +122,9 @@ class Rapl:
 
 
 def _domains(host: Host) -> dict[str, str]:
-    """Directories by the name of the domain, with those it is a part of: package-0/core.
+    """Directories by the path of the domain, with its parents: package-0/core.
 
-    Model-specific registers go before memory-mapped ones, which tell of the same packages.
+    Model-specific registers precede memory-mapped ones, which report the same packages.
     """
     zones = [zone for zone in names(host, ROOT) if _ZONE.fullmatch(zone)]
     found: dict[str, str] = {}

@@ -2,7 +2,7 @@
 
 Layout: torvalds/linux:drivers/infiniband/core/sysfs.c. Reading one file of a set makes the driver
 refresh the whole set, so the files of a set are read back to back. Counters that wrap at 32 bits
-are carried on to 64; those that stick at their end are counted as saturated.
+are extended to 64; those that stick at their maximum are counted as saturated.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Rdma:
     name = "rdma"
     family = "network"
     longest_period_seconds = 10.0
-    """Q counters of mlx5 are 32 bits wide: at some 400 million messages a second 11 seconds' worth."""
+    """Q counters of mlx5 are 32 bits wide: they wrap after 11 seconds at 400 million messages per second."""
 
     def __init__(self, period_seconds: float = 1.0, wiring: Wiring | None = None) -> None:
         self.period_seconds = period_seconds
@@ -63,7 +63,7 @@ class Rdma:
         """Counters before a restart, or hidden from the last probe by failed calls."""
 
     def remember(self, memory: CounterMemory) -> None:
-        """Take up the wraps that were met before a restart, and keep them from now on."""
+        """Load the counter wraps from before a restart, and store them from now on."""
         self._memory = memory
         self._before = memory.load()
 
@@ -102,7 +102,7 @@ class Rdma:
         return Inventory(tuple(columns.columns), tuple(bridges), findings)
 
     def read(self, host: Host, into: Table) -> None:
-        """Read all counter files, then what netlink tells, then the states."""
+        """Read all counter files, then the netlink counters, then the states."""
         if self._counters is None or self._states is None:
             return
         self._counters.read_into(into.values, into.reasons, 0)
@@ -134,7 +134,7 @@ class Rdma:
         return {directory: unwrap.carried for directory, unwrap in self._unwraps.items()}
 
     def close(self) -> None:
-        """Close the kept files."""
+        """Close the open files."""
         for kept in (self._counters, self._states):
             if kept:
                 kept.close()
@@ -152,7 +152,7 @@ _STATES = (
 
 @dataclass(frozen=True, slots=True)
 class _Saturated:
-    """The narrow counters of a port that stick at their end, and the column that counts those."""
+    """Narrow counters of a port that stick at their maximum, and the column with the number of them."""
 
     column: int
     pick: Callable[[Sequence[int]], Sequence[int]]
@@ -181,7 +181,7 @@ def _saturated(files: Sequence[CounterFile], columns: Columns) -> list[_Saturate
 
 
 def _unwraps(files: Sequence[CounterFile], before: dict[str, Carried]) -> dict[str, Unwrap]:
-    """One for each directory that has counters of 32 bits; the others in it have 64."""
+    """One for each directory with 32-bit counters; its other counters have 64 bits."""
     narrow: dict[str, dict[str, int]] = {}
     wide: dict[str, list[int]] = {}
     for column, file in enumerate(files):
@@ -197,7 +197,7 @@ def _unwraps(files: Sequence[CounterFile], before: dict[str, Carried]) -> dict[s
 
 @dataclass(frozen=True, slots=True)
 class _Optional:
-    """Counters of a port that only netlink tells: one call for all of them."""
+    """Counters of a port that only netlink reports: one call for all of them."""
 
     port: Entity
     columns: dict[str, int]
@@ -220,7 +220,7 @@ def _netlink(host: Host, port: Entity) -> dict[str, int]:
 
 
 def _optional(host: Host, driver: str, port: Entity, columns: Columns) -> _Optional | None:
-    """The optional counters of a port that are switched on, and columns for them."""
+    """Enabled optional counters of a port, and columns for them."""
     try:
         told = _netlink(host, port)
     except OSError:
@@ -270,7 +270,7 @@ def _facts(host: Host, base: str, network: Network) -> dict[str, str]:
 
 
 def _driver(host: Host, base: str, address: str) -> str:
-    """The driver of the PCI device; a part of one (a subfunction) sits on a bus of its own."""
+    """Driver of the PCI device; a part of one (a subfunction) is on its own bus."""
     of_pci = linked(host, f"/sys/bus/pci/devices/{address}/driver") if address else ""
     return of_pci or linked(host, f"{base}/device/driver")
 
@@ -291,7 +291,7 @@ def _number(files: KeptFiles, index: int) -> Reading:
 
 
 def _rate(files: KeptFiles, index: int) -> Reading:
-    """The Mb/s in "400 Gb/sec (4X NDR)"; fractions of a gigabit occur."""
+    """Mb/s from a text such as "400 Gb/sec (4X NDR)"; fractions of a gigabit occur."""
     try:
         match = _RATE.match(files.text(index))
     except OSError as error:

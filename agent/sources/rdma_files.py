@@ -1,8 +1,8 @@
-"""Which counter files an RDMA device has, and what each of them tells.
+"""Counter files of an RDMA device, and the metric of each.
 
-Layout: torvalds/linux:drivers/infiniband/core/sysfs.c. Kernels before 4.5 keep the 64-bit counters
-of a port in counters_ext/. What a device counts for all its ports together stands in its own
-hw_counters/; it is told as port 0, which is what the kernel calls the device itself.
+Layout: torvalds/linux:drivers/infiniband/core/sysfs.c. Kernels before 4.5 have the 64-bit counters
+of a port in counters_ext/. Counters of a device for all its ports together are in its own
+hw_counters/; they are reported as port 0, which is the kernel's number for the device itself.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _NAMED = ("mlx5", "mlx4", "bnxt_re", "irdma", "efa", "hfi1", "mana")
 
 
 def rdma_driver(pci_driver: str, device: str) -> str:
-    """The RDMA driver, by the driver of the PCI device it sits on; else by the device's name."""
+    """RDMA driver, by the driver of its PCI device; else by the device's name."""
     by_name = next((driver for driver in _NAMED if device.startswith(driver)), "")
     return _DRIVERS.get(pci_driver, pci_driver) or by_name
 
 
 @dataclass(frozen=True, slots=True)
 class CounterFile:
-    """A counter file: where it lies, and what it tells about what."""
+    """A counter file, with its metric and entity."""
 
     directory: str
     name: str
@@ -45,13 +45,13 @@ class CounterFile:
     about: Entity
     step: int
     narrow: bool
-    """Starts over from zero at 2^32."""
+    """True if it wraps to zero at 2^32."""
     highest: int
-    """Sticks there; 0 where it does not."""
+    """Maximum at which it sticks; 0 if it does not."""
 
     @property
     def path(self) -> str:
-        """Where it lies."""
+        """Path of the file."""
         return f"{self.directory}/{self.name}"
 
 
@@ -66,10 +66,10 @@ class Device:
 
 
 def counter_files(host: Host, device: Device) -> Iterator[CounterFile]:
-    """Every counter file of a device, set by set, as they are to be read: back to back.
+    """Every counter file of a device, set by set, in reading order: back to back.
 
-    Of two files that tell the same metric of a port the first counts; the other one, and what the
-    device adds up over its ports, come under their own names.
+    Of two files with the same metric of a port the first counts; the other one, and sums of the
+    device over its ports, are reported under their own names.
     """
     told: set[Metric] = set()
     for directory, port in device.ports:

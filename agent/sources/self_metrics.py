@@ -1,6 +1,6 @@
-"""What the agent tells about itself: its sources, its spool, its own cost.
+"""Metrics of the agent itself: its sources, its spool, its own cost.
 
-A source like any other, only that it reads the agent and not the machine.
+A source like any other, except that it reads the agent and not the node.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MILLIONTHS = 1_000_000
 
 
 class SourceStatus(Protocol):
-    """What is asked of the status of a source."""
+    """Attributes of a source's status that are read here."""
 
     state: int
     reads: int
@@ -41,7 +41,7 @@ class SourceStatus(Protocol):
 
     @property
     def period_ns(self) -> int:
-        """The present period."""
+        """The current period."""
         ...
 
 
@@ -51,7 +51,7 @@ class SelfMetrics(HoldsNothing):
     name = "agent"
     family = "agent"
     longest_period_seconds = 5.0
-    """A page that says what is wrong must not be the first to fall silent."""
+    """The metrics that report faults must not be the first to become stale."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - one getter for each part of the agent that it reads
         self,
@@ -70,7 +70,7 @@ class SelfMetrics(HoldsNothing):
         self._shipping = shipping
         self._take_events = take_events
 
-    def probe(self, host: Host) -> Inventory:  # noqa: ARG002 - the agent itself is asked
+    def probe(self, host: Host) -> Inventory:  # noqa: ARG002 - it reads the agent itself
         """Columns for every source and for the agent."""
         columns = Columns()
         for name in self._statuses():
@@ -102,7 +102,7 @@ class SelfMetrics(HoldsNothing):
         return Inventory(tuple(columns.columns))
 
     def read(self, host: Host, into: Table) -> None:
-        """Look at every status, the spool and the process."""
+        """Read every status, the spool and the process."""
         now_ns = host.clock.now().boot_ns
         readings: list[Reading] = []
         for status in self._statuses().values():
@@ -140,7 +140,7 @@ class SelfMetrics(HoldsNothing):
         into.events = self._take_events()
 
     def _hung_times(self, now_ns: int, into: Table) -> list[Reading]:
-        """How long each device hangs that did at the last probe."""
+        """Duration of the hang of each device that hung at the last probe."""
         hung = dict(self._hung())
         into.grown = tuple(hung) != self._devices
         return [
@@ -150,7 +150,7 @@ class SelfMetrics(HoldsNothing):
 
 
 def _replay_readings(keeper: Keeper | None) -> list[tuple[Metric, Reading]]:
-    """The cost of a replay; nothing of a live machine."""
+    """Cost of a replay; empty on a live node."""
     if keeper is None or not isinstance(keeper.meter, ReplayMeter):
         return []
     cost = keeper.meter.host.cost
@@ -158,7 +158,7 @@ def _replay_readings(keeper: Keeper | None) -> list[tuple[Metric, Reading]]:
 
 
 def _custody_readings(shipping: ShippingStats) -> list[tuple[Metric, Reading]]:
-    """What there is to say of the audit log; nothing where it is not looked after."""
+    """State of the audit log; empty if it is not witnessed."""
     custody = shipping.custody
     if custody is None:
         return []
@@ -176,7 +176,7 @@ def _absent_counts(status: SourceStatus) -> list[int]:
 
 
 def _budget_readings(keeper: Keeper | None) -> list[tuple[Metric, Entity, Reading]]:
-    """What there is to say of the agent's budget; nothing of what is not bounded."""
+    """State of the agent's budget; limits only for bounded resources."""
     if keeper is None:
         return []
     node, budget, use = Entity(NODE), keeper.budget, keeper.governor.use

@@ -1,7 +1,7 @@
-"""All that know who holds the GPUs, as one source of the agent.
+"""All claim providers of the node, as one source of the agent.
 
-It has a thread of its own: a kubelet that does not answer holds up no GPU. What NVML knows it takes
-from the sources of the driver's thread, which have just asked.
+It runs on its own thread: a kubelet that does not answer blocks no GPU source. Data from NVML are
+taken from the latest reads of the sources on the driver's thread.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from railscope.reading import Absent
 from railscope.settings import SettingsError
 
 MAX_EVENTS_A_FRAME = 500
-"""A collector takes so many events in one envelope, of some seconds and of all sources."""
+"""Maximum of events per frame: a collector accepts a limited number per envelope, for all sources."""
 WAIT_FOR_GPUS_NS = 15_000_000_000
-"""So long the driver has to tell of its GPUs before those remembered have to do."""
+"""Time that the driver has to report its GPUs before the remembered ones are used instead."""
 PROCESS, UNCLAIMED = "process", "unclaimed"
 OWNERS = frozenset(
     ["docker", "containerd", "cri-o", "podman", "systemd", "libvirt", "slurm", "kubernetes"]
 )
-"""Whose processes may count as claims."""
+"""Owners whose processes may count as claims."""
 _METRICS = (c.GPU_CLAIMS, c.GPU_CLAIMED, c.GPU_UNCLAIMED_PROCESSES)
 
 
 def _owners(trusted: str) -> frozenset[str]:
-    """Owners that are trusted. Raises SettingsError for one that is not known."""
+    """Trusted owners. Raises SettingsError for an unknown one."""
     words = frozenset(trusted.split())
     if unknown := sorted(words - OWNERS):
         known = ", ".join(sorted(OWNERS))
@@ -59,12 +59,12 @@ def _owners(trusted: str) -> frozenset[str]:
 
 
 class Tenancy(HoldsNothing):
-    """Who holds what: claims as events, and how much of each GPU is claimed."""
+    """Claims as events, and the claimed share of each GPU."""
 
     name = "tenancy"
     family = "tenancy"
     longest_period_seconds = 30.0
-    """What begins and ends within a period is not seen."""
+    """Claims that begin and end within a period are not detected."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Tenancy(HoldsNothing):
         gpus: Gpus | None = None,
         lists: ProcessLists | None = None,
     ) -> None:
-        """Raises SettingsError for an owner that is not known."""
+        """Raises SettingsError for an unknown owner."""
         self.period_seconds = period_seconds
         self.told = ToldClaims()
         self.devices = Devices()
@@ -89,7 +89,7 @@ class Tenancy(HoldsNothing):
         self._processes = Processes(lists or ProcessLists(), settings.owner_label)
         places = Places(settings.slurm_gpu_files, settings.slurm_job_files, settings.gres_conf)
         self.clock = ClockHistory()
-        """Of the boot, from the first poll on."""
+        """Clock history of the boot, from the first poll on."""
         self._slurm = Slurm(places, lambda: self._node, lambda: self.clock, lambda: self._uses.uses)
         adapters: tuple[Adapter, ...] = (
             self._slurm, Libvirt(), ClaimsFile(settings.file, lambda: self._node), self.told,
@@ -108,18 +108,18 @@ class Tenancy(HoldsNothing):
         self._just_looked = False
 
     def remember(self, directory: Path, node: str) -> None:
-        """Keep what must outlive the agent in a directory, and take up what is there."""
+        """Store state that must survive a restart in a directory, and load the existing state."""
         self._node = node
         self._memory = Memory(directory)
         self.told.keep_in(directory)
 
     @property
     def open(self) -> tuple[Open, ...]:
-        """All that is in force, as of the last look."""
+        """All claims and observed uses in force, as of the last poll."""
         return self._book.open if self._book else ()
 
     def probe(self, host: Host) -> Inventory:
-        """Look, and make columns for the GPUs there are and for those that somebody holds."""
+        """Poll, and create columns for the existing GPUs and for those with a claim."""
         self._just_looked = self._look(host)
         columns = Columns()
         entities = {gpu.entity.key[0]: gpu.entity for gpu in self._gpus.found.values()}
@@ -131,7 +131,7 @@ class Tenancy(HoldsNothing):
         return Inventory(tuple(columns.columns), (), self._findings)
 
     def read(self, host: Host, into: Table) -> None:
-        """Look, if it was not just done, and tell what is claimed and what has changed."""
+        """Poll, unless the probe just did, and report the claims and their changes."""
         looked, self._just_looked = self._just_looked or self._look(host), False
         if not looked:
             into.kept_back = True
@@ -165,7 +165,7 @@ class Tenancy(HoldsNothing):
         return Entity(GPU, (uuid,), {"pci_address": address} if address else {})
 
     def _look(self, host: Host) -> bool:
-        """Ask all places; whether it is known by now which GPUs there are."""
+        """Poll all claim providers. Return False while the set of GPUs is still unknown."""
         now = host.clock.now()
         self._first_ns = now.boot_ns if self._first_ns is None else self._first_ns
         if not self._gpus.looked and now.boot_ns - self._first_ns < WAIT_FOR_GPUS_NS:
@@ -205,7 +205,7 @@ class Tenancy(HoldsNothing):
         return book
 
     def _looks(self, host: Host, book: Book) -> Iterator[Look]:
-        """Kubernetes before the processes, which are then known by the names of their pods."""
+        """Reports of the providers; Kubernetes first, as the owners of processes are named by its pods."""
         yield self._asked(host, book, self._kubernetes.name, self._kubernetes.look)
         self._uses = self._processes.look(host, self.devices, self._kubernetes.pods)
         for adapter in self._adapters:
@@ -223,7 +223,7 @@ class Tenancy(HoldsNothing):
         return use.whose.source in self._trusted and not use.whose.is_anyones
 
     def _claim(self, use: Use) -> Held:
-        """Processes whose owner counts as holding what they are on."""
+        """Claim of processes whose owner is trusted, on the device that they use."""
         whose, device = use.whose, use.device
         return Held(
             source=whose.source, level=Level.NODE_PLUGIN, workload=whose.workload,
@@ -233,7 +233,7 @@ class Tenancy(HoldsNothing):
         )  # fmt: skip
 
     def _of_processes(self, name: str, held: tuple[Held, ...]) -> Look | None:
-        """What processes say, as of their lists; of GPUs without a list nothing is known."""
+        """Report of the processes, as of their lists; GPUs without a list are excluded."""
         oldest, newest = self._uses.oldest, self._uses.newest
         if oldest is None or newest is None:
             return None

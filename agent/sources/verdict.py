@@ -1,7 +1,7 @@
-"""The verdict on every GPU, from what the other sources have read last.
+"""Verdict on every GPU, from the latest frames of the other sources.
 
-A source like any other, only that it reads the agent and not the machine. What the rules are stands
-in `agent.health`.
+A source like any other, except that it reads the agent and not the node. The rules are in
+`agent.health`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class GpuVerdicts(HoldsNothing):
     name = "gpu_verdict"
     family = "agent"
     longest_period_seconds = 20.0
-    """Whoever waits for a GPU to be drained waits no longer than that."""
+    """Upper bound of the delay until a GPU that needs draining is reported."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class GpuVerdicts(HoldsNothing):
         self._said: dict[str, _Said] = {}
 
     def remember(self, memory: ResetMemory) -> None:
-        """Take up what was known before a restart, and keep it from now on."""
+        """Load the state from before a restart, and store it from now on."""
         self._memory = memory
         self._gathering.remembered = memory.load()
 
     def _keep(self, now_ns: int) -> None:
-        """Keep each reset at once, and now and then the counters by which the next would show."""
+        """Store each reset at once, and periodically the counters that reveal the next one."""
         lifetimes = {**self._gathering.remembered, **self._gathering.lifetimes}
         resets = {name: lifetime.resets for name, lifetime in lifetimes.items()}
         due = resets != self._kept or now_ns - self._kept_ns >= KEEP_NS
@@ -67,7 +67,7 @@ class GpuVerdicts(HoldsNothing):
             self._kept, self._kept_ns = resets, now_ns
 
     def probe(self, host: Host) -> Inventory:
-        """Columns for every GPU that was met, also for those that are lost."""
+        """Columns for every GPU seen so far, including lost ones."""
         self._look(host.clock.now().boot_ns)
         self._judged = self._gathering.gpus
         met = {gpu.key[0] for gpu in self._judged}
@@ -110,7 +110,7 @@ class GpuVerdicts(HoldsNothing):
         return status.state if status else UNSUPPORTED
 
     def _findings(self) -> list[Finding]:
-        """How many GPUs are in which state, and of each that is not healthy why, and what to do."""
+        """Number of GPUs in each state, and for each unhealthy one the reason and the action."""
         if not self._judged:
             return [self._no_gpu()]
         facts = {gpu.key[0]: self._gathering.facts(gpu) for gpu in self._judged}
@@ -119,7 +119,7 @@ class GpuVerdicts(HoldsNothing):
         states = [f"{number[s]} {word}" for s, word in h.GPU_HEALTH.states.items() if number[s]]
         detail = f"{counted(len(facts), 'GPU')} by {len(RULES)} rules: {', '.join(states)}"
         return [Finding("health of GPUs", Verdict.SUPPORTED, detail)] + [
-            # What keeps a GPU from being known is a finding of its source, if it is one at all.
+            # If a GPU is unknown, the finding about the cause, if any, is one of its source.
             Finding(
                 f"GPU {name}",
                 Verdict.ABSENT if verdict.state == UNKNOWN else Verdict.BROKEN,
@@ -137,7 +137,7 @@ class GpuVerdicts(HoldsNothing):
         return Finding("health of GPUs", verdict, detail)
 
     def _tell(self, gpu: Entity, verdict: GpuVerdict, now: Instant) -> list[Event]:
-        """An event where the verdict is another; none for a GPU that is well from the start."""
+        """Event for a changed verdict; none for a GPU that is healthy from the start."""
         (name,) = gpu.key
         before, said = self._said.get(name), (verdict.state, verdict.reasons)
         unclear = verdict.missing if verdict.state == UNKNOWN else {}
@@ -158,7 +158,7 @@ class GpuVerdicts(HoldsNothing):
 
 
 def _latest(status: Status | None, now_ns: int) -> Frame | Absent:
-    """The latest frame of a source, or why it says nothing now."""
+    """Latest frame of a source, or its absence reason."""
     if status is None or status.state == UNSUPPORTED:
         return Absent.UNSUPPORTED
     if status.state == STARTING:

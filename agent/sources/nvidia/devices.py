@@ -49,7 +49,7 @@ class GpuDevices(HoldsNothing):
         )
 
     def read(self, host: Host, into: Table) -> None:
-        """Read the driver of each GPU; if a GPU appeared or vanished, the source is probed before the next read."""
+        """Read the driver of each GPU; an added or removed GPU requests another probe."""
         missing = []
         for position, address in enumerate(self._addresses):
             state = self._state(host, address)

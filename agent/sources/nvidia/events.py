@@ -43,7 +43,7 @@ class NvmlEvents(HoldsNothing):
     name = "gpu_event"
     family = "nvml"
     longest_period_seconds = 5.0
-    """The event queue is bounded, and where the kernel log is unreadable events are the only source of Xids."""
+    """The event queue is bounded, and without the kernel log events are the only source of Xids."""
 
     def __init__(
         self, book: XidBook, period_seconds: float = 1.0, gpus: Gpus | None = None

@@ -40,7 +40,7 @@ class Integral:
     """Sum of samples multiplied by the time each covers; rounded only on output."""
 
     def __init__(self, numerator: int, denominator: int) -> None:
-        """Set the conversion of one sum step (sample step times nanosecond) to counter steps, as a fraction."""
+        """Set the counter steps per step of the sum (sample step times nanosecond), as a fraction."""
         self._numerator, self._denominator = numerator, denominator
         self._sum = 0
         self._boot_id = ""

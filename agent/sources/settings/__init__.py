@@ -1,1 +1,1 @@
-"""What a network card is set to, one module per place it is read from."""
+"""Settings of a NIC, one module per interface they are read from."""

@@ -1,8 +1,8 @@
-"""The physical network interfaces of a server, and what one of them told of its settings.
+"""Physical network interfaces of a node, and the settings read from one of them.
 
-An interface is physical where /sys/class/net has a link to its device (not a bond, a bridge, a VLAN
-or a tunnel), and stands for a port of a card: not for a virtual function, which has a `physfn`, and
-not for the near end of one, whose port is called pf0vf3 (Documentation/ABI/testing/sysfs-class-net,
+An interface is physical if /sys/class/net has a link to its device (not a bond, a bridge, a VLAN or
+a tunnel), and represents a port of a NIC: not a virtual function, which has a `physfn`, and not a
+representor of one, whose port name is pf0vf3 (Documentation/ABI/testing/sysfs-class-net,
 sysfs-bus-pci; Documentation/networking/representors.rst).
 """
 
@@ -30,7 +30,7 @@ _DIGEST = 8
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A physical network interface and where else the kernel tells of it."""
+    """A physical network interface, with its other identifiers in the kernel."""
 
     interface: str
     driver: str = ""
@@ -40,7 +40,7 @@ class Card:
 
 
 def physical_interfaces(host: Host) -> list[str]:
-    """The interfaces that stand for a port of a card."""
+    """Interfaces that represent a port of a NIC."""
     return [name for name in names(host, NET) if _is_physical(host, f"{NET}/{name}")]
 
 
@@ -53,9 +53,9 @@ def _is_physical(host: Host, directory: str) -> bool:
 
 
 def card(host: Host, interface: str) -> Card:
-    """An interface with its driver, its PCI address and its RDMA port, where it has them.
+    """An interface with its driver, its PCI address and its RDMA port, if it has them.
 
-    Where several ports share one PCI function they count from zero in `dev_port`.
+    If several ports share one PCI function they count from zero in `dev_port`.
     """
     directory = f"{NET}/{interface}"
     devices = names(host, f"{directory}/device/infiniband")
@@ -73,29 +73,29 @@ def card(host: Host, interface: str) -> Card:
 
 @dataclass
 class Told:
-    """What one question told of a card: texts that are watched for changes, and readings."""
+    """Result of one query of a NIC: texts that are watched for changes, and readings."""
 
     interface: str
     texts: dict[str, str] = field(default_factory=dict)
     readings: dict[Column, Reading] = field(default_factory=dict)
 
     def say(self, setting: str, text: str) -> None:
-        """Tell a setting in its canonical form; one that is long is cut and told by its digest."""
+        """Add a setting in its canonical form; a long text is truncated, with its digest appended."""
         if len(text) > _LONGEST:
             digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST]
             text = f"{text[:_LONGEST]}... {digest}"
         self.texts[setting] = text
 
     def put(self, metric: Metric, reading: Reading, *part: str) -> None:
-        """Tell a number of the interface or of a part of it.
+        """Add a number of the interface or of a part of it.
 
-        What is not supported or not there makes no column.
+        Unsupported and missing values have no column.
         """
         if reading not in {Absent.UNSUPPORTED, Absent.GONE}:
             self.readings[metric, Entity(metric.about, (self.interface, *part))] = reading
 
     def number(self, setting: str, metric: Metric, reading: Reading, *part: str) -> None:
-        """Tell a setting that is a number."""
+        """Add a setting that is a number."""
         self.put(metric, reading, *part)
         if not isinstance(reading, Absent):
             self.say(setting, str(reading))
@@ -103,7 +103,7 @@ class Told:
     def switches(
         self, setting: str, metric: Metric, states: dict[int, Reading], *part: str
     ) -> None:
-        """Tell which priorities something is on for; as a text only where all of them are known."""
+        """Add the on/off state of each priority; as a text only if all states are readable."""
         for priority, state in states.items():
             self.put(metric, state, *part, str(priority))
         known = {p: s for p, s in states.items() if s not in {Absent.UNSUPPORTED, Absent.GONE}}
@@ -112,5 +112,5 @@ class Told:
 
 
 def listed(items: Iterable[object]) -> str:
-    """Items of a list in their order, or a word for none."""
+    """Items of a list in their order, or `NONE` if there are none."""
     return ",".join(map(str, items)) or NONE

@@ -1,10 +1,11 @@
-"""Settings that files tell: MTU, congestion control, trust, buffers, RDMA.
+"""Settings read from files: MTU, congestion control, trust, buffers, RDMA.
 
-Below /sys/class/net/*/ecn and qos and /sys/class/infiniband/*/tc lies what only the vendor's driver
-has (OFED, mlx5/core/en_sysfs.c and mlx5/tc.c). The kernel's own driver has congestion control in
-debugfs, which is root's (Linux drivers/infiniband/hw/mlx5/cong.c and bnxt_re/debugfs.c), Broadcom's in
-configfs (bnxt_re/configfs.c). A device is in configfs when someone has made its directory there, also
-that of rdma_cm (Linux drivers/infiniband/core/cma_configfs.c).
+The files below /sys/class/net/*/ecn and qos and /sys/class/infiniband/*/tc exist only with the
+vendor's driver (OFED, mlx5/core/en_sysfs.c and mlx5/tc.c). The kernel's own driver has congestion
+control in debugfs, which only root may read (Linux drivers/infiniband/hw/mlx5/cong.c and
+bnxt_re/debugfs.c), Broadcom's in configfs (bnxt_re/configfs.c). A device is in configfs once an
+administrator has created its directory there; this also applies to rdma_cm (Linux
+drivers/infiniband/core/cma_configfs.c).
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _IRREGULAR = {
     "clamp_tgt_rate_after_time_inc": "rp_clamp_tgt_rate_ati",
     "cnp_802p_prio": "np_cnp_prio",
 }
-"""Names of OFED's files that are not those of cc_params with another beginning."""
+"""OFED's file names that differ from those of cc_params in more than the prefix."""
 _GIDS = 16
-"""Entries of the GID table that are looked at: default GIDs and the first addresses come first."""
+"""Number of GID table entries that are read: default GIDs and the first addresses come first."""
 _DECIMAL_OR_HEXADECIMAL = re.compile(rb"0x[0-9a-fA-F]+|0|[1-9]\d*")
 _GLOBAL_CLASS = re.compile(r"Global tclass=(\d+)")
 _DSCPS = re.compile(r"prio:(\d+)\s+dscp:([\d,\s]+)")
@@ -45,7 +46,7 @@ def _number(host: Host, path: str) -> Reading:
 
 
 def _text(host: Host, path: str) -> str | None:
-    """The content of a file; None where there is none. Raises OSError where it cannot be read."""
+    """Content of a file; None if it does not exist. Raises OSError if it cannot be read."""
     try:
         return host.read(path).decode(errors="replace").strip()
     except OSError as error:
@@ -55,7 +56,7 @@ def _text(host: Host, path: str) -> str | None:
 
 
 def _names(host: Host, path: str) -> list[str]:
-    """The entries of a directory; none where there is none. Raises OSError where it may not be read."""
+    """Entries of a directory; empty if it does not exist. Raises OSError if it cannot be read."""
     try:
         return host.names(path)
     except FileNotFoundError:
@@ -86,7 +87,7 @@ def ecn(host: Host, card: Card) -> Told:
 
 
 def parameter(side: str, name: str) -> str:
-    """The name in cc_params of a file of OFED: rpg_ai_rate of the reacting side is rp_ai_rate."""
+    """Name in cc_params of a file of OFED: rpg_ai_rate of the reaction side is rp_ai_rate."""
     return _IRREGULAR.get(name) or f"{side}_{name.removeprefix('rpg_')}"
 
 
@@ -95,7 +96,7 @@ def _parameter(told: Told, name: str, reading: Reading) -> None:
 
 
 def congestion_directories(card: Card) -> Mapping[str, str]:
-    """Where else the driver of a card keeps the parameters of congestion control."""
+    """Other directories in which the driver of a NIC has parameters of congestion control."""
     if card.driver == MLX5 and card.pci_address:
         return {"cc_params": f"/sys/kernel/debug/mlx5/{card.pci_address}/cc_params"}
     if card.driver == BNXT and card.rdma_port:
@@ -108,9 +109,9 @@ def congestion_directories(card: Card) -> Mapping[str, str]:
 
 
 def congestion(host: Host, card: Card, directory: str, told_before: Iterable[str]) -> Told:
-    """Parameters of congestion control; each costs a command to the firmware.
+    """Parameters of congestion control; reading each costs a firmware command.
 
-    Those that are known already are not asked for, and what is no number is none of them.
+    Parameters in `told_before` are not read again, and values that are not numbers are skipped.
     """
     told = Told(card.interface)
     for name in sorted(set(_names(host, directory)).difference(told_before)):
@@ -148,7 +149,7 @@ def qos(host: Host, card: Card) -> Told:
 
 
 def _buffers(told: Told, text: str) -> None:
-    """A line with the port's memory, then a line for each buffer: size, xoff and xon threshold."""
+    """Parse a line with the port's memory, then a line for each buffer: size, xoff and xon threshold."""
     port = _PORT_BUFFER.search(text)
     rows = [tuple(map(int, row)) for row in _BUFFER.findall(text)]
     buffers(told, {row[0]: row[1] for row in rows}, int(port[1]) if port else None)
@@ -158,7 +159,7 @@ def _buffers(told: Told, text: str) -> None:
 
 
 def rdma(host: Host, card: Card) -> Told:
-    """What connections over the card's RDMA port get: type of service, RoCE mode, traffic class."""
+    """Defaults for connections over the NIC's RDMA port: type of service, RoCE mode, traffic class."""
     told = Told(card.interface)
     if not card.rdma_port:
         return told
@@ -177,7 +178,7 @@ def rdma(host: Host, card: Card) -> Told:
 
 
 def gids(host: Host, card: Card) -> Told:
-    """Which kinds of GIDs the card's RDMA port has; an empty entry of the table answers EINVAL."""
+    """GID types of the NIC's RDMA port; reading an empty entry of the table fails with EINVAL."""
     told = Told(card.interface)
     directory = f"{_INFINIBAND}/{card.rdma_device}/ports/{card.rdma_port}/gid_attrs/types"
     entries = range(_GIDS) if card.rdma_port else ()

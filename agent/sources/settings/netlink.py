@@ -1,7 +1,7 @@
-"""Settings that netlink tells: data centre bridging, pause, FEC, rings, link modes.
+"""Settings read over netlink: data centre bridging, pause, FEC, rings, link modes.
 
 Sources: linux UAPI dcbnl.h and ethtool_netlink.h. The answers are those of the host's seam
-"netlink"; a key that is absent is something the kernel or the driver does not say.
+"netlink"; an absent key is not reported by the kernel or the driver.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SPEED = re.compile(r"(\d+)base")
 
 
 def dcb(card: Card, answer: Json) -> Told:
-    """PFC, ETS, applications, trust, buffers and rate limits of a card."""
+    """PFC, ETS, applications, trust, buffers and rate limits of a NIC."""
     told = Told(card.interface)
     if pfc := answer.get("pfc"):
         on = set(pfc["enabled"])
@@ -59,9 +59,9 @@ def _ets(told: Told, ets: Mapping[str, Sequence[int | str]]) -> None:
 
 
 def _applications(told: Told, card: Card, entries: Sequence[Mapping[str, int | str]]) -> None:
-    """What decides the priority of a packet.
+    """Add the rules for the priority of a packet.
 
-    mlx5 has no trust table: it keeps DSCP entries while the card trusts DSCP, and no others (Linux
+    mlx5 has no trust table: it has DSCP entries only while the NIC trusts DSCP (Linux
     drivers/net/ethernet/mellanox/mlx5/core/en_dcbnl.c, mlx5e_trust_initialize).
     """
     dscp: dict[int, list[int]] = {}
@@ -80,21 +80,21 @@ def _applications(told: Told, card: Card, entries: Sequence[Mapping[str, int | s
 
 
 def dscp_map(told: Told, dscp: Mapping[int, Iterable[int]]) -> None:
-    """Which DSCPs each priority has, as in 3:24-31,6:48."""
+    """Add the DSCPs of each priority, as in 3:24-31,6:48."""
     told.say(
         "dscp_map", listed(f"{priority}:{_spans(dscp[priority])}" for priority in sorted(dscp))
     )
 
 
 def _spans(numbers: Iterable[int]) -> str:
-    """Numbers in order, neighbours drawn together: 0-7+26."""
+    """Numbers in order, with consecutive ones as a range: 0-7+26."""
     ordered = enumerate(sorted(set(numbers)))
     runs = [[n for _, n in run] for _, run in groupby(ordered, lambda pair: pair[1] - pair[0])]
     return "+".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def buffers(told: Told, sizes: Mapping[int, int], total: int | None) -> None:
-    """The receive buffers of a port in bytes, and the memory they are cut from."""
+    """Add the receive buffers of a port in bytes, and the memory that they are allocated from."""
     told.say("buffer_size", listed(sizes.values()))
     for buffer, size in sizes.items():
         told.put(c.BUFFER, size, str(buffer))
@@ -113,7 +113,7 @@ def pause(card: Card, answer: Json) -> Told:
 
 
 def fec(card: Card, answer: Json) -> Told:
-    """Forward error correction: what is asked for is a setting, what the link uses a state."""
+    """Forward error correction: the configured modes are a setting, the mode in use is a state."""
     told = Told(card.interface)
     modes = sorted(mode.lower() for mode in answer["modes"])
     told.say("fec", listed([*(["automatic"] if answer.get("automatic") else []), *modes]))
@@ -134,7 +134,7 @@ def rings(card: Card, answer: Json) -> Told:
 
 
 def link_modes(card: Card, answer: Json) -> Told:
-    """Autonegotiation, and what the link should and does come to. Its speed is a state."""
+    """Autonegotiation, and the expected and current capability of the link. Its speed is a state."""
     told = Told(card.interface)
     if "autonegotiation" in answer:
         on = bool(answer["autonegotiation"])
@@ -149,15 +149,15 @@ def link_modes(card: Card, answer: Json) -> Told:
 
 
 def expected_megabits(supported: Iterable[str], peer: Iterable[str]) -> int | None:
-    """The highest speed of the modes that both sides have; without a word of the peer, of our own.
+    """Highest speed of the modes that both ends support; without modes of the peer, of this end.
 
-    `supported` is what the driver says of its port with the module that is in it. The type of the
-    module is no bound: 0x11 of SFF-8024 stands for QSFP28 as well as for QSFP56.
+    `supported` are the modes that the driver reports for its port with the plugged module. The type
+    of the module is not a bound: 0x11 of SFF-8024 stands for QSFP28 as well as for QSFP56.
     """
     own, other = set(supported), set(peer)
     return _highest(own & other) or _highest(own)
 
 
 def _highest(modes: Iterable[str]) -> int | None:
-    """The speed of the fastest of modes like 400000baseCR4/Full; others are names of features."""
+    """Speed of the fastest of modes like 400000baseCR4/Full; other names are features."""
     return max((int(m[1]) for m in map(_SPEED.match, modes) if m), default=None)
