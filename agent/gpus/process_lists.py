@@ -1,6 +1,6 @@
 """Processes of each GPU, as the driver lists them.
 
-The lists are expensive; the source that reads them keeps the latest for other sources.
+The lists are expensive; the source that reads them caches the latest for other sources.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class RootedFiles:
 
 
 class OpenFiles:
-    """Files whose descriptors stay open: a pread costs a tenth of an open.
+    """Files with descriptors that stay open: a pread costs a tenth of an open.
 
     A descriptor is reopened after its device vanished and returned (ENODEV).
     """

@@ -50,7 +50,7 @@ MAX_LETTERS_TOKEN = 5
 
 
 def is_whole(section: str, key: str) -> bool:
-    """True if the answer to a question contains only what drivers and the kernel define."""
+    """True if the answer for a key contains only what drivers and the kernel define."""
     return _WHOLE[section].fullmatch(key) is not None
 
 

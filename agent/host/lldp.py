@@ -118,7 +118,7 @@ class Lldp:
     def _hear(self, heard_on: socket.socket, unmoved: set[str], now_ns: int) -> None:
         """Receive all pending frames.
 
-        Frames of an interface whose link was down since the last call are dropped: they may be
+        Frames of an interface that lost its link since the last call are dropped: they may be
         older than that, and of another switch; the next frames replace them.
         """
         for _ in range(_MAX_FRAMES):

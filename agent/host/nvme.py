@@ -2,7 +2,7 @@
 
 Sources: linux UAPI include/uapi/linux/nvme_ioctl.h (struct nvme_passthru_cmd); NVM Express base
 specification, Get Log Page command and SMART / Health Information log (page 0x02). The kernel
-requires CAP_SYS_ADMIN for it. The command runs with the kernel's own timeout: when a shorter one
+requires CAP_SYS_ADMIN for it. The command runs with the kernel's own timeout: if a shorter one
 expired, the kernel would reset the drive.
 """
 

@@ -1,7 +1,7 @@
 """NVML through nvidia-ml-py; answers are converted to plain numbers, strings, lists and dictionaries.
 
 A GPU is identified by its NVML index, a MIG device by its UUID. Calls for one device are
-serialized; calls for different devices are not, so that a GPU whose driver hangs blocks no other
+serialized; calls for different devices are not, so that a GPU with a hanging driver blocks no other
 (nvml.h states that the library is thread-safe). Usually all calls come from one thread.
 """
 

@@ -17,7 +17,7 @@ from railscope.capture import Json
 
 MAX_KEPT = 64
 WANTED = 0xFFFF & ~(0x4 | 0x10)
-"""All of nvml.h except changes of performance state and clock, which are constant traffic."""
+"""All of nvml.h except changes of performance state and clock, which occur constantly."""
 
 _NOT_SUPPORTED, _TIMEOUT = 3, 10
 _OF_THE_DRIVER = {1, 9}  # UNINITIALIZED, DRIVER_NOT_LOADED

@@ -29,7 +29,7 @@ KERNEL_LOG = "kernel_log.open()"
 Answer = TypeVar("Answer")
 
 BATCHES = frozenset({"nvmlDeviceGetFieldValues", "nvmlGpmMetricsGet"})
-"""Calls whose arguments after the first are separate questions.
+"""Calls with arguments that, after the first, are separate queries.
 
 A capture records an answer for each, so that it can answer any batch of them.
 """
@@ -73,7 +73,7 @@ class Present(Protocol):
 
 
 class ReplayCost:
-    """CPU time and memory spent on answering from a capture, by calling thread."""
+    """CPU time and memory used for answering from a capture, by calling thread."""
 
     def __init__(self) -> None:
         self._cpu_ns: dict[int, int] = {}
@@ -170,7 +170,7 @@ class RecordedHost:
 
     @cached_property
     def grain_ns(self) -> int:
-        """Median time between two statistics answers of one NIC, for the NIC with the shortest."""
+        """Median time between two statistics answers of one NIC: the shortest of all NICs."""
         answered: dict[str, list[int]] = {}
         for moment in self._capture.moments:
             for key in filter(_OF_A_CARD.match, moment.calls):

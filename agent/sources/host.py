@@ -43,9 +43,10 @@ _NO_DRIVE = re.compile(
     r"(loop|ram|zram|sr|scd|fd|dm-|md|md_d|bcache|drbd|zd|dasd_eer)\d+(p\d+)?"
     r"|nvme\d+c\d+n\d+(p\d+)?"
 )
-"""Block devices without their own drive: memory, images, removable media, volumes (LVM, RAID, caches).
+"""Block devices that are not drives of their own.
 
-Mirrors too, and paths to an NVMe drive that is listed itself.
+Memory, images, removable media, volumes on drives (LVM, RAID, caches, mirrors), and paths to an NVMe
+drive that is listed itself.
 """
 _PARTITION = re.compile(r"(?P<disk>.*\d)p\d+|(?P<lettered>.*\D)\d+")
 

@@ -37,7 +37,7 @@ class Look:
 
     readings: dict[Column, Reading] = field(default_factory=dict)
     described: list[Entity] = field(default_factory=list)
-    """Entities whose facts are reported."""
+    """Entities with facts to report."""
     watched: dict[Part, dict[str, str]] = field(default_factory=dict)
     """By query and name: values that raise an event when they change; only those that could be read."""
     findings: list[Finding] = field(default_factory=list)

@@ -154,7 +154,7 @@ def _file_systems(of_place: Mapping[str, list[str]]) -> set[str]:
 
 
 def _mounts(host: Host) -> tuple[str, list[Mount]]:
-    """First process whose mounts are readable, and its mounts."""
+    """First process with readable mounts, and its mounts."""
     for directory in (FIRST, OWN):
         try:
             return directory, parse_mountstats(host.read(f"{directory}/mountstats"))

@@ -63,8 +63,8 @@ class _Plan:
 class Pcie:
     """Speed, width and errors of the links that carry GPU and network traffic; vanished devices.
 
-    The state of a GPU's path belongs to another source: only the driver can report if a slow link
-    saves power.
+    The state of a GPU's path belongs to another source: only its driver reports whether a
+    slow link saves power.
     """
 
     name = "pcie"

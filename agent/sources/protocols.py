@@ -28,7 +28,7 @@ SOFTNET = "/proc/net/softnet_stat"
 CONNTRACK = "/proc/net/stat/nf_conntrack"
 _LIMITS = "/proc/sys/net/netfilter/nf_conntrack"
 _WRAP = 1 << 32
-_CPU_COLUMN = 12  # since Linux 5.10; before, lines of offline processors are missing all the same
+_CPU_COLUMN = 12  # since Linux 5.10; earlier kernels also omit the lines of offline processors
 _SOFTNET = {1: c.SOFTNET_DROPPED, 2: c.SOFTNET_SQUEEZED, 10: c.SOFTNET_FLOW_LIMITED}
 _CONNTRACK = {
     "insert_failed": c.CONNTRACK_INSERT_FAILED,
@@ -98,7 +98,7 @@ def _hexadecimal(line: str) -> list[int]:
 
 @dataclass(slots=True)
 class ProcessorSum:
-    """32-bit counts of each processor as one 64-bit sum, which goes on where they wrap."""
+    """32-bit counts of each processor as one 64-bit sum, which continues when they wrap."""
 
     total: int = 0
     _last: dict[int, int] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class ProcessorSum:
 
 @dataclass(slots=True)
 class ProcessorTable:
-    """A table with a line a processor, summed over them by column."""
+    """A table with one line per processor, summed over processors by column."""
 
     parse: Callable[[bytes], Mapping[int, Mapping[Hashable, int]]]
     _sums: dict[Hashable, ProcessorSum] = field(default_factory=dict)

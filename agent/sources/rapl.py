@@ -23,7 +23,7 @@ from railscope.reading import Absent, Reading, parse_integer, reason_of
 
 ROOT = "/sys/class/powercap"
 MAX_WATTS = 2000
-"""Higher than the power of any domain whose counter wraps within a day."""
+"""Higher than the power of any domain with a counter that wraps within a day."""
 _RANGE = "max_energy_range_uj"
 _ZONE = re.compile(r"intel-rapl(-mmio)?(:[0-9a-f]+)+")
 _REMEDY = "run the agent as root, give it CAP_DAC_READ_SEARCH, or let it read /sys/class/powercap/*/energy_uj"
@@ -31,7 +31,7 @@ _REMEDY = "run the agent as root, give it CAP_DAC_READ_SEARCH, or let it read /s
 
 @dataclass(slots=True)
 class EnergyCounter:
-    """A counter that goes round at a range, carried on from 0; all energy in uJ."""
+    """A counter that wraps at a range, extended from 0; all energy in uJ."""
 
     range_uj: int
     total_uj: int = 0

@@ -46,7 +46,7 @@ class Rdma:
     name = "rdma"
     family = "network"
     longest_period_seconds = 10.0
-    """Q counters of mlx5 are 32 bits wide: they wrap after 11 seconds at 400 million messages per second."""
+    """Q counters of mlx5 are 32 bits wide: they wrap in 11 s at some 400 million messages per second."""
 
     def __init__(self, period_seconds: float = 1.0, wiring: Wiring | None = None) -> None:
         self.period_seconds = period_seconds

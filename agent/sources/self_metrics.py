@@ -158,7 +158,7 @@ def _replay_readings(keeper: Keeper | None) -> list[tuple[Metric, Reading]]:
 
 
 def _custody_readings(shipping: ShippingStats) -> list[tuple[Metric, Reading]]:
-    """State of the audit log; empty if it is not witnessed."""
+    """State of the witness for the audit log; empty if it is disabled."""
     custody = shipping.custody
     if custody is None:
         return []

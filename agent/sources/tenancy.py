@@ -44,7 +44,7 @@ PROCESS, UNCLAIMED = "process", "unclaimed"
 OWNERS = frozenset(
     ["docker", "containerd", "cri-o", "podman", "systemd", "libvirt", "slurm", "kubernetes"]
 )
-"""Owners whose processes may count as claims."""
+"""Owners that may be trusted, so that their processes count as claims."""
 _METRICS = (c.GPU_CLAIMS, c.GPU_CLAIMED, c.GPU_UNCLAIMED_PROCESSES)
 
 
@@ -223,7 +223,7 @@ class Tenancy(HoldsNothing):
         return use.whose.source in self._trusted and not use.whose.is_anyones
 
     def _claim(self, use: Use) -> Held:
-        """Claim of processes whose owner is trusted, on the device that they use."""
+        """Claim of processes with a trusted owner, on the device that they use."""
         whose, device = use.whose, use.device
         return Held(
             source=whose.source, level=Level.NODE_PLUGIN, workload=whose.workload,

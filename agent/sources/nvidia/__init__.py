@@ -8,5 +8,5 @@ integrals  counters of the agent itself: samples integrated over time
 gpu        the source that reads those tables
 activity   SMs and pipes (GPM)          nvlink     links
 mig        MIG devices                  processes  processes of a GPU, virtual GPUs
-events     events of the driver         devices    GPUs that the driver lacks
+events     events of the driver         devices    state of every GPU on the PCI bus
 """

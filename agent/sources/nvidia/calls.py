@@ -116,10 +116,10 @@ def count(result: Json) -> Reading:
 
 
 def simple(function: str, metric: Metric, *older: str) -> Call:
-    """A call whose answer is the reading."""
+    """A call that returns the reading itself."""
     return Call((function, *older), (Target(metric, whole),))
 
 
 def field(number: int | str, metric: Metric, kind: EntityKind | None = None, *part: str) -> Field:
-    """A field whose value is the reading."""
+    """A field that contains the reading itself."""
     return Field((number,), Target(metric, whole, kind, part))

@@ -1,6 +1,6 @@
 """Events of the NVIDIA driver: Xids for the Xid book, MIG changes, memory and power events.
 
-NVML events have no text and no timestamp, and none arrive from a GPU whose bus or firmware is dead:
+NVML events have no text and no timestamp, and none arrive from a GPU with a dead bus or firmware:
 the kernel log is followed as well.
 """
 

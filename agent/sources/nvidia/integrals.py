@@ -75,7 +75,7 @@ class _Place:
 class Integrals:
     """Integrals of one source, retained as long as the agent runs.
 
-    A source whose samples are further apart than `LONGEST_SAMPLE_NS` has none: they would not
+    A source with samples further apart than `LONGEST_SAMPLE_NS` has none: they would not
     advance while the GPU works.
     """
 

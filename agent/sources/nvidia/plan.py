@@ -48,7 +48,7 @@ class _Asked:
 
     @classmethod
     def of(cls, call: Call, device: Device, about: Entity) -> _Asked:
-        """A call whose support has not been tested yet."""
+        """A call that has not been tested for support yet."""
         arguments = (device, *call.arguments) if call.of_device else call.arguments
         return cls(call, list(call.functions), arguments, _columns(call.targets, about))
 
@@ -171,7 +171,7 @@ class Plan:
                 return
             values, codes = answer
             if any(codes) and self._drop(codes):
-                continue  # retry with the remaining entries
+                continue  # retry with the older entries
             self._fill(into, values, codes)
             return
 

@@ -51,7 +51,7 @@ class Processes(HoldsNothing):
         self._generation = 0
         self._uses: list[_Use] = []
         self._seen: dict[int, set[int]] = {}
-        """Processes of each GPU at the last poll: those still present now may get columns."""
+        """Processes of each GPU at the last poll: those still present at the next one get columns."""
         self._planned: dict[int, list[Process]] = {}
         self._vgpus: dict[int, dict[int, Entity]] = {}
 

@@ -1,4 +1,4 @@
-"""Number of users of a GPU, and its sharing mode: the same columns for any set of processes."""
+"""Process count, vGPU count and sharing mode of a GPU: the same columns for any set of processes."""
 
 from __future__ import annotations
 

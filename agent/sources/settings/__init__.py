@@ -1,1 +1,1 @@
-"""Settings of a NIC, one module per interface they are read from."""
+"""Settings of a NIC, one module per data source."""

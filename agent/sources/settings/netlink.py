@@ -134,7 +134,7 @@ def rings(card: Card, answer: Json) -> Told:
 
 
 def link_modes(card: Card, answer: Json) -> Told:
-    """Autonegotiation, and the expected and current capability of the link. Its speed is a state."""
+    """Autonegotiation, and lanes and expected speed of the link. The current speed is a state."""
     told = Told(card.interface)
     if "autonegotiation" in answer:
         on = bool(answer["autonegotiation"])
