@@ -2,7 +2,7 @@
 
 An interface is physical if /sys/class/net has a link to its device (not a bond, a bridge, a VLAN or
 a tunnel), and represents a port of a NIC: not a virtual function, which has a `physfn`, and not a
-representor of one, whose port name is pf0vf3 (Documentation/ABI/testing/sysfs-class-net,
+representor of one, with a port name such as pf0vf3 (Documentation/ABI/testing/sysfs-class-net,
 sysfs-bus-pci; Documentation/networking/representors.rst).
 """
 
