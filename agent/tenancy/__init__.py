@@ -1,16 +1,17 @@
-"""Who holds the GPUs of this node, and who uses them without holding them.
+"""Claims on the GPUs of this node, and use of GPUs without a claim.
 
-    held, naming    a claim as one place tells it, whose word it is; names that people give to GPUs
-    devices         the GPUs and MIG devices of the node by all their names
-    kubernetes      pods, by the kubelet; pod_directories: which pods there are, by what it keeps of them
-    slurm           jobs, by their control groups (slurm_groups) and what a prolog wrote (slurm_files)
-    libvirt         virtual machines that GPUs were handed to (passthrough)
-    claims_file     what an administrator wrote down
-    told            what was told by `railscope claim`; endpoint: where it is told
-    processes       who is on the GPUs; unclaimed: who of them nobody gave a GPU to
-    book            what has begun and ended since the look before
-    memory, durable what outlives the agent, and how it is written
-    source          all of them together, as a source of the agent
+    held, naming    the claim type with its authority; GPU names as users and administrators write them
+    devices         GPUs and MIG devices of the node by all their names
+    kubernetes      claims of pods, from the kubelet; pod_directories: pods in the kubelet's directories
+    slurm           claims of jobs, from control groups (slurm_groups) and files of a prolog (slurm_files)
+    libvirt         claims of virtual machines with passed-through GPUs (passthrough)
+    claims_file     claims in a file of the administrator
+    told            claims made with `railscope claim`, which `agent.endpoint.claims` receives
+    processes       processes on the GPUs and their owners; unclaimed: use without a claim
+    book            claims in force; starts and ends since the previous poll
+    memory, durable state that survives a restart of the agent, and atomic file writes
 
-A place that cannot be read ends nothing: what is not known is not free.
+`agent.sources.tenancy` combines them as a source of the agent.
+
+A claim provider that cannot be read ends no claim: a device of unknown state is not assumed free.
 """

@@ -1,10 +1,10 @@
-"""What has begun and what has ended since the look before.
+"""Claims in force, and the starts and ends since the previous poll.
 
-A claim keeps its id from its start to its end, over restarts of the agent: the id says where it was
-told, of which workload, on what, since when. Where a look could not be taken nothing ends. A claim
-that a higher word tells as well is told once, by the higher word, for as long as the lower one has it.
-Starts and ends are on both clocks, and it is the boot clock that decides: the wall clock of a node may
-be stepped.
+A claim keeps its id from start to end, across restarts of the agent: the id consists of source, node,
+workload, reference, device and start. A claim never ends because its provider cannot be read. A claim that
+several providers report is reported once, by the provider with the highest authority, for as long as the
+provider of lower authority has it. Starts and ends are recorded on both clocks. The boot clock decides,
+because the wall clock of a node may be stepped.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from railscope.frame import Event, Instant
 
 TELL_AGAIN_NS = 3_600_000_000_000
 RESUME_NS = 300_000_000_000
-"""For how long a claim is left to a higher word that has ended: a job takes a while to go away."""
+"""Time for which a claim is left to a provider of higher authority after that claim ended.
+
+A job takes some time to disappear.
+"""
 MAX_ENDED = 1000
 GONE, ENDED, CHANGED, COVERED = "gone", "ended", "changed", "told by a higher word"
 
 
 class Open(msgspec.Struct, frozen=True):
-    """A claim, or use without one, that is in force. What it holds has its start."""
+    """A claim, or use without one, that is in force. Its `held` has a start."""
 
     id: str
     adapter: str
@@ -38,12 +41,12 @@ class Open(msgspec.Struct, frozen=True):
 
     @property
     def is_claim(self) -> bool:
-        """Whether somebody was given what is used."""
+        """True for a claim, False for unclaimed use."""
         return self.held.level is not Level.PROCESS
 
 
 class Closed(msgspec.Struct, frozen=True):
-    """One that has ended, kept until its end was told again."""
+    """A claim or unclaimed use that has ended, kept until its end was emitted again."""
 
     open: Open
     end_ns: int
@@ -53,14 +56,14 @@ class Closed(msgspec.Struct, frozen=True):
 
 
 class Hidden(msgspec.Struct, frozen=True):
-    """A claim that is left to a higher word, at most until an instant of the boot clock."""
+    """A claim that is left to a provider of higher authority, at most until a time of the boot clock."""
 
     key: tuple[str, ...]
     until: BootTime | None = None
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """When a place was last looked at, on both clocks."""
+    """Time of the last poll of a provider, on both clocks."""
 
     boot_id: str
     boot_ns: int
@@ -68,19 +71,19 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct):
-    """All that a book must not forget over a restart of the agent."""
+    """State of a `Book` that must survive a restart of the agent."""
 
     open: list[Open] = []
     closed: list[Closed] = []
     done: list[tuple[str, ...]] = []
-    """Claims that said themselves when they end, have ended, and are still told."""
+    """Claims that have reached the end they specify, and that their provider still reports."""
     hidden: list[Hidden] = []
     seen: dict[str, Seen] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a place told, and between which two instants it was asked."""
+    """Report of one provider, with the start and end of its poll."""
 
     adapter: str
     told: Told
@@ -89,11 +92,11 @@ class Look:
 
 
 PREFERRED = {FILE: 2, COMMAND: 1}
-"""Of reports with one authority: what a person or a prolog wrote counts before what was observed."""
+"""Order of sources of equal authority: claims by a person or a prolog precede observed ones."""
 Edge: TypeAlias = tuple[int, BootTime | None]
-"""A start or an end: wall clock, and boot clock where a clock of the node gave it."""
+"""Time of a start or an end: wall clock, and boot clock if a clock of the node measured it."""
 Alike: TypeAlias = dict[tuple[str, tuple[str, str]], list[tuple[str, Held]]]
-"""What places told of one workload on one GPU."""
+"""Reports of all providers by GPU and workload."""
 
 
 class Book:
@@ -102,7 +105,7 @@ class Book:
     def __init__(self, node: str, boot_id: str, kept: Kept | None = None) -> None:
         kept = kept or Kept()
         self.changed = False
-        """Whether there is something new to keep."""
+        """True if there is new state to save."""
         self._node, self._boot_id = node, boot_id
         self._open = {(one.adapter, *one.held.key): one for one in kept.open}
         self._closed = list(kept.closed)
@@ -112,14 +115,14 @@ class Book:
             for one in kept.hidden
             if one.until is not None and one.until.boot_id == boot_id
         }
-        """On the boot clock; after another boot nothing is left to what was there before it."""
+        """Times on the boot clock; no entry survives a reboot."""
         self._seen = dict(kept.seen)
         self._events: list[Event] = []
         self._tell_again_ns: int | None = None
 
     @property
     def kept(self) -> Kept:
-        """What is to be kept."""
+        """State to save."""
         return Kept(
             list(self._open.values()), self._closed, sorted(self._done),
             [Hidden(key, self._at(ns)) for key, ns in sorted(self._hidden.items())],
@@ -128,20 +131,23 @@ class Book:
 
     @property
     def open(self) -> tuple[Open, ...]:
-        """All that is in force."""
+        """All claims and unclaimed uses that are in force."""
         return tuple(self._open.values())
 
     def in_force(self, adapter: str) -> tuple[Held, ...]:
-        """What a place has told and not taken back."""
+        """Return the claims of one provider that are in force."""
         return tuple(one.held for key, one in self._open.items() if key[0] == adapter)
 
     def take_events(self) -> list[Event]:
-        """What has happened since the last call."""
+        """Return and clear the events since the last call."""
         events, self._events = self._events, []
         return events
 
     def settle(self, looks: Sequence[Look], now: Instant) -> None:
-        """Take what all places told; at first, and every hour, tell again what is in force."""
+        """Process the reports of all providers.
+
+        Emits everything in force again at the first call and every hour.
+        """
         if self._tell_again_ns is None or now.boot_ns >= self._tell_again_ns:
             self._tell_all_again(now, forget=self._tell_again_ns is not None)
             self._tell_again_ns = now.boot_ns + TELL_AGAIN_NS
@@ -169,7 +175,7 @@ class Book:
         self._done = {key for key in self._done if key in present or key[0] not in asked}
 
     def _take(self, look: Look, alike: Alike) -> None:
-        """Compare what one place told with what it told before."""
+        """Compare the report of one provider with its previous one."""
         if look.told.unread is not None:
             return
         now, gap_ns = look.ended, self._gap_ns(look)
@@ -188,7 +194,7 @@ class Book:
     def _present(
         self, look: Look, alike: Alike, now: Instant
     ) -> Iterator[tuple[tuple[str, ...], Held]]:
-        """What a place tells of now, but for what is left to a higher word."""
+        """Yield the claims of a provider that have begun, except those left to a higher authority."""
         for held in look.told.held:
             key = (look.adapter, *held.key)
             higher = self._higher(look.adapter, held, alike, now)
@@ -198,11 +204,11 @@ class Book:
                 yield key, held
 
     def _has_begun(self, key: tuple[str, ...], held: Held, now: Instant) -> bool:
-        """One that is in force has begun, even where the clock was set back since then."""
+        """True if a claim has begun. A claim in force has, even if the clock was set back since."""
         return key in self._open or held.has_begun(self._boot_id, now)
 
     def _higher(self, adapter: str, held: Held, alike: Alike, now: Instant) -> Held | None:
-        """The same claim by a higher word, of another place; the highest where there are several."""
+        """Return the same claim of another provider with higher authority, the highest of several."""
 
         def rank(place: str, one: Held) -> tuple[int, int]:
             return one.level, PREFERRED.get(place, 0)
@@ -219,10 +225,10 @@ class Book:
         return max(found, key=lambda ranked: ranked[0])[1] if found else None
 
     def _follow(self, key: tuple[str, ...], held: Held, now: Instant, gap_ns: int) -> None:
-        """Begin a claim that is new, and end one that says itself that it has ended."""
+        """Start a claim that is new, and end one that specifies an end in the past."""
         is_over = held.has_ended(self._boot_id, now)
         if key not in self._open and not (is_over and key in self._done):
-            anew = key in self._done  # what has ended does not begin again at the same instant
+            anew = key in self._done  # an ended claim does not start again at the same time
             self._done.discard(key)
             self._start(key, _from_now(held) if anew else held, now, gap_ns)
         if is_over and key in self._open:
@@ -230,7 +236,7 @@ class Book:
             self._done.add(key)
 
     def _gap_ns(self, look: Look) -> int:
-        """For how long nobody looked: what is seen now may have begun at any instant of it."""
+        """Return the time since the previous poll: a claim found now may have begun at any time in it."""
         seen = self._seen.get(look.adapter)
         if seen is None:
             return look.ended.boot_ns
@@ -239,7 +245,7 @@ class Book:
         return max(look.ended.wall_ns - seen.wall_ns, 0)
 
     def _hide(self, key: tuple[str, ...], higher: Held, now: Instant) -> None:
-        """Leave a claim to a higher word, from when on that has it."""
+        """Leave a claim to a provider of higher authority, from the start of that provider's claim."""
         self.changed |= key not in self._hidden
         self._hidden[key] = now.boot_ns + RESUME_NS
         if key in self._open:
@@ -270,9 +276,7 @@ class Book:
         if any(
             name == other.id for other in (*self._open.values(), *(c.open for c in self._closed))
         ):
-            name += (
-                f"+{now.boot_ns}"  # a wall clock that was set back came to the same instant again
-            )
+            name += f"+{now.boot_ns}"  # the wall clock was set back and shows the same time again
         one = Open(name, key[0], begun)
         self._open[key] = one
         self._tell_start(one, now)
@@ -282,7 +286,7 @@ class Book:
         self, key: tuple[str, ...], now: Instant, end: Edge, uncertainty_ns: int, why: str
     ) -> None:
         one = self._open.pop(key)
-        # A clock that was set back does not make a claim end before it began.
+        # A clock that was set back must not make a claim end before it began.
         end_ns, end_boot = max(end[0], one.held.start_ns or 0), end[1]
         start_boot = one.held.start_boot
         if end_boot and start_boot and end_boot.boot_id == start_boot.boot_id:
@@ -293,7 +297,7 @@ class Book:
         self.changed = True
 
     def _tell_all_again(self, now: Instant, *, forget: bool) -> None:
-        """What is in force, and what has ended within the hour: an event may be lost."""
+        """Emit again everything in force, and what ended within the hour: an event may be lost."""
         for one in self._open.values():
             self._tell_start(one, now)
         for closed in self._closed:
@@ -303,7 +307,11 @@ class Book:
             self._closed = []
 
     def _tell_closed(self, closed: Closed, now: Instant) -> None:
-        """An end of an earlier boot has the wall clock only: where its own event came, that counts."""
+        """Emit an ended claim again.
+
+        An end in an earlier boot is given in wall clock time only; if its own event was received, that one
+        counts.
+        """
         if closed.end_boot is None or closed.end_boot.boot_id == self._boot_id:
             self._tell_start(closed.open, now)
             self._tell_end(closed, now)
@@ -334,15 +342,15 @@ class Book:
 
 
 def _stays(one: Open, told: Told) -> bool:
-    """Whether a look says nothing of a claim: what is not known is not free."""
+    """True if the report leaves a claim as it is because its GPU or provider could not be read."""
     return told.unread is not None or one.held.gpu in told.unread_gpus
 
 
 def _from_now(held: Held) -> Held:
-    """The same from the present look on."""
+    """Return the claim with its start at the current poll."""
     return msgspec.structs.replace(held, start_ns=None, start_boot=None)
 
 
 def claims_on(open_: Sequence[Open], gpu: str) -> Iterator[Held]:
-    """What is held of a GPU."""
+    """Return the claims in force on a GPU."""
     return (one.held for one in open_ if one.is_claim and one.held.gpu == gpu)

@@ -1,15 +1,16 @@
-"""Claims that the administrator of a node wrote down: a file with dates, as TOML or CSV.
+"""Claims in a file of the node's administrator, with dates, as TOML or CSV.
 
-Its authority is that of a scheduler: only files of the collector are above it.
+Its authority is that of a scheduler: only files of the collector rank above it.
 
     [[claim]]
     gpu = "0"                              # index, UUID, PCI address, /dev/nvidiaN; `*`: all GPUs here
     tenant = "team-red"
-    from = 2026-01-01T00:00:00Z            # without: since the agent saw the line
-    to = 2026-02-01T00:00:00Z              # without: until further notice
+    from = 2026-01-01T00:00:00Z            # default: the time at which the agent first read the line
+    to = 2026-02-01T00:00:00Z              # default: no end
 
-CSV has the same names in its first line; `holds` may stand for `gpu`, and be the name of a node. Other
-names: workload, owner, exclusive, share (3/8 or 37.5%: not exclusive then), system. Lines about GPUs of other nodes say nothing here.
+CSV has the same names in its first line; `holds` is an alias of `gpu`, and its value may be the name of a
+node. Other names: workload, owner, exclusive, share (3/8 or 37.5%; then it is not exclusive), system. Lines
+about GPUs of other nodes are ignored.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class ClaimsFileError(ValueError):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """What one line or table says. Instants are nanoseconds since the epoch."""
+    """Content of one line or table. Times are nanoseconds since the epoch."""
 
     gpu: str
     tenant: str
@@ -58,7 +59,7 @@ class Line(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class ClaimsFile:
-    """The claims of a file, which is read again at each look and parsed when it has changed."""
+    """Claims of a file, which is read at each poll and parsed when it has changed."""
 
     path: str
     node: Callable[[], str]
@@ -67,7 +68,7 @@ class ClaimsFile:
     _lines: tuple[Line, ...] = ()
 
     def look(self, host: Host, devices: Devices, in_force: tuple[Held, ...]) -> Told:
-        """What the file says of this node. A file that is wrong changes nothing."""
+        """Return the claims on this node. An invalid file changes nothing."""
         if not self.path:
             return Told(findings=(Finding(WHAT, Verdict.ABSENT, "no tenancy.file is set"),))
         try:
@@ -82,7 +83,7 @@ class ClaimsFile:
         return Told(held, (Finding(WHAT, Verdict.SUPPORTED, detail),))
 
     def _held(self, line: Line, devices: Devices, in_force: tuple[Held, ...]) -> Iterator[Held]:
-        """What a line says of this node; of all its GPUs, those that are lost meanwhile included."""
+        """Yield the claims of a line on this node; a line for all GPUs includes lost ones."""
         node = self.node()
         of_node = line.gpu == "*" or line.gpu in {node, node.partition(".")[0]}
         if of_node:
@@ -111,7 +112,7 @@ class ClaimsFile:
 
 
 def parse(content: bytes, *, toml: bool) -> tuple[Line, ...]:
-    """The lines of a file. Raises ClaimsFileError that names the first wrong one."""
+    """Return the lines of a file. Raises ClaimsFileError that names the first invalid one."""
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
@@ -179,7 +180,7 @@ def _line(place: str, told: dict[str, Any]) -> Line:
 
 
 def _instant(place: str, name: str, told: Any) -> int | None:
-    """Nanoseconds since the epoch of RFC 3339 with an offset; None for nothing."""
+    """Convert RFC 3339 with an offset to nanoseconds since the epoch; None for an empty value."""
     if told is None or told == "":
         return None
     try:
@@ -195,7 +196,7 @@ def _instant(place: str, name: str, told: Any) -> int | None:
 
 
 def _share(place: str, told: Any) -> str:
-    """The share as `n/d`; empty for nothing."""
+    """Return the share as `n/d`; empty for an empty value."""
     if told is None or told == "":
         return ""
     try:

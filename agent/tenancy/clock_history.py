@@ -1,7 +1,7 @@
-"""Offset between the wall clock and the boot clock of a node, as it was at each time of this boot.
+"""Offset between the wall clock and the boot clock of a node at each time of this boot.
 
-Slurm and people give times of the wall clock. Where that clock was stepped since, the offset of that
-time, and not today's, says when it was on the boot clock, which nothing steps.
+Slurm and people specify wall clock times. If that clock was stepped since, the offset at that time, not the
+current one, converts them to the boot clock, which is never stepped.
 """
 
 from __future__ import annotations
@@ -15,42 +15,42 @@ from agent.tenancy.held import BootTime
 from railscope.frame import Instant
 
 STEP_NS = 20_000_000
-"""A smaller difference is the time between the reads of the two clocks."""
+"""Smaller differences are the time between the reads of the two clocks."""
 MAX_OFFSETS = 128
-"""Steps of one boot that are kept; the oldest go."""
+"""Maximum number of steps kept per boot; the oldest are dropped."""
 
 
 class Offset(msgspec.Struct, frozen=True):
-    """Wall clock minus boot clock, from an instant of the boot clock to the next one."""
+    """Wall clock minus boot clock, from a time of the boot clock to the next offset."""
 
     since_boot_ns: int
     offset_ns: int
 
 
 class ClockOffsets(msgspec.Struct, frozen=True):
-    """Offsets of one boot, kept over restarts of the agent."""
+    """Offsets of one boot, saved across restarts of the agent."""
 
     boot_id: str
     offsets: tuple[Offset, ...]
 
 
 class ClockHistory:
-    """Converts times of the wall clock to times of the boot clock."""
+    """Conversion of wall clock times to boot clock times."""
 
     def __init__(self, boot_id: str = "", kept: ClockOffsets | None = None) -> None:
         self.boot_id = boot_id
         self.changed = False
-        """True if there is a step that is not kept yet."""
+        """True if there is a step that is not saved yet."""
         self._now_ns = 0
         self._offsets = kept.offsets if kept and kept.boot_id == boot_id else ()
 
     @property
     def kept(self) -> ClockOffsets:
-        """The offsets to keep."""
+        """Offsets to save."""
         return ClockOffsets(self.boot_id, self._offsets)
 
     def observe(self, now: Instant) -> None:
-        """Record the offset of this moment where the wall clock was stepped."""
+        """Record the current offset if the wall clock was stepped."""
         offset_ns = now.wall_ns - now.boot_ns
         self._now_ns = max(self._now_ns, now.boot_ns)
         if self._offsets and abs(offset_ns - self._offsets[-1].offset_ns) <= STEP_NS:
@@ -60,10 +60,10 @@ class ClockHistory:
         self.changed = True
 
     def at(self, wall_ns: int) -> BootTime | None:
-        """When the wall clock showed a time; None for a time before this boot.
+        """Convert a wall clock time; None if it is before this boot.
 
-        Where it showed the time twice the later instant counts, where a step left the time out that
-        step, and where it has not shown the time yet the offset of now.
+        A time that the wall clock showed twice becomes the later one, a time that a step skipped becomes
+        that of the step, and a time in the future is converted with the current offset.
         """
         spans = list(self._spans())
         shown = [span for span in spans if span[0] <= wall_ns - span[2] < span[1]]
@@ -77,14 +77,14 @@ class ClockHistory:
         return self._at(wall_ns - offset_ns if is_last else until_ns)
 
     def now(self, now: Instant) -> BootTime | None:
-        """An instant on the boot clock; None before the boot is known."""
+        """Return the current time on the boot clock; None if the boot id is not known yet."""
         return self._at(now.boot_ns)
 
     def _at(self, boot_ns: int) -> BootTime | None:
         return BootTime(self.boot_id, boot_ns) if self.boot_id else None
 
     def _spans(self) -> Iterator[tuple[int, int, int]]:
-        """From when to when on the boot clock each offset was in force; the last to the present."""
+        """Yield start and end of each offset on the boot clock, and the offset; the last ends now."""
         ends: Iterable[Offset | None] = (*self._offsets, None)
         for one, following in pairwise(ends):
             if one is not None:

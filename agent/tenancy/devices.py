@@ -1,7 +1,6 @@
-"""The GPUs of the node under all the names that others have for them.
+"""GPUs of the node under all names that claim providers use for them.
 
-What was there once keeps its names: a GPU that is lost, or handed to a virtual machine, is still the
-one that somebody holds.
+The names of a GPU outlive it: a GPU that is lost, or passed to a virtual machine, may still be claimed.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _MIB = 1 << 20
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A MIG device; its slots are None where they could not be made out."""
+    """A MIG device; its slots are None if they could not be determined."""
 
     uuid: str
     profile: str
@@ -31,7 +30,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Known(msgspec.Struct, frozen=True):
-    """A GPU and its names. Numbers are -1 where they are not known."""
+    """A GPU and its names. Unknown numbers are -1."""
 
     uuid: str
     pci_address: str
@@ -39,11 +38,11 @@ class Known(msgspec.Struct, frozen=True):
     minor: int
     parts: tuple[Part, ...] = ()
     memory_mib: int = 0
-    """0 where it is not known."""
+    """Memory in MiB; 0 if unknown."""
 
 
 class Device(msgspec.Struct, frozen=True):
-    """What a name stands for: a GPU, or a part of it with its slots."""
+    """Device that a name stands for: a GPU, or a part of it with its slots."""
 
     gpu: str
     id: str
@@ -51,14 +50,14 @@ class Device(msgspec.Struct, frozen=True):
     memory: Slots = WHOLE
     profile: str = ""
     exact: bool = True
-    """Whether the slots are known."""
+    """True if the slots are known."""
 
 
 class Devices:
     """GPUs and MIG devices by each of their names."""
 
     def __init__(self, present: Iterable[Known] = (), before: Iterable[Known] = ()) -> None:
-        """GPUs that are there, and those that were: of two with one name, the one that is there."""
+        """Index present and remembered GPUs; if two have the same name, the present one counts."""
         here = {gpu.uuid: gpu for gpu in present}
         self.present = tuple(here.values())
         self.all = {gpu.uuid: gpu for gpu in before} | here
@@ -70,32 +69,32 @@ class Devices:
 
     @classmethod
     def of(cls, gpus: Iterable[GpuDevice], before: Iterable[Known] = ()) -> Devices:
-        """Those that NVML told of, and those that are remembered."""
+        """Build from the GPUs that NVML lists and the remembered ones."""
         return cls([known(gpu) for gpu in gpus], before)
 
     def gpu(self, uuid: str) -> Device:
-        """A GPU by its UUID, which need not be known here."""
+        """Return a GPU by its UUID, which need not be in the inventory."""
         return Device(uuid, uuid)
 
     def with_index(self, index: int) -> Device | None:
-        """The GPU with an index of NVML."""
+        """Return the GPU with an NVML index."""
         return _whole(self._by_index.get(index))
 
     def with_minor(self, minor: int) -> Device | None:
-        """The GPU whose file is /dev/nvidiaN."""
+        """Return the GPU with the device file /dev/nvidiaN."""
         return _whole(self._by_minor.get(minor))
 
     def at(self, pci_address: str) -> Device | None:
-        """The GPU at a PCI address."""
+        """Return the GPU at a PCI address."""
         return _whole(self._by_address.get(pci_address))
 
     def mig(self, uuid: str) -> Device | None:
-        """A MIG device by its UUID."""
+        """Return a MIG device by its UUID."""
         found = self._parts.get(uuid)
         return _part(*found) if found else None
 
     def instance(self, gpu: str, gpu_instance: str, compute_instance: str = "") -> Device | None:
-        """A MIG device by the ids of its instances; the first of a GPU instance where only that is told."""
+        """Return a MIG device by its instance ids; without a compute instance, the GPU instance's first."""
         owner = self.all.get(gpu)
         for part in owner.parts if owner else ():
             wanted = (gpu_instance, compute_instance or part.compute_instance)
@@ -104,19 +103,19 @@ class Devices:
         return None
 
     def mig_with_index(self, gpu: str, index: int) -> Device | None:
-        """A MIG device by its place among those of its GPU."""
+        """Return a MIG device by its index on its GPU."""
         owner = self.all.get(gpu)
         found = (part for part in (owner.parts if owner else ()) if part.index == str(index))
         return next((_part(owner, part) for part in found), None)
 
     def mig_placed(self, gpu: str, start: int) -> Device | None:
-        """A MIG device by the first slice of memory it has."""
+        """Return a MIG device by its first memory slice."""
         owner = self.all.get(gpu)
         found = (part for part in (owner.parts if owner else ()) if part.start == start)
         return next((_part(owner, part) for part in found), None)
 
     def memory_mib(self, place: str | int | None) -> int | None:
-        """Memory of a GPU by UUID or index; without a name, that of all GPUs where they are alike."""
+        """Return the memory of a GPU by UUID or index; without a name, that of all GPUs if it is equal."""
         if place is None:
             sizes = {gpu.memory_mib for gpu in self.present}
             return sizes.pop() or None if len(sizes) == 1 else None
@@ -126,12 +125,12 @@ class Devices:
 
     @property
     def names(self) -> str:
-        """For messages: what there is."""
+        """List of the GPUs that are present, for messages."""
         return ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in self.present) or "none"
 
 
 def known(gpu: GpuDevice) -> Known:
-    """A GPU as NVML told of it."""
+    """Return the names of a GPU from the inventory."""
     facts = gpu.entity.facts
     parts = tuple(
         Part(
@@ -162,7 +161,7 @@ def _whole(gpu: Known | None) -> Device | None:
 
 
 def _part(gpu: Known | None, part: Part) -> Device:
-    assert gpu is not None  # noqa: S101 - a part is of the GPU it was found with
+    assert gpu is not None  # noqa: S101 - a part belongs to the GPU it was found on
     if part.compute is None or part.memory is None:
         return Device(gpu.uuid, part.uuid, profile=part.profile, exact=False)
     return Device(gpu.uuid, part.uuid, part.compute, part.memory, part.profile)

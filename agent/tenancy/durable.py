@@ -1,4 +1,4 @@
-"""A small file that is either as it was or as it is to be, whatever happens meanwhile."""
+"""Atomic and durable replacement of a small file."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ DAMAGED = ".damaged"
 
 
 class DamagedError(ValueError):
-    """A file that is there and not what it must be; the message says where it was put aside."""
+    """A file with invalid content; the message contains its new name."""
 
 
 def write(path: Path, kept: object) -> None:
-    """Write it beside, have the disk take it, put it in place. Raises OSError."""
+    """Write a temporary file, sync it and rename it. Raises OSError."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
         file.write(msgspec.json.encode(kept))
@@ -32,7 +32,7 @@ def write(path: Path, kept: object) -> None:
 
 
 def read(path: Path, shape: type[Kept]) -> Kept | None:
-    """What was written; None where nothing was. Raises OSError, and DamagedError for what is none."""
+    """Return the content; None without a file. Raises OSError, and DamagedError for invalid content."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:

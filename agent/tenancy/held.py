@@ -1,7 +1,7 @@
-"""What somebody holds, as one place tells it.
+"""Claims in the common type that all claim providers report.
 
-The capacity of a GPU is 840 slots of compute and 840 of memory (lcm of 1 to 8), so that MIG slices
-and shares are whole numbers of them.
+The capacity of a GPU is 840 compute slots and 840 memory slots (lcm of 1 to 8), so that MIG slices and
+shares are whole numbers of slots.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FILE_OF_EARLIER_AGENTS = 4
 
 
 class BootTime(msgspec.Struct, frozen=True):
-    """An instant on the boot clock of one boot."""
+    """Time on the boot clock of one boot."""
 
     boot_id: str
     boot_ns: int
@@ -38,22 +38,22 @@ class Level(IntEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> Level | None:
-        """Read the rank that earlier agents gave to a claims file."""
+        """Map the rank that earlier agents used for a claims file."""
         return cls.SCHEDULER if value == _FILE_OF_EARLIER_AGENTS else None
 
     @property
     def word(self) -> str:
-        """As events have it."""
+        """Name of the authority in events."""
         return self.name.lower()
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A GPU, a MIG device, a share of one, or a number of GPUs that are not named.
+    """Claim on a GPU, a MIG device, a share of one, or a number of GPUs that are not named.
 
-    Instants are nanoseconds since the epoch, and on the boot clock where a clock of this node gave
-    them. A start or an uncertainty that is None is that of the poll that found the claim first.
-    `reference` tells claims apart that are alike in all else: the id that somebody gave, the date in a
-    file. `gpu` is empty where `count` GPUs are held and none is named.
+    Times are nanoseconds since the epoch, and on the boot clock if a clock of this node measured them. A
+    start or an uncertainty of None is that of the poll that first found the claim. `reference`
+    distinguishes claims that are equal otherwise: the id that a client chose, or the date in a file. `gpu`
+    is empty if `count` GPUs are held and none is named.
     """
 
     source: str
@@ -69,7 +69,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory: Slots = WHOLE
     exclusive: bool = True
     share: str = ""
-    """`n/d` of the device, or of each of `count` GPUs; only of a claim that is not exclusive."""
+    """`n/d` of the device, or of each of `count` GPUs; only for a claim that is not exclusive."""
     count: int = 0
     system: bool = False
     profile: str = ""
@@ -82,41 +82,41 @@ class Held(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What makes it the same claim at the next look."""
+        """Identity of the claim across polls."""
         told = f"@{self.start_ns}" if self.reference and self.uncertainty_ns == 0 else ""
         return (self.source, self.workload, self.gpu, self.part, self.reference + told)
 
     @property
     def part(self) -> str:
-        """What of the GPU it is; the GPU itself where it is all of it."""
+        """Device of the GPU that is held; the GPU itself if it is held as a whole."""
         return self.device or self.gpu
 
     @property
     def workload_of(self) -> tuple[str, str]:
-        """Source and name of the workload, where another told of it: `slurm:123` is Slurm's 123."""
+        """Source and name of the workload, also as reported by another source: `slurm:123` is Slurm's."""
         source, colon, name = self.workload.partition(":")
         if colon and self.source in SAYS_WHOSE:
             return source, name
         return self.source, self.workload
 
     def has_begun(self, boot_id: str, now: Instant) -> bool:
-        """True if its start is not in the future, by the boot clock where that has it."""
+        """True if its start is not in the future, by the boot clock if it has that."""
         if self.start_boot is not None:
             return self.start_boot.boot_id != boot_id or self.start_boot.boot_ns <= now.boot_ns
         return (self.start_ns or 0) <= now.wall_ns
 
     def has_ended(self, boot_id: str, now: Instant) -> bool:
-        """True if its end is known and over."""
+        """True if it has an end that is not in the future."""
         if self.end_boot is not None:
             return self.end_boot.boot_id != boot_id or self.end_boot.boot_ns <= now.boot_ns
         return self.end_ns is not None and self.end_ns <= now.wall_ns
 
     def agrees(self, other: Held) -> bool:
-        """Whether it says the same of the same claim; processes and times may differ."""
+        """True if both have the same content for the same claim; processes and times may differ."""
         return _essence(self) == _essence(other)
 
     def facts(self, boot_id: str) -> dict[str, str]:
-        """As facts of an event of a boot; a time of another boot means nothing in it."""
+        """Return the facts of an event of a boot; boot clock times of another boot are left out."""
         boot = self.start_boot
         told = {
             "source": self.source,
@@ -143,7 +143,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 COMMAND, FILE = "command", "file"
 SAYS_WHOSE = frozenset({COMMAND, FILE})
-"""Sources whose workloads may name that of another: `slurm:123`, `kubernetes:research/train-0`."""
+"""Sources whose workload may name another source: `slurm:123`, `kubernetes:research/train-0`."""
 
 
 def _essence(held: Held) -> Held:
@@ -155,10 +155,10 @@ def _essence(held: Held) -> Held:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a place tells at one look.
+    """Result of one poll of a claim provider.
 
-    Where `unread` is a reason, it could not be asked: all that was in force stays. The same goes for
-    single GPUs of `unread_gpus`.
+    If `unread` is a reason, the provider could not be read and all claims in force stay. The same applies
+    to the single GPUs in `unread_gpus`.
     """
 
     held: tuple[Held, ...] = ()
@@ -168,13 +168,13 @@ class Told:
 
 
 class Adapter(Protocol):
-    """One place that knows who holds what."""
+    """A claim provider."""
 
     name: str
 
     def look(self, host: Host, devices: Devices, in_force: tuple[Held, ...]) -> Told:
-        """What is held now. `in_force` is what this place has told and not taken back.
+        """Return the current claims. `in_force` contains this provider's claims that are in force.
 
-        Never raises for what the place is like: that is a `Told` without an answer.
+        Never raises for the state of its source; a failed read returns a `Told` with a reason in `unread`.
         """
         ...

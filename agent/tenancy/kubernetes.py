@@ -1,9 +1,9 @@
-"""Who holds what by Kubernetes: the devices that the kubelet gave to pods.
+"""Claims by Kubernetes: devices that the kubelet has allocated to pods.
 
-The kubelet names pods without their uid: one that ends and comes again by the same name between two
-looks is one to it. Sources: kubernetes/kubelet:pkg/apis/podresources/v1/api.proto; NVIDIA/
-k8s-device-plugin:README.md (shared GPUs); NVIDIA/k8s-dra-driver-gpu:cmd/gpu-kubelet-plugin
-(names of devices of resource claims).
+The kubelet lists pods without uid: a pod that ends and is created again under the same name between two
+polls appears as one. Sources: kubernetes/kubelet:pkg/apis/podresources/v1/api.proto; NVIDIA/
+k8s-device-plugin:README.md (shared GPUs); NVIDIA/k8s-dra-driver-gpu:cmd/gpu-kubelet-plugin (names of
+devices of resource claims).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MAX_QUOTED, _SEVERAL = 5, 2
 
 @dataclass(frozen=True, slots=True)
 class _Holding:
-    """A device that a pod has, as the kubelet names it; `share` tells shares of it apart."""
+    """A device of a pod by the kubelet's name for it; `share` distinguishes shares of the same device."""
 
     pod: Pod
     text: str
@@ -55,15 +55,17 @@ class _Holding:
     replica: int | None = None
     share: str = ""
     is_slot: bool = False
-    """One of several slots of the GPU (HAMi), which do not say how much of it."""
+    """True for one of several slots of the GPU (HAMi); a slot does not specify the size of its share."""
     claimed: bool = False
-    """By a resource claim, which several pods may have. Devices of a plugin have one pod: where two
-    are listed, one of them has ended."""
+    """True for a device of a resource claim, which several pods may share.
+
+    A device of a plugin belongs to one pod: if two are listed, one of them has ended.
+    """
 
 
 @dataclass(slots=True)
 class Kubernetes:
-    """The pods of this node."""
+    """Pods of this node."""
 
     socket: str
     system: frozenset[str] = frozenset()
@@ -71,14 +73,14 @@ class Kubernetes:
     requests: PodRequests = field(default_factory=PodRequests)
     name: str = "kubernetes"
     pods: Pods = field(default_factory=Pods)
-    """As of the last look."""
+    """Pods as of the last poll."""
     _passed: passthrough.PassedOn = field(default_factory=passthrough.PassedOn)
     _directories: PodDirectories = field(default_factory=PodDirectories)
     _replicas: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _ask_again_ns: int = 0
 
     def look(self, host: Host, devices: Devices, in_force: tuple[Held, ...]) -> Told:
-        """The devices of all pods that have not ended."""
+        """Return the devices of all pods that have not ended."""
         if not self.socket:
             return Told(findings=(Finding(WHAT, Verdict.ABSENT, "no kubelet_socket is set"),))
         self.pods = self._directories.look(host)
@@ -118,9 +120,9 @@ class Kubernetes:
     def _as_requested(
         self, held: tuple[Held, ...], requests: Mapping[tuple[str, str], Requests], devices: Devices
     ) -> tuple[Held, ...]:
-        """The claims of pods that have shares, as they request them, and not as devices are listed.
+        """Return the claims, with those of pods with shares as requested instead of as listed.
 
-        A pod that was given a whole device holds it: an annotation, which a user may write, lowers nothing.
+        A pod with an exclusive device keeps it: an annotation, which a user may write, reduces nothing.
         """
         whole = {_pod_of(one) for one in held if one.exclusive}
         requests = {
@@ -160,14 +162,14 @@ class Kubernetes:
         )
 
     def _of(self, namespace: str, name: str) -> Held:
-        """A claim of a pod, without what it holds."""
+        """Return a claim of a pod without a device."""
         return Held(
             source=self.name, level=Level.NODE_PLUGIN, workload=f"{namespace}/{name}",
             owner=namespace, gpu="", system=namespace in self.system,
         )  # fmt: skip
 
     def _replicated(self, holdings: list[_Holding]) -> Iterator[Held]:
-        """Replicas of time slicing or MPS: a pod holds as many of a device as it has, of all there are."""
+        """Yield claims on replicas (time slicing or MPS): a pod's share of all replicas of a device."""
         groups: dict[tuple[str, str, str], list[_Holding]] = {}
         for one in holdings:
             if one.replica is not None:
@@ -180,7 +182,7 @@ class Kubernetes:
             yield msgspec.structs.replace(held, share=share)
 
     def _passed_on(self, host: Host, pod: Pod, devices: Devices) -> Iterator[_Holding]:
-        """The GPUs that a virtual machine in a pod has (KubeVirt)."""
+        """Yield the GPUs that a virtual machine in a pod has (KubeVirt)."""
         others = dict.fromkeys(
             text
             for container in pod.containers
@@ -194,7 +196,7 @@ class Kubernetes:
                 yield _Holding(pod, text, device)
 
     def _learn_replicas(self, host: Host, holdings: list[_Holding]) -> None:
-        """Ask how many shares of a GPU there are, where somebody has one; at times, once it is known."""
+        """Read the number of replicas of each GPU if a pod has one; periodically once it is known."""
         shared = {_base(each.text) for each in holdings if each.replica is not None}
         now_ns = host.clock.now().boot_ns
         if not shared or (shared <= self._replicas.keys() and now_ns < self._ask_again_ns):
@@ -203,7 +205,7 @@ class Kubernetes:
             answer = host.call(KUBELET, ALLOCATABLE, self.socket)
             given = msgspec.convert(answer, tuple[Given, ...])
         except (OSError, msgspec.ValidationError):
-            return  # what was learnt before stays; without it, the share is told as not exclusive
+            return  # earlier numbers stay; without them the claim is not exclusive and has no share
         found: dict[str, set[int]] = {}
         for text in (name for entry in given if _is_gpu(entry.resource) for name in entry.ids):
             name = _parsed(text)
@@ -240,7 +242,7 @@ def _pod_of(held: Held) -> tuple[str, str]:
 
 
 def _of_part(part: Part, devices: Devices) -> Device | None:
-    """The device that a request names; None without a name, or where nothing here goes by it."""
+    """Return the device that a request names; None without a name, or if no device here has it."""
     if part.place is None:
         return None
     name = str(part.place)
@@ -257,7 +259,7 @@ def _part_of(of_pod: Held, part: Part, device: Device) -> Held:
 
 
 def _share_of(held: Held, part: Part) -> Held:
-    """A device that a pod has, as far as it requested it."""
+    """Return a device of a pod, limited to the share requested."""
     if part.share is None:
         return msgspec.structs.replace(held, share="", exclusive=True)
     return msgspec.structs.replace(held, share=share_text(part.share), exclusive=False)
@@ -268,7 +270,7 @@ def _is_told(holding: _Holding, replicas: dict[str, tuple[int, ...]]) -> bool:
 
 
 def _holdings(pod: Pod, devices: Devices, unknown: list[str]) -> Iterator[_Holding]:
-    """The devices of a pod, each once, however many of its containers and entries have it."""
+    """Yield each device of a pod once, even if several containers and entries list it."""
     texts = dict.fromkeys(
         text
         for container in pod.containers
@@ -296,9 +298,9 @@ def _holdings(pod: Pod, devices: Devices, unknown: list[str]) -> Iterator[_Holdi
 
 
 def _claimed(claimed: ClaimedDevice, cdi_names: tuple[str, ...], devices: Devices) -> Device | None:
-    """A device of a resource claim: by a UUID in what CDI calls it, else by its name.
+    """Return a device of a resource claim: by a UUID in its CDI names, else by its name.
 
-    Its name has the number of its device file, and the place of a MIG device on it.
+    The name contains the minor number of the device file, and the placement of a MIG device.
     """
     for name in cdi_names:
         uuid = _NAMED.search(name)
@@ -325,5 +327,5 @@ def _parsed(text: str) -> DeviceId | None:
 
 
 def _base(text: str) -> str:
-    """A device's id without its replica."""
+    """Return the device id without its replica."""
     return re.sub(r"(?:::\d+|/vgpu\d+)$", "", text)

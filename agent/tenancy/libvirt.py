@@ -1,7 +1,7 @@
-"""Who holds what by libvirt and QEMU: GPUs that were handed to virtual machines.
+"""Claims by libvirt and QEMU: GPUs passed through to virtual machines.
 
-libvirt keeps a file for each machine that runs in
-/run/libvirt/qemu; machines that run without libvirt are found by their command line.
+libvirt has a file in /run/libvirt/qemu for each running machine. Machines that run without libvirt are
+found by the command line of their process.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _XML = ".xml"
 
 @dataclass(slots=True)
 class Libvirt:
-    """The virtual machines of this node that have GPUs."""
+    """Virtual machines of this node with GPUs."""
 
     name: str = "libvirt"
     _passed: PassedOn = field(default_factory=PassedOn)
     _looked_at: frozenset[str] = frozenset()
     _machines: dict[str, Domain] = field(default_factory=dict)
-    """QEMU's processes among those looked at, by their id."""
+    """QEMU processes among the scanned ones, by process id."""
 
     def look(self, host: Host, devices: Devices, in_force: tuple[Held, ...]) -> Told:
-        """What is held by machines that run. Where no GPU was handed over, nobody is asked."""
+        """Return the claims of running machines. No machine is read without a passed-through GPU."""
         passed = self._passed.look(host)
         mediated = set(names(host, _MEDIATED))
         if not passed and not mediated and not in_force:
@@ -70,7 +70,7 @@ class Libvirt:
             try:
                 path = host.resolve(f"{_MEDIATED}/{identity}")
             except FileNotFoundError:
-                continue  # it was taken apart meanwhile
+                continue  # the mediated device was removed meanwhile
             owner = next((d for p in reversed(path.split("/")) if (d := devices.at(p))), None)
             if owner:
                 yield self._claim(domain, _share(owner, identity), exclusive=False)
@@ -83,9 +83,9 @@ class Libvirt:
         )  # fmt: skip
 
     def _by_process(self, host: Host) -> list[Domain]:
-        """Machines by the command lines of QEMU's processes; only new processes are looked at.
+        """Return machines from the command lines of QEMU processes; only new processes are read.
 
-        Raises OSError where one of them cannot be read: then all new ones are looked at again.
+        Raises OSError if one cannot be read: then all new ones are read again.
         """
         there = frozenset(name for name in names(host, "/proc") if name.isdecimal())
         self._machines = {pid: one for pid, one in self._machines.items() if pid in there}
@@ -96,7 +96,7 @@ class Libvirt:
             try:
                 told = host.call(OWNER, "machine", int(pid))
             except (FileNotFoundError, ProcessLookupError):
-                continue  # it has ended meanwhile
+                continue  # the process has ended meanwhile
             if told is not None and not _is_of_pod(host, pid):
                 self._machines[pid] = msgspec.convert(told, Domain)
         self._looked_at = there
@@ -104,7 +104,7 @@ class Libvirt:
 
 
 def _is_of_pod(host: Host, pid: str) -> bool:
-    """Whether a machine is that of a pod (KubeVirt), of which the kubelet tells."""
+    """True if a machine belongs to a pod (KubeVirt), which the kubelet reports."""
     try:
         return isinstance(groups.owner(host.read(f"/proc/{pid}/cgroup")), groups.Pod)
     except (FileNotFoundError, ProcessLookupError, FormatError):
@@ -112,7 +112,7 @@ def _is_of_pod(host: Host, pid: str) -> bool:
 
 
 def _running(host: Host) -> Iterator[Domain]:
-    """The machines that run, by libvirt's files. Raises OSError where they cannot be read."""
+    """Yield the running machines from libvirt's files. Raises OSError if they cannot be read."""
     try:
         files = host.names(RUNNING)
     except FileNotFoundError:
@@ -123,8 +123,8 @@ def _running(host: Host) -> Iterator[Domain]:
         try:
             told = msgspec.convert(host.call(OWNER, "domain", f"{RUNNING}/{file}"), Domain)
         except FileNotFoundError:
-            continue  # it has ended meanwhile
-        if not told.project_id:  # the metadata of some versions is in the definition only
+            continue  # the machine has ended meanwhile
+        if not told.project_id:  # some versions write the metadata to the definition only
             told = _defined(host, file) or told
         yield told
 
@@ -133,10 +133,10 @@ def _defined(host: Host, file: str) -> Domain | None:
     try:
         found = msgspec.convert(host.call(OWNER, "domain", f"{DEFINED}/{file}"), Domain)
     except FileNotFoundError:
-        return None  # a machine that is not kept: libvirt has its running form only
+        return None  # a transient machine: libvirt has only its running form
     return found if found.project_id and found.pci_addresses else None
 
 
 def _share(owner: Device | None, name: str) -> Device:
-    assert owner is not None  # noqa: S101 - looked up just before
+    assert owner is not None  # noqa: S101 - found just before
     return Device(owner.gpu, name)

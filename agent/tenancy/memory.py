@@ -1,4 +1,4 @@
-"""What tenancy must not forget over a restart of the agent: claims in force, and the names of GPUs."""
+"""Tenancy state that survives a restart of the agent: claims in force, and the names of GPUs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ log = structlog.get_logger(__name__)
 FILE = "claims-in-force.json"
 WHAT = "memory of claims"
 KEEP_NS = 60_000_000_000
-"""When places were last looked at is kept this often: a start seen later is less certain by as much."""
+"""Interval for saving the time of the last poll, which bounds the uncertainty of a later start."""
 
 
 class State(msgspec.Struct, frozen=True):
-    """The content of the file; one of another format is damaged to this program."""
+    """Content of the file; another format is treated as damaged."""
 
     format: Literal[1]
     book: Kept
@@ -34,7 +34,7 @@ class State(msgspec.Struct, frozen=True):
 
 
 class Memory:
-    """A file in the state directory. Blocking."""
+    """State file in the state directory. Blocking."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE
@@ -44,7 +44,7 @@ class Memory:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What is wrong with it."""
+        """Findings about the file."""
         told = []
         if self._damage:
             remedy = "claims in force were told anew, with other ids: see them in the collector"
@@ -55,7 +55,7 @@ class Memory:
         return tuple(told)
 
     def load(self) -> State | None:
-        """What was kept; nothing where there is no file. One that is damaged is put aside, and told."""
+        """Return the saved state; None without a file. A damaged file is renamed and reported."""
         try:
             kept = durable.read(self._path, State)
         except (OSError, durable.DamagedError) as error:
@@ -68,12 +68,12 @@ class Memory:
         self, book: Book, gpus: Mapping[str, Known], clock: ClockHistory, now: Instant, *,
         names_changed: bool,
     ) -> None:  # fmt: skip
-        """Keep what has changed, at once; when places were looked at, at times."""
+        """Save changes at once, and poll times at intervals."""
         due = self._kept_ns is None or now.boot_ns - self._kept_ns >= KEEP_NS
         if not (book.changed or clock.changed or names_changed or due or self._problem):
             return
         if not self._path.parent.is_dir():
-            return  # a try by hand need not have one
+            return  # a run by hand need not have one
         try:
             durable.write(self._path, State(1, book.kept, list(gpus.values()), clock.kept))
         except OSError as error:

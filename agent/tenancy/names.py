@@ -1,7 +1,7 @@
-"""Names that the agent and `railscope claim` agree upon."""
+"""Names shared by the agent and `railscope claim`."""
 
 from __future__ import annotations
 
 SOCKET = "claims.sock"
-"""The socket, in the agent's state directory."""
+"""Name of the socket in the agent's state directory."""
 CLAIMS = "/v1/claims"

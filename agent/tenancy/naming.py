@@ -1,4 +1,4 @@
-"""What a name that somebody wrote stands for: GPUs by index, UUID, PCI address or device file."""
+"""Resolution of device names: GPU index, UUID, PCI address or device file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS = "an index, a UUID of a GPU or MIG device, a PCI address or /dev/nvidiaN"
 
 
 def find(text: str, devices: Devices) -> Device | None:
-    """The device of this node that a name stands for; None where there is none of that name."""
+    """Return the device of this node with a name; None if no device has it."""
     file = _FILE.fullmatch(text)
     if file:
         return devices.with_minor(int(file[1]))
@@ -37,7 +37,7 @@ def find(text: str, devices: Devices) -> Device | None:
 
 
 def of(name: DeviceId, devices: Devices) -> Device | None:
-    """The device that an id names, whatever its replica. A UUID of a GPU stands for itself."""
+    """Return the device with an id, whatever its replica; a GPU's UUID need not be in the inventory."""
     found: Device | None
     match name:
         case Gpu(uuid=uuid):

@@ -1,8 +1,8 @@
-"""GPUs that were handed to virtual machines, by the names that others have for them.
+"""GPUs passed through to virtual machines, by the names that other components use for them.
 
-Such a GPU is bound to vfio-pci and gone from NVML; it keeps the UUID that it had when the driver of
-this node had it, else its PCI address names it. KubeVirt's device plugin names it by its PCI address,
-older ones by its IOMMU group (NVIDIA/kubevirt-gpu-device-plugin:pkg/device_plugin/device_plugin.go).
+Such a GPU is bound to vfio-pci and not visible to NVML. It keeps the UUID that it had under the driver of
+this node, or else its PCI address names it. KubeVirt's device plugin names it by PCI address, older
+versions by IOMMU group (NVIDIA/kubevirt-gpu-device-plugin:pkg/device_plugin/device_plugin.go).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _GROUPS = "/sys/kernel/iommu_groups"
 
 
 class PassedOn:
-    """The GPUs of the PCI bus that are handed over; what they are is read once a device."""
+    """Passed-through GPUs of the PCI bus; the bus is read again only when its devices change."""
 
     def __init__(self) -> None:
         self._bus: tuple[list[str], list[str]] = ([], [])
 
     def look(self, host: Host) -> set[str]:
-        """Their PCI addresses."""
+        """Return their PCI addresses."""
         there = names(host, DEVICES)
         if there != self._bus[0]:
             self._bus = there, gpu_addresses(host)
@@ -35,13 +35,13 @@ class PassedOn:
 
 
 def device_at(address: str, devices: Devices) -> Device:
-    """The GPU at an address by the UUID it had; by its address where it never had one here."""
+    """Return the GPU at an address by its former UUID; by its address if it never had one here."""
     name = f"pci:{address}"
     return devices.at(address) or Device(name, name)
 
 
 def named(host: Host, text: str, passed: set[str], devices: Devices) -> list[Device]:
-    """The GPUs handed over that an id of KubeVirt's plugin names: by address, or by IOMMU group."""
+    """Return the passed-through GPUs that an id of KubeVirt's plugin names: PCI address or IOMMU group."""
     if text.isdecimal():
         addresses = names(host, f"{_GROUPS}/{text}/devices")
     else:

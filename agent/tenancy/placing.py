@@ -1,9 +1,9 @@
-"""Claims for a number of GPUs without their devices, and how much of a GPU claims hold.
+"""Placement of claims for a number of GPUs without devices, and the claimed capacity of a GPU.
 
-Slurm may report `gres/gpu=8` and no index. Another provider that names devices of the same workload (the
-job's control group, `railscope claim`) places it: those devices are then held as the claim of the higher
-authority says. All GPUs of the node are certain, too. The rest stays without a device, and the collector
-assumes one (docs/tenancy.md).
+Slurm may report `gres/gpu=8` without indices. Another provider that names devices of the same workload (the
+job's control group, `railscope claim`) places it: those devices then get the claim of the higher authority.
+A claim for all GPUs of the node is certain as well. The rest has no device, and the collector assumes one
+(docs/tenancy.md).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_QUOTED = 5
 def placed(
     looks: Sequence[Look], in_force: Callable[[str], tuple[Held, ...]], devices: Devices
 ) -> tuple[list[Look], list[Held]]:
-    """The same reports with devices where another provider has them; and what stays without."""
+    """Return the reports with devices from other providers, and the claims without a device."""
     told = [(look.adapter, held) for look in looks for held in look.told.held]
     counts = [(adapter, held) for adapter, held in told if not held.gpu]
     if not counts:
@@ -72,7 +72,7 @@ def placed(
 def _rest(
     count: Held, left: int, named: set[str], devices: Devices, rivals: set[str]
 ) -> list[Held]:
-    """What is left of a claim: its devices where those are all that there are, else their number."""
+    """Return the remaining claim: its devices if no other GPUs are left, else their number."""
     if left <= 0:
         return []
     others = [gpu for gpu in devices.present if gpu.uuid not in named]
@@ -85,7 +85,7 @@ def _rest(
 
 
 def _as_told_by(count: Held, named: Held) -> Held:
-    """A device of one provider by the authority, share and times of another."""
+    """Return a device of one provider with the authority, share and times of another."""
     return msgspec.structs.replace(
         named, level=count.level, share=count.share,
         exclusive=named.exclusive and not count.share, start_ns=count.start_ns,
@@ -94,7 +94,7 @@ def _as_told_by(count: Held, named: Held) -> Held:
 
 
 def findings_of(unplaced: Iterable[Held]) -> Iterator[Finding]:
-    """A line for `agent check`, where claims do not name their devices."""
+    """Yield a line of `agent check` if claims do not name their devices."""
     held = list(unplaced)
     if not held:
         return
@@ -110,7 +110,7 @@ def _amount(held: Held) -> str:
 
 
 def claimed(claims: Iterable[Held]) -> int:
-    """How many of the 840 compute slots of a GPU claims hold; shares count beside whole devices."""
+    """Return the claimed compute slots of a GPU, of 840. Shares are added to whole devices."""
     whole, shares = [], Fraction(0)
     for held in claims:
         if held.share:

@@ -1,9 +1,9 @@
-"""Which pods there are by what the kubelet keeps of them: directories of their logs and control groups.
+"""Pods of the node, from the kubelet's log directories and control groups.
 
-A kubelet may go on listing pods that have ended (kubernetes issues 119423 and 132020). A pod has its
-control group before it has its directory of logs, and loses the group first: one that has a directory and
-no group has ended. Sources: kubernetes/kubernetes:pkg/kubelet/kuberuntime/helpers.go
-(BuildPodLogsDirectory), pkg/kubelet/cm/pod_container_manager_linux.go.
+A kubelet may keep listing pods that have ended (kubernetes issues 119423 and 132020). A pod gets its
+control group before its log directory, and loses the group first: a pod with a log directory and no group
+has ended. Sources: kubernetes/kubernetes:pkg/kubelet/kuberuntime/helpers.go (BuildPodLogsDirectory),
+pkg/kubelet/cm/pod_container_manager_linux.go.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ _GROUP = re.compile(r"(?:^|-)pod([0-9a-f_-]{32,36})(?:\.slice)?$")
 
 @dataclass(frozen=True, slots=True)
 class Pods:
-    """The pods of the node. `alive` is None where their control groups cannot be seen."""
+    """Pods of the node. `alive` is None if their control groups are not visible."""
 
     uids: dict[tuple[str, str], set[str]] = field(default_factory=dict)
-    """By namespace and name: one that came again has several."""
+    """By namespace and name; a pod that was created again has several uids."""
     names: dict[str, tuple[str, str]] = field(default_factory=dict)
     alive: frozenset[str] | None = None
 
     def has_ended(self, namespace: str, name: str) -> bool:
-        """Whether it is known of a pod that it has ended."""
+        """True if a pod is certain to have ended."""
         uids = self.uids.get((namespace, name), set())
         return self.alive is not None and bool(uids) and not uids & self.alive
 
 
 class PodDirectories:
-    """Looks where the kubelet keeps its pods; remembers where that is."""
+    """Scanner of the kubelet's directories; caches their location."""
 
     def __init__(self) -> None:
         self._root = ""
 
     def look(self, host: Host) -> Pods:
-        """The pods there are."""
+        """Return the pods of the node."""
         uids: dict[tuple[str, str], set[str]] = {}
         named: dict[str, tuple[str, str]] = {}
         for directory in names(host, LOGS):
@@ -59,7 +59,7 @@ class PodDirectories:
         return Pods(uids, named, self._alive(host) if named else None)
 
     def _alive(self, host: Host) -> frozenset[str] | None:
-        """The uids of all pods that have a control group; None where there are no such groups."""
+        """Return the uids of all pods with a control group; None if no such groups are found."""
         places = [self._root] if self._root else []
         places += [f"{h}/{root}" for h in _HIERARCHIES for root in _ROOTS]
         for place in places:

@@ -1,4 +1,4 @@
-"""Shares of GPUs that the pods of this node request, by what the kubelet lists of them."""
+"""Shares of GPUs that the pods of this node request, from the pod list of the kubelet."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_QUOTED = 5
 
 @dataclass(frozen=True, slots=True)
 class KubeletUrl:
-    """Where the kubelet lists its pods; an empty URL for nowhere."""
+    """Address of the pod list of the kubelet; an empty URL disables it."""
 
     url: str = ""
     token_file: str = ""
@@ -31,16 +31,16 @@ class KubeletUrl:
 
 @dataclass(slots=True)
 class PodRequests:
-    """The requests of the pods, read again at each poll. A list that cannot be read stays as it was."""
+    """Requests of the pods, read at each poll. If the list cannot be read, the previous one stays."""
 
     kubelet: KubeletUrl = field(default_factory=KubeletUrl)
     ended: frozenset[tuple[str, str]] = frozenset()
-    """Pods that hold nothing any more, by namespace and name."""
+    """Ended pods, by namespace and name."""
     findings: tuple[Finding, ...] = ()
     _entries: tuple[PodEntry, ...] = ()
 
     def look(self, host: Host, devices: Devices) -> Mapping[tuple[str, str], Requests]:
-        """What pods request by shares, by namespace and name."""
+        """Return the requests for shares of each pod, by namespace and name."""
         where, self.findings = self.kubelet, ()
         if not where.url:
             return {}

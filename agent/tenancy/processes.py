@@ -1,6 +1,6 @@
-"""Who is on the GPUs: processes by NVML, and whose they are by their control groups.
+"""Processes on the GPUs by NVML, and their owners by control group.
 
-A process is known by its id and its start: ids are used again (proc(5), /proc/PID/stat, field 22, in
+A process is identified by id and start time, because ids are reused (proc(5), /proc/PID/stat, field 22, in
 hundredths of a second since boot). Its control group is read once.
 """
 
@@ -22,70 +22,70 @@ from railscope.reading import Absent
 
 _NS_PER_TICK = 10_000_000
 _START = 19
-"""The place of the start among what stands behind the name of the program."""
+"""Index of the start time in the fields after the program name."""
 _MPS = "nvidia-cuda-mps"
 STALE_NS = 60_000_000_000
-"""A list older than this says nothing any more: the driver's thread hangs, or is not there."""
+"""Maximum age of a process list: an older one is not used, as the driver's thread hangs or is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Whose:
-    """Whose a process is, as the events have it. `is_named` is False for a pod known by its uid only."""
+    """Owner of a process, as in events. `is_named` is False for a pod of which only the uid is known."""
 
     source: str
     workload: str
     owner: str = ""
     is_named: bool = True
     is_anyones: bool = False
-    """It cannot be seen whose it is, or it serves whoever is there: any claim may be its own."""
+    """True if the owner is not visible, or if the process serves several users: any claim may cover it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Processes of one owner on one GPU or MIG device. Instants are wall clock."""
+    """Processes of one owner on one GPU or MIG device. Times are wall clock."""
 
     whose: Whose
     device: Device
     pids: tuple[int, ...]
     seen: Instant
     begun_boot_ns: int
-    """When the first of the processes was started; 0 where that is not known."""
+    """Start of the first of the processes; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Uses:
-    """What one look at the lists gave; GPUs whose processes are not known have a reason."""
+    """Result of one poll of the process lists; GPUs without a usable list have an absence reason."""
 
     uses: tuple[Use, ...] = ()
     unread: Mapping[str, Absent] = field(default_factory=dict)
     listed: Mapping[str, Instant] = field(default_factory=dict)
-    """When the processes of each other GPU were listed."""
+    """Time of the process list of each other GPU."""
 
     @property
     def oldest(self) -> Instant | None:
-        """The first of the lists."""
+        """Time of the oldest list."""
         return min(self.listed.values(), key=lambda at: at.boot_ns, default=None)
 
     @property
     def newest(self) -> Instant | None:
-        """The last of the lists."""
+        """Time of the newest list."""
         return max(self.listed.values(), key=lambda at: at.boot_ns, default=None)
 
 
 @dataclass(slots=True)
 class Processes:
-    """The owners of processes on GPUs; remembers those that it has read."""
+    """Owners of the processes on GPUs, cached by process."""
 
     lists: ProcessLists
     label: str = ""
-    """The label of a container of Docker that names its owner."""
+    """Docker container label that names the owner."""
     _known: dict[int, tuple[int, Whose]] = field(default_factory=dict)
-    """When each was started, in ticks, and whose it is."""
+    """Start time in ticks, and owner, by process."""
     _missed: dict[int, int] = field(default_factory=dict)
-    """Processes that NVML lists and /proc does not have, and when they were first missed."""
+    """Processes that NVML lists and /proc does not have, with the time of the first such list."""
 
     def look(self, host: Host, devices: Devices, pods: Pods) -> Uses:
-        """Group the processes of the latest lists by who owns them."""
+        """Group the processes of the latest lists by owner."""
         now = host.clock.now()
         listed = {gpu.uuid: self.lists.get(gpu.uuid) for gpu in devices.present}
         unread = {uuid: reason for uuid, one in listed.items() if (reason := _trouble(one, now))}
@@ -108,9 +108,9 @@ class Processes:
         return Uses(tuple(found.values()), unread, {uuid: one.at for uuid, one in good.items()})
 
     def _owner(self, host: Host, pid: int, ticks: int | None, listed: Instant) -> Whose | None:
-        """Whose a process is; None for one that has just gone.
+        """Return the owner of a process; None for one that has just ended.
 
-        One that ended since the list was made is not missed again at the next list.
+        A process that ended since the list was made is not in the next list.
         """
         if ticks is None:
             if self._missed.setdefault(pid, listed.boot_ns) == listed.boot_ns:
@@ -127,7 +127,7 @@ class Processes:
         return known[1]
 
     def _ticks(self, host: Host, pid: int) -> int | None:
-        """When a process was started, in ticks since boot; None where it is not there."""
+        """Return the start time of a process in ticks since boot; None if there is no such process."""
         try:
             behind = host.read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
             return int(behind[_START])
@@ -136,7 +136,7 @@ class Processes:
 
 
 def _whose(host: Host, pid: int, group: bytes, label: str) -> Whose:
-    """Whose a process is, by its control group."""
+    """Return the owner of a process, from its control group."""
     try:
         owner = groups.owner(group)
     except FormatError:
@@ -164,7 +164,7 @@ def _whose(host: Host, pid: int, group: bytes, label: str) -> Whose:
 
 
 def _container(host: Host, container: groups.Container, label: str) -> Whose:
-    """A container; of Docker's own its name is known, and whose it is by a label."""
+    """Return the owner for a container; Docker's files provide its name and a label with the owner."""
     runtime = container.runtime or "process"
     if container.user_id is not None:
         return Whose(runtime, container.id, _user(host, container.user_id))
@@ -173,12 +173,12 @@ def _container(host: Host, container: groups.Container, label: str) -> Whose:
             told = host.call(OWNER, "container", container.id, label)
             return Whose(runtime, told["name"] or container.id, told["label"])
     except OSError:
-        pass  # its id is name enough
+        pass  # its id identifies it
     return Whose(runtime, container.id)
 
 
 def _device(devices: Devices, gpu: str, process: Process) -> Device:
-    """What of a GPU a process is on."""
+    """Return the GPU or MIG device that a process uses."""
     if not process.gpu_instance:
         return devices.gpu(gpu)
     part = devices.instance(gpu, process.gpu_instance, process.compute_instance)
@@ -194,7 +194,7 @@ def _trouble(listed: ListedProcesses | None, now: Instant) -> Absent | None:
 
 
 def _in_pods(whose: Whose, pods: Pods) -> Whose:
-    """A pod by its name, once it is known which has this uid."""
+    """Replace the uid of a pod by its name once that is known."""
     if whose.source == "kubernetes" and whose.workload in pods.names:
         namespace, name = pods.names[whose.workload]
         return Whose("kubernetes", f"{namespace}/{name}", namespace)
@@ -214,5 +214,5 @@ def _user(host: Host, number: int) -> str:
 
 
 def on(uses: Iterable[Use], gpu: str) -> Iterator[Use]:
-    """Those of one GPU."""
+    """Return the uses of one GPU."""
     return (use for use in uses if use.device.gpu == gpu)

@@ -1,7 +1,7 @@
-"""Who holds what by Slurm: what a prolog wrote down, else what jobs say of themselves.
+"""Claims by Slurm, from files of a prolog, the environment of jobs and their processes.
 
-What scontrol says goes before what stands in a file for each GPU, that before what a job's environment
-says, and that before on which GPUs its processes are. A job holds its GPUs until its control group is gone.
+In order of precedence: the output of scontrol, the file per GPU, the environment of the job, and the GPUs
+that its processes use. A job holds its GPUs until its control group is gone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WHAT = "claims by Slurm"
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where to look; empty for nowhere."""
+    """Paths to read; an empty one is not read."""
 
     gpu_files: str = ""
     job_files: str = ""
@@ -35,7 +35,7 @@ class Places:
 
 @dataclass(slots=True)
 class Slurm:
-    """The jobs of this node. `uses` are the processes on its GPUs."""
+    """Jobs of this node. `uses` returns the processes on its GPUs."""
 
     places: Places
     node: Callable[[], str]
@@ -43,12 +43,12 @@ class Slurm:
     uses: Callable[[], tuple[Use, ...]] = tuple
     name: str = "slurm"
     jobs: dict[str, str] = field(default_factory=dict)
-    """Ids of jobs by the SLUID that stands for them, as of the last look."""
+    """Job ids by SLUID, as of the last poll."""
     _groups: JobGroups = field(default_factory=JobGroups)
     _files: JobFiles | None = None
 
     def look(self, host: Host, devices: Devices, in_force: tuple[Held, ...]) -> Told:
-        """The GPUs of all jobs that run here."""
+        """Return the GPUs of all jobs that run on this node."""
         try:
             groups = self._groups.look(host)
         except OSError as error:
@@ -75,7 +75,7 @@ class Slurm:
                 homeless.append(job)
             held += found
         there = {group.name for group, _ in groups} | {f"job_{told.job}" for _, told in groups}
-        for use in self.uses():  # where no directories can be seen, processes are all there is
+        for use in self.uses():  # processes are the only evidence without visible groups
             job = use.whose.workload
             if (
                 use.whose.source == self.name
@@ -89,7 +89,7 @@ class Slurm:
     def _of_group(
         self, job: str, group: JobGroup, told: Environment, devices: Devices
     ) -> list[Held]:
-        """What a job says that it has; where it says nothing, the GPUs that its processes are on."""
+        """Return the GPUs that a job's environment names, or else those that its processes use."""
         if told.gpus is not None:
             named = [naming.find(name, devices) for name in told.gpus]
             holds = [device for device in named if device is not None]
@@ -102,7 +102,7 @@ class Slurm:
         return [_held(job, device, told) for device in dict.fromkeys(holds)]
 
     def _written(self, host: Host, devices: Devices, in_force: tuple[Held, ...]) -> Written:
-        """What was written down; where that cannot be read, what was in force by it."""
+        """Return the claims in files; if they cannot be read, those in force from them."""
         places, whole = self.places, Written()
         if self._files is None:
             self._files = JobFiles(places.job_files, places.gres_conf)
@@ -138,7 +138,7 @@ def _held(job: str, device: Device, told: Environment) -> Held:
 
 
 def _once(held: list[Held]) -> list[Held]:
-    """Each claim once; the first of those alike is the better one."""
+    """Remove duplicate claims; the first of several has precedence."""
     found: dict[tuple[str, ...], Held] = {}
     for one in held:
         found.setdefault(one.key, one)

@@ -1,8 +1,8 @@
-"""What a prolog of Slurm wrote down: which job has which GPU, and what scontrol says of jobs.
+"""Files written by a Slurm prolog: jobs by GPU, and the output of scontrol for each job.
 
-gpu_files  a file for each GPU, named by its index, or `<gpu>.<gi>` for a MIG device, with the id of
-           a job on each line (NVIDIA/dcgm-exporter:README.md, "HPC job mapping")
-job_files  what `scontrol show job -d ID` printed, as text or with --json, a file for each job
+gpu_files  a file for each GPU, named by its index, or `<gpu>.<gi>` for a MIG device, with one job
+           id per line (NVIDIA/dcgm-exporter:README.md, "HPC job mapping")
+job_files  output of `scontrol show job -d ID`, as text or with --json, one file per job
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _SHARED = {"shard", "mps"}
 
 @dataclass(slots=True)
 class Written:
-    """What came of reading such files."""
+    """Claims and findings from such files."""
 
     held: list[Held] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
 
 def by_gpu(host: Host, directory: str, devices: Devices) -> Written:
-    """The claims of a directory with a file for each GPU. Raises OSError for the directory."""
+    """Return the claims of a directory with one file per GPU. Raises OSError for the directory."""
     written, odd = Written(), []
     for name in host.names(directory):
         found = _GPU_FILE.fullmatch(name)
@@ -76,14 +76,14 @@ def _held(job: str, device: Device, *, alone: bool = True) -> Held:
 
 @dataclass(slots=True)
 class JobFiles:
-    """Jobs by what scontrol printed; what has not changed is not parsed again."""
+    """Jobs from the output of scontrol; unchanged files are not parsed again."""
 
     directory: str
     gres_conf: str
     _parsed: dict[str, tuple[bytes, tuple[Job, ...]]] = field(default_factory=dict)
 
     def look(self, host: Host, node: str, devices: Devices, clock: ClockHistory) -> Written:
-        """The claims of jobs that run on this node. Raises OSError for the directory."""
+        """Return the claims of jobs that run on this node. Raises OSError for the directory."""
         written, bad, here = Written(), [], host.names(self.directory)
         unclear: list[str] = []
         self._parsed = {name: kept for name, kept in self._parsed.items() if name in here}
@@ -129,7 +129,7 @@ def _parse(content: bytes, host: Host) -> tuple[Job, ...]:
 
 
 def _zone(host: Host) -> tzinfo:
-    """The time zone of the node, in which scontrol prints: localtime(5) is a link to it."""
+    """Return the time zone of the node, which scontrol prints in, from the /etc/localtime link."""
     try:
         name = host.resolve("/etc/localtime").partition(_ZONES)[2]
         return ZoneInfo(name) if name else UTC
@@ -138,7 +138,7 @@ def _zone(host: Host) -> tzinfo:
 
 
 def _gres_conf(host: Host, path: str, node: str, written: Written) -> GresConf:
-    """The devices of gres.conf; none where it does not say, which is told."""
+    """Return the devices of gres.conf; none, with a finding, if the file does not specify them."""
     try:
         conf = parse_gres_conf(host.read(path).decode(errors="replace"), node)
     except FileNotFoundError:
@@ -155,14 +155,14 @@ def _gres_conf(host: Host, path: str, node: str, written: Written) -> GresConf:
 
 @dataclass(slots=True)
 class _Found:
-    """What one job holds on this node, and what of it cannot be read."""
+    """Claims of one job on this node, and the parts of its allocation that cannot be resolved."""
 
     job: Job
     start_boot: BootTime | None
     unclear: list[str] = field(default_factory=list)
 
     def claims(self, node: str, listed: tuple[GresDevice, ...], devices: Devices) -> Iterator[Held]:
-        """Claims of a job that has begun and not ended. GPUs without an index are counted."""
+        """Yield the claims of a job that has started and not ended; GPUs without an index are counted."""
         job = self.job
         if job.start_seconds is None or job.end_seconds is not None:
             return
@@ -202,7 +202,7 @@ class _Found:
             )
 
     def _of_share(self, gres: Gres, share: Share, device: Device | None) -> Iterator[Held]:
-        """A share of one GPU: what the job has of it, of what is configured for it."""
+        """Yield a share of one GPU: the job's amount of the amount configured for the GPU."""
         try:
             part = share_text(checked_share(Fraction(share.taken, max(share.there, 1))))
         except ShareError:
@@ -233,21 +233,21 @@ class _Found:
 
 
 def _gpus_in(allocation: Allocation) -> int:
-    """GPUs that the resources of one node account for; a share accounts for its GPU."""
+    """Return the number of GPUs in the resources of one node; each share counts as one GPU."""
     whole = sum(gres.count for gres in allocation.gres if gres.name == "gpu")
     shares = sum(bool(s.taken) for gres in allocation.gres for s in gres.shares or ())
     return whole + shares
 
 
 def _gpus_of(job: Job) -> int:
-    """GPUs of a job on all of its nodes, as its trackable resources count them."""
+    """Return the number of GPUs of a job on all of its nodes, from its trackable resources."""
     counts = job.gres_counts
     typed = sum(count for name, count in counts.items() if name.startswith("gpu:"))
     return max(counts.get("gpu", 0), typed)
 
 
 def _device(index: int, listed: tuple[GresDevice, ...], devices: Devices) -> Device | None:
-    """The device of an index; without a list, that of the device file with its number."""
+    """Return the device with an index; without a list, the one whose device file has that number."""
     if not listed:
         return devices.with_minor(index)
     found = next((device for device in listed if device.index == index), None)

@@ -1,9 +1,9 @@
-"""Which jobs of Slurm there are on the node, by their control groups, and what they say of themselves.
+"""Slurm jobs of the node, from their control groups and the environment of their processes.
 
     v2  /sys/fs/cgroup/system.slice/[NODE_]slurmstepd.scope/job_211 or /SLUID, step_*/user/task_*
     v1  /sys/fs/cgroup/CONTROLLER/slurm[_NODE]/uid_1000/job_211, step_*/task_*
 
-A job's directory is there for as long as it runs. Source: SchedMD/slurm:doc/html/cgroup_v2.shtml,
+The directory of a job exists for as long as the job runs. Source: SchedMD/slurm:doc/html/cgroup_v2.shtml,
 src/plugins/cgroup/v1, v2.
 """
 
@@ -33,7 +33,7 @@ _MAX_ASKED = 8
 
 @dataclass(frozen=True, slots=True)
 class JobGroup:
-    """The directory of a job: its number, or the SLUID that stands for it."""
+    """Control group directory of a job, named by its job id or by its SLUID."""
 
     path: str
     name: str
@@ -41,33 +41,33 @@ class JobGroup:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What a job says of itself. `gpus` are names of devices; None where it says nothing."""
+    """Values from the environment of a job. `gpus` are device names; None if they are not specified."""
 
     job: int | None
     account: str = ""
     user: str = ""
     gpus: tuple[str, ...] | None = None
     is_shared: bool = False
-    """Whether it has shares of GPUs (gres/shard, gres/mps), and others may have them, too."""
+    """True if the job has shares of GPUs (gres/shard, gres/mps), which other jobs may have as well."""
     is_denied: bool = False
 
 
 @dataclass(slots=True)
 class JobGroups:
-    """Looks for the directories of jobs; remembers the environment of each while it runs."""
+    """Scanner of job directories; caches the environment of each job while it runs."""
 
     _known: dict[str, tuple[tuple[str, ...], Environment]] = field(default_factory=dict)
-    """By directory: the steps that were asked, and what they said."""
+    """By directory: the steps that were read, and the environment they have."""
 
     def look(self, host: Host) -> list[tuple[JobGroup, Environment]]:
-        """The jobs there are. Raises OSError where their directories cannot be read."""
+        """Return the jobs of the node. Raises OSError if their directories cannot be read."""
         found = list(_jobs(host))
         paths = {group.path for group in found}
         self._known = {path: known for path, known in self._known.items() if path in paths}
         return [(group, self._environment(host, group)) for group in found]
 
     def _environment(self, host: Host, group: JobGroup) -> Environment:
-        """What the steps of a job say; once its GPUs are known they stay, for it may change what it says."""
+        """Return the environment of a job, not read again once it has GPUs: a job may change it."""
         asked, known = self._known.get(group.path, ((), Environment(_number(group.name))))
         if known.gpus or known.is_denied:
             return known
@@ -89,7 +89,7 @@ def _number(name: str) -> int | None:
 
 
 def _all_told(host: Host, path: str, steps: tuple[str, ...], job: int | None) -> Environment:
-    """What the steps of a job say: those of the whole job first, else all of the others."""
+    """Return the environment from the batch and interactive steps, or else from all other steps."""
     whole = [name for name in _OF_THE_JOB if name in steps]
     told = [_asked(host, f"{path}/{name}", job) for name in whole]
     if not any(one.gpus for one in told):
@@ -119,7 +119,7 @@ def _jobs(host: Host) -> Iterator[JobGroup]:
 
 
 def _entries(host: Host, directory: str) -> list[str]:
-    """The entries of a directory; none where it does not exist. Raises OSError otherwise."""
+    """Return the entries of a directory; none if it does not exist. Raises OSError otherwise."""
     try:
         return host.names(directory)
     except (FileNotFoundError, NotADirectoryError):
@@ -127,7 +127,7 @@ def _entries(host: Host, directory: str) -> list[str]:
 
 
 def _titled(host: Host, directory: str) -> int | None:
-    """The number of a job by the title of the daemon of one of its steps."""
+    """Return the job id from the process title of the slurmstepd of one of its steps."""
     for pid in _pids(host, f"{directory}/slurm"):
         try:
             return step(host.read(f"/proc/{pid}/cmdline")).job
@@ -137,7 +137,7 @@ def _titled(host: Host, directory: str) -> int | None:
 
 
 def _asked(host: Host, directory: str, job: int | None) -> Environment:
-    """What the processes of a step say of their job."""
+    """Return the environment of the job from the processes of a step."""
     user = f"{directory}/user"
     tasks = [f"{user}/{name}" for name in names(host, user) if name.startswith("task_")]
     tasks += [f"{directory}/{name}" for name in names(host, directory) if name.startswith("task_")]
@@ -151,7 +151,7 @@ def _asked(host: Host, directory: str, job: int | None) -> Environment:
             continue
         number = told.get("SLURM_JOB_ID", "")
         if not number.isdecimal() or (job is not None and int(number) != job):
-            continue  # it says that it is of another job
+            continue  # its environment names another job
         return Environment(
             int(number), told.get("SLURM_JOB_ACCOUNT", ""), told.get("SLURM_JOB_USER", ""),
             _gpus(told), any(name in told for name in _SHARES),
@@ -167,9 +167,9 @@ def _pids(host: Host, group: str) -> list[int]:
 
 
 def _gpus(told: dict[str, str]) -> tuple[str, ...]:
-    """The names of a job's devices: UUIDs where they are told, else the numbers of device files.
+    """Return the names of a job's devices: UUIDs if available, else device files.
 
-    CUDA_VISIBLE_DEVICES counts from 0 in each job that is shut in: its numbers name nothing.
+    CUDA_VISIBLE_DEVICES counts from 0 in each job with device confinement, so its numbers are not used.
     """
     visible = [name for name in told.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     if visible and all(name.startswith(("GPU-", "MIG-")) for name in visible):

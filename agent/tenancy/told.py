@@ -1,7 +1,7 @@
-"""Claims that were told by `railscope claim`, kept on the disk before anyone is told that they are.
+"""Claims made with `railscope claim`, written to disk before they are acknowledged.
 
-A start is known by the id that its teller gave it: told again with the same content it changes
-nothing. What has ended is kept for a day, so that an id is not used again by mistake.
+A claim is identified by the id that its client chose: a second start with the same content changes nothing.
+Ended claims are kept for a day, so that an id is not reused by mistake.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ FILE = "claims-told.json"
 KEEP_ENDED_NS = 86_400_000_000_000
 MAX_CLAIMS = 10_000
 SCHEDULERS = frozenset({"slurm", "kubernetes"})
-"""Whose workloads are told as theirs: `slurm:123` is Slurm's 123, and its owner an account of Slurm."""
+"""Schedulers that a workload may name: `slurm:123` is Slurm's job 123, and its owner a Slurm account."""
 
 
 class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A claim as it was told. Instants are nanoseconds since the epoch."""
+    """A claim as received. Times are nanoseconds since the epoch."""
 
     id: str
     devices: tuple[Device, ...]
@@ -44,11 +44,11 @@ class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
     end_boot: BootTime | None = None
 
     def says(self, other: Claim) -> bool:
-        """Whether another says the same, whenever it was told."""
+        """True if another claim has the same content, whatever its times."""
         return _without_times(self) == _without_times(other)
 
     def ended_before(self, other: Claim) -> bool:
-        """True if it ended before another one starts, by the boot clock where both have it."""
+        """True if it ended before another one starts, by the boot clock if both have it."""
         if self.end_ns is None:
             return False
         end, start = self.end_boot, other.start_boot
@@ -58,19 +58,19 @@ class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ConflictError(ValueError):
-    """An id that is in use for something else."""
+    """An id that is in use for another claim."""
 
 
 class UnknownError(LookupError):
-    """An id that no claim has."""
+    """An id without a claim."""
 
 
 class NotKeptError(OSError):
-    """The disk did not take it: nothing has changed."""
+    """A claim that could not be written to disk; nothing has changed."""
 
 
 class ToldClaims:
-    """The claims that were told. Safe to use from many threads; changes wait for the disk."""
+    """Claims made with `railscope claim`. Thread safe; changes block on the disk."""
 
     name = COMMAND
 
@@ -79,18 +79,18 @@ class ToldClaims:
         self._path: Path | None = None
         self._claims: dict[str, Claim] = {}
         self._past: tuple[Claim, ...] = ()
-        """Those whose id has begun again since they ended."""
+        """Ended claims whose id was started again."""
         self._turn = threading.Lock()
         self._problem = "told to an agent that runs, by railscope claim"
 
     def keep_in(self, directory: Path) -> None:
-        """Keep claims in a directory, and read what is there. Never raises: it is tried again."""
+        """Store claims in a directory and read the ones there. Never raises; a failure is retried later."""
         with self._turn:
             self._directory = directory
             self._open()
 
     def _open(self) -> None:
-        """Open the directory, or make it, where that was not possible until now."""
+        """Open or create the directory if that has not succeeded yet."""
         if self._path is not None or self._directory is None:
             return
         path = self._directory / FILE
@@ -113,10 +113,10 @@ class ToldClaims:
         self._claims = latest
 
     def start(self, claim: Claim, *, again: bool = False) -> Claim:
-        """Begin a claim; the one that was told before if it is the same.
+        """Start a claim; return the existing one if it has the same content.
 
-        With `again` an id that has ended may begin once more: a job that is put back into the queue
-        keeps its id. Raises ConflictError, NotKeptError.
+        With `again` an ended id may start once more: a requeued job keeps its id. Raises ConflictError,
+        NotKeptError.
         """
         with self._turn:
             self._open()
@@ -135,7 +135,7 @@ class ToldClaims:
             return claim
 
     def end(self, name: str, end_ns: int, end_boot: BootTime | None = None) -> Claim:
-        """End a claim; one that has ended stays as it is. Raises UnknownError, NotKeptError."""
+        """End a claim; one that has ended is unchanged. Raises UnknownError, NotKeptError."""
         with self._turn:
             self._open()
             known = self._claims.get(name)
@@ -151,17 +151,17 @@ class ToldClaims:
 
     @property
     def all(self) -> tuple[Claim, ...]:
-        """Those in force, and those that ended within a day."""
+        """Claims in force, and those that ended within a day."""
         with self._turn:
             return (*self._past, *self._claims.values())
 
     @property
     def held(self) -> tuple[Held, ...]:
-        """The same as claims, one for each device."""
+        """The same claims in the common type, one per device."""
         return tuple(_held(claim, device) for claim in self.all for device in claim.devices)
 
     def _put(self, claim: Claim, now_ns: int, over: tuple[Claim, ...] = ()) -> None:
-        """Keep a claim; what ended long ago goes. Nothing is changed where the disk does not take it."""
+        """Store a claim and drop those that ended long ago. Nothing changes if the write fails."""
         if self._path is None:
             raise NotKeptError(self._problem)
         keep_ns = now_ns - KEEP_ENDED_NS
@@ -178,7 +178,7 @@ class ToldClaims:
         self._claims, self._past = claims, past
 
     def look(self, host: Host, devices: Devices, in_force: tuple[Held, ...]) -> Told:
-        """What was told, as claims. Before it is known what was kept, nothing ends."""
+        """Return the claims. No claim ends before the stored ones have been read."""
         del host, devices
         with self._turn:
             self._open()
@@ -200,7 +200,7 @@ def _without_times(claim: Claim) -> Claim:
 
 
 def _ended(claim: Claim, end_ns: int, end_boot: BootTime | None) -> Claim:
-    """The claim with an end that is not before its start, on either clock."""
+    """Return the claim with an end that is not before its start, on either clock."""
     start = claim.start_boot
     if end_boot and start and end_boot.boot_id == start.boot_id:
         end_boot = BootTime(start.boot_id, max(end_boot.boot_ns, start.boot_ns))
@@ -208,7 +208,7 @@ def _ended(claim: Claim, end_ns: int, end_boot: BootTime | None) -> Claim:
 
 
 def _held(claim: Claim, device: Device) -> Held:
-    """As a claim; one that says that it is of a scheduler is that scheduler's own word."""
+    """Convert to the common type; a claim whose workload names a scheduler has that scheduler as source."""
     source, colon, workload = claim.workload.partition(":")
     if not colon or source not in SCHEDULERS:
         source, workload = COMMAND, claim.workload

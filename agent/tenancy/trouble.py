@@ -1,4 +1,4 @@
-"""Places that could not be read: what came of it, and how to mend it."""
+"""Claim providers that could not be read: findings, remedies and the claims that stay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ AS_ROOT = "run the agent as root, or with the drop-in of deploy/systemd/tenancy.
 
 
 def finding(what: str, error: Exception, remedy: str) -> Finding:
-    """A line about a place that could not be read."""
+    """Return the finding for a provider that could not be read."""
     reason = reason_of(error) if isinstance(error, OSError) else Absent.ERROR
     if reason is Absent.DENIED:
         return Finding(what, Verdict.DENIED, str(error), AS_ROOT)
@@ -18,13 +18,13 @@ def finding(what: str, error: Exception, remedy: str) -> Finding:
 
 
 def unread(what: str, error: Exception, remedy: str) -> Told:
-    """A look that came to nothing: what was in force stays."""
+    """Return the result of a failed poll: claims in force stay."""
     reason = reason_of(error) if isinstance(error, OSError) else Absent.ERROR
     return Told((), (finding(what, error, remedy),), reason)
 
 
 def carried(in_force: tuple[Held, ...], **of: object) -> tuple[Held, ...]:
-    """Claims in force that have these properties: what could not be read anew stays as it was."""
+    """Return the claims in force with these properties, which stay as they are after a failed read."""
     return tuple(
         held for held in in_force if all(getattr(held, name) == value for name, value in of.items())
     )

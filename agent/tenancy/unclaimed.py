@@ -1,7 +1,7 @@
-"""Who uses a GPU that nobody whose they could be was given.
+"""Use of GPUs without a claim.
 
-It is told at the second list of processes that has it: between the look at processes and that at
-claims one may end. Where a place that would know cannot be asked, nothing is said of its processes.
+Unclaimed use is reported from the second process list that contains it, because a claim may end between the
+poll of processes and the poll of claims. If a provider cannot be read, its processes are not reported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Key = tuple[str, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """The first list that had it, and for how long before nobody looked."""
+    """First process list with an unclaimed use, and the uncertainty of its start."""
 
     seen: Instant
     uncertainty_ns: int
@@ -26,10 +26,10 @@ class First:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of those who may be on a GPU.
+    """Claims and other facts that process owners are compared with.
 
-    `silent` are the places that could not be asked, `jobs` those of Slurm by their SLUID; `in_force` is
-    use without a claim that was told before, and be it by the agent before this one.
+    `silent` contains the providers that could not be read, `jobs` the Slurm job ids by SLUID. `in_force` is
+    unclaimed use that was reported before, possibly by an earlier run of the agent.
     """
 
     claims: Collection[Held]
@@ -42,14 +42,14 @@ class Known:
 
 @dataclass(slots=True)
 class Unclaimed:
-    """What is used without a claim, since which list of processes."""
+    """Unclaimed use, with the process list that it was first seen in."""
 
     _first: dict[Key, First] = field(default_factory=dict)
     _listed: dict[str, int] = field(default_factory=dict)
-    """When the processes of each GPU were listed last (boot clock)."""
+    """Time of the last process list of each GPU (boot clock)."""
 
     def look(self, uses: Uses, known: Known) -> tuple[tuple[Use, ...], tuple[Held, ...]]:
-        """All use without a claim, and what of it was seen before."""
+        """Return all unclaimed use, and the part of it that an earlier list also contained."""
         free = tuple(
             use
             for use in uses.uses
@@ -75,14 +75,14 @@ class Unclaimed:
         return free, told
 
     def _begun(self, use: Use) -> First:
-        """It began after the list before, and not before its first process did."""
+        """Return the start: after the list before, and not before the start of its first process."""
         now_ns = use.seen.boot_ns
         bounds = [now_ns - self._listed.get(use.device.gpu, 0), now_ns - use.begun_boot_ns]
         return First(use.seen, min(bound for bound in bounds if bound >= 0))
 
 
 def covers(claim: Held, use: Use, jobs: Mapping[str, str]) -> bool:
-    """Whether processes may be those of whoever holds a claim."""
+    """True if processes may belong to the holder of a claim."""
     if claim.gpu != use.device.gpu or not claim.compute.overlaps(use.device.compute):
         return False
     source, workload = claim.workload_of
