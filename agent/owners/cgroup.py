@@ -1,8 +1,8 @@
-"""Whose a process is, by the control groups it is in: /proc/PID/cgroup.
+"""Owner of a process by its control groups: /proc/PID/cgroup.
 
-Lines are `hierarchy:controllers:path`; cgroup v2 has the one line `0::path`, v1 one for each hierarchy,
-of which not all need to know a job or container. Paths are those that the reader's cgroup namespace
-shows: the agent has to run in the host's.
+Lines are `hierarchy:controllers:path`. cgroup v2 has the one line `0::path`; v1 has one per hierarchy, and
+not every hierarchy contains the job or container. Paths are relative to the reader's cgroup namespace: the
+agent has to run in that of the host.
 
 Sources: Documentation/admin-guide/cgroup-v2.rst; kubernetes/kubernetes:pkg/kubelet/cm/
 cgroup_manager_linux.go; SchedMD/slurm:src/plugins/cgroup/v2/cgroup_v2.c; systemd.unit(5) for escapes.
@@ -20,10 +20,10 @@ from agent.owners import FormatError, sluid
 
 @dataclass(frozen=True, slots=True)
 class SlurmTask:
-    """A job of Slurm. It is named by `job` or, where Slurm names cgroups so, by `sluid` alone.
+    """A Slurm job, named by `job` or, if Slurm names control groups by SLUID, by `sluid` alone.
 
-    `task` is empty outside of tasks and `special` for helpers; `daemon` says that the process is not
-    the user's but Slurm's own. `node` names the slurmd where several share a server.
+    `task` is empty outside of tasks and `special` for helpers. `daemon` is True for a process of Slurm
+    itself, not of the user. `node` names the slurmd if several share a host.
     """
 
     job: int | None
@@ -37,7 +37,7 @@ class SlurmTask:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A container of a Kubernetes pod; it is empty for what belongs to the pod as a whole.
+    """A container of a Kubernetes pod; `container` is empty for processes of the pod itself.
 
     The uid is written with dashes, except that of a static pod, which has none.
     """
@@ -48,7 +48,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A domain of libvirt: its driver (`qemu`), its name, its number since libvirtd started."""
+    """A libvirt domain: driver (`qemu`), name, and number since the start of libvirtd."""
 
     driver: str
     name: str
@@ -57,9 +57,9 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container outside of any pod. The runtime is empty where the path does not tell it.
+    """A container outside of any pod. The runtime is empty if the path does not contain it.
 
-    `user_id` is set for one that a user runs without privilege.
+    `user_id` is set for a rootless container of a user.
     """
 
     runtime: str
@@ -69,7 +69,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A user who logged in; `session` is empty for what runs under the user's own systemd."""
+    """A user session; `session` is empty for processes under the user's own systemd instance."""
 
     user_id: int
     session: str
@@ -77,19 +77,19 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A service or scope of systemd."""
+    """A systemd service or scope."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Nobody:
-    """A process in no group that has an owner, as the kernel's own are."""
+    """A process in no group with an owner, such as a kernel thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotVisible:
-    """A process outside of the cgroup namespace of the reader, who cannot tell whose it is."""
+    """A process outside of the reader's cgroup namespace, whose owner is not visible."""
 
 
 Owner: TypeAlias = SlurmTask | Pod | Machine | Container | User | Unit | Nobody | NotVisible
@@ -132,11 +132,11 @@ _DELETED = " (deleted)"
 
 
 def owner(content: bytes) -> Owner:
-    """Whose a process is, by the content of its /proc/PID/cgroup.
+    """Return the owner of a process, from the content of its /proc/PID/cgroup.
 
-    A job is told before the pod that Slurm's daemon may run in, a pod before the container that the
-    whole Kubernetes node may run in. Below a user's own systemd directories are named by the user, and
-    may say what they like: only a container of that user is believed. Raises FormatError.
+    A job precedes the pod that slurmd may run in, and a pod precedes the container that the whole
+    Kubernetes node may run in. Users can create directories with any name below their own systemd slice, so
+    there only a container of that user is accepted. Raises FormatError.
     """
     paths = [_path(line) for line in content.decode(errors="backslashreplace").split("\n") if line]
     if any(".." in path.split("/") for path in paths):
@@ -150,7 +150,7 @@ def owner(content: bytes) -> Owner:
 
 
 def _path(line: str) -> str:
-    """The path of one line; the kernel marks that of a group which is gone (cgroup v2)."""
+    """Return the path of one line without the kernel's mark for a deleted group (cgroup v2)."""
     hierarchy, _, rest = line.partition(":")
     _, colon, path = rest.partition(":")
     if not colon or not hierarchy.isdecimal() or not path.startswith("/"):
@@ -160,7 +160,7 @@ def _path(line: str) -> str:
 
 
 def _user_container(path: str) -> Owner | None:
-    """A container that a user runs, or the user: whatever is below a user's slice is nothing else."""
+    """Return a user's container, or the user: nothing else is accepted below a user's slice."""
     user = _USER.search(path)
     if user is None:
         return None
@@ -172,7 +172,7 @@ def _user_container(path: str) -> Owner | None:
 
 
 def _trusted(find: Callable[[str], Owner | None]) -> Callable[[str], Owner | None]:
-    """Look only where no user can make directories."""
+    """Restrict a finder to paths where users cannot create directories."""
     return lambda path: None if _USER.search(path) else find(path)
 
 
@@ -210,7 +210,7 @@ def _machine(path: str) -> Machine | None:
 
 
 def _container(path: str) -> Container | None:
-    """The outermost container: the one that the runtime of the server knows."""
+    """Return the outermost container: the one of the host's runtime."""
     found = _CONTAINER.search(path)
     return _container_of(found) if found else None
 
@@ -222,13 +222,13 @@ def _container_of(found: re.Match[str], user_id: int | None = None) -> Container
 
 
 def _unit(path: str) -> Unit | None:
-    """The outermost unit: what is below is the unit's own to name."""
+    """Return the outermost unit: a unit may name the groups below it as it likes."""
     found = _UNIT.search(path)
     return Unit(unescaped(found["name"])) if found else None
 
 
 def unescaped(name: str) -> str:
-    r"""A name of systemd with `\x2d` turned back into what it stands for (systemd.unit(5))."""
+    r"""Return a systemd name with escapes such as `\x2d` replaced (systemd.unit(5))."""
     return _ESCAPED.sub(_bytes_of, name)
 
 
@@ -242,4 +242,4 @@ _FINDERS: tuple[Callable[[str], Owner | None], ...] = (
     _user_container,
     _trusted(_unit),
 )
-"""In the order in which they are believed, over all hierarchies."""
+"""In order of precedence, over all hierarchies."""

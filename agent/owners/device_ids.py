@@ -1,4 +1,4 @@
-"""The names by which Kubernetes knows GPUs and parts of them.
+"""Names of GPUs and their parts in Kubernetes.
 
 Sources: NVIDIA/k8s-device-plugin:internal/rm/devices.go; GoogleCloudPlatform/container-engine-
 accelerators:pkg/gpu/nvidia; NVIDIA/dcgm-exporter:internal/pkg/transformation/kubernetes.go.
@@ -17,7 +17,7 @@ from agent.owners import FormatError
 class Gpu:
     """A GPU by its UUID; with a replica, one of several shares of it (time slices or MPS).
 
-    A slot (HAMi, Volcano) names the GPU and not how much of it.
+    A slot (HAMi, Volcano) names the GPU without the size of the share.
     """
 
     uuid: str
@@ -27,7 +27,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class GpuIndex:
-    """A GPU by its index in NVML, or a MIG device by that and its own; a replica as of a Gpu."""
+    """A GPU by NVML index, or a MIG device by that and its own index; replica as in Gpu."""
 
     index: int
     mig_index: int | None = None
@@ -36,7 +36,7 @@ class GpuIndex:
 
 @dataclass(frozen=True, slots=True)
 class MigDevice:
-    """A MIG device by its UUID; a replica as of a Gpu."""
+    """A MIG device by its UUID; replica as in Gpu."""
 
     uuid: str
     replica: int | None = None
@@ -44,7 +44,7 @@ class MigDevice:
 
 @dataclass(frozen=True, slots=True)
 class MigInstance:
-    """A MIG device as drivers before 470 named it: its GPU and the ids of its instances."""
+    """A MIG device as drivers before 470 name it: its GPU and its instance ids."""
 
     gpu_uuid: str
     gpu_instance: int
@@ -65,7 +65,7 @@ class DeviceFile:
 class ClaimedDevice:
     """A device of a resource claim (DRA). Its UUID is an attribute of the node's ResourceSlice.
 
-    `share` is the id of a share of it, where several claims have one.
+    `share` is the id of a share of it, if several claims have one.
     """
 
     driver: str
@@ -90,7 +90,7 @@ _GOOGLE = re.compile(
 
 
 def device_id(text: str) -> DeviceId:
-    """What an id in a kubelet's answer names. Raises FormatError."""
+    """Parse a device id of a kubelet's answer. Raises FormatError."""
     found = _NVIDIA.fullmatch(text)
     if found is None:
         found = _GOOGLE.fullmatch(text)

@@ -1,7 +1,7 @@
-"""What Docker keeps of a container: /var/lib/docker/containers/ID/config.v2.json.
+"""Docker's container file: /var/lib/docker/containers/ID/config.v2.json.
 
-The file holds the container's environment, too, which is nobody's business: only what is asked for
-comes out. Source: moby/moby:daemon/container/container.go, api/types/container/config.go.
+The file contains the container's environment, which may hold secrets: only the name and the requested label
+are returned. Source: moby/moby:daemon/container/container.go, api/types/container/config.go.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class _Container(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container's name, and the value of one of its labels; empty where it has none."""
+    """Name of a container, and the value of one of its labels; empty if it has none."""
 
     name: str
     label: str
 
 
 def container(content: bytes, label: str) -> Container:
-    """The container that the file is of. Raises FormatError."""
+    """Parse the file of a container. Raises FormatError."""
     try:
         found = msgspec.json.decode(content, type=_Container)
     except msgspec.MsgspecError as error:

@@ -1,8 +1,8 @@
-"""What Slurm says in the environment of a job: /proc/PID/environ, entries that end in a zero byte.
+"""Slurm variables in the environment of a job: /proc/PID/environ, entries terminated by a zero byte.
 
-A process may change what it was started with before it starts anew: this is what a job says of
-itself, not what Slurm says of it. Only the names below are looked at; all else is the user's own.
-Sources: proc(5); SchedMD/slurm:doc/man/man1/sbatch.1, doc/html/prolog_epilog.shtml.
+A process may change its environment before it executes another program: the values come from the job, not
+from Slurm. Only the names below are read; all else is private to the user. Sources: proc(5);
+SchedMD/slurm:doc/man/man1/sbatch.1, doc/html/prolog_epilog.shtml.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAMES = (
 
 
 def chosen(content: bytes) -> dict[str, str]:
-    """The variables of the names above that are there."""
+    """Return the variables of the names above that are set."""
     found: dict[str, str] = {}
     for entry in content.split(b"\0"):
         name, equals, value = entry.partition(b"=")

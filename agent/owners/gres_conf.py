@@ -1,8 +1,8 @@
-"""Which device each index of Slurm's generic resources is: gres.conf, or what `slurmd -G` prints.
+"""Devices by index of Slurm's generic resources: gres.conf, or the output of `slurmd -G`.
 
-Indices (IDX) count the devices in the order of gres.conf, and are not the numbers of NVML. With
-AutoDetect it is slurmd that finds and orders devices: then only `slurmd -G` tells.
-Sources: SchedMD/slurm:doc/man/man5/gres.conf.5, src/interfaces/gres.c.
+Indices (IDX) count the devices in the order of gres.conf and are not NVML indices. With AutoDetect, slurmd
+finds and orders the devices, and only `slurmd -G` shows the order. Sources:
+SchedMD/slurm:doc/man/man5/gres.conf.5, src/interfaces/gres.c.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OFF = {"", "off"}
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device by its index, with its type and its files."""
+    """A device with its index, type and files."""
 
     index: int
     type: str
@@ -30,26 +30,26 @@ class Device:
 
     @property
     def minor(self) -> int | None:
-        """N of its /dev/nvidiaN: a GPU, or the one that a MIG device is of. None without such a file."""
+        """Minor number of its /dev/nvidiaN, which for a MIG device is that of its GPU. None without one."""
         found = [_DEVICE.fullmatch(file) for file in self.files]
         return next((int(device[1]) for device in found if device), None)
 
 
 @dataclass(frozen=True, slots=True)
 class GresConf:
-    """The devices of one node that the file names, and who finds others (`nvml`); empty for no one."""
+    """Devices that the file names for one node, and the AutoDetect method (`nvml`); empty if off."""
 
     devices: tuple[Device, ...]
     auto_detect: str
 
     @property
     def is_certain(self) -> bool:
-        """Whether the indices are those of Slurm: where it finds devices itself, it orders them."""
+        """True if the indices are those of Slurm; with AutoDetect, slurmd orders the devices."""
         return not self.auto_detect
 
 
 def parse_gres_conf(text: str, node: str, name: str = "gpu") -> GresConf:
-    """The devices of one resource that gres.conf gives to a node. Raises FormatError."""
+    """Return the devices of one resource that gres.conf assigns to a node. Raises FormatError."""
     everywhere, here = "", None
     devices: list[Device] = []
     for fields in _lines(text):
@@ -67,7 +67,7 @@ def parse_gres_conf(text: str, node: str, name: str = "gpu") -> GresConf:
 
 
 def parse_slurmd(text: str, name: str = "gpu") -> tuple[Device, ...]:
-    """The devices of one resource by what `slurmd -G` prints, in their order. Raises FormatError."""
+    """Return the devices of one resource in the order of `slurmd -G`. Raises FormatError."""
     devices: list[Device] = []
     for line in text.split("\n"):
         printed = _PRINTED.search(line)
@@ -78,7 +78,7 @@ def parse_slurmd(text: str, name: str = "gpu") -> tuple[Device, ...]:
 
 
 def _lines(text: str) -> Iterator[dict[str, str]]:
-    """The settings of each line: comments are cut off, and lines that go on are joined."""
+    """Yield the settings of each line, without comments and with continued lines joined."""
     joined = re.sub(r"\\\r?\n", " ", text)
     for whole in joined.split("\n"):
         line = whole.partition("#")[0].strip()
@@ -99,12 +99,12 @@ def _pairs(line: str) -> dict[str, str]:
 
 
 def _devices(fields: dict[str, str], first: int) -> list[Device]:
-    """The devices of a line: one for each file, or one that has several."""
+    """Return the devices of a line: one per file, or one with several files."""
     kind = fields.get("type", "")
     kind = "" if kind == "(null)" else kind
     if "multiplefiles" in fields:
         return [Device(first, kind, expand(fields["multiplefiles"]))]
     files = expand(fields.get("file", ""))
     if fields.get("count") == "1" and len(files) > 1:
-        return [Device(first, kind, files)]  # slurmd prints all files of one device so
+        return [Device(first, kind, files)]  # slurmd prints all files of one device in this form
     return [Device(first + place, kind, (file,)) for place, file in enumerate(files)]

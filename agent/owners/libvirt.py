@@ -1,4 +1,4 @@
-"""Which devices a virtual machine has: libvirt's XML, and the command line of QEMU.
+"""Passed-through devices of a virtual machine: libvirt's XML, and the command line of QEMU.
 
 Sources: libvirt docs/formatdomain.rst (hostdev), docs/drvqemu.rst; openstack/nova:nova/virt/libvirt/
 config.py (metadata); qemu docs/system/devices/vfio (`-device vfio-pci,host=0000:3b:00.0`).
@@ -24,9 +24,9 @@ _PROGRAM = re.compile(r"(?:^|/)(?:qemu-system-[a-z0-9_]+|qemu-kvm|kvm)$")
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """A virtual machine: PCI addresses and ids of mediated devices that were handed to it.
+    """A virtual machine with the PCI addresses and mediated device ids of its passed-through devices.
 
-    Project, user and instance are OpenStack's; empty where it is not OpenStack's machine.
+    Project, user and instance are those of OpenStack; empty for other machines.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Domain:
 
 
 def domain(content: bytes) -> Domain:
-    """The machine of a file of /etc/libvirt/qemu or of /run/libvirt/qemu, which wraps it in its state.
+    """Parse a file of /etc/libvirt/qemu, or of /run/libvirt/qemu, which wraps the domain in its state.
 
     Raises FormatError.
     """
@@ -76,7 +76,7 @@ def domain(content: bytes) -> Domain:
 
 
 def command(cmdline: bytes) -> Domain | None:
-    """The machine that a process runs, by its /proc/PID/cmdline; None where it is no QEMU's."""
+    """Return the machine of a process, from its /proc/PID/cmdline; None if it is not QEMU."""
     words = [word.decode(errors="backslashreplace") for word in cmdline.split(b"\0")]
     if not _PROGRAM.search(words[0]):
         return None
@@ -97,7 +97,7 @@ def command(cmdline: bytes) -> Domain | None:
 
 
 def _address(source: ET.Element) -> str:
-    """As sysfs writes it; libvirt writes each part as a hexadecimal number."""
+    """Return the address as sysfs writes it; libvirt writes each part as a hexadecimal number."""
     try:
         domain_, bus, slot, function = (int(source.get(part, "0"), 16) for part in _NUMBERS)
     except ValueError as error:

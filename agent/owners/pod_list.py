@@ -46,7 +46,7 @@ class _PodList(msgspec.Struct):
 
 
 def pod_entries(content: bytes) -> tuple[PodEntry, ...]:
-    """The pods of a PodList, in JSON. Raises FormatError."""
+    """Parse a PodList in JSON. Raises FormatError."""
     try:
         listed = msgspec.json.decode(content, type=_PodList).items or []
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -1,7 +1,7 @@
-"""What a kubelet answers about the devices it gave to pods: PodResources v1.
+"""The kubelet's answer about devices allocated to pods: PodResources v1.
 
-Source: kubernetes/kubelet:pkg/apis/podresources/v1/api.proto. A pod has no uid here. A kubelet may go
-on listing pods that have ended (kubernetes issues 119423 and 132020): whoever knows better drops them.
+Source: kubernetes/kubelet:pkg/apis/podresources/v1/api.proto. Pods have no uid here. A kubelet may keep
+listing pods that have ended (kubernetes issues 119423 and 132020); the caller has to drop them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from agent.owners.protobuf import Message
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """Devices of one resource (`nvidia.com/gpu`), and the NUMA nodes they are near to."""
+    """Devices of one resource (`nvidia.com/gpu`), and the NUMA nodes near them."""
 
     resource: str
     ids: tuple[str, ...]
@@ -23,14 +23,14 @@ class Devices:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container; the same resource may come in several entries, and all of them count."""
+    """A container; the same resource may be in several entries, and all of them count."""
 
     name: str
     devices: tuple[Devices, ...] = ()
     claims: tuple[Claim, ...] = ()
 
     def ids(self, resource: str) -> tuple[str, ...]:
-        """All devices of one resource."""
+        """Return all devices of one resource."""
         return tuple(
             name for entry in self.devices if entry.resource == resource for name in entry.ids
         )
@@ -38,7 +38,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Devices by a resource claim (DRA), and the names that CDI gives them."""
+    """Devices of a resource claim (DRA), with their CDI names."""
 
     name: str
     namespace: str
@@ -56,18 +56,18 @@ class Pod:
 
 
 def pods(content: bytes) -> tuple[Pod, ...]:
-    """The pods of a ListPodResourcesResponse. Raises FormatError."""
+    """Return the pods of a ListPodResourcesResponse. Raises FormatError."""
     return tuple(_pod(pod) for pod in Message(content).messages(1))
 
 
 def pod(content: bytes) -> Pod | None:
-    """The pod of a GetPodResourcesResponse; None where the answer has none. Raises FormatError."""
+    """Return the pod of a GetPodResourcesResponse; None if it has none. Raises FormatError."""
     found = [_pod(pod) for pod in Message(content).messages(1)]
     return found[-1] if found else None
 
 
 def allocatable(content: bytes) -> tuple[Devices, ...]:
-    """The devices of an AllocatableResourcesResponse: all that could be given. Raises FormatError."""
+    """Return all allocatable devices of an AllocatableResourcesResponse. Raises FormatError."""
     return tuple(_devices(devices) for devices in Message(content).messages(1))
 
 

@@ -1,7 +1,7 @@
-"""Reading protobuf messages off the wire: enough for a handful of plain messages.
+"""Decoder for protobuf messages in wire format, limited to a few simple messages.
 
-Encoding: protocolbuffers/protocolbuffers.github.io:content/programming-guides/encoding.md. A field
-that is not asked for, or not of the type it is asked for as, is skipped, as every reader of protobuf does.
+Encoding: protocolbuffers/protocolbuffers.github.io:content/programming-guides/encoding.md. Fields that are
+not requested, or have another type than requested, are skipped, as in every protobuf decoder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MAX_BYTES, _SIGN, _RANGE = 10, 1 << 63, 1 << 64
 
 
 class Message:
-    """The fields of one message, by number. Raises FormatError for bytes that are none."""
+    """Fields of one message, by number. Raises FormatError for invalid bytes."""
 
     def __init__(self, content: bytes) -> None:
         self._pieces: dict[int, list[bytes]] = {}
@@ -28,12 +28,12 @@ class Message:
                 self._pieces.setdefault(number, []).append(value)
 
     def text(self, number: int) -> str:
-        """A string; the last one counts, and none is an empty one."""
+        """Return a string field; the last value counts, and the default is empty."""
         texts = self.texts(number)
         return texts[-1] if texts else ""
 
     def texts(self, number: int) -> tuple[str, ...]:
-        """A repeated string."""
+        """Return a repeated string field."""
         try:
             return tuple(piece.decode() for piece in self._pieces.get(number, ()))
         except UnicodeDecodeError as error:
@@ -41,17 +41,17 @@ class Message:
             raise FormatError(message) from error
 
     def integer(self, number: int) -> int:
-        """A signed integer (int64); the last one counts, and none is zero."""
+        """Return a signed integer (int64); the last value counts, and the default is zero."""
         value = self._integers.get(number, [0])[-1]
         return value - _RANGE if value >= _SIGN else value
 
     def messages(self, number: int) -> Iterator[Message]:
-        """A repeated message; one that comes in several pieces is the caller's to put together."""
+        """Return a repeated message; the caller merges one that arrives in several pieces."""
         return map(Message, self._pieces.get(number, ()))
 
 
 def _fields(content: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """The fields in their order: integers, and the bytes of what has a length."""
+    """Yield the fields in order: integers, and the bytes of length-delimited fields."""
     at = 0
     while at < len(content):
         tag, at = _varint(content, at)
@@ -81,11 +81,11 @@ def _fields(content: bytes) -> Iterator[tuple[int, bytes | int]]:
 
 
 def _varint(content: bytes, at: int) -> tuple[int, int]:
-    """An unsigned number of up to 64 bits, seven in a byte, lowest first; and where it ends."""
+    """Decode a varint of up to 64 bits, seven per byte, lowest first; return it and its end."""
     value = 0
     for place, byte in enumerate(content[at : at + _MAX_BYTES]):
         value |= (byte & 0x7F) << 7 * place
-        if byte < 0x80:  # noqa: PLR2004 - the top bit says that more follow
+        if byte < 0x80:  # noqa: PLR2004 - the top bit means that more bytes follow
             if value >= _RANGE:
                 break
             return value, at + place + 1

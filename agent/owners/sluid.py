@@ -1,7 +1,7 @@
-"""SLUIDs: the names that Slurm 26.05 and later give to jobs, and to the cgroups of jobs.
+"""SLUIDs: names of jobs, and of their control groups, in Slurm 26.05 and later.
 
-A letter `s` and 13 digits of Crockford's base 32 stand for 64 bits: the cluster (12), milliseconds
-(42), a sequence within the millisecond (10). Source: SchedMD/slurm:src/common/sluid.c.
+A letter `s` and 13 digits of Crockford's base 32 encode 64 bits: the cluster (12), milliseconds (42), a
+sequence within the millisecond (10). Source: SchedMD/slurm:src/common/sluid.c.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from agent.owners import FormatError
 
 PATTERN = "s[0-9A-F][0-9A-HJKMNP-TV-Z]{12}"
-"""As Slurm writes it. The first digit holds the 4 bits that 12 digits leave over."""
+"""Format as Slurm writes it. The first digit has the 4 bits that are left over from 12 digits."""
 
 _DIGITS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _VALUES = {digit: value for value, digit in enumerate(_DIGITS)} | {"O": 0, "I": 1, "L": 1}
@@ -23,10 +23,10 @@ _TIME_BITS, _SEQUENCE_BITS = 42, 10
 
 @dataclass(frozen=True, slots=True)
 class Sluid:
-    """What a SLUID says.
+    """Decoded SLUID.
 
-    The milliseconds are when slurmctld made it, since 1970 by its clock CLOCK_TAI: ahead of UTC by
-    the leap seconds (37 since 2017) where the kernel was told of them, by nothing where it was not.
+    The milliseconds are the time at which slurmctld created it, since 1970 by CLOCK_TAI: ahead of UTC by
+    the leap seconds (37 since 2017) if the kernel has that offset configured, otherwise equal to UTC.
     """
 
     cluster: int
@@ -34,14 +34,14 @@ class Sluid:
     sequence: int
 
     def __str__(self) -> str:
-        """The name as Slurm writes it."""
+        """Return the name as Slurm writes it."""
         whole = (self.cluster << _TIME_BITS | self.milliseconds) << _SEQUENCE_BITS | self.sequence
         places = range(5 * (_LENGTH - 1), -1, -5)
         return "s" + "".join(_DIGITS[whole >> place & 0x1F] for place in places)
 
 
 def decode(text: str) -> Sluid:
-    """What a SLUID says; like Slurm it takes small letters, and O, I and L for 0 and 1.
+    """Decode a SLUID; like Slurm, accept lower case, and O, I and L for 0 and 1.
 
     Raises FormatError.
     """
