@@ -1,7 +1,7 @@
-"""Network cards with all that is known of them: driver, firmware, role and rail.
+"""NICs with their facts: driver, firmware, role and rail.
 
-A collector rolls a stream up over rails by what the stream itself says of its cards. So every source
-of cards tells these facts, whichever source asks the driver for its statistics.
+A collector aggregates a source over rails by the NIC facts in that source's own frames. So every source of
+NICs includes these facts, whichever source reads the driver's statistics.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from railscope.entity import Entity
 
 
 def card(interface: str, driver: Mapping[str, str], device: NetworkDevice) -> Entity:
-    """A card with its facts; `driver` is the answer of ethtool (linux/ethtool.h, ETHTOOL_GDRVINFO)."""
+    """Return a NIC with its facts; `driver` is ethtool's answer (linux/ethtool.h, ETHTOOL_GDRVINFO)."""
     facts = device.facts | known(
         driver=driver["driver"],
         firmware=driver.get("firmware", ""),
@@ -28,19 +28,19 @@ def card(interface: str, driver: Mapping[str, str], device: NetworkDevice) -> En
 
 
 class Cards:
-    """Finds the cards. One serves all sources, whichever thread they have."""
+    """Finds the NICs. One instance serves all sources, on any thread."""
 
     def __init__(self, wiring: Wiring | None = None) -> None:
         self._wiring = wiring or Wiring()
 
     def look(self, host: Host) -> tuple[Entity, ...]:
-        """Every interface whose driver says who it is."""
+        """Return every interface whose driver identifies itself."""
         network = self._wiring.look(host)
         found = []
         for interface in names(host, NET):
             try:
                 driver = host.call("ethtool", "driver", interface)
-            except OSError:  # virtual, or not for us to ask: `nic` says which
+            except OSError:  # virtual, or denied: source `nic` reports it
                 continue
             found.append(card(interface, driver, network.at(driver.get("bus", ""))))
         return tuple(found)

@@ -1,4 +1,4 @@
-"""`railscope agent topology`: what is where on this server, and which card is whose."""
+"""`railscope agent topology`: devices of this node and rails of its NICs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from agent.topology.rules import rules
 
 
 def show(host: Host, settings: TopologySettings, form: str) -> tuple[str, bool]:
-    """The topology in a form (`text` or `json`), and whether the settings fit the server.
+    """Return the topology in a format (`text` or `json`), and whether the settings match the node.
 
-    Raises SettingsError where the settings cannot be right on any server.
+    Raises SettingsError for settings that are invalid on every node.
     """
     node = look(host, rules(settings))
     shown = json.dumps(as_json(node), indent=1) + "\n" if form == "json" else as_text(node)

@@ -1,4 +1,4 @@
-"""How far two PCI devices are apart, after NCCL (src/graph/topo.cc, src/graph/xml.cc)."""
+"""Distance between two PCI devices, as in NCCL (src/graph/topo.cc, src/graph/xml.cc)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from enum import IntEnum
 from agent.topology.pci import Place
 
 _SAME_SWITCH = 2
-"""Levels below what is shared: the downstream port of a switch, and the device at it."""
+"""Levels below the shared port of a switch: its downstream port, and the device there."""
 
 
 class Distance(IntEnum):
-    """How far two PCI devices are apart, in the words of `nvidia-smi topo -m`; P2C is NCCL's."""
+    """Distance between two PCI devices, in the terms of `nvidia-smi topo -m`; P2C is NCCL's."""
 
     PIX = 1
     PXB = 2
@@ -32,14 +32,14 @@ MEANING = {
     " Bridge)",
     Distance.PIX: "Connection traversing at most a single PCIe bridge",
 }
-"""What each word says: as `nvidia-smi topo -m` explains it, so that nobody has to learn anew."""
+"""Explanation of each distance, as printed by `nvidia-smi topo -m`, which users are familiar with."""
 
 RAIL_REACH = Distance.PXB
-"""A card farther away than this is not reached by GPUDirect RDMA, unless over C2C."""
+"""Maximum distance for GPUDirect RDMA between a NIC and a GPU, except over C2C."""
 
 
 def distance(one: Place, other: Place) -> Distance:
-    """How far two devices are apart. It is the same from either end; a device is PIX to itself."""
+    """Return the distance of two devices. It is symmetric; a device is PIX to itself."""
     if one.bridge != other.bridge:
         return Distance.NODE if same_numa_node(one, other) else Distance.SYS
     shared = 0
@@ -54,14 +54,14 @@ def distance(one: Place, other: Place) -> Distance:
 
 
 def same_numa_node(one: Place, other: Place) -> bool:
-    """Whether two devices are at one NUMA node, as far as is known."""
+    """True if two devices are known to be at the same NUMA node."""
     return one.numa_node == other.numa_node != ""
 
 
 def over_c2c(gpu: Place, other: Place) -> Distance:
-    """How far a device is from a GPU that is linked to its processor by C2C.
+    """Return the distance of a device from a GPU that is linked to its processor by C2C.
 
-    What is at the same processor is P2C, whatever host bridge it hangs on.
+    A device at the same processor is P2C, whatever its host bridge.
     """
     apart = distance(gpu, other)
     near = apart in {Distance.PHB, Distance.NODE} and same_numa_node(gpu, other)

@@ -1,4 +1,4 @@
-"""The table of `nvidia-smi topo -m`, made without it."""
+"""Table of `nvidia-smi topo -m`, made without that program."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _NONE = "N/A"
 
 
 def matrix(node: Node) -> tuple[list[str], list[list[str]]]:
-    """The heads of the columns, and a row for each GPU and each card, its own name first.
+    """Return the column heads, and a row for each GPU and each NIC, with its name first.
 
-    Rows of GPUs end in CPUs, NUMA node and NUMA node of the GPU's memory.
+    Rows of GPUs end with CPUs, NUMA node and NUMA node of the GPU's memory.
     """
     cards = table_cards(node)
     ends = [(f"GPU{gpu.index}", gpu.address) for gpu in node.gpus]
@@ -36,13 +36,13 @@ def matrix(node: Node) -> tuple[list[str], list[list[str]]]:
 
 
 def table_cards(node: Node) -> list[tuple[str, NetworkDevice]]:
-    """RDMA devices by name, in the order of the table: mlx5_2 comes before mlx5_10."""
+    """Return RDMA devices by name, in the order of the table: mlx5_2 precedes mlx5_10."""
     named = [(name, card) for card in node.cards for name in card.rdma]
     return sorted(named, key=lambda entry: _natural(entry[0]))
 
 
 def table(node: Node) -> str:
-    """The table and its legends, in the form of nvidia-smi: columns apart by tabs."""
+    """Format the table and its legends like nvidia-smi: columns separated by tabs."""
     heads, rows = matrix(node)
     lines = ["\t" + "\t".join(heads)]
     for name, *cells in rows:

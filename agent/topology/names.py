@@ -1,4 +1,4 @@
-"""What the devices of the PCI bus are called elsewhere."""
+"""Names of PCI devices in other subsystems."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UUID = "GPU UUID:"
 
 
 def functions(host: Host, directory: str) -> dict[str, str]:
-    """Devices of a class that are a PCI function as a whole: their addresses by name."""
+    """Return devices of a class that are a PCI function as a whole: addresses by name."""
     found = {
         name: address_of(host, f"{directory}/{name}/device") for name in names(host, directory)
     }
@@ -19,7 +19,7 @@ def functions(host: Host, directory: str) -> dict[str, str]:
 
 
 def device_names(host: Host, devices: dict[str, PciDevice]) -> dict[str, list[str]]:
-    """RDMA devices, interfaces, drives and UUIDs of GPUs by the PCI address they are at."""
+    """Return RDMA devices, interfaces, drives and GPU UUIDs by PCI address."""
     found: dict[str, list[str]] = {}
     for directory in (RDMA, NET, NVME):
         for name, address in functions(host, directory).items():
@@ -32,10 +32,10 @@ def device_names(host: Host, devices: dict[str, PciDevice]) -> dict[str, list[st
 
 
 def gpu_uuid(host: Host, address: str) -> str:
-    """The UUID the kernel driver has for a GPU; empty where it has none.
+    """Return the UUID of a GPU in the kernel driver; empty if it has none.
 
-    A driver that never got the GPU to run writes question marks, or leaves the line out
-    (open-gpu-kernel-modules, kernel-open/nvidia/nv-procfs.c, nv_procfs_read_gpu_info).
+    A driver that never started the GPU writes question marks, or omits the line (open-gpu-kernel-modules,
+    kernel-open/nvidia/nv-procfs.c, nv_procfs_read_gpu_info).
     """
     lines = text(host, f"/proc/driver/nvidia/gpus/{address}/information").splitlines()
     told = next((line.removeprefix(_UUID).strip() for line in lines if line.startswith(_UUID)), "")

@@ -1,8 +1,8 @@
-"""The topology file of NCCL (NCCL_TOPO_FILE): the PCI tree as a cloud knows it and its guests do not.
+"""Topology file of NCCL (NCCL_TOPO_FILE): the PCI tree of a cloud instance, which its guest does not show.
 
-Format: NVIDIA/nccl src/graph/xml.cc. A `pci` element that holds others is a switch: NCCL leaves the
-two ports out that sysfs shows of each. They are put back here, so that a place of such a file and a
-place of sysfs are the same kind of thing.
+Format: NVIDIA/nccl src/graph/xml.cc. A `pci` element that contains others is a switch: NCCL omits the two
+ports of each that sysfs shows. They are added here, so that places from such a file and from sysfs are
+comparable.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MASK_BITS = 32
 
 
 def parse(content: bytes) -> NcclTopology:
-    """Read such a file. Raises NcclFileError."""
+    """Parse such a file. Raises NcclFileError."""
     if b"<!ENTITY" in content or b"<!DOCTYPE" in content:
         message = "a topology has no DOCTYPE and no entities"
         raise NcclFileError(message)
@@ -73,7 +73,7 @@ def _count(link: ET.Element) -> int:
 def _devices(
     element: ET.Element, above: tuple[str, ...]
 ) -> Iterator[tuple[ET.Element, tuple[str, ...]]]:
-    """Every PCI device below an element, with the addresses of the switches above it."""
+    """Yield every PCI device below an element, with the addresses of the switches above it."""
     for pci in element.findall("pci"):
         yield pci, above
         yield from _devices(pci, (*above, _address(pci)))
@@ -92,7 +92,7 @@ def _address(pci: ET.Element) -> str:
 
 
 def _chain(above: tuple[str, ...], pci: ET.Element) -> tuple[str, ...]:
-    """A switch and, below it, its port to what comes next; at last the device."""
+    """Return, for each switch, its address and that of its port below, and finally the device."""
     own = _address(pci)
     chain: list[str] = []
     for switch, below in zip(above, (*above, own)[1:], strict=True):
@@ -101,7 +101,7 @@ def _chain(above: tuple[str, ...], pci: ET.Element) -> tuple[str, ...]:
 
 
 def cpu_list(mask: str) -> str:
-    """CPUs of a mask as the kernel prints them, `000000ff,ffff0000,00ffffff`: `0-23,48-71`.
+    """Convert a CPU mask as the kernel prints it, `000000ff,ffff0000,00ffffff`, to `0-23,48-71`.
 
     Raises NcclFileError.
     """

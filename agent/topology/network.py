@@ -1,4 +1,4 @@
-"""Network devices: what each is for, and the rail of those that carry the traffic of GPUs."""
+"""Network devices with their roles, and the rails of those that carry the traffic of GPUs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from agent.topology.rules import (
 )
 
 BRIDGE_MARK = b"SW_MNG"
-"""In the vital product data of a ConnectX function that leads to an NVSwitch."""
+"""Mark in the vital product data of a ConnectX function that leads to an NVSwitch."""
 _BRIDGE_MODELS = {"15b3:1021"}
 _STORAGE_MEGABITS = 40_000
 SAME_LOOK_NS = 1_000_000_000
@@ -31,9 +31,9 @@ SAME_LOOK_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class NetworkDevice:
-    """A network function of the PCI bus, its names, its role and its rail.
+    """Network function of the PCI bus with its names, its role and its rail.
 
-    `gpu` is the address of the GPU it belongs to; `why` says how role and rail were decided.
+    `gpu` is the address of its GPU; `why` explains the role and the rail.
     """
 
     device: PciDevice
@@ -48,36 +48,36 @@ class NetworkDevice:
 
     @property
     def address(self) -> str:
-        """Its PCI address."""
+        """PCI address."""
         return self.device.address
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Everything it is called, the RDMA device first."""
+        """All names, the RDMA device first."""
         return (*self.rdma, *self.interfaces, self.address)
 
     @property
     def model(self) -> str:
-        """What tells kinds of cards apart: cards of one server's rails are of one kind."""
+        """Model and link layer: the rail NICs of one node have the same."""
         return f"{self.device.model} {self.link_layer}".strip()
 
     @property
     def facts(self) -> dict[str, str]:
-        """Role and rail as they stand in labels; what is not known is not there."""
+        """Role and rail as labels; unknown ones are left out."""
         return known(role=self.role, rail="" if self.rail is None else str(self.rail))
 
 
 NOWHERE = NetworkDevice(PciDevice("", "", "", pci.Place("", ("",))))
-"""Stands for a device that is not on the PCI bus: it has neither role nor rail."""
+"""Placeholder for a device that is not on the PCI bus: it has neither role nor rail."""
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """All network devices of a server in bus order, and the GPUs they serve.
+    """All network devices of a node in bus order, and the GPUs they serve.
 
-    `gpu_rails` gives the rail of a GPU by its PCI address, `gpu_cards` the card it uses. `problems`
-    are settings that contradict what is there, or each other; `unused` are names in the settings
-    that nothing here has.
+    `gpu_rails` maps the PCI address of a GPU to its rail, `gpu_cards` to the NIC that it uses. `problems`
+    are settings that contradict the node, or each other; `unused` are names in the settings without a
+    device.
     """
 
     devices: tuple[NetworkDevice, ...] = ()
@@ -88,13 +88,13 @@ class Network:
     unused: tuple[str, ...] = ()
 
     def at(self, address: str) -> NetworkDevice:
-        """The device at a PCI address."""
+        """Return the device at a PCI address."""
         return next((d for d in self.devices if d.address == address), NOWHERE)
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What was found when, and which names there were then."""
+    """Result of a scan, with its time and the device names at that time."""
 
     host: Host
     there: tuple[tuple[str, ...], ...]
@@ -103,15 +103,15 @@ class _Look:
     failed: Mapping[str, FailedCall]
 
     def serves(self, host: Host, there: tuple[tuple[str, ...], ...], now_ns: int) -> bool:
-        """Whether it still holds."""
+        """True if it is still valid."""
         fresh = 0 <= now_ns - self.looked_ns < SAME_LOOK_NS
         return fresh and machine_of(host) is self.host and there == self.there
 
 
 class Wiring:
-    """Finds network devices and gives them role and rail, by the settings and by the PCI tree.
+    """Finds network devices and assigns role and rail, from the settings and the PCI tree.
 
-    One serves all sources, whichever thread they have.
+    One instance serves all sources, on any thread.
     """
 
     def __init__(self, rules: Rules | None = None) -> None:
@@ -120,10 +120,10 @@ class Wiring:
         self._last: _Look | None = None
 
     def look(self, host: Host) -> Network:
-        """The network devices as they are now.
+        """Return the network devices as they are now.
 
-        Sources probe one after the other: what was found within the last second, and has the same
-        devices still, is not looked for again.
+        Sources probe one after the other: a result of the last second is reused if the devices are the
+        same.
         """
         there = tuple(tuple(names(host, directory)) for directory in (pci.DEVICES, RDMA, NET))
         now_ns, last = host.clock.now().boot_ns, self._last
@@ -137,7 +137,7 @@ class Wiring:
         return found
 
     def network(self, host: Host, devices: Iterable[PciDevice]) -> Network:
-        """The same, where the devices of the PCI bus are known already."""
+        """Return the network devices, given the devices of the PCI bus."""
         there = list(devices)
         gpus = pci.gpus_among(there)
         found = [self._first(host, device) for device in _named(host, there)]
@@ -163,7 +163,7 @@ class Wiring:
         return Network(tuple(final), tuple(gpus), rails, cards, tuple(problems), unused)
 
     def _first(self, host: Host, device: NetworkDevice) -> NetworkDevice:
-        """What is known of a role before any rail is."""
+        """Assign the roles that do not depend on rails."""
         given = self.rules.role(device.names)
         if given:
             return replace(device, role=given[0], why=given[1])
@@ -174,9 +174,9 @@ class Wiring:
         return device
 
     def _is_bridge(self, host: Host, device: PciDevice) -> bool:
-        """Whether a function leads to an NVSwitch. Its data is read once: that takes the card long.
+        """True if a function leads to an NVSwitch. Its slow vital product data is read once.
 
-        The data is for root; where it cannot be read, the function counts as a card.
+        The data is readable by root only; if it cannot be read, the function counts as a NIC.
         """
         if device.model not in _BRIDGE_MODELS:
             return False
@@ -189,7 +189,7 @@ class Wiring:
         return self._bridges[device.address]
 
     def _by_name(self, devices: Iterable[NetworkDevice]) -> tuple[list[NetworkDevice], list[str]]:
-        """Put the rails that the settings give in the place of those of the tree."""
+        """Replace rails of the tree by those that the settings specify."""
         found, problems = [], []
         given: dict[int, NetworkDevice] = {}
         for device in devices:
@@ -216,7 +216,7 @@ class Wiring:
 
 
 def _named(host: Host, devices: list[PciDevice]) -> list[NetworkDevice]:
-    """All functions of the bus that are network devices, with what they are called."""
+    """Return all functions of the bus that are network devices, with their names."""
     rdma, interfaces = functions(host, RDMA), functions(host, NET)
     by_address = {device.address: device for device in devices}
     there = {d.address for d in devices if d.role == pci.NIC}
@@ -244,7 +244,7 @@ def _link_layer(host: Host, device: str) -> str:
 
 
 def _units(devices: list[NetworkDevice]) -> dict[str, list[NetworkDevice]]:
-    """Cards that may be rails: RDMA functions by slot, in the order of their functions."""
+    """Return NICs that may be rails: RDMA functions by slot, in the order of their functions."""
     units: dict[str, list[NetworkDevice]] = {}
     for device in sorted(devices, key=lambda device: bus_order(device.address)):
         if device.rdma and device.role in {"", COMPUTE}:
@@ -262,7 +262,7 @@ def _cards(units: Mapping[str, list[NetworkDevice]], busy: set[str]) -> list[Car
 def _seated(
     unit: list[NetworkDevice], seating: Seating, gpus: list[str]
 ) -> Iterator[NetworkDevice]:
-    """The functions of a card: all of one rail, each a plane of its own."""
+    """Yield the functions of a NIC: all of one rail, each on its own plane."""
     first = unit[0].address
     found = seating.seats.get(first)
     for function, device in enumerate(unit):
@@ -280,12 +280,12 @@ def _seated(
 
 
 def _unused(device: NetworkDevice) -> NetworkDevice:
-    """A device of a server without GPUs, where nothing tells what it is for."""
+    """Return a device of a node without GPUs, where its role is unknown."""
     return replace(device, why=device.why or "there is no GPU")
 
 
 def _rest(host: Host, device: NetworkDevice, busy: set[str], *, are_rails: bool) -> NetworkDevice:
-    """The role of what has none yet. Where no card has a rail, RDMA may be for GPUs as for storage."""
+    """Assign the remaining roles. Without any rail, RDMA may be for GPUs as well as for storage."""
     if device.role:
         return device
     if device.address in busy:
@@ -303,7 +303,7 @@ def _rest(host: Host, device: NetworkDevice, busy: set[str], *, are_rails: bool)
 def _rails_by_card(
     cards: Mapping[str, str], rails: Mapping[str, int], devices: Iterable[NetworkDevice]
 ) -> dict[str, int]:
-    """Where names give rails, a GPU has that of its card; without a card it has none."""
+    """Return GPU rails if names specify rails: that of its NIC; without a NIC none."""
     by_address = {device.address: device.rail for device in devices}
     found = {gpu: by_address.get(cards[gpu]) for gpu in rails}
     return {gpu: rail for gpu, rail in found.items() if rail is not None}

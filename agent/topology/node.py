@@ -1,4 +1,4 @@
-"""The whole node as a picture: PCI tree, GPUs and their NVLinks, network devices and rails."""
+"""Model of the whole node: PCI tree, GPUs and their NVLinks, network devices and rails."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agent.topology.tree_file import NcclTopology
 
 @dataclass(frozen=True, slots=True)
 class NodeGpu:
-    """A GPU on the bus. `index` is NVML's where it knows the GPU, else its place in bus order."""
+    """A GPU on the bus. `index` is NVML's if NVML lists the GPU, else its position in bus order."""
 
     index: int
     device: PciDevice
@@ -27,26 +27,26 @@ class NodeGpu:
 
     @property
     def address(self) -> str:
-        """Its PCI address."""
+        """PCI address."""
         return self.device.address
 
     @property
     def model(self) -> str:
-        """Its name, or vendor and device where no driver tells it."""
+        """Name, or vendor and device if no driver reports the name."""
         return self.told.model if self.told and self.told.model else self.device.model
 
     @property
     def memory_node(self) -> str:
-        """The NUMA node of its own memory; empty where it has none."""
+        """NUMA node of its own memory; empty if it has none."""
         return self.told.memory_node if self.told else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What `look` found.
+    """Result of `look`.
 
-    `names` are those of the devices of `devices`, `links` the states of their PCIe links, `cpus` the
-    CPUs near each of them, `bonds` the NVLinks between pairs of GPUs as a word (NV18).
+    `names`, `links` and `cpus` are by device address: names, states of PCIe links, and near CPUs. `bonds`
+    are the NVLinks between pairs of GPUs in table notation (NV18).
     """
 
     devices: Mapping[str, PciDevice]
@@ -59,11 +59,11 @@ class Node:
 
     @property
     def cards(self) -> list[NetworkDevice]:
-        """Network devices that have RDMA, in bus order: those of the table."""
+        """Network devices with RDMA, in bus order: those of the table."""
         return [device for device in self.network.devices if device.rdma]
 
     def apart(self, one: str, other: str) -> str:
-        """How far two GPUs or cards are apart, by address, in the words of the table."""
+        """Return the distance of two GPUs or NICs by address, in the terms of the table."""
         if one == other:
             return "X"
         if (one, other) in self.bonds:
@@ -71,7 +71,7 @@ class Node:
         return self.pci_distance(one, other).name
 
     def pci_distance(self, one: str, other: str) -> Distance:
-        """The same without NVLinks."""
+        """Return the same without NVLinks."""
         places = [self._place(address) for address in (one, other)]
         c2c = {gpu.address for gpu in self.gpus if gpu.told and gpu.told.c2c_links}
         if (one in c2c) != (other in c2c):
@@ -85,7 +85,7 @@ class Node:
 
 
 def look(host: Host, rules: Rules) -> Node:
-    """The node as it is now."""
+    """Return the node as it is now."""
     tree = rules.tree or NcclTopology()
     devices = pci.look(host, tree.places)
     network = Wiring(rules).network(host, devices.values())
@@ -113,6 +113,6 @@ def look(host: Host, rules: Rules) -> Node:
 
 
 def _cpus(device: PciDevice, tree: NcclTopology) -> str:
-    """Those of the topology file where it has the device, else those of sysfs."""
+    """Return the CPUs of the topology file if it contains the device, else those of sysfs."""
     told = tree.cpus.get(device.place.numa_node) if device.address in tree.places else None
     return told or device.cpus

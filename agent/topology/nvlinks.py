@@ -1,4 +1,4 @@
-"""NVLinks between GPUs as NVML tells of them, and links to a Grace processor (C2C)."""
+"""NVLinks between GPUs, and links to a Grace processor (C2C), as NVML reports them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _NO_NODE = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True)
 class GpuLinks:
-    """A GPU as NVML tells of it: its index, its model, and where its links lead.
+    """A GPU as NVML reports it: index, model, and the remote ends of its links.
 
-    `peers` counts active links straight to other GPUs by their PCI address, `to_switches` those to
-    NVSwitches, from where every other GPU is reached. `memory_node` is the NUMA node of the GPU's
-    own memory, empty where it has none.
+    `peers` counts active direct links to other GPUs by their PCI address, `to_switches` those to
+    NVSwitches, which connect all GPUs. `memory_node` is the NUMA node of the GPU's own memory, empty if it
+    has none.
     """
 
     index: int
@@ -36,16 +36,16 @@ class GpuLinks:
 
 
 def look(host: Host) -> tuple[GpuLinks, ...]:
-    """Every GPU of the driver that answers; none where there is no driver."""
+    """Return every GPU that the driver reports; none without a driver."""
     count = ask(host, "nvmlDeviceGetCount")
     found = (_gpu(host, index) for index in range(count or 0))
     return tuple(gpu for gpu in found if gpu)
 
 
 def bonded(gpus: tuple[GpuLinks, ...]) -> dict[tuple[str, str], int]:
-    """How many NVLinks are between two GPUs, by their addresses, in either order.
+    """Return the number of NVLinks between two GPUs, by their addresses, in either order.
 
-    Between GPUs at switches it is the number of the one that has fewer.
+    Between GPUs at switches it is the lesser number of both.
     """
     found: dict[tuple[str, str], int] = {}
     for one, other in permutations(gpus, 2):
@@ -57,7 +57,7 @@ def bonded(gpus: tuple[GpuLinks, ...]) -> dict[tuple[str, str], int]:
 
 
 def ask(host: Host, function: str, *arguments: int) -> Json:
-    """An answer of NVML, or None where there is none."""
+    """Return an answer of NVML, or None if the call fails."""
     try:
         return host.call("nvml", function, *arguments)
     except (NvmlError, OSError):

@@ -1,9 +1,9 @@
-"""Links of PCI Express between a device and the processor: what they could carry, and what they do.
+"""PCIe links between a device and the processor: capability and present state.
 
-A link has two ends, and is as fast and as wide as the lesser allows; a path is as good as its worst
-link. Upstream and downstream port of one switch have no link between them. Payload coding: PCI
-Express Base Specification, 8b/10b up to 5 GT/s, 128b/130b up to 32 GT/s, from 64 GT/s on flits of
-256 bytes of which 242 are for packets.
+A link has two ends, and is as fast and as wide as the lesser one allows; a path is as good as its worst
+link. The upstream and downstream ports of a switch have no link between them. Payload coding: PCI Express
+Base Specification, 8b/10b up to 5 GT/s, 128b/130b up to 32 GT/s, from 64 GT/s on flits of 256 bytes of
+which 242 are for packets.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _SPEED = re.compile(rb"\s*(\d+(?:\.\d+)?)\s*GT/s")
 _MEGATRANSFERS = 1000
 _UNKNOWN_WIDTHS = {0, 63, 255}
 _ALL_ONES = {b"63", b"255"}
-"""The width that the kernel reads from a device that does not answer any more."""
+"""Width that the kernel reads from a device that no longer responds."""
 _TRANSFERS, _BITS = 10**6, 8
 _CODINGS = ((8_000, 8, 10), (64_000, 128, 130), (1 << 63, 242, 256))
-"""Up to which MT/s so many of so many bits are payload."""
+"""Upper bound in MT/s, payload bits and total bits of each coding."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkState:
-    """One end of a link: MT/s per lane and lanes, now and at most, and whether it is all ones."""
+    """One end of a link: MT/s per lane and lanes, now and at most, and True if it reads as all ones."""
 
     speed: Reading
     speed_limit: Reading
@@ -46,24 +46,27 @@ UNTOLD = LinkState(_NO, _NO, _NO, _NO)
 
 @dataclass(frozen=True, slots=True)
 class PciLink:
-    """A link by the addresses of its ends; the upper is empty where it cannot be seen."""
+    """A link by the addresses of its ends; the upper one is empty if it is not visible."""
 
     upper: str
     lower: str
 
 
 Sleeps = Callable[[str], bool | Absent]
-"""Whether a device may be saving power, so that its link is slow for a good reason."""
+"""Returns True if a device may be in a power saving state, which slows its link."""
 
 
 def bandwidth(megatransfers: int, lanes: int) -> int:
-    """Payload of a link each way, in thirteenths of a byte per second: exact up to 32 GT/s."""
+    """Return the payload rate of a link per direction, in thirteenths of a byte per second.
+
+    Exact up to 32 GT/s.
+    """
     payload, of = next((p, b) for below, p, b in _CODINGS if megatransfers < below)
     return megatransfers * _TRANSFERS * lanes * PATH_STEPS * payload // (of * _BITS)
 
 
 def parse_link(file: str, content: bytes) -> Reading:
-    """What one of `FILES` says: MT/s, or lanes."""
+    """Parse one of `FILES`: MT/s, or lanes."""
     content = content.strip()
     if file.endswith("_speed"):
         match = _SPEED.match(content)
@@ -76,7 +79,7 @@ def parse_link(file: str, content: bytes) -> Reading:
 
 
 class LinkFiles:
-    """The files of links, kept open for a group of devices."""
+    """Files of links, kept open for a group of devices."""
 
     def __init__(self, host: Host, addresses: Sequence[str]) -> None:
         self._addresses = tuple(addresses)
@@ -85,7 +88,7 @@ class LinkFiles:
         )
 
     def read(self) -> dict[str, LinkState]:
-        """The state of every device's link, by address."""
+        """Return the state of every device's link, by address."""
         return {
             address: self._state(place * len(FILES))
             for place, address in enumerate(self._addresses)
@@ -111,11 +114,10 @@ class LinkFiles:
 
 
 def links(chain: Sequence[str], roles: Mapping[str, str]) -> tuple[PciLink, ...]:
-    """The links from a device, the last of a chain, up to the root port; none for a root port.
+    """Return the links from a device, the last of a chain, up to the root port; none for a root port.
 
-    `roles` tells which addresses are bridges: what else stands above, as Intel's VMD does, is none
-    of PCI Express. A device right below a host bridge has a port there that cannot be seen, as in
-    virtual machines.
+    `roles` identifies the bridges: other devices above, such as Intel's VMD, are not PCI Express. A device
+    directly below a host bridge has a port there that is not visible, as in virtual machines.
     """
     *above, device = chain
     ports = [address for address in above if roles.get(address) == BRIDGE]
@@ -127,22 +129,22 @@ def links(chain: Sequence[str], roles: Mapping[str, str]) -> tuple[PciLink, ...]
 
 
 def path_limit(path: Sequence[PciLink], states: Mapping[str, LinkState]) -> Reading:
-    """The most a path can carry; a reason where one of its links does not tell."""
+    """Return the capacity of a path; a reason if one of its links does not report it."""
     return _least([_limit(link, states) for link in path])
 
 
 def path_bandwidth(path: Sequence[PciLink], states: Mapping[str, LinkState]) -> Reading:
-    """What a path can carry as its links run now."""
+    """Return the present bandwidth of a path."""
     now = [states.get(link.lower, UNTOLD) for link in path]
     return _least([_bandwidth(state.speed, state.width) for state in now])
 
 
 def path_state(path: Sequence[PciLink], states: Mapping[str, LinkState], sleeps: Sleeps) -> Reading:
-    """Whether a path runs as well as it can.
+    """Return the state of a path: full speed, power saving, degraded or lost.
 
-    A link that would fall short of the path even at its full speed has lost lanes, and is degraded
-    whatever its device does. One that falls short by its present speed alone is degraded unless its
-    device may be saving power; where that cannot be told there is no verdict.
+    A link that would limit the path even at its full speed has lost lanes, and is degraded whatever its
+    device does. One that limits it by its present speed alone is degraded unless its device may be saving
+    power; if that is unknown there is no verdict.
     """
     if path and states.get(path[-1].lower, UNTOLD).lost:
         return LOST

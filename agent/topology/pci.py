@@ -1,8 +1,8 @@
-"""The PCI devices of a server, and the place of each in the tree that sysfs shows.
+"""PCI devices of a node, and their places in the tree of sysfs.
 
-`realpath(/sys/bus/pci/devices/ADDRESS)` names the host bridge and every port above a device
-(torvalds/linux Documentation/ABI/testing/sysfs-bus-pci): host bridge, root port, upstream and
-downstream port of each switch, device.
+`realpath(/sys/bus/pci/devices/ADDRESS)` contains the host bridge and every port above a device
+(torvalds/linux Documentation/ABI/testing/sysfs-bus-pci): host bridge, root port, upstream and downstream
+port of each switch, device.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _ROLES_BY_VENDOR = {
     "0x0300": {_NVIDIA: GPU, _AMD: GPU}, "0x0380": {_AMD: GPU}, "0x1200": {_AMD: GPU},
     "0x0680": {_NVIDIA: NVSWITCH},
 }  # fmt: skip
-"""Classes that others have, too: the display chip of a server's own console is no GPU."""
+"""Classes that other vendors use as well: the display chip of a node's console is no GPU."""
 _CLASS_DIGITS = 6
 _VIRTIO = "virtio"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a PCI device sits: the host bridge, what leads from there to it, its NUMA node.
+    """Place of a PCI device: host bridge, path from there, NUMA node.
 
-    `chain` holds addresses from the root port down to the device itself; in front of each switch
-    stand its upstream and its downstream port. `numa_node` is empty where it is not known.
+    `chain` contains the addresses from the root port down to the device itself, with the upstream and the
+    downstream port of each switch. `numa_node` is empty if unknown.
     """
 
     bridge: str
@@ -48,13 +48,13 @@ class Place:
 
     @property
     def address(self) -> str:
-        """The address of the device itself."""
+        """Address of the device itself."""
         return self.chain[-1]
 
 
 @dataclass(frozen=True, slots=True)
 class PciDevice:
-    """A PCI device that matters here: what it is, where it sits, and the CPUs near it."""
+    """A relevant PCI device: role, model, place, and near CPUs."""
 
     role: str
     vendor: str
@@ -74,30 +74,30 @@ class PciDevice:
 
 
 def pci_address(text: str) -> str:
-    """A PCI address as sysfs writes it: 0000:3b:00.0. NVML writes 00000000:3B:00.0."""
+    """Return a PCI address as sysfs writes it: 0000:3b:00.0. NVML writes 00000000:3B:00.0."""
     domain, _, rest = text.lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}" if rest else text.lower()
 
 
 def is_address(text: str) -> bool:
-    """Whether a text is a PCI address as sysfs writes it."""
+    """True if a text is a PCI address as sysfs writes it."""
     return bool(_ADDRESS.fullmatch(text))
 
 
 def bus_order(address: str) -> tuple[int, ...]:
-    """What sorts PCI addresses as the bus does, whatever the length of their domains."""
+    """Return a key that sorts PCI addresses in bus order, whatever the length of their domains."""
     return tuple(int(part, 16) for part in re.split("[:.]", address))
 
 
 def slot(address: str) -> str:
-    """An address without its function: ports of one card differ in nothing else."""
+    """Return an address without its function: ports of one NIC differ only in that."""
     return address.rpartition(".")[0]
 
 
 def pci_path(resolved: str) -> tuple[str, ...]:
-    """Host bridge and PCI addresses along a resolved sysfs path.
+    """Return the host bridge and PCI addresses along a resolved sysfs path.
 
-    /sys/devices/pci0000:3a/0000:3a:01.0/0000:3b:00.0 gives (pci0000:3a, 0000:3a:01.0, 0000:3b:00.0).
+    /sys/devices/pci0000:3a/0000:3a:01.0/0000:3b:00.0 results in (pci0000:3a, 0000:3a:01.0, 0000:3b:00.0).
     """
     parts = resolved.split("/")
     bridge = next((part for part in parts if _HOST_BRIDGE.fullmatch(part)), "")
@@ -105,9 +105,9 @@ def pci_path(resolved: str) -> tuple[str, ...]:
 
 
 def address_of(host: Host, link: str) -> str:
-    """The PCI address of the function a link leads to, directly or by way of virtio; else empty.
+    """Return the PCI address that a link resolves to, directly or through virtio; else empty.
 
-    What else lies below a function, as the sub-functions of mlx5 do, is a part of it only.
+    Other devices below a function, such as the sub-functions of mlx5, are only a part of it.
     """
     try:
         resolved = host.resolve(link)
@@ -118,7 +118,7 @@ def address_of(host: Host, link: str) -> str:
 
 
 def place(host: Host, address: str) -> Place:
-    """Where a device sits. One whose path cannot be read is alone on a host bridge of its own."""
+    """Return the place of a device. If its path cannot be read, it is alone on its own host bridge."""
     node = text(host, f"{DEVICES}/{address}/numa_node").removeprefix(NO_NUMA_NODE)
     try:
         bridge, *chain = pci_path(host.resolve(f"{DEVICES}/{address}"))
@@ -128,7 +128,7 @@ def place(host: Host, address: str) -> Place:
 
 
 def role(host: Host, address: str) -> str:
-    """What kind of device sits at an address; empty where it is of no interest."""
+    """Return the kind of device at an address; empty if it is not relevant."""
     class_ = text(host, f"{DEVICES}/{address}/class")[:_CLASS_DIGITS]
     of_vendor = _ROLES_BY_VENDOR.get(class_)
     if of_vendor is None:
@@ -137,9 +137,9 @@ def role(host: Host, address: str) -> str:
 
 
 def look(host: Host, places: Mapping[str, Place] | None = None) -> dict[str, PciDevice]:
-    """Devices of interest by address, with every port between them and the processor.
+    """Return relevant devices by address, with every port between them and the processor.
 
-    `places` go before what sysfs says of the same addresses.
+    `places` take precedence over sysfs for the same addresses.
     """
     roles = {address: role(host, address) for address in names(host, DEVICES)}
     found: dict[str, PciDevice] = {}
@@ -162,9 +162,9 @@ def _device(host: Host, address: str, what: str, places: Mapping[str, Place] | N
 
 
 def gpus_among(devices: Iterable[PciDevice]) -> list[PciDevice]:
-    """GPUs in bus order, which is the order NVML counts them in; those of NVIDIA if there are any.
+    """Return GPUs in bus order, the order of NVML indices; those of NVIDIA if there are any.
 
-    A server's own display chip is of another vendor.
+    The node's own display chip is of another vendor.
     """
     gpus = sorted((d for d in devices if d.role == GPU), key=lambda d: bus_order(d.address))
     return [gpu for gpu in gpus if gpu.vendor == _NVIDIA] or [
@@ -173,7 +173,7 @@ def gpus_among(devices: Iterable[PciDevice]) -> list[PciDevice]:
 
 
 def gpu_addresses(host: Host) -> list[str]:
-    """PCI addresses of NVIDIA GPUs, in bus order, which is the order NVML counts them in."""
+    """Return PCI addresses of NVIDIA GPUs in bus order, the order of NVML indices."""
     return [address for address in names(host, DEVICES) if _is_gpu(host, address)]
 
 
@@ -184,5 +184,5 @@ def _is_gpu(host: Host, address: str) -> bool:
 
 
 def is_virtual_function(host: Host, address: str) -> bool:
-    """Whether this is a virtual function of a device that is here, too (SR-IOV)."""
+    """True for a virtual function whose physical function is on this node (SR-IOV)."""
     return bool(linked(host, f"{DEVICES}/{address}/physfn"))

@@ -1,8 +1,8 @@
-"""Which network card is whose, and which rail that makes it.
+"""Assignment of NICs to GPUs, and the rails that follow from it.
 
-A rail is the position of the GPU that a card is nearest to, never a number in the card's name:
-`mlx5_N` counts all ports of a server, storage included. Cards are told apart by PCI address alone,
-so that no renaming moves a rail. Distance comes first, then the NUMA node, then bus order.
+A rail is the position of the GPU that a NIC is nearest to, never a number in the NIC's name: `mlx5_N`
+counts all ports of a node, storage included. NICs are identified by PCI address alone, so that no renaming
+moves a rail. Distance comes first, then the NUMA node, then bus order.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from agent.topology.pci import Place, bus_order
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A card that may be a rail: where it sits, and of what model it is.
+    """A NIC that may be a rail: its place and its model.
 
-    One to be put last is taken only where no other is as near: it has other business, too.
+    One with `put_last` is used only if no other is as near, because it has another purpose, too.
     """
 
     place: Place
@@ -31,7 +31,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A card's GPU (its position), its plane where a GPU has several cards, and why."""
+    """GPU of a NIC (its position), plane if a GPU has several NICs, and reason."""
 
     gpu: int
     plane: int
@@ -40,10 +40,10 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Seating:
-    """What came of it, by PCI address of a card and by position of a GPU.
+    """Result of the assignment, by PCI address of a NIC and by position of a GPU.
 
-    `cards` gives the card each GPU uses, its own or a neighbour's, empty where it has none; `rails`
-    the rail of each GPU; `why_not` the reason why a card has no seat.
+    `cards` is the NIC that each GPU uses, its own or a neighbour's, empty if there is none; `rails` the
+    rail of each GPU; `why_not` the reason for which a NIC has no seat.
     """
 
     seats: Mapping[str, Seat]
@@ -52,18 +52,18 @@ class Seating:
     why_not: Mapping[str, str]
 
     def rail(self, address: str) -> int | None:
-        """The rail of a card, that of the GPU where it is seated."""
+        """Return the rail of a NIC, which is that of its GPU."""
         found = self.seats.get(address)
         return None if found is None else self.rails[found.gpu]
 
 
 def seat(gpus: Sequence[Place], cards: Sequence[Card]) -> Seating:
-    """Seat cards at GPUs; the place of a GPU in the sequence is its position.
+    """Assign NICs to GPUs; the index of a GPU in the sequence is its position.
 
-    Each GPU takes the nearest free card within `RAIL_REACH`, nearest pairs first. What is left goes
-    round again as further planes, as many as most GPUs get. Where no card has a host bridge in
-    common with a GPU, as on trays with Grace processors and in some virtual machines, distance says
-    nothing, and NUMA node and order decide.
+    Each GPU gets the nearest free NIC within `RAIL_REACH`, nearest pairs first. The remaining ones are
+    assigned as further planes, as many as most GPUs get. If no NIC has a host bridge in common with a GPU,
+    as on trays with Grace processors and in some virtual machines, distance is not meaningful, and NUMA
+    node and order decide.
     """
     ordered = sorted(cards, key=lambda card: bus_order(card.place.address))
     usual = _usual_model(gpus, ordered)
@@ -79,7 +79,7 @@ def seat(gpus: Sequence[Place], cards: Sequence[Card]) -> Seating:
 
 
 def _usual_model(gpus: Sequence[Place], cards: Sequence[Card]) -> str:
-    """The model most cards near GPUs are of: a stranger among them has other business."""
+    """Return the model of most NICs near GPUs: a different one among them has another purpose."""
     near = [card for card in cards if _nearest(gpus, card) <= RAIL_REACH]
     models = Counter(card.model for card in near or cards)
     return models.most_common(1)[0][0] if models else ""
@@ -90,7 +90,7 @@ def _nearest(gpus: Sequence[Place], card: Card) -> Distance:
 
 
 def _apart(gpus: Sequence[Place], cards: Sequence[Card]) -> bool:
-    """Whether no card has a host bridge in common with a GPU, those for the server's own aside."""
+    """True if no NIC shares a host bridge with a GPU, leaving out those of the node's own network."""
     bridges = {gpu.bridge for gpu in gpus}
     there = [card for card in cards if not card.put_last or _nearest(gpus, card) <= RAIL_REACH]
     return bool(gpus) and all(card.place.bridge not in bridges for card in there)
@@ -124,7 +124,7 @@ def _by_distance(
 
 
 def _one_each(gpus: Sequence[Place], cards: Sequence[Card], usual: str) -> dict[str, int]:
-    """At most one card for each GPU, the nearest pairs first."""
+    """Assign at most one NIC to each GPU, the nearest pairs first."""
     pairs = sorted(
         (
             apart,
@@ -149,7 +149,7 @@ def _one_each(gpus: Sequence[Place], cards: Sequence[Card], usual: str) -> dict[
 
 
 def _planes(cards_by_gpu: Counter[int]) -> int:
-    """How many cards most GPUs have that have any; the smaller number where two are as usual."""
+    """Return the most common number of NICs among GPUs with any; on a tie the lesser one."""
     sizes = Counter(cards_by_gpu.values())
     return min(sizes, key=lambda size: (-sizes[size], size), default=0)
 
@@ -157,7 +157,7 @@ def _planes(cards_by_gpu: Counter[int]) -> int:
 def _used(
     gpus: Sequence[Place], cards: Sequence[Card], seats: Mapping[str, Seat]
 ) -> dict[int, str]:
-    """The card each GPU uses: its own of the first plane, or a neighbour's, evenly shared."""
+    """Return the NIC of each GPU: its own of the first plane, or a neighbour's, evenly shared."""
     first = [card for card in cards if (s := seats.get(card.place.address)) and s.plane == 0]
     used = {seats[card.place.address].gpu: card.place.address for card in first}
     load: Counter[str] = Counter()
@@ -201,7 +201,7 @@ def _too_far_or_many(gpus: Sequence[Place], card: Card, planes: int) -> str:
 def _by_numa_node(
     gpus: Sequence[Place], cards: Sequence[Card], usual: str
 ) -> tuple[dict[str, Seat], dict[str, str]]:
-    """Seat cards at nodes that have one of the usual model for every GPU; else it is a guess."""
+    """Assign NICs at NUMA nodes with one of the usual model per GPU; elsewhere it would be a guess."""
     waiting: defaultdict[str, list[int]] = defaultdict(list)
     for position, gpu in enumerate(gpus):
         waiting[gpu.numa_node].append(position)
@@ -240,11 +240,11 @@ def _why_no_seat(card: Card, usual: str, cards: int, gpus: int) -> str:
 def _rails(
     gpus: Sequence[Place], own: set[int], used: Sequence[str], seats: Mapping[str, Seat]
 ) -> tuple[int, ...]:
-    """The rail of each GPU: its position, or fewer numbers where GPUs share their cards.
+    """Return the rail of each GPU: its position, or fewer numbers if GPUs share their NICs.
 
-    GPUs below one root port are a group. Where no group has a card for each of its GPUs, rails are
-    counted by group, as many in each as the best equipped has cards: a card that is missing on one
-    server moves no rail.
+    GPUs below one root port are a group. If no group has a NIC for each of its GPUs, rails are counted by
+    group, as many in each as the group with the most has NICs: a NIC that is missing on one node moves no
+    rail.
     """
     groups: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for position, gpu in enumerate(gpus):
@@ -257,7 +257,7 @@ def _rails(
         seated = [position for position in group if position in own]
         taken = -1
         for place, position in enumerate(seated):
-            # Each where its GPU stands among the group, and no number twice.
+            # At the relative position of its GPU in the group, and no number twice.
             spread = group.index(position) * most // len(group)
             last = most - len(seated) + place
             taken = min(max(taken + 1, spread), last)

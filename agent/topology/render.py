@@ -16,11 +16,11 @@ from railscope.reading import Absent, Reading
 
 _MEGATRANSFERS = 1000
 _INNER = ">"
-"""In the name that stands for the downstream port of a switch in a topology file."""
+"""Separator in the name of the downstream port of a switch in a topology file."""
 
 
 def as_text(node: Node) -> str:
-    """The tree, the table, the rail of each GPU, and what the other network devices are for."""
+    """Return the tree, the table, the rail of each GPU, and the roles of the other network devices."""
     parts = ["\n".join(_tree(node)) + "\n", table(node), "\n".join(_uses(node)) + "\n"]
     for head, lines in (
         ("Settings that cannot be:", node.network.problems),
@@ -32,7 +32,7 @@ def as_text(node: Node) -> str:
 
 
 def as_json(node: Node) -> dict[str, Any]:
-    """The same as plain numbers, strings, lists and dictionaries."""
+    """Return the same as plain numbers, strings, lists and dictionaries."""
     heads, rows = matrix(node)
     return {
         "devices": [_device(node, device) for device in node.devices.values()],
@@ -55,7 +55,7 @@ def _tree(node: Node) -> Iterator[str]:
     told = {d.place.bridge: d.place.numa_node for d in node.devices.values() if d.place.numa_node}
 
     def numa_node_of(device: PciDevice) -> str:
-        """Its own; of a port that does not tell, that of what is at the same host bridge."""
+        """Return its NUMA node; for a port without one, that of devices at the same host bridge."""
         return device.place.numa_node or told.get(device.place.bridge, "")
 
     devices = sorted(
@@ -70,7 +70,7 @@ def _tree(node: Node) -> Iterator[str]:
 
 
 def _below(node: Node, devices: Iterable[PciDevice]) -> Iterator[str]:
-    """A line for each device, and for switches that are in a topology file only."""
+    """Yield a line for each device, and for switches that are in a topology file only."""
     shown: set[str] = set()
     for device in devices:
         above = [address for address in device.place.chain[:-1] if _INNER not in address]
@@ -116,7 +116,7 @@ def _gpu_at(node: Node, device: PciDevice) -> NodeGpu | None:
 
 
 def _link(state: LinkState) -> list[str]:
-    """Speed and width now, and at most where that is more: `32 GT/s x16`, `16 of 32 GT/s x16`."""
+    """Format speed and width, with the maximum if that is more: `32 GT/s x16`, `16 of 32 GT/s x16`."""
     speed = _of(state.speed, state.speed_limit, _MEGATRANSFERS)
     width = _of(state.width, state.width_limit, 1)
     words = [f"{speed} GT/s"] if speed else []
@@ -133,7 +133,7 @@ def _of(now: Reading, most: Reading, scale: int) -> str:
 
 
 def _uses(node: Node) -> Iterator[str]:
-    """The rail of each GPU, and what the other network devices are for."""
+    """Yield the rail of each GPU, and the roles of the other network devices."""
     if node.gpus:
         yield "Rails:"
     for gpu in node.gpus:
@@ -154,13 +154,13 @@ def _uses(node: Node) -> Iterator[str]:
 
 
 def _apart(node: Node, gpu: NodeGpu, card: NetworkDevice) -> str:
-    """Why the card is this GPU's, and how far away it is where that says nothing of it."""
+    """Return the reason for assigning a NIC to this GPU, with the distance if it is not included."""
     apart = node.apart(gpu.address, card.address)
     return card.why if card.why.startswith(apart) else f"{apart}, {card.why}"
 
 
 def _cards_of(node: Node, gpu: NodeGpu) -> list[NetworkDevice]:
-    """The cards a GPU uses: its own, or the one it shares with a neighbour."""
+    """Return the NICs of a GPU: its own, or the one that it shares with a neighbour."""
     own = [device for device in node.network.devices if device.gpu == gpu.address]
     shared = node.network.gpu_cards.get(gpu.address, "")
     return own or ([node.network.at(shared)] if shared else [])

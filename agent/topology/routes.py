@@ -1,7 +1,6 @@
-"""The interfaces that carry the default route of a server: they are for its management.
+"""Interfaces that carry the default route of a node: they are for its management.
 
-Formats: torvalds/linux net/ipv4/fib_trie.c, fib_route_seq_show, and net/ipv6/route.c,
-rt6_info_route.
+Formats: torvalds/linux net/ipv4/fib_trie.c, fib_route_seq_show, and net/ipv6/route.c, rt6_info_route.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _FIELDS, _FIELDS_6 = 8, 10
 
 
 def default_interfaces(host: Host) -> set[str]:
-    """The interface of the best default route, and those it is made of (bond, VLAN, bridge)."""
+    """Return the interface of the best default route, and its lower ones (bond, VLAN, bridge)."""
     found: set[str] = set()
     waiting = [_default(host) or _default_6(host)]
     while waiting:

@@ -1,4 +1,4 @@
-"""What the settings say of rails and roles: they go before what the agent finds out by itself."""
+"""Rails and roles in the settings, which take precedence over those that the agent detects."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from railscope.settings import SettingsError
 COMPUTE, STORAGE, MANAGEMENT, BRIDGE, VIRTUAL_FUNCTION = ROLES = (
     "compute", "storage", "management", "bridge", "virtual_function",
 )  # fmt: skip
-"""What a network device is for. A bridge leads to an NVSwitch and is no network card at all."""
+"""Roles of network devices. A bridge leads to an NVSwitch and is no NIC at all."""
 _RAIL = "rail"
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The settings of the section [topology], checked.
+    """The validated settings of the section [topology].
 
     Names are those of an RDMA device, an interface or a PCI address.
     """
@@ -32,7 +32,7 @@ class Rules:
     tree: NcclTopology | None = None
 
     def rail(self, names: Iterable[str]) -> tuple[int, str] | None:
-        """The rail of the device with these names, and which setting gives it."""
+        """Return the rail of the device with these names, and the setting that specifies it."""
         told = list(names)
         for name in told:
             if name in self.rails:
@@ -45,7 +45,7 @@ class Rules:
         return None
 
     def role(self, names: Iterable[str]) -> tuple[str, str] | None:
-        """The role of the device with these names, and which setting gives it; the first counts."""
+        """Return the role of the device with these names, and its setting; the first match counts."""
         told = list(names)
         for pattern, role in self.roles:
             for name in told:
@@ -54,25 +54,25 @@ class Rules:
         return None
 
     def unused(self, names: Iterable[str]) -> tuple[str, ...]:
-        """What the settings call by names that are not among these."""
+        """Return names and patterns in the settings that match none of these names."""
         told = set(names)
         plain = dict.fromkeys((*self.rails, *self.expected_megabits))
         patterns = [p.pattern for p, _ in self.roles if not any(map(p.fullmatch, told))]
         return (*(name for name in plain if name not in told and name not in ROLES), *patterns)
 
     def speed(self, names: Iterable[str]) -> int | None:
-        """The line rate in Mb/s that a link should have, by its names and its role."""
+        """Return the expected line rate of a link in Mb/s, by its names and its role."""
         told = (self.expected_megabits.get(name) for name in names)
         return next((speed for speed in told if speed is not None), None)
 
     @property
     def name_rails(self) -> bool:
-        """Whether names have a say in rails."""
+        """True if names in the settings determine rails."""
         return bool(self.rails or self.rail_pattern)
 
 
 def rules(settings: TopologySettings) -> Rules:
-    """The settings, checked. Raises SettingsError that names the setting and what to write."""
+    """Validate the settings. Raises SettingsError that names the setting and a valid value."""
     for name, rail in settings.rails.items():
         if rail < 0:
             message = f"topology.rails: {name} = {rail}: rails are counted from 0"

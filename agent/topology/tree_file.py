@@ -1,4 +1,4 @@
-"""What a topology file tells. Apart from its parser, so that an agent without one carries none."""
+"""Content of a topology file. Apart from its parser, so that an agent without one does not load that."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from agent.topology.pci import Place
 
 
 class NcclFileError(ValueError):
-    """A file that is no topology of NCCL; the message says where it fails."""
+    """A file that is no NCCL topology; the message names the invalid part."""
 
 
 @dataclass(frozen=True, slots=True)
 class NcclTopology:
-    """What such a file tells.
+    """Content of such a file.
 
-    Places by PCI address; network devices by name with the address each sits at; CPUs of each NUMA
-    node as a list (`0-23,48-71`); for pairs of GPU addresses how many links of which sort.
+    Places by PCI address; network devices by name with their addresses; CPUs of each NUMA node as a list
+    (`0-23,48-71`); number and kind of links for pairs of GPU addresses.
     """
 
     places: dict[str, Place] = field(default_factory=dict)
