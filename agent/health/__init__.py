@@ -1,8 +1,7 @@
-"""The verdict on the health of a GPU: a pure function of the facts.
+"""Verdict on the health of a GPU: a pure function of the facts.
 
-A table of rules, by subject: what is wrong, how bad it is, what to do about it. A failed fact
-decides; where nothing has failed but a fact that is needed cannot be told, nobody knows; unknown is
-never healthy.
+A table of rules by subject: fault, severity, action. A fact that means failure decides. Without one, a GPU
+with an unavailable fact that is needed is unknown; unknown never counts as healthy.
 """
 
 from __future__ import annotations
@@ -22,25 +21,25 @@ _ACTIONS = {name: code for code, name in h.GPU_ACTION.states.items()}
 
 @dataclass(frozen=True, slots=True)
 class GpuVerdict:
-    """How a GPU is, why, and what to do about it."""
+    """State of a GPU, with reasons and actions."""
 
     state: int
     answers: Mapping[str, Answer]
     """By the reason of each rule."""
     reasons: tuple[str, ...]
-    """What is wrong, in the order of the rules."""
+    """Reasons of the active rules, in the order of the rules."""
     actions: tuple[str, ...]
     """From mildest to hardest."""
     nvidia: tuple[str, ...]
-    """What NVIDIA calls them."""
+    """NVIDIA's names of the actions."""
     missing: Mapping[str, Absent]
-    """What ought to be known and is not, by the reason that depends on it."""
+    """Facts that are needed and absent, by the reason of their rule."""
 
     @property
     def action(self) -> Reading:
-        """The hardest action as a state of railscope_gpu_recommended_action.
+        """Hardest action as a state of railscope_gpu_recommended_action.
 
-        None is recommended only for a healthy GPU: for one that is unknown that would be a guess.
+        `none` is recommended only for a healthy GPU: for an unknown one that would be a guess.
         """
         if self.actions:
             return _ACTIONS[self.actions[-1]]
@@ -50,7 +49,7 @@ class GpuVerdict:
 
 
 def judge(facts: Facts, rules: Sequence[Rule] = RULES) -> GpuVerdict:
-    """The verdict on one GPU."""
+    """Return the verdict on one GPU."""
     answers = {rule.reason: rule.answer(facts) for rule in rules}
     active = [rule for rule in rules if answers[rule.reason] is True]
     missing = {
@@ -58,7 +57,7 @@ def judge(facts: Facts, rules: Sequence[Rule] = RULES) -> GpuVerdict:
         for rule in rules
         if isinstance(answer := answers[rule.reason], Absent) and rule.holds_up(facts, answer)
     }
-    # Of a GPU that nothing at all can be told of, nothing bad can be told either.
+    # A GPU without any available fact is unknown, as no fault could be detected either.
     told = any(
         isinstance(answers[rule.reason], bool) for rule in rules if rule.needed and rule.metrics
     )

@@ -1,7 +1,7 @@
-"""Rules about the slot and the server around a GPU: its PCIe link, heat, power.
+"""Rules about the slot and the node around a GPU: its PCIe link, heat, power.
 
 Sources: NVIDIA/DCGM, modules/health/DcgmHealthWatch.cpp and common/DcgmGPUHardwareLimits.h; nvml.h,
-nvmlClocksEventReasons. All of it is about speed and cooling: the GPU still computes right.
+nvmlClocksEventReasons. All of them concern speed and cooling: the results of the GPU are still correct.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from railscope.catalog import gpu as c
 from railscope.catalog import gpu_pcie, gpu_power
 
 BUSY_PERFORMANCE_STATE = 2
-"""What computes is in P0, a GeForce in P2; idle GPUs slow their link down."""
+"""A computing GPU is in P0, a GeForce in P2; idle GPUs slow their link down."""
 REPLAYS_PER_MINUTE_AND_LANE = {
     1: Fraction("0.15"),
     2: Fraction("0.3"),
@@ -56,7 +56,7 @@ def _pcie_errors(facts: Facts) -> bool:
 
 
 def _slowed(reason: str) -> Tell:
-    """Slowed down now, or within the window; the bit of now is all that older drivers tell."""
+    """Return a test for a slowdown now or within the window; older drivers report the present bit only."""
 
     def now(facts: Facts) -> bool:
         return facts.number(c.GPU_THROTTLE_ACTIVE, reason) != 0

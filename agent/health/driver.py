@@ -1,7 +1,7 @@
-"""Rules about what the driver says of a GPU, and about a driver that says nothing.
+"""Rules about the driver's reports on a GPU, and about a driver that does not respond.
 
-Sources: nvml.h (NVML_ERROR_GPU_IS_LOST, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION); NVIDIA's Xid
-catalogue, by `railscope.catalog.xids`.
+Sources: nvml.h (NVML_ERROR_GPU_IS_LOST, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION); NVIDIA's Xid catalogue, by
+`railscope.catalog.xids`.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ PULSE: dict[str, tuple[Metric, ...]] = {
     LOAD: (c.GPU_POWER, c.GPU_TEMPERATURE, c.GPU_MEMORY_TOTAL),
     HEALTH: (c.GPU_PERFORMANCE_STATE, gpu_pcie.GPU_PCIE_WIDTH, gpu_pcie.GPU_PCIE_GENERATION),
 }
-"""By source, readings that a GPU has as long as it is there at all."""
+"""By source, readings that a GPU has for as long as it is present."""
 _LOST = xid(79)
 _FIRMWARE_SILENT = {119, 120}
-"""The GPU's system processor (GSP) did not answer, or failed: every call runs into a timeout."""
+"""The GPU's system processor (GSP) did not respond, or failed: every call ends in a timeout."""
 _SILENCE = {Absent.TIMEOUT, Absent.ERROR, Absent.DENIED}
 _DRIVER, _, _, _, _MISSING = h.GPU_DEVICE_STATE.states
 _NO_ACTION = 0
 _MAY_FINISH = {3, 4, 5}
-"""Drain P2P, drain and reset, recover the IMEX domain: what runs on the GPU may finish."""
+"""Drain P2P, drain and reset, recover the IMEX domain: running jobs may finish."""
 
 
 def _gone(facts: Facts) -> bool:
-    """Both sources say so: one alone may have asked while the driver was being unloaded."""
+    """Return True if both sources report it: one may have been read while the driver was unloaded."""
     pulses = [_pulse(facts, source) for source in PULSE]
     if all(pulse is Absent.GONE for pulse in pulses):
         return PULSE.keys().isdisjoint(facts.silent) or _left_behind(facts)
@@ -57,7 +57,7 @@ def _gone(facts: Facts) -> bool:
 
 
 def _pulse(facts: Facts, source: str) -> bool | Absent:
-    """Whether a source reads anything of the GPU, else why not."""
+    """True if a source has any reading of the GPU, else the reason for which it has none."""
     if source in facts.silent:
         return facts.silent[source]
     readings = [facts.reading(metric) for metric in PULSE[source]]
@@ -69,9 +69,9 @@ def _pulse(facts: Facts, source: str) -> bool | Absent:
 
 
 def _left_behind(facts: Facts) -> bool:
-    """A GPU that the driver no longer tells of: still on the bus, or no longer there either."""
+    """True if a GPU that NVML no longer lists is still bound to its driver, or is gone from the bus."""
     state = facts.device_state
-    if state == _DRIVER:  # as it was before: the bus has not been looked at since
+    if state == _DRIVER:  # as before: the bus has not been scanned since
         raise Untold(Absent.NOT_DUE)
     if isinstance(state, Absent) and state is not Absent.GONE:
         raise Untold(state)
@@ -79,7 +79,7 @@ def _left_behind(facts: Facts) -> bool:
 
 
 def firmware_is_silent(xids: Iterable[JudgedXid]) -> bool:
-    """Whether Xids tell of a GPU that is still on the bus and no longer answers the driver."""
+    """True if Xids indicate a GPU that is still on the bus and no longer responds to the driver."""
     numbers = {told.number for told in xids}
     return bool(numbers & _FIRMWARE_SILENT) and _LOST.number not in numbers
 
@@ -104,7 +104,7 @@ def _recovery(*, may_finish: bool) -> Tell:
 
 
 def _recovery_asks(facts: Facts) -> Asked:
-    """As the table has it; of an action that newer drivers may know, its number."""
+    """Return the actions of the table; for an action of a newer driver, its number."""
     value = facts.number(h.GPU_RECOVERY_ACTION)
     action = RECOVERY_ACTIONS.get(value)
     return Asked(action.actions, (action.nvidia,)) if action else Asked((), (f"0x{value:x}",))
@@ -130,7 +130,7 @@ def _xids(facts: Facts, *, fatal: bool) -> list[JudgedXid]:
 
 
 def _xid_says(facts: Facts, *, fatal: bool) -> str:
-    """Each Xid with its name and meaning."""
+    """Return each Xid with its name and meaning."""
     entries = (xid(told.number) for told in _xids(facts, fatal=fatal))
     return " ".join(
         dict.fromkeys(f"Xid {entry.number} {entry.name}: {entry.meaning}" for entry in entries)

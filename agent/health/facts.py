@@ -1,8 +1,7 @@
-"""What is known of one GPU at the moment its health is judged.
+"""Facts about one GPU at the time of its verdict.
 
-Facts are readings, what counters have grown by, and Xids. Each is a value or the reason why there
-is none; who asks for a number that is not there is told so by `Untold`. What is too old to be a
-fact is for those to decide who collect them.
+Facts are readings, increases of counters, and Xids. Each is a value or an absence reason; reading an absent
+number raises `Untold`. The code that collects facts decides which are stale.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ SECOND_NS = 1_000_000_000
 MINUTE_NS = 60 * SECOND_NS
 
 Part = tuple[str, ...]
-"""What of the GPU a reading is about: () for the GPU itself, ("3", "crc") for an error of link 3."""
+"""Part of the GPU of a reading: () for the GPU itself, ("3", "crc") for an error of link 3."""
 Value = TypeVar("Value")
 
 
-class Untold(Exception):  # noqa: N818 - no error: an answer that cannot be given
-    """Something cannot be told, for a reason."""
+class Untold(Exception):  # noqa: N818 - not an error: an absent fact
+    """A fact is absent, for a reason."""
 
     def __init__(self, reason: Absent) -> None:
         super().__init__(reason.word)
@@ -34,10 +33,10 @@ class Untold(Exception):  # noqa: N818 - no error: an answer that cannot be give
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a counter has grown by, in its stored unit: over a window, and at the end of it.
+    """Increase of a counter in its stored unit: over a window, and at the end of it.
 
-    `recent` is the growth over the last minute, or a little more; over less where the counter has
-    not been followed for as long.
+    `recent` is the increase over the last minute, or a little more; over less if the counter has not been
+    followed for as long.
     """
 
     increase: int
@@ -46,13 +45,13 @@ class Change:
     recent_ns: int
 
     def share(self) -> Fraction:
-        """Growth in nanoseconds as a share of the time. Raises Untold within the first minute."""
+        """Return the increase in nanoseconds as a share of the time. Raises Untold in the first minute."""
         if self.over_ns < MINUTE_NS:
             raise Untold(Absent.NOT_DUE)
         return Fraction(self.increase, self.over_ns)
 
     def rate(self, per_ns: int) -> Fraction:
-        """Growth of late for so much time. Raises Untold within the first minute."""
+        """Return the recent increase per period. Raises Untold in the first minute."""
         if self.recent_ns < MINUTE_NS:
             raise Untold(Absent.NOT_DUE)
         return Fraction(self.recent * per_ns, self.recent_ns)
@@ -60,35 +59,35 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Everything a verdict on one GPU is made of."""
+    """All facts for the verdict on one GPU."""
 
     readings: Mapping[Metric, Mapping[Part, Reading]] = field(default_factory=dict)
     changes: Mapping[Metric, Mapping[Part, Change]] = field(default_factory=dict)
     """Of counters that were read at least twice."""
     xids: tuple[JudgedXid, ...] = ()
-    """Those that matter, since the last reset of the GPU and the last load of its driver."""
+    """Relevant Xids since the last reset of the GPU and the last load of its driver."""
     silent: Mapping[str, Absent] = field(default_factory=dict)
-    """Sources that say nothing of this GPU now, and why."""
+    """Sources without current readings of this GPU, with the reasons."""
     device_state: Reading = Absent.UNSUPPORTED
-    """Who has the GPU on the PCI bus, by the states of railscope_gpu_device_state."""
+    """State of the GPU on the PCI bus, as in railscope_gpu_device_state."""
 
     def reading(self, metric: Metric, *part: str) -> Reading:
-        """A reading; what its source has no column for is not supported."""
+        """Return a reading; without a column it is unsupported."""
         return self.readings.get(metric, {}).get(part, Absent.UNSUPPORTED)
 
     def number(self, metric: Metric, *part: str) -> int:
-        """A reading that has a value. Raises Untold where there is none."""
+        """Return the value of a reading. Raises Untold if it is absent."""
         reading = self.reading(metric, *part)
         if isinstance(reading, Absent):
             raise Untold(reading)
         return reading
 
     def parts(self, metric: Metric) -> Mapping[Part, Reading]:
-        """All readings of a metric."""
+        """Return all readings of a metric."""
         return self.readings.get(metric, {})
 
     def change(self, metric: Metric, *part: str) -> Change | Absent:
-        """What a counter has grown by; not due where it has been read only once."""
+        """Return the increase of a counter; not due if it has been read only once."""
         reading = self.reading(metric, *part)
         if isinstance(reading, Absent):
             return reading
@@ -96,10 +95,10 @@ class Facts:
 
 
 def any_of(values: Iterable[Value | Absent], test: Callable[[Value], bool]) -> bool:
-    """Whether a test holds for any of the values.
+    """True if a test holds for any of the values.
 
-    What is not supported has no say. Raises Untold where none holds and one cannot be told, or
-    where none is supported.
+    Unsupported values are ignored. Raises Untold if no test holds and a value is absent, or if none is
+    supported.
     """
     told, open_ = False, Absent.UNSUPPORTED
     for value in values:
@@ -115,12 +114,12 @@ def any_of(values: Iterable[Value | Absent], test: Callable[[Value], bool]) -> b
 
 
 def untold(values: Iterable[Value | Absent]) -> bool:
-    """Never true. Raises Untold as `any_of` does: for a sum that what cannot be told may change."""
+    """Return False. Raises Untold as `any_of` does: for a sum that an absent value may change."""
     return any_of(values, lambda _: False)
 
 
 def present(value: Value | Absent) -> Value:
-    """The value. Raises Untold where there is none."""
+    """Return the value. Raises Untold if it is absent."""
     if isinstance(value, Absent):
         raise Untold(value)
     return value

@@ -1,6 +1,6 @@
-"""Facts from frames: what the rules need a memory for.
+"""Facts from frames, and the state that rules need.
 
-That is what counters had some minutes ago, which GPUs there were, and since when a GPU has not been
+The state consists of earlier values of counters, the GPUs seen so far, and the time of each GPU's last
 reset. All of it is bounded.
 """
 
@@ -27,12 +27,12 @@ from railscope.reading import Absent, Reading
 
 MAX_GPUS = 64
 DEVICES = "gpu_device"
-"""The source that tells who has the GPUs of the PCI bus."""
+"""Source of the state of GPUs on the PCI bus."""
 READINGS = (LOAD, HEALTH, NVLINK, NVLINK_SIGNAL, SETTINGS, PATHS)
 SOURCES = (*READINGS, DEVICES, KERNEL_LOG)
-"""All sources that facts are made of."""
+"""All sources of facts."""
 _ONE_EACH = (LOAD, HEALTH)
-"""Sources that have columns for every GPU; a GPU may have no NVLink."""
+"""Sources with columns for every GPU; a GPU may have no NVLink."""
 _WANTED = frozenset({c.GPU_ENERGY}.union(*(rule.metrics for rule in RULES)))
 _GROWING = frozenset(
     metric
@@ -43,23 +43,23 @@ _GROWING = frozenset(
 _DRIVER, *_TAKEN_AWAY, _MISSING = h.GPU_DEVICE_STATE.states
 
 Latest = Mapping[str, Frame | Absent]
-"""By source, the latest frame that speaks of the present, or why there is none."""
+"""By source, the latest frame that is not stale, or an absence reason."""
 _Key = tuple[str, Metric, Part]
 
 
 @dataclass(slots=True)
 class _Readings:
-    """A source of readings about GPUs: its present frame, and the growth of its counters."""
+    """A source of GPU readings: its current frame, and the increase of its counters."""
 
     frame: Frame | None = None
     columns: dict[str, list[tuple[int, Metric, Part]]] = field(default_factory=dict)
-    """By GPU, the columns that rules are about."""
+    """By GPU, the columns that rules use."""
     _schema: Schema | None = None
     _window: Window[_Key] = field(default_factory=Window)
     _taken_ns: int = -1
 
     def take(self, frame: Frame | None) -> None:
-        """Take the latest frame; None where none speaks of the present."""
+        """Process the latest frame; None if it is stale."""
         self.frame = frame
         if frame is None:
             return
@@ -72,7 +72,7 @@ class _Readings:
             self._window.take(frame.instant.boot_ns, present)
 
     def of(self, gpu: str) -> Iterator[tuple[Metric, Part, Reading, Change | None]]:
-        """What is known of a GPU now, and what its counters have grown by."""
+        """Yield the current readings of a GPU, with the increase of its counters."""
         if self.frame is None:
             return
         for place, metric, part in self.columns.get(gpu, ()):
@@ -80,7 +80,7 @@ class _Readings:
             yield metric, part, self.frame.reading(place), change
 
     def one(self, gpu: str, metric: Metric) -> tuple[Reading, int]:
-        """A reading of a GPU itself, and of which instant of the boot clock it is."""
+        """Return a reading of a GPU itself, and its time on the boot clock."""
         for place, found, part in self.columns.get(gpu, ()) if self.frame else ():
             if self.frame and found is metric and not part:
                 return self.frame.reading(place), self.frame.instant.boot_ns
@@ -103,7 +103,7 @@ class _Readings:
 
 @dataclass(slots=True)
 class _Gpu:
-    """A GPU that was met."""
+    """A GPU that has been seen."""
 
     entity: Entity
     lifetime: Lifetime = field(default_factory=Lifetime)
@@ -114,11 +114,11 @@ class _Gpu:
 
 
 class Gathering:
-    """What is known of every GPU that was met, as of the last look."""
+    """Facts about every GPU seen so far, as of the last poll."""
 
     def __init__(self, xids: Callable[[str], tuple[JudgedXid, ...]]) -> None:
         self.remembered: Mapping[str, Lifetime] = {}
-        """Of GPUs that were met before a restart of the agent."""
+        """State of GPUs from before a restart of the agent."""
         self._xids = xids
         self._readings = {name: _Readings() for name in READINGS}
         self._gpus: dict[str, _Gpu] = {}
@@ -127,16 +127,16 @@ class Gathering:
 
     @property
     def gpus(self) -> list[Entity]:
-        """The GPUs, also those that are lost; not those that were handed to someone else."""
+        """GPUs including lost ones, without those that NVIDIA's driver was unbound from."""
         return [gpu.entity for gpu in self._gpus.values()]
 
     @property
     def lifetimes(self) -> dict[str, Lifetime]:
-        """Until when the Xids of each GPU are cleared, and by which counter that is known."""
+        """Time up to which the Xids of each GPU are cleared, with the evidence for it."""
         return {name: gpu.lifetime for name, gpu in self._gpus.items()}
 
     def look(self, latest: Latest, now_ns: int) -> None:
-        """Take in what all sources say now."""
+        """Process the current frames of all sources."""
         frames = {name: told for name, told in latest.items() if isinstance(told, Frame)}
         self._silent = {name: told for name, told in latest.items() if isinstance(told, Absent)}
         for name, readings in self._readings.items():
@@ -152,7 +152,7 @@ class Gathering:
             gpu.lifetime.look(now_ns, energy, recovery, told_ns)
 
     def facts(self, gpu: Entity) -> Facts:
-        """What is known of a GPU."""
+        """Return the facts about a GPU."""
         (name,) = gpu.key
         met = self._gpus[name]
         readings: dict[Metric, dict[Part, Reading]] = {}
@@ -165,14 +165,14 @@ class Gathering:
         told = self._xids(met.address)
         xids = tuple(xid for xid in told if xid.boot_ns > met.lifetime.cleared_ns)
         state = self._device_state(met)
-        # NVML does not tell of it, but the kernel log does: it is there, and does not answer.
+        # Missing in NVML but with firmware errors in the kernel log: it is present and does not respond.
         hung = state == _MISSING and firmware_is_silent(xids)
         why = Absent.TIMEOUT if hung else Absent.GONE
         unlisted = {s: why for s in _ONE_EACH if name not in self._readings[s].columns}
         return Facts(readings, changes, xids, unlisted | self._silent, state)
 
     def _listen(self, log: Frame) -> None:
-        """The kernel log is followed by a source that has more to tell than the log."""
+        """Check whether the log itself is readable: its source has other columns as well."""
         for metric, _, told in log.readings():
             if metric is LOG_RECORDS and isinstance(told, Absent):
                 self._silent[KERNEL_LOG] = told
@@ -194,7 +194,7 @@ class Gathering:
                 del self._gpus[name]
 
     def _meet_missing(self, devices: Frame | None) -> None:
-        """GPUs that NVML never told of: those that were lost before the agent started."""
+        """Add GPUs that NVML never reported: those that were lost before the agent started."""
         met = {gpu.address for gpu in self._gpus.values()}
         for entity in devices.schema.entities if devices else ():
             if entity.kind is GPU and entity.facts["pci_address"] not in met:

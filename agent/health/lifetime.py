@@ -1,4 +1,4 @@
-"""Until when what happened to a GPU no longer matters: its last reset, or the driver's all-clear."""
+"""Time up to which events of a GPU no longer count: its last reset, or the driver's all-clear."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from agent.health.facts import SECOND_NS
 from railscope.reading import Absent, Reading
 
 SETTLED_NS = 5 * SECOND_NS
-"""The driver reports an Xid first, and then makes up its mind on how to recover (Xid 154)."""
+"""The driver reports an Xid first, and determines the recovery action later (Xid 154)."""
 _NO_ACTION = 0
 
 
 @dataclass(slots=True)
 class Lifetime:
-    """What tells of a reset: the energy counter, which only a reset or a driver load sets back.
+    """Evidence of a reset: the energy counter, which only a reset or a driver load sets back.
 
-    Drivers from 570 on also say themselves whether the GPU needs anything to recover.
+    Drivers from 570 on also report whether the GPU needs a recovery action.
     """
 
     cleared_ns: int = -1
-    """Instant of the boot clock up to which all is forgotten."""
+    """Time on the boot clock up to which all events are cleared."""
     resets: int = 0
-    """How often the energy counter has been seen to fall back."""
+    """Number of observed decreases of the energy counter."""
     energy: int | None = None
     looked_ns: int = -1
 
     def look(self, now_ns: int, energy: Reading, recovery: Reading, recovery_ns: int) -> None:
-        """Take the present readings; those of the recovery action are of an earlier instant.
+        """Process the present readings; the recovery action was read at an earlier time.
 
-        What came after the last look was perhaps after the reset, too, and is not forgotten.
+        Events after the previous poll may be later than the reset and are not cleared.
         """
         if not isinstance(energy, Absent):
             if self.energy is not None and energy < self.energy:

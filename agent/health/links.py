@@ -1,7 +1,7 @@
-"""Rules about what joins GPUs: NVLinks, and the fabric of NVLink switches.
+"""Rules about connections between GPUs: NVLinks, and the fabric of NVLink switches.
 
-Sources: NVIDIA/DCGM, modules/health/DcgmHealthWatch.cpp (replays and recoveries fail, CRC errors
-warn, many of them fail; from Blackwell on, recoveries of a link); nvml.h, nvmlGpuFabricInfo.
+Sources: NVIDIA/DCGM, modules/health/DcgmHealthWatch.cpp (replays and recoveries fail, CRC errors warn, many
+of them fail; from Blackwell on, recoveries of a link); nvml.h, nvmlGpuFabricInfo.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def _not_joined(facts: Facts) -> bool:
 
 
 def _down(facts: Facts) -> bool:
-    """A link that is down is a fault where there is a fabric, or where it has been up before.
+    """True if a link is down that is part of a fabric, or that was up before.
 
-    A card may have no bridge, or one that uses some links only (H100 PCIe: 12 of 18); a GPU that is
-    cut into MIG devices uses none.
+    A GPU may have no bridge, or one that uses some links only (H100 PCIe: 12 of 18); a partitioned
+    (MIG-enabled) GPU uses none.
     """
     states = facts.parts(n.NVLINK_STATE)
     if not any_of(states.values(), lambda state: state == _INACTIVE):
@@ -59,7 +59,7 @@ def _down(facts: Facts) -> bool:
 
 
 def _has_carried(facts: Facts, link: Part) -> bool:
-    """Whether bytes went over the link since the driver was loaded."""
+    """True if the link has carried bytes since the driver was loaded."""
     counts = [facts.reading(metric, *link) for metric in _CARRIED]
     if any(not isinstance(count, Absent) and count > 0 for count in counts):
         return True
@@ -86,7 +86,7 @@ def _crc(facts: Facts) -> bool:
 
 
 def _crc_rate(facts: Facts) -> bool:
-    """Over all links together and for each kind alone, as DCGM counts them."""
+    """Test the sum over all links for each kind separately, as DCGM counts them."""
 
     def fast(kind: str) -> bool:
         changes = _changes(facts, kind)
@@ -97,7 +97,7 @@ def _crc_rate(facts: Facts) -> bool:
 
 
 def _changes(facts: Facts, *kinds: str) -> list[Change | Absent]:
-    """What errors of these kinds have grown by, link for link."""
+    """Return the increase of errors of these kinds for each link."""
     parts = facts.parts(n.NVLINK_ERRORS)
     return [facts.change(n.NVLINK_ERRORS, *part) for part in parts if part[1] in kinds]
 

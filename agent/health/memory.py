@@ -1,4 +1,4 @@
-"""Rules about the memory of a GPU: errors, what was replaced, what waits to be.
+"""Rules about the memory of a GPU: errors, repairs done and repairs pending.
 
 Sources: NVIDIA, "GPU Memory Error Management"; NVIDIA/DCGM, modules/health/DcgmHealthWatch.cpp and
 common/DcgmGPUHardwareLimits.h; nvml.h.
@@ -12,9 +12,9 @@ from railscope.catalog import gpu_ecc
 from railscope.reading import Absent
 
 MAX_REMAPPED_ROWS = 512
-"""Rows a GPU can replace (GPU Memory Error Management); DCGM warns from there on."""
+"""Rows that a GPU can replace (GPU Memory Error Management); DCGM warns from that number on."""
 MAX_RETIRED_PAGES = 63
-"""DCGM_LIMIT_MAX_RETIRED_PAGES: DCGM fails the GPU from there on; there is room for 64."""
+"""DCGM_LIMIT_MAX_RETIRED_PAGES: DCGM fails the GPU from that number on; the capacity is 64."""
 _DCGM = "DCGM health"
 _POLICY = "GPU Memory Error Management"
 _NVML = "nvml.h"
@@ -25,7 +25,7 @@ def _remapped_rows(facts: Facts) -> bool:
 
 
 def _retired_pages(facts: Facts) -> bool:
-    """All causes together; those that can be told may be enough."""
+    """Compare the sum over all causes with the limit; the available ones may be sufficient."""
     counts = facts.parts(gpu_ecc.GPU_RETIRED_PAGES).values()
     total = sum(count for count in counts if not isinstance(count, Absent))
     return total >= MAX_RETIRED_PAGES or untold(counts)

@@ -1,7 +1,8 @@
-"""What verdicts must not forget over a restart: until when the Xids of each GPU have been cleared.
+"""Saved state of verdicts: the times up to which the Xids of each GPU are cleared.
 
-The kernel log keeps an Xid until the next boot, whatever was done about it. Drivers before 570 do
-not say that a GPU is well again; that it was reset is known only to who saw its counters fall.
+The kernel log keeps an Xid until the next boot, whatever was done about it. Drivers before 570 do not
+report that a GPU has recovered; only an agent that observed its counters decrease can detect that it was
+reset.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ class _Kept(OfBoot, frozen=True):
 
 
 class ResetMemory:
-    """Keeps a few hundred bytes a GPU. Blocking."""
+    """Saves a few hundred bytes per GPU. Blocking."""
 
     def __init__(self, path: Path, boot_id: str) -> None:
         self._file = BootMemory(path, boot_id, "gpu_resets_not_kept")
 
     def load(self) -> dict[str, Lifetime]:
-        """What was kept by GPU."""
+        """Return the saved state by GPU."""
         kept = self._file.read(_Kept)
         return kept.gpus if kept else {}
 
     def save(self, gpus: Mapping[str, Lifetime]) -> None:
-        """Keep this."""
+        """Save the state."""
         self._file.write(_Kept(self._file.boot_id, dict(gpus)))

@@ -1,7 +1,7 @@
-"""What counters have grown by over the last minutes, in a bounded number of bytes.
+"""Increase of counters over the last minutes, in bounded memory.
 
-Growth is added up as readings come, and every half minute the sums are kept as one array. What a
-counter had before it fell back to zero is no longer true of the machine and is forgotten.
+Increases are summed as readings arrive, and every half minute the sums are stored as one array. The sums
+before a counter decreased are no longer valid for the device and are dropped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(slots=True)
 class _Counter:
-    """The last value of a counter, since when it has been followed, and its growth since then."""
+    """Last value of a counter, the time since which it is followed, and its increase since then."""
 
     last: int | None = None
     since_ns: int = 0
@@ -29,7 +29,7 @@ class _Counter:
     total: int = 0
 
     def take(self, value: int, boot_ns: int) -> bool:
-        """Take a reading; whether the counter has fallen back."""
+        """Process a reading; return True if the counter has decreased."""
         fell_back = self.last is not None and value < self.last
         if self.last is None:
             self.since_ns = boot_ns
@@ -43,7 +43,7 @@ class _Counter:
 
 @dataclass(slots=True)
 class _Mark:
-    """The sums of all counters at an instant."""
+    """Sums of all counters at one time."""
 
     boot_ns: int
     totals: array[int]
@@ -51,7 +51,7 @@ class _Mark:
 
 @dataclass(slots=True)
 class Window(Generic[Key]):
-    """The growth of counters by key; totals are unsigned 64-bit integers, as counters are."""
+    """Increase of counters by key; totals are unsigned 64-bit integers, as counters are."""
 
     length_ns: int = WINDOW_NS
     step_ns: int = STEP_NS
@@ -59,10 +59,10 @@ class Window(Generic[Key]):
     _counters: list[_Counter] = field(default_factory=list)
     _marks: deque[_Mark] = field(default_factory=deque)
     _recent: _Mark | None = None
-    """The last mark that is a minute old, else the first."""
+    """The last mark that is at least a minute old, else the first."""
 
     def follow(self, keys: Sequence[Key]) -> None:
-        """Follow these counters and no others; those that stay keep their past."""
+        """Follow exactly these counters; those that were followed before keep their sums."""
         before, counters, marks = self._places, self._counters, self._marks
         kept = [before.get(key) for key in keys]
         self._places = {key: place for place, key in enumerate(keys)}
@@ -77,7 +77,7 @@ class Window(Generic[Key]):
         self._recent = None
 
     def take(self, boot_ns: int, values: Mapping[Key, int]) -> None:
-        """Take the readings of an instant; counters without one are left as they are."""
+        """Process the readings of one time; counters without one are unchanged."""
         for key, value in values.items():
             place = self._places[key]
             if self._counters[place].take(value, boot_ns):
@@ -93,7 +93,7 @@ class Window(Generic[Key]):
         self._recent = next(older, self._marks[0])
 
     def change(self, key: Key) -> Change | None:
-        """What a counter has grown by; None where it has been read only once, or never."""
+        """Return the increase of a counter; None if it has been read at most once."""
         place = self._places.get(key)
         if place is None or self._recent is None:
             return None
@@ -107,11 +107,11 @@ class Window(Generic[Key]):
 
     @staticmethod
     def _growth(place: int, counter: _Counter, mark: _Mark) -> tuple[int, int]:
-        """Growth since a mark, and over how many nanoseconds the counter was followed."""
+        """Return the increase since a mark, and the nanoseconds that it covers."""
         since_ns = max(mark.boot_ns, counter.since_ns)
         return counter.total - mark.totals[place], counter.seen_ns - since_ns
 
     @property
     def marks(self) -> int:
-        """How many instants are kept."""
+        """Number of stored marks."""
         return len(self._marks)

@@ -1,4 +1,4 @@
-"""A verdict as one line for a person: what is wrong, what cannot be told, what to do about it."""
+"""A verdict as one line for people: faults, absent facts, actions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OF_XID = "Xid "
 
 
 def in_words(facts: Facts, verdict: GpuVerdict) -> str:
-    """The verdict on a GPU that is not healthy, made of these facts.
+    """Format the verdict on a GPU that is not healthy, based on these facts.
 
     `failed: gpu_lost (NVML calls ...); do: drain, reboot (NVIDIA: RESTART_BM)`
     """
@@ -37,7 +37,7 @@ def _untold(missing: Mapping[str, Absent]) -> str:
 
 
 def _of_nvidia(verdict: GpuVerdict) -> str:
-    """NVIDIA's words, each once; the numbers of Xids stand with their reasons."""
+    """Return NVIDIA's terms, each once; Xid numbers are in the reasons already."""
     words = dict.fromkeys(word.rpartition(": ")[2] for word in verdict.nvidia)
     told = [word for word in words if not word.startswith(_OF_XID)]
     return f" (NVIDIA: {', '.join(told)})" if told else ""
