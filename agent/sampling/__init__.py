@@ -1,1 +1,1 @@
-"""Sampling: what a source is, and how each is read at its period, within deadline and budget."""
+"""Sampling: the source interface, and reading each source at its period, within deadline and budget."""

@@ -1,7 +1,7 @@
-"""The agent inside its budget: measures what it costs, and has the governor and the memory follow.
+"""Resource budget of the agent: measures its cost and drives the governor and the memory bound.
 
-Periods change what reading costs, but not what is resident: too much memory is answered by giving
-back what can be done without, and where that is not enough, by saying so.
+Periods change the cost of reading, but not the resident memory: above the memory bound, the agent releases
+caches, and reports if that is not enough.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ log = structlog.get_logger(__name__)
 
 LOOK_NS = 10 * NS
 GIVE_BACK_EVERY_NS = 600 * NS
-"""A collection of garbage takes tens of milliseconds: that must not become the dear part."""
+"""Minimum interval of releases: a garbage collection takes tens of milliseconds."""
 
 
 def governor_of(
     budget: Budget, sources: Iterable[Source], settled_after: int = SETTLED_AFTER
 ) -> Governor:
-    """A governor of these sources at their configured periods."""
+    """Return a governor of these sources at their configured periods."""
     governed = [
         Governed(
             source.name,
@@ -43,7 +43,7 @@ def governor_of(
 
 @dataclass(slots=True)
 class MemoryKeeper:
-    """Gives memory back when more is resident than the budget says; 0 bounds nothing."""
+    """Releases memory when the resident memory exceeds the budget; a budget of 0 is no bound."""
 
     budget_bytes: int
     resident_bytes: Callable[[], int]
@@ -53,13 +53,13 @@ class MemoryKeeper:
     _give_back_from_ns: int = 0
 
     def look(self, at_ns: int) -> None:
-        """Look at what is resident, now and then."""
+        """Check the resident memory periodically."""
         if not self.budget_bytes or at_ns < self._look_from_ns:
             return
         self._look_from_ns = at_ns + LOOK_NS
         try:
             resident = self._lowered(at_ns)
-        except OSError as error:  # the agent's own source fails of it as well, and tells
+        except OSError as error:  # the agent's own source fails as well, and reports it
             log.debug("memory_not_measured", problem=str(error))
             return
         state = AT_LIMIT if resident > self.budget_bytes else WITHIN
@@ -70,7 +70,7 @@ class MemoryKeeper:
             tell(event, resident_bytes=resident, budget_bytes=self.budget_bytes)
 
     def _lowered(self, at_ns: int) -> int:
-        """What is resident, after giving back what can be if it is too much."""
+        """Return the resident memory, after a release if it is too much."""
         before = self.resident_bytes()
         if before <= self.budget_bytes or at_ns < self._give_back_from_ns:
             return before
@@ -83,43 +83,43 @@ class MemoryKeeper:
 
 @dataclass(slots=True)
 class Keeper:
-    """Keeps one agent inside its budget."""
+    """Keeps one agent within its budget."""
 
     budget: Budget
     sources: Iterable[Source]
     meter: Meter = field(default_factory=ProcessMeter)
     give_back: Callable[[], None] = lambda: None
-    """Drops what the agent can make again; what that frees is returned to the system after it."""
+    """Drops caches that the agent can rebuild; the freed memory is returned to the system afterwards."""
     governor: Governor = field(init=False)
     memory: MemoryKeeper = field(init=False)
 
     def __post_init__(self) -> None:
-        """Begin at the configured periods."""
+        """Start at the configured periods."""
         self.governor = governor_of(self.budget, self.sources)
         self.memory = MemoryKeeper(
             self.budget.memory_bytes, self.meter.resident_bytes, self._give_back
         )
 
     def took(self, name: str, spent: Spent, at_ns: int) -> None:
-        """A source was read."""
+        """Record a read of a source."""
         self.governor.took(name, spent, at_ns)
 
     def absent(self, name: str) -> None:
-        """A source is not on this machine."""
+        """Record that a source has no devices on this node."""
         self.governor.absent(name)
 
     def look(self, at_ns: int) -> None:
-        """Decide anew: after reads, never more often than they come."""
+        """Decide again; called after reads."""
         self.governor.decide(self.meter.process_cpu_ns(), at_ns)
         self.memory.look(at_ns)
 
     def stretch(self, name: str) -> tuple[int, str]:
-        """By how much the period of a source is to be multiplied, and why that was changed."""
+        """Return the stretch of a source's period, and the reason for its last change."""
         load = self.governor.loads[name]
         return load.stretch, load.why
 
     def in_words(self) -> str:
-        """How the budget of the processor is kept."""
+        """Describe the use of the processor budget."""
         use, bound = self.governor.use, self.budget.cpu_ratio
         used = "not measured yet" if use is None else f"{percent(use)} of a core"
         if not bound:
@@ -133,5 +133,5 @@ class Keeper:
 
 
 def percent(ratio: float) -> str:
-    """A share in words."""
+    """Format a ratio as percent."""
     return f"{ratio * 100:.2g} %" if ratio < 1 else f"{ratio * 100:.0f} %"

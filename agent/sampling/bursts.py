@@ -1,8 +1,8 @@
-"""Windows: what was seen between two looks, counted in a histogram by how much it was.
+"""Windows of burst sampling: a histogram of the values between samples.
 
-Time is cut into windows of one length, on a grid of the boot clock. What was seen between two looks
-counts once for each window that ended between them. So windows add up to time, whatever the looks'
-own rhythm, and a look that comes a little late or early costs none.
+Time is divided into windows of one length, on a grid of the boot clock. The value between two samples
+counts once for each window that ended between them. So windows add up to time, whatever the interval of the
+samples, and a sample that is a little late or early costs no window.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from railscope.entity import Entity
 from railscope.reading import Absent
 
 MAX_WINDOWS = 4
-"""A look back over more windows than this says nothing of each: they are unseen."""
+"""Maximum windows between two samples: with more, single windows are unknown and not counted."""
 
 
 class Grid:
-    """The ends of windows on the boot clock."""
+    """Ends of windows on the boot clock."""
 
     def __init__(self, window_ns: int) -> None:
         self.window_ns = window_ns
 
     def between(self, since_ns: int, until_ns: int) -> int:
-        """How many windows ended between two instants."""
+        """Return the number of windows that ended between two times."""
         return until_ns // self.window_ns - since_ns // self.window_ns
 
     def tells_of_each(self, since_ns: int, until_ns: int) -> bool:
-        """Whether two instants are near enough that their difference speaks of every window."""
+        """True if two times are near enough that their difference is valid for every window."""
         return 0 < until_ns - since_ns <= MAX_WINDOWS * self.window_ns
 
 
 class Averaged:
-    """What was seen in windows, from values that each speak of the time since the one before.
+    """Mean values of windows, from values that each cover the time since the previous one.
 
-    A window that several values speak of has their mean over time.
+    A window covered by several values has their mean over time.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -46,11 +46,11 @@ class Averaged:
         self._spoken_ns = self._weighed = 0
 
     def forget(self) -> None:
-        """Nothing is known of the window that has begun."""
+        """Reset: the current window has no values."""
         self._spoken_ns = self._weighed = 0
 
     def ended(self, since_ns: int, until_ns: int, value: int) -> Iterator[tuple[int, int]]:
-        """Take a value. The windows that end in its time, and what was seen in them."""
+        """Process a value; yield numbers of windows that end in its time, and their value."""
         begun_ns = until_ns - until_ns % self._window_ns
         if begun_ns <= since_ns:
             self._spoken_ns += until_ns - since_ns
@@ -65,34 +65,34 @@ class Averaged:
 
 
 class Windows:
-    """One histogram: how many windows by what was seen in them, and the sum of it."""
+    """One histogram: number of windows by value, and the sum of the values."""
 
     def __init__(self, metric: Metric, key: Sequence[str]) -> None:
         self._metric = metric
         self._key = tuple(key)
         denominator = metric.scale.denominator
-        # Bounds in the steps that values come in; what is not whole lies between two of them.
+        # Bounds in units of the stored values; a bound that is no whole number lies between two of them.
         self._bounds = [int(bound * denominator) for bound in metric.bounds]
         self._counts = [0] * (len(self._bounds) + 1)
         self._sum = 0
         self._start = 0
 
     def see(self, windows: int, value: int) -> None:
-        """Count windows in which so much was seen, in steps of the metric's scale."""
+        """Count windows with a value, in steps of the metric's scale."""
         self._counts[bisect_left(self._bounds, value)] += windows
         self._sum += windows * value
 
     def add_columns(self, columns: Columns) -> None:
-        """A column for each bucket, and one for the sum."""
+        """Add a column for each bucket, and one for the sum."""
         parts = (*self._metric.buckets, SUM)
         self._start = len(columns.columns)
         for part in parts:
             columns.add(self._metric, Entity(self._metric.about, (*self._key, part)))
 
     def tell(self, into: Table, problem: Absent | None) -> None:
-        """Fill the columns, where no problem keeps them from growing.
+        """Fill the columns, or set them absent for a problem.
 
-        There is nothing to tell before the first window.
+        They are not due before the first window.
         """
         if problem or not any(self._counts):
             into.put_none(self._start, len(self._counts) + 1, problem or Absent.NOT_DUE)

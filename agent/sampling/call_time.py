@@ -1,9 +1,9 @@
-"""Time that calls take, less the time in which the agent itself did not run.
+"""Duration of calls, without the time in which the agent itself did not run.
 
-On a node without free processors, or after the process or its virtual machine was stopped, a call that
-a driver answers at once can take seconds: its thread does not run, and neither does the event loop.
-The event loop notices, because its waits end late. That delay is the agent's, not the driver's, so no
-time limit of a call or of a read counts it.
+On a node without free processors, or after the process or its virtual machine was stopped, a call that a
+driver completes at once can take seconds: its thread does not run, and neither does the event loop. The
+event loop detects this, because its waits end late. That delay is the agent's, not the driver's, so no time
+limit of a call or of a read counts it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 
 SLICE_SECONDS = 0.1
-"""The longest single wait. A hung call is noticed in any case: every wait counts up to this much."""
+"""Longest single wait. A hung call is detected in any case: every wait counts up to this much."""
 
 
 class CallTime:
-    """A stopwatch that stands still while the agent does not run."""
+    """Stopwatch that stops while the agent does not run."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -25,18 +25,18 @@ class CallTime:
         self._stalled_until = 0.0
 
     def seconds(self) -> float:
-        """Return the reading of the stopwatch; safe in every thread."""
+        """Return the reading of the stopwatch; thread safe."""
         return self._monotonic() - self._stalled_seconds
 
     async def wait(self, future: asyncio.Future[None], seconds: float) -> None:
-        """Wait for a future, at most so many seconds, or for less: the caller compares readings."""
+        """Wait for a future, at most this long and possibly less: the caller compares readings."""
         seconds = min(seconds, SLICE_SECONDS)
         expected = self._monotonic() + seconds
         await asyncio.wait({future}, timeout=seconds)
         self.note_wait(expected, self._monotonic())
 
     def note_wait(self, expected: float, ended: float) -> None:
-        """Leave out the delay of a wait. Of several that one delay prolonged, it counts once."""
+        """Exclude the delay of a wait. A delay that prolonged several waits counts once."""
         delayed_from = max(expected, self._stalled_until)
         if ended > delayed_from:
             self._stalled_seconds += ended - delayed_from

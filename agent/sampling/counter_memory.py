@@ -1,7 +1,7 @@
-"""What counters carried on to 64 bits must not forget over a restart: how often they wrapped.
+"""Saved state of counters extended to 64 bits: the number of their wraps.
 
-A driver shows the low 32 bits only. An agent that began with them again would let the counter fall
-by all wraps so far, and who reads the page would take that for a reset.
+A driver shows the low 32 bits only. Without this state, a restarted agent would lower the counter by all
+wraps so far, which consumers of the metrics would treat as a reset.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from agent.host.boot_memory import BootMemory, OfBoot
 from agent.sampling.unwrap import Carried, Unwrap
 
 KEEP_NS = 60_000_000_000
-"""The last values, by which a reset while the agent was away would show, are kept this often."""
+"""Interval for saving the last values, which reveal a reset that happened while the agent was down."""
 
 
 class _Kept(OfBoot, frozen=True):
@@ -21,7 +21,7 @@ class _Kept(OfBoot, frozen=True):
 
 
 class CounterMemory:
-    """Keeps the counters of sets in which one has wrapped, a few kilobytes each. Blocking."""
+    """Saves the counters of sets in which one has wrapped, a few kilobytes each. Blocking."""
 
     def __init__(self, path: Path, boot_id: str) -> None:
         self._file = BootMemory(path, boot_id, "counter_wraps_not_kept")
@@ -29,12 +29,12 @@ class CounterMemory:
         self._kept_ns = 0
 
     def load(self) -> dict[str, Carried]:
-        """What was kept of each set."""
+        """Return the saved counters of each set."""
         kept = self._file.read(_Kept)
         return dict(kept.sets) if kept else {}
 
     def keep(self, sets: Mapping[str, Unwrap], now_ns: int) -> None:
-        """Keep each wrap and each reset at once, and the values of sets that wrapped at times."""
+        """Save each wrap and each reset at once, and the values of wrapped sets at intervals."""
         wraps = sum(unwrap.wraps for unwrap in sets.values())
         due = now_ns - self._kept_ns >= KEEP_NS
         if wraps == self._wraps and not (wraps and due):

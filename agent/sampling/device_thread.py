@@ -1,8 +1,8 @@
-"""One thread for one device family.
+"""One thread per device family.
 
-A call into a sick driver can block for ever, and a thread stuck in it cannot be ended. So each
-family has a thread of its own, whoever waits for it waits with a deadline, and the thread is a
-daemon: it never keeps the agent from stopping.
+A call into a faulty driver can block permanently, and a thread stuck in it cannot be ended. So each family
+has its own thread, waits for it have a deadline, and the thread is a daemon: it never keeps the agent from
+stopping.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 class DeviceThread:
-    """Runs functions one after the other on a thread of its own."""
+    """Runs functions sequentially on its own thread."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -28,7 +28,7 @@ class DeviceThread:
         self._thread.start()
 
     def submit(self, function: Callable[[], Result]) -> asyncio.Future[Result]:
-        """Queue a function and give a future of its result, on the running loop."""
+        """Queue a function and return a future of its result, on the running loop."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
 
@@ -36,8 +36,8 @@ class DeviceThread:
             try:
                 result = function()
             except CallAbandonedError:
-                return  # nobody waits any more: the family has another thread
-            except Exception as error:  # noqa: BLE001 - handed to whoever waits
+                return  # the result is not awaited: the family has another thread
+            except Exception as error:  # noqa: BLE001 - passed to the future
                 _hand_over(loop, _fail, future, error)
             else:
                 _hand_over(loop, _resolve, future, result)
@@ -46,7 +46,7 @@ class DeviceThread:
         return future
 
     def stop(self) -> None:
-        """Let the thread end after what is queued; one that is stuck is left behind."""
+        """Let the thread end after the queued functions; a stuck one is left behind."""
         self._jobs.put(None)
 
     def _work(self) -> None:
@@ -55,7 +55,7 @@ class DeviceThread:
 
 
 def _hand_over(loop: asyncio.AbstractEventLoop, *call: Any) -> None:
-    # The loop may have ended while the thread was stuck; then no one waits any more.
+    # The loop may have ended while the thread was stuck; then the result is not awaited.
     if not loop.is_closed():
         loop.call_soon_threadsafe(*call)
 

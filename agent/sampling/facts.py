@@ -1,4 +1,4 @@
-"""Descriptive facts: small texts that may well be missing, for labels and not for values."""
+"""Descriptive facts: short texts that may be missing, for labels and not for values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from agent.host import Host
 
 
 def text(host: Host, path: str) -> str:
-    """The content of a file without surrounding space; empty where it cannot be read."""
+    """Return the content of a file without surrounding space; empty if it cannot be read."""
     try:
         return host.read(path).decode(errors="replace").strip()
     except OSError:
@@ -14,7 +14,7 @@ def text(host: Host, path: str) -> str:
 
 
 def names(host: Host, path: str) -> list[str]:
-    """The entries of a directory; none where it cannot be read."""
+    """Return the entries of a directory; none if it cannot be read."""
     try:
         return host.names(path)
     except OSError:
@@ -22,7 +22,7 @@ def names(host: Host, path: str) -> list[str]:
 
 
 def network_file(host: Host, path: str) -> str:
-    """The path of a file of the network stack: /proc/net is a link to /proc/self/net.
+    """Return the path of a file of the network stack: /proc/net is a link to /proc/self/net.
 
     A copied tree, a container or a capture may have only one of the two.
     """
@@ -37,7 +37,7 @@ def network_file(host: Host, path: str) -> str:
 
 
 def linked(host: Host, path: str) -> str:
-    """The last part of what a link leads to; empty where it leads nowhere."""
+    """Return the last part of a link's target; empty if it does not resolve."""
     try:
         return host.resolve(path).rsplit("/", 1)[-1]
     except OSError:
@@ -45,10 +45,10 @@ def linked(host: Host, path: str) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """A number of things: `1 GPU`, `2 GPUs`."""
+    """Return a number of things: `1 GPU`, `2 GPUs`."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def known(**facts: str) -> dict[str, str]:
-    """Only the facts that say something."""
+    """Return the facts that are not empty."""
     return {name: value for name, value in facts.items() if value}

@@ -1,14 +1,14 @@
-"""The governor: how often each source may be read, for the agent to stay inside its budget.
+"""Governor: sets the period of each source such that the agent stays within its budget.
 
-It is told what every read costs and gives each source a stretch: its period is multiplied by 1, 2,
-4, ... so that all reads together, with what else the agent does, take no more of a core than the
-budget allows. The dearest source is stretched first, and last let go again. A source that makes its
-thread wait without using the processor is stretched too: its neighbours wait with it.
+It receives the cost of every read and sets a stretch for each source: its period is multiplied by 1, 2, 4,
+... so that all reads and the other work of the agent take no more of a core than the budget allows. The
+most expensive source is stretched first and relaxed last. A source that blocks its thread without using the
+processor is stretched too, because the other sources of that thread wait with it.
 
-No source pays for another: one that takes no more than its fair share is left alone, even where
-the dear one bears no longer period. Such a budget cannot be kept, and the governor says so.
+No source pays for another: one that takes no more than its fair share is not stretched, even if the
+expensive one is at its longest period. Such a budget cannot be met, and the governor reports that.
 
-Pure arithmetic: no clock, no input, no output. Instants are those of the boot clock.
+Pure arithmetic: no clock, no input, no output. Times are those of the boot clock.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ WITHIN, STRETCHING, AT_LIMIT = GOVERNOR_STATES
 
 MAX_STRETCH = 64
 THREAD_SHARE = 0.25
-"""The share of its time that a thread may be in reads; neighbours wait as long."""
+"""Maximum share of its time that a thread may spend in reads; the other sources wait as long."""
 RELAXED = 0.8
-"""Periods grow when the budget is passed, and shrink when they would fit into this part of it."""
+"""Periods grow when the budget is exceeded, and shrink if they would fit into this part of it."""
 SOURCES_SHARE = 0.25
-"""The part of the budget that is for reading, however dear the rest is."""
+"""Part of the budget reserved for reading, however expensive the rest is."""
 HOLD_NS = 60 * NS
-"""How long a stretch stays at least before it is relaxed."""
+"""Minimum time before a stretch is relaxed."""
 DECIDE_NS = 1 * NS
 WINDOW_NS = 10 * NS
-"""The rest (page, shipping, the loop) is what the process used in a window, without reads."""
+"""Window for measuring the rest (metrics endpoint, shipping, event loop): process use without reads."""
 WINDOWS_OF_USE = 6
 REPROBE_NS = 60 * NS
 CPU, BLOCKING, ROOM = "processor time", "blocks its thread", "room again"
@@ -44,7 +44,7 @@ CPU, BLOCKING, ROOM = "processor time", "blocks its thread", "room again"
 
 @dataclass(frozen=True, slots=True)
 class Governed:
-    """A source as the governor sees it: its configured period, and the longest that it bears."""
+    """A source as the governor sees it: its configured period, and its longest allowed period."""
 
     name: str
     family: str
@@ -53,7 +53,7 @@ class Governed:
 
     @property
     def max_stretch(self) -> int:
-        """The greatest stretch that the longest period allows."""
+        """Greatest stretch that the longest period allows."""
         most = 1
         while most < MAX_STRETCH and self.period_ns * most * 2 <= self.longest_ns:
             most *= 2
@@ -62,19 +62,19 @@ class Governed:
 
 @dataclass(slots=True)
 class _Demand:
-    """What reads and looks at what is there take, of the processor or of the time."""
+    """Cost of reads and probes, in processor time or in elapsed time."""
 
     read: Trend
     probe: Trend
 
     def share(self, period_ns: int, probes_every_ns: int) -> float:
-        """The share of a core, or of a thread's time, at a period."""
+        """Return the share of a core, or of a thread's time, at a period."""
         probes_every_ns = max(probes_every_ns, period_ns)
         return self.read.settled / period_ns + self.probe.settled / probes_every_ns
 
 
 class Load:
-    """A source under the governor: what it takes, and how far it is stretched."""
+    """A governed source: its cost and its stretch."""
 
     def __init__(self, source: Governed, settled_after: int = SETTLED_AFTER) -> None:
         self.source = source
@@ -86,7 +86,7 @@ class Load:
         self.forget()
 
     def forget(self) -> None:
-        """The source is not on this machine, or no longer."""
+        """Reset the cost: the source has no devices on this node, or none any more."""
 
         def demand() -> _Demand:
             return _Demand(Trend(self._settled_after), Trend(self._settled_after))
@@ -96,7 +96,7 @@ class Load:
         self._probes_every_ns = REPROBE_NS
 
     def take(self, spent: Spent, at_ns: int) -> None:
-        """Take what a read cost."""
+        """Record the cost of a read."""
         self._cpu.read.add(spent.read.cpu_ns, at_ns)
         self._wall.read.add(spent.read.wall_ns, at_ns)
         if spent.probe is None:
@@ -108,15 +108,15 @@ class Load:
         self._wall.probe.add(spent.probe.wall_ns, at_ns)
 
     def set(self, stretch: int, why: str, at_ns: int) -> None:
-        """Change the stretch, and keep why."""
+        """Set the stretch and its reason."""
         self.stretch, self.why, self.changed_ns = stretch, why, at_ns
 
     def cpu_share(self, stretch: int) -> float:
-        """The share of a core that it would take at a stretch."""
+        """Return the share of a core that it would take at a stretch."""
         return self._cpu.share(self.source.period_ns * stretch, self._probes_every_ns)
 
     def wall_share(self, stretch: int) -> float:
-        """The share of its thread's time that it would take at a stretch."""
+        """Return the share of its thread's time that it would take at a stretch."""
         return self._wall.share(self.source.period_ns * stretch, self._probes_every_ns)
 
 
@@ -125,9 +125,9 @@ _Wanted = dict[str, tuple[int, str]]
 
 
 class Fitting:
-    """Stretches loads until their shares fit into an allowance, the dearest first.
+    """Stretches loads until their shares fit into an allowance, the most expensive first.
 
-    A smaller allowance only goes further on the same way: no load is stretched less for it.
+    A smaller allowance continues the same sequence: no load is stretched less for it.
     """
 
     def __init__(self, loads: Sequence[Load], share: Share) -> None:
@@ -143,7 +143,7 @@ class Fitting:
         heapify(self._dearest)
 
     def into(self, allowance: float) -> dict[str, int]:
-        """The stretches above 1, as far as loads bear them and take more than their fair share."""
+        """Return the stretches above 1, for loads above their fair share and up to their limits."""
         fair = allowance / self._takers
         while self._total > allowance and self._dearest:
             share, place = -self._dearest[0][0], self._dearest[0][1]
@@ -163,7 +163,7 @@ class Fitting:
 
 @dataclass(slots=True)
 class _Account:
-    """What the process used: reads by themselves, and the rest."""
+    """Processor use of the process: reads separately from the rest."""
 
     rest: Trend = field(default_factory=Trend)
     reads_ns: int = 0
@@ -171,14 +171,14 @@ class _Account:
 
     @property
     def use(self) -> float | None:
-        """The share of a core over the last minute; None before the first window is over."""
-        if len(self._marks) < 2:  # noqa: PLR2004 - two ends of a stretch of time
+        """Share of a core over the last minute; None before the end of the first window."""
+        if len(self._marks) < 2:  # noqa: PLR2004 - two ends of a time span
             return None
         (began_ns, used_then), (ended_ns, used_now) = self._marks[0], self._marks[-1]
         return (used_now - used_then) / (ended_ns - began_ns)
 
     def take(self, process_cpu_ns: int, at_ns: int) -> None:
-        """Take the process' total."""
+        """Record the total of the process."""
         if self._marks:
             began_ns, used_then = self._marks[-1]
             if at_ns - began_ns < WINDOW_NS:
@@ -190,7 +190,7 @@ class _Account:
 
 
 class Governor:
-    """Gives every source its stretch. A `cpu_ratio` of 0 bounds nothing; use is measured still."""
+    """Sets the stretch of every source. A `cpu_ratio` of 0 is no bound; use is still measured."""
 
     def __init__(
         self, cpu_ratio: float, sources: Iterable[Governed], settled_after: int = SETTLED_AFTER
@@ -210,30 +210,30 @@ class Governor:
 
     @property
     def use(self) -> float | None:
-        """The share of a core that the process took over the last minute; None at the start."""
+        """Share of a core that the process used over the last minute; None at the start."""
         return self._account.use
 
     @property
     def rest(self) -> float:
-        """The share of a core that goes to all but reading, which no period changes."""
+        """Share of a core used by everything except reads, which no period changes."""
         return self._account.rest.settled
 
     @property
     def projected(self) -> float:
-        """The share of a core that is to be expected at the present periods."""
+        """Expected share of a core at the present periods."""
         return self.rest + sum(load.cpu_share(load.stretch) for load in self.loads.values())
 
     def took(self, name: str, spent: Spent, at_ns: int) -> None:
-        """A source was read."""
+        """Record a read of a source."""
         self._account.reads_ns += spent.total.cpu_ns
         self.loads[name].take(spent, at_ns)
 
     def absent(self, name: str) -> None:
-        """A source is not on this machine: what looking for it costs belongs to the rest."""
+        """Record that a source has no devices here: the cost of its probes belongs to the rest."""
         self.loads[name].forget()
 
     def decide(self, process_cpu_ns: int, at_ns: int) -> None:
-        """Set all stretches anew, given the processor time of the process so far."""
+        """Set all stretches, given the processor time of the process so far."""
         self._account.take(process_cpu_ns, at_ns)
         if not self.cpu_ratio or at_ns < self._decide_from_ns:
             return
@@ -248,7 +248,7 @@ class Governor:
         self.state = self._graded()
 
     def _wanted(self) -> tuple[_Wanted, _Wanted]:
-        """The stretches that the budget asks for, and those that the part to relax into does."""
+        """Return the stretches required by the budget, and those required by its relaxed part."""
         least = SOURCES_SHARE * self.cpu_ratio
         whole = Fitting(tuple(self.loads.values()), Load.cpu_share)
         needed = dict.fromkeys(self.loads, (1, ROOM))

@@ -1,13 +1,13 @@
-"""Hung calls: a call that does not return takes its thread with it, and only its device ages.
+"""Hung calls: a call that does not return keeps its thread, and only its device ages.
 
-A thread that is stuck in a sick driver cannot be ended. So the call keeps it, the family goes on with a
-new thread, and the device is not asked again before the call has returned: until then every call about
-it fails at once with a timeout. When the call returns, its thread unwinds by `CallAbandonedError` and
-ends. In the usual case nothing is added but the note of what a thread is doing.
+A thread that is stuck in a faulty driver cannot be ended. So the call keeps it, the family continues with a
+new thread, and the device is not read again before the call has returned: until then every call about it
+fails at once with a timeout. When the call returns, its thread unwinds by `CallAbandonedError` and ends. In
+the usual case the only cost is a record of the current call of each thread.
 
-What cannot be isolated: a lock that the driver or the library shares between devices. NVML may hold one
-for all GPUs, and the kernel holds the RTNL lock during ethtool calls. Calls about other devices then
-hang as well, each in its own thread, up to `MAX_HUNG_CALLS`; beyond that a family waits.
+Limitation: a lock that the driver or the library shares between devices. NVML may hold one for all GPUs,
+and the kernel holds the RTNL lock during ethtool calls. Calls about other devices then hang as well, each
+in its own thread, up to `MAX_HUNG_CALLS`; beyond that a family waits.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from agent.sampling.call_time import CallTime
 from railscope.reading import Absent
 
 MAX_HUNG_CALLS = 24
-"""Threads that may be stuck at once: three for each GPU of a server with eight."""
+"""Maximum number of stuck threads: three for each GPU of a node with eight."""
 _NVML_TIMEOUT = 10
 _SEAM_CLASSES = {"ethtool": "net", "netlink": "net"}
-"""Seams whose first argument names a device that files are about, too."""
+"""Seams whose first argument names a device that also has files."""
 
 Answer = TypeVar("Answer")
 
@@ -37,13 +37,13 @@ Answer = TypeVar("Answer")
 class CallAbandonedError(BaseException):
     """Raised in a thread whose call has returned after the thread was replaced.
 
-    No source may catch it: it is none of the failures that a call can have.
+    No source may catch it: it is not a failure of the call.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class HungCall:
-    """A call that has not returned, and when it began on the boot clock."""
+    """A call that has not returned, and its start on the boot clock."""
 
     device: str
     call: str
@@ -52,13 +52,13 @@ class HungCall:
 
 @dataclass(slots=True)
 class HungCalls:
-    """The hung calls of all families, by the device that they are about."""
+    """Hung calls of all families, by their device."""
 
     by_device: dict[str, HungCall] = field(default_factory=dict)
     _reported: dict[str, HungCall] = field(default_factory=dict)
 
     def changes(self) -> list[tuple[HungCall, bool]]:
-        """Calls that began to hang (true) or returned (false) since this was last asked."""
+        """Return calls that began to hang (True) or returned (False) since the last call."""
         now, before = dict(self.by_device), self._reported
         self._reported = now
         returned = [(call, False) for device, call in before.items() if now.get(device) != call]
@@ -71,9 +71,10 @@ class HungCalls:
 
 
 class GuardedHost:
-    """A host for one family: notes what its thread is doing, and keeps it from hung devices.
+    """Host of one family: records the current call of its thread, and blocks calls about hung devices.
 
-    Answers of calls are made whole or fail: see agent/sampling/answer_shapes.py and agent/sampling/answer_rosters.py.
+    Answers of calls are complete or fail: see agent/sampling/answer_shapes.py and
+    agent/sampling/answer_rosters.py.
     """
 
     def __init__(self, host: Host, hung: HungCalls, time: CallTime) -> None:
@@ -82,36 +83,39 @@ class GuardedHost:
         self._time = time
         self._rosters = Rosters()
         self._refused: set[str] = set()
-        """Hung devices that sources of this family asked for since the last probe."""
+        """Hung devices that sources of this family requested since the last probe."""
         self._running: list[tuple[str, str, float]] = []
-        """At most one entry, of the present thread. Taking it decides whether a call has returned or
-        is abandoned: `list.pop` does so for one thread only."""
+        """At most one entry, of the present thread.
+
+        Removing it decides whether a call has returned or is abandoned: `list.pop` succeeds in one thread
+        only.
+        """
 
     @property
     def clock(self) -> Clock:
-        """The clock of the host."""
+        """Clock of the host."""
         return self._host.clock
 
     @property
     def boot_id(self) -> str:
-        """The boot id of the host."""
+        """Boot id of the host."""
         return self._host.boot_id
 
     @property
     def grain_ns(self) -> int:
-        """The grain of the host."""
+        """Time grain of the host."""
         return self._host.grain_ns
 
     @property
     def running_seconds(self) -> float:
-        """Time that the present call has taken so far; 0 between two calls."""
+        """Duration of the present call so far; 0 between two calls."""
         try:
             return self._time.seconds() - self._running[-1][2]
         except IndexError:
             return 0.0
 
     def take_returned(self) -> bool:
-        """Return true once after a hung device that was asked for has returned."""
+        """Return True once after a hung device that was requested has returned."""
         returned = {device for device in self._refused if device not in self._hung.by_device}
         self._refused -= returned
         return bool(returned)
@@ -131,27 +135,27 @@ class GuardedHost:
         return hung
 
     def read(self, path: str) -> bytes:
-        """Content of a small file."""
+        """Return the content of a small file."""
         existing(path)
         content = self.guarded(device_of(path), path, lambda: self._host.read(path))
         return well_formed_file(path, content)
 
     def names(self, path: str) -> list[str]:
-        """Entries of a directory."""
+        """Return the entries of a directory."""
         existing(path)
         return self.guarded(device_of(path), path, lambda: self._host.names(path))
 
     def resolve(self, path: str) -> str:
-        """A path with all links followed."""
+        """Return a path with all links followed."""
         existing(path)
         return self.guarded(device_of(path), path, lambda: self._host.resolve(path))
 
     def keep(self, paths: Sequence[str]) -> KeptFiles:
-        """A group of files to be read often."""
+        """Open a group of files for frequent reads."""
         return GuardedFiles(self, self._host, paths)
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        """Ask a seam; the answer is well-formed and lacks no known device. Raises OSError or NvmlError."""
+        """Call a seam; its answer is well-formed and complete. Raises OSError or NvmlError."""
         device = device_asked(seam, function, arguments)
         answer = self.guarded(
             device, f"{seam}.{function}", lambda: self._host.call(seam, function, *arguments)
@@ -160,11 +164,11 @@ class GuardedHost:
         return self._rosters.completed(self, seam, function, arguments, answer)
 
     def kernel_log(self) -> KernelLog:
-        """The kernel log: polling it never waits."""
+        """Open the kernel log; polling it never blocks."""
         return self._host.kernel_log()
 
     def guarded(self, device: str, name: str, call: Callable[[], Answer]) -> Answer:
-        """Make a call about a device. Raises OSError or NvmlError at once where one is hung."""
+        """Make a call about a device. Raises OSError or NvmlError at once if one is hung."""
         if device in self._hung.by_device:
             self._refuse(device)
         running = self._running
@@ -191,7 +195,7 @@ class GuardedHost:
 
 
 class GuardedFiles:
-    """Kept files in groups by device, so that one hung device does not hold up the others."""
+    """Open files in groups by device, so that one hung device does not delay the others."""
 
     def __init__(self, guard: GuardedHost, host: Host, paths: Sequence[str]) -> None:
         self._guard = guard
@@ -205,7 +209,7 @@ class GuardedFiles:
             start += len(group)
 
     def read_into(self, values: list[int], reasons: bytearray, start: int) -> None:
-        """Put each file's integer, or the code of its reason, into consecutive columns."""
+        """Write each file's integer, or its reason code, into consecutive columns."""
         for device, count, files in self._groups:
             read = _read_into(files, values, reasons, start)
             try:
@@ -216,7 +220,7 @@ class GuardedFiles:
             start += count
 
     def text(self, index: int) -> bytes:
-        """Content of one file."""
+        """Return the content of one file."""
         place = bisect_right(self._starts, index) - 1
         device, _, files = self._groups[place]
         within = index - self._starts[place]
@@ -224,7 +228,7 @@ class GuardedFiles:
         return well_formed_file(device, content)
 
     def close(self) -> None:
-        """Give the open files back."""
+        """Close the open files."""
         for _, _, files in self._groups:
             files.close()
 
@@ -236,7 +240,7 @@ def _read_into(
 
 
 def device_asked(seam: str, function: str, arguments: Sequence[int | str]) -> str:
-    """The device that a call is about; the function itself where it names none."""
+    """Return the device that a call is about; the function itself if it names none."""
     if not arguments:
         return f"{seam}.{function}"
     if function == "rdma_statistics":
@@ -245,9 +249,9 @@ def device_asked(seam: str, function: str, arguments: Sequence[int | str]) -> st
 
 
 def device_of(path: str) -> str:
-    """The device that a file is about: class and name; the file itself where it names none.
+    """Return the device of a file as class and name; the file itself if it names none.
 
-    Other trees are divided where the first number stands: `/sys/devices/system/edac/mc/mc0`.
+    Other trees are divided at the first number: `/sys/devices/system/edac/mc/mc0`.
     """
     parts = path.split("/", 6)
     if path.startswith("/sys/class/") and len(parts) > _NAME_OF_CLASS:

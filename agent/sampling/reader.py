@@ -1,7 +1,6 @@
 """Reads one source on its thread: probe when needed, read, make a frame.
 
-Everything here runs on the thread of the source's family. What comes back to the event loop is an
-immutable outcome.
+Everything here runs on the thread of the source's family. The event loop receives an immutable outcome.
 """
 
 from __future__ import annotations
@@ -31,28 +30,28 @@ from railscope.reading import PRESENT, Absent, to_stored
 REPROBE_NS = 60_000_000_000
 REPROBE_AFTER_LOSS_NS = 5_000_000_000
 REPEAT_FAILED_NS = 900_000_000
-"""How often calls that hide known columns are repeated: nearly every period of a second."""
+"""Interval for repeating calls that hide known columns: nearly every period of one second."""
 _GOES_BY = {Absent.GONE.value, Absent.TIMEOUT.value, Absent.ERROR.value}
-"""Reasons that a new look may mend; who may read what does not change from second to second."""
+"""Reasons that a new probe may resolve; permissions do not change from second to second."""
 _BROKEN = {Absent.DENIED.value, *_GOES_BY}
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one read: a frame (None where the source has no columns) or a problem."""
+    """Result of one read: a frame (None if the source has no columns) or a problem."""
 
     frame: Frame | None
     findings: tuple[Finding, ...]
     spent: Spent
     problem: str = ""
     broken: int = 0
-    """Columns that should have a value and have none."""
+    """Number of columns that should have a value and have none."""
     kept_back: bool = False
-    """The source looked, and has nothing to say yet: what it said before still holds."""
+    """True if the source only sampled: its previous readings stay valid."""
 
     @property
     def duration_ns(self) -> int:
-        """How long it took."""
+        """Duration of the read."""
         return self.spent.total.wall_ns
 
 
@@ -70,7 +69,7 @@ class Reader:
         self._schema = Schema(source.name, ())
         self._known = KnownDevices()
         self._width = 0
-        """Columns of the source itself; those that failed calls hide follow them."""
+        """Number of the source's own columns; those hidden by failed calls follow them."""
         self._hidden = b""
         self._failed: tuple[FailedCall, ...] = ()
         self._repeat_due_ns = 0
@@ -80,7 +79,7 @@ class Reader:
         self._kept_events: tuple[Event, ...] = ()
 
     def run(self) -> Outcome:
-        """Probe if it is due, read, and make a frame."""
+        """Probe if due, read, and make a frame."""
         watch = Stopwatch(self._host.clock, self._meter)
         started_ns, probe = watch.boot_ns, None
         try:
@@ -113,23 +112,23 @@ class Reader:
         return self._inventory.findings if self._inventory else ()
 
     def take_back(self, outcome: Outcome) -> None:
-        """Undo a read that came too late to be used: its sequence is free, its events wait."""
+        """Undo a read that was too late to be used: its sequence is free, its events are kept."""
         if outcome.frame is not None:
             self._sequence -= 1
             self._kept_events += outcome.frame.events
 
     def forget_plan(self) -> None:
-        """Have the next run probe: a probe or a read was left in the middle."""
+        """Make the next run probe: a probe or a read was interrupted."""
         self._inventory = None
 
     def close(self) -> None:
-        """Give back what the source holds; the next run would probe again."""
+        """Release the resources of the source; the next run would probe again."""
         self._inventory = None
-        with suppress(OSError):  # a device that is gone closes its files all the same
+        with suppress(OSError):  # a device that is gone closes its files in spite of the error
             self.source.close()
 
     def _failure(self, finding: Finding, reason: Absent, spent: Spent) -> Outcome:
-        """Outcome of a read that failed as a whole: every known column is absent for its reason."""
+        """Return the outcome of a read that failed as a whole: every column is absent for its reason."""
         self._inventory = None
         count = len(self._schema.columns)
         frame = None
@@ -186,7 +185,7 @@ class Reader:
 
 
 def _stored(values: Sequence[int], reasons: bytearray, columns: Sequence[Column]) -> array[int]:
-    """Values as frames hold them; an error where 64 bits cannot hold them or no counter counts them."""
+    """Return values as stored in frames; an error for those out of 64 bits or negative counters."""
     try:
         stored = array("q", values)
     except (OverflowError, TypeError):
@@ -198,7 +197,7 @@ def _stored(values: Sequence[int], reasons: bytearray, columns: Sequence[Column]
                 reasons[position] = Absent.ERROR.value
         values = [value if isinstance(value, int) else 0 for value in values]
     if min(values, default=0) < 0:
-        # -5 would travel as 2**64 - 5, for a counter has no sign on the wire.
+        # -5 would be sent as 2**64 - 5, as counters have no sign on the wire.
         for position, value in enumerate(values):
             if value < 0 and columns[position][0].kind is Kind.COUNTER:
                 stored[position], reasons[position] = 0, Absent.ERROR.value
@@ -206,7 +205,7 @@ def _stored(values: Sequence[int], reasons: bytearray, columns: Sequence[Column]
 
 
 def _picker(order: list[int]) -> Callable[[Sequence[int]], Sequence[int]]:
-    """What puts a row into the order of its schema, at the speed of C."""
+    """Return a function that puts a row into the order of its schema, implemented in C."""
     if len(order) > 1:
         return itemgetter(*order)
     return lambda row: [row[position] for position in order]

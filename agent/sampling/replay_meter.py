@@ -1,8 +1,8 @@
-"""Cost of an agent that reads a capture or a simulated node, apart from the cost of the replay.
+"""Cost of an agent that reads a capture or a simulated node, without the cost of the replay.
 
-A replay holds its capture in memory and decodes an answer where a server has one at hand. Neither is a
-cost of the agent: budgets are kept without it, and it is reported by metrics of its own. What a server
-would need to answer (system calls, the driver) is not in a replay at all.
+A replay holds its capture in memory and decodes answers that a node would have available. Neither is a cost
+of the agent: budgets exclude them, and they have their own metrics. The cost of the answers on a node
+(system calls, the driver) is not part of a replay.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ Made = TypeVar("Made", bound=RecordedHost)
 
 
 class ReplayMeter(ProcessMeter):
-    """Measures this process without what its recorded host takes."""
+    """Measures this process without the cost of its recorded host."""
 
     def __init__(self, host: RecordedHost) -> None:
         self.host = host
 
     def thread_cpu_ns(self) -> int:
-        """Processor time of the calling thread, without decoding."""
+        """Return the processor time of the calling thread, without decoding."""
         return super().thread_cpu_ns() - self.host.cost.thread_cpu_ns()
 
     def process_cpu_ns(self) -> int:
-        """Processor time of all threads, without decoding."""
+        """Return the processor time of all threads, without decoding."""
         return super().process_cpu_ns() - self.host.cost.cpu_ns()
 
     def resident_bytes(self) -> int:
-        """Resident memory, without the capture."""
+        """Return the resident memory, without the capture."""
         return max(super().resident_bytes() - self.host.cost.resident_bytes, 0)
 
 
 def meter_of(host: Host) -> Meter:
-    """The meter that fits a host."""
+    """Return the meter for a host."""
     return ReplayMeter(host) if isinstance(host, RecordedHost) else ProcessMeter()
 
 
 def with_memory_measured(make: Callable[[], Made]) -> Made:
-    """Make a recorded host, and note the memory that its capture takes."""
+    """Create a recorded host, and record the memory that its capture takes."""
     meter = ProcessMeter()
     meter.give_back()
     before = meter.resident_bytes()

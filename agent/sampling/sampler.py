@@ -1,11 +1,11 @@
-"""The sampler: reads every source at its period, on its family's thread, with a deadline.
+"""Sampler: reads every source at its period, on its family's thread, with a deadline.
 
-A call that does not return is left to its thread, and the family goes on with a new one: only the
-device of that call has no values, for the reason `timeout` (agent/sampling/hang_guard.py).
+A call that does not return is left to its thread, and the family continues with a new one: only the device
+of that call has no values, for the reason `timeout` (agent/sampling/hang_guard.py).
 
-A read never overlaps itself: while one that is merely slow has not come back, ticks of its family are
-missed and counted, its sources age, and their readings have no value for the same reason. A read that
-comes back after its deadline is thrown away, because no one knows what instant it speaks of.
+Reads of a source never overlap: while a slow one has not returned, ticks of its family are missed and
+counted, its sources age, and their readings are absent for the same reason. The result of a read that
+returns after its deadline is discarded, because the time of its values is unknown.
 
 Deadlines do not count time in which the agent itself did not run (agent/sampling/call_time.py).
 """
@@ -31,27 +31,27 @@ from railscope.frame import Event, Frame, Instant, Origin
 NS = 1_000_000_000
 TURN_SECONDS = 0.05
 PROMPT_SECONDS = 0.5
-"""What is read more often than this waits for no one: windows would end late, or unseen."""
+"""Sources with a shorter period do not wait for a turn: windows would end late, or be missed."""
 END_SECONDS = 1.0
 MAX_CALL_SECONDS = 2.0
-"""A call that takes longer hangs, also in a read that may take longer."""
+"""A longer call counts as hung, even in a read with a longer deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long a read may take, in periods but never less than `shortest_seconds`."""
+    """Deadline of a read, in periods but never less than `shortest_seconds`."""
 
     periods: float = 1.0
     shortest_seconds: float = 1.0
 
     def deadline_seconds(self, status: Status) -> float:
-        """The deadline of one read of a source, at its present period."""
+        """Return the deadline of one read of a source, at its present period."""
         return max(status.period_ns / NS * self.periods, self.shortest_seconds)
 
 
 @dataclass(slots=True)
 class _Member:
-    """A source in its family: how it is read, and when next."""
+    """A source in its family: its reader and the time of its next read."""
 
     status: Status
     reader: Reader
@@ -59,12 +59,12 @@ class _Member:
 
     @property
     def period_ns(self) -> int:
-        """The period; what is not on this machine is only looked for now and then."""
+        """Period; a source without devices on this node is probed only occasionally."""
         period_ns = self.status.period_ns
         return max(period_ns, REPROBE_NS) if self.status.state == UNSUPPORTED else period_ns
 
     def plan(self, now_ns: int) -> None:
-        """Set the next instant of the grid; those that have passed meanwhile are missed ticks."""
+        """Set the next time on the grid; times that have passed meanwhile are missed ticks."""
         period_ns = self.period_ns
         following = (self.due_ns // period_ns + 1) * period_ns
         if following <= now_ns:
@@ -75,7 +75,7 @@ class _Member:
 
 
 class _Reads:
-    """Reads of several members, one after the other, on their family's thread."""
+    """Sequential reads of several members on their family's thread."""
 
     def __init__(self, members: Sequence[_Member], time: CallTime) -> None:
         self.members = members
@@ -83,7 +83,7 @@ class _Reads:
         self._time = time
         self.running_since = time.seconds()
         self.taken = 0
-        """How many outcomes have been used; what comes after them comes too late."""
+        """Number of outcomes that have been used; later ones are too late."""
 
     def run(self) -> None:
         for member in self.members:
@@ -92,11 +92,11 @@ class _Reads:
 
     @property
     def running(self) -> _Member:
-        """The member that is read now, or was read last."""
+        """Member that is being read, or was read last."""
         return self.members[min(len(self.outcomes), len(self.members) - 1)]
 
     def take_back_the_late(self) -> list[tuple[_Member, Outcome]]:
-        """Undo what came too late to be used. It was paid for all the same."""
+        """Undo outcomes that came too late to be used; their cost still counts."""
         late = list(zip(self.members[self.taken :], self.outcomes[self.taken :], strict=True))
         for member, outcome in late:
             member.reader.take_back(outcome)
@@ -105,7 +105,7 @@ class _Reads:
 
 @dataclass(slots=True)
 class _Family:
-    """The sources of one driver, their thread, and the reads that have not come back."""
+    """Sources of one driver, their thread, and the reads that have not returned."""
 
     name: str
     guard: GuardedHost
@@ -119,11 +119,11 @@ class _Family:
 
     @property
     def is_prompt(self) -> bool:
-        """Whether its reads wait for no turn."""
+        """True if its reads do not wait for a turn."""
         return any(m.status.source.period_seconds < PROMPT_SECONDS for m in self.members)
 
     def leave_hung_call(self, limit_seconds: float) -> bool:
-        """Go on with a new thread if the present one is stuck in a call; true if it was."""
+        """Continue with a new thread if the present one is stuck in a call; return True if it was."""
         if self.guard.running_seconds < limit_seconds or self.guard.abandon() is None:
             return False
         self.thread.stop()
@@ -132,20 +132,20 @@ class _Family:
         return True
 
     def forget_plans(self) -> None:
-        """Have every source probe at its next read."""
+        """Make every source probe at its next read."""
         for member in self.members:
             member.reader.forget_plan()
 
     def close(self) -> None:
-        """Give back what the sources hold; on their thread, where a read may still be under way."""
+        """Release the resources of the sources; on their thread, where a read may still be running."""
         for member in self.members:
             member.reader.close()
 
 
 async def _end(families: Sequence[_Family]) -> None:
-    """Have all sources give back what they hold, so that whoever samples next may use them.
+    """Release the resources of all sources, so that another sampler may use them.
 
-    A thread that is stuck is not waited for: it does so if it ever comes back.
+    A stuck thread is not waited for: it releases its resources if it ever returns.
     """
     closing = [family.thread.submit(family.close) for family in families]
     for family in families:
@@ -156,10 +156,10 @@ async def _end(families: Sequence[_Family]) -> None:
 
 @dataclass(slots=True)
 class Sampler:
-    """Runs all sources until cancelled, and hands every frame to `publish`.
+    """Runs all sources until cancelled, and passes every frame to `publish`.
 
-    With a keeper, a source that is too dear is read less often. Its longer period is a multiple of
-    the configured one on the same grid: that never needs another wake-up.
+    With a keeper, an expensive source is read less often. Its longer period is a multiple of the configured
+    one on the same grid, so it never needs an additional wake-up.
     """
 
     host: Host
@@ -175,17 +175,17 @@ class Sampler:
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
-        """Give every source a status."""
+        """Create a status for every source."""
         self.sources = tuple(self.sources)
         self.statuses = {source.name: Status(source) for source in self.sources}
 
     @property
     def clock(self) -> Clock:
-        """The clock of the host."""
+        """Clock of the host."""
         return self.host.clock
 
     def take_events(self) -> list[Event]:
-        """Changes of state since the last call."""
+        """Return and clear the state changes since the last call."""
         events, self._grader.events = self._grader.events, []
         return events
 
@@ -194,7 +194,7 @@ class Sampler:
         await self._with_families(self._follow)
 
     async def once(self) -> None:
-        """Read every source one time."""
+        """Read every source once."""
         await self._with_families(lambda family: self._tick(family, family.members))
 
     async def _with_families(self, work: Callable[[_Family], Coroutine[Any, Any, None]]) -> None:
@@ -231,7 +231,7 @@ class Sampler:
                 member.plan(now.boot_ns)
 
     def _govern(self, due: Sequence[_Member], now: Instant) -> None:
-        """Have periods set anew. One that changed counts from the next read of its source on."""
+        """Update the periods. A change takes effect with the next read of its source."""
         if self.keeper is None:
             return
         self.keeper.look(now.boot_ns)
@@ -241,7 +241,7 @@ class Sampler:
                 self._grader.stretched(member.status, stretch, why, now)
 
     def _paid(self, status: Status, outcome: Outcome, now: Instant) -> None:
-        """Put down what a read cost."""
+        """Account for the cost of a read."""
         status.spent = outcome.spent
         status.cpu_ns += outcome.spent.total.cpu_ns
         if self.keeper is None:
@@ -252,13 +252,13 @@ class Sampler:
             self.keeper.took(status.source.name, outcome.spent, now.boot_ns)
 
     async def _tick(self, family: _Family, due: Sequence[_Member]) -> None:
-        """Read what is due; what is slow stays pending with its family, what hangs is left behind."""
+        """Read the due members; slow reads stay pending with their family, hung calls are left behind."""
         if family.guard.take_returned():
             family.forget_plans()
         if family.pending:
             future, reads = family.pending
             if not future.done():
-                # After a stall of the agent, the thread gets the time to come back.
+                # After a stall of the agent, give the thread time to return.
                 await self.call_time.wait(future, TURN_SECONDS)
             if not future.done() and not family.leave_hung_call(self._limit(reads.running)):
                 for member in due:
@@ -276,7 +276,7 @@ class Sampler:
             self._grader.hung(call, self.clock.now(), hangs=hangs)
 
     async def _read_due(self, family: _Family, due: Sequence[_Member]) -> Sequence[_Member]:
-        """Read members, up to one that hangs; those that remain to be read by a new thread."""
+        """Read members up to one that hangs; return the remaining ones, to be read by a new thread."""
         reads = _Reads(due, self.call_time)
         future = await self._read(family, reads)
         is_left = not future.done() and family.leave_hung_call(self._limit(reads.running))
@@ -293,7 +293,7 @@ class Sampler:
             future.result()
         else:
             family.pending = future, reads
-            # The last may have come at its deadline: before the future, and late for no one.
+            # The last may have returned at its deadline, before the future completed: it is not late.
             for late in due[reads.taken : reads.taken + 1]:
                 self._grader.overdue(late.status, self._deadline_seconds(late), now)
             for member in due[reads.taken + 1 :]:
@@ -301,18 +301,18 @@ class Sampler:
         return ()
 
     def _limit(self, member: _Member) -> float:
-        """The time that one call of a read may take."""
+        """Return the time limit of one call of a read."""
         return min(self._deadline_seconds(member), MAX_CALL_SECONDS)
 
     def _deadline_seconds(self, member: _Member) -> float:
         return self.limits.deadline_seconds(member.status)
 
     async def _read(self, family: _Family, reads: _Reads) -> asyncio.Future[None]:
-        """Have the reads done, and wait for each of them until its own deadline.
+        """Run the reads, and wait for each of them until its own deadline.
 
-        Threads that read at once fight over the interpreter at every system call; so they take
-        turns, but no one waits long for a source that is slow. With many of those due at once, that
-        adds up: to too long for burst sampling.
+        Concurrent threads contend for the interpreter lock at every system call, so they take turns, with a
+        bounded wait for a slow source. With many slow sources due at once the waits add up, too long for
+        burst sampling.
         """
         async with nullcontext() if family.is_prompt else self._turn:
             future = family.thread.submit(reads.run)
@@ -323,7 +323,7 @@ class Sampler:
             limit, of_call = self._limit(reads.running), family.guard.running_seconds
             if of_call >= limit or (left <= 0 and of_call < limit / 2):
                 break
-            # A read whose time is over in the middle of a long call: whether that hangs shows soon.
+            # If the deadline passes in the middle of a long call, the call soon proves to be hung or not.
             await self.call_time.wait(
                 future, min(left, limit - of_call) if left > 0 else limit - of_call
             )

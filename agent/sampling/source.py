@@ -1,9 +1,8 @@
-"""What a source is, and the table it fills.
+"""Interface of a source, and the table that it fills.
 
-A source has no timer, no logger and no configuration beyond its constructor. `probe` says what
-exists and may be called again at any time; `read` fills the columns of the last probe;
-`close` gives back what they opened. All run on the thread of the source's device family, never two
-at once.
+A source has no timer, no logger and no configuration beyond its constructor. `probe` determines the columns
+and may be called again at any time; `read` fills the columns of the last probe; `close` releases what they
+opened. All run on the thread of the source's device family, never two at once.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from railscope.reading import PRESENT, Absent, Reading, reason_of
 
 
 class Verdict(StrEnum):
-    """What a probe found out about one part of the machine."""
+    """Result of a probe for one part of the node."""
 
     SUPPORTED = "supported"
     ABSENT = "absent"
@@ -32,7 +31,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of `railscope agent check`: what was looked for, what came of it, how to mend it."""
+    """One line of `railscope agent check`: subject, result, details and remedy."""
 
     what: str
     verdict: Verdict
@@ -42,7 +41,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What a source found: its columns, in the order `read` fills them, and what to say of it."""
+    """Result of a probe: the columns, in the order in which `read` fills them, and findings."""
 
     columns: tuple[Column, ...] = ()
     bystanders: tuple[Entity, ...] = ()
@@ -57,9 +56,9 @@ class Table:
         self.reasons = bytearray(columns)
         self.events: list[Event] = []
         self.grown = False
-        """Set by a source that met something the last probe knew nothing of."""
+        """Set by a source that found something without a column in the last probe."""
         self.kept_back = False
-        """Set by a source that only looked: what it saw comes with a later read."""
+        """Set by a source that only sampled: a later read returns the readings."""
 
     def put(self, column: int, reading: Reading) -> None:
         """Set one column."""
@@ -76,7 +75,7 @@ class Table:
         self.reasons[start : start + len(readings)] = bytes(len(readings))
 
     def put_none(self, start: int, count: int, reason: Absent) -> None:
-        """Leave consecutive columns without a value, all for one reason."""
+        """Set consecutive columns to no value, all for one reason."""
         self.values[start : start + count] = [0] * count
         self.reasons[start : start + count] = bytes([reason.value]) * count
 
@@ -85,11 +84,11 @@ LONGEST_PERIOD_SECONDS = 120.0
 
 
 class Source(Protocol):
-    """Reads one place of the machine.
+    """Reads one part of the node.
 
-    A source may say the longest period that what it reads bears, however dear it is, as
-    `longest_period_seconds`: events that wait in a bounded queue, counters that wrap. Without it
-    that is `LONGEST_PERIOD_SECONDS`. It never lowers a configured period.
+    A source may define `longest_period_seconds`, the longest period at which it may be read however
+    expensive it is: for events in a bounded queue, or counters that wrap. The default is
+    `LONGEST_PERIOD_SECONDS`. It never lowers a configured period.
     """
 
     name: str
@@ -97,7 +96,7 @@ class Source(Protocol):
     period_seconds: float
 
     def probe(self, host: Host) -> Inventory:
-        """Say what exists here. Raises OSError or NvmlError where that cannot be found out."""
+        """Return the columns that exist. Raises OSError or NvmlError if that cannot be determined."""
         ...
 
     def read(self, host: Host, into: Table) -> None:
@@ -105,23 +104,23 @@ class Source(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what is held of the machine. A later probe takes it up again."""
+        """Release all resources. A later probe acquires them again."""
         ...
 
 
 def longest_period_seconds(source: Source) -> float:
-    """The longest period that a source bears."""
+    """Return the longest period at which a source may be read."""
     longest: float = getattr(source, "longest_period_seconds", LONGEST_PERIOD_SECONDS)
     return max(longest, source.period_seconds)
 
 
 OTHER_FORM = (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError)
-"""What picking a reading out of an answer of an unexpected form raises."""
+"""Errors raised when a reading is extracted from an answer of an unexpected form."""
 Answer = TypeVar("Answer")
 
 
 def picked(pick: Callable[[Answer], Reading], answer: Answer) -> Reading:
-    """The reading in an answer; one of an unexpected form is an error of its own."""
+    """Return the reading in an answer; an unexpected form results in `Absent.ERROR`."""
     try:
         return pick(answer)
     except OTHER_FORM:
@@ -129,20 +128,20 @@ def picked(pick: Callable[[Answer], Reading], answer: Answer) -> Reading:
 
 
 class HoldsNothing:
-    """What a source without open files builds on: it has nothing to give back."""
+    """Base class of sources without open files: nothing to release."""
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing."""
 
 
 @dataclass(slots=True)
 class Columns:
-    """Columns in the making, and what reads each of them."""
+    """Columns under construction."""
 
     columns: list[Column] = field(default_factory=list)
 
     def add(self, metric: Metric, entity: Entity) -> int:
-        """Append a column and say its position."""
+        """Append a column and return its position."""
         self.columns.append((metric, entity))
         return len(self.columns) - 1
 
@@ -160,7 +159,7 @@ _NVML_REASONS = {
     12: Absent.UNSUPPORTED,  # LIBRARY_NOT_FOUND
     13: Absent.UNSUPPORTED,  # FUNCTION_NOT_FOUND
     15: Absent.GONE,  # GPU_IS_LOST
-    16: Absent.GONE,  # RESET_REQUIRED: it answers nothing until then
+    16: Absent.GONE,  # RESET_REQUIRED: no call succeeds until then
     21: Absent.UNSUPPORTED,  # NO_DATA
     22: Absent.UNSUPPORTED,  # VGPU_ECC_NOT_SUPPORTED
     25: Absent.UNSUPPORTED,  # ARGUMENT_VERSION_MISMATCH
@@ -170,12 +169,12 @@ _NVML_REASONS = {
 
 
 def nvml_reason(code: int) -> Absent:
-    """The reason an NVML return code gives for a missing value."""
+    """Return the absence reason of an NVML return code."""
     return _NVML_REASONS.get(code, Absent.ERROR)
 
 
 def reason_for(error: OSError | NvmlError) -> Absent:
-    """The reason a failed call gives for a missing value."""
+    """Return the absence reason of a failed call."""
     return nvml_reason(error.code) if isinstance(error, NvmlError) else reason_of(error)
 
 
@@ -187,5 +186,5 @@ _NVML_REMEDIES = {
 
 
 def nvml_remedy(code: int) -> str:
-    """What to do about an NVML return code that keeps all GPUs from being read."""
+    """Return the remedy for an NVML return code that prevents reading all GPUs."""
     return _NVML_REMEDIES.get(code, "run nvidia-smi and look into the kernel log")

@@ -1,4 +1,4 @@
-"""How a source fares, and who is told when that changes."""
+"""State of a source, and the logs and events when it changes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ MAX_EVENTS_KEPT = 1000
 PERIODS_UNTIL_STALE = 3
 SHORTEST_STALE_NS = 5_000_000_000
 STARTING_NS = 60_000_000_000
-"""How long a source may wait for what it needs before that counts as a failure."""
+"""Maximum wait of a source for its prerequisites before that counts as a failure."""
 _NS = 1_000_000_000
 
 
 @dataclass(slots=True)
 class Status:
-    """How one source fares; read by the self metrics and by the page."""
+    """State of one source, for the self metrics and the landing page."""
 
     source: Source
     state: int = STARTING
@@ -42,29 +42,29 @@ class Status:
     missed_ticks: int = 0
     duration_ns: int = 0
     spent: Spent | None = None
-    """What the last read cost, if there was one."""
+    """Cost of the last read, if there was one."""
     cpu_ns: int = 0
     """Processor time of all reads."""
     stretch: int = 1
-    """What the governor multiplies the period by."""
+    """Factor that the governor applies to the period."""
     finished_boot_ns: int | None = None
     changed_boot_ns: int = 0
     overdue: bool = False
     waits_since_ns: int | None = None
-    """The first read that had to wait for what the source needs, since it last had it."""
+    """Time of the first read that had to wait for the source's prerequisites, since they were last met."""
 
     @property
     def state_name(self) -> str:
-        """The state as a word."""
+        """Name of the state."""
         return catalog.SOURCE_STATES[self.state]
 
     @property
     def period_ns(self) -> int:
-        """From one read to the next."""
+        """Time between two reads."""
         return round(self.source.period_seconds * _NS) * self.stretch
 
     def fresh_frame(self, now_boot_ns: int) -> Frame | None:
-        """The latest frame, if it is young enough to speak of the present."""
+        """Return the latest frame, unless it is stale."""
         if self.frame is None or self.overdue:
             return None
         limit_ns = max(PERIODS_UNTIL_STALE * self.period_ns, SHORTEST_STALE_NS)
@@ -73,12 +73,12 @@ class Status:
 
 @dataclass(slots=True)
 class Grader:
-    """Grades sources after each read. A change of state is logged once and becomes an event."""
+    """Grades sources after each read. A state change is logged once and becomes an event."""
 
     events: list[Event] = field(default_factory=list)
 
     def came_back(self, status: Status, outcome: Outcome, now: Instant) -> None:
-        """A read came back in time."""
+        """Grade a read that returned in time."""
         status.overdue = False
         status.findings = outcome.findings
         if outcome.kept_back:
@@ -114,12 +114,12 @@ class Grader:
         return status.waits_since_ns
 
     def overdue(self, status: Status, deadline_seconds: float, now: Instant) -> None:
-        """A read has not come back in time."""
+        """Grade a read that has not returned in time."""
         status.overdue = True
         self._grade(status, FAILED, f"no answer within {deadline_seconds:g} s", now)
 
     def held_up(self, status: Status, now: Instant) -> None:
-        """A read is due, but a call of the same driver has not come back yet."""
+        """Grade a read that is due while an earlier call of the same driver has not returned."""
         if not status.overdue:
             status.overdue = True
             self._grade(status, FAILED, "the driver has not come back from an earlier call", now)
@@ -145,7 +145,7 @@ class Grader:
         self._tell(catalog.SOURCE_EVENT, Entity(SOURCE, (name,)), facts, now)
 
     def hung(self, call: HungCall, now: Instant, *, hangs: bool) -> None:
-        """A call hangs and was left to its thread, or has returned."""
+        """Report a call that hangs and was left to its thread, or that has returned."""
         seconds = _seconds(max(now.boot_ns - call.since_ns, 0))
         facts = {"device": call.device, "call": call.call, "for": seconds}
         if hangs:
@@ -156,7 +156,7 @@ class Grader:
         self._tell(catalog.HANG_EVENT, Entity(NODE), facts, now)
 
     def stretched(self, status: Status, stretch: int, why: str, now: Instant) -> None:
-        """The governor has given a source another period."""
+        """Report that the governor has changed the period of a source."""
         before_ns, status.stretch = status.period_ns, stretch
         name = status.source.name
         facts = {"before": _seconds(before_ns), "after": _seconds(status.period_ns), "why": why}
@@ -178,19 +178,19 @@ def _seconds(period_ns: int) -> str:
 
 
 def _has_value(outcome: Outcome) -> bool:
-    """Whether there is a reading at all, besides the reasons for which there are none."""
+    """True if at least one reading has a value."""
     frame = outcome.frame
     return frame is not None and (not frame.reasons or PRESENT in frame.reasons)
 
 
 def _all_denied(outcome: Outcome) -> bool:
-    """Whether what cannot be read is there and well, and only not for us: nothing has failed."""
+    """True if all missing readings are denied: then nothing has failed."""
     reasons = outcome.frame.reasons if outcome.frame else b""
     return reasons.count(Absent.DENIED.value) == outcome.broken > 0
 
 
 def _without_columns(outcome: Outcome) -> tuple[int, str]:
-    """Nothing to read: there is nothing, or not yet, or something is in the way."""
+    """Return the state of a source without columns: unsupported, waiting or failed."""
     for finding in outcome.findings:
         if finding.verdict in {Verdict.DENIED, Verdict.BROKEN}:
             return FAILED, finding.detail

@@ -1,6 +1,6 @@
-"""What something costs lately, as a mean that a lone outlier does not move far.
+"""Recent cost of an operation, as a mean that a single outlier does not move far.
 
-A garbage collection or a page fault makes a read a hundred times dearer, once. A sick driver makes
+A garbage collection or a page fault makes one read a hundred times more expensive; a faulty driver makes
 every read so. The first must not change a period, the second must do so within a few reads.
 """
 
@@ -10,19 +10,19 @@ from collections import deque
 from dataclasses import dataclass, field
 
 SPAN_NS = 30_000_000_000
-"""How long a value is remembered, about."""
+"""Approximate memory of the mean."""
 MAX_WEIGHT = 0.25
-"""What a value weighs that comes long after the one before."""
+"""Maximum weight of a value that arrives long after the one before."""
 MAX_GROWTH = 2.0
 SETTLED_AFTER = 3
 
 
 @dataclass(slots=True)
 class Trend:
-    """A mean over time: it follows each value by its share of `SPAN_NS`.
+    """Mean over time that follows each value by its share of `SPAN_NS`.
 
-    One value at most doubles it, but it is never below the least of the last three: three in a row
-    are no accident. Of the first three the least counts: some are made with cold caches.
+    One value at most doubles it, but it is never below the least of the last three: three in a row are no
+    accident. Of the first three the least counts, because some are made with cold caches.
     """
 
     settled_after: int = SETTLED_AFTER
@@ -33,11 +33,11 @@ class Trend:
 
     @property
     def settled(self) -> float:
-        """The mean; zero while too few values were seen to judge by."""
+        """Mean; zero while there are too few values."""
         return self.mean if self._count >= self.settled_after else 0.0
 
     def add(self, value: float, at_ns: int) -> None:
-        """Take a value, seen at an instant of the boot clock."""
+        """Record a value measured at a time of the boot clock."""
         self._count += 1
         self._last.append(value)
         if self._count <= SETTLED_AFTER:

@@ -1,18 +1,18 @@
-"""Narrow counters carried on to 64 bits, so that a wrap is no reset to those who read them.
+"""Narrow counters extended to 64 bits, so that a wrap does not appear as a reset.
 
-A counter of 32 bits that went past its end and one that was set back both fall. Which it was is
-told by how far it would have had to go, and by the others of its set:
+A counter of 32 bits decreases both when it wraps and when it is reset. The two are distinguished by the
+distance to the new value, and by the other counters of the set:
 
-- It would have to go half its range or more to get from the last value to this one: a reset.
-- A 64-bit counter of the same set fell as well: a reset, for those do not wrap.
-- All counters of the set were gone in between: a reset, for the device was.
-- Two or more fell, and they are most of those that had counted anything: a reset, which sets the
-  whole set back (a driver that is loaded again), while wraps do not come together.
+- It would have to advance by half its range or more from the last value to this one: a reset.
+- A 64-bit counter of the same set decreased as well: a reset, because those do not wrap.
+- All counters of the set were gone in between: a reset of the device.
+- Two or more decreased, and they are most of those with a non-zero value: a reset, which sets the whole set
+  back (a driver that is loaded again), while wraps do not coincide.
 - Otherwise: a wrap.
 
-In doubt it is a reset, so that growth that may not have been is never counted. What this cannot
-see: a counter that went on by half its range or more between two readings, and the reset of a set
-in which nothing but one counter, in its upper half, had counted at all.
+In doubt it is a reset, so that growth that may not have happened is never counted. Not detected: a counter
+that advances by half its range or more between two readings, and the reset of a set in which only one
+counter, in its upper half, was non-zero.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from operator import gt, itemgetter
 from railscope.reading import PRESENT, Absent
 
 Carried = Mapping[str, tuple[int, int]]
-"""By name: the last value read, and what is added to it for the wraps so far."""
+"""By name: the last value read, and the amount added to it for the wraps so far."""
 
 
 class Unwrap:
-    """The narrow counters of one set: columns of a row that are read together.
+    """Narrow counters of one set: columns of a row that are read together.
 
-    `narrow` gives the columns by names that stay the same over probes, `wide` the columns of 64-bit
-    counters of the same set. `before` is what an earlier one knew, by the same names.
+    `narrow` maps names that are stable across probes to columns, `wide` lists the columns of 64-bit
+    counters of the same set. `before` is the state of an earlier instance, by the same names.
     """
 
     def __init__(
@@ -52,19 +52,19 @@ class Unwrap:
 
     @property
     def carried(self) -> Carried:
-        """What the next one has to know."""
+        """State for the next instance."""
         pairs = zip(self._last, self._added, strict=True)
         return dict(zip(self._names, pairs, strict=True))
 
     @property
     def wraps(self) -> int:
-        """How many wraps the present values hold."""
+        """Number of wraps in the present values."""
         return sum(self._added) // self._range
 
     def carry_on(self, values: list[int], reasons: bytearray) -> None:
-        """Put the number of 64 bits in the place of each narrow one of a row just read.
+        """Replace each narrow value of a row just read by its 64-bit value.
 
-        Columns without a value stay as they are, and so does what is known of them.
+        Columns without a value and their state are unchanged.
         """
         now, wide = self._pick(values), self._pick_wide(values)
         if any(map(gt, self._last, now)):
@@ -107,7 +107,7 @@ class Unwrap:
 
 
 def picker(columns: Iterable[int]) -> Callable[[Sequence[int]], Sequence[int]]:
-    """What picks columns of a row, at the speed of C."""
+    """Return a function that picks columns of a row, implemented in C."""
     wanted = tuple(columns)
     if len(wanted) > 1:
         return itemgetter(*wanted)
