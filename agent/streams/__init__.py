@@ -1,1 +1,1 @@
-"""Streams: what the agent follows, one file per place; they yield events."""
+"""Event streams that the agent follows, one module per source of events."""

@@ -1,7 +1,7 @@
-"""The kernel log as events and counters.
+"""Kernel log as events and counters.
 
-Record format: Documentation/ABI/testing/dev-kmsg, `priority,sequence,microseconds,flags;text`.
-Plain lines, as dmesg and journalctl write them, are understood as well, without their time.
+Record format: Documentation/ABI/testing/dev-kmsg, `priority,sequence,microseconds,flags;text`. Plain lines,
+as dmesg and journalctl write them, are accepted as well, without their time.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _RECORD = re.compile(
 _DRIVER_LOADED = "NVRM: loading NVIDIA UNIX"
 _NS_PER_US = 1000
 _LEVEL_BITS = 3
-"""A priority is a level and, above it, a facility; that of the kernel itself is 0."""
+"""A priority consists of a level and, above it, a facility; that of the kernel is 0."""
 _MAX_ENTITIES = 1000
 _MAX_GPUS = 64
 MAX_EVENTS_A_FRAME, MAX_EVENTS_WAITING = 500, 10_000
-"""A collector takes so many events in one envelope, of some seconds and of all sources."""
+"""Bounds such that a collector accepts the events of some seconds and all sources in one envelope."""
 _BY_ENTITY: dict[str, Metric] = {
     c.XID_EVENT.name: gpu_catalog.GPU_XID_ERRORS,
     c.SXID_EVENT.name: c.SXID_ERRORS,
@@ -51,12 +51,12 @@ _NODE_METRICS = tuple(metric for metric in dict.fromkeys(_BY_NODE.values()) if m
 
 
 class KernelLogStream:
-    """Follows the kernel log and counts what matters in it."""
+    """Follows the kernel log and counts relevant messages."""
 
     name = "kernel"
     family = "agent"
     longest_period_seconds = 5.0
-    """The log is a ring: what is written over before it was read is lost."""
+    """The log is a ring: records that are overwritten before they are read are lost."""
 
     def __init__(self, period_seconds: float = 1.0, xids: XidBook | None = None) -> None:
         self.period_seconds = period_seconds
@@ -76,9 +76,9 @@ class KernelLogStream:
         self._last: list[tuple[str, ...]] = []
 
     def probe(self, host: Host) -> Inventory:
-        """Open the log if need be, take what is new, and make a column for all that was met.
+        """Open the log if necessary, read new records, and add a column for everything counted so far.
 
-        Xids come from NVML, too: where the log cannot be read, those are told.
+        Xids come from NVML, too: they are reported even if the log cannot be read.
         """
         finding = self._open(host)
         self._take_unlogged(host)
@@ -109,7 +109,7 @@ class KernelLogStream:
         return Finding("kernel log", Verdict.SUPPORTED, f"{self._records} records read")
 
     def read(self, host: Host, into: Table) -> None:
-        """Take what is new. A first message of its kind gets its column with the next probe."""
+        """Read new records. The first message of its kind gets its column with the next probe."""
         if self._log:
             self._follow(host, self._log)
         self._take_unlogged(host)
@@ -132,7 +132,7 @@ class KernelLogStream:
             into.put(position, self._last_xid[gpu])
 
     def close(self) -> None:
-        """Close the log; what was counted stays counted."""
+        """Close the log; the counts stay."""
         if self._log:
             self._log.close()
         self._log = None
@@ -155,7 +155,7 @@ class KernelLogStream:
                 self._happened(message, wall_ns, boot_ns)
 
     def _take_unlogged(self, host: Host) -> None:
-        """Tell of the Xids that only NVML told."""
+        """Report the Xids that only NVML reported."""
         for told in self._xids.unlogged(host.clock.now().boot_ns):
             entity = Entity(XID, (told.pci_address, str(told.xid)))
             facts = known(
@@ -185,7 +185,7 @@ class KernelLogStream:
         self._events.append(Event(message.event_class, message.entity, wall_ns, boot_ns, facts))
 
     def _known(self, record: str) -> bool:
-        """Whether a record was counted before the log had to be opened again."""
+        """True if a record was counted before the log had to be opened again."""
         if not self._known_below:
             return False
         match = _RECORD.match(record)
@@ -201,7 +201,7 @@ class KernelLogStream:
         if self._next_sequence is not None and sequence > self._next_sequence:
             self._lost += sequence - self._next_sequence
         self._next_sequence = sequence + 1
-        # Whoever may write to /dev/kmsg can say anything there, but not in the kernel's name.
+        # Any process that may write to /dev/kmsg can write any text, but not with the kernel's facility.
         by_kernel = int(match["priority"]) >> _LEVEL_BITS == 0
         text = match["text"].split("\n", 1)[0] if by_kernel else ""
         return int(match["time"]) * _NS_PER_US, text

@@ -1,7 +1,7 @@
-"""What messages of the kernel log mean: errors of GPUs and switches, links, PCIe, out of memory.
+"""Parser for kernel log messages: errors of GPUs and switches, links, PCIe, out of memory.
 
-Forms and their sources: NVIDIA's Xid catalogue and open-gpu-kernel-modules, Fabric Manager User
-Guide (SXid), torvalds/linux drivers/pci/pcie/aer.c, mm/oom_kill.c and the drivers' link messages.
+Formats and their sources: NVIDIA's Xid catalogue and open-gpu-kernel-modules, Fabric Manager User Guide
+(SXid), torvalds/linux drivers/pci/pcie/aer.c, mm/oom_kill.c and the drivers' link messages.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from railscope.entity import Entity
 
 _DOMAIN = r"[0-9a-fA-F]{4,8}"
 _PCI = rf"{_DOMAIN}:[0-9a-fA-F]{{2}}:[0-9a-fA-F]{{2}}"
-# As the driver prints it in src/nvidia/src/kernel/gpu/rc/kernel_rc.c, and older drivers did. A name
-# ends at the first comma with a space: where it has one itself, the rest is in the message.
+# As the driver prints it in src/nvidia/src/kernel/gpu/rc/kernel_rc.c, and older drivers did. A name ends at
+# the first comma with a space: the rest of a name that contains one is in the message.
 _XID = re.compile(
     rf"NVRM: Xid \((?:PCI:)?(?P<pci>{_PCI})(?:\.[0-7])?"
     r"(?: GPU-I:(?P<gi>[0-9]{1,9}))?(?: GPU-CI:(?P<ci>[0-9]{1,9}))?\): (?P<xid>[0-9]{1,10})\b"
@@ -87,7 +87,7 @@ _NAMELESS = ("<unknown>", "'<unknown>'")
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message that means something: which event, about what, with which facts."""
+    """A relevant message: event class, entity and facts."""
 
     event_class: EventClass
     entity: Entity
@@ -95,7 +95,7 @@ class Message:
 
 
 def understand(text: str) -> Message | None:
-    """What a line of the kernel log means; None for lines that mean nothing to us."""
+    """Parse a line of the kernel log; None for lines that are not relevant."""
     for marker, parse in _PARSERS:
         if marker in text:
             message = parse(text)
@@ -167,7 +167,7 @@ def _aer(text: str) -> Message | None:
 
 
 def _aer_address(match: re.Match[str]) -> str:
-    """Which device reported. Older kernels give its requester id, in the domain of the port."""
+    """Return the reporting device. Older kernels print its requester id, in the domain of the port."""
     if not match["requester"]:
         return (match["pci"] or "").lower() or _UNKNOWN
     if not match["domain"]:
@@ -209,7 +209,7 @@ def _port_module(text: str) -> Message | None:
 
 
 def _peer_memory(text: str) -> Message | None:
-    """Errors only: that the module was loaded, or taints the kernel, means nothing to anybody."""
+    """Return errors only: loading of the module, or that it taints the kernel, is not relevant."""
     match = _PEER_MEMORY.search(text)
     if not match or not _PEER_TROUBLE.search(match[0]):
         return None
@@ -239,11 +239,11 @@ def _message(event_class: EventClass, entity: Entity, facts: dict[str, str]) -> 
 
 
 def _address(text: str, function: str = "0") -> str:
-    """A PCI address without function, as all of our labels write it, with its function."""
+    """Return the PCI address of a device and function in the format of all labels."""
     domain, rest = text.lower().split(":", 1)
     return f"{int(domain, 16):04x}:{rest}.{function}"
 
 
 def _number(digits: str | None) -> str:
-    """A number as other places write it: the driver fills up with zeros."""
+    """Return a number without the zeros that the driver pads it with."""
     return str(int(digits)) if digits else ""

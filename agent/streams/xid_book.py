@@ -1,9 +1,9 @@
-"""One Xid, told twice: by the kernel log with its text, and by NVML as a number.
+"""Matching of Xids that both the kernel log (with text) and NVML (as a number) report.
 
-The log's is the one that counts, as it has the detail. What only NVML told is given out once the
-log has had time to tell it too. NVML's come from the thread of the driver, the log's from another.
+The log's report counts, as it has the details. An Xid that only NVML reported is emitted once the log has
+had time to report it too. NVML's reports come from the thread of the driver, the log's from another.
 
-Those that a GPU needs help after are remembered for the verdict on its health.
+Xids after which a GPU needs recovery are remembered for the verdict on its health.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from itertools import islice
 from railscope.catalog.xids import ACTION_ORDER, RECOVERY_ACTIONS, Judgement
 
 SAME_NS = 3_000_000_000
-"""Two seconds apart (NVIDIA's driver logs first), and one for the period at which NVML is asked."""
+"""Two seconds between both reports (NVIDIA's driver logs first), and one for the period of NVML reads."""
 MAX_WAITING = 1000
 MAX_GPUS = 64
 MAX_REMEMBERED = 64
-"""Different Xids of one GPU."""
+"""Maximum number of different Xids of one GPU."""
 _HARD = frozenset(ACTION_ORDER[ACTION_ORDER.index("drain") :])
 _RECOVERY_CHANGED = 154
 _ALL_CLEAR = RECOVERY_ACTIONS[0].nvidia
@@ -28,9 +28,9 @@ _ALL_CLEAR = RECOVERY_ACTIONS[0].nvidia
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """An Xid of a GPU, as NVML told it; it happened after `since_boot_ns` and until `boot_ns`.
+    """An Xid of a GPU as NVML reported it; it happened after `since_boot_ns` and until `boot_ns`.
 
-    Instances are empty where it is about no MIG device.
+    Instances are empty if it concerns no MIG device.
     """
 
     pci_address: str
@@ -44,7 +44,7 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class JudgedXid:
-    """The last message of its kind about a GPU that asks for something."""
+    """The last message of its kind about a GPU that requires an action."""
 
     number: int
     boot_ns: int
@@ -52,12 +52,12 @@ class JudgedXid:
 
     @property
     def fatal(self) -> bool:
-        """Whether the GPU cannot go on as it is."""
+        """True if the GPU cannot continue in its present state."""
         return self.judgement.severity == "fatal"
 
 
 class XidBook:
-    """Matches the Xids of NVML with those of the kernel log, one with one."""
+    """Matches Xids of NVML with those of the kernel log, one to one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -65,10 +65,10 @@ class XidBook:
         self._waiting: deque[Sighting] = deque()
         self._judged: dict[str, dict[object, JudgedXid]] = {}
         self.overlooked = 0
-        """Sightings of NVML beyond the bound."""
+        """Number of NVML reports beyond the bound."""
 
     def logged(self, pci_address: str, xid: int, boot_ns: int) -> None:
-        """The kernel log told of an Xid."""
+        """Record an Xid from the kernel log."""
         with self._lock:
             for sighting in self._waiting:
                 if _same(sighting, pci_address, xid, boot_ns):
@@ -77,7 +77,7 @@ class XidBook:
             self._logged.append((pci_address, xid, boot_ns))
 
     def seen(self, sighting: Sighting) -> None:
-        """NVML told of an Xid."""
+        """Record an Xid from NVML."""
         with self._lock:
             for told in self._logged:
                 if _same(sighting, *told):
@@ -89,7 +89,7 @@ class XidBook:
                 self.overlooked += 1
 
     def unlogged(self, now_boot_ns: int) -> list[Sighting]:
-        """Those that NVML told of and the log did not, each once."""
+        """Return the Xids that NVML reported and the log did not, each once."""
         with self._lock:
             due = [s for s in self._waiting if now_boot_ns - s.boot_ns > SAME_NS]
             for sighting in due:
@@ -97,9 +97,9 @@ class XidBook:
             return due
 
     def judged(self, pci_address: str, told: JudgedXid) -> None:
-        """An Xid was told and judged; it is remembered if the GPU needs help after it.
+        """Record a judged Xid; it is remembered if the GPU needs recovery after it.
 
-        A flood of one Xid displaces no other: of each number and judgement the last is kept.
+        A flood of one Xid displaces no other: the last of each number and judgement is kept.
         """
         changed = told.number == _RECOVERY_CHANGED
         judgement = told.judgement
@@ -117,7 +117,7 @@ class XidBook:
                 del known[oldest]
 
     def driver_loaded(self, boot_ns: int) -> None:
-        """The driver was loaded: what was wrong before is no longer known to be."""
+        """Record a load of the driver: earlier faults no longer count."""
         with self._lock:
             for known in self._judged.values():
                 for kind, told in tuple(known.items()):
@@ -125,13 +125,13 @@ class XidBook:
                         del known[kind]
 
     def remembered(self, pci_address: str) -> tuple[JudgedXid, ...]:
-        """The Xids after which a GPU needs help, the latest last."""
+        """Return the Xids after which a GPU needs recovery, the latest last."""
         with self._lock:
             return tuple(self._judged.get(pci_address, {}).values())
 
 
 def _same(sighting: Sighting, pci_address: str, xid: int, boot_ns: int) -> bool:
-    """Whether the log's Xid may be this one: a driver that hangs gives its events late."""
+    """True if an Xid of the log may be this one: a hanging driver delivers its events late."""
     if (sighting.pci_address, sighting.xid) != (pci_address, xid):
         return False
     return sighting.since_boot_ns - SAME_NS <= boot_ns <= sighting.boot_ns + SAME_NS
