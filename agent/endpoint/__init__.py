@@ -1,1 +1,1 @@
-"""The HTTP endpoint of the agent: metrics, health, and claims."""
+"""HTTP endpoint of the agent: metrics, health, and claims."""

@@ -1,10 +1,10 @@
-"""Where `railscope claim` tells of claims: HTTP and JSON over a Unix socket that is root's.
+"""API of `railscope claim`: HTTP and JSON over a Unix socket that only root may use.
 
-    POST /v1/claims            begin one: {"id", "gpus": [...], "tenant" or "owner", "workload", ...}
-    POST /v1/claims/ID/end     end it: {} or {"end": RFC 3339}
-    GET  /v1/claims            all that is in force, by whatever word
+    POST /v1/claims            start a claim: {"id", "gpus": [...], "tenant" or "owner", "workload", ...}
+    POST /v1/claims/ID/end     end a claim: {} or {"end": RFC 3339}
+    GET  /v1/claims            all claims in force, from every claim provider
 
-An answer of 200 means that it is on the disk. Told again, nothing changes.
+Status 200 means that the change is on disk. Repeating a request changes nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,12
 
 
 class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What begins a claim. `again`: an id that has ended may begin once more."""
+    """Request that starts a claim. `again`: an id that has ended may start once more."""
 
     id: Name
     gpus: Annotated[list[Word], msgspec.Meta(min_length=1, max_length=256)]
@@ -69,13 +69,13 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class End(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What ends a claim; now, where it does not say when."""
+    """Request that ends a claim, by default now."""
 
     end: datetime | None = None
 
 
 class _RefusedError(Exception):
-    """A request that cannot be done: a status, and why."""
+    """A rejected request: a status and a reason."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
@@ -91,12 +91,12 @@ def _status(error: Exception) -> HTTPStatus:
 
 
 class ClaimsEndpoint:
-    """Serves the claims of one agent, until closed."""
+    """Serves the claims of one agent until closed."""
 
     def __init__(
         self, settings: TenancySettings, state: Path, tenancy: Tenancy, clock: Clock
     ) -> None:
-        """Raises SettingsError where a setting cannot work."""
+        """Raises SettingsError for a setting that cannot work."""
         self._is_asked_for = bool(settings.socket)
         self._path = Path(settings.socket) if settings.socket else state / SOCKET
         self._listen = settings.listen
@@ -106,7 +106,7 @@ class ClaimsEndpoint:
         self._is_bound = False
 
     async def start(self) -> None:
-        """Listen on the socket, and on the address if there is one. Raises SettingsError."""
+        """Listen on the socket, and on the configured address. Raises SettingsError."""
         await self._serve_socket(is_first=True)
         if self._listen:
             server = HttpServer(self._respond_to_token, MAX_BODY_BYTES)
@@ -114,7 +114,7 @@ class ClaimsEndpoint:
             await server.start(self._listen, None)
 
     async def keep_trying(self) -> None:
-        """Serve the socket as soon as its directory can be used."""
+        """Retry until the directory of the socket can be used."""
         while not self._is_bound:
             await self._clock.sleep_until(self._clock.now().boot_ns + _RETRY_NS)
             await self._serve_socket(is_first=False)
@@ -138,7 +138,7 @@ class ClaimsEndpoint:
             log.info("claims_socket_opened", path=str(self._path))
 
     async def close(self) -> None:
-        """Stop listening; the socket goes."""
+        """Stop listening and remove the socket."""
         for server in self._servers:
             await server.close()
         if self._is_bound:
@@ -205,7 +205,7 @@ class ClaimsEndpoint:
         raise _RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
 
     def _instant(self, when: datetime | None, what: str) -> tuple[int, BootTime | None]:
-        """An instant that was given, else now: nanoseconds since the epoch, and on the boot clock."""
+        """Return the specified time, or else now: nanoseconds since the epoch, and on the boot clock."""
         now, history = self._clock.now(), self._tenancy.clock
         if when is None:
             return now.wall_ns, history.now(now)
@@ -220,7 +220,7 @@ class ClaimsEndpoint:
         return told_ns, history.at(told_ns)
 
     def _in_force(self) -> list[dict[str, str]]:
-        """What the last look found; and what was told since then."""
+        """Return the claims of the last poll, and those made since."""
         gpus = self._tenancy.devices.all
         found = [_row(one.adapter, one.id, one.held, gpus) for one in self._tenancy.open]
         known = {(row["id"], row["device"]) for row in found}
@@ -230,7 +230,7 @@ class ClaimsEndpoint:
 
 
 def _row(told_by: str, name: str, held: Held, gpus: Mapping[str, Known]) -> dict[str, str]:
-    """A claim in a list, with all names of its GPU; one reported here has the id it was reported by."""
+    """Return a claim as a row with all names of its GPU; a claim made by command has its own id."""
     gpu = gpus.get(held.gpu)
     return {
         "id": held.reference if told_by == COMMAND else name, "told_by": told_by,
@@ -244,7 +244,7 @@ def _row(told_by: str, name: str, held: Held, gpus: Mapping[str, Known]) -> dict
 
 
 def _share(start: Start) -> str:
-    """The share of each device as `n/d`; empty for none."""
+    """Return the share of each device as `n/d`; empty for none."""
     if not start.share:
         return ""
     try:
@@ -254,7 +254,7 @@ def _share(start: Start) -> str:
 
 
 def _token(settings: TenancySettings) -> str:
-    """The token of the address. Raises SettingsError where it has none, or is not this machine's own."""
+    """Return the token of the address. Raises SettingsError without one, or if it is not loopback."""
     if not settings.listen:
         return ""
     host, _ = split_address(settings.listen)
@@ -280,9 +280,9 @@ def _token(settings: TenancySettings) -> str:
 
 
 def _bound(path: Path) -> socket.socket:
-    """A socket at a path that root and the agent's own user may use; one that nobody serves goes.
+    """Bind a socket at a path, for root and the agent's user; a stale socket file is replaced.
 
-    Nobody can connect before it listens, which is after its mode is set. Raises OSError.
+    No client can connect before it listens, and it listens after its mode is set. Raises OSError.
     """
     if len(str(path)) >= _NO_SOCKET_SO_LONG:
         raise OSError(errno.ENAMETOOLONG, "the path of a socket has at most 107 bytes")
@@ -311,7 +311,7 @@ def _shown(claim: Claim) -> dict[str, Any]:
 
 
 def _written(instant_ns: int) -> str:
-    """RFC 3339 to the second; the exact instants are in the events."""
+    """Format as RFC 3339 in seconds; the events contain the exact times."""
     return datetime.fromtimestamp(instant_ns // _NS, UTC).isoformat().replace("+00:00", "Z")
 
 

@@ -1,7 +1,7 @@
-"""The readings once more, under the names, labels and units of NVIDIA's dcgm-exporter.
+"""Readings under the names, labels and units of NVIDIA's dcgm-exporter.
 
-What a name is made of stands in `dcgm_table`. Where each reading lies is found once for the schemas
-of the sources; a scrape adds up whole numbers and divides at the end.
+`dcgm_table` defines the formulas. The columns of the readings are resolved once per set of schemas; a
+scrape sums integers and divides at the end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from railscope.reading import Absent
 
 Key = tuple[str, ...]
 Place = tuple[int, int]
-"""Where a reading lies: which frame, which column."""
+"""Position of a reading: index of the frame, index of the column."""
 
 _USED = {
     term.metric
@@ -33,18 +33,18 @@ _USED = {
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU or a MIG device: its labels, and its part of the keys of entities."""
+    """A GPU or a MIG device: its labels, and its part of entity keys."""
 
     labels: tuple[tuple[str, str], ...]
     key: dict[str, str]
 
     def own(self, kind: EntityKind) -> Key:
-        """What the keys of a kind of entity begin with where they are about this device."""
+        """Return the leading key parts of this device's entities of a kind."""
         return tuple(self.key[label] for label in kind.labels if label in self.key)
 
 
 class DcgmExposition:
-    """Pages from the latest frames, with what makes them kept for their schemas."""
+    """Renders expositions from the latest frames; caches the resolved columns per set of schemas."""
 
     def __init__(self, hostname: str) -> None:
         self._hostname = hostname
@@ -52,7 +52,7 @@ class DcgmExposition:
         self._blocks: list[tuple[Row, list[_Sample]]] = []
 
     def render(self, frames: Iterable[Frame], text_format: Format) -> str:
-        """One page of all the frames."""
+        """Render one exposition of all frames."""
         current = [frame for frame in frames if _concerns(frame.schema)]
         schemas = tuple(frame.schema for frame in current)
         if schemas != self._schemas:
@@ -75,7 +75,7 @@ def _concerns(schema: Schema) -> bool:
 def _header(row: Row, text_format: Format) -> str:
     kind = "counter" if row.kind is Kind.COUNTER else "gauge"
     if text_format is Format.OPENMETRICS and row.kind is Kind.COUNTER:
-        kind = "unknown"  # a counter's samples must end in _total there, and these names stay
+        kind = "unknown"  # OpenMetrics counters must end in _total, and these names are fixed
     return f"# HELP {row.name} {row.sentence}\n# TYPE {row.name} {kind}\n"
 
 
@@ -84,12 +84,12 @@ def _header(row: Row, text_format: Format) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
-    """Readings and what each counts for, term by term."""
+    """Readings with their factors, by term."""
 
     terms: tuple[tuple[tuple[Place, int], ...], ...]
 
     def of(self, frames: Sequence[Frame]) -> int | None:
-        """The sum; None where a term has no reading."""
+        """Return the sum; None if a term has no reading."""
         total = 0
         for term in self.terms:
             there = 0
@@ -108,14 +108,14 @@ class _Sum:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """One way to make a value: a sum over a divisor, and over another sum where there is one."""
+    """One way to compute a value: a sum over a divisor, and over another sum if there is one."""
 
     dividend: _Sum
     divisor: int
     over: _Sum | None
 
     def text(self, frames: Sequence[Frame]) -> str | None:
-        """The value, exact where it is a whole number."""
+        """Return the value as text, exact if it is a whole number."""
         dividend, divisor = self.dividend.of(frames), self.divisor
         if self.over:
             divisor *= self.over.of(frames) or 0
@@ -132,7 +132,7 @@ class _Sample:
     otherwise_zero: _Sum | None
 
     def line(self, frames: Sequence[Frame]) -> str:
-        """The line of the page, empty where there is nothing to tell."""
+        """Return the exposition line, empty without a value."""
         for way in self.ways:
             text = way.text(frames)
             if text is not None:
@@ -146,7 +146,7 @@ class _Sample:
 
 
 class _Columns:
-    """Every column of the schemas by its metric and the GPU it is about."""
+    """Columns of the schemas by metric and GPU."""
 
     def __init__(self, schemas: Sequence[Schema]) -> None:
         self._columns: dict[tuple[Metric, Key], list[tuple[Key, Place]]] = {}
@@ -156,7 +156,7 @@ class _Columns:
                 known.append((entity.key, (frame, column)))
 
     def sample(self, row: Row, formulas: Iterable[Formula], device: Device) -> _Sample | None:
-        """A row's sample of a device; None where no source reads what makes it."""
+        """Return a row's sample of a device; None if no source has its readings."""
         found = (self._way(row, formula, device) for formula in formulas)
         ways = tuple(way for way in found if way)
         zero = None
@@ -206,7 +206,7 @@ def _fits(key: Key, wanted: Key) -> bool:
 
 
 def _blocks(schemas: Sequence[Schema], hostname: str) -> Iterator[tuple[Row, list[_Sample]]]:
-    """Every row with its samples: of the GPU instances where they tell it, else of the GPU."""
+    """Yield every row with its samples: of the GPU instances if they have readings, else of the GPU."""
     columns = _Columns(schemas)
     gpus = _devices(schemas, hostname)
     for row in ROWS:
@@ -220,7 +220,7 @@ def _blocks(schemas: Sequence[Schema], hostname: str) -> Iterator[tuple[Row, lis
 
 
 def _devices(schemas: Sequence[Schema], hostname: str) -> list[tuple[Device, list[Device]]]:
-    """The GPUs in the order of their indices, each with its GPU instances."""
+    """Return the GPUs in the order of their indices, each with its GPU instances."""
     entities = [entity for schema in schemas for entity in schema.entities if entity.facts]
     gpus = {entity.key: entity for entity in entities if entity.kind is GPU}
     migs = {entity.key: entity for entity in entities if entity.kind is MIG}
@@ -234,7 +234,7 @@ def _devices(schemas: Sequence[Schema], hostname: str) -> list[tuple[Device, lis
 
 
 def _instances(gpu: Entity, migs: Iterable[Entity]) -> list[Entity]:
-    """One MIG device for each GPU instance: what its compute instances share is told once."""
+    """Return one MIG device per GPU instance: readings shared by compute instances are exported once."""
     own = [mig for mig in migs if mig.whole_key == gpu.key]
     own.sort(key=lambda mig: -int(mig.facts["compute_instance"]))
     first = {int(mig.facts["gpu_instance"]): mig for mig in own}
@@ -263,12 +263,12 @@ def _device(gpu: Entity, mig: Entity | None, hostname: str) -> Device:
 
 
 def _bus_id(address: str) -> str:
-    """A PCI address as NVML and DCGM write it: 00000000:3B:00.0."""
+    """Return a PCI address as NVML and DCGM write it: 00000000:3B:00.0."""
     domain, _, rest = address.upper().partition(":")
     return f"{domain:0>8}:{rest}" if rest else address
 
 
 def _profile(name: str) -> str:
-    """The profile of the GPU instance: that of a part of its compute slices is 1c.3g.40gb."""
+    """Return the GPU instance's profile; a MIG device with part of its compute slices has 1c.3g.40gb."""
     parts = name.split(".")
     return ".".join(parts[1:]) if parts[0].endswith("c") else name

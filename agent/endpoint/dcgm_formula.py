@@ -1,4 +1,4 @@
-"""The words that the table of dcgm-exporter's metrics is made of."""
+"""Types of the table of dcgm-exporter's metrics."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from fractions import Fraction
 from railscope.catalog.declare import Kind, Metric
 
 EACH = "*"
-"""Any part of an entity's key: every link of a GPU."""
+"""Any value of a key part, for example every link of a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A unit of DCGM, and how many of it are in one base unit of ours."""
+    """A DCGM unit, and the number of it per Railscope base unit."""
 
     name: str
     per_base_unit: Fraction = Fraction(1)
@@ -22,10 +22,10 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A reading of a GPU or a MIG device; `part` is what its key has beyond the device.
+    """A reading of a GPU or a MIG device; `part` is its key without the device.
 
-    Where a part is `EACH`, all that the device has are added up, the others are not missing.
-    `weights` gives what each counts for, by the last part of its key.
+    If a part is `EACH`, all readings of the device are summed; a missing one is not an error. `weights` are
+    factors by the last part of the key.
     """
 
     metric: Metric
@@ -36,7 +36,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """A weighted sum of readings; where `over` is given, as a share of that sum."""
+    """A weighted sum of readings; with `over`, as a share of that sum."""
 
     terms: tuple[Term, ...]
     over: tuple[Term, ...] = ()
@@ -46,9 +46,9 @@ class Formula:
 class Row:
     """A metric of dcgm-exporter.
 
-    `gpu` are the ways to make it: the first that a GPU has all readings for. `mig` makes it of a
-    MIG device; the GPU that is cut has no sample of its own then. `otherwise_zero` is a metric of
-    the node: while that has a value, a GPU without the reading shows 0.
+    `gpu` are the formulas in order; the first one with all readings of a GPU is used. `mig` computes the
+    metric for a MIG device; a partitioned GPU has no sample of its own then. `otherwise_zero` is a metric
+    of the node: while that has a value, a GPU without the reading shows 0.
     """
 
     name: str
@@ -62,17 +62,17 @@ class Row:
 
     @property
     def sentence(self) -> str:
-        """The help text with its unit."""
+        """Help text with the unit."""
         return f"{self.help}, {self.measure.name}." if self.measure.name else f"{self.help}."
 
     @property
     def formulas(self) -> tuple[Formula, ...]:
-        """Every way to make the metric."""
+        """All formulas of the metric."""
         return (*self.gpu, self.mig) if self.mig else self.gpu
 
 
 def of(metric: Metric, *part: str) -> Formula:
-    """One reading, or the sum of those that `EACH` stands for."""
+    """Return a formula for one reading, or for the sum of those that `EACH` matches."""
     return Formula((Term(metric, part),))
 
 
@@ -80,10 +80,10 @@ def gauge(
     name: str, measure: Measure, help_: str, *gpu: Formula, mig: Formula | None = None,
     remark: str = "",
 ) -> Row:  # fmt: skip
-    """A row of the table; the name comes without the prefix that all have."""
+    """Return a gauge row; the name comes without the common prefix."""
     return Row(f"DCGM_FI_{name}", Kind.GAUGE, measure, help_, gpu, mig, remark=remark)
 
 
 def counter(name: str, measure: Measure, help_: str, *gpu: Formula, remark: str = "") -> Row:
-    """A row of the table; the name comes without the prefix that all have."""
+    """Return a counter row; the name comes without the common prefix."""
     return Row(f"DCGM_FI_{name}", Kind.COUNTER, measure, help_, gpu, remark=remark)

@@ -1,7 +1,7 @@
-"""Which of our readings make the metrics of dcgm-exporter.
+"""Formulas for the metrics of dcgm-exporter.
 
-Names and types are those of its etc/default-counters.csv and of NVIDIA/DCGM, dcgmlib/dcgm_fields.h.
-A unit is the one in which DCGM gives the field, whatever the name says.
+Names and types are those of its etc/default-counters.csv and of NVIDIA/DCGM, dcgmlib/dcgm_fields.h. Units
+are those in which DCGM reports the field, even if its name differs.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ WATTS = Measure("in W")
 MILLIJOULES = Measure("in mJ", Fraction(1000))
 MEGAHERTZ = Measure("in MHz", Fraction(1, 10**6))
 MEBIBYTES = Measure("in MiB", Fraction(1, 1 << 20))
-# GPU_UTIL and its like are percent; the profiling fields are shares of one (DcgmGpmManager.cpp
-# divides GPM's percent by 100), and so is FB_USED_PERCENT in spite of its name (dcgm_fields.h).
+# GPU_UTIL and similar fields are percent; the profiling fields are ratios (DcgmGpmManager.cpp divides GPM's
+# percent by 100), and so is FB_USED_PERCENT in spite of its name (dcgm_fields.h).
 PERCENT = Measure("in percent", Fraction(100))
 SHARE = Measure("from 0 to 1")
-# The help texts of older releases say microseconds; the values are NVML's nanoseconds and always
-# were (NVIDIA/dcgm-exporter, pull request 589).
+# The help texts of older releases claim microseconds; the values are NVML's nanoseconds and always were
+# (NVIDIA/dcgm-exporter, pull request 589).
 NANOSECONDS = Measure("in ns", Fraction(10**9))
 BYTES_PER_SECOND = Measure("in B/s")
-# What DCGM says and what was measured of it. The source that is public divides NVML's KiB per
-# second by 1000 instead (DcgmCacheManager.cpp), which would be 2.4 percent more.
+# As documented by DCGM, and as measured. The public source divides NVML's KiB per second by 1000 instead
+# (DcgmCacheManager.cpp), which would be 2.4 percent more.
 MEBIBYTES_PER_SECOND = Measure("in MiB/s", Fraction(1, 1 << 20))
 
 

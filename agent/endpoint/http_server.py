@@ -1,7 +1,7 @@
-"""A small HTTP server for the agent's page: h11 for the protocol, asyncio for the connections.
+"""Small HTTP server for the agent's endpoints: h11 for the protocol, asyncio for the connections.
 
-The agent serves one page to a few scrapers; a web framework would be half of its memory. h11 parses
-and checks; what is here opens, reads, writes and closes, within bounds of time, size and number.
+It has few clients, and a web framework would need half of the agent's memory. h11 parses and validates;
+this module opens, reads, writes and closes, with bounds on time, size and number.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ MAX_HEADER_BYTES = 16 << 10
 WRITE_SECONDS = 30.0
 GZIP_LEVEL = 1
 READ_BYTES = 4 << 10
-"""Smaller than the bound on headers, which h11 applies to what is not complete yet."""
+"""Smaller than the bound on headers, which h11 applies to incomplete events."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request. Header names are in lower case; there is a body only where one is taken."""
+    """A request. Header names are in lower case; the body is empty if the server accepts none."""
 
     path: str
     headers: dict[str, str]
@@ -44,7 +44,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """An answer; it is compressed on the way out if the client takes gzip."""
+    """A response, compressed when sent if the client accepts gzip."""
 
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
@@ -53,7 +53,7 @@ class Response:
 
     @classmethod
     def text(cls, text: str, status: HTTPStatus = HTTPStatus.OK) -> Response:
-        """A line of plain text."""
+        """Return a line of plain text."""
         return cls(text.encode() + b"\n", status=status)
 
 
@@ -61,9 +61,9 @@ Respond = Callable[[Request], Response | Awaitable[Response]]
 
 
 class HttpServer:
-    """Serves what `respond` answers, on one address, until closed.
+    """Serves the responses of `respond` on one address until closed.
 
-    Without a bound on bodies only GET and HEAD are served, and bodies are left unread.
+    Without a bound on bodies, only GET and HEAD are served, and bodies are not read.
     """
 
     def __init__(self, respond: Respond, max_body_bytes: int | None = None) -> None:
@@ -73,7 +73,7 @@ class HttpServer:
         self.port = 0
 
     async def start(self, listen: str, tls: ssl.SSLContext | None) -> tuple[str, int]:
-        """Start listening and say where. Raises SettingsError where the address cannot be had."""
+        """Start listening and return the address. Raises SettingsError if it cannot be bound."""
         host, port = split_address(listen)
         try:
             sockets = await listening_sockets(host, port)
@@ -101,7 +101,7 @@ class HttpServer:
         )
 
     async def close(self) -> None:
-        """Stop listening and end all connections."""
+        """Stop listening and close all connections."""
         if self._acceptor:
             await self._acceptor.close()
 
@@ -118,7 +118,7 @@ class HttpServer:
 
 
 def _check_framing(request: h11.Request) -> None:
-    """Raise where a request says in two ways how long it is: proxies may believe the other one."""
+    """Raise if a request specifies its length in two ways, which proxies may resolve differently."""
     names = {name for name, _ in request.headers}
     if names >= {b"content-length", b"transfer-encoding"}:
         message = "a request has Content-Length and Transfer-Encoding: expected one of them"
@@ -126,7 +126,7 @@ def _check_framing(request: h11.Request) -> None:
 
 
 class _Conversation:
-    """One connection: request, answer, and again for as long as both sides keep it open."""
+    """One connection: requests and responses for as long as both sides keep it open."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class _Conversation:
             self._state.start_next_cycle()
 
     async def _next_request(self) -> tuple[h11.Request, bytes] | None:
-        """The next request and its body, empty where none is taken; None at the connection's end."""
+        """Return the next request and its body (empty if none is accepted); None at the end."""
         request: h11.Request | None = None
         body = b""
         while True:
@@ -198,7 +198,7 @@ class _Conversation:
         await self._send(request.method, response, body, more)
 
     async def _refuse(self, error: h11.RemoteProtocolError) -> None:
-        """Say what is wrong with a request that is none, if nothing has been said yet."""
+        """Send the error for an invalid request, unless a response has been started."""
         if self._state.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
             status = HTTPStatus(error.error_status_hint)
             response = Response.text(str(error), status)

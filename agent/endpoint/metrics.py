@@ -1,4 +1,4 @@
-"""The agent's page: /metrics and /metrics/dcgm in both text formats, health, readiness, landing."""
+"""Metrics endpoint: /metrics and /metrics/dcgm in both text formats, health, readiness, landing page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OPEN_PATHS = {"/-/healthy", "/-/ready"}
 
 
 class Page:
-    """Serves the latest readings, and none that are older than their source allows."""
+    """Serves the latest readings, except those that are stale."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Page:
         self._dcgm: Callable[[Iterable[Frame], Format], str] | None = None
 
     def respond(self, request: Request) -> Response:
-        """Answer a request."""
+        """Respond to a request."""
         if self.token and request.path not in _OPEN_PATHS and not self._may_read(request):
             text = "401: show the page token of the agent as bearer token"
             refused = Response.text(text, HTTPStatus.UNAUTHORIZED)
@@ -60,25 +60,25 @@ class Page:
         return hmac.compare_digest(shown.encode(), self.token.encode())
 
     def fresh_frames(self) -> list[Frame]:
-        """Frames that are young enough to be shown, in the order of the sources."""
+        """Return the frames that are not stale, in the order of the sources."""
         now_ns = self._now_ns()
         frames = (status.fresh_frame(now_ns) for status in self._statuses())
         return [frame for frame in frames if frame]
 
     def text(self, text_format: Format) -> str:
-        """The exposition."""
+        """Render the exposition."""
         return self._exposition.render(self.fresh_frames(), text_format)
 
     def dcgm_text(self, text_format: Format) -> str:
-        """The exposition under the names of dcgm-exporter."""
+        """Render the exposition under the names of dcgm-exporter."""
         if self._dcgm is None:
-            from agent.endpoint.dcgm import DcgmExposition  # noqa: PLC0415 - most agents are never asked, and need not carry its table
+            from agent.endpoint.dcgm import DcgmExposition  # noqa: PLC0415 - rarely needed
 
             self._dcgm = DcgmExposition(self._node).render
         return self._dcgm(self.fresh_frames(), text_format)
 
     def forget(self) -> None:
-        """Drop what was made for earlier scrapes; the next one makes it again."""
+        """Drop cached exposition state; the next scrape builds it again."""
         self._exposition = Exposition()
         self._dcgm = None
 
@@ -103,7 +103,7 @@ class Page:
 
 
 def _period(status: Status) -> str:
-    """The present period, and the configured one where the governor has lengthened it."""
+    """Format the present period, with the configured one if the governor has lengthened it."""
     configured = f"{status.source.period_seconds:g} s"
     if status.stretch == 1:
         return configured
@@ -111,7 +111,7 @@ def _period(status: Status) -> str:
 
 
 def _cpu(status: Status) -> str:
-    """Processor time of the last read."""
+    """Format the processor time of the last read."""
     return f"{status.spent.total.cpu_ns / 1e6:.2f} ms" if status.spent else ""
 
 
