@@ -1,1 +1,1 @@
-"""Shipping: frames to the spool, envelopes to the collector, and what it acknowledged."""
+"""Shipping: frames are packed into envelopes, spooled, and sent until the collector acknowledges them."""

@@ -1,8 +1,8 @@
-"""One request to the collector, and what its answer means.
+"""Requests to the collector, and the evaluation of its responses.
 
-An answer is one of: acknowledged as durable; schemas wanted first; refused for good (sending the
-same again will not help); or not now, with a clear problem and what to do about it. The first three
-decide about frames, and are accepted from a collector only: they carry its mark.
+A response means one of: acknowledged as durable; schemas required first; rejected permanently (sending the
+same again will not help); or retry later, with a problem and a remedy. The first three decide about frames,
+and are accepted only with the mark of the collector.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INGEST_PATH = "/v1/frames"
 
 
 class Verdict(Enum):
-    """What to do with an envelope after one try."""
+    """Decision about an envelope after one attempt."""
 
     ACKNOWLEDGED = "acknowledged"
     WANTS_SCHEMAS = "wants_schemas"
@@ -37,7 +37,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The verdict of one try."""
+    """Result of one attempt."""
 
     verdict: Verdict
     problem: str = ""
@@ -52,11 +52,11 @@ class _Reply(msgspec.Struct):
 
 
 class LinkError(ValueError):
-    """The link to the collector is set up wrongly; the message says what to change."""
+    """The configuration of the link to the collector is invalid; the message names the fix."""
 
 
 class CollectorClient:
-    """Posts bodies to one collector. Raises LinkError where the link cannot work."""
+    """Posts bodies to one collector. Raises LinkError if the link cannot work."""
 
     def __init__(self, link: CollectorLink) -> None:
         self.url = link.url.rstrip("/") + INGEST_PATH
@@ -75,7 +75,7 @@ class CollectorClient:
             raise LinkError(message) from error
 
     async def __aenter__(self) -> Self:
-        """The connection is opened with the first request."""
+        """Return itself; the connection is opened with the first request."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -83,7 +83,7 @@ class CollectorClient:
         await self._http.close()
 
     async def post(self, body: bytes, sent: SentAt) -> Answer:
-        """Try once; `sent` tells the collector how old the frames are by the node's own clocks."""
+        """Try once; `sent` lets the collector compute the age of the frames by the node's own clocks."""
         try:
             answer = await self._http.post(body, self._headers | sent.to_headers())
         except ssl.SSLCertVerificationError as error:
@@ -131,7 +131,7 @@ def _judge(url: str, answer: HttpAnswer, *, marked: bool) -> Answer:
 
 
 def _wanted(reply: _Reply) -> tuple[bytes, ...]:
-    """The schemas a reply asks for; none where it names one that can be no hash."""
+    """Return the schemas that a reply requests; none if it contains an invalid hash."""
     try:
         return tuple(bytes.fromhex(digest) for digest in reply.unknown_schemas)
     except ValueError:
@@ -156,7 +156,7 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def token_of(link: CollectorLink) -> str:
-    """The token of this node; empty where it has none. Raises LinkError."""
+    """Return the token of this node; empty if there is none. Raises LinkError."""
     token, place = link.token.strip(), "collector.token"
     if link.token_file:
         place = f"collector.token_file {link.token_file}"
@@ -172,7 +172,7 @@ def token_of(link: CollectorLink) -> str:
 
 
 def tls_of(link: CollectorLink) -> ssl.SSLContext | None:
-    """How to speak to the collector; None for plain HTTP. Raises LinkError."""
+    """Return the TLS context for the collector; None for plain HTTP. Raises LinkError."""
     if not link.url.startswith("https://"):
         if link.certificate_file:
             message = f"collector.certificate_file needs an https:// URL, not {link.url!r}"

@@ -1,6 +1,6 @@
-"""A small HTTP client for one server: h11 for the protocol, asyncio for the connection.
+"""Small HTTP client for one server: h11 for the protocol, asyncio for the connection.
 
-One connection is kept open and used again; one request is under way at a time.
+One connection is kept open and reused, with one request at a time.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class HttpError(OSError):
-    """The server answered with something that is no HTTP, or ended the answer too early."""
+    """The response is not HTTP, or ended too early."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Status, headers (names in lower case) and body of an answer."""
+    """Status, headers (names in lower case) and body of a response."""
 
     status: int
     headers: Mapping[str, str]
@@ -34,7 +34,7 @@ class Answer:
 
 
 class HttpClient:
-    """Asks one server, at the path of its URL or another. Raises ValueError for a URL that is none."""
+    """Client of one server, at the path of its URL or another. Raises ValueError for an invalid URL."""
 
     def __init__(
         self,
@@ -59,12 +59,12 @@ class HttpClient:
         self._state = h11.Connection(h11.CLIENT)
 
     async def post(self, body: bytes, headers: Mapping[str, str], target: str = "") -> Answer:
-        """Post a body. Raises OSError (TLS errors included), HttpError or TimeoutError."""
+        """Send a POST request. Raises OSError (TLS errors included), HttpError or TimeoutError."""
         headers = {"Content-Length": str(len(body)), **headers}
         return await self._ask(("POST", target or self.target), body, headers)
 
     async def get(self, headers: Mapping[str, str], target: str = "") -> Answer:
-        """Get what is there. Raises as `post` does."""
+        """Send a GET request. Raises as `post` does."""
         return await self._ask(("GET", target or self.target), b"", headers)
 
     async def _ask(self, what: tuple[str, str], body: bytes, headers: Mapping[str, str]) -> Answer:
@@ -73,7 +73,7 @@ class HttpClient:
             try:
                 return await self._try(what, body, headers)
             except (ConnectionError, HttpError):
-                # The server may have closed the connection that was kept, just before we used it.
+                # The server may have closed the idle connection just before it was used.
                 await self.close()
                 if not kept:
                     raise
@@ -125,7 +125,7 @@ class HttpClient:
                 raise HttpError(message)
 
     def _check_length(self, length: int) -> None:
-        """Raise HttpError for an answer that is too long."""
+        """Raise HttpError for a response that is too long."""
         if length > self._max_answer_bytes:
             message = f"the answer is longer than {self._max_answer_bytes} bytes"
             raise HttpError(message)
@@ -139,7 +139,7 @@ class HttpClient:
         return self._reader, self._writer
 
     async def close(self) -> None:
-        """Drop the connection, if there is one, without waiting for what is not sent yet."""
+        """Abort the connection, if there is one, without flushing unsent data."""
         writer, self._reader, self._writer = self._writer, None, None
         if writer is None:
             return
@@ -147,4 +147,4 @@ class HttpClient:
         try:
             await writer.wait_closed()
         except OSError:
-            return  # it was broken already, which is why it is closed
+            return  # the connection was broken already

@@ -1,4 +1,4 @@
-"""Numbers for what the audit log has to record: a number that never comes was lost on the way."""
+"""Sequence numbers of audited events: a missing number is an event that was lost in transit."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from railscope.frame import Event, Frame
 
 @dataclass(slots=True)
 class Numbering:
-    """Numbers the audited events of one run of the agent, from 1 and without a gap."""
+    """Numbers the audited events of one run of the agent, from 1 and without gaps."""
 
     last: int = 0
 
     def numbered(self, frame: Frame) -> Frame:
-        """The frame, on its way to the collector, with numbers in its events."""
+        """Return the frame for the collector, with numbers in its events."""
         if not any(event.event_class.audited for event in frame.events):
             return frame
         return replace(frame, events=tuple(self._numbered(event) for event in frame.events))

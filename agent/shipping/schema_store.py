@@ -1,7 +1,7 @@
 """Schemas of spooled frames, on disk beside them.
 
-Envelopes do not repeat their schema. A collector that does not know one asks for it, maybe after
-the agent was restarted on another configuration; so schemas are kept for as long as frames may be.
+Envelopes do not contain their schemas. A collector without a schema requests it, possibly after a restart
+of the agent with another configuration, so schemas are stored for as long as frames may be.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SUFFIX = ".schema"
 
 
 class SchemaStore:
-    """Wire schemas by hash. Raises OSError where the directory cannot be written."""
+    """Wire schemas by hash. Raises OSError if the directory cannot be written."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -26,7 +26,7 @@ class SchemaStore:
         self._kept: set[bytes] = set()
 
     def put(self, digest: bytes, schema: WireSchema) -> None:
-        """Keep a schema; does nothing for one that is kept already. Raises OSError (a full disk)."""
+        """Store a schema unless it is stored already. Raises OSError (a full disk)."""
         if digest in self._kept:
             return
         self._known[digest] = schema
@@ -38,7 +38,7 @@ class SchemaStore:
         self._kept.add(digest)
 
     def get(self, digest: bytes) -> WireSchema | None:
-        """A schema by its hash; None where it was never kept or is damaged."""
+        """Return a schema by its hash; None if it was never stored or is damaged."""
         if digest not in self._known:
             try:
                 content = self._path(digest).read_bytes()

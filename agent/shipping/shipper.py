@@ -1,9 +1,9 @@
-"""Shipping: frames become envelopes, envelopes wait in the spool, the collector acknowledges them.
+"""Shipping: packs frames into envelopes, spools them, and sends them until the collector acknowledges.
 
-An envelope is in the spool before it is sent and leaves it only when the collector has said that
-it is durable, or that it will never take it. Sending again is harmless: the collector knows every
-frame by its identity. Where the disk is full, envelopes wait in memory, fewer of them. What waits,
-on disk or in memory, is touched by the spool's thread only.
+An envelope is spooled before it is sent, and removed only when the collector has acknowledged it as durable
+or rejected it permanently. Sending again is harmless: the collector identifies every frame. If the disk is
+full, envelopes wait in memory, with a smaller bound. Only the spool's thread accesses waiting envelopes, on
+disk or in memory.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ MAX_FRAMES_PENDING = 20_000
 MAX_BYTES_IN_MEMORY = 16 << 20
 MAX_FRAMES_OF_AN_ENVELOPE, MAX_BYTES_OF_AN_ENVELOPE = 4_000, 8 << 20
 MAX_EVENTS_OF_AN_ENVELOPE = 4_000
-"""Half of what a collector accepts, or less: where a disk hangs, much may be pending."""
+"""At most half of what a collector accepts: many events may be pending after a disk hang."""
 FIRST_RETRY_SECONDS = 0.5
 LAST_WORDS_SECONDS = 3.0
 RUN_END = "run_end.json"
-"""In the state directory: the last sequence of each stream in the spool, written at each push."""
+"""File in the state directory with the last spooled sequence of each stream, written at each push."""
 
 
 def envelopes_of(frames: Sequence[Frame]) -> Iterator[list[Frame]]:
-    """Frames in parts that are within the bounds of an envelope, however many there are."""
+    """Yield frames in groups that are within the bounds of an envelope."""
     some: list[Frame] = []
     size = events = 0
     for frame in frames:
@@ -75,7 +75,7 @@ def envelopes_of(frames: Sequence[Frame]) -> Iterator[list[Frame]]:
 
 @dataclass
 class Shipper:
-    """Ships frames to a collector for as long as it runs."""
+    """Ships frames to a collector until cancelled."""
 
     link: CollectorLink
     origin: Origin
@@ -89,11 +89,11 @@ class Shipper:
     _problem: str | None = None
     _unkept: set[bytes] = field(default_factory=set)
     _ended: RunEnd | None = None
-    """How far the run before came, until an envelope that states it is in the spool."""
+    """Last sequences of the previous run, until an envelope that contains them is spooled."""
     _last: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Open the spool. Raises OSError where the state directory cannot be used."""
+        """Open the spool. Raises OSError if the state directory cannot be used."""
         self._ended = self._earlier_run()
         self._spool = Spool(self.directory / "spool", self.link.spool_bytes)
         self._schemas = SchemaStore(self.directory / "schemas")
@@ -102,14 +102,14 @@ class Shipper:
         self._show()
 
     def publish(self, frame: Frame) -> None:
-        """Take a frame to be shipped with the next envelope."""
+        """Queue a frame for the next envelope."""
         if len(self._pending) >= MAX_FRAMES_PENDING:
             self._lost(Loss("disk", 0, 1))
             return
         self._pending.append(frame)
 
     async def run(self) -> None:
-        """Ship until cancelled; then put what is pending into the spool and try a last time."""
+        """Ship until cancelled; then spool the pending frames and try to send them once more."""
         try:
             async with self._client, asyncio.TaskGroup() as group:
                 group.create_task(self._flush_regularly())
@@ -144,7 +144,7 @@ class Shipper:
             await self.flush()
 
     async def flush(self) -> None:
-        """Make an envelope of the pending frames and keep it."""
+        """Pack the pending frames into an envelope and spool it."""
         frames, self._pending = self._pending, []
         if frames:
             await self._disk.submit(lambda: self._keep(frames))
@@ -180,7 +180,7 @@ class Shipper:
             log.warning("run_end_not_kept", directory=str(self.directory), problem=str(error))
 
     def _earlier_run(self) -> RunEnd | None:
-        """How far the run before came. Raises OSError where the state directory cannot be used."""
+        """Return the last sequences of the previous run. Raises OSError for the state directory."""
         try:
             return durable.read(self.directory / RUN_END, RunEnd)
         except durable.DamagedError as error:
@@ -239,12 +239,12 @@ class Shipper:
                 pause_seconds = min(pause_seconds * 2, self.link.max_retry_seconds)
 
     async def _pause(self, seconds: float) -> None:
-        spread = random.uniform(0.8, 1.2)  # noqa: S311 - keeps agents from coming back in step
+        spread = random.uniform(0.8, 1.2)  # noqa: S311 - keeps agents from retrying in step
         now_ns = self.clock.now().boot_ns
         await self.clock.sleep_until(now_ns + round(seconds * spread * NS))
 
     async def _oldest(self) -> tuple[Spooled | None, bytes] | None:
-        """The next envelope: from the spool, then from memory."""
+        """Return the next envelope: from the spool, then from memory."""
         while True:
             try:
                 found = await self._disk.submit(self._next)
@@ -258,7 +258,7 @@ class Shipper:
             self._lost(found)
 
     def _next(self) -> tuple[Spooled | None, bytes] | Loss | None:
-        """Look at the next envelope, or say what was lost; runs on the spool's thread."""
+        """Return the next envelope, or a loss; runs on the spool's thread."""
         found = self._spool.oldest()
         self._show()
         if found is None and self._memory:
@@ -266,7 +266,7 @@ class Shipper:
         return found
 
     async def _offer(self, client: CollectorClient, body: bytes) -> Answer:
-        """Send a body, and before it the schemas that the collector asks for."""
+        """Send a body, after the schemas that the collector requests."""
         answer = await self._post(client, body)
         if answer.verdict is not Verdict.WANTS_SCHEMAS:
             return answer
@@ -285,8 +285,8 @@ class Shipper:
     async def _refused(self, spooled: Spooled | None, body: bytes, answer: Answer) -> None:
         await self._disk.submit(lambda: self._rejected(spooled, body, answer))
 
-    # Both run on the spool's thread as one step: what is let go of there is counted, also where
-    # who waits for it is cancelled meanwhile.
+    # Both run on the spool's thread as one step: an envelope removed there is counted even if the waiting
+    # task is cancelled meanwhile.
 
     def _shipped(self, spooled: Spooled | None, body: bytes) -> None:
         frames = self._release(spooled, body)
@@ -301,9 +301,9 @@ class Shipper:
         self._lost(Loss("rejected", 1, frames))
 
     def _release(self, spooled: Spooled | None, body: bytes) -> int:
-        """Drop an envelope from where it waits; runs on the spool's thread.
+        """Remove an envelope from the spool or from memory; runs on the spool's thread.
 
-        One that was given up meanwhile, for lack of room, is counted as lost, not here.
+        An envelope that was dropped meanwhile for lack of space is counted as lost, not here.
         """
         frames = 0
         if spooled is not None:
@@ -320,7 +320,7 @@ class Shipper:
             self._problem = answer.problem
 
     def _lost(self, loss: Loss) -> None:
-        """Count what was given up, and say so in an event of the next frame."""
+        """Count dropped frames, and report them in an event of the next frame."""
         self.stats.dropped_frames[loss.reason] += loss.frames
         now = self.clock.now()
         facts = {"frames": str(loss.frames), "envelopes": str(loss.envelopes)}

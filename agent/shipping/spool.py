@@ -1,7 +1,8 @@
-"""The spool: envelopes on disk until the collector has acknowledged them as durable.
+"""Spool: envelopes on disk until the collector has acknowledged them as durable.
 
-One file an envelope, written beside, synchronised and renamed into place, so that a file is whole or
-not there: neither a crash of the agent nor a power cut loses an envelope that is here. The oldest envelope makes room when the bound is reached.
+One file per envelope, written under a temporary name, synced and renamed, so that a file is complete or
+absent: neither a crash of the agent nor a power failure loses a spooled envelope. At the size bound, the
+oldest envelopes are dropped.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _NAME_DIGITS = 12
 
 @dataclass(frozen=True, slots=True)
 class Spooled:
-    """An envelope that waits: its number, its size and how many frames it holds."""
+    """A spooled envelope: number, size and count of frames."""
 
     number: int
     size: int
@@ -32,7 +33,7 @@ class Spooled:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Envelopes that had to go, and why."""
+    """Dropped envelopes, and the reason."""
 
     reason: str
     envelopes: int
@@ -40,9 +41,9 @@ class Loss:
 
 
 class Spool:
-    """A bounded first-in, first-out queue of envelopes in a directory. Blocking: use it off the loop.
+    """Bounded FIFO queue of envelopes in a directory. Blocking: do not call it on the event loop.
 
-    Raises OSError where the directory cannot be made.
+    Raises OSError if the directory cannot be created.
     """
 
     def __init__(self, directory: Path, max_bytes: int) -> None:
@@ -57,11 +58,11 @@ class Spool:
         self._untold: list[Loss] = []
 
     def __len__(self) -> int:
-        """How many envelopes wait."""
+        """Number of spooled envelopes."""
         return len(self._waiting)
 
     def put(self, body: bytes, frames: int) -> Loss | None:
-        """Keep an envelope. Says what the bound made it give up. Raises OSError (a full disk)."""
+        """Store an envelope; return the loss if older ones were dropped. Raises OSError (a full disk)."""
         head = frames.to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little")
         loss = self._make_room(len(head) + len(body))
         spooled = Spooled(self._next, len(head) + len(body), frames)
@@ -83,10 +84,10 @@ class Spool:
         return loss
 
     def oldest(self) -> tuple[Spooled, bytes] | Loss | None:
-        """The envelope to send next; a damaged one is given up and reported instead.
+        """Return the envelope to send next; a damaged one is dropped and returned as a loss.
 
-        What the bound made it give up for an envelope that then could not be kept is reported here.
-        Raises OSError where the disk cannot be read now; the envelope stays.
+        Envelopes dropped for one that then could not be stored are returned here, too. Raises OSError if
+        the disk cannot be read now; the envelope stays.
         """
         if self._untold:
             return self._untold.pop(0)
@@ -104,9 +105,9 @@ class Spool:
         return spooled, body
 
     def remove(self, spooled: Spooled) -> bool:
-        """Forget an envelope: it was acknowledged, or will never be accepted.
+        """Remove an envelope that was acknowledged or rejected.
 
-        False where the bound has given it up meanwhile: it is counted as lost already.
+        Return False if it has been dropped for lack of space: it is counted as lost already.
         """
         if spooled not in self._waiting:
             return False
@@ -115,7 +116,7 @@ class Spool:
         try:
             self._path(spooled).unlink(missing_ok=True)
         except OSError as error:
-            # It is forgotten all the same: after a restart it is sent again, and counts once.
+            # It is removed from the queue all the same: after a restart it is sent again, and counts once.
             log.warning("envelope_not_removed", file=str(self._path(spooled)), problem=str(error))
         return True
 
@@ -142,7 +143,7 @@ class Spool:
         for entry in os.scandir(self._directory):
             name = entry.name.removesuffix(_SUFFIX)
             if name != entry.name and name.isdecimal():
-                with open(entry.path, "rb") as file:  # noqa: PTH123 - scandir gives plain paths
+                with open(entry.path, "rb") as file:  # noqa: PTH123 - scandir returns plain paths
                     frames = int.from_bytes(file.read(4), "little")
                 found.append(Spooled(int(name), entry.stat().st_size, frames))
         return found
