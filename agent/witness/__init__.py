@@ -1,1 +1,1 @@
-"""Witness of the audit log of the collector: the newest checkpoint, verified, kept and cosigned."""
+"""Witness of the collector's audit log: the newest checkpoint, verified, stored and cosigned."""

@@ -1,9 +1,9 @@
-"""Custody of the collector's audit log: the agent holds its newest checkpoint, and never lets go.
+"""Witness of the collector's audit log: verifies, stores and cosigns its newest checkpoint.
 
-Now and then it asks for the newest one, and takes it for the one it holds only with a proof that all
-it held before is still there, unchanged. A log that was put back, written anew or split in two shows
-here, whoever has the collector and its key: the agent says so, keeps both checkpoints, and goes on
-holding the one it had. What it holds it cosigns, so that others see who vouches for the log.
+The agent fetches the newest checkpoint periodically, and accepts it only with a consistency proof against
+the one it has. That detects a log that was rolled back, rewritten or forked, also by an attacker with the
+collector and its key: the agent reports it, stores both checkpoints as evidence, and keeps its own one. It
+cosigns accepted checkpoints, so that others can check that a witness has seen them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass
 class Custody:
-    """Looks after one log for as long as it runs. Raises LinkError where the link cannot work."""
+    """Witness of one log. Raises LinkError if the collector link cannot work."""
 
     settings: CustodySettings
     node: str
@@ -57,11 +57,11 @@ class Custody:
     _beginning: bool = False
 
     def __post_init__(self) -> None:
-        """Files are touched by a thread of its own."""
+        """Start the thread that accesses files."""
         self._disk = DeviceThread("custody")
 
     async def run(self) -> None:
-        """Look at the log at every period, until cancelled. What goes wrong is said, and tried again."""
+        """Check the log every period until cancelled. Failures are logged and retried."""
         opened = False
         try:
             while True:
@@ -73,7 +73,7 @@ class Custody:
                     self._problem = ""
                 except (AwayError, NoteError, OSError) as error:
                     self._cannot(str(error))
-                spread = random.uniform(0.8, 1.2)  # noqa: S311 - keeps agents from coming all at once
+                spread = random.uniform(0.8, 1.2)  # noqa: S311 - spreads agents over time
                 pause_ns = round(self._pause_seconds * spread * NS)
                 await self.clock.sleep_until(self.clock.now().boot_ns + pause_ns)
         finally:
@@ -82,12 +82,12 @@ class Custody:
 
     @property
     def _pause_seconds(self) -> float:
-        """A log that has just begun is looked at again soon: it waits for its first checkpoint."""
+        """Pause before the next check. A new log is checked again soon, for its first checkpoint."""
         period_seconds = self.settings.period_seconds
         return min(period_seconds, BEGINNING_SECONDS) if self._beginning else period_seconds
 
     def _open(self) -> None:
-        """Take up what is held. Raises NoteError, OSError."""
+        """Read the stored checkpoint and keys. Raises NoteError, OSError."""
         self.store.open()
         self._witness = self.store.witness(self.node)
         self._key = _configured(self.settings.log_key) or self.store.log_key()
@@ -102,7 +102,7 @@ class Custody:
             self._show(HOLDS)
 
     async def look(self) -> None:
-        """Look once. Raises AwayError, NoteError, OSError."""
+        """Check the log once. Raises AwayError, NoteError, OSError."""
         self._beginning = False
         offer = await self.client.newest()
         self._beginning = not offer.note
@@ -131,7 +131,7 @@ class Custody:
                 await self._present()
 
     async def _first_key(self, note: str) -> PublicKey:
-        """The log's key, as it is first seen. Raises AwayError, NoteError, OSError."""
+        """Fetch and trust the log's key on first use. Raises AwayError, NoteError, OSError."""
         key = PublicKey.parse(await self.client.key())
         read_checkpoint(note, key)
         await self._disk.submit(lambda: self.store.trust(key))
@@ -141,7 +141,7 @@ class Custody:
         return key
 
     async def _contradiction(self, offered: Checkpoint) -> str:
-        """How the checkpoint offered contradicts the one that is held; empty where it does not."""
+        """Return the contradiction of an offered checkpoint with the stored one; empty if there is none."""
         held = self._checkpoint
         if held is None:
             return ""
@@ -164,7 +164,7 @@ class Custody:
         return cosigned(note, self._witness, self.clock.now().wall_ns // NS)
 
     async def _present(self) -> None:
-        """Show what is held to the collector, which must not sign what contradicts it."""
+        """Send the stored checkpoint to the collector, which must not sign a contradicting one."""
         assert self._witness is not None  # noqa: S101 - `_open` has made it
         try:
             await self.client.show(self._held, str(witness_key(self._witness)))
@@ -174,7 +174,7 @@ class Custody:
             self._disagreed = str(error)
 
     async def _dispute(self, kind: str, offered: str) -> None:
-        """Say once, loudly, what no honest log can show; and keep the proof of it."""
+        """Report once a state that no honest log can have, and store the evidence."""
         self._show(DISPUTED)
         if (kind, self._held, offered) in self._told or len(self._told) >= MAX_EVIDENCE:
             return
@@ -199,7 +199,7 @@ class Custody:
 
 
 def _configured(setting: str) -> PublicKey | None:
-    """The log's key from the settings: itself, or the file it is in. Raises NoteError, OSError."""
+    """Return the log's key from the settings: a key or the path of a file. Raises NoteError, OSError."""
     if not setting:
         return None
     path = Path(setting)
@@ -207,7 +207,7 @@ def _configured(setting: str) -> PublicKey | None:
 
 
 def _facts(name: str, note: str) -> dict[str, str]:
-    """Size and root of a checkpoint, as it says itself."""
+    """Return size and root of a checkpoint, as in its text."""
     lines = note.split("\n")
     if len(lines) < len(("origin", "size", "root")):
         return {}

@@ -1,4 +1,4 @@
-"""What the collector says of its audit log, over HTTP."""
+"""HTTP client for the collector's audit log."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ NOTHING_SIGNED = b"nothing has been signed"
 
 
 class AwayError(Exception):
-    """The collector does not answer, or not what was asked; the message says what."""
+    """The collector does not respond, or with an unexpected response; the message has details."""
 
 
 class DisagreesError(Exception):
-    """The collector says that its log never had the checkpoint that it was shown."""
+    """The collector reports that its log never had the checkpoint sent to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The newest checkpoint of the log; empty where nothing is signed."""
+    """Newest checkpoint of the log; empty if nothing is signed."""
 
     note: str
     show: bool
-    """Whether the collector wants to see what is held."""
+    """True if the collector requests the stored checkpoint."""
 
 
 class CustodyClient:
-    """Asks one collector. Raises LinkError where the link cannot work."""
+    """Client of one collector. Raises LinkError if the link cannot work."""
 
     def __init__(self, link: CollectorLink) -> None:
         self.url = link.url.rstrip("/")
@@ -50,7 +50,7 @@ class CustodyClient:
         await self._base.close()
 
     async def newest(self) -> Offer:
-        """The newest checkpoint. Raises AwayError."""
+        """Fetch the newest checkpoint. Raises AwayError."""
         answer = await self._get("")
         show = SHOW_HEADER in answer.headers
         if answer.status == HTTPStatus.NOT_FOUND and answer.body.startswith(NOTHING_SIGNED):
@@ -58,13 +58,13 @@ class CustodyClient:
         return Offer(self._text(answer), show)
 
     async def key(self) -> str:
-        """The public key of the log. Raises AwayError."""
+        """Fetch the public key of the log. Raises AwayError."""
         return self._text(await self._get("/key"))
 
     async def consistency(self, old: int, new: int) -> list[bytes]:
-        """The proof that the log of `old` records begins that of `new` ones. Raises AwayError.
+        """Fetch the consistency proof between the logs of `old` and `new` records. Raises AwayError.
 
-        A proof that is none comes back as no hash at all, which proves nothing.
+        An invalid proof is returned as an empty list, which proves nothing.
         """
         text = self._text(await self._get(f"/consistency?from={old}&to={new}"))
         try:
@@ -73,7 +73,7 @@ class CustodyClient:
             return []
 
     async def show(self, note: str, key: str) -> None:
-        """Show what is held, cosigned; or that nothing is. Raises AwayError, DisagreesError."""
+        """Send the stored, cosigned checkpoint, or that there is none. Raises AwayError, DisagreesError."""
         body = msgspec.json.encode({"note": note, "key": key})
         try:
             target = f"{self._path}/cosignature"

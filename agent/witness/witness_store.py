@@ -1,11 +1,11 @@
-"""What an agent keeps of the collector's audit log: the newest checkpoint it saw, and evidence.
+"""Files of the witness: newest checkpoint of the collector's audit log, keys and evidence.
 
     held         the checkpoint, with the agent's own cosignature
-    log.pub      the public key of the log, as it was first seen
+    log.pub      the public key of the log, as first seen
     witness.key  the agent's key for cosignatures
-    evidence/    pairs of checkpoints that no one log can have
+    evidence/    pairs of checkpoints that contradict each other
 
-Blocking: use it off the loop. All of it is durable on return.
+Blocking: do not call it on the event loop. All changes are durable on return.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ from railscope.audit.cosignature import key_name
 from railscope.audit.note import NoteError, PublicKey, SecretKey
 
 MAX_EVIDENCE = 100
-"""Pairs that are kept; who can make more has made the point."""
+"""Maximum number of stored pairs; more would prove nothing further."""
 _PARTIAL = ".partial"
 
 
 @dataclass(frozen=True, slots=True)
 class CustodyStore:
-    """A directory below the agent's state directory. Raises OSError, NoteError."""
+    """Directory below the agent's state directory. Raises OSError, NoteError."""
 
     directory: Path
 
     def open(self) -> None:
-        """Make the directory; what was written half is not there."""
+        """Create the directory and delete partial files."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         for partial in self.directory.glob(f"*{_PARTIAL}"):
             partial.unlink()
 
     def held(self) -> str:
-        """The checkpoint that is held; empty where there is none."""
+        """Return the stored checkpoint; empty if there is none."""
         return self._text("held")
 
     def hold(self, note: str) -> None:
-        """Hold another one."""
+        """Store another checkpoint."""
         self._write("held", note)
 
     def log_key(self) -> PublicKey | None:
-        """The log's key, as it was first seen."""
+        """Return the log's key, as first seen."""
         text = self._text("log.pub")
         return PublicKey.parse(text) if text else None
 
     def trust(self, key: PublicKey) -> None:
-        """Take a key for the log's from now on."""
+        """Store a key as the log's key."""
         self._write("log.pub", f"{key}\n")
 
     def witness(self, node: str) -> SecretKey:
-        """The agent's own key, made where there is none."""
+        """Return the agent's own key; generate it if there is none."""
         text = self._text("witness.key")
         if text:
             return SecretKey.parse(text)
@@ -63,7 +63,7 @@ class CustodyStore:
         return key
 
     def keep_evidence(self, kind: str, held: str, offered: str) -> Path | None:
-        """Keep two checkpoints that contradict each other; nothing where there are too many."""
+        """Store two contradicting checkpoints; None if the limit of stored pairs is reached."""
         digest = hashlib.sha256(f"{held}\0{offered}".encode()).hexdigest()
         directory = self.directory / "evidence" / f"{kind}-{digest[:16]}"
         if (directory / "offered").exists():
