@@ -1,1 +1,1 @@
-"""Commands below `railscope agent`, and `railscope claim`."""
+"""Subcommands of `railscope agent`, and `railscope claim`."""

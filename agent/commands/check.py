@@ -1,4 +1,4 @@
-"""`railscope agent check`: what this server supports, and how to mend what it does not."""
+"""`railscope agent check`: support of sources and devices on this node, with remedies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MARKS = {
     Verdict.AWAITED: "awaited",
 }
 _RANKS = {Verdict.BROKEN: 0, Verdict.DENIED: 1, Verdict.AWAITED: 2}
-"""Printed first, the worst before the others."""
+"""Sort order of the output, the worst first."""
 _MS, _MIB = 1_000_000, 1 << 20
 _AS_ROOT = "run the agent as root, or do without these"
 _DENIED = {
@@ -36,7 +36,7 @@ _DENIED = {
     " NVreg_RestrictProfilingToAdminUsers=0",
     "gpu_verdict": "see the sources above: what they may not read cannot be judged",
 }
-"""What lets the agent read what it may not, by source."""
+"""Remedies for denied reads, by source."""
 
 
 async def check(
@@ -46,11 +46,10 @@ async def check(
     *,
     live: bool = False,
 ) -> bool:
-    """Have every source read, try the collector; true where nothing is denied or broken.
+    """Read every source and try the collector; return True if nothing is denied or broken.
 
-    Of a live machine, the agent that runs there is asked too.
-
-    A GPU that is degraded or has failed is broken; one that is unknown is what its sources are.
+    With `live`, the agent that runs on this node is queried too. A GPU that is degraded or has failed
+    counts as broken; for an unknown GPU the findings of its sources count.
     """
     say(f"Railscope agent {__version__} on node {agent.node}")
     await read(agent)
@@ -76,7 +75,7 @@ def _say(finding: Finding, names: DeviceNames, say: Callable[[str], None]) -> No
 
 
 def _readings(status: Status) -> list[Finding]:
-    """One line for each reason that keeps readings of a source from having a value."""
+    """Return one finding per absence reason of a source's readings."""
     frame = status.frame
     if status.overdue:
         return [Finding(status.source.name, Verdict.BROKEN, status.problem, "see the kernel log")]
@@ -103,7 +102,7 @@ def _readings(status: Status) -> list[Finding]:
 
 
 def _hangs(agent: Agent) -> list[Finding]:
-    """One line for each device about which a call has not returned."""
+    """Return one finding per device with a call that has not returned."""
     now_ns = agent.host.clock.now().boot_ns
     return [
         Finding(
@@ -117,9 +116,10 @@ def _hangs(agent: Agent) -> list[Finding]:
 
 
 def _costs(agent: Agent) -> list[Finding]:
-    """What reading cost just now, and what the governor would make of it.
+    """Return the measured cost of the reads, and the periods that the governor would set.
 
-    A first read is dearer than those after it; what a running agent takes is told by its page.
+    First reads are more expensive than later ones; the metrics endpoint of a running agent has its actual
+    cost.
     """
     budget, sources = agent.settings.budget, agent.sampler.sources
     statuses = agent.sampler.statuses

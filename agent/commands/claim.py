@@ -1,6 +1,6 @@
-"""The command `railscope claim`: tell the agent of this server who is given a GPU, and who gives it back.
+"""The command `railscope claim`: start and end claims on GPUs of this node at its agent.
 
-Made for the prolog and the epilog of a scheduler, and for an administrator.
+For the prolog and epilog of a scheduler, and for an administrator.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from railscope.systemd import state_directory
 
 _RETRY_SECONDS = 0.5
 _ANSWER_SECONDS = 10.0
-"""An answer waits for the disk."""
+"""Timeout of an answer, which waits for the disk."""
 _MAX_ANSWER_BYTES = 64 << 20
-"""Of the list of all claims of a node."""
+"""Maximum size of the list of all claims of a node."""
 _AWAY, _UNAVAILABLE, _CONFLICT = 0, 503, 409
 _OK = 200
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -47,7 +47,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class AgentClient:
-    """The agent of this server. It is asked again for as long as it is away or not ready."""
+    """Client of this node's agent. It retries while the agent is unreachable or not ready."""
 
     def __init__(
         self, where: str, token: str, timeout: float, *,
@@ -57,7 +57,7 @@ class AgentClient:
         self._answer_seconds, self._max_bytes = answer_seconds, max_bytes
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Its answer. Raises ClickException with what it says against it."""
+        """Send a request and return the answer. Raises ClickException with the agent's error message."""
         until = time.monotonic() + self._timeout
         while True:
             status, answer = self._try(method, path, body)
@@ -98,7 +98,7 @@ class AgentClient:
 
 
 def _reaches_the_agent(command: Command) -> Command:
-    """The options that say where the agent is."""
+    """Add the options for the address of the agent."""
     options = (
         click.option("--config", type=click.Path(dir_okay=False, path_type=Path),
                      help=f"Settings of the agent (TOML). Default: {settings.CONFIGURATION}/agent.toml, if it exists."),
@@ -115,7 +115,7 @@ def _reaches_the_agent(command: Command) -> Command:
 
 
 def _agent(where: Mapping[str, Any]) -> AgentClient:
-    """The agent by the options; without any, by the settings that it has where it is installed."""
+    """Return a client from the options; by default from the settings of the installed agent."""
     token_file: Path | None = where["token_file"]
     try:
         token = token_file.read_text("utf-8").strip() if token_file else ""
@@ -134,7 +134,7 @@ def _agent(where: Mapping[str, Any]) -> AgentClient:
 
 @click.group()
 def claim() -> None:
-    """Tell the agent of this server who is given a GPU, and when it is given back."""
+    """Start and end claims on the GPUs of this node."""
 
 
 @claim.command()
@@ -153,7 +153,7 @@ def claim() -> None:
               help="In a prolog: id, GPUs, owner and workload by SLURM_JOB_ID and the like.")  # fmt: skip
 @_reaches_the_agent
 def start(gpus: tuple[str, ...], **options: Any) -> None:
-    """Say that GPUs were given to somebody. Said twice it is said once."""
+    """Start a claim on GPUs. Repeating it has no effect."""
     body = {
         "id": options["name"], "gpus": [name for text in gpus for name in text.split(",") if name],
         "tenant": options["tenant"], "owner": options["owner"], "workload": options["workload"],
@@ -178,7 +178,7 @@ def start(gpus: tuple[str, ...], **options: Any) -> None:
 @click.option("--from-slurm", is_flag=True, help="In an epilog: the claims of job SLURM_JOB_ID.")
 @_reaches_the_agent
 def end(name: str | None, other: str | None, when: str | None, **options: Any) -> None:
-    """Say that GPUs were given back. Said twice it is said once."""
+    """End a claim on GPUs. Repeating it has no effect."""
     agent, body = _agent(options), {} if when is None else {"end": when}
     names = [name or other] if name or other else []
     if options["from_slurm"]:
@@ -203,7 +203,7 @@ def end(name: str | None, other: str | None, when: str | None, **options: Any) -
               show_default=True, help="How to print.")  # fmt: skip
 @_reaches_the_agent
 def show(form: str, **options: Any) -> None:
-    """Show all claims in force on this server, by whatever word, and use without a claim."""
+    """List the claims in force on this node from all claim providers, and use without a claim."""
     claims = _agent(options).ask("GET", CLAIMS)["claims"]
     if form == "json":
         click.echo(json.dumps(claims, indent=1))
@@ -219,7 +219,10 @@ def show(form: str, **options: Any) -> None:
 
 
 def _slurm(environment: Mapping[str, str]) -> dict[str, Any]:
-    """A job as its prolog sees it (slurm.schedmd.com/prolog_epilog.html). GPUs are device files."""
+    """Return the claim of a job from its prolog's environment (slurm.schedmd.com/prolog_epilog.html).
+
+    GPUs are device files.
+    """
     job = environment.get("SLURM_JOB_ID", "")
     if not job.isdecimal():
         message = "SLURM_JOB_ID is not set: --from-slurm is for prolog and epilog"

@@ -1,4 +1,4 @@
-"""All names of a GPU or a NIC, where a text for a person has one of them."""
+"""All names of a GPU or a NIC, added to texts for people that contain one of them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from railscope.entity import Entity
 
 
 class DeviceNames:
-    """The names of a server's devices.
+    """Names of the devices of a node.
 
-    A GPU has a UUID, an index and a PCI address, a NIC an interface, an RDMA device and a rail.
+    A GPU has a UUID, an index and a PCI address; a NIC has an interface, an RDMA device and a rail.
     """
 
     def __init__(self, entities: Iterable[Entity]) -> None:
@@ -30,7 +30,7 @@ class DeviceNames:
         self._pattern = re.compile(rf"(?<![\w.:-])(?:{words})(?![\w.:-]*\w)") if words else None
 
     def spell_out(self, text: str) -> str:
-        """Return a text with the other names of a device behind each of its names."""
+        """Return a text with the other names of a device appended to each of its names."""
         if self._pattern is None:
             return text
         return self._pattern.sub(lambda found: self._names[found[0]], text)

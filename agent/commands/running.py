@@ -1,4 +1,4 @@
-"""The agent that runs on this machine, asked by its own page what its governor did."""
+"""State of the governor of the agent that runs on this node, from its metrics endpoint."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from railscope.settings import SettingsError
 TIMEOUT_SECONDS = 5.0
 MAX_PAGE_BYTES = 16 << 20
 _WHAT = "running agent"
-_ANYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]"}  # noqa: S104 - where not to ask
+_ANYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]"}  # noqa: S104 - any
 _OF_SOURCE = re.compile(r'(?P<name>\w+)\{source="(?P<source>[^"]+)"\} (?P<value>\S+)')
 _OF_AGENT = re.compile(r"(?P<name>\w+) (?P<value>\S+)")
 _STATE = re.compile(r'\w+\{resource="(?P<resource>\w+)",state="(?P<state>\w+)"\} 1')
 
 
 async def running(settings: AgentSettings) -> list[Finding]:
-    """What the agent that listens where the settings say is doing; one line where none does."""
+    """Return findings from the agent at the configured address; one finding if none answers."""
     url = _url(settings)
     if not url:
         return [Finding(_WHAT, Verdict.ABSENT, "it takes any free port, and cannot be asked")]
@@ -55,7 +55,7 @@ def _url(settings: AgentSettings) -> str:
 
 
 def _tls(settings: AgentSettings) -> ssl.SSLContext | None:
-    """Trust in the page's own certificate, whatever name it is for."""
+    """Return a context that trusts the certificate of the metrics endpoint for any host name."""
     if not settings.tls.certificate_file:
         return None
     context = ssl.create_default_context(cafile=settings.tls.certificate_file)

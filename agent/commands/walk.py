@@ -1,4 +1,4 @@
-"""A capture walked through to its end, at once: what compares readings needs those of before."""
+"""Reading a capture through to its end at once, for readings that depend on earlier ones."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ MAX_LOOKS = 12
 
 @dataclass(slots=True)
 class WalkClock:
-    """The clock of the recorded machine, which stands at a look. Whoever sleeps moves it on."""
+    """Clock of the recorded node; it advances only when a caller sleeps."""
 
     about: About
     offset_ns: int = 0
-    """How far into the capture it is."""
+    """Offset into the capture."""
 
     def now(self) -> Instant:
-        """Wall and boot clock of the recorded machine."""
+        """Return wall and boot clock of the recorded node."""
         wall_ns = self.about.started_wall_ns + self.offset_ns
         return Instant(wall_ns, self.about.started_boot_ns + self.offset_ns)
 
     async def sleep_until(self, boot_ns: int) -> None:
-        """Be at an instant, without waiting for it."""
+        """Advance to a time without waiting."""
         self.go_to(boot_ns - self.about.started_boot_ns)
 
     def go_to(self, offset_ns: int) -> None:
-        """Go on to an offset; never back."""
+        """Advance to an offset; never back."""
         self.offset_ns = max(self.offset_ns, offset_ns)
 
 
 class Walk:
-    """A recorded machine that is looked at some times, the last time at the capture's end."""
+    """A recorded node that is read several times, the last time at the end of the capture."""
 
     def __init__(self, capture: Capture) -> None:
         self._clock = WalkClock(capture.about)
@@ -44,18 +44,18 @@ class Walk:
         self.host = RecordedHost(capture, self._clock, lambda: self._clock.offset_ns)
 
     def go_to_end(self) -> None:
-        """Stand at the capture's end, without a look before it."""
+        """Advance to the end of the capture without earlier reads."""
         self._clock.go_to(self._looks[-1])
 
     async def read(self, agent: Agent) -> None:
-        """Have an agent of this host read everything at each look."""
+        """Have an agent of this host read all sources at each offset."""
         for offset_ns in self._looks:
             self._clock.go_to(offset_ns)
             await agent.once()
 
 
 def looks(capture: Capture) -> list[int]:
-    """Offsets of at most `MAX_LOOKS` moments spread evenly over a capture, and its end."""
+    """Return the offsets of at most `MAX_LOOKS` moments, evenly spread, and the end of the capture."""
     end_ns = capture.about.duration_ns
     offsets = sorted({moment.offset_ns for moment in capture.moments})
     wanted = (end_ns * step // (MAX_LOOKS - 1) for step in range(MAX_LOOKS - 1))
