@@ -1,1 +1,1 @@
-"""The agent: reads one server and tells Prometheus and the collector what it found."""
+"""The agent: samples a node and exports the readings to Prometheus and the collector."""

@@ -1,4 +1,4 @@
-"""The command `railscope agent` and what is below it."""
+"""The command `railscope agent` and its subcommands."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _replay = click.option(
 
 
 def settings_flags(command: _Command) -> _Command:
-    """Add the options that set single settings to a command that runs the agent."""
+    """Add options for single settings to a command that runs the agent."""
     for option in (
         click.option("--state-directory", help="Where the spool lies."),
         click.option("--collector", "collector_url", help="Base URL of the collector to ship to."),
@@ -67,7 +67,7 @@ def settings_flags(command: _Command) -> _Command:
 
 @click.group()
 def agent() -> None:
-    """Read this server: GPUs, RDMA ports, network cards, PCIe, host, kernel log."""
+    """Read this node: GPUs, RDMA ports, NICs, PCIe, host, kernel log."""
 
 
 @agent.command()
@@ -83,7 +83,7 @@ def run(config: Path | None, root: Path, replay: Path | None, **flags: str | Non
 def run_agent(
     make_host: Callable[[], tuple[Host, str]], config: Path | None, flags: dict[str, str | None]
 ) -> None:
-    """Run the agent on a host until it is stopped; `make_host` returns it and its node's name."""
+    """Run the agent on a host until it is stopped; `make_host` returns the host and its node name."""
     flags["collector.url"] = flags.pop("collector_url")
     read = _loader(config, flags)
     logs.configure(read().log_level)
@@ -115,9 +115,10 @@ def run_agent(
     show_default=True, help="How to print.",
 )  # fmt: skip
 def once(config: Path | None, root: Path, replay: Path | None, form: str) -> None:
-    """Read everything one time, print it and leave.
+    """Read every source once and print the readings.
 
-    A capture is walked through, so that what has grown is seen, and its end is shown.
+    A capture is read through to its end, for readings that depend on earlier ones; those at its end are
+    printed.
     """
     loaded = _loader(config, {})()
     logs.configure("error")
@@ -138,9 +139,9 @@ def once(config: Path | None, root: Path, replay: Path | None, form: str) -> Non
 @_root
 @_replay
 def check(config: Path | None, root: Path, replay: Path | None) -> None:
-    """Say what is supported, denied and absent here, and how to mend it.
+    """Report supported, denied and absent features of this node, with remedies.
 
-    Leaves with 1 where something is denied or broken, or a GPU is degraded or has failed.
+    Exit status 1 if something is denied or broken, or a GPU is degraded or has failed.
     """
     loaded = _loader(config, {})()
     logs.configure("error")
@@ -159,9 +160,10 @@ def check(config: Path | None, root: Path, replay: Path | None) -> None:
     help="How to print.",
 )  # fmt: skip
 def topology(config: Path | None, root: Path, replay: Path | None, form: str) -> None:
-    """Show the PCI tree, how far GPUs and cards are apart, and which card is whose rail.
+    """Show the PCI tree, the distances between GPUs and NICs, and the rails of the NICs.
 
-    Of a capture the end is shown, as by `once`. Leaves with 1 where the section [topology] of the settings does not fit this server.
+    A capture is shown at its end, as by `once`. Exit status 1 if the section [topology] of the settings
+    does not match this node.
     """
     from agent.topology import command  # noqa: PLC0415 - only this command needs it
 
@@ -183,7 +185,7 @@ def topology(config: Path | None, root: Path, replay: Path | None, form: str) ->
 @click.option("--bursts", is_flag=True, help="Record what burst sampling sees: ten times as much.")
 @click.argument("directory", type=click.Path(path_type=Path))
 def record(root: Path, seconds: float, redact: bool, bursts: bool, directory: Path) -> None:  # noqa: FBT001 - flags
-    """Record this server into DIRECTORY, to be replayed with --replay."""
+    """Record this node into DIRECTORY, to be replayed with --replay."""
     logs.configure("warning")
     if directory.exists() and any(directory.iterdir()):
         message = f"{directory} is not empty: choose a new directory for the capture"
@@ -205,7 +207,7 @@ def _loader(config: Path | None, flags: dict[str, Any]) -> Callable[[], AgentSet
 
 
 def _host(root: Path, replay: Path | None) -> tuple[Host, str]:
-    """The machine to read again and again, and its name where a capture knows it."""
+    """Return the host to read continuously, and its name if a capture contains it."""
     if replay is None:
         return RealHost(root), ""
     clock = RealClock()
@@ -216,7 +218,7 @@ def _host(root: Path, replay: Path | None) -> tuple[Host, str]:
         length_ns = max(capture.about.duration_ns, 1)
 
         def offset_ns() -> int:
-            # The last moment is at the end of the capture, and lasts a while like the others.
+            # The last moment is at the end of the capture, and lasts as long as the others.
             return (clock.now().boot_ns - started_ns) % (length_ns + NS)
 
         return RecordedHost(capture, clock, offset_ns)
@@ -226,7 +228,7 @@ def _host(root: Path, replay: Path | None) -> tuple[Host, str]:
 
 
 def _host_once(root: Path, replay: Path | None) -> tuple[Host, str, _Read]:
-    """The machine to read once, its name where a capture knows it, and how to read it."""
+    """Return the host to read once, its name if a capture contains it, and the function that reads it."""
     if replay is None:
         return RealHost(root), "", Agent.once
     capture = _capture(replay)
@@ -235,7 +237,7 @@ def _host_once(root: Path, replay: Path | None) -> tuple[Host, str, _Read]:
 
 
 def _host_at_end(root: Path, replay: Path | None) -> Host:
-    """The machine as it is now, or as a capture leaves it."""
+    """Return the host in its present state, or in the final state of a capture."""
     if replay is None:
         return RealHost(root)
     walk = Walk(_capture(replay))

@@ -11,11 +11,11 @@ from railscope.settings import SettingsError, described
 
 PREFIX = "RAILSCOPE_AGENT_"
 MAX_SECONDS = 86_400.0
-"""A period or a timeout of more than a day is a mistake in the unit."""
+"""Upper bound of periods and timeouts; a longer one is a mistake in the unit."""
 
 
 class Periods(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds from one read of a source to the next."""
+    """Periods of the sources: seconds between two reads."""
 
     gpu: Annotated[
         float, described("Load, memory, clocks, power, temperature of GPUs.", ge=0.02)
@@ -104,7 +104,7 @@ class Periods(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bursts(msgspec.Struct, frozen=True, kw_only=True):
-    """Burst sampling: histograms of what each short window saw."""
+    """Burst sampling: histograms over short windows."""
 
     enabled: Annotated[bool, described("Whether to look that often.")] = True
     window_seconds: Annotated[
@@ -119,7 +119,7 @@ class Bursts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent may cost its server."""
+    """Resource budget of the agent on its node."""
 
     cpu_ratio: Annotated[
         float,
@@ -138,7 +138,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectorLink(msgspec.Struct, frozen=True, kw_only=True):
-    """The collector that frames are shipped to."""
+    """Connection to the collector that frames are shipped to."""
 
     url: Annotated[str, described("Base URL, http:// or https://. Empty: nothing is shipped.")] = ""
     token: Annotated[str, described("Token of this node. Better kept in token_file.")] = ""
@@ -169,7 +169,7 @@ class CollectorLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CustodySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Checkpoints of the collector's audit log, held here: nobody can take back what it said."""
+    """Witness of the collector's audit log, which detects a rewritten log by checkpoints stored here."""
 
     enabled: Annotated[bool, described("Whether to hold them, where there is a collector.")] = True
     period_seconds: Annotated[
@@ -184,7 +184,7 @@ class CustodySettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tls(msgspec.Struct, frozen=True, kw_only=True):
-    """TLS of the agent's own page."""
+    """TLS of the agent's metrics endpoint."""
 
     certificate_file: Annotated[
         str, described("Certificate (PEM) of the page. Empty: plain HTTP.")
@@ -193,7 +193,7 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopologySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Which network device is which rail, where that cannot be seen from the PCI tree."""
+    """Rails of network devices, for topologies that the PCI tree does not show."""
 
     rails: Annotated[
         dict[str, int],
@@ -228,7 +228,7 @@ class TopologySettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PcieSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """PCIe links that GPUs should have, where their slots do not state it or state it wrong."""
+    """Expected PCIe links of GPUs, for slots that report none or a wrong one."""
 
     expected_lanes: Annotated[
         dict[str, Annotated[int, msgspec.Meta(ge=1, le=32)]],
@@ -241,7 +241,7 @@ class PcieSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TenancySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds the GPUs, and where that is known."""
+    """Claim providers: claims on the GPUs and where to read them."""
 
     kubelet_socket: Annotated[
         str, described("Socket of the kubelet's PodResources. Empty: it is not asked.")
@@ -340,7 +340,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     tenancy: TenancySettings = TenancySettings()
 
     def read_page_token(self) -> str:
-        """The token of the page; empty where there is none. Raises SettingsError."""
+        """Return the token of the metrics endpoint; empty if there is none. Raises SettingsError."""
         if not self.page_token_file:
             return self.page_token.strip()
         try:

@@ -1,4 +1,4 @@
-"""Every source that reads the machine, in the order in which their first reads are taken."""
+"""Sources that read the node, in the order of their first reads."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from agent.topology.rules import rules
 
 
 def machine_sources(settings: AgentSettings, xids: XidBook | None = None) -> list[Source]:
-    """Every source that reads the machine."""
+    """Return all sources that read the node."""
     wiring, book = Wiring(rules(settings.topology)), xids or XidBook()
     gpus, lists, cards = Gpus(wiring), ProcessLists(), Cards(wiring)
     periods, bursts = settings.periods, settings.bursts

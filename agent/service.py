@@ -1,4 +1,4 @@
-"""The agent put together: host, sources, sampler, page, shipping."""
+"""Composition of the agent: host, sources, sampler, metrics endpoint, shipping."""
 
 from __future__ import annotations
 
@@ -48,27 +48,27 @@ from railscope.text import printable
 log = structlog.get_logger(__name__)
 
 SECOND_LOOK_NS = 150_000_000
-"""Longer than the 100 ms that two samples of a GPU's counters must be apart (nvml.h, GPM)."""
+"""Longer than the 100 ms required between two samples of a GPU's counters (nvml.h, GPM)."""
 RESETS = "gpu-resets.json"
 WRAPS = "counter-wraps.json"
 PAGE_ONLY = {Processes.name}
-"""Sources that are not shipped: every job would be a new schema, to be kept by all collectors."""
+"""Sources that are not shipped: every job would add a schema that all collectors have to store."""
 LOOK_AT_OTHERS = (Tenancy.name, GpuVerdicts.name, SelfMetrics.name)
-"""Sources that read what the others have read, in the order in which they may do so."""
+"""Sources computed from the readings of the others, in the order in which they have to be read."""
 
 
 def _is_loopback(host: str) -> bool:
-    """True if an address is reached from this machine only."""
+    """True if an address is reachable from this node only."""
     return host == "::1" or host.startswith("127.")
 
 
 def travels(frame: Frame) -> bool:
-    """Whether a frame is for the collector, and not for the page alone."""
+    """True if a frame is shipped to the collector, not only shown on the metrics endpoint."""
     return frame.schema.stream not in PAGE_ONLY
 
 
 def node_name(settings: AgentSettings, host: Host) -> str:
-    """The configured name, else the host name of the machine."""
+    """Return the configured name, or else the host name."""
     if settings.node:
         return printable(settings.node)
     try:
@@ -89,12 +89,12 @@ class Agent:
     stats: ShippingStats = field(default_factory=ShippingStats)
     own_events: list[Event] = field(default_factory=list)
     meter: Meter | None = None
-    """Measures this process; without one, that of the host: a replay costs nothing of the agent."""
+    """Meter of this process; by default that of the host, as a replay costs this agent nothing."""
     call_time: CallTime = field(default_factory=CallTime)
-    """Measures how long calls and reads take."""
+    """Durations of calls and reads."""
 
     def __post_init__(self) -> None:
-        """Build all parts. Raises SettingsError where a setting cannot work."""
+        """Build all components. Raises SettingsError for a setting that cannot work."""
         listen.split_address(self.settings.listen)
         self.node = self.node or node_name(self.settings, self.host)
         self.origin = Origin(self.node, secrets.token_hex(8), self.host.boot_id)
@@ -152,9 +152,9 @@ class Agent:
             self._shipper.publish(self._numbering.numbered(frame))
 
     async def run(self) -> None:
-        """Run until cancelled. Raises SettingsError where a setting cannot work."""
+        """Run until cancelled. Raises SettingsError for a setting that cannot work."""
         allow_many_files()
-        # What is there now stays for good: the collector of garbage need not look at it again.
+        # Objects of the startup are permanent: exclude them from garbage collection.
         gc.collect()
         gc.freeze()
         self._verdicts.remember(ResetMemory(self._state / RESETS, self.host.boot_id))
@@ -188,10 +188,10 @@ class Agent:
             await server.close()
 
     def _custody(self) -> Coroutine[None, None, None] | None:
-        """What looks after the collector's audit log, where there is a collector."""
+        """Return the witness of the collector's audit log; None without a collector."""
         if not self._shipper or not self.settings.custody.enabled:
             return None
-        # Signatures take 8 MiB of libraries: not in an agent that ships nothing.
+        # Signature libraries take 8 MiB: load them only in an agent with a collector.
         from agent.witness.witness import Custody  # noqa: PLC0415 - as above
         from agent.witness.witness_client import CustodyClient  # noqa: PLC0415 - as above
         from agent.witness.witness_store import CustodyStore  # noqa: PLC0415 - as above
@@ -205,7 +205,7 @@ class Agent:
 
     @property
     def _state(self) -> Path:
-        """Where the agent keeps what must outlive it."""
+        """State directory of the agent."""
         return state_directory(self.settings.state_directory, AgentSettings().state_directory)
 
     def _make_shipper(self) -> Shipper | None:
@@ -223,9 +223,9 @@ class Agent:
             raise SettingsError(str(error)) from error
 
     async def once(self) -> None:
-        """Read every source one time, those that look at the others last.
+        """Read every source once, those that depend on the others last.
 
-        What compares two looks has nothing to tell at the first: it is read again after a pause.
+        Sources that compare two reads have no readings after the first: they are read again after a pause.
         """
         own = tuple(self.sampler.sources)
         machine = [source for source in own if source.name not in LOOK_AT_OTHERS]
@@ -242,17 +242,17 @@ class Agent:
         await self.sampler.once()
 
     def _waits(self, source: Source) -> bool:
-        """Whether a source has readings that are not due before a second look."""
+        """True if a source has readings that need a second read."""
         frame = self.sampler.statuses[source.name].frame
         return frame is not None and Absent.NOT_DUE.value in frame.reasons
 
     @property
     def clock(self) -> Clock:
-        """The clock of the host."""
+        """Clock of the host."""
         return self.host.clock
 
 
 def allow_many_files() -> None:
-    """Raise the soft limit of open files to the hard one: every counter keeps a descriptor."""
+    """Raise the soft limit of open files to the hard one: every counter keeps a descriptor open."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
