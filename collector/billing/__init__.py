@@ -1,4 +1,4 @@
-"""Billing: from metered GPU time and dated prices to charges, invoices and exports, exactly.
+"""Billing: exact charges, invoices and exports from metered GPU time and dated prices.
 
 Pure: no input or output, no clock. Integers and fractions; no floating point anywhere.
 """

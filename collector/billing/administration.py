@@ -1,4 +1,4 @@
-"""What an administrator does to bills besides closing: publish prices, void, adjust, credit."""
+"""Administrative billing operations besides closing: publish prices, void, adjust, credit."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _AMOUNT_PLACES = 9
 
 
 def publish(books: Books, text: str, file: str, by: By) -> tuple[PriceBook, bool]:
-    """Make a price book the one that is billed by; false if it is that already.
+    """Publish a price book and make it the current one; false if it is current already.
 
-    Raises PriceBookError for a book that is none, that is dated in the future, that changes what a
-    book before it says of the past, or that is dated before the end of what is closed.
+    Raises PriceBookError for an invalid book, for one that is dated in the future, that changes
+    past prices of an earlier version, or that is dated before the end of the closed periods.
     """
     book = parse(text, file)
     check_published(book, by.now_ns)
@@ -60,7 +60,7 @@ def publish(books: Books, text: str, file: str, by: By) -> tuple[PriceBook, bool
 
 
 def accept_copy(books: Books, reason: str, by: By) -> str:
-    """Go on with an older copy of the database, as the newest is lost; its new identity."""
+    """Accept an older copy of the database, if the newest is lost; return its new identity."""
     with books.ledger.database.transaction(writes=True) as connection:
         books.store.lock(connection)
         return heads.accept_copy(connection, reason, by.actor, by.now_ns)
@@ -79,11 +79,11 @@ def _check_open(books: Books, connection: Connection, book: PriceBook, *, first:
 
 
 def record(books: Books, charge: Charge, by: By, *, force: bool = False) -> tuple[bool, str]:
-    """Record a credit or an adjustment, for the next closing; false if it is there already.
+    """Record a credit or an adjustment for the next closing; false if it is recorded already.
 
-    Also gives the currency. Raises ClosingError for a tenant that is not known, without a price
-    book, as that says the currency, and, unless it is forced, for an amount below zero that is dated
-    after now or above what was invoiced.
+    Also return the currency. Raises ClosingError for an unknown tenant, without a price book (which
+    specifies the currency), and, unless forced, for a negative amount that is dated after now or
+    exceeds what was invoiced.
     """
     with books.ledger.database.transaction(writes=True) as connection:
         books.store.lock(connection)
@@ -144,9 +144,9 @@ def set_opening(books: Books, opening_ns: int, reason: str, by: By) -> None:
 
 
 def void(books: Books, invoice_id: str, reason: str, by: By) -> Invoice:
-    """Make an invoice void: what was on it is billed by the next closing, or by `replace`.
+    """Void an invoice: its charges are billed by the next closing, or by `replace`.
 
-    Raises ClosingError for one that is not there, or void already.
+    Raises ClosingError for an invoice that does not exist or is void already.
     """
     with books.ledger.database.transaction(writes=True) as connection:
         books.store.lock(connection)
@@ -165,10 +165,10 @@ def void(books: Books, invoice_id: str, reason: str, by: By) -> Invoice:
 
 
 def replace(books: Books, invoice_id: str, reason: str, by: By) -> Closed:
-    """Make an invoice void and issue another in its place, as the ledger and prices are now.
+    """Void an invoice and issue another in its place, from the current ledger and prices.
 
-    Both or none. Raises ClosingError also where a later period is closed, as that has corrected
-    what was wrong.
+    Both or neither. Raises ClosingError also if a later period is closed, as that closing has
+    corrected the difference.
     """
     found = books.store.invoice(invoice_id)
     if found is None:
@@ -205,7 +205,7 @@ def replace(books: Books, invoice_id: str, reason: str, by: By) -> Closed:
 
 
 def _replacement(bill: Bill, before: Invoice) -> Invoice:
-    """The tenant's use as it is known now, with the corrections and decisions that were on it."""
+    """The tenant's use from the current ledger, with the corrections and decisions of the old invoice."""
     kept = [line.charge for line in before.lines if line.charge.corrects or not line.charge.unit]
     used = [charge for charge in bill.rated.charges if charge.tenant == before.tenant]
     return draft([*used, *kept], before.tenant, bill.period, bill.book.currency, before.invoice_id)

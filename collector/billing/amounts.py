@@ -1,4 +1,4 @@
-"""R5: invoices as stored, as FOCUS rows, and as files that others read, are one amount."""
+"""R5: stored invoices, their FOCUS rows and the exported files have the same amount."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collector.billing.invoice import Invoice, Status
 
 
 def amounts(invoices: Sequence[Invoice], seller: Seller) -> Iterator[Check]:
-    """The payable amount as others will read it."""
+    """Compare the payable amount with rounded lines, FOCUS rows and CSV read back."""
     own = [invoice for invoice in invoices if invoice.status is Status.ISSUED]
     payable = sum((invoice.payable for invoice in own), Fraction(0))
     lines = sum((Fraction(line.minor) for one in own for line in one.lines), Fraction(0))

@@ -1,4 +1,4 @@
-"""Exports of the books: what rows say of the ledger behind them, and the record that there was one."""
+"""Exports of the billing database: origin of each row in the ledger, and the export's audit record."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _CHECKPOINT_LINES = 3
 
 
 def with_origins(order: Order, books: Books) -> Order:
-    """The order, with rows that name the evidence and the revisions that the ledger has.
+    """The order, with rows that name the evidence and the revisions of the ledger.
 
-    Raises ExportError for a checkpoint that is none.
+    Raises ExportError for an invalid checkpoint.
     """
     short = None if order.checkpoint is None else in_short(order.checkpoint)
 
@@ -41,7 +41,7 @@ def in_short(checkpoint: str) -> str:
 
 
 def record(books: Books, manifest: Manifest, by: By) -> None:
-    """Have the audit log record an export. Raises LedgerError."""
+    """Record an export in the audit log. Raises LedgerError."""
     start, end = manifest.period or ("", "")
     data: Data = {
         "focus": manifest.focus,

@@ -1,7 +1,7 @@
-"""One text for one content, and its SHA-256.
+"""Canonical text of a content, and its SHA-256.
 
 JSON with sorted keys and no whitespace, strings in NFC; numbers are written as strings, so that no
-reader turns them into floating point.
+parser converts them to floating point.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Content: TypeAlias = "str | int | Fraction | Sequence[Content] | Mapping[str, Co
 
 
 def canonical(content: Content) -> str:
-    """The text of a content. Raises TypeError for anything else, floating point above all."""
+    """The canonical text of a content. Raises TypeError for any other type, such as float."""
     return json.dumps(_plain(content), ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 
 

@@ -1,4 +1,4 @@
-"""Charges: the exact lines that invoices are made of."""
+"""Charges: the exact lines of an invoice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MILLIJOULES_PER_KILOWATT_HOUR = 3_600 * 10**6
 
 
 class Kind(StrEnum):
-    """What a charge is for."""
+    """Kind of a charge."""
 
     USAGE = "usage"
     MINIMUM_TOPUP = "minimum_topup"
@@ -29,10 +29,10 @@ class Kind(StrEnum):
 
 
 class Unit(Enum):
-    """What a price is for: a name, and how many of the metered units it holds.
+    """Unit of a price: its name, and its size in metered units.
 
-    GPU time is metered in units of capacity times nanoseconds, the time of a MIG instance that has
-    a price of its own in nanoseconds times the share of it that is held, energy in millijoules.
+    GPU time is metered in units of capacity times nanoseconds, the time of a MIG instance with its
+    own price in nanoseconds times the share of it that is held, energy in millijoules.
     """
 
     GPU_HOURS = ("GPU-Hours", GPU_CAPACITY * HOUR_NS)
@@ -46,18 +46,18 @@ class Unit(Enum):
 
     @property
     def size(self) -> int:
-        """How many metered units are one of these."""
+        """Number of metered units in one unit."""
         return self.value[1]
 
 
 @dataclass(frozen=True)
 class Charge:
-    """One exact line: what, for whom, from when to when, how much, and why.
+    """One exact line: tenant, resource, service time, quantity, price and reason.
 
-    `quantity` counts metered units of `unit`; it and `amount` are negative where a charge takes
-    something back. `price_nano` and `list_nano` are nano-currency per unit. `corrects` names the
-    closed invoice that a correction is about; `corrected_in_ns` is the start of the open period
-    that it is billed in.
+    `quantity` counts metered units of `unit`; it and `amount` are negative in a charge that
+    reverses an earlier one. `price_nano` and `list_nano` are nano-currency per unit. `corrects`
+    names the closed invoice that is corrected; `corrected_in_ns` is the start of the open period in
+    which the correction is billed.
 
     Raises ValueError if a priced charge is not exactly quantity times price, or if a number is
     neither an integer nor a fraction.

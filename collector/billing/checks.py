@@ -9,10 +9,10 @@ from fractions import Fraction
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was added up, what it should be, and how many parts were compared.
+    """A computed sum, its expected value, and the number of parts compared.
 
-    `where` names the part that differs most. With a `bound`, what was found is reported against it
-    and nothing has to be equal.
+    `where` names the part with the largest difference. With a `bound`, the found value is reported
+    against it and equality is not required.
     """
 
     rule: str
@@ -25,24 +25,24 @@ class Check:
 
     @property
     def difference(self) -> Fraction:
-        """Zero, or something is wrong; of what is only reported, zero."""
+        """Found minus expected; always zero for a check with a bound."""
         return Fraction(0) if self.bound is not None else self.found - self.expected
 
     @property
     def passes(self) -> bool:
-        """Whether there is no difference."""
+        """True if there is no difference."""
         return self.difference == 0
 
     @property
     def within(self) -> bool:
-        """Whether what is reported is within its bound."""
+        """True if a reported value is within its bound."""
         return self.bound is None or self.found <= self.bound
 
 
 def worst(
     rule: str, what: str, pairs: Iterable[tuple[str, Fraction | int, Fraction | int]]
 ) -> Check:
-    """Many comparisons as one: that of the largest difference. Each has a name of its own."""
+    """Combine many named comparisons into one: that of the largest difference."""
     most = Check(rule, what, Fraction(0), Fraction(0))
     parts = 0
     for where, found, expected in pairs:

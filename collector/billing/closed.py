@@ -1,4 +1,4 @@
-"""A closed period: what was billed from what."""
+"""Closed periods: the invoices and the evidence they were computed from."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from collector.metering.instants import Period
 
 
 class ClosingError(ValueError):
-    """A period cannot be closed, or not be billed like that; the message says why and what to do."""
+    """A period cannot be closed or billed as requested; the message contains reason and remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Closing:
     """A period that was closed, for all tenants or (to replace a void invoice) for one.
 
-    `manifest_root` is a hash over everything that went in and came out. `corrected` are the earlier
-    periods that were computed again with it. `missing` are GPU-days that it could not wait for.
+    `manifest_root` is a hash over all inputs and outputs. `corrected` are the earlier periods that
+    were computed again with it. `missing` are GPU-days that were missing or not final when a
+    provisional closing was made.
     """
 
     number: int
@@ -37,14 +38,14 @@ class Closing:
 
     @property
     def provisional(self) -> bool:
-        """Whether it was closed without all that it should rest on."""
+        """True if it was closed with missing or provisional GPU-days."""
         return bool(self.missing)
 
 
 def manifest_root(
     period: Period, price_version: int, ledger_root: str, invoices: Iterable[Invoice]
 ) -> str:
-    """One hash over a period, the prices, the ledger's revisions and the invoices made of them."""
+    """Hash over a period, the prices, the ledger's revisions and the resulting invoices."""
     content: Content = {
         "period": [period.start_ns, period.end_ns],
         "price_version": price_version,

@@ -1,7 +1,7 @@
 """Closing a period: from the ledger to issued invoices, once, in one transaction.
 
-What comes late for a period that is closed is billed in the next one, with the dates of the
-service. Closing again finds it closed. Two who close at once issue one set of invoices.
+Late evidence for a closed period is billed in the next one, with the dates of the service. Closing
+a closed period again changes nothing. Two concurrent closings issue one set of invoices.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TRIES = 5
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What a period comes to, as far as the ledger knows; nothing of it is binding."""
+    """Bill of a period from the current ledger; not binding."""
 
     period: Period
     book: PriceBook
@@ -57,23 +57,23 @@ class Bill:
 
     @property
     def undecided(self) -> tuple[Undecided, ...]:
-        """Use that is not billed, of the period and of those that are corrected with it."""
+        """Use that is not billed, of the period and of the periods corrected with it."""
         return undecided(self.reviews)
 
     def rests_on(self, closings: Sequence[Closing]) -> bool:
-        """Whether these were all that there were when it was computed; none ever goes away."""
+        """True if no closing was added since it was computed; closings are never removed."""
         return self.mark.closings == len(closings)
 
 
 class By(NamedTuple):
-    """Who does something, and when."""
+    """Actor and time of an administrative operation."""
 
     actor: Actor
     now_ns: int
 
 
 class Closed(NamedTuple):
-    """A closing with its invoices, and whether it was made now."""
+    """A closing with its invoices; `added` is true if this call made it."""
 
     closing: Closing
     invoices: tuple[Invoice, ...]
@@ -97,7 +97,7 @@ class _Corrected(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """The ledger and what is billed from it. All methods block, and raise LedgerError."""
+    """The ledger with its billing tables. All methods block, and raise LedgerError."""
 
     ledger: Ledger
     store: BillingStore
@@ -105,7 +105,7 @@ class Books:
 
     @classmethod
     def of(cls, ledger: Ledger, evidence: EvidenceStore | None = None) -> Books:
-        """The books in the database of a ledger."""
+        """The billing tables in the database of a ledger."""
         return cls(ledger, BillingStore(ledger.database), evidence)
 
     @property
@@ -113,10 +113,10 @@ class Books:
         """The date before which nothing is billed; None without one."""
         return opening(self.ledger.database)
 
-    # What a period comes to ----------------------------------------------------------------------
+    # Bills ---------------------------------------------------------------------------------------
 
     def bill(self, period: Period, *, correcting: bool = True) -> Bill:
-        """What a period comes to now, and what is to be corrected of those before it.
+        """The bill of a period from the current ledger, with corrections of earlier periods.
 
         Raises ClosingError, MissingPriceError.
         """
@@ -147,7 +147,7 @@ class Books:
         )
 
     def pending(self) -> Pending:
-        """What the next closing corrects of closed periods, as the ledger is now.
+        """Corrections of closed periods that the next closing would bill, from the current ledger.
 
         Raises ClosingError, MissingPriceError.
         """
@@ -172,7 +172,7 @@ class Books:
         return published.book
 
     def _corrections(self, open_ns: int, book: PriceBook, numbers: Numbers) -> list[_Corrected]:
-        """Every closed period before the open one that is to be corrected, computed again."""
+        """Closed periods before the open one that need correction, computed again."""
         found = []
         for earlier in self._to_correct(open_ns):
             again = rate_period(self.ledger, book, earlier, numbers)
@@ -182,7 +182,7 @@ class Books:
         return found
 
     def _adjustments(self, currency: str) -> list[Charge]:
-        """Credits and adjustments that are on no invoice that stands."""
+        """Credits and adjustments that are on no valid invoice."""
         recorded = self.store.adjusted()
         if not recorded:
             return []
@@ -194,9 +194,10 @@ class Books:
         return [one.charge for one in recorded if one.charge.charge_id not in billed]
 
     def _to_correct(self, open_ns: int) -> list[Period]:
-        """Closed periods that the ledger says other things about than when they were computed.
+        """Closed periods with ledger days that have changed since they were computed.
 
-        Where an invoice is void and none replaces it, what was on it is looked at again, too.
+        Also all closed periods up to that of a void invoice without a replacement, as their charges
+        may have been on it.
         """
         closed = sorted({one.period for one in self.store.closings()})
         closed = [one for one in closed if one.end_ns <= open_ns]
@@ -218,11 +219,11 @@ class Books:
     # Closing -------------------------------------------------------------------------------------
 
     def close(self, period: Period, by: By, *, provisional: bool = False) -> Closed:
-        """Close a period and issue its invoices; a period that is closed is left as it is.
+        """Close a period and issue its invoices; a closed period is left unchanged.
 
-        Raises ClosingError for a period that is not over, does not follow the one before, leaves
-        out earlier time, or of which the ledger lacks days, unless these are `provisional`; MissingPriceError; and
-        PriceBookError for prices that are dated after now.
+        Raises ClosingError for a period that is not over, does not follow the previous one, leaves
+        out earlier time, or has missing days in the ledger, unless `provisional`;
+        MissingPriceError; and PriceBookError for prices that are dated after now.
         """
         for _ in range(_TRIES):
             known = self.store.closings()
@@ -246,7 +247,7 @@ class Books:
                 if self.store.mark(connection) == bill.mark and bill.rests_on(known):
                     write(connection, Closed(closing, invoices, added=True), bill, by.actor)
                     return Closed(closing, invoices, added=True)
-            # Somebody billed in between: what was computed may not be true any more.
+            # A concurrent transaction changed the billing tables: the bill may be outdated.
         message = f"{name_of(period)}: somebody else changes prices, voids or closes all the time"
         raise ClosingError(message)
 
@@ -276,7 +277,7 @@ def closing_of(bill: Bill, invoices: Iterable[Invoice], by: By, tenant: str = ""
 
 
 def write(connection: Connection, closed: Closed, bill: Bill, actor: Actor) -> None:
-    """Write a closing with its invoices, and have both recorded."""
+    """Write a closing with its invoices, and record both in the audit log."""
     closing, number = closed.closing, closed.closing.number
     add(connection, tables.closings, [closing_row(closing)])
     pinned = (
@@ -300,7 +301,7 @@ def write(connection: Connection, closed: Closed, bill: Bill, actor: Actor) -> N
 
 
 def _check(period: Period, known: Iterable[Closing], now_ns: int) -> None:
-    """Raises ClosingError."""
+    """Check that a period may be closed at `now_ns`. Raises ClosingError."""
     name = name_of(period)
     if now_ns < period.end_ns + CLOSE_AFTER_NS:
         message = (
@@ -323,7 +324,7 @@ def _check(period: Period, known: Iterable[Closing], now_ns: int) -> None:
 
 
 def _changed(connection: Connection, closed: Sequence[Period]) -> set[Period]:
-    """Closed periods of which the ledger has revisions that no closing has seen."""
+    """Closed periods with ledger revisions that are newer than those of their closings."""
     pinned = tables.closing_revisions
     seen = (
         select(pinned.c.gpu_uuid, pinned.c.day, func.max(pinned.c.revision).label("revision"))
@@ -351,7 +352,8 @@ def _changed(connection: Connection, closed: Sequence[Period]) -> set[Period]:
     days = {key.day for key in keys}
     found = {one for one in closed if not days.isdisjoint(window(one))}
     for day, gpus in by_day(keys):
-        # Claims that go on into a period were billed with the days before it in mind.
+        # A claim that continues into a period was rated with the days before it, so a change of
+        # those days affects that period too.
         which = select(pinned.c.closing).distinct()
         which = which.where(pinned.c.day == day, pinned.c.gpu_uuid.in_(gpus))
         rested = tables.closings.c.closing.in_(which)

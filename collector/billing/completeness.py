@@ -1,4 +1,4 @@
-"""Whether the ledger has all of a period, for good: which GPU-days lack or are not final."""
+"""Completeness of a period in the ledger: GPU-days that are missing or not final."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _SHOWN = 8
 
 
 class Known(Protocol):
-    """What is known of a GPU: evidence, what its counters counted, its model."""
+    """Evidence of one GPU: claims and samples, counter increments, model."""
 
     @property
     def evidence(self) -> Evidence:
-        """What metering is told."""
+        """Input of metering."""
         ...
 
     @property
     def counted(self) -> Mapping[Measure, Increments]:
-        """By measure."""
+        """Counter increments by measure."""
         ...
 
     @property
     def sku(self) -> str:
-        """As prices name it."""
+        """Model, as prices name it."""
         ...
 
     @property
@@ -47,19 +47,19 @@ class Known(Protocol):
 
 
 class EvidenceStore(Protocol):
-    """Where evidence is kept."""
+    """Store of usage evidence."""
 
     def gpus(self, start_ns: int, end_ns: int) -> list[str]:
-        """GPUs of which anything is known in [start, end)."""
+        """GPUs with any evidence in [start, end)."""
         ...
 
     def evidence(self, gpu: str, start_ns: int, end_ns: int) -> Known:
-        """What is known of a GPU, for entries and shares of [start, end)."""
+        """Evidence of a GPU for entries and shares of [start, end)."""
         ...
 
 
 class Lacking(NamedTuple):
-    """GPU-days that the ledger does not have, and those that were computed before they were over."""
+    """GPU-days that are missing in the ledger, and those computed before the day was over."""
 
     missing: tuple[GpuDay, ...]
     provisional: tuple[GpuDay, ...]
@@ -74,7 +74,7 @@ class Lacking(NamedTuple):
 
     @property
     def all(self) -> tuple[GpuDay, ...]:
-        """Both."""
+        """Missing and provisional GPU-days, sorted."""
         return tuple(sorted({*self.missing, *self.provisional}))
 
 
@@ -84,12 +84,12 @@ def lacking(
     evidence: EvidenceStore | None = None,
     imported: Sequence[Listed] = (),
 ) -> Lacking:
-    """What lacks for a period.
+    """GPU-days that are missing or not final in a period.
 
-    A GPU that is in the ledger is expected on every day from its first one on, unless the evidence
-    says that it was in no node then. With evidence, GPUs that the ledger does not have at all are
-    found, too. GPUs of job lists are there on the days of lists that name them; of each source of
-    lists, a list is expected for every day from its first one on.
+    A GPU in the ledger is expected on every day from its first one on, unless the evidence places
+    it in no node on that day. With evidence, GPUs without any ledger day are found, too. GPUs of
+    job lists are expected only on the days of lists that name them; each source of lists is
+    expected to have a list for every day from its first one on.
     """
     days = days_of(period)
     first: dict[str, int] = {}
@@ -97,7 +97,7 @@ def lacking(
         if key.day < days.stop and not is_listed(key.gpu):
             first[key.gpu] = min(key.day, first.get(key.gpu, key.day))
     if evidence is not None:
-        # In the order that evidence is best read in.
+        # In the order in which evidence is read most efficiently.
         known = evidence.gpus(period.start_ns, period.end_ns)
         first = {gpu: first.get(gpu, days.start) for gpu in known} | first
     missing = [
@@ -118,7 +118,7 @@ def lacking(
 
 
 def _present(missing: Iterable[GpuDay], period: Period, evidence: EvidenceStore) -> list[GpuDay]:
-    """Those days of which a GPU was in a node for some time."""
+    """Those GPU-days on which the GPU was in a node for some time."""
     found = []
     places: dict[str, list[tuple[int, int]]] = {}
     for key in missing:
@@ -132,7 +132,7 @@ def _present(missing: Iterable[GpuDay], period: Period, evidence: EvidenceStore)
 
 
 def spelled_days(days: Iterable[GpuDay]) -> str:
-    """Some GPU-days by name, days in a row as one, and how many more there are."""
+    """Format some GPU-days, consecutive days as one range, with the number of those left out."""
     found = sorted(set(days))
     rows: list[tuple[str, int, int]] = []
     for key in found:

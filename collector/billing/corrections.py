@@ -1,7 +1,7 @@
-"""Corrections: what late evidence changes about a closed period is billed in the open one.
+"""Corrections: differences that late evidence makes in a closed period, billed in the open one.
 
-Nothing that was issued is changed. The difference, of either sign, becomes charges of its own, with
-the dates on which the service was given.
+Issued invoices are never changed. The difference, of either sign, becomes separate charges with the
+original service dates.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collector.metering.instants import Period
 
 
 def invoiced(invoices: Iterable[Invoice], period: Period) -> tuple[Charge, ...]:
-    """What stands billed for service in a period, corrections included.
+    """Charges on valid invoices for service in a period, corrections included.
 
-    `invoices` are those of the period and of all later ones. Drafts and void ones do not count, nor
-    do credits, adjustments and taxes: no evidence speaks about them.
+    `invoices` are those of the period and of all later ones. Drafts and void invoices do not count,
+    nor do credits, adjustments and taxes, which do not depend on evidence.
     """
     return tuple(
         line.charge
@@ -34,12 +34,11 @@ def invoiced(invoices: Iterable[Invoice], period: Period) -> tuple[Charge, ...]:
 def corrections(
     invoices: Iterable[Invoice], recomputed: Iterable[Charge], period: Period, open_start_ns: int
 ) -> tuple[Charge, ...]:
-    """The signed difference between a closed period as rated anew and as invoiced until now.
+    """The signed difference between a closed period as rated again and as invoiced so far.
 
-    The charges go on the invoices of the open period that starts at `open_start_ns`. Where only
-    the cut of the time or the certainty of a state has changed, and nothing that is billed at any
-    instant, nothing is corrected. Invoiced and corrections together are what was recomputed, for
-    every tenant.
+    The charges go on the invoices of the open period that starts at `open_start_ns`. If only the
+    splitting of the time or the certainty of a state has changed, but no amount billed at any
+    instant, nothing is corrected. Per tenant, invoiced + corrections = recomputed.
     """
     issued = [invoice for invoice in invoices if invoice.status is Status.ISSUED]
     closed = {one.tenant: one.invoice_id for one in issued if one.period == period}
@@ -63,7 +62,7 @@ def corrections(
 
 
 def credit(tenant: str, amount: Fraction, period: Period, note: str) -> Charge:
-    """An amount that is given back for service in a period. Raises ValueError if not positive."""
+    """A credit for service in a period. Raises ValueError if the amount is not positive."""
     if amount <= 0 or not note:
         message = f"a credit of {amount} to {tenant}: a credit is positive and says what it is for"
         raise ValueError(message)
@@ -83,7 +82,7 @@ def _within(charge: Charge, period: Period) -> bool:
 
 
 def _matter(charge: Charge) -> Charge:
-    """What is billed and when, apart from how much and how certain it was."""
+    """The charge without quantity, amount, state and correction references."""
     nothing = Fraction(0)
     return replace(
         charge, quantity=nothing, amount=nothing, state="", corrects="", corrected_in_ns=None
@@ -95,7 +94,7 @@ def _undated(matter: Charge) -> Charge:
 
 
 def _changed(missing: Mapping[Charge, Fraction]) -> set[Charge]:
-    """The matters, without dates, of which more or less is billed at some instant."""
+    """The matters, without dates, of which the billed quantity changed at some instant."""
     steps: dict[Charge, dict[int, Fraction]] = defaultdict(lambda: defaultdict(Fraction))
     for matter, quantity in missing.items():
         density = quantity / (matter.service_t1_ns - matter.service_t0_ns)

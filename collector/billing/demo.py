@@ -1,6 +1,6 @@
-"""Two simulated months in a ledger: closed, corrected by late news, and reconciled.
+"""Two simulated months in a ledger: closed, corrected by late evidence, and reconciled.
 
-The ledger, rating, closing and reconciliation are the real ones.
+The production ledger, rating, closing and reconciliation are used.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CREDIT = credit("vision", Fraction(50), MONTH, "three hours without an agent")
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """A month that was closed, the next one with what late news changed, and all of it reconciled."""
+    """A closed month, the next one with corrections from late evidence, and their reconciliation."""
 
     closed: Closed
     later: Closed
@@ -49,12 +49,12 @@ class Demo:
 
     @property
     def balances(self) -> bool:
-        """Whether nothing differs from what it must be."""
+        """True if all checks pass."""
         return all(check.passes for check in self.checks)
 
 
 def run(ledger: Ledger) -> Demo:
-    """Simulate, meter, rate, close, correct and reconcile, in a ledger that has none of it yet."""
+    """Simulate, meter, rate, close, correct and reconcile, in an empty ledger."""
     actor = records.operator("demo")
     known = demo_months.simulated()
     books = Books.of(ledger, known)
@@ -72,7 +72,7 @@ def run(ledger: Ledger) -> Demo:
 
 
 def meter(ledger: Ledger, known: SimulatedEvidence, days: range, now_ns: int) -> None:
-    """Write what metering makes of some days to the ledger."""
+    """Meter the given days and write them to the ledger."""
     computed = Computed(ENGINE, now_ns)
     gpus = [MeteredGpu.of(one.evidence, one.counted, one.sku) for one in known.known.values()]
     ledger.write_days([gpu.day(day, computed) for gpu in gpus for day in days])

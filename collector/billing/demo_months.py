@@ -1,4 +1,4 @@
-"""Two simulated months of two tenants on one server, with faults, silence, and news that come late.
+"""Two simulated months of two tenants on one node, with faults, stale periods and late evidence.
 
 Only evidence is simulated here: samples, energy counters, claims, outages.
 """
@@ -100,7 +100,7 @@ version = 1
 
 @dataclass(frozen=True, slots=True)
 class KnownGpu:
-    """What is known of one GPU."""
+    """Evidence of one GPU."""
 
     evidence: Evidence
     counted: Mapping[Measure, Increments]
@@ -111,7 +111,7 @@ class KnownGpu:
 
 @dataclass(slots=True)
 class SimulatedEvidence:
-    """What is known of all GPUs, in memory."""
+    """Evidence of all GPUs, in memory."""
 
     known: dict[str, KnownGpu] = field(default_factory=dict)
 
@@ -124,12 +124,12 @@ class SimulatedEvidence:
         )
 
     def evidence(self, gpu: str, start_ns: int, end_ns: int) -> KnownGpu:  # noqa: ARG002 - all of it
-        """What is known of a GPU."""
+        """Evidence of a GPU."""
         return self.known[gpu]
 
 
 def simulated() -> SimulatedEvidence:
-    """What is known when the first month is closed, and all that follows but the late news."""
+    """Evidence at the first closing, and all that follows except the late release."""
     gpus = [_evidence(index) for index in range(GPUS)]
     return SimulatedEvidence(
         {gpu.gpu: KnownGpu(gpu, {Measure.ENERGY: _counted(gpu)}) for gpu in gpus}
@@ -137,7 +137,7 @@ def simulated() -> SimulatedEvidence:
 
 
 def with_late_news(known: SimulatedEvidence) -> SimulatedEvidence:
-    """The same, once the scheduler has told that a claim had ended before the month did."""
+    """The same evidence, after the scheduler reported that a claim ended before the month did."""
 
     def of(gpu: KnownGpu) -> KnownGpu:
         held = any(claim.id == LATE_RELEASE.claim for claim in gpu.evidence.claims)
@@ -150,7 +150,7 @@ def with_late_news(known: SimulatedEvidence) -> SimulatedEvidence:
 
 
 def _evidence(index: int) -> Evidence:
-    """What is known of one GPU."""
+    """Evidence of one GPU."""
     boots = _sampled(index)
     return Evidence(
         gpu=f"GPU-{index}",
@@ -177,7 +177,8 @@ def _claims(index: int) -> tuple[Claim, ...]:
     if index == FAULTY_GPU + 1:
         return (claim("vision", _instant(9, 5), end_ns=LAST_CLAIM_ENDS_NS),)
     if index == FAULTY_GPU + 2:
-        # Handed over in the middle of the month: the earlier claim ends where the later begins.
+        # Handed over in the middle of the month: both claims have the same end, the later start has
+        # precedence.
         ends = {"end_ns": LAST_CLAIM_ENDS_NS}
         return (
             claim("vision", _instant(9, 5), **ends),
@@ -191,7 +192,7 @@ def _claims(index: int) -> tuple[Claim, ...]:
 
 
 def _sampled(index: int) -> list[tuple[str, Any]]:
-    """Boots of the GPU's node with the instants of its samples."""
+    """Boots of the GPU's node with the timestamps of its samples."""
     instants = np.arange(MONTH.start_ns, CLOSED_AGAIN_NS, SAMPLE_NS, dtype=np.int64)
     seen = np.ones(len(instants), np.bool_)
     away = [*AGENT_AWAY, *([DOWN] if index == FAULTY_GPU else [])]
@@ -205,7 +206,7 @@ def _sampled(index: int) -> list[tuple[str, Any]]:
 
 
 def _counted(evidence: Evidence) -> Increments:
-    """What the energy counter counted: it starts anew with every boot."""
+    """Increments of the energy counter, which restarts at zero with every boot."""
     index = int(evidence.gpu.removeprefix("GPU-"))
     held = [(claim.start_ns, claim.end_ns) for claim in evidence.claims]
     runs = []

@@ -1,7 +1,7 @@
-"""An export: the issued invoices of a period as FOCUS files, and a manifest that says what is in them.
+"""Exports: the issued invoices of a period as FOCUS files, with a manifest of their contents.
 
-What was written is read again before anyone sees it: an export whose rows do not add up to what is
-to be paid, invoice by invoice, is refused.
+The files are read back before they are published: an export whose rows do not add up to the payable
+amount of each invoice is rejected.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ _ROWS_AT_ONCE = 5_000
 
 
 class ExportError(ValueError):
-    """Files that are not what was to be exported; the message names file and invoice."""
+    """The files differ from what was to be exported; the message names file and invoice."""
 
 
 class Form(StrEnum):
-    """A form of file."""
+    """Format of a file."""
 
     CSV = "csv"
     PARQUET = "parquet"
 
 
 class Invoices(Protocol):
-    """Where invoices are kept."""
+    """Store of invoices."""
 
     def invoices(self, period: Period | None, tenant: str | None) -> Iterable[Invoice]:
-        """Those that overlap a period, of a tenant, in whatever state; all, where None is said."""
+        """Invoices of any status that overlap a period, of a tenant; None selects all."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Invoices that are in memory."""
+    """Invoices in memory."""
 
     all: tuple[Invoice, ...]
 
     def invoices(self, period: Period | None, tenant: str | None) -> Iterable[Invoice]:
-        """Those that overlap a period, of a tenant."""
+        """Invoices that overlap a period, of a tenant; None selects all."""
         return [
             one
             for one in self.all
@@ -67,14 +67,14 @@ class Listed:
 
 
 class Writer(Protocol):
-    """Writes rows to a file in some form."""
+    """Writer of rows to a file in some format."""
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Take on rows."""
+        """Add rows."""
         ...
 
     def close(self) -> None:
-        """Write whatever is held back. The file stays open."""
+        """Write buffered rows. The file stays open."""
         ...
 
 
@@ -91,7 +91,7 @@ _READERS: Mapping[Form, _Read] = {
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be exported, by whom, when; `checkpoint` is a signed note of the audit log."""
+    """Parameters of an export; `checkpoint` is a signed note of the audit log."""
 
     seller: Seller
     exported_ns: int
@@ -104,7 +104,7 @@ class Order:
 
     @property
     def stem(self) -> str:
-        """What the names of its files begin with."""
+        """Common prefix of the names of its files."""
         parts = ["focus", VERSION]
         if self.period:
             parts.append(name_of(self.period))
@@ -121,11 +121,11 @@ def export(
     replace: bool = False,
     record: Callable[[Manifest], None] = lambda _: None,
 ) -> Manifest:
-    """Write the issued invoices to a directory, which is made if it is not there.
+    """Write the issued invoices to a directory, which is created if missing.
 
-    `record` is told what the files hold before they get their names: what it raises stops the
-    export, so that none is without its record. Raises ExportError, StagingError, OSError,
-    InvoiceError, OverflowError, NoParquetError.
+    `record` is called with the manifest before the files get their names: an exception from it
+    stops the export, so that no export is without its record. Raises ExportError, StagingError,
+    OSError, InvoiceError, OverflowError, NoParquetError.
     """
     directory.mkdir(parents=True, exist_ok=True)
     with staging(directory, replace=replace) as files:
@@ -167,7 +167,7 @@ def _write(invoices: Invoices, order: Order, files: Mapping[Form, BinaryIO]) -> 
 
 
 def _write_rows(invoice: Invoice, order: Order, writers: Sequence[Writer]) -> int:
-    """How many rows it has."""
+    """Write the rows of an invoice and return their number."""
     count = 0
     remaining = iterate(invoice, order.seller, order.background(invoice))
     while some := list(islice(remaining, _ROWS_AT_ONCE)):
@@ -189,7 +189,7 @@ def _total(invoice: Invoice, count: int) -> Total:
 
 
 def _checked(name: str, read: _Read, file: BinaryIO, totals: Sequence[Total]) -> File:
-    """The file, read again and added up. Raises ExportError."""
+    """Description of the file after it was read back and summed. Raises ExportError."""
     file.flush()
     file.seek(0)
     found: dict[str, tuple[int, Fraction]] = {}

@@ -1,4 +1,4 @@
-"""Files that appear whole and together under their names, or not at all."""
+"""Files that are published complete and together under their names, or not at all."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _CHUNK_BYTES = 1 << 20
 
 
 class StagingError(OSError):
-    """Files cannot get their names; the message says which and why."""
+    """Files cannot be published under their names; the message contains name and reason."""
 
 
 class Staging:
-    """Files of a directory on their way. Made by `staging`."""
+    """Unpublished files of a directory. Created by `staging`."""
 
     def __init__(self, directory: Path, *, replace: bool) -> None:
         self._directory = directory
@@ -29,9 +29,9 @@ class Staging:
         self._open: dict[str, BinaryIO] = {}
 
     def create(self, name: str) -> BinaryIO:
-        """A new file, to be read and written, that will have this name.
+        """Create a file, open for reading and writing, that will be published under this name.
 
-        Raises OSError, and StagingError for a name that is taken and not to be replaced.
+        Raises OSError, and StagingError for a name that exists and is not to be replaced.
         """
         if not self._replace and (self._directory / name).exists():
             raise _taken(self._directory / name)
@@ -40,9 +40,9 @@ class Staging:
         return file
 
     def publish(self) -> None:
-        """Give all files their names, in the order they were made; durable on return.
+        """Publish all files in the order of their creation; durable on return.
 
-        Without `replace`, a name that is taken is left as it is: StagingError, and none is given.
+        Without `replace`, raises StagingError if a name exists; then no file is published.
         """
         for file in self._open.values():
             file.flush()
@@ -60,7 +60,7 @@ class Staging:
         sync_directory(self._directory)
 
     def clear(self) -> None:
-        """Close all files, and remove those that have no name."""
+        """Close all files, and remove those that are not published."""
         for name, file in self._open.items():
             file.close()
             self._partial(name).unlink(missing_ok=True)
@@ -71,8 +71,8 @@ class Staging:
             partial.rename(final)
             return
         try:
-            final.hardlink_to(partial)  # unlike a rename, this takes no name from another file
-        except FileExistsError as error:  # since it was created
+            final.hardlink_to(partial)  # unlike a rename, this never replaces another file
+        except FileExistsError as error:  # created by another process meanwhile
             raise _taken(final) from error
 
     def _partial(self, name: str) -> Path:
@@ -85,7 +85,7 @@ def _taken(path: Path) -> StagingError:
 
 @contextmanager
 def staging(directory: Path, *, replace: bool) -> Iterator[Staging]:
-    """Make files that nobody sees until they are published. The directory must be there."""
+    """Create files that are invisible until they are published. The directory must exist."""
     files = Staging(directory, replace=replace)
     try:
         yield files
@@ -94,7 +94,7 @@ def staging(directory: Path, *, replace: bool) -> Iterator[Staging]:
 
 
 def digest(file: BinaryIO) -> tuple[int, str]:
-    """How many bytes a file has, and their SHA-256 in hex."""
+    """Size of a file in bytes, and its SHA-256 in hexadecimal."""
     file.seek(0)
     found = hashlib.sha256()
     while chunk := file.read(_CHUNK_BYTES):

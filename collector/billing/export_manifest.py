@@ -1,4 +1,4 @@
-"""What an export holds, as it says itself."""
+"""Manifest of an export."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class File(msgspec.Struct, frozen=True):
 
 
 class Total(msgspec.Struct, frozen=True):
-    """An invoice of an export. `billed` is the sum of its rows and what is to be paid, as text."""
+    """An invoice of an export. `billed`, as text, is the sum of its rows and its payable amount."""
 
     invoice: str
     tenant: str
@@ -30,7 +30,7 @@ class Total(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What an export holds. Amounts are text, so that no reader turns them into floating point."""
+    """Contents of an export. Amounts are text, so that no parser converts them to floating point."""
 
     focus: str
     exported: str
@@ -41,13 +41,13 @@ class Manifest(msgspec.Struct, frozen=True):
     billed: dict[str, str]
     """By currency."""
     applicability_criteria: tuple[str, ...]
-    """What the validator of FOCUS is to be told of who exports this."""
+    """Applicability criteria of the exporter for the FOCUS validator."""
     audit_checkpoint: str | None
-    """The newest checkpoint of the audit log, a signed note; null where none was given."""
+    """The newest checkpoint of the audit log, a signed note; null without one."""
 
     @property
     def encoded(self) -> bytes:
-        """As it stands in its file."""
+        """The manifest as JSON, as written to its file."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
 
 

@@ -1,9 +1,9 @@
 """FOCUS 1.2 rows of an invoice: columns and values.
 
-Source: FinOps-Open-Cost-and-Usage-Spec/FOCUS_Spec, tag v1.2, specification/columns. Columns of
-ours start with x_. Costs and quantities are fractions with at most 12 decimals; each row carries
-its exact cost at 12 decimals, and one row of rounding makes the rows of an invoice add up to what
-is to be paid.
+Source: FinOps-Open-Cost-and-Usage-Spec/FOCUS_Spec, tag v1.2, specification/columns. Railscope's own
+columns start with x_. Costs and quantities are fractions with at most 12 decimals; each row has its
+exact cost at 12 decimals, and one rounding row makes the rows of an invoice add up to the payable
+amount.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collector.billing.focus_skus import (
 from collector.billing.invoice import Invoice, InvoiceError, Status
 from collector.metering.instants import to_datetime
 
-GREATEST = 10**PRECISION  # counted in the last decimal
+GREATEST = 10**PRECISION  # in units of the last decimal
 
 _COSTS = (
     "BilledCost", "ContractedCost", "EffectiveCost", "ListCost", "PricingCurrencyEffectiveCost",
@@ -54,7 +54,7 @@ _DESCRIPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Who pays for a tenant: the group, the kind of tenant (Namespace, Account), and tags."""
+    """Payer of a tenant's invoices: group, type of tenant (Namespace, Account), and tags."""
 
     group: str
     group_name: str | None = None
@@ -65,7 +65,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Where the GPUs stand."""
+    """Location of the GPUs."""
 
     id: str
     name: str
@@ -73,7 +73,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Seller:
-    """Who bills, for what service, and which account pays for each tenant."""
+    """Issuer of invoices: provider, service, and the account that pays for each tenant."""
 
     provider: str
     invoice_issuer: str
@@ -85,10 +85,11 @@ class Seller:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where a charge comes from, for the columns of ours; None where it is not known.
+    """Origin of a charge, for Railscope's own columns; None if unknown.
 
-    `coverage_ratio`: how much of its GPU's time somebody saw, on the days of the service. The
-    evidence of these days has a hash, and the ledger has it in one or more revisions.
+    `coverage_ratio`: the observed share of the GPU's time on the days of the service.
+    `evidence_hash` covers the evidence of these days, `ledger_revisions` are their revisions in the
+    ledger.
     """
 
     coverage_ratio: Fraction | None = None
@@ -98,14 +99,14 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """What is known beside the charges: provenance by charge id, and the audit log's checkpoint."""
+    """Context of the charges: provenance by charge id, and a checkpoint of the audit log."""
 
     provenance: Mapping[str, Provenance] = field(default_factory=dict)
     audit_checkpoint: str | None = None
 
 
 def rows(invoice: Invoice, seller: Seller, background: Background | None = None) -> list[Row]:
-    """The rows of an issued invoice, and one of rounding if there is a difference.
+    """The rows of an issued invoice, with a rounding row if there is a difference.
 
     Raises InvoiceError for a draft or void invoice and for a tenant without an account, and
     OverflowError for a number beyond 38 digits.
@@ -116,7 +117,7 @@ def rows(invoice: Invoice, seller: Seller, background: Background | None = None)
 def iterate(
     invoice: Invoice, seller: Seller, background: Background | None = None
 ) -> Iterator[Row]:
-    """The same, one row after the other."""
+    """Iterate over the rows of an issued invoice, as `rows`."""
     if invoice.status is not Status.ISSUED:
         message = f"{invoice.invoice_id}: is {invoice.status}; only what is issued is exported"
         raise InvoiceError(message)
@@ -135,7 +136,7 @@ def iterate(
 
 
 def applicable(seller: Seller) -> tuple[str, ...]:
-    """What FOCUS may expect of this seller's rows: ids of its applicability criteria, in order."""
+    """Ids of the FOCUS applicability criteria that this seller's rows meet, in order."""
     accounts = seller.accounts.values()
     depends = {
         "ACCOUNT_NAMING_SUPPORTED": all(account.group_name for account in accounts),
@@ -152,8 +153,8 @@ def billed(found: Iterable[Row]) -> Fraction:
 
 
 def decimal(value: Fraction) -> Fraction:
-    """The nearest number with 12 decimals, the even one of two. Raises OverflowError beyond 38 digits."""
-    # As integers: there are several for each row, and fractions look for a common divisor each time.
+    """Round to 12 decimals, half to even. Raises OverflowError beyond 38 digits."""
+    # In integers, for speed: each row has several, and Fraction computes a gcd for every operation.
     counted, rest = divmod(value.numerator * UNIT_OF_DECIMALS, value.denominator)
     if 2 * rest > value.denominator or (2 * rest == value.denominator and counted % 2):
         counted += 1
@@ -164,7 +165,7 @@ def decimal(value: Fraction) -> Fraction:
 
 
 def _common(invoice: Invoice, seller: Seller, known: Background) -> Row:
-    """What all rows of an invoice share."""
+    """Columns that are equal in all rows of an invoice."""
     account = seller.accounts[invoice.tenant]
     return {
         "BillingAccountId": account.group,
@@ -203,7 +204,7 @@ def _row(charge: Charge, known: Background) -> Row:
         "ChargePeriodStart": to_datetime(charge.service_t0_ns),
         "ChargePeriodEnd": to_datetime(charge.service_t1_ns),
         "ResourceId": resource_id(charge),
-        "ResourceName": None,  # GPUs have no names but those that the driver makes
+        "ResourceName": None,  # GPUs have no names other than the driver's
         "ResourceType": resource_type(charge),
     }
     return row | _priced(charge) | _ours(charge, known)
@@ -254,7 +255,7 @@ def _ours(charge: Charge, known: Background) -> Row:
 
 
 def _corrected(charge: Charge) -> str | None:
-    """The invoice; None where the tenant had none in that period, and the period stands for it."""
+    """The corrected invoice; None if the tenant had none and `corrects` names the period instead."""
     return None if charge.corrects.startswith("period:") else charge.corrects or None
 
 

@@ -1,7 +1,7 @@
-"""The columns of an export, in order, and what their values are.
+"""The columns of an export, in order, and the types of their values.
 
 Source: FinOps-Open-Cost-and-Usage-Spec/FOCUS_Spec, tag v1.2, specification/columns. FOCUS columns
-come first, in order of name; columns of ours start with x_ and come after them.
+come first, in order of name; Railscope's own columns start with x_ and follow them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeAlias
 VERSION = "1.2"
 DECIMALS = 12
 UNIT_OF_DECIMALS = 10**DECIMALS
-PRECISION = 38  # digits in all: decimal128(38, 12)
+PRECISION = 38  # total digits: decimal128(38, 12)
 
 Value: TypeAlias = str | Fraction | datetime | None
 Row: TypeAlias = dict[str, Value]
@@ -45,7 +45,7 @@ _ALL = frozenset(COLUMNS)
 
 
 def complete(row: Row) -> Row:
-    """The row as it is. Raises ValueError if its columns are not those of an export."""
+    """The row, unchanged. Raises ValueError if its columns are not those of an export."""
     if row.keys() != _ALL:
         wrong = sorted(row.keys() ^ _ALL)
         message = f"columns of an export that are missing or too many: {', '.join(wrong)}"

@@ -1,4 +1,4 @@
-"""FOCUS rows as CSV, and back: 12 decimals, times in UTC, nothing between commas for null."""
+"""FOCUS rows as CSV, and back: 12 decimals, times in UTC, null as an empty cell."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _NUMBER = re.compile(rf"(-?)(\d+)\.(\d{{{DECIMALS}}})", re.ASCII)
 
 
 class FocusCsvError(ValueError):
-    """Text that is no export of ours; the message names the line and the column."""
+    """Text that is not an export of Railscope; the message contains line and column."""
 
 
 class CsvWriter:
-    """Writes rows to a file: a header, then what it is given."""
+    """Writer of rows to a CSV file, starting with the header."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -42,7 +42,7 @@ class CsvWriter:
         )
 
     def close(self) -> None:
-        """Nothing is held back: the file is whole after each row."""
+        """Do nothing: no rows are buffered."""
 
     def _write(self, lines: Iterable[Iterable[str]]) -> None:
         text = io.StringIO(newline="")
@@ -58,12 +58,12 @@ def write(rows: Iterable[Row]) -> str:
 
 
 def parse(text: str) -> list[Row]:
-    """The rows of a CSV as `write` makes it. Raises FocusCsvError."""
+    """The rows of a CSV in the format of `write`. Raises FocusCsvError."""
     return list(_rows(io.StringIO(text, newline=""), COLUMNS))
 
 
 def read_from(file: BinaryIO, columns: Collection[str] = COLUMNS) -> Iterator[Row]:
-    """The rows of a file, one after the other, with these columns. Raises FocusCsvError."""
+    """Iterate over the rows of a file, limited to these columns. Raises FocusCsvError."""
     text = io.TextIOWrapper(file, encoding="utf-8", newline="")
     try:
         yield from _rows(text, columns)
@@ -91,7 +91,7 @@ def _rows(file: TextIO, columns: Collection[str]) -> Iterator[Row]:
 
 
 def spelled(value: Fraction) -> str:
-    """A number with 12 decimals, exactly. Raises ValueError for one that needs more."""
+    """A number with 12 decimals, exactly. Raises ValueError if it needs more."""
     counted, rest = divmod(value.numerator * UNIT_OF_DECIMALS, value.denominator)
     if rest:
         message = f"{value} has more than {DECIMALS} decimals"

@@ -1,7 +1,7 @@
 """FOCUS rows as Parquet, and back: decimal128(38, 12), times in microseconds of UTC, real nulls.
 
-PyArrow writes it; it comes with the extra `parquet`, and nothing else here needs it. The same rows
-make the same bytes with the same version of PyArrow: no time and no random number is in the file.
+Requires PyArrow, from the extra `parquet`. The same rows produce the same bytes with the same
+version of PyArrow: the file contains no time of writing and no random number.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from collector.billing.focus_columns import (
 )
 from collector.billing.focus_csv import spelled
 
-ROWS_IN_A_GROUP = 20_000  # what is in memory at once while it is written
-ROWS_IN_A_BATCH = 5_000  # and read
+ROWS_IN_A_GROUP = 20_000  # buffered in memory by the writer
+ROWS_IN_A_BATCH = 5_000  # read at once
 
 
 class NoParquetError(RuntimeError):
-    """PyArrow is not installed; the message names the extra that brings it."""
+    """PyArrow is not installed; the message names the extra that installs it."""
 
 
 class FocusParquetError(ValueError):
-    """A file that is no export of ours; the message says why."""
+    """A file that is not an export of Railscope; the message contains the reason."""
 
 
 class ParquetWriter:
-    """Writes rows to a file, group by group. Raises NoParquetError."""
+    """Writer of rows to a Parquet file, group by group. Raises NoParquetError."""
 
     def __init__(self, file: BinaryIO, rows_in_a_group: int = ROWS_IN_A_GROUP) -> None:
         self._arrow, parquet = _libraries()
@@ -49,19 +49,19 @@ class ParquetWriter:
         self._waiting: list[Row] = []
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Take on rows. Raises ValueError for other columns and for more than 12 decimals."""
+        """Add rows. Raises ValueError for other columns and for more than 12 decimals."""
         for row in rows:
             self._waiting.append(complete(row))
             if len(self._waiting) == self._most:
                 self._write()
 
     def close(self) -> None:
-        """Write what is left, and the end of the file."""
+        """Write the buffered rows and the footer of the file."""
         try:
             if self._waiting:
                 self._write()
         finally:
-            # PyArrow's writer would close itself later, when the file is gone.
+            # PyArrow's writer would otherwise close itself after the file was closed.
             self._writer.close()
 
     def _write(self) -> None:
@@ -106,7 +106,7 @@ def _schema(arrow: Any) -> Any:
 
 
 def _stored(value: Value) -> str | Decimal | datetime | None:
-    # Through text: a Decimal made by arithmetic has the precision of the context, 28 digits.
+    # Through text: a Decimal from arithmetic has the precision of the context, 28 digits.
     return Decimal(spelled(value)) if isinstance(value, Fraction) else value
 
 

@@ -1,8 +1,8 @@
-"""What is sold, as FOCUS names it: the SKU of a charge, its meter, its price and its resource.
+"""FOCUS identifiers of a charge: SKU, meter, price and resource.
 
-A SKU is one thing that is metered: the time of a model of GPU, the time of one MIG profile of it,
-the energy of that model. The prices of a SKU differ by tariff and by version of the price book;
-whose price it is does not show, for an id of a price is the same for all who pay.
+A SKU is one metered quantity: the time of a GPU model, the time of one MIG profile of it, the
+energy of that model. The prices of a SKU differ by tariff and by version of the price book. A price
+id does not contain the tenant: it is the same for all payers.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _METERS = {
     Unit.INSTANCE_HOURS: "MIG Instance Time",
     Unit.KILOWATT_HOURS: "Energy",
 }
-_MIG_UUID = "MIG-"  # how the driver's ids of MIG instances start
+_MIG_UUID = "MIG-"  # prefix of the driver's ids of MIG instances
 
 
 def sku_id(charge: Charge) -> str | None:
-    """The SKU; None for what is no use of one (FOCUS asks for none on taxes)."""
+    """The SKU; None for a charge without one (FOCUS requires null for taxes)."""
     if not charge.sku or charge.kind is Kind.TAX:
         return None
     if charge.unit is None or charge.unit is Unit.GPU_HOURS:
@@ -32,14 +32,14 @@ def sku_id(charge: Charge) -> str | None:
 
 
 def meter(charge: Charge) -> str | None:
-    """What is measured, in words: the same for all charges of a SKU."""
+    """Name of the metered quantity: the same for all charges of a SKU."""
     return _METERS.get(charge.unit, charge.unit.label) if charge.unit else None
 
 
 def price_id(charge: Charge) -> str | None:
-    """The price: SKU, tariff, and the version of the price book that brought it.
+    """The price: SKU, tariff, and the version of the price book that introduced it.
 
-    A minimum is billed at the price of the time that it completes.
+    A minimum is billed at the price of the time that it tops up.
     """
     if charge.unit is None:
         return None
@@ -60,7 +60,7 @@ def price_details(charge: Charge) -> str | None:
 def resource_id(charge: Charge) -> str | None:
     """The UUID of the GPU or of the MIG instance; without one, the GPU's with the MIG profile.
 
-    So no id is that of a whole GPU in one row and of an instance in another.
+    So no id denotes a whole GPU in one row and an instance in another.
     """
     if charge.mig_profile and not charge.resource.startswith(_MIG_UUID):
         return f"{charge.resource}/{charge.mig_profile}" if charge.resource else None
@@ -68,7 +68,7 @@ def resource_id(charge: Charge) -> str | None:
 
 
 def resource_type(charge: Charge) -> str | None:
-    """What the resource is."""
+    """Type of the resource."""
     if not charge.resource:
         return None
     shared = charge.mig_profile or charge.resource.startswith(_MIG_UUID)
@@ -76,7 +76,7 @@ def resource_type(charge: Charge) -> str | None:
 
 
 def key_values(found: Mapping[str, str | int]) -> str | None:
-    """FOCUS KeyValueFormat: one flat JSON object, its keys in order; None for no pairs."""
+    """FOCUS KeyValueFormat: one flat JSON object with sorted keys; None if empty."""
     if not found:
         return None
     return json.dumps(dict(found), ensure_ascii=False, separators=(",", ":"), sort_keys=True)

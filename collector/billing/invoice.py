@@ -1,7 +1,7 @@
-"""Invoices: draft, then issued, then perhaps void. What is issued never changes.
+"""Invoices: draft, then issued, then possibly void. An issued invoice never changes.
 
-An invoice is one tenant's charges of one period, rounded once. Its content hash covers everything
-that is owed and why; it is the same whenever and in whatever order the charges are computed.
+An invoice contains one tenant's charges of one period, rounded once. Its content hash covers all
+amounts and their reasons; it does not depend on when or in which order the charges are computed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ CLOSE_AFTER_NS = 3 * DAY_NS
 
 
 class InvoiceError(ValueError):
-    """An invoice that contradicts itself, or a step that its status does not allow."""
+    """An inconsistent invoice, or an operation that its status does not permit."""
 
 
 class Status(StrEnum):
-    """Where an invoice stands."""
+    """Status of an invoice."""
 
     DRAFT = "draft"
     ISSUED = "issued"
@@ -34,7 +34,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One charge, and its part of the rounded total in minor units of the currency."""
+    """One charge, and its share of the rounded total in minor units of the currency."""
 
     charge: Charge
     minor: int
@@ -42,12 +42,12 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Invoice:
-    """What one tenant owes for one period. Made by `draft`; the lines are in order of their id.
+    """Payable charges of one tenant for one period. Made by `draft`; lines are in order of their id.
 
-    `replaces` is the id of the void invoice that it stands for. `audit_seq` is where the audit log
-    has it. Raises InvoiceError for lines of another tenant or twice the same, lines that are not
-    the rounding of their charges, and a hash that is not that of the content: an invoice with
-    anything changed cannot be made.
+    `replaces` is the id of the void invoice that it replaces. `audit_seq` is the index of its
+    record in the audit log. Raises InvoiceError for lines of another tenant, duplicate lines, lines
+    that are not the rounding of their charges, and a hash that does not match the content: an
+    altered invoice cannot be constructed.
     """
 
     tenant: str
@@ -90,32 +90,32 @@ class Invoice:
 
     @property
     def invoice_id(self) -> str:
-        """Named after its content: the same content has the same id."""
+        """Identifier from the content hash: the same content has the same id."""
         return f"inv-{self.content_hash[:24]}"
 
     @property
     def total_minor(self) -> int:
-        """What is to be paid, in minor units."""
+        """Payable amount in minor units."""
         return sum(line.minor for line in self.lines)
 
     @property
     def payable(self) -> Fraction:
-        """What is to be paid, in units of the currency."""
+        """Payable amount in units of the currency."""
         return Fraction(self.total_minor, 10 ** exponent_of(self.currency))
 
     @property
     def exact(self) -> Fraction:
-        """What it would be without rounding."""
+        """Sum of the charges without rounding."""
         return sum((line.charge.amount for line in self.lines), Fraction(0))
 
     @property
     def text(self) -> str:
-        """The canonical text that the content hash is of."""
+        """Canonical text that the content hash covers."""
         return canonical(self._content)
 
     @property
     def rounding(self) -> Charge:
-        """What rounding adds or takes, as a charge over the whole period."""
+        """The rounding difference, as a charge over the whole period."""
         return Charge(
             tenant=self.tenant,
             kind=Kind.ROUNDING,
@@ -149,9 +149,9 @@ def close(charges: Iterable[Charge], period: Period, currency: str) -> tuple[Inv
 
 
 def issue(invoice: Invoice, issued_ns: int, audit_seq: int | None = None) -> Invoice:
-    """A draft becomes binding. Raises InvoiceError if it is no draft or its period can still change.
+    """Issue a draft. Raises InvoiceError if it is no draft or its period can still change.
 
-    Evidence of a period is waited for until three days after its end.
+    Evidence of a period is accepted until three days after its end.
     """
     if invoice.status is not Status.DRAFT:
         message = f"{invoice.invoice_id}: is {invoice.status}, so it cannot be issued"
@@ -163,7 +163,7 @@ def issue(invoice: Invoice, issued_ns: int, audit_seq: int | None = None) -> Inv
 
 
 def void(invoice: Invoice) -> Invoice:
-    """An issued invoice no longer counts; it stays as it is. Raises InvoiceError if not issued."""
+    """Void an issued invoice; its content is unchanged. Raises InvoiceError if not issued."""
     if invoice.status is not Status.ISSUED:
         message = f"{invoice.invoice_id}: is {invoice.status}, so it cannot be voided"
         raise InvoiceError(message)
@@ -171,15 +171,15 @@ def void(invoice: Invoice) -> Invoice:
 
 
 def root(invoices: Iterable[Invoice]) -> str:
-    """One hash over the contents of all invoices, in any order: what a closing is compared by."""
+    """Hash over the contents of all invoices, in any order; used to compare closings."""
     return digest(sorted(invoice.content_hash for invoice in invoices))
 
 
 def enter(register: Mapping[str, Invoice], invoice: Invoice) -> dict[str, Invoice]:
-    """The register with one more invoice issued, or one voided. Entering twice changes nothing.
+    """Enter an issued or voided invoice in the register. Entering twice changes nothing.
 
-    Raises InvoiceError for a draft, for any other change of what was entered, and for a second
-    invoice of a tenant for any part of a period while one stands.
+    Raises InvoiceError for a draft, for any other change of an entered invoice, and for a second
+    invoice of a tenant for any part of a period that has a valid one.
     """
     known = register.get(invoice.invoice_id)
     standing = [

@@ -1,4 +1,4 @@
-"""Evidence as the collectors of this database keep it, read so that each node's is read once."""
+"""Usage evidence in this database, read so that the evidence of each node is read once."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collector.evidence.store import EvidenceStore, Loaded
 
 @dataclass(slots=True)
 class KeptEvidence:
-    """What `collector.billing.completeness.EvidenceStore` asks for. Raises LedgerError.
+    """Implementation of `collector.billing.completeness.EvidenceStore`. Raises LedgerError.
 
-    GPUs are named in such an order that those of a node follow one another; what was read of their
-    node is kept for the next one.
+    GPUs are listed so that those of a node are consecutive; the evidence of a node is cached for
+    its next GPU.
     """
 
     store: EvidenceStore
@@ -24,17 +24,17 @@ class KeptEvidence:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing was ever kept."""
+        """True if the database has never contained evidence."""
         return not self.store.homes()
 
     def gpus(self, start_ns: int, end_ns: int) -> list[str]:  # noqa: ARG002 - a GPU stays where it was
-        """GPUs that were seen before the end: they are where they were seen last."""
+        """GPUs first seen before the end, grouped by node; each is assumed to stay on its node."""
         self._homes, self._files, self._of = self.store.homes(), self.store.files(), None
         seen = [gpu for gpu, homes in self._homes.items() if min(homes.values()) < end_ns]
         return sorted(seen, key=lambda gpu: (sorted(self._homes[gpu]), gpu))
 
     def evidence(self, gpu: str, start_ns: int, end_ns: int) -> Known:
-        """What is known of a GPU in a window, with what has a bearing on it."""
+        """Evidence of a GPU in a window, with everything that affects it."""
         if self._files is None or gpu not in self._homes:
             return self.store.evidence(gpu, start_ns, end_ns)
         nodes = frozenset(self._homes[gpu])

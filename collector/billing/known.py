@@ -1,4 +1,4 @@
-"""R1, R2, R4 and R7: the ledger against the evidence that it was made of."""
+"""R1, R2, R4, R7 and R9: the ledger compared with the evidence it was computed from."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _Pair = tuple[str, Units, Units]
 
 
 def evidence_checks(ledger: Ledger, evidence: EvidenceStore, period: Period) -> list[Check]:
-    """What the ledger's newest revisions say of a period, against all that is known of it."""
+    """Compare the newest ledger revisions of a period with all evidence of it."""
     found = _Comparison()
     days = days_of(period)
     newest = ledger.newest(days.start, days.stop)
@@ -42,7 +42,7 @@ def evidence_checks(ledger: Ledger, evidence: EvidenceStore, period: Period) -> 
 
 
 class _Comparison:
-    """Pairs of what the ledger has and what it should have, GPU by GPU."""
+    """Pairs of actual and expected ledger values, GPU by GPU."""
 
     def __init__(self) -> None:
         self._capacity: list[_Pair] = []
@@ -79,7 +79,7 @@ class _Comparison:
                 self._roots.append((name, int(same), 1))
 
     def _claims(self, revision: Revision | None, name: str) -> None:
-        """What each claim requested, and what of it was held and moved, by tiling."""
+        """Compare the requested quantity of each claim with the sum of held and moved, by tiling."""
         if revision is None:
             return
         found: dict[tuple[str, Tiling], Fraction] = defaultdict(Fraction)
@@ -120,7 +120,7 @@ def _metered(known: Known) -> MeteredGpu:
 def _quantity(
     revision: Revision | None, tiling: Tiling, places: Sequence[tuple[int, int]] | None = None
 ) -> Units:
-    """What a revision has of one tiling: all of it, or of disjoint spans."""
+    """Quantity of one tiling of a revision, in total or within disjoint spans."""
     if revision is None:
         return 0
     found = Fraction(0)
@@ -135,7 +135,7 @@ def _quantity(
 
 
 def _outside(evidence: Evidence, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The time in these places in which the GPU is metered only for claims under review."""
+    """Time within these spans in which the GPU is metered only for claims under review."""
     spans = sorted(
         (max(start, claim.begins_ns), min(end, claim.ceases_ns))
         for claim in evidence.claims
@@ -152,13 +152,13 @@ def _outside(evidence: Evidence, places: Sequence[tuple[int, int]]) -> list[tupl
 
 
 def _within(places: list[tuple[int, int]], day: int) -> int:
-    """How long of a day, in nanoseconds, the GPU was in a node."""
+    """Nanoseconds of a day in which the GPU was in a node."""
     start_ns, end_ns = day * DAY_NS, (day + 1) * DAY_NS
     return sum(max(0, min(end, end_ns) - max(start, start_ns)) for start, end in places)
 
 
 def _by_day(counted: Increments, days: range) -> dict[int, int]:
-    """What was counted up to the end of each day since its start."""
+    """Counter increments of each day."""
     ends = counted.ends_ns
     picked = (ends > days.start * DAY_NS) & (ends <= days.stop * DAY_NS)
     found: dict[int, int] = defaultdict(int)

@@ -1,4 +1,4 @@
-"""What was billed and what waits: periods, invoices, credits and pending corrections."""
+"""Listing of billed and pending items: periods, invoices, credits and pending corrections."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ _HOUR_PLACES = 6
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All of it, as the database has it now.
+    """Current billing state of the database.
 
-    `billed_on` is the standing invoice of each credit or adjustment that is on one; the others wait
-    for the next closing. `undecided` is the use that no closing and no correction has decided.
+    `billed_on` is the valid invoice of each credit or adjustment that is on one; the others are
+    billed by the next closing. `undecided` is the use that no closing and no correction has
+    decided.
     """
 
     opening: Opening | None
@@ -40,7 +41,7 @@ class Listing:
 
 
 def listing(books: Books) -> Listing:
-    """Read it. Raises LedgerError, ClosingError, MissingPriceError."""
+    """Read the listing. Raises LedgerError, ClosingError, MissingPriceError."""
     closings = books.store.closings()
     invoices = books.store.invoices()
     billed_on = {
@@ -63,7 +64,7 @@ def listing(books: Books) -> Listing:
 def _standing_undecided(
     books: Books, closings: Sequence[Closing]
 ) -> Iterator[tuple[Period, Undecided]]:
-    """Undecided use of every closed period, as the last closing that computed it left it."""
+    """Undecided use of every closed period, from the last closing that computed it."""
     latest: dict[tuple[Period, str], int] = {}
     for closing in closings:
         for period in (closing.period, *closing.corrected):
@@ -79,11 +80,11 @@ def _standing_undecided(
                 yield period, one
 
 
-# Forms -------------------------------------------------------------------------------------------
+# Formats -----------------------------------------------------------------------------------------
 
 
 def as_document(found: Listing) -> dict[str, Any]:
-    """The listing for JSON: amounts and quantities are decimal texts, instants RFC 3339."""
+    """The listing for JSON: amounts and quantities are decimal strings, times RFC 3339."""
     opened = found.opening
     return {
         "opening": opened and {
@@ -190,7 +191,7 @@ _TABLES = (
 
 
 def _corrections(pending: Pending) -> Iterator[tuple[Period, str, Fraction]]:
-    """Periods and tenants with corrections, and how much these add to what is billed."""
+    """Periods and tenants with corrections, and the amount by which these change the bill."""
     for period, charges in pending.corrections:
         amounts: dict[str, Fraction] = {}
         for charge in charges:

@@ -1,9 +1,9 @@
-"""From the ledger to what is rated: usage, claim by claim and day by day.
+"""Usage for rating from the ledger, claim by claim and day by day.
 
-Slots that one claim holds together are one usage with their capacity added. What no one saw is
-kept, too: rating asks how long a silence lasted; and time of a claim that is not billed, as an
-outage, which its minimum waits for. Nothing else of a GPU's time is anyone's to pay.
-A usage lies within one UTC day, so that each charge leads back to one revision of the ledger.
+Slots that one claim holds together are one usage with their capacity added. Unobserved time is
+included, as rating depends on the length of the gap; so is unbilled time of a claim, such as an
+outage, as its minimum depends on it. All other time of a GPU is omitted. A usage lies within one
+UTC day, so that each charge refers to one revision of the ledger.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RATED = WITH_TENANT | UNSEEN | {State.ROGUE, State.REVIEW}
 
 
 class _Holding(NamedTuple):
-    """What entries must share to be one usage."""
+    """Properties that the entries of one usage have in common."""
 
     state: State
     witness: Witness | None
@@ -38,7 +38,7 @@ class _Holding(NamedTuple):
 
 
 class _Stretch(NamedTuple):
-    """A time in which a holding has so many units of capacity."""
+    """A time in which a holding has a constant number of capacity units."""
 
     start_ns: int
     end_ns: int
@@ -55,7 +55,7 @@ def usages(days: Iterable[DayTiling]) -> list[Usage]:
 
 
 def _began(days: Iterable[DayTiling]) -> dict[tuple[str, str], int]:
-    """Since when each claim on a GPU is in force: as the ledger says, or else as its days show."""
+    """Start of each claim on a GPU: from the ledger's claim rows, or else from its first entry."""
     found: dict[tuple[str, str], int] = {}
     for day in days:
         starts = [(claim.id, claim.start_ns) for claim in day.claims]
@@ -67,10 +67,11 @@ def _began(days: Iterable[DayTiling]) -> dict[tuple[str, str], int]:
 
 
 def _ends(days: Iterable[DayTiling]) -> dict[tuple[str, str], int]:
-    """When each claim on a GPU ended, `FOREVER_NS` where it is open on the last day that names it.
+    """End of each claim on a GPU, `FOREVER_NS` if it is open on the last day that names it.
 
     A claim may end long after its last usage, while another one has its slots. Ledgers of earlier
-    releases do not say when: there it ends with its usage, unless that lasts to the end of the days.
+    releases do not contain the end: such a claim ends with its usage, unless that lasts to the end
+    of the days.
     """
     shown: dict[tuple[str, str], int] = {}
     stated: dict[tuple[str, str], int] = {}
@@ -139,7 +140,7 @@ def _by_holding(entries: Iterable[Entry]) -> Mapping[_Holding, list[Entry]]:
 
 
 def _summed(held: _Holding, entries: Iterable[Entry]) -> Iterator[_Stretch]:
-    """Stretches with the capacity that all entries hold in them; equal neighbours are one."""
+    """Stretches with the total capacity of all entries; equal neighbours are merged."""
     steps: dict[int, Units] = {}
     for entry in entries:
         size = entry.slot_hi - entry.slot_lo
@@ -157,10 +158,10 @@ def _summed(held: _Holding, entries: Iterable[Entry]) -> Iterator[_Stretch]:
 
 
 def _energies(day: DayTiling, stretches: Iterable[_Stretch]) -> dict[_Stretch, Reading]:
-    """What the counter says of each stretch that is held; nothing where no counter was read.
+    """Energy of each held stretch, from the counter; empty if no counter was read.
 
-    The ledger has it by tenure of a claim. It is spread evenly over the time that the claim is held
-    in, to the last millijoule.
+    The ledger has energy by tenure of a claim. It is spread evenly over the time in which the claim
+    is held, exact to the millijoule.
     """
     counted = [one.share for one in day.shares if one.measure is Measure.ENERGY]
     if not counted:
@@ -178,7 +179,7 @@ def _energies(day: DayTiling, stretches: Iterable[_Stretch]) -> dict[_Stretch, R
 
 
 def _spread(share: Share, held: Sequence[_Stretch]) -> Iterator[tuple[_Stretch, int]]:
-    """An amount over the stretches that its time lies in; over the last one before, if in none."""
+    """Spread an amount over the stretches that overlap its time, or over the last one before it."""
     parts = [
         (stretch, length)
         for stretch in held

@@ -1,8 +1,9 @@
-"""Minimums and granularity: what a claim is billed beyond what it used.
+"""Minimums and granularity: billed time of a claim beyond its use.
 
-They are lines of their own; usage and its charges stay as they are. A claim on a device has one minimum
-on it. A claim for a number of GPUs has one for its first GPU, its second and so on, whichever they are:
-what it holds at an instant is added up over its GPUs, so that the places it is given change nothing.
+They are separate lines; usage and its charges are not changed. A claim on a device has one minimum
+on it. A claim for a number of GPUs has one for its first GPU, its second and so on, whichever these
+are: its quantity at an instant is added up over its GPUs, so that the placement does not affect the
+result.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class CountedClaim(NamedTuple):
 
 
 class _Billed(NamedTuple):
-    """A stretch that was billed, and what of a GPU is billed in it: a rate of metered units."""
+    """A billed stretch, and its size as a rate of metered units."""
 
     charge: Charge
     price: Price
@@ -38,32 +39,32 @@ class _Billed(NamedTuple):
 
 @dataclass(slots=True)
 class _Claim:
-    """One claim on one resource, or on any of a node: the usage it ends with, and what was billed."""
+    """One claim on one resource, or on any of a node: its last usage, and its billed stretches."""
 
     last: Usage
     billed: list[_Billed] = field(default_factory=list)
 
 
 class Claims:
-    """What every claim was billed, up to the end of a period."""
+    """Billed time of every claim, up to the end of a period."""
 
     def __init__(self, period: Period) -> None:
         self._period = period
         self._claims: dict[tuple[str, ...], _Claim] = {}
 
     def hold(self, usage: Usage) -> None:
-        """A claim holds a resource, billed or not. Comes before the bills of this usage."""
+        """Add a usage of a claim, billed or not. To be called before `bill` for this usage."""
         claim = self._claims.setdefault(_key(usage), _Claim(usage))
         if _until(usage) > _until(claim.last):
             claim.last = usage
 
     def bill(self, usage: Usage, charge: Charge, price: Price) -> None:
-        """A claim is billed for a stretch of a usage."""
+        """Add the charge for a stretch of a usage."""
         size = charge.quantity / (charge.service_t1_ns - charge.service_t0_ns)
         self._claims[_key(usage)].billed.append(_Billed(charge, price, size))
 
     def begun_before(self, instant_ns: int) -> dict[CountedClaim, int]:
-        """Counted claims that began earlier and end in the period, and when they began."""
+        """Start times of counted claims that began before an instant and end in the period."""
         return {
             CountedClaim(last.tenant, last.claim, last.counted_on): last.claim_start_ns
             for last in (claim.last for claim in self._claims.values())
@@ -71,10 +72,10 @@ class Claims:
         }
 
     def topups(self) -> Iterator[Charge]:
-        """The missing time of every claim that ends in the period, at the price it ended with.
+        """Top-up charges of every claim that ends in the period, at the price it ended with.
 
-        A claim of which nothing was billed has no minimum, and one that is only cut by the end of
-        the period, or has lost its slots for a time, has it in the period of its own end.
+        A claim without billed time has no minimum. A claim that continues beyond the period, or has
+        lost its slots for a time, has its minimum in the period of its own end.
         """
         for claim in self._claims.values():
             end_ns = self._ends(claim.last)
@@ -114,12 +115,12 @@ def _key(usage: Usage) -> tuple[str, ...]:
 
 
 def _until(usage: Usage) -> tuple[int, int, str]:
-    """The order of usages of a claim: of two that end at once, one that has the end of the claim is last."""
+    """Sort key of the usages of a claim: of two with equal end, that with the claim's end is last."""
     return usage.end_ns, -(usage.claim_end_ns or FOREVER_NS), usage.resource
 
 
 def _by_gpu(billed: Iterable[_Billed]) -> Iterator[tuple[int, Sequence[_Billed]]]:
-    """Of the first GPU's worth that is billed, the second and so on: for how long, and what last."""
+    """Billed time and last billed parts of the first GPU's worth, the second and so on."""
     edges: dict[int, list[tuple[_Billed, bool]]] = {}
     for one in billed:
         edges.setdefault(one.charge.service_t0_ns, []).append((one, True))
@@ -144,7 +145,7 @@ def _by_gpu(billed: Iterable[_Billed]) -> Iterator[tuple[int, Sequence[_Billed]]
 
 
 def _gpus(billed: Iterable[_Billed]) -> Iterator[list[_Billed]]:
-    """What is billed at an instant, by whole GPUs; the last may be a part of one."""
+    """Billed parts at an instant, grouped to whole GPUs; the last group may be a fraction."""
     found: list[_Billed] = []
     room = Fraction(GPU_CAPACITY)
     for one in billed:

@@ -9,8 +9,8 @@
     tariff = "allocated"                  # or used, reservation, energy
     nano_per_gpu_hour = 2_490_000_000     # 2.49; or nano_per_instance_hour, nano_per_kilowatt_hour
     from = 2026-01-01T00:00:00Z
-    to = 2026-07-01T00:00:00Z             # without it: until further notice
-    version = 1                           # the book that brought this price
+    to = 2026-07-01T00:00:00Z             # optional; default: no end
+    version = 1                           # version of the book that introduced this price
 
 Further keys of a price: tenant, mig_profile, minimum_seconds, granularity_seconds, at_claim_start.
 """
@@ -30,7 +30,7 @@ from collector.metering.units import FOREVER_NS
 from railscope.toml_text import TomlError, parse_toml
 
 _MAX = (1 << 63) - 1
-"""What a database keeps as an integer."""
+"""Maximum of a database integer."""
 _Whole = Annotated[int, msgspec.Meta(ge=0, le=_MAX)]
 _Positive = Annotated[int, msgspec.Meta(ge=1, le=_MAX)]
 _Moment = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -62,9 +62,9 @@ class _BookTable(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def parse(text: str, file: str) -> PriceBook:
-    """The book in a file's text; `file` is its name, for messages.
+    """Parse the price book in a file's text; `file` is its name, for messages.
 
-    Raises PriceBookError that names the file, the table and what is wrong.
+    Raises PriceBookError with the file, the table and the error.
     """
     try:
         document = parse_toml(text)

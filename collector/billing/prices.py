@@ -1,7 +1,8 @@
-"""The price book: what a GPU-hour, a reserved one or a kilowatt-hour costs, for whom and when.
+"""The price book: prices of GPU-hours, reserved GPU-hours and kilowatt-hours by tenant and time.
 
-A tenant's own price beats the list price. At every instant at most one price of a group applies:
-time (allocated or used), reservation, energy. Published books only grow: see `check_appended`.
+A tenant's own price takes precedence over the list price. At every instant at most one price of a
+group applies: time (allocated or used), reservation, energy. Published books are append-only: see
+`check_appended`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from collector.metering.units import FOREVER_NS
 
 
 class PriceBookError(ValueError):
-    """A price book that contradicts itself or the one before; the message names the entry."""
+    """An inconsistent price book, or an invalid change of the previous one; the message names the entry."""
 
 
 class Group(Enum):
-    """Prices of one group exclude each other; those of different groups add up."""
+    """Group of prices: those of one group exclude each other; those of different groups add up."""
 
     TIME = "time"
     RESERVATION = "reservation"
@@ -32,7 +33,7 @@ class Group(Enum):
 
 
 class Tariff(StrEnum):
-    """What is paid for: time by the scheduler's word, time seen in use, a reservation, energy."""
+    """Basis of a price: time as scheduled, time observed in use, a reservation, or energy."""
 
     ALLOCATED = "allocated"
     USED = "used"
@@ -54,9 +55,9 @@ Key: TypeAlias = tuple[str, str, Group]  # sku, MIG profile, group
 class Price:
     """One price, valid in [from, to): nano-currency per unit of `unit`.
 
-    Without a tenant it is the list price. `version` is the book that brought it. A claim is billed
-    at least `minimum_ns`, and whole multiples of `granularity_ns`. A claim that starts under a
-    price with `at_claim_start` keeps that price to its end.
+    Without a tenant it is the list price. `version` is the book that introduced it. A claim is
+    billed at least `minimum_ns`, and whole multiples of `granularity_ns`. A claim that starts under
+    a price with `at_claim_start` is billed at that price until its end.
     """
 
     sku: str
@@ -98,7 +99,7 @@ class Price:
 
     @property
     def key(self) -> Key:
-        """What it prices."""
+        """SKU, MIG profile and group that it applies to."""
         return self.sku, self.mig_profile, self.tariff.group
 
     def __str__(self) -> str:
@@ -108,7 +109,7 @@ class Price:
 
 
 class Stretch(NamedTuple):
-    """A stretch of time with one price; no price where the book has none."""
+    """A stretch of time with one price; None if the book has none."""
 
     start_ns: int
     end_ns: int
@@ -118,19 +119,19 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The prices of one group for one tenant and SKU, one after the other without a hole."""
+    """The prices of one group for one tenant and SKU, consecutive and without gaps."""
 
     starts: Sequence[int]
     found: Sequence[tuple[Price | None, int]]
 
     @property
     def begins_ns(self) -> int:
-        """When its first price begins; the end of time if it has none."""
+        """Start of its first price; `FOREVER_NS` if it has none."""
         known = (start for start, (price, _) in zip(self.starts, self.found, strict=True) if price)
         return next(known, FOREVER_NS)
 
     def at(self, instant_ns: int) -> tuple[Price | None, int]:
-        """The price at an instant, and the list price beside it."""
+        """The price at an instant, and the list price in nano-currency."""
         return self.found[bisect_right(self.starts, instant_ns) - 1]
 
     def stretches(self, start_ns: int, end_ns: int) -> Iterator[Stretch]:
@@ -145,10 +146,9 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class PriceBook:
-    """All prices of one currency up to a version, and when that version was published.
+    """All prices of one currency up to a version, and the time of that version's publication.
 
-    Raises PriceBookError for prices that overlap or come from a later version, and
-    UnknownCurrencyError.
+    Raises PriceBookError for prices that overlap or have a later version, and UnknownCurrencyError.
     """
 
     version: int
@@ -170,7 +170,7 @@ class PriceBook:
                 raise PriceBookError(message)
 
     def timeline(self, tenant: str, key: Key) -> Timeline:
-        """What the tenant pays for a SKU over all time."""
+        """The tenant's prices of a SKU over all time."""
         matching = [p for p in self.prices if p.key == key and p.tenant in ("", tenant)]
         edges = {edge for price in matching for edge in (price.from_ns, price.to_ns)}
         starts = sorted({-FOREVER_NS} | edges - {FOREVER_NS})
@@ -195,7 +195,7 @@ def _applying(matching: Sequence[Price], instant_ns: int) -> tuple[Price | None,
 
 
 def check_published(book: PriceBook, now_ns: int) -> None:
-    """Refuse a book that is dated in the future as the current one. Raises PriceBookError."""
+    """Reject a book that is dated in the future as the current one. Raises PriceBookError."""
     if book.published_ns > now_ns:
         message = (
             f"price book version {book.version}: published {spelled(book.published_ns)}: expected "
@@ -206,11 +206,11 @@ def check_published(book: PriceBook, now_ns: int) -> None:
 
 
 def check_appended(before: PriceBook, after: PriceBook) -> None:
-    """Refuse a new version of a book that changes what the one before says of the past.
+    """Reject a new version of a book that changes past prices of the previous one.
 
-    The past is what lies before the new version was published. Prices may be added from then on,
-    and what was to be valid later may be ended, changed or withdrawn. Raises PriceBookError that
-    names the entry.
+    The past is the time before the new version's publication. Prices may be added from then on, and
+    prices that start later may be ended, changed or withdrawn. Raises PriceBookError that names the
+    entry.
     """
     if after.version <= before.version or after.published_ns < before.published_ns:
         message = f"version {after.version} does not follow version {before.version}"
@@ -231,7 +231,7 @@ def _by_place(book: PriceBook) -> Mapping[tuple[str, str, str, str, int], Price]
 
 
 def _change_of_past(old: Price | None, new: Price | None, after: PriceBook) -> str:
-    """What a version changes that it may not; empty if nothing."""
+    """Description of an invalid change in a version; empty if there is none."""
     published = after.published_ns
     if old is None or new is None:
         return _change_of_set(old, new, after)

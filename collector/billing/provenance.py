@@ -1,7 +1,7 @@
-"""Where the charges of an invoice come from: the GPU-days of the ledger that they rest on.
+"""Provenance of the charges of an invoice: the GPU-days of the ledger they were computed from.
 
-A charge leads back to the GPU and the days of its service, each in the revision that the closing
-of its invoice rested on.
+A charge refers to the GPU and the days of its service, each in the revision that the closing of its
+invoice used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNSEEN = (State.INFERRED.value, State.UNKNOWN.value)
 
 
 class _Day(NamedTuple):
-    """A GPU-day in one revision: its evidence, its capacity times time, and what nobody saw of it."""
+    """A GPU-day in one revision: its evidence, its capacity times time, and the unobserved part."""
 
     revision: int
     evidence_root: str
@@ -39,12 +39,12 @@ class _Day(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """The GPU-days that an invoice rests on."""
+    """The GPU-days that an invoice was computed from."""
 
     days: Mapping[GpuDay, _Day]
 
     def of(self, charge: Charge) -> Provenance:
-        """Of one charge; nothing where the ledger has none of its days.
+        """Provenance of one charge; empty if the ledger has none of its days.
 
         The evidence hash is the evidence root of its day; of several days, the SHA-256 of their
         roots in order, as a JSON list.
@@ -62,7 +62,7 @@ class Origins:
 
 
 def gpu_days(charge: Charge) -> list[GpuDay]:
-    """The days of the charge's service on its GPU, in order; none for what is about no GPU."""
+    """The days of the charge's service on its GPU, in order; empty for a charge without a GPU."""
     if not charge.resource:
         return []
     first, last = charge.service_t0_ns // DAY_NS, (charge.service_t1_ns - 1) // DAY_NS
@@ -70,7 +70,7 @@ def gpu_days(charge: Charge) -> list[GpuDay]:
 
 
 def origins(store: BillingStore, invoice: Invoice) -> Origins:
-    """What an issued invoice rests on. Raises LedgerError."""
+    """The GPU-days that an issued invoice was computed from. Raises LedgerError."""
     found = store.invoice(invoice.invoice_id)
     if found is None:
         return Origins({})

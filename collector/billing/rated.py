@@ -1,4 +1,4 @@
-"""A period rated from the ledger: from which revisions, and what it comes to."""
+"""Rating of a period from the ledger: the revisions used, and the resulting charges."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GPUS_AT_ONCE = 64
 
 
 class Held(NamedTuple):
-    """What time in the ledger is of."""
+    """Key of ledger time: tenant, model and state."""
 
     tenant: str
     sku: str
@@ -35,7 +35,7 @@ class Held(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A revision that a bill rests on: its number, hashes and mark."""
+    """A ledger revision that a bill was computed from: number, hashes, time and clock marks."""
 
     revision: int
     content_root: str
@@ -46,10 +46,10 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rated:
-    """A period: its charges, what needs a decision, and what of the ledger it rests on.
+    """A rated period: its charges, undecided use, and the ledger revisions used.
 
-    `held` is the compute time in the ledger that may be billed, `taken` that of the charges, of what
-    needs a decision and of what a tariff does not bill; both in cap-unit-nanoseconds.
+    `held` is the billable compute time in the ledger; `taken` is the compute time of the charges,
+    of undecided use and of use that is free by tariff; both in cap-unit-nanoseconds.
     """
 
     period: Period
@@ -61,7 +61,7 @@ class Rated:
 
     @property
     def ledger_root(self) -> str:
-        """One hash over all revisions that it rests on."""
+        """Hash over all revisions used."""
         return ledger_root(self.sources)
 
 
@@ -75,7 +75,7 @@ def ledger_root(sources: Mapping[GpuDay, Source]) -> str:
 
 
 def days_of(period: Period) -> range:
-    """The UTC days of a period. Raises ValueError for one that does not consist of whole days."""
+    """The UTC days of a period. Raises ValueError unless it consists of whole days."""
     if period.start_ns % DAY_NS or period.end_ns % DAY_NS:
         message = "what is billed from the ledger is whole UTC days"
         raise ValueError(message)
@@ -83,16 +83,16 @@ def days_of(period: Period) -> range:
 
 
 def window(period: Period) -> range:
-    """The days that are looked at: silences and claims go on over the edges of a period."""
+    """The days that are read: gaps and claims may extend over the edges of a period."""
     days = days_of(period)
     return range(days.start - 1, days.stop + 1)
 
 
 @dataclass(slots=True)
 class Numbers:
-    """Which revision of each GPU-day is taken: the same one whenever it is asked for.
+    """Revision number of each GPU-day, constant over all calls.
 
-    With a ledger it is the newest when the day is first looked at; without, those that are given.
+    With a ledger it is the newest one at the first call for the day; without, the one given.
     """
 
     ledger: Ledger | None = None
@@ -100,14 +100,14 @@ class Numbers:
 
     @classmethod
     def given(cls, numbers: Mapping[GpuDay, int]) -> Numbers:
-        """These revisions and no others."""
+        """Use exactly these revisions."""
         found = cls()
         for key, number in numbers.items():
             found._by_day.setdefault(key.day, {})[key.gpu] = number
         return found
 
     def of(self, days: range) -> dict[GpuDay, int]:
-        """Those of some days."""
+        """Revision numbers of some days."""
         new = [day for day in days if day not in self._by_day]
         if new and self.ledger is not None:
             found = self.ledger.newest(new[0], new[-1] + 1)
@@ -160,13 +160,13 @@ def rate_period(ledger: Ledger, book: PriceBook, period: Period, numbers: Number
 
 
 def _has_minimums(book: PriceBook) -> bool:
-    """Whether what a claim was billed before the period matters."""
+    """True if charges depend on what a claim was billed before the period."""
     extras = ((price.minimum_ns, price.granularity_ns) for price in book.prices)
     return any(extra != (0, 1) for extra in extras)
 
 
 def _by_gpus(numbers: Mapping[GpuDay, int]) -> Iterator[dict[GpuDay, int]]:
-    """All days of some GPUs at a time: of others only minimums of counted claims depend on them."""
+    """All days of some GPUs at a time: only minimums of counted claims depend on other GPUs."""
     by_gpu: dict[str, dict[GpuDay, int]] = defaultdict(dict)
     for key, number in numbers.items():
         by_gpu[key.gpu][key] = number
@@ -176,7 +176,7 @@ def _by_gpus(numbers: Mapping[GpuDay, int]) -> Iterator[dict[GpuDay, int]]:
 
 
 def _before(numbers: Numbers, found: Iterable[Revision], period: Period) -> dict[GpuDay, int]:
-    """The days before the window in which claims of the period's start were in force already."""
+    """Days before the window in which claims at the period's start were already in force."""
     start_day = period.start_ns // DAY_NS
     since: dict[str, int] = {}
     for revision in found:
@@ -189,14 +189,14 @@ def _before(numbers: Numbers, found: Iterable[Revision], period: Period) -> dict
 
 
 class _Earlier(NamedTuple):
-    """Revisions of days before the window, and the usages in them that minimums depend on."""
+    """Revisions of days before the window, and their usages that minimums depend on."""
 
     revisions: Sequence[Revision]
     usages: Sequence[Usage]
 
 
 class _Counted(NamedTuple):
-    """Claims for a number of GPUs: those with usage in the period, and those that end there."""
+    """Claims for a number of GPUs: those with usage in the period, and those that end in it."""
 
     used: Claims
     ended: Mapping[tuple[str, str], HeldClaim]
@@ -204,9 +204,10 @@ class _Counted(NamedTuple):
 
 
 def _ended_without_use(tiling: DayTiling) -> dict[tuple[str, str], HeldClaim]:
-    """Claims that end on a GPU-day of which they request and hold nothing, by id and node.
+    """Claims that end on a GPU-day on which they request and hold nothing, by id and node.
 
-    Only a claim for a number of GPUs is in the ledger like that: other claims have all of its GPUs.
+    Only a claim for a number of GPUs has such rows in the ledger: other claims request slots of
+    each of their GPUs.
     """
     users = {entry.claim for entry in tiling.entries}
     nodes = {entry.node for entry in tiling.entries}
@@ -265,7 +266,7 @@ def _add_held(held: dict[Held, Units], tiling: DayTiling) -> None:
 
 
 def _add_taken(taken: dict[Held, Fraction], rating: Rating, used: Iterable[Usage]) -> None:
-    """The capacity times time that an outcome of rating is about."""
+    """Add the capacity times time that the outcomes of rating cover."""
     for review in (*rating.reviews, *rating.free):
         usage = review.usage
         if review.group is Group.TIME and usage.state in WITH_TENANT:

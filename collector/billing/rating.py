@@ -1,13 +1,13 @@
-"""Rating: usage and prices in, exact charges out.
+"""Rating: exact charges from usage and prices.
 
-What is billable is decided here, by the rules of the ledger's states:
+Billable by state of the ledger:
 
     observed      time and energy
-    inferred      time under an allocation tariff, if a witness says that the node was up and the
-                  silence is at most an hour, else for review; under a usage tariff nothing;
-                  energy where the counter tells
+    inferred      time under an allocation tariff, if a witness proves that the node was up and the
+                  gap is at most an hour, else for review; under a usage tariff nothing;
+                  energy if the counter covers it
     reserved      the reservation
-    rogue         for review; and whatever has no tenant, or no SKU
+    rogue         for review; and use without a tenant or without a SKU
     all others    nothing
 """
 
@@ -34,12 +34,12 @@ _NOT_SEEN = "not seen in use, under a tariff of use"
 
 
 class MissingPriceError(ValueError):
-    """Billable usage that the price book has no price for; the message names both."""
+    """Billable usage without a price in the price book; the message contains both."""
 
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """A stretch of usage that is not billed until someone has decided; `group` of what prices."""
+    """A stretch of usage that is not billed until it is decided; `group` of the prices concerned."""
 
     usage: Usage
     start_ns: int
@@ -50,7 +50,7 @@ class Review:
 
 @dataclass(frozen=True, slots=True)
 class Rating:
-    """The charges of a period, what needs a decision, and what a tariff of use does not bill."""
+    """The charges of a period, undecided use, and use that a usage tariff does not bill."""
 
     charges: tuple[Charge, ...]
     reviews: tuple[Review, ...]
@@ -58,11 +58,11 @@ class Rating:
 
 
 def rate(usages: Iterable[Usage], book: PriceBook, period: Period) -> Rating:
-    """Rate what was used in a period.
+    """Rate the usage of a period.
 
-    Give every claim that touches the period whole, from its start to its end or to what is known,
-    and every silence likewise: how long a silence lasted and how long a claim was billed is judged
-    on the whole of it, then clipped to the period. Order does not matter.
+    Every claim that overlaps the period is expected whole, from its start to its end or to the end
+    of the evidence, and so is every observation gap: the length of a gap and the billed time of a
+    claim are computed over the whole of it, then clipped to the period. Order does not matter.
 
     Raises MissingPriceError for time in the period, and DoubleUsageError for time that would be
     billed twice.
@@ -83,9 +83,10 @@ def _place(usage: Usage) -> tuple[str, int, int, str, str, str]:
 
 
 class Rater:
-    """Rates the GPUs of a period, some at a time.
+    """Rating of the GPUs of a period, some at a time.
 
-    Claims for a number of GPUs may be on any of a node, so their minimums come last: `counted` has them.
+    Claims for a number of GPUs may be on any GPU of a node, so their minimums are computed last,
+    from `counted`.
     """
 
     def __init__(self, book: PriceBook, period: Period) -> None:
@@ -95,7 +96,7 @@ class Rater:
         self._timeline = lru_cache(_TENANTS_TIMES_SKUS)(book.timeline)
 
     def rate(self, usages: Iterable[Usage]) -> Rating:
-        """Rate the whole usage of some GPUs, but for the minimums of counted claims."""
+        """Rate the whole usage of some GPUs, except for the minimums of counted claims."""
         ordered = sorted(usages, key=_place)
         refuse_doubles(ordered)
         self._placed = Claims(self.period)
@@ -117,7 +118,7 @@ class Rater:
         return self.counted if usage.counted_on else self._placed
 
     def _rate(self, usage: Usage, silence_ns: int) -> Iterator[Charge | Review]:
-        """The charges of one usage in the period, and what of it needs a decision."""
+        """The charges of one usage in the period, and its undecided parts."""
         if usage.claim:
             self._claims_of(usage).hold(usage)
         reason = _nobodys(usage)
@@ -157,7 +158,7 @@ class Rater:
     def _stretches(self, usage: Usage, group: Group) -> Iterator[tuple[Stretch, Price]]:
         """The usage split at every price boundary and at the start of the period.
 
-        Prices of energy may begin at any time; once begun, all prices go on without a gap.
+        Energy prices may begin at any time; once begun, all prices continue without a gap.
         """
         profile = "" if group is Group.ENERGY else usage.mig_profile
         timeline = self._timeline(usage.tenant, (usage.sku, profile, group))
@@ -166,14 +167,14 @@ class Rater:
                 if stretch.price is not None:
                     yield stretch, stretch.price
                 elif start_ns < self.period.start_ns:
-                    continue  # it was for another period to refuse
+                    continue  # missing prices of an earlier period are not an error here
                 elif group is not Group.ENERGY or stretch.start_ns >= timeline.begins_ns:
                     span = f"{spelled(stretch.start_ns)} to {spelled(stretch.end_ns)}"
                     message = f"no price of {group.value} from {span} for {usage}"
                     raise MissingPriceError(message)
 
     def _spans(self, usage: Usage) -> list[tuple[int, int]]:
-        """The usage up to the end of the period, cut where the period starts."""
+        """The usage up to the end of the period, split at the start of the period."""
         starts, ends = self.period.start_ns, self.period.end_ns
         spans = [
             (usage.start_ns, min(usage.end_ns, starts)),
@@ -188,7 +189,7 @@ class Rater:
 
 
 def _split(usage: Usage, timeline: Timeline, start_ns: int, end_ns: int) -> Iterator[Stretch]:
-    """One stretch per price; one only if the claim keeps the price it started with."""
+    """One stretch per price; a single one if the claim keeps the price of its start."""
     if usage.claim:
         price, list_nano = timeline.at(usage.claim_start_ns)
         if price is not None and price.at_claim_start:
@@ -198,7 +199,7 @@ def _split(usage: Usage, timeline: Timeline, start_ns: int, end_ns: int) -> Iter
 
 
 def _nobodys(usage: Usage) -> str:
-    """Why nobody can be billed for use of a GPU, at no price; empty if somebody can."""
+    """Reason why the use of a GPU cannot be billed to any tenant; empty if it can."""
     if usage.state is State.ROGUE:
         return "processes without a claim"
     if usage.state is State.REVIEW:
@@ -211,7 +212,7 @@ def _nobodys(usage: Usage) -> str:
 
 
 def _doubt(usage: Usage, silence_ns: int) -> str:
-    """Why held time is not simply billed; empty if it is."""
+    """Reason why held time needs a decision; empty if it is billable."""
     if usage.state is not State.INFERRED:
         return ""
     if usage.witness is Witness.NONE:
@@ -246,7 +247,7 @@ def _charge(usage: Usage, stretch: Stretch, price: Price) -> Charge:
 
 
 def _quantity(usage: Usage, duration_ns: int, unit: Unit) -> Fraction:
-    """Metered units of a part of a usage. Energy is spread evenly over the whole of it."""
+    """Metered units of a part of a usage. Energy is spread evenly over the whole usage."""
     if unit is Unit.KILOWATT_HOURS:
         energy = usage.energy_millijoules
         if isinstance(energy, Absent):

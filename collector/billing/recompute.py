@@ -1,4 +1,4 @@
-"""A closed period computed again, from the revisions and the prices that it was closed with."""
+"""Recomputation of a closed period from the revisions and the prices of its closing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from collector.ledger.database import LedgerError
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """What a closing comes to, computed again."""
+    """Result of a closing, computed again."""
 
     rated: Rated
     drafts: tuple[Invoice, ...]
@@ -25,9 +25,9 @@ class Recomputed:
 
 
 def recompute(books: Books, closing: Closing, issued: Iterable[Invoice]) -> Recomputed:
-    """Rate again what a closing rested on.
+    """Rate again the revisions and prices of a closing.
 
-    What people decided (credits, adjustments) is taken from the invoices that it issued.
+    Administrative charges (credits, adjustments) are copied from the invoices that it issued.
     """
     published = books.store.book(closing.price_version)
     if published is None:
@@ -54,7 +54,7 @@ def recompute(books: Books, closing: Closing, issued: Iterable[Invoice]) -> Reco
 def _replacement(
     books: Books, closing: Closing, invoice: Invoice, charges: Iterable[Charge]
 ) -> Invoice:
-    """The invoice of one tenant, with the corrections that were on the one it replaces."""
+    """The invoice of one tenant, with the corrections of the invoice that it replaces."""
     replaced = books.store.invoice(invoice.replaces)
     kept = [line.charge for line in replaced[0].lines if line.charge.corrects] if replaced else []
     own = [charge for charge in charges if charge.tenant == closing.tenant]

@@ -1,13 +1,13 @@
-"""Reconciliation: what must be equal is compared, to the last unit. A difference is never excused.
+"""Reconciliation: exact comparisons of quantities that must be equal, without tolerance.
 
 R1  per GPU, day and tiling the states in the ledger add up to capacity times time
 R2  the cluster's sum is its inventory times time
 R3  the scheduler's own records, see `collector.jobs`
-R4  what the ledger shares out is all that the counters counted, per GPU and day
-R5  ledger, charges, invoices, FOCUS rows, and their files read again, are one amount
-R6  how much of the time nobody saw, against what is thought bearable
+R4  attributed + idle + unattributed amounts in the ledger = counter increments, per GPU and day
+R5  ledger, charges, invoices, FOCUS rows and the files read back have the same amount
+R6  shares of inferred and unknown time, with their bounds
 R7  a closed period computed again gives the same root, and evidence the same ledger
-R8  every row that was written is as its head, and as its record in the outbox of the audit log
+R8  every row equals the hash in its ledger head and in its record in the audit log's outbox
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_UNKNOWN = Fraction(1, 1000)
 
 
 def reconcile(books: Books, period: Period, seller: Seller) -> list[Check]:
-    """All that can be compared about a period; R1, R2 and R4 need evidence.
+    """All checks of a period; R1, R2 and R4 need evidence.
 
     Raises LedgerError, ClosingError, MissingPriceError.
     """
@@ -75,7 +75,7 @@ def closing_checks(books: Books, closing: Closing, seller: Seller) -> Iterator[C
 
 
 def held(rated: Rated) -> Check:
-    """R5: the time in the ledger that may be billed is charged, free by tariff, or undecided."""
+    """R5: billable time in the ledger is charged, free by tariff, or undecided."""
     pairs = (
         (f"{of.tenant}, {of.sku}, {of.state}", rated.taken.get(of, 0), rated.held.get(of, 0))
         for of in sorted({*rated.held, *rated.taken})
@@ -84,7 +84,7 @@ def held(rated: Rated) -> Check:
 
 
 def charged(charges: Sequence[Charge], invoices: Sequence[Invoice]) -> Check:
-    """R5: the exact amount of what was used in the period, as rated and as invoiced."""
+    """R5: the exact amount of the period's use, as rated and as invoiced."""
     exact = sum((charge.amount for charge in charges), Fraction(0))
     billed = [line.charge for one in invoices for line in one.lines]
     used = [charge.amount for charge in billed if charge.unit and not charge.corrects]
@@ -93,7 +93,7 @@ def charged(charges: Sequence[Charge], invoices: Sequence[Invoice]) -> Check:
 
 
 def unseen(ledger: Ledger, period: Period) -> Iterator[Check]:
-    """R6: the share of all GPU time that is inferred, and that nobody knows anything about."""
+    """R6: the shares of all GPU time that are inferred and unknown."""
     time: dict[State, Fraction] = dict.fromkeys(State, Fraction(0))
     for total, quantity in ledger.totals(period.start_ns, period.end_ns).items():
         if total.tiling is Tiling.COMPUTE:
@@ -105,7 +105,7 @@ def unseen(ledger: Ledger, period: Period) -> Iterator[Check]:
 
 
 def recomputed(closing: Closing, issued: Sequence[Invoice], again: Recomputed) -> Iterator[Check]:
-    """R7: the roots that are the same, of the closing and of each of its invoices."""
+    """R7: equal roots of the closing and of each of its invoices."""
     name = name_of(closing.period)
     root = int(again.manifest_root == closing.manifest_root)
     yield Check("R7", f"root of {name}, computed again", Fraction(root), Fraction(1))

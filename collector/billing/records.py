@@ -1,4 +1,4 @@
-"""What billing has the audit log record, in the transaction of what it does."""
+"""Audit records of billing operations, written in the same transaction as the operation."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from railscope.audit.record import Actor, Data
 
 
 def operator(name: str = "") -> Actor:
-    """Who runs a command: the user of the operating system, unless it is said."""
+    """The actor of a command: the given name or, without one, the operating system user."""
     return Actor("operator", normalize("NFC", name or getpass.getuser()), "command line")
 
 
 def published(
     connection: Connection, book: Published, row: Item, actor: Actor, now_ns: int
 ) -> None:
-    """A price book was published; `row` is that of the database."""
+    """Record that a price book was published; `row` is that of the database."""
     data: Data = {
         **_row(row),
         "version": book.book.version,
@@ -42,7 +42,7 @@ def published(
 def closed(
     connection: Connection, closing: Closing, row: Item, invoices: int, actor: Actor
 ) -> None:
-    """A period was closed."""
+    """Record that a period was closed."""
     data: Data = {
         **_row(row),
         **_span(closing.period),
@@ -60,7 +60,7 @@ def closed(
 def issued(
     connection: Connection, invoice: Invoice, row: Item, closing: Closing, actor: Actor
 ) -> None:
-    """An invoice was issued."""
+    """Record that an invoice was issued."""
     data: Data = {
         **_row(row),
         **_span(invoice.period),
@@ -79,7 +79,7 @@ def issued(
 def voided(
     connection: Connection, invoice: Invoice, row: Item, reason: str, by: tuple[Actor, int]
 ) -> None:
-    """An invoice was made void: by an actor, at an instant in nanoseconds."""
+    """Record that an invoice was voided, by an actor at a time in nanoseconds."""
     actor, now_ns = by
     data: Data = {
         **_row(row),
@@ -96,7 +96,7 @@ def voided(
 
 
 def adjusted(connection: Connection, one: Adjusted, row: Item, actor: Actor) -> None:
-    """A credit or an adjustment was recorded."""
+    """Record that a credit or an adjustment was recorded."""
     charge = one.charge
     data: Data = {
         **_row(row),
@@ -113,14 +113,14 @@ def adjusted(connection: Connection, one: Adjusted, row: Item, actor: Actor) -> 
 
 
 def opened(connection: Connection, row: Item, one: Opening, actor: Actor) -> None:
-    """An opening date was set."""
+    """Record that an opening date was set."""
     data: Data = {**_row(row), "opening": spelled(one.opening_ns), "reason": _text(one.reason)}
     draft = Draft("billing.opening", actor, one.recorded_ns, "done", data=data)
     put(connection, f"billing.opening/{row.key}", draft)
 
 
 def exported(connection: Connection, id_: str, what: Data, actor: Actor, now_ns: int) -> None:
-    """Something was exported: `what` says whose, of when, and the hash of the files."""
+    """Record an export: `what` contains tenant, period and the hashes of the files."""
     put(
         connection,
         f"billing.export/{id_}",

@@ -1,7 +1,7 @@
 """Rounding: once per invoice, half to even, at the currency's exponent.
 
-Exponents: ISO 4217, list one, "minor unit". A small table; what is not in it is an error and not
-two decimals by guess.
+Exponents: ISO 4217, list one, "minor unit". The table is small; a currency that is not in it is an
+error, with no default of two decimals.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ EXPONENTS: dict[str, int] = (
 
 
 class UnknownCurrencyError(ValueError):
-    """A currency whose minor unit is not known here."""
+    """A currency whose minor unit is not in the table."""
 
 
 def exponent_of(currency: str) -> int:
-    """How many decimals the currency's minor unit has. Raises UnknownCurrencyError."""
+    """Number of decimals of the currency's minor unit. Raises UnknownCurrencyError."""
     if currency not in EXPONENTS:
         message = f"currency {currency!r} is not known; known are {', '.join(sorted(EXPONENTS))}"
         raise UnknownCurrencyError(message)
@@ -33,13 +33,13 @@ def exponent_of(currency: str) -> int:
 
 
 def to_minor(amount: Fraction, exponent: int) -> int:
-    """The nearest whole number of minor units; the even one of two equally near."""
+    """The nearest whole number of minor units, half to even."""
     units: int = 10**exponent
     return round(amount * units)
 
 
 def decimal(value: Fraction, places: int) -> str:
-    """A fraction with so many decimals, half to even."""
+    """A fraction with the given number of decimals, half to even."""
     scaled = to_minor(value, places)
     sign, digits = "-" if scaled < 0 else "", str(abs(scaled)).rjust(places + 1, "0")
     whole = f"{int(digits[: len(digits) - places]):,}"
@@ -49,9 +49,10 @@ def decimal(value: Fraction, places: int) -> str:
 def spread(amounts: Mapping[str, Fraction], exponent: int) -> dict[str, int]:
     """Minor units of every line, such that they add up to the rounded total.
 
-    Largest remainder: every line is rounded down, and what the total lacks goes, one unit each, to
-    the lines that lost most; of equal losses, to the smaller key. Every line is within one minor
-    unit of its exact amount, exact lines stay as they are, and order does not matter.
+    Largest remainder: every line is rounded down, and the missing units of the total are added, one
+    each, to the lines with the largest remainders; of equal remainders, to the smaller key. Every
+    line is within one minor unit of its exact amount, exact lines are unchanged, and order does not
+    matter.
     """
     exact = {key: amount * 10**exponent for key, amount in amounts.items()}
     lines = {key: amount.numerator // amount.denominator for key, amount in exact.items()}

@@ -1,4 +1,4 @@
-"""Rows of billing's tables from invoices and charges, and back, exactly."""
+"""Rows of the billing tables from invoices and charges, and back, exactly."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def line_of(row: Row[Any]) -> Line:
 
 
 def invoice_of(row: Row[Any], lines: Sequence[Line]) -> Invoice:
-    """The invoice of a row and its lines. Raises InvoiceError if they are not what was issued."""
+    """The invoice of a row and its lines. Raises InvoiceError if they differ from what was issued."""
     return Invoice(
         tenant=row.tenant_id,
         period=Period(row.period_start_ns, row.period_end_ns),
@@ -141,7 +141,7 @@ def invoice_of(row: Row[Any], lines: Sequence[Line]) -> Invoice:
 
 
 def review_row(one: Undecided, closing: int, position: int) -> Values:
-    """The row of what a closing did not bill."""
+    """The row of undecided use of a closing."""
     return {
         "closing": closing,
         "review": position,
@@ -158,7 +158,7 @@ def review_row(one: Undecided, closing: int, position: int) -> Values:
 
 
 def review_of(row: Row[Any]) -> Undecided:
-    """What a closing did not bill, of a row."""
+    """Undecided use of a closing, from its row."""
     return Undecided(
         resource=row.resource,
         start_ns=row.start_ns,

@@ -1,21 +1,21 @@
-"""Who bills and who pays, as TOML: what an export says of an invoice and the invoice does not.
+"""Seller and payers, as TOML: data of an export that invoices do not contain.
 
-    provider = "Machine Hall"          # who provides, publishes and bills
+    provider = "Machine Hall"          # provides, publishes and bills
     service = "GPU Cluster"            # ServiceName; this is the default
 
-    [region]                           # where the GPUs stand; may be left out
+    [region]                           # location of the GPUs; optional
     id = "hall-1"
     name = "Machine hall 1"
 
     [tenant.language]                  # one table for every tenant that is billed
     account = "research"               # BillingAccountId: the group that pays
     account_name = "Research"
-    name = "Language models"           # SubAccountName; without it, the tenant's id
-    type = "Account"                   # or Namespace: what the tenant is
+    name = "Language models"           # SubAccountName; default: the tenant's id
+    type = "Account"                   # or Namespace: type of the tenant
     tags = { CostCenter = "4711" }
 
-A further key is publisher: who makes the service, if not the provider. The provider issues the
-invoices: of charges that a third party is paid for, FOCUS wants a BilledCost of 0.
+A further key is publisher: the producer of the service, if it is not the provider. The provider
+issues the invoices: FOCUS requires a BilledCost of 0 for charges that are paid to a third party.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class SellerFileError(ValueError):
-    """A file that does not say who bills and who pays; the message names file and key."""
+    """A file without valid seller or payers; the message contains file and key."""
 
 
 class _Region(msgspec.Struct, forbid_unknown_fields=True):
@@ -57,7 +57,7 @@ class _Seller(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read(file: Path) -> Seller:
-    """The seller in a file. Raises SellerFileError."""
+    """Read the seller from a file. Raises SellerFileError."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""What usages of one resource say together: how long silences lasted, and what overlaps."""
+"""Usages of one resource in sequence: length of observation gaps, and overlaps."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _RESOURCE = attrgetter("resource")
 
 
 class DoubleUsageError(ValueError):
-    """Time that would be billed twice; the message names the resource and the usage."""
+    """Time that would be billed twice; the message contains the resource and the usage."""
 
 
 def silences(ordered: Sequence[Usage]) -> list[int]:
-    """For every usage, the length of the silence that it lies in; zero if it was seen.
+    """For every usage, the length of the observation gap that contains it; zero if observed.
 
-    A silence goes on over claims and days as long as no one saw the resource. Usages are in order
+    A gap extends over claims and days as long as the resource is not observed. Usages are in order
     of resource and start.
     """
     lengths = [0] * len(ordered)
@@ -44,7 +44,7 @@ def _set(lengths: list[int], run: Sequence[int], length_ns: int) -> None:
 
 
 def refuse_doubles(ordered: Sequence[Usage]) -> None:
-    """Refuse a claim that uses one resource twice at once, and a resource used beyond a GPU.
+    """Reject a claim that uses one resource twice at once, and a resource used beyond one GPU.
 
     Slots of one resource that one claim holds together are one usage with their capacity added.
     Usages are in order of resource and start. Raises DoubleUsageError.

@@ -1,4 +1,4 @@
-"""Statements and exports for the API, from the books. Blocking: for a thread of its own."""
+"""Statements and exports for the API, from the billing database. Blocking: run it in a thread."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class BillingError(RuntimeError):
 
 
 class Issued(msgspec.Struct, frozen=True):
-    """An invoice that there is a statement of."""
+    """An invoice that has a statement."""
 
     tenant: str
     period: str
@@ -45,8 +45,8 @@ class Issued(msgspec.Struct, frozen=True):
 class ServedBooks:
     """Statements and exports from the ledger. Methods block, and raise BillingError.
 
-    `seller` returns the seller for the tenants that are billed. It is called for each export, so that a
-    changed file counts at once.
+    `seller` returns the seller for the tenants that are billed. It is called for each export, so
+    that a changed file takes effect at once.
     """
 
     books: Books
@@ -55,18 +55,18 @@ class ServedBooks:
 
     @property
     def statement_forms(self) -> Sequence[str]:
-        """Forms of a statement; JSON is the one of an API."""
+        """Formats of a statement; JSON, the default of the API, is first."""
         return sorted(FORMS, key=lambda form: (form != "json", form))
 
     @property
     def export_forms(self) -> Sequence[str]:
-        """Forms of an export; Parquet where PyArrow is installed."""
+        """Formats of an export; Parquet only if PyArrow is installed."""
         return [form for form in Form if form is not Form.PARQUET or find_spec("pyarrow")]
 
     def issued(self, tenant: str | None) -> list[Issued]:
         """Invoices of a tenant or of all, the oldest period first. Raises BillingError.
 
-        A tenant of which a closing left only undecided time has a statement with an empty invoice.
+        A tenant for which a closing has only undecided time has a statement with an empty invoice.
         """
         table, void = tables.invoices, tables.voids
         joined = table.outerjoin(void, void.c.invoice_id == table.c.invoice_id)
@@ -100,7 +100,7 @@ class ServedBooks:
         return [one for *_, one in sorted(found, key=lambda each: each[:2])]
 
     def statement(self, tenant: str, period: str, form: str) -> bytes | None:
-        """A tenant's statement of a closed month; None where there is none. Raises BillingError."""
+        """A tenant's statement of a closed month; None if there is none. Raises BillingError."""
         with _readable():
             seller = self.seller([tenant]).invoice_issuer
             try:
@@ -109,7 +109,7 @@ class ServedBooks:
                 return None
 
     def export(self, tenant: str | None, period: str, form: str) -> bytes | None:
-        """What was invoiced for a month; None where nothing was. Raises BillingError."""
+        """Export of a month's invoices; None if there are none. Raises BillingError."""
         with _readable():
             span = parse(period)
             found = Listed(tuple(self.books.store.invoices(span, tenant)))

@@ -1,4 +1,4 @@
-"""A statement: an invoice or a preview, and all that a person needs to judge it."""
+"""Statements: an invoice or a preview, with the data needed to verify it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNSEEN = "part of the time was not observed: it is billed by the scheduler's wo
 
 
 class Drawn(NamedTuple):
-    """Lines that are drawn together, as texts."""
+    """Lines of one kind and price summed up, as text."""
 
     what: str
     of: str
@@ -39,7 +39,7 @@ class Drawn(NamedTuple):
 
 
 class OfClaim(NamedTuple):
-    """What one claim comes to, as texts."""
+    """Sum of one claim, as text."""
 
     claim: str
     gpus: str
@@ -51,7 +51,7 @@ class OfClaim(NamedTuple):
 
 
 class _Matter(NamedTuple):
-    """What lines share that are drawn together."""
+    """Grouping key of lines that are summed up."""
 
     corrects: str
     kind: str
@@ -65,10 +65,10 @@ class _Matter(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """An invoice, what it rests on, and what is not on it.
+    """An invoice, the evidence it was computed from, and the use that is not on it.
 
-    `revisions` are those of the ledger that its lines rest on, `roots` hashes over more of it by
-    name. `marks` say what keeps it from being final.
+    `revisions` are the ledger revisions that its lines were computed from, `roots` are named hashes
+    over larger parts of the ledger. `marks` are the reasons why it may still change.
     """
 
     invoice: Invoice
@@ -79,9 +79,9 @@ class Statement:
     audit: AuditPlace | None = None
     marks: Sequence[str] = ()
     clock_suspect: Mapping[GpuDay, Sequence[ClockDoubt]] = field(default_factory=dict)
-    """Those GPU-days with evidence that was received while the collector's clock was suspect."""
+    """GPU-days with evidence that was received while the collector's clock was suspect."""
     closed_ns: int | None = None
-    """When its period was closed, if that issued no invoice to the tenant."""
+    """Time of closing of its period, if that issued no invoice to the tenant."""
 
     @property
     def invoice_id(self) -> str:
@@ -95,7 +95,7 @@ class Statement:
 
     @property
     def title(self) -> str:
-        """What it is, of whom and when."""
+        """Kind of document, tenant and period."""
         kind = {
             Status.DRAFT: "PREVIEW, not an invoice",
             Status.ISSUED: "STATEMENT",
@@ -107,7 +107,7 @@ class Statement:
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """What it is about and rests on, by name."""
+        """Named properties of the invoice and its evidence."""
         invoice, period = self.invoice, self.invoice.period
         found = [
             ("Billed by", self.seller),
@@ -130,7 +130,7 @@ class Statement:
 
     @property
     def _clock_suspect(self) -> str:
-        """The GPU-days of its lines that are marked, and why."""
+        """The marked GPU-days of its lines, with the reasons."""
         days = {source_of(line.charge) for line in self.invoice.lines}
         found = {key: self.clock_suspect.get(key, ()) for key in days if key}
         doubts = sorted({one for some in found.values() for one in some})
@@ -164,9 +164,9 @@ class Statement:
 
     @property
     def summary(self) -> list[Drawn]:
-        """Lines of one kind and price as one, in a fixed order; rounded as what they are here.
+        """Lines of one kind and price summed up, in a fixed order, with rounded amounts.
 
-        The amounts add up to the total, and each is within one minor unit of what is exact.
+        The amounts add up to the total, and each is within one minor unit of the exact amount.
         """
         drawn: dict[_Matter, list[Charge]] = {}
         for line in self.invoice.lines:
@@ -176,7 +176,7 @@ class Statement:
 
     @property
     def claims(self) -> list[OfClaim]:
-        """What each claim comes to, corrections left out; the dearest first."""
+        """Sum of each claim without corrections; the most expensive first."""
         own: dict[str, list[Charge]] = {}
         for line in self.invoice.lines:
             named = line.charge.claim and not line.charge.corrects
@@ -193,14 +193,14 @@ class Statement:
 
     @property
     def total(self) -> str:
-        """What is to be paid, or given back."""
+        """Amount to be paid or credited."""
         payable = self.invoice.payable
         shown = abs(payable) if self.invoice.status is Status.ISSUED else payable
         return decimal(shown, exponent_of(self.invoice.currency))
 
     @property
     def due(self) -> str:
-        """What comes before the total."""
+        """Label of the total."""
         if self.invoice.status is Status.DRAFT and self.closed_ns is None:
             return "Would be"
         if self.invoice.status is Status.VOID:
@@ -209,7 +209,7 @@ class Statement:
 
 
 def coverage(invoice: Invoice) -> Fraction | None:
-    """The share of the time on an invoice, corrections left out, that was observed."""
+    """The observed share of the time on an invoice, without corrections."""
     seen = whole = Fraction(0)
     for line in invoice.lines:
         charge = line.charge
@@ -221,14 +221,14 @@ def coverage(invoice: Invoice) -> Fraction | None:
 
 
 def source_of(charge: Charge) -> GpuDay | None:
-    """The GPU-day of the ledger that a charge rests on; None where people decided it."""
+    """The GPU-day of the ledger that a charge was computed from; None for an administrative charge."""
     if not charge.unit or not charge.resource:
         return None
     return GpuDay(charge.resource, charge.service_t0_ns // DAY_NS)
 
 
 def spelled_doubt(one: ClockDoubt) -> str:
-    """A time in which the collector's clock was suspect, and how that was decided."""
+    """A time in which the collector's clock was suspect, and how it ended."""
     decided = (
         f"accepted {decimal(Fraction(one.delta_ns, 10**9), 9)} s later"
         if one.delta_ns
@@ -238,7 +238,7 @@ def spelled_doubt(one: ClockDoubt) -> str:
 
 
 def unit_price(price_nano: int) -> str:
-    """A price with as many decimals as it has, and two at least."""
+    """A price with all of its decimals, at least two."""
     text = decimal(Fraction(price_nano, NANO), 9).rstrip("0")
     whole, _, decimals = text.partition(".")
     return f"{whole}.{decimals.ljust(2, '0')}"

@@ -1,7 +1,7 @@
 """A statement line by line, for programs and spreadsheets: CSV and JSON, and back.
 
-Amounts are texts with the decimals of the currency; `exact` is what they were before rounding, a
-fraction. A text that a spreadsheet would take for a formula starts with an apostrophe in CSV.
+Amounts are strings with the decimals of the currency; `exact` is the amount before rounding, as a
+fraction. In CSV, text that a spreadsheet would interpret as a formula starts with an apostrophe.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _NUMBERS = {"quantity", "unit_price", "amount", "unrounded"}
 
 
 class StatementError(ValueError):
-    """Text that is no statement of ours."""
+    """Text that is not a statement of Railscope."""
 
 
 class StatementLine(msgspec.Struct, frozen=True):
-    """One charge, as texts."""
+    """One charge, as text."""
 
     charge: str
     kind: str
@@ -49,7 +49,7 @@ class StatementLine(msgspec.Struct, frozen=True):
     corrects: str
     note: str
     clock_suspect: str = ""
-    """Why the GPU-day is marked whose evidence was received by a suspect clock; empty for none."""
+    """Reason for the clock mark of the GPU-day; empty if its evidence has none."""
 
 
 class StatementDocument(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ def as_json(statement: Statement) -> bytes:
 
 
 def from_json(raw: bytes) -> StatementDocument:
-    """A statement read again. Raises StatementError."""
+    """Parse a statement. Raises StatementError."""
     try:
         return msgspec.json.decode(raw, type=StatementDocument)
     except msgspec.MsgspecError as error:
@@ -91,7 +91,7 @@ def from_json(raw: bytes) -> StatementDocument:
 
 
 def document(statement: Statement) -> StatementDocument:
-    """The statement as what becomes JSON."""
+    """The statement as a structure for JSON."""
     invoice, period = statement.invoice, statement.invoice.period
     places = exponent_of(invoice.currency)
     seen = coverage(invoice)
@@ -129,7 +129,7 @@ def document(statement: Statement) -> StatementDocument:
 
 
 def as_csv(statement: Statement) -> bytes:
-    """The statement as CSV, a charge a row; what is of the whole is in every row."""
+    """The statement as CSV, one charge per row; each row repeats the invoice fields."""
     whole = document(statement)
     head = {
         "invoice": whole.invoice, "status": whole.status, "tenant": whole.tenant,
@@ -147,7 +147,7 @@ def as_csv(statement: Statement) -> bytes:
 
 
 def from_csv(raw: bytes) -> list[dict[str, str]]:
-    """The rows of a statement read again. Raises StatementError."""
+    """Parse the rows of a statement. Raises StatementError."""
     try:
         rows = list(csv.DictReader(io.StringIO(raw.decode(), newline=""), strict=True))
     except (csv.Error, UnicodeDecodeError) as error:
@@ -157,7 +157,7 @@ def from_csv(raw: bytes) -> list[dict[str, str]]:
 
 
 def total(rows: list[dict[str, str]]) -> Fraction:
-    """What the rows of a CSV come to."""
+    """Sum of the amounts in the rows of a CSV."""
     return sum((Fraction(row["amount"]) for row in rows), Fraction(0))
 
 
@@ -201,7 +201,7 @@ def _plain(value: Fraction, places: int) -> str:
 
 
 def _safe(name: str, cell: str) -> str:
-    # A spreadsheet would take 7/3 for the seventh of March.
+    # A spreadsheet would interpret 7/3 as the seventh of March.
     text = name == "exact" or (name not in _NUMBERS and cell.startswith(("'", *_FORMULA)))
     return f"'{cell}" if text else cell
 

@@ -1,4 +1,4 @@
-"""A statement as one page of HTML: nothing else is loaded, it prints, and it reads aloud."""
+"""A statement as one HTML page without external resources, for screen, print and screen readers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ tfoot th, tfoot td { border-top: 2px solid #1b1f24; font-weight: 700; font-size:
 
 
 def page(statement: Statement) -> str:
-    """The page."""
+    """The statement as an HTML page."""
     invoice = statement.invoice
     title = " ".join(statement.title.split())
     facts = "".join(f"<dt>{escape(n)}</dt><dd>{escape(f)}</dd>\n" for n, f in statement.facts)

@@ -14,7 +14,7 @@ _MAX_CLAIMS = 25
 
 
 def text(statement: Statement) -> str:
-    """The whole of it; of many claims the dearest only."""
+    """The statement as text, limited to the most expensive claims."""
     invoice, summary = statement.invoice, statement.summary
     width = max(len(name) for name, _ in statement.facts)
     lines = [
@@ -40,7 +40,7 @@ def text(statement: Statement) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], right: set[int]) -> list[str]:
-    """Rows in columns as wide as their widest cell; a column that is empty is left out."""
+    """Rows in columns as wide as their widest cell; empty columns are left out."""
     sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
     used = [at for at in range(len(sizes)) if any(row[at] for row in rows[1:])]
     return [

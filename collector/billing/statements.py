@@ -1,4 +1,4 @@
-"""Statements of tenants, from the database, in the forms that people and programs take."""
+"""Statements of tenants from the database, in several formats."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORMS: Mapping[str, Callable[[Statement], bytes]] = {
 
 
 class UnknownTenantError(ClosingError):
-    """A tenant of which nothing was billed in a period."""
+    """A tenant without an invoice or undecided time in a period."""
 
 
 def periods(books: Books, tenant: str | None = None) -> list[Period]:
@@ -38,9 +38,9 @@ def periods(books: Books, tenant: str | None = None) -> list[Period]:
 
 
 def statement(books: Books, tenant: str, period: Period, seller: str = "") -> Statement:
-    """The statement of a closed period: of the invoice that stands, else of the newest void one.
+    """The statement of a closed period: of the valid invoice, else of the newest void one.
 
-    A tenant without an invoice that has undecided time has a statement of that.
+    For a tenant without an invoice, the statement contains its undecided time.
 
     Raises UnknownTenantError, ClosingError for a period that is not closed, and LedgerError.
     """
@@ -59,7 +59,7 @@ def statement(books: Books, tenant: str, period: Period, seller: str = "") -> St
 def _without_invoice(
     books: Books, tenant: str, closings: Sequence[Closing], seller: str
 ) -> Statement:
-    """The statement of a tenant of which a closing billed nothing. Raises UnknownTenantError."""
+    """The statement of a tenant without an invoice in a closing. Raises UnknownTenantError."""
     closing = next(one for one in closings if not one.tenant)
     reviews = of_tenant(books.store.reviews(closing.number), tenant)
     if not reviews:
@@ -80,7 +80,7 @@ def _without_invoice(
 
 
 def of_invoice(books: Books, invoice_id: str, seller: str = "") -> Statement:
-    """The statement of one invoice, void or not. Raises ClosingError where there is none."""
+    """The statement of one invoice, void or not. Raises ClosingError if there is none."""
     found = books.store.invoice(invoice_id)
     if found is None:
         message = f"there is no invoice {invoice_id}"
@@ -102,7 +102,7 @@ def of_invoice(books: Books, invoice_id: str, seller: str = "") -> Statement:
 
 
 def preview(bill: Bill, tenant: str, seller: str = "") -> Statement:
-    """What a tenant's invoice of an open period would be now."""
+    """Preview of a tenant's invoice for an open period, from the current ledger."""
     empty = draft((), tenant, bill.period, bill.book.currency)
     found = next((one for one in bill.drafts if one.tenant == tenant), empty)
     marks = ["Nothing of this is binding: it is what the ledger says now"]
@@ -119,7 +119,7 @@ def preview(bill: Bill, tenant: str, seller: str = "") -> Statement:
 
 
 def _marks(books: Books, invoice: Invoice, closing: Closing) -> list[str]:
-    """What keeps an invoice from being the last word."""
+    """Reasons why an invoice is not final."""
     found = []
     if invoice.status is Status.VOID:
         others = books.store.heads(invoice.period, invoice.tenant)
@@ -131,7 +131,7 @@ def _marks(books: Books, invoice: Invoice, closing: Closing) -> list[str]:
 
 
 def _provisional(closing: Closing) -> list[str]:
-    # Which days they were would name GPUs of others.
+    # Listing the days would disclose GPUs of other tenants.
     text = (
         "PROVISIONAL: closed while days were not final in the ledger. What they change comes "
         "as corrections"

@@ -1,7 +1,7 @@
-"""What billing has in the database: price books, closings, invoices, credits and adjustments.
+"""Billing tables of the database: price books, closings, invoices, credits and adjustments.
 
-Reading, and the rows to write; what is written when is decided in `closing` and `administration`.
-All methods block, and raise LedgerError.
+Queries, and insertion of rows; `closing` and `administration` decide what is written. All methods
+block, and raise LedgerError.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from collector.metering.instants import Period
 
 _LOCK = 0x7261_696C_6269_6C6C
 ISSUE = "billing.issue/"
-"""What the ids of invoices' records in the outbox begin with."""
+"""Prefix of the outbox ids of invoice records."""
 
 
 @dataclass(frozen=True, slots=True)
 class BillingStore:
-    """Billing's part of the database."""
+    """The billing tables of the database."""
 
     database: Database
 
     def mark(self, connection: Connection) -> Mark:
-        """What a closing depends on, as it stands."""
+        """Current row counts of the tables that a closing depends on."""
         counted = (
             tables.price_books, tables.closings, tables.adjustments, tables.voids, tables.openings
         )  # fmt: skip
@@ -52,7 +52,7 @@ class BillingStore:
         ))  # fmt: skip
 
     def lock(self, connection: Connection) -> None:
-        """Let no one else bill until this transaction ends. SQLite has one writer anyway."""
+        """Lock billing until this transaction ends. Not needed in SQLite, which has a single writer."""
         if connection.dialect.name == "postgresql":
             connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
 
@@ -64,7 +64,7 @@ class BillingStore:
             return self.book_in(connection, version)
 
     def book_in(self, connection: Connection, version: int | None = None) -> Published | None:
-        """The same, within a transaction."""
+        """As `book`, within a transaction."""
         query = select(tables.price_books).order_by(tables.price_books.c.version.desc()).limit(1)
         if version is not None:
             query = query.where(tables.price_books.c.version == version)
@@ -82,12 +82,12 @@ class BillingStore:
             return self.closings_in(connection)
 
     def closings_in(self, connection: Connection) -> list[Closing]:
-        """The same, within a transaction."""
+        """As `closings`, within a transaction."""
         rows = connection.execute(select(tables.closings).order_by(tables.closings.c.closing))
         return [closing_of(row) for row in rows]
 
     def revisions(self, closing: int, gpus: Iterable[str] | None = None) -> dict[GpuDay, int]:
-        """The revisions of the ledger that a closing rests on, of all GPUs or of some."""
+        """The ledger revisions that a closing used, of all GPUs or of some."""
         table = tables.closing_revisions
         query = select(table.c.gpu_uuid, table.c.day, table.c.revision)
         query = query.where(table.c.closing == closing)
@@ -99,7 +99,7 @@ class BillingStore:
         return {GpuDay(row.gpu_uuid, row.day): row.revision for row in rows}
 
     def reviews(self, closing: int) -> list[Undecided]:
-        """What a closing did not bill."""
+        """Undecided use of a closing."""
         table = tables.reviews
         query = select(table).where(table.c.closing == closing).order_by(table.c.review)
         with self.database.transaction() as connection:
@@ -111,7 +111,7 @@ class BillingStore:
             return self.undecided_in(connection, tenant)
 
     def undecided_in(self, connection: Connection, tenant: str | None) -> dict[int, set[str]]:
-        """The same, within a transaction."""
+        """As `undecided_closings`, within a transaction."""
         table = tables.reviews
         query = select(table.c.closing, table.c.tenant_id).distinct()
         query = query.where(table.c.tenant_id != "")
@@ -127,13 +127,13 @@ class BillingStore:
     def invoices(self, period: Period | None = None, tenant: str | None = None) -> list[Invoice]:
         """Issued and void invoices that overlap a period, of a tenant; in order of issue.
 
-        Raises LedgerError for one that is not what was issued.
+        Raises LedgerError for an invoice that differs from what was issued.
         """
         with self.database.transaction() as connection:
             return list(self._read(connection, _of(_invoices(), period, tenant)))
 
     def heads(self, period: Period | None = None, tenant: str | None = None) -> list[Head]:
-        """The same without their lines, for there may be many of these."""
+        """Invoices as in `invoices`, without their lines, of which there may be many."""
         with self.database.transaction() as connection:
             rows = connection.execute(_of(_invoices(), period, tenant)).all()
         return [
@@ -148,7 +148,7 @@ class BillingStore:
         ]
 
     def standing(self, since_ns: int, before: Closing | None = None) -> list[Invoice]:
-        """Invoices of periods from an instant on that are not void; or were not before a closing."""
+        """Invoices of periods since a time that are not void, or were not before a closing."""
         table, void = tables.invoices, tables.voids
         query = _invoices().where(table.c.period_start_ns >= since_ns)
         if before is None:
@@ -173,13 +173,13 @@ class BillingStore:
             return self.invoice_in(connection, invoice_id)
 
     def invoice_in(self, connection: Connection, invoice_id: str) -> tuple[Invoice, int] | None:
-        """The same, within a transaction."""
+        """As `invoice`, within a transaction."""
         query = _invoices().where(tables.invoices.c.invoice_id == invoice_id)
         found = next(self._read(connection, query), None)
         return None if found is None else (found, connection.execute(query).one().closing)
 
     def audit_place(self, invoice_id: str) -> AuditPlace | None:
-        """Where the audit log has an invoice; None while it has not."""
+        """Audit log record of an invoice; None if it is not recorded yet."""
         table = placed_rows
         query = select(table.c.leaf, table.c.checkpoint_size).where(
             table.c.id == ISSUE + invoice_id
@@ -189,7 +189,7 @@ class BillingStore:
         return None if row is None else AuditPlace(row.leaf, row.checkpoint_size)
 
     def void_reason(self, invoice_id: str) -> str:
-        """Why an invoice is void; empty if it is not."""
+        """Reason why an invoice is void; empty if it is not."""
         query = select(tables.voids.c.reason).where(tables.voids.c.invoice_id == invoice_id)
         with self.database.transaction() as connection:
             return connection.execute(query).scalar_one_or_none() or ""
@@ -214,7 +214,7 @@ class BillingStore:
             yield invoice
 
     def knows(self, connection: Connection, tenant: str) -> bool:
-        """Whether a tenant has an invoice, or any time in the ledger."""
+        """True if a tenant has an invoice, or any time in the ledger."""
         asked = (
             select(tables.invoices.c.tenant_id).where(tables.invoices.c.tenant_id == tenant),
             select(entries.c.tenant_id).where(entries.c.tenant_id == tenant),
@@ -224,12 +224,12 @@ class BillingStore:
     # Credits and adjustments ---------------------------------------------------------------------
 
     def adjusted(self) -> list[Adjusted]:
-        """All credits and adjustments, in order of when they were recorded."""
+        """All credits and adjustments, in order of recording."""
         with self.database.transaction() as connection:
             return self.adjusted_in(connection)
 
     def invoiced_in(self, connection: Connection, charge: Charge) -> Fraction:
-        """What stands invoiced for the dates of a credit, less what was given back for them."""
+        """Amount on valid invoices for the dates of a credit, less earlier credits for them."""
         query = _of(_invoices(), None, charge.tenant).where(tables.voids.c.invoice_id.is_(None))
         amounts = {
             line.charge: Fraction(line.minor, 10 ** exponent_of(one.currency))
@@ -248,7 +248,7 @@ class BillingStore:
         return sum(own, Fraction(0))
 
     def decided(self) -> set[str]:
-        """The ids of the credits and adjustments that are on invoices which stand."""
+        """The ids of the credits and adjustments on valid invoices."""
         table, void = tables.charges, tables.voids
         query = select(table.c.charge_id).where(table.c.unit.is_(None), void.c.invoice_id.is_(None))
         joined = query.outerjoin_from(table, void, void.c.invoice_id == table.c.invoice_id)
@@ -256,7 +256,7 @@ class BillingStore:
             return set(connection.execute(joined).scalars())
 
     def adjusted_in(self, connection: Connection) -> list[Adjusted]:
-        """The same, within a transaction."""
+        """As `adjusted`, within a transaction."""
         table = tables.adjustments
         rows = connection.execute(select(table).order_by(table.c.recorded_ns, table.c.charge_id))
         return [
@@ -275,7 +275,7 @@ def _invoices() -> Select[Any]:
 
 
 def _of(query: Select[Any], period: Period | None, tenant: str | None) -> Select[Any]:
-    """Invoices that overlap a period, of a tenant; all, where None is said."""
+    """Restrict a query to invoices that overlap a period, of a tenant; None selects all."""
     table = tables.invoices
     if period is not None:
         query = query.where(

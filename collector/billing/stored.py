@@ -1,4 +1,4 @@
-"""What billing keeps in the database beside invoices, as it is read."""
+"""Records of the billing database other than invoices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collector.metering.instants import Period
 
 
 class Mark(NamedTuple):
-    """How much there is of each thing that a closing depends on: it changes whenever they do."""
+    """Row counts of the tables that a closing depends on; they change with any new row."""
 
     books: int
     closings: int
@@ -20,7 +20,7 @@ class Mark(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What is known of an invoice without reading its lines."""
+    """An invoice without its lines."""
 
     invoice_id: str
     tenant: str
@@ -30,7 +30,7 @@ class Head(NamedTuple):
 
 
 class AuditPlace(NamedTuple):
-    """Which record of the audit log has an invoice, and the size of a checkpoint that covers it."""
+    """Index of an invoice's record in the audit log, and the size of a checkpoint that covers it."""
 
     leaf: int
     checkpoint_size: int | None
@@ -45,7 +45,7 @@ class Published(NamedTuple):
 
 
 class Adjusted(NamedTuple):
-    """A credit or an adjustment: the charge that it becomes, in what currency, when and by whom."""
+    """A credit or an adjustment: its charge, currency, time of recording and actor."""
 
     charge: Charge
     currency: str
@@ -54,7 +54,7 @@ class Adjusted(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """The first instant that is billed, why, and when and by whom it was set."""
+    """Start of the billed time, its reason, time of recording and actor."""
 
     opening_ns: int
     reason: str

@@ -1,8 +1,8 @@
-"""Tables of billing, beside the ledger that they rest on. Rows are added and never changed.
+"""Billing tables, in the database of the ledger. Rows are added and never changed.
 
-An invoice is issued by being here and void once a row says so; a draft is nowhere. A period is
-closed by a closing; one of a single tenant takes the place of what was void. Exact numbers are
-texts: integers, or fractions like `7/3`.
+An invoice is issued by its row, and void if a row of `voids` refers to it; drafts are not stored. A
+period is closed by a closing; the closing of a single tenant replaces a void invoice. Exact numbers
+are text: integers, or fractions such as `7/3`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ closing_revisions = Table(
     ),
     Index("billing_closing_revision_day", "gpu_uuid", "day"),
 )
-"""Which revisions of the ledger a closing rests on."""
+"""The revisions of the ledger that a closing used."""
 
 adjustments = Table(
     "billing_adjustment",
@@ -87,7 +87,7 @@ adjustments = Table(
     Column("recorded_ns", BigInteger, nullable=False),
     Column("recorded_by", Text, nullable=False),
 )
-"""Credits and adjustments, which the next closing takes up."""
+"""Credits and adjustments, billed by the next closing."""
 
 invoices = Table(
     "billing_invoice",
@@ -130,7 +130,7 @@ charges = Table(
     Column("corrects", Text, nullable=False),
     Column("corrected_in_ns", BigInteger),
 )
-"""The lines of invoices; `amount` is exact, `amount_minor` its part of the rounded total."""
+"""The lines of invoices; `amount` is exact, `amount_minor` its share of the rounded total."""
 
 reviews = Table(
     "billing_review",
@@ -147,7 +147,7 @@ reviews = Table(
     Column("end_ns", BigInteger, nullable=False),
     Column("reason", Text, nullable=False),
 )
-"""What a closing did not bill, as somebody has to decide."""
+"""Use that a closing did not bill because it needs a decision."""
 
 voids = Table(
     "billing_void",

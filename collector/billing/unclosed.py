@@ -24,11 +24,11 @@ from railscope.audit.record import Actor
 NEVER_BILLED = frozenset({
     State.IDLE, State.STRANDED, State.SYSTEM, State.MAINTENANCE, State.DOWN, State.UNKNOWN
 })  # fmt: skip
-"""States that no bill and no decision is about; time in any other state is billable or undecided."""
+"""States that never need a bill or a decision; time in any other state is billable or undecided."""
 
 
 def opening(database: Database) -> Opening | None:
-    """The opening date that was set last; None while all time is billed."""
+    """The newest opening date; None if all time is billed."""
     table = tables.openings
     query = select(table).order_by(table.c.opening.desc()).limit(1)
     with database.transaction() as connection:
@@ -69,7 +69,7 @@ def unclosed(
 ) -> list[GpuDay]:
     """GPU-days before a period with billable or undecided time that no closing covers.
 
-    Closed periods follow one another, so these are days before the first of them.
+    Closed periods are consecutive, so these are days before the first of them.
     """
     first_ns = min([period.start_ns, *(one.period.start_ns for one in closings)])
     since_ns = opened.opening_ns if opened else 0
@@ -86,7 +86,7 @@ def unclosed(
 def check_earlier(
     database: Database, period: Period, closings: Sequence[Closing], opened: Opening | None
 ) -> None:
-    """Raise ClosingError where a period begins before the opening date or leaves out earlier time."""
+    """Raise ClosingError if a period begins before the opening date or leaves out earlier time."""
     name = name_of(period)
     if opened and period.start_ns < opened.opening_ns:
         message = (

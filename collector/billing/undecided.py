@@ -1,4 +1,4 @@
-"""What is not billed until somebody decides, as it is shown and kept."""
+"""Use that is not billed until a person decides."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collector.metering.units import GPU_HOUR, Units
 
 @dataclass(frozen=True, slots=True, order=True)
 class Undecided:
-    """Use of a resource in [start, end) that a bill leaves out; `tenant` is empty if no one's."""
+    """Use of a resource in [start, end) that a bill leaves out; `tenant` is empty if unknown."""
 
     resource: str
     start_ns: int
@@ -26,7 +26,7 @@ class Undecided:
     claim: str = ""
     state: str = ""
     units: Units = 0
-    """Capacity that was used; 0 where energy is undecided and its time is billed."""
+    """Capacity that was used; 0 if only energy is undecided and the time is billed."""
 
     @property
     def gpu_hours(self) -> Fraction:
@@ -41,7 +41,7 @@ class Undecided:
 
 
 def undecided(reviews: Iterable[Review]) -> tuple[Undecided, ...]:
-    """What rating left for a decision, in order of resource and time; what only goes on is one."""
+    """Undecided outcomes of rating in order of resource and time, with consecutive ones merged."""
     found: list[Undecided] = []
     for review in sorted(map(_of, reviews), key=_matter):
         if found and found[-1].end_ns == review.start_ns and _same(found[-1], review):

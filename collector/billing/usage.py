@@ -1,7 +1,7 @@
-"""What is rated: one stretch in which one resource was in one state.
+"""Input of rating: one stretch in which one resource was in one state.
 
-States and witnesses are those of the metering ledger. A GPU has 840 units of capacity; a share of a
-GPU is an exact fraction of them.
+States and witnesses are those of the metering ledger. A GPU has `GPU_CAPACITY` units of capacity; a
+share of a GPU is an exact fraction of them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ UNSEEN = frozenset({State.INFERRED, State.UNKNOWN})
 class Usage:
     """One stretch [start, end) of one resource: a GPU, a MIG instance or a replica, by its id.
 
-    `capacity_units` is its share of a GPU. `claim` and `claim_start_ns` say by which claim it was
-    held and since when. `silence_ns` is how long nobody saw it, where the ledger says it: at least so
-    long was the silence that the stretch lies in. Energy is the counter's difference over the stretch, in millijoules, or
-    the reason why there is none. Raises ValueError for what cannot be: an empty stretch, more than
-    a GPU, held time without a claim, and any number that is no integer. Rating asks for a decision
-    about what has no tenant or SKU.
+    `capacity_units` is its share of a GPU. `claim` is the claim that held it, `claim_start_ns` the
+    start of that claim. `silence_ns` is the length of the observation gap that contains the
+    stretch, as far as the ledger has it: a lower bound. Energy is the counter's difference over the
+    stretch, in millijoules, or the reason for its absence. Raises ValueError for an empty stretch,
+    more than a GPU, held time without a claim, and any number that is not an integer. Usage without
+    a tenant or SKU is accepted; rating leaves it undecided.
     """
 
     tenant: str
@@ -50,9 +50,9 @@ class Usage:
     reason: str = ""
     """Reason why a person has to decide, in state `review`."""
     claim_end_ns: int | None = None
-    """End of its claim, `FOREVER_NS` if that is not known yet; None: its last usage ends with it."""
+    """End of its claim, `FOREVER_NS` if it is open; None: the claim ends with its last usage."""
     counted_on: str = ""
-    """Node of which its claim has a number of GPUs; empty where the claim names its devices."""
+    """Node of the claim, if the claim is for a number of GPUs; empty if it names its devices."""
 
     def __post_init__(self) -> None:
         wrong = self._wrong()
@@ -80,13 +80,13 @@ class Usage:
 
     @property
     def instances(self) -> Fraction:
-        """How much of its MIG instance it holds: all of it where the ledger does not state its size."""
+        """Share of its MIG instance that it holds; 1 if the ledger does not state the instance's size."""
         held = Fraction(self.capacity_units)
         return min(held / self.instance_units, Fraction(1)) if self.instance_units else Fraction(1)
 
     @property
     def duration_ns(self) -> int:
-        """How long it lasts."""
+        """Duration in nanoseconds."""
         return self.end_ns - self.start_ns
 
     def __str__(self) -> str:
