@@ -1,13 +1,12 @@
-"""Job lists of schedulers: who had which GPUs when, what that is in GPU time, and whether it agrees.
+"""Job lists of schedulers: allocation of GPUs to jobs, its GPU time, and its reconciliation.
 
-    job                  a job, whichever scheduler it is of
-    clustercockpit, sacct, kubernetes   the lists; `reading` sees which of them a text is
-    tenants              whose an account or namespace is
+    job                  a job of any scheduler
+    clustercockpit, sacct, kubernetes, alibaba   the list formats; `reading` detects the format
+    tenants              tenant of an account or namespace
     meter, report        the GPU time of every tenant, exactly
-    ledger               a list as days of a ledger
-    pairing, reconcile   R3: a ledger against jobs
-    books                the same with files, in words
-    command              `railscope bill import-jobs`
+    lists, ledger        import of a list into the days of a ledger
+    pairing, reconcile   R3: comparison of a ledger with jobs
+    books                R3 with files of scheduler records, and its report
 
-All is exact: what a list does not tell is not guessed, but said.
+All is exact: missing data are reported, never guessed.
 """

@@ -1,8 +1,9 @@
 """Pods of Alibaba's trace of shared GPUs (alibaba/clusterdata: cluster-trace-gpu-v2023), as CSV.
 
-Columns: name, num_gpu, gpu_milli (of each GPU), gpu_spec, pod_phase, scheduled_time and deletion_time, in
-seconds since the trace began; second 0 is taken as 1970-01-01T00:00:00Z. The trace names no node and no
-owner: GPUs are only counted, and the class of service (`qos`) takes the place of the tenant.
+Columns: name, num_gpu, gpu_milli (of each GPU), gpu_spec, pod_phase, scheduled_time and
+deletion_time, in seconds since the start of the trace; second 0 is mapped to 1970-01-01T00:00:00Z.
+The trace contains neither nodes nor owners: GPUs are only counted, and the class of service (`qos`)
+is used as the tenant.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _FINAL = frozenset({"Succeeded", "Failed"})
 
 
 def read_alibaba(text: str, bad: BadLines = RAISED) -> JobList:
-    """The pods of the trace. Raises JobListError."""
+    """Parse the pods of the trace. Raises JobListError."""
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     told: list[tuple[int, Job]] = []
     without_gpus = never_started = 0
@@ -104,7 +105,7 @@ def _job(number: int, row: Mapping[str, str | None], now_ns: int) -> Job:
 
 
 def _whole(number: int, row: Mapping[str, str | None], field: str, limit: int) -> int:
-    """A whole number, also as `3.0`. Raises JobListError."""
+    """Parse a whole number, also such as `3.0`. Raises JobListError."""
     text = (row[field] or "").removesuffix(".0")
     try:
         return parse_whole(text, limit)

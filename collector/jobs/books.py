@@ -1,4 +1,4 @@
-"""A ledger against the books of schedulers, as they are printed into files: R3 as a whole."""
+"""R3: comparison of a ledger with the accounting records of schedulers, from files."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from collector.metering.tiling import Entry
 
 _FORMATS = {"slurm": "sacct", "kubernetes": "kubernetes"}
 _LISTED = re.compile(r".+@[0-9]+")
-"""A claim that was made of a job list; an agent's begins with its source and a slash."""
+"""Claim made from a job list; that of an agent begins with its source and a slash."""
 _NAMING = frozenset({"file", "command"})
-"""Sources whose workload may name that of another, as `slurm:123`."""
+"""Sources whose workload may name that of another source, such as `slurm:123`."""
 _MAX_SHOWN = 50
 
 
 class BooksError(Exception):
-    """A file of books cannot be read; says which and why."""
+    """A file of scheduler records cannot be read; the message contains file and reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerBooks:
-    """The jobs of schedulers that ended, and the ids of those that have not."""
+    """The ended jobs of schedulers, and the ids of those that have not ended."""
 
     schedulers: frozenset[str]
     jobs: tuple[Job, ...]
@@ -48,7 +48,7 @@ class SchedulerBooks:
         zone: tzinfo | None = None,
         tenants: Tenants | None = None,
     ) -> SchedulerBooks:
-        """Files by scheduler, `slurm` or `kubernetes`. Raises BooksError."""
+        """Read files by scheduler, `slurm` or `kubernetes`. Raises BooksError."""
         jobs: list[Job] = []
         unended: set[str] = set()
         for scheduler, paths in files.items():
@@ -65,19 +65,19 @@ class SchedulerBooks:
         return cls(told, tuple(sorted(set(jobs))), frozenset(unended))
 
     def against(self, ledger: Ledger, period: Period, tolerance_ns: int) -> Comparison:
-        """What the ledger has of these schedulers' jobs in a period. Raises LedgerError."""
+        """Compare the ledger with these schedulers' jobs in a period. Raises LedgerError."""
         entries = self._own(_by_gpu(ledger, period))
         return compare(entries, self.jobs, tolerance_ns, period, self.unended)
 
     def _own(self, entries: Iterable[Entry]) -> Iterator[Entry]:
-        """The entries of these schedulers' claims, with tenants as the books name them."""
+        """The entries of these schedulers' claims, with tenants as named in the scheduler records."""
         for entry in entries:
             if _is_of(entry, self.schedulers):
                 yield msgspec.structs.replace(entry, tenant=as_listed(entry.tenant))
 
 
 def _by_gpu(ledger: Ledger, period: Period) -> Iterator[Entry]:
-    """The entries of a period, GPU by GPU: those of a large cluster are many at once."""
+    """The entries of a period, GPU by GPU, to limit memory on a large cluster."""
     newest = ledger.newest(period.start_ns // DAY_NS, -(-period.end_ns // DAY_NS))
     for gpu in sorted({key.gpu for key in newest}):
         yield from ledger.entries(period.start_ns, period.end_ns, gpu)
@@ -90,11 +90,11 @@ def _is_of(entry: Entry, schedulers: frozenset[str]) -> bool:
     return source in schedulers or _LISTED.fullmatch(entry.claim) is not None
 
 
-# In words ------------------------------------------------------------------------
+# Text ----------------------------------------------------------------------------
 
 
 def as_text(found: Comparison) -> Iterator[str]:
-    """Tenants, and the jobs that differ."""
+    """Lines of text: tenants, and the jobs that differ."""
     jobs, tenants = counted(found.jobs, "job"), counted(len(found.tenants), "tenant")
     yield f"R3: {jobs} of the scheduler's books, {tenants}"
     for check in found.tenants:

@@ -1,9 +1,9 @@
 """Job lists of ClusterCockpit, which name GPUs by PCI address.
 
-Jobs are JSON objects: one per line, one after the other as the meta.json files of an archive, in an
-array, or as `jobs` of the answer of its API. The names of fields are those of its job schema (`jobId`,
+Jobs are JSON objects: one per line, consecutive as in the meta.json files of an archive, in an
+array, or as `jobs` of an API response. Field names are those of its job schema (`jobId`,
 `startTime`; ClusterCockpit/cc-lib: schema/job.go) or of its database (`job_id`, `start_time`).
-Instants and durations are in whole seconds.
+Times and durations are in whole seconds.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _DATABASE = {
     "user": "hpc_user",
     "numAcc": "num_acc",
 }
-"""Names of fields in the database, by their names in JSON."""
+"""Field names in the database, by their names in JSON."""
 
 
 class _Line:
-    """One object, with the number of its line for what is wrong in it."""
+    """One object, with its line number for error messages."""
 
     def __init__(self, number: int, values: object, what: str) -> None:
         self.number, self._what = number, what
@@ -60,31 +60,31 @@ class _Line:
         return self._values.get(self._named(field)) is not None
 
     def refuse(self, field: str, reason: str) -> NoReturn:
-        """Raises JobListError about a field."""
+        """Raise JobListError about a field."""
         raise JobListError(self.number, self._named(field), reason, self._what)
 
     def _named(self, field: str) -> str:
         return _DATABASE.get(field, field) if self._is_database else field
 
     def text(self, field: str) -> str:
-        """A field that is text and not empty."""
+        """A field that must be text and not empty."""
         return self.checked_text(field, self._present(field))
 
     def checked_text(self, field: str, value: object) -> str:
-        """The same value, where it is text that can be printed and not empty."""
+        """The value, checked to be printable text and not empty."""
         if not isinstance(value, str) or not value or not value.isprintable():
             self.refuse(field, f"{_shown(value)} is no name")
         return value
 
     def integer(self, field: str, low: int) -> int:
-        """A field that is a whole number, at least `low`."""
+        """A field that must be a whole number, at least `low`."""
         value = self._present(field)
         if type(value) is not int or not low <= value < LATEST_SECONDS:
             self.refuse(field, f"{_shown(value)} is no whole number from {low} on")
         return value
 
     def items(self, field: str) -> list[Any]:
-        """A field that is a list."""
+        """A field that must be a list."""
         value = self._present(field)
         if not isinstance(value, list):
             self.refuse(field, f"{_shown(value)} is no list")
@@ -97,7 +97,7 @@ class _Line:
 
 
 def read_clustercockpit(lines: Iterable[str], bad: BadLines = RAISED) -> JobList:
-    """The jobs of a list; empty lines mean nothing. Raises JobListError."""
+    """Parse the jobs of a list; empty lines are ignored. Raises JobListError."""
     told: list[tuple[int, Job]] = []
     clusters: set[str] = set()
     without_gpus = never_started = 0
@@ -123,14 +123,14 @@ def read_clustercockpit(lines: Iterable[str], bad: BadLines = RAISED) -> JobList
 
 
 def _objects(text: str, bad: BadLines) -> Iterator[tuple[int, str, object]]:
-    """The objects of a text, each with its number and what that counts."""
+    """The objects of a text, each with its number and the unit that is counted."""
     start = text.lstrip()
     whole: object = None
     if start.startswith(("[", "{")):
         try:
             whole = msgspec.json.decode(start)
         except (msgspec.DecodeError, RecursionError):
-            whole = None  # one object per line, or several one after the other
+            whole = None  # one object per line, or several consecutive ones
     if isinstance(whole, dict) and isinstance(whole.get("jobs"), list):
         whole = whole["jobs"]
     if isinstance(whole, list):
@@ -163,7 +163,7 @@ def _job(line: _Line, state: str, now_ns: int) -> Job:
 
 
 def _accelerators(line: _Line) -> tuple[tuple[Gpu, ...], tuple[Unplaced, ...]]:
-    """The GPUs of a job by name, and those that only are known to be there."""
+    """The GPUs of a job by name, and those without a usable name."""
     gpus: set[Gpu] = set()
     unplaced: list[Unplaced] = []
     hosts: set[str] = set()
@@ -193,9 +193,9 @@ def _accelerators(line: _Line) -> tuple[tuple[Gpu, ...], tuple[Unplaced, ...]]:
 
 
 def _not_named(line: _Line, named: int, hosts: Sequence[str]) -> list[Unplaced]:
-    """What `num_acc` counts, where the list has it, beyond the accelerators it names.
+    """GPUs in `num_acc`, if the list has it, beyond the named accelerators.
 
-    They are on the host of a job that has one; which of several hosts has them is not known.
+    They are on the host of a single-host job; for several hosts the list does not specify which.
     """
     if "numAcc" not in line:
         return []
@@ -209,6 +209,6 @@ def _not_named(line: _Line, named: int, hosts: Sequence[str]) -> list[Unplaced]:
 
 
 def _shown(value: object) -> str:
-    """A value for a person, on one line and not too long."""
+    """A value for display, on one line and limited in length."""
     text = json.dumps(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

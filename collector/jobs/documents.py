@@ -1,4 +1,4 @@
-"""JSON values one after the other, on lines of their own or over several."""
+"""Consecutive JSON values, on separate lines or spanning several."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collector.jobs.job import BadLines, JobListError
 def documents(text: str, bad: BadLines) -> Iterator[tuple[int, Any]]:
     """The values of a text, counted from 1.
 
-    One that is no JSON is bad; reading goes on at the next line that begins with a brace.
+    Invalid JSON is a bad line; parsing continues at the next line that begins with a brace.
     """
     decoder = json.JSONDecoder()
     at, number = 0, 0

@@ -1,4 +1,4 @@
-"""What a job list tells, whichever scheduler it is of."""
+"""Content of a job list of any scheduler."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from collector.metering.units import FOREVER_NS
 
 NS_PER_SECOND = 1_000_000_000
 LATEST_SECONDS = 1 << 32
-"""No job starts after this (the year 2106) or lasts so long: its end fits into 63 bits of ns."""
+"""Limit of start and duration of a job (the year 2106): its end fits into 63 bits of ns."""
 
 MAX_GPUS_OF_NODE = 1024
-"""GPUs of a job on one node, as many as the claims that may be in force there."""
+"""GPUs of a job on one node, the same limit as for claims in force there."""
 MAX_GPUS = 1 << 16
 """GPUs of a job: a list that only counts them writes each of them into the ledger."""
 
@@ -26,22 +26,22 @@ _DOMAIN_DIGITS = 8
 
 
 class JobListError(ValueError):
-    """A line is no job. The message names the line, counted from 1, and the field.
+    """A line is not a valid job. The message names the line, counted from 1, and the field.
 
-    A list that is no lines is counted in whatever it is a list of.
+    In a list that does not consist of lines, `what` names the unit that is counted.
     """
 
     def __init__(self, place: int, field: str, reason: str, what: str = "line") -> None:
-        """`field` is empty where the line as a whole is wrong."""
+        """`field` is empty if the line as a whole is invalid."""
         self.place, self.field, self.reason, self.what = place, field, reason, what
         where = f"{what} {place}"
         super().__init__(f"{where}: {field}: {reason}" if field else f"{where}: {reason}")
 
 
 class BadLines:
-    """Lines of a list that are no jobs: raised at once, or collected while the rest is read.
+    """Invalid lines of a list: raised at once, or collected while the rest is read.
 
-    `now_ns` is the time of the import: a list has no job that starts or ends after it.
+    `now_ns` is the time of the import: a job that starts or ends after it is invalid.
     """
 
     def __init__(self, *, collect: bool = False, now_ns: int = FOREVER_NS) -> None:
@@ -50,27 +50,27 @@ class BadLines:
         self._collect = collect
 
     def add(self, error: JobListError) -> None:
-        """Collect an error, or raise it where none may be."""
+        """Collect an error, or raise it if errors are not collected."""
         if not self._collect:
             raise error
         self.found.append(error)
 
 
 RAISED = BadLines()
-"""Every bad line is raised."""
+"""Raises on every bad line."""
 
 
 def future(instant_ns: int, now_ns: int) -> str:
-    """Reason to reject an instant of a job after `now_ns`; empty for one that has passed."""
+    """Reason to reject an instant of a job after `now_ns`; empty if it is not later."""
     if instant_ns <= now_ns:
         return ""
     return f"{spelled(instant_ns)}: expected a time not after now, {spelled(now_ns)}"
 
 
 def excess(gpus: int, nodes: int) -> str:
-    """Reason to reject a number of GPUs that so many nodes do not have; empty for a possible one.
+    """Reason to reject a number of GPUs that exceeds the limit of so many nodes; else empty.
 
-    A job whose nodes are not named is taken as one on a single node.
+    A job without named nodes is treated as one on a single node.
     """
     most = min(max(nodes, 1) * MAX_GPUS_OF_NODE, MAX_GPUS)
     if gpus <= most:
@@ -79,7 +79,7 @@ def excess(gpus: int, nodes: int) -> str:
 
 
 class Gpu(NamedTuple):
-    """One GPU: its node and its PCI address, as `pci_address` makes it."""
+    """One GPU: its node and its PCI address in the form of `pci_address`."""
 
     node: str
     address: str
@@ -97,7 +97,7 @@ class Part(NamedTuple):
 
     @property
     def share(self) -> Fraction:
-        """How much of the GPU it is."""
+        """Size as a fraction of the GPU."""
         return self.high - self.low
 
 
@@ -105,9 +105,9 @@ WHOLE = Part(Fraction(0), Fraction(1))
 
 
 class Unplaced(msgspec.Struct, frozen=True, order=True):
-    """GPUs of a job that a list does not name: what they are is not guessed.
+    """GPUs of a job that a list does not name; their identity is not guessed.
 
-    `where` is the node or nodes in the scheduler's notation, empty where it told none.
+    `where` is the node or nodes in the scheduler's notation, empty if there is none.
     """
 
     where: str
@@ -119,14 +119,14 @@ class Unplaced(msgspec.Struct, frozen=True, order=True):
 
     @property
     def capacity(self) -> Fraction:
-        """How many whole GPUs the time of all parts is."""
+        """Total of all parts in whole GPUs."""
         return self.gpus * self.share
 
 
 class Job(msgspec.Struct, frozen=True, order=True):
     """A job that had GPUs in [start, end). `tenant` is the account it is charged to.
 
-    `user` is who ran it, empty where the list does not say.
+    `user` is the user that ran it, empty if the list does not contain it.
     """
 
     start_ns: int
@@ -137,13 +137,13 @@ class Job(msgspec.Struct, frozen=True, order=True):
     gpus: tuple[Gpu, ...] = ()
     unplaced: tuple[Unplaced, ...] = ()
     model: str = ""
-    """Model of its GPUs where the list names one."""
+    """Model of its GPUs, if the list names one."""
     parts: tuple[Part, ...] = ()
     """Part of each GPU, in their order; empty if it had whole GPUs."""
 
     @property
     def claim(self) -> str:
-        """The id of its claim. A job that is requeued runs twice, and those are two claims."""
+        """The id of its claim. A requeued job runs twice, and those are two claims."""
         return f"{self.id}@{self.start_ns // NS_PER_SECOND}"
 
     def part_of(self, gpu: Gpu) -> Part:
@@ -152,31 +152,31 @@ class Job(msgspec.Struct, frozen=True, order=True):
 
     @property
     def duration_ns(self) -> int:
-        """How long it had its GPUs."""
+        """Time for which it had its GPUs."""
         return self.end_ns - self.start_ns
 
 
 class JobList(msgspec.Struct, frozen=True):
-    """All jobs of a list in order, and how many of its lines are no job with GPUs that ended."""
+    """All jobs of a list in order, and the numbers of lines without an ended GPU job."""
 
     jobs: tuple[Job, ...]
     without_gpus: int = 0
     never_started: int = 0
     unended: tuple[Job, ...] = ()
-    """The jobs that had not ended when the list was made: their end is the end of time."""
+    """Jobs that had not ended when the list was made; their end is `FOREVER_NS`."""
     rejected: tuple[JobListError, ...] = ()
-    """Lines that are no jobs."""
+    """Lines that are not valid jobs."""
     cluster: str = ""
-    """Cluster that all jobs are of, where the list names exactly one."""
+    """Cluster of all jobs, if the list names exactly one."""
 
     @property
     def running(self) -> tuple[str, ...]:
-        """Their ids."""
+        """Ids of the jobs that had not ended."""
         return tuple(job.id for job in self.unended)
 
 
 def job_list(every: Iterable[Job], without_gpus: int, never_started: int) -> JobList:
-    """A list of jobs, of which those that last for ever have not ended."""
+    """Build a list; jobs that end at `FOREVER_NS` have not ended."""
     ended: list[Job] = []
     unended: list[Job] = []
     for job in every:
@@ -185,7 +185,7 @@ def job_list(every: Iterable[Job], without_gpus: int, never_started: int) -> Job
 
 
 def settled(jobs: JobList, until_ns: int) -> JobList:
-    """The list with the jobs that have not ended, and began before an instant, until then."""
+    """The list with unended jobs that began before an instant, ended at that instant."""
     unended = tuple(job for job in jobs.unended if job.start_ns < until_ns)
     lasting = (msgspec.structs.replace(job, end_ns=until_ns) for job in unended)
     return msgspec.structs.replace(
@@ -200,7 +200,7 @@ def within(jobs: JobList, start_ns: int, end_ns: int) -> JobList:
 
 
 def clipped(jobs: JobList, start_ns: int, end_ns: int) -> JobList:
-    """The same with only the time of jobs in [start, end)."""
+    """The list with jobs clipped to [start, end)."""
     found = (
         msgspec.structs.replace(
             job, start_ns=max(job.start_ns, start_ns), end_ns=min(job.end_ns, end_ns)
@@ -213,7 +213,7 @@ def clipped(jobs: JobList, start_ns: int, end_ns: int) -> JobList:
 def without_repetitions(
     told: Iterable[tuple[int, Job]], what: str = "line", bad: BadLines = RAISED
 ) -> tuple[Job, ...]:
-    """The jobs in order, each once; one that has ended counts before the same while it ran.
+    """The jobs in order, without duplicates; an ended job replaces its unended version.
 
     A line that contradicts an earlier one is bad.
     """
@@ -230,7 +230,7 @@ def without_repetitions(
 
 
 def pci_address(text: str) -> str | None:
-    """A PCI address with eight digits of domain and in capitals; None where it is none."""
+    """A PCI address in capitals with an eight-digit domain; None if it is invalid."""
     address = text.upper()
     if not _ADDRESS.fullmatch(address):
         return None

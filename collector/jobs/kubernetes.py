@@ -1,18 +1,19 @@
-"""Pods as job lists: what `kubectl get pods --all-namespaces --output json` prints.
+"""Pods as job lists, as printed by `kubectl get pods --all-namespaces --output json`.
 
-Of pods that are deleted nothing is left there: `--watch --output-watch-events` prints an object for
-each change, of which the last one of a pod counts. Any number of lists, pods and changes may follow
-one another.
+That list does not contain deleted pods: `--watch --output-watch-events` prints an object for each
+change, of which the last one of a pod counts. Any number of lists, pods and changes may follow one
+another.
 
-The kubelet gives a pod its devices when it admits it (status.startTime), and takes them back when its
-last container has ended. What a pod gets are the requests of its containers together, or the largest
-of an init container where that is more; a sidecar is an init container that goes on
-(kubernetes/kubernetes:pkg/api/v1/resource/helpers.go). Which GPUs these are, Kubernetes does not tell.
-Fields and times: kubernetes/api:core/v1/types.go; times are whole seconds in UTC. Devices of dynamic
-resource allocation (resourceClaims) are not counted: a pod does not tell how many they are.
+The kubelet assigns devices to a pod when it admits it (status.startTime), and releases them when
+its last container has ended. A pod gets the sum of its containers' requests, or the largest request
+of an init container if that is larger; a sidecar is an init container that keeps running
+(kubernetes/kubernetes:pkg/api/v1/resource/helpers.go). Kubernetes does not report which GPUs these
+are. Fields and times: kubernetes/api:core/v1/types.go; times are whole seconds in UTC. Devices of
+dynamic resource allocation (resourceClaims) are not counted: a pod does not contain their number.
 
-Shares are those of `railscope.pod_shares`. A list that has nodes as well (`kubectl get nodes,pods`) gives
-models, memory and replicas of their GPUs, which shares of memory and time slices need.
+Shares are those of `railscope.pod_shares`. A list that also contains nodes (`kubectl get
+nodes,pods`) provides models, memory and replicas of their GPUs, which are required for shares of
+memory and time slices.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class _Metadata(msgspec.Struct):
 
 
 class _Shape(msgspec.Struct):
-    """Members of a pod that are read."""
+    """Fields of a pod that are read."""
 
     metadata: _Metadata
     spec: _Spec
@@ -106,7 +107,7 @@ class _Shape(msgspec.Struct):
 
 
 def read_kubernetes(text: str, bad: BadLines = RAISED) -> JobList:
-    """The pods of lists and changes, each as it was told last. Raises JobListError."""
+    """The pods of lists and changes, each in its last version. Raises JobListError."""
     pods: dict[str, tuple[int, Any, bool]] = {}
     nodes: dict[str, NodeGpus] = {}
     for place, (pod, is_gone) in enumerate(_pods(text, bad), start=1):
@@ -148,7 +149,7 @@ def read_kubernetes(text: str, bad: BadLines = RAISED) -> JobList:
 def _problem(
     unplaced: Sequence[Unplaced], span: tuple[int, int] | None, now_ns: int
 ) -> tuple[str, str] | None:
-    """Field of a pod with a value that no pod has, and the reason."""
+    """Field with a value that is invalid for a pod, and the reason."""
     if reason := excess(sum(one.gpus for one in unplaced), 1):
         return "spec.containers", reason
     if span is None:
@@ -161,7 +162,7 @@ def _problem(
 
 
 def _pods(text: str, bad: BadLines) -> Iterator[tuple[Any, bool]]:
-    """Every pod that is told, and whether it was told as deleted."""
+    """Every pod in the text, and true if it was reported as deleted."""
     for number, document in documents(text, bad):
         if not isinstance(document, dict):
             bad.add(JobListError(number, "", "no JSON object", "document"))
@@ -188,7 +189,7 @@ def _name(pod: Any, field: str) -> str:
 
 
 def _span(pod: Any, *, is_gone: bool) -> tuple[int, int] | None:
-    """When a pod had its devices; for ever while it has them, nothing where it never did."""
+    """Time in which a pod had its devices; without end while it runs, None if it never had any."""
     status = pod.get("status") or {}
     statuses = [
         *(status.get("initContainerStatuses") or ()),
@@ -196,7 +197,7 @@ def _span(pod: Any, *, is_gone: bool) -> tuple[int, int] | None:
     ]
     has_ended = status.get("phase") in ("Succeeded", "Failed")
     if not status.get("startTime") or (has_ended and not statuses):
-        return None  # it waits, or the kubelet refused it
+        return None  # it is pending, or the kubelet rejected it
     start_ns = _instant_ns("status.startTime", status["startTime"])
     if not has_ended and not is_gone:
         return start_ns, FOREVER_NS
@@ -210,7 +211,7 @@ def _span(pod: Any, *, is_gone: bool) -> tuple[int, int] | None:
         and state["terminated"].get("finishedAt")
     ]
     if is_gone and len(ends) < len(statuses) and pod["metadata"].get("deletionTimestamp"):
-        # Taken away by force: until then its containers may have run.
+        # Deleted by force: until then its containers may have run.
         ends.append(_instant_ns("metadata.deletionTimestamp", pod["metadata"]["deletionTimestamp"]))
     if not ends:
         state = "deleted" if is_gone else status["phase"]
@@ -233,7 +234,7 @@ def _instant_ns(field: str, text: str) -> int:
 
 
 def _unplaced(pod: Any, nodes: Mapping[str, NodeGpus]) -> tuple[Unplaced, ...]:
-    """How many GPUs a pod had, or which share of them. What cannot be computed is a reason."""
+    """Number of GPUs of a pod, or shares of them; a share that cannot be computed is a reason."""
     where = pod["spec"].get("nodeName") or ""
     node = nodes.get(where, NodeGpus())
     shared = requests_of(_entry(pod), lambda _place: node.memory_mib)
@@ -265,7 +266,7 @@ def _unplaced(pod: Any, nodes: Mapping[str, NodeGpus]) -> tuple[Unplaced, ...]:
 
 
 def _entry(pod: Any) -> PodEntry:
-    """What a pod says of GPUs."""
+    """GPU requests of a pod."""
     meta, spec = pod["metadata"], pod["spec"]
     containers = [
         (str(one.get("name", "")), {
@@ -280,7 +281,7 @@ def _entry(pod: Any) -> PodEntry:
 
 
 class NodeGpus(NamedTuple):
-    """What the labels of a node say of its GPUs (NVIDIA/k8s-device-plugin: gpu-feature-discovery)."""
+    """GPU properties from the labels of a node (NVIDIA/k8s-device-plugin: gpu-feature-discovery)."""
 
     model: str = ""
     memory_mib: int | None = None
@@ -288,7 +289,7 @@ class NodeGpus(NamedTuple):
 
     @classmethod
     def of(cls, labels: Mapping[str, str]) -> NodeGpus:
-        """Those of the labels; what they do not say is unknown."""
+        """Read the labels; missing ones are unknown."""
         memory, replicas = (
             labels.get(f"nvidia.com/gpu.{name}", "") for name in ("memory", "replicas")
         )

@@ -1,16 +1,16 @@
-"""A job list as a ledger: the days of every GPU that its jobs had.
+"""Import of job lists into a ledger: the days of every GPU of their jobs.
 
-All time is on the scheduler's word (`inferred`), which rating leaves for a decision where no agent saw
-the GPU for more than an hour. An operator who has no agent may take that word for observation: then it
-is told as such, under an engine version of its own.
+All time is `inferred`, with the scheduler as witness; rating leaves it undecided if no agent
+observed the GPU for more than an hour. An operator without agents may count the scheduler's report
+as observation; such days are marked by a separate engine version.
 
 The ledger is a function of the newest list of each source and period. A list states all jobs of its
-source and period, so a GPU that it names is there all through the period. A GPU that no list of a day
-names has nothing on that day.
+source and period, so a GPU that it names is present throughout the period. A GPU that no list of a
+day names has no entries on that day.
 
 GPUs that a list counts and does not name can be written as stand-ins, by source, node and model:
-numbered, as many as were held at once. Whose time it is does not depend on which of them a job is
-given.
+numbered, as many as were held at once. The time per tenant does not depend on the assignment of
+stand-ins to jobs.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ from collector.metering.instants import Period
 from railscope import __version__
 
 STAND_IN = "unnamed"
-"""The node of GPUs that a list does not name."""
+"""Node of GPUs that a list does not name."""
 _NUMBERED = re.compile(r"[:/][0-9]{6,}$", re.ASCII)
 _AT_ONCE = 1000
 _GPUS_AT_ONCE = 64
 
 
 class Imported(NamedTuple):
-    """How many GPU-days were written, and how many were there already as they are."""
+    """Numbers of GPU-days that were written, and that were unchanged."""
 
     added: int
     unchanged: int
 
 
 class Terms(NamedTuple):
-    """How a list is written: the GPUs' model, when, and whether the scheduler's word is enough."""
+    """Parameters of writing a list: GPU model, time, and if the scheduler counts as an observer."""
 
     sku: str
     instant_ns: int
@@ -72,13 +72,13 @@ class Terms(NamedTuple):
 
     @property
     def computed(self) -> Computed:
-        """By what and when."""
+        """Engine version and time of the computation."""
         word = "taken as observed" if self.as_observed else "on the scheduler's word"
         return Computed(f"{__version__} job list, {word}", self.instant_ns)
 
 
 class StandIns(NamedTuple):
-    """Jobs in order, with a numbered GPU in the place of each that is only counted."""
+    """Jobs in order, with a numbered GPU in place of each GPU that is only counted."""
 
     jobs: list[Job]
     models: dict[Gpu, str]
@@ -116,7 +116,7 @@ def stand_ins(jobs: Iterable[Job], source: str, models: Models) -> StandIns:
 
 
 def with_stand_ins(jobs: Iterable[Job]) -> list[Job]:
-    """The same of a list alone."""
+    """Jobs with stand-ins, without source and models."""
     return stand_ins(jobs, "", Models()).jobs
 
 
@@ -135,10 +135,9 @@ class _Pool:
         self._held: dict[int, list[Part]] = {}
 
     def take(self, wanted: Unplaced, start_ns: int, end_ns: int) -> list[tuple[int, Part]]:
-        """GPUs with enough left from a start on, each with the part that is taken.
+        """Assign GPUs with enough free capacity from a start on, each with the assigned part.
 
-        Parts go to GPUs that are held in parts already, where these have room; the lowest number
-        counts.
+        Parts are placed on GPUs that are partly held and have enough room; lowest numbers first.
         """
         while self._ends and self._ends[0][0] <= start_ns:
             _, number, part = heappop(self._ends)
@@ -159,7 +158,7 @@ class _Pool:
         return taken
 
     def _gaps(self, wanted: Unplaced) -> dict[int, Fraction]:
-        """GPUs held in parts that have room, and where."""
+        """GPUs that are partly held and have enough room, with the start of the gap."""
         found: dict[int, Fraction] = {}
         for number in sorted(self._held):
             if len(found) == wanted.gpus:
@@ -171,7 +170,7 @@ class _Pool:
 
 
 def _lowest(held: Sequence[Part], share: Fraction) -> Fraction | None:
-    """Where the first gap of a size begins; None if there is none."""
+    """Start of the first gap of a size; None if there is none."""
     low = Fraction(0)
     for part in sorted(held):
         if part.low - low >= share:
@@ -181,7 +180,7 @@ def _lowest(held: Sequence[Part], share: Fraction) -> Fraction | None:
 
 
 def _node(where: str) -> str:
-    """The node that a list names, if it is one."""
+    """The node in the list, `unnamed` if it is empty or a list of nodes."""
     return where if where and not set(where) & set("[,") else STAND_IN
 
 
@@ -197,7 +196,7 @@ def days(jobs: Iterable[Job], terms: Terms) -> Iterator[DayTiling]:
 
 
 def write(ledger: Ledger, tilings: Iterable[DayTiling]) -> Imported:
-    """Write days, in transactions of many; what is there as it is stays. Raises LedgerError."""
+    """Write days, many per transaction; unchanged days are not rewritten. Raises LedgerError."""
     added = unchanged = 0
     rest = iter(tilings)
     while chunk := list(islice(rest, _AT_ONCE)):
@@ -213,9 +212,9 @@ def write(ledger: Ledger, tilings: Iterable[DayTiling]) -> Imported:
 def placed(
     jobs: JobList, models: Models, numbered: Mapping[Gpu, str] | None = None
 ) -> list[PlacedJob]:
-    """The jobs of a list by GPU, each with its model. Raises JobLedgerError for two of one GPU.
+    """The jobs of a list by GPU, with models. Raises JobLedgerError for a GPU with two models.
 
-    `numbered` has the models of stand-ins.
+    `numbered` contains the models of stand-ins.
     """
     unfinished = {job.claim for job in jobs.unended}
     found = dict(numbered or {})
@@ -244,7 +243,7 @@ def _text_of(part: Part) -> str:
 
 
 def refuse_other(ledger: Ledger, one: NewList) -> None:
-    """Raise JobLedgerError if another list of the same source and period counts."""
+    """Raise JobLedgerError if the ledger has a different newest list of the same source and period."""
     for other in lists.newest(ledger.database):
         if (other.source, other.period) == (one.source, one.period) and (
             other.content_hash != one.content_hash
@@ -259,8 +258,8 @@ def refuse_other(ledger: Ledger, one: NewList) -> None:
 def import_list(ledger: Ledger, one: NewList, by: By) -> Imported:
     """Record a list and write the days that it changes, all or nothing.
 
-    Every GPU that a list of this source and period has ever named is computed again, from the newest
-    lists of all sources. Raises JobLedgerError, LedgerError.
+    Every GPU that a list of this source and period has ever named is computed again, from the
+    newest lists of all sources. Raises JobLedgerError, LedgerError.
     """
     added = unchanged = 0
     with ledger.database.transaction(writes=True) as connection:
@@ -285,12 +284,12 @@ class _Lists:
 
     @classmethod
     def of(cls, connection: Connection, period: Period, now_ns: int) -> _Lists:
-        """Those of a database."""
+        """Read the lists of a database."""
         found = [one for one in lists.newest_in(connection) if one.period.overlaps(period)]
         return cls({one.number: one for one in found}, period, now_ns)
 
     def days(self, connection: Connection, gpus: Sequence[str]) -> Iterator[DayTiling]:
-        """The days of some GPUs in the period, as the lists state them."""
+        """The days of some GPUs in the period, according to the lists."""
         span = range(self.period.start_ns // DAY_NS, self.period.end_ns // DAY_NS)
         next_day = self.now_ns // DAY_NS + 1
         for at in range(0, len(gpus), _GPUS_AT_ONCE):
@@ -305,7 +304,7 @@ class _Lists:
                     yield from self._nothing(gpu, range(until, part.stop), present)
 
     def _segments(self, numbers: Iterable[int]) -> Iterator[range]:
-        """The days of the period, cut where the lists that cover them change."""
+        """The days of the period, split where the set of covering lists changes."""
         edges = {self.period.start_ns, self.period.end_ns}
         for number in numbers:
             edges |= {self.heads[number].period.start_ns, self.heads[number].period.end_ns}
@@ -317,7 +316,7 @@ class _Lists:
         return self.heads[number].period.overlaps(Period(part.start * DAY_NS, part.stop * DAY_NS))
 
     def _nothing(self, gpu: str, part: range, present: Mapping[GpuDay, int]) -> Iterator[DayTiling]:
-        """Days on which no list names a GPU any more, or that have not begun."""
+        """Empty days: no list names the GPU any more, or the day has not begun."""
         root = evidence_root(Evidence(gpu, stays=()))
         for day in part:
             if GpuDay(gpu, day) in present:
@@ -348,9 +347,9 @@ class _Lists:
 
 
 def _evidence(gpu: str, span: range, own: Mapping[str, Sequence[PlacedJob]]) -> Evidence:
-    """What the lists of some sources say of a GPU on some days.
+    """Evidence of a GPU on some days, from the lists of some sources.
 
-    The end of the days ends no claim, so the GPU is not taken out of its node there.
+    The stay has no end, as the last day ends no claim.
     """
     start_ns, end_ns = span.start * DAY_NS, span.stop * DAY_NS
     nodes = {job.node for jobs in own.values() for job in jobs}
@@ -394,7 +393,7 @@ def _two_models(gpu: str, known: Iterable[str], where: Iterable[str]) -> str:
 
 
 def _observed(known: Evidence) -> Evidence:
-    """The scheduler's sightings as if they were samples."""
+    """Evidence with the scheduler's sightings as samples."""
     merged: list[tuple[int, int]] = []
     for one in sorted(known.sightings, key=lambda sighting: sighting.start_ns):
         if merged and one.start_ns <= merged[-1][1]:

@@ -1,6 +1,6 @@
-"""Imported job lists: which list counts of each source and period, and the jobs on its GPUs.
+"""Imported job lists: the newest list of each source and period, and the jobs on its GPUs.
 
-A list states all jobs of one source in one period. The newest list of a source and period counts;
+A list states all jobs of one source in one period. The newest list of a source and period is valid;
 periods of one source are equal or do not overlap.
 """
 
@@ -28,23 +28,23 @@ from collector.metering.periods import name_of
 from railscope.audit.record import Actor, Data
 
 MAX_REJECTED = 1000
-"""Bad lines of a list that are kept by their text; all are counted."""
+"""Rejected lines of a list that are stored as text; all are counted."""
 _LOCK = 0x7261_696C_6A6F_6273
 
 
 class JobLedgerError(Exception):
-    """A list cannot be imported; the message says why."""
+    """A list cannot be imported; the message contains the reason."""
 
 
 class By(NamedTuple):
-    """Who imports a list, and when."""
+    """Actor and time of an import."""
 
     actor: Actor
     now_ns: int
 
 
 class PlacedJob(msgspec.Struct, frozen=True, order=True, gc=False):
-    """A job on one of its GPUs. The end of an unfinished job is that of what the list states."""
+    """A job on one of its GPUs. An unfinished job ends at the end of the time that the list covers."""
 
     gpu: str
     start_ns: int
@@ -59,7 +59,7 @@ class PlacedJob(msgspec.Struct, frozen=True, order=True, gc=False):
 
     @property
     def claim(self) -> str:
-        """Id within its source: a job that is requeued runs twice, and those are two claims."""
+        """Id within its source: a requeued job runs twice, and those are two claims."""
         return f"{self.job_id}@{self.start_ns // NS_PER_SECOND}"
 
     @property
@@ -97,7 +97,7 @@ class NewList(NamedTuple):
 
     @property
     def content_hash(self) -> str:
-        """SHA-256 over what the ledger is made of."""
+        """SHA-256 over the content that determines the ledger."""
         content = (
             self.source, self.period.start_ns, self.period.end_ns, self.as_observed,
             sorted(self.jobs), list(self.rejected),
@@ -106,19 +106,19 @@ class NewList(NamedTuple):
 
 
 def lock(connection: Connection) -> None:
-    """Wait until no other list is imported. SQLite has one writer anyway."""
+    """Wait until no other list is imported. Not needed in SQLite, which has a single writer."""
     if connection.dialect.name == "postgresql":
         connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
 
 
 def newest(database: Database) -> list[Listed]:
-    """The list that counts of each source and period, by source and time."""
+    """The newest list of each source and period, by source and time."""
     with database.transaction() as connection:
         return newest_in(connection)
 
 
 def newest_in(connection: Connection) -> list[Listed]:
-    """The same, within a transaction."""
+    """As `newest`, within a transaction."""
     table = tables.lists
     rows = connection.execute(select(table).order_by(table.c.list))
     found = {(one.source, one.period): one for one in map(_listed, rows)}
@@ -126,7 +126,7 @@ def newest_in(connection: Connection) -> list[Listed]:
 
 
 def add(connection: Connection, one: NewList, actor: Actor, now_ns: int) -> bool:
-    """Record a list as the newest of its source and period; False if it is that already.
+    """Record a list as the newest of its source and period; false if it is that already.
 
     Raises JobLedgerError for a period that overlaps another one of the source.
     """
@@ -169,7 +169,7 @@ def add(connection: Connection, one: NewList, actor: Actor, now_ns: int) -> bool
 
 
 def gpus_of(connection: Connection, source: str, period: Period) -> set[str]:
-    """The GPUs that any list of a source and period names, also one that no longer counts."""
+    """The GPUs that any list of a source and period names, superseded lists included."""
     table = tables.lists
     which = select(table.c.list).where(
         table.c.source == source, table.c.period_start_ns == period.start_ns
@@ -197,7 +197,7 @@ def is_listed(gpu: str) -> bool:
 
 
 def uncovered(found: Sequence[Listed], days: range) -> list[tuple[str, int]]:
-    """Source and day of each day that a source has no list for, from its first list on."""
+    """Source and day of each day without a list of the source, from its first list on."""
     by_source: dict[str, list[range]] = {}
     for one in found:
         span = range(one.period.start_ns // DAY_NS, one.period.end_ns // DAY_NS)
@@ -248,7 +248,7 @@ def _placed(row: Row[Any]) -> PlacedJob:
 
 
 def _record(connection: Connection, row: Item, one: NewList, actor: Actor, now_ns: int) -> None:
-    """Have the audit log record an import."""
+    """Record an import in the audit log."""
     data: Data = {
         ROW: row.name,
         ROW_HASH: row.hash,

@@ -1,8 +1,8 @@
-"""From jobs to metered GPU time: a claim for each GPU of a job, on the scheduler's word alone.
+"""Metering of jobs without samples: a claim for each GPU of a job.
 
-There are no samples, so all time that is held is inferred, with the scheduler as its witness. A GPU
-is taken to be there from the start of the first job that names it to the end of the last. Of two
-jobs on one GPU the later holds it while it lasts, in order of start and claim id.
+All held time is inferred, with the scheduler as its witness. A GPU is assumed present from the
+start of the first job that names it to the end of the last. Of two jobs on one GPU the later holds
+it while it lasts, in order of start and claim id.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collector.metering.units import GPU_CAPACITY, Slots, Tiling, exact
 
 
 class Clash(NamedTuple):
-    """Two jobs had one GPU at once."""
+    """Overlap of two jobs on one GPU."""
 
     gpu: Gpu
     conflict: Overlap
@@ -32,8 +32,8 @@ class Clash(NamedTuple):
 class MeteredJobs(msgspec.Struct, frozen=True):
     """GPU time in GPU-nanoseconds: whole GPUs times nanoseconds.
 
-    `unplaced_ns` is what tenants had of GPUs that the list does not name. It is in no other sum:
-    whether it collides with other jobs cannot be seen.
+    `unplaced_ns` is the time of tenants on GPUs that the list does not name. It is in no other sum,
+    as overlaps with other jobs cannot be detected.
     """
 
     gpus: int
@@ -45,19 +45,19 @@ class MeteredJobs(msgspec.Struct, frozen=True):
 
     @property
     def held_ns(self) -> Fraction:
-        """What all tenants had of GPUs that are named."""
+        """Time of all tenants on named GPUs."""
         return sum(self.tenants.values(), Fraction(0))
 
     @property
     def balances(self) -> bool:
-        """Whether what was held and what was free add up to capacity times time."""
+        """True if held and free time add up to capacity times time."""
         return self.held_ns + self.free_ns == self.capacity_ns
 
 
 def evidence(jobs: Iterable[Job], period: Period | None = None) -> dict[Gpu, Evidence]:
-    """What jobs say of each GPU they name, in order of GPU.
+    """Evidence of each GPU that the jobs name, in order of GPU.
 
-    A GPU is there through a period, or without one from its first job to its last.
+    A GPU is present throughout a period, or without one from its first job to its last.
     """
     by_gpu: dict[Gpu, list[Job]] = defaultdict(list)
     for job in jobs:
@@ -93,13 +93,13 @@ def slots_of(part: Part) -> Slots:
 
 
 def entries(known: Evidence) -> list[Entry]:
-    """The timeline of a GPU over all of its stay."""
+    """The timeline of a GPU over its whole stay."""
     (stay,) = known.stays
     return GpuTimeline.of(known).entries(stay.start_ns, stay.end_ns)
 
 
 def meter(jobs: Sequence[Job], period: Period | None = None) -> MeteredJobs:
-    """The GPU time of every tenant, of jobs that lie in a period where there is one."""
+    """The GPU time of every tenant; with a period, of jobs within it."""
     known = evidence(jobs, period)
     tenants = {job.tenant: Fraction(0) for job in jobs if job.gpus}
     unplaced: dict[str, Fraction] = defaultdict(Fraction)

@@ -1,7 +1,7 @@
 """Models of GPUs, by GPU or by node, from a file.
 
 CSV with the columns node, gpu, model. `gpu` is the PCI address, or empty for all GPUs of the node;
-`model` is the name that prices have. A GPU's own row precedes that of its node.
+`model` is the name used in prices. A GPU's own row takes precedence over that of its node.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ HEADER = ("node", "gpu", "model")
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Models by GPU, and by node; `default` where neither these nor a job list name one."""
+    """Models by GPU, and by node; `default` if neither these nor a job list name one."""
 
     by_gpu: dict[Gpu, str] = field(default_factory=dict)
     by_node: dict[str, str] = field(default_factory=dict)
     default: str = ""
 
     def of(self, gpu: Gpu, listed: str) -> str:
-        """The model of a GPU that a list calls `listed`, empty if it does not say."""
+        """The model of a GPU; `listed` is its model in the list, empty without one."""
         return self.by_gpu.get(gpu) or self.on(gpu.node, listed)
 
     def on(self, node: str, listed: str) -> str:
-        """The model of a GPU of a node that is not named."""
+        """The model of an unnamed GPU of a node."""
         return self.by_node.get(node) or listed or self.default
 
 
 def parse(text: str, default: str = "") -> Models:
-    """Models from the text of a file. Raises FileError that names the line."""
+    """Parse models from the text of a file. Raises FileError that names the line."""
     found = Models(default=default)
     for number, (node, gpu, model) in rows(text, HEADER):
         where = f"line {number}"

@@ -1,4 +1,4 @@
-"""What the ledger has of each job in the books: claims on GPUs, and the run of the job they are of."""
+"""Pairing of ledger and scheduler records: claims on GPUs, by run of their job."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling, Units, ex
 _GIVEN = frozenset(
     {State.OBSERVED, State.INFERRED, State.SYSTEM, State.MAINTENANCE, State.DOWN}
 )  # fmt: skip
-"""States of a slot that someone was given; what the GPU did meanwhile is not in the books."""
+"""States of a held slot; scheduler records do not contain the activity of the GPU."""
 
 
 ALL_TIME = Period(0, FOREVER_NS)
 
 
 class Held(msgspec.Struct):
-    """What the ledger has of one claim on one GPU."""
+    """Ledger time of one claim on one GPU."""
 
     gpu: str
     claim: str
@@ -37,7 +37,7 @@ class Held(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A job of the books, or none, and what the ledger has of it; times are within the window."""
+    """A job of the scheduler records, or none, and its claims; times are within the window."""
 
     id: str
     job: Job | None
@@ -47,13 +47,13 @@ class Run:
 
     @property
     def gpus(self) -> int:
-        """How many GPUs the books say it had."""
+        """Number of GPUs in the scheduler records."""
         job = self.job
         return len(job.gpus) + sum(part.gpus for part in job.unplaced) if job else 0
 
     @property
     def in_parts(self) -> bool:
-        """True if it had parts of GPUs whose size the books do not state."""
+        """True if it had parts of GPUs whose size the records do not state."""
         return self.job is not None and any(not part.gpus for part in self.job.unplaced)
 
     @property
@@ -65,7 +65,7 @@ class Run:
 
     @property
     def capacity(self) -> Fraction:
-        """How much it had by the books, in whole GPUs."""
+        """Capacity in the scheduler records, in whole GPUs."""
         job = self.job
         if job is None:
             return Fraction(0)
@@ -74,19 +74,19 @@ class Run:
 
     @property
     def books(self) -> Fraction:
-        """Capacity times time by the books."""
+        """Capacity times time in the scheduler records."""
         return GPU_CAPACITY * self.capacity * (self.end_ns - self.start_ns)
 
     @property
     def ledger(self) -> Units:
-        """Capacity times time by the ledger."""
+        """Capacity times time in the ledger."""
         return exact(sum((Fraction(held.quantity) for held in self.held), Fraction(0)))
 
 
 def runs(
     entries: Iterable[Entry], records: Iterable[Job], window: Period, unended: set[str]
 ) -> list[Run]:
-    """Every run of every job, by job; those without an end in the books are left out."""
+    """Every run of every job, by job; jobs without an end in the records are left out."""
     held = _held(entries, window, unended)
     jobs: dict[str, list[Job]] = defaultdict(list)
     for job in records:
@@ -99,7 +99,7 @@ def runs(
 
 
 def _held(entries: Iterable[Entry], window: Period, unended: set[str]) -> dict[str, list[Held]]:
-    """By job, the claims on GPUs, from first to last entry, and how much of a GPU that was."""
+    """Claims on GPUs by job, each from first to last entry, with its quantity."""
     found: dict[tuple[str, str, str], Held] = {}
     by_job: dict[str, list[Held]] = defaultdict(list)
     for entry in entries:
@@ -120,7 +120,7 @@ def _held(entries: Iterable[Entry], window: Period, unended: set[str]) -> dict[s
 
 
 def _paired(name: str, jobs: list[Job], held: list[Held], window: Period) -> Iterator[Run]:
-    """The runs of a job, each with the claims that have most time in common with it."""
+    """The runs of a job, each with the claims that overlap it most."""
     spans = [_clipped(window, job.start_ns, job.end_ns) for job in jobs]
     own: dict[int, list[Held]] = defaultdict(list)
     strangers: list[Held] = []
@@ -140,5 +140,5 @@ def _paired(name: str, jobs: list[Job], held: list[Held], window: Period) -> Ite
 
 
 def _clipped(window: Period, start_ns: int, end_ns: int) -> tuple[int, int]:
-    """An interval's part in the window; its end is not after its start where it has none."""
+    """Clip an interval to the window; without overlap, its end is not after its start."""
     return max(start_ns, window.start_ns), min(end_ns, window.end_ns)

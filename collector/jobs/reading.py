@@ -1,4 +1,4 @@
-"""Job lists of any scheduler: whose they are is seen from what they begin with."""
+"""Job lists of any scheduler, with detection of the format."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _CLUSTERCOCKPIT = frozenset({"job_id", "jobId"})
 
 
 def format_of(text: str) -> str:
-    """Whose list a text is: JSON by the members of its first object, all else is sacct's text.
+    """Detect the format of a text: JSON by the fields of its first object, else CSV or sacct text.
 
-    Raises JobListError for JSON that is of none.
+    Raises JobListError for JSON of no known format.
     """
     start = text.lstrip()
     if not start.startswith(("{", "[")):
@@ -70,11 +70,10 @@ def read_jobs(  # noqa: PLR0913 - each is an option of the import
     shards_per_gpu: int = 0,
     now_ns: int = FOREVER_NS,
 ) -> JobList:
-    """The jobs of a list; without a format it is seen from the text. Raises JobListError.
+    """The jobs of a list; without a format, it is detected. Raises JobListError.
 
-    A line with a start or end after `now_ns` is bad.
-
-    Unless it is strict, bad lines are left out and named in the list; one of them at least is a job.
+    A line with a start or end after `now_ns` is bad. Unless `strict`, bad lines are skipped and
+    returned in the list, but at least one line must be valid.
     """
     if not text.strip():
         raise JobListError(1, "", "the file is empty")

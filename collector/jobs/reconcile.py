@@ -1,12 +1,12 @@
-"""R3: the ledger against the scheduler's own books, tenant by tenant and job by job.
+"""R3: comparison of the ledger with the scheduler's records, by tenant and by job.
 
-Start and end of a claim may each be wrong by the tolerance: by how much the clocks may differ, and how
-long an agent takes to see what has changed. So a claim on a GPU may be off by twice the tolerance, and
-a tenant by that for each of its claims. All beyond is a difference, and is named.
+Start and end of a claim may each differ by the tolerance: the possible clock difference, and the
+time until an agent detects a change. So a claim on a GPU may differ by twice the tolerance, and a
+tenant by that for each of its claims. Anything beyond is reported as a difference.
 
-Job and ledger entry belong together by the job's id, which is the entry's workload: `123` of Slurm,
-`research/train-0` of Kubernetes; a source that is neither may say whose it is, as `slurm:123`. Tenants
-are compared as they stand on both sides: map the accounts of the records before.
+Jobs and ledger entries are matched by the job's id, which is the entry's workload: `123` of Slurm,
+`research/train-0` of Kubernetes; other sources may add the scheduler, such as `slurm:123`. Tenants
+are compared literally: map the accounts of the records first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RULE = "R3"
 
 
 class Kind(StrEnum):
-    """In what the ledger and the books differ about a job."""
+    """Kind of a difference between ledger and scheduler records of a job."""
 
     NOT_IN_LEDGER = "in the books and not in the ledger"
     NOT_IN_BOOKS = "in the ledger and not in the books"
@@ -40,10 +40,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobDifference:
-    """A job about which the two differ. Times of GPUs are in GPU-nanoseconds.
+    """A job with a difference. GPU time is in GPU-nanoseconds.
 
-    `start_ns` and `end_ns` are those of the books, else of the ledger. `start_off_ns` and `end_off_ns`
-    are by how much the ledger's are later, on the GPU where that is most.
+    `start_ns` and `end_ns` are those of the scheduler records, else of the ledger. `start_off_ns`
+    and `end_off_ns` are the ledger's times minus these, on the GPU with the largest difference.
     """
 
     job: str
@@ -61,13 +61,13 @@ class JobDifference:
 
     @property
     def difference(self) -> Fraction:
-        """How much more GPU time the ledger has."""
+        """Excess of GPU time in the ledger."""
         return self.ledger - self.books
 
 
 @dataclass(frozen=True, slots=True)
 class TenantCheck:
-    """What a tenant had by the ledger and by the books, in GPU-nanoseconds; `parts` are claims."""
+    """Time of a tenant in ledger and scheduler records, in GPU-ns; `parts` is the number of claims."""
 
     tenant: str
     found: Fraction
@@ -78,25 +78,25 @@ class TenantCheck:
 
     @property
     def what(self) -> str:
-        """What is compared."""
+        """Description of the comparison."""
         return f"ledger = scheduler's books, {self.tenant or 'no tenant'}, in GPU-ns"
 
     @property
     def difference(self) -> Fraction:
-        """How much more the ledger has."""
+        """Excess of GPU time in the ledger."""
         return self.found - self.expected
 
     @property
     def agrees(self) -> bool:
-        """Whether the difference is within what clocks and polls explain."""
+        """True if the difference is within the tolerance of all claims."""
         return abs(self.difference) <= self.allowed
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All tenants in order, the jobs that differ, and those of which only times were compared.
+    """All tenants in order, the jobs that differ, and those compared by times only.
 
-    `unended` are jobs that the books do not have an end of: nothing of them is compared.
+    `unended` are jobs without an end in the scheduler records, which are not compared.
     """
 
     tenants: tuple[TenantCheck, ...]
@@ -107,7 +107,7 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether there is no difference beyond the tolerance."""
+        """True if there is no difference beyond the tolerance."""
         return not self.differences and all(tenant.agrees for tenant in self.tenants)
 
 
@@ -118,10 +118,11 @@ def compare(
     window: Period = ALL_TIME,
     unended: Collection[str] = (),
 ) -> Comparison:
-    """The ledger's entries against the jobs of one or several books.
+    """Compare the ledger's entries with the jobs of one or several schedulers.
 
-    Books that name no GPUs are compared by how many there were, and fractions of GPUs by their exact
-    GPU time. Jobs with parts of GPUs whose size the books do not state are compared by times only.
+    If the records name no GPUs, their number is compared; fractions of GPUs are compared by their
+    exact GPU time. Jobs with parts of GPUs whose size the records do not state are compared by
+    times only.
     """
     paired = runs(entries, records, window, set(unended))
     found = [_difference(run, tolerance_ns) for run in paired]
@@ -158,7 +159,7 @@ def _difference(run: Run, tolerance_ns: int) -> JobDifference | None:
 
 
 def _kinds(run: Run, tolerance_ns: int) -> tuple[list[Kind], tuple[int, int]]:
-    """In what they differ, and by how much start and end are off at most."""
+    """Kinds of differences, and the largest offsets of start and end."""
     if not run.held:
         had_some = run.gpus or run.in_parts
         missed = had_some and run.end_ns - run.start_ns > 2 * tolerance_ns
@@ -184,9 +185,9 @@ def _kinds(run: Run, tolerance_ns: int) -> tuple[list[Kind], tuple[int, int]]:
 
 
 def _may_move(run: Run, spans: _Spans, tolerance_ns: int) -> bool:
-    """True for a job on GPUs that are only counted, which may be on one after the other.
+    """True for a job on GPUs that are only counted, which may be on several in sequence.
 
-    Whole GPUs have moved where there are more of them than the books count and not more GPU time.
+    Whole GPUs have moved if the ledger has more GPUs than the records count, but not more GPU time.
     """
     if run.job is None or not run.job.unplaced:
         return False
@@ -195,13 +196,13 @@ def _may_move(run: Run, spans: _Spans, tolerance_ns: int) -> bool:
 
 
 def _excess(run: Run, spans: _Spans) -> Fraction:
-    """How much more GPU time the ledger has than the books state from its first start to its last end."""
+    """GPU time in the ledger minus that of the records over the ledger's first start to last end."""
     length = max(end for _, end, _ in spans.values()) - min(start for start, _, _ in spans.values())
     return Fraction(run.ledger) / GPU_CAPACITY - run.capacity * length
 
 
 def _is_held_otherwise(run: Run, spans: _Spans, tolerance_ns: int, *, may_move: bool) -> bool:
-    """True if what was held between start and end is not what the books state, beyond the tolerance."""
+    """True if the time held between start and end differs from the records beyond the tolerance."""
     job = run.job
     shares = {str(gpu): job.part_of(gpu).share for gpu in job.gpus} if job else {}
     if not (run.is_shared or may_move) or shares.keys() == spans.keys():
@@ -218,7 +219,7 @@ _Spans: TypeAlias = Mapping[str, tuple[int, int, Units]]
 
 
 def _spans(held: Iterable[Held]) -> _Spans:
-    """Of each GPU from when to when, and how much of it."""
+    """Start, end and quantity of each GPU."""
     found: dict[str, tuple[int, int, Units]] = {}
     for one in held:
         start, end, quantity = found.get(one.gpu, (one.start_ns, one.end_ns, 0))
@@ -229,9 +230,9 @@ def _spans(held: Iterable[Held]) -> _Spans:
 
 
 def _same_gpus(run: Run, gpus: set[str], *, may_move: bool) -> bool:
-    """Whether there are as many (or some moved), and those that are named where both name them alike.
+    """True if the number of GPUs is equal (or GPUs moved), and the named ones match if comparable.
 
-    In a ledger made of a job list GPUs are named as there, `node/address`; agents tell UUIDs.
+    In a ledger of job lists GPUs are named as in the list, `node/address`; agents report UUIDs.
     """
     if run.job is None or (len(gpus) != run.gpus and not may_move):
         return False

@@ -1,4 +1,4 @@
-"""Metered jobs for a person and for a program. Times are exact, made of integers only."""
+"""Reports of metered jobs, as text and JSON. Times are exact and computed with integers only."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _HOUR = _SECONDS * _SECONDS
 
 
 def hours(gpu_ns: int | Fraction) -> str:
-    """GPU time as hours, minutes and seconds, with nanoseconds where there are some."""
+    """GPU time as hours, minutes and seconds, with nanoseconds if not zero."""
     seconds, rest_ns = divmod(int(gpu_ns), NS_PER_SECOND)
     shown = f"{seconds // _HOUR}:{seconds // _SECONDS % _SECONDS:02}:{seconds % _SECONDS:02}"
     return f"{shown}.{rest_ns:09}" if rest_ns else shown
 
 
 def as_document(jobs: JobList, metered: MeteredJobs) -> dict[str, Any]:
-    """All of it for JSON; nanoseconds are text, for they do not fit into a double."""
+    """The report for JSON; nanoseconds are strings, as they may exceed the precision of a double."""
     return {
         "jobs": len(jobs.jobs),
         "gpus": metered.gpus,
@@ -69,7 +69,7 @@ def as_document(jobs: JobList, metered: MeteredJobs) -> dict[str, Any]:
 
 
 def as_text(jobs: JobList, metered: MeteredJobs) -> Iterator[str]:
-    """The same as lines of text."""
+    """The report as lines of text."""
     rows = [("TENANT", "GPU-HOURS", "GPU-NANOSECONDS")]
     rows += [(tenant, hours(held), str(held)) for tenant, held in metered.tenants.items()]
     rows += [
@@ -114,7 +114,7 @@ def _table(rows: list[tuple[str, str, str]]) -> Iterator[str]:
 
 
 def counted(count: int, noun: str) -> str:
-    """How many of something there are."""
+    """A count with its noun, in plural unless it is 1."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 

@@ -1,7 +1,8 @@
-"""Job lists of Slurm: `sacct -P` with a header, or `sacct --json`. They count GPUs and name none.
+"""Job lists of Slurm: `sacct -P` with a header, or `sacct --json`; GPUs are counted, not named.
 
 TRES: slurm.conf(5), AccountingStorageTRES. sacct prints local times without a zone; with
-SLURM_TIME_FORMAT=%s it prints seconds since the epoch, which leave no doubt, as does its JSON.
+SLURM_TIME_FORMAT=%s it prints seconds since the epoch, which are unambiguous, as are the times in
+its JSON.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ _SHARES = (_SHARD, "mps")
 def read_sacct(
     text: str, zone: tzinfo | None = None, bad: BadLines = RAISED, shards_per_gpu: int = 0
 ) -> JobList:
-    """The jobs of a list; steps are left out, for what they have is their job's.
+    """The jobs of a list; steps are left out, as their resources are included in their job.
 
-    `zone` is that of the machine on which sacct ran, for times that name none. Shards are
-    shares of a GPU where `shards_per_gpu` says how many a GPU has. Raises JobListError.
+    `zone` is that of the node on which sacct ran, for times without a zone. Shards are shares of a
+    GPU if `shards_per_gpu`, the number of shards per GPU, is set. Raises JobListError.
     """
     is_json = text.lstrip().startswith("{")
     what = "job" if is_json else "line"
@@ -110,7 +111,7 @@ def _instant_ns(place: int, field: str, seconds: int | None, now_ns: int) -> int
 
 
 def _unplaced(record: Record, shards_per_gpu: int) -> tuple[Unplaced, ...]:
-    """How many GPUs a job had, on which nodes. Parts of GPUs are told and not counted as GPUs."""
+    """GPUs of a job by model, with their nodes. Parts of unknown size are reported with count 0."""
     tres = record.job.gres_counts
     typed = {name: count for name, count in tres.items() if name.startswith(f"{_GPU}:")}
     instances = {name: count for name, count in typed.items() if _MIG.fullmatch(name)}

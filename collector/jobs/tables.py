@@ -1,4 +1,4 @@
-"""Tables of imported job lists, beside the ledger that is made of them. Rows are added and never changed."""
+"""Tables of imported job lists, in the database of the ledger. Rows are added and never changed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ lists = Table(
     Column("rejected", Text, nullable=False),
     CheckConstraint("period_start_ns < period_end_ns", name="time_passes"),
 )
-"""Of each source and period the list with the highest number counts; `rejected` is JSON."""
+"""Imported lists; the highest number of each source and period is valid; `rejected` is JSON."""
 
 jobs = Table(
     "job_list_job",
