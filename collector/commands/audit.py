@@ -68,11 +68,11 @@ def audit() -> None:
 def verify_command(
     directory: Path, key: str, anchors: tuple[Path, ...], ledger: str | None
 ) -> None:
-    """Read and hash every record again, and compare with what was signed.
+    """Hash every record again, and compare with the signed checkpoint.
 
-    Exit status: 0 consistent; 1 a record, tile or checkpoint was altered; 2 records that were
-    signed are missing; 3 the key is not that of this log; 4 the log was rolled back or forked;
-    5 a file cannot be read, so nothing was found out.
+    Exit status: 0 consistent; 1 a record, tile or checkpoint was altered; 2 signed records are
+    missing; 3 the key is not that of this log; 4 the log was rolled back or forked; 5 a file cannot
+    be read, so nothing was verified.
     """
     public = _key(key)
     try:
@@ -94,8 +94,8 @@ def verify_command(
 
 
 def _ledger(url: str, recorded: LedgerRecords) -> list[str]:
-    """Compare with the ledger; what needs an explanation. Raises VerifyError."""
-    # The ledger's libraries are large, and most checks do without.
+    """Compare with the ledger; return the findings to explain. Raises VerifyError."""
+    # The ledger's libraries are large, and most checks do not need them.
     from collector.audit.ledger_comparison import compare_url  # noqa: PLC0415 - as above
     from collector.tables import metadata  # noqa: PLC0415 - as above
 
@@ -103,7 +103,7 @@ def _ledger(url: str, recorded: LedgerRecords) -> list[str]:
 
 
 def _vouching(witnesses: Sequence[Witness]) -> Iterator[str]:
-    """Who vouches for how much of the log: the first ones by name."""
+    """Witnesses and the sizes that they cosigned: the first ones by name."""
     for one in witnesses[:_MAX_NAMED]:
         told = f"vouched for: {one.size} records, by {one.node}, {instant(one.seconds * 10**9)}"
         yield plain(told)
@@ -120,8 +120,8 @@ def _vouching(witnesses: Sequence[Witness]) -> Iterator[str]:
 def upgrade_command(directory: Path, secret_key: Path) -> None:
     """Sign the housekeeping files of a log that an earlier version wrote.
 
-    Run it once, while no collector runs. It states that the files are right as they are: verify the
-    log before, with the version that wrote it.
+    Run it once, while no collector runs. It accepts the files as they are: verify the log before,
+    with the version that wrote it.
     """
     try:
         size = upgrade(directory, SecretKey.parse(secret_key.read_text()))
@@ -134,7 +134,7 @@ def upgrade_command(directory: Path, secret_key: Path) -> None:
 @_DIRECTORY
 @_KEY
 def checkpoint(directory: Path, key: str) -> None:
-    """Print the signed checkpoint: keep it elsewhere, and give it to `verify --anchor`."""
+    """Print the signed checkpoint, to be stored elsewhere and used with `verify --anchor`."""
     note = note_of(directory)
     checkpoint_of(note, _key(key), directory)
     click.echo(note, nl=False)
@@ -145,7 +145,7 @@ def checkpoint(directory: Path, key: str) -> None:
 @_KEY
 @click.argument("sequence", type=click.IntRange(min=0))
 def prove(directory: Path, key: str, sequence: int) -> None:
-    """Print record SEQUENCE with the proof that the signed log holds it."""
+    """Print record SEQUENCE with the proof that it is in the signed log."""
     note = note_of(directory)
     signed = checkpoint_of(note, _key(key), directory)
     try:
@@ -159,7 +159,7 @@ def prove(directory: Path, key: str, sequence: int) -> None:
 @click.argument("file", type=click.File("rb"))
 @_KEY
 def check_proof_command(file: BinaryIO, key: str) -> None:
-    """Check what `prove` printed, with nothing but the public key."""
+    """Check a proof printed by `prove`; needs only the public key."""
     try:
         record = check_proof(file.read().decode(), _key(key))
     except (ProofError, NoteError, UnicodeDecodeError) as error:
@@ -180,10 +180,10 @@ def show(  # noqa: PLR0913, PLR0917 - its options
     directory: Path, kind: str | None, node: str | None, first: int, as_json: bool,  # noqa: FBT001 - a flag
     person: str | None, salts: Path,
 ) -> None:  # fmt: skip
-    """Print records, one a line, the signed ones and those that are not signed yet.
+    """Print records, one per line, both signed records and those that are not signed yet.
 
-    They are printed as they lie there; `verify` says whether they are what was signed. Names of
-    persons are not in them: --person finds the records of a name that you know.
+    They are printed without verification: use `verify` to check them against the signatures. The
+    log does not contain names of persons: --person finds the records of a given name.
     """
     commitment = _commitment(salts, person) if person else None
     for raw in records(directory, *extent(directory), first):
@@ -197,10 +197,10 @@ def show(  # noqa: PLR0913, PLR0917 - its options
 @click.argument("person")
 @_SALTS
 def forget(person: str, salts: Path) -> None:
-    """Make it impossible to tell which records are about PERSON, a name as it was told.
+    """Delete the salt of PERSON, so that records about this name can no longer be identified.
 
-    The log stays as it is and verifies as before; what it says of the name can never be confirmed
-    again.
+    PERSON is the name as it was reported. The log is unchanged and verifies as before; its
+    commitments to the name can never be confirmed again.
     """
     try:
         found = Salts(salts).forget(normalize("NFC", person))
@@ -236,7 +236,7 @@ def tail(directory: Path, count: int, as_json: bool) -> None:  # noqa: FBT001 - 
 
 
 def _kept(path: Path) -> str:
-    """A checkpoint kept elsewhere. Raises VerifyError where the file holds none."""
+    """Read an anchor checkpoint. Raises VerifyError if the file contains none."""
     try:
         return read_note(path)
     except NoteError as error:
@@ -246,7 +246,7 @@ def _kept(path: Path) -> str:
 
 
 def _key(text: str) -> PublicKey:
-    """A key as given, or from the file of that name. Exits with 3 where it is none."""
+    """Parse a key, given as text or as the name of a file. Exits with status 3 if it is invalid."""
     try:
         return PublicKey.parse(Path(text).read_text() if Path(text).is_file() else text)
     except (NoteError, OSError, UnicodeDecodeError) as error:

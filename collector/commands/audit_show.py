@@ -1,4 +1,4 @@
-"""Reading a log for a person, from its files and as it lies there. Raises ClickException throughout."""
+"""Unverified reading of an audit log for display, from its files. Raises ClickException throughout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from railscope.audit.record import Record, RecordError, decode
 
 
 def note_of(directory: Path) -> str:
-    """The checkpoint of a log, as it lies there."""
+    """The checkpoint file of a log, unverified."""
     path = directory / "checkpoint"
     try:
         return read_note(path)
@@ -30,7 +30,7 @@ def note_of(directory: Path) -> str:
 
 
 def checkpoint_of(note: str, key: PublicKey, directory: Path) -> Checkpoint:
-    """The checkpoint in a note, once it is checked."""
+    """The checkpoint in a note, after verification of its signature."""
     try:
         return read_checkpoint(note, key)
     except NoteError as error:
@@ -39,7 +39,7 @@ def checkpoint_of(note: str, key: PublicKey, directory: Path) -> Checkpoint:
 
 
 def _claimed_size(directory: Path) -> int:
-    """How many records the checkpoint speaks of, unchecked; 0 where there is none yet."""
+    """Size in the checkpoint, unverified; 0 without a checkpoint."""
     path = directory / "checkpoint"
     if not path.exists():
         return 0
@@ -51,9 +51,9 @@ def _claimed_size(directory: Path) -> int:
 
 
 def extent(directory: Path) -> tuple[int, list[bytes]]:
-    """How many records are signed, and those that are not."""
+    """The number of signed records, and the unsigned records."""
     try:
-        # First: what is in the journal now is signed at most later.
+        # Before the checkpoint: records in the journal now can only be signed later.
         files = read_journal(directory / "journal")
     except (JournalError, OSError) as error:
         raise click.ClickException(str(error)) from error
@@ -63,7 +63,7 @@ def extent(directory: Path) -> tuple[int, list[bytes]]:
 
 
 def records(directory: Path, size: int, unsigned: list[bytes], first: int) -> Iterator[bytes]:
-    """Records from a sequence on: the signed ones, then those that are not."""
+    """Records from a sequence number on: the signed ones, then the unsigned ones."""
     tiles = Tiles(directory, size)
     try:
         yield from tiles.records_from(first)
@@ -73,7 +73,7 @@ def records(directory: Path, size: int, unsigned: list[bytes], first: int) -> It
 
 
 def decoded(raw: bytes) -> Record:
-    """The record that these bytes are."""
+    """Decode a record."""
     try:
         return decode(raw)
     except RecordError as error:
@@ -82,14 +82,14 @@ def decoded(raw: bytes) -> Record:
 
 
 def wanted(raw: bytes, kind: str | None, node: str | None) -> bool:
-    """Whether a record is of a type or family, and about a node."""
+    """True if a record is of a type or family, and about a node."""
     record = decoded(raw)
     of_kind = kind is None or record.type == kind or record.type.startswith(f"{kind}.")
     return of_kind and (node is None or record.obj.node == node)
 
 
 def shown(raw: bytes, *, as_json: bool) -> str:
-    """A record for a person: number, time, what, who, to what, with what."""
+    """A record for display: number, time, type, outcome, actor, object, data."""
     if as_json:
         return raw.decode()
     record = decoded(raw)
@@ -101,12 +101,12 @@ def shown(raw: bytes, *, as_json: bool) -> str:
 
 
 def plain(line: str) -> str:
-    """A line that holds what others wrote: it must not pass for two, nor give a terminal orders."""
+    """A line with unprintable characters escaped: no line breaks or terminal control sequences."""
     return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in line)
 
 
 def instant(time_ns: int) -> str:
-    """An instant for a person."""
+    """A time for display."""
     seconds, rest_ns = divmod(time_ns, 10**9)
     try:
         instant = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")

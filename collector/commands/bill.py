@@ -1,4 +1,4 @@
-"""`railscope bill`: what tenants had and what that costs."""
+"""`railscope bill`: use of the GPUs by tenants, and its cost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from collector.commands.review import accept_command, reject_command, review_com
 
 @click.group()
 def bill() -> None:
-    """Work out what tenants had of the GPUs, and what it costs."""
+    """Meter and bill the use of GPUs by tenants."""
 
 
 for command in (

@@ -1,4 +1,4 @@
-"""Options of commands that take a scheduler's books or its accounts."""
+"""Options of commands that read a scheduler's accounting records or its accounts."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ timezone_option = click.option(
 
 @dataclass(frozen=True, slots=True)
 class GivenBooks:
-    """The books that a command was given, if any, and how exact times are."""
+    """The scheduler records that a command was given, if any, and the tolerance of their times."""
 
     books: SchedulerBooks
     tolerance_ns: int
 
     def compare(self, ledger: Ledger, period: Period) -> tuple[bool, Iterator[str]]:
-        """Whether they agree about a period, and that in words. Raises LedgerError."""
+        """Compare with the ledger: true if a period agrees, and the report. Raises LedgerError."""
         found = self.books.against(ledger, period, self.tolerance_ns)
         return found.agrees, as_text(found)
 
 
 def books_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with the files of schedulers' books, called with `given`: GivenBooks or None."""
+    """Add options for files of scheduler records; `given` is a GivenBooks or None."""
 
     @click.option("--slurm", type=_FILE, multiple=True, help="Compare with `sacct -P` or `--json`.")
     @click.option(
@@ -83,7 +83,7 @@ def zone_of(name: str | None) -> ZoneInfo | None:
 
 
 def tenants_in(path: Path | None) -> Tenants:
-    """What a file says of accounts; without one, nothing. Raises ClickException."""
+    """Account assignments of a file, empty without one. Raises ClickException."""
     if path is None:
         return Tenants()
     try:

@@ -1,7 +1,7 @@
-"""`railscope collector check`: what the settings, files and servers of a collector are worth.
+"""`railscope collector check`: check the settings, files and servers of a collector.
 
-No directory, key, ledger or audit record is made. To a database that exists and to InfluxDB it
-writes what cannot be known without a write: one row of its own, one line of its own.
+It creates no directory, key, ledger or audit record. To an existing database and to InfluxDB it
+writes one row or line of its own, as write access cannot be checked otherwise.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ MAX_NAMED = 8
 
 
 class Finding(NamedTuple):
-    """Result of one check: whether it passed, and in words."""
+    """Result of one check: subject, success and detail."""
 
     what: str
     passed: bool
     detail: str
     is_warning: bool = False
-    """It passed, and most likely is not what was meant."""
+    """It passed, but the setting is probably a mistake."""
 
     def __str__(self) -> str:
         word = ("warning" if self.is_warning else "ok") if self.passed else "BROKEN"
@@ -87,7 +87,7 @@ def _findings(settings: CollectorSettings, directory: Path) -> Iterator[Finding]
 
 
 def _guarded(what: str, examine: Callable[[], str]) -> Finding:
-    """The result of one check; the errors that such a check can raise are its result."""
+    """Run one check; an error that it can raise is its result."""
     try:
         return Finding(what, passed=True, detail=examine())
     except (SettingsError, LedgerError, seller_file.SellerFileError, OSError) as error:
@@ -95,7 +95,7 @@ def _guarded(what: str, examine: Callable[[], str]) -> Finding:
 
 
 def _is_locked(directory: Path) -> bool:
-    """True if a collector that runs holds the state directory."""
+    """True if a running collector has locked the state directory."""
     try:
         descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -163,7 +163,7 @@ def _inventory(
         known = {one.credential.name for one in entries if one.credential.role is Role.NODE}
         known |= _reporting_nodes(settings, directory)
     except (SettingsError, LedgerError, OSError):
-        return  # the checks of these report it
+        return  # reported by the other checks
     findings = (
         (known - set(listed), "nodes without a row: all of their GPUs wait for a person"),
         (set(listed) - known, "rows of nodes that have no credential and reported no GPU"),
@@ -177,7 +177,7 @@ def _inventory(
 
 
 def _reporting_nodes(settings: CollectorSettings, directory: Path) -> set[str]:
-    """The nodes that reported a GPU, as the ledger's database has it."""
+    """The nodes that have reported a GPU, from the ledger's database."""
     url = make_url(ledger_url(settings.ledger, directory))
     if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
         return set()
@@ -201,7 +201,7 @@ def _pattern(text: str) -> str:
 
 def _ledger(settings: CollectorSettings, directory: Path) -> str:
     url = make_url(ledger_url(settings.ledger, directory))
-    if settings.ledger.url or settings.ledger.url_file:  # else the start makes its directory
+    if settings.ledger.url or settings.ledger.url_file:  # else created at the start
         check_file(url)
     if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
         return f"{url.render_as_string()} will be made at the first start"

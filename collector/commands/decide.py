@@ -1,4 +1,4 @@
-"""`railscope bill void`, `adjust` and `credit`: what people decide about bills."""
+"""`railscope bill opening`, `void`, `adjust`, `credit` and `accept-copy`: decisions about bills."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _amount(_context: click.Context, _parameter: click.Parameter, text: str) -> 
         raise click.BadParameter(str(error)) from error
 
 
-_ARBITRARY = {"ignore_unknown_options": True}  # or an amount below zero would be an option
+_ARBITRARY = {"ignore_unknown_options": True}  # for negative amounts, which look like options
 
 
 _FORCE = click.option(
@@ -42,9 +42,10 @@ _FORCE = click.option(
 @_REASON
 @deciding_command
 def opening_command(place: Place, day: datetime, reason: str) -> None:
-    """Bill nothing before DAY (as 2026-10-01, UTC): earlier time is on no invoice.
+    """Bill nothing before DAY (such as 2026-10-01, UTC): earlier time is on no invoice.
 
-    Without it no period can be closed while earlier days have billable or undecided time.
+    Without an opening date no period can be closed while earlier days have billable or undecided
+    time.
     """
     with place.books() as books:
         opening_ns = from_datetime(day.replace(tzinfo=UTC))
@@ -58,7 +59,7 @@ def opening_command(place: Place, day: datetime, reason: str) -> None:
 @click.option("--replace", is_flag=True, help="Issue another one in its place now.")
 @deciding_command
 def void_command(place: Place, invoice: str, reason: str, *, replace: bool) -> None:
-    """Make INVOICE void. It stays as it is; what was on it is billed by the next closing."""
+    """Void INVOICE. Its content is unchanged; the next closing bills its charges again."""
     with place.books() as books:
         if replace:
             for line in closed_lines(administration.replace(books, invoice, reason, place.by)):
@@ -78,7 +79,7 @@ def void_command(place: Place, invoice: str, reason: str, *, replace: bool) -> N
 def adjust_command(  # noqa: PLR0913 - each is an option
     place: Place, tenant: str, period: Period, amount: Fraction, reason: str, *, force: bool
 ) -> None:
-    """Bill TENANT an AMOUNT of either sign for PERIOD, by decision. The next closing takes it up."""
+    """Bill TENANT an AMOUNT of either sign for PERIOD, by decision, with the next closing."""
     with place.books() as books:
         _record(books, adjustment(tenant, amount, period, reason), period, place, force=force)
 
@@ -93,7 +94,7 @@ def adjust_command(  # noqa: PLR0913 - each is an option
 def credit_command(  # noqa: PLR0913 - each is an option
     place: Place, tenant: str, period: Period, amount: Fraction, reason: str, *, force: bool
 ) -> None:
-    """Give TENANT an AMOUNT back for PERIOD. The next closing takes it up."""
+    """Credit TENANT an AMOUNT for PERIOD, with the next closing."""
     if amount <= 0:
         message = "a credit is above zero; `adjust` takes either sign"
         raise click.ClickException(message)
@@ -116,10 +117,10 @@ def _record(books: Books, charge: Charge, period: Period, place: Place, *, force
 )
 @deciding_command
 def accept_copy_command(place: Place, reason: str) -> None:
-    """Go on with an older copy of the ledger's database, because the newest is lost.
+    """Accept an older copy of the ledger's database, because the newest is lost.
 
-    The copy gets a new identity, which is recorded for good. `railscope audit verify --ledger` then
-    names the rows that were lost as something to explain.
+    The copy gets a new identity, which is recorded permanently. `railscope audit verify --ledger`
+    then reports the lost rows as findings to explain.
     """
     with place.books(any_copy=True) as books:
         identity = administration.accept_copy(books, reason, place.by)

@@ -1,4 +1,4 @@
-"""`railscope bill demo`: two simulated months, billed as real ones are."""
+"""`railscope bill demo`: two simulated months, billed by the production code."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _NO_DAY = 1 << 40
 )  # fmt: skip
 @forms_option
 def demo(url: str | None, directory: Path | None, forms: tuple[Form, ...]) -> None:
-    """Two simulated months of two tenants with faults, silence and news that come late.
+    """Bill two simulated months of two tenants, with faults, a stale agent and late evidence.
 
-    Metered into a ledger, closed, corrected and reconciled by what real months are. Exit status 1
-    if anything differs from what it must be.
+    Metered into a ledger, closed, corrected and reconciled by the production code. Exit status 1 if
+    any check fails.
     """
     with tempfile.TemporaryDirectory(prefix="railscope-") as temporary:
         try:

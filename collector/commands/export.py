@@ -1,4 +1,4 @@
-"""`railscope bill export`: what was invoiced, for those who read FOCUS."""
+"""`railscope bill export`: issued invoices in the FOCUS format."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from railscope.audit.note import NoteError, read_note
 
 def _forms(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[Form, ...]:
     try:
-        # Each once, in the order in which they are known.
+        # Each once, in the order of the enumeration.
         asked = {Form(name.strip()) for name in text.split(",")}
     except ValueError as error:
         message = f"{text!r}: write one or more of {', '.join(Form)}, with commas between them"
@@ -68,14 +68,14 @@ def _period(_context: click.Context, _parameter: click.Parameter, text: str | No
 def export_command(place: Place, directory: Path, **asked: Any) -> None:
     """Write the issued invoices to the directory OUT as FOCUS, with a manifest, and print the totals.
 
-    The audit log records it. Exit status 1: nothing was written.
+    The export is recorded in the audit log. Exit status 1: nothing was written.
     """
     _export(place, directory, _Asked(**asked))
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """The options."""
+    """Options of the command."""
 
     forms: tuple[Form, ...]
     period: Period | None
@@ -135,7 +135,7 @@ def write_export(
     replace: bool,
     recorder: Callable[[Manifest], None] = lambda _: None,
 ) -> None:
-    """Write an export and print what is in it. Raises ClickException for what goes wrong."""
+    """Write an export and print its summary. Raises ClickException for any error."""
     try:
         manifest = export(invoices, order, directory, replace=replace, record=recorder)
     except NoParquetError as error:
@@ -151,7 +151,7 @@ def write_export(
 
 
 def summary(manifest: Manifest) -> list[str]:
-    """What an export holds: a line for every invoice, every currency and every file."""
+    """Summary of an export: a line for every invoice, every currency and every file."""
     width = max((len(one.tenant) for one in manifest.invoices), default=0)
     lines = [] if manifest.invoices else ["no invoice was issued"]
     lines += [

@@ -1,4 +1,4 @@
-"""`railscope bill import-jobs`: the GPU time of tenants, from a scheduler's job list alone."""
+"""`railscope bill import-jobs`: GPU time of tenants from a scheduler's job list."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from collector.tables import metadata
 
 
 def period_of(_context: click.Context, _option: click.Parameter, text: str | None) -> Period | None:
-    """A period by its name. Raises BadParameter."""
+    """Parse a period. Raises BadParameter."""
     try:
         return parse(text) if text is not None else None
     except PeriodError as error:
@@ -47,7 +47,7 @@ def period_of(_context: click.Context, _option: click.Parameter, text: str | Non
 
 
 def instant_of(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
-    """An instant as RFC 3339; UTC without an offset. Raises BadParameter."""
+    """Parse a time as RFC 3339; UTC without an offset. Raises BadParameter."""
     if text is None:
         return None
     try:
@@ -60,7 +60,7 @@ def instant_of(_context: click.Context, _option: click.Parameter, text: str | No
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """What a list is imported as."""
+    """Parameters of an import."""
 
     url: str | None
     source: str | None
@@ -130,8 +130,9 @@ def import_jobs(  # noqa: PLR0913 - each is an option
     """Print the GPU time of every tenant in a scheduler's job list, exactly.
 
     Of two jobs on one GPU the later holds it while it lasts, then the earlier one holds it again;
-    the time that moved is listed. GPUs that the list does not name are listed with the reason and are in no total. A bad line is named and left
-    out. Exit status 1: the file is no such list, or the ledger cannot take it.
+    the time that moved is listed. GPUs that the list does not name are listed with the reason and
+    are in no total. A bad line is reported and skipped. Exit status 1: the file is not a valid
+    list, or the ledger cannot accept it.
     """
     now_ns = time.time_ns()
     if as_of_ns is not None:
@@ -169,7 +170,7 @@ def import_jobs(  # noqa: PLR0913 - each is an option
 
 
 def _import(jobs: JobList, form: str, order: _Order, by: By) -> tuple[JobList, Imported | None]:
-    """The jobs as they are shown, and what was written of them. Raises JobLedgerError, LedgerError."""
+    """The jobs to print, and the result of the import. Raises JobLedgerError, LedgerError."""
     period, source = order.period, order.source or _source(form, jobs)
     if period is None and order.url is not None:
         period = _days_of(jobs, order.as_of_ns)
@@ -237,7 +238,7 @@ def _read(  # noqa: PLR0913 - each is an option
     strict: bool,
     shards_per_gpu: int,
 ) -> tuple[str, JobList]:
-    """The format that the list is in, and its jobs."""
+    """The format of the list, and its jobs."""
     try:
         text = file.read_text(encoding="utf-8")
         form = form or format_of(text)

@@ -1,4 +1,4 @@
-"""How commands find the ledger, who sells, and when it is."""
+"""Common options of billing commands: ledger, seller, actor, period."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _FAILURES = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a command works, as its options say."""
+    """Context of a command: the ledger, settings file and actor of its options."""
 
     ledger: str | None = None
     config: Path | None = None
@@ -58,14 +58,14 @@ class Place:
 
     @property
     def by(self) -> By:
-        """Who does it, and when: now."""
+        """The actor of the command and the current time."""
         return By(operator(self.name or ""), time.time_ns())
 
     @contextmanager
     def books(self, *, make: bool = False, any_copy: bool = False) -> Iterator[Books]:
-        """The books of the ledger that is meant. Raises LedgerError, SettingsError.
+        """The billing tables of the selected ledger. Raises LedgerError, SettingsError.
 
-        An older copy of the database is not written, unless `any_copy` may be.
+        Writing transactions fail on an older copy of the database, unless `any_copy`.
         """
         ledger = Ledger.open(self._url(), metadata, make=make)
         try:
@@ -76,7 +76,7 @@ class Place:
             ledger.close()
 
     def seller(self, tenants: Iterable[str]) -> Seller:
-        """Who bills; without a file that says it, each of the tenants pays for itself.
+        """The seller; without a seller file, each of the tenants pays for itself.
 
         Raises SettingsError, SellerFileError.
         """
@@ -92,12 +92,12 @@ class Place:
 
     @property
     def seller_name(self) -> str:
-        """Who bills, as a statement says it; empty where nobody said it."""
+        """Name of the invoice issuer for statements; empty without a seller file."""
         return self.seller(()).invoice_issuer if self._settings.billing.seller_file else ""
 
     @property
     def audit_directory(self) -> Path | None:
-        """Where the collector's audit log is; None if it is not here, or another ledger is meant.
+        """Directory of the collector's audit log; None without one here, or with `--ledger`.
 
         Raises SettingsError.
         """
@@ -115,7 +115,7 @@ class Place:
         return ledger_url(self._settings.ledger, self._state_directory())
 
     def refuse_suspect_clock(self) -> None:
-        """Raise ClosingError while the collector of this machine suspects the wall clock."""
+        """Raise ClosingError while the clock of this node's collector is suspect."""
         file = self._state_directory() / clock.FILE
         try:
             state = clock.read(file.parent)
@@ -143,13 +143,13 @@ class Place:
 
 
 def evidence_in(database: Database) -> EvidenceStore | None:
-    """The evidence in the same database; None where nothing was ever kept there."""
+    """The evidence in the same database; None if it never contained any."""
     kept = KeptEvidence(evidence_store.EvidenceStore(database))
     return None if kept.empty else kept
 
 
 def ledger_command(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with `--ledger` and `--config`, called with a `Place`; one line for what fails."""
+    """Add `--ledger` and `--config` to a command and pass it a `Place`; errors print one line."""
 
     @click.option("--ledger", metavar="URL", help="sqlite:////PATH or postgresql://HOST/DATABASE.")
     @click.option(
@@ -170,13 +170,13 @@ def ledger_command(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def deciding_command(command: Callable[..., None]) -> Callable[..., None]:
-    """The same with `--as`, for what is recorded with who did it."""
+    """As `ledger_command`, with `--as` for the actor to be recorded."""
     option = click.option("--as", "name", help="Who does it; else the user of the system.")
     return option(ledger_command(command))
 
 
 def period_argument(name: str = "period", *, required: bool = True) -> Callable[..., Any]:
-    """PERIOD: a month or days."""
+    """Argument PERIOD: a month or a range of days."""
 
     def read(_context: click.Context, _parameter: click.Parameter, text: str | None) -> Any:
         try:

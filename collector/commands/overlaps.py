@@ -1,4 +1,4 @@
-"""`railscope bill overlaps`: the time that claims requested and did not hold, and why."""
+"""`railscope bill overlaps`: time that claims requested and did not hold, with the reason."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class GpuOverlap(NamedTuple):
 
     @property
     def gpu_seconds(self) -> Fraction:
-        """Time that moved, of whole GPUs."""
+        """Time that moved, in seconds of whole GPUs."""
         return Fraction(self.overlap.quantity) / GPU_CAPACITY / _NS
 
 

@@ -1,4 +1,4 @@
-"""`railscope bill preview`, `close`, `statement` and `reconcile`."""
+"""`railscope bill preview`, `close`, `statement`, `reconcile` and `list`."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _MAX_SHOWN = 10
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """The form of a statement, and where it goes."""
+    """Format and destination of a statement."""
 
     form: str
     file: Path | None
 
     def write(self, statement: Statement) -> None:
-        """Print it, or write it to its file. Raises ClickException."""
+        """Print the statement, or write it to its file. Raises ClickException."""
         content = FORMS[self.form](statement)
         if self.file is None:
             click.echo(content.decode(), nl=False)
@@ -73,7 +73,7 @@ def _output(command: Callable[..., None]) -> Callable[..., None]:
 @_output
 @ledger_command
 def preview_command(place: Place, words: tuple[str, ...], output: _Output) -> None:
-    """What PERIOD comes to as the ledger is now, for all tenants or one. Nothing is written."""
+    """Preview the bill of PERIOD from the current ledger, for all tenants or one. Writes nothing."""
     *tenants, last = words
     if len(tenants) > 1:
         message = "write one tenant at most, and one period"
@@ -103,7 +103,7 @@ def preview_command(place: Place, words: tuple[str, ...], output: _Output) -> No
 @click.option("--provisional", is_flag=True, help="Even though days are not in the ledger yet.")
 @deciding_command
 def close_command(place: Place, period: Period, *, provisional: bool) -> None:
-    """Close PERIOD and issue its invoices, once. What comes later is billed as corrections."""
+    """Close PERIOD and issue its invoices, once. Later evidence is billed as corrections."""
     place.refuse_suspect_clock()
     with place.books() as books:
         closed = books.close(period, place.by, provisional=provisional)
@@ -123,7 +123,7 @@ def close_command(place: Place, period: Period, *, provisional: bool) -> None:
 def statement_command(
     place: Place, tenant: str, period: Period, output: _Output, invoice: str | None
 ) -> None:
-    """The statement of TENANT for a closed PERIOD: the invoice, line by line, and its evidence."""
+    """Print the statement of TENANT for a closed PERIOD: the invoice, line by line, and its evidence."""
     with place.books() as books:
         if invoice is None:
             found = statement(books, tenant, period, place.seller_name)
@@ -137,10 +137,10 @@ def statement_command(
 @books_options
 @ledger_command
 def reconcile_command(place: Place, period: Period | None, given: GivenBooks | None) -> None:
-    """Compare what must be equal, to the last unit; of PERIOD or of all that is closed.
+    """Reconcile PERIOD, or all closed periods: exact comparisons without tolerance.
 
-    With a scheduler's own books also the ledger with those, job by job, as far as clocks allow.
-    Exit status 1: something differs.
+    With a scheduler's own records, compare the ledger with those too, job by job, within
+    `--tolerance`. Exit status 1: a check failed.
     """
     passed = True
     with place.books() as books:
@@ -180,7 +180,7 @@ def list_command(place: Place, form: str) -> None:
 
 
 def closed_lines(closed: Closed) -> list[str]:
-    """A closing with its invoices."""
+    """Lines that describe a closing with its invoices."""
     closing = closed.closing
     done = "closed" if closed.added else "is closed already, since"
     lines = [

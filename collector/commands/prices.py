@@ -17,10 +17,10 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 class _Prices(click.Group):
-    """`prices FILE` is `prices check FILE`."""
+    """Command group in which `prices FILE` means `prices check FILE`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put the command in where there is none."""
+        """Insert `check` if the first argument is not a command."""
         if args and args[0] not in self.commands and args[0] != "--help":
             args = ["check", *args]
         return super().parse_args(ctx, args)
@@ -35,7 +35,7 @@ def prices() -> None:
 @click.argument("file", type=_FILE)
 @click.option("--before", type=_FILE, help="The book published before: its past must stay.")
 def check(file: Path, before: Path | None) -> None:
-    """Check a price book (TOML) and print it. Exit status 1: it cannot be used."""
+    """Check a price book (TOML) and print it. Exit status 1: it is invalid."""
     book = parse_file(file)
     if before is not None:
         try:
@@ -50,7 +50,7 @@ def check(file: Path, before: Path | None) -> None:
 @click.argument("file", type=_FILE)
 @deciding_command
 def publish(place: Place, file: Path) -> None:
-    """Bill by the price book in FILE from now on. Versions follow one another; none goes away."""
+    """Publish the price book in FILE, used from now on. Versions are consecutive and never removed."""
     text = _text(file)
     with place.books() as books:
         book, added = administration.publish(books, text, str(file), place.by)
@@ -79,7 +79,7 @@ def show(place: Place, version: int | None, form: str) -> None:
 
 
 def parse_file(file: Path) -> PriceBook:
-    """The book in a file. Raises ClickException."""
+    """Parse the price book in a file. Raises ClickException."""
     try:
         return parse(_text(file), str(file))
     except PriceBookError as error:

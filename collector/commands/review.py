@@ -1,4 +1,4 @@
-"""`railscope bill review`, `accept` and `reject`: evidence that waits for a person."""
+"""`railscope bill review`, `accept` and `reject`: decisions about evidence under review."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _waiting(database: Database, now_ns: int) -> list[Waiting]:
 
 
 def _hours(one: Waiting) -> str:
-    """GPU-hours, to the microsecond."""
+    """GPU-hours, rounded down to six decimals."""
     micro = one.gpu_ns * 1_000_000 / HOUR_NS
     return f"{Decimal(micro.numerator // micro.denominator) / 1_000_000:.6f}"
 
@@ -44,7 +44,7 @@ def _row(one: Waiting) -> dict[str, object]:
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text")
 @ledger_command
 def review_command(place: Place, form: str) -> None:
-    """List evidence that waits for a person: late claims and ends, GPUs that nobody expects."""
+    """List evidence that waits for a decision: late claims and ends, unexpected GPUs."""
     with place.books() as books:
         found = _waiting(books.ledger.database, place.by.now_ns)
     if form == "json":
@@ -95,7 +95,7 @@ _REASON = click.option("--reason", default="", help="Why; it is recorded.")
 @_REASON
 @deciding_command
 def accept_command(place: Place, names: tuple[str, ...], node: str, reason: str) -> None:
-    """Let evidence under review count as it was reported."""
+    """Accept evidence under review, so that it counts as reported."""
     _decide(place, names, node, reason, accepted=True)
 
 
@@ -105,5 +105,5 @@ def accept_command(place: Place, names: tuple[str, ...], node: str, reason: str)
 @_REASON
 @deciding_command
 def reject_command(place: Place, names: tuple[str, ...], node: str, reason: str) -> None:
-    """Remove evidence under review: it holds nothing."""
+    """Reject evidence under review: it holds no time."""
     _decide(place, names, node, reason, accepted=False)
