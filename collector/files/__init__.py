@@ -1,1 +1,1 @@
-"""Files that administrators write, read again when they change."""
+"""Files of administrators, read again when they change."""

@@ -1,8 +1,8 @@
-"""What an administrator announces and keeps: maintenance, outages, reservations.
+"""Calendar of announced maintenance, outages and reservations, written by an administrator.
 
-TOML with the tables [[maintenance]], [[outage]] (holds, from, to) and [[reservation]] (name, tenant,
-holds, from, to). `holds` is a GPU's UUID, a node's name or `*` for all; times have an offset; without
-`to` until further notice.
+TOML with the tables [[maintenance]], [[outage]] (holds, from, to) and [[reservation]] (name,
+tenant, holds, from, to). `holds` is a GPU's UUID, a node's name or `*` for all; times have an
+offset; without `to` the entry has no end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True, order=True)
 class Entry:
-    """One of the three, for GPU, node or everything."""
+    """A maintenance, outage or reservation of a GPU, a node or everything."""
 
     start_ns: int
     end_ns: int
@@ -48,7 +48,7 @@ class Calendar:
         return iter(self.entries)
 
     def _of(self, gpu: str, stays: Iterable[tuple[int, int, str]]) -> Iterator[Entry]:
-        """Entries on a GPU, cut to the time that it was in the node they name."""
+        """Entries on a GPU, cut to the time in which it was in the node that they name."""
         places = list(stays)
         for entry in self.entries:
             if entry.holds in {gpu, EVERYTHING}:
@@ -60,7 +60,7 @@ class Calendar:
                     yield Entry(first, last, node, entry.kind, entry.name, entry.tenant)
 
     def outages(self, gpu: str, stays: Iterable[tuple[int, int, str]]) -> list[Outage]:
-        """When a GPU that was in these nodes was out of order."""
+        """Outages of a GPU that was in these nodes."""
         return [
             Outage(entry.kind == "maintenance", entry.start_ns, entry.end_ns)
             for entry in self._of(gpu, stays)
@@ -68,7 +68,7 @@ class Calendar:
         ]
 
     def reservations(self, gpu: str, stays: Iterable[tuple[int, int, str]]) -> list[Reservation]:
-        """For whom it was kept."""
+        """Reservations of a GPU that was in these nodes."""
         return [
             Reservation(entry.start_ns, entry.name, entry.tenant, entry.end_ns)
             for entry in self._of(gpu, stays)
@@ -77,7 +77,7 @@ class Calendar:
 
 
 def parse(text: str) -> Calendar:
-    """The entries of a file. Raises FileError that names the entry."""
+    """Parse the entries of a file. Raises FileError that names the entry."""
     try:
         document = parse_toml(text)
     except TomlError as error:
@@ -124,5 +124,5 @@ def _moment(value: object, where: str) -> int:
 
 
 def calendar_file(path: Path | None) -> Watched[Calendar]:
-    """The file of a path, watched."""
+    """The watched calendar file of a path."""
     return Watched("calendar", path, parse, Calendar())

@@ -1,8 +1,9 @@
-"""Claims by the word of an administrator: who holds which GPU or node, from when to when.
+"""Claims of an administrator: the tenant that holds a GPU or node, from start to end.
 
-CSV with the columns tenant, holds, from, to, and optionally share. `holds` is a GPU's UUID or a node's
-name; times are RFC 3339 with an offset; an empty `to` means until further notice; `share` is a fraction
-of each GPU such as 3/8 or 37.5%, empty for all of it. They rank above whatever agents report.
+CSV with the columns tenant, holds, from, to, and optionally share. `holds` is a GPU's UUID or a
+node's name; times are RFC 3339 with an offset; an empty `to` means no end; `share` is a fraction of
+each GPU such as 3/8 or 37.5%, empty for all of it. These claims rank above all claims that agents
+report.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ class FileClaim:
 
     @property
     def id(self) -> str:
-        """What it is called in the ledger."""
+        """Claim id in the ledger."""
         name = f"file/{self.holds}/{self.tenant}/{self.start_ns}"
         return f"{name}/{self.share}" if self.share else name
 
     def on(self, node: str) -> Claim:
-        """As metering takes it; on a node by its name, or on a GPU wherever that is (empty)."""
+        """The claim for metering: on the named node, or, if empty, on a GPU in any node."""
         return Claim(
             Level.ADMINISTRATOR, self.start_ns, self.id, self.tenant, self.end_ns, node=node,
             exclusive=not self.share, source=SOURCE,
@@ -54,13 +55,13 @@ class FileClaim:
 
 @dataclass(frozen=True)
 class FileClaims:
-    """All claims of the file, by what they hold."""
+    """All claims of the file, by their target."""
 
     by_target: dict[str, tuple[FileClaim, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, claims: Iterable[FileClaim]) -> FileClaims:
-        """Claims sorted by what they hold."""
+        """Claims grouped by their target."""
         grouped: dict[str, list[FileClaim]] = {}
         for claim in claims:
             grouped.setdefault(claim.holds, []).append(claim)
@@ -70,7 +71,7 @@ class FileClaims:
         return (claim for claims in self.by_target.values() for claim in claims)
 
     def claims(self, gpu: str, nodes: Iterable[str]) -> Iterator[Claim]:
-        """What the file says of a GPU that was in these nodes."""
+        """Claims of the file on a GPU that was in these nodes."""
         for claim in self.by_target.get(gpu, ()):
             yield claim.on("")
         for node in nodes:
@@ -78,7 +79,7 @@ class FileClaims:
                 yield claim.on(node)
 
     def holder(self, node: str, instant_ns: int) -> str:
-        """Who holds a node as such at an instant; empty for no one, and for shares of its GPUs."""
+        """Tenant that holds a whole node at an instant; empty if none does, or only shares of its GPUs."""
         begun = [
             claim
             for claim in self.by_target.get(node, ())
@@ -88,14 +89,14 @@ class FileClaims:
         return latest.tenant if latest and instant_ns < latest.end_ns else ""
 
     def in_force(self, instant_ns: int) -> int:
-        """How many claims hold something at an instant."""
+        """Number of claims in force at an instant."""
         return sum(claim.start_ns <= instant_ns < claim.end_ns for claim in self)
 
     def overlaps(self) -> Iterator[tuple[FileClaim, FileClaim]]:
         """Claims of two tenants on one GPU or one node at one time, the earlier first.
 
-        A claim on a GPU within a claim on its node is no mistake but an exception to it, and the
-        file does not say which GPU is in which node. Shares are meant to lie beside each other.
+        A claim on a GPU within a claim on its node is not an error but an exception to it, and the
+        file does not specify which GPU is in which node. Shares are intended to coexist.
         """
         for claims in self.by_target.values():
             longest: dict[str, FileClaim] = {}
@@ -111,7 +112,7 @@ class FileClaims:
 
 
 def parse(text: str) -> FileClaims:
-    """Claims from the text of a file. Raises FileError that names the line."""
+    """Parse claims from the text of a file. Raises FileError that names the line."""
     found = []
     for number, (tenant, holds, start, end, part) in rows(text, HEADER, OPTIONAL):
         if not tenant or not holds:
@@ -128,7 +129,7 @@ def parse(text: str) -> FileClaims:
 
 
 def claims_file(path: Path | None) -> Watched[FileClaims]:
-    """The file of a path, watched; tenants that overlap are named when it is read."""
+    """The watched claims file of a path; logs overlapping tenants after each read."""
     watched = Watched("claims", path, parse, FileClaims())
     watched.on_change.append(lambda _: _name_overlaps(watched.content))
     return watched

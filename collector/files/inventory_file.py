@@ -1,8 +1,8 @@
-"""The inventory: how many GPUs and RDMA ports each node must show, from when to when.
+"""The inventory: expected numbers of GPUs and RDMA ports of each node, over time.
 
 CSV with the columns node, gpus, rdma_ports, from, to. `gpus` and `rdma_ports` are whole numbers, or
-empty where the inventory says nothing of them; times are RFC 3339 with an offset; an empty `to` means
-until further notice. Of two rows of a node that are in force, the one that began later counts.
+empty if the number is not specified; times are RFC 3339 with an offset; an empty `to` means no end.
+Of two rows of a node that are in force, the later start takes precedence.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_DEVICES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a node must show in [start, end); None of what the inventory does not say."""
+    """Expected devices of a node in [start, end); None if not specified."""
 
     start_ns: int
     end_ns: int
@@ -31,13 +31,13 @@ class Expected:
 
 @dataclass(frozen=True)
 class Inventory:
-    """All rows of the file, by node and by when they begin."""
+    """All rows of the file, by node and start."""
 
     by_node: dict[str, tuple[Expected, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, found: Iterable[Expected]) -> Inventory:
-        """Rows in any order."""
+        """Build an inventory from rows in any order."""
         grouped: dict[str, list[Expected]] = {}
         for row in found:
             grouped.setdefault(row.node, []).append(row)
@@ -50,7 +50,7 @@ class Inventory:
         return (row for some in self.by_node.values() for row in some)
 
     def at(self, instant_ns: int) -> dict[str, Expected]:
-        """What each node must show at an instant; nodes that are not in the inventory then are not."""
+        """Expected devices of each node in the inventory at an instant."""
         found: dict[str, Expected] = {}
         for row in self:
             if row.start_ns <= instant_ns < row.end_ns:
@@ -58,14 +58,14 @@ class Inventory:
         return found
 
     def removed(self, node: str, instant_ns: int) -> bool:
-        """Whether a node was taken out: it was in the inventory before an instant, and is not then."""
+        """True if a node was in the inventory before an instant, and is not at that instant."""
         rows = self.by_node.get(node, ())
         ended = any(row.end_ns <= instant_ns for row in rows)
         return ended and not any(row.start_ns <= instant_ns < row.end_ns for row in rows)
 
 
 def parse(text: str) -> Inventory:
-    """The inventory from the text of a file. Raises FileError that names line and column."""
+    """Parse the inventory from the text of a file. Raises FileError that names line and column."""
     found: dict[tuple[str, int], Expected] = {}
     for number, (node, gpus, rdma_ports, start, end) in rows(text, HEADER):
         line = f"line {number}"
@@ -96,5 +96,5 @@ def _count(text: str, where: str) -> int | None:
 
 
 def inventory_file(path: Path | None) -> Watched[Inventory]:
-    """The file of a path, watched."""
+    """The watched inventory file of a path."""
     return Watched("inventory", path, parse, Inventory())

@@ -1,8 +1,8 @@
-"""GPUs that are retired: from when on a GPU has no capacity in the account, and why.
+"""Retired GPUs: times in which a GPU has no capacity in the account, with the reason.
 
-CSV with the columns gpu, from, to, why. `gpu` is a UUID; times are RFC 3339 with an offset; an empty
-`to` means for good, and with one the GPU is back from then on. What such a GPU is seen to do
-meanwhile stays in the evidence, and counts again where the row is taken out.
+CSV with the columns gpu, from, to, why. `gpu` is a UUID; times are RFC 3339 with an offset; an
+empty `to` means permanently, otherwise the GPU is back from then on. Observations of such a GPU in
+the meantime stay in the evidence, and count again if the row is removed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Retired:
 
     @classmethod
     def of(cls, found: Iterable[Retirement]) -> Retired:
-        """Rows in any order."""
+        """Build from rows in any order."""
         grouped: dict[str, list[Retirement]] = {}
         for one in found:
             grouped.setdefault(one.gpu, []).append(one)
@@ -49,14 +49,14 @@ class Retired:
         return (one for some in self.by_gpu.values() for one in some)
 
     def at(self, gpu: str, instant_ns: int) -> Retirement | None:
-        """By which row a GPU is retired at an instant, if it is."""
+        """The row by which a GPU is retired at an instant; None if it is not."""
         for one in self.by_gpu.get(gpu, ()):
             if one.start_ns <= instant_ns < one.end_ns:
                 return one
         return None
 
     def in_service(self, gpu: str, stays: Iterable[Stay]) -> tuple[Stay, ...]:
-        """The stays of a GPU without the time that it is retired."""
+        """The stays of a GPU without the time in which it is retired."""
         retired = self.by_gpu.get(gpu, ())
         if not retired:
             return tuple(stays)
@@ -68,7 +68,7 @@ class Retired:
         )
 
     def held(self, gpu: str, claim: Claim) -> Iterator[Claim]:
-        """A claim without the time that its GPU is retired; what comes after is another claim."""
+        """A claim without the time in which its GPU is retired; the part after it is another claim."""
         spans = [(one.start_ns, one.end_ns) for one in self.by_gpu.get(gpu, ())]
         for start, end, _ in without(Piece(claim.start_ns, claim.end_ns, claim), spans):
             name = claim.id if start == claim.start_ns else f"{claim.id}#{start}"
@@ -76,7 +76,7 @@ class Retired:
 
 
 def parse(text: str) -> Retired:
-    """Retirements from the text of a file. Raises FileError that names line and column."""
+    """Parse retirements from the text of a file. Raises FileError that names line and column."""
     found: set[Retirement] = set()
     for number, (gpu, start, end, why) in rows(text, HEADER):
         line = f"line {number}"
@@ -92,5 +92,5 @@ def parse(text: str) -> Retired:
 
 
 def retired_file(path: Path | None) -> Watched[Retired]:
-    """The file of a path, watched."""
+    """The watched file of retired GPUs of a path."""
     return Watched("retired", path, parse, Retired())

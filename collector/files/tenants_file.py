@@ -1,11 +1,11 @@
-"""Whose an owner is: which tenant pays for a Kubernetes namespace, a Slurm account, a user.
+"""Tenant of an owner: the payer of a Kubernetes namespace, a Slurm account or a user.
 
-CSV with the columns tenant, source, owner, from, to. `source` is the word of the claim
-(kubernetes, slurm, ...) or `*` for any; times as in the claims file. At each instant the row of the
-claim's own source goes before `*`, and of two rows the one that began later counts.
+CSV with the columns tenant, source, owner, from, to. `source` is the source of the claim
+(kubernetes, slurm, ...) or `*` for any; times as in the claims file. At each instant a row of the
+claim's own source takes precedence over `*`, and of two rows the one with the later start.
 
-An owner that no row names is a tenant of its own, `source:owner`: nothing is lost, and the colon,
-which no tenant of a file may have, marks it.
+An owner without a row is a tenant of its own, `source:owner`, so that no use is lost; the colon,
+which is invalid in a tenant of the file, marks it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UNMAPPED = ":"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mapping:
-    """An owner is a tenant's in [start, end)."""
+    """Assignment of an owner to a tenant in [start, end)."""
 
     start_ns: int
     end_ns: int
@@ -43,7 +43,7 @@ class Tenants:
         return (mapping for found in self.mappings.values() for mapping in found)
 
     def pieces(self, source: str, owner: str, start_ns: int, end_ns: int) -> list[Piece[str]]:
-        """Whose an owner is over [start, end), without a hole."""
+        """Tenants of an owner over [start, end), without gaps."""
         timelines = [
             prevailing(
                 Piece(mapping.start_ns, mapping.end_ns, mapping)
@@ -59,18 +59,18 @@ class Tenants:
         return found
 
     def at(self, source: str, owner: str, instant_ns: int) -> str:
-        """The tenant that a row names for an owner at an instant; empty where none does."""
+        """The tenant of the row for an owner at an instant; empty without a row."""
         (piece,) = self.pieces(source, owner, instant_ns, instant_ns + 1)
         return "" if UNMAPPED in piece.value else piece.value
 
 
 def unmapped(source: str, owner: str) -> str:
-    """The tenant of an owner that no row names."""
+    """The tenant of an owner without a row."""
     return f"{source or 'unknown'}{UNMAPPED}{owner or 'nobody'}"
 
 
 def parse(text: str) -> Tenants:
-    """Mappings from the text of a file. Raises FileError that names the line."""
+    """Parse mappings from the text of a file. Raises FileError that names the line."""
     found: dict[tuple[str, str], list[Mapping]] = {}
     for number, (tenant, source, owner, start, end) in rows(text, HEADER):
         where = f"line {number}"
@@ -86,5 +86,5 @@ def parse(text: str) -> Tenants:
 
 
 def tenants_file(path: Path | None) -> Watched[Tenants]:
-    """The file of a path, watched."""
+    """The watched tenants file of a path."""
     return Watched("tenants", path, parse, Tenants())

@@ -1,4 +1,4 @@
-"""Files that administrators write and the collector reads again whenever they change."""
+"""Files of administrators, which the collector reads again when they change."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ T = TypeVar("T")
 
 
 class FileError(ValueError):
-    """A file that cannot be used; the message names the line or the entry."""
+    """An invalid file; the message names the line or the entry."""
 
 
 @dataclass(slots=True)
 class Watched(Generic[T]):
-    """A file of one kind: `content` is what the last good version says, `empty` without one."""
+    """A file of one kind: `content` is that of the last valid version, `empty` without one."""
 
     kind: str
     path: Path | None
     parse: Callable[[str], T]
     empty: T
     on_change: list[Callable[[str], None]] = field(default_factory=list)
-    """Each is called with the text of every new good version."""
+    """Each is called with the text of every new valid version."""
     content: T = field(init=False)
     text: str = ""
     valid: bool = True
     problem: str = ""
-    """The reason why the file, as it is now, cannot be used."""
+    """Reason why the current file is invalid."""
     _digest: bytes = b""
     _ever_valid: bool = False
 
     def __post_init__(self) -> None:
-        """Nothing is known yet."""
+        """Start with the empty content."""
         self.content = self.empty
 
     @property
     def known(self) -> bool:
-        """Whether anything is known: no file says that there is nothing to say.
+        """True if `content` is authoritative: a version was valid, or no file is configured.
 
-        A file that could never be read says nothing, and `empty` is not its meaning.
+        If a configured file was never valid, `empty` is only a placeholder.
         """
         return self.path is None or self._ever_valid
 
@@ -64,7 +64,7 @@ class Watched(Generic[T]):
             await asyncio.sleep(_WATCH_SECONDS)
 
     def refresh(self) -> None:
-        """Read the file if it has changed since the last time."""
+        """Read the file if it has changed since the last read."""
         if self.path is None:
             return
         try:
@@ -90,7 +90,7 @@ class Watched(Generic[T]):
         log.info(what, file=str(self.path))
 
     def restore(self, text: str) -> None:
-        """Use an earlier good version while the file itself cannot be used. Raises FileError."""
+        """Use an earlier valid version while the file itself is invalid. Raises FileError."""
         self._accept(text, self.parse(text))
 
     def _accept(self, text: str, content: T) -> None:
@@ -105,8 +105,8 @@ def rows(
 ) -> Iterator[tuple[int, list[str]]]:
     """The rows of a CSV file below its header, with the number of the line each begins on.
 
-    Without the optional columns their values are empty. Comments count as empty lines. Raises FileError
-    that names the line.
+    Missing optional columns have empty values. Comments count as empty lines. Raises FileError that
+    names the line.
     """
     if "\0" in text:
         message = "the file has a NUL character"
@@ -143,12 +143,12 @@ def _rows(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def span(start: str, end: str, where: str) -> tuple[int, int]:
-    """Two instants; an empty end is for ever. Raises FileError."""
+    """Parse start and end; an empty end means no end. Raises FileError."""
     return _span(start, end, (where, where))
 
 
 def columns_span(start: str, end: str, line: str) -> tuple[int, int]:
-    """The same, of the columns `from` and `to`, which the message names. Raises FileError."""
+    """As `span`, of the columns `from` and `to`, which the message names. Raises FileError."""
     return _span(start, end, (f"{line}, from", f"{line}, to"))
 
 
@@ -162,7 +162,7 @@ def _span(start: str, end: str, places: tuple[str, str]) -> tuple[int, int]:
 
 
 def instant_ns(text: str, where: str) -> int:
-    """An instant of RFC 3339 with an offset. Raises FileError."""
+    """Parse an RFC 3339 time with an offset. Raises FileError."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
@@ -172,7 +172,7 @@ def instant_ns(text: str, where: str) -> int:
 
 
 def of_moment(moment: datetime, where: str) -> int:
-    """A moment with an offset in nanoseconds. Raises FileError."""
+    """Convert a time with an offset to nanoseconds. Raises FileError."""
     if moment.tzinfo is None:
         message = f"{where}: {moment.isoformat()!r} has no offset; write Z for UTC"
         raise FileError(message)
