@@ -1,6 +1,6 @@
 """The audit log: an append-only Merkle log on disk, written durably and signed.
 
-    journal/   what was acknowledged since the last checkpoint (`journal`)
+    journal/   records acknowledged since the last checkpoint (`journal`)
     tile/      records and hashes of everything signed (`tiles`)
     checkpoint the newest signed size and root
 

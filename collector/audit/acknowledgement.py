@@ -1,8 +1,8 @@
-"""The file `acknowledged`: number of durable records, the root over them, and the journal's files.
+"""The file `acknowledged`: number of durable records, their root, and the names of the journal files.
 
-It is overwritten in place after each group, without being synchronised: a crash of the process loses
-nothing of it, and a loss of power can only make it state fewer records than there are. Where the
-list of files changes it is replaced as a whole and synchronised.
+It is overwritten in place after each group, without fsync: a crash of the process loses nothing of it, and
+a power failure can only make it state fewer records than exist. When the list of files changes, the file is
+replaced as a whole and synced.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _COUNT = re.compile("[0-9]{20}")
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgement:
-    """What a writer has acknowledged at least."""
+    """Lower bound of the records that a writer has acknowledged."""
 
     epoch: int
     count: int
@@ -32,13 +32,13 @@ class Acknowledgement:
     """Names of the journal's files, oldest first."""
 
     def signed(self, signer: SecretKey) -> bytes:
-        """The file's bytes: as many for every count."""
+        """Return the bytes of the file; their length is the same for every count."""
         fields = (f"{self.count:020d}", base64.b64encode(self.root).decode(), *self.files)
         return Statement(_KIND, self.epoch, fields).signed(signer)
 
 
 def read_acknowledgement(path: Path, content: bytes, key: PublicKey) -> Acknowledgement:
-    """The acknowledgement in the content of a file. Raises HousekeepingError."""
+    """Read an acknowledgement from the content of a file. Raises HousekeepingError."""
     found = read_statement(path, content, _KIND, key)
     count, encoded, *files = (*found.fields, "", "")[: max(2, len(found.fields))]
     try:

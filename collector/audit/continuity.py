@@ -1,6 +1,6 @@
-"""Whether every source's records are all there: each counts its own without a gap.
+"""Check that the records of every source are complete: each source numbers its records without a gap.
 
-The records of an agent come in envelopes, and may be late; those of the log's own writer cannot be.
+The records of an agent arrive in envelopes and may be late; those of the log's own writer cannot be.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ MAY_BE_LATE = "agent"
 
 @dataclass(slots=True)
 class _Counter:
-    """What of a source has come."""
+    """Record numbers received from one source."""
 
     next: int = 0
     late: Ranges | None = None
-    """Of what was missing when a higher number came, what has come since."""
+    """Late arrivals: numbers that were missing when a higher number arrived, and arrived afterwards."""
 
 
 @dataclass(slots=True)
 class _Gap:
-    """Numbers that had not come before a record."""
+    """Range of numbers that had not arrived before a record."""
 
     before: int
     source: Source
@@ -43,7 +43,7 @@ class Continuity:
     _more: int = 0
 
     def add(self, record: Record) -> None:
-        """Take the next record of the log."""
+        """Process the next record of the log."""
         source = record.src
         key = (source.kind, source.id, source.boot)
         counter = self._counters.get(key)
@@ -78,7 +78,7 @@ class Continuity:
             self._more += 1
 
     def findings(self) -> tuple[str, ...]:
-        """What somebody must explain, in the order of the log."""
+        """Return the findings that a person must explain, in the order of the log."""
         found = list(self._again)
         for gap in self._gaps:
             late = self._counters[_of(gap.source)].late or Ranges([], [])

@@ -1,7 +1,7 @@
-"""Checks of everything in an audit directory that is not a signed record: no file is beyond doubt.
+"""Checks of everything in an audit directory that is not a signed record.
 
-Housekeeping files are checked by signature, and the directory holds nothing but what a log of this
-size has: any other file is named. Only partial tiles that longer ones have followed may be left.
+Housekeeping files are checked by their signatures, and the directory may contain only what a log of this
+size has: every other file is reported. The only exception are partial tiles that longer ones superseded.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _TEMPORARY = re.compile(r".*[.][0-9a-f]{8}" + re.escape(PARTIAL))
 
 @dataclass(frozen=True, slots=True)
 class Housekeeping:
-    """What lies beside the signed records, as of one moment."""
+    """Housekeeping state of an audit directory at one point in time."""
 
     epoch: int
     acknowledged: Acknowledgement
@@ -58,10 +58,10 @@ class Housekeeping:
 def read_housekeeping(
     directory: Path, key: PublicKey, checkpoint: Callable[[], Checkpoint]
 ) -> Housekeeping:
-    """Read and check all that is not a tile. Raises VerifyError, OSError.
+    """Read and check everything that is not a tile. Raises VerifyError, OSError.
 
-    The log may be written meanwhile: it is read again until nothing was replaced between the first
-    file and the last.
+    The log may be written concurrently: the files are read again until nothing was replaced between the
+    first file and the last.
     """
     try:
         while True:
@@ -93,14 +93,14 @@ def _check_lock(path: Path) -> None:
 def _acknowledged(directory: Path, key: PublicKey) -> Acknowledgement:
     path = directory / ACKNOWLEDGED
     content = read_bytes(path)
-    # A writer may overwrite it just now: it is what two reads agree on.
+    # A writer may be overwriting it: accept the content on which two reads agree.
     while (again := read_bytes(path)) != content:
         content = again
     return read_acknowledgement(path, content, key)
 
 
 def check_key_file(directory: Path, recorded: str, key: PublicKey) -> None:
-    """Check `key.pub` against the genesis record, or the key given. Raises VerifyError, OSError."""
+    """Check `key.pub` against the genesis record, or the given key. Raises VerifyError, OSError."""
     path = directory / KEY_FILE
     try:
         content = read_bytes(path)
@@ -112,25 +112,25 @@ def check_key_file(directory: Path, recorded: str, key: PublicKey) -> None:
 
 
 def check_foreign(directory: Path, key: PublicKey, signed: int, unsigned: Sequence[bytes]) -> None:
-    """Check that nothing else lies in the directory. Raises VerifyError, OSError.
+    """Check that the directory contains no foreign files. Raises VerifyError, OSError.
 
-    Tiles beyond what is signed may be there: a writer makes them first. They must be what the
-    journal's records give.
+    Tiles beyond the signed size may exist, because a writer creates them first. They must match the records
+    of the journal.
     """
     tiles = _Expected(Tiles(directory, signed), [leaf_hash(raw) for raw in unsigned], unsigned)
     for path in _files(directory):
         name = path.relative_to(directory).as_posix()
         if _TEMPORARY.fullmatch(name):
-            continue  # is being written, or was when the writer was killed
+            continue  # being written, or left behind by a writer that was killed
         problem = _problem(path, name, tiles)
         if problem and os.path.lexists(path):
             if _acknowledged(directory, key).count > signed + len(unsigned):
-                return  # The log has grown meanwhile: what lies there is checked the next time.
+                return  # The log has grown since; the file is checked on the next run.
             raise VerifyError(Outcome.ALTERED, f"{path}: {problem}")
 
 
 def _files(directory: Path) -> Iterator[Path]:
-    """All that is no directory with something in it."""
+    """Iterate over all files, and over directories that are symbolic links."""
     for parent, directories, names in os.walk(directory, onerror=_raise):
         for name in sorted(names):
             yield Path(parent, name)
@@ -172,19 +172,19 @@ def _journal_problem(path: Path) -> str:
 
 @dataclass(slots=True)
 class _Expected:
-    """The tiles that a directory may hold."""
+    """Tiles that a directory may contain."""
 
     signed: Tiles
     behind: list[Hash]
-    """Leaves behind the signed ones."""
+    """Leaves after the signed ones."""
     records: Sequence[bytes]
 
     def problem(self, path: Path, level: int | str, index: int, width: int) -> str:
-        """Reason why a tile cannot be here; empty where it can."""
+        """Return the reason why a tile is not allowed here; empty if it is."""
         depth = 0 if isinstance(level, str) else level
         begin, end = index * WIDTH, index * WIDTH + width
         if end << (LEVELS * depth) <= self.signed.size:
-            # Of full tiles, and of partial ones, those that are needed are checked elsewhere.
+            # Full tiles, and the partial tiles that are needed, are checked elsewhere.
             return self._left_behind(path, level, index, width)
         if end << (LEVELS * depth) > self.signed.size + len(self.behind):
             return "foreign file: the log has no such tile"
@@ -197,7 +197,7 @@ class _Expected:
         return "" if path.read_bytes() == expected else "not what the journal's records give"
 
     def _left_behind(self, path: Path, level: int | str, index: int, width: int) -> str:
-        """A partial tile that a full one has followed must be what that begins with."""
+        """Check that a partial tile superseded by a full one is a prefix of it."""
         if width == WIDTH or index >= (self.signed.size >> (LEVELS * _depth(level))) // WIDTH:
             return ""
         whole = Tiles(self.signed.directory, self.signed.size)
@@ -211,7 +211,7 @@ class _Expected:
             return ""
 
     def _hash(self, level: int, index: int) -> Hash:
-        """Hash of a complete subtree of tile level `level`, signed or not."""
+        """Return the hash of a complete subtree of tile level `level`, signed or not."""
         if (index + 1) << (LEVELS * level) <= self.signed.size:
             return self.signed.node(LEVELS * level, index)
         if level == 0:

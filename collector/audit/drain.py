@@ -1,8 +1,9 @@
-"""The outbox, taken into the audit log: in order, each row once, whenever anything breaks.
+"""Transfer of the outbox into the audit log: in order, each row exactly once, across any crash.
 
-A batch is taken on (committed), recorded, signed if that is possible, and its places are noted
-(committed). Where the last was lost, the log itself tells: each record's first reference is its row.
-Batches follow each other, so what was recorded without being noted lies behind all that was noted.
+A batch is taken on (committed), recorded, signed if that is possible, and its record numbers are noted
+(committed). If the last commit was lost, the log itself shows the state: the last reference of each record
+is its outbox row. Batches are sequential, so records that were appended but not noted come after all noted
+ones.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from railscope.audit.record import RecordError, decode, encode
 MAX_IN_A_BATCH = 256
 LOOK_SECONDS = 1.0
 COUNT_SECONDS = 60.0
-"""All rows are counted at least this often: one may be committed after a later one."""
+"""Maximum period between two full counts: a row may be committed after a later one."""
 RETRY_SECONDS = 10.0
 
 log = structlog.get_logger(__name__)
@@ -46,29 +47,29 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Drain:
-    """Takes what waits in the outbox of a database into a log; `run` it while the log runs."""
+    """Writes pending outbox rows of a database to a log; `run` it while the log runs."""
 
     database: Callable[[], Database]
-    """Raises LedgerError while it is away."""
+    """Raises LedgerError while the database is unavailable."""
     audit: AuditLog
     look_seconds: float = LOOK_SECONDS
     retry_seconds: float = RETRY_SECONDS
     waiting: int = 0
-    """Rows in no log yet, as last seen."""
+    """Rows that are in no log yet, as of the last poll."""
     refuse: Callable[[str], None] = lambda _problem: None
-    """Called where the ledger knows of more than the log has, before anything else."""
+    """Called before anything else if the ledger refers to records that the log does not have."""
     recorded: Callable[[], None] = lambda: None
-    """Called after heads of the ledger were recorded, so that the newest is known at once. Blocking."""
+    """Called after ledger heads were recorded, to refresh the newest known head. Blocking."""
     problem: str = ""
-    """Why it does not go on; empty where it does."""
+    """Reason why draining is blocked; empty if it is not."""
     _log: str = ""
     _newest: int = -1
-    """The last row when nothing waited; -1 where that is to be found out."""
+    """Number of the last row when nothing was pending; -1 if it must be determined."""
     _counted: float = 0.0
     _found: dict[str, int] = field(default_factory=dict)
 
     async def run(self) -> None:
-        """Drain until cancelled. What is in the way is said once, and tried again."""
+        """Drain until cancelled. A failure is logged once and retried."""
         while True:
             try:
                 full = await self.step()
@@ -76,7 +77,7 @@ class Drain:
                 if str(error) != self.problem:
                     log.error("audit_outbox_waits", problem=str(error))
                 self.problem = str(error)
-                # What happened behind the last commit is looked up in the log.
+                # Events after the last commit are reconstructed from the log.
                 self._log, self._newest = "", -1
                 await asyncio.sleep(self.retry_seconds)
                 continue
@@ -85,7 +86,7 @@ class Drain:
                 await asyncio.sleep(self.look_seconds)
 
     async def step(self) -> bool:
-        """Drain a batch; whether there may be more at once.
+        """Drain one batch; return True if more rows may be pending.
 
         Raises LedgerError, AuditError, RecordError, TileError, OSError.
         """
@@ -102,7 +103,7 @@ class Drain:
         return len(batch) == MAX_IN_A_BATCH
 
     def _look_back(self, database: Database) -> None:
-        """Find what was recorded and not noted."""
+        """Find records that were appended and not noted."""
         genesis = next(self.audit.records(0), None)
         if genesis is None:
             message = f"{self.audit.directory}: the log has not begun"
@@ -135,13 +136,13 @@ class Drain:
             self._newest, self._counted = newest, now
         if not self.waiting:
             return []
-        # Until there is nothing more to take, there is more.
+        # More rows are assumed to be pending until a batch comes back empty.
         self._newest = -1
         with database.transaction(writes=True) as connection:
             return take(connection, self._log, MAX_IN_A_BATCH)
 
     async def _recorded(self, batch: list[Waiting]) -> list[Place]:
-        """Record what the log does not have yet, in order; where each is."""
+        """Append the rows that the log does not have yet, in order; return the position of each."""
         fresh = [one for one in batch if one.reference not in self._found]
         for one in fresh:
             encode(record_of(one.draft, self.audit.source, self.audit.size))
@@ -153,11 +154,11 @@ class Drain:
                 for leaf in (self._found[one.reference],)]  # fmt: skip
 
     async def _signed(self) -> int:
-        """Sign, if that can be done now; how many records are signed."""
+        """Sign if that is possible now; return the number of signed records."""
         try:
             await self.audit.sign()
         except WaitingError:
-            pass  # it is signed with all the rest, soon
+            pass  # signed soon, with the remaining records
         except (AuditError, JournalError, HousekeepingError, OSError) as error:
             log.warning("audit_outbox_not_signed", problem=str(error))
         return self.audit.signed.size
@@ -171,6 +172,6 @@ class Drain:
 
 
 def row_reference(raw: bytes | None) -> str:
-    """The row of the outbox that a record was made from; empty where there is no record, or row."""
+    """Return the outbox row that a record was made from; empty if there is no record or no row."""
     references = decode(raw).ref if raw is not None else []
     return references[-1] if references and references[-1].startswith(OUTBOX_ROW) else ""

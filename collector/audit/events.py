@@ -1,4 +1,4 @@
-"""What an event of an agent is in the audit log."""
+"""Conversion of agent events to audit records."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NO_PERSONS = frozenset({"kubernetes", "containerd", "cri-o"})
 ROGUE, JOIN, GAP = "tenancy.rogue_process", "node.join", "evidence.gap"
 _NS_PER_MS = 1_000_000
 TenantOf: TypeAlias = Callable[[str, str, int], str]
-"""The tenant of a source's owner at an instant, where the tenants file names one; else nothing."""
+"""Tenant of a source's owner at a timestamp, if the tenants file contains one; empty otherwise."""
 
 _FIRMWARE = ("vbios", "inforom", "gsp_firmware")
 _SETTINGS = {
@@ -44,7 +44,7 @@ _SETTINGS = {
     ),
     "network.nic_firmware": ("firmware",),
 }  # fmt: skip
-"""Type by how the name of a setting begins; what is none of these is of the link."""
+"""Record type by prefix of the setting name; a setting without a match concerns the link."""
 _GPU_CHANGES = {
     "added": JOIN,
     "removed": "device.retire",
@@ -64,18 +64,18 @@ _CLAIMS = {
 
 
 def is_audited(event: WireEvent) -> bool:
-    """Whether an event becomes a record."""
+    """True if an event becomes a record."""
     known = EVENTS.get(event.name)
     return known is not None and known.audited
 
 
 def is_numbered(event: WireEvent) -> bool:
-    """Whether an event has a number that a record can have."""
+    """True if the number of an event is valid as a record number."""
     return 0 < event.number <= MAX_EVENT_NUMBER
 
 
 def source_of(seen: SeenEvent) -> Source:
-    """The agent's run, at its record of this number."""
+    """Return the run of the agent as a record source, with the record number of this event."""
     run = seen.position.run if seen.position else ""
     return Source("agent", clean(seen.node), clean(run), seen.event.number - 1)
 
@@ -86,9 +86,9 @@ def drafts_of(
     commitment: Callable[[str], str],
     tenant_of: TenantOf = lambda _source, _owner, _instant_ns: "",
 ) -> Iterator[Draft]:
-    """The record of an event, and before it what else it shows: a conflict of claims.
+    """Yield the record of an event, preceded by the claim conflicts that it reveals.
 
-    `commitment` gives the commitment to a person's name, `tenant_of` the tenant of an owner.
+    `commitment` returns the commitment to a person's name, `tenant_of` the tenant of an owner.
     """
     draft = _draft(seen, commitment, tenant_of)
     if draft.type != ASSIGN:
@@ -140,7 +140,7 @@ def _draft(seen: SeenEvent, commitment: Callable[[str], str], tenant_of: TenantO
 
 
 def _what(event: WireEvent, facts: dict[str, str]) -> tuple[str, str, Data]:
-    """Type and outcome of the record, and what its entity says."""
+    """Return the type and outcome of the record, and the data derived from the event's entity."""
     key = [clean(part) for part in event.entity.key]
     if event.name in _CLAIMS:
         return *_CLAIMS[event.name], {"claim": key[-1] if key else ""}
@@ -175,7 +175,7 @@ def _gpu(event: WireEvent, facts: dict[str, str]) -> str:
 
 
 def _conflict(draft: Draft, other: str) -> Draft:
-    """Two claims dispute the same slots: seen by the collector, of its own."""
+    """Return the record of two claims that dispute the same slots, as an observation of the collector."""
     node, _, before = other.partition("\n")
     data: Data = {"claim_before": before, "node_before": node}
     data |= {name: draft.data.get(name, "") for name in ("claim", "level")}
@@ -186,7 +186,7 @@ def _conflict(draft: Draft, other: str) -> Draft:
 
 
 def beyond_recording(seen: SeenEvent, problem: RecordError) -> Draft:
-    """What stands for an event that no record can hold, so that its number is not missing."""
+    """Return a placeholder for an event that no record can hold, so that its number is not missing."""
     data: Data = {
         "event": clean(seen.event.name),
         "problem": clean(str(problem)),
@@ -199,5 +199,5 @@ def beyond_recording(seen: SeenEvent, problem: RecordError) -> Draft:
 
 
 def clean(text: str) -> str:
-    """A text as records hold it: in NFC, and no longer than anybody reads."""
+    """Return a text as records store it: in NFC, cut to `MAX_TEXT` characters."""
     return unicodedata.normalize("NFC", text)[:MAX_TEXT]

@@ -1,4 +1,4 @@
-"""What no signature covers but somebody must explain: gaps, claims without an end, impossible times."""
+"""Findings that no signature covers but a person must explain: gaps, unpaired claims, impossible times."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from railscope.audit.merkle import leaf_hash
 from railscope.audit.record import Record, encode
 
 TOLERANCE_NS = 2_000_000_000
-"""By how much the clock of the log's own writer may run backwards."""
+"""Tolerated backward step of the clock of the log's own writer."""
 AHEAD_NS = 60_000_000_000
-"""By how much what a node tells may lie in the future when it comes."""
+"""Tolerated lead of an event's timestamp over the time of its receipt."""
 _NS_PER_MS = 1_000_000
 
 
 @dataclass(slots=True)
 class Pairing:
-    """Whether claims are given before they are given back, and once."""
+    """Check that claims are assigned before they are released, and only once."""
 
     findings: list[tuple[int, str]] = field(default_factory=list)
     _open: dict[tuple[str, str, str], int] = field(default_factory=dict)
 
     def add(self, record: Record) -> None:
-        """Take the next record of the log."""
+        """Process the next record of the log."""
         claim = record.data.get("claim")
         if record.src.kind != "agent" or not isinstance(claim, str):
             return
@@ -47,13 +47,13 @@ class Pairing:
 
 @dataclass(slots=True)
 class Times:
-    """Whether instants are possible, by the clock of who wrote the log."""
+    """Check that timestamps are possible according to the clock of the log's writer."""
 
     findings: list[tuple[int, str]] = field(default_factory=list)
     _latest_ns: int = 0
 
     def add(self, record: Record) -> None:
-        """Take the next record of the log."""
+        """Process the next record of the log."""
         instant_ns, received = int(record.t), record.data.get("received_ns")
         uncertain_ns = record.tu * _NS_PER_MS
         problem = ""
@@ -72,23 +72,23 @@ class Times:
 
 @dataclass(slots=True)
 class Explaining:
-    """All that is looked for, record by record."""
+    """All checks, applied record by record."""
 
     continuity: Continuity = field(default_factory=Continuity)
     pairing: Pairing = field(default_factory=Pairing)
     times: Times = field(default_factory=Times)
     witnesses: dict[str, str] = field(default_factory=dict)
-    """The last key that was recorded of each witness, by node."""
+    """Latest recorded key of each witness, by node."""
     ledger: LedgerRecords = field(default_factory=LedgerRecords)
-    """Records of what was done to the ledger's database."""
+    """Records of operations on the ledger's database."""
     epoch: int = 0
-    """The newest one that a start of the collector was recorded with."""
+    """Highest epoch recorded with a start of the collector."""
     genesis_key: str = ""
-    """Public key of the log, as its first record has it."""
+    """Public key of the log, from its first record."""
     losses: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, record: Record) -> None:
-        """Take the next record of the log."""
+        """Process the next record of the log."""
         self.continuity.add(record)
         self.pairing.add(record)
         self.times.add(record)
@@ -113,7 +113,7 @@ class Explaining:
             )
 
     def findings(self) -> tuple[str, ...]:
-        """What somebody must explain."""
+        """Return the findings that a person must explain."""
         found = sorted([*self.pairing.findings, *self.times.findings, *self.losses])
         return (
             *self.continuity.findings(),

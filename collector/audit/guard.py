@@ -1,9 +1,10 @@
-"""Before it signs, the collector asks those who hold checkpoints of this log what they hold.
+"""Comparison with the checkpoints that agents hold, before the collector signs.
 
-A log that was put back to an older copy is whole in itself, and its key is there: only who kept a
-checkpoint can tell. So after each start nothing is signed until some agents have shown theirs, or
-some time has passed, which is recorded. Where one of them holds what this log has never been,
-nothing is signed any more, and what it holds is kept as evidence. Records go on being durable.
+A log that was replaced by an older copy is consistent in itself, and its key is present: only holders of a
+newer checkpoint can detect the rollback. After each start nothing is signed until some agents have
+submitted their checkpoints, or a timeout has passed, which is recorded. If one of them holds a checkpoint
+that is inconsistent with this log, signing stops and that checkpoint is stored as evidence. Records remain
+durable meanwhile.
 """
 
 from __future__ import annotations
@@ -26,35 +27,35 @@ from railscope.audit.record import Actor, Data
 from railscope.durable_files import sync_directory, write_durably
 
 DIRECTORY = "disputed"
-"""Below the log's directory: checkpoints that agents hold and this log cannot be continued from."""
+"""Below the log's directory: checkpoints held by agents that this log cannot be continued from."""
 
 log = structlog.get_logger(__name__)
 
 
 class DisputeError(RuntimeError):
-    """An agent holds a checkpoint that is none of this log; the message says which."""
+    """An agent holds a checkpoint that is inconsistent with this log; the message names it."""
 
 
 @dataclass(slots=True)
 class Guard:
-    """Says whether the log may be signed. `open` it after the log, `run` it beside it."""
+    """Decides if the log may be signed. `open` it after the log, `run` it beside it."""
 
     audit: AuditLog
     ask: int
-    """How many agents; fewer where fewer are known."""
+    """Number of agents to wait for; fewer if fewer exist."""
     wait_seconds: float
     known: Callable[[], int]
-    """How many agents there are."""
+    """Number of agents of the fleet."""
     wall_ns: Callable[[], int]
     refused: str = ""
-    """Why nothing is signed any more; empty where it is."""
+    """Reason why signing has stopped permanently; empty if it has not."""
     shown: dict[str, int] = field(default_factory=dict)
-    """Size of the checkpoint that each node has shown since the start; 0 where it holds none."""
+    """Size of the checkpoint that each node has submitted since the start; 0 if it holds none."""
     _open: bool = False
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def open(self) -> None:
-        """Put itself before signing. What was disputed before still is. Blocking; raises OSError."""
+        """Install the check before signing; earlier disputes still apply. Blocking; raises OSError."""
         self.audit.publisher.before_signing = self.allow
         disputed = sorted(self._directory.iterdir()) if self._directory.exists() else []
         if disputed:
@@ -70,15 +71,15 @@ class Guard:
 
     @property
     def wanted(self) -> int:
-        """How many agents must have shown what they hold."""
+        """Number of agents that must have submitted their checkpoints."""
         return min(self.ask, self.known())
 
     def asks(self, node: str) -> bool:
-        """Whether a node has not shown yet what it holds."""
+        """True if a node has not submitted its checkpoint yet."""
         return node not in self.shown
 
     def allow(self, _: Tree) -> None:
-        """Raise AuditError where nothing may be signed now."""
+        """Raise AuditError if nothing may be signed now."""
         if self.refused:
             raise AuditError(self.refused)
         if not self._open:
@@ -89,7 +90,7 @@ class Guard:
             raise WaitingError(message)
 
     async def run(self) -> None:
-        """Wait for the agents, then let the log be signed."""
+        """Wait for the agents, then permit signing."""
         try:
             async with asyncio.timeout(self.wait_seconds):
                 while len(self.shown) < self.wanted:
@@ -115,10 +116,10 @@ class Guard:
             log.error("audit_record_lost", type=draft.type, data=draft.data, problem=str(error))
 
     async def show(self, node: str, note: str) -> None:
-        """Take what a node holds; nothing, where the note is empty.
+        """Process the checkpoint that a node holds; an empty note means none.
 
-        Raises NoteError for what this log's key has not signed, DisputeError for what this log has
-        never been, OSError.
+        Raises NoteError for a note that this log's key has not signed, DisputeError for a checkpoint that
+        is inconsistent with this log, OSError.
         """
         size = 0
         if note:
@@ -131,7 +132,7 @@ class Guard:
         self._changed.set()
 
     def _problem(self, held: Checkpoint) -> str:
-        """What is wrong with this log by a checkpoint of it; runs off the loop."""
+        """Return the inconsistency between this log and a checkpoint of it; runs off the loop."""
         if held.tree.size > self.audit.size:
             return f"it is over {held.tree.size} records, and this log has {self.audit.size}"
         try:
@@ -141,7 +142,7 @@ class Guard:
         return "" if root == held.tree.root else f"the first {held.tree.size} records are others"
 
     def _root(self, size: int) -> bytes:
-        """Root over the first records, those included that are durable only."""
+        """Return the root over the first records, including those that are durable but not signed."""
         signed = self.audit.signed.size
         tiles = Tiles(self.audit.directory, signed)
         if size <= signed:
@@ -154,7 +155,7 @@ class Guard:
         return tree.root
 
     def refuse(self, problem: str) -> None:
-        """Sign nothing any more: who is not an agent knows that this log is not what it was."""
+        """Stop signing permanently, because another source than an agent shows that the log has changed."""
         if not self.refused:
             log.error("audit_log_disputed", problem=problem,
                       advice="nothing is signed any more; see docs/audit.md")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Who holds what according to the log itself: what makes a claim an assignment, a transfer, a conflict."""
+"""Claims in force according to the log: they make a claim an assignment, a transfer or a conflict."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ ASSIGN, RELEASE, TRANSFER = "tenancy.assign", "tenancy.release", "tenancy.transf
 CONFLICT = "tenancy.conflict"
 SEEN, DONE = "seen", "done"
 MAX_CONFLICTS = 8
-"""Of one claim with others that are recorded."""
+"""Maximum number of recorded conflicts of one claim with others."""
 _SLOTS = re.compile("([0-9]{1,3})-([0-9]{1,3})")
 
 
 class Holding(msgspec.Struct, frozen=True, array_like=True):
-    """A claim in force: who has it, on which slots, by whose word."""
+    """A claim in force: its holder, slots and authority."""
 
     holder: tuple[str, ...]
-    """Tenant, owner and the commitment to the owner, as far as they are known."""
+    """Tenant, and the owner or the commitment to the owner; empty if unknown."""
     level: str
     slots: tuple[int, int]
     exclusive: bool
 
     @classmethod
     def of(cls, data: Data, commitments: dict[str, str]) -> Holding:
-        """What a record of an assignment says."""
+        """Return the holding that the record of an assignment describes."""
         owner = commitments.get("owner") or str(data.get("owner", ""))
         return cls(
             (str(data.get("tenant", "")), owner),
@@ -39,37 +39,38 @@ class Holding(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def disputes(self, other: Holding) -> bool:
-        """Whether two claims of equal level want the same slots for themselves."""
+        """True if two exclusive claims of equal authority overlap in their slots."""
         both = self.exclusive and other.exclusive and self.level == other.level
         return both and self.slots[0] < other.slots[1] and other.slots[0] < self.slots[1]
 
 
 def slots_of(text: str) -> tuple[int, int]:
-    """`low-high` as numbers; no slot at all where it is something else."""
+    """Parse `low-high` as numbers; (0, 0), which is no slot, if the text has another form."""
     found = _SLOTS.fullmatch(text)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def by(node: str, claim: str) -> str:
-    """A claim by the word of a node: another's of the same name is another claim."""
+    """Return the key of a claim as a node reports it: the same name on another node is another claim."""
     return f"{node}\n{claim}"
 
 
 class Holdings(msgspec.Struct):
-    """Claims in force, by GPU and by the node's word (`by`)."""
+    """Claims in force, by GPU and by node and name (`by`)."""
 
     gpus: dict[str, dict[str, Holding]] = {}
     conflicts: dict[str, dict[str, set[str]]] = {}
-    """Disputes that were recorded, by GPU and the later claim: the earlier ones."""
+    """Recorded conflicts, by GPU and the later claim: the earlier claims."""
 
     def of(self, gpu: str, claim: str) -> Holding | None:
-        """The claim, where it is in force."""
+        """Return the claim if it is in force."""
         return self.gpus.get(gpu, {}).get(claim)
 
     def disputed(self, gpu: str, claim: str, wanted: Holding) -> list[str]:
-        """Other claims of a GPU that dispute what this one wants, unless that was recorded.
+        """Return the other claims of a GPU that dispute the slots of this one and are not recorded yet.
 
-        Of many the first few: or else who tells claims by the thousand fills the log with pairs.
+        The number is bounded: otherwise a provider that reports thousands of claims fills the log with
+        pairs.
         """
         there, told = self.gpus.get(gpu, {}).items(), self.conflicts.get(gpu, {}).get(claim, ())
         others = (
@@ -80,7 +81,7 @@ class Holdings(msgspec.Struct):
         return list(islice(others, max(0, MAX_CONFLICTS - len(told))))
 
     def part(self, gpus: Iterable[str]) -> Holdings:
-        """A copy, of some GPUs only, to try on it what comes next."""
+        """Return a copy restricted to some GPUs, to apply further records to it tentatively."""
         asked = set(gpus)
         return Holdings(
             {gpu: dict(self.gpus[gpu]) for gpu in asked & self.gpus.keys()},
@@ -91,7 +92,7 @@ class Holdings(msgspec.Struct):
         )
 
     def add(self, record: Record) -> None:
-        """Follow the log, record by record."""
+        """Apply the next record of the log."""
         told = record.data.get("claim")
         if not isinstance(told, str):
             return

@@ -5,10 +5,10 @@ Each is a signed note of the log's key in one canonical form:
     railscope audit <kind>
     <origin>
     <epoch>
-    <fields, one a line>
+    <fields, one per line>
 
-The first line contains spaces, which no origin does, so that none of them can pass for a checkpoint.
-A missing, unreadable or wrong statement is an error that names the file, never a default.
+The first line contains spaces, which no origin does, so none of them can be mistaken for a checkpoint. A
+missing, unreadable or wrong statement is an error that names the file, never a default.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Statement:
     fields: tuple[str, ...]
 
     def signed(self, signer: SecretKey) -> bytes:
-        """The file's bytes. Raises NoteError."""
+        """Return the bytes of the file. Raises NoteError."""
         lines = (f"railscope audit {self.kind}", signer.name, str(self.epoch), *self.fields)
         return sign("".join(f"{line}\n" for line in lines), signer).encode()
 
 
 def read_statement(path: Path, content: bytes, kind: str, key: PublicKey) -> Statement:
-    """The statement of this kind in the content of a file. Raises HousekeepingError."""
+    """Read the statement of this kind from the content of a file. Raises HousekeepingError."""
     try:
         note = content.decode()
         lines = verified(note, key).removesuffix("\n").split("\n")
@@ -63,7 +63,7 @@ def read_statement(path: Path, content: bytes, kind: str, key: PublicKey) -> Sta
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a housekeeping file. Raises HousekeepingError where it is missing, OSError."""
+    """Return the content of a housekeeping file. Raises HousekeepingError if it is missing, OSError."""
     try:
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -72,7 +72,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def check_epoch(path: Path, found: int, current: int) -> None:
-    """Check that a statement was made by the owner of this epoch, or one that starts just now.
+    """Check that a statement was made by the owner of this epoch, or by one that is just starting.
 
     An owner writes its other statements before `epoch`. Raises HousekeepingError.
     """

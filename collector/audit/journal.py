@@ -1,12 +1,12 @@
 """The journal: records that are durable but not signed yet.
 
-Files `journal-<first sequence>-<marker>.wal` hold groups as segments of the frame log hold records:
-marker, length, CRC-32, then the records of one group as a tile of entries has them. A group is
-written and synchronised as a whole, so only the last one of the newest file can be torn; whatever
-else does not read back was damaged, and is an error.
+Files `journal-<first sequence>-<marker>.wal` contain groups in the format of frame log segments: marker,
+length, CRC-32, then the records of one group encoded as a tile of entries. A group is written and synced as
+a whole, so only the last group of the newest file can be torn; anything else that cannot be decoded was
+damaged, and is an error.
 
-The file `acknowledged` states how many records were durable, and the root over them: a torn group
-lies beyond that number, and whatever else is missing or different was damaged later.
+The file `acknowledged` states how many records were durable, and the root over them: a torn group lies
+beyond that number, and any other missing or different record was damaged later.
 """
 
 from __future__ import annotations
@@ -39,32 +39,31 @@ log = structlog.get_logger(__name__)
 
 
 class JournalError(ValueError):
-    """A journal that was damaged; the message names file and offset."""
+    """A damaged journal; the message names file and offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalFile:
-    """What one file of the journal holds."""
+    """Content of one file of the journal."""
 
     path: Path
     first: int
     records: list[bytes]
     ends: int
-    """Bytes up to the end of the last whole group."""
+    """Length in bytes up to the end of the last complete group."""
     torn: bytes = b""
-    """What lies behind it."""
+    """Bytes after the last complete group."""
 
     @property
     def next(self) -> int:
-        """Sequence of the record that comes behind."""
+        """Sequence number of the record that follows this file."""
         return self.first + len(self.records)
 
 
 def read_journal(directory: Path) -> list[JournalFile]:
-    """All files, oldest first, without a gap between them. Raises JournalError, OSError.
+    """Return all files, oldest first, without a gap between them. Raises JournalError, OSError.
 
-    The log may be written meanwhile: a file whose records have been signed since is looked for no
-    more.
+    The log may be written concurrently: a file that was deleted because its records were signed is skipped.
     """
     while True:
         try:
@@ -75,11 +74,11 @@ def read_journal(directory: Path) -> list[JournalFile]:
 
 
 def journal_paths(directory: Path) -> list[Path]:
-    """Files of the journal, oldest first; none where there is no directory.
+    """Return the files of the journal, oldest first; none if there is no directory.
 
-    Raises JournalError for a name that no such file has, OSError where nobody may look.
+    Raises JournalError for an invalid file name, OSError if the directory cannot be read.
     """
-    # Not glob: a directory that must not be read would pass for an empty one.
+    # Not glob: it would treat an unreadable directory as empty.
     entries = sorted(directory.iterdir()) if os.path.lexists(directory) else []
     paths = [path for path in entries if path.suffix == ".wal"]
     for path in paths:
@@ -88,7 +87,7 @@ def journal_paths(directory: Path) -> list[Path]:
 
 
 def _parts(path: Path) -> tuple[int, bytes]:
-    """Sequence of the first record, and the marker, as the name of a file says them."""
+    """Return the sequence number of the first record and the marker, parsed from a file name."""
     name = _NAME.fullmatch(path.name)
     if name is None:
         message = f"{path}: no file of the journal has such a name"
@@ -130,11 +129,11 @@ def _read_file(path: Path, *, newest: bool) -> JournalFile:
 
 
 def _is_torn(content: bytes, position: int, marker: bytes) -> bool:
-    """True if a file ends with one frame that a crash has cut off, whole blocks of it missing or not."""
+    """True if a file ends with one frame that a crash has truncated, with or without missing blocks."""
     tail = content[position:]
     if len(tail) > HEAD.size + _MAX_GROUP_BYTES or tail.find(marker, 1) >= 0:
         return False
-    # A block that was not written when the power went reads as zeros.
+    # A block that was not written before a power failure reads as zeros.
     zeros = len(tail) - len(tail.lstrip(b"\0"))
     if zeros == len(tail) or (zeros and (position + zeros) % _BLOCK_BYTES == 0):
         return True
@@ -151,7 +150,7 @@ def check_files(
 ) -> None:
     """Check that the files are those of an acknowledgement. Raises JournalError.
 
-    A crash may leave, beside them, a new file that is empty, and files of which all is signed.
+    After a crash there may be an additional empty new file, and files whose records are all signed.
     """
     names = [file.path.name for file in files]
     for name in stated.files:
@@ -182,12 +181,12 @@ def check_root(directory: Path, stated: Acknowledgement, tree: CompactRange) -> 
 
 @dataclass(slots=True)
 class Journal:
-    """Writes groups. One writer at a time, which is whoever has opened the log."""
+    """Writes groups. Only one writer at a time: the process that has opened the log."""
 
     directory: Path
     signer: SecretKey
     lost: int = 0
-    """Records that were acknowledged before it was opened, and are not there."""
+    """Number of records that were acknowledged before the journal was opened, and are missing."""
     _epoch: int = 0
     _descriptor: int = field(default=-1, repr=False)
     _stated: int = field(default=-1, repr=False)
@@ -203,10 +202,10 @@ class Journal:
         return self.directory.parent / ACKNOWLEDGED
 
     def open(self, signed: CompactRange, owned: int) -> list[bytes]:
-        """Records behind the signed ones; a torn group at the end is cut off.
+        """Return the records after the signed ones; a torn group at the end is truncated.
 
-        `owned` is the epoch of the last owner; 0 where the log is to begin. Raises JournalError,
-        HousekeepingError, OSError.
+        `owned` is the epoch of the last owner; 0 if the log is new. Raises JournalError, HousekeepingError,
+        OSError.
         """
         make_directory(self.directory)
         size = signed.size
@@ -269,12 +268,12 @@ class Journal:
         self._state()
 
     def _state(self) -> None:
-        """Acknowledge in place what is durable."""
+        """Acknowledge the durable records by overwriting the file in place."""
         statement = self._current()
         try:
             os.pwrite(self._stated, statement, 0)
         except OSError as error:
-            # The records are durable all the same: the file states fewer until the next group.
+            # The records are durable nevertheless: the file states fewer until the next group.
             log.warning("acknowledgement_not_written", file=str(self._path), problem=str(error))
             return
         self._statement = statement
@@ -284,7 +283,7 @@ class Journal:
         return stated.signed(self.signer)
 
     def _replace_statement(self) -> None:
-        """Acknowledge as a whole what is durable, with the files as they are. Raises OSError."""
+        """Replace the file that acknowledges the durable records and lists the files. Raises OSError."""
         statement = self._current()
         write_durably(self._path, statement)
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
@@ -293,7 +292,7 @@ class Journal:
         self._stated, self._statement = descriptor, statement
 
     def check_in_place(self) -> None:
-        """Check that the files are still those that this writer writes.
+        """Check that the files on disk are still those that this writer has open.
 
         Raises JournalError, HousekeepingError, OSError.
         """
@@ -308,12 +307,12 @@ class Journal:
             raise JournalError(message)
 
     def rotate(self) -> None:
-        """Go on in a new file. Raises OSError.
+        """Continue in a new file. Raises OSError.
 
-        A file that nothing was written to yet is as good as a new one.
+        An empty file is reused instead.
         """
         if self._descriptor >= 0:
-            # What a failed group may have left must not lie in a file that is not the newest.
+            # Remains of a failed group must not stay in a file that is not the newest.
             os.ftruncate(self._descriptor, self._offset)
             os.fsync(self._descriptor)
             if self._offset == 0:
@@ -326,7 +325,7 @@ class Journal:
             sync_directory(self.directory)
             self._replace_statement()
         except OSError:
-            # This one goes on being written, and must stay the newest.
+            # The current file continues to be written, and must remain the newest.
             self._files.remove(path.name)
             path.unlink()
             os.close(descriptor)
@@ -335,7 +334,7 @@ class Journal:
         self._descriptor, self._marker, self._offset = descriptor, marker, 0
 
     def forget(self, signed: int) -> None:
-        """Delete files of which every record is signed, but not the one written now.
+        """Delete files whose records are all signed, except the one being written.
 
         Raises JournalError, OSError.
         """
@@ -355,7 +354,7 @@ class Journal:
             self._descriptor = -1
 
     def release(self) -> None:
-        """Close what is open, for good."""
+        """Close all open files permanently."""
         self.close()
         if self._stated >= 0:
             os.close(self._stated)

@@ -1,4 +1,4 @@
-"""The key that signs the audit log: read from its file, or put there at the first start."""
+"""The key that signs the audit log: read from its file, or created at the first start."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from railscope.settings import SettingsError
 
 
 def load_or_make(path: Path, origin: str) -> SecretKey:
-    """The log's key, durable on return. Raises SettingsError that says what is wrong with it."""
+    """Return the log's key, durable on return. Raises SettingsError with the reason."""
     return keep(path, load_or_generate(path, origin))
 
 
 def load_or_generate(path: Path, origin: str) -> SecretKey:
-    """The log's key, or one that is to be kept. Raises SettingsError that says what is wrong with it.
+    """Return the log's key, or a new one that is not stored yet. Raises SettingsError with the reason.
 
-    A key's name is the origin of the log it signs, so a key that is there is used as it is.
+    The name of a key is the origin of the log that it signs, so an existing key is used unchanged.
     """
     try:
         return SecretKey.parse(path.read_text())
@@ -35,7 +35,7 @@ def load_or_generate(path: Path, origin: str) -> SecretKey:
 
 
 def keep(path: Path, key: SecretKey) -> SecretKey:
-    """Keep a key where there is none yet. Raises SettingsError, also where another one is there."""
+    """Store a key if no file exists. Raises SettingsError, also if the file contains another key."""
     if path.exists():
         return key
     try:
@@ -43,7 +43,7 @@ def keep(path: Path, key: SecretKey) -> SecretKey:
         partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
         try:
             _write_secret(partial, key.secret_text() + "\n")
-            # Not a rename: a key that somebody has put there meanwhile stays.
+            # Not a rename: a key that was created concurrently is not replaced.
             os.link(partial, path)
         except FileExistsError:
             pass

@@ -1,8 +1,8 @@
-"""The newest head that is known of a ledger, kept in a file beside the collector's state.
+"""The newest known head of a ledger, stored in a file beside the collector's state.
 
 A database that lacks it, or has another one in its place, is an older copy or another database. The
-collector writes the file; every command that writes the ledger compares the database with it, in the
-transaction that it writes in.
+collector writes the file; every command that writes the ledger compares the database with it, in the same
+transaction as the write.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FILE = "ledger.known"
 
 
 def read(path: Path) -> Head | None:
-    """The head in a file; None where there is no file, or this user may not read it.
+    """Return the head in a file; None if there is no file, or this user may not read it.
 
     Raises ValueError for a damaged file.
     """
@@ -39,7 +39,7 @@ def read(path: Path) -> Head | None:
 
 
 def difference(connection: Connection, known: Head | None) -> str:
-    """Reason why a database is not the one that a head is known of; empty where it is."""
+    """Return the reason why a database is not the one of a known head; empty if it is."""
     if known is None:
         return ""
     if not _continues(connection, known):
@@ -62,10 +62,11 @@ def difference(connection: Connection, known: Head | None) -> str:
 
 
 def compare_writes(database: Database, directory: Path | None) -> None:
-    """Have each transaction that writes a database fail where it is an older copy.
+    """Make each transaction that writes a database fail if the database is an older copy.
 
-    `directory` is the collector's state directory, if the database is the one that it is configured
-    with. Any other is compared with the file beside it, as far as that is about this database.
+    `directory` is the collector's state directory, if the database is the one that the collector is
+    configured with. Any other database is compared with the file beside it, if that file is about this
+    database.
     """
     if directory is not None:
         database.before_writing = _comparison(directory / FILE, only=True)
@@ -74,7 +75,7 @@ def compare_writes(database: Database, directory: Path | None) -> None:
 
 
 def _comparison(path: Path, *, only: bool) -> Callable[[Connection], None]:
-    """Raise StoppedError for an older copy; where `only` one is meant, for another one as well."""
+    """Return a check that raises StoppedError for an older copy and, with `only`, for another database."""
 
     def compare(connection: Connection) -> None:
         try:

@@ -1,8 +1,8 @@
-"""The ledger's database compared with what was recorded of it: any row changed, added or removed.
+"""Comparison of the ledger's database with its records: detects any row changed, added or removed.
 
-Every row that heads cover is hashed again and compared with its head. Heads, and what people did
-(price books, closings, invoices, credits, voids), are compared with their records, both ways. The
-records come from the audit log, or from the outbox of the database itself where there is no log.
+Every row that heads cover is hashed again and compared with its head. Heads and the actions of people
+(price books, closings, invoices, credits, voids) are compared with their records, in both directions. The
+records come from the audit log, or from the outbox of the database itself if there is no log.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from railscope.audit.record import Data
 RECORDED = frozenset(
     {"price book", "closing", "invoice", "adjustment", "void", "opening", "job list"}
 )
-"""Rows that people cause: each has a record of its own."""
+"""Kinds of rows that people cause: each has a record of its own."""
 
 
 @dataclass(slots=True)
@@ -35,13 +35,13 @@ class Compared:
 
     wrong: list[str] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)
-    """What is to be recorded, or was lost when an older copy was accepted."""
+    """Rows that are still to be recorded, or were lost when an older copy was accepted."""
     rows: Counter[str] = field(default_factory=Counter)
-    """Rows that were compared, by kind."""
+    """Number of compared rows, by kind."""
     more: int = 0
 
     def differ(self, what: str) -> None:
-        """Note a difference."""
+        """Add a difference."""
         if len(self.wrong) < MAX_NAMED:
             self.wrong.append(what)
         else:
@@ -49,7 +49,7 @@ class Compared:
 
 
 def outbox_records(connection: Connection) -> LedgerRecords:
-    """What the outbox of a database has, for where no log is at hand."""
+    """Return the records in the outbox of a database, for use without a log."""
     found = LedgerRecords()
     known = identities(connection)
     kinds = (HEAD, RESTORE, *KINDS)
@@ -68,7 +68,7 @@ def outbox_records(connection: Connection) -> LedgerRecords:
 def compare_ledger(
     connection: Connection, records: LedgerRecords, days: range | None = None
 ) -> Compared:
-    """Compare a database with its records; of ledger days, only some (`days`)."""
+    """Compare a database with its records; `days` restricts the ledger days that are compared."""
     found = Compared()
     missing = sorted(metadata.tables.keys() - set(inspect(connection).get_table_names()))
     if missing:
@@ -87,7 +87,7 @@ def compare_ledger(
 def _heads(
     connection: Connection, records: LedgerRecords, found: Compared, waiting: Mapping[str, str]
 ) -> dict[str, tuple[Item, bool]]:
-    """Check the chain of heads; all rows that it commits to, by name, and whether adopted."""
+    """Check the chain of heads; return every row that it commits to, by name, and if it was adopted."""
     committed: dict[str, tuple[Item, bool]] = {}
     before: Row[Any] | None = None
     last: dict[str, int] = {}
@@ -116,7 +116,7 @@ def _heads(
 def _missing_heads(
     connection: Connection, records: LedgerRecords, found: Compared, last: Mapping[str, int]
 ) -> None:
-    """Check that each recorded head is there: a database that lacks one is an older copy."""
+    """Check that each recorded head exists: a database that lacks one is an older copy."""
     there = set(connection.execute(select(heads.databases.c.database_id)).scalars())
     for (database, n), known in records.heads.items():
         if database in there and n <= last.get(database, 0):
@@ -132,7 +132,7 @@ def _missing_heads(
 
 
 def _broken(row: Row[Any], before: Row[Any] | None) -> str:
-    """Reason why a head does not follow another; empty where it does."""
+    """Return the reason why a head does not follow its predecessor; empty if it does."""
     try:
         items = _items(row.rows)
         n = before.n + 1 if before else 1
@@ -153,7 +153,7 @@ def _items(rows: str) -> list[Item]:
 
 
 def _waiting(connection: Connection, log: str) -> dict[str, str]:
-    """Names of rows whose record is in the outbox only, so far, or in another log."""
+    """Return the rows whose record is only in the outbox so far, or in another log: reason by name."""
     joined = outbox.outerjoin(placed_rows, placed_rows.c.id == outbox.c.id)
     query = select(outbox.c.data, placed_rows.c.log, placed_rows.c.leaf).select_from(joined)
     elsewhere = or_(placed_rows.c.id.is_(None), placed_rows.c.log != log)
@@ -163,7 +163,7 @@ def _waiting(connection: Connection, log: str) -> dict[str, str]:
         try:
             data = msgspec.json.decode(row.data, type=Data)
         except msgspec.MsgspecError:
-            continue  # then its row has no record, which is reported
+            continue  # its row then has no record, which is reported
         name = str(data.get(ROW, f"head {data.get('n')}"))
         found[name] = (
             "is not recorded yet"
@@ -177,7 +177,7 @@ def _rows(  # noqa: PLR0913, PLR0917 - what is compared with what
     connection: Connection, records: LedgerRecords, found: Compared,
     committed: dict[str, tuple[Item, bool]], waiting: Mapping[str, str], days: range | None,
 ) -> None:  # fmt: skip
-    """Check every row against its head and its record; then those that are not there any more."""
+    """Check every row against its head and its record; then report the rows that no longer exist."""
     gone = {name for name in committed if _in_days(committed[name][0], days)}
     for kind in covered:
         for one in heads.stored(connection, kind, days):
@@ -233,7 +233,7 @@ def _recorded(
 
 
 def _sources(connection: Connection, records: LedgerRecords, found: Compared) -> None:
-    """Check that the rows of the outbox are those that records were made from."""
+    """Check that the outbox contains the rows that records were made from."""
     if not records.sources:
         return
     known = identities(connection)
@@ -248,6 +248,6 @@ def _sources(connection: Connection, records: LedgerRecords, found: Compared) ->
 
 
 def summary(found: Compared) -> str:
-    """All that differs, on one line."""
+    """Return all differences on one line."""
     more: Iterable[str] = (f"and {found.more} more",) if found.more else ()
     return "; ".join([*found.wrong, *more])

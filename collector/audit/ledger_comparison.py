@@ -1,4 +1,4 @@
-"""The comparison of an audit log with the ledger's database, as part of a check of the log."""
+"""Comparison of an audit log with the ledger's database, as part of a verification of the log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collector.ledger.ledger_records import LedgerRecords
 
 
 def compare_url(url: str, tables: MetaData, recorded: LedgerRecords) -> list[str]:
-    """Compare the database of a URL; what needs an explanation. Raises VerifyError."""
+    """Compare the database of a URL; return the findings that need an explanation. Raises VerifyError."""
     try:
         database = Database(url, tables, make=False)
         try:
@@ -28,7 +28,7 @@ def compare_url(url: str, tables: MetaData, recorded: LedgerRecords) -> list[str
 
 
 def compare(database: Database, recorded: LedgerRecords) -> list[str]:
-    """Compare a database; what needs an explanation. Raises VerifyError, LedgerError."""
+    """Compare a database; return the findings that need an explanation. Raises VerifyError, LedgerError."""
     with database.transaction() as connection:
         found = compare_ledger(connection, recorded)
     if found.wrong:

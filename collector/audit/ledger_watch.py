@@ -1,8 +1,8 @@
 """Watch over the ledger's database, which must be the one that the audit log has recorded.
 
-The newest head that is known, from the log at the start and from the database since, must still be
-there. Where it is not, the database is marked: nothing is billed, imported or finalized with it, by
-this collector or by any command, until the newest database is back or the copy is accepted.
+The newest known head, from the log at the start and from the database since, must still exist. If it does
+not, the database is marked: nothing is billed, imported or finalized with it, by this collector or by any
+command, until the newest database is restored or the copy is accepted.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ class LedgerWatch:
     audit: AuditLog
     wall_ns: Callable[[], int]
     state: Path
-    """A file that keeps what is known across restarts."""
+    """File that stores the newest known head across restarts."""
     period_seconds: float = PERIOD_SECONDS
     known: Head | None = None
-    """The newest head that was recorded or seen; number 0 is the database without one."""
+    """Newest head that was recorded or read; number 0 stands for a database without one."""
     problem: str = ""
     """Reason why the database is an older copy; empty where it is not."""
     checked: bool = False
     _kept: bool = False
-    """True once this process has written the file: a damaged one is written again."""
+    """True once this process has written the file: a damaged file is written again."""
     _reported: str = ""
     _checking: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self, recorded: Head | None) -> None:
-        """Begin with what the audit log has recorded, and what was seen last. Raises OSError."""
+        """Initialize from the head in the audit log and the head in the state file. Raises OSError."""
         seen = None
         try:
             seen = read(self.state)
@@ -67,20 +67,20 @@ class LedgerWatch:
         self.known = max(known, key=lambda one: one.n, default=None)
 
     async def run(self) -> None:
-        """Check at every period, until cancelled."""
+        """Check once per period, until cancelled."""
         while True:
             try:
                 await asyncio.to_thread(self.check)
             except OlderCopyError as error:
                 await self._report(str(error))
             except LedgerError:
-                pass  # that it is away is reported by all that need it
+                pass  # every user of the database reports that it is unavailable
             else:
                 self._reported = ""
             await asyncio.sleep(self.period_seconds)
 
     def check(self) -> None:
-        """Compare the database with what is known. Blocking; raises OlderCopyError, LedgerError."""
+        """Compare the database with the known head. Blocking; raises OlderCopyError, LedgerError."""
         with self._checking:
             try:
                 database = self.database()
@@ -114,7 +114,7 @@ class LedgerWatch:
             log.warning("state_file_not_written", file=str(self.state), problem=str(error))
 
     def current(self) -> Database:
-        """The database, once it was found to be the one that was recorded. Blocking.
+        """Return the database, after checking that it is the one that was recorded. Blocking.
 
         Raises OlderCopyError, LedgerError.
         """
@@ -123,7 +123,7 @@ class LedgerWatch:
         return self.database()
 
     async def _report(self, problem: str) -> None:
-        """Report once: in the log of the system, and in the audit log."""
+        """Report a problem once, in the system log and in the audit log."""
         if problem == self._reported:
             return
         self._reported = problem

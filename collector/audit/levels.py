@@ -1,4 +1,4 @@
-"""The tiles of hashes of a log, compared with what its records give."""
+"""Comparison of the hash tiles of a log with the hashes computed from its records."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from railscope.audit.merkle import HASH_BYTES, Hash
 
 @dataclass(slots=True)
 class Levels:
-    """The tiles of hashes, each compared with what the records give."""
+    """The hash tiles, each compared with the hashes of the records."""
 
     tiles: Tiles
     rows: list[list[Hash]] = field(default_factory=lambda: [[] for _ in range(LEVELS)])
     full: list[int] = field(default_factory=lambda: [0] * LEVELS)
 
     def add(self, leaves: list[Hash]) -> Hash | None:
-        """Take the leaves of the next tile; the root of it, where it is full."""
+        """Add the leaves of the next tile; return its root if it is full."""
         self._compare(0, leaves)
         if len(leaves) < WIDTH:
             return None

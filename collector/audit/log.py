@@ -1,9 +1,8 @@
-"""The writer of the audit log.
+"""Writer of the audit log.
 
-A record is acknowledged once it is durable in the journal. From there it goes into tiles, and a
-signed checkpoint says so: every minute, after many records, or at once where a record asks for it.
-Before it signs, the writer proves from what lies on disk that the log it signed last is the
-beginning of this one.
+A record is acknowledged once it is durable in the journal. It is then moved to tiles and covered by a
+signed checkpoint: every minute, after many records, or immediately for records that require it. Before it
+signs, the writer proves from the files on disk that the log it signed last is a prefix of this one.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from railscope.durable_files import write_durably
 
 MAX_WAITING = 10_000
 MAX_UNSIGNED = 10_000
-"""More are signed at once."""
+"""More unsigned records than this are signed immediately."""
 MAX_KEPT_UNSIGNED = 100_000
-"""Where nothing can be signed, no more than this is taken."""
+"""Maximum number of records accepted while nothing can be signed."""
 SIGN_EVERY_SECONDS = 60.0
 SIGNED_AT_ONCE = frozenset({"billing.issue", "billing.void", "log.key_rotate", "log.genesis"})
 
@@ -52,18 +51,18 @@ class _Entry:
 
 @dataclass(slots=True)
 class AuditLog:
-    """One writer of one log. `open` it, `run` it, `append` to it, `close` it."""
+    """Only writer of one log. `open` it, `run` it, `append` to it, `close` it."""
 
     directory: Path
     signer: SecretKey
     source: Source
-    """The writer as a source of records; its `n` is that of the next one."""
+    """The writer as a source of records; its `n` is that of the next record."""
     sign_every_seconds: float = SIGN_EVERY_SECONDS
     unsigned_because: str = ""
-    """Why the last attempt to sign failed; empty where it did not."""
+    """Reason why the last attempt to sign failed; empty if it did not."""
     groups: int = 0
     damage: list[str] = field(default_factory=list)
-    """Housekeeping files that were missing or wrong when it was opened, and are written again."""
+    """Housekeeping files that were missing or wrong when the log was opened, and are written again."""
     witnesses: Witnesses = field(init=False)
     publisher: Publisher = field(init=False)
     _journal: Journal = field(init=False)
@@ -83,21 +82,21 @@ class AuditLog:
 
     @property
     def signed(self) -> Tree:
-        """What was signed last."""
+        """Tree that was signed last."""
         return self.publisher.signed
 
     @property
     def lost(self) -> int:
-        """Records that were acknowledged before it was opened, and are not there any more."""
+        """Number of records that were acknowledged before the log was opened, and are missing."""
         return self._journal.lost
 
     @property
     def size(self) -> int:
-        """Records that are durable, signed or not."""
+        """Number of durable records, signed or not."""
         return self.signed.size + len(self._unsigned)
 
     def open(self) -> None:
-        """Take the log over from whoever wrote it last. Raises AuditError, OSError."""
+        """Take the log over from its previous writer. Raises AuditError, OSError."""
         try:
             self._open()
         except TakenError as error:
@@ -119,7 +118,7 @@ class AuditLog:
         ownership.claim()
 
     def _open_key(self, *, begun: bool) -> str:
-        """Put the public key beside the log; what was wrong with the one there, if anything."""
+        """Write the public key beside the log; return the defect of an existing file, if any."""
         path, text = self.directory / KEY_FILE, f"{self.signer.public}\n".encode()
         there = path.read_bytes() if path.exists() else None
         if there == text:
@@ -130,13 +129,13 @@ class AuditLog:
         return f"{path} is missing" if there is None else f"{path}: not the key of this log"
 
     def records(self, first: int) -> Iterator[bytes]:
-        """Durable records from a sequence on, as many as there are now. Raises TileError."""
+        """Return the durable records from a sequence number on, as of now. Raises TileError."""
         signed, unsigned = self.signed.size, list(self._unsigned)
         yield from Tiles(self.directory, signed).records_from(first)
         yield from unsigned[max(0, first - signed) :]
 
     def append_before_running(self, draft: Draft) -> int:
-        """Record something after `open` and before `run`; blocking, its sequence number.
+        """Record a draft after `open` and before `run`; return its sequence number. Blocking.
 
         Raises RecordError, OSError.
         """
@@ -149,9 +148,9 @@ class AuditLog:
         return sequence
 
     async def append(self, draft: Draft) -> int:
-        """Record something; its sequence number, once it is durable.
+        """Record a draft; return its sequence number once it is durable.
 
-        Raises RecordError for what cannot be recorded, AuditError where it cannot be now.
+        Raises RecordError for a draft that cannot be recorded, AuditError if recording is not possible now.
         """
         if self._stopped:
             message = "the collector is stopping"
@@ -168,9 +167,9 @@ class AuditLog:
         return await future
 
     async def run(self) -> None:
-        """Sign what an earlier run left, then write what waits and sign it; when cancelled, the rest.
+        """Sign the records of an earlier run, then write and sign the queue; on cancel, sign the rest.
 
-        What waits then and is not durable fails.
+        Entries that are queued and not durable at that point fail.
         """
         try:
             await to_its_end(self._sign_or_say_why())
@@ -222,7 +221,7 @@ class AuditLog:
             self._sign_now.set()
 
     def _encoded(self, group: list[_Entry]) -> list[tuple[_Entry, bytes]]:
-        """The records of a group; what cannot be one fails by itself, and takes no number."""
+        """Encode a group; a draft that cannot be encoded fails on its own, and takes no number."""
         encoded: list[tuple[_Entry, bytes]] = []
         own = self.source.n
         for entry in group:
@@ -247,7 +246,7 @@ class AuditLog:
             await to_its_end(self._sign_or_say_why())
 
     def sign_soon(self) -> None:
-        """Sign at once what can be signed, without waiting for it."""
+        """Trigger signing without waiting for it."""
         self._sign_now.set()
 
     async def _sign_or_say_why(self) -> None:
@@ -262,9 +261,9 @@ class AuditLog:
             self.unsigned_because = ""
 
     async def sign(self) -> None:
-        """Sign all that is durable.
+        """Sign all durable records.
 
-        Raises AuditError, JournalError, HousekeepingError, OSError; nothing is signed then.
+        Raises AuditError, JournalError, HousekeepingError, OSError; nothing is signed in that case.
         """
         async with self._signing:
             await self._sign()
@@ -274,7 +273,7 @@ class AuditLog:
             records = self._unsigned
             if not records:
                 return
-            # What is recorded while tiles are written goes into a journal of its own.
+            # Records that arrive while tiles are written go to a new journal file.
             await asyncio.to_thread(self._rotate)
             records = list(records)
         before, published = (
@@ -293,11 +292,11 @@ class AuditLog:
         self._journal.rotate()
 
     def refuse(self) -> None:
-        """Take no records: nothing can be written."""
+        """Accept no records: nothing can be written."""
         self._stopped = True
 
     def close(self) -> None:
-        """Close the journal and let go of the log."""
+        """Close the journal and release the log."""
         self._journal.release()
         self.publisher.ownership.release()
 

@@ -1,4 +1,4 @@
-"""What envelopes show of nodes: one that is new, has booted, has another agent or another time."""
+"""Facts about nodes from their envelopes: new node, boot, agent upgrade, clock step."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from railscope.audit.record import Actor, Data, Source, Subject
 from railscope.wire import Envelope
 
 STEP_NS = 2_000_000_000
-"""From here on a step of a node's clock is evidence."""
+"""Minimum clock step of a node that is evidence."""
 STEPS_EVERY_NS = 3_600_000_000_000
-"""A clock that steps all the time is recorded once in so much time."""
+"""Minimum interval between two recorded steps of a clock."""
 
 
 @dataclass(slots=True)
@@ -27,19 +27,19 @@ class _Clock:
 
 @dataclass(slots=True)
 class Nodes:
-    """Follows all nodes. Envelopes that the log already tells of are passed over."""
+    """Tracks all nodes. Envelopes that the log already covers are skipped."""
 
     _nodes: dict[str, NodeState] = field(default_factory=dict)
     _clocks: dict[str, _Clock] = field(default_factory=dict)
 
     def start(self, nodes: dict[str, NodeState], drafts: Iterable[Draft]) -> None:
-        """Start from what the log tells, and from what is to be recorded still."""
+        """Start from the nodes in the log, and from the drafts that are still to be recorded."""
         self._nodes = {name: copy(state) for name, state in nodes.items()}
         for draft in drafts:
             self._take(draft)
 
     def look(self, record: Record, envelope: Envelope) -> list[Draft]:
-        """What is new in an envelope."""
+        """Return drafts of everything that is new in an envelope."""
         name = clean(envelope.node)
         state = self._nodes.get(name)
         found = []
@@ -47,7 +47,7 @@ class Nodes:
             found.append(_draft(JOIN, name, record, envelope))
         elif record.received_wall_ns > state.received_ns:
             boot_id, version = clean(envelope.boot_id), clean(envelope.agent_version)
-            # Two machines of one name take turns: a boot that was there before is no new one.
+            # Two nodes of the same name alternate: a boot ID seen before is not a new boot.
             if boot_id not in state.boots:
                 found.append(_draft(BOOT, name, record, envelope, before=state.boots[-1]))
             if version != state.version and boot_id not in state.boots[:-1]:
@@ -63,7 +63,7 @@ class Nodes:
         self._nodes.setdefault(draft.subject.node, NodeState()).take(record)
 
     def _step(self, name: str, state: NodeState | None, record: Record) -> int:
-        """By how much the clock of a node was set, in ns; 0 where that is no evidence."""
+        """Return the clock step of a node in ns; 0 if it is not evidence."""
         sent = record.sent
         offset_ns, clock = sent.wall_ns - sent.boot_ns, self._clocks.get(name)
         if clock is None or clock.boot_id != sent.boot_id or not sent.boot_id:

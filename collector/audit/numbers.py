@@ -1,4 +1,4 @@
-"""What the parts of the audit log count, for the collector's page."""
+"""Numbers of the audit log's components for the collector's metrics endpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from railscope.catalog import audit as c
 
 @dataclass(slots=True)
 class AuditNumbers:
-    """Where the numbers come from."""
+    """Sources of the numbers."""
 
     observed: Observed
     drain: Drain
@@ -26,7 +26,7 @@ class AuditNumbers:
     watch: LedgerWatch
 
     def cells(self) -> list[Cell]:
-        """All of them."""
+        """Return all cells."""
         whole, age = self.rereading.whole, self.rereading.age_seconds
         numbers = (
             (c.AUDIT_WAITING, self.observed.waiting),

@@ -1,11 +1,12 @@
-"""What agents tell becomes records of the audit log, each thing once.
+"""Recording of agent events in the audit log, each event once.
 
-An agent numbers its audited events, and the number is the record's `src.n`: what comes again is known
-by it, and what never came leaves a gap that `railscope audit verify` finds. Events come from the
-frame log, live and again at a restart; what was not recorded yet when a segment may go is kept in the
-copy of `recorded`. So nothing is recorded twice, and nothing is lost that was acknowledged.
+An agent numbers its audited events, and the number is the record's `src.n`: it identifies events that are
+received again, and an event that never arrived leaves a gap that `railscope audit verify` finds. Events
+come from the frame log, live and again at a restart; events that are not recorded yet when a segment may be
+deleted are stored in the copy of `recorded`. So nothing is recorded twice, and nothing that was
+acknowledged is lost.
 
-The queue is bounded. What does not fit is read again from the frame log once there is room.
+The queue is bounded. Events that do not fit are read again from the frame log once there is room.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from railscope.durable_files import write_durably
 from railscope.wire import Envelope
 
 _ANY = (1 << 53) - 1
-"""The sequence of a record that has none yet: no other takes more bytes."""
+"""Placeholder sequence number of a record that has none yet: no other takes more bytes."""
 MAX_WAITING = 20_000
 MAX_IN_A_BATCH = 256
 RETRY_SECONDS = 5.0
@@ -51,14 +52,14 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Observed:
-    """Records what agents tell; `open` it after the log, `run` it beside it."""
+    """Records the events of agents; `open` it after the log, `run` it beside it."""
 
     audit: AuditLog
     salts: Salts
     file: Path
-    """Where the copy is kept."""
+    """Path of the copy."""
     reread: Callable[[], Iterator[SeenEvent]] = lambda: iter(())
-    """Events of all frames that the frame log still has to tell at a restart."""
+    """Events of all frames that the frame log replays at a restart."""
     max_waiting: int = MAX_WAITING
     wall_ns: Callable[[], int] = time.time_ns
     retry_seconds: float = RETRY_SECONDS
@@ -66,9 +67,9 @@ class Observed:
     recorded: Recorded = field(default_factory=Recorded)
     nodes: Nodes = field(default_factory=Nodes)
     overflowed: int = 0
-    """Events that did not fit and are read again."""
+    """Number of events that did not fit and are read again."""
     unnumbered: int = 0
-    """Events of agents too old to number them: they cannot be recorded."""
+    """Number of events of agents too old to number them: they cannot be recorded."""
     problem: str = ""
     _waiting: deque[SeenEvent] = field(default_factory=deque)
     _facts: deque[Draft] = field(default_factory=deque)
@@ -78,11 +79,11 @@ class Observed:
 
     @property
     def waiting(self) -> int:
-        """How much has come and is not in the log yet; without what is to be read again."""
+        """Number of items that are not in the log yet, without those that are to be read again."""
         return len(self._waiting) + len(self._facts)
 
     def open(self) -> None:
-        """Learn what the log holds. Blocking; raises TileError, RecordError, OSError."""
+        """Load the state of the log. Blocking; raises TileError, RecordError, OSError."""
         found = load(self.file, self.audit)
         self.recorded = found.recorded
         self.nodes.start(found.recorded.nodes, found.drafts)
@@ -97,14 +98,14 @@ class Observed:
             self._facts.append(Draft(UPGRADE, actor, self.wall_ns(), "done", data=data))
 
     def hear(self, record: FrameRecord, envelope: Envelope) -> None:
-        """Look at an envelope: a node that is new, has booted, has another agent or another time."""
+        """Check an envelope for a new node, a boot, another agent version or a clock step."""
         facts = self.nodes.look(record, envelope)
         if facts:
             self._facts.extend(facts)
             self._wake.set()
 
     def listen(self, seen: SeenEvent) -> None:
-        """Take note of an event. Never waits."""
+        """Queue an event. Never waits."""
         if not is_audited(seen.event):
             return
         if not is_numbered(seen.event):
@@ -122,7 +123,7 @@ class Observed:
         self._wake.set()
 
     async def run(self) -> None:
-        """Record what comes, until cancelled. What is left then is kept for the next start."""
+        """Record queued events until cancelled, then store the rest for the next start."""
         self._wake.set()
         try:
             while True:
@@ -136,7 +137,7 @@ class Observed:
             self._keep()
 
     def _keep(self) -> None:
-        """Keep a copy, so that the next start need not read the whole log. Blocking."""
+        """Store a copy, so that the next start need not read the whole log. Blocking."""
         content = self.snapshot()
         try:
             if content is not None:
@@ -145,7 +146,7 @@ class Observed:
             log.warning("audit_copy_not_kept", file=str(self.file), problem=error.strerror)
 
     async def _read_again(self) -> None:
-        """Take from the frame log what did not fit; what comes meanwhile and does not, once more."""
+        """Read the events that did not fit from the frame log; those that overflow meanwhile, later."""
         log.warning("audit_events_read_again", events=self.overflowed)
         self._behind, self._reading = False, True
         events = self.reread()
@@ -164,7 +165,7 @@ class Observed:
         return list(islice(missing, self.max_waiting // 2 or 1))
 
     async def _record_some(self) -> None:
-        """Record a batch; events are let go of when all of them are in the log."""
+        """Record a batch; events leave the queue when all of them are in the log."""
         facts = list(islice(self._facts, MAX_IN_A_BATCH))
         events = list(islice(self._waiting, MAX_IN_A_BATCH))
         while True:
@@ -178,7 +179,7 @@ class Observed:
             self._waiting.popleft()
 
     def _drafts(self, events: list[SeenEvent]) -> list[Draft]:
-        """The records of a batch, each as what those before it leave; runs off the loop."""
+        """Return the drafts of a batch, each given the claims after the preceding ones; off the loop."""
         gpus = {clean(seen.event.entity.key[0]) for seen in events if seen.event.entity.key}
         holdings = self.recorded.holdings.part(gpus)
         found: list[Draft] = []
@@ -204,7 +205,7 @@ class Observed:
         return found
 
     async def _append(self, drafts: list[Draft]) -> None:
-        """Put all of it into the log, however long that takes."""
+        """Append all drafts to the log, retrying until it succeeds."""
         while drafts:
             appended = (self.audit.append(draft) for draft in drafts)
             answers = await asyncio.gather(*appended, return_exceptions=True)
@@ -215,7 +216,7 @@ class Observed:
                     source = draft.source or self.audit.source
                     self.recorded.add(record_of(draft, source, answer))
                     if draft.source is None and draft in self._facts:
-                        self._facts.remove(draft)  # no number would tell that it is in the log
+                        self._facts.remove(draft)  # no number identifies it in the log
                 elif isinstance(answer, AuditError):
                     left.append(draft)
                     problem = str(answer)
@@ -233,9 +234,9 @@ class Observed:
         await asyncio.sleep(self.retry_seconds)
 
     def snapshot(self, horizon_ns: int = 0) -> bytes | None:
-        """What to keep before segments of the frame log may go; nothing where they may not yet.
+        """Return the copy to store before frame log segments are deleted; None while they must be kept.
 
-        Runs that told something last before the horizon are forgotten.
+        Runs whose last record was received before the horizon are dropped.
         """
         if self._behind or self._reading:
             return None

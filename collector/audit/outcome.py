@@ -1,4 +1,4 @@
-"""What a check of an audit log can come to."""
+"""Outcomes of a check of an audit log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collector.audit.tiles import CutError
 
 
 class Outcome(IntEnum):
-    """What the check came to: the exit status of `railscope audit verify`."""
+    """Outcome of a check: the exit status of `railscope audit verify`."""
 
     CONSISTENT = 0
     ALTERED = 1
@@ -16,15 +16,15 @@ class Outcome(IntEnum):
     TAIL_MISSING = 2
     """There are fewer records than were signed."""
     KEY_PROBLEM = 3
-    """The key is not that of this log, or its policy forbids what was found."""
+    """The key is not that of this log, or its policy forbids the finding."""
     FORKED = 4
-    """Two signed checkpoints that no one log can have: it was rolled back, or there are two."""
+    """Two signed checkpoints that no single log can have: a rollback, or two logs with one key."""
     UNREADABLE = 5
-    """What must be read cannot be: nothing was found out."""
+    """A file that is needed cannot be read: the check has no result."""
 
 
 class VerifyError(Exception):
-    """The log does not hold; says what is wrong, and where."""
+    """The log is not valid; the message states the defect and its location."""
 
     def __init__(self, outcome: Outcome, message: str) -> None:
         super().__init__(message)
@@ -32,7 +32,7 @@ class VerifyError(Exception):
 
 
 def missing_or_altered(error: BaseException | None) -> Outcome:
-    """The outcome where a tile cannot be read for this reason."""
+    """Return the outcome if a tile cannot be read for this reason."""
     if isinstance(error, FileNotFoundError | NotADirectoryError | CutError):
         return Outcome.TAIL_MISSING
     return Outcome.UNREADABLE if isinstance(error, OSError) else Outcome.ALTERED

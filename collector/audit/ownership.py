@@ -1,4 +1,4 @@
-"""One writer at a time: a lock while it lives, and an epoch that outlives it."""
+"""Exclusive write access: a lock for the lifetime of the process, and an epoch that outlives it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ LOCK = "lock"
 
 
 class TakenError(RuntimeError):
-    """Someone else writes; the message names the directory."""
+    """Another process writes the log; the message names the directory."""
 
 
 @dataclass(slots=True)
 class Ownership:
-    """The right to write what is in a directory: `take` it, then `claim` the next epoch.
+    """The right to write a directory: `take` it, then `claim` the next epoch.
 
-    The lock is the kernel's and ends with the process. The file `epoch` counts owners: it shows a
-    writer that it has been replaced where a lock does not reach, on another machine.
+    The kernel releases the lock when the process ends. The file `epoch` counts owners: it shows a writer
+    that it has been replaced where a lock has no effect, on another host.
     """
 
     directory: Path
     signer: SecretKey
     epoch: int = 0
-    """Of the last owner until `claim`, then its own; 0 where the log is to begin."""
+    """Epoch of the last owner until `claim`, then its own; 0 if the log is new."""
     _lock: int = -1
     _statement: bytes = field(default=b"", repr=False)
 
@@ -40,7 +40,7 @@ class Ownership:
         return self.directory / EPOCH
 
     def take(self) -> None:
-        """Take the lock and read who was the last owner.
+        """Take the lock and read the epoch of the last owner.
 
         Raises TakenError, HousekeepingError, OSError.
         """
@@ -50,7 +50,7 @@ class Ownership:
             self.epoch = read_statement(self._path, content, EPOCH, self.signer.public).epoch
 
     def lock(self) -> None:
-        """Take the lock alone. Raises TakenError, OSError."""
+        """Take the lock only. Raises TakenError, OSError."""
         make_directory(self.directory)
         lock = os.open(self.directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -62,8 +62,8 @@ class Ownership:
         self._lock = lock
 
     def claim(self) -> None:
-        """Begin the next epoch, once all else of the directory was found good. Raises OSError."""
-        # Two collectors that start at once on two machines must not take each other for themselves.
+        """Begin the next epoch, after all other files were checked. Raises OSError."""
+        # The random token distinguishes two collectors that start at the same time on two hosts.
         statement = Statement(EPOCH, self.epoch + 1, (secrets.token_hex(16),))
         self._statement = statement.signed(self.signer)
         write_durably(self._path, self._statement)
@@ -71,7 +71,7 @@ class Ownership:
 
     @property
     def holds(self) -> bool:
-        """True if nobody has become the owner since. Raises HousekeepingError, OSError."""
+        """True if there has been no other owner since. Raises HousekeepingError, OSError."""
         content = read_bytes(self._path)
         if content == self._statement:
             return True
@@ -86,4 +86,4 @@ class Ownership:
 
 
 _SIGNED = ("checkpoint", "tile")
-"""What a log has that has begun."""
+"""Entries of the directory of a log that is not new."""

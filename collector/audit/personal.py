@@ -1,11 +1,11 @@
-"""Names of persons: the log holds commitments to them, which mean nothing once a salt is gone.
+"""Names of persons: the log holds commitments to them, which are meaningless once the salt is erased.
 
-A commitment is HMAC-SHA-256 of a value under a salt that belongs to one person. While the salt is
-there, who knows the name can see which records are about that person. When it has been erased nobody
-can, and the log is as whole as before: no record has changed.
+A commitment is HMAC-SHA-256 of a value under a salt that belongs to one person. While the salt exists, a
+reader with access to it and the name can find the records about that person. After it has been erased this
+is impossible, and the log is still intact: no record has changed.
 
-Each salt is a file of its own, named by a hash, so that a running collector and `railscope audit
-forget` need not agree on anything, and what is erased is not in an older copy of the same file.
+Each salt is a separate file, named by a hash, so that a running collector and `railscope audit forget` need
+no coordination, and an older copy of the same file never contains erased salts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SALT_BYTES = 32
 
 
 class SaltError(ValueError):
-    """A salt that does not read back; the message names the file."""
+    """An invalid salt; the message names the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Salts:
     directory: Path
 
     def commitment(self, person: str) -> str:
-        """The commitment to a person's name, in hexadecimal; a salt is made where there is none."""
+        """Return the commitment to a person's name, in hexadecimal; create a salt if there is none."""
         salt = self._salt(person)
         while salt is None:
             self._make(person)
@@ -43,12 +43,12 @@ class Salts:
         return _commitment(salt, person)
 
     def known(self, person: str) -> str | None:
-        """The commitment to a person's name; nothing where there is no salt (any more)."""
+        """Return the commitment to a person's name; None if there is no salt, or no longer one."""
         salt = self._salt(person)
         return None if salt is None else _commitment(salt, person)
 
     def forget(self, person: str) -> bool:
-        """Erase a salt, for good on return; whether there was one."""
+        """Erase a salt, durable on return; return True if there was one."""
         try:
             self._path(person).unlink()
         except FileNotFoundError:

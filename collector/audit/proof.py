@@ -1,7 +1,7 @@
-"""A record with the proof that a signed log holds it: one text, to be checked with a public key.
+"""A record with its inclusion proof in a signed log: one text, verifiable with a public key.
 
-C2SP's tlog-proof: a head line, the record's index, the hashes of the path in base64, an empty line,
-the checkpoint. Here the record itself stands before it, in base64, so that one file is enough.
+C2SP's tlog-proof: a head line, the record's index, the hashes of the path in base64, an empty line, the
+checkpoint. The record itself is included as an extra line, in base64, so that one file is enough.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _INDEX = "index "
 
 
 class ProofError(ValueError):
-    """A text that proves nothing; the message says why."""
+    """An invalid proof; the message states the reason."""
 
 
 def make_proof(tiles: Tiles, sequence: int, checkpoint: str) -> str:
-    """The proof of one record under the checkpoint of these tiles. Raises ValueError, TileError, OSError."""
+    """Return the inclusion proof of a record in these tiles. Raises ValueError, TileError, OSError."""
     path = inclusion_proof(tiles.node, sequence, tiles.size)
     lines = [
         HEAD,
@@ -36,7 +36,7 @@ def make_proof(tiles: Tiles, sequence: int, checkpoint: str) -> str:
 
 
 def check_proof(text: str, key: PublicKey) -> bytes:
-    """The record that is proven. Raises ProofError, NoteError."""
+    """Return the record that is proven. Raises ProofError, NoteError."""
     head, divider, note = text.partition("\n\n")
     lines = head.split("\n")
     least = len(("head", "extra", "index"))

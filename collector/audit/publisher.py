@@ -1,6 +1,6 @@
-"""From durable to signed: tiles, and the checkpoint over them. Blocking; runs off the loop.
+"""Signing of durable records: tiles, and the checkpoint over them. Blocking; runs off the loop.
 
-Before it signs, it proves from what lies on disk that the log it signed last is the beginning of this
+Before it signs, the publisher proves from the files on disk that the log it signed last is a prefix of this
 one.
 """
 
@@ -23,30 +23,30 @@ EMPTY = Tree(0, EMPTY_ROOT)
 
 
 class AuditError(RuntimeError):
-    """The audit log cannot be written; the message says why and what to do."""
+    """The audit log cannot be written; the message states the reason and the remedy."""
 
 
 class WaitingError(AuditError):
-    """Nothing is wrong: it is not time to sign yet."""
+    """Signing is postponed; this is not a failure."""
 
 
 @dataclass(slots=True)
 class Publisher:
-    """Signs a log whose owner it is."""
+    """Signs a log that this process owns."""
 
     directory: Path
     signer: SecretKey
     ownership: Ownership
     before_signing: Callable[[Tree], None] | None = None
-    """Called with the tree that is about to be signed; what it raises keeps it unsigned."""
+    """Called with the tree that is about to be signed; an exception prevents signing."""
     signed: Tree = EMPTY
     note: str = ""
-    """The checkpoint over it; empty where nothing is signed."""
+    """Checkpoint over the signed tree; empty if nothing is signed."""
     _last_attempt: tuple[Tree, str] = field(default=(EMPTY, ""))
-    """Signed, if its checkpoint lies there: what failed may have failed behind the rename."""
+    """Counts as signed if its checkpoint is on disk: the attempt may have failed after the rename."""
 
     def open(self) -> None:
-        """Take up what was signed last. Raises NoteError, TileError, JournalError, OSError."""
+        """Load the tree that was signed last. Raises NoteError, TileError, JournalError, OSError."""
         self.signed, self.note = self._on_disk()
 
     def _on_disk(self) -> tuple[Tree, str]:
@@ -64,14 +64,14 @@ class Publisher:
         return tree, note
 
     def _journal_begins(self) -> bool:
-        """Whether the journal begins behind the first record: what was before had been signed."""
+        """True if the journal begins after the first record: the records before it had been signed."""
         paths = journal_paths(self.directory / "journal")
         return not paths or int(paths[0].stem.split("-")[1]) > 0
 
     def publish(self, records: list[bytes]) -> tuple[Tree, str]:
-        """Write tiles and the checkpoint over `signed` and these. Raises AuditError, OSError.
+        """Write tiles and the checkpoint over `signed` and these records. Raises AuditError, OSError.
 
-        What comes of it counts once the caller has put it into `signed` and `note`.
+        The caller must put the result into `signed` and `note`.
         """
         try:
             old, _ = self._on_disk()

@@ -1,7 +1,8 @@
-"""What the log holds of what agents told: so that each thing is recorded once, whatever comes again.
+"""State of agent records in the log, by which every event is recorded once even if it is received again.
 
-All of it follows from the log, record by record. A copy is kept beside the log for a start without
-reading it all; what the copy does not cover, or where it is of another log, the log is read again.
+All of it is derived from the log, record by record. A copy is stored beside the log to avoid reading the
+whole log at a start; records after the copy are read from the log, and all of them if the copy is of
+another log.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ log = structlog.get_logger(__name__)
 
 
 class NodeState(msgspec.Struct, array_like=True):
-    """A node as the log last told of it, and by which envelope."""
+    """State of a node as of its last record in the log."""
 
     boots: list[str] = []
-    """Its last ones, the newest last."""
+    """Latest boot IDs, oldest first."""
     version: str = ""
     received_ns: int = 0
     stepped_ns: int = 0
 
     def take(self, record: Record) -> None:
-        """Follow what the log tells of the node."""
+        """Apply a record about the node."""
         received_ns = _received_ns(record)
         if record.type == STEP:
             self.stepped_ns = max(self.stepped_ns, received_ns)
@@ -54,35 +55,35 @@ class NodeState(msgspec.Struct, array_like=True):
 
 
 class Told(msgspec.Struct, array_like=True):
-    """Which records of one run of an agent are in the log, and when the last of them came."""
+    """Record numbers of one run of an agent that are in the log, and the receipt time of the last one."""
 
     numbers: Ranges = msgspec.field(default_factory=Ranges)
     last_ns: int = 0
 
 
 class Recorded(msgspec.Struct):
-    """The log so far, as far as it matters for what may come again."""
+    """State of the log that is needed to recognize what is received again."""
 
     genesis: str = ""
-    """Hash of the log's first record: which log it is."""
+    """Hash of the log's first record, which identifies the log."""
     size: int = 0
     runs: dict[str, dict[str, Told]] = {}
     nodes: dict[str, NodeState] = {}
     holdings: Holdings = msgspec.field(default_factory=Holdings)
     head: tuple[str, int, str] = ("", 0, "")
-    """Database, number and hash of the newest head of the ledger that was recorded."""
+    """Database, number and hash of the newest recorded head of the ledger."""
     version: str = ""
-    """Of the collector, as an upgrade, or the first start, told last."""
+    """Collector version of the last recorded upgrade, or of the first start."""
     started: str = ""
-    """Of the collector that was started last."""
+    """Collector version of the last recorded start."""
 
     def has(self, source: Source) -> bool:
-        """Whether the record of this number is in the log."""
+        """True if the record of this number is in the log."""
         told = self.runs.get(source.id, {}).get(source.boot)
         return told is not None and not told.numbers.missing_in(source.n, source.n)
 
     def add(self, record: Record) -> None:
-        """Follow the log."""
+        """Apply the next record of the log."""
         self.size = record.seq + 1
         source = record.src
         if source.kind == "agent":
@@ -104,7 +105,7 @@ class Recorded(msgspec.Struct):
             self.version = self.version or self.started
 
     def forget_before(self, ns: int) -> None:
-        """Forget runs that told something last before an instant; no frame is that old any more."""
+        """Drop runs whose last record was received before a timestamp; no older frames exist."""
         for node, runs in list(self.runs.items()):
             for run in [run for run, told in runs.items() if told.last_ns < ns]:
                 del runs[run]
@@ -118,18 +119,18 @@ def _received_ns(record: Record) -> int:
 
 
 class Snapshot(msgspec.Struct):
-    """A copy of it, with what had come and was not in the log yet."""
+    """Copy of `Recorded`, with the events and drafts that were not in the log yet."""
 
     recorded: Recorded
     events: list[tuple[str, str, WireEvent, Position]] = []
     drafts: list[Draft] = []
 
     def seen(self) -> list[SeenEvent]:
-        """Events that are still to be recorded."""
+        """Return the events that are still to be recorded."""
         return [SeenEvent(*parts) for parts in self.events]
 
     def follow(self, record: Record) -> None:
-        """Follow the log: what it tells waits no longer."""
+        """Apply the next record of the log; a draft that it contains is no longer pending."""
         self.recorded.add(record)
         self.drafts = [
             draft for draft in self.drafts if record_of(draft, record.src, record.seq) != record
@@ -137,7 +138,7 @@ class Snapshot(msgspec.Struct):
 
 
 def load(path: Path, audit: AuditLog) -> Snapshot:
-    """The copy, brought up to the end of the log. Blocking; raises TileError, RecordError, OSError."""
+    """Load the copy and update it from the log. Blocking; raises TileError, RecordError, OSError."""
     raw = next(audit.records(0), None)
     genesis = leaf_hash(raw).hex() if raw is not None else ""
     found = _read(path)
@@ -149,13 +150,13 @@ def load(path: Path, audit: AuditLog) -> Snapshot:
 
 
 def packed(snapshot: Snapshot) -> bytes:
-    """A copy as the file holds it: the hash of what follows, and that."""
+    """Encode a copy for the file: SHA-256 of the content, then the content."""
     content = msgspec.msgpack.encode(snapshot)
     return hashlib.sha256(content).digest() + content
 
 
 def _unpacked(content: bytes) -> Snapshot:
-    """Raises MsgspecError also where it is not what was written."""
+    """Decode a copy. Raises MsgspecError, also if the hash does not match."""
     size = hashlib.sha256().digest_size
     if hashlib.sha256(content[size:]).digest() != content[:size]:
         message = "its hash is that of something else"

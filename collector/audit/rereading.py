@@ -1,7 +1,7 @@
-"""The collector reads its own audit log from time to time, all of it, as `railscope audit verify` does.
+"""Periodic verification of the collector's own audit log, complete as by `railscope audit verify`.
 
-What others can find out is found out here first: a record that was changed where it lies is signed
-no more once its tile is filled, and no checkpoint that agents hold contradicts it.
+The collector detects first what others can detect: a record that was altered on disk is not signed again
+once its tile is full, and no checkpoint that agents hold contradicts it.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from railscope.audit.note import PublicKey
 log = structlog.get_logger(__name__)
 
 FIRST_SECONDS = 300.0
-"""So long a collector that has just started has better things to do."""
+"""Delay before the first verification, to keep resources free during a start."""
 _NS = 1_000_000_000
 
 
 class BootClock(Protocol):
-    """Nanoseconds since some fixed point, whatever happens to the wall clock."""
+    """Nanoseconds since a fixed point, independent of the wall clock."""
 
     def __call__(self) -> int:
-        """Say what time it is."""
+        """Return the current time in nanoseconds."""
         ...
 
 
 @dataclass(slots=True)
 class Rereading:
-    """Verifies a log again and again; says what came of it, and how long ago it was whole."""
+    """Verifies a log periodically; provides the result, and the age of the last success."""
 
     directory: Path
     key: PublicKey
     period_seconds: float
-    """Zero: never."""
+    """Zero disables verification."""
     clock_ns: BootClock
     database: Callable[[], Database] | None = None
-    """The ledger's, which is compared with its records."""
+    """The ledger's database, which is compared with its records."""
     whole: bool | None = None
-    """What the last reading found; None where none has found out anything yet."""
+    """Result of the last verification; None if none has had a result yet."""
     _whole_ns: int = 0
 
     async def run(self) -> None:
-        """Read at every period, until cancelled."""
+        """Verify once per period, until cancelled."""
         if not self.period_seconds:
             return
         await asyncio.sleep(min(self.period_seconds, FIRST_SECONDS))
@@ -60,7 +60,7 @@ class Rereading:
             await asyncio.sleep(self.period_seconds)
 
     async def read(self) -> None:
-        """Read the log once, on a thread of its own."""
+        """Verify the log once, on a separate thread."""
         began_ns = self.clock_ns()
         try:
             await asyncio.to_thread(self._verify)
@@ -73,7 +73,7 @@ class Rereading:
             self.whole, self._whole_ns = True, began_ns
 
     def _verify(self) -> None:
-        """Verify the log, then the ledger by it. Raises VerifyError."""
+        """Verify the log, then compare the ledger with it. Raises VerifyError."""
         found = verify(self.directory, self.key)
         if self.database is None:
             return
@@ -84,5 +84,5 @@ class Rereading:
 
     @property
     def age_seconds(self) -> float | None:
-        """How long ago the log was whole; None where it has not been found to be yet."""
+        """Seconds since the log was last verified successfully; None if it has not been yet."""
         return (self.clock_ns() - self._whole_ns) / _NS if self._whole_ns else None

@@ -1,9 +1,9 @@
 """Tiles: hashes and records of the log as static files of 256 entries each.
 
-    tile/<level>/<index>      256 hashes; those of level 1 are roots of whole tiles of level 0
-    tile/entries/<index>      256 records, each behind its length, two bytes, big-endian
+    tile/<level>/<index>      256 hashes; those of level 1 are roots of complete tiles of level 0
+    tile/entries/<index>      256 records, each preceded by its length, two bytes, big-endian
 
-An index is written in groups of three digits, all but the last led by `x`; a tile that is not full
+An index is written in groups of three digits, all but the last prefixed with `x`; a tile that is not full
 is `<index>.p/<width>`. Source: C2SP tlog-tiles.
 """
 
@@ -26,11 +26,11 @@ _KEPT_TILES = 64
 
 
 class TileError(ValueError):
-    """A tile that is missing or is not what it must be; the message names the file."""
+    """A tile that is missing or invalid; the message names the file."""
 
 
 class CutError(TileError):
-    """A tile of entries that ends in the middle of one."""
+    """A tile of entries that is truncated within a record."""
 
 
 def tile_name(level: int | str, index: int, width: int = WIDTH) -> str:
@@ -43,17 +43,17 @@ def tile_name(level: int | str, index: int, width: int = WIDTH) -> str:
 
 
 def widths(size: int, level: int) -> tuple[int, int]:
-    """Full tiles at a level of a log of this size, and the width of the one that is not."""
+    """Return the number of full tiles at a level of a log of this size, and the partial one's width."""
     return divmod(size >> (LEVELS * level), WIDTH)
 
 
 def encode_bundle(records: Sequence[bytes]) -> bytes:
-    """Records as the content of a tile of entries."""
+    """Encode records as the content of a tile of entries."""
     return b"".join(_LENGTH.pack(len(record)) + record for record in records)
 
 
 def decode_bundle(content: bytes) -> list[bytes]:
-    """Records in a tile of entries. Raises CutError."""
+    """Decode the records of a tile of entries. Raises CutError."""
     records = []
     position, end = 0, len(content)
     while position + _LENGTH.size <= end:
@@ -75,7 +75,7 @@ class Tiles:
     _kept: dict[tuple[int, int], bytes] = field(default_factory=dict, repr=False)
 
     def node(self, level: int, index: int) -> Hash:
-        """Hash of a complete subtree of the signed part. Raises TileError."""
+        """Return the hash of a complete subtree of the signed part. Raises TileError."""
         tile_level, height = divmod(level, LEVELS)
         first = index << height
         row = self._tile(tile_level, first // WIDTH)
@@ -90,7 +90,7 @@ class Tiles:
         return complete_root(hashes)
 
     def records(self, index: int) -> list[bytes]:
-        """Records of one tile, as many as lie there. Raises TileError."""
+        """Return the records that one tile contains. Raises TileError."""
         content, outgrown = self._read("entries", index)
         try:
             records = decode_bundle(content)
@@ -100,17 +100,17 @@ class Tiles:
             raise TileError(message) from error
 
     def row(self, level: int, index: int) -> bytes:
-        """Hashes of one tile, as they lie on disk. Raises TileError."""
+        """Return the hashes of one tile, as stored on disk. Raises TileError."""
         content, outgrown = self._read(level, index)
         return content[: self.width(level, index) * HASH_BYTES] if outgrown else content
 
     def width(self, level: int, index: int) -> int:
-        """How many entries of a tile belong to a log of this size."""
+        """Return the number of entries of a tile that belong to a log of this size."""
         full, partial = widths(self.size, level)
         return partial if index == full else WIDTH
 
     def record(self, sequence: int) -> bytes:
-        """One record. Raises TileError."""
+        """Return one record. Raises TileError."""
         found = self.records(sequence // WIDTH)
         if sequence % WIDTH >= len(found):
             message = f"{self._path('entries', sequence // WIDTH)}: record {sequence} is missing"
@@ -118,7 +118,7 @@ class Tiles:
         return found[sequence % WIDTH]
 
     def records_from(self, first: int) -> Iterator[bytes]:
-        """All records from a sequence on. Raises TileError."""
+        """Iterate over all records from a sequence number on. Raises TileError."""
         for index in range(first // WIDTH, -(-self.size // WIDTH)):
             yield from self.records(index)[max(0, first - index * WIDTH) :]
 
@@ -132,15 +132,15 @@ class Tiles:
         return kept
 
     def _read(self, level: int | str, index: int) -> tuple[bytes, bool]:
-        """What lies in a tile, and whether it is the full one that has followed it."""
+        """Return the content of a tile, and True if it is that of the full tile that superseded it."""
         path = self._path(level, index)
         whole = self.directory / tile_name(level, index)
         try:
             try:
                 return path.read_bytes(), False
             except FileNotFoundError:
-                # It may have been filled, and then deleted, since the checkpoint was read: the
-                # full tile begins with it.
+                # The tile may have been filled, and then deleted, since the checkpoint was read: the full
+                # tile has it as a prefix.
                 if whole == path or not whole.exists():
                     raise
                 return whole.read_bytes(), True
@@ -153,9 +153,9 @@ class Tiles:
         return self.directory / tile_name(level, index, width)
 
     def check_outgrown(self) -> None:
-        """See that tiles which longer ones have followed are what those begin with.
+        """Check that tiles superseded by longer ones are prefixes of those.
 
-        Nobody needs them any more, but a directory in which they are altered was meddled with. Raises
+        They are not needed any more, but altered ones show that the directory was tampered with. Raises
         TileError.
         """
         for level in ("entries", *range(LEVELS)):
@@ -166,25 +166,24 @@ class Tiles:
             try:
                 paths = sorted(directory.iterdir())
             except (FileNotFoundError, NotADirectoryError):
-                continue  # deleted meanwhile, as its tile is full now
+                continue  # deleted meanwhile, because its tile is full now
             now, _ = self._read(level, full)
             for path in paths:
                 if path.suffix == PARTIAL:
-                    continue  # is being written, or was when the writer was killed
+                    continue  # being written, or left behind by a writer that was killed
                 width = int(path.name) if path.name.isdecimal() else 0
                 try:
                     content = path.read_bytes()
                 except FileNotFoundError:
-                    continue  # deleted meanwhile, as its tile is full now
+                    continue  # deleted meanwhile, because its tile is full now
                 if width < partial and content != _beginning(now, level, width):
                     message = f"{path}: not what the tile that has followed it begins with"
                     raise TileError(message)
 
     def grow(self, records: Sequence[bytes]) -> None:
-        """Write the tiles of a log that these records make longer, durable on return.
+        """Write the tiles of the log extended by these records, durable on return.
 
-        Nothing is read as part of the log before a checkpoint says that it is. Raises OSError,
-        TileError.
+        Nothing is read as part of the log before a checkpoint covers it. Raises OSError, TileError.
         """
         old, new = self.size, self.size + len(records)
         begun = self._begun() if old % WIDTH else []
@@ -206,7 +205,7 @@ class Tiles:
         self._kept.clear()
 
     def _begun(self) -> list[bytes]:
-        """Records of the last tile, which are written again; checked, as they get signed again."""
+        """Return the records of the last tile, which is rewritten; checked, as they are signed again."""
         index = self.size // WIDTH
         records = self.records(index)
         if b"".join(leaf_hash(record) for record in records) != self.row(0, index):
@@ -215,7 +214,7 @@ class Tiles:
         return records
 
     def drop_outgrown(self, old: int) -> None:
-        """Delete the tiles that were not full in a log of `old` records and are now."""
+        """Delete the tiles that were partial in a log of `old` records and are full now."""
         for level in ("entries", *range(LEVELS)):
             full, partial = widths(old, 0 if isinstance(level, str) else level)
             if partial and widths(self.size, 0 if isinstance(level, str) else level)[0] > full:
@@ -228,7 +227,7 @@ class Tiles:
 
 
 def complete_root(hashes: Sequence[Hash]) -> Hash:
-    """Root of a complete subtree, whose number of leaves is a power of two."""
+    """Return the root of a complete subtree, whose number of leaves is a power of two."""
     row = list(hashes)
     while len(row) > 1:
         row = [node_hash(row[at], row[at + 1]) for at in range(0, len(row), 2)]
@@ -236,7 +235,7 @@ def complete_root(hashes: Sequence[Hash]) -> Hash:
 
 
 def _beginning(content: bytes, level: int | str, width: int) -> bytes:
-    """The first entries of a tile."""
+    """Return the first entries of a tile."""
     if isinstance(level, int):
         return content[: width * HASH_BYTES]
     return encode_bundle(decode_bundle(content)[:width])

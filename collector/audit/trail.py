@@ -1,7 +1,7 @@
-"""The collector's own audit trail: what it does and whom it turns away, recorded.
+"""The collector's own audit trail: records of its operations and of denied requests.
 
-What happens often is drawn together: who is denied again and again gets one record at once and one
-more for each minute in which it went on, with the count. Nothing is left out of the counts.
+Frequent events are aggregated: repeated identical denials produce one record immediately and one more for
+each minute in which they continue, with the count. The counts are complete.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from railscope.settings import SettingsError
 
 DENIALS_EVERY_SECONDS = 60.0
 MAX_DENIED = 100
-"""Denials told apart in a minute; those beyond are counted together."""
+"""Distinct denials recorded per minute; those beyond are counted together."""
 MAX_PATHS = 5
-"""Of them, those of one address; its further ones are counted with no path."""
+"""Distinct paths per address among them; further paths of that address are counted without a path."""
 _MAX_QUOTED = 200
 
 log = structlog.get_logger(__name__)
@@ -33,20 +33,20 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """Somebody was turned away."""
+    """A denied request."""
 
     address: str
     path: str
-    """As it came, percent-encoded."""
+    """Path as received, percent-encoded."""
     reason: str
     """The check that failed."""
     name: str = ""
-    """Who it was, where the credential is somebody's."""
+    """Holder of the credential, if the credential is known."""
     shown: str = "token"
-    """What was shown: a token, a certificate, or nothing."""
+    """Credential presented: a token, a certificate, or nothing."""
 
     def quoted(self) -> Denial:
-        """The same, with no more of the path than is recorded."""
+        """Return a copy with the path truncated to the recorded length."""
         return replace(self, path=self.path[:_MAX_QUOTED])
 
 
@@ -61,9 +61,9 @@ class Trail:
     version: str
     wall_ns: Callable[[], int] = time.time_ns
     settings: str = ""
-    """Hash of the settings: another one says that they were changed."""
+    """Hash of the settings: a different one shows that they were changed."""
     lost: int = 0
-    """Records that could not be written; their content is in the journal of the system."""
+    """Number of records that could not be written; their content is in the system journal."""
     denied: int = 0
     _repeated: dict[Denial, int] = field(default_factory=dict)
     _fresh: list[Denial] = field(default_factory=list)
@@ -83,7 +83,7 @@ class Trail:
             raise SettingsError(message) from error
 
     def unusable(self, why: str) -> SettingsError:
-        """What to say where the collector cannot go on with its log."""
+        """Return the error for an audit log with which the collector cannot continue."""
         return SettingsError(
             f"{why}. To start without it, move {self.log.directory} away and keep it"
         )
@@ -104,7 +104,7 @@ class Trail:
         self.log.append_before_running(self._draft("admin.config", self._life("started")))
 
     def _report_loss(self) -> None:
-        """Say that the end of the journal was damaged, not torn: what was there was acknowledged."""
+        """Report that the end of the journal was damaged, not torn: its records had been acknowledged."""
         size, lost = self.log.size, self.log.lost
         log.error("audit_records_missing", directory=str(self.log.directory), missing=lost,
                   advice="they had been acknowledged; was the disk damaged, or a copy put back?")  # fmt: skip
@@ -124,7 +124,7 @@ class Trail:
         return {"collector": self.version, "what": what, EPOCH: epoch, **known}
 
     async def run(self) -> None:
-        """Record what comes, until cancelled; then what is left, and the end."""
+        """Record events until cancelled; then the remaining ones, and the stop."""
         async with asyncio.TaskGroup() as group:
             writer = group.create_task(self.log.run())
             try:
@@ -137,7 +137,7 @@ class Trail:
                 writer.cancel()
 
     def deny(self, denial: Denial) -> None:
-        """Take note of somebody who was turned away. Never waits."""
+        """Count a denied request. Never waits."""
         self.denied += 1
         known = denial.quoted()
         if self._ended:
@@ -158,7 +158,7 @@ class Trail:
         return sum(known.address == address for known in self._repeated)
 
     async def _write_denials(self) -> None:
-        """Record each new one at once; after a minute, how often they came again."""
+        """Record each new denial immediately; after a minute, the counts of repeated ones."""
         deadline = asyncio.get_running_loop().time() + DENIALS_EVERY_SECONDS
         try:
             async with asyncio.timeout_at(deadline):
@@ -189,7 +189,7 @@ class Trail:
     async def _record(
         self, kind: str, data: Data, actor: Actor | None = None, outcome: str = "done"
     ) -> None:
-        # What is on its way is recorded or counted as lost, also where the minute ends.
+        # A pending append is recorded or counted as lost, even if the minute ends.
         await to_its_end(self._append(self._draft(kind, data, actor, outcome)))
 
     async def _append(self, draft: Draft) -> None:

@@ -1,8 +1,8 @@
 """One-way upgrade of an audit log whose housekeeping files are not signed yet.
 
-Earlier versions kept a bare number in `epoch`, a bare count in `acknowledged` and bare JSON in
-`witnesses`. Nothing vouches for those, so a person decides once that they are right: no collector
-accepts them by itself, or whoever can write the directory could put such files back.
+Earlier versions stored a bare number in `epoch`, a bare count in `acknowledged` and bare JSON in
+`witnesses`. Nothing authenticates those, so a person confirms once that they are right: no collector
+accepts them on its own, or any process that can write the directory could restore such files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NUMBER = re.compile(rb"[0-9]{1,20}\n?")
 
 
 def upgrade(directory: Path, signer: SecretKey) -> int:
-    """Sign the housekeeping files of a log; number of its durable records.
+    """Sign the housekeeping files of a log; return the number of its durable records.
 
     Raises HousekeepingError, TakenError, JournalError, NoteError, TileError, OSError.
     """

@@ -1,6 +1,6 @@
-"""Check an audit log from its files, a public key and checkpoints that others kept.
+"""Verification of an audit log from its files, a public key and checkpoints kept elsewhere.
 
-Every record is read and hashed again; nothing that the log's own hashes say is taken for granted.
+Every record is read and hashed again; no hash stored in the log is trusted.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ __all__ = ["Outcome", "Verified", "VerifyError", "verify"]
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was found in a log that holds."""
+    """Result of the verification of a valid log."""
 
     checkpoint: Checkpoint
     unsigned: int = 0
-    """Durable records that no checkpoint covers yet."""
+    """Number of durable records that no checkpoint covers yet."""
     anchors: int = 0
-    """Checkpoints kept elsewhere that this log agrees with."""
+    """Number of checkpoints kept elsewhere that this log is consistent with."""
     findings: tuple[str, ...] = ()
-    """What no signature covers but somebody must explain: gaps in what a source produced."""
+    """Findings that no signature covers but a person must explain: gaps in the records of a source."""
     witnesses: tuple[Witness, ...] = ()
-    """Who vouches for the log by a cosignature, the one who saw most of it first."""
+    """Witnesses with a cosignature of the log, the one with the largest checkpoint first."""
     ledger: LedgerRecords = field(default_factory=LedgerRecords)
-    """Records of what was done to the ledger's database."""
+    """Records of operations on the ledger's database."""
 
 
 def verify(directory: Path, key: PublicKey, anchors: Iterable[str] = ()) -> Verified:
-    """Check a log, and that it continues every anchor. Raises VerifyError."""
+    """Verify a log, and that it is consistent with every anchor. Raises VerifyError."""
     try:
         return _verified(directory, key, anchors)
     except OSError as error:
@@ -83,9 +83,9 @@ def _verified(directory: Path, key: PublicKey, anchors: Iterable[str]) -> Verifi
 def _housekeeping(
     directory: Path, key: PublicKey
 ) -> tuple[Housekeeping | None, VerifyError | None]:
-    """What lies beside the signed records, or what is wrong with it.
+    """Return the state of the housekeeping files, or the error in it.
 
-    Damage there is reported after what is wrong with signed records, and after a fork.
+    Damage of these files is reported after defects of signed records, and after a fork.
     """
     _own_checkpoint(directory, key)
     try:
@@ -97,7 +97,7 @@ def _housekeeping(
 def _tree_of_all(
     directory: Path, ours: Checkpoint, anchors: Iterable[Checkpoint], explaining: Explaining
 ) -> CompactRange:
-    """The tree over all signed records, once every tile and every anchor agrees with them."""
+    """Return the tree over all signed records, after comparing every tile and every anchor with them."""
     tree = CompactRange()
     awaited = list(anchors)
     levels = Levels(Tiles(directory, ours.tree.size))
@@ -144,7 +144,7 @@ def _refuse_fork(ours: Checkpoint, theirs: Checkpoint, why: str) -> None:
 
 
 def _compare_anchors(ours: Checkpoint, awaited: list[Checkpoint], tree: CompactRange) -> None:
-    """Compare the anchors of this size, and wait for the next."""
+    """Compare the anchors of this size, and remove them from the pending ones."""
     while awaited and awaited[0].tree.size == tree.size:
         anchor = awaited.pop(0)
         if tree.root != anchor.tree.root:
@@ -189,7 +189,7 @@ def _record(raw: bytes, sequence: int) -> Record:
 def _check_journal(
     directory: Path, kept: Housekeeping, tree: CompactRange, explaining: Explaining
 ) -> list[bytes]:
-    """Check what is not signed yet, and return it; the tree over what is signed grows by it."""
+    """Check the records that are not signed yet and return them; they are appended to the tree."""
     files, signed, stated = kept.files, tree.size, kept.acknowledged
     if files and files[0].first > signed:
         message = f"{files[0].path}: records {signed} to {files[0].first - 1} are missing"
@@ -206,14 +206,14 @@ def _check_journal(
     except JournalError as error:
         raise VerifyError(Outcome.ALTERED, str(error)) from error
     if (lost := stated.count - tree.size) > 0:
-        # Never too many are counted: neither a crash nor a loss of power explains it.
+        # The count is never too high: neither a crash nor a power failure explains the difference.
         message = f"the journal: {lost} records were acknowledged and are not there"
         raise VerifyError(Outcome.ALTERED, message)
     return raws[behind:]
 
 
 def _compare_signed(directory: Path, signed: int, raws: list[bytes]) -> None:
-    """Check that what the journal has of signed records is what was signed."""
+    """Check that signed records that are still in the journal equal the signed ones."""
     first = signed - len(raws)
     for sequence, (raw, there) in enumerate(
         zip(raws, Tiles(directory, signed).records_from(first), strict=False), first
@@ -230,7 +230,7 @@ def _check_directory(
     unsigned: list[bytes],
     explaining: Explaining,
 ) -> None:
-    """Check the key file, the epoch, and that nothing else lies in the directory."""
+    """Check the key file, the epoch, and that the directory contains no foreign files."""
     if kept.epoch < explaining.epoch:
         message = (
             f"{directory / EPOCH}: states epoch {kept.epoch}, expected at least {explaining.epoch}, "

@@ -1,4 +1,4 @@
-"""Who vouches for a log: the cosignatures beside it, checked."""
+"""Verification of the cosignatures stored beside a log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from railscope.audit.note import NoteError, PublicKey
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """A node that has cosigned a checkpoint of the log, and when it saw it."""
+    """A node that has cosigned a checkpoint of the log, with the checkpoint's size and the time."""
 
     node: str
     size: int
@@ -22,20 +22,20 @@ class Witness:
 
 
 def signed_notes(said: Mapping[str, Vouched], key: PublicKey) -> Iterator[str]:
-    """Of what witnesses have said, what the log's key has signed: each size once."""
+    """Yield the notes of witnesses that the log's key has signed: one for each tree."""
     sizes = set()
     for vouched in said.values():
         try:
             tree = read_checkpoint(vouched.note, key).tree
         except NoteError:
-            continue  # `vouched_for` says so
+            continue  # reported by `vouched_for`
         if tree not in sizes:
             sizes.add(tree)
             yield vouched.note
 
 
 def disputed_notes(directory: Path) -> Iterator[str]:
-    """Checkpoints that agents hold and the collector could not explain. Raises OSError."""
+    """Yield the checkpoints of agents that contradict this log. Raises OSError."""
     disputed = directory / DIRECTORY
     for path in sorted(disputed.iterdir()) if disputed.exists() else ():
         yield path.read_bytes().decode(errors="replace")
@@ -44,9 +44,9 @@ def disputed_notes(directory: Path) -> Iterator[str]:
 def vouched_for(
     said: Mapping[str, Vouched], key: PublicKey, keys: Mapping[str, str]
 ) -> tuple[tuple[Witness, ...], tuple[str, ...]]:
-    """Who vouches, and what is wrong with what others say.
+    """Return the witnesses with a valid cosignature, and the defects of the others.
 
-    `keys` are those of the witnesses, as the log has recorded them.
+    `keys` are those of the witnesses, as recorded in the log.
     """
     found, doubts = [], []
     for node, vouched in sorted(said.items()):

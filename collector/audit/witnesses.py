@@ -1,7 +1,7 @@
 """Cosignatures beside the log: the newest checkpoint that each agent has cosigned.
 
-The file `witnesses` is one line of JSON and a signed statement with its SHA-256. It is written now and
-then: agents send again what is lost of it.
+The file `witnesses` is one line of JSON and a signed statement with its SHA-256. It is written only
+occasionally: agents send their cosignatures again if some are lost.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ FILE = "witnesses"
 
 
 class Vouched(msgspec.Struct, frozen=True):
-    """A checkpoint with a witness's cosignature, and the key that it is of."""
+    """A checkpoint with the cosignature of a witness, and the key of that witness."""
 
     note: str
     key: str
 
     def seconds(self) -> int:
-        """When the witness saw it. Raises NoteError."""
+        """Return the time of the cosignature in seconds. Raises NoteError."""
         return witnessed(self.note, parse_witness_key(self.key))
 
     def is_of(self, node: str) -> bool:
-        """Whether the key is in the node's own name. Raises NoteError where it is none."""
+        """True if the key is in the node's own name. Raises NoteError if the key is invalid."""
         return parse_witness_key(self.key).name == key_name(node)
 
 
 @dataclass(slots=True)
 class Witnesses:
-    """The agents' cosignatures, by node. `open` it with the log."""
+    """Cosignatures of the agents, by node. `open` it with the log."""
 
     directory: Path
     signer: SecretKey
@@ -52,9 +52,9 @@ class Witnesses:
     _epoch: int = 0
 
     def open(self, owned: int) -> str:
-        """Read the file and sign it for the next epoch; what was wrong with it, if anything.
+        """Read the file and sign it for the next epoch; return its defect, if any.
 
-        `owned` is the epoch of the last owner; 0 where the log is to begin. Raises OSError.
+        `owned` is the epoch of the last owner; 0 if the log is new. Raises OSError.
         """
         problem = ""
         if owned:
@@ -67,17 +67,17 @@ class Witnesses:
         return problem
 
     def keep(self, epoch: int) -> None:
-        """Make it durable as of an epoch. Raises OSError."""
+        """Write the file as of an epoch, durable on return. Raises OSError."""
         self._epoch, self.changed = epoch, True
         self.save()
 
     def put(self, node: str, vouched: Vouched) -> None:
-        """Keep what a node says, once it is checked."""
+        """Store the cosignature of a node, after it was checked."""
         self.nodes[node] = vouched
         self.changed = True
 
     def save(self) -> None:
-        """Make it durable, if something is new. Blocking; raises OSError."""
+        """Write the file if something has changed, durable on return. Blocking; raises OSError."""
         if self.changed:
             self.changed = False
             body = msgspec.json.encode(self.nodes, order="sorted")
@@ -86,7 +86,7 @@ class Witnesses:
 
 
 def read_witnesses(directory: Path, key: PublicKey) -> tuple[dict[str, Vouched], int]:
-    """Cosignatures beside a log, themselves unchecked, and the epoch in which they were kept.
+    """Return the unchecked cosignatures beside a log, and the epoch in which they were written.
 
     Raises HousekeepingError, OSError.
     """
