@@ -1,1 +1,1 @@
-"""Who may ask the collector for what: credentials, roles, the table of routes, the gate before them."""
+"""Access control of the collector: credentials, roles and their scope, the audit of access."""

@@ -1,11 +1,11 @@
-"""Client certificates: whom one stands for.
+"""Client certificates and the credentials that they stand for.
 
-TLS has checked the chain up to `tls.client_ca_file` before anything is asked here. A certificate
-may name its holder itself, by exactly one URI among its subject's alternative names:
+TLS has verified the chain up to `tls.client_ca_file` before this module is called. A certificate may name
+its holder by exactly one URI among its subject's alternative names:
 
     railscope:node/gpu-001    railscope:operator/grafana    railscope:tenant/vision/board
 
-Names are percent-encoded. What the tokens file lists goes before what a certificate says.
+Names are percent-encoded. Entries of the tokens file take precedence over the content of a certificate.
 Sources: RFC 5280, 4.2.1.6 (uniformResourceIdentifier); RFC 3986, 2.1.
 """
 
@@ -30,21 +30,21 @@ _UNREADABLE = (
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What counts of a certificate."""
+    """Relevant content of a certificate."""
 
     fingerprint: str
     """Digest of its DER encoding."""
     common_name: str = ""
-    """Of the subject; empty where there is none, or more than one."""
+    """Common name of the subject; empty if there is none, or more than one."""
     named: Credential | None = None
-    """Whom it names itself; None where it names no one, or more than one, or nothing we know."""
+    """Credential named by the certificate; None for no URI, several URIs or an invalid one."""
     until_ns: int = 0
-    """When it ends. TLS looks once, a connection may stay longer."""
+    """End of validity. TLS checks it only in the handshake, a connection may last longer."""
 
 
 @lru_cache(_MAX_KEPT)
 def read(der: bytes) -> Certificate:
-    """A certificate as TLS hands it over. One that cannot be read stands for nobody."""
+    """Read a certificate from its DER encoding. An unreadable one stands for no credential."""
     fingerprint = digest_of(der)
     try:
         found = x509.load_der_x509_certificate(der)
@@ -70,7 +70,7 @@ def _named(uris: list[str]) -> Credential | None:
 
 
 def credential_in(uri: str) -> Credential | None:
-    """Whom a URI names, where it is spelled the one way in which it may be."""
+    """Return the credential that a URI names, if the URI is in canonical form; else None."""
     role, *names = (unquote(part) for part in uri.removeprefix(SCHEME).split("/"))
     if role not in set(Role) or not all(map(is_name, names)):
         return None

@@ -1,4 +1,4 @@
-"""Roles, and whom a credential stands for."""
+"""Roles, and the holders of credentials."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from urllib.parse import quote
 MAX_RANK = 3
 """Highest authority of a claim that arrives over the network: that of a scheduler on the node.
 
-What stands above it (an imported job list, an administrator) is configured at the collector only.
+Higher ones (an imported job list, an administrator) are configured at the collector only.
 """
 
 
 class Role(StrEnum):
-    """What a credential is for."""
+    """Role of a credential."""
 
     NODE = "node"
-    """An agent: it speaks for its node."""
+    """An agent: it reports for its node."""
     OPERATOR = "operator"
-    """Who runs the cluster: views, nodes, events, metrics."""
+    """Runs the cluster: views, nodes, events, metrics."""
     FINANCE = "finance"
-    """Who bills: account, statements, exports."""
+    """Bills: account, statements, exports."""
     AUDITOR = "auditor"
     """Reads everything, the audit log included, and changes nothing."""
     TENANT = "tenant"
@@ -31,27 +31,27 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """Whom a token or a certificate stands for."""
+    """Holder and rights of a token or a certificate."""
 
     name: str
-    """Of the holder; a node's credential has the name of the node."""
+    """Name of the holder; for a node's credential, the name of the node."""
     role: Role
     tenant: str = ""
-    """The only one whose data it reaches, where the role is that of a tenant."""
+    """The only tenant whose data it may read, for the role of a tenant."""
     max_rank: int = MAX_RANK
     """Highest authority of the claims that a node reports with it."""
 
     @property
     def label(self) -> str:
-        """`role/name`, of a tenant `tenant/tenant/name`, percent-encoded: no two have the same."""
+        """`role/name`, for a tenant `tenant/tenant/name`, percent-encoded; unique."""
         parts = (self.role, *([self.tenant] if self.role is Role.TENANT else []), self.name)
         return "/".join(quote(part, safe="") for part in parts)
 
 
 def is_name(text: str) -> bool:
-    """Whether a text can be a holder's or a tenant's name: it is recorded, and told from others."""
+    """True if a text is valid as the name of a holder or tenant: it is recorded and compared."""
     return text.isprintable() and bool(text.strip()) and unicodedata.is_normalized("NFC", text)
 
 
 ANYONE = Credential("", Role.OPERATOR)
-"""Who shows nothing, where reading is open to all."""
+"""Credential of an unauthenticated request, if reading is open to all."""

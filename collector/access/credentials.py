@@ -1,6 +1,6 @@
-"""The tokens file: whom each token and certificate stands for.
+"""The tokens file: the credential of each token and certificate.
 
-It holds SHA-256 digests, and no tokens:
+It contains SHA-256 digests, and no tokens:
 
     [nodes]                                  the name is that of the node
     gpu-001 = "sha256:..."
@@ -16,9 +16,10 @@ It holds SHA-256 digests, and no tokens:
     [revoked]
     certificates = ["sha256:..."]
 
-`max_rank` (1 process, 2 node plugin, 3 scheduler: the default) limits the authority of the claims that
-a node reports with that token. A certificate is listed by the digest of its DER encoding or by the common name of its subject. What
-is not listed may still name itself: see `collector.access.certificate`.
+`max_rank` (1 process, 2 node plugin, 3 scheduler: the default) limits the authority of the claims that a
+node reports with that token. A certificate is listed by the digest of its DER encoding or by the common
+name of its subject. A certificate that is not listed may still name its holder: see
+`collector.access.certificate`.
 """
 
 from __future__ import annotations
@@ -52,75 +53,75 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def digest(token: str) -> str:
-    """A token as the tokens file holds it."""
+    """Return the digest of a token as stored in the tokens file."""
     return digest_of(token.encode(errors="surrogateescape"))
 
 
 def digest_of(content: bytes) -> str:
-    """The same of bytes, such as a certificate's."""
+    """Return the digest of bytes, such as a certificate, in the same form."""
     return PREFIX + hashlib.sha256(content).hexdigest()
 
 
 def new_token() -> str:
-    """A fresh random token."""
+    """Return a new random token."""
     return secrets.token_urlsafe(_TOKEN_BYTES)
 
 
 def section(credential: Credential) -> str:
-    """Where the tokens file has a credential, as a section is written."""
+    """Return the section of the tokens file that holds a credential."""
     if credential.role is Role.TENANT:
         return f"{_TENANTS}.{quoted(credential.tenant)}"
     return next(name for name, role in _SECTIONS.items() if role is credential.role)
 
 
 def quoted(name: str) -> str:
-    """A name as a key of the file."""
+    """Return a name as a key of the file."""
     return json.dumps(name, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What is shown as proof: a token's digest, a certificate's, or a certificate's common name."""
+    """Proof of a credential: a token's digest, a certificate's, or a certificate's common name."""
 
     kind: str
-    """`token`, `certificate` or `common_name`: how the file calls it."""
+    """`token`, `certificate` or `common_name`: the term that the file uses."""
     value: str
 
     @property
     def short(self) -> str:
-        """Enough of it to tell it from others, for records and logs."""
+        """Shortened value that identifies the key in records and logs."""
         shown = self.value.removeprefix(PREFIX)[:16] if self.kind != "common_name" else self.value
         return f"{self.kind} {shown}"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Whom a key stands for, and until when."""
+    """Credential of a key, and its expiry."""
 
     credential: Credential
     until_ns: int | None = None
-    """Nanoseconds since the epoch; None where it does not end."""
+    """Nanoseconds since the epoch; None if it does not expire."""
 
     def expired(self, now_ns: int) -> bool:
-        """Whether its time is over."""
+        """True if the entry has expired."""
         return self.until_ns is not None and now_ns >= self.until_ns
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """All entries by their key. Looking a digest up tells nothing of the token, whatever time it takes."""
+    """All entries by key. The timing of a digest lookup reveals nothing about the token."""
 
     entries: Mapping[Key, Entry] = field(default_factory=dict)
     revoked: frozenset[str] = frozenset()
-    """Digests of certificates that are valid by themselves and speak for nobody any more."""
+    """Digests of certificates that are still valid and stand for no credential any more."""
 
 
 class EntryError(ValueError):
-    """What is wrong with the content of the file; the message says where in it."""
+    """Invalid content of the file; the message names the position."""
 
 
 def load(path: Path) -> Credentials:
-    """Credentials from a file. Raises SettingsError that says what is wrong and how to mend it."""
+    """Load credentials from a file. Raises SettingsError with the problem and the fix."""
     try:
         return parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -137,7 +138,7 @@ def load(path: Path) -> Credentials:
 
 
 def parse(text: str) -> Credentials:
-    """Credentials from the text of a file. Raises EntryError."""
+    """Parse credentials from the text of a file. Raises EntryError."""
     try:
         content = parse_toml(text)
     except TomlError as error:

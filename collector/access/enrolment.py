@@ -1,7 +1,7 @@
-"""What has changed in who may ask, from one state of the tokens file to the next.
+"""Changes of credentials from one state of the tokens file to the next.
 
-What the audit log has been told is kept in a file, so that a change made while the collector was
-down is told at its next start.
+The state that was last recorded in the audit log is stored in a file, so that a change made while the
+collector was down is recorded at its next start.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from collector.access.credentials import Credentials, Entry, Key
 from railscope.durable_files import write_durably
 
 _MAX_NAMED = 20
-"""Keys named in one record."""
+"""Maximum number of keys listed in one record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One holder has got keys, or lost some."""
+    """Keys added to or removed from one holder."""
 
     type: str
-    """Of the audit record: identity.enrol_approve, rotate or revoke."""
+    """Type of the audit record: identity.enrol_approve, rotate or revoke."""
     holder: Credential | None
-    """None where a certificate is revoked that the file does not list."""
+    """None for the revocation of a certificate that the file does not list."""
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """An entry as the file keeps it."""
+    """An entry as stored in the file."""
 
     kind: str
     value: str
@@ -51,13 +51,13 @@ class _State(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Told:
-    """The credentials that the audit log knows of. Blocking; raises OSError."""
+    """Credentials that are recorded in the audit log. Blocking; raises OSError."""
 
     path: Path
     credentials: Credentials = field(default_factory=Credentials)
 
     def read(self) -> None:
-        """Read what was kept. Raises MsgspecError where the file is damaged."""
+        """Read the stored state. Raises MsgspecError if the file is damaged."""
         if not self.path.exists():
             return
         state = msgspec.json.decode(self.path.read_bytes(), type=_State)
@@ -70,7 +70,7 @@ class Told:
         self.credentials = Credentials(entries, frozenset(state.revoked))
 
     def keep(self, credentials: Credentials) -> None:
-        """Keep these as told; durable on return."""
+        """Store these credentials as recorded; durable on return."""
         entries = [
             _Kept(key.kind, key.value, who.role, who.name, who.tenant, entry.until_ns, who.max_rank)
             for key, entry in credentials.entries.items()
@@ -82,7 +82,7 @@ class Told:
 
 
 def changes(old: Credentials, new: Credentials) -> list[Change]:
-    """What is to be recorded, holder by holder."""
+    """Return the changes to record, by holder."""
     before, after = _by_holder(old.entries), _by_holder(new.entries)
     found = []
     for holder in dict.fromkeys((*before, *after)):

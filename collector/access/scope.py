@@ -1,4 +1,4 @@
-"""What of the views and the account a tenant sees: its own, and nothing from which others follow."""
+"""Scope of a tenant in views and account: its own data, and nothing that reveals others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TENANT_METRICS = ("railscope_tenant_", "railscope_job_")
 
 
 def own_cells(cells: Iterable[Cell], tenant: str) -> Iterator[Cell]:
-    """Cells of the tenant and its jobs: nothing of rails, the cluster, the collector or others."""
+    """Yield the cells of the tenant and its jobs: none of rails, the cluster, the collector or others."""
     for cell in cells:
         if cell.metric.name.startswith(_TENANT_METRICS):
             labels = zip(cell.metric.about.labels, cell.labels, strict=False)
@@ -20,7 +20,7 @@ def own_cells(cells: Iterable[Cell], tenant: str) -> Iterator[Cell]:
 
 
 def own_account(account: dict[str, Any], tenant: str) -> dict[str, Any]:
-    """The tenant's part of an account: not the cluster's size, nor how much of it is free."""
+    """Return the tenant's part of an account, without the size of the cluster and its free capacity."""
     tenants = account["tenants"]
     own = {tenant: tenants[tenant]} if tenant in tenants else {}
     return {"until_ns": account["until_ns"], "tenants": own}

@@ -1,4 +1,4 @@
-"""The tokens file while the collector runs: read again whenever it changes."""
+"""The tokens file while the collector runs: read again after each change."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class TokensFile:
-    """The credentials in force: the last that could be read. Raises SettingsError at the start."""
+    """Credentials in force: the last that could be read. Raises SettingsError at the start."""
 
     path: Path
     on_change: Callable[[Credentials], None] = lambda _credentials: None
     credentials: Credentials = field(init=False)
     valid: bool = True
-    """Whether the file, as it is now, could be read."""
+    """True if the current content of the file could be read."""
     _seen: bytes = b""
     _judged: bytes = b""
 
@@ -33,7 +33,7 @@ class TokensFile:
         self.credentials = load(self.path)
 
     async def watch(self) -> None:
-        """Read the file whenever it changes, until cancelled."""
+        """Read the file after each change, until cancelled."""
         while True:
             found = await asyncio.to_thread(self.read)
             if found is not None and found != self.credentials:
@@ -43,10 +43,10 @@ class TokensFile:
             await asyncio.sleep(_WATCH_SECONDS)
 
     def read(self) -> Credentials | None:
-        """What the file says, if it has changed, and can be read. Blocking.
+        """Return the content of the file if it has changed and can be read. Blocking.
 
-        A change counts when it is seen for the second time: a file that is being written is empty
-        at first, and nobody's credential has been revoked by that.
+        A change takes effect when two consecutive reads agree: a file that is being written is empty at
+        first, which must not revoke any credential.
         """
         try:
             content = self.path.read_bytes()

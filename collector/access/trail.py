@@ -1,8 +1,8 @@
-"""What is recorded of credentials: who was given one and who lost one, their use, their misuse.
+"""Audit records of credentials: enrolment, revocation, use, misuse.
 
-What happens often is drawn together. A credential's use is recorded once a day for each address;
-the use of an expired one and what a tenant tries on others, once at once and once more for each
-minute in which it went on, with the count.
+Frequent events are aggregated. The use of a credential is recorded once per day for each address; the use
+of an expired one and requests of a tenant for data of others, once immediately and once more for each
+minute in which they continue, with the count.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from railscope.audit.record import Actor, Data, RecordError, Subject
 
 EVERY_SECONDS = 60.0
 MAX_TOLD_APART = 100
-"""Misuses in a minute; those beyond are counted together."""
+"""Distinct misuses recorded per minute; those beyond are counted together."""
 MAX_A_DAY = 100_000
-"""Credentials by address, and exports, told apart in a day; those beyond are counted together."""
+"""Distinct credentials by address, and exports, per day; those beyond are counted together."""
 _GROUP = 256
 _MAX_QUOTED = 200
 _DAY_NS = 86_400_000_000_000
@@ -38,21 +38,21 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """An export that somebody was given."""
+    """An export that was delivered."""
 
     credential: Credential
     address: str
     period: str
     form: str
     tenant: str
-    """Whose rows; empty for those of all."""
+    """Tenant of the exported rows; empty for those of all tenants."""
     digest: str
-    """SHA-256 of it, in hex."""
+    """SHA-256 of the export, in hex."""
 
 
 @dataclass(frozen=True, slots=True)
 class Misuse:
-    """A credential was shown for what it is not good for, or not any more."""
+    """Use of a credential that is expired or does not permit the request."""
 
     type: str
     credential: Credential
@@ -63,7 +63,7 @@ class Misuse:
 
 @dataclass(slots=True)
 class AccessTrail:
-    """Records through a `Trail`: `open` it, `run` it while that runs. What is noted never waits."""
+    """Writes through a `Trail`: `open` it, `run` it while that runs. Noting an event never waits."""
 
     trail: Trail
     told: Told
@@ -78,21 +78,21 @@ class AccessTrail:
     _current: Credentials | None = None
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
-    # What is noted -------------------------------------------------------------------------------
+    # Noting events --------------------------------------------------------------------------------
 
     def denied(self, denial: Denial) -> None:
-        """Somebody was turned away."""
+        """Note a denied request."""
         self.trail.deny(denial)
 
     def used(self, credential: Credential, key: Key, address: str) -> None:
-        """A credential was good: recorded the first time that day from this address."""
+        """Note a successful authentication: recorded the first time per day from this address."""
         if self._first_today((credential, address)):
             data: Data = {"key": key.short, "role": credential.role.value, **_tenant(credential)}
             kind = "access.token" if key.kind == "token" else "access.login"
             self._note(self._draft(kind, _actor(credential, key.kind, address), "done", data))
 
     def exported(self, exported: Exported) -> None:
-        """Somebody was given an export: recorded the first time that day, while it stays the same."""
+        """Note a delivered export: recorded the first time per day, while its content is the same."""
         if self._first_today(exported):
             data: Data = {
                 "period": exported.period, "format": exported.form, "sha256": exported.digest,
@@ -116,16 +116,16 @@ class AccessTrail:
         return True
 
     def expired(self, credential: Credential, key: Key, address: str) -> None:
-        """A credential was shown whose time is over."""
+        """Note the use of an expired credential."""
         self._misuse(Misuse("identity.expired", credential, address, key.short))
 
     def crossed(self, credential: Credential, path: str, address: str) -> None:
-        """A tenant asked for what is another's."""
+        """Note a tenant's request for the data of another."""
         quoted = path[:_MAX_QUOTED]
         self._misuse(Misuse("access.cross_tenant", credential, address, path=quoted))
 
     def enrolled(self, credentials: Credentials) -> None:
-        """Who may ask is as of now this: what is new in it is recorded."""
+        """Set the current credentials; changes are recorded."""
         self._current = credentials
         self._wake.set()
 
@@ -142,10 +142,10 @@ class AccessTrail:
         self._drafts.append(draft)
         self._wake.set()
 
-    # What is recorded ----------------------------------------------------------------------------
+    # Writing records ------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Record what is noted, until cancelled; then what is left."""
+        """Record noted events until cancelled; then the remaining ones."""
         try:
             while True:
                 await self._minute()
@@ -155,7 +155,7 @@ class AccessTrail:
             await to_its_end(self._write())
 
     def open(self) -> None:
-        """Read what the log has been told before. Blocking; before `run`."""
+        """Read the credentials that were recorded before. Blocking; before `run`."""
         try:
             self.told.read()
         except (OSError, ValueError) as error:
@@ -175,7 +175,7 @@ class AccessTrail:
             self._wake.set()
 
     def _close_minute(self) -> None:
-        """Draft how often each misuse came again."""
+        """Draft the counts of repeated misuses."""
         for misuse, count in self._misuses.items():
             if count:
                 self._drafts.append(self._draft_misuse(misuse, count))
@@ -206,7 +206,7 @@ class AccessTrail:
                           advice="what was recorded now is recorded again later")  # fmt: skip
 
     async def _append(self, drafts: Iterator[Draft]) -> bool:
-        """Record all, in groups; whether none was lost."""
+        """Record all drafts, in groups; return True if none was lost."""
         lost = 0
         while group := list(islice(drafts, _GROUP)):
             lost += sum(await asyncio.gather(*(self._lost(draft) for draft in group)))
@@ -221,7 +221,7 @@ class AccessTrail:
             return True
         return False
 
-    # How it is spelled ---------------------------------------------------------------------------
+    # Form of the records --------------------------------------------------------------------------
 
     def _draft_misuse(self, misuse: Misuse, count: int) -> Draft:
         told = {"key": misuse.key} if misuse.key else {"path": misuse.path}
@@ -248,5 +248,5 @@ def _actor(credential: Credential, kind: str, address: str) -> Actor:
 
 
 def _tenant(credential: Credential) -> dict[str, str]:
-    """Whose record it is, where it is a tenant's."""
+    """Return the tenant of a credential as record data; empty for other roles."""
     return {"tenant": credential.tenant} if credential.tenant else {}
