@@ -1,1 +1,1 @@
-"""HTTP: the table of routes, the gate before it, every handler, and ingest."""
+"""HTTP: the table of routes, access control, all handlers, and ingest."""

@@ -1,4 +1,4 @@
-"""What readers are answered: /metrics, the JSON API of the views, health and a landing page."""
+"""Routes for readers: /metrics, the JSON API of the views, health and a landing page."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def _writable() -> str:
 
 @dataclass(slots=True)
 class Api:
-    """Answers for those who read. `views` is asked anew at each request."""
+    """Handlers of the read routes. `views` is called for each request."""
 
     core: Core
     own: Own
@@ -49,12 +49,12 @@ class Api:
     stale_seconds: float = 30.0
     wall_ns: Callable[[], int] = time.time_ns
     unwritable: Callable[[], Awaitable[str]] = _writable
-    """The reason why the ledger cannot be written, or an empty text."""
+    """Reason why the ledger cannot be written; empty if there is none."""
     read_only: str = ""
-    """Reason why nothing is taken in; empty where it is."""
+    """Reason why no data is accepted; empty if data is accepted."""
 
     def handlers(self) -> Handlers:
-        """By the names of the routes."""
+        """Return the handlers by route name."""
         return {
             "landing": self._landing,
             "healthy": self._healthy,
@@ -112,7 +112,7 @@ class Api:
                 **facts[name],
             }
             for name, node in sorted(self.core.fleet.nodes.items())
-            if name in facts  # the metrics tell of these: no node that is silent and taken out
+            if name in facts  # the nodes of the metrics, without stale nodes that were removed
         ]
         return json_answer({"view": "nodes", "instant_ns": views.instant_ns, "rows": rows})
 
@@ -137,14 +137,14 @@ class Api:
         return json_answer(content)
 
     def _fresh(self, node: Node, now_ns: int) -> list[Row]:
-        """The streams of a node that count: one that has fallen silent does not, as in the views."""
+        """Return the rows of the node's fresh sources; stale ones are excluded, as in the views."""
         from_ns = now_ns - round(self.stale_seconds * NS)
         fleet = self.core.fleet
         rows = node.rows.values()
         return [row for row in rows if row.index in fleet.fresh(row.block, from_ns, now_ns)]
 
     def _readings(self, node: str, row: Row, now_ns: int) -> dict[str, Any]:
-        """The latest frame of a stream, reading by reading, with units already applied."""
+        """Return the latest frame of a source, reading by reading, converted to units."""
         schema = self.core.schemas.read(row.schema)
         values = row.block.values[row.index].tolist()
         codes = np.asarray(row.block.reasons[row.index]).tolist()
@@ -216,7 +216,7 @@ class Api:
 
 
 def _rollups(fresh: Sequence[Row]) -> list[dict[str, Any]]:
-    """What the catalog says of a node as a whole: sums, means, extremes; counters as rates."""
+    """Return the catalog's rollups of a node: sums, means, extremes; counters as rates."""
     reduced = (reduce_rows(row.block, np.array([row.index])) for row in fresh)
     return [
         {

@@ -1,4 +1,4 @@
-"""Routes of the audit log: its entries with their proofs, its checkpoint, and how it has grown."""
+"""Routes of the audit log: entries with inclusion proofs, the checkpoint, and consistency proofs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _LATER = {"Retry-After": "1"}
 
 @dataclass(slots=True)
 class AuditApi:
-    """What is asked of the audit log from elsewhere."""
+    """Handlers of the audit log's routes."""
 
     entries: Entries
     reading: Reading
 
     def handlers(self) -> Handlers:
-        """By the names of the routes."""
+        """Return the handlers by route name."""
         return {
             "audit": self._audit,
             "audit_entry": self._entry,
@@ -68,7 +68,7 @@ class AuditApi:
         return json_answer(found)
 
     async def _read(self, who: Credential, reading: Callable[[], Answer]) -> Answer:
-        """Read off the loop. What cannot be read now is said to be so."""
+        """Read off the loop. Raises HTTPServiceUnavailable if the log cannot be read now."""
         try:
             return await self.reading.read(who, reading)
         except NotYetError as error:

@@ -1,4 +1,4 @@
-"""Who asks: from what a request shows to a credential, or to the reason why there is none."""
+"""Authentication of requests: from headers and certificate to a credential, or to a reason for denial."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ EXPIRED, REVOKED = "expired", "revoked"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Who it is, by which key; or the reason why it is nobody."""
+    """Credential and key of a request; or the reason why it has none."""
 
     credential: Credential | None
     reason: str = ""
     key: Key | None = None
     holder: Credential | None = None
-    """Whose the key was, where it is nobody's any more."""
+    """Former holder of a key that is expired or revoked."""
 
     @property
     def shown(self) -> str:
@@ -43,9 +43,10 @@ _NOBODY = Outcome(None, NOTHING)
 def authenticate(
     credentials: Credentials, authorization: Sequence[str], der: bytes, now_ns: int
 ) -> Outcome:
-    """Who shows these Authorization headers and this certificate (empty for none).
+    """Authenticate a request by its Authorization headers and certificate (empty for none).
 
-    Who shows a token is judged by the token alone: a wrong one is not made good by a certificate.
+    A request with a token is judged by the token only: a certificate does not compensate for an invalid
+    token.
     """
     if authorization:
         return _by_token(credentials, authorization, now_ns)

@@ -1,4 +1,4 @@
-"""Routes of statements and exports: whose they are is decided here, what is in them elsewhere."""
+"""Routes of statements and exports: access by tenant is decided here, the content is made elsewhere."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _SAFE_PAGE = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-
 
 @dataclass(slots=True)
 class BillingApi:
-    """Statements and exports. `billing` finds who makes them; it blocks, and raises BillingError."""
+    """Handlers of statements and exports. `billing` opens the books; it blocks, and raises BillingError."""
 
     billing: Callable[[], ServedBooks]
     reading: Reading
     exported: Callable[[Exported], None] = lambda _exported: None
 
     def handlers(self) -> Handlers:
-        """By the names of the routes."""
+        """Return the handlers by route name."""
         return {"statements": self._issued, "statement": self._statement, "export": self._export}
 
     async def _issued(self, request: web.Request, who: Credential) -> web.Response:
@@ -84,7 +84,7 @@ def _hashed(content: bytes | None) -> tuple[bytes, str] | None:
 
 
 def _whose(request: web.Request, who: Credential) -> str | None:
-    """Whose rows are asked for; None for those of all. A tenant can only ask for its own."""
+    """Return the tenant of the requested rows; None for all. A tenant can only request its own."""
     return who.tenant if who.role is Role.TENANT else request.query.get("tenant")
 
 

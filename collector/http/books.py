@@ -1,4 +1,4 @@
-"""The books for those who ask over the network."""
+"""The books for access over the network."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class LedgerBooks:
     """Statements and exports of the ledger in a database."""
 
     database: Callable[[], Database]
-    """Opens it; raises LedgerError."""
+    """Opens the database; raises LedgerError."""
     sellers: str = ""
-    """File that says who bills; without one, each tenant pays for itself."""
+    """File with the sellers and paying accounts; without one, each tenant pays for itself."""
 
     def open(self) -> ServedBooks:
-        """The books. Blocking; raises BillingError where there are none now."""
+        """Open the books. Blocking; raises BillingError if they are unavailable."""
         try:
             return ServedBooks(Books.of(Ledger(self.database())), self._seller)
         except LedgerError as error:

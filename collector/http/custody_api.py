@@ -1,12 +1,12 @@
-"""What agents ask and say of the log: its newest checkpoint, that it continues theirs, what they hold.
+"""Routes for agents as witnesses: the newest checkpoint, consistency proofs, cosignatures.
 
     GET  /v1/checkpoint                          the newest signed checkpoint, a signed note
-    GET  /v1/checkpoint/key                      the public key, for who has none yet
-    GET  /v1/checkpoint/consistency?from=M&to=N  the proof that M records begin N, base64, one a line
-    POST /v1/checkpoint/cosignature              what the node holds, cosigned: {"note", "key"}
+    GET  /v1/checkpoint/key                      the public key, for agents that have none yet
+    GET  /v1/checkpoint/consistency?from=M&to=N  the proof that M records begin N, base64, one per line
+    POST /v1/checkpoint/cosignature              the node's checkpoint, cosigned: {"note", "key"}
 
-A checkpoint comes with the header `Railscope-Show: held` as long as the node has not shown what it
-holds. An empty note says that it holds nothing. 409 says that this log never had that checkpoint.
+A checkpoint is returned with the header `Railscope-Show: held` until the node has submitted the checkpoint
+that it holds. An empty note means that it holds none. 409 means that this log never had that checkpoint.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ MAX_BYTES = 64 << 10
 BODY_SECONDS = 30.0
 SAVE_EVERY_SECONDS = 60.0
 NEW_KEY_EVERY_NS = 3_600_000_000_000
-"""A node has no more than one new key in so much time: each is a record for good."""
+"""Minimum interval between two new keys of a node: each is a permanent record."""
 _KEPT_PROOFS = 64
 
 log = structlog.get_logger(__name__)
 
 
 class TooOftenError(RuntimeError):
-    """A node comes with another key again; the message says which node."""
+    """A node changes its key too frequently; the message names the node."""
 
 
 @dataclass(slots=True)
 class CustodyApi:
-    """Routes for agents, who have been let in; `run` keeps what they say."""
+    """Routes for authenticated agents; `run` saves the cosignatures."""
 
     audit: AuditLog
     guard: Guard
@@ -57,10 +57,10 @@ class CustodyApi:
     save_every_seconds: float = SAVE_EVERY_SECONDS
     _proofs: dict[tuple[int, int], str] = field(default_factory=dict)
     _changed: dict[str, int] = field(default_factory=dict)
-    """When each node had another key, in nanoseconds since the epoch."""
+    """Time of each node's last key change, in nanoseconds since the epoch."""
 
     def handlers(self) -> Handlers:
-        """By the names of the routes."""
+        """Return the handlers by route name."""
         return {
             "custody_checkpoint": self._checkpoint,
             "custody_key": self._key,
@@ -69,7 +69,7 @@ class CustodyApi:
         }
 
     async def run(self) -> None:
-        """Keep the cosignatures, now and then and at the end."""
+        """Save the cosignatures periodically and at the end."""
         try:
             while True:
                 await asyncio.sleep(self.save_every_seconds)
@@ -143,7 +143,7 @@ class CustodyApi:
         return web.Response(text="held\n")
 
     async def _keep(self, node: str, vouched: Vouched) -> None:
-        """Keep a cosignature; a key that is new is recorded first, with the one before.
+        """Store a cosignature; a new key is recorded first, with the previous one.
 
         Raises TooOftenError.
         """
@@ -164,7 +164,7 @@ class CustodyApi:
         self.witnesses.put(node, vouched)
 
     def _change(self, node: str) -> None:
-        """Take note that a node has another key. Raises TooOftenError."""
+        """Note the time of a key change. Raises TooOftenError."""
         now_ns, before_ns = self.guard.wall_ns(), self._changed.get(node)
         if before_ns is not None and 0 <= now_ns - before_ns < NEW_KEY_EVERY_NS:
             message = f"{node} has had another key less than an hour ago"
@@ -173,7 +173,7 @@ class CustodyApi:
 
 
 def _check_name(node: str, vouched: Vouched) -> None:
-    """Raises NoteError where a key is in the name of another than the node."""
+    """Check that a key is in the name of the node. Raises NoteError."""
     if not vouched.is_of(node):
         message = f"the key of {node}'s cosignatures must be in its name"
         raise NoteError(message)

@@ -1,14 +1,14 @@
-"""The audit log as those may read it who are not on the collector's machine.
+"""Remote read access to the audit log.
 
-Only what is signed is shown, each record with the proof that the log holds it. A record is a
-tenant's where it names that tenant and no other:
+Only signed records are served, each with its inclusion proof. A record belongs to a tenant if it names that
+tenant and no other:
 
-    data.tenant, or any key of `data` that ends in `_tenant`     the tenants it names
+    data.tenant, or any key of `data` that ends in `_tenant`     the tenants that it names
     actor `credential` with the label `tenant/...`               the tenant of the credential
-    any key of `data` that begins with `other`                   somebody else, whoever it is
+    any key of `data` that begins with `other`                   another, unspecified party
 
-A record cannot be shown in part and proven at once. Where a reference in it could name somebody
-else, a tenant gets the hash of the record, the proof of it, and the record without its references.
+A record cannot be served in part and proven at the same time. If a reference in it could name another
+party, a tenant gets the hash of the record, the proof of it, and the record without its references.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from railscope.audit.note import PublicKey, read_note
 from railscope.audit.record import Record, decode
 
 MAX_SHOWN = 100
-"""Entries in one answer."""
+"""Maximum number of entries per response."""
 MAX_READ = 20_000
-"""Records that one answer may have to wait for."""
+"""Maximum number of records that are read for one response."""
 INDEXED_AT_ONCE = 2000
 _OWN_REFERENCES = ("frame/", "entry/", "outbox/", "outbox-row/", "record/")
-"""Identities that name no other tenant: of frames, ledger entries, rows of the outbox, records."""
+"""References that name no other tenant: of frames, ledger entries, outbox rows, records."""
 _SOMEBODY_ELSE = "\0"
-"""Stands for who is not named by the name of a tenant."""
+"""Placeholder for a party that is not named as a tenant."""
 _INDEX_EVERY_SECONDS = 5.0
 _PAUSE_SECONDS = 0.05
 
 
 class NotYetError(RuntimeError):
-    """More has been recorded than could be read for this answer; ask again."""
+    """More records were added than could be read for this response; retry."""
 
 
 log = structlog.get_logger(__name__)
@@ -57,40 +57,40 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which entries are asked for."""
+    """Selection of entries."""
 
     first: int = 0
     most: int = MAX_SHOWN
     tenant: str | None = None
-    """None for those of everyone."""
+    """None for the entries of all tenants."""
     of_tenant_only: bool = False
-    """Whether it is that tenant who asks, so that nothing else may be in the answer."""
+    """True if that tenant itself sends the request, so that the response may contain nothing else."""
 
 
 @dataclass(slots=True)
 class Entries:
-    """Reads the signed part of a log that another part of this process writes. Blocking."""
+    """Reads the signed part of a log that another component of this process writes. Blocking."""
 
     directory: Path
     key: PublicKey
     max_read: int = MAX_READ
     indexed_at_once: int = INDEXED_AT_ONCE
     _read: int = 0
-    """Records that the index knows."""
+    """Number of records in the index."""
     _of: dict[str, array[int]] = field(default_factory=dict)
-    """Sequences of each tenant's records, rising."""
+    """Sequence numbers of each tenant's records, ascending."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     problem: str = ""
-    """Why the log could not be read the last time; empty where it could."""
+    """Reason why the last read of the log failed; empty if it succeeded."""
 
     async def run(self) -> None:
-        """Keep the index up to date, a little at a time, until cancelled."""
+        """Update the index in small steps, until cancelled."""
         while True:
             everything = await asyncio.to_thread(self._index)
             await asyncio.sleep(_INDEX_EVERY_SECONDS if everything else _PAUSE_SECONDS)
 
     def checkpoint(self) -> tuple[str, Tiles]:
-        """The newest checkpoint and the tiles under it.
+        """Return the newest checkpoint and its tiles.
 
         Raises FileNotFoundError before the first, OSError, NoteError.
         """
@@ -98,7 +98,7 @@ class Entries:
         return note, Tiles(self.directory, read_checkpoint(note, self.key).tree.size)
 
     def page(self, wanted: Wanted) -> dict[str, Any]:
-        """Entries from an index on, with their proofs. Raises NotYetError, OSError, ValueError."""
+        """Return entries from an index on, with their proofs. Raises NotYetError, OSError, ValueError."""
         note, tiles = self.checkpoint()
         sequences = self._sequences(tiles, wanted)
         shown = [self._shown(tiles, at, wanted) for at in sequences[: wanted.most]]
@@ -106,10 +106,10 @@ class Entries:
         return {"checkpoint": note, "size": tiles.size, "entries": shown, "next": following}
 
     def proof(self, index: int, tenant: str | None) -> str | None:
-        """One record with its proof, as `railscope audit check-proof` takes it.
+        """Return one record with its proof, in the format of `railscope audit check-proof`.
 
-        None where there is no such record, or none that this tenant may see whole. Raises
-        NotYetError, OSError, ValueError.
+        None if there is no such record, or this tenant may not read it completely. Raises NotYetError,
+        OSError, ValueError.
         """
         note, tiles = self.checkpoint()
         if index >= tiles.size:
@@ -121,9 +121,9 @@ class Entries:
         return make_proof(tiles, index, note)
 
     def consistency(self, old: int) -> dict[str, Any] | None:
-        """The proof that the log of `old` records is the beginning of the present one.
+        """Return the consistency proof between the log of `old` records and the current one.
 
-        None where the present one is smaller. Raises OSError, ValueError.
+        None if the current one is smaller. Raises OSError, ValueError.
         """
         note, tiles = self.checkpoint()
         if old > tiles.size:
@@ -132,21 +132,21 @@ class Entries:
         return {"old": old, "size": tiles.size, "proof": _texts(proof), "checkpoint": note}
 
     def _sequences(self, tiles: Tiles, wanted: Wanted) -> Sequence[int]:
-        """Those asked for, one more than are shown."""
+        """Return the selected sequence numbers, up to one more than the limit."""
         if wanted.tenant is None:
             return range(wanted.first, min(tiles.size, wanted.first + wanted.most + 1))
         with self._lock:
             self._catch_up(tiles, self.max_read)
             found = self._of.get(wanted.tenant, array("q"))
-            # The index may be ahead of the checkpoint that this answer shows.
+            # The index may be ahead of the checkpoint of this response.
             begin, end = (bisect_left(found, at) for at in (wanted.first, tiles.size))
             return found[begin : min(end, begin + wanted.most + 1)]
 
     def _catch_up(self, tiles: Tiles, most: int) -> None:
-        """Index so much of what has been signed since. Raises NotYetError where more is left."""
+        """Index up to `most` newly signed records. Raises NotYetError if more remain."""
         end = min(tiles.size, self._read + most)
         for raw in _records(tiles, self._read, end):
-            # Most records are nobody's, and need no more than this look.
+            # Most records belong to no tenant, and need no decoding.
             tenant = sole_tenant(decode(raw)) if b"tenant" in raw else ""
             if tenant:
                 self._of.setdefault(tenant, array("q")).append(self._read)
@@ -156,7 +156,7 @@ class Entries:
             raise NotYetError(message)
 
     def _index(self) -> bool:
-        """Index a little; whether that was all. What cannot be read now is tried again."""
+        """Index some records; return True if none remain. A failed read is retried."""
         try:
             _, tiles = self.checkpoint()
             with self._lock:
@@ -191,7 +191,7 @@ class Entries:
 
 
 def sole_tenant(record: Record) -> str:
-    """The tenant whose record it is: the only one it names. Empty for nobody's, or several's."""
+    """Return the tenant of a record: the only one that it names. Empty for none, or several."""
     named = set(_named(record))
     return named.pop() if len(named) == 1 else ""
 
@@ -204,7 +204,7 @@ def _named(record: Record) -> Iterator[str]:
 
 
 def _in(data: object) -> Iterator[str]:
-    """Texts under keys that speak of tenants, however deep."""
+    """Yield the texts under keys for tenants, at any depth."""
     if not isinstance(data, dict):
         return
     for key, value in data.items():
@@ -230,7 +230,7 @@ def _texts_in(value: object) -> Iterator[str]:
 
 
 def _withheld(record: Record) -> bool:
-    """Whether a reference could name somebody else: a claim's identity has its holder in it."""
+    """True if a reference could name another party: the identity of a claim contains its holder."""
     own = record.data.get("claim")
     return any(not ref.startswith(_OWN_REFERENCES) and ref != own for ref in record.ref)
 

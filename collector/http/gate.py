@@ -1,7 +1,7 @@
-"""The gate before every route: who asks, whether they may, and what is said to those who may not.
+"""Access control of every route: authentication, authorization, and the responses to denied requests.
 
-401  nothing shown, or nothing that is valid      429  too many of those from one address
-403  a credential that is not for this            404, 405  only to those who have shown one
+401  no credential, or no valid one               429  too many of those from one address
+403  a credential without the required role       404, 405  only for authenticated requests
 """
 
 from __future__ import annotations
@@ -39,46 +39,46 @@ _KEPT_IN_A_PATH = "/%:@!$&'()*+,;=~-._"
 
 
 class Witness(Protocol):
-    """Who takes note of what happens at the gate. Nothing here waits."""
+    """Receiver of access events. Its methods do not block."""
 
     def denied(self, denial: Denial) -> None:
-        """Somebody was turned away."""
+        """A request was denied."""
 
     def used(self, credential: Credential, key: Key, address: str) -> None:
-        """A credential was good."""
+        """A credential was accepted."""
 
     def expired(self, credential: Credential, key: Key, address: str) -> None:
-        """One was shown whose time is over."""
+        """An expired credential was presented."""
 
     def crossed(self, credential: Credential, path: str, address: str) -> None:
-        """A tenant asked for what is another's."""
+        """A tenant requested the data of another."""
 
 
 Answer: TypeAlias = Callable[[web.Request, Credential], Awaitable[web.StreamResponse]]
-"""Answers a request of somebody who may ask; on an open route that is anyone."""
+"""Handler of an authorized request; an open route is called with `ANYONE`."""
 Handlers: TypeAlias = Mapping[str, Answer]
-"""What answers, by the name of the route."""
+"""Handlers by route name."""
 
 
 @dataclass(slots=True)
 class Gate:
-    """Lets those in who may; `credentials` are asked anew at each request."""
+    """Authorizes requests; `credentials` is called for each request."""
 
     credentials: Callable[[], Credentials]
     witness: Witness
     open_reading: bool = False
-    """Whether who shows nothing counts as an operator."""
+    """True if an unauthenticated request has the rights of an operator."""
     wall_ns: Callable[[], int] = time.time_ns
     refused: Callable[[Route | None, str], None] = lambda _route, _reason: None
-    """Called with the route and the reason of each refusal."""
+    """Called with the route and the reason of each denied request."""
     declared: dict[AbstractRoute, tuple[Route, Answer]] = field(default_factory=dict)
-    """What there is. A route of the application that is not in here is not there."""
+    """Declared routes. Other routes of the application are not served."""
     lines: LogLimit = field(default_factory=LogLimit)
     _throttle: Throttle = field(default_factory=Throttle)
 
     @web.middleware
     async def admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Serve, or say why not."""
+        """Serve a request, or deny it with a reason."""
         route, answer = self.declared.get(request.match_info.route, (None, None))
         if route and answer and route.open:
             return await answer(request, ANYONE)
@@ -86,7 +86,7 @@ class Gate:
         if isinstance(admitted, web.Response):
             return admitted
         try:
-            # Without an answer it is aiohttp's 404 or 405.
+            # Without a handler, aiohttp responds with 404 or 405.
             response = await (answer(request, admitted) if answer else handler(request))
         except web.HTTPException as answer:
             answer.headers.update(_PRIVATE)
@@ -95,7 +95,7 @@ class Gate:
         return response
 
     def _admitted(self, request: web.Request, route: Route | None) -> Credential | web.Response:
-        """Who asks and may, or what they are told."""
+        """Return the credential of an authorized request, or the response that denies it."""
         found = self._outcome(request)
         credential = found.credential
         if credential is None:
@@ -161,14 +161,14 @@ class Gate:
 def application(
     gate: Gate, handlers: Handlers, max_body_bytes: int, routes: Collection[Route] = ROUTES
 ) -> web.Application:
-    """An application of the routes of a table. Raises ValueError where handlers do not fit it."""
+    """Return an application with the routes of a table. Raises ValueError if handlers do not match it."""
     names = {route.name for route in routes}
     if names != set(handlers):
         message = f"routes and handlers differ: {sorted(names ^ set(handlers))}"
         raise ValueError(message)
     made = web.Application(client_max_size=max_body_bytes, middlewares=[gate.admit])
     for route in routes:
-        path = route.path.replace("}", ":[^/]+}")  # names may have braces, which aiohttp leaves out
+        path = route.path.replace("}", ":[^/]+}")  # aiohttp's pattern excludes braces
         for method in route.methods:
             added = made.router.add_route(method, path, _closed)
             gate.declared[added] = route, handlers[route.name]
@@ -176,14 +176,14 @@ def application(
 
 
 async def _closed(_: web.Request) -> web.StreamResponse:
-    """What a route answers by itself: only the gate leads to what is behind it."""
+    """Default handler of a route: only the gate calls the declared one."""
     raise web.HTTPNotFound
 
 
 def json_answer(
     content: object, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None
 ) -> web.Response:
-    """An answer. JSON knows no NaN and no infinity: msgspec writes null for them."""
+    """Return a JSON response. JSON has no NaN and no infinity: msgspec writes null for them."""
     return web.Response(
         status=status, body=msgspec.json.encode(content), content_type="application/json",
         headers=headers,
@@ -191,19 +191,19 @@ def json_answer(
 
 
 def _own(request: web.Request, tenant: str) -> bool:
-    """Whether no other tenant is named, neither in the path nor in the query."""
+    """True if neither the path nor the query names another tenant."""
     named = [request.match_info["tenant"]] if "tenant" in request.match_info else []
     return all(name == tenant for name in (*named, *request.query.getall("tenant", [])))
 
 
 def _path(request: web.Request) -> str:
-    """The path as it came, percent-encoded, also what should have been and was not."""
+    """Return the path as received, percent-encoded, including characters that should have been encoded."""
     raw = request.rel_url.raw_path.encode(errors="surrogateescape")
     return quote(raw, safe=_KEPT_IN_A_PATH)
 
 
 def _certificate(request: web.Request) -> bytes:
-    """The client's certificate as DER, empty where it showed none."""
+    """Return the client's certificate as DER; empty if there is none."""
     transport = request.transport
     shown = transport.get_extra_info("ssl_object") if transport else None
     return shown.getpeercert(binary_form=True) or b"" if shown else b""

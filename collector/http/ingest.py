@@ -1,11 +1,11 @@
-"""Ingest: an envelope from an agent, checked, made durable, taken into the state, acknowledged.
+"""Ingest: an envelope of an agent is checked, made durable, applied to the state, acknowledged.
 
-Answers, each with a JSON body:
+Responses, each with a JSON body:
 
     200  acknowledged: every frame of it is durable
-    401  from the gate before it       403  the credential is another node's
-    409  send these schemas first      426  another version of the wire format
-    400, 413, 422  never acceptable    429, 503  not now; Retry-After says when
+    401  from the gate                  403  the credential is that of another node
+    409  send these schemas first       426  another version of the wire format
+    400, 413, 422  rejected             429, 503  temporarily unavailable; see Retry-After
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from railscope.wire import (
 log = structlog.get_logger(__name__)
 
 OFF_LOOP_BYTES = 64 << 10
-"""Bodies that are larger when decompressed, or do not say how large, are decoded in a thread."""
+"""Bodies that are larger when decompressed, or of unknown size, are decoded in a thread."""
 MAX_PARTS_OF_A_NODE = 2048
-"""Three weeks of evidence of one node, waiting for the database."""
+"""Three weeks of evidence of one node, pending for the database."""
 MAX_KNOWN_STARTS = 64
 LARGE_AT_ONCE = 2
-"""So many of them at a time: each takes many times its size while it is decoded."""
+"""Large bodies that are decoded concurrently: each takes many times its size meanwhile."""
 RATE_WINDOW_SECONDS = 10.0
 RETRY_SECONDS = "5"
 _DAY_NS = 86_400_000_000_000
@@ -62,7 +62,7 @@ _FUTURE_NS = 60_000_000_000
 
 
 class Refusal(Exception):  # noqa: N818 - it is an answer, not an accident
-    """An envelope that is not acknowledged: status, reason for the count, text for the sender."""
+    """An envelope that is not acknowledged: status, reason for the counter, text for the sender."""
 
     def __init__(self, status: HTTPStatus, reason: str, text: str, **more: object) -> None:
         super().__init__(text)
@@ -71,13 +71,13 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not an accident
 
 @dataclass(slots=True)
 class Hourly:
-    """How much of something has come in the present hour."""
+    """Amount received in the current hour."""
 
     count: int = 0
     since_ns: int = 0
 
     def fits(self, more: int, most: int, now_ns: int) -> bool:
-        """Whether so much more is within the bound of the hour."""
+        """True if this additional amount is within the limit per hour."""
         if not 0 <= now_ns - self.since_ns < _HOUR_NS:
             self.count, self.since_ns = 0, now_ns
         return self.count + more <= most
@@ -85,7 +85,7 @@ class Hourly:
 
 @dataclass(slots=True)
 class NodeSender:
-    """What is kept of a node while it sends: one request at a time, and how many lately."""
+    """State of a sending node: one request at a time, and its recent rate."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     allowance: float = 0.0
@@ -94,7 +94,7 @@ class NodeSender:
     audited: Hourly = field(default_factory=Hourly)
     starts: Hourly = field(default_factory=Hourly)
     known: OrderedDict[tuple[str, str, str], None] = field(default_factory=OrderedDict)
-    """Runs, boots and versions that came lately."""
+    """Runs, boots and versions received recently."""
 
 
 @dataclass(slots=True)
@@ -107,17 +107,17 @@ class Ingest:
     denied: Callable[[Denial], None] = lambda _denial: None
     wall_ns: Callable[[], int] = time.time_ns
     doubted_since_ns: Callable[[], int] = lambda: 0
-    """The time since which `wall_ns` is in doubt; 0 where it is not."""
+    """Start of the time in which `wall_ns` is in doubt; 0 if it is not."""
     is_suspect: Callable[[], bool] = lambda: False
     """True while `wall_ns` is suspect, and not only unconfirmed."""
     lines: LogLimit = field(default_factory=LogLimit)
     closed: str = ""
-    """Reason why nothing is taken in; empty where it is."""
+    """Reason why no data is accepted; empty if data is accepted."""
     _senders: dict[str, NodeSender] = field(default_factory=dict)
     _large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LARGE_AT_ONCE))
 
     async def handle(self, request: web.Request, who: Credential) -> web.Response:
-        """Answer one POST."""
+        """Respond to one POST."""
         try:
             answer = json_answer(await self._receive(request, who))
         except Refusal as refusal:
@@ -249,9 +249,9 @@ class Ingest:
             raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "storage", str(error)) from error
 
     def _audited(self, envelope: Envelope, sender: NodeSender) -> int:
-        """How many of its events are recorded for good, within the bound of an hour.
+        """Return the number of its events that are recorded permanently, within the limit per hour.
 
-        More than that in the first of an hour is let through, or it would never be.
+        The first envelope of an hour may exceed the limit, otherwise it would never be accepted.
         """
         count = sum(is_audited(event) for batch in envelope.batches for event in batch.events)
         most, so_far = self.limits.audited_events_per_node, sender.audited
@@ -261,7 +261,7 @@ class Ingest:
         return count
 
     def _check_start(self, envelope: Envelope, sender: NodeSender) -> None:
-        """Bound how often an agent is new: each run, boot and version is remembered and recorded."""
+        """Limit the rate of agent starts: each run, boot and version is stored and recorded."""
         start = envelope.run, envelope.boot_id, envelope.agent_version
         if start not in sender.known:
             limit = self.limits.starts_per_node
@@ -275,7 +275,7 @@ class Ingest:
         sender.known.move_to_end(start)
 
     def _check_evidence(self, node: str) -> None:
-        """Leave frames with their node, if it has used its share of what can wait."""
+        """Reject frames of a node that has used its share of the pending evidence."""
         waiting = self.core.evidence.waiting
         share = max(1, self.limits.waiting_evidence_parts // max(1, len(waiting)))
         share = min(share, MAX_PARTS_OF_A_NODE)
@@ -315,7 +315,7 @@ class Ingest:
 
     def _check_times(self, record: Record, envelope: Envelope) -> None:
         for batch in envelope.batches:
-            # As evidence has it: the newest by the wall clock, the others by how much they are older.
+            # As in the evidence: the newest by the wall clock, the others by their age relative to it.
             newest_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
             oldest_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[0], batch.boot_ns[0])
             age_ns = max(oldest_ns, newest_ns + batch.boot_ns[-1] - batch.boot_ns[0])
@@ -332,7 +332,7 @@ class Ingest:
 
 
 async def _mark(request: web.Request, answer: web.Response) -> str:
-    """The mark by which the agent knows this answer."""
+    """Return the mark by which the agent authenticates this response."""
     token = request.headers.get("Authorization", "").partition(" ")[2]
     content = answer.body if isinstance(answer.body, bytes) else b""
     if answer.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:

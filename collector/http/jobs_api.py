@@ -1,4 +1,4 @@
-"""What readers are told of jobs."""
+"""Routes of the jobs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from collector.workloads.view import Jobs
 
 @dataclass(slots=True)
 class JobsApi:
-    """Answers from the latest view. `names_of` returns the names of a GPU of a node."""
+    """Handlers that use the latest view. `names_of` returns the names of a GPU of a node."""
 
     jobs: Callable[[], Jobs]
     names_of: NamesOfGpu
 
     def handlers(self) -> Handlers:
-        """By the names of the routes."""
+        """Return the handlers by route name."""
         return {"jobs": self._list, "job": self._one}
 
     async def _list(self, request: web.Request, who: Credential) -> web.Response:

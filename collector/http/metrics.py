@@ -27,21 +27,21 @@ NS = 1_000_000_000
 
 
 class SinkCounts(Protocol):
-    """What a sink counts."""
+    """Counters of a sink."""
 
     written: int
     dropped: int
 
 
 class Validity(Protocol):
-    """What is read from a file that may be wrong."""
+    """Validity of a file."""
 
     valid: bool
 
 
 @dataclass(slots=True)
 class Own:
-    """Where the collector's own numbers come from, and the GPU-time account of all."""
+    """Sources of the collector's own metrics, and of the GPU-time account of all tenants."""
 
     core: Core
     log: FrameLog
@@ -54,19 +54,19 @@ class Own:
     twins: NodeTwins
     quarantine: RecordQuarantine
     limits: Sequence[LogLimit] = ()
-    """All that limit lines of the log."""
+    """All rate limits of log lines."""
     audit: Callable[[], list[Cell]] = list
-    """What the parts of the audit log count."""
+    """Returns the cells of the audit log's components."""
 
     @property
     def why_unknown(self) -> str:
-        """Why nothing can be said of who holds what; empty where it can."""
+        """Reason why the claims of GPUs cannot be determined; empty if they can."""
         if self.files.unknown:
             return f"{self.files.unknown} has never been valid"
         return "" if self.settler.live.ready else "the ledger could not be read yet"
 
     def cells(self, views: Views) -> list[Cell]:
-        """The collector's own state and the GPU-time account, in base units."""
+        """Return the collector's own state and the GPU-time account, in base units."""
         counts = self.core.counts
         plain = [
             (c.ENVELOPES, counts.envelopes),
@@ -127,7 +127,7 @@ class Own:
 
 
 def render(cells: Iterable[Cell], text_format: Format) -> str:
-    """A page of cells."""
+    """Render cells as the text of the metrics endpoint."""
     blocks: dict[str, list[str]] = {}
     for cell in cells:
         labels = zip(label_names(cell.metric), cell.labels, strict=True)

@@ -1,8 +1,8 @@
-"""Two machines under one name and token, found by what one machine cannot send.
+"""Detection of two nodes under one name and token, by data that a single node cannot send.
 
-A machine boots once at a time: it never sends again under a boot that it has left. In one boot, an
-agent that was started anew sends what its predecessor left behind, and no frames that are younger
-than its own first ones by more than the time in which one ends and the other starts.
+A node has one boot at a time: it never sends again under an earlier boot. Within one boot, a restarted
+agent sends the remaining frames of its predecessor, but none that are newer than its own first frames by
+more than the overlap of a restart.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from railscope.wire import Envelope
 
 KIND = "two_machines"
 RECENT_NS = 3_600_000_000_000
-"""So long after the last sign a node counts as two machines."""
+"""Time after the last detection in which a name counts as used by two nodes."""
 _OVERLAP_NS = 60_000_000_000
 _MAX_BOOTS, _MAX_RUNS = 8, 8
 
@@ -31,21 +31,21 @@ class _Run:
 @dataclass(slots=True)
 class _Node:
     boots: list[str] = field(default_factory=list)
-    """By which the node sent, the present one last."""
+    """Boot IDs of the node, the current one last."""
     runs: OrderedDict[tuple[str, str], _Run] = field(default_factory=OrderedDict)
-    """By boot and run: the boot clock of its first and last frames."""
+    """By boot and run: boot clock of the first and last frames."""
     seen_ns: int = 0
 
 
 @dataclass(slots=True)
 class NodeTwins:
-    """Follows all nodes; `report` is called where two machines send under one name."""
+    """Tracks all nodes; `report` is called if two nodes send under one name."""
 
     report: Callable[[Trouble], None]
     _nodes: dict[str, _Node] = field(default_factory=dict)
 
     def hear(self, record: Record, envelope: Envelope) -> None:
-        """Look at an envelope."""
+        """Check an envelope."""
         node = self._nodes.setdefault(envelope.node, _Node())
         pair = self._boots(node, record.sent.boot_id) or self._runs(node, envelope)
         if not pair:
@@ -56,7 +56,7 @@ class NodeTwins:
         self.report(Trouble(KIND, "", envelope.node, record.received_wall_ns, facts))
 
     def nodes(self, now_ns: int) -> list[str]:
-        """The nodes that were two machines lately."""
+        """Return the names that were recently used by two nodes."""
         return [
             name for name, node in self._nodes.items()
             if node.seen_ns and now_ns - node.seen_ns < RECENT_NS
@@ -64,7 +64,7 @@ class NodeTwins:
 
     @staticmethod
     def _boots(node: _Node, boot_id: str) -> tuple[str, str, str] | None:
-        """The boot that was left and is sent by again."""
+        """Return the boot that was left, if the node sends under an earlier one again."""
         if not boot_id or (node.boots and node.boots[-1] == boot_id):
             return None
         before = node.boots[-1] if boot_id in node.boots else ""
@@ -73,7 +73,7 @@ class NodeTwins:
 
     @staticmethod
     def _runs(node: _Node, envelope: Envelope) -> tuple[str, str, str] | None:
-        """Another run of the boot that goes on beside this one."""
+        """Return another run of the boot that continues in parallel to this one."""
         if not envelope.batches or not envelope.boot_id:
             return None
         first_ns = min(batch.boot_ns[0] for batch in envelope.batches)

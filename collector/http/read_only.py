@@ -1,8 +1,8 @@
-"""A start on a full disk: the collector serves what it knows, takes nothing in, and waits for space.
+"""Read-only mode after a start on a full disk: the collector serves its data, and waits for space.
 
-Nothing is written and nothing is opened for writing. What the state directory holds is read into a
-collector of its own, which serves views, API and metrics; frames get 503 with Retry-After, so that
-agents keep them in their spools, and `/-/ready` states the reason.
+Nothing is written and nothing is opened for writing. The content of the state directory is read into a
+separate collector, which serves views, API and metrics; frames get 503 with Retry-After, so that agents
+keep them in their spools, and `/-/ready` states the reason.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import structlog
 from railscope.durable_files import PARTIAL
 
 PROBE_BYTES = 256 << 10
-"""Room without which a collector does not begin to write."""
+"""Free space without which a collector does not start to write."""
 RETRY_SECONDS = 5.0
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
@@ -28,9 +28,9 @@ log = structlog.get_logger(__name__)
 
 
 def unwritable(directory: Path) -> str:
-    """Reason why nothing can be written to a directory; empty where it can. Blocking.
+    """Return the reason why a directory cannot be written; empty if it can. Blocking.
 
-    Only a write that is synchronised shows a quota, a full or a read-only file system.
+    Only a write with fsync detects a quota, a full or a read-only file system.
     """
     path = directory / f"probe.{secrets.token_hex(4)}{PARTIAL}"
     try:
@@ -57,8 +57,8 @@ class SpaceWatch:
     probe: Callable[[Path], str] = unwritable
 
     async def wait(self) -> None:
-        """Return once there is space. Raises OSError for anything but a lack of it."""
-        # No event announces that a file system has room again.
+        """Return once there is space. Raises OSError for any other failure."""
+        # No event signals that a file system has free space again.
         while await asyncio.to_thread(self.probe, self.directory):  # noqa: ASYNC110 - as above
             await asyncio.sleep(self.retry_seconds)
         log.info("space_returned", directory=str(self.directory))

@@ -1,7 +1,8 @@
-"""Threads of their own for what is read from disk and database on somebody's request.
+"""A separate thread pool for requests that read from disk or database.
 
-Ingest makes frames durable in the threads that all share. However much is asked, and however long a
-database takes, those stay free; and who asks much at once waits for itself, not others for them.
+Ingest makes frames durable in the default thread pool. It stays available however many requests there are
+and however slow the database is; and a client with many concurrent requests waits for its own, others do
+not.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collector.access.credential import Credential
 
 THREADS = 8
 MAX_AT_ONCE = 3
-"""Requests of one tenant, or of one credential of another role, that are worked on or wait."""
+"""Maximum number of running or queued requests of one tenant, or of one credential of another role."""
 
 Found = TypeVar("Found")
 
@@ -29,13 +30,13 @@ def _pool() -> ThreadPoolExecutor:
 
 @dataclass(slots=True)
 class Reading:
-    """Reads for those who ask; `close` it at the end."""
+    """Executes reads for requests; `close` it at the end."""
 
     _threads: ThreadPoolExecutor = field(default_factory=_pool)
     _asked: dict[str, int] = field(default_factory=dict)
 
     async def read(self, who: Credential, work: Callable[[], Found]) -> Found:
-        """What the work finds, off the loop. Raises HTTPTooManyRequests, and what the work raises."""
+        """Return the result of the work, done off the loop. Raises HTTPTooManyRequests, or as the work."""
         asker = f"tenant/{who.tenant}" if who.tenant else who.label
         asked = self._asked.get(asker, 0)
         if asked >= MAX_AT_ONCE:
@@ -50,5 +51,5 @@ class Reading:
                 del self._asked[asker]
 
     def close(self) -> None:
-        """Let go of the threads; what has not begun is given up."""
+        """Shut the threads down; queued work is cancelled."""
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,6 +1,6 @@
-"""The table of routes: path, method, the roles that may, and what of it a tenant sees.
+"""The table of routes: path, method, permitted roles, and the part that a tenant may read.
 
-The application is made from this table and nothing else, so that there is no route without roles.
+The application is built from this table only, so there is no route without roles.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ INGEST_PATH = "/v1/frames"
 
 
 class Sees(StrEnum):
-    """What a tenant gets of a route."""
+    """Part of a route's content that a tenant may read."""
 
     NOTHING = "nothing"
     SAME = "as all"
-    """What is nobody's data."""
+    """Content that belongs to no tenant."""
     OWN = "own part"
-    """The handler leaves out all that is not of the tenant."""
+    """The handler omits the content of other tenants."""
     NAMED = "own path"
-    """The path names a tenant; another's is refused, whether there is one or not."""
+    """The path names a tenant; any other is denied, even if it does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,22 +31,22 @@ class Route:
     """One method of one path."""
 
     name: str
-    """Of the handler."""
+    """Name of the handler."""
     path: str
     roles: frozenset[Role]
-    """Beside tenants, who may where they see anything."""
+    """Permitted roles, in addition to tenants with access."""
     tenants: Sees = Sees.NOTHING
     method: str = "GET"
     open: bool = False
-    """Whether it is served to anyone who asks."""
+    """True if unauthenticated requests are served."""
 
     def admits(self, role: Role) -> bool:
-        """Whether a role may ask for it at all."""
+        """True if a role may use the route."""
         return self.tenants is not Sees.NOTHING if role is Role.TENANT else role in self.roles
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """What is served: who may GET may ask for the head alone."""
+        """Served methods: a GET route also serves HEAD."""
         return ("GET", "HEAD") if self.method == "GET" else (self.method,)
 
 

@@ -1,7 +1,7 @@
-"""How often an address may fail to say who it is.
+"""Limit on failed authentications per address.
 
-Only failures are held back: whoever shows a good credential is served, also from an address from
-which others try bad ones. What is kept is bounded; the address that failed longest ago goes first.
+Only failures are limited: a request with a valid credential is served even from an address with many
+failures. The stored state is bounded; the address whose last failure is the oldest is dropped first.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from railscope.connections import source_of
 
 MAX_AT_ONCE = 30
 SECONDS_PER_FAILURE = 2.0
-"""One more failure is answered as such after so long."""
+"""Interval after which the bucket has room for one more failure."""
 MAX_ADDRESSES = 4096
 
 
 @dataclass(slots=True)
 class Throttle:
-    """A leaking bucket for each address: how many failures are in it, as of when."""
+    """A leaky bucket for each address: number of failures and the time of the last update."""
 
     _levels: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
 
     def fails(self, address: str, now_seconds: float) -> bool:
-        """Take note of a failure; whether there have been too many. The clock never goes back."""
+        """Count a failure; return True if there have been too many. The clock is monotonic."""
         source = source_of(address)
         level, since = self._levels.pop(source, (0.0, now_seconds))
         level = max(0.0, level - (now_seconds - since) / SECONDS_PER_FAILURE)

@@ -1,4 +1,4 @@
-"""The collector's web server: aiohttp on connections that are accepted within bounds."""
+"""The collector's web server: aiohttp on connections that are accepted within limits."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from railscope.settings import SettingsError
 log = structlog.get_logger(__name__)
 
 LAST_ANSWER_SECONDS = 2.0
-"""How long requests under way may take when a server stops."""
+"""Maximum time for pending requests when a server stops."""
 
 
 def runner(application: web.Application) -> web.AppRunner:
-    """A runner for an application: no access log, a short goodbye."""
+    """Return a runner for an application: no access log, a short shutdown timeout."""
     return web.AppRunner(
         application, access_log=None, logger=_logger(), shutdown_timeout=LAST_ANSWER_SECONDS
     )
 
 
 class _Unquoted(logging.Filter):
-    """aiohttp quotes what it cannot read, and a header that it cannot read may hold a token."""
+    """Filter against aiohttp's quotes of unreadable input: an unreadable header may contain a token."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -41,7 +41,7 @@ class _Unquoted(logging.Filter):
 
 
 def _no_log() -> logging.Logger:
-    """Requests are recorded in the audit log where that matters, and not one by one in a log."""
+    """Return a disabled logger: relevant requests are recorded in the audit log, others nowhere."""
     made = logging.getLogger("railscope.collector.requests")
     made.disabled = True
     return made
@@ -55,7 +55,7 @@ def _logger() -> logging.Logger:
 
 
 class WebServer:
-    """An application on an address, with bounded connections and a time for each request to come."""
+    """An application on an address, with a limit on connections and a timeout for request bodies."""
 
     def __init__(self, application: web.Application, connections: Connections) -> None:
         self.connections = connections
@@ -65,7 +65,7 @@ class WebServer:
         self._acceptor = Acceptor(connections, self._protocol)
 
     async def start(self, listen: str, tls: ssl.SSLContext | None) -> tuple[str, int]:
-        """Start listening and return the address. Raises SettingsError where it cannot be had."""
+        """Start listening and return the address. Raises SettingsError if it is unavailable."""
         host, port = split_address(listen)
         await self._runner.setup()
         try:
@@ -79,7 +79,7 @@ class WebServer:
         return str(bound[0]), int(bound[1])
 
     async def close(self) -> None:
-        """Stop listening, answer what is under way, and end all connections."""
+        """Stop listening, finish pending requests, and close all connections."""
         await self._acceptor.stop()
         await self._runner.cleanup()
         await self._acceptor.close()
@@ -95,7 +95,7 @@ class WebServer:
 
     @web.middleware
     async def _watched(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Take note of a connection that is answered; a body must come within its time."""
+        """Mark a connection as answering during a request; its body must arrive within the timeout."""
         transport = request.transport
         connection = self._acceptor.by_transport.get(transport) if transport else None
         if connection is None:
@@ -108,7 +108,7 @@ class WebServer:
 
 
 class _Handler(web.RequestHandler):
-    """aiohttp's protocol, whose answers to what is no request quote nothing and name no software."""
+    """aiohttp's protocol; its responses to invalid requests quote nothing and name no software."""
 
     __slots__ = ()
 
@@ -119,7 +119,7 @@ class _Handler(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer a request that failed."""
+        """Return the response to a request that failed."""
         super().handle_error(request, status, exc, message)
         answer = web.Response(status=status, text=f"{HTTPStatus(status).phrase}\n")
         answer.headers["Server"] = "railscope"
@@ -128,5 +128,5 @@ class _Handler(web.RequestHandler):
 
 
 async def _name_no_software(_: web.Request, response: web.StreamResponse) -> None:
-    """Leave out which versions of which programs answer."""
+    """Remove the header that names software and versions."""
     response.headers.popall("Server", None)
