@@ -1,14 +1,14 @@
-"""The metering ledger: what metering found, in a database that is only ever added to.
+"""The metering ledger: results of metering, in an append-only database.
 
-    tiling     what is written at once: everything about one GPU on one UTC day
-    metered    such days from the evidence of a GPU
+    tiling     unit of a write: everything about one GPU on one UTC day
+    metered    such days, computed from the evidence of a GPU
     schema     tables, and the triggers that keep them append-only
-    tables     all tables of the same database, also those of other parts
+    tables     all tables of the same database, including those of other packages
     database   SQLite or PostgreSQL, opened by URL
-    queries    what is asked of the tables
-    rows       rows from what was found, and back
+    queries    queries of the tables
+    rows       conversion of results to rows, and back
     store      the ledger: writing and reading
-    reconcile  whether the ledger holds all the time there was
+    reconcile  check that the ledger covers all of the time
 
-All calls block; the caller makes them in a thread of its own.
+All calls block; the caller makes them in a separate thread.
 """

@@ -1,4 +1,4 @@
-"""The database that a ledger is in: SQLite or PostgreSQL, by URL."""
+"""The database of a ledger: SQLite or PostgreSQL, by URL."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SECRETS = ("password", "sslpassword")
 
 
 class LedgerError(Exception):
-    """The ledger cannot be used; says which one, why, and what to do."""
+    """The ledger cannot be used; the message names it, the reason and the remedy."""
 
 
 def check_url(url: str) -> None:
@@ -47,8 +47,8 @@ class NoLedgerError(LedgerError):
 class Database:
     """A database with the tables of the ledger. Raises LedgerError from every method.
 
-    `tables` are all tables of the product (`collector.tables.metadata`). An empty database gets them,
-    unless one that is there is to be opened (`make`).
+    `tables` are all tables of the product (`collector.tables.metadata`). They are created in an empty
+    database, unless `make` is false.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Database:
         if file and not make and not Path(file).exists():
             raise NoLedgerError(self._nothing())
         self.before_writing: Callable[[Connection], None] | None = None
-        """Called at the beginning of each transaction that writes; StoppedError ends it."""
+        """Called at the beginning of each transaction that writes; StoppedError aborts it."""
         self.engine = self._engine()
         try:
             with self.transaction(writes=True) as connection:
@@ -84,7 +84,7 @@ class Database:
 
     @property
     def file(self) -> Path | None:
-        """The file of the database; None where a server has it."""
+        """File of the database; None for a database server."""
         return self._file
 
     def close(self) -> None:
@@ -92,9 +92,9 @@ class Database:
         self.engine.dispose()
 
     def follow_file(self) -> None:
-        """Go over to the file that is in its place now, where one has been moved there.
+        """Switch to the file that is now at the path, if the file was replaced.
 
-        Open connections would go on with the file that was. Raises NoLedgerError where none is there.
+        Open connections would continue with the previous file. Raises NoLedgerError if there is no file.
         """
         if self._file is None:
             return
@@ -108,7 +108,7 @@ class Database:
 
     @contextmanager
     def transaction(self, *, writes: bool = False) -> Iterator[Connection]:
-        """A transaction: what is done in it happens as a whole or not at all."""
+        """Context manager of an atomic transaction."""
         try:
             with self.engine.connect() as plain:
                 connection = plain.execution_options(writes=writes)
@@ -137,7 +137,7 @@ class Database:
         )
 
     def _prepare(self, connection: Connection) -> None:
-        """Make the tables, or see that they are those of this version."""
+        """Create the tables, or check that they are those of this version."""
         if self._url.get_backend_name() == "postgresql":
             connection.execute(select(func.pg_advisory_xact_lock(_SCHEMA_LOCK)))
         present = set(inspect(connection).get_table_names())
@@ -155,7 +155,7 @@ class Database:
             heads.begin(connection, self._wall_ns())
             return
         for table in self._tables.sorted_tables:
-            if table.name not in present:  # made by an earlier release
+            if table.name not in present:  # created by an earlier release
                 table.create(connection)
         version = connection.execute(select(func.max(schema_version.c.version))).scalar_one()
         if not migrate(connection, version):
@@ -179,12 +179,12 @@ class Database:
 def _parsed(url: str) -> URL:
     try:
         found = make_url(url)
-    except (ArgumentError, ValueError) as error:  # ValueError: a port that is no number
+    except (ArgumentError, ValueError) as error:  # ValueError: an invalid port
         message = (
             "the ledger's URL is not a database URL: write sqlite:////PATH or "
             "postgresql://USER:PASSWORD@HOST/DATABASE"
         )
-        # The URL may hold a password, and so may the error.
+        # The URL may contain a password, and so may the error.
         raise LedgerError(message) from error
     if "\0" in url or (found.port is not None and not 0 < found.port <= MAX_PORT):
         message = f"invalid ledger URL: expected no NUL, and a port from 1 to {MAX_PORT}"
@@ -206,18 +206,18 @@ def _without_secrets(url: URL) -> str:
 
 
 def _reason(error: DBAPIError) -> str:
-    """What the driver says, on one line and without the statement."""
+    """Return the driver's message, on one line and without the statement."""
     return " ".join(str(error.orig).split()).rstrip(".")
 
 
 def _plain_sqlite(connection: Any, _record: object) -> None:
-    """Transactions begin where we say so. Commits are on the disk when they return."""
+    """Configure a connection: explicit transactions, and commits that are durable when they return."""
     connection.isolation_level = None
     for pragma in ("foreign_keys = ON", "synchronous = FULL", "recursive_triggers = ON"):
         connection.execute(f"PRAGMA {pragma}")
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """A writer takes its lock at once, as one that has read first may not get it any more."""
+    """Take a writer's lock at once, because upgrading a read lock may fail."""
     writes = connection.get_execution_options().get("writes")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,4 +1,4 @@
-"""What is to be recorded, before the log has given it its place."""
+"""Content of a record, before the log has assigned its position."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from railscope.audit.record import VERSION, Actor, Data, Record, Source, Subject
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What happened; the log adds sequence, source and identity."""
+    """Content of a record; the log adds sequence number, source and identity."""
 
     type: str
     actor: Actor
@@ -20,13 +20,13 @@ class Draft:
     references: tuple[str, ...] = ()
     uncertainty_milliseconds: int = 0
     source: Source | None = None
-    """Who tells it; without one it is the log's own writer."""
+    """Source of the record; None stands for the log's own writer."""
     commitments: dict[str, str] = field(default_factory=dict)
-    """To personal data that is kept elsewhere, by what they say."""
+    """Commitments to personal data that is stored elsewhere, by field."""
 
 
 def record_of(draft: Draft, source: Source, sequence: int) -> Record:
-    """The record of a draft at its place in the log."""
+    """Return the record of a draft at its position in the log."""
     return Record(
         v=VERSION,
         type=draft.type,
@@ -45,5 +45,5 @@ def record_of(draft: Draft, source: Source, sequence: int) -> Record:
 
 
 def counted(source: Source, number: int) -> Source:
-    """The source at its record of this number."""
+    """Return the source with the number of a record."""
     return Source(source.kind, source.id, source.boot, number)

@@ -2,11 +2,11 @@
 
     head_n = SHA-256(head_(n-1) || hash of each row that the transaction added)
 
-A row is hashed together with the rows that belong to it: a closing with its revisions and undecided
-rows, an invoice with its charges, a ledger day with its entries. Each head is a row itself and is
-recorded in the audit log as `billing.head`, through the outbox of the same transaction. So a row that
-was changed, added or removed contradicts its head, and a database that lacks a recorded head is an
-older copy. Heads are numbered from 1 through all copies that were accepted (`accept_copy`).
+A row is hashed together with its dependent rows: a closing with its revisions and undecided rows, an
+invoice with its charges, a ledger day with its entries. Each head is a row itself and is recorded in the
+audit log as `billing.head`, through the outbox of the same transaction. So a row that was changed, added or
+removed contradicts its head, and a database that lacks a recorded head is an older copy. Heads are numbered
+from 1 across all accepted copies (`accept_copy`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collector.ledger.schema import Covered, covered, make_append_only, metadata
 from railscope.audit.record import Actor, Data
 
 ADOPTED = "adopted"
-"""Reason of the first head of a database that had rows before there were heads."""
+"""Kind of the first item in a database that had rows before there were heads."""
 REMEDY = "fix: restore the newest database, or, if it is lost, `railscope bill accept-copy`"
 _LOCK = 0x7261_696C_6865_6164
 _ROWS_AT_ONCE = 400
@@ -42,7 +42,7 @@ databases = Table(
     Column("outbox", BigInteger, nullable=False),
     Column("reason", Text, nullable=False),
 )
-"""Identity of the database: the newest row counts. `head` and `outbox` number the last rows that it continues."""
+"""Identity of the database: the newest row applies. `head`, `outbox`: last rows that it continues."""
 
 heads = Table(
     "ledger_head",
@@ -74,7 +74,7 @@ class StoppedError(RuntimeError):
 
 
 class Item(NamedTuple):
-    """A row with all that belongs to it: what it is, its key, and their hash."""
+    """A row with its dependent rows: kind, key, and hash of all."""
 
     kind: str
     key: str
@@ -97,7 +97,7 @@ class Head(NamedTuple):
 def item(
     kind: str, row: Mapping[str, Any], parts: Mapping[str, Iterable[Mapping[str, Any]]]
 ) -> Item:
-    """A row as it is written or as it was read, with its parts by the names of their tables."""
+    """Return the item of a row as written or as read, with its dependent rows by table name."""
     table = covered[kind].table
     content = {table.name: [_plain(row)]}
     for name, rows in parts.items():
@@ -110,7 +110,7 @@ def item(
 def append(connection: Connection, items: Sequence[Item], recorded_ns: int) -> Head | None:
     """Commit to rows that this transaction has added; call it last in the transaction.
 
-    None where there are none. Raises StoppedError where the database is an older copy.
+    None if there are no items. Raises StoppedError if the database is an older copy.
     """
     if not items:
         return None
@@ -136,26 +136,26 @@ def append(connection: Connection, items: Sequence[Item], recorded_ns: int) -> H
 
 
 def chained(previous: str, items: Iterable[Item]) -> str:
-    """The head that follows another, in hexadecimal. Raises ValueError for a hash that is none."""
+    """Return the head that follows another, in hexadecimal. Raises ValueError for an invalid hash."""
     return sha256(
         bytes.fromhex(previous) + b"".join(bytes.fromhex(one.hash) for one in items)
     ).hexdigest()
 
 
 def newest(connection: Connection) -> Head | None:
-    """The newest head; None where nothing was written yet."""
+    """Return the newest head; None if there is none yet."""
     row = connection.execute(select(heads).order_by(heads.c.n.desc()).limit(1)).first()
     return Head(row.database_id, row.n, row.head) if row else None
 
 
 def database_id(connection: Connection) -> str:
-    """Identity of the database."""
+    """Return the identity of the database."""
     query = select(databases.c.database_id).order_by(databases.c.number.desc()).limit(1)
     return str(connection.execute(query).scalar_one())
 
 
 def begin(connection: Connection, now_ns: int) -> None:
-    """Give a database its identity, and one head over the rows that it has already."""
+    """Assign an identity to a database, and write one head over its existing rows."""
     identity = secrets.token_hex(16)
     _identify(connection, identity, now_ns, "", 0, "created")
     found = [one for kind in covered for one in stored(connection, kind)]
@@ -164,7 +164,7 @@ def begin(connection: Connection, now_ns: int) -> None:
 
 
 def accept_copy(connection: Connection, reason: str, actor: Actor, now_ns: int) -> str:
-    """Go on with an older copy under a new identity; recorded for good. The identity."""
+    """Continue with an older copy under a new identity, recorded permanently; return the identity."""
     before, last = database_id(connection), newest(connection)
     identity, n = secrets.token_hex(16), last.n if last else 0
     _identify(connection, identity, now_ns, before, n, reason)
@@ -189,7 +189,7 @@ def _identify(  # noqa: PLR0913, PLR0917 - the columns of one row
 
 
 def stop(connection: Connection, problem: str, now_ns: int) -> None:
-    """Note that the database is an older copy; nothing is billed with it from now on."""
+    """Mark the database as an older copy; nothing is billed with it from now on."""
     database = database_id(connection)
     known = connection.execute(select(stops.c.problem).where(stops.c.database_id == database))
     if known.first() is None:
@@ -198,7 +198,7 @@ def stop(connection: Connection, problem: str, now_ns: int) -> None:
 
 
 def check_stop(connection: Connection, database: str) -> None:
-    """Raise StoppedError where a collector has found the database to be an older copy."""
+    """Raise StoppedError if a collector has found the database to be an older copy."""
     query = select(stops.c.problem).where(stops.c.database_id == database)
     problem = connection.execute(query).scalar_one_or_none()
     if problem is not None:
@@ -207,7 +207,7 @@ def check_stop(connection: Connection, database: str) -> None:
 
 
 def read_back(connection: Connection, kind: str, *key: object) -> Item:
-    """A row that this transaction has written, as the database has it."""
+    """Return a row that this transaction has written, as read from the database."""
     found = covered[kind]
     keys = list(found.table.primary_key.columns)
     query = select(found.table)
@@ -217,7 +217,7 @@ def read_back(connection: Connection, kind: str, *key: object) -> Item:
 
 
 def stored(connection: Connection, kind: str, days: range | None = None) -> Iterator[Item]:
-    """All rows of a kind as the database has them; of ledger days, those of some days."""
+    """Yield all rows of a kind as read from the database; `days` restricts ledger days."""
     found: Covered = covered[kind]
     keys = list(found.table.primary_key.columns)
     query = select(found.table).order_by(*keys)
@@ -255,7 +255,7 @@ def _parts(
 
 
 def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row without its empty columns: a column that is added later changes no hash."""
+    """Return a row without its empty columns: a column that is added later changes no hash."""
     return {name: value for name, value in row.items() if value is not None}
 
 
@@ -264,5 +264,5 @@ def _canonical(content: object) -> str:
 
 
 def _odd(value: object) -> str:
-    """Whatever somebody has put into a column that holds no such thing."""
+    """Represent a value that the type of its column does not allow, after a manual change."""
     return f"{type(value).__name__}: {value!r}"

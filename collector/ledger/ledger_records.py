@@ -9,16 +9,16 @@ from railscope.audit.record import Data, Record
 
 HEAD, RESTORE = "billing.head", "admin.restore"
 OUTBOX_ROW = "outbox-row/"
-"""Begins the last reference: identity of the database, number of the row, and hash of its content."""
+"""Prefix of the last reference: identity of the database, number of the row, and hash of its content."""
 ROW, ROW_HASH = "row", "rows_sha256"
-"""Keys of a record's data: the row of the database that it is about, and the hash of it and its parts."""
+"""Keys of a record's data: the database row that it is about, and the hash of it and its dependent rows."""
 KINDS = frozenset({
     "billing.price", "billing.close", "billing.issue", "billing.adjust", "billing.void",
     "billing.opening",
     "billing.import",
 })  # fmt: skip
 MAX_NAMED = 100
-"""More differences than these are counted."""
+"""Limit of listed differences; further ones are only counted."""
 T = TypeVar("T")
 
 
@@ -33,7 +33,7 @@ class RecordedRow(NamedTuple):
 
 @dataclass(slots=True)
 class LedgerRecords:
-    """All that an audit log, or an outbox, has recorded of a ledger's database."""
+    """All records about a ledger's database in an audit log or an outbox."""
 
     log: str = ""
     """Hash of the log's first record; empty for an outbox."""
@@ -42,11 +42,11 @@ class LedgerRecords:
     sources: dict[str, int] = field(default_factory=dict)
     """References to rows of the outbox, with their records."""
     restores: dict[str, Data] = field(default_factory=dict)
-    """By the identity that was given up: what was recorded when an older copy was accepted."""
+    """Data of the records about accepted older copies, by the identity that each replaced."""
     repeated: list[str] = field(default_factory=list)
 
     def add(self, record: Record) -> None:
-        """Take the next record of the log."""
+        """Process the next record of the log."""
         source = record.ref[-1] if record.ref else ""
         if source.startswith(OUTBOX_ROW):
             self.sources[source] = record.seq
@@ -55,7 +55,7 @@ class LedgerRecords:
             self.repeated.append(f"record {record.seq}: {record.type} that no database has caused")
 
     def take(self, kind: str, data: Data, number: int, source: str) -> None:
-        """Take what was recorded."""
+        """Add the data of a record."""
         if kind == HEAD:
             database, n = str(data.get("database")), data.get("n")
             key = (database, n if isinstance(n, int) else -1)
@@ -72,7 +72,7 @@ class LedgerRecords:
         into[key] = found
 
     def lost(self, source: str) -> bool:
-        """True if a row was lost with a database in whose place an older copy was accepted."""
+        """True if a row was lost with a database that an accepted older copy replaced."""
         database, number = _identity(source)
         restored = self.restores.get(database)
         last = restored.get("outbox") if restored else None
@@ -80,7 +80,7 @@ class LedgerRecords:
 
 
 def _identity(source: str) -> tuple[str, int]:
-    """Database and number in a reference to a row of the outbox."""
+    """Return the database and number in a reference to a row of the outbox."""
     parts = source.removeprefix(OUTBOX_ROW).split("/")
     number = parts[1] if len(parts) > 1 and parts[1].isdigit() else "-1"
     return parts[0], int(number)

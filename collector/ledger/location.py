@@ -1,4 +1,4 @@
-"""Where the ledger is, by the settings."""
+"""Location of the ledger according to the settings."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from collector.ledger.database import LedgerError, check_url
 from railscope.settings import SettingsError
 
 FILE = "ledger.sqlite"
-"""In the state directory, where no database is named."""
+"""File in the state directory, used if no database is configured."""
 
 
 def ledger_url(ledger: LedgerSettings, directory: Path) -> str:
-    """The URL of its database.
+    """Return the URL of its database.
 
-    Raises SettingsError where the file that holds it cannot be read, or where it is the URL of a
-    database that this installation cannot open, or of one in memory.
+    Raises SettingsError if the file with the URL cannot be read, or the URL is that of a database that this
+    installation cannot open, or of one in memory.
     """
     url, setting = ledger.url or f"sqlite:///{directory.absolute() / FILE}", "ledger.url"
     if ledger.url_file:
@@ -42,9 +42,9 @@ def ledger_url(ledger: LedgerSettings, directory: Path) -> str:
 
 
 def check_file(url: URL) -> None:
-    """Raise SettingsError where SQLite cannot make or write its file now.
+    """Raise SettingsError if SQLite cannot create or write its file now.
 
-    A collector that runs waits for such a file, as it does for a server that is away.
+    A running collector waits for such a file, as it does for a database server that is unavailable.
     """
     name = url.database or ""
     if url.get_backend_name() != "sqlite" or name.startswith("file:"):

@@ -1,4 +1,4 @@
-"""What metering makes of the evidence of a GPU, day by day, as it is written to the ledger."""
+"""Metering of the evidence of a GPU, day by day, in the form of ledger days."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from collector.metering.units import FOREVER_NS, GPU_CAPACITY, WHOLE, Tiling
 
 
 class Computed(NamedTuple):
-    """By which version of metering, and when."""
+    """Version of the metering engine, and time of the computation."""
 
     engine_version: str
     instant_ns: int
@@ -28,7 +28,7 @@ class Computed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MeteredGpu:
-    """One GPU over all time: what is known of it, worked out once; its days are cheap."""
+    """One GPU over all time: state that is computed once and shared by its days."""
 
     evidence: Evidence
     sku: str
@@ -51,11 +51,11 @@ class MeteredGpu:
         open_claims: Collection[str] = (),
         doubts: Sequence[Piece[ClockDoubt]] = (),
     ) -> MeteredGpu:
-        """What evidence and counters say of a GPU; `profiles` are the MIG profiles of claims.
+        """Compute the state from evidence and counters; `profiles` are the MIG profiles of claims.
 
-        A claim ends with its own end, or with the last stay of the GPU in its node. `open_claims` have
-        not ended: what the evidence has as their end is the last instant that is known of them.
-        `doubts` is the time of evidence that was received while the collector's clock was suspect.
+        A claim ends with its own end, or with the last stay of the GPU in its node. `open_claims` have not
+        ended: their end in the evidence is the latest time at which they were observed. `doubts` is the
+        time of evidence that was received while the collector's clock was suspect.
         """
         in_force = claims_in_force(evidence)
         known: dict[str, HeldClaim] = {}
@@ -69,7 +69,7 @@ class MeteredGpu:
             )  # fmt: skip
         for _, piece_end_ns, claim in in_force:
             one = known[claim.id]
-            # A counted claim goes on, on another GPU, where a part of it ends.
+            # A counted claim continues on another GPU after the end of a part of it.
             end_ns = claim.end_ns if claim.counted else piece_end_ns
             if end_ns < FOREVER_NS and claim.id not in open_claims:
                 known[claim.id] = replace(one, end_ns=max(end_ns, one.end_ns or end_ns))
@@ -79,7 +79,7 @@ class MeteredGpu:
         )  # fmt: skip
 
     def day(self, day: int, computed: Computed) -> DayTiling:
-        """One UTC day of it, counted from the epoch."""
+        """Return the result of one UTC day, counted from the epoch."""
         start_ns, end_ns = day * DAY_NS, (day + 1) * DAY_NS
         entries = tuple(self._timeline.entries(start_ns, end_ns))
         present = [
@@ -121,20 +121,20 @@ class MeteredGpu:
 
 
 def _as_of(claim: HeldClaim, end_ns: int, requested_: tuple[str, str]) -> HeldClaim:
-    """A claim as of the end of a day: an end after it would change the days before."""
+    """Return a claim as of the end of a day: an end after it would change the days before."""
     ended = claim.end_ns if claim.end_ns is not None and claim.end_ns <= end_ns else None
     return replace(claim, end_ns=ended, requested=requested_)
 
 
 def _instance(claim: Claim) -> str:
-    """The compute of its MIG instance; empty where its place is not known and it holds what is left."""
+    """Return the compute fraction of the claim's MIG instance; empty if its position is unknown."""
     if claim.compute == WHOLE and not claim.exclusive and claim.share is None:
         return ""
     return str(Fraction(claim.compute.high - claim.compute.low) / GPU_CAPACITY)
 
 
 def _clipped(found: Iterable[Overlap], start_ns: int, end_ns: int) -> Iterator[Overlap]:
-    """The part of each overlap within a window."""
+    """Yield the part of each overlap within a window."""
     for one in found:
         start, end = max(one.start_ns, start_ns), min(one.end_ns, end_ns)
         if start < end:
@@ -144,7 +144,7 @@ def _clipped(found: Iterable[Overlap], start_ns: int, end_ns: int) -> Iterator[O
 def _requested(
     claims: Iterable[Piece[Claim]], present: Sequence[tuple[int, int]]
 ) -> dict[str, tuple[str, str]]:
-    """What each claim requested while the GPU was there, in GPU-nanoseconds by tiling, in text."""
+    """Return each claim's requested amount while the GPU was present, in GPU-ns by tiling, as text."""
     found: dict[str, list[Fraction | None]] = {}
     first_ns, last_ns = (present[0][0], present[-1][1]) if present else (0, 0)
     for start_ns, end_ns, claim in claims:

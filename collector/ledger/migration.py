@@ -1,8 +1,9 @@
-"""Ledgers of earlier releases, brought to the tables of this one in place.
+"""Migration of the ledgers of earlier releases to the current tables, in place.
 
-Version 2 stored slots as 840ths of a GPU and their product in 64 bits. Its revisions keep their slots:
-each revision states its capacity units, and 840 is the default. Version 3 did not store the size of the
-MIG instance of a claim, version 4 no mark of revisions (`clock_suspect`): theirs have none.
+Version 2 stored slots as 840ths of a GPU and their product in 64 bits. Its revisions keep their slots: each
+revision states its capacity units, and 840 is the default. Version 3 did not store the size of the MIG
+instance of a claim, version 4 no mark of revisions (`clock_suspect`): these columns are empty in migrated
+rows.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _ADDED = {
 
 
 def migrate(connection: Connection, version: int) -> bool:
-    """Bring a ledger to this version; False for a version that cannot be."""
+    """Migrate a ledger to this version; return False for an unsupported version."""
     if version not in {2, 3, 4}:
         return version == VERSION
     connection.execute(text("DROP VIEW IF EXISTS ledger"))
@@ -42,7 +43,7 @@ def migrate(connection: Connection, version: int) -> bool:
 
 
 def _from_version_2(connection: Connection) -> None:
-    """Shares beyond 840ths, and what claims requested."""
+    """Add capacity units, finer slots, and the requests of claims."""
     for table, columns in _ADDED.items():
         for column in columns:
             connection.execute(text(f"ALTER TABLE {table} ADD COLUMN {column}"))
@@ -53,7 +54,7 @@ def _from_version_2(connection: Connection) -> None:
 
 
 def _alter(connection: Connection) -> None:
-    """PostgreSQL changes columns and constraints in place."""
+    """Change columns and constraints in place (PostgreSQL)."""
     statements = (
         (
             "ALTER TABLE ledger_entry DROP CONSTRAINT slots_exist, DROP CONSTRAINT quantity_is_exact,"
@@ -71,7 +72,7 @@ def _alter(connection: Connection) -> None:
 
 
 def _copy(connection: Connection) -> None:
-    """SQLite cannot drop a constraint: the rows move to new tables with all their values."""
+    """Copy the rows to new tables with all their values: SQLite cannot drop a constraint."""
     for table in (entries, shares):
         old = f"{table.name}_of_version_2"
         connection.execute(text(f"ALTER TABLE {table.name} RENAME TO {old}"))

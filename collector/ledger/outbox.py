@@ -1,12 +1,12 @@
-"""What the audit log has to record of changes to the database: written down in the same transaction.
+"""Audit records of database changes, written in the same transaction as the change.
 
-Who changes the database calls `put` in the transaction of the change, so that there is no change
-without its record and no record without its change. The running collector takes the rows into its
-log in their order (`drain`), and notes where each one is:
+A component that changes the database calls `put` in the transaction of the change, so there is no change
+without its record and no record without its change. The running collector transfers the rows to its log in
+order (`drain`), and notes the position of each:
 
-    audit_outbox   what is to be recorded, by an id that its writer chooses
-    audit_taken    which log records it: several collectors may share a database, and one takes it
-    audit_placed   the number of its record, and the size of a checkpoint that covers it
+    audit_outbox   content of the record, by an id that its writer chooses
+    audit_taken    log that records it: several collectors may share a database, and one takes it
+    audit_placed   number of its record, and the size of a checkpoint that covers it
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from railscope.audit.record import MAX_RECORD_BYTES, Actor, Data, RecordError, S
 from railscope.audit.record import encode as encode_record
 
 REFERENCE = "outbox/"
-"""The first reference of a record leads back to its row."""
+"""Prefix of the first reference of a record, which names its row."""
 _ID = re.compile(r"[!-~]{1,200}")
 _PLACE_BYTES = 1024
-"""What a record's source, number and identity may take of its size."""
+"""Part of a record's size that is reserved for its source, number and identity."""
 
 outbox = Table(
     "audit_outbox",
@@ -93,15 +93,15 @@ _HASHED = (
 
 
 class OutboxError(ValueError):
-    """What cannot be put into the outbox; the message says why."""
+    """A draft that cannot be put into the outbox; the message states the reason."""
 
 
 class Waiting(NamedTuple):
-    """What a log has taken on and not placed yet."""
+    """A row that a log has taken and not placed yet."""
 
     id: str
     draft: Draft
-    """As it is to be recorded."""
+    """Draft in the form in which it is recorded."""
 
     @property
     def reference(self) -> str:
@@ -110,7 +110,7 @@ class Waiting(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where in its log a row was recorded; no checkpoint where none could be signed then."""
+    """Position of a row in its log; without a checkpoint if none could be signed at that time."""
 
     id: str
     leaf: int
@@ -118,10 +118,10 @@ class Place(NamedTuple):
 
 
 def put(connection: Connection, id_: str, draft: Draft) -> None:
-    """Have something recorded if, and only if, this transaction is committed.
+    """Record a draft if, and only if, this transaction is committed.
 
-    The same again under the same id changes nothing. Raises OutboxError for what the log could not
-    take, and for an id under which something else is there.
+    Repeating it with the same id and content changes nothing. Raises OutboxError for a draft that the log
+    could not accept, and for an id with other content.
     """
     row = _row(id_, draft)
     added = connection.execute(_insert(connection, outbox).values(row).returning(outbox.c.number))
@@ -133,13 +133,13 @@ def put(connection: Connection, id_: str, draft: Draft) -> None:
 
 
 def placed(connection: Connection, id_: str) -> int | None:
-    """The number of the record in the audit log, once it is there."""
+    """Return the number of the record in the audit log; None if it is not recorded yet."""
     query = select(placed_rows.c.leaf).where(placed_rows.c.id == id_)
     return connection.execute(query).scalar_one_or_none()
 
 
 def unplaced(connection: Connection) -> int:
-    """How many rows are in no log yet."""
+    """Return the number of rows that are in no log yet."""
     put_, told = (
         connection.execute(select(func.count()).select_from(table)).scalar_one()
         for table in (outbox, placed_rows)
@@ -148,14 +148,14 @@ def unplaced(connection: Connection) -> int:
 
 
 def newest_number(connection: Connection) -> int:
-    """The number of the row that was put last; 0 where there is none."""
+    """Return the number of the latest row; 0 if there is none."""
     return connection.execute(select(func.max(outbox.c.number))).scalar_one() or 0
 
 
 def take(connection: Connection, log: str, most: int) -> list[Waiting]:
-    """Rows that this log records next, in their order; those it has taken before come first.
+    """Return the rows that this log records next, in order; rows that it has taken before come first.
 
-    A row that is taken is this log's for good.
+    A row that is taken belongs to this log permanently.
     """
     mine = connection.execute(_untold(taken.c.log == log).limit(most)).all()
     if len(mine) < most:
@@ -169,34 +169,34 @@ def take(connection: Connection, log: str, most: int) -> list[Waiting]:
 
 
 def identities(connection: Connection) -> list[tuple[int, str]]:
-    """Identities of the database, the newest first, each with the last row before it."""
-    # Not by its table, which `heads` declares, and that imports this.
+    """Return the identities of the database, newest first, each with the last row before it."""
+    # Not through its table: `heads` declares it, and imports this module.
     query = "SELECT outbox, database_id FROM ledger_database ORDER BY number DESC"
     return [(row.outbox, row.database_id) for row in connection.execute(text(query))]
 
 
 def reference(row: Row[Any], known: Sequence[tuple[int, str]]) -> str:
-    """What a record states about the row it was made from: an older copy has another row, or none."""
+    """Return the reference of a record to its row: an older copy has another row, or none."""
     identity = next((name for before, name in known if before < row.number), "")
     content = {name: getattr(row, name) for name in _HASHED}
     return f"{ROW}{identity}/{row.number}/{sha256(_json(content).encode()).hexdigest()}"
 
 
 def reference_of(connection: Connection, id_: str) -> str:
-    """What a record must say of the row of this name; empty where there is none."""
+    """Return the reference to the row of this id; empty if there is none."""
     row = connection.execute(select(outbox).where(outbox.c.id == id_)).first()
     return reference(row, identities(connection)) if row else ""
 
 
 def place(connection: Connection, log: str, places: list[Place]) -> None:
-    """Note where rows are recorded."""
+    """Store the positions of recorded rows."""
     rows = [{**one._asdict(), "log": log} for one in places]
     if rows:
         connection.execute(_insert(connection, placed_rows), rows)
 
 
 def last_placed(connection: Connection, log: str) -> Place | None:
-    """The row that this log is known to have last; None where it has none."""
+    """Return the last row that is noted for this log; None if there is none."""
     known = select(placed_rows).where(placed_rows.c.log == log)
     found = connection.execute(known.order_by(placed_rows.c.leaf.desc()).limit(1)).first()
     return Place(found.id, found.leaf, found.checkpoint_size) if found else None
@@ -209,7 +209,7 @@ def _untold(condition: ColumnElement[bool]) -> Select[Any]:
 
 
 def _insert(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
-    """An insert that leaves what is there as it is."""
+    """Return an insert that does not change existing rows."""
     if connection.dialect.name == "postgresql":
         return postgresql.insert(table).on_conflict_do_nothing()
     return sqlite.insert(table).on_conflict_do_nothing()
@@ -238,14 +238,14 @@ def _row(id_: str, draft: Draft) -> dict[str, object]:
 
 
 def _referring(row: Row[Any], of_row: str) -> Draft:
-    """The draft as it is recorded: its first reference is the row's name, its last one the row."""
+    """Return the draft as recorded: its first reference is the row's id, its last one the row itself."""
     draft = _draft(row)
     references = (REFERENCE + row.id, *draft.references, of_row)
     return replace(draft, references=references)
 
 
 def _check(draft: Draft) -> None:
-    """See that the log takes it, wherever its place will be. Raises OutboxError."""
+    """Check that the log accepts a draft at any position. Raises OutboxError."""
     try:
         size = len(encode_record(record_of(draft, Source("collector", "", "", 0), 0)))
     except RecordError as error:

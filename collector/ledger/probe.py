@@ -29,8 +29,8 @@ _table = Table(
 def write(database: Database) -> None:
     """Commit one write. Blocking; raises LedgerError.
 
-    Only a commit shows a full disk, a read-only file system, a missing privilege or a standby
-    server; opening the database and reading from it succeed with all of these.
+    Only a commit detects a full disk, a read-only file system, a missing privilege or a standby server;
+    opening the database and reading from it succeed with all of these.
     """
     with database.transaction(writes=True) as connection:
         if not inspect(connection).has_table(_table.name):
@@ -52,11 +52,11 @@ class LedgerProbe:
     _ended: float | None = None
 
     async def problem(self) -> str:
-        """The reason why the ledger cannot be written, or an empty text.
+        """Return the reason why the ledger cannot be written; empty if there is none.
 
-        A database that does not answer within `wait_seconds` counts as unwritable; the write goes
-        on, and later callers wait for the same one. The database's own words, which may name hosts
-        and files, are logged and not returned: readiness is answered without a credential.
+        A database that does not respond within `wait_seconds` counts as unwritable; the write continues,
+        and later callers wait for the same one. The database's own message, which may contain hosts and
+        files, is logged and not returned: readiness is served without a credential.
         """
         if self._ended is not None and self.monotonic() - self._ended < REUSE_SECONDS:
             return _UNWRITABLE if self._problem else ""

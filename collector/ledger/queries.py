@@ -1,4 +1,4 @@
-"""What is asked of the ledger's tables."""
+"""Queries of the ledger's tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ORDER = {
 }  # fmt: skip
 _MAX_AT_ONCE = 500
 HALF = 1 << 32
-"""Amounts of many days are added up by their upper and their lower half: each is within 64 bits."""
+"""Amounts of many days are summed by their upper and lower half: each sum is within 64 bits."""
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class Read(NamedTuple):
 
 
 def chunks(items: Iterable[T], size: int = _MAX_AT_ONCE) -> Iterator[list[T]]:
-    """As many at once as a statement may name."""
+    """Split items into lists as long as one statement may contain."""
     rest = list(items)
     while rest:
         yield rest[:size]
@@ -44,7 +44,7 @@ def chunks(items: Iterable[T], size: int = _MAX_AT_ONCE) -> Iterator[list[T]]:
 
 
 def by_day(keys: Iterable[GpuDay]) -> Iterator[tuple[int, list[str]]]:
-    """Days in order with some of their GPUs in order: what one statement asks for."""
+    """Yield days in order with some of their GPUs in order: the scope of one statement."""
     days: dict[int, list[str]] = defaultdict(list)
     for key in keys:
         days[key.day].append(key.gpu)
@@ -54,7 +54,7 @@ def by_day(keys: Iterable[GpuDay]) -> Iterator[tuple[int, list[str]]]:
 
 
 def newest_heads(connection: Connection, keys: Iterable[GpuDay]) -> dict[GpuDay, Row[Any]]:
-    """The newest revision of each GPU-day that has one."""
+    """Return the newest revision of each GPU-day that has one."""
     found: dict[GpuDay, Row[Any]] = {}
     for day, gpus in by_day(keys):
         newest = _newest(revisions.c.day == day, revisions.c.gpu_uuid.in_(gpus))
@@ -68,7 +68,7 @@ def newest_heads(connection: Connection, keys: Iterable[GpuDay]) -> dict[GpuDay,
 def newest_numbers(
     connection: Connection, days: range, gpus: Iterable[str] | None
 ) -> dict[GpuDay, int]:
-    """The number of the newest revision of each GPU-day, of all GPUs or of some."""
+    """Return the number of the newest revision of each GPU-day, for all GPUs or some."""
     which = [revisions.c.day >= days.start, revisions.c.day < days.stop]
     if gpus is None:
         newest = [_newest(*which)]
@@ -79,7 +79,7 @@ def newest_numbers(
 
 
 def add_revisions(connection: Connection, rows: Sequence[Values]) -> set[GpuDay]:
-    """Take the next numbers; those that another writer took first are not among what is returned."""
+    """Insert revisions; return the GPU-days without those whose number another writer has inserted."""
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     key = [revisions.c.gpu_uuid, revisions.c.day, revisions.c.revision]
     statement = dialect.insert(revisions).on_conflict_do_nothing(index_elements=key)
@@ -90,7 +90,7 @@ def add_revisions(connection: Connection, rows: Sequence[Values]) -> set[GpuDay]
 def read(
     connection: Connection, day: int, gpus: Sequence[str], numbers: Mapping[GpuDay, int]
 ) -> Iterator[Read]:
-    """The rows of the revisions with these numbers; those that are not there are left out."""
+    """Yield the rows of the revisions with these numbers; missing ones are omitted."""
 
     def wanted(table: Table, *order: Any) -> list[Row[Any]]:
         query = select(table).where(table.c.day == day, table.c.gpu_uuid.in_(gpus))
@@ -110,7 +110,7 @@ def read(
 def with_counted(
     connection: Connection, numbers: Mapping[GpuDay, int], claims: Collection[str]
 ) -> set[GpuDay]:
-    """The GPU-days with an entry of one of some claims for a number of GPUs, in these revisions."""
+    """Return the GPU-days on which an entry of these revisions belongs to a counted claim of `claims`."""
     found: set[GpuDay] = set()
     columns = (entries.c.gpu_uuid, entries.c.revision, entries.c.claim_id)
     for day, gpus in by_day(numbers):
@@ -125,7 +125,7 @@ def with_counted(
 
 
 def within(query: Select[Any], start_ns: int, end_ns: int) -> Select[Any]:
-    """Entries of newest revisions that have time in a window."""
+    """Restrict a query to entries of newest revisions that overlap a window."""
     newest = _newest(revisions.c.day >= start_ns // DAY_NS, revisions.c.day * DAY_NS < end_ns)
     joined = query.join_from(entries, newest, _same(newest, entries))
     return joined.join(revisions, _same(entries, revisions)).where(
@@ -136,7 +136,7 @@ def within(query: Select[Any], start_ns: int, end_ns: int) -> Select[Any]:
 
 
 def overlapping(query: Select[Any], start_ns: int, end_ns: int) -> Select[Any]:
-    """Overlaps of newest revisions that have time in a window."""
+    """Restrict a query to overlaps of newest revisions that intersect a window."""
     newest = _newest(revisions.c.day >= start_ns // DAY_NS, revisions.c.day * DAY_NS < end_ns)
     joined = query.join_from(overlaps, newest, _same(newest, overlaps))
     return joined.join(revisions, _same(overlaps, revisions)).where(
@@ -147,7 +147,7 @@ def overlapping(query: Select[Any], start_ns: int, end_ns: int) -> Select[Any]:
 def times(
     connection: Connection, keys: Sequence[Any], start_ns: int, end_ns: int
 ) -> dict[tuple[Any, ...], Units]:
-    """Cap-unit-nanoseconds of a window by GPU, day and keys, from newest revisions."""
+    """Return the cap-unit-nanoseconds of a window by GPU, day and keys, from newest revisions."""
     t0 = case((entries.c.t0_ns < start_ns, start_ns), else_=entries.c.t0_ns)
     t1 = case((entries.c.t1_ns > end_ns, end_ns), else_=entries.c.t1_ns)
     newest = _newest(revisions.c.day >= start_ns // DAY_NS, revisions.c.day * DAY_NS < end_ns)
@@ -161,7 +161,7 @@ def times(
 
 
 def settled_time(connection: Connection, gpus: Collection[str]) -> dict[tuple[Any, ...], Units]:
-    """Compute time of some GPUs by day, state and tenant, from newest revisions."""
+    """Return the compute time of some GPUs by day, state and tenant, from newest revisions."""
     newest = _newest(revisions.c.gpu_uuid.in_(gpus))
     keys = (entries.c.day, entries.c.state, entries.c.tenant_id)
     length = entries.c.t1_ns - entries.c.t0_ns
@@ -171,10 +171,10 @@ def settled_time(connection: Connection, gpus: Collection[str]) -> dict[tuple[An
 def quantities(
     connection: Connection, keys: Sequence[Any], length: Any, newest: Any, which: Iterable[Any]
 ) -> dict[tuple[Any, ...], Units]:
-    """Sizes times lengths of entries by keys, in cap-unit-nanoseconds; `newest` selects revisions.
+    """Return sizes times lengths of entries by keys, in cap-unit-nanoseconds; `newest` selects revisions.
 
-    The database adds up each GPU-day of at most `CAPACITY_UNITS`, which is within 64 bits; entries
-    of finer units, and everything beyond a GPU-day, are added up here.
+    The database sums each GPU-day of at most `CAPACITY_UNITS`, which is within 64 bits; entries of finer
+    units, and everything beyond a GPU-day, are summed here.
     """
     size = entries.c.slot_hi - entries.c.slot_lo
     units = revisions.c.capacity_units
@@ -197,14 +197,14 @@ def quantities(
 
 
 def amounts(first_day: int, end_day: int) -> Select[Any]:
-    """What counters counted on days of [first, end), share by share, of newest revisions."""
+    """Select the counted amounts of days of [first, end), share by share, from newest revisions."""
     newest = _newest(revisions.c.day >= first_day, revisions.c.day < end_day)
     columns = (shares.c.measure, shares.c.use, shares.c.tenant_id, shares.c.amount)
     return select(*columns).join_from(shares, newest, _same(newest, shares))
 
 
 def settled_amounts(gpus: Collection[str]) -> Select[Any]:
-    """What counters of some GPUs counted by measure, use and tenant: `high` times HALF, and `low`."""
+    """Select the counted amounts of some GPUs by measure, use and tenant: `high` times HALF, and `low`."""
     newest = _newest(revisions.c.gpu_uuid.in_(gpus))
     keys = (shares.c.measure, shares.c.use, shares.c.tenant_id)
     high = func.sum(shares.c.amount // HALF).label("high")
@@ -214,14 +214,14 @@ def settled_amounts(gpus: Collection[str]) -> Select[Any]:
 
 
 def settled_marks(gpus: Collection[str]) -> Select[Any]:
-    """The marks (`clock_suspect`) of all days of some GPUs that have one, of newest revisions."""
+    """Select the marks (`clock_suspect`) of all marked days of some GPUs, from newest revisions."""
     newest = _newest(revisions.c.gpu_uuid.in_(gpus))
     query = select(revisions.c.clock_suspect).join_from(revisions, newest, _same(newest))
     return query.where(revisions.c.clock_suspect.is_not(None))
 
 
 def marks(connection: Connection, numbers: Mapping[GpuDay, int]) -> Iterator[tuple[GpuDay, str]]:
-    """Those of some revisions that have a mark (`clock_suspect`), and the mark."""
+    """Yield those of some revisions that have a mark (`clock_suspect`), and the mark."""
     for day, gpus in by_day(numbers):
         query = select(revisions.c.gpu_uuid, revisions.c.revision, revisions.c.clock_suspect).where(
             revisions.c.day == day, revisions.c.gpu_uuid.in_(gpus),
@@ -234,13 +234,13 @@ def marks(connection: Connection, numbers: Mapping[GpuDay, int]) -> Iterator[tup
 
 
 def last_days(gpus: Collection[str]) -> Select[Any]:
-    """The last day that the ledger has of each of some GPUs."""
+    """Select the last day in the ledger of each of some GPUs."""
     query = select(revisions.c.gpu_uuid, func.max(revisions.c.day).label("day"))
     return query.where(revisions.c.gpu_uuid.in_(gpus)).group_by(revisions.c.gpu_uuid)
 
 
 def _newest(*which: Any) -> Any:
-    """The newest revision of each GPU-day of which something is true, as a subquery."""
+    """Return the newest revision of each GPU-day that satisfies the conditions, as a subquery."""
     return (
         select(
             revisions.c.gpu_uuid, revisions.c.day, func.max(revisions.c.revision).label("revision")

@@ -1,4 +1,4 @@
-"""Rows of the ledger's tables from what was found, and back."""
+"""Conversion between metering results and rows of the ledger's tables."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class GpuDay(NamedTuple):
 
 
 def revision_row(found: DayTiling, root: str, before: int | None) -> Values:
-    """The row of the revision that follows another."""
+    """Return the row of the revision that supersedes another."""
     return {
         "gpu_uuid": found.gpu,
         "day": found.day,
@@ -57,13 +57,13 @@ def revision_row(found: DayTiling, root: str, before: int | None) -> Values:
 
 
 def _suspect_text(doubts: Iterable[ClockDoubt]) -> str | None:
-    """The mark of a revision as JSON; None where it has none."""
+    """Return the mark of a revision as JSON; None if it has none."""
     found = sorted(set(doubts))
     return msgspec.json.encode(found).decode() if found else None
 
 
 def clock_suspect_of(text: str | None) -> tuple[ClockDoubt, ...]:
-    """The mark of a revision. Raises ValueError."""
+    """Parse the mark of a revision. Raises ValueError."""
     if text is None:
         return ()
     try:
@@ -74,7 +74,7 @@ def clock_suspect_of(text: str | None) -> tuple[ClockDoubt, ...]:
 
 
 def entry_rows(found: DayTiling, revision: int) -> Iterator[Values]:
-    """The rows of the entries; `entry_of` is the way back."""
+    """Yield the rows of the entries; `entry_of` is the inverse."""
     units = found.capacity_units
     for position, entry in enumerate(in_order(found.entries)):
         yield {
@@ -103,7 +103,7 @@ def entry_rows(found: DayTiling, revision: int) -> Iterator[Values]:
 
 
 def share_rows(found: DayTiling, revision: int) -> Iterator[Values]:
-    """The rows of what counters counted; `share_of` is the way back."""
+    """Yield the rows of the counted amounts; `share_of` is the inverse."""
     units = found.capacity_units
     for position, (measure, share) in enumerate((s.measure, s.share) for s in sorted(found.shares)):
         yield {
@@ -125,7 +125,7 @@ def share_rows(found: DayTiling, revision: int) -> Iterator[Values]:
 
 
 def claim_rows(found: DayTiling, revision: int) -> Iterator[Values]:
-    """The rows of what is known of claims; `claim_of` is the way back."""
+    """Yield the rows of the claims; `claim_of` is the inverse."""
     for claim in found.claims:
         yield {
             "gpu_uuid": found.gpu,
@@ -143,7 +143,7 @@ def claim_rows(found: DayTiling, revision: int) -> Iterator[Values]:
 
 
 def overlap_rows(found: DayTiling, revision: int) -> Iterator[Values]:
-    """The rows of what claims requested and did not hold; `overlap_of` is the way back."""
+    """Yield the rows of capacity that claims requested and did not hold; `overlap_of` is the inverse."""
     for position, one in enumerate(sorted(found.overlaps)):
         yield {
             "gpu_uuid": found.gpu,
@@ -164,7 +164,7 @@ def overlap_rows(found: DayTiling, revision: int) -> Iterator[Values]:
 
 
 def overlap_of(row: Row[Any], units: int) -> Overlap:
-    """The overlap of a row."""
+    """Return the overlap of a row."""
     return Overlap(
         row.t0_ns, row.t1_ns, Tiling(row.tiling), row.claim_id, row.tenant_id, row.other_claim_id,
         row.other_tenant_id, OverlapKind(row.kind), of_stored(row.units, units),
@@ -173,7 +173,7 @@ def overlap_of(row: Row[Any], units: int) -> Overlap:
 
 
 def entry_of(row: Row[Any], units: int) -> Entry:
-    """The entry of a row of a revision with these capacity units. Raises ValueError, TypeError."""
+    """Return the entry of a row of a revision with these capacity units. Raises ValueError, TypeError."""
     if not isinstance(row.qty_capns, int):
         message = f"invalid qty_capns {str(row.qty_capns)[:40]!r} of entry {row.entry}: expected an integer"
         raise TypeError(message)
@@ -199,7 +199,7 @@ def entry_of(row: Row[Any], units: int) -> Entry:
 
 
 def share_of(row: Row[Any], units: int) -> MeasuredShare:
-    """The share of a row."""
+    """Return the share of a row."""
     who = (row.tenant_id, row.workload_id, row.claim_id)
     slots = (of_stored(row.slot_lo, units), of_stored(row.slot_hi, units))
     span = (row.t0_ns, row.t1_ns, *slots)
@@ -207,7 +207,7 @@ def share_of(row: Row[Any], units: int) -> MeasuredShare:
 
 
 def claim_of(row: Row[Any]) -> HeldClaim:
-    """The claim of a row."""
+    """Return the claim of a row."""
     requested = (row.requested_compute, row.requested_memory)
     return HeldClaim(
         row.claim_id,
@@ -221,7 +221,7 @@ def claim_of(row: Row[Any]) -> HeldClaim:
 
 
 def tiling_of(head: Row[Any], parts: Mapping[str, Iterable[Row[Any]]]) -> DayTiling:
-    """What was written, from the row of its revision and those of its parts in order."""
+    """Return the written tiling, from the row of its revision and the ordered rows of its parts."""
     units = head.capacity_units
     found = DayTiling(
         gpu=head.gpu_uuid,

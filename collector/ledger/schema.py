@@ -1,12 +1,12 @@
-"""Tables of the ledger. Rows are added and never changed; triggers of the database see to it.
+"""Tables of the ledger. Rows are only added, never changed; database triggers enforce this.
 
-A row is of one day. Slots are integers of the revision's capacity units (84,000, or more where claims
+A row belongs to one day. Slots are integers of the revision's capacity units (84,000, or more if claims
 hold other fractions; 840 in ledgers of earlier releases). A GPU-day of 84,000 units is 7.3e18
-cap-unit-nanoseconds, which is within 64 bits; larger products are not, and sums over many days are made
+cap-unit-nanoseconds, which is within 64 bits; larger products are not, and sums over many days are computed
 outside the database.
 
-Other parts keep tables in the same database: they declare them on `metadata` in modules of their
-own, which `collector.tables` names, and make them append-only.
+Other packages have tables in the same database: they declare them on `metadata` in modules of their own,
+which `collector.tables` imports, and make them append-only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sqlalchemy.types import TypeEngine
 
 VERSION = 5
 _INTEGER = re.compile("0|-?[1-9][0-9]{0,59}")
-"""An integer of 60 digits, in the one form in which it is written."""
+"""An integer of up to 60 digits, in canonical form."""
 
 metadata = MetaData()
 
@@ -64,23 +64,23 @@ revisions = Table(
 class Product(TypeDecorator[int | str]):
     """An exact integer beyond 64 bits: NUMERIC in PostgreSQL, TEXT in SQLite.
 
-    Damaged text is returned as it is: the comparison with heads names its row.
+    Damaged text is returned unchanged: the comparison with heads reports its row.
     """
 
     impl = Text
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        """The type of the column."""
+        """Return the type of the column."""
         wide = dialect.name == "postgresql"
         return dialect.type_descriptor(Numeric(60, 0) if wide else Text())
 
     def process_bind_param(self, value: int | str | None, dialect: Dialect) -> Any:
-        """The value as it is written."""
+        """Convert a value for writing."""
         return value if dialect.name == "postgresql" or value is None else str(value)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> int | str | None:  # noqa: ARG002 - as it is called
-        """The value as it is read."""
+        """Convert a value that was read."""
         if isinstance(value, str):
             return int(value) if _INTEGER.fullmatch(value) else value
         if isinstance(value, bytes):
@@ -144,7 +144,7 @@ shares = Table(
     CheckConstraint("t0_ns <= t1_ns", name="time_passes"),
     CheckConstraint("0 <= slot_lo AND slot_lo < slot_hi", name="slots_exist"),
 )
-"""What counters counted, by holder; the unit is that of the measure."""
+"""Counted amounts by holder, in the unit of the measure."""
 
 claims = Table(
     "ledger_claim",
@@ -162,7 +162,7 @@ claims = Table(
     Column("instance", Text),
     _of_revision(),
 )
-"""Of each claim among a revision's entries, what the entries do not say."""
+"""Attributes of the claims in a revision's entries that the entries do not contain."""
 
 overlaps = Table(
     "ledger_overlap",
@@ -185,7 +185,7 @@ overlaps = Table(
     CheckConstraint("t0_ns < t1_ns", name="time_passes"),
     CheckConstraint("kind IN ('conflict', 'override', 'oversubscribed')", name="kind_known"),
 )
-"""What claims requested and did not hold, in the revision's capacity units."""
+"""Capacity that claims requested and did not hold, in the revision's capacity units."""
 
 LEDGER_VIEW = """
 CREATE VIEW ledger AS SELECT
@@ -202,7 +202,7 @@ CREATE VIEW ledger AS SELECT
 FROM ledger_entry e JOIN ledger_revision r
     ON r.gpu_uuid = e.gpu_uuid AND r.day = e.day AND r.revision = e.revision
 """
-"""The ledger as people and tools read it: each entry with the revision that it is of."""
+"""The ledger in the form for people and tools: each entry with its revision."""
 
 _REFUSE = """
 CREATE FUNCTION ledger_is_append_only() RETURNS trigger LANGUAGE plpgsql AS
@@ -211,12 +211,12 @@ $$ BEGIN RAISE EXCEPTION 'the ledger is append-only'; END $$
 
 
 def _run(target: Table | MetaData, when: str, statement: str, dialect: str) -> None:
-    ddl: Any = DDL  # its types are not declared
+    ddl: Any = DDL  # the types of DDL are not declared
     event.listen(target, when, ddl(statement).execute_if(dialect=dialect))
 
 
 def make_append_only(table: Table) -> None:
-    """No row of the table is changed or taken away, whoever asks."""
+    """Prevent any change or deletion of the table's rows."""
     for change in ("UPDATE", "DELETE"):
         trigger = f"CREATE TRIGGER {table.name}_no_{change.lower()} BEFORE {change} ON {table.name}"
         refuse = "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
@@ -227,18 +227,18 @@ def make_append_only(table: Table) -> None:
 
 
 class Covered(NamedTuple):
-    """A table whose rows heads commit to, and the tables of rows that belong to one of its rows."""
+    """A table whose rows heads commit to, and the tables of its dependent rows."""
 
     table: Table
     parts: tuple[Table, ...]
 
 
 covered: dict[str, Covered] = {}
-"""By the kind of row; a part has the columns of the table's primary key."""
+"""Covered tables by kind of row; a part has the columns of the table's primary key."""
 
 
 def cover(kind: str, table: Table, *parts: Table) -> None:
-    """Have the rows of a table, each with its parts, covered by heads (`collector.ledger.heads`)."""
+    """Make heads cover the rows of a table, each with its parts (`collector.ledger.heads`)."""
     covered[kind] = Covered(table, parts)
 
 

@@ -1,4 +1,4 @@
-"""One database for all parts of a collector, opened when the first of them asks."""
+"""One database shared by all components of a collector, opened on first use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collector.ledger.database import Database
 
 @dataclass(slots=True)
 class SharedDatabase:
-    """The database of a URL. Any thread may ask; while it is away, each that asks is told."""
+    """The database of a URL. Any thread may open it; each call fails while it is unavailable."""
 
     url: str
     tables: MetaData
@@ -20,7 +20,7 @@ class SharedDatabase:
     _opening: threading.Lock = field(default_factory=threading.Lock)
 
     def open(self) -> Database:
-        """The database, with its tables. Blocking; raises LedgerError."""
+        """Return the database, with its tables. Blocking; raises LedgerError."""
         with self._opening:
             if self._opened is None:
                 self._opened = Database(self.url, self.tables)

@@ -1,4 +1,4 @@
-"""The ledger: revisions of GPU-days, written whole and read back."""
+"""The ledger: revisions of GPU-days, written atomically and read back."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from collector.metering.units import Tiling, Units, exact
 
 
 class Revision(msgspec.Struct, frozen=True):
-    """A tiling as it lies in the ledger, its hash, and which revision it took the place of."""
+    """A tiling as stored in the ledger, its hash, and the revision that it supersedes."""
 
     tiling: DayTiling
     number: int
@@ -41,14 +41,14 @@ class Revision(msgspec.Struct, frozen=True):
 
 
 class Written(NamedTuple):
-    """The revision that holds a tiling, and whether it is new."""
+    """Revision that contains a tiling; `added` is true if it is new."""
 
     revision: int
     added: bool
 
 
 class Total(NamedTuple):
-    """What a quantity is of."""
+    """Key of a total quantity."""
 
     tiling: Tiling
     tenant: str
@@ -56,7 +56,7 @@ class Total(NamedTuple):
 
 
 class Tiled(NamedTuple):
-    """What a quantity is of."""
+    """Key of a quantity per GPU and day."""
 
     gpu: str
     day: int
@@ -64,7 +64,7 @@ class Tiled(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """What an amount is of."""
+    """Key of a counted amount."""
 
     measure: Measure
     tenant: str
@@ -79,7 +79,7 @@ class Ledger:
 
     @classmethod
     def open(cls, url: str, tables: MetaData, *, make: bool = True) -> Self:
-        """The ledger in the database of a URL; made there if the database is empty, or refused."""
+        """Open the ledger in the database of a URL; `make` creates it if the database is empty."""
         return cls(Database(url, tables, make=make))
 
     def close(self) -> None:
@@ -91,23 +91,23 @@ class Ledger:
         return self.write_days([tiling])[0]
 
     def write_days(self, tilings: Sequence[DayTiling]) -> list[Written]:
-        """Write each tiling as the newest revision of its day, unless it is that already.
+        """Write each tiling as the newest revision of its day, unless that revision has the same content.
 
-        All of them or none. Several may write at once: each revision has one number and supersedes
-        the one before. Raises TilingError for what is not a complete tiling.
+        All of them or none. Concurrent writers are supported: each revision has a unique number and
+        supersedes the previous one. Raises TilingError for an incomplete tiling.
         """
         with self.database.transaction(writes=True) as connection:
             return self.write_days_in(connection, tilings)
 
     def write_days_in(self, connection: Connection, tilings: Sequence[DayTiling]) -> list[Written]:
-        """The same, within a transaction that writes more."""
+        """Write tilings as `write_days`, within a transaction that writes more."""
         tilings = [rounded(tiling) for tiling in tilings]
         for tiling in tilings:
             check(tiling)
         rooted = [(tiling, content_root(tiling)) for tiling in tilings]
         found: dict[int, Written] = {}
         while len(found) < len(rooted):
-            # Several of one GPU-day follow one another.
+            # Several tilings of one GPU-day are written one after another.
             turn: dict[GpuDay, int] = {}
             for at, (tiling, _) in enumerate(rooted):
                 if at not in found:
@@ -116,9 +116,9 @@ class Ledger:
         return [found[at] for at in range(len(rooted))]
 
     def revision(self, gpu: str, day: int, number: int | None = None) -> Revision | None:
-        """The newest revision of a day, or the one of a number; None if there is none.
+        """Return the newest revision of a day, or the one of a number; None if there is none.
 
-        Raises LedgerError also where its content is not what was written.
+        Raises LedgerError also if its content was altered.
         """
         key = GpuDay(gpu, day)
         with self.database.transaction() as connection:
@@ -133,14 +133,14 @@ class Ledger:
     def newest(
         self, first_day: int, end_day: int, gpus: Iterable[str] | None = None
     ) -> dict[GpuDay, int]:
-        """The number of the newest revision of each GPU-day of [first, end), of all GPUs or some."""
+        """Return the newest revision's number of each GPU-day of [first, end), for all GPUs or some."""
         with self.database.transaction() as connection:
             return queries.newest_numbers(connection, range(first_day, end_day), gpus)
 
     def revisions(self, numbers: Mapping[GpuDay, int]) -> Iterator[Revision]:
-        """The revisions with these numbers, by day and GPU.
+        """Yield the revisions with these numbers, by day and GPU.
 
-        Raises LedgerError for one that is not there or not what was written.
+        Raises LedgerError for one that is missing or altered.
         """
         for day, gpus in queries.by_day(numbers):
             with self.database.transaction() as connection:
@@ -160,13 +160,13 @@ class Ledger:
     def with_counted(
         self, numbers: Mapping[GpuDay, int], claims: Collection[str]
     ) -> dict[GpuDay, int]:
-        """Those of some revisions in which a GPU is held by one of some claims for a number of GPUs."""
+        """Return those of some revisions in which a claim of `claims` for a number of GPUs holds the GPU."""
         with self.database.transaction() as connection:
             found = queries.with_counted(connection, numbers, claims)
         return {key: numbers[key] for key in found}
 
     def clock_suspect(self, numbers: Mapping[GpuDay, int]) -> dict[GpuDay, tuple[ClockDoubt, ...]]:
-        """Marks of those of some revisions that rest on evidence received by a suspect clock."""
+        """Return the marks of those revisions that are based on evidence received by a suspect clock."""
         with self.database.transaction() as connection:
             found = dict(queries.marks(connection, numbers))
         try:
@@ -175,9 +175,9 @@ class Ledger:
             raise LedgerError(self._unreadable("a mark", error)) from error
 
     def entries(self, start_ns: int, end_ns: int, gpu: str | None = None) -> list[Entry]:
-        """The newest revisions of a window, of all GPUs or of one; entries are cut off at its ends.
+        """Return the newest revisions of a window, of all GPUs or of one; entries are clipped to it.
 
-        By GPU and day, and within it in order.
+        Ordered by GPU and day, and within a day as metering orders them.
         """
         columns = select(entries, revisions.c.capacity_units)
         query = queries.within(columns, start_ns, end_ns)
@@ -197,7 +197,7 @@ class Ledger:
         return found
 
     def totals(self, start_ns: int, end_ns: int) -> dict[Total, Units]:
-        """Cap-unit-nanoseconds in a window by tiling, tenant and state, from newest revisions."""
+        """Return cap-unit-nanoseconds in a window by tiling, tenant and state, from newest revisions."""
         found: dict[Total, Units] = {}
         keys = (entries.c.tiling, entries.c.tenant_id, entries.c.state)
         with self.database.transaction() as connection:
@@ -208,7 +208,7 @@ class Ledger:
         return found
 
     def counted(self, first_day: int, end_day: int) -> dict[Counted, int]:
-        """What counters counted on days of [first, end), from newest revisions."""
+        """Return the counted amounts of days of [first, end), from newest revisions."""
         found: Counter[Counted] = Counter()
         with self.database.transaction() as connection:
             for row in connection.execute(queries.amounts(first_day, end_day)):
@@ -216,7 +216,7 @@ class Ledger:
         return dict(found)
 
     def tiled(self, first_day: int, end_day: int) -> dict[Tiled, Units]:
-        """Cap-unit-nanoseconds of each GPU on each day of [first, end), from newest revisions."""
+        """Return cap-unit-nanoseconds of each GPU on each day of [first, end), from newest revisions."""
         keys = (entries.c.tiling,)
         with self.database.transaction() as connection:
             times = queries.times(connection, keys, first_day * DAY_NS, end_day * DAY_NS)
@@ -245,7 +245,7 @@ class Ledger:
 
 
 def _is_same(head: Row[Any], tiling: DayTiling, root: str) -> bool:
-    """True if a revision has this content, in whatever capacity units it was written."""
+    """True if a revision has this content, in any capacity units."""
     if head.content_root == root or head.capacity_units == tiling.capacity_units:
         return bool(head.content_root == root)
     return bool(head.content_root == root_in(tiling, head.capacity_units))
@@ -254,12 +254,12 @@ def _is_same(head: Row[Any], tiling: DayTiling, root: str) -> bool:
 def _write(
     connection: Connection, rooted: Mapping[int, tuple[DayTiling, str]]
 ) -> dict[int, Written]:
-    """Write tilings of different GPU-days; without those that another writer was quicker with."""
+    """Write tilings of different GPU-days; those that another writer has written first are omitted."""
     keys = {at: GpuDay(tiling.gpu, tiling.day) for at, (tiling, _) in rooted.items()}
     present = queries.newest_heads(connection, keys.values())
     found: dict[int, Written] = {}
     fresh: dict[int, int | None] = {}
-    # In one order for all writers, or two could wait for each other.
+    # In the same order for all writers, to prevent deadlocks.
     for at in sorted(keys, key=keys.__getitem__):
         head = present.get(keys[at])
         if head is not None and _is_same(head, *rooted[at]):

@@ -1,4 +1,4 @@
-"""One GPU on one UTC day: what is written to the ledger at once, or not at all."""
+"""One GPU on one UTC day: the unit that is written to the ledger atomically."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ _NEW_OF_ENTRY = {"reason", "assumed", "counted"}
 
 
 class TilingError(ValueError):
-    """Entries are not all that is true of a GPU on a day, each thing once."""
+    """The entries do not cover the day of a GPU completely and exactly once."""
 
 
 class MeasuredShare(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Whose a part of what a counter counted is."""
+    """A counted amount and its holder."""
 
     measure: Measure
     share: Share
 
 
 class HeldClaim(msgspec.Struct, frozen=True, order=True, gc=False):
-    """A claim in force on the day: its span, rank and MIG profile, and what it requested.
+    """A claim in force on the day: its span, rank and MIG profile, and its request.
 
-    `requested` is capacity times time of the day, in GPU-nanoseconds, by tiling (compute, memory), as
-    exact fractions in text; empty where a shared claim requested no share. In ledgers of earlier
-    releases only start and profile are known.
+    `requested` is capacity times time of the day, in GPU-nanoseconds, by tiling (compute, memory), as exact
+    fractions in text; empty if a shared claim requested no share. Ledgers of earlier releases contain only
+    start and profile.
     """
 
     id: str
@@ -53,15 +53,15 @@ class HeldClaim(msgspec.Struct, frozen=True, order=True, gc=False):
     rank: int | None = None
     requested: tuple[str, str] = ("", "")
     instance: str = ""
-    """Compute of the MIG instance that it is on, as a fraction of the GPU in text; empty if unknown."""
+    """Compute of its MIG instance, as a fraction of the GPU in text; empty if unknown."""
 
 
 class DayTiling(msgspec.Struct, frozen=True):
-    """Both tilings of a GPU on a day, and what its counters counted on it, in whatever order.
+    """Both tilings of a GPU on a day, and the counted amounts of that day, in any order.
 
-    `day` counts UTC days from the epoch. `evidence_root` (see the function) and `engine_version`
-    say what it was computed from and by what, `computed_ns` when. `sku` is the model of the GPU as
-    prices name it, empty if unknown.
+    `day` counts UTC days from the epoch. `evidence_root` (see the function), `engine_version` and
+    `computed_ns` identify the input, the version and the time of the computation. `sku` is the model of the
+    GPU as used in price books, empty if unknown.
     """
 
     gpu: str
@@ -81,17 +81,17 @@ class DayTiling(msgspec.Struct, frozen=True):
 
     @property
     def start_ns(self) -> int:
-        """When the day starts."""
+        """Start of the day."""
         return self.day * DAY_NS
 
     @property
     def end_ns(self) -> int:
-        """When the day ends."""
+        """End of the day."""
         return (self.day + 1) * DAY_NS
 
 
 def evidence_root(evidence: Evidence) -> str:
-    """SHA-256 in hex over the evidence as JSON, every fact once and in order."""
+    """Return SHA-256 in hex over the evidence as JSON, every fact once and in order."""
     layouts = {
         msgspec.structs.replace(layout, instances=tuple(sorted(layout.instances)))
         for layout in evidence.layouts
@@ -106,9 +106,9 @@ def evidence_root(evidence: Evidence) -> str:
 
 
 def units_of(found: DayTiling) -> int:
-    """Capacity units in which every slot of a tiling is an integer: 84,000 where that is enough.
+    """Return the capacity units in which every slot of a tiling is an integer: 84,000 if that suffices.
 
-    Where that would exceed `MAX_CAPACITY_UNITS`, slots are rounded down to `ROUNDED_CAPACITY_UNITS`.
+    If they would exceed `MAX_CAPACITY_UNITS`, slots are rounded down to `ROUNDED_CAPACITY_UNITS`.
     """
     if found.capacity_units:
         return found.capacity_units
@@ -121,7 +121,7 @@ def units_of(found: DayTiling) -> int:
 
 
 def stored(value: Units, units: int) -> int:
-    """A slot or size of the 840 of a GPU, in the capacity units of a revision."""
+    """Convert a slot or size of the 840 of a GPU to the capacity units of a revision."""
     return (
         floor(value * units / GPU_CAPACITY)
         if type(value) is Fraction
@@ -130,12 +130,12 @@ def stored(value: Units, units: int) -> int:
 
 
 def of_stored(value: int, units: int) -> Units:
-    """A slot or size of a revision, in the 840 of a GPU."""
+    """Convert a slot or size of a revision to the 840 of a GPU."""
     return value if units == GPU_CAPACITY else exact(Fraction(value * GPU_CAPACITY, units))
 
 
 def rounded(found: DayTiling) -> DayTiling:
-    """The tiling as it is written: with its capacity units, and slots that are whole in them."""
+    """Return the tiling as written: with its capacity units, and slots that are whole in them."""
     units = units_of(found)
     found = msgspec.structs.replace(found, capacity_units=units)
     if units != ROUNDED_CAPACITY_UNITS:
@@ -162,7 +162,7 @@ def rounded(found: DayTiling) -> DayTiling:
 
 
 def in_order(entries: Iterable[Entry]) -> list[Entry]:
-    """Compute before memory, each by time and slot: the order that metering gives them in."""
+    """Sort entries: compute before memory, each by time and slot, the order of metering."""
     return sorted(entries, key=_place)
 
 
@@ -171,12 +171,12 @@ def _place(entry: Entry) -> tuple[str, int, int, Units]:
 
 
 def root_in(found: DayTiling, units: int) -> str:
-    """The content root of a tiling as a revision of these capacity units has it."""
+    """Return the content root of a tiling in a revision of these capacity units."""
     return content_root(replace(found, capacity_units=units))
 
 
 def content_root(found: DayTiling) -> str:
-    """SHA-256 in hex over what was found, as JSON in order: equal for equal contents only."""
+    """Return SHA-256 in hex over the content, as ordered JSON: equal for equal contents only."""
     units = units_of(found)
     content: tuple[Any, ...] = (
         found.sku,
@@ -204,9 +204,9 @@ def _slots(fields: dict[str, Any], units: int) -> dict[str, Any]:
 
 
 def _entry(entry: Entry, units: int) -> dict[str, Any]:
-    """The fields of an entry; those that earlier releases did not have only where they say something."""
+    """Return the fields of an entry; fields that earlier releases did not have only if they are set."""
     fields = _slots(msgspec.structs.asdict(entry), units)
-    fields["counted"] = entry.counted and not entry.assumed  # what is assumed is counted
+    fields["counted"] = entry.counted and not entry.assumed  # an assumed entry is counted
     return {name: value for name, value in fields.items() if name not in _NEW_OF_ENTRY or value}
 
 
@@ -218,7 +218,7 @@ def _claim(claim: HeldClaim, units: int) -> dict[str, Any]:
 
 
 def check(found: DayTiling) -> None:
-    """Whether every slot has one entry at each instant that the GPU was in a node.
+    """Check that every slot has one entry at each time at which the GPU was in a node.
 
     Raises TilingError.
     """
@@ -231,11 +231,11 @@ def check(found: DayTiling) -> None:
 
 
 def _check_rest(found: DayTiling) -> None:
-    """What counters counted and claims, for what a database could not keep as it is."""
+    """Check counted amounts and claims for values that a database could not store."""
     texts = [found.gpu, found.sku]
     for one in found.shares:
         share = one.share
-        # An increment that is no one's began with the reading before, perhaps on an earlier day.
+        # An increment without a holder starts at the previous reading, possibly on an earlier day.
         if share.t0_ns > share.t1_ns or not found.start_ns < share.t1_ns <= found.end_ns:
             message = f"{one.measure} counted in ({share.t0_ns}, {share.t1_ns}] is not of the day"
             raise TilingError(message)
@@ -269,7 +269,7 @@ def _check_entries(found: DayTiling) -> None:
 
 
 def _covered(found: DayTiling, tiling: Tiling) -> list[tuple[int, int]]:
-    """The time that a tiling covers, with all slots of the GPU at each instant."""
+    """Return the time that a tiling covers, with all slots of the GPU at each point in time."""
     entries = [entry for entry in in_order(found.entries) if entry.tiling is tiling]
     edges = sorted({edge for entry in entries for edge in (entry.t0_ns, entry.t1_ns)})
     covered: list[tuple[int, int]] = []
