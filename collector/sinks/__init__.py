@@ -1,1 +1,1 @@
-"""Sinks: where views are written to."""
+"""Sinks: exporters that write views to other systems."""

@@ -1,9 +1,9 @@
 """Views as InfluxDB line protocol, written through influxdb-client.
 
-The library's point objects cost far more than the lines they become, so lines are made here and
-handed to it as bytes. While the server is away, lines wait in memory up to a bound; then the oldest
-go, and are counted. Lines that the server refuses for what they are would be refused for ever: they
-go at once, and are counted too.
+The library's point objects cost far more than the lines that they become, so lines are formatted here and
+passed to it as bytes. While the server is unavailable, lines wait in memory up to a limit; then the oldest
+are dropped and counted. Lines that the server rejects because of their content would be rejected again:
+they are dropped immediately, and counted too.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _AMBIGUOUS_BACKSLASHES = re.compile(r"\\+(?=[,= \r\n]|\Z)")
 
 
 def lines(view: View) -> list[str]:
-    """A view as lines: one measurement a metric, its labels as tags, the field `value`.
+    """Return a view as lines: one measurement per metric, its labels as tags, the field `value`.
 
-    The protocol has no way to write a number that is not finite.
+    The protocol cannot represent a number that is not finite.
     """
     return [_line(cell, view.instant_ns) for cell in view.cells if math.isfinite(cell.value)]
 
@@ -53,12 +53,12 @@ def _line(cell: Cell, instant_ns: int) -> str:
 
 
 def _tag(value: str) -> str:
-    """A tag's value, escaped; a line has no way to hold a line break, so that becomes a space.
+    """Return a tag's value, escaped; a line cannot contain a line break, so that becomes a space.
 
-    A backslash before something special is doubled, lest it count as its escape. VictoriaMetrics
-    reads that as one backslash. InfluxDB looks at the last character only and would take a last
-    backslash, doubled or not, as the escape of the space behind the tags: so a space follows it,
-    as in influxdb-client's own points.
+    A backslash before a special character is doubled, otherwise it would count as its escape.
+    VictoriaMetrics reads that as one backslash. InfluxDB checks the last character only and would read a
+    final backslash, doubled or not, as the escape of the space after the tags: so a space is appended, as
+    in influxdb-client's own points.
     """
     if "\\" in value:
         value = _AMBIGUOUS_BACKSLASHES.sub(lambda found: found[0] * 2, value)
@@ -73,7 +73,7 @@ class RefusedError(Exception):
 
 @dataclass(slots=True)
 class InfluxSink:
-    """Writes all views at an interval, for as long as it runs."""
+    """Writes all views periodically, as long as it runs."""
 
     settings: Influx
     views: Callable[[], Views]
@@ -89,7 +89,7 @@ class InfluxSink:
         self._token = token(self.settings)
 
     async def run(self) -> None:
-        """Write until cancelled; returns at once where no server is set."""
+        """Write until cancelled; return immediately if no server is configured."""
         if not self.settings.url:
             return
         client = await asyncio.to_thread(_client, self.settings, self._token, self.timeout_seconds)
@@ -136,7 +136,7 @@ class InfluxSink:
 
 
 def token(settings: Influx) -> str:
-    """The token to write with. Raises SettingsError where its file cannot be read."""
+    """Return the token for writing. Raises SettingsError if its file cannot be read."""
     if not settings.token_file:
         return ""
     try:
@@ -147,7 +147,7 @@ def token(settings: Influx) -> str:
 
 
 def probe(settings: Influx) -> str:
-    """Write one line of the measurement `railscope_check`, and return the result in words. Blocking; raises SettingsError."""
+    """Write one line of `railscope_check` and return a message. Blocking; raises SettingsError."""
     client = _client(settings, token(settings))
     try:
         problem = _write(client, settings, ("railscope_check value=1",))
@@ -175,7 +175,7 @@ def _client(settings: Influx, secret: str, timeout_seconds: float = TIMEOUT_SECO
 
 
 def _bound_answers(client: Any, timeout_seconds: float) -> None:
-    """Bound what the server answers: urllib3 reads all that comes, and its timeout is of each read."""
+    """Limit the server's responses: urllib3 reads without a limit, and its timeout applies to each read."""
     from urllib3.connection import HTTPConnection, HTTPSConnection  # noqa: PLC0415 - as above
     from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool  # noqa: PLC0415 - as above
 
@@ -194,10 +194,10 @@ def _bound_answers(client: Any, timeout_seconds: float) -> None:
 
 
 def _write(client: Any, settings: Influx, batch: Iterable[str]) -> str:
-    """Write lines and say what went wrong; empty where nothing did. Runs off the loop.
+    """Write lines and return the problem; empty if there is none. Runs off the loop.
 
-    Raises RefusedError where another try would be in vain. A wrong token or a missing bucket is
-    not that: someone may put it right while the lines wait.
+    Raises RefusedError if a retry would be pointless. A wrong token or a missing bucket does not count: it
+    may be corrected while the lines wait.
     """
     from influxdb_client.client.exceptions import InfluxDBError  # noqa: PLC0415 - as above
     from influxdb_client.client.write_api import SYNCHRONOUS  # noqa: PLC0415 - as above
@@ -218,7 +218,7 @@ def _write(client: Any, settings: Influx, batch: Iterable[str]) -> str:
 
 
 def _answer(error: Any) -> str:
-    """What the server said, in one line: its status, and its own words where it had any."""
+    """Return the server's response on one line: its status, and its message if there was one."""
     words = error.message if error.body else error.reason
     text = words.decode(errors="replace") if isinstance(words, bytes) else str(words or "")
     return f"{error.status} {_first_line(text)}".strip()
