@@ -1,1 +1,1 @@
-"""The collector: frames of all nodes in, cluster, rail and tenant views out."""
+"""The collector: receives frames of all nodes, serves cluster, rail and tenant views."""

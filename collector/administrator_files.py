@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class AdministratorsFiles:
-    """All of them, watched."""
+    """All administrator files, watched for changes."""
 
     claims: Watched[FileClaims]
     tenants: Watched[Tenants]
@@ -37,13 +37,13 @@ class AdministratorsFiles:
     retired: Watched[Retired]
     inventory: Watched[Inventory]
     decisions: Decisions = field(default_factory=Decisions)
-    """What people decided of evidence under review, as the database has it."""
+    """Decisions of people about evidence under review, from the database."""
     _parts: tuple[Any, ...] = ()
     _now: Files = field(default_factory=Files)
 
     @classmethod
     def of(cls, settings: CollectorSettings) -> AdministratorsFiles:
-        """The files that the settings name."""
+        """Return the files that the settings name."""
         return cls(
             claims_file(_path(settings.claims_file)),
             tenants_file(_path(settings.tenants_file)),
@@ -55,17 +55,17 @@ class AdministratorsFiles:
 
     @property
     def all(self) -> tuple[Watched[Any], ...]:
-        """Every one."""
+        """All files."""
         return *self._metering, self.quotas, self.inventory
 
     @property
     def _metering(self) -> tuple[Watched[Any], ...]:
-        """Those that say who holds what, and what there is to hold."""
+        """Files that metering requires to be valid."""
         return self.claims, self.tenants, self.calendar, self.retired
 
     @property
     def evidence(self) -> Files:
-        """What metering is told by them; the same object until one changes."""
+        """File contents for metering; the same object until one changes."""
         parts = (
             self.claims.content, self.tenants.content, self.calendar.content,
             self.retired.content, self.inventory.content, self.decisions,
@@ -76,32 +76,31 @@ class AdministratorsFiles:
 
     @property
     def unknown(self) -> str:
-        """Which of them has never been valid; empty where it is known who holds what."""
+        """Names of required files that have never been valid; empty if there are none."""
         return ", ".join(f"the {file.kind} file" for file in self._metering if not file.known)
 
     def what_must_be(self) -> Inventory | None:
-        """The inventory; None where there is none, or none that was ever valid."""
+        """Return the inventory; None if there is none, or none that was ever valid."""
         file = self.inventory
         return file.content if file.path and file.known else None
 
     def texts(self) -> Mapping[str, str] | None:
-        """What is kept of each version; None while one that metering is told by was never valid."""
+        """Return the texts to store, by kind; None while a file that metering needs was never valid."""
         if self.unknown:
             return None
         kept = (*self._metering, self.inventory)
         return {f.kind: f.text for f in kept if f.path and f.known}
 
     def refresh(self) -> None:
-        """Read those that have changed. Blocking."""
+        """Read the files that have changed. Blocking."""
         for file in self.all:
             file.refresh()
 
     def start(self, stored: Callable[[str], str | None]) -> None:
-        """Read all; a file that cannot be used is replaced by its newest stored version. Blocking.
+        """Read all files; an unusable file is replaced by its newest stored version. Blocking.
 
-        `stored` returns the newest version of a kind of file that the database has. Raises
-        SettingsError for a file that cannot be used and of which there is no earlier version;
-        LedgerError where the database does not answer.
+        `stored` returns the newest version of a kind of file in the database. Raises SettingsError for an
+        unusable file of which there is no earlier version; LedgerError if the database is unavailable.
         """
         self.refresh()
         for file in (*self._metering, self.inventory):
@@ -118,7 +117,7 @@ class AdministratorsFiles:
             log.warning("earlier_version_used", kind=file.kind, file=str(file.path))
 
     async def watch(self) -> None:
-        """Read each whenever it changes, until cancelled."""
+        """Read each file after each change, until cancelled."""
         await asyncio.gather(*(file.watch() for file in self.all))
 
 

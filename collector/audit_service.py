@@ -1,4 +1,4 @@
-"""Everything that keeps the audit log: who writes into it, who may sign it, who holds what it signed."""
+"""Components of the audit log: its writers, the checks before signing, the witnesses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OBSERVED = "observed"
 
 @dataclass(slots=True)
 class AuditOffice:
-    """The log of a collector with all who work on it; `open` it, then `start` it, then `close` it."""
+    """The log of a collector with its writers and checks; `open` it, then `start` it, then `close` it."""
 
     key_file: Path
     trail: Trail
@@ -57,9 +57,9 @@ class AuditOffice:
         nodes: Callable[[], set[str]],
         database: Callable[[], Database],
     ) -> AuditOffice:
-        """The office of a state directory; `nodes` have a credential, `database` is the ledger's.
+        """Return the components of a state directory; `nodes` have credentials, `database` is the ledger's.
 
-        Raises SettingsError where the key cannot be used.
+        Raises SettingsError if the key cannot be used.
         """
         directory, core = restart.directory, restart.core
         key_file = Path(settings.audit.key_file or directory / "audit.key")
@@ -89,7 +89,7 @@ class AuditOffice:
         return cls(key_file, trail, observed, guard, custody, drain, rereading, watch)
 
     def open(self) -> None:
-        """Open the log and learn what it holds. Blocking; raises SettingsError, OSError."""
+        """Open the log and load its state. Blocking; raises SettingsError, OSError."""
         keep(self.key_file, self.trail.log.signer)
         self.trail.open()
         self.guard.open()
@@ -101,7 +101,7 @@ class AuditOffice:
         self.watch.start(recorded if recorded.database else None)
 
     def start(self, outer: TaskGroup, group: TaskGroup) -> None:
-        """Work until cancelled; what writes the log ends with the outer group, after all others."""
+        """Run until cancelled; the writer of the log ends with the outer group, after all others."""
         outer.create_task(self.trail.run())
         for work in (
             self.observed,
@@ -114,7 +114,7 @@ class AuditOffice:
             group.create_task(work.run())
 
     def numbers(self) -> AuditNumbers:
-        """What the office says of itself on the page."""
+        """Return the source of the audit log's metrics."""
         return AuditNumbers(
             self.observed,
             self.drain,

@@ -1,4 +1,4 @@
-"""The command `railscope collector` and what is below it."""
+"""The command `railscope collector` and its subcommands."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _config = click.option(
 
 @click.group()
 def collector() -> None:
-    """Turn frames of all nodes into cluster, rail and tenant views."""
+    """Receive frames of all nodes and compute cluster, rail and tenant views."""
 
 
 @collector.command()
@@ -47,7 +47,7 @@ def collector() -> None:
     help="Whether who shows no token may read what operators may.",
 )
 def run(config: Path | None, **flags: Any) -> None:
-    """Take frames in and serve the views until stopped."""
+    """Receive frames and serve the views until stopped."""
     file = config or settings.default_file("collector")
 
     def read() -> CollectorSettings:
@@ -73,15 +73,15 @@ def _loaded(config: Path | None) -> CollectorSettings:
 
 
 def _reload() -> None:
-    """Have `supervise` start the collector again in this process."""
+    """Make `supervise` restart the collector in this process."""
     os.kill(os.getpid(), signal.SIGHUP)
 
 
 @collector.command(name="check")
 @_config
 def check_command(config: Path | None) -> None:
-    """Validate settings, files, ledger and servers; exit status 1 where something is wrong."""
-    logs.configure("critical")  # the findings say it
+    """Validate settings, files, ledger and servers; exit status 1 if a check fails."""
+    logs.configure("critical")  # the findings report it
     found = _loaded(config)
     if not check(found, click.echo):
         sys.exit(1)
@@ -105,7 +105,7 @@ def check_command(config: Path | None) -> None:
 )
 @click.argument("name")
 def token(role: str, tenant: str, days: int | None, max_rank: int | None, name: str) -> None:
-    """Make a token for NAME, and the line for the tokens file. A node's NAME is that of the node."""
+    """Create a token for NAME, and the line for the tokens file. A node's NAME is that of the node."""
     if bool(tenant) is not (role == Role.TENANT):
         message = "--tenant goes with --role tenant, and the other way round"
         raise click.UsageError(message)
@@ -136,7 +136,7 @@ def token(role: str, tenant: str, days: int | None, max_rank: int | None, name: 
 @_config
 @click.confirmation_option(prompt="What is lost stays lost once the collector starts again. Go on?")
 def accept_loss_command(config: Path | None) -> None:
-    """Have the next start go on without files that were lost; run it while no collector runs."""
+    """Let the next start continue without files that were lost; run it while no collector runs."""
     found = _loaded(config)
     directory = state_directory(found.state_directory, CollectorSettings().state_directory)
     lost = list(accept_loss(directory))
@@ -151,7 +151,7 @@ def accept_loss_command(config: Path | None) -> None:
 @_config
 @click.confirmation_option(prompt="Is the wall clock of this machine right now?")
 def accept_clock_command(config: Path | None) -> None:
-    """Have the running collector accept the wall clock as it is, where it is suspect."""
+    """Make the running collector accept the current wall clock after it was found suspect."""
     found = _loaded(config)
     directory = state_directory(found.state_directory, CollectorSettings().state_directory)
     try:

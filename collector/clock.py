@@ -1,14 +1,15 @@
-"""The collector's clock: the boot clock, placed by a reference that a wrong wall clock cannot move.
+"""The collector's clock: the boot clock plus a reference that is robust against a wrong wall clock.
 
-now = reference + CLOCK_BOOTTIME, where the reference is wall clock - boot clock as it was found right.
-It is kept over restarts within one boot and follows the wall clock by at most 500 ppm, as NTP slews it.
-A wall clock that leaves it by more than a second is *suspect*, and so is one that starts a boot before the
-newest durable frame, or that most of three or more nodes contradict in one direction by over a minute.
-A boot that begins over an hour after the reference was kept last is *unconfirmed* until a node agrees within
-a minute; until then one or two nodes that all disagree in one direction contradict it, too.
-While it is suspect or unconfirmed, no ledger day is finalized or period closed. While it is suspect, frames are
-placed by the reference and name the time since which it is. That ends when the wall clock returns, or when an
-administrator accepts it: then the frames of that time are placed again, by the accepted reference.
+now = reference + CLOCK_BOOTTIME, where the reference is wall clock - boot clock as of when it was trusted.
+It is stored across restarts within one boot and follows the wall clock by at most 500 ppm, as NTP slews it.
+A wall clock that deviates from it by more than a second is *suspect*, and so is one that at the start of a
+boot is before the newest durable frame, or that most of three or more nodes contradict in one direction by
+over a minute. A boot that begins over an hour after the reference was last stored is *unconfirmed* until a
+node agrees within a minute; until then one or two nodes that all disagree in one direction contradict it,
+too. While the clock is suspect or unconfirmed, no ledger day is finalized and no period is closed. While it
+is suspect, frames get timestamps from the reference and name the start of that state. It ends when the wall
+clock returns, or when an administrator accepts it: then the frames of that time are assigned new timestamps
+by the accepted reference.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ LOOK_EVERY_NS = NS
 
 
 class ClockFileError(ValueError):
-    """The kept state of the clock cannot be read; the message gives the reason."""
+    """The stored state of the clock cannot be read; the message states the reason."""
 
 
 class Correction(msgspec.Struct, frozen=True):
-    """A decision: frames that were received while the clock was suspect came `delta_ns` later.
+    """An accepted step: frames received while the clock was suspect are shifted by `delta_ns`.
 
-    `since_ns` is the begin of that time by the reference that was left, which such frames name.
+    `since_ns` is the start of that time by the previous reference; such frames contain it.
     """
 
     since_ns: int
@@ -54,34 +55,34 @@ class Correction(msgspec.Struct, frozen=True):
 
 
 class ClockState(msgspec.Struct):
-    """What is kept of the clock: the boot, its reference, and since when and why it is suspect."""
+    """Stored state of the clock: the boot, its reference, and since when and why it is suspect."""
 
     boot_id: str
     reference_ns: int
     problem: str = ""
     since_ns: int = 0
     kept_ns: int = 0
-    """The time by the reference when this was written."""
+    """Time of this write by the reference."""
     is_unconfirmed: bool = False
-    """True until a node agrees, in a boot that began long after the reference was kept last."""
+    """True until a node agrees, in a boot that began long after the reference was last stored."""
     is_overruled: bool = False
     """True while the nodes contradict a clock that an administrator accepted."""
     corrections: list[Correction] = []
 
     @property
     def hold(self) -> str:
-        """The reason why nothing may be finalized or closed, or an empty text."""
+        """Reason why nothing may be finalized or closed; empty if there is none."""
         unconfirmed = "no node has confirmed the clock since the machine was started"
         return self.problem or (unconfirmed if self.is_unconfirmed else "")
 
 
 def boot_clock_ns() -> int:
-    """Nanoseconds since the machine was started, time asleep included."""
+    """Nanoseconds since boot, including suspend."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def this_boot() -> str:
-    """The identity of this boot (random(4)), or an empty text where the kernel shows none."""
+    """Identity of this boot (random(4)); empty if the kernel does not expose it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -90,36 +91,36 @@ def this_boot() -> str:
 
 @dataclass(slots=True)
 class CollectorClock:
-    """One clock for everything that is kept, finalized or billed."""
+    """The one clock for everything that is stored, finalized or billed."""
 
     directory: Path
     offsets_ns: Callable[[], Collection[int]] = tuple
-    """How far the wall clock of each node that reports is ahead of this clock."""
+    """Lead of the wall clock of each reporting node over this clock, in nanoseconds."""
     on_change: Callable[[ClockState], None] = lambda _state: None
-    """Called where the clock becomes suspect, and where it no longer is."""
+    """Called when the clock becomes suspect, and when it no longer is."""
     wall_ns: Callable[[], int] = time.time_ns
     boot_ns: Callable[[], int] = boot_clock_ns
     boot_id: str = field(default_factory=this_boot)
     _state: ClockState | None = None
     is_replaced: bool = False
-    """True if frames are to be placed again, by a new start of the collector."""
+    """True if a restart of the collector must assign frames new timestamps."""
     lost: str = ""
-    """What is wrong with the file that was kept; while it is set, nothing is written over the file."""
+    """Defect of the stored file; while it is set, the file is not overwritten."""
     _looked_ns: int = 0
     _kept_ns: int = 0
     _is_open: bool = False
 
     def open(self, newest_ns: int = 0) -> None:
-        """Read the kept reference, or take the wall clock's. Blocking; raises OSError.
+        """Read the stored reference, or initialize it from the wall clock. Blocking; raises OSError.
 
-        `newest_ns` is when the newest durable frame was received.
+        `newest_ns` is the receipt time of the newest durable frame.
         """
         boot_ns = self.boot_ns()
         try:
             found = read(self.directory)
         except (
             ClockFileError
-        ) as error:  # it was named before, and its loss accepted unless `lost` is set
+        ) as error:  # reported before; its loss was accepted unless `lost` is set
             log.warning("clock_unread", problem=str(error))
             found = None
         if found is None or found.boot_id != self.boot_id or not self.boot_id:
@@ -128,7 +129,7 @@ class CollectorClock:
         self._keep(boot_ns)
 
     def _begun(self, before: ClockState | None, newest_ns: int, boot_ns: int) -> ClockState:
-        """The state with which a boot begins."""
+        """Return the initial state of a boot."""
         wall_ns = self.wall_ns()
         begun = ClockState(self.boot_id, wall_ns - boot_ns)
         if before:
@@ -143,24 +144,24 @@ class CollectorClock:
         return begun
 
     def now_ns(self) -> int:
-        """The time by the reference, in nanoseconds since the epoch."""
+        """Time by the reference, in nanoseconds since the epoch."""
         return self._current().reference_ns + self.boot_ns()
 
     @property
     def problem(self) -> str:
-        """The reason why the wall clock is suspect, or an empty text."""
+        """Reason why the wall clock is suspect; empty if it is not."""
         return self._current().problem
 
     @property
     def hold(self) -> str:
-        """The reason why nothing may be finalized or kept for good, or an empty text."""
+        """Reason why nothing may be finalized or stored permanently; empty if there is none."""
         replaced = "frames are placed again by the accepted clock"
         lost = f"the file {FILE} of the state directory is lost: {self.lost}" if self.lost else ""
         return self._current().hold or lost or (replaced if self.is_replaced else "")
 
     @property
     def doubted_since_ns(self) -> int:
-        """The time since which the wall clock is in doubt, by the reference; 0 where it is not."""
+        """Start of the time in which the wall clock is in doubt, by the reference; 0 if it is not."""
         state = self._current()
         return state.since_ns if state.hold else 0
 
@@ -177,7 +178,7 @@ class CollectorClock:
         return self._state
 
     def _look(self, drift_ns: int, passed_ns: int, boot_ns: int) -> None:
-        """Follow the wall clock, or find out whether the reason to suspect it is gone."""
+        """Follow the wall clock, or check if the reason to suspect it still applies."""
         state = self._state
         assert state is not None  # noqa: S101 - set by the only caller
         self._looked_ns = boot_ns
@@ -206,7 +207,7 @@ class CollectorClock:
             self._keep(boot_ns)
 
     def _accept(self, drift_ns: int, boot_ns: int) -> None:
-        """Take the wall clock as it is, and remember by how much the frames since came later."""
+        """Accept the current wall clock, and store the correction for the frames received since."""
         state = self._state
         assert state is not None  # noqa: S101 - set by every caller
         if drift_ns:
@@ -238,7 +239,7 @@ class CollectorClock:
         if self._state is not None:
             self._state.kept_ns = self._state.reference_ns + boot_ns
         if not self._is_open or self._state is None or self.lost:
-            return  # a collector that may not write
+            return  # this collector may not write the file
         try:
             write_durably(self.directory / FILE, encoded(self._state))
         except OSError as error:
@@ -246,7 +247,7 @@ class CollectorClock:
 
 
 def _contradiction(offsets_ns: Sequence[int], *, is_unconfirmed: bool) -> str:
-    """The reason why the nodes contradict the clock, or an empty text."""
+    """Return the reason why the nodes contradict the clock; empty if they do not."""
     count = len(offsets_ns)
     for sign, word in ((1, "ahead of"), (-1, "behind")):
         far = sum(sign * offset > MAX_NODE_OFFSET_NS for offset in offsets_ns)
@@ -257,13 +258,13 @@ def _contradiction(offsets_ns: Sequence[int], *, is_unconfirmed: bool) -> str:
 
 
 def encoded(state: ClockState) -> bytes:
-    """Content of the file: the state as a line of JSON, and the CRC-32 of that line."""
+    """Encode the file: the state as a line of JSON, and the CRC-32 of that line."""
     content = msgspec.json.encode(state)
     return b"%b\n%08x\n" % (content, zlib.crc32(content))
 
 
 def read(directory: Path) -> ClockState | None:
-    """Return the state that a collector keeps in its state directory; None where there is no file.
+    """Return the state that a collector stored in its state directory; None if there is no file.
 
     Raises ClockFileError. A file of an earlier version has no checksum.
     """

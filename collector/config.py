@@ -10,7 +10,7 @@ from railscope.settings import described
 
 PREFIX = "RAILSCOPE_COLLECTOR_"
 MAX_SECONDS = 86_400.0
-"""A period of more than a day is a mistake in the unit."""
+"""A period of more than a day is probably a mistake in the unit."""
 MAX_DAYS = 36_500
 
 
@@ -187,7 +187,7 @@ class BillingSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Influx(msgspec.Struct, frozen=True, kw_only=True):
-    """Views written to a server that speaks InfluxDB's line protocol, version 2."""
+    """Export of views to a server with InfluxDB's line protocol, version 2."""
 
     url: Annotated[str, described("Base URL of the server. Empty: nothing is written.")] = ""
     token_file: Annotated[str, described("File that holds the token.")] = ""

@@ -1,4 +1,4 @@
-"""One line of the log for what happens again and again: the first at once, then counts."""
+"""Rate limit for repeated log lines: the first immediately, then counts."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _MAX_KEYS = 4096
 
 @dataclass(slots=True)
 class LogLimit:
-    """Says for each key when its next line is due; `repeated` of that line is the count since."""
+    """Decides for each key if a line is due; `repeated` of that line is the count since the last one."""
 
     monotonic: Callable[[], float] = time.monotonic
     suppressed: int = 0
-    """Lines that were not written."""
+    """Number of lines that were not written."""
     _keys: OrderedDict[tuple[str, ...], tuple[float, int]] = field(default_factory=OrderedDict)
 
     def due(self, *key: str) -> int | None:
-        """How often it happened since the last line; None where no line is due."""
+        """Return the number of occurrences since the last line; None if no line is due."""
         now = self.monotonic()
         since, count = self._keys.get(key, (now - EVERY_SECONDS, 0))
         if now - since < EVERY_SECONDS:

@@ -1,4 +1,4 @@
-"""The collector put together: state, frame log, ingest, views, API, sinks."""
+"""Composition of the collector: state, frame log, ingest, views, API, sinks."""
 
 from __future__ import annotations
 
@@ -83,23 +83,23 @@ _RELOAD_AGAIN_SECONDS = 10.0
 
 @dataclass
 class Collector:
-    """One collector: `run` takes frames in and serves views until cancelled."""
+    """One collector: `run` receives frames and serves views until cancelled."""
 
     settings: CollectorSettings
     on_listening: Callable[[str, int], None] = lambda _host, _port: None
     billing: Callable[[], ServedBooks] | None = None
-    """Finds who makes statements and exports; unless one is given, the collector's own books."""
+    """Opens the books for statements and exports; by default those of the collector's own ledger."""
     unwritable: Callable[[Path], str] = unwritable
-    """Reason why a directory cannot be written; empty where it can."""
+    """Returns the reason why a directory cannot be written; empty if it can."""
     space_seconds: float = RETRY_SECONDS
-    """How often a full disk is tried again."""
+    """Period of retries on a full disk."""
     read_only: str = ""
-    """Reason why it takes nothing in; empty where it does."""
+    """Reason why no data is accepted; empty if data is accepted."""
     reload: Callable[[], None] = lambda: None
-    """Has the collector started again, to place frames again by a clock that was accepted."""
+    """Restarts the collector, to assign frames new timestamps by an accepted clock."""
 
     def __post_init__(self) -> None:
-        """Build all parts. Raises SettingsError where a setting cannot work."""
+        """Build all components. Raises SettingsError for a setting that cannot work."""
         self.directory = state_directory(
             self.settings.state_directory, CollectorSettings().state_directory
         )
@@ -162,7 +162,7 @@ class Collector:
         self.sink = InfluxSink(self.settings.influx, lambda: self.refresher.views)
 
     def _node_offsets(self) -> list[int]:
-        """How far the wall clocks of nodes that report are ahead of the collector's."""
+        """Return the lead of the wall clock of each reporting node over the collector's, in nanoseconds."""
         from_ns = self.clock.now_ns() - round(self.settings.stale_seconds * NS)
         nodes = self.core.fleet.nodes.values()
         return [node.clock_offset_ns for node in nodes if node.instant_ns >= from_ns]
@@ -180,7 +180,7 @@ class Collector:
         )
 
     async def _record_clock(self) -> None:
-        """Look at the clock every second, and record what changed, until cancelled."""
+        """Check the clock every second, and record changes, until cancelled."""
         reload_at = 0.0
         while True:
             await asyncio.sleep(1)
@@ -190,13 +190,13 @@ class Collector:
                 self._clock_records.pop(0)
             loop_time = asyncio.get_running_loop().time()
             if self.clock.is_replaced and loop_time >= reload_at:
-                # Again where it was refused: nothing is stored before it is done.
+                # Repeated if it was rejected: nothing is stored before the restart.
                 reload_at = loop_time + _RELOAD_AGAIN_SECONDS
                 log.info("frames_placed_again", advice="the collector starts again for it")
                 self.reload()
 
     def _listed_nodes(self) -> set[str]:
-        """The nodes that have a credential."""
+        """Return the nodes that have a credential."""
         entries = self.tokens.credentials.entries.values()
         return {one.credential.name for one in entries if one.credential.role is Role.NODE}
 
@@ -208,12 +208,12 @@ class Collector:
             self.files.decisions = decisions
 
     def _door(self) -> Door:
-        """The ledger and the evidence in its database. Blocking; raises LedgerError."""
+        """Return the ledger and the evidence in its database. Blocking; raises LedgerError."""
         database = self.database.open()
         return Door(Ledger(database), EvidenceStore(database, self.quarantine))
 
     async def run(self) -> None:
-        """Run until cancelled. Raises SettingsError where a setting cannot work."""
+        """Run until cancelled. Raises SettingsError for a setting that cannot work."""
         lock = self._lock()
         watchdog = asyncio.create_task(feed_watchdog())
         try:
@@ -231,7 +231,7 @@ class Collector:
             os.close(lock)
 
     async def _wait_for_space(self) -> None:
-        """Where the disk is full, serve what is known until it is not; see `collector.http.read_only`."""
+        """Serve existing data while the disk is full; see `collector.http.read_only`."""
         problem = await asyncio.to_thread(self.unwritable, self.directory)
         if not problem:
             return
@@ -257,7 +257,7 @@ class Collector:
             serving.database.close()
 
     def restore_read_only(self) -> None:
-        """Read what can be served, and write nothing. Blocking; raises OSError."""
+        """Read the data to serve, and write nothing. Blocking; raises OSError."""
         self.trail.log.refuse()
         self.core.listeners.clear()
         self.core.on_envelope.clear()
@@ -284,7 +284,7 @@ class Collector:
             await server.close()
 
     def application(self) -> Application:
-        """All that is served, behind the gate."""
+        """Return the application with all routes, behind the gate."""
         ingest = Ingest(
             self.core,
             self.log,
@@ -325,7 +325,7 @@ class Collector:
         return application(gate, handlers, self.settings.limits.body_bytes)
 
     def _count_refusal(self, route: Route | None, reason: str) -> None:
-        """A refused sender is counted where refused envelopes are."""
+        """Count a denied sender among the rejected envelopes."""
         if route and route.name == "frames":
             self.core.counts.reject(reason)
 
@@ -339,7 +339,7 @@ class Collector:
                      nodes=len(self.core.fleet.nodes))  # fmt: skip
             notify("READY=1")
             async with asyncio.TaskGroup() as outer, asyncio.TaskGroup() as group:
-                # The outer one ends last: what the others leave is still recorded.
+                # The outer group ends last, so that the final events of the other tasks are recorded.
                 self.audit.start(outer, group)
                 group.create_task(self.access.run())
                 group.create_task(self.tokens.watch())
@@ -356,7 +356,7 @@ class Collector:
             await server.close()
 
     async def _check_files(self) -> None:
-        """Compare the state directory with what must be there, every day, until cancelled."""
+        """Compare the state directory with its expected files, every day, until cancelled."""
         while True:
             await asyncio.sleep(_CHECK_FILES_SECONDS)
             lost = await asyncio.to_thread(self.at_rest.check, lambda: self.core.schemas.digests)
@@ -364,7 +364,7 @@ class Collector:
                 await self.trail.log.append(self._gap(lost))
 
     def _gap(self, lost: Iterable[str]) -> Draft:
-        """The record of files that were lost."""
+        """Return the record of files that were lost."""
         names = sorted(lost)
         data: Data = {"what": "files", "count": len(names), "files": list(names[:_MAX_NAMED])}
         actor = Actor("collector", self.trail.log.source.id)
@@ -397,7 +397,7 @@ class Collector:
     # Restart -----------------------------------------------------------------------------------
 
     def restore(self) -> None:
-        """Read schemas, checkpoint and the segments behind it. Blocking; raises OSError."""
+        """Read schemas, the checkpoint and the segments after it. Blocking; raises OSError."""
         self.audit.open()
         self.access.open()
         self._read_files()
@@ -425,7 +425,7 @@ class Collector:
 
 
 def _require_seller(path: str) -> None:
-    """Raise SettingsError where statements and exports could not be issued for want of the file."""
+    """Raise SettingsError if statements and exports could not be issued because of the seller file."""
     if not path:
         return
     try:
@@ -436,10 +436,10 @@ def _require_seller(path: str) -> None:
 
 
 def calm_garbage_collection() -> None:
-    """Keep the garbage collector from walking the whole fleet again and again.
+    """Reduce the cost of Python's garbage collection over the state of the fleet.
 
-    What a restart has read stays for good. A full collection over the state of thousands of nodes
-    would hold all acknowledgements up for a fifth of a second; the state has no cycles that ever go.
+    Objects read at a restart are permanent. A full collection over the state of thousands of nodes would
+    delay all acknowledgements by a fifth of a second; the state has no cycles that are ever freed.
     """
     gc.collect()
     gc.freeze()

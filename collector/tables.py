@@ -1,6 +1,6 @@
-"""All tables of the database, in one place: who imports `metadata` from here has them all.
+"""All tables of the database: importing `metadata` from this module declares all of them.
 
-Each part declares its own. Triggers keep every one append-only.
+Each package declares its own. Triggers keep every table append-only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Long work: on the event loop in slices between which others go first, in threads to its end."""
+"""Long work: in slices on the event loop that leave time for other tasks, or uninterrupted in threads."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ SLICE_SECONDS = 0.001
 
 
 class Turns:
-    """Lets others go first: after each slice of work, for as long as the slice took.
+    """Yields to other tasks: after each slice of work, for as long as the slice took.
 
-    A request passes the loop a dozen times until it is acknowledged. If every pass met a slice of
-    ours, it would wait for a dozen of them.
+    A request passes the loop a dozen times until it is acknowledged. If each pass were delayed by a slice,
+    the request would be delayed by a dozen of them.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Turns:
 
 
 async def to_its_end(work: Coroutine[Any, Any, object]) -> None:
-    """Await something that must not stop half-way; being cancelled takes effect when it has ended."""
+    """Await work that must not be interrupted; a cancellation takes effect when it has ended."""
     running = asyncio.ensure_future(work)
     cancelled = False
     while not running.done():

@@ -1,4 +1,4 @@
-"""Refreshes all views at a period, in slices, so that acknowledgements never wait for long."""
+"""Periodic refresh of all views, in slices, so that acknowledgements are not delayed for long."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SUMMED = ("cluster", "rail", "tenant")
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """All views as of one instant."""
+    """All views as of one point in time."""
 
     instant_ns: int = 0
     cluster: View = field(default_factory=lambda: View("cluster", 0))
@@ -44,11 +44,11 @@ class Views:
     tenant: View = field(default_factory=lambda: View("tenant", 0))
     node: View = field(default_factory=lambda: View("node", 0))
     account: Account | None = None
-    """None while no one knows who holds what."""
+    """None while the claims of GPUs cannot be determined."""
     duration_ns: int = 0
     inventory: View = field(default_factory=lambda: View("inventory", 0))
     found: Found = field(default_factory=Found)
-    """What the inventory view is made of."""
+    """Source data of the inventory view."""
     jobs: Jobs = field(default_factory=Jobs)
 
 
@@ -63,17 +63,18 @@ class Refresher:
     wall_ns: Callable[[], int] = time.time_ns
     views: Views = field(default_factory=Views)
     known: Callable[[], bool] = lambda: True
-    """Whether it is known who holds what: else nothing is said of tenants, as held time would pass
-    for idle time."""
+    """True if the claims of GPUs can be determined; otherwise no tenant metrics are computed, because claimed
+    time would appear as idle time.
+    """
     quotas: Callable[[], Quotas] = Quotas
     watch: Watch | None = None
-    """Holds the fleet against the inventory."""
+    """Compares the fleet with the inventory."""
     max_jobs: int = MAX_JOBS
     seating: Seating = field(init=False)
     averages: Averages = field(default_factory=Averages)
 
     def __post_init__(self) -> None:
-        """Begin with nobody seated."""
+        """Create an empty seating."""
         self.seating = Seating(self.core, self.live.roster)
 
     async def run(self) -> None:
@@ -86,7 +87,7 @@ class Refresher:
         """Compute all views, one block of the fleet at a time."""
         started = time.perf_counter_ns()
         now_ns = self.wall_ns()
-        known = self.known()  # asked first: what is known by now is in the files below
+        known = self.known()  # first, so that the files read below are at least as new
         fresh_from_ns = now_ns - round(self.stale_seconds * NS)
         names: list[str] = []
         account = await self._account(now_ns) if known else None
@@ -129,7 +130,7 @@ class Refresher:
         return self.views
 
     def _jobs(self, now_ns: int, fresh_from_ns: int, gathered: Gathered) -> Jobs:
-        """The jobs there are; what was gathered is added up when somebody asks."""
+        """Return the jobs; the gathered values are summed on request."""
         roster, nodes = self.live.roster, self.core.fleet.nodes
         jobs, of_seat = roster.jobs(), roster.job_of_seat.copy()
         told = self.averages.follow(gathered, of_seat, now_ns)
@@ -142,9 +143,9 @@ class Refresher:
         )  # fmt: skip
 
     def _tenants_of(self, now_ns: int, names: list[str]) -> TenantsOf:
-        """Who holds the GPU of each rail of a node, and last the whole node.
+        """Return a function for the tenants of each rail's GPU of a node, and last of the whole node.
 
-        What several tenants share is none's: no one can tell whose its readings are.
+        A GPU shared by several tenants is attributed to none: its readings cannot be divided.
         """
         numbers: dict[str, int] = {}
         claims = self.live.files().claims
@@ -171,7 +172,7 @@ class Refresher:
         return tenants_of
 
     async def _account(self, now_ns: int) -> Account | None:
-        """The account; None while the ledger cannot be read."""
+        """Return the account; None while the ledger cannot be read."""
         return await self.live.refresh(now_ns, Turns().offer) if self.live.ready else None
 
     def _tenants(self, account: Account | None, held: Mapping[str, Units]) -> Iterator[Cell]:
@@ -180,7 +181,7 @@ class Refresher:
             yield from tenant_cells(account, amounts, held, self.quotas())
 
     def _told(self, now_ns: int, fresh_from_ns: int) -> dict[str, Node]:
-        """All nodes, but for silent ones that are taken out: nobody waits for them."""
+        """Return all nodes except stale ones that were removed from the inventory."""
         return {
             name: node
             for name, node in self.core.fleet.nodes.items()
@@ -206,14 +207,14 @@ class Refresher:
 
 
 def _of_all(jobs: Jobs) -> Iterator[Cell]:
-    """How many jobs there are; nothing while no one knows who holds what."""
+    """Yield the number of jobs; nothing while the claims of GPUs cannot be determined."""
     if jobs.instant_ns:
         yield Cell(jobs_catalog.JOBS, (), len(jobs.jobs) + jobs.left_out)
         yield Cell(jobs_catalog.JOBS_LEFT_OUT, (), jobs.left_out)
 
 
 async def _sliced(cells: Iterator[Cell | None]) -> list[Cell]:
-    """All cells, letting others go first now and then."""
+    """Collect all cells, yielding to other tasks periodically."""
     turns = Turns()
     found: list[Cell] = []
     for cell in cells:
