@@ -39,7 +39,7 @@ class Certificate:
     named: Credential | None = None
     """Credential named by the certificate; None for no URI, several URIs or an invalid one."""
     until_ns: int = 0
-    """End of validity. TLS checks it only in the handshake, a connection may last longer."""
+    """Credential named by the certificate; None for no URI, several URIs or an invalid one."""
 
 
 @lru_cache(_MAX_KEPT)

@@ -26,7 +26,7 @@ class Role(StrEnum):
     AUDITOR = "auditor"
     """Reads everything, the audit log included, and changes nothing."""
     TENANT = "tenant"
-    """Sees its own use, statements and audit entries."""
+    """Reads its own use, statements and audit entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Credential:
     """Name of the holder; for a node's credential, the name of the node."""
     role: Role
     tenant: str = ""
-    """The only tenant whose data it may read, for the role of a tenant."""
+    """The only tenant that it may read data of, for the role of a tenant."""
     max_rank: int = MAX_RANK
     """Highest authority of the claims that a node reports with it."""
 

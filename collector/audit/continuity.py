@@ -35,7 +35,7 @@ class _Gap:
 
 @dataclass(slots=True)
 class Continuity:
-    """Follows the counters of all sources, in the order of the log."""
+    """Tracks the counters of all sources, in the order of the log."""
 
     _counters: dict[tuple[str, str, str], _Counter] = field(default_factory=dict)
     _gaps: list[_Gap] = field(default_factory=list)

@@ -27,7 +27,7 @@ from railscope.wire import MAX_EVENT_NUMBER, WireEvent
 
 MAX_TEXT = 500
 NO_PERSONS = frozenset({"kubernetes", "containerd", "cri-o"})
-"""Sources whose owners are namespaces; those of all others may be persons."""
+"""Sources with namespaces as owners; the owners of all others may be persons."""
 ROGUE, JOIN, GAP = "tenancy.rogue_process", "node.join", "evidence.gap"
 _NS_PER_MS = 1_000_000
 TenantOf: TypeAlias = Callable[[str, str, int], str]

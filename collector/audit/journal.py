@@ -150,7 +150,7 @@ def check_files(
 ) -> None:
     """Check that the files are those of an acknowledgement. Raises JournalError.
 
-    After a crash there may be an additional empty new file, and files whose records are all signed.
+    After a crash there may be an additional empty new file, and files with signed records only.
     """
     names = [file.path.name for file in files]
     for name in stated.files:
@@ -334,7 +334,7 @@ class Journal:
         self._descriptor, self._marker, self._offset = descriptor, marker, 0
 
     def forget(self, signed: int) -> None:
-        """Delete files whose records are all signed, except the one being written.
+        """Delete files with signed records only, except the one being written.
 
         Raises JournalError, OSError.
         """

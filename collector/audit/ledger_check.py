@@ -153,7 +153,7 @@ def _items(rows: str) -> list[Item]:
 
 
 def _waiting(connection: Connection, log: str) -> dict[str, str]:
-    """Return the rows whose record is only in the outbox so far, or in another log: reason by name."""
+    """Return the rows that have a record only in the outbox so far, or in another log: reason by name."""
     joined = outbox.outerjoin(placed_rows, placed_rows.c.id == outbox.c.id)
     query = select(outbox.c.data, placed_rows.c.log, placed_rows.c.leaf).select_from(joined)
     elsewhere = or_(placed_rows.c.id.is_(None), placed_rows.c.log != log)
@@ -173,7 +173,7 @@ def _waiting(connection: Connection, log: str) -> dict[str, str]:
     return found
 
 
-def _rows(  # noqa: PLR0913, PLR0917 - what is compared with what
+def _rows(  # noqa: PLR0913, PLR0917 - both sides of the comparison
     connection: Connection, records: LedgerRecords, found: Compared,
     committed: dict[str, tuple[Item, bool]], waiting: Mapping[str, str], days: range | None,
 ) -> None:  # fmt: skip

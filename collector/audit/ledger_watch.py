@@ -48,7 +48,7 @@ class LedgerWatch:
     known: Head | None = None
     """Newest head that was recorded or read; number 0 stands for a database without one."""
     problem: str = ""
-    """Reason why the database is an older copy; empty where it is not."""
+    """Reason why the database is an older copy; empty if it is not."""
     checked: bool = False
     _kept: bool = False
     """True once this process has written the file: a damaged file is written again."""

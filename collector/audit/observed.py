@@ -179,7 +179,7 @@ class Observed:
             self._waiting.popleft()
 
     def _drafts(self, events: list[SeenEvent]) -> list[Draft]:
-        """Return the drafts of a batch, each given the claims after the preceding ones; off the loop."""
+        """Return the drafts of a batch, each based on the claims after the preceding ones. Off the loop."""
         gpus = {clean(seen.event.entity.key[0]) for seen in events if seen.event.entity.key}
         holdings = self.recorded.holdings.part(gpus)
         found: list[Draft] = []
@@ -234,9 +234,9 @@ class Observed:
         await asyncio.sleep(self.retry_seconds)
 
     def snapshot(self, horizon_ns: int = 0) -> bytes | None:
-        """Return the copy to store before frame log segments are deleted; None while they must be kept.
+        """Return the copy to store before frame log segments are deleted; None while they are still needed.
 
-        Runs whose last record was received before the horizon are dropped.
+        Runs with their last record received before the horizon are dropped.
         """
         if self._behind or self._reading:
             return None

@@ -105,7 +105,7 @@ class Recorded(msgspec.Struct):
             self.version = self.version or self.started
 
     def forget_before(self, ns: int) -> None:
-        """Drop runs whose last record was received before a timestamp; no older frames exist."""
+        """Drop runs with their last record received before a timestamp; no older frames exist."""
         for node, runs in list(self.runs.items()):
             for run in [run for run, told in runs.items() if told.last_ns < ns]:
                 del runs[run]

@@ -1,7 +1,7 @@
 """Periodic verification of the collector's own audit log, complete as by `railscope audit verify`.
 
-The collector detects first what others can detect: a record that was altered on disk is not signed again
-once its tile is full, and no checkpoint that agents hold contradicts it.
+The collector detects first what others can detect. Nothing else would show a record that was altered on
+disk after its tile was full: it is not signed again, and no checkpoint that agents hold contradicts it.
 """
 
 from __future__ import annotations

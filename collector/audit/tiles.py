@@ -227,7 +227,7 @@ class Tiles:
 
 
 def complete_root(hashes: Sequence[Hash]) -> Hash:
-    """Return the root of a complete subtree, whose number of leaves is a power of two."""
+    """Return the root of a complete subtree; its number of leaves is a power of two."""
     row = list(hashes)
     while len(row) > 1:
         row = [node_hash(row[at], row[at + 1]) for at in range(0, len(row), 2)]

@@ -1,4 +1,4 @@
-"""One-way upgrade of an audit log whose housekeeping files are not signed yet.
+"""One-way upgrade of an audit log with unsigned housekeeping files.
 
 Earlier versions stored a bare number in `epoch`, a bare count in `acknowledged` and bare JSON in
 `witnesses`. Nothing authenticates those, so a person confirms once that they are right: no collector

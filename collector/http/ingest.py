@@ -61,7 +61,7 @@ _HOUR_NS = _DAY_NS // 24
 _FUTURE_NS = 60_000_000_000
 
 
-class Refusal(Exception):  # noqa: N818 - it is an answer, not an accident
+class Refusal(Exception):  # noqa: N818 - a response, not a failure
     """An envelope that is not acknowledged: status, reason for the counter, text for the sender."""
 
     def __init__(self, status: HTTPStatus, reason: str, text: str, **more: object) -> None:

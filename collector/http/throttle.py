@@ -1,7 +1,7 @@
 """Limit on failed authentications per address.
 
 Only failures are limited: a request with a valid credential is served even from an address with many
-failures. The stored state is bounded; the address whose last failure is the oldest is dropped first.
+failures. The stored state is bounded; the address with the oldest last failure is dropped first.
 """
 
 from __future__ import annotations

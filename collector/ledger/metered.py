@@ -42,7 +42,7 @@ class MeteredGpu:
     _doubts: Sequence[Piece[ClockDoubt]] = ()
 
     @classmethod
-    def of(  # noqa: PLR0913, PLR0917 - everything that is known of a GPU
+    def of(  # noqa: PLR0913, PLR0917 - all evidence of a GPU
         cls,
         evidence: Evidence,
         counted: Mapping[Measure, Increments],

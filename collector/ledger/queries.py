@@ -79,7 +79,7 @@ def newest_numbers(
 
 
 def add_revisions(connection: Connection, rows: Sequence[Values]) -> set[GpuDay]:
-    """Insert revisions; return the GPU-days without those whose number another writer has inserted."""
+    """Insert revisions; return their GPU-days, except those of numbers that another writer has inserted."""
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     key = [revisions.c.gpu_uuid, revisions.c.day, revisions.c.revision]
     statement = dialect.insert(revisions).on_conflict_do_nothing(index_elements=key)

@@ -227,7 +227,7 @@ def make_append_only(table: Table) -> None:
 
 
 class Covered(NamedTuple):
-    """A table whose rows heads commit to, and the tables of its dependent rows."""
+    """A table of rows that heads commit to, and the tables of its dependent rows."""
 
     table: Table
     parts: tuple[Table, ...]

@@ -290,6 +290,6 @@ def _covered(found: DayTiling, tiling: Tiling) -> list[tuple[int, int]]:
             message = f"{tiling} slots of {found.gpu} at {now} are {slots}, not each slot once"
             raise TilingError(message)
         if covered and covered[-1][1] == now:
-            now = covered.pop()[0]  # noqa: PLW2901 - the interval before goes on
+            now = covered.pop()[0]  # noqa: PLW2901 - extends the previous interval
         covered.append((now, until))
     return covered
