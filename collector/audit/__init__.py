@@ -4,5 +4,6 @@
     tile/      records and hashes of everything signed (`tiles`)
     checkpoint the newest signed size and root
 
-`log` writes it, `verify` checks it from files and a public key, `command` is the command line.
+`log` writes it, `verify` checks it from files and a public key, `collector.commands.audit` is its command
+line.
 """
