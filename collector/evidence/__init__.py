@@ -1,14 +1,16 @@
-"""Evidence: what frames, claim events and administrators' files say of each GPU, kept as facts.
+"""Usage evidence: facts about each GPU from frames, claim events and administrators' files.
 
-    chunk      what a node's frames of a quarter of an hour said
-    seen       which metering facts a schema carries
-    told       claims as events tell them
-    watched, claims_file, tenants_file, calendar_file, retired_file   what administrators say
-    administration   what auditors are told of that
-    assemble   facts as metering takes them
-    book       the facts in memory, fed by the core
-    schema, store   the facts in the ledger's database
-    settle     facts into the database, days into the ledger
+  chunk            facts from a node's frames of 15 minutes
+  told             facts from claim events
+  taking           facts from one batch
+  book             facts in memory, fed by the core
+  schema, queries, store, quarantine   facts in the ledger's database
+  changes          facts that may change ledger days
+  contacts, occupancy, places, disputes   the node that has a GPU, and when
+  ends, node_claims, unplaced   the claims that hold a GPU, and when
+  review, decisions   evidence that is pending review, and its decisions
+  administration, trouble   audit records of files and of problems
+  assemble         facts in the form that metering reads
 
-Facts are sets: neither order nor repetition means anything, so two collectors may tell the same.
+Facts are sets: neither order nor repetition matters, so two collectors may record the same facts.
 """

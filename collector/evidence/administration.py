@@ -1,4 +1,4 @@
-"""What auditors are told of a new version of a file that administrators write, once for ever."""
+"""Audit records of a new version of an administrator's file, each recorded once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from railscope.audit.record import Actor, Data, Subject
 
 
 class Version(NamedTuple):
-    """A version of a file, and what the one before said; empty where there was none."""
+    """Version of a file, with the text of the previous version; empty if there was none."""
 
     kind: str
     text: str
@@ -23,7 +23,7 @@ class Version(NamedTuple):
     recorded_ns: int
 
     def drafts(self) -> Iterator[tuple[str, Draft]]:
-        """The records of it, each under an id of its own."""
+        """Return its audit records, each with its own id."""
         of = f"{self.recorded_ns}/{self.digest}"
         if self.kind == "tenants":
             count = sum(1 for _ in tenants_file.parse(self.text))
@@ -37,7 +37,7 @@ class Version(NamedTuple):
                 yield f"retired/{of}/{number}", self._retirement(what, one)
 
     def _retirements(self) -> list[tuple[str, Retirement]]:
-        """The rows that are new, and those that are there no more."""
+        """Return the added and the removed rows."""
         before, now = (
             set(retired_file.parse(text)) if text else set() for text in (self.before, self.text)
         )

@@ -1,4 +1,4 @@
-"""Facts as metering takes them: everything that is known of one GPU."""
+"""Facts about one GPU, assembled in the form that metering reads."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from railscope.frame import NO_RAIL
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """What administrators say, in files and by decisions."""
+    """Administrators' files, and decisions of people."""
 
     claims: FileClaims = field(default_factory=FileClaims)
     tenants: Tenants = field(default_factory=Tenants)
@@ -63,12 +63,12 @@ class Files:
 
     @property
     def expected(self) -> Expectation:
-        """The GPUs that there should be."""
+        """Return the expected GPUs."""
         return Expectation(self.inventory, self.retired, self.decisions)
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What is known of one GPU from frames and events."""
+    """Facts about one GPU from frames and events."""
 
     gpu: str
     presences: Sequence[Presence]
@@ -76,17 +76,17 @@ class Facts(msgspec.Struct, frozen=True):
     ended: Sequence[Ended] = ()
     cuts: Sequence[Cut] = ()
     reports: Mapping[str, Sequence[Span]] = {}
-    """When each node reported anything but GPUs."""
+    """By node, the time in which it reported anything but GPUs."""
     contacts: Contacts = {}
-    """Of all GPUs of the nodes that reported this one."""
+    """Contacts of all GPUs of the nodes that reported this one."""
     silent: Mapping[str, Sequence[Span]] = {}
-    """When each node listed the GPU, at times without a value."""
+    """By node, the time in which it listed the GPU without a value."""
     attended: Mapping[str, Sequence[Span]] = {}
-    """When each node reported anything."""
+    """By node, the time in which it reported anything."""
 
 
 class Known(msgspec.Struct, frozen=True):
-    """Evidence of a GPU, what its counters counted, and its model."""
+    """Evidence of a GPU, increments of its counters, and its model."""
 
     evidence: Evidence
     counted: dict[Measure, Increments]
@@ -105,7 +105,7 @@ def facts_of(
     ended: Iterable[Ended],
     contacts: Contacts | None = None,
 ) -> Facts:
-    """What chunks and claims say of a GPU."""
+    """Collect the facts about a GPU from chunks and claims."""
     presences: list[Presence] = []
     cuts: list[Cut] = []
     reports: dict[str, list[Span]] = {}
@@ -127,7 +127,7 @@ def facts_of(
 
 
 def evidence_of(facts: Facts, files: Files) -> tuple[Evidence, Places]:
-    """What metering is told."""
+    """Return the evidence of a GPU for metering, and its places."""
     placed = _placed(facts, files)
     where = placed.where
     ends = ends_of(facts.told, facts.ended, facts.presences)
@@ -159,7 +159,7 @@ def evidence_of(facts: Facts, files: Files) -> tuple[Evidence, Places]:
 
 
 def home_of(facts: Facts, where: Places) -> str:
-    """The node that reported a GPU first."""
+    """Return the node that reported a GPU first."""
     heard = (
         (gpus[facts.gpu].heard_ns, n) for n, gpus in facts.contacts.items() if facts.gpu in gpus
     )
@@ -168,21 +168,24 @@ def home_of(facts: Facts, where: Places) -> str:
 
 
 def _placed(facts: Facts, files: Files) -> Placed:
-    """Where a GPU was, and what waits there."""
+    """Return the places of a GPU, and the periods that are pending review."""
     return placed_of(_reported(facts), facts.silent, facts.attended, files.expected)
 
 
 def _reported(
     facts: Facts, nodes: Container[str] | None = None, placed: Placed | None = None
 ) -> Reported:
-    """What claims depend on; with nodes, only those report claims: the GPU was never in others."""
+    """Return the facts that claims depend on.
+
+    With `nodes`, only claims of these nodes: the GPU was never in the others.
+    """
     told = [one for one in facts.told if nodes is None or one.node in nodes]
     disputed = placed.disputed if placed else {}
     return Reported(facts.gpu, told, facts.ended, facts.presences, facts.contacts, disputed)
 
 
 def waiting_of(facts: Facts, files: Files) -> list[ClaimPart]:
-    """The parts of claims on a GPU that wait for a person."""
+    """Return the parts of claims on a GPU that are pending review."""
     ends = ends_of(facts.told, facts.ended, facts.presences)
     reported = _reported(facts)
     if is_gpu(facts.gpu):
@@ -194,7 +197,7 @@ def waiting_of(facts: Facts, files: Files) -> list[ClaimPart]:
 
 
 def waiting_nodes(facts: Facts, files: Files, now_ns: int) -> list[str]:
-    """The nodes that list a GPU of another one, which a person may decide about."""
+    """Return the nodes that list a GPU of another node, which a person may decide about."""
     waiting = _placed(facts, files).where.waiting
     return sorted(node for node, periods in waiting.items() if periods[0][0] < now_ns)
 
@@ -203,7 +206,7 @@ def known(
     facts: Facts, chunks: Sequence[Chunk], files: Files,
     placed: tuple[Evidence, Places] | None = None,
 ) -> Known:  # fmt: skip
-    """Everything of a GPU: evidence (with what was placed on it), counters, model."""
+    """Assemble everything about a GPU: evidence (with placed claims), counters, model."""
     evidence, where = placed or evidence_of(facts, files)
     sighted = [chunk.gpus[facts.gpu] for chunk in chunks if facts.gpu in chunk.gpus]
     sku = max((one.sku for one in sighted), default="")
@@ -218,7 +221,7 @@ def known(
 def _doubts(
     gpu: str, chunks: Iterable[Chunk], stays: Sequence[Stay]
 ) -> Iterator[Piece[ClockDoubt]]:
-    """Evidence of a GPU in its nodes that was received while the collector's clock was suspect."""
+    """Yield evidence of a GPU that was received while the collector's clock was suspect."""
     for chunk in chunks:
         for one in chunk.doubts:
             for stay in stays:
@@ -233,7 +236,7 @@ def _doubts(
 def counts_of(
     facts: Facts, ends: Ends, tenants: Tenants, decisions: Decisions
 ) -> list[UnplacedClaim]:
-    """Claims of a node without a device, by the facts that are kept under it."""
+    """Return a node's claims without a device, from the facts stored under the node's key."""
     found = node_claims(_reported(facts), ends, tenants, Expectation(decisions=decisions))
     firsts = first_reports(facts.told)
     return [
@@ -250,7 +253,7 @@ def counts_of(
 
 
 def _layouts(cuts: Iterable[Cut]) -> Iterator[Layout]:
-    """A layout from the first frame that shows it on."""
+    """Yield each layout, from the first frame that shows it."""
     seen = sorted((span.first_ns, cut.parts) for cut in cuts for span in cut.spans)
     last: tuple[Part, ...] | None = None
     for start_ns, parts in seen:
@@ -261,15 +264,15 @@ def _layouts(cuts: Iterable[Cut]) -> Iterator[Layout]:
 
 
 def layout_id(parts: Sequence[Part]) -> str:
-    """A short name for a way to cut a GPU; empty where it is whole."""
+    """Return a short id of a MIG layout; empty for a GPU that is not partitioned."""
     return sha256(msgspec.json.encode(parts)).hexdigest()[:12] if parts else ""
 
 
 def _sightings(facts: Facts, ends: Ends, where: Places) -> Iterator[Sighting]:
-    """Who else says that the node was at work.
+    """Yield independent evidence that the node was running.
 
-    Other streams of the node; and the scheduler, whose claim stands for as long as it lasted, or,
-    where its end is not known, for as long as the node that tells of it was heard.
+    The sources are other streams of the node, and the scheduler: its claim counts for as long as it
+    lasted, or, without a reported end, until the last report of the node that reported it.
     """
     heard: dict[str, int] = {}
     for node, spans in facts.reports.items():
@@ -285,7 +288,7 @@ def _sightings(facts: Facts, ends: Ends, where: Places) -> Iterator[Sighting]:
         heard[presence.node] = max(last, heard.get(presence.node, -FOREVER_NS))
     gaps = gaps_of(facts.told, facts.presences)
     for one in facts.told:
-        # What was reported late is no witness of the time before.
+        # A late report is no evidence for the time before it.
         start_ns = max(one.start_ns, one.trusted_from_ns)
         if one.level is Level.SCHEDULER:
             until = ends.get((one.node, one.id), heard.get(one.node, one.start_ns))
@@ -308,7 +311,7 @@ def _within(stay: Stay, spans: Iterable[Span]) -> Iterator[Sighting]:
 def counted(
     gpu: str, chunks: Sequence[Chunk], stays: Sequence[Stay] = ()
 ) -> dict[Measure, Increments]:
-    """What the counters of a GPU counted: its own, and those of the ports on its rail.
+    """Return the increments of a GPU's counters and of the counters of the ports on its rail.
 
     A node's readings count while the GPU is in that node.
     """
@@ -354,13 +357,13 @@ def _readings(
 ) -> Iterator[Readings]:
     for (boot, run), cells in runs.items():
         table = np.array(sorted(cells.values()), np.int64).reshape(-1, 3)
-        # The boot clock knows the order; what the journey took may make instants seem to go back.
+        # The boot clock gives the order; transport delays may make wall timestamps go backwards.
         instants = np.maximum.accumulate(table[:, 1])
         yield Readings(boot, instants, table[:, 2].copy(), run)
 
 
 def _together(parts: Sequence[Increments]) -> Increments:
-    """Increments of several ports, as if they were of one."""
+    """Merge the increments of several ports into one series."""
     if len(parts) == 1:
         return parts[0]
     ends = np.concatenate([part.ends_ns for part in parts])

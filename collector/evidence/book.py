@@ -1,6 +1,6 @@
-"""The facts in memory: what frames and events say of each GPU, until the database has them.
+"""Facts in memory from frames and events about each GPU, until the database contains them.
 
-The core feeds it every batch that holds a fresh frame. All of it is part of the checkpoint, so that
+The core passes it every batch that contains a fresh frame. All of it is part of the checkpoint, so
 nothing is lost between the frame log and the database.
 """
 
@@ -57,29 +57,29 @@ from railscope.wire import Batch, Envelope
 log = structlog.get_logger(__name__)
 
 PART_BYTES = 64 << 10
-"""What a node's quarter of an hour usually takes."""
+"""Usual size of a node's evidence of 15 minutes."""
 FLAGGED_NS = 2_000_000_000
-"""A node's clock that is further off than this is told of; beyond a minute it is not believed."""
+"""Clock offset of a node above which its samples are flagged; above a minute they are not used."""
 MAX_SNAPPED_NS = FLAGGED_NS
 
 
 class Kept(msgspec.Struct):
-    """A chunk in memory: when it last grew, and whether it is in the database or on its way."""
+    """A chunk in memory, with its last change; `stored` if the database has it or is writing it."""
 
     chunk: Chunk
     touched_ns: int = 0
     stored: bool = False
     size_bytes: int = 0
-    """About the memory that it takes."""
+    """Approximate memory use."""
 
     @property
     def parts(self) -> int:
-        """For how many parts of evidence it counts."""
+        """Return the number of evidence parts that it counts as."""
         return 1 + self.size_bytes // PART_BYTES
 
 
 class GpuMemory(msgspec.Struct):
-    """What is kept of a GPU: since the first day that is not in the ledger."""
+    """Facts about a GPU in memory, since the first day that is not in the ledger."""
 
     presences: dict[str, Presence] = {}
     """By node and boot."""
@@ -92,7 +92,10 @@ class GpuMemory(msgspec.Struct):
 
 @dataclass(slots=True)
 class EvidenceBook:
-    """All facts in memory. `changed` are the GPUs whose facts did not only go on."""
+    """All facts in memory.
+
+    `changed` has the GPUs with changes other than the continuation of their last samples.
+    """
 
     gpus: dict[str, GpuMemory] = field(default_factory=dict)
     chunks: dict[tuple[str, str, int], Kept] = field(default_factory=dict)
@@ -101,24 +104,24 @@ class EvidenceBook:
     unwritten: dict[Told | Ended, None] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
     late: set[str] = field(default_factory=set)
-    """GPUs that were told of something before what their open amounts already hold."""
+    """GPUs with new facts from before the end of their open amounts."""
     tails: dict[str, Span] = field(default_factory=dict)
-    """The newest samples of each GPU, as the account counts with them."""
+    """The newest samples of each GPU, as the account counts them."""
     listeners: list[Callable[[Trouble], None]] = field(default_factory=list)
     receipts: dict[str, NodeReceipts] = field(default_factory=dict)
     """By node."""
     refused: int = 0
     version: int = 0
-    """Grows with each claim and each new presence of a GPU."""
+    """Incremented by each claim and each new presence of a GPU."""
     claims: ClaimIndex = field(default_factory=ClaimIndex)
     suppressed: int = 0
-    """Troubles of one kind and node beyond those that are reported one by one."""
+    """Troubles of one kind and node beyond those that are reported individually."""
     aged_rows: int = 0
     """Rows that were too old at their receipt to be evidence."""
     excess_gpus: int = 0
-    """Sightings of GPUs beyond what a node may report."""
+    """Sightings of GPUs beyond the maximum of a node."""
     excess_spans: int = 0
-    """Stretches of samples beyond what is kept of a GPU or a node."""
+    """Spans of samples beyond the maximum of a GPU or a node."""
     spans: SpanCounts = field(default_factory=SpanCounts)
     _said: set[tuple[str, ...]] = field(default_factory=set)
     _troubles: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -128,7 +131,7 @@ class EvidenceBook:
     def steps(
         self, record: Record, envelope: Envelope, batch: Batch, known: Known
     ) -> Iterator[None]:
-        """Take the facts of a batch, one quarter of an hour a step."""
+        """Record the facts of a batch, one chunk per step."""
         since_boot_ns = _since_boot_ns(record, envelope, batch)
         oldest_ns = record.received_wall_ns - MAX_AGE_NS - since_boot_ns
         skew_ns = self._skew(record, envelope.node)
@@ -150,9 +153,9 @@ class EvidenceBook:
             yield
 
     def _skew(self, record: Record, node: str) -> int:
-        """How wrong the node's clock is, in three steps, so that small changes are none.
+        """Return the clock error of the node in three steps, so that small changes have no effect.
 
-        Nobody can say it while the collector's own clock is suspect.
+        0 while the collector's own clock is suspect: the error cannot be measured then.
         """
         if record.doubted_since_ns:
             return 0
@@ -176,7 +179,7 @@ class EvidenceBook:
         return kept
 
     def _kept(self, key: tuple[str, str, int], record: Record, span: tuple[int, int]) -> Kept:
-        """The chunk of a node's quarter of an hour, which is about to grow."""
+        """Return the chunk of a node's 15 minutes, extended by a span."""
         kept = self.chunks.get(key)
         if kept is None:
             kept = self.chunks[key] = Kept(Chunk(*key, *span))
@@ -189,7 +192,10 @@ class EvidenceBook:
     def _doubt_claim(
         self, record: Record, envelope: Envelope, fact: Told | Ended, frame: tuple[int, int]
     ) -> None:
-        """Mark the time that a claim adds up to its frame; `frame` is that by two clocks."""
+        """Mark the time that a claim or its end affects, up to its frame.
+
+        `frame` has the timestamps of the frame on the boot clock and on the collector's clock.
+        """
         boot_ns, instant_ns = frame
         begin_ns = fact.start_ns if isinstance(fact, Told) else fact.instant_ns
         first_ns = min(instant_ns, max(begin_ns, fact.trusted_from_ns))
@@ -200,7 +206,7 @@ class EvidenceBook:
         kept.chunk.doubt(Doubt(*doubt, first_ns, instant_ns))
 
     def release(self, kept: Kept) -> None:
-        """Forget a part that the database has."""
+        """Remove a part that is stored in the database."""
         chunk = kept.chunk
         del self.chunks[chunk.node, chunk.boot, chunk.number]
         self.waiting[chunk.node] -= kept.parts
@@ -208,26 +214,26 @@ class EvidenceBook:
             del self.waiting[chunk.node]
 
     def gpu(self, uuid: str) -> GpuMemory:
-        """What is kept of a GPU."""
+        """Return the facts about a GPU, created if absent."""
         memory = self.gpus.get(uuid)
         if memory is None:
             memory = self.gpus[uuid] = GpuMemory({}, [], [], [])
         return memory
 
     def node(self, name: str) -> NodeReceipts:
-        """Receipts of a node."""
+        """Return the receipts of a node."""
         return self.receipts.setdefault(name, NodeReceipts(0, {}))
 
     def receive(self, record: Record, envelope: Envelope) -> None:
-        """Take note of an envelope, after what it reports was taken."""
+        """Record an envelope, after its content was recorded."""
         node = self.node(envelope.node)
         node.receive(record.received_wall_ns, record.sent, envelope)
-        # What a node reports of its time decides whether it still has a GPU that others list.
+        # The reports of a node decide whether it still has a GPU that other nodes list.
         shared = [gpu for gpu in node.gpus if gpu in self.gpus and self.is_shared(gpu)]
         self.changed.update(shared)
 
     def meet(self, contacts: Contacts) -> None:
-        """Take first contacts that the database has, perhaps from another collector."""
+        """Merge first contacts from the database, perhaps of another collector."""
         for node, gpus in contacts.items():
             receipts = self.node(node)
             earlier = [gpu for gpu, contact in gpus.items() if receipts.meet(gpu, contact)]
@@ -236,11 +242,11 @@ class EvidenceBook:
                 self.version += 1
 
     def contacts_of(self, node: str) -> Contacts:
-        """First receipts of the GPUs of a node."""
+        """Return the first receipts of the GPUs of a node."""
         return {node: self.node(node).gpus}
 
     def contacts_beyond(self, known: Contacts) -> Contacts:
-        """First receipts that are not among these, or are earlier."""
+        """Return the first receipts that are not in `known`, or are earlier."""
         found: dict[str, dict[str, Contact]] = {}
         for node, receipts in self.receipts.items():
             there = known.get(node, {})
@@ -250,9 +256,10 @@ class EvidenceBook:
         return found
 
     def see(self, uuid: str, presence: Presence, pci: str) -> int | None:
-        """A GPU was seen in a node; when that was first heard of in that boot.
+        """Record a GPU in a node; return its first receipt in that boot.
 
-        None where it cannot be taken: the node reported too many. The presence may be others' too.
+        None if it is rejected: the node reported too many GPUs or spans. `presence` may be shared:
+        it is copied.
         """
         receipts = self.node(presence.node)
         if not receipts.accepts(uuid):
@@ -278,7 +285,7 @@ class EvidenceBook:
         return heard_ns
 
     def _take(self, uuid: str, presence: Presence, key: str) -> int:
-        """Add a presence to those of a GPU; when it was first heard of."""
+        """Add a presence to those of a GPU; return its first receipt."""
         presences = self.gpu(uuid).presences
         found = presences.get(key)
         if found is None:
@@ -299,7 +306,10 @@ class EvidenceBook:
         return found.heard_ns
 
     def list_silent(self, node: str, uuid: str, spans: Sequence[Span]) -> bool:
-        """A node listed a GPU that it reported before, at times without a value."""
+        """Record that a node listed a GPU without a value; false if that is rejected.
+
+        A GPU that the node never reported with a value is rejected.
+        """
         if uuid not in self.node(node).gpus or uuid not in self.gpus:
             return False
         kept = self.gpus[uuid].silent.setdefault(node, [])
@@ -319,7 +329,7 @@ class EvidenceBook:
         return len(self.gpus[uuid].presences) > 1 and len(self.nodes_of(uuid)) > 1
 
     def cut(self, uuid: str, parts: tuple[Part, ...], span: Span) -> None:
-        """A GPU was cut in this way. The span may be others' too."""
+        """Record the MIG layout of a GPU in a span, which may be shared: it is copied."""
         cuts = self.gpu(uuid).cuts
         for cut in cuts:
             if cut.parts == parts:
@@ -332,7 +342,7 @@ class EvidenceBook:
     # Events ------------------------------------------------------------------------------------
 
     def hear(self, record: Record, envelope: Envelope, batch: Batch) -> Iterator[None]:
-        """Take the claims of a batch, some of them a step."""
+        """Record the claims of a batch, `_CLAIMS_A_STEP` per step."""
         events = [e for e in batch.events if e.name in STARTS or e.name in ENDS]
         if not events:
             return
@@ -343,7 +353,7 @@ class EvidenceBook:
             if number % _CLAIMS_A_STEP == 0:
                 yield
             try:
-                # No event is later than the frame that carries it.
+                # No event is later than its frame.
                 boot_ns = min(event.boot_ns, batch.boot_ns[event.row])
                 fact = told(teller, replace(event, boot_ns=boot_ns))
             except ToldError as error:
@@ -369,7 +379,7 @@ class EvidenceBook:
         self.trouble(Trouble("refused_claim", "", record.node, record.received_wall_ns, facts))
 
     def _limited(self, record: Record, claim: Told) -> Told:
-        """The claim with an authority that the token of its node may give it."""
+        """Return the claim with its authority limited to the maximum of the node's token."""
         if claim.level <= record.max_rank:
             return claim
         limit = Level(record.max_rank)
@@ -380,14 +390,14 @@ class EvidenceBook:
         return replace(claim, level=limit)
 
     def learn(self, facts: Iterable[Told | Ended]) -> None:
-        """Take claims that the database has, perhaps from another collector."""
+        """Add claims from the database, perhaps of another collector."""
         for fact in facts:
             known = fact.gpu in self.gpus or not is_gpu(fact.gpu)
             if known and self._keep(fact):
                 self._touch(fact)
 
     def _touch(self, fact: Told | Ended) -> None:
-        """A claim concerns its GPU; where its node has claims without a device, all GPUs there."""
+        """Mark the GPU of a claim as changed; all GPUs of its node if that has claims without a device."""
         concerned = {fact.gpu}
         if self.has_unplaced(fact.node):
             concerned.update(self.gpus_in(fact.node))
@@ -396,7 +406,7 @@ class EvidenceBook:
         self.version += 1
 
     def _keep(self, fact: Told | Ended) -> bool:
-        """Keep a claim or its end; whether it was not there."""
+        """Add a claim or its end; true if it is new."""
         memory = self.gpu(fact.gpu)
         if isinstance(fact, Told):
             new = not any(repeats(one, fact) for one in self.claims.starts(fact))
@@ -415,7 +425,7 @@ class EvidenceBook:
         return new
 
     def trouble(self, trouble: Trouble) -> None:
-        """Say once that something is wrong, and tell who listens."""
+        """Log a new problem once, and pass it to the listeners."""
         key = (trouble.kind, trouble.gpu, trouble.node, *sorted(trouble.facts.values()))
         if trouble.kind == "quarantine":
             key = key[:3]
@@ -442,7 +452,7 @@ class EvidenceBook:
     # Nodes -----------------------------------------------------------------------------------
 
     def gpus_in(self, node: str) -> list[str]:
-        """The GPUs that were seen in a node."""
+        """Return the GPUs that were seen in a node."""
         return [
             gpu
             for gpu, memory in self.gpus.items()
@@ -450,7 +460,7 @@ class EvidenceBook:
         ]
 
     def nodes_of(self, gpu: str) -> set[str]:
-        """The nodes that a GPU was seen in."""
+        """Return the nodes in which a GPU was seen."""
         return {presence.node for presence in self.gpu(gpu).presences.values()}
 
     def has_unplaced(self, node: str) -> bool:
@@ -458,10 +468,10 @@ class EvidenceBook:
         memory = self.gpus.get(unplaced_in(node))
         return memory is not None and bool(memory.told)
 
-    # What is known -----------------------------------------------------------------------------
+    # Facts ---------------------------------------------------------------------------------------
 
     def facts(self, uuid: str) -> Facts:
-        """What is known of a GPU's time; witnesses are in the database only."""
+        """Return the facts about a GPU's time; witnesses are in the database only."""
         memory = self.gpus[uuid]
         presences = list(memory.presences.values())
         nodes = {presence.node for presence in presences} | {one.node for one in memory.told}
@@ -473,7 +483,7 @@ class EvidenceBook:
         )  # fmt: skip
 
     def forget(self, uuid: str, before_ns: int) -> None:
-        """Let go what ended before an instant, but for what says how things were then."""
+        """Remove facts that ended before a timestamp, except those that define the state at it."""
         memory = self.gpus[uuid]
         presences = memory.presences
         ends = ends_of(memory.told, memory.ended, presences.values())
@@ -483,7 +493,7 @@ class EvidenceBook:
             last_ns = min(before_ns, _last_before(own, before_ns))
             for key, presence in list(presences.items()):
                 if presence.node != node or presence.believed_ns >= before_ns:
-                    continue  # what its begin would free is not decided
+                    continue  # the time that its start would free is not decided
                 presence.spans[:] = [s for s in presence.spans if s.last_ns >= last_ns]
                 if not presence.spans:
                     del presences[key]
@@ -505,10 +515,10 @@ class EvidenceBook:
     def resume(
         self, gpus: dict[str, GpuMemory], chunks: Iterable[Kept], unwritten: Iterable[Told | Ended]
     ) -> None:
-        """Go on from a checkpoint."""
+        """Restore from a checkpoint."""
         self.gpus = gpus
         for kept in chunks:
-            kept.stored = False  # it may have been on its way
+            kept.stored = False  # its write may have been in progress
             self.chunks[kept.chunk.node, kept.chunk.boot, kept.chunk.number] = kept
             self.waiting[kept.chunk.node] += kept.parts
         for uuid, memory in gpus.items():
@@ -523,17 +533,17 @@ class EvidenceBook:
 
 
 def _since_boot_ns(record: Record, envelope: Envelope, batch: Batch) -> int:
-    """When the node's boot clock was zero, on the collector's clock."""
+    """Return the zero of the node's boot clock, on the collector's clock."""
     age_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
     return record.received_wall_ns - age_ns - batch.boot_ns[-1]
 
 
 def _last_before(spans: Iterable[Sequence[Span]], before_ns: int) -> int:
-    """The end of what was seen last before an instant."""
+    """Return the end of the last span that began before a timestamp."""
     return max((s.last_ns for some in spans for s in some if s.first_ns < before_ns), default=0)
 
 
 _NEVER = Contact(FOREVER_NS)
 _MAX_SAID, _MAX_TROUBLES = 10_000, 200
-"""Troubles that are remembered, and those of one kind and node that are reported one by one."""
+"""Maximum number of remembered troubles, and of those reported individually per kind and node."""
 _CLAIMS_A_STEP = 256

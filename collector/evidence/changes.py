@@ -1,4 +1,4 @@
-"""What came to the database since it was last looked at, and so may change settled days."""
+"""Facts that were added to the database since the last poll, and may change finalized days."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collector.metering.units import FOREVER_NS
 
 
 class Change(NamedTuple):
-    """A fact of a node or a GPU about [start, end] that came to the database."""
+    """A new fact in the database, about a node or a GPU between `start_ns` and `end_ns`."""
 
     fact: str
     """Its name: another fact about the same time is another change."""
@@ -25,18 +25,21 @@ class Change(NamedTuple):
 
 
 class Late(NamedTuple):
-    """Facts that came later than `delay_ns` after the day they are about, of days since an instant."""
+    """Condition for late facts: recorded more than `delay_ns` after the day that they concern.
+
+    Only facts about days since `since_ns`.
+    """
 
     since_ns: int
     delay_ns: int
 
     def of(self, start_ns: Any, recorded_ns: Any) -> Any:
-        """Whether a fact that begins then and was recorded then is one."""
+        """Return the condition for a fact with this start and this time of recording."""
         return recorded_ns > (start_ns // DAY_NS + 1) * DAY_NS + self.delay_ns
 
 
 def recorded_after(connection: Connection, instant_ns: int) -> Iterator[Change]:
-    """What was recorded after an instant: about which node or GPU, and about when."""
+    """Yield the facts that were recorded after a timestamp, with their node or GPU and time."""
     yield from _parts(connection, parts.c.recorded_ns > instant_ns)
     yield from _claims(connection, claims.c.recorded_ns > instant_ns)
     yield from _releases(connection, releases.c.recorded_ns > instant_ns)
@@ -56,7 +59,7 @@ def recorded_after(connection: Connection, instant_ns: int) -> Iterator[Change]:
 def late(
     connection: Connection, gpus: Sequence[str], nodes: Sequence[str], which: Late
 ) -> Iterator[Change]:
-    """What came late about some GPUs and the nodes that they were in."""
+    """Yield the late facts about some GPUs and the nodes that they were in."""
     for some in queries.groups_of(nodes):
         mine = and_(parts.c.node.in_(some), parts.c.end_ns >= which.since_ns)
         yield from _parts(connection, and_(mine, which.of(parts.c.start_ns, parts.c.recorded_ns)))
@@ -68,7 +71,7 @@ def late(
 
 
 def _parts(connection: Connection, where: Any) -> Iterator[Change]:
-    """A part that ends a silence says something about the whole of it."""
+    """Yield changes by chunks; one that ends a gap in the reports concerns all of the gap."""
     earlier = parts.alias()
     before = select(func.max(earlier.c.end_ns)).where(
         earlier.c.node == parts.c.node, earlier.c.end_ns < parts.c.start_ns

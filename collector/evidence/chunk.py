@@ -1,8 +1,9 @@
-"""What a node's frames of a quarter of an hour said for metering.
+"""Metering facts from a node's frames of 15 minutes.
 
-Quarters are of the node's boot clock. Instants are on the collector's clock: a frame is as old as the
-boot clock says, however wrong the node's wall clock is. Of each thirty seconds of the boot clock the
-first reading of every counter is kept, so that what is kept does not depend on how frames travelled.
+Chunks are divided by the node's boot clock. Timestamps are on the collector's clock: the boot clock
+gives the age of a frame, however wrong the node's wall clock is. Of each 30 seconds of the boot
+clock the first reading of every counter is stored, so the result does not depend on the transport
+of frames.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ GRID_NS = 30_000_000_000
 CHUNK_CELLS = 30
 CHUNK_NS = GRID_NS * CHUNK_CELLS
 MAX_DOUBTS = 256
-"""Of a chunk, for single GPUs; further ones are about all GPUs of the node."""
+"""Maximum per chunk for single GPUs; further ones apply to all GPUs of the node."""
 
 
 class Span(msgspec.Struct, array_like=True, order=True, gc=False):
-    """Samples from the first to the last, no two neighbours further apart than a gap.
+    """Samples from the first to the last, with no two neighbours further apart than a gap.
 
-    `uncertainty_ns` is that of the node's wall clock, `skew_ns` how far that clock was off where it
-    was off by too much to be believed.
+    `uncertainty_ns` is that of the node's wall clock; `skew_ns` is the error of that clock where it
+    was too large for the clock to be used.
     """
 
     first_ns: int
@@ -36,10 +37,10 @@ class Span(msgspec.Struct, array_like=True, order=True, gc=False):
 
 
 def add_spans(spans: list[Span], new: Sequence[Span]) -> bool:
-    """Add samples in order to spans in order; True if the last span only grew.
+    """Add samples in order to spans in order; true if the last span only grew.
 
-    Spans of one skew are disjoint, so one walk to the left of the first new span finds all that
-    it can touch; what lies before and behind is not visited.
+    Spans of one skew are disjoint, so one walk to the left of the first new span finds all that it
+    can touch; spans before and after are not visited.
     """
     as_certain = True
     for position, span in enumerate(new):
@@ -63,10 +64,11 @@ def add_span(spans: list[Span], new: Span) -> bool:
 
 
 def believed_from(spans: Sequence[Span], known_ns: int, new_ns: int, first_ns: int) -> int:
-    """The instant from which a boot is believed to have begun, once samples are added to `spans`.
+    """Return the trusted start of a boot, once samples are added to `spans`.
 
-    `known_ns` is that of `spans` (0: their first sample); `first_ns` and `new_ns` are the first of the new
-    samples, and what is believed of them: less where they were reported late. 0: the first of all samples.
+    `known_ns` is that of `spans` (0: their first sample); `first_ns` and `new_ns` are the first of
+    the new samples and their trusted start, which is later if they were reported late. 0: the first
+    of all samples.
     """
     if spans:
         new_ns = min(new_ns, known_ns or spans[0].first_ns)
@@ -84,7 +86,7 @@ def _copied(span: Span) -> Span:
 
 
 def _merge(spans: list[Span], new: Sequence[Span]) -> None:
-    """Put new spans among others, joining those of one skew that are at most a gap apart."""
+    """Merge new spans into others, joining those of one skew that are at most a gap apart."""
     first_ns = min(span.first_ns for span in new)
     last_ns = max(span.last_ns for span in new)
     wanted = {span.skew_ns for span in new}
@@ -114,18 +116,18 @@ def _first_ns(span: Span) -> int:
 
 
 class Sighted(msgspec.Struct, array_like=True):
-    """A GPU in a node's frames: when first heard of it there, on which rail, and its samples."""
+    """A GPU in a node's frames: its first receipt from the node, its rail, and its samples."""
 
     heard_ns: int
     rail: int
     sku: str = ""
     spans: list[Span] = []
     believed_ns: int = 0
-    """The instant from which the boot is believed to have begun; 0: from its first sample here."""
+    """The trusted start of the boot; 0: its first sample here."""
 
 
 class Cell(msgspec.Struct, array_like=True, order=True, gc=False):
-    """One reading of all counters of a stream, eight bytes each; -1 is none."""
+    """One reading of all counters of a stream, eight bytes each; -1 for no value."""
 
     boot_ns: int
     instant_ns: int
@@ -140,14 +142,14 @@ class Series(msgspec.Struct, array_like=True):
     cells: dict[int, Cell] = {}
 
     def offer(self, number: int, cell: Cell) -> None:
-        """Keep a reading if it is the first of its cell."""
+        """Store a reading if it is the first of its cell."""
         kept = self.cells.get(number)
         if kept is None or cell < kept:
             self.cells[number] = cell
 
 
 class Doubt(msgspec.Struct, array_like=True, order=True, gc=False):
-    """Evidence between two instants that was received while the collector's clock was suspect.
+    """Evidence of a period that was received while the collector's clock was suspect.
 
     See `collector.metering.evidence.ClockDoubt`. `gpu` is empty for all that the node reported.
     """
@@ -160,14 +162,14 @@ class Doubt(msgspec.Struct, array_like=True, order=True, gc=False):
 
 
 class Cut(msgspec.Struct, array_like=True):
-    """How a GPU was cut while frames said so."""
+    """A MIG layout of a GPU, and the spans in which frames showed it."""
 
     parts: tuple[Part, ...]
     spans: list[Span] = []
 
 
 class Chunk(msgspec.Struct, array_like=True):
-    """All of it, for one node and boot. `start_ns` and `end_ns` hold all instants of it."""
+    """All facts of one node and boot; all timestamps lie from `start_ns` to `end_ns`."""
 
     node: str
     boot: str
@@ -176,20 +178,20 @@ class Chunk(msgspec.Struct, array_like=True):
     end_ns: int
     gpus: dict[str, Sighted] = {}
     reports: list[Span] = []
-    """When the node reported anything but GPUs."""
+    """Time in which the node reported anything but GPUs."""
     series: dict[str, Series] = {}
     cuts: dict[str, list[Cut]] = {}
     doubts: list[Doubt] = []
     silent: dict[str, list[Span]] = {}
-    """When a GPU was listed in frames of which some have no value of it."""
+    """Time in which a GPU was listed in frames of which some have no value of it."""
 
     def cover(self, first_ns: int, last_ns: int) -> None:
-        """Widen the chunk's time."""
+        """Extend the chunk's time."""
         self.start_ns = min(self.start_ns, first_ns)
         self.end_ns = max(self.end_ns, last_ns)
 
     def sight(self, gpu: str, new: Sighted) -> None:
-        """A GPU was seen in the node. The spans may be others' too."""
+        """Record a GPU in the node; `new` may be shared: its spans are copied."""
         found = self.gpus.get(gpu)
         if found is None:
             found = self.gpus[gpu] = Sighted(new.heard_ns, new.rail, new.sku, [])
@@ -201,7 +203,7 @@ class Chunk(msgspec.Struct, array_like=True):
         add_spans(found.spans, new.spans)
 
     def cut(self, gpu: str, parts: tuple[Part, ...], span: Span) -> None:
-        """A GPU was cut in this way. The span may be others' too."""
+        """Record the MIG layout of a GPU in a span, which may be shared: it is copied."""
         cuts = self.cuts.setdefault(gpu, [])
         for cut in cuts:
             if cut.parts == parts:
@@ -223,19 +225,19 @@ class Chunk(msgspec.Struct, array_like=True):
         self.doubts.append(new)
 
     def list_silent(self, gpu: str, spans: Sequence[Span]) -> None:
-        """A GPU was listed, at times without a value. The spans may be others' too."""
+        """Record that a GPU was listed without a value; `spans` may be shared: they are copied."""
         bare = [Span(span.first_ns, span.last_ns) for span in spans]
         add_spans(self.silent.setdefault(gpu, []), bare)
 
     def attended(self) -> list[Span]:
-        """When the node reported anything."""
+        """Return the time in which the node reported anything."""
         found = [Span(span.first_ns, span.last_ns) for span in self.reports]
         for some in (*(sighted.spans for sighted in self.gpus.values()), *self.silent.values()):
             found += (Span(span.first_ns, span.last_ns) for span in some)
         return found
 
     def ordered(self) -> Chunk:
-        """The same with everything in order, so that the same facts are the same bytes."""
+        """Return a copy with everything in order, so that equal facts have equal bytes."""
         return Chunk(
             self.node,
             self.boot,
@@ -259,10 +261,10 @@ _decoder = msgspec.msgpack.Decoder(Chunk)
 
 
 def encode(chunk: Chunk) -> bytes:
-    """A chunk as bytes: equal facts, equal bytes."""
+    """Encode a chunk: equal facts give equal bytes."""
     return _encoder.encode(chunk.ordered())
 
 
 def decode(content: bytes) -> Chunk:
-    """The chunk in bytes. Raises msgspec.MsgspecError."""
+    """Decode a chunk. Raises msgspec.MsgspecError."""
     return _decoder.decode(content)

@@ -1,7 +1,7 @@
-"""Claims in memory by node and id, and how many of them one node may have.
+"""Claims in memory by node and id, and the maximum number of claims of one node.
 
-The index finds what a node reported of a claim before without a look at all claims, and holds the
-bounds of a node: beyond one, its claims are rejected and counted, and those of others are not.
+The index finds earlier reports of a claim without a scan of all claims, and enforces the bounds of
+a node: above one, its claims are rejected and counted, and those of other nodes are not affected.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import TypeAlias
 from collector.evidence.told import Ended, Told, is_gpu
 
 MAX_IN_FORCE = 1024
-"""Claims of one node that have not ended, the ends of claims that are not known among them."""
+"""Claims of one node without an end, including ends received before their claims."""
 MAX_IN_FORCE_ON_GPU = 128
-"""Those of them on one GPU, an eighth: metering shares costs the square of their number."""
+"""Of these, on one GPU: an eighth, as the cost of metering shares grows with the square of their number."""
 MAX_REMEMBERED = 65_536
-"""Claims of one node, those that ended and are not in the ledger yet among them."""
+"""Claims of one node, including those that ended and are not in the ledger yet."""
 MAX_REPORTS = 16
 """Different reports of one claim, and as many of its end."""
 Claim: TypeAlias = tuple[str, str, str]
@@ -26,7 +26,7 @@ Claim: TypeAlias = tuple[str, str, str]
 
 
 def claim_of(fact: Told | Ended) -> Claim:
-    """The claim that a fact is about."""
+    """Return the key of the claim of a fact."""
     return fact.gpu, fact.node, fact.id
 
 
@@ -47,7 +47,7 @@ class _Node:
     in_force_on_gpu: Counter[str] = field(default_factory=Counter)
 
     def count(self, claim: Claim, in_force: int) -> None:
-        """Add claims in force, or take them away."""
+        """Add or subtract claims in force."""
         self.in_force += in_force
         self.in_force_on_gpu[claim[0]] += in_force
         if not self.in_force_on_gpu[claim[0]]:
@@ -62,17 +62,17 @@ class ClaimIndex:
     _nodes: dict[str, _Node] = field(default_factory=dict)
 
     def starts(self, fact: Told) -> list[Told]:
-        """What was reported of the claim before."""
+        """Return the earlier reports of the claim."""
         found = self._claims.get(claim_of(fact))
         return found.starts if found else []
 
     def ends(self, fact: Ended) -> list[Ended]:
-        """What was reported of its end before."""
+        """Return the earlier reports of the claim's end."""
         found = self._claims.get(claim_of(fact))
         return found.ends if found else []
 
     def beyond(self, fact: Told | Ended) -> str:
-        """Why a node's fact is not accepted; empty where it is."""
+        """Return the reason for which a node's fact is rejected; empty if it is accepted."""
         found, node = self._claims.get(claim_of(fact)), self._nodes.get(fact.node, _Node())
         if found is None:
             if node.in_force >= MAX_IN_FORCE:
@@ -86,7 +86,7 @@ class ClaimIndex:
         return ""
 
     def add(self, fact: Told | Ended) -> None:
-        """Add a fact that was not there."""
+        """Add a new fact."""
         node = self._nodes.setdefault(fact.node, _Node())
         found = self._claims.get(claim_of(fact))
         if found is None:
@@ -101,7 +101,7 @@ class ClaimIndex:
         node.count(claim_of(fact), found.in_force)
 
     def remove(self, claims: Iterable[Claim]) -> None:
-        """Forget claims."""
+        """Remove claims."""
         for claim in claims:
             found = self._claims.pop(claim, None)
             if found is None:
@@ -113,7 +113,7 @@ class ClaimIndex:
                 del self._nodes[claim[1]]
 
     def restart(self, facts: Iterable[Told | Ended]) -> None:
-        """Start over with these facts."""
+        """Replace the content by these facts."""
         self._claims.clear()
         self._nodes.clear()
         for fact in facts:

@@ -1,9 +1,9 @@
-"""Receipts of a node's envelopes: since when a node and its GPUs are known, how far back it is believed.
+"""Receipts of a node's envelopes: first contact with a node and its GPUs, and the limit of late reports.
 
-Nothing is observed before the first accepted frame of a node, and of a GPU in it: whoever holds a
-node's token could invent it. What a node reports late of claims waits for a person. An agent that was
-away sends its spool in order, oldest first: only envelopes with a current frame count as the previous
-one, so that what it reports of its absence is believed for as long as `MAX_AGE_NS`.
+Nothing is observed before the first accepted frame of a node, and of a GPU in it: any holder of a
+node's token could invent it. Late reports of claims are pending review. An agent that was offline
+sends its spool in order, oldest first: only envelopes with a current frame count as the previous
+one, so its reports of the time offline are trusted for as long as `MAX_AGE_NS`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from railscope.wire import Envelope, SentAt
 
 _SECOND_NS = 1_000_000_000
 TOLERANCE_NS = 120 * _SECOND_NS
-"""Time before its first receipt that a GPU may be observed: what the first envelopes carry."""
+"""Time before its first receipt in which a GPU may be observed: the content of the first envelopes."""
 LATE_NS = 3_600 * _SECOND_NS
-"""A claim may reach back so far before the previous envelope of its node."""
+"""Maximum time that a claim may reach back before the previous envelope of its node."""
 MAX_AGE_NS = 72 * LATE_NS
-"""Nothing reaches back further than this before its receipt."""
+"""Maximum time that any fact may reach back before its receipt."""
 MAX_GPUS = 256
-"""GPUs that a node may ever have reported; more are not taken as evidence."""
+"""GPUs that a node may ever have reported; further ones are not accepted as evidence."""
 
 MAX_STRETCHES = 4096
-"""Stretches of the reports of a node that are kept; they show that a GPU has left it."""
+"""Maximum number of spans of a node's reports; they show that a GPU has left it."""
 
 
 class Contact(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
@@ -43,15 +43,15 @@ class NodeReceipts(msgspec.Struct, array_like=True):
     current_ns: int = 0
     gpus: dict[str, Contact] = {}
     reports: list[Span] = []
-    """When the node reported anything: the newest stretches."""
+    """Time in which the node reported anything: the newest spans."""
 
     def horizon_ns(self, received_ns: int) -> int:
-        """The instant from which on an envelope's claims and ends are believed."""
+        """Return the timestamp from which an envelope's claims and ends are trusted."""
         previous_ns = min(self.current_ns, received_ns)
         return max(previous_ns - LATE_NS, received_ns - MAX_AGE_NS)
 
     def receive(self, received_ns: int, sent: SentAt, envelope: Envelope) -> None:
-        """Take note of an envelope, after what it reports was taken."""
+        """Record an envelope, after its content was recorded."""
         ages = (
             sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
             for batch in envelope.batches
@@ -61,12 +61,12 @@ class NodeReceipts(msgspec.Struct, array_like=True):
             self.current_ns = max(self.current_ns, received_ns)
 
     def attend(self, spans: Iterable[Span]) -> None:
-        """Take note of when the node reported."""
+        """Record the time of a node's reports."""
         add_spans(self.reports, [Span(span.first_ns, span.last_ns) for span in spans])
         del self.reports[:-MAX_STRETCHES]
 
     def meet(self, gpu: str, contact: Contact) -> bool:
-        """Take note of a GPU; true if it was not known as early."""
+        """Record the first receipt of a GPU; true if it is earlier than the recorded one."""
         known = self.gpus.get(gpu)
         if known is not None and known <= contact:
             return False
@@ -84,13 +84,13 @@ NO_CONTACTS: Contacts = MappingProxyType({})
 
 
 def floor_ns(contacts: Contacts, gpu: str, node: str, heard_ns: Iterable[int] = ()) -> int:
-    """The instant before which a GPU is not observed in a node."""
+    """Return the timestamp before which a GPU is not observed in a node."""
     known = contacts.get(node, {}).get(gpu)
     receipts = [*heard_ns, *([known.heard_ns] if known else ())]
     return min(receipts, default=0) - TOLERANCE_NS
 
 
 def node_floor_ns(contacts: Contacts, node: str) -> int:
-    """The instant before which no GPU is observed in a node."""
+    """Return the timestamp before which no GPU is observed in a node."""
     known = (contact.heard_ns for contact in contacts.get(node, {}).values())
     return min(known, default=0) - TOLERANCE_NS

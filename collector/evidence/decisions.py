@@ -1,4 +1,4 @@
-"""What waits for a person, and what people decide of it."""
+"""Evidence that is pending review, and decisions of people about it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RECORD_TYPE = "evidence.decide"
 
 
 class Waiting(NamedTuple):
-    """Evidence that waits for a decision: about what, of which GPUs and tenants, and why."""
+    """Evidence that is pending review: its subject, GPUs, tenants and reasons."""
 
     subject: Subject
     gpus: tuple[str, ...]
@@ -41,11 +41,11 @@ class Waiting(NamedTuple):
     start_ns: int
     end_ns: int
     gpu_ns: Fraction
-    """GPU time that is requested by it so far."""
+    """GPU time that it requests so far."""
 
 
 class Decision(NamedTuple):
-    """What somebody decides, when and why."""
+    """Decision of a person, with time and reason."""
 
     accepted: bool
     actor: Actor
@@ -54,7 +54,7 @@ class Decision(NamedTuple):
 
 
 def waiting(store: EvidenceStore, database: Database, now_ns: int) -> list[Waiting]:
-    """Everything that waits, in order. Blocking; raises LedgerError."""
+    """Return all evidence that is pending review, in order. Blocking; raises LedgerError."""
     files, contacts = store.files(), store.contacts()
     late_boots = store.late_boots()
     with database.transaction() as connection:
@@ -88,7 +88,7 @@ def waiting(store: EvidenceStore, database: Database, now_ns: int) -> list[Waiti
 
 
 def _nodes_of(contacts: Contacts) -> dict[str, list[str]]:
-    """The nodes that ever reported each GPU."""
+    """Return the nodes that ever reported each GPU."""
     found: dict[str, list[str]] = {}
     for node, gpus in contacts.items():
         for gpu in gpus:
@@ -99,7 +99,7 @@ def _nodes_of(contacts: Contacts) -> dict[str, list[str]]:
 def _chunks_since_second(
     store: EvidenceStore, gpu: str, contacts: Contacts, nodes: Sequence[str]
 ) -> list[Chunk]:
-    """The chunks since a second node reported a GPU: nothing can wait between nodes before."""
+    """Return the chunks since a second node reported a GPU: no dispute is possible before."""
     _, since_ns, *_ = sorted(contacts[node][gpu].heard_ns for node in nodes)
     until_ns = FOREVER_NS - queries.CONTEXT_NS
     loaded = store.load([gpu], {gpu: set(nodes)}, since_ns - TOLERANCE_NS, until_ns)
@@ -107,7 +107,7 @@ def _chunks_since_second(
 
 
 def _candidates(connection: Connection, files: Files, contacts: Contacts) -> set[str]:
-    """GPUs with a claim that was reported late or before the GPU, in excess, or in several nodes."""
+    """Return GPUs with claims reported late or before the GPU, in excess, or in several nodes."""
     late = select(claims.c.gpu_uuid).where(claims.c.recorded_ns - claims.c.start_ns > LATE_NS // 60)
     found = set(connection.execute(late.distinct()).scalars())
     is_late = trust.c.trusted_from_ns > releases.c.instant_ns
@@ -144,7 +144,10 @@ def _summed(subject: Subject, found: Sequence[tuple[str, ClaimPart, int]], now_n
 
 
 def decide(database: Database, found: Iterable[Waiting], decision: Decision) -> int:
-    """Record a decision about each of these, with its audit record; how many. Raises LedgerError."""
+    """Record a decision about each of these, with its audit record; return their number.
+
+    Raises LedgerError.
+    """
     count = 0
     with database.transaction(writes=True) as connection:
         for one in found:

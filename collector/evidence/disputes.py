@@ -1,7 +1,8 @@
-"""Time of a GPU that several nodes report: whose claims wait for a person, and what is metered meanwhile.
+"""Time of a GPU that several nodes report: the claims that are pending review, and the metered time.
 
-A node that lists the GPU of another one waits (`occupancy`): its claims there are under review. Where it
-also reports claims, those of the other node wait too, as either of them may be invented.
+A node that lists the GPU of another one is pending review (`occupancy`), and so are its claims
+there. Where it also reports claims, those of the other node are under review too: either of them
+may be invented.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from collector.metering.units import FOREVER_NS
 
 
 class Placed(NamedTuple):
-    """Where a GPU was, and when it or claims on it wait for a person, and why; by node."""
+    """Places of a GPU, and by node the periods of review of the GPU or its claims, with reasons."""
 
     where: Places
     excess: Mapping[str, Sequence[Piece[str]]]
-    """The GPU is more than is expected of the node."""
+    """The GPU exceeds the number expected of the node."""
     disputed: Mapping[str, Sequence[Piece[str]]]
     """Several nodes report the GPU."""
 
@@ -39,7 +40,7 @@ def placed_of(
     attended: Mapping[str, Sequence[Span]],
     expected: Expectation,
 ) -> Placed:
-    """Where a GPU was, by what nodes report and people expect and decide."""
+    """Return the places of a GPU from reports of nodes, expectations and decisions."""
     gpu, contacts = reported.gpu, reported.contacts
     nodes = sorted({one.node for one in reported.presences})
     excess = {node: expected.excess(gpu, node, contacts) for node in nodes}
@@ -66,7 +67,7 @@ def placed_of(
 def shown_waiting(
     parts: Sequence[ClaimPart], where: Places, administered: Iterable[Claim]
 ) -> tuple[Stay, ...]:
-    """The time that only claims of a node that waits hold: it is metered there, under review."""
+    """Return the time held only by claims of a node under review: metered there, in state `review`."""
     found: list[Stay] = []
     taken: Periods = []
     for node, periods in sorted(where.waiting.items()):
@@ -82,7 +83,7 @@ def shown_waiting(
 
 
 def outside_of(stays: Iterable[Stay], shown: Iterable[Stay]) -> tuple[Stay, ...]:
-    """Stays without the time of others."""
+    """Return stays without the time of others."""
     gone = union((stay.start_ns, stay.end_ns) for stay in shown)
     return tuple(
         Stay(start, stay.node, end)
@@ -92,7 +93,7 @@ def outside_of(stays: Iterable[Stay], shown: Iterable[Stay]) -> tuple[Stay, ...]
 
 
 def _claimed_while_waiting(reported: Reported, where: Places) -> dict[str, Periods]:
-    """By node that waits, when it reported claims that would be billed."""
+    """By node under review, return the time of its claims that would be billed."""
     ends = ends_of(reported.told, reported.ended, reported.presences)
     found: dict[str, Periods] = {}
     for key, one in first_reports(reported.told).items():

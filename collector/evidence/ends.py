@@ -1,4 +1,4 @@
-"""When claims ended."""
+"""Ends of claims."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ Ends = Mapping[tuple[str, str], int]
 
 
 def ends_of(told: Collection[Told], ended: Iterable[Ended], presences: Iterable[Presence]) -> Ends:
-    """The ends of a GPU's claims: as they were told, or when a node came up again and told no more.
+    """Return the ends of a GPU's claims: as reported, or at a later boot that did not report the claim.
 
-    An agent tells all claims in force when it starts, those that it only remembers, too. One that
-    remembers nothing cannot tell that they have ended; but what held the GPU is gone with the boot.
-    An end that was reported late counts from the instant on from which its report is believed.
+    An agent reports all claims in force when it starts, including those that it only remembers. One
+    that remembers nothing cannot report that they have ended, but the processes on the GPU ended
+    with the boot. An end that was reported late counts from the time from which its report is
+    trusted.
     """
     ends: dict[tuple[str, str], int] = {}
     for key, _, believed_ns in _reported(told, ended):
@@ -31,7 +32,7 @@ def ends_of(told: Collection[Told], ended: Iterable[Ended], presences: Iterable[
 def _reported(
     told: Iterable[Told], ended: Iterable[Ended]
 ) -> Iterator[tuple[tuple[str, str], int, int]]:
-    """Ends that nodes reported by node and claim: as they are stated, and as they are believed.
+    """Yield ends by node and claim, as reported by nodes: the stated end, and the trusted end.
 
     An end that is reported in a later boot has only the wall clock: it counts unless another was
     reported by then. One that is reported after it cannot make the claim longer.
@@ -48,26 +49,26 @@ def _reported(
 
 
 class _Begin(NamedTuple):
-    """The begin of a boot: its first sample, and the instant from which it is believed."""
+    """Start of a boot: its first sample, and the time from which it is trusted."""
 
     first_ns: int
     believed_ns: int
 
 
 class Gap(NamedTuple):
-    """Time in which a claim does not hold: a boot began without it, and a late report revived it."""
+    """Time in which a claim does not hold: a boot began without it, and a late report restored it."""
 
     first_ns: int
     believed_ns: int
-    """The instant from which the begin of the boot is believed: no earlier than `first_ns`."""
+    """The time from which the start of the boot is trusted: no earlier than `first_ns`."""
     until_ns: int
-    """The least horizon of the reports that show that the claim outlasted the begin of the boot."""
+    """The lowest horizon of the reports that show that the claim outlasted the start of the boot."""
 
 
 def _boots_after(
     told: Iterable[Told], presences: Iterable[Presence]
 ) -> Iterator[tuple[tuple[str, str], _Begin]]:
-    """For claims by node and id, the begins of later boots in which they were not reported."""
+    """Yield the starts of later boots in which claims were not reported, by node and id."""
     for key, begin, until_ns in _boots(told, presences):
         if until_ns == FOREVER_NS:
             yield key, begin
@@ -76,9 +77,9 @@ def _boots_after(
 def gaps_of(
     told: Iterable[Told], presences: Iterable[Presence]
 ) -> dict[tuple[str, str], list[Gap]]:
-    """Gaps of claims by node and id.
+    """Return the gaps of claims by node and id.
 
-    A report of a claim that a boot had ended already holds nothing before its own horizon.
+    A report of a claim that a boot had already ended holds nothing before its own horizon.
     """
     found: dict[tuple[str, str], list[Gap]] = {}
     for key, begin, until_ns in _boots(told, presences):
@@ -90,10 +91,10 @@ def gaps_of(
 def _boots(
     told: Iterable[Told], presences: Iterable[Presence]
 ) -> Iterator[tuple[tuple[str, str], _Begin, int]]:
-    """Begins of boots after the first report of claims, by node and id of the claim.
+    """Yield the starts of boots after the first report of claims, by node and id of the claim.
 
-    With each is the least horizon of the reports in that boot or after its begin, which show that the
-    claim outlasted it: FOREVER_NS where there is none.
+    Each has the lowest horizon of the reports in that boot or after its start, which show that the
+    claim outlasted it: FOREVER_NS if there is none.
     """
     began: dict[str, dict[str, _Begin]] = {}
     for one in presences:
@@ -122,7 +123,7 @@ def _boots(
 def freed_of(
     told: Collection[Told], ended: Iterable[Ended], presences: Iterable[Presence], ends: Ends
 ) -> Ends:
-    """Where claims would have ended before their end counts, had it not been reported late."""
+    """Return the ends that claims would have had, had these ends not been reported late."""
     freed: dict[tuple[str, str], int] = {}
     found = [(key, instant_ns) for key, instant_ns, _ in _reported(told, ended)]
     found += [(key, begin.first_ns) for key, begin in _boots_after(told, presences)]

@@ -1,4 +1,4 @@
-"""Claims that nodes reported, with their tenants, cut where a part of them waits for a person."""
+"""Claims reported by nodes, with their tenants, divided where a part of them is pending review."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Slots
 from railscope.shares import parse_share
 
 MAX_BEFORE_NS = 62 * 86_400_000_000_000
-"""A claim under review holds at most so much time before its GPU was first heard of."""
+"""Maximum time that a claim under review holds before the first contact with its GPU."""
 
 
 class Reported(NamedTuple):
-    """What is known of one GPU that claims depend on."""
+    """The facts about one GPU that claims depend on."""
 
     gpu: str
     told: Sequence[Told]
@@ -46,11 +46,11 @@ class Reported(NamedTuple):
     presences: Sequence[Presence]
     contacts: Contacts
     disputed: Mapping[str, Sequence[Piece[str]]] = {}
-    """By node, when claims wait because several nodes report the GPU."""
+    """By node, when claims are under review because several nodes report the GPU."""
 
 
 class ClaimPart(NamedTuple):
-    """A part of a claim, as metering takes it; a person decides about `subject`, if it waits."""
+    """A part of a claim for metering; `subject` is what a person decides about, if it is under review."""
 
     claim: Claim
     subject: Subject
@@ -65,10 +65,10 @@ def node_claims(
     expected: Expectation,
     reserved: Iterable[str] = (),
 ) -> list[ClaimPart]:
-    """Claims with their ends and tenants; one whose owner changes its tenant is cut there.
+    """Return claims with their ends and tenants, divided at each change of the owner's tenant.
 
-    Each part has a name of its own, and none of those reserved: what has one name is one claim with one
-    end, and a node must not end the claim of another by its choice of an id.
+    Each part has a unique name, which is none of `reserved`: equal names are one claim with one
+    end, and a node must not be able to end the claim of another node by its choice of an id.
     """
     gaps = gaps_of(facts.told, facts.presences)
     freed = freed_of(facts.told, facts.ended, facts.presences, ends)
@@ -92,19 +92,19 @@ def node_claims(
 def _with_disputed(
     excess: Sequence[Piece[str]], disputed: Iterable[Piece[str]]
 ) -> list[Piece[str]]:
-    """When a GPU waits for either reason; in order, and with the first where it is both."""
+    """Return the times of review for either reason, in order; `excess` prevails where both apply."""
     spans = [(start, end) for start, end, _ in excess]
     return sorted([*excess, *(left for one in disputed for left in without(one, spans))])
 
 
 class Names:
-    """Names of claims on one GPU, each given once."""
+    """Unique names of claims on one GPU."""
 
     def __init__(self, reserved: Iterable[str] = ()) -> None:
         self._taken = set(reserved)
 
     def free(self, name: str, node: str) -> str:
-        """The name, with the node behind it as often as it takes for a name that is free."""
+        """Return an unused name: `name`, with the node appended as often as necessary."""
         while name in self._taken:
             name = f"{name}@{node}"
         self._taken.add(name)
@@ -119,13 +119,13 @@ def _contact_ns(facts: Reported, node: str) -> int:
 
 
 def _cut(facts: Reported, one: Told, end: tuple[int, int], expected: Expectation) -> Iterator[Part]:
-    """The parts of one claim of which something is left after what people decided."""
+    """Yield the parts of one claim that remain after people's decisions."""
     end_ns, freed_ns = end
     decided = expected.decisions.of(What.END, one.node, one.id)
     if decided is not None:
         end_ns, freed_ns = min(end_ns, freed_ns) if decided else end_ns, FOREVER_NS
     if one.level <= Level.PROCESS:
-        freed_ns = FOREVER_NS  # it is never billed: nobody decides about it, the horizon does
+        freed_ns = FOREVER_NS  # it is never billed: no decision is needed, the horizon applies
     contact_ns = _contact_ns(facts, one.node)
     trusted_ns = max(one.start_ns, one.trusted_from_ns)
     subject = Subject(What.CLAIM, one.node, one.id)
@@ -141,7 +141,7 @@ def _cut(facts: Reported, one: Told, end: tuple[int, int], expected: Expectation
 def _interrupted(
     found: Iterable[Part], one: Told, gaps: Iterable[Gap], expected: Expectation
 ) -> Iterator[Part]:
-    """The same without the gaps; what a boot that was reported late would free waits there, too."""
+    """Yield the parts without the gaps; time that a boot reported late would free is under review too."""
     waits = Subject(What.END, one.node, one.id)
     is_billed = one.level > Level.PROCESS
     verdict = expected.decisions.of(*waits) if is_billed else False
@@ -163,7 +163,7 @@ def _interrupted(
 def _pieces(
     one: Told, names: Names, cut: Sequence[Part], tenants: Tenants
 ) -> Iterator[tuple[Claim, Subject]]:
-    """The parts by tenant. What goes on without a decision is one claim."""
+    """Yield the parts by tenant; consecutive parts without a review are joined."""
     joined: list[Part] = []
     for part in cut:
         if joined and not (joined[-1].reason or part.reason) and joined[-1].end_ns == part.start_ns:
@@ -192,14 +192,14 @@ def _pieces(
 
 
 def reported_id(name: str, known: Container[str]) -> str:
-    """The id that a part of a claim was reported with, of those known; empty where it is none of them."""
+    """Return the id in `known` that a part of a claim was reported with; empty if there is none."""
     while name and name not in known:
         name = name[: max(name.rfind("#"), name.rfind("@"), 0)]
     return name
 
 
 def _slots(slots: tuple[int, int]) -> Slots:
-    """Slots of the wire in the units of metering."""
+    """Convert slots of the wire format to the units of metering."""
     return Slots(*(edge * GPU_CAPACITY // WIRE_CAPACITY for edge in slots))
 
 
@@ -227,7 +227,7 @@ def in_service(
     excess: Mapping[str, Sequence[Piece[str]]],
     expected: Expectation,
 ) -> tuple[Stay, ...]:
-    """The stays of a GPU without the time that it waits for a person, or was rejected."""
+    """Return the stays of a GPU without the time that it was under review or rejected."""
     found: list[Stay] = []
     for stay in stays:
         if expected.decisions.of(What.GPU, stay.node, gpu) is False:
@@ -241,10 +241,10 @@ def in_service(
 def extended(
     found: Iterable[ClaimPart], stays: Sequence[Stay], served: Sequence[Stay], home: str
 ) -> tuple[Stay, ...]:
-    """The time outside of service that claims hold all the same: it is metered, and nothing else.
+    """Return the time outside of service that claims hold nevertheless: only claims are metered in it.
 
-    Before first contact with `home`, the node that reported the GPU first, and while a GPU waits in the
-    node that it is in.
+    It is the time before first contact with `home`, the node that reported the GPU first, and the
+    time in which a GPU is under review in the node that it is in.
     """
     first_ns = min((stay.start_ns for stay in stays), default=FOREVER_NS)
     spans = [(stay.start_ns, stay.end_ns) for stay in served]
@@ -265,7 +265,7 @@ def extended(
 
 
 def cut_to(claim: Claim, served: Iterable[Stay]) -> Iterator[Claim]:
-    """A claim of an administrator, which holds only what is in service."""
+    """Yield an administrator's claim, limited to the time in service."""
     is_first = True
     for stay in sorted(served):
         start, end = max(claim.start_ns, stay.start_ns), min(claim.end_ns, stay.end_ns)
@@ -278,7 +278,7 @@ def cut_to(claim: Claim, served: Iterable[Stay]) -> Iterator[Claim]:
 def early_claims(
     facts: Iterable[Told | Ended], receipts: Mapping[str, NodeReceipts]
 ) -> dict[tuple[str, str], int]:
-    """Since when claims hold GPUs, by GPU and node, that were first heard of there after that."""
+    """Return the start of claims that began before first contact with their GPU, by GPU and node."""
     found: dict[tuple[str, str], int] = {}
     for one in facts:
         node = receipts.get(one.node)

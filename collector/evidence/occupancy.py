@@ -1,10 +1,10 @@
-"""Which of several nodes that report one GPU has it, and when the report of another one waits.
+"""Time of a GPU that several nodes report: the node that has it, and the nodes under review.
 
 A node has a GPU from its first report of it until it has left: until the node has reported for
-`LEFT_NS` and did not list the GPU. A silence is no departure, and neither is a device that is listed
-without a value. Another node that lists the GPU meanwhile waits for a person, so a stale node loses
-nothing to whoever lists its GPU. Of two periods the one that began first counts, and none begins before
-the collector received it, whatever times its frames have.
+`LEFT_NS` without listing the GPU. Neither a gap in the reports nor a device that is listed without
+a value is a departure. Another node that lists the GPU meanwhile is pending review, so a stale node
+loses nothing to a node that lists its GPU. Of two periods the earlier one counts, and no period
+begins before the collector received it, whatever timestamps its frames have.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collector.metering.timeline import Piece, prevailing
 from collector.metering.units import FOREVER_NS
 
 LEFT_NS = 120_000_000_000
-"""A node that reported for so long without a GPU does not have it: drivers start in less."""
+"""A node that reports for this time without a GPU does not have it: drivers start in less."""
 Period = tuple[int, int]
 Periods = list[Period]
 
@@ -32,17 +32,17 @@ class NodeListing(NamedTuple):
     heard_ns: int
     """First receipt of the GPU from the node."""
     listed: Sequence[Span]
-    """When the node listed the GPU, with a value or without."""
+    """Time in which the node listed the GPU, with a value or without."""
     reports: Sequence[Span] = ()
-    """When the node reported anything."""
+    """Time in which the node reported anything."""
     verdict: bool | None = None
     """Decision of a person about the GPU in the node."""
     excess: Sequence[Period] = ()
-    """When the GPU is more than is expected of the node: it has no precedence then."""
+    """Time in which the GPU exceeds the number expected of the node: it has no precedence then."""
 
 
 class Occupancy(NamedTuple):
-    """Time in which each node is believed to have the GPU, and in which its reports wait."""
+    """Time in which each node has the GPU, and in which its reports are under review."""
 
     believed: Mapping[str, Periods]
     waiting: Mapping[str, Periods]
@@ -51,7 +51,8 @@ class Occupancy(NamedTuple):
 def occupancy(listings: Iterable[NodeListing]) -> Occupancy:
     """Divide the time of one GPU among the nodes that reported it.
 
-    An accepted node is believed wherever it lists the GPU; of two, the one received first.
+    An accepted node has the GPU wherever it lists it; of two accepted nodes, the one received
+    first.
     """
     nodes = sorted(
         (one for one in listings if one.verdict is not False), key=lambda n: (n.heard_ns, n.node)
@@ -83,7 +84,7 @@ def occupancy(listings: Iterable[NodeListing]) -> Occupancy:
 
 
 def has_left(reports: Periods, since_ns: int, until_ns: int) -> bool:
-    """True if a node that listed a GPU at two instants, and not between, reported without it there."""
+    """True if a node reported long enough without a GPU between two times at which it listed it."""
     low, high = since_ns + GAP_NS, until_ns - GAP_NS
     first = bisect_left(reports, low, key=itemgetter(1))
     last = bisect_right(reports, high, key=itemgetter(0)) - 1
@@ -93,7 +94,7 @@ def has_left(reports: Periods, since_ns: int, until_ns: int) -> bool:
 
 
 def union(periods: Iterable[Period]) -> Periods:
-    """Time that is in any of the periods, in order."""
+    """Return the time that is in any of the periods, in order."""
     found: Periods = []
     for start, end in sorted(periods):
         if found and start <= found[-1][1]:
@@ -104,12 +105,12 @@ def union(periods: Iterable[Period]) -> Periods:
 
 
 def closed(spans: Iterable[Span]) -> Periods:
-    """Time of spans; a single report lasts a nanosecond."""
+    """Return the time of spans; a single report lasts a nanosecond."""
     return union((span.first_ns, span.last_ns + 1) for span in spans)
 
 
 def minus(periods: Iterable[Period], taken: Sequence[Period]) -> Periods:
-    """Time in the periods that is in none of the others; both in order and disjoint."""
+    """Return the time in the periods that is in none of `taken`; both in order and disjoint."""
     found: Periods = []
     at = 0
     for start, end in periods:
@@ -128,12 +129,12 @@ def minus(periods: Iterable[Period], taken: Sequence[Period]) -> Periods:
 
 
 def common(periods: Sequence[Period], others: Sequence[Period]) -> Periods:
-    """Time that is in both; both in order and disjoint."""
+    """Return the time that is in both; both in order and disjoint."""
     return minus(periods, minus(periods, others))
 
 
 def _periods(one: NodeListing) -> Periods:
-    """Time in which a node has the GPU by its own reports: silences belong to it."""
+    """Return the time in which a node has the GPU by its own reports, including gaps in them."""
     near = union((span.first_ns, span.last_ns + GAP_NS + 1) for span in one.listed)
     reports = closed(one.reports)
     found: Periods = []
@@ -145,7 +146,7 @@ def _periods(one: NodeListing) -> Periods:
 
 
 def _until_last(one: NodeListing) -> Periods:
-    """The same, up to the last report of the GPU."""
+    """Return the same time, up to the last report of the GPU."""
     last_ns = max((span.last_ns for span in one.listed), default=-FOREVER_NS) + 1
     return [(start, min(end, last_ns)) for start, end in _periods(one) if start < last_ns]
 

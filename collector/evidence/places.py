@@ -1,8 +1,8 @@
-"""In which node a GPU was, and when it was observed there.
+"""Nodes in which a GPU was, and its observed time there.
 
-Of several nodes that report a GPU, `occupancy` decides which one has it; the samples of the others do not
-count meanwhile, and what they report of the GPU waits for a person. Samples from before a node was first
-heard with a GPU do not count.
+Of several nodes that report a GPU, `occupancy` determines the one that has it; the samples of the
+others do not count meanwhile, and their reports of the GPU are under review. Samples from before
+the first contact with a GPU in a node do not count.
 """
 
 from __future__ import annotations
@@ -33,40 +33,40 @@ from collector.metering.units import FOREVER_NS
 
 
 class Presence(msgspec.Struct, array_like=True):
-    """A GPU in one boot of one node: since when that was heard of, and the samples."""
+    """A GPU in one boot of one node: its first receipt, and its samples."""
 
     node: str
     boot: str
     heard_ns: int
     spans: list[Span] = []
     believed_ns: int = 0
-    """The instant from which the boot is believed to have begun; 0: from its first sample."""
+    """The trusted start of the boot; 0: its first sample."""
 
 
 class Attendance(NamedTuple):
-    """What decides between several nodes that report one GPU, by node."""
+    """Facts by node that decide between several nodes that report one GPU."""
 
     silent: Mapping[str, Sequence[Span]] = {}
-    """When the node listed the GPU, at times without a value."""
+    """Time in which the node listed the GPU without a value."""
     reports: Mapping[str, Sequence[Span]] = {}
-    """When the node reported anything."""
+    """Time in which the node reported anything."""
     verdicts: Mapping[str, bool | None] = {}
     """Decisions of people about the GPU in the node."""
     excess: Mapping[str, Sequence[Piece[str]]] = {}
-    """When the GPU is more than is expected of the node."""
+    """Time in which the GPU exceeds the number expected of the node."""
 
 
 class Places(msgspec.Struct, frozen=True):
-    """Where a GPU was and when it was observed; and which nodes were not believed."""
+    """Nodes in which a GPU was, its observed time, and the nodes with unused reports."""
 
     stays: tuple[Stay, ...]
     stretches: tuple[Stretch, ...]
     refused: tuple[tuple[str, str], ...] = ()
-    """Two nodes: the one that stands, and the one that said it had the GPU at the same time."""
+    """Pairs of nodes: the one that has the GPU, and the one that reported it at the same time."""
     waiting: Mapping[str, Periods] = {}
-    """By node, when it listed the GPU while another node has it: that waits for a person."""
+    """By node, when it listed the GPU while another node has it: under review."""
     disputed: Mapping[str, Periods] = {}
-    """The same, and when another node that waits claims the GPU."""
+    """The same, and when another node under review claims the GPU."""
 
 
 def places(
@@ -75,7 +75,7 @@ def places(
     contacts: Contacts = NO_CONTACTS,
     attendance: Attendance = Attendance(),  # noqa: B008 - immutable
 ) -> Places:
-    """What the presences of one GPU come to."""
+    """Combine the presences of one GPU into its places."""
     joined = _joined(presences)
     heard = {
         node: floor_ns(contacts, gpu, node, (p.heard_ns for p in joined if p.node == node))
@@ -121,7 +121,7 @@ def is_undecided(gpu: str, chunks: Iterable[Chunk]) -> bool:
 def _divided(
     believed: Sequence[Presence], floors: Mapping[str, int], attendance: Attendance
 ) -> Occupancy:
-    """The time of a GPU, divided among the nodes that reported it."""
+    """Divide the time of a GPU among the nodes that reported it."""
     verdicts = {node: attendance.verdicts.get(node) for node in floors}
     if all(verdict is False for verdict in verdicts.values()):
         verdicts = {}
@@ -151,7 +151,7 @@ def _joined(presences: Iterable[Presence]) -> list[Presence]:
 
 
 def _since(floor_ns: int, spans: Sequence[Span]) -> list[Span]:
-    """Samples from an instant on."""
+    """Return the samples from `floor_ns` on."""
     return [
         span if span.first_ns >= floor_ns else msgspec.structs.replace(span, first_ns=floor_ns)
         for span in spans
@@ -160,7 +160,7 @@ def _since(floor_ns: int, spans: Sequence[Span]) -> list[Span]:
 
 
 def _within(spans: Sequence[Span], periods: Periods | tuple[()]) -> list[Span]:
-    """Samples that lie in periods, which are in order and disjoint."""
+    """Return the samples within periods, which are in order and disjoint."""
     found: list[Span] = []
     for span in spans:
         at = max(bisect_right(periods, span.first_ns, key=itemgetter(0)) - 1, 0)
@@ -174,7 +174,7 @@ def _within(spans: Sequence[Span], periods: Periods | tuple[()]) -> list[Span]:
 
 
 def _stays(believed: Iterable[Presence]) -> tuple[Stay, ...]:
-    """A GPU stays in a node until it is seen in another one."""
+    """Return the stays of a GPU: it stays in a node until it is seen in another one."""
     seen = sorted((span.first_ns, p.node) for p in believed for span in p.spans)
     if not seen:
         return ()

@@ -1,7 +1,7 @@
-"""Rows of the evidence that do not read back: set aside one by one, named once, and counted.
+"""Rows of the evidence that cannot be read: skipped individually, logged once, and counted.
 
-A row is named by the SHA-256 of its content, so that whatever was changed in it is found. What a damaged
-row stated counts as not seen; all other rows count as before.
+The name of a row is the SHA-256 of its content, so every change to it is detected. Facts of a
+damaged row count as not seen; all other rows count as before.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Quarantine:
-    """The damaged rows that were met since the start."""
+    """The damaged rows found since the start."""
 
     rows: set[tuple[str, str]] = field(default_factory=set)
     """Table and name of each."""
 
     def chunk(self, name: Any, packed: Any) -> Chunk | None:
-        """The chunk in a part; None where the row is damaged."""
+        """Decode the chunk of a part; None if the row is damaged."""
         try:
             content = zstd.decompress(packed)
             self._check(name, content)
@@ -45,7 +45,7 @@ class Quarantine:
             return None
 
     def told(self, name: Any, content: Any) -> Told | None:
-        """The claim in a row; None where the row is damaged."""
+        """Decode the claim of a row; None if the row is damaged."""
         try:
             self._check(name, content)
             return msgspec.msgpack.decode(content, type=Told)

@@ -1,4 +1,4 @@
-"""The statements by which the evidence is written and read."""
+"""SQL statements that write and read the evidence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from collector.files import calendar_file, claims_file, inventory_file, retired_
 from collector.metering.units import FOREVER_NS
 
 CONTEXT_NS = 3_600_000_000_000
-"""How far around a window facts are looked at, so that its edges are as those of all time."""
+"""Time around a window that is read too, so that the window's edges do not affect the result."""
 _AT_ONCE = 500
 PARSERS: dict[str, Callable[[str], Iterable[Any]]] = {
     "claims": claims_file.parse,
@@ -36,13 +36,13 @@ PARSERS: dict[str, Callable[[str], Iterable[Any]]] = {
     "retired": retired_file.parse,
     "inventory": inventory_file.parse,
 }
-"""What each kind of file says that metering is told by."""
+"""Parser of each kind of file that metering depends on."""
 
 
 def parts_of(
     connection: Connection, node: str, start_ns: int, end_ns: int
 ) -> list[tuple[str, bytes]]:
-    """Parts in and around a window, and the nearest beyond on both sides."""
+    """Return parts in and around a window, and the nearest beyond on both sides."""
     mine = parts.c.node == node
     low, high = start_ns - CONTEXT_NS, end_ns + CONTEXT_NS
     before = connection.execute(
@@ -58,7 +58,7 @@ def parts_of(
 
 
 def parts_before(connection: Connection, node: str, end_ns: int) -> list[tuple[str, bytes, int]]:
-    """The last parts of a node that end before an instant, with their ends."""
+    """Return the last parts of a node that end before a timestamp, with their ends."""
     mine = parts.c.node == node
     last = select(func.max(parts.c.end_ns)).where(mine, parts.c.end_ns < end_ns).scalar_subquery()
     query = select(parts.c.part, parts.c.content, parts.c.end_ns)
@@ -67,7 +67,7 @@ def parts_before(connection: Connection, node: str, end_ns: int) -> list[tuple[s
 
 
 def claims_of(gpus: Sequence[str], start_ns: int, end_ns: int) -> Any:
-    """Claims of GPUs that may have been in force in or around a window."""
+    """Return a query for claims of GPUs that may have been in force in or around a window."""
     late = exists().where(
         trust.c.fact == releases.c.fact, trust.c.trusted_from_ns >= start_ns - CONTEXT_NS
     )
@@ -84,7 +84,7 @@ def claims_of(gpus: Sequence[str], start_ns: int, end_ns: int) -> Any:
 
 
 def releases_of(pairs: Sequence[tuple[str, str, str]]) -> Any:
-    """The ends of claims, each named by GPU, node and id."""
+    """Return a query for the ends of claims, by GPU, node and id."""
     key = tuple_(releases.c.gpu_uuid, releases.c.node, releases.c.claim_id)
     trusted = func.coalesce(trust.c.trusted_from_ns, 0).label("trusted_from_ns")
     joined = releases.outerjoin(trust, trust.c.fact == releases.c.fact)
@@ -92,12 +92,12 @@ def releases_of(pairs: Sequence[tuple[str, str, str]]) -> Any:
 
 
 def newest_file(which: Any) -> Any:
-    """The newest version of a file of some kind."""
+    """Return a query for the newest version of a file."""
     return select(files).where(which).order_by(files.c.recorded_ns.desc()).limit(1)
 
 
 def differences(kind: str, before: str, after: str) -> list[tuple[str, str, int, int]]:
-    """About which node, GPU (empty for any) and when two versions of a file say different things."""
+    """Return the node, GPU (empty for any) and time of each difference between two versions of a file."""
     if kind not in PARSERS:
         return []
     told = [set(PARSERS[kind](text)) if text else set() for text in (before, after)]
@@ -113,7 +113,7 @@ def differences(kind: str, before: str, after: str) -> list[tuple[str, str, int,
 
 
 def new_homes(connection: Connection, since: dict[tuple[str, str], int]) -> list[dict[str, Any]]:
-    """Which of these GPUs were not known in their nodes as early as that."""
+    """Return rows for the GPUs that were not recorded in their nodes as early as in `since`."""
     least: dict[tuple[str, str], int] = {}
     for some in groups_of(sorted({gpu for gpu, _ in since})):
         query = select(homes).where(homes.c.gpu_uuid.in_(some))
@@ -130,7 +130,7 @@ def new_homes(connection: Connection, since: dict[tuple[str, str], int]) -> list
 def contacts_of(
     connection: Connection, nodes: Sequence[str] | None = None
 ) -> dict[str, dict[str, Contact]]:
-    """First receipts of the GPUs of some nodes, or of all."""
+    """Return the first receipts of the GPUs of some nodes, or of all."""
     found: dict[str, dict[str, Contact]] = {}
     query = select(contacts)
     wanted = [query] if nodes is None else [
@@ -145,7 +145,7 @@ def contacts_of(
 
 
 def contact_rows(found: Contacts) -> list[dict[str, Any]]:
-    """First receipts as rows."""
+    """Return first receipts as rows."""
     return [
         {"node": node, "gpu_uuid": gpu, "heard_ns": contact.heard_ns, "pci": contact.pci}
         for node, gpus in found.items()
@@ -154,7 +154,7 @@ def contact_rows(found: Contacts) -> list[dict[str, Any]]:
 
 
 def claim_row(one: Told, recorded_ns: int) -> dict[str, Any]:
-    """A claim as a row, named by its words."""
+    """Return a claim as a row; its name is the hash of its content."""
     content = msgspec.msgpack.encode(one)
     return {
         "fact": sha256(content).hexdigest(),
@@ -168,7 +168,7 @@ def claim_row(one: Told, recorded_ns: int) -> dict[str, Any]:
 
 
 def release_row(one: Ended, recorded_ns: int) -> dict[str, Any]:
-    """The end of a claim as a row."""
+    """Return the end of a claim as a row."""
     return {
         "fact": sha256(msgspec.msgpack.encode(one)).hexdigest(),
         "gpu_uuid": one.gpu,
@@ -180,7 +180,7 @@ def release_row(one: Ended, recorded_ns: int) -> dict[str, Any]:
 
 
 def trust_rows(ends: Iterable[Ended]) -> list[dict[str, Any]]:
-    """From when on the ends that were reported late are trusted, as rows."""
+    """Return rows with the time from which ends that were reported late are trusted."""
     return [
         {"fact": release_row(one, 0)["fact"], "trusted_from_ns": one.trusted_from_ns}
         for one in ends
@@ -189,7 +189,7 @@ def trust_rows(ends: Iterable[Ended]) -> list[dict[str, Any]]:
 
 
 def decisions_of(connection: Connection) -> Decisions:
-    """What people decided; of two decisions the later one counts."""
+    """Return the decisions of people; of two decisions the later one counts."""
     query = select(decisions).order_by(decisions.c.recorded_ns, decisions.c.id)
     return Decisions({
         Subject(What(row.what), row.node, row.name): bool(row.accepted)
@@ -198,12 +198,12 @@ def decisions_of(connection: Connection) -> Decisions:
 
 
 def insert(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-    """Add rows that are not there yet."""
+    """Insert rows that do not exist yet."""
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     for some in groups_of(rows):
         connection.execute(dialect.insert(table).on_conflict_do_nothing(), some)
 
 
 def groups_of(items: Sequence[Any]) -> Iterable[Sequence[Any]]:
-    """Not too many at once for one statement."""
+    """Divide items into groups small enough for one statement."""
     return (items[at : at + _AT_ONCE] for at in range(0, len(items), _AT_ONCE))

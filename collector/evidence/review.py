@@ -1,4 +1,4 @@
-"""Evidence that waits for a person: late claims, late ends, unexpected GPUs, GPUs that move.
+"""Evidence that is pending review: late claims, late ends, unexpected GPUs, GPUs that move.
 
 It is held and not billed (state `review`). `accept` lets it count as reported, `reject` removes it.
 """
@@ -21,7 +21,7 @@ from collector.metering.units import FOREVER_NS
 MAX_GPUS_AT_ONCE = 32
 MAX_NEW_GPUS = 64
 NEW_NS = 30 * 86_400_000_000_000
-"""Without an inventory: so many GPUs of a node, and so many new ones in this time, are expected."""
+"""Expected GPUs of a node without an inventory: in total, and new ones within this time."""
 BEFORE_CONTACT = "before the GPU was first heard of in its node"
 LATE_CLAIM = "claim reported late"
 LATE_END = "end of a claim reported late"
@@ -32,14 +32,14 @@ TOO_MANY_NEW = f"more than {MAX_NEW_GPUS} new GPUs of one node in 30 days"
 MOVED = "GPU of another node, which has not left it"
 CONTESTED = "GPU that another node claims as well"
 NOT_IN_SERVICE = frozenset({BEFORE_CONTACT, UNLISTED, BEYOND_INVENTORY, TOO_MANY, TOO_MANY_NEW})
-"""Reasons for which a GPU is not in service: only its claims are metered, and R2 leaves it out."""
+"""Reasons for which a GPU is not in service: only its claims are metered, and R2 omits it."""
 
 KEEPS_RANK = frozenset({"", LATE_END})
 """Reasons for which a part of a claim keeps its rank: a late end frees its time for no other claim."""
 
 
 class What(StrEnum):
-    """Kind of evidence that is decided about."""
+    """Kind of evidence that a decision concerns."""
 
     CLAIM = "claim"
     END = "end"
@@ -47,7 +47,7 @@ class What(StrEnum):
 
 
 class Subject(NamedTuple):
-    """What is decided: a claim or the end of one by its id, or a GPU by its UUID; of one node."""
+    """Subject of a decision: a claim or its end by its id, or a GPU by its UUID; of one node."""
 
     what: What
     node: str
@@ -55,7 +55,7 @@ class Subject(NamedTuple):
 
     @property
     def id(self) -> str:
-        """Short name for commands."""
+        """Return a short name for commands."""
         return sha256("\0".join(self).encode()).hexdigest()[:12]
 
 
@@ -66,13 +66,13 @@ class Decisions:
     by_subject: Mapping[Subject, bool] = field(default_factory=dict)
 
     def of(self, what: What, node: str, name: str) -> bool | None:
-        """The decision about something; None while it waits."""
+        """Return the decision about a subject; None if there is none yet."""
         return self.by_subject.get(Subject(what, node, name))
 
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What administrators say of the GPUs that there should be."""
+    """Expected GPUs by administrators' files and decisions."""
 
     inventory: Inventory = field(default_factory=Inventory)
     """Without a row there is no inventory."""
@@ -80,10 +80,10 @@ class Expectation:
     decisions: Decisions = field(default_factory=Decisions)
 
     def excess(self, gpu: str, node: str, contacts: Contacts) -> list[Piece[str]]:
-        """When a GPU of a node waits for a person, and why.
+        """Return the periods in which a GPU of a node is pending review, with reasons.
 
-        The GPUs of a node count in the order of their first report, then by PCI address. One that is
-        retired or was rejected leaves its place to others.
+        The GPUs of a node count in the order of their first report, then by PCI address. A retired
+        or rejected GPU does not count.
         """
         gpus = contacts.get(node, {})
         own = gpus.get(gpu)
@@ -101,7 +101,7 @@ class Expectation:
         return found
 
     def _spans(self, node: str) -> Iterator[tuple[int, int, int | None, bool]]:
-        """All time, cut where the inventory says something else of the node."""
+        """Yield all time, divided where the inventory of the node changes."""
         rows = self.inventory.by_node.get(node, ())
         edges = {-FOREVER_NS, FOREVER_NS, *(e for row in rows for e in (row.start_ns, row.end_ns))}
         cuts = sorted(edges)
@@ -118,7 +118,7 @@ class Expectation:
         *,
         listed: bool,
     ) -> str:
-        """Why a GPU waits that comes after others; empty where it does not."""
+        """Return the reason for which a GPU that comes after others is under review; empty if it is not."""
         own, before = ranked
         if not listed:
             return UNLISTED
@@ -134,7 +134,7 @@ class Expectation:
 
 
 class Part(NamedTuple):
-    """A part of a claim: from when to when, and why it waits; empty where it does not."""
+    """Part of a claim, with the reason for its review; empty if it is not under review."""
 
     start_ns: int
     end_ns: int
@@ -145,10 +145,10 @@ class Part(NamedTuple):
 def parts(
     claim: Subject, span: tuple[int, int], believed: tuple[int, int], freed_ns: int
 ) -> Iterator[Part]:
-    """A claim, cut where it begins to be believed and where its late end frees it.
+    """Divide a claim where it begins to be trusted and where its late end frees it.
 
-    `believed` are the instants of first contact and of the trusted report; from `freed_ns` on the
-    claim goes on only because its end came late: where the claim itself is believed.
+    `believed` are the times of first contact and of the trusted report; from `freed_ns` on the
+    claim continues only because its end was reported late, if the claim itself is trusted.
     """
     start, end = span
     contact_ns, trusted_ns = believed
@@ -163,7 +163,7 @@ def parts(
 
 
 def overlaid(found: Iterable[Part], excess: Iterable[Piece[str]], gpu: Subject) -> Iterator[Part]:
-    """The same where the whole GPU waits at times."""
+    """Yield the parts, divided at reviews of the whole GPU."""
     pieces = list(excess)
     for part in found:
         now = part.start_ns

@@ -19,7 +19,7 @@ parts = Table(
     Index("evidence_part_starts", "node", "start_ns"),
     Index("evidence_part_recorded", "recorded_ns"),
 )
-"""What a node's frames said in a quarter of an hour (`chunk`), named by its SHA-256."""
+"""Facts from a node's frames of 15 minutes (`chunk`); the key is the SHA-256 of the content."""
 
 homes = Table(
     "evidence_gpu",
@@ -28,7 +28,7 @@ homes = Table(
     Column("node", Text, primary_key=True),
     Column("since_ns", BigInteger, primary_key=True),
 )
-"""The nodes a GPU was seen in, and since when: the least counts."""
+"""The nodes a GPU was seen in, and since when: the lowest value counts."""
 
 contacts = Table(
     "evidence_contact",
@@ -38,7 +38,7 @@ contacts = Table(
     Column("heard_ns", BigInteger, primary_key=True),
     Column("pci", Text, primary_key=True),
 )
-"""First receipts of GPUs from nodes (`contacts`): the least counts."""
+"""First receipts of GPUs from nodes (`contacts`): the lowest value counts."""
 
 claims = Table(
     "evidence_claim",
@@ -65,7 +65,7 @@ releases = Table(
     Index("evidence_release_gpu", "gpu_uuid", "instant_ns"),
     Index("evidence_release_recorded", "recorded_ns"),
 )
-"""Claims and their ends as they were told, each named by the SHA-256 of its words."""
+"""Claims and their ends as reported; the key is the SHA-256 of the content."""
 
 trust = Table(
     "evidence_release_trust",
@@ -73,8 +73,10 @@ trust = Table(
     Column("fact", Text, primary_key=True),
     Column("trusted_from_ns", BigInteger, nullable=False),
 )
-"""Ends, and parts with begins of boots, that were reported late, by their names: the time before an
-instant waits for a person."""
+"""Ends, and parts with starts of boots, that were reported late, by name.
+
+The time before `trusted_from_ns` is pending review.
+"""
 
 decisions = Table(
     "evidence_decision",
@@ -90,7 +92,7 @@ decisions = Table(
     Column("content", Text, nullable=False),
     Index("evidence_decision_recorded", "recorded_ns"),
 )
-"""What people decided of evidence under review, as events (CloudEvents): the newest counts."""
+"""Decisions of people about evidence under review, as events (CloudEvents): the newest counts."""
 
 files = Table(
     "evidence_file",
@@ -100,7 +102,7 @@ files = Table(
     Column("digest", Text, primary_key=True),
     Column("content", Text, nullable=False),
 )
-"""What administrators' files said, version by version: the newest of each kind counts."""
+"""Versions of administrators' files: the newest of each kind counts."""
 
 for _table in (parts, homes, contacts, claims, releases, trust, decisions, files):
     make_append_only(_table)

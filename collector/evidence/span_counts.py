@@ -1,7 +1,7 @@
-"""Stretches of samples that are kept in memory, by node and GPU, and their bounds.
+"""Spans of samples in memory, by node and GPU, and their bounds.
 
-A node decides how its samples lie apart. Each that is further than a gap from the others is a stretch
-of its own, which stays in memory until its day is in the ledger.
+A node determines the distances between its samples. Each sample that is further than a gap from the
+others is a separate span, which stays in memory until its day is in the ledger.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collector.evidence.places import Presence
 from collector.metering.observation import GAP_NS
 
 MAX_OF_A_GPU = 4096
-"""Per GPU in one node: more than a sample every 31 s of a whole day makes."""
+"""Per GPU in one node: more than the samples of a whole day at 31 s each."""
 MAX_OF_A_NODE = 65_536
 """About 10 MB; a node of 8 GPUs reaches the bound of its GPUs first."""
 
 
 def new_spans(known: Sequence[Span], more: Sequence[Span]) -> int:
-    """At most how many stretches the samples of a boot grow by."""
+    """Return the maximum number of spans that the samples of a boot add."""
     last = known[-1] if known else None
     goes_on = (
         last is not None
@@ -33,14 +33,14 @@ def new_spans(known: Sequence[Span], more: Sequence[Span]) -> int:
 
 @dataclass(slots=True)
 class SpanCounts:
-    """How many there are."""
+    """Numbers of spans."""
 
     by_gpu: dict[str, Counter[str]] = field(default_factory=dict)
-    """By GPU and node: what one node reports of a GPU takes nothing from another."""
+    """By GPU and node: reports of one node about a GPU do not use up the bound of another."""
     by_node: Counter[str] = field(default_factory=Counter)
 
     def beyond(self, node: str, gpu: str, new: int) -> str:
-        """The reason why so many more are not kept; empty where they are."""
+        """Return the reason for which `new` more spans are rejected; empty if they are accepted."""
         if not new:
             return ""
         if self.by_gpu.get(gpu, _NONE)[node] + new > MAX_OF_A_GPU:
@@ -50,14 +50,14 @@ class SpanCounts:
         return ""
 
     def add(self, node: str, gpu: str, more: int) -> None:
-        """Count some of a node's GPU; fewer where samples joined stretches."""
+        """Count spans of a node's GPU; negative where samples joined spans."""
         self.by_gpu.setdefault(gpu, Counter())[node] += more
         self.by_node[node] += more
 
     def count(
         self, gpu: str, presences: Iterable[Presence], silent: Mapping[str, Sequence[Span]]
     ) -> None:
-        """Count all of a GPU again; `silent` has its stretches without a value, by node."""
+        """Count all spans of a GPU again; `silent` has its spans without a value, by node."""
         self.by_node.subtract(self.by_gpu.pop(gpu, _NONE))
         for presence in presences:
             self.add(presence.node, gpu, len(presence.spans))

@@ -1,4 +1,4 @@
-"""The facts in the ledger's database. Everything blocks, and raises LedgerError."""
+"""Usage evidence in the ledger's database. All calls block, and raise LedgerError."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ log = structlog.get_logger(__name__)
 
 _LEVEL = 6
 MAX_EARLIER_PARTS = 1344
-"""Quarters of an hour in two weeks."""
+"""Parts of 15 minutes in two weeks."""
 
 
 class Written(NamedTuple):
-    """A chunk ready to be written: its name, where and when it is, and its bytes under zstd."""
+    """A chunk ready to be written: its name, node and time, and its content compressed with zstd."""
 
     name: str
     node: str
     start_ns: int
     end_ns: int
     gpus: dict[str, int]
-    """Since when each GPU is in it."""
+    """First sample of each GPU in it."""
     content: bytes
     believed_ns: int = 0
-    """The latest instant up to which a boot in it is not believed to have begun; 0 for none."""
+    """The latest trusted start of a boot that was reported late; 0 for none."""
 
 
 class Loaded(NamedTuple):
-    """Everything about the GPUs of some nodes in a window."""
+    """All facts about the GPUs of some nodes in a window."""
 
     chunks: dict[str, list[Chunk]]
     told: dict[str, list[Told]]
@@ -66,7 +66,7 @@ class Loaded(NamedTuple):
     contacts: Contacts = NO_CONTACTS
 
     def known(self, gpu: str, files: Files) -> Known:
-        """What is known of one of them."""
+        """Return everything about one of the GPUs."""
         chunks = self._chunks(gpu)
         placed = None
         if any(self.has_unplaced(node) for node in self.homes.get(gpu, ())):
@@ -74,12 +74,12 @@ class Loaded(NamedTuple):
         return known(self.facts(gpu), chunks, files, placed)
 
     def facts(self, gpu: str) -> Facts:
-        """The facts of one of them, or of the other GPUs of their nodes."""
+        """Return the facts about one of the GPUs, or about other GPUs of their nodes."""
         told, ended = self.told.get(gpu, ()), self.ended.get(gpu, ())
         return facts_of(gpu, self._chunks(gpu), told, ended, self.contacts)
 
     def gpus_in(self, node: str) -> set[str]:
-        """The GPUs that were seen in a node."""
+        """Return the GPUs that were seen in a node."""
         return {gpu for chunk in self.chunks.get(node, ()) for gpu in chunk.gpus}
 
     def has_unplaced(self, node: str) -> bool:
@@ -106,7 +106,7 @@ class Loaded(NamedTuple):
 
 
 def ready(chunk: Chunk, content: bytes, contacts: Contacts = NO_CONTACTS) -> Written:
-    """A chunk as it is written; `content` is its bytes."""
+    """Return a chunk ready to be written; `content` is its encoding."""
     name = sha256(content).hexdigest()
     gpus = {
         gpu: max(s.spans[0].first_ns, floor_ns(contacts, gpu, chunk.node, [s.heard_ns]))
@@ -119,7 +119,7 @@ def ready(chunk: Chunk, content: bytes, contacts: Contacts = NO_CONTACTS) -> Wri
 
 
 class EvidenceStore:
-    """The facts of all collectors that write this database."""
+    """Facts of all collectors that write this database."""
 
     def __init__(self, database: Database, quarantine: Quarantine | None = None) -> None:
         self._database = database
@@ -134,9 +134,10 @@ class EvidenceStore:
         recorded_ns: int,
         early: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
-        """Add facts; those that are there already are there once.
+        """Add facts; existing ones are not added again.
 
-        `early` has since when claims hold a GPU (by GPU and node) before it was first heard of.
+        `early` has the start of claims that began before first contact with their GPU, by GPU and
+        node.
         """
         starts = [queries.claim_row(one, recorded_ns) for one in told if isinstance(one, Told)]
         late = [one for one in told if isinstance(one, Ended)]
@@ -198,7 +199,7 @@ class EvidenceStore:
         return True
 
     def tell_auditors(self, troubles: Sequence[Trouble]) -> None:
-        """Have troubles recorded in the audit log; one that was told before is told."""
+        """Put troubles into the outbox of the audit log, each once."""
         if not troubles:
             return
         with self._database.transaction(writes=True) as connection:
@@ -212,7 +213,7 @@ class EvidenceStore:
     # Reading -----------------------------------------------------------------------------------
 
     def files(self) -> Files:
-        """What administrators say, by the newest version of each file."""
+        """Return administrators' files by the newest version of each, and decisions."""
         with self._database.transaction() as connection:
             texts = {
                 kind: connection.execute(queries.newest_file(files.c.kind == kind)).first()
@@ -232,19 +233,19 @@ class EvidenceStore:
         )
 
     def file(self, kind: str) -> str | None:
-        """The newest version of one file; None where none was ever stored."""
+        """Return the newest version of one file; None if none was ever stored."""
         with self._database.transaction() as connection:
             row = connection.execute(queries.newest_file(files.c.kind == kind)).first()
         return row.content if row else None
 
     def gpus(self, end_ns: int = FOREVER_NS) -> list[str]:
-        """All GPUs that were seen before an instant, in order."""
+        """Return all GPUs that were seen before a timestamp, in order."""
         query = select(homes.c.gpu_uuid).where(homes.c.since_ns < end_ns).distinct()
         with self._database.transaction() as connection:
             return sorted(connection.execute(query).scalars())
 
     def homes(self) -> dict[str, dict[str, int]]:
-        """For every GPU, the nodes it was seen in, and since when."""
+        """Return for every GPU the nodes it was seen in, and since when."""
         query = select(homes.c.gpu_uuid, homes.c.node, func.min(homes.c.since_ns).label("since"))
         query = query.group_by(homes.c.gpu_uuid, homes.c.node)
         found: dict[str, dict[str, int]] = {}
@@ -254,12 +255,12 @@ class EvidenceStore:
         return found
 
     def contacts(self) -> Contacts:
-        """First receipts of all GPUs, by node."""
+        """Return first receipts of all GPUs, by node."""
         with self._database.transaction() as connection:
             return queries.contacts_of(connection)
 
     def evidence(self, gpu: str, start_ns: int, end_ns: int) -> Known:
-        """What is known of a GPU in a window, with what has a bearing on it."""
+        """Return everything about a GPU in a window, with the facts around it that affect it."""
         found = self.homes().get(gpu, {})
         loaded = self.load([gpu], {gpu: set(found)}, start_ns, end_ns)
         return loaded.known(gpu, self.files())
@@ -267,7 +268,7 @@ class EvidenceStore:
     def load(
         self, gpus: Sequence[str], homes_of: dict[str, set[str]], start_ns: int, end_ns: int
     ) -> Loaded:
-        """The facts of some GPUs in a window, with what has a bearing on it."""
+        """Return the facts about some GPUs in a window, with the facts around it that affect it."""
         nodes = sorted({node for gpu in gpus for node in homes_of.get(gpu, ())})
         chunks: dict[str, list[Chunk]] = {}
         shared: dict[str, set[str]] = {}
@@ -288,7 +289,7 @@ class EvidenceStore:
             known_contacts = queries.contacts_of(connection, nodes)
             loaded = Loaded(chunks, {}, {}, wanted, self.quarantine, contacts=known_contacts)
             loaded.read_claims(connection, [*gpus, *map(unplaced_in, nodes)], span)
-            # A claim without a device is placed among all that is held in its node.
+            # A claim without a device is placed considering all claims in its node.
             for node in filter(loaded.has_unplaced, nodes):
                 others = sorted(loaded.gpus_in(node) - wanted.keys())
                 loaded.read_claims(connection, others, span)
@@ -299,9 +300,9 @@ class EvidenceStore:
     def _earlier(
         self, connection: Connection, known: Sequence[Chunk], gpus: set[str], start_ns: int
     ) -> list[Chunk]:
-        """More chunks of a node, back to what shows whether it had each GPU at an instant.
+        """Return earlier chunks of a node, until they show if it had each GPU at a timestamp.
 
-        They do not go on beyond what a node reports in two weeks.
+        They reach no further back than a node's reports of two weeks.
         """
         found = [chunk for chunk in known if chunk.start_ns < start_ns]
         if not found:
@@ -321,7 +322,7 @@ class EvidenceStore:
         return older
 
     def late_boots(self) -> dict[str, list[Chunk]]:
-        """The chunks with boots that were reported late, by GPU."""
+        """Return the chunks with boots that were reported late, by GPU."""
         found: dict[str, list[Chunk]] = {}
         query = select(parts.c.part, parts.c.content).join(trust, trust.c.fact == parts.c.part)
         with self._database.transaction() as connection:
@@ -336,7 +337,7 @@ class EvidenceStore:
         return found
 
     def told(self, gpus: Sequence[str], start_ns: int) -> list[Told | Ended]:
-        """The claims of GPUs that may have been in force after an instant, and their ends."""
+        """Return the claims of GPUs that may have been in force after a timestamp, and their ends."""
         loaded = self.load(gpus, {}, start_ns, FOREVER_NS - queries.CONTEXT_NS)
         found: list[Told | Ended] = []
         for gpu in gpus:
@@ -345,12 +346,12 @@ class EvidenceStore:
         return found
 
     def changes(self, recorded_after_ns: int) -> list[Change]:
-        """What was recorded after an instant."""
+        """Return the facts that were recorded after a timestamp."""
         with self._database.transaction() as connection:
             return list(recorded_after(connection, recorded_after_ns))
 
     def late(self, homes_of: Mapping[str, Iterable[str]], which: Late) -> list[Change]:
-        """What came late about some GPUs and the nodes that they were in."""
+        """Return the late facts about some GPUs and the nodes that they were in."""
         nodes = sorted({node for nodes in homes_of.values() for node in nodes})
         with self._database.transaction() as connection:
             keys = [*sorted(homes_of), *map(unplaced_in, nodes)]
@@ -359,7 +360,10 @@ class EvidenceStore:
     def spread(
         self, changes: Iterable[Change], homes_of: Mapping[str, Iterable[str]]
     ) -> set[Change]:
-        """The same, and for claims on a GPU of a node that has some without a device, on all of it."""
+        """Return the changes, extended to nodes that have claims without a device.
+
+        A change of a GPU's claims there affects the placement on all GPUs of the node.
+        """
         found = set(changes)
         nodes = sorted({node for one in found for node in homes_of.get(one.gpu, ())})
         there: set[str] = set()
@@ -375,7 +379,7 @@ class EvidenceStore:
         }
 
     def newest_end_ns(self, node: str) -> int | None:
-        """Up to when anything is known of a node."""
+        """Return the end of the newest evidence of a node; None without evidence."""
         query = select(func.max(parts.c.end_ns)).where(parts.c.node == node)
         with self._database.transaction() as connection:
             found: int | None = connection.execute(query).scalar()

@@ -1,4 +1,4 @@
-"""One batch, taken into the facts: which GPUs were seen, how they were cut, what counters read."""
+"""Facts of one batch: the GPUs that were seen, their MIG layouts, and readings of counters."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ from railscope.wire import Batch, Envelope
 
 _VALUE = np.dtype("<i8")
 _SPAN_BYTES, _SPANS_OF_A_GPU = 150, 3
-"""About the memory of a span, here and with its GPU, and for how many of them a new GPU counts."""
+"""Approximate memory of a span, here and with its GPU, and the spans that a new GPU counts as."""
 
 
 class Hearing(Protocol):
-    """Who is told what a batch says of GPUs."""
+    """Receiver of a batch's facts about GPUs."""
 
     def see(self, uuid: str, presence: Presence, pci: str) -> int | None:
-        """A GPU was seen in a node; when that was first heard of in that boot.
+        """Record a GPU in a node; return its first receipt in that boot.
 
-        None where it cannot be taken: the node reported too many. The presence may be others' too.
+        None if it is rejected: the node reported too many. `presence` may be shared: it is copied.
         """
 
     def list_silent(self, node: str, uuid: str, spans: Sequence[Span]) -> bool:
-        """A node listed a GPU, at times without a value; false where that is not taken."""
+        """Record that a node listed a GPU without a value; false if that is rejected."""
 
     def cut(self, uuid: str, parts: tuple[Part, ...], span: Span) -> None:
-        """A GPU was cut in this way."""
+        """Record the MIG layout of a GPU in a span."""
 
 
 @dataclass(slots=True)
 class Taking:
-    """One batch being taken."""
+    """Extraction of the facts of one batch."""
 
     book: Hearing
     record: Record
@@ -62,11 +62,11 @@ class Taking:
     skew_ns: int
     uncertainty_ns: int
     horizon_ns: int = 0
-    """What happened before it is reported late."""
+    """Earlier facts are reported late."""
     added_bytes: int = 0
 
     def take(self, chunk: Chunk, rows: Sequence[int]) -> int:
-        """Take the rows of one chunk, and return about how many bytes that made."""
+        """Record the rows of one chunk; return the approximate number of bytes added."""
         self.added_bytes = 0
         if self.known.gpus:
             self._sight(chunk, rows)
@@ -81,7 +81,7 @@ class Taking:
         return self.added_bytes
 
     def spans(self, rows: Sequence[int]) -> list[Span]:
-        """Rows that lie at most a gap apart, as spans."""
+        """Join rows that are at most a gap apart into spans."""
         boot_ns, since_boot_ns = self.batch.boot_ns, self.since_boot_ns
         first_ns, last_ns = since_boot_ns + boot_ns[rows[0]], since_boot_ns + boot_ns[rows[-1]]
         if last_ns - first_ns <= GAP_NS:
@@ -96,7 +96,7 @@ class Taking:
         return found
 
     def _sight(self, chunk: Chunk, rows: Sequence[int]) -> None:
-        """The GPUs that said anything at all in these rows."""
+        """Record the GPUs that reported any value in these rows."""
         everywhere = self._presence(chunk, rows)
         skus = self.known.metered.skus
         for gpu in self.known.gpus:
@@ -130,9 +130,9 @@ class Taking:
         return Presence(chunk.node, chunk.boot, self.record.received_wall_ns, spans, late_ns)
 
     def _spoke(self, gpu: Gpu, rows: Sequence[int]) -> Sequence[int]:
-        """The rows in which a GPU said anything."""
+        """Return the rows in which a GPU reported any value."""
         columns = self.known.layout.columns
-        if len(self.batch.reasons) == columns:  # all rows are alike
+        if len(self.batch.reasons) == columns:  # all rows have the same reasons
             codes = decode.reasons_of(self.batch, 0, columns).take(gpu.columns)
             return rows if (codes == PRESENT).any() else ()
         codes = decode.reasons(self.batch, columns)[:, gpu.columns]
@@ -141,7 +141,7 @@ class Taking:
         return rows if said.all() else chosen[said].tolist()
 
     def _cut(self, chunk: Chunk, rows: Sequence[int]) -> None:
-        """How the GPUs of the stream were cut in these rows."""
+        """Record the MIG layouts of the stream's GPUs in these rows."""
         bare = [Span(span.first_ns, span.last_ns) for span in self.spans(rows)]
         for gpu, parts in self.known.metered.layouts:
             for span in bare:
@@ -149,7 +149,7 @@ class Taking:
                 self.book.cut(gpu, parts, span)
 
     def _count(self, chunk: Chunk, rows: Sequence[int]) -> None:
-        """Keep the first reading of each cell of the grid."""
+        """Store the first reading of each cell of the grid."""
         batch, metered = self.batch, self.known.metered
         name = f"{self.envelope.run} {batch.stream} {batch.schema.hex()}"
         series = chunk.series.get(name)
@@ -179,7 +179,7 @@ class Taking:
 
 
 def by_chunk(boot_ns: Sequence[int], rows: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
-    """Some rows by chunk, in the order of the boot clock."""
+    """Group rows by chunk, in the order of the boot clock."""
     if not rows:
         return
     if sorted(boot_ns) != list(boot_ns):

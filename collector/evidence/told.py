@@ -1,7 +1,7 @@
-"""Facts of the claim events that agents send (railscope.catalog.tenancy).
+"""Facts from the claim events that agents send (railscope.catalog.tenancy).
 
-A node reports claims of the GPUs that are in it: a claim holds only while the GPU is there. A start
-and an end are placed by the boot clock of the node where the event has it, else by its wall clock. Of
+A node reports claims of the GPUs that are in it: a claim holds only while the GPU is there. Starts
+and ends are placed by the boot clock of the node where the event has it, else by its wall clock. Of
 several reports of one claim `first_report` selects one, in whatever order they arrived.
 """
 
@@ -42,7 +42,7 @@ _INSTANT = re.compile(r"\d{1,19}", re.ASCII)
 _COUNT = re.compile(r"[1-9]\d{0,3}", re.ASCII)
 _KEY_WORDS = 2
 MAX_CHARACTERS = 400
-"""Of a name: a database cannot index much longer ones."""
+"""Maximum length of a name: a database cannot index much longer ones."""
 
 
 _UNPLACED = "@"
@@ -55,26 +55,26 @@ _READ = frozenset({
 
 
 def unplaced_in(node: str) -> str:
-    """The key under which claims of a node without a device are kept, among those of its GPUs."""
+    """Return the key for a node's claims without a device, in mappings by GPU."""
     return _UNPLACED + node
 
 
 def node_of(key: str) -> str:
-    """The node of a key that `unplaced_in` returned."""
+    """Return the node of a key from `unplaced_in`."""
     return key.removeprefix(_UNPLACED)
 
 
 def is_gpu(key: str) -> bool:
-    """True for a GPU, false for what `unplaced_in` returns."""
+    """True for a GPU, false for a key from `unplaced_in`."""
     return not key.startswith(_UNPLACED)
 
 
 class ToldError(ValueError):
-    """An event that cannot be a claim; the message says why."""
+    """Event that is not a valid claim; the message gives the reason."""
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
-    """A claim that a node reported; without a device, `gpu` is that of `unplaced_in` its node."""
+    """A claim that a node reported; without a device, `gpu` is `unplaced_in` its node."""
 
     start_ns: int
     gpu: str
@@ -92,10 +92,10 @@ class Told(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
     uncertainty_ns: int = 0
     profile: str = ""
     boot: str = ""
-    """The boot of the node in which it was told, and when it was first told in it."""
+    """Boot of the node in which it was reported, and the time of its first report in that boot."""
     told_ns: int = 0
     share: str = ""
-    """The fraction of the device, or of each device; empty for none (`exclusive` says which)."""
+    """The fraction of the device, or of each device; empty for none (`exclusive` applies then)."""
     count: int = 0
     start_boot_ns: int = -1
     """The start on the boot clock, by which `start_ns` was placed; -1 where the event has none."""
@@ -108,14 +108,14 @@ class Told(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
-    """The end of a claim by the word of a node. It may be known before the claim is."""
+    """End of a claim as reported by a node. It may be received before the claim is."""
 
     instant_ns: int
     gpu: str
     node: str
     id: str
     trusted_from_ns: int = 0
-    """Horizon of the report: the time before it that the end frees waits for a person. 0 for no limit."""
+    """Horizon of the report: the time before it that the end frees is under review. 0 for no limit."""
 
     @property
     def believed_ns(self) -> int:
@@ -124,7 +124,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
 
 
 class Teller(NamedTuple):
-    """A node in one of its boots, and when that began on the collector's clock."""
+    """A node in one of its boots, and the start of the boot on the collector's clock."""
 
     node: str
     boot: str
@@ -132,7 +132,7 @@ class Teller(NamedTuple):
 
 
 def told(teller: Teller, event: WireEvent) -> Told | Ended:
-    """The fact in a claim event. Raises ToldError."""
+    """Parse a claim event. Raises ToldError."""
     device, claim, facts = _words(event)
     gpu = device or unplaced_in(teller.node)
     if event.name in ENDS:
@@ -170,7 +170,7 @@ def told(teller: Teller, event: WireEvent) -> Told | Ended:
 
 
 def dated(fact: Told | Ended, horizon_ns: int, received_ns: int) -> Told | Ended:
-    """The fact with the receipt and the horizon of its envelope, whatever it states."""
+    """Return the fact with the receipt and the horizon of its envelope, overriding stated values."""
     if isinstance(fact, Ended):
         return msgspec.structs.replace(fact, trusted_from_ns=horizon_ns)
     return msgspec.structs.replace(
@@ -184,21 +184,21 @@ def dated(fact: Told | Ended, horizon_ns: int, received_ns: int) -> Told | Ended
 def first_report(one: Told) -> tuple[int, int, bool, Told]:
     """Sort key of the reports of one claim: the first one received counts, and no other.
 
-    Of those in one envelope it is the first by the node's clocks, and of one time that by a boot clock:
-    the report nearest to the start, where two clocks have drifted apart by least. Only the receipt is
-    beyond the control of the node, so a later report cannot precede an earlier one.
+    Of those in one envelope it is the first by the node's clocks, and of equal times the one by a
+    boot clock: the report nearest to the start, where two clocks have drifted apart least. Only the
+    receipt is beyond the control of the node, so a later report cannot precede an earlier one.
     """
     return one.received_ns, one.told_ns, one.start_boot_ns < 0, one
 
 
 def first_reports(reports: Iterable[Told]) -> dict[tuple[str, str], Told]:
-    """The report of each claim that counts, by node and id."""
+    """Return the report of each claim that counts, by node and id."""
     ordered = sorted(reports, key=first_report, reverse=True)
     return {(one.node, one.id): one for one in ordered}
 
 
 def repeats(one: Told, other: Told) -> bool:
-    """True if another report adds nothing: agents report claims in force again and again."""
+    """True if another report adds nothing: agents report claims in force repeatedly."""
     if one.told_ns > other.told_ns or one.received_ns > other.received_ns:
         return False
     is_same_start = one.start_boot_ns >= 0 and one.boot == other.boot
@@ -215,7 +215,7 @@ def repeats(one: Told, other: Told) -> bool:
 
 
 def _words(event: WireEvent) -> tuple[str, str, dict[str, str]]:
-    """The GPU (empty for none), the claim and the facts that are read of it. Raises ToldError."""
+    """Return the GPU (empty for none), the claim id and the supported facts. Raises ToldError."""
     key = event.entity.key
     if len(key) != _KEY_WORDS or not key[1] or not is_gpu(key[0]):
         message = f"invalid key of a claim {key}: expected a GPU, which may be empty, and an id"
@@ -229,7 +229,10 @@ def _words(event: WireEvent) -> tuple[str, str, dict[str, str]]:
 
 
 def _placed(teller: Teller, facts: dict[str, str], edge: str, otherwise: int) -> int:
-    """The start or end of a claim on the collector's clock: by the boot clock, else the wall clock."""
+    """Return the start or end of a claim on the collector's clock.
+
+    It is placed by the boot clock, or else by the wall clock. Raises ToldError.
+    """
     boot_ns = _instant(facts, f"{edge}_boot_ns", -1)
     if boot_ns < 0:
         return _instant(facts, f"{edge}_ns", otherwise)
@@ -251,7 +254,7 @@ def _instant(facts: dict[str, str], name: str, otherwise: int) -> int:
 
 
 def _count(gpu: str, claim: str, facts: dict[str, str]) -> int:
-    """How many GPUs a claim without a device holds; 0 for one with a device."""
+    """Return the number of GPUs of a claim without a device; 0 for one with a device."""
     text = facts.get("count", "")
     if gpu and not text:
         return 0
@@ -264,7 +267,7 @@ def _count(gpu: str, claim: str, facts: dict[str, str]) -> int:
 
 
 def _is_exclusive(claim: str, facts: dict[str, str]) -> bool:
-    """True unless the event says otherwise. Raises ToldError."""
+    """True unless the event has `exclusive=false`. Raises ToldError."""
     text = facts.get("exclusive", "")
     if text not in {"", "true", "false"}:
         message = f"claim {claim!r}: invalid exclusive {text!r}: expected true or false"
@@ -273,7 +276,7 @@ def _is_exclusive(claim: str, facts: dict[str, str]) -> bool:
 
 
 def _share(facts: dict[str, str]) -> str:
-    """The fraction in lowest terms; empty for none."""
+    """Return the fraction in lowest terms; empty for none. Raises ToldError."""
     text = facts.get("share", "")
     try:
         return share_text(parse_share(text)) if text else ""

@@ -1,4 +1,4 @@
-"""What is wrong with the evidence and belongs into the audit log, once, whoever finds it."""
+"""Problems of the evidence that are recorded in the audit log, once, whichever collector finds them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from railscope.audit.record import Actor, Data, Subject
 
 
 class Trouble(NamedTuple):
-    """Something about the evidence that an auditor should know: what, about what, and how."""
+    """Problem of the evidence for auditors: its kind, subject, time and details."""
 
     kind: str
-    """conflict, counter_reset, quarantine, seen_twice, retired_seen, refused_claim, rank_lowered,
-    unplaced_excess, two_machines, too_many_gpus, too_many_spans."""
+    """One of the following.
+
+    conflict, counter_reset, quarantine, seen_twice, retired_seen, refused_claim, rank_lowered,
+    unplaced_excess, two_machines, too_many_gpus, too_many_spans.
+    """
     gpu: str
     node: str
     instant_ns: int
@@ -24,13 +27,13 @@ class Trouble(NamedTuple):
 
     @property
     def id(self) -> str:
-        """Equal for equal troubles: two collectors and every restart find the same ones."""
+        """Id of its audit record, equal for equal troubles of other collectors and after a restart."""
         facts = list(self._replace(instant_ns=0) if self.kind in _ONCE else self)
         content = msgspec.json.encode(facts, order="deterministic")
         return f"evidence/{sha256(content).hexdigest()[:40]}"
 
     def draft(self) -> Draft:
-        """As it is recorded."""
+        """Return its audit record."""
         kind = _TYPES.get(self.kind, "evidence.quarantine")
         data: Data = {"what": self.kind, **self.facts}
         subject = Subject(node=self.node, gpu=self.gpu)
@@ -39,6 +42,6 @@ class Trouble(NamedTuple):
 
 
 _ONCE = {"rank_lowered", "two_machines", "too_many_gpus", "too_many_spans"}
-"""Recorded once, whenever it happens again."""
+"""Recorded once, even if it happens again."""
 _TYPES = {"conflict": "tenancy.conflict", "counter_reset": "evidence.counter_reset"}
-"""What is neither is evidence that was not believed."""
+"""Other kinds are evidence that was not used."""

@@ -1,7 +1,7 @@
-"""Claims of a node without a device, placed on its GPUs: the same for live accounts and ledger days.
+"""Claims of a node without a device, placed on its GPUs: equally for live accounts and ledger days.
 
-A placement concerns all GPUs of a node, so the evidence of one of them depends on the claims and stays of
-the others. Where a node has no such claim nothing of that is looked at.
+A placement concerns all GPUs of a node, so the evidence of one of them depends on the claims and
+stays of the others. For a node without such claims nothing of this is computed.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from collector.metering.units import FOREVER_NS
 
 
 class NodeFacts(Protocol):
-    """Facts of GPUs, and the GPUs that were in a node."""
+    """Facts about GPUs, and the GPUs that were in a node."""
 
     @property
     def version(self) -> int:
-        """Another number after any change."""
+        """A number that changes with every change."""
         ...
 
     def facts(self, gpu: str) -> Facts:
-        """What is known of a GPU, or of what `unplaced_in` names."""
+        """Return the facts about a GPU, or under a key from `unplaced_in`."""
         ...
 
     def gpus_in(self, node: str) -> Iterable[str]:
-        """The GPUs that were ever seen in a node."""
+        """Return the GPUs that were ever seen in a node."""
         ...
 
     def has_unplaced(self, node: str) -> bool:
-        """True if there is a claim of the node without a device."""
+        """True if the node has a claim without a device."""
         ...
 
 
@@ -59,7 +59,7 @@ class Placer:
     _evidence: dict[str, tuple[Evidence, Places]] = field(default_factory=dict)
 
     def evidence(self, gpu: str) -> tuple[Evidence, Places]:
-        """Evidence of a GPU, with the claims that its nodes have without naming it."""
+        """Return the evidence of a GPU, including claims of its nodes that were placed on it."""
         if self._version != self.source.version:
             self._version = self.source.version
             self._placed.clear()
@@ -88,7 +88,7 @@ class Placer:
         return held, where
 
     def _early(self, own: Evidence, where: Places, node: str) -> list[tuple[int, int]]:
-        """Time before first contact with a node, in which it had this GPU if a person accepts that."""
+        """Return the time before first contact in which the node had this GPU if a person accepts that."""
         facts = self.source.facts(own.gpu)
         first_ns = min((stay.start_ns for stay in where.stays), default=FOREVER_NS)
         served = any(s.node == node and s.start_ns <= first_ns < s.end_ns for s in own.stays)
@@ -99,7 +99,7 @@ class Placer:
         return [(a, b) for a, b, _ in without(Piece(-FOREVER_NS, until_ns, node), held)]
 
     def excess(self, node: str) -> Sequence[Excess]:
-        """What of the node's claims does not fit into it."""
+        """Return the node's claims that exceed its GPUs."""
         return self._placement(node).excess if self.source.has_unplaced(node) else ()
 
     def _own(self, gpu: str) -> tuple[Evidence, Places]:
@@ -131,9 +131,9 @@ class Placer:
         return found
 
     def _spans(self, own: Evidence, where: Places, node: str) -> Iterator[tuple[int, int]]:
-        """When a GPU is in a node, in service, and no other node lists and claims it.
+        """Yield the time that a GPU is in service in a node, and not claimed by another node that lists it.
 
-        A claim on a GPU that waits is metered there, but makes no room for another.
+        A claim on a GPU under review is metered there, but leaves no room for another.
         """
         expected = self.files.expected
         if expected.decisions.of(What.GPU, node, own.gpu) is False:
@@ -150,7 +150,7 @@ class Placer:
                 yield from minus(there, waits)
 
     def _position(self, gpu: str, node: str) -> tuple[bool, str, str]:
-        """GPUs by PCI address, and by UUID after them where that is not known."""
+        """Sort key of GPUs: by PCI address; GPUs without one follow, by UUID."""
         contact = self.source.facts(gpu).contacts.get(node, {}).get(gpu)
         address = contact.pci.upper().rjust(_ADDRESS_LENGTH, "0") if contact and contact.pci else ""
         return not address, address, gpu
@@ -162,13 +162,13 @@ _ADDRESS_LENGTH = len("00000000:00:00.0")
 def _after_contact(
     found: Sequence[Excess], there: Sequence[tuple[Evidence, Places]]
 ) -> list[Excess]:
-    """What does not fit: no time before the first GPU of the node, and no claim under review."""
+    """Return the excess after the first GPU of the node, without claims under review."""
     first_ns = min((s.start_ns for _, where in there for s in where.stays), default=-FOREVER_NS)
     return [one for one in found if one.end_ns > first_ns and one.level is not Level.REVIEW]
 
 
 def _named_apart(extra: Iterable[Claim], own: Iterable[Claim]) -> list[Claim]:
-    """Placed claims with names that no claim on the GPU itself has."""
+    """Rename placed claims so that no claim on the GPU itself has the same name."""
     names, given = Names(claim.id for claim in own), dict[tuple[str, str], str]()
     found = []
     for claim in extra:
@@ -180,13 +180,13 @@ def _named_apart(extra: Iterable[Claim], own: Iterable[Claim]) -> list[Claim]:
 
 
 def _placed(evidence: Evidence) -> Iterator[Claim]:
-    """The placed claims of a GPU, each for the time that it is in force there."""
+    """Yield the claims of a GPU, each for the time that it is in force there."""
     for start_ns, end_ns, claim in claims_in_force(evidence):
         yield replace(claim, start_ns=start_ns, end_ns=end_ns)
 
 
 def by_node(homes: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
-    """The GPUs of each node."""
+    """Return the GPUs of each node."""
     found: dict[str, set[str]] = {}
     for gpu, nodes in homes.items():
         for node in nodes:
