@@ -1,1 +1,1 @@
-"""Settlement: evidence to the database, and ledger days that can be finalized."""
+"""Settlement: writing evidence to the database, and finalizing ledger days."""

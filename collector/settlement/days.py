@@ -1,4 +1,4 @@
-"""Days of GPUs between the evidence and the ledger. Everything blocks, and raises LedgerError."""
+"""Ledger days of GPUs, metered from the evidence. All calls block, and raise LedgerError."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Job(NamedTuple):
 
 
 class Settlement(NamedTuple):
-    """A day of a GPU as the ledger has it, and as it was when this collector last looked."""
+    """A GPU-day as the ledger has it, and as it was when this collector last read it."""
 
     gpu: str
     day: int
@@ -56,24 +56,24 @@ class Settlement(NamedTuple):
 
 
 class Count(NamedTuple):
-    """Counters of a GPU that are to be added up, from after an instant on."""
+    """Counters of a GPU that are to be added up, from after a timestamp on."""
 
     gpu: str
     after_ns: int
 
 
 class Counted(NamedTuple):
-    """What was counted, and up to when."""
+    """Amounts counted up to a timestamp."""
 
     gpu: str
     upto_ns: int
     days: OpenTotals
     resets: list[tuple[Measure, Reset]]
-    """Where a counter that the device keeps started over."""
+    """Resets of counters that the device keeps."""
 
 
 def groups(jobs: Sequence[Any], homes: Homes) -> Iterator[list[Any]]:
-    """Jobs of GPUs that share nodes together, so that what a node said is read once."""
+    """Group jobs of GPUs that share nodes, so that a node's evidence is read once."""
     together: dict[tuple[str, ...], list[Any]] = {}
     for job in jobs:
         together.setdefault(tuple(sorted(homes[job.gpu])), []).append(job)
@@ -90,7 +90,7 @@ def groups(jobs: Sequence[Any], homes: Homes) -> Iterator[list[Any]]:
 def write_days(
     door: Door, homes: Homes, jobs: Sequence[Job], counted: Mapping[GpuDay, int], now_ns: int
 ) -> list[Settlement]:
-    """Meter days of GPUs and write them; `counted` are the revisions that were looked at last."""
+    """Meter days of GPUs and write them; `counted` has the revisions that were last read."""
     ledger, store = door
     files = store.files()
     start_ns = min(job.days[0] for job in jobs) * DAY_NS
@@ -126,7 +126,7 @@ def write_days(
 
 
 def _written(ledger: Ledger, tilings: Sequence[DayTiling]) -> Iterator[tuple[DayTiling, Written]]:
-    """Write all, or where one is refused each for itself: one GPU must not hold up the others."""
+    """Write all; if one is rejected, write each separately, so that one GPU does not block the others."""
     try:
         yield from zip(tilings, ledger.write_days(tilings), strict=True)
     except TilingError:
@@ -140,7 +140,7 @@ def _written(ledger: Ledger, tilings: Sequence[DayTiling]) -> Iterator[tuple[Day
 def open_amounts(
     store: EvidenceStore, homes: Homes, files: Files, jobs: Sequence[Count]
 ) -> list[Counted]:
-    """What counters counted after an instant, as far as the database has readings."""
+    """Return the increments of counters after a timestamp, up to the newest readings in the database."""
     gpus = [job.gpu for job in jobs]
     start_ns = min(job.after_ns for job in jobs)
     nodes_of = {gpu: set(homes[gpu]) for gpu in gpus}

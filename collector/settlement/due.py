@@ -1,4 +1,4 @@
-"""Which days of GPUs are to be written to the ledger, and how many at once."""
+"""Days of GPUs that are due to be written to the ledger, and their number per step."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from collector.ledger.tiling import DAY_NS
 from collector.settlement.days import Homes, Job, groups
 
 _DAYS_AT_ONCE = 2
-"""All that is known of some nodes on these days is in memory while they are written."""
+"""All evidence of some nodes on these days is in memory while they are written."""
 
 
 def due_days(
     homes: Homes, settled: Mapping[str, int], window: range, changes: Iterable[Change]
 ) -> list[Job]:
-    """The days of each GPU that are to be written, for the first time or anew.
+    """Return the days of each GPU that are to be written, new or revised.
 
     `settled` has the last day of each GPU that is in the ledger. The window ends with the first day
-    that is not over; changes of days before its start come too late.
+    that is not over; changes of days before its start are too late.
     """
     about: dict[tuple[str, str], list[Change]] = {}
     for change in changes:
@@ -44,7 +44,7 @@ def due_days(
 
 
 def windows(jobs: Sequence[Job], homes: Homes) -> Iterator[list[Job]]:
-    """The same, few days at a time, the oldest first."""
+    """Divide jobs into groups of a few days, the oldest first."""
     parts: dict[int, list[Job]] = {}
     for job in jobs:
         for number, days in groupby(job.days, key=lambda day: day // _DAYS_AT_ONCE):

@@ -1,4 +1,4 @@
-"""The open days' amounts: what counters counted, as far as the database has their readings."""
+"""Amounts of the open days: increments of counters, as far as the database has their readings."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _NS = 1_000_000_000
 
 @dataclass(slots=True)
 class OpenDays:
-    """Counts on from where it was; anew for GPUs of which something earlier came late."""
+    """Continues the counts of GPUs, and restarts them for GPUs with late facts."""
 
     book: EvidenceBook
     live: LiveAccount
     stale: set[str] = field(default_factory=set)
-    """GPUs whose open amounts are not those of all that is stored."""
+    """GPUs with stored readings that their open amounts do not include."""
 
     def stored(self, chunk: Chunk) -> None:
-        """A chunk is in the database now."""
+        """Record that a chunk was stored in the database."""
         for gpu in chunk.gpus:
             self.stale.add(gpu)
             counted = self.live.amounts.open.get(gpu)
@@ -33,7 +33,7 @@ class OpenDays:
                 self.book.late.add(gpu)
 
     async def count_on(self, door: Door, files: Files, homes: Homes) -> None:
-        """Count what the counters of the open days counted, as far as it is stored."""
+        """Add the increments of counters on the open days, as far as their readings are stored."""
         self.stale |= self.book.late
         wanted = sorted(self.stale & homes.keys() & self.book.gpus.keys())
         late = self.book.late & set(wanted)
@@ -62,7 +62,7 @@ class OpenDays:
             self.book.trouble(trouble)
 
     def _counted_to(self, gpu: str, homes: Homes, anew: set[str]) -> int:
-        """From when on the counters of a GPU are not added up yet."""
+        """Return the timestamp from which the counters of a GPU are not added up yet."""
         if gpu not in anew:
             return self.live.amounts.open[gpu].upto_ns
         return max(self.live.settled.open_ns(gpu), min(homes[gpu].values()) - 1)

@@ -1,8 +1,8 @@
-"""Facts go to the database, days to the ledger: at a period, off the event loop.
+"""Periodic writing of facts to the database and of days to the ledger, off the event loop.
 
-A part of the evidence leaves the memory once the database has it. A day is written once it is over and
-its delay has passed, and again as a new revision where later facts change it. While the database is
-away everything stays in memory and in the checkpoint, and is tried again.
+A part of the evidence is removed from memory once the database has it. A day is written once it is
+over and its delay has passed, and again as a new revision if later facts change it. While the
+database is unavailable everything stays in memory and in the checkpoint, and is retried.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ log = structlog.get_logger(__name__)
 
 NS = 1_000_000_000
 _MARGIN_NS = 300 * NS
-"""As far as what another collector recorded may come to be seen late."""
+"""Maximum delay until facts recorded by another collector become visible."""
 _MEANWHILE_NS = 3 * DAY_NS
-"""Without a memory of its own a collector looks at what was recorded for so long."""
+"""Period of changes that a collector without a state file reads."""
 _YIELD_EVERY = 16
 
 
 @dataclass(slots=True)
 class Counts:
-    """What the settling has done since the start."""
+    """Counters since the start."""
 
     parts: int = 0
     days: int = 0
@@ -58,23 +58,23 @@ class Counts:
 
 @dataclass(slots=True)
 class Settler:
-    """Keeps database and ledger up with the book. `open` blocks; it raises LedgerError."""
+    """Updates database and ledger from the book. `open` blocks; it raises LedgerError."""
 
     book: EvidenceBook
     live: LiveAccount
     open: Callable[[], Door]
     texts: Callable[[], Mapping[str, str] | None]
-    """What administrators' files say; None while one of them could never be read."""
+    """Content of administrators' files; None while one of them could never be read."""
     settings: MeteringSettings
     state: Path
-    """A file that remembers up to when changes of the database have been looked at."""
+    """File with the timestamp up to which changes of the database have been processed."""
     wall_ns: Callable[[], int] = time.time_ns
     hold: Callable[[], str] = lambda: ""
-    """The reason why nothing may be stored or finalized now, or an empty text."""
+    """The reason for which nothing may be stored or finalized now, or an empty text."""
     check: Callable[[], object] = lambda: None
-    """Raises LedgerError where the database is not the one to go on with."""
+    """Raises LedgerError if the database is not the one used before."""
     decided: Callable[[Decisions], None] = lambda _decisions: None
-    """Called with what people decided of evidence under review."""
+    """Called with the decisions of people about evidence under review."""
     counts: Counts = field(default_factory=Counts)
     failing: bool = False
     _troubles: list[Trouble] = field(default_factory=list)
@@ -82,23 +82,23 @@ class Settler:
     _door: Door | None = None
     _open_days: OpenDays = field(init=False)
     _written: dict[str, str] = field(default_factory=dict)
-    """What files said when they were written last: another collector's may say something else."""
+    """Content of files when they were last written: another collector's files may differ."""
     _handled: set[Change] = field(default_factory=set)
     _late: set[Change] = field(default_factory=set)
     _counted: dict[GpuDay, int] = field(default_factory=dict)
-    """The revisions that are in the settled sums, of the days that may still change."""
+    """The revisions included in the finalized sums, of the days that may still change."""
     _taken_up: set[str] = field(default_factory=set)
-    """GPUs whose settled days are in the account."""
+    """GPUs with their finalized days in the account."""
     _asked: set[str] = field(default_factory=set)
-    """GPUs whose claims in the database are known here."""
+    """GPUs with their claims read from the database."""
 
     def __post_init__(self) -> None:
-        """Listen to what is wrong with the evidence."""
+        """Subscribe to troubles of the evidence."""
         self.book.listeners.append(self._troubles.append)
         self._open_days = OpenDays(self.book, self.live)
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Run until cancelled."""
         while True:
             await self.attempt()
             await asyncio.sleep(self.settings.period_seconds)
@@ -110,9 +110,9 @@ class Settler:
             self._door = None
 
     async def attempt(self) -> bool:
-        """One round; false where the database could not be used, which is said once.
+        """Run one round; false if it failed, which is logged once.
 
-        Whatever it is that goes wrong, frames must be taken in nevertheless.
+        Any exception is caught: the collector must continue to receive frames.
         """
         try:
             await self.round()
@@ -131,7 +131,7 @@ class Settler:
         return True
 
     async def round(self, *, everything: bool = False) -> None:
-        """Store what is ready (or everything), count the open days on, settle days that are due."""
+        """Store evidence that is ready (or all), count the open days, finalize days that are due."""
         async with self._turn:
             await self._round(everything=everything)
 
@@ -147,7 +147,7 @@ class Settler:
                 await asyncio.to_thread(door.store.write_file, kind, text, now_ns)
                 self._written[kind] = text
         if self.hold():
-            return  # what is in memory may be placed again
+            return  # facts in memory may still be placed differently
         await self._meet(door)
         if self.hold():
             return
@@ -162,7 +162,7 @@ class Settler:
         await self._open_days.count_on(door, files, homes)
 
     async def _tell_auditors(self, door: Door) -> None:
-        """Have what is wrong recorded, each thing once for ever."""
+        """Record new troubles in the audit log, each once."""
         told, self._troubles[:] = list(self._troubles), []
         try:
             await asyncio.to_thread(door.store.tell_auditors, told)
@@ -176,9 +176,9 @@ class Settler:
         return self._door
 
     async def _take_up(self, door: Door, now_ns: int) -> None:
-        """Begin with what the ledger has of GPUs that are new here, and with what came late of them.
+        """Load the ledger's sums of GPUs that are new here, and late facts about them.
 
-        Whoever accounted for them until now may have ended before it could take that into account.
+        The previous collector of these GPUs may have stopped before it processed those facts.
         """
         new = self.book.gpus.keys() - self._taken_up
         if not new and self.live.ready:
@@ -207,7 +207,7 @@ class Settler:
         return round(self.settings.settle_delay_seconds * NS)
 
     def _end_day(self, now_ns: int) -> int:
-        """The first day that is not to be settled yet."""
+        """Return the first day that is not to be finalized yet."""
         return (now_ns - self._delay_ns) // DAY_NS
 
     def _apply(self, day: Settlement) -> None:
@@ -238,7 +238,7 @@ class Settler:
             told = []
 
     async def _meet(self, door: Door) -> None:
-        """Exchange first receipts with the database, before any evidence that rests on them."""
+        """Exchange first receipts with the database, before any evidence that depends on them."""
         known = await asyncio.to_thread(door.store.contacts)
         self.book.meet(known)
         new = self.book.contacts_beyond(known)
@@ -246,7 +246,7 @@ class Settler:
             await asyncio.to_thread(door.store.write_contacts, new)
 
     async def _write(self, door: Door, kept: Sequence[Kept], told: Sequence[Told | Ended]) -> None:
-        """What was written last is recorded last: what is new is looked for by that instant."""
+        """Write evidence with the time of the write: changes are later searched by that timestamp."""
         if not (kept or told):
             return
         try:
@@ -268,7 +268,7 @@ class Settler:
             if one.stored:
                 self.book.release(one)
 
-    # Settling ----------------------------------------------------------------------------------
+    # Finalizing --------------------------------------------------------------------------------
 
     async def _settle(self, door: Door, homes: Homes, now_ns: int) -> None:
         end_day = self._end_day(now_ns)
@@ -304,7 +304,7 @@ class Settler:
         await asyncio.to_thread(self._remember, now_ns - _MARGIN_NS)
 
     async def _learn(self, door: Door, changes: Iterable[Change]) -> None:
-        """Take claims that other collectors were told, of GPUs that are known here by now."""
+        """Read claims that other collectors recorded, of GPUs in the book."""
         wanted = {change.gpu for change in changes if change.gpu}
         fresh = self._taken_up - self._asked
         wanted |= fresh | {unplaced_in(node) for gpu in fresh for node in self.book.nodes_of(gpu)}
@@ -318,7 +318,7 @@ class Settler:
         self._asked |= asked
 
     def _open_ns(self, gpu: str) -> int:
-        """From when on time is not in the ledger: of a GPU, or of any GPU of a node."""
+        """Return the start of the time that is not in the ledger: of a GPU, or of any GPU of a node."""
         if is_gpu(gpu):
             return self.live.settled.open_ns(gpu)
         gpus = self.book.gpus_in(node_of(gpu))
@@ -335,7 +335,7 @@ class Settler:
 
 
 async def _encoded(kept: Sequence[Kept]) -> AsyncIterator[tuple[Kept, bytes]]:
-    """Chunks with their bytes, letting others go first now and then."""
+    """Yield chunks with their encoding, yielding to the event loop periodically."""
     for number, one in enumerate(kept):
         one.stored = True
         yield one, encode(one.chunk)

@@ -1,7 +1,7 @@
-"""What the ledger has of GPUs that a collector begins to account for. Blocks, raises LedgerError.
+"""Ledger sums of GPUs that a collector begins to account for. Blocks, raises LedgerError.
 
-A year of ten thousand GPUs is millions of GPU-days. They are added up in the database, some GPUs at a
-time; of single days no more than their revisions are known here, and only of those that may change.
+A year of ten thousand GPUs is millions of GPU-days. They are added up in the database, some GPUs at
+a time; of single days only the revisions are loaded, and only for days that may change.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from collector.metering.tiling import State
 from collector.metering.units import exact
 
 _GPUS_AT_ONCE = 64
-"""Their time in 24 hours is within 64 bits, which SQLite's sums are limited to."""
+"""Their time in 24 hours fits in 64 bits, the limit of SQLite's sums."""
 
 
 class SettledGpus(NamedTuple):
-    """What the ledger holds of some GPUs: sums by month, and each one's last settled day."""
+    """The ledger's sums by month of some GPUs, and the last finalized day of each."""
 
     sums: Sums
     amounts: Totals
@@ -32,11 +32,11 @@ class SettledGpus(NamedTuple):
     numbers: dict[GpuDay, int]
     """The newest revision of each day that may still change."""
     clock_suspect: list[ClockDoubt]
-    """The marks of all days, as often as there are days."""
+    """The marks of all days, repeated once per day."""
 
 
 def settled(ledger: Ledger, gpus: Collection[str], since_day: int) -> SettledGpus:
-    """What the ledger holds of these GPUs; days from `since_day` on may still change."""
+    """Return the ledger's sums of these GPUs; days from `since_day` on may still change."""
     found = SettledGpus({}, {}, {}, {}, [])
     for some in queries.chunks(sorted(gpus), _GPUS_AT_ONCE):
         _add(found, ledger, some, since_day)
