@@ -1,1 +1,1 @@
-"""Metering: GPU time by holder and by state, exactly."""
+"""Metering: exact GPU time by holder and by state."""

@@ -1,7 +1,7 @@
-"""What metering is told about one GPU. Facts are never changed; metering takes them as a set.
+"""Input of metering about one GPU: a set of immutable facts.
 
-Facts that are ordered prevail in that order: of two that are in force at one instant, the greater
-one counts. That is why the fields stand in the order they do.
+The order of facts is their precedence: of two that are in force at one time, the greater one
+counts. The order of the fields follows from that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SCHEDULERS = ("slurm", "kubernetes")
 
 
 def job_id(workload: str) -> str:
-    """Id of the scheduler's job that a workload is: `123` of `slurm:123`."""
+    """Return the id of the scheduler's job of a workload: `123` of `slurm:123`."""
     source, colon, name = workload.partition(":")
     return name if colon and source in SCHEDULERS else workload
 
@@ -34,7 +34,7 @@ class Level(IntEnum):
 
 
 class Witness(IntEnum):
-    """Who else says that a silent node was there; the higher one is named."""
+    """Independent evidence that a stale node was running; the highest one is recorded."""
 
     NONE = 0
     BMC = 1
@@ -43,10 +43,10 @@ class Witness(IntEnum):
 
 
 class Claim(msgspec.Struct, frozen=True, order=True, gc=False):
-    """A tenant holds slots of the GPU in [start, end). An id is used for one claim and never again.
+    """A tenant holds slots of the GPU in [start, end). Ids are never reused.
 
     A claim on a node holds only while the GPU is in that node. `system` is a health check or the
-    administrator's own use. Where the same id is told with two ends, the earlier one counts.
+    administrator's own use. If the same id is reported with two ends, the earlier one counts.
     """
 
     level: Level
@@ -65,21 +65,22 @@ class Claim(msgspec.Struct, frozen=True, order=True, gc=False):
     share: Fraction | None = None
     """Requested part of the device (a GPU or MIG instance) that `compute` and `memory` name.
 
-    Only for a claim that is not exclusive. None: an equal part of what claims with a share leave.
+    Only for a claim that is not exclusive. None: an equal part of the remainder after claims with a
+    share.
     """
     review: str = ""
-    """Reason why the claim waits for a person; its level is then REVIEW, unless it ended late."""
+    """Reason for a pending review of the claim; its level is then REVIEW, except for a late end."""
     assumed: bool = False
     """True if the provider reported a number of GPUs and the GPU was chosen by metering."""
     from_ns: int = -FOREVER_NS
-    """In force only from then on, where that is later than its start; that decides its precedence."""
+    """In force only from then on, if that is later than its start, which decides its precedence."""
     until_ns: int = FOREVER_NS
-    """In force on this GPU only until then, where that is earlier than its end."""
+    """In force on this GPU only until then, if that is earlier than its end."""
     counted: bool = False
-    """True if the provider reported a number of GPUs; it may be on one GPU after the other."""
+    """True if the provider reported a number of GPUs; it may be on different GPUs over time."""
 
     def __post_init__(self) -> None:
-        """Reject slots and shares that a GPU does not have."""
+        """Reject slots and shares that a GPU does not have. Raises ValueError."""
         checked(self.compute)
         checked(self.memory)
         if self.share is not None and (self.exclusive or not 0 < self.share <= 1):
@@ -91,31 +92,31 @@ class Claim(msgspec.Struct, frozen=True, order=True, gc=False):
 
     @property
     def begins_ns(self) -> int:
-        """The first instant that it is in force."""
+        """Start of the time in force."""
         return max(self.start_ns, self.from_ns)
 
     @property
     def ceases_ns(self) -> int:
-        """The instant from which on it is not in force any more."""
+        """End of the time in force."""
         return min(self.end_ns, self.until_ns)
 
     def slots(self, tiling: Tiling) -> Slots:
-        """Slots of the device that it names, in one of the tilings."""
+        """Return the slots of its device in one of the tilings."""
         return self.compute if tiling is Tiling.COMPUTE else self.memory
 
 
 class Release(msgspec.Struct, frozen=True, order=True, gc=False):
-    """A claim ended. May be known before the claim is; the earliest release counts."""
+    """End of a claim. It may be received before the claim; the earliest release counts."""
 
     claim: str
     instant_ns: int
 
 
 class Stretch(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Samples of one boot, from the first to the last, no two neighbours further apart than a gap.
+    """Samples of one boot, from the first to the last, with no two neighbours further apart than a gap.
 
-    A single sample is a stretch too. The clock was right to within `uncertainty_ns`.
-    `skew_ns` is how far the node's clock was from the collector's.
+    A single sample is a stretch too. The clock was right to within `uncertainty_ns`. `skew_ns` is
+    the difference between the node's clock and the collector's.
     """
 
     boot: str
@@ -141,9 +142,9 @@ class Instance(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class Layout(msgspec.Struct, frozen=True, order=True, gc=False):
-    """How the GPU is divided from an instant on. Without instances MIG is off.
+    """MIG layout of the GPU from a timestamp on; without instances MIG is off.
 
-    Raises ValueError where instances overlap.
+    Raises ValueError if instances overlap.
     """
 
     start_ns: int
@@ -151,12 +152,16 @@ class Layout(msgspec.Struct, frozen=True, order=True, gc=False):
     instances: tuple[Instance, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse a layout that no GPU can have."""
+        """Reject a layout that no GPU can have."""
         for tiling in Tiling:
             _remainder(self, tiling)
 
     def stranded(self, tiling: Tiling) -> tuple[Slots, ...]:
-        """What no further instance can use: each needs compute and memory, and one is used up."""
+        """Return the slots that no further instance can use.
+
+        Each instance needs compute and memory: if one of them is used up, the rest of the other is
+        stranded.
+        """
         other = Tiling.MEMORY if tiling is Tiling.COMPUTE else Tiling.COMPUTE
         if not self.instances or _remainder(self, other):
             return ()
@@ -164,7 +169,7 @@ class Layout(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 def _remainder(layout: Layout, tiling: Tiling) -> tuple[Slots, ...]:
-    """The slots that no instance has, in order."""
+    """Return the slots without an instance, in order. Raises ValueError if instances overlap."""
     compute = tiling is Tiling.COMPUTE
     free: list[Slots] = []
     at: Units = 0
@@ -181,7 +186,7 @@ def _remainder(layout: Layout, tiling: Tiling) -> tuple[Slots, ...]:
 
 
 class Outage(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Nothing can run in [start, end): maintenance if it was announced, else proven to be down."""
+    """The GPU is unavailable in [start, end): announced maintenance, or proven to be down."""
 
     announced: bool
     start_ns: int
@@ -189,7 +194,7 @@ class Outage(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class Reservation(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Slots are kept for a tenant in [start, end), used or not."""
+    """Slots reserved for a tenant in [start, end), used or not."""
 
     start_ns: int
     id: str
@@ -199,17 +204,17 @@ class Reservation(msgspec.Struct, frozen=True, order=True, gc=False):
     memory: Slots = WHOLE
 
     def __post_init__(self) -> None:
-        """Refuse slots that a GPU does not have."""
+        """Reject slots that a GPU does not have. Raises ValueError."""
         checked(self.compute)
         checked(self.memory)
 
     def slots(self, tiling: Tiling) -> Slots:
-        """What it keeps in one of the tilings."""
+        """Return its slots in one of the tilings."""
         return self.compute if tiling is Tiling.COMPUTE else self.memory
 
 
 class Sighting(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Someone other than the agent saw the node at work in [start, end)."""
+    """Evidence from a source other than the agent that the node was running in [start, end)."""
 
     witness: Witness
     start_ns: int
@@ -219,8 +224,9 @@ class Sighting(msgspec.Struct, frozen=True, order=True, gc=False):
 class ClockDoubt(msgspec.Struct, frozen=True, order=True, gc=False):
     """A time in which the clock of the collector that received evidence was suspect.
 
-    `since_ns` is its begin by the clock of that time, `delta_ns` by how much later an administrator's
-    decision placed what was received; 0 where the clock returned. The audit log has both.
+    `since_ns` is its start by the clock of that time, `delta_ns` the shift to later times that an
+    administrator's decision applied to the received evidence; 0 if the clock returned. The audit
+    log has both.
     """
 
     since_ns: int
@@ -228,7 +234,7 @@ class ClockDoubt(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """Everything that is known of one GPU. Neither order nor repetition means anything."""
+    """All evidence about one GPU. Neither order nor repetition matters."""
 
     gpu: str
     stays: tuple[Stay, ...]

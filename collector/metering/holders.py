@@ -1,10 +1,11 @@
-"""Holders of each slot at each instant.
+"""Holders of each slot over time.
 
-A claim is in force from its start to its own end; no other claim ends it. Holders at an instant depend
-only on the claims in force then, in descending precedence: higher rank, later start, larger id, larger
-source. An exclusive claim takes what is left of its device (a GPU or a MIG instance). Neighbouring shared
-claims of one rank on one device are a group: each gets its share of the device, or, where the shares
-exceed what is left, its part of that; claims without a share divide the remainder equally.
+A claim is in force from its start to its own end; no other claim ends it. Holders at a time depend
+only on the claims in force then, in descending precedence: higher rank, later start, larger id,
+larger source. An exclusive claim takes the remainder of its device (a GPU or a MIG instance).
+Neighbouring shared claims of one rank on one device are a group: each gets its share of the device
+or, if the shares exceed the remainder, its part of that; claims without a share divide the rest
+equally.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ Precedence = tuple[Level, int, tuple[tuple[bool, int, str], ...], bytes, str]
 
 
 class Hold(NamedTuple):
-    """Slots that a claim holds at an instant."""
+    """Slots that a claim holds at a time."""
 
     slots: Slots
     claim: Claim
 
 
 def natural(text: str) -> tuple[tuple[bool, int, str], ...]:
-    """A key that orders runs of digits by value: digits before text, a prefix first."""
+    """Sort key that orders runs of digits by value: digits before text, a prefix first."""
     runs = ((digits.lstrip("0"), other) for digits, other in _RUN.findall(text))
     return tuple(
         (bool(other), 0, other) if other else (False, len(digits), digits) for digits, other in runs
@@ -44,21 +45,21 @@ def natural(text: str) -> tuple[tuple[bool, int, str], ...]:
 
 
 def precedence(claim: Claim) -> Precedence:
-    """The order in which claims take slots; the greatest takes first."""
+    """Sort key of claims; the greatest takes slots first."""
     id_bytes = claim.id.encode(errors="surrogatepass")
     return claim.level, claim.start_ns, natural(claim.id), id_bytes, claim.source
 
 
 def stays(evidence: Evidence) -> list[Piece[Stay]]:
-    """The node in which the GPU was, without overlap."""
+    """Return the node in which the GPU was, without overlap."""
     return prevailing(Piece(stay.start_ns, stay.end_ns, stay) for stay in evidence.stays)
 
 
 def claims_in_force(evidence: Evidence) -> list[Piece[Claim]]:
-    """When each claim is in force, with the end it really had; in order.
+    """Return the time in which each claim is in force, with its actual end; in order.
 
-    A claim is in force while the GPU is in its node, or in any if it names none; it keeps the start
-    that it was reported with, which decides its precedence. Where the start of one id was reported more than
+    A claim is in force while the GPU is in its node, or in any node if it names none; it keeps its
+    reported start, which decides its precedence. If the start of one id was reported more than
     once, each report holds from its own start.
     """
     ends: dict[str, int] = {}
@@ -90,9 +91,9 @@ def _order(claim: Claim) -> tuple[Precedence, int, str, str, str]:
 def allocations(
     claims: Sequence[Piece[Claim]], tiling: Tiling
 ) -> Iterator[tuple[int, int, Sequence[Claim], list[Hold]]]:
-    """Spans in which no claim begins or ends: the claims in force (greatest first), what they hold.
+    """Yield spans in which no claim begins or ends, with claims in force (greatest first) and holds.
 
-    Claims are given in ascending precedence, as `claims_in_force` returns them.
+    `claims` are in ascending precedence, as `claims_in_force` returns them.
     """
     begins: dict[int, list[int]] = {}
     ends: dict[int, list[int]] = {}
@@ -111,7 +112,7 @@ def allocations(
 
 
 class _InForce(Sequence[Claim]):
-    """Claims by their ranks: looked up and not copied, as the first of many often take all."""
+    """View of claims by their ranks, without a copy: the first of many claims often takes all slots."""
 
     def __init__(self, claims: Sequence[Piece[Claim]], ranks: Sequence[int]) -> None:
         self._claims, self._ranks = claims, ranks
@@ -130,11 +131,11 @@ class _InForce(Sequence[Claim]):
 
 
 def allocate(in_force: Sequence[Claim], tiling: Tiling) -> list[Hold]:
-    """What claims in force hold, given in descending precedence."""
+    """Return the holds of claims in force, which are given in descending precedence."""
     free = [WHOLE]
     found: list[Hold] = []
     waiting: deque[Claim] = deque()
-    """Claims of the rank at hand that a group was chosen from."""
+    """Claims of the current rank that are not in the group."""
     at = 0
     while free and (waiting or at < len(in_force)):
         if not waiting:
@@ -156,7 +157,7 @@ def allocate(in_force: Sequence[Claim], tiling: Tiling) -> list[Hold]:
 def _group(
     first: Claim, following: Iterable[Claim], tiling: Tiling
 ) -> tuple[list[Claim], deque[Claim]]:
-    """The group of a shared claim among those of its rank, and the others of them.
+    """Return the group of a shared claim among those of its rank, and the other claims.
 
     An exclusive claim ends a group on its own slots: it does not divide claims on another instance.
     """
@@ -180,10 +181,11 @@ def meet(one: Slots, other: Slots) -> bool:
 def _share(
     group: Sequence[Claim], tiling: Tiling, free: list[Slots], found: list[Hold]
 ) -> list[Slots]:
-    """Divide what is left of each device of a group; instances before the GPU that they are of.
+    """Divide the remainder of each device of a group; instances before the GPU that contains them.
 
-    Shares take the lowest slots that are left, so another claim in force moves holders and frees no slot
-    that was held: a share that it displaces takes a slot above, up to the end of what the device has left.
+    Shares take the lowest free slots, so another claim in force moves holders and frees no slot
+    that was held: a share that it displaces takes a slot above, up to the end of the device's
+    remainder.
     """
     devices = sorted({claim.slots(tiling) for claim in group}, key=lambda s: (s.high - s.low, s))
     for device in devices:
@@ -198,7 +200,7 @@ def _share(
 
 
 def parts(members: Sequence[Claim], device: Slots, left: Units) -> dict[Claim, Units]:
-    """The size that each shared claim gets of what is left of a device."""
+    """Return the size that each shared claim gets of the remainder of a device."""
     size = device.high - device.low
     wanted = {c: Fraction(size) * c.share for c in members if c.share is not None}
     total = sum(wanted.values(), Fraction(0))
@@ -210,12 +212,12 @@ def parts(members: Sequence[Claim], device: Slots, left: Units) -> dict[Claim, U
 
 
 def size_of(slots: Iterable[Slots]) -> Units:
-    """The sum of the sizes of disjoint slots."""
+    """Return the sum of the sizes of disjoint slots."""
     return exact(sum((Fraction(one.high - one.low) for one in slots), Fraction(0)))
 
 
 def _take(free: Sequence[Slots], wanted: Slots) -> tuple[list[Slots], list[Slots]]:
-    """The free slots within those wanted, and the free slots that remain."""
+    """Return the free slots within those wanted, and the free slots that remain."""
     taken: list[Slots] = []
     rest: list[Slots] = []
     for one in free:
@@ -229,7 +231,7 @@ def _take(free: Sequence[Slots], wanted: Slots) -> tuple[list[Slots], list[Slots
 
 
 def _take_lowest(free: Sequence[Slots], size: Units) -> tuple[list[Slots], list[Slots]]:
-    """The lowest free slots of a size, and the rest."""
+    """Return the lowest free slots of a size, and the rest."""
     taken: list[Slots] = []
     rest: list[Slots] = []
     for one in free:
@@ -243,7 +245,7 @@ def _take_lowest(free: Sequence[Slots], size: Units) -> tuple[list[Slots], list[
 
 
 def divisions(claims: Sequence[Piece[Claim]], tiling: Tiling) -> list[Piece[tuple[Hold, ...]]]:
-    """What claims hold over time, in ascending slots; time without claims is left out."""
+    """Return the holds over time, in ascending slots; time without claims is omitted."""
     found: list[Piece[tuple[Hold, ...]]] = []
     for now, until, _, held in allocations(claims, tiling):
         extend(found, Piece(now, until, tuple(_joined(held))))
@@ -251,7 +253,7 @@ def divisions(claims: Sequence[Piece[Claim]], tiling: Tiling) -> list[Piece[tupl
 
 
 def _joined(held: Iterable[Hold]) -> list[Hold]:
-    """Holds in ascending slots; neighbouring slots of one claim are one hold."""
+    """Return holds in ascending slots; neighbouring slots of one claim are one hold."""
     found: list[Hold] = []
     for slots, claim in sorted(held, key=lambda hold: hold.slots):
         if found and found[-1].claim is claim and found[-1].slots.high == slots.low:
@@ -261,7 +263,7 @@ def _joined(held: Iterable[Hold]) -> list[Hold]:
 
 
 def complete(held: Iterable[Hold]) -> Iterator[tuple[Slots, Claim | None]]:
-    """All slots of a GPU in order, by what claims hold of it; None where nothing is held."""
+    """Yield all slots of a GPU in order, with the claim that holds them; None for free slots."""
     at: Units = WHOLE.low
     for slots, claim in held:
         if at < slots.low:

@@ -1,4 +1,4 @@
-"""Instants: integer nanoseconds since the UTC epoch, and half-open periods of them."""
+"""Timestamps in integer nanoseconds since the UTC epoch, and half-open periods of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Period:
-    """The half-open interval [start, end). Raises ValueError if it holds no instant."""
+    """The half-open interval [start, end). Raises ValueError if it is empty."""
 
     start_ns: int
     end_ns: int
@@ -27,12 +27,15 @@ class Period:
             raise ValueError(message)
 
     def overlaps(self, other: Period) -> bool:
-        """Whether some instant lies in both."""
+        """True if the periods have a time in common."""
         return self.start_ns < other.end_ns and other.start_ns < self.end_ns
 
 
 def from_datetime(moment: datetime) -> int:
-    """The instant of a time with an offset, exactly. Raises ValueError for one that UTC has no date of."""
+    """Convert a datetime with an offset to nanoseconds, exactly.
+
+    Raises ValueError outside the years 1 to 9999 in UTC.
+    """
     try:
         since = moment.astimezone(UTC) - _EPOCH
     except OverflowError as error:
@@ -42,12 +45,12 @@ def from_datetime(moment: datetime) -> int:
 
 
 def to_datetime(instant_ns: int) -> datetime:
-    """The microsecond of UTC in which the instant lies."""
+    """Convert a timestamp to UTC, rounded down to the microsecond."""
     return _EPOCH + timedelta(microseconds=instant_ns // 1_000)
 
 
 def spelled(instant_ns: int) -> str:
-    """The instant as RFC 3339 in UTC, to the microsecond; "open" for the end of time."""
+    """Format a timestamp as RFC 3339 in UTC, to the microsecond; "open" for the end of time."""
     if instant_ns == FOREVER_NS:
         return "open"
     return to_datetime(instant_ns).isoformat().replace("+00:00", "Z")

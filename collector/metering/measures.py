@@ -1,9 +1,9 @@
-"""Quantities by holder, from counters of the GPU; they add up to what each counter counted.
+"""Amounts by holder, from counters of the GPU; they add up to the total of each counter.
 
-An increment between two readings belongs to a holder who held the slot from the one to the other.
-Where that changed in between, or the counter started over, it is unattributed: nothing is guessed.
-So is what was used on a GPU that was only assumed, or under a claim that waits for a person.
-An increment counts in the window that its later reading lies in, so windows add up.
+An increment between two readings is attributed to a holder that held the slot from one to the
+other. If the holder changed in between, or the counter was reset, the increment is unattributed:
+nothing is estimated. So is use of a GPU that was only assumed, or under a claim under review. An
+increment counts in the window that contains its later reading, so windows add up.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Column = NDArray[np.int64]
 
 
 class Measure(StrEnum):
-    """A quantity that a counter counts for a GPU, and the unit that its amounts are in."""
+    """A quantity that a counter of a GPU counts, with the unit of its amounts."""
 
     ENERGY = "energy"
     """Millijoules."""
@@ -36,13 +36,13 @@ class Measure(StrEnum):
     MEMORY = "memory"
     """KiB of memory in use, times seconds."""
     RECEIVED = "received"
-    """Bytes that the GPU's port of the rail received."""
+    """Bytes received by the GPU's port of the rail."""
     TRANSMITTED = "transmitted"
-    """Bytes that it sent."""
+    """Bytes transmitted by it."""
 
 
 class Use(StrEnum):
-    """Whose an amount is."""
+    """Attribution of an amount."""
 
     ATTRIBUTED = "attributed"
     IDLE = "idle"
@@ -52,8 +52,8 @@ class Use(StrEnum):
 class Readings(msgspec.Struct, frozen=True, eq=False):
     """Readings of one counter in one boot, in any order. Raises ValueError for negative counters.
 
-    `driver` names whatever the counter starts over with besides the boot: the loading of the driver
-    for one that the device keeps, the run of the agent for one that the agent keeps.
+    `driver` identifies the cause of a reset other than the boot: the loading of the driver for a
+    counter that the device keeps, the run of the agent for one that the agent keeps.
     """
 
     boot: str
@@ -62,7 +62,7 @@ class Readings(msgspec.Struct, frozen=True, eq=False):
     driver: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what could not be added up exactly."""
+        """Reject readings that cannot be added up exactly."""
         counters = self.counters
         if len(counters) != len(self.instants_ns):
             message = f"{len(self.instants_ns)} instants have {len(counters)} counters"
@@ -73,16 +73,16 @@ class Readings(msgspec.Struct, frozen=True, eq=False):
 
 
 class Reset(msgspec.Struct, frozen=True, order=True, gc=False):
-    """The counter started over: what it counted after the last reading before it is lost."""
+    """Reset of a counter: its increments after the last reading before the reset are lost."""
 
     last_ns: int
     first_ns: int
 
 
 class Increments(msgspec.Struct, frozen=True, eq=False):
-    """What the counter counted between each two readings, never negative.
+    """Increments of a counter between consecutive readings, never negative.
 
-    `same` says that both readings are of one boot and driver and the counter did not start over.
+    `same` is true if both readings are of one boot and driver and the counter was not reset.
     """
 
     starts_ns: Column
@@ -91,7 +91,7 @@ class Increments(msgspec.Struct, frozen=True, eq=False):
     same: NDArray[np.bool_]
 
     def resets(self) -> list[Reset]:
-        """Where the counter started over."""
+        """Return the resets of the counter."""
         over = ~self.same
         pairs = zip(self.starts_ns[over].tolist(), self.ends_ns[over].tolist(), strict=True)
         return sorted(Reset(start, end) for start, end in pairs)
@@ -112,10 +112,10 @@ class Share(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 def increments(runs: Iterable[Readings]) -> Increments:
-    """The increments of all readings of a GPU; the very first reading is where counting begins.
+    """Return the increments of all readings of a GPU, from the first reading on.
 
-    A boot, a driver that was loaded again or a lower value begins to count from zero. Boots follow
-    one another by their first reading.
+    After a boot, a load of the driver or a lower value, counting restarts from zero. Boots are
+    ordered by their first reading.
     """
     epochs: dict[tuple[str, str], list[Readings]] = {}
     for run in runs:
@@ -140,7 +140,7 @@ def increments(runs: Iterable[Readings]) -> Increments:
 
 
 def _in_order(epoch: Sequence[Readings]) -> tuple[Column, Column]:
-    """The readings of one epoch by time, each once."""
+    """Return the readings of one epoch by time, each once."""
     instants = np.concatenate([run.instants_ns for run in epoch])
     counters = np.concatenate([run.counters for run in epoch])
     order = np.lexsort((counters, instants))
@@ -148,7 +148,7 @@ def _in_order(epoch: Sequence[Readings]) -> tuple[Column, Column]:
 
 
 class Owned(NamedTuple):
-    """Slots of one owner, None for no one, and how long nothing of that changes."""
+    """Slots with their owner (None if free), and the index of the tenure without a change."""
 
     slots: Slots
     claim: Claim | None
@@ -161,18 +161,18 @@ _CHANGED = Owned(WHOLE, None, -2)
 
 
 class Owners(msgspec.Struct, frozen=True, eq=False):
-    """Whose the use of all compute slots of a GPU is, over all time."""
+    """Owners of all compute slots of a GPU, over all time."""
 
     pieces: list[Piece[tuple[Owned, ...]]]
     """Complete in time and slots."""
     tenures: list[tuple[int, int]]
-    """From when to when slots have one owner without a change."""
+    """Start and end of each time in which slots have one owner without a change."""
     starts_ns: Column
     ends_ns: Column
 
 
 def owners(evidence: Evidence) -> Owners:
-    """The owners of a GPU. Outages are no one's, even within a claim."""
+    """Return the owners of a GPU. Outages have no owner, even within a claim."""
     outages = prevailing(Piece(o.start_ns, o.end_ns, o) for o in evidence.outages)
     held = divisions(claims_in_force(evidence), Tiling.COMPUTE)
     pieces: list[Piece[tuple[Owned, ...]]] = []
@@ -199,10 +199,10 @@ def owners(evidence: Evidence) -> Owners:
 
 
 def shares(owned: Owners, counted: Increments, start_ns: int, end_ns: int) -> list[Share]:
-    """All that was counted in readings after the start and up to the end of a window, in order.
+    """Return the amounts of readings after the start and up to the end of a window, in order.
 
-    One of each tenure, and of each increment over a change one of each owner that did not change and
-    of each run of slots whose owner did.
+    There is one share per tenure; for an increment across a change, one share per owner that did
+    not change and one per run of slots with a changed owner.
     """
     window = (start_ns, end_ns)
     within = (counted.ends_ns > start_ns) & (counted.ends_ns <= end_ns)
@@ -236,14 +236,14 @@ def shares(owned: Owners, counted: Increments, start_ns: int, end_ns: int) -> li
 
 
 def _grouped(keys: NDArray[np.intp], amounts: Column) -> Iterator[tuple[int, Column]]:
-    """The amounts of each key."""
+    """Yield the amounts of each key."""
     order = np.argsort(keys, kind="stable")
     found, first = np.unique(keys[order], return_index=True)
     return zip(found.tolist(), np.split(amounts[order], first[1:]), strict=False)
 
 
 def _lasting(owned: Owners, at: int, end_ns: int) -> list[Owned]:
-    """All slots by who owns them from one piece up to an instant in a later one."""
+    """Return all slots with their common owner from one piece up to a time in a later piece."""
     parts = list(owned.pieces[at].value)
     while owned.ends_ns[at] < end_ns:
         at += 1
@@ -258,7 +258,7 @@ def _lasting(owned: Owners, at: int, end_ns: int) -> list[Owned]:
 
 
 def _common(parts: Iterable[Owned], later: Sequence[Owned]) -> Iterator[Owned]:
-    """Slots by their owner in both; the tenure too, where it goes on."""
+    """Yield slots with the owner that both have; and the tenure, if it is the same."""
     following = iter(later)
     other = next(following)
     for one in parts:
@@ -277,7 +277,7 @@ def _common(parts: Iterable[Owned], later: Sequence[Owned]) -> Iterator[Owned]:
 
 
 def _divided(parts: Sequence[Owned], amounts: Column) -> Iterator[tuple[Owned, int]]:
-    """What each part has of amounts: each amount is cut at the slots, so that none of it is lost."""
+    """Divide amounts among parts: each is cut at the edges of slots, so that the sum is preserved."""
     below = {WHOLE.low: 0, WHOLE.high: _sum(amounts)}
     for part in parts:
         for edge in part.slots:
@@ -287,7 +287,7 @@ def _divided(parts: Sequence[Owned], amounts: Column) -> Iterator[tuple[Owned, i
 
 
 def _part(amounts: Column, slots: Units) -> Column:
-    """`amounts * slots // GPU_CAPACITY`, whose product could be beyond 64 bits."""
+    """Return `amounts * slots // GPU_CAPACITY`, where the product could exceed 64 bits."""
     share = Fraction(slots) / GPU_CAPACITY
     if int(amounts.max(initial=0)) * share.numerator <= _MAX >= share.denominator:
         return amounts * share.numerator // share.denominator
@@ -296,14 +296,14 @@ def _part(amounts: Column, slots: Units) -> Column:
 
 
 def _sum(amounts: Column) -> int:
-    """The sum, exact however large."""
+    """Return the exact sum, of any size."""
     if int(amounts.max(initial=0)) * len(amounts) <= _MAX:
         return int(amounts.sum())
     return sum(amounts.tolist())
 
 
 def _share(part: Owned, span: tuple[int, int], window: tuple[int, int], amount: int) -> Share:
-    """What one owner or none has, in its part of the window."""
+    """Return the share of one owner, or of free slots, within the window."""
     t0, t1 = max(span[0], window[0]), min(span[1], window[1])
     claim = part.claim
     if claim is None:

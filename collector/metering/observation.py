@@ -1,6 +1,6 @@
-"""When a GPU was observed: between two samples of one boot at most `GAP_NS` apart.
+"""Observed time of a GPU: between two samples of one boot at most `GAP_NS` apart.
 
-Samples arrive as stretches and not one by one, so a day of one GPU costs as much as its gaps.
+Samples are given as stretches and not individually, so the cost of a GPU-day depends on its gaps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ QUARANTINE_NS = 60_000_000_000
 
 
 def stretches(boot: str, instants_ns: NDArray[np.int64], uncertainty_ns: int = 0) -> list[Stretch]:
-    """The stretches of the samples of one boot, which may be in any order."""
+    """Return the stretches of the samples of one boot, which may be in any order."""
     instants = np.unique(instants_ns)
     if not len(instants):
         return []
@@ -34,10 +34,10 @@ def stretches(boot: str, instants_ns: NDArray[np.int64], uncertainty_ns: int = 0
 
 
 def joined(parts: Iterable[Stretch]) -> list[Stretch]:
-    """Stretches of one boot that overlap or are near enough become one.
+    """Join stretches of one boot that overlap or are at most a gap apart.
 
-    A node whose clock is more than a minute off does not say when it saw anything; its samples are
-    left out.
+    The timestamps of a node with a clock error above one minute are not usable; its samples are
+    omitted.
     """
     found: list[Stretch] = []
     for part in sorted(part for part in parts if abs(part.skew_ns) <= QUARANTINE_NS):
@@ -55,11 +55,11 @@ def joined(parts: Iterable[Stretch]) -> list[Stretch]:
 
 
 def silences(parts: Iterable[Stretch], boundaries_ns: Sequence[int]) -> list[Piece[int]]:
-    """For all time, how long the silence is that an instant lies in; 0 where the GPU was observed.
+    """Return, for all time, the length of the gap that contains it; 0 where the GPU was observed.
 
-    A silence lasts from one sample to the next; one that has no begin or no end is `FOREVER_NS`.
-    An edge that is as near to a boundary (of a claim, in order) as the clock is uncertain is moved
-    there, so that no sliver is left between the claim and its first sample.
+    A gap lasts from one sample to the next; one without a start or an end is `FOREVER_NS`. An edge
+    that is within the clock's uncertainty of a boundary (of a claim, in order) is moved there, so
+    that no short gap remains between the claim and its first sample.
     """
     seen = sorted(
         (
@@ -83,7 +83,7 @@ def silences(parts: Iterable[Stretch], boundaries_ns: Sequence[int]) -> list[Pie
 
 
 def _snapped(edge_ns: int, uncertainty_ns: int, boundaries_ns: Sequence[int]) -> int:
-    """The nearest boundary within the uncertainty, or the edge itself."""
+    """Return the nearest boundary within the uncertainty, or the edge itself."""
     if not uncertainty_ns:
         return edge_ns
     at = bisect_left(boundaries_ns, edge_ns)

@@ -1,4 +1,4 @@
-"""Overlaps: what claims request of a GPU and do not hold, and which claims hold it instead."""
+"""Overlaps: capacity that claims request of a GPU and do not hold, and the claims that hold it instead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from collector.metering.units import Slots, Tiling, Units, exact
 
 
 class OverlapKind(StrEnum):
-    """Reason why a claim holds less than it requests."""
+    """Reason for which a claim holds less than it requests."""
 
     CONFLICT = "conflict"
     """A claim of the same rank holds it."""
@@ -32,7 +32,7 @@ class Overlap(msgspec.Struct, frozen=True, order=True, gc=False):
     """A claim requested `units` of the GPU more than it held in [start, end): `other` had them.
 
     For an oversubscribed group `other` is its highest other claim, and `ratio` is the sum of the
-    requested shares over what the group had.
+    requested shares divided by the capacity of the group.
     """
 
     start_ns: int
@@ -53,10 +53,10 @@ class Overlap(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 def overlaps(evidence: Evidence) -> list[Overlap]:
-    """What each claim requested and did not hold, by the claim that held it; in order.
+    """Return the capacity that each claim requested and did not hold, by the claim that held it; in order.
 
-    What an exclusive claim lacks depends on what is held alone: such claims are visited where that changes,
-    and not wherever any claim begins or ends.
+    The capacity that an exclusive claim lacks depends only on the holds: such claims are processed
+    where the holds change, and not wherever any claim begins or ends.
     """
     claims = claims_in_force(evidence)
     exclusive = [piece for piece in claims if piece.value.exclusive]
@@ -77,7 +77,7 @@ def overlaps(evidence: Evidence) -> list[Overlap]:
 def _lasting(
     runs: dict[tuple[object, ...], Overlap], overlapped: Iterable[Overlap]
 ) -> Iterator[Overlap]:
-    """Let overlaps that are in force go on where the same holds; those that have ended."""
+    """Extend overlaps that continue unchanged; yield those that have ended."""
     for one in overlapped:
         key = (one.claim, one.other, one.kind, one.units, one.ratio)
         last = runs.get(key)
@@ -91,7 +91,7 @@ def _lasting(
 def _overlaps_of(
     piece: Piece[Claim], divided: Sequence[Piece[tuple[Hold, ...]]], tiling: Tiling
 ) -> Iterator[Overlap]:
-    """The overlaps of an exclusive claim: requested = held + moved."""
+    """Yield the overlaps of an exclusive claim: requested = held + moved."""
     claim = piece.value
     low, high = claim.slots(tiling)
     first = bisect_right(divided, piece.start_ns, key=itemgetter(1))
@@ -108,7 +108,7 @@ def _overlaps_of(
 def _overlaps_of_shares(
     now: int, until: int, in_force: Sequence[Claim], held: Sequence[Hold], tiling: Tiling
 ) -> Iterator[Overlap]:
-    """The overlaps of shared claims in one span: requested = held + moved, for every claim."""
+    """Yield the overlaps of shared claims in one span: requested = held + moved, for every claim."""
     sizes: dict[Claim, Units] = {}
     for slots, claim in held:
         sizes[claim] = sizes.get(claim, 0) + slots.high - slots.low
@@ -121,7 +121,7 @@ def _overlaps_of_shares(
 def _overlap(
     claim: Claim, missing: Units, group: _Group, tiling: Tiling, span: tuple[int, int]
 ) -> Iterator[Overlap]:
-    """The overlaps of a claim that lacks so much in a span."""
+    """Yield the overlaps of a claim that lacks `missing` units in a span."""
     if missing > 0:
         for other, kind, units, ratio in _holders_of(claim, missing, group, tiling):
             yield Overlap(
@@ -138,18 +138,18 @@ def _overlap(
 
 
 class _Group(NamedTuple):
-    """Claims that divide a device, greatest first, and what others hold of the GPU."""
+    """Claims that divide a device, greatest first, and the holds of other claims on the GPU."""
 
     claims: Sequence[Claim]
     others: Sequence[Hold]
     ratio: Fraction = Fraction(0)
-    """The sum of the requested shares over what the group holds; 0 where that is nothing."""
+    """The sum of the requested shares divided by the held capacity; 0 if nothing is held."""
 
 
 def _groups(
     in_force: Iterable[Claim], sizes: Mapping[Claim, Units], held: Sequence[Hold], tiling: Tiling
 ) -> dict[Claim, _Group]:
-    """The group of each shared claim; each is worked out once, however many claims it has."""
+    """Return the group of each shared claim; each is computed once, however many claims it has."""
     found: list[list[Claim]] = []
     current: dict[Slots, list[Claim]] = {}
     level: Level | None = None
@@ -177,7 +177,7 @@ def _groups(
 
 
 def requested(claim: Claim, device: Slots) -> Units | None:
-    """The size that a claim requests of its device; None for a shared claim without a share."""
+    """Return the size that a claim requests of its device; None for a shared claim without a share."""
     size = device.high - device.low
     if claim.exclusive:
         return size
@@ -187,7 +187,7 @@ def requested(claim: Claim, device: Slots) -> Units | None:
 def _holders_of(
     claim: Claim, missing: Units, group: _Group, tiling: Tiling
 ) -> Iterator[tuple[Claim, OverlapKind, Units, Fraction]]:
-    """The claims that hold what a claim lacks, greatest slots first to the exact amount."""
+    """Yield the claims that hold the missing units, greatest slots first, up to the exact amount."""
     device = claim.slots(tiling)
     for slots, other in group.others:
         within = min(slots.high, device.high) - max(slots.low, device.low)

@@ -12,11 +12,11 @@ _DAYS = re.compile(r"(\d{4}-\d{2}-\d{2})\.\.(\d{4}-\d{2}-\d{2})", re.ASCII)
 
 
 class PeriodError(ValueError):
-    """A text that names no period."""
+    """Text that is not a valid period."""
 
 
 def parse(text: str) -> Period:
-    """The period of a name. Raises PeriodError."""
+    """Parse the name of a period. Raises PeriodError."""
     try:
         if match := _MONTH.fullmatch(text):
             start = datetime(int(match[1]), int(match[2]), 1, tzinfo=UTC)
@@ -34,7 +34,7 @@ def parse(text: str) -> Period:
 
 
 def name_of(period: Period) -> str:
-    """The name of a period of whole days; the month where it is one."""
+    """Return the name of a period of whole days; the month if it is one."""
     start, end = to_datetime(period.start_ns), to_datetime(period.end_ns)
     if start.day == 1 and start == start.replace(hour=0, minute=0) and end == _next_month(start):
         return f"{start:%Y-%m}"

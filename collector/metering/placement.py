@@ -1,16 +1,18 @@
-"""Claims for a number of GPUs of a node that do not name the devices: an assumed device for each instant.
+"""Placement of claims for a number of GPUs of a node that do not name the devices.
 
-After the placed claims of an instant, whole GPUs take GPUs without a placed claim of the same or a higher
-rank: first those that another provider names for the same workload, then free ones, of these first the one
-held just before. Fractions take what is left, split where needed. Precedence decides which fit; the order of
-the GPUs gives positions. What does not fit is excess. The time of each tenant is that of any placement that
-fits.
+Each claim is assigned to assumed devices at each time. After the placed claims of a time, whole
+GPUs take GPUs without a placed claim of the same or a higher rank: first those that another
+provider names for the same workload, then free ones, of these first the one held just before.
+Fractions take the remainders, split if needed. Precedence decides which claims fit; the order of
+the GPUs gives positions. Claims that do not fit are excess. The time of each tenant is the same for
+every placement that fits.
 
-A GPU that a claim of another source already holds for the same workload, with the same or a higher rank, is
-one of the number. A count is one claim on all GPUs that it holds, with its own start and end.
+A GPU that a claim of another source already holds for the same workload, with the same or a higher
+rank, is one of the number. A count is one claim on all GPUs that it holds, with its own start and
+end.
 
-Claims under review take what all others leave, so whatever is reported late moves no other claim: neither by
-what it holds nor by an instant at which a part of it begins or ends.
+Claims under review take the remainder after all others, so a late report moves no other claim:
+neither by its holds nor by the times at which parts of it begin or end.
 """
 
 from __future__ import annotations
@@ -45,20 +47,20 @@ class UnplacedClaim(msgspec.Struct, frozen=True, order=True, gc=False):
     system: bool = False
     source: str = ""
     review: str = ""
-    """Reason why it waits for a person; its level is then REVIEW, unless it ended late."""
+    """Reason for its pending review; its level is then REVIEW, except for a late end."""
     from_ns: int = -FOREVER_NS
-    """In force only from then on, where that is later than its start; that decides its precedence."""
+    """In force only from then on, if that is later than its start, which decides its precedence."""
     reported_id: str = ""
     """The id of the claim that it is a part of, which decides its precedence; empty for `id`."""
 
     @property
     def begins_ns(self) -> int:
-        """The first instant that it is in force."""
+        """Start of the time in force."""
         return max(self.start_ns, self.from_ns)
 
 
 class NodeGpu(NamedTuple):
-    """A GPU of a node: when it is there, and its placed claims with the ends they have."""
+    """A GPU of a node: its time in the node, and its placed claims with their actual ends."""
 
     gpu: str
     stays: Sequence[tuple[int, int]]
@@ -66,7 +68,7 @@ class NodeGpu(NamedTuple):
 
 
 class Excess(NamedTuple):
-    """What of a claim does not fit into its node, in GPUs."""
+    """The part of a claim that does not fit into its node, in GPUs."""
 
     claim: str
     tenant: str
@@ -77,25 +79,25 @@ class Excess(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """The claims of each GPU that were placed, and what found no place."""
+    """The placed claims of each GPU, and the excess."""
 
     claims: dict[str, list[Claim]]
     excess: list[Excess]
 
 
 class _Holder(NamedTuple):
-    """What placement reads of a placed claim: two that are equal in this are one after the other."""
+    """The properties of a placed claim that placement reads: claims that are equal in these are joined."""
 
     level: Level
     workload: str
-    """As job lists compare it."""
+    """In the form that job lists are compared by."""
     source: str
     size: Fraction
-    """How much of the GPU it requests."""
+    """The part of the GPU that it requests."""
 
 
 class _Part(NamedTuple):
-    """What a claim gets of one GPU; without a fraction all of it."""
+    """The part of one GPU that a claim gets; a share of 1 is the whole GPU."""
 
     claim: UnplacedClaim
     share: Fraction
@@ -104,20 +106,20 @@ class _Part(NamedTuple):
 
 @dataclass(slots=True)
 class _Gpu:
-    """A GPU at an instant: what holds it, and what is left of it for a rank."""
+    """A GPU at a time: its holders, and its remainder for a rank."""
 
     gpu: str
     claims: list[_Holder]
     parts: list[_Part] = field(default_factory=list)
     before: frozenset[UnplacedClaim] = frozenset()
-    """Counts in force that held it in the span before."""
+    """Counts in force that held it in the previous span."""
 
     def is_open(self, rank: Level) -> bool:
-        """True if a whole GPU of this rank may take it."""
+        """True if a claim of this rank for a whole GPU may take it."""
         return not self.parts and all(claim.level < rank for claim in self.claims)
 
     def left(self, rank: Level) -> Fraction:
-        """What claims of the same or a higher rank, and of counts before, leave."""
+        """Return the remainder after claims of the same or a higher rank, and after previous counts."""
         placed = sum((claim.size for claim in self.claims if claim.level >= rank), Fraction(0))
         return max(Fraction(1) - placed - sum(part.share for part in self.parts), Fraction(0))
 
@@ -125,7 +127,8 @@ class _Gpu:
 def place(gpus: Sequence[NodeGpu], unplaced: Iterable[UnplacedClaim]) -> Placement:
     """Place the counts of a node on its GPUs, which are in the order in which positions are given.
 
-    Those under review come after all others, of all times: they get what is left and change nothing.
+    Those under review are placed after all others, at all times: they get the remainder and change
+    nothing.
     """
     counts = list(unplaced)
     counting = [
@@ -146,12 +149,15 @@ def place(gpus: Sequence[NodeGpu], unplaced: Iterable[UnplacedClaim]) -> Placeme
 
 
 def _as_placed(claim: Claim) -> Claim:
-    """A count on a GPU as those under review find it: it holds the GPU, and names it for no workload."""
+    """Return a placed count as a claim for the placement of those under review.
+
+    It holds the GPU, and names it for no workload.
+    """
     return replace(claim, start_ns=claim.begins_ns, end_ns=claim.ceases_ns, workload="")
 
 
 def _place(gpus: Sequence[NodeGpu], unplaced: Iterable[UnplacedClaim]) -> Placement:
-    """Place counts; each instant follows the one before, so that a claim stays where it is."""
+    """Place counts; each time continues the previous one, so that a claim stays where it is."""
     pieces = _joined(unplaced)
     counts = sorted(pieces, key=_precedence, reverse=True)
     runs: dict[tuple[str, _Part], list[tuple[int, int]]] = {}
@@ -184,7 +190,7 @@ def _place(gpus: Sequence[NodeGpu], unplaced: Iterable[UnplacedClaim]) -> Placem
 
 
 def _joined(counts: Iterable[UnplacedClaim]) -> dict[UnplacedClaim, list[UnplacedClaim]]:
-    """Claims as they are placed, with their parts: a claim stays where one part follows another."""
+    """Return claims to place with their parts: a claim stays where consecutive parts follow each other."""
     found: dict[UnplacedClaim, list[UnplacedClaim]] = {}
     last: dict[UnplacedClaim, UnplacedClaim] = {}
     for count in sorted(set(counts), key=lambda one: (one.begins_ns, one.end_ns, one)):
@@ -202,7 +208,7 @@ def _joined(counts: Iterable[UnplacedClaim]) -> dict[UnplacedClaim, list[Unplace
 def _cut(
     spans: Iterable[tuple[int, int]], pieces: Iterable[UnplacedClaim]
 ) -> Iterator[tuple[UnplacedClaim, list[tuple[int, int]]]]:
-    """The part of the spans of a claim in which each of its pieces is in force."""
+    """Yield each piece of a claim with the spans in which it is in force."""
     some = list(spans)
     for piece in pieces:
         cut = [(max(a, piece.begins_ns), min(b, piece.end_ns)) for a, b in some]
@@ -210,15 +216,16 @@ def _cut(
 
 
 _Begun = tuple[int, "_Holder | UnplacedClaim | None"]
-"""What begins or ends: a stay (None) or a placed claim of a GPU by its place, or a count (-1)."""
+"""Subject of a start or end: a stay (None) or a placed claim of a GPU by its index, or a count (-1)."""
 
 
 def _instants(
     gpus: Sequence[NodeGpu], counts: Sequence[UnplacedClaim]
 ) -> Iterator[tuple[int, int, list[_Gpu], list[UnplacedClaim]]]:
-    """Spans in which nothing changes and a count is in force: GPUs there, and counts.
+    """Yield spans in which nothing changes and a count is in force: the GPUs present, and the counts.
 
-    Nothing changes where what begins is equal to what ends, such as the next part of one claim.
+    Nothing changes if the subject that begins is equal to the one that ends, such as the next part
+    of a claim.
     """
     edges: dict[int, Counter[_Begun]] = {}
     for what, start_ns, end_ns in _spans(gpus, counts):
@@ -248,7 +255,7 @@ def _instants(
 def _spans(
     gpus: Sequence[NodeGpu], counts: Sequence[UnplacedClaim]
 ) -> Iterator[tuple[_Begun, int, int]]:
-    """All that begins and ends."""
+    """Yield all stays, placed claims and counts with their start and end."""
     for place, gpu in enumerate(gpus):
         yield from (((place, None), start_ns, end_ns) for start_ns, end_ns in gpu.stays)
         for claim in set(gpu.claims):
@@ -260,7 +267,7 @@ def _spans(
 def _fill(
     gpus: list[_Gpu], counts: Sequence[UnplacedClaim]
 ) -> list[tuple[UnplacedClaim, Fraction]]:
-    """Give counts their parts, in descending precedence; what does not fit."""
+    """Assign parts of GPUs to counts, in descending precedence; return the excess."""
     excess: list[tuple[UnplacedClaim, Fraction]] = []
     for count in counts:
         if count.share == 1:
@@ -276,7 +283,7 @@ def _fill(
 
 
 def _take_whole(gpus: list[_Gpu], count: UnplacedClaim) -> int:
-    """Whole GPUs; all GPUs of the node are certain. Returns how many are missing."""
+    """Assign whole GPUs; all GPUs of the node are certain. Return the number of missing GPUs."""
     wanted = max(count.count - sum(_has_already(gpu, count) for gpu in gpus), 0)
     if count.count == len(gpus) and all(gpu.is_open(count.level) for gpu in gpus):
         for gpu in gpus:
@@ -290,7 +297,7 @@ def _take_whole(gpus: list[_Gpu], count: UnplacedClaim) -> int:
 
 
 def _take_parts(gpus: list[_Gpu], count: UnplacedClaim) -> Fraction:
-    """Fractions: one share of each GPU, then what is left anywhere. Returns what is missing."""
+    """Assign fractions: one share of each GPU, then any remainder. Return the missing part."""
     need = max(count.count - sum(_has_already(gpu, count) for gpu in gpus), 0) * count.share
     taken: dict[str, Fraction] = {}
     preferred = sorted(gpus, key=lambda gpu: _preference(gpu, count))
@@ -308,7 +315,7 @@ def _take_parts(gpus: list[_Gpu], count: UnplacedClaim) -> Fraction:
 
 
 def _preference(gpu: _Gpu, count: UnplacedClaim) -> tuple[bool, bool, int]:
-    """The order in which a count takes GPUs, each with the least change to what was held before."""
+    """Sort key of the GPUs for a count, with the least change to the previous holders."""
     is_whole = count.share == 1
     held = 0 if count in gpu.before else 2 if gpu.before and is_whole else 1
     return not _is_named(gpu, count), is_whole and bool(gpu.claims), held
@@ -320,7 +327,7 @@ def _is_named(gpu: _Gpu, count: UnplacedClaim) -> bool:
 
 
 def _has_already(gpu: _Gpu, count: UnplacedClaim) -> bool:
-    """True if a claim of another source has one of the GPUs for the workload, and prevails.
+    """True if a prevailing claim of another source has the GPU for the workload.
 
     A source that names some GPUs of a workload counts only the others.
     """
@@ -339,7 +346,10 @@ def _is_same_workload(claim: _Holder, count: UnplacedClaim) -> bool:
 
 
 def _size(claim: Claim) -> Fraction:
-    """How much of a GPU a placed claim requests; a shared one without a fraction takes what is left."""
+    """Return the part of a GPU that a placed claim requests.
+
+    A shared claim without a fraction counts as its whole device.
+    """
     size = Fraction(claim.compute.high - claim.compute.low, GPU_CAPACITY)
     return size if claim.share is None else size * claim.share
 
@@ -368,6 +378,6 @@ _RUN = re.compile(r"([0-9]+)|([^0-9]+)", re.ASCII)
 
 
 def _precedence(claim: UnplacedClaim) -> tuple[Level, int, list[tuple[bool, int, str]], str, str]:
-    """Higher rank, later start, larger id (digit runs as numbers), larger source."""
+    """Sort key: higher rank, later start, larger id (digit runs as numbers), larger source."""
     runs = [(not digits, int(digits or 0), text) for digits, text in _RUN.findall(claim.id)]
     return claim.level, claim.start_ns, runs, claim.id, claim.source

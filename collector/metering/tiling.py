@@ -1,7 +1,7 @@
-"""The timeline of one GPU: every slot and instant of a window has exactly one state.
+"""Timeline of one GPU: every slot of a window has exactly one state at every time.
 
-Holders and observation are worked out over all time and clipped to the window last, so that
-windows add up: what is known of an instant does not depend on the window it is looked at in.
+Holders and observation are computed over all time and clipped to the window last, so that windows
+add up: the state at a time does not depend on the requested window.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from collector.metering.units import FOREVER_NS, Slots, Tiling, Units, exact
 
 
 class State(StrEnum):
-    """What a slot was at an instant."""
+    """State of a slot at a time."""
 
     OBSERVED = "observed"
     INFERRED = "inferred"
@@ -42,7 +42,7 @@ class State(StrEnum):
     MAINTENANCE = "maintenance"
     DOWN = "down"
     REVIEW = "review"
-    """Held only by evidence that waits for a person's decision."""
+    """Held only by evidence that is pending review."""
     ROGUE = "rogue"
     UNKNOWN = "unknown"
 
@@ -52,11 +52,11 @@ HELD = (State.OBSERVED, State.INFERRED)
 
 
 class Content(NamedTuple):
-    """Everything an entry says of its slots and time.
+    """Content of an entry, without its slots and time.
 
-    `claim` is the id of the claim, or of the reservation where the state is `reserved`. A claim
-    within an outage is named too. `witness` is set where the state is `inferred`, and `silence_ns`
-    is then how long no sample came, `FOREVER_NS` where none came on one of the sides.
+    `claim` is the id of the claim, or of the reservation if the state is `reserved`. A claim within
+    an outage is named too. `witness` is set if the state is `inferred`; `silence_ns` is then the
+    time without a sample, `FOREVER_NS` if there is none on one of the sides.
     """
 
     node: str
@@ -76,7 +76,7 @@ class Content(NamedTuple):
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """Slots [lo, hi) of one tiling of a GPU in [t0, t1), of which one thing is true."""
+    """Slots [lo, hi) of one tiling of a GPU in [t0, t1), with one content."""
 
     gpu: str
     tiling: Tiling
@@ -103,7 +103,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Scene(NamedTuple):
-    """What is true of the whole GPU at an instant."""
+    """Properties of the whole GPU at a time."""
 
     stay: Stay | None
     layout: Layout | None
@@ -126,7 +126,7 @@ _Parts = list[tuple[Slots, "Content"]]
 
 @dataclass(frozen=True, slots=True)
 class GpuTimeline:
-    """One GPU over all time. It is worked out once; windows of it are cheap."""
+    """One GPU over all time. It is computed once; windows of it are cheap."""
 
     gpu: str
     _whole: tuple[Sequence[Piece[Any]], ...]
@@ -134,7 +134,7 @@ class GpuTimeline:
 
     @classmethod
     def of(cls, evidence: Evidence) -> GpuTimeline:
-        """What evidence says of a GPU."""
+        """Compute the timeline of a GPU from its evidence."""
         claims = claims_in_force(evidence)
         boundaries = {edge for claim in claims for edge in (claim.start_ns, claim.end_ns)}
         whole = (
@@ -148,7 +148,7 @@ class GpuTimeline:
         return cls(evidence.gpu, whole, divided)
 
     def entries(self, start_ns: int, end_ns: int) -> list[Entry]:
-        """All entries of a window, in order: both tilings complete while the GPU was in a node."""
+        """Return all entries of a window, in order: both tilings, complete while the GPU was in a node."""
         scenes = [
             Piece(start, end, scene)
             for start, end, values in aligned(self._whole, start_ns, end_ns)
@@ -161,12 +161,12 @@ class GpuTimeline:
 
 
 def tile(evidence: Evidence, start_ns: int, end_ns: int) -> list[Entry]:
-    """All entries of one window; for several of one GPU, make its `GpuTimeline` once."""
+    """Return all entries of one window; for several windows of one GPU, create its `GpuTimeline` once."""
     return GpuTimeline.of(evidence).entries(start_ns, end_ns)
 
 
 def _divided(evidence: Evidence, claims: list[Piece[Claim]], tiling: Tiling) -> _Divided:
-    """What claims, reservations and layouts make of the slots of a tiling."""
+    """Return the claims, reservations and stranded slots of a tiling."""
     kept: dict[Slots, list[Piece[Reservation]]] = {}
     for one in evidence.reservations:
         kept.setdefault(one.slots(tiling), []).append(Piece(one.start_ns, one.end_ns, one))
@@ -178,7 +178,7 @@ def _divided(evidence: Evidence, claims: list[Piece[Claim]], tiling: Tiling) -> 
 
 
 def _contents(divided: _Divided, scenes: list[Piece[_Scene]]) -> Iterator[Piece[_Parts]]:
-    """What is true of all slots, while the GPU was in a node."""
+    """Yield the content of all slots, while the GPU was in a node."""
     if not scenes:
         return
     timelines: list[list[Piece[Any]]] = [scenes, divided.held, *divided.reserved.values()]
@@ -203,14 +203,14 @@ def _contents(divided: _Divided, scenes: list[Piece[_Scene]]) -> Iterator[Piece[
 
 
 def _append(parts: _Parts, slots: Slots, content: Content) -> None:
-    """Add slots in order; they become one with the last where the same is true of both."""
+    """Append slots in order; join them with the last ones if the content is equal."""
     if parts and parts[-1][1] == content:
         slots = Slots(parts.pop()[0].low, slots.high)
     parts.append((slots, content))
 
 
 def _cut(slots: Slots, others: Iterable[Slots]) -> Iterator[Slots]:
-    """Slots, cut wherever others begin or end."""
+    """Divide slots wherever others begin or end."""
     inner = {edge for one in others for edge in one if slots.low < edge < slots.high}
     for low, high in pairwise((slots.low, *sorted(inner), slots.high)):
         yield Slots(low, high)
@@ -221,7 +221,7 @@ def _within(part: Slots, slots: Slots) -> bool:
 
 
 def _held(claim: Claim, scene: _Scene) -> Content:
-    """The state of a slot that has a holder."""
+    """Return the content of a slot that has a holder."""
     if scene.outage:
         state = _outage(scene.outage)
     elif claim.review:
@@ -249,7 +249,7 @@ def _held(claim: Claim, scene: _Scene) -> Content:
 
 
 def _free(reservation: Reservation | None, scene: _Scene, *, stranded: bool) -> Content:
-    """The state of a slot that has no holder."""
+    """Return the content of a slot without a holder."""
     tenant = claim = ""
     if scene.outage:
         state = _outage(scene.outage)
@@ -273,7 +273,7 @@ def _outage(outage: Outage) -> State:
 
 
 def _entries(gpu: str, tiling: Tiling, found: Iterable[Piece[_Parts]]) -> Iterator[Entry]:
-    """Entries in order of time and slot; slots of which the same stays true have one entry."""
+    """Yield entries in order of time and slot; slots with unchanged content have one entry."""
     rows: list[tuple[Slots, Piece[Content]]] = []
     lasting: dict[Slots, Piece[Content]] = {}
     for now, until, parts in found:

@@ -1,4 +1,4 @@
-"""Timelines: disjoint pieces of time in order, each with a value. Time that has none is left out."""
+"""Timelines: disjoint pieces of time in order, each with a value. Time without a value is omitted."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 
 class Ordered(Protocol):
-    """What can be compared with its like."""
+    """Value that can be compared with values of its type."""
 
     def __lt__(self, other: Any, /) -> bool:
-        """Whether the other one prevails."""
+        """True if the other one prevails."""
 
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ _VALUE = attrgetter("value")
 
 
 def prevailing(candidates: Iterable[Piece[Ranked]]) -> list[Piece[Ranked]]:
-    """At every instant the greatest of the values in force, for candidates that may overlap."""
+    """Return the greatest of the values in force at every time; candidates may overlap."""
     ranked = sorted((c for c in candidates if c.start_ns < c.end_ns), key=_VALUE, reverse=True)
     waiting = sorted(range(len(ranked)), key=lambda rank: -ranked[rank].start_ns)
     in_force: list[int] = []
@@ -55,14 +55,14 @@ def prevailing(candidates: Iterable[Piece[Ranked]]) -> list[Piece[Ranked]]:
 
 
 def extend(timeline: list[Piece[T]], piece: Piece[T]) -> None:
-    """Add a piece at the end; it becomes one with the last where it only goes on."""
+    """Append a piece; join it with the last one if it continues its value."""
     if timeline and timeline[-1].end_ns == piece.start_ns and timeline[-1].value == piece.value:
         piece = Piece(timeline.pop().start_ns, piece.end_ns, piece.value)
     timeline.append(piece)
 
 
 def without(piece: Piece[T], taken: Iterable[tuple[int, int]]) -> Iterator[Piece[T]]:
-    """A piece without some spans of time [start, end), which may overlap: what is left of it."""
+    """Yield the remainder of a piece without some spans [start, end), which may overlap."""
     now = piece.start_ns
     for start, end in sorted(taken):
         if now < start and now < piece.end_ns:
@@ -75,7 +75,7 @@ def without(piece: Piece[T], taken: Iterable[tuple[int, int]]) -> Iterator[Piece
 def aligned(
     timelines: Sequence[Sequence[Piece[Any]]], start_ns: int, end_ns: int
 ) -> Iterator[Piece[tuple[Any, ...]]]:
-    """Several timelines over [start, end), cut wherever one changes; None where one has nothing."""
+    """Align several timelines over [start, end), divided wherever one changes; None for a missing value."""
     at = [bisect_right(timeline, start_ns, key=_END) for timeline in timelines]
     now = start_ns
     while now < end_ns:
