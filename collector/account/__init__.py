@@ -1,8 +1,9 @@
-"""The account of GPU time: what the ledger has settled, and the days that are still open.
+"""Account of GPU time: finalized days from the ledger, and the open days.
 
 tally    sums by day, state and tenant
-gpu      one GPU's open days, worked out when its facts change and carried on in between
-amounts  what counters counted on the open days
+gpu      one GPU's open days, computed when its facts change and extended in between
+amounts  amounts of counters on the open days
+cells    cells of views, and JSON
 live     all GPUs, refreshed in slices
-quotas   what tenants may use, and what they have used of it
+quotas   quotas of tenants, and their use
 """

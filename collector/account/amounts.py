@@ -1,4 +1,4 @@
-"""What counters counted, by measure and tenant: settled days from the ledger, open days beside them."""
+"""Amounts of counters by measure and tenant: finalized days from the ledger, and the open days."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collector.metering.measures import Measure, Use, owners, shares
 
 
 class Whose(NamedTuple):
-    """What an amount is of."""
+    """Key of an amount."""
 
     measure: Measure
     use: Use
@@ -26,7 +26,7 @@ OpenTotals = dict[int, Totals]
 
 @dataclass(slots=True)
 class OpenAmounts:
-    """The open days of a GPU, up to the reading they were counted to."""
+    """The open days of a GPU, up to the last counted reading."""
 
     upto_ns: int
     days: OpenTotals = field(default_factory=dict)
@@ -34,28 +34,28 @@ class OpenAmounts:
 
 @dataclass(slots=True)
 class Amounts:
-    """All of it."""
+    """Amounts of the finalized days and of the open days."""
 
     open: dict[str, OpenAmounts] = field(default_factory=dict)
     _sum: Totals = field(default_factory=dict)
 
     def totals(self) -> Totals:
-        """Everything that was counted so far."""
+        """Return all amounts so far."""
         return {whose: amount for whose, amount in self._sum.items() if amount}
 
     def take_up(self, totals: Totals) -> None:
-        """The ledger has these totals."""
+        """Add totals of the ledger."""
         add(self._sum, totals)
 
     def settle(self, gpu: str, day: int, new: Totals, old: Totals) -> None:
-        """A day of a GPU was written to the ledger, for the first time or anew."""
+        """Record a GPU-day that was written to the ledger, new or revised."""
         add(self._sum, new)
         add(self._sum, old, -1)
         if gpu in self.open:
             add(self._sum, self.open[gpu].days.pop(day, {}), -1)
 
     def count(self, gpu: str, upto_ns: int, days: OpenTotals, *, anew: bool) -> None:
-        """What was counted of a GPU's open days up to an instant, all of it or what is new."""
+        """Add amounts of a GPU's open days up to a timestamp; with `anew`, replace the previous ones."""
         amounts = self.open.get(gpu)
         if amounts is None or anew:
             for totals in amounts.days.values() if amounts else ():
@@ -68,13 +68,13 @@ class Amounts:
 
 
 def add(totals: Totals, more: Mapping[Whose, int], sign: int = 1) -> None:
-    """Add totals to others, or take them away again."""
+    """Add totals to others, or subtract them."""
     for whose, amount in more.items():
         totals[whose] = totals.get(whose, 0) + sign * amount
 
 
 def of_shares(found: Iterable[MeasuredShare]) -> Totals:
-    """The totals of a day in the ledger."""
+    """Return the totals of a day in the ledger."""
     totals: Totals = {}
     for one in found:
         whose = Whose(one.measure, one.share.use, one.share.tenant)
@@ -83,7 +83,7 @@ def of_shares(found: Iterable[MeasuredShare]) -> Totals:
 
 
 def counted_in(known: Known, start_ns: int, end_ns: int) -> OpenTotals:
-    """What was counted in readings after the start and up to the end."""
+    """Return the amounts of readings after the start and up to the end, by day."""
     owned = owners(known.evidence)
     found: OpenTotals = {}
     for measure, increments in known.counted.items():
@@ -91,7 +91,7 @@ def counted_in(known: Known, start_ns: int, end_ns: int) -> OpenTotals:
             continue
         first = max(start_ns, int(increments.ends_ns[0]) - 1)
         last = min(end_ns, int(increments.ends_ns[-1]))
-        # A reading at midnight is the last of the day before.
+        # A reading at midnight belongs to the previous day.
         while first < last:
             day = first // DAY_NS
             until = min(last, (day + 1) * DAY_NS)

@@ -27,7 +27,7 @@ _AMOUNTS: dict[Measure, Metric] = {
 
 
 def cluster_cells(account: Account) -> Iterator[Cell]:
-    """GPU time of everyone by state."""
+    """Yield the GPU time of the cluster by state."""
     yield Cell(catalog.GPU_CAPACITY, (), float(account.capacity / _UNIT_SECONDS))
     for state, units in account.states().items():
         yield Cell(catalog.GPU_TIME, (state.value,), float(units / _UNIT_SECONDS))
@@ -36,7 +36,7 @@ def cluster_cells(account: Account) -> Iterator[Cell]:
 def tenant_cells(
     account: Account, amounts: Totals, held: Mapping[str, Units], quotas: Quotas
 ) -> Iterator[Cell]:
-    """GPU time, amounts and quotas of each tenant; `held` are the units that it holds now."""
+    """Yield GPU time, amounts and quotas of each tenant; `held` are the units that it holds now."""
     tenants = account.tenants()
     for tenant, states in tenants.items():
         for state, units in sorted(states.items()):
@@ -58,10 +58,10 @@ def tenant_cells(
 
 
 def account_json(account: Account) -> dict[str, Any]:
-    """An account in integers, as strings: JSON readers that use doubles are exact to 104 days only.
+    """Return an account in integers as strings: JSON readers that use doubles are exact to 104 days only.
 
-    Everything is in nanoseconds of whole GPUs. What is held, idle, unknown and in other states adds
-    up to the capacity.
+    All values are in nanoseconds of whole GPUs. Held, idle, unknown and the other states add up to
+    the capacity.
     """
     states = nanoseconds(account.states())
     held_ns = sum(states[state] for state in HELD)

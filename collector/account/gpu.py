@@ -1,7 +1,7 @@
-"""One GPU's open days: worked out when its facts change, carried on by its samples in between.
+"""One GPU's open days: computed when its facts change, extended by its samples in between.
 
-While samples only go on, and no claim or the like begins or ends, the time up to the last sample was
-observed and the time since was not: that is arithmetic, and needs no metering.
+While only new samples arrive, and no claim or similar fact begins or ends, the time up to the last
+sample was observed and the time since was not: that is arithmetic, and does not need metering.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _WHEN_OBSERVED = {State.INFERRED: State.OBSERVED, State.UNKNOWN: State.IDLE}
 
 @dataclass(slots=True)
 class GpuAccount:
-    """The open time of a GPU, as of an instant and on from there."""
+    """The open time of a GPU up to a timestamp, extensible from there."""
 
     since_ns: int
-    """The first instant that counts: of its first evidence, or of its first open day."""
+    """Start of the counted time: its first evidence, or its first open day."""
     at_ns: int
     tail: Span | None
     tail_ns: int
-    """The last sample as it was then, within the time that counts."""
+    """The last sample at the time of the computation, within the counted time."""
     fixed: Sums
     """Up to the last sample."""
     silent_fixed: Sums
@@ -37,20 +37,20 @@ class GpuAccount:
     silent: tuple[Rate, ...]
     seen: tuple[Rate, ...]
     calm: bool
-    """Whether nothing begins or ends between the last sample and `at_ns`, whichever is first."""
+    """True if nothing begins or ends between the last sample and `at_ns`, in either order."""
     next_ns: int
-    """When something begins or ends next."""
+    """Time of the next start or end."""
     uncertainty_ns: int
     stays: tuple[Stay, ...]
-    """When it was in service, over all time."""
+    """Its time in service, over all time."""
     holdings: tuple[Holding, ...] = ()
-    """What jobs hold of it at `at_ns`."""
+    """Holdings of jobs at `at_ns`."""
 
     @classmethod
     def of(
         cls, evidence: Evidence, tail: Span | None, open_ns: int, now_ns: int
     ) -> GpuAccount | None:
-        """The account of a GPU from its first open day; None where nothing is known of it by now."""
+        """Compute the account of a GPU from its first open day; None without evidence until now."""
         first_ns = min((stay.start_ns for stay in evidence.stays), default=FOREVER_NS)
         since_ns = max(first_ns, open_ns)
         if since_ns >= now_ns:
@@ -62,7 +62,7 @@ class GpuAccount:
         timeline = GpuTimeline.of(evidence)
         ahead = [edge for edge in edges if edge > now_ns]
         present = timeline.entries(now_ns, now_ns + 1)
-        # A sample may be newer than `now_ns`, which was read before it came.
+        # A sample may be newer than `now_ns`, which was read before it was received.
         newest_ns = max(last_ns, now_ns)
         in_tail = tail is not None and tail.first_ns <= tail_ns <= last_ns
         calm = in_tail and all(edge > newest_ns for edge in edges)
@@ -86,7 +86,7 @@ class GpuAccount:
         )
 
     def holds(self, now_ns: int) -> bool:
-        """Whether the account can be carried on to an instant."""
+        """True if the account can be extended to a timestamp."""
         if not self.at_ns <= now_ns < self.next_ns:
             return False
         if self._observed_ns(now_ns) <= self.tail_ns:
@@ -95,12 +95,12 @@ class GpuAccount:
         return self.calm and last_ns + self.uncertainty_ns < self.next_ns
 
     def served_ns(self, now_ns: int) -> int:
-        """How long it was in service since the first instant that counts."""
+        """Return its time in service since the start of the counted time."""
         spans = ((max(s.start_ns, self.since_ns), min(s.end_ns, now_ns)) for s in self.stays)
         return sum(end - start for start, end in spans if start < end)
 
     def carry(self, sums: Sums, now_ns: int) -> None:
-        """Add the time after the last sample that was known when this was worked out."""
+        """Add the time after the last sample known at the time of the computation."""
         start_ns, observed_ns = self.at_ns, self._observed_ns(now_ns)
         if observed_ns > self.tail_ns:
             start_ns = observed_ns
@@ -113,13 +113,13 @@ class GpuAccount:
             spread(sums, rate, start_ns, now_ns)
 
     def _observed_ns(self, now_ns: int) -> int:
-        """Up to when it is observed by now: samples may have come since, some after `now_ns`."""
+        """Return the end of the observed time: newer samples may have arrived, some after `now_ns`."""
         last_ns = self.tail.last_ns if self.tail else self.tail_ns
         return min(last_ns, now_ns)
 
     @property
     def holders(self) -> set[str]:
-        """Who holds any of it now."""
+        """Tenants that hold a part of it now."""
         return {rate.tenant for rate in self.silent if rate.state in HELD}
 
 
@@ -128,7 +128,7 @@ def _observed(state: State) -> State:
 
 
 def _rates(entries: Iterable[Entry]) -> tuple[Rate, ...]:
-    """What its slots are, by the entries of an instant, if no sample comes after it."""
+    """Return the states of its slots by the entries of a time, if no sample follows."""
     sums: dict[tuple[State, str], Units] = {}
     for entry in entries:
         if entry.tiling is Tiling.COMPUTE:
@@ -138,7 +138,7 @@ def _rates(entries: Iterable[Entry]) -> tuple[Rate, ...]:
 
 
 def _edges(evidence: Evidence) -> Iterator[int]:
-    """All instants at which anything but samples begins or ends."""
+    """Yield all times at which anything but samples begins or ends."""
     for claim in claims_in_force(evidence):
         yield from (claim.start_ns, claim.end_ns)
     lasting: tuple[Outage | Reservation | Stay, ...] = (

@@ -1,4 +1,4 @@
-"""The account of all GPUs, kept up to date in slices."""
+"""The account of all GPUs, updated in slices."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ Turns = Callable[[], Awaitable[None]]
 
 
 MAX_CLAIMS_ON_LOOP = 64
-"""Claims of a GPU that are metered and compared on the event loop: the cost is their number squared."""
+"""Maximum claims of a GPU that are metered on the event loop: the cost grows with their number squared."""
 
 
 @dataclass(slots=True)
 class Settled:
-    """What the ledger holds of the GPUs known here: sums by month, and each one's last settled day.
+    """The ledger's sums by month of the GPUs in the account, and the last finalized day of each.
 
-    The present day is never settled, so no one asks for single days; there would be too many.
+    The present day is never finalized, so single days are not needed; there would be too many.
     """
 
     sums: Sums = field(default_factory=dict)
@@ -51,11 +51,11 @@ class Settled:
     """GPU-days with evidence that was received while the collector's clock was suspect."""
 
     def open_ns(self, gpu: str) -> int:
-        """From when on a GPU's time is not in the ledger."""
+        """Return the start of a GPU's time that is not in the ledger."""
         return (self.days[gpu] + 1) * DAY_NS if gpu in self.days else -FOREVER_NS
 
     def settle(self, gpu: str, day: int, new: Sums, old: Sums) -> None:
-        """A day of a GPU was written to the ledger, for the first time or anew."""
+        """Record a GPU-day that was written to the ledger, new or revised."""
         for found, sign in ((new, 1), (old, -1)):
             for key, quantity in found.items():
                 add(self.sums, {key._replace(day=month_of(key.day)): quantity}, sign)
@@ -63,13 +63,13 @@ class Settled:
         self.days[gpu] = max(day, self.days.get(gpu, day))
 
     def mark(self, new: Iterable[ClockDoubt], old: Iterable[ClockDoubt] = ()) -> None:
-        """Days have these marks, and no longer those."""
+        """Add marks of days, and remove the old ones."""
         self.clock_suspect.update(new)
         self.clock_suspect.subtract(old)
         self.clock_suspect += Counter()
 
     def take_up(self, sums: Sums, days: Mapping[str, int]) -> None:
-        """The ledger has these sums, by month, of GPUs up to their last days."""
+        """Add the ledger's sums by month, of GPUs up to their last days."""
         add(self.sums, sums)
         self.capacity = exact(self.capacity + sum(sums.values()))
         self.days |= days
@@ -77,30 +77,30 @@ class Settled:
 
 @dataclass(slots=True)
 class LiveAccount:
-    """Settled sums, and the open days of every GPU in the book."""
+    """Finalized sums, and the open days of every GPU in the book."""
 
     book: EvidenceBook
     files: Callable[[], Files]
     settled: Settled = field(default_factory=Settled)
     amounts: Amounts = field(default_factory=Amounts)
     ready: bool = True
-    """Whether what the ledger has settled is known."""
+    """True once the ledger's sums have been loaded."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held during a refresh: what is settled changes between two of them, not within one."""
+    """Held during a refresh: finalized sums change between two refreshes, not within one."""
     roster: Roster = field(default_factory=Roster)
-    """What jobs hold, as of the last refresh."""
+    """Holdings of jobs as of the last refresh."""
     pod_jobs: re.Pattern[str] = NO_PODS
     _gpus: dict[str, GpuAccount] = field(default_factory=dict)
     _fixed: Sums = field(default_factory=dict)
     _held: dict[str, Units] = field(default_factory=dict)
     _excess: dict[str, Sequence[Excess]] = field(default_factory=dict)
-    """Of each node, what of its claims without devices does not fit into it."""
+    """By node, the excess of its claims without devices."""
     _files: Files | None = None
     _placer: Placer | None = None
-    """Of the refresh that goes on: a node's claims are placed once for all of its GPUs."""
+    """Placer of the current refresh: a node's claims are placed once for all of its GPUs."""
 
     async def refresh(self, now_ns: int, offer: Turns) -> Account:
-        """The account up to an instant. Others go first whenever `offer` says so."""
+        """Return the account up to a timestamp, awaiting `offer` between GPUs to yield to other tasks."""
         async with self.lock:
             return await self._refresh(now_ns, offer)
 
@@ -121,23 +121,23 @@ class LiveAccount:
             gpus += account is not None or gpu in self.settled.days
             await offer()
         self._placer = None
-        # Nothing is awaited from here on, so that the parts are of one moment.
+        # No await from here on, so that all parts are of one time.
         add(sums, self._fixed)
         add(sums, self.settled.sums)
         suspect = dict(self.settled.clock_suspect)
         return Account(now_ns, gpus, capacity + self.settled.capacity, sums, suspect)
 
     def holders(self, gpu: str) -> set[str]:
-        """The tenants that hold any of a GPU, as of the last refresh."""
+        """Return the tenants that hold a part of a GPU, as of the last refresh."""
         account = self._gpus.get(gpu)
         return account.holders if account else set()
 
     def held(self) -> dict[str, Units]:
-        """How many units of GPUs each tenant holds now, as of the last refresh."""
+        """Return the units of GPUs that each tenant holds, as of the last refresh."""
         return {tenant: units for tenant, units in self._held.items() if units}
 
     def unplaced(self, now_ns: int) -> dict[str, Fraction]:
-        """GPUs that claims of each node request without a place at an instant, as of the last refresh."""
+        """Return the excess of each node's claims at a timestamp, in GPUs, as of the last refresh."""
         found = {
             node: sum((e.amount for e in some if e.start_ns <= now_ns < e.end_ns), Fraction(0))
             for node, some in self._excess.items()
@@ -176,7 +176,7 @@ class LiveAccount:
         self.roster.put(gpu, together(new.holdings, self.pod_jobs) if new else ())
         if new is None:
             if evidence.stays:
-                self.book.changed.add(gpu)  # what begins later is looked at again
+                self.book.changed.add(gpu)  # a later start is processed by the next refresh
             return None
         self._gpus[gpu] = new
         add(self._fixed, new.fixed)
@@ -184,7 +184,7 @@ class LiveAccount:
         return new
 
     def _tail(self, gpu: str, where: Places) -> Span | None:
-        """The newest samples that count, where the book lets them grow."""
+        """Return the newest samples that count, as the span that the book extends."""
         believed = (s for s in where.stretches if s.skew_ns <= QUARANTINE_NS)
         newest = max(believed, key=lambda s: (s.last_ns, s.boot), default=None)
         if newest is None:
@@ -208,7 +208,7 @@ class LiveAccount:
                 self.book.trouble(Trouble("unplaced_excess", "", node, one.start_ns, facts))
 
     def _look_for_trouble(self, gpu: str, evidence: Evidence, where: Places) -> None:
-        """Tell of two claims on one slot, and of two nodes with one GPU."""
+        """Report two claims on one slot, and two nodes with one GPU."""
         for stands, refused in where.refused:
             facts = {"stands": stands, "refused": refused}
             self.book.trouble(Trouble("seen_twice", gpu, refused, where.stays[0].start_ns, facts))
@@ -219,7 +219,7 @@ class LiveAccount:
                 if one.kind is not OverlapKind.CONFLICT or one.tiling is not Tiling.COMPUTE:
                     continue
                 if levels[one.claim] is Level.ADMINISTRATOR:
-                    continue  # an exception to a claim on the node; the file's reader names others
+                    continue  # an exception to a claim on the node; the parser of the file reports others
                 facts = {"earlier": one.claim, "later": one.other}
                 node = where.stays[-1].node if where.stays else ""
                 self.book.trouble(Trouble("conflict", gpu, node, one.start_ns, facts))

@@ -1,9 +1,9 @@
-"""What tenants may use: GPU-hours of a day or month, and GPUs at once.
+"""Quotas of tenants: GPU-hours per day or month, and concurrent GPUs.
 
 CSV with the columns tenant, gpu_hours, period, gpus, from, to. `period` is day or month, of UTC.
-`gpu_hours` and `gpus` may be decimal fractions, and empty where there is no such bound; times as in the claims
-file. Of two rows of a tenant and period that are in force, the one that began later counts. Quotas
-are told beside what is used; they stop no one.
+`gpu_hours` and `gpus` may be decimal fractions, or empty for no bound; times as in the claims file.
+Of two rows of a tenant and period that are in force, the one that began later counts. Quotas are
+reported with their use; they are not enforced.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HOUR_NS = 3_600_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What a tenant may use in [start, end)."""
+    """Quota of a tenant in [start, end)."""
 
     start_ns: int
     end_ns: int
@@ -35,18 +35,18 @@ class Quota:
 
     @property
     def gpu_time_ns(self) -> Fraction | None:
-        """GPU time of a period."""
+        """GPU time per period."""
         return None if self.gpu_hours is None else self.gpu_hours * _HOUR_NS
 
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """All rows of the file, by when they begin."""
+    """All rows of the file, by start."""
 
     quotas: tuple[Quota, ...] = ()
 
     def in_force(self, instant_ns: int) -> Iterator[Quota]:
-        """The quota of each tenant and period at an instant."""
+        """Yield the quota of each tenant and period at a timestamp."""
         found: dict[tuple[str, str], Quota] = {}
         for quota in self.quotas:
             if quota.start_ns <= instant_ns < quota.end_ns:
@@ -55,7 +55,7 @@ class Quotas:
 
 
 def days_of(period: str, instant_ns: int) -> tuple[int, int]:
-    """The days [first, end) of the period that an instant is in, counted from the epoch."""
+    """Return the days [first, end) of the period that contains a timestamp, counted from the epoch."""
     day = instant_ns // (24 * _HOUR_NS)
     if period == "day":
         return day, day + 1
@@ -64,7 +64,7 @@ def days_of(period: str, instant_ns: int) -> tuple[int, int]:
 
 
 def parse(text: str) -> Quotas:
-    """Quotas from the text of a file. Raises FileError that names the line."""
+    """Parse the text of a file. Raises FileError that names the line."""
     found = []
     for number, (tenant, gpu_hours, period, gpus, start, end) in rows(text, HEADER):
         where = f"line {number}"
@@ -90,5 +90,5 @@ def _amount(text: str, where: str) -> Fraction | None:
 
 
 def quotas_file(path: Path | None) -> Watched[Quotas]:
-    """The file of a path, watched."""
+    """Return the watched quotas file at a path."""
     return Watched("quotas", path, parse, Quotas())

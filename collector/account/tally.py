@@ -19,7 +19,7 @@ _FIRST = _EPOCH.toordinal()
 
 
 class Key(NamedTuple):
-    """What an amount of time is of."""
+    """Key of an amount of time."""
 
     day: int
     state: State
@@ -27,7 +27,7 @@ class Key(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """So many units of a GPU are in a state."""
+    """Number of units of a GPU in a state."""
 
     state: State
     tenant: str
@@ -38,7 +38,7 @@ Sums = dict[Key, Units]
 
 
 def spread(sums: Sums, rate: Rate, start_ns: int, end_ns: int) -> None:
-    """Add a stretch of time, day by day."""
+    """Add a span of time, day by day."""
     while start_ns < end_ns:
         day = start_ns // DAY_NS
         until_ns = min(end_ns, (day + 1) * DAY_NS)
@@ -48,7 +48,7 @@ def spread(sums: Sums, rate: Rate, start_ns: int, end_ns: int) -> None:
 
 
 def tally(entries: Iterable[Entry]) -> Sums:
-    """The sums of entries: all compute slots of the GPU, each once."""
+    """Return the sums of entries: all compute slots of the GPU, each once."""
     sums: Sums = {}
     for entry in entries:
         if entry.tiling is Tiling.COMPUTE:
@@ -58,7 +58,7 @@ def tally(entries: Iterable[Entry]) -> Sums:
 
 
 def add(sums: Sums, more: Mapping[Key, Units], sign: int = 1) -> None:
-    """Add sums to others, or take them away again."""
+    """Add sums to others, or subtract them."""
     for key, quantity in more.items():
         total = sums.get(key, 0) + sign * quantity
         if total:
@@ -69,13 +69,13 @@ def add(sums: Sums, more: Mapping[Key, Units], sign: int = 1) -> None:
 
 @cache
 def month_of(day: int) -> int:
-    """The first day of the month of a day, all counted from the epoch."""
+    """Return the first day of the month of a day, all counted from the epoch."""
     return (_EPOCH + timedelta(days=day)).replace(day=1).toordinal() - _FIRST
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """GPU time of the cluster up to an instant. `capacity` is GPUs times time, counted by itself."""
+    """GPU time of the cluster up to a timestamp. `capacity` is GPUs times time, counted separately."""
 
     until_ns: int
     gpus: int
@@ -86,18 +86,18 @@ class Account:
 
     @property
     def balances(self) -> bool:
-        """Whether the states add up to the capacity, to the unit and nanosecond."""
+        """True if the states add up to the capacity, to the unit and nanosecond."""
         return sum(self.sums.values()) == self.capacity
 
     def states(self) -> dict[State, Units]:
-        """Cap-unit-nanoseconds by state."""
+        """Return cap-unit-nanoseconds by state."""
         found: dict[State, Units] = dict.fromkeys(State, 0)
         for key, quantity in self.sums.items():
             found[key.state] = exact(found[key.state] + quantity)
         return found
 
     def tenants(self) -> dict[str, dict[State, Units]]:
-        """The same by tenant, for those that have any."""
+        """Return the same by tenant, for tenants with any."""
         found: dict[str, dict[State, Units]] = {}
         for key, quantity in sorted(self.sums.items()):
             if key.tenant:
@@ -106,7 +106,7 @@ class Account:
         return found
 
     def held(self, first_day: int, end_day: int) -> dict[str, Units]:
-        """What each tenant held on days of [first, end): of open days, or of whole months."""
+        """Return the time held by each tenant on days of [first, end): of open days, or of whole months."""
         found: dict[str, Units] = {}
         for key, quantity in self.sums.items():
             if key.state in HELD and first_day <= key.day < end_day:
@@ -115,9 +115,9 @@ class Account:
 
 
 def nanoseconds(parts: Mapping[State, Units]) -> dict[State, int]:
-    """GPU-nanoseconds of whole GPUs, rounded so that they add up to their rounded sum.
+    """Return GPU-nanoseconds of whole GPUs, rounded so that they add up to their rounded sum.
 
-    Parts of a GPU do not come to whole nanoseconds; the largest remainders are rounded up.
+    Parts of a GPU are not whole nanoseconds; the largest remainders are rounded up.
     """
     whole = {name: Fraction(units) / GPU_CAPACITY for name, units in parts.items()}
     found = {name: value.numerator // value.denominator for name, value in whole.items()}
