@@ -1,4 +1,4 @@
-"""A view as a table."""
+"""Cells and tables of views."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from railscope.catalog.declare import Kind, Metric
 
 
 def label_names(metric: Metric) -> tuple[str, ...]:
-    """The labels of a metric's samples: those of what it is about, and of an info metric its facts."""
+    """Return the labels of a metric's samples: those of its entity, and for an info metric its facts."""
     about = metric.about
     return (*about.labels, *about.facts) if metric.kind is Kind.INFO else about.labels
 
@@ -18,7 +18,7 @@ def label_names(metric: Metric) -> tuple[str, ...]:
 class Cell:
     """One value of a view: a declared (or derived) metric, its labels, and the number.
 
-    The number is in base units; it is a float because views are the edge where integers end.
+    The number is in base units; it is a float because exact integers end at the views.
     """
 
     metric: Metric
@@ -28,14 +28,14 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A named table of cells, as of an instant on the collector's clock."""
+    """A named table of cells, as of a timestamp on the collector's clock."""
 
     name: str
     instant_ns: int
     cells: tuple[Cell, ...] = field(default=())
 
     def rows(self) -> list[dict[str, Any]]:
-        """The cells as plain dictionaries, for JSON."""
+        """Return the cells as plain dictionaries, for JSON."""
         return [
             {
                 "metric": cell.metric.name,

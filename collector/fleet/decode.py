@@ -1,4 +1,4 @@
-"""Batches as numpy arrays. The plain counterpart, without numpy, is railscope.batch.decode_rows."""
+"""Batches as numpy arrays. The counterpart without numpy is railscope.batch.decode_rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Positions: TypeAlias = npt.NDArray[np.intp]
 
 
 def check(batch: Batch, columns: int, max_rows: int) -> int:
-    """How many columns change; raises WireError where the parts of a batch contradict each other."""
+    """Return the number of columns that change.
+
+    Raises WireError if the parts of a batch contradict each other.
+    """
     rows = batch.rows
     changed = int.from_bytes(batch.changed, "little")
     count = changed.bit_count()
@@ -54,21 +57,21 @@ def _fits(event: WireEvent, rows: int) -> bool:
 
 
 def changed_columns(batch: Batch, columns: int) -> npt.NDArray[np.intp]:
-    """Positions of the columns that change within the batch."""
+    """Return the positions of the columns that change within the batch."""
     bits = np.unpackbits(np.frombuffer(batch.changed, np.uint8), count=columns, bitorder="little")
     return np.flatnonzero(bits)
 
 
 def first_rows(batches: Sequence[Batch], columns: int) -> Integers:
-    """The values of the first row of each batch, shape (batches, columns)."""
+    """Return the values of the first row of each batch, shape (batches, columns)."""
     bases = b"".join([batch.base for batch in batches])
     return np.frombuffer(bases, "<i8").reshape(len(batches), columns)
 
 
 def last_rows(batches: Sequence[Batch], first: Integers) -> Integers:
-    """The values of the last row of each batch, without making those between."""
+    """Return the values of the last row of each batch, without computing those between."""
     last = first.copy()
-    # einsum adds along short rows twice as fast as sum does, and wraps around alike.
+    # einsum adds along short rows twice as fast as sum, and wraps around in the same way.
     sums = [
         np.einsum("ij->i", np.frombuffer(batch.steps, "<i8").reshape(-1, batch.rows - 1))
         for batch in batches
@@ -87,7 +90,7 @@ def last_rows(batches: Sequence[Batch], first: Integers) -> Integers:
 
 
 def rows_at(batch: Batch, rows: Sequence[int], columns: Positions, width: int) -> Integers:
-    """The values of some rows and columns, shape (rows, columns); the batch has `width` columns."""
+    """Return the values of some rows and columns, shape (rows, columns); the batch has `width` columns."""
     first = np.frombuffer(batch.base, "<i8").take(columns)
     found = np.tile(first, (len(rows), 1))
     if batch.steps and any(rows):
@@ -96,7 +99,7 @@ def rows_at(batch: Batch, rows: Sequence[int], columns: Positions, width: int) -
         place[place == len(changed)] = 0
         touched = np.flatnonzero(changed[place] == columns)
         steps = np.frombuffer(batch.steps, "<i8").reshape(-1, batch.rows - 1)[place[touched]]
-        # Each step is added up once, however many rows there are.
+        # Each step is added once, however many rows there are.
         total = np.zeros(len(touched), np.int64)
         before = 0
         for number in sorted(range(len(rows)), key=rows.__getitem__):
@@ -107,7 +110,7 @@ def rows_at(batch: Batch, rows: Sequence[int], columns: Positions, width: int) -
 
 
 def reasons(batch: Batch, columns: int) -> Codes:
-    """Reason codes of all rows, shape (rows, columns)."""
+    """Return reason codes of all rows, shape (rows, columns)."""
     if not batch.reasons:
         return np.zeros((batch.rows, columns), np.uint8)
     codes = np.frombuffer(batch.reasons, np.uint8)
@@ -115,14 +118,14 @@ def reasons(batch: Batch, columns: int) -> Codes:
 
 
 def codes_of_last_rows(batches: Sequence[Batch], columns: int) -> Codes | None:
-    """Reason codes of the last row of each batch; None where all have all their values."""
+    """Return reason codes of the last row of each batch; None if no value is absent in any batch."""
     if not any([batch.reasons for batch in batches]):  # noqa: C419 - a list is faster here
         return None
     return np.array([reasons_of(batch, batch.rows - 1, columns) for batch in batches])
 
 
 def reasons_of(batch: Batch, row: int, columns: int) -> Codes:
-    """Reason codes of one row."""
+    """Return the reason codes of one row."""
     if not batch.reasons:
         return np.zeros(columns, np.uint8)
     codes = np.frombuffer(batch.reasons, np.uint8)

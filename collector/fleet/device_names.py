@@ -1,4 +1,4 @@
-"""All names of a GPU or a NIC of a node, by the present schemas of the node."""
+"""All names of a GPU or a NIC of a node, from the current schemas of the node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NamesOfGpu: TypeAlias = Callable[[str, str], Names]
 
 
 def names_of(schemas: Schemas, node: Node | None, kind: str, key: tuple[str, ...]) -> Names | None:
-    """Names of the device that an entity of a node is or is a part of; None where there are none."""
+    """Return names of the device that contains an entity of a node; None if there are none."""
     if node is None:
         return None
     wanted = device_key(kind, key)
@@ -25,5 +25,5 @@ def names_of(schemas: Schemas, node: Node | None, kind: str, key: tuple[str, ...
 
 
 def gpu_names(schemas: Schemas, node: Node | None, uuid: str) -> Names:
-    """Names of a GPU by its UUID; where its node does not name it, the others are empty."""
+    """Return names of a GPU by its UUID; the other names are empty if its node does not report them."""
     return names_of(schemas, node, "gpu", (uuid,)) or bare_gpu(uuid)

@@ -1,7 +1,7 @@
-"""The fleet: the present state of all nodes as columns.
+"""The fleet: the current state of all nodes as columns.
 
-Nodes of one layout share a sheet: one row a node, one column a reading. A frame updates a row by
-index; views work on whole blocks of rows.
+Nodes of one layout share a sheet: one row per node, one column per reading. A frame updates a row
+by index; views compute on whole blocks of rows.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from collector.fleet.sheet import Block, Sheet, Waiting
 from railscope.wire import Batch
 
 _PACES, _LONGEST_NS = 2, 300_000_000_000
-"""A stream that comes each minute is not missing before two; and no frame lasts for ever."""
+"""Freshness limit of slow streams, in periods of the stream, and its maximum.
+
+A stream with a period of one minute is stale after two minutes.
+"""
 
 
 @dataclass(slots=True)
 class Row:
-    """Where one stream of a node lives, and what its last frame was."""
+    """Location of one stream of a node, and identity of its last frame."""
 
     sheet: Sheet
     block: Block
@@ -38,7 +41,7 @@ class Row:
 
 @dataclass(slots=True)
 class Node:
-    """A node: its streams, and what its envelopes said."""
+    """A node: its streams, and facts from its envelopes."""
 
     name: str
     rows: dict[str, Row] = field(default_factory=dict)
@@ -46,11 +49,11 @@ class Node:
     clock_offset_ns: int = 0
     instant_ns: int = 0
     stream_instants_ns: dict[str, int] = field(default_factory=dict)
-    """Of the newest frame of each stream; kept over a restart, unlike the frames themselves."""
+    """Of the newest frame of each stream; kept across a restart, unlike the frames themselves."""
 
 
 class Update(NamedTuple):
-    """A batch: its last frame is news of a node, and its first one may be the base of a rate."""
+    """A batch: its last frame updates a node, and its first one may be the base of a rate."""
 
     node: str
     run: str
@@ -67,26 +70,26 @@ class Fleet:
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
         self.touched: set[str] = set()
-        """Nodes that have another schema or row than they had when someone emptied this."""
+        """Nodes with schemas or rows that changed since a reader last emptied this set."""
         self._sheets: dict[int, Sheet] = {}
 
     def blocks(self) -> Iterator[Block]:
-        """Every block that has a node in it."""
+        """Yield every block that contains a node."""
         for sheet in list(self._sheets.values()):
             yield from sheet.blocks
 
     def schemas(self) -> set[bytes]:
-        """The schemas of the present state."""
+        """Return the schemas of the current state."""
         return {row.schema for node in self.nodes.values() for row in node.rows.values()}
 
     def drop_empty_sheets(self) -> None:
-        """Forget the memory of layouts that no node has any more."""
+        """Release the memory of layouts without nodes."""
         for key, sheet in list(self._sheets.items()):
             if not sheet.rows:
                 del self._sheets[key]
 
     def fresh(self, block: Block, fresh_from_ns: int, now_ns: int) -> npt.NDArray[np.intp]:
-        """The rows that speak of the present, slow streams of nodes that still report among them."""
+        """Return the fresh rows, including slow streams of nodes that still report."""
         young = block.instants_ns >= max(fresh_from_ns, 1)
         slow = ~young & (block.lasts_ns > 0) & (block.instants_ns + block.lasts_ns >= now_ns)
         for index in np.flatnonzero(slow):
@@ -95,14 +98,14 @@ class Fleet:
         return np.flatnonzero(young)
 
     def node(self, name: str) -> Node:
-        """A node; made known if it was not."""
+        """Return a node, created if absent."""
         node = self.nodes.get(name)
         if node is None:
             node = self.nodes[name] = Node(name)
         return node
 
     def apply(self, update: Update) -> bool:
-        """Make a frame the present state of its node; false if it is, or a newer one."""
+        """Apply a frame to the current state of its node; false if the state is as new or newer."""
         node, batch = self.node(update.node), update.batch
         present = node.rows.get(update.layout.stream)
         if present and _is_no_news(update, present):
@@ -129,7 +132,7 @@ class Fleet:
         if row and row.sheet.layout is update.layout:
             if row.schema != schema:
                 self.touched.add(node.name)
-                # Other entities behind the same shape: nothing before can be a base of a rate.
+                # Other entities in the same shape: the previous frame cannot be the base of a rate.
                 row.schema, row.boot_ns, row.boot_id = schema, 0, ""
             return row
         if row:
@@ -145,7 +148,7 @@ class Fleet:
 
 
 def _is_no_news(update: Update, present: Row) -> bool:
-    """Whether a frame is no newer than the present one: by the boot clock, which knows best."""
+    """True if a frame is no newer than the current one, by the boot clock where possible."""
     if present.boot_ns and update.boot_id == present.boot_id:
         return update.batch.boot_ns[-1] <= present.boot_ns
     return update.instant_ns < present.instant_ns

@@ -1,4 +1,4 @@
-"""Which columns of a schema are told of jobs, and of which GPU or rail each of them is."""
+"""Columns of a schema that are used for jobs, and the GPU or rail of each."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from railscope.wire import WireSchema, part_of_key, rails_of_entities
 
 Positions: TypeAlias = npt.NDArray[np.intp]
 Key: TypeAlias = tuple[Metric, tuple[str, ...]]
-"""A metric, and the part of the GPU or port that it is of: a clock, a priority."""
+"""A metric, and the part of the GPU or port that it describes: a clock, a priority."""
 
 _COMPARED = frozenset((each.metric, each.part) for each in STRAGGLER_MEASURES.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """What a column is of: a GPU by its UUID, or whatever GPU is on a rail of the node."""
+    """Owner of a column: a GPU by its UUID, or the GPU on a rail of the node."""
 
     gpu: str = ""
     rail: int = NO_RAIL
@@ -33,20 +33,20 @@ class Owner:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobColumns:
-    """The columns in order; for each its key, its owner, and where it is a counter its place there."""
+    """The columns in order, each with its key and its owner; and the counters among them."""
 
     columns: Positions
     keys: tuple[Key, ...]
     owners: tuple[Owner, ...]
     owner_of: Positions
     counters: Positions
-    """Which of the columns are counters, and `rates` where they are among all counters."""
+    """Indices of counters in `columns`; `rates` has their positions among all counters."""
     rates: Positions
 
     def seats(
         self, by_gpu: Mapping[str, int], by_rail: Mapping[int, int], nobody: int
     ) -> Positions:
-        """For each column the seat of its owner."""
+        """Return for each column the seat of its owner."""
         found = [
             by_gpu.get(owner.gpu, nobody) if owner.gpu else by_rail.get(owner.rail, nobody)
             for owner in self.owners
@@ -55,7 +55,7 @@ class JobColumns:
 
 
 def job_columns(wire: WireSchema) -> JobColumns | None:
-    """What a schema has for jobs; None where that is nothing."""
+    """Return the columns of a schema for jobs; None if there are none."""
     entity_rails = rails_of_entities(wire)
     owners: dict[Owner, int] = {}
     rows: list[tuple[int, Key, int, int]] = []

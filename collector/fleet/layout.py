@@ -1,8 +1,9 @@
 """Layouts: the shape that all nodes of one build share, prepared for vector operations.
 
-A layout is a schema without the names of its entities. Its columns are cut into cells: all columns
-of one metric, one part (a priority, a clock) and one rail (the rail of the GPU or card they belong
-to). One pass of `reduceat` over the columns, ordered by cell, rolls up every metric of many nodes.
+A layout is a schema without the names of its entities. Its columns are divided into cells: all
+columns of one metric, one part (a priority, a clock) and one rail (the rail of the GPU or NIC they
+belong to). One pass of `reduceat` over the columns, ordered by cell, rolls up every metric of many
+nodes.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ Key: TypeAlias = tuple[Metric, Part]
 class Layout:
     """The shape of a schema.
 
-    `order` lists the columns that roll up, cell by cell; `starts` where each cell begins in it;
-    `keys` the metric and part of each run of cells, `key_starts` where each run begins among the
+    `order` lists the columns that roll up, cell by cell; `starts` the start of each cell in it;
+    `keys` the metric and part of each run of cells, `key_starts` the start of each run among the
     cells; `cell_rails` the rail of each cell.
     """
 
@@ -46,12 +47,12 @@ class Layout:
 
     @property
     def rails(self) -> int:
-        """How many rails there are, the rail of what has none (-1) not counted."""
+        """Return the number of rails, not counting -1 (no rail)."""
         return int(self.cell_rails.max(initial=-1)) + 1
 
 
 def check_schema(schema: WireSchema, most: int) -> None:
-    """Refuse a schema beyond its bounds, or one that contradicts the catalog here: WireError."""
+    """Reject a schema that exceeds its bounds or contradicts this version's catalog. Raises WireError."""
     columns = sum(len(group.entities) for group in schema.groups)
     if columns > most or len(schema.entities) > most or len(schema.groups) > most:
         message = f"schema of stream {schema.stream!r} has more than {most} columns or entities"
@@ -82,7 +83,7 @@ def check_schema(schema: WireSchema, most: int) -> None:
 
 
 def make_layout(schema: WireSchema) -> Layout:
-    """The layout of a schema. Metrics the catalog does not know are kept, but not rolled up."""
+    """Return the layout of a schema. Metrics that are not in the catalog are stored, but not rolled up."""
     entity_rails = rails_of_entities(schema)
     cells: list[tuple[int, Part, int, int]] = []
     metrics: list[Metric] = []

@@ -1,4 +1,4 @@
-"""Which facts for metering the frames of a schema carry, found once a schema."""
+"""Metering facts in the frames of a schema, determined once per schema."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MEASURES = {
     ("railscope_nic_transmit_bytes_total", _NIC): Measure.TRANSMITTED,
 }
 OF_THE_AGENT = frozenset({Measure.USED, Measure.MEMORY})
-"""Counters that the agent keeps: they start over with each run of it."""
+"""Counters that the agent keeps: they restart with each run of it."""
 _PROFILE = re.compile(r"(?<!\d)(\d{1,3})g\.(\d{1,6})gb")
 _MODEL_MEMORY = re.compile(r"(?<!\d)(\d{1,6}) ?GB", re.IGNORECASE)
 _USUAL_MEMORY_SLICES = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
@@ -38,7 +38,7 @@ _TILINGS = ("compute", "memory")
 
 
 class Counter(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """What a column counts: for a GPU by its UUID, or for whatever GPU is on a rail of the node."""
+    """Subject of a column: a GPU by its UUID, or the GPU on a rail of the node."""
 
     measure: Measure
     gpu: str = ""
@@ -56,7 +56,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Metered:
-    """The columns of a schema that metering counts with, and how GPUs are cut."""
+    """The columns of a schema that metering counts, and the MIG layouts of GPUs."""
 
     counters: tuple[Counter, ...]
     columns: npt.NDArray[np.intp]
@@ -65,7 +65,7 @@ class Metered:
 
 
 def metered(wire: WireSchema) -> Metered:
-    """What a schema carries."""
+    """Return the metering facts of a schema."""
     counters: list[Counter] = []
     columns: list[int] = []
     entity_rails = rails_of_entities(wire)
@@ -92,16 +92,16 @@ def metered(wire: WireSchema) -> Metered:
 
 
 def sku_of(model: str) -> str:
-    """A GPU's model as a slug: `h100-80gb-hbm3` for `NVIDIA H100 80GB HBM3`."""
+    """Return a GPU's model as a slug: `h100-80gb-hbm3` for `NVIDIA H100 80GB HBM3`."""
     words = re.findall(r"[a-z0-9]+", model.lower())
     return "-".join(word for word in words if word not in {"nvidia", "tesla", "geforce"})
 
 
 def _layouts(wire: WireSchema) -> tuple[tuple[str, tuple[Part, ...]], ...]:
-    """How each GPU of the stream is cut.
+    """Return the MIG layout of each GPU of the stream.
 
-    Agents tell the slots of each device. One that does not say where in a GPU an instance lies gets
-    places in the order of their numbers; instances that do not fit so are left out.
+    Agents report the slots of each device. If an agent does not report the position of an instance,
+    positions are assigned in the order of instance numbers; instances that do not fit are omitted.
     """
     found: dict[str, dict[int, WireEntity]] = {}
     told: dict[str, dict[str, Part]] = {}
@@ -124,7 +124,7 @@ def _layouts(wire: WireSchema) -> tuple[tuple[str, tuple[Part, ...]], ...]:
 
 
 def _parts(told: list[Part], instances: dict[int, WireEntity], model: str) -> tuple[Part, ...]:
-    """The instances of one GPU: as they were told, if all were and no two overlap."""
+    """Return the instances of one GPU: as reported, if all were and no two overlap."""
     if len(told) == len(instances) and _are_apart(told):
         return tuple(sorted(told))
     return _placed([e for _, e in sorted(instances.items())], model)
@@ -136,7 +136,7 @@ def _are_apart(parts: list[Part]) -> bool:
 
 
 def _told(device: WireEntity) -> Part | None:
-    """The slots of a MIG device by the word of its agent; None where it does not say."""
+    """Return the slots of a MIG device as reported by its agent; None if they are not reported."""
     compute, memory = (_SLOTS.fullmatch(device.facts.get(f"{what}_slots", "")) for what in _TILINGS)
     if compute is None or memory is None:
         return None
@@ -147,7 +147,7 @@ def _told(device: WireEntity) -> Part | None:
 
 
 def _together(one: Part, other: Part) -> Part:
-    """The slots of an instance that has several devices."""
+    """Return the slots of an instance that has several devices."""
     return Part(
         (min(one.compute[0], other.compute[0]), max(one.compute[1], other.compute[1])),
         (min(one.memory[0], other.memory[0]), max(one.memory[1], other.memory[1])),
@@ -155,7 +155,7 @@ def _together(one: Part, other: Part) -> Part:
 
 
 def _placed(instances: list[WireEntity], model: str) -> tuple[Part, ...]:
-    """Places as agents give them to claims: at the first multiple of their memory that is free."""
+    """Assign positions as agents do for claims: at the first free multiple of the instance's memory."""
     taken: list[range] = []
     parts: list[Part] = []
     for entity in instances:
@@ -177,7 +177,7 @@ def _placed(instances: list[WireEntity], model: str) -> tuple[Part, ...]:
 
 
 def _memory_of(slices: int, gigabytes: int, model: str) -> int:
-    """Of eight memory slices, how many an instance has."""
+    """Return the number of memory slices of an instance, out of eight."""
     whole = _MODEL_MEMORY.search(model)
     if whole and int(whole[1]):
         return min(_MEMORY_SLICES, max(1, round(gigabytes * _MEMORY_SLICES / int(whole[1]))))

@@ -13,7 +13,7 @@ from railscope.wire import WireEvent
 MAX_EVENTS, MAX_CHARACTERS = 10_000, 8 << 20
 """Of all nodes."""
 NODE_SHARE = 8
-"""One node holds at most one of so many parts of each bound."""
+"""One node holds at most this fraction (1/n) of each bound."""
 _MAX_KEYS = 2 * MAX_EVENTS
 EventKey: TypeAlias = tuple[str, str, str, tuple[str, ...], int]
 
@@ -23,22 +23,22 @@ class NodeEvent(Protocol):
 
     @property
     def node(self) -> str:
-        """The node it happened on."""
+        """Return the node of the event."""
 
     @property
     def event(self) -> WireEvent:
-        """The event."""
+        """Return the event."""
 
     @property
     def key(self) -> EventKey:
-        """Identity of the event."""
+        """Return the identity of the event."""
 
 
 Seen = TypeVar("Seen", bound=NodeEvent)
 
 
 def characters_of(event: WireEvent) -> int:
-    """Characters of an event's key and facts, which are nearly all of its memory."""
+    """Return the characters of an event's key and facts, which are nearly all of its memory."""
     facts = sum(len(name) + len(text) for name, text in event.facts.items())
     return facts + sum(map(len, event.entity.key)) + len(event.name)
 
@@ -51,7 +51,7 @@ class _Node:
 
 @dataclass(slots=True)
 class RecentEvents(Generic[Seen]):
-    """Recent events in the order of their arrival; each is kept once."""
+    """Recent events in the order of their arrival, without duplicates."""
 
     _events: dict[int, Seen] = field(default_factory=dict)
     _nodes: dict[str, _Node] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class RecentEvents(Generic[Seen]):
     _next: int = 0
 
     def add(self, seen: Seen) -> None:
-        """Keep an event unless it is known; the oldest of its node or of all make room."""
+        """Add an event unless it is a duplicate; above a bound drop the oldest of its node or of all."""
         key = blake2b(repr(seen.key).encode(errors="surrogatepass"), digest_size=16).digest()
         if key in self._keys:
             return
@@ -85,16 +85,16 @@ class RecentEvents(Generic[Seen]):
     def _drop(self, number: int) -> None:
         seen = self._events.pop(number)
         node, characters = self._nodes[seen.node], characters_of(seen.event)
-        node.order.popleft()  # what is oldest of all is oldest of its node
+        node.order.popleft()  # the oldest of all is the oldest of its node
         node.characters -= characters
         self._characters -= characters
         if not node.order:
             del self._nodes[seen.node]
 
     def __iter__(self) -> Iterator[Seen]:
-        """Oldest first."""
+        """Iterate from the oldest to the newest."""
         return iter(list(self._events.values()))
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of events."""
         return len(self._events)

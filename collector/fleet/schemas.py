@@ -1,9 +1,9 @@
-"""Schemas the collector knows, durable, with their layouts.
+"""Durable storage of schemas, with their layouts.
 
 A schema is stored before frames that refer to it are acknowledged, and released when neither the
-present state nor the part of the frame log that a restart reads refers to it: an agent that needs it
-again sends it again. Each node has a share of their number and size. Layouts are shared by all
-schemas of one shape, so that a thousand servers of one build cost one layout.
+current state nor the part of the frame log that a restart reads refers to it: an agent that needs
+it again sends it again. The schemas of each node are bounded in number and size. Layouts are shared
+by all schemas of one shape, so that a thousand nodes of one build use one layout.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SUFFIX = ".schema"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gpu:
-    """A GPU of a schema: UUID, rail (its place in the server), its columns, the driver's number."""
+    """A GPU of a schema: UUID, rail (its position in the node), its columns, the driver's index."""
 
     uuid: str
     rail: int
@@ -45,7 +45,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Known:
-    """What ingest needs of a schema."""
+    """The parts of a schema that ingest needs."""
 
     digest: bytes
     shape: bytes
@@ -59,7 +59,7 @@ class Known:
 
 
 class Schemas:
-    """All known schemas by hash. Blocking where it says so."""
+    """All stored schemas by hash. Methods that block are marked."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -69,11 +69,11 @@ class Schemas:
         self._of_nodes: dict[str, set[bytes]] = {}
         self._lock = Lock()
         self.segment = 0
-        """The segment of the frame log that is written or read now."""
+        """The segment of the frame log that is currently written or read."""
         self.read = lru_cache(maxsize=16)(self._read)
 
     def open(self) -> int:
-        """Read all stored schemas and say how many could not be read. Blocking; raises OSError."""
+        """Read all stored schemas; return the number of damaged ones. Blocking; raises OSError."""
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         for left_over in self._directory.glob("*" + PARTIAL):
             left_over.unlink()
@@ -88,19 +88,19 @@ class Schemas:
 
     @property
     def digests(self) -> list[str]:
-        """Hashes of all known schemas, in hexadecimal."""
+        """Hashes of all stored schemas, in hexadecimal."""
         return [digest.hex() for digest in list(self._known)]
 
     def get(self, digest: bytes) -> Known | None:
-        """A schema by its hash."""
+        """Return a schema by its hash; None if it is not stored."""
         return self._known.get(digest)
 
     def __len__(self) -> int:
-        """How many are known."""
+        """Return the number of schemas."""
         return len(self._known)
 
     def put(self, wire: WireSchema) -> Known:
-        """Keep a schema, durable on return. Blocking; raises OSError."""
+        """Store a schema, durable on return. Blocking; raises OSError."""
         known = self._understand(wire)
         with self._lock:
             if known.digest not in self._known:
@@ -110,12 +110,12 @@ class Schemas:
             return self._known.get(known.digest, known)
 
     def use(self, node: str, digest: bytes) -> None:
-        """Take note that frames of a node refer to a schema."""
+        """Record that frames of a node refer to a schema."""
         self._used[digest] = self.segment
         self._of_nodes.setdefault(node, set()).add(digest)
 
     def beyond(self, node: str, new_bytes: Sequence[int]) -> str:
-        """Why a node may not have so many more schemas of these sizes; empty where it may."""
+        """Return the reason to reject new schemas of a node; empty if they are accepted."""
         mine = [self._known[digest] for digest in self._of_nodes.get(node, ()) & self._known.keys()]
         count = len(mine) + len(new_bytes)
         size_bytes = sum(known.size_bytes for known in mine) + sum(new_bytes)
@@ -126,9 +126,10 @@ class Schemas:
         return ""
 
     def unused(self, first_segment: int, shown: AbstractSet[bytes]) -> list[bytes]:
-        """Forget schemas that are not shown and not in segments from one on; files are left.
+        """Release schemas that are neither shown nor in recent segments; return their hashes.
 
-        One segment more is kept, for envelopes that are checked and not appended yet.
+        Their files remain. Schemas of segments from `first_segment` on are retained, and of one
+        more for envelopes that are checked and not appended yet.
         """
         gone = [
             digest
@@ -147,7 +148,7 @@ class Schemas:
         return gone
 
     def delete(self, digests: Iterable[bytes]) -> None:
-        """Delete the files of forgotten schemas. Blocking; raises OSError."""
+        """Delete the files of released schemas. Blocking; raises OSError."""
         for digest in digests:
             with self._lock:
                 if digest not in self._known:
@@ -168,13 +169,13 @@ class Schemas:
         )  # fmt: skip
 
     def _learn(self, known: Known) -> None:
-        # Of two that were made at once, one layout stays and is shared.
+        # Of two layouts created at the same time, one stays and is shared.
         layout = self._layouts.setdefault(known.shape, known.layout)
         self._known[known.digest] = replace(known, layout=layout)
 
 
 def size_of(wire: WireSchema) -> int:
-    """Bytes of a schema as it is stored."""
+    """Return the bytes of a schema as stored."""
     return len(msgspec.msgpack.encode(wire))
 
 

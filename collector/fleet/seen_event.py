@@ -14,7 +14,7 @@ from railscope.wire import Batch, Envelope, WireEvent
 
 
 class Position(msgspec.Struct, frozen=True, array_like=True):
-    """The frame that carried an event, and where in it; and when it came."""
+    """The frame that carried an event, the event's position in it, and its receipt."""
 
     run: str
     stream: str
@@ -35,17 +35,17 @@ class SeenEvent:
 
     @property
     def key(self) -> EventKey:
-        """What makes it the same event when it comes again."""
+        """Identity of the event, equal if it is received again."""
         event = self.event
         return self.node, self.boot_id, event.name, event.entity.key, event.boot_ns
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return plain data for JSON."""
         return {"node": self.node, **msgspec.to_builtins(self.event)}
 
 
 def events_of(record: Record, envelope: Envelope) -> Iterator[SeenEvent]:
-    """All events of an envelope, whatever has been received before."""
+    """Yield all events of an envelope, including those received before."""
     for batch in envelope.batches:
         yield from seen_events(record, envelope, batch)
 

@@ -1,7 +1,7 @@
 """Sheets: all rows of one layout, and the batches that are still to be written into them.
 
-What a batch says is worked out when somebody reads, or when some have gathered: many batches of one
-layout are decoded by the same few vector operations, where each by itself would cost as many.
+Batches are decoded when a reader needs them, or when several are pending: many batches of one
+layout are decoded by the same few vector operations that a single one would need.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from railscope.wire import Batch
 
 BLOCK_ROWS = 64
 MAX_WAITING, MAX_WAITING_BYTES = 32, 4 << 20
-"""Batches of one layout: more cost memory and save no time."""
+"""Maximum pending batches of one layout: more cost memory and save no time."""
 _WAITING_SHARE = 8
-"""No more than one of so many rows waits: a batch of ten rows is three times as large as its row."""
+"""At most one of this many rows is pending: a batch of ten rows is three times as large as its row."""
 _NARROW_RANGE = 1 << 32
 _NS = 1e9
 
@@ -31,51 +31,51 @@ Rates: TypeAlias = npt.NDArray[np.float64]
 
 
 class Block:
-    """A few rows of one layout. `rates` holds the rate of each counter, NaN where there is none."""
+    """A group of rows of one layout. `rates` holds the rate of each counter, NaN for none."""
 
     def __init__(self, sheet: Sheet) -> None:
         layout = sheet.layout
         self.layout = layout
         self.instants_ns = np.zeros(BLOCK_ROWS, np.int64)
         self.lasts_ns = np.zeros(BLOCK_ROWS, np.int64)
-        """How long a frame speaks of the present where its stream is slow, by the stream's pace."""
+        """Freshness limit of the frame of a slow stream, by the stream's period."""
         self.nodes: list[str | None] = [None] * BLOCK_ROWS
         self.all_read = [True] * BLOCK_ROWS
-        """Whether no reason is in a row; without what waits for it."""
+        """True for a row without absence reasons, pending batches not included."""
         self._sheet = sheet
         self._values = np.zeros((BLOCK_ROWS, layout.columns), np.int64)
         self._reasons = np.zeros((BLOCK_ROWS, layout.columns), np.uint8)
-        # Zeros take no memory until they are written; a row that is not taken is not read.
+        # Zeros take no memory until they are written; an unused row is not read.
         self._rates = np.zeros((BLOCK_ROWS, len(layout.counters)), np.float32)
 
     @property
     def values(self) -> Integers:
-        """The newest values, shape (rows, columns)."""
+        """Return the newest values, shape (rows, columns)."""
         self._sheet.settle()
         return self._values
 
     @property
     def reasons(self) -> Codes:
-        """Why there is none, where there is none; shape (rows, columns)."""
+        """Return the absence reasons, PRESENT for a value; shape (rows, columns)."""
         self._sheet.settle()
         return self._reasons
 
     @property
     def rates(self) -> npt.NDArray[np.float32]:
-        """Counts a second, shape (rows, counters)."""
+        """Return the increments per second, shape (rows, counters)."""
         self._sheet.settle()
         return self._rates
 
     def begin(self, index: int) -> None:
-        """A row is taken: it has no rates yet."""
+        """Initialize a row: it has no rates yet."""
         self._rates[index] = np.nan
 
     def held(self, index: int) -> tuple[Integers, Codes]:
-        """Values and reasons of a row, without what waits for it."""
+        """Return values and reasons of a row, pending batches not included."""
         return self._values[index], self._reasons[index]
 
     def write(self, index: int, values: Integers, codes: Codes | None, rates: Rates) -> None:
-        """Write a row; no codes where all was read."""
+        """Write a row; `codes` is None if no value is absent."""
         self._values[index], self._rates[index] = values, rates
         if codes is not None:
             self._reasons[index] = codes
@@ -92,14 +92,14 @@ class Waiting(NamedTuple):
     row: int
     batch: Batch
     since_ns: int
-    """Boot clock of what the row holds, the base of rates; 0 where the batch has its own base."""
+    """Boot clock of the row's content, the base of rates; 0 if the batch has its own base."""
     resumed: bool
-    """Whether the agent that counts was started again since then."""
+    """True if the agent that counts was restarted since then."""
 
 
 @dataclass(slots=True)
 class Sheet:
-    """The rows of one layout, in blocks, so that a long computation can let others go first."""
+    """The rows of one layout, in blocks, so that a long computation can yield between them."""
 
     layout: Layout
     blocks: list[Block] = field(default_factory=list)
@@ -110,11 +110,11 @@ class Sheet:
 
     @property
     def rows(self) -> int:
-        """How many rows are taken."""
+        """Return the number of rows in use."""
         return len(self.blocks) * BLOCK_ROWS - len(self._free)
 
     def take(self) -> tuple[Block, int]:
-        """A free row."""
+        """Return a free row."""
         if not self._free:
             block = Block(self)
             self.blocks.append(block)
@@ -124,14 +124,14 @@ class Sheet:
         return block, index
 
     def release(self, block: Block, index: int) -> None:
-        """Give a row back."""
+        """Release a row."""
         self.settle()
         block.nodes[index] = None
         block.instants_ns[index] = block.lasts_ns[index] = 0
         self._free.append((block, index))
 
     def put(self, waiting: Waiting) -> None:
-        """Write a batch into a row, now or when somebody reads it."""
+        """Write a batch into a row, now or before the next read."""
         row = id(waiting.block), waiting.row
         if row in self._rows_waiting:
             self.settle()
@@ -143,7 +143,7 @@ class Sheet:
             self.settle()
 
     def settle(self) -> None:
-        """Write all that waits. What cannot be written is not tried again."""
+        """Write all pending batches. Those that cannot be written are not retried."""
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
@@ -163,7 +163,7 @@ class Sheet:
             each.block.write(each.row, last[number], said, rates[number])
 
     def _rates(self, waiting: Sequence[Waiting], first: Integers, last: Integers) -> Rates:
-        """Rates of the counters from what the row holds; from the batch itself where that is none."""
+        """Return rates of the counters relative to the row's content, or else to the batch's first row."""
         counters = self.layout.counters
         before, after = first.take(counters, axis=1), last.take(counters, axis=1)
         elapsed_ns = np.empty((len(waiting), 1))
@@ -184,7 +184,7 @@ class Sheet:
         return rates
 
     def _unrate(self, waiting: Sequence[Waiting], codes: Codes | None, rates: Rates) -> None:
-        """Take away the rates of what was not read, now or at their base."""
+        """Remove the rates of counters without a value, now or at their base."""
         counters = self.layout.counters
         if codes is not None:
             rates[codes.take(counters, axis=1) != PRESENT] = np.nan
@@ -199,12 +199,12 @@ class Sheet:
 
 
 def increase(before: Integers, after: Integers, resumed: npt.NDArray[np.bool_]) -> Rates:
-    """How far counters went on, where some of them fell; arrays of one shape.
+    """Return the increments of counters, of which some may have decreased; arrays of one shape.
 
-    A counter that falls has been reset and has counted its present value since. Agents carry
-    counters of 32 bits on to 64, and tell a wrap from a reset themselves. `resumed` says of which
-    counters an agent that was started again, and forgot how often they had wrapped, tells the low
-    32 bits: those went on if by that count they are less than a quarter of the range ahead.
+    A counter that decreases has been reset and has counted its present value since. Agents extend
+    counters of 32 bits to 64, and distinguish a wrap from a reset themselves. `resumed` marks
+    counters of which a restarted agent, which has lost the number of wraps, reports the low 32
+    bits: they are taken as continued if they are then less than a quarter of the range ahead.
     """
     steps = after - before
     fallen = steps < 0

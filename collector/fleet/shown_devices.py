@@ -1,9 +1,9 @@
-"""What nodes show: the GPUs and RDMA ports of their newest frames, each with what is known of it.
+"""GPUs and RDMA ports in the newest frames of nodes, with the state of each.
 
-A device that a frame has a value of is present. One whose readings are gone (a GPU that NVML calls
-lost), but for those it never had, is not. One without any value for another reason may be there or not: no one knows. Where a
-source has found nothing at all on a machine there are no frames of it; its state, which the agent
-tells of each source, says so.
+A device is present if a frame has a value of it. It is gone if its readings are gone (a GPU that
+NVML reports as lost), except for unsupported ones. Without any value for another reason it may be
+there or not. If a source has found no device on a node there are no frames of it; the state that
+the agent reports for each source shows that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from railscope.wire import WireSchema
 
 GPU, RDMA_PORT = "gpu", "rdma_port"
 STREAMS: Mapping[str, str] = {GPU: "gpu", RDMA_PORT: "rdma"}
-"""The stream that shows each kind of device; the name of its source is the same."""
+"""The stream with the devices of each kind; the name of its source is the same."""
 AGENT_STREAM = "agent"
 UNSUPPORTED = next(code for code, word in SOURCE_STATES.items() if word == "unsupported")
 _NOTHING: npt.NDArray[np.intp] = np.array((), np.intp)
@@ -28,14 +28,14 @@ _NOTHING: npt.NDArray[np.intp] = np.array((), np.intp)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Devices:
-    """The devices of one kind in a schema; `order` lists their columns, `starts` where each begins."""
+    """The devices of one kind in a schema; `order` lists their columns, `starts` the start of each."""
 
     names: tuple[str, ...] = ()
     order: npt.NDArray[np.intp] = field(default_factory=lambda: _NOTHING)
     starts: npt.NDArray[np.intp] = field(default_factory=lambda: _NOTHING)
 
     def look(self, codes: npt.NDArray[np.uint8]) -> Shown:
-        """What a row of reasons says of each device."""
+        """Return the state of each device from a row of reasons."""
         if not self.names:
             return Shown()
         mine = codes[self.order]
@@ -57,11 +57,11 @@ class Devices:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Showing:
-    """What of a schema says which devices are there."""
+    """The parts of a schema that show devices."""
 
     devices: Devices = field(default_factory=Devices)
     states: Mapping[str, int] = field(default_factory=dict)
-    """The columns that tell how the sources of `STREAMS` fare."""
+    """The columns with the states of the sources in `STREAMS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +71,14 @@ class Shown:
     present: Sequence[str] = ()
     gone: Sequence[str] = ()
     unknown: Sequence[str] = ()
-    """Listed, and without any value: whether they are there is not known."""
+    """Listed without any value: they may be there or not."""
 
 
 NOTHING = Showing()
 
 
 def showing(wire: WireSchema) -> Showing:
-    """What a schema says of devices, found once a schema."""
+    """Return the parts of a schema that show devices, determined once per schema."""
     if wire.stream == AGENT_STREAM:
         return Showing(states=_states(wire))
     kind = next((kind for kind, stream in STREAMS.items() if stream == wire.stream), None)
