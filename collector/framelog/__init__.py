@@ -1,1 +1,1 @@
-"""The frame log: segments on disk, received sequences, and what a restart cannot read."""
+"""The frame log: segments on disk, received sequences, and quarantined records."""

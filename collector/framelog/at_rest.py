@@ -1,14 +1,14 @@
-"""Files of the state directory that must be there: what is lost at rest is named, not read as a default.
+"""Detection of files lost from the state directory: losses are reported, not read as defaults.
 
-The frame log keeps two small files beside its segments. `frames.extent` states how far the newest
-segment reaches; it is overwritten in place after each group, without being synchronised, so a loss of
-power can only make it state less. `frames.manifest` lists the full segments with their sizes, and the
-checkpoint; it is replaced as a whole whenever one of them comes or goes. It also states that the clock's file was
-kept: that file holds what an administrator accepted.
+The frame log has two small files next to its segments. `frames.extent` contains the size of the
+newest segment; it is overwritten in place after each group, without being synchronised, so a power
+loss can only make it smaller. `frames.manifest` lists the full segments with their sizes, and the
+checkpoint; it is replaced as a whole whenever one of them is added or removed. It also records that
+the file of the clock existed: that file holds an administrator's decisions.
 
-What was lost before a start cannot be restored by the collector: it is reported and recorded, and no
-checkpoint is written over it, so that the files can still be put back. `railscope collector
-accept-loss` ends that.
+The collector cannot restore files that were lost before a start: it reports and records them, and
+writes no checkpoint, so that the files can still be restored. `railscope collector accept-loss`
+ends that.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ log = structlog.get_logger(__name__)
 
 
 class Manifest(msgspec.Struct):
-    """Files that must be there."""
+    """Files that must exist."""
 
     sealed: dict[int, int] = {}
     """Full segments by number, with their sizes."""
     checkpoint: int = 0
-    """First segment behind the newest checkpoint; 0 where none was made."""
+    """First segment after the newest checkpoint; 0 if none was made."""
     clock: bool = False
-    """The state of the clock was kept in its file."""
+    """True if the file of the clock existed."""
     accepted: bool = False
-    """An administrator accepts, for the next start, what is lost."""
+    """True if an administrator accepts the losses, for the next start."""
 
 
 @dataclass(slots=True)
 class StateFiles:
-    """Keeps the two files of a state directory, and compares the directory with them."""
+    """Maintains the two files of a state directory, and compares the directory with them."""
 
     directory: Path
     manifest: Manifest = field(default_factory=Manifest)
     lost: dict[str, str] = field(default_factory=dict)
-    """By file, what is wrong with it: found at the start or since."""
+    """The problem of each lost file, found at the start or since."""
     incomplete: bool = False
-    """What was lost at the start is missing from the state: no checkpoint may be written over it."""
+    """True if losses at the start are missing from the state: no checkpoint may be written."""
     next_segment: int = 1
     """No segment of a lower number may begin: one of them may have been lost."""
     _descriptor: int = -1
@@ -64,11 +64,11 @@ class StateFiles:
         return self.directory / "frames"
 
     def open(self) -> None:
-        """Read both files and name what is lost. Blocking; raises OSError."""
+        """Read both files and record losses. Blocking; raises OSError."""
         there = segments(self._frames) if self._frames.exists() else []
         manifest, extent = self._read_manifest(), self._read_extent()
         if manifest is None and extent is None and there:
-            log.info("manifest_begun", file=str(self.directory / MANIFEST))  # an earlier version's
+            log.info("manifest_begun", file=str(self.directory / MANIFEST))  # of an earlier version
         elif there or manifest or extent:
             self._name_missing(manifest, extent)
         self.manifest = manifest or Manifest()
@@ -87,7 +87,7 @@ class StateFiles:
                 self.lost[name] = "it is missing"
 
     def _compare(self, there: list[int], extent: tuple[int, int] | None) -> None:
-        """Name segments that are missing or too short."""
+        """Record segments that are missing or too short."""
         expected = dict(self.manifest.sealed)
         if extent is not None:
             expected[extent[0]] = max(extent[1], expected.get(extent[0], 0))
@@ -99,7 +99,7 @@ class StateFiles:
                 self.lost[name] = f"segment {number} has {whole} of {size} bytes"
 
     def _compare_clock(self) -> None:
-        """Name the file of the clock where it is not there any more or cannot be read."""
+        """Record the file of the clock if it is missing or cannot be read."""
         try:
             state = clock.read(self.directory)
         except clock.ClockFileError as error:
@@ -109,13 +109,13 @@ class StateFiles:
                 self.lost[clock.FILE] = "it is missing"
 
     def _whole(self, number: int) -> int:
-        """Size up to the end of the last whole record."""
+        """Return the size up to the end of the last whole record."""
         path = segment_path(self._frames, number)
         ends = [end for end, _ in read_segment(path, LogStats())]
         return ends[-1] if ends else 0
 
     def compare_checkpoint(self, first_segment: int) -> None:
-        """Name the checkpoint where it is not the one that was kept; called once it was read."""
+        """Record the checkpoint as lost if it is older than the manifest; called after it was read."""
         kept = self.manifest.checkpoint
         if first_segment >= kept:
             return
@@ -123,7 +123,7 @@ class StateFiles:
         self._lose("checkpoint", f"{problem}: the state before segment {kept} is not known")
 
     def compare_schemas(self, unknown: Iterable[bytes]) -> None:
-        """Name schemas that frames refer to and that are not there."""
+        """Record missing schemas that frames refer to."""
         for digest in unknown:
             self._lose(f"schemas/{digest.hex()}.schema", "frames that refer to it cannot be read")
 
@@ -135,11 +135,11 @@ class StateFiles:
 
     @property
     def fresh_segment(self) -> int:
-        """The segment to begin where one was lost, so that what is left of it stays; else 0."""
+        """The segment to begin after a loss, so that the remaining ones are preserved; else 0."""
         return self.next_segment + 1 if any(one.startswith("frames/") for one in self.lost) else 0
 
     def begin(self, number: int, offset: int) -> None:
-        """Go on from what is there. Blocking; raises OSError."""
+        """Write both files for the current content. Blocking; raises OSError."""
         if self.incomplete:
             return  # The next start must find the same.
         there = segments(self._frames)
@@ -153,7 +153,7 @@ class StateFiles:
         self._descriptor = os.open(self.directory / EXTENT, os.O_WRONLY | os.O_CLOEXEC)
 
     def _left(self, number: int) -> int:
-        """Size of a segment as the next start will find it."""
+        """Return the size of a segment that the next start will find."""
         damaged = f"frames/{number:010d}" in self.lost
         return self._whole(number) if damaged else self._size(number)
 
@@ -161,22 +161,22 @@ class StateFiles:
         return segment_path(self._frames, number).stat().st_size
 
     def written(self, number: int, offset: int) -> None:
-        """State how far the newest segment reaches. Raises OSError."""
+        """Update the size of the newest segment. Raises OSError."""
         if self._descriptor >= 0:
             os.pwrite(self._descriptor, _extent(number, offset), 0)
 
     def sealed(self, number: int, size: int) -> None:
-        """Note that a segment is full. Raises OSError."""
+        """Record a full segment. Raises OSError."""
         self.manifest.sealed[number] = size
         self._write_manifest()
 
     def forget(self, number: int) -> None:
-        """Note that a segment is about to be deleted. Raises OSError."""
+        """Record that a segment is about to be deleted. Raises OSError."""
         if self.manifest.sealed.pop(number, None) is not None:
             self._write_manifest()
 
     def checkpoint_kept(self, first_segment: int) -> None:
-        """Note that a checkpoint was made. Raises OSError."""
+        """Record a new checkpoint. Raises OSError."""
         self.manifest.checkpoint = first_segment
         self._write_manifest()
 
@@ -185,7 +185,7 @@ class StateFiles:
             write_durably(self.directory / MANIFEST, msgspec.json.encode(self.manifest))
 
     def check(self, schemas: Callable[[], Iterable[str]]) -> list[str]:
-        """Compare the directory of a running collector; what was not lost before. Blocking."""
+        """Compare the directory of a running collector; return new losses. Blocking."""
         found: dict[str, str] = {}
         for number, size in list(self.manifest.sealed.items()):
             if problem := self._short(number, size):
@@ -194,7 +194,7 @@ class StateFiles:
             found["checkpoint"] = "it is missing"
         before = schemas()
         there = {path.name for path in (self.directory / "schemas").glob("*.schema")}
-        for name in set(before).intersection(schemas()):  # not one that was released meanwhile
+        for name in set(before).intersection(schemas()):  # excludes schemas released meanwhile
             if f"{name}.schema" not in there:
                 found[f"schemas/{name}.schema"] = "it is missing"
         fresh = [name for name in found if name not in self.lost]
@@ -239,7 +239,7 @@ class StateFiles:
 
 
 def accept_loss(directory: Path) -> Iterator[str]:
-    """Have the next start accept what is lost; yields it. Blocking; raises OSError."""
+    """Make the next start accept the losses; yield them. Blocking; raises OSError."""
     files = StateFiles(directory)
     files.open()
     yield from (f"{name}: {problem}" for name, problem in files.lost.items())

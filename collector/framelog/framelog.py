@@ -1,7 +1,7 @@
-"""The frame log: what was received, append-only, durable before it is acknowledged.
+"""The frame log: accepted envelopes, append-only, durable before they are acknowledged.
 
-Records that arrive together are written and synchronised together, then taken into the state, then
-acknowledged. How they lie on disk stands in `segments`.
+Records that arrive together are written and synchronised together, then applied to the state, then
+acknowledged. `segments` describes their format on disk.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from railscope.durable_files import sync_directory
 MAX_WAITING_BYTES = 64 << 20
 MAX_GROUP_BYTES = 16 << 20
 SLICE_SECONDS = 0.005
-"""After so much work on what is durable, requests and other tasks get a turn."""
+"""Work on durable records after which requests and other tasks get a turn."""
 Then: TypeAlias = Callable[[], Iterable[None] | None]
-"""Takes a record into the state; where that is long, in steps."""
+"""Applies a record to the state; in steps if that is long."""
 
 
 class LogError(OSError):
-    """The frame log cannot store now; the message says why."""
+    """The frame log cannot store records at present; the message gives the reason."""
 
 
 log = structlog.get_logger(__name__)
@@ -48,7 +48,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A record that waits to be stored, and who waits for it."""
+    """A record to be stored, and the future of its caller."""
 
     data: bytes
     then: Then
@@ -67,8 +67,8 @@ class _Entry:
 class FrameLog:
     """Appends records in groups.
 
-    When a segment is full and everything in it has been taken into the state, `on_rotate` is
-    called with the number of the segment that comes next.
+    When a segment is full and all of it has been applied to the state, `on_rotate` is called with
+    the number of the next segment.
     """
 
     directory: Path
@@ -77,7 +77,7 @@ class FrameLog:
     stats: LogStats = field(default_factory=LogStats)
     on_rotate: Callable[[int], None] | None = None
     files: StateFiles | None = None
-    """Keeps account of the segments, to find later what was lost of them."""
+    """Records the segments, to detect later losses."""
     _waiting: list[_Entry] = field(default_factory=list)
     _waiting_bytes: int = 0
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -90,7 +90,7 @@ class FrameLog:
     _bytes_deleted: int = 0
 
     def open(self) -> None:
-        """Open the newest segment behind its last whole record. Raises OSError."""
+        """Open the newest segment after its last whole record. Raises OSError."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         numbers = segments(self.directory)
         fresh = self.files.fresh_segment if self.files else 0
@@ -116,25 +116,25 @@ class FrameLog:
 
     @property
     def offset(self) -> int:
-        """Bytes in the segment that is written now."""
+        """Bytes in the current segment."""
         return self._offset
 
     @property
     def size(self) -> int:
-        """Of all segments, in bytes. One thread writes while another deletes: each counts for itself."""
+        """Bytes of all segments. One thread writes while another deletes: each has its own counter."""
         return self._bytes_written - self._bytes_deleted
 
     @property
     def number(self) -> int:
-        """The segment that is written now."""
+        """The number of the current segment."""
         return self._number
 
     async def append(self, record: Record, then: Then) -> None:
-        """Store a record; once it is durable call `then`, and return after that.
+        """Store a record; call `then` once it is durable, and return after that.
 
-        `then` takes the record into the state. It runs before the segment can be closed, so that
-        what a checkpoint says of the state holds all records of the segments before it. Raises
-        LogError where the record cannot be stored.
+        `then` applies the record to the state. It runs before the segment can be closed, so that
+        the state in a checkpoint contains all records of the segments before it. Raises LogError if
+        the record cannot be stored.
         """
         if self._stopped:
             message = "the collector is stopping"
@@ -150,7 +150,7 @@ class FrameLog:
         await future
 
     async def run(self) -> None:
-        """Store what waits, group by group, until cancelled; what waits then fails."""
+        """Store pending records, group by group, until cancelled; pending records then fail."""
         try:
             while True:
                 await self._wake.wait()
@@ -188,10 +188,10 @@ class FrameLog:
             self.on_rotate(self._number)
 
     async def _written(self, group: list[_Entry]) -> tuple[OSError | None, bool]:
-        """Write a group off the loop. Says what went wrong, and whether it is time to stop.
+        """Write a group off the loop. Return its error, and true if the task was cancelled.
 
-        Stopping waits for a write under way: what it made durable is taken in and acknowledged, and
-        no one else may write the file before it has ended.
+        Cancellation waits for a write in progress: its durable records are applied and
+        acknowledged, and no other collector may write the file before it has ended.
         """
         writing = asyncio.ensure_future(asyncio.to_thread(self._write, [e.data for e in group]))
         cancelled = False
@@ -206,7 +206,7 @@ class FrameLog:
         raise problem
 
     async def _take_in(self, group: list[_Entry]) -> None:
-        """Take what is durable into the state in slices, and acknowledge each record of it."""
+        """Apply durable records to the state in slices, and acknowledge each of them."""
         done = 0
         since = time.perf_counter()
         try:
@@ -222,7 +222,7 @@ class FrameLog:
                 entry.fail(LogError("the collector is stopping"))
 
     def _write(self, pieces: list[bytes]) -> None:
-        """Write a group and make it durable, or leave the file as it was. Runs off the loop."""
+        """Write a group and make it durable, or leave the file unchanged. Runs off the loop."""
         started = time.perf_counter_ns()
         data = b"".join(framed(self._marker, piece) for piece in pieces)
         try:
@@ -243,7 +243,7 @@ class FrameLog:
             self._rotate()
 
     def _rotate(self) -> None:
-        """Go on in a new segment; where none can be made, the old one grows on."""
+        """Continue in a new segment; if none can be created, the old one grows further."""
         before, size = self._number, self._offset
         try:
             self._begin(before + 1)
@@ -261,7 +261,7 @@ class FrameLog:
         self._offset, self._number = 0, number
 
     def delete_before(self, number: int) -> None:
-        """Delete oldest segments beyond the size bound, but none from `number` on."""
+        """Delete the oldest segments above the size bound, but none from `number` on."""
         for candidate in segments(self.directory):
             if self.size <= self.max_bytes or candidate >= number:
                 return

@@ -1,8 +1,8 @@
-"""Records of the frame log that a restart cannot take, kept aside with the reason in the log.
+"""Records of the frame log that a restart cannot apply, quarantined with the reason in the log.
 
-A record that cannot be decoded, that would cost more than a restart may, or that the state did not
-accept must not end the collector at each start. It is left out, counted, and copied to a directory
-of its own, as its segment is deleted one day.
+A record that cannot be decoded, that would exceed the bounds of a restart, or that the state did
+not accept must not end the collector at each start. It is skipped, counted, and copied to a
+separate directory, as its segment will be deleted eventually.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from railscope.durable_files import write_durably
 log = structlog.get_logger(__name__)
 
 MAX_BYTES = 256 << 20
-"""Of the directory; beyond it records are counted and left in their segments."""
+"""Of the directory; above it records are counted and left in their segments."""
 _SUFFIX = ".record"
 
 
 @dataclass(slots=True)
 class RecordQuarantine:
-    """Records that were left out; `open` it first."""
+    """Records that were skipped; call `open` first."""
 
     directory: Path
     records: int = 0
-    """Records in the directory, and those that did not fit since the start."""
+    """Records in the directory, and those since the start that did not fit."""
     _size_bytes: int = 0
 
     def open(self) -> None:
-        """Count what is there. Blocking; raises OSError."""
+        """Count the existing records. Blocking; raises OSError."""
         found = [path.stat().st_size for path in self.directory.glob("*" + _SUFFIX)]
         self.records, self._size_bytes = len(found), sum(found)
 
     def put(self, segment: int, record: Record, problem: str) -> None:
-        """Keep a record aside; the same one is kept once. Blocking."""
+        """Quarantine a record, each once. Blocking."""
         content = encode_record(record)
         name = f"{segment:010d}-{blake2b(content, digest_size=8).hexdigest()}{_SUFFIX}"
         path = self.directory / name

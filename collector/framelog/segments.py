@@ -1,9 +1,9 @@
-"""Segments of the frame log: how records lie on disk, and how they are found again.
+"""Segments of the frame log: the format of records on disk, and their recovery.
 
-Segments `frames-<number>-<marker>.log` hold records: marker, length, CRC-32, payload. The marker is 16
-random bytes, another in each segment. A torn tail (a crash while writing) is cut off when the log is
-opened; a damaged record inside is reported and skipped by looking for the next marker. Senders do
-not know the marker, so no payload can pass for a record.
+Segments `frames-<number>-<marker>.log` hold records: marker, length, CRC-32, payload. The marker is
+16 random bytes, different in each segment. A torn tail (a crash while writing) is cut off when the
+log is opened; a damaged record inside is reported and skipped by searching for the next marker.
+Senders do not have the marker, so no payload can pass for a record.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ HEAD = struct.Struct("<16sII")
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
-    """One accepted envelope as it came, who sent it and when."""
+    """One accepted envelope as received, with its sender and time."""
 
     node: str
     received_wall_ns: int
     sent: SentAt
     body: bytes
     max_rank: int = 3
-    """Highest authority of its claims: the limit of the token that it came with."""
+    """Highest authority of its claims: the limit of the token that it was sent with."""
     doubted_since_ns: int = 0
-    """The time since which the collector's clock was in doubt at its receipt; 0 where it was not."""
+    """Start of the doubt about the collector's clock at its receipt; 0 for none."""
     is_suspect: bool = False
     """True if that clock was suspect, and not only unconfirmed."""
     corrected_ns: int = 0
-    """By how much later a decision placed the receipt; only of a record that is read again."""
+    """Shift of the receipt to a later time by a decision; only of a record that is read again."""
 
     @property
     def is_marked(self) -> bool:
@@ -49,7 +49,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(slots=True)
 class LogStats:
-    """What the log has done since it was opened."""
+    """Counters of the log since it was opened."""
 
     commits: int = 0
     commit_ns: int = 0
@@ -61,34 +61,34 @@ _decoder = msgspec.msgpack.Decoder(Record)
 
 
 def encode_record(record: Record) -> bytes:
-    """A record as the payload of a segment."""
+    """Encode a record as the payload of a segment."""
     return _encoder.encode(record)
 
 
 def framed(marker: bytes, payload: bytes) -> bytes:
-    """A payload as it lies in a segment."""
+    """Return a payload with its header, as in a segment."""
     return HEAD.pack(marker, len(payload), zlib.crc32(payload)) + payload
 
 
 def segment_path(directory: Path, number: int) -> Path:
-    """Where a segment lies. Raises FileNotFoundError."""
+    """Return the path of a segment. Raises FileNotFoundError."""
     for path in directory.glob(f"frames-{number:010d}-*.log"):
         return path
     raise FileNotFoundError(errno.ENOENT, f"there is no segment {number} in {directory}")
 
 
 def segments(directory: Path) -> list[int]:
-    """Numbers of the segments there are, oldest first."""
+    """Return the numbers of the existing segments, oldest first."""
     return sorted(int(path.stem.split("-")[1]) for path in directory.glob("frames-*-*.log"))
 
 
 def marker_of(path: Path) -> bytes:
-    """The marker before each record of a segment."""
+    """Return the marker before each record of a segment."""
     return bytes.fromhex(path.stem.split("-")[2])
 
 
 def read_segment(path: Path, stats: LogStats) -> Iterator[tuple[int, Record]]:
-    """Records of a segment with the offset behind each; damaged ones are counted and skipped."""
+    """Yield records of a segment with the offset after each; damaged ones are counted and skipped."""
     content = path.read_bytes()
     marker = marker_of(path)
     position = 0
@@ -107,7 +107,7 @@ def read_segment(path: Path, stats: LogStats) -> Iterator[tuple[int, Record]]:
 
 
 def payload_at(content: bytes, position: int) -> bytes | None:
-    """The payload of the record at this offset; None where it is torn or damaged."""
+    """Return the payload of the record at this offset; None if it is torn or damaged."""
     if len(content) - position < HEAD.size:
         return None
     _, length, checksum = HEAD.unpack_from(content, position)
@@ -116,7 +116,7 @@ def payload_at(content: bytes, position: int) -> bytes | None:
 
 
 def start_segment(directory: Path, number: int) -> tuple[int, bytes]:
-    """A new segment file, and its marker."""
+    """Create a segment file; return its descriptor and its marker."""
     marker = secrets.token_bytes(MARKER_BYTES)
     path = directory / f"frames-{number:010d}-{marker.hex()}.log"
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), marker

@@ -1,8 +1,8 @@
-"""Which frames have been received: the memory that makes sending twice harmless.
+"""Received frames: sequence ranges that make repeated sending harmless.
 
 A frame's identity is (node, run, stream, sequence). For each (run, stream) of a node the received
-sequences are kept as disjoint ranges, one range as long as nothing is missing. Ranges do not care in
-which order frames come.
+sequences are stored as disjoint ranges, one range as long as nothing is missing. Ranges do not
+depend on the order of frames.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 MAX_RUNS = 1000
-"""Of one node's agent that are remembered; frames of older ones would count as new."""
+"""Maximum remembered runs of one node's agent; frames of older ones would count as new."""
 MAX_STREAMS = 256
 """Streams of one run: as many as the statement of its end may name."""
 MAX_RANGES = 1 << 16
-"""Ranges of one node; beyond it the oldest runs are forgotten. About 60 streams in each of its runs."""
+"""Ranges of one node, about 60 streams in each of its runs; above it the oldest runs are dropped."""
 MAX_LOST_AT_END = 30 * 86_400 * 50
-"""Frames of one stream by which a run may end beyond the last that was received.
+"""Maximum frames of one stream between the last received frame and the end of the run.
 
-An agent that restarts has lost what its spool held. No frame in it is older than 30 days (the default of
-`limits.oldest_frame_days`), and no source has a period of less than 20 ms.
+An agent that restarts has lost the content of its spool. No frame in it is older than 30 days (the
+default of `limits.oldest_frame_days`), and no source has a period of less than 20 ms.
 """
 MAX_MISSING = 10**9
-"""Missing frames that one node adds to the figure of the cluster, which stays exact as a float."""
+"""Maximum missing frames of one node in the sum of the cluster, which stays exact as a float."""
 
 
 class Ranges(msgspec.Struct):
@@ -36,7 +36,7 @@ class Ranges(msgspec.Struct):
     ends: list[int] = []
 
     def missing_in(self, first: int, last: int) -> list[tuple[int, int]]:
-        """The parts of first .. last that are not here yet."""
+        """Return the parts of first .. last that have not been received."""
         if not self.ends or first > self.ends[-1]:
             return [(first, last)]
         gaps = []
@@ -53,7 +53,7 @@ class Ranges(msgspec.Struct):
         return gaps
 
     def add(self, first: int, last: int) -> None:
-        """Add first .. last, joining what touches it."""
+        """Add first .. last, joining adjacent ranges."""
         if self.ends and first == self.ends[-1] + 1:
             self.ends[-1] = last
             return
@@ -67,27 +67,27 @@ class Ranges(msgspec.Struct):
 
     @property
     def width(self) -> int:
-        """How many sequences lie from the first to the last that came."""
+        """Return the number of sequences from the first to the last received."""
         return self.ends[-1] - self.starts[0] + 1 if self.starts else 0
 
     @property
     def holes(self) -> int:
-        """How many sequences are missing between the first and the last that came."""
+        """Return the number of missing sequences between the first and the last received."""
         if len(self.starts) < 2:  # noqa: PLR2004 - one range has none, and is the usual case
             return 0
         return sum(s - e - 1 for s, e in zip(self.starts[1:], self.ends, strict=False))
 
 
 class Run(msgspec.Struct):
-    """One run of a node's agent: what came of it, and when the last of it came."""
+    """One run of a node's agent: its received sequences, and the time of the last receipt."""
 
     last_received_ns: int = 0
     streams: dict[str, Ranges] = {}
     ended: dict[str, int] = {}
-    """The last sequence that the run made of a stream, as stated by the run after it."""
+    """The last sequence of each stream of the run, as stated by the next run."""
 
     def extent(self, stream: str) -> int:
-        """Sequences from the first that was received to the last that was received or made."""
+        """Return the number of sequences from the first received to the last received or stated."""
         ranges = self.streams.get(stream)
         if ranges is None or not ranges.starts:
             return 0
@@ -95,7 +95,7 @@ class Run(msgspec.Struct):
 
     @property
     def missing(self) -> int:
-        """Missing frames of all streams. Linear in the ranges: for whole runs that come or go."""
+        """Missing frames of all streams. Linear in the ranges: for whole runs that are added or dropped."""
         return sum(
             self.extent(stream) - ranges.width + ranges.holes
             for stream, ranges in self.streams.items()
@@ -108,7 +108,7 @@ class Run(msgspec.Struct):
 
 
 class Received(msgspec.Struct):
-    """Everything received, by node and run, with running totals for each node."""
+    """All received sequences, by node and run, with running totals for each node."""
 
     nodes: dict[str, dict[str, Run]] = {}
     missing: Counter[str] = msgspec.field(default_factory=Counter)
@@ -119,17 +119,17 @@ class Received(msgspec.Struct):
     """Stated ends that were not accepted, by reason."""
 
     def ranges(self, node: str, run: str, stream: str) -> Ranges:
-        """What has been received of one stream of one run."""
+        """Return the received ranges of one stream of one run."""
         found = self.nodes.get(node, {}).get(run)
         return (found.streams.get(stream) if found else None) or Ranges()
 
     def streams(self, node: str, run: str) -> Mapping[str, Ranges]:
-        """Streams of which a run has frames."""
+        """Return the streams with frames of a run."""
         found = self.nodes.get(node, {}).get(run)
         return found.streams if found else {}
 
     def add(self, node: str, run: str, stream: str, first: int, last: int, now_ns: int) -> None:  # noqa: PLR0913, PLR0917 - one identity
-        """Remember first .. last of a stream."""
+        """Add first .. last of a stream."""
         runs = self.nodes.setdefault(node, {})
         entry = runs.setdefault(run, Run())
         entry.last_received_ns = max(entry.last_received_ns, now_ns)
@@ -144,10 +144,10 @@ class Received(msgspec.Struct):
             self._drop(node, min(others, key=lambda name: runs[name].last_received_ns))
 
     def end(self, node: str, run: str, streams: Mapping[str, int]) -> None:
-        """Take the last sequences that a run made; what did not come of them is missing.
+        """Record the last sequences of a run as stated; those that were not received are missing.
 
-        The first statement of a stream is final. Nothing is known of the end of a run or stream
-        without frames here: they may have gone to another collector.
+        The first statement of a stream is final. Statements about a run or stream without frames
+        here are ignored: its frames may have gone to another collector.
         """
         entry = self.nodes.get(node, {}).get(run)
         if entry is None:
@@ -167,10 +167,10 @@ class Received(msgspec.Struct):
                 self.missing[node] += entry.extent(stream) - extent
 
     def put(self, node: str, runs: dict[str, Run]) -> None:
-        """Know of a node what was known of it before, within the same bounds.
+        """Restore the runs of a node, within the same bounds.
 
-        An earlier version kept a stream without frames, of which only an end was stated, as one
-        whose sequence 0 was received: it is left out.
+        An earlier version stored a stream without frames, of which only an end was stated, as one
+        with sequence 0 received: it is omitted.
         """
         for entry in runs.values():
             entry.streams = {
@@ -198,7 +198,7 @@ class Received(msgspec.Struct):
             self.sizes[node] = sum(entry.size for entry in kept.values())
 
     def forget(self, node: str, before_ns: int) -> None:
-        """Forget runs of a node that were heard of last before an instant: too old to come again."""
+        """Drop runs of a node without receipts since a timestamp: they are too old to be sent again."""
         runs = self.nodes.get(node, {})
         gone = [run for run, entry in runs.items() if entry.last_received_ns < before_ns]
         for run in gone:
@@ -212,9 +212,9 @@ class Received(msgspec.Struct):
         self.sizes[node] -= entry.size
 
     def missing_of_nodes(self) -> Iterator[tuple[str, int]]:
-        """Missing frames of each node that has such, at most MAX_MISSING."""
+        """Yield missing frames of each node that has any, at most MAX_MISSING."""
         return ((node, min(count, MAX_MISSING)) for node, count in self.missing.items() if count)
 
     def holes(self) -> int:
-        """Missing frames of all runs, of each node at most MAX_MISSING."""
+        """Return missing frames of all runs, at most MAX_MISSING per node."""
         return sum(count for _, count in self.missing_of_nodes())
