@@ -1,1 +1,1 @@
-"""State of the collector: how an accepted envelope changes it, checkpoints, and restart."""
+"""State of the collector: application of accepted envelopes, checkpoints, and restart."""

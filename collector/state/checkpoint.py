@@ -1,10 +1,11 @@
-"""Checkpoints: what older segments of the frame log said and later ones do not.
+"""Checkpoints: content of older segments of the frame log that later ones do not contain.
 
-A checkpoint is made part by part while frames go on coming, and each part is as of its own moment.
-First come the frames that have been received, then what they said: so all that a checkpoint says was
-received is in it. What came meanwhile is in the later segments too, and taking it again changes
-nothing. The present readings of nodes are not in it: after a restart they are those of the later
-segments, and of each other stream those that come next.
+A checkpoint is written part by part while frames are received, and each part is as of a different
+time. The received sequences are written before the facts from their frames, so a checkpoint
+contains the facts from all frames that it records as received. Frames received meanwhile are in the
+later segments too, and applying them again changes nothing. The current readings of nodes are not
+included: after a restart they are those of the later segments, and for each other stream those of
+its next frame.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from collector.state.core import Core
 from railscope.wire import WireEvent
 
 MAGIC = b"railscope checkpoint 1\n"
-"""What a file begins with."""
+"""Start of every file."""
 _SOME = 200
-"""Of small things, so many are a part."""
+"""Number of small items in one part."""
 _HEAD = struct.Struct("<II")
 """Length and CRC-32 of a part."""
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be read; the message says what is wrong with it."""
+    """A checkpoint that cannot be read; the message gives the problem."""
 
 
 class NodeMemory(msgspec.Struct, array_like=True):
-    """What is kept of a node that may never report again: that it was there, and with which GPUs."""
+    """Permanent facts about a node that may never report again: that it existed, and its GPUs."""
 
     agent_version: str
     clock_offset_ns: int
@@ -47,13 +48,13 @@ class NodeMemory(msgspec.Struct, array_like=True):
 
 
 class Beginning(msgspec.Struct, array_like=True, tag=True):
-    """The first segment of which not all is in the checkpoint."""
+    """The first segment that the checkpoint does not completely contain."""
 
     first_segment: int
 
 
 class NodePart(msgspec.Struct, array_like=True, tag=True):
-    """A node: which of its frames have been received, and what is kept of it."""
+    """A node: its received sequences, and its permanent facts."""
 
     name: str
     runs: dict[str, Run]
@@ -62,14 +63,14 @@ class NodePart(msgspec.Struct, array_like=True, tag=True):
 
 
 class GpuPart(msgspec.Struct, array_like=True, tag=True):
-    """What is known of a GPU's time."""
+    """Facts about a GPU's time."""
 
     uuid: str
     memory: GpuMemory
 
 
 class ChunkPart(msgspec.Struct, array_like=True, tag=True):
-    """What a node's frames of some time said for metering."""
+    """Metering facts from a node's frames of some time."""
 
     kept: Kept
 
@@ -88,7 +89,7 @@ class EventsPart(msgspec.Struct, array_like=True, tag=True):
 
 
 class Ending(msgspec.Struct, array_like=True, tag=True):
-    """Nothing is missing before it."""
+    """Marks the end of a complete checkpoint."""
 
 
 Part: TypeAlias = Beginning | NodePart | GpuPart | ChunkPart | FactsPart | EventsPart | Ending
@@ -98,7 +99,7 @@ _decoder: msgspec.msgpack.Decoder[Part] = msgspec.msgpack.Decoder(Part)
 
 
 def parts_of(core: Core, first_segment: int) -> Iterator[Part]:
-    """A checkpoint of a core that may change between two parts."""
+    """Yield a checkpoint of a core that may change between two parts."""
     book = core.evidence
     yield Beginning(first_segment)
     for name in dict.fromkeys([*core.received.nodes, *core.fleet.nodes]):
@@ -109,7 +110,7 @@ def parts_of(core: Core, first_segment: int) -> Iterator[Part]:
     for key in list(book.chunks):
         if kept := book.chunks.get(key):
             yield ChunkPart(kept)
-    # After the GPUs: a claim that is kept and is not among these is in the database.
+    # After the GPUs: a stored claim that is not among these is in the database.
     for facts in _some(list(book.unwritten)):
         yield FactsPart(
             [fact for fact in facts if isinstance(fact, Told)],
@@ -136,13 +137,13 @@ def _memory_of(core: Core, name: str) -> NodeMemory | None:
 
 
 def encode(part: Part) -> bytes:
-    """A part as it lies in a file."""
+    """Encode a part as it is stored in a file."""
     payload = _encoder.encode(part)
     return _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
 
 
 def decode(content: bytes) -> list[Part]:
-    """The parts of a whole file. Raises CheckpointError."""
+    """Decode the parts of a whole file. Raises CheckpointError."""
     if not content.startswith(MAGIC):
         message = "it is none, or one of another version of the collector"
         raise CheckpointError(message)
@@ -167,7 +168,7 @@ def decode(content: bytes) -> list[Part]:
 
 
 def resume(core: Core, parts: Iterable[Part]) -> int:
-    """Start an empty core from a checkpoint; the first segment to read then."""
+    """Restore an empty core from a checkpoint; return the first segment to read."""
     first_segment = 0
     gpus: dict[str, GpuMemory] = {}
     chunks: list[Kept] = []

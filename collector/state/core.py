@@ -1,7 +1,7 @@
-"""The collector's state, and the one way in which an accepted envelope changes it.
+"""The collector's state, and the only function by which an accepted envelope changes it.
 
-Live ingest and the replay of the frame log after a restart go through the same function, with the
-same arguments, so that a restart leaves the state as it was.
+Live ingest and the replay of the frame log after a restart call the same function, with the same
+arguments, so that a restart restores the same state.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Digest = bytes
 
 @dataclass(slots=True)
 class Counts:
-    """What has come in since the start."""
+    """Counters of ingest since the start."""
 
     envelopes: int = 0
     frames: int = 0
@@ -42,10 +42,10 @@ class Counts:
     bytes: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
     unknown_schemas: set[Digest] = field(default_factory=set)
-    """Those that durable frames refer to and that are not there any more."""
+    """Missing schemas that durable frames refer to."""
 
     def reject(self, reason: str) -> None:
-        """Count a refused envelope."""
+        """Count a rejected envelope."""
         self.rejected[reason] = self.rejected.get(reason, 0) + 1
 
 
@@ -63,13 +63,15 @@ class Core:
     lines: LogLimit = field(default_factory=LogLimit)
     counts: Counts = field(default_factory=Counts)
     listeners: list[Callable[[SeenEvent], None]] = field(default_factory=list)
-    """Each is called with every event of a new frame, also if another frame has told it before, and
-    again where a restart reads the frame anew."""
+    """Called with every event of a new frame.
+
+    Also if an earlier frame reported it, and again when a restart reads the frame.
+    """
     on_envelope: list[Callable[[Record, Envelope], None]] = field(default_factory=list)
-    """Each is called with every envelope, before its events."""
+    """Called with every envelope, before its events."""
 
     def fresh_frames(self, envelope: Envelope) -> int:
-        """How many frames of an envelope have not been received before."""
+        """Return the number of frames of an envelope that have not been received before."""
         return sum(
             last - first + 1
             for batch in envelope.batches
@@ -83,7 +85,7 @@ class Core:
     def sequence_problems(
         self, envelope: Envelope, max_gaps: int, factor: int = 1
     ) -> Iterator[str]:
-        """What of the received sequences of the envelope's run is beyond the bounds, each as a text."""
+        """Yield a text for each bound that the received sequences of the envelope's run exceed."""
         known = self.received.streams(envelope.node, envelope.run)
         sent = {batch.stream for batch in envelope.batches}
         gaps = max((len(known[stream].starts) for stream in sent if stream in known), default=0)
@@ -97,14 +99,14 @@ class Core:
                 yield f"{count} {what}, more than {limit}"
 
     def accept(self, record: Record, envelope: Envelope) -> None:
-        """Take a durable envelope into the state. Frames that were here before change nothing."""
+        """Apply a durable envelope to the state. Frames received before change nothing."""
         for _ in self.steps(record, envelope):
             pass
 
     def steps(self, record: Record, envelope: Envelope) -> Iterator[None]:
-        """The same in steps, between which other work may run.
+        """Apply a durable envelope in steps, between which other work may run.
 
-        A fault is logged and counted, and costs this envelope only: it is in the frame log, and
+        A fault is logged and counted, and affects this envelope only: it is in the frame log, and
         must not end the collector at every start.
         """
         try:
@@ -135,14 +137,15 @@ class Core:
             missing = self._missing(envelope, batch)
             fresh = sum(last - first + 1 for first, last in missing)
             self.counts.duplicates += batch.rows - fresh
-            # A checkpoint knows that it has come, and not what it says of the present.
+            # A checkpoint contains its sequence, but not its content for the current state.
             self._show(record, envelope, batch, known)
             if not fresh:
                 continue
             self.counts.frames += fresh
             self.counts.values += fresh * known.layout.columns
             yield from self._take(record, envelope, batch, known)
-            # Last: a checkpoint made between two steps must not call received what is not taken yet.
+            # Last: a checkpoint made between two steps must not record frames as received before
+            # they are applied.
             self.received.add(
                 envelope.node, envelope.run, batch.stream, batch.first_sequence,
                 batch.first_sequence + batch.rows - 1, record.received_wall_ns,
@@ -151,7 +154,7 @@ class Core:
         self.evidence.receive(record, envelope)
 
     def _show(self, record: Record, envelope: Envelope, batch: Batch, known: Known) -> None:
-        """Make the last frame of a batch the present state, unless it is that already or older."""
+        """Apply the last frame of a batch to the current state, unless that is as new or newer."""
         age_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
         newest_ns = record.received_wall_ns - age_ns
         applied = self.fleet.apply(
@@ -173,24 +176,24 @@ class Core:
             self.see(seen)
 
     def see(self, seen: SeenEvent) -> None:
-        """Keep an event once: an agent that starts anew reads the kernel log from its beginning."""
+        """Add an event, each once: an agent that restarts reads the kernel log from its beginning."""
         self.events.add(seen)
 
     def names_of_gpu(self, node: str, uuid: str) -> Names:
-        """Names of a GPU of a node; those that the node does not state are empty."""
+        """Return names of a GPU of a node; those that the node does not report are empty."""
         return gpu_names(self.schemas, self.fleet.nodes.get(node), uuid)
 
     def names_of(self, node: str, entity: WireEntity) -> Names | None:
-        """Names of the GPU or NIC that an entity is or is a part of; None for other entities."""
+        """Return names of the GPU or NIC that contains an entity; None for other entities."""
         return names_of(self.schemas, self.fleet.nodes.get(node), entity.kind, entity.key)
 
     def holders_of(self, node: str) -> dict[int, str]:
-        """The GPU on each rail of a node."""
+        """Return the GPU on each rail of a node."""
         return self.gpus_of.get(node, {})
 
 
 def _by_rail(gpus: Sequence[Gpu]) -> dict[int, str]:
-    """GPUs by rail; those without one, or with one that is taken, get a place of no rail."""
+    """Return GPUs by rail; those without a rail, or with one already used, get a negative key."""
     found: dict[int, str] = {}
     for position, gpu in enumerate(gpus):
         taken = gpu.rail < 0 or gpu.rail in found

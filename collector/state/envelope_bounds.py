@@ -1,7 +1,7 @@
-"""Bounds on what one envelope may cost the collector, checked before it is made durable.
+"""Bounds on the cost of one envelope to the collector, checked before it is made durable.
 
-What frames become as evidence does not follow from their size: a few bytes of frames that lie far
-apart are many stretches of samples, times the GPUs of the node. The costs counted here are those of
+The size of frames does not bound their size as evidence: a few bytes of frames with large distances
+are many spans of samples, times the GPUs of the node. The costs counted here are those of
 `collector.evidence`; work and memory are linear in them.
 """
 
@@ -18,34 +18,34 @@ from collector.metering.observation import GAP_NS
 from railscope.wire import BYTES_PER_VALUE, Batch, Envelope
 
 REPLAY_FACTOR = 4
-"""At a restart so many times the bounds are accepted: they may have been wider before."""
+"""Factor on the bounds at a restart: they may have been wider before."""
 _ROWS_PER_STRETCH = 32
-"""Frames of a GPU that are looked at one by one cost as much as one stretch."""
+"""Number of individually processed frames of a GPU that cost as much as one stretch."""
 WORK_UNIT = 200
-"""So many stretches, events, frames or stated ends count as one request more."""
+"""Stretches, events, frames or stated ends that count as one more request."""
 
 
 class Cost(NamedTuple):
-    """What an envelope comes to as evidence."""
+    """Cost of an envelope as evidence."""
 
     batches: int = 0
     frames: int = 0
     events: int = 0
     stretches: int = 0
-    """Stretches of samples, times the GPUs and partitions that they are of."""
+    """Stretches of samples, times their GPUs and MIG layouts."""
     counter_bytes: int = 0
-    """Of the readings of counters that are kept."""
+    """Of the readings of counters that are stored."""
     ends: int = 0
-    """Streams of which the end of an earlier run is stated."""
+    """Streams for which the end of an earlier run is stated."""
 
     @property
     def requests(self) -> int:
-        """For how many requests the envelope counts."""
+        """Return the number of requests that the envelope counts as."""
         return 1 + (self.frames + self.events + self.stretches + self.ends) // WORK_UNIT
 
 
 def cost_of(envelope: Envelope, known: Iterable[Known | None]) -> Cost:
-    """The cost of an envelope; `known` are the schemas of its batches. Linear in its frames."""
+    """Return the cost of an envelope; `known` are the schemas of its batches. Linear in its frames."""
     stretches = counter_bytes = 0
     for batch, schema in zip(envelope.batches, known, strict=True):
         if schema is not None:
@@ -76,14 +76,14 @@ def _stretches(batch: Batch, schema: Known) -> int:
         )
     looked_at = 0
     if len(batch.reasons) > schema.layout.columns:
-        # A GPU may be absent in some rows: then its samples fall apart further than the frames do.
+        # A GPU may be absent in some rows: then its samples have more gaps than the frames.
         stretches = min(batch.rows, stretches + length_ns // GAP_NS)
         looked_at = batch.rows * len(schema.gpus) // _ROWS_PER_STRETCH
     return stretches * max(1, len(schema.gpus) + len(schema.metered.layouts)) + looked_at
 
 
 def problems(cost: Cost, limits: Limits, factor: int = 1) -> Iterator[str]:
-    """What is beyond the bounds, each as a text."""
+    """Yield a text for each bound that is exceeded."""
     for count, limit, what in (
         (cost.batches, limits.batches, "batches"),
         (cost.frames, limits.frames, "frames"),

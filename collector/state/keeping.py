@@ -1,4 +1,4 @@
-"""When checkpoints are made, and which segments of the frame log may go then."""
+"""Schedule of checkpoints, and deletion of the segments that they replace."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from collector.state.restart import Restart
 from collector.turns import to_its_end
 
 _REST, _MAX_REST_NS = 25, 60_000_000_000
-"""After a checkpoint none is made for so many times as long as it took, but for no longer than that:
-a restart reads somewhat more, and a large fleet is not written down all the time."""
+"""Pause after a checkpoint, as a multiple of its duration, and its maximum.
+
+A restart reads somewhat more, and a large fleet is not written continuously.
+"""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
 class Keeping:
-    """Makes checkpoints; `run` it beside the frame log, which calls `rotated`."""
+    """Makes checkpoints; `run` it concurrently with the frame log, which calls `rotated`."""
 
     restart: Restart
     frames: FrameLog
     oldest_frame_ns: int
-    """No frame that is accepted is older."""
+    """Maximum age of accepted frames."""
     monotonic_ns: Callable[[], int] = time.monotonic_ns
     files: StateFiles | None = None
     _number: int = 0
@@ -36,13 +38,13 @@ class Keeping:
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def rotated(self, number: int) -> None:
-        """All segments before this one are full, and in the state."""
+        """Record that all segments before this one are full, and in the state."""
         self._number = self.restart.core.schemas.segment = number
         if self.monotonic_ns() >= self._rests_until_ns:
             self._wake.set()
 
     async def run(self) -> None:
-        """Make a checkpoint whenever it is time, until cancelled."""
+        """Make a checkpoint whenever one is due, until cancelled."""
         while True:
             await self._wake.wait()
             started_ns = self.monotonic_ns()
@@ -52,9 +54,10 @@ class Keeping:
             self._wake.clear()
 
     async def _keep(self, first_segment: int) -> None:
-        """Keep what older segments say, then let the oldest go.
+        """Write a checkpoint of older segments, then delete the oldest.
 
-        Not where the state lacks what was lost before the start: a checkpoint would make that final.
+        Skipped if the state lacks content lost before the start: a checkpoint would make the loss
+        permanent.
         """
         if self.files and self.files.incomplete:
             log.warning("checkpoint_withheld", lost=len(self.files.lost),

@@ -1,4 +1,4 @@
-"""What a restart goes on from: a checkpoint, and the segments of the frame log behind it."""
+"""Restart from a checkpoint, and from the segments of the frame log after it."""
 
 from __future__ import annotations
 
@@ -29,36 +29,38 @@ log = structlog.get_logger(__name__)
 CHECKPOINT = "checkpoint"
 PIECE_BYTES = 1 << 20
 MIN_REPLAYED_BYTES = 64 << 20
-"""What was accepted once is read again, even if the limits have become narrower since."""
+"""Accepted envelopes are read again, even if the limits have become narrower since."""
 
 
 class _TooMuchError(Exception):
-    """A record that a restart must leave out; the message says why."""
+    """A record that a restart must skip; the message gives the reason."""
 
 
 @dataclass(slots=True)
 class Restart:
-    """Reads the state of a collector back, and keeps it so that old segments may go."""
+    """Restores the state of a collector, and writes checkpoints so that old segments can be deleted."""
 
     directory: Path
     core: Core
     first_segment: int = 0
     corrections: Mapping[int, int] = field(default_factory=dict)
-    """By how much later frames were received than they say, by the time since which they were doubted."""
+    """Shift of receipts to later times, by the start of the clock's doubt."""
     hold: Callable[[], str] = lambda: ""
-    """The reason why no checkpoint may be made now, or an empty text."""
+    """The reason for which no checkpoint may be made now, or an empty text."""
     copies: dict[Path, Callable[[int], bytes | None]] = field(default_factory=dict)
-    """By file, what else must be kept of events before a segment goes; older than an instant, they
-    are forgotten. None while no segment may go."""
+    """Content of further files that must be written before a segment is deleted, by path.
+
+    Called with a timestamp: older events are dropped. None while no segment may be deleted.
+    """
     limits: Limits = field(default_factory=Limits)
     quarantine: RecordQuarantine = field(init=False)
 
     def __post_init__(self) -> None:
-        """Records that cannot be taken go beside the frame log."""
+        """Place the quarantine next to the frame log."""
         self.quarantine = RecordQuarantine(self.directory / "quarantine")
 
     def read(self, stats: LogStats) -> None:
-        """Read the checkpoint and what came after it into the core. Blocking; raises OSError."""
+        """Read the checkpoint and the later segments into the core. Blocking; raises OSError."""
         self._drop_partial()
         self.quarantine.open()
         self.first_segment = self._read_checkpoint()
@@ -70,7 +72,7 @@ class Restart:
                 self.quarantine.put(number, record, str(error))
 
     def _take(self, record: FrameRecord, envelope: Envelope) -> None:
-        """Take a record into the core, if that costs no more than a restart may spend on it."""
+        """Apply a record to the core, if its cost is within the bounds of a restart."""
         schemas = self.core.schemas
         cost = cost_of(envelope, (schemas.get(batch.schema) for batch in envelope.batches))
         found = [
@@ -90,7 +92,7 @@ class Restart:
         return unpack(record.body, max_bytes)
 
     def events(self) -> Iterator[SeenEvent]:
-        """The events of what a restart would read. Blocking; raises OSError."""
+        """Yield the events of the segments that a restart would read. Blocking; raises OSError."""
         for number, record in self._records(LogStats()):
             try:
                 envelope = self._unpacked(record)
@@ -100,19 +102,20 @@ class Restart:
             yield from events_of(record, envelope)
 
     def _records(self, stats: LogStats) -> Iterator[tuple[int, FrameRecord]]:
-        """What the segments behind the checkpoint hold, with their numbers."""
+        """Yield the records of the segments after the checkpoint, with segment numbers."""
         frames = self.directory / "frames"
         for number in [each for each in segments(frames) if each >= self.first_segment]:
             try:
                 for _, record in read_segment(segment_path(frames, number), stats):
                     yield number, self._placed(record)
             except FileNotFoundError:
-                # Unless a checkpoint has been made meanwhile: it and its copies hold all of this.
+                # Unless a checkpoint has been made meanwhile: it and the files of `copies` contain
+                # all of this.
                 if number >= self.first_segment:
                     raise
 
     def _placed(self, record: FrameRecord) -> FrameRecord:
-        """A record by the clock that was decided on since."""
+        """Return a record with its receipt corrected by later decisions about the clock."""
         delta_ns = self.corrections.get(record.doubted_since_ns, 0)
         if not delta_ns:
             return record
@@ -139,18 +142,20 @@ class Restart:
         return resume(self.core, parts)
 
     async def keep(self, first_segment: int, horizon_ns: int) -> bool:
-        """Keep what segments before one say; whether they may go. Frames may come meanwhile.
+        """Write a checkpoint of segments before one; true if they may be deleted.
 
-        Where it is cancelled, it has written nothing more: another collector may go on from here.
+        Frames may arrive meanwhile. If cancelled, nothing is written after its return: another
+        collector may continue from here.
         """
         try:
             if not self.hold():
                 await self._write(first_segment, horizon_ns)
-            if reason := self.hold():  # frames may be placed again: no checkpoint may have them yet
+            if reason := self.hold():  # frames may be placed differently: not for a checkpoint yet
                 log.warning("checkpoint_withheld", reason=reason)
                 await to_its_end(asyncio.to_thread(self._drop_partial))
                 return False
-            # Last, so that it holds the events of all that the checkpoint says was received.
+            # Last, so that they contain the events of all frames that the checkpoint records as
+            # received.
             for beside, copy in self.copies.items():
                 copied = copy(horizon_ns)
                 if copied is None:
@@ -169,7 +174,7 @@ class Restart:
         return True
 
     def _drop_partial(self) -> None:
-        """A full disk is no better with it."""
+        """Delete the partial file, which would only fill the disk."""
         try:
             self._partial.unlink(missing_ok=True)
         except OSError as error:
