@@ -1,8 +1,9 @@
-"""What GPUs told lately, by what jobs are compared by.
+"""Recent means of the measures by which the GPUs of a job are compared.
 
-Steps of a job last for seconds, and nodes are not read at one instant: at any instant some GPU computes
-while others exchange. So GPUs are compared by means over about a minute, in which older readings
-weigh less and less. A GPU that another job takes, or that tells nothing, starts anew.
+Steps of a job last for seconds, and nodes are not sampled at the same time: at any time some GPUs
+compute while others exchange. So GPUs are compared by means over about a minute, in which older
+readings have lower weights. For a GPU that another job takes, or that has no reading, the mean
+restarts.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from railscope.catalog.jobs import STRAGGLER_MEASURES
 
 NS = 1_000_000_000
 OVER_SECONDS = 60.0
-"""What `straggler_seconds` is where nobody set it."""
+"""Default of `straggler_seconds`."""
 
 
 @dataclass(slots=True)
 class Average:
-    """One measure, seat by seat: readings times their weights, and the weights."""
+    """One measure by seat: weighted sums of readings, and the weights."""
 
     sums: Floats = field(default_factory=lambda: np.zeros(0))
     weights: Floats = field(default_factory=lambda: np.zeros(0))
 
     def follow(self, now: PerSeat, same: Numbers, seconds: float, over_seconds: float) -> PerSeat:
-        """The means with what was read now; `same` are the seats of the same job as before."""
+        """Return the means including `now`; `same` are the seats of the same job as before."""
         kept = np.zeros((2, len(now.values)))
         kept[:, same] = self.sums[same], self.weights[same]
         kept *= math.exp(-seconds / over_seconds)
@@ -43,7 +44,7 @@ class Average:
 
 @dataclass(slots=True)
 class Averages:
-    """All measures, from refresh to refresh."""
+    """All measures, across refreshes."""
 
     over_seconds: float = OVER_SECONDS
     _of: dict[str, Average] = field(
@@ -53,7 +54,7 @@ class Averages:
     _at_ns: int = 0
 
     def follow(self, gathered: Gathered, job_of_seat: Numbers, now_ns: int) -> dict[str, PerSeat]:
-        """The means by measure, with what was gathered now."""
+        """Return the means by measure, including the current readings."""
         seconds = max((now_ns - self._at_ns) / NS, 1e-3) if self._at_ns else 1.0
         before = self._jobs
         present = job_of_seat[: len(before)]

@@ -1,7 +1,7 @@
-"""What was read of the GPUs of jobs and of the ports on their rails, as arrays.
+"""Readings of the GPUs of jobs and of the ports on their rails, as arrays.
 
-Gathered block by block while the fleet goes on; added up later, when somebody asks, and perhaps in
-another thread.
+Gathered block by block while frames are received; added up later on request, possibly in another
+thread.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from railscope.catalog.declare import Rollup
 from railscope.reading import PRESENT, REASONS, Absent
 
 _SILENT = 255
-"""No fresh frame tells."""
+"""No fresh frame contains the column."""
 Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.uint8]
 
 
 class Readings(NamedTuple):
-    """Readings and reasons, each with the seat it is of and the number of its key."""
+    """Readings and reasons, each with its seat and the number of its key."""
 
     seats: Numbers
     keys: Numbers
@@ -42,7 +42,7 @@ class Gathered:
     _parts: list[Readings] = field(default_factory=list)
 
     def add(self, table: Table, rows: npt.NDArray[np.intp]) -> None:
-        """Take the fresh rows of a block."""
+        """Add the fresh rows of a block."""
         if not len(rows):
             return
         block, told = table.block, table.told
@@ -63,11 +63,11 @@ class Gathered:
         self.take(Readings(seats[held], keys[held], values[held], reasons[held]))
 
     def take(self, readings: Readings) -> None:
-        """Take readings; the numbers of their keys are those of `keys`."""
+        """Add readings; the numbers of their keys are those of `keys`."""
         self._parts.append(readings)
 
     def whole(self) -> Readings:
-        """All of them."""
+        """Return all readings."""
         if not self._parts:
             return Readings(
                 np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0), np.empty(0, np.uint8)
@@ -79,7 +79,7 @@ class Gathered:
 
 
 class Totals(NamedTuple):
-    """What has been added up for one key, by the numbers of jobs."""
+    """Sums of one key, by the numbers of jobs."""
 
     sums: Floats
     counts: Floats
@@ -87,7 +87,7 @@ class Totals(NamedTuple):
     lowest: Floats
 
     def of(self, rollup: Rollup, job: int) -> float | None:
-        """A roll-up over a job in stored steps; None where nothing was read."""
+        """Return a roll-up over a job in stored steps; None without readings."""
         if not self.counts[job]:
             return None
         if rollup is Rollup.SUM:
@@ -100,7 +100,7 @@ class Totals(NamedTuple):
 def totals(
     readings: Readings, keys: Mapping[Key, int], job_of_seat: Numbers, jobs: int
 ) -> dict[Key, Totals]:
-    """Roll-ups over the GPUs that jobs hold alone; `jobs` is more than any number of a job."""
+    """Return roll-ups over the GPUs that jobs hold exclusively; `jobs` exceeds every job number."""
     job = job_of_seat[readings.seats]
     told = (job != NO_JOB) & (readings.reasons == PRESENT)
     group = readings.keys[told].astype(np.intp) * jobs + job[told]
@@ -118,14 +118,14 @@ def totals(
 
 @dataclass(slots=True)
 class PerSeat:
-    """One key, seat by seat: what was read, or why nothing was."""
+    """One key by seat: the reading, or the reason for its absence."""
 
     values: Floats
-    """NaN where there is none; several ports of a rail are added up."""
+    """NaN for none; several ports of a rail are added up."""
     reasons: Codes
 
     def why(self, seat: int) -> str:
-        """Why a seat has no value: `silent` where no fresh frame tells of it."""
+        """Return the absence reason of a seat: `silent` if no fresh frame contains it."""
         code = int(self.reasons[seat])
         if code == PRESENT:
             return ""
@@ -133,7 +133,7 @@ class PerSeat:
 
 
 def per_seat(readings: Readings, number: int | None, seats: int) -> PerSeat:
-    """One key by seat; `number` is that of the key, None where nobody told of it."""
+    """Return one key by seat; `number` is that of the key, None if no node reports it."""
     chosen = np.flatnonzero(readings.keys == (-1 if number is None else number))
     reasons = np.full(seats, _SILENT, np.uint8)
     reasons[readings.seats[chosen]] = readings.reasons[chosen]

@@ -1,8 +1,9 @@
-"""Who holds which part of a GPU at an instant, and as which job.
+"""Holders of the parts of a GPU at a time, as jobs.
 
-Whose it is follows from metering: the word of the highest level counts. Where that word names no
-job (an administrator gave a server to a tenant), the job is what a scheduler says that runs there;
-and where nobody says, it goes by what was given: the name of the node, or the UUID of the GPU.
+The tenant follows from metering: the claim with the highest authority counts. If that claim names
+no job (an administrator assigned a node to a tenant), the job is the one that a scheduler reports
+there; without such a report it is named after the assigned resource: the node, or the UUID of the
+GPU.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from railscope.settings import SettingsError
 KUBERNETES = "kubernetes"
 SCHEDULERS = frozenset({"slurm", KUBERNETES})
 _BY_HAND = frozenset({"command", "file"})
-"""Sources whose workloads may name a scheduler's: `slurm:123` is Slurm's 123."""
+"""Sources with workloads that may name a scheduler's: `slurm:123` is Slurm's 123."""
 NO_PODS = re.compile(r"(?!)")
-"""A pattern that puts no pods together."""
+"""A pattern that joins no pods."""
 
 
 class JobKey(NamedTuple):
-    """What makes it the same job on all nodes."""
+    """Identity of a job across nodes."""
 
     tenant: str
     source: str
@@ -35,7 +36,7 @@ class JobKey(NamedTuple):
 
 
 class Holding(NamedTuple):
-    """A job holds so many of the 840 parts of a GPU's compute, in a node, since an instant."""
+    """Share of a GPU's compute (of 840 units) that a job holds in a node, since a timestamp."""
 
     job: JobKey
     node: str
@@ -44,9 +45,9 @@ class Holding(NamedTuple):
 
 
 def holdings(evidence: Evidence, entries: Iterable[Entry], instant_ns: int) -> tuple[Holding, ...]:
-    """What is held of a GPU; `entries` are those of the instant.
+    """Return the holdings of a GPU; `entries` are those of the timestamp.
 
-    A claim counts from when it began, also where the GPU was first heard of later.
+    A claim counts from its start, even if the GPU was first reported later.
     """
     present = [
         claim
@@ -73,7 +74,7 @@ def holdings(evidence: Evidence, entries: Iterable[Entry], instant_ns: int) -> t
 def _named(
     entry: Entry, claim: Claim, named: Iterable[Claim]
 ) -> Iterator[tuple[Units, Units, Claim]]:
-    """The slots of an entry, by the claims that name the job on them."""
+    """Yield the slots of an entry, with the claims that name the job on them."""
     if claim.workload:
         yield entry.slot_lo, entry.slot_hi, claim
         return
@@ -93,10 +94,10 @@ def _job(gpu: str, tenant: str, claim: Claim) -> JobKey:
 
 
 def together(found: tuple[Holding, ...], pods: re.Pattern[str]) -> tuple[Holding, ...]:
-    """What is held, with the pods of one job as one: those whose names differ outside the group `job`.
+    """Join holdings of pods of one job: their names differ only outside the group `job`.
 
-    The kubelet names pods and not their owners; controllers make the names of pods from that of the
-    job (kubeflow/trainer v1: pkg/core/job.go, GenGeneralName).
+    The kubelet names pods and not their owners; controllers derive the names of pods from that of
+    the job (kubeflow/trainer v1: pkg/core/job.go, GenGeneralName).
     """
     jobs: dict[JobKey, Holding] = {}
     for holding in found:
@@ -111,7 +112,7 @@ def together(found: tuple[Holding, ...], pods: re.Pattern[str]) -> tuple[Holding
 
 
 def pattern_of(setting: str) -> re.Pattern[str]:
-    """The pattern of a setting. Raises SettingsError where it is none, or has no group `job`."""
+    """Compile the pattern of a setting. Raises SettingsError if it is invalid, or has no group `job`."""
     try:
         pattern = re.compile(setting) if setting else NO_PODS
     except re.error as error:

@@ -1,7 +1,7 @@
-"""The jobs of all GPUs, kept up to date GPU by GPU.
+"""The jobs of all GPUs, updated GPU by GPU.
 
-Each GPU that is held has a seat: a number, by which what is read of it is put into arrays. What a
-reader was given is not changed afterwards.
+Each GPU that is held has a seat: a number, which is its index in the arrays of readings. Returned
+jobs are not changed afterwards.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Numbers: TypeAlias = npt.NDArray[np.int32]
 
 
 class Place(NamedTuple):
-    """A GPU of a job: its seat, and what the job holds of it."""
+    """A GPU of a job: its seat, and the job's holding of it."""
 
     gpu: str
     seat: int
     holding: Holding
     alone: bool
-    """Whether no other job holds any of the GPU."""
+    """True if no other job holds a part of the GPU."""
 
 
 class Job(NamedTuple):
@@ -41,7 +41,7 @@ class Job(NamedTuple):
 
     @property
     def start_ns(self) -> int:
-        """When the first of its claims began."""
+        """Start of the first of its claims."""
         return min(place.holding.start_ns for place in self.places)
 
 
@@ -49,10 +49,10 @@ MAX_JOBS_OF_A_NODE = 256
 
 
 def fair_selection(jobs: Sequence[Job], max_jobs: int) -> list[Job]:
-    """The jobs that are reported where there are too many, in their order.
+    """Return the jobs to report if there are too many, in their order.
 
     Nodes take turns: first one job of each, then a second one. So a node that invents thousands of
-    jobs hides none of another node, and has never more than its own bound.
+    jobs hides none of another node, and never exceeds its own bound.
     """
     taken: Counter[str] = Counter()
     ranks = []
@@ -67,7 +67,7 @@ def fair_selection(jobs: Sequence[Job], max_jobs: int) -> list[Job]:
 
 @dataclass(slots=True)
 class _Open:
-    """A job while its GPUs come and go."""
+    """A job with a changing set of GPUs."""
 
     number: int
     places: dict[str, Place] = field(default_factory=dict)
@@ -76,28 +76,28 @@ class _Open:
 
 @dataclass(slots=True)
 class Roster:
-    """Jobs; seats by node and GPU; for each seat the number of the job that has the GPU alone."""
+    """Jobs; seats by node and GPU; for each seat the number of the job that holds the GPU exclusively."""
 
     seats: dict[str, Mapping[str, int]] = field(default_factory=dict)
     touched: set[str] = field(default_factory=set)
-    """Nodes of whose GPUs others hold something than when someone emptied this."""
+    """Nodes with GPUs that changed holders since a reader last emptied this set."""
     job_of_seat: Numbers = field(default_factory=lambda: np.full(_FIRST_SEATS, NO_JOB, np.int32))
     numbers: int = 0
-    """More than any number that a job has."""
+    """Exceeds every number of a job."""
     _jobs: dict[JobKey, _Open] = field(default_factory=dict)
     _held: dict[str, tuple[int, tuple[Holding, ...]]] = field(default_factory=dict)
     _free_seats: list[int] = field(default_factory=lambda: list(range(_FIRST_SEATS)))
     _free_numbers: list[int] = field(default_factory=list)
 
     def jobs(self) -> list[Job]:
-        """All jobs, those known first come first."""
+        """Return all jobs, in the order of their first appearance."""
         for key, job in self._jobs.items():
             if job.told is None:
                 job.told = Job(key, job.number, tuple(job.places.values()))
         return [job.told for job in self._jobs.values() if job.told]
 
     def put(self, gpu: str, holdings: Sequence[Holding]) -> None:
-        """This is what is held of a GPU now: each job once."""
+        """Set the current holdings of a GPU: each job once."""
         seat, before = self._held.get(gpu, (NO_SEAT, ()))
         now = tuple(holdings)
         if now == before:
@@ -133,7 +133,7 @@ class Roster:
             self._free_numbers.append(job.number)
 
     def _sit(self, gpu: str, seat: int, before: str, now: str) -> None:
-        """The seat is in this node now; empty for nowhere."""
+        """Move a seat between nodes; empty for none."""
         if before == now:
             return
         if before:

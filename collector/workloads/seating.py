@@ -1,7 +1,7 @@
-"""Which GPU of which job each column of the fleet is of.
+"""The GPU and the job of each column of the fleet.
 
-One table a block of the fleet, with the seats of the roster. Only the rows of nodes that have other
-jobs or another schema than before are worked out anew.
+One table per block of the fleet, with the seats of the roster. Only the rows of nodes with changed
+jobs or schemas are computed again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from railscope.frame import NO_RAIL
 
 @dataclass(slots=True)
 class Table:
-    """The columns of a block that are told of jobs, and their seats, row by row."""
+    """The columns of a block that are used for jobs, and their seats, row by row."""
 
     block: Block
     told: JobColumns
@@ -38,19 +38,19 @@ class Seating:
     _tables: dict[int, Table] = field(default_factory=dict)
 
     def of(self, block: Block) -> Table | None:
-        """The seats of a block; None where its stream tells nothing of jobs."""
+        """Return the seats of a block; None if its stream has no columns for jobs."""
         table = self._tables.get(id(block))
         return table if table and table.block is block else None
 
     def settled(self, block: Block, rows: Positions) -> Positions:
-        """The rows that are of the same nodes and schemas as at the last refresh."""
+        """Return the rows with the nodes and schemas of the last refresh."""
         touched = self.core.fleet.touched
         if not touched:
             return rows
         return np.array([row for row in rows if block.nodes[row] not in touched], np.intp)
 
     async def refresh(self, offer: Callable[[], Awaitable[None]]) -> None:
-        """Follow what has changed. Others go first whenever `offer` says so."""
+        """Process changes, awaiting `offer` between nodes to yield to other tasks."""
         fleet, roster = self.core.fleet, self.roster
         touched = fleet.touched | roster.touched
         fleet.touched, roster.touched = set(), set()
@@ -77,7 +77,7 @@ class Seating:
             table.seats[row.index] = known.jobs.seats(by_gpu, by_rail, NO_SEAT)
 
     def _of_rails(self, node: Node, by_gpu: Mapping[str, int]) -> dict[int, int]:
-        """For each rail a seat of the one job that has GPUs on it; where there are two, nobody's."""
+        """Return for each rail a seat of the only job with GPUs on it; rails with two jobs are omitted."""
         found: dict[int, int] = {}
         jobs = self.roster.job_of_seat
         for gpu in self.gpus(node):
@@ -90,7 +90,7 @@ class Seating:
         return {rail: s for rail, s in found.items() if s != NO_SEAT and jobs[s] != NO_JOB}
 
     def gpus(self, node: Node) -> tuple[Gpu, ...]:
-        """The GPUs of a node by the schema of its latest frame."""
+        """Return the GPUs of a node by the schema of its latest frame."""
         row = node.rows.get(GPU_STREAM)
         known = self.core.schemas.get(row.schema) if row else None
         return known.gpus if known else ()

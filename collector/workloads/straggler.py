@@ -12,7 +12,7 @@ from collector.workloads.roster import NO_JOB, Job, Numbers
 
 FEWEST = 2
 ONE_GPU, SHARED, IDLE = "one GPU", "shared", "idle"
-"""Why there is none: nothing to compare with; GPUs that other jobs hold parts of; a median of 0."""
+"""Reasons for no straggler: no other GPU; GPUs partly held by other jobs; a median of 0."""
 
 
 class Straggler(NamedTuple):
@@ -24,22 +24,22 @@ class Straggler(NamedTuple):
 
     @property
     def deviation(self) -> float:
-        """How far it is from the median: 0 where it is no less than that."""
+        """Relative deviation from the median, at most 0: the value is the lowest."""
         return self.value / self.median - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One measure, by the numbers of jobs: the lowest, the median, and how many told."""
+    """One measure, by the numbers of jobs: the lowest, the median, and the number of values."""
 
     told: PerSeat
     lowest: Numbers
-    """The seat; without meaning where nobody told."""
+    """The seat; meaningless without values."""
     medians: Floats
     counts: Numbers
 
     def of(self, job: Job) -> Straggler | str:
-        """The GPU of a job that is furthest behind, or why there is none."""
+        """Return the GPU of a job that is furthest behind, or the reason for its absence."""
         number = job.number
         if len(job.places) < FEWEST:
             return ONE_GPU
@@ -52,14 +52,14 @@ class Compared:
         return Straggler(seat, float(self.told.values[seat]), median)
 
     def _why(self, job: Job) -> str:
-        """The most frequent reason of those that did not tell."""
+        """Return the most frequent reason of the GPUs without a value."""
         reasons = [SHARED if not p.alone else self.told.why(p.seat) for p in job.places]
         known = [reason for reason in reasons if reason]
         return max(sorted(set(known)), key=known.count)
 
 
 def compare(told: PerSeat, job_of_seat: Numbers, jobs: int) -> Compared:
-    """Compare the GPUs that jobs hold alone; `jobs` is more than any number of a job."""
+    """Compare the GPUs that jobs hold exclusively; `jobs` exceeds every job number."""
     at = np.flatnonzero((job_of_seat != NO_JOB) & ~np.isnan(told.values))
     values, job = told.values[at], job_of_seat[at]
     order = np.lexsort((values, job))

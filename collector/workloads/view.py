@@ -1,4 +1,4 @@
-"""Jobs as of one instant: added up when somebody asks, in whatever thread that is."""
+"""Jobs as of one timestamp: added up on request, in the thread of the caller."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def _nobody() -> Numbers:
 
 @dataclass(frozen=True)
 class Jobs:
-    """The jobs that are told of, and what was read of their GPUs."""
+    """The reported jobs, and the readings of their GPUs."""
 
     instant_ns: int = 0
     jobs: tuple[Job, ...] = ()
     left_out: int = 0
-    """Further jobs that there are."""
+    """Number of further jobs."""
     gathered: Gathered = field(default_factory=Gathered)
     job_of_seat: Numbers = field(default_factory=_nobody)
     numbers: int = 0
-    """More than any number that a job has."""
+    """Exceeds every number of a job."""
     fresh: frozenset[str] = frozenset()
-    """The nodes whose frames are fresh."""
+    """The nodes with fresh frames."""
     told: Mapping[str, PerSeat] = field(default_factory=dict)
-    """What GPUs are compared by: means over the last minute."""
+    """Measures that GPUs are compared by: means over the last minute."""
 
     @cached_property
     def _totals(self) -> Mapping[Key, Totals]:
@@ -59,13 +59,13 @@ class Jobs:
         }
 
     def of(self, tenant: str) -> tuple[Job, ...]:
-        """The jobs of one tenant."""
+        """Return the jobs of one tenant."""
         return tuple(job for job in self.jobs if job.key.tenant == tenant)
 
     # As metrics ----------------------------------------------------------------------------------
 
     def cells(self, tenant: str | None = None) -> Iterator[Cell]:
-        """All that is told of jobs; of one tenant's, if one is named."""
+        """Yield all cells of jobs; of one tenant's jobs, if one is named."""
         for job in self.jobs if tenant is None else self.of(tenant):
             yield from self._of_job(job)
             yield from self._stragglers(job)
@@ -107,7 +107,7 @@ class Jobs:
     # As JSON -------------------------------------------------------------------------------------
 
     def to_json(self, job: Job, names_of: NamesOfGpu) -> dict[str, Any]:
-        """A job: what it holds, what its GPUs come to, and which of them is behind."""
+        """Return a job: its holdings, roll-ups over its GPUs, and its stragglers."""
         counts = {metric.name: value for metric, value in self._counts(job)}
         return {
             **job.key._asdict(),
@@ -146,7 +146,7 @@ class Jobs:
         }
 
     def places(self, job: Job, names_of: NamesOfGpu) -> list[dict[str, Any]]:
-        """The GPUs of a job, each with its readings or why there are none."""
+        """Return the GPUs of a job, each with its readings or the reasons for their absence."""
         return [
             {
                 **_where(place, names_of),
@@ -183,7 +183,7 @@ def _reading(job: Job, place: Place, name: str, compared: Compared) -> dict[str,
 
 
 def scaled(metric: Metric, value: float) -> float:
-    """A value in base units."""
+    """Return a value in base units."""
     return value * metric.scale.numerator / metric.scale.denominator
 
 
