@@ -1,1 +1,1 @@
-"""Views: what the fleet looks like as a whole. Pure: data in, tables out."""
+"""Views of the fleet as a whole. Pure: data in, tables out."""

@@ -1,9 +1,9 @@
-"""Roll-ups over the cluster, the rails and the tenants, as the catalog declares them.
+"""Roll-ups over the cluster, the rails and the tenants, as declared in the catalog.
 
 Each block of the fleet is reduced to cells (metric, part, rail) in one pass. The cells of all
-blocks of a layout are added up as arrays; only what is left, a few numbers a metric and rail, is
-touched one by one. Rows that are not fresh do not count, and neither do readings without a value:
-a mean is the mean of what was read.
+blocks of a layout are added up as arrays; only the result, a few numbers per metric and rail, is
+processed individually. Rows that are not fresh do not count, and neither do readings without a
+value: a mean is the mean of existing readings.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Reduced:
 
 
 def reduce_rows(block: Block, rows: npt.NDArray[np.intp]) -> Reduced | None:
-    """Reduce rows of a block to cells; None where there is nothing to reduce."""
+    """Reduce rows of a block to cells; None without rows or cells."""
     layout = block.layout
     if not len(rows) or not len(layout.order):
         return None
@@ -71,7 +71,7 @@ def reduce_rows(block: Block, rows: npt.NDArray[np.intp]) -> Reduced | None:
 
 
 class _Sums:
-    """What has been added up for the cells of one layout."""
+    """Sums of the cells of one layout."""
 
     def __init__(self, layout: Layout) -> None:
         cells = len(layout.starts)
@@ -80,7 +80,7 @@ class _Sums:
         self.highest, self.lowest = np.full(cells, -np.inf), np.full(cells, np.inf)
 
     def add(self, amounts: Columns) -> None:
-        """Add what each cell comes to."""
+        """Add the amounts of each cell."""
         sums, counts, highest, lowest = amounts
         self.sums += sums
         self.counts += counts
@@ -89,7 +89,7 @@ class _Sums:
 
 
 def _of_everyone(reduced: Reduced) -> Columns:
-    """What the cells of all rows come to."""
+    """Return the amounts of the cells of all rows."""
     return (
         reduced.sums.sum(axis=0), reduced.counts.sum(axis=0),
         reduced.highest.max(axis=0), reduced.lowest.min(axis=0),
@@ -97,7 +97,7 @@ def _of_everyone(reduced: Reduced) -> Columns:
 
 
 def _of_tenants(reduced: Reduced, holders: Holders) -> Iterator[tuple[int, Columns]]:
-    """What the cells that each tenant holds come to; its cost is that of rows, not of tenants.
+    """Yield the amounts of each tenant's cells; the cost depends on rows, not on tenants.
 
     `holders` are the tenants of each row's rails, and last that of the whole node.
     """
@@ -106,7 +106,7 @@ def _of_tenants(reduced: Reduced, holders: Holders) -> Iterator[tuple[int, Colum
         return
     pairs = np.unique(np.stack([holders[row, rail], row], axis=1), axis=0)
     tenants, rows = pairs[:, 0], pairs[:, 1]
-    # The last entry stands for the whole node, and -1 is the rail of what has none.
+    # The last entry is the whole node, and -1 is the rail of columns without one.
     held = holders[:, reduced.block.layout.cell_rails][rows] == tenants[:, np.newaxis]
     starts = np.flatnonzero(np.diff(tenants, prepend=NO_TENANT))
     columns = (
@@ -122,7 +122,7 @@ def _of_tenants(reduced: Reduced, holders: Holders) -> Iterator[tuple[int, Colum
 
 @dataclass(slots=True)
 class Total:
-    """What has been added up for one metric and part of one scope."""
+    """Sum of one metric and part of one scope."""
 
     sum: float = 0.0
     count: float = 0.0
@@ -137,7 +137,7 @@ class Total:
         self.lowest = min(self.lowest, lowest)
 
     def of(self, rollup: Rollup) -> float:
-        """The value of a roll-up."""
+        """Return the value of a roll-up."""
         if rollup is Rollup.SUM:
             return self.sum
         if rollup is Rollup.MEAN:
@@ -145,16 +145,16 @@ class Total:
         return self.highest if rollup is Rollup.MAX else self.lowest
 
     def scaled(self, metric: Metric, rollup: Rollup) -> float:
-        """The value of a roll-up in base units."""
+        """Return the value of a roll-up in base units."""
         return self.of(rollup) * metric.scale.numerator / metric.scale.denominator
 
 
 @dataclass(slots=True)
 class Rollups:
-    """Adds reduced blocks up: over everyone, and over each tenant."""
+    """Adds up reduced blocks: over the cluster, and over each tenant."""
 
     tenants_of: TenantsOf | None
-    """None where no one holds anything: then no time goes into asking for each rail."""
+    """None if no tenant holds anything: then holders of rails are not computed."""
     tenant_names: list[str]
     _sums: dict[tuple[str, int], _Sums] = field(default_factory=dict)
 
@@ -175,7 +175,7 @@ class Rollups:
         return self._sums[key]
 
     def cells(self, scope: str) -> Iterator[Cell | None]:
-        """The table of one scope, cell by cell; None stands where there is nothing to show yet."""
+        """Yield the table of one scope, cell by cell; None while no cell is complete."""
         totals: dict[tuple[str, Key], Total] = {}
         for (who, _), sums in self._sums.items():
             if (who == EVERYONE) == (scope != "tenant"):
@@ -189,7 +189,7 @@ class Rollups:
 
 
 def node_rollups(reduced: Iterable[Reduced]) -> Iterator[tuple[Metric, Part, Rollup, float]]:
-    """The roll-ups of one node: all its streams, each reduced to the node's row."""
+    """Yield the roll-ups of one node: all its streams, each reduced to the node's row."""
     totals: dict[Key, Total] = {}
     for one in reduced:
         sums = _Sums(one.block.layout)
@@ -205,7 +205,7 @@ Amounts: TypeAlias = tuple[float, float, float, float]
 
 
 def _amounts(sums: _Sums, scope: str, who: str) -> Iterator[tuple[str, Key, Amounts]]:
-    """What each cell of a layout adds to a scope: to whom, under which key, and how much."""
+    """Yield the amounts of each cell of a layout for a scope: rail or tenant, key, and amounts."""
     layout = sums.layout
     ends = [*layout.key_starts[1:].tolist(), len(layout.starts)]
     rails = layout.cell_rails.tolist()
