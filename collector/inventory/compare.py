@@ -1,8 +1,8 @@
-"""The inventory held against what nodes show.
+"""The inventory compared with the devices that nodes show.
 
-Present, missing and unknown devices of a node add up to what the inventory says of it; those beyond
-are unexpected. A silent node's devices are unknown: that it does not report is no sign that they are
-gone. A node that was never heard of is missing, with all that it should have.
+Present, missing and unknown devices of a node add up to the number in the inventory; further ones
+are unexpected. A stale node's devices are unknown: stale data does not show that they are gone. A
+node that never reported is missing, with all of its expected devices.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KINDS = (GPU, RDMA_PORT)
 
 
 class State(StrEnum):
-    """How a node stands to the inventory."""
+    """State of a node relative to the inventory."""
 
     PRESENT = "present"
     SILENT = "silent"
@@ -29,7 +29,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A node as the collector hears it now; each kind of device, or why nothing is known of it."""
+    """Current reports of a node; for each kind its devices, or the reason for which they are unknown."""
 
     reporting: bool
     instant_ns: int
@@ -37,7 +37,7 @@ class Heard:
 
 
 class Counts(NamedTuple):
-    """How many devices of one kind a node has, against the inventory."""
+    """Numbers of devices of one kind in a node, relative to the inventory."""
 
     present: int
     missing: int
@@ -46,30 +46,30 @@ class Counts(NamedTuple):
 
     @property
     def expected(self) -> int:
-        """What the inventory says."""
+        """Number in the inventory."""
         return self.present + self.missing + self.unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A node against the inventory; `counts` of the kinds that the inventory tells of."""
+    """A node compared with the inventory; `counts` of the kinds that the inventory lists."""
 
     node: str
     state: State
     counts: Mapping[str, Counts]
     reasons: Mapping[str, str]
-    """Why devices are unknown."""
+    """Reasons for unknown devices."""
     heard: Heard | None = None
 
 
 def stand(expected: Mapping[str, Expected], heard: Mapping[str, Heard]) -> Iterator[Standing]:
-    """How each node of the inventory, and each one that reports without being in it, stands."""
+    """Yield the comparison of each node that is in the inventory or reports."""
     for node in sorted(expected.keys() | {n for n, one in heard.items() if one.reporting}):
         yield standing(node, expected.get(node), heard.get(node))
 
 
 def standing(node: str, expected: Expected | None, heard: Heard | None) -> Standing:
-    """How one node stands."""
+    """Compare one node."""
     if expected is None:
         return Standing(node, State.UNEXPECTED, {}, {}, heard)
     wanted = {GPU: expected.gpus, RDMA_PORT: expected.rdma_ports}
@@ -91,10 +91,11 @@ def standing(node: str, expected: Expected | None, heard: Heard | None) -> Stand
 
 
 def count(expected: int, shown: Shown) -> Counts:
-    """What is shown against a number.
+    """Compare the shown devices with a number.
 
-    What may be there or not counts as unknown as far as the inventory has room for it: only what is
-    certainly not there is missing, and only what is certainly too much is unexpected.
+    Devices that may be there or not count as unknown up to the number in the inventory: only
+    devices that are certainly not there are missing, and only those that certainly exceed the
+    number are unexpected.
     """
     present = min(len(shown.present), expected)
     unknown = min(len(shown.unknown), expected - present)

@@ -1,4 +1,4 @@
-"""What was found, as cells of /metrics and as JSON."""
+"""Result of the comparison, as cells of /metrics and as JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from railscope.wire import WireEntity
 
 NS = 1_000_000_000
 NamesOf: TypeAlias = Callable[[str, WireEntity], Names | None]
-"""Names of the device that an entity of a node is."""
+"""Names of the device of an entity of a node."""
 _DEVICES: Mapping[str, Metric] = {
     GPU: catalog.INVENTORY_GPUS,
     RDMA_PORT: catalog.INVENTORY_RDMA_PORTS,
@@ -27,7 +27,7 @@ _NAMES = {GPU: "gpus", RDMA_PORT: "rdma_ports"}
 
 
 def cells(found: Found) -> Iterator[Cell]:
-    """All of it; without an inventory, only what is known without one."""
+    """Yield all cells; without an inventory, only those that do not depend on it."""
     if found.standings is not None:
         nodes = Counter(standing.state for standing in found.standings)
         for state in State:
@@ -49,7 +49,7 @@ def cells(found: Found) -> Iterator[Cell]:
 
 
 def inventory_json(found: Found, names_of: NamesOf) -> dict[str, Any]:
-    """The same with names and reasons. `nodes` is null where there is no inventory."""
+    """Return the same with names and reasons. `nodes` is null without an inventory."""
 
     def names(node: str | None, gpu: str) -> dict[str, str]:
         known = names_of(node or "", WireEntity(GPU, (gpu,))) or {}
@@ -108,7 +108,7 @@ def _node(standing: Standing, names_of: NamesOf) -> dict[str, Any]:
 def _devices(
     node: str, kind: str, shown: Shown | str | None, names_of: NamesOf
 ) -> dict[str, list[Names]] | None:
-    """All names of the devices that `names` lists, in its order."""
+    """Return all names of the devices that `names` lists, in its order."""
     listed = _names(shown)
     if listed is None:
         return None
@@ -122,7 +122,7 @@ def _devices(
 
 
 def _names(shown: Shown | str | None) -> dict[str, list[str]] | None:
-    """Which devices a node shows; null where that is not known."""
+    """Return the devices that a node shows; null if they are unknown."""
     if not isinstance(shown, Shown):
         return None
     return {

@@ -1,4 +1,4 @@
-"""The inventory against the fleet at each refresh of the views, and GPUs that are gone or retired."""
+"""The inventory compared with the fleet at each refresh of the views, and GPUs that are gone or retired."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Turns = Callable[[], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A GPU that its node, which reports, showed before and shows no more, nor does another."""
+    """A GPU that its node, which still reports, showed before, and no node shows now."""
 
     node: str
     gpu: str
@@ -30,29 +30,29 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """All of it as of one instant; no standings without an inventory."""
+    """The result as of one timestamp; no standings without an inventory."""
 
     instant_ns: int = 0
     standings: tuple[Standing, ...] | None = None
     gone: tuple[Gone, ...] = ()
     retired: tuple[Retirement, ...] = ()
     reporting: Mapping[str, str] = field(default_factory=dict)
-    """GPUs that are retired and report all the same, and where."""
+    """Nodes of retired GPUs that report nevertheless."""
     last_nodes: Mapping[str, str] = field(default_factory=dict)
-    """Where GPUs that are retired were last, of those that were ever seen."""
+    """Last nodes of retired GPUs, if they were ever seen."""
 
 
 @dataclass(slots=True)
 class Watch:
-    """Looks at the fleet. Both files are asked for anew each time."""
+    """Compares the fleet with both files, which are read again each time."""
 
     core: Core
     inventory: Callable[[], Inventory | None]
-    """None where there is no inventory, or none that was ever valid."""
+    """None without an inventory, or if it was never valid."""
     retired: Callable[[], Retired]
 
     async def look(self, now_ns: int, fresh_from_ns: int, offer: Turns) -> Found:
-        """How everything stands now. Others go first whenever `offer` says so."""
+        """Return the current comparison, awaiting `offer` between nodes to yield to other tasks."""
         inventory, retired = self.inventory(), self.retired()
         fresh = _Fresh(self.core, fresh_from_ns, now_ns)
         heard: dict[str, Heard] = {}
@@ -82,31 +82,31 @@ class Watch:
         return Found(now_ns, against, tuple(gone), tuple(in_force), reporting, last)
 
     def removed(self, node: str, now_ns: int) -> bool:
-        """Whether administrators have taken a node out."""
+        """True if administrators have removed a node."""
         inventory = self.inventory()
         return inventory is not None and inventory.removed(node, now_ns)
 
     def _seen(self, gpu: str) -> tuple[int, str] | None:
-        """When and where a GPU was seen last."""
+        """Return the time and node of a GPU's last sample."""
         memory = self.core.evidence.gpus.get(gpu)
         presences = memory.presences.values() if memory else ()
         return max(((p.spans[-1].last_ns, p.node) for p in presences if p.spans), default=None)
 
     def _gone(self, gpu: str, heard: Mapping[str, Heard], fresh_from_ns: int) -> Iterator[Gone]:
-        """Where a GPU that no node shows was last, if that node says that it is not there."""
+        """Yield a GPU that no node shows, if its last node reports that it is not there."""
         seen = self._seen(gpu)
         node = heard.get(seen[1]) if seen and seen[0] < fresh_from_ns else None
         if seen and node and node.reporting and isinstance(node.devices[GPU], Shown):
             yield Gone(seen[1], gpu, seen[0])
 
     def _tell(self, one: Retirement, node: str) -> None:
-        """Have it recorded, once, that a retired GPU reports."""
+        """Record a trouble, once, for a retired GPU that still reports."""
         facts = {"retired_ns": str(one.start_ns), "why": one.why}
         self.core.evidence.trouble(Trouble("retired_seen", one.gpu, node, one.start_ns, facts))
 
 
 def _show(shown: dict[str, str], name: str, node: Heard) -> None:
-    """Add the GPUs that are or may be in a node: with its name those that certainly are."""
+    """Add the GPUs in a node by name; those that may be there get an empty node name."""
     devices = node.devices.get(GPU)
     if isinstance(devices, Shown):
         for gpu in devices.unknown:
@@ -116,14 +116,14 @@ def _show(shown: dict[str, str], name: str, node: Heard) -> None:
 
 
 class _Fresh:
-    """What nodes show in frames that speak of the present."""
+    """Devices in fresh frames of nodes."""
 
     def __init__(self, core: Core, from_ns: int, now_ns: int) -> None:
         self._core, self._from_ns, self._now_ns = core, from_ns, now_ns
         self._rows: dict[int, set[int]] = {}
 
     def heard(self, node: Node) -> Heard:
-        """A node as it is heard now."""
+        """Return the current reports of a node."""
         if node.instant_ns < self._from_ns:
             reason = "the node is silent" if node.instant_ns else "no frame of the node has come"
             return Heard(False, node.instant_ns, dict.fromkeys(KINDS, reason))  # noqa: FBT003 - it does not report
@@ -141,7 +141,7 @@ class _Fresh:
         return f"the source {stream} of the node tells nothing now"
 
     def _found_nothing(self, agent: Row, source: str) -> bool:
-        """Whether the agent says that what a source reads is not on the machine."""
+        """True if the agent reports that a source has no device on the node."""
         known = self._core.schemas.get(agent.schema)
         column = known.showing.states.get(source) if known else None
         if column is None or agent.block.reasons[agent.index, column] != PRESENT:
