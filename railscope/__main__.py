@@ -1,4 +1,4 @@
-"""`python -m railscope` is the same program as `railscope`."""
+"""`python -m railscope`: alias of `railscope`."""
 
 from railscope.cli import main
 

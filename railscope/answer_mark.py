@@ -1,10 +1,10 @@
-"""The mark by which an agent knows that an answer to its frames is from its collector.
+"""Response mark: proof to an agent that a response to its frames is from its collector.
 
-A wrong address, a proxy or a captive portal may answer anything with any status. What such a server
-answers must not empty a spool. The mark is a keyed hash: the token of the node is the key, and what is
-hashed are the status, the request and the answer. So no answer can be used for another request, and
-a server that does not know this protocol cannot make one. Against a server on the path that means
-harm it does not help where the token itself is readable: use TLS.
+A wrong address, a proxy or a captive portal may return any response with any status. Such a response must
+not empty a spool. The mark is an HMAC with the node's token as key over status, request and response. So
+no response can be reused for another request, and a server that does not implement this protocol cannot
+create one. It gives no protection from an attacker on the network path who can read the token itself: use
+TLS.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from http import HTTPStatus
 
 ANSWER_HEADER = "Railscope-Answer"
 DECISIONS = frozenset({200, 400, 409, 413, 422})
-"""The answers that decide about frames, and that are marked."""
+"""Response statuses that decide about frames; these responses are marked."""
 _PURPOSE = b"railscope answer 1\n"
 
 
 def answer_mark(token: str, status: int, request: bytes, answer: bytes) -> str:
-    """The mark of an answer; `token` is empty where the client shows a certificate.
+    """Return the mark of a response; `token` is empty where the client uses a certificate.
 
-    A body that is too large is not read: of such a request only its length is known.
+    A body that is too large is not read: of such a request only the length is covered.
     """
     if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         return unread_mark(token, status, len(request), answer)
@@ -30,12 +30,12 @@ def answer_mark(token: str, status: int, request: bytes, answer: bytes) -> str:
 
 
 def unread_mark(token: str, status: int, length: int, answer: bytes) -> str:
-    """The mark of an answer to a body of which only the length is known."""
+    """Return the mark of a response to a body of which only the length was read."""
     return _mark(token, status, b"%d" % length, answer)
 
 
 def is_marked(mark: str, token: str, status: int, request: bytes, answer: bytes) -> bool:
-    """True if the mark is that of this answer."""
+    """True if the mark is valid for this response."""
     expected = answer_mark(token, status, request, answer)
     return hmac.compare_digest(mark.encode(errors="replace"), expected.encode())
 

@@ -1,4 +1,4 @@
-"""Frames as column-major batches, and back. Without numpy: agents do not have it."""
+"""Encoding of frames as column-major batches, and decoding. Without numpy, which agents lack."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from railscope.wire import (
 
 
 def encode_batches(frames: Iterable[Frame]) -> list[Batch]:
-    """Frames of one run as batches: a new one wherever stream, schema or sequence breaks off."""
+    """Encode frames of one run as batches, split at changes of stream or schema and at sequence gaps."""
     batches = []
     keyed = [((id(f.schema), f.sequence - i), f) for i, f in enumerate(frames)]
     for _, run in groupby(keyed, key=lambda pair: pair[0]):
@@ -30,7 +30,7 @@ def encode_batches(frames: Iterable[Frame]) -> list[Batch]:
 
 
 def encode_batch(frames: Sequence[Frame]) -> Batch:
-    """Consecutive frames of one schema as one batch."""
+    """Encode consecutive frames of one schema as one batch."""
     first = frames[0]
     rows = [frame.values for frame in frames]
     moved = 0
@@ -57,9 +57,9 @@ def encode_batch(frames: Sequence[Frame]) -> Batch:
 
 
 def decode_rows(batch: Batch, columns: int) -> list[array[int]]:
-    """The values of every row: the plain inverse of `encode_batch`, without numpy.
+    """Return the values of every row: the inverse of `encode_batch`, without numpy.
 
-    Raises WireError where the parts of the batch do not fit together.
+    Raises WireError if the fields of the batch are inconsistent.
     """
     changed = check_shape(batch, columns)
     rows = [array("q", batch.base)]
@@ -74,7 +74,7 @@ def decode_rows(batch: Batch, columns: int) -> list[array[int]]:
 
 
 def check_shape(batch: Batch, columns: int) -> list[int]:
-    """The positions of the changed columns; raises WireError where sizes contradict each other."""
+    """Return the positions of the changed columns; raises WireError for inconsistent sizes."""
     bits = int.from_bytes(batch.changed, "little")
     changed = [i for i in range(columns) if bits >> i & 1] if bits else []
     rows = batch.rows
@@ -96,7 +96,7 @@ def check_shape(batch: Batch, columns: int) -> list[int]:
 
 
 def reasons_of_row(batch: Batch, row: int, columns: int) -> bytes:
-    """The reason codes of one row; nothing where every column has a value."""
+    """Return the reason codes of one row; empty where every column has a value."""
     if len(batch.reasons) <= columns:
         return batch.reasons
     return batch.reasons[row * columns : (row + 1) * columns]
@@ -131,7 +131,7 @@ def _encode_reasons(frames: Sequence[Frame]) -> bytes:
 
 
 def _least_certain(frames: Sequence[Frame]) -> int | None:
-    """The widest uncertainty of the rows; None where no one vouches for one of them."""
+    """The largest uncertainty of the rows; None if the uncertainty of any row is unknown."""
     widest = 0
     for frame in frames:
         if frame.instant.uncertainty_ns is None:

@@ -1,8 +1,8 @@
-"""Answers of HTTP servers within bounds of size and time, whatever the server sends.
+"""Bounds on size and time of HTTP responses, for any server behavior.
 
-A server may send without end, one byte at a time, or nothing: the timeout of a socket counts from byte
-to byte, and the reader of an answer takes all that comes. `bound_answers` bounds the client of the
-standard library, `read_body` that of aiohttp.
+A server may send without end, one byte at a time, or nothing: a socket timeout counts from byte to byte,
+and the reader of a response accepts all bytes. `bound_answers` bounds the standard library's client,
+`read_body` that of aiohttp.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from aiohttp import ClientResponse
 
 MAX_HEAD_BYTES = 256 << 10
-"""Status, headers and framing of an answer, beside its body."""
+"""Status line, headers and framing of a response, in addition to its body."""
 
 
 def bound_answers(connection: HTTPConnection, max_bytes: int, timeout_seconds: float) -> None:
-    """Let the answers of a connection have a body of `max_bytes` at most and end in time.
+    """Limit responses on a connection to a body of `max_bytes` and to a deadline.
 
-    The time counts from now. Reading raises TimeoutError, or OSError (EMSGSIZE) for a longer answer.
+    The deadline counts from this call. Reads raise TimeoutError, or OSError (EMSGSIZE) for a longer
+    response.
     """
     deadline = time.monotonic() + timeout_seconds
     limits = {"left_bytes": max_bytes + MAX_HEAD_BYTES, "deadline": deadline}
@@ -33,7 +34,7 @@ def bound_answers(connection: HTTPConnection, max_bytes: int, timeout_seconds: f
 
 
 async def read_body(response: ClientResponse, max_bytes: int) -> bytes:
-    """Body of an answer. Raises OSError (EMSGSIZE) for a longer one, and as aiohttp does."""
+    """Read the body of a response. Raises OSError (EMSGSIZE) for a longer one, and aiohttp's own errors."""
     body = bytearray()
     async for piece in response.content.iter_any():
         body += piece
@@ -43,38 +44,38 @@ async def read_body(response: ClientResponse, max_bytes: int) -> bytes:
 
 
 class _BoundedResponse(HTTPResponse):
-    """A response that is read from a socket within limits."""
+    """HTTP response, read from a socket within limits."""
 
     def __init__(self, sock: socket, *rest: Any, limits: dict[str, Any], **more: Any) -> None:
-        super().__init__(_Files(sock, limits), *rest, **more)  # type: ignore[arg-type]  # it only makes a file of it
+        super().__init__(_Files(sock, limits), *rest, **more)  # type: ignore[arg-type]  # HTTPResponse only calls makefile() on it
 
 
 class _Files:
-    """What a response needs of a socket: a file to read from."""
+    """Socket stand-in with the one method that HTTPResponse calls."""
 
     def __init__(self, sock: socket, limits: dict[str, Any]) -> None:
         self._sock, self._limits = sock, limits
 
     def makefile(self, _mode: str) -> io.BufferedReader:
-        """The answer as a file."""
+        """Return the response as a file."""
         return io.BufferedReader(_Raw(self._sock, **self._limits))
 
 
 class _Raw(io.RawIOBase):
-    """Bytes of a socket until a deadline, and not more than some."""
+    """Raw bytes of a socket until a deadline, and up to a byte limit."""
 
     def __init__(self, sock: socket, left_bytes: int, deadline: float) -> None:
         self._sock, self._left_bytes, self._deadline = sock, left_bytes, deadline
         self._max_bytes = left_bytes
-        # A file keeps the socket open when the connection closes it within an answer.
+        # A file keeps the socket open when the connection closes it within a response.
         self._file = sock.makefile("rb", buffering=0)
 
     def readable(self) -> bool:
-        """True: it is read."""
+        """Return True: the stream is readable."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read what there is, as much as fits. Raises TimeoutError, OSError."""
+        """Read the available bytes that fit. Raises TimeoutError, OSError."""
         left_seconds = self._deadline - time.monotonic()
         if left_seconds <= 0:
             raise TimeoutError(errno.ETIMEDOUT, "the answer took too long")
@@ -86,7 +87,7 @@ class _Raw(io.RawIOBase):
         return count
 
     def close(self) -> None:
-        """Let the socket go."""
+        """Close the file and release the socket."""
         self._file.close()
         super().close()
 

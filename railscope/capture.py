@@ -1,15 +1,15 @@
-"""Captures: a recorded node. What each call to the machine returned, and when.
+"""Captures: recordings of a node, with the result of each system and driver call over time.
 
 A capture is a directory:
 
-    capture.toml     what was recorded, where from, for how long
-    timeline.jsonl   one line an instant: what differs from the line before
+  capture.toml     contents, origin and duration of the recording
+  timeline.jsonl   one line per timestamp: differences from the line before
 
-A line holds `t` (nanoseconds since the start) and any of: `files` (path: text), `names` (directory:
-entries), `links` (path: what it resolves to), `calls` (seam, function and arguments: result) and
-`log` (kernel log records). A failure stands as `{"error": ["os" | "nvml", number]}` in place of
-the result, and `{"pending": true}` where there is none yet: whoever asks then waits for what comes
-later. Text is UTF-8 with undecodable bytes kept as surrogates.
+A line contains `t` (nanoseconds since the start) and any of: `files` (path: text), `names` (directory:
+entries), `links` (path: resolved path), `calls` (seam, function and arguments: result) and `log` (kernel
+log records). A failure is stored as `{"error": ["os" | "nvml", number]}` in place of the result, and a
+call without a result as `{"pending": true}`: its caller waits for a later result. Text is UTF-8, with
+undecodable bytes as surrogates.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ import msgspec
 
 from railscope.toml_text import TomlError, parse_toml
 
-Json: TypeAlias = Any  # what json.loads returns; each reader narrows it where it uses it
+Json: TypeAlias = Any  # result of json.loads; each reader narrows it at the point of use
 
 FORMAT = 1
 SECTIONS = ("files", "names", "links", "calls")
 PENDING: Json = {"pending": True}
-"""Stands in the place of a result while the machine has not answered: its driver is stuck, say."""
+"""Stored in place of a result while a call has not returned, for example because of a stuck driver."""
 
 
 class CaptureError(ValueError):
-    """A directory that is no capture, or one that is damaged."""
+    """A directory that is not a capture, or a damaged capture."""
 
 
 class NvmlError(Exception):
@@ -50,7 +50,7 @@ class NvmlError(Exception):
 
 
 def failure(error: Exception) -> Json:
-    """How a failure stands in a capture."""
+    """Return the stored form of a failure."""
     if isinstance(error, NvmlError):
         return {"error": ["nvml", error.code]}
     if isinstance(error, OSError):
@@ -59,7 +59,7 @@ def failure(error: Exception) -> Json:
 
 
 def result(stored: Json) -> Json:
-    """A stored result, or the failure that it stands for, raised."""
+    """Return a stored result, or raise the failure that it represents."""
     if isinstance(stored, dict) and set(stored) == {"error"}:
         kind, code = stored["error"]
         if kind == "nvml":
@@ -70,7 +70,7 @@ def result(stored: Json) -> Json:
 
 @dataclass(slots=True)
 class Moment:
-    """What differs from the moment before, `offset_ns` after the start."""
+    """Differences from the previous timestamp, at `offset_ns` after the start."""
 
     offset_ns: int
     files: dict[str, Json] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Moment:
     log: list[str] = field(default_factory=list)
 
     def to_line(self) -> str:
-        """The moment as a line of `timeline.jsonl`."""
+        """Encode as a line of `timeline.jsonl`."""
         parts: dict[str, Json] = {"t": self.offset_ns}
         for section in (*SECTIONS, "log"):
             if getattr(self, section):
@@ -89,7 +89,7 @@ class Moment:
 
     @classmethod
     def from_line(cls, line: str) -> Moment:
-        """The moment a line tells of. Raises ValueError, KeyError or TypeError for a damaged one."""
+        """Decode a line of `timeline.jsonl`. Raises ValueError, KeyError or TypeError for a damaged one."""
         parts = dict(json.loads(line))
         moment = cls(parts.pop("t"), **parts)
         sections = [getattr(moment, section) for section in SECTIONS]
@@ -103,7 +103,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a capture says of itself in `capture.toml`."""
+    """Metadata of a capture, as in `capture.toml`."""
 
     node: str
     boot_id: str
@@ -145,7 +145,7 @@ class Capture:
 
 
 def write_capture(directory: Path, about: About, moments: Iterable[Moment]) -> None:
-    """Write a capture, moment by moment, into a new or empty directory."""
+    """Write a capture, one `Moment` at a time, into a new or empty directory."""
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "timeline.jsonl").open(
         "w", encoding="utf-8", errors="surrogateescape"
@@ -156,7 +156,7 @@ def write_capture(directory: Path, about: About, moments: Iterable[Moment]) -> N
 
 
 def read_capture(directory: Path) -> Capture:
-    """Read a capture. Raises CaptureError that says which file is missing or damaged, and where."""
+    """Read a capture. Raises CaptureError that names the missing or damaged file and the position."""
     try:
         settings = parse_toml((directory / "capture.toml").read_text(encoding="utf-8"))
         if settings.pop("format") != FORMAT:
@@ -185,7 +185,7 @@ def _moments(path: Path) -> Iterator[Moment]:
 
 
 class Timeline:
-    """The state of a recorded machine as it changes with time. Safe to use from many threads."""
+    """Recorded state of a node over time. Thread-safe."""
 
     def __init__(self, moments: Iterable[Moment]) -> None:
         self._moments = tuple(moments)
@@ -197,7 +197,7 @@ class Timeline:
         self._state: dict[str, dict[str, Json]] = {section: {} for section in SECTIONS}
 
     def look(self, section: str, key: str, offset_ns: int) -> Json:
-        """What was recorded last at or before this offset; raises KeyError where nothing was."""
+        """Return the latest result at or before this offset; raises KeyError if there is none."""
         with self._lock:
             if self._next and offset_ns < self._moments[self._next - 1].offset_ns:
                 self._rewind()
@@ -211,7 +211,7 @@ class Timeline:
             return self._state[section][key]
 
     def log_between(self, after_ns: int, until_ns: int) -> list[str]:
-        """Kernel log records of the moments in (after, until]."""
+        """Kernel log records with offsets in (after, until]."""
         return [
             record
             for moment in self._moments

@@ -31,7 +31,7 @@ _HELP = {
 
 
 class _OnDemand(click.Group):
-    """A group that imports the package of a command only when that command is run."""
+    """Group that imports a command's package only when the command runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*super().list_commands(ctx), *_ON_DEMAND])
@@ -71,7 +71,7 @@ def catalog(form: str) -> None:
 
 
 def main() -> None:
-    """Run the command line; a wrong setting is one clear line and exit status 2."""
+    """Run the command line; an invalid setting is reported in one line with exit status 2."""
     try:
         root()
     except* SettingsError as errors:

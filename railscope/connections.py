@@ -1,9 +1,9 @@
-"""Connections of a server: accepted within bounds, and closed where no request comes.
+"""Connections of a server: bounded in number, and closed after a deadline without a request.
 
-A client may open connections and send nothing, or a header byte by byte. Each waiting connection has
-a deadline; beyond a bound in total or per address the one that waits longest makes room, so that
-requests are answered however many connections are held. Running out of file descriptors is logged
-once a minute and costs no more than a wait.
+A client may open connections and send nothing, or send headers byte by byte. Each waiting connection has
+a deadline; above a limit in total or per address the connection that has waited longest is closed, so
+that requests are served however many connections are open. Exhaustion of file descriptors is logged once
+per minute and only delays new connections.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import structlog
 log = structlog.get_logger(__name__)
 
 HEADER_SECONDS = 20.0
-"""From the first byte of a request, or the opening of a connection, to the end of its headers."""
+"""From the first byte of a request, or from the opening of a connection, to the end of its headers."""
 IDLE_SECONDS = 75.0
 """Between two requests."""
 HANDSHAKE_SECONDS = 10.0
 RESERVED_DESCRIPTORS = 128
-"""File descriptors that are not for connections: files, databases, outgoing connections."""
+"""File descriptors reserved for other uses: files, databases, outgoing connections."""
 _REAP_SECONDS, _RETRY_SECONDS, _REPORT_SECONDS = 5.0, 0.2, 60.0
 _NETWORK_BITS = 64
 _BACKLOG = 512
@@ -36,7 +36,7 @@ REASONS = ("busy", "evicted", "timeout", "descriptors")
 
 
 def source_of(address: str) -> str:
-    """The host that an address belongs to: in IPv6 a whole network is one host's."""
+    """Return the host that an address belongs to: in IPv6 one network counts as one host."""
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:
@@ -48,27 +48,27 @@ def source_of(address: str) -> str:
 
 @dataclass(eq=False, slots=True)
 class Connection:
-    """One connection: from where, since when it waits for a request, and how it is ended."""
+    """One connection: its source, the start of its wait for a request, and a function that closes it."""
 
     source: str
     end: Callable[[], None]
     waiting_since: float | None
-    """None while a request is answered."""
+    """None while a request is served."""
     deadline: float
     header_seconds: float = HEADER_SECONDS
     idle_seconds: float = IDLE_SECONDS
 
     def receives(self) -> None:
-        """A byte came: what has begun must be complete soon."""
+        """Record a received byte: the request it begins has a deadline."""
         if self.waiting_since is not None:
             self.deadline = min(self.deadline, time.monotonic() + self.header_seconds)
 
     def answers(self) -> None:
-        """The headers of a request are complete."""
+        """Record that the headers of a request are complete."""
         self.waiting_since = None
 
     def waits(self) -> None:
-        """A request was answered."""
+        """Record that a request was served and the next one is awaited."""
         self.waiting_since = time.monotonic()
         self.deadline = self.waiting_since + self.idle_seconds
 
@@ -83,7 +83,7 @@ class Connections:
     idle_seconds: float = IDLE_SECONDS
     accepted: int = 0
     closed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
-    """Connections that the server ended or did not take, by reason."""
+    """Connections that the server closed or rejected, by reason."""
     _open: dict[str, dict[Connection, None]] = field(default_factory=dict)
     _count: int = 0
     _opened: asyncio.Event = field(default_factory=asyncio.Event)
@@ -91,18 +91,18 @@ class Connections:
 
     @classmethod
     def within_descriptors(cls, max_connections: int, max_per_address: int) -> Connections:
-        """With no more connections than the process has file descriptors to spare."""
+        """Return an instance limited to the file descriptors that the process can spare."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != resource.RLIM_INFINITY:
             max_connections = min(max_connections, max(8, soft - RESERVED_DESCRIPTORS))
         return cls(max_connections, min(max_per_address, max_connections))
 
     def __len__(self) -> int:
-        """How many are open."""
+        """Number of open connections."""
         return self._count
 
     def open(self, address: str, end: Callable[[], None]) -> Connection | None:
-        """Take a connection; None where there is no room and none that waits could make some."""
+        """Register a connection; None if the limit is reached and no waiting connection can be closed."""
         source = source_of(address)
         mine = self._open.get(source, {})
         if len(mine) >= self.max_per_address and not self._evict(source):
@@ -123,7 +123,7 @@ class Connections:
         return made
 
     def close(self, connection: Connection) -> None:
-        """Forget a connection that has ended."""
+        """Remove a connection that has ended."""
         mine = self._open.get(connection.source, {})
         if connection in mine:
             del mine[connection]
@@ -134,7 +134,7 @@ class Connections:
                 del self._open[connection.source]
 
     def _evict(self, source: str) -> bool:
-        """End the connection of a host that waits longest; false where none waits."""
+        """Close the connection of a host that has waited longest; False if none waits."""
         waiting = (one for one in self._open.get(source, ()) if one.waiting_since is not None)
         oldest = min(waiting, key=lambda one: one.waiting_since or 0.0, default=None)
         if oldest is not None:
@@ -147,7 +147,7 @@ class Connections:
         connection.end()
 
     def count(self, reason: str, **facts: object) -> None:
-        """Count a connection that was ended, with a line in the log once a minute."""
+        """Count a closed or rejected connection, and log it at most once per minute."""
         self.closed[reason] += 1
         now = time.monotonic()
         since, count = self._reported.get(reason, (-_REPORT_SECONDS, 0))
@@ -158,9 +158,9 @@ class Connections:
                     open=self._count, **facts)  # fmt: skip
 
     async def reap(self) -> None:
-        """End connections whose request does not come, until cancelled."""
+        """Close connections that miss the deadline of a request, until cancelled."""
         while True:
-            await self._opened.wait()  # without connections nothing wakes the process
+            await self._opened.wait()  # no wake-ups while there are no connections
             await asyncio.sleep(min(_REAP_SECONDS, self.header_seconds))
             now = time.monotonic()
             late = [
@@ -174,7 +174,7 @@ class Connections:
 
 
 class Guarded(asyncio.Protocol):
-    """Another protocol, with the connection that it belongs to and a future of its end."""
+    """Wrapper of a protocol that tracks its connection and provides a future of its end."""
 
     def __init__(self, inner: asyncio.Protocol, connection: Connection) -> None:
         self._inner = inner
@@ -182,28 +182,28 @@ class Guarded(asyncio.Protocol):
         self.closed = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Pass it on."""
+        """Forward the call."""
         self._inner.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Take note, and pass it on."""
+        """Update the connection, and forward the call."""
         self._connection.receives()
         self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
-        """Pass it on."""
+        """Forward the call."""
         return self._inner.eof_received()
 
     def pause_writing(self) -> None:
-        """Pass it on."""
+        """Forward the call."""
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """Pass it on."""
+        """Forward the call."""
         self._inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Pass it on, and be done."""
+        """Forward the call, and complete the future."""
         self._inner.connection_lost(exc)
         if not self.closed.done():
             self.closed.set_result(None)
@@ -211,7 +211,7 @@ class Guarded(asyncio.Protocol):
 
 @dataclass(slots=True)
 class Acceptor:
-    """Accepts connections on listening sockets; `protocol` makes what speaks on each."""
+    """Acceptor of connections on listening sockets; `protocol` creates the handler of each."""
 
     connections: Connections
     protocol: Callable[[Connection], asyncio.Protocol]
@@ -222,15 +222,15 @@ class Acceptor:
     _served: set[asyncio.Task[None]] = field(default_factory=set)
 
     def start(self, sockets: list[socket.socket]) -> None:
-        """Accept on sockets that listen already."""
+        """Accept on sockets that are already listening."""
         self._sockets = sockets
         for one in sockets:
-            one.setblocking(False)  # noqa: FBT003 - the standard library's
+            one.setblocking(False)  # noqa: FBT003 - the standard library's signature
         works = [*map(self._accept, sockets), self.connections.reap()]
         self._accepting = [asyncio.ensure_future(work) for work in works]
 
     async def stop(self) -> None:
-        """Stop accepting; what is served goes on."""
+        """Stop accepting; open connections continue."""
         for task in self._accepting:
             task.cancel()
         await asyncio.gather(*self._accepting, return_exceptions=True)
@@ -238,7 +238,7 @@ class Acceptor:
             one.close()
 
     async def close(self) -> None:
-        """Stop accepting, and end all connections."""
+        """Stop accepting, and close all connections."""
         await self.stop()
         for task in self._served:
             task.cancel()
@@ -250,8 +250,8 @@ class Acceptor:
             try:
                 accepted, peer = await loop.sock_accept(listening)
             except ConnectionError:
-                continue  # the client has gone already
-            except OSError as error:  # no descriptor or no memory is left
+                continue  # the client has already disconnected
+            except OSError as error:  # out of descriptors or memory
                 self.connections.count("descriptors", problem=error.strerror)
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue

@@ -1,7 +1,7 @@
-"""All names of a GPU or a NIC, as the entities of a node state them.
+"""Names of each GPU and NIC, collected from the entities of a node.
 
-A GPU has an index, a UUID and a PCI address; a NIC has an interface, an RDMA device and a rail. An
-entity carries one of them as its key. A name that no entity states is an empty text.
+A GPU has an index, a UUID and a PCI address; a NIC has an interface, an RDMA device and a rail. An entity
+carries one of them as its key. A name that no entity states is an empty text.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from railscope.catalog import KINDS
 from railscope.wire import WireEntity
 
 MAX_DEVICES = 1024
-"""Devices whose names are kept: more is no server."""
+"""Maximum number of devices with names; above the size of any node."""
 Names: TypeAlias = Mapping[str, str]
 DeviceKey: TypeAlias = tuple[str, ...]
-"""A label and its value, or several of each: what identifies a device in an entity."""
+"""One or more labels with their values: identity of a device in an entity."""
 _PCI = "pci_address"
 
 
 def names_in(entities: Iterable[WireEntity]) -> Mapping[DeviceKey, Names]:
-    """Names of each GPU and NIC among entities, by every key that an entity may have."""
+    """Return the names of each GPU and NIC among entities, by every key that an entity may have."""
     found: dict[DeviceKey, Names] = {}
     devices = (
         entity
@@ -39,7 +39,7 @@ def names_in(entities: Iterable[WireEntity]) -> Mapping[DeviceKey, Names]:
 
 
 def device_key(kind: str, key: tuple[str, ...]) -> DeviceKey:
-    """Key of the device that an entity is or is a part of; empty where it is of no device."""
+    """Return the key of the device that an entity is or is part of; empty if there is none."""
     whole = KINDS[kind].whole if kind in KINDS else None
     if whole is None or len(key) < len(whole.labels):
         return ()
@@ -48,7 +48,7 @@ def device_key(kind: str, key: tuple[str, ...]) -> DeviceKey:
 
 
 def fullest(stated: Iterable[Names]) -> Names | None:
-    """The names with the fewest empty ones: a stream may know a device by its key alone."""
+    """Return the names with the fewest empty ones: a stream may contain only a device's key."""
     return max(stated, key=_stated, default=None)
 
 
@@ -57,7 +57,7 @@ def _stated(names: Names) -> int:
 
 
 def bare_gpu(uuid: str) -> Names:
-    """Names of a GPU of which only the UUID is known."""
+    """Return the names of a GPU of which only the UUID is known."""
     return _gpu(WireEntity("gpu", (uuid,)))
 
 

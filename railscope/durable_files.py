@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole and are durable on return. Everything blocks, and raises OSError."""
+"""Atomic file replacement, durable on return. Every function blocks, and raises OSError."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PARTIAL = ".partial"
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable: new files, renames, deletions."""
+    """Make changes to a directory durable: new files, renames, deletions."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -20,7 +20,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def make_directory(directory: Path) -> None:
-    """Make a directory and those above it, for their owner only, durable on return. Raises OSError."""
+    """Create a directory and its parents, for their owner only, durable on return. Raises OSError."""
     if directory.is_dir():
         return
     make_directory(directory.parent)
@@ -29,8 +29,8 @@ def make_directory(directory: Path) -> None:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Replace a file as a whole, durable on return. Raises OSError."""
-    # A name of its own: two may write the same file at once, and both are right.
+    """Replace a file atomically, durable on return. Raises OSError."""
+    # A unique temporary name: concurrent writers of one file must not interfere.
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
     try:
         with partial.open("wb") as file:
@@ -39,7 +39,7 @@ def write_durably(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         partial.rename(path)
     except OSError:
-        # On a full disk, each further attempt would leave another one.
+        # On a full disk, each further attempt would leave another temporary file.
         partial.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)

@@ -1,4 +1,4 @@
-"""Entities: what a metric is about."""
+"""Entities: the objects that metrics describe."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from railscope.text import printable
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """One thing of a kind: a stable identity, and facts that describe it, as printable text.
+    """Object of a kind: a stable identity, and facts that describe it, as printable text.
 
-    `key` gives one value for each label of the kind and is its identity. Two entities compare equal
-    only with equal facts, so that a new firmware makes a new schema.
+    `key` has one value for each label of the kind and is its identity. Two entities compare equal only
+    with equal facts, so that a firmware update creates a new schema.
     """
 
     kind: EntityKind
@@ -22,7 +22,7 @@ class Entity:
     facts: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        """Refuse a key of the wrong length and facts the kind does not declare."""
+        """Reject a key of the wrong length and facts that the kind does not declare."""
         if len(self.key) != len(self.kind.labels):
             message = f"{self.kind.name} needs {self.kind.labels}, got {self.key}"
             raise ValueError(message)
@@ -37,10 +37,10 @@ class Entity:
             object.__setattr__(self, "facts", facts)
 
     def part(self, kind: EntityKind, *key: str) -> Entity:
-        """A part of this entity: the clock of a GPU, the priority of a NIC."""
+        """Return a part of this entity, such as the clock of a GPU or the priority of a NIC."""
         return Entity(kind, self.key + key)
 
     @property
     def whole_key(self) -> tuple[str, ...]:
-        """The part of the key that names the outermost entity this one belongs to."""
+        """The part of the key that identifies the outermost entity that contains this one."""
         return self.key[: len(self.kind.whole.labels)]

@@ -1,8 +1,8 @@
-"""Envelopes read from the bodies of requests, within the bounds of one envelope.
+"""Decoding of envelopes from request bodies, within the bounds of one envelope.
 
-A sender may be hostile: each bound is checked before what lies beyond it is decoded, so that a few
-bytes on the wire become neither many in memory nor long work. Parts are decoded one after the
-other, and the first that is wrong ends it.
+A sender may be hostile: each bound is checked before the data beyond it is decoded, so that a few bytes
+on the wire cause neither large memory use nor long computation. Fields are decoded one after the other;
+the first invalid one ends decoding.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ else:
     from backports import zstd
 
 MAX_WINDOW_LOG = 24
-"""A frame of zstd may name a window of 2 GiB, which its reader would have to hold in memory."""
+"""A zstd frame may declare a window of 2 GiB, which its decoder would have to allocate."""
 
-# What one envelope may hold. Receivers check each bound before they decode what is beyond it, so
-# that a few bytes on the wire never become many in memory.
+# Bounds of one envelope. Receivers check each bound before they decode the data beyond it, so that
+# a few bytes on the wire never cause large memory use.
 MAX_SCHEMAS, MAX_BATCHES, MAX_FRAMES, MAX_EVENTS = 256, 1000, 20_000, 10_000
 MAX_SCHEMA_BYTES, MAX_SCHEMAS_BYTES, MAX_EVENT_BYTES = 1 << 20, 4 << 20, 32 << 10
 MAX_COLUMNS = 20_000
@@ -49,10 +49,10 @@ MAX_NAME, MAX_TEXT = 255, 4000
 """Characters of a name (node, run, boot, stream, kind, metric), and of any other text."""
 MAX_KEYS, MAX_FACTS = 16, 64
 MAX_EVENT_TEXT = 16_384
-"""Characters of all words of an event."""
+"""Characters of all texts of an event."""
 _CUT_TEXT = 410
-"""What remains of each fact of an event that has more text than that. It is still longer than a word
-of a claim may be, so that no claim is accepted with a word that was cut."""
+"""Length to which each fact of an event with more text than that is cut. Longer than any valid text of a
+claim, so that no claim is accepted with a truncated text."""
 
 
 class _Version(msgspec.Struct):
@@ -66,14 +66,14 @@ _Sequence: TypeAlias = Annotated[int, msgspec.Meta(gt=0, lt=SIGNED_LIMIT - 1)]
 
 
 class _SealedRunEnd(msgspec.Struct, array_like=True):
-    """How far an earlier run came, with its bounds."""
+    """End of an earlier run, with bounds."""
 
     run: Name
     streams: Annotated[dict[Name, _Sequence], msgspec.Meta(max_length=MAX_SCHEMAS)] = {}
 
 
 class _SealedEnvelope(msgspec.Struct):
-    """An envelope whose parts are not decoded yet."""
+    """An envelope with fields that are not decoded yet."""
 
     node: Name
     run: Name
@@ -85,7 +85,7 @@ class _SealedEnvelope(msgspec.Struct):
 
 
 class _SealedSchema(msgspec.Struct):
-    """A schema as it is read, with the bounds of its parts."""
+    """A decoded schema, with the bounds of its fields."""
 
     stream: Name
     groups: Annotated[tuple[WireGroup, ...], msgspec.Meta(max_length=MAX_COLUMNS)]
@@ -93,7 +93,7 @@ class _SealedSchema(msgspec.Struct):
 
 
 class _SealedBatch(msgspec.Struct):
-    """A batch whose events are not decoded yet."""
+    """A batch with events that are not decoded yet."""
 
     stream: Name
     schema: Annotated[bytes, msgspec.Meta(max_length=HASH_BYTES)]
@@ -116,7 +116,7 @@ _event_decoder = msgspec.msgpack.Decoder(WireEvent)
 
 
 def unpacked_bytes(body: bytes) -> int | None:
-    """The size that a body says it has when decompressed; None where it does not say."""
+    """Return the decompressed size that a body declares; None if it declares none."""
     try:
         return zstd.get_frame_info(body[len(MAGIC) :]).decompressed_size
     except zstd.ZstdError:
@@ -124,12 +124,12 @@ def unpacked_bytes(body: bytes) -> int | None:
 
 
 def unpack(body: bytes, max_bytes: int) -> Envelope:
-    """The envelope in a body.
+    """Decode the envelope in a body.
 
-    Raises WireVersionError for an envelope of another version, and WireError for anything else
-    that is none: wrong magic, truncated, larger than `max_bytes` when decompressed, or beyond one
-    of the bounds of an envelope. No more than `max_bytes` are ever decompressed, and each part is
-    checked before the next one is decoded.
+    Raises WireVersionError for an envelope of another version, and WireError for every other invalid
+    body: wrong magic, truncated, larger than `max_bytes` when decompressed, or beyond one of the bounds
+    of an envelope. At most `max_bytes` are ever decompressed, and each field is checked before the next
+    one is decoded.
     """
     raw = _decompressed(body, max_bytes)
     try:
@@ -252,7 +252,7 @@ def _check_size(what: str, size: int, max_size: int, unit: str = "bytes") -> Non
 
 
 def _text_of(event: WireEvent) -> int:
-    """Characters of all words of an event."""
+    """Characters of all texts of an event."""
     words = chain(
         (event.name, event.entity.kind), event.entity.key,
         event.entity.facts, event.entity.facts.values(), event.facts, event.facts.values(),
@@ -261,7 +261,7 @@ def _text_of(event: WireEvent) -> int:
 
 
 def within_bounds(event: WireEvent) -> WireEvent:
-    """An event that receivers accept: long facts are cut where it has more text than it may."""
+    """Return an event that receivers accept: long facts are cut if it exceeds the limit on text."""
     too_long = any(len(word) > MAX_TEXT for word in event.facts.values())
     if not too_long and len(event.facts) <= MAX_FACTS and _text_of(event) <= MAX_EVENT_TEXT:
         return event

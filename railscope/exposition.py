@@ -1,7 +1,7 @@
-"""Prometheus' text format and OpenMetrics, from the catalog's declarations.
+"""Prometheus text format and OpenMetrics, generated from the catalog's declarations.
 
-A page is made of blocks: the sample lines of one metric. Label texts are made once for a schema;
-a scrape fills in numbers.
+An exposition consists of blocks: the sample lines of one metric. Label texts are built once per schema; a
+scrape fills in numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Format(Enum):
 
     @staticmethod
     def accepted(accept: str) -> Format:
-        """The format an Accept header asks for; OpenMetrics only where it is named."""
+        """Return the format that an Accept header selects; OpenMetrics only if it is named."""
         return Format.OPENMETRICS if "application/openmetrics-text" in accept else Format.PROMETHEUS
 
 
@@ -37,7 +37,7 @@ _OWN_TYPES = {Kind.COUNTER, Kind.HISTOGRAM}
 
 
 def header(metric: Metric, text_format: Format) -> str:
-    """HELP, TYPE and, where the format knows it, UNIT of a metric."""
+    """Return HELP, TYPE and, if the format supports it, UNIT of a metric."""
     help_ = metric.help.translate(_HELP_ESCAPES)
     if text_format is Format.PROMETHEUS:
         type_ = str(metric.kind) if metric.kind in _OWN_TYPES else "gauge"
@@ -55,18 +55,18 @@ def header(metric: Metric, text_format: Format) -> str:
 
 
 def labelled(name: str, labels: Iterable[tuple[str, str]]) -> str:
-    """Name and labels of a sample, up to where the number goes."""
+    """Return name and labels of a sample, up to the position of the number."""
     inner = ",".join(f'{label}="{value.translate(_ESCAPES)}"' for label, value in labels)
     return f"{name}{{{inner}}} " if inner else f"{name} "
 
 
 def sample_prefix(metric: Metric, labels: Iterable[tuple[str, str]]) -> str:
-    """Name and labels of a sample of a metric, up to where the number goes."""
+    """Return name and labels of a sample of a metric, up to the position of the number."""
     return labelled(metric.name, labels)
 
 
 def number(metric: Metric, stored: int) -> str:
-    """A stored integer in base units. Whole numbers stay exact, whatever their size."""
+    """Format a stored integer in base units. Integers stay exact at any size."""
     value = from_stored(stored, counter=metric.kind is Kind.COUNTER)
     numerator, denominator = metric.scale.as_integer_ratio()
     if denominator == 1:
@@ -75,7 +75,7 @@ def number(metric: Metric, stored: int) -> str:
 
 
 def entity_prefix(metric: Metric, entity: Entity, extra: Sequence[tuple[str, str]] = ()) -> str:
-    """Name and labels of the sample of an entity."""
+    """Return name and labels of the sample of an entity."""
     labels = [*zip(entity.kind.labels, entity.key, strict=True), *extra]
     if metric.kind is not Kind.HISTOGRAM:
         return sample_prefix(metric, labels)
@@ -88,7 +88,7 @@ def entity_prefix(metric: Metric, entity: Entity, extra: Sequence[tuple[str, str
 
 
 class Template:
-    """A schema's sample lines with places for the numbers."""
+    """A schema's sample lines with placeholders for the numbers."""
 
     def __init__(self, schema: Schema) -> None:
         self.info = _info_lines(schema)
@@ -102,7 +102,7 @@ class Template:
             start += len(members)
 
     def render(self, frame: Frame) -> dict[str, str]:
-        """Sample lines by metric. Columns without a value are left out."""
+        """Return sample lines by metric. Columns without a value are omitted."""
         blocks = {}
         for metric, start, prefixes in self._groups:
             values = frame.values[start : start + len(prefixes)]
@@ -139,7 +139,7 @@ def _lines(metric: Metric, prefixes: list[str], values: array[int]) -> str:
 
 
 def _histogram(metric: Metric, prefixes: list[str], values: array[int]) -> str:
-    """Buckets and sums as they come; the last bucket stands for the count, too."""
+    """Return buckets and sums in column order; the last bucket also serves as the count."""
     lines = []
     for prefix, value in zip(prefixes, values, strict=True):
         first, _, second = prefix.partition("\n")
@@ -155,7 +155,7 @@ def _with_state(prefix: str, state: str) -> str:
 
 
 def _info_lines(schema: Schema) -> dict[str, dict[str, str]]:
-    """Info samples by metric and identity, for every entity that has facts."""
+    """Return info samples by metric and identity, for every entity that has facts."""
     found: dict[str, dict[str, str]] = {}
     for entity in schema.entities:
         metric = INFO.get(entity.kind.name)
@@ -168,12 +168,12 @@ def _info_lines(schema: Schema) -> dict[str, dict[str, str]]:
 
 
 def declared(name: str) -> Metric:
-    """The declaration of a metric, derived ones included. Raises KeyError."""
+    """Return the declaration of a metric, derived ones included. Raises KeyError."""
     return METRICS[name] if name in METRICS else rollups()[name].metric
 
 
 def page(blocks: Mapping[str, str], text_format: Format) -> str:
-    """A whole page: every block under its header, in the order of the catalog."""
+    """Return a complete exposition: every block below its header, in catalog order."""
     last = len(ORDER)
     parts = []
     for name in sorted(blocks, key=lambda name: (ORDER.get(name, last), name)):
@@ -184,13 +184,13 @@ def page(blocks: Mapping[str, str], text_format: Format) -> str:
 
 
 class Exposition:
-    """Pages from the latest frames of several streams, with templates kept for their schemas."""
+    """Expositions of the latest frames of several streams, with templates cached per schema."""
 
     def __init__(self) -> None:
         self._templates: dict[Schema, Template] = {}
 
     def render(self, frames: Iterable[Frame], text_format: Format) -> str:
-        """One page of all the frames."""
+        """Return one exposition of all frames."""
         blocks: dict[str, str] = {}
         info: dict[str, dict[str, str]] = {}
         current = list(frames)

@@ -1,7 +1,7 @@
-"""Frames: what one source of one node said at one instant.
+"""Frames: readings of one source of one node at one time.
 
-A schema says which entity and metric each column is. It is made when a source is probed, and again
-only when the machine changes; frames refer to it.
+A schema defines the entity and metric of each column. It is created when a source is probed, and again
+only when the node's hardware or configuration changes; frames refer to it.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ Column = tuple[Metric, Entity]
 
 @dataclass(frozen=True)
 class Schema:
-    """The columns of one stream, grouped by metric in the order of the catalog."""
+    """Columns of one stream, grouped by metric in catalog order."""
 
     stream: str
     columns: tuple[Column, ...]
     bystanders: tuple[Entity, ...] = ()
-    """Entities that have facts to tell but no column of their own."""
+    """Entities with facts but without a column."""
 
     @cached_property
     def _hash(self) -> int:
         return hash((self.stream, self.columns))
 
     def __hash__(self) -> int:
-        """Hash once: schemas have thousands of columns and are looked up at every batch."""
+        """Return the cached hash: schemas have thousands of columns and are dict keys for every batch."""
         return self._hash
 
     @staticmethod
     def ordered(columns: Iterable[Column]) -> list[int]:
-        """Positions of the columns in the order a schema wants them: by metric, else as found."""
+        """Return the positions of the columns in schema order: by metric, else in order of discovery."""
         found = list(columns)
         return sorted(range(len(found)), key=lambda i: ORDER[found[i][0].name])
 
     @cached_property
     def entities(self) -> tuple[Entity, ...]:
-        """Every entity once, in the order of first appearance."""
+        """Every entity once, in order of first appearance."""
         every = [entity for _, entity in self.columns] + list(self.bystanders)
         return tuple(dict.fromkeys(every))
 
@@ -65,7 +65,7 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to an entity, at an instant of the node's clocks; facts print.
+    """Event of an entity, at a timestamp of the node's clocks; facts are printable.
 
     Audited events of a run are numbered from 1, without a gap; others have number 0.
     """
@@ -78,7 +78,7 @@ class Event:
     number: int = 0
 
     def __post_init__(self) -> None:
-        """Escape what does not print."""
+        """Escape unprintable characters."""
         if not "".join((*self.facts, *self.facts.values())).isprintable():
             facts = {printable(name): printable(text) for name, text in self.facts.items()}
             object.__setattr__(self, "facts", facts)
@@ -86,7 +86,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """One moment on the node's clocks; `uncertainty_ns` is None where no one vouches for it."""
+    """One timestamp on the node's clocks; `uncertainty_ns` is None if unknown."""
 
     wall_ns: int
     boot_ns: int
@@ -95,7 +95,7 @@ class Instant:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who made a frame: the node, and one run of its agent. A new run counts from sequence 1."""
+    """Origin of a frame: the node, and one run of its agent. A new run counts from sequence 1."""
 
     node: str
     run: str
@@ -104,10 +104,10 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One stream of one node at one instant. Its identity is (node, run, stream, sequence).
+    """Readings of one stream of one node at one time. Its identity is (node, run, stream, sequence).
 
-    `values` holds one stored integer a column. `reasons` holds one code a column (0 where the
-    value counts), or nothing at all where every column has a value.
+    `values` has one stored integer per column. `reasons` has one code per column (0 if the value is
+    valid), or is empty if every column has a value.
     """
 
     origin: Origin
@@ -119,13 +119,13 @@ class Frame:
     events: tuple[Event, ...] = ()
 
     def reading(self, column: int) -> Reading:
-        """The stored integer of a column, or why there is none."""
+        """Return the stored integer of a column, or the reason for its absence."""
         if self.reasons and self.reasons[column] != PRESENT:
             return REASONS[self.reasons[column]]
         metric = self.schema.columns[column][0]
         return from_stored(self.values[column], counter=metric.kind is Kind.COUNTER)
 
     def readings(self) -> Iterator[tuple[Metric, Entity, Reading]]:
-        """Every column with its reading."""
+        """Yield every column with its reading."""
         for position, (metric, entity) in enumerate(self.schema.columns):
             yield metric, entity, self.reading(position)

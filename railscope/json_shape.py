@@ -1,4 +1,4 @@
-"""Shape of JSON that another program wrote, checked before it is read."""
+"""Check of the shape of foreign JSON before it is read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_SHOWN = 40
 
 
 class ShapeError(ValueError):
-    """A value is not of the expected type; `field` is its path, empty for the whole."""
+    """A value is not of the expected type; `field` is its path, empty for the top level."""
 
     def __init__(self, field: str, reason: str) -> None:
         self.field, self.reason = field, reason
@@ -32,13 +32,13 @@ def check_shape(value: Any, shape: Any) -> None:
 
 
 def shown(value: object) -> str:
-    """A value for a message, on one line and not too long."""
+    """Format a value for a message, on one line and with a length limit."""
     text = repr(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 def _value_at(value: Any, field: str) -> Any:
-    """The value at a path; of keys that the path does not name, the mapping that has them."""
+    """Return the value at a path; for keys that the path does not name, the mapping that contains them."""
     for index, name in _STEP.findall(field):
         if isinstance(value, list) and index:
             value = value[int(index)]

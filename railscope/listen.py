@@ -1,4 +1,4 @@
-"""Addresses to listen on, and TLS for those who listen."""
+"""Listen addresses, and TLS for servers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_HOST = 255
 
 
 def split_address(listen: str) -> tuple[str, int]:
-    """Host and port of "host:port"; IPv6 hosts stand in brackets. Raises SettingsError."""
+    """Split "host:port" into host and port; IPv6 hosts are in brackets. Raises SettingsError."""
     host, colon, port = listen.rpartition(":")
     digits = port.isascii() and port.isdecimal() and len(port) <= len(str(MAX_PORT))
     if not colon or not digits or int(port) > MAX_PORT:
@@ -31,7 +31,7 @@ def split_address(listen: str) -> tuple[str, int]:
 
 
 def _is_host(host: str) -> bool:
-    """True if the text can be asked of a name server: labels of 1 to 63 characters that print."""
+    """True if the text is a valid DNS host name: printable labels of 1 to 63 characters."""
     if len(host) > MAX_HOST or not host.isprintable() or " " in host:
         return False
     try:
@@ -44,9 +44,9 @@ def _is_host(host: str) -> bool:
 def server_tls(
     certificate_file: str, key_file: str, client_ca_file: str = ""
 ) -> ssl.SSLContext | None:
-    """The TLS context of a server; None for plain HTTP. Raises SettingsError.
+    """Return the TLS context of a server; None for plain HTTP. Raises SettingsError.
 
-    With a client CA, clients may show a certificate; one that does not lead to it is refused.
+    With a client CA, clients may present a certificate; one that does not chain to it is rejected.
     """
     if not certificate_file:
         if client_ca_file:

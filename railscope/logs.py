@@ -1,4 +1,4 @@
-"""Logs: one event name, then keys. Under systemd the journal adds time and level by itself."""
+"""Logs: one event name, then keys. Under systemd the journal adds time and level."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _quoted(value: Any) -> str:
 
 
 class Lines:
-    """Standard error, of which no failure ends a program: a full disk, a closed pipe, odd text."""
+    """Standard error, with failures that never end a program: full disk, closed pipe, unencodable text."""
 
     def __init__(self) -> None:
         self.lost = 0
@@ -48,15 +48,15 @@ class Lines:
         return len(line)
 
     def flush(self) -> None:
-        """Do nothing: each line was flushed."""
+        """Do nothing: each line is flushed on write."""
 
 
 lines = Lines()
-"""Where the logs of this process go."""
+"""Log output of this process."""
 
 
 def configure(level: str) -> None:
-    """Send logs to standard error; for the journal with its level prefix, else with the time."""
+    """Send logs to standard error: with a level prefix for the journal, else with the time."""
     journal = "JOURNAL_STREAM" in os.environ
     processors: list[Any] = []
     if not journal:

@@ -1,7 +1,7 @@
-"""Numbers that people, schedulers and nodes write as text, bounded before they are computed.
+"""Bounded parsing of numbers in text from people, schedulers and nodes.
 
-Python computes `Fraction("1e999999999")` in one call that no signal interrupts, and refuses `int()` of
-more than 4300 digits with an error of its own. Text from outside the program is read here.
+Python computes `Fraction("1e999999999")` in one call that no signal interrupts, and `int()` rejects more
+than 4300 digits with an error of its own. Numeric text from outside the program is parsed here.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from fractions import Fraction
 MAX_DIGITS = 15
 """Digits of a decimal number before its point."""
 MAX_PLACES = 9
-"""Digits after it."""
+"""Digits after the point."""
 _MAX_SHOWN = 60
 _DECIMAL = re.compile(rf"-?[0-9]{{1,{MAX_DIGITS}}}(?:\.[0-9]{{1,{MAX_PLACES}}})?")
 
 
 class NumberError(ValueError):
-    """A text that is no number within its bounds; the message states what was expected."""
+    """A text that is not a number within its bounds; the message states the expected form."""
 
 
 def parse_decimal(text: str, *, minimum: int | None = None) -> Fraction:
-    """The exact number in `12`, `-3` or `12.50`. Raises NumberError."""
+    """Parse `12`, `-3` or `12.50` exactly. Raises NumberError."""
     found = Fraction(text) if _DECIMAL.fullmatch(text) else None
     if found is None or (minimum is not None and found < minimum):
         least = "" if minimum is None else f", at least {minimum}"
@@ -35,9 +35,9 @@ def parse_decimal(text: str, *, minimum: int | None = None) -> Fraction:
 
 
 def parse_whole(text: str, limit: int) -> int:
-    """The number in ASCII digits, from 0 to less than `limit`. Raises NumberError.
+    """Parse ASCII digits as a number from 0 to less than `limit`. Raises NumberError.
 
-    Zeros may lead, as many as the limit has digits at most.
+    Leading zeros are valid, up to the number of digits of the limit.
     """
     digits = text.isascii() and text.isdecimal() and len(text) <= 2 * len(str(limit))
     if not digits or int(text) >= limit:
@@ -47,5 +47,5 @@ def parse_whole(text: str, limit: int) -> int:
 
 
 def shown(text: str) -> str:
-    """A text for a message, quoted and not too long."""
+    """Format a text for a message, quoted and with a length limit."""
     return repr(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}...")

@@ -1,4 +1,4 @@
-"""What a pod of Kubernetes says of GPUs: annotations and limits."""
+"""GPU-related annotations and limits of a Kubernetes pod."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 MAX_TEXT = 16_384
-"""Characters of one annotation that is read; a longer one is left out."""
+"""Maximum characters of one annotation; longer ones are omitted."""
 _PREFIXES = (
     "hami.io/vgpu-", "volcano.sh/vgpu-", "volcano.sh/gpu-", "aliyun.com/gpu-", "alibabacloud.com/gpu-",
     "ALIYUN_COM_GPU_MEM_", "scheduler.framework.gpushare.", "tencent.com/predicate-gpu-idx-",
@@ -19,14 +19,14 @@ _LIMITS = (
 
 
 class ContainerLimits(msgspec.Struct, frozen=True):
-    """Limits of a container that concern GPUs, by name of the resource."""
+    """Limits of a container that concern GPUs, by resource name."""
 
     name: str
     limits: dict[str, str] = {}
 
 
 class PodEntry(msgspec.Struct, frozen=True):
-    """A pod with what it says of GPUs."""
+    """A pod with its GPU-related annotations and limits."""
 
     namespace: str
     name: str
@@ -36,12 +36,12 @@ class PodEntry(msgspec.Struct, frozen=True):
 
     @property
     def concerns_gpus(self) -> bool:
-        """True if there is anything about GPUs in it, or it has ended."""
+        """True if the pod has GPU-related content, or has ended."""
         return self.has_ended or bool(self.annotations) or any(c.limits for c in self.containers)
 
     @property
     def has_ended(self) -> bool:
-        """True for a pod that holds nothing any more."""
+        """True for a pod that has ended and holds no resources."""
         return self.phase in {"Succeeded", "Failed"}
 
 
@@ -51,7 +51,7 @@ def pod_entry(
     annotations: Mapping[str, str],
     containers: Iterable[tuple[str, Mapping[str, str]]],
 ) -> PodEntry:
-    """The entry of a pod by namespace and name, with what concerns GPUs of its texts."""
+    """Return the entry of a pod by namespace and name, with its GPU-related texts."""
     return PodEntry(
         *name, phase, _of_gpus(annotations, _PREFIXES),
         tuple(ContainerLimits(own, _of_gpus(limits, _LIMITS)) for own, limits in containers),

@@ -1,8 +1,8 @@
-"""Parts of GPUs that pods request, for each system that shares GPUs in Kubernetes.
+"""Shares of GPUs that pods request, for each GPU sharing system of Kubernetes.
 
-Each reader returns what the annotations and limits of one pod say: devices with an exact fraction each,
-or a number of devices without a name. A fraction of memory needs the memory of the device: where that is
-unknown there is a problem and no claim, never the whole device.
+Each reader parses the annotations and limits of one pod: named devices with an exact fraction each, or a
+number of unnamed devices. A fraction of memory requires the memory size of the device: if that is
+unknown, the result is a problem and no claim, never the complete device.
 
 Sources: Project-HAMi/HAMi:docs/develop/protocol.md; volcano-sh/volcano:pkg/scheduler/api/devices/nvidia;
 AliyunContainerService/gpushare-scheduler-extender:pkg/utils; hkust-adsl/kubernetes-scheduler-simulator;
@@ -24,26 +24,26 @@ from railscope.pod_entry import PodEntry
 from railscope.shares import MAX_COUNT
 
 Place: TypeAlias = str | int | None
-"""A device by UUID or index, or none."""
+"""Device by UUID or index, or None."""
 Memory: TypeAlias = Callable[[Place], int | None]
-"""MiB of a device; of the devices of the node where they are all alike and none is named."""
+"""MiB of a device; for None, of each device of the node if all have the same size."""
 _QUANTITY = re.compile(r"([0-9]{1,12})(k|M|G|Ki|Mi|Gi)?")
 _FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
 _HUNDRED, _MILLI, _VCUDA_MIB, _GIB = 100, 1000, 256, 1024
 _FIELDS = 4
 _MAX_AMOUNT = 1 << 40
-"""MiB or percent; beyond any device."""
+"""Upper limit in MiB or percent; above any device."""
 _MAX_INDEX = 1 << 16
 _Amount: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=_MAX_AMOUNT)]
 
 
 class RequestError(ValueError):
-    """An annotation or limit that cannot be read; the message says which."""
+    """An annotation or limit that cannot be parsed; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A fraction of a device, or of each of `count` devices without a name. None: all of it."""
+    """Fraction of one device, or of each of `count` unnamed devices. None: the complete device."""
 
     place: Place
     share: Fraction | None
@@ -52,18 +52,18 @@ class Part:
 
 @dataclass(slots=True)
 class Requests:
-    """All that a pod requests of GPUs by shares, and what could not be read of it."""
+    """Shares of GPUs that a pod requests, and the requests that could not be parsed."""
 
     parts: list[Part] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        """True where a system of shares is in use at all."""
+        """True if the pod uses this sharing system."""
         return bool(self.parts or self.problems)
 
 
 def requests_of(pod: PodEntry, memory: Memory) -> Requests:
-    """What a pod requests, by the first system that it shows signs of."""
+    """Return a pod's requests, by the first sharing system that it uses."""
     for read in _READERS:
         found = Requests()
         try:
@@ -76,7 +76,7 @@ def requests_of(pod: PodEntry, memory: Memory) -> Requests:
 
 
 def _summed(parts: Iterator[Part]) -> list[Part]:
-    """One part for each device: two containers of a pod may share one. Without names, by share."""
+    """Sum the parts per device: two containers of a pod may share one. Unnamed ones by share."""
     named: dict[Place, Fraction | None] = {}
     counts: dict[Fraction | None, int] = {}
     for part in parts:
@@ -93,7 +93,7 @@ def _summed(parts: Iterator[Part]) -> list[Part]:
 
 
 def _fraction(part: int, of: int | None, what: str) -> Fraction:
-    """At most the whole device: memory may be promised more than once (scaling)."""
+    """Return the fraction, limited to the complete device: memory may be overcommitted (scaling)."""
     if not of:
         message = f"{what}: the memory of the device is unknown"
         raise RequestError(message)
@@ -104,7 +104,7 @@ def _fraction(part: int, of: int | None, what: str) -> Fraction:
 
 
 def _share(cores: int, mib: int, percent: int, of: int | None, what: str) -> Fraction | None:
-    """Cores where they are reserved (100: exclusive), else memory."""
+    """Share by cores if any are reserved (100: exclusive), else by memory."""
     if cores >= _HUNDRED:
         return None
     if cores > 0:
@@ -113,7 +113,7 @@ def _share(cores: int, mib: int, percent: int, of: int | None, what: str) -> Fra
 
 
 def _number(texts: Mapping[str, str], name: str) -> int:
-    """A quantity as Kubernetes writes whole numbers; 0 where there is none."""
+    """Parse a whole number in Kubernetes' quantity notation; 0 if missing."""
     text = texts.get(name, "0").strip()
     found = _QUANTITY.fullmatch(text)
     if found is None:
@@ -132,7 +132,7 @@ def _indices(text: str, what: str) -> list[int]:
 
 
 def _allocated(text: str, memory: Memory, what: str) -> Iterator[Part]:
-    """`UUID,NVIDIA,MiB,cores:` for each device, `;` after each container."""
+    """Parse `UUID,NVIDIA,MiB,cores:` for each device, `;` after each container."""
     for device in re.split("[;:]", text):
         if not device.strip():
             continue
@@ -153,7 +153,7 @@ def _allocated(text: str, memory: Memory, what: str) -> Iterator[Part]:
 def _virtual(
     pod: PodEntry, memory: Memory, annotation: str, names: tuple[str, str, str, str]
 ) -> Iterator[Part]:
-    """HAMi, and Volcano in its manner: devices by annotation, else numbers by limits."""
+    """HAMi and Volcano: devices by annotation, else numbers by limits."""
     if text := pod.annotations.get(annotation, ""):
         yield from _allocated(text, memory, annotation)
         return
@@ -161,7 +161,7 @@ def _virtual(
     for container in pod.containers:
         limits = container.limits
         if not {mib, percent, cores} & limits.keys():
-            continue  # whole GPUs of the usual device plugin
+            continue  # complete GPUs of the standard device plugin
         share = _share(
             _number(limits, cores),
             _number(limits, mib),
@@ -229,7 +229,7 @@ def _gpushare(pod: PodEntry, memory: Memory) -> Iterator[Part]:
 
 
 def _by_index(text: str) -> dict[int, int]:
-    """Amounts by GPU of `{"container":{"GPU index":amount}}`, over all containers."""
+    """Sum amounts by GPU of `{"container":{"GPU index":amount}}` over all containers."""
     try:
         told = msgspec.json.decode(text.encode(), type=dict[str, dict[str, _Amount]])
     except (msgspec.MsgspecError, UnicodeEncodeError) as error:
@@ -244,7 +244,7 @@ def _by_index(text: str) -> dict[int, int]:
 
 
 def _memory_part(amount: int, of: int, mib: int | None) -> Fraction:
-    """Of the total that the scheduler wrote; else of the device, in GiB, or in MiB where it is more."""
+    """Fraction of the total that the scheduler wrote; else of the device, in GiB, or in MiB if larger."""
     if of:
         return _fraction(amount, of, "aliyun.com/gpu-mem")
     gib = (mib or 0) // _GIB
@@ -270,7 +270,7 @@ def _gpu_milli(pod: PodEntry, memory: Memory) -> Iterator[Part]:
 
 
 def _cores(cores: int, what: str) -> tuple[Fraction | None, int]:
-    """Below 100 a part of one GPU, else whole GPUs by hundreds: share and count."""
+    """Return share and count: below 100 a fraction of one GPU, else complete GPUs by hundreds."""
     if cores < _HUNDRED:
         return Fraction(cores, _HUNDRED), 1
     if cores % _HUNDRED:
@@ -280,7 +280,7 @@ def _cores(cores: int, what: str) -> tuple[Fraction | None, int]:
 
 
 def _tencent(pod: PodEntry, memory: Memory) -> Iterator[Part]:
-    """QGPU names no device; gpu-manager names one for each container."""
+    """Shares of QGPU (annotations without a device), or of gpu-manager (one device per container)."""
     for container in pod.containers:
         limits = container.limits
         for system, unit in (

@@ -1,4 +1,4 @@
-"""Readings: a number, or the reason why there is none."""
+"""Readings: a number, or the reason for its absence."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TypeAlias
 
 
 class Absent(Enum):
-    """Why a reading has no value. The codes are those of the wire; 0 stands for a value.
+    """Reason for the absence of a value. The codes are those of the wire format; 0 stands for a value.
 
-    "Not here" (`UNSUPPORTED`, `GONE`) and "broken" (the others) are different answers.
+    Not present (`UNSUPPORTED`, `GONE`) and broken (the others) are different results.
     """
 
     UNSUPPORTED = 1
@@ -21,7 +21,7 @@ class Absent(Enum):
 
     @property
     def word(self) -> str:
-        """The reason as it stands in labels and messages."""
+        """The reason as used in labels and messages."""
         return self.name.lower()
 
 
@@ -34,9 +34,9 @@ UNSIGNED_RANGE = 1 << 64
 
 
 def to_stored(value: int) -> int:
-    """Fold an unsigned 64-bit number into the signed 64-bit integers that frames hold.
+    """Convert an unsigned 64-bit number to the signed 64-bit integers of frames.
 
-    Raises OverflowError for a number that 64 bits cannot hold.
+    Raises OverflowError for a number that does not fit in 64 bits.
     """
     if -SIGNED_LIMIT <= value < SIGNED_LIMIT:
         return value
@@ -47,15 +47,15 @@ def to_stored(value: int) -> int:
 
 
 def from_stored(value: int, *, counter: bool) -> int:
-    """The number a frame's integer stands for: counters are unsigned, gauges signed."""
+    """Convert a frame's integer back to its number: counters are unsigned, gauges signed."""
     return value + UNSIGNED_RANGE if counter and value < 0 else value
 
 
 def parse_integer(text: bytes) -> Reading:
-    """Read one decimal integer of at most 64 bits as the kernel prints it.
+    """Parse one decimal integer of at most 64 bits as the kernel prints it.
 
     An empty file and "N/A (no PMA)" mean that the counter is not supported
-    (torvalds/linux:drivers/infiniband/core/sysfs.c); anything else that is no number is an error.
+    (torvalds/linux:drivers/infiniband/core/sysfs.c); any other text that is not a number is an error.
     """
     try:
         value = int(text)
@@ -67,7 +67,7 @@ def parse_integer(text: bytes) -> Reading:
 
 
 def reason_of(error: OSError) -> Absent:
-    """The reason an operating-system error gives for a missing value."""
+    """Return the absence reason for an operating-system error."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return Absent.GONE
     if isinstance(error, PermissionError):

@@ -1,7 +1,7 @@
-"""Running a service: signals, reload, a clean stop, word to systemd.
+"""Service lifecycle: signals, reload, clean stop, systemd notifications.
 
-SIGTERM and SIGINT stop. SIGHUP loads the settings again: if a service can be built from them it
-takes the place of the old one; if not, or if it cannot start, the old settings stay in force.
+SIGTERM and SIGINT stop the service. SIGHUP reloads the settings: if a service can be built from them it
+replaces the old one; if not, or if it cannot start, the old settings stay in force.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from railscope.systemd import notify, notify_reloading
 log = structlog.get_logger(__name__)
 
 Serve: TypeAlias = Callable[[], Awaitable[None]]
-"""Builds a service anew from settings that were found good, and runs it until cancelled."""
+"""Builds a service from validated settings, and runs it until cancelled."""
 
 
 async def supervise(load: Callable[[], Serve]) -> None:
-    """Serve until told to stop.
+    """Run a service until SIGTERM or SIGINT.
 
-    `load` reads the settings, builds a service from them to see that it can be done, and raises
-    SettingsError where it cannot. Raises whatever ends the service by itself.
+    `load` reads the settings, builds a service from them to validate them, and raises SettingsError if
+    that fails. Raises the error of a service that ends by itself.
     """
     loop = asyncio.get_running_loop()
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
@@ -54,7 +54,7 @@ async def _until_change(
     signals: asyncio.Queue[signal.Signals],
     load: Callable[[], Serve],
 ) -> Serve | None:
-    """The service to run next after a reload, or None when it is time to stop."""
+    """Return the service to run next after a reload, or None to stop."""
     while True:
         waiting = asyncio.ensure_future(signals.get())
         both: set[asyncio.Future[Any]] = {serving, waiting}

@@ -1,7 +1,7 @@
 """Settings: one TOML file per program, then the environment, then flags.
 
-A settings type is a frozen msgspec Struct whose fields carry their description; sample files and
-the reference page are made from it. Unknown keys are errors that name the nearest known one.
+A settings type is a frozen msgspec Struct with a description on each field; sample files and the
+reference are generated from it. Unknown keys are errors that name the most similar valid one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CONFIGURATION = "/etc/railscope"
 """Directory of the settings files of installed programs, unless the variable names another."""
 MAX_QUOTED = 200
 MAX_NUMBER = 1 << 50
-"""Of settings without a bound of their own: a PiB of bytes, or a mistake."""
+"""Bound of settings without a bound of their own: a PiB of bytes; a larger value is a mistake."""
 _TYPES: dict[Any, str] = {
     int: "an integer",
     float: "a finite number",
@@ -39,18 +39,19 @@ _BOUNDS = {
 
 
 class SettingsError(ValueError):
-    """A setting that is unknown, of the wrong type or out of bounds; the message says which."""
+    """A setting that is unknown, of the wrong type or out of bounds; the message names it."""
 
 
 def described(text: str, **bounds: Any) -> msgspec.Meta:
-    """The description of a setting, and its bounds (`ge`, `le`, `min_length`, ...)."""
+    """Return the description of a setting, with its bounds (`ge`, `le`, `min_length`, ...)."""
     return msgspec.Meta(description=text, **bounds)
 
 
 def default_file(program: str, environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Settings file that all commands of a program read unless `--config` names one; None if missing.
+    """Return the settings file that all commands of a program read by default; None if missing.
 
-    A file that exists and cannot be read is returned: reading it reports why.
+    `--config` overrides it. A file that exists but cannot be read is returned: reading it raises the
+    reason.
     """
     directory = Path(environment.get(CONFIGURATION_VARIABLE) or CONFIGURATION)
     file = directory / f"{program}.toml"
@@ -71,11 +72,11 @@ def load(
     prefix: str,
     flags: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Settings from defaults, a file, the environment and flags; the later wins.
+    """Load settings from defaults, a file, the environment and flags; later ones take precedence.
 
-    `prefix` starts the names of environment variables; sections are set apart by two underscores:
-    RAILSCOPE_AGENT_COLLECTOR__URL. `flags` maps dotted keys to values; None stands for not given.
-    Raises SettingsError that names the place, the key and what to write instead.
+    `prefix` starts the names of environment variables; sections are separated by two underscores:
+    RAILSCOPE_AGENT_COLLECTOR__URL. `flags` maps dotted keys to values; None stands for an unset flag.
+    Raises SettingsError that states the file or variable, the key and the expected value.
     """
     merged: dict[str, Any] = {}
     if file is not None:
@@ -101,7 +102,7 @@ def _read(file: Path) -> dict[str, Any]:
 def _from_environment(
     kind: type[msgspec.Struct], environment: Mapping[str, str], prefix: str
 ) -> dict[str, dict[str, Any]]:
-    """The setting that each variable with the prefix states."""
+    """Return the setting in each environment variable with the prefix."""
     known = {key.upper().replace(".", "__"): key for key, _ in fields(kind)}
     found = {}
     for name, value in environment.items():
@@ -144,7 +145,7 @@ def _merge(
 
 
 def _checked(hint: Any, key: str, value: Any, where: str) -> Any:
-    """The same value. Raises SettingsError where its type or its bounds do not allow it."""
+    """Return the value unchanged. Raises SettingsError if its type or bounds are invalid."""
     shown = repr(value) if len(repr(value)) <= MAX_QUOTED else repr(value)[:MAX_QUOTED] + "..."
     message = f"{where}: invalid {key}: {shown}: expected {expectation(hint)}"
     try:
@@ -160,7 +161,7 @@ def _checked(hint: Any, key: str, value: Any, where: str) -> Any:
 
 
 def expectation(hint: Any) -> str:
-    """Type and bounds of a setting in words, such as "an integer, at least 1"."""
+    """Describe type and bounds of a setting, such as "an integer, at least 1"."""
     plain, *notes = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
     if typing.get_origin(plain) is dict:
         value = _TYPES.get(typing.get_args(plain)[1], "a value")
@@ -173,7 +174,7 @@ def expectation(hint: Any) -> str:
 
 
 def _table(hint: Any, key: str, value: Any, where: str) -> Any:
-    """A table that comes as text, as from the environment: `{ a = 1 }`. All else is as it was."""
+    """Parse a table given as text, as in the environment: `{ a = 1 }`. Other values are unchanged."""
     plain = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
     if typing.get_origin(plain) is not dict or not isinstance(value, str):
         return value
@@ -197,7 +198,7 @@ def _nearest(word: str, known: Mapping[str, Any]) -> str:
 
 
 class Field(msgspec.Struct, frozen=True):
-    """One setting as documentation shows it."""
+    """One setting as shown in documentation."""
 
     description: str
     default: Any
@@ -205,7 +206,7 @@ class Field(msgspec.Struct, frozen=True):
 
 
 def fields(kind: type[msgspec.Struct], prefix: str = "") -> list[tuple[str, Field]]:
-    """Every setting by its dotted key."""
+    """Return every setting by its dotted key."""
     found: list[tuple[str, Field]] = []
     hints = typing.get_type_hints(kind, include_extras=True)
     for info in msgspec.structs.fields(kind):
@@ -231,7 +232,7 @@ def _field(hint: Any, default: Any) -> Field:
 
 
 def sample(kind: type[msgspec.Struct], title: str) -> str:
-    """A commented sample file with every setting at its default."""
+    """Return a commented sample file with every setting at its default."""
     lines = [f"# {title}", "# Every line shows the default; remove the # to change it."]
     section = ""
     ordered = sorted(fields(kind), key=lambda entry: "." in entry[0])

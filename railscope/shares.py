@@ -1,4 +1,4 @@
-"""Exact fractions of a device, as claims carry them: `n/d` in lowest terms, 0 < n/d <= 1."""
+"""Exact fractions of a device in claims: `n/d` in lowest terms, 0 < n/d <= 1."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import re
 from fractions import Fraction
 
 MAX_DENOMINATOR = 1 << 30
-"""Covers 1/840, millionths, and sums of percents and of MiB of a device. Sums of many fractions
-stay small numbers."""
+"""Covers 1/840, millionths, and sums of percents and of MiB of a device. Sums of many fractions keep
+small denominators."""
 MAX_COUNT = 1024
-"""GPUs of one claim that names none of them."""
+"""Maximum GPUs of one claim that names none of them."""
 _RATIO = re.compile(r"([0-9]{1,12})/([0-9]{1,12})")
 _PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)\s?%")
 
 
 class ShareError(ValueError):
-    """A text that is not a share of a device; the message states what was expected."""
+    """A text that is not a share of a device; the message states the expected form."""
 
 
 def parse_share(text: str) -> Fraction:
-    """The fraction in `3/8`. Raises ShareError."""
+    """Parse a fraction such as `3/8`. Raises ShareError."""
     found = _RATIO.fullmatch(text)
     if found is None or not int(found[2]):
         raise _invalid(text)
@@ -27,7 +27,7 @@ def parse_share(text: str) -> Fraction:
 
 
 def parse_written_share(text: str) -> Fraction:
-    """The fraction in what a person writes: `3/8`, or `37.5%`. Raises ShareError."""
+    """Parse a fraction in human notation: `3/8`, or `37.5%`. Raises ShareError."""
     percent = _PERCENT.fullmatch(text.strip())
     if percent is None:
         return parse_share(text.strip())
@@ -35,12 +35,12 @@ def parse_written_share(text: str) -> Fraction:
 
 
 def share_text(share: Fraction) -> str:
-    """The fraction as `n/d`."""
+    """Format the fraction as `n/d`."""
     return f"{share.numerator}/{share.denominator}"
 
 
 def checked_share(share: Fraction) -> Fraction:
-    """The same fraction. Raises ShareError where it is no share that a claim can have."""
+    """Return the same fraction. Raises ShareError if it is not a valid share of a claim."""
     return _checked(share_text(share), share)
 
 

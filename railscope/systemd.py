@@ -1,7 +1,7 @@
-"""Living under systemd: its notification socket, its watchdog, its state directory.
+"""Integration with systemd: notification socket, watchdog, state directory.
 
-READY, WATCHDOG, STOPPING and RELOADING go by the protocol of sd_notify(3). Outside systemd every
-call does nothing.
+READY, WATCHDOG, STOPPING and RELOADING follow the protocol of sd_notify(3). Outside systemd every call
+does nothing.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def notify(state: str) -> None:
 
 
 def notify_reloading() -> None:
-    """Say that a reload has begun; systemd wants to know the time as well."""
+    """Report the start of a reload, with its time as systemd requires."""
     notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
 
 async def feed_watchdog() -> None:
-    """Tell the watchdog, at half its interval, that the loop still turns.
+    """Notify the watchdog, at half its interval, that the event loop is running.
 
-    Returns at once where systemd has set no watchdog.
+    Returns at once if systemd has set no watchdog.
     """
     interval_us = int(os.environ.get("WATCHDOG_USEC", "0"))
     if not interval_us or not os.environ.get("NOTIFY_SOCKET"):
@@ -45,6 +45,6 @@ async def feed_watchdog() -> None:
 
 
 def state_directory(configured: str, default: str) -> Path:
-    """The configured directory, else the one systemd gave, else the default."""
+    """Return the configured directory, else the one set by systemd, else the default."""
     given = os.environ.get("STATE_DIRECTORY", "")
     return Path(given if configured == default and given else configured)

@@ -1,4 +1,4 @@
-"""Text from machines and people, made safe to store, to log and to show."""
+"""Untrusted text from nodes and people, made safe for storage, logs and display."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ _ESCAPED_BYTE = range(0xDC80, 0xDD00)
 
 
 def printable(text: str) -> str:
-    r"""The text with everything that does not print escaped.
+    r"""Return the text with all unprintable characters escaped.
 
-    Bytes that are not UTF-8 (which Python keeps as surrogates) become `\xff`; control characters,
+    Bytes that are not UTF-8 (surrogates in Python) become `\xff`; control characters,
     line breaks, bidirectional controls and other invisible characters become `\n`, `\x1b`,
-    `\u202e`. A text that prints is returned as it is.
+    `\u202e`. A printable text is returned unchanged.
     """
     return text if text.isprintable() else "".join(map(_shown, text))
 

@@ -1,7 +1,7 @@
-"""TOML that administrators write.
+"""Bounded parsing of TOML written by administrators.
 
-`tomllib` raises ValueError and RecursionError beside its own error, and returns integers that no
-database keeps and tables of any depth. All TOML is read here, so one error stands for all of these.
+`tomllib` raises ValueError and RecursionError besides its own error, and returns integers beyond 64 bits
+and tables of any depth. All TOML is parsed here, so that one error covers all of these.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from railscope.numeric_text import shown
 from railscope.reading import SIGNED_LIMIT
 
 MAX_DEPTH = 32
-"""Tables and arrays within one another; the files of Railscope need four."""
+"""Maximum nesting of tables and arrays; the files of Railscope need four."""
 MAX_BYTES = 16 << 20
 _MAX_SHOWN = 100
 
 
 class TomlError(ValueError):
-    """A text that is no TOML, or has a value that no file of Railscope may have."""
+    """A text that is not TOML, or contains a value that files of Railscope must not contain."""
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The tables of a text. Raises TomlError that names the line, or the key and its value.
+    """Parse a TOML text. Raises TomlError that names the line, or the key and its value.
 
-    Integers have 64 bits, as TOML requires; texts and keys have no NUL.
+    Integers have 64 bits, as TOML requires; texts and keys contain no NUL.
     """
     if len(text) > MAX_BYTES:
         message = f"{len(text)} characters: expected at most {MAX_BYTES}"
@@ -37,7 +37,7 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise TomlError(str(error)) from error
     except RecursionError as error:
         raise _too_deep() from error
-    except ValueError as error:  # int() of thousands of digits, a zone of 99 hours
+    except ValueError as error:  # int() of thousands of digits, a time zone of 99 hours
         message = f"a value out of range: {error}"
         raise TomlError(message) from error
     _check(document)
@@ -45,7 +45,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def _check(document: dict[str, Any]) -> None:
-    """Compare all values with what a file may have, without recursion: dotted keys nest freely."""
+    """Check all values against the limits, without recursion: dotted keys nest freely."""
     waiting: list[tuple[str, Any, int]] = [("", document, 0)]
     while waiting:
         where, value, depth = waiting.pop()

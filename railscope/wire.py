@@ -1,13 +1,13 @@
-"""The wire format: envelopes of column-major batches, as MessagePack under zstd.
+"""Wire format: envelopes of column-major batches, as MessagePack under zstd.
 
-    body      = MAGIC ‖ zstd(msgpack(Envelope))
-    Envelope  = version, origin, schemas that the receiver may not know, batches
-    Batch     = consecutive frames of one stream: the first row whole, then, for the columns that
-                changed at all, the steps from row to row, column after column
+  body      = MAGIC ‖ zstd(msgpack(Envelope))
+  Envelope  = version, origin, schemas that the receiver may lack, batches
+  Batch     = consecutive frames of one stream: the complete first row, then, for the columns that
+              changed at all, the steps from row to row, column after column
 
-All integers are little-endian and 64 bits wide; a step is a difference modulo 2^64. zstd turns the
-mostly zero upper bytes into almost nothing (`bench/` measures it). Receivers ignore fields they do
-not know, and keep the body as it came.
+All integers are little-endian and 64 bits wide; a step is a difference modulo 2^64. zstd compresses the
+mostly zero upper bytes to almost nothing (`bench/` measures it). Receivers ignore unknown fields, and
+store the body as received.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ SENT_HEADER = "Railscope-Sent"
 _SENT = re.compile(r"([0-9]{1,19}) ([0-9]{1,19})(?: ([!-~]{0,64}))?")
 HASH_BYTES = 16
 RAIL_DIGITS = 3
-"""A rail beyond 999 is no rail: views keep a place for every rail up to the highest."""
+"""A rail above 999 is invalid: views allocate an entry for every rail up to the highest."""
 BYTES_PER_VALUE = 8
 MAX_EVENT_NUMBER = 1 << 53
-"""Of an audited event: records count from 0, in integers that JSON holds exactly."""
+"""Bound of an audited event's number: records count from 0, in integers that JSON represents exactly."""
 LEVEL = 3
 
 
 class WireError(ValueError):
-    """A body that is no envelope, or one that breaks the format or its bounds."""
+    """A body that is not an envelope, or one that violates the format or its bounds."""
 
 
 class WireVersionError(WireError):
-    """An envelope of a version this program does not speak."""
+    """An envelope of a version that this program does not support."""
 
 
 class WireEntity(msgspec.Struct, frozen=True, array_like=True):
-    """An entity: kind, key, facts."""
+    """Wire form of an entity: kind, key, facts."""
 
     kind: str
     key: tuple[str, ...]
@@ -61,7 +61,7 @@ class WireEntity(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WireGroup(msgspec.Struct, frozen=True, array_like=True):
-    """A run of columns of one metric; `scale` lets a receiver notice another catalog."""
+    """A run of columns of one metric; `scale` lets a receiver detect a different catalog."""
 
     metric: str
     scale: tuple[int, int]
@@ -69,7 +69,7 @@ class WireGroup(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WireSchema(msgspec.Struct, frozen=True):
-    """A schema as it travels."""
+    """Wire form of a schema."""
 
     stream: str
     groups: tuple[WireGroup, ...]
@@ -77,9 +77,9 @@ class WireSchema(msgspec.Struct, frozen=True):
 
 
 class WireEvent(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An event as it travels; `row` is the frame of the batch that carries it.
+    """Wire form of an event; `row` is the frame of the batch that carries it.
 
-    `number` says the how-many-eth audited event of its run it is; 0 where it is none.
+    `number` is the consecutive number of the audited event in its run; 0 for others.
     """
 
     name: str
@@ -94,9 +94,9 @@ class WireEvent(msgspec.Struct, frozen=True, omit_defaults=True):
 class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
     """Consecutive frames of one stream.
 
-    `wall_ns`, `boot_ns`: one integer a row. `base`: row 0, one integer a column. `changed`: one bit
-    a column, least significant first. `steps`: for each changed column, rows - 1 integers.
-    `reasons`: nothing, one byte a column (all rows alike), or one byte a row and column.
+    `wall_ns`, `boot_ns`: one integer per row. `base`: row 0, one integer per column. `changed`: one bit
+    per column, least significant first. `steps`: for each changed column, rows - 1 integers. `reasons`:
+    empty, one byte per column (all rows equal), or one byte per row and column.
     """
 
     stream: str
@@ -113,14 +113,14 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def rows(self) -> int:
-        """How many frames the batch holds."""
+        """Number of frames in the batch."""
         return len(self.wall_ns)
 
 
 class RunEnd(msgspec.Struct, frozen=True, array_like=True):
-    """The last sequence of each stream that an earlier run of the agent put into its spool.
+    """Last sequence number of each stream that an earlier run of the agent put into its spool.
 
-    A run that is cut off loses frames at its end, which no later frame of the same run can show.
+    A run that is interrupted loses frames at its end, which no later frame of the same run can reveal.
     """
 
     run: str
@@ -128,7 +128,7 @@ class RunEnd(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one request carries."""
+    """Content of one request."""
 
     version: int
     node: str
@@ -143,8 +143,8 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
 class SentAt(msgspec.Struct, frozen=True, array_like=True):
     """The node's clocks when a request was sent, which may be long after it was packed.
 
-    The receiver learns from them how old frames are by the node's own clock, whatever that clock
-    says; the boot clock, where the frames are of the same boot, survives steps of the wall clock.
+    The receiver computes from them the age of frames by the node's own clock, independent of that clock's
+    error; the boot clock, if the frames are of the same boot, is unaffected by steps of the wall clock.
     """
 
     wall_ns: int
@@ -153,16 +153,16 @@ class SentAt(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def at(cls, instant: Instant, boot_id: str) -> SentAt:
-        """The clocks at an instant."""
+        """Return the clocks at a timestamp."""
         return cls(instant.wall_ns, instant.boot_ns, boot_id)
 
     def to_headers(self) -> dict[str, str]:
-        """As a request header; a machine that does not say its boot id leaves it out."""
+        """Encode as a request header; without the boot id if the node does not provide one."""
         return {SENT_HEADER: f"{self.wall_ns} {self.boot_ns} {self.boot_id}".rstrip()}
 
     @classmethod
     def from_header(cls, text: str) -> SentAt:
-        """From a request header. Raises WireError."""
+        """Decode a request header. Raises WireError."""
         match = _SENT.fullmatch(text)
         if not match or max(int(match[1]), int(match[2])) >= SIGNED_LIMIT:
             message = f"the header {SENT_HEADER} must give wall clock, boot clock and boot id"
@@ -170,7 +170,7 @@ class SentAt(msgspec.Struct, frozen=True, array_like=True):
         return cls(int(match[1]), int(match[2]), match[3] or "")
 
     def age_ns(self, boot_id: str, wall_ns: int, boot_ns: int) -> int:
-        """How old a frame was when it was sent; never negative."""
+        """Return the age of a frame at the time of sending; never negative."""
         same_boot = boot_id == self.boot_id != ""
         return max(0, self.boot_ns - boot_ns if same_boot else self.wall_ns - wall_ns)
 
@@ -183,7 +183,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 @lru_cache(maxsize=64)
 def to_wire_schema(schema: Schema) -> WireSchema:
-    """A schema as it travels."""
+    """Convert a schema to its wire form."""
     return WireSchema(
         schema.stream,
         tuple(
@@ -195,12 +195,12 @@ def to_wire_schema(schema: Schema) -> WireSchema:
 
 
 def to_wire_entity(entity: Entity) -> WireEntity:
-    """An entity as it travels."""
+    """Convert an entity to its wire form."""
     return WireEntity(entity.kind.name, entity.key, dict(entity.facts))
 
 
 def from_wire_entity(wire: WireEntity) -> Entity:
-    """The entity that travelled. Raises WireError where the catalog here does not know its kind."""
+    """Convert from wire form. Raises WireError if the local catalog lacks the entity's kind."""
     kind = KINDS.get(wire.kind)
     if kind is None:
         message = f"unknown entity kind {wire.kind!r}: is the sender of another version?"
@@ -213,17 +213,17 @@ def from_wire_entity(wire: WireEntity) -> Entity:
 
 @lru_cache(maxsize=64)
 def schema_identity(schema: Schema) -> bytes:
-    """The hash of a schema as it travels."""
+    """Return the hash of a schema's wire form."""
     return schema_hash(to_wire_schema(schema))
 
 
 def schema_hash(wire: WireSchema) -> bytes:
-    """The name by which batches refer to a schema."""
+    """Return the hash by which batches refer to a schema."""
     return hashlib.blake2b(_encoder.encode(wire), digest_size=HASH_BYTES).digest()
 
 
 def rails_of_entities(wire: WireSchema) -> tuple[int, ...]:
-    """For each entity, the rail of what it is part of, or NO_RAIL."""
+    """Return, for each entity, the rail of the device that it is part of, or NO_RAIL."""
     found: dict[tuple[str, tuple[str, ...]], int] = {}
     for entity in wire.entities:
         rail = entity.facts.get("rail", "")
@@ -241,20 +241,20 @@ def rails_of_entities(wire: WireSchema) -> tuple[int, ...]:
 
 
 def part_of_key(entity: WireEntity) -> tuple[str, ...]:
-    """What tells an entity from the other parts of the same whole: its priority, its clock."""
+    """Return the part of the key that distinguishes an entity within its device: priority, clock."""
     kind = KINDS.get(entity.kind)
     return entity.key[len(kind.whole.labels) :] if kind else ()
 
 
 def layout_hash(wire: WireSchema) -> bytes:
-    """The name of a schema's shape: alike for nodes of one build, whatever their serial numbers."""
+    """Return the hash of a schema's layout: equal for nodes of one build with different serial numbers."""
     parts = tuple((entity.kind, part_of_key(entity)) for entity in wire.entities)
     shape = (wire.stream, wire.groups, parts, rails_of_entities(wire))
     return hashlib.blake2b(_encoder.encode(shape), digest_size=HASH_BYTES).digest()
 
 
 def from_wire_schema(wire: WireSchema) -> Schema:
-    """The schema that travelled; raises WireError where the catalog here cannot read it."""
+    """Convert from wire form; raises WireError if the local catalog cannot read the schema."""
     entities = [from_wire_entity(entity) for entity in wire.entities]
     columns = []
     for group in wire.groups:
@@ -284,7 +284,7 @@ def envelope(
     agent_version: str,
     ended: RunEnd | None = None,
 ) -> Envelope:
-    """An envelope of this program's version."""
+    """Return an envelope of this program's version."""
     return Envelope(
         VERSION,
         origin.node,
@@ -298,5 +298,5 @@ def envelope(
 
 
 def pack(sealed: Envelope) -> bytes:
-    """An envelope as the body of a request."""
+    """Encode an envelope as the body of a request."""
     return MAGIC + zstd.compress(_encoder.encode(sealed), LEVEL)

@@ -1,5 +1,5 @@
-"""The audit log's vocabulary: records, the Merkle tree over them, signed checkpoints and proofs.
+"""Audit log format: records, the Merkle tree over them, signed checkpoints and proofs.
 
-What a stranger needs to check the log from files and a public key. Collector and agents share it;
-who writes the log is `collector.audit`.
+Contains all that an outside verifier needs to check the log from files and a public key. Shared by
+collector and agents; `collector.audit` writes the log.
 """

@@ -1,6 +1,6 @@
-"""Checkpoints: how large the log is and what its root is, signed by who keeps it.
+"""Checkpoints: size and root hash of the log, signed by the log's operator.
 
-Three lines - origin, size, root in base64 - as a signed note, with no further lines in the text.
+Three lines - origin, size, root in base64 - as a signed note, with no extension lines.
 Source: C2SP tlog-checkpoint.
 """
 
@@ -15,36 +15,36 @@ from railscope.audit.merkle import HASH_BYTES, Tree
 from railscope.audit.note import NoteError, PublicKey, SecretKey, sign, verified
 
 SIZE = re.compile("0|[1-9][0-9]{0,18}")
-"""How a number of records is written."""
+"""Format of a tree size: decimal without leading zeros."""
 
 
 class CheckpointError(NoteError):
-    """A signed text that is no checkpoint of this log; the message says why."""
+    """A signed text that is not a checkpoint of this log; the message states the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What was signed: the log's name, its size and its root."""
+    """Signed content of a checkpoint: origin, tree size and root hash."""
 
     origin: str
     tree: Tree
 
     @property
     def text(self) -> str:
-        """The text under the signature."""
+        """The signed text."""
         root = base64.b64encode(self.tree.root).decode()
         return f"{self.origin}\n{self.tree.size}\n{root}\n"
 
     def signed(self, signer: SecretKey) -> str:
-        """The checkpoint as a note. Raises NoteError."""
+        """Return the checkpoint as a signed note. Raises NoteError."""
         return sign(self.text, signer)
 
 
 def read_checkpoint(note: str, key: PublicKey) -> Checkpoint:
-    """The checkpoint in a note, once the key's signature is checked.
+    """Return the checkpoint in a note after verifying the key's signature.
 
-    The key's name is the log's origin: one key signs for one log. Raises UnsignedError,
-    ForgedError, CheckpointError, NoteError.
+    The key's name is the log's origin: one key signs for one log. Raises UnsignedError, ForgedError,
+    CheckpointError, NoteError.
     """
     text = verified(note, key)
     lines = text.removesuffix("\n").split("\n")

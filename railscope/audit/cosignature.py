@@ -1,12 +1,12 @@
-"""Cosignatures: a witness says when it saw a checkpoint, and that it continues all it saw before.
+"""Cosignatures: a witness confirms a checkpoint, its time, and consistency with all earlier ones.
 
-A signature line beneath the note, of a key of kind 0x04, over
+A signature line below the note, by a key of type 0x04, over
 
-    cosignature/v1
-    time <seconds since the epoch>
-    <the text of the checkpoint>
+  cosignature/v1
+  time <seconds since the epoch>
+  <text of the checkpoint>
 
-It holds the time as eight bytes, big-endian, and then the Ed25519 signature. Source: C2SP
+It contains the time as eight bytes, big-endian, followed by the Ed25519 signature. Source: C2SP
 tlog-cosignature.
 """
 
@@ -39,17 +39,17 @@ def key_name(node: str) -> str:
 
 
 def witness_key(signer: SecretKey) -> PublicKey:
-    """What others need to check a witness's cosignatures."""
+    """Return the public key for verifying a witness's cosignatures."""
     return PublicKey(signer.name, signer.public.key, COSIGNATURE)
 
 
 def parse_witness_key(text: str) -> PublicKey:
-    """A witness's key from its text. Raises NoteError."""
+    """Parse a witness's key from its text. Raises NoteError."""
     return PublicKey.parse(text, COSIGNATURE)
 
 
 def cosigned(note: str, signer: SecretKey, seconds: int) -> str:
-    """The note with one more line: the witness's, at this time. Raises NoteError."""
+    """Return the note with the witness's cosignature at this time added. Raises NoteError."""
     key = witness_key(signer)
     text, _ = signatures_of(note, key)
     signature = signer.key.sign(_message(text, seconds))
@@ -57,10 +57,10 @@ def cosigned(note: str, signer: SecretKey, seconds: int) -> str:
 
 
 def witnessed(note: str, key: PublicKey) -> int:
-    """When the witness saw this checkpoint last, in seconds since the epoch.
+    """Return the time of the witness's latest cosignature, in seconds since the epoch.
 
-    Raises UnsignedError where it does not say, ForgedError where what it says is not over this
-    text, NoteError.
+    Raises UnsignedError without a cosignature of this key, ForgedError if it is not over this text,
+    NoteError.
     """
     text, ours = signatures_of(note, key)
     if not ours:

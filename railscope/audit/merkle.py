@@ -1,11 +1,11 @@
-"""The Merkle tree of RFC 6962: hashes, roots, and proofs that a stranger can check.
+"""The Merkle tree of RFC 6962: hashes, roots, and publicly verifiable proofs.
 
-    leaf   SHA-256(0x00 || record)
-    node   SHA-256(0x01 || left || right), split at the largest power of two below the size
-    empty  SHA-256("")
+  leaf   SHA-256(0x00 || record)
+  node   SHA-256(0x01 || left || right), split at the largest power of two below the size
+  empty  SHA-256("")
 
-Building a proof needs the hashes of complete subtrees only (`Nodes`), wherever they are kept.
-Checking one follows RFC 9162, sections 2.1.3.2 and 2.1.4.2.
+Building a proof needs the hashes of complete subtrees only (`Nodes`), in any storage.
+Verification follows RFC 9162, sections 2.1.3.2 and 2.1.4.2.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def node_hash(left: Hash, right: Hash) -> Hash:
 
 @dataclass(slots=True)
 class CompactRange:
-    """A tree that grows to the right: its size, and the roots of its complete subtrees."""
+    """Append-only tree: its size, and the roots of its complete subtrees."""
 
     size: int = 0
     roots: list[Hash] = field(default_factory=list)
     """Largest first; as many as the size has one-bits."""
 
     def append(self, leaf: Hash) -> None:
-        """Add a leaf: about one hash each, on average."""
+        """Append a leaf: about one hash on average."""
         carried, size = leaf, self.size
         while size & 1:
             carried = node_hash(self.roots.pop(), carried)
@@ -51,7 +51,7 @@ class CompactRange:
         self.size += 1
 
     def extend(self, subtree: Hash, leaves: int) -> None:
-        """Add a complete subtree at once. Raises ValueError where the tree's end does not fit it."""
+        """Append a complete subtree. Raises ValueError if it is not aligned to the tree's end."""
         if leaves < 1 or leaves & (leaves - 1) or self.size % leaves:
             message = f"a subtree of {leaves} leaves does not fit behind {self.size}"
             raise ValueError(message)
@@ -64,12 +64,12 @@ class CompactRange:
 
     @property
     def root(self) -> Hash:
-        """Root of the whole tree."""
+        """Root of the complete tree."""
         return _joined(self.roots)
 
 
 def subtrees(size: int) -> Iterator[tuple[int, int]]:
-    """Complete subtrees, (level, index), that a tree of this size is made of, from the left."""
+    """Complete subtrees, (level, index), that make up a tree of this size, from the left."""
     return _pieces(0, size)
 
 
@@ -79,9 +79,9 @@ def root_of(nodes: Nodes, size: int) -> Hash:
 
 
 def inclusion_proof(nodes: Nodes, index: int, size: int) -> list[Hash]:
-    """Hashes that lead from the leaf at `index` to the root of `size` leaves.
+    """Return the audit path from the leaf at `index` to the root of `size` leaves.
 
-    Raises ValueError where there is no such leaf.
+    Raises ValueError if there is no such leaf.
     """
     if not 0 <= index < size:
         message = f"there is no record {index} in a tree of {size}"
@@ -100,9 +100,9 @@ def inclusion_proof(nodes: Nodes, index: int, size: int) -> list[Hash]:
 
 
 def consistency_proof(nodes: Nodes, old: int, new: int) -> list[Hash]:
-    """Hashes that show the tree of `old` leaves to be the beginning of that of `new` leaves.
+    """Return the proof that the tree of `old` leaves is a prefix of the tree of `new` leaves.
 
-    Raises ValueError where the old tree is the larger.
+    Raises ValueError if the old tree is larger.
     """
     if not 0 <= old <= new:
         message = f"a tree of {new} records cannot begin with {old}"
@@ -125,7 +125,7 @@ def consistency_proof(nodes: Nodes, old: int, new: int) -> list[Hash]:
 
 
 def includes(leaf: Hash, index: int, size: int, proof: Sequence[Hash], root: Hash) -> bool:
-    """Whether the proof leads from the leaf at `index` to the root of a tree of `size` leaves."""
+    """True if the proof leads from the leaf at `index` to the root of a tree of `size` leaves."""
     if not 0 <= index < size:
         return False
     here, last, found = index, size - 1, leaf
@@ -144,14 +144,14 @@ def includes(leaf: Hash, index: int, size: int, proof: Sequence[Hash], root: Has
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The size and the root of a tree: all that a checkpoint says of it."""
+    """Size and root hash of a tree, as in a checkpoint."""
 
     size: int
     root: Hash
 
 
 def consistent(old: Tree, new: Tree, proof: Sequence[Hash]) -> bool:
-    """Whether the proof shows that the old tree is the beginning of the new one."""
+    """True if the proof shows that the old tree is a prefix of the new one."""
     if old.size > new.size or old.size < 0:
         return False
     if old.size == new.size:
@@ -189,7 +189,7 @@ def _split(leaves: int) -> int:
 
 
 def _pieces(start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Complete subtrees that [start, end) is made of, where `start` is aligned to the first."""
+    """Complete subtrees that make up [start, end), where `start` is aligned to the first."""
     while start < end:
         level = (end - start).bit_length() - 1
         yield level, start >> level

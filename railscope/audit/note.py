@@ -1,11 +1,11 @@
-"""Signed notes: a text that a person can read, and Ed25519 signatures beneath it.
+"""Signed notes: a human-readable text followed by Ed25519 signatures.
 
-    text, each line ended by a line feed
-    (an empty line)
-    — key-name base64(key id || signature)
+  text, each line ended by a line feed
+  (an empty line)
+  — key-name base64(key id || signature)
 
-The key id is the first four bytes of SHA-256(name || LF || 0x01 || public key). A public key is
-written `name+keyid+base64(0x01 || public key)`, a secret one
+The key id is the first four bytes of SHA-256(name || LF || 0x01 || public key). A public key is encoded
+as `name+keyid+base64(0x01 || public key)`, a secret key as
 `PRIVATE+KEY+name+keyid+base64(0x01 || seed)`. Source: C2SP signed-note; golang.org/x/mod/sumdb/note.
 """
 
@@ -26,13 +26,13 @@ KEY_BYTES = 32
 KEY_ID_BYTES = 4
 MAX_NOTE_BYTES = 1_000_000
 _DASH = "\N{EM DASH} "
-_SECRET = "PRIVATE+KEY+"  # noqa: S105 - what a secret key begins with, of everyone
+_SECRET = "PRIVATE+KEY+"  # noqa: S105 - prefix of every secret key, not a secret
 _NAME = re.compile(r"[^\s+]+")
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f]")
 
 
 class NoteError(ValueError):
-    """A note or key that is not well formed; the message says what is wrong with it."""
+    """A note or key that is not well formed; the message states the defect."""
 
 
 class UnsignedError(NoteError):
@@ -40,26 +40,26 @@ class UnsignedError(NoteError):
 
 
 class ForgedError(NoteError):
-    """A note with a signature in the key's name that is not over this text."""
+    """A note with a signature under the key's name that does not verify over this text."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublicKey:
-    """Who may have signed, and how to check it."""
+    """Public key of a signer."""
 
     name: str
     key: Ed25519PublicKey = field(repr=False)
     kind: bytes = ED25519
-    """The signature type of C2SP signed-note: what its signatures are over."""
+    """The signature type of C2SP signed-note: determines the signed content."""
 
     @property
     def raw(self) -> bytes:
-        """The 32 bytes of the key."""
+        """The key's 32 bytes."""
         return self.key.public_bytes_raw()
 
     @property
     def key_id(self) -> bytes:
-        """Four bytes that tell keys of one name apart."""
+        """Four bytes that distinguish keys with the same name."""
         digest = hashlib.sha256(self.name.encode() + b"\n" + self.kind + self.raw)
         return digest.digest()[:KEY_ID_BYTES]
 
@@ -68,7 +68,7 @@ class PublicKey:
 
     @classmethod
     def parse(cls, text: str, kind: bytes = ED25519) -> PublicKey:
-        """A key of this kind from its text. Raises NoteError."""
+        """Parse a key of this type. Raises NoteError."""
         name, key_id, raw = _key_parts(text.strip(), "public key", kind)
         found = cls(name, Ed25519PublicKey.from_public_bytes(raw), kind)
         if found.key_id != key_id:
@@ -79,14 +79,14 @@ class PublicKey:
 
 @dataclass(frozen=True, slots=True)
 class SecretKey:
-    """Who signs."""
+    """Secret key of a signer."""
 
     name: str
     key: Ed25519PrivateKey = field(repr=False)
 
     @classmethod
     def generate(cls, name: str) -> SecretKey:
-        """A new key. Raises NoteError where the name cannot be that of a key."""
+        """Generate a key. Raises NoteError for an invalid key name."""
         if not _NAME.fullmatch(name):
             message = f"{name!r} cannot name a key: no spaces and no plus signs"
             raise NoteError(message)
@@ -94,7 +94,7 @@ class SecretKey:
 
     @classmethod
     def parse(cls, text: str) -> SecretKey:
-        """A key from its text. Raises NoteError; its message holds nothing of the key."""
+        """Parse a secret key. Raises NoteError, with a message that contains nothing of the key."""
         stripped = text.strip()
         if not stripped.startswith(_SECRET):
             message = f"no secret key: it must begin with {_SECRET}"
@@ -108,25 +108,25 @@ class SecretKey:
 
     @property
     def public(self) -> PublicKey:
-        """What others need to check signatures."""
+        """The public key for verifying signatures."""
         return PublicKey(self.name, self.key.public_key())
 
     def secret_text(self) -> str:
-        """The key as text, for a file that nobody else can read."""
+        """The key as text, for a file that only its owner can read."""
         body = _base64(ED25519 + self.key.private_bytes_raw())
         return f"{_SECRET}{self.name}+{self.public.key_id.hex()}+{body}"
 
 
 def sign(text: str, signer: SecretKey) -> str:
-    """The text as a note with one signature. Raises NoteError where the text cannot be signed."""
+    """Return the text as a note with one signature. Raises NoteError if the text cannot be signed."""
     _check_text(text)
     return f"{text}\n{signature_line(signer.public, signer.key.sign(text.encode()))}"
 
 
 def verified(note: str, key: PublicKey) -> str:
-    """The text of a note, once the key's signature over it is checked.
+    """Return the text of a note after verifying the key's signature over it.
 
-    Signatures of other keys are not looked at. Raises UnsignedError, ForgedError, NoteError.
+    Signatures by other keys are ignored. Raises UnsignedError, ForgedError, NoteError.
     """
     text, ours = signatures_of(note, key)
     if not ours:
@@ -143,7 +143,7 @@ def verified(note: str, key: PublicKey) -> str:
 
 
 def signatures_of(note: str, key: PublicKey) -> tuple[str, list[bytes]]:
-    """The text of a note, and what a key has put beneath it: unchecked, without the key's id.
+    """Return a note's text and the signatures of a key: not verified, without the key id.
 
     Raises NoteError.
     """
@@ -153,12 +153,12 @@ def signatures_of(note: str, key: PublicKey) -> tuple[str, list[bytes]]:
 
 
 def signature_line(key: PublicKey, signature: bytes) -> str:
-    """A signature as a line of a note."""
+    """Format a signature as a line of a note."""
     return f"{_DASH}{key.name} {_base64(key.key_id + signature)}\n"
 
 
 def read_note(path: Path) -> str:
-    """The note in a file, byte for byte. Raises NoteError, OSError."""
+    """Read a note from a file, byte for byte. Raises NoteError, OSError."""
     try:
         return path.read_bytes().decode()
     except UnicodeDecodeError as error:
@@ -167,7 +167,7 @@ def read_note(path: Path) -> str:
 
 
 def _parts(note: str) -> tuple[str, list[tuple[str, bytes]]]:
-    """A note's text and its signatures: name of the key, key id and signature."""
+    """Return a note's text and its signatures: key name, key id and signature."""
     if len(note) > MAX_NOTE_BYTES:
         message = f"a note of more than {MAX_NOTE_BYTES} characters"
         raise NoteError(message)
@@ -213,7 +213,7 @@ def _base64(content: bytes) -> str:
 
 
 def _decoded(text: str) -> bytes:
-    """Bytes of base64 in its one right spelling; empty where it is none."""
+    """Decode canonical base64; empty for any other text."""
     try:
         content = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

@@ -1,9 +1,9 @@
-"""Audit records and their one encoding.
+"""Audit records and their canonical encoding.
 
-A record is canonical JSON: UTF-8, keys in ASCII and sorted, no whitespace, no floats, integers
-within 2^53 (larger ones are strings), no key twice, text in Unicode's NFC. Under these limits the
-bytes are those of RFC 8785. Whatever else spells the same content is refused, so that a record has
-one encoding and one hash.
+A record is canonical JSON: UTF-8, keys in ASCII and sorted, no whitespace, no floats, integers within
+2^53 (larger ones are strings), no duplicate keys, text in Unicode NFC. Under these limits the bytes are
+those of RFC 8785. Every other spelling of the same content is rejected, so that a record has exactly one
+encoding and one hash.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ Data = dict[str, Scalar | list[Scalar] | dict[str, Scalar]]
 
 
 class RecordError(ValueError):
-    """What cannot be an audit record; the message says why."""
+    """Invalid audit record; the message states the reason."""
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """What produced a record, and the how-many-eth of its records this is, without a gap."""
+    """Producer of a record, and the record's consecutive number from it."""
 
     kind: str
     id: str
@@ -54,7 +54,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 
 
 class Actor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """Who did it, and how that is known."""
+    """Actor of a record, and how its identity was established."""
 
     kind: str
     id: str
@@ -63,7 +63,7 @@ class Actor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 
 
 class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """What it was done to; empty for what does not apply."""
+    """Object of the action; fields that do not apply are empty."""
 
     node: str = ""
     gpu: str = ""
@@ -79,21 +79,21 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     seq: Count
     """Index of the leaf."""
     t: str
-    """When, in nanoseconds since the epoch, as a decimal number: too large for a JSON integer."""
+    """Timestamp in nanoseconds since the epoch, as a decimal string: too large for a JSON integer."""
     tu: Count
-    """How uncertain that is, in milliseconds."""
+    """Uncertainty of the timestamp, in milliseconds."""
     src: Source
     actor: Actor
     obj: Subject
     out: str
-    """What came of it: `done`, `denied`, `failed`, `seen`."""
+    """Outcome: `done`, `denied`, `failed`, `seen`."""
     data: Data = {}
     ref: list[str] = []
-    """Identities of frames, entries and records that this rests on."""
+    """Identities of frames, entries and records that this record is based on."""
     pii: dict[str, str] = {}
-    """Commitments to personal data that is kept elsewhere, and can be erased there."""
+    """Commitments to personal data that is stored, and can be erased, elsewhere."""
     sig: str = ""
-    """Signature of the producer; empty where it has no key."""
+    """Signature by the producer; empty if it has no key."""
 
 
 _INSTANT = re.compile("0|[1-9][0-9]{0,30}")
@@ -102,7 +102,7 @@ _decoder = msgspec.json.Decoder(Record)
 
 
 def encode(record: Record) -> bytes:
-    """The bytes of a record. Raises RecordError for what has no canonical encoding."""
+    """Encode a record. Raises RecordError if it has no canonical encoding."""
     try:
         raw = _encoder.encode(record)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -115,7 +115,7 @@ def encode(record: Record) -> bytes:
 
 
 def decode(raw: bytes) -> Record:
-    """A record from its bytes. Raises RecordError for all but the one right encoding."""
+    """Decode a record. Raises RecordError for every encoding except the canonical one."""
     if len(raw) > MAX_RECORD_BYTES:
         message = f"a record of {len(raw)} bytes; at most {MAX_RECORD_BYTES}, refer by hash to more"
         raise RecordError(message)
@@ -139,7 +139,7 @@ def decode(raw: bytes) -> Record:
 
 
 def _check_text(value: object) -> None:
-    """Check keys and texts. What is only ASCII needs no look."""
+    """Check keys and texts. ASCII-only texts need no check."""
     if isinstance(value, str):
         if not unicodedata.is_normalized("NFC", value):
             message = f"text is not in NFC: {value[:100]!r}"

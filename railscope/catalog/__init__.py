@@ -1,8 +1,8 @@
 """The catalog: every metric and event, declared once, by subject.
 
-`METRICS` and `EVENTS` hold all declarations by name, in the order of the modules; `INFO` finds the
-info metric of an entity kind; `KINDS` all entity kinds; `rollups()` what follows from the declared
-metrics for rails, tenants, jobs and the cluster, made when first asked for: agents never ask.
+`METRICS` and `EVENTS` contain all declarations by name, in the order of the modules; `INFO` maps an
+entity kind to its info metric; `KINDS` contains all entity kinds; `rollups()` derives metrics of rails,
+tenants, jobs and the cluster, computed on first use: agents never call it.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ ORDER: dict[str, int] = {name: position for position, name in enumerate(METRICS)
 
 @cache
 def rollups() -> dict[str, Derived]:
-    """Every roll-up of the declared metrics, by name."""
+    """Return every roll-up of the declared metrics, by name."""
     return derive(METRICS.values()) | derive_by_job(jobs.BY_JOB)
 
 

@@ -1,4 +1,4 @@
-"""What the collector tells of GPU time: of all, of each tenant, and against quotas."""
+"""GPU time as reported by the collector: in total, per tenant, and against quotas."""
 
 from fractions import Fraction
 

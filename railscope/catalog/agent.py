@@ -1,4 +1,4 @@
-"""What the agent tells about itself."""
+"""Metrics of the agent itself."""
 
 from railscope.catalog.declare import EventClass, Kind, Metric, Rollup, Unit, per
 from railscope.catalog.entities import ABSENCE, BUDGET, DROP, HUNG_DEVICE, NODE, SOURCE

@@ -1,4 +1,4 @@
-"""What the collector tells of its audit log."""
+"""Metrics of the collector's audit log."""
 
 from railscope.catalog.declare import Kind, Metric, Unit
 from railscope.catalog.entities import CLUSTER

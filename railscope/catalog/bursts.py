@@ -1,10 +1,10 @@
-"""What happened in each short window: histograms that no scrape interval can miss.
+"""Histograms of short windows, which no scrape interval can miss.
 
-A window is as long as burst sampling's period, 100 ms by default, but never shorter than what a
-card's driver can tell apart. Each counts once, in the bucket of what was seen in it. So a share of
-windows is a share of time, and windows times the length of one are seconds: those in `..._count` less
-those in `..._bucket{le="0.5"}` are for how long a port was paused for more than half of the time.
-Buckets of windows of one length add up over rails and nodes.
+A window is as long as burst sampling's period, 100 ms by default, but never shorter than the resolution
+of a NIC's driver. Each window counts once, in the bucket of its measured value. So a share of windows is
+a share of time, and windows times the window length are seconds: those in `..._count` less those in
+`..._bucket{le="0.5"}` are the time in which a port was paused for more than half of a window. Buckets of
+windows of one length add up over rails and nodes.
 """
 
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""What the collector tells about the fleet and itself."""
+"""Metrics of the collector itself, and of the fleet as a whole."""
 
 from railscope.catalog.declare import Kind, Metric, Unit, per
 from railscope.catalog.entities import ADMINISTRATORS_FILE, CLUSTER, FLEET_NODE, REJECTION

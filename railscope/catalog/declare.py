@@ -1,7 +1,7 @@
-"""The words a declaration is made of: metric, entity kind, event class.
+"""Types of declarations: metric, entity kind, event class.
 
-A declaration is the runtime object: exposition, wire columns, roll-ups, reference pages and checks
-are all derived from it. This module imports nothing of ours.
+A declaration is the runtime object: exposition, wire columns, roll-ups, reference docs and checks are all
+derived from it. This module imports no other module of the project.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fractions import Fraction
 
 
 class Kind(StrEnum):
-    """What sort of number a metric is; decides its exposition and whether it has a rate."""
+    """Type of a metric; determines its exposition and the existence of a rate."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -23,7 +23,7 @@ class Kind(StrEnum):
 
 
 class Unit(StrEnum):
-    """Base units, as they stand at the end of a metric's name."""
+    """Base units, as suffixes of metric names."""
 
     NONE = ""
     BYTES = "bytes"
@@ -47,12 +47,12 @@ class Unit(StrEnum):
 
 
 BUCKET = "le"
-"""The last label of what a histogram is about: the upper bound of a bucket, or `SUM`."""
+"""Last label of a histogram's entity kind: the upper bound of a bucket, or `SUM`."""
 NO_BOUND, SUM = "+Inf", "sum"
 
 
 class Rollup(StrEnum):
-    """How a metric adds up over the entities of a rail, a node, a tenant or the cluster.
+    """Aggregation of a metric over the entities of a rail, a node, a tenant or the cluster.
 
     A counter rolls up as its rate per second; a gauge as its present value.
     """
@@ -65,11 +65,11 @@ class Rollup(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EntityKind:
-    """What a metric can be about.
+    """Kind of entity that metrics describe.
 
-    `labels` identify one entity and are the labels of all its metrics. `facts` describe it and
-    live in one `_info` metric. `part_of` names the kind whose labels come first in this one's, so
-    that what belongs to a GPU or a NIC can be rolled up with it.
+    `labels` identify one entity and are the labels of all its metrics. `facts` describe it and are labels
+    of one `_info` metric. `part_of` names the kind that provides the first labels of this one, so that
+    parts of a GPU or a NIC can be rolled up with it.
     """
 
     name: str
@@ -78,7 +78,7 @@ class EntityKind:
     part_of: EntityKind | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a kind whose labels do not begin with those of what it is part of."""
+        """Reject a kind without the labels of the kind that it is part of at the start of its own."""
         parent = self.part_of
         if parent and self.labels[: len(parent.labels)] != parent.labels:
             message = f"entity kind {self.name}: labels must begin with {parent.labels}"
@@ -86,7 +86,7 @@ class EntityKind:
 
     @property
     def whole(self) -> EntityKind:
-        """The outermost kind this one is part of: the GPU of a GPU's clock."""
+        """The outermost kind that this one is part of: the GPU of a GPU's clock."""
         return self.part_of.whole if self.part_of else self
 
 
@@ -94,17 +94,17 @@ class EntityKind:
 class Metric:
     """One metric, declared once.
 
-    A stored value is an integer; `scale` is the number of base units that one step of it is worth,
-    exactly: a board power kept in milliwatts has scale 1/1000. Integers travel from the source to
-    the ledger, and only an edge (Prometheus text, line protocol) multiplies.
+    A stored value is an integer; `scale` is the exact value of one step in base units: a board power
+    stored in milliwatts has scale 1/1000. Values stay integers from the source to the ledger, and only
+    outputs (Prometheus text, line protocol) multiply.
 
-    `wraps_at_bits` is the width of a counter in hardware: 64 where a wrap cannot be met in
-    practice, 32 for the Q counters of mlx5. `saturates` marks narrow counters that stick at their
-    maximum instead. `states` names the integers of a STATE metric. `since` names the generation of
-    hardware, or the driver, that first has it; empty where all have it.
+    `wraps_at_bits` is the width of a counter in hardware: 64 if a wrap cannot occur in practice, 32 for
+    the Q counters of mlx5. `saturates` marks narrow counters that stop at their maximum instead. `states`
+    names the integers of a STATE metric. `since` names the first hardware generation, or the first
+    driver, that supports it; empty if all do.
 
-    A HISTOGRAM is about a kind whose last label is `le`: one entity for each of its `buckets`, which
-    counts what was at most so much, and one named `sum`, alone in steps of `scale`. All are counters.
+    A HISTOGRAM describes a kind with `le` as its last label: one entity for each of its `buckets`, a
+    cumulative count up to that bound, and one named `sum`, alone in steps of `scale`. All are counters.
     """
 
     name: str
@@ -124,7 +124,7 @@ class Metric:
     other_names: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse a name that breaks Prometheus' rules or disagrees with kind or unit."""
+        """Reject a name that violates Prometheus' rules or contradicts kind or unit."""
         problems = []
         stem = self.name.removesuffix("_total")
         if not self.name.startswith("railscope_"):
@@ -151,26 +151,26 @@ class Metric:
 
     @property
     def buckets(self) -> tuple[str, ...]:
-        """The `le` of every bucket of a histogram, the smallest first; each counts those before."""
+        """The `le` of every bucket of a histogram in ascending order; buckets are cumulative."""
         return (*(repr(float(bound)) for bound in self.bounds), NO_BOUND)
 
     def scale_of(self, key: Sequence[str]) -> Fraction:
-        """What one step of a stored value is worth; the buckets of a histogram count."""
+        """Return the value of one step of a stored value; the buckets of a histogram are plain counts."""
         counts = self.kind is Kind.HISTOGRAM and key[-1] != SUM
         return Fraction(1) if counts else self.scale
 
     @property
     def stem(self) -> str:
-        """The name without prefix, unit and `_total`: the part that says what is measured."""
+        """The name without prefix, unit and `_total`: the part that names the quantity."""
         stem = self.name.removeprefix("railscope_").removesuffix("_total")
         return stem.removesuffix(self.unit).rstrip("_") if self.unit else stem
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventClass:
-    """A kind of happening that travels in frames beside the values.
+    """Class of events that travel in frames with the values.
 
-    One that is `audited` is numbered by the agent, and becomes a record of the audit log.
+    An event of an `audited` class is numbered by the agent, and becomes a record of the audit log.
     """
 
     name: str
@@ -183,5 +183,5 @@ class EventClass:
 
 
 def per(divisor: int) -> Fraction:
-    """Give the scale of a value stored in `divisor` steps a base unit: 1000 for milliwatts."""
+    """Return the scale of a value stored in `divisor` steps per base unit: 1000 for milliwatts."""
     return Fraction(1, divisor)

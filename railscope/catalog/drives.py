@@ -1,4 +1,4 @@
-"""Metrics of the health of NVMe drives; their traffic is told with the server's disks."""
+"""Metrics of the health of NVMe drives; their traffic is reported with the node's disks."""
 
 from railscope.catalog.declare import Kind, Metric, Rollup, Unit, per
 from railscope.catalog.entities import NVME_DIRECTION, NVME_DRIVE, NVME_WARNING

@@ -1,4 +1,4 @@
-"""Every kind of entity a metric or an event can be about."""
+"""Every kind of entity that a metric or an event can describe."""
 
 from railscope.catalog.declare import EntityKind
 
@@ -82,7 +82,7 @@ MIG = EntityKind(
         "compute_instance",
         "mig_index",
         "compute_slots",
-        "memory_slots",  # [low, high) of the GPU's 840, as claims have them
+        "memory_slots",  # [low, high) of the GPU's 840, as in claims
     ),
     part_of=GPU,
 )
@@ -91,7 +91,7 @@ CLAIM = EntityKind("claim", ("gpu", "claim"), part_of=GPU)
 VGPU = EntityKind("vgpu", ("gpu", "vgpu"), ("vgpu_type", "virtual_machine"), part_of=GPU)
 
 INTERFACE = EntityKind("interface", ("interface",))
-"""An interface of the kernel: what it carries has no rail, for a rail's traffic passes the kernel by."""
+"""Network interface of the kernel: without a rail, as RDMA traffic of a rail bypasses the kernel."""
 NIC = EntityKind(
     "nic",
     ("interface",),

@@ -29,7 +29,7 @@ IMPORT_STATES = {
     10: "evicted",
     11: "idle",
 }
-"""States of a connection to a target: enum lustre_imp_state. Full and idle ones are well."""
+"""Connection states of a target: enum lustre_imp_state. Full and idle are healthy."""
 
 
 def _counter(

@@ -1,6 +1,6 @@
-"""Metrics of a GPU, as NVML tells them: activity, memory, clocks, power, heat, modes.
+"""Metrics of a GPU from NVML: activity, memory, clocks, power, temperature, modes.
 
-What is wrong with it stands in `gpu_health`, what its SMs do in `gpu_activity`.
+`gpu_health` declares faults, `gpu_activity` the activity of the SMs.
 """
 
 from fractions import Fraction
@@ -16,9 +16,9 @@ from railscope.catalog.entities import (
 DRIVER_LOAD = "Counts from driver load; falls back to zero at a driver reload or GPU reset."
 AGENT_START = "Counts from the start of the agent; falls back to zero with each."
 KIBIBYTE_SECONDS = Fraction(1024)
-"""The step of memory times time: 64 bits hold a tebibyte for 272 years."""
+"""Step of memory times time: 64 bits hold a tebibyte for 272 years."""
 
-# nvml.h, nvmlClocksEventReason*: what may hold the clocks down, by its bit.
+# nvml.h, nvmlClocksEventReason*: reasons for lowered clocks, by bit.
 THROTTLE_BITS = {
     "gpu_idle": 0x1,
     "application_clocks": 0x2,

@@ -1,7 +1,7 @@
-"""What the SMs and links of a GPU do, from the hardware's own counters (GPM).
+"""Activity of a GPU's SMs and links, from hardware counters (GPM).
 
-nvml.h, nvmlGpmMetricsGet: averages between two samples at least 100 ms apart. Before Hopper there is
-no GPM, and nothing else that NVML tells is as good: these are absent there.
+nvml.h, nvmlGpmMetricsGet: averages between two samples at least 100 ms apart. Before Hopper there is no
+GPM, and NVML has no equivalent: these metrics are absent there.
 """
 
 from railscope.catalog.declare import Kind, Metric, Rollup, Unit, per

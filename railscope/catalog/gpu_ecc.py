@@ -1,4 +1,4 @@
-"""What NVML tells of memory errors of GPUs, and of their repair."""
+"""GPU memory errors and their repair, from NVML."""
 
 from railscope.catalog.declare import Kind, Metric, Rollup, Unit
 from railscope.catalog.entities import (

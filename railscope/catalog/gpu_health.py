@@ -1,6 +1,6 @@
-"""What is wrong with a GPU: the fabric, Xids, events, its health, and what NVIDIA asks for.
+"""Faults of a GPU: fabric, Xids, events, health, and NVIDIA's recommended action.
 
-A verdict is made of these: see `agent/health`.
+A health verdict is computed from these: see `agent/health`.
 """
 
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""The modes in which GPUs are."""
+"""Modes of GPUs."""
 
 from railscope.catalog.declare import Kind, Metric, Rollup, Unit
 from railscope.catalog.entities import (

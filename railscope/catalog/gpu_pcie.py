@@ -1,4 +1,4 @@
-"""What NVML tells of the PCIe links of GPUs."""
+"""PCIe links of GPUs, from NVML."""
 
 from railscope.catalog.declare import Kind, Metric, Rollup, Unit
 from railscope.catalog.entities import (

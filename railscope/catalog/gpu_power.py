@@ -1,4 +1,4 @@
-"""What NVML tells of power, heat and fans of GPUs, beside draw, limit and temperature."""
+"""Power, temperature and fans of GPUs, from NVML, except draw, limit and GPU temperature."""
 
 from railscope.catalog.declare import Kind, Metric, Rollup, Unit, per
 from railscope.catalog.entities import (

@@ -1,4 +1,4 @@
-"""Who shares a GPU: MIG instances, virtual GPUs, processes."""
+"""Users of a shared GPU: MIG instances, virtual GPUs, processes."""
 
 from railscope.catalog.declare import Kind, Metric, Rollup, Unit, per
 from railscope.catalog.entities import GPU, GPU_PROCESS, MIG, VGPU

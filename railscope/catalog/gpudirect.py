@@ -1,4 +1,4 @@
-"""Metrics of GPUDirect Storage, and what lets cards reach GPU memory."""
+"""Metrics of GPUDirect Storage, and of the prerequisites for NIC access to GPU memory."""
 
 from fractions import Fraction
 

@@ -1,4 +1,4 @@
-"""Metrics of the server itself."""
+"""Metrics of the node itself."""
 
 from fractions import Fraction
 

@@ -1,4 +1,4 @@
-"""What should be there against what is there: the inventory of administrators and the fleet."""
+"""Expected against present devices: the administrators' inventory and the fleet."""
 
 from railscope.catalog.declare import Kind, Metric, Unit, per
 from railscope.catalog.entities import (

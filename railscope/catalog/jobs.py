@@ -1,9 +1,9 @@
-"""What the collector tells about jobs: what holds GPUs, how busy they are, and which one is behind.
+"""Jobs as reported by the collector: their GPUs, utilization, and the slowest rank.
 
-A job is what claims name as their workload (railscope.catalog.tenancy): a job of Slurm, a pod, a
-virtual machine, or what a claim by hand was called. It is known by its tenant, the source that names
-it, and that name, over all nodes. The label of the name is `workload`, as in claims: Prometheus has a
-label `job` of its own, by which a scrape is selected.
+A job is the workload named in claims (railscope.catalog.tenancy): a Slurm job, a pod, a virtual machine,
+or the name of a manual claim. It is identified by its tenant, the source that names it, and that name,
+over all nodes. The label of the name is `workload`, as in claims: Prometheus has a label `job` of its
+own, which identifies scrape configurations.
 """
 
 from __future__ import annotations
@@ -108,14 +108,14 @@ BY_JOB: Mapping[Metric, tuple[Rollup, ...]] = {
     nic.PFC_RECEIVED_TIME: (Rollup.MAX,),
     nic.PFC_SENT_TIME: (Rollup.MAX,),
 }
-"""What rolls up over the GPUs that a job alone holds, and the ports on their rails.
+"""Roll-ups over the GPUs that a job holds exclusively, and the ports on their rails.
 
 Few, as every job of a cluster has all of them.
 """
 
 
 class Measure(NamedTuple):
-    """What GPUs of a job are compared by."""
+    """Quantity by which GPUs of a job are compared."""
 
     metric: Metric
     part: tuple[str, ...] = ()
@@ -126,4 +126,4 @@ STRAGGLER_MEASURES: Mapping[str, Measure] = {
     "sm_clock": Measure(gpu.GPU_CLOCK_SPEED, ("sm",)),
     "rdma_transmit": Measure(RDMA_SENT),
 }
-"""Ranks in step wait for the slowest, and are then no busier than it: it shows by its clock, too."""
+"""Ranks in lockstep wait for the slowest, and are then no busier than it: its clock reveals it, too."""

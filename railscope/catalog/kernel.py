@@ -1,4 +1,4 @@
-"""What the kernel log tells: counters of messages, and the events themselves."""
+"""Kernel log: counters of messages, and the events themselves."""
 
 from railscope.catalog.declare import EventClass, Kind, Metric, Rollup, Unit
 from railscope.catalog.entities import (

@@ -1,4 +1,4 @@
-"""What network cards are plugged into, as the switch says by LLDP."""
+"""Switch ports that NICs are connected to, from LLDP."""
 
 from railscope.catalog.declare import EventClass, Kind, Metric, Rollup
 from railscope.catalog.entities import NIC, NIC_NEIGHBOUR

@@ -1,4 +1,4 @@
-"""Metrics of the networks beside the rails: bonds, IP, TCP, UDP, connection tracking."""
+"""Metrics of networks other than the rails: bonds, IP, TCP, UDP, connection tracking."""
 
 from railscope.catalog.declare import EntityKind, Kind, Metric, Rollup, Unit
 from railscope.catalog.entities import BOND, BOND_MEMBER, ECN_CODE, NODE
@@ -6,7 +6,7 @@ from railscope.catalog.entities import BOND, BOND_MEMBER, ECN_CODE, NODE
 _BOOT = "Counts from boot, or from when the network namespace was made."
 
 
-def _counter(  # noqa: PLR0913 - what is special about some of the counters below
+def _counter(  # noqa: PLR0913 - options of some of the counters below
     stem: str,
     help_: str,
     origin: str,

@@ -26,7 +26,7 @@ _NODE_EXPORTER = {
     "response_seconds": "operations_response_time_seconds",
     "execution_seconds": "operations_request_time_seconds",
 }
-"""What node_exporter calls the same, behind node_mountstats_nfs_."""
+"""Names of the same metrics in node_exporter, after node_mountstats_nfs_."""
 
 
 def _counter(

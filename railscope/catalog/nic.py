@@ -1,6 +1,6 @@
-"""Metrics of network cards: traffic, pauses and what was dropped, as drivers tell the kernel's ethtool.
+"""Metrics of NICs: traffic, pauses and drops, from driver statistics in the kernel's ethtool.
 
-Which statistic of which driver tells a metric stands in the agent's driver tables.
+The agent's driver tables map each driver's statistics to metrics.
 """
 
 from fractions import Fraction
@@ -13,7 +13,7 @@ MICROSECOND = per(10**6)
 SUM_AND_MAX = (Rollup.SUM, Rollup.MAX)
 
 
-def counter(  # noqa: PLR0913 - what is special about some of the counters below
+def counter(  # noqa: PLR0913 - options of some of the counters below
     stem: str,
     help_: str,
     *,
@@ -24,7 +24,7 @@ def counter(  # noqa: PLR0913 - what is special about some of the counters below
     scale: Fraction | None = None,
     origin: str,
 ) -> Metric:
-    """Declare a counter of a card; one that is a detail has no roll-ups."""
+    """Declare a counter of a NIC; a detail counter has no roll-ups."""
     sums = SUM_AND_MAX if unit is Unit.SECONDS else (Rollup.SUM,)
     return Metric(
         f"railscope_nic_{stem}_total",

@@ -1,4 +1,4 @@
-"""More metrics of network cards: traffic by kind, losses and errors by cause, limits of clouds."""
+"""More metrics of NICs: traffic by kind, losses and errors by cause, cloud limits."""
 
 # fmt: off
 from railscope.catalog.declare import Kind, Metric, Rollup, Unit, per
@@ -30,7 +30,7 @@ FUNCTION = {
 }
 FUNCTION_METRICS = tuple(FUNCTION.values())
 
-# Traffic classes: what the priorities of a card are mapped to -------------------------------------
+# Traffic classes: targets of a NIC's priority mapping ---------------------------------------------
 CLASS_RECEIVED = counter("class_receive_bytes", "Bytes received in this traffic class.", about=NIC_TRAFFIC_CLASS, unit=_B, origin="bnxt rx_bytes_cosN")
 CLASS_SENT = counter("class_transmit_bytes", "Bytes sent in this traffic class.", about=NIC_TRAFFIC_CLASS, unit=_B, origin="bnxt tx_bytes_cosN")
 CLASS_RECEIVED_PACKETS = counter("class_receive_packets", "Packets received in this traffic class.", about=NIC_TRAFFIC_CLASS, unit=_P, origin="bnxt rx_packets_cosN")
@@ -53,7 +53,7 @@ STORM_ENDS = counter("continuous_pause_ends", "Times such a pause ended.", origi
 ROCE_STORMS = counter("roce_continuous_pauses", "Times RoCE traffic was paused without end.", origin="bnxt continuous_roce_pause_events")
 ROCE_STORM_ENDS = counter("roce_continuous_pause_ends", "Times such a pause of RoCE traffic ended.", origin="bnxt resume_roce_pause_events")
 
-# Frames the port could not take, by cause ---------------------------------------------------------
+# Frames dropped by the port, by cause -------------------------------------------------------------
 LENGTH_ERRORS = counter("receive_length_errors", "Frames received whose length field is wrong.", unit=_E, origin="mlx5 rx_in_range_len_errors_phy; ice rx_length_errors.nic; i40e port.rx_length_errors")
 OUT_OF_RANGE = counter("receive_out_of_range_frames", "Frames received whose length field says more than is allowed.", unit=_F, origin="mlx5 rx_out_of_range_len_phy")
 OVERSIZE = counter("receive_oversize_frames", "Frames received that are too long.", unit=_F, origin="mlx5 rx_oversize_pkts_phy; bnxt rx_ovrsz_frames; ice rx_oversize.nic; i40e port.rx_oversize")
@@ -73,7 +73,7 @@ REMOTE_FAULTS = counter("remote_faults", "Times the other side of the link said 
 MODULE_STUCK = counter("module_bus_stuck_events", "Times the bus of the transceiver was stuck.", origin="mlx5 module_bus_stuck")
 MODULE_SHORTED = counter("module_shorted_events", "Times the transceiver's cable was shorted.", origin="mlx5 module_bad_shorted")
 
-# Packets the function lost, by cause --------------------------------------------------------------
+# Packets dropped by the function, by cause --------------------------------------------------------
 STEERING_MISSES = counter("receive_unsteered_packets", "Packets dropped because no rule said where they go.", unit=_P, origin="mlx5 rx_steer_missed_packets; bnxt rx_filter_miss")
 DOWN_DROPS = counter("receive_interface_down_packets", "Packets dropped because the interface was down.", unit=_P, origin="mlx5 rx_if_down_packets; mana hc_rx_err_vport_disabled")
 TOO_LONG_DROPS = counter("receive_too_long_packets", "Packets dropped because they did not fit into the buffer of their queue.", unit=_P, origin="mlx5 rx_oversize_pkts_buffer")
@@ -99,7 +99,7 @@ MAPPING_ERRORS = counter("dma_mapping_errors", "Buffers that could not be mapped
 SEND_BUFFER_FULL = counter("transmit_ring_full", "Times the ring to the hypervisor was full.", origin="hv_netvsc tx_send_full", detail=True)
 SEND_BUSY = counter("transmit_busy", "Packets that had to wait because the hypervisor was busy.", origin="hv_netvsc tx_busy", detail=True)
 
-# Limits of clouds ---------------------------------------------------------------------------------
+# Cloud limits -------------------------------------------------------------------------------------
 LIMITED_RECEIVED = counter("receive_bandwidth_limited_packets", "Packets queued or dropped because the instance received more than it may.", unit=_P, origin="ena bw_in_allowance_exceeded")
 LIMITED_SENT = counter("transmit_bandwidth_limited_packets", "Packets queued or dropped because the instance sent more than it may.", unit=_P, origin="ena bw_out_allowance_exceeded")
 LIMITED_RATE = counter("rate_limited_packets", "Packets queued or dropped because there were more in a second than may be.", unit=_P, origin="ena pps_allowance_exceeded")

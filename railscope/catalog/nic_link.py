@@ -1,4 +1,4 @@
-"""Metrics of network cards: errors of the link, the PCIe bus and the transceiver, told as those of `nic`."""
+"""Metrics of NICs: errors of link, PCIe bus and transceiver, from the same sources as `nic`."""
 
 from railscope.catalog.declare import Kind, Metric, Rollup, Unit, per
 from railscope.catalog.entities import NIC, NIC_LANE

@@ -1,7 +1,7 @@
-"""What network cards are set to: priorities, congestion control, buffers, pause, rings, speed.
+"""Settings of NICs: priorities, congestion control, buffers, pause, rings, speed.
 
-Settings that are numbers are metrics; all that say how a card is set up are facts of one info
-metric. What the link makes of them (its speed, its carrier) is told elsewhere.
+Numeric settings are metrics; all others are facts of one info metric. The resulting link state (speed,
+carrier) is declared elsewhere.
 """
 
 from fractions import Fraction
@@ -24,7 +24,7 @@ _SPREAD = (Rollup.MIN, Rollup.MAX)
 _PERCENT = Fraction(1, 100)
 
 
-def _setting(  # noqa: PLR0913 - what is special about some of the settings below
+def _setting(  # noqa: PLR0913 - options of some of the settings below
     stem: str,
     help_: str,
     *,

@@ -1,4 +1,4 @@
-"""NVLink: what each link carries and how well, by generation."""
+"""NVLink: traffic and signal quality of each link, by generation."""
 
 from fractions import Fraction
 

@@ -1,4 +1,4 @@
-"""Transceivers and cables of network cards: what they are, and what they measure."""
+"""Transceivers and cables of NICs: identity and measurements."""
 
 from railscope.catalog.declare import EventClass, Kind, Metric, Rollup, Unit, per
 from railscope.catalog.entities import NIC, NIC_LANE, NIC_MODULE, NIC_MODULE_THRESHOLD

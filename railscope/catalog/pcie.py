@@ -1,4 +1,4 @@
-"""Metrics of PCIe links, as sysfs tells them."""
+"""Metrics of PCIe links, from sysfs."""
 
 from fractions import Fraction
 
@@ -6,7 +6,7 @@ from railscope.catalog.declare import EventClass, Kind, Metric, Rollup, Unit, pe
 from railscope.catalog.entities import PCIE, PCIE_AER, PCIE_ERROR, PCIE_ROOT_ERROR
 
 PATH_STEPS = 13
-"""Steps of a byte per second: 128 of 130 bits, of which a lane carries whole gigabits, fit them."""
+"""Steps per byte per second: makes the payload rates of 128b/130b coded lanes whole numbers."""
 
 PCIE_INFO = Metric(
     "railscope_pcie_info",

@@ -1,4 +1,4 @@
-"""Metrics of what the server's processors and memory draw (RAPL)."""
+"""Metrics of the power draw of the node's processors and memory (RAPL)."""
 
 from railscope.catalog.declare import Kind, Metric, Rollup, Unit, per
 from railscope.catalog.entities import ENERGY_DOMAIN, POWER_LIMIT

@@ -1,7 +1,7 @@
 """Metrics of RDMA ports: the files of `counters/` and `hw_counters/`, with one meaning per metric.
 
-`meaning` says which metric a file of a driver tells. A file that tells none still comes through, as
-`other` says, with its own name as a label.
+`meaning` maps a driver's file to its metric. A file without a metric is still reported, through the
+metrics that `other` returns, with its own name as a label.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ _VALUE = {"db_fifo_register", "current_rate"}
 
 
 def other(file: str) -> Metric:
-    """What a file without a metric of its own is: drivers put present values among their counters."""
+    """Return the metric for a file without its own: drivers mix present values with counters."""
     return RDMA_OTHER_VALUE if file.startswith(_VALUES) or file in _VALUE else RDMA_OTHER
 
 
@@ -135,7 +135,7 @@ _ROWS = (*zip(RDMA_COUNTERS, COUNTERS, strict=True), *zip(RDMA_RESOURCES, RESOUR
 
 
 def told_by(row: Row) -> Iterator[tuple[str, str]]:
-    """The pairs of driver and file that tell a row, remarks in parentheses left out."""
+    """Yield the pairs of driver and file of a row, without remarks in parentheses."""
     for part in row.files.split("; "):
         drivers, _, files = part.partition(": ")
         for driver in drivers.split(", "):
@@ -162,11 +162,11 @@ def _agreed() -> dict[str, Metric]:
 
 
 COUNTER_FILES = _agreed()
-"""The metric of each file name that means the same with every driver that has it."""
+"""Metric of each file name that has the same meaning in every driver that has it."""
 
 
 def meaning(driver: str, file: str) -> Metric | None:
-    """The metric a file tells; with a driver we do not know, if all others agree on it."""
+    """Return the metric of a file; for an unknown driver, only if all other drivers agree on it."""
     if driver not in FILES:
         return COUNTER_FILES.get(file)
     return FILES[driver].get(file) or FILES[EVERY_DRIVER].get(file)
@@ -178,7 +178,7 @@ OPTIONAL = frozenset(
         "rdma_tx_bytes", "rdma_rx_bytes", "rdma_tx_packets", "rdma_rx_packets",
     }
 )  # fmt: skip
-"""Counters of mlx5 that have no file: RDMA netlink tells those that were switched on."""
+"""Counters of mlx5 without a file: RDMA netlink reports those that are enabled."""
 
 _DATA = {"port_xmit_data", "port_rcv_data", "port_xmit_data_64", "port_rcv_data_64"}
 _WORD_BYTES, _FLIT_BYTES = 4, 8
@@ -188,10 +188,10 @@ _WIDE = ("np_", "rp_", "cc_", "rdma_", "rx_icrc_")
 
 
 def bytes_a_step(driver: str, file: str) -> int:
-    """How much one step of a file is worth in the unit of its metric.
+    """Return the size of one step of a file in the unit of its metric.
 
-    Port management counts words of four octets (Documentation/ABI/stable/sysfs-class-infiniband);
-    hfi1 puts its count of flits there, which have eight (hw/hfi1/mad.c, C_DC_XMIT_FLITS).
+    Port management counts words of four octets (Documentation/ABI/stable/sysfs-class-infiniband); hfi1
+    puts its count of flits there, which have eight (hw/hfi1/mad.c, C_DC_XMIT_FLITS).
     """
     if file not in _DATA:
         return 1
@@ -199,16 +199,15 @@ def bytes_a_step(driver: str, file: str) -> int:
 
 
 def wraps_at_32_bits(driver: str, file: str) -> bool:
-    """Whether a file of `hw_counters/` is a 32-bit counter that starts over from zero at its end.
+    """True if a file of `hw_counters/` is a 32-bit counter that wraps to zero.
 
-    Those of the queue counters of mlx5 and the diagnostics of mlx4 are; congestion, ICRC and
-    optional counters of mlx5 have 64 bits, and so have all counters of the other drivers (irdma
-    carries its own on).
+    The queue counters of mlx5 and the diagnostic counters of mlx4 do; congestion, ICRC and optional
+    counters of mlx5 have 64 bits, as do all counters of the other drivers (irdma extends its own).
     """
     return driver in _NARROW_DRIVERS and not file.startswith(_WIDE)
 
 
 def highest(file: str) -> int:
-    """The value at which a narrow counter of port management sticks; 0 where it has none."""
+    """Return the value at which a narrow counter of port management saturates; 0 if it does not."""
     metric = FILES[EVERY_DRIVER].get(file)
     return (1 << metric.wraps_at_bits) - 1 if metric and metric.saturates else 0

@@ -1,10 +1,10 @@
-"""The counters of RDMA drivers by subject: one row a metric, with the names each driver has for it.
+"""Counters of RDMA drivers by subject: one row per metric, with each driver's names for it.
 
-Sources: torvalds/linux drivers/infiniband: core/sysfs.c (`ib`: the counters of port management,
-of all drivers), hw/mlx5/counters.c, hw/mlx4/main.c (diagnostic counters), hw/bnxt_re/hw_counters.c
-and Broadcom's own driver, hw/irdma/verbs.c (generations 1 to 3), hw/efa/efa_verbs.c,
-hw/mana/counters.c. What is in no row, because its driver does not say what it means or names it
-wrongly (`recoverable_errors` of bnxt_re counts broadcasts), comes through under its own name.
+Sources: torvalds/linux drivers/infiniband: core/sysfs.c (`ib`: the counters of port management, of all
+drivers), hw/mlx5/counters.c, hw/mlx4/main.c (diagnostic counters), hw/bnxt_re/hw_counters.c and
+Broadcom's own driver, hw/irdma/verbs.c (generations 1 to 3), hw/efa/efa_verbs.c, hw/mana/counters.c. A
+counter that is in no row, because its driver does not document it or misnames it (`recoverable_errors` of
+bnxt_re counts broadcasts), is reported under its own name.
 """
 
 # fmt: off
@@ -16,10 +16,10 @@ _B, _P, _E = Unit.BYTES, Unit.PACKETS, Unit.ERRORS
 
 
 class Row(NamedTuple):
-    """A metric: the middle of its name, its meaning, and what tells it.
+    """A metric: the middle of its name, its meaning, and its sources.
 
-    `files` is "driver: name, name; driver: name". `bits` is the width of the narrowest hardware
-    that tells it. A row that is `detail` has no roll-ups.
+    `files` is "driver: name, name; driver: name". `bits` is the narrowest width of the counter in
+    hardware. A row that is `detail` has no roll-ups.
     """
 
     stem: str
@@ -214,7 +214,7 @@ DEVICE = (
 )
 COUNTERS = (*TRAFFIC, *REQUESTS, *LOSS, *CONGESTION, *LINK, *REQUESTER_ERRORS, *RESPONDER_ERRORS, *DEVICE)
 
-# What is in use now, and the most that ever was since the driver was loaded: no counters.
+# Present use, and the maximum since driver load: not counters.
 _RESOURCES = {
     "protection_domains": ("Protection domains", "pds"),
     "address_handles": ("Address handles", "ahs"),

@@ -1,4 +1,4 @@
-"""The metric reference, made from the declarations."""
+"""Metric reference, generated from the declarations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from railscope.catalog.declare import Metric
 
 
 def render(form: str) -> str:
-    """The reference as "table", "md" or "json"."""
+    """Return the reference as "table", "md" or "json"."""
     if form == "json":
         return json.dumps(_as_json(), indent=1) + "\n"
     return _markdown() if form == "md" else _table()

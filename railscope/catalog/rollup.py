@@ -1,8 +1,7 @@
-"""Roll-ups: the metrics that follow from the declared ones for a rail, a tenant, a job or the cluster.
+"""Roll-ups: metrics derived from the declared ones for a rail, a tenant, a job or the cluster.
 
 `railscope_<scope>_<rollup>_<what>_<unit>`: a gauge keeps its unit; a counter becomes its rate, in
-`bytes_per_second` or `per_second`, as a ratio where it counts seconds, in watts where it counts
-joules.
+`bytes_per_second` or `per_second`, as a ratio where it counts seconds, in watts where it counts joules.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ class Derived:
 
 
 def part_labels(kind: EntityKind) -> tuple[str, ...]:
-    """The labels that tell the parts of one entity apart, kept when entities are rolled up."""
+    """Return the labels that distinguish the parts of one entity, which roll-ups retain."""
     return kind.labels[len(kind.whole.labels) :]
 
 
 def scopes_of(kind: EntityKind) -> tuple[str, ...]:
-    """The scopes over which metrics of an entity kind roll up as declared; jobs have few of them."""
+    """Return the scopes of an entity kind's declared roll-ups; jobs have only a few."""
     return ("cluster", "rail", "tenant") if kind.whole in ON_A_RAIL else ("cluster",)
 
 
 def derived_name(source: Metric, scope: str, rollup: Rollup) -> str:
-    """The name of a roll-up."""
+    """Return the name of a roll-up."""
     if source.kind is not Kind.COUNTER:
         return f"railscope_{scope}_{rollup}_{source.name.removeprefix('railscope_')}"
     suffix = _RATE_UNITS.get(source.unit)
@@ -61,7 +60,7 @@ def derived_name(source: Metric, scope: str, rollup: Rollup) -> str:
 
 
 def derive(metrics: Iterable[Metric]) -> dict[str, Derived]:
-    """All roll-ups of the given metrics, by name."""
+    """Return all roll-ups of the given metrics, by name."""
     found = {}
     for source in metrics:
         for rollup in source.rollups:
@@ -72,7 +71,7 @@ def derive(metrics: Iterable[Metric]) -> dict[str, Derived]:
 
 
 def derive_by_job(chosen: Mapping[Metric, Sequence[Rollup]]) -> dict[str, Derived]:
-    """The roll-ups over jobs, by name."""
+    """Return the roll-ups over jobs, by name."""
     found = (
         Derived(_declare(source, "job", rollup), source, "job", rollup)
         for source, rollups in chosen.items()

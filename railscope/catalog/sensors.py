@@ -1,4 +1,4 @@
-"""Metrics of the server's hardware monitors: temperatures, fans, voltages, currents, power."""
+"""Metrics of the node's hardware monitors: temperatures, fans, voltages, currents, power."""
 
 from railscope.catalog.declare import EntityKind, Kind, Metric, Unit, per
 from railscope.catalog.entities import SENSOR, SENSOR_ALARM, SENSOR_LIMIT

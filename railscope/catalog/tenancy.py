@@ -1,29 +1,29 @@
-"""Who holds what: claims on GPUs, MIG devices and shares of GPUs, as events.
+"""Claims on GPUs, MIG devices and shares of GPUs, as events.
 
-A claim has one identity from start to end; an agent that starts anew tells those in force again.
-What is used without a claim has an identity, a start and an end like a claim. Facts are texts:
+A claim has one identity from start to end; an agent reports the active ones again after a restart.
+Unclaimed use has an identity, a start and an end like a claim. Facts are texts:
 
-    source          kubernetes, slurm, containerd, cri-o, docker, podman, libvirt, systemd, file,
-                    command, process
-    level           authority of the source: scheduler, node_plugin, process. A collector lowers
-                    what is above scheduler: only its own files are an administrator's
-    workload        what holds it, as its source names it
-    owner           whose that is, as its source names it: a namespace, an account, a user
-    tenant          the tenant where the source says it; else the collector looks the owner up
-    node            nothing, or the node whose GPU it holds only while the GPU is in it
-    start_ns        since when, in nanoseconds since the epoch; `end_ns` until when
-    start_boot_ns   the same on CLOCK_BOOTTIME of the boot that the event is of; `end_boot_ns`. It decides
-                    where it is present, so that a step of the wall clock moves nothing
-    uncertainty_ns  by how much that may be wrong: a poll sees what has begun since the one before
-    compute, memory the slots [low, high) of 840 of the device, as `low-high`
-    exclusive       `true`, or `false` where others may hold the same slots
-    share           of a claim that is not exclusive, the fraction `n/d` of the device that it holds
-    count           of a claim without a device, whose key names no GPU: how many GPUs of the node it
-                    holds, or how many times its `share` of one
-    system          `true` for health checks and the administrator's own use
-    device          what of the GPU it is: the GPU's UUID, that of a MIG device, the id of a share
-    profile         of a MIG device
-    pids            processes, where they are what is known
+  source          kubernetes, slurm, containerd, cri-o, docker, podman, libvirt, systemd, file,
+                  command, process
+  level           authority of the source: scheduler, node_plugin, process. A collector lowers any
+                  authority above scheduler: only its own files have that of an administrator
+  workload        holder of the claim, as named by the source
+  owner           owner of the workload, as named by the source: a namespace, an account, a user
+  tenant          the tenant if the source specifies it; else the collector maps the owner to one
+  node            empty, or the node of a GPU that it holds only while the GPU is in that node
+  start_ns        start, in nanoseconds since the epoch; `end_ns` the end
+  start_boot_ns   the same on CLOCK_BOOTTIME of the event's boot; `end_boot_ns`. Takes precedence if
+                  present, so that a step of the wall clock changes nothing
+  uncertainty_ns  maximum error of these: a poll detects changes since the previous poll
+  compute, memory the slots [low, high) of 840 of the device, as `low-high`
+  exclusive       `true`, or `false` if others may hold the same slots
+  share           of a claim that is not exclusive, the fraction `n/d` of the device that it holds
+  count           of a claim without a device or a GPU in its key: number of GPUs of the node
+                  that it holds, or multiple of its `share` of one
+  system          `true` for health checks and the administrator's own use
+  device          part of the GPU: the GPU's UUID, that of a MIG device, the id of a share
+  profile         of a MIG device
+  pids            processes, if the source reports them
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SOURCES = (
     "kubernetes", "slurm", "containerd", "cri-o", "docker", "podman", "libvirt", "systemd", "file",
     "command", "process",
 )  # fmt: skip
-"""The providers that agents report claims of."""
+"""Claim providers of agents."""
 
 GPU_CLAIMS = Metric(
     "railscope_gpu_claims",

@@ -1,8 +1,8 @@
-"""What an error of NVIDIA's GPU driver (Xid) or NVSwitch driver (SXid) means, and what to do.
+"""Meaning of GPU driver errors (Xid) and NVSwitch driver errors (SXid), and recommended actions.
 
-The tables are data, in `xids.toml` beside this file, and are read when first asked for. Drivers add
-numbers, so a number that is not there has an entry too: "unknown". Actions are for a person or a
-scheduler; nothing of ours resets anything.
+The tables are data, in `xids.toml` in this directory, and are read on first use. Drivers add numbers, so
+a number that is not in the tables has an entry too: "unknown". Actions are for a person or a scheduler;
+Railscope resets nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 ACTION_ORDER = ("ignore", "restart_app", "drain", "reset_gpu", "reboot", "rma")
-"""Every action there is, from mildest to hardest; `ignore` means to record it and do no more."""
+"""All actions, from mildest to most severe; `ignore` means to record the error and do no more."""
 SEVERITIES = ("fatal", "nonfatal", "unknown")
 ERROR_CLASSES = ("application", "record", "hardware")
 UNKNOWN = "unknown"
@@ -25,10 +25,10 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """An error of a GPU, by the number in `NVRM: Xid (...): number`.
+    """GPU error, by the number in `NVRM: Xid (...): number`.
 
-    `name` is the driver's constant without ROBUST_CHANNEL_. `immediate` and `investigate` are
-    NVIDIA's words, empty where it lists none; `actions` are ours, from mildest to hardest.
+    `name` is the driver's constant without ROBUST_CHANNEL_. `immediate` and `investigate` are NVIDIA's
+    terms, empty if it lists none; `actions` are ours, from mildest to most severe.
     """
 
     number: int
@@ -43,10 +43,10 @@ class Xid:
 
     @property
     def error_class(self) -> str:
-        """Class of the error, one of ERROR_CLASSES, by what the table asks for.
+        """Class of the error, one of ERROR_CLASSES, derived from the table's actions.
 
-        "application": the application met it, or is all that suffers; "record": the driver's note of
-        something that asks for nothing; "hardware": GPU, links, firmware or driver need attention.
+        "application": caused by the application, or affects only the application; "record": a driver
+        message that needs no action; "hardware": GPU, links, firmware or driver need attention.
         """
         if self.number in (CONTAINED, _UNCONTAINED) or self.name == UNKNOWN:
             return "hardware"
@@ -57,10 +57,10 @@ class Xid:
 
 @dataclass(frozen=True, slots=True)
 class Sxid:
-    """An error of an NVSwitch, by the number in `nvidia-nvswitchN: SXid (...): number`.
+    """NVSwitch error, by the number in `nvidia-nvswitchN: SXid (...): number`.
 
-    `error_class` is that of the Fabric Manager User Guide: "nonfatal", "port_fatal" (for the GPUs
-    of one port), "fatal" (for the whole fabric), "notable"; "unknown" for what is not in it.
+    `error_class` is that of the Fabric Manager User Guide: "nonfatal", "port_fatal" (for the GPUs of one
+    port), "fatal" (for the whole fabric), "notable"; "unknown" for numbers not in it.
     """
 
     number: int
@@ -75,7 +75,7 @@ class Sxid:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryAction:
-    """What the driver says a GPU needs: our name for it, the driver's words, our actions."""
+    """Recovery action that the driver reports for a GPU: our name, the driver's name, our actions."""
 
     name: str
     nvidia: str
@@ -84,7 +84,7 @@ class RecoveryAction:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What one message of an Xid asks for; `nvidia` is NVIDIA's word for it, empty if none."""
+    """Judgement of one Xid message; `nvidia` is NVIDIA's term for the action, empty if none."""
 
     severity: str
     actions: tuple[str, ...]
@@ -110,7 +110,7 @@ _RECOVERY_WORDS = {
 }
 CONTAINED, _UNCONTAINED, _RECOVERY_CHANGED = 94, 95, 154
 _CLEAN_UP = (45, 174)
-"""The driver removes a process or its channels after another error, or because it was ended."""
+"""The driver removes a process or its channels after another error, or because the process was ended."""
 _NVLINK5 = range(144, 151)
 
 # The messages are those of NVIDIA/open-gpu-kernel-modules, src/nvidia/src/kernel/gpu: gpu.c (154),
@@ -121,24 +121,24 @@ _NVLINK5_SEVERITY = re.compile(r"\b(?P<non>non-?)?fatal\b", re.IGNORECASE)
 
 
 def xid(number: int) -> Xid:
-    """The entry of an Xid; one named "unknown" where the table has none."""
+    """Return the entry of an Xid; one named "unknown" if the table has none."""
     return xids().get(number) or Xid(
         number, UNKNOWN, "The table does not know this number.", UNKNOWN, "", "", ("ignore",), ""
     )
 
 
 def sxid(number: int) -> Sxid:
-    """The entry of an SXid; one named "unknown" where the table has none."""
+    """Return the entry of an SXid; one named "unknown" if the table has none."""
     return sxids().get(number) or Sxid(
         number, UNKNOWN, UNKNOWN, "The table does not know this number.", UNKNOWN, ("ignore",), ""
     )
 
 
 def judge(number: int, message: str) -> Judgement:
-    """Judge one message of an Xid: the table's word, made sharper by what the text says.
+    """Judge one Xid message: the table's entry, refined by the message text.
 
-    `message` is the text behind the number, process and name of the line; it may be empty, as for
-    an event that NVML reports without text. Any number and any text give a judgement.
+    `message` is the text after the number, process and name in the line; it may be empty, as for an event
+    that NVML reports without text. Any number and any text have a judgement.
     """
     entry = xid(number)
     general = Judgement(entry.severity, entry.actions, entry.immediate)
@@ -154,7 +154,8 @@ def judge(number: int, message: str) -> Judgement:
 def _recovery(general: Judgement, message: str) -> Judgement:
     """Xid 154: `GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)`.
 
-    Words that we know decide; drivers also write others, such as 0x1 (PF FLR), and then the value.
+    A recognized name decides; drivers also write other names, such as 0x1 (PF FLR), and then the value
+    decides.
     """
     match = _RECOVERY.search(message)
     if not match:
@@ -177,9 +178,9 @@ def _nvlink5(general: Judgement, message: str) -> Judgement:
 
 
 def _contained(general: Judgement, message: str) -> Judgement:
-    """Xids 94 and 95: `Contained: SM (0x1). RST: No, D-RST: No`, reset or drain and reset wanted.
+    """Xids 94 and 95: `Contained: SM (0x1). RST: No, D-RST: No`, reset or drain and reset required.
 
-    Yes adds to what the table says; No takes nothing away from it.
+    Yes adds to the table's actions; No removes nothing.
     """
     match = _RESET.search(message)
     if not match:
@@ -202,7 +203,7 @@ def xids() -> Mapping[int, Xid]:
 
 @cache
 def sxids() -> Mapping[int, Sxid]:
-    """Every SXid of the table by number, ascending; what its class says holds for each of it."""
+    """Every SXid of the table by number, ascending; fields of a class apply to each of its entries."""
     classes = _tables()["sxid_class"]
     entries = (
         _entry(number, {**classes[fields["class"]], **fields})
@@ -212,12 +213,12 @@ def sxids() -> Mapping[int, Sxid]:
 
 
 def _entry(number: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a table as those of our types; `class` is a word of the language."""
+    """Return the fields of a table entry as those of our types; `class` is a Python keyword."""
     own = {("error_class" if name == "class" else name): value for name, value in fields.items()}
     return {**own, "number": int(number), "actions": tuple(own["actions"])}
 
 
 @cache
 def _tables() -> dict[str, Any]:
-    # Not by importlib.resources: that would cost every agent a megabyte for reading one file.
+    # Not by importlib.resources: that would cost every agent a megabyte to read one file.
     return tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))

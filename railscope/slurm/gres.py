@@ -1,9 +1,9 @@
-"""Slurm's generic resources: what a job holds on a node, and counts over all of its nodes.
+"""Slurm's generic resources: allocation of a job on a node, and counts over all of its nodes.
 
-    gpu:h100:4(IDX:0-3)      four GPUs by their index in gres.conf
-    gpu(CNT:1)               one, which is not counted by device
-    shard:8(8/16,0/16)       shares of GPUs: for each GPU in the order of indices, taken of those there
-    gres/gpu:h100=4          in a list of trackable resources (TRES)
+  gpu:h100:4(IDX:0-3)      four GPUs by their index in gres.conf
+  gpu(CNT:1)               one, which is not counted by device
+  shard:8(8/16,0/16)       shares of GPUs: for each GPU in index order, allocated of total
+  gres/gpu:h100=4          in a list of trackable resources (TRES)
 
 Sources: SchedMD/slurm:src/interfaces/gres.c, src/stepmgr/gres_stepmgr.c, src/common/slurm_protocol_defs.c.
 """
@@ -22,7 +22,7 @@ MAX_INDICES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Shares of one GPU: how many are taken, and how many there are."""
+    """Shares of one GPU: number allocated, and total."""
 
     taken: int
     there: int
@@ -30,9 +30,9 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Gres:
-    """A resource on one node. Indices and shares are None where Slurm does not tell them.
+    """Resource on one node. Indices and shares are None if Slurm does not report them.
 
-    An index is a place in the order of gres.conf, not the number of a device: see gres_conf.
+    An index is a position in gres.conf, not the number of a device: see gres_conf.
     """
 
     name: str
@@ -52,17 +52,17 @@ _NONE = {"", "(null)", "N/A"}
 
 
 def parse_gres(text: str) -> tuple[Gres, ...]:
-    """The resources of one node: entries with commas between and within them. Raises FormatError."""
+    """Parse the resources of one node: entries with commas between and within them. Raises FormatError."""
     if text in _NONE:
         return ()
     return tuple(_entry(entry) for entry in _SEPARATOR.split(text))
 
 
 def parse_tres(text: str) -> dict[str, int]:
-    """Generic resources of a list such as `cpu=24,gres/gpu=2,gres/gpu:h100=2`, by name.
+    """Return generic resources by name from a list such as `cpu=24,gres/gpu=2,gres/gpu:h100=2`.
 
-    The name is what stands after `gres/`; with its type the same devices are told once more. What is
-    in bytes stays so. Raises FormatError.
+    The name is the text after `gres/`; an entry with a type repeats the same devices. Values in bytes
+    stay in bytes. Raises FormatError.
     """
     counts: dict[str, int] = {}
     for entry in [] if text in _NONE else text.split(","):
@@ -94,13 +94,13 @@ def _entry(entry: str) -> Gres:
             count = _quantity(value)
         elif _SHARES.fullmatch(detail):
             shares = tuple(Share(*map(int, pair.split("/"))) for pair in detail.split(","))
-        elif kind != "S":  # which sockets are near
+        elif kind != "S":  # not a list of nearby sockets
             raise _wrong(entry)
     return Gres(found[1], ":".join(words), 1 if count is None else count, indices, shares)
 
 
 def _quantity(text: str) -> int:
-    """A count, or bytes with a binary suffix; Slurm rounds what it prints to two digits."""
+    """Parse a count, or bytes with a binary suffix; Slurm prints them rounded to two digits."""
     found = _QUANTITY.fullmatch(text)
     if found is None:
         raise _wrong(text)

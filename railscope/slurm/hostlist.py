@@ -8,7 +8,7 @@ import re
 from railscope.slurm import FormatError
 
 MOST = 65_536
-"""How many names a list may stand for; Slurm's own bound of one range (MAX_RANGE)."""
+"""Maximum number of names in a list; Slurm's own bound of one range (MAX_RANGE)."""
 
 _PART = re.compile(r"(?:[^\[\],]|\[[^\[\]]*\])+")
 _BRACKET = re.compile(r"\[([^\[\]]*)\]")
@@ -17,7 +17,7 @@ _NONE = {"", "(null)", "None assigned"}
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """The nodes that a list stands for, in its order; none for `(null)`. Raises FormatError."""
+    """Return the nodes of a list, in its order; none for `(null)`. Raises FormatError."""
     if text in _NONE:
         return ()
     parts = _PART.findall(text)
@@ -30,12 +30,12 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def numbers(text: str, most: int = MOST) -> tuple[int, ...]:
-    """The numbers of `0,2-3`. Raises FormatError."""
+    """Return the numbers of `0,2-3`. Raises FormatError."""
     return tuple(number for number, _ in _numbers(text, most))
 
 
 def _names(part: str, most: int) -> list[str]:
-    """The names of `rack[0-1]n[00-31]-ib`: the last bracket counts fastest."""
+    """Return the names of `rack[0-1]n[00-31]-ib`: the last bracket varies fastest."""
     literal, *rest = _BRACKET.split(part)
     choices: list[list[str]] = [[literal]]
     count = 1
@@ -48,7 +48,7 @@ def _names(part: str, most: int) -> list[str]:
 
 
 def _numbers(text: str, most: int) -> list[tuple[int, int]]:
-    """Numbers with the width they are written in, which is that of the first of their range."""
+    """Return numbers with their printed width; a range has the width of its first number."""
     found: list[tuple[int, int]] = []
     for piece in text.split(","):
         matched = _RANGE.fullmatch(piece)

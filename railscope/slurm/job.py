@@ -1,4 +1,4 @@
-"""A job of Slurm, and what its printed forms have in common: times, states, ids of users."""
+"""Slurm jobs, and the common elements of their printed forms: times, states, user ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from railscope.slurm.gres import Gres
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What a job holds on one node."""
+    """Resources that a job holds on one node."""
 
     node: str
     gres: tuple[Gres, ...]
@@ -22,13 +22,12 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job as Slurm tells it at one moment. Times are Unix seconds.
+    """Slurm job at one time. Times are Unix seconds.
 
-    `id` is unique; an element of an array also has `array` (`30185_28`), as have those of an array that
-    wait together (`30185_28-59%100`). A job that waits has no
-    start and one that runs has no end: what Slurm prints there are plans, and the planned end is
-    told apart. `allocations` is None where what is held is not told node by node; `gres_counts` is
-    over all nodes, by names such as `gpu` and `gpu:h100`.
+    `id` is unique; an element of an array also has `array` (`30185_28`), as does the pending part of an
+    array (`30185_28-59%100`). A pending job has no start and a running one has no end: for these Slurm
+    prints plans, and the planned end is a separate field. `allocations` is None if the allocation is not
+    reported per node; `gres_counts` is over all nodes, by names such as `gpu` and `gpu:h100`.
     """
 
     id: int
@@ -76,7 +75,7 @@ _UNIX = re.compile("[0-9]{1,11}")
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Start, end and planned end of a job, by what its state says that they are."""
+    """Start, end and planned end of a job, interpreted by its state."""
 
     start_seconds: int | None
     end_seconds: int | None
@@ -84,25 +83,25 @@ class Times:
 
 
 def times(state: str, start: int | None, end: int | None) -> Times:
-    """What a start and an end mean for a job in a state."""
+    """Interpret a printed start and end of a job in a state."""
     if state in _NOT_STARTED:
         return Times(None, None, None)
     return Times(start, end, None) if state in _ENDED else Times(start, None, end)
 
 
 def seconds(text: str, zone: tzinfo) -> int | None:
-    """A printed time: local time of the cluster, or Unix seconds (SLURM_TIME_FORMAT=%s).
+    """Parse a printed time: local time of the cluster, or Unix seconds (SLURM_TIME_FORMAT=%s).
 
-    In the hour that comes twice when summer time ends, the first is meant. Raises FormatError.
+    A local time that occurs twice at the end of summer time means the first. Raises FormatError.
     """
     printed = _printed(text)
     return None if printed is None else int(_in_zone(printed, zone).timestamp())
 
 
 def sure_seconds(text: str, zone: tzinfo | None) -> int | None:
-    """The same, of which a bill is made: what could be two instants is refused.
+    """Parse a printed time for billing: ambiguous and nonexistent local times are rejected.
 
-    So is local time without a zone. Raises FormatError.
+    Local time without a zone is rejected, too. Raises FormatError.
     """
     printed = _printed(text)
     if printed is None:
@@ -123,7 +122,7 @@ def _in_zone(printed: datetime, zone: tzinfo) -> datetime:
 
 
 def _printed(text: str) -> datetime | None:
-    """A time, without a zone where it names none."""
+    """Parse a time; the result has no zone if the text names none."""
     if text in _UNTOLD:
         return None
     try:
@@ -132,18 +131,18 @@ def _printed(text: str) -> datetime | None:
         if _TIME.fullmatch(text):
             return datetime.fromisoformat(text)
     except (ValueError, OverflowError):
-        pass  # digits that are no day or hour: as wrong as any other text
+        pass  # digits out of range, such as hour 25: an error like any other text
     message = f"{text[:200]!r} is no time as Slurm prints it"
     raise FormatError(message)
 
 
 def told(text: str) -> str:
-    """A value, empty where Slurm prints that it has none."""
+    """Return a value; empty if Slurm prints a placeholder for no value."""
     return "" if text in _UNTOLD else text
 
 
 def job_number(text: str) -> int:
-    """A job's id. Raises FormatError."""
+    """Parse a job's id. Raises FormatError."""
     if not re.fullmatch("[0-9]{1,10}", text):
         message = f"{text[:200]!r} is no id of a job"
         raise FormatError(message)
@@ -151,7 +150,7 @@ def job_number(text: str) -> int:
 
 
 def json_number(value: Any) -> int | None:
-    """A number of Slurm's JSON, plain or with whether it is set. Raises TypeError, LookupError."""
+    """Return a number of Slurm's JSON, plain or with a `set` flag. Raises TypeError, LookupError."""
     if isinstance(value, Mapping):
         value = value["number"] if value["set"] and not value.get("infinite") else None
     if value is None:
@@ -163,7 +162,7 @@ def json_number(value: Any) -> int | None:
 
 
 def json_text(value: Any) -> str:
-    """A text of Slurm's JSON, empty where it is null. Raises TypeError."""
+    """Return a text of Slurm's JSON, empty if it is null. Raises TypeError."""
     if value is not None and not isinstance(value, str):
         message = f"{value!r} is no text"
         raise TypeError(message)

@@ -1,12 +1,12 @@
-"""Jobs as Slurm's accounting tells them: `sacct --parsable2 --allocations`, or `sacct --json`.
+"""Jobs in Slurm's accounting output: `sacct --parsable2 --allocations`, or `sacct --json`.
 
-The first line of the text names the columns. Ask for
-`--format=JobIDRaw,JobID,User,UID,Account,State,Start,End,NodeList,AllocTRES`, and not for names and
-comments: a user may write the separator into them. Sources: SchedMD/slurm:src/sacct/print.c,
+The first line of the text names the columns. Use
+`--format=JobIDRaw,JobID,User,UID,Account,State,Start,End,NodeList,AllocTRES`, without names and comments:
+a user may write the separator into them. Sources: SchedMD/slurm:src/sacct/print.c,
 src/plugins/data_parser (job of slurmdbd).
 
-What stands there is what was, and no plan: with --duplicates a job that was requeued is there once for
-each time that it ran, in the state REQUEUED and with an end.
+Accounting contains past allocations, not plans: with --duplicates a requeued job appears once for each
+run, in the state REQUEUED and with an end.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from railscope.slurm.hostlist import expand
 from railscope.slurm.job import Job, job_number, json_number, json_text, sure_seconds, told
 
 COLUMNS = ("JobIDRaw", "User", "Account", "Start", "End", "NodeList", "AllocTRES")
-"""Those that must be there. `JobID` will do for `JobIDRaw`, but does not tell arrays apart."""
+"""Required columns. `JobID` may replace `JobIDRaw`, but does not distinguish arrays."""
 
 
 class AccountingError(FormatError):
-    """A line, or a job of the JSON, both counted from 1, is not as sacct writes it."""
+    """A line, or a job of the JSON, both counted from 1, that is not in the format of sacct."""
 
     def __init__(self, place: int, field: str, reason: str) -> None:
-        """`field` is empty where the line or the job as a whole is wrong."""
+        """Create the error; `field` is empty if the line or job as a whole is invalid."""
         self.place, self.field, self.reason = place, field, reason
         super().__init__(f"{place}: {field}: {reason}" if field else f"{place}: {reason}")
 
 
 class Record(NamedTuple):
-    """A job, where it stood, and its nodes as they stood there."""
+    """A job with its position in the input, and its nodes as printed."""
 
     place: int
     job: Job
@@ -56,10 +56,10 @@ def parse_sacct(
     separator: str = "|",
     rejected: Callable[[AccountingError], None] = _raised,
 ) -> tuple[Record, ...]:
-    """The jobs of a text, without their steps; `zone` is the time zone that sacct ran in.
+    """Return the jobs of a text, without their steps; `zone` is the time zone in which sacct ran.
 
-    Without a zone, times must name theirs or be Unix seconds. `rejected` is called with the error of
-    each line that is no job. Raises AccountingError for a wrong header.
+    Without a zone, times must name theirs or be Unix seconds. `rejected` is called with the error of each
+    invalid line. Raises AccountingError for an invalid header.
     """
     found: list[Record] = []
     header, *lines = text.split("\n")
@@ -76,7 +76,7 @@ def parse_sacct(
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One line by the names of its columns."""
+    """One line by column name."""
 
     place: int
     values: Mapping[str, str]
@@ -93,7 +93,7 @@ class _Row:
 
 
 def _row(place: int, line: str, names: list[str], separator: str) -> _Row | None:
-    """The job of a line; None for an empty line and for a step of a job."""
+    """Return the job of a line; None for an empty line and for a job step."""
     if not line:
         return None
     values = line.split(separator)
@@ -108,7 +108,7 @@ def _named(names: list[str]) -> list[str]:
     for column in COLUMNS:
         found = names.count(column)
         if column == "JobIDRaw" and not found:
-            column, found = "JobID", names.count("JobID")  # noqa: PLW2901 - it will do
+            column, found = "JobID", names.count("JobID")  # noqa: PLW2901 - accepted as a replacement
         if not found:
             raise AccountingError(1, column, "is not in the header")
         if found > 1:
@@ -160,7 +160,7 @@ class _Jobs(msgspec.Struct):
 
 
 class _Set(msgspec.Struct):
-    """A number with whether it is set."""
+    """A number with a `set` flag."""
 
     set: bool
     number: Any
@@ -195,7 +195,7 @@ class _Array(msgspec.Struct):
 
 
 class _Shape(msgspec.Struct):
-    """Members of a job that are read."""
+    """Job fields that are read."""
 
     job_id: _Number
     state: _State
@@ -211,7 +211,7 @@ class _Shape(msgspec.Struct):
 def parse_sacct_json(
     text: str | bytes, rejected: Callable[[AccountingError], None] = _raised
 ) -> tuple[Record, ...]:
-    """The jobs of `sacct --json`; `rejected` as above. Raises AccountingError for no such text."""
+    """Return the jobs of `sacct --json`; `rejected` as above. Raises AccountingError for other text."""
     try:
         document = json.loads(text)
         check_shape(document, _Jobs)
@@ -267,7 +267,7 @@ def _job_of(job: Mapping[str, Any]) -> Job:
 
 
 def _counts(allocated: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Generic resources by name, with the type where it has one, as `parse_tres` gives them."""
+    """Return generic resources by name, with the type if present, as `parse_tres` does."""
     found: dict[str, int] = {}
     for one in allocated:
         if json_text(one["type"]) != "gres":

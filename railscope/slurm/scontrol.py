@@ -1,7 +1,7 @@
-"""Jobs as `scontrol show job -d` tells them, as text and as JSON.
+"""Jobs in the output of `scontrol show job -d`, as text and as JSON.
 
-Use JSON on a live cluster: its times are Unix seconds, and names and comments, which users write, stay
-what they are. As text they may hold lines that look like fields, of which only repeated ones are found.
+Use JSON on a live cluster: its times are Unix seconds, and names and comments, which users write, are
+unambiguous. As text they may contain lines that resemble fields, and only repeated fields are detected.
 Source: SchedMD/slurm:src/api/job_info.c, src/plugins/data_parser.
 """
 
@@ -39,14 +39,14 @@ _WANTED = {
     "AllocTRES": "AllocTRES",
     "TRES": "TRES",
 }
-"""The first key of each line that is looked at, and the keys that are wanted of it."""
+"""First key of each line that is parsed, and the keys to read from it."""
 _NO_JOBS = ("No jobs in the system",)
 
 
 def parse_text(text: str, zone: tzinfo) -> tuple[Job, ...]:
-    """The jobs of `scontrol show job -d`; `zone` is the time zone of the cluster.
+    """Parse the jobs of `scontrol show job -d`; `zone` is the time zone of the cluster.
 
-    Allocations are told only with -d, and only for jobs that have nodes. Raises FormatError.
+    Allocations are printed only with -d, and only for jobs with nodes. Raises FormatError.
     """
     before, *records = _RECORD.split(text)
     if before.strip() not in {"", *_NO_JOBS}:
@@ -84,7 +84,7 @@ def _job(record: str, zone: tzinfo) -> Job:
 
 
 def _fields(lines: list[str]) -> dict[str, str]:
-    """The wanted fields. A key that comes twice was written by someone else: names may hold lines."""
+    """Return the fields to read. Raises FormatError for a repeated key: job names may contain newlines."""
     fields: dict[str, str] = {}
     for line in lines:
         pairs: list[tuple[str, str]] = _PAIR.findall(line)
@@ -102,7 +102,7 @@ def _fields(lines: list[str]) -> dict[str, str]:
 
 
 def _allocations(lines: list[str]) -> tuple[Allocation, ...] | None:
-    """What is held on each node, by the lines that begin with `Nodes=`."""
+    """Return the allocation on each node, from the lines that begin with `Nodes=`."""
     found: list[Allocation] = []
     sets = [line.strip() for line in lines if line.lstrip().startswith("Nodes=")]
     for line in sets:
@@ -113,10 +113,10 @@ def _allocations(lines: list[str]) -> tuple[Allocation, ...] | None:
 
 
 def parse_json(text: str | bytes) -> tuple[Job, ...]:
-    """The jobs of `scontrol show job --json` or `squeue --json`. Raises FormatError.
+    """Parse the jobs of `scontrol show job --json` or `squeue --json`. Raises FormatError.
 
-    Slurm 22.05 to 23.02 wrote plain numbers and one state; later ones write numbers with whether
-    they are set, and lists of states of which the first is the base.
+    Slurm 22.05 to 23.02 wrote plain numbers and one state; later versions write numbers with a `set`
+    flag, and lists of states of which the first is the base state.
     """
     try:
         jobs = json.loads(text)["jobs"]
@@ -159,7 +159,7 @@ def _job_of(job: Mapping[str, Any]) -> Job:
 
 
 def _allocations_of(job: Mapping[str, Any]) -> tuple[Allocation, ...] | None:
-    """One text for each node, in the order of the nodes."""
+    """Return the allocations, from one text per node in the order of the nodes."""
     details = job.get("gres_detail") or []
     if not details:
         return None
