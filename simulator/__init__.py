@@ -1,19 +1,19 @@
 """The simulator: a GPU node with its rails, job and faults, from one physical model.
 
-    spec       what to simulate
-    gpu_models, nic_models  the GPUs and the network cards there are
-    model      job, GPUs, ports and server advance together  (job, gpu, fabric, server)
-    gpu        what a GPU is made of  (silicon, activity, memory, nvlink, bus, sharing)
-    fabric     what a port is made of  (port_counters, port_settings, port_signal, optics)
-    scenarios  the faults  (conditions, gpu_scenarios, port_scenarios; reports, card_reports: what
-               drivers say of them)
-    views      what each interface of the machine shows of it  (nvml, driver_files, rdma, nic, links,
-               ethernet_settings, transceivers, neighbours, ofed_files, pcie, host, owners,
-               kernel)
-    run        the captures that come of it
-    tree       a capture as a tree of files and links
+  spec       specification of a simulation
+  gpu_models, nic_models  available GPU and NIC models
+  model      job, GPUs, ports and host advance together  (job, gpu, fabric, server)
+  gpu        components of a GPU  (silicon, activity, memory, nvlink, bus, sharing)
+  fabric     components of a port  (port_counters, port_settings, port_signal, optics)
+  scenarios  the faults  (conditions, gpu_scenarios, port_scenarios; reports, card_reports: driver
+             messages about them)
+  views      state as shown by each interface of the node  (nvml, driver_files, rdma, nic, links,
+             ethernet_settings, transceivers, neighbours, ofed_files, pcie, host, owners,
+             kernel)
+  run        the resulting captures
+  tree       a capture as a tree of files and links
 
-Everything follows from the spec and its seed: no clock is read.
+All output follows from the spec and its seed: no clock is read.
 """
 
 from simulator.gpu_models import MODELS, SHORT_NAMES

@@ -1,6 +1,6 @@
-"""What the SMs and the memory of a GPU did during a span, and the cycles they have counted.
+"""Activity of a GPU's SMs and memory during a span, and the cycle counters.
 
-The job says how busy the SMs are; how that divides into pipes is that of mixed-precision training.
+The job determines SM utilization; its division into pipes is that of mixed-precision training.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from simulator.job import Demand
 from simulator.span import Span
 
 _OCCUPANCY, _TENSOR, _INTEGER, _FP32, _FP16 = 0.31, 0.62, 0.24, 0.21, 0.09
-"""Shares of the time in which an SM is busy."""
+"""Fractions of an SM's busy time."""
 
 _DRAM = 0.85
 """Memory that is in use all the time moves this share of its peak bandwidth."""
@@ -24,7 +24,7 @@ _USUAL = Demand(present=1.0, occupied=1.0, activity=0.6, memory_activity=0.4)
 class Activity:
     """Shares of a span: of its time, of all SMs, or of the memory's bandwidth.
 
-    All work of the tensor pipes is on half-precision numbers; none is on double precision.
+    All work of the tensor pipes is in half precision; none is in double precision.
     """
 
     graphics: float = 0.0
@@ -38,7 +38,7 @@ class Activity:
 
 
 def activity(demand: Demand, ripple: float) -> Activity:
-    """What the job's demand makes of a GPU whose load differs from that of the others by a factor."""
+    """Return the activity of a GPU under the job's demand, times a factor for this GPU's own load."""
     sm = min(demand.activity * ripple, 1.0)
     return Activity(
         graphics=min(demand.occupied, 1.0),
@@ -54,7 +54,7 @@ def activity(demand: Demand, ripple: float) -> Activity:
 
 @dataclass(slots=True)
 class Cycles:
-    """Cycles of all SMs since the GPU's last reset: elapsed, and those in which a pipe worked."""
+    """Cycles of all SMs since the GPU's last reset: elapsed, and those in which a pipe was busy."""
 
     elapsed: int = 0
     sm: int = 0
@@ -65,14 +65,14 @@ class Cycles:
 
     @classmethod
     def usual(cls, uptime_ns: int, megahertz: int, multiprocessors: int) -> Cycles:
-        """What a GPU has counted that worked as usual since boot."""
+        """Return the counters of a GPU that has been under normal load since boot."""
         cycles = cls()
         usual = activity(_USUAL, 1.0)
         cycles.advance(Span(0, uptime_ns), megahertz, multiprocessors, usual)
         return cycles
 
     def advance(self, span: Span, megahertz: int, multiprocessors: int, seen: Activity) -> None:
-        """Count on for a span at one clock."""
+        """Count cycles for a span at one clock."""
         elapsed = megahertz * multiprocessors * span.length_ns // _NS_PER_US
         self.elapsed += elapsed
         for pipe in fields(self)[1:]:

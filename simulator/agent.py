@@ -1,4 +1,4 @@
-"""`railscope simulate-agent`: an agent on a node that is simulated while the agent reads it."""
+"""`railscope simulate-agent`: an agent on a node that is simulated in real time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from simulator.run import about
 
 
 class SimulatedHost(RecordedHost):
-    """Answers as the simulated node does at the present offset; it never starts over."""
+    """Host with the simulated node's results at the present offset; it never restarts."""
 
     def __init__(self, node: LiveNode, clock: Clock) -> None:
         def offset_ns() -> int:
@@ -28,7 +28,7 @@ class SimulatedHost(RecordedHost):
 
     @property
     def grain_ns(self) -> int:
-        """A step of the simulation."""
+        """Time step of the simulation."""
         return STEP_NS
 
 

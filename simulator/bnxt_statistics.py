@@ -1,7 +1,7 @@
-"""The statistics of a bnxt interface, in the driver's order.
+"""Statistics of a bnxt interface, in the driver's order.
 
-Names: linux, drivers/net/ethernet/broadcom/bnxt/bnxt_ethtool.c. Rings come first, then the port,
-then what firmware tells of it in addition. The counters of all priorities are always there.
+Names: linux, drivers/net/ethernet/broadcom/bnxt/bnxt_ethtool.c. Rings are first, then the port, then
+additional statistics of the firmware. The counters of all priorities are always present.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _NAMES = tuple(_names())
 
 
 def statistics(cable: Cable) -> dict[str, int]:
-    """Tell what `ethtool -S` shows."""
+    """Return the statistics of `ethtool -S`."""
     seen = cable.counters
     found = dict.fromkeys(_NAMES, 0)
     found.update(_traffic(seen))
@@ -141,7 +141,7 @@ def _pauses(seen: PortCounters) -> dict[str, int]:
 
 
 def _in_priority(priority: int, traffic: PriorityTraffic) -> Iterator[tuple[str, int]]:
-    """The same by priority and by queue, of which each priority has its own."""
+    """Return the same by priority and by queue; each priority has its own queue."""
     for place in ("cos", "pri"):
         yield f"rx_bytes_{place}{priority}", traffic.received_bytes
         yield f"rx_packets_{place}{priority}", traffic.received_packets

@@ -1,9 +1,9 @@
-"""What goes between a GPU and the rest of the server: over PCIe, and over C2C to a Grace processor.
+"""Traffic between a GPU and the rest of the node: PCIe, and C2C to a Grace processor.
 
-A rail's traffic is the GPU's own memory, which its NIC reads and writes. What goes to and from the
-processors are checkpoints, data and commands. All of it takes PCIe, but where the GPU is on a module
-with a Grace processor: the NIC is at the processor there, and what it reads and writes takes C2C as
-well. The GPU's own PCIe link is left with what the driver does to its registers.
+A rail's traffic is the GPU's own memory, which its NIC reads and writes. Traffic to and from the
+processors is checkpoints, data and commands. All of it uses PCIe, except on a module with a Grace
+processor: there the NIC is attached to the processor, and its reads and writes use C2C as well. The GPU's
+own PCIe link then carries only the driver's register accesses.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _REGISTER_BYTES_PER_SECOND = 50_000
 
 @dataclass(slots=True)
 class Way:
-    """Bytes that went one way since driver load, and how many a second during the last span."""
+    """Bytes in one direction since driver load, and bytes per second during the last span."""
 
     moved_bytes: int = 0
     bytes_per_second: float = 0.0
 
     def move(self, span: Span, amount_bytes: int) -> None:
-        """Count what went during a span."""
+        """Count the bytes of a span."""
         self.moved_bytes += amount_bytes
         self.bytes_per_second = amount_bytes / span.seconds
 
 
 class Bus:
-    """The PCIe link of a GPU, and its C2C link if it has one, after the last span."""
+    """PCIe link of a GPU, and its C2C link if it has one, after the last span."""
 
     def __init__(self, *, grace: bool, uptime_ns: int) -> None:
         self.grace = grace
@@ -44,12 +44,12 @@ class Bus:
         self.c2c_out, self.c2c_in = Way(), Way()
 
     def reload(self) -> None:
-        """Begin to count anew, as after a driver load."""
+        """Reset the counters, as after a driver load."""
         for way in (self.pcie_out, self.pcie_in):
             way.moved_bytes = 0
 
     def advance(self, span: Span, demand: Demand, rail_bytes: tuple[int, int]) -> None:
-        """Go on for a span in which the rail's NIC sent and received so many bytes."""
+        """Advance by a span in which the rail's NIC sent and received this many bytes."""
         outward = int(span.seconds * (
             _CHECKPOINT_BYTES_PER_SECOND * demand.checkpoint
             + _RESULT_BYTES_PER_SECOND * demand.occupied

@@ -1,7 +1,7 @@
-"""What the kernel says of a network card in trouble: lines of its log, with their levels.
+"""Kernel log messages about a faulty NIC, with their levels.
 
-Texts are in the form of linux, drivers/pci/hotplug/pciehp_ctrl.c, drivers/pci/pcie/aer.c and the
-cards' drivers.
+Texts are in the form of linux, drivers/pci/hotplug/pciehp_ctrl.c, drivers/pci/pcie/aer.c and the NICs'
+drivers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ERROR, WARNING, INFO = 3, 4, 6
 
 
 def card_reports(scenario: Scenario, parts: Machine) -> Iterator[tuple[int, str]]:
-    """Levels and texts at the onset, in their order."""
+    """Yield levels and texts at the onset, in order."""
     tell = {"nic_lost": _lost, "pcie_degraded": _degraded}.get(scenario.spec.scenario)
     if tell:
         port = next(port for port in parts.ports if port.rail == scenario.spec.struck)

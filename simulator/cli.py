@@ -51,7 +51,7 @@ def simulate(  # noqa: PLR0913 - one for each option
     node: str,
     directory: Path,
 ) -> None:
-    """Make a capture of a simulated GPU server in DIRECTORY, with 8 GPUs (4 with gb200) and a rail each."""
+    """Write a capture of a simulated GPU node, with 8 GPUs (4 with gb200) and a rail each, to DIRECTORY."""
     try:
         found = find_model(model)
         spec = NodeSpec(

@@ -1,7 +1,7 @@
-"""What acts on the job, the ports and the GPUs of a node during a span of time.
+"""Conditions of the job, the ports and the GPUs of a node during a span of time.
 
-A scenario only states conditions; what follows from them is the physics of the job, the GPUs and the
-ports. Every fault sets in at half time.
+A scenario states conditions only; the physics of the job, the GPUs and the ports determines the
+consequences. Every fault begins at half time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from simulator.spec import NodeSpec
 
 @dataclass(frozen=True, slots=True)
 class JobConditions:
-    """How the job fares during a span."""
+    """Conditions of the job during a span."""
 
     present: float = 1.0
     exchange_pace: float = 1.0
@@ -27,12 +27,12 @@ class JobConditions:
 
 @dataclass(frozen=True, slots=True)
 class PortConditions:
-    """What acts on a port during a span. Shares are of the span's time.
+    """Conditions of a port during a span. Shares are of the span's time.
 
-    `pausing` and `paused` count only while the port receives or sends; `stuck` is the share in
-    which nothing is taken in and pause goes out whether or not anyone sends. `lossy` is the share of
-    what arrives that finds no room, because nothing holds the senders back. `margin_lost` is the
-    share that is gone of what forward error correction can make up for, on the worst lane.
+    `pausing` and `paused` count only while the port receives or sends; `stuck` is the share in which the
+    port accepts nothing and sends pause frames with or without traffic. `lossy` is the share of arriving
+    traffic that finds no buffer, because no flow control limits the senders. `margin_lost` is the share
+    lost of the errors that forward error correction can correct, on the worst lane.
     """
 
     foreign_receive: float = 0.0
@@ -55,11 +55,11 @@ class PortConditions:
 
 @dataclass(frozen=True, slots=True)
 class GpuConditions:
-    """What acts on a GPU during a span, and what has become of it by its end.
+    """Conditions of a GPU during a span, and its state at the end.
 
-    A hung one lets every call run into its timeout; where the driver is stuck, none comes back at all.
-    Errors are those of the span; `link_errors` are of one NVLink. Rows are those marked for
-    remapping by the end, after correctable and after uncorrectable errors.
+    On a hung GPU every call runs into its timeout; with a stuck driver, no call returns. Errors are those
+    of the span; `link_errors` are of one NVLink. Rows are those marked for remapping by the end, after
+    correctable and after uncorrectable errors.
     """
 
     thermal_resistance: float = 1.0
@@ -76,7 +76,7 @@ class GpuConditions:
 
 
 class Scenario:
-    """A healthy training job; what the others differ from."""
+    """A healthy training job; base class of all other scenarios."""
 
     def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
         self.spec = spec
@@ -85,39 +85,39 @@ class Scenario:
         self.dice = spec.stream("scenario")
 
     def job(self, span: Span) -> JobConditions:
-        """Say how the job fares."""
+        """Return the job's conditions."""
         del span
         return JobConditions()
 
     def port(self, rail: int | None, span: Span) -> PortConditions:
-        """Say what acts on the port of a rail, or on a storage port."""
+        """Return the conditions of the port of a rail, or of a storage port."""
         return self.struck_port(span) if rail == self.spec.struck else PortConditions()
 
     def gpu(self, index: int, span: Span) -> GpuConditions:
-        """Say what acts on a GPU."""
+        """Return the conditions of a GPU."""
         return self.struck_gpu(span) if index == self.spec.struck else GpuConditions()
 
     def struck_port(self, span: Span) -> PortConditions:
-        """Say what acts on the port the fault strikes."""
+        """Return the conditions of the port that the fault strikes."""
         del span
         return PortConditions()
 
     def struck_gpu(self, span: Span) -> GpuConditions:
-        """Say what acts on the GPU the fault strikes."""
+        """Return the conditions of the GPU that the fault strikes."""
         del span
         return GpuConditions()
 
     def link_outages(self, rail: int | None) -> tuple[Span, ...]:
-        """Say when the link of a port is down."""
+        """Return the spans in which the link of a port is down."""
         del rail
         return ()
 
     def reload_ns(self) -> int | None:
-        """Say when the drivers are loaded anew."""
+        """Return the time at which the drivers are reloaded."""
         return None
 
     def stray_gpu(self, span: Span) -> int | None:
-        """Index of the GPU whose process nobody gave it to, at the end of a span."""
+        """Index of the GPU with an unclaimed process, at the end of a span."""
         del span
         return 0 if self.spec.stray else None
 
@@ -127,12 +127,12 @@ class Scenario:
         return ()
 
     def onsets(self, span: Span) -> Sequence[tuple[int, Scenario]]:
-        """Offsets and faults that set in during a span."""
+        """Offsets and faults that begin during a span."""
         return ((self.onset_ns, self),) if span.passes(self.onset_ns) else ()
 
 
 class SlowedExchange(Scenario):
-    """A fault that slows the job's exchange down by a factor: all rails wait for the struck one."""
+    """Fault that slows the job's exchange down by a factor: all rails wait for the struck one."""
 
     slowest, fastest = 0.25, 0.7
 

@@ -1,7 +1,7 @@
-"""What lies in the directories of network interfaces and of the devices behind them.
+"""Entries of the directories of network interfaces and of the devices behind them.
 
-A card's PCI device can be reached by its address, its interface and its RDMA device; whatever is
-known of it by one of these paths is there by all of them.
+A NIC's PCI device can be reached by its address, its interface and its RDMA device; everything that is
+recorded below one of these paths is present below all of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _OF_ALL_DEVICES = {"driver", "net", "subsystem"}
 
 
 def show(model: NodeModel, into: Moment) -> None:
-    """Put the entries of the directories into a moment, which knows everything else by now."""
+    """Add the directory entries to a `Moment` that contains all other results."""
     entries = _entries(into)
     for cable in model.present_cables:
         _show_card(into, cable.port, entries)
@@ -40,7 +40,7 @@ def _show_card(into: Moment, port: Port, entries: dict[str, set[str]]) -> None:
 
 
 def _entries(seen: Moment) -> dict[str, set[str]]:
-    """The entries of all directories that a moment tells something of."""
+    """Return the entries of all directories that a `Moment` has content for."""
     found: dict[str, set[str]] = defaultdict(set)
     for section in (seen.files, seen.links):
         for path, content in section.items():

@@ -1,7 +1,7 @@
-"""What /proc/driver/nvidia shows of the GPUs that NVIDIA's driver has.
+"""/proc/driver/nvidia for the GPUs bound to NVIDIA's driver.
 
 In the form of open-gpu-kernel-modules, kernel-open/nvidia/nv-procfs.c, nv_procfs_read_gpu_info. The
-driver knows the UUID from when it started the GPU, and goes on to tell it when the GPU is lost.
+driver reads the UUID when it starts the GPU, and still reports it when the GPU is lost.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _FIRST_INTERRUPT = 300
 
 
 def show(model: NodeModel, into: Moment) -> None:
-    """Put a file for each GPU into a moment."""
+    """Add a file for each GPU to a `Moment`."""
     for gpu in model.machine.gpus:
         path = f"/proc/driver/nvidia/gpus/{gpu.pci_address}/information"
         into.files[path] = _information(model.machine.model.name, gpu)

@@ -1,8 +1,8 @@
-"""How the simulated interfaces are set up, as the kernel's ethtool and dcb interfaces tell it.
+"""Settings of the simulated interfaces, as in the kernel's ethtool and dcb interfaces.
 
-Which parts a driver tells is that of linux, drivers/net/ethernet: mlx5 en_dcbnl.c, en_ethtool.c and
+The parts that each driver supports follow linux, drivers/net/ethernet: mlx5 en_dcbnl.c, en_ethtool.c and
 en_stats.c, bnxt_dcb.c and bnxt_ethtool.c, ice_dcb_nl.c and ice_ethtool.c; virtio_net and the loopback
-have next to nothing.
+support next to nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MODES = {
     (100, True): ["100000baseLR4_ER4/Full", "40000baseLR4/Full"],
     (100, False): ["100000baseCR4/Full", "50000baseCR2/Full"],
 }
-"""Modes of optics and of copper, by gigabits a second (linux: net/ethtool/common.c)."""
+"""Modes of optics and of copper, by gigabits per second (linux: net/ethtool/common.c)."""
 _STANDARD_STATISTICS: Mapping[str, Mapping[str, str]] = {
     "mlx5_core": {
         "SymbolErrorDuringCarrier": "rx_symbol_err_phy",
@@ -60,9 +60,9 @@ _STANDARD_STATISTICS: Mapping[str, Mapping[str, str]] = {
     },
     "ice": {},
 }
-"""Counters of standard groups by driver, and the names under which the driver itself counts them.
+"""Counters of standard groups by driver, and the driver's own names for them.
 
-ice fills no group in this kernel; its answer has no statistics.
+In this kernel ice fills no group; its reply has no statistics.
 """
 _LINK_DOWN_STATES = {
     "flapping": ("No cable", ""),
@@ -71,7 +71,7 @@ _LINK_DOWN_STATES = {
 
 
 def show(model: NodeModel, into: Moment) -> None:
-    """Put the settings of all interfaces into a moment."""
+    """Add the settings of all interfaces to a `Moment`."""
     for cable in model.present_cables:
         answers = {
             "dcb": _dcb(cable),
@@ -105,9 +105,9 @@ def _put(into: Moment, interface: str, answers: dict[str, Json]) -> None:
 
 
 def _dcb(cable: Cable) -> dict[str, Json]:
-    """PFC, bandwidth, and which DSCP goes where: of the 64 that a driver may list, those in use.
+    """PFC, bandwidth, and the DSCP mapping: of the 64 that a driver may list, those in use.
 
-    No driver of a card tells what a port trusts; one that does not trust DSCP has no table of it.
+    No driver reports a port's trust mode; one that does not trust DSCP has no DSCP table.
     """
     settings, driver = cable.settings, cable.port.nic.driver
     trusting = settings.trust == "dscp"
@@ -149,7 +149,7 @@ def _pause_frames(cable: Cable) -> dict[str, list[int]]:
 
 
 def _buffers(*, pausing: bool) -> dict[str, Json]:
-    """A lossless priority has a buffer to itself, with room for what is under way."""
+    """Return the buffers: a lossless priority has its own, with room for data in flight."""
     split = (_LOSSY_BUFFER_BYTES, _BUFFERS_BYTES - _LOSSY_BUFFER_BYTES)
     sizes = split if pausing else (_BUFFERS_BYTES, 0)
     return {
@@ -160,7 +160,7 @@ def _buffers(*, pausing: bool) -> dict[str, Json]:
 
 
 def _pause(cable: Cable) -> dict[str, Json]:
-    """Global pause is off; mlx5 counts the frames of priorities here as well."""
+    """Return global pause: off; mlx5 counts the frames of priorities here as well."""
     seen, counting = cable.counters, cable.port.nic.driver == "mlx5_core"
     return {
         "autonegotiation": False,
@@ -212,7 +212,7 @@ def _link_modes(cable: Cable) -> dict[str, Json]:
 
 
 def _link_state(cable: Cable, scenario: str) -> dict[str, Json]:
-    """Tell whether the link is up; mlx5 knows why it is not, and how often it was not."""
+    """Return the link state; mlx5 adds the reason for a down link and the number of its losses."""
     found: dict[str, Json] = {"up": cable.up}
     driver = cable.port.nic.driver
     if driver == "mlx5_core" and not cable.up:

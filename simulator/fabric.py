@@ -1,6 +1,6 @@
-"""The physics of a port: what it sends and receives, and how the switch and it hold each other back.
+"""Physics of a port: its traffic, and flow control between it and the switch.
 
-All counters of all views come from the few counters of `PortCounters`, so that they agree.
+All counters of all views derive from the few counters of `PortCounters`, so that they agree.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GOODPUT = 0.97
 _WRITE_PACKETS = 256
 _PAUSE_QUANTA_BITS = 65535 * 512
 _MAX_MARKED, _NOTIFIED = 0.95, 0.8
-_NOTIFICATIONS_PER_SECOND = 20_000  # one a flow every 50 microseconds
+_NOTIFICATIONS_PER_SECOND = 20_000  # one per flow every 50 microseconds
 _SENDERS = 32
 _STALLED_PERCENT = 30
 _MAX_STALL_PERCENT = 95.0
@@ -34,7 +34,7 @@ _LLDP_PERIOD_NS = seconds(30)
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the job wishes of a port during a span: share of time, and shares of line rate."""
+    """Traffic that the job requests from a port during a span: share of time, and shares of line rate."""
 
     busy: float
     send: float
@@ -42,7 +42,7 @@ class Wish:
 
 
 class Cable:
-    """A port, the cable in it and its place at the switch, as they are after the last span."""
+    """A port with its cable and switch port, in their state after the last span."""
 
     def __init__(self, port: Port, spec: NodeSpec, uptime_ns: int) -> None:
         dice = spec.stream(f"port {port.rdma_device}")
@@ -75,8 +75,8 @@ class Cable:
         self._neighbour_offset_ns = dice.randrange(_LLDP_PERIOD_NS)
         self._loaded = 0.0
         self._packets_per_second = port.bytes_per_second / (DATA_FRAME_WORDS * 4)
-        # A pause frame can stop the peer for this long; a NIC that goes on pausing sends the next
-        # one at half of it.
+        # A pause frame can stop the peer for this long; a NIC that continues to pause sends the
+        # next one after half of it.
         self._refresh_ns = _PAUSE_QUANTA_BITS / port.gigabits / 2
         self._work_since_boot(uptime_ns)
 
@@ -87,11 +87,11 @@ class Cable:
 
     @property
     def gigabits(self) -> int:
-        """The speed of the link, on the lanes that it has."""
+        """Speed of the link, on the lanes that are up."""
         return self.port.gigabits * self.lanes // LANES
 
     def reload(self) -> None:
-        """Begin to count anew, as after a driver load."""
+        """Reset the counters, as after a driver load."""
         self.counters = PortCounters()
         self._signal.reload()
 
@@ -102,9 +102,9 @@ class Cable:
         conditions: PortConditions,
         outages: Sequence[Span] = (),
     ) -> None:
-        """Go on for a span, under conditions, and with the link down during outages.
+        """Advance by a span, under conditions, and with the link down during outages.
 
-        A card that was removed stays away, and as it was.
+        A removed NIC stays removed, and its state unchanged.
         """
         self.removed = self.removed or conditions.removed
         if self.removed:
@@ -138,7 +138,7 @@ class Cable:
         self._keep_watch(span, up)
 
     def _crowded(self) -> float:
-        """Which share of the line rate PCIe does not take in."""
+        """Share of the line rate that exceeds PCIe bandwidth."""
         if not self.pcie_halved:
             return 0.0
         taken = self.port.nic.halved_pcie_bytes_per_second / self.port.bytes_per_second
@@ -151,13 +151,13 @@ class Cable:
 
     @property
     def _frames_per_second(self) -> float:
-        """How many frames of RDMA traffic fill the link at its full speed."""
+        """Frames per second of RDMA traffic that fill the link at its full speed."""
         return self._packets_per_second * (DATA_FRAME_WORDS / self._frame_words)
 
     def _transfer(
         self, span: Span, send: float, receive: float, conditions: PortConditions
     ) -> None:
-        """Packets, the congestion marks among them, and the notifications they cause."""
+        """Count packets, those with congestion marks, and the resulting notifications."""
         counters, dice = self.counters, self._dice
         packets = self._frames_per_second * span.seconds
         sent, received = whole(send * packets, dice), whole(receive * packets, dice)
@@ -177,7 +177,7 @@ class Cable:
             counters.notifications_handled += heard
 
     def _count(self, flow: Flow, astray: Flow, packets: int) -> None:
-        """Count RDMA packets, in the priority that the port has for them."""
+        """Count RDMA packets in the priority that the port assigns to them."""
         flow.add(packets, self._frame_words)
         if self.settings.trust != "dscp":
             astray.add(packets, self._frame_words)
@@ -189,7 +189,7 @@ class Cable:
         shares: tuple[float, float],
         conditions: PortConditions,
     ) -> None:
-        """Pause frames and times: the usual few, and what the conditions cause."""
+        """Count pause frames and times: the usual few, and those that the conditions cause."""
         counters, dice = self.counters, self._dice
         paused, pausing = shares
         usual = self._usual_pauses_per_second * span.seconds * busy
@@ -212,7 +212,7 @@ class Cable:
         counters.storm_errors += conditions.storm_errors
 
     def _lose(self, span: Span, dropped: float, down: float) -> None:
-        """Losses while no pause protects the buffer, and retries towards a link that is down."""
+        """Count losses while no pause protects the buffer, and retries towards a link that is down."""
         counters, dice = self.counters, self._dice
         lost = whole(dropped * self._frames_per_second * span.seconds, dice)
         self._count(counters.dropped, counters.astray_dropped, lost)
@@ -222,7 +222,7 @@ class Cable:
         counters.sequence_errors += 2 * timeouts
 
     def _stall(self, span: Span, busy: float, stall_percent: float) -> None:
-        """Say how much of the time the card waited for PCIe; it never does without traffic."""
+        """Set the share of time in which the NIC waited for PCIe; it is 0 without traffic."""
         read = abs(self._dice.gauss(0.0, 1.0)) * busy
         write = abs(self._dice.gauss(0.0, 1.0)) * busy
         write += stall_percent * busy * self._dice.uniform(0.9, 1.1)
@@ -238,7 +238,7 @@ class Cable:
         self.counters.carrier_changes += went_down + came_up
 
     def _keep_watch(self, span: Span, up: float) -> None:
-        """Neighbours say who they are, and the card samples its optics."""
+        """Receive LLDP frames of neighbours, and sample the optics."""
         if self.up:
             frames = span.count_recurring(self._neighbour_offset_ns, _LLDP_PERIOD_NS)
             self.counters.neighbour_frames += frames
@@ -247,7 +247,7 @@ class Cable:
             self._signal.sample(self.counters, self._loaded)
 
     def _work_since_boot(self, uptime_ns: int) -> None:
-        """Count what a port has counted that worked as usual since boot."""
+        """Set the counters of a port that has been under normal load since boot."""
         counters = self.counters
         uptime_seconds = uptime_ns // NS_PER_SECOND
         usual_rate = 0.34 if self.port.rail is not None else 0.01

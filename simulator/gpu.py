@@ -1,4 +1,4 @@
-"""One GPU: its silicon, memory, links, bus and tenants, which advance together."""
+"""One GPU: silicon, memory, links, bus and tenants, which advance together."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from simulator.span import NS_PER_US, Span
 from simulator.spec import NodeSpec
 
 SAMPLES_KEPT = 2
-"""How many the driver keeps; one is taken a span."""
+"""Number of samples that the driver retains; one is taken per span."""
 
 
 class Sample(NamedTuple):
-    """What the driver measured by itself, and when, in microseconds since 1970."""
+    """Sample of the driver's own measurements, with its time in microseconds since 1970."""
 
     stamp_us: int
     occupied_percent: int
@@ -31,7 +31,7 @@ class Sample(NamedTuple):
 
 
 class GpuState:
-    """A GPU's state after the last span. `identity` is what never changes."""
+    """State of a GPU after the last span. `identity` is the constant part."""
 
     def __init__(self, spec: NodeSpec, model: GpuModel, identity: Gpu, uptime_ns: int) -> None:
         name = f"gpu {identity.index}"
@@ -43,7 +43,7 @@ class GpuState:
         self.sharing = Sharing(spec, model, identity.index)
         self.bus = Bus(grace=model.grace, uptime_ns=uptime_ns)
         self.links: Links | None = None
-        if model.nvlink and not self.sharing.mig_devices:  # the driver hides them while it is cut
+        if model.nvlink and not self.sharing.mig_devices:  # the driver hides them under MIG
             self.links = Links(model.nvlink, spec.stream(f"{name} links"), uptime_ns)
         self.demand, self.activity = Demand(), Activity()
         self.cycles = Cycles.usual(uptime_ns, model.max_megahertz, model.multiprocessors)
@@ -55,9 +55,9 @@ class GpuState:
     def advance(
         self, span: Span, wanted: Demand, conditions: GpuConditions, rail_bytes: tuple[int, int]
     ) -> None:
-        """Go on for a span in which the rail's NIC sent and received so many bytes.
+        """Advance by a span in which the rail's NIC sent and received this many bytes.
 
-        A lost GPU stays lost, and as it was.
+        A lost GPU stays lost, and its state unchanged.
         """
         self.lost = self.lost or conditions.lost
         if self.lost:
@@ -78,12 +78,12 @@ class GpuState:
             self.links.advance(span, self.demand.exchanged, conditions.link_errors)
 
     def reset(self) -> None:
-        """Bring the GPU back from whatever it has met."""
+        """Restore the GPU from any fault."""
         self.lost = False
         self.reload()
 
     def reload(self) -> None:
-        """Begin to count anew, as after a driver load. Cycles count from a reset of the GPU."""
+        """Reset the counters, as after a driver load. Cycles count from a reset of the GPU."""
         self.silicon.reload()
         self.errors.reload()
         self.pcie_replays = 0

@@ -1,4 +1,4 @@
-"""What all GPUs of a model have in common, and what follows from its generation and its driver."""
+"""Common properties of all GPUs of a model, and capabilities of its generation and driver."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Generation(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Degrees Celsius at which the clocks go down, are halved, and the GPU shuts down.
+    """Temperatures in degrees Celsius of clock slowdown, halved clocks, and shutdown.
 
-    `memory` is what the memory may have; None where its temperature is not told.
+    `memory` is the limit of the memory; None if its temperature is not reported.
     """
 
     operating: int
@@ -34,10 +34,10 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True)
 class NvLinkModel:
-    """The NVLinks of a GPU: how many, how fast in one direction, and what they lead to.
+    """NVLinks of a GPU: number, speed in one direction, and peers.
 
-    `version` is NVML's number of it. Without NVSwitches on the PCI bus the links lead to switches
-    that the host does not see; where `peers` is set they lead to other GPUs.
+    `version` is NVML's number of it. Without NVSwitches on the PCI bus the links lead to switches that
+    the host does not see; with `peers` they lead to other GPUs.
     """
 
     links: int
@@ -50,7 +50,7 @@ class NvLinkModel:
 
 @dataclass(frozen=True, slots=True)
 class MigProfile:
-    """A size of MIG instance. `first_instance` is the number NVML gives the first one of it."""
+    """MIG instance profile. `first_instance` is NVML's id of the first instance."""
 
     name: str
     slices: int
@@ -63,7 +63,7 @@ class MigProfile:
 
 @dataclass(frozen=True, slots=True)
 class VgpuType:
-    """A size of virtual GPU."""
+    """Virtual GPU type."""
 
     number: int
     name: str
@@ -72,7 +72,7 @@ class VgpuType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuModel:
-    """One model, with the driver that its servers run."""
+    """GPU model, with the driver that its nodes run."""
 
     name: str
     short_name: str
@@ -99,13 +99,13 @@ class GpuModel:
     thresholds: Thresholds
     pcie_generation: int
     banks: int = 0
-    """Banks of memory with spare rows."""
+    """Memory banks with spare rows."""
     nvlink: NvLinkModel | None = None
     mig_profiles: tuple[MigProfile, ...] = ()
     vgpu_type: VgpuType | None = None
     per_node: int = 8
     grace: bool = False
-    """Whether a Grace processor is on the module, linked by C2C."""
+    """True if a Grace processor is on the module, connected by C2C."""
 
     @property
     def memory_bytes(self) -> int:
@@ -114,52 +114,52 @@ class GpuModel:
 
     @property
     def reserved_bytes(self) -> int:
-        """Memory that the driver keeps for itself."""
+        """Memory reserved by the driver."""
         return self.reserved_mebibytes * MEBIBYTE
 
     @property
     def power_limit_milliwatts(self) -> int:
-        """The limit it comes with, which is the highest, too."""
+        """Default power limit, which is also the maximum."""
         return self.limit_watts * 1000
 
     @property
     def driver_branch(self) -> int:
-        """The number before the first dot: what calls there are depends on it."""
+        """Major version of the driver, which determines the available calls."""
         return int(self.driver.partition(".")[0])
 
     @property
     def has_gpm(self) -> bool:
-        """Whether NVML tells what the SMs do."""
+        """True if NVML reports SM activity (GPM)."""
         return self.generation >= Generation.HOPPER
 
     @property
     def remaps_rows(self) -> bool:
-        """Whether bad memory is replaced by spare rows; before, its pages were given up."""
+        """True if bad memory is replaced by spare rows; older models retire pages."""
         return self.generation >= Generation.AMPERE
 
     @property
     def has_mig(self) -> bool:
-        """Whether it can be cut into instances."""
+        """True if the GPU can be partitioned into MIG instances."""
         return self.generation in {Generation.AMPERE, Generation.HOPPER, Generation.BLACKWELL}
 
     @property
     def tells_margins(self) -> bool:
-        """Whether temperatures are told as what is left to the limit, and limits relative to it."""
+        """True if temperatures are reported as margins to the limit, and limits relative to it."""
         return self.generation >= Generation.ADA
 
     @property
     def averages_power(self) -> bool:
-        """Whether power is told as an average, too: from Ampere on, but not on GA100."""
+        """True if average power is reported, too: from Ampere on, but not on GA100."""
         return self.generation >= Generation.ADA
 
     @property
     def joins_fabric(self) -> bool:
-        """Whether it must join an NVLink fabric before it can compute."""
+        """True if it must join an NVLink fabric before it can compute."""
         return self.generation >= Generation.HOPPER and self.nvlink is not None
 
     @property
     def tells_recovery(self) -> bool:
-        """Whether the driver says what it wants done: field 230 and Xid 154."""
+        """True if the driver reports a recovery action: field 230 and Xid 154."""
         return self.driver_branch >= _RECOVERY_SINCE
 
 

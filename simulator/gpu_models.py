@@ -1,8 +1,8 @@
-"""The GPU models there are, as data.
+"""Available GPU models, as data.
 
-Sources: NVIDIA's data sheets and MIG User Guide, what nvidia-smi prints for each model, and
-NVIDIA/k8s-test-infra (mock profiles). Firmware versions and part numbers are only plausible where
-no such print is public (B200, GB200). Spare banks: 512 a stack of HBM3.
+Sources: NVIDIA's data sheets and MIG User Guide, the output of nvidia-smi for each model, and
+NVIDIA/k8s-test-infra (mock profiles). Firmware versions and part numbers are only plausible where no such
+output is public (B200, GB200). Spare banks: 512 per stack of HBM3.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ SHORT_NAMES: dict[str, GpuModel] = {model.short_name: model for model in MODELS.
 
 
 def find(name: str) -> GpuModel:
-    """The model of a name, or of a short name such as `h100`. Raises ValueError without one."""
+    """Return the model with a name, or a short name such as `h100`. Raises ValueError if unknown."""
     found = MODELS.get(name) or SHORT_NAMES.get(name)
     if found is None:
         known = ", ".join(f"{model.short_name} ({model.name})" for model in MODELS.values())

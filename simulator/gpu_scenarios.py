@@ -1,4 +1,4 @@
-"""The faults that strike a GPU, and what each does to the job."""
+"""Faults of a GPU, and the effect of each on the job."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from simulator.gpu_model import Generation
 from simulator.gpu_models import find
 from simulator.span import Span, seconds
 
-# What the driver wants done (nvml.h, nvmlDeviceGpuRecoveryAction_t).
+# Recovery actions (nvml.h, nvmlDeviceGpuRecoveryAction_t).
 GPU_RESET, NODE_REBOOT, DRAIN_AND_RESET = 1, 2, 4
 
 
 class Thermal(Scenario):
-    """Dust, a dead fan, a loose heat sink: heat leaves the GPU too slowly."""
+    """Dust, a failed fan or a loose heat sink: insufficient cooling."""
 
     def struck_gpu(self, span: Span) -> GpuConditions:
-        """Badly cooled from the onset on."""
+        """Insufficient cooling from the onset on."""
         return GpuConditions(thermal_resistance=1.0 + 1.4 * span.share_after(self.onset_ns))
 
 
 class Xid79(Scenario):
-    """A GPU falls off the bus and takes the job with it."""
+    """A GPU falls off the bus, which stops the job."""
 
     def job(self, span: Span) -> JobConditions:
         """Hung: the other ranks wait for the lost one."""
@@ -32,7 +32,7 @@ class Xid79(Scenario):
 
 
 class GpuHung(Scenario):
-    """The firmware of a GPU does not answer the driver any more, and the job waits."""
+    """The firmware of a GPU stops responding to the driver, and the job waits."""
 
     def job(self, span: Span) -> JobConditions:
         """Hung: the other ranks wait for the struck one."""
@@ -44,19 +44,19 @@ class GpuHung(Scenario):
 
 
 class DriverStuck(Scenario):
-    """A thread of the driver holds the lock of a GPU for ever: who asks about it waits for ever, too."""
+    """A driver thread holds the lock of a GPU permanently: calls for this GPU never return."""
 
     def job(self, span: Span) -> JobConditions:
         """Hung: the other ranks wait for the struck one."""
         return JobConditions(hung=span.end_ns > self.onset_ns)
 
     def struck_gpu(self, span: Span) -> GpuConditions:
-        """No call comes back."""
+        """No call returns."""
         return GpuConditions(stuck=self.onset_ns <= span.end_ns)
 
 
 class RowRemap(Scenario):
-    """One memory address needs correction again and again, and its row is marked for remapping."""
+    """One memory address repeatedly needs correction, and its row is marked for remapping."""
 
     errors = 12
 
@@ -71,10 +71,10 @@ class RowRemap(Scenario):
 
 
 class EccUncorrected(Scenario):
-    """Memory gives wrong data once: the process that read it is ended, and the job with it."""
+    """One uncorrectable memory error ends the process that read the data, and the job with it."""
 
     def job(self, span: Span) -> JobConditions:
-        """Away from the onset on."""
+        """No job from the onset on."""
         return JobConditions(present=1.0 - span.share_after(self.onset_ns))
 
     def struck_gpu(self, span: Span) -> GpuConditions:
@@ -88,13 +88,13 @@ class EccUncorrected(Scenario):
 
 
 class NvlinkErrors(SlowedExchange):
-    """A bad cable or a dirty connector: one NVLink has to send again and again."""
+    """A bad cable or a dirty connector: one NVLink retransmits repeatedly."""
 
     slowest, fastest = 0.6, 0.9
     error_every_ns = seconds(0.025)
 
     def struck_gpu(self, span: Span) -> GpuConditions:
-        """Errors at a steady rate; the driver calls them fatal up to Hopper and wants a reset."""
+        """Errors at a steady rate; up to Hopper the driver reports them as fatal and requires a reset."""
         fatal = find(self.spec.model).generation < Generation.BLACKWELL
         return GpuConditions(
             link_errors=span.count_recurring(self.onset_ns, self.error_every_ns),
@@ -103,9 +103,9 @@ class NvlinkErrors(SlowedExchange):
 
 
 class NvmlDenied(Scenario):
-    """The driver lets administrators only see what GPUs do (RmProfilingAdminOnly)."""
+    """The driver restricts activity data to administrators (RmProfilingAdminOnly)."""
 
     def gpu(self, index: int, span: Span) -> GpuConditions:
-        """Denied on all GPUs, and from the start."""
+        """Denied on all GPUs, from the start."""
         del index, span
         return GpuConditions(denied=True)

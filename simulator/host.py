@@ -1,4 +1,4 @@
-"""What psutil and /proc tell about the simulated server."""
+"""Data of psutil and /proc about the simulated node."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _ROUTES = (
     f"{ETHERNET}\t00000000\t0100000A\t0003\t0\t0\t100\t00000000\t0\t0\t0\n"
     f"{ETHERNET}\t0000000A\t00000000\t0001\t0\t0\t100\t0000FFFF\t0\t0\t0\n"
 )
-"""The default route by 10.0.0.1, and the network itself (linux: net/ipv4/fib_trie.c)."""
+"""The default route via 10.0.0.1, and the network itself (linux: net/ipv4/fib_trie.c)."""
 
 
 def boot_seconds(spec: NodeSpec) -> int:
-    """When the node was switched on, in whole seconds since 1970."""
+    """Boot time of the node, in whole seconds since 1970."""
     return (spec.started_wall_ns - spec.started_boot_ns) // NS_PER_SECOND
 
 
 def show(model: NodeModel, into: Moment) -> None:
-    """Put psutil's answers and the files of /proc into a moment."""
+    """Add psutil's results and the files of /proc to a `Moment`."""
     server = model.server
     into.calls["psutil.cpu_times()"] = _cpu_times(server)
     into.calls["psutil.cpu_count()"] = LOGICAL_CPUS
@@ -99,7 +99,7 @@ def _disk(server: Server) -> Json:
 
 
 def network(model: NodeModel) -> dict[str, Traffic]:
-    """Count what the kernel itself has sent and received; RDMA passes it by."""
+    """Return traffic of the kernel's own networking, which RDMA bypasses."""
     interfaces = dict(model.server.traffic)
     for cable in model.present_cables:
         frames = cable.counters.neighbour_frames

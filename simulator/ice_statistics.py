@@ -1,8 +1,8 @@
-"""The statistics of an ice interface, in the driver's order.
+"""Statistics of an ice interface, in the driver's order.
 
-Names: linux, drivers/net/ethernet/intel/ice/ice_ethtool.c. What ends in `.nic` is of the port, with
-RDMA; the rest is of the kernel's own traffic. Frames that start a pause (XOFF) and those that end
-one (XON) are counted apart, and how long a pause took is not told.
+Names: linux, drivers/net/ethernet/intel/ice/ice_ethtool.c. Names that end in `.nic` are of the port, with
+RDMA; the rest are of the kernel's own traffic. Frames that start a pause (XOFF) and those that end one
+(XON) are counted separately, and the duration of pauses is not reported.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NAMES = (*_KERNEL, *(f"{name}.nic" for name in _PORT))
 
 
 def statistics(cable: Cable) -> dict[str, int]:
-    """Tell what `ethtool -S` shows."""
+    """Return the statistics of `ethtool -S`."""
     seen = cable.counters
     frames, size = seen.neighbour_frames, seen.neighbour_frames * NEIGHBOUR_FRAME_BYTES
     kernel = {
@@ -75,7 +75,7 @@ def _port(seen: PortCounters, wire: PriorityTraffic) -> dict[str, int]:
 
 
 def xon_and_xoff(frames: int) -> tuple[int, int]:
-    """Frames that end a pause, and those that begin or prolong one."""
+    """Return the frames that end a pause, and those that begin or prolong one."""
     return frames // 2, frames - frames // 2
 
 

@@ -1,9 +1,8 @@
-"""The synchronous training job: which phase it is in, and what it asks of GPUs, rails and storage.
+"""Synchronous training job: its phases, and its demand on GPUs, rails and storage.
 
-An iteration computes forward, then backward while gradients are exchanged, then updates the
-weights. The slowest GPU sets the pace of computing, the slowest rail that of the exchange; outside
-of it rails are silent. From time to time the job writes a checkpoint, and it reads its data in
-portions.
+An iteration computes forward, then backward while gradients are exchanged, then updates the weights. The
+slowest GPU limits computing, the slowest rail limits the exchange; outside of the exchange rails are
+idle. At intervals the job writes a checkpoint, and it reads its data in portions.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from simulator.span import Span, seconds
 from simulator.spec import NodeSpec
 
 EXCHANGE_RATE = 0.78
-"""Share of the line rate a rail carries while gradients are exchanged."""
+"""Share of the line rate that a rail carries while gradients are exchanged."""
 
 CHECKPOINT = Span(seconds(150), seconds(175))
 CHECKPOINT_PERIOD_NS = seconds(300)
@@ -33,7 +32,7 @@ _NO_TIME = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of the iteration: where it ends, and how active GPUs and their memory are in it."""
+    """Phase of the iteration: its end, and the activity of GPUs and their memory in it."""
 
     end: float
     activity: float
@@ -46,7 +45,7 @@ PHASES = (Phase(0.38, 1.0, 0.48), Phase(0.83, 0.94, 0.55, exchange=True), Phase(
 
 @dataclass(slots=True)
 class Demand:
-    """What the job asks for during a span, as shares of its time; `exchanged` is one of volume."""
+    """Demand of the job during a span, as shares of its time; `exchanged` is a share of volume."""
 
     present: float = 0.0
     occupied: float = 0.0
@@ -59,12 +58,12 @@ class Demand:
 
     @property
     def resident(self) -> bool:
-        """Whether the job holds memory."""
+        """True if the job occupies memory."""
         return self.present > 0
 
 
 class Job:
-    """The job's place in its iteration."""
+    """Position of the job in its iteration."""
 
     def __init__(self, spec: NodeSpec) -> None:
         shared = spec.shared_stream("job")
@@ -72,7 +71,7 @@ class Job:
         self._place = shared.random()
 
     def advance(self, span: Span, conditions: JobConditions, slowest_gpu: float) -> Demand:
-        """Go on for a span, no faster than the slowest GPU and the conditions allow."""
+        """Advance by a span, as fast as the slowest GPU and the conditions allow."""
         present = conditions.present
         if present <= 0:
             return Demand()
@@ -94,7 +93,7 @@ class Job:
     def _work(
         self, length: float, share: float, paces: tuple[float, float], demand: Demand
     ) -> None:
-        """Go through the phases for a share of some seconds, and add up what they ask for."""
+        """Go through the phases for a share of a time in seconds, and add up their demand."""
         left = length * share
         while left > _NO_TIME:
             phase = next(phase for phase in PHASES if self._place < phase.end)

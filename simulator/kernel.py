@@ -1,4 +1,4 @@
-"""The kernel log of the simulated node: a few lines of the boot, and what the scenario causes.
+"""Kernel log of the simulated node: a few lines of the boot, and those that the scenario causes.
 
 Records are as /dev/kmsg prints them: priority, sequence number, microseconds since boot.
 """
@@ -21,7 +21,7 @@ _BOOT_STEP_US = 350_000
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Something the kernel says at an offset into the simulation."""
+    """Kernel message at an offset into the simulation."""
 
     offset_ns: int
     level: int
@@ -29,7 +29,7 @@ class Message:
 
 
 class KernelLog:
-    """Records of a simulation, given out as time passes."""
+    """Records of a simulation, emitted as time passes."""
 
     def __init__(self, model: NodeModel) -> None:
         boot = [*_greeting(), *_driver_load(model.machine)]
@@ -39,7 +39,7 @@ class KernelLog:
         self._number = len(boot)
 
     def show(self, model: NodeModel, into: Moment) -> None:
-        """Put the records that have come up since the last time into a moment."""
+        """Add the records since the last call to a `Moment`."""
         into.log += self._boot
         self._boot = []
         boot_us = model.spec.started_boot_ns // NS_PER_US

@@ -1,7 +1,7 @@
-"""What the kernel's routing interface tells of all network interfaces, in one answer.
+"""All network interfaces in the kernel's routing netlink interface, in one reply.
 
-Names are those of linux, include/uapi/linux/if_link.h, struct rtnl_link_stats64. The kernel counts
-what it sent and received itself; RDMA traffic passes it by.
+Names are those of linux, include/uapi/linux/if_link.h, struct rtnl_link_stats64. The kernel counts only
+its own traffic; RDMA traffic bypasses it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FIRST_INDEX = 3
 
 
 def show(model: NodeModel, into: Moment) -> None:
-    """Put all interfaces into a moment."""
+    """Add all interfaces to a `Moment`."""
     traffic = network(model)
     interfaces = [
         _link(1, LOOPBACK, traffic[LOOPBACK])
@@ -53,7 +53,7 @@ def show(model: NodeModel, into: Moment) -> None:
 
 
 def _link(index: int, name: str, traffic: Traffic) -> dict[str, Json]:
-    """An interface that came up once and stayed so."""
+    """Return an interface that has been up since boot."""
     return {
         "index": index,
         "name": name,

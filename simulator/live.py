@@ -1,8 +1,8 @@
-"""A node that is simulated while it is observed: without end, and with faults that end.
+"""Node that is simulated in real time: without end, and with faults that end.
 
-A file describes the node and its faults. They strike in rounds of one length; in each round a fault
-has a fresh strength and strikes another device. Everything follows from the file and the boot clock,
-so that an agent that starts again finds the node where it would have been.
+A file describes the node and its faults. They strike in rounds of one length; in each round a fault has a
+fresh strength and strikes another device. All state follows from the file and the boot clock, so that a
+restarted agent sees the same node in its expected state.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from simulator.spec import NodeSpec
 
 STEP_NS = NS_PER_SECOND
 MAX_STEPS = 60
-"""A simulation that has fallen behind further, after a suspend, say, makes one long step."""
+"""A simulation that has fallen behind by more, for example after a suspend, takes one long step."""
 MAX_RECORDS = 4096
-"""Of the kernel log, which is a ring as well."""
+"""Bound of the kernel log, which is a ring buffer as well."""
 
 
 class LiveError(ValueError):
-    """The file of a live node is missing or wrong; the message says where."""
+    """The file of a live node is missing or invalid; the message states the position."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
-    """A fault of each round: which scenario, when after the start of the round, and for how long."""
+    """Fault of each round: its scenario, its time after the start of the round, and its duration."""
 
     scenario: str
     begin_seconds: float
@@ -49,7 +49,7 @@ class PlannedFault:
 
 @dataclass(frozen=True, slots=True)
 class LiveNode:
-    """A node that is simulated live; `started_boot_ns` is CLOCK_BOOTTIME where offsets begin."""
+    """Node that is simulated live; `started_boot_ns` is CLOCK_BOOTTIME at offset zero."""
 
     node: str
     seed: int
@@ -95,7 +95,7 @@ def read_live_node(path: Path) -> LiveNode:
 
 
 class Occurrence(NamedTuple):
-    """A fault of one round: the node as it is struck, and from when to when."""
+    """Fault of one round: the node with this fault, its begin and its end."""
 
     spec: NodeSpec
     begin_ns: int
@@ -103,7 +103,7 @@ class Occurrence(NamedTuple):
 
     @classmethod
     def of(cls, node: LiveNode, fault: PlannedFault, number: int) -> Occurrence:
-        """Return a planned fault as it is in a round. Raises ValueError for an unknown scenario."""
+        """Return a planned fault's occurrence in a round. Raises ValueError for an unknown scenario."""
         dice = node.spec.stream(f"{fault.scenario} of round {number}")
         spec = replace(
             node.spec,
@@ -116,7 +116,7 @@ class Occurrence(NamedTuple):
 
 
 class _Strike:
-    """A scenario of its own time: the second half of it is the time of the occurrence."""
+    """Scenario in local time: its second half is the time of the occurrence."""
 
     def __init__(self, occurrence: Occurrence) -> None:
         self._occurrence = occurrence
@@ -138,7 +138,7 @@ class _Strike:
         return span.passes(self._occurrence.end_ns) and strikes_gpu(self._occurrence.spec)
 
     def local(self, span: Span) -> Span:
-        """Return a span in the time of the scenario."""
+        """Convert a span to the scenario's local time."""
         return Span(span.start_ns - self.shift_ns, span.end_ns - self.shift_ns)
 
     def outages(self, rail: int | None) -> list[Span]:
@@ -163,7 +163,7 @@ class Rounds(Scenario):
         self._at(0)
 
     def _at(self, instant_ns: int) -> list[_Strike]:
-        """Return the faults of a round and of the one before, whose last may still act."""
+        """Return the faults of a round and of the previous one; its last fault may still be active."""
         number = max(instant_ns, 0) // self._round_ns
         wanted = range(max(number - 1, 0), number + 1)
         if set(self._strikes) != set(wanted):
@@ -178,7 +178,7 @@ class Rounds(Scenario):
         return [strike for strike in self._at(span.end_ns) if strike.acts(span)]
 
     def job(self, span: Span) -> JobConditions:
-        """Return what all faults together leave of the job."""
+        """Return the combined effect of all faults on the job."""
         all_of = [one.scenario.job(one.local(span)) for one in self._acting(span)]
         return JobConditions(
             present=min((one.present for one in all_of), default=1.0),
@@ -187,26 +187,26 @@ class Rounds(Scenario):
         )
 
     def port(self, rail: int | None, span: Span) -> PortConditions:
-        """Return what the first fault that acts on a port does to it."""
+        """Return the effect of the first fault that is active on a port."""
         for one in self._acting(span):
             if (found := one.scenario.port(rail, one.local(span))) != PortConditions():
                 return found
         return PortConditions()
 
     def gpu(self, index: int, span: Span) -> GpuConditions:
-        """Return what the first fault that acts on a GPU does to it."""
+        """Return the effect of the first fault that is active on a GPU."""
         for one in self._acting(span):
             if (found := one.scenario.gpu(index, one.local(span))) != GpuConditions():
                 return found
         return GpuConditions()
 
     def link_outages(self, rail: int | None) -> tuple[Span, ...]:
-        """Return the outages of this round and of the one before."""
+        """Return the outages of this round and of the previous one."""
         strikes = [strike for strikes in self._strikes.values() for strike in strikes]
         return tuple(outage for one in strikes for outage in one.outages(rail))
 
     def stray_gpu(self, span: Span) -> int | None:
-        """Return the GPU that is used without a claim, if any is."""
+        """Return the GPU that is used without a claim, if any."""
         found = (one.scenario.stray_gpu(one.local(span)) for one in self._acting(span))
         return next((index for index in found if index is not None), super().stray_gpu(span))
 
@@ -224,10 +224,10 @@ class Rounds(Scenario):
 
 
 class LiveTimeline:
-    """The present state of a live node, with the two questions that a capture's timeline answers.
+    """Present state of a live node, with the two read methods of a capture's timeline.
 
-    It steps on when it is asked about a later offset, and keeps nothing of what was but the newest
-    records of the kernel log. `steps` counts its steps. Safe to use from many threads.
+    A read of a later offset advances the simulation; past state is discarded except the newest records of
+    the kernel log. `steps` counts its steps. Thread-safe.
     """
 
     def __init__(self, node: LiveNode, since_ns: int) -> None:
@@ -240,7 +240,7 @@ class LiveTimeline:
         self._show()
 
     def look(self, section: str, key: str, offset_ns: int) -> Json:
-        """Return the result at an offset; raises KeyError where there is none."""
+        """Return the result at an offset; raises KeyError if there is none."""
         with self._lock:
             self._advance(offset_ns)
             return self._state[section][key]

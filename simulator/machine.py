@@ -1,8 +1,8 @@
-"""What the simulated node is made of: a server with up to eight GPUs and one rail a GPU.
+"""Components of the simulated node: up to eight GPUs and one rail per GPU.
 
-Addresses, RDMA names and NUMA nodes are those of a DGX H100, where the number of an RDMA device is
-not its rail (NVIDIA DGX H100 User Guide, "Network Modules"); the server around other models is the
-same, but for trays with Grace processors (see `pci_layout`).
+Addresses, RDMA names and NUMA nodes are those of a DGX H100, where the number of an RDMA device is not
+its rail (NVIDIA DGX H100 User Guide, "Network Modules"); other GPU models use the same host, except for
+trays with Grace processors (see `pci_layout`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ETHERNET, LOOPBACK = "eth0", "lo"
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU. Its index is its rail, too."""
+    """One GPU. Its index is also its rail."""
 
     index: int
     uuid: str
@@ -33,13 +33,13 @@ class Gpu:
 
     @property
     def log_address(self) -> str:
-        """The PCI address as the driver prints it in the kernel log, without the function."""
+        """PCI address as the driver prints it in the kernel log, without the function."""
         return self.pci_address.rpartition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One network card with one port: RDMA device and interface. Storage ports have no rail."""
+    """NIC with one port: RDMA device and interface. Storage ports have no rail."""
 
     rdma_device: str
     interface: str
@@ -58,7 +58,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Bridge:
-    """A ConnectX-7 function through which NVSwitches are managed: an RDMA device, but no NIC."""
+    """ConnectX-7 function for managing NVSwitches: an RDMA device, but not a NIC."""
 
     rdma_device: str
     pci_address: str
@@ -67,7 +67,7 @@ class Bridge:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A node's parts. GPUs and ports that were handed to a virtual machine are PCI devices only.
+    """Components of a node. GPUs and ports passed through to a virtual machine are PCI devices only.
 
     `peers` are the PCI addresses of all GPUs that NVLinks may lead to.
     """
@@ -82,7 +82,7 @@ class Machine:
 
 
 def machine(spec: NodeSpec) -> Machine:
-    """Put a node together. Raises ValueError for what such a node cannot have."""
+    """Create a node's components. Raises ValueError for an impossible configuration."""
     model = find(spec.model)
     _check(spec, model)
     server = layout(model)
@@ -136,7 +136,7 @@ def _gpu(spec: NodeSpec, index: int, pci_address: str) -> Gpu:
 
 
 def _ports(spec: NodeSpec, server: Layout) -> tuple[Port, ...]:
-    """The ports of rails, then those for storage."""
+    """Return the ports of rails, then those for storage."""
     places = [
         _Place(index, f"{index + 1}", number, rail.nic)
         for index, (number, rail) in enumerate(
@@ -152,7 +152,7 @@ def _ports(spec: NodeSpec, server: Layout) -> tuple[Port, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a card is, and its number among all network ports of a DGX H100."""
+    """PCI position of a NIC, and its number among all network ports of a DGX H100."""
 
     rail: int | None
     slot: str
@@ -182,7 +182,7 @@ def _port(spec: NodeSpec, place: _Place, places: list[_Place]) -> Port:
 
 
 def _number(nic: NicModel, place: _Place, places: list[_Place], nics: str) -> int:
-    """Drivers count their own cards in the order of the bus, where a DGX has no more ports."""
+    """Return a NIC's number: as in a DGX H100 for ConnectX-7, else in bus order within the NIC model."""
     if nic is CONNECTX7:
         return place.number
     addresses = [other.pci_address for other in places if nic_of(nics, other.rail) is nic]
@@ -190,7 +190,7 @@ def _number(nic: NicModel, place: _Place, places: list[_Place], nics: str) -> in
 
 
 def _guid(nic: NicModel, mac: str) -> str:
-    """ConnectX puts 0300 between the halves of its MAC address, others make an EUI-64 of it."""
+    """Return the GUID: ConnectX puts 0300 between the halves of its MAC address, others use an EUI-64."""
     if nic is CONNECTX7:
         digits = f"{mac[:6]}0300{mac[6:]}"
     else:

@@ -1,4 +1,4 @@
-"""Errors of a GPU's memory, and what was done about them."""
+"""Errors of a GPU's memory, and their repair."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from simulator.conditions import GpuConditions
 
 BAD_ADDRESS = 0x0000_0012_BAC1_C3E0
-"""Where the memory is bad, of a GPU that has an error."""
+"""Bad memory address of a GPU with an error."""
 
 PAGE_BYTES = 4096
 
@@ -26,17 +26,17 @@ class MemoryErrors:
 
     @classmethod
     def usual(cls, dice: random.Random) -> MemoryErrors:
-        """A few corrected errors, as there are always."""
+        """Return a few corrected errors, as on every GPU."""
         corrected = dice.choice((0, 0, 0, 1, 2))
         return cls(corrected, corrected + dice.randrange(20))
 
     @property
     def pending(self) -> bool:
-        """Whether anything waits for a reset."""
+        """True if any row or page waits for a reset."""
         return self.correctable_rows + self.uncorrectable_rows > 0
 
     def advance(self, conditions: GpuConditions) -> None:
-        """Add what a span brought."""
+        """Add the errors of a span."""
         self.corrected += conditions.corrected_errors
         self.corrected_for_life += conditions.corrected_errors
         self.uncorrected += conditions.uncorrected_errors
@@ -45,5 +45,5 @@ class MemoryErrors:
         self.uncorrectable_rows = conditions.uncorrectable_rows
 
     def reload(self) -> None:
-        """Begin to count anew, as after a driver load."""
+        """Reset the counters, as after a driver load."""
         self.corrected = self.uncorrected = 0

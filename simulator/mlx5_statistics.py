@@ -1,7 +1,7 @@
-"""The statistics of an mlx5 interface, in the driver's order.
+"""Statistics of an mlx5 interface, in the driver's order.
 
 Names and units: linux, Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst.
-Only a priority that has PFC has pause counters; global pause is off.
+Only a priority with PFC has pause counters; global pause is off.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LANE_NAMES = [f"rx_err_lane_{lane}_phy" for lane in range(LANES)]
 
 
 def statistics(cable: Cable) -> dict[str, int]:
-    """Tell what `ethtool -S` shows."""
+    """Return the statistics of `ethtool -S`."""
     seen = cable.counters
     wire = on_the_wire(seen)
     frames, frame_bytes = seen.neighbour_frames, seen.neighbour_frames * NEIGHBOUR_FRAME_BYTES

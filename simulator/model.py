@@ -1,7 +1,6 @@
-"""The node: job, GPUs, ports and server advance together, one span after the other.
+"""The node: job, GPUs, ports and host advance together, one span after the other.
 
-The views (`nvml`, `rdma`, `nic`, `pcie`, `host`, `kernel`) look at this state and nothing else,
-which is why what they show agrees.
+The views (`nvml`, `rdma`, `nic`, `pcie`, `host`, `kernel`) read only this state, so that they agree.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ _SLOWEST_PACE = 0.4
 
 
 class NodeModel:
-    """A node that has run its job for a while when the simulation starts, at offset zero.
+    """Node that has already run its job for a while when the simulation starts, at offset zero.
 
-    `span` is what it advanced by last. Where `since_ns` is given, the drivers were loaded at that
-    offset, just before the simulation starts there: all counters begin near zero.
+    `span` is the last step. With `since_ns`, the drivers were loaded at that offset, just before the
+    simulation starts there: all counters begin near zero.
     """
 
     def __init__(
@@ -56,11 +55,11 @@ class NodeModel:
 
     @property
     def present_cables(self) -> list[Cable]:
-        """The ports of all cards that the node still has."""
+        """Ports of all NICs that have not been removed."""
         return [cable for cable in self.cables if not cable.removed]
 
     def advance(self, until_ns: int) -> None:
-        """Go on until an offset into the simulation."""
+        """Advance to an offset into the simulation."""
         span = self.span = Span(self.offset_ns, until_ns)
         self.offset_ns = until_ns
         scenario = self.scenario
@@ -94,7 +93,7 @@ class NodeModel:
 
 
 def _wish(port: Port, demand: Demand) -> Wish:
-    """Say what the job wishes to move through a port."""
+    """Return the traffic that the job requests from a port."""
     if port.rail is not None:
         rate = EXCHANGE_RATE * demand.exchanged
         return Wish(demand.exchange, rate, rate)

@@ -1,7 +1,7 @@
-"""Which switch port each simulated port is connected to, as the switches say by LLDP.
+"""Switch port of each simulated port, as the switches report by LLDP.
 
-The fabric is optimised for rails: the NIC of rail i of every node is at leaf i of its group of 32
-nodes. Storage has leaves of its own. A node's number is the one its name ends in.
+The fabric is rail-optimized: the NIC of rail i of every node is connected to leaf i of its group of 32
+nodes. Storage has its own leaves. A node's number is the trailing number of its name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"(\d+)$")
 
 
 def show(model: NodeModel, into: Moment) -> None:
-    """Put the neighbours of all ports into a moment."""
+    """Add the neighbours of all ports to a `Moment`."""
     number = _node_number(model.spec.node)
     storage = [cable for cable in model.cables if cable.port.rail is None]
     into.calls["lldp.neighbours()"] = {
@@ -29,7 +29,7 @@ def show(model: NodeModel, into: Moment) -> None:
 
 
 def _node_number(name: str) -> int:
-    """The number a name ends in; a name without one has a number of its own all the same."""
+    """Return the trailing number of a name, or a hash of a name without one."""
     match = _NUMBER.search(name)
     return int(match[1]) if match else zlib.crc32(name.encode()) % _NODES_OF_A_GROUP + 1
 

@@ -1,7 +1,7 @@
-"""What ethtool and /sys/class/net show of the simulated interfaces.
+"""Simulated interfaces in ethtool and /sys/class/net.
 
-Statistics are those of each card's driver. RDMA traffic has priority 3 and congestion notifications
-priority 6 where the port trusts DSCP; everything else has priority 0.
+Statistics are those of each NIC's driver. RDMA traffic has priority 3 and congestion notifications
+priority 6 if the port trusts DSCP; all other traffic has priority 0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STATISTICS = {
 
 
 def show(model: NodeModel, into: Moment) -> None:
-    """Put all interfaces into a moment."""
+    """Add all interfaces to a `Moment`."""
     interfaces = [cable.port.interface for cable in model.present_cables]
     into.names["/sys/class/net"] = sorted([*interfaces, ETHERNET, LOOPBACK])
     paths = {device.address: device.path for device in model.machine.pci}
@@ -50,7 +50,7 @@ def show(model: NodeModel, into: Moment) -> None:
 
 
 def statistics_of(cable: Cable) -> dict[str, int]:
-    """Tell the statistics of a port, in the order of its driver."""
+    """Return the statistics of a port, in the order of its driver."""
     return _STATISTICS[cable.port.nic.driver](cable)
 
 

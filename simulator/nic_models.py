@@ -1,7 +1,7 @@
-"""The network cards there are, as data: how their drivers name them and what they say of them.
+"""Available NIC models, as data: driver names, identities and kernel messages.
 
 Sources: torvalds/linux drivers/net/ethernet and drivers/infiniband/hw of each driver; PCI ids of
-pci-ids.ucw.cz. Firmware versions are plausible ones of the vendors' release notes.
+pci-ids.ucw.cz. Firmware versions are plausible ones from the vendors' release notes.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ LANES = 4
 """Lanes of every port: 400 Gb/s are four of 100, 200 four of 50, 100 four of 25."""
 
 PCIE_BYTES_PER_LANE = {3: 985_000_000, 4: 1_969_000_000, 5: 3_938_000_000}
-"""Bytes a second that a lane of a PCIe generation carries one way, after line coding."""
+"""Bytes per second of a lane of a PCIe generation in one direction, after line coding."""
 
 PCIE_GOODPUT = 0.85
-"""The share of it that is left for data after packet headers, acknowledgements and credits."""
+"""Share available for data after packet headers, acknowledgements and credits."""
 
 
 @dataclass(frozen=True, slots=True)
 class NicModel:
-    """A model of network card, with one port.
+    """NIC model, with one port.
 
-    `interface_name` takes the slot, `rdma_name` the number among the cards of the driver, or PCI
-    domain and bus. `loaded`, `link_up` and `link_down` are what the driver writes into the kernel log.
+    `interface_name` is formatted with the slot, `rdma_name` with the number among the driver's NICs, or
+    PCI domain and bus. `loaded`, `link_up` and `link_down` are the driver's kernel log messages.
     """
 
     name: str
@@ -49,7 +49,7 @@ class NicModel:
 
     @property
     def halved_pcie_bytes_per_second(self) -> float:
-        """What the card's link carries one way at half its width or speed."""
+        """Bytes per second of the NIC's PCIe link in one direction at half its width or speed."""
         lane = PCIE_BYTES_PER_LANE[self.pcie_generation]
         return lane * self.pcie_lanes / 2 * PCIE_GOODPUT
 
@@ -96,13 +96,13 @@ NICS: Mapping[str, str] = MappingProxyType(
         "mixed": "ConnectX-7 on the first four rails, BCM57608 on the others.",
     }
 )
-"""Network cards by name: what they are, in one sentence."""
+"""NICs by name: description in one sentence."""
 
 _MODELS = {"cx7": CONNECTX7, "bnxt": THOR2, "irdma": E810, "mixed": CONNECTX7}
 
 
 def nic_of(nic: str, rail: int | None) -> NicModel:
-    """The card of a rail, or of storage, on a node with such cards."""
+    """Return the NIC model of a rail, or of storage, on a node with such NICs."""
     if nic == "mixed" and rail is not None and rail >= _MIXED_RAILS:
         return THOR2
     return _MODELS[nic]

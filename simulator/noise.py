@@ -1,4 +1,4 @@
-"""Noise that is smooth in time, and the passage from amounts to whole things."""
+"""Noise that is smooth in time, and random rounding of amounts to whole numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 
 
 class Drift:
-    """Noise that wanders around zero with standard deviation one and forgets with time."""
+    """Mean-reverting noise around zero with standard deviation one and a correlation time."""
 
     def __init__(self, dice: random.Random, memory_seconds: float) -> None:
         self._dice = dice
@@ -15,7 +15,7 @@ class Drift:
         self.value = dice.gauss(0.0, 1.0)
 
     def advance(self, seconds: float) -> float:
-        """Let some time pass; the noise after it."""
+        """Advance by some time and return the noise after it."""
         kept = math.exp(-seconds / self._memory_seconds)
         fresh = math.sqrt(1.0 - kept * kept)
         self.value = kept * self.value + fresh * self._dice.gauss(0.0, 1.0)
@@ -23,5 +23,5 @@ class Drift:
 
 
 def whole(amount: float, dice: random.Random) -> int:
-    """Draw a whole number of things: on average the amount, and none of nothing."""
+    """Round an amount randomly to a whole number with this mean; zero stays zero."""
     return int(amount + dice.random())

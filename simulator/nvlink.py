@@ -1,8 +1,7 @@
-"""The physics of a GPU's NVLinks: what each has carried, and how well.
+"""Physics of a GPU's NVLinks: traffic and signal quality of each.
 
-The job's exchange within a node goes over all links evenly. Bytes are counted in kibibytes, as NVML
-counts them; everything else that can be counted follows from these, from the time the links were up
-and from the errors of a bad one.
+The job's exchange within a node uses all links evenly. Bytes are counted in kibibytes, as in NVML; all
+other counters derive from these, from the time that the links were up and from the errors of a bad one.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from simulator.noise import Drift, whole
 from simulator.span import NS_PER_SECOND, Span
 
 EXCHANGE_RATE = 0.6
-"""Share of the nominal speed a link carries while gradients are exchanged."""
+"""Share of the nominal speed that a link carries while gradients are exchanged."""
 
 STRUCK_LINK = 7
 CODEWORD_BITS = 5440
 """RS(544,514) over symbols of ten bits."""
 
 NO_ERROR = 15 << 8 | 255
-"""How a bit error ratio is written when there was no error at all."""
+"""Encoding of a bit error ratio without any error."""
 
 _USUAL_EXCHANGED = 0.4
 _KIBIBYTE = 1024
@@ -57,12 +56,12 @@ class Links:
             link.transmitted_kibibytes = link.received_kibibytes = int(usual)
 
     def reload(self) -> None:
-        """Begin to count anew, as after a driver load."""
+        """Reset the counters, as after a driver load."""
         self.links = [Link(link.raw_bit_error_ratio) for link in self.links]
         self.up_ns = 0
 
     def advance(self, span: Span, exchanged: float, errors: int) -> None:
-        """Go on for a span with a volume of exchange, and errors of the struck link."""
+        """Advance by a span with a volume of exchange, and errors of the struck link."""
         ripple = 1.0 + 0.02 * self._drift.advance(span.seconds)
         share = self._kibibytes(span.seconds, exchanged * ripple)
         transmitted = received = 0
@@ -81,26 +80,26 @@ class Links:
         self.receive_kibibytes_per_second = received / span.seconds
 
     def _kibibytes(self, seconds: float, exchanged: float) -> float:
-        """What one link carries one way."""
+        """Traffic of one link in one direction, in kibibytes."""
         bytes_per_second = self.model.nominal_megabytes * 10**6
         return EXCHANGE_RATE * exchanged * bytes_per_second * seconds / _KIBIBYTE
 
     def raw(self, kibibytes: int) -> int:
-        """What the link needs to carry so much, with its protocol."""
+        """Raw traffic of a link for this payload, including protocol overhead."""
         return kibibytes * self.model.raw_megabytes // self.model.nominal_megabytes
 
     def bits(self, length_ns: int) -> int:
-        """Bits that a link takes in during some time: it is never silent."""
+        """Bits that a link receives during some time: it also transmits while idle."""
         return self.model.raw_megabytes * _BITS_PER_MEGABYTE * length_ns // NS_PER_SECOND
 
     def raw_errors(self, link: Link) -> int:
-        """Bits that arrived wrong, before any correction."""
+        """Wrong bits received, before any correction."""
         return int(self.bits(self.up_ns) * link.raw_bit_error_ratio) + 1000 * link.errors
 
     def codewords(self, link: Link, symbols: int) -> int:
-        """Codewords of which so many symbols had to be mended, most of them none.
+        """Codewords in which this many symbols had to be corrected; in most of them, none.
 
-        Wrong bits come alone but on a bad link, where they come many at once.
+        Wrong bits are isolated, except on a bad link, where they occur in bursts.
         """
         words = self.bits(self.up_ns) // CODEWORD_BITS
         mean = CODEWORD_BITS * link.raw_bit_error_ratio
@@ -110,17 +109,17 @@ class Links:
         return int(words * share) + (link.errors >> symbols if symbols else 0)
 
     def raw_ratio(self, link: Link) -> int:
-        """The ratio of wrong bits before any correction, as NVML writes it."""
+        """Ratio of wrong bits before any correction, in NVML's encoding."""
         wrong = 1000 * link.recent_errors / self.bits(self.recent_ns)
         return ratio_word(link.raw_bit_error_ratio + wrong)
 
     def error_ratio(self, recent_errors: int) -> int:
-        """The ratio of errors to bits during the last span, as NVML writes it."""
+        """Ratio of errors to bits during the last span, in NVML's encoding."""
         return ratio_word(recent_errors / self.bits(self.recent_ns))
 
 
 def ratio_word(ratio: float) -> int:
-    """A ratio of at most one as mantissa (bits 8 to 11) and negative exponent (bits 0 to 7)."""
+    """Encode a ratio of at most one as mantissa (bits 8 to 11) and negative exponent (bits 0 to 7)."""
     if ratio <= 0:
         return NO_ERROR
     mantissa, _, exponent = f"{ratio:.0e}".partition("e")

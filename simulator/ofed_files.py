@@ -1,7 +1,7 @@
-"""The files that NVIDIA's own driver package adds to sysfs: trust, and ECN of RoCE by priority.
+"""Files that NVIDIA's own driver package adds to sysfs: trust, and ECN of RoCE by priority.
 
-Paths: Mellanox/mlnx-tools, python/mlnx_qos and ofed_scripts; the two ends of congestion notification
-are the notification point, which receives (roce_np), and the reaction point, which sends (roce_rp).
+Paths: Mellanox/mlnx-tools, python/mlnx_qos and ofed_scripts; the two ends of congestion notification are
+the notification point, which receives (roce_np), and the reaction point, which sends (roce_rp).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DIRECTORIES = (
 
 
 def show(model: NodeModel, into: Moment) -> None:
-    """Put the files of all ConnectX ports into a moment."""
+    """Add the files of all ConnectX ports to a `Moment`."""
     for cable in model.present_cables:
         if cable.port.nic.driver != "mlx5_core":
             continue

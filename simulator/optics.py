@@ -1,8 +1,8 @@
-"""The physics of a cable's signal: light, heat, and the bit errors that come of too little light.
+"""Physics of a cable's signal: optical power, temperature, and the bit errors of low power.
 
-A decibel of light less makes bit errors ten times as frequent. Forward error correction mends up to
-15 symbols of ten bits in a block of 544 (IEEE 802.3, clause 91, RS(544,514)); errors come singly, so
-that their number in a block is Poisson-distributed.
+One decibel less power makes bit errors ten times as frequent. Forward error correction corrects up to 15
+symbols of ten bits in a block of 544 (IEEE 802.3, clause 91, RS(544,514)); errors are isolated, so that
+their number per block is Poisson-distributed.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ BLOCK_BITS = 5440
 _MENDED_SYMBOLS = 15
 SYMBOLS_OF_A_BROKEN_BLOCK = 17
 _WORST_BIT_ERROR_RATE = 2.8e-3
-"""On one lane, with the others clean: a block in 500 000 cannot be mended any more."""
+"""On one lane, with the others clean: one block in 500 000 cannot be corrected."""
 _HARMLESS = 0.05
-"""With so few errors a block it takes longer than a server lives until one cannot be mended."""
+"""Below this number of errors per block, uncorrectable blocks are rarer than once in a node's lifetime."""
 _LEAKED = 0.1
-"""What the other lanes have of a lane's trouble."""
+"""Share of a lane's degradation that affects the other lanes."""
 
 
 class Optics:
-    """The transceivers, or the copper, at a port and the errors that their signal has."""
+    """The transceivers, or the copper, at a port and the errors of their signal."""
 
     def __init__(self, dice: random.Random, bit_error_rate: float) -> None:
         self._dice = dice
@@ -45,7 +45,7 @@ class Optics:
         self._lost = [0.0] * LANES
 
     def advance(self, span: Span, busy: float, margin_lost: float) -> None:
-        """Go on for a span; a port that works is warmer."""
+        """Advance by a span; a busy port is warmer."""
         aim = self._usual_celsius + 3.0 * busy + 0.5 * self._warmth.advance(span.seconds)
         self._celsius += (aim - self._celsius) * (1.0 - math.exp(-span.seconds / 60.0))
         for lane, ripple in enumerate(self._ripples):
@@ -53,52 +53,52 @@ class Optics:
             self._lost[lane] = margin_lost * (1.0 if lane == self._struck_lane else _LEAKED)
 
     def strain(self, lane: int) -> float:
-        """How many times as many bit errors a lane has as usual."""
+        """Ratio of a lane's bit errors to its usual ones."""
         return math.pow(10.0, self._lost[lane] * self._decades)
 
     @property
     def millicelsius(self) -> int:
-        """The temperature of the module, in the steps of 1/256 degree in which it is measured."""
+        """Temperature of the transceiver, in its measurement steps of 1/256 degree."""
         return round(self._celsius * 256) * 1000 // 256
 
     @property
     def microvolts(self) -> int:
-        """The supply of the module; it is measured in steps of 100 microvolts (CMIS)."""
+        """Supply voltage of the transceiver, in its measurement steps of 100 microvolts (CMIS)."""
         return round(self._supply_volts * 10_000) * 100
 
     def receive_nanowatts(self, lane: int) -> int:
-        """The light that arrives."""
+        """Received optical power."""
         loss = self._lost[lane] * self._decades
         return _nanowatts(self._usual_receive_dbm[lane] + 0.05 * self._ripples[lane].value - loss)
 
     def transmit_nanowatts(self, lane: int) -> int:
-        """The light that is sent."""
+        """Transmitted optical power."""
         return _nanowatts(self._usual_transmit_dbm[lane] + 0.02 * self._ripples[lane].value)
 
     def bias_microamperes(self, lane: int) -> int:
-        """The current of a laser, which needs more of it when it is warm."""
+        """Bias current of a laser, which is higher when it is warm."""
         warmer = self._celsius - self._usual_celsius
         return round(1000 * self._usual_bias_milliamperes[lane] * (1.0 + 0.002 * warmer))
 
 
 def _nanowatts(decibel_milliwatts: float) -> int:
-    """Light in the steps of 0.1 microwatt in which modules measure it (SFF-8636, CMIS)."""
+    """Optical power in the measurement steps of 0.1 microwatt (SFF-8636, CMIS)."""
     return round(math.pow(10.0, decibel_milliwatts / 10.0) * 10_000) * 100
 
 
 def blocks_with_errors(bits: int, errors: int) -> int:
-    """How many blocks among some bits have errors that are spread at random."""
+    """Number of blocks with errors, if errors are spread at random over these bits."""
     blocks = bits // BLOCK_BITS
     return round(-blocks * math.expm1(-errors / blocks)) if blocks else 0
 
 
 def broken_blocks(bits: int, bit_error_rate: float) -> float:
-    """How many blocks among some bits have more errors than can be mended, on average."""
+    """Mean number of uncorrectable blocks among these bits."""
     return bits // BLOCK_BITS * _beyond_repair(bit_error_rate * BLOCK_BITS)
 
 
 def _beyond_repair(errors: float) -> float:
-    """How likely a block has more errors than can be mended, given their mean number."""
+    """Probability of an uncorrectable block, given the mean number of errors per block."""
     if errors < _HARMLESS:
         return 0.0
     least = _MENDED_SYMBOLS + 1

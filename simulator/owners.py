@@ -1,8 +1,9 @@
-"""Whose the processes on the GPUs are: pods of Kubernetes, or a job of Slurm.
+"""Owners of the processes on the GPUs: Kubernetes pods, or a Slurm job.
 
-In the forms of kubernetes/kubelet:pkg/apis/podresources/v1/api.proto, cgroup_manager_linux.go, SchedMD/
-slurm:doc/html/cgroup_v2.shtml and proc(5). A pod has the GPU of each of its processes; where GPUs are
-cut, each process is a pod's own, and a notebook holds the last MIG device of each GPU without using it.
+In the forms of kubernetes/kubelet:pkg/apis/podresources/v1/api.proto, cgroup_manager_linux.go,
+SchedMD/slurm:doc/html/cgroup_v2.shtml and proc(5). Each process is in a pod that has its GPU; on
+partitioned GPUs each process is in its own pod, and a notebook holds the last MIG device of each GPU
+without using it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _JOB_AGE_SECONDS = 3600
 
 @dataclass(slots=True)
 class Pod:
-    """A pod, the ids of the devices it was given, and its processes."""
+    """A pod, the ids of the devices allocated to it, and its processes."""
 
     name: str
     namespace: str
@@ -42,14 +43,14 @@ class Pod:
 
     @property
     def group(self) -> str:
-        """The control group of its container, below that of all pods."""
+        """Control group of its container, below that of all pods."""
         name = f"kubepods-burstable-pod{self.uid.replace('-', '_')}.slice"
         container = f"{uuid.uuid5(uuid.NAMESPACE_OID, self.uid).hex * 2}"
         return f"/kubepods.slice/{_QUALITY}/{name}/cri-containerd-{container}.scope"
 
 
 class Owners:
-    """What the kubelet, Slurm and the kernel show of who has the GPUs."""
+    """Owners of the GPUs as shown by kubelet, Slurm and kernel."""
 
     def __init__(self, model: NodeModel) -> None:
         spec = model.spec
@@ -57,7 +58,7 @@ class Owners:
         self._dice_name = f"{spec.seed}/{spec.node}/pod"
 
     def show(self, model: NodeModel, into: Moment) -> None:
-        """Put it into a moment; where nobody gives GPUs out, there is nothing to show."""
+        """Add the owners to a `Moment`; nothing without a scheduler."""
         scheduler = model.spec.scheduler
         if scheduler == "kubernetes":
             self._show_pods(model, into)
@@ -81,7 +82,7 @@ class Owners:
                 _show_process(model, into, tenant, group)
 
     def _pods(self, model: NodeModel) -> Iterator[Pod]:
-        """The pods that are there; the stray process is of none."""
+        """Yield the running pods; the unclaimed process is in none."""
         whole: Pod | None = None
         for gpu in model.gpus:
             sharing = gpu.sharing
@@ -123,7 +124,7 @@ class Owners:
     # Slurm ---------------------------------------------------------------------------------------
 
     def _show_job(self, model: NodeModel, into: Moment) -> None:
-        """One job that has all GPUs of the node, with a task for each process."""
+        """Add one job that has all GPUs of the node, with one task per process."""
         directory = f"job_{self._job}"
         mine = [
             (gpu, tenant)
@@ -159,12 +160,12 @@ class Owners:
 
 
 def _is_stray(model: NodeModel, gpu: GpuState, tenant: Tenant) -> bool:
-    """True for the process that nobody gave a GPU to: the last one of that GPU."""
+    """True for the unclaimed process: the last one of its GPU."""
     return model.stray_gpu == gpu.identity.index and tenant is gpu.sharing.present[-1]
 
 
 def _show_process(model: NodeModel, into: Moment, tenant: Tenant, group: str) -> None:
-    """What the kernel shows of a process that was started an hour before."""
+    """Add the kernel's files of a process that was started one hour ago."""
     started = model.spec.started_boot_ns // _NS_PER_SECOND - _JOB_AGE_SECONDS
     ticks = max(started, 1) * _TICKS_PER_SECOND + tenant.pid % _TICKS_PER_SECOND
     behind = " ".join(["R", *["0"] * 18, str(ticks)])
@@ -179,7 +180,7 @@ def _listed(pod: Pod) -> Json:
 
 
 def _allocatable(model: NodeModel) -> Json:
-    """All devices that could be given, or all shares of them, where GPUs are shared."""
+    """Return all allocatable devices, or all of their shares if GPUs are shared."""
     ids: list[str] = []
     for gpu in model.gpus:
         sharing = gpu.sharing

@@ -1,9 +1,8 @@
-"""Where the PCI devices of the simulated node sit.
+"""PCI topology of the simulated node.
 
-Each GPU shares one PCIe switch with its rail's NIC, under a host bridge of their own; four of these
-pairs belong to each NUMA node. Storage, NVSwitches and the management interface have other bridges.
-On a tray with Grace processors each GPU and each NIC has a PCI domain of its own, and the GPU is
-reached over C2C.
+Each GPU shares one PCIe switch with its rail's NIC, under its own host bridge; four of these pairs belong
+to each NUMA node. Storage, NVSwitches and the management interface have other bridges. On a tray with
+Grace processors each GPU and each NIC has its own PCI domain, and the GPU is connected by C2C.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ CLASS_GPU, CLASS_ETHERNET, CLASS_INFINIBAND, CLASS_BRIDGE = 0x030200, 0x020000, 
 CLASS_OTHER_BRIDGE, CLASS_NVME = 0x068000, 0x010802
 NVSWITCH, ROOT_PORT, SWITCH, NVME, VIRTIO_NET = 0x22A3, 0x352A, 0xC030, 0xA824, 0x1000
 VFIO = "vfio-pci"
-"""The driver that hands a device to a virtual machine."""
+"""Driver that passes a device through to a virtual machine."""
 
 MANAGEMENT_ADDRESS = "0000:00:03.0"
 GPUS_PER_NUMA_NODE, GRACE_GPUS_PER_NUMA_NODE = 4, 2
@@ -49,20 +48,20 @@ class PciDevice:
 
     @property
     def parent_address(self) -> str:
-        """The address of the port above; that of a host bridge is not one of a device."""
+        """Address of the upstream port; a host bridge has no device address."""
         return self.path.split("/")[-2]
 
 
 @dataclass(frozen=True, slots=True)
 class Rail:
-    """A GPU, its NIC, and everything between them and the host bridge."""
+    """A GPU, its NIC, and all devices between them and the host bridge."""
 
     gpu: str
     nic: str
     devices: tuple[PciDevice, ...]
 
     def with_nic(self, nic: NicModel) -> Rail:
-        """The same rail with another card in it."""
+        """Return the same rail with a different NIC."""
         return replace(
             self,
             devices=tuple(
@@ -72,7 +71,7 @@ class Rail:
         )
 
     def handed_over(self) -> Rail:
-        """The same rail with GPU and NIC given to a virtual machine."""
+        """Return the same rail with GPU and NIC passed through to a virtual machine."""
         ends = {self.gpu, self.nic}
         return replace(
             self,
@@ -85,10 +84,10 @@ class Rail:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A kind of server: all rails it can have, the numbers of their RDMA devices, and storage.
+    """A kind of node: all rails it can have, the numbers of their RDMA devices, and storage.
 
-    `bridges` are the ConnectX-7 functions through which NVSwitches without a PCIe port of their own
-    are managed (HGX B200).
+    `bridges` are the ConnectX-7 functions for managing NVSwitches without a PCIe port of their own (HGX
+    B200).
     """
 
     rails: tuple[Rail, ...]
@@ -98,7 +97,7 @@ class Layout:
 
 
 def layout(model: GpuModel) -> Layout:
-    """The server that GPUs of this model sit in: a DGX H100's, or a tray with Grace processors."""
+    """Return the layout for GPUs of this model: a DGX H100's, or a tray with Grace processors."""
     if model.grace:
         rails = tuple(_grace_rail(index, model) for index in range(len(_GRACE_GPU_DOMAINS)))
         return Layout(rails, (0, 1, 4, 5), ((2, "0006:01:00.0"), (6, "0016:01:00.0")))
@@ -128,7 +127,7 @@ def _rail(index: int, model: GpuModel) -> Rail:
 
 
 def _grace_rail(index: int, model: GpuModel) -> Rail:
-    """Domains as on a GB200 tray; numbers of buses and ports are those of its NICs."""
+    """Return a rail of a GB200 tray: its PCI domains, with the bus and port numbers of its NICs."""
     numa = index // GRACE_GPUS_PER_NUMA_NODE
     gpu_domain, nic_domain = (
         f"{domains[index]:04x}" for domains in (_GRACE_GPU_DOMAINS, _GRACE_NIC_DOMAINS)
@@ -153,7 +152,7 @@ def _grace_rail(index: int, model: GpuModel) -> Rail:
 def other_devices(
     storage: list[str], nic: NicModel, *, bridges: list[str], nvswitches: int
 ) -> list[PciDevice]:
-    """Storage NICs, NVSwitches and bridges to them, an NVMe drive and the management interface."""
+    """Return storage NICs, NVSwitches and their bridges, an NVMe drive and the management interface."""
     devices = []
     for numa, address in enumerate(storage):
         root = _own_root(address)
@@ -175,7 +174,7 @@ def other_devices(
 
 
 def _own_root(address: str) -> str:
-    """The path of the root port above a device that has a host bridge to itself."""
+    """Return the path of the root port above a device with its own host bridge."""
     domain, bus, _ = address.split(":")
     above = f"{domain}:{int(bus, 16) - 1:02x}"
     return f"/sys/devices/pci{above}/{above}:01.0"

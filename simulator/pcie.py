@@ -1,4 +1,4 @@
-"""What /sys/bus/pci/devices shows of the simulated machine."""
+"""/sys/bus/pci/devices of the simulated node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simulator.vital_data import show_vital_data
 
 SPEEDS = {2: "5.0 GT/s PCIe", 3: "8.0 GT/s PCIe", 4: "16.0 GT/s PCIe", 5: "32.0 GT/s PCIe"}
 LOST_WIDTH = 63
-"""The link width the kernel reads from a device whose registers are all ones."""
+"""Link width that the kernel reads from a device with all register bits set."""
 
 _CORRECTABLE = (
     "RxErr", "BadTLP", "BadDLLP", "Rollover", "Timeout", "NonFatalErr", "CorrIntErr", "HeaderOF",
@@ -25,11 +25,11 @@ _UNCORRECTABLE = (
 )  # fmt: skip
 _SURPRISE_DOWN = {"SDES": 1}
 _NOTHING_THERE = {"current_link_speed": "2.5 GT/s PCIe", "current_link_width": 0}
-"""What a port says of its link when the device below it is gone."""
+"""Link of a port after its downstream device has vanished."""
 
 
 def show(model: NodeModel, into: Moment) -> None:
-    """Put the PCI devices into a moment."""
+    """Add the PCI devices to a `Moment`."""
     lost = {
         model.machine.gpus[index].pci_address
         for index, silicon in enumerate(model.gpus)
@@ -76,7 +76,7 @@ def _facts(device: PciDevice) -> dict[str, Json]:
 
 
 def _link(device: PciDevice, *, lost: bool) -> dict[str, Json]:
-    """Describe the link of a device with the port above it, if it has one."""
+    """Return the link between a device and its upstream port, if it has one."""
     if not device.generation:
         absent = failure(OSError(errno.ENOENT, ""))
         return dict.fromkeys(
@@ -93,7 +93,7 @@ def _link(device: PciDevice, *, lost: bool) -> dict[str, Json]:
 
 
 def _degraded(device: PciDevice, card: Cable) -> dict[str, Json]:
-    """Describe the link of a card at either end: at present no better than the card, or half of it."""
+    """Return a NIC's link at either end: limited to that of the NIC, or half of it."""
     nic = card.port.nic
     generation, lanes = min(device.generation, nic.pcie_generation), nic.pcie_lanes
     if card.pcie_halved == "speed":

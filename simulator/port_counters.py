@@ -1,7 +1,7 @@
-"""What a port counts, and what it sees in each priority: the one account that all views show.
+"""Counters of a port, and traffic per priority: the single basis of all views.
 
-RDMA traffic counts in words of four bytes, as the port counters do; every frame of it is a whole
-number of words. Vendors' statistics are these numbers under their own names.
+RDMA traffic counts in words of four bytes, as the port counters do; every frame of it is a whole number
+of words. Vendors' statistics are these numbers under their own names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WORD_BYTES = 4
 DATA_FRAME_WORDS = 1039
 """4096 bytes of payload with Ethernet, IP, UDP and InfiniBand headers, without checksum."""
 SMALL_FRAME_WORDS = 271
-"""The same with 1024 bytes of payload, the most that an MTU of 1500 leaves room for."""
+"""The same with 1024 bytes of payload, the maximum for an MTU of 1500."""
 
 NEIGHBOUR_FRAME_BYTES = 196
 NOTIFICATION_FRAME_BYTES = 74
@@ -25,13 +25,13 @@ CHECKSUM_BYTES = 4
 
 @dataclass(slots=True)
 class Flow:
-    """Packets and their words that went one way."""
+    """Packets and their words in one direction."""
 
     packets: int = 0
     words: int = 0
 
     def add(self, packets: int, frame_words: int) -> None:
-        """Count some more packets of one size."""
+        """Count packets of one size."""
         self.packets += packets
         self.words += packets * frame_words
 
@@ -46,13 +46,13 @@ class Flow:
         return self.words * WORD_BYTES + self.packets * CHECKSUM_BYTES
 
     def less(self, other: Flow) -> Flow:
-        """What is left without a part."""
+        """Return the difference after subtracting a part."""
         return Flow(self.packets - other.packets, self.words - other.words)
 
 
 @dataclass(slots=True)
 class PortCounters:
-    """What has happened at a port since driver load.
+    """Events and traffic of a port since driver load.
 
     The `astray` flows are the parts of the others that had the wrong priority.
     """
@@ -91,7 +91,7 @@ class PortCounters:
 
 
 class PriorityTraffic(NamedTuple):
-    """What went over the wire in one priority; bytes are with headers and checksums."""
+    """Wire traffic of one priority; bytes include headers and checksums."""
 
     received_bytes: int = 0
     received_packets: int = 0

@@ -1,4 +1,4 @@
-"""The faults of links, cards and settings: what each does to the port it strikes, and to the job."""
+"""Faults of links, NICs and settings: the effect of each on the port that it strikes, and on the job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HALF = 0.5
 
 
 class Outages(Scenario):
-    """The link of one rail is down at times, and the job waits for it."""
+    """The link of one rail is down intermittently, and the job waits for it."""
 
     outages: tuple[Span, ...] = ()
 
@@ -25,12 +25,12 @@ class Outages(Scenario):
         return JobConditions(exchange_pace=1.0 - down)
 
     def link_outages(self, rail: int | None) -> tuple[Span, ...]:
-        """Say when the link is down."""
+        """Return the spans in which the link is down."""
         return self.outages if rail == self.spec.struck else ()
 
 
 class Flapping(Outages):
-    """A loose connector: the link goes down again and again, for a moment or for some seconds."""
+    """A loose connector: the link goes down repeatedly, briefly or for some seconds."""
 
     times = 6
 
@@ -48,7 +48,7 @@ class Flapping(Outages):
 
 
 class SpeedDown(Outages):
-    """A cable fails: bit errors rise, the link goes down, and comes up on half of its lanes."""
+    """A cable fails: bit errors rise, the link goes down, and recovers on half of its lanes."""
 
     left_lanes = LANES // 2
 
@@ -60,14 +60,14 @@ class SpeedDown(Outages):
         self.outages = (Span(self.broken_ns, self.broken_ns + length_ns),)
 
     def job(self, span: Span) -> JobConditions:
-        """Waits for the outage, then exchanges at what the link still carries."""
+        """Waits for the outage, then exchanges at the remaining link speed."""
         pace = super().job(span).exchange_pace
         slow = span.share_after(self.outages[0].end_ns)
         most = min(self.left_lanes / LANES / EXCHANGE_RATE, 1.0)
         return JobConditions(exchange_pace=pace * (1.0 - slow * (1.0 - most)))
 
     def struck_port(self, span: Span) -> PortConditions:
-        """Ever more errors before the outage, none of the bad lanes after it."""
+        """Rising errors before the outage, none of the bad lanes after it."""
         if span.end_ns >= self.broken_ns:
             return PortConditions(lanes=self.left_lanes)
         failing = Span(self.onset_ns, (self.onset_ns + 2 * self.broken_ns) // 3)
@@ -75,28 +75,28 @@ class SpeedDown(Outages):
 
 
 class OpticsFading(Scenario):
-    """A dirty or dying transceiver: less and less light on one lane."""
+    """A dirty or failing transceiver: decreasing optical power on one lane."""
 
     def struck_port(self, span: Span) -> PortConditions:
-        """All of the margin is gone some time before the end."""
+        """The complete margin is lost some time before the end."""
         fading = Span(self.onset_ns, self.duration_ns - (self.duration_ns - self.onset_ns) // 4)
         return PortConditions(margin_lost=_ramp(span, fading))
 
 
 class NicLost(Scenario):
-    """A card disappears from the bus; the other ranks wait for what it had to send."""
+    """A NIC disappears from the bus; the other ranks wait for its data."""
 
     def job(self, span: Span) -> JobConditions:
         """Hung from the onset on."""
         return JobConditions(hung=span.end_ns > self.onset_ns)
 
     def struck_port(self, span: Span) -> PortConditions:
-        """Gone from the onset on."""
+        """Removed from the onset on."""
         return PortConditions(removed=self.onset_ns <= span.end_ns)
 
 
 class PcieDegraded(Scenario):
-    """The link to a card trains anew after errors, at half of its width or of its speed."""
+    """The PCIe link of a NIC retrains after errors, at half of its width or of its speed."""
 
     errors = 40
 
@@ -105,7 +105,7 @@ class PcieDegraded(Scenario):
         self.halved: Literal["lanes", "speed"] = "lanes" if self.dice.random() < _HALF else "speed"
 
     def job(self, span: Span) -> JobConditions:
-        """All rails wait for the card that cannot take in what comes."""
+        """All rails wait for the NIC that cannot accept its traffic."""
         nic = nic_of(self.spec.nic, self.spec.struck)
         carried = nic.halved_pcie_bytes_per_second / (nic.gigabits * 125_000_000)
         most = min(carried / EXCHANGE_RATE, 1.0)
@@ -120,11 +120,10 @@ class PcieDegraded(Scenario):
 
 
 class SettingsDrift(SlowedExchange):
-    """Something undoes the settings of the node's ports: on each rail another one, of four.
+    """Settings of the node's ports are reverted: one of four per rail, in rotation.
 
-    Without pause, or in a priority that has none, what finds no room is lost. Without notifications
-    senders do not slow down, and only pause is left to hold them back. A smaller MTU means more
-    packets.
+    Without pause, or in a priority without it, traffic that finds no buffer is lost. Without
+    notifications senders do not slow down, and only pause limits them. A smaller MTU means more packets.
     """
 
     slowest, fastest = 0.5, 0.8
@@ -156,6 +155,6 @@ class SettingsDrift(SlowedExchange):
 
 
 def _ramp(span: Span, whole: Span) -> float:
-    """How far a change that takes a whole span has come by the end of another one."""
+    """Fraction of a gradual change over a whole span that has completed at the end of another one."""
     passed_ns = min(max(span.end_ns - whole.start_ns, 0), whole.length_ns)
     return passed_ns / max(whole.length_ns, 1)

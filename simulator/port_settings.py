@@ -1,8 +1,8 @@
-"""How a RoCE port is set up: MTU, priority flow control, congestion notification and trust.
+"""Settings of a RoCE port: MTU, priority flow control, congestion notification and trust.
 
-RDMA traffic carries DSCP 26 and congestion notifications DSCP 48. A port that trusts DSCP puts them
-into priorities 3 and 6; one that trusts the priority code point of a VLAN tag, which is not there,
-puts everything into priority 0.
+RDMA traffic carries DSCP 26 and congestion notifications DSCP 48. A port that trusts DSCP maps them to
+priorities 3 and 6; one that trusts the priority code point of a VLAN tag, which is absent, maps all
+traffic to priority 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ USUAL_MTU_BYTES, SMALL_MTU_BYTES = 4200, 1500
 
 @dataclass(frozen=True, slots=True)
 class PortSettings:
-    """The settings of a port; what is left out is as the whole cluster has it."""
+    """Settings of a port; defaults are those of the whole cluster."""
 
     mtu_bytes: int = USUAL_MTU_BYTES
     pausing: bool = True
@@ -27,7 +27,7 @@ class PortSettings:
 
     @property
     def protected(self) -> bool:
-        """Whether a pause protects RDMA traffic from loss."""
+        """True if pause protects RDMA traffic from loss."""
         return self.pausing and self.trust == "dscp"
 
 

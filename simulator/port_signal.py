@@ -1,4 +1,4 @@
-"""The errors of a port's signal, as the card counts them: it samples its optics now and then."""
+"""Errors of a port's signal, as counted by the NIC: it samples its optics periodically."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from simulator.port_counters import PortCounters
 from simulator.span import Span, seconds
 
 SAMPLE_PERIOD_NS = seconds(10)
-"""How often the card samples its optics; in between, the counters of a silent port stand still."""
+"""Period at which the NIC samples its optics; in between, the counters of an idle port do not change."""
 
 
 @dataclass
 class Signal:
-    """What has come in since the last sample, and how it suffered; `up_ns` is time with a link."""
+    """Received bits and signal quality since the last sample; `up_ns` is time with a link."""
 
     gigabits: int
     bit_error_rate: float
@@ -31,15 +31,15 @@ class Signal:
     _breaking: float = 0.0
 
     def __post_init__(self) -> None:
-        """Until now the signal was as usual."""
+        """Start with a normal signal."""
         self._strained_ns = [float(self.up_ns)] * LANES
 
     def reload(self) -> None:
-        """Begin to count anew, as after a driver load."""
+        """Reset the counters, as after a driver load."""
         self.up_ns, self._strained_ns, self._breaking = 0, [0.0] * LANES, 0.0
 
     def advance(self, up_ns: int, lanes: int) -> None:
-        """Go on for some time with a link on so many lanes."""
+        """Advance by some time with a link on this many lanes."""
         length_ns = up_ns * lanes // LANES
         self.up_ns += length_ns
         shares = [
@@ -52,11 +52,11 @@ class Signal:
         self._breaking += broken_blocks(self._bits(length_ns), bit_error_rate)
 
     def due(self, span: Span) -> bool:
-        """Whether the card samples during a span."""
+        """True if the NIC samples during a span."""
         return span.count_recurring(self.first_sample_ns, SAMPLE_PERIOD_NS) > 0
 
     def sample(self, counters: PortCounters, loaded: float) -> None:
-        """Count bits and the errors among them; packets are hit where the link was loaded."""
+        """Count bits and the errors among them; packets are hit in proportion to the link's load."""
         bits, mended = self._bits(self.up_ns), []
         for strained_ns in self._strained_ns:
             strain = strained_ns / self.up_ns if self.up_ns else 0.0

@@ -1,4 +1,4 @@
-"""Files of /proc, made of what psutil answered: the way psutil reads them, backwards."""
+"""Files of /proc, reconstructed from psutil's results: the inverse of psutil's parsing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SECTOR_BYTES = 512
 
 
 def proc_files(calls: dict[str, Json]) -> dict[str, str]:
-    """Write the files whose content can be told from these answers, by path."""
+    """Return the files that these results determine, by path."""
     files = {}
     for path, (needed, write) in _WRITERS.items():
         answers = [calls.get(f"psutil.{function}()") for function in needed]

@@ -1,4 +1,4 @@
-"""What /sys/class/infiniband shows of the simulated ports, and what the kernel tells of them by name."""
+"""Simulated ports in /sys/class/infiniband, and in the kernel's RDMA interface by name."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from simulator.rdma_counters import counters, hw_counters, optional_counters, si
 ROOT = "/sys/class/infiniband"
 _LANE_SPEEDS = {100: "NDR", 50: "HDR", 25: "EDR"}
 DOWN_RATE = "40 Gb/sec (4X QDR)"
-"""What mlx5 says of a port that is down (linux: drivers/infiniband/hw/mlx5/main.c)."""
+"""Rate that mlx5 reports for a port that is down (linux: drivers/infiniband/hw/mlx5/main.c)."""
 _GIDS = ("IB/RoCE v1", "RoCE v2", "IB/RoCE v1", "RoCE v2")
 """Types of the first four: two of the link-local address, two of the IPv4 address."""
 
 
 def show(model: NodeModel, into: Moment) -> None:
-    """Put the RDMA devices into a moment."""
+    """Add the RDMA devices to a `Moment`."""
     cables, bridges = model.present_cables, model.machine.bridges
     into.names[ROOT] = sorted(
         [*(cable.port.rdma_device for cable in cables), *(b.rdma_device for b in bridges)]
@@ -80,7 +80,7 @@ def _device_files(cable: Cable) -> dict[str, str]:
 
 
 def _show_gids(into: Moment, cable: Cable) -> None:
-    """Put the table of addresses into a moment: those of the interface, by type."""
+    """Add the GID table to a `Moment`: the addresses of the interface, by type."""
     port = cable.port
     place = f"{ROOT}/{port.rdma_device}/ports/1"
     octets = [int(octet, 16) for octet in port.mac.split(":")]
@@ -97,7 +97,7 @@ def _show_gids(into: Moment, cable: Cable) -> None:
 
 
 def _show_bridge(into: Moment, bridge: Bridge, path: Json) -> None:
-    """Put a function that manages NVSwitches into a moment: InfiniBand, and silent."""
+    """Add a function that manages NVSwitches to a `Moment`: InfiniBand, and without traffic."""
     directory = f"{ROOT}/{bridge.rdma_device}"
     into.links[f"{directory}/device"] = path
     into.names[f"{directory}/device/net"] = failure(OSError(errno.ENOENT, ""))

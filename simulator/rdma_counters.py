@@ -1,7 +1,7 @@
-"""The counter files of RDMA ports, by driver: `counters/` of the core and `hw_counters/` of each.
+"""Counter files of RDMA ports, by driver: `counters/` of the core and `hw_counters/` of each.
 
 Sources: linux, drivers/infiniband/hw/mlx5/counters.c, bnxt_re/hw_counters.c, irdma/verbs.c. The core
-makes `counters/` only for devices that answer performance management queries, which irdma does not.
+creates `counters/` only for devices that support performance management queries, which irdma does not.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from simulator.fabric import Cable
 from simulator.port_counters import Flow
 
-# Widths of the counters: the hardware wraps at 32 bits, the narrow port counters stop at their end.
+# Widths of the counters: the hardware wraps at 32 bits, the narrow port counters saturate.
 _WRAP, _MAX_8, _MAX_16 = 1 << 32, (1 << 8) - 1, (1 << 16) - 1
 
 _SILENT_COUNTERS = (
@@ -59,7 +59,7 @@ _LIFESPAN_MILLISECONDS = 10
 
 
 def counters(cable: Cable) -> dict[str, int] | None:
-    """Tell the files of `counters/`, data in words of four bytes; none where there is no directory."""
+    """Return the files of `counters/`, data in words of four bytes; None if there is no directory."""
     if cable.port.nic.driver == "ice":
         return None
     seen = cable.counters
@@ -76,7 +76,7 @@ def counters(cable: Cable) -> dict[str, int] | None:
 
 
 def silent_counters() -> dict[str, int]:
-    """Tell the files of `counters/` in which nothing has been counted."""
+    """Return the files of `counters/` with all counters at zero."""
     moving = (
         "link_downed", "port_rcv_data", "port_rcv_packets", "port_xmit_data", "port_xmit_packets",
         "unicast_rcv_packets", "unicast_xmit_packets",
@@ -85,13 +85,13 @@ def silent_counters() -> dict[str, int]:
 
 
 def hw_counters(cable: Cable) -> dict[str, int]:
-    """Tell the files of `hw_counters/`."""
+    """Return the files of `hw_counters/`."""
     tell = {"mlx5_core": _mlx5, "bnxt_en": _bnxt, "ice": _irdma}[cable.port.nic.driver]
     return tell(cable) | {"lifespan": _LIFESPAN_MILLISECONDS}
 
 
 def optional_counters(cable: Cable) -> dict[str, int]:
-    """Tell the counters that never show in sysfs, and that were switched on; only mlx5 has some."""
+    """Return the enabled counters that never appear in sysfs; only mlx5 has some."""
     if cable.port.nic.driver != "mlx5_core":
         return {}
     seen = cable.counters

@@ -1,4 +1,4 @@
-"""What is left of a card that was removed: nothing, and everything asked of it fails."""
+"""Removed NICs: their entries vanish, and every access to them fails."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from simulator.model import NodeModel
 
 
 class Removal:
-    """Knows from the first moment what each card is asked for."""
+    """Records the entries of each NIC in the first `Moment`, and makes them fail after its removal."""
 
     def __init__(self) -> None:
         self._asked: dict[str, list[tuple[str, str]]] = {}
 
     def show(self, model: NodeModel, into: Moment) -> None:
-        """Let files, directories, links and calls of removed cards fail."""
+        """Make files, directories, links and calls of removed NICs fail."""
         if not self._asked:
             ports = [cable.port for cable in model.present_cables]
             self._asked = {port.pci_address: _keys(port, into) for port in ports}
@@ -28,7 +28,7 @@ class Removal:
 
 
 def _keys(port: Port, seen: Moment) -> list[tuple[str, str]]:
-    """Sections and keys of what belongs to a card."""
+    """Sections and keys of a NIC's entries."""
     directories = tuple(
         f"{directory}/"
         for directory in (

@@ -1,4 +1,4 @@
-"""What the driver says of a fault: lines of the kernel log, and the events NVML gives with them.
+"""Driver reports of a fault: lines of the kernel log, and the corresponding NVML events.
 
 Texts are in the form of the driver's own (open-gpu-kernel-modules, NVIDIA's Xid catalogue).
 """
@@ -20,7 +20,7 @@ from simulator.spec import NodeSpec
 DOUBLE_BIT_ECC, XID, DRAM_RETIREMENT, RECOVERY_ACTION = 0x2, 0x8, 0x400, 0x8000
 
 _KINDS_SINCE = 590
-"""Events of retirement and of the recovery action are known to the newest drivers."""
+"""First driver branch with events of retirement and of the recovery action."""
 
 _RECOVERY_WORDS = {
     GPU_RESET: "GPU Reset Required",
@@ -32,7 +32,7 @@ _NOBODY = "pid='<unknown>', name=<unknown>, "
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A line of the kernel log, an event of NVML (type and data), or both."""
+    """A line of the kernel log, an NVML event (type and data), or both."""
 
     line: str = ""
     event: tuple[int, int] | None = None
@@ -44,7 +44,7 @@ def strikes_gpu(spec: NodeSpec) -> bool:
 
 
 def reports(scenario: Scenario, parts: Machine) -> list[Report]:
-    """What the driver says at the onset, in its order."""
+    """Return the driver's reports at the onset, in order."""
     fault = _FAULTS.get(scenario.spec.scenario)
     if fault is None:
         return []
@@ -54,7 +54,7 @@ def reports(scenario: Scenario, parts: Machine) -> list[Report]:
 
 @dataclass(frozen=True, slots=True)
 class _Driver:
-    """The driver of a GPU that is struck."""
+    """Driver of the struck GPU."""
 
     parts: Machine
     gpu: Gpu
@@ -64,17 +64,17 @@ class _Driver:
         return self.gpu.log_address
 
     def introduction(self) -> Iterator[Report]:
-        """Said once, before the first Xid of a GPU."""
+        """Yield the lines that precede the first Xid of a GPU."""
         yield Report(f"NVRM: GPU at PCI:{self.address}: {self.gpu.uuid}")
         yield Report(f"NVRM: GPU Board Serial Number: {self.gpu.serial}")
 
     def xid(self, number: int, text: str, *, dead: bool = False) -> Report:
-        """An Xid. No event comes from a GPU whose bus or firmware is dead."""
+        """Return an Xid. A GPU with a failed bus or firmware emits no event."""
         line = f"NVRM: Xid (PCI:{self.address}): {number}, {text}"
         return Report(line, None if dead else (XID, number))
 
     def recovery(self, action: int, *, dead: bool = False) -> Iterator[Report]:
-        """What the driver wants done, where it says so."""
+        """Yield the recovery action, if the driver reports one."""
         model = self.parts.model
         if model.tells_recovery:
             word = _RECOVERY_WORDS[action]
@@ -84,7 +84,7 @@ class _Driver:
             yield Report(event=(RECOVERY_ACTION, action))
 
     def bad_memory(self) -> Iterator[Report]:
-        """A row is marked for remapping, or a page is given up."""
+        """A row is marked for remapping, or a page is retired."""
         model = self.parts.model
         if model.remaps_rows:
             what = f"Row Remapper: New row (0x{BAD_ADDRESS:016x}) marked for remapping, reset gpu to activate."
@@ -130,7 +130,7 @@ def _nvlink(driver: _Driver) -> Iterator[Report]:
     links = driver.parts.model.nvlink
     link = min(STRUCK_LINK, links.links - 1) if links else 0
     if driver.parts.model.generation >= Generation.BLACKWELL:
-        word = 0x0008_0226 | link << 13  # the link stands in the interrupt's word
+        word = 0x0008_0226 | link << 13  # the link number is in the interrupt status word
         yield driver.xid(
             149,
             f"NETIR_BER_EVENT Nonfatal XC0 i0 Link {link:02d}"

@@ -1,4 +1,4 @@
-"""From a spec to a capture: the state of the model at each instant, and what differs each time."""
+"""From a spec to a capture: the model's state at each time step, and the differences."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from simulator.spec import NodeSpec
 
 
 def simulate(spec: NodeSpec, seconds: int, step_seconds: float = 1.0) -> Capture:
-    """Simulate a node and keep the whole capture in memory."""
+    """Simulate a node and return the complete capture in memory."""
     return Capture(about(spec, seconds), tuple(moments(spec, seconds, step_seconds)))
 
 
 def about(spec: NodeSpec, seconds: int) -> About:
-    """Say what the capture is of. Raises ValueError for a GPU model that is not known."""
+    """Return the capture's metadata. Raises ValueError for an unknown GPU model."""
     mode = "" if spec.mode == "whole" else f"GPUs in mode {spec.mode}, "
     return About(
         node=spec.node,
@@ -54,9 +54,9 @@ def _cards(spec: NodeSpec) -> str:
 
 
 def moments(spec: NodeSpec, seconds: int, step_seconds: float = 1.0) -> Iterator[Moment]:
-    """Simulate a node, one moment a step, from offset zero to the end.
+    """Simulate a node, one `Moment` per step, from offset zero to the end.
 
-    Raises ValueError at once where there is nothing to simulate, or no such node.
+    Raises ValueError immediately for an empty simulation, or an invalid node.
     """
     step_ns, duration_ns = to_ns(step_seconds), seconds * NS_PER_SECOND
     if step_ns < 1 or duration_ns < step_ns:
@@ -66,7 +66,7 @@ def moments(spec: NodeSpec, seconds: int, step_seconds: float = 1.0) -> Iterator
 
 
 class Views:
-    """Everything that the interfaces of a simulated machine show of its model."""
+    """All interface views of a simulated node."""
 
     def __init__(self, model: NodeModel) -> None:
         self._model = model
@@ -77,7 +77,7 @@ class Views:
         )  # fmt: skip
 
     def show(self) -> Moment:
-        """Return the model as it is now."""
+        """Return the present state of the model."""
         now = Moment(self._model.offset_ns)
         for show in self._views:
             show(self._model, now)
@@ -94,7 +94,7 @@ def _moments(model: NodeModel, duration_ns: int, step_ns: int) -> Iterator[Momen
 
 
 def _changes(now: Moment, known: dict[str, dict[str, Json]]) -> Moment:
-    """Keep of a moment what is not known yet; from then on it is."""
+    """Return the results that differ from `known`, and add them to it."""
     changed = Moment(now.offset_ns, log=now.log)
     for section in SECTIONS:
         seen = known[section]

@@ -1,6 +1,6 @@
-"""The faults by name: what each scenario changes in the job and the ports, and when.
+"""Faults by name: the changes of each scenario to the job and the ports, and their times.
 
-Those that strike a GPU are in `gpu_scenarios`, those of links and cards in `port_scenarios`.
+GPU faults are in `gpu_scenarios`, those of links and NICs in `port_scenarios`.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from simulator.spec import NodeSpec
 
 
 class Idle(Scenario):
-    """No job at all."""
+    """No job."""
 
     def job(self, span: Span) -> JobConditions:
-        """There is none."""
+        """Return conditions without a job."""
         del span
         return JobConditions(present=0.0)
 
 
 class Incast(SlowedExchange):
-    """Receiver of an incast: the port's queue at the switch fills, ECN holds it down."""
+    """Receiver of an incast: the port's queue at the switch fills, ECN limits it."""
 
     slowest, fastest = 0.36, 0.78
 
@@ -49,17 +49,17 @@ class Incast(SlowedExchange):
         self.marked = self.dice.uniform(0.04, 0.25)
 
     def struck_port(self, span: Span) -> PortConditions:
-        """Fill up with what others send, and much of it is marked."""
+        """Fully loaded by other senders, with much of the traffic marked."""
         share = span.share_after(self.onset_ns)
         return PortConditions(foreign_receive=share * self.load, marked=share * self.marked)
 
 
 class PauseStorm(SlowedExchange):
-    """The NIC's receive pipeline is stuck; stall prevention lets go of the pause at times.
+    """The NIC's receive pipeline is stuck; stall prevention releases the pause at times.
 
-    The NIC pauses until the stall prevention timeout (tunable pfc-prevention-tout, here 2 s) lets
-    it drop packets for a moment; the warning comes at 85 % of the timeout
-    (linux: drivers/net/ethernet/mellanox/mlx5/core/en_ethtool.c).
+    The NIC pauses until the stall prevention timeout (tunable pfc-prevention-tout, here 2 s) makes it
+    drop packets briefly; the warning is issued at 85 % of the timeout (linux:
+    drivers/net/ethernet/mellanox/mlx5/core/en_ethtool.c).
     """
 
     slowest, fastest = 0.02, 0.1
@@ -68,7 +68,7 @@ class PauseStorm(SlowedExchange):
     cycle_ns = seconds(2.25)
 
     def struck_port(self, span: Span) -> PortConditions:
-        """Stuck but for the moments in which it drops."""
+        """Stuck except for the short times in which it drops."""
         first = Span(self.onset_ns, self.onset_ns + self.timeout_ns)
         stuck = span.share_recurring(first, self.cycle_ns)
         return PortConditions(
@@ -80,7 +80,7 @@ class PauseStorm(SlowedExchange):
 
 
 class SlowReceiver(SlowedExchange):
-    """PCIe takes the data too slowly: the NIC's buffer fills and it pauses the switch."""
+    """PCIe accepts the data too slowly: the NIC's buffer fills and it pauses the switch."""
 
     min_pausing, max_pausing = 0.1, 0.35
 
@@ -100,13 +100,13 @@ class SlowReceiver(SlowedExchange):
 
 
 class StalledReceiver(SlowReceiver):
-    """The same, so bad that the NIC pauses the switch for most of the time in which it receives."""
+    """The same, more severe: the NIC pauses the switch for most of the time in which it receives."""
 
     min_pausing, max_pausing = 0.55, 0.7
 
 
 class PfcVictim(SlowedExchange):
-    """Congestion elsewhere has reached the leaf, and the switch pauses us."""
+    """Congestion elsewhere has reached the leaf, and the switch pauses this port."""
 
     slowest, fastest = 0.2, 0.55
 
@@ -132,7 +132,7 @@ class LinkFlap(Scenario):
         return JobConditions(exchange_pace=1.0 - span.share_in(self.outage))
 
     def link_outages(self, rail: int | None) -> tuple[Span, ...]:
-        """Say when the link is down."""
+        """Return the spans in which the link is down."""
         return (self.outage,) if rail == self.spec.struck else ()
 
 
@@ -145,7 +145,7 @@ class LinkDown(Outages):
 
 
 class Unclaimed(Scenario):
-    """Somebody starts a process on a GPU past the scheduler."""
+    """A person starts a process on a GPU, bypassing the scheduler."""
 
     def stray_gpu(self, span: Span) -> int | None:
         """Return the struck GPU from the onset on."""
@@ -153,16 +153,16 @@ class Unclaimed(Scenario):
 
 
 class CounterReset(Scenario):
-    """The drivers are loaded anew; the job had to go for that and starts again soon after."""
+    """The drivers are reloaded; the job stops for it and restarts soon after."""
 
     def job(self, span: Span) -> JobConditions:
-        """Away for a while around the reload."""
+        """No job for a while around the reload."""
         length_ns = min(seconds(10.0), self.duration_ns // 6)
         gap = Span(self.onset_ns - length_ns // 5, self.onset_ns + length_ns)
         return JobConditions(present=1.0 - span.share_in(gap))
 
     def reload_ns(self) -> int | None:
-        """Say when the drivers are loaded anew."""
+        """Return the time at which the drivers are reloaded."""
         return self.onset_ns
 
 
@@ -196,5 +196,5 @@ _BY_NAME: dict[str, type[Scenario]] = {
 
 
 def scenario_of(spec: NodeSpec, duration_ns: int) -> Scenario:
-    """Make the scenario a spec names, for a simulation of this length."""
+    """Return the scenario that a spec names, for a simulation of this length."""
     return _BY_NAME[spec.scenario](spec, duration_ns)

@@ -1,6 +1,6 @@
-"""The physics of the server around the GPUs: processors, memory, disk, management network.
+"""Physics of the host around the GPUs: processors, memory, disk, management network.
 
-Processor time adds up: what no other mode took was idle.
+Processor time adds up: the rest of each span is idle time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _REQUEST_BYTES = 1 << 17
 
 @dataclass(slots=True)
 class Traffic:
-    """What an interface of the kernel has sent and received."""
+    """Traffic of a kernel interface."""
 
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -42,7 +42,7 @@ class Traffic:
 
 @dataclass(slots=True)
 class Disk:
-    """What the disk has done."""
+    """Activity of the disk."""
 
     reads: int = 0
     writes: int = 0
@@ -55,7 +55,7 @@ class Disk:
 
 @dataclass(slots=True)
 class Pressure:
-    """How long tasks waited for a resource, and the averages over the windows, in percent."""
+    """Time that tasks waited for a resource, and the averages over the windows, in percent."""
 
     some_us: int = 0
     full_us: int = 0
@@ -64,7 +64,7 @@ class Pressure:
 
 
 class Server:
-    """The server's state after the last span."""
+    """State of the host after the last span."""
 
     def __init__(self, spec: NodeSpec, uptime_ns: int) -> None:
         self._dice = spec.stream("server")
@@ -84,7 +84,7 @@ class Server:
         self._work_since_boot(uptime_ns)
 
     def advance(self, span: Span, demand: Demand) -> None:
-        """Go on for a span."""
+        """Advance by a span."""
         drift = self._drift.advance(span.seconds)
         busy = max(_JOB_CPU * demand.present * (1.0 + 0.1 * drift) + 0.004, 0.001)
         waiting = 0.05 * demand.checkpoint
@@ -121,7 +121,7 @@ class Server:
         self.cached_bytes = min(self.cached_bytes + written // _PAGE_BYTES * _PAGE_BYTES, room)
 
     def _store(self, span: Span, checkpoint: float) -> None:
-        """Write logs all the time and checkpoints now and then, in pages."""
+        """Write logs all the time and checkpoints at intervals, in pages."""
         rate = 60_000 + checkpoint * _CHECKPOINT_BYTES_PER_SECOND
         pages = whole(rate * span.seconds / _PAGE_BYTES, self._dice)
         writes = pages * _PAGE_BYTES // _REQUEST_BYTES + whole(2.0 * span.seconds, self._dice)

@@ -1,6 +1,6 @@
-"""Who has a GPU: one process, several, MIG instances or virtual machines, and what each takes of it.
+"""Users of a GPU: one process, several, MIG instances or virtual machines, and their shares of it.
 
-All follow the same job; how busy a tenant is, beside it, and how much memory it holds is its own.
+All follow the same job; each tenant has its own relative load and memory use.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from simulator.job import Demand
 from simulator.spec import NodeSpec
 
 JOB, MPS_SERVER, VGPU_MANAGER = "python3", "nvidia-cuda-mps", "vgpu"
-"""Names of processes as /proc/PID/comm has them: no more than 15 bytes."""
+"""Names of processes as in /proc/PID/comm: at most 15 bytes."""
 
 ALONE = frozenset({"whole", "passthrough"})
-"""Modes in which a process has the whole GPU, and takes part in the job's exchange."""
+"""Modes in which a process has a complete GPU, and takes part in the job's exchange."""
 
 _CLIENTS, _VIRTUAL_MACHINES = 4, 3
 _SERVER_BYTES = 30 * MEBIBYTE
 _OVERHEAD_BYTES = 9 * MEBIBYTE
-"""What the driver takes of each memory slice of a MIG instance."""
+"""Driver overhead in each memory slice of a MIG instance."""
 
 _PAGE_BYTES = 2 * MEBIBYTE
 _PIDS_PER_GPU = 8
@@ -33,14 +33,14 @@ _FIRST_VGPU = 3_251_634_176
 
 @dataclass(frozen=True, slots=True)
 class MigDevice:
-    """A GPU instance with one compute instance that takes all of it."""
+    """A GPU instance with one compute instance that uses all of it."""
 
     uuid: str
     index: int
     profile: MigProfile
     gpu_instance: int
     start: int
-    """The first slice of memory that it has."""
+    """Its first memory slice."""
     compute_instance: int = 0
 
     @property
@@ -50,13 +50,13 @@ class MigDevice:
 
     @property
     def overhead_bytes(self) -> int:
-        """Memory that is used while nobody uses it."""
+        """Memory in use without any process."""
         return self.profile.memory_slices * _OVERHEAD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Vgpu:
-    """A virtual GPU, and how much of its frame buffer the guest uses."""
+    """A virtual GPU, and the share of its frame buffer that the guest uses."""
 
     number: int
     uuid: str
@@ -67,10 +67,10 @@ class Vgpu:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A process on a GPU: what part of it is its own, how busy that is, and what it holds.
+    """A process on a GPU: its share of the GPU, its load, and its memory.
 
-    `compute` and `memory` are shares of the GPU; `load` is relative to the job's demand. A tenant
-    that stays is there without a job, too.
+    `compute` and `memory` are shares of the GPU; `load` is relative to the job's demand. A tenant that
+    stays is present without a job, too.
     """
 
     pid: int
@@ -86,7 +86,7 @@ class Tenant:
 
 
 class Sharing:
-    """The tenants of one GPU, and which of them are there after the last span."""
+    """The tenants of one GPU, and those present after the last span."""
 
     def __init__(self, spec: NodeSpec, model: GpuModel, index: int) -> None:
         self.mode = spec.mode
@@ -102,7 +102,7 @@ class Sharing:
 
     @property
     def all_ever(self) -> tuple[Tenant, ...]:
-        """Every tenant, whether it is there now or not."""
+        """Every tenant, present or not."""
         return self._tenants
 
     @property
@@ -113,11 +113,11 @@ class Sharing:
         )
 
     def on(self, device: MigDevice) -> list[Tenant]:
-        """The tenants of a MIG device that are there."""
+        """Return the tenants that are present on a MIG device."""
         return [tenant for tenant in self.present if tenant.mig == device]
 
     def demand_on(self, device: MigDevice) -> Demand:
-        """What of the job's demand reaches a MIG device; shares are of the device."""
+        """Return the part of the job's demand on a MIG device; shares are of the device."""
         load = sum(tenant.load for tenant in self.on(device))
         return replace(
             self._demand,
@@ -127,14 +127,14 @@ class Sharing:
         )
 
     def part_of(self, tenant: Tenant) -> tuple[float, float]:
-        """Which part of the GPU's busy time, and of its memory's, is a tenant's."""
+        """Return a tenant's shares of the GPU's busy time and of its memory's."""
         return (
             tenant.compute * tenant.load / self._compute,
             tenant.memory * tenant.load / self._memory,
         )
 
     def take(self, demand: Demand) -> Demand:
-        """Let the job's demand act on the tenants; what of it reaches the GPU."""
+        """Apply the job's demand to the tenants; return the resulting demand on the GPU."""
         self._demand = demand
         if demand.resident:
             self.present = self._tenants
@@ -142,7 +142,7 @@ class Sharing:
             self.present = tuple(tenant for tenant in self._tenants if tenant.stays)
         if self.mode in ALONE:
             return demand
-        # Virtual machines take turns, each for a slice of time: what one leaves of it is idle.
+        # Virtual machines use time slices in turn: unused time of a slice is idle.
         taken = self._compute if self.mode == "vgpu" else 1.0
         return replace(
             demand,
@@ -154,7 +154,7 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What tenants are made of."""
+    """Inputs for the creation of tenants."""
 
     model: GpuModel
     dice: random.Random
@@ -163,15 +163,15 @@ class _Part:
 
     @property
     def room_bytes(self) -> int:
-        """Memory that processes can have."""
+        """Memory available to processes."""
         return self.model.memory_bytes - self.model.reserved_bytes
 
     def held(self, of_bytes: float, least: float, most: float) -> int:
-        """Whole pages, of some memory."""
+        """Return a random share of an amount of memory, in whole pages."""
         return int(of_bytes * self.dice.uniform(least, most)) // _PAGE_BYTES * _PAGE_BYTES
 
     def process(self, count: int, least: float, most: float) -> Tenant:
-        """One of `count` processes of the job that have equal parts."""
+        """Return one of `count` processes of the job with equal shares."""
         share = 1.0 / count
         held = self.held(self.room_bytes * share, least, most)
         return Tenant(next(self.pids), JOB, share, share, 1.0, held)
@@ -193,7 +193,7 @@ def _mps_clients(part: _Part, _: tuple[MigDevice, ...]) -> Iterator[Tenant]:
 
 
 def _instances(part: _Part, devices: tuple[MigDevice, ...]) -> Iterator[Tenant]:
-    """A process on each MIG device but the last, which is free."""
+    """Yield a process on each MIG device except the last, which is free."""
     for device in devices[:-1]:
         yield Tenant(
             next(part.pids),
@@ -236,7 +236,7 @@ _TENANTS: dict[str, Callable[[_Part, tuple[MigDevice, ...]], Iterator[Tenant]]] 
 
 
 def _cut(spec: NodeSpec, model: GpuModel, index: int) -> tuple[MigDevice, ...]:
-    """Even GPUs are cut into seven small instances, odd ones into a large and two middle ones."""
+    """Partition even GPUs into seven small instances, odd ones into a large and two medium ones."""
     small, middle, large = model.mig_profiles
     profiles = [large, middle, middle] if index % 2 else [small] * _MAX_DEVICES
     starts = [4, 0, 2] if index % 2 else range(_MAX_DEVICES)

@@ -1,8 +1,8 @@
-"""The physics of a GPU: load to clocks, power, heat and energy.
+"""Physics of a GPU: from load to clocks, power, heat and energy.
 
-Power grows with activity and with the clock's 2.2th power. What exceeds the power limit, or what
-the heat sink cannot carry away, is taken from the clock. Energy is the integral of the reported
-power, exactly: it is kept in picojoules (milliwatts times nanoseconds).
+Power grows with activity and with the clock's 2.2th power. Power that exceeds the power limit, or the
+capacity of the heat sink, is removed by lowering the clock. Energy is the integral of the reported power,
+exactly: it is stored in picojoules (milliwatts times nanoseconds).
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ PICOJOULES_PER_MILLIJOULE = 10**9
 
 _CLOCK_STEP_MEGAHERTZ = 15
 _RIPPLE = 0.012
-"""How far the load of a GPU wanders from what the job asks of all, as a standard deviation."""
+"""Standard deviation of a GPU's load from the job's common demand."""
 
 _POWER_EXPONENT = 2.2
 _FULL_LOAD = 0.94
-"""Power at full load between that at idle and the limit."""
+"""Power at full load, as a fraction between that at idle and the limit."""
 
 _MEMORY_OF_IDLE, _MEMORY_OF_LIMIT = 0.6, 0.12
-"""What the memory takes of the idle power, and at most of the limit on top."""
+"""Memory power as a share of the idle power, and at most of the limit in addition."""
 
 _RISE_AT_FULL_LOAD = 41.0
-"""Degrees that a heat sink of the right size is above the air at full load."""
+"""Degrees of a correctly sized heat sink above air temperature at full load."""
 
 _SETTLING_SECONDS = 15.0
 _COOL_ENOUGH = 2.5
-"""Degrees below the limit at which a throttled GPU is let go."""
+"""Degrees below the limit at which throttling of a GPU ends."""
 
 _MEMORY_WARMER = 8.0
 _MEMORY_SHARE_OF_RISE = 0.89
@@ -46,7 +46,7 @@ _MEAN_SHARE_OF_LIMIT = 0.585
 
 @dataclass(slots=True)
 class ThrottleTimes:
-    """How long each reason has held the clocks down, in nanoseconds since driver load."""
+    """Time that each reason has limited the clocks, in nanoseconds since driver load."""
 
     power_cap_ns: int = 0
     software_thermal_ns: int = 0
@@ -54,7 +54,7 @@ class ThrottleTimes:
 
 
 class Silicon:
-    """One GPU's state after the last span."""
+    """State of one GPU's silicon after the last span."""
 
     def __init__(self, model: GpuModel, dice: random.Random, uptime_ns: int) -> None:
         self.model = model
@@ -87,7 +87,7 @@ class Silicon:
 
     @property
     def video_megahertz(self) -> int:
-        """Clock of the video engines; it rests while nothing runs."""
+        """Clock of the video engines; it is low while no process runs."""
         model = self.model
         return model.idle_video_megahertz if self.reasons & IDLE else model.max_video_megahertz
 
@@ -103,11 +103,11 @@ class Silicon:
 
     @property
     def margin_celsius(self) -> int:
-        """How far the die is from the temperature at which the clocks go down."""
+        """Degrees from the die's temperature to the operating limit, which lowers the clocks."""
         return self.model.thresholds.operating - self.core_celsius
 
     def advance(self, span: Span, demand: Demand, thermal_resistance: float) -> None:
-        """Go on for a span, with the heat sink as it should be (1) or worse."""
+        """Advance by a span, with the heat sink as designed (1) or worse."""
         resistance = self._degrees_per_watt * thermal_resistance
         self.ripple = 1.0 + _RIPPLE * self._drift.value
         watts = self._run(demand, resistance)
@@ -125,12 +125,12 @@ class Silicon:
         self.memory_percent = round(100 * demand.memory_activity)
 
     def reload(self) -> None:
-        """Begin to count anew, as after a driver load."""
+        """Reset the counters, as after a driver load."""
         self.energy_picojoules = 0
         self.throttled = ThrottleTimes()
 
     def _run(self, demand: Demand, resistance: float) -> float:
-        """Choose the clock, and say what power it takes."""
+        """Choose the clock, and return the resulting power."""
         model = self.model
         if not demand.occupied:
             self.reasons, self.unthrottled_share = IDLE, 1.0
@@ -159,7 +159,7 @@ class Silicon:
         )
 
     def _clock_within(self, watts: float, full_watts: float) -> int:
-        """Find the highest clock that takes no more than this power."""
+        """Return the highest clock within this power."""
         most = self.model.max_megahertz
         share = max(watts - self._idle_watts, 1.0) / full_watts
         if share >= 1.0:

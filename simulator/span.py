@@ -9,7 +9,7 @@ NS_PER_SECOND = 1_000_000_000
 
 
 def seconds(amount: float) -> int:
-    """Turn an amount of seconds into nanoseconds."""
+    """Convert seconds to nanoseconds."""
     return round(amount * NS_PER_SECOND)
 
 
@@ -22,29 +22,29 @@ class Span:
 
     @property
     def length_ns(self) -> int:
-        """How long it is."""
+        """Length of the span."""
         return self.end_ns - self.start_ns
 
     @property
     def seconds(self) -> float:
-        """How long it is, in seconds."""
+        """Length of the span, in seconds."""
         return self.length_ns / NS_PER_SECOND
 
     def passes(self, instant_ns: int) -> bool:
-        """Whether an instant lies in it."""
+        """True if a timestamp is within the span."""
         return self.start_ns < instant_ns <= self.end_ns
 
     def share_in(self, other: Span) -> float:
-        """Which share of this span lies in another one."""
+        """Share of this span that is within another one."""
         common_ns = min(self.end_ns, other.end_ns) - max(self.start_ns, other.start_ns)
         return max(common_ns, 0) / self.length_ns
 
     def share_after(self, instant_ns: int) -> float:
-        """Which share of this span comes after an instant."""
+        """Share of this span after a timestamp."""
         return self.share_in(Span(instant_ns, max(self.end_ns, instant_ns)))
 
     def share_recurring(self, first: Span, period_ns: int) -> float:
-        """Which share of this span lies in a span that recurs with a period from `first` on."""
+        """Share of this span within a span that recurs with a period from `first` on."""
 
         def covered_until(instant_ns: int) -> int:
             rounds, rest_ns = divmod(max(instant_ns - first.start_ns, 0), period_ns)
@@ -53,7 +53,7 @@ class Span:
         return (covered_until(self.end_ns) - covered_until(self.start_ns)) / self.length_ns
 
     def count_recurring(self, first_ns: int, period_ns: int) -> int:
-        """How many of the instants `first_ns`, `first_ns + period_ns`, ... lie in this span."""
+        """Number of the timestamps `first_ns`, `first_ns + period_ns`, ... within this span."""
 
         def passed_until(instant_ns: int) -> int:
             return max((instant_ns - first_ns) // period_ns + 1, 0)

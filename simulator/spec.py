@@ -1,7 +1,7 @@
-"""What is to be simulated: one node, what happens to it, and when it was switched on.
+"""Specification of a simulation: one node, its fault, and its boot time.
 
-Everything random is drawn from streams that have names, so that one device more or less leaves all
-others as they were. Nodes of one seed run the same job in step with each other.
+All random numbers are from named streams, so that adding or removing one device leaves all others
+unchanged. Nodes of one seed run the same job in lockstep.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SCENARIOS: Mapping[str, str] = MappingProxyType(
         "nvml_denied": "The agent may not see what GPUs do, nor errors of their on-chip memory.",
     }
 )
-"""Scenarios by name: what happens, in one sentence."""
+"""Scenarios by name: description in one sentence."""
 
 MODES: Mapping[str, str] = MappingProxyType(
     {
@@ -58,7 +58,7 @@ MODES: Mapping[str, str] = MappingProxyType(
         "passthrough": "The second half of the GPUs is handed to virtual machines.",
     }
 )
-"""Ways to share the GPUs by name: who has them, in one sentence."""
+"""Modes of GPU sharing by name: users of the GPUs, in one sentence."""
 
 
 SCHEDULERS: Mapping[str, str] = MappingProxyType(
@@ -68,12 +68,12 @@ SCHEDULERS: Mapping[str, str] = MappingProxyType(
         "slurm": "Processes are the tasks of one job of Slurm, which has all GPUs of the node.",
     }
 )
-"""Who gives the GPUs out, by name, in one sentence."""
+"""Schedulers of the GPUs by name, in one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """A node to simulate. Two equal specs give equal captures.
+    """A node to simulate. Equal specs produce equal captures.
 
     A fault strikes the GPU or rail with the index `strikes`, or the last one of a node with fewer.
     """
@@ -87,13 +87,13 @@ class NodeSpec:
     nic: str = "cx7"
     scheduler: str = "none"
     stray: bool = False
-    """Whether one process uses a GPU that nobody gave to it."""
+    """True if one process uses a GPU without a claim."""
     strikes: int = STRUCK
     started_wall_ns: int = 1_760_000_000_000_000_000
     started_boot_ns: int = 777_600_000_000_000
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be simulated."""
+        """Reject an impossible specification."""
         if not 1 <= self.gpus <= MAX_GPUS:
             message = f"a node has 1 to {MAX_GPUS} GPUs, not {self.gpus}"
             raise ValueError(message)
@@ -113,25 +113,25 @@ class NodeSpec:
 
     @property
     def own_gpus(self) -> int:
-        """How many of the GPUs the node's own driver has; they come first."""
+        """Number of GPUs that the node's own driver has; they are first."""
         return self.gpus - self.gpus // 2 if self.mode == "passthrough" else self.gpus
 
     @property
     def struck(self) -> int:
-        """The index of the GPU and of the rail that a fault strikes."""
+        """Index of the GPU and of the rail that a fault strikes."""
         return min(self.strikes, self.own_gpus - 1)
 
     @property
     def boot_id(self) -> str:
-        """What identifies the simulated boot."""
+        """Identifier of the simulated boot."""
         return str(uuid.UUID(int=self.stream("boot").getrandbits(128), version=4))
 
     def stream(self, purpose: str) -> random.Random:
-        """Random numbers for one purpose on this node."""
+        """Return random numbers for one purpose on this node."""
         return _stream(f"{self.seed}/{self.node}/{purpose}")
 
     def shared_stream(self, purpose: str) -> random.Random:
-        """Random numbers for one purpose, the same on all nodes of this seed."""
+        """Return random numbers for one purpose, the same on all nodes of this seed."""
         return _stream(f"{self.seed}/{purpose}")
 
 

@@ -1,7 +1,7 @@
-"""What the simulated modules and cables say of themselves, as decoded from their EEPROM.
+"""Contents of the EEPROMs of simulated transceivers and cables, decoded.
 
-Rails have optics with four lanes, storage has passive copper, which measures nothing. What there is
-to measure is that of CMIS 5.2 and SFF-8636.
+Rails have optics with four lanes, storage has passive copper, which has no measurements. Measurements are
+those of CMIS 5.2 and SFF-8636.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _THRESHOLDS = {
     "receive_power_high_alarm_nanowatts": 3_548_100,
     "transmit_power_low_alarm_nanowatts": 257_000,
 }
-"""Alarms at -8.9, 5.5 and -5.9 dBm, and a warning at -5.9 dBm, which is what a receiver needs."""
+"""Alarms at -8.9, 5.5 and -5.9 dBm, and a warning at -5.9 dBm, the minimum of a receiver."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Module:
-    """A kind of module, by what its EEPROM says."""
+    """A kind of transceiver, by its EEPROM contents."""
 
     type: str
     vendor: str
@@ -50,7 +50,7 @@ _COPPER = {
 
 
 def show(model: NodeModel, into: Moment) -> None:
-    """Put the modules of all ports into a moment."""
+    """Add the transceivers of all ports to a `Moment`."""
     for cable in model.present_cables:
         into.calls[f"netlink.module({cable.port.interface})"] = _module(model.spec, cable)
 

@@ -1,8 +1,8 @@
-"""A capture as a tree of files and links, for programs that can be pointed at another root.
+"""A capture as a tree of files and links, for programs with a configurable root directory.
 
-Links are relative, so that the tree may lie anywhere. Device files are written where the links of
-the capture lead, as in sysfs. The kernel log becomes `/dev/kmsg`, and what psutil answered becomes
-the files of `/proc` that psutil and others read.
+Links are relative, so that the tree can be moved. Device files are written at the targets of the
+capture's links, as in sysfs. The kernel log becomes `/dev/kmsg`, and psutil's results become the files of
+`/proc` that psutil and others read.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from simulator.proc import proc_files
 
 
 def write_tree(capture: Capture, directory: Path, offset_ns: int | None = None) -> None:
-    """Write the machine as it was at an offset, or at the end, below a directory.
+    """Write the state of a node at an offset, or at the end, below a directory.
 
-    A tree of an earlier offset in the same directory is brought up to date. What failed when it was
-    read is left out. Raises CaptureError for a path that leads out of the directory.
+    A tree of an earlier offset in the same directory is updated. Reads that failed are omitted. Raises
+    CaptureError for a path that leads out of the directory.
     """
     state, log = _state(capture, offset_ns)
     tree = _Tree(directory)
@@ -36,7 +36,7 @@ def write_tree(capture: Capture, directory: Path, offset_ns: int | None = None) 
 
 
 def _state(capture: Capture, offset_ns: int | None) -> tuple[dict[str, dict[str, Json]], list[str]]:
-    """Everything known at an offset, by section, and the lines of the log until then."""
+    """Return the state at an offset, by section, and the lines of the log until then."""
     state: dict[str, dict[str, Json]] = {section: {} for section in SECTIONS}
     log: list[str] = []
     for moment in capture.moments:
@@ -53,14 +53,14 @@ def _failed(stored: Json) -> bool:
 
 
 class _Tree:
-    """A tree that is being written. Links must come before what lies behind them."""
+    """Tree writer. Links must be created before the files behind them."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._links: dict[PurePosixPath, PurePosixPath] = {}
 
     def link(self, path: str, target: str) -> None:
-        """Make a link, and a directory where it leads to."""
+        """Create a link, and a directory at its target."""
         place, end = self._place(path, follow_last=False), PurePosixPath(target)
         self._links[place] = end
         to = self._real(end)
@@ -72,15 +72,15 @@ class _Tree:
         at.symlink_to(os.path.relpath(to, at.parent))
 
     def write(self, path: str, text: str) -> None:
-        """Make a file, or give it new content."""
+        """Create a file, or replace its content."""
         real = self._real(self._place(path))
         real.parent.mkdir(parents=True, exist_ok=True)
         real.write_text(text, encoding="utf-8", errors="surrogateescape")
 
     def fill(self, path: str, entries: list[str]) -> None:
-        """Make directories for those entries of a directory of which nothing else is known.
+        """Create directories for those entries of a directory that have no recorded content.
 
-        What is there and no longer an entry goes.
+        Existing files that are no longer entries are removed.
         """
         real = self._real(self._place(path))
         for entry in entries:
@@ -93,7 +93,7 @@ class _Tree:
                 (real / gone).unlink()
 
     def _place(self, path: str, *, follow_last: bool = True) -> PurePosixPath:
-        """Where a path lies once the links on the way are followed."""
+        """Resolve a path through the links on the way."""
         names = PurePosixPath(path).parts
         place = PurePosixPath(names[0])
         for number, name in enumerate(names[1:], start=1):

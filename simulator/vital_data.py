@@ -1,7 +1,7 @@
-"""The vital product data of network cards, as the PCI file `vpd` and the RDMA device show it.
+"""Vital product data of NICs, as in the PCI file `vpd` and in the RDMA device.
 
-Format: PCI Local Bus Specification 3.0, appendix I. A ConnectX-7 function through which NVSwitches
-are managed says SW_MNG there, which is how the NVIDIA Fabric Manager finds it.
+Format: PCI Local Bus Specification 3.0, appendix I. For a ConnectX-7 function that manages NVSwitches it
+contains SW_MNG, by which the NVIDIA Fabric Manager finds it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BRIDGE_NAME, _BRIDGE_MARK = "Nvidia ConnectX-7 NVLink switch management", "SW_M
 
 
 def show_vital_data(model: NodeModel, into: Moment) -> None:
-    """Put the data of all cards into a moment."""
+    """Add the data of all NICs to a `Moment`."""
     for cable in model.present_cables:
         port = cable.port
         _show(into, port.pci_address, port.rdma_device, _of_card(port.nic, port.mac))
@@ -37,7 +37,7 @@ def _of_card(nic: NicModel, mac: str) -> bytes:
 
 
 def _data(name: str, keywords: dict[str, str]) -> bytes:
-    """Put a name and keywords together, then the checksum over all of it."""
+    """Encode a name and keywords, followed by the checksum over all of it."""
     fields = b"".join(
         keyword.encode() + bytes([len(text)]) + text.encode() for keyword, text in keywords.items()
     )

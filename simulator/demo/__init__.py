@@ -1,1 +1,1 @@
-"""The demo: a collector, this machine's own agent and several replayed GPU servers, all real."""
+"""Demo: a collector, this host's own agent and several simulated GPU nodes, as real processes."""

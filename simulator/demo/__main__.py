@@ -41,7 +41,7 @@ _STOPPED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     "--end-with-parent", is_flag=True, help="Stop when the program that started this ends."
 )
 def main(seconds: int, directory: Path, end_with_parent: bool) -> None:  # noqa: FBT001 - a flag
-    """Run the demo; with --seconds, exit with status 0 only if all went well.
+    """Run the demo; with --seconds, exit with status 0 only if all checks passed.
 
     The directory keeps ledger, audit log and state for practice until the next demo begins.
     """
@@ -62,7 +62,7 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Keep a second demo out of the directory."""
+    """Lock the directory, so that no second demo uses it."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = (directory / "lock").open("w", encoding="utf-8")
@@ -79,7 +79,7 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 class Demo:
-    """One run: it starts the cluster, lets faults begin and end, and shows what comes of them."""
+    """One run: starts the cluster, begins and ends faults, and displays the results."""
 
     def __init__(self, cluster: Cluster, watchers: Watchers, seconds: int) -> None:
         self._cluster = cluster
@@ -89,7 +89,7 @@ class Demo:
         self._stopped_by: signal.Signals | None = None
 
     async def run(self) -> bool:
-        """Run until the end, or until a signal; return whether all went well."""
+        """Run until the end, or until a signal; return True if all checks passed."""
         running = asyncio.ensure_future(self._run())
         loop = asyncio.get_running_loop()
         for number in _STOPPED_BY:
@@ -132,7 +132,7 @@ class Demo:
         return good
 
     async def _show(self, where: str) -> None:
-        """Draw the views until the end, while faults come and go."""
+        """Draw the views until the end, while faults begin and end."""
         started_wall_ns = next(iter(self._cluster.nodes.values())).started_wall_ns
         record = FaultRecord(self._cluster.directory / "faults.jsonl", started_wall_ns)
         elapsed = self._elapsed()
@@ -151,14 +151,14 @@ class Demo:
             record.close(self._elapsed())
 
     def _elapsed(self) -> float:
-        """Seconds since the simulated nodes began, by the clock that they follow."""
+        """Return seconds since the simulated nodes began, by the clock that they follow."""
         started_ns = next(iter(self._cluster.nodes.values())).started_boot_ns
         return (time.clock_gettime_ns(time.CLOCK_BOOTTIME) - started_ns) / _NS_PER_SECOND
 
     async def _follow_faults(self, record: FaultRecord) -> None:
         """Announce and record each fault when it begins and when it ends."""
         for change in changes():
-            while (left := change.seconds - self._elapsed()) > 0:  # noqa: ASYNC110 - time is no event
+            while (left := change.seconds - self._elapsed()) > 0:  # noqa: ASYNC110 - waits for a time, which no event signals
                 await asyncio.sleep(left)
             struck = Struck.of(self._cluster.nodes[change.fault.node], change)
             await asyncio.to_thread(record.add, change, struck)

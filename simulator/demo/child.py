@@ -1,6 +1,6 @@
-"""`python -m simulator.demo.child PARENT ...`: `railscope ...`, which ends when its parent does.
+"""`python -m simulator.demo.child PARENT ...`: `railscope ...` that ends with its parent.
 
-The kernel sends SIGTERM when the parent ends, however that happens (prctl(2), PR_SET_PDEATHSIG).
+The kernel sends SIGTERM when the parent ends, for any reason (prctl(2), PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(parent: int) -> None:
-    """Have the kernel end this process with its parent; end it now if that has gone already."""
+    """Make the kernel end this process with its parent; end it now if the parent has ended."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -28,7 +28,7 @@ from simulator.live import LiveNode
 OWN_NODE = "this-machine"
 HOST = "127.0.0.1"
 COLLECTOR_PORT, OWN_PORT = 19470, 19460
-"""Ports that are taken where they are free. Simulated nodes follow the port of this machine."""
+"""Ports used if they are free. Simulated nodes use the ports after that of this host."""
 
 PUSH_SECONDS = "1"
 _SETTLE_SECONDS = 15.0
@@ -44,19 +44,19 @@ _COUNTS = ("shipped", "dropped", "waiting")
 
 @dataclass
 class Cluster:
-    """A collector and one agent a node, as processes of their own.
+    """A collector and one agent per node, as separate processes.
 
-    All state lies in the directory, and stays there until another demo begins.
+    All state is in the directory, and stays there until another demo begins.
     """
 
     directory: Path
     schedulers: dict[str, str]
-    """Simulated nodes, and who gives out their GPUs."""
+    """Scheduler of each simulated node's GPUs."""
     nodes: dict[str, LiveNode] = field(default_factory=dict)
     pages: dict[str, str] = field(default_factory=dict)
-    """Where each agent serves its metrics, as `host:port`, by node."""
+    """Metrics endpoint of each agent as `host:port`, by node."""
     collector: str = ""
-    """Where the collector is, as `host:port`."""
+    """Address of the collector, as `host:port`."""
     _tokens: dict[str, str] = field(default_factory=dict)
     _ended: list[Program] = field(default_factory=list)
 
@@ -70,7 +70,7 @@ class Cluster:
         return [OWN_NODE, *self.schedulers]
 
     def prepare(self) -> None:
-        """Remove the state of the demo before, and write nodes, tokens and tenants. Blocking."""
+        """Remove the previous demo's state, and write nodes, tokens and tenants. Blocking."""
         booted_wall_ns = self._booted_wall_ns()
         for name in ("collector", "nodes", *(f"agent-{node}" for node in self.node_names)):
             shutil.rmtree(self.directory / name, ignore_errors=True)
@@ -93,9 +93,9 @@ class Cluster:
         (self.directory / "tenants.csv").write_text(_TENANTS, encoding="utf-8")
 
     def _booted_wall_ns(self) -> int:
-        """When the nodes were booted: in the demo before, if there was one, or some days ago.
+        """Boot time of the nodes: that of the previous demo, if any, or some days ago.
 
-        A Prometheus that watches several demos must not take the next one for a reboot.
+        A Prometheus that monitors several demos must not see the next one as a reboot.
         """
         with contextlib.suppress(OSError, ValueError, KeyError):
             text = self._file_of(next(iter(self.schedulers))).read_text(encoding="utf-8")
@@ -106,7 +106,7 @@ class Cluster:
         return self.directory / "nodes" / f"{node}.toml"
 
     async def __aenter__(self) -> Self:
-        """Start everything and wait until all agents serve their metrics."""
+        """Start all processes and wait until all agents serve their metrics."""
         self._session = aiohttp.ClientSession(raise_for_status=True, timeout=_TIMEOUT)
         environment = {
             **self._environment(),
@@ -134,7 +134,7 @@ class Cluster:
         return self
 
     def _environment(self) -> Mapping[str, str]:
-        """Environment of a program, which reads no settings that are installed on this machine."""
+        """Environment of a program, without the settings that are installed on this host."""
         return os.environ | {CONFIGURATION_VARIABLE: str(self.directory)}
 
     async def _start_agent(self, name: str, address: str) -> None:
@@ -145,7 +145,7 @@ class Cluster:
             "RAILSCOPE_AGENT_COLLECTOR__PUSH_SECONDS": PUSH_SECONDS,
         }
         if is_simulated:
-            # Simulating costs more than reading a node, and the demo shows reads at their periods.
+            # Simulation costs more than reading a node, and the demo shows reads at their periods.
             environment |= {
                 "RAILSCOPE_AGENT_BUDGET__CPU_RATIO": "0",
                 "RAILSCOPE_AGENT_BUDGET__MEMORY_BYTES": "0",
@@ -163,7 +163,7 @@ class Cluster:
         self.pages[name] = match[1]
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop everything."""
+        """Stop all processes."""
         await self.stop_agents()
         await self._collector.stop()
         await self._session.close()
@@ -186,18 +186,18 @@ class Cluster:
         await self._wait_for_agent(name)
 
     async def stop_agents(self) -> list[dict[str, int]]:
-        """Stop all agents and return what each counted at its end."""
+        """Stop all agents and return each one's final counts."""
         await asyncio.gather(*(agent.stop() for agent in self._agents.values()))
         ends = (agent.find(_LAST_LINE) for agent in (*self._ended, *self._agents.values()))
         return [dict(zip(_COUNTS, map(int, end.groups()), strict=True)) for end in ends if end]
 
     async def views(self) -> dict[str, Any]:
-        """All views of the collector."""
+        """Return all views of the collector."""
         names = ("cluster", "rails", "tenants", "nodes", "account")
         return {name: await self._get(f"/api/v1/{name}") for name in names}
 
     async def settled_views(self) -> dict[str, Any]:
-        """The views, computed after everything that has arrived."""
+        """Return the views, computed after all received data."""
         asked_ns = (await self._get("/api/v1/cluster"))["instant_ns"]
         async with asyncio.timeout(_SETTLE_SECONDS):
             while True:
@@ -208,7 +208,7 @@ class Cluster:
                 await asyncio.sleep(0.2)
 
     async def check_audit_log(self) -> bool:
-        """Stop the collector, check its audit log as a stranger would, show its newest records."""
+        """Stop the collector, verify its audit log as an outsider would, show its newest records."""
         await self._collector.stop()
         key = ("--key", "collector/audit/key.pub")
         checked = await run_to_end(["audit", "verify", "collector/audit", *key], self.directory)
@@ -229,7 +229,7 @@ class Cluster:
             return content
 
     def addresses(self) -> str:
-        """Addresses to open meanwhile, and those that are not the usual ones."""
+        """List the addresses to open during the demo, and those that are not the usual ones."""
         pages = "\n".join(
             f"  {f'http://{page}/metrics':40} {name}" for name, page in self.pages.items()
         )
@@ -249,7 +249,7 @@ class Cluster:
 
 
 def _address(port: int) -> str:
-    """Return an address with a port if it is free, and with one that the system chooses if not."""
+    """Return an address with this port if it is free, else with one chosen by the system."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,11 +1,11 @@
-"""Faults of the demo: when each begins and ends, which alerts it raises, and the record of them.
+"""Faults of the demo: begin and end of each, the alerts that it raises, and the fault record.
 
-They strike one after the other in rounds of 18 minutes, each round with fresh strengths and other
-devices. Every fault lasts long enough for its alerts and leaves time for them to resolve: the last
-two minutes of a round are quiet.
+They strike one after the other in rounds of 18 minutes; strengths and devices differ in each round. Every
+fault lasts long enough for its alerts and leaves time for them to resolve: the last two minutes of a
+round are quiet.
 
-`faults.jsonl` has one line when a fault begins, with `end` null, and one when it ends. Times are
-RFC 3339, in UTC.
+`faults.jsonl` has one line when a fault begins, with `end` null, and one when it ends. Times are RFC
+3339, in UTC.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _NS_PER_SECOND = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class DemoFault:
-    """A fault of each round; without a scenario, the agent of the node is stopped.
+    """Fault of each round; without a scenario, the agent of the node is stopped.
 
-    `within_seconds` is the time from its begin until all of its alerts fire: the rules' own minutes,
-    and one more for scrapes, evaluations and the first counts. `resolved_within_seconds` is the time
-    from its end until none of them fires: the range that the rules look back over, and a minute.
+    `within_seconds` is the time from its begin until all of its alerts fire: the rules' own minutes, and
+    one more for scrapes, evaluations and the first counts. `resolved_within_seconds` is the time from its
+    end until none of them fires: the range of the rules, and a minute.
     """
 
     name: str
@@ -45,7 +45,7 @@ class DemoFault:
 
     @property
     def planned(self) -> PlannedFault:
-        """The fault as the simulation has it."""
+        """The fault as planned in the simulation."""
         return PlannedFault(self.scenario, self.begin_seconds, self.length_seconds)
 
 
@@ -85,7 +85,7 @@ FAULTS = (
 
 
 class Change(NamedTuple):
-    """The begin or the end of a fault, in seconds since the demo began."""
+    """Begin or end of a fault, in seconds since the demo began."""
 
     seconds: float
     begins: bool
@@ -94,7 +94,7 @@ class Change(NamedTuple):
 
 
 def changes() -> Iterator[Change]:
-    """Return all changes in their order, without end."""
+    """Yield all changes in order, without end."""
     number = 0
     while True:
         start = number * ROUND_SECONDS
@@ -111,12 +111,12 @@ def changes() -> Iterator[Change]:
 
 
 def planned(node: str) -> tuple[PlannedFault, ...]:
-    """Return the faults that the simulation of a node makes."""
+    """Return the faults that the simulation of a node applies."""
     return tuple(fault.planned for fault in FAULTS if fault.node == node and fault.scenario)
 
 
 class Struck(NamedTuple):
-    """What a fault strikes: a name for `faults.jsonl`, its other names, and words for a person."""
+    """Target of a fault: a name for `faults.jsonl`, its other names, and a description."""
 
     device: str | None
     names: dict[str, str | int]
@@ -124,7 +124,7 @@ class Struck(NamedTuple):
 
     @classmethod
     def of(cls, node: LiveNode, change: Change) -> Struck:
-        """Return what a change is about."""
+        """Return the target of a change."""
         fault = change.fault
         if not fault.scenario:
             return cls(None, {}, fault.text)
@@ -144,7 +144,7 @@ class Struck(NamedTuple):
 
 
 class FaultRecord:
-    """The file `faults.jsonl`, which a new demo starts afresh. Blocking."""
+    """The file `faults.jsonl`, recreated by each new demo. Blocking."""
 
     def __init__(self, path: Path, started_wall_ns: int) -> None:
         self._path = path
@@ -163,13 +163,13 @@ class FaultRecord:
         self._write(change, struck, end)
 
     def close(self, seconds: float) -> None:
-        """Write the end of every fault that the demo's own end cuts short."""
+        """Write the end of every fault that the end of the demo interrupts."""
         for change, struck in self._open.values():
             self._write(change, struck, self.time_of(seconds))
         self._open.clear()
 
     def time_of(self, seconds: float) -> str:
-        """Return a time since the demo began as RFC 3339."""
+        """Format a time since the demo began as RFC 3339."""
         wall = self._started_wall_ns / _NS_PER_SECOND + seconds
         return dt.datetime.fromtimestamp(wall, dt.UTC).isoformat(timespec="milliseconds")
 

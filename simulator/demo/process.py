@@ -1,6 +1,6 @@
-"""A program of ours as a process: started, listened to, stopped by its own id.
+"""A program of this project as a process: started, its log read, stopped by its own id.
 
-It has a session of its own, so that only its parent passes signals on, and ends with its parent.
+It has a session of its own, so that it receives signals only through its parent, and ends with its parent.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ START_SECONDS = 30.0
 STOP_SECONDS = 15.0
 MAX_LINES = 2000
 _RAILSCOPE = ("-P", "-m", "simulator.demo.child")
-"""-P: a directory of the site must not be taken for one of our packages."""
+"""-P: a directory in the working directory must not be imported as one of our packages."""
 
 
 class ProgramError(RuntimeError):
-    """A program ended by itself or did not start; the message ends with its last words."""
+    """A program ended by itself or did not start; the message ends with its last log lines."""
 
 
 async def run_to_end(arguments: list[str], directory: Path) -> int:
-    """Run `python -m railscope <arguments>`, which prints for itself; its exit status."""
+    """Run `python -m railscope <arguments>` with its output unredirected; return its exit status."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *_RAILSCOPE,
@@ -66,7 +66,7 @@ class Program:
         self._news.set()
 
     async def said(self, pattern: str) -> re.Match[str]:
-        """Wait for a line of the log. Raises ProgramError if it does not come."""
+        """Wait for a line of the log. Raises ProgramError if it does not appear."""
         try:
             async with asyncio.timeout(START_SECONDS):
                 while True:
@@ -80,7 +80,7 @@ class Program:
             raise ProgramError(message) from None
 
     def find(self, pattern: str) -> re.Match[str] | None:
-        """The first line of the log so far that fits."""
+        """Return the first line of the log so far that matches."""
         return next(filter(None, (re.search(pattern, line) for line in self._lines)), None)
 
     def check_alive(self) -> None:
@@ -90,7 +90,7 @@ class Program:
             raise ProgramError(message)
 
     def last_words(self) -> str:
-        """The end of the log."""
+        """Return the end of the log."""
         return "\n".join(list(self._lines)[-5:]) or "it said nothing"
 
     def signal(self, number: signal.Signals) -> None:
@@ -99,12 +99,12 @@ class Program:
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """End the process at once, without a word to it."""
+        """Kill the process at once, without a clean stop."""
         self.signal(signal.SIGKILL)
 
     @property
     def exit_status(self) -> int | None:
-        """How the process ended; None while it runs."""
+        """Exit status of the process; None while it runs."""
         return self._process.returncode if self._process else None
 
     async def ended(self) -> None:
@@ -115,7 +115,7 @@ class Program:
             await self._reading
 
     async def stop(self) -> None:
-        """Ask the process to stop; kill it if it will not."""
+        """Request the process to stop; kill it after a timeout."""
         if self._process is None:
             return
         if self._process.returncode is None:

@@ -1,4 +1,4 @@
-"""What the demo prints: tables drawn again and again in a terminal, one line per change elsewhere."""
+"""Output of the demo: tables redrawn in a terminal, one line per change elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_SHOWN = 8
 
 
 class Screen:
-    """Standard output; `is_gone` is true once nobody can read it any more."""
+    """Standard output; `is_gone` is true once it cannot be written any more."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stdout.isatty()
@@ -34,17 +34,17 @@ class Screen:
             sys.stdout.flush()
         except OSError:
             self.is_gone = True
-            # Otherwise the interpreter fails once more when it flushes at its end.
+            # Otherwise the interpreter fails again when it flushes on exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def announce(self, text: str) -> None:
-        """Print something that has happened, with its time."""
+        """Print an event, with its time."""
         line = f"{dt.datetime.now().astimezone():%H:%M:%S}  {text}"
         self._news.append(line)
         self.say(line)
 
     def draw(self, views: dict[str, Any], footer: str) -> None:
-        """Show the views: all of them in a terminal, or what has changed of the nodes."""
+        """Show the views: all of them in a terminal, else only changes of the nodes."""
         if self._is_terminal:
             news = "\n".join(self._news)
             self.say(f"{CLEAR}{tables(views)}\n\n{news and news + chr(10) * 2}{footer}")

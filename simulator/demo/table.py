@@ -67,7 +67,7 @@ def _rails(rows: Iterable[dict[str, Any]]) -> str:
 
 
 def _pause(values: dict[str, float]) -> float:
-    """Percentage of time that a rail loses most by pause, in steps that noise does not move."""
+    """Largest percentage of a rail's time lost to pauses, rounded to suppress noise."""
     names = (metric for head, metric, *_ in _RAIL if head in {"paused", "pausing"})
     return round(100 * max(values.get(metric, 0.0) for metric in names))
 
@@ -77,7 +77,7 @@ _HELD = {"observed", "inferred"}
 
 
 def not_held(account: dict[str, Any]) -> dict[str, int]:
-    """Nanoseconds of GPU time that no tenant holds, by what it was; what never was is left out."""
+    """Nanoseconds that no tenant holds, by state; empty states except idle and unknown are omitted."""
     always = {"idle", "unknown"}
     return {
         _NOT_HELD.get(state, state): int(ns)
@@ -87,7 +87,7 @@ def not_held(account: dict[str, Any]) -> dict[str, int]:
 
 
 def account_table(account: dict[str, Any]) -> str:
-    """The GPU-time account, in GPU-hours to read and in nanoseconds to add up."""
+    """Return the GPU-time account, in GPU-hours for readers and in nanoseconds for exact sums."""
     body = [
         [
             "held by " + name,

@@ -1,4 +1,4 @@
-"""Whether the demo went well: every node reported, no frame was lost, the account adds up."""
+"""Verdict on a demo run: every node reported, no frame was lost, the account adds up."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simulator.demo.table import account_table, not_held
 def verdict(
     nodes: Sequence[str], shipped: Sequence[Mapping[str, int]], views: Mapping[str, Any]
 ) -> tuple[bool, str]:
-    """Judge the end of a run, and say so line by line."""
+    """Return True if a run succeeded, and a line-by-line report."""
     known = {row["node"] for row in views["nodes"]["rows"] if row["streams"]}
     silent = [node for node in nodes if node not in known]
     sent = sum(counts["shipped"] for counts in shipped)

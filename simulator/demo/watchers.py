@@ -1,7 +1,7 @@
-"""A directory from which Prometheus, Alertmanager and Grafana can be started to watch the demo.
+"""A directory from which Prometheus, Alertmanager and Grafana can be started to monitor the demo.
 
-It holds what `deploy/` and `dashboards/` hold for a cluster, with other addresses. Nothing in it
-sends anything away from this machine.
+It contains the cluster files of `deploy/` and `dashboards/`, with other addresses. Nothing in it sends
+data away from this host.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CHECKOUT = Path(__file__).parents[2]
 BOARDS = CHECKOUT / "dashboards" / "generated"
 HOST = "127.0.0.1"
 _ALERTMANAGERS = ("alertmanager", "prometheus-alertmanager")
-"""What it is called by those who make it, and by Debian."""
+"""Name of the program upstream, and in Debian."""
 _MESSAGES = re.compile(r"    webhook_configs:\n(?:      .*\n)+")
 _RUNBOOK = re.compile(r"https://railscope\.example/runbooks/(\w+)")
 _GRAFANA = """# Started by whoever tries the demo: without a login, for this machine only.
@@ -49,16 +49,16 @@ _GRAFANA_FROM = (
     "install Grafana OSS as grafana.com/docs describes, then /usr/share/grafana is there"
 )
 _PACKAGES = {"prometheus": "prometheus", "prometheus-alertmanager": "prometheus-alertmanager"}
-"""Debian's, by what they install."""
+"""Debian packages, by the program that they install."""
 
 
 class WatchersError(RuntimeError):
-    """The directory cannot be written; the message says what is missing or stands in the way."""
+    """The directory cannot be written; the message states the missing file or the obstacle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where the programs listen: not where they do as services, which may run here already."""
+    """Listen ports: different from those of installed services, which may run on this host."""
 
     prometheus: int = 19090
     alertmanager: int = 19093
@@ -67,16 +67,16 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class Watchers:
-    """The directory, and the commands that start what it is for."""
+    """The directory, and the commands that start its programs."""
 
     directory: Path
-    """An absolute path: Grafana's files name it."""
+    """An absolute path: Grafana's files contain it."""
     ports: Ports = Ports()
 
     def write(self) -> None:
-        """Write everything but where the demo's programs are. Blocking.
+        """Write all files except the addresses of the demo's programs. Blocking.
 
-        Raises WatchersError without a checkout, or where the directory cannot be written.
+        Raises WatchersError without a checkout, or if the directory cannot be written.
         """
         try:
             for name, source, words in self._copies():
@@ -97,7 +97,7 @@ class Watchers:
             raise WatchersError(message) from error
 
     def _copies(self) -> Iterator[tuple[str, Path, Mapping[str, str]]]:
-        """Files to copy: the name here, the file, and what is to be put in the place of what."""
+        """Files to copy: target name, source file, and text replacements."""
         provisioning = CHECKOUT / "dashboards" / "provisioning"
         prometheus = CHECKOUT / "deploy" / "prometheus" / "prometheus.yml"
         yield "prometheus/prometheus.yml", prometheus, {"../../alerts/rules": "rules"}
@@ -109,16 +109,16 @@ class Watchers:
             yield f"grafana/provisioning/{kind}/railscope.yml", source, words
 
     def _linked(self, rules: Path) -> str:
-        """Rules whose alerts lead to the boards and runbooks that are here."""
+        """Return the rules, with alerts that link to the local dashboards and runbooks."""
         text = rules.read_text(encoding="utf-8")
         boards, runbooks = f"http://{HOST}:{self.ports.grafana}", CHECKOUT / "alerts" / "runbooks"
         text = text.replace("https://railscope.example/d/", f"{boards}/d/")
         return _RUNBOOK.sub(rf"file://{runbooks}/\1.md", text)
 
     def point_at(self, collector: str, pages: Mapping[str, str]) -> None:
-        """Say where the programs are, as `host:port`; pages by node. Blocking.
+        """Write the programs' addresses, as `host:port`; metrics endpoints by node. Blocking.
 
-        Raises WatchersError where the directory cannot be written any more.
+        Raises WatchersError if the directory cannot be written any more.
         """
         try:
             self._targets("collectors", {"": collector})
@@ -128,9 +128,9 @@ class Watchers:
             raise WatchersError(message) from error
 
     def commands(self) -> Mapping[str, Sequence[str]]:
-        """The command that starts each program, by how its pages are reached.
+        """Commands that start each program, by the URL or command that shows its state.
 
-        Debian's Prometheus has the old pages only, and its Alertmanager none at all.
+        Debian's Prometheus has only the old web interface, and its Alertmanager has none.
         """
         alerts = f"http://{HOST}:{self.ports.prometheus}"
         alertmanager_url = f"http://{HOST}:{self.ports.alertmanager}"
@@ -154,7 +154,7 @@ class Watchers:
         }  # fmt: skip
 
     def how_to_start(self) -> str:
-        """The commands, to be copied."""
+        """Return the commands, ready to copy."""
         lines = [f"Prometheus, Alertmanager and Grafana find all they need in {self.directory}:"]
         lines += [f"  {shlex.join(words)}\n      {url}" for url, words in self.commands().items()]
         programs = {words[0] for words in self.commands().values()}
@@ -164,12 +164,12 @@ class Watchers:
         return "\n".join(lines)
 
     def _targets(self, of: str, addresses: Mapping[str, str]) -> None:
-        """Addresses by node; a collector and an Alertmanager are on none."""
+        """Write target addresses by node; a collector and an Alertmanager have no node."""
         found = [
             {"targets": [address], **({"labels": {"node": node}} if node else {})}
             for node, address in addresses.items()
         ]
-        # Prometheus must never read half a file, and JSON is YAML.
+        # Prometheus must never read a partial file, and JSON is YAML.
         path = f"prometheus/targets/{of}.yml"
         self._put(f"{path}.new", json.dumps(found, indent=2) + "\n")
         (self.directory / f"{path}.new").replace(self.directory / path)

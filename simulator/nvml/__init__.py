@@ -1,8 +1,8 @@
-"""What NVML answers about the simulated GPUs.
+"""NVML results of the simulated GPUs.
 
 identity, load, health, settings     tables of calls and fields of a GPU
 activity   SMs, pipes and links (GPM)        links    each NVLink
-sharing    processes, MIG, virtual GPUs      events   what the driver reports
+sharing    processes, MIG, virtual GPUs      events   events from the driver
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from simulator.nvml.events import Events
 from simulator.span import NS_PER_US, seconds
 
 LINKS_PERIOD_NS = seconds(10.0)
-"""How often each link is told by itself, as often as agents ask: there are many of them."""
+"""Period of per-link values, equal to the agents' period: there are many of them."""
 
 _DENIED = (GPM, "nvml.nvmlDeviceGetSramEccErrorStatus")
 
@@ -30,7 +30,7 @@ class Nvml:
         self._links_told_ns: int | None = None
 
     def show(self, model: NodeModel, into: Moment) -> None:
-        """Put all answers into a moment. A lost GPU answers nothing but that it is lost."""
+        """Add all results to a `Moment`. For a lost GPU every call returns the error GPU_IS_LOST."""
         parts = model.machine
         into.calls["nvml.nvmlDeviceGetCount()"] = len(model.gpus)
         into.calls["nvml.nvmlSystemGetDriverVersion()"] = parts.model.driver
@@ -69,7 +69,7 @@ def _answers(model: NodeModel, gpu: GpuState) -> dict[str, Json]:
 
 
 def _as_it_answers(gpu: GpuState, answers: dict[str, Json]) -> dict[str, Json]:
-    """What is heard of the answers: a GPU may be lost, hung, stuck, or not for its caller."""
+    """Return the results as the caller receives them: the GPU may be lost, hung, stuck or denied."""
     if gpu.lost:
         return dict.fromkeys(answers, GPU_IS_LOST)
     if gpu.hung:

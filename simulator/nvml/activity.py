@@ -1,4 +1,4 @@
-"""What GPM tells of a GPU or of a MIG device: averages over the last span, and cycles."""
+"""GPM metrics of a GPU or of a MIG device: averages over the last span, and cycles."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from simulator.sharing import MigDevice
 _MEBIBYTE, _KIBIBYTES = 1 << 20, 1024
 _DECODERS, _JPEG_DECODERS, _OPTICAL_FLOW = range(30, 37), range(40, 47), 50
 _SILENT_PIPES = (6, 8, 9, 11)
-"""Tensor pipes for double precision by two ways and for integers; double precision."""
+"""Idle pipes: tensor pipes for double precision (two variants) and integers; double precision."""
 
 _SILENT_CYCLES = (251, 253, 254, 258)
 _CYCLES_SINCE = 590
 
 
 def tell(gpu: GpuState, told: Answers) -> None:
-    """Say what the GPU's SMs and links do; nothing before Hopper."""
+    """Add the activity of the GPU's SMs and links; none before Hopper."""
     if not gpu.model.has_gpm:
         return
     _tell_pipes(gpu.activity, told)
@@ -37,7 +37,7 @@ def tell(gpu: GpuState, told: Answers) -> None:
 
 
 def tell_instance(gpu: GpuState, device: MigDevice, told: Answers) -> None:
-    """Say what the SMs of a MIG device do, of which shares are told."""
+    """Add the SM activity of a MIG device, which has only share metrics."""
     if not gpu.model.has_gpm:
         return
     _tell_pipes(activity(gpu.sharing.demand_on(device), gpu.silicon.ripple), told)
@@ -70,4 +70,4 @@ def _tell_cycles(cycles: Cycles, told: Answers) -> None:
         260: cycles.fp16,
     } | dict.fromkeys(_SILENT_CYCLES, 0)
     for number, count in sorted(counts.items()):
-        told.metric(number, float(count))  # as all metrics of GPM
+        told.metric(number, float(count))  # float, like all GPM metrics

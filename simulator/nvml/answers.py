@@ -1,4 +1,4 @@
-"""The answers of NVML about one device, by the call as a capture keeps it."""
+"""NVML results of one device, by call in the form of a capture."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ FIELDS, GPM = "nvml.nvmlDeviceGetFieldValues", "nvml.nvmlGpmMetricsGet"
 
 
 class Answers:
-    """Answers about a device: a GPU's index, or the UUID of a MIG device.
+    """Results of a device: a GPU's index, or the UUID of a MIG device.
 
-    A field or a metric of GPM that is not told is one the device does not support.
+    A field or GPM metric that is not added is unsupported by the device.
     """
 
     def __init__(self, device: int | str) -> None:
@@ -24,24 +24,24 @@ class Answers:
         self.found: dict[str, Json] = {}
 
     def call(self, name: str, answer: Json, *arguments: int) -> None:
-        """Answer `nvmlDeviceGet` followed by a name."""
+        """Add the result of `nvmlDeviceGet` followed by a name."""
         listed = ",".join(map(str, (self.device, *arguments)))
         self.found[f"nvml.nvmlDeviceGet{name}({listed})"] = answer
 
     def calls(self, **answers: Json) -> None:
-        """Answer several that take nothing but the device."""
+        """Add results of several calls without arguments other than the device."""
         for name, answer in answers.items():
             self.call(name, answer)
 
     def field(self, entry: int | str, value: int) -> None:
-        """Tell a field, or a field and its scope as "138:3"."""
+        """Add a field, or a field and its scope as "138:3"."""
         self.found[f"{FIELDS}({self.device},{entry})"] = [0, value]
 
     def metric(self, number: int, value: float) -> None:
-        """Tell a metric of GPM."""
+        """Add a GPM metric."""
         self.found[f"{GPM}({self.device},{number})"] = [0, value]
 
 
 def where(condition: object, answer: Json) -> Json:
-    """The answer of a device that has it, or that it is not supported."""
+    """Return the result if the condition holds, else "not supported"."""
     return answer if condition else NOT_SUPPORTED

@@ -1,8 +1,8 @@
-"""What of a GPU's memory is mapped into BAR1, its window on PCIe.
+"""Use of BAR1, the PCIe window to a GPU's memory.
 
-As real GPUs with a window as large as their memory show it: drivers from 590 on map all that is used;
-before, what is registered for the rail's NIC is mapped (NVIDIA, GPUDirect RDMA, "Displaying GPU BAR
-space"). MIG devices show nothing.
+As on real GPUs with a window as large as their memory: drivers from 590 on map all used memory; older
+ones map the memory registered for the rail's NIC (NVIDIA, GPUDirect RDMA, "Displaying GPU BAR space").
+MIG devices report no use.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from simulator.sharing import ALONE, MigDevice
 _IDLE_BYTES = 2 * MEBIBYTE
 _REGISTERED_BYTES = 4096 * MEBIBYTE
 _SMALL_WINDOW_BYTES = 5 * MEBIBYTE
-"""What processes map where the window is too small for the memory, and for such buffers."""
+"""Mapped by processes if the window is too small for the memory and for registered buffers."""
 
 _MAPS_ALL_SINCE = 590
 
 
 def of_gpu(gpu: GpuState) -> Json:
-    """The window of a GPU."""
+    """BAR1 window of a GPU."""
     return _window(gpu.model.bar1_mebibytes, _mapped_bytes(gpu))
 
 
 def of_instance(device: MigDevice) -> Json:
-    """The window of a MIG device: part of the GPU's, and nothing of it counted as used."""
+    """BAR1 window of a MIG device: part of the GPU's, with no use reported."""
     return _window(device.profile.bar1_mebibytes, 0)
 
 
@@ -38,7 +38,7 @@ def _mapped_bytes(gpu: GpuState) -> int:
         return _SMALL_WINDOW_BYTES
     if model.driver_branch >= _MAPS_ALL_SINCE:
         return sharing.used_bytes
-    # The NIC of a Grace processor reaches the memory over C2C, past BAR1.
+    # The NIC of a Grace processor accesses the memory over C2C, not through BAR1.
     if sharing.mode not in ALONE or model.grace:
         return _IDLE_BYTES
     return min(_REGISTERED_BYTES, sharing.used_bytes, model.bar1_mebibytes * MEBIBYTE)

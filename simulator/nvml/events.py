@@ -1,4 +1,4 @@
-"""What the driver reports through NVML. Each event has a number, and the newest are given again."""
+"""Driver events in NVML. Each event has a number, and the newest are repeated in every result."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from simulator.nvml.answers import NO_INSTANCE
 from simulator.reports import reports
 
 _KEPT = 256
-"""More than one fault causes, and than the agent leaves unread."""
+"""More than one fault causes, and more than the agent leaves unread."""
 
 
 class Events:
-    """Events of a simulation, given out as time passes."""
+    """Events of a simulation, emitted as time passes."""
 
     def __init__(self) -> None:
         self._events: deque[Json] = deque(maxlen=_KEPT)
         self._number = 0
 
     def show(self, model: NodeModel, into: Moment) -> None:
-        """Put the events so far into a moment."""
+        """Add the events so far to a `Moment`."""
         for _, fault in model.scenario.onsets(model.span):
             for report in reports(fault, model.machine):
                 if report.event:

@@ -1,4 +1,4 @@
-"""What is or may go wrong with a GPU: memory errors and repairs, PCIe, what the driver asks for."""
+"""Health of a GPU: memory errors and repairs, PCIe, recommended action."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SOURCES = ("L2", "Sm", "Pcie", "Mcu", "Other")
 
 
 def tell(gpu: GpuState, told: Answers) -> None:
-    """Say how this GPU fares."""
+    """Add the health of this GPU."""
     model, errors = gpu.model, gpu.errors
     cut = bool(gpu.sharing.mig_devices)
     can_remap = model.remaps_rows and not cut
@@ -63,7 +63,7 @@ def tell(gpu: GpuState, told: Answers) -> None:
 
 
 def _banks(gpu: GpuState) -> Json:
-    """Banks by the spare rows they have left: a bad row has taken one of its bank."""
+    """Return banks by their number of remaining spare rows: a bad row has used one of its bank."""
     touched = int(gpu.errors.pending)
     return {"max": gpu.model.banks - touched, "high": touched, "partial": 0, "low": 0, "none": 0}
 
@@ -76,7 +76,7 @@ def _sram() -> Json:
 
 
 def _tell_errors(gpu: GpuState, told: Answers) -> None:
-    """All errors are of the memory; on-chip memory has none."""
+    """Add the errors: all are of the memory; on-chip memory has none."""
     errors = gpu.errors
     counts = (
         (errors.corrected, errors.corrected_for_life),

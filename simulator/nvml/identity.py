@@ -1,4 +1,4 @@
-"""Who a GPU is, and where it sits."""
+"""Identity and location of a GPU."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from simulator.nvml.answers import Answers, where
 from simulator.spec import NodeSpec
 
 _CUDA = {535: 12020, 550: 12040, 580: 13000, 590: 13010}
-"""What each branch of the driver brings (NVIDIA, CUDA release notes), as NVML writes it."""
+"""CUDA version of each driver branch (NVIDIA, CUDA release notes), in NVML's encoding."""
 
 _NO_VIRTUALIZATION, _VGPU_HOST = 0, 3
 _COMPLETED, _HEALTHY = 3, 1
 _ALL_WELL = 2 << 0 | 2 << 2 | 2 << 4 | 2 << 6 | 1 << 8 | 1 << 12 | 1 << 14
-"""No fault of bandwidth, routes or access; configured right, with partition and fabric manager
+"""No fault of bandwidth, routes or access; correct configuration, with partition and fabric manager
 (nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*)."""
 
 _FABRIC_V3, _PLATFORM_V2 = 0x0300_0028, 0x0200_002C
@@ -23,12 +23,12 @@ _SWITCH_CONNECTED = 0
 
 
 def cuda_version(model: GpuModel) -> int:
-    """The CUDA version of the model's driver, as NVML writes it."""
+    """CUDA version of the model's driver, in NVML's encoding."""
     return _CUDA[model.driver_branch]
 
 
 def tell(spec: NodeSpec, gpu: GpuState, told: Answers) -> None:
-    """Say who this GPU is."""
+    """Add the identity of this GPU."""
     model, identity = gpu.model, gpu.identity
     domain, bus, slot = identity.pci_address.partition(".")[0].split(":")
     blackwell = model.generation >= Generation.BLACKWELL
@@ -61,7 +61,7 @@ def tell(spec: NodeSpec, gpu: GpuState, told: Answers) -> None:
 
 
 def _place(spec: NodeSpec, gpu: GpuState) -> Json:
-    """Where in a rack it is; members of one byte come as one character. Other servers tell zeros."""
+    """Return the position in a rack; one-byte members are characters. Other nodes report zeros."""
     tray = spec.stream("tray").randrange(_TRAYS) if gpu.model.grace else 0
     return {
         "version": _PLATFORM_V2,
@@ -76,7 +76,7 @@ def _place(spec: NodeSpec, gpu: GpuState) -> Json:
 
 
 def _fabric(spec: NodeSpec, model: GpuModel) -> Json:
-    """The NVLink domain: with Grace all nodes of a seed are in one rack, others have their own."""
+    """Return the NVLink domain: one rack for all Grace nodes of a seed; other nodes have their own."""
     cluster = [0] * 16
     if model.grace:
         cluster = list(spec.shared_stream("fabric").randbytes(16))
@@ -93,5 +93,5 @@ def _fabric(spec: NodeSpec, model: GpuModel) -> Json:
 
 
 def _older(fabric: Json) -> Json:
-    """The structure before it had versions and health."""
+    """Return the structure in its form before versions and health."""
     return {name: fabric[name] for name in ("clusterUuid", "status", "cliqueId", "state")}

@@ -1,7 +1,7 @@
-"""What NVML tells of each NVLink; which numbers there are depends on the generation.
+"""NVLink values in NVML; the available ones depend on the generation.
 
-nvml.h, NVML_FI_DEV_NVLINK_*: up to Ampere errors are fields of their own for each link, on Hopper
-they have the link as their scope, and from Blackwell on packets and symbols are counted instead.
+nvml.h, NVML_FI_DEV_NVLINK_*: up to Ampere errors are separate fields for each link, on Hopper they have
+the link as their scope, and from Blackwell on packets and symbols are counted instead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SILENT_PACKET_ERRORS = (205, 206, 207, 209, 210, 212)
 
 
 def tell(parts: Machine, gpu: GpuState, told: Answers) -> None:
-    """Say what every link of this GPU carries and how well."""
+    """Add the traffic and signal quality of every link of this GPU."""
     links = gpu.links
     if links is None:
         told.call("NvLinkState", NOT_SUPPORTED, 0)
@@ -44,7 +44,7 @@ def tell(parts: Machine, gpu: GpuState, told: Answers) -> None:
             told.field(f"165:{number}", _ACTIVE)
             told.field(f"164:{number}", links.model.raw_megabytes)
         if generation >= Generation.HOPPER:
-            told.field(f"167:{number}", 0)  # at full speed: the links of a job never rest
+            told.field(f"167:{number}", 0)  # at full speed: the links of a job are never idle
         carried = (link.transmitted_kibibytes, link.received_kibibytes)
         for entry, kibibytes in enumerate((*carried, *map(links.raw, carried)), 138):
             told.field(f"{entry}:{number}", kibibytes)
@@ -68,7 +68,7 @@ def _tell_end(parts: Machine, gpu: GpuState, number: int, told: Answers) -> None
     ends = parts.nvswitches
     if links.peers:
         ends = tuple(peer for peer in parts.peers if peer != gpu.identity.pci_address)
-    # Switches of the fifth generation are no PCI devices of the host.
+    # Switches of the fifth generation are not PCI devices of the host.
     told.call("NvLinkRemotePciInfo", where(ends, _end(ends, number)), number)
 
 
@@ -95,7 +95,7 @@ def _tell_packets(number: int, link: Link, told: Answers) -> None:
 
 
 def _tell_signal(number: int, links: Links, link: Link, told: Answers) -> None:
-    """Symbols are what correction has to mend; effective errors are those it could not."""
+    """Add signal values: symbols are the corrected errors, effective errors the uncorrected ones."""
     raw = links.raw_errors(link)
     told.field(f"219:{number}", link.errors // 2)
     told.field(f"220:{number}", links.error_ratio(link.recent_errors // 2))

@@ -1,4 +1,4 @@
-"""What a GPU does from second to second: activity, memory, clocks, power, heat, traffic."""
+"""Rapidly changing values of a GPU: activity, memory, clocks, power, temperature, traffic."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _ENCODER_PERIOD_US = 167_000
 _MODULE, _MEMORY = "186:1", "185:2"
 _POWER_SAMPLES, _UTILIZATION_SAMPLES = 0, 1
 _GRACE_WATTS = 75.0
-"""Of a Grace processor, for each of its two GPUs, while there is no more to do than to feed them."""
+"""Power of a Grace processor, for each of its two GPUs, while it only feeds them."""
 
 _REASONS = 0x1FF
 _BYTE_COUNTERS_SINCE, _TEMPERATURE_V_SINCE = 560, 575
 _HEAT_COUNTERS = {575: 251, 590: 269}
-"""From which driver on the three counters of slowdowns begin at which field."""
+"""First field of the three slowdown counters, by the driver version that introduced it."""
 
 
 def tell(gpu: GpuState, told: Answers) -> None:
-    """Say what this GPU does."""
+    """Add the load of this GPU."""
     _tell_memory_and_clocks(gpu, told)
     model, silicon = gpu.model, gpu.silicon
     whole = not gpu.sharing.mig_devices

@@ -1,4 +1,4 @@
-"""What changes rarely: limits, thresholds, modes, the link to a Grace processor."""
+"""Rarely changing values: limits, thresholds, modes, the link to a Grace processor."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from simulator.nvml.answers import Answers, where
 
 _DEFAULT, _EXCLUSIVE_PROCESS = 0, 3
 _C2C_LINKS, _C2C_MEGABYTES = 5, 44_712
-"""A GPU's half of the 900 GB/s both ways, over links of 44.7 GB/s one way."""
+"""A GPU's half of the bidirectional 900 GB/s, over links of 44.7 GB/s in one direction."""
 
 _C2C_ERRORS = (231, 232, 233)
 _PEAK_POWER, _ALL_OF_IT = 274, 100
 
 
 def confidential_computing(model: GpuModel) -> Json:
-    """The state of the whole system."""
+    """State of the whole system."""
     off = {"environment": 0, "ccFeature": 0, "devToolsMode": 0}
     return where(model.generation >= Generation.HOPPER, off)
 
 
 def tell(gpu: GpuState, told: Answers) -> None:
-    """Say how this GPU is set."""
+    """Add the settings of this GPU."""
     model = gpu.model
     limits = model.thresholds
-    # In the order of NVML: shutdown, slowdown, highest of the memory, highest of the GPU.
+    # In NVML's order: shutdown, slowdown, maximum of the memory, maximum of the GPU.
     absolute = (limits.shutdown, limits.slowdown, limits.memory, limits.operating)
     for number, celsius in enumerate(absolute):
         has = not model.tells_margins and celsius is not None
@@ -35,7 +35,7 @@ def tell(gpu: GpuState, told: Answers) -> None:
         for number, margin in enumerate(_margins(limits), 193):
             if margin is not None:
                 told.field(number, margin)
-    told.call("NumFans", where(condition=False, answer=0))  # servers cool these boards
+    told.call("NumFans", where(condition=False, answer=0))  # cooled by the chassis
     told.calls(
         BAR1MemoryInfo=bar1.of_gpu(gpu),
         PersistenceMode=1,
@@ -62,7 +62,7 @@ def tell(gpu: GpuState, told: Answers) -> None:
 
 
 def _margins(limits: Thresholds) -> tuple[int | None, ...]:
-    """The same thresholds relative to the highest temperature to work at; memory has its own."""
+    """Return the thresholds relative to the maximum operating temperature; memory has its own."""
     return (
         limits.operating - limits.shutdown,
         limits.operating - limits.slowdown,

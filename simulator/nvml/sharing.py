@@ -1,4 +1,4 @@
-"""Who is on a GPU: processes, MIG devices, virtual GPUs."""
+"""Users of a GPU: processes, MIG devices, virtual GPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UUID_OF_MACHINE = 1
 
 
 def tell(gpu: GpuState, now_us: int, told: Answers) -> None:
-    """Say who uses this GPU, at a time in microseconds since 1970."""
+    """Add the users of this GPU, at a time in microseconds since 1970."""
     sharing = gpu.sharing
     cut = bool(sharing.mig_devices)
     told.call(
@@ -69,7 +69,7 @@ def _process(tenant: Tenant) -> Json:
 
 
 def _utilization(gpu: GpuState, now_us: int, key: str) -> list[Json]:
-    """A sample of each tenant that was busy: its part of the GPU's time."""
+    """Return a sample of each tenant that was busy: its share of the GPU's time."""
     silicon = gpu.silicon
     found = []
     for tenant in gpu.sharing.present:
@@ -101,7 +101,7 @@ def _tell_vgpu(vgpu: Vgpu, told: Answers) -> None:
 
 
 def tell_instance(gpu: GpuState, device: MigDevice) -> Answers:
-    """Say what a MIG device has, and who is on it."""
+    """Return the results of a MIG device: its resources, and its users."""
     told = Answers(device.uuid)
     profile, tenants = device.profile, gpu.sharing.on(device)
     used = device.overhead_bytes + sum(tenant.held_bytes for tenant in tenants)
@@ -134,7 +134,7 @@ def tell_instance(gpu: GpuState, device: MigDevice) -> Answers:
 
 
 def show_files(gpu: GpuState, into: Moment) -> None:
-    """Put the names of the processes into a moment."""
+    """Add the names of the processes to a `Moment`."""
     present = set(gpu.sharing.present)
     for tenant in gpu.sharing.all_ever:
         there = tenant in present
