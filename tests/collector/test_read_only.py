@@ -19,7 +19,7 @@ FULL = "the state directory cannot be written: No space left on device"
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from collector.read_only import unwritable
+from collector.http.read_only import unwritable
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
 print(unwritable(Path(sys.argv[1])))
