@@ -261,10 +261,15 @@ class AuditLog:
             self.unsigned_because = ""
 
     async def sign(self) -> None:
-        """Sign all durable records.
+        """Sign all durable records. A cancellation takes effect when they are signed.
 
         Raises AuditError, JournalError, HousekeepingError, OSError; nothing is signed in that case.
         """
+        # A thread goes on after the task that waits for it was cancelled: without this, the lock would
+        # be free for the next record while the thread still begins a new file of the journal.
+        await to_its_end(self._sign_alone())
+
+    async def _sign_alone(self) -> None:
         async with self._signing:
             await self._sign()
 

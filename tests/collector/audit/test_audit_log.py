@@ -84,6 +84,24 @@ async def test_what_is_signed_twice_at_once_is_signed_once(tmp_path: Path) -> No
     assert verify(tmp_path, KEY.public).checkpoint.tree.size == 301
 
 
+async def test_signing_that_is_cancelled_leaves_the_journal_whole(tmp_path: Path) -> None:
+    """A thread that has begun a file of the journal ends before the next record is written."""
+    for steps in range(40):
+        directory = tmp_path / str(steps)
+        async with running(audit_log(directory)) as log:
+            await log.append(draft(1))
+            signing = asyncio.ensure_future(log.sign())
+            for _ in range(steps % 8):
+                await asyncio.sleep(0)
+            signing.cancel()
+            await asyncio.wait({signing})
+            await log.append(draft(2))
+        again = audit_log(directory)
+        again.open()
+        assert again.size == 2
+        again.close()
+
+
 async def test_signing_comes_by_itself_in_time(tmp_path: Path) -> None:
     async with running(audit_log(tmp_path, every_seconds=0.01)) as log:
         await log.append(draft(0))
