@@ -1,9 +1,9 @@
-"""Known devices: what a source has found keeps its columns until the device has left the system.
+"""Known devices: the columns of a device persist until the device has left the system.
 
-A probe that meets failures finds less than there is. `ProbeHost` records the failed calls of a probe,
-and those that answer with less than before; `KnownDevices` completes the inventory with the columns
-that are missing because of them. A device that is not listed any more, while all calls answer in full,
-has left: its columns go.
+A probe with failed calls finds fewer devices than exist. `ProbeHost` records the failed calls of a
+probe and those with a smaller answer than before; `KnownDevices` completes the inventory with the
+columns that are missing because of them. A device that is no longer listed while all calls succeed
+in full has left, and its columns are removed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from railscope.frame import Column
 from railscope.reading import Absent
 
 MAX_REPEATED_CALLS = 16
-"""Failed calls that are repeated between probes: one that succeeds is a reason to probe again."""
+"""Failed calls that are repeated between probes; one that succeeds triggers a new probe."""
 MAX_HIDDEN_COLUMNS = 1 << 14
-"""Far more than the devices of one server have in one source."""
+"""Far more than the devices of one node have in one source."""
 
 Answer = TypeVar("Answer")
 _EntityKey = tuple[EntityKind, tuple[str, ...]]
@@ -36,14 +36,14 @@ _ColumnKey = tuple[Metric, EntityKind, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class FailedCall:
-    """A call that failed during a probe, and the names of devices that stand in it."""
+    """A call that failed during a probe, and the device names in its arguments."""
 
     key: str
     names: frozenset[str]
     reason: Absent
     repeat: Callable[[], object]
     is_incomplete: bool = False
-    """It answered with less than before and raised nothing."""
+    """True if the call raised nothing and returned less than before."""
 
     def has_changed(self) -> bool:
         """Repeat the call; true if it succeeds or fails for another reason."""
@@ -55,7 +55,7 @@ class FailedCall:
 
 
 class ProbeHost:
-    """A host that records which calls of a probe failed, and every name that occurred in it."""
+    """A host that records the failed calls of a probe, and every name that occurred in it."""
 
     def __init__(self, host: Host, sizes: AnswerSizes) -> None:
         self._host = host
@@ -67,12 +67,12 @@ class ProbeHost:
         self.mentioned: set[str] = set()
 
     def stop(self) -> None:
-        """End the record: a source may keep this host for its reads."""
+        """Stop recording; a source may use this host for its reads afterwards."""
         self._is_recording = False
 
     @property
     def machine(self) -> Host:
-        """The host that is asked."""
+        """The underlying host."""
         return self._host
 
     @property
@@ -91,7 +91,7 @@ class ProbeHost:
         return self._host.grain_ns
 
     def read(self, path: str) -> bytes:
-        """Content of a small file."""
+        """Return the content of a small file."""
 
         def is_smaller(content: bytes) -> bool:
             now_ns = self.clock.now().boot_ns
@@ -101,7 +101,7 @@ class ProbeHost:
         return self._attempt(path, path.split("/"), lambda: self._host.read(path), is_smaller)
 
     def names(self, path: str) -> list[str]:
-        """Entries of a directory."""
+        """Return the entries of a directory."""
 
         def lacks_entries(found: list[str]) -> bool:
             self.listed.add(hash(path))
@@ -114,11 +114,11 @@ class ProbeHost:
         return found
 
     def resolve(self, path: str) -> str:
-        """A path with all links followed."""
+        """Return a path with all links followed."""
         return self._attempt(f"-> {path}", path.split("/"), lambda: self._host.resolve(path))
 
     def keep(self, paths: Sequence[str]) -> KeptFiles:
-        """A group of files to be read often."""
+        """Return a group of files that are read often."""
         return self._host.keep(paths)
 
     def kernel_log(self) -> KernelLog:
@@ -126,7 +126,7 @@ class ProbeHost:
         return self._host.kernel_log()
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        """Ask a seam."""
+        """Call a function of a seam."""
         key = f"{seam}.{function}{arguments}"
         names = [_device_name(seam, argument) for argument in arguments[:1]]
 
@@ -171,7 +171,7 @@ class ProbeHost:
 
 
 def _complete(key: str, call: Callable[[], Answer], is_smaller: Callable[[Answer], bool]) -> Answer:
-    """Ask again; an answer that is still smaller than a complete one is an error."""
+    """Repeat a call; an answer that is still smaller than a complete one is an error."""
     answer = call()
     if is_smaller(answer):
         raise smaller_answer(key)
@@ -179,7 +179,7 @@ def _complete(key: str, call: Callable[[], Answer], is_smaller: Callable[[Answer
 
 
 def machine_of(host: Host) -> Host:
-    """The host itself, without the record of a probe."""
+    """Return the host itself, without the recording of a probe."""
     return host.machine if isinstance(host, ProbeHost) else host
 
 
@@ -189,7 +189,7 @@ def failures(host: Host) -> dict[str, FailedCall]:
 
 
 def repeat_failures(host: Host, failed: Mapping[str, FailedCall]) -> None:
-    """Record the failures of an earlier look whose result a probe uses again."""
+    """Record the failures of an earlier probe whose result a probe reuses."""
     if isinstance(host, ProbeHost):
         host.failed.update(failed)
 
@@ -197,7 +197,7 @@ def repeat_failures(host: Host, failed: Mapping[str, FailedCall]) -> None:
 def hidden(
     host: Host, before: Mapping[str, Answer], found: Mapping[str, Answer]
 ) -> dict[str, Answer]:
-    """What was known before a probe and not found by it, if calls of the probe have failed."""
+    """Return the earlier entries that a probe did not find, if calls of the probe have failed."""
     return {key: known for key, known in before.items() if key not in found and failures(host)}
 
 
@@ -205,7 +205,7 @@ def hidden(
 class KnownInventory:
     """An inventory completed with the columns that failed calls have hidden.
 
-    `positions` picks the columns out of a row of the source that is followed by one reason for each
+    `positions` selects the columns from a row of the source followed by one absence reason for each
     hidden column.
     """
 
@@ -217,7 +217,7 @@ class KnownInventory:
 
 
 class _CallHistory:
-    """Calls that succeeded when they were last answered, as sorted hashes: eight bytes each.
+    """Calls whose last attempt succeeded, as sorted hashes of eight bytes each.
 
     Only a call that once succeeded can hide a device: one that always failed found none.
     """
@@ -226,11 +226,11 @@ class _CallHistory:
         self._succeeded = array("q")
 
     def newly_failed(self, probe: ProbeHost) -> list[FailedCall]:
-        """The failed calls of a probe that succeeded before."""
+        """Return the failed calls of a probe that succeeded before."""
         return [call for key, call in probe.failed.items() if self._has_succeeded(key)]
 
     def take(self, probe: ProbeHost, *, is_complete: bool) -> None:
-        """Take the calls of a probe; what one that found less did not ask is not forgotten."""
+        """Record the calls of a probe; an incomplete probe removes no earlier call."""
         failed = {hash(key) for key in probe.failed if self._has_succeeded(key)}
         earlier = () if is_complete else self._succeeded
         self._succeeded = array("q", sorted(probe.succeeded.union(failed, earlier)))
@@ -241,7 +241,7 @@ class _CallHistory:
 
 
 class KnownDevices:
-    """The columns and entities of one source, as far as they are known."""
+    """The columns and entities that one source has found so far."""
 
     def __init__(self) -> None:
         self._columns: Mapping[_ColumnKey, Column] = {}
@@ -250,11 +250,11 @@ class KnownDevices:
         self._sizes = AnswerSizes()
 
     def probing(self, host: Host) -> ProbeHost:
-        """A host for one probe, which compares its answers with those of earlier ones."""
+        """Return a host for one probe, which compares its answers with those of earlier probes."""
         return ProbeHost(host, self._sizes)
 
     def complete(self, inventory: Inventory, probe: ProbeHost) -> KnownInventory:
-        """Add what is known and hidden by failed calls to an inventory."""
+        """Add the known columns and entities that failed calls have hidden to an inventory."""
         new = self._history.newly_failed(probe)
         devices = _Devices([*self._entities(), *_entities(inventory)])
         concerned = {device for call in new for device in devices.of(call)}
@@ -302,7 +302,7 @@ class KnownDevices:
 
 
 class _Devices:
-    """The devices of some entities, by the names under which calls ask for them."""
+    """The devices of some entities, by the names that calls use for them."""
 
     def __init__(self, entities: Iterable[Entity]) -> None:
         self._by_name: dict[str, set[tuple[str, ...]]] = {}
@@ -314,12 +314,12 @@ class _Devices:
                 self.names.setdefault(device, set()).add(name)
 
     def of(self, call: FailedCall) -> set[tuple[str, ...]]:
-        """The devices that a call is about; none for a list of devices or a file of the system."""
+        """Return the devices that a call concerns; none for a list of devices or a file of the system."""
         return {device for name in call.names for device in self._by_name.get(name, ())}
 
 
 class _Hiding:
-    """The failed calls of a probe, as the reasons for which entities were not found by it."""
+    """The failed calls of a probe, as reasons for the absence of entities that it did not find."""
 
     def __init__(
         self, failed: Sequence[FailedCall], devices: _Devices, mentioned: set[str]
@@ -337,10 +337,10 @@ class _Hiding:
                 self._of_device.setdefault(device, call.reason)
 
     def reason(self, entity: Entity) -> Absent | None:
-        """The reason that keeps an entity from being found; None if it has left the system.
+        """Return the reason that hides an entity; None if it has left the system.
 
-        A device that the probe still met, in a list or a call, is there: a call about another device
-        may have hidden it, as one about the bridge above it.
+        A device whose name occurred in the probe, in a list or a call, is present: a call about
+        another device, such as the bridge above it, may have hidden it.
         """
         device = _whole(entity)
         if reason := self._of_device.get(device):
@@ -354,7 +354,7 @@ class _Hiding:
 
 
 def _with_facts(entity: Entity, known: Entity | None, keeps: set[tuple[str, ...]]) -> Entity:
-    """An entity with the facts that are known of it and were hidden by a failed call."""
+    """Return an entity with its earlier facts that a failed call has hidden."""
     if known is None or _whole(entity) not in keeps or entity.facts.keys() >= known.facts.keys():
         return entity
     return Entity(entity.kind, entity.key, {**known.facts, **entity.facts})
@@ -370,7 +370,7 @@ def _entity_key(entity: Entity) -> _EntityKey:
 
 
 def _whole(entity: Entity) -> tuple[str, ...]:
-    """The device that an entity is or is a part of: the first label of its key."""
+    """Return the device that an entity is or is a part of: the first label of its key."""
     return entity.key[:1]
 
 
@@ -380,7 +380,7 @@ def _entities(inventory: Inventory) -> Iterable[Entity]:
 
 
 def _names(entity: Entity) -> set[str]:
-    """The names under which calls ask for the device of an entity."""
+    """Return the names that calls use for the device of an entity."""
     facts = entity.facts
     names = {*entity.key[:1], *(facts[fact] for fact in _NAMING_FACTS if fact in facts)}
     if "index" in facts:
@@ -389,13 +389,13 @@ def _names(entity: Entity) -> set[str]:
 
 
 def _device_name(seam: str, argument: int | str) -> str:
-    """The name of a device in a call: NVML counts GPUs, all others name what they ask for."""
+    """Return the name of a device in a call: NVML uses the GPU index, all others the argument itself."""
     return f"nvml/{argument}" if seam == "nvml" and str(argument).isdecimal() else str(argument)
 
 
 _GONE_IF_EMPTY = ("netlink.module(",)
-"""Calls that fail with ENODEV or ENXIO where the device is well and its socket is empty."""
+"""Calls that fail with ENODEV or ENXIO if the device works and its socket is empty."""
 _TRANSIENT = {GPU_PROCESS, CLAIM}
-"""What comes and goes on a device that stays: it is known only while it is listed."""
+"""Entities that come and go on a device that stays; they are kept only while listed."""
 _NAMING_FACTS = ("pci_address", "interface")
 _FAILURES = {Absent.GONE, Absent.DENIED, Absent.TIMEOUT, Absent.ERROR}
