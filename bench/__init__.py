@@ -1,1 +1,1 @@
-"""Benchmarks: ratios that are measured side by side in one run, and the figures behind them."""
+"""Benchmarks: ratios measured side by side in one run, and the figures behind them."""

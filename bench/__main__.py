@@ -1,4 +1,4 @@
-"""`python -m bench`: every benchmark, one after the other."""
+"""`python -m bench`: run every benchmark, one after the other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BENCHES = (
 @click.command()
 @click.option("--quick", is_flag=True, help="A smoke run: the figures mean nothing.")
 def main(*, quick: bool) -> None:
-    """Run all benchmarks; leave with 1 if one fails."""
+    """Run all benchmarks; exit status 1 if one fails."""
     options = ["--quick"] if quick else []
     failed = []
     for name in BENCHES:

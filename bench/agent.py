@@ -1,4 +1,4 @@
-"""`python -m bench.agent`: what the agent costs, beside what others cost for the same."""
+"""`python -m bench.agent`: cost of the agent, beside the cost of other programs for the same work."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WIRE = Aim("<=", 0.25)
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """How long to measure."""
+    """Durations of the measurements."""
 
     fast_scrapes: int
     slow_scrapes: int
@@ -58,7 +58,7 @@ def main(*, quick: bool) -> None:
 
 
 def scrape_ratios(report: Report, directory: Path, length: Length) -> None:
-    """A live scrape of 8 RDMA devices by three programs."""
+    """Measure a live scrape of 8 RDMA devices by three programs."""
     root = directory / "scraped"
     write_tree(root, DEVICES)
     paces = {
@@ -99,7 +99,7 @@ def scrape_ratios(report: Report, directory: Path, length: Length) -> None:
 
 
 def tick_ratios(report: Report, directory: Path, length: Length) -> None:
-    """A whole tick of about 3,000 values, from reading to the acknowledgement."""
+    """Measure a whole tick of about 3,000 values, from reading to the acknowledgement."""
     mixed, files = directory / "mixed", directory / "files"
     answers = directory / "answers.msgpack"
     moving = write_tree(mixed, DEVICES)

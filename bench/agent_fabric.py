@@ -1,4 +1,4 @@
-"""`python -m bench.agent_fabric`: what the agent's view of the fabric costs, and burst sampling."""
+"""`python -m bench.agent_fabric`: cost of the agent's fabric sources and of burst sampling."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ CALLS_A_GPU = Aim("<=", 2)
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """How long to measure."""
+    """Durations and numbers of repetitions."""
 
     seconds: float
     settle_seconds: float
     scrapes: int
     pages: int
     ticks: int
-    """Of burst sampling; fewer than lie between two probes, which are no part of a tick."""
+    """Ticks of burst sampling; fewer than lie between two probes, which are not part of a tick."""
     hours: float
 
 
@@ -58,7 +58,7 @@ QUICK = Length(1, 1, scrapes=2, pages=5, ticks=20, hours=0.05)
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What an agent cost over a stretch of time."""
+    """Cost of an agent over a period of time."""
 
     share_of_core: float
     wake_ups_a_second: float
@@ -82,7 +82,7 @@ def main(*, quick: bool) -> None:
 
 
 def counters(report: Report, fabric: Fabric, directory: Path, length: Length) -> None:
-    """CPU a counter of a live scrape of all files of all devices, against other exporters."""
+    """Measure CPU per counter of a live scrape of all files of all devices, against other exporters."""
     pace = Pace(length.scrapes, FOUR_A_SECOND)
     others = {}
     if shutil.which(scrapes.NODE_EXPORTER):
@@ -102,7 +102,7 @@ def counters(report: Report, fabric: Fabric, directory: Path, length: Length) ->
 
 
 def burst_sampling(report: Report, fabric: Fabric, directory: Path, length: Length) -> None:
-    """The share of a core that burst sampling takes: with it, less without it."""
+    """Measure the share of a core for burst sampling: the agent with it, less the agent without it."""
     found = {"off": _run(fabric, directory, None, length)}
     for name, window in WINDOWS.items():
         found[name] = _run(fabric, directory, window, length)
@@ -141,7 +141,7 @@ def _run(fabric: Fabric, directory: Path, window: float | None, length: Length) 
 
 
 def _page(report: Report, fabric: Fabric, directory: Path, length: Length) -> None:
-    """What a page costs the agent that has it."""
+    """Measure the cost of one response of the agent's metrics endpoint."""
     with _server(fabric, directory, WINDOWS["10 Hz"]) as server:
         scraper = Scraper(server.port, gzip=False)
         lines = scraper.page().decode().splitlines()
@@ -161,21 +161,21 @@ def _page(report: Report, fabric: Fabric, directory: Path, length: Length) -> No
 
 
 class _Listening(BenchHost):
-    """Counts what is asked about each device."""
+    """A bench host that counts the calls for each device."""
 
     def __init__(self, fabric: Fabric, clock: HandClock) -> None:
         super().__init__(fabric.root, fabric.answers, clock)
         self.of: Counter[tuple[str, int | str]] = Counter()
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        """Ask, and count."""
+        """Make the call, and count it."""
         if arguments:
             self.of[seam, arguments[0]] += 1
         return super().call(seam, function, *arguments)
 
 
 def calls(report: Report, fabric: Fabric, length: Length) -> None:
-    """Calls of drivers a tick of burst sampling; a counter file is one, as is an answer of ethtool."""
+    """Count driver calls per tick of burst sampling; a counter file or an ethtool answer is one call."""
     clock = HandClock()
     host = _Listening(fabric, clock)
     cards, gpus = (
@@ -189,7 +189,7 @@ def calls(report: Report, fabric: Fabric, length: Length) -> None:
             if tick % 10 == 0:
                 gpus.run()
 
-    tick_for(TICKS_A_SECOND)  # nor are line rates, which are asked once
+    tick_for(TICKS_A_SECOND)  # nor are line rates, which are read once
     host.of.clear()
     host.preads = 0
     tick_for(length.ticks)
@@ -201,7 +201,7 @@ def calls(report: Report, fabric: Fabric, length: Length) -> None:
 
 
 def memory(report: Report, directory: Path, length: Length) -> None:
-    """What an agent holds that reads 3,000 files; it holds nothing of the bench."""
+    """Measure the memory of an agent that reads 3,000 files; it contains no data of the benchmark."""
     root = directory / "files"
     write_tree(root, SERIES // VALUES_A_PORT)
     with scrapes.agent_server(root, directory, FOUR_A_SECOND) as server:
@@ -217,7 +217,7 @@ def memory(report: Report, directory: Path, length: Length) -> None:
 
 
 def long_run(report: Report, fabric: Fabric, length: Length) -> None:
-    """Memory at the end of a day against memory after its first tenth."""
+    """Measure memory at the end of a day against memory after its first tenth."""
     command = [
         sys.executable,
         "-m",

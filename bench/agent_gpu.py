@@ -1,7 +1,7 @@
-"""`python -m bench.agent_gpu`: the agent's own time for reading GPUs, the driver's left out.
+"""`python -m bench.agent_gpu`: the agent's own time for reading GPUs, without the driver's.
 
-nvidia-ml-py runs over the tests' stand-in for libnvidia-ml.so.1, which says how long calls were in
-it. What is left is Python: the binding, the host, the sources, the frames.
+nvidia-ml-py runs over the tests' stand-in for libnvidia-ml.so.1, which reports the time that calls
+spent in it. The remainder is Python: the binding, the host, the sources, the frames.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ MAX_TICKS = 120
 QUICK_TICKS = 11
 SETTLING_READS = 4
 APART_SECONDS = 0.12
-"""A tick stands for a second; samples of GPM must be 110 ms apart. Caches are cold by then."""
+"""A tick represents one second; GPM samples must be 110 ms apart. Caches are cold by then."""
 
 ORIGIN = Origin("bench", "run", "boot")
 A_TICK = Aim("<=", 2, " ms")
 
 
 class BenchHost(RealHost):
-    """This machine on a clock of its own."""
+    """The real host with its own clock."""
 
     def __init__(self, clock: Any) -> None:
         super().__init__()
@@ -48,20 +48,20 @@ class BenchHost(RealHost):
 
     @property
     def clock(self) -> Clock:
-        """The clock handed in: sources look anew once in 60 of its seconds."""
+        """The clock passed in: sources probe again once in 60 of its seconds."""
         clock: Clock = self._seconds
         return clock
 
 
 class ListeningHost(BenchHost):
-    """The same, and what it was asked."""
+    """A bench host that records the NVML calls."""
 
     def __init__(self, clock: Any) -> None:
         super().__init__(clock)
         self.asked: list[Asked] = []
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        """Ask, and note what NVML is asked."""
+        """Make the call, and record it if it is an NVML call."""
         if seam == "nvml":
             self.asked.append((function, arguments))
         return super().call(seam, function, *arguments)
@@ -69,7 +69,7 @@ class ListeningHost(BenchHost):
 
 @dataclass
 class Spent:
-    """What some reads cost: thread time without and within the library, values, calls to it."""
+    """Cost of some reads: thread time outside and inside the library, values, calls to the library."""
 
     python_ns: int = 0
     within_ns: int = 0
@@ -78,7 +78,7 @@ class Spent:
     reads: int = 0
 
     def add(self, other: Spent) -> None:
-        """Add what another read cost."""
+        """Add the cost of another read."""
         self.python_ns += other.python_ns
         self.within_ns += other.within_ns
         self.values += other.values
@@ -87,7 +87,7 @@ class Spent:
 
     @property
     def _a_value(self) -> str:
-        """Of a read that gave values; some only look for what is there."""
+        """Time per value of reads that returned values; some reads only probe for devices."""
         return f"{self.python_ns / self.values / 1000:.2f} us a value, " if self.values else ""
 
     def __str__(self) -> str:
@@ -100,14 +100,14 @@ class Spent:
 
 @dataclass
 class Course:
-    """Ticks of one way of reading: what they cost by source, and the dearest of them."""
+    """Ticks of one way of reading: cost by source, and the most expensive tick."""
 
     of: dict[str, Spent] = field(default_factory=dict)
     dearest_ns: int = 0
 
     @property
     def total(self) -> Spent:
-        """All of them."""
+        """Total cost of all sources."""
         total = Spent()
         for spent in self.of.values():
             total.add(spent)
@@ -116,12 +116,12 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """Measures this thread; the stand-in says what of it was in the library."""
+    """Measures this thread; the stand-in reports the part spent in the library."""
 
     standin: Any
 
     def measure(self, work: Callable[[], int]) -> Spent:
-        """The cost of some work that gives so many values."""
+        """Return the cost of some work that returns its number of values."""
         within, calls = self.standin.count("nanoseconds"), self.standin.calls()
         started = time.thread_time_ns()
         values = work()
@@ -179,7 +179,7 @@ def _pass_a_second(clock: Any) -> None:
 
 
 def _settle(reader: Reader) -> None:
-    """Read, so that all is learnt and nothing adds columns any more."""
+    """Read once, so that no later read adds columns."""
     outcome = reader.run()
     if outcome.problem:
         message = f"{reader.source.name}: {outcome.problem}"
@@ -187,7 +187,7 @@ def _settle(reader: Reader) -> None:
 
 
 def _one_by_one(host: ListeningHost, reader: Reader) -> Callable[[], int]:
-    """What a source asks NVML at a read, one call a value."""
+    """Return the NVML calls of one read of a source as one call per value."""
     host.asked.clear()
     reader.run()
     return one_at_a_time(list(host.asked))

@@ -1,14 +1,15 @@
-"""A cluster's month as load: the instances of Alibaba's disaggregated DLRM trace of 2025.
+"""A month of a cluster as load: the instances of Alibaba's disaggregated DLRM trace of 2025.
 
-Of each instance: its application, how many GPUs (0 or 1), how many percent of a network card, when it
-was scheduled and when deleted, in seconds from the start of the trace. What began before has no start
-and what lasts longer no end: they are taken to be there from the first to the last second of the trace.
-The trace names no devices, so GPUs are stand-ins, and cards are cut in equal parts, one size a card.
+Fields of each instance: application, number of GPUs (0 or 1), percentage of a NIC, and times of
+scheduling and deletion in seconds from the start of the trace. An instance that began before the
+trace has no start, and one that outlasts it has no end: they are assumed present from the first or
+to the last second of the trace. The trace names no devices, so GPUs are stand-ins, and NICs are
+divided into equal parts, one size per NIC.
 
-A part that comes out whole in 840ths is metered exactly: every percentage that 5 divides. Any other is no
-number of units; it is told, and not metered. Rounding it would bill one tenant for what another had, or
-more than a card: three parts of 33.4 % fit none.
-Source: alibaba/clusterdata:cluster-trace-gpu-v2025/README.md.
+A part that is a whole number of 840ths is metered exactly: every percentage divisible by 5. Any
+other part is no whole number of units; it is reported and not metered. Rounding would bill one
+tenant for the share of another, or more than a NIC: three parts of 33.4 % do not fit. Source:
+alibaba/clusterdata:cluster-trace-gpu-v2025/README.md.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Instance:
 
 
 def instances(path: Path = TRACE) -> list[Instance]:
-    """All instances of the trace that lasted some time, by start."""
+    """Return all instances of the trace with a duration above 0, by start."""
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     last_ns = max(_ns(row["deletion_time"]) or 0 for row in rows)
@@ -64,12 +65,12 @@ def instances(path: Path = TRACE) -> list[Instance]:
 
 
 def _ns(text: str) -> int | None:
-    """Seconds of the trace, which went through floating point, to the nanosecond."""
+    """Convert seconds of the trace, which are rounded floating point, to nanoseconds."""
     return round(Decimal(text) * NS_PER_SECOND) if text else None
 
 
 def jobs(found: Iterable[Instance]) -> list[Job]:
-    """Those with GPUs, as jobs of a list that names none."""
+    """Return the instances with GPUs, as jobs of a list that names no GPUs."""
     return [
         Job(one.start_ns, one.name, one.application, "", one.end_ns,
             unplaced=(Unplaced("", one.gpus, "the trace names none"),))
@@ -79,7 +80,7 @@ def jobs(found: Iterable[Instance]) -> list[Job]:
 
 
 def cards(found: Iterable[Instance]) -> tuple[list[Evidence], list[Instance]]:
-    """The network cards with who had which part of them, and the instances whose part is not exact."""
+    """Return usage evidence of the NICs with claims on parts, and the instances with inexact parts."""
     claims: dict[str, list[Claim]] = defaultdict(list)
     inexact: list[Instance] = []
     pools: dict[int, _Pool] = {}
@@ -107,7 +108,7 @@ def _evidence(claims: dict[str, list[Claim]]) -> Iterator[Evidence]:
 
 
 def portion(part: Fraction) -> int | None:
-    """The units of a part of a device; None where they would not be whole. Raises ValueError."""
+    """Return the units of a part of a device; None if not a whole number. Raises ValueError."""
     if not 0 < part <= 1:
         message = f"{part} is no part of a device"
         raise ValueError(message)
@@ -116,7 +117,7 @@ def portion(part: Fraction) -> int | None:
 
 
 class _Pool:
-    """Cards cut into parts of one size."""
+    """NICs divided into parts of one size."""
 
     def __init__(self, units: int) -> None:
         self._units = units
@@ -125,7 +126,7 @@ class _Pool:
         self._cards = 0
 
     def take(self, start_ns: int, end_ns: int) -> tuple[str, Slots]:
-        """A part that is free in [start, end); starts come in order."""
+        """Return a part that is free in [start, end); starts must arrive in order."""
         while self._held and self._held[0][0] <= start_ns:
             _, card, part = heappop(self._held)
             heappush(self._free, (card, part))

@@ -1,4 +1,4 @@
-"""Answers of NVML and of the ethtool interface, kept from a simulated node with 8 GPUs and 10 cards."""
+"""Answers of NVML and of the ethtool interface, recorded from a simulated node with 8 GPUs and 10 NICs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DRIVERS = ("nvml.", "ethtool.")
 
 
 def write_answers(path: Path, seconds: int) -> None:
-    """One dictionary a second: every call, by its key, with its answer."""
+    """Write one dictionary per second: every call, by its key, with its answer."""
     state: dict[str, Any] = {}
     kept = []
     for moment in moments(NodeSpec(node="bench-node", seed=7, scenario="training"), seconds):

@@ -1,4 +1,4 @@
-"""`python -m bench.audit`: what the audit log costs, against a table of SQLite that proves nothing."""
+"""`python -m bench.audit`: cost of the audit log, against an SQLite table without proofs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CREATE = "create table log (seq integer primary key, record blob not null, chai
 
 
 def draft(number: int) -> Draft:
-    """A record of the usual size."""
+    """Return a record of the usual size."""
     return Draft(
         "tenancy.assign", Actor("scheduler", "slurm", "token", "10.0.0.1"), NOON_NS + number, "done",
         Subject(f"gpu-node-{number % 1000}", f"GPU-8f3b0c52-0000-0000-0000-{number:012d}"),
@@ -71,7 +71,7 @@ def main(*, quick: bool) -> None:
 
 
 async def append(directory: Path, key: SecretKey, records: int) -> float:
-    """Seconds until all records are durable and signed, a group at a time."""
+    """Return the seconds until all records are durable and signed, one group at a time."""
     log = AuditLog(directory, key, SOURCE)
     log.open()
     running = asyncio.create_task(log.run())
@@ -87,7 +87,7 @@ async def append(directory: Path, key: SecretKey, records: int) -> float:
 
 
 def append_sqlite(path: Path, records: int) -> float:
-    """Seconds until all records are in a table, each with a hash over it and the one before."""
+    """Return the seconds until all records are in a table, each with a hash over it and its predecessor."""
     started = time.perf_counter()
     connection = sqlite3.connect(path)
     connection.execute("pragma journal_mode=wal")
@@ -107,7 +107,7 @@ def append_sqlite(path: Path, records: int) -> float:
 
 
 def verify_sqlite(path: Path) -> None:
-    """Read the table and compute every hash again. Raises ValueError where one is wrong."""
+    """Read the table and compute every hash again. Raises ValueError if one is wrong."""
     connection = sqlite3.connect(path)
     chain = b""
     for raw, kept in connection.execute("select record, chain from log order by seq"):
@@ -119,7 +119,7 @@ def verify_sqlite(path: Path) -> None:
 
 
 def proofs(report: Report, directory: Path, key: SecretKey, records: int) -> None:
-    """What it takes to prove single records, from files that were not read before."""
+    """Measure the proof of single records, from files that were not read before."""
     many = 100
     started = time.perf_counter()
     note = (directory / "checkpoint").read_text()

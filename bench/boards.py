@@ -1,4 +1,4 @@
-"""`python -m bench.boards`: what boards and rules cost the Prometheus of a large cluster."""
+"""`python -m bench.boards`: cost of dashboards and rules for the Prometheus of a large cluster."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from dashboards.promql import metrics_in
 from dashboards.recorded import expanded, recorded, recorded_in
 
 LARGE = 1000
-"""Nodes of the cluster for which boards and rules must stay cheap."""
+"""Nodes of the cluster for which dashboards and rules must stay cheap."""
 MAX_SAMPLES = 50_000_000
-"""Prometheus refuses a query that has more in memory at once (--query.max-samples)."""
+"""Limit of samples in memory of one query; Prometheus rejects a query above it (--query.max-samples)."""
 ALIKE_NODES, TRIES = 3, 3
 SHOWN = 8
 _MARGIN_SECONDS = 30
@@ -42,13 +42,13 @@ BY_KIND = (
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much to hold and for how long to ask."""
+    """Amount of data, and duration of the queries."""
 
     nodes: int
     pages: int
     faults: int
     lead_seconds: int
-    """How long loading may take: the data reach that far into the future."""
+    """Limit of the loading time: the data extend this far into the future."""
     span_seconds: int
     scrapes: int
     rules_seconds: int
@@ -60,24 +60,24 @@ QUICK = Size(2, 2, 1, 150, span_seconds=600, scrapes=52, rules_seconds=1)
 
 @dataclass
 class Found:
-    """What a cluster cost."""
+    """Measured cost of a cluster."""
 
     nodes: int
     series: int = 0
     resident: int = 0
     answers: dict[Question, Answer] = field(default_factory=dict)
     unrecorded: dict[Question, Answer] = field(default_factory=dict)
-    """Those with recorded series, asked without them."""
+    """Answers to queries with recorded series, with those series replaced by their expressions."""
     groups: dict[str, Group] = field(default_factory=dict)
     asked: dict[str, float] = field(default_factory=dict)
-    """Seconds of all queries of a group of rules, each where it was fastest: others' work is not in it."""
+    """Seconds of all queries of a rule group, each at its fastest repetition, free of other load."""
     following: float = 0.0
-    """Share of a core that Prometheus took while it followed all rules."""
+    """Share of a core that Prometheus used while it evaluated all rules."""
     compared: tuple[Answer, ...] = ()
 
     @property
     def times(self) -> float:
-        """How many of these clusters the large one is."""
+        """Size of the large cluster as a multiple of this cluster."""
         return LARGE / self.nodes
 
 
@@ -107,7 +107,7 @@ def main(*, quick: bool, nodes: int | None, names: Sequence[str]) -> None:
 
 
 def measure(size: Size, pages: Pages, chosen: Sequence[Question], *, rules: bool) -> Found:
-    """Hold the pages of a cluster, ask what boards ask, and follow the rules."""
+    """Load the metrics of a cluster, run the dashboards' queries, and evaluate the rules."""
     found = Found(size.nodes)
     with loaded(store.prometheus, size, pages) as (running, span, directory):
         record(running, chosen, span)
@@ -137,7 +137,7 @@ def measure(size: Size, pages: Pages, chosen: Sequence[Question], *, rules: bool
 def loaded(
     start: Callable[[Path], Server], size: Size, pages: Pages
 ) -> Iterator[tuple[Store, Span, Path]]:
-    """A database that holds what all scrapes brought. Raises BenchError where that took too long."""
+    """Yield a database loaded with all scrapes. Raises BenchError if loading took too long."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         directory = Path(name)
         with start(directory) as server:
@@ -155,7 +155,7 @@ def loaded(
 
 
 def record(running: Store, chosen: Sequence[Question], span: Span) -> None:
-    """Write the recorded series that boards show, as if the rules had always been followed."""
+    """Write the recorded series that dashboards show, as if the rules had always been evaluated."""
     wanted = {name for question in chosen for name in recorded_in(question.expression)}
     scrapes = round(span.seconds) // SCRAPE_SECONDS + 1
     writer = Writer(store.WRITE, span.end, scrapes)
@@ -172,7 +172,7 @@ def record(running: Store, chosen: Sequence[Question], span: Span) -> None:
 
 
 def tell(report: Report, found: Found) -> None:
-    """Say what was found, for as many nodes as a large cluster has."""
+    """Report the results, scaled to the node count of a large cluster."""
     at = f"at {LARGE:,} nodes"
     peaks = {question: answer.peak * found.times for question, answer in found.answers.items()}
     report.ratio(
@@ -185,7 +185,7 @@ def tell(report: Report, found: Found) -> None:
     )  # fmt: skip
     for question, plain in found.unrecorded.items():
         answer = found.answers[question]
-        if plain.peak:  # a query that is refused has none
+        if plain.peak:  # a rejected query has none
             report.ratio(f"samples at once, recorded / not, {question}", answer.peak / plain.peak)
         report.figure(f"{question}, not recorded", _told(plain, found.times))
     if found.compared:
@@ -244,7 +244,7 @@ def _told(answer: Answer, times: float) -> str:
 
 
 def alike(report: Report, size: Size, pages: Pages, chosen: Sequence[Question]) -> None:
-    """Ask another database the same: it speaks the same language, or a board shows nothing."""
+    """Send the same queries to another database: if its language differs, a dashboard shows nothing."""
     if not shutil.which(store.VICTORIA):
         report.figure(store.VICTORIA, "is not installed: left out")
         return

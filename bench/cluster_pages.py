@@ -1,9 +1,9 @@
-"""The pages of a cluster as Prometheus would hold them: real pages of few servers, told of many.
+"""Metrics of a cluster as Prometheus would store them: scrapes of few real nodes, copied to many.
 
-The real agent reads simulated servers on a clock moved by hand and makes a page each quarter of a
-minute. Every node gets one server's pages under its own name: GPUs of its own, counters that have
-another start and another speed, its own place in the loop of pages. The collector's pages are those
-of a real collector to which so many nodes report.
+The real agent reads simulated nodes on a clock moved by hand and renders its metrics every 15
+seconds. Every node gets the metrics of one simulated node under its own name: its own GPUs,
+counters with another start and another speed, and its own position in the loop of scrapes. The
+collector's metrics are those of a real collector with as many reporting nodes.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """The series of some pages one after the other: rows of series, columns of pages."""
+    """The series of consecutive scrapes: rows are series, columns are scrapes."""
 
     series: tuple[Labels, ...]
     values: Values
-    """What a page does not have is not a number."""
+    """NaN if a scrape lacks the series."""
     counters: npt.NDArray[np.bool_]
     measured: npt.NDArray[np.bool_]
-    """Gauges of something that changes, of which no two servers have the same; settings are alike."""
+    """Gauges of measured values, which differ between nodes; settings are equal on all nodes."""
 
     def over(self, length: int, own: np.random.Generator) -> Values:
-        """The values of a node of its own at so many scrapes."""
+        """Return the values of one node at the given number of scrapes."""
         pages = self.values.shape[1]
         at = (np.arange(length) + own.integers(pages)) % pages
         found: Values = self.values[:, at]
@@ -77,21 +77,21 @@ class Loop:
         return np.where(self.counters[:, None], counted, found * level)
 
     def _grown(self) -> Values:
-        """How much a counter grew before each page; nothing where it started over or was away."""
+        """Growth of each counter before each scrape; 0 after a reset or a gap."""
         steps = np.diff(self.values, axis=1, prepend=self.values[:, :1])
         return np.clip(np.nan_to_num(steps), 0, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """The loops that nodes take, and that of the collector."""
+    """The loops that nodes replay, and the loop of the collector."""
 
     healthy: Sequence[Loop]
     faulty: Sequence[Loop]
     collector: Loop
 
     def of(self, number: int) -> Loop:
-        """A node's: every so many nodes one has a fault."""
+        """Return the loop of a node; one in `ONE_FAULTY_IN` nodes has a fault."""
         turn, faultless = divmod(number, ONE_FAULTY_IN)
         if faultless:
             return self.healthy[number % len(self.healthy)]
@@ -99,7 +99,7 @@ class Pages:
 
 
 def loop_of(pages: Sequence[str], held: Container[str]) -> Loop:
-    """Read pages, keeping the metrics that are to be held."""
+    """Parse scrapes, keeping the metrics in `held`."""
     told: dict[Labels, list[float]] = {}
     for position, page in enumerate(pages):
         for line in page.splitlines():
@@ -133,9 +133,9 @@ def _unescaped(escape: re.Match[str]) -> str:
 
 
 def pages_of(nodes: int, pages: int, faults: int, held: Container[str]) -> Pages:
-    """Pages of healthy servers, of servers with so many faults, and of the collector of all nodes.
+    """Render scrapes of healthy nodes, of nodes with the given number of faults, and of their collector.
 
-    A fault strikes at half of its server's pages. Of all pages only the metrics that are held count.
+    A fault starts at half of its node's scrapes. Only the metrics in `held` are kept.
     """
     logs.configure("error")
     loops = [
@@ -169,7 +169,7 @@ def _agent_pages(spec: NodeSpec, pages: int) -> list[str]:
 
 
 def _collector_loop(nodes: int, directory: Path, held: Container[str]) -> Loop:
-    """Pages of a collector to which nodes report, each of them held by one of some tenants."""
+    """Render scrapes of a collector with reporting nodes, each held by one of several tenants."""
     streams = load.streams_of_a_node(directory)
     load.save(streams, directory / "streams")
     claims = directory / "claims.csv"
@@ -197,7 +197,7 @@ def _page(port: int) -> str:
 
 
 class Writer:
-    """Requests that write series at the instants of some scrapes, the last of them at `until`."""
+    """Requests that write series at the timestamps of some scrapes, the last of them at `until`."""
 
     def __init__(self, path: str, until: float, scrapes: int) -> None:
         self._path = path
@@ -206,14 +206,14 @@ class Writer:
         self._times = remote_write.instants(second * 1000 for second in self.seconds)
 
     def of_node(self, pages: Pages, number: int) -> Iterator[Request]:
-        """A node's pages, as they are scraped."""
+        """Return the requests that write the scrapes of a node."""
         loop, name = pages.of(number), load.name(number)
         target = (("job", "railscope-agent"), ("instance", f"{name}:9469"), ("node", name))
         series = [_of(number, labels) for labels in loop.series]
         return self._scraped(loop, series, target, number)
 
     def of_collector(self, loop: Loop) -> Iterator[Request]:
-        """The collector's pages."""
+        """Return the requests that write the scrapes of the collector."""
         target = (("job", "railscope-collector"), ("instance", "localhost:9470"))
         return self._scraped(loop, loop.series, target, 0)
 
@@ -227,7 +227,7 @@ class Writer:
     def written(
         self, series: Sequence[Labels], values: Values, target: Labels = ()
     ) -> Iterator[Request]:
-        """Requests with these series; what is not a number is left out."""
+        """Yield requests with these series; NaN values are omitted."""
         common = b"".join(remote_write.label(*pair) for pair in target)
         for first in range(0, len(series), _SERIES_A_REQUEST):
             part = slice(first, first + _SERIES_A_REQUEST)
@@ -242,7 +242,7 @@ class Writer:
 
 
 def _of(number: int, labels: Labels) -> Labels:
-    """The labels of a series on another node: other GPUs."""
+    """Return the labels of a series on another node, with other GPUs."""
     return tuple(
         (name, f"{_GPU}{number:08x}{value[12:]}" if value.startswith(_GPU) else value)
         for name, value in labels

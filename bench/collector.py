@@ -1,4 +1,4 @@
-"""`python -m bench.collector`: what the collector costs, beside a time-series database."""
+"""`python -m bench.collector`: cost of the collector, beside a time-series database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m bench.export`: invoices as FOCUS files, written, read again and added up."""
+"""`python -m bench.export`: invoices as FOCUS files, written, read again and summed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _invoices(rows: int) -> tuple[Invoice, ...]:
 
 def _charge(at: int) -> Charge:
     start_ns = MONTH.start_ns + at * SECOND_NS
-    length_ns = HOUR_NS + at % 7_777_777  # so that amounts are no round numbers
+    length_ns = HOUR_NS + at % 7_777_777  # so that amounts are not round numbers
     quantity = Fraction(840 * length_ns)
     return Charge(
         tenant=f"tenant-{at % TENANTS}",
@@ -95,7 +95,7 @@ def _exported(invoices: Listed, forms: tuple[Form, ...], directory: Path) -> Non
 
 
 def _timed(work: Callable[[], object]) -> float:
-    """Processor seconds."""
+    """Return the processor seconds of some work."""
     started = time.process_time()
     work()
     return time.process_time() - started
@@ -107,7 +107,7 @@ def _copied(path: Path) -> None:
 
 
 def _resident_mebibytes() -> float:
-    """The most that was resident so far."""
+    """Return the peak resident memory so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

@@ -1,4 +1,4 @@
-"""A bench host with a fabric: the generated tree, whose RDMA devices are those of the kept answers."""
+"""A bench host with a fabric: the generated tree, with the RDMA devices of the recorded answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RAIL_DRIVER = "mlx5_core"
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """Where the tree and the answers are, and the files that move."""
+    """Locations of the tree and the answers, and the files that change."""
 
     root: Path
     answers: Path
@@ -27,7 +27,7 @@ class Fabric:
 
 
 def write_fabric(directory: Path) -> Fabric:
-    """Write 8 RDMA devices, the interfaces above them and what their drivers answer."""
+    """Write 8 RDMA devices, their network interfaces and the answers of their drivers."""
     root, answers = directory / "fabric", directory / "fabric.msgpack"
     moving = write_tree(root, DEVICES)
     write_answers(answers, ANSWER_SECONDS)

@@ -1,4 +1,4 @@
-"""A real collector under the load of many nodes: what it costs, holds and how fast it answers."""
+"""A real collector under the load of many nodes: its cost, memory and response times."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ _VIEWS = re.compile(r"^railscope_collector_views_refresh_seconds (\S+)", re.MULT
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How many nodes, and how much of what they send."""
+    """Number of nodes, and amount of data that each sends."""
 
     nodes: int
     turns: int
-    """Turns sent as fast as they are answered."""
+    """Turns sent as fast as they are acknowledged."""
 
     pace_seconds: float
-    """How long one more turn is spread over; ten seconds are the natural pace."""
+    """Seconds over which one more turn is spread; ten seconds is the natural period."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetCost:
-    """What came of one size."""
+    """Measured cost of one size."""
 
     size: Size
     values: int
     cpu_seconds: float
     wall_seconds: float
     first_views_seconds: float
-    """The refresh that works everything out anew, after the flood."""
+    """The refresh that computes everything again, after the flood."""
     views_seconds: float
-    """Those after it."""
+    """The later refreshes."""
     bytes_a_node: float
     p50: float
     p99: float
@@ -59,7 +59,7 @@ class FleetCost:
 
     @property
     def values_a_cpu_second(self) -> float:
-        """Receipt to durable, acknowledged and in the views."""
+        """Values per CPU second, from receipt until durable, acknowledged and in the views."""
         return self.values / self.cpu_seconds
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class FleetCost:
 
 
 class LoadProcess:
-    """The load generator, told what to do line by line."""
+    """The load generator, controlled by one command per line."""
 
     def __init__(self, port: int, nodes: int, streams: Path) -> None:
         self._command = [sys.executable, "-m", "bench.loader", str(port), str(nodes), str(streams)]
@@ -88,12 +88,12 @@ class LoadProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop it by its own pid."""
+        """Stop the process by its own pid."""
         self._process.terminate()
         self._process.communicate()
 
     def do(self, *words: object) -> dict[str, Any]:
-        """Give one command and wait for the answer."""
+        """Send one command and wait for the answer."""
         if self._process.stdin is None or self._process.stdout is None:
             message = "the load generator has no pipes"
             raise BenchError(message)
@@ -108,7 +108,7 @@ class LoadProcess:
 
 
 def measure(size: Size, streams: Path, directory: Path) -> FleetCost:
-    """Register nodes, flood, look at the views, then go on at the natural pace."""
+    """Register nodes, flood, wait for the views, then continue at the natural period."""
     with (
         collector(size.nodes, directory) as server,
         LoadProcess(server.port, size.nodes, streams) as loader,
@@ -120,7 +120,7 @@ def measure(size: Size, streams: Path, directory: Path) -> FleetCost:
         loader.do("post", CONNECTIONS)
         registration = server.cpu_seconds() - cpu
         prepared = loader.do("prepare", 1, 1 + size.turns)
-        # Registration takes long: one turn and the views after it, so that nobody was silent lately.
+        # Registration takes long: one turn and the views after it, so that no node was stale recently.
         loader.do("post", CONNECTIONS, 1)
         refreshes_of(server, 2)
         cpu = server.cpu_seconds()
@@ -143,7 +143,7 @@ def measure(size: Size, streams: Path, directory: Path) -> FleetCost:
 
 
 def collector(nodes: int, directory: Path, **environment: str) -> Server:
-    """`railscope collector run` that knows the tokens of all nodes."""
+    """Start `railscope collector run` with the tokens of all nodes."""
     port = free_port()
     tokens = directory / f"tokens-{nodes}.toml"
     lines = [f'"{load.name(n)}" = "{digest(load.token(n))}"' for n in range(nodes)]
@@ -157,7 +157,7 @@ def collector(nodes: int, directory: Path, **environment: str) -> Server:
 
 
 def refreshes_of(server: Server, count: int) -> list[float]:
-    """How long each of the next refreshes of all views takes, in seconds, as they end."""
+    """Return the duration in seconds of each of the next refreshes of all views, as they end."""
     found = [_newest_refresh(server)]
     until = time.monotonic() + PATIENCE_SECONDS
     while len(found) <= count:

@@ -1,7 +1,7 @@
-"""Runs a module as it runs where it is installed: without what only the tests bring.
+"""Runs a module as in an installation, without packages that only the tests install.
 
-`python -m bench.installed MODULE ARGUMENTS...`. structlog loads rich where it finds it, some 5 MiB,
-which comes with the test extra.
+`python -m bench.installed MODULE ARGUMENTS...`. structlog imports rich if it is installed, some 5
+MiB, and rich comes with the test extra.
 """
 
 from __future__ import annotations
@@ -10,6 +10,6 @@ import runpy
 import sys
 
 if __name__ == "__main__":
-    sys.modules["rich"] = None  # type: ignore[assignment]  # what an import takes for not there
+    sys.modules["rich"] = None  # type: ignore[assignment]  # makes the import fail as if not installed
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""`python -m bench.jobs`: what it costs the collector to know of jobs."""
+"""`python -m bench.jobs`: cost of jobs for the collector."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _ON_RAILS = {"nic", "rdma_port"}
 
 @dataclass
 class Cluster:
-    """Nodes whose GPUs are all held by jobs."""
+    """Nodes with all GPUs held by jobs."""
 
     core: Core
     roster: Roster
@@ -53,7 +53,7 @@ class Cluster:
 
     @classmethod
     def of(cls, streams: list[load.Stream], nodes: int, directory: Path) -> Cluster:
-        """So many nodes that have reported just now."""
+        """Create the given number of nodes, all with recent reports."""
         schemas = Schemas(directory)
         schemas.open()
         core, roster = Core(schemas), Roster()
@@ -78,7 +78,7 @@ class Cluster:
         return cls(core, roster, Seating(core, roster))
 
     def seat(self) -> None:
-        """What a refresh does for jobs before it reads, where nothing has changed."""
+        """Run the job assignment of a refresh, before its reads, with nothing changed."""
 
         async def nobody() -> None:
             return
@@ -86,7 +86,7 @@ class Cluster:
         asyncio.run(self.seating.refresh(nobody))
 
     def view(self) -> Jobs:
-        """What a refresh does for jobs."""
+        """Run the job computation of a refresh."""
         gathered, fleet = Gathered(), self.core.fleet
         for block in fleet.blocks():
             table = self.seating.of(block)
@@ -134,7 +134,7 @@ def main(*, quick: bool) -> None:
 
 
 def on_rails(stream: load.Stream) -> load.Stream:
-    """The stream with its ports on rails: the tree of the bench does not say where they are."""
+    """Return the stream with its ports on rails: the bench's tree does not contain rails."""
     numbers: dict[tuple[str, ...], int] = {}
     entities = []
     for entity in stream.schema.entities:
@@ -149,7 +149,7 @@ def on_rails(stream: load.Stream) -> load.Stream:
 
 
 def _seconds(work: Callable[[], object], turns: int = TURNS) -> float:
-    """The median of processor time."""
+    """Return the median of processor time."""
     found = []
     for _ in range(max(turns, 1)):
         started = time.process_time()

@@ -1,8 +1,8 @@
 """Envelopes of many simulated nodes of one build: real schemas, generated values.
 
-The schemas are those of one agent on a bench host. Every node has GPUs of its own; whatever has no
-serial number in it is the same schema for all. Of the columns 60 % are always zero; of the others
-counters grow, and two of three gauges move.
+The schemas are those of one agent on a bench host. Every node has its own GPUs; a schema without a
+serial number is the same for all nodes. Of the columns 60 % are always zero; of the others counters
+grow, and two of three gauges change.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ Rows = npt.NDArray[np.int64]
 
 
 class Stream(msgspec.Struct, frozen=True):
-    """The schema of a source, and how many of its frames are in an envelope of ten seconds."""
+    """The schema of a source, and the number of its frames in an envelope of ten seconds."""
 
     schema: WireSchema
     rows: int
 
 
 def streams_of_a_node(directory: Path) -> list[Stream]:
-    """What one agent would register at its default periods: about 3,000 values a second."""
+    """Return the streams of one agent at its default periods: about 3,000 values per second."""
     logs.configure("error")
     write_tree(directory / "tree", DEVICES)
     write_answers(directory / "answers", 2)
@@ -73,7 +73,7 @@ def streams_of_a_node(directory: Path) -> list[Stream]:
 
 
 def of_node(schema: WireSchema, number: int) -> WireSchema:
-    """The schema as another node of the same build has it: other GPUs."""
+    """Return the schema of another node of the same build, with other GPUs."""
 
     def own(entity: WireEntity) -> WireEntity:
         if not entity.key or not entity.key[0].startswith(_GPU):
@@ -85,12 +85,12 @@ def of_node(schema: WireSchema, number: int) -> WireSchema:
 
 
 def columns_of(schema: WireSchema) -> int:
-    """How many columns a schema has."""
+    """Return the number of columns of a schema."""
     return sum(len(group.entities) for group in schema.groups)
 
 
 def _counters_of(schema: WireSchema) -> npt.NDArray[np.bool_]:
-    """Which columns count."""
+    """Return a mask of the counter columns."""
     kinds = [
         [METRICS[group.metric].kind is Kind.COUNTER] * len(group.entities)
         for group in schema.groups
@@ -99,7 +99,7 @@ def _counters_of(schema: WireSchema) -> npt.NDArray[np.bool_]:
 
 
 def rows_of(schema: WireSchema, variant: int, turn: int) -> Rows:
-    """Ten rows of values; the turns of one variant join without a seam, and no counter ever falls."""
+    """Return ten rows of values; consecutive turns of one variant continue, and no counter ever falls."""
     counts = _counters_of(schema)
     columns = len(counts)
     fixed = np.random.default_rng(variant)
@@ -108,7 +108,7 @@ def rows_of(schema: WireSchema, variant: int, turn: int) -> Rows:
     speed = np.exp(fixed.uniform(0, 20, columns))
     moving = np.random.default_rng((variant, turn))
     seconds = np.arange(turn * ROWS, turn * ROWS + ROWS)[:, np.newaxis]
-    # Each row is early by less than a second, so that steps differ and none is backwards.
+    # Each row is shifted by less than a second, so that steps differ and none is negative.
     counters = start + ((seconds + moving.random((ROWS, columns))) * speed).astype(np.int64)
     gauges = start % 100_000 + moving.integers(0, 200, (ROWS, columns))
     rows = np.where(counts, counters, np.where(kind < _GAUGE, gauges, start))
@@ -118,7 +118,7 @@ def rows_of(schema: WireSchema, variant: int, turn: int) -> Rows:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A batch without its schema's name: what many nodes share."""
+    """A batch without its schema digest: the part that many nodes share."""
 
     stream: str
     rows: int
@@ -128,7 +128,7 @@ class Piece:
 
 
 def packed(rows: Rows) -> tuple[bytes, bytes, bytes]:
-    """Rows as a batch has them: its base, what changes, and the steps."""
+    """Return the parts of a batch from rows: base, bitmap of changed columns, and steps."""
     steps = np.diff(rows, axis=0)
     changed = steps.any(axis=0)
     return (
@@ -138,13 +138,13 @@ def packed(rows: Rows) -> tuple[bytes, bytes, bytes]:
 
 
 def _piece(stream: Stream, variant: int, turn: int) -> Piece:
-    """The last rows of a turn as the parts of a batch."""
+    """Return the last rows of a turn as the parts of a batch."""
     rows = rows_of(stream.schema, variant, turn)[-stream.rows :]
     return Piece(stream.schema.stream, len(rows), *packed(rows))
 
 
 def instants(turn: int, rows: int = ROWS) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Wall and boot clock of the rows of a turn, the last of them at its end."""
+    """Return wall and boot timestamps of the rows of a turn, the last of them at its end."""
     last, step = turn * ROWS + ROWS - 1, ROWS // rows
     seconds = range(last - step * (rows - 1), last + 1, step)
     return (
@@ -154,7 +154,7 @@ def instants(turn: int, rows: int = ROWS) -> tuple[tuple[int, ...], tuple[int, .
 
 
 class Nodes:
-    """The nodes of one load, and what each sends in each turn."""
+    """The nodes of one load, and their requests in each turn."""
 
     def __init__(self, streams: Sequence[Stream], count: int) -> None:
         self._streams = streams
@@ -177,13 +177,13 @@ class Nodes:
         return self._common | own
 
     def schemas(self, number: int, digests: Sequence[str]) -> bytes:
-        """An envelope with the schemas the collector asks one node for."""
+        """Return an envelope with the schemas that the collector requests from one node."""
         own = [of_node(stream.schema, number) for stream in self._streams]
         wanted = [schema for schema in own if schema_hash(schema).hex() in digests]
         return pack(envelope(origin(number), [], wanted, agent_version=__version__))
 
     def bodies(self, turn: int) -> list[bytes]:
-        """What every node sends in a turn."""
+        """Return the request body of every node in a turn."""
         pieces = [
             [
                 _piece(stream, variant * 100 + position, turn)
@@ -206,24 +206,24 @@ class Nodes:
 
 
 def name(number: int) -> str:
-    """The name of a node."""
+    """Return the name of a node."""
     return f"bench-{number:05}"
 
 
 def token(number: int) -> str:
-    """The token of a node."""
+    """Return the token of a node."""
     return f"token-of-{name(number)}"
 
 
 def origin(number: int) -> Origin:
-    """Where the frames of a node come from."""
+    """Return the origin of the frames of a node."""
     return Origin(name(number), f"{number:016x}", f"boot-{number}")
 
 
 def head(number: int, turn: int, path: str, content_type: str, size: int) -> bytes:
-    """The head of a request of one node."""
+    """Return the request head of one node."""
     _, boot = instants(turn)
-    # Right clocks: what a node says whose clock is off is worked out anew, which costs more.
+    # Correct clocks: a node with a clock offset costs more, as its timestamps are computed again.
     sent = SentAt(time.time_ns(), boot[-1], origin(number).boot_id).to_headers()
     lines = {
         "Host": "bench", "Authorization": f"Bearer {token(number)}", "Content-Type": content_type,
@@ -234,10 +234,10 @@ def head(number: int, turn: int, path: str, content_type: str, size: int) -> byt
 
 
 def save(streams: Sequence[Stream], path: Path) -> None:
-    """Leave the streams for the load generator."""
+    """Save the streams for the load generator."""
     path.write_bytes(msgspec.msgpack.encode(streams))
 
 
 def load(path: Path) -> list[Stream]:
-    """The streams that were left."""
+    """Load the saved streams."""
     return msgspec.msgpack.decode(path.read_bytes(), type=list[Stream])

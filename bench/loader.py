@@ -1,9 +1,9 @@
-"""The load generator: a process of its own, told what to do line by line.
+"""The load generator: its own process, controlled by one command per line.
 
-Run as `python -m bench.loader PORT NODES STREAMS`. Commands on standard input, one answer (JSON)
-each: `prepare FIRST COUNT` makes the requests of some turns, `post CONNECTIONS TURNS` sends the next
-ones, or all, as fast as they are answered, `pace CONNECTIONS SECONDS` spreads all over time. Schemas
-that the collector asks for are sent, and the frames then again, as an agent does it.
+Run as `python -m bench.loader PORT NODES STREAMS`. Commands on standard input, one JSON answer
+each: `prepare FIRST COUNT` builds the requests of some turns, `post CONNECTIONS TURNS` sends the
+next ones, or all, as fast as they are acknowledged, `pace CONNECTIONS SECONDS` spreads all over
+time. Like an agent, it sends the schemas that the collector requests, and then the frames again.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _PAUSE_SECONDS = 0.2
 
 
 class Turns(Sequence[Request]):
-    """The requests of some turns; each says the node's clock as it is when it is looked up."""
+    """The requests of some turns; each carries the node's clock at the time of the lookup."""
 
     def __init__(self, nodes: int, first: int, bodies: list[bytes]) -> None:
         self._nodes, self._first, self.bodies = nodes, first, bodies
 
     def split(self, turns: int) -> tuple[Turns, Turns]:
-        """The first turns, and the others."""
+        """Return the first turns, and the others."""
         end = turns * self._nodes
         return (
             Turns(self._nodes, self._first, self.bodies[:end]),
@@ -52,7 +52,7 @@ class Turns(Sequence[Request]):
 
 
 class Loader:
-    """Prepares and sends."""
+    """Prepares and sends requests."""
 
     def __init__(self, port: int, nodes: load.Nodes) -> None:
         self._port = port
@@ -61,7 +61,7 @@ class Loader:
         self._later = self._requests
 
     def do(self, command: str, *arguments: str) -> dict[str, Any]:
-        """Obey one command."""
+        """Execute one command."""
         if command == "prepare":
             return self._prepare(int(arguments[0]), int(arguments[1]))
         paced, turns = command == "pace", len(self._later)
@@ -89,7 +89,7 @@ class Loader:
         return {"requests": len(bodies), "bytes_a_value": sum(map(len, bodies)) / max(values, 1)}
 
     def _again(self, wire: Wire, position: int, status: int, content: bytes) -> None:
-        """Send the schemas the collector asks for, then the frames again; try later if told so."""
+        """Send the requested schemas, then the frames again; retry later if the collector requests it."""
         number = position % self._nodes.count
         for _ in range(_MAX_TRIES):
             if status // 100 == 2:  # noqa: PLR2004 - HTTP's success
@@ -110,7 +110,7 @@ class Loader:
 
 
 def main() -> None:
-    """Obey until standard input ends."""
+    """Execute commands until standard input ends."""
     port, count, streams = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     loader = Loader(port, load.Nodes(load.load(streams), count))
     for line in sys.stdin:

@@ -1,8 +1,8 @@
-"""A day of the agent in minutes: its sources on a clock that is moved by hand, and what it holds.
+"""A day of the agent in minutes: its sources on a clock moved by hand, and its memory.
 
-Run as `python -m bench.long_run ROOT ANSWERS HOURS`; prints resident bytes after a first tenth, and
-at the end. Burst sampling looks at every window, the others at every tenth of their ticks, and a page
-is made each minute.
+Run as `python -m bench.long_run ROOT ANSWERS HOURS`; prints resident bytes after the first tenth
+and at the end. Burst sampling reads at every window, the other sources at every tenth of their
+ticks, and a metrics response is rendered each minute.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _BURST_SAMPLING = "nic_burst"
 
 
 class HandClock:
-    """A clock that is moved by hand; no one sleeps on it."""
+    """A clock that is moved by hand; no task sleeps on it."""
 
     def __init__(self) -> None:
         self.boot_ns = 1_000 * NS
 
     def now(self) -> Instant:
-        """Wall and boot clock."""
+        """Return the wall and boot clock."""
         return Instant(1_790_000_000 * NS + self.boot_ns, self.boot_ns)
 
     async def sleep_until(self, boot_ns: int) -> None:
-        """Be there."""
+        """Return immediately."""
         self.boot_ns = max(self.boot_ns, boot_ns)
 
 

@@ -1,4 +1,4 @@
-"""`python -m bench.metering`: from evidence to closed bills, and against a loop over samples."""
+"""`python -m bench.metering`: from usage evidence to closed invoices, and against a loop over samples."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MONTH = Period(FIRST_DAY * DAY_NS, (FIRST_DAY + DAYS) * DAY_NS)
 COMPUTED = Computed("bench", MONTH.end_ns)
 SAMPLE_NS = 10 * SECOND_NS
 COUNTED_NS = 30 * SECOND_NS
-"""Of counters one reading in each cell of this grid is kept."""
+"""One counter reading is kept in each cell of this grid."""
 CLAIMS = 60
 SILENCES = 10
 TENANTS = 50
@@ -56,7 +56,7 @@ BOOK = PriceBook(
 
 @dataclass(frozen=True, slots=True)
 class Month:
-    """What is known of one GPU: a month of samples with silences, and jobs one after the other."""
+    """Usage evidence of one GPU: a month of samples with gaps, and consecutive jobs."""
 
     evidence: Evidence
     counted: Increments
@@ -64,7 +64,7 @@ class Month:
 
 
 def month(index: int, times: int = 1) -> Month:
-    """A month of a GPU with so many times the usual claims and silences; the same for the same."""
+    """Return a month of a GPU with a multiple of the usual claims and gaps; deterministic by index."""
     chance = random.Random(index)  # noqa: S311 - load, no secret
     instants = np.arange(MONTH.start_ns, MONTH.end_ns + 1, SAMPLE_NS, dtype=np.int64)
     seen = np.ones(len(instants), np.bool_)
@@ -122,7 +122,7 @@ def main(*, quick: bool) -> None:
 
 
 def _bill(months: Sequence[Month]) -> tuple[float, float, int]:
-    """Processor seconds of everything, and of metering alone; how many charges it came to."""
+    """Return processor seconds in total and of metering alone, and the number of charges."""
     started = time.process_time()
     used: list[Usage] = []
     for one in months:
@@ -134,15 +134,15 @@ def _bill(months: Sequence[Month]) -> tuple[float, float, int]:
 
 
 def _used(one: Month) -> list[Usage]:
-    """A GPU's month, by the days that would be in the ledger."""
+    """Meter a GPU's month, by the days that would be in the ledger."""
     gpu = MeteredGpu.of(one.evidence, {Measure.ENERGY: one.counted}, SKU)
     return usages(gpu.day(FIRST_DAY + day, COMPUTED) for day in range(DAYS))
 
 
 def _on_cores(report: Report, gpus: int) -> None:
-    """All of it in one process, and with metering and rating in several."""
+    """Measure everything in one process, and with metering and rating in several."""
     _Shared.months = [month(index) for index in range(gpus)]
-    gc.freeze()  # or collecting garbage copies what forked processes share
+    gc.freeze()  # or garbage collection copies the memory that forked processes share
     days = gpus * DAYS
     alone, own = _closed(gpus, 1)
     wall, busiest = _closed(gpus, CORES)
@@ -154,13 +154,13 @@ def _on_cores(report: Report, gpus: int) -> None:
 
 
 class _Shared:
-    """What forked processes find in memory."""
+    """Memory that forked processes share."""
 
     months: Sequence[Month] = ()
 
 
 def _closed(gpus: int, processes: int) -> tuple[float, float]:
-    """Seconds until all is closed, and processor seconds of the process that rated longest."""
+    """Return the seconds until all is closed, and processor seconds of the busiest rating process."""
     parts = [range(first, gpus, processes) for first in range(processes)]
     started = time.perf_counter()
     if processes == 1:
@@ -173,7 +173,7 @@ def _closed(gpus: int, processes: int) -> tuple[float, float]:
 
 
 def _rated(part: range) -> tuple[float, list[Charge]]:
-    """Processor seconds and charges of some of the GPUs."""
+    """Return processor seconds and charges of some of the GPUs."""
     started = time.process_time()
     used: list[Usage] = []
     for index in part:
@@ -183,7 +183,7 @@ def _rated(part: range) -> tuple[float, list[Charge]]:
 
 
 def _by_events(report: Report, gpus: int) -> None:
-    """What metering an event costs where there are more: starts and ends of claims, and silences."""
+    """Measure the metering cost per event at growing counts: starts and ends of claims, and gaps."""
     costs = []
     for times in MORE:
         months = [month(index, times) for index in range(gpus)]
@@ -199,7 +199,7 @@ def _by_events(report: Report, gpus: int) -> None:
 
 
 def _by_shares(report: Report, counts: Sequence[int]) -> None:
-    """The cost of a part that a share holds for a time, where more and more claims share a GPU."""
+    """Measure the cost of a part held by a share for a time, with growing counts of claims on a GPU."""
     costs = []
     for count in counts:
         one = month(0)
@@ -219,7 +219,7 @@ def _by_shares(report: Report, counts: Sequence[int]) -> None:
 
 
 def _by_sample(held_by: Sequence[Claim], instants_ns: Sequence[int]) -> int:
-    """What is often done instead: whoever holds the GPU at a sample held it since the last one."""
+    """Meter by samples, the usual alternative: the holder at a sample held the GPU since the last one."""
     claims = sorted((claim.start_ns, claim.end_ns) for claim in held_by)
     held = at = 0
     before = instants_ns[0]

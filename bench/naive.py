@@ -1,4 +1,4 @@
-"""The readings of a source by nvidia-ml-py as its examples show it: a call for every value."""
+"""The readings of a source by nvidia-ml-py as its examples show it: one call for every value."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Call = Callable[[], Any]
 # nvml.h, nvmlValueType_t: the member of the union that holds the value.
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 _OURS = {"nvmlEventSetWait", "nvmlDeviceGetMigDevices"}
-"""Not calls of NVML, or calls that nothing is due for."""
+"""Not calls of NVML, or calls for which nothing is due."""
 _FILLED = {
     "nvmlDeviceGetSramEccErrorStatus": "c_nvmlEccSramErrorStatus_v1_t",
     "nvmlDeviceGetGpuFabricInfoV": "c_nvmlGpuFabricInfo_v3_t",
@@ -28,11 +28,11 @@ _EXTRA: dict[str, Callable[[Any], list[Any]]] = {
 
 
 _ALL_SAMPLES = 0
-"""The time of the last sample that is known: none."""
+"""Timestamp of the last sample already read: none."""
 
 
 def one_at_a_time(asked: Sequence[Asked]) -> Callable[[], int]:
-    """What does the calls that a source made, batches taken apart, and counts what it got."""
+    """Return a function that makes the calls of a source, batches split, and counts the answers."""
     import pynvml  # noqa: PLC0415 - the library is loaded by now
 
     handles: dict[int, Any] = {}
@@ -89,7 +89,7 @@ def _filled(pynvml: Any, target: Any, handle: Any, structure: str) -> Any:
 
 
 class _Samples:
-    """Two samples of a GPU; each metric is a request of its own."""
+    """Two samples of a GPU; each metric is a separate request."""
 
     def __init__(self, pynvml: Any, handle: Any) -> None:
         self._pynvml, self._handle = pynvml, handle

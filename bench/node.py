@@ -1,8 +1,8 @@
-"""An agent on a bench host: the real agent, on files of a generated tree and answers kept before.
+"""An agent on a bench host: the real agent, on files of a generated tree and recorded answers.
 
-Counter files are real files. What NVML and the ethtool interface answer comes from a simulated
-node and costs next to nothing, because the driver's time is not the agent's. Also the way to run
-the agent at periods shorter than its settings allow. Run as `python -m bench.node`.
+Counter files are real files. The answers of NVML and of the ethtool interface come from a simulated
+node and cost next to nothing, because the driver's time is not the agent's. Also the way to run the
+agent at periods shorter than its settings allow. Run as `python -m bench.node`.
 """
 
 from __future__ import annotations
@@ -49,37 +49,37 @@ class BenchHost:
 
     @property
     def clock(self) -> Clock:
-        """The machine's clocks, or those handed in."""
+        """The clocks of the node, or those passed in."""
         return self._clock
 
     @property
     def boot_id(self) -> str:
-        """That of the tree."""
+        """The boot id of the tree."""
         return self._real.boot_id
 
     def read(self, path: str) -> bytes:
-        """The content of a small file."""
+        """Return the content of a small file."""
         self.files += 1
         return self._real.read(path)
 
     def names(self, path: str) -> list[str]:
-        """The entries of a directory; the interfaces are those there are answers for."""
+        """Return the entries of a directory; interfaces are those with recorded answers."""
         self.files += 1
         if path == "/sys/class/net" and self.interfaces:
             return self.interfaces
         return self._real.names(path)
 
     def resolve(self, path: str) -> str:
-        """A path with all links followed."""
+        """Return a path with all links followed."""
         self.files += 1
         return self._real.resolve(path)
 
     def keep(self, paths: Sequence[str]) -> KeptFiles:
-        """A group of files; each file of a read counts."""
+        """Return a group of files; each file of a read counts as one call."""
         return _Counted(self, self._real.keep(paths), len(paths))
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        """A kept answer; the next one at each call."""
+        """Return the next recorded answer of a call."""
         self.asked += 1
         turns = self._keys.get((function, *arguments))
         if turns is None:
@@ -97,7 +97,7 @@ class BenchHost:
     def _turns(
         self, seam: str, function: str, arguments: tuple[int | str, ...]
     ) -> Iterator[Json] | None:
-        """The answers to a call, over and over; those of a batch are put together once."""
+        """Return the repeating answers to a call; those of a batch are assembled once."""
         if function not in BATCHES:
             return self._answers.get(call_key(seam, function, arguments))
         device, *entries = arguments
@@ -107,11 +107,11 @@ class BenchHost:
 
     @property
     def grain_ns(self) -> int:
-        """Each call is answered with the next that was kept."""
+        """The grain is 0: each call returns the next recorded answer."""
         return 0
 
     def kernel_log(self) -> KernelLog:
-        """That of the tree."""
+        """Return the kernel log of the tree."""
         return self._real.kernel_log()
 
 
@@ -137,7 +137,7 @@ def _interfaces(moments: list[dict[str, Json]]) -> list[str]:
 
 
 def _turns(key: str, moments: list[dict[str, Json]]) -> Iterator[Json]:
-    """All answers to one call, over and over; of statistics they share one list of names."""
+    """Repeat all answers to one call; statistics share one list of names."""
     answers = [moment[key] for moment in moments]
     if key.startswith(_STATISTICS):
         for answer in answers:
@@ -147,7 +147,7 @@ def _turns(key: str, moments: list[dict[str, Json]]) -> Iterator[Json]:
 
 
 def as_often(period_seconds: float) -> Periods:
-    """The default periods, in proportion: what is read each second is read at this period."""
+    """Return the default periods, scaled so that a source with a period of one second gets this period."""
     defaults = msgspec.structs.asdict(Periods())
     periods = Periods(**{name: period * period_seconds for name, period in defaults.items()})
     return msgspec.structs.replace(
@@ -190,7 +190,7 @@ def main(  # noqa: PLR0913 - flags
     bursts = Bursts(window_seconds=window) if window else Bursts(enabled=False)
     settings = AgentSettings(
         bursts=bursts, node="bench-node", listen=listen, state_directory=state_directory, periods=periods,
-        budget=Budget(cpu_ratio=0),  # what is measured is the cost at given periods
+        budget=Budget(cpu_ratio=0),  # the measurement is of the cost at given periods
         collector=CollectorLink(url=collector_url, token="bench", push_seconds=push_seconds),  # noqa: S106 - no secret
     )  # fmt: skip
     asyncio.run(_run_until_told(Agent(settings, host)))

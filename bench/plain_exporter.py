@@ -1,4 +1,4 @@
-"""What one writes first: open every file at every scrape, prometheus_client objects, its server.
+"""A minimal exporter: opens every file at every scrape, with prometheus_client objects and server.
 
 Run as `python -m bench.plain_exporter ROOT PORT`.
 """
@@ -24,7 +24,7 @@ class Files(Collector):
         self._base = root / "sys/class/infiniband"
 
     def collect(self) -> Iterator[Metric]:
-        """Read everything."""
+        """Read all files."""
         families: dict[str, CounterMetricFamily] = {}
         for port in sorted(self._base.glob("*/ports/*")):
             device = port.parts[-3]
@@ -41,7 +41,7 @@ class Files(Collector):
 
 
 def main() -> None:
-    """Serve until ended."""
+    """Serve until terminated."""
     registry = CollectorRegistry()
     registry.register(Files(Path(sys.argv[1])))
     start_http_server(int(sys.argv[2]), HOST, registry)

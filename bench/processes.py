@@ -1,4 +1,4 @@
-"""Processes under test: started here, stopped by their own pid, and what they cost."""
+"""Processes under test: started here, stopped by their own pid, and their measured cost."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _KIB = 1024
 
 
 class BenchError(RuntimeError):
-    """A process did not do what the bench needs; the message ends with its last words."""
+    """A process failed; the message ends with its last output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Resident memory in bytes: all of it, with shared pages split up, and what is its own."""
+    """Resident memory in bytes: total, with shared pages divided proportionally, and private."""
 
     resident: int
     proportional: int
@@ -35,7 +35,7 @@ class Memory:
 
 
 def free_port() -> int:
-    """A port nobody listens on."""
+    """Return a port without a listener."""
     with socket.socket() as found:
         found.bind((HOST, 0))
         port: int = found.getsockname()[1]
@@ -43,7 +43,7 @@ def free_port() -> int:
 
 
 class Server:
-    """A server process: ready once it answers on its port, ended with the `with` block."""
+    """A server process: ready once it answers on its port, stopped at the end of the `with` block."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Server:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop it by its own pid, and make sure."""
+        """Stop the process by its own pid, and wait for its end."""
         self._process.terminate()
         try:
             self._process.wait(STOP_SECONDS)
@@ -86,11 +86,11 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Return its process id."""
         return self._process.pid
 
     def last_words(self) -> str:
-        """The end of what it printed."""
+        """Return the end of its output."""
         return self._log.read_text(encoding="utf-8", errors="replace")[-2000:]
 
     def _answers(self) -> bool:
@@ -110,14 +110,14 @@ class Server:
         return time.clock_gettime((~self.pid << 3) | _CPU_CLOCK_SCHED)
 
     def switches(self) -> int:
-        """Voluntary context switches of all its threads: how often it went to sleep."""
+        """Voluntary context switches of all its threads: the number of times that it slept."""
         return sum(
             _number(status.read_text(), "voluntary_ctxt_switches")
             for status in Path(f"/proc/{self.pid}/task").glob("*/status")
         )
 
     def memory(self) -> Memory:
-        """What it holds in memory."""
+        """Return its memory use."""
         text = Path(f"/proc/{self.pid}/smaps_rollup").read_text(encoding="ascii")
         unique = _number(text, "Private_Clean") + _number(text, "Private_Dirty")
         return Memory(_number(text, "Rss") * _KIB, _number(text, "Pss") * _KIB, unique * _KIB)

@@ -1,4 +1,4 @@
-"""What boards ask of Prometheus when they are opened, and what alerting rules ask of it."""
+"""Queries of dashboards when they are opened, and queries of alerting rules."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from dashboards.promql import metrics_in
 from dashboards.recorded import RULES
 
 RATE_SECONDS = 75
-"""$__rate_interval of six hours in steps of a minute, scraped each 15 seconds: a step and a scrape."""
+"""$__rate_interval of six hours in steps of a minute, scraped every 15 seconds: a step and a scrape."""
 MARK_POINTS = 360
-"""Of marks: Grafana asks for them once a minute."""
+"""Points of annotations: Grafana queries them once per minute."""
 _VARIABLE = re.compile(r"\$(\w+)")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Question:
-    """A query of a panel, or of the marks of a board, as Grafana sends it."""
+    """A query of a panel, or of the annotations of a dashboard, as Grafana sends it."""
 
     board: str
     panel: str
     expression: str
     variables: Sequence[Mapping[str, Any]]
     points: int
-    """Of a curve over the default six hours; none where only the last value is shown."""
+    """Points of a curve over the default six hours; none if only the last value is shown."""
 
     def __str__(self) -> str:
         return f"{self.board} {self.panel}"
 
 
 def questions() -> Iterator[Question]:
-    """Every query of every board."""
+    """Yield every query of every dashboard."""
     for file, text in boards():
         board, name = json.loads(text), file.removesuffix(".json")
         variables = board["templating"]["list"][1:]
@@ -51,13 +51,13 @@ def questions() -> Iterator[Question]:
 
 
 def groups() -> Iterator[Mapping[str, Any]]:
-    """Every group of rules."""
+    """Yield every rule group."""
     for path in sorted(RULES.glob("*.yml")):
         yield from yaml.safe_load(path.read_text())["groups"]
 
 
 def needed(chosen: Sequence[Question], *, rules: bool) -> frozenset[str]:
-    """The metrics that questions are about, and those of the rules."""
+    """Return the metrics in the queries, and those of the rules."""
     texts = [question.expression for question in chosen]
     texts += [v["query"] for question in chosen for v in question.variables]
     if rules:
@@ -66,5 +66,5 @@ def needed(chosen: Sequence[Question], *, rules: bool) -> frozenset[str]:
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:
-    """Put values where a text names variables."""
+    """Replace the variables of a text by values."""
     return _VARIABLE.sub(lambda name: values.get(name[1], name[0]), text)

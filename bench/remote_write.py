@@ -1,6 +1,6 @@
-"""Prometheus' remote write, by hand: samples as blocks of numpy, labels as bytes made once.
+"""Prometheus' remote write, by hand: samples as numpy blocks, labels as bytes made once.
 
-The snappy block around each request holds one literal, which is the cheapest there is to unpack.
+The snappy block around each request contains one literal, which is the cheapest to decompress.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from bench.wires import Request
 
 _LENGTH_DELIMITED = 2
 _LITERAL = b"\xfc"
-"""Snappy's tag of a literal whose length follows in four bytes."""
+"""Snappy's tag of a literal with a length in the following four bytes."""
 
 SAMPLE = np.dtype(
     [("tag", "u1"), ("size", "u1"), ("value_tag", "u1"), ("value", "<f8"), ("time_tag", "u1"),
      ("time", "V6")]
 )  # fmt: skip
-"""TimeSeries.samples: value and a timestamp in milliseconds, which takes six bytes in our time."""
+"""TimeSeries.samples: value and timestamp in milliseconds, which takes six bytes for current dates."""
 
 Samples = npt.NDArray[np.void]
 
 
 def instants(milliseconds: Iterable[int]) -> npt.NDArray[np.void]:
-    """Timestamps as samples have them."""
+    """Return timestamps in the encoding of samples."""
     return np.frombuffer(b"".join(map(_varint, milliseconds)), "V6")
 
 
 def samples(values: npt.NDArray[np.float64], times: npt.NDArray[np.void]) -> Samples:
-    """A sample of each value: rows of series, columns of instants."""
+    """Encode a sample of each value: rows are series, columns are timestamps."""
     block = np.zeros(values.shape, SAMPLE)
     block["tag"], block["size"] = 0x12, SAMPLE.itemsize - 2
     block["value_tag"], block["time_tag"] = 0x09, 0x10
@@ -40,19 +40,19 @@ def samples(values: npt.NDArray[np.float64], times: npt.NDArray[np.void]) -> Sam
 
 
 def label(name: str, value: str) -> bytes:
-    """One label of a series."""
+    """Encode one label of a series."""
     text = value.encode()
     inner = b"".join((_field(1, len(name)), name.encode(), _field(2, len(text)), text))
     return _field(1, len(inner)) + inner
 
 
 def series(labels: bytes, size: int) -> bytes:
-    """The head of a series: its samples, of `size` bytes, come after it."""
+    """Encode the head of a series; its samples, of `size` bytes, follow."""
     return _field(1, len(labels) + size) + labels
 
 
 def request(path: str, parts: Iterable[bytes]) -> Request:
-    """A request to write series, each of which is its head and its samples."""
+    """Return a request that writes series, each as its head and its samples."""
     body = _snappy(b"".join(parts))
     head = (
         f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Encoding: snappy\r\n"
@@ -72,7 +72,7 @@ def _field(number: int, size: int) -> bytes:
 
 def _varint(value: int) -> bytes:
     found = bytearray()
-    while value > 0x7F:  # noqa: PLR2004 - seven bits a byte
+    while value > 0x7F:  # noqa: PLR2004 - seven bits per byte
         found.append(value & 0x7F | 0x80)
         value >>= 7
     found.append(value)

@@ -1,4 +1,4 @@
-"""How results are printed: ratios with their aims, then the figures behind them."""
+"""Printed results: ratios with their aims, then the figures behind them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": 
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What a ratio should be."""
+    """The target of a ratio."""
 
     sign: str
     bound: float
     unit: str = ""
 
     def met(self, value: float) -> bool:
-        """Whether a value is as it should be."""
+        """True if a value meets the target."""
         return _COMPARE[self.sign](value, self.bound)
 
     def __str__(self) -> str:
@@ -27,14 +27,14 @@ class Aim:
 
 @dataclass
 class Report:
-    """Rows in the making."""
+    """Rows of a report under construction."""
 
     title: str
     _ratios: list[tuple[str, str, str, str]] = field(default_factory=list)
     _figures: list[tuple[str, str]] = field(default_factory=list)
 
     def ratio(self, what: str, value: float, aim: Aim | None = None, unit: str = "") -> None:
-        """Add a ratio; its unit is that of the aim where it has one."""
+        """Add a ratio; its unit is that of the aim if it has one."""
         unit = aim.unit if aim else unit
         verdict = "" if aim is None else ("met" if aim.met(value) else "MISSED")
         self._ratios.append((what, f"{value:.3g}{unit}", str(aim) if aim else "-", verdict))
@@ -68,10 +68,10 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def microseconds(seconds: float) -> str:
-    """A short time."""
+    """Format a short time."""
     return f"{seconds * 1e6:,.2f} us"
 
 
 def mebibytes(size: float) -> str:
-    """An amount of memory."""
+    """Format an amount of memory."""
     return f"{size / (1 << 20):.1f} MiB"

@@ -1,10 +1,10 @@
 """The cost of a live scrape: our agent, node_exporter and a plain exporter on one tree.
 
-"Live" means that every scrape shows values that were read after the scrape before it. node_exporter
-and the plain exporter read while they are scraped. Our agent reads on its own clock, so its period
-is set to the time between two scrapes; the page tells how often it did read, and all of that
-processor time is counted. Back to back a page of ours takes less time than a read of all files, so
-pages one after the other and reads one after the other are measured apart and added up.
+"Live" means that every scrape contains values that were read after the previous scrape.
+node_exporter and the plain exporter read during a scrape. Our agent reads on its own clock, so its
+period is set to the time between two scrapes; its metrics report the number of reads, and all of
+that processor time is counted. A scrape of our agent takes less time than a read of all files, so
+consecutive scrapes and consecutive reads are measured separately and added.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from bench.processes import HOST, BenchError, Server, free_port
 
 NODE_EXPORTER = "prometheus-node-exporter"
 SHORTEST_PERIOD = 0.02
-"""The shortest period the agent's settings allow; below it, `bench.node` runs the same agent."""
+"""The shortest period that the agent's settings allow; below it, `bench.node` runs the same agent."""
 AT_ONCE = 0.001
-"""A period that no read can keep: one follows the other."""
+"""A period shorter than any read: reads follow each other without a pause."""
 WARM_UP = 20
 REPEATS = 3
 _READS = re.compile(r'railscope_source_reads_total\{source="rdma"\} (\d+)')
@@ -32,7 +32,7 @@ _READS = re.compile(r'railscope_source_reads_total\{source="rdma"\} (\d+)')
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The median over the repeats, of processor time a scrape."""
+    """Processor time per scrape, as the median of the repeats."""
 
     cpu_seconds: float
     series: int
@@ -42,7 +42,7 @@ class Cost:
 
     @property
     def cpu_a_series(self) -> float:
-        """What a ratio is made of."""
+        """Processor time per series, the operand of ratios."""
         return self.cpu_seconds / self.series
 
     def __str__(self) -> str:
@@ -55,23 +55,23 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How a page is scraped."""
+    """Schedule of the scrapes."""
 
     scrapes: int
     period_seconds: float | None
-    """None: as fast as it answers."""
+    """None: as fast as the server answers."""
     gzip: bool = False
 
 
 class Scraper:
-    """Scrapes one page over one kept connection."""
+    """Scrapes one metrics endpoint over one persistent connection."""
 
     def __init__(self, port: int, *, gzip: bool) -> None:
         self._connection = HTTPConnection(HOST, port, timeout=30)
         self._headers = {"Accept-Encoding": "gzip"} if gzip else {}
 
     def page(self) -> bytes:
-        """One scrape, as it comes."""
+        """Return the body of one scrape as received."""
         self._connection.request("GET", "/metrics", headers=self._headers)
         response = self._connection.getresponse()
         content = response.read()
@@ -81,12 +81,12 @@ class Scraper:
         return content
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._connection.close()
 
 
 def measure(server: Server, pace: Pace) -> Cost:
-    """Scrape a running server and say what each scrape cost it."""
+    """Scrape a running server and return the cost of a scrape."""
     plain, scraper = Scraper(server.port, gzip=False), Scraper(server.port, gzip=pace.gzip)
     for _ in range(WARM_UP):
         page = plain.page().decode()
@@ -114,7 +114,7 @@ def measure(server: Server, pace: Pace) -> Cost:
 
 
 def read_cost(server: Server, seconds: float) -> float:
-    """Processor time of one read of the RDMA source, while one read follows the other."""
+    """Return the processor time of one read of the RDMA source, with consecutive reads."""
     scraper = Scraper(server.port, gzip=False)
     time.sleep(1.0)
     before, cpu = _reads(scraper.page().decode()), server.cpu_seconds()
@@ -131,7 +131,7 @@ def _reads(page: str) -> int:
 
 
 def rdma_series(page: str) -> int:
-    """Values of RDMA ports on a page. A state counts once, however many lines spell it out."""
+    """Count the values of RDMA ports in a scrape. A state counts once, however many lines it has."""
     return sum(
         "infiniband_" in line or ("railscope_rdma_" in line and shows_value(line))
         for line in page.splitlines()
@@ -140,16 +140,16 @@ def rdma_series(page: str) -> int:
 
 
 def shows_value(line: str) -> bool:
-    """Whether a sample line stands for a value of its own."""
+    """True if a sample line represents a value of its own."""
     return 'state="' not in line or line.endswith(" 1")
 
 
 UNBOUNDED = {"RAILSCOPE_AGENT_BUDGET__CPU_RATIO": "0"}
-"""What is measured is the cost at given periods: the agent must not lengthen them."""
+"""The measurement is of the cost at given periods: the agent must not lengthen them."""
 
 
 def agent_server(root: Path, directory: Path, period_seconds: float) -> Server:
-    """Our agent on a tree, its other sources as they are by default and idle there."""
+    """Start our agent on a tree; its other sources have their defaults and are idle there."""
     port = free_port()
     common = ["--root", str(root), "--listen", f"{HOST}:{port}",
               "--state-directory", str(directory / "agent-state")]  # fmt: skip
@@ -168,7 +168,7 @@ def agent_server(root: Path, directory: Path, period_seconds: float) -> Server:
 
 
 def node_exporter(root: Path, directory: Path) -> Server:
-    """Debian's node_exporter with nothing but its collector for RDMA."""
+    """Start Debian's node_exporter with only its RDMA collector."""
     port = free_port()
     return Server(
         [NODE_EXPORTER, "--collector.disable-defaults", "--collector.infiniband",
@@ -179,7 +179,7 @@ def node_exporter(root: Path, directory: Path) -> Server:
 
 
 def plain_exporter(root: Path, directory: Path) -> Server:
-    """The plain Python exporter beside this file."""
+    """Start the plain Python exporter beside this file."""
     port = free_port()
     command: Sequence[str] = [sys.executable, "-m", "bench.plain_exporter", str(root), str(port)]
     return Server(command, port=port, log=directory / "plain_exporter.log")

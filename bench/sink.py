@@ -1,4 +1,4 @@
-"""A collector that only acknowledges: for measuring agents. Its own cost is nobody's concern."""
+"""A collector that only acknowledges, for measuring agents. Its own cost does not matter."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _MAX_BYTES = 64 << 20
 
 @dataclass(slots=True)
 class Received:
-    """What has come in."""
+    """Sum of the received data."""
 
     wire_bytes: int = 0
     values: int = 0
 
 
 class Sink:
-    """Listens on a free port until the `with` block ends, and adds up what came."""
+    """Listens on a free port until the `with` block ends, and sums the received data."""
 
     def __init__(self) -> None:
         self.received = Received()
@@ -50,18 +50,18 @@ class Sink:
                 self.wfile.write(answer)
 
             def log_message(self, *_: object) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer((HOST, 0), Handler)
         self._server.daemon_threads = True
         self.url = f"http://{HOST}:{self._server.server_address[1]}"
 
     def __enter__(self) -> Self:
-        """Listen."""
+        """Start to listen."""
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop."""
+        """Stop listening."""
         self._server.shutdown()
         self._server.server_close()

@@ -1,4 +1,4 @@
-"""A database that speaks Prometheus' protocols: written to, asked, and told which rules to follow."""
+"""A database with Prometheus' protocols: writes, queries and rule evaluation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dashboards.recorded import RULES
 PROMETHEUS, VICTORIA = "prometheus", "victoria-metrics"
 WRITE = "/api/v1/write"
 RULES_SECONDS = 15
-"""How often rules are evaluated, as deploy/prometheus/prometheus.yml has it."""
+"""Evaluation interval of rules, as in deploy/prometheus/prometheus.yml."""
 _RULE_SAMPLE = re.compile(
     r'prometheus_rule_group_(?P<what>\w+)\{rule_group="[^"]*;(?P<group>[^"]+)"\} (?P<value>\S+)'
 )
@@ -30,30 +30,30 @@ _RULE_SAMPLE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a query cost."""
+    """Cost of a query."""
 
     seconds: float
     samples: int
-    """All that were looked at, at each point anew."""
+    """Samples read, counted again at each point."""
     peak: int
-    """The most that were in memory at once."""
+    """Peak number of samples in memory."""
     series: int
     problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What one evaluation of a group of rules cost."""
+    """Cost of one evaluation of a rule group."""
 
     seconds: float
     interval_seconds: float
     series: int
-    """Series it made, those of alerts among them."""
+    """Resulting series, including those of alerts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What is asked about: some seconds up to an instant."""
+    """Time range of a query: some seconds up to a timestamp."""
 
     end: float
     seconds: float
@@ -68,7 +68,7 @@ class Store:
         self._choices: dict[str, str] = {}
 
     def write(self, requests: Iterable[Request]) -> None:
-        """Write. Raises BenchError where that is refused."""
+        """Write requests. Raises BenchError if the database rejects one."""
         wire = Wire(self.port)
         for request in requests:
             status, content = wire.post(request)
@@ -78,22 +78,22 @@ class Store:
         wire.close()
 
     def ask(self, question: Question, span: Span) -> Answer:
-        """Ask what a board asks, with everything chosen that can be chosen."""
+        """Run a query of a dashboard, with all values of its variables selected."""
         expression = filled(question.expression, self._chosen(question.variables, span))
         if not question.points:
             return self.at(expression, span.end)
         return self.over(expression, span, span.seconds / question.points)
 
     def at(self, expression: str, instant: float) -> Answer:
-        """Ask for an instant."""
+        """Run an instant query."""
         return _cost(*self._timed("query", query=expression, time=str(instant)))
 
     def over(self, expression: str, span: Span, step: float) -> Answer:
-        """Ask for a range."""
+        """Run a range query."""
         return _cost(*self.curves(expression, span, step))
 
     def curves(self, expression: str, span: Span, step: float) -> tuple[float, dict[str, Any]]:
-        """A range, with how long it took."""
+        """Run a range query, and return the seconds it took with its answer."""
         return self._timed(
             "query_range", query=expression, start=str(span.end - span.seconds),
             end=str(span.end), step=f"{step:.3f}",
@@ -127,12 +127,12 @@ class Store:
         return seconds, answer
 
     def series(self) -> int:
-        """How many series Prometheus holds."""
+        """Return the number of series in Prometheus' head."""
         found = re.search(r"(?m)^prometheus_tsdb_head_series (\S+)", get(self.port, "/metrics"))
         return int(float(found[1])) if found else 0
 
     def rule_groups(self, least: int) -> dict[str, Group]:
-        """What each group of rules cost where it was cheapest, all evaluated so many times at least."""
+        """Return the least cost of each rule group, after at least `least` evaluations of each."""
         seconds: dict[str, float] = {}
         while True:
             told: dict[str, dict[str, float]] = {}
@@ -154,7 +154,7 @@ class Store:
             time.sleep(0.5)
 
     def follow(self, directory: Path, interval_seconds: int) -> None:
-        """Follow all rules from now on; less than the usual interval is that of all groups."""
+        """Evaluate all rules from now on; an interval below the default applies to all groups."""
         (directory / "rules").mkdir()
         for path in RULES.glob("*.yml"):
             rules = yaml.safe_load(path.read_text())
@@ -174,7 +174,7 @@ def _configure(directory: Path, interval_seconds: int) -> None:
 
 
 def prometheus(directory: Path) -> Server:
-    """Debian's Prometheus as it is by default; it is written to."""
+    """Start Debian's Prometheus with its defaults; it receives writes."""
     port = free_port()
     _configure(directory, RULES_SECONDS)
     return Server(
@@ -186,7 +186,7 @@ def prometheus(directory: Path) -> Server:
 
 
 def victoria(directory: Path) -> Server:
-    """Debian's VictoriaMetrics as it is by default."""
+    """Start Debian's VictoriaMetrics with its defaults."""
     port = free_port()
     return Server(
         [VICTORIA, f"-storageDataPath={directory / 'victoria'}", f"-httpListenAddr={HOST}:{port}",
@@ -207,7 +207,7 @@ def _cost(seconds: float, answer: dict[str, Any]) -> Answer:
 
 
 def get(port: int, path: str, method: str = "GET") -> str:
-    """A page, whatever its status."""
+    """Return the body of a response, whatever its status."""
     connection = HTTPConnection(HOST, port, timeout=300)
     connection.request(method, path)
     text = connection.getresponse().read().decode()

@@ -30,7 +30,7 @@ _PAGE_BYTES = 4096
 
 
 def gpu(index: int) -> Evidence:
-    """A month of a GPU with one job after the other; the same for the same index."""
+    """Return a month of a GPU with consecutive jobs; deterministic by index."""
     chance = random.Random(index)  # noqa: S311 - load, no secret
     edges = sorted(chance.randrange(MONTH.start_ns, MONTH.end_ns) for _ in range(2 * CLAIMS))
     return Evidence(
@@ -72,7 +72,7 @@ def main(nodes: int, *, quick: bool) -> None:
 
 
 def _tiled(known: Iterable[Evidence]) -> tuple[float, int, Counter[str]]:
-    """Processor seconds, entries, and capacity times time by tenant; none is no tenant."""
+    """Return processor seconds, entries, and capacity times time by tenant; empty means no tenant."""
     found: Counter[str] = Counter()
     count = 0
     started = time.process_time()
@@ -88,7 +88,7 @@ def _tiled(known: Iterable[Evidence]) -> tuple[float, int, Counter[str]]:
 
 
 def _wrong(found: Counter[str], known: Sequence[Evidence]) -> int:
-    """How many tenants do not have what a plain sum says; no tenant has the rest."""
+    """Return the number of tenants that differ from a plain sum; time without a tenant is the remainder."""
     expected: Counter[str] = Counter()
     for one in known:
         for claim in one.claims:
@@ -99,7 +99,7 @@ def _wrong(found: Counter[str], known: Sequence[Evidence]) -> int:
 
 
 def _real(report: Report) -> None:
-    """The month of a real cluster, where the captures lie beside the repository."""
+    """Meter the month of a real cluster, if the captures are present beside the repository."""
     if not alibaba.TRACE.exists():
         report.figure("a real cluster's month", "its trace is not here")
         return
@@ -129,7 +129,7 @@ def _real(report: Report) -> None:
 
 
 def _resident() -> int:
-    """Resident pages of proc_pid_statm(5), in bytes."""
+    """Return the resident pages of proc_pid_statm(5), in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
 
 

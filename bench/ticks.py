@@ -20,7 +20,7 @@ from bench.tree import Mover
 
 @dataclass(frozen=True, slots=True)
 class TickCost:
-    """What one agent cost over a stretch of time."""
+    """Cost of one agent over a period of time."""
 
     share_of_core: float
     cpu_a_tick: float
@@ -34,7 +34,7 @@ class TickCost:
 
     @property
     def wire_to_text(self) -> float:
-        """Bytes a value on the wire, against gzipped Prometheus text of the same node."""
+        """Bytes per value on the wire, against gzipped Prometheus text of the same node."""
         return self.wire_bytes_a_value / self.page_bytes_a_value
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class TickCost:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which agent, how often, how long."""
+    """The agent to measure, its periods and durations."""
 
     root: Path
     directory: Path
@@ -57,11 +57,11 @@ class Plan:
     settle_seconds: float
     push_seconds: float
     answers: Path | None = None
-    """With answers it is a bench host, without them `railscope agent run` on the tree."""
+    """With answers the agent runs on a bench host, without them it is `railscope agent run` on the tree."""
 
 
 def measure(plan: Plan) -> TickCost:
-    """Run an agent that ships to a sink, and say what it cost."""
+    """Run an agent that ships to a sink, and return its cost."""
     calls = plan.directory / "calls.json"
     state = plan.directory / f"state-{time.monotonic_ns()}"
     with Sink() as sink, Mover(list(plan.moving), plan.period_seconds):
@@ -77,7 +77,7 @@ def measure(plan: Plan) -> TickCost:
             page, shown = _page(server.port)
         lived = sink.received.values / max(values, 1) * elapsed
     ticks = elapsed / plan.period_seconds
-    if values < ticks * shown / 4:  # much of what the page shows is read less often
+    if values < ticks * shown / 4:  # many of the metrics are read less often
         message = f"the agent delivered {values} values in {ticks:.0f} ticks of {shown}"
         raise BenchError(message)
     counts = msgspec.json.decode(calls.read_bytes()) if plan.answers else {}
@@ -122,7 +122,7 @@ def _server(plan: Plan, url: str, state: Path, calls: Path) -> Server:
 
 
 def _page(port: int) -> tuple[bytes, int]:
-    """The agent's own page, and how many values it shows (a state counts once)."""
+    """Return the agent's own metrics, and the number of values in them (a state counts once)."""
     connection = HTTPConnection(HOST, port, timeout=30)
     connection.request("GET", "/metrics")
     page = connection.getresponse().read()

@@ -1,7 +1,7 @@
-"""A generated sysfs tree of RDMA devices, as the mlx5 driver shows them, and what moves in it.
+"""A generated sysfs tree of RDMA devices, as the mlx5 driver exposes them, and its changing files.
 
-Every file has the same width for ever, so that a counter can be rewritten in place under a reader
-that keeps it open, as the kernel does.
+Every file keeps its width permanently, so that a counter can be rewritten in place while a reader
+has it open, as the kernel does.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ HW_COUNTERS = [
 HW_COUNTERS_A_PORT = 50
 FILES_A_PORT = len(COUNTERS) + HW_COUNTERS_A_PORT
 VALUES_A_PORT = FILES_A_PORT + 4
-"""Counter files, and what else our agent reads of a port: two states, up, rate."""
+"""Counter files, and the agent's other values of a port: two states, up, rate."""
 
 _MOVING = {
     "port_rcv_data": 1_310_720_003, "port_xmit_data": 1_308_622_851, "port_rcv_packets": 1_280_017,
@@ -82,7 +82,7 @@ _MOVING = {
     "rx_read_requests": 311, "out_of_sequence": 1, "roce_adp_retrans": 1,
     "roce_slow_restart": 3, "roce_slow_restart_cnps": 7, "vendor_extra_01": 997,
 }  # fmt: skip
-"""How much these files grow a second under load; all others stand still."""
+"""Growth of these files per second under load; all others are constant."""
 
 _WIDTH = 18
 _PLAIN = {
@@ -97,7 +97,7 @@ _DEVICE = {
 
 
 def write_tree(root: Path, devices: int) -> list[Path]:
-    """Write the tree below a directory; gives back the files that move under load."""
+    """Write the tree below a directory; return the files that change under load."""
     moving = []
     extra = HW_COUNTERS_A_PORT - len(HW_COUNTERS)
     hw_counters = [*HW_COUNTERS, *(f"vendor_extra_{number:02}" for number in range(extra))]
@@ -134,13 +134,13 @@ class Mover:
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> Self:
-        """Start to move."""
+        """Start the growth."""
         self._thread = threading.Thread(target=self._run, name="mover", daemon=True)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop to move."""
+        """Stop the growth."""
         self._stop.set()
         self._thread.join()
 

@@ -1,6 +1,7 @@
-"""The same values into VictoriaMetrics, by the fastest way it has: Prometheus' remote write.
+"""The same values written to VictoriaMetrics by its fastest way: Prometheus' remote write.
 
-It gets every series once before the clock starts, so that making its index does not count.
+It receives every series once before the measurement starts, so that building its index does not
+count.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _MILLISECOND = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class StoreCost:
-    """What the store cost."""
+    """Cost of the store."""
 
     values: int
     cpu_seconds: float
@@ -35,7 +36,7 @@ class StoreCost:
 
     @property
     def cpu_a_value(self) -> float:
-        """Processor seconds a value."""
+        """Processor seconds per value."""
         return self.cpu_seconds / self.values
 
     def __str__(self) -> str:
@@ -48,7 +49,7 @@ class StoreCost:
 
 
 def measure(streams: Sequence[load.Stream], nodes: int, turns: int, directory: Path) -> StoreCost:
-    """Write some turns of some nodes; what it merges afterwards, until it rests, counts too."""
+    """Write some turns of some nodes; its later merges, until it is idle, count too."""
     port = free_port()
     command = [PROGRAM, f"-storageDataPath={directory / 'victoria'}", f"-httpListenAddr={HOST}:{port}",
                "-retentionPeriod=100y", "-loggerLevel=WARN"]  # fmt: skip
@@ -74,7 +75,7 @@ def measure(streams: Sequence[load.Stream], nodes: int, turns: int, directory: P
 
 
 def _rest(server: Server) -> None:
-    """Wait until the process has next to nothing to do any more."""
+    """Wait until the process is almost idle."""
     for _ in range(_MAX_WAITS):
         before = server.cpu_seconds()
         time.sleep(1.0)
@@ -101,7 +102,7 @@ def _get(port: int, path: str) -> str:
     return text
 
 
-# What is written -----------------------------------------------------------------------------------
+# Written data --------------------------------------------------------------------------------------
 
 
 def _requests(
@@ -117,7 +118,7 @@ def _requests(
 
 
 def _samples(streams: Sequence[load.Stream], variant: int, turn: int) -> list[bytes]:
-    """The samples of every column."""
+    """Encode the samples of every column."""
     now_ns = time.time_ns() // load.TICK_NS * load.TICK_NS
     times = remote_write.instants(
         (now_ns + (turn * load.ROWS + row) * load.TICK_NS) // _MILLISECOND
@@ -134,7 +135,7 @@ def _samples(streams: Sequence[load.Stream], variant: int, turn: int) -> list[by
 
 
 def _prefixes(streams: Sequence[load.Stream], number: int) -> list[bytes]:
-    """For every column of a node, what comes before its samples: size and labels."""
+    """Return the bytes before the samples of every column of a node: size and labels."""
     label = remote_write.label
     node = label("instance", load.name(number))
     found = []

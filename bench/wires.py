@@ -1,4 +1,4 @@
-"""Many kept connections that post prepared requests, and how long each answer took."""
+"""Many persistent connections that post prepared requests, and the duration of each answer."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _CHUNK = 65536
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """What came of many requests."""
+    """Result of many requests."""
 
     elapsed_seconds: float
     latencies: list[float]
 
 
 class Wire:
-    """One kept connection."""
+    """One persistent connection."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection((HOST, port), timeout=120)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def post(self, request: Request) -> tuple[int, bytes]:
-        """Send a request and wait for its answer: status and content."""
+        """Send a request and return its answer: status and content."""
         self._socket.sendall(request[0] + request[1])
         data = b""
         while _END_OF_HEAD not in data:
@@ -56,7 +56,7 @@ class Wire:
         return data
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._socket.close()
 
 
@@ -70,7 +70,8 @@ def post_all(
 ) -> Posted:
     """Post requests over a number of connections: at once, or spread evenly over some seconds.
 
-    `answer` is told of answers that are not 2xx: connection, number of the request, status, content.
+    `answer` is called for answers that are not 2xx: connection, number of the request, status,
+    content.
     """
     latencies = [0.0] * len(requests)
     problems: list[Exception] = []
@@ -88,7 +89,7 @@ def post_all(
                 if status // 100 != 2:  # noqa: PLR2004 - HTTP's success
                     if answer is None:
                         message = f"answered {status}: {content[:200]!r}"
-                        raise BenchError(message)  # noqa: TRY301 - told to the thread that waits
+                        raise BenchError(message)  # noqa: TRY301 - raised to the waiting thread
                     answer(wire, number, status, content)
         except (OSError, BenchError) as error:
             problems.append(error)
