@@ -1,4 +1,4 @@
-"""Runs `python -m dashboards`."""
+"""Run `python -m dashboards`."""
 
 from dashboards.build import main
 

@@ -1,7 +1,7 @@
-"""Panels that hold the fleet against the inventory: part of the cluster overview.
+"""Panels that compare the fleet with the inventory: part of the cluster overview.
 
-Several collectors may share the nodes. One that has never heard a node calls it missing; so what
-counts is what a collector says that hears it.
+Several collectors may share the nodes. A collector that never received a report of a node reports
+it as missing, so the report of a collector that receives the node takes precedence.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _STANDS = 'max by (node) (railscope_inventory_node{state!="missing"} == 1)'
 
 
 def inventory_panels() -> Iterator[Panel]:
-    """What is missing, gone, unexpected or retired."""
+    """Yield the panels of missing, unexpected and retired devices and nodes."""
     yield number(
         601,
         "GPUs missing",
@@ -104,7 +104,7 @@ def _all(what: str, state: str) -> Query:
 
 
 def _devices(what: str, state: str) -> str:
-    """Devices in a state: as a collector that hears the node has them, else one that has heard it."""
+    """Devices in a state: from a collector with the node present, else from one with the node stale."""
     selector = f'railscope_inventory_{what}{{state="{state}"}}'
     present, silent = (
         f"max by (node) ({selector} and on (instance, node) "

@@ -1,4 +1,4 @@
-"""Asks a Prometheus what a board asks: variables chosen and queries filled in as Grafana does it."""
+"""Runs the queries of a dashboard on a Prometheus: variables and queries are filled in as in Grafana."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ TIMEOUT_SECONDS, MAX_ANSWER_BYTES = 120.0, 256 << 20
 
 
 class AskingError(RuntimeError):
-    """A Prometheus cannot be reached or refuses a question, or a value is chosen that is not there."""
+    """A Prometheus is unreachable or rejects a query, or a selected value is not offered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The time that a board shows, in seconds since 1970, and how often what it shows is scraped."""
+    """The time range of a dashboard, in seconds since 1970, and the scrape interval of its data."""
 
     start: float
     end: float
     scrape_seconds: float = 15.0
 
     def grid(self, points: int) -> Numbers:
-        """The instants of a curve: about so many, never closer than scrapes, at whole steps."""
+        """Return the timestamps of a curve: about `points`, never closer than scrapes, at whole steps."""
         wanted = max((self.end - self.start) / points, self.scrape_seconds)
         fitting = [step for step in _ROUND_SECONDS if step >= wanted]
         step = float(fitting[0] if fitting else wanted)
@@ -48,14 +48,14 @@ class Window:
         return found if len(found) else np.array([self.end])
 
     def rate_interval(self, step_seconds: float = 0.0) -> str:
-        """$__rate_interval: long enough for a rate, whatever the step and wherever scrapes fall."""
+        """$__rate_interval: long enough for a rate, whatever the step and the scrape times."""
         shortest = _SCRAPES_OF_A_RATE * self.scrape_seconds
         return f"{max(step_seconds + self.scrape_seconds, shortest):g}s"
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """What a query has found of one combination of labels: a number an instant, NaN where none."""
+    """Result of a query for one label set: one number per timestamp, NaN if absent."""
 
     labels: Mapping[str, str]
     values: Numbers
@@ -63,7 +63,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a query has found at some instants, in seconds since 1970; at one, if it asks of now."""
+    """Result of a query at some timestamps, in seconds since 1970; an instant query has one."""
 
     times: Numbers
     series: tuple[Series, ...]
@@ -71,7 +71,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A query of a board, by the title of its panel or of its marks."""
+    """A query of a dashboard, with the title of its panel or annotation."""
 
     board: str
     panel: str
@@ -79,12 +79,12 @@ class Question:
     variables: Sequence[Mapping[str, Any]]
 
     def __str__(self) -> str:
-        """Say which one it is."""
+        """Return the title and the expression for messages."""
         return f"{self.board}, {self.panel}: {self.expression}"
 
 
 def questions(board: Mapping[str, Any]) -> Iterator[Question]:
-    """Every query of a board, those of its marks in time included."""
+    """Yield every query of a dashboard, including those of its annotations."""
     variables = board["templating"]["list"]
     for panel in board["panels"]:
         for target in panel.get("targets", ()):
@@ -94,14 +94,14 @@ def questions(board: Mapping[str, Any]) -> Iterator[Question]:
 
 
 def filled(text: str, values: Values) -> str:
-    """Put values where a text names variables, as $name or ${name}."""
+    """Replace the variables of a text, $name or ${name}, by values."""
     return re.sub(
         r"\$(?:(\w+)|\{(\w+)\})", lambda name: values.get(name[1] or name[2], name[0]), text
     )
 
 
 class Prometheus:
-    """The API of a Prometheus, or of another server that speaks it; a context manager."""
+    """The API of a Prometheus, or of a compatible server; a context manager."""
 
     def __init__(
         self, url: str, *, max_at_once: int = 4, timeout_seconds: float = TIMEOUT_SECONDS,
@@ -113,7 +113,7 @@ class Prometheus:
         self._timeout_seconds, self._max_bytes = timeout_seconds, max_bytes
 
     async def __aenter__(self) -> Self:
-        """Open connections as they are needed."""
+        """Open connections as needed."""
         connector = aiohttp.TCPConnector(limit=self._max_at_once)
         timeout = aiohttp.ClientTimeout(total=self._timeout_seconds)
         self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
@@ -124,7 +124,7 @@ class Prometheus:
         await self._session.close()
 
     async def get(self, path: str, **parameters: str) -> Any:
-        """The data of an answer. Raises AskingError where there is none."""
+        """Return the data of an answer. Raises AskingError if there is none."""
         try:
             async with self._session.get(self._api + path, params=parameters) as response:
                 answer = json.loads(await read_body(response, self._max_bytes))
@@ -142,7 +142,7 @@ class Prometheus:
         return answer["data"]
 
     async def now(self, expression: str, at: float) -> Answer:
-        """What an expression is at one instant."""
+        """Evaluate an expression at one timestamp."""
         found = await self.get("query", query=expression, time=str(at))
         if found["resultType"] == "scalar":
             found["result"] = [{"metric": {}, "value": found["result"]}]
@@ -152,7 +152,7 @@ class Prometheus:
         return Answer(np.array([at]), tuple(series))
 
     async def over(self, expression: str, times: Numbers) -> Answer:
-        """What an expression was at each of some instants that lie evenly apart."""
+        """Evaluate an expression at evenly spaced timestamps."""
         step = float(times[1] - times[0]) if len(times) > 1 else 1.0
         found = await self.get(
             "query_range",
@@ -170,7 +170,7 @@ class Prometheus:
         return Answer(times, tuple(series))
 
     async def offered(self, variable: Mapping[str, Any], made: Values) -> list[str]:
-        """The values that a variable may take, after the choices made; All is one of its own."""
+        """Return the values that a variable may take, after earlier choices; All is a separate value."""
         if variable["type"] == "datasource":
             return [""]
         if variable.get("includeAll"):
@@ -188,7 +188,7 @@ class Prometheus:
     async def choices(
         self, variables: Sequence[Mapping[str, Any]], made: Values | None = None
     ) -> AsyncIterator[Values]:
-        """Every way to choose values of a board's variables, as Grafana would offer them."""
+        """Yield every combination of values of a dashboard's variables, as Grafana would offer them."""
         made = made or {}
         if not variables:
             yield made
@@ -199,10 +199,10 @@ class Prometheus:
                 yield choice
 
     async def chosen(self, variables: Sequence[Mapping[str, Any]], wanted: Values) -> Values:
-        """The wanted values of a board's variables, and the first that is offered of the others.
+        """Select the wanted values of a dashboard's variables, and the first offered value of the others.
 
-        A variable that may take several takes all of them; one that has no value at all is left
-        empty. Raises AskingError where a wanted value is not offered.
+        A variable with multiple selection takes all of its values; one without any value is left
+        empty. Raises AskingError if a wanted value is not offered.
         """
         made: dict[str, str] = {}
         for variable in variables:
@@ -217,20 +217,20 @@ class Prometheus:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a board has found, with the values chosen of its variables."""
+    """Query results of a dashboard, with the selected values of its variables."""
 
     window: Window
     chosen: Values
     panels: Mapping[int, tuple[Answer, ...]]
-    """By number of panel, in the order of its targets."""
+    """By panel id, in the order of its targets."""
     marks: tuple[Answer, ...]
-    """In the order of the board's annotations."""
+    """In the order of the dashboard's annotations."""
 
 
 async def ask_all(
     prometheus: Prometheus, board: Mapping[str, Any], window: Window, wanted: Values, points: int
 ) -> Answers:
-    """Ask everything that a board asks; its curves have about so many points across the board."""
+    """Run all queries of a dashboard; its curves have about `points` points across the dashboard."""
     chosen = await prometheus.chosen(board["templating"]["list"], wanted)
 
     async def asked(target: Mapping[str, Any], most: int) -> Answer:
@@ -256,7 +256,7 @@ async def ask_all(
 
 
 def _natural(text: str) -> list[tuple[int, str]]:
-    """What to order texts by so that numbers in them count by their value."""
+    """Sort key that orders the numbers in texts by their value."""
     return [
         (int(part), "") if part.isdigit() else (-1, part) for part in re.findall(r"\d+|\D+", text)
     ]

@@ -1,4 +1,4 @@
-"""The board of the audit log: whether it is whole, signed, and held by others."""
+"""The dashboard of the audit log: whether it is complete, signed, and cosigned by witnesses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HELD = "railscope_agent_audit_checkpoint_records"
 
 
 def board() -> Dashboard:
-    """Build the board."""
+    """Build the dashboard."""
     return assemble("Audit", UID, QUESTION, SECTIONS, marks=(claim_marks(),), tags=("audit",))
 
 

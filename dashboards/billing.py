@@ -1,4 +1,4 @@
-"""The board of the account: whether all GPU time is somebody's, and whether it adds up."""
+"""The dashboard of billing: whether all GPU time has an owner, and whether the amounts add up."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ QUESTION = "Is every second of every GPU somebody's, and does it all add up?"
 TIME = "railscope_cluster_gpu_time_seconds"
 CAPACITY = "sum(railscope_cluster_gpu_capacity_seconds)"
 LEFT_OVER = f"round({CAPACITY} - sum({TIME}), 0.001)"
-"""Prometheus adds in floating point: what is less than a millisecond is of that."""
+"""Prometheus adds in floating point: differences below a millisecond are rounding."""
 UNSEEN = f'sum({TIME}{{state=~"unknown|inferred"}})'
 TENANT = {"tenant": "Tenant"}
 
 
 def board() -> Dashboard:
-    """Build the board."""
+    """Build the dashboard."""
     return assemble(
         "Billing and reconciliation",
         UID,

@@ -1,4 +1,4 @@
-"""What all boards have: data source, variables, links that keep time and variables, marks in time."""
+"""Common parts of all dashboards: data source, variables, links with time and variables, annotations."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Section = tuple[str, Callable[[], Iterable[Panel]]]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A variable: the values that a label of a metric has, of which one or several are chosen.
+    """A variable: the values of a label of a metric, of which one or several are selected.
 
-    `selector` names the metric and narrows it down by the variables before. One that is `hidden`
-    follows from those: its first value is taken.
+    `selector` names the metric and restricts it by the variables before. A `hidden` variable
+    follows from those: its first value is selected.
     """
 
     name: str
@@ -40,10 +40,10 @@ class Choice:
     several: bool = False
     hidden: bool = False
     of: str = ""
-    """The label whose values it takes; that of its own name, if empty."""
+    """Label that provides the values; the label with the variable's own name if empty."""
 
     def build(self) -> build.QueryVariable:
-        """Make Grafana's variable."""
+        """Build Grafana's variable."""
         if found := problems(self.selector):
             message = f"variable {self.name}: {'; '.join(found)}"
             raise ValueError(message)
@@ -64,7 +64,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Marks(Builder[AnnotationQuery]):
-    """Marks at the instants at which a query has a value; `text` may name labels in double braces."""
+    """Annotations at the timestamps of a query with a value; `text` may name labels in double braces."""
 
     name: str
     expression: str
@@ -73,7 +73,7 @@ class Marks(Builder[AnnotationQuery]):
     labels: tuple[str, ...]
 
     def build(self) -> AnnotationQuery:
-        """Make Grafana's annotation query."""
+        """Build Grafana's annotation query."""
         if found := problems(self.expression):
             message = f"marks {self.name}: {'; '.join(found)}"
             raise ValueError(message)
@@ -97,31 +97,31 @@ class _PrometheusAnnotation(AnnotationQuery):
         }
 
     def to_json(self) -> dict[str, object]:
-        """Give what Grafana reads."""
+        """Return the JSON that Grafana reads."""
         return super().to_json() | self._more
 
 
 def xid_marks(where: str = "") -> Marks:
-    """When a driver reported an error."""
+    """Annotations at errors reported by a driver."""
     found = f"sum by (node) (increase(railscope_kernel_xids_total{where}[$__rate_interval])) > 0"
     return Marks("Xid", found, "GPU driver error on {{node}}", "red", ("node",))
 
 
 def claim_marks(where: str = "") -> Marks:
-    """When GPUs changed hands."""
+    """Annotations at changes of the holders of GPUs."""
     found = f"sum by (node) (changes(railscope_gpu_claims{where}[$__rate_interval])) > 0"
     return Marks("Claims", found, "GPUs of {{node}} changed hands", "blue", ("node",))
 
 
 def settings_marks(where: str = "") -> Marks:
-    """When the settings of a network card became others: for a while there are old and new ones."""
+    """Annotations at changes of NIC settings: old and new settings coexist for a while."""
     seen = f"last_over_time(railscope_nic_settings_info{where}[$__rate_interval])"
     found = f"count by (node, interface) ({seen}) > 1"
     text = "settings of {{interface}} on {{node}} changed"
     return Marks("Configuration changes", found, text, "orange", ("node", "interface"))
 
 
-def assemble(  # noqa: PLR0913 - what tells one board from another
+def assemble(  # noqa: PLR0913 - the differences between dashboards
     title: str,
     uid: str,
     question: str,
@@ -132,10 +132,10 @@ def assemble(  # noqa: PLR0913 - what tells one board from another
     tags: Sequence[str] = (),
     shared: bool = False,
 ) -> Dashboard:
-    """Build a board: one row for each section, whose title is a question.
+    """Build a dashboard: one row for each section, titled with a question.
 
-    The first section is called by the question of the board. A board that is `shared` with others
-    has no links to boards that are not.
+    The first section is titled with the question of the dashboard. A dashboard that is `shared`
+    with others has no links to dashboards that are not.
     """
     board = (
         build.Dashboard(title)
@@ -166,7 +166,7 @@ def assemble(  # noqa: PLR0913 - what tells one board from another
 
 
 def _side_by_side(panels: Iterable[Panel]) -> Iterator[list[Panel]]:
-    """The panels of each line; those of one line end at the same height."""
+    """Yield the panels of each line; those of one line end at the same height."""
     line: list[Panel] = []
     used = 0
     for panel in panels:

@@ -1,4 +1,4 @@
-"""Writes the boards to `generated/`, or checks that what is there is what would be written."""
+"""Writes the dashboards to `generated/`, or checks that the files there are up to date."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ BOARDS = {
     "audit": audit,
     "own": own,
 }
-"""The module of each board by the name of its file."""
+"""The module of each dashboard by its file name."""
 
 
 def boards() -> Iterator[tuple[str, str]]:
-    """Build every board: its file name and its text."""
+    """Build every dashboard: its file name and its text."""
     encoder = JSONEncoder(indent=2, sort_keys=True)
     for name, module in BOARDS.items():
         yield f"{name}.json", encoder.encode(module.board()) + "\n"
@@ -55,7 +55,7 @@ def boards() -> Iterator[tuple[str, str]]:
     "--to", "directory", default=GENERATED, type=click.Path(path_type=Path), help="Directory."
 )
 def main(*, check: bool, directory: Path) -> None:
-    """Write the Grafana boards."""
+    """Write the Grafana dashboards."""
     stale = [name for name, text in boards() if not _is(directory / name, text)]
     for name, text in boards():
         if not check and name in stale:

@@ -1,4 +1,4 @@
-"""The board that tells whether every GPU is there, at work, and well connected."""
+"""The dashboard of the cluster: whether every GPU is present, at work, and well connected."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ AGENTS = 'up{job="railscope-agent"}'
 
 
 def board() -> Dashboard:
-    """Build the board."""
+    """Build the dashboard."""
     marks = (xid_marks(), claim_marks())
     return assemble("Cluster overview", UID, QUESTION, SECTIONS, marks=marks, tags=("gpu", "rdma"))
 
@@ -247,7 +247,7 @@ SECTIONS = (
 
 
 def _missing(up: Metric, *by: str) -> Query:
-    """Count what is 0; the result is 0, and not nothing, when all are 1."""
+    """Count the zeros; the result is 0, and not empty, when all are 1."""
     seen = f"max by ({', '.join(by)}) ({up.name})"
     return Query(f"count({seen}) - sum({seen})", COUNT, metrics=(up,))
 

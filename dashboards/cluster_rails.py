@@ -1,4 +1,4 @@
-"""What the board of the cluster tells of its rails."""
+"""Panels of the rails on the cluster dashboard."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RETRANSMISSIONS = {
 
 
 def rail_panels() -> Iterator[Panel]:
-    """Draw what moves on each rail, and what holds it up."""
+    """Yield panels of the traffic on each rail, and of its causes of delay."""
     received, sent = nic.PFC_RECEIVED_TIME, nic.PFC_SENT_TIME
     yield rows(
         301,

@@ -1,4 +1,4 @@
-"""The steps at which a number changes its colour, and the words and colours of states."""
+"""The thresholds at which a number changes its colour, and the texts and colours of states."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEALTH: Mapping[int, tuple[str, str]] = {
     2: ("unknown", "purple"),
     3: ("failed", "red"),
 }
-"""What the health of a GPU is drawn as; what is not known is worse than what is known to be slow."""
+"""Text and colour of each health state of a GPU by number; unknown is worse than degraded."""
 
 COUNTED_AS: Mapping[str, str] = {
     "observed": "green",
@@ -37,4 +37,4 @@ COUNTED_AS: Mapping[str, str] = {
     "down": "dark-red",
     "unknown": "purple",
 }
-"""What states of GPU time are drawn as: what is held is green, what is free or set aside is blue."""
+"""Colour of each state of GPU time: held is green, free or set aside is blue."""

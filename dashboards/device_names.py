@@ -18,14 +18,14 @@ _PORT_TITLES = {"interface": "Interface", "device": "RDMA device", "port": "Port
 
 @dataclass(frozen=True, slots=True)
 class DeviceNames:
-    """A way to the names of devices: the labels that identify one, and a metric with its names."""
+    """A join with device names: the labels that identify a device, and a metric with its names."""
 
     key: tuple[str, ...]
     """Labels that identify a device within its node."""
     titles: Mapping[str, str]
     """Title of each label of a device, in the order of the columns."""
     info: str
-    """Expression whose series carry the names; of several for one device, the highest value counts."""
+    """Expression of the series with the names; of several for one device, the highest value counts."""
 
     @property
     def on(self) -> str:
@@ -38,7 +38,7 @@ class DeviceNames:
         return ", ".join(label for label in self.titles if label not in self.key)
 
     def join(self, expression: str) -> str:
-        """Series of an expression that have names, with their names."""
+        """Return the series of an expression that have names, with their names."""
         best = f"topk by ({self.on}) (1, {self.info})"
         names = f"group by ({self.on}, {self.added}) ({best})"
         return f"({expression}) * on ({self.on}) group_left ({self.added}) {names}"
@@ -61,7 +61,7 @@ NIC_AT_ADDRESS = DeviceNames(
 
 
 def ways_to_names(keys: Mapping[str, str]) -> tuple[DeviceNames, ...]:
-    """Ways to the names of the devices of a table with these key labels; none where it has them."""
+    """Return the joins for the names of the devices of a table with these key labels; none if complete."""
     if "gpu" in keys:
         return () if "index" in keys else (GPU,)
     if "interface" in keys:
@@ -74,7 +74,7 @@ def ways_to_names(keys: Mapping[str, str]) -> tuple[DeviceNames, ...]:
 
 
 def with_device_titles(keys: Mapping[str, str], *ways: DeviceNames) -> dict[str, str]:
-    """Keys of a table, with all names of its devices in the place of the key of each."""
+    """Return the keys of a table, with all names of its devices in place of the key of each."""
     found: dict[str, str] = {}
     for label, title in keys.items():
         shown = [way.titles for way in ways if label in way.key]
@@ -86,7 +86,7 @@ def with_device_titles(keys: Mapping[str, str], *ways: DeviceNames) -> dict[str,
 
 
 def with_device_names(query: Query, *ways: DeviceNames) -> Query:
-    """Add all names of devices to a query, as far as their nodes report them."""
+    """Add all device names that nodes report to a query."""
     nameless = " ".join(f"unless on ({way.on}) {way.info}" for way in ways)
     named = " or ".join(way.join(query.expression) for way in ways)
     return replace(query, expression=f"{named} or ({query.expression}) {nameless}")

@@ -1,4 +1,4 @@
-"""The board that tells what becomes of the GPUs: held, busy, at work, and what it costs."""
+"""The dashboard of the use of GPUs: held, busy, at work, and their cost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZE = "sum(railscope_cluster_sum_gpu_memory_size_bytes)"
 
 
 def board() -> Dashboard:
-    """Build the board."""
+    """Build the dashboard."""
     return assemble(
         "GPU efficiency", UID, QUESTION, SECTIONS, marks=(claim_marks(),), tags=("gpu",)
     )

@@ -1,4 +1,4 @@
-"""The board of faults: every GPU's health, where unknown is an answer of its own."""
+"""The dashboard of faults: every GPU's health, with unknown as a separate state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NODE_GPU = {"node": "Node", "gpu": "GPU"}
 
 
 def health(by: str, where: str) -> str:
-    """The number of `HEALTH` that is the worst of each group of GPUs.
+    """Return the number in `HEALTH` of the worst state of each group of GPUs.
 
     Groups are made before they are compared: that is cheap for many GPUs.
     """
@@ -46,7 +46,7 @@ def health(by: str, where: str) -> str:
 
 
 def _actions() -> str:
-    """The action that the verdict asks for, by its number: a larger one is harder."""
+    """Return the recommended action of the verdict as a number: larger is more intrusive."""
     parts = (
         f'(max by (node, gpu) (railscope_gpu_recommended_action{{node=~"$node", state="{word}"}}) == 1)'
         f" * {value}"
@@ -56,7 +56,7 @@ def _actions() -> str:
 
 
 def board() -> Dashboard:
-    """Build the board."""
+    """Build the dashboard."""
     return assemble(
         "Faults and health matrix",
         UID,

@@ -1,4 +1,4 @@
-"""Expressions for what jobs hold, as far as a board's variables choose them."""
+"""Expressions for the devices that jobs hold, restricted by a dashboard's variables."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ ON_ITS_RAILS = f'and on (node, rail) (railscope_gpu_info{{rail!=""}} {HELD})'
 
 
 def of_held(expression: str, *labels: str) -> str:
-    """What is told of GPUs, as far as jobs hold them."""
+    """Restrict an expression of GPU metrics to GPUs held by jobs."""
     return f"max by (node, {', '.join(labels)}) ({expression} {HELD})"

@@ -1,4 +1,4 @@
-"""What holds jobs back."""
+"""Panels of the causes that slow down jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ANY_NODE = '{node!=""}'
 
 
 def cause_panels() -> Iterator[Panel]:
-    """What holds GPUs and ports of jobs back, device by device."""
+    """Yield panels of the causes that slow down GPUs and ports of jobs, per device."""
     reasons = '{reason=~".*thermal|.*power.*|sync_boost|reliability"}'
     throttled = f"rate(railscope_gpu_throttle_seconds_total{reasons}[$__rate_interval])"
     held_back = f"sum by (node, gpu, reason) ({throttled} > 0.01)"

@@ -1,4 +1,4 @@
-"""What boards tell of each job in a table."""
+"""Columns of each job in tables of dashboards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dashboards.query import SHARE, ask
 
 
 def job_columns(of_jobs: str, where: str) -> tuple[Column, ...]:
-    """What each job holds and does; `of_jobs` are the labels that tell jobs apart.
+    """Return columns of the devices and activity of jobs; `of_jobs` are the labels that identify a job.
 
     Several collectors may each hold a part of a job.
     """

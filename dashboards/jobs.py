@@ -1,4 +1,4 @@
-"""The board of jobs: which run, who holds which GPUs, and which GPU or port the others wait for."""
+"""The dashboard of jobs: running jobs, holders of GPUs, and the GPU or port that delays the others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHOICES = (
 
 
 def board() -> Dashboard:
-    """Build the board."""
+    """Build the dashboard."""
     return assemble(
         "Jobs and stragglers",
         UID,
@@ -42,12 +42,12 @@ def board() -> Dashboard:
 
 
 def _of_jobs(how: str, name: str, where: str = OWN) -> str:
-    """A metric of each job; several collectors may each hold a part of it."""
+    """Return a metric of each job; several collectors may each hold a part of it."""
     return f"{how} by ({BY}) (railscope_job_{name}{where})"
 
 
 def _of_gpus(name: str, more: str = "") -> str:
-    """A metric of each GPU of the jobs, with its number and the job."""
+    """Return a metric of each GPU of the jobs, with its index and the job."""
     return _by_index(_of_held_gpus(name, more))
 
 
@@ -57,7 +57,7 @@ def _of_held_gpus(name: str, more: str = "") -> str:
 
 
 def _by_index(expression: str) -> str:
-    """By the number of each GPU in its server, in place of its UUID, and the job."""
+    """Aggregate by the index of each GPU in its node, in place of its UUID, and the job."""
     return f"max by (node, index, {BY}) ({with_index(expression)})"
 
 

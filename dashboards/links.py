@@ -1,4 +1,4 @@
-"""The board of PCIe links, transceivers and cables."""
+"""The dashboard of PCIe links, transceivers and cables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHOICES = (Choice("node", "Node", "railscope_node_info", several=True),)
 
 
 def board() -> Dashboard:
-    """Build the board."""
+    """Build the dashboard."""
     return assemble(
         "PCIe and optics",
         UID,

@@ -1,4 +1,4 @@
-"""The board of one server: its GPUs, its ports, and the machine around them."""
+"""The dashboard of one node: its GPUs, its ports, and its host metrics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ON_RAIL = '{node="$node", rail!=""}'
 
 
 def board() -> Dashboard:
-    """Build the board."""
+    """Build the dashboard."""
     marks = (xid_marks(HERE), claim_marks(HERE), settings_marks(HERE))
     return assemble(
         "Node", UID, QUESTION, SECTIONS, choices=CHOICES, marks=marks, tags=("gpu", "rdma")
@@ -40,12 +40,12 @@ def board() -> Dashboard:
 
 
 def _gpu(name: str, unit: str = "") -> Query:
-    """A gauge of each GPU of the server, by its number."""
+    """Return a gauge of each GPU of the node, by its index."""
     return ask(_by_index(f"max by (node, gpu) ({name}{HERE})"), unit, GPU)
 
 
 def _by_index(expression: str) -> str:
-    """By the number of each GPU alone, so that curves stand in that order."""
+    """Aggregate by the index of each GPU alone, so that curves are in that order."""
     return f"max by (index) ({with_index(expression, HERE)})"
 
 

@@ -1,4 +1,4 @@
-"""The board of Railscope itself: what it costs, how old its data is, and what it has missed."""
+"""The dashboard of Railscope itself: its cost, the age of its data, and its gaps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHOICES = (Choice("node", "Node", "railscope_node_reporting", several=True),)
 
 
 def board() -> Dashboard:
-    """Build the board."""
+    """Build the dashboard."""
     return assemble("Railscope itself", UID, QUESTION, SECTIONS, choices=CHOICES, tags=("agent",))
 
 

@@ -1,4 +1,4 @@
-"""The board of one GPU and its network card as a pair, on one time axis."""
+"""The dashboard of one GPU and its NIC as a pair, on one time axis."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CHOICES = (
 
 
 def board() -> Dashboard:
-    """Build the board."""
+    """Build the dashboard."""
     marks = (xid_marks(HERE), claim_marks(GPU), settings_marks(NIC))
     return assemble(
         "GPU and its NIC",

@@ -1,6 +1,6 @@
-"""Panels: what each kind of them looks like, and what all have in common.
+"""Panels: the appearance of each kind, and their common properties.
 
-Panel numbers are given by hand: alerts link to panels by number.
+Panel ids are set by hand: alerts link to panels by id.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from dashboards.recorded import recorded_in
 from railscope.catalog import Metric, rollups
 
 BY_TITLE = 0
-"""In the place of a panel's number: the generator derives one from the title. Others are fixed."""
+"""In place of a panel id: the generator derives one from the title. Others are fixed."""
 _FIRST_DERIVED = 100_000
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
-"""Every panel reads the data source that the board's variable names."""
+"""Every panel reads the data source that the dashboard's variable selects."""
 
 _AXIS_WIDTH = 80
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 MAX_POINTS = 360
-"""Of a curve: one a minute over six hours. What a query holds in memory grows with them."""
+"""Points of a curve: one per minute over six hours. The memory of a query grows with them."""
 
 Step = tuple[float | None, str]
 Steps = tuple[Step, ...]
@@ -63,11 +63,11 @@ WORST = "Worst"
 """Title of the column of a grid by which its rows are sorted."""
 
 DETAILS = {"node": "railscope-node", "tenant": "railscope-tenant"}
-"""Labels whose values have a board of their own: a cell of a table leads there."""
+"""Labels with a detail dashboard for each value: a table cell links to it."""
 
 
 def number(ident: int, title: str, about: str, query: Query, steps: Steps = GOOD) -> stat.Panel:
-    """Show one number as it is now, never an old one, coloured by the step it has reached."""
+    """Show the current value of one number, never an old one, coloured by the threshold it has reached."""
     last = look.ReduceDataOptions().calcs(["lastNotNull"])
     panel = stat.Panel().reduce_options(last).graph_mode(BigValueGraphMode.NONE).no_value("no data")
     panel = _finished(panel, _instant, ident=ident, title=title, about=about, queries=[query])
@@ -77,12 +77,12 @@ def number(ident: int, title: str, about: str, query: Query, steps: Steps = GOOD
 def lines(
     ident: int, title: str, about: str, *queries: Query, steps: Steps = GOOD, span: int = 8
 ) -> timeseries.Panel:
-    """Draw curves over time; gaps stay gaps, and steps are lines to compare with."""
+    """Draw curves over time; gaps stay gaps, and thresholds are lines to compare with."""
     legend = look.VizLegendOptions().show_legend(show_legend=True)
     tooltip = look.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)
     panel = timeseries.Panel().min(0).fill_opacity(8).legend(legend).tooltip(tooltip)
     panel = panel.max_data_points(MAX_POINTS)
-    if span == COLUMNS:  # panels below each other are read by one time axis
+    if span == COLUMNS:  # panels below each other share one time axis
         panel = panel.axis_width(_AXIS_WIDTH)
     if len(queries) == 1 and not queries[0].legend:  # Grafana would write out the expression
         queries = (queries[0].named(title),)
@@ -100,7 +100,7 @@ def layers(ident: int, title: str, about: str, *queries: Query, span: int = 8) -
 
 
 def in_colours(panel: timeseries.Panel, colours: Mapping[str, str]) -> timeseries.Panel:
-    """Give curves colours that mean something, by their names in the legend."""
+    """Assign curves meaningful colours, by their names in the legend."""
     for name, colour in colours.items():
         fixed = DynamicConfigValue("color", {"mode": "fixed", "fixedColor": colour})
         panel = panel.override_by_name(name, [fixed])
@@ -108,32 +108,32 @@ def in_colours(panel: timeseries.Panel, colours: Mapping[str, str]) -> timeserie
 
 
 def bars(ident: int, title: str, about: str, *queries: Query, span: int = 8) -> timeseries.Panel:
-    """Draw what happens now and then."""
+    """Draw occasional events as bars."""
     return lines(ident, title, about, *queries, span=span).draw_style(GraphDrawStyle.BARS)
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table: its title, its query, its colours, and words for its values."""
+    """A column of a table: its title, its query, its colours, and texts for its values."""
 
     title: str
     query: Query
     steps: Steps = GOOD
     words: Mapping[int, str] = field(default_factory=dict)
     worst: Worst | None = None
-    """Which of its values is the worst, in columns by which the table is sorted."""
+    """The worst value of the column, for columns by which the table is sorted."""
 
 
-def rows(  # noqa: PLR0913 - what tells one table from another
+def rows(  # noqa: PLR0913 - the differences between tables
     ident: int, title: str, about: str, keys: Mapping[str, str], *columns: Column, span: int = 12,
     leads_on: bool = True,
 ) -> table.Panel:  # fmt: skip
-    """List things as they are now, with a row for each combination of the key labels.
+    """List current values, with a row for each combination of the key labels.
 
-    `keys` gives each key label its title. The worst rows come first: rows are sorted by the columns
-    that have a worst value, in their order. Rows alike stand in the order of the keys, unless a query
-    picks the first or last of an order of its own. Nodes and tenants lead to the boards they have,
-    unless the reader may have no other board than this one; rows of GPUs and NICs then show all names.
+    `keys` maps each key label to its title. The worst rows come first: rows are sorted by the
+    columns that have a worst value, in their order. Equal rows are in the order of the keys, unless
+    a query selects the first or last of its own order. Nodes and tenants link to their dashboards,
+    unless the reader has no access to other dashboards; rows of GPUs and NICs then show all names.
 
     Raises ValueError if no column has a worst value.
     """
@@ -145,7 +145,7 @@ def rows(  # noqa: PLR0913 - what tells one table from another
         keys = with_device_titles(keys, *ways)
         columns = tuple(replace(one, query=with_device_names(one.query, *ways)) for one in columns)
     names = dict(keys)
-    # Grafana calls the values of a query that answers alone "Value", else "Value #A" and so on.
+    # Grafana names the values of a single query "Value", else "Value #A" and so on.
     names |= {"Value": columns[0].title}
     names |= {
         f"Value #{letter}": column.title for letter, column in zip(_LETTERS, columns, strict=False)
@@ -172,14 +172,14 @@ def rows(  # noqa: PLR0913 - what tells one table from another
     return panel.span(span).height(8)
 
 
-def grid(  # noqa: PLR0913, PLR0917 - what tells one grid from another
+def grid(  # noqa: PLR0913, PLR0917 - the differences between grids
     ident: int, title: str, about: str, row: str, column: str, query: Query,
     steps: Steps = GOOD, span: int = 12, words: Mapping[int, tuple[str, str]] | None = None,
     worst: Worst = "highest",
 ) -> table.Panel:  # fmt: skip
-    """Show one value for each pair of two labels, as it is now: rows by columns, in colours.
+    """Show one current value for each pair of two labels: rows by columns, in colours.
 
-    `words` names values and gives their colours. A last column repeats the worst value of each row;
+    `words` maps values to texts and colours. A last column repeats the worst value of each row;
     rows with the worst come first.
     """
     options = {"rowField": row, "columnField": column, "valueField": "Value", "emptyValue": "null"}
@@ -206,18 +206,18 @@ def grid(  # noqa: PLR0913, PLR0917 - what tells one grid from another
     return panel.span(span).height(9)
 
 
-def states(  # noqa: PLR0913, PLR0917 - what tells one panel from another
+def states(  # noqa: PLR0913, PLR0917 - the differences between panels
     ident: int, title: str, about: str, query: Query, words: Mapping[int, tuple[str, str]],
     span: int = 24,
 ) -> statetimeline.Panel:  # fmt: skip
-    """Draw states over time, a band for each curve; `words` names a value and gives its colour."""
+    """Draw states over time, a band for each curve; `words` maps a value to its text and colour."""
     panel = statetimeline.Panel().mappings([_word_map(words)]).row_height(0.9)
     panel = panel.max_data_points(MAX_POINTS)
     panel = _finished(panel, _curve, ident=ident, title=title, about=about, queries=[query])
     return panel.span(span).height(10)
 
 
-def _finished(  # noqa: PLR0913 - what all panels have in common
+def _finished(  # noqa: PLR0913 - common properties of all panels
     panel: _Builder,
     target: Callable[[str, Query], prometheus.Dataquery],
     *,
@@ -243,7 +243,7 @@ def _finished(  # noqa: PLR0913 - what all panels have in common
 
 
 def _derived_number(title: str) -> int:
-    """Number of a panel by its title: it stays when panels come and go around it."""
+    """Panel id by its title: it stays when panels are added and removed around it."""
     return _FIRST_DERIVED + zlib.crc32(title.encode()) % _FIRST_DERIVED
 
 
@@ -269,7 +269,7 @@ def _description(about: str, queries: Iterable[Query]) -> str:
 
 
 def _recording(queries: Iterable[Query]) -> Iterator[str]:
-    """Say what fills the panel beside scrapes."""
+    """Yield a note for each recorded series of the queries, which needs a recording rule."""
     for name in sorted(recorded_in(" ".join(query.expression for query in queries))):
         yield f"`{name}`: a rule of alerts/rules/recorded.yml, which Prometheus must be given."
 
@@ -281,7 +281,7 @@ def _explanation(metric: Metric) -> str:
 
 
 def _in_order_of(label: str) -> DataTransformerConfig:
-    """Sort rows; those alike keep their order (grafana: transformers/sortBy.ts)."""
+    """Sort rows; equal rows keep their order (grafana: transformers/sortBy.ts)."""
     return DataTransformerConfig("sortBy", options={"sort": [{"field": label}]})
 
 
@@ -325,7 +325,7 @@ def _cell(column: Column) -> list[DynamicConfigValue]:
 
 
 def _way_to_board_of(label: str) -> DynamicConfigValue:
-    """A link of a cell: its board, with the same data source and time."""
+    """Link of a cell: its dashboard, with the same data source and time range."""
     url = (
         f"/d/{DETAILS[label]}?var-{label}=${{__value.raw:percentencode}}"
         "&${datasource:queryparam}&${__url_time_range}"

@@ -1,7 +1,7 @@
-"""Holds a PromQL expression against the catalog: its metrics, labels and states must exist.
+"""Checks a PromQL expression against the catalog: its metrics, labels and states must exist.
 
-It reads names, label matchers and grouping clauses and leaves the grammar to Prometheus. Series that
-a recording rule makes are what the rule says.
+It reads names, label matchers and grouping clauses and leaves the grammar to Prometheus. Recorded
+series are checked by the expression of their rule.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TARGET_LABELS = frozenset({"node", "instance", "job"})
 SCRAPE_METRICS = frozenset({"up"})
 STATE_LABEL = "state"
 _SERIES = frozenset({"bucket", "sum", "count"})
-"""What the names of a histogram's samples end in."""
+"""Suffixes of the sample names of a histogram."""
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _NAME = re.compile(r"\b(?:railscope_\w+|up)\b")
@@ -44,7 +44,7 @@ def metric_named(name: str) -> Metric | None:
 
 
 def metrics_in(expression: str) -> frozenset[str]:
-    """Collect the names of all metrics of an expression, and of what its recorded series are made."""
+    """Collect the names of all metrics of an expression, and of the sources of its recorded series."""
     return frozenset(_NAME.findall(_STRING.sub('""', expanded(expression))))
 
 
@@ -62,12 +62,12 @@ def labels_of(name: str) -> frozenset[str]:
 
 
 def labels_in(expression: str) -> frozenset[str]:
-    """Collect the labels that the metrics of an expression have between them."""
+    """Collect the labels of all metrics of an expression."""
     return frozenset().union(*map(labels_of, metrics_in(expression)))
 
 
 def problems(expression: str) -> list[str]:
-    """Say what is wrong with an expression; nothing, if the list is empty."""
+    """Return the problems of an expression; an empty list if it is correct."""
     unknown = sorted(unknown_in(expression))
     expression = expanded(expression)
     return [

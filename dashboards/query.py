@@ -1,4 +1,4 @@
-"""Queries, made of catalog metrics or written out and held against the catalog.
+"""Queries, made of catalog metrics or written out and checked against the catalog.
 
 A query takes its unit and its explanation from the declarations of its metrics.
 """
@@ -43,7 +43,7 @@ _AGGREGATION = {Rollup.SUM: "sum", Rollup.MEAN: "avg", Rollup.MAX: "max", Rollup
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """An expression, the Grafana unit of its result, its legend, and the metrics it is made of."""
+    """An expression, the Grafana unit of its result, its legend, and its source metrics."""
 
     expression: str
     unit: str
@@ -51,16 +51,16 @@ class Query:
     metrics: tuple[Metric, ...] = ()
 
     def named(self, name: str) -> Query:
-        """Name the query, to tell it apart from others in a panel."""
+        """Name the query, to distinguish it from others in a panel."""
         return replace(self, legend=", ".join(filter(None, (name, self.legend))))
 
     def in_unit(self, unit: str) -> Query:
-        """Show the query in another unit, where readers do not think in the declared one."""
+        """Show the query in another unit, if readers do not think in the declared one."""
         return replace(self, unit=unit)
 
 
 def now(metric: Metric, how: Rollup, *by: str, where: str = "") -> Query:
-    """Aggregate the present value of a gauge."""
+    """Aggregate the current value of a gauge."""
     expression = _aggregated(how, by, f"{metric.name}{where}")
     return Query(expression, unit_of(metric), _legend(by), (metric,))
 
@@ -72,13 +72,13 @@ def per_second(counter: Metric, *by: str, where: str = "") -> Query:
 
 
 def slope(gauge: Metric, *by: str) -> Query:
-    """Sum how fast a gauge grows per second, where what it tells may also be corrected downwards."""
+    """Sum the growth per second of a gauge, for a value that may also be corrected downwards."""
     expression = _aggregated(Rollup.SUM, by, f"deriv({gauge.name}[$__rate_interval])")
     return Query(expression, rate_unit_of(gauge), _legend(by), (gauge,))
 
 
 def over(scope: str, metric: Metric, how: Rollup, *by: str, where: str = "") -> Query:
-    """Take a roll-up that the collectors expose: of each rail, each tenant or the cluster.
+    """Return a roll-up that the collectors expose: of each rail, each tenant or the cluster.
 
     Several collectors may each hold a share of the nodes, so their roll-ups are rolled up again.
     """
@@ -100,55 +100,55 @@ def rate_unit_of(metric: Metric) -> str:
 
 
 def with_rail(expression: str, where: str = '{rail!=""}') -> str:
-    """Give what is told of network cards the rail of each; cards on no rail are left out."""
+    """Add the rail to each series of a NIC; NICs without a rail are omitted."""
     info = f"max by (node, interface, rail) (railscope_nic_info{where})"
     return f"{expression} * on (node, interface) group_left (rail) {info}"
 
 
 def with_port_rail(expression: str, where: str = '{rail!=""}') -> str:
-    """Give what is told of RDMA ports the rail of each; ports on no rail are left out."""
+    """Add the rail to each series of an RDMA port; ports without a rail are omitted."""
     info = f"max by (node, device, port, rail) (railscope_rdma_port_info{where})"
     return f"{expression} * on (node, device, port) group_left (rail) {info}"
 
 
 def with_index(expression: str, where: str = "") -> str:
-    """Give what is told of GPUs the number of each in its server."""
+    """Add the index in its node to each series of a GPU."""
     info = f"max by (node, gpu, index) (railscope_gpu_info{where})"
     return f"{expression} * on (node, gpu) group_left (index) {info}"
 
 
 def present(query: Query) -> Query:
-    """Leave out what is zero."""
+    """Omit zeros."""
     return replace(query, expression=f"{query.expression} > 0")
 
 
 def lowest(expression: str) -> str:
-    """Choose the ten lowest as they are at the end of what is shown, and give all of their curves.
+    """Select the ten lowest at the end of the time range, with their full curves.
 
-    `bottomk` alone chooses anew at each instant: curves of many things that are much alike fall to dots.
+    `bottomk` alone selects again at each timestamp: many similar curves become dots.
     """
     return f"({expression}) and bottomk(10, {at_end(expression)})"
 
 
 def highest(expression: str) -> str:
-    """Choose the ten highest in the same way."""
+    """Select the ten highest in the same way."""
     return f"({expression}) and topk(10, {at_end(expression)})"
 
 
 def at_end(expression: str) -> str:
-    """Take an expression as it is at the end of what is shown, at each instant of it."""
+    """Evaluate an expression at the end of the time range, at each timestamp of it."""
     return _VECTOR.sub(r"\g<0> @ end()", expression)
 
 
 def grown(selector: str) -> Query:
-    """Count in whole numbers what came in an hour; a counter that starts over has grown by nothing."""
+    """Count events of the last hour in whole numbers; a counter reset counts as no growth."""
     return ask(f"sum({selector} - min_over_time({selector}[1h]))", COUNT)
 
 
 def ask(expression: str, unit: str = "", legend: str = "") -> Query:
-    """Take an expression as it is written; its unit is that of its first metric, if none is given.
+    """Return a query of an expression as written; its unit defaults to that of its first metric.
 
-    Raises ValueError where the catalog does not declare what the expression names.
+    Raises ValueError if the catalog does not declare a name in the expression.
     """
     if found := problems(expression):
         message = f"{expression}: {'; '.join(found)}"
@@ -162,7 +162,7 @@ def ask(expression: str, unit: str = "", legend: str = "") -> Query:
 
 
 def _metrics_of(expression: str) -> Iterator[Metric]:
-    """The metrics whose values an expression shows, as they stand in it; facts explain themselves."""
+    """Yield the metrics with visible values, in the order of the expression; info metrics need no help."""
     for name in sorted(metrics_in(expression), key=lambda name: (expression.index(name), name)):
         metric = metric_named(name)
         if metric is not None and metric.kind is not Kind.INFO:

@@ -1,4 +1,4 @@
-"""The board that tells whether every rail carries its share, and where congestion comes from."""
+"""The dashboard of rails: whether every rail carries its share, and the origin of congestion."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CNP_SENT = "railscope_rail_sum_rdma_congestion_notifications_sent_per_second"
 
 
 def board() -> Dashboard:
-    """Build the board."""
+    """Build the dashboard."""
     marks = (xid_marks(NODES), settings_marks(NODES))
     return assemble(
         "Rails and congestion",
@@ -38,7 +38,7 @@ def board() -> Dashboard:
 
 
 def _rate(name: str, by: str = "max by (node, rail)") -> str:
-    """The growth of a counter of cards, by node and rail."""
+    """Return the growth of a counter of NICs, by node and rail."""
     inner = f"rate({name}{NODES}[$__rate_interval])"
     return f"{by} ({with_rail(inner, NIC_ON_RAIL)})"
 
@@ -243,10 +243,10 @@ def _shares() -> Iterator[Panel]:
 
 
 def _beyond(histogram: str, bound: str, direction: str, by: str = "") -> str:
-    """The share of windows in which something was above a bound.
+    """Return the share of windows in which a value was above a bound.
 
-    Cards are joined to their rails only where that is asked of one instant: over time it would
-    cost seconds at a thousand servers.
+    NICs are joined to their rails only in instant queries: over time it would cost seconds at a
+    thousand nodes.
     """
 
     def windows(series: str, le: str = "") -> str:

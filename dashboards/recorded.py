@@ -1,4 +1,4 @@
-"""Series that recording rules make, by the rule files that Prometheus is given."""
+"""Series of recording rules, from the rule files of Prometheus."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SERIES = re.compile(
 
 @cache
 def recorded() -> Mapping[str, str]:
-    """The expression of each recorded series, by its name, in the order in which they are made."""
+    """Return the expression of each recorded series by its name, in evaluation order."""
     groups = (
         group
         for path in sorted(RULES.glob("*.yml"))
@@ -28,19 +28,19 @@ def recorded() -> Mapping[str, str]:
 
 
 def recorded_in(expression: str) -> frozenset[str]:
-    """The names of recorded series that an expression has."""
+    """Return the names of recorded series in an expression."""
     return frozenset(_NAME.findall(expression))
 
 
 def unknown_in(expression: str) -> frozenset[str]:
-    """The names that no rule makes."""
+    """Return the names that no rule records."""
     return recorded_in(expression) - recorded().keys()
 
 
 def expanded(expression: str) -> str:
-    """An expression, with the expressions of recorded series in the place of their names.
+    """Return an expression with recorded series replaced by their expressions.
 
-    What a recorded series is matched by goes to all it is made of.
+    The matchers of a recorded series apply to all of its source series.
     """
 
     def made(found: re.Match[str]) -> str:
@@ -55,7 +55,7 @@ def expanded(expression: str) -> str:
 
 
 def _matched(expression: str, matchers: str) -> str:
-    """An expression, all of whose series are matched by something more."""
+    """Return an expression with additional matchers on all of its series."""
     if not matchers:
         return expression
 

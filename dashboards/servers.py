@@ -1,4 +1,4 @@
-"""The part of the board of jobs that compares the GPUs and ports of a server, whoever holds them."""
+"""The part of the jobs dashboard that compares the GPUs and ports of a node, whatever their holders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _of_gpus(name: str, more: str = "") -> str:
 
 
 def _behind(value: str, by: str) -> str:
-    """How far something is from the median of its group; nothing, where the median is nothing."""
+    """Return the relative distance from the median of a group; no result if the median is 0."""
     median = f"quantile by ({by}) (0.5, {value})"
     return f"{value} / on ({by}) group_left () ({median} > 0) - 1"
 
@@ -29,7 +29,7 @@ def _worst(name: str, more: str = "") -> Query:
 
 
 def stragglers() -> Iterator[Panel]:
-    """What is behind, whoever holds it."""
+    """Yield panels of GPUs and ports that lag behind, whatever their holders."""
     activity = "railscope_gpu_sm_activity_ratio"
     slow = f"count({_behind(_of_gpus(activity), 'node')} < -0.2) or vector(0)"
     yield number(
@@ -116,7 +116,7 @@ def stragglers() -> Iterator[Panel]:
 
 
 def causes() -> Iterator[Panel]:
-    """Why servers are slow, and who uses them unseen."""
+    """Yield panels of the causes of slow nodes, and of unclaimed use."""
     held = (
         "sum by (node, reason) (railscope:node_gpu_throttle:rate5m"
         '{node=~"$node", reason=~".*thermal|.*power.*|sync_boost|reliability"}) > 0.01'

@@ -1,4 +1,4 @@
-"""The board that a tenant may see: its own GPUs and traffic, and nothing of anyone else."""
+"""The dashboard that a tenant may access: its own GPUs and traffic, and no data of other tenants."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ CHOICES = (Choice("tenant", "Tenant", "railscope_tenant_held_gpus"),)
 
 
 def board() -> Dashboard:
-    """Build the board; every query names the tenant, and no link leads to other boards.
+    """Build the dashboard; every query names the tenant, and no link leads to other dashboards.
 
-    All its metrics are among those that a tenant's own credential reaches at the collector's
-    `/metrics`, so it works on a tenant's own Prometheus, where there is no other tenant to choose.
+    All its metrics are among those that a tenant's own credential can read at the collector's
+    `/metrics`, so it works on a tenant's own Prometheus, which has no other tenant to select.
     """
     return assemble(
         "Tenant", UID, QUESTION, SECTIONS, choices=CHOICES, tags=("tenant",), shared=True
@@ -30,7 +30,7 @@ def board() -> Dashboard:
 
 
 def _own(how: str, name: str, unit: str = "") -> Query:
-    """A roll-up of the tenant's; several collectors may each hold a part of it."""
+    """Return a roll-up of the tenant; several collectors may each hold a part of it."""
     return ask(f"{how}(railscope_tenant_{name}{OWN})", unit)
 
 

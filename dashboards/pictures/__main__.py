@@ -1,4 +1,4 @@
-"""`python -m dashboards.pictures`: draws boards from what a Prometheus answers now."""
+"""`python -m dashboards.pictures`: draw dashboards from the current answers of a Prometheus."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> float:
-    """A length of time such as 90s, 10m, 6h or 2d."""
+    """Parse a duration such as 90s, 10m, 6h or 2d."""
     told = re.fullmatch(r"([1-9]\d*)([smhd])", value)
     if told is None:
         message = f"{value!r} is no length of time such as 90s, 10m or 6h"
@@ -33,7 +33,7 @@ async def picture_of(
     prometheus: Prometheus, board: Mapping[str, Any], window: Window, wanted: Values,
     sections: int = 0,
 ) -> Picture:  # fmt: skip
-    """Ask what a board asks, and draw it."""
+    """Run the queries of a dashboard, and draw it."""
     return draw(board, await ask_all(prometheus, board, window, wanted, WIDTH), sections)
 
 
@@ -54,7 +54,7 @@ def main(  # noqa: PLR0913 - options of a command
     *, url: str, directory: Path, names: tuple[str, ...], shown: float, scrape: float,
     choices: tuple[str, ...], sections: int,
 ) -> None:  # fmt: skip
-    """Draw boards as pictures."""
+    """Draw dashboards as pictures."""
     boards = _boards(names)
     wanted = dict(_choice(choice, boards.values()) for choice in choices)
     now = time.time()
@@ -66,7 +66,7 @@ def main(  # noqa: PLR0913 - options of a command
         raise click.ClickException(str(error)) from error
 
 
-async def _draw_all(  # noqa: PLR0913, PLR0917 - what the options say
+async def _draw_all(  # noqa: PLR0913, PLR0917 - values of the options
     url: str, boards: Mapping[str, Mapping[str, Any]], window: Window, wanted: Values,
     directory: Path, sections: int,
 ) -> None:  # fmt: skip
@@ -83,7 +83,7 @@ def _without_data(picture: Picture) -> str:
 
 
 def _boards(names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The boards of these names, all if there are none."""
+    """Return the dashboards of these names, all if there are none."""
     known = {path.stem: path for path in sorted(BOARDS.glob("*.json"))}
     if unknown := [name for name in names if name not in known]:
         message = f"no board {', '.join(unknown)}; there are {', '.join(known)}"
@@ -92,7 +92,7 @@ def _boards(names: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def _choice(text: str, boards: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
-    """A variable's name, which one board has at least, and the value wanted of it."""
+    """Return a variable's name, which at least one dashboard has, and its wanted value."""
     name, equals, value = text.partition("=")
     if not equals:
         message = f"{text!r} is no VARIABLE=VALUE"

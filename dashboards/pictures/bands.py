@@ -1,4 +1,4 @@
-"""States over time: a band for each curve, in the colour and with the word of each state."""
+"""States over time: a band for each curve, with the colour and text of each state."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _THICKEST = 36.0
 
 
 def runs(times: Numbers, values: Numbers) -> Iterator[tuple[float, float, float]]:
-    """The start, the end and the value of each time in which a state lasted.
+    """Yield the start, the end and the value of each period in which a state lasted.
 
-    A value holds until the next instant; the last one ends where it was seen.
+    A value holds until the next timestamp; the last period ends at its last timestamp.
     """
     start = 0
     for position in range(1, len(values) + 1):
@@ -31,7 +31,7 @@ def runs(times: Numbers, values: Numbers) -> Iterator[tuple[float, float, float]
 
 
 def draw(scene: plot.Scene, box: Box, panel: Json, answers: Sequence[Answer]) -> bool:
-    """Draw a panel of states; say whether there is any."""
+    """Draw a panel of states; return True if there is any."""
     look = look_of(panel["fieldConfig"], "Value", numeric=True)
     found = [
         (name_of(target, dict(one.labels)), answer.times, one.values)
@@ -62,7 +62,7 @@ def draw(scene: plot.Scene, box: Box, panel: Json, answers: Sequence[Answer]) ->
 
 
 def _draw_band(canvas: Canvas, band: Box, text: str, colour: str) -> None:
-    """A band, and its word where there is room for it."""
+    """Draw a band, and its text if it fits."""
     canvas.box(band, colours.mixed(colour, colours.PANEL, 0.8))
     if width_of(text, SMALL) + 10 < band.width:
         place = (band.left + 5, band.middle[1])

@@ -1,4 +1,4 @@
-"""Boxes, lines and texts on a picture; places are in pixels from the upper left corner."""
+"""Boxes, lines and texts on a picture; positions are in pixels from the upper left corner."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from matplotlib.patches import Rectangle
 from dashboards.pictures import colours, shades
 
 SMALL, NORMAL, HEADING, TITLE = 11.0, 12.5, 15.0, 20.0
-"""Heights of letters, in pixels."""
+"""Font heights, in pixels."""
 ELLIPSIS = "…"
 
 _DPI = 100
 _FONT = "DejaVu Sans"
-"""Comes with matplotlib, so that pictures are the same everywhere."""
+"""A font included in matplotlib, so that pictures are the same everywhere."""
 Side = Literal["left", "center", "right"]
 Weight = Literal["normal", "bold"]
 Points = Sequence[tuple[float, float]]
@@ -43,23 +43,23 @@ class Box:
 
     @property
     def right(self) -> float:
-        """Its right side."""
+        """Right edge."""
         return self.left + self.width
 
     @property
     def bottom(self) -> float:
-        """Its lower side."""
+        """Lower edge."""
         return self.top + self.height
 
     @property
     def middle(self) -> tuple[float, float]:
-        """Its middle."""
+        """Centre."""
         return self.left + self.width / 2, self.top + self.height / 2
 
     def within(
         self, left: float = 0.0, top: float = 0.0, right: float = 0.0, bottom: float = 0.0
     ) -> Box:
-        """What is left of it, less so much on each side."""
+        """Return the box reduced by a margin on each side."""
         return Box(
             self.left + left,
             self.top + top,
@@ -69,7 +69,7 @@ class Box:
 
 
 class Canvas:
-    """A picture in the making."""
+    """A picture under construction."""
 
     def __init__(self, width: int, height: int) -> None:
         figure = Figure(figsize=(width / _DPI, height / _DPI), dpi=_DPI, facecolor=colours.PAGE)
@@ -90,7 +90,7 @@ class Canvas:
             )
         )  # fmt: skip
 
-    def line(  # noqa: PLR0913 - what a pen has
+    def line(  # noqa: PLR0913 - properties of a pen
         self, points: Points, colour: str, width: float = 1.0, *, dashed: bool = False,
         inside: Box | None = None, solid: float = 1.0,
     ) -> None:  # fmt: skip
@@ -106,7 +106,7 @@ class Canvas:
             line.set_clip_path(self._clip(inside))
 
     def dots(self, points: Points, colour: str, size: float, *, inside: Box) -> None:
-        """Draw dots: values that stand alone."""
+        """Draw dots for isolated values."""
         across, down = zip(*points, strict=True)
         dots = Line2D(
             across, down, color=colour, linestyle="none", marker="o", markersize=_points(size),
@@ -133,12 +133,12 @@ class Canvas:
         thin.set_snap(True)
         self._axes.add_collection(thin, autolim=False)
 
-    def text(  # noqa: PLR0913 - what a pen has
+    def text(  # noqa: PLR0913 - properties of a pen
         self, place: tuple[float, float], text: str, *, size: float = NORMAL,
         colour: str = colours.TEXT, side: Side = "left", room: float = float("inf"),
         weight: Weight = "normal",
     ) -> None:  # fmt: skip
-        """Write a line; `place` is the middle of its height, `room` what it may take of the width."""
+        """Write a line; `place` is the middle of its height, `room` its maximum width."""
         self._axes.text(
             *place, clipped(text, room, size, weight), fontsize=_points(size), color=colour,
             ha=side, va="center_baseline", fontweight=weight, fontfamily=_FONT, parse_math=False,
@@ -146,16 +146,16 @@ class Canvas:
         )  # fmt: skip
 
     def png(self) -> bytes:
-        """The picture as a file of PNG."""
+        """Return the picture as PNG bytes."""
         self._agg.draw()
         return shades.png(np.asarray(self._agg.buffer_rgba())[:, :, :3], list(self._colours))
 
     def save(self, path: Path) -> None:
-        """Write the picture into a file."""
+        """Write the picture to a file."""
         path.write_bytes(self.png())
 
     def _layer(self, colour: str, solid: float = 1.0) -> int:
-        """Where to draw in this colour: above everything before."""
+        """Return the z-order of the next shape in this colour: above everything before."""
         if solid == 1:
             self._colours[colour] = True
         return next(self._layers)
@@ -167,7 +167,7 @@ class Canvas:
 
 
 def clipped(text: str, room: float, size: float, weight: Weight = "normal") -> str:
-    """As much of a text as there is room for, and an ellipsis where some is left out."""
+    """Return as much of a text as fits, with an ellipsis if shortened."""
     if width_of(text, size, weight) <= room:
         return text
     short, long = 0, len(text)
@@ -180,7 +180,7 @@ def clipped(text: str, room: float, size: float, weight: Weight = "normal") -> s
 
 @lru_cache(maxsize=20_000)
 def width_of(text: str, size: float = NORMAL, weight: Weight = "normal") -> float:
-    """How wide a text is, in pixels."""
+    """Return the width of a text, in pixels."""
     font = FontProperties(family=_FONT, size=_points(size), weight=weight)
     width, _, _ = _measure().get_text_width_height_descent(text, font, ismath=False)
     return float(width)
@@ -188,7 +188,7 @@ def width_of(text: str, size: float = NORMAL, weight: Weight = "normal") -> floa
 
 @lru_cache(maxsize=1)
 def _measure() -> Any:
-    """Something that knows how wide letters are."""
+    """Return a renderer that measures the width of letters."""
     canvas: Any = FigureCanvasAgg(Figure(dpi=_DPI))
     return canvas.get_renderer()
 

@@ -1,4 +1,4 @@
-"""Grafana's dark theme: the colours that boards name, and those of curves in their order.
+"""Grafana's dark theme: the colours that dashboards name, and those of curves in their order.
 
 grafana: packages/grafana-data/src/themes/createVisualizationColors.ts, createColors.ts.
 """
@@ -43,23 +43,23 @@ _CURVES = (
 
 
 def named(colour: str) -> str:
-    """A colour as #rrggbb. Raises KeyError for a name that is not known."""
+    """Return a colour as #rrggbb. Raises KeyError for an unknown name."""
     return colour if colour.startswith("#") else _HUES[colour]
 
 
 def of_curve(position: int) -> str:
-    """The colour of the curve at a position in its panel, from 0."""
+    """Return the colour of the curve at a position in its panel, from 0."""
     return _CURVES[position % len(_CURVES)]
 
 
 def mixed(colour: str, ground: str, share: float) -> str:
-    """A colour that covers a ground by a share from 0 to 1."""
+    """Return a colour mixed with a background, by a share from 0 to 1."""
     parts = zip(_parts(colour), _parts(ground), strict=True)
     return "#" + "".join(f"{round(top * share + below * (1 - share)):02x}" for top, below in parts)
 
 
 def ink_on(ground: str) -> str:
-    """White or nearly black, whichever is easier to read on a ground."""
+    """Return white or nearly black, whichever is easier to read on a background."""
     red, green, blue = _parts(ground)
     light = 0.299 * red + 0.587 * green + 0.114 * blue  # luma of ITU-R BT.601
     return "#111217" if light > 145 else "#ffffff"  # noqa: PLR2004 - a little above the middle

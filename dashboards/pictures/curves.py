@@ -16,9 +16,9 @@ from dashboards.pictures.canvas import SMALL, Box, Canvas, width_of
 from dashboards.pictures.fields import CannotDraw, Json, Look, look_of
 
 _TICK_ROOM = 40.0
-"""Pixels between two marks of the axis, at least."""
+"""Minimum distance between two ticks of the axis, in pixels."""
 _BAR_SHARE = 0.6
-"""Of the distance between instants."""
+"""Share of the distance between timestamps."""
 _KNOWN = {
     "drawStyle": {"line", "bars"},
     "stacking": {"none", "normal"},
@@ -28,7 +28,7 @@ _KNOWN = {
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One curve: its name, what it stands on where curves are stacked, and its upper side."""
+    """One curve: its name, its base if curves are stacked, and its upper edge."""
 
     name: str
     times: Numbers
@@ -37,7 +37,7 @@ class Curve:
 
 
 def name_of(target: Json, labels: dict[str, str]) -> str:
-    """What a curve is called: by the target's legend, or else by labels or by the query itself."""
+    """Return the name of a curve: the target's legend, or else its labels or the query itself."""
     legend: str = target["legendFormat"]
     if legend != "__auto":
         return re.sub(r"\{\{\s*(\w+)\s*\}\}", lambda label: labels.get(label[1], ""), legend)
@@ -46,7 +46,7 @@ def name_of(target: Json, labels: dict[str, str]) -> str:
 
 
 def curves_of(panel: Json, answers: Sequence[Answer], *, stacked: bool) -> list[Curve]:
-    """The curves of a panel in their order, one on top of the other where they are stacked."""
+    """Return the curves of a panel in their order, stacked on each other if `stacked`."""
     curves: list[Curve] = []
     below: dict[int, Numbers] = {}
     for target, answer in zip(panel["targets"], answers, strict=True):
@@ -61,7 +61,7 @@ def curves_of(panel: Json, answers: Sequence[Answer], *, stacked: bool) -> list[
 
 
 def draw(scene: plot.Scene, box: Box, panel: Json, answers: Sequence[Answer]) -> bool:
-    """Draw a panel of curves; say whether there is any value in it."""
+    """Draw a panel of curves; return True if it has any value."""
     look = look_of(panel["fieldConfig"], "Value", numeric=True)
     style = _style(look)
     curves = curves_of(panel, answers, stacked=style.stacked)
@@ -107,7 +107,7 @@ def _draw_curve(canvas: Canvas, field: Box, path: _Path, ink: str, style: _Style
 
 
 def span(curves: Sequence[Curve], minimum: float | None) -> tuple[float, float]:
-    """The lowest and highest value of the axis; never the same."""
+    """Return the lowest and highest value of the axis; never equal."""
     values = np.concatenate([curve.high for curve in curves]) if curves else np.array([])
     values = values[np.isfinite(values)]
     lowest = float(values.min(initial=np.inf)) if minimum is None else minimum
@@ -120,7 +120,7 @@ def span(curves: Sequence[Curve], minimum: float | None) -> tuple[float, float]:
 
 
 def ticks_between(low: float, high: float, unit: str, most: int) -> list[float]:
-    """Round values of a unit between two values."""
+    """Return round values of a unit between two values."""
     divisor = units.UNITS[unit](max(abs(low), abs(high))).divisor
     locator = MaxNLocator(nbins=max(most, 1), steps=[1, 2, 2.5, 5, 10])
     found = np.asarray(locator.tick_values(low / divisor, high / divisor)) * divisor
@@ -129,7 +129,7 @@ def ticks_between(low: float, high: float, unit: str, most: int) -> list[float]:
 
 
 class _Axis:
-    """The axis of values: where a value lies in a field, and the marks on its left."""
+    """The value axis: position of a value in a field, and the ticks on its left."""
 
     def __init__(self, low: float, high: float, unit: str, top: float, bottom: float) -> None:
         self.low, self.high = low, high
@@ -139,12 +139,12 @@ class _Axis:
         self.room = max((width_of(text, SMALL) for text in self._texts), default=0.0) + 8
 
     def __call__(self, value: Numbers | float) -> Numbers:
-        """The place of a value, or of many."""
+        """Return the position of a value, or of many."""
         share = (np.asarray(value) - self.low) / (self.high - self.low)
         return np.asarray(self._bottom - share * (self._bottom - self._top))
 
     def draw(self, canvas: Canvas, field: Box) -> None:
-        """Draw the marks and their lines."""
+        """Draw the ticks and their lines."""
         for tick, text in zip(self._ticks, self._texts, strict=True):
             down = float(self(tick))
             canvas.rules([[(field.left, down), (field.right, down)]], colours.GRID)
@@ -154,30 +154,30 @@ class _Axis:
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """A curve in pixels: where its instants lie, its lower and its upper side."""
+    """A curve in pixels: horizontal positions, lower and upper edge."""
 
     places: Numbers
     low: Numbers
     high: Numbers
 
     def _runs(self) -> Iterator[slice]:
-        """The parts without a gap."""
+        """Yield the parts without a gap."""
         here = np.isfinite(self.high)
         edges = np.flatnonzero(np.diff(np.concatenate(([False], here, [False])).astype(int)))
         for first, after in zip(edges[::2], edges[1::2], strict=True):
             yield slice(int(first), int(after))
 
     def upper(self) -> list[tuple[float, float]]:
-        """The upper side, with gaps."""
+        """Return the upper edge, with gaps."""
         return list(zip(self.places, self.high, strict=True))
 
     def alone(self) -> list[tuple[float, float]]:
-        """The values with no neighbour, which no line leads to."""
+        """Return the values without a neighbour, which no line connects."""
         single = (run.start for run in self._runs() if run.stop - run.start == 1)
         return [(self.places[position], self.high[position]) for position in single]
 
     def areas(self) -> list[list[tuple[float, float]]]:
-        """What lies between both sides."""
+        """Return the areas between both edges."""
         found = []
         for run in self._runs():
             upper = zip(self.places[run], self.high[run], strict=True)
@@ -186,7 +186,7 @@ class _Path:
         return found
 
     def bars(self) -> list[list[tuple[float, float]]]:
-        """A bar for each value that is not nothing."""
+        """Return a bar for each value that is not 0."""
         apart = self.places[1] - self.places[0] if len(self.places) > 1 else 10.0
         half = max(apart * _BAR_SHARE, 1.5) / 2
         return [
@@ -198,15 +198,15 @@ class _Path:
 
 @dataclass(frozen=True, slots=True)
 class _Style:
-    """How curves are drawn."""
+    """Drawing style of curves."""
 
     bars: bool
     fill: float
-    """From 0 to 1, of the area below a curve."""
+    """Opacity of the area below a curve, from 0 to 1."""
     stacked: bool
     dashed_steps: bool
     axis_width: float
-    """In pixels; 0 is what its marks need."""
+    """Width in pixels; 0 is the width of its ticks."""
 
 
 def _style(look: Look) -> _Style:

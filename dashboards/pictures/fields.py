@@ -1,4 +1,4 @@
-"""What a number looks like: what a panel says of all its fields, and of single ones by override.
+"""Format of a number: a panel's defaults for all fields, and its overrides for single fields.
 
 Schema: grafana/grafana: kinds/dashboard/dashboard_kind.cue, FieldConfigSource.
 """
@@ -14,8 +14,8 @@ from dashboards.pictures import colours, units
 Json = Mapping[str, Any]
 
 
-class CannotDraw(RuntimeError):  # noqa: N818 - says what happens, as a reader would
-    """A board holds something that this package does not know; nothing is left out in silence."""
+class CannotDraw(RuntimeError):  # noqa: N818 - states the failure, as a reader would
+    """A dashboard contains a feature unknown to this package; no feature is omitted silently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What stands in place of a value; either may be empty."""
+    """Replacement of a value; the text or the colour may be empty."""
 
     text: str
     colour: str
@@ -36,30 +36,30 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How the values of a field are written and coloured."""
+    """Format and colours of the values of a field."""
 
     unit: str = "none"
     steps: Sequence[Step] = ()
     words: Mapping[str, Word] = field(default_factory=dict)
     cell: str = "auto"
-    """What thresholds colour in a table: nothing (auto), the text or the background."""
+    """Target of the threshold colours in a table: nothing (auto), the text or the background."""
     nothing: str = ""
-    """What is written where there is no value."""
+    """Text in place of a missing value."""
     decimals: int | None = None
     linked: bool = False
     minimum: float | None = None
     fixed: str = ""
-    """The colour of a curve, where it is not that of its place."""
+    """The colour of a curve, if it differs from the colour of its position."""
     drawn: Json = field(default_factory=dict)
-    """Options of one kind of panel: grafana calls them custom."""
+    """Options of one kind of panel; Grafana names them custom."""
 
     def text(self, value: float) -> str:
-        """A value as a word of its own, or as a number in its unit."""
+        """Return a value as its mapped text, or as a number in its unit."""
         word = self.words.get(f"{value:g}")
         return word.text if word and word.text else units.text(value, self.unit, self.decimals)
 
     def colour(self, value: float) -> str:
-        """The colour of a value: that of its word, or of the last threshold it has reached."""
+        """Return the colour of a value: its mapped colour, or that of the last threshold it has reached."""
         word = self.words.get(f"{value:g}")
         if word and word.colour:
             return word.colour
@@ -68,9 +68,9 @@ class Look:
 
 
 def look_of(config: Json, name: str, *, numeric: bool) -> Look:
-    """The look of a field, by its name and by whether it holds numbers.
+    """Return the look of a field, by its name and by `numeric`, true if it contains numbers.
 
-    Raises CannotDraw for what is not known here.
+    Raises CannotDraw for unknown options.
     """
     settings = dict(config["defaults"])
     for override in config["overrides"]:
@@ -149,4 +149,4 @@ _SETTINGS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "custom": ("drawn", dict),
     "custom.cellOptions": ("cell", lambda cell: _known(cell["type"], _CELLS, "kind of cell")),
 }
-"""What a field may say of its look: the part of `Look` it becomes, and how."""
+"""Options of a field's format: the part of `Look` that each sets, and the conversion."""

@@ -1,7 +1,7 @@
-"""Tables of answers, and the transformations that panels ask for; pure.
+"""Tables of answers, and the transformations of panels; pure functions.
 
-grafana: packages/grafana-prometheus/src/result_transformer.ts; packages/grafana-data/src/
-transformations/transformers: merge.ts, sortBy.ts, organize.ts,
+grafana: packages/grafana-prometheus/src/result_transformer.ts;
+packages/grafana-data/src/transformations/transformers: merge.ts, sortBy.ts, organize.ts,
 groupingToMatrix.ts, calculateField.ts.
 """
 
@@ -27,12 +27,12 @@ class Frame:
     rows: tuple[Row, ...]
 
     def numeric(self, column: str) -> bool:
-        """Whether a column holds numbers."""
+        """True if a column contains numbers."""
         return any(isinstance(row.get(column), float) for row in self.rows)
 
 
 def frames_of(answers: Sequence[tuple[str, Answer]]) -> list[Frame]:
-    """The tables of answers by letter; a value's column has the letter if there are several."""
+    """Return the tables of answers by letter; a value column has the letter if there are several."""
     found = []
     for letter, answer in answers:
         value = f"Value #{letter}" if len(answers) > 1 else "Value"
@@ -61,7 +61,7 @@ def transformed(frames: list[Frame], transformations: Iterable[Json]) -> list[Fr
 
 
 def merge(frames: list[Frame], options: Json | None = None) -> list[Frame]:
-    """Make one table of all; rows join where all columns that every table has are the same."""
+    """Merge all tables into one; rows join if all columns common to every table are equal."""
     del options
     filled = [frame for frame in frames if frame.columns]
     if len(filled) <= 1:
@@ -84,7 +84,7 @@ def merge(frames: list[Frame], options: Json | None = None) -> list[Frame]:
 
 
 def organize(frames: list[Frame], options: Json) -> list[Frame]:
-    """Leave columns out, put the others in order, give them titles; only a single table is changed."""
+    """Remove columns, order the others, set their titles; only a single table is changed."""
     if len(frames) != 1:
         return frames
     (frame,) = frames
@@ -98,7 +98,7 @@ def organize(frames: list[Frame], options: Json) -> list[Frame]:
 
 
 def sort_by(frames: list[Frame], options: Json) -> list[Frame]:
-    """Put rows in the order of one column, empty cells last; those alike keep their order."""
+    """Sort rows by one column, empty cells last; equal rows keep their order."""
     (by,) = options["sort"]
     if by.get("desc"):
         message = "no sorting from the last to the first"
@@ -159,14 +159,14 @@ def reduce_rows(frames: list[Frame], options: Json) -> list[Frame]:
 
 
 def table_order(frame: Frame, sort_by: Sequence[Json]) -> Frame:
-    """Rows in the order that a table shows: by its first column to sort by, then by the next.
+    """Return the rows in the order of a table: by its first sort column, then by the next.
 
     An empty cell is less than every number (grafana: packages/grafana-ui/src/components/Table).
     """
     rows = list(frame.rows)
     for by in reversed(sort_by):
         key = partial(_rank, column=by["displayName"])
-        rows.sort(key=key, reverse=bool(by.get("desc")))  # rows alike keep their order either way
+        rows.sort(key=key, reverse=bool(by.get("desc")))  # equal rows keep their order either way
     return Frame(frame.columns, tuple(rows))
 
 

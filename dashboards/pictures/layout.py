@@ -1,4 +1,4 @@
-"""A board as a picture: what is asked, where everything goes, and what came of it."""
+"""A dashboard as a picture: title, layout of the panels, and the panels with and without data."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _PANEL_TITLE = 28
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A board that was drawn, and what came of its panels."""
+    """A drawn dashboard, and the result of each panel."""
 
     canvas: Canvas
     drawn: Mapping[int, str]
-    """The titles of panels that have values, by number."""
+    """The titles of panels with values, by id."""
     empty: Mapping[int, str]
-    """The titles of those that have none."""
+    """The titles of panels without values."""
 
 
 def draw(board: Json, answers: Answers, sections: int = 0) -> Picture:
-    """Draw a board from its JSON, or its first sections only.
+    """Draw a dashboard from its JSON, or its first sections only.
 
-    Raises CannotDraw, naming the panel, for what is not known here.
+    Raises CannotDraw, with the name of the panel, for unknown features.
     """
     panels = _first(board["panels"], sections)
     canvas = Canvas(WIDTH, height(panels))
@@ -60,7 +60,7 @@ def draw(board: Json, answers: Answers, sections: int = 0) -> Picture:
 
 
 def height(panels: Sequence[Json]) -> int:
-    """How high the picture of these panels is, in pixels."""
+    """Return the height of the picture of these panels, in pixels."""
     depth: int = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels)
     return _HEAD + depth * (_UNIT + _GAP) + _MARGIN
 
@@ -82,7 +82,7 @@ def _box(place: Json) -> Box:
 
 
 def _head(canvas: Canvas, board: Json, answers: Answers) -> None:
-    """The title, the question, what was chosen and the time shown."""
+    """Draw the title, the question, the selected values and the time range."""
     canvas.text((_MARGIN + 4, 24), board["title"], size=TITLE, weight="bold")
     window = answers.window
     first, last = (datetime.fromtimestamp(at, UTC) for at in (window.start, window.end))
@@ -110,7 +110,7 @@ def _row(canvas: Canvas, box: Box, title: str) -> None:
 
 
 def _panel(scene: plot.Scene, box: Box, panel: Json, answers: Sequence[Answer]) -> bool:
-    """Draw a panel; say whether it has data."""
+    """Draw a panel; return True if it has data."""
     draw_kind = _KINDS.get(panel["type"])
     if draw_kind is None:
         message = f"no drawing of panels {panel['type']}"

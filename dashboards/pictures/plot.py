@@ -1,4 +1,4 @@
-"""The axes that curves and bands share: instants across, marks in time, names below."""
+"""The axes that curves and bands share: time across, annotations, names below."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DAY = 86_400
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A time in which something happened, and its colour."""
+    """A period of an annotation, and its colour."""
 
     start: float
     end: float
@@ -30,7 +30,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What all panels of a board are drawn with."""
+    """Common drawing state of all panels of a dashboard."""
 
     canvas: Canvas
     window: Window
@@ -39,18 +39,18 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Across:
-    """Where instants lie in a box."""
+    """Horizontal positions of timestamps in a box."""
 
     window: Window
     box: Box
 
     def __call__(self, instant: Numbers | float) -> Numbers:
-        """The place of an instant, or of many."""
+        """Return the position of a timestamp, or of many."""
         share = (np.asarray(instant) - self.window.start) / (self.window.end - self.window.start)
         return np.asarray(self.box.left + share * self.box.width)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Places with their times of day in UTC, as many as there is room for."""
+        """Return positions with their times of day in UTC, as many as fit."""
         length = self.window.end - self.window.start
         most = max(self.box.width / 70, 1)
         step = next((step for step in _STEPS_OF_TIME if length / step <= most), _DAY)
@@ -75,7 +75,7 @@ class Across:
                 free = place + half + 8
 
     def draw_marks(self, canvas: Canvas, marks: Sequence[Mark]) -> None:
-        """Draw what happened meanwhile: dashed lines, and a tint from the first to the last."""
+        """Draw annotations in the time range: dashed lines, and a tint from the first to the last."""
         for mark in marks:
             start, end = (float(self(instant)) for instant in (mark.start, mark.end))
             for place in dict.fromkeys((start, end)):
@@ -91,7 +91,7 @@ class Across:
 
 
 def marks_of(answer: Answer, colour: str) -> list[Mark]:
-    """When a query had values: neighbouring instants are one mark."""
+    """Return the timestamps at which a query had values: adjacent timestamps are one mark."""
     if not answer.series:
         return []
     here = np.any([~np.isnan(one.values) for one in answer.series], axis=0)
@@ -104,7 +104,7 @@ def marks_of(answer: Answer, colour: str) -> list[Mark]:
 
 
 def legend_lines(names: Sequence[str], width: float) -> list[list[int]]:
-    """Which names stand in which line of a legend so wide; those without room are left out."""
+    """Return the names on each line of a legend of this width; those that do not fit are omitted."""
     lines: list[list[int]] = [[]]
     used = 0.0
     for position, name in enumerate(names):
@@ -120,7 +120,7 @@ def legend_lines(names: Sequence[str], width: float) -> list[list[int]]:
 
 
 def _shortened(line: list[int], names: Sequence[str], width: float) -> list[int]:
-    """A line without those at its end that leave no room to say how many are left out."""
+    """Return a line without its last names, so that the count of omitted names fits."""
     left = width - width_of(_more(len(names)), SMALL) - 8
     while len(line) > 1 and sum(_item_width(names[position]) for position in line) > left:
         line = line[:-1]
@@ -128,12 +128,12 @@ def _shortened(line: list[int], names: Sequence[str], width: float) -> list[int]
 
 
 def legend_height(names: Sequence[str], width: float) -> float:
-    """How much room a legend needs."""
+    """Return the height of a legend."""
     return len(legend_lines(names, width)) * _LEGEND_LINE + 2 if any(names) else 0.0
 
 
 def draw_legend(canvas: Canvas, names: Sequence[str], inks: Sequence[str], box: Box) -> None:
-    """Write names with the colours of their curves, and how many there was no room for."""
+    """Write names with the colours of their curves, and the number of omitted names."""
     lines = legend_lines(names, box.width)
     missing = len(names) - sum(map(len, lines))
     for number, line in enumerate(lines):
@@ -154,7 +154,7 @@ def _more(missing: int) -> str:
 
 
 def nothing(canvas: Canvas, box: Box, text: str = "No data") -> None:
-    """Say that there is no data."""
+    """Write that there is no data."""
     canvas.text(box.middle, text, size=NORMAL, colour=colours.FAINT, side="center", room=box.width)
 
 

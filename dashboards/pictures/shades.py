@@ -1,4 +1,4 @@
-"""Small files: a picture with few colours, among them exactly those that mean something."""
+"""Small files: a picture with few colours, including exactly those with a meaning."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from PIL import Image
 
 MAX_BYTES = 250_000
 _SHADES = (192, 128, 96, 64)
-"""How many colours a picture has: as many as keep its file small, if any do."""
+"""Numbers of colours of a picture, tried in order until its file is small enough."""
 
 Colours = NDArray[np.uint8]
 """Red, green and blue in the last dimension."""
 
 
 def png(drawn: Colours, kept: Sequence[str]) -> bytes:
-    """A picture as a file of PNG; colours of `kept`, as #rrggbb, stay what they are."""
+    """Return a picture as PNG bytes; colours of `kept`, as #rrggbb, remain unchanged."""
     fixed = np.array([list(bytes.fromhex(colour[1:])) for colour in kept], np.uint8).reshape(-1, 3)
     red, green, blue = (drawn[:, :, part].astype(np.int32) for part in range(3))
     numbers = red << 16 | green << 8 | blue
@@ -37,7 +37,7 @@ def png(drawn: Colours, kept: Sequence[str]) -> bytes:
 
 
 def _cut(drawn: Colours, shades: int) -> Colours:
-    """Colours that stand for all there are."""
+    """Return colours that represent all colours of a picture."""
     found = Image.fromarray(drawn).quantize(
         shades, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE
     )
@@ -51,8 +51,8 @@ def _split(numbers: NDArray[np.intp]) -> NDArray[np.float32]:
 
 
 def _nearest(colours: NDArray[np.float32], palette: Colours) -> NDArray[np.uint8]:
-    """The place in the palette of the colour that is nearest to each."""
+    """Return the position in the palette of the colour nearest to each."""
     known = palette.astype(np.float32)
-    distance = (known**2).sum(axis=1) - 2 * colours @ known.T  # less what all have in common
+    distance = (known**2).sum(axis=1) - 2 * colours @ known.T  # less the term common to all
     places: NDArray[np.uint8] = distance.argmin(axis=1).astype(np.uint8)
     return places

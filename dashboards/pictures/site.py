@@ -1,7 +1,8 @@
 """`python -m dashboards.pictures.site`: a small cluster with faults, a Prometheus, and its pictures.
 
-Servers are simulated and replayed by real agents; a real collector hears them, and a real Prometheus
-scrapes all of them. Faults strike one after the other, each at half of its server's capture.
+Nodes are simulated and replayed by real agents; a real collector receives their data, and a real
+Prometheus scrapes all of them. Faults start one after the other, each at half of its node's
+capture.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ from simulator.demo.process import Program, ProgramError
 RULES = Path(__file__).parent.parent.parent / "alerts" / "rules"
 SCRAPE_SECONDS = 2
 INTERVAL_SECONDS = 5
-"""What the data source is said to be scraped at: rates even out the steps of training a little."""
+"""Scrape interval set for the data source: rates smooth the steps of training a little."""
 WARM_UP_SECONDS = 30
-"""Not shown: until then there are no rates yet."""
+"""Not shown: there are no rates yet."""
 _READY_SECONDS = 30.0
 _LOOK_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A simulated server, and after what share of the run its fault strikes: half of it or later.
+    """A simulated node, and the share of the run after which its fault starts: half of it or later.
 
-    A fault strikes at half of a capture, and no capture may be shorter than the run.
+    A fault starts at half of a capture, and no capture may be shorter than the run.
     """
 
     spec: NodeSpec
@@ -70,9 +71,9 @@ CHOSEN: Mapping[str, Values] = {
     "node": {"node": "gpu-node-2"},
     "pair": {"node": "gpu-node-3", "rail": "3"},
 }
-"""What boards that show one of several things are asked of: where there is something to see."""
+"""Values of the variables of dashboards that show one of several devices: those with visible effects."""
 TOPS = {"cluster-overview": 2, "rails": 2, "health": 2}
-"""Boards of which a picture of the first rows is drawn as well, and how many: for README."""
+"""Dashboards with an additional picture of the first rows, and the number of rows: for README."""
 _TENANTS = """tenant,source,owner,from,to
 language,slurm,research,2020-01-01T00:00:00Z,
 vision,kubernetes,research,2020-01-01T00:00:00Z,
@@ -86,7 +87,7 @@ _NOT_INSTALLED = "gpu-node-8"
 
 @asynccontextmanager
 async def running(directory: Path, seconds: int) -> AsyncIterator[tuple[str, list[Program]]]:
-    """A collector, agents and a Prometheus: the address of the last, and our own programs."""
+    """Run a collector, agents and a Prometheus; yield the address of Prometheus, and our own programs."""
     tokens = await asyncio.to_thread(_prepare, directory, seconds)
     async with AsyncExitStack() as stack:
 
@@ -115,7 +116,7 @@ async def running(directory: Path, seconds: int) -> AsyncIterator[tuple[str, lis
                 f"http://{listens}", "--state-directory", f"state-{node}", "--replay", node,
             ], {
                 "AGENT_COLLECTOR__TOKEN": token,
-                "AGENT_BUDGET__CPU_RATIO": "0",  # a replay is dearer than a server
+                "AGENT_BUDGET__CPU_RATIO": "0",  # a replay costs more than real hardware
                 "AGENT_BUDGET__MEMORY_BYTES": str(512 << 20),  # and larger
                 "AGENT_PERIODS__LINK": "2",
                 "AGENT_PERIODS__NIC_SETTINGS": "5",
@@ -133,7 +134,7 @@ async def running(directory: Path, seconds: int) -> AsyncIterator[tuple[str, lis
 
 
 def _prepare(directory: Path, seconds: int) -> dict[str, str]:
-    """Captures, settings of the collector, and the token of each node."""
+    """Write captures and settings of the collector; return the token of each node."""
     tokens = {server.spec.node: secrets.token_urlsafe(24) for server in SERVERS}
     for server in SERVERS:
         length = round(2 * server.struck_after * (WARM_UP_SECONDS + seconds + _READY_SECONDS))
@@ -152,7 +153,7 @@ def _prepare(directory: Path, seconds: int) -> dict[str, str]:
 
 
 def _inventory() -> str:
-    """All servers, and one that nobody has installed yet."""
+    """Return all nodes, and one that is not installed yet."""
     nodes = (*(server.spec.node for server in SERVERS), _NOT_INSTALLED)
     rows = (f"{node},8,10,2020-01-01T00:00:00Z,\n" for node in nodes)
     return "node,gpus,rdma_ports,from,to\n" + "".join(rows)
@@ -178,7 +179,7 @@ def _scrapes(pages: Mapping[str, str], collector: str) -> str:
 
 
 def _recorded() -> str:
-    """The rules whose series boards may ask for, worked out as often as everything is scraped."""
+    """Return the rules of recorded series in dashboards, evaluated as often as everything is scraped."""
     groups = (
         group
         for path in sorted(RULES.glob("*.yml"))
@@ -190,7 +191,7 @@ def _recorded() -> str:
 
 @asynccontextmanager
 async def _prometheus(directory: Path) -> AsyncIterator[str]:
-    """A Prometheus that answers; it is stopped afterwards by its own id."""
+    """Run a Prometheus until it answers; it is stopped afterwards by its own pid."""
     if shutil.which("prometheus") is None:
         message = "prometheus is not installed: apt-get install prometheus"
         raise click.ClickException(message)
@@ -204,7 +205,7 @@ async def _prometheus(directory: Path) -> AsyncIterator[str]:
         )  # fmt: skip
     try:
         async with asyncio.timeout(_READY_SECONDS), Prometheus(f"http://{address}") as prometheus:
-            while not await _scraped(prometheus):  # noqa: ASYNC110 - another process tells no event
+            while not await _scraped(prometheus):  # noqa: ASYNC110 - no event from another process
                 await asyncio.sleep(0.2)
         yield f"http://{address}"
     finally:
@@ -254,7 +255,7 @@ async def _draw_all(prometheus: Prometheus, window: Window, to: Path) -> None:
     "--to", type=click.Path(path_type=Path), required=True, help="Directory of the pictures."
 )
 def main(seconds: int, to: Path) -> None:
-    """Run a small cluster with faults, and draw every board of it."""
+    """Run a small cluster with faults, and draw every dashboard of it."""
     to.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="railscope-pictures-") as directory:
         try:

@@ -1,4 +1,4 @@
-"""Single numbers, as large as there is room for."""
+"""Single numbers, as large as they fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WIDTH_SHARE = 0.88
 
 
 def draw(scene: plot.Scene, box: Box, panel: Json, answers: Sequence[Answer]) -> bool:
-    """Draw a panel of numbers, side by side if there are several; say whether there is any."""
+    """Draw a panel of numbers, side by side if there are several; return True if there is any."""
     look = look_of(panel["fieldConfig"], "Value", numeric=True)
     options = panel["options"]
     wanted = (options["reduceOptions"]["calcs"], options["colorMode"], options["graphMode"])

@@ -1,4 +1,4 @@
-"""Tables, and grids whose cells are coloured."""
+"""Tables, and grids with coloured cells."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TINY = 10.0
 
 
 def frame_of(panel: Json, answers: Sequence[Answer]) -> Frame:
-    """What a panel of rows and columns shows; nothing, if it has nothing to show."""
+    """Return the content of a panel of rows and columns; an empty table if it has no data."""
     letters = [target["refId"] for target in panel["targets"]]
     frames = frames_of(list(zip(letters, answers, strict=True)))
     found = transformed(frames, panel.get("transformations", ()))
@@ -25,7 +25,7 @@ def frame_of(panel: Json, answers: Sequence[Answer]) -> Frame:
 
 
 def draw(scene: plot.Scene, box: Box, panel: Json, answers: Sequence[Answer]) -> bool:
-    """Draw a panel of rows and columns; say whether there are any rows."""
+    """Draw a panel of rows and columns; return True if there are any rows."""
     canvas, frame = scene.canvas, frame_of(panel, answers)
     if not frame.rows:
         plot.nothing(canvas, box)
@@ -57,7 +57,7 @@ def draw(scene: plot.Scene, box: Box, panel: Json, answers: Sequence[Answer]) ->
 
 
 def written(cell: Cell, look: Look) -> str:
-    """What stands in a cell."""
+    """Return the text of a cell."""
     if cell is None:
         return look.nothing
     return look.text(cell) if isinstance(cell, float) else cell
@@ -77,15 +77,15 @@ def _draw_cell(canvas: Canvas, box: Box, cell: Cell, look: Look, size: float) ->
 
 
 def _side(place: Box, *, numeric: bool) -> tuple[Side, float]:
-    """Numbers stand on the right, words on the left."""
+    """Return the alignment: numbers on the right, texts on the left."""
     return ("right", place.right - _EDGE) if numeric else ("left", place.left + _EDGE)
 
 
 def _places(frame: Frame, looks: dict[str, Look], box: Box) -> tuple[float, list[Box]]:
-    """How large letters are, and where columns lie.
+    """Return the font size, and the boxes of columns.
 
-    A column has what it needs and an equal share of what is left. If it is tight, letters become
-    smaller, and then the widest columns narrower.
+    A column has the width it needs and an equal share of the remainder. If space is insufficient,
+    the font becomes smaller, and then the widest columns narrower.
     """
     for size in (NORMAL, SMALL, _TINY):
         needs = [_need(frame, name, looks[name], size) for name in frame.columns]
@@ -109,7 +109,7 @@ def _need(frame: Frame, name: str, look: Look, size: float) -> float:
 
 
 def _squeezed(needs: Sequence[float], room: float) -> list[float]:
-    """Take from the widest first, until all fit."""
+    """Reduce the widest first, until all fit."""
     low, high = 0.0, max(needs)
     for _ in range(40):
         most = (low + high) / 2

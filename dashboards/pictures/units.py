@@ -1,7 +1,7 @@
 """Numbers as texts, by Grafana's names of units.
 
-grafana: packages/grafana-data/src/valueFormats: categories.ts, valueFormats.ts, symbolFormatters.ts,
-dateTimeFormatters.ts.
+grafana: packages/grafana-data/src/valueFormats: categories.ts, valueFormats.ts,
+symbolFormatters.ts, dateTimeFormatters.ts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 _MAX_DECIMALS = 6
-"""Nobody reads more."""
+"""Maximum number of decimals worth reading."""
 _SI_SMALL = ("n", "µ", "m")
 _SI = ("", "k", "M", "G", "T", "P", "E")
 _SECONDS = (
@@ -23,7 +23,7 @@ _SECONDS = (
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What a number is divided by, and what is written behind it."""
+    """Divisor of a number, and its suffix."""
 
     divisor: float
     suffix: str
@@ -33,7 +33,7 @@ _Chooser = Callable[[float], Scale]
 
 
 def _powers(base: float, names: Sequence[str], unit: str, below: Sequence[str] = ()) -> _Chooser:
-    """Powers of a base, from the largest of the names `below` zero up."""
+    """Return a scaling by powers of a base; `below` names the powers under the base unit."""
 
     def choose(value: float) -> Scale:
         power = math.floor(math.log(abs(value), base) + 1e-12) if value else 0
@@ -77,11 +77,11 @@ UNITS: Mapping[str, _Chooser] = {
     "celsius": _fixed(" °C"),
     "rotrpm": _fixed(" rpm"),
 }
-"""How to scale a number, by unit; those that boards use."""
+"""Scaling of a number, by the units that dashboards use."""
 
 
 def text(value: float, unit: str, decimals: int | None = None) -> str:
-    """A number in its unit, as short as Grafana writes it. Raises KeyError for an unknown unit."""
+    """Return a number in its unit, as short as Grafana writes it. Raises KeyError for an unknown unit."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("∞" if value > 0 else "-∞")
     scale = UNITS[unit](value)
@@ -91,7 +91,7 @@ def text(value: float, unit: str, decimals: int | None = None) -> str:
 
 
 def texts_of_ticks(ticks: Sequence[float], unit: str) -> list[str]:
-    """The marks of an axis, all to the same scale and with as many decimals as tell them apart."""
+    """Return the ticks of an axis, all in the same scale and with enough decimals to differ."""
     scale = UNITS[unit](max(map(abs, ticks), default=0.0))
     scaled = [tick / scale.divisor for tick in ticks]
     nearest = min((after - before for before, after in pairwise(scaled)), default=math.inf)
@@ -110,13 +110,13 @@ def texts_of_ticks(ticks: Sequence[float], unit: str) -> list[str]:
 
 
 def _places(scaled: float) -> int:
-    """How many decimals a number gets that has been scaled: three figures that tell something."""
+    """Return the number of decimals of a scaled number: three significant figures."""
     if scaled == int(scaled):
         return 0
     return max(2 - math.floor(math.log10(abs(scaled))), 0)
 
 
 def _rounded(number: float, places: int) -> str:
-    """Fixed decimals, unless the number is so small that they would be many."""
+    """Round to fixed decimals, unless the number is so small that there would be many."""
     rounded = round(number, places) + 0.0  # no -0
     return f"{rounded:.{places}f}" if places <= _MAX_DECIMALS else f"{number:.2g}"
