@@ -1,4 +1,4 @@
-"""The page about the names of dcgm-exporter: what maps, what cannot, and why."""
+"""The document about the names of dcgm-exporter: mapped names, unmapped names, and reasons."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ NOT_SERVED = (
 
 
 def lines(made: str, table: Table) -> list[str]:
-    """The page; `made` says who wrote it, `table` draws a table from its head and its rows."""
+    """Return the document; `made` is its generator note, `table` draws a table from its head and rows."""
     labels = ((", ".join(f"`{n}`" for n in names.split(", ")), *rest) for names, *rest in LABELS)
     head = ("name", "type", "what", "ours", "ours, of a MIG instance", "conversion", "remark")
     missing = ((f"`{names}`".replace(", ", "`, `"), reason) for names, reason in NOT_SERVED)

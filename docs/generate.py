@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes the reference pages and the sample settings, or checks that they are up to date.
+"""Write the reference documents and the sample settings, or check that they are up to date.
 
-A page is made from what the programs are made from: the catalog, settings types, commands, rules
-and boards.
+A document is generated from the sources of the programs: the catalog, settings types, commands,
+rules and dashboards.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PROGRAMS: Mapping[str, tuple[type[msgspec.Struct], str]] = {
 
 
 def configuration() -> str:
-    """Every setting of both programs."""
+    """Describe every setting of both programs."""
     lines = [
         "# Settings",
         "",
@@ -75,7 +75,7 @@ def configuration() -> str:
 
 
 def variable(prefix: str, key: str) -> str:
-    """The environment variable of a setting."""
+    """Return the environment variable of a setting."""
     return prefix + key.upper().replace(".", "__")
 
 
@@ -91,7 +91,7 @@ def _setting(key: str, entry: settings.Field, prefix: str) -> tuple[str, ...]:
 
 
 def _sample(program: str) -> Callable[[], str]:
-    """The sample settings, as the program's own command prints them."""
+    """Return the sample settings, as printed by the program's own command."""
 
     def printed() -> str:
         return CliRunner().invoke(railscope, [program, "sample-config"]).stdout
@@ -103,7 +103,7 @@ def _sample(program: str) -> Callable[[], str]:
 
 
 def commands() -> dict[str, click.Command]:
-    """Every command by its full name, groups before their members."""
+    """Return every command by its full name, groups before their members."""
     return dict(_walk("railscope", railscope))
 
 
@@ -118,7 +118,7 @@ def _walk(name: str, command: click.Command) -> Iterator[tuple[str, click.Comman
 
 
 def command_line() -> str:
-    """Every command with its arguments and options."""
+    """Describe every command with its arguments and options."""
     lines = ["# Command line", "", MADE, ""]
     for name, command in commands().items():
         options = [param for param in command.params if isinstance(param, click.Option)]
@@ -150,11 +150,11 @@ def _value(option: click.Option) -> str:
     return option.type.name.split(" ")[0].upper()
 
 
-# Alerts and boards -----------------------------------------------------------------------------
+# Alerts and dashboards -------------------------------------------------------------------------
 
 
 def alerts() -> str:
-    """Every alert with its rules."""
+    """Describe every alert with its rules."""
     lines = [
         "# Alerts",
         "",
@@ -202,7 +202,7 @@ def _rules(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def boards() -> str:
-    """Every board with its panels."""
+    """Describe every dashboard with its panels."""
     lines = [
         "# Boards",
         "",
@@ -251,7 +251,7 @@ def _panel(panel: dict[str, Any]) -> tuple[str, ...]:
 
 
 def errors() -> str:
-    """Every Xid and SXid, and what to do about it."""
+    """Describe every Xid and SXid, and the action for it."""
     lines = [
         "# Xids and SXids",
         "",
@@ -278,7 +278,7 @@ def _cell(value: Any) -> str:
     return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
-# Pages -----------------------------------------------------------------------------------------
+# Documents -------------------------------------------------------------------------------------
 
 
 def _metrics() -> str:
@@ -296,7 +296,7 @@ def _page(lines: Iterable[str]) -> str:
 
 
 def xid_rules() -> str:
-    """The rules on GPUs, with the numbers of Xids in the classes that the catalog gives them."""
+    """Return the rules on GPUs, with the numbers of Xids in the classes of the catalog."""
     known = xids.xids()
     fatal = {
         n for n, xid in known.items() if xid.severity == "fatal" and "ignore" not in xid.actions
@@ -341,12 +341,12 @@ FILES: Mapping[str, Callable[[], str]] = {
 @click.option("--check", is_flag=True, help="Write nothing; fail if a file would change.")
 @click.option("--to", "directory", default=ROOT, type=click.Path(path_type=Path), help="Directory.")
 def main(*, check: bool, directory: Path) -> None:
-    """Write the reference pages and the sample settings."""
+    """Write the reference documents and the sample settings."""
     stale = []
     for (
         name,
         make,
-    ) in FILES.items():  # one after the other: a page may be made from a file before it
+    ) in FILES.items():  # in order: a document may be made from an earlier file
         text = make()
         if _is(directory / name, text):
             continue

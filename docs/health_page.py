@@ -1,4 +1,4 @@
-"""The page about the verdict on the health of GPUs: its states, its rules, its actions."""
+"""The document about the verdict on the health of GPUs: its states, rules and actions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Sources: {", ".join(f"`{name}`" for name in SOURCES)}.
 
 
 def lines(made: str, table: Table) -> list[str]:
-    """The lines of the page."""
+    """Return the lines of the document."""
     head = (
         "reason",
         "state",
@@ -68,7 +68,7 @@ def lines(made: str, table: Table) -> list[str]:
 
 
 def _row(rule: Rule) -> tuple[str, ...]:
-    """Of rules whose action depends on what is told, that it does."""
+    """Return the table row of a rule; its action may depend on the reported value."""
     asks = rule.asks if isinstance(rule.asks, Asked) else None
     return (
         f"`{rule.reason}`",
