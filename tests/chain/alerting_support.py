@@ -1,4 +1,4 @@
-"""A real Prometheus with our rules, a real Alertmanager with our example, and a webhook that hears."""
+"""A real Prometheus with our rules, a real Alertmanager with our example, and a recording webhook."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from simulator.demo.process import Program
 from tests.support.alert_rules import ROOT, RULES
 
 SECONDS_A_MINUTE = 3
-"""How long the minutes of a rule's range are where a test cannot wait for them."""
+"""Seconds in place of the minutes of a rule's range, for tests that cannot wait for minutes."""
 
 
 @dataclass
 class Webhook:
-    """What a receiver of Alertmanager was told: the labels of alerts that fire."""
+    """A receiver of Alertmanager: records the labels of alerts that fire."""
 
     port: int
     heard: list[Mapping[str, str]] = field(default_factory=list)
 
     async def take(self, request: web.Request) -> web.Response:
-        """Take one message."""
+        """Receive one message."""
         for alert in (await request.json())["alerts"]:
             if alert["status"] == "firing":
                 self.heard.append(alert["labels"])
         return web.Response()
 
     def has(self, labels: Mapping[str, str]) -> bool:
-        """Whether it was told of an alert with these labels."""
+        """True if it received an alert with these labels."""
         return any(labels.items() <= told.items() for told in self.heard)
 
 
 @asynccontextmanager
 async def webhook() -> AsyncIterator[Webhook]:
-    """A receiver on loopback."""
+    """Run a receiver on loopback."""
     hook = Webhook(free_port())
     app = web.Application()
     app.router.add_post("/{receiver}", hook.take)
@@ -57,9 +57,9 @@ async def webhook() -> AsyncIterator[Webhook]:
 
 
 def at_once(path: Path, *, short: bool = False) -> dict[str, Any]:
-    """The rules of a file, evaluated as often as all and without the minutes they wait.
+    """Return the rules of a file, with the shared evaluation interval and without `for` durations.
 
-    In short, their ranges are of seconds.
+    If `short`, their ranges are seconds.
     """
     rules: dict[str, Any] = yaml.safe_load(path.read_text())
     for group in rules["groups"]:
@@ -79,7 +79,7 @@ def _in_seconds(minutes: re.Match[str]) -> str:
 def write_settings(
     site: Site, pages: Mapping[str, str], ports: tuple[int, int], *, short: bool
 ) -> None:
-    """The example for Alertmanager with our receiver, and Prometheus with all rules."""
+    """Write the example for Alertmanager with our receiver, and Prometheus' settings with all rules."""
     alertmanager, hook = ports
     example = (ROOT / "deploy/alertmanager.yml").read_text()
     example = re.sub(r"https://\w+\.example/(\w+)(\?\S+)?", rf"http://127.0.0.1:{hook}/\1", example)
@@ -110,7 +110,7 @@ def write_settings(
 
 
 async def errors_of_rules(port: int) -> list[str]:
-    """What Prometheus could not evaluate; every rule has been tried once at least."""
+    """Return the evaluation errors of rules, after every rule was evaluated at least once."""
     url = f"http://127.0.0.1:{port}/api/v1/rules"
     async with aiohttp.ClientSession() as session, session.get(url) as response:
         groups = (await response.json())["data"]["groups"]
@@ -122,13 +122,13 @@ async def errors_of_rules(port: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Watch:
-    """Prometheus and Alertmanager at work: what the webhook heard, and where Prometheus is."""
+    """A running Prometheus and Alertmanager: the alerts at the webhook, and the address of Prometheus."""
 
     hook: Webhook
     prometheus: int
 
     async def hears(self, wanted: Iterable[Mapping[str, str]]) -> None:
-        """Wait until all of these are told; fail, saying which are not."""
+        """Wait until the webhook has received all of these; fail with the missing ones."""
         every = list(wanted)
 
         async def told() -> bool:
@@ -157,7 +157,7 @@ class Watch:
 async def watching(
     site: Site, pages: Mapping[str, str], *, short: bool = False
 ) -> AsyncIterator[Watch]:
-    """Start them over the pages of agents, by node, and that of the collector."""
+    """Start them over the metrics endpoints of agents, by node, and that of the collector."""
     port, alertmanager = free_port(), free_port()
     async with webhook() as hook:
         write_settings(site, pages, (alertmanager, hook.port), short=short)
@@ -185,5 +185,5 @@ async def watching(
 
 
 async def pages_of(agents: Mapping[str, Program]) -> dict[str, str]:
-    """Where the page of each agent is."""
+    """Return the address of each agent's metrics endpoint."""
     return {node: (await agent.said(r"page=(\S+:\d+)"))[1] for node, agent in agents.items()}

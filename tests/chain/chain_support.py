@@ -1,4 +1,4 @@
-"""Real processes on loopback: our own programs, and the servers that users have."""
+"""Real processes on loopback: our own programs, and the third-party servers of a deployment."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ PATIENCE_SECONDS = 120.0
 
 
 async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Wait until a condition holds; fail, saying what was waited for, if it never does."""
+    """Wait until a condition holds; fail with its description if it never does."""
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not await condition():  # noqa: ASYNC110 - another process tells no event
+            while not await condition():  # noqa: ASYNC110 - no event from another process
                 await asyncio.sleep(0.05)
     except TimeoutError:
         pytest.fail(f"waited {PATIENCE_SECONDS:g} s in vain until {what}")
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
+    """Return a port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -51,11 +51,11 @@ class Site:
 
     @property
     def url(self) -> str:
-        """Where the collector is."""
+        """Return the URL of the collector."""
         return f"{self.scheme}://127.0.0.1:{self.port}"
 
     def prepare(self, nodes: dict[str, str], seconds: int = 60) -> None:
-        """Captures of simulated servers by name and scenario, and a token for each."""
+        """Write captures of simulated nodes by name and scenario, and a token for each."""
         self.prepare_all(
             [
                 NodeSpec(node=name, seed=seed, gpus=2, scenario=scenario)
@@ -65,7 +65,7 @@ class Site:
         )
 
     def prepare_all(self, specs: Iterable[NodeSpec], seconds: int) -> None:
-        """Captures of simulated servers, and a token for each."""
+        """Write captures of simulated nodes, and a token for each."""
         lines = []
         for spec in specs:
             write_capture(self.directory / spec.node, about(spec, seconds), moments(spec, seconds))
@@ -81,7 +81,7 @@ class Site:
         return await self._start(program, "collector_started")
 
     async def agent(self, node: str, *more: str, **environment: str) -> Program:
-        """Start an agent that replays a capture, and wait until it serves its page."""
+        """Start an agent that replays a capture, and wait until it serves its metrics."""
         program = Program(f"agent of {node}", [
             "agent", "run", "--node", node, "--listen", "127.0.0.1:0", "--collector", self.url,
             "--state-directory", f"state-{node}", "--replay", node, *more], {
@@ -98,13 +98,13 @@ class Site:
         return program
 
     async def get(self, path: str) -> Any:
-        """JSON from the collector."""
+        """Return JSON from the collector."""
         async with aiohttp.ClientSession() as session, session.get(self.url + path) as response:
             assert response.status == 200, await response.text()
             return await response.json()
 
     async def answers(self, path: str) -> bool:
-        """Whether the collector has an answer there by now."""
+        """True if the collector answers at this path."""
         async with aiohttp.ClientSession() as session, session.get(self.url + path) as response:
             return response.status == 200
 
@@ -124,7 +124,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
 
 @asynccontextmanager
 async def server(package: str, *command: str, directory: Path) -> AsyncIterator[None]:
-    """A real server of Debian's, stopped afterwards by its own id."""
+    """Run a real server from a Debian package, stopped afterwards by its own pid."""
     if shutil.which(command[0]) is None:
         pytest.skip(f"{command[0]} is not installed: apt-get install {package}")
     with (directory / f"{package}.log").open("wb") as log:

@@ -11,7 +11,7 @@ from simulator import NodeSpec
 from simulator.machine import machine
 
 CAPTURE_SECONDS = 24
-"""Faults strike at half of it; the replay starts over at its end."""
+"""Faults start at half of it; the replay starts again at its end."""
 FALLS_SILENT = "n1"
 FAULTS = {
     "n1": "ecc_uncorrected",
@@ -30,7 +30,7 @@ SPECS = {
 }
 GPUS = {node: machine(spec).gpus[spec.struck] for node, spec in SPECS.items()}
 PORT = next(port for port in machine(SPECS["n7"]).ports if port.rail == SPECS["n7"].struck)
-"""What is struck: a GPU of each server, and the card of the same rail, which has one name on all."""
+"""Location of the faults: a GPU of each node, and the NIC of the same rail, with one name on all nodes."""
 WANTED: list[dict[str, str]] = [
     {
         "alertname": "RailscopeGpuEccUncorrected", "node": "n1", "severity": "critical",
@@ -76,7 +76,7 @@ never-installed,8,,2020-01-01T00:00:00Z,
 """
 SILENT = {"alertname": "RailscopeNodeSilent", "node": FALLS_SILENT, "heard_by": "collector"}
 SOURCE_PARTIAL = {"alertname": "RailscopeSourcePartial", "node": "n8", "source": "gpu"}
-"""Inhibited where the hung GPU has an alert of its own first."""
+"""Inhibited if the hung GPU has an alert of its own first."""
 NOT_TOLD = [
     {"alertname": "RailscopeGpuHealth", "node": "n3", "severity": "critical"},
     {"alertname": "RailscopeGpuEccUncorrected", "node": "n2"},
@@ -84,11 +84,11 @@ NOT_TOLD = [
     {"alertname": "RailscopeSourceFailing"},
     {"alertname": "RailscopeGpuMissing", "node": "n3"},
 ]
-"""What would be wrong."""
+"""Alerts that would be wrong."""
 
 
 async def test_a_fault_reaches_who_must_act(site: Site) -> None:
-    """Each fault is told with the right labels, and no rule fails on what agents really say."""
+    """Each fault is reported with the right labels, and no rule fails on the metrics of real agents."""
     site.prepare_all(SPECS.values(), CAPTURE_SECONDS)
     (site.directory / "inventory.csv").write_text(INVENTORY)
     await site.collector(

@@ -1,4 +1,4 @@
-"""From an audit log that was changed behind its back to a message."""
+"""From an audit log modified outside the collector to a message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TAMPERED = [
 
 
 async def page(site: Site) -> str:
-    """The collector's page."""
+    """Return the collector's metrics."""
     async with aiohttp.ClientSession() as session, session.get(f"{site.url}/metrics") as answer:
         return await answer.text()
 
@@ -68,7 +68,7 @@ async def test_an_audit_log_put_back_is_told_by_those_who_hold_more_of_it(site: 
 
 
 async def test_a_record_changed_where_it_lies_is_told(site: Site) -> None:
-    """The collector reads its own log again, and one record of it is not what was signed."""
+    """The collector verifies its own log again, and one record differs from the signed one."""
     site.prepare({"n1": "training"})
     collector = await site.collector(RAILSCOPE_COLLECTOR_AUDIT__VERIFY_SECONDS="0.5")
     agent = await site.agent("n1")

@@ -1,4 +1,4 @@
-"""From a fault that takes a while to a message: many senders at one port, a driver that is stuck."""
+"""From a slowly developing fault to a message: many senders to one port, a hung driver."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INHIBITED = [
     {"alertname": "RailscopeSourcePartial", "node": "n2", "source": source, "state": "partial"}
     for source in ("gpu", "gpu_health", "nvlink")
 ]
-"""Alertmanager sends none of these once it has received the alert on the stuck driver."""
+"""Alertmanager sends none of these after it has received the alert on the hung driver."""
 NOT_TOLD = [
     {"alertname": "RailscopeIncast", "node": "n2"},
     {"alertname": "RailscopeIncast", "device": "mlx5_0"},
@@ -39,11 +39,11 @@ NOT_TOLD = [
         for source in ("rdma", "nic", "host", "pcie", "kernel")
     ),
 ]
-"""A stuck GPU ages itself alone and fails no source; marks of congestion alone are no incast."""
+"""A hung GPU is stale alone and fails no source; congestion marks alone are no incast."""
 
 
 def from_second(spec: NodeSpec, first: int, seconds: int) -> Iterator[Moment]:
-    """Yield the moments of a simulation from one second on: rules see nothing of what was before."""
+    """Yield the moments of a simulation from one second on: rules see no earlier data."""
     state = Moment(0)
     for moment in moments(spec, seconds):
         state.log += moment.log
@@ -56,7 +56,7 @@ def from_second(spec: NodeSpec, first: int, seconds: int) -> Iterator[Moment]:
 
 
 def prepare(site: Site) -> None:
-    """Record a node in the midst of an incast, and one whose driver hangs after 10 seconds.
+    """Record a node during an incast, and one with a driver that hangs after 10 seconds.
 
     The fault of a scenario begins at half time, and the recordings last longer than the test waits:
     a replay that begins again would end the fault.

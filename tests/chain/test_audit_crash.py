@@ -1,4 +1,4 @@
-"""Killing the collector at any moment: what it acknowledged is in its audit log, once."""
+"""Killing the collector at any moment: acknowledged events are in its audit log, once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SMALL = {
 
 
 class Sharing(Claiming):
-    """An agent whose claims do not dispute each other."""
+    """An agent with non-exclusive claims."""
 
     def event(self, number: int) -> Event:
         told = super().event(number)
@@ -50,7 +50,7 @@ def read(directory: Path) -> list[Record]:
 
 
 async def acknowledged(site: Site, body: bytes, at: int) -> None:
-    """Send until somebody takes it."""
+    """Send until a collector acknowledges."""
     headers = {"Authorization": "Bearer token-n1", **Sender("n1").sent(at).to_headers()}
 
     async def taken() -> bool:

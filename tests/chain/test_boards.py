@@ -1,4 +1,4 @@
-"""Every query of every board, asked of a real Prometheus that scrapes servers with faults."""
+"""Every query of every dashboard, run on a real Prometheus that scrapes nodes with faults."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from simulator.machine import machine
 ROOT = Path(__file__).parent.parent.parent
 BOARDS: dict[str, dict[str, Any]] = {name: json.loads(text) for name, text in boards()}
 CAPTURE_SECONDS = 24
-"""Faults strike at half of it; the replay starts over at its end."""
+"""Faults start at half of it; the replay starts again at its end."""
 SPECS = [
     NodeSpec(node="n1", seed=1, gpus=2, scenario="ecc_uncorrected", scheduler="slurm"),
     NodeSpec(
@@ -54,7 +54,7 @@ SPECS = [
 ]
 FALLS_SILENT = "n7"
 LOOK_EVERY_SECONDS = 1.0
-"""As often as everything is scraped: what shows for a moment only is not passed over."""
+"""The common scrape interval: short-lived values are not missed."""
 QUOTAS = """tenant,gpu_hours,period,gpus,from,to
 slurm:research,5000,month,64,2020-01-01T00:00:00Z,
 """
@@ -79,30 +79,30 @@ QUIET: Mapping[tuple[str, str], str] = {
     ("Tenant", "Network traffic so far"): TOO_SHORT,
     ("Railscope itself", "Sources read less often"): "Budgets are off: replays are dear.",
 }
-"""Panels that have nothing to show here, by board and title, and why."""
+"""Panels without data here, by dashboard and title, with the reason."""
 LOOKS: Mapping[str, Sequence[Values]] = {
     "node.json": [{"node": "n4"}],
     "pair.json": [{"node": "n2", "rail": "1"}, {"node": "n3"}],
     "tenant.json": [{"tenant": "slurm:research"}],
 }
-"""What else boards are asked of that show one of several things: not all of them show everything."""
+"""More values of the variables of dashboards that show one device: not all devices show everything."""
 
 
 @dataclass
 class Running:
-    """A Prometheus that runs, and since when."""
+    """A running Prometheus, and its start time."""
 
     prometheus: Prometheus
     started: float
 
     async def has(self, expression: str) -> bool:
-        """Whether a query had a value at any time of the run."""
+        """True if a query had a value at any time of the run."""
         instants = np.arange(self.started, time.time(), 1.0)
         query = filled(expression, {"__rate_interval": "5s"})
         return bool((await self.prometheus.over(query, instants)).series)
 
     async def answers(self, question: Question) -> bool:
-        """Whether any choice of the variables has data."""
+        """True if any selection of the variables has data."""
         async for choice in self.prometheus.choices(question.variables):
             if await self.has(filled(question.expression, choice)):
                 return True
@@ -115,7 +115,7 @@ def every_question() -> list[Question]:
 
 @asynccontextmanager
 async def prometheus(site: Site, pages: Mapping[str, str]) -> AsyncIterator[Running]:
-    """A Prometheus that scrapes agents and collector, and records as it is told."""
+    """Run a Prometheus that scrapes agents and collector, and evaluates the recording rules."""
     agents = [{"targets": [page], "labels": {"node": node}} for node, page in pages.items()]
     collector = [{"targets": [f"127.0.0.1:{site.port}"]}]
     config = {
@@ -159,7 +159,7 @@ async def prometheus(site: Site, pages: Mapping[str, str]) -> AsyncIterator[Runn
 
 
 async def start(site: Site, directory: Path) -> dict[str, Program]:
-    """A collector and agents, all quick to notice what lasts for seconds only."""
+    """Start a collector and agents, all with short periods, to detect states of a few seconds."""
     site.prepare_all(SPECS, CAPTURE_SECONDS)
     for kind, text in (("quotas", QUOTAS), ("inventory", INVENTORY), ("retired", RETIRED)):
         (directory / f"{kind}.csv").write_text(text)
@@ -180,7 +180,7 @@ async def start(site: Site, directory: Path) -> dict[str, Program]:
     return dict(zip((spec.node for spec in SPECS), agents, strict=True))
 
 
-@pytest.mark.timeout(240)  # waits twice, and draws every board
+@pytest.mark.timeout(240)  # waits twice, and draws every dashboard
 async def test_every_panel_shows_something(site: Site, tmp_path: Path) -> None:
     agents = await start(site, tmp_path)
     pages = {node: (await agent.said(r"page=(\S+:\d+)"))[1] for node, agent in agents.items()}
@@ -206,9 +206,9 @@ async def test_every_panel_shows_something(site: Site, tmp_path: Path) -> None:
 
 
 async def check_pictures(running: Running, directory: Path) -> None:
-    """Every board is drawn, and each of its panels has data in one picture of it or another.
+    """Every dashboard is drawn, and each of its panels has data in at least one of its pictures.
 
-    Tables show an instant: what is not in that of now is looked for in those before.
+    Tables show one timestamp: data missing at the present are searched at earlier timestamps.
     """
     missing = {
         name: {panel["id"] for panel in board["panels"] if "targets" in panel
@@ -240,7 +240,7 @@ async def check_pictures(running: Running, directory: Path) -> None:
 
 
 def check_columns(board: Mapping[str, Any], answers: Answers) -> None:
-    """Each column of a table has a title: there is none of a label that nobody wants to see."""
+    """Each column of a table has a title: no column of an unwanted label remains."""
     for panel in board["panels"]:
         for step in panel.get("transformations", ()):
             if step["id"] == "organize":
@@ -250,7 +250,7 @@ def check_columns(board: Mapping[str, Any], answers: Answers) -> None:
 
 
 async def check_command(url: str, directory: Path) -> None:
-    """What the command line draws."""
+    """The command line draws the pictures."""
     command = [sys.executable, "-m", "dashboards.pictures", "--prometheus", url, "--to", str(directory),
                "--board", "pair", "--choose", "node=n3", "--range", "1m", "--scrape-interval", "1s",
                "--sections", "1"]  # fmt: skip
@@ -263,7 +263,7 @@ async def check_command(url: str, directory: Path) -> None:
 
 
 def test_what_is_quiet_is_there() -> None:
-    """The list of panels that stay empty names panels that exist, and says why."""
+    """The list of panels that stay empty names existing panels, with reasons."""
     known = {(question.board, question.panel) for question in every_question()}
     assert QUIET.keys() <= known
     assert all(why.endswith(".") for why in QUIET.values())

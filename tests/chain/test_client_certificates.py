@@ -1,4 +1,4 @@
-"""Agents that show certificates instead of tokens, as programs."""
+"""Agents with client certificates instead of tokens, as programs."""
 
 from __future__ import annotations
 

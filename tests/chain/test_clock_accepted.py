@@ -1,4 +1,4 @@
-"""A real collector whose clock is suspect, the command that accepts it, and the reload by SIGHUP."""
+"""A real collector with a suspect clock, the command that accepts it, and the reload by SIGHUP."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ QUICK = SMALL | {
     "RAILSCOPE_COLLECTOR_METERING__PERIOD_SECONDS": "0.2",
     "RAILSCOPE_COLLECTOR_METERING__QUIET_SECONDS": "0",
 }
-"""Evidence is stored at once, unless something holds it back."""
+"""Evidence is stored immediately, unless it is held back."""
 
 
 def keep_reference(directory: Path, ahead_ns: int) -> None:
-    """Keep a reference as a collector does, that the wall clock is ahead of: it was stepped since."""
+    """Write a reference as a collector does, behind the wall clock, as if the clock was stepped since."""
     directory.mkdir()
     reference_ns = time.time_ns() - clock.boot_clock_ns() - ahead_ns
     kept = ClockState(clock.this_boot(), reference_ns, kept_ns=time.time_ns() - ahead_ns)
@@ -44,7 +44,7 @@ def keep_reference(directory: Path, ahead_ns: int) -> None:
 
 
 async def shows(site: Site, line: str) -> bool:
-    """True once the collector answers with this line among its metrics."""
+    """True if the collector's metrics contain this line."""
     try:
         async with aiohttp.ClientSession() as session, session.get(f"{site.url}/metrics") as answer:
             return line in (await answer.text()).splitlines()
@@ -105,7 +105,7 @@ async def test_an_accepted_clock_places_frames_again_after_a_real_reload(
 
 
 async def test_a_reload_that_is_refused_is_tried_again(site: Site) -> None:
-    """The settings cannot be read when the clock is accepted, and are put right later."""
+    """The settings cannot be read when the clock is accepted, and are corrected later."""
     (site.directory / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest("token-n1")}"\n')
     own = site.directory / "own.toml"
     own.write_text("")
@@ -133,7 +133,7 @@ async def test_a_reload_that_is_refused_is_tried_again(site: Site) -> None:
 async def test_a_collector_killed_before_the_reload_places_frames_by_the_decision(
     site: Site,
 ) -> None:
-    """It decides and ends at once; the next start reads the decision and the same frames."""
+    """It decides and ends immediately; the next start reads the decision and the same frames."""
     (site.directory / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest("token-n1")}"\n')
     state = site.directory / "collector"
     keep_reference(state, HOUR_NS)

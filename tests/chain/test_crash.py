@@ -16,7 +16,7 @@ MOST = 64 << 20
 
 
 def identities(site: Site) -> Counter[tuple[str, str, str, int]]:
-    """Every frame in the frame log, by identity."""
+    """Count every frame in the frame log, by identity."""
     directory = site.directory / "collector" / "frames"
     found: Counter[tuple[str, str, str, int]] = Counter()
     for number in segments(directory):

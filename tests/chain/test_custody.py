@@ -1,4 +1,4 @@
-"""Agents hold checkpoints of the collector's audit log: over real HTTP, with logs put back and forked."""
+"""Agents store checkpoints of the collector's audit log: over real HTTP, with restored and forked logs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from railscope.audit.note import PublicKey, SecretKey
 
 
 def custody_of(directory: Path, url: str, node: str = "n1", key: str = "") -> Custody:
-    """An agent's custody, as it is after each start."""
+    """Return an agent's custody, as after each start."""
     link = CollectorLink(url=url, token=f"token-{node}", timeout_seconds=5)
     made = Custody(
         CustodySettings(log_key=key), node, CustodyClient(link), CustodyStore(directory / node),
@@ -45,7 +45,7 @@ def waiting_for(directory: Path, agents: int, seconds: float = 3600) -> Collecto
 
 
 async def sign(one: Running, records: int = 1) -> None:
-    """Record something, and have it signed."""
+    """Append records, and sign the log."""
     log = one.collector.trail.log
     for number in range(records):
         await log.append(draft(number))
@@ -88,7 +88,7 @@ async def test_what_is_held_outlives_the_agent(tmp_path: Path) -> None:
 
 
 async def test_a_log_that_was_put_back_is_seen_by_agents_and_signed_no_more(tmp_path: Path) -> None:
-    """T6: a restore. The collector asks its agents, and one of them knows better."""
+    """T6: a restore. The collector queries its agents, and one of them has a later checkpoint."""
     settings = waiting_for(tmp_path, agents=1)
     async with running(settings_in(tmp_path)) as one:
         await sign(one, 5)
@@ -301,7 +301,7 @@ async def test_a_witness_that_was_taken_away_is_missed(tmp_path: Path) -> None:
 
 
 async def metric(site: Site, name: str) -> int:
-    """A number of the collector's page; -1 where it is not there."""
+    """Return a value of the collector's metrics; -1 if it is missing."""
     async with aiohttp.ClientSession() as session, session.get(f"{site.url}/metrics") as response:
         for line in (await response.text()).splitlines():
             if line.startswith(f"{name} "):

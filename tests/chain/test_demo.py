@@ -35,13 +35,13 @@ def processes_in(directory: Path) -> set[int]:
             if entry.name.isdigit() and (entry / "cwd").readlink() == directory:
                 found.add(int(entry.name))
         except OSError:
-            continue  # it has ended, or is not ours
+            continue  # it has ended, or belongs to another user
     return found
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not await condition():  # noqa: ASYNC110 - another process tells no event
+        while not await condition():  # noqa: ASYNC110 - no event from another process
             await asyncio.sleep(0.2)
 
 
@@ -66,7 +66,7 @@ async def read_until(process: Process, text: str) -> str:
 
 @asynccontextmanager
 async def demo(directory: Path, *command: str) -> AsyncIterator[Process]:
-    """Run a demo, or a program that runs it; whatever is left at the end is killed by its id."""
+    """Run a demo, or a program that runs it; remaining processes are killed by their pid at the end."""
     process = await asyncio.create_subprocess_exec(
         *(command or DEMO), "--directory", str(directory), stdout=PIPE, stderr=STDOUT,
         env={**os.environ, "TMPDIR": str(directory.parent)}, start_new_session=True,
@@ -117,7 +117,7 @@ async def test_no_child_outlives_a_demo_that_is_killed(tmp_path: Path):
 
 
 async def test_a_demo_ends_with_the_program_that_started_it(tmp_path: Path):
-    """As `make` does when it is killed."""
+    """Same as `make` if it is killed."""
     directory = tmp_path / "demo"
     start = "import subprocess, sys; subprocess.run(sys.argv[1:])"
     command = [sys.executable, "-c", start, *DEMO, "--end-with-parent"]
@@ -182,7 +182,7 @@ async def test_a_second_demo_in_one_directory_is_refused_and_a_later_one_begins_
 
 
 async def test_the_first_fault_raises_its_alerts_and_nothing_else_is_raised(tmp_path: Path):
-    """The first minutes of what `python -m tests.support.demo_alerts` checks by hand for longer."""
+    """The first minutes of the longer check by hand with `python -m tests.support.demo_alerts`."""
     directory = tmp_path / "demo"
     watchers = Watchers(directory, Ports(free_port(), free_port(), free_port()))
     record = directory / "faults.jsonl"

@@ -17,7 +17,7 @@ FRAMES = 5
 
 
 async def lost_files(site: Site) -> int:
-    """What the collector's page counts."""
+    """Return the collector's counter of lost files."""
     async with aiohttp.ClientSession() as session, session.get(f"{site.url}/metrics") as response:
         for line in (await response.text()).splitlines():
             if line.startswith("railscope_collector_lost_files "):

@@ -1,4 +1,4 @@
-"""A job over two servers, of which one GPU is too hot: who holds what, and whom the job waits for."""
+"""A job over two nodes with one overheated GPU: holders, and the device that delays the job."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SPECS = [
 
 
 async def page(site: Site) -> str:
-    """What the collector tells Prometheus."""
+    """Return the collector's metrics."""
     async with aiohttp.ClientSession() as session, session.get(f"{site.url}/metrics") as response:
         return await response.text()
 
 
 def series(text: str, name: str) -> list[tuple[dict[str, str], float]]:
-    """The samples of a metric."""
+    """Return the samples of a metric."""
     lines = re.findall(rf"^{name}\{{(.*)\}} (\S+)$", text, re.MULTILINE)
     return [(dict(re.findall(r'(\w+)="([^"]*)"', labels)), float(value)) for labels, value in lines]
 

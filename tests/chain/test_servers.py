@@ -1,4 +1,4 @@
-"""The servers that users have: Prometheus scrapes us, VictoriaMetrics takes our lines."""
+"""Third-party servers: Prometheus scrapes our metrics, VictoriaMetrics ingests our lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RULES = Path(__file__).parents[2] / "alerts" / "rules"
 
 
 async def query(port: int, expression: str) -> dict[str, float]:
-    """An instant query; label sets (without the name) to values."""
+    """Run an instant query; return label sets (without the name) with values."""
     url = f"http://127.0.0.1:{port}/api/v1/query"
     try:
         async with (

@@ -1,4 +1,4 @@
-"""Both services as systemd sees them: ready, watchdog, reload, stop; and TLS on both ends."""
+"""Both services under systemd: ready, watchdog, reload, stop; and TLS on both ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from simulator.demo.process import Program
 
 
 class Systemd:
-    """The notification socket of sd_notify(3), and what was said on it."""
+    """The notification socket of sd_notify(3), and its messages."""
 
     def __init__(self, directory: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -56,24 +56,24 @@ class Systemd:
         await until(heard, f"systemd hears {state}")
 
     def forget(self) -> None:
-        """Forget what was said so far."""
+        """Discard the messages so far."""
         self.states.clear()
 
     @property
     def environment(self) -> dict[str, str]:
-        """What systemd sets for a service with a watchdog of one second."""
+        """The environment that systemd sets for a service with a watchdog of one second."""
         return {"NOTIFY_SOCKET": self.address, "WATCHDOG_USEC": "1000000"}
 
 
 @pytest.fixture
 def systemd(tmp_path: Path) -> Iterator[Systemd]:
-    """A listener in systemd's place."""
+    """Run a listener in place of systemd."""
     with Systemd(tmp_path) as listener:
         yield listener
 
 
 async def lifecycle(program: Program, systemd: Systemd, config: Path, good: str) -> None:
-    """Ready, watchdog, a reload that is refused, one that works, and the end."""
+    """Ready, watchdog, a rejected reload, a successful one, and the end."""
     await systemd.said("READY=1")
     await systemd.said("WATCHDOG=1")
     config.write_text("nonsense = 1\n")
@@ -141,7 +141,7 @@ async def test_tokens_are_read_as_soon_as_they_change(site: Site, tmp_path: Path
 
 
 def certificate(directory: Path) -> tuple[Path, Path]:
-    """A self-signed certificate for 127.0.0.1, and its key."""
+    """Write a self-signed certificate for 127.0.0.1, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.now(UTC)

@@ -1,4 +1,4 @@
-"""What the demo leaves for Prometheus, Alertmanager and Grafana is what they need."""
+"""The demo's files for Prometheus, Alertmanager and Grafana are sufficient."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from simulator.demo.watchers import Ports, Watchers, WatchersError
 
 
 async def asked(url: str) -> Any:
-    """JSON from a program that may not listen yet; None until it does."""
+    """Return JSON from a program that may not listen yet; None until it does."""
     try:
         async with aiohttp.ClientSession() as session, session.get(url) as response:
             return await response.json() if response.status == 200 else None

@@ -1,4 +1,4 @@
-"""Events of agents as the collector sees them."""
+"""Events of agents as the collector receives them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOON_NS = 1_790_000_000_000_000_000
 
 @dataclass
 class Teller:
-    """An agent's run: tells events and numbers them."""
+    """An agent's run: creates events and numbers them."""
 
     node: str = "n1"
     run: str = "run-1"
@@ -25,7 +25,7 @@ class Teller:
     last: int = 0
 
     def tell(self, event_class: EventClass, *key: str, **facts: str) -> SeenEvent:
-        """The next event of the run."""
+        """Return the next event of the run."""
         self.last += 1
         entity = WireEntity(event_class.about.name, key)
         now_ns = NOON_NS + self.last
@@ -34,7 +34,7 @@ class Teller:
         return SeenEvent(self.node, self.boot_id, event, position)
 
     def claimed(self, claim: str, gpu: str = "GPU-1", **facts: str) -> SeenEvent:
-        """A job was given a GPU."""
+        """A GPU was assigned to a job."""
         given = {
             "source": "slurm", "level": "scheduler", "tenant": "red", "workload": "job 7",
             "compute": "0-840", "exclusive": "true", "start_ns": str(NOON_NS),
@@ -42,7 +42,7 @@ class Teller:
         return self.tell(CLAIM_START_EVENT, gpu, claim, **given)
 
     def released(self, claim: str, gpu: str = "GPU-1") -> SeenEvent:
-        """It was given back."""
+        """The GPU was released."""
         facts = {"source": "slurm", "level": "scheduler", "tenant": "red", "why": "ended"}
         return self.tell(CLAIM_END_EVENT, gpu, claim, **facts)
 
@@ -51,11 +51,11 @@ class Teller:
         return self.tell(GPU_CHANGE_EVENT, "0000:01:00.0", change=change, gpu="GPU-1", **facts)
 
     def set(self, setting: str) -> SeenEvent:
-        """A setting of a card changed."""
+        """A setting of a NIC changed."""
         return self.tell(SETTING_EVENT, "eth0", setting=setting, before="a", after="b")
 
     def envelope(self, at_seconds: int, version: str = "1.0") -> tuple[Record, Envelope]:
-        """An empty envelope, as it came."""
+        """Return an empty envelope, with the record of its arrival."""
         now_ns = at_seconds * 10**9
         sent = SentAt(NOON_NS + now_ns, now_ns, self.boot_id)
         record = Record(self.node, NOON_NS + now_ns, sent, b"")

@@ -1,7 +1,7 @@
-"""Hours of a simulated server in seconds: what a real agent has on its page all the while.
+"""Hours of a simulated node in seconds: the metrics of a real agent at every scrape.
 
-Agent and server share a clock that a test moves; nobody waits for it. Time limits of calls pass only
-while a call hangs, so that nothing depends on the speed of the machine.
+Agent and node share a clock that a test moves; no task waits for it in real time. Timeouts of calls
+pass only while a call hangs, so that nothing depends on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from simulator import NodeSpec, simulate
 
 SCRAPE_SECONDS = 15
 UP_SECONDS = 1200
-"""How long servers have been up when we first look: no rule thinks that they have just booted."""
+"""Uptime of nodes at the start: no rule treats them as just booted."""
 STEP_SECONDS = 0.5
 _SAMPLE = re.compile(r"(?P<name>\w+)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
 
@@ -34,7 +34,7 @@ Samples = list[str | None]
 
 
 def server(node: str, scenario: str = "training", **more: object) -> NodeSpec:
-    """A server that booted in 1970: there, promtool begins to count its time."""
+    """Return a node that booted in 1970, where promtool begins to count its time."""
     up_ns = UP_SECONDS * NS
     return NodeSpec(
         node, scenario=scenario, started_wall_ns=up_ns, started_boot_ns=up_ns,
@@ -43,7 +43,7 @@ def server(node: str, scenario: str = "training", **more: object) -> NodeSpec:
 
 
 def _settings() -> AgentSettings:
-    """As by default, but nothing is read between scrapes, and nothing in burst sampling."""
+    """The defaults, but without reads between scrapes, and without burst sampling."""
     periods = msgspec.structs.asdict(Periods())
     return AgentSettings(
         periods=Periods(**{name: max(one, float(SCRAPE_SECONDS)) for name, one in periods.items()}),
@@ -54,15 +54,15 @@ def _settings() -> AgentSettings:
 
 
 class SteppedCallTime(CallTime):
-    """A stopwatch that is put forward when nothing goes on but calls that hang."""
+    """A stopwatch that advances only while nothing runs except hung calls."""
 
     def __init__(self) -> None:
         super().__init__(lambda: 0.0)
         self._now = 0.0
         self._hanging: set[int] = set()
-        """Threads in a call that has no answer yet; also those that the agent has abandoned."""
+        """Threads in a call without an answer yet, including those that the agent has abandoned."""
         self._waits = 0
-        """Reads that the agent waits for; families that wait for their turn are not among them."""
+        """Reads that the agent waits for; families waiting for their turn are not among them."""
         self._stepped = asyncio.Event()
 
     def seconds(self) -> float:
@@ -80,12 +80,12 @@ class SteppedCallTime(CallTime):
             self._waits -= 1
 
     def pause(self, seconds: float) -> None:
-        """Wait, on the thread of a call that has no answer yet."""
+        """Wait, on the thread of a call without an answer yet."""
         self._hanging.add(threading.get_ident())
         time.sleep(seconds)
 
     async def settled(self, agent: Agent, clock: ManualClock) -> None:
-        """Wait until all families sleep; those that wait for a hung call have their time limits."""
+        """Wait until all families sleep; those that wait for a hung call have their timeouts."""
         count = families(agent.sampler.sources)
         while clock.sleepers < count:
             hanging = len(self._hanging) - len(agent.sampler.hung.by_device)
@@ -97,7 +97,7 @@ class SteppedCallTime(CallTime):
 
 
 async def pages(spec: NodeSpec, minutes: int) -> AsyncIterator[str]:
-    """The agent's page at every scrape."""
+    """Yield the agent's metrics at every scrape."""
     seconds = minutes * 60
     capture = simulate(spec, seconds, SCRAPE_SECONDS)
     clock = ManualClock(Instant(spec.started_wall_ns, spec.started_boot_ns))
@@ -105,7 +105,7 @@ async def pages(spec: NodeSpec, minutes: int) -> AsyncIterator[str]:
     call_time = SteppedCallTime()
 
     def offset_ns() -> int:
-        # At last the recording starts over: what waits for a driver that is stuck comes back.
+        # At last the recording starts again: reads of the hung driver return.
         return 0 if over.is_set() else clock.now().boot_ns - spec.started_boot_ns
 
     host = RecordedHost(capture, clock, offset_ns, pause=call_time.pause)
@@ -124,7 +124,7 @@ async def pages(spec: NodeSpec, minutes: int) -> AsyncIterator[str]:
 
 
 async def watched(spec: NodeSpec, minutes: int, metrics: Collection[str]) -> dict[str, Samples]:
-    """The series that Prometheus has of a server after some minutes: one sample a scrape."""
+    """Return Prometheus' series of a node after some minutes: one sample per scrape."""
     scrapes = minutes * 60 // SCRAPE_SECONDS + 1
     target = f'node="{spec.node}",job="railscope-agent",instance="{spec.node}:9469"'
     series: dict[str, Samples] = {f"up{{{target}}}": ["1"] * scrapes}

@@ -1,4 +1,4 @@
-"""Rules of Prometheus and cases of promtool, read for what tests ask of them."""
+"""Rules of Prometheus and cases of promtool, parsed for tests."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _GAP = re.compile(r"(?:_|stale)(?:x(?P<times>\d+))?")
 
 
 def rules_of(path: Path) -> list[dict[str, Any]]:
-    """Every rule of a file, recorded and alerting."""
+    """Return every rule of a file, recording and alerting."""
     return [rule for group in yaml.safe_load(path.read_text())["groups"] for rule in group["rules"]]
 
 
 def samples(values: str) -> list[float | None]:
-    """The samples of one series in promtool's notation; none where a scrape is missing."""
+    """Return the samples of one series in promtool's notation; None for a missing scrape."""
     found: list[float | None] = []
     for word in values.split():
         gap = _GAP.fullmatch(word)
@@ -46,14 +46,14 @@ def samples(values: str) -> list[float | None]:
 
 @dataclass(frozen=True)
 class Situation:
-    """One group of a file of cases: its series, and what it expects of each alert and when."""
+    """One group of a file of cases: its series, and the expected alerts with their times."""
 
     name: str
     series: Mapping[str, list[float | None]]
     cases: tuple[Mapping[str, Any], ...]
 
     def expects(self, rule: Mapping[str, Any]) -> Iterator[tuple[int, bool]]:
-        """Minutes at which the alert of a rule is asked for, and whether this rule is to fire."""
+        """Yield the minutes at which a rule's alert is evaluated, and True if this rule is to fire."""
         for case in self.cases:
             if case["alertname"] == rule["alert"]:
                 told = [alert["exp_labels"] for alert in case.get("exp_alerts", [])]
@@ -61,7 +61,7 @@ class Situation:
                 yield minutes(case["eval_time"]), any(own <= labels.items() for labels in told)
 
     def of(self, metrics: frozenset[str]) -> dict[str, list[float | None]]:
-        """The series of some metrics."""
+        """Return the series of some metrics."""
         return {
             series: values
             for series, values in self.series.items()
@@ -70,13 +70,13 @@ class Situation:
 
 
 def minutes(time: str | int) -> int:
-    """A time of evaluation, such as 1h5m."""
+    """Parse a time of evaluation, such as 1h5m."""
     parts = re.findall(r"(\d+)([hm])", str(time))
     return sum(int(number) * (60 if unit == "h" else 1) for number, unit in parts)
 
 
 def situations() -> list[Situation]:
-    """Every group of every file of cases."""
+    """Return every group of every file of cases."""
     return [
         Situation(
             group["name"],
@@ -92,7 +92,7 @@ def situations() -> list[Situation]:
 
 
 def proofs(rule: Mapping[str, Any], every: list[Situation]) -> set[str]:
-    """Which proofs the cases give of a rule: fires, resolves, healthy, idle, gap, reset.
+    """Return the proofs that the cases give of a rule: fires, resolves, healthy, idle, gap, reset.
 
     Only a situation with all the series that make the rule fire elsewhere proves that it is quiet.
     """
@@ -124,6 +124,6 @@ def _is_counter(name: str) -> bool:
 
 
 def _falls(series: Mapping[str, list[float | None]]) -> bool:
-    """Whether some series starts over: it falls, whatever was missing in between."""
+    """True if some series resets: it falls, regardless of gaps in between."""
     told = [[value for value in values if value is not None] for values in series.values()]
     return any(after < before for values in told for before, after in pairwise(values))

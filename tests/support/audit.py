@@ -20,7 +20,7 @@ NOON_NS = 1_790_000_000_000_000_000
 
 
 def draft(number: int, kind: str = "tenancy.assign", source: Source | None = None) -> Draft:
-    """A record that can be told from others."""
+    """Return a distinguishable record."""
     return Draft(
         kind, Actor("scheduler", "slurm"), NOON_NS + number, "done", Subject(f"node-{number % 3}"),
         {"number": number}, (f"frame/{number}",), source=source,
@@ -28,14 +28,14 @@ def draft(number: int, kind: str = "tenancy.assign", source: Source | None = Non
 
 
 def audit_log(directory: Path, *, boot: str = "b0", every_seconds: float = 3600) -> AuditLog:
-    """A log that signs only when it is told to, unless it is given a period."""
+    """Return a log that signs only on request, unless it has a period."""
     source = Source("collector", "c1", boot, 0)
     return AuditLog(directory, KEY, source, sign_every_seconds=every_seconds)
 
 
 @contextlib.asynccontextmanager
 async def running(log: AuditLog) -> AsyncIterator[AuditLog]:
-    """The log, open and running; signed and closed at the end."""
+    """Open and run the log; it is signed and closed at the end."""
     log.open()
     task = asyncio.create_task(log.run())
     try:
@@ -47,12 +47,12 @@ async def running(log: AuditLog) -> AsyncIterator[AuditLog]:
 
 
 async def record(log: AuditLog, numbers: Sequence[int]) -> list[int]:
-    """Append a draft each, all at once; their sequences."""
+    """Append a draft for each number, all at once; return their sequences."""
     return await asyncio.gather(*(log.append(draft(number)) for number in numbers))
 
 
 def write(directory: Path, groups: Sequence[int], *, boot: str = "b0") -> Tree:
-    """A log with as many records in each group, signed after each group."""
+    """Write a log with as many records in each group, signed after each group."""
 
     async def writing() -> Tree:
         async with running(audit_log(directory, boot=boot)) as log:
@@ -66,7 +66,7 @@ def write(directory: Path, groups: Sequence[int], *, boot: str = "b0") -> Tree:
 
 
 def without_triggers(connection: Connection) -> None:
-    """Do as an administrator of the database can."""
+    """Change the database without its triggers, as an administrator of it can."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SET session_replication_role = replica"))
         return

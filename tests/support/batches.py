@@ -13,7 +13,7 @@ def batch_of(
     rows: Sequence[Sequence[int]], *, boot_ns: Sequence[int], stream: str = "test",
     schema: bytes = b"", reasons: Sequence[Sequence[int]] = (),
 ) -> Batch:  # fmt: skip
-    """A batch of these rows; `reasons` are codes of each row, or nothing where all were read."""
+    """Return a batch of these rows; `reasons` are codes of each row, or empty if all were read."""
     table = np.array(rows, np.int64)
     steps = np.diff(table, axis=0)
     changed = steps.any(axis=0)

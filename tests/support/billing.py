@@ -1,4 +1,4 @@
-"""Usage and price books for the tests of billing: strategies, and makers with few words."""
+"""Usage and price books for the tests of billing: strategies, and short constructors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LENGTHS = (SECOND_NS, HOUR_NS, DAY_NS, 20 * DAY_NS)
 
 
 def usage(start_ns: int, end_ns: int, **more: object) -> Usage:
-    """One GPU of one tenant, seen, in the first claim; anything else is said."""
+    """Usage of one GPU by one tenant, observed, in the first claim; `more` overrides fields."""
     usual: dict[str, object] = {
         "tenant": "team-a",
         "resource": "GPU-0",
@@ -40,7 +40,7 @@ def usage(start_ns: int, end_ns: int, **more: object) -> Usage:
 
 
 def price(nano: int, from_ns: int = -FOREVER_NS, to_ns: int = FOREVER_NS, **more: object) -> Price:
-    """A list price of allocated time; anything else is said."""
+    """A list price of allocated time; `more` overrides fields."""
     usual: dict[str, object] = {"sku": SKU, "tariff": Tariff.ALLOCATED}
     return Price(nano=nano, from_ns=from_ns, to_ns=to_ns, **{**usual, **more})  # type: ignore[arg-type]
 
@@ -50,7 +50,7 @@ def book(*prices: Price, currency: str = "EUR", version: int = 1) -> PriceBook:
 
 
 def between(low: int, high: int) -> st.SearchStrategy[int]:
-    """Integers that are as often far from the ends as near them, which plain ones are not."""
+    """Integers that are as often far from the bounds as near them, which plain ones are not."""
     even = st.integers(0, 9_973).map(lambda step: low + (high - low) * step // 9_973)
     return even | st.integers(low, high)
 
@@ -61,7 +61,7 @@ nanos = between(0, HIGHEST_PRICE)
 
 @st.composite
 def rows_of_prices(draw: st.DrawFn, **more: object) -> list[Price]:
-    """Prices one after the other over all time, changing at a few instants of the month."""
+    """Consecutive prices over all time, changing at a few timestamps of the month."""
     edges = sorted(draw(st.sets(instants, max_size=4)))
     spans = pairwise([-FOREVER_NS, *edges, FOREVER_NS])
     return [price(draw(nanos), start, end, **more) for start, end in spans]
@@ -91,7 +91,7 @@ def books(draw: st.DrawFn) -> PriceBook:
 
 @st.composite
 def timelines(draw: st.DrawFn) -> list[Usage]:
-    """What a few GPUs did in and around the month: claims one after the other, in changing states."""
+    """Usage of a few GPUs in and around the month: consecutive claims, in changing states."""
     found: list[Usage] = []
     for gpu in range(draw(st.integers(1, 3))):
         edges = [draw(between(-2 * DAY_NS, 29 * DAY_NS))]

@@ -1,4 +1,4 @@
-"""Statements and exports from rows in memory, for those who test who may see them."""
+"""Statements and exports from rows in memory, for tests of access to them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from collector.billing.served import Issued
 
 @dataclass
 class BookedRows:
-    """What each tenant owes in each month: (tenant, period) to lines of text and amount."""
+    """Amounts due of each tenant in each month: (tenant, period) to lines of text and amount."""
 
     booked: dict[tuple[str, str], list[tuple[str, int]]] = field(default_factory=dict)
     statement_forms: Sequence[str] = ("json", "text")
     export_forms: Sequence[str] = ("csv", "json")
 
     def __call__(self) -> BookedRows:
-        """Who makes statements and exports."""
+        """Return the source of statements and exports."""
         return self
 
     def issued(self, tenant: str | None) -> list[Issued]:
-        """One for each tenant and month; the number of lines is that of the invoice."""
+        """Return one for each tenant and month; the number of lines is that of the invoice."""
         return [
             Issued(who, month, str(rows[0][1]), void=False)
             for (who, month), rows in sorted(self.booked.items())

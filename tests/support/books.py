@@ -1,4 +1,4 @@
-"""Small worlds to bill: evidence in memory, the ledger it makes, prices as files, and dates."""
+"""Small worlds to bill: evidence in memory, its ledger, prices as files, and dates."""
 
 from __future__ import annotations
 
@@ -71,24 +71,24 @@ version = 1
 
 
 def after(period: Period) -> By:
-    """The boss, when a period can be closed."""
+    """The manager, at a time when a period can be closed."""
     return By(BOSS, period.end_ns + CLOSE_AFTER_NS)
 
 
 def hours(number: float) -> int:
-    """An instant so many hours after the start."""
+    """Return the timestamp a number of hours after the start."""
     return START + round(number * HOUR_NS)
 
 
 def claim(tenant: str, start: float, end: float | None = None, **more: object) -> Claim:
-    """A scheduler's claim, in hours after the start."""
+    """Return a scheduler's claim, in hours after the start."""
     end_ns = FOREVER_NS if end is None else hours(end)
     name = f"{tenant}-{start:g}"
     return Claim(Level.SCHEDULER, hours(start), name, tenant, end_ns, **more)  # type: ignore[arg-type]
 
 
 def gpu(name: str, *claims: Claim, releases: Iterable[Release] = (), **more: object) -> KnownGpu:
-    """A GPU that is always seen and draws 500 W."""
+    """Return a GPU that is always observed and draws 500 W."""
     instants = np.arange(START - DAY_NS, THREE.end_ns + DAY_NS, 30 * SECOND_NS, dtype=np.int64)
     counted = increments([Readings("boot", instants, (instants - instants[0]) // 2_000)])
     usual: dict[str, object] = {
@@ -101,20 +101,20 @@ def gpu(name: str, *claims: Claim, releases: Iterable[Release] = (), **more: obj
 
 
 def without_counter(known: KnownGpu) -> KnownGpu:
-    """The same GPU, whose counter nobody reads."""
+    """Return the same GPU without an energy counter."""
     nothing: dict[Measure, Increments] = {}
     return KnownGpu(known.evidence, nothing, known.sku)
 
 
 def released(known: KnownGpu, claim_id: str, at: float) -> KnownGpu:
-    """The same GPU, once a claim is known to have ended."""
+    """Return the same GPU, with the end of a claim reported."""
     releases = (*known.evidence.releases, Release(claim_id, hours(at)))
     evidence = msgspec.structs.replace(known.evidence, releases=releases)
     return KnownGpu(evidence, known.counted, known.sku)
 
 
 def world(*gpus: KnownGpu) -> SimulatedEvidence:
-    """Evidence of these GPUs."""
+    """Return the evidence of these GPUs."""
     return SimulatedEvidence({one.evidence.gpu: one for one in gpus})
 
 
@@ -131,7 +131,7 @@ def meter(ledger: Ledger, known: SimulatedEvidence, until: Period = THREE) -> No
 
 
 def opened(ledger: Ledger, known: SimulatedEvidence, prices: str = PRICES) -> Books:
-    """Books of a ledger that has all days of this evidence, and prices."""
+    """Return books with a ledger of all days of this evidence, and prices."""
     meter(ledger, known)
     books = Books.of(ledger, known)
     administration.publish(books, prices, "prices.toml", By(BOSS, START))
@@ -139,13 +139,13 @@ def opened(ledger: Ledger, known: SimulatedEvidence, prices: str = PRICES) -> Bo
 
 
 def told(books: Books, known: SimulatedEvidence) -> Books:
-    """The books once this is known, and in the ledger."""
+    """Return the books after this evidence has arrived and is in the ledger."""
     meter(books.ledger, known)
     return Books.of(books.ledger, known)
 
 
 def exact(invoices) -> dict[str, Fraction]:
-    """What stands billed, by tenant, before rounding."""
+    """Return the billed amounts by tenant, before rounding."""
     found: dict[str, Fraction] = {}
     for one in invoices:
         if one.status is Status.ISSUED:
@@ -154,7 +154,7 @@ def exact(invoices) -> dict[str, Fraction]:
 
 
 def in_outbox(database: Database) -> list[str]:
-    """The records that wait for the audit log, in their order."""
+    """Return the records that wait for the audit log, in their order."""
     with database.transaction() as connection:
         return [
             row.id
@@ -175,7 +175,7 @@ _KEYS = {
 
 
 def as_toml(book: PriceBook, shift_ns: int = 0) -> str:
-    """A book as a file, with all its dates so much later, to the microsecond."""
+    """Return a price book as a file, with all its dates shifted, to the microsecond."""
     lines = [
         f"version = {book.version}", "published = 2024-01-01T00:00:00Z",
         f'currency = "{book.currency}"',

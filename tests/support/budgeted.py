@@ -1,4 +1,4 @@
-"""A sampler within a budget, over a GPU and a card whose reads cost what the test says."""
+"""A sampler within a budget, over a GPU and a NIC with read costs set by the test."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SETTLED_SECONDS = 61
 
 @dataclass
 class Machine:
-    """A GPU and a card whose reads cost what the test says."""
+    """A GPU and a NIC with read costs set by the test."""
 
     host: FakeHost = field(default_factory=FakeHost)
     meter: FakeMeter = field(default_factory=FakeMeter)
@@ -70,7 +70,7 @@ class Kept:
 
     @property
     def page(self) -> dict[Sample, float]:
-        """What a scrape would see now."""
+        """Return the metrics that a scrape would return now."""
         clock, statuses = self.run.clock, self.run.sampler.statuses
         page = Page("node-1", statuses.values, lambda: clock.now().boot_ns, "")
         return samples(page.text(Format.PROMETHEUS))
@@ -79,7 +79,7 @@ class Kept:
         return self.run.sampler.statuses[name]
 
     async def second(self) -> None:
-        """Go on to the next whole second."""
+        """Advance to the next whole second."""
         await self.run.step(1 - self.run.clock.now().boot_ns % NS / NS)
 
     async def seconds(self, count: int) -> None:
@@ -87,7 +87,7 @@ class Kept:
             await self.second()
 
     async def until(self, condition: Callable[[], bool], *, within: int) -> int:
-        """The seconds until something is so; it must be within some."""
+        """Return the seconds until a condition holds; it must hold within a limit."""
         for passed in range(within):
             if condition():
                 return passed
@@ -97,7 +97,7 @@ class Kept:
 
 @asynccontextmanager
 async def kept(machine: Machine, budget: Budget | None = None) -> AsyncIterator[Kept]:
-    """GPU, card and the agent's own state, sampled within a budget."""
+    """Run GPU, NIC and the agent's own state, sampled within a budget."""
     made: list[Sampler] = []
 
     def take_events() -> list[Event]:

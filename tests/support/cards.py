@@ -1,4 +1,4 @@
-"""RDMA cards in good health, as sysfs tells of them."""
+"""Healthy RDMA NICs, as sysfs exposes them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ INFINIBAND = "/sys/class/infiniband"
 
 
 def add_card(host: FakeHost, name: str = "mlx5_0", packets: str = "100") -> None:
-    """Give a host an RDMA card with one active port and one counter."""
+    """Add an RDMA NIC with one active port and one counter to a host."""
     port = f"{INFINIBAND}/{name}/ports/1"
     host.files |= {
         f"{INFINIBAND}/{name}/fw_ver": "28.39.1002",
@@ -20,6 +20,6 @@ def add_card(host: FakeHost, name: str = "mlx5_0", packets: str = "100") -> None
 
 
 def remove_card(host: FakeHost, name: str) -> None:
-    """Take a card out."""
+    """Remove a NIC."""
     inside = f"{INFINIBAND}/{name}/"
     host.files = {path: text for path, text in host.files.items() if not path.startswith(inside)}

@@ -1,4 +1,4 @@
-"""Certificates that nobody but the test trusts."""
+"""Certificates that only the test trusts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cryptography.x509.oid import NameOID
 
 
 def self_signed(directory: Path, address: str = "127.0.0.1") -> tuple[Path, Path]:
-    """A certificate for an address and its key, as PEM files."""
+    """Write a certificate for an address and its key, as PEM files."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "collector")])
     now = datetime.now(UTC)
@@ -69,7 +69,7 @@ class Authority:
     def client(
         self, common_name: str, *uris: str, days: float = 1, file: str = ""
     ) -> ClientCertificate:
-        """A certificate for a client; one of negative days has ended."""
+        """Write a certificate for a client; one with negative days has expired."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
         builder = _builder(subject, key, timedelta(days=days)).issuer_name(self._name)
@@ -94,14 +94,14 @@ class Authority:
 
 @dataclass(frozen=True)
 class ClientCertificate:
-    """A client's certificate and key as files, and the certificate as TLS hands it over."""
+    """A client's certificate and key as files, and the certificate as TLS passes it."""
 
     file: Path
     key_file: Path
     der: bytes
 
     def context(self, ca_file: Path) -> ssl.SSLContext:
-        """The TLS of a client that shows it."""
+        """Return the TLS context of a client that presents it."""
         context = ssl.create_default_context(cafile=str(ca_file))
         context.load_cert_chain(self.file, self.key_file)
         return context
@@ -122,7 +122,7 @@ def _builder(
 
 
 def server_context(certificate_file: Path, key_file: Path) -> ssl.SSLContext:
-    """The TLS of a server that shows a certificate."""
+    """Return the TLS context of a server that presents a certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate_file, key_file)
     return context

@@ -1,4 +1,4 @@
-"""Checkpoints of a core that nobody changes meanwhile."""
+"""Checkpoints of a core that does not change meanwhile."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collector.state.core import Core
 
 
 def checkpoint_of(core: Core) -> bytes:
-    """The whole checkpoint as it lies in a file."""
+    """Return the whole checkpoint as in its file."""
     return MAGIC + b"".join(map(encode, parts_of(core, 1)))
 
 
@@ -19,6 +19,6 @@ def resume_from(core: Core, content: bytes) -> None:
 
 
 def facts_of(core: Core) -> tuple[Any, ...]:
-    """All that the evidence in memory holds."""
+    """Return all evidence in memory."""
     book = core.evidence
     return book.gpus, book.chunks, book.unwritten

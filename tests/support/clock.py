@@ -11,7 +11,7 @@ START = Instant(wall_ns=1_790_000_000 * NS, boot_ns=1_000 * NS)
 
 
 class ManualClock:
-    """Wall and boot clock; whoever sleeps on it is woken by `advance`, and by nothing else."""
+    """Wall and boot clock; only `advance` wakes the tasks that sleep on it."""
 
     def __init__(self, start: Instant = START) -> None:
         self._now = start
@@ -29,7 +29,7 @@ class ManualClock:
             await wake
 
     def advance(self, seconds: float) -> None:
-        """Let time pass on both clocks and wake whoever is due."""
+        """Advance both clocks and wake the tasks that are due."""
         step_ns = round(seconds * NS)
         now = self._now
         self._now = Instant(now.wall_ns + step_ns, now.boot_ns + step_ns, now.uncertainty_ns)
@@ -46,11 +46,11 @@ class ManualClock:
 
     @property
     def sleepers(self) -> int:
-        """How many tasks sleep here."""
+        """Return the number of tasks that sleep here."""
         return sum(not wake.done() for _, wake in self._sleepers)
 
     async def asleep(self, count: int) -> None:
-        """Wait until so many tasks sleep here: what was to do at this instant is done."""
+        """Wait until a number of tasks sleep here: the work of this timestamp is done."""
         async with asyncio.timeout(20):
             while self.sleepers < count:
                 self._fallen_asleep.clear()

@@ -1,4 +1,4 @@
-"""A collector that does what a test tells it, and remembers what it took."""
+"""A collector with scripted answers, which records the frames it accepted."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ Step = Callable[["ScriptedCollector", web.Request, Envelope], Any]
 
 @dataclass
 class ScriptedCollector:
-    """Takes every envelope, unless the script has another answer to the next request."""
+    """Accepts every envelope, unless the script has another answer to the next request."""
 
     script: deque[web.Response | Step] = field(default_factory=deque)
     taken: list[FrameId] = field(default_factory=list)
-    """Frames acknowledged as new, in the order they came."""
+    """Frames acknowledged as new, in the order of arrival."""
     duplicates: list[FrameId] = field(default_factory=list)
     schemas: set[bytes] = field(default_factory=set)
     requests: list[web.Request] = field(default_factory=list)
     port: int = 0
     marks: bool = True
-    """Whether answers carry the mark of a collector."""
+    """True if answers carry the mark of a collector."""
     _progress: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -56,7 +56,7 @@ class ScriptedCollector:
         return answer
 
     async def asked(self, count: int) -> None:
-        """Wait until so many requests have been answered."""
+        """Wait until a number of requests have been answered."""
         async with asyncio.timeout(PATIENCE_SECONDS), self._progress:
             await self._progress.wait_for(lambda: len(self.requests) >= count)
 
@@ -64,7 +64,7 @@ class ScriptedCollector:
     async def serving(
         self, port: int = 0, tls: ssl.SSLContext | None = None
     ) -> AsyncIterator[ScriptedCollector]:
-        """Serve on the loopback; the port is the same when it is served again."""
+        """Serve on loopback; the port stays the same when it is served again."""
         application = web.Application(client_max_size=MAX_BYTES)
         application.router.add_post("/v1/frames", self.handle)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
@@ -87,7 +87,7 @@ def frames_in(envelope: Envelope) -> list[FrameId]:
 
 
 async def take(self: ScriptedCollector, _: web.Request, envelope: Envelope) -> web.Response:
-    """As the collector does: ask for schemas it does not know, then count every frame once."""
+    """Same as the collector: request unknown schemas, then count every frame once."""
     self.schemas |= {schema_hash(schema) for schema in envelope.schemas}
     unknown = {batch.schema for batch in envelope.batches} - self.schemas
     if unknown:
@@ -106,7 +106,7 @@ async def take(self: ScriptedCollector, _: web.Request, envelope: Envelope) -> w
 async def take_and_vanish(
     self: ScriptedCollector, request: web.Request, envelope: Envelope
 ) -> web.Response:
-    """Take the frames, and lose the connection before the acknowledgement is out."""
+    """Accept the frames, and lose the connection before the acknowledgement is sent."""
     answer = await take(self, request, envelope)
     assert request.transport is not None
     request.transport.abort()

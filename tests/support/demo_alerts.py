@@ -1,4 +1,4 @@
-"""Compares the alerts that a Prometheus has seen with the faults that a demo has recorded.
+"""Compares the alerts of a Prometheus with the faults that a demo has recorded.
 
 By hand, beside `make demo` and a Prometheus with all rules:
 
@@ -26,7 +26,7 @@ ALWAYS_FIRES = "RailscopeDeadMansSwitch"
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of the record; times are in seconds since the epoch, without `end` it goes on."""
+    """A fault of the record; times are in seconds since the epoch, without `end` it continues."""
 
     name: str
     node: str
@@ -37,7 +37,7 @@ class Fault:
     resolved_within: float
 
     def explains(self, firing: Firing, now: float) -> bool:
-        """True if an alert is one of this fault's, and fires in its time."""
+        """True if an alert belongs to this fault, and fires in its time."""
         end = (now if self.end is None else self.end) + self.resolved_within
         return (
             firing.alert in self.alerts
@@ -49,7 +49,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Firing:
-    """An alert from when to when it fired; alerts on the collector's own series may name no node."""
+    """The span in which an alert fired; alerts on the collector's own series may name no node."""
 
     alert: str
     node: str
@@ -58,7 +58,7 @@ class Firing:
 
 
 def faults_in(lines: Iterable[str]) -> list[Fault]:
-    """Return the faults of a record: a line with an end takes the place of the one without."""
+    """Return the faults of a record: a line with an end replaces the one without."""
     found: dict[tuple[str, str], Fault] = {}
     for line in lines:
         one = json.loads(line)
@@ -88,7 +88,7 @@ def firings_in(series: Iterable[Mapping[str, Any]]) -> Iterator[Firing]:
 
 
 def problems(faults: list[Fault], firings: list[Firing], now: float) -> list[str]:
-    """Return what does not fit: alerts that are late or missing, and alerts of no fault."""
+    """Return the mismatches: alerts that are late or missing, and alerts of no fault."""
     found = []
     for fault in faults:
         if now < fault.begin + fault.within:
@@ -113,7 +113,7 @@ def problems(faults: list[Fault], firings: list[Firing], now: float) -> list[str
 
 
 def alerts_since(prometheus: str, since: float, now: float) -> list[Firing]:
-    """Return all alerts that a Prometheus has had firing. Blocking."""
+    """Return all alerts of a Prometheus that have fired. Blocking."""
     query = urllib.parse.urlencode(
         {"query": 'ALERTS{alertstate="firing"}', "start": since, "end": now, "step": STEP_SECONDS}
     )
@@ -122,7 +122,7 @@ def alerts_since(prometheus: str, since: float, now: float) -> list[Firing]:
 
 
 def main(record: Path, prometheus: str) -> int:
-    """Print each fault with its alerts, and what does not fit."""
+    """Print each fault with its alerts, and the mismatches."""
     now = time.time()
     faults = faults_in(record.read_text(encoding="utf-8").splitlines())
     firings = alerts_since(prometheus, min(fault.begin for fault in faults) - 120, now)

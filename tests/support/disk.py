@@ -12,7 +12,7 @@ import pytest
 
 @contextmanager
 def small_file_system(directory: Path, kibibytes: int) -> Iterator[Path]:
-    """Mount one at a directory that is made for it; the test is skipped where that is not allowed."""
+    """Mount one at a new directory; the test is skipped if that is not permitted."""
     directory.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={kibibytes}k", "tmpfs", str(directory)]
     outcome = subprocess.run(mount, capture_output=True, text=True, check=False)
@@ -25,5 +25,5 @@ def small_file_system(directory: Path, kibibytes: int) -> Iterator[Path]:
 
 
 def enlarge(directory: Path, kibibytes: int) -> None:
-    """Give one more room."""
+    """Enlarge the file system."""
     subprocess.run(["mount", "-o", f"remount,size={kibibytes}k", str(directory)], check=True)

@@ -1,4 +1,4 @@
-"""The captures of nvidia_gpu_exporter, as a machine that answers what nvidia-smi printed."""
+"""The captures of nvidia_gpu_exporter, as a host with the answers that nvidia-smi printed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GPU = "GPU-00000000-0000-0000-0000-000000000000"
 
 @dataclass(frozen=True)
 class Case:
-    """One card at one moment: what nvidia-smi printed, our readings, and their page."""
+    """One GPU at one moment: nvidia-smi's output, our readings, and their metrics."""
 
     capture: str
     row: Row
@@ -36,19 +36,19 @@ class Case:
     page: dict[Sample, float]
 
     def our(self, name: str) -> float | None:
-        """Our number beside a name of theirs."""
+        """Return our number for one of their names."""
         metric, part = PAIRS[name]
         return self.told.number(f"gpu_{metric}", GPU, *part)
 
     @property
     def theirs(self) -> dict[str, float]:
-        """Their metrics of the GPU by name; those of processes have one for each."""
+        """Return their metrics of the GPU by name; those of processes have one for each."""
         return {name.removeprefix("nvidia_smi_"): value for (name, _), value in self.page.items()}
 
 
 @cache
 def read(card: str, moment: str) -> Case:
-    """A card at a moment, "idle" or "load"; read once for all tests."""
+    """Return a GPU at a moment, "idle" or "load"; read once for all tests."""
     capture = captured(f"{DIRECTORY}/{card}.txt").read_text()
     printed = csv.section(capture, f"{moment} :: query (-q)")
     (lines,) = text.gpus(printed)

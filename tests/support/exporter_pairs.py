@@ -1,7 +1,7 @@
-"""What nvidia_gpu_exporter calls our metrics of a GPU.
+"""The names of nvidia_gpu_exporter for our metrics of a GPU.
 
-Every name on its pages is in one of these tables: a pair, a number made of our readings, or one that
-stands alone, with the reason.
+Every name in its metrics is in one of these tables: a pair, a number made of our readings, or an
+unpaired name with the reason.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ REASONS = {
     "hw_thermal_slowdown": "hardware_thermal",
     "hw_power_brake_slowdown": "hardware_power_brake",
 }
-"""Their word for a reason to hold the clocks down, and ours."""
+"""Their name of a reason for reduced clocks, and ours."""
 _TIMED = set(REASONS) - {"gpu_idle", "applications_clocks_setting", "hw_slowdown"}
 for _theirs, _ours in REASONS.items():
     PAIRS[f"clocks_event_reasons_{_theirs}"] = ("throttle_active", (_ours,))
@@ -158,13 +158,13 @@ MADE: dict[str, Callable[[Told], float]] = {
     "pci_device": lambda told: _address(told)[2],
     "platform_module_id": lambda told: float(_facts(told)["module"]),
 }
-"""Theirs as it follows from ours: from facts, from bits, from parts of a whole."""
+"""Their metrics derived from ours: from facts, from bits, from parts of a whole."""
 
 LABELS = {
     "compute_cap": "compute_capability", "cuda_version": "cuda", "driver_version": "driver",
     "index": "index", "name": "model", "serial": "serial", "vbios_version": "vbios",
 }  # fmt: skip
-"""The labels of their gpu_info, and our facts; the PCI address stands apart."""
+"""The labels of their gpu_info, and our facts; the PCI address is separate."""
 
 THEIRS_ALONE = {
     "command_exit_code": "of the exporter",
@@ -216,7 +216,7 @@ OURS_ALONE = {
     "process_memory_activity_ratio": "processes are compared with pmon",
     "sharing": "what follows of modes and processes",
 }
-"""Ours of which nothing of theirs tells, and why."""
+"""Our metrics without a counterpart, with the reason."""
 OURS_ALONE_BY_PART = {
     ("clock_limit_hertz", ("video",)): "only -q prints it",
     ("throttle_active", ("display_clocks",)): "a bit of their mask without a name",

@@ -1,4 +1,4 @@
-"""A whole simulated server whose calls fail, hang and recover as a test says."""
+"""A whole simulated node with calls that fail, hang and recover on command of a test."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HOLD_SECONDS = 60
 
 @dataclass(frozen=True)
 class Asked:
-    """A question to the machine: its seam ("file" for files) and the names that stand in it."""
+    """A call to the host: its seam ("file" for files) and the names in it."""
 
     seam: str
     key: str
@@ -40,10 +40,10 @@ class Asked:
 
 @dataclass
 class FailingHost:
-    """Answers as a simulated server with filesystems, drives and sensors around its GPUs.
+    """Answers as a simulated node with filesystems, drives and sensors around its GPUs.
 
-    Whatever `fails` gives an error for fails with it; what `hangs` holds does not return before
-    `release` is called; `answers` changes an answer.
+    A call for which `fails` returns an error fails with it; a call that `hangs` selects does not
+    return before `release` is called; `answers` changes an answer.
     """
 
     capture: Capture
@@ -64,7 +64,7 @@ class FailingHost:
         self._released = threading.Event()
 
     def release(self) -> None:
-        """Let hung calls return, and no others hang."""
+        """Let hung calls return, and let no others hang."""
         self.hangs = lambda _: False
         self._released.set()
         self._released = threading.Event()
@@ -125,7 +125,7 @@ def _capture(mode: str, nic: str) -> Capture:
 
 @cache
 def _directories(mode: str, nic: str) -> frozenset[str]:
-    """The directories above recorded paths: a real system has those that nobody listed, too."""
+    """Return the directories above recorded paths: a real system has those that were not listed, too."""
     paths = {
         path
         for moment in _capture(mode, nic).moments
@@ -136,7 +136,7 @@ def _directories(mode: str, nic: str) -> frozenset[str]:
 
 
 def failing_host(root: Path, mode: str = "whole", nic: str = "cx7") -> FailingHost:
-    """A server that is well, with files of a tree beside its GPUs and rails."""
+    """Return a healthy node, with files of a tree beside its GPUs and rails."""
     for path, text in AROUND.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)

@@ -1,4 +1,4 @@
-"""Everything that can go wrong with a GPU, and what only looks like it, by the reason of its rule."""
+"""Every fault of a GPU, and harmless states that resemble one, by the reason of their rule."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def seconds(spent: float) -> Change:
 
 
 def both(*faults: Fault) -> Fault:
-    """Several at once."""
+    """Combine several faults."""
     readings = {place: value for fault in faults for place, value in fault.readings.items()}
     return Fault(readings, {p: grown for fault in faults for p, grown in fault.changes.items()})
 

@@ -1,7 +1,7 @@
 """The official validator of FOCUS, run on a file. See tests/setup_validator.sh.
 
-Its exit status says nothing about a file: it is 0 when rules fail. What counts is the line
-`Total: … | Fail: …` and the line of each rule.
+Its exit status is no result: it is 0 if rules fail. The result is the line `Total: … | Fail: …` and
+the line of each rule.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _RULE = re.compile(r"^\S+ (\S+): (PASS|FAIL|SKIPPED)\b", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of every rule: PASS, FAIL or SKIPPED."""
+    """Result of every rule: PASS, FAIL or SKIPPED."""
 
     rules: Mapping[str, str]
 
@@ -35,11 +35,11 @@ class Outcome:
 
     @property
     def failing_composites(self) -> set[str]:
-        """The rules for a whole column or dataset that fail: the gate."""
+        """The failed rules for a whole column or dataset: the criterion of tests."""
         return {rule for rule in self.failing if "-000-" in rule}
 
     def of_column(self, column: str) -> str:
-        """What became of a column as a whole."""
+        """Return the result of a column as a whole."""
         (found,) = (
             outcome
             for rule, outcome in self.rules.items()
@@ -57,7 +57,7 @@ def validate(file: Path, criteria: Iterable[str], rules: Path | None = None) -> 
     ]  # fmt: skip
     ran = subprocess.run(
         command,
-        cwd=packages(),  # it looks for its rules beside itself
+        cwd=packages(),  # it searches its rules beside itself
         env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
         capture_output=True,
         text=True,
@@ -72,16 +72,16 @@ def validate(file: Path, criteria: Iterable[str], rules: Path | None = None) -> 
 
 
 def packages() -> Path:
-    """Where the validator is installed."""
+    """Return the installation directory of the validator."""
     (found,) = _python().parents[1].glob("lib/python3*/site-packages")
     return found
 
 
 def readable_rules(directory: Path) -> set[str]:
-    """Write the validator's rules so that it heeds all their conditions; the rules concerned.
+    """Write the validator's rules so that it applies all their conditions; return the changed rules.
 
-    Conditions that are written as {"AND": …} are not read by the validator: it then asks of every
-    row what is meant for some.
+    The validator does not read conditions written as {"AND": …}: it then applies a rule for some
+    rows to every row.
     """
     (path,) = (packages() / "focus_validator/rules").glob(f"model-{VERSION}.json")
     model = json.loads(path.read_text())

@@ -56,7 +56,7 @@ def events(draw: st.DrawFn) -> Event:
 
 @st.composite
 def runs(draw: st.DrawFn) -> list[Frame]:
-    """Frames of one run of an agent: several schemas, gaps in the sequence, values that stay."""
+    """Frames of one run of an agent: several schemas, gaps in the sequence, constant values."""
     origin = draw(ORIGINS)
     frames: list[Frame] = []
     for schema in draw(st.lists(schemas(), min_size=1, max_size=3)):
@@ -87,6 +87,6 @@ def _reasons(width: int) -> st.SearchStrategy[bytes]:
 
 
 def _packed(codes: Sequence[int | Absent]) -> bytes:
-    """As the agent packs them: nothing where every column has a value."""
+    """Encode reasons as the agent does: empty if every column has a value."""
     packed = bytes(code.value if isinstance(code, Absent) else code for code in codes)
     return packed if any(packed) else b""

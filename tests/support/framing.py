@@ -14,4 +14,4 @@ FRAMINGS = {
     "length in hexadecimal": b"Content-Length: 0x5\r\n\r\n",
     "space before the colon": b"Content-Length : 5\r\n\r\n",
 }
-"""The end of a header block after its Host, by what is wrong with it."""
+"""The end of a header block after its Host, by defect."""

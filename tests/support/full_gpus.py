@@ -1,4 +1,4 @@
-"""GPUs that have all there is: an answer to whatever the sources ask, each with numbers of its own."""
+"""GPUs with every feature: an answer to every call of the sources, with distinct numbers."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _BIT_ERRORS = {220, 222, 293}
 _EFFECTIVE_RATIO = 0x30C  # 3e-12
 _MEBIBYTE = 1 << 20
 _BIG = 1 << 53
-"""From here on a double is no longer exact: counters must not go through one."""
+"""From here on a double is no longer exact: counters must not pass through one."""
 
 
 def nvml_sources() -> list[Source]:
-    """Every source that asks NVML, as the agent has them."""
+    """Return every source that calls NVML, as the agent has them."""
     return [source for source in machine_sources(AgentSettings()) if source.family == "nvml"]
 
 
 def full_gpus(
     count: int, *, cut: Sequence[int] = (), virtual: Sequence[int] = ()
 ) -> dict[str, Json]:
-    """All that is asked of so many GPUs, and the answers, as a capture keeps them.
+    """Return all calls about a number of GPUs, and their answers, as a capture contains them.
 
     GPUs in `cut` have two MIG devices with a hole between them, those in `virtual` a virtual GPU.
     """
     host = _Plentiful(count, frozenset(cut), frozenset(virtual))
     readers = [Reader(source, host, ORIGIN) for source in nvml_sources()]
-    for _ in range(3):  # what lives through two looks is told one by one, and asked for
+    for _ in range(3):  # processes present in two reads are reported one by one, and queried
         for reader in readers:
             outcome = reader.run()
             assert not outcome.problem, outcome.problem

@@ -1,4 +1,4 @@
-"""A governor over simulated sources: what each read costs is said by the test, time is simulated."""
+"""A governor over simulated sources: the test sets the cost of each read, time is simulated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROBE_EVERY_NS = 60 * NS
 
 @dataclass
 class SimulatedSource:
-    """A source with what its reads cost: processor and elapsed milliseconds, as functions of time."""
+    """A source with the cost of its reads: processor and elapsed milliseconds, as functions of time."""
 
     name: str
     period_seconds: float = 1.0
@@ -43,7 +43,7 @@ class SimulatedSource:
 
 @dataclass
 class Simulation:
-    """Reads every source on its grid, at the stretch that the governor gives."""
+    """Reads every source on its grid, at the governor's stretch."""
 
     sources: list[SimulatedSource]
     cpu_ratio: float = 0.01
@@ -51,7 +51,7 @@ class Simulation:
     governor: Governor = field(init=False)
     now_ns: int = 0
     changes: list[tuple[int, str, int]] = field(default_factory=list)
-    """Instants, sources and the stretch they were given."""
+    """Timestamps, sources and their stretch."""
 
     def __post_init__(self) -> None:
         self.governor = Governor(self.cpu_ratio, [source.governed for source in self.sources])
@@ -73,24 +73,24 @@ class Simulation:
             heapq.heappush(self._due, ((due_ns // period_ns + 1) * period_ns, place))
 
     def stretch(self, name: str) -> int:
-        """How far a source is stretched."""
+        """Return the stretch of a source."""
         return self.governor.loads[name].stretch
 
     @property
     def stretched(self) -> dict[str, int]:
-        """All that are."""
+        """Return all stretched sources."""
         found = {source.name: self.stretch(source.name) for source in self.sources}
         return {name: stretch for name, stretch in found.items() if stretch > 1}
 
     def share(self, source: SimulatedSource) -> float:
-        """The share of a core that a source really takes at its present period."""
+        """Return the share of a core that a source really uses at its present period."""
         period_ns = source.governed.period_ns * self.stretch(source.name)
         probe_ns = source.probe_cpu_ms * MS
         return source.cpu_ms * MS / period_ns + probe_ns / max(period_ns, PROBE_EVERY_NS)
 
     @property
     def shares(self) -> float:
-        """What all sources take."""
+        """Return the share of all sources."""
         return sum(self.share(source) for source in self.sources)
 
     def _read(self, source: SimulatedSource) -> None:

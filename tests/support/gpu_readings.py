@@ -1,4 +1,4 @@
-"""What all GPU sources say of a machine."""
+"""Readings of all GPU sources of a host."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from railscope.reading import Absent
 
 @dataclass
 class Told:
-    """Numbers in base units, reasons where there is none, and the facts of entities by kind."""
+    """Numbers in base units, reasons for absent ones, and the facts of entities by kind."""
 
     numbers: dict[Label, float] = field(default_factory=dict)
     absent: dict[Label, Absent] = field(default_factory=dict)
     facts: dict[tuple[str, tuple[str, ...]], Mapping[str, str]] = field(default_factory=dict)
 
     def number(self, metric: str, *key: str) -> float | None:
-        """A number; None where there is none."""
+        """Return a number; None if absent."""
         return self.numbers.get((f"railscope_{metric}", key))
 
     def named(self, metric: str) -> dict[tuple[str, ...], float]:
-        """All numbers of a metric, by key."""
+        """Return all numbers of a metric, by key."""
         return {k: v for (name, k), v in self.numbers.items() if name == f"railscope_{metric}"}
 
 
 def sources() -> list[Source]:
-    """Every source of the driver's thread that reads GPUs, with one inventory."""
+    """Return every source of the driver's thread that reads GPUs, with one inventory."""
     gpus = Gpus()
     return [
         Gpu.load(gpus=gpus),

@@ -1,4 +1,4 @@
-"""GPUs in good health, as NVML answers for them."""
+"""Healthy GPUs, as NVML reports them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ THROTTLE_FIELDS = (74, 75, 76, 269, 270, 271)
 
 
 def add_gpus(host: FakeHost, count: int) -> None:
-    """Give a host so many GPUs."""
+    """Add a number of GPUs to a host."""
     host.calls["nvml.nvmlDeviceGetCount()"] = count
     host.calls["nvml.nvmlSystemGetDriverVersion()"] = "590.48.01"
     for index in range(count):
@@ -19,7 +19,7 @@ def add_gpus(host: FakeHost, count: int) -> None:
 
 
 def answers(index: int) -> dict[str, Any]:
-    """Everything the sources ask of one GPU."""
+    """Return the answers to all calls of the sources about one GPU."""
     told: dict[str, Any] = {
         "UUID": f"GPU-{index}",
         "PciInfo": {"busId": f"00000000:{index + 1:02X}:00.0"},
@@ -73,6 +73,6 @@ def answers(index: int) -> dict[str, Any]:
 
 
 def of_gpu(host: FakeHost, index: int) -> list[str]:
-    """The keys of all calls about one GPU."""
+    """Return the keys of all calls about one GPU."""
     parts = (f"({index})", f"({index},")
     return [key for key in host.calls if any(part in key for part in parts)]

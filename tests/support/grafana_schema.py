@@ -1,8 +1,8 @@
-"""Whether JSON of a board is what Grafana's schema allows.
+"""Checks JSON of a dashboard against Grafana's schema.
 
-The types of the Foundation SDK are made from Grafana's CUE schemas (kinds/dashboard and the
-panelcfg.cue and dataquery.cue of each plugin), but their own reading lets unknown fields and wrong
-values through. Here JSON is held against the types' annotations, field by field.
+The types of the Foundation SDK are generated from Grafana's CUE schemas (kinds/dashboard and the
+panelcfg.cue and dataquery.cue of each plugin), but their own parser accepts unknown fields and
+wrong values. Here JSON is compared with the types' annotations, field by field.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from grafana_foundation_sdk.models import dashboard, prometheus, units
 PLUGIN_FIELDS = {dashboard.AnnotationQuery: {"titleFormat", "textFormat", "tagKeys"}}
 """Fields that a data source adds: packages/grafana-prometheus/src/types.ts, PromQuery."""
 DATA_LINK = {"title", "url"}
-"""What a link of a cell has, packages/grafana-data/src/types/dataLink.ts; the schema says less truly
-that it is a link of a board."""
+"""Fields of a cell link, packages/grafana-data/src/types/dataLink.ts; the schema has a dashboard link."""
 UNITS = {unit for unit in vars(units).values() if isinstance(unit, str)}
 _SCALARS: Mapping[object, tuple[type, ...]] = {
     str: (str,), bool: (bool,), int: (int,), float: (int, float),
@@ -35,13 +34,13 @@ Found = Iterator[str]
 
 
 def mistakes(board: Mapping[str, Any]) -> list[str]:
-    """What Grafana's schema does not allow in a board, each with the way to it; empty if all is well."""
+    """Return the violations of Grafana's schema, each with its path; empty if there are none."""
     return list(_object(dict(board), dashboard.Dashboard, "board"))
 
 
 @cache
 def _fields(kind: type) -> Mapping[str, Any]:
-    """The type of each field by its name in JSON."""
+    """Return the type of each field by its name in JSON."""
     hints = typing.get_type_hints(kind)
     writing = inspect.getsource(kind.to_json)  # type: ignore[attr-defined]
     attributes = dict(re.findall(r'"(\w+)"(?:\] =|:) self\.(\w+)', writing))
@@ -78,7 +77,7 @@ def _made_of(value: Any, origin: object, parts: tuple[Any, ...], way: str) -> Fo
 
 
 def _one_of(value: Any, hints: list[Any], way: str) -> Found:
-    """A value fits a union if it fits any part; a board's panels tell their kind themselves."""
+    """A value fits a union if it fits any part; a dashboard's panels carry their own kind."""
     if value is None and type(None) in hints:
         return
     if set(hints) == {dashboard.Panel, dashboard.RowPanel}:
@@ -125,7 +124,7 @@ def _object(value: Any, kind: type, way: str) -> Found:
 
 
 def _plugin(panel: dict[str, Any], way: str) -> Found:
-    """What the plugin of a panel says of its options, its drawing of fields, and exceptions to it."""
+    """Check a panel's options, field configuration and overrides against its plugin."""
     module = f"grafana_foundation_sdk.models.{str(panel['type']).replace('-', '')}"
     if find_spec(module) is None:
         yield f"{way}.type: there is no panel {panel['type']!r}"

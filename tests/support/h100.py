@@ -1,4 +1,4 @@
-"""A server whose first GPU tells all that an H100 can tell, each number another."""
+"""A node with a first GPU that reports everything an H100 can report, with distinct numbers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ MEBIBYTE = 1 << 20
 
 
 def told(host: FakeHost, gpu: int, **answers: Any) -> None:
-    """Let calls about a GPU have these answers, `MemoryInfo` for nvmlDeviceGetMemoryInfo."""
+    """Set the answers of calls about a GPU, `MemoryInfo` for nvmlDeviceGetMemoryInfo."""
     for name, answer in answers.items():
         host.calls[f"nvml.nvmlDeviceGet{name}({gpu})"] = answer
 
 
 def fields(host: FakeHost, gpu: int, values: dict[Any, Any]) -> None:
-    """Let NVML's fields have these answers, by number or "number:scope".
+    """Set the answers of NVML's fields, by number or "number:scope".
 
     An answer is a value, a pair of return code and value, or an error of the whole call.
     """
@@ -27,7 +27,7 @@ def fields(host: FakeHost, gpu: int, values: dict[Any, Any]) -> None:
 
 
 def gpm(host: FakeHost, device: int | str, values: dict[int, float]) -> None:
-    """Let the metrics of GPM have these values."""
+    """Set the values of GPM metrics."""
     for metric, value in values.items():
         host.calls[f"nvml.nvmlGpmMetricsGet({device},{metric})"] = [0, value]
 

@@ -1,4 +1,4 @@
-"""Facts of a GPU in good health, and everything that can go wrong with one."""
+"""Facts of a healthy GPU, and every fault that it can have."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ Place = tuple[Metric, Part]
 
 
 def xid(number: int, message: str = "") -> JudgedXid:
-    """An Xid as the kernel log told it."""
+    """Return an Xid as from the kernel log."""
     return JudgedXid(number, 5, judge(number, message))
 
 
 def late(amount: int) -> Change:
-    """So much growth within the last minute."""
+    """Return a growth of this amount within the last minute."""
     return Change(amount, WINDOW_NS, amount, MINUTE_NS)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What facts are when something is wrong."""
+    """Changes of the facts in case of a fault."""
 
     readings: Mapping[Place, Reading] = field(default_factory=dict)
     changes: Mapping[Place, Change] = field(default_factory=dict)
@@ -46,27 +46,27 @@ class Fault:
 
     @property
     def places(self) -> set[object]:
-        """What of the facts it is about."""
+        """Return the parts of the facts that it changes."""
         return {*self.readings, *self.changes, *self.silent, *(x.number for x in self.xids)}
 
 
 def reading(metric: Metric, value: Reading, *part: str) -> Fault:
-    """One other reading."""
+    """Return a fault of one other reading."""
     return Fault({(metric, part): value})
 
 
 def change(metric: Metric, grown: Change, *part: str) -> Fault:
-    """One counter that has grown."""
+    """Return a fault of one counter that has grown."""
     return Fault(changes={(metric, part): grown})
 
 
 def links(*states: Reading) -> Fault:
-    """NVLinks in these states, the others active."""
+    """Return a fault of NVLinks in these states, with the others active."""
     return Fault({(n.NVLINK_STATE, (str(link),)): state for link, state in enumerate(states)})
 
 
 def with_faults(faults: Iterable[Fault], facts: Facts | None = None) -> Facts:
-    """The facts of a healthy GPU, or others, with faults."""
+    """Return the facts of a healthy GPU, or others, with faults."""
     found = facts or healthy()
     readings = {metric: dict(parts) for metric, parts in found.readings.items()}
     changes = {metric: dict(parts) for metric, parts in found.changes.items()}
@@ -85,7 +85,7 @@ def with_faults(faults: Iterable[Fault], facts: Facts | None = None) -> Facts:
 
 
 def healthy() -> Facts:
-    """A GPU on an NVSwitch board that has everything there is, and nothing wrong."""
+    """Return a GPU on an NVSwitch baseboard with every feature and no fault."""
     whole: dict[Metric, Reading] = {
         c.GPU_POWER: 300_000,
         c.GPU_TEMPERATURE: 50,

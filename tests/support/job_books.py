@@ -1,4 +1,4 @@
-"""Job lists whose ledger agrees with them, and ways in which the two may come to differ."""
+"""Job lists in agreement with their ledger, and ways in which the two may differ."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ START = 1_767_225_600
 
 
 def ledger(jobs: Sequence[Job]) -> list[Entry]:
-    """What metering makes of jobs."""
+    """Return the ledger entries that metering makes of jobs."""
     return [entry for known in evidence(jobs).values() for entry in timeline(known)]
 
 
@@ -46,7 +46,7 @@ def queues(draw: st.DrawFn) -> list[Job]:
 
 
 def counted(jobs: Sequence[Job]) -> list[Job]:
-    """The same in books that count GPUs and name none."""
+    """Return the same jobs in books that count GPUs without names."""
     return [
         msgspec.structs.replace(job, gpus=(), unplaced=(Unplaced("", len(job.gpus), "counted"),))
         for job in jobs
@@ -54,7 +54,7 @@ def counted(jobs: Sequence[Job]) -> list[Job]:
 
 
 def in_fractions(jobs: Sequence[Job], shares: Sequence[Fraction]) -> list[Job]:
-    """The same jobs with a fraction of each of their GPUs, its lowest part; shares are taken in turn."""
+    """Return the same jobs with a fraction of each of their GPUs, its lowest part; shares rotate."""
     return [
         msgspec.structs.replace(job, parts=tuple(
             Part(Fraction(0), shares[(at + place) % len(shares)]) for place in range(len(job.gpus))
@@ -64,7 +64,7 @@ def in_fractions(jobs: Sequence[Job], shares: Sequence[Fraction]) -> list[Job]:
 
 
 def counted_fractions(jobs: Sequence[Job]) -> list[Job]:
-    """The same in books that state fractions and name no GPUs."""
+    """Return the same jobs in books that state fractions and no GPU names."""
     return [
         msgspec.structs.replace(
             job, gpus=(), parts=(),
@@ -83,7 +83,7 @@ def without_record(jobs: list[Job], job: Job) -> tuple[list[Entry], list[Job]]:
 
 
 def changed(**fields: object) -> Callable[[list[Job], Job], tuple[list[Entry], list[Job]]]:
-    """The books say something else of the job."""
+    """Change fields of the job in the books."""
 
     def of(jobs: list[Job], job: Job) -> tuple[list[Entry], list[Job]]:
         other = {name: value(job) if callable(value) else value for name, value in fields.items()}
@@ -95,7 +95,7 @@ def changed(**fields: object) -> Callable[[list[Job], Job], tuple[list[Entry], l
 
 
 def with_a_hole(jobs: list[Job], job: Job) -> tuple[list[Entry], list[Job]]:
-    """Ten seconds in the middle of the job are no one's."""
+    """Leave ten seconds in the middle of the job without a holder."""
     middle = (job.start_ns + job.end_ns) // 2
     found = []
     for entry in ledger(jobs):
@@ -108,7 +108,7 @@ def with_a_hole(jobs: list[Job], job: Job) -> tuple[list[Entry], list[Job]]:
 
 
 def in_half(jobs: list[Job], job: Job) -> tuple[list[Entry], list[Job]]:
-    """The ledger has half of each GPU."""
+    """Give the ledger half of each GPU."""
     half = GPU_CAPACITY // 2
     return [
         msgspec.structs.replace(entry, slot_hi=half) if entry.claim == job.claim else entry

@@ -1,4 +1,4 @@
-"""An agent's verdicts without its threads: the test says which source is read when."""
+"""An agent's verdicts without its threads: the test decides the order and times of reads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REASON = h.GPU_HEALTH_REASON.name
 
 
 class Judging:
-    """The sources that verdicts are made of, read in turn, and the verdicts after them."""
+    """The sources of verdicts, read in turn, and the verdicts after them."""
 
     def __init__(self, host: FakeHost) -> None:
         self.host = host
@@ -76,24 +76,24 @@ class Judging:
         return self.judge()
 
     def steps(self, seconds: float, every: float = 5.0) -> None:
-        """Go on like this for some time."""
+        """Repeat the step for some time."""
         for _ in range(round(seconds / every)):
             self.step(every)
 
     def hang(self, name: str) -> None:
-        """A source whose read does not come back."""
+        """Make the read of a source hang."""
         self._grader.overdue(self.statuses[name], 1.0, self.host.clock.now())
 
     def state(self, gpu: int = 0) -> str:
-        """The state of a GPU in the latest verdict."""
+        """Return the state of a GPU in the latest verdict."""
         return h.GPU_HEALTH.states[self._number(HEALTH, gpu)]
 
     def action(self, gpu: int = 0) -> str:
-        """What the latest verdict recommends for a GPU."""
+        """Return the recommended action for a GPU in the latest verdict."""
         return h.GPU_ACTION.states[self._number(ACTION, gpu)]
 
     def reasons(self, gpu: int = 0) -> list[str]:
-        """What speaks against a GPU now."""
+        """Return the current findings against a GPU."""
         return [
             key[1]
             for (name, key), reading in readings(self.frame).items()
@@ -101,11 +101,11 @@ class Judging:
         ]
 
     def answer(self, reason: str, gpu: int = 0) -> Reading:
-        """What the latest verdict says of one rule."""
+        """Return the latest verdict on one rule."""
         return readings(self.frame)[REASON, (f"GPU-{gpu}", reason)]
 
     def log(self, sequence: int, text: str, ago_seconds: float = 0) -> None:
-        """A line of the kernel log, of now or earlier."""
+        """Add a line of the kernel log, of now or earlier."""
         microseconds = (self.host.clock.now().boot_ns - round(ago_seconds * NS)) // 1000
         self.host.log.waiting.append(f"3,{sequence},{microseconds},-;{text}")
 
@@ -131,7 +131,7 @@ def unplug(host: FakeHost, address: str) -> None:
 
 
 def judging(gpus: int = 1) -> Judging:
-    """Verdicts on a server whose GPUs are all well."""
+    """Return verdicts on a node with healthy GPUs."""
     host = FakeHost()
     add_gpus(host, gpus)
     for index in range(gpus):
@@ -140,10 +140,10 @@ def judging(gpus: int = 1) -> Judging:
 
 
 def set_field(run: Judging, field: int | str, value: int, gpu: int = 0) -> None:
-    """What NVML tells of a field, or of one of a link ("165:0")."""
+    """Set NVML's answer for a field, or for one of a link ("165:0")."""
     run.host.calls[FIELD.format(gpu, field)] = [0, value]
 
 
 def old_driver(run: Judging, gpu: int = 0) -> None:
-    """A driver that does not say what a GPU needs to recover."""
+    """Simulate a driver that does not report a GPU's recovery action."""
     del run.host.calls[FIELD.format(gpu, RECOVERY)]

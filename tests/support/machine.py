@@ -1,4 +1,4 @@
-"""A machine made of dictionaries."""
+"""A host made of dictionaries."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _UNKNOWN: dict[str, Any] = {
 
 
 class FakeHost:
-    """A host whose files, links, calls and kernel log are what a test puts there.
+    """A host with files, links, calls and kernel log set by a test.
 
-    An exception in the place of an answer is raised, a function is called. `asked` counts calls.
+    An exception in place of an answer is raised, a function is called. `asked` counts calls.
     """
 
     def __init__(self, clock: ManualClock | None = None, boot_id: str = "boot-1") -> None:
@@ -74,7 +74,7 @@ class FakeHost:
         return _answer(self.calls.get(key, _UNKNOWN[seam]))
 
     def _entry(self, seam: str, function: str, arguments: Sequence[int | str]) -> Json:
-        """One entry of a batch: a value, or a pair of code and value."""
+        """Return one entry of a batch: a value, or a pair of code and value."""
         key = call_key(seam, function, arguments)
         self.asked[key] += 1
         if key not in self.calls:
@@ -104,7 +104,7 @@ class FakeHost:
 
 
 class FakeLog:
-    """A kernel log; records are put in, and come out at the next poll."""
+    """A kernel log; added records are returned at the next poll."""
 
     def __init__(self) -> None:
         self.waiting: list[str] = []

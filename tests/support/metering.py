@@ -1,4 +1,4 @@
-"""A meter that says what a test lets be spent, and nothing else."""
+"""A meter that reports only the consumption set by a test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MIB = 1 << 20
 
 
 class FakeMeter:
-    """Processor time by thread, and resident memory of which some can be given back."""
+    """Processor time by thread, and resident memory of which some can be released."""
 
     def __init__(self, resident_bytes: int = 40 * MIB) -> None:
         self._lock = threading.Lock()
@@ -21,7 +21,7 @@ class FakeMeter:
         self.unreadable: OSError | None = None
 
     def spend(self, milliseconds: float) -> None:
-        """The calling thread uses the processor."""
+        """Add processor time to the calling thread."""
         with self._lock:
             self._threads[threading.get_ident()] += round(milliseconds * MS)
 

@@ -1,4 +1,4 @@
-"""A GPU that is cut into MIG devices."""
+"""A partitioned (MIG-enabled) GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ GIBIBYTE = 1 << 30
 
 
 def cut(host: FakeHost, index: int, profiles: Sequence[str]) -> list[str]:
-    """Cut a GPU into devices of these profiles, `3g.40gb` say; their UUIDs."""
+    """Partition a GPU into devices of profiles such as `3g.40gb`; return their UUIDs."""
     uuids = [f"MIG-{index}-{number}-{profile}" for number, profile in enumerate(profiles)]
     host.calls[f"nvml.nvmlDeviceGetMigMode({index})"] = [1, 1]
     host.calls[f"nvml.nvmlDeviceGetMigDevices({index})"] = [

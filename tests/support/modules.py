@@ -1,4 +1,4 @@
-"""EEPROM images of modules, written register by register as the public specifications number them.
+"""EEPROM images of transceivers, written register by register as the public specifications number them.
 
 SFF-8024 (identifiers), SFF-8472 (SFP28), SFF-8636 (QSFP28), OIF CMIS 5 (OSFP).
 """
@@ -11,7 +11,7 @@ from agent.host.module_eeprom.pages import Half
 
 
 class Eeprom:
-    """Half pages of 128 registers. A page that nobody wrote cannot be read; what was read is kept."""
+    """Half pages of 128 registers. An unwritten page cannot be read; reads are recorded."""
 
     def __init__(self) -> None:
         self._halves: dict[Half, bytearray] = {}
@@ -33,7 +33,7 @@ class Eeprom:
         return self.write(register, *raw, page=page, bank=bank, address=address)
 
     def text(self, register: int, length: int, text: str) -> Eeprom:
-        """Set registers to ASCII, filled up with blanks."""
+        """Set registers to ASCII, padded with blanks."""
         return self.write(register, *text.ljust(length).encode("ascii"))
 
     def read(self, half: Half) -> bytes:

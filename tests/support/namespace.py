@@ -1,4 +1,4 @@
-"""A network namespace for one test: interfaces that nobody else has, and that go away with it."""
+"""A network namespace for one test: private interfaces, which are removed with it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OWN = "/proc/thread-self/ns/net"
 
 @contextmanager
 def network_namespace() -> Iterator[None]:
-    """Take this thread, and what it starts, into a new network namespace. Skips where it may not."""
+    """Move this thread, and its children, into a new network namespace. Skips if not permitted."""
     libc = ctypes.CDLL(None, use_errno=True)
     home = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -31,7 +31,7 @@ def network_namespace() -> Iterator[None]:
             reason = os.strerror(ctypes.get_errno())
             pytest.skip(f"a network namespace cannot be made here: {reason}")
         try:
-            # Without addresses of IPv6 nobody but the test sends a packet.
+            # Without IPv6 addresses only the test sends packets.
             if _NO_IPV6.exists():
                 _NO_IPV6.write_text("1")
             yield
@@ -44,7 +44,7 @@ def network_namespace() -> Iterator[None]:
 
 
 def ip(*arguments: str) -> Any:
-    """Run the command ip; what it prints with -json. Skips where there is no such command."""
+    """Run the command ip; return its -json output. Skips if the command is missing."""
     try:
         done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -62,13 +62,13 @@ def veth_pair(one: str, other: str) -> None:
 
 
 def state(name: str) -> str:
-    """The operational state of an interface, as ip words it."""
+    """Return the operational state of an interface, as printed by ip."""
     (link,) = ip("-json", "link", "show", name)
     return str(link["operstate"])
 
 
 def comes_true(condition: Callable[[], bool]) -> None:
-    """Wait for what the kernel does in its own time, as it does with operational states."""
+    """Wait for an asynchronous change in the kernel, such as operational states."""
     deadline, pause = time.monotonic() + PATIENCE_SECONDS, threading.Event()
     while not condition():
         assert time.monotonic() < deadline, "the kernel does not do it"

@@ -1,6 +1,6 @@
-"""A kernel at the other end of a socket, that answers netlink questions as a test says.
+"""A kernel at the other end of a socket, with netlink answers set by a test.
 
-Messages are put together here from linux UAPI netlink.h, not by the code that is tested.
+Messages are assembled here from linux UAPI netlink.h, not by the code under test.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CONTROLLER = 0x10
 
 @dataclass(frozen=True)
 class Request:
-    """A question as it came over the socket of a protocol."""
+    """A request as received over the socket of a protocol."""
 
     protocol: int
     kind: int
@@ -32,12 +32,12 @@ class Request:
     body: bytes
 
     def message(self, kind: int, body: bytes = b"", flags: int = 0) -> bytes:
-        """A message that answers, padded to the next one."""
+        """Return an answer message, padded to the next one."""
         head = struct.pack("=IHHII", 16 + len(body), kind, flags, self.sequence, 4711)
         return padded(head + body)
 
     def refused(self, number: int, text: str = "", *, capped: bool = True) -> bytes:
-        """An error, with the driver's words where it gives some (struct nlmsgerr)."""
+        """Return an error, with the driver's message if it has one (struct nlmsgerr)."""
         own = struct.pack("=IHHII", 16 + len(self.body), self.kind, self.flags, self.sequence, 0)
         body = struct.pack("=i", -number) + own + (b"" if capped else padded(self.body))
         flags = CAPPED if capped else 0
@@ -47,7 +47,7 @@ class Request:
         return self.message(ERROR, body, flags)
 
     def done(self, number: int = 0, flags: int = MULTI) -> bytes:
-        """The end of a dump."""
+        """Return the end of a dump."""
         return self.message(DONE, struct.pack("=i", -number), flags)
 
 
@@ -63,7 +63,7 @@ def attribute(kind: int, value: bytes) -> bytes:
 
 
 def attributes(raw: bytes) -> dict[int, bytes]:
-    """What a question holds; the tests ask well-formed ones."""
+    """Return the attributes of a request; the requests of tests are well-formed."""
     found = {}
     while raw:
         length, kind = struct.unpack_from("=HH", raw)
@@ -73,7 +73,7 @@ def attributes(raw: bytes) -> dict[int, bytes]:
 
 
 class FakeKernel:
-    """Opens sockets whose other end answers, each on a thread of its own."""
+    """Opens sockets with an answering other end, each on its own thread."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
@@ -105,12 +105,12 @@ class FakeKernel:
                     for datagram in self._answer(request):
                         answering.send(datagram)
                 except (BrokenPipeError, ConnectionResetError):
-                    return  # whoever asked has closed the socket over what it was told
+                    return  # the client has closed the socket because of an answer
 
 
 @contextmanager
 def asking(answer: Answer) -> Iterator[tuple[Netlink, FakeKernel]]:
-    """Netlink with a kernel that answers so."""
+    """Open netlink with a kernel that answers with this function."""
     kernel = FakeKernel(answer)
     netlink = Netlink(kernel.open)
     try:
@@ -121,7 +121,7 @@ def asking(answer: Answer) -> Iterator[tuple[Netlink, FakeKernel]]:
 
 
 def ethtool(command: int, *said: bytes, version: int = 1) -> Answer:
-    """A kernel whose ethtool family answers one command, and no other."""
+    """Return a kernel with an ethtool family that answers one command, and no other."""
 
     def answer(request: Request) -> list[bytes]:
         if request.kind == CONTROLLER:

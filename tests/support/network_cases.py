@@ -1,4 +1,4 @@
-"""The case directories about the network: their pages at both ends, and what they hold."""
+"""The case directories about the network: their metrics at both ends, and their contents."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ DRIFTED = ["ens1f0np0", "ens2f0np0", "ens3f0np0", "ens4f0np0"]
 
 @cache
 def end(case: str) -> dict[Sample, float]:
-    """The page of the end, as it lies here."""
+    """Return the metrics at the end, as stored here."""
     return samples((HERE / case / EXPECTED).read_text(encoding="utf-8"))
 
 
 @cache
 def start(case: str) -> dict[Sample, float]:
-    """The page of the first moment."""
+    """Return the metrics of the first moment."""
     capture = read_capture(HERE / case)
     first = Capture(replace(capture.about, duration_ns=0), capture.moments[:1])
     with tempfile.TemporaryDirectory() as directory:
@@ -35,7 +35,7 @@ def start(case: str) -> dict[Sample, float]:
 
 
 def series(shown: dict[Sample, float], name: str, **labels: str) -> dict[frozenset[str], float]:
-    """The series of a metric that have these labels, by all their labels."""
+    """Return the series of a metric that have these labels, by all their labels."""
     wanted = set(labels.items())
     return {
         frozenset(f"{key}={text}" for key, text in has): value
@@ -45,13 +45,13 @@ def series(shown: dict[Sample, float], name: str, **labels: str) -> dict[frozens
 
 
 def value(case: str, name: str, **labels: str) -> float:
-    """The value at the end of the one series with these labels."""
+    """Return the value at the end of the one series with these labels."""
     (found,) = series(end(case), name, **labels).values()
     return found
 
 
 def grown(case: str, name: str, **labels: str) -> float:
-    """What all series with these labels went on by, together."""
+    """Return the total growth of all series with these labels."""
     before, after = (series(shown(case), name, **labels) for shown in (start, end))
     assert before
     assert set(before) == set(after)
@@ -59,5 +59,5 @@ def grown(case: str, name: str, **labels: str) -> float:
 
 
 def recorded(case: str, section: str, key: str) -> Json:
-    """What the capture holds at its end."""
+    """Return the content of the capture at its end."""
     return Timeline(read_capture(HERE / case).moments).look(section, key, SECONDS * 10**9)

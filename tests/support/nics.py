@@ -1,4 +1,4 @@
-"""Network cards of several makers, as sysfs and netlink tell of them."""
+"""NICs of several vendors, as sysfs and netlink expose them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def add_nic(
     address: str = ADDRESS,
     rdma_device: str = "",
 ) -> None:
-    """Give a host a network card that has an MTU and a firmware and tells nothing else."""
+    """Add a NIC that has an MTU and a firmware and reports nothing else to a host."""
     place = f"/sys/devices/pci0000:3a/{address}"
     host.links[f"{NET}/{interface}/device"] = place
     host.links[f"{place}/driver"] = f"/sys/bus/pci/drivers/{driver}"
@@ -86,18 +86,18 @@ def add_nic(
 
 
 def add_netlink(host: FakeHost, interface: str = "eth0", **answers: Any) -> None:
-    """Have a card answer these questions."""
+    """Make a NIC answer these requests."""
     for question, answer in answers.items():
         host.calls[f"netlink.{question}({interface})"] = answer
 
 
 def add_everything(host: FakeHost, interface: str = "eth0") -> None:
-    """Have a card answer all that netlink asks for settings."""
+    """Make a NIC answer all netlink requests for settings."""
     add_netlink(host, interface, dcb=DCB, pause=PAUSE, fec=FEC, rings=RINGS, link_modes=LINK_MODES)
 
 
 def mainline() -> FakeHost:
-    """A ConnectX card with the kernel's own driver, read by root."""
+    """Return a ConnectX NIC with the kernel's own driver, read by root."""
     host = FakeHost()
     add_nic(host, rdma_device="mlx5_0")
     add_everything(host)
@@ -114,7 +114,7 @@ def mainline() -> FakeHost:
 
 
 def ofed(*, netlink: bool = True) -> FakeHost:
-    """A ConnectX card with the vendor's driver, read by a user who is not root."""
+    """Return a ConnectX NIC with the vendor's driver, read by a user other than root."""
     host = FakeHost()
     add_nic(host, rdma_device="mlx5_0")
     if netlink:
@@ -137,18 +137,18 @@ def ofed(*, netlink: bool = True) -> FakeHost:
 
 
 def facts(outcome: Outcome, kind: str = SETTINGS) -> dict[str, dict[str, str]]:
-    """The facts of the entities of a kind, by interface."""
+    """Return the facts of the entities of a kind, by interface."""
     assert outcome.frame is not None, outcome.problem
     return {e.key[0]: dict(e.facts) for e in outcome.frame.schema.entities if e.kind.name == kind}
 
 
 def events(outcome: Outcome) -> list[Event]:
-    """What happened."""
+    """Return the events."""
     return list(outcome.frame.events) if outcome.frame else []
 
 
 def changes(outcome: Outcome) -> list[tuple[str, str, str, str]]:
-    """Interface, setting, before and after of every change that was told."""
+    """Return interface, setting, before and after of every reported change."""
     return [
         (e.entity.key[0], e.facts["setting"], e.facts["before"], e.facts["after"])
         for e in events(outcome)

@@ -1,7 +1,8 @@
-"""What nvidia-smi printed of GPUs, as the answers that NVML must have given it.
+"""Output of nvidia-smi about GPUs, converted to the underlying answers of NVML.
 
-The forms of its output (CSV, text, XML) are brought to one first: a row for each GPU, with a text
-for each name of `nvidia-smi --help-query-gpu`. What that has no name for is named in its manner.
+The forms of its output (CSV, text, XML) are first converted to one: a row for each GPU, with a text
+for each name of `nvidia-smi --help-query-gpu`. Values without such a name get one of the same
+style.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MEBIBYTE = 1 << 20
 MILLI = 1000
 NS_PER_US = 1000
 SAMPLE_PERIOD_US = 167_000
-# What it prints for the return codes of NVML; with or without brackets.
+# Output for the return codes of NVML; with or without brackets.
 REFUSALS = {
     "N/A": 3,
     "Not Supported": 3,
@@ -129,11 +130,11 @@ REASONS = (
     "gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown", "sync_boost",
     "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "display_clock_setting",
 )  # fmt: skip
-"""The reasons to hold clocks down, in the order of their bits."""
+"""The reasons for reduced clocks, in the order of their bits."""
 
 
 def machine(rows: Sequence[Row]) -> Answers:
-    """The answers of a driver that has these GPUs."""
+    """Return the answers of a driver that has these GPUs."""
     told: Answers = {"nvml.nvmlDeviceGetCount()": len(rows)}
     if version := rows[0].get("driver_version"):
         told["nvml.nvmlSystemGetDriverVersion()"] = version
@@ -146,7 +147,7 @@ def machine(rows: Sequence[Row]) -> Answers:
 
 
 def gpu(index: int, row: Row) -> Answers:
-    """The answers about one GPU. What its row does not have was not asked."""
+    """Return the answers about one GPU. Fields missing in its row were not queried."""
     found: dict[str, Any] = {"PciInfo": {"busId": row["pci.bus_id"]}}
     found |= {call: text(row[name]) for call, name in _TEXTS.items() if name in row}
     found |= {call: number(row[name]) for call, name in _NUMBERS.items() if name in row}
@@ -172,13 +173,13 @@ def gpu(index: int, row: Row) -> Answers:
 
 
 def text(printed: str) -> Any:
-    """A text, or the refusal that it stands for."""
+    """Return a text, or the error that it represents."""
     code = REFUSALS.get(printed.strip("[]"))
     return printed if code is None else NvmlError(code, printed)
 
 
 def number(printed: str, scale: int = 1) -> Any:
-    """The number in a text, or the refusal that it stands for. Raises ValueError for other texts."""
+    """Return the number in a text, or the error that it represents. Raises ValueError for other texts."""
     told = text(printed)
     if isinstance(told, NvmlError):
         return told
@@ -194,21 +195,21 @@ def number(printed: str, scale: int = 1) -> Any:
 
 
 def items(row: Row, names: Iterable[str], scale: int) -> Any:
-    """A list of numbers, the refusal of one of them, or None where they were not printed."""
+    """Return a list of numbers, the error of one of them, or None if they were not printed."""
     told = [number(row[name], scale) for name in names if name in row]
     refusals = [item for item in told if isinstance(item, NvmlError)]
     return refusals[0] if refusals else told or None
 
 
 def members(row: Row, names: Mapping[str, str], scale: int) -> Any:
-    """A structure of what was printed and not refused; a refusal where that is nothing."""
+    """Return a structure of the printed members without errors; an error if there are none."""
     told = {member: number(row[name], scale) for member, name in names.items() if name in row}
     kept = {m: value for m, value in told.items() if not isinstance(value, NvmlError)}
     refusal = next(iter(told.values()), None)
     return kept or refusal
 
 
-# Answers that need more than a number --------------------------------------------------------------
+# Answers with more than a number -----------------------------------------------------------------
 
 
 def _with_arguments(row: Row) -> Iterable[tuple[Any, ...]]:
@@ -242,7 +243,7 @@ def _pages(printed: str) -> Any:
 
 
 def _errors(row: Row) -> Iterable[tuple[Any, ...]]:
-    """Memory errors by place, and in all: where that was not printed, those of DRAM and SRAM."""
+    """Memory errors by location, and in total: if not printed, those of DRAM and SRAM."""
     for kind, error in enumerate(("corrected", "uncorrected")):
         for counter, lifetime in enumerate(("volatile", "aggregate")):
             stem = f"ecc.errors.{error}.{lifetime}"
@@ -267,7 +268,7 @@ def _active_reasons(row: Row) -> Any:
 
 
 def _fabric(row: Row) -> Any:
-    """The fabric. None of the captured GPUs tells of its health; old drivers have no summary of it."""
+    """The fabric. None of the captured GPUs reports its health; old drivers have no summary of it."""
     state = number(row.get("fabric.state", "N/A"))
     if isinstance(state, NvmlError):
         return state
@@ -284,7 +285,7 @@ def _fabric(row: Row) -> Any:
 
 
 def _platform(row: Row) -> Any:
-    """Where the GPU sits; NVML has one byte for each number."""
+    """Location of the GPU; NVML has one byte for each number."""
     if "platform.module_id" not in row:
         return None
     names = {"slotNumber": "slot_number", "trayIndex": "tray_index", "moduleId": "module_id"}

@@ -1,4 +1,4 @@
-"""The CSV and the monitors of nvidia-smi, as the captures of nvidia_gpu_exporter hold them."""
+"""The CSV and the monitors of nvidia-smi, from the captures of nvidia_gpu_exporter."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _SAMPLES_END_US = 1_000_000
 
 
 def sections(capture: str) -> dict[str, str]:
-    """The sections of a capture by their titles: `load :: pmon (per-process monitor)`."""
+    """Return the sections of a capture by their titles: `load :: pmon (per-process monitor)`."""
     parts = _SECTION.split(capture)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def section(capture: str, title: str) -> str:
-    """The one section whose title begins so."""
+    """Return the one section with a title that begins with this one."""
     (body,) = [body for name, body in sections(capture).items() if name.startswith(title)]
     return body.strip("\n")
 
@@ -34,16 +34,16 @@ def _table(body: str) -> list[dict[str, str]]:
 
 
 def query(capture: str, moment: str) -> dict[str, str]:
-    """The one row of --query-gpu at a moment, "idle" or "load"."""
+    """Return the one row of --query-gpu at a moment, "idle" or "load"."""
     (row,) = _table(section(capture, f"{moment} :: query-gpu"))
     cuda = _CUDA.search(capture)
     return row | ({"cuda_version": cuda[1]} if cuda else {})
 
 
 def compute_processes(capture: str, moment: str, detailed: list[Process]) -> list[Process]:
-    """The processes of --query-compute-apps; `detailed` are those of -q, which tells contexts too.
+    """Return the processes of --query-compute-apps; `detailed` are those of -q, which also has contexts.
 
-    -q was asked a moment before: memory is as it was for the row of --query-gpu.
+    -q ran a moment before: memory is that of the row of --query-gpu.
     """
     by_pid = {process.pid: process for process in detailed}
     rows = _table(section(capture, f"{moment} :: query-compute-apps"))
@@ -55,7 +55,7 @@ def compute_processes(capture: str, moment: str, detailed: list[Process]) -> lis
 
 
 def name_mig_devices(capture: str, model: str, devices: list[MigDevice]) -> list[MigDevice]:
-    """MIG devices with the UUIDs and names that -L tells."""
+    """Return MIG devices with the UUIDs and names of -L."""
     listed = {
         int(index): (uuid, f"{model} {profile}")
         for profile, index, uuid in _LISTED.findall(section(capture, "capabilities :: list"))
@@ -70,7 +70,7 @@ def name_mig_devices(capture: str, model: str, devices: list[MigDevice]) -> list
 
 
 def _columns(body: str) -> list[dict[str, str]]:
-    """The rows of pmon or dmon; their heads come again and again, and the second has units."""
+    """Return the rows of pmon or dmon; their heads repeat, and the second has units."""
     lines = body.splitlines()
     names = lines[0].strip("# ").split()
     return [
@@ -79,7 +79,7 @@ def _columns(body: str) -> list[dict[str, str]]:
 
 
 def process_samples(capture: str, moment: str) -> list[dict[str, Any]]:
-    """What pmon showed, as samples of nvmlDeviceGetProcessUtilization: none of an idle process."""
+    """Return the rows of pmon as samples of nvmlDeviceGetProcessUtilization: none of an idle process."""
     rows = _columns(section(capture, f"{moment} :: pmon"))
     samples: list[dict[str, Any]] = []
     for row in rows:
@@ -93,7 +93,7 @@ def process_samples(capture: str, moment: str) -> list[dict[str, Any]]:
 
 
 def device_moments(capture: str, moment: str) -> list[dict[str, str]]:
-    """The rows that dmon showed, under the names of --query-gpu."""
+    """Return the rows of dmon, under the names of --query-gpu."""
     names = {
         "pwr": "power.draw", "gtemp": "temperature.gpu", "mtemp": "temperature.memory",
         "sm": "utilization.gpu", "mem": "utilization.memory", "enc": "utilization.encoder",

@@ -1,4 +1,4 @@
-"""What `nvidia-smi nvlink --status` printed, as the answers that NVML must have given it."""
+"""Output of `nvidia-smi nvlink --status`, converted to the underlying answers of NVML."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class LinkedGpu:
 
     @property
     def row(self) -> Row:
-        """Enough of a row to be a GPU; its place on the bus is made up."""
+        """Return a minimal row of a GPU; its bus address is invented."""
         bus = f"00000000:{self.index + 1:02X}:00.0"
         return {"name": self.name, "uuid": self.uuid, "pci.bus_id": bus}
 
 
 def status(printed: str) -> list[LinkedGpu]:
-    """The GPUs of a listing, in its order. A GPU that is cut into MIG devices tells no links."""
+    """Return the GPUs of a listing, in its order. A partitioned (MIG-enabled) GPU reports no links."""
     found: list[LinkedGpu] = []
     for line in printed.splitlines():
         if gpu := _GPU.match(line):
@@ -43,7 +43,7 @@ def status(printed: str) -> list[LinkedGpu]:
 
 
 def links(gpu: int, speeds: Sequence[str | None]) -> Answers:
-    """The answers about the links of a GPU; NVML tells speeds in MB/s."""
+    """Return the answers about the links of a GPU; NVML reports speeds in MB/s."""
     entries: dict[int | str, int] = {_COUNT: len(speeds)}
     for link, speed in enumerate(speeds):
         entries[f"{_STATE}:{link}"] = _INACTIVE if speed is None else _ACTIVE

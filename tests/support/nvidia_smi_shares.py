@@ -1,4 +1,4 @@
-"""Processes and MIG devices that nvidia-smi told of, as the answers that NVML must have given it."""
+"""Processes and MIG devices in the output of nvidia-smi, converted to the answers of NVML."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHARED = {
 
 @dataclass(frozen=True)
 class Process:
-    """A process: its contexts by their letters (C, G, M), and its instances where the GPU is cut."""
+    """A process: its contexts by their letters (C, G, M), and its instances if the GPU is MIG-enabled."""
 
     pid: int
     contexts: str
@@ -33,7 +33,7 @@ class Process:
     name: str = ""
 
     def told(self) -> dict[str, Any]:
-        """The process in a list of NVML."""
+        """Return the process as in a list of NVML."""
         memory = number(self.memory, MEBIBYTE)
         return {
             "pid": self.pid,
@@ -45,7 +45,7 @@ class Process:
 
 @dataclass(frozen=True)
 class MigDevice:
-    """A MIG device: its instances, and its numbers as texts; no name where none was printed."""
+    """A MIG device: its instances, and its numbers as texts; no name if none was printed."""
 
     uuid: str
     index: int
@@ -55,7 +55,7 @@ class MigDevice:
     name: str = ""
 
     def answers(self) -> Answers:
-        """What NVML told about it."""
+        """Return NVML's answers about it."""
         memory = {n: f"memory.{n}" for n in ("total", "reserved", "used", "free")}
         bar1 = {f"bar1{n}": f"bar1.{n.lower()}" for n in ("Total", "Used", "Free")}
         attributes = members(self.row, {"multiprocessorCount": "multiprocessors", **_SHARED}, 1)
@@ -71,7 +71,7 @@ class MigDevice:
 
 
 def _slices(name: str) -> dict[str, int]:
-    """The slices of a profile: 1c.3g.71gb takes one of three, 2g.35gb two of two."""
+    """Return the slices of a profile: 1c.3g.71gb takes one of three, 2g.35gb two of two."""
     profile = _PROFILE.search(name)
     if profile is None:
         return {}
@@ -87,7 +87,7 @@ def _instance(printed: str) -> int:
 
 
 def shares(gpu: int, running: Sequence[Process], devices: Sequence[MigDevice] = ()) -> Answers:
-    """Who uses a GPU: the lists of its processes, or those of its MIG devices where it is cut."""
+    """Return the users of a GPU: the lists of its processes, or those of its MIG devices if MIG-enabled."""
     told = {f"nvml.nvmlDeviceGetMigDevices({gpu})": [
         {
             "uuid": device.uuid, "index": device.index, "gpu": int(device.gpu_instance),
@@ -116,7 +116,7 @@ def _lists(device: int | str, running: Sequence[Process]) -> Answers:
 
 
 def name_processes(host: FakeHost, running: Sequence[Process]) -> None:
-    """Give the processes their names in /proc: the program without its directory, cut off at 15."""
+    """Set the names of processes in /proc: the program without its directory, truncated to 15."""
     for process in running:
         program = process.name.partition(" ")[0].rpartition("/")[2]
         host.files[f"/proc/{process.pid}/comm"] = program[:15]

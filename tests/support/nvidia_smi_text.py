@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from support.nvidia_smi_shares import MigDevice, Process
 
 Lines = list[tuple[str, str]]
-"""What stands in a section, each with its path: `Temperature/GPU Current Temp`, `36 C`."""
+"""Contents of a section, each with its path: `Temperature/GPU Current Temp`, `36 C`."""
 
 _ECC = {
     "SRAM Correctable": "corrected.{}.sram",
@@ -150,12 +150,12 @@ _MIG_NAMES = {
 
 
 def gpus(text: str) -> list[Lines]:
-    """The sections of the GPUs."""
+    """Return the sections of the GPUs."""
     return [lines[1:] for lines in _split(list(_paths(text)), "GPU 0")]
 
 
 def row(text: str, lines: Lines) -> dict[str, str]:
-    """The row of one GPU, with what the head of the text says of the driver."""
+    """Return the row of one GPU, with the driver fields from the head of the text."""
     head = dict(_paths(text.partition("\nGPU ")[0]))
     told = {"driver_version": head["Driver Version"], "cuda_version": head["CUDA Version"]}
     whole = [(path, value) for path, value in lines if path.partition("/")[0] != "MIG Device"]
@@ -166,7 +166,7 @@ def row(text: str, lines: Lines) -> dict[str, str]:
 
 
 def processes(lines: Lines) -> list[Process]:
-    """The processes of one GPU; each begins with the instance it is on."""
+    """Return the processes of one GPU; each begins with the instance it is on."""
     there = [(p.removeprefix("Processes/"), v) for p, v in lines if p.startswith("Processes/")]
     told = [dict(process) for process in _split(there, "GPU instance ID")]
     return [
@@ -183,7 +183,7 @@ def processes(lines: Lines) -> list[Process]:
 
 
 def mig_devices(lines: Lines) -> list[MigDevice]:
-    """The MIG devices of one GPU, without UUID and name, which -q does not tell."""
+    """Return the MIG devices of one GPU, without UUID and name, which -q does not print."""
     there = [(p.removeprefix("MIG Device/"), v) for p, v in lines if p.startswith("MIG Device/")]
     return [
         MigDevice(
@@ -198,7 +198,7 @@ def mig_devices(lines: Lines) -> list[MigDevice]:
 
 
 def _split(lines: Lines, first: str) -> list[Lines]:
-    """Lines in groups that begin with a path that begins so; what comes before is left out."""
+    """Group lines by a first path with this prefix; lines before the first are omitted."""
     groups: list[Lines] = []
     for path, value in lines:
         if path.startswith(first):
@@ -209,7 +209,7 @@ def _split(lines: Lines, first: str) -> list[Lines]:
 
 
 def _paths(text: str) -> Iterator[tuple[str, str]]:
-    """Every line that has a value, and those that begin a GPU, with their paths by indentation."""
+    """Yield every line with a value, and those that begin a GPU, with their paths by indentation."""
     above: list[tuple[int, str]] = []
     for line in text.splitlines():
         name, colon, value = (part.strip() for part in line.partition(" : "))

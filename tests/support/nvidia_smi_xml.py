@@ -134,12 +134,12 @@ _MIG_NAMES = {
 
 
 def root(path: Path) -> Element:
-    """The whole of what nvidia-smi wrote."""
+    """Return the whole output of nvidia-smi."""
     return parse(path).getroot()  # noqa: S314 - a recorded file
 
 
 def row(log: Element, gpu: Element) -> dict[str, str]:
-    """The row of one GPU, with what the head says of the driver."""
+    """Return the row of one GPU, with the driver fields from the head."""
     heads = {name: log.findtext(name) for name in ("driver_version", "cuda_version")}
     told = {name: value for name, value in heads.items() if value}
     told |= _named(gpu, NAMES)
@@ -150,7 +150,7 @@ def row(log: Element, gpu: Element) -> dict[str, str]:
 
 
 def processes(gpu: Element) -> list[Process]:
-    """The processes of one GPU."""
+    """Return the processes of one GPU."""
     return [
         Process(
             int(_text(told, "pid")),
@@ -165,7 +165,7 @@ def processes(gpu: Element) -> list[Process]:
 
 
 def mig_devices(gpu: Element) -> list[MigDevice]:
-    """The MIG devices of one GPU; the XML has no UUID of theirs, and no name."""
+    """Return the MIG devices of one GPU; the XML has no UUID and no name of them."""
     return [
         MigDevice(
             f"MIG-{_text(told, 'gpu_instance_id')}-{_text(told, 'compute_instance_id')}",

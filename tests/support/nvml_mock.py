@@ -1,6 +1,6 @@
 """Profiles of NVIDIA's mock NVML (NVIDIA/k8s-test-infra), as the answers of its devices.
 
-What a profile does not have is not answered; what its engine makes up beyond it is not, either.
+Fields missing in a profile are not answered; values that its engine invents are not, either.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _LOCATIONS = {"l1_cache": 0, "l2_cache": 1, "device_memory": 2, "register_file":
 
 
 def profile(path: Path) -> Profile:
-    """A profile as it is written."""
+    """Return a profile as written."""
     loaded: Profile = yaml.safe_load(path.read_text())
     return loaded
 
 
 def devices(written: Profile) -> list[Profile]:
-    """Every device with the defaults where it says nothing else."""
+    """Return every device, with the defaults for missing fields."""
     return [_merged(written["device_defaults"], device) for device in written["devices"]]
 
 
 def answers(written: Profile) -> Answers:
-    """The answers of a driver that has the devices of a profile."""
+    """Return the answers of a driver that has the devices of a profile."""
     system = written["system"]
     told: Answers = {
         "nvml.nvmlDeviceGetCount()": len(written["devices"]),
@@ -70,7 +70,7 @@ def _merged(base: Profile, over: Profile) -> dict[str, Any]:
 
 
 def _whole(device: Profile) -> Iterator[tuple[Any, ...]]:
-    """Calls with the device as their only argument."""
+    """Yield calls with the device as their only argument."""
     memory, bar1, pcie, power = (device[n] for n in ("memory", "bar1_memory", "pcie", "power"))
     domain, rest = device["pci"]["bus_id"].split(":", 1)
     yield "PciInfo", {"busId": f"{int(domain, 16):08X}:{rest}"}
@@ -122,7 +122,7 @@ def _whole(device: Profile) -> Iterator[tuple[Any, ...]]:
 
 
 def _fabric(fabric: Profile) -> dict[str, Any]:
-    """A fabric that is healthy, which the mock makes of `state: auto`."""
+    """Return a healthy fabric, which the mock makes of `state: auto`."""
     return {
         "clusterUuid": list(uuid.UUID(fabric["cluster_uuid"]).bytes),
         "cliqueId": fabric["clique_id"],
@@ -142,7 +142,7 @@ def _with_arguments(device: Profile) -> Iterator[tuple[Any, ...]]:
     thresholds = {0: "shutdown_threshold_c", 1: "slowdown_threshold_c", 3: "max_operating_c"}
     margins = ARCHITECTURES[device["architecture"]] >= _FIRST_WITH_MARGINS
     for place, name in thresholds.items():
-        if margins:  # counted from where the GPU slows down
+        if margins:  # counted from the slowdown temperature of the GPU
             yield "FieldValues", 193 + place, [0, heat["slowdown_threshold_c"] - heat[name]]
         else:
             yield "TemperatureThreshold", place, heat[name]
@@ -167,7 +167,7 @@ def _with_arguments(device: Profile) -> Iterator[tuple[Any, ...]]:
 
 
 def _nvlinks(fabric: Profile) -> Iterator[tuple[Any, ...]]:
-    """Links to the switches in turn, all of them up."""
+    """Yield links to the switches in turn, all of them up."""
     if not fabric:
         return
     yield "C2cModeInfoV", {"isC2cEnabled": int(fabric.get("c2c_enabled", False))}

@@ -1,4 +1,4 @@
-"""A page as Prometheus would read it."""
+"""Metrics in text form, as parsed by Prometheus."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Sample = tuple[str, frozenset[tuple[str, str]]]
 
 
 def samples(page: str) -> dict[Sample, float]:
-    """Every sample of a page by name and labels; fails where one comes twice."""
+    """Return every sample by name and labels; fails if one occurs twice."""
     parse = (
         openmetrics_parser.text_string_to_metric_families
         if page.endswith("# EOF\n")
@@ -25,5 +25,5 @@ def samples(page: str) -> dict[Sample, float]:
 
 
 def sample(name: str, **labels: str) -> Sample:
-    """How a sample is called in `samples`."""
+    """Return the key of a sample in `samples`."""
     return name, frozenset(labels.items())

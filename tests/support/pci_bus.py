@@ -1,4 +1,4 @@
-"""PCI buses that a test puts together, device by device."""
+"""PCI buses that a test assembles, device by device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add_device(
     model: tuple[str, str] = (NVIDIA, "0x2330"),
     **files: str,
 ) -> str:
-    """Put a device and all bridges above it on the bus; its address is the last part of the path.
+    """Add a device and all bridges above it to the bus; its address is the last part of the path.
 
     The path starts at the host bridge: pci0000:15/0000:15:01.0/0000:16:00.0. `files` are those of
     the device; a NUMA node is that of the bridges, too.
@@ -37,7 +37,7 @@ def add_device(
 
 
 def set_link(host: FakeHost, address: str, now: str, most: str) -> None:
-    """The link of a device or port: "32x16" is 32 GT/s with 16 lanes."""
+    """Set the link of a device or port: "32x16" is 32 GT/s with 16 lanes."""
     place = host.links[f"{DEVICES}/{address}"]
     for when, told in (("current", now), ("max", most)):
         speed, width = told.split("x")
@@ -46,7 +46,7 @@ def set_link(host: FakeHost, address: str, now: str, most: str) -> None:
 
 
 def remove_device(host: FakeHost, address: str) -> None:
-    """Take a device off the bus, with its files."""
+    """Remove a device from the bus, with its files."""
     place = host.links.pop(f"{DEVICES}/{address}")
     host.files = {p: text for p, text in host.files.items() if not p.startswith(f"{place}/")}
 
@@ -55,7 +55,7 @@ def add_gpu(host: FakeHost, path: str, numa_node: str = "0") -> str:
     return add_device(host, path, GPU, numa_node=numa_node)
 
 
-def add_nic(  # noqa: PLR0913 - each is a fact of a card
+def add_nic(  # noqa: PLR0913 - each is a fact of a NIC
     host: FakeHost,
     path: str,
     name: str = "",
@@ -65,7 +65,7 @@ def add_nic(  # noqa: PLR0913 - each is a fact of a card
     model: tuple[str, str] = (MELLANOX, CONNECTX7),
     link_layer: str = "InfiniBand",
 ) -> str:
-    """A card with the name of its RDMA device and of its interface, where it has them."""
+    """Add a NIC with the names of its RDMA device and of its interface, if it has them."""
     class_ = INFINIBAND if link_layer == "InfiniBand" else ETHERNET
     address = add_device(host, path, class_, model, numa_node=numa_node)
     if name:

@@ -15,7 +15,7 @@ from agent.topology.pci import Place
 SHAPES = st.recursive(
     st.just("device"), lambda below: st.lists(below, min_size=1, max_size=3), max_leaves=6
 )
-"""What hangs on a root port: a device, or a switch with what hangs on its ports."""
+"""Children of a root port: a device, or a switch with the children of its ports."""
 BRIDGES = st.lists(
     st.tuples(st.sampled_from(["0", "1", ""]), st.lists(SHAPES, min_size=1, max_size=3)),
     min_size=1, max_size=3,
@@ -25,7 +25,7 @@ BRIDGES = st.lists(
 
 @dataclass
 class Tree:
-    """Places of all devices, and the same tree as a graph of host bridges, switches and devices."""
+    """Positions of all devices, and the same tree as a graph of host bridges, switches and devices."""
 
     places: list[Place] = field(default_factory=list)
     edges: dict[str, set[str]] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Tree:
         self.edges.setdefault(other, set()).add(one)
 
     def walk(self, start: str, end: str) -> list[str]:
-        """What lies between two nodes of the graph, breadth first; empty where nothing joins them."""
+        """Return the path between two nodes of the graph, breadth first; empty if there is none."""
         paths = deque([[start]])
         while paths:
             path = paths.popleft()
@@ -47,7 +47,7 @@ class Tree:
 
 
 def plant(bridges: list[tuple[str, list[Any]]]) -> Tree:
-    """The tree of a drawn shape."""
+    """Return the tree of a drawn shape."""
     tree, addresses = Tree(), _addresses()
     for number, (numa_node, ports) in enumerate(bridges):
         bridge = f"pci{number:04x}:00"
@@ -75,7 +75,7 @@ def _addresses() -> Iterator[str]:
 
 
 def walked_distance(tree: Tree, one: Place, other: Place) -> Distance:
-    """The distance by what is between: host bridges, or else switches."""
+    """Return the distance by the devices between: host bridges, or else switches."""
     if one.bridge != other.bridge:
         same = tree.numa[one.bridge] == tree.numa[other.bridge] != ""
         return Distance.NODE if same else Distance.SYS

@@ -1,4 +1,4 @@
-"""The kubelet's answers as it would write them: protobuf by its specification."""
+"""The kubelet's answers in its encoding: protobuf by its specification."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def piece(number: int, content: bytes) -> bytes:
 
 
 def text(number: int, value: str) -> bytes:
-    """A string; an empty one is not written."""
+    """Encode a string; an empty one is omitted."""
     return piece(number, value.encode()) if value else b""
 
 
 def listed(sent: Pod) -> bytes:
-    """A pod as one of a list."""
+    """Encode a pod as an entry of a list."""
     return piece(1, pod(sent))
 
 
@@ -54,7 +54,7 @@ def devices(sent: Devices) -> bytes:
 
 
 def claim(sent: Claim) -> bytes:
-    """All names of CDI are told with the first device."""
+    """Encode a claim; all CDI names are in the first device."""
     resources = b""
     for place, device in enumerate(sent.devices):
         names = sent.cdi_names if place == 0 else ()

@@ -1,8 +1,8 @@
-"""An hour of real RoCE traffic as the capture of a server with four cards.
+"""An hour of real RoCE traffic as the capture of a node with four NICs.
 
-The switch wrote down how many packets and octets went through each port since the last time, at
-times of its own: every half second or so, with a gap of some 250 s. What went in at the switch port is
-what the server's card sent.
+The switch recorded the packets and octets of each port since the previous record, at times of its
+own: about every half second, with a gap of some 250 s. Input of the switch port is output of the
+node's NIC.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from railscope.capture import About, Capture, Moment
 
 SERVERS = ("F06-12U-GPU-162", "G10-28U-GPU-196", "I10-28U-GPU-256")
 BASE_BYTES = 2**53 + 4
-"""What had been counted before: more than a float tells apart, and a whole number of words."""
+"""Initial counter values: beyond the precision of a float, and a whole number of words."""
 BASE_PACKETS = 2**40
 _WORD_BYTES = 4
 _NS_PER_MS = 1_000_000
@@ -27,7 +27,7 @@ _NS_PER_MS = 1_000_000
 
 @dataclass
 class Port:
-    """A card: what it has counted by now, and what the rows say it went on by."""
+    """A NIC: its counters so far, and their increments in the rows."""
 
     interface: str
     rdma_device: str
@@ -40,21 +40,21 @@ class Port:
     received_bytes: int = BASE_BYTES
 
     def count(self, row: tuple[int, int, int, int]) -> None:
-        """Go on by a row."""
+        """Advance by a row."""
         self.sent_packets += row[0]
         self.sent_bytes += row[1]
         self.received_packets += row[2]
         self.received_bytes += row[3]
 
     def totals(self) -> tuple[int, int, int, int]:
-        """The sums of all rows."""
+        """Return the sums of all rows."""
         sent_packets, sent_bytes, received_packets, received_bytes = map(
             sum, zip(*self.rows.values(), strict=True)
         )
         return sent_packets, sent_bytes, received_packets, received_bytes
 
     def show(self, into: Moment) -> None:
-        """Put the counters into a moment, as ethtool and sysfs have them."""
+        """Write the counters into a moment, as ethtool and sysfs have them."""
         into.calls[f"ethtool.statistics({self.interface})"] = {
             "names": ["rx_packets_phy", "tx_packets_phy", "rx_bytes_phy", "tx_bytes_phy"],
             "values": [
@@ -71,7 +71,7 @@ class Port:
             into.files[f"{directory}/{name}"] = f"{value}\n"
 
     def introduce(self, into: Moment) -> None:
-        """Put what does not change into a moment."""
+        """Write constant values into a moment."""
         root = f"/sys/class/infiniband/{self.rdma_device}"
         into.links[f"{root}/device"] = f"/sys/devices/pci0000:00/{self.address}"
         into.names[f"{root}/device/net"] = [self.interface]
@@ -89,7 +89,7 @@ class Port:
 
 
 def ports(server: str) -> list[Port]:
-    """The ports of a server, by interface; skips the test where the captures are not there."""
+    """Return the ports of a node, by interface; skips the test if the captures are missing."""
     files = sorted(captured(f"roce-cluster/{server}").glob("ens*.csv.gz"))
     found = []
     for number, file in enumerate(files):
@@ -106,7 +106,7 @@ def ports(server: str) -> list[Port]:
 
 
 def traffic_capture(server: str, cards: list[Port]) -> Capture:
-    """A capture that begins a second before the first row."""
+    """Return a capture that begins a second before the first row."""
     by_time: dict[int, list[Port]] = defaultdict(list)
     for port in cards:
         for at_ms in port.rows:

@@ -1,4 +1,4 @@
-"""A real PostgreSQL server for tests, on a unix socket of its own."""
+"""A real PostgreSQL server for tests, on its own unix socket."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ROOM_BYTES = 8 << 30
 
 
 class PostgreSQL:
-    """A running server; databases of it are made as they are asked for."""
+    """A running server; databases are created on request."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -34,14 +34,14 @@ class PostgreSQL:
         return f"postgresql://{USER}@/{database}?host={quote(str(self._directory), safe='')}"
 
     def database(self) -> str:
-        """The URL of a new, empty database."""
+        """Create an empty database and return its URL."""
         name = f"ledger_{next(self._numbers)}"
         with psycopg.connect(self.address("postgres"), autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}".encode())
         return self.address(name)
 
     def drop(self, url: str) -> None:
-        """Take a database away again, whoever is connected."""
+        """Drop a database, even with clients connected."""
         name = url.partition("@/")[2].partition("?")[0]
         with psycopg.connect(self.address("postgres"), autocommit=True) as connection:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
@@ -49,10 +49,10 @@ class PostgreSQL:
 
 @contextmanager
 def running() -> Iterator[PostgreSQL]:
-    """A server with an empty cluster, stopped by its own id; skips where there is none."""
+    """Run a server with an empty cluster, stopped by its own pid; skips if there is none."""
     initdb, postgres = _program("initdb"), _program("postgres")
     identity = _identity()
-    # pytest's directories are closed to other users, and a socket's path has to be short.
+    # pytest's directories are closed to other users, and a socket path must be short.
     with tempfile.TemporaryDirectory(prefix="postgresql-", dir=_place()) as name:
         directory = Path(name)
         if identity:
@@ -78,12 +78,12 @@ def running() -> Iterator[PostgreSQL]:
                 _wait(server, process, log)
                 yield server
             finally:
-                process.send_signal(signal.SIGQUIT)  # end at once: nothing of it is kept
+                process.send_signal(signal.SIGQUIT)  # end at once: no data is kept
                 process.wait(START_SECONDS)
 
 
 def _program(name: str) -> str:
-    """A program of the server, from PATH or from where Debian keeps them."""
+    """Return the path of a server program, from PATH or from Debian's directory."""
     directories = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     found = shutil.which(name) or shutil.which(name, path=os.pathsep.join(map(str, directories)))
     if found is None:
@@ -92,14 +92,14 @@ def _program(name: str) -> str:
 
 
 def _place() -> str | None:
-    """Memory, where there is enough of it: each database is some megabytes in many files."""
-    memory = Path("/dev/shm")  # noqa: S108 - the directory in it has a name of its own
+    """Return a directory in memory if large enough: each database is some megabytes in many files."""
+    memory = Path("/dev/shm")  # noqa: S108 - the directory in it has a unique name
     roomy = memory.is_dir() and shutil.disk_usage(memory).free > _ROOM_BYTES
     return str(memory) if roomy else None
 
 
 def _identity() -> dict[str, int]:
-    """As whom the server runs: it refuses to be root."""
+    """Return the user of the server: it does not run as root."""
     if os.getuid() != 0:
         return {}
     for user in ("postgres", "nobody"):
@@ -112,7 +112,7 @@ def _identity() -> dict[str, int]:
 
 
 def _wait(server: PostgreSQL, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until the server takes connections."""
+    """Wait until the server accepts connections."""
     deadline = time.monotonic() + START_SECONDS
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What a source says, as a dictionary."""
+"""Readings of a source, as a dictionary."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Label = tuple[str, tuple[str, ...]]
 
 
 def readings(frame: Frame | None) -> dict[Label, Reading]:
-    """The readings of a frame by metric name and the key of the entity."""
+    """Return the readings of a frame by metric name and the key of the entity."""
     found = frame.readings() if frame else ()
     return {(metric.name, entity.key): reading for metric, entity, reading in found}
 
 
 def numbers(frame: Frame | None) -> dict[Label, float]:
-    """The present readings of a frame in base units."""
+    """Return the present readings of a frame in base units."""
     found = frame.readings() if frame else ()
     return {
         (metric.name, entity.key): float(number(metric, reading))
@@ -31,5 +31,5 @@ def numbers(frame: Frame | None) -> dict[Label, float]:
 
 
 def read_once(source: Source, host: Host) -> Outcome:
-    """What comes of probing and reading a source one time."""
+    """Return the outcome of probing and reading a source once."""
     return Reader(source, host, ORIGIN).run()

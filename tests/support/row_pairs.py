@@ -1,4 +1,4 @@
-"""What the names of a row of nvidia-smi are called here, and how much one of theirs is."""
+"""Our names of the fields of a row of nvidia-smi, and the scale of their units."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ PAIRS: dict[str, tuple[str, Part]] = {
         for bank in ("max", "high", "partial", "low", "none")
     },
 }
-"""A name of a row, our metric without `railscope_gpu_`, and the part of the GPU it is about."""
+"""A field of a row, our metric without `railscope_gpu_`, and the part of the GPU that it concerns."""
 
 _SCALES = {
     "memory": MEBIBYTE, "bar1": MEBIBYTE, "protected_memory": MEBIBYTE, "clocks": 1e6,
@@ -139,7 +139,7 @@ _SCALES = {
 
 
 def base_units(name: str, printed: str) -> float | None:
-    """What was printed, in base units; None for a refusal."""
+    """Return the printed value in base units; None for an error."""
     hundredths = number(printed, 100)
     if isinstance(hundredths, NvmlError):
         return None
@@ -149,7 +149,7 @@ def base_units(name: str, printed: str) -> float | None:
 
 
 def agrees(ours: float | None, name: str, printed: str) -> bool:
-    """Whether our number is the one that was printed, or neither of us has one."""
+    """True if our number equals the printed one, or both are absent."""
     theirs = base_units(name, printed)
     if ours is None or theirs is None:
         return ours is theirs

@@ -20,32 +20,32 @@ PATIENCE_SECONDS = 60
 
 @dataclass
 class Sampling:
-    """A running sampler and what it published."""
+    """A running sampler and its published frames."""
 
     sampler: Sampler
     clock: ManualClock
     frames: list[Frame] = field(default_factory=list)
 
     def of(self, name: str) -> list[Frame]:
-        """Frames of one source."""
+        """Return the frames of one source."""
         return [frame for frame in self.frames if frame.schema.stream == name]
 
     async def step(self, seconds: float = 1.0) -> None:
-        """Let time pass, and wait until all that was due is done."""
+        """Let time pass, and wait until all due work is done."""
         self.clock.advance(seconds)
         await self.clock.asleep(
             families(status.source for status in self.sampler.statuses.values())
         )
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Step on, a second at a time, until something is so."""
+        """Step in seconds until a condition holds."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not condition():
                 await self.step()
 
 
 def families(sources: Iterable[Source]) -> int:
-    """How many device families there are: each sleeps until its next read."""
+    """Return the number of device families: each sleeps until its next read."""
     return len({source.family for source in sources})
 
 

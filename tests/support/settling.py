@@ -58,7 +58,7 @@ class Site:
         return Door(Ledger(database), EvidenceStore(database))
 
     def files(self) -> Files:
-        """What the administrators of this collector say."""
+        """Return the administrators' files of this collector."""
         if self._said[0] != self.texts:
             found = Files(
                 claims_file.parse(self.texts.get("claims", "tenant,holds,from,to\n")),
@@ -75,28 +75,28 @@ class Site:
 
     @property
     def door(self) -> Door:
-        """The open database."""
-        assert self.settler._door  # noqa: SLF001 - a look at what it holds
+        """Return the open database."""
+        assert self.settler._door  # noqa: SLF001 - reads its internal state
         return self.settler._door  # noqa: SLF001
 
     async def round(self, now: float, *, everything: bool = False) -> None:
-        """One round of the settler at a second."""
+        """Run one round of the settler at a second."""
         self.now = now
         await self.settler.round(everything=everything)
 
     async def account(self, now: float) -> Account:
-        """The account at a second."""
+        """Return the account at a second."""
         self.now = now
         return await self.live.refresh(at(now), no_turns)
 
     def accept_all(self, second: float) -> int:
-        """A person accepts everything that waits; how much."""
+        """Accept everything that waits, as a person would; return the count."""
         found = waiting(self.door.store, self.door.ledger.database, at(second))
         decision = Decision(accepted=True, actor=Actor("operator", "x"), now_ns=at(second))
         return decide(self.door.ledger.database, found, decision)
 
     def restart(self, checkpoint: bytes | None = None) -> None:
-        """End, and begin anew from a checkpoint, or from nothing."""
+        """Stop, and start again from a checkpoint, or from nothing."""
         self.settler.close()
         core = core_in(self.directory / "schemas")
         if checkpoint is not None:
@@ -104,12 +104,12 @@ class Site:
         self._begin(core)
 
     def checkpoint(self) -> bytes:
-        """The core's checkpoint."""
+        """Return the core's checkpoint."""
         return checkpoint_of(self.core)
 
 
 def content(ledger: Ledger, days: range) -> dict[tuple[str, int], tuple]:
-    """What the newest revisions of days say."""
+    """Return the content of the newest revisions of days."""
     found = {}
     for (gpu, day), number in ledger.newest(days.start, days.stop).items():
         tiling = ledger.revision(gpu, day, number).tiling

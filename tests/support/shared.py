@@ -1,4 +1,4 @@
-"""The captures of real machines, which lie beside the repository and are no part of it."""
+"""The captures of real nodes, which are beside the repository and not part of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CAPTURES = Path(__file__).parents[3] / "shared" / "captures"
 
 
 def captured(path: str) -> Path:
-    """A file or directory of the captures; skips the test where they are not there."""
+    """Return a file or directory of the captures; skips the test if missing."""
     found = CAPTURES / path
     if not found.exists():
         pytest.skip(f"{found} is missing: put the captures beside the repository")
@@ -20,9 +20,9 @@ def captured(path: str) -> Path:
 
 
 def unpacked(path: str, directory: Path, wanted: str = "") -> Path:
-    """An archive of the captures, unpacked into a directory; returns its only top directory.
+    """Unpack an archive of the captures into a directory; return its only top directory.
 
-    `wanted` is a pattern for the names of what is needed, where an archive is large.
+    `wanted` is a pattern for the names of the needed files, for large archives.
     """
     with tarfile.open(captured(path)) as archive:
         members = [member for member in archive if re.search(wanted, member.name)]

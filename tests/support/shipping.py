@@ -1,4 +1,4 @@
-"""A shipper at work, on a manual clock."""
+"""A running shipper, on a manual clock."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from railscope.frame import Event, Frame, Instant, Origin, Schema
 
 SCHEMA = Schema("gpu", ((gpu.GPU_ENERGY, Entity(GPU, ("GPU-1",))),))
 FLUSHING, PAUSED = 1, 2
-"""How many tasks sleep on the clock: the regular flush, and a pause after a failure."""
+"""Number of tasks that sleep on the clock: the regular flush, and a pause after a failure."""
 
 
 def link_to(collector: ScriptedCollector, **changes: object) -> CollectorLink:
-    """A link to a collector on this machine."""
+    """Return a link to a collector on this node."""
     given: dict[str, object] = {"url": f"http://127.0.0.1:{collector.port}", "token": "secret"}
     return CollectorLink(**(given | changes))  # type: ignore[arg-type]  # as in a settings file
 
 
 class WatchedStats(ShippingStats):
-    """Counts that tell when they change, on whatever thread."""
+    """Counters that signal each change, on any thread."""
 
     def __init__(self) -> None:
         self.changed = asyncio.Event()
@@ -74,14 +74,14 @@ class Shipping:
         self.sent.append((self.origin.node, self.origin.run, schema.stream, sequence))
 
     async def shipped(self, count: int) -> None:
-        """Wait until the collector has acknowledged so many frames, and the shipper knows it."""
+        """Wait until the collector has acknowledged a number of frames, and the shipper has recorded it."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while self.stats.shipped_frames < count:
                 self.stats.changed.clear()
                 await self.stats.changed.wait()
 
     async def failed(self) -> None:
-        """Wait until a try has failed and the shipper pauses."""
+        """Wait until an attempt has failed and the shipper pauses."""
         await self.clock.asleep(PAUSED)
 
     def retry(self) -> None:

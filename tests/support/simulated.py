@@ -1,4 +1,4 @@
-"""Simulated GPUs, and what NVML answers of them."""
+"""Simulated GPUs, and NVML's answers about them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECONDS, STEP = 40, 10
 
 
 def modes_of(model: GpuModel) -> list[str]:
-    """The ways in which GPUs of a model can be shared."""
+    """Return the sharing modes of GPUs of a model."""
     lacking = {"mig": not model.mig_profiles, "vgpu": model.vgpu_type is None}
     return [mode for mode in MODES if not lacking.get(mode, False)]
 
@@ -23,7 +23,7 @@ ALL_WAYS = [(name, mode) for name, model in SHORT_NAMES.items() for mode in mode
 
 
 class Nvml:
-    """What NVML answers at a moment of a capture."""
+    """NVML's answers at a moment of a capture."""
 
     def __init__(self, capture: Capture, second: int) -> None:
         self._timeline = Timeline(capture.moments)
@@ -47,7 +47,7 @@ class Nvml:
         return float(value)
 
     def has(self, name: str, *arguments: int | str) -> bool:
-        """Whether there is an answer, and not that it is not supported."""
+        """True if there is an answer other than "not supported"."""
         try:
             return bool(self.call(name, *arguments) != NOT_SUPPORTED)
         except KeyError:
@@ -62,6 +62,6 @@ def node(model: str, mode: str = "whole", seed: int = 0, scenario: str = "traini
 
 
 def pairs(capture: Capture) -> Iterator[tuple[Nvml, Nvml]]:
-    """Each moment, and the one after it."""
+    """Yield each moment, and the one after it."""
     for second in range(0, SECONDS, STEP):
         yield Nvml(capture, second), Nvml(capture, second + STEP)

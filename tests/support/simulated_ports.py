@@ -1,4 +1,4 @@
-"""Simulated network ports, and what one sees of them."""
+"""Simulated network ports, and their visible values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SECONDS, ONSET = 120, 60
 
 
 class Seen:
-    """A capture as one sees it at an offset."""
+    """A capture as visible at an offset."""
 
     def __init__(self, capture: Capture, second: float) -> None:
         self._timeline = Timeline(capture.moments)

@@ -1,7 +1,7 @@
 """The stand-in for libnvidia-ml.so.1: its table, made of a capture's answers, and its control.
 
 The library is C, in tests/nvml_standin, and answers nvidia-ml-py itself. A test that needs it runs
-in a process of its own, because nvidia-ml-py loads one library for good: see `scenario`.
+in its own process, because nvidia-ml-py loads one library permanently: see `scenario`.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def build(directory: Path, hidden: Sequence[str] = (), version: str = "") -> Pat
 
 
 class Standin:
-    """What a test may do to the library that this process finds first, or to a certain file.
+    """Control of the library that this process finds first, or of a given file.
 
-    That file is found by nvidia-ml-py, too, if it is loaded first: it has the driver's name.
+    nvidia-ml-py also finds that file if it is loaded first: it has the driver's name.
     """
 
     def __init__(self, directory: Path, library: str = LIBRARY) -> None:
@@ -82,18 +82,18 @@ class Standin:
         return self._library
 
     def write(self, calls: Mapping[str, Any], later_us: int = 0) -> Path:
-        """Write the table that the library starts with; `later_us` is added to time stamps."""
+        """Write the initial table of the library; `later_us` is added to timestamps."""
         path = self.directory / TABLE
         path.write_text(table(calls, later_us), encoding="utf-8", errors="surrogateescape")
         return path
 
     def tell(self, calls: Mapping[str, Any], later_us: int = 0) -> None:
-        """From now on, answer so."""
+        """Use these answers from now on."""
         path = self.write(calls, later_us)
         assert self.library.standin_load(str(path).encode()) == 0
 
     def fail(self, gpu: int, code: int) -> None:
-        """Make every call about a GPU, or about the driver, return a code; 0 mends it."""
+        """Make every call about a GPU, or about the driver, return a code; 0 restores it."""
         self.library.standin_fail(gpu, code)
 
     def hang(self) -> None:
@@ -101,19 +101,19 @@ class Standin:
         self.library.standin_hang(1)
 
     def await_hung(self, calls: int = 1) -> None:
-        """Wait until so many calls hang."""
+        """Wait until a number of calls hang."""
         self.library.standin_await_hung(calls)
 
     def release(self) -> None:
-        """Let the calls that hang go on."""
+        """Let hung calls continue."""
         self.library.standin_hang(0)
 
     def event(self, gpu: int, kind: int, data: int = 0, *instances: int) -> int:
-        """Let something happen on a GPU; how many event sets heard of it."""
+        """Raise an event on a GPU; return the number of event sets that received it."""
         return int(self.library.standin_event(gpu, kind, data, *(instances or [NO_INSTANCE] * 2)))
 
     def calls(self, function: str = "") -> int:
-        """How often a function was called; all of them together without a name."""
+        """Return the number of calls of a function; of all functions without a name."""
         return int(self.library.standin_calls(function.encode()))
 
     def count(self, what: str) -> int:
@@ -122,7 +122,7 @@ class Standin:
 
 
 class StandinHost(FakeHost):
-    """A host whose NVML is the real binding over the stand-in; its clock is the manual one."""
+    """A host with the real NVML binding over the stand-in; its clock is the manual one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,11 +149,11 @@ class Readers:
 
     @property
     def problems(self) -> set[str]:
-        """What kept sources from being read at the last tick."""
+        """Return the problems of sources at the last tick."""
         return {outcome.problem for outcome in self.outcomes.values()} - {""}
 
     def of(self, gpu: int, stream: str = "gpu") -> dict[Label, Reading]:
-        """What a source said of a GPU at the last tick."""
+        """Return the readings of a GPU from a source at the last tick."""
         found = readings(self.outcomes[stream].frame)
         return {label: reading for label, reading in found.items() if label[1][0] == f"GPU-{gpu}"}
 
@@ -164,7 +164,7 @@ Scenario = Callable[[Standin], Any]
 def scenario(
     *, hidden: Sequence[str] = (), version: str = ""
 ) -> Callable[[Scenario], Callable[[pytest.TempPathFactory], None]]:
-    """Make a test of a function of the stand-in, to be run in a process of its own."""
+    """Make a test from a function of the stand-in, which runs in its own process."""
 
     def decorate(function: Scenario) -> Callable[[pytest.TempPathFactory], None]:
         def test(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -185,7 +185,7 @@ def run_scenario(
     hidden: Sequence[str] = (),
     version: str = "",
 ) -> None:
-    """Run a function of the stand-in and some words in a process of its own."""
+    """Run a function of the stand-in and some arguments in its own process."""
     directory = tmp_path_factory.mktemp(function.__name__[:40])
     shutil.copy(_built(tmp_path_factory, tuple(hidden), version), directory)
     where = inspect.getfile(function), function.__name__
@@ -194,7 +194,7 @@ def run_scenario(
 
 
 def run_beside(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a program of Python that finds the library of this directory."""
+    """Run a Python program that finds the library of this directory."""
     paths = [str(ROOT), str(ROOT / "tests")]
     environment = os.environ | {
         "LD_LIBRARY_PATH": str(directory),
@@ -221,7 +221,7 @@ def _built(tmp_path_factory: pytest.TempPathFactory, hidden: tuple[str, ...], ve
 
 
 def _main(file: str, name: str, *arguments: str) -> None:
-    """Run one scenario; this is the process of its own."""
+    """Run one scenario; this is its own process."""
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert spec is not None
     assert spec.loader is not None

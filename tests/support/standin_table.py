@@ -1,7 +1,8 @@
 """A capture's answers of NVML as the table of the stand-in.
 
 Keys lose `nvml` and a version at the end of the function; answers become numbers in the order of
-the members in nvml.h, and text. What has no place in C is left out: it is not supported then.
+the members in nvml.h, and text. Values without a place in C are omitted: they are not supported
+then.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _OTHERWISE_TOLD = {"DeviceGetMigDevices", "EventSetWait"}
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """One answer of a capture: to which function, about what."""
+    """One answer of a capture, with its function and arguments."""
 
     function: str
     arguments: str
@@ -63,7 +64,7 @@ class _Told:
 
     @property
     def code(self) -> int | None:
-        """The return code of a failure; None of an answer."""
+        """Return the return code of a failure; None for an answer."""
         if isinstance(self.answer, dict) and set(self.answer) == {"error"}:
             kind, code = self.answer["error"]
             return int(code) if kind == "nvml" else _NOT_SUPPORTED
@@ -71,14 +72,14 @@ class _Told:
 
 
 def error(code: int) -> Json:
-    """How a failure of NVML stands in a capture."""
+    """Return a failure of NVML as in a capture."""
     return {"error": ["nvml", code]}
 
 
 def table(calls: Mapping[str, Any], later_us: int = 0) -> str:
-    """The text of the table; `later_us` is added to the time stamps of samples.
+    """Return the text of the table; `later_us` is added to the timestamps of samples.
 
-    An answer is what a capture keeps, or an exception in its place.
+    An answer is one as in a capture, or an exception in its place.
     """
     told = [one for key, answer in calls.items() if (one := _parsed(key, answer))]
     lines = dict(_derived(told))
@@ -116,7 +117,7 @@ def _line(told: _Told, later_us: int) -> tuple[str, str]:
 
 
 def _entry(answer: Json) -> list[Json]:
-    """Code and value, and the value's type where a test wants a certain one."""
+    """Return code and value, and the value's type if a test requires a specific one."""
     return answer if isinstance(answer, list) else [0, answer]
 
 
@@ -132,7 +133,7 @@ def _field(told: _Told) -> str:
 
 
 def _value_type(field: int, value: Json) -> int:
-    """The type in which the driver gives a field; a wider one where the value needs it."""
+    """Return the driver's type of a field; a wider one if the value needs it."""
     if isinstance(value, float):
         return DOUBLE
     if field in _INTS:
@@ -236,7 +237,7 @@ _ENCODERS: dict[str, Callable[[Json], str]] = {
 
 
 def _samples(told: _Told, later_us: int) -> str:
-    """Samples of use, as if they were taken later: a driver gives none twice."""
+    """Return utilization samples with shifted timestamps: a driver returns none twice."""
     return _numbers(
         number
         for sample in told.answer
@@ -248,7 +249,7 @@ def _samples(told: _Told, later_us: int) -> str:
     )
 
 
-# What the library tells by other calls than the agent's ------------------------------------------
+# Answers through other calls than the agent's ----------------------------------------------------
 
 
 def _derived(told: Sequence[_Told]) -> Iterator[tuple[str, str]]:

@@ -31,7 +31,7 @@ Envelopes = list[tuple[Record, Envelope]]
 def gpus_of(
     *names: str, model: str = "NVIDIA H100 80GB HBM3", addresses: Mapping[str, str] | None = None
 ) -> Schema:
-    """Energy, busy time and utilisation of GPUs; the first is on rail 0."""
+    """Return energy, busy time and utilisation of GPUs; the first is on rail 0."""
     entities = [
         Entity(
             GPU, (n,), {"rail": str(i), "model": model, "pci_address": (addresses or {}).get(n, "")}
@@ -44,7 +44,7 @@ def gpus_of(
 
 
 def ports_of(count: int) -> Schema:
-    """Bytes in and out of RDMA ports; port i is on rail i."""
+    """Return bytes in and out of RDMA ports; port i is on rail i."""
     entities = [Entity(RDMA_PORT, (f"mlx5_{i}", "1"), {"rail": str(i)}) for i in range(count)]
     names = ("railscope_rdma_receive_bytes_total", "railscope_rdma_transmit_bytes_total")
     columns = [(METRICS[name], entity) for name in names for entity in entities]
@@ -52,12 +52,12 @@ def ports_of(count: int) -> Schema:
 
 
 def host() -> Schema:
-    """Something of the node that is no GPU."""
+    """Return a metric of the node itself."""
     return Schema("host", ((METRICS["railscope_boot_time_seconds"], Entity(NODE)),))
 
 
 def cut(name: str, *profiles: str) -> Schema:
-    """The MIG devices of a GPU, each in an instance of its own."""
+    """Return the MIG devices of a GPU, each in a separate instance."""
     whole = Entity(GPU, (name,), {"model": "NVIDIA H100 80GB HBM3"})
     columns = [(METRICS["railscope_gpu_mig_devices"], whole)]
     for number, profile in enumerate(profiles):
@@ -84,18 +84,18 @@ def ended(gpu_name: str, claim: str, second: float) -> Event:
 
 
 def at(second: float) -> int:
-    """A second of the story as an instant."""
+    """Convert a second of the story to a timestamp."""
     return START_NS + round(second * SECOND)
 
 
 def counting(second: int, columns: int) -> list[int]:
-    """Counters that rise with time: 500 a second, each column a little more."""
+    """Counters that rise with time: 500 per second, each column a little more."""
     return [500 * (second + 10_000) + 7 * column for column in range(columns)]
 
 
 @dataclass
 class Reporter:
-    """A node's agent. Its boot clock is at `booted_at` zero; its wall clock is wrong by `skew`."""
+    """A node's agent. Its boot clock is 0 at `booted_at`; its wall clock is wrong by `skew`."""
 
     node: str = "n1"
     boot_id: str = "boot-1"
@@ -104,10 +104,10 @@ class Reporter:
     skew: float = 0
     uncertainty_ns: int | None = None
     origin_ns: int = START_NS
-    """When second 0 is."""
+    """Timestamp of second 0."""
     sequences: dict[str, int] = field(default_factory=dict)
     is_known: bool = False
-    """True if an envelope of it came before."""
+    """True if it sent an envelope before."""
 
     def _instant(self, second: float) -> Instant:
         wall_ns = self.origin_ns + round((second + self.skew) * SECOND)
@@ -122,7 +122,7 @@ class Reporter:
         values: Callable[[int, int], list[int]] = counting,
         events: Mapping[int, Sequence[Event]] | None = None,
     ) -> list[Frame]:
-        """A frame at each of these seconds."""
+        """Return a frame at each of these seconds."""
         origin = Origin(self.node, self.run, self.boot_id)
         made = []
         for second in seconds:
@@ -134,7 +134,7 @@ class Reporter:
         return made
 
     def record(self, frames: Sequence[Frame], sent: float | None = None) -> tuple[Record, Envelope]:
-        """Frames in one envelope, and the record of its arrival, at once when it was sent."""
+        """Return frames in one envelope, and the record of its arrival, without delay after it was sent."""
         if sent is None:
             newest = max(frame.instant.boot_ns for frame in frames)
             sent = newest / SECOND + self.booted_at
@@ -149,9 +149,9 @@ class Reporter:
     def told(
         self, schema: Schema, seconds: Iterable[int], *, each: int = 10, **more: object
     ) -> Envelopes:
-        """Frames at these seconds, so many in an envelope; the first of the node in one of its own.
+        """Return frames at these seconds in envelopes of `each`; the first of the node in a separate one.
 
-        So the node is known from its first frame on, as if it sent each frame at once.
+        So the node exists from its first frame on, as if it sent each frame immediately.
         """
         frames = self.frames(schema, seconds, **more)  # type: ignore[arg-type]
         first = 0 if self.is_known else 1
@@ -162,14 +162,14 @@ class Reporter:
 
 
 def core_in(directory: Path) -> Core:
-    """An empty core."""
+    """Return an empty core."""
     schemas = Schemas(directory)
     schemas.open()
     return Core(schemas)
 
 
 def accept(core: Core, envelopes: Iterable[tuple[Record, Envelope]]) -> None:
-    """Take envelopes in, as ingest does once they are durable."""
+    """Apply envelopes, as ingest does once they are durable."""
     for record, found in envelopes:
         for schema in found.schemas:
             core.schemas.put(schema)
@@ -178,7 +178,7 @@ def accept(core: Core, envelopes: Iterable[tuple[Record, Envelope]]) -> None:
 
 
 def known_of(core: Core, name: str, files: Files | None = None) -> Known:
-    """What the chunks and claims in memory say of a GPU."""
+    """Return the evidence in memory about a GPU."""
     book = core.evidence
     chunks = [kept.chunk for kept in book.chunks.values()]
     memory = book.gpus[name]
@@ -188,18 +188,18 @@ def known_of(core: Core, name: str, files: Files | None = None) -> Known:
 
 
 async def no_turns() -> None:
-    """Let no one go first."""
+    """Yield to no other task."""
 
 
 async def account_at(core: Core, second: float, files: Files | None = None) -> Account:
-    """The account of a core at a second, worked out from nothing."""
+    """Return the account of a core at a second, computed from nothing."""
     core.evidence.changed.update(core.evidence.gpus)
     live = LiveAccount(core.evidence, lambda: files or Files())
     return await live.refresh(at(second), no_turns)
 
 
 def seconds_of(account: Account) -> dict[tuple[str, str], float]:
-    """GPU-seconds by state and tenant."""
+    """Return GPU-seconds by state and tenant."""
     found: dict[tuple[str, str], float] = {}
     for key, quantity in account.sums.items():
         of = (key.state.value, key.tenant)

@@ -1,4 +1,4 @@
-"""A node whose GPUs somebody holds: processes, pods and jobs as the machine shows them."""
+"""A node with held GPUs: processes, pods and jobs as the host exposes them."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ NODE = "gpu-1"
 
 
 def uuid(number: int) -> str:
-    """The UUID of a GPU, in the form that NVIDIA has."""
+    """Return the UUID of a GPU, in NVIDIA's form."""
     return f"GPU-00000000-0000-4000-8000-{number:012d}"
 
 
 def mig_uuid(gpu: int, number: int) -> str:
-    """The UUID of a MIG device of a GPU."""
+    """Return the UUID of a MIG device of a GPU."""
     return f"MIG-00000000-0000-4000-9000-{gpu:06d}{number:06d}"
 
 
 def node(gpus: int = 2) -> FakeHost:
-    """A host with GPUs that have proper UUIDs."""
+    """Return a host with GPUs that have proper UUIDs."""
     host = FakeHost()
     add_gpus(host, gpus)
     for number in range(gpus):
@@ -43,7 +43,7 @@ def node(gpus: int = 2) -> FakeHost:
 
 
 def cut(host: FakeHost, gpu: int, instances: Sequence[tuple[str, int, int]]) -> None:
-    """Cut a GPU into MIG devices: profile, and first slice and number of slices of memory."""
+    """Partition a GPU into MIG devices: profile, and first slice and number of slices of memory."""
     host.calls[f"nvml.nvmlDeviceGetMigMode({gpu})"] = [1, 1]
     host.calls[f"nvml.nvmlDeviceGetMigDevices({gpu})"] = [
         {
@@ -60,7 +60,7 @@ def cut(host: FakeHost, gpu: int, instances: Sequence[tuple[str, int, int]]) -> 
 
 
 def pod(name: str, *ids: str, namespace: str = "research", **more: Any) -> dict[str, Any]:
-    """A pod as the kubelet lists it, with devices in one container."""
+    """Return a pod as the kubelet lists it, with devices in one container."""
     resource = more.pop("resource", "nvidia.com/gpu")
     devices = [{"resource": resource, "ids": list(ids), "numa_nodes": []}] if ids else []
     container = {"name": "main", "devices": devices, "claims": [], **more}
@@ -80,7 +80,7 @@ def runs(host: FakeHost, gpu: int | str, pid: int, group: str, **more: Any) -> N
 
 
 def ends(host: FakeHost, gpu: int | str, pid: int) -> None:
-    """Take a process away."""
+    """Remove a process."""
     key = f"nvml.nvmlDeviceGetComputeRunningProcesses({gpu})"
     host.calls[key] = [process for process in host.calls[key] if process["pid"] != pid]
     for path in [path for path in host.files if path.startswith(f"/proc/{pid}/")]:
@@ -88,7 +88,7 @@ def ends(host: FakeHost, gpu: int | str, pid: int) -> None:
 
 
 def pod_group(number: int) -> tuple[str, str]:
-    """The uid of a pod, and the control group of a container in it."""
+    """Return the uid of a pod, and the control group of a container in it."""
     uid = f"{number:08d}-0000-4000-8000-000000000000"
     slice_ = f"kubepods-burstable-pod{uid.replace('-', '_')}.slice"
     directory = f"/kubepods.slice/kubepods-burstable.slice/{slice_}"
@@ -96,7 +96,7 @@ def pod_group(number: int) -> tuple[str, str]:
 
 
 def keeps_pod(host: FakeHost, number: int, name: str, namespace: str = "research") -> str:
-    """Give a pod the directories that the kubelet keeps of it; its control group."""
+    """Create the kubelet's directories of a pod; return its control group."""
     uid, group = pod_group(number)
     host.files[f"/var/log/pods/{namespace}_{name}_{uid}/main/0.log"] = ""
     host.files[f"/sys/fs/cgroup{group}/cgroup.procs"] = ""
@@ -104,7 +104,7 @@ def keeps_pod(host: FakeHost, number: int, name: str, namespace: str = "research
 
 
 class Looked:
-    """Tenancy as the agent has it: the driver's sources before it, five seconds from look to look."""
+    """Tenancy as the agent has it: the driver's sources before it, five seconds between polls."""
 
     def __init__(self, host: FakeHost, settings: TenancySettings | None = None) -> None:
         self.host = host
@@ -115,7 +115,7 @@ class Looked:
         self.table = Table(0)
 
     def look(self, seconds: float = 5.0) -> list[Event]:
-        """The next look, and what it has to tell."""
+        """Run the next poll, and return its events."""
         self.host.clock.advance(seconds)
         width = len(self.sharing.probe(self.host).columns)
         self.sharing.read(self.host, Table(width))
@@ -127,7 +127,7 @@ class Looked:
         return self.table.events
 
     def value(self, metric: str, gpu: str) -> int | str:
-        """A stored value of the last look, or the word of the reason why there is none."""
+        """Return a stored value of the last poll, or the name of the reason for its absence."""
         from railscope.reading import PRESENT, REASONS  # noqa: PLC0415 - only here
 
         place = self.columns.index((f"railscope_{metric}", (gpu,)))
@@ -135,12 +135,12 @@ class Looked:
         return self.table.values[place] if code == PRESENT else REASONS[code].word
 
     def said(self, what: str) -> list[tuple[str, str, str]]:
-        """Findings about something: verdict, detail, remedy."""
+        """Return the findings about a subject: verdict, detail, remedy."""
         return [(f.verdict.value, f.detail, f.remedy) for f in self.findings if what in f.what]
 
 
 def told(events: Sequence[Event]) -> list[tuple[str, ...]]:
-    """Events in short: what, source, workload, device."""
+    """Return events in short: class, source, workload, device."""
     return [
         (event.event_class.name, event.facts["source"], event.facts.get("workload", ""), event.entity.key[0])
         for event in events

@@ -1,7 +1,7 @@
-"""What the rules make of series, by promtool, and what Alertmanager tells of that, by its example.
+"""Alerts from the rules on given series, by promtool, and Alertmanager's notifications, by its example.
 
-promtool evaluates the real rules with their real times; it is asked which alerts there are at every
-minute, and what it got is read from its answer.
+promtool evaluates the real rules with their real times; it is queried for the alerts at every
+minute, and the results are parsed from its answer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Labels = Mapping[str, str]
 
 ALERTMANAGER = ROOT / "deploy/alertmanager.yml"
 COLLECTOR = {'up{job="railscope-collector",instance="head:9470"}': "1"}
-"""Prometheus hears a collector that has nothing to tell."""
+"""Prometheus reaches a collector without series of its own."""
 _GOT = re.compile(r"time: (?P<time>[\dhms]+),\s+exp: .*\s+got: (?P<alerts>.*)")
 _ALERT = re.compile(r"\{(?P<labels>[^{}]*)\} 1E\+00")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -33,13 +33,13 @@ _MATCHER = re.compile(r'(?P<label>\w+)(?P<how>=~?)"(?P<value>.*)"')
 
 
 def metrics_of_rules() -> frozenset[str]:
-    """Every metric that some rule looks at."""
+    """Return every metric that some rule reads."""
     rules = [rule for path in RULES for rule in rules_of(path)]
     return frozenset().union(*(metrics_in(expanded(rule["expr"])) for rule in rules))
 
 
 def alerts(series: Mapping[str, Samples], minutes: int, directory: Path) -> list[list[Labels]]:
-    """The alerts at every minute, from the first to the last; `alertstate` is pending or firing."""
+    """Return the alerts at every minute, from the first to the last; `alertstate` is pending or firing."""
     if not shutil.which("promtool"):
         pytest.skip("promtool is missing: install the Debian package prometheus")
     path = directory / "cases.yml"
@@ -85,14 +85,14 @@ def _seconds(time: str) -> int:
 
 @dataclass(frozen=True)
 class Inhibition:
-    """A rule by which one alert makes another needless."""
+    """A rule by which one alert makes another unnecessary."""
 
     source: tuple[str, ...]
     target: tuple[str, ...]
     equal: tuple[str, ...]
 
     def silences(self, alert: Labels, by: Labels) -> bool:
-        """Whether one alert is not told because of another; none is because of its like."""
+        """True if one alert is suppressed because of another; none is by an equal one."""
         if not (_matches(self.source, by) and _matches(self.target, alert)):
             return False
         if _matches(self.target, by) and _matches(self.source, alert):
@@ -101,7 +101,7 @@ class Inhibition:
 
 
 def inhibitions() -> list[Inhibition]:
-    """Those of the example for Alertmanager."""
+    """Return those of the example for Alertmanager."""
     return [
         Inhibition(
             tuple(rule["source_matchers"]),
@@ -123,7 +123,7 @@ def _matches(matchers: tuple[str, ...], alert: Labels) -> bool:
 
 
 def told(every: list[list[Labels]]) -> list[Labels]:
-    """What is told of alerts that fire: no information only, and nothing that another explains."""
+    """Return the notified alerts among those that fire: no information only, and none that is inhibited."""
     rules = inhibitions()
     found: dict[tuple[tuple[str, str], ...], Labels] = {}
     for present in every:

@@ -1,4 +1,4 @@
-"""A small server as a tree of files, whose driver answers come from a dictionary."""
+"""A small node as a tree of files, with driver answers from a dictionary."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ AROUND = {
     "sys/kernel/debug/lustre/llite/scratch-ffff8800deadbe00/stats": "read_bytes 1 samples [bytes] 4 4 4\n",
     "sys/kernel/debug/ceph/0c93a60d-5645-4c46-8568-4c8f63db4c7f.client42/mdsc": "",
 }
-"""What a server has around its GPUs and rails, a little of each."""
+"""Files around a node's GPUs and rails, a little of each."""
 
 
 class TreeHost(RealHost):
-    """A copied tree on a manual clock, with GPUs and a card that answer as they are told."""
+    """A copied tree on a manual clock, with GPUs and a NIC that give set answers."""
 
     def __init__(self, root: Path, clock: ManualClock) -> None:
         super().__init__(root)
@@ -80,14 +80,14 @@ class TreeHost(RealHost):
         return self.drivers.call(seam, function, *arguments)
 
     def tell_card(self, count: int) -> None:
-        """Let the network card count on."""
+        """Let the NIC's counters advance."""
         self.drivers.calls["ethtool.statistics(eth0)"] = {
             "names": ["rx_bytes_phy", "rx_prio3_pause"], "values": [count * 1000, count],
         }  # fmt: skip
 
 
 def make_tree(root: Path) -> Path:
-    """Write the server's files."""
+    """Write the node's files."""
     files = {f"proc/{name}": text for name, text in PROC.items()}
     sysfs = FakeHost()
     add_card(sysfs, "mlx5_0")

@@ -1,4 +1,4 @@
-"""Copied trees of real machines, made whole."""
+"""Copied trees of real nodes, made complete."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ DRIVE = "sys/devices/pci0000:00/0000:00:02.1/0000:01:00.0/nvme/nvme0"
 
 
 def server_tree(factory: pytest.TempPathFactory) -> Path:
-    """What the archive of a copied /proc and /sys has for the server's own sources.
+    """Return the content of an archive of a copied /proc and /sys for the node's own sources.
 
-    The archive holds the directory of a hardware monitor and no link to it in /sys/class: it gets one.
+    The archive has the directory of a hardware monitor and no link to it in /sys/class: it gets
+    one.
     """
     root = unpacked("sysfs/procfs/tree.tar.gz", factory.mktemp("tree"), PARTS)
     link = root / "sys/class/hwmon/hwmon3"
