@@ -189,7 +189,7 @@ def failures(host: Host) -> dict[str, FailedCall]:
 
 
 def repeat_failures(host: Host, failed: Mapping[str, FailedCall]) -> None:
-    """Record the failures of an earlier probe whose result a probe reuses."""
+    """Record the failures of an earlier probe, for a probe that reuses its result."""
     if isinstance(host, ProbeHost):
         host.failed.update(failed)
 
@@ -217,7 +217,7 @@ class KnownInventory:
 
 
 class _CallHistory:
-    """Calls whose last attempt succeeded, as sorted hashes of eight bytes each.
+    """Calls with a successful last attempt, as sorted hashes of eight bytes each.
 
     Only a call that once succeeded can hide a device: one that always failed found none.
     """
@@ -339,7 +339,7 @@ class _Hiding:
     def reason(self, entity: Entity) -> Absent | None:
         """Return the reason that hides an entity; None if it has left the system.
 
-        A device whose name occurred in the probe, in a list or a call, is present: a call about
+        A device with a name that occurred in the probe, in a list or a call, is present: a call about
         another device, such as the bridge above it, may have hidden it.
         """
         device = _whole(entity)

@@ -68,7 +68,7 @@ class Look:
 
 
 def look_of(config: Json, name: str, *, numeric: bool) -> Look:
-    """Return the look of a field, by its name and by `numeric`, true if it contains numbers.
+    """Return the format of a field, by its name and by `numeric`, true if it contains numbers.
 
     Raises CannotDraw for unknown options.
     """

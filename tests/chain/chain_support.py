@@ -116,7 +116,7 @@ class Site:
 
 @pytest.fixture
 async def site(tmp_path: Path) -> AsyncIterator[Site]:
-    """A site whose programs are stopped afterwards."""
+    """A site; its programs are stopped afterwards."""
     made = Site(tmp_path)
     yield made
     await made.stop()

@@ -92,7 +92,7 @@ def situations() -> list[Situation]:
 
 
 def proofs(rule: Mapping[str, Any], every: list[Situation]) -> set[str]:
-    """Return the proofs that the cases give of a rule: fires, resolves, healthy, idle, gap, reset.
+    """Return the proofs of a rule in the cases: fires, resolves, healthy, idle, gap, reset.
 
     Only a situation with all the series that make the rule fire elsewhere proves that it is quiet.
     """

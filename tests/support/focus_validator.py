@@ -17,7 +17,7 @@ import pytest
 
 DIRECTORY = Path(__file__).parents[2] / ".venv-validator"
 VERSION = "1.2.0.1"
-# The check says that no invoice has an id; it is one branch of an "or" whose other branch holds.
+# The check requires that no invoice has an id: one branch of an "or" with a true other branch.
 ARTEFACT = "InvoiceId-C-004-C"
 _TOTAL = re.compile(r"^Total: (\d+) \| Pass: (\d+) \| Fail: (\d+) \| Skipped: (\d+)$", re.MULTILINE)
 _RULE = re.compile(r"^\S+ (\S+): (PASS|FAIL|SKIPPED)\b", re.MULTILINE)

@@ -68,7 +68,7 @@ class Judging:
         return self.frame
 
     def step(self, seconds: float = 5.0, *, silent: Collection[str] = ()) -> Frame | None:
-        """Let time pass, read all sources but the silent ones, and judge."""
+        """Let time pass, read all sources except those in `silent`, and judge."""
         self.host.clock.advance(seconds)
         for source in self.machine:
             if source.name not in silent:

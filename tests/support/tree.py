@@ -58,7 +58,7 @@ AROUND = {
 
 
 class TreeHost(RealHost):
-    """A copied tree on a manual clock, with GPUs and a NIC that give set answers."""
+    """A copied tree on a manual clock, with GPUs and a NIC with set answers."""
 
     def __init__(self, root: Path, clock: ManualClock) -> None:
         super().__init__(root)
