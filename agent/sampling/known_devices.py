@@ -25,9 +25,9 @@ from railscope.frame import Column
 from railscope.reading import Absent
 
 MAX_REPEATED_CALLS = 16
-"""Failed calls that are repeated between probes; one that succeeds triggers a new probe."""
+"""Limit of failed calls repeated between probes; one that succeeds triggers a new probe."""
 MAX_HIDDEN_COLUMNS = 1 << 14
-"""Far more than the devices of one node have in one source."""
+"""Far more columns than the devices of one node have in one source."""
 
 Answer = TypeVar("Answer")
 _EntityKey = tuple[EntityKind, tuple[str, ...]]

@@ -153,7 +153,7 @@ def _prepare(directory: Path, seconds: int) -> dict[str, str]:
 
 
 def _inventory() -> str:
-    """Return all nodes, and one that is not installed yet."""
+    """Return an inventory of all nodes, and of one that is not installed yet."""
     nodes = (*(server.spec.node for server in SERVERS), _NOT_INSTALLED)
     rows = (f"{node},8,10,2020-01-01T00:00:00Z,\n" for node in nodes)
     return "node,gpus,rdma_ports,from,to\n" + "".join(rows)

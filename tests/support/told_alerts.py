@@ -101,7 +101,7 @@ class Inhibition:
 
 
 def inhibitions() -> list[Inhibition]:
-    """Return those of the example for Alertmanager."""
+    """Return the inhibition rules of the example for Alertmanager."""
     return [
         Inhibition(
             tuple(rule["source_matchers"]),
