@@ -41,7 +41,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 config_option = click.option(
     "--config", "config", type=click.Path(dir_okay=False, path_type=Path),
-    help=f"Settings (TOML). Default: {settings.CONFIGURATION}/agent.toml, if it exists.",
+    help=f"Settings file (TOML). Default: {settings.CONFIGURATION}/agent.toml, if it exists.",
 )  # fmt: skip
 _root = click.option(
     "--root", type=click.Path(exists=True, file_okay=False, path_type=Path), default=Path("/"),
@@ -49,16 +49,20 @@ _root = click.option(
 )  # fmt: skip
 _replay = click.option(
     "--replay", type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Replay a capture instead of reading this machine.",
+    help="Replay a capture instead of reading this node.",
 )  # fmt: skip
 
 
 def settings_flags(command: _Command) -> _Command:
     """Add options for single settings to a command that runs the agent."""
     for option in (
-        click.option("--state-directory", help="Where the spool lies."),
-        click.option("--collector", "collector_url", help="Base URL of the collector to ship to."),
-        click.option("--listen", help="Address and port of the page."),
+        click.option("--state-directory", help="Directory of the spool and other state."),
+        click.option(
+            "--collector",
+            "collector_url",
+            help="Base URL of the collector that frames are shipped to.",
+        ),
+        click.option("--listen", help="Address and port of the metrics endpoint."),
         click.option("--node", help="Name of this node."),
     ):
         command = option(command)
@@ -112,7 +116,7 @@ def run_agent(
 @_replay
 @click.option(
     "--format", "form", type=click.Choice(["prom", "openmetrics", "json", "dcgm"]), default="prom",
-    show_default=True, help="How to print.",
+    show_default=True, help="Output format.",
 )  # fmt: skip
 def once(config: Path | None, root: Path, replay: Path | None, form: str) -> None:
     """Read every source once and print the readings.
@@ -157,7 +161,7 @@ def check(config: Path | None, root: Path, replay: Path | None) -> None:
 @_replay
 @click.option(
     "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
-    help="How to print.",
+    help="Output format.",
 )  # fmt: skip
 def topology(config: Path | None, root: Path, replay: Path | None, form: str) -> None:
     """Show the PCI tree, the distances between GPUs and NICs, and the rails of the NICs.
@@ -176,13 +180,15 @@ def topology(config: Path | None, root: Path, replay: Path | None, form: str) ->
 @agent.command()
 @_root
 @click.option("--seconds", type=click.FloatRange(min=0), default=10.0, show_default=True,
-              help="How long to record.")  # fmt: skip
+              help="Duration of the recording in seconds.")  # fmt: skip
 @click.option(
     "--redact",
     is_flag=True,
     help="Replace everything that is not known to be harmless: names, addresses, serial numbers.",
 )
-@click.option("--bursts", is_flag=True, help="Record what burst sampling sees: ten times as much.")
+@click.option(
+    "--bursts", is_flag=True, help="Also record the data of burst sampling: ten times as much data."
+)
 @click.argument("directory", type=click.Path(path_type=Path))
 def record(root: Path, seconds: float, redact: bool, bursts: bool, directory: Path) -> None:  # noqa: FBT001 - flags
     """Record this node into DIRECTORY, to be replayed with --replay."""

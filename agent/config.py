@@ -18,40 +18,48 @@ class Periods(msgspec.Struct, frozen=True, kw_only=True):
     """Periods of the sources: seconds between two reads."""
 
     gpu: Annotated[
-        float, described("Load, memory, clocks, power, temperature of GPUs.", ge=0.02)
+        float, described("GPU load, memory, clocks, power and temperature.", ge=0.02)
     ] = 1.0
     gpu_activity: Annotated[
-        float, described("SMs, pipes and links of GPUs and MIG devices (GPM).", ge=0.12)
+        float, described("Activity of SMs, pipes and links of GPUs and MIG devices (GPM).", ge=0.12)
     ] = 1.0
     gpu_event: Annotated[
         float, described("Events of the NVIDIA driver.", ge=0.02, le=MAX_SECONDS)
     ] = 1.0
     gpu_process: Annotated[
-        float, described("Processes on GPUs, virtual GPUs.", ge=0.1, le=MAX_SECONDS)
+        float, described("Processes on GPUs, and virtual GPUs.", ge=0.1, le=MAX_SECONDS)
     ] = 5.0
     gpu_burst: Annotated[
-        float, described("Samples that the NVIDIA driver takes by itself.", ge=0.1, le=10.0)
+        float,
+        described(
+            "Samples that the NVIDIA driver buffers (nvmlDeviceGetSamples).", ge=0.1, le=10.0
+        ),
     ] = 1.0
     mig: Annotated[float, described("Memory and state of MIG devices.", ge=0.1, le=MAX_SECONDS)] = (
         5.0
     )
     tenancy: Annotated[
-        float, described("Who holds GPUs and parts of them.", ge=0.5, le=MAX_SECONDS)
+        float, described("Claims on GPUs and on parts of GPUs.", ge=0.5, le=MAX_SECONDS)
     ] = 5.0
     gpu_health: Annotated[
-        float, described("ECC, remapped rows, PCIe, fabric and recovery of GPUs.", ge=0.1)
+        float, described("ECC, remapped rows, PCIe, fabric and recovery state of GPUs.", ge=0.1)
     ] = 10.0
     gpu_verdict: Annotated[
-        float, described("The verdict on the health of GPUs.", ge=0.1, le=MAX_SECONDS)
+        float, described("Health verdict of each GPU.", ge=0.1, le=MAX_SECONDS)
     ] = 5.0
     gpu_device: Annotated[
-        float, described("Who has the GPUs on the PCI bus.", ge=0.1, le=MAX_SECONDS)
+        float,
+        described(
+            "State of the GPUs on the PCI bus: driver, virtual machine, unbound, missing.",
+            ge=0.1,
+            le=MAX_SECONDS,
+        ),
     ] = 10.0
     nvlink: Annotated[
         float, described("State, bytes and errors of NVLinks.", ge=0.1, le=MAX_SECONDS)
     ] = 10.0
     gpu_settings: Annotated[
-        float, described("Limits, thresholds, modes, errors by place of GPUs.", ge=0.1)
+        float, described("GPU limits, thresholds and modes, and GPU errors by location.", ge=0.1)
     ] = 60.0
     nvlink_signal: Annotated[
         float, described("Error ratios and corrected codewords of NVLinks.", ge=0.1)
@@ -59,46 +67,38 @@ class Periods(msgspec.Struct, frozen=True, kw_only=True):
     rdma: Annotated[
         float, described("Counters and state of RDMA ports.", ge=0.02, le=MAX_SECONDS)
     ] = 1.0
-    nic: Annotated[
-        float, described("Driver statistics of network cards.", ge=0.1, le=MAX_SECONDS)
-    ] = 1.0
+    nic: Annotated[float, described("Driver statistics of NICs.", ge=0.1, le=MAX_SECONDS)] = 1.0
     link: Annotated[
-        float, described("Speed, carrier and error correction of interfaces.", ge=0.1)
+        float, described("Speed, carrier and forward error correction of interfaces.", ge=0.1)
     ] = 5.0
-    nic_settings: Annotated[
-        float, described("What network cards are set to, and its changes.", ge=1)
-    ] = 60.0
+    nic_settings: Annotated[float, described("NIC settings and their changes.", ge=1)] = 60.0
     optics: Annotated[
-        float, described("Transceivers and cables of network cards.", ge=1, le=MAX_SECONDS)
+        float, described("Transceivers and cables of NICs.", ge=1, le=MAX_SECONDS)
     ] = 60.0
     neighbour: Annotated[
-        float, described("Switch ports that network cards are plugged into (LLDP).", ge=1)
+        float, described("Switch ports that NICs are connected to (LLDP).", ge=1)
     ] = 10.0
     pcie: Annotated[float, described("PCIe links and errors.", ge=0.1, le=MAX_SECONDS)] = 10.0
-    host: Annotated[
-        float, described("Processors, memory, disks, network of the server.", ge=0.1)
-    ] = 5.0
+    host: Annotated[float, described("CPUs, memory, disks and network of the node.", ge=0.1)] = 5.0
     protocols: Annotated[
-        float, described("TCP, UDP, IP, backlogs, connection tracking, bonds.", ge=0.1)
+        float, described("TCP, UDP, IP, backlogs, connection tracking and bonds.", ge=0.1)
     ] = 5.0
     gpudirect: Annotated[
-        float, described("GPUDirect Storage, GPUDirect modules.", ge=0.1, le=MAX_SECONDS)
+        float, described("GPUDirect Storage and GPUDirect kernel modules.", ge=0.1, le=MAX_SECONDS)
     ] = 10.0
     storage: Annotated[
-        float, described("Clients of NFS, Lustre and Ceph.", ge=0.1, le=MAX_SECONDS)
+        float, described("NFS, Lustre and Ceph clients.", ge=0.1, le=MAX_SECONDS)
     ] = 10.0
     drives: Annotated[
         float, described("State and health of NVMe drives.", ge=1.0, le=MAX_SECONDS)
     ] = 60.0
-    power: Annotated[
-        float, described("Energy of the processors (RAPL).", ge=0.1, le=MAX_SECONDS)
-    ] = 5.0
+    power: Annotated[float, described("CPU energy (RAPL).", ge=0.1, le=MAX_SECONDS)] = 5.0
     sensors: Annotated[
-        float, described("Temperatures, fans, voltages, power.", ge=1.0, le=MAX_SECONDS)
+        float, described("Temperatures, fans, voltages and power.", ge=1.0, le=MAX_SECONDS)
     ] = 10.0
-    memory_errors: Annotated[
-        float, described("Errors of the main memory.", ge=1.0, le=MAX_SECONDS)
-    ] = 60.0
+    memory_errors: Annotated[float, described("Errors of main memory.", ge=1.0, le=MAX_SECONDS)] = (
+        60.0
+    )
     kernel: Annotated[float, described("The kernel log.", ge=0.02, le=MAX_SECONDS)] = 1.0
     agent: Annotated[float, described("The agent's own state.", ge=0.1, le=MAX_SECONDS)] = 1.0
 
@@ -106,15 +106,16 @@ class Periods(msgspec.Struct, frozen=True, kw_only=True):
 class Bursts(msgspec.Struct, frozen=True, kw_only=True):
     """Burst sampling: histograms over short windows."""
 
-    enabled: Annotated[bool, described("Whether to look that often.")] = True
+    enabled: Annotated[bool, described("Enable burst sampling.")] = True
     window_seconds: Annotated[
-        float, described("Length of a window. The cards are looked at as often.", ge=0.02, le=1.0)
+        float,
+        described(
+            "Length of a window in seconds; NICs are polled at this period.", ge=0.02, le=1.0
+        ),
     ] = 0.1
     interfaces: Annotated[
         str,
-        described(
-            "Interfaces to look at, as patterns set apart by spaces. Empty: those with RDMA."
-        ),
+        described("Interfaces to poll: space-separated patterns. Empty: all interfaces with RDMA."),
     ] = ""
 
 
@@ -124,7 +125,8 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     cpu_ratio: Annotated[
         float,
         described(
-            "Share of one core. Above it sources are read less often, the dear ones first. 0: no bound.",
+            "Maximum share of one core. Above it, sources are read less often, the most expensive "
+            "first. 0: no limit.",
             ge=0,
             le=1,
         ),
@@ -132,7 +134,9 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: Annotated[
         int,
         described(
-            "Resident memory. Above it what is spare is given back. 0: no bound.", ge=0, le=1 << 40
+            "Maximum resident memory. Above it, unused memory is returned to the system. 0: no limit.",
+            ge=0,
+            le=1 << 40,
         ),
     ] = 96 << 20
 
@@ -140,45 +144,60 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 class CollectorLink(msgspec.Struct, frozen=True, kw_only=True):
     """Connection to the collector that frames are shipped to."""
 
-    url: Annotated[str, described("Base URL, http:// or https://. Empty: nothing is shipped.")] = ""
-    token: Annotated[str, described("Token of this node. Better kept in token_file.")] = ""
-    token_file: Annotated[str, described("File that holds the token of this node.")] = ""
+    url: Annotated[
+        str, described("Base URL, http:// or https://. Empty: no frames are shipped.")
+    ] = ""
+    token: Annotated[str, described("Token of this node. Prefer token_file.")] = ""
+    token_file: Annotated[str, described("File that contains the token of this node.")] = ""
     ca_file: Annotated[
-        str, described("Certificates (PEM) to trust for https. Empty: those of the system.")
+        str, described("CA certificates (PEM) trusted for https. Empty: those of the system.")
     ] = ""
     certificate_file: Annotated[
-        str, described("Certificate (PEM) of this node for https, beside a token or without one.")
+        str, described("Client certificate (PEM) of this node for https, with or without a token.")
     ] = ""
     key_file: Annotated[str, described("Private key (PEM) of the certificate.")] = ""
     push_seconds: Annotated[
-        float, described("Seconds of frames in one envelope.", ge=0.02, le=MAX_SECONDS)
+        float, described("Seconds of frames per envelope.", ge=0.02, le=MAX_SECONDS)
     ] = 5.0
     timeout_seconds: Annotated[
-        float, described("Longest wait for an acknowledgement.", gt=0, le=MAX_SECONDS)
+        float, described("Timeout for an acknowledgement.", gt=0, le=MAX_SECONDS)
     ] = 30.0
     max_retry_seconds: Annotated[
         float,
         described(
-            "Longest pause between two tries while the collector is away.", gt=0, le=MAX_SECONDS
+            "Maximum delay between retries while the collector is unreachable.",
+            gt=0,
+            le=MAX_SECONDS,
         ),
     ] = 30.0
     spool_bytes: Annotated[
         int,
-        described("Most bytes kept on disk for a collector that is away.", ge=1 << 16, le=1 << 50),
+        described(
+            "Maximum size of the spool on disk while the collector is unreachable.",
+            ge=1 << 16,
+            le=1 << 50,
+        ),
     ] = 1 << 30
 
 
 class CustodySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Witness of the collector's audit log, which detects a rewritten log by checkpoints stored here."""
 
-    enabled: Annotated[bool, described("Whether to hold them, where there is a collector.")] = True
+    enabled: Annotated[
+        bool,
+        described(
+            "Store and cosign checkpoints of the collector's audit log, if a collector is "
+            "configured."
+        ),
+    ] = True
     period_seconds: Annotated[
-        float, described("Seconds from one look at the log to the next.", ge=0.1, le=MAX_SECONDS)
+        float, described("Seconds between two polls of the audit log.", ge=0.1, le=MAX_SECONDS)
     ] = 60.0
     log_key: Annotated[
         str,
         described(
-            "The log's public key, or the whole path of its file. Empty: the one first seen counts."
+            "Public key of the audit log, or the absolute path of its file. Empty: the first key "
+            "received is trusted."
         ),
     ] = ""
 
@@ -187,7 +206,7 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
     """TLS of the agent's metrics endpoint."""
 
     certificate_file: Annotated[
-        str, described("Certificate (PEM) of the page. Empty: plain HTTP.")
+        str, described("Certificate (PEM) of the metrics endpoint. Empty: plain HTTP.")
     ] = ""
     key_file: Annotated[str, described("Private key (PEM) of the certificate.")] = ""
 
@@ -197,33 +216,35 @@ class TopologySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     rails: Annotated[
         dict[str, int],
-        described("Rails, counted from 0, by RDMA device, interface or PCI address."),
+        described("Rail numbers, starting at 0, by RDMA device, interface or PCI address."),
     ] = {}
     rail_pattern: Annotated[
         str,
         described(
-            "Regular expression for whole names of RDMA devices or interfaces, with the number"
-            r" of the rail: rail(?P<rail>\d+)."
+            "Regular expression that matches the whole name of an RDMA device or interface; its "
+            r"group `rail` is the rail number: rail(?P<rail>\d+)."
         ),
     ] = ""
     roles: Annotated[
         dict[str, str],
         described(
-            "Roles by RDMA device, interface or PCI address, or by regular expression for whole"
-            " names: compute, storage, management, bridge, virtual_function. The first that fits"
-            " counts."
+            "Roles by RDMA device, interface or PCI address, or by regular expression for whole "
+            "names: compute, storage, management, bridge, virtual_function. The first match "
+            "applies."
         ),
     ] = {}
     expected_megabits: Annotated[
         dict[str, int],
         described(
-            "Line rate (Mb/s) that a link should have, by RDMA device, interface, PCI address or role;"
-            " else what card and cable can do."
+            "Expected line rate of a link (Mb/s), by RDMA device, interface, PCI address or role. "
+            "Default: the highest rate that NIC and cable support."
         ),
     ] = {}
     nccl_file: Annotated[
         str,
-        described("NCCL topology file (XML) that goes before the PCI tree, as in a cloud's guest."),
+        described(
+            "NCCL topology file (XML) that takes precedence over the PCI tree, as in a cloud VM."
+        ),
     ] = ""
 
 
@@ -232,11 +253,11 @@ class PcieSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     expected_lanes: Annotated[
         dict[str, Annotated[int, msgspec.Meta(ge=1, le=32)]],
-        described("Lanes by GPU model or PCI address; else the slot's own maximum."),
+        described("PCIe lanes by GPU model or PCI address. Default: the maximum of the slot."),
     ] = {}
     expected_generation: Annotated[
         dict[str, Annotated[int, msgspec.Meta(ge=1, le=7)]],
-        described("PCIe generation by GPU model or PCI address; else the slot's own maximum."),
+        described("PCIe generation by GPU model or PCI address. Default: the maximum of the slot."),
     ] = {}
 
 
@@ -244,90 +265,112 @@ class TenancySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Claim providers: claims on the GPUs and where to read them."""
 
     kubelet_socket: Annotated[
-        str, described("Socket of the kubelet's PodResources. Empty: it is not asked.")
+        str, described("Socket of the kubelet's PodResources API. Empty: not queried.")
     ] = "/var/lib/kubelet/pod-resources/kubelet.sock"
     kubelet_url: Annotated[
         str,
         described(
-            "The kubelet's list of pods, for shares of GPUs by annotations and limits (HAMi, Volcano,"
-            " Alibaba, Tencent): https://NODE:10250/pods. Empty: it is not asked."
+            "URL of the kubelet's pod list, for GPU shares in annotations and limits (HAMi, "
+            "Volcano, Alibaba, Tencent): https://NODE:10250/pods. Empty: not queried."
         ),
     ] = ""
     kubelet_token_file: Annotated[
-        str, described("File that holds the bearer token of kubelet_url (needs nodes/proxy, get).")
+        str,
+        described(
+            "File that contains the bearer token for kubelet_url (requires get on nodes/proxy)."
+        ),
     ] = ""
     kubelet_ca_file: Annotated[
         str,
-        described("Certificate that kubelet_url is checked against. Empty: those of the system."),
+        described("CA certificate that kubelet_url is verified with. Empty: those of the system."),
     ] = ""
     slurm_gpu_files: Annotated[
-        str, described("Directory where a prolog of Slurm keeps a file of job ids for each GPU.")
+        str, described("Directory in which a Slurm prolog writes a file of job IDs for each GPU.")
     ] = ""
     slurm_job_files: Annotated[
-        str, described("Directory where a prolog of Slurm keeps what scontrol says of each job.")
+        str,
+        described(
+            "Directory in which a Slurm prolog writes the output of `scontrol show job -d` for "
+            "each job."
+        ),
     ] = ""
     gres_conf: Annotated[
-        str, described("gres.conf of Slurm: which device each of its indices is.")
+        str, described("Slurm's gres.conf, which maps GPU indices to devices.")
     ] = "/etc/slurm/gres.conf"
     file: Annotated[
-        str, described("File of claims (.toml, else CSV) with dates, by the administrator's word.")
+        str,
+        described(
+            "File of dated claims (.toml, otherwise CSV), with the authority of the administrator."
+        ),
     ] = ""
     trust: Annotated[
         str,
         described(
-            "Owners whose processes count as claims where no scheduler gives out GPUs, set apart by"
-            " spaces: docker, containerd, cri-o, podman, systemd, libvirt, slurm, kubernetes."
+            "Space-separated owners whose processes count as claims where no scheduler assigns "
+            "GPUs: docker, containerd, cri-o, podman, systemd, libvirt, slurm, kubernetes."
         ),
     ] = ""
     system: Annotated[
         str,
         described(
-            "Namespaces, units and containers of health checks and the administrator's own use, set"
-            " apart by spaces."
+            "Space-separated namespaces, units and containers of health checks and of the "
+            "administrator's own use."
         ),
     ] = "kube-system gpu-operator"
-    owner_label: Annotated[
-        str, described("Label of Docker containers that names whose they are.")
-    ] = ""
+    owner_label: Annotated[str, described("Label of Docker containers that names their owner.")] = (
+        ""
+    )
     socket: Annotated[
         str,
         described(
-            "Unix socket of `railscope claim`, for root only. Empty: claims.sock in the state directory."
+            "Unix socket for `railscope claim`, accessible to root only. Empty: claims.sock in "
+            "the state directory."
         ),
     ] = ""
     listen: Annotated[
-        str, described("Address and port of `railscope claim` beside its socket. Empty: none.")
+        str,
+        described(
+            "Address and port for `railscope claim`, in addition to the socket. Empty: none."
+        ),
     ] = ""
     token: Annotated[
-        str, described("Bearer token that the address asks for. Better kept in token_file.")
+        str, described("Bearer token required at that address. Prefer token_file.")
     ] = ""
-    token_file: Annotated[str, described("File that holds that token.")] = ""
+    token_file: Annotated[str, described("File that contains this token.")] = ""
 
 
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the agent."""
 
     node: Annotated[str, described("Name of this node. Empty: the host name.")] = ""
-    listen: Annotated[str, described("Address and port of the page; port 0 takes a free one.")] = (
-        "0.0.0.0:9469"
-    )
+    listen: Annotated[
+        str, described("Address and port of the metrics endpoint; port 0 selects a free port.")
+    ] = "0.0.0.0:9469"
     page_token: Annotated[
         str,
         described(
-            "Bearer token that a scrape of the page must show. Better kept in page_token_file. Empty:"
-            " anyone who reaches the page sees tenants, serial numbers and all readings."
+            "Bearer token required to scrape the metrics endpoint. Prefer page_token_file. Empty: "
+            "anyone who can reach the endpoint can read tenants, serial numbers and all readings."
         ),
     ] = ""
-    page_token_file: Annotated[str, described("File that holds that token.")] = ""
+    page_token_file: Annotated[str, described("File that contains this token.")] = ""
     state_directory: Annotated[
-        str, described("Where the spool lies. systemd's STATE_DIRECTORY goes before the default.")
+        str,
+        described(
+            "Directory of the spool and other state. systemd's STATE_DIRECTORY overrides the "
+            "default."
+        ),
     ] = "/var/lib/railscope-agent"
     log_level: Annotated[
         str, described("debug, info, warning or error.", pattern="^(debug|info|warning|error)$")
     ] = "info"
     deadline_seconds: Annotated[
         float,
-        described("A read may take its period, but never less than this.", gt=0, le=MAX_SECONDS),
+        described(
+            "Minimum timeout of a read. The timeout is the period of the source, if that is longer.",
+            gt=0,
+            le=MAX_SECONDS,
+        ),
     ] = 1.0
     periods: Periods = Periods()
     bursts: Bursts = Bursts()

@@ -14,7 +14,7 @@ BENCHES = (
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="A smoke run: the figures mean nothing.")
+@click.option("--quick", is_flag=True, help="Smoke run; its figures are not meaningful.")
 def main(*, quick: bool) -> None:
     """Run all benchmarks; exit status 1 if one fails."""
     options = ["--quick"] if quick else []

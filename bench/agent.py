@@ -46,7 +46,7 @@ QUICK = Length(20, 2, tick_seconds=2, settle_seconds=1.5, push_seconds=0.5, read
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="A smoke run: the figures mean nothing.")
+@click.option("--quick", is_flag=True, help="Smoke run; its figures are not meaningful.")
 def main(*, quick: bool) -> None:
     """Measure the agent and print ratios."""
     length = QUICK if quick else THOROUGH

@@ -65,7 +65,7 @@ class Spent:
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="A smoke run: the figures mean nothing.")
+@click.option("--quick", is_flag=True, help="Smoke run; its figures are not meaningful.")
 def main(*, quick: bool) -> None:
     """Measure and print ratios."""
     length = QUICK if quick else THOROUGH

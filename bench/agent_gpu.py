@@ -131,7 +131,7 @@ class Meter:
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="A smoke run: the figures mean nothing.")
+@click.option("--quick", is_flag=True, help="Smoke run; its figures are not meaningful.")
 def main(*, quick: bool) -> None:
     """Measure the reading of GPUs and print ratios."""
     if shutil.which("cc") is None:

@@ -42,7 +42,7 @@ def draft(number: int) -> Draft:
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="A smoke run: the figures mean nothing.")
+@click.option("--quick", is_flag=True, help="Smoke run; its figures are not meaningful.")
 def main(*, quick: bool) -> None:
     """Measure and print ratios."""
     records = 2_000 if quick else 100_000

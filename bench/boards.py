@@ -82,10 +82,13 @@ class Found:
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="A smoke run: the figures mean nothing.")
-@click.option("--nodes", type=int, help="How many nodes, with 8 GPUs and 8 rails each.")
+@click.option("--quick", is_flag=True, help="Smoke run; its figures are not meaningful.")
+@click.option("--nodes", type=int, help="Number of nodes, with 8 GPUs and 8 rails each.")
 @click.option(
-    "--board", "names", multiple=True, help="This one alone; what it needs is all that is held."
+    "--board",
+    "names",
+    multiple=True,
+    help="Measure only this dashboard, with only the metrics that it needs; may be repeated.",
 )
 def main(*, quick: bool, nodes: int | None, names: Sequence[str]) -> None:
     """Measure queries and print ratios."""

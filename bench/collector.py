@@ -25,7 +25,7 @@ _KIB = 1 << 10
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="A smoke run: the figures mean nothing.")
+@click.option("--quick", is_flag=True, help="Smoke run; its figures are not meaningful.")
 def main(*, quick: bool) -> None:
     """Measure the collector and print ratios."""
     report = Report("Collector")

@@ -34,7 +34,7 @@ GROWTH = Aim("<=", 256, " MiB")
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="A smoke run: the figures mean nothing.")
+@click.option("--quick", is_flag=True, help="Smoke run; its figures are not meaningful.")
 def main(*, quick: bool) -> None:
     """Measure and print ratios."""
     rows = 2_000 if quick else ROWS

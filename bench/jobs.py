@@ -102,7 +102,7 @@ class Cluster:
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="A smoke run: the figures mean nothing.")
+@click.option("--quick", is_flag=True, help="Smoke run; its figures are not meaningful.")
 def main(*, quick: bool) -> None:
     """Measure and print ratios."""
     nodes = QUICK_NODES if quick else NODES

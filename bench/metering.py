@@ -94,7 +94,7 @@ def month(index: int, times: int = 1) -> Month:
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="A smoke run: the figures mean nothing.")
+@click.option("--quick", is_flag=True, help="Smoke run; its figures are not meaningful.")
 def main(*, quick: bool) -> None:
     """Measure and print ratios."""
     gpus = 4 if quick else 64

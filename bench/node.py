@@ -162,12 +162,23 @@ def as_often(period_seconds: float) -> Periods:
 @click.option("--collector", "collector_url", default="")
 @click.option("--state-directory", required=True)
 @click.option(
-    "--period", type=float, default=1.0, help="Of what is read each second; others in proportion."
+    "--period",
+    type=float,
+    default=1.0,
+    help="Period in seconds of sources with a default of 1 s; other periods in proportion.",
 )
-@click.option("--rdma-period", type=float, help="Of the RDMA source, if it is another.")
-@click.option("--window", type=float, help="Of burst sampling, which is off without it.")
+@click.option(
+    "--rdma-period", type=float, help="Period of the RDMA source in seconds, if different."
+)
+@click.option(
+    "--window",
+    type=float,
+    help="Window of burst sampling in seconds. Default: burst sampling is off.",
+)
 @click.option("--push-seconds", type=float, default=CollectorLink().push_seconds)
-@click.option("--calls", type=click.Path(path_type=Path), help="Where to leave the call counts.")
+@click.option(
+    "--calls", type=click.Path(path_type=Path), help="File that the call counts are written to."
+)
 def main(  # noqa: PLR0913 - flags
     *,
     root: Path,

@@ -46,8 +46,8 @@ def gpu(index: int) -> Evidence:
 
 
 @click.command()
-@click.option("--nodes", default=1000, show_default=True, help="Of eight GPUs each.")
-@click.option("--quick", is_flag=True, help="A smoke run: the figures mean nothing.")
+@click.option("--nodes", default=1000, show_default=True, help="Number of nodes, with 8 GPUs each.")
+@click.option("--quick", is_flag=True, help="Smoke run; its figures are not meaningful.")
 def main(nodes: int, *, quick: bool) -> None:
     """Measure and print ratios."""
     nodes = 10 if quick else nodes

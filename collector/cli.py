@@ -26,7 +26,7 @@ from railscope.systemd import state_directory
 
 _config = click.option(
     "--config", "config", type=click.Path(dir_okay=False, path_type=Path),
-    help=f"Settings (TOML). Default: {settings.CONFIGURATION}/collector.toml, if it exists.",
+    help=f"Settings file (TOML). Default: {settings.CONFIGURATION}/collector.toml, if it exists.",
 )  # fmt: skip
 
 
@@ -38,13 +38,13 @@ def collector() -> None:
 @collector.command()
 @_config
 @click.option("--listen", help="Address and port.")
-@click.option("--state-directory", help="Where the frame log lies.")
-@click.option("--tokens-file", help="Who may ask for what.")
-@click.option("--claims-file", help="Who holds which GPU or node.")
+@click.option("--state-directory", help="Directory of the frame log and other state.")
+@click.option("--tokens-file", help="Tokens and certificates with their access roles (TOML).")
+@click.option("--claims-file", help="Claims of tenants on GPUs and nodes (CSV).")
 @click.option(
     "--open-reading/--no-open-reading",
     default=None,
-    help="Whether who shows no token may read what operators may.",
+    help="Allow unauthenticated requests to read everything that operators may read.",
 )
 def run(config: Path | None, **flags: Any) -> None:
     """Receive frames and serve the views until stopped."""
@@ -93,15 +93,21 @@ def check_command(config: Path | None) -> None:
     type=click.Choice([role.value for role in Role]),
     default="node",
     show_default=True,
-    help="What it is for.",
+    help="Access role of the token.",
 )
-@click.option("--tenant", default="", help="The tenant whose data it reaches; role tenant.")
-@click.option("--days", type=click.IntRange(min=1), help="Days until it ends. Without: no end.")
+@click.option(
+    "--tenant",
+    default="",
+    help="Tenant whose data the token gives access to; only with --role tenant.",
+)
+@click.option(
+    "--days", type=click.IntRange(min=1), help="Days until the token expires. Default: never."
+)
 @click.option(
     "--max-rank",
     type=click.IntRange(1, MAX_RANK),
-    help="Highest authority of the claims that the node reports with it: 1 process, 2 node plugin, "
-    f"3 scheduler. Without: {MAX_RANK}.",
+    help="Highest authority of claims that the node reports with this token: 1 process, 2 node plugin, "
+    f"3 scheduler. Default: {MAX_RANK}.",
 )
 @click.argument("name")
 def token(role: str, tenant: str, days: int | None, max_rank: int | None, name: str) -> None:

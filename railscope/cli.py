@@ -20,12 +20,12 @@ _ON_DEMAND = {
     "simulate-agent": ("simulator.agent", "simulate_agent"),
 }
 _HELP = {
-    "agent": "Read this server: GPUs, RDMA ports, network cards, PCIe, host, kernel log.",
+    "agent": "Read this node: GPUs, RDMA ports, NICs, PCIe, host, kernel log.",
     "audit": "Check and read an audit log from its files and a public key.",
-    "claim": "Tell the agent of this server who is given a GPU, and when it is given back.",
-    "bill": "Work out what tenants had of the GPUs, and what it costs.",
-    "collector": "Turn frames of all nodes into cluster, rail and tenant views.",
-    "simulate": "Record a simulated GPU node into a directory, as a capture.",
+    "claim": "Report the start and end of GPU claims to the agent of this node.",
+    "bill": "Compute the GPU usage of tenants and its cost.",
+    "collector": "Combine the frames of all nodes into cluster, rail and tenant views.",
+    "simulate": "Write a capture of a simulated GPU node to a directory.",
     "simulate-agent": "Run an agent on a node that is simulated live.",
 }
 
@@ -61,7 +61,7 @@ def root() -> None:
 @root.command()
 @click.option(
     "--format", "form", type=click.Choice(["table", "md", "json"]), default="table",
-    show_default=True, help="How to print.",
+    show_default=True, help="Output format.",
 )  # fmt: skip
 def catalog(form: str) -> None:
     """Print the metric reference."""

@@ -11,31 +11,35 @@ from simulator import SCENARIOS, NodeSpec, about, find_model, moments
 
 
 @click.command()
-@click.option("--scenario", default="training", show_default=True, help="What happens on the node.")
+@click.option("--scenario", default="training", show_default=True, help="Scenario to simulate.")
 @click.option(
     "--model", default="h100", show_default=True,
-    help="Which GPUs it has: v100, t4, a100, l40s, h100, h200, b200, gb200.",
+    help="GPU model: v100, t4, a100, l40s, h100, h200, b200, gb200.",
 )  # fmt: skip
 @click.option(
     "--mode", default="whole", show_default=True,
-    help="Who has the GPUs: whole, mig, mps, time_slicing, vgpu, passthrough.",
+    help="GPU sharing mode: whole, mig, mps, time_slicing, vgpu, passthrough.",
 )  # fmt: skip
 @click.option(
     "--nic", default="cx7", show_default=True,
-    help="Which network cards it has: cx7, bnxt, irdma, mixed.",
+    help="NIC model: cx7, bnxt, irdma, mixed.",
 )  # fmt: skip
 @click.option(
     "--scheduler", default="none", show_default=True,
-    help="Who gives the GPUs out: none, kubernetes, slurm.",
+    help="Scheduler that assigns the GPUs: none, kubernetes, slurm.",
 )  # fmt: skip
-@click.option("--stray", is_flag=True, help="One process uses a GPU that nobody gave to it.")
+@click.option("--stray", is_flag=True, help="Include one process that uses a GPU without a claim.")
 @click.option(
-    "--seconds", type=click.IntRange(min=1), default=60, show_default=True, help="How long it is."
+    "--seconds",
+    type=click.IntRange(min=1),
+    default=60,
+    show_default=True,
+    help="Duration of the capture in seconds.",
 )
 @click.option("--step-seconds", type=click.FloatRange(min=0.01), default=1.0, show_default=True,
-              help="From one moment to the next; 0.1 shows bursts.")  # fmt: skip
-@click.option("--seed", type=int, default=0, show_default=True, help="What random numbers come of.")
-@click.option("--node", default="gpu-node-0", show_default=True, help="Name of the server.")
+              help="Seconds between two moments; 0.1 shows bursts.")  # fmt: skip
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random numbers.")
+@click.option("--node", default="gpu-node-0", show_default=True, help="Name of the node.")
 @click.argument("directory", type=click.Path(path_type=Path))
 def simulate(  # noqa: PLR0913 - one for each option
     *,

@@ -101,13 +101,13 @@ def _reaches_the_agent(command: Command) -> Command:
     """Add the options for the address of the agent."""
     options = (
         click.option("--config", type=click.Path(dir_okay=False, path_type=Path),
-                     help=f"Settings of the agent (TOML). Default: {settings.CONFIGURATION}/agent.toml, if it exists."),
-        click.option("--socket", "path", help="Its socket, where that is not by its settings."),
-        click.option("--url", help="Its address instead: http://127.0.0.1:PORT."),
+                     help=f"Settings file of the agent (TOML). Default: {settings.CONFIGURATION}/agent.toml, if it exists."),
+        click.option("--socket", "path", help="Socket of the agent. Default: as in its settings."),
+        click.option("--url", help="Address of the agent, instead of its socket: http://127.0.0.1:PORT."),
         click.option("--token-file", type=click.Path(dir_okay=False, path_type=Path),
-                     help="File that holds the token of the address."),
+                     help="File that contains the token for --url."),
         click.option("--timeout", type=click.FloatRange(min=0), default=5.0, show_default=True,
-                     help="Seconds to wait for an agent that is away."),
+                     help="Seconds to wait for an agent that is unreachable."),
     )  # fmt: skip
     for option in reversed(options):
         command = option(command)
@@ -138,19 +138,28 @@ def claim() -> None:
 
 
 @claim.command()
-@click.option("--id", "name", help="What the claim is known by, once and for ever.")
+@click.option("--id", "name", help="Permanent, unique ID of the claim.")
 @click.option("--gpu", "gpus", multiple=True,
-              help="Index, UUID, MIG UUID, PCI address or /dev/nvidiaN; several with commas.")  # fmt: skip
-@click.option("--tenant", default="", help="Whose it is, as bills have it.")
-@click.option("--owner", default="", help="Whose it is, as the scheduler has it: an account.")
-@click.option("--workload", default="", help="What holds it: slurm:123, kubernetes:research/train.")
-@click.option("--start", help="Since when (RFC 3339); else since now.")
-@click.option("--shared", is_flag=True, help="Others may hold the same.")
+              help="Index, UUID, MIG UUID, PCI address or /dev/nvidiaN; several separated by commas.")  # fmt: skip
+@click.option("--tenant", default="", help="Tenant of the claim, as on invoices.")
+@click.option(
+    "--owner", default="", help="Owner of the claim, as named by the scheduler: an account."
+)
+@click.option(
+    "--workload",
+    default="",
+    help="Workload that holds the claim: slurm:123, kubernetes:research/train.",
+)
+@click.option("--start", help="Start of the claim (RFC 3339). Default: now.")
+@click.option("--shared", is_flag=True, help="Allow other claims on the same devices.")
 @click.option("--share", default="",
-              help="Fraction of each device: 3/8 or 37.5%. Others may hold the rest.")  # fmt: skip
-@click.option("--system", is_flag=True, help="A health check, or the administrator's own use.")
+              help="Fraction of each device: 3/8 or 37.5%. Other claims may hold the rest.")  # fmt: skip
+@click.option(
+    "--system", is_flag=True, help="Mark as a health check or the administrator's own use."
+)
 @click.option("--from-slurm", is_flag=True,
-              help="In a prolog: id, GPUs, owner and workload by SLURM_JOB_ID and the like.")  # fmt: skip
+              help="In a prolog: read ID, GPUs, owner and workload from SLURM_JOB_ID and related "
+                   "variables.")  # fmt: skip
 @_reaches_the_agent
 def start(gpus: tuple[str, ...], **options: Any) -> None:
     """Start a claim on GPUs. Repeating it has no effect."""
@@ -173,9 +182,11 @@ def start(gpus: tuple[str, ...], **options: Any) -> None:
 
 @claim.command()
 @click.argument("name", required=False)
-@click.option("--id", "other", help="The same as the argument.")
-@click.option("--end", "when", help="Until when (RFC 3339); else until now.")
-@click.option("--from-slurm", is_flag=True, help="In an epilog: the claims of job SLURM_JOB_ID.")
+@click.option("--id", "other", help="Same as the argument NAME.")
+@click.option("--end", "when", help="End of the claim (RFC 3339). Default: now.")
+@click.option(
+    "--from-slurm", is_flag=True, help="In an epilog: end the claims of job SLURM_JOB_ID."
+)
 @_reaches_the_agent
 def end(name: str | None, other: str | None, when: str | None, **options: Any) -> None:
     """End a claim on GPUs. Repeating it has no effect."""
@@ -200,7 +211,7 @@ def end(name: str | None, other: str | None, when: str | None, **options: Any) -
 
 @claim.command(name="list")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table",
-              show_default=True, help="How to print.")  # fmt: skip
+              show_default=True, help="Output format.")  # fmt: skip
 @_reaches_the_agent
 def show(form: str, **options: Any) -> None:
     """List the claims in force on this node from all claim providers, and use without a claim."""

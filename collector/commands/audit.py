@@ -38,15 +38,15 @@ _DIRECTORY = click.argument(
 )
 _KEY = click.option(
     "--key", "key", required=True,
-    help="The log's public key, or the file that holds it.",
+    help="Public key of the log, or the file that contains it.",
 )  # fmt: skip
-_JSON = click.option("--json", "as_json", is_flag=True, help="The bytes that were hashed.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print the bytes that were hashed.")
 
 
 _SALTS = click.option(
     "--salts", type=click.Path(file_okay=False, path_type=Path),
     default=Path(CollectorSettings().state_directory) / PERSONAL, show_default=True,
-    help="Where the collector keeps the salts of names.",
+    help="Directory of the collector's salts of names.",
 )  # fmt: skip
 _MAX_NAMED = 20
 
@@ -62,9 +62,9 @@ def audit() -> None:
 @click.option(
     "--anchor", "anchors", multiple=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A checkpoint that someone else kept; may be given several times.",
+    help="Checkpoint stored elsewhere; may be repeated.",
 )  # fmt: skip
-@click.option("--ledger", "ledger", help="URL of the ledger, to compare its rows, too.")
+@click.option("--ledger", "ledger", help="URL of the ledger, to compare its rows as well.")
 def verify_command(
     directory: Path, key: str, anchors: tuple[Path, ...], ledger: str | None
 ) -> None:
@@ -115,7 +115,7 @@ def _vouching(witnesses: Sequence[Witness]) -> Iterator[str]:
 @_DIRECTORY
 @click.option(
     "--secret-key", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The log's secret key: audit.key in the collector's state directory.",
+    help="Secret key of the log: audit.key in the collector's state directory.",
 )  # fmt: skip
 def upgrade_command(directory: Path, secret_key: Path) -> None:
     """Sign the housekeeping files of a log that an earlier version wrote.
@@ -172,9 +172,11 @@ def check_proof_command(file: BinaryIO, key: str) -> None:
 @_DIRECTORY
 @click.option("--type", "kind", help="Only records of this type or family.")
 @click.option("--node", help="Only records about this node.")
-@click.option("--from", "first", type=click.IntRange(min=0), default=0, help="First sequence.")
+@click.option(
+    "--from", "first", type=click.IntRange(min=0), default=0, help="First sequence number."
+)
 @_JSON
-@click.option("--person", help="Only records that are committed to this name.")
+@click.option("--person", help="Only records with a commitment to this name.")
 @_SALTS
 def show(  # noqa: PLR0913, PLR0917 - its options
     directory: Path, kind: str | None, node: str | None, first: int, as_json: bool,  # noqa: FBT001 - a flag

@@ -22,10 +22,10 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 tenants_option = click.option(
     "--tenants", "tenants_path", type=_FILE,
-    help="Whose an account or namespace is (CSV: tenant,source,owner,from,to).",
+    help="Tenant of each account and namespace (CSV: tenant,source,owner,from,to).",
 )  # fmt: skip
 timezone_option = click.option(
-    "--timezone", help="Zone of sacct's times where they name none, as Europe/Berlin."
+    "--timezone", help="Time zone of sacct times that specify none, such as Europe/Berlin."
 )
 
 
@@ -45,13 +45,21 @@ class GivenBooks:
 def books_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add options for files of scheduler records; `given` is a GivenBooks or None."""
 
-    @click.option("--slurm", type=_FILE, multiple=True, help="Compare with `sacct -P` or `--json`.")
     @click.option(
-        "--kubernetes", type=_FILE, multiple=True, help="Compare with `kubectl get pods -o json`."
+        "--slurm",
+        type=_FILE,
+        multiple=True,
+        help="Compare with the output of `sacct -P` or `sacct --json`.",
+    )
+    @click.option(
+        "--kubernetes",
+        type=_FILE,
+        multiple=True,
+        help="Compare with the output of `kubectl get pods -o json`.",
     )
     @click.option(
         "--tolerance", type=click.FloatRange(min=0), default=15.0, show_default=True,
-        help="Seconds that the start or end of a claim may be off.",
+        help="Seconds by which the start or end of a claim may differ.",
     )  # fmt: skip
     @timezone_option
     @tenants_option

@@ -18,7 +18,9 @@ from collector.metering.instants import Period, from_datetime
 from collector.metering.periods import name_of
 from railscope.numeric_text import NumberError, parse_decimal
 
-_REASON = click.option("--reason", required=True, help="Why; it is on the statement and recorded.")
+_REASON = click.option(
+    "--reason", required=True, help="Reason; recorded, and printed on the statement."
+)
 
 
 def _amount(_context: click.Context, _parameter: click.Parameter, text: str) -> Fraction:
@@ -33,7 +35,7 @@ _ARBITRARY = {"ignore_unknown_options": True}  # for negative amounts, which loo
 
 _FORCE = click.option(
     "--force", is_flag=True,
-    help="Even if an amount given back is dated after now or above what was invoiced.",
+    help="Allow a negative amount or a credit that is dated in the future or exceeds the invoiced amount.",
 )  # fmt: skip
 
 
@@ -56,7 +58,7 @@ def opening_command(place: Place, day: datetime, reason: str) -> None:
 @click.command("void")
 @click.argument("invoice")
 @_REASON
-@click.option("--replace", is_flag=True, help="Issue another one in its place now.")
+@click.option("--replace", is_flag=True, help="Issue a replacement invoice now.")
 @deciding_command
 def void_command(place: Place, invoice: str, reason: str, *, replace: bool) -> None:
     """Void INVOICE. Its content is unchanged; the next closing bills its charges again."""

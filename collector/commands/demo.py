@@ -26,7 +26,7 @@ _NO_DAY = 1 << 40
 
 
 @click.command()
-@click.option("--ledger", "url", metavar="URL", help="Keep it all in this empty database.")
+@click.option("--ledger", "url", metavar="URL", help="Store all results in this empty database.")
 @click.option(
     "--focus", "directory", type=click.Path(file_okay=False, path_type=Path),
     help="Write the invoices as FOCUS 1.2 to this directory.",

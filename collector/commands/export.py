@@ -50,20 +50,24 @@ def _period(_context: click.Context, _parameter: click.Parameter, text: str | No
 @click.argument("directory", metavar="OUT", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
     "--focus", type=click.Choice([VERSION]), default=VERSION, show_default=True,
-    expose_value=False, help="Version of FOCUS.",
+    expose_value=False, help="FOCUS version.",
 )  # fmt: skip
 @forms_option
-@click.option("--period", callback=_period, help="Only of 2026-10, or 2026-10-01..2026-10-15.")
-@click.option("--tenant", help="Only of this tenant.")
+@click.option(
+    "--period",
+    callback=_period,
+    help="Only invoices of this period: 2026-10, or 2026-10-01..2026-10-15.",
+)
+@click.option("--tenant", help="Only invoices of this tenant.")
 @click.option(
     "--seller", "sellers", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Who bills and who pays (TOML), instead of billing.seller_file.",
+    help="Seller and paying accounts (TOML), instead of billing.seller_file.",
 )  # fmt: skip
 @click.option(
     "--audit", "log", type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Directory of the audit log whose checkpoint is in the export; else the collector's own.",
+    help="Directory of the audit log whose checkpoint the export includes. Default: the collector's own.",
 )  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace files of the same names.")
+@click.option("--force", is_flag=True, help="Replace existing files of the same names.")
 @deciding_command
 def export_command(place: Place, directory: Path, **asked: Any) -> None:
     """Write the issued invoices to the directory OUT as FOCUS, with a manifest, and print the totals.

@@ -76,51 +76,58 @@ class _Order:
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "--format", "form", type=click.Choice(sorted(FORMATS)),
-    help="Whose list it is: JSON of ClusterCockpit, `sacct -P` or `sacct --json`, `kubectl get pods "
-    "-o json`, or the CSV of Alibaba's trace. Seen from the file if not given.",
+    help="Format of the list: ClusterCockpit JSON, `sacct -P` or `sacct --json`, `kubectl get "
+         "pods -o json`, or the CSV of Alibaba's trace. Default: detected from the file.",
 )  # fmt: skip
 @timezone_option
 @tenants_option
-@click.option("--json", "as_json", is_flag=True, help="For a program; nanoseconds are text.")
-@click.option("--ledger", "url", help="Write the GPUs' days to the ledger in this database.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON for programs; nanoseconds are strings."
+)
+@click.option("--ledger", "url", help="Write the GPU-days to the ledger in this database.")
 @click.option(
     "--period", callback=period_of, metavar="PERIOD",
-    help="The list has all jobs of this period, as 2026-10. With --ledger it replaces the list of its "
-    "source and period; without this option the period is that of its jobs, in whole days.",
+    help="Period of which the list contains all jobs, such as 2026-10. With --ledger, the list "
+         "replaces the earlier list of the same source and period. Default: the whole days that "
+         "its jobs cover.",
 )  # fmt: skip
 @click.option(
-    "--source", help="Name of the scheduler and cluster; else the scheduler, with the cluster that "
-    "the list names.",
+    "--source", help="Name of the scheduler and cluster. Default: the scheduler, with the cluster "
+                     "that the list names.",
 )  # fmt: skip
 @click.option(
     "--as-of", "as_of_ns", callback=instant_of, metavar="TIME",
-    help="When the list was made: jobs that have not ended last until then, at most until the end of "
-    "the period or until now; else until now.",
+    help="Time at which the list was made: jobs that have not ended are counted up to it, at most "
+         "up to the end of the period or to now. Default: now.",
 )  # fmt: skip
-@click.option("--sku", default="", help="Model of GPUs as prices name it, where nothing else does.")
+@click.option(
+    "--sku",
+    default="",
+    help="GPU model, as named in the price book, for GPUs whose model is not specified elsewhere.",
+)
 @click.option(
     "--inventory", "inventory_path", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Models by node and GPU (CSV: node,gpu,model).",
+    help="GPU models by node and GPU (CSV: node,gpu,model).",
 )  # fmt: skip
 @click.option(
     "--stand-ins", is_flag=True,
-    help="Give GPUs that the list only counts a number in the place of a name.",
+    help="Number the GPUs that the list counts but does not name.",
 )  # fmt: skip
 @click.option(
     "--as-observed", is_flag=True,
-    help="Take the scheduler's word as if an agent had seen it; else rating asks for a decision.",
+    help="Treat the list as if an agent had observed the usage. Without it, rating requires a decision.",
 )  # fmt: skip
 @click.option(
     "--shards-per-gpu",
     type=click.IntRange(min=1),
-    help="Shards that Slurm is configured to have for each GPU: a job's shards are a share of it.",
+    help="Shards per GPU as configured in Slurm; the shards of a job are a share of the GPU.",
 )
-@click.option("--strict", is_flag=True, help="Import nothing if a line of the list is bad.")
+@click.option("--strict", is_flag=True, help="Import nothing if a line of the list is invalid.")
 @click.option(
     "--replace", is_flag=True,
     help="Without --period: replace another list of the same source and days.",
 )  # fmt: skip
-@click.option("--as", "name", help="Name of who does it; else the user of the system.")
+@click.option("--as", "name", help="Name recorded as the actor. Default: the system user.")
 def import_jobs(  # noqa: PLR0913 - each is an option
     *, file: Path, form: str | None, timezone: str | None, tenants_path: Path | None,
     url: str | None, period: Period | None, source: str | None, as_of_ns: int | None, sku: str,

@@ -151,10 +151,14 @@ def evidence_in(database: Database) -> EvidenceStore | None:
 def ledger_command(command: Callable[..., None]) -> Callable[..., None]:
     """Add `--ledger` and `--config` to a command and pass it a `Place`; errors print one line."""
 
-    @click.option("--ledger", metavar="URL", help="sqlite:////PATH or postgresql://HOST/DATABASE.")
+    @click.option(
+        "--ledger",
+        metavar="URL",
+        help="Ledger database: sqlite:////PATH or postgresql://HOST/DATABASE.",
+    )
     @click.option(
         "--config", type=_FILE,
-        help="Settings of the collector, which name the ledger. Default without --ledger: "
+        help="Settings file of the collector, which specifies the ledger. Default without --ledger: "
         f"{settings.CONFIGURATION}/collector.toml, if it exists.",
     )  # fmt: skip
     @wraps(command)
@@ -171,7 +175,9 @@ def ledger_command(command: Callable[..., None]) -> Callable[..., None]:
 
 def deciding_command(command: Callable[..., None]) -> Callable[..., None]:
     """As `ledger_command`, with `--as` for the actor to be recorded."""
-    option = click.option("--as", "name", help="Who does it; else the user of the system.")
+    option = click.option(
+        "--as", "name", help="Name recorded as the actor. Default: the system user."
+    )
     return option(ledger_command(command))
 
 

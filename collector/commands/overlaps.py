@@ -54,7 +54,7 @@ def read(database: Database, period: Period) -> Iterator[GpuOverlap]:
 @period_argument()
 @click.option(
     "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
-    help="How to print.",
+    help="Output format.",
 )  # fmt: skip
 @ledger_command
 def overlaps_command(place: Place, period: Period, form: str) -> None:

@@ -60,7 +60,7 @@ def _output(command: Callable[..., None]) -> Callable[..., None]:
     @click.option("--format", "form", type=click.Choice(list(FORMS)), default="text",
                   show_default=True)  # fmt: skip
     @click.option("--output", "file", type=click.Path(dir_okay=False, path_type=Path),
-                  help="Write it to this file.")  # fmt: skip
+                  help="Write to this file. Default: standard output.")  # fmt: skip
     @wraps(command)
     def wrapped(form: str, file: Path | None, **rest: Any) -> None:
         command(output=_Output(form, file), **rest)
@@ -100,7 +100,7 @@ def preview_command(place: Place, words: tuple[str, ...], output: _Output) -> No
 
 @click.command("close")
 @period_argument()
-@click.option("--provisional", is_flag=True, help="Even though days are not in the ledger yet.")
+@click.option("--provisional", is_flag=True, help="Close even if days are not in the ledger yet.")
 @deciding_command
 def close_command(place: Place, period: Period, *, provisional: bool) -> None:
     """Close PERIOD and issue its invoices, once. Later evidence is billed as corrections."""
@@ -118,7 +118,7 @@ def close_command(place: Place, period: Period, *, provisional: bool) -> None:
 @click.argument("tenant")
 @period_argument()
 @_output
-@click.option("--invoice", help="This invoice, even if it is void.")
+@click.option("--invoice", help="Print this invoice, even if it is void.")
 @ledger_command
 def statement_command(
     place: Place, tenant: str, period: Period, output: _Output, invoice: str | None

@@ -33,7 +33,9 @@ def prices() -> None:
 
 @prices.command("check")
 @click.argument("file", type=_FILE)
-@click.option("--before", type=_FILE, help="The book published before: its past must stay.")
+@click.option(
+    "--before", type=_FILE, help="Previously published price book; its past must be unchanged."
+)
 def check(file: Path, before: Path | None) -> None:
     """Check a price book (TOML) and print it. Exit status 1: it is invalid."""
     book = parse_file(file)
@@ -58,10 +60,12 @@ def publish(place: Place, file: Path) -> None:
 
 
 @prices.command("show")
-@click.option("--version", type=click.IntRange(min=1), help="This version instead of the newest.")
+@click.option(
+    "--version", type=click.IntRange(min=1), help="Version to print. Default: the newest."
+)
 @click.option(
     "--format", "form", type=click.Choice(["toml", "text"]), default="toml", show_default=True,
-    help="The file as it was published, to edit and publish again, or one line per price.",
+    help="toml: the file as published, to edit and publish again; text: one line per price.",
 )  # fmt: skip
 @ledger_command
 def show(place: Place, version: int | None, form: str) -> None:

@@ -85,8 +85,10 @@ def _decide(place: Place, names: Sequence[str], node: str, reason: str, *, accep
 
 
 _IDS = click.argument("names", metavar="ID...", nargs=-1)
-_NODE = click.option("--node", default="", help="Everything of this node that waits.")
-_REASON = click.option("--reason", default="", help="Why; it is recorded.")
+_NODE = click.option(
+    "--node", default="", help="Select all evidence of this node that is under review."
+)
+_REASON = click.option("--reason", default="", help="Reason; recorded.")
 
 
 @click.command("accept")
