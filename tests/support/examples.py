@@ -1,4 +1,4 @@
-"""Examples for properties that run a whole simulated server: few, the same in every run, or many."""
+"""Number of examples of a property test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ _THOROUGH_FACTOR = 25
 
 
 def few_examples(count: int) -> settings:
-    """The same `count` examples in every run; with the profile `thorough` many and random ones."""
+    """The same `count` examples in every run; with the profile `thorough` many random ones.
+
+    For properties that run a whole simulated node.
+    """
     is_thorough = settings().max_examples > _DEFAULT_EXAMPLES
     return settings(
         deadline=None,
@@ -18,3 +21,8 @@ def few_examples(count: int) -> settings:
         derandomize=not is_thorough,
         suppress_health_check=list(HealthCheck),
     )
+
+
+def fewer(most: int) -> settings:
+    """This number in a full run, and ten times as many in the thorough one: each example is slow."""
+    return settings(max_examples=most * settings().max_examples // _DEFAULT_EXAMPLES)
