@@ -1,7 +1,7 @@
 # make demo             run collector, agents and simulated servers; SECONDS=60 ends after a minute
 # make test             check, then all tests
 # make thorough         the properties of metering, billing, audit and damaged answers, with more examples
-# make check            lint, types, import arrows, generated files
+# make check            lint, types, layers, wording, generated files
 # make bench            measure
 # make boards docs      write generated files again
 # make pictures         run a cluster with faults for ten minutes and draw all boards into docs/pictures
@@ -52,9 +52,10 @@ check: $(VENV)/.ready-to-test
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
-	$(VENV)/bin/mypy docs/generate.py
+	$(VENV)/bin/mypy docs/generate.py docs/wording.py
 	$(VENV)/bin/lint-imports
 	$(PY) docs/generate.py --check
+	$(PY) docs/wording.py
 	$(PY) -m dashboards --check
 
 bench: $(VENV)/.ready-to-test servers

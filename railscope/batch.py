@@ -49,7 +49,7 @@ def encode_batch(frames: Sequence[Frame]) -> Batch:
         changed=_bits(touched),
         steps=_step_bytes(list(chain.from_iterable(zip(*steps, strict=True)))),
         reasons=_encode_reasons(frames),
-        uncertainty_ns=_least_certain(frames),
+        uncertainty_ns=_largest_uncertainty(frames),
         events=tuple(
             _encode_event(row, event) for row, frame in enumerate(frames) for event in frame.events
         ),
@@ -130,7 +130,7 @@ def _encode_reasons(frames: Sequence[Frame]) -> bytes:
     return b"".join([frame.reasons or bytes(columns) for frame in frames])
 
 
-def _least_certain(frames: Sequence[Frame]) -> int | None:
+def _largest_uncertainty(frames: Sequence[Frame]) -> int | None:
     """The largest uncertainty of the rows; None if the uncertainty of any row is unknown."""
     widest = 0
     for frame in frames:

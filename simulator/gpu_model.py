@@ -94,7 +94,7 @@ class GpuModel:
     idle_video_megahertz: int
     max_video_megahertz: int
     idle_watts: float
-    least_limit_watts: int
+    min_limit_watts: int
     limit_watts: int
     thresholds: Thresholds
     pcie_generation: int

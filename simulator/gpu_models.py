@@ -28,7 +28,7 @@ _V100 = GpuModel(
     memory_mebibytes=32768, reserved_mebibytes=262, bar1_mebibytes=32768, multiprocessors=80,
     memory_megahertz=877, idle_megahertz=135, max_megahertz=1530,
     idle_video_megahertz=555, max_video_megahertz=1372,
-    idle_watts=42, least_limit_watts=150, limit_watts=300,
+    idle_watts=42, min_limit_watts=150, limit_watts=300,
     thresholds=Thresholds(83, 87, 90, 85), pcie_generation=3,
     nvlink=NvLinkModel(6, 2, 25_781, 25_000, peers=True),
 )  # fmt: skip
@@ -41,7 +41,7 @@ _T4 = GpuModel(
     memory_mebibytes=15360, reserved_mebibytes=388, bar1_mebibytes=256, multiprocessors=40,
     memory_megahertz=5001, idle_megahertz=300, max_megahertz=1590,
     idle_video_megahertz=540, max_video_megahertz=1470,
-    idle_watts=12, least_limit_watts=60, limit_watts=70,
+    idle_watts=12, min_limit_watts=60, limit_watts=70,
     thresholds=Thresholds(85, 93, 96), pcie_generation=3,
     vgpu_type=VgpuType(232, "GRID T4-4Q", 4 * _GIBIBYTE),
 )  # fmt: skip
@@ -54,7 +54,7 @@ _A100 = GpuModel(
     memory_mebibytes=81920, reserved_mebibytes=869, bar1_mebibytes=131072, multiprocessors=108,
     memory_megahertz=1593, idle_megahertz=210, max_megahertz=1410,
     idle_video_megahertz=585, max_video_megahertz=1290,
-    idle_watts=62, least_limit_watts=100, limit_watts=400,
+    idle_watts=62, min_limit_watts=100, limit_watts=400,
     thresholds=Thresholds(85, 89, 92, 95), pcie_generation=4, banks=640,
     nvlink=NvLinkModel(12, 4, 25_781, 25_000, nvswitches=6),
     mig_profiles=(
@@ -72,7 +72,7 @@ _L40S = GpuModel(
     memory_mebibytes=46068, reserved_mebibytes=609, bar1_mebibytes=65536, multiprocessors=142,
     memory_megahertz=9001, idle_megahertz=210, max_megahertz=2520,
     idle_video_megahertz=1185, max_video_megahertz=1965,
-    idle_watts=35, least_limit_watts=100, limit_watts=350,
+    idle_watts=35, min_limit_watts=100, limit_watts=350,
     thresholds=Thresholds(88, 90, 93), pcie_generation=4, banks=192,
     vgpu_type=VgpuType(1166, "NVIDIA L40S-12Q", 12 * _GIBIBYTE),
 )  # fmt: skip
@@ -85,7 +85,7 @@ _H100 = GpuModel(
     memory_mebibytes=81559, reserved_mebibytes=479, bar1_mebibytes=131072, multiprocessors=132,
     memory_megahertz=2619, idle_megahertz=345, max_megahertz=1980,
     idle_video_megahertz=765, max_video_megahertz=1545,
-    idle_watts=71, least_limit_watts=200, limit_watts=700,
+    idle_watts=71, min_limit_watts=200, limit_watts=700,
     thresholds=Thresholds(85, 87, 93, 95), pcie_generation=5, banks=2560,
     nvlink=NvLinkModel(18, 6, 26_562, 25_000, nvswitches=4),
     mig_profiles=(
@@ -103,7 +103,7 @@ _H200 = GpuModel(
     memory_mebibytes=143771, reserved_mebibytes=614, bar1_mebibytes=262144, multiprocessors=132,
     memory_megahertz=3201, idle_megahertz=345, max_megahertz=1980,
     idle_video_megahertz=765, max_video_megahertz=1545,
-    idle_watts=77, least_limit_watts=200, limit_watts=700,
+    idle_watts=77, min_limit_watts=200, limit_watts=700,
     thresholds=Thresholds(85, 87, 93, 95), pcie_generation=5, banks=3072,
     nvlink=NvLinkModel(18, 6, 26_562, 25_000, nvswitches=4),
     mig_profiles=(
@@ -121,7 +121,7 @@ _B200 = GpuModel(
     memory_mebibytes=183359, reserved_mebibytes=721, bar1_mebibytes=262144, multiprocessors=148,
     memory_megahertz=3996, idle_megahertz=120, max_megahertz=1965,
     idle_video_megahertz=690, max_video_megahertz=1620,
-    idle_watts=140, least_limit_watts=200, limit_watts=1000,
+    idle_watts=140, min_limit_watts=200, limit_watts=1000,
     thresholds=Thresholds(87, 89, 94, 95), pcie_generation=5, banks=4096,
     nvlink=NvLinkModel(18, 7, 53_125, 50_000),
 )  # fmt: skip
@@ -134,7 +134,7 @@ _GB200 = GpuModel(
     memory_mebibytes=189471, reserved_mebibytes=718, bar1_mebibytes=262144, multiprocessors=152,
     memory_megahertz=3996, idle_megahertz=120, max_megahertz=2062,
     idle_video_megahertz=690, max_video_megahertz=1620,
-    idle_watts=160, least_limit_watts=200, limit_watts=1200,
+    idle_watts=160, min_limit_watts=200, limit_watts=1200,
     thresholds=Thresholds(87, 89, 94, 95), pcie_generation=5, banks=4096,
     nvlink=NvLinkModel(18, 7, 53_125, 50_000), per_node=4, grace=True,
 )  # fmt: skip

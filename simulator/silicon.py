@@ -40,7 +40,7 @@ _COOL_ENOUGH = 2.5
 
 _MEMORY_WARMER = 8.0
 _MEMORY_SHARE_OF_RISE = 0.89
-_LEAST_ACTIVITY = 1e-3
+_MIN_ACTIVITY = 1e-3
 _MEAN_SHARE_OF_LIMIT = 0.585
 
 
@@ -136,7 +136,7 @@ class Silicon:
             self.reasons, self.unthrottled_share = IDLE, 1.0
             self.clock_megahertz = model.idle_megahertz
             return self._idle_watts * (1.0 + 0.002 * self._drift.value)
-        full_watts = self._full_watts * max(demand.activity * self.ripple, _LEAST_ACTIVITY)
+        full_watts = self._full_watts * max(demand.activity * self.ripple, _MIN_ACTIVITY)
         self.reasons = 0
         power_clock = self._clock_within(model.power_limit_milliwatts / 1000, full_watts)
         clock = power_clock

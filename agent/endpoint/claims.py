@@ -31,10 +31,10 @@ from agent.endpoint.http_server import HttpServer, Request, Response
 from agent.host import Clock
 from agent.sources.tenancy import Tenancy
 from agent.tenancy import naming
+from agent.tenancy.command_claims import Claim, ConflictError, NotKeptError, UnknownError
 from agent.tenancy.devices import UNKNOWN_NUMBER, Device, Known
 from agent.tenancy.held import COMMAND, BootTime, Held
 from agent.tenancy.names import CLAIMS, SOCKET
-from agent.tenancy.told import Claim, ConflictError, NotKeptError, UnknownError
 from railscope.listen import split_address
 from railscope.settings import SettingsError
 from railscope.shares import ShareError, parse_written_share, share_text

@@ -2,7 +2,7 @@
 
 A netlink dump that is cut short, or a driver that skips a sick device, lists fewer devices than there are,
 and no call fails. So the names in each such answer are compared with those of earlier ones. A device
-that is missing has left if a second, independent place says so, or if it stays missing for
+that is missing has left if a second, independent place lacks it too, or if it stays missing for
 `ACCEPTED_AFTER_NS`. Until then the answer is completed with a record without readings, or the call fails.
 """
 
@@ -22,7 +22,7 @@ _NVML_LEFT = {2, 6, 15, 16}
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """How to read the names in an answer, and a second place that lists or answers for a device."""
+    """Reader of the names in an answer, and a second place that lists or answers for a device."""
 
     names: Callable[[Json], list[str]]
     there: Callable[[Host, Collection[str]], set[str]]
@@ -31,7 +31,7 @@ class Roster:
     """Put devices into an answer. Without it the call fails for a list that only became shorter; one
     with a new device describes a GPU that was divided again."""
     is_seen_first: bool = False
-    """The second place says that a device has left only if it had the device before: a container may
+    """The second place counts for a device that it had before only: a container may
     show the directories of another system."""
 
 

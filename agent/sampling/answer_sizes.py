@@ -2,7 +2,7 @@
 
 A file that is read while its driver resets can be empty or end in the middle, and a listing can lack
 entries that are still there. No call fails then, so the size of each answer is compared with that of
-the last complete one. Whatever lists devices that come and go may shrink.
+the last complete one. Lists of devices that come and go may shrink.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from operator import lt
 from agent.host import Host, Json
 
 ACCEPTED_AFTER_NS = 600_000_000_000
-"""How long an answer has to stay smaller before it counts as complete.
+"""Time for which an answer has to stay smaller before it counts as complete.
 
 The statistics of a NIC become fewer with its queues and PFC priorities, those of Lustre when they are cleared.
 """
@@ -103,14 +103,14 @@ def file_size(path: str, content: bytes) -> int:
 
 
 def number_count(path: str, content: bytes) -> int:
-    """How many numbers a file has; 0 for one whose entries come and go."""
+    """Return how many numbers a file has; 0 for one whose entries come and go."""
     if path.endswith((*_TABLES, *_REQUEST_LISTS)):
         return 0
     return sum(1 for _ in _NUMBER.finditer(content))
 
 
 def answer_size(key: str, answer: Json) -> int:
-    """How many entries an answer has; of one that varies, its statistics only."""
+    """Return how many entries an answer has; of one that varies, its statistics only."""
     if not key.startswith(_VARYING_CALLS):
         return _entries(answer)
     statistics = answer.get("statistics") if isinstance(answer, dict) else None

@@ -19,6 +19,7 @@ from agent.tenancy import unclaimed
 from agent.tenancy.book import Book, Look, Open, claims_on
 from agent.tenancy.claims_file import ClaimsFile
 from agent.tenancy.clock_history import ClockHistory
+from agent.tenancy.command_claims import ToldClaims
 from agent.tenancy.devices import Devices, Known
 from agent.tenancy.held import Adapter, Held, Level, Told
 from agent.tenancy.kubernetes import Kubernetes
@@ -28,7 +29,6 @@ from agent.tenancy.placing import claimed, findings_of, placed
 from agent.tenancy.pod_requests import KubeletUrl, PodRequests
 from agent.tenancy.processes import Processes, Use, Uses, on
 from agent.tenancy.slurm import Places, Slurm
-from agent.tenancy.told import ToldClaims
 from railscope.catalog import tenancy as c
 from railscope.catalog.entities import GPU
 from railscope.entity import Entity

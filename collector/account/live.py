@@ -16,8 +16,8 @@ from collector.account.tally import Account, Sums, add, month_of
 from collector.evidence.assemble import Files
 from collector.evidence.book import EvidenceBook
 from collector.evidence.chunk import Span
+from collector.evidence.claim_events import is_gpu
 from collector.evidence.places import Places
-from collector.evidence.told import is_gpu
 from collector.evidence.trouble import Trouble
 from collector.evidence.unplaced import Placer
 from collector.ledger.tiling import DAY_NS

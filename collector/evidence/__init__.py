@@ -1,7 +1,7 @@
 """Usage evidence: facts about each GPU from frames, claim events and administrators' files.
 
   chunk            facts from a node's frames of 15 minutes
-  told             facts from claim events
+  claim_events     facts from claim events
   taking           facts from one batch
   book             facts in memory, fed by the core
   schema, queries, store, quarantine   facts in the ledger's database

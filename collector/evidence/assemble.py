@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from collector.evidence.chunk import GRID_NS, Chunk, Cut, Span, add_span
+from collector.evidence.claim_events import Ended, Told, first_report, first_reports, is_gpu
 from collector.evidence.contacts import Contacts
 from collector.evidence.disputes import Placed, outside_of, placed_of, shown_waiting
 from collector.evidence.ends import Ends, ends_of, gaps_of
@@ -25,7 +26,6 @@ from collector.evidence.node_claims import (
 )
 from collector.evidence.places import Places, Presence
 from collector.evidence.review import Decisions, Expectation
-from collector.evidence.told import Ended, Told, first_report, first_reports, is_gpu
 from collector.files.calendar_file import Calendar
 from collector.files.claims_file import FileClaims
 from collector.files.inventory_file import Inventory

@@ -25,13 +25,7 @@ from collector.evidence.chunk import (
     add_spans,
     believed_from,
 )
-from collector.evidence.claim_index import ClaimIndex
-from collector.evidence.contacts import MAX_AGE_NS, MAX_GPUS, Contact, Contacts, NodeReceipts
-from collector.evidence.ends import ends_of
-from collector.evidence.places import Presence
-from collector.evidence.span_counts import SpanCounts, new_spans
-from collector.evidence.taking import Taking, by_chunk
-from collector.evidence.told import (
+from collector.evidence.claim_events import (
     ENDS,
     STARTS,
     Ended,
@@ -44,6 +38,12 @@ from collector.evidence.told import (
     told,
     unplaced_in,
 )
+from collector.evidence.claim_index import ClaimIndex
+from collector.evidence.contacts import MAX_AGE_NS, MAX_GPUS, Contact, Contacts, NodeReceipts
+from collector.evidence.ends import ends_of
+from collector.evidence.places import Presence
+from collector.evidence.span_counts import SpanCounts, new_spans
+from collector.evidence.taking import Taking, by_chunk
 from collector.evidence.trouble import Trouble
 from collector.fleet.metered_columns import Part
 from collector.fleet.schemas import Known

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from collector.evidence.told import Ended, Told, is_gpu
+from collector.evidence.claim_events import Ended, Told, is_gpu
 
 MAX_IN_FORCE = 1024
 """Claims of one node without an end, including ends received before their claims."""

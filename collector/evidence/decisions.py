@@ -14,12 +14,12 @@ from collector.audit.events import clean
 from collector.evidence import queries
 from collector.evidence.assemble import Files, facts_of, waiting_nodes, waiting_of
 from collector.evidence.chunk import Chunk
+from collector.evidence.claim_events import is_gpu
 from collector.evidence.contacts import LATE_NS, TOLERANCE_NS, Contacts
 from collector.evidence.node_claims import ClaimPart
 from collector.evidence.review import Subject, What
 from collector.evidence.schema import claims, decisions, releases, trust
 from collector.evidence.store import EvidenceStore
-from collector.evidence.told import is_gpu
 from collector.ledger import outbox
 from collector.ledger.database import Database
 from collector.ledger.draft import Draft

@@ -13,12 +13,12 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from collector.evidence.chunk import Span
+from collector.evidence.claim_events import first_reports
 from collector.evidence.ends import ends_of
 from collector.evidence.node_claims import ClaimPart, Reported
 from collector.evidence.occupancy import Periods, common, minus, union
 from collector.evidence.places import Attendance, Places, places
 from collector.evidence.review import CONTESTED, MOVED, Expectation, What
-from collector.evidence.told import first_reports
 from collector.metering.evidence import Claim, Level, Stay
 from collector.metering.timeline import Piece
 from collector.metering.units import FOREVER_NS

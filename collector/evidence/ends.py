@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from collector.evidence.claim_events import Ended, Told
 from collector.evidence.places import Presence
-from collector.evidence.told import Ended, Told
 from collector.metering.units import FOREVER_NS
 
 Ends = Mapping[tuple[str, str], int]

@@ -7,6 +7,14 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from collector.evidence.claim_events import (
+    MAX_LEVEL,
+    WIRE_CAPACITY,
+    Ended,
+    Told,
+    first_reports,
+    is_gpu,
+)
 from collector.evidence.contacts import (
     TOLERANCE_NS,
     Contacts,
@@ -26,7 +34,6 @@ from collector.evidence.review import (
     overlaid,
     parts,
 )
-from collector.evidence.told import MAX_LEVEL, WIRE_CAPACITY, Ended, Told, first_reports, is_gpu
 from collector.files.tenants_file import Tenants
 from collector.metering.evidence import Claim, Level, Stay
 from collector.metering.timeline import Piece, without

@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from collector.evidence.chunk import Chunk, decode
-from collector.evidence.told import Told
+from collector.evidence.claim_events import Told
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -10,6 +10,7 @@ import msgspec
 from sqlalchemy import Connection, Table, and_, exists, func, or_, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 
+from collector.evidence.claim_events import Ended, Told
 from collector.evidence.contacts import Contact, Contacts
 from collector.evidence.review import Decisions, Subject, What
 from collector.evidence.schema import (
@@ -22,7 +23,6 @@ from collector.evidence.schema import (
     releases,
     trust,
 )
-from collector.evidence.told import Ended, Told
 from collector.files import calendar_file, claims_file, inventory_file, retired_file, tenants_file
 from collector.metering.units import FOREVER_NS
 

@@ -15,11 +15,11 @@ from collector.evidence.administration import Version
 from collector.evidence.assemble import Facts, Files, Known, facts_of, known
 from collector.evidence.changes import Change, Late, late, recorded_after
 from collector.evidence.chunk import Chunk
+from collector.evidence.claim_events import Ended, Told, unplaced_in
 from collector.evidence.contacts import NO_CONTACTS, Contacts, floor_ns
 from collector.evidence.places import is_undecided
 from collector.evidence.quarantine import Quarantine
 from collector.evidence.schema import claims, contacts, files, homes, parts, releases, trust
-from collector.evidence.told import Ended, Told, unplaced_in
 from collector.evidence.trouble import Trouble
 from collector.evidence.unplaced import Placer
 from collector.files import calendar_file, claims_file, inventory_file, retired_file, tenants_file

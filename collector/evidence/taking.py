@@ -18,8 +18,8 @@ from collector.evidence.chunk import (
     Span,
     add_spans,
 )
+from collector.evidence.claim_events import MAX_CHARACTERS, is_gpu
 from collector.evidence.places import Presence
-from collector.evidence.told import MAX_CHARACTERS, is_gpu
 from collector.fleet import decode
 from collector.fleet.metered_columns import Part
 from collector.fleet.schemas import Gpu, Known

@@ -13,13 +13,13 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from collector.evidence.assemble import Facts, Files, counts_of, evidence_of, home_of
+from collector.evidence.claim_events import unplaced_in
 from collector.evidence.contacts import node_floor_ns
 from collector.evidence.ends import ends_of
 from collector.evidence.node_claims import Names
 from collector.evidence.occupancy import minus
 from collector.evidence.places import Places
 from collector.evidence.review import What
-from collector.evidence.told import unplaced_in
 from collector.metering.evidence import Claim, Evidence, Level, Stay
 from collector.metering.holders import claims_in_force, stays
 from collector.metering.placement import Excess, NodeGpu, Placement, place

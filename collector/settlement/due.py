@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from collector.evidence.changes import Change
+from collector.evidence.claim_events import unplaced_in
 from collector.evidence.queries import CONTEXT_NS
-from collector.evidence.told import unplaced_in
 from collector.ledger.tiling import DAY_NS
 from collector.settlement.days import Homes, Job, groups
 

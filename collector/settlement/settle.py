@@ -20,11 +20,11 @@ from collector.config import MeteringSettings
 from collector.evidence.book import EvidenceBook, Kept
 from collector.evidence.changes import Change, Late
 from collector.evidence.chunk import encode
+from collector.evidence.claim_events import Ended, Told, is_gpu, node_of, unplaced_in
 from collector.evidence.node_claims import early_claims
 from collector.evidence.queries import groups_of
 from collector.evidence.review import Decisions
 from collector.evidence.store import ready
-from collector.evidence.told import Ended, Told, is_gpu, node_of, unplaced_in
 from collector.evidence.trouble import Trouble
 from collector.ledger.database import LedgerError
 from collector.ledger.rows import GpuDay

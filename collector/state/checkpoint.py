@@ -18,8 +18,8 @@ from typing import TypeAlias, TypeVar
 import msgspec
 
 from collector.evidence.book import GpuMemory, Kept
+from collector.evidence.claim_events import Ended, Told
 from collector.evidence.contacts import NodeReceipts
-from collector.evidence.told import Ended, Told
 from collector.fleet.seen_event import SeenEvent
 from collector.framelog.sequences import Run
 from collector.state.core import Core

@@ -47,7 +47,7 @@ def tell(gpu: GpuState, told: Answers) -> None:
             model.generation >= Generation.HOPPER, {"isC2cEnabled": int(model.grace)}
         ),
     )
-    least, most = 1000 * model.least_limit_watts, model.power_limit_milliwatts
+    least, most = 1000 * model.min_limit_watts, model.power_limit_milliwatts
     for number, milliwatts in ((187, least), (188, most), (189, most), (190, most), (192, most)):
         told.field(number, milliwatts)
     if model.generation >= Generation.HOPPER:

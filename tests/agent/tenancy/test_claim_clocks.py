@@ -14,8 +14,8 @@ from support.tenancy import LISTED, NODE, Looked, node, pod, uuid
 from agent.config import TenancySettings
 from agent.endpoint.claims import ClaimsEndpoint, Start
 from agent.tenancy.clock_history import MAX_OFFSETS, ClockHistory
+from collector.evidence.claim_events import Ended, Teller, Told, first_report, told
 from collector.evidence.ends import ends_of
-from collector.evidence.told import Ended, Teller, Told, first_report, told
 from railscope.catalog import tenancy as c
 from railscope.frame import Event, Instant
 from railscope.wire import WireEntity, WireEvent

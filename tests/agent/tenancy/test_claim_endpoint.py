@@ -27,7 +27,7 @@ from support.tenancy import NODE, Looked, cut, mig_uuid, node, told, uuid
 
 from agent.config import TenancySettings
 from agent.endpoint.claims import MAX_BODY_BYTES, ClaimsEndpoint
-from agent.tenancy.told import FILE
+from agent.tenancy.command_claims import FILE
 from railscope.cli import root
 from railscope.settings import SettingsError
 

@@ -83,7 +83,7 @@ def test_a_finding_names_the_job_and_how_to_place_it():
 
 def test_a_count_is_placed_when_a_prolog_names_devices_later():
     looked, _ = looked_at(CASES / "slurm-count-only")
-    from agent.tenancy.told import Claim  # noqa: PLC0415 - only here
+    from agent.tenancy.command_claims import Claim  # noqa: PLC0415 - only here
 
     tenancy = looked.tenancy
     devices = tuple(tenancy.devices.gpu(uuid(n)) for n in (2, 3))

@@ -11,9 +11,17 @@ from looks import ALICE, states, troubles
 from msgspec.structs import replace
 from support.story import SECOND, Reporter, accept, at, ended, gpus_of, known_of, started
 
+from collector.evidence.claim_events import (
+    Ended,
+    Teller,
+    Told,
+    ToldError,
+    first_report,
+    repeats,
+    told,
+)
 from collector.evidence.ends import ends_of
 from collector.evidence.node_claims import reported_id
-from collector.evidence.told import Ended, Teller, Told, ToldError, first_report, repeats, told
 from collector.metering.evidence import Level
 from collector.state.core import Core
 from railscope.frame import Event

@@ -20,7 +20,7 @@ from support.story import (
 )
 
 from collector.evidence.assemble import Files
-from collector.evidence.told import MAX_CHARACTERS
+from collector.evidence.claim_events import MAX_CHARACTERS
 from collector.files import claims_file
 from collector.metering.tiling import State, tile
 from collector.state.core import Core

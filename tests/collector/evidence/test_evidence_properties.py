@@ -17,7 +17,7 @@ from support.story import SECOND, accept, at, core_in, known_of, no_turns
 from collector.account.live import LiveAccount
 from collector.account.tally import tally
 from collector.evidence.assemble import evidence_of
-from collector.evidence.told import Told
+from collector.evidence.claim_events import Told
 from collector.ledger.tiling import evidence_root
 from collector.metering.tiling import tile
 from collector.state.core import Core

@@ -25,10 +25,10 @@ from support.story import (
 
 from collector.evidence.assemble import Files
 from collector.evidence.chunk import Span
+from collector.evidence.claim_events import Ended, Told, dated, first_report, repeats
 from collector.evidence.ends import Gap, ends_of, freed_of, gaps_of
 from collector.evidence.places import Presence
 from collector.evidence.review import Decisions, Subject, What
-from collector.evidence.told import Ended, Told, dated, first_report, repeats
 from collector.evidence.unplaced import Placer
 from collector.metering.evidence import Level
 from collector.metering.tiling import tile

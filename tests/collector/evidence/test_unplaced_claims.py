@@ -25,9 +25,9 @@ from support.story import (
 )
 
 from collector.evidence.assemble import Files
+from collector.evidence.claim_events import unplaced_in
 from collector.evidence.decisions import waiting
 from collector.evidence.review import Decisions, Subject, What
-from collector.evidence.told import unplaced_in
 from collector.evidence.unplaced import Placer
 from collector.files import inventory_file
 from collector.state.core import Core
