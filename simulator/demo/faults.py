@@ -1,8 +1,9 @@
 """Faults of the demo: begin and end of each, the alerts that it raises, and the fault record.
 
-They strike one after the other in rounds of 18 minutes; strengths and devices differ in each round. Every
+They strike one after the other in rounds of 19 minutes; strengths and devices differ in each round. Every
 fault lasts long enough for its alerts and leaves time for them to resolve: the last two minutes of a
-round are quiet.
+round are quiet, and so are its first 105 seconds, in which a Prometheus can be started: `increase` needs a
+sample from before the fault.
 
 `faults.jsonl` has one line when a fault begins, with `end` null, and one when it ends. Times are RFC
 3339, in UTC.
@@ -20,7 +21,7 @@ from typing import NamedTuple
 from simulator.live import LiveNode, Occurrence, PlannedFault
 from simulator.machine import machine
 
-ROUND_SECONDS = 1080.0
+ROUND_SECONDS = 1140.0
 _NS_PER_SECOND = 1_000_000_000
 
 
@@ -51,33 +52,33 @@ class DemoFault:
 
 FAULTS = (
     DemoFault(
-        "gpu_memory_error", "gpu-node-1", "ecc_uncorrected", 45, 240,
+        "gpu_memory_error", "gpu-node-1", "ecc_uncorrected", 105, 240,
         ("RailscopeGpuXid", "RailscopeGpuEccUncorrected", "RailscopeGpuRowRemapPending",
          "RailscopeGpuRecovery", "RailscopeGpuHealth"), 210, 735,
         "{gpu} meets a memory error that cannot be corrected, its job ends, and it waits for a reset",
     ),
     DemoFault(
-        "slow_receiver", "gpu-node-3", "stalled_receiver", 105, 480,
+        "slow_receiver", "gpu-node-3", "stalled_receiver", 165, 480,
         ("RailscopePfcPauseShare", "RailscopeBurstPause"), 450, 360,
         "{nic} takes in data too slowly and pauses its switch",
     ),
     DemoFault(
-        "hot_gpu", "gpu-node-4", "thermal", 165, 420,
+        "hot_gpu", "gpu-node-4", "thermal", 225, 420,
         ("RailscopeGpuThermalThrottle",), 420, 360,
         "{gpu} is badly cooled and slows down",
     ),
     DemoFault(
-        "unclaimed_use", "gpu-node-2", "unclaimed", 225, 420,
+        "unclaimed_use", "gpu-node-2", "unclaimed", 285, 420,
         ("RailscopeUnclaimedUse",), 390, 90,
         "a process uses {gpu}, which nobody gave to it",
     ),
     DemoFault(
-        "link_down", "gpu-node-1", "link_down", 345, 210,
+        "link_down", "gpu-node-1", "link_down", 405, 210,
         ("RailscopeLinkDown", "RailscopeRdmaRetransmission"), 195, 360,
         "{nic} loses its link",
     ),
     DemoFault(
-        "agent_stopped", "gpu-node-2", "", 690, 210,
+        "agent_stopped", "gpu-node-2", "", 750, 210,
         ("RailscopeNodeSilent",), 200, 90,
         "the agent has stopped",
     ),
