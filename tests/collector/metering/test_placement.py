@@ -241,7 +241,11 @@ def where(found: Placement, names: set[str]) -> set[tuple[str, int, str, str, bo
 
 
 @given(
-    st.lists(st.lists(named_claims(N, S), max_size=2), min_size=1, max_size=3),
+    st.lists(
+        st.lists(named_claims(N, S), max_size=2, unique_by=lambda one: one.id),
+        min_size=1,
+        max_size=3,
+    ),
     st.lists(counts_of(N, S), min_size=1, max_size=4, unique_by=lambda one: one.id),
     st.lists(st.tuples(st.integers(0, 2), named_claims(R)), max_size=2),
     st.lists(counts_of(R), max_size=2, unique_by=lambda one: one.id),
