@@ -5,7 +5,7 @@
 # make bench            measure
 # make boards docs      write generated files again
 # make pictures         run a cluster with faults for ten minutes and draw all boards into docs/pictures
-# make cases            simulate the case directories of the tests again
+# make cases            write the test cases in tests/captures again
 # make install          as services under PREFIX (as root); EXTRAS=yes adds PostgreSQL and Parquet
 # make lock             pin what make install installs, with hashes (deploy/requirements*.lock)
 # make clean            remove what was built here
@@ -71,7 +71,7 @@ pictures: $(VENV)/.ready-to-test servers
 	$(PY) -m dashboards.pictures.site --seconds $(PICTURE_SECONDS) --to docs/pictures
 
 cases: $(VENV)/.ready-to-test
-	$(PY) tests/captures/make.py
+	PYTHONPATH=tests $(PY) -m captures.make
 
 # The real programs that tests talk to; says what it cannot install.
 servers:

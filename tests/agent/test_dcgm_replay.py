@@ -10,6 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from click.testing import CliRunner
+from support.cases import CASES
 from support.clock import ManualClock
 from support.pages import Sample, samples
 from support.reading import ORIGIN
@@ -25,7 +26,6 @@ from agent.sampling.reader import Reader
 from agent.service import Agent
 from railscope.capture import About, Capture, read_capture
 
-CASES = Path(__file__).parents[1] / "captures"
 PATIENCE_SECONDS = 60
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from captures.make import CASES, HERE
 from click.testing import CliRunner
+from support.cases import CASES
 from support.network_cases import (
     DRIFTED,
     ONSET,
@@ -17,6 +17,7 @@ from support.network_cases import (
     SECONDS,
     STRUCK,
     end,
+    gpus_by_case,
     grown,
     recorded,
     series,
@@ -27,7 +28,7 @@ from support.network_cases import (
 from agent.cli import agent
 from railscope.capture import Json
 
-NETWORK_CASES = [name for name, case in CASES.items() if case.nic]
+GPUS = gpus_by_case()
 STRUCK_DEVICE, OTHER_DEVICE = "mlx5_5", "mlx5_4"
 CARD, ABOVE = "0000:5e:00.0", "0000:5d:00.0"
 LINE_BYTES_PER_SECOND = 50_000_000_000
@@ -47,25 +48,27 @@ def rail_of(case: str, device: str) -> str:
     return "".join(rails).removeprefix("rail=")
 
 
-@pytest.mark.parametrize("case", NETWORK_CASES)
+@pytest.mark.parametrize("case", GPUS)
 def test_every_port_is_on_the_page_and_counts(case: str) -> None:
     ports = recorded(case, "names", "/sys/class/infiniband")
     bridges = 4 if case == "hgx-b200-bridges" else 0
     lost = 1 if case == "nic-lost" else 0
-    assert len(ports) == CASES[case].gpus + 2 + bridges - lost
+    assert len(ports) == GPUS[case] + 2 + bridges - lost
     shown = series(end(case), "railscope_rdma_port_up")
     assert len(ports) - bridges <= len(shown) <= len(ports)
     assert set(shown.values()) == {1}
     rails = sorted(rail_of(case, device) for device in ports)
-    expected = {str(rail) for rail in range(CASES[case].gpus)} - ({"3"} if lost else set())
+    expected = {str(rail) for rail in range(GPUS[case])} - ({"3"} if lost else set())
     assert [rail for rail in rails if rail] == sorted(expected)
 
 
-@pytest.mark.parametrize("case", NETWORK_CASES)
+@pytest.mark.parametrize("case", GPUS)
 def test_the_whole_path_of_every_card_and_gpu_is_in_the_tree(case: str) -> None:
-    told = CliRunner().invoke(agent, ["topology", "--replay", str(HERE / case), "--format", "json"])
+    told = CliRunner().invoke(
+        agent, ["topology", "--replay", str(CASES / case), "--format", "json"]
+    )
     devices = {device["address"]: device for device in json.loads(told.stdout)["devices"]}
-    assert sum(device["role"] == "gpu" for device in devices.values()) == CASES[case].gpus
+    assert sum(device["role"] == "gpu" for device in devices.values()) == GPUS[case]
     for device in devices.values():
         assert set(device["path"]) <= set(devices)
         assert None not in device["link"].values() or device["names"] == ["eth0"]
@@ -101,7 +104,7 @@ def test_idle_rails_move_nothing() -> None:
 
 def test_the_number_of_a_device_is_not_its_rail() -> None:
     for case in ("index-is-not-rail", "hgx-h100-roce-idle"):
-        devices = [f"mlx5_{n}" for n in (0, 3, 4, 5, 6, 9, 10, 11)][: CASES[case].gpus]
+        devices = [f"mlx5_{n}" for n in (0, 3, 4, 5, 6, 9, 10, 11)][: GPUS[case]]
         rails = [rail_of(case, device) for device in devices]
         assert rails == [str(rail) for rail in range(len(devices))]
     assert {rail_of("index-is-not-rail", device) for device in ("mlx5_1", "mlx5_7")} == {""}

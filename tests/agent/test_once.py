@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from support.cards import INFINIBAND
+from support.cases import CASES
 from support.pages import Sample, sample, samples
 from support.tree import HOSTNAME, make_tree
 
@@ -60,8 +61,7 @@ def test_json_says_the_same_and_why_something_is_absent(root: Path) -> None:
 
 def named(case: str) -> dict[str, list[dict[str, str]]]:
     """The devices of entries by a label that names one."""
-    capture = Path(__file__).parents[1] / "captures" / case
-    outcome = CliRunner().invoke(agent, ["once", "--replay", str(capture), "--format", "json"])
+    outcome = CliRunner().invoke(agent, ["once", "--replay", str(CASES / case), "--format", "json"])
     entries = json.loads(outcome.output)
     return {
         label: [e["device"] for e in entries if label in e["labels"] and "device" in e]

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from support import cases
 from support import nvidia_smi_csv as csv
 from support import nvidia_smi_links as links
 from support.exporter_capture import CASES, DIRECTORY, read
@@ -36,7 +37,6 @@ from railscope.cli import root as railscope
 from simulator import SHORT_NAMES, NodeSpec, simulate
 
 CARDS = sorted({card for card, _ in CASES})
-CAPTURES = Path(__file__).parents[1] / "captures"
 ESCAPES = re.compile(r"\x1b\[\d*m")
 SWITCH, PEER = 2, 0
 
@@ -303,7 +303,7 @@ def test_the_command_shows_a_capture(capture: str) -> None:
 
 def test_of_a_capture_the_command_shows_the_end() -> None:
     """A card that was lost on the way is in no tree, as it is on no page."""
-    code, text = run("--replay", str(CAPTURES / "nic-lost"))
+    code, text = run("--replay", str(cases.CASES / "nic-lost"))
     assert code == 0
     assert "mlx5_5" not in text
     assert "0000:5e:00.0" not in text

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from support.cases import CASES, capture_of
 from support.pages import sample, samples
 
 from agent.cli import agent
 from agent.commands.walk import MAX_LOOKS, Walk, WalkClock, looks
 from agent.config import AgentSettings
 from agent.service import Agent
-from railscope.capture import About, Capture, Moment, read_capture
+from railscope.capture import About, Capture, Moment
 from railscope.exposition import Format
 
 NS = 10**9
-CAPTURES = Path(__file__).parents[1] / "captures"
 GPU = "GPU-895f3d94-b02d-48a6-a43b-61d5471207e8"
 
 
@@ -59,7 +57,7 @@ async def test_the_clock_stands_and_never_goes_back() -> None:
 
 
 async def test_what_has_grown_in_a_capture_is_known_at_its_end_and_not_of_the_end_alone() -> None:
-    walk = Walk(read_capture(CAPTURES / "nvlink-errors"))
+    walk = Walk(capture_of("nvlink-errors"))
     walked = Agent(AgentSettings(), walk.host, "n")
     await walk.read(walked)
     recovering = sample("railscope_gpu_health_reason_active", gpu=GPU, reason="nvlink_recovering")
@@ -80,5 +78,5 @@ async def test_what_has_grown_in_a_capture_is_known_at_its_end_and_not_of_the_en
 def test_a_check_of_a_capture_says_what_is_wrong_with_its_gpus(
     case: str, code: int, told: str
 ) -> None:
-    outcome = CliRunner().invoke(agent, ["check", "--replay", str(CAPTURES / case)])
+    outcome = CliRunner().invoke(agent, ["check", "--replay", str(CASES / case)])
     assert (outcome.exit_code, told in outcome.output) == (code, True), outcome.output

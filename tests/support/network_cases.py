@@ -7,10 +7,18 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from captures.make import EXPECTED, HERE, page
+from support.cases import (
+    CASES,
+    Sources,
+    capture_of,
+    expected_metrics,
+    names,
+    page,
+    read_case,
+)
 from support.pages import Sample, samples
 
-from railscope.capture import Capture, Json, Timeline, read_capture
+from railscope.capture import Capture, Json, Timeline
 
 SECONDS, ONSET = 60, 30
 STRUCK, OTHER = "ens4f0np0", "ens3f0np0"
@@ -18,16 +26,26 @@ DRIFTED = ["ens1f0np0", "ens2f0np0", "ens3f0np0", "ens4f0np0"]
 """Rails that lose pause, congestion notification, trust and MTU."""
 
 
+def gpus_by_case() -> dict[str, int]:
+    """Return the number of GPUs of each simulated case about the network."""
+    simulations = {name: read_case(CASES / name).simulation for name in names()}
+    return {
+        name: simulation.gpus
+        for name, simulation in simulations.items()
+        if simulation is not None and simulation.sources is Sources.NETWORK
+    }
+
+
 @cache
 def end(case: str) -> dict[Sample, float]:
     """Return the metrics at the end, as stored here."""
-    return samples((HERE / case / EXPECTED).read_text(encoding="utf-8"))
+    return samples(expected_metrics(CASES / case))
 
 
 @cache
 def start(case: str) -> dict[Sample, float]:
     """Return the metrics of the first moment."""
-    capture = read_capture(HERE / case)
+    capture = capture_of(case)
     first = Capture(replace(capture.about, duration_ns=0), capture.moments[:1])
     with tempfile.TemporaryDirectory() as directory:
         first.write(Path(directory) / case)
@@ -60,4 +78,4 @@ def grown(case: str, name: str, **labels: str) -> float:
 
 def recorded(case: str, section: str, key: str) -> Json:
     """Return the content of the capture at its end."""
-    return Timeline(read_capture(HERE / case).moments).look(section, key, SECONDS * 10**9)
+    return Timeline(capture_of(case).moments).look(section, key, SECONDS * 10**9)

@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from support.cases import CASES
 from support.tenancy import NODE, Looked, cut, mig_uuid, node, told, uuid
 
 from agent.config import TenancySettings
@@ -30,8 +31,6 @@ from agent.endpoint.claims import MAX_BODY_BYTES, ClaimsEndpoint
 from agent.tenancy.command_claims import FILE
 from railscope.cli import root
 from railscope.settings import SettingsError
-
-CAPTURES = Path(__file__).parents[2] / "captures"
 
 
 @pytest.fixture
@@ -348,7 +347,7 @@ def agent(directory: Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
     """An agent in a process of its own, on a recorded node with two GPUs; more settings by name."""
     command = [
         sys.executable, "-m", "railscope", "agent", "run", "--listen", "127.0.0.1:0",
-        "--replay", str(CAPTURES / "hgx-h100-load"), "--state-directory", str(directory),
+        "--replay", str(CASES / "hgx-h100-load"), "--state-directory", str(directory),
     ]  # fmt: skip
     environment = {**os.environ, "RAILSCOPE_AGENT_PERIODS__TENANCY": "0.5"}
     environment |= {f"RAILSCOPE_AGENT_{name}": text for name, text in more.items()}

@@ -1,0 +1,55 @@
+"""Cases of GPUs compared with each other, and read again from their end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.cases import CASES, capture_of, expected_metrics, page, read_case
+from support.pages import sample, samples
+
+from railscope.capture import SECTIONS, Capture, Moment
+
+TRAFFIC = "railscope_gpu_nvlink_transmitted_bytes_total"
+STRUCK = "0000:61:00.0"
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"), [("lost-gpu", "gpu_lost"), ("hung-gpu", "driver_silent")]
+)
+def test_a_gpu_that_failed_before_the_first_sample_is_reported_too(
+    case: str, reason: str, tmp_path: Path
+) -> None:
+    _end_of(capture_of(case)).write(tmp_path)
+    shown = samples(page(tmp_path))
+    (gpu,) = read_case(CASES / case).health_reasons
+    state = sample("railscope_gpu_device_state", pci_address=STRUCK, state="missing")
+    assert shown[state] == 1
+    assert shown[sample("railscope_gpu_health", gpu=gpu, state="failed")] == 1
+    active = sample("railscope_gpu_health_reason_active", gpu=gpu, reason=reason)
+    assert shown[active] == 1
+
+
+def _end_of(capture: Capture) -> Capture:
+    """Return a capture of the last moment alone."""
+    last = Moment(0)
+    for moment in capture.moments:
+        last.log += moment.log
+        for section in SECTIONS:
+            getattr(last, section).update(getattr(moment, section))
+    started_ns = capture.about.started_boot_ns + capture.about.duration_ns
+    return Capture(replace(capture.about, started_boot_ns=started_ns, duration_ns=0), (last,))
+
+
+def test_a_loaded_gpu_is_busier_than_an_idle_one() -> None:
+    for metric in ("railscope_gpu_power_watts", "railscope_gpu_memory_used_bytes", TRAFFIC):
+        (idle,) = series("hgx-h100-idle", metric)
+        assert min(series("hgx-h100-load", metric)) >= idle
+    assert min(series("hgx-h100-load", "railscope_gpu_sm_activity_ratio")) > 0.5
+
+
+def series(case: str, metric: str) -> list[float]:
+    """Return the expected values of a metric."""
+    shown = samples(expected_metrics(CASES / case))
+    return [value for (name, _), value in shown.items() if name == metric]
