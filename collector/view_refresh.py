@@ -210,7 +210,7 @@ def _of_all(jobs: Jobs) -> Iterator[Cell]:
     """Yield the number of jobs; nothing while the claims of GPUs cannot be determined."""
     if jobs.instant_ns:
         yield Cell(jobs_catalog.JOBS, (), len(jobs.jobs) + jobs.left_out)
-        yield Cell(jobs_catalog.JOBS_LEFT_OUT, (), jobs.left_out)
+        yield Cell(jobs_catalog.SUPPRESSED_JOBS, (), jobs.left_out)
 
 
 async def _sliced(cells: Iterator[Cell | None]) -> list[Cell]:

@@ -55,7 +55,7 @@ def inventory_panels() -> Iterator[Panel]:
     yield rows(
         605,
         "Servers that do not show what they should",
-        "Unknown: the server is silent, or its driver hangs; no one knows whether they are there.",
+        "Unknown: the node is stale, or its driver hangs; no one knows whether they are there.",
         {"node": "Node"},
         Column("GPUs missing", _some("gpus", "missing"), NONE_IS_GOOD, worst="highest"),
         Column("GPUs unknown", _some("gpus", "unknown"), NONE_IS_GOOD, worst="highest"),
@@ -106,12 +106,12 @@ def _all(what: str, state: str) -> Query:
 def _devices(what: str, state: str) -> str:
     """Devices in a state: from a collector with the node present, else from one with the node stale."""
     selector = f'railscope_inventory_{what}{{state="{state}"}}'
-    present, silent = (
+    present, stale = (
         f"max by (node) ({selector} and on (instance, node) "
         f'(railscope_inventory_node{{state="{word}"}} == 1))'
-        for word in ("present", "silent")
+        for word in ("present", "stale")
     )
-    return f"({present} or {silent})"
+    return f"({present} or {stale})"
 
 
 def _some(what: str, state: str) -> Query:

@@ -110,7 +110,7 @@ def _others() -> Iterator[Panel]:
         302,
         "Agents by what they hold",
         "Disputed: their checkpoint was never this log's.",
-        ask("sum by (state) (railscope_agent_audit_custody)", legend="{{state}}"),
+        ask("sum by (state) (railscope_agent_audit_witness_state)", legend="{{state}}"),
     )
     yield lines(
         303,
@@ -120,7 +120,7 @@ def _others() -> Iterator[Panel]:
         ask(f"max({HELD})").named("newest"),
         _sum("records").named("log"),
     )
-    disputed = 'max by (node) (railscope_agent_audit_custody{state="disputed"}) == 1'
+    disputed = 'max by (node) (railscope_agent_audit_witness_state{state="disputed"}) == 1'
     yield rows(
         304,
         "Agents that dispute the log",

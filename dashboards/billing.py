@@ -63,7 +63,7 @@ def _summary() -> Iterator[Panel]:
         104,
         "Used without a claim",
         "GPU time that nobody can be billed for so far.",
-        ask(f'sum({TIME}{{state="rogue"}})'),
+        ask(f'sum({TIME}{{state="unclaimed"}})'),
         ANY_IS_BAD,
     )
     yield number(
@@ -179,20 +179,20 @@ def _ledger() -> Iterator[Panel]:
         401,
         "Evidence on its way, and damaged",
         "Quarters of an hour of nodes that are not in the database yet, and rows that do not read back.",
-        ask("sum(railscope_collector_evidence_waiting_parts)").named("waiting"),
+        ask("sum(railscope_collector_evidence_pending_intervals)").named("waiting"),
         ask("sum(railscope_collector_evidence_damaged_rows)").named("damaged"),
     )
     yield lines(
         402,
         "Evidence stored",
         "Quarters of an hour of nodes.",
-        _rate("railscope_collector_evidence_stored_parts_total"),
+        _rate("railscope_collector_evidence_stored_intervals_total"),
     )
     yield lines(
         403,
         "Days of GPUs settled",
         "Worked out anew, and those that late evidence changed.",
-        _rate("railscope_collector_settled_gpu_days_total").named("worked out"),
+        _rate("railscope_collector_finalized_gpu_days_total").named("worked out"),
         _rate("railscope_collector_revised_gpu_days_total").named("changed"),
     )
     yield lines(
@@ -205,7 +205,7 @@ def _ledger() -> Iterator[Panel]:
         405,
         "Claims that make no sense",
         "In events of agents.",
-        _rate("railscope_collector_refused_claims_total"),
+        _rate("railscope_collector_rejected_claims_total"),
         steps=ANY_IS_BAD,
     )
     valid = "min by (file) (railscope_collector_file_valid)"

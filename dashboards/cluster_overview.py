@@ -67,7 +67,7 @@ def _summary() -> Iterator[Panel]:
     )
     yield number(
         102,
-        "Nodes silent",
+        "Stale nodes",
         "Servers the collector knows and does not hear.",
         _missing(collector.NODE_UP, "node"),
         NONE_IS_GOOD,
@@ -205,10 +205,10 @@ def _trust() -> Iterator[Panel]:
     )
     yield rows(
         506,
-        "Silent nodes",
-        "How long ago the newest frame of each silent server was taken.",
+        "Age of stale nodes",
+        "How long ago the newest frame of each stale node was taken.",
         {"node": "Node"},
-        Column("Last frame", _age_of_silent(), OLD, worst="highest"),
+        Column("Last frame", _age_of_stale(), OLD, worst="highest"),
         span=6,
     )
     yield lines(
@@ -224,7 +224,7 @@ def _trust() -> Iterator[Panel]:
         "Audit log",
         "Disputed: agents that hold a checkpoint which the log has never had; nothing is signed then.",
         now(audit_catalog.AUDIT_UNSIGNED, MAX).named("records not signed yet"),
-        now(agent.CUSTODY_STATE, SUM, where='{state="disputed"}').named("disputed"),
+        now(agent.WITNESS_STATE, SUM, where='{state="disputed"}').named("disputed"),
         span=6,
     )
     yield lines(
@@ -264,8 +264,8 @@ def _age_of_failed() -> Query:
     return Query(expression, unit_of(age), metrics=(age,))
 
 
-def _age_of_silent() -> Query:
+def _age_of_stale() -> Query:
     age, reporting = collector.NODE_AGE, collector.NODE_UP
-    silent = f"max by (node) ({reporting.name}) == 0"
-    expression = f"min by (node) ({age.name}) and ({silent})"
+    stale = f"max by (node) ({reporting.name}) == 0"
+    expression = f"min by (node) ({age.name}) and ({stale})"
     return Query(expression, unit_of(age), metrics=(age, reporting))

@@ -33,7 +33,7 @@ COUNTED_AS: Mapping[str, str] = {
     "system": "dark-blue",
     "maintenance": "yellow",
     "stranded": "orange",
-    "rogue": "red",
+    "unclaimed": "red",
     "down": "dark-red",
     "unknown": "purple",
 }

@@ -136,13 +136,13 @@ def _cost() -> Iterator[Panel]:
         {"node": "Node", "gpu": "GPU"},
         Column("Utilisation", ask(f"bottomk(10, {low})"), worst="lowest"),
     )
-    rogue = "sum by (node, gpu) (railscope_gpu_unclaimed_processes) > 0"
+    unclaimed = "sum by (node, gpu) (railscope_gpu_unclaimed_processes) > 0"
     yield rows(
         305,
         "GPUs used without a claim",
         "Processes that nobody gave the GPU to.",
         {"node": "Node", "gpu": "GPU"},
-        Column("Processes", ask(rogue), worst="highest"),
+        Column("Processes", ask(unclaimed), worst="highest"),
     )
 
 

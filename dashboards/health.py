@@ -73,7 +73,7 @@ def _in_state(state: str) -> Query:
 
 
 def _summary() -> Iterator[Panel]:
-    unknown = "GPUs whose agent cannot tell; those of silent servers come on top."
+    unknown = "GPUs whose agent cannot tell; those of stale nodes come on top."
     yield number(101, "Healthy", "GPUs with nothing against them.", _in_state("healthy"))
     yield number(
         102,
@@ -127,12 +127,12 @@ def _matrix() -> Iterator[Panel]:
         ask(by_gpu, COUNT),
         words=HEALTH,
     )
-    silent = f"(max by (node) (railscope_node_reporting{NODES}) == 0) + 2"
+    stale = f"(max by (node) (railscope_node_reporting{NODES}) == 0) + 2"
     yield states(
         202,
         "Servers that are not healthy",
-        "The worst GPU of each; healthy servers are left out, and silent ones are unknown.",
-        ask(f"{health('node', NODES)} > 0 or {silent}", COUNT, "{{node}}"),
+        "The worst GPU of each; healthy servers are left out, and stale ones are unknown.",
+        ask(f"{health('node', NODES)} > 0 or {stale}", COUNT, "{{node}}"),
         HEALTH,
         span=12,
     )

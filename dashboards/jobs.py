@@ -107,8 +107,8 @@ def _summary() -> Iterator[Panel]:
     yield number(
         111,
         "GPUs not heard of",
-        "Of jobs, on nodes that are silent.",
-        ask(f"sum(railscope_job_silent_gpus{OWN})"),
+        "Of jobs, on stale nodes.",
+        ask(f"sum(railscope_job_stale_gpus{OWN})"),
         NONE_IS_GOOD,
     )
     yield number(
@@ -121,7 +121,7 @@ def _summary() -> Iterator[Panel]:
         112,
         "Jobs not told of",
         "Beyond the most that the collector tells of.",
-        ask("sum(railscope_cluster_jobs_left_out)"),
+        ask("sum(railscope_cluster_suppressed_jobs)"),
         NONE_IS_GOOD,
     )
 

@@ -76,20 +76,20 @@ def _summary() -> Iterator[Panel]:
         105,
         "Modules read",
         "Transceivers that tell of themselves.",
-        ask(f"sum(railscope_nic_module_readable{NODES})"),
+        ask(f"sum(railscope_nic_transceiver_readable{NODES})"),
     )
     yield number(
         106,
         "Hottest module",
         "Of all network cards.",
-        ask(f"max(railscope_nic_module_temperature_celsius{NODES})"),
+        ask(f"max(railscope_nic_transceiver_temperature_celsius{NODES})"),
         ((None, "green"), (70, "orange"), (75, "red")),
     )
     yield number(
         107,
         "Least light received",
         "Of all lanes of all optical modules.",
-        ask(f"min(railscope_nic_module_receive_power_watts{NODES})"),
+        ask(f"min(railscope_nic_transceiver_receive_power_watts{NODES})"),
     )
     yield number(
         108,
@@ -203,19 +203,19 @@ def _optics() -> Iterator[Panel]:
     by = ", ".join(facts)
     blocks = (
         "sum by (node, interface) (rate(railscope_nic_receive_fec_uncorrectable_blocks_total"
-        f"{NODES}[$__rate_interval])) and on (node, interface) railscope_nic_module_info{NODES}"
+        f"{NODES}[$__rate_interval])) and on (node, interface) railscope_nic_transceiver_info{NODES}"
     )
     yield rows(
         301,
         "Modules and cables",
         "What is plugged in.",
         facts,
-        Column("Seen", ask(f"max by ({by}) (railscope_nic_module_info{NODES})", COUNT)),
+        Column("Seen", ask(f"max by ({by}) (railscope_nic_transceiver_info{NODES})", COUNT)),
         Column("Uncorrected blocks", ask(blocks, EVENTS_PER_SECOND), ANY_IS_BAD, worst="highest"),
         span=24,
     )
-    low = 'railscope_nic_module_receive_power_threshold_watts{node=~"$node", threshold="low_alarm"}'
-    light = f"min by (node, interface) (railscope_nic_module_receive_power_watts{NODES})"
+    low = 'railscope_nic_transceiver_receive_power_threshold_watts{node=~"$node", threshold="low_alarm"}'
+    light = f"min by (node, interface) (railscope_nic_transceiver_receive_power_watts{NODES})"
     yield rows(
         302,
         "Light against the alarm of the module",
@@ -234,7 +234,7 @@ def _optics() -> Iterator[Panel]:
         "Light received",
         "The weakest lane of each server.",
         ask(
-            f"bottomk(10, min by (node) (railscope_nic_module_receive_power_watts{NODES}))",
+            f"bottomk(10, min by (node) (railscope_nic_transceiver_receive_power_watts{NODES}))",
             legend="{{node}}",
         ),
     )
@@ -243,7 +243,7 @@ def _optics() -> Iterator[Panel]:
         "Module temperature",
         "The hottest module of each server.",
         ask(
-            f"topk(10, max by (node) (railscope_nic_module_temperature_celsius{NODES}))",
+            f"topk(10, max by (node) (railscope_nic_transceiver_temperature_celsius{NODES}))",
             legend="{{node}}",
         ),
     )

@@ -52,7 +52,7 @@ def _summary() -> Iterator[Panel]:
     heard = f"railscope_node_reporting{NODES}"
     yield number(
         102,
-        "Nodes silent",
+        "Stale nodes",
         "That the collector knows and does not hear.",
         ask(f"count({heard}) - sum({heard})", COUNT),
         NONE_IS_GOOD,
@@ -245,8 +245,8 @@ def _gaps() -> Iterator[Panel]:
         409,
         "Windows of bursts not seen",
         "Of network cards and GPUs.",
-        _rate("railscope_nic_burst_unseen_windows_total").named("network cards"),
-        _rate("railscope_gpu_burst_unseen_windows_total").named("GPUs"),
+        _rate("railscope_nic_burst_missed_windows_total").named("network cards"),
+        _rate("railscope_gpu_burst_missed_windows_total").named("GPUs"),
     )
 
 

@@ -85,7 +85,7 @@ def _summary() -> Iterator[Panel]:
         108,
         "Card module",
         "Temperature of the transceiver; none for copper.",
-        ask(f"max(railscope_nic_module_temperature_celsius{NIC})"),
+        ask(f"max(railscope_nic_transceiver_temperature_celsius{NIC})"),
     )
 
 

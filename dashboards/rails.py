@@ -281,7 +281,7 @@ def _bursts() -> Iterator[Panel]:
         about = "Share of short windows paused for more than half of them."
         yield grid(ident, title, about, "node", "rail", ask(share, SHARE), PAUSE, span=8)
     unseen = (
-        f"sum by (node) (rate(railscope_nic_burst_unseen_windows_total{NODES}[$__rate_interval]))"
+        f"sum by (node) (rate(railscope_nic_burst_missed_windows_total{NODES}[$__rate_interval]))"
     )
     yield lines(
         505,

@@ -148,13 +148,13 @@ def causes() -> Iterator[Panel]:
         "Share of time in which tasks waited for a resource; the ten worst.",
         ask(stalled.format(NODES), SHARE, "{{node}}"),
     )
-    rogue = f"{_of_gpus('railscope_gpu_unclaimed_processes')} > 0"
+    unclaimed = f"{_of_gpus('railscope_gpu_unclaimed_processes')} > 0"
     yield rows(
         403,
         "GPUs used without a claim",
         "Processes that nobody gave the GPU to.",
         GPU,
-        Column("Processes", ask(rogue, COUNT), worst="highest"),
+        Column("Processes", ask(unclaimed, COUNT), worst="highest"),
     )
     memory = f"max by (node, gpu, pid) (railscope_gpu_process_memory_used_bytes{NODES})"
     yield rows(

@@ -199,7 +199,7 @@ def end(name: str | None, other: str | None, when: str | None, **options: Any) -
         names = [
             one["id"]
             for one in claims
-            if (one["told_by"], one["source"], one["workload"]) == ("command", "slurm", job)
+            if (one["reported_by"], one["source"], one["workload"]) == ("command", "slurm", job)
         ]
     elif not names:
         message = "say which claim: its id, or --from-slurm"

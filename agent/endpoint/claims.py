@@ -229,11 +229,11 @@ class ClaimsEndpoint:
         return found + [row for row in since if (row["id"], row["device"]) not in known]
 
 
-def _row(told_by: str, name: str, held: Held, gpus: Mapping[str, Known]) -> dict[str, str]:
+def _row(reported_by: str, name: str, held: Held, gpus: Mapping[str, Known]) -> dict[str, str]:
     """Return a claim as a row with all names of its GPU; a claim made by command has its own id."""
     gpu = gpus.get(held.gpu)
     return {
-        "id": held.reference if told_by == COMMAND else name, "told_by": told_by,
+        "id": held.reference if reported_by == COMMAND else name, "reported_by": reported_by,
         "source": held.source, "level": held.level.word, "workload": held.workload,
         "owner": held.owner, "tenant": held.tenant, "gpu": held.gpu, "device": held.part,
         "index": str(gpu.index) if gpu and gpu.index != UNKNOWN_NUMBER else "",

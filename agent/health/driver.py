@@ -156,7 +156,7 @@ RULES = (
         metrics=(*PULSE[LOAD], *PULSE[HEALTH]),
     ),
     Rule(
-        reason="driver_silent",
+        reason="driver_unresponsive",
         state=UNKNOWN,
         when="a source of the GPU's readings has failed or is too old, or the GPU gives no answer",
         origin="ours: what does not answer is not known to be broken, nor to be well",

@@ -15,7 +15,7 @@ from agent.sampling.known_devices import failures
 from agent.sampling.source import Finding, HoldsNothing, Inventory, Table
 from railscope.catalog.declare import EventClass
 from railscope.catalog.entities import NIC, NODE
-from railscope.catalog.nic_settings import UNTOLD_EVENT
+from railscope.catalog.nic_settings import SUPPRESSED_EVENT
 from railscope.entity import Entity
 from railscope.frame import Column, Event, Instant
 from railscope.reading import Absent, Reading
@@ -86,11 +86,11 @@ class Memory:
         for part, texts in watched.items():
             for name, text in texts.items():
                 key = part[0], name
-                told_by, before = self._known.pop(key, (part, text))
-                if told_by != part and told_by in failed:
-                    self._known[key] = told_by, before
+                reported_by, before = self._known.pop(key, (part, text))
+                if reported_by != part and reported_by in failed:
+                    self._known[key] = reported_by, before
                     continue
-                if told_by == part and before != text:
+                if reported_by == part and before != text:
                     found.append(Change(*key, before, text))
                 self._known[key] = part, text
         while len(self._known) > MAX_KNOWN:
@@ -167,7 +167,7 @@ class Looking(HoldsNothing, ABC):
         ]
         if more := len(changes) - len(told):
             facts = {"event": self.changed.name, "changes": str(more)}
-            told.append(Event(UNTOLD_EVENT, Entity(NODE), now.wall_ns, now.boot_ns, facts))
+            told.append(Event(SUPPRESSED_EVENT, Entity(NODE), now.wall_ns, now.boot_ns, facts))
         return told
 
 

@@ -89,7 +89,7 @@ class NicBurst:
         for interface, port in self._ports.items():
             card = Entity(NIC, (interface,))
             first = columns.add(c.NIC_WINDOW_LENGTH, card)
-            columns.add(c.NIC_UNSEEN, card)
+            columns.add(c.NIC_MISSED, card)
             for windows in port.windows.values():
                 windows.add_columns(columns)
             self._columns.append((port, first))

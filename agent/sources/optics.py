@@ -16,15 +16,15 @@ from agent.sources.settings.card import physical_interfaces
 from agent.topology.cards import Cards
 from railscope.catalog import optics as c
 from railscope.catalog.declare import Metric
-from railscope.catalog.entities import NIC, NIC_LANE, NIC_MODULE, NIC_MODULE_THRESHOLD
+from railscope.catalog.entities import NIC, NIC_LANE, NIC_TRANSCEIVER, NIC_TRANSCEIVER_THRESHOLD
 from railscope.entity import Entity
 from railscope.frame import Column
 from railscope.reading import Absent, Reading, reason_of
 
 _MODULE = "module"
 _VALUES: Mapping[str, Metric] = {
-    "temperature_millicelsius": c.MODULE_TEMPERATURE,
-    "voltage_microvolts": c.MODULE_SUPPLY,
+    "temperature_millicelsius": c.TRANSCEIVER_TEMPERATURE,
+    "voltage_microvolts": c.TRANSCEIVER_SUPPLY,
 }
 _LANE: Mapping[str, Metric] = {
     "receive_power_nanowatts": c.RECEIVE_POWER,
@@ -46,7 +46,7 @@ class Optics(Looking):
 
     name = "optics"
     family = "optics"
-    changed = c.MODULE_EVENT
+    changed = c.TRANSCEIVER_EVENT
 
     def __init__(self, period_seconds: float = 60.0, cards: Cards | None = None) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Optics(Looking):
 
 def _look_at(host: Host, interface: str, look: Look) -> None:
     part = (interface, _MODULE)
-    usual = [(c.MODULE_READABLE, Entity(NIC, (interface,)))]
+    usual = [(c.TRANSCEIVER_READABLE, Entity(NIC, (interface,)))]
     what = f"transceiver of {interface}"
     try:
         answer = host.call("netlink", _MODULE, interface)
@@ -88,7 +88,7 @@ def _look_at(host: Host, interface: str, look: Look) -> None:
         detail = f"an answer of unknown form ({type(error).__name__}: {error})"
         look.findings.append(Finding(what, Verdict.BROKEN, detail, "report this as a bug"))
     else:
-        look.described.append(Entity(NIC_MODULE, (interface,), facts))
+        look.described.append(Entity(NIC_TRANSCEIVER, (interface,), facts))
         identity = _words(facts, "vendor", "part_number", "serial")
         if identity:
             look.watched[part] = {_MODULE: identity}
@@ -97,7 +97,7 @@ def _look_at(host: Host, interface: str, look: Look) -> None:
 
 
 def _facts(answer: Json) -> dict[str, str]:
-    texts = {fact: str(answer.get(fact, "")).strip() for fact in NIC_MODULE.facts}
+    texts = {fact: str(answer.get(fact, "")).strip() for fact in NIC_TRANSCEIVER.facts}
     return known(**texts)
 
 
@@ -106,7 +106,7 @@ def _words(facts: Mapping[str, str], *names: str) -> str:
 
 
 def _readings(interface: str, answer: Json) -> Iterator[tuple[Column, Reading]]:
-    yield (c.MODULE_READABLE, Entity(NIC, (interface,))), 1
+    yield (c.TRANSCEIVER_READABLE, Entity(NIC, (interface,))), 1
     for key, metric in _VALUES.items():
         if key in answer:
             yield (metric, Entity(NIC, (interface,))), int(answer[key])
@@ -118,4 +118,4 @@ def _readings(interface: str, answer: Json) -> Iterator[tuple[Column, Reading]]:
         for (start, end), metric in _THRESHOLDS.items():
             if key.startswith(start) and key.endswith(end):
                 name = key.removeprefix(start).removesuffix(end)
-                yield (metric, Entity(NIC_MODULE_THRESHOLD, (interface, name))), int(value)
+                yield (metric, Entity(NIC_TRANSCEIVER_THRESHOLD, (interface, name))), int(value)

@@ -163,7 +163,7 @@ def _custody_readings(shipping: ShippingStats) -> list[tuple[Metric, Reading]]:
     if custody is None:
         return []
     held: Reading = custody.records or Absent.NOT_DUE
-    return [(c.CUSTODY_STATE, custody.state), (c.CUSTODY_RECORDS, held)]
+    return [(c.WITNESS_STATE, custody.state), (c.WITNESSED_RECORDS, held)]
 
 
 def _absent_counts(status: SourceStatus) -> list[int]:

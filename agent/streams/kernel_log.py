@@ -85,7 +85,7 @@ class KernelLogStream:
         columns = Columns()
         node = Entity(NODE)
         if self._log or self._counts:
-            for metric in (c.XIDS, *_NODE_METRICS, c.LOG_RECORDS, c.LOG_LOST, c.LOG_UNTOLD):
+            for metric in (c.XIDS, *_NODE_METRICS, c.LOG_RECORDS, c.LOG_LOST, c.LOG_SUPPRESSED):
                 columns.add(metric, node)
         self._columns = list(self._counts)
         for name, entity in self._columns:
@@ -161,7 +161,7 @@ class KernelLogStream:
             facts = known(
                 gpu_instance=told.gpu_instance,
                 compute_instance=told.compute_instance,
-                told_by="nvml",
+                reported_by="nvml",
             )
             self._happened(Message(c.XID_EVENT, entity, facts), told.wall_ns, told.boot_ns)
 

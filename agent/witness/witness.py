@@ -24,7 +24,7 @@ from railscope.audit.checkpoint import Checkpoint, read_checkpoint
 from railscope.audit.cosignature import cosigned, witness_key
 from railscope.audit.merkle import consistent
 from railscope.audit.note import NoteError, PublicKey, SecretKey
-from railscope.catalog.agent import CUSTODY_EVENT
+from railscope.catalog.agent import DISPUTE_EVENT
 from railscope.catalog.entities import NODE
 from railscope.entity import Entity
 from railscope.frame import Event
@@ -183,7 +183,7 @@ class Custody:
         self._told.add((kind, held, offered))
         facts = {"kind": kind, **_facts("held", held), **_facts("offered", offered)}
         now = self.clock.now()
-        self.tell.append(Event(CUSTODY_EVENT, Entity(NODE), now.wall_ns, now.boot_ns, facts))
+        self.tell.append(Event(DISPUTE_EVENT, Entity(NODE), now.wall_ns, now.boot_ns, facts))
         log.error("audit_log_disputed", **facts, evidence=str(directory or ""),
                   advice="the collector's audit log is not the one it was: check it with "
                   "`railscope audit verify --anchor` and the checkpoint held here")  # fmt: skip

@@ -28,7 +28,7 @@ from railscope.wire import MAX_EVENT_NUMBER, WireEvent
 MAX_TEXT = 500
 NO_PERSONS = frozenset({"kubernetes", "containerd", "cri-o"})
 """Sources with namespaces as owners; the owners of all others may be persons."""
-ROGUE, JOIN, GAP = "tenancy.rogue_process", "node.join", "evidence.gap"
+UNCLAIMED, JOIN, GAP = "tenancy.unclaimed_use", "node.join", "evidence.gap"
 _NS_PER_MS = 1_000_000
 TenantOf: TypeAlias = Callable[[str, str, int], str]
 """Tenant of a source's owner at a timestamp, if the tenants file contains one; empty otherwise."""
@@ -58,8 +58,8 @@ _GPU_CHANGES = {
 _CLAIMS = {
     tenancy.CLAIM_START_EVENT.name: (ASSIGN, DONE),
     tenancy.CLAIM_END_EVENT.name: (RELEASE, DONE),
-    tenancy.UNCLAIMED_START_EVENT.name: (ROGUE, SEEN),
-    tenancy.UNCLAIMED_END_EVENT.name: (ROGUE, DONE),
+    tenancy.UNCLAIMED_START_EVENT.name: (UNCLAIMED, SEEN),
+    tenancy.UNCLAIMED_END_EVENT.name: (UNCLAIMED, DONE),
 }
 
 
@@ -148,9 +148,9 @@ def _what(event: WireEvent, facts: dict[str, str]) -> tuple[str, str, Data]:
         return _gpu_change(facts), SEEN, {"address": "/".join(key)}
     if event.name == nic_settings.SETTING_EVENT.name:
         return _setting(facts.get("setting", "")), SEEN, {"interface": "/".join(key)}
-    if event.name == agent.CUSTODY_EVENT.name:
+    if event.name == agent.DISPUTE_EVENT.name:
         return "log.witness", "failed", {}
-    if event.name in {agent.GAP_EVENT.name, nic_settings.UNTOLD_EVENT.name}:
+    if event.name in {agent.GAP_EVENT.name, nic_settings.SUPPRESSED_EVENT.name}:
         return GAP, SEEN, {"about": "/".join(key)}
     return "evidence.quarantine", SEEN, {"about": "/".join(key)}
 

@@ -22,7 +22,7 @@ from collector.metering.tiling import Entry, State
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling, Units, exact
 from railscope.reading import Absent, Reading
 
-_RATED = WITH_TENANT | UNSEEN | {State.ROGUE, State.REVIEW}
+_RATED = WITH_TENANT | UNSEEN | {State.UNCLAIMED, State.REVIEW}
 
 
 class _Holding(NamedTuple):

@@ -7,7 +7,7 @@ Billable by state of the ledger:
                   gap is at most an hour, else for review; under a usage tariff nothing;
                   energy if the counter covers it
     reserved      the reservation
-    rogue         for review; and use without a tenant or without a SKU
+    unclaimed     for review; and use without a tenant or without a SKU
     all others    nothing
 """
 
@@ -200,7 +200,7 @@ def _split(usage: Usage, timeline: Timeline, start_ns: int, end_ns: int) -> Iter
 
 def _nobodys(usage: Usage) -> str:
     """Reason why the use of a GPU cannot be billed to any tenant; empty if it can."""
-    if usage.state is State.ROGUE:
+    if usage.state is State.UNCLAIMED:
         return "processes without a claim"
     if usage.state is State.REVIEW:
         return f"evidence under review: {usage.reason}"

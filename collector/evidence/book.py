@@ -376,7 +376,7 @@ class EvidenceBook:
     def _refuse(self, record: Record, problem: str) -> None:
         self.refused += 1
         facts = {"problem": problem}
-        self.trouble(Trouble("refused_claim", "", record.node, record.received_wall_ns, facts))
+        self.trouble(Trouble("rejected_claim", "", record.node, record.received_wall_ns, facts))
 
     def _limited(self, record: Record, claim: Told) -> Told:
         """Return the claim with its authority limited to the maximum of the node's token."""

@@ -17,8 +17,8 @@ class Trouble(NamedTuple):
     kind: str
     """One of the following.
 
-    conflict, counter_reset, quarantine, seen_twice, retired_seen, refused_claim, rank_lowered,
-    unplaced_excess, two_machines, too_many_gpus, too_many_spans.
+    conflict, counter_reset, quarantine, seen_twice, retired_seen, rejected_claim, rank_lowered,
+    unplaced_excess, identity_conflict, too_many_gpus, too_many_spans.
     """
     gpu: str
     node: str
@@ -41,7 +41,7 @@ class Trouble(NamedTuple):
         return Draft(kind, actor, self.instant_ns, "seen", subject, data)
 
 
-_ONCE = {"rank_lowered", "two_machines", "too_many_gpus", "too_many_spans"}
+_ONCE = {"rank_lowered", "identity_conflict", "too_many_gpus", "too_many_spans"}
 """Recorded once, even if it happens again."""
 _TYPES = {"conflict": "tenancy.conflict", "counter_reset": "evidence.counter_reset"}
 """Other kinds are evidence that was not used."""

@@ -15,7 +15,7 @@ from collector.evidence.trouble import Trouble
 from collector.framelog.segments import Record
 from railscope.wire import Envelope
 
-KIND = "two_machines"
+KIND = "identity_conflict"
 RECENT_NS = 3_600_000_000_000
 """Time after the last detection in which a name counts as used by two nodes."""
 _OVERLAP_NS = 60_000_000_000

@@ -22,7 +22,7 @@ class State(StrEnum):
     """State of a node relative to the inventory."""
 
     PRESENT = "present"
-    SILENT = "silent"
+    STALE = "stale"
     MISSING = "missing"
     UNEXPECTED = "unexpected"
 
@@ -77,7 +77,7 @@ def standing(node: str, expected: Expected | None, heard: Heard | None) -> Stand
     if heard is None:
         nothing = {kind: Counts(0, number, 0, 0) for kind, number in numbers.items()}
         return Standing(node, State.MISSING, nothing, {})
-    state = State.PRESENT if heard.reporting else State.SILENT
+    state = State.PRESENT if heard.reporting else State.STALE
     counts: dict[str, Counts] = {}
     reasons: dict[str, str] = {}
     for kind, number in numbers.items():

@@ -125,7 +125,7 @@ class _Fresh:
     def heard(self, node: Node) -> Heard:
         """Return the current reports of a node."""
         if node.instant_ns < self._from_ns:
-            reason = "the node is silent" if node.instant_ns else "no frame of the node has come"
+            reason = "the node is stale" if node.instant_ns else "no frame of the node has come"
             return Heard(False, node.instant_ns, dict.fromkeys(KINDS, reason))  # noqa: FBT003 - it does not report
         agent = self._row(node, AGENT_STREAM)
         devices = {kind: self._devices(node, agent, STREAMS[kind]) for kind in KINDS}

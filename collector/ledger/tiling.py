@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from collector.metering.evidence import ClockDoubt, Evidence
 from collector.metering.measures import Measure, Share
 from collector.metering.overlaps import Overlap
-from collector.metering.tiling import Entry
+from collector.metering.tiling import FORMER_UNCLAIMED, Entry, State
 from collector.metering.units import GPU_CAPACITY, Tiling, Units, exact
 
 DAY_NS = 86_400 * 1_000_000_000
@@ -206,6 +206,8 @@ def _slots(fields: dict[str, Any], units: int) -> dict[str, Any]:
 def _entry(entry: Entry, units: int) -> dict[str, Any]:
     """Return the fields of an entry; fields that earlier releases did not have only if they are set."""
     fields = _slots(msgspec.structs.asdict(entry), units)
+    if entry.state is State.UNCLAIMED:
+        fields["state"] = FORMER_UNCLAIMED
     fields["counted"] = entry.counted and not entry.assumed  # an assumed entry is counted
     return {name: value for name, value in fields.items() if name not in _NEW_OF_ENTRY or value}
 

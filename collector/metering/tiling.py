@@ -29,6 +29,9 @@ from collector.metering.observation import silences
 from collector.metering.timeline import Piece, aligned, prevailing
 from collector.metering.units import FOREVER_NS, Slots, Tiling, Units, exact
 
+FORMER_UNCLAIMED = "rogue"
+"""Former name of `State.UNCLAIMED`; content roots of ledger revisions still cover this name."""
+
 
 class State(StrEnum):
     """State of a slot at a time."""
@@ -43,8 +46,14 @@ class State(StrEnum):
     DOWN = "down"
     REVIEW = "review"
     """Held only by evidence that is pending review."""
-    ROGUE = "rogue"
+    UNCLAIMED = "unclaimed"
+    """Used without a claim."""
     UNKNOWN = "unknown"
+
+    @classmethod
+    def _missing_(cls, value: object) -> State | None:
+        """Return the state by its former name, which ledgers of earlier versions contain."""
+        return cls.UNCLAIMED if value == FORMER_UNCLAIMED else None
 
 
 HELD = (State.OBSERVED, State.INFERRED)
@@ -229,7 +238,7 @@ def _held(claim: Claim, scene: _Scene) -> Content:
     elif claim.system:
         state = State.SYSTEM
     elif claim.level is Level.PROCESS:
-        state = State.ROGUE
+        state = State.UNCLAIMED
     else:
         state = State.INFERRED if scene.silence_ns else State.OBSERVED
     inferred = state is State.INFERRED

@@ -19,7 +19,7 @@ from collector.workloads.seating import Table
 from railscope.catalog.declare import Rollup
 from railscope.reading import PRESENT, REASONS, Absent
 
-_SILENT = 255
+_STALE = 255
 """No fresh frame contains the column."""
 Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.uint8]
@@ -125,17 +125,17 @@ class PerSeat:
     reasons: Codes
 
     def why(self, seat: int) -> str:
-        """Return the absence reason of a seat: `silent` if no fresh frame contains it."""
+        """Return the absence reason of a seat: `stale` if no fresh frame contains it."""
         code = int(self.reasons[seat])
         if code == PRESENT:
             return ""
-        return "silent" if code == _SILENT else REASONS.get(code, Absent.ERROR).word
+        return "stale" if code == _STALE else REASONS.get(code, Absent.ERROR).word
 
 
 def per_seat(readings: Readings, number: int | None, seats: int) -> PerSeat:
     """Return one key by seat; `number` is that of the key, None if no node reports it."""
     chosen = np.flatnonzero(readings.keys == (-1 if number is None else number))
-    reasons = np.full(seats, _SILENT, np.uint8)
+    reasons = np.full(seats, _STALE, np.uint8)
     reasons[readings.seats[chosen]] = readings.reasons[chosen]
     present = chosen[readings.reasons[chosen] == PRESENT]
     at = readings.seats[present]

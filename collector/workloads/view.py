@@ -52,9 +52,9 @@ class Jobs:
 
     @cached_property
     def _compared(self) -> dict[str, Compared]:
-        silent = per_seat(Gathered().whole(), None, len(self.job_of_seat))
+        stale = per_seat(Gathered().whole(), None, len(self.job_of_seat))
         return {
-            name: compare(self.told.get(name, silent), self.job_of_seat, self.numbers)
+            name: compare(self.told.get(name, stale), self.job_of_seat, self.numbers)
             for name in catalog.STRAGGLER_MEASURES
         }
 
@@ -84,8 +84,8 @@ class Jobs:
         nodes = {place.holding.node for place in places}
         yield catalog.JOB_GPUS, float(sum(place.holding.units for place in places) / GPU_CAPACITY)
         yield catalog.JOB_NODES, len(nodes)
-        silent = sum(place.holding.node not in self.fresh for place in places)
-        yield catalog.JOB_SILENT_GPUS, silent
+        stale = sum(place.holding.node not in self.fresh for place in places)
+        yield catalog.JOB_STALE_GPUS, stale
         yield catalog.JOB_SHARED_GPUS, sum(not place.alone for place in places)
         yield catalog.JOB_START, job.start_ns / NS
 
@@ -114,7 +114,7 @@ class Jobs:
             "start_ns": job.start_ns,
             "gpus": counts[catalog.JOB_GPUS.name],
             "nodes": counts[catalog.JOB_NODES.name],
-            "silent_gpus": counts[catalog.JOB_SILENT_GPUS.name],
+            "stale_gpus": counts[catalog.JOB_STALE_GPUS.name],
             "shared_gpus": counts[catalog.JOB_SHARED_GPUS.name],
             "rollups": [
                 {

@@ -19,7 +19,7 @@ MAX_RECORD_BYTES = 32 << 10
 _LARGEST = (1 << 53) - 1
 
 FAMILIES = {
-    "tenancy": "assign release transfer conflict rogue_process scrub",
+    "tenancy": "assign release transfer conflict unclaimed_use rogue_process scrub",
     "device": "mig ecc clocks power_limit compute_mode sharing firmware driver reset retire",
     "network": "pfc ecn dscp mtu buffer nic_firmware link_admin",
     "node": "boot join cordon drain reimage",

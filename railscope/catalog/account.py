@@ -8,7 +8,7 @@ from railscope.catalog.entities import CLUSTER, GPU_TIME_STATE, TENANT, TENANT_P
 LEDGER = "Counts from the first evidence; late evidence moves time from unknown to observed."
 STATES = (
     "observed (held and seen), inferred (held, not seen), review (held by evidence that waits for a person), idle (free and seen), reserved, stranded (a "
-    "rest that MIG cannot use), system, maintenance, down, rogue (used without a claim), unknown"
+    "rest that MIG cannot use), system, maintenance, down, unclaimed (used without a claim), unknown"
 )
 COUNTED = "Counts from the first evidence; a few minutes behind, and late evidence corrects it."
 NANOSECOND = per(10**9)

@@ -229,28 +229,28 @@ SHIP_FAILURES = Metric(
     origin="agent",
 )
 
-CUSTODY_STATE = Metric(
-    "railscope_agent_audit_custody",
+WITNESS_STATE = Metric(
+    "railscope_agent_audit_witness_state",
     Kind.STATE,
     NODE,
-    states={0: "nothing_held", 1: "held", 2: "disputed"},
-    help="How the collector's audit log fares: disputed where it contradicts the checkpoint that is held here.",
+    states={0: "no_checkpoint", 1: "consistent", 2: "disputed"},
+    help="State of the collector's audit log as verified by this agent: disputed if it contradicts the checkpoint stored here.",
     origin="agent",
 )
-CUSTODY_RECORDS = Metric(
+WITNESSED_RECORDS = Metric(
     "railscope_agent_audit_checkpoint_records",
     Kind.GAUGE,
     NODE,
     rollups=(Rollup.MIN, Rollup.MAX),
-    help="Records of the collector's audit log under the checkpoint that is held here.",
+    help="Records of the collector's audit log that the checkpoint stored here covers.",
     origin="agent",
 )
 
-CUSTODY_EVENT = EventClass(
+DISPUTE_EVENT = EventClass(
     "audit_log_disputed",
     NODE,
     "error",
-    help="The collector's audit log contradicts the checkpoint of it that this agent holds.",
+    help="The collector's audit log contradicts the checkpoint that this agent has stored.",
     origin="agent",
     facts=("kind", "held_size", "held_root", "offered_size", "offered_root"),
     audited=True,

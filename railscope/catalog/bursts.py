@@ -91,18 +91,18 @@ def _window(name: str, about: EntityKind, what: str) -> Metric:
     )
 
 
-def _unseen(name: str, about: EntityKind, what: str) -> Metric:
+def _missed(name: str, about: EntityKind, what: str) -> Metric:
     return Metric(
-        f"railscope_{name}_burst_unseen_windows_total",
+        f"railscope_{name}_burst_missed_windows_total",
         Kind.COUNTER,
         about,
         resets=START,
-        help=f"Windows of which nothing is known of {what}: a read failed, or came too late.",
+        help=f"Windows without a measurement of {what}: a read failed, or came too late.",
         origin="agent",
     )
 
 
 NIC_WINDOW_LENGTH = _window("nic", NIC, "the network card")
-NIC_UNSEEN = _unseen("nic", NIC, "the network card")
+NIC_MISSED = _missed("nic", NIC, "the network card")
 GPU_WINDOW_LENGTH = _window("gpu", GPU, "the GPU")
-GPU_UNSEEN = _unseen("gpu", GPU, "the GPU")
+GPU_MISSED = _missed("gpu", GPU, "the GPU")

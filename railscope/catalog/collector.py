@@ -10,7 +10,7 @@ NODES = Metric(
     "railscope_cluster_nodes",
     Kind.GAUGE,
     CLUSTER,
-    help="Nodes the collector has ever heard of, but for silent ones that the inventory has no more.",
+    help="Nodes that have ever reported to the collector, without stale ones whose row in the inventory has ended.",
     origin="collector",
 )
 NODES_UP = Metric(
@@ -31,7 +31,7 @@ NODE_UP = Metric(
     "railscope_node_reporting",
     Kind.GAUGE,
     FLEET_NODE,
-    help="Whether frames of the node are fresh (1) or it is silent (0).",
+    help="Whether frames of the node are fresh (1) or the node is stale (0).",
     origin="collector",
 )
 NODE_AGE = Metric(
@@ -128,14 +128,14 @@ REJECTED = Metric(
     Kind.COUNTER,
     REJECTION,
     resets=START,
-    help="Envelopes refused, by reason.",
+    help="Envelopes rejected, by reason.",
     origin="collector",
 )
 NODE_TWINS = Metric(
-    "railscope_node_two_machines",
+    "railscope_node_identity_conflict",
     Kind.GAUGE,
     FLEET_NODE,
-    help="1 where two machines sent frames under this name and token within the last hour.",
+    help="1 if two senders used the name and token of this node within the last hour.",
     origin="collector, boots and runs that go on beside each other",
 )
 UNPLACED_GPUS = Metric(
@@ -252,18 +252,18 @@ FILE_VALID = Metric(
     origin="claims, tenants, calendar, quotas, retired, inventory and tokens file",
 )
 EVIDENCE_WAITING = Metric(
-    "railscope_collector_evidence_waiting_parts",
+    "railscope_collector_evidence_pending_intervals",
     Kind.GAUGE,
     CLUSTER,
-    help="Quarters of an hour of nodes whose evidence is in memory and not in the database.",
+    help="15-minute intervals of nodes whose evidence is in memory and not yet in the database.",
     origin="collector",
 )
 EVIDENCE_STORED = Metric(
-    "railscope_collector_evidence_stored_parts_total",
+    "railscope_collector_evidence_stored_intervals_total",
     Kind.COUNTER,
     CLUSTER,
     resets=START,
-    help="Quarters of an hour of nodes whose evidence went to the database.",
+    help="15-minute intervals of nodes whose evidence was written to the database.",
     origin="collector",
 )
 EVIDENCE_FAILURES = Metric(
@@ -274,20 +274,20 @@ EVIDENCE_FAILURES = Metric(
     help="Rounds of storing evidence and settling days that the database did not allow.",
     origin="collector",
 )
-CLAIMS_REFUSED = Metric(
-    "railscope_collector_refused_claims_total",
+CLAIMS_REJECTED = Metric(
+    "railscope_collector_rejected_claims_total",
     Kind.COUNTER,
     CLUSTER,
     resets=START,
-    help="Claims in events of agents that could not be understood.",
+    help="Invalid claims in events of agents.",
     origin="collector",
 )
-EVIDENCE_AGED = Metric(
-    "railscope_collector_evidence_aged_frames_total",
+EVIDENCE_TOO_OLD = Metric(
+    "railscope_collector_evidence_too_old_frames_total",
     Kind.COUNTER,
     CLUSTER,
     resets=START,
-    help="Frames that were more than 72 hours old when they came: acknowledged, but not evidence.",
+    help="Frames more than 72 hours old on arrival: acknowledged, but not used as evidence.",
     origin="collector",
 )
 EVIDENCE_EXCESS_GPUS = Metric(
@@ -306,12 +306,12 @@ EVIDENCE_EXCESS_SPANS = Metric(
     help="Stretches of samples beyond those kept in memory of a GPU (4096) or a node (65,536); they are no evidence.",
     origin="collector",
 )
-SETTLED_DAYS = Metric(
-    "railscope_collector_settled_gpu_days_total",
+FINALIZED_DAYS = Metric(
+    "railscope_collector_finalized_gpu_days_total",
     Kind.COUNTER,
     CLUSTER,
     resets=START,
-    help="Days of GPUs that were worked out for the ledger, those that were unchanged among them.",
+    help="GPU-days computed for the ledger, including unchanged ones.",
     origin="collector",
 )
 REVISED_DAYS = Metric(

@@ -138,13 +138,15 @@ NIC_SETTINGS = EntityKind(
     ),
     part_of=NIC,
 )
-NIC_MODULE = EntityKind(
-    "nic_module",
+NIC_TRANSCEIVER = EntityKind(
+    "nic_transceiver",
     ("interface",),
     ("type", "vendor", "part_number", "revision", "serial", "media", "length_metres"),
     part_of=NIC,
 )
-NIC_MODULE_THRESHOLD = EntityKind("nic_module_threshold", ("interface", "threshold"), part_of=NIC)
+NIC_TRANSCEIVER_THRESHOLD = EntityKind(
+    "nic_transceiver_threshold", ("interface", "threshold"), part_of=NIC
+)
 NIC_NEIGHBOUR = EntityKind(
     "nic_neighbour",
     ("interface",),

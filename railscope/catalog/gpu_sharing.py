@@ -152,15 +152,15 @@ GPU_PROCESSES = Metric(
     Kind.GAUGE,
     GPU,
     rollups=(Rollup.SUM,),
-    help="Processes on the GPU, told one by one or not.",
+    help="Processes on the GPU, reported individually or not.",
     origin="nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses, nvmlDeviceGetMPSComputeRunningProcesses",
 )
-GPU_PROCESSES_UNTOLD = Metric(
-    "railscope_gpu_processes_untold",
+GPU_SUPPRESSED_PROCESSES = Metric(
+    "railscope_gpu_suppressed_processes",
     Kind.GAUGE,
     GPU,
     rollups=(Rollup.SUM,),
-    help="Processes on the GPU that are not told one by one: too many, or too short-lived.",
+    help="Processes on the GPU that are not reported individually: too many, or too short-lived.",
     origin="those beyond the bound, by memory",
 )
 PROCESS_INFO = Metric(

@@ -8,15 +8,15 @@ from railscope.catalog.entities import (
 )
 
 DEVICES = (
-    "present, missing and unknown (of a silent node, or without any answer) add up to what the "
-    "inventory says; unexpected are those beyond it"
+    "present, missing and unknown (of a stale node, or without any answer) add up to what the "
+    "inventory states; unexpected are those beyond it"
 )
 
 INVENTORY_NODE_STATE = Metric(
     "railscope_inventory_node",
     Kind.GAUGE,
     INVENTORY_NODE,
-    help="Whether a node is present, silent, missing (in the inventory and never heard of) or "
+    help="Whether a node is present, stale, missing (in the inventory, but it has never reported) or "
     "unexpected (it reports and is not in the inventory); 1 for the state it is in.",
     origin="inventory file, frames",
 )

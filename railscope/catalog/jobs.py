@@ -32,11 +32,11 @@ JOB_NODES = Metric(
     help="Nodes on which the job holds GPUs.",
     origin=_CLAIMS,
 )
-JOB_SILENT_GPUS = Metric(
-    "railscope_job_silent_gpus",
+JOB_STALE_GPUS = Metric(
+    "railscope_job_stale_gpus",
     Kind.GAUGE,
     JOB,
-    help="GPUs of the job on nodes whose frames are not fresh; the roll-ups are without them.",
+    help="GPUs of the job on stale nodes; the roll-ups are without them.",
     origin=_CLAIMS,
 )
 JOB_SHARED_GPUS = Metric(
@@ -81,11 +81,11 @@ JOBS = Metric(
     help="Jobs that hold GPUs.",
     origin=_CLAIMS,
 )
-JOBS_LEFT_OUT = Metric(
-    "railscope_cluster_jobs_left_out",
+SUPPRESSED_JOBS = Metric(
+    "railscope_cluster_suppressed_jobs",
     Kind.GAUGE,
     CLUSTER,
-    help="Jobs that hold GPUs and are beyond the most that the collector tells of (max_jobs).",
+    help="Jobs that hold GPUs and are not reported individually, as there are more than max_jobs.",
     origin=_CLAIMS,
 )
 

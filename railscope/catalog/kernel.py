@@ -92,13 +92,13 @@ LOG_LOST = Metric(
     help="Kernel log records that were overwritten before the agent could read them.",
     origin="/dev/kmsg, gaps in the sequence number",
 )
-LOG_UNTOLD = Metric(
-    "railscope_kernel_log_untold_events_total",
+LOG_SUPPRESSED = Metric(
+    "railscope_kernel_log_suppressed_events_total",
     Kind.COUNTER,
     NODE,
     rollups=(Rollup.SUM,),
     resets=LOG,
-    help="Messages that were counted but not told one by one, because too many came at once.",
+    help="Messages that were counted but not reported individually, because too many came at once.",
     origin="/dev/kmsg",
 )
 
@@ -119,7 +119,7 @@ XID_EVENT = EventClass(
         "severity",
         "action",
         "nvidia_action",
-        "told_by",
+        "reported_by",
     ),
 )
 SXID_EVENT = EventClass(

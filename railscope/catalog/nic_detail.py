@@ -70,8 +70,8 @@ CHECKSUM_ERRORS = counter("receive_checksum_errors", "Packets received with a wr
 ILLEGAL_BYTES = counter("receive_illegal_bytes", "Bytes received that no code of the line stands for.", unit=_B, origin="ice illegal_bytes.nic; i40e port.illegal_bytes")
 LOCAL_FAULTS = counter("local_faults", "Times our side of the link was at fault.", origin="ice mac_local_faults.nic; i40e port.mac_local_faults")
 REMOTE_FAULTS = counter("remote_faults", "Times the other side of the link said it was at fault.", origin="ice mac_remote_faults.nic; i40e port.mac_remote_faults")
-MODULE_STUCK = counter("module_bus_stuck_events", "Times the bus of the transceiver was stuck.", origin="mlx5 module_bus_stuck")
-MODULE_SHORTED = counter("module_shorted_events", "Times the transceiver's cable was shorted.", origin="mlx5 module_bad_shorted")
+TRANSCEIVER_STUCK = counter("transceiver_bus_stuck_events", "Times the bus of the transceiver was stuck.", origin="mlx5 module_bus_stuck")
+TRANSCEIVER_SHORTED = counter("transceiver_shorted_events", "Times the transceiver's cable was shorted.", origin="mlx5 module_bad_shorted")
 
 # Packets dropped by the function, by cause --------------------------------------------------------
 STEERING_MISSES = counter("receive_unsteered_packets", "Packets dropped because no rule said where they go.", unit=_P, origin="mlx5 rx_steer_missed_packets; bnxt rx_filter_miss")

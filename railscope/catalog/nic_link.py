@@ -115,13 +115,13 @@ PCIE_OVERFLOWS = counter(
     unit=Unit.PACKETS,
     origin="mlx5 outbound_pci_buffer_overflow",
 )
-MODULE_UNPLUGS = counter(
-    "module_unplugs",
+TRANSCEIVER_UNPLUGS = counter(
+    "transceiver_unplugs",
     "Times the transceiver was pulled out.",
     origin="mlx5 module_unplug",
 )
-MODULE_TOO_HOT = counter(
-    "module_high_temperature_events",
+TRANSCEIVER_TOO_HOT = counter(
+    "transceiver_high_temperature_events",
     "Times the transceiver was too hot.",
     origin="mlx5 module_high_temp",
 )

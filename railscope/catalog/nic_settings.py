@@ -184,11 +184,11 @@ SETTING_EVENT = EventClass(
     facts=("setting", "before", "after"),
     audited=True,
 )
-UNTOLD_EVENT = EventClass(
-    "nic_changes_untold",
+SUPPRESSED_EVENT = EventClass(
+    "nic_changes_suppressed",
     NODE,
     "warning",
-    help="So much of network cards changed between two reads that not every change is told by itself.",
+    help="More settings of NICs changed between two reads than are reported individually.",
     origin="the agent",
     facts=("event", "changes"),
     audited=True,

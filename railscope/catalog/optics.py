@@ -1,28 +1,28 @@
 """Transceivers and cables of NICs: identity and measurements."""
 
 from railscope.catalog.declare import EventClass, Kind, Metric, Rollup, Unit, per
-from railscope.catalog.entities import NIC, NIC_LANE, NIC_MODULE, NIC_MODULE_THRESHOLD
+from railscope.catalog.entities import NIC, NIC_LANE, NIC_TRANSCEIVER, NIC_TRANSCEIVER_THRESHOLD
 
 _EEPROM = "ETHTOOL_MSG_MODULE_EEPROM_GET, SFF-8472, SFF-8636 or CMIS"
 _NANO, _MICRO, _MILLI = per(10**9), per(10**6), per(1000)
 
-MODULE_INFO = Metric(
-    "railscope_nic_module_info",
+TRANSCEIVER_INFO = Metric(
+    "railscope_nic_transceiver_info",
     Kind.INFO,
-    NIC_MODULE,
+    NIC_TRANSCEIVER,
     help="What transceiver or cable is plugged in: type, vendor, part, serial number, media, length.",
     origin=_EEPROM,
 )
-MODULE_READABLE = Metric(
-    "railscope_nic_module_readable",
+TRANSCEIVER_READABLE = Metric(
+    "railscope_nic_transceiver_readable",
     Kind.GAUGE,
     NIC,
     rollups=(Rollup.SUM,),
     help="1 for an interface whose transceiver or cable says what it is; absent where none does.",
     origin=_EEPROM,
 )
-MODULE_TEMPERATURE = Metric(
-    "railscope_nic_module_temperature_celsius",
+TRANSCEIVER_TEMPERATURE = Metric(
+    "railscope_nic_transceiver_temperature_celsius",
     Kind.GAUGE,
     NIC,
     unit=Unit.CELSIUS,
@@ -31,8 +31,8 @@ MODULE_TEMPERATURE = Metric(
     help="Temperature inside the transceiver.",
     origin=_EEPROM,
 )
-MODULE_SUPPLY = Metric(
-    "railscope_nic_module_supply_volts",
+TRANSCEIVER_SUPPLY = Metric(
+    "railscope_nic_transceiver_supply_volts",
     Kind.GAUGE,
     NIC,
     unit=Unit.VOLTS,
@@ -41,7 +41,7 @@ MODULE_SUPPLY = Metric(
     origin=_EEPROM,
 )
 RECEIVE_POWER = Metric(
-    "railscope_nic_module_receive_power_watts",
+    "railscope_nic_transceiver_receive_power_watts",
     Kind.GAUGE,
     NIC_LANE,
     unit=Unit.WATTS,
@@ -50,7 +50,7 @@ RECEIVE_POWER = Metric(
     origin=_EEPROM,
 )
 TRANSMIT_POWER = Metric(
-    "railscope_nic_module_transmit_power_watts",
+    "railscope_nic_transceiver_transmit_power_watts",
     Kind.GAUGE,
     NIC_LANE,
     unit=Unit.WATTS,
@@ -59,7 +59,7 @@ TRANSMIT_POWER = Metric(
     origin=_EEPROM,
 )
 BIAS = Metric(
-    "railscope_nic_module_bias_amperes",
+    "railscope_nic_transceiver_bias_amperes",
     Kind.GAUGE,
     NIC_LANE,
     unit=Unit.AMPERES,
@@ -68,35 +68,35 @@ BIAS = Metric(
     origin=_EEPROM,
 )
 TEMPERATURE_THRESHOLD = Metric(
-    "railscope_nic_module_temperature_threshold_celsius",
+    "railscope_nic_transceiver_temperature_threshold_celsius",
     Kind.GAUGE,
-    NIC_MODULE_THRESHOLD,
+    NIC_TRANSCEIVER_THRESHOLD,
     unit=Unit.CELSIUS,
     scale=_MILLI,
     help="Temperature at which the transceiver itself raises this alarm or warning.",
     origin=_EEPROM,
 )
 RECEIVE_POWER_THRESHOLD = Metric(
-    "railscope_nic_module_receive_power_threshold_watts",
+    "railscope_nic_transceiver_receive_power_threshold_watts",
     Kind.GAUGE,
-    NIC_MODULE_THRESHOLD,
+    NIC_TRANSCEIVER_THRESHOLD,
     unit=Unit.WATTS,
     scale=_NANO,
     help="Received power at which the transceiver itself raises this alarm or warning.",
     origin=_EEPROM,
 )
 TRANSMIT_POWER_THRESHOLD = Metric(
-    "railscope_nic_module_transmit_power_threshold_watts",
+    "railscope_nic_transceiver_transmit_power_threshold_watts",
     Kind.GAUGE,
-    NIC_MODULE_THRESHOLD,
+    NIC_TRANSCEIVER_THRESHOLD,
     unit=Unit.WATTS,
     scale=_NANO,
     help="Sent power at which the transceiver itself raises this alarm or warning.",
     origin=_EEPROM,
 )
 
-MODULE_EVENT = EventClass(
-    "nic_module_changed",
+TRANSCEIVER_EVENT = EventClass(
+    "nic_transceiver_changed",
     NIC,
     "warning",
     help="Another transceiver or cable is plugged into a network card: part and serial number.",

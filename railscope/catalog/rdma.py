@@ -134,7 +134,7 @@ RDMA_RESOURCES: tuple[Metric, ...] = tuple(map(_resource, RESOURCES))
 _ROWS = (*zip(RDMA_COUNTERS, COUNTERS, strict=True), *zip(RDMA_RESOURCES, RESOURCES, strict=True))
 
 
-def told_by(row: Row) -> Iterator[tuple[str, str]]:
+def reported_by(row: Row) -> Iterator[tuple[str, str]]:
     """Yield the pairs of driver and file of a row, without remarks in parentheses."""
     for part in row.files.split("; "):
         drivers, _, files = part.partition(": ")
@@ -147,7 +147,7 @@ EVERY_DRIVER = "ib"
 FILES: dict[str, dict[str, Metric]] = defaultdict(dict)
 """The metric of each file, by driver; those of port management under "ib"."""
 for _metric, _row in _ROWS:
-    for _driver, _file in told_by(_row):
+    for _driver, _file in reported_by(_row):
         if FILES[_driver].setdefault(_file, _metric) is not _metric:
             _message = f"{_file} of {_driver} tells two metrics"
             raise ValueError(_message)

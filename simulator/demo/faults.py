@@ -79,7 +79,7 @@ FAULTS = (
     ),
     DemoFault(
         "agent_stopped", "gpu-node-2", "", 750, 210,
-        ("RailscopeNodeSilent",), 200, 90,
+        ("RailscopeNodeStale",), 200, 90,
         "the agent has stopped",
     ),
 )  # fmt: skip

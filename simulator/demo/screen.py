@@ -50,7 +50,7 @@ class Screen:
             self.say(f"{CLEAR}{tables(views)}\n\n{news and news + chr(10) * 2}{footer}")
             return
         for row in views["nodes"]["rows"]:
-            state = "reporting" if row.get("railscope_node_reporting") else "silent"
+            state = "reporting" if row.get("railscope_node_reporting") else "stale"
             now = f"{row['node']} is {state}, GPUs: {row['gpus']}"
             if self._states.get(row["node"]) != now:
                 self._states[row["node"]] = now

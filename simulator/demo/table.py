@@ -72,7 +72,7 @@ def _pause(values: dict[str, float]) -> float:
     return round(100 * max(values.get(metric, 0.0) for metric in names))
 
 
-_NOT_HELD = {"rogue": "used without a claim"}
+_NOT_HELD = {"unclaimed": "used without a claim"}
 _HELD = {"observed", "inferred"}
 
 

@@ -13,7 +13,7 @@ def verdict(
 ) -> tuple[bool, str]:
     """Return True if a run succeeded, and a line-by-line report."""
     known = {row["node"] for row in views["nodes"]["rows"] if row["streams"]}
-    silent = [node for node in nodes if node not in known]
+    stale = [node for node in nodes if node not in known]
     sent = sum(counts["shipped"] for counts in shipped)
     lost = sum(counts["dropped"] + counts["waiting"] for counts in shipped)
     received = int(views["own"]["railscope_collector_received_frames_total"])
@@ -21,7 +21,7 @@ def verdict(
     account = views["account"]
     parts = (int(account["held_ns"]), *not_held(account).values())
     checks = [
-        (not silent, f"every node reported ({len(nodes)} of them)", f"silent: {', '.join(silent)}"),
+        (not stale, f"every node reported ({len(nodes)} of them)", f"stale: {', '.join(stale)}"),
         (
             lost == missing == 0 and sent == received,
             f"no frame was lost ({received} sent, {received} received)",

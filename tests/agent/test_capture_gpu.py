@@ -99,7 +99,7 @@ def test_every_process_agrees(case: Case) -> None:
     assert computing.keys() == theirs.keys()
     for pid, (name, bytes_used) in theirs.items():
         assert computing[pid] == (name.rpartition("/")[2], bytes_used)
-    assert case.told.number("gpu_processes_untold", GPU) == 0
+    assert case.told.number("gpu_suppressed_processes", GPU) == 0
 
 
 OUR_OWN = {"nvmlDeviceGetMigDevices", "nvmlEventSetWait"}

@@ -16,7 +16,7 @@ STRUCK = "0000:61:00.0"
 
 
 @pytest.mark.parametrize(
-    ("case", "reason"), [("lost-gpu", "gpu_lost"), ("hung-gpu", "driver_silent")]
+    ("case", "reason"), [("lost-gpu", "gpu_lost"), ("hung-gpu", "driver_unresponsive")]
 )
 def test_a_gpu_that_failed_before_the_first_sample_is_reported_too(
     case: str, reason: str, tmp_path: Path

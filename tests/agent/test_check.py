@@ -171,7 +171,7 @@ async def test_what_keeps_a_gpu_from_being_known_is_counted_where_it_is_much() -
     well, said = await checked(host)
     assert not well
     told = line(said, "absent  GPU GPU-0")
-    assert "unknown: driver_silent (a source" in told
+    assert "unknown: driver_unresponsive (a source" in told
     assert re.search(r"cannot be told: .*(\(error\).*){3} and \d+ more; do: inspect$", told)
 
 

@@ -19,7 +19,7 @@ from railscope.reading import Absent, Reading
 US = 1_000_000
 START_US = 1_790_000_000 * US
 UUID = "GPU-0"
-UNSEEN = "railscope_gpu_burst_unseen_windows_total"
+UNSEEN = "railscope_gpu_burst_missed_windows_total"
 
 
 class Lane:

@@ -235,7 +235,7 @@ def test_processes_add_up(
     }
     there = {process["pid"] for process in (*compute, *graphics)}
     total = found["railscope_gpu_processes", ("GPU-0",)]
-    untold = found["railscope_gpu_processes_untold", ("GPU-0",)]
+    untold = found["railscope_gpu_suppressed_processes", ("GPU-0",)]
     assert total == len(there)
     assert len(told) == min(most, len(there))
     assert untold == len(there) - len(told)

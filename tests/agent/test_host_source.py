@@ -103,7 +103,7 @@ def test_a_copied_proc_is_read_to_the_last_digit(copied: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:'sin' and 'sout' swap memory:RuntimeWarning")
-def test_two_machines_in_one_process_are_not_mixed_up(machine: RealHost, copied: Path) -> None:
+def test_identity_conflict_in_one_process_are_not_mixed_up(machine: RealHost, copied: Path) -> None:
     size = "railscope_memory_size_bytes", NODE
     other = RealHost(copied)
     here, there = meminfo(Path("/proc"))["MemTotal"], meminfo(copied / "proc")["MemTotal"]

@@ -286,4 +286,4 @@ def test_a_flood_is_told_in_portions_and_what_is_too_much_is_counted() -> None:
     assert max(told) == 500
     assert sum(told) == 10_000
     assert counted(frames[-1], "railscope_kernel_xids_total") == 12_000
-    assert counted(frames[-1], "railscope_kernel_log_untold_events_total") == 2_000
+    assert counted(frames[-1], "railscope_kernel_log_suppressed_events_total") == 2_000

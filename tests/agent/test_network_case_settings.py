@@ -60,7 +60,7 @@ def test_a_port_that_trained_down_is_slower_than_it_should_be() -> None:
     [("hgx-h100-roce-idle", "OSFP"), ("bnxt-node", "QSFP-DD"), ("irdma-node", "QSFP28")],
 )
 def test_rails_have_optics_and_storage_has_copper(case: str, optics: str) -> None:
-    modules = series(end(case), "railscope_nic_module_info")
+    modules = series(end(case), "railscope_nic_transceiver_info")
     kinds = {
         label.partition("=")[2]
         for labels in modules
@@ -71,10 +71,10 @@ def test_rails_have_optics_and_storage_has_copper(case: str, optics: str) -> Non
     assert kinds == {optics}
     copper = [labels for labels in modules if "media=passive copper" in labels]
     assert len(copper) == 2
-    warm = series(end(case), "railscope_nic_module_temperature_celsius")
+    warm = series(end(case), "railscope_nic_transceiver_temperature_celsius")
     assert len(warm) == len(modules) - len(copper)
     assert all(30 < celsius < 70 for celsius in warm.values())
-    light = series(end(case), "railscope_nic_module_receive_power_watts")
+    light = series(end(case), "railscope_nic_transceiver_receive_power_watts")
     assert len(light) == 4 * len(warm)
     assert all(0.0003 < watts < 0.003 for watts in light.values())
 

@@ -29,7 +29,7 @@ from simulator import NodeSpec, simulate
 MS = 1_000_000
 WINDOW_MS = 100
 LINE_BYTES_A_MS = 400_000 // 8 * 1000
-UNSEEN = "railscope_nic_burst_unseen_windows_total"
+UNSEEN = "railscope_nic_burst_missed_windows_total"
 COUNTERS = "/sys/class/infiniband/mlx5_0/ports/1/hw_counters"
 
 

@@ -186,7 +186,7 @@ def test_more_changes_than_are_told_are_counted() -> None:
         host.files[f"{NET}/eth{number}/mtu"] = "1500"
     outcome = reader.run()
     assert len(changes(outcome)) == MAX_EVENTS
-    (more,) = [e for e in events(outcome) if e.event_class.name == "nic_changes_untold"]
+    (more,) = [e for e in events(outcome) if e.event_class.name == "nic_changes_suppressed"]
     assert more.facts == {"event": "nic_setting_changed", "changes": "7"}
     assert more.entity.kind.name == "node"
 

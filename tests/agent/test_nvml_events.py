@@ -76,7 +76,7 @@ async def test_an_xid_the_log_does_not_tell_is_told_after_a_while() -> None:
         assert xids(run) == []
         await run.until(lambda: bool(xids(run)))
         (event,) = xids(run)
-        assert event.facts["told_by"] == "nvml"
+        assert event.facts["reported_by"] == "nvml"
         assert (event.facts["gpu_instance"], event.facts["compute_instance"]) == ("5", "0")
         await run.step()
         assert numbers(run.of("kernel")[-1])[XIDS, (ADDRESS, "94")] == 1

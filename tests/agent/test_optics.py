@@ -19,9 +19,9 @@ from agent.sampling.status import FAILED, PARTIAL
 from agent.sources.optics import Optics
 from railscope.reading import Absent
 
-KIND = "nic_module"
-READABLE = ("railscope_nic_module_readable", ("eth0",))
-TEMPERATURE = ("railscope_nic_module_temperature_celsius", ("eth0",))
+KIND = "nic_transceiver"
+READABLE = ("railscope_nic_transceiver_readable", ("eth0",))
+TEMPERATURE = ("railscope_nic_transceiver_temperature_celsius", ("eth0",))
 MODULE: dict[str, Any] = {
     "type": "QSFP28", "vendor": "Example Optics ", "part_number": "EX-100G-SR4", "revision": "A",
     "serial": "SN1", "media": "optical multi-mode", "length_metres": 70,
@@ -66,16 +66,16 @@ def test_what_an_optical_module_measures() -> None:
         "type": "QSFP28", "vendor": "Example Optics", "part_number": "EX-100G-SR4",
         "revision": "A", "serial": "SN1", "media": "optical multi-mode", "length_metres": "70",
     }}  # fmt: skip
-    threshold = "railscope_nic_module_{}_threshold_{}"
+    threshold = "railscope_nic_transceiver_{}_threshold_{}"
     assert numbers(outcome.frame) == pytest.approx({
         READABLE: 1,
         TEMPERATURE: 41.25,
-        ("railscope_nic_module_supply_volts", ("eth0",)): 3.3,
-        **{("railscope_nic_module_receive_power_watts", ("eth0", str(n))): 812.3e-6
+        ("railscope_nic_transceiver_supply_volts", ("eth0",)): 3.3,
+        **{("railscope_nic_transceiver_receive_power_watts", ("eth0", str(n))): 812.3e-6
            for n in range(4)},
-        **{("railscope_nic_module_transmit_power_watts", ("eth0", str(n))): 1001e-6 + n * 1e-9
+        **{("railscope_nic_transceiver_transmit_power_watts", ("eth0", str(n))): 1001e-6 + n * 1e-9
            for n in range(4)},
-        **{("railscope_nic_module_bias_amperes", ("eth0", str(n))): 6.5e-3 for n in range(4)},
+        **{("railscope_nic_transceiver_bias_amperes", ("eth0", str(n))): 6.5e-3 for n in range(4)},
         (threshold.format("temperature", "celsius"), ("eth0", "high_alarm")): 75,
         (threshold.format("temperature", "celsius"), ("eth0", "high_warning")): 70,
         (threshold.format("receive_power", "watts"), ("eth0", "low_alarm")): 50.1e-6,

@@ -155,7 +155,7 @@ def test_pages_of_a_cause_that_cannot_be_told_leave_it_open_how_many_there_are()
 
 def test_sources_that_have_not_been_read_are_not_silent_yet() -> None:
     starting = {"gpu": Absent.NOT_DUE, "gpu_health": Absent.NOT_DUE}
-    assert judge(Facts(silent=starting)).answers["driver_silent"] is Absent.NOT_DUE
+    assert judge(Facts(silent=starting)).answers["driver_unresponsive"] is Absent.NOT_DUE
 
 
 def test_a_fault_that_leads_to_unknown_is_worse_than_one_that_degrades() -> None:

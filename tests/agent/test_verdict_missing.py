@@ -49,7 +49,7 @@ def test_a_gpu_that_was_lost_before_the_start_has_failed_until_it_is_back(uuid: 
     assert told(run) == {"GPU-0": "healthy", name: "failed"}
     found = readings(run.frame)
     assert found[REASON, (name, "gpu_lost")] == 1
-    assert found[REASON, (name, "driver_silent")] == 0
+    assert found[REASON, (name, "driver_unresponsive")] == 0
     assert [event.entity.key for event in run.events] == [(name,)]
     run.host.calls |= there
     run.step(61)
@@ -75,7 +75,7 @@ def test_a_gpu_whose_firmware_was_silent_before_the_start_is_not_called_lost() -
     run.step()
     found = readings(run.frame)
     assert found[REASON, ("0000:02:00.0", "gpu_lost")] is Absent.TIMEOUT
-    assert found[REASON, ("0000:02:00.0", "driver_silent")] == 1
+    assert found[REASON, ("0000:02:00.0", "driver_unresponsive")] == 1
     assert told(run)["0000:02:00.0"] == "failed"
     run.log(2, "NVRM: Xid (PCI:0000:02:00): 79, pid=7, name=python3, GPU has fallen off the bus.")
     run.step()

@@ -69,7 +69,7 @@ def test_a_gpu_that_answers_nothing_any_more_is_unknown(code: int) -> None:
     run.step()
     run.host.calls |= dict.fromkeys(of_gpu(run.host, 1), NvmlError(code, "no answer"))
     run.step()
-    assert (run.state(1), run.reasons(1)) == ("unknown", ["driver_silent"])
+    assert (run.state(1), run.reasons(1)) == ("unknown", ["driver_unresponsive"])
     assert run.action(1) == "inspect"
     assert run.state(0) == "healthy"
 
@@ -157,7 +157,7 @@ def test_a_gpu_whose_readings_are_too_old_for_the_page_is_unknown() -> None:
     text = page.text(Format.PROMETHEUS)
     assert "railscope_gpu_power_watts" not in text
     assert 'railscope_gpu_health{gpu="GPU-0",state="unknown"} 1' in text
-    assert (run.reasons(), run.action()) == (["driver_silent"], "inspect")
+    assert (run.reasons(), run.action()) == (["driver_unresponsive"], "inspect")
     assert run.answer("gpu_lost") is Absent.TIMEOUT
     run.step()
     assert run.state() == "healthy"
@@ -189,7 +189,7 @@ def test_a_driver_that_fails_keeps_the_columns_of_its_gpus() -> None:
     run.host.clock.advance(61)
     run.step()
     assert [run.state(gpu) for gpu in (0, 1)] == ["unknown", "unknown"]
-    assert run.reasons() == ["driver_silent"]
+    assert run.reasons() == ["driver_unresponsive"]
 
 
 def test_a_lost_gpu_has_failed_and_its_neighbour_has_not() -> None:

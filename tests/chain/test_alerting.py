@@ -74,7 +74,7 @@ n2,2,,2020-01-01T00:00:00Z,
 n3,2,,2020-01-01T00:00:00Z,
 never-installed,8,,2020-01-01T00:00:00Z,
 """
-SILENT = {"alertname": "RailscopeNodeSilent", "node": FALLS_SILENT, "heard_by": "collector"}
+SILENT = {"alertname": "RailscopeNodeStale", "node": FALLS_SILENT, "reported_by": "collector"}
 SOURCE_PARTIAL = {"alertname": "RailscopeSourcePartial", "node": "n8", "source": "gpu"}
 """Inhibited if the hung GPU has an alert of its own first."""
 NOT_TOLD = [

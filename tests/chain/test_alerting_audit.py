@@ -14,13 +14,13 @@ TAMPERED = [
     *(
         {
             "alertname": "RailscopeAuditLogDisputed", "severity": "critical",
-            "told_by": "agent", "node": node, "job": "railscope-agent",
+            "reported_by": "agent", "node": node, "job": "railscope-agent",
         }
         for node in NODES
     ),
     {
         "alertname": "RailscopeAuditLogDisputed", "severity": "critical",
-        "told_by": "collector", "job": "railscope-collector",
+        "reported_by": "collector", "job": "railscope-collector",
     },
 ]  # fmt: skip
 

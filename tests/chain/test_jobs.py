@@ -52,7 +52,7 @@ async def test_a_job_over_two_servers_and_the_gpu_it_waits_for(site: Site) -> No
     await until(named, "the job is there, and a GPU of it behind the others")
     job = behind["job"]
     assert (job["tenant"], job["source"]) == ("slurm:research", "slurm")
-    assert (job["gpus"], job["silent_gpus"], job["shared_gpus"]) == (4.0, 0, 0)
+    assert (job["gpus"], job["stale_gpus"], job["shared_gpus"]) == (4.0, 0, 0)
     assert behind["node"] == HOT
 
     whole = await site.get(f"/api/v1/jobs/slurm:research/slurm/{job['workload']}")

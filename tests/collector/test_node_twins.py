@@ -30,7 +30,7 @@ class Watch:
         self.twins.hear(record, sender.envelope(some(sender, at=at)))
 
 
-def test_boots_that_take_turns_are_two_machines():
+def test_boots_that_take_turns_are_identity_conflict():
     watch = Watch()
     one, other = Sender(boot_id="boot-1"), Sender(boot_id="boot-2", run="run-2")
     for second in range(0, 100, 10):
@@ -85,4 +85,4 @@ async def test_it_is_a_metric(tmp_path: Path):
                 assert (await one.post(body, headers=sent.to_headers()))[0] == 200, SENT_HEADER
         await one.collector.refresher.refresh()
         text = (await one.get("/metrics"))[1]
-        assert 'railscope_node_two_machines{node="n1"} 1' in text
+        assert 'railscope_node_identity_conflict{node="n1"} 1' in text

@@ -210,7 +210,7 @@ OURS_ALONE = {
     "unrepairable_memory": "only -q prints it",
     "mig_devices": "MIG devices are compared with -q",
     "processes": "processes are compared one by one",
-    "processes_untold": "processes are compared one by one",
+    "suppressed_processes": "processes are compared one by one",
     "process_memory_used_bytes": "processes are compared one by one",
     "process_sm_utilization_ratio": "processes are compared with pmon",
     "process_memory_activity_ratio": "processes are compared with pmon",

@@ -149,11 +149,11 @@ def test_any_frame_makes_a_page_that_parses(text_format: Format, frames: list[Fr
 
 
 def test_the_state_of_a_whole_node_has_a_label_too() -> None:
-    told = frame_of((agent.CUSTODY_STATE, Entity(NODE, ()), 1))
+    told = frame_of((agent.WITNESS_STATE, Entity(NODE, ()), 1))
     found = samples(Exposition().render([told], Format.PROMETHEUS))
-    states = dict.fromkeys(agent.CUSTODY_STATE.states.values(), 0.0) | {"held": 1.0}
+    states = dict.fromkeys(agent.WITNESS_STATE.states.values(), 0.0) | {"consistent": 1.0}
     for word, value in states.items():
-        assert found[sample("railscope_agent_audit_custody", state=word)] == value
+        assert found[sample("railscope_agent_audit_witness_state", state=word)] == value
 
 
 def test_absent_readings_are_left_out() -> None:

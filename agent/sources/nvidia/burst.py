@@ -55,7 +55,7 @@ class GpuBurst(HoldsNothing):
             if not device.supported:
                 continue
             first = columns.add(c.GPU_WINDOW_LENGTH, gpu.entity)
-            columns.add(c.GPU_UNSEEN, gpu.entity)
+            columns.add(c.GPU_MISSED, gpu.entity)
             for buffer in device.supported:
                 buffer.windows.add_columns(columns)
             self._columns.append((device, first))

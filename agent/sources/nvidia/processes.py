@@ -64,7 +64,7 @@ class Processes(HoldsNothing):
         return Inventory(tuple(columns.columns))
 
     def _plan(self, host: Host, gpu: GpuDevice, columns: Columns) -> _Use:
-        use = _Use(gpu, columns.add(s.GPU_PROCESSES_UNTOLD, gpu.entity))
+        use = _Use(gpu, columns.add(s.GPU_SUPPRESSED_PROCESSES, gpu.entity))
         there, trouble = processes(host, gpu)
         seen = self._seen.get(gpu.index)
         lasting = [p for p in there.values() if seen is None or p.pid in seen]

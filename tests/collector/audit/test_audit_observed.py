@@ -21,7 +21,7 @@ from collector.audit.verify import verify
 from collector.fleet.seen_event import SeenEvent
 from railscope.audit.record import Record, decode
 from railscope.catalog.agent import GAP_EVENT, SOURCE_EVENT
-from railscope.catalog.nic_settings import UNTOLD_EVENT
+from railscope.catalog.nic_settings import SUPPRESSED_EVENT
 from railscope.catalog.tenancy import UNCLAIMED_END_EVENT, UNCLAIMED_START_EVENT
 
 
@@ -148,13 +148,13 @@ async def test_gaps_and_use_without_a_claim_are_evidence(tmp_path: Path) -> None
     teller = Teller()
     told = [
         teller.tell(GAP_EVENT, "spool_full", frames="7", envelopes="1"),
-        teller.tell(UNTOLD_EVENT, changes="90"),
+        teller.tell(SUPPRESSED_EVENT, changes="90"),
         teller.tell(UNCLAIMED_START_EVENT, "GPU-1", "u", source="process", level="process"),
         teller.tell(UNCLAIMED_END_EVENT, "GPU-1", "u", source="process", level="process"),
     ]
     async with observing(tmp_path) as observed:
         found = await recorded(observed, told)
-    kinds = ["evidence.gap", "evidence.gap", *["tenancy.rogue_process"] * 2]
+    kinds = ["evidence.gap", "evidence.gap", *["tenancy.unclaimed_use"] * 2]
     assert [record.type for record in found] == kinds
     assert found[0].data["frames"] == "7"
 

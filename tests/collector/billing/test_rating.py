@@ -214,8 +214,8 @@ def test_a_usage_tariff_bills_only_what_was_seen():
     assert (free.usage, free.start_ns, free.end_ns) == (silent, HOUR_NS, 2 * HOUR_NS)
 
 
-def test_rogue_use_is_for_review():
-    (review,) = rate([usage(0, HOUR_NS, state=State.ROGUE, claim="")], book(), MONTH).reviews
+def test_unclaimed_use_is_for_review():
+    (review,) = rate([usage(0, HOUR_NS, state=State.UNCLAIMED, claim="")], book(), MONTH).reviews
     assert review.reason == "processes without a claim"
 
 

@@ -29,7 +29,7 @@ def test_claims_beyond_the_bound_are_rejected_and_counted_for_that_node_only(cor
     told = [one for gpu in core.evidence.gpus.values() for one in gpu.told]
     assert (len(told), core.evidence.refused) == (MAX_IN_FORCE + 1, 5)
     assert {one.node for one in told} == {"n1", "n2"}
-    (trouble,) = [one for one in heard if one.kind == "refused_claim"]
+    (trouble,) = [one for one in heard if one.kind == "rejected_claim"]
     assert trouble.facts == {"problem": f"the node has {MAX_IN_FORCE} claims in force"}
 
 
@@ -37,7 +37,7 @@ def test_claims_on_one_gpu_are_bounded_and_those_on_others_and_of_others_are_not
     heard = troubles(core)
     tell(core, [started(GPU, f"c{number}", 10) for number in range(MAX_IN_FORCE_ON_GPU + 2)])
     assert core.evidence.refused == 2
-    (trouble,) = [one for one in heard if one.kind == "refused_claim"]
+    (trouble,) = [one for one in heard if one.kind == "rejected_claim"]
     problem = f"the node has {MAX_IN_FORCE_ON_GPU} claims in force on the GPU"
     assert trouble.facts == {"problem": problem}
     tell(core, [started("GPU-1", "other", 11)], second=11)
@@ -63,7 +63,7 @@ def test_a_node_that_reports_nonsense_is_reported_some_times_and_then_counted(co
     heard = troubles(core)
     tell(core, [started(GPU, f"c{number}", 10, level=str(number)) for number in range(300)])
     assert core.evidence.refused == 300
-    assert len([one for one in heard if one.kind == "refused_claim"]) == 200
+    assert len([one for one in heard if one.kind == "rejected_claim"]) == 200
     assert core.evidence.suppressed == 100
 
 

@@ -155,7 +155,7 @@ def test_a_boot_time_beyond_all_time_is_rejected(core: Core):
     heard = troubles(core)
     events = {10: [started("GPU-0", "a", 0, start_boot_ns=str((1 << 63) - 2))]}
     accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 51, 10), events=events))
-    assert [t.kind for t in heard] == ["refused_claim"]
+    assert [t.kind for t in heard] == ["rejected_claim"]
 
 
 def report(boot: str, told_second: float, start_second: float, *, by_boot: bool = True) -> Told:

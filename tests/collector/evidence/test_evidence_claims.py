@@ -111,7 +111,7 @@ async def test_two_claims_of_one_level_on_one_slot_are_told_and_billed_once(core
     assert len(heard) == 1, "said once"
 
 
-async def test_use_without_a_claim_is_rogue(core: Core):
+async def test_use_without_a_claim_is_unclaimed(core: Core):
     events = {
         10: [
             started(
@@ -121,7 +121,7 @@ async def test_use_without_a_claim_is_rogue(core: Core):
     }
     accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 51, 10), events=events))
     assert seconds_of(await account_at(core, 50)) == {
-        ("idle", ""): 10, ("rogue", "process:root"): 40,
+        ("idle", ""): 10, ("unclaimed", "process:root"): 40,
     }  # fmt: skip
 
 
@@ -198,5 +198,5 @@ def test_a_claim_that_cannot_be_is_told_and_left_out(core: Core, facts: dict[str
     events = {10: [started("GPU-0", "a", 0, **facts)]}
     accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 51, 10), events=events))
     assert core.evidence.refused == 1
-    assert [t.kind for t in heard] == ["refused_claim"]
+    assert [t.kind for t in heard] == ["rejected_claim"]
     assert states(core, 50) == [("idle", "", 0, 50)]

@@ -29,11 +29,11 @@ def test_a_lost_gpu_is_missing_and_a_hung_one_is_unknown():
 
 
 def test_the_devices_of_a_silent_node_are_unknown_and_not_missing():
-    silent = heard("the node is silent", "the node is silent", reporting=False)
+    silent = heard("the node is stale", "the node is stale", reporting=False)
     found = standing("n1", EIGHT, silent)
-    assert found.state is State.SILENT
+    assert found.state is State.STALE
     assert found.counts == {GPU: Counts(0, 0, 8, 0), RDMA_PORT: Counts(0, 0, 8, 0)}
-    assert found.reasons == {GPU: "the node is silent", RDMA_PORT: "the node is silent"}
+    assert found.reasons == {GPU: "the node is stale", RDMA_PORT: "the node is stale"}
 
 
 def test_a_node_that_was_never_heard_of_is_missing_with_all_it_should_have():

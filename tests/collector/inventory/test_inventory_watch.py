@@ -109,9 +109,9 @@ async def test_a_gpu_without_values(core: Core, reason: Absent, counts: Counts, 
 async def test_a_silent_node_has_unknown_devices(core: Core):
     accept(core, Reporter().told(gpus_of("GPU-0"), range(10)))
     found = await look(core, 10 + STALE, {"n1": (1, 1)})
-    assert of(found, "n1").state is State.SILENT
+    assert of(found, "n1").state is State.STALE
     assert of(found, "n1").counts == {GPU: Counts(0, 0, 1, 0), RDMA_PORT: Counts(0, 0, 1, 0)}
-    assert of(found, "n1").reasons[GPU] == "the node is silent"
+    assert of(found, "n1").reasons[GPU] == "the node is stale"
     assert found.gone == (), "no one says that it is gone"
 
 
@@ -187,7 +187,7 @@ async def test_cells_and_json_of_an_inventory(core: Core):
     assert values["railscope_inventory_node", "n2", "unexpected"] == 1
     assert values["railscope_inventory_node", "n2", "present"] == 0
     nodes = {state: values["railscope_inventory_nodes", state] for state in State}
-    assert nodes == {"present": 1, "silent": 0, "missing": 1, "unexpected": 1}
+    assert nodes == {"present": 1, "stale": 0, "missing": 1, "unexpected": 1}
     n1, n2, n9 = inventory_json(found, lambda *_: None)["nodes"]
     assert n1["gpus"]["names"] == {"present": ["GPU-0"], "gone": [], "unknown": []}
     assert (n1["gpus"]["expected"], n1["gpus"]["missing"]) == (2, 1)

@@ -143,7 +143,7 @@ def test_a_source_may_say_whose_job_a_workload_is_and_states_of_the_node_are_not
     entries = [
         msgspec.structs.replace(entry, workload="slurm:7", state=state)
         for entry in ledger([job])
-        for state in (State.DOWN, State.ROGUE)
+        for state in (State.DOWN, State.UNCLAIMED)
     ]
     assert compare(entries, [job], 0).agrees
 

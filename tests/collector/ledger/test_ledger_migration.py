@@ -18,7 +18,8 @@ from collector.ledger.rows import GpuDay
 from collector.ledger.schema import covered
 from collector.ledger.store import Ledger
 from collector.ledger.tiling import DAY_NS, content_root, units_of
-from collector.metering.evidence import ClockDoubt
+from collector.metering.evidence import ClockDoubt, Level
+from collector.metering.tiling import State
 from collector.metering.units import compute_slices
 from collector.tables import metadata
 
@@ -218,6 +219,30 @@ def test_a_ledger_of_version_4_has_no_mark_and_takes_some(url):
             (2, f'[{{"since_ns":{START},"delta_ns":-5}},{{"since_ns":{START + 1},"delta_ns":0}}]'),
         }
         ledger.close()
+
+
+def test_a_ledger_with_the_former_name_of_unclaimed_use_remains_readable(url):
+    """Its revision keeps its content root, and its time adds up with that of the present name."""
+    ledger = Ledger.open(url, metadata)
+    evidence = held("GPU-0", "red")
+    (claim,) = evidence.claims
+    used = msgspec.structs.replace(claim, level=Level.PROCESS)
+    ledger.write(metered(msgspec.structs.replace(evidence, claims=(used,))))
+    written = ledger.revision("GPU-0", DAY)
+    totals = ledger.totals(START, START + DAY_NS)
+    with ledger.database.transaction(writes=True) as connection:
+        off = (
+            "ALTER TABLE ledger_entry DISABLE TRIGGER USER"
+            if connection.dialect.name == "postgresql"
+            else "DROP TRIGGER ledger_entry_no_update"
+        )
+        connection.execute(text(off))
+        former = "UPDATE ledger_entry SET state = 'rogue' WHERE state = 'unclaimed' AND tiling = 'compute'"
+        assert connection.execute(text(former)).rowcount
+    assert ledger.revision("GPU-0", DAY) == written
+    assert State.UNCLAIMED in {entry.state for entry in written.tiling.entries}
+    assert ledger.totals(START, START + DAY_NS) == totals
+    ledger.close()
 
 
 @pytest.mark.parametrize("mark", ["", "5", '[{"since_ns":1.5}]', '[{"since_ns":7,"delta_ns":7}]'])

@@ -120,7 +120,7 @@ def _as_the_model_says(evidence: Evidence, entry: Entry, slot: Units, instant: i
         assert entry.state is outage
     elif claim:
         expected = {State.OBSERVED, State.INFERRED}
-        expected = {State.ROGUE} if claim.level == 1 else expected
+        expected = {State.UNCLAIMED} if claim.level == 1 else expected
         expected = {State.SYSTEM} if claim.system else expected
         expected = {State.REVIEW} if claim.level == 0 else expected
         assert entry.state in expected

@@ -173,7 +173,7 @@ def test_a_claim_under_review_holds_what_no_other_claim_does():
     evidence = Evidence("g", HERE, claims=(late, claim("p", 20, 30, Level.PROCESS)))
     assert told(evidence) == [
         (0, 20, State.REVIEW, "r"),
-        (20, 30, State.ROGUE, "p"),
+        (20, 30, State.UNCLAIMED, "p"),
         (30, 50, State.REVIEW, "r"),
         (50, 100, State.UNKNOWN, ""),
     ]
@@ -181,10 +181,10 @@ def test_a_claim_under_review_holds_what_no_other_claim_does():
     assert reasons == {"received too late"}
 
 
-def test_a_process_that_no_one_gave_the_gpu_to_is_rogue():
+def test_a_process_that_no_one_gave_the_gpu_to_is_unclaimed_use():
     evidence = Evidence("g", HERE, claims=(claim("p", 10, 20, Level.PROCESS), claim("s", 15, 50)))
     assert [row[2] for row in told(evidence)] == [
-        State.UNKNOWN, State.ROGUE, State.INFERRED, State.UNKNOWN
+        State.UNKNOWN, State.UNCLAIMED, State.INFERRED, State.UNKNOWN
     ]  # fmt: skip
 
 

@@ -107,12 +107,12 @@ async def test_a_job_over_two_nodes_from_its_claims_to_its_end(tmp_path: Path):
     (job,) = told(await site.jobs(12))
     assert (job["tenant"], job["source"], job["workload"]) == ("vision", "slurm", "4711")
     assert (job["gpus"], job["nodes"], job["start_ns"]) == (4, 2, at(0))
-    assert (job["silent_gpus"], job["shared_gpus"]) == (0, 0)
+    assert (job["stale_gpus"], job["shared_gpus"]) == (0, 0)
     found = straggler(job)
     assert (found["node"], found["gpu"]) == ("n2", "n2-1")
     assert found["deviation_ratio"] == pytest.approx(-0.5)
     assert (found["value"], found["median"]) == (pytest.approx(0.45), pytest.approx(0.9))
-    assert straggler(job, "sm_clock") == {"measure": "sm_clock", "unknown": "silent"}
+    assert straggler(job, "sm_clock") == {"measure": "sm_clock", "unknown": "stale"}
     places = (jobs := site.refresher.views.jobs).places(jobs.jobs[0], site.core.names_of_gpu)
     assert [(p["node"], p["index"], p["held_ratio"]) for p in places] == [
         ("n1", "0", 1), ("n1", "1", 1), ("n2", "0", 1), ("n2", "1", 1),
@@ -142,15 +142,15 @@ async def test_a_silent_node_is_counted_and_not_compared(tmp_path: Path):
     site.report("n1", 50, (90, 80))
     jobs = await site.jobs(60)
     (job,) = told(jobs)
-    assert (job["gpus"], job["silent_gpus"]) == (4, 2)
+    assert (job["gpus"], job["stale_gpus"]) == (4, 2)
     assert straggler(job)["gpu"] == "n1-1"
     readings = {
         p["gpu"]: p["readings"][0] for p in jobs.places(jobs.jobs[0], site.core.names_of_gpu)
     }
-    assert readings["n2-0"] == {"measure": "sm_activity", "absent": "silent"}
+    assert readings["n2-0"] == {"measure": "sm_activity", "absent": "stale"}
     (job,) = told(await site.jobs(200))
-    assert job["silent_gpus"] == 4
-    assert straggler(job) == {"measure": "sm_activity", "unknown": "silent"}
+    assert job["stale_gpus"] == 4
+    assert straggler(job) == {"measure": "sm_activity", "unknown": "stale"}
     assert not any(r["metric"].endswith("sm_activity_ratio") for r in job["rollups"])
 
 
@@ -184,7 +184,7 @@ async def test_jobs_beyond_the_most_are_counted_and_not_told_of(tmp_path: Path):
     jobs = await site.jobs(13)
     assert [job["workload"] for job in told(jobs)] == ["first"]
     cells = {cell.metric: cell.value for cell in site.refresher.views.cluster.cells}
-    assert (cells[catalog.JOBS], cells[catalog.JOBS_LEFT_OUT]) == (2, 1)
+    assert (cells[catalog.JOBS], cells[catalog.SUPPRESSED_JOBS]) == (2, 1)
     holders = [cell.labels for cell in jobs.cells() if cell.metric is catalog.HOLDER_INFO]
     assert [labels[1] for labels in holders] == ["n1-0"]
     site.report("n1", 14, (90, 80), ended("n1-0", "first on n1-0", 14))

@@ -303,7 +303,7 @@ def test_means_are_of_the_present_job_and_forget_in_a_minute(steps):
                 history[seat] = []
             if value is None:
                 assert math.isnan(told.values[seat])
-                assert told.why(seat) == "silent"
+                assert told.why(seat) == "stale"
                 continue
             faded = math.exp(-seconds / OVER_SECONDS)
             history[seat] = [(v, w * faded) for v, w in history[seat]] + [(float(value), seconds)]
