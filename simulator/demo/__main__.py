@@ -40,7 +40,8 @@ _STOPPED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 @click.option(
     "--end-with-parent", is_flag=True, help="Stop when the program that started this ends."
 )
-def main(seconds: int, directory: Path, end_with_parent: bool) -> None:  # noqa: FBT001 - a flag
+@click.option("--any-ports", is_flag=True, help="Let the system choose all ports.")
+def main(seconds: int, directory: Path, end_with_parent: bool, any_ports: bool) -> None:  # noqa: FBT001 - flags
     """Run the demo; with --seconds, exit with status 0 only if all checks passed.
 
     The directory keeps ledger, audit log and state for practice until the next demo begins.
@@ -49,7 +50,8 @@ def main(seconds: int, directory: Path, end_with_parent: bool) -> None:  # noqa:
         _end_with_parent()
     try:
         with _locked(directory):
-            demo = Demo(Cluster(directory, dict(_SCHEDULERS)), Watchers(directory), seconds)
+            cluster = Cluster(directory, dict(_SCHEDULERS), any_ports=any_ports)
+            demo = Demo(cluster, Watchers(directory), seconds)
             good = asyncio.run(demo.run())
     except (WatchersError, ProgramError) as error:
         raise click.ClickException(str(error)) from None

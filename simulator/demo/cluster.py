@@ -29,6 +29,7 @@ OWN_NODE = "this-machine"
 HOST = "127.0.0.1"
 COLLECTOR_PORT, OWN_PORT = 19470, 19460
 """Ports used if they are free. Simulated nodes use the ports after that of this host."""
+_COLLECTOR = "collector"
 
 PUSH_SECONDS = "1"
 _SETTLE_SECONDS = 15.0
@@ -52,6 +53,8 @@ class Cluster:
     directory: Path
     schedulers: dict[str, str]
     """Scheduler of each simulated node's GPUs."""
+    any_ports: bool = False
+    """True if the system chooses all ports, so that demos that start together do not collide."""
     nodes: dict[str, LiveNode] = field(default_factory=dict)
     pages: dict[str, str] = field(default_factory=dict)
     """Metrics endpoint of each agent as `host:port`, by node."""
@@ -114,9 +117,9 @@ class Cluster:
             "RAILSCOPE_COLLECTOR_TENANTS_FILE": "tenants.csv",
         }
         self._collector = Program(
-            "collector",
-            ["collector", "run", "--listen", _address(COLLECTOR_PORT), "--state-directory",
-             "collector", "--tokens-file", "tokens.toml", "--open-reading"],
+            _COLLECTOR,
+            ["collector", "run", "--listen", self._free_address(_COLLECTOR),
+             "--state-directory", "collector", "--tokens-file", "tokens.toml", "--open-reading"],
             environment,
         )  # fmt: skip
         self._agents: dict[str, Program] = {}
@@ -124,14 +127,22 @@ class Cluster:
             await self._collector.start(self.directory)
             match = await self._collector.said(r"collector_started .*listen=(\S+:\d+)")
             self.collector = match[1]
-            for port, name in enumerate(self.node_names, OWN_PORT):
-                await self._start_agent(name, _address(port))
+            for name in self.node_names:
+                await self._start_agent(name, self._free_address(name))
             for name in self._agents:
                 await self._wait_for_agent(name)
         except BaseException:
             await self.__aexit__()
             raise
         return self
+
+    def _usual_ports(self) -> dict[str, int]:
+        """Ports of the collector and of the agent of each node."""
+        ports = {name: port for port, name in enumerate(self.node_names, OWN_PORT)}
+        return {_COLLECTOR: COLLECTOR_PORT, **ports}
+
+    def _free_address(self, program: str) -> str:
+        return _address(0 if self.any_ports else self._usual_ports()[program])
 
     def _environment(self) -> Mapping[str, str]:
         """Environment of a program, without the settings that are installed on this host."""
@@ -233,13 +244,12 @@ class Cluster:
         pages = "\n".join(
             f"  {f'http://{page}/metrics':40} {name}" for name, page in self.pages.items()
         )
-        usual = {"collector": COLLECTOR_PORT}
-        usual |= {name: port for port, name in enumerate(self.node_names, OWN_PORT)}
-        actual = {"collector": self.collector, **self.pages}
+        usual = {} if self.any_ports else self._usual_ports()
+        actual = {_COLLECTOR: self.collector, **self.pages}
         moved = "\n".join(
-            f"  port {usual[name]} is taken: {name} listens on {address}"
-            for name, address in actual.items()
-            if not address.endswith(f":{usual[name]}")
+            f"  port {port} is taken: {name} listens on {actual[name]}"
+            for name, port in usual.items()
+            if not actual[name].endswith(f":{port}")
         )
         return (
             f"Open in a browser\n  {self._url + '/metrics':40} aggregates for Prometheus\n"

@@ -34,10 +34,19 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
 
 
 def free_port() -> int:
-    """Return a port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that the kernel gives to no other program for a minute.
+
+    A closed connection keeps its server's port in TIME_WAIT (tcp(7)). Meanwhile no bind to port 0 and no
+    outgoing connection gets it, but a server can listen on it with SO_REUSEADDR, as all of ours do.
+    """
+    with socket.socket() as server, socket.socket() as client:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", 0))
+        server.listen(1)
+        client.connect(server.getsockname())
+        accepted, _ = server.accept()
+        accepted.close()  # the first to close is the one that waits
+        return int(server.getsockname()[1])
 
 
 @dataclass

@@ -120,7 +120,8 @@ async def test_the_demo_stops_in_order_where_it_cannot_say_where_its_programs_ar
     site.mkdir()
     (left / "prometheus/targets/collectors.yml.new").mkdir(parents=True)
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "simulator.demo", "--seconds", "1", "--directory", str(left),
+        sys.executable, "-m", "simulator.demo", "--any-ports", "--seconds", "1", "--directory",
+        str(left),
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         env={**os.environ, "TMPDIR": str(site)},
     )  # fmt: skip
