@@ -10,10 +10,9 @@ from agent.endpoint.dcgm_table import ROWS
 Table = Callable[[Iterable[str], Iterable[Iterable[str]]], list[str]]
 
 INTRODUCTION = """\
-`GET /metrics/dcgm` on the agent's page serves the readings of `/metrics` once more, under the names,
-labels and units of NVIDIA's dcgm-exporter, so that boards and rules made for that one go on working.
-`railscope agent once --format dcgm` prints the same. The two are no second measurement: neither DCGM
-nor its host engine is needed, and nothing is read twice.
+`GET /metrics/dcgm` on the agent serves the readings of `/metrics` under the names, labels and units of NVIDIA's
+dcgm-exporter, so that existing dashboards and rules keep working. `railscope agent once --format dcgm` prints the same
+text. Neither DCGM nor its host engine is needed, and nothing is read a second time.
 
 ```yaml
 scrape_configs:
@@ -23,24 +22,24 @@ scrape_configs:
       - targets: [gpu-server-1:9469]
 ```
 
-- What has no reading, or none that is fresh, is left out; no value stands for a missing one.
-- Whole numbers are exact. Nothing is rounded: dcgm-exporter cuts MiB to whole ones.
-- A counter starts again where NVML's does: at a driver reload or GPU reset, unless it is of the board's
-  life.
-- In OpenMetrics a counter must end in `_total`. To keep the names, the type of counters is `unknown`
-  there; the Prometheus text format has the types below.
+- A metric without a fresh reading is omitted.
+- Whole numbers are exact. Nothing is rounded, whereas dcgm-exporter truncates MiB to whole numbers.
+- A counter starts again where NVML's counter does: at a driver reload or a GPU reset, unless it covers the lifetime of
+  the board.
+- OpenMetrics requires that counters end in `_total`. To keep the names, counters have the type `unknown` there; the
+  Prometheus text format has the types below.
 
 ## Labels
 """
 
 LABELS = (
     ("gpu", "NVML index", ""),
-    ("UUID", "UUID of the GPU", "Of the whole GPU for MIG instances, too."),
-    ("pci_bus_id", "PCI address as NVML writes it", "Older releases do not have it."),
+    ("UUID", "UUID of the GPU", "MIG instances have the UUID of the whole GPU."),
+    ("pci_bus_id", "PCI address as NVML writes it", "Missing in older releases of dcgm-exporter."),
     (
         "device",
         "`nvidiaN` by minor number: the file below `/dev`",
-        "dcgm-exporter puts its own index there. The two can differ.",
+        "dcgm-exporter uses its own index; the two can differ.",
     ),
     ("modelName", "name of the model", ""),
     ("GPU_I_PROFILE", "profile of the GPU instance", "Only for MIG instances."),
@@ -49,60 +48,59 @@ LABELS = (
     ("DCGM_FI_DRIVER_VERSION", "version of the driver", ""),
     (
         "pod, namespace, container, hpc_job",
-        "not there",
-        "They come from Kubernetes and Slurm. Join by `UUID` or `gpu` and `Hostname`.",
+        "absent",
+        "Join with `railscope_gpu_holder_info` by `UUID`, or by `gpu` and `Hostname`.",
     ),
     (
         "err_code, err_msg",
-        "not there",
-        "The value of `DCGM_FI_DEV_XID_ERRORS` is the code; a label makes a new series of each.",
+        "absent",
+        "The value of `DCGM_FI_DEV_XID_ERRORS` is the code; a label would create a series per code.",
     ),
 )
 
 MIG = """\
-A GPU that is cut into MIG instances has a sample for each GPU instance, and none of its own, where the
-table names a metric of instances: a sum over all samples counts nothing twice. What is told of the whole
-GPU only (power, heat, clocks, links) is there once, without the labels of an instance; dcgm-exporter
-repeats it for each.
+For metrics with a column for MIG instances, a partitioned GPU has one sample per GPU instance and none of its own, so a
+sum over all samples counts nothing twice. Readings that exist for the whole GPU only (power, temperature, clocks,
+links) appear once, without the labels of an instance; dcgm-exporter repeats them for each instance.
 
-## What there is
+## Names that are served
 """
 
 MISSING = """\
-## What there is not
+## Names that are not served
 
-Names that a board may have and that this page does not serve.
+Names that a dashboard for dcgm-exporter may use and that this endpoint does not serve.
 """
 
 NOT_SERVED = (
-    ("DCGM_FI_DEV_VGPU_LICENSE_STATUS", "Only the driver in a guest with a virtual GPU knows its licence, and the agent does not ask it."),
-    ("DCGM_FI_DEV_PCIE_TX_THROUGHPUT, DCGM_FI_DEV_PCIE_RX_THROUGHPUT", "Each reading keeps the driver busy for 20 ms, and DCGM 4.6 gave them up. Take `DCGM_FI_PROF_PCIE_TX_BYTES` and its like, or `rate()` of `railscope_gpu_pcie_transmitted_bytes_total` and `railscope_gpu_pcie_received_bytes_total`."),
-    ("DCGM_FI_PROF_* before Hopper", "NVML tells what SMs and pipes do from Hopper on (GPM). Before, only DCGM's profiling module can, which is closed and keeps other profilers out."),
-    ("DCGM_FI_DEV_COUNT", "It is no property of a GPU: take `count by (Hostname) (DCGM_FI_DEV_GPU_TEMP)`."),
-    ("DCGM_FI_DEV_APP_SM_CLOCK, DCGM_FI_DEV_APP_MEM_CLOCK", "NVML gives application clocks up; newer GPUs have none."),
+    ("DCGM_FI_DEV_VGPU_LICENSE_STATUS", "Only the driver in a guest with a virtual GPU reports its licence, and the agent does not read it."),
+    ("DCGM_FI_DEV_PCIE_TX_THROUGHPUT, DCGM_FI_DEV_PCIE_RX_THROUGHPUT", "Each reading blocks the driver for 20 ms, and DCGM 4.6 removed them. Use `DCGM_FI_PROF_PCIE_TX_BYTES` and `DCGM_FI_PROF_PCIE_RX_BYTES`, or `rate()` of `railscope_gpu_pcie_transmitted_bytes_total` and `railscope_gpu_pcie_received_bytes_total`."),
+    ("DCGM_FI_PROF_* before Hopper", "NVML reports activity of SMs and pipes from Hopper on (GPM). For earlier GPUs only DCGM's profiling module does; it is closed source and excludes other profilers."),
+    ("DCGM_FI_DEV_COUNT", "Not a property of a GPU: use `count by (Hostname) (DCGM_FI_DEV_GPU_TEMP)`."),
+    ("DCGM_FI_DEV_APP_SM_CLOCK, DCGM_FI_DEV_APP_MEM_CLOCK", "NVML deprecates application clocks; newer GPUs have none."),
     ("DCGM_FI_DEV_COMPUTE_MODE", "DCGM and NVML number the modes differently; `railscope_gpu_compute_mode` names them."),
-    ("DCGM_FI_DEV_ECC_*_L1, L2, DEV, REG, TEX, SHM, CBU, SRM", "Take `railscope_gpu_ecc_location_errors_total`, where the place is a label."),
-    ("DCGM_FI_DEV_BANKS_REMAP_ROWS_AVAIL_*", "Take `railscope_gpu_row_remap_banks`, where the number of spare rows is a label."),
-    ("DCGM_FI_DEV_NVLINK_*_L0 to L17", "Take `railscope_nvlink_errors_total` and `railscope_nvlink_transmitted_bytes_total`, where the link is a label."),
-    ("DCGM_FI_DEV_NVLINK_COUNT_*", "Take `railscope_nvlink_errors_total`, `railscope_nvlink_recoveries_total` and `railscope_nvlink_transmitted_packets_total`, from Blackwell on."),
-    ("DCGM_FI_PROF_NVLINK_L0_TX_BYTES to L17", "Take `rate()` of `railscope_nvlink_transmitted_bytes_total` and `railscope_nvlink_received_bytes_total`."),
-    ("DCGM_FI_PROF_NVDEC*_ACTIVE, DCGM_FI_PROF_NVJPG*_ACTIVE, DCGM_FI_PROF_NVOFA*_ACTIVE", "Take `railscope_gpu_engine_activity_ratio`, where the engine is a label."),
-    ("DCGM_FI_PROF_*_CYCLES_*_TOTAL", "Take `railscope_gpu_sm_cycles_total`, where the kind of cycle is a label."),
-    ("DCGM_FI_PROF_C2C_*, DCGM_FI_DEV_C2C_*", "Take `railscope_gpu_c2c_transmit_bytes_per_second`, `railscope_gpu_c2c_links` and their like."),
-    ("DCGM_FI_DEV_FABRIC_MANAGER_STATUS, DCGM_FI_DEV_FABRIC_MANAGER_ERROR_CODE", "Their codes are DCGM's own; take `railscope_gpu_fabric_state` and `railscope_gpu_fabric_status_code`."),
-    ("DCGM_EXP_XID_ERRORS_COUNT, DCGM_EXP_XID_ERRORS_TOTAL", "Take `increase()` of `railscope_gpu_xid_errors_total`."),
-    ("DCGM_EXP_CLOCK_EVENTS_COUNT, DCGM_EXP_CLOCK_EVENTS_TOTAL", "Take `rate()` of `railscope_gpu_throttle_seconds_total`: the driver counts the time, so that no event is missed between two samples."),
-    ("DCGM_EXP_GPU_HEALTH_STATUS, DCGM_FI_DEV_DIAG_*", "They are verdicts of DCGM's own checks; `railscope_gpu_health` is ours, with its reasons."),
-    ("DCGM_EXP_P2P_STATUS", "The agent does not ask which GPUs can reach each other."),
+    ("DCGM_FI_DEV_ECC_*_L1, L2, DEV, REG, TEX, SHM, CBU, SRM", "Use `railscope_gpu_ecc_location_errors_total`, which has the location as a label."),
+    ("DCGM_FI_DEV_BANKS_REMAP_ROWS_AVAIL_*", "Use `railscope_gpu_row_remap_banks`, which has the number of spare rows as a label."),
+    ("DCGM_FI_DEV_NVLINK_*_L0 to L17", "Use `railscope_nvlink_errors_total` and `railscope_nvlink_transmitted_bytes_total`, which have the link as a label."),
+    ("DCGM_FI_DEV_NVLINK_COUNT_*", "Use `railscope_nvlink_errors_total`, `railscope_nvlink_recoveries_total` and `railscope_nvlink_transmitted_packets_total`, from Blackwell on."),
+    ("DCGM_FI_PROF_NVLINK_L0_TX_BYTES to L17", "Use `rate()` of `railscope_nvlink_transmitted_bytes_total` and `railscope_nvlink_received_bytes_total`."),
+    ("DCGM_FI_PROF_NVDEC*_ACTIVE, DCGM_FI_PROF_NVJPG*_ACTIVE, DCGM_FI_PROF_NVOFA*_ACTIVE", "Use `railscope_gpu_engine_activity_ratio`, which has the engine as a label."),
+    ("DCGM_FI_PROF_*_CYCLES_*_TOTAL", "Use `railscope_gpu_sm_cycles_total`, which has the kind of cycle as a label."),
+    ("DCGM_FI_PROF_C2C_*, DCGM_FI_DEV_C2C_*", "Use `railscope_gpu_c2c_transmit_bytes_per_second`, `railscope_gpu_c2c_links` and similar metrics."),
+    ("DCGM_FI_DEV_FABRIC_MANAGER_STATUS, DCGM_FI_DEV_FABRIC_MANAGER_ERROR_CODE", "The codes are DCGM's own; use `railscope_gpu_fabric_state` and `railscope_gpu_fabric_status_code`."),
+    ("DCGM_EXP_XID_ERRORS_COUNT, DCGM_EXP_XID_ERRORS_TOTAL", "Use `increase()` of `railscope_gpu_xid_errors_total`."),
+    ("DCGM_EXP_CLOCK_EVENTS_COUNT, DCGM_EXP_CLOCK_EVENTS_TOTAL", "Use `rate()` of `railscope_gpu_throttle_seconds_total`: the driver counts the time, so no event is missed between two samples."),
+    ("DCGM_EXP_GPU_HEALTH_STATUS, DCGM_FI_DEV_DIAG_*", "Results of DCGM's own checks; `railscope_gpu_health` is the state that Railscope derives, with its reasons."),
+    ("DCGM_EXP_P2P_STATUS", "The agent does not read which GPUs can reach each other."),
     ("DCGM_FI_DEV_NVSWITCH_*", "The agent does not read NVSwitches; their errors in the kernel log are `railscope_nvswitch_sxid_errors_total`."),
-    ("DCGM_FI_DEV_CPU_*", "Processors are the kernel's: take `railscope_cpu_seconds_total`."),
+    ("DCGM_FI_DEV_CPU_*", "Processors are read from the kernel: use `railscope_cpu_seconds_total`."),
 )  # fmt: skip
 
 
 def lines(made: str, table: Table) -> list[str]:
     """Return the document; `made` is its generator note, `table` draws a table from its head and rows."""
     labels = ((", ".join(f"`{n}`" for n in names.split(", ")), *rest) for names, *rest in LABELS)
-    head = ("name", "type", "what", "ours", "ours, of a MIG instance", "conversion", "remark")
+    head = ("name", "type", "meaning", "metric", "metric of a MIG instance", "conversion", "remark")
     missing = ((f"`{names}`".replace(", ", "`, `"), reason) for names, reason in NOT_SERVED)
     return [
         "# Names of dcgm-exporter",
@@ -117,7 +115,7 @@ def lines(made: str, table: Table) -> list[str]:
         *table(head, map(_row, ROWS)),
         *MISSING.splitlines(),
         "",
-        *table(("name", "why, and what to take instead"), missing),
+        *table(("name", "reason and replacement"), missing),
     ]
 
 
@@ -137,7 +135,7 @@ def _conversion(measure: Measure) -> str:
     numerator, denominator = measure.per_base_unit.as_integer_ratio()
     if denominator != 1:
         return f"divided by {denominator}"
-    return f"times {numerator}" if numerator != 1 else "as it is"
+    return f"times {numerator}" if numerator != 1 else "none"
 
 
 def _formula(formula: Formula) -> str:

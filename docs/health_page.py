@@ -15,28 +15,31 @@ Table = Callable[[Iterable[str], Iterable[Iterable[str]]], list[str]]
 _SECOND_NS = 10**9
 
 INTRODUCTION = f"""\
-The agent judges every GPU from what its other sources have read last: `{h.GPU_HEALTH.name}` is the
-state, `{h.GPU_HEALTH_REASON.name}` says of each rule below whether its fault is there (1) or not (0),
-`{h.GPU_ACTION.name}` what to do. A change is an event, `{h.GPU_HEALTH_EVENT.name}`. The agent itself
-resets nothing.
+The agent derives a health state for every GPU from the latest readings of its sources. It resets nothing itself.
 
-- `failed`: any fault of this state is there. The GPU is not to be used.
-- `unknown`: nothing has failed, but something the verdict needs cannot be told, for another reason
-  than that GPU or driver do not have it. Unknown is never healthy.
-- `degraded`: the GPU can be used, but should be seen to.
-- `healthy`: all that is needed can be told, and no fault is there.
+- `{h.GPU_HEALTH.name}` is the state.
+- `{h.GPU_HEALTH_REASON.name}` is 1 for each rule below with a detected fault, 0 without one, and absent if the rule
+  cannot be evaluated.
+- `{h.GPU_ACTION.name}` is the recommended action.
+- A change of the state is an event, `{h.GPU_HEALTH_EVENT.name}`.
 
-A fault that cannot be told has no reason sample. Readings that are too old for the page are no facts
-here either. Counters are compared over {WINDOW_NS // _SECOND_NS // 60} minutes, rates are those of the last minute; what a counter had
-before it fell back to zero is forgotten. Right after the start of the agent counters have no past:
-what compares them is left open and the verdict does not wait for it.
+| state | meaning |
+|---|---|
+| `failed` | at least one fault of this state is present; do not use the GPU |
+| `unknown` | no rule reports `failed`, but a required reading is absent although GPU and driver support it |
+| `degraded` | the GPU is usable and needs attention |
+| `healthy` | all required readings are present and no fault is detected |
 
-An Xid counts until the GPU is reset or the driver loaded, which is seen by the energy counter falling
-back or by the kernel log, or until the driver says, {SETTLED_NS // _SECOND_NS} seconds later or more, that nothing is needed to
-recover (field 230 or Xid 154). What single Xids ask for: [Xids and SXids](xids.md).
+Readings that are too old for the metrics endpoint are not used. Counters are compared over {WINDOW_NS // _SECOND_NS // 60} minutes;
+rates are those of the last minute. A counter that falls to zero starts again. After a start of the agent, rules that
+compare counters have no result until there is a second reading; the state does not wait for them.
 
-The recommended action is the hardest of all faults, from mildest to hardest: {", ".join(HARDNESS[1:])}.
-`inspect` is for a person: look at slot, cooling, power, cables, fabric manager, driver.
+An Xid counts until the GPU is reset or the driver is loaded again (the energy counter falls, or the kernel log reports
+it), or until the driver reports, at least {SETTLED_NS // _SECOND_NS} seconds later, that no recovery is needed (field 230 or Xid 154).
+[Xids and SXids](xids.md) lists the action for each number.
+
+The recommended action is the most severe action of all faults, in this order: {", ".join(HARDNESS[1:])}.
+`inspect` is for a person: check slot, cooling, power, cables, fabric manager and driver.
 
 Sources: {", ".join(f"`{name}`" for name in SOURCES)}.
 """
@@ -49,13 +52,13 @@ def lines(made: str, table: Table) -> list[str]:
         "state",
         "when",
         "action",
-        "NVIDIA's word",
-        "threshold of",
-        "needed",
-        "told from",
+        "NVIDIA's code",
+        "origin of the threshold",
+        "required",
+        "readings",
     )
     return [
-        "# Health of GPUs",
+        "# GPU health",
         "",
         made,
         "",
@@ -74,8 +77,8 @@ def _row(rule: Rule) -> tuple[str, ...]:
         f"`{rule.reason}`",
         h.GPU_HEALTH.states[rule.state],
         rule.when,
-        ", ".join(asks.actions) if asks else "as told",
-        ", ".join(asks.nvidia) if asks else "as told",
+        ", ".join(asks.actions) if asks else "as reported",
+        ", ".join(asks.nvidia) if asks else "as reported",
         rule.origin,
         "yes" if rule.needed else "no",
         ", ".join(f"`{metric.name}`" for metric in rule.metrics),

@@ -1,81 +1,217 @@
-"""Check of the wording of docstrings and names: plain technical English in the terms of docs/glossary.md."""
+"""Check of wording: plain technical English in the terms of docs/glossary.md.
+
+A reader yields the passages of one kind of text (docstrings, names, documents, commit subjects), and each
+row of RULES has the kinds that it applies to. A further check is a row, or a reader with a kind of its own.
+Code spans, code blocks and quotations are exempt.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
+import shutil
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 import click
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("agent", "collector", "railscope", "simulator", "bench", "dashboards")
-OPENERS = re.compile(r"\s*(What|Who|Whose|Whom|Whether|How|Where|When|Which|Why)\b")
-WORDS = {
-    re.compile(rf"\b({pattern})\b", re.IGNORECASE): remedy
-    for pattern, remedy in {
-        r"tells?|told|telling": "report, state, contain, distinguish",
-        r"says?|said|saying": "state, report, contain",
-        r"whoever|nobody|somebody|whom": "name the component; these are for people only",
-        r"folders?": "directory",
-        r"anew|for ever|for good": "again, permanently",
-    }.items()
-}
-IDENTIFIERS = {
-    re.compile(r"^_?(most|least)_(?!common\b)", re.IGNORECASE): "max_, min_",
-    re.compile(r"folder", re.IGNORECASE): "directory",
-}
-_CODE = re.compile(r"`[^`]*`|\"[^\"]*\"")
-_FOREIGN = {"folderUid"}
-"""Names that other programs give: Grafana's dashboard model."""
+DOCUMENTS = ("README.md", "docs/**/*.md")
+COMMITS_SINCE = "ff381e0c51cbfe35bca6e77421ee89e3394a0d72"
+"""Commit after which every subject is checked."""
 
 
-def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield line and text of every docstring, those of attributes included."""
-    for node in ast.walk(tree):
+class Kind(StrEnum):
+    """Kind of a passage."""
+
+    DOCSTRING = "docstring"
+    NAME = "name"
+    DOCUMENT = "document"
+    COMMIT = "commit subject"
+    MERGE = "merge commit"
+
+
+@dataclass(frozen=True)
+class Passage:
+    """Text of one kind, with the file or the commit that contains it and its first line there."""
+
+    kind: Kind
+    place: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Pattern that is an error in some kinds of text; `problem` may refer to the match as {found}."""
+
+    kinds: frozenset[Kind]
+    pattern: re.Pattern[str]
+    problem: str
+
+
+PROSE = frozenset({Kind.DOCSTRING, Kind.DOCUMENT, Kind.COMMIT})
+DOCUMENT = frozenset({Kind.DOCUMENT})
+NAME = frozenset({Kind.NAME})
+
+
+def _words(pattern: str, remedy: str, kinds: frozenset[Kind] = PROSE) -> Rule:
+    whole = re.compile(rf"\b(?:{pattern})\b", re.IGNORECASE)
+    return Rule(kinds, whole, f"contains {{found!r}}: write {remedy}")
+
+
+def _form(kind: Kind, pattern: str, problem: str) -> Rule:
+    return Rule(frozenset({kind}), re.compile(pattern), problem)
+
+
+RULES: tuple[Rule, ...] = (
+    _form(
+        Kind.DOCSTRING,
+        r"\A\s*(?:What|Who|Whose|Whom|Whether|How|Where|When|Which|Why)\b",
+        "starts with {found!r}: expected a noun or a verb",
+    ),
+    _words("tells?|told|telling", "report, state, contain, distinguish"),
+    _words("says?|said|saying", "state, report, contain"),
+    _words("whoever|nobody|somebody|whom", "name the component; these are for people only"),
+    _words("folders?", "directory"),
+    _words("anew|for ever|for good|lately", "again, permanently, recently"),
+    _words(r"(?<!there )(?:is|are|was|were) no (?!longer|more)\w+", "what it is", DOCUMENT),
+    _words("mend(?:s|ed|ing)?", "fix", DOCUMENT),
+    _words("dear(?:er|est)?", "expensive", DOCUMENT),
+    _words("hears?|heard|hearing", "receive, report", DOCUMENT),
+    _words("refus(?:e|es|ed|ing|als?)", "reject", DOCUMENT),
+    _words("settl(?:e|es|ed|ing)", "finalize", DOCUMENT),
+    _words("rogue|stray", "unclaimed", DOCUMENT),
+    _words("custody", "witness", DOCUMENT),
+    _words("cards?", "NIC", DOCUMENT),
+    _words(r"silent (?:nodes?|GPUs?)|(?:nodes?|GPUs?) (?:is|are) silent", "stale", DOCUMENT),
+    _words(r"(?:agent|collector)'s page", "metrics endpoint", DOCUMENT),
+    _words(r"\w+s a second", "per second", DOCUMENT),
+    _words("belongs? into", "belong in", DOCUMENT),
+    _words(r"leaves? with \d", "exit status", DOCUMENT),
+    Rule(NAME, re.compile(r"^_?(?:most|least)_(?!common\b)\w*", re.IGNORECASE),
+         "{found!r}: write max_, min_"),
+    Rule(NAME, re.compile(r"^(?!folderUid$)\w*folder\w*", re.IGNORECASE),
+         "{found!r}: write directory"),
+    _form(Kind.COMMIT, r"^.{73,}", "has more than 72 characters: {found!r}"),
+    _form(Kind.COMMIT, r"^(?![a-z][\w,./ -]*: \S).*", "{found!r}: expected `area: change`"),
+    _form(Kind.MERGE, r"^.*", "{found!r}: expected a linear history"),
+)  # fmt: skip
+"""Names of other programs are excluded from the rules on names, such as `folderUid` of Grafana."""
+
+
+# Readers ---------------------------------------------------------------------------------------
+
+_EXEMPT = (
+    re.compile(r"^ *(```+)[^\n]*\n.*?^ *\1`*$", re.DOTALL | re.MULTILINE),
+    re.compile(r"(`+)(?:(?!\n\s*\n).)+?\1", re.DOTALL),
+    re.compile(r'"(?:(?!\n\s*\n)[^"])*"'),
+    re.compile(r"\]\([^)]*\)|<https?:[^>]*>"),
+    re.compile(r"<!--.*?-->", re.DOTALL),
+    re.compile(r"^>.*$", re.MULTILINE),
+)
+"""Code blocks, code spans, quotations, targets of links, comments, quoted paragraphs."""
+
+
+def prose(text: str) -> str:
+    """Return the text with blanks in place of all exempt parts; lines stay where they are."""
+    for pattern in _EXEMPT:
+        text = pattern.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+    return text
+
+
+def source(place: str, text: str) -> Iterator[Passage]:
+    """Yield every docstring of a module, those of attributes included, and every bound name."""
+    for node in ast.walk(ast.parse(text)):
         match node:
-            case ast.Expr(value=ast.Constant(value=str(text))):
-                yield node.lineno, text
-
-
-def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield line and name of every identifier that is bound."""
-    for node in ast.walk(tree):
-        match node:
+            case ast.Expr(value=ast.Constant(value=str(docstring))):
+                yield Passage(Kind.DOCSTRING, place, node.lineno, prose(docstring))
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                yield node.lineno, node.name
+                yield Passage(Kind.NAME, place, node.lineno, node.name)
             case ast.arg():
-                yield node.lineno, node.arg
+                yield Passage(Kind.NAME, place, node.lineno, node.arg)
             case ast.Name(ctx=ast.Store()):
-                yield node.lineno, node.id
+                yield Passage(Kind.NAME, place, node.lineno, node.id)
 
 
-def problems(place: str, source: str) -> Iterator[str]:
-    """Yield a line for each docstring and each name of a module that breaks a rule."""
-    tree = ast.parse(source)
-    for line, text in docstrings(tree):
-        if opener := OPENERS.match(text):
-            yield f"{place}:{line}: docstring starts with {opener[1]!r}: expected a noun or a verb"
-        plain = _CODE.sub("", text)
-        for pattern, remedy in WORDS.items():
-            if found := pattern.search(plain):
-                yield f"{place}:{line}: docstring contains {found[0]!r}: write {remedy}"
-    for line, name in names(tree):
-        for pattern, remedy in IDENTIFIERS.items():
-            if name not in _FOREIGN and pattern.search(name):
-                yield f"{place}:{line}: name {name!r}: write {remedy}"
+_GENERATED = re.compile(r"^Generated (?:by|from) ", re.MULTILINE)
+
+
+def document(place: str, text: str) -> Iterator[Passage]:
+    """Yield the prose of a document; of a changelog, its section on unreleased changes.
+
+    The text of a generated document is checked where it is written.
+    """
+    if _GENERATED.search(text):
+        return
+    start, end = 0, len(text)
+    if unreleased := re.search(r"^## \[Unreleased\]$", text, re.MULTILINE):
+        start = unreleased.start()
+        following = re.compile(r"^## ", re.MULTILINE).search(text, unreleased.end())
+        end = following.start() if following else end
+    yield Passage(Kind.DOCUMENT, place, 1 + text.count("\n", 0, start), prose(text[start:end]))
+
+
+def commits(root: Path, since: str) -> Iterator[Passage]:
+    """Yield the subject of every commit after `since`; nothing where the history lacks that commit."""
+    git = shutil.which("git")
+    if git is None or _git(git, root, "cat-file", "-e", f"{since}^{{commit}}") is None:
+        return
+    log = _git(git, root, "log", "--format=%h%x09%p%x09%s", f"{since}..HEAD") or ""
+    for line in log.splitlines():
+        commit, parents, subject = line.split("\t", 2)
+        if " " in parents:
+            yield Passage(Kind.MERGE, commit, 0, subject)
+        else:
+            yield Passage(Kind.COMMIT, commit, 0, prose(subject))
+
+
+def _git(git: str, root: Path, *arguments: str) -> str | None:
+    """Return the output of a git command, None if it fails."""
+    done = subprocess.run(  # noqa: S603 - git itself, with arguments of this module
+        [git, "-C", str(root), *arguments], capture_output=True, text=True, check=False
+    )
+    return done.stdout if done.returncode == 0 else None
+
+
+# The check -------------------------------------------------------------------------------------
+
+
+def problems(passages: Iterable[Passage]) -> Iterator[str]:
+    """Yield a line for each match of a rule."""
+    for passage in passages:
+        for rule in RULES:
+            if passage.kind in rule.kinds:
+                for match in rule.pattern.finditer(passage.text):
+                    problem = rule.problem.format(found=" ".join(match[0].split()))
+                    yield f"{_where(passage, match.start())}: {passage.kind} {problem}"
+
+
+def _where(passage: Passage, offset: int) -> str:
+    if not passage.line:
+        return passage.place
+    return f"{passage.place}:{passage.line + passage.text.count(chr(10), 0, offset)}"
+
+
+def every_passage(root: Path) -> Iterator[Passage]:
+    """Yield every passage of the repository."""
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            yield from source(str(path.relative_to(root)), path.read_text())
+    for pattern in DOCUMENTS:
+        for path in sorted(root.glob(pattern)):
+            yield from document(str(path.relative_to(root)), path.read_text())
+    yield from commits(root, COMMITS_SINCE)
 
 
 def main() -> int:
     """Print every problem; return 1 if there is one."""
-    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
-    found = [
-        problem
-        for path in paths
-        for problem in problems(str(path.relative_to(ROOT)), path.read_text())
-    ]
+    found = list(problems(every_passage(ROOT)))
     for problem in found:
         click.echo(problem)
     return 1 if found else 0

@@ -18,12 +18,14 @@ import pytest
 import yaml
 
 from railscope import settings
-from railscope.catalog import EVENTS, METRICS, rollups
+from railscope.catalog import EVENTS, METRICS, SUBJECT_OF, rollups
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))]
-EACH_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+RUNBOOKS = sorted((ROOT / "alerts" / "runbooks").glob("*.md"))
+BY_HAND = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *RUNBOOKS]
+EACH_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 def _generator() -> ModuleType:
@@ -46,7 +48,7 @@ def generate(*options: str) -> subprocess.CompletedProcess[str]:
 
 def blocks(page: Path, language: str) -> list[str]:
     return re.findall(
-        rf"^(?P<fence>````*){language}\n(.*?)^(?P=fence)$",
+        rf"^ *(?P<fence>````*){language}\n(.*?)^ *(?P=fence)$",
         page.read_text(),
         re.DOTALL | re.MULTILINE,
     )
@@ -64,17 +66,31 @@ def test_generating_again_changes_nothing():
 def test_a_stale_page_is_named_and_mended(tmp_path: Path):
     assert generate("--to", str(tmp_path)).returncode == 0
     (tmp_path / "docs" / "cli.md").write_text("old\n")
+    (tmp_path / "docs" / "metrics" / "removed.md").write_text("old\n")
     noticed = generate("--check", "--to", str(tmp_path))
     assert noticed.returncode == 1
     assert "docs/cli.md" in noticed.stderr
-    assert "docs/metrics.md" not in noticed.stderr
+    assert "docs/metrics/removed.md" in noticed.stderr
+    assert "docs/metrics/gpu.md" not in noticed.stderr
     assert generate("--to", str(tmp_path)).returncode == 0
+    assert not (tmp_path / "docs" / "metrics" / "removed.md").exists()
     assert generate("--check", "--to", str(tmp_path)).returncode == 0
 
 
 def test_every_metric_event_and_roll_up_is_documented():
-    page = (DOCS / "metrics.md").read_text()
-    assert [name for name in (*METRICS, *EVENTS, *rollups()) if f"| `{name}` |" not in page] == []
+    pages = {path.stem: path.read_text() for path in (DOCS / "metrics").glob("*.md")}
+    documented = {name: pages[subject] for name, subject in SUBJECT_OF.items()}
+    documented |= dict.fromkeys(EVENTS, pages["events"]) | dict.fromkeys(
+        rollups(), pages["rollups"]
+    )
+    assert documented.keys() == {*METRICS, *EVENTS, *rollups()}
+    assert [name for name, page in documented.items() if f"| `{name}` |" not in page] == []
+
+
+def test_every_page_on_metrics_is_in_the_index():
+    index = (DOCS / "metrics" / "README.md").read_text()
+    pages = {path.name for path in (DOCS / "metrics").glob("*.md")} - {"README.md"}
+    assert set(re.findall(r"\]\((\w+\.md)\)", index)) == pages
 
 
 @pytest.mark.parametrize("program", GENERATE.PROGRAMS)
@@ -110,7 +126,7 @@ def test_every_alert_is_documented():
 
 
 def test_every_panel_is_documented():
-    page = (DOCS / "boards.md").read_text()
+    page = (DOCS / "dashboards.md").read_text()
     for path in (ROOT / "dashboards" / "generated").glob("*.json"):
         board = json.loads(path.read_text())
         assert f"\n## {board['title']}\n" in page
@@ -161,14 +177,54 @@ def _exists(words: list[str], line: str) -> None:
     assert [word for word in words if word.startswith("--") and word not in known] == [], line
 
 
-def test_settings_that_are_shown_are_known(tmp_path: Path):
-    (example,) = blocks(ROOT / "README.md", "toml")
-    file = tmp_path / "agent.toml"
-    file.write_text(example[1])
+@pytest.mark.parametrize("page", ["operator.md", "tenancy.md"])
+def test_settings_of_the_agent_that_are_shown_are_known(page: str, tmp_path: Path):
+    """Blocks in a list are indented, which TOML ignores."""
+    examples = re.findall(
+        r"^ *```toml\n(.*?)^ *```$", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert examples
     kind, prefix = GENERATE.PROGRAMS["agent"]
-    loaded = settings.load(kind, file=file, environment={}, prefix=prefix)
     unit = (ROOT / "deploy/systemd/railscope-agent.service").read_text()
-    assert f"LoadCredential={Path(loaded.collector.token_file).name}:" in unit
+    for number, example in enumerate(examples):
+        file = tmp_path / f"{number}.toml"
+        file.write_text(example)
+        loaded = settings.load(kind, file=file, environment={}, prefix=prefix)
+        if token := loaded.collector.token_file:
+            assert f"LoadCredential={Path(token).name}:" in unit
+
+
+@EACH_PAGE
+def test_anchors_that_links_name_are_headings(page: Path):
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for name, anchor in re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", text):
+        target = page.parent / name if name else page
+        assert anchor in anchors(target), f"{name}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of the headings of a page, as GitHub derives them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_page_is_in_the_index():
+    index = (DOCS / "README.md").read_text()
+    pages = {page.name for page in DOCS.glob("*.md")} - {"README.md"}
+    assert {name for name in pages if f"]({name})" not in index} == set()
+
+
+KNOWN = {*METRICS, *EVENTS, *rollups()}
+SUFFIXES = re.compile(r"_(bucket|count|sum)$")
+PREFIX = re.compile(r"(_|\.|\*)$")
+"""An ellipsis or an asterisk behind a name stands for several metrics."""
+
+
+@pytest.mark.parametrize("page", BY_HAND, ids=lambda page: str(page.relative_to(ROOT)))
+def test_metrics_that_are_named_are_declared(page: Path):
+    spans = re.findall(r"`(railscope_[\w.*]+)", page.read_text())
+    names = {SUFFIXES.sub("", span) for span in spans if not PREFIX.search(span)}
+    assert {name for name in names if name not in KNOWN and "*" not in name} == set()
 
 
 # Following the page on adding ------------------------------------------------------------------
@@ -215,7 +271,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "tests/support", tree / "tests/support", ignore=ignored)
     for name in ("tests/test_alerts.py", "tests/test_dashboards.py", "pyproject.toml"):
         shutil.copy(ROOT / name, tree / name)
-    follow(DOCS / "adding.md", tree)
+    follow(DOCS / "developer.md", tree)
     return tree
 
 
@@ -282,7 +338,10 @@ def test_the_source_that_the_page_adds_is_well_formed(followed: Path):
 def test_the_panel_and_the_alert_that_the_page_adds_work(followed: Path):
     within(followed, "-m", "dashboards")
     within(followed, "docs/generate.py")
-    assert "| 157339 | Open files |" in (followed / "docs/boards.md").read_text()
+    assert "| 157339 | Open files |" in (followed / "docs/dashboards.md").read_text()
     assert "## RailscopeOpenFiles" in (followed / "docs/alerts.md").read_text()
-    assert "| `railscope_cluster_sum_open_files` |" in (followed / "docs/metrics.md").read_text()
+    assert (
+        "| `railscope_cluster_sum_open_files` |"
+        in (followed / "docs/metrics/rollups.md").read_text()
+    )
     within(followed, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests")

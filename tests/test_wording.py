@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
-from wording import problems
+from wording import commits, document, problems, source
 
 BAD = {
     '"""What came of a read."""': "starts with 'What'",
@@ -17,21 +22,130 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("source", BAD)
-def test_a_broken_rule_is_named_with_its_place(source: str) -> None:
-    found = list(problems("agent/x.py", source))
+@pytest.mark.parametrize("text", BAD)
+def test_a_broken_rule_is_named_with_its_place(text: str) -> None:
+    found = list(problems(source("agent/x.py", text)))
     assert len(found) == 1
     assert found[0].startswith("agent/x.py:")
-    assert BAD[source] in found[0]
+    assert BAD[text] in found[0]
 
 
 @pytest.mark.parametrize(
-    "source",
+    "text",
     [
         '"""Return the module `told`, or "says" as it is quoted."""',
         "found = counts.most_common(1)",
         "almost_full = max_bytes = 1",
+        "folderUid = 1",
     ],
 )
-def test_plain_text_has_no_problem(source: str) -> None:
-    assert list(problems("agent/x.py", source)) == []
+def test_plain_text_has_no_problem(text: str) -> None:
+    assert list(problems(source("agent/x.py", text))) == []
+
+
+def test_a_document_is_checked_with_lines_and_without_code_and_quotations() -> None:
+    text = """\
+# Title
+
+The agent reports `told` and "what it says", also "a quotation that
+says more than one line", and [a link](told/says.md).
+
+```sh
+echo told
+```
+
+> A quotation says so.
+
+| a | the collector tells |
+|---|---|
+| `b
+c` | 5 reads a second |
+"""
+    assert list(problems(document("docs/x.md", text))) == [
+        "docs/x.md:12: document contains 'tells': write report, state, contain, distinguish",
+        "docs/x.md:15: document contains 'reads a second': write per second",
+    ]
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "A share is no whole GPU.",
+        "The fix is to mend the file.",
+        "The dearest source is read half as often.",
+        "A file that is refused changes nothing.",
+        "The day is settled.",
+        "Network cards of a silent node.",
+        "See the agent's page.",
+        "The command leaves with 1.",
+    ],
+)
+def test_a_document_has_no_word_of_the_old_dialect(sentence: str) -> None:
+    assert list(problems(document("docs/x.md", f"{sentence}\n"))) != []
+
+
+@pytest.mark.parametrize(
+    "sentence", ["There is no GPU.", "It is no longer held.", "PCIe lanes", "a second node"]
+)
+def test_plain_sentences_have_no_problem(sentence: str) -> None:
+    assert list(problems(document("docs/x.md", f"{sentence}\n"))) == []
+
+
+def test_of_a_changelog_only_unreleased_changes_are_checked() -> None:
+    text = "# Changes\n\n## [Unreleased]\n\n- Told.\n\n## [0.1.0]\n\n- Said.\n"
+    (found,) = problems(document("CHANGELOG.md", text))
+    assert found.startswith("CHANGELOG.md:5: document contains 'Told'")
+
+
+Git = Callable[..., str]
+
+
+@pytest.fixture
+def git(tmp_path: Path) -> Git:
+    """A repository with one commit; the settings of the user are not read."""
+    roles, keys = ("AUTHOR", "COMMITTER"), ("NAME", "EMAIL")
+    person = {f"GIT_{role}_{key}": "a@example" for role in roles for key in keys}
+    alone = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+
+    def run(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(tmp_path), *arguments],
+            env=os.environ | person | alone, capture_output=True, text=True, check=True,
+        ).stdout.strip()  # fmt: skip
+
+    run("init", "--initial-branch", "main")
+    run("commit", "--allow-empty", "-m", "Anything goes before the first checked commit")
+    return run
+
+
+def test_a_commit_subject_has_an_area_72_characters_and_plain_words(
+    git: Git, tmp_path: Path
+) -> None:
+    since = git("rev-parse", "HEAD")
+    longest = "agent: " + "x" * 65
+    for subject in ("agent, docs: read a file", longest):
+        git("commit", "--allow-empty", "-m", subject, "-m", "A body says anything.")
+    assert list(problems(commits(tmp_path, since))) == []
+    for subject in ("Read a file", longest + "x", "agent: report what is told"):
+        git("commit", "--allow-empty", "-m", subject)
+    word, length, area = problems(commits(tmp_path, since))
+    assert "contains 'told'" in word
+    assert "more than 72 characters" in length
+    assert "expected `area: change`" in area
+    assert area.startswith(git("rev-parse", "--short", "HEAD~2"))
+
+
+def test_a_merge_commit_is_an_error(git: Git, tmp_path: Path) -> None:
+    since = git("rev-parse", "HEAD")
+    git("checkout", "-b", "side")
+    git("commit", "--allow-empty", "-m", "agent: side")
+    git("checkout", "main")
+    git("merge", "--no-ff", "-m", "agent: merge the side", "side")
+    (found,) = problems(commits(tmp_path, since))
+    assert "merge commit 'agent: merge the side': expected a linear history" in found
+
+
+def test_a_history_without_the_first_checked_commit_is_skipped(git: Git, tmp_path: Path) -> None:
+    git("commit", "--allow-empty", "-m", "Read a file")
+    assert list(commits(tmp_path, "0" * 40)) == []
+    assert list(commits(tmp_path / "absent", "0" * 40)) == []

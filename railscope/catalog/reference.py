@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from railscope.catalog import EVENTS, METRICS, SUBJECT_OF, rollups
+from railscope.catalog import EVENTS, METRICS, SUBJECT_OF, SUBJECTS, rollups
 from railscope.catalog.declare import Metric
+
+MADE = "Generated from the catalog; change the declarations in `railscope/catalog` instead."
 
 
 def render(form: str) -> str:
     """Return the reference as "table", "md" or "json"."""
     if form == "json":
         return json.dumps(_as_json(), indent=1) + "\n"
-    return _markdown() if form == "md" else _table()
+    return "\n".join(pages().values()) if form == "md" else _table()
 
 
 def _row(metric: Metric) -> dict[str, Any]:
@@ -81,56 +85,100 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def _markdown() -> str:
-    lines = [
-        "# Metric reference",
-        "",
-        "Made from the catalog by `railscope catalog --format md`; change the declarations instead.",
-        "",
-        "A counter rolls up as its rate. Where a metric rolls up over the cluster, a rail, a tenant or a job,",
-        "the collector exposes it as `railscope_<scope>_<roll-up>_...`.",
-    ]
-    subject = ""
-    for metric in METRICS.values():
-        if SUBJECT_OF[metric.name] != subject:
-            subject = SUBJECT_OF[metric.name]
-            lines += ["", f"## {subject}", "",
-                      "| metric | kind | unit | labels | meaning | origin | since | roll-up | notes |",
-                      "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
-        lines.append(_markdown_row(metric))
-    lines += [
-        "",
-        "## Events",
-        "",
-        "| event | severity | labels | meaning | facts |",
-        "|---|---|---|---|---|",
-    ]
-    for event in EVENTS.values():
-        labels, facts = ", ".join(event.about.labels), ", ".join(event.facts)
-        lines.append(f"| `{event.name}` | {event.severity} | {labels} | {event.help} | {facts} |")
-    lines += ["", "## Roll-ups", "", "| metric | labels | of |", "|---|---|---|"]
-    for name, derived in rollups().items():
-        labels = ", ".join(derived.metric.about.labels)
-        lines.append(f"| `{name}` | {labels} | {derived.rollup} of `{derived.source.name}` |")
+def pages() -> dict[str, str]:
+    """Return the reference as Markdown by file name: an index, a page per subject, events, roll-ups."""
+    filled = set(SUBJECT_OF.values())
+    subjects = {
+        name: _first_line(module.__doc__) for name, module in SUBJECTS.items() if name in filled
+    }
+    written = {f"{name}.md": _subject_page(name, text) for name, text in subjects.items()}
+    return {
+        "README.md": _index(subjects),
+        **written,
+        "events.md": _events_page(),
+        "rollups.md": _rollups_page(),
+    }
+
+
+def _first_line(docstring: str | None) -> str:
+    return (docstring or "").partition("\n")[0]
+
+
+def _page(title: str, text: str, head: tuple[str, ...], rows: Iterable[Iterable[str]]) -> str:
+    lines = [f"# {title}", "", text, "", MADE, ""]
+    lines += [_markdown_line(head), "|---" * len(head) + "|", *map(_markdown_line, rows)]
     return "\n".join(lines) + "\n"
 
 
-def _markdown_row(metric: Metric) -> str:
+def _markdown_line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(map(_cell, cells)) + " |"
+
+
+def _index(subjects: Mapping[str, str]) -> str:
+    text = (
+        "Every metric that the agent and the collector expose, by subject. `railscope catalog` prints\n"
+        "the same reference as a table, as Markdown or as JSON.\n\n"
+        "A counter rolls up as its rate. The collector exposes a roll-up over the cluster, a rail, a tenant\n"
+        "or a job as `railscope_<scope>_<roll-up>_...`."
+    )
+    counts = Counter(SUBJECT_OF.values())
+    rows = [
+        *((f"[{name}]({name}.md)", str(counts[name]), about) for name, about in subjects.items()),
+        (
+            "[events](events.md)",
+            str(len(EVENTS)),
+            "Events of agents, with their severity and facts.",
+        ),
+        ("[roll-ups](rollups.md)", str(len(rollups())), "Metrics that the collector derives."),
+    ]
+    return _page("Metrics", text, ("subject", "entries", "contents"), rows)
+
+
+def _subject_page(subject: str, about: str) -> str:
+    head = ("metric", "kind", "unit", "labels", "meaning", "origin", "since", "roll-up", "notes")
+    members = (metric for name, metric in METRICS.items() if SUBJECT_OF[name] == subject)
+    return _page(f"Metrics: {subject}", about, head, map(_markdown_row, members))
+
+
+def _events_page() -> str:
+    about = (
+        "Events that agents send with their frames; the collector lists them at `/api/v1/events`."
+    )
+    rows = (
+        (
+            f"`{event.name}`", event.severity, ", ".join(event.about.labels), event.help,
+            ", ".join(event.facts),
+        )
+        for event in EVENTS.values()
+    )  # fmt: skip
+    return _page("Events", about, ("event", "severity", "labels", "meaning", "facts"), rows)
+
+
+def _rollups_page() -> str:
+    about = "Metrics that the collector derives from the readings of all nodes. A counter enters as its rate."
+    rows = (
+        (
+            f"`{name}`", ", ".join(derived.metric.about.labels),
+            f"{derived.rollup} of `{derived.source.name}`",
+        )
+        for name, derived in rollups().items()
+    )  # fmt: skip
+    return _page("Roll-ups", about, ("metric", "labels", "of"), rows)
+
+
+def _markdown_row(metric: Metric) -> tuple[str, ...]:
     notes = [metric.resets] if metric.resets else []
     if metric.saturates:
         notes.append(
-            f"Sticks at its highest value ({metric.wraps_at_bits} bits): at least that many."
+            f"Stops at its highest value ({metric.wraps_at_bits} bits): a lower bound from there on."
         )
     elif metric.wraps_at_bits != 64:  # noqa: PLR2004 - the usual width needs no note
-        notes.append(
-            f"{metric.wraps_at_bits} bits wide in hardware; the agent carries it on to 64."
-        )
+        notes.append(f"{metric.wraps_at_bits} bits wide in hardware; the agent extends it to 64.")
     if metric.states:
         notes.append("States: " + ", ".join(metric.states.values()) + ".")
     notes += [f"{tool}: {names}." for tool, names in metric.other_names.items()]
-    cells = [
+    return (
         f"`{metric.name}`", str(metric.kind), str(metric.unit), ", ".join(metric.about.labels),
         metric.help, metric.origin, metric.since, ", ".join(map(str, metric.rollups)),
         " ".join(notes),
-    ]  # fmt: skip
-    return "| " + " | ".join(map(_cell, cells)) + " |"
+    )  # fmt: skip
