@@ -12,24 +12,23 @@ from typing import Any, TypeAlias, TypeVar
 
 import click
 
+from agent.commands.check import CaptureWalk
 from agent.commands.check import check as run_check
-from agent.commands.walk import Walk
-from agent.config import PREFIX, AgentSettings, Bursts
+from agent.config import PREFIX, AgentSettings, BurstSettings
 from agent.host import Host
-from agent.host.clock import RealClock
-from agent.host.real import RealHost
-from agent.host.recorded import RecordedHost
-from agent.host.recording import RecordingHost
+from agent.host.live_host import LiveClock, LiveHost
+from agent.host.recorded_host import RecordedHost
+from agent.host.recording_host import RecordingHost
 from agent.host.redactor import Redactor
 from agent.machine_sources import machine_sources
-from agent.sampling.replay_meter import with_memory_measured
+from agent.sampling.meter import measure_memory
 from agent.sampling.sampler import Sampler
 from agent.service import Agent, node_name
-from railscope import logs, settings
-from railscope.capture import About, Capture, CaptureError, read_capture
+from railscope import service, settings
+from railscope.capture import Capture, CaptureError, CaptureMetadata, read_capture
 from railscope.device_names import device_key, names_in
-from railscope.exposition import Format
-from railscope.frame import Origin
+from railscope.exposition import TextFormat
+from railscope.frame import FrameOrigin
 from railscope.reading import Absent
 from railscope.service import Serve, supervise
 from railscope.wire import to_wire_entity
@@ -90,7 +89,7 @@ def run_agent(
     """Run the agent on a host until it is stopped; `make_host` returns the host and its node name."""
     flags["collector.url"] = flags.pop("collector_url")
     read = _loader(config, flags)
-    logs.configure(read().log_level)
+    service.configure_logs(read().log_level)
     host, node = make_host()
 
     def load() -> Serve:
@@ -102,7 +101,7 @@ def run_agent(
         build()
 
         async def serve() -> None:
-            logs.configure(current.log_level)
+            service.configure_logs(current.log_level)
             await build().run()
 
         return serve
@@ -125,16 +124,16 @@ def once(config: Path | None, root: Path, replay: Path | None, form: str) -> Non
     printed.
     """
     loaded = _loader(config, {})()
-    logs.configure("error")
+    service.configure_logs("error")
     host, node, read = _host_once(root, replay)
     one = Agent(loaded, host, loaded.node or node)
     asyncio.run(read(one))
     if form == "json":
         click.echo(json.dumps(_as_json(one), indent=1))
     elif form == "dcgm":
-        click.echo(one.page.dcgm_text(Format.PROMETHEUS), nl=False)
+        click.echo(one.page.dcgm_text(TextFormat.PROMETHEUS), nl=False)
     else:
-        text_format = Format.OPENMETRICS if form == "openmetrics" else Format.PROMETHEUS
+        text_format = TextFormat.OPENMETRICS if form == "openmetrics" else TextFormat.PROMETHEUS
         click.echo(one.page.text(text_format), nl=False)
 
 
@@ -148,7 +147,7 @@ def check(config: Path | None, root: Path, replay: Path | None) -> None:
     Exit status 1 if something is denied or broken, or a GPU is degraded or has failed.
     """
     loaded = _loader(config, {})()
-    logs.configure("error")
+    service.configure_logs("error")
     host, node, read = _host_once(root, replay)
     one = Agent(loaded, host, loaded.node or node)
     live = replay is None and root == Path("/")
@@ -169,10 +168,10 @@ def topology(config: Path | None, root: Path, replay: Path | None, form: str) ->
     A capture is shown at its end, as by `once`. Exit status 1 if the section [topology] of the settings
     does not match this node.
     """
-    from agent.topology import command  # noqa: PLC0415 - only this command needs it
+    from agent.topology import topology_report  # noqa: PLC0415 - only this command needs it
 
     loaded = _loader(config, {})()
-    shown, fits = command.show(_host_at_end(root, replay), loaded.topology, form)
+    shown, fits = topology_report.show_topology(_host_at_end(root, replay), loaded.topology, form)
     click.echo(shown, nl=False)
     sys.exit(0 if fits else 1)
 
@@ -192,11 +191,11 @@ def topology(config: Path | None, root: Path, replay: Path | None, form: str) ->
 @click.argument("directory", type=click.Path(path_type=Path))
 def record(root: Path, seconds: float, redact: bool, bursts: bool, directory: Path) -> None:  # noqa: FBT001 - flags
     """Record this node into DIRECTORY, to be replayed with --replay."""
-    logs.configure("warning")
+    service.configure_logs("warning")
     if directory.exists() and any(directory.iterdir()):
         message = f"{directory} is not empty: choose a new directory for the capture"
         raise click.ClickException(message)
-    capture = asyncio.run(_record(RealHost(root), seconds, redact=redact, bursts=bursts))
+    capture = asyncio.run(_record(LiveHost(root), seconds, redact=redact, bursts=bursts))
     capture.write(directory)
     click.echo(f"{directory}: {len(capture.moments)} moments of {capture.about.node}")
 
@@ -215,8 +214,8 @@ def _loader(config: Path | None, flags: dict[str, Any]) -> Callable[[], AgentSet
 def _host(root: Path, replay: Path | None) -> tuple[Host, str]:
     """Return the host to read continuously, and its name if a capture contains it."""
     if replay is None:
-        return RealHost(root), ""
-    clock = RealClock()
+        return LiveHost(root), ""
+    clock = LiveClock()
     started_ns = clock.now().boot_ns
 
     def recorded() -> RecordedHost:
@@ -229,24 +228,24 @@ def _host(root: Path, replay: Path | None) -> tuple[Host, str]:
 
         return RecordedHost(capture, clock, offset_ns)
 
-    host = with_memory_measured(recorded)
+    host = measure_memory(recorded)
     return host, host.node
 
 
 def _host_once(root: Path, replay: Path | None) -> tuple[Host, str, _Read]:
     """Return the host to read once, its name if a capture contains it, and the function that reads it."""
     if replay is None:
-        return RealHost(root), "", Agent.once
+        return LiveHost(root), "", Agent.once
     capture = _capture(replay)
-    walk = Walk(capture)
+    walk = CaptureWalk(capture)
     return walk.host, capture.about.node, walk.read
 
 
 def _host_at_end(root: Path, replay: Path | None) -> Host:
     """Return the host in its present state, or in the final state of a capture."""
     if replay is None:
-        return RealHost(root)
-    walk = Walk(_capture(replay))
+        return LiveHost(root)
+    walk = CaptureWalk(_capture(replay))
     walk.go_to_end()
     return walk.host
 
@@ -258,14 +257,14 @@ def _capture(directory: Path) -> Capture:
         raise click.ClickException(str(error)) from error
 
 
-async def _record(real: RealHost, seconds: float, *, redact: bool, bursts: bool) -> Capture:
-    read = AgentSettings(bursts=Bursts(enabled=bursts))
+async def _record(real: LiveHost, seconds: float, *, redact: bool, bursts: bool) -> Capture:
+    read = AgentSettings(bursts=BurstSettings(enabled=bursts))
     node = node_name(AgentSettings(), real)
     redactor = Redactor([node]) if redact else None
     host = RecordingHost(real, redactor)
     started = host.clock.now()
     sampler = Sampler(
-        host, Origin(node, "record", host.boot_id), machine_sources(read),
+        host, FrameOrigin(node, "record", host.boot_id), machine_sources(read),
         lambda _frame: None,
     )  # fmt: skip
     await sampler.once()
@@ -274,7 +273,7 @@ async def _record(real: RealHost, seconds: float, *, redact: bool, bursts: bool)
     sampling.cancel()
     await asyncio.wait({sampling})
     hide = redactor.text if redactor else str
-    about = About(
+    about = CaptureMetadata(
         node=hide(node), boot_id=hide(host.boot_id), started_wall_ns=started.wall_ns,
         started_boot_ns=started.boot_ns, duration_ns=host.clock.now().boot_ns - started.boot_ns,
         origin="recorded", redacted=redact,

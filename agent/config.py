@@ -14,7 +14,7 @@ MAX_SECONDS = 86_400.0
 """Upper bound of periods and timeouts; a longer one is a mistake in the unit."""
 
 
-class Periods(msgspec.Struct, frozen=True, kw_only=True):
+class SourcePeriods(msgspec.Struct, frozen=True, kw_only=True):
     """Periods of the sources: seconds between two reads."""
 
     gpu: Annotated[
@@ -103,7 +103,7 @@ class Periods(msgspec.Struct, frozen=True, kw_only=True):
     agent: Annotated[float, described("The agent's own state.", ge=0.1, le=MAX_SECONDS)] = 1.0
 
 
-class Bursts(msgspec.Struct, frozen=True, kw_only=True):
+class BurstSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Burst sampling: histograms over short windows."""
 
     enabled: Annotated[bool, described("Enable burst sampling.")] = True
@@ -119,7 +119,7 @@ class Bursts(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
 
 
-class Budget(msgspec.Struct, frozen=True, kw_only=True):
+class BudgetSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Resource budget of the agent on its node."""
 
     cpu_ratio: Annotated[
@@ -180,7 +180,7 @@ class CollectorLink(msgspec.Struct, frozen=True, kw_only=True):
     ] = 1 << 30
 
 
-class CustodySettings(msgspec.Struct, frozen=True, kw_only=True):
+class WitnessSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Witness of the collector's audit log, which detects a rewritten log by checkpoints stored here."""
 
     enabled: Annotated[
@@ -202,7 +202,7 @@ class CustodySettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
 
 
-class Tls(msgspec.Struct, frozen=True, kw_only=True):
+class AgentTlsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """TLS of the agent's metrics endpoint."""
 
     certificate_file: Annotated[
@@ -372,12 +372,12 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
             le=MAX_SECONDS,
         ),
     ] = 1.0
-    periods: Periods = Periods()
-    bursts: Bursts = Bursts()
-    budget: Budget = Budget()
+    periods: SourcePeriods = SourcePeriods()
+    bursts: BurstSettings = BurstSettings()
+    budget: BudgetSettings = BudgetSettings()
     collector: CollectorLink = CollectorLink()
-    custody: CustodySettings = CustodySettings()
-    tls: Tls = Tls()
+    custody: WitnessSettings = WitnessSettings()
+    tls: AgentTlsSettings = AgentTlsSettings()
     topology: TopologySettings = TopologySettings()
     pcie: PcieSettings = PcieSettings()
     tenancy: TenancySettings = TenancySettings()

@@ -3,89 +3,76 @@
 from __future__ import annotations
 
 from agent.config import AgentSettings
-from agent.gpus.inventory import Gpus
+from agent.gpus.inventory import GpuInventory
 from agent.gpus.process_lists import ProcessLists
 from agent.sampling.source import Source
-from agent.sources.bonds import Bonds
-from agent.sources.ceph import Ceph
-from agent.sources.edac import Edac
-from agent.sources.gpudirect import GpuDirect
-from agent.sources.host import HostSource
-from agent.sources.hwmon import Hwmon
-from agent.sources.link import Link
-from agent.sources.link_errors import LinkErrors
-from agent.sources.lustre import Lustre
-from agent.sources.neighbour import Neighbour
-from agent.sources.nfs import Nfs
-from agent.sources.nic import Nic
-from agent.sources.nic_burst import NicBurst
-from agent.sources.nic_settings import NicSettings
-from agent.sources.nvidia.activity import Activity
-from agent.sources.nvidia.burst import GpuBurst
-from agent.sources.nvidia.devices import GpuDevices
-from agent.sources.nvidia.events import NvmlEvents
-from agent.sources.nvidia.gpu import Gpu
-from agent.sources.nvidia.mig import Mig
-from agent.sources.nvidia.nvlink import NvLink
-from agent.sources.nvidia.pcie import GpuPaths
-from agent.sources.nvidia.processes import Processes
-from agent.sources.nvidia.sharing import Sharing
-from agent.sources.nvme import NvmeDrives
-from agent.sources.optics import Optics
-from agent.sources.pcie import Pcie
-from agent.sources.protocols import Protocols
-from agent.sources.rapl import Rapl
-from agent.sources.rdma import Rdma
-from agent.sources.tenancy import Tenancy
-from agent.streams.kernel_log import KernelLogStream
-from agent.streams.xid_book import XidBook
-from agent.topology.cards import Cards
-from agent.topology.network import Wiring
-from agent.topology.rules import rules
+from agent.sources.gpudirect import GpuDirectSource
+from agent.sources.hardware_sensors import HwmonSource, RaplSource
+from agent.sources.network import BondSource, LinkSource, ProtocolSource
+from agent.sources.nfs import NfsSource
+from agent.sources.nic_burst import NicBurstSource
+from agent.sources.nic_counters import LinkErrorSource, NicSource
+from agent.sources.nic_ports import NeighbourSource, OpticsSource
+from agent.sources.nic_settings import NicSettingsSource
+from agent.sources.node import EdacSource, HostSource
+from agent.sources.nvidia.activity import GpuActivitySource, GpuBurstSource
+from agent.sources.nvidia.events import NvmlEventSource
+from agent.sources.nvidia.gpu_devices import GpuDeviceSource, GpuSource, MigSource
+from agent.sources.nvidia.nvlink import NvLinkSource
+from agent.sources.nvidia.pcie import GpuPathSource
+from agent.sources.nvidia.processes import GpuProcessSource, GpuSharingSource
+from agent.sources.nvme import NvmeSource
+from agent.sources.parallel_filesystems import CephSource, LustreSource
+from agent.sources.pcie import PcieSource
+from agent.sources.rdma import RdmaSource
+from agent.sources.tenancy import ClaimSource
+from agent.streams.kernel_log import KernelLogStream, XidMatcher
+from agent.topology.network import NetworkScanner, NicFinder
+from agent.topology.rails import parse_rail_rules
 
 
-def machine_sources(settings: AgentSettings, xids: XidBook | None = None) -> list[Source]:
+def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> list[Source]:
     """Return all sources that read the node."""
-    wiring, book = Wiring(rules(settings.topology)), xids or XidBook()
-    gpus, lists, cards = Gpus(wiring), ProcessLists(), Cards(wiring)
+    wiring, book = NetworkScanner(parse_rail_rules(settings.topology)), xids or XidMatcher()
+    gpus, lists, cards = GpuInventory(wiring), ProcessLists(), NicFinder(wiring)
     periods, bursts = settings.periods, settings.bursts
     burst_sampling: list[Source] = [
-        NicBurst(bursts.window_seconds, bursts.interfaces.split(), wiring),
-        GpuBurst(bursts.window_seconds, periods.gpu_burst, gpus),
+        NicBurstSource(bursts.window_seconds, bursts.interfaces.split(), wiring),
+        GpuBurstSource(bursts.window_seconds, periods.gpu_burst, gpus),
     ]
     return [
-        Gpu.load(periods.gpu, gpus),
-        Activity(periods.gpu_activity, gpus),
-        NvmlEvents(book, periods.gpu_event, gpus),
-        Sharing(periods.gpu_process, gpus, lists),
-        Processes(periods.gpu_process, gpus),
-        Mig(periods.mig, gpus),
-        Gpu.health(periods.gpu_health, gpus),
-        GpuDevices(periods.gpu_device, gpus),
-        GpuPaths(periods.pcie, gpus, settings.pcie),
-        NvLink.traffic(periods.nvlink, gpus),
-        Gpu.settings(periods.gpu_settings, gpus),
-        NvLink.signal(periods.nvlink_signal, gpus),
-        Rdma(periods.rdma, wiring),
-        Nic(periods.nic, wiring),
-        Link(periods.link, cards),
-        LinkErrors(periods.link, cards),
-        NicSettings(periods.nic_settings, wiring),
-        Optics(periods.optics, cards),
-        Neighbour(periods.neighbour, cards),
-        Pcie(periods.pcie),
+        GpuSource.load(periods.gpu, gpus),
+        GpuActivitySource(periods.gpu_activity, gpus),
+        NvmlEventSource(book, periods.gpu_event, gpus),
+        GpuSharingSource(periods.gpu_process, gpus, lists),
+        GpuProcessSource(periods.gpu_process, gpus),
+        MigSource(periods.mig, gpus),
+        GpuSource.health(periods.gpu_health, gpus),
+        GpuDeviceSource(periods.gpu_device, gpus),
+        GpuPathSource(periods.pcie, gpus, settings.pcie),
+        NvLinkSource.traffic(periods.nvlink, gpus),
+        GpuSource.settings(periods.gpu_settings, gpus),
+        NvLinkSource.signal(periods.nvlink_signal, gpus),
+        RdmaSource(periods.rdma, wiring),
+        NicSource(periods.nic, wiring),
+        LinkSource(periods.link, cards),
+        LinkErrorSource(periods.link, cards),
+        NicSettingsSource(periods.nic_settings, wiring),
+        OpticsSource(periods.optics, cards),
+        NeighbourSource(periods.neighbour, cards),
+        PcieSource(periods.pcie),
         HostSource(periods.host),
-        Protocols(periods.protocols),
-        Bonds(periods.protocols),
-        GpuDirect(periods.gpudirect),
-        Nfs(periods.storage),
-        Lustre(periods.storage),
-        Ceph(periods.storage),
-        NvmeDrives(periods.drives),
-        Rapl(periods.power),
-        Hwmon(periods.sensors),
-        Edac(periods.memory_errors),
+        ProtocolSource(periods.protocols),
+        BondSource(periods.protocols),
+        GpuDirectSource(periods.gpudirect),
+        NfsSource(periods.storage),
+        LustreSource(periods.storage),
+        CephSource(periods.storage),
+        NvmeSource(periods.drives),
+        RaplSource(periods.power),
+        HwmonSource(periods.sensors),
+        EdacSource(periods.memory_errors),
         KernelLogStream(periods.kernel, book),
-        Tenancy(settings.tenancy, settings.node, periods.tenancy, gpus, lists),
+        ClaimSource(settings.tenancy, settings.node, periods.tenancy, gpus, lists),
         *(burst_sampling if bursts.enabled else ()),
     ]

@@ -14,46 +14,43 @@ from pathlib import Path
 import structlog
 
 from agent.config import AgentSettings
-from agent.endpoint.claims import ClaimsEndpoint
+from agent.endpoint.claims_endpoint import ClaimsEndpoint
 from agent.endpoint.http_server import HttpServer
-from agent.endpoint.metrics import Page
-from agent.health.reset_memory import ResetMemory
+from agent.endpoint.metrics_endpoint import MetricsEndpoint
+from agent.health.gpu_facts import GpuLifetimeFile
 from agent.host import Clock, Host
 from agent.machine_sources import machine_sources
-from agent.sampling.budget import Keeper
-from agent.sampling.call_time import CallTime
-from agent.sampling.counter_memory import CounterMemory
-from agent.sampling.meter import Meter
-from agent.sampling.replay_meter import meter_of
-from agent.sampling.sampler import Limits, Sampler
+from agent.sampling.counter_unwrap import CounterStateFile
+from agent.sampling.governor import BudgetKeeper
+from agent.sampling.hang_guard import CallTime
+from agent.sampling.meter import AgentMeter, create_meter
+from agent.sampling.sampler import ReadLimits, Sampler
 from agent.sampling.source import Source
-from agent.sampling.stats import CustodyState, ShippingStats
-from agent.shipping.collector_client import LinkError
-from agent.shipping.numbering import Numbering
-from agent.shipping.shipper import Shipper
-from agent.sources.nic import Nic
-from agent.sources.nvidia.processes import Processes
-from agent.sources.rdma import Rdma
-from agent.sources.self_metrics import SelfMetrics
-from agent.sources.tenancy import Tenancy
-from agent.sources.verdict import GpuVerdicts
-from agent.streams.xid_book import XidBook
-from railscope import __version__, listen
-from railscope.frame import Event, Frame, Origin
+from agent.sampling.status import AuditLogState, ShippingStats
+from agent.shipping.collector_client import CollectorLinkError
+from agent.shipping.shipper import EventNumbering, Shipper
+from agent.sources.agent_state import GpuVerdictSource, SelfMetricsSource
+from agent.sources.nic_counters import NicSource
+from agent.sources.nvidia.processes import GpuProcessSource
+from agent.sources.rdma import RdmaSource
+from agent.sources.tenancy import ClaimSource
+from agent.streams.kernel_log import XidMatcher
+from railscope import __version__, server_connections
+from railscope.frame import Event, Frame, FrameOrigin
 from railscope.reading import Absent
+from railscope.service import feed_watchdog, notify, state_directory
 from railscope.settings import SettingsError
-from railscope.systemd import feed_watchdog, notify, state_directory
-from railscope.text import printable
+from railscope.untrusted_text import printable
 
 log = structlog.get_logger(__name__)
 
-SECOND_LOOK_NS = 150_000_000
+SECOND_READ_NS = 150_000_000
 """Longer than the 100 ms required between two samples of a GPU's counters (nvml.h, GPM)."""
-RESETS = "gpu-resets.json"
-WRAPS = "counter-wraps.json"
-PAGE_ONLY = {Processes.name}
+RESETS_FILE = "gpu-resets.json"
+WRAPS_FILE = "counter-wraps.json"
+UNSHIPPED_SOURCES = {GpuProcessSource.name}
 """Sources that are not shipped: every job would add a schema that all collectors have to store."""
-LOOK_AT_OTHERS = (Tenancy.name, GpuVerdicts.name, SelfMetrics.name)
+DERIVED_SOURCES = (ClaimSource.name, GpuVerdictSource.name, SelfMetricsSource.name)
 """Sources computed from the readings of the others, in the order in which they have to be read."""
 
 
@@ -62,9 +59,9 @@ def _is_loopback(host: str) -> bool:
     return host == "::1" or host.startswith("127.")
 
 
-def travels(frame: Frame) -> bool:
+def is_shipped(frame: Frame) -> bool:
     """True if a frame is shipped to the collector, not only shown on the metrics endpoint."""
-    return frame.schema.stream not in PAGE_ONLY
+    return frame.schema.stream not in UNSHIPPED_SOURCES
 
 
 def node_name(settings: AgentSettings, host: Host) -> str:
@@ -88,52 +85,52 @@ class Agent:
     on_listening: Callable[[str, int], None] = lambda _host, _port: None
     stats: ShippingStats = field(default_factory=ShippingStats)
     own_events: list[Event] = field(default_factory=list)
-    meter: Meter | None = None
+    meter: AgentMeter | None = None
     """Meter of this process; by default that of the host, as a replay costs this agent nothing."""
     call_time: CallTime = field(default_factory=CallTime)
     """Durations of calls and reads."""
 
     def __post_init__(self) -> None:
         """Build all components. Raises SettingsError for a setting that cannot work."""
-        listen.split_address(self.settings.listen)
+        server_connections.split_address(self.settings.listen)
         self.node = self.node or node_name(self.settings, self.host)
-        self.origin = Origin(self.node, secrets.token_hex(8), self.host.boot_id)
-        meter = self.meter or meter_of(self.host)
-        self._numbering = Numbering()
+        self.origin = FrameOrigin(self.node, secrets.token_hex(8), self.host.boot_id)
+        meter = self.meter or create_meter(self.host)
+        self._numbering = EventNumbering()
         sources = self._sources()
-        self.keeper = Keeper(self.settings.budget, sources, meter, self._give_back)
+        self.keeper = BudgetKeeper(self.settings.budget, sources, meter, self._give_back)
         self.sampler = Sampler(
             self.host,
             self.origin,
             sources,
             self._publish,
-            Limits(shortest_seconds=self.settings.deadline_seconds),
+            ReadLimits(shortest_seconds=self.settings.deadline_seconds),
             self.keeper,
             call_time=self.call_time,
         )
-        self.page = Page(
+        self.page = MetricsEndpoint(
             self.node,
             self.sampler.statuses.values,
             lambda: self.host.clock.now().boot_ns,
             self.settings.read_page_token(),
             self.keeper.in_words,
         )
-        self._tls = listen.server_tls(
+        self._tls = server_connections.server_tls(
             self.settings.tls.certificate_file, self.settings.tls.key_file
         )
         self._shipper: Shipper | None = None
-        self._tenancy = next(s for s in self.sampler.sources if isinstance(s, Tenancy))
+        self._tenancy = next(s for s in self.sampler.sources if isinstance(s, ClaimSource))
         self._claims = ClaimsEndpoint(
             self.settings.tenancy, self._state, self._tenancy, self.host.clock
         )
 
     def _sources(self) -> list[Source]:
-        periods, xids = self.settings.periods, XidBook()
-        self._verdicts = GpuVerdicts(lambda: self.sampler.statuses, xids, periods.gpu_verdict)
+        periods, xids = self.settings.periods, XidMatcher()
+        self._verdicts = GpuVerdictSource(lambda: self.sampler.statuses, xids, periods.gpu_verdict)
         return [
             *machine_sources(self.settings, xids),
             self._verdicts,
-            SelfMetrics(
+            SelfMetricsSource(
                 lambda: self.sampler.statuses, self.stats, self._take_events, periods.agent,
                 lambda: self.keeper, lambda: self.sampler.hung.by_device,
             ),
@@ -148,7 +145,7 @@ class Agent:
         return events
 
     def _publish(self, frame: Frame) -> None:
-        if self._shipper and travels(frame):
+        if self._shipper and is_shipped(frame):
             self._shipper.publish(self._numbering.numbered(frame))
 
     async def run(self) -> None:
@@ -157,11 +154,11 @@ class Agent:
         # Objects of the startup are permanent: exclude them from garbage collection.
         gc.collect()
         gc.freeze()
-        self._verdicts.remember(ResetMemory(self._state / RESETS, self.host.boot_id))
+        self._verdicts.remember(GpuLifetimeFile(self._state / RESETS_FILE, self.host.boot_id))
         for source in self.sampler.sources:
-            if isinstance(source, Rdma | Nic):
-                memory = self._state / f"{source.name}-{WRAPS}"
-                source.remember(CounterMemory(memory, self.host.boot_id))
+            if isinstance(source, RdmaSource | NicSource):
+                memory = self._state / f"{source.name}-{WRAPS_FILE}"
+                source.remember(CounterStateFile(memory, self.host.boot_id))
         self._tenancy.remember(self._state, self.node)
         self._shipper = self._make_shipper()
         server = HttpServer(self.page.respond)
@@ -192,14 +189,16 @@ class Agent:
         if not self._shipper or not self.settings.custody.enabled:
             return None
         # Signature libraries take 8 MiB: load them only in an agent with a collector.
-        from agent.witness.witness import Custody  # noqa: PLC0415 - as above
-        from agent.witness.witness_client import CustodyClient  # noqa: PLC0415 - as above
-        from agent.witness.witness_store import CustodyStore  # noqa: PLC0415 - as above
+        from agent.witness.audit_witness import (  # noqa: PLC0415 - only with a collector
+            AuditLogClient,
+            AuditWitness,
+            WitnessStore,
+        )
 
-        self.stats.custody = CustodyState()
-        return Custody(
-            self.settings.custody, self.node, CustodyClient(self.settings.collector),
-            CustodyStore(self._state / "custody"), self.host.clock, self.own_events,
+        self.stats.custody = AuditLogState()
+        return AuditWitness(
+            self.settings.custody, self.node, AuditLogClient(self.settings.collector),
+            WitnessStore(self._state / "custody"), self.host.clock, self.own_events,
             self.stats.custody,
         ).run()  # fmt: skip
 
@@ -219,7 +218,7 @@ class Agent:
         except OSError as error:
             message = f"state_directory {self._state} cannot be used: {error.strerror}"
             raise SettingsError(message) from error
-        except LinkError as error:
+        except CollectorLinkError as error:
             raise SettingsError(str(error)) from error
 
     async def once(self) -> None:
@@ -228,12 +227,12 @@ class Agent:
         Sources that compare two reads have no readings after the first: they are read again after a pause.
         """
         own = tuple(self.sampler.sources)
-        machine = [source for source in own if source.name not in LOOK_AT_OTHERS]
+        machine = [source for source in own if source.name not in DERIVED_SOURCES]
         await self._read_once(machine)
         if again := [source for source in machine if self._waits(source)]:
-            await self.clock.sleep_until(self.clock.now().boot_ns + SECOND_LOOK_NS)
+            await self.clock.sleep_until(self.clock.now().boot_ns + SECOND_READ_NS)
             await self._read_once(again)
-        for name in LOOK_AT_OTHERS:
+        for name in DERIVED_SOURCES:
             await self._read_once([source for source in own if source.name == name])
         self.sampler.sources = own
 

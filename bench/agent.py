@@ -9,12 +9,10 @@ from pathlib import Path
 
 import click
 
-from bench import scrapes, ticks
-from bench.answers import write_answers
-from bench.report import Aim, Report, mebibytes
-from bench.scrapes import Cost, Pace
-from bench.ticks import Plan, TickCost
-from bench.tree import VALUES_A_PORT, write_tree
+from bench import agent_costs
+from bench.agent_costs import ScrapeCost, ScrapeSchedule, TickCost, TickPlan
+from bench.harness import Aim, BenchReport, mebibytes
+from bench.host_files import VALUES_A_PORT, write_answers, write_tree
 
 DEVICES = 8
 VALUES = 3000
@@ -30,7 +28,7 @@ WIRE = Aim("<=", 0.25)
 
 
 @dataclass(frozen=True, slots=True)
-class Length:
+class AgentBenchLength:
     """Durations of the measurements."""
 
     fast_scrapes: int
@@ -41,8 +39,12 @@ class Length:
     read_seconds: float
 
 
-THOROUGH = Length(300, 20, tick_seconds=30, settle_seconds=6, push_seconds=5, read_seconds=4)
-QUICK = Length(20, 2, tick_seconds=2, settle_seconds=1.5, push_seconds=0.5, read_seconds=1)
+THOROUGH = AgentBenchLength(
+    300, 20, tick_seconds=30, settle_seconds=6, push_seconds=5, read_seconds=4
+)
+QUICK = AgentBenchLength(
+    20, 2, tick_seconds=2, settle_seconds=1.5, push_seconds=0.5, read_seconds=1
+)
 
 
 @click.command()
@@ -50,34 +52,40 @@ QUICK = Length(20, 2, tick_seconds=2, settle_seconds=1.5, push_seconds=0.5, read
 def main(*, quick: bool) -> None:
     """Measure the agent and print ratios."""
     length = QUICK if quick else THOROUGH
-    report = Report("Agent")
+    report = BenchReport("Agent")
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         scrape_ratios(report, Path(directory), length)
         tick_ratios(report, Path(directory), length)
     click.echo(str(report))
 
 
-def scrape_ratios(report: Report, directory: Path, length: Length) -> None:
+def scrape_ratios(report: BenchReport, directory: Path, length: AgentBenchLength) -> None:
     """Measure a live scrape of 8 RDMA devices by three programs."""
     root = directory / "scraped"
     write_tree(root, DEVICES)
     paces = {
-        "back to back": Pace(length.fast_scrapes, None),
-        "4 a second": Pace(length.slow_scrapes, FOUR_A_SECOND),
-        "4 a second, gzip": Pace(length.slow_scrapes, FOUR_A_SECOND, gzip=True),
+        "back to back": ScrapeSchedule(length.fast_scrapes, None),
+        "4 a second": ScrapeSchedule(length.slow_scrapes, FOUR_A_SECOND),
+        "4 a second, gzip": ScrapeSchedule(length.slow_scrapes, FOUR_A_SECOND, gzip=True),
     }
-    found: dict[str, dict[str, Cost]] = {"agent": {}}
-    if shutil.which(scrapes.NODE_EXPORTER):
-        with scrapes.node_exporter(root, directory) as server:
-            found["node_exporter"] = {n: scrapes.measure(server, p) for n, p in paces.items()}
-    with scrapes.plain_exporter(root, directory) as server:
-        found["plain exporter"] = {n: scrapes.measure(server, p) for n, p in paces.items()}
-    with scrapes.agent_server(root, directory, FOUR_A_SECOND) as server:
+    found: dict[str, dict[str, ScrapeCost]] = {"agent": {}}
+    if shutil.which(agent_costs.NODE_EXPORTER):
+        with agent_costs.node_exporter(root, directory) as server:
+            found["node_exporter"] = {
+                n: agent_costs.measure_scrapes(server, p) for n, p in paces.items()
+            }
+    with agent_costs.plain_exporter(root, directory) as server:
+        found["plain exporter"] = {
+            n: agent_costs.measure_scrapes(server, p) for n, p in paces.items()
+        }
+    with agent_costs.agent_server(root, directory, FOUR_A_SECOND) as server:
         for name in ("4 a second", "4 a second, gzip"):
-            found["agent"][name] = scrapes.measure(server, paces[name])
-        unread = replace(scrapes.measure(server, paces["back to back"]), reads_a_scrape=1.0)
-    with scrapes.agent_server(root, directory, scrapes.AT_ONCE) as server:
-        read = scrapes.read_cost(server, length.read_seconds)
+            found["agent"][name] = agent_costs.measure_scrapes(server, paces[name])
+        unread = replace(
+            agent_costs.measure_scrapes(server, paces["back to back"]), reads_a_scrape=1.0
+        )
+    with agent_costs.agent_server(root, directory, agent_costs.AT_ONCE) as server:
+        read = agent_costs.read_cost(server, length.read_seconds)
     found["agent"]["back to back"] = replace(unread, cpu_seconds=unread.cpu_seconds + read)
     for other in ("node_exporter", "plain exporter"):
         for name, cost in found.get(other, {}).items():
@@ -88,7 +96,7 @@ def scrape_ratios(report: Report, directory: Path, length: Length) -> None:
                 aim if other == "node_exporter" else None,
             )
     if "node_exporter" not in found:
-        report.figure("node_exporter", f"{scrapes.NODE_EXPORTER} is not installed: left out")
+        report.figure("node_exporter", f"{agent_costs.NODE_EXPORTER} is not installed: left out")
     for program, costs in found.items():
         for name, cost in costs.items():
             report.figure(f"{program}, {name}", str(cost))
@@ -98,7 +106,7 @@ def scrape_ratios(report: Report, directory: Path, length: Length) -> None:
     )
 
 
-def tick_ratios(report: Report, directory: Path, length: Length) -> None:
+def tick_ratios(report: BenchReport, directory: Path, length: AgentBenchLength) -> None:
     """Measure a whole tick of about 3,000 values, from reading to the acknowledgement."""
     mixed, files = directory / "mixed", directory / "files"
     answers = directory / "answers.msgpack"
@@ -107,8 +115,8 @@ def tick_ratios(report: Report, directory: Path, length: Length) -> None:
     all_files = write_tree(files, VALUES // VALUES_A_PORT)
 
     def cost(root: Path, moved: list[Path], period: float, kept: Path | None) -> TickCost:
-        return ticks.measure(
-            Plan(
+        return agent_costs.measure_ticks(
+            TickPlan(
                 root, directory, moved, period, length.tick_seconds, length.settle_seconds,
                 length.push_seconds, kept,
             )

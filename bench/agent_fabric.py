@@ -14,18 +14,23 @@ from pathlib import Path
 import click
 
 from agent.host import Json
-from agent.sampling.reader import Reader
-from agent.sources.nic_burst import NicBurst
-from agent.sources.nvidia.burst import GpuBurst
-from bench import scrapes
-from bench.fabric import DEVICES, Fabric, write_fabric
-from bench.long_run import HandClock
+from agent.sampling.source_reader import SourceReader
+from agent.sources.nic_burst import NicBurstSource
+from agent.sources.nvidia.activity import GpuBurstSource
+from bench import agent_costs
+from bench.agent_costs import Scraper, ScrapeSchedule, shows_value
+from bench.harness import HOST, Aim, BenchReport, ServerProcess, free_port, mebibytes
+from bench.host_files import (
+    DEVICES,
+    VALUES_A_PORT,
+    FabricFiles,
+    FileMover,
+    write_fabric,
+    write_tree,
+)
+from bench.long_run import ManualClock
 from bench.node import BenchHost
-from bench.processes import HOST, Server, free_port
-from bench.report import Aim, Report, mebibytes
-from bench.scrapes import Pace, Scraper, shows_value
-from bench.tree import VALUES_A_PORT, Mover, write_tree
-from railscope.frame import Origin
+from railscope.frame import FrameOrigin
 
 WINDOWS = {"10 Hz": 0.1, "50 Hz": 0.02}
 FOUR_A_SECOND = 0.25
@@ -40,7 +45,7 @@ CALLS_A_GPU = Aim("<=", 2)
 
 
 @dataclass(frozen=True, slots=True)
-class Length:
+class FabricBenchLength:
     """Durations and numbers of repetitions."""
 
     seconds: float
@@ -52,12 +57,12 @@ class Length:
     hours: float
 
 
-THOROUGH = Length(20, 5, scrapes=20, pages=300, ticks=500, hours=24)
-QUICK = Length(1, 1, scrapes=2, pages=5, ticks=20, hours=0.05)
+THOROUGH = FabricBenchLength(20, 5, scrapes=20, pages=300, ticks=500, hours=24)
+QUICK = FabricBenchLength(1, 1, scrapes=2, pages=5, ticks=20, hours=0.05)
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class AgentCost:
     """Cost of an agent over a period of time."""
 
     share_of_core: float
@@ -69,7 +74,7 @@ class Spent:
 def main(*, quick: bool) -> None:
     """Measure and print ratios."""
     length = QUICK if quick else THOROUGH
-    report = Report("Agent, fabric")
+    report = BenchReport("Agent, fabric")
     with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
         directory = Path(temporary)
         fabric = write_fabric(directory)
@@ -81,19 +86,21 @@ def main(*, quick: bool) -> None:
     click.echo(str(report))
 
 
-def counters(report: Report, fabric: Fabric, directory: Path, length: Length) -> None:
+def counters(
+    report: BenchReport, fabric: FabricFiles, directory: Path, length: FabricBenchLength
+) -> None:
     """Measure CPU per counter of a live scrape of all files of all devices, against other exporters."""
-    pace = Pace(length.scrapes, FOUR_A_SECOND)
+    pace = ScrapeSchedule(length.scrapes, FOUR_A_SECOND)
     others = {}
-    if shutil.which(scrapes.NODE_EXPORTER):
-        with scrapes.node_exporter(fabric.root, directory) as server:
-            others["node_exporter"] = scrapes.measure(server, pace)
+    if shutil.which(agent_costs.NODE_EXPORTER):
+        with agent_costs.node_exporter(fabric.root, directory) as server:
+            others["node_exporter"] = agent_costs.measure_scrapes(server, pace)
     else:
-        report.figure("node_exporter", f"{scrapes.NODE_EXPORTER} is not installed: left out")
-    with scrapes.plain_exporter(fabric.root, directory) as server:
-        others["plain exporter"] = scrapes.measure(server, pace)
-    with scrapes.agent_server(fabric.root, directory, FOUR_A_SECOND) as server:
-        ours = scrapes.measure(server, pace)
+        report.figure("node_exporter", f"{agent_costs.NODE_EXPORTER} is not installed: left out")
+    with agent_costs.plain_exporter(fabric.root, directory) as server:
+        others["plain exporter"] = agent_costs.measure_scrapes(server, pace)
+    with agent_costs.agent_server(fabric.root, directory, FOUR_A_SECOND) as server:
+        ours = agent_costs.measure_scrapes(server, pace)
     for other, theirs in others.items():
         ratio = ours.cpu_a_series / theirs.cpu_a_series
         report.ratio(f"CPU a counter, agent / {other}, 4 a second", ratio)
@@ -101,7 +108,9 @@ def counters(report: Report, fabric: Fabric, directory: Path, length: Length) ->
     report.figure("agent", str(ours))
 
 
-def burst_sampling(report: Report, fabric: Fabric, directory: Path, length: Length) -> None:
+def burst_sampling(
+    report: BenchReport, fabric: FabricFiles, directory: Path, length: FabricBenchLength
+) -> None:
     """Measure the share of a core for burst sampling: the agent with it, less the agent without it."""
     found = {"off": _run(fabric, directory, None, length)}
     for name, window in WINDOWS.items():
@@ -119,7 +128,7 @@ def burst_sampling(report: Report, fabric: Fabric, directory: Path, length: Leng
     _page(report, fabric, directory, length)
 
 
-def _server(fabric: Fabric, directory: Path, window: float | None) -> Server:
+def _server(fabric: FabricFiles, directory: Path, window: float | None) -> ServerProcess:
     port = free_port()
     lane = ["--window", str(window)] if window else []
     command = [
@@ -127,20 +136,24 @@ def _server(fabric: Fabric, directory: Path, window: float | None) -> Server:
         str(fabric.answers), "--listen", f"{HOST}:{port}", "--state-directory",
         str(directory / "state"), *lane,
     ]  # fmt: skip
-    return Server(command, port=port, log=directory / "node.log", ready_path="/-/ready")
+    return ServerProcess(command, port=port, log=directory / "node.log", ready_path="/-/ready")
 
 
-def _run(fabric: Fabric, directory: Path, window: float | None, length: Length) -> Spent:
-    with Mover(list(fabric.moving), 0.1), _server(fabric, directory, window) as server:
+def _run(
+    fabric: FabricFiles, directory: Path, window: float | None, length: FabricBenchLength
+) -> AgentCost:
+    with FileMover(list(fabric.moving), 0.1), _server(fabric, directory, window) as server:
         time.sleep(length.settle_seconds)
         cpu, switches, started = server.cpu_seconds(), server.switches(), time.monotonic()
         time.sleep(length.seconds)
         elapsed = time.monotonic() - started
         cpu, switches = server.cpu_seconds() - cpu, server.switches() - switches
-        return Spent(cpu / elapsed, switches / elapsed)
+        return AgentCost(cpu / elapsed, switches / elapsed)
 
 
-def _page(report: Report, fabric: Fabric, directory: Path, length: Length) -> None:
+def _page(
+    report: BenchReport, fabric: FabricFiles, directory: Path, length: FabricBenchLength
+) -> None:
     """Measure the cost of one response of the agent's metrics endpoint."""
     with _server(fabric, directory, WINDOWS["10 Hz"]) as server:
         scraper = Scraper(server.port, gzip=False)
@@ -160,10 +173,10 @@ def _page(report: Report, fabric: Fabric, directory: Path, length: Length) -> No
 # Calls -------------------------------------------------------------------------------------------
 
 
-class _Listening(BenchHost):
+class _CallCountingHost(BenchHost):
     """A bench host that counts the calls for each device."""
 
-    def __init__(self, fabric: Fabric, clock: HandClock) -> None:
+    def __init__(self, fabric: FabricFiles, clock: ManualClock) -> None:
         super().__init__(fabric.root, fabric.answers, clock)
         self.of: Counter[tuple[str, int | str]] = Counter()
 
@@ -174,12 +187,13 @@ class _Listening(BenchHost):
         return super().call(seam, function, *arguments)
 
 
-def calls(report: Report, fabric: Fabric, length: Length) -> None:
+def calls(report: BenchReport, fabric: FabricFiles, length: FabricBenchLength) -> None:
     """Count driver calls per tick of burst sampling; a counter file or an ethtool answer is one call."""
-    clock = HandClock()
-    host = _Listening(fabric, clock)
+    clock = ManualClock()
+    host = _CallCountingHost(fabric, clock)
     cards, gpus = (
-        Reader(source, host, Origin("bench", "run", "boot")) for source in (NicBurst(), GpuBurst())
+        SourceReader(source, host, FrameOrigin("bench", "run", "boot"))
+        for source in (NicBurstSource(), GpuBurstSource())
     )
 
     def tick_for(ticks: int) -> None:
@@ -200,11 +214,11 @@ def calls(report: Report, fabric: Fabric, length: Length) -> None:
     report.ratio("driver calls a GPU and fast tick", a_gpu, CALLS_A_GPU)
 
 
-def memory(report: Report, directory: Path, length: Length) -> None:
+def memory(report: BenchReport, directory: Path, length: FabricBenchLength) -> None:
     """Measure the memory of an agent that reads 3,000 files; it contains no data of the benchmark."""
     root = directory / "files"
     write_tree(root, SERIES // VALUES_A_PORT)
-    with scrapes.agent_server(root, directory, FOUR_A_SECOND) as server:
+    with agent_costs.agent_server(root, directory, FOUR_A_SECOND) as server:
         time.sleep(length.settle_seconds)
         scraper = Scraper(server.port, gzip=False)
         scraper.page()
@@ -216,7 +230,7 @@ def memory(report: Report, directory: Path, length: Length) -> None:
     )
 
 
-def long_run(report: Report, fabric: Fabric, length: Length) -> None:
+def long_run(report: BenchReport, fabric: FabricFiles, length: FabricBenchLength) -> None:
     """Measure memory at the end of a day against memory after its first tenth."""
     command = [
         sys.executable,

@@ -1,17 +1,19 @@
 """`python -m bench.agent_gpu`: the agent's own time for reading GPUs, without the driver's.
 
 nvidia-ml-py runs over the tests' stand-in for libnvidia-ml.so.1, which reports the time that calls
-spent in it. The remainder is Python: the binding, the host, the sources, the frames.
+spent in it. The remainder is Python: the binding, the host, the sources, the frames. It is compared
+with the readings of a source by nvidia-ml-py as its examples show it: one call for every value.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,11 +22,114 @@ from typing import Any
 import click
 
 from agent.host import Clock, Json
-from agent.host.real import RealHost
-from agent.sampling.reader import Reader
-from bench.naive import Asked, one_at_a_time
-from bench.report import Aim, Report
-from railscope.frame import Origin
+from agent.host.live_host import LiveHost
+from agent.sampling.source_reader import SourceReader
+from bench.harness import Aim, BenchReport
+from railscope.frame import FrameOrigin
+
+Asked = tuple[str, tuple[int | str, ...]]
+Call = Callable[[], Any]
+
+# nvml.h, nvmlValueType_t: the member of the union that holds the value.
+_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+_OURS = {"nvmlEventSetWait", "nvmlDeviceGetMigDevices"}
+"""Not calls of NVML, or calls for which nothing is due."""
+_FILLED = {
+    "nvmlDeviceGetSramEccErrorStatus": "c_nvmlEccSramErrorStatus_v1_t",
+    "nvmlDeviceGetGpuFabricInfoV": "c_nvmlGpuFabricInfo_v3_t",
+    "nvmlDeviceGetPlatformInfo": "c_nvmlPlatformInfo_v2_t",
+}
+_EXTRA: dict[str, Callable[[Any], list[Any]]] = {
+    "nvmlDeviceGetMemoryInfo": lambda pynvml: [pynvml.nvmlMemory_v2],
+    "nvmlDeviceGetProcessUtilization": lambda _: [0],
+    "nvmlDeviceGetVgpuUtilization": lambda _: [0],
+}
+"""Arguments that the host adds by itself."""
+
+
+_ALL_SAMPLES = 0
+"""Timestamp of the last sample already read: none."""
+
+
+def one_at_a_time(asked: Sequence[Asked]) -> Callable[[], int]:
+    """Return a function that makes the calls of a source, batches split, and counts the answers."""
+    import pynvml  # noqa: PLC0415 - the library is loaded by now
+
+    handles: dict[int, Any] = {}
+    calls: list[Call] = []
+    for function, arguments in asked:
+        if function in _OURS:
+            continue
+        if not function.startswith(("nvmlDevice", "nvmlGpm")) or not arguments:
+            calls.append(partial(getattr(pynvml, function), *arguments))
+            continue
+        gpu, *rest = arguments
+        if gpu not in handles:
+            handles[int(gpu)] = pynvml.nvmlDeviceGetHandleByIndex(int(gpu))
+        calls += _of_gpu(pynvml, function, handles[int(gpu)], rest)
+
+    def read() -> int:
+        got = 0
+        for call in calls:
+            try:
+                call()
+            except pynvml.NVMLError:
+                continue
+            got += 1
+        return got
+
+    return read
+
+
+def _of_gpu(pynvml: Any, function: str, handle: Any, rest: list[int | str]) -> list[Call]:
+    if function == "nvmlDeviceGetFieldValues":
+        return [partial(_field, pynvml, handle, entry) for entry in rest]
+    if function == "nvmlGpmMetricsGet":
+        samples = _Samples(pynvml, handle)
+        return [samples.take, *(partial(samples.metric, int(metric)) for metric in rest)]
+    target = getattr(pynvml, function)
+    if function in _FILLED:
+        return [partial(_filled, pynvml, target, handle, _FILLED[function])]
+    extra = _EXTRA[function](pynvml) if function in _EXTRA else rest
+    if function == "nvmlDeviceGetSamples":
+        extra = [*rest, _ALL_SAMPLES]
+    return [partial(target, handle, *extra)]
+
+
+def _field(pynvml: Any, handle: Any, entry: int | str) -> Any:
+    field, _, scope = str(entry).partition(":")
+    (value,) = pynvml.nvmlDeviceGetFieldValues(handle, [(int(field), int(scope or 0))])
+    return getattr(value.value, _MEMBERS[value.valueType])
+
+
+def _filled(pynvml: Any, target: Any, handle: Any, structure: str) -> Any:
+    space = getattr(pynvml, structure)()
+    target(handle, ctypes.byref(space))
+    return space
+
+
+class _Samples:
+    """Two samples of a GPU; each metric is a separate request."""
+
+    def __init__(self, pynvml: Any, handle: Any) -> None:
+        self._pynvml, self._handle = pynvml, handle
+        self._before, self._latest = (
+            pynvml.nvmlGpmSampleGet(handle, pynvml.nvmlGpmSampleAlloc()) for _ in range(2)
+        )
+
+    def take(self) -> None:
+        self._before, self._latest = self._latest, self._before
+        self._pynvml.nvmlGpmSampleGet(self._handle, self._latest)
+
+    def metric(self, number: int) -> float:
+        request = self._pynvml.c_nvmlGpmMetricsGet_t(
+            version=self._pynvml.NVML_GPM_METRICS_GET_VERSION, numMetrics=1,
+            sample1=self._before, sample2=self._latest,
+        )  # fmt: skip
+        request.metrics[0].metricId = number
+        self._pynvml.nvmlGpmMetricsGet(request)
+        return float(request.metrics[0].value)
+
 
 TESTS = Path(__file__).parents[1] / "tests"
 GPUS = 8
@@ -35,11 +140,11 @@ SETTLING_READS = 4
 APART_SECONDS = 0.12
 """A tick represents one second; GPM samples must be 110 ms apart. Caches are cold by then."""
 
-ORIGIN = Origin("bench", "run", "boot")
+ORIGIN = FrameOrigin("bench", "run", "boot")
 A_TICK = Aim("<=", 2, " ms")
 
 
-class BenchHost(RealHost):
+class GpuBenchHost(LiveHost):
     """The real host with its own clock."""
 
     def __init__(self, clock: Any) -> None:
@@ -53,7 +158,7 @@ class BenchHost(RealHost):
         return clock
 
 
-class ListeningHost(BenchHost):
+class CallRecordingHost(GpuBenchHost):
     """A bench host that records the NVML calls."""
 
     def __init__(self, clock: Any) -> None:
@@ -68,7 +173,7 @@ class ListeningHost(BenchHost):
 
 
 @dataclass
-class Spent:
+class GpuReadCost:
     """Cost of some reads: thread time outside and inside the library, values, calls to the library."""
 
     python_ns: int = 0
@@ -77,7 +182,7 @@ class Spent:
     calls: int = 0
     reads: int = 0
 
-    def add(self, other: Spent) -> None:
+    def add(self, other: GpuReadCost) -> None:
         """Add the cost of another read."""
         self.python_ns += other.python_ns
         self.within_ns += other.within_ns
@@ -99,35 +204,35 @@ class Spent:
 
 
 @dataclass
-class Course:
+class TickSeries:
     """Ticks of one way of reading: cost by source, and the most expensive tick."""
 
-    of: dict[str, Spent] = field(default_factory=dict)
+    of: dict[str, GpuReadCost] = field(default_factory=dict)
     dearest_ns: int = 0
 
     @property
-    def total(self) -> Spent:
+    def total(self) -> GpuReadCost:
         """Total cost of all sources."""
-        total = Spent()
+        total = GpuReadCost()
         for spent in self.of.values():
             total.add(spent)
         return total
 
 
 @dataclass(frozen=True, slots=True)
-class Meter:
+class ThreadMeter:
     """Measures this thread; the stand-in reports the part spent in the library."""
 
     standin: Any
 
-    def measure(self, work: Callable[[], int]) -> Spent:
+    def measure(self, work: Callable[[], int]) -> GpuReadCost:
         """Return the cost of some work that returns its number of values."""
         within, calls = self.standin.count("nanoseconds"), self.standin.calls()
         started = time.thread_time_ns()
         values = work()
         spent = time.thread_time_ns() - started
         within = self.standin.count("nanoseconds") - within
-        return Spent(spent - within, within, values, self.standin.calls() - calls, 1)
+        return GpuReadCost(spent - within, within, values, self.standin.calls() - calls, 1)
 
 
 @click.command()
@@ -137,13 +242,13 @@ def main(*, quick: bool) -> None:
     if shutil.which("cc") is None:
         message = "there is no C compiler for the stand-in: install the Debian package gcc"
         raise click.ClickException(message)
-    report = Report("Agent, GPUs")
+    report = BenchReport("Agent, GPUs")
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         _measure(report, Path(directory), QUICK_TICKS if quick else MAX_TICKS)
     click.echo(str(report))
 
 
-def _measure(report: Report, directory: Path, ticks: int) -> None:
+def _measure(report: BenchReport, directory: Path, ticks: int) -> None:
     sys.path.append(str(TESTS))
     from support.clock import ManualClock  # type: ignore[import-not-found] # noqa: PLC0415 - tests are no package
     from support.full_gpus import full_gpus, nvml_sources  # type: ignore[import-not-found] # noqa: PLC0415 - as above
@@ -151,9 +256,9 @@ def _measure(report: Report, directory: Path, ticks: int) -> None:
 
     standin, clock = Standin(directory, str(build(directory))), ManualClock()
     standin.tell(full_gpus(GPUS))
-    hosts = BenchHost(clock), ListeningHost(clock)
+    hosts = GpuBenchHost(clock), CallRecordingHost(clock)
     readers, listening = (
-        [Reader(source, host, ORIGIN) for source in nvml_sources()] for host in hosts
+        [SourceReader(source, host, ORIGIN) for source in nvml_sources()] for host in hosts
     )
     for _ in range(SETTLING_READS):
         _pass_a_second(clock)
@@ -162,7 +267,7 @@ def _measure(report: Report, directory: Path, ticks: int) -> None:
     naive = {reader.source.name: _one_by_one(hosts[1], reader) for reader in listening}
     gc.collect()
     gc.freeze()
-    meter, ours, theirs = Meter(standin), Course(), Course()
+    meter, ours, theirs = ThreadMeter(standin), TickSeries(), TickSeries()
     for second in range(ticks):
         _pass_a_second(clock)
         due = [reader for reader in readers if second % round(reader.source.period_seconds) == 0]
@@ -170,7 +275,7 @@ def _measure(report: Report, directory: Path, ticks: int) -> None:
         _tick(theirs, meter, {reader.source.name: naive[reader.source.name] for reader in due})
     for host in hosts:
         host.close()
-    _tell(report, ours, theirs, ticks)
+    _report_costs(report, ours, theirs, ticks)
 
 
 def _pass_a_second(clock: Any) -> None:
@@ -178,7 +283,7 @@ def _pass_a_second(clock: Any) -> None:
     clock.advance(1)
 
 
-def _settle(reader: Reader) -> None:
+def _settle(reader: SourceReader) -> None:
     """Read once, so that no later read adds columns."""
     outcome = reader.run()
     if outcome.problem:
@@ -186,29 +291,29 @@ def _settle(reader: Reader) -> None:
         raise click.ClickException(message)
 
 
-def _one_by_one(host: ListeningHost, reader: Reader) -> Callable[[], int]:
+def _one_by_one(host: CallRecordingHost, reader: SourceReader) -> Callable[[], int]:
     """Return the NVML calls of one read of a source as one call per value."""
     host.asked.clear()
     reader.run()
     return one_at_a_time(list(host.asked))
 
 
-def _read(reader: Reader) -> int:
+def _read(reader: SourceReader) -> int:
     frame = reader.run().frame
     return len(frame.values) if frame else 0
 
 
-def _tick(course: Course, meter: Meter, works: dict[str, Callable[[], int]]) -> None:
-    whole = Spent()
+def _tick(course: TickSeries, meter: ThreadMeter, works: dict[str, Callable[[], int]]) -> None:
+    whole = GpuReadCost()
     for name, work in works.items():
         spent = meter.measure(work)
         whole.add(spent)
-        course.of.setdefault(name, Spent())
+        course.of.setdefault(name, GpuReadCost())
         course.of[name].add(spent)
     course.dearest_ns = max(course.dearest_ns, whole.python_ns)
 
 
-def _tell(report: Report, ours: Course, theirs: Course, ticks: int) -> None:
+def _report_costs(report: BenchReport, ours: TickSeries, theirs: TickSeries, ticks: int) -> None:
     mine, naive = ours.total, theirs.total
     report.ratio(
         f"Python a tick, {GPUS} GPUs, 1 Hz", mine.python_ns / ticks / MILLISECOND_NS, A_TICK

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import click
 
-from bench.report import Aim, Report
-from collector.audit.log import AuditLog
-from collector.audit.proof import check_proof, make_proof
-from collector.audit.tiles import Tiles
-from collector.audit.verify import verify
-from collector.ledger.draft import Draft, record_of
-from railscope.audit.note import SecretKey
-from railscope.audit.record import Actor, Source, Subject, encode
+from bench.harness import Aim, BenchReport
+from collector.audit.log_writer import AuditLog
+from collector.audit.tiles import Tiles, check_proof, make_proof
+from collector.audit.verification import verify_log
+from collector.ledger.audit_outbox import RecordDraft, record_of
+from railscope.audit.record import RecordActor, RecordSource, RecordSubject, encode_audit_record
+from railscope.audit.signed_note import SecretKey
 
 GROUP = 100
 APPENDED = Aim(">=", 20_000, " /s")
@@ -27,15 +26,15 @@ VERIFIED = Aim(">=", 150_000, " /s")
 PROVEN = Aim("<=", 5, " ms")
 PROOF_BYTES = Aim("<=", 1024, " B")
 NOON_NS = 1_790_000_000_000_000_000
-SOURCE = Source("collector", "bench", "boot", 0)
+SOURCE = RecordSource("collector", "bench", "boot", 0)
 _CREATE = "create table log (seq integer primary key, record blob not null, chain blob not null)"
 
 
-def draft(number: int) -> Draft:
+def draft(number: int) -> RecordDraft:
     """Return a record of the usual size."""
-    return Draft(
-        "tenancy.assign", Actor("scheduler", "slurm", "token", "10.0.0.1"), NOON_NS + number, "done",
-        Subject(f"gpu-node-{number % 1000}", f"GPU-8f3b0c52-0000-0000-0000-{number:012d}"),
+    return RecordDraft(
+        "tenancy.assign", RecordActor("scheduler", "slurm", "token", "10.0.0.1"), NOON_NS + number, "done",
+        RecordSubject(f"gpu-node-{number % 1000}", f"GPU-8f3b0c52-0000-0000-0000-{number:012d}"),
         {"tenant": "language", "workload": f"job-{number}", "level": "scheduler"},
         (f"frame/{number}",),
     )  # fmt: skip
@@ -46,7 +45,7 @@ def draft(number: int) -> Draft:
 def main(*, quick: bool) -> None:
     """Measure and print ratios."""
     records = 2_000 if quick else 100_000
-    report = Report("Audit log")
+    report = BenchReport("Audit log")
     key = SecretKey.generate("bench.example")
     with tempfile.TemporaryDirectory(prefix="bench-", dir=Path.cwd()) as temporary:
         directory = Path(temporary)
@@ -54,7 +53,7 @@ def main(*, quick: bool) -> None:
         theirs = append_sqlite(directory / "table.sqlite", records)
         report.ratio(f"durable records, groups of {GROUP}", records / ours, APPENDED)
         report.ratio("time a durable record, audit log / SQLite", ours / theirs)
-        checked = _timed(lambda: verify(directory / "audit", key.public))
+        checked = _timed(lambda: verify_log(directory / "audit", key.public))
         chained = _timed(lambda: verify_sqlite(directory / "table.sqlite"))
         report.ratio("records verified", records / checked, VERIFIED)
         report.ratio("time a verified record, audit log / hash chain in SQLite", checked / chained)
@@ -97,7 +96,7 @@ def append_sqlite(path: Path, records: int) -> float:
     for first in range(0, records, GROUP):
         rows = []
         for number in range(first, first + GROUP):
-            raw = encode(record_of(draft(number), SOURCE, number))
+            raw = encode_audit_record(record_of(draft(number), SOURCE, number))
             chain = hashlib.sha256(chain + raw).digest()
             rows.append((number, raw, chain))
         with connection:
@@ -118,7 +117,7 @@ def verify_sqlite(path: Path) -> None:
     connection.close()
 
 
-def proofs(report: Report, directory: Path, key: SecretKey, records: int) -> None:
+def proofs(report: BenchReport, directory: Path, key: SecretKey, records: int) -> None:
     """Measure the proof of single records, from files that were not read before."""
     many = 100
     started = time.perf_counter()

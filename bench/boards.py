@@ -13,14 +13,20 @@ from pathlib import Path
 import click
 import numpy as np
 
-from bench import cluster_pages, store
-from bench.cluster_pages import SCRAPE_SECONDS, Labels, Pages, Writer
-from bench.processes import BenchError, Server
-from bench.questions import Question, groups, needed, questions
-from bench.report import Aim, Report, mebibytes
-from bench.store import Answer, Group, Span, Store
-from dashboards.promql import metrics_in
-from dashboards.recorded import expanded, recorded, recorded_in
+from bench import cluster_pages, query_database
+from bench.cluster_pages import SCRAPE_SECONDS, ClusterPages, Labels, SeriesWriter
+from bench.harness import Aim, BenchError, BenchReport, ServerProcess, mebibytes
+from bench.query_database import (
+    PanelQuery,
+    QueryCost,
+    QueryDatabase,
+    QueryRange,
+    RuleGroupCost,
+    needed_metrics,
+    panel_queries,
+    rule_groups,
+)
+from dashboards.promql import expanded, metrics_in, recorded, recorded_in
 
 LARGE = 1000
 """Nodes of the cluster for which dashboards and rules must stay cheap."""
@@ -41,7 +47,7 @@ BY_KIND = (
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class ClusterSize:
     """Amount of data, and duration of the queries."""
 
     nodes: int
@@ -54,26 +60,26 @@ class Size:
     rules_seconds: int
 
 
-THOROUGH = Size(100, 16, 6, 840, span_seconds=2700, scrapes=240, rules_seconds=15)
-QUICK = Size(2, 2, 1, 150, span_seconds=600, scrapes=52, rules_seconds=1)
+THOROUGH = ClusterSize(100, 16, 6, 840, span_seconds=2700, scrapes=240, rules_seconds=15)
+QUICK = ClusterSize(2, 2, 1, 150, span_seconds=600, scrapes=52, rules_seconds=1)
 
 
 @dataclass
-class Found:
+class ClusterQueryCost:
     """Measured cost of a cluster."""
 
     nodes: int
     series: int = 0
     resident: int = 0
-    answers: dict[Question, Answer] = field(default_factory=dict)
-    unrecorded: dict[Question, Answer] = field(default_factory=dict)
+    answers: dict[PanelQuery, QueryCost] = field(default_factory=dict)
+    unrecorded: dict[PanelQuery, QueryCost] = field(default_factory=dict)
     """Answers to queries with recorded series, with those series replaced by their expressions."""
-    groups: dict[str, Group] = field(default_factory=dict)
+    groups: dict[str, RuleGroupCost] = field(default_factory=dict)
     asked: dict[str, float] = field(default_factory=dict)
     """Seconds of all queries of a rule group, each at its fastest repetition, free of other load."""
     following: float = 0.0
     """Share of a core that Prometheus used while it evaluated all rules."""
-    compared: tuple[Answer, ...] = ()
+    compared: tuple[QueryCost, ...] = ()
 
     @property
     def times(self) -> float:
@@ -94,25 +100,27 @@ def main(*, quick: bool, nodes: int | None, names: Sequence[str]) -> None:
     """Measure queries and print ratios."""
     size = QUICK if quick else THOROUGH
     size = replace(size, nodes=nodes or size.nodes)
-    report = Report("Boards and rules")
-    if not shutil.which(store.PROMETHEUS):
-        report.figure(store.PROMETHEUS, "is not installed: there is nothing to measure")
+    report = BenchReport("Boards and rules")
+    if not shutil.which(query_database.PROMETHEUS):
+        report.figure(query_database.PROMETHEUS, "is not installed: there is nothing to measure")
         click.echo(str(report))
         return
-    chosen = [q for q in questions() if not names or q.board in names]
-    held = needed(chosen, rules=not names)
+    chosen = [q for q in panel_queries() if not names or q.board in names]
+    held = needed_metrics(chosen, rules=not names)
     if not names:
         held |= metrics_in(BY_KIND[0])
     pages = cluster_pages.pages_of(size.nodes, size.pages, size.faults, held)
-    alike(report, size, pages, chosen)
-    tell(report, measure(size, pages, chosen, rules=not names))
+    check_other_database(report, size, pages, chosen)
+    report_costs(report, measure(size, pages, chosen, rules=not names))
     click.echo(str(report))
 
 
-def measure(size: Size, pages: Pages, chosen: Sequence[Question], *, rules: bool) -> Found:
+def measure(
+    size: ClusterSize, pages: ClusterPages, chosen: Sequence[PanelQuery], *, rules: bool
+) -> ClusterQueryCost:
     """Load the metrics of a cluster, run the dashboards' queries, and evaluate the rules."""
-    found = Found(size.nodes)
-    with loaded(store.prometheus, size, pages) as (running, span, directory):
+    found = ClusterQueryCost(size.nodes)
+    with loaded(query_database.prometheus, size, pages) as (running, span, directory):
         record(running, chosen, span)
         for question in chosen:
             found.answers[question] = running.ask(question, span)
@@ -121,7 +129,7 @@ def measure(size: Size, pages: Pages, chosen: Sequence[Question], *, rules: bool
                 found.unrecorded[question] = running.ask(plain, span)
         if rules:
             found.compared = tuple(running.at(text, span.end) for text in BY_KIND)
-            for group in groups():
+            for group in rule_groups():
                 found.asked[group["name"]] = sum(
                     min(running.at(expanded(rule["expr"]), span.end).seconds for _ in range(TRIES))
                     for rule in group["rules"]
@@ -138,14 +146,16 @@ def measure(size: Size, pages: Pages, chosen: Sequence[Question], *, rules: bool
 
 @contextmanager
 def loaded(
-    start: Callable[[Path], Server], size: Size, pages: Pages
-) -> Iterator[tuple[Store, Span, Path]]:
+    start: Callable[[Path], ServerProcess], size: ClusterSize, pages: ClusterPages
+) -> Iterator[tuple[QueryDatabase, QueryRange, Path]]:
     """Yield a database loaded with all scrapes. Raises BenchError if loading took too long."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         directory = Path(name)
         with start(directory) as server:
-            running = Store(server)
-            writer = Writer(store.WRITE, time.time() + size.lead_seconds, size.scrapes)
+            running = QueryDatabase(server)
+            writer = SeriesWriter(
+                query_database.WRITE, time.time() + size.lead_seconds, size.scrapes
+            )
             running.write(writer.of_collector(pages.collector))
             for number in range(size.nodes):
                 running.write(writer.of_node(pages, number))
@@ -154,14 +164,14 @@ def loaded(
                 message = "loading took so long that what was loaded is old"
                 raise BenchError(message)
             newest = max(second for second in writer.seconds if second <= now)
-            yield running, Span(newest, size.span_seconds), directory
+            yield running, QueryRange(newest, size.span_seconds), directory
 
 
-def record(running: Store, chosen: Sequence[Question], span: Span) -> None:
+def record(running: QueryDatabase, chosen: Sequence[PanelQuery], span: QueryRange) -> None:
     """Write the recorded series that dashboards show, as if the rules had always been evaluated."""
     wanted = {name for question in chosen for name in recorded_in(question.expression)}
     scrapes = round(span.seconds) // SCRAPE_SECONDS + 1
-    writer = Writer(store.WRITE, span.end, scrapes)
+    writer = SeriesWriter(query_database.WRITE, span.end, scrapes)
     places = {second: place for place, second in enumerate(writer.seconds)}
     for name in recorded().keys() & wanted:
         _, answer = running.curves(expanded(name), span, SCRAPE_SECONDS)
@@ -174,7 +184,7 @@ def record(running: Store, chosen: Sequence[Question], span: Span) -> None:
         running.write(writer.written(series, values))
 
 
-def tell(report: Report, found: Found) -> None:
+def report_costs(report: BenchReport, found: ClusterQueryCost) -> None:
     """Report the results, scaled to the node count of a large cluster."""
     at = f"at {LARGE:,} nodes"
     peaks = {question: answer.peak * found.times for question, answer in found.answers.items()}
@@ -190,12 +200,12 @@ def tell(report: Report, found: Found) -> None:
         answer = found.answers[question]
         if plain.peak:  # a rejected query has none
             report.ratio(f"samples at once, recorded / not, {question}", answer.peak / plain.peak)
-        report.figure(f"{question}, not recorded", _told(plain, found.times))
+        report.figure(f"{question}, not recorded", _cost_text(plain, found.times))
     if found.compared:
         by_kind, together = found.compared
         report.ratio("time, PCIe errors of all kinds / by kind", together.seconds / by_kind.seconds)
-        report.figure("PCIe errors by kind, an instant", _told(by_kind, found.times))
-        report.figure("PCIe errors of all kinds, an instant", _told(together, found.times))
+        report.figure("PCIe errors by kind, an instant", _cost_text(by_kind, found.times))
+        report.figure("PCIe errors of all kinds, an instant", _cost_text(together, found.times))
     shares = {
         name: min(found.asked[name], one.seconds) * found.times / one.interval_seconds
         for name, one in found.groups.items()
@@ -212,7 +222,7 @@ def tell(report: Report, found: Found) -> None:
         "Prometheus",
         f"{found.nodes} nodes, {found.series:,} series, RSS {mebibytes(found.resident)}",
     )
-    _tell_boards(report, found)
+    _report_dashboards(report, found)
     for name in sorted(shares, key=lambda name: -shares[name])[:SHOWN]:
         one = found.groups[name]
         report.figure(
@@ -221,8 +231,8 @@ def tell(report: Report, found: Found) -> None:
         )  # fmt: skip
 
 
-def _tell_boards(report: Report, found: Found) -> None:
-    boards: dict[str, list[Answer]] = {}
+def _report_dashboards(report: BenchReport, found: ClusterQueryCost) -> None:
+    boards: dict[str, list[QueryCost]] = {}
     for question, answer in found.answers.items():
         boards.setdefault(question.board, []).append(answer)
     for name, answers in boards.items():
@@ -234,10 +244,10 @@ def _tell_boards(report: Report, found: Found) -> None:
         )  # fmt: skip
     dearest = sorted(found.answers.items(), key=lambda item: -item[1].peak)
     for question, answer in dearest[:SHOWN]:
-        report.figure(f"dearest: {question}", _told(answer, found.times))
+        report.figure(f"dearest: {question}", _cost_text(answer, found.times))
 
 
-def _told(answer: Answer, times: float) -> str:
+def _cost_text(answer: QueryCost, times: float) -> str:
     if answer.problem:
         return f"refused: {answer.problem}"
     return (
@@ -246,16 +256,18 @@ def _told(answer: Answer, times: float) -> str:
     )
 
 
-def alike(report: Report, size: Size, pages: Pages, chosen: Sequence[Question]) -> None:
+def check_other_database(
+    report: BenchReport, size: ClusterSize, pages: ClusterPages, chosen: Sequence[PanelQuery]
+) -> None:
     """Send the same queries to another database: if its language differs, a dashboard shows nothing."""
-    if not shutil.which(store.VICTORIA):
-        report.figure(store.VICTORIA, "is not installed: left out")
+    if not shutil.which(query_database.VICTORIA):
+        report.figure(query_database.VICTORIA, "is not installed: left out")
         return
     few = replace(size, nodes=min(size.nodes, ALIKE_NODES))
-    with loaded(store.victoria, few, pages) as (running, span, _):
-        store.get(running.port, "/internal/force_flush")
+    with loaded(query_database.victoria, few, pages) as (running, span, _):
+        query_database.get(running.port, "/internal/force_flush")
         record(running, chosen, span)
-        store.get(running.port, "/internal/force_flush")
+        query_database.get(running.port, "/internal/force_flush")
         answers = {question: running.ask(question, span) for question in chosen}
     refused = {question: answer for question, answer in answers.items() if answer.problem}
     report.ratio("queries that VictoriaMetrics refuses", len(refused), REFUSED)

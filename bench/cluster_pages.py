@@ -19,17 +19,17 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import numpy.typing as npt
 
-from agent.commands.walk import WalkClock
+from agent.commands.check import WalkClock
 from agent.config import AgentSettings
-from agent.host.recorded import RecordedHost
+from agent.host.recorded_host import RecordedHost
 from agent.service import Agent
-from bench import fleets, load, remote_write
-from bench.processes import HOST
-from bench.wires import Request
+from bench import fleets, http_requests, load
+from bench.harness import HOST
+from bench.http_requests import Request
 from dashboards.promql import metric_named
-from railscope import logs
+from railscope import service
 from railscope.catalog import Kind
-from railscope.exposition import Format
+from railscope.exposition import TextFormat
 from simulator import NodeSpec, simulate
 
 SCRAPE_SECONDS = 15
@@ -53,7 +53,7 @@ Values = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
+class ScrapeLoop:
     """The series of consecutive scrapes: rows are series, columns are scrapes."""
 
     series: tuple[Labels, ...]
@@ -83,14 +83,14 @@ class Loop:
 
 
 @dataclass(frozen=True, slots=True)
-class Pages:
+class ClusterPages:
     """The loops that nodes replay, and the loop of the collector."""
 
-    healthy: Sequence[Loop]
-    faulty: Sequence[Loop]
-    collector: Loop
+    healthy: Sequence[ScrapeLoop]
+    faulty: Sequence[ScrapeLoop]
+    collector: ScrapeLoop
 
-    def of(self, number: int) -> Loop:
+    def of(self, number: int) -> ScrapeLoop:
         """Return the loop of a node; one in `ONE_FAULTY_IN` nodes has a fault."""
         turn, faultless = divmod(number, ONE_FAULTY_IN)
         if faultless:
@@ -98,7 +98,7 @@ class Pages:
         return self.faulty[turn % len(self.faulty)]
 
 
-def loop_of(pages: Sequence[str], held: Container[str]) -> Loop:
+def loop_of(pages: Sequence[str], held: Container[str]) -> ScrapeLoop:
     """Parse scrapes, keeping the metrics in `held`."""
     told: dict[Labels, list[float]] = {}
     for position, page in enumerate(pages):
@@ -112,7 +112,7 @@ def loop_of(pages: Sequence[str], held: Container[str]) -> Loop:
     gauges = np.array(
         [m is not None and m.kind is Kind.GAUGE and m.unit != "" for m in metrics], bool
     )
-    return Loop(
+    return ScrapeLoop(
         tuple(told),
         values,
         np.array(
@@ -132,12 +132,12 @@ def _unescaped(escape: re.Match[str]) -> str:
     return "\n" if escape[1] == "n" else escape[1]
 
 
-def pages_of(nodes: int, pages: int, faults: int, held: Container[str]) -> Pages:
+def pages_of(nodes: int, pages: int, faults: int, held: Container[str]) -> ClusterPages:
     """Render scrapes of healthy nodes, of nodes with the given number of faults, and of their collector.
 
     A fault starts at half of its node's scrapes. Only the metrics in `held` are kept.
     """
-    logs.configure("error")
+    service.configure_logs("error")
     loops = [
         loop_of(_agent_pages(NodeSpec(f"s{seed}", seed, scenario=what, scheduler=who), pages), held)
         for seed, (what, who) in enumerate(
@@ -146,7 +146,7 @@ def pages_of(nodes: int, pages: int, faults: int, held: Container[str]) -> Pages
     ]
     with TemporaryDirectory(prefix="bench-") as directory:
         collector = _collector_loop(nodes, Path(directory), held)
-    return Pages(loops[: len(HEALTHY)], loops[len(HEALTHY) :], collector)
+    return ClusterPages(loops[: len(HEALTHY)], loops[len(HEALTHY) :], collector)
 
 
 def _agent_pages(spec: NodeSpec, pages: int) -> list[str]:
@@ -162,13 +162,13 @@ def _agent_pages(spec: NodeSpec, pages: int) -> list[str]:
             for second in (page * SCRAPE_SECONDS - 1, page * SCRAPE_SECONDS):
                 clock.go_to(second * NS)
                 await agent.once()
-            found.append(agent.page.text(Format.PROMETHEUS))
+            found.append(agent.page.text(TextFormat.PROMETHEUS))
         return found
 
     return asyncio.run(read())
 
 
-def _collector_loop(nodes: int, directory: Path, held: Container[str]) -> Loop:
+def _collector_loop(nodes: int, directory: Path, held: Container[str]) -> ScrapeLoop:
     """Render scrapes of a collector with reporting nodes, each held by one of several tenants."""
     streams = load.streams_of_a_node(directory)
     load.save(streams, directory / "streams")
@@ -196,29 +196,29 @@ def _page(port: int) -> str:
     return text
 
 
-class Writer:
+class SeriesWriter:
     """Requests that write series at the timestamps of some scrapes, the last of them at `until`."""
 
     def __init__(self, path: str, until: float, scrapes: int) -> None:
         self._path = path
         last = round(until) // SCRAPE_SECONDS * SCRAPE_SECONDS
         self.seconds = [last - (scrapes - 1 - at) * SCRAPE_SECONDS for at in range(scrapes)]
-        self._times = remote_write.instants(second * 1000 for second in self.seconds)
+        self._times = http_requests.encode_timestamps(second * 1000 for second in self.seconds)
 
-    def of_node(self, pages: Pages, number: int) -> Iterator[Request]:
+    def of_node(self, pages: ClusterPages, number: int) -> Iterator[Request]:
         """Return the requests that write the scrapes of a node."""
         loop, name = pages.of(number), load.name(number)
         target = (("job", "railscope-agent"), ("instance", f"{name}:9469"), ("node", name))
         series = [_of(number, labels) for labels in loop.series]
         return self._scraped(loop, series, target, number)
 
-    def of_collector(self, loop: Loop) -> Iterator[Request]:
+    def of_collector(self, loop: ScrapeLoop) -> Iterator[Request]:
         """Return the requests that write the scrapes of the collector."""
         target = (("job", "railscope-collector"), ("instance", "localhost:9470"))
         return self._scraped(loop, loop.series, target, 0)
 
     def _scraped(
-        self, loop: Loop, series: Sequence[Labels], target: Labels, number: int
+        self, loop: ScrapeLoop, series: Sequence[Labels], target: Labels, number: int
     ) -> Iterator[Request]:
         values = loop.over(len(self.seconds), np.random.default_rng(number))
         up = np.ones((1, len(self.seconds)))
@@ -228,17 +228,17 @@ class Writer:
         self, series: Sequence[Labels], values: Values, target: Labels = ()
     ) -> Iterator[Request]:
         """Yield requests with these series; NaN values are omitted."""
-        common = b"".join(remote_write.label(*pair) for pair in target)
+        common = b"".join(http_requests.encode_label(*pair) for pair in target)
         for first in range(0, len(series), _SERIES_A_REQUEST):
             part = slice(first, first + _SERIES_A_REQUEST)
             there = ~np.isnan(values[part])
-            block = remote_write.samples(values[part], self._times)
+            block = http_requests.encode_samples(values[part], self._times)
             parts = []
             for labels, row, kept in zip(series[part], block, there, strict=True):
                 data = row[kept].tobytes()
-                text = common + b"".join(remote_write.label(*pair) for pair in labels)
-                parts += [remote_write.series(text, len(data)), data]
-            yield remote_write.request(self._path, parts)
+                text = common + b"".join(http_requests.encode_label(*pair) for pair in labels)
+                parts += [http_requests.encode_series_head(text, len(data)), data]
+            yield http_requests.encode_request(self._path, parts)
 
 
 def _of(number: int, labels: Labels) -> Labels:

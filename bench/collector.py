@@ -1,20 +1,167 @@
-"""`python -m bench.collector`: cost of the collector, beside a time-series database."""
+"""`python -m bench.collector`: cost of the collector, beside a time-series database.
+
+The same values are written to VictoriaMetrics by its fastest way: Prometheus' remote write. It
+receives every series once before the measurement starts, so that building its index does not count.
+"""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http.client import HTTPConnection
 from itertools import pairwise
 from pathlib import Path
 
 import click
+import numpy as np
 
-from bench import fleets, load, victoria
-from bench.fleets import FleetCost, Size
-from bench.report import Aim, Report
+from bench import fleets, http_requests, load
+from bench.fleets import FleetCost, FleetSize
+from bench.harness import HOST, Aim, BenchError, BenchReport, ServerProcess, free_port
+from bench.http_requests import Request, post_all
+from railscope.catalog import KINDS, METRICS
 
-SIZES = (Size(100, 20, 10.0), Size(1000, 2, 10.0), Size(5000, 1, 10.0))
-QUICK_SIZES = (Size(20, 1, 0.5),)
+PROGRAM = "victoria-metrics"
+PATH = "/api/v1/write"
+CONNECTIONS = 4
+_MAX_WAITS, _IDLE_SHARE = 15, 0.03
+_MILLISECOND = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCost:
+    """Cost of the store."""
+
+    values: int
+    cpu_seconds: float
+    wall_seconds: float
+
+    @property
+    def cpu_a_value(self) -> float:
+        """Processor seconds per value."""
+        return self.cpu_seconds / self.values
+
+    def __str__(self) -> str:
+        return (
+            f"{self.cpu_a_value * 1e9:.0f} ns CPU a value,"
+            f" {1 / self.cpu_a_value / 1e6:.2f} M values a CPU second,"
+            f" {self.values / self.wall_seconds / 1e6:.2f} M values/s by the wall"
+            " (remote write, known series)"
+        )
+
+
+def measure_store(
+    streams: Sequence[load.SourceLoad], nodes: int, turns: int, directory: Path
+) -> StoreCost:
+    """Write some turns of some nodes; its later merges, until it is idle, count too."""
+    port = free_port()
+    command = [PROGRAM, f"-storageDataPath={directory / 'victoria'}", f"-httpListenAddr={HOST}:{port}",
+               "-retentionPeriod=100y", "-loggerLevel=WARN"]  # fmt: skip
+    prefixes = [_prefixes(streams, number) for number in range(nodes)]
+    with ServerProcess(
+        command, port=port, log=directory / "victoria.log", ready_path="/health"
+    ) as server:
+        post_all(port, _requests(streams, prefixes, 0), CONNECTIONS)
+        _flush(port)
+        _rest(server)
+        requests = [r for turn in range(1, turns + 1) for r in _requests(streams, prefixes, turn)]
+        cpu, started = server.cpu_seconds(), time.monotonic()
+        post_all(port, requests, CONNECTIONS)
+        _flush(port)
+        wall = time.monotonic() - started
+        _rest(server)
+        cpu = server.cpu_seconds() - cpu
+        inserted = _inserted(port)
+    values = load.LoadNodes(streams, 1).values_a_turn * nodes * turns
+    expected = values + values // turns
+    if inserted < expected:
+        message = f"the store took {inserted} values of {expected}"
+        raise BenchError(message)
+    return StoreCost(values, cpu, wall)
+
+
+def _rest(server: ServerProcess) -> None:
+    """Wait until the process is almost idle."""
+    for _ in range(_MAX_WAITS):
+        before = server.cpu_seconds()
+        time.sleep(1.0)
+        if server.cpu_seconds() - before < _IDLE_SHARE:
+            return
+
+
+def _flush(port: int) -> None:
+    _get(port, "/internal/force_flush")
+
+
+def _inserted(port: int) -> int:
+    lines = _get(port, "/metrics").splitlines()
+    return sum(
+        int(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vm_rows_added_to_storage")
+    )
+
+
+def _get(port: int, path: str) -> str:
+    connection = HTTPConnection(HOST, port, timeout=120)
+    connection.request("GET", path)
+    text = connection.getresponse().read().decode()
+    connection.close()
+    return text
+
+
+# Written data --------------------------------------------------------------------------------------
+
+
+def _requests(
+    streams: Sequence[load.SourceLoad], prefixes: Sequence[list[bytes]], turn: int
+) -> list[Request]:
+    variants = [_samples(streams, variant, turn) for variant in range(load.VARIANTS)]
+    found = []
+    for number, own in enumerate(prefixes):
+        samples = variants[number % len(variants)]
+        parts = (p + s for p, s in zip(own, samples, strict=True))
+        found.append(http_requests.encode_request(PATH, parts))
+    return found
+
+
+def _samples(streams: Sequence[load.SourceLoad], variant: int, turn: int) -> list[bytes]:
+    """Encode the samples of every column."""
+    now_ns = time.time_ns() // load.TICK_NS * load.TICK_NS
+    times = http_requests.encode_timestamps(
+        (now_ns + (turn * load.ROWS + row) * load.TICK_NS) // _MILLISECOND
+        for row in range(load.ROWS)
+    )
+    found = []
+    for position, stream in enumerate(streams):
+        rows = load.rows_of(stream.schema, variant * 100 + position, turn)[-stream.rows :]
+        own = times[:: -(load.ROWS // len(rows))][: len(rows)][::-1]
+        block = http_requests.encode_samples(rows.T.astype(np.float64), own)
+        data, size = block.tobytes(), block.itemsize * len(rows)
+        found += [data[i : i + size] for i in range(0, len(data), size)]
+    return found
+
+
+def _prefixes(streams: Sequence[load.SourceLoad], number: int) -> list[bytes]:
+    """Return the bytes before the samples of every column of a node: size and labels."""
+    label = http_requests.encode_label
+    node = label("instance", load.name(number))
+    found = []
+    for stream in streams:
+        own = load.of_node(stream.schema, number)
+        entities = [node + b"".join(map(label, KINDS[e.kind].labels, e.key)) for e in own.entities]
+        for group in own.groups:
+            metric = label("__name__", METRICS[group.metric].name)
+            for member in group.entities:
+                labels = metric + entities[member]
+                size = http_requests.SAMPLE.itemsize * stream.rows
+                found.append(http_requests.encode_series_head(labels, size))
+    return found
+
+
+SIZES = (FleetSize(100, 20, 10.0), FleetSize(1000, 2, 10.0), FleetSize(5000, 1, 10.0))
+QUICK_SIZES = (FleetSize(20, 1, 0.5),)
 STORE_NODES, STORE_TURNS = 60, 8
 QUICK_STORE_NODES, QUICK_STORE_TURNS = 4, 1
 
@@ -28,12 +175,12 @@ _KIB = 1 << 10
 @click.option("--quick", is_flag=True, help="Smoke run; its figures are not meaningful.")
 def main(*, quick: bool) -> None:
     """Measure the collector and print ratios."""
-    report = Report("Collector")
+    report = BenchReport("Collector")
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         directory = Path(name)
         streams = load.streams_of_a_node(directory)
         load.save(streams, directory / "streams")
-        node = load.Nodes(streams, 1)
+        node = load.LoadNodes(streams, 1)
         report.figure(
             "load", f"{node.columns:,} columns a node in {len(streams)} streams,"
             f" {node.values_a_turn / load.ROWS:,.0f} values a second, {load.ROWS} s an envelope",
@@ -42,11 +189,11 @@ def main(*, quick: bool) -> None:
             fleets.measure(size, directory / "streams", directory)
             for size in (QUICK_SIZES if quick else SIZES)
         ]
-        if shutil.which(victoria.PROGRAM):
+        if shutil.which(PROGRAM):
             nodes, turns = (
                 (QUICK_STORE_NODES, QUICK_STORE_TURNS) if quick else (STORE_NODES, STORE_TURNS)
             )
-            store = victoria.measure(streams, nodes, turns, directory)
+            store = measure_store(streams, nodes, turns, directory)
             report.figure("victoria-metrics", f"{nodes} nodes: {store}")
             for cost in costs:
                 report.ratio(
@@ -54,9 +201,9 @@ def main(*, quick: bool) -> None:
                     store.cpu_a_value * cost.values_a_cpu_second, CPU_RATIO,
                 )  # fmt: skip
         else:
-            report.figure("victoria-metrics", f"{victoria.PROGRAM} is not installed: left out")
+            report.figure("victoria-metrics", f"{PROGRAM} is not installed: left out")
     for cost in costs:
-        _tell(report, cost)
+        _report_size(report, cost)
     for fewer, more in pairwise(costs):
         held = more.bytes_a_node * more.size.nodes - fewer.bytes_a_node * fewer.size.nodes
         report.ratio(
@@ -66,7 +213,7 @@ def main(*, quick: bool) -> None:
     click.echo(str(report))
 
 
-def _tell(report: Report, cost: FleetCost) -> None:
+def _report_size(report: BenchReport, cost: FleetCost) -> None:
     nodes = f"{cost.size.nodes} nodes"
     report.ratio(f"memory a node, {nodes}", cost.bytes_a_node / _KIB, MEMORY)
     report.ratio(f"acknowledged, p99, {nodes}", cost.p99 * 1e3, ACKNOWLEDGED)

@@ -15,19 +15,21 @@ from pathlib import Path
 
 import click
 
-from bench.report import Aim, Report
-from collector.billing.charges import Charge, Kind, Unit, priced
-from collector.billing.export import Form, Listed, Order, export
-from collector.billing.focus import Account, Seller
-from collector.billing.invoice import CLOSE_AFTER_NS, Invoice, close, issue
-from collector.metering.instants import DAY_NS, HOUR_NS, SECOND_NS, Period
+from bench.harness import Aim, BenchReport
+from collector.billing.charges import Charge, ChargeKind, PriceUnit, price_quantity
+from collector.billing.export import ExportFormat, ExportOrder, InvoiceSequence, export_invoices
+from collector.billing.focus_rows import PayerAccount, Seller
+from collector.billing.invoices import CLOSE_AFTER_NS, Invoice, draft_invoices, issue_invoice
+from collector.metering.units import DAY_NS, HOUR_NS, SECOND_NS, Period
 
 ROWS = 100_000
 TENANTS = 20
 MONTH = Period(20_000 * DAY_NS, 20_030 * DAY_NS)
 PRICE_NANO = 2_490_000_000
 SELLER = Seller(
-    "Bench", "Bench", {f"tenant-{at}": Account("research", "Research") for at in range(TENANTS)}
+    "Bench",
+    "Bench",
+    {f"tenant-{at}": PayerAccount("research", "Research") for at in range(TENANTS)},
 )
 WRITTEN = Aim("<=", 30, " s")
 GROWTH = Aim("<=", 256, " MiB")
@@ -38,25 +40,29 @@ GROWTH = Aim("<=", 256, " MiB")
 def main(*, quick: bool) -> None:
     """Measure and print ratios."""
     rows = 2_000 if quick else ROWS
-    invoices = Listed(_invoices(rows))
+    invoices = InvoiceSequence(_invoices(rows))
     gc.freeze()
-    report = Report("Exports")
+    report = BenchReport("Exports")
     with tempfile.TemporaryDirectory() as directory:
         before = _resident_mebibytes()
         seconds = {
             forms: _timed(partial(_exported, invoices, forms, Path(directory)))
-            for forms in ((Form.CSV,), (Form.PARQUET,), tuple(Form))
+            for forms in ((ExportFormat.CSV,), (ExportFormat.PARQUET,), tuple(ExportFormat))
         }
         grown = _resident_mebibytes() - before
         path = Path(directory) / "focus-1.2.csv"
         plain = _timed(partial(_copied, path))
-        sizes = [(Path(directory) / f"focus-1.2.{form}").stat().st_size / rows for form in Form]
-    both = seconds[tuple(Form)]
+        sizes = [
+            (Path(directory) / f"focus-1.2.{form}").stat().st_size / rows for form in ExportFormat
+        ]
+    both = seconds[tuple(ExportFormat)]
     report.ratio(f"CPU of {ROWS:,} rows in both forms", both * ROWS / rows, WRITTEN)
     report.ratio("memory that grew meanwhile", grown, GROWTH)
-    report.ratio("CPU, CSV / reading and writing its text again", seconds[Form.CSV,] / plain)
-    report.ratio("CPU, Parquet / CSV", seconds[Form.PARQUET,] / seconds[Form.CSV,])
-    for form, size in zip(Form, sizes, strict=True):
+    report.ratio(
+        "CPU, CSV / reading and writing its text again", seconds[ExportFormat.CSV,] / plain
+    )
+    report.ratio("CPU, Parquet / CSV", seconds[ExportFormat.PARQUET,] / seconds[ExportFormat.CSV,])
+    for form, size in zip(ExportFormat, sizes, strict=True):
         one = 1e6 * seconds[(form,)] / rows
         report.figure(f"{form}", f"{one:.0f} us CPU and {size:.0f} bytes a row")
     click.echo(str(report))
@@ -65,7 +71,7 @@ def main(*, quick: bool) -> None:
 def _invoices(rows: int) -> tuple[Invoice, ...]:
     charges = [_charge(at) for at in range(rows)]
     due_ns = MONTH.end_ns + CLOSE_AFTER_NS
-    return tuple(issue(one, due_ns) for one in close(charges, MONTH, "EUR"))
+    return tuple(issue_invoice(one, due_ns) for one in draft_invoices(charges, MONTH, "EUR"))
 
 
 def _charge(at: int) -> Charge:
@@ -74,13 +80,13 @@ def _charge(at: int) -> Charge:
     quantity = Fraction(840 * length_ns)
     return Charge(
         tenant=f"tenant-{at % TENANTS}",
-        kind=Kind.USAGE,
+        kind=ChargeKind.USAGE,
         service_t0_ns=start_ns,
         service_t1_ns=start_ns + length_ns,
-        amount=priced(quantity, Unit.GPU_HOURS, PRICE_NANO),
+        amount=price_quantity(quantity, PriceUnit.GPU_HOURS, PRICE_NANO),
         sku="h100-sxm",
         quantity=quantity,
-        unit=Unit.GPU_HOURS,
+        unit=PriceUnit.GPU_HOURS,
         price_nano=PRICE_NANO,
         list_nano=PRICE_NANO,
         price_version=1,
@@ -90,8 +96,8 @@ def _charge(at: int) -> Charge:
     )
 
 
-def _exported(invoices: Listed, forms: tuple[Form, ...], directory: Path) -> None:
-    export(invoices, Order(SELLER, MONTH.end_ns, forms), directory, replace=True)
+def _exported(invoices: InvoiceSequence, forms: tuple[ExportFormat, ...], directory: Path) -> None:
+    export_invoices(invoices, ExportOrder(SELLER, MONTH.end_ns, forms), directory, replace=True)
 
 
 def _timed(work: Callable[[], object]) -> float:

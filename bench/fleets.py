@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bench import load
-from bench.processes import HOST, BenchError, Server, free_port
+from bench.harness import HOST, BenchError, ServerProcess, free_port
 from collector.access.credentials import digest
 
 CONNECTIONS = 32
@@ -26,7 +26,7 @@ _VIEWS = re.compile(r"^railscope_collector_views_refresh_seconds (\S+)", re.MULT
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class FleetSize:
     """Number of nodes, and amount of data that each sends."""
 
     nodes: int
@@ -41,7 +41,7 @@ class Size:
 class FleetCost:
     """Measured cost of one size."""
 
-    size: Size
+    size: FleetSize
     values: int
     cpu_seconds: float
     wall_seconds: float
@@ -107,7 +107,7 @@ class LoadProcess:
         return answer
 
 
-def measure(size: Size, streams: Path, directory: Path) -> FleetCost:
+def measure(size: FleetSize, streams: Path, directory: Path) -> FleetCost:
     """Register nodes, flood, wait for the views, then continue at the natural period."""
     with (
         collector(size.nodes, directory) as server,
@@ -142,13 +142,13 @@ def measure(size: Size, streams: Path, directory: Path) -> FleetCost:
     )  # fmt: skip
 
 
-def collector(nodes: int, directory: Path, **environment: str) -> Server:
+def collector(nodes: int, directory: Path, **environment: str) -> ServerProcess:
     """Start `railscope collector run` with the tokens of all nodes."""
     port = free_port()
     tokens = directory / f"tokens-{nodes}.toml"
     lines = [f'"{load.name(n)}" = "{digest(load.token(n))}"' for n in range(nodes)]
     tokens.write_text("\n".join(["[nodes]", *lines, ""]), encoding="ascii")
-    return Server(
+    return ServerProcess(
         [sys.executable, "-m", "railscope", "collector", "run", "--listen", f"{HOST}:{port}",
          "--state-directory", str(directory / f"collector-{nodes}"), "--tokens-file", str(tokens),
          "--open-reading"],
@@ -156,7 +156,7 @@ def collector(nodes: int, directory: Path, **environment: str) -> Server:
     )  # fmt: skip
 
 
-def refreshes_of(server: Server, count: int) -> list[float]:
+def refreshes_of(server: ServerProcess, count: int) -> list[float]:
     """Return the duration in seconds of each of the next refreshes of all views, as they end."""
     found = [_newest_refresh(server)]
     until = time.monotonic() + PATIENCE_SECONDS
@@ -171,7 +171,7 @@ def refreshes_of(server: Server, count: int) -> list[float]:
     return found[1:]
 
 
-def _newest_refresh(server: Server) -> float:
+def _newest_refresh(server: ServerProcess) -> float:
     connection = HTTPConnection(HOST, server.port, timeout=60)
     connection.request("GET", "/metrics")
     match = _VIEWS.search(connection.getresponse().read().decode())

@@ -15,19 +15,16 @@ import msgspec
 import numpy as np
 
 from bench import load
-from bench.report import Aim, Report
-from collector.fleet.fleet import Update
-from collector.fleet.schemas import Schemas
-from collector.http.metrics import render
+from bench.harness import Aim, BenchReport
+from collector.fleet.fleet import NodeUpdate
+from collector.fleet.schemas import StoredSchemas
+from collector.http.read_api import render
 from collector.metering.units import GPU_CAPACITY
-from collector.state.core import Core
-from collector.workloads.averages import Averages
-from collector.workloads.gathered import Gathered
-from collector.workloads.holding import Holding, JobKey
-from collector.workloads.roster import Roster
-from collector.workloads.seating import Seating
-from collector.workloads.view import Jobs
-from railscope.exposition import Format
+from collector.state.collector_state import CollectorState
+from collector.workloads.job_readings import FleetSeats, GatheredReadings, MeasureAverages
+from collector.workloads.job_roster import JobHolding, JobKey, JobRoster
+from collector.workloads.job_view import RunningJobs
+from railscope.exposition import TextFormat
 from railscope.wire import Batch, WireEntity, WireSchema
 
 NS = 1_000_000_000
@@ -43,20 +40,20 @@ _ON_RAILS = {"nic", "rdma_port"}
 
 
 @dataclass
-class Cluster:
+class JobCluster:
     """Nodes with all GPUs held by jobs."""
 
-    core: Core
-    roster: Roster
-    seating: Seating
-    averages: Averages = field(default_factory=Averages)
+    core: CollectorState
+    roster: JobRoster
+    seating: FleetSeats
+    averages: MeasureAverages = field(default_factory=MeasureAverages)
 
     @classmethod
-    def of(cls, streams: list[load.Stream], nodes: int, directory: Path) -> Cluster:
+    def of(cls, streams: list[load.SourceLoad], nodes: int, directory: Path) -> JobCluster:
         """Create the given number of nodes, all with recent reports."""
-        schemas = Schemas(directory)
+        schemas = StoredSchemas(directory)
         schemas.open()
-        core, roster = Core(schemas), Roster()
+        core, roster = CollectorState(schemas), JobRoster()
         chance = np.random.default_rng(1)
         for number in range(nodes):
             for stream in streams:
@@ -69,13 +66,13 @@ class Cluster:
                     known.layout.stream, known.digest, 1, instants_ns, instants_ns,
                     *load.packed(rows),
                 )  # fmt: skip
-                update = Update(load.name(number), "run", "boot", known.layout, batch, NOW_NS)
+                update = NodeUpdate(load.name(number), "run", "boot", known.layout, batch, NOW_NS)
                 core.fleet.apply(update)
                 for place, gpu in enumerate(known.gpus):
                     job = (number * len(known.gpus) + place) // GPUS_A_JOB
                     key = JobKey(f"tenant-{job % TENANTS}", "slurm", str(job))
-                    roster.put(gpu.uuid, [Holding(key, load.name(number), GPU_CAPACITY, 1)])
-        return cls(core, roster, Seating(core, roster))
+                    roster.put(gpu.uuid, [JobHolding(key, load.name(number), GPU_CAPACITY, 1)])
+        return cls(core, roster, FleetSeats(core, roster))
 
     def seat(self) -> None:
         """Run the job assignment of a refresh, before its reads, with nothing changed."""
@@ -85,9 +82,9 @@ class Cluster:
 
         asyncio.run(self.seating.refresh(nobody))
 
-    def view(self) -> Jobs:
+    def view(self) -> RunningJobs:
         """Run the job computation of a refresh."""
-        gathered, fleet = Gathered(), self.core.fleet
+        gathered, fleet = GatheredReadings(), self.core.fleet
         for block in fleet.blocks():
             table = self.seating.of(block)
             if table:
@@ -95,7 +92,7 @@ class Cluster:
                 gathered.add(table, self.seating.settled(block, rows))
         of_seat = self.roster.job_of_seat.copy()
         told = self.averages.follow(gathered, of_seat, NOW_NS)
-        return Jobs(
+        return RunningJobs(
             NOW_NS, tuple(self.roster.jobs()), 0, gathered, of_seat, self.roster.numbers,
             frozenset(fleet.nodes), told,
         )  # fmt: skip
@@ -106,7 +103,7 @@ class Cluster:
 def main(*, quick: bool) -> None:
     """Measure and print ratios."""
     nodes = QUICK_NODES if quick else NODES
-    report = Report("Jobs")
+    report = BenchReport("Jobs")
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         directory = Path(name)
         streams = [
@@ -114,8 +111,8 @@ def main(*, quick: bool) -> None:
             for stream in load.streams_of_a_node(directory)
             if stream.schema.stream in {"gpu", "gpu_activity", "rdma", "nic"}
         ]
-        small = Cluster.of(streams, nodes // SMALL, directory / "small")
-        whole = Cluster.of(streams, nodes, directory / "whole")
+        small = JobCluster.of(streams, nodes // SMALL, directory / "small")
+        whole = JobCluster.of(streams, nodes, directory / "whole")
         anew = _seconds(whole.seat, 1)
         small.seat()
         refresh, few = _seconds(whole.view), _seconds(small.view)
@@ -123,7 +120,7 @@ def main(*, quick: bool) -> None:
         jobs, gpus = len(view.jobs), sum(len(job.places) for job in view.jobs)
         cells = list(view.cells())
         asked = _seconds(lambda: list(whole.view().cells()), TURNS // 10) - refresh
-        text = render(cells, Format.PROMETHEUS)
+        text = render(cells, TextFormat.PROMETHEUS)
     report.ratio("processor time a GPU, all / a tenth of them", refresh / few / SMALL, LINEAR)
     report.ratio("what a refresh takes for jobs / its period", refresh / VIEWS_SECONDS, OF_A_PERIOD)
     report.figure("cluster", f"{nodes:,} nodes, {gpus:,} GPUs, {jobs:,} jobs")
@@ -133,7 +130,7 @@ def main(*, quick: bool) -> None:
     click.echo(str(report))
 
 
-def on_rails(stream: load.Stream) -> load.Stream:
+def on_rails(stream: load.SourceLoad) -> load.SourceLoad:
     """Return the stream with its ports on rails: the bench's tree does not contain rails."""
     numbers: dict[tuple[str, ...], int] = {}
     entities = []

@@ -19,13 +19,12 @@ import numpy.typing as npt
 
 from agent.config import AgentSettings
 from agent.service import Agent
-from bench.answers import write_answers
+from bench.host_files import write_answers, write_tree
 from bench.node import BenchHost
-from bench.tree import write_tree
-from railscope import __version__, logs
+from railscope import __version__, service
 from railscope.catalog import METRICS
 from railscope.catalog.declare import Kind
-from railscope.frame import Origin
+from railscope.frame import FrameOrigin
 from railscope.wire import (
     Batch,
     SentAt,
@@ -49,22 +48,22 @@ _ZERO, _GAUGE = 0.6, 0.87
 Rows = npt.NDArray[np.int64]
 
 
-class Stream(msgspec.Struct, frozen=True):
+class SourceLoad(msgspec.Struct, frozen=True):
     """The schema of a source, and the number of its frames in an envelope of ten seconds."""
 
     schema: WireSchema
     rows: int
 
 
-def streams_of_a_node(directory: Path) -> list[Stream]:
+def streams_of_a_node(directory: Path) -> list[SourceLoad]:
     """Return the streams of one agent at its default periods: about 3,000 values per second."""
-    logs.configure("error")
+    service.configure_logs("error")
     write_tree(directory / "tree", DEVICES)
     write_answers(directory / "answers", 2)
     one = Agent(AgentSettings(node="bench"), BenchHost(directory / "tree", directory / "answers"))
     asyncio.run(one.once())
     return [
-        Stream(
+        SourceLoad(
             to_wire_schema(status.frame.schema), max(round(ROWS / status.source.period_seconds), 1)
         )
         for status in one.sampler.statuses.values()
@@ -117,7 +116,7 @@ def rows_of(schema: WireSchema, variant: int, turn: int) -> Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SharedBatch:
     """A batch without its schema digest: the part that many nodes share."""
 
     stream: str
@@ -137,10 +136,10 @@ def packed(rows: Rows) -> tuple[bytes, bytes, bytes]:
     )  # fmt: skip
 
 
-def _piece(stream: Stream, variant: int, turn: int) -> Piece:
+def _piece(stream: SourceLoad, variant: int, turn: int) -> SharedBatch:
     """Return the last rows of a turn as the parts of a batch."""
     rows = rows_of(stream.schema, variant, turn)[-stream.rows :]
-    return Piece(stream.schema.stream, len(rows), *packed(rows))
+    return SharedBatch(stream.schema.stream, len(rows), *packed(rows))
 
 
 def instants(turn: int, rows: int = ROWS) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -153,10 +152,10 @@ def instants(turn: int, rows: int = ROWS) -> tuple[tuple[int, ...], tuple[int, .
     )
 
 
-class Nodes:
+class LoadNodes:
     """The nodes of one load, and their requests in each turn."""
 
-    def __init__(self, streams: Sequence[Stream], count: int) -> None:
+    def __init__(self, streams: Sequence[SourceLoad], count: int) -> None:
         self._streams = streams
         self.count = count
         self._common = {
@@ -193,7 +192,7 @@ class Nodes:
         ]
         return [self._body(n, turn, pieces[n % len(pieces)]) for n in range(self.count)]
 
-    def _body(self, number: int, turn: int, pieces: Sequence[Piece]) -> bytes:
+    def _body(self, number: int, turn: int, pieces: Sequence[SharedBatch]) -> bytes:
         digests = self._digests[number]
         batches = [
             Batch(
@@ -215,9 +214,9 @@ def token(number: int) -> str:
     return f"token-of-{name(number)}"
 
 
-def origin(number: int) -> Origin:
+def origin(number: int) -> FrameOrigin:
     """Return the origin of the frames of a node."""
-    return Origin(name(number), f"{number:016x}", f"boot-{number}")
+    return FrameOrigin(name(number), f"{number:016x}", f"boot-{number}")
 
 
 def head(number: int, turn: int, path: str, content_type: str, size: int) -> bytes:
@@ -233,11 +232,11 @@ def head(number: int, turn: int, path: str, content_type: str, size: int) -> byt
     return f"POST {path} HTTP/1.1\r\n{text}\r\n".encode()
 
 
-def save(streams: Sequence[Stream], path: Path) -> None:
+def save(streams: Sequence[SourceLoad], path: Path) -> None:
     """Save the streams for the load generator."""
     path.write_bytes(msgspec.msgpack.encode(streams))
 
 
-def load(path: Path) -> list[Stream]:
+def load(path: Path) -> list[SourceLoad]:
     """Load the saved streams."""
-    return msgspec.msgpack.decode(path.read_bytes(), type=list[Stream])
+    return msgspec.msgpack.decode(path.read_bytes(), type=list[SourceLoad])

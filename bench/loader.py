@@ -18,8 +18,8 @@ from typing import Any
 import click
 
 from bench import load
-from bench.processes import BenchError
-from bench.wires import Request, Wire, post_all
+from bench.harness import BenchError
+from bench.http_requests import PostConnection, Request, post_all
 from railscope.wire import CONTENT_TYPE
 
 PATH = "/v1/frames"
@@ -28,18 +28,18 @@ _MAX_TRIES = 50
 _PAUSE_SECONDS = 0.2
 
 
-class Turns(Sequence[Request]):
+class PreparedTurns(Sequence[Request]):
     """The requests of some turns; each carries the node's clock at the time of the lookup."""
 
     def __init__(self, nodes: int, first: int, bodies: list[bytes]) -> None:
         self._nodes, self._first, self.bodies = nodes, first, bodies
 
-    def split(self, turns: int) -> tuple[Turns, Turns]:
+    def split(self, turns: int) -> tuple[PreparedTurns, PreparedTurns]:
         """Return the first turns, and the others."""
         end = turns * self._nodes
         return (
-            Turns(self._nodes, self._first, self.bodies[:end]),
-            Turns(self._nodes, self._first + turns, self.bodies[end:]),
+            PreparedTurns(self._nodes, self._first, self.bodies[:end]),
+            PreparedTurns(self._nodes, self._first + turns, self.bodies[end:]),
         )
 
     def __len__(self) -> int:
@@ -51,13 +51,13 @@ class Turns(Sequence[Request]):
         return load.head(number, self._first + turn, PATH, CONTENT_TYPE, len(body)), body
 
 
-class Loader:
+class LoadGenerator:
     """Prepares and sends requests."""
 
-    def __init__(self, port: int, nodes: load.Nodes) -> None:
+    def __init__(self, port: int, nodes: load.LoadNodes) -> None:
         self._port = port
         self._nodes = nodes
-        self._requests = Turns(nodes.count, 0, [])
+        self._requests = PreparedTurns(nodes.count, 0, [])
         self._later = self._requests
 
     def do(self, command: str, *arguments: str) -> dict[str, Any]:
@@ -84,11 +84,11 @@ class Loader:
     def _prepare(self, first: int, count: int) -> dict[str, Any]:
         turns = range(first, first + count)
         bodies = [body for turn in turns for body in self._nodes.bodies(turn)]
-        self._later = Turns(self._nodes.count, first, bodies)
+        self._later = PreparedTurns(self._nodes.count, first, bodies)
         values = len(bodies) * self._nodes.values_a_turn
         return {"requests": len(bodies), "bytes_a_value": sum(map(len, bodies)) / max(values, 1)}
 
-    def _again(self, wire: Wire, position: int, status: int, content: bytes) -> None:
+    def _again(self, wire: PostConnection, position: int, status: int, content: bytes) -> None:
         """Send the requested schemas, then the frames again; retry later if the collector requests it."""
         number = position % self._nodes.count
         for _ in range(_MAX_TRIES):
@@ -112,7 +112,7 @@ class Loader:
 def main() -> None:
     """Execute commands until standard input ends."""
     port, count, streams = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    loader = Loader(port, load.Nodes(load.load(streams), count))
+    loader = LoadGenerator(port, load.LoadNodes(load.load(streams), count))
     for line in sys.stdin:
         click.echo(json.dumps(loader.do(*line.split())))
         sys.stdout.flush()

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from agent.config import AgentSettings
 from agent.machine_sources import machine_sources
-from agent.sampling.reader import Reader
+from agent.sampling.source_reader import SourceReader
 from bench.node import BenchHost
-from railscope.exposition import Exposition, Format
-from railscope.frame import Frame, Instant, Origin
+from railscope.exposition import Exposition, TextFormat
+from railscope.frame import Frame, FrameOrigin, NodeTimestamp
 
 NS = 10**9
 WINDOW_NS = NS // 10
@@ -26,15 +26,15 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _BURST_SAMPLING = "nic_burst"
 
 
-class HandClock:
+class ManualClock:
     """A clock that is moved by hand; no task sleeps on it."""
 
     def __init__(self) -> None:
         self.boot_ns = 1_000 * NS
 
-    def now(self) -> Instant:
+    def now(self) -> NodeTimestamp:
         """Return the wall and boot clock."""
-        return Instant(1_790_000_000 * NS + self.boot_ns, self.boot_ns)
+        return NodeTimestamp(1_790_000_000 * NS + self.boot_ns, self.boot_ns)
 
     async def sleep_until(self, boot_ns: int) -> None:
         """Return immediately."""
@@ -43,10 +43,10 @@ class HandClock:
 
 def main(root: str, answers: str, hours: str) -> None:
     """Run and print."""
-    clock = HandClock()
+    clock = ManualClock()
     host = BenchHost(Path(root), Path(answers), clock)
-    origin = Origin("bench", "run", "boot")
-    readers = [Reader(source, host, origin) for source in machine_sources(AgentSettings())]
+    origin = FrameOrigin("bench", "run", "boot")
+    readers = [SourceReader(source, host, origin) for source in machine_sources(AgentSettings())]
     due = {reader.source.name: clock.boot_ns for reader in readers}
     exposition, latest = Exposition(), dict[str, Frame]()
     started_ns = clock.boot_ns
@@ -63,7 +63,7 @@ def main(root: str, answers: str, hours: str) -> None:
             if frame := reader.run().frame:
                 latest[name] = frame
         if clock.boot_ns % _MINUTE_NS == 0:
-            exposition.render(latest.values(), Format.PROMETHEUS)
+            exposition.render(latest.values(), TextFormat.PROMETHEUS)
         if not early and clock.boot_ns - started_ns >= length_ns // 10:
             early = _resident()
     sys.stdout.write(f"{early} {_resident()}\n")

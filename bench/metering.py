@@ -16,24 +16,36 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from bench.report import Aim, Report
+from bench.harness import Aim, BenchReport
 from collector.billing.charges import Charge
-from collector.billing.invoice import close
-from collector.billing.metered import usages
-from collector.billing.prices import Price, PriceBook, Tariff
+from collector.billing.invoices import draft_invoices
+from collector.billing.price_book import Price, PriceBook, Tariff
 from collector.billing.rating import rate
-from collector.billing.usage import Usage
-from collector.ledger.metered import Computed, MeteredGpu
-from collector.metering.evidence import Claim, Evidence, Level, Sighting, Stay, Witness
-from collector.metering.instants import DAY_NS, SECOND_NS, Period
-from collector.metering.measures import Increments, Measure, Readings, increments
-from collector.metering.observation import GAP_NS, stretches
+from collector.billing.usage import Usage, usages
+from collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from collector.metering.evidence import (
+    GAP_NS,
+    ClaimAuthority,
+    Evidence,
+    MeteredClaim,
+    NodeSighting,
+    NodeStay,
+    NodeWitness,
+    stretches,
+)
+from collector.metering.measures import (
+    CountedQuantity,
+    CounterIncrements,
+    CounterReadings,
+    increments,
+)
+from collector.metering.units import DAY_NS, SECOND_NS, Period
 
 SKU = "h100-sxm"
 DAYS = 30
 FIRST_DAY = 20_000
 MONTH = Period(FIRST_DAY * DAY_NS, (FIRST_DAY + DAYS) * DAY_NS)
-COMPUTED = Computed("bench", MONTH.end_ns)
+COMPUTED = MeteringComputation("bench", MONTH.end_ns)
 SAMPLE_NS = 10 * SECOND_NS
 COUNTED_NS = 30 * SECOND_NS
 """One counter reading is kept in each cell of this grid."""
@@ -55,15 +67,15 @@ BOOK = PriceBook(
 
 
 @dataclass(frozen=True, slots=True)
-class Month:
+class GpuMonth:
     """Usage evidence of one GPU: a month of samples with gaps, and consecutive jobs."""
 
     evidence: Evidence
-    counted: Increments
+    counted: CounterIncrements
     instants_ns: NDArray[np.int64]
 
 
-def month(index: int, times: int = 1) -> Month:
+def month(index: int, times: int = 1) -> GpuMonth:
     """Return a month of a GPU with a multiple of the usual claims and gaps; deterministic by index."""
     chance = random.Random(index)  # noqa: S311 - load, no secret
     instants = np.arange(MONTH.start_ns, MONTH.end_ns + 1, SAMPLE_NS, dtype=np.int64)
@@ -76,21 +88,21 @@ def month(index: int, times: int = 1) -> Month:
         chance.randrange(MONTH.start_ns, MONTH.end_ns) for _ in range(2 * CLAIMS * times)
     )
     claims = tuple(
-        Claim(Level.SCHEDULER, start, f"job-{index}-{at}", f"tenant-{chance.randrange(TENANTS)}",
+        MeteredClaim(ClaimAuthority.SCHEDULER, start, f"job-{index}-{at}", f"tenant-{chance.randrange(TENANTS)}",
               end_ns=end)
         for at, (start, end) in enumerate(zip(edges[::2], edges[1::2], strict=True))
     )  # fmt: skip
     evidence = Evidence(
         gpu=f"GPU-{index}",
-        stays=(Stay(MONTH.start_ns, f"node-{index // 8}"),),
+        stays=(NodeStay(MONTH.start_ns, f"node-{index // 8}"),),
         claims=claims,
         stretches=tuple(stretches("boot", instants)),
-        sightings=(Sighting(Witness.SCHEDULER, MONTH.start_ns, MONTH.end_ns),),
+        sightings=(NodeSighting(NodeWitness.SCHEDULER, MONTH.start_ns, MONTH.end_ns),),
     )
     _, firsts = np.unique(instants // COUNTED_NS, return_index=True)
     read = instants[firsts]
     counters = (read - MONTH.start_ns) // 1_000_000 * 500
-    return Month(evidence, increments([Readings("boot", read, counters)]), instants)
+    return GpuMonth(evidence, increments([CounterReadings("boot", read, counters)]), instants)
 
 
 @click.command()
@@ -99,7 +111,7 @@ def main(*, quick: bool) -> None:
     """Measure and print ratios."""
     gpus = 4 if quick else 64
     months = [month(index) for index in range(gpus)]
-    report = Report("Metering and rating")
+    report = BenchReport("Metering and rating")
     half, _, _ = _bill(months[: gpus // 2])
     whole, metering, charges = _bill(months)
     days = gpus * DAYS
@@ -121,7 +133,7 @@ def main(*, quick: bool) -> None:
     click.echo(str(report))
 
 
-def _bill(months: Sequence[Month]) -> tuple[float, float, int]:
+def _bill(months: Sequence[GpuMonth]) -> tuple[float, float, int]:
     """Return processor seconds in total and of metering alone, and the number of charges."""
     started = time.process_time()
     used: list[Usage] = []
@@ -129,19 +141,19 @@ def _bill(months: Sequence[Month]) -> tuple[float, float, int]:
         used += _used(one)
     metered = time.process_time()
     charges = rate(used, BOOK, MONTH).charges
-    close(charges, MONTH, BOOK.currency)
+    draft_invoices(charges, MONTH, BOOK.currency)
     return time.process_time() - started, metered - started, len(charges)
 
 
-def _used(one: Month) -> list[Usage]:
+def _used(one: GpuMonth) -> list[Usage]:
     """Meter a GPU's month, by the days that would be in the ledger."""
-    gpu = MeteredGpu.of(one.evidence, {Measure.ENERGY: one.counted}, SKU)
+    gpu = MeteredGpu.of(one.evidence, {CountedQuantity.ENERGY: one.counted}, SKU)
     return usages(gpu.day(FIRST_DAY + day, COMPUTED) for day in range(DAYS))
 
 
-def _on_cores(report: Report, gpus: int) -> None:
+def _on_cores(report: BenchReport, gpus: int) -> None:
     """Measure everything in one process, and with metering and rating in several."""
-    _Shared.months = [month(index) for index in range(gpus)]
+    _SharedMemory.months = [month(index) for index in range(gpus)]
     gc.freeze()  # or garbage collection copies the memory that forked processes share
     days = gpus * DAYS
     alone, own = _closed(gpus, 1)
@@ -153,10 +165,10 @@ def _on_cores(report: Report, gpus: int) -> None:
     report.figure("by the wall clock", f"{days:,} GPU-days: {alone:.2f} s, shared {wall:.2f} s")
 
 
-class _Shared:
+class _SharedMemory:
     """Memory that forked processes share."""
 
-    months: Sequence[Month] = ()
+    months: Sequence[GpuMonth] = ()
 
 
 def _closed(gpus: int, processes: int) -> tuple[float, float]:
@@ -168,7 +180,7 @@ def _closed(gpus: int, processes: int) -> tuple[float, float]:
     else:
         with ProcessPoolExecutor(processes, get_context("fork")) as pool:
             rated = list(pool.map(_rated, parts))
-    close([charge for _, charges in rated for charge in charges], MONTH, BOOK.currency)
+    draft_invoices([charge for _, charges in rated for charge in charges], MONTH, BOOK.currency)
     return time.perf_counter() - started, max(seconds for seconds, _ in rated)
 
 
@@ -177,12 +189,12 @@ def _rated(part: range) -> tuple[float, list[Charge]]:
     started = time.process_time()
     used: list[Usage] = []
     for index in part:
-        used += _used(_Shared.months[index])
+        used += _used(_SharedMemory.months[index])
     charges = list(rate(used, BOOK, MONTH).charges)
     return time.process_time() - started, charges
 
 
-def _by_events(report: Report, gpus: int) -> None:
+def _by_events(report: BenchReport, gpus: int) -> None:
     """Measure the metering cost per event at growing counts: starts and ends of claims, and gaps."""
     costs = []
     for times in MORE:
@@ -198,19 +210,19 @@ def _by_events(report: Report, gpus: int) -> None:
     report.figure("CPU an event", f"{shown} us with {', '.join(map(str, MORE))} times as many")
 
 
-def _by_shares(report: Report, counts: Sequence[int]) -> None:
+def _by_shares(report: BenchReport, counts: Sequence[int]) -> None:
     """Measure the cost of a part held by a share for a time, with growing counts of claims on a GPU."""
     costs = []
     for count in counts:
         one = month(0)
         apart_ns = DAYS * DAY_NS // (count + 1)
         claims = tuple(
-            Claim(Level.SCHEDULER, MONTH.start_ns + at * apart_ns, f"share-{at}", f"tenant-{at % 8}",
+            MeteredClaim(ClaimAuthority.SCHEDULER, MONTH.start_ns + at * apart_ns, f"share-{at}", f"tenant-{at % 8}",
                   exclusive=False, share=Fraction(1, 8 + at))
             for at in range(count)
         )  # fmt: skip
         started = time.process_time()
-        _used(Month(replace(one.evidence, claims=claims), one.counted, one.instants_ns))
+        _used(GpuMonth(replace(one.evidence, claims=claims), one.counted, one.instants_ns))
         costs.append((time.process_time() - started) / (count * (count + 1) / 2))
     what = f"CPU a part held, {counts[-1]} / {counts[0]} claims that share a GPU"
     report.ratio(what, costs[-1] / costs[0], A_PART)
@@ -218,7 +230,7 @@ def _by_shares(report: Report, counts: Sequence[int]) -> None:
     report.figure("CPU a part held", f"{shown} us with {', '.join(map(str, counts))} claims")
 
 
-def _by_sample(held_by: Sequence[Claim], instants_ns: Sequence[int]) -> int:
+def _by_sample(held_by: Sequence[MeteredClaim], instants_ns: Sequence[int]) -> int:
     """Meter by samples, the usual alternative: the holder at a sample held the GPU since the last one."""
     claims = sorted((claim.start_ns, claim.end_ns) for claim in held_by)
     held = at = 0

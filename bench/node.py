@@ -18,13 +18,13 @@ from pathlib import Path
 import click
 import msgspec
 
-from agent.config import AgentSettings, Budget, Bursts, CollectorLink, Periods
+from agent.config import AgentSettings, BudgetSettings, BurstSettings, CollectorLink, SourcePeriods
 from agent.host import Clock, Json, KeptFiles, KernelLog
-from agent.host.nvml_gpm import SHORTEST_NS
-from agent.host.real import RealHost
-from agent.host.recorded import BATCHES, call_key
+from agent.host.live_host import LiveHost
+from agent.host.nvml_readers import SHORTEST_NS
+from agent.host.recorded_host import BATCH_FUNCTIONS, call_key
 from agent.service import Agent
-from railscope import logs
+from railscope import service
 from railscope.capture import NvmlError, result
 
 _LIBRARY_NOT_FOUND = 12
@@ -38,7 +38,7 @@ class BenchHost:
     """A tree of files, with canned answers of the drivers, and a count of all host calls."""
 
     def __init__(self, root: Path, answers: Path | None, clock: Clock | None = None) -> None:
-        self._real = RealHost(root)
+        self._real = LiveHost(root)
         self._clock = clock or self._real.clock
         self.asked = self.files = self.preads = 0
         moments = msgspec.msgpack.decode(answers.read_bytes()) if answers else []
@@ -76,7 +76,7 @@ class BenchHost:
 
     def keep(self, paths: Sequence[str]) -> KeptFiles:
         """Return a group of files; each file of a read counts as one call."""
-        return _Counted(self, self._real.keep(paths), len(paths))
+        return _CountedFile(self, self._real.keep(paths), len(paths))
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
         """Return the next recorded answer of a call."""
@@ -98,7 +98,7 @@ class BenchHost:
         self, seam: str, function: str, arguments: tuple[int | str, ...]
     ) -> Iterator[Json] | None:
         """Return the repeating answers to a call; those of a batch are assembled once."""
-        if function not in BATCHES:
+        if function not in BATCH_FUNCTIONS:
             return self._answers.get(call_key(seam, function, arguments))
         device, *entries = arguments
         keys = [call_key(seam, function, (device, entry)) for entry in entries]
@@ -115,7 +115,7 @@ class BenchHost:
         return self._real.kernel_log()
 
 
-class _Counted:
+class _CountedFile:
     def __init__(self, host: BenchHost, files: KeptFiles, count: int) -> None:
         self._host, self._files, self._count = host, files, count
 
@@ -146,10 +146,10 @@ def _turns(key: str, moments: list[dict[str, Json]]) -> Iterator[Json]:
     return cycle(answers)
 
 
-def as_often(period_seconds: float) -> Periods:
+def as_often(period_seconds: float) -> SourcePeriods:
     """Return the default periods, scaled so that a source with a period of one second gets this period."""
-    defaults = msgspec.structs.asdict(Periods())
-    periods = Periods(**{name: period * period_seconds for name, period in defaults.items()})
+    defaults = msgspec.structs.asdict(SourcePeriods())
+    periods = SourcePeriods(**{name: period * period_seconds for name, period in defaults.items()})
     return msgspec.structs.replace(
         periods, gpu_activity=max(periods.gpu_activity, SHORTEST_SECONDS)
     )
@@ -193,15 +193,15 @@ def main(  # noqa: PLR0913 - flags
     calls: Path | None,
 ) -> None:
     """Run the agent on a bench host until stopped."""
-    logs.configure("warning")
+    service.configure_logs("warning")
     host = BenchHost(root, answers)
     periods = as_often(period)
     if rdma_period:
         periods = msgspec.structs.replace(periods, rdma=rdma_period)
-    bursts = Bursts(window_seconds=window) if window else Bursts(enabled=False)
+    bursts = BurstSettings(window_seconds=window) if window else BurstSettings(enabled=False)
     settings = AgentSettings(
         bursts=bursts, node="bench-node", listen=listen, state_directory=state_directory, periods=periods,
-        budget=Budget(cpu_ratio=0),  # the measurement is of the cost at given periods
+        budget=BudgetSettings(cpu_ratio=0),  # the measurement is of the cost at given periods
         collector=CollectorLink(url=collector_url, token="bench", push_seconds=push_seconds),  # noqa: S106 - no secret
     )  # fmt: skip
     asyncio.run(_run_until_told(Agent(settings, host)))

@@ -14,10 +14,10 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from bench.processes import HOST
+from bench.harness import HOST
 
 
-class Files(Collector):
+class CounterFileCollector(Collector):
     """All counter files below a root."""
 
     def __init__(self, root: Path) -> None:
@@ -43,7 +43,7 @@ class Files(Collector):
 def main() -> None:
     """Serve until terminated."""
     registry = CollectorRegistry()
-    registry.register(Files(Path(sys.argv[1])))
+    registry.register(CounterFileCollector(Path(sys.argv[1])))
     start_http_server(int(sys.argv[2]), HOST, registry)
     threading.Event().wait()
 

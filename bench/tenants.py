@@ -1,24 +1,161 @@
-"""`python -m bench.tenants`: a month of claims of a whole cluster, through metering alone."""
+"""`python -m bench.tenants`: a month of claims of a whole cluster, through metering alone.
+
+The month of a real cluster is that of Alibaba's disaggregated DLRM trace of 2025. Fields of each
+instance: application, number of GPUs (0 or 1), percentage of a NIC, and times of scheduling and
+deletion in seconds from the start of the trace. An instance that began before the trace has no
+start, and one that outlasts it has no end: they are assumed present from the first or to the last
+second of the trace. The trace names no devices, so GPUs are stand-ins, and NICs are divided into
+equal parts, one size per NIC.
+
+A part that is a whole number of 840ths is metered exactly: every percentage divisible by 5. Any
+other part is no whole number of units; it is reported and not metered. Rounding would bill one
+tenant for the share of another, or more than a NIC: three parts of 33.4 % do not fit. Source:
+alibaba/clusterdata:cluster-trace-gpu-v2025/README.md.
+"""
 
 from __future__ import annotations
 
+import csv
+import gzip
 import random
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from heapq import heappop, heappush
 from pathlib import Path
 
 import click
 
-from bench import alibaba
+from bench.harness import Aim, BenchReport, mebibytes
 from bench.metering import DAYS, FIRST_DAY, MONTH
-from bench.report import Aim, Report, mebibytes
-from collector.jobs.ledger import Terms, days, with_stand_ins
-from collector.jobs.reconcile import compare
-from collector.metering.evidence import Claim, Evidence, Level, Sighting, Stay, Witness
-from collector.metering.instants import DAY_NS
+from collector.jobs.job_list import NS_PER_SECOND, ListedJob, UnnamedGpus
+from collector.jobs.job_list_import import ImportTerms, job_days, with_stand_ins
+from collector.jobs.job_reconciliation import compare_jobs
+from collector.metering.evidence import (
+    ClaimAuthority,
+    Evidence,
+    MeteredClaim,
+    NodeSighting,
+    NodeStay,
+    NodeWitness,
+)
 from collector.metering.tiling import GpuTimeline
-from collector.metering.units import GPU_CAPACITY, Tiling
+from collector.metering.units import DAY_NS, GPU_CAPACITY, CapacityRange, Tiling
+
+TRACE = (
+    Path(__file__).parents[2] / "shared/captures/jobs/alibaba-v2025-disaggregated_DLRM_trace.csv.gz"
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TraceInstance:
+    """One instance of an application in [start, end)."""
+
+    start_ns: int
+    end_ns: int
+    name: str
+    application: str
+    gpus: int
+    card: Fraction
+
+
+def read_trace(path: Path = TRACE) -> list[TraceInstance]:
+    """Return all instances of the trace with a duration above 0, by start."""
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    last_ns = max(_ns(row["deletion_time"]) or 0 for row in rows)
+    found = (
+        TraceInstance(
+            _ns(row["scheduled_time"]) or 0,
+            last_ns if (end := _ns(row["deletion_time"])) is None else end,
+            row["instance_sn"],
+            row["app_name"],
+            int(row["gpu_request"]),
+            Fraction(row["rdma_request"]) / 100,
+        )
+        for row in rows
+    )
+    return sorted(one for one in found if one.start_ns < one.end_ns)
+
+
+def _ns(text: str) -> int | None:
+    """Convert seconds of the trace, which are rounded floating point, to nanoseconds."""
+    return round(Decimal(text) * NS_PER_SECOND) if text else None
+
+
+def jobs_of_trace(found: Iterable[TraceInstance]) -> list[ListedJob]:
+    """Return the instances with GPUs, as jobs of a list that names no GPUs."""
+    return [
+        ListedJob(one.start_ns, one.name, one.application, "", one.end_ns,
+            unplaced=(UnnamedGpus("", one.gpus, "the trace names none"),))
+        for one in found
+        if one.gpus
+    ]  # fmt: skip
+
+
+def nic_evidence(found: Iterable[TraceInstance]) -> tuple[list[Evidence], list[TraceInstance]]:
+    """Return usage evidence of the NICs with claims on parts, and the instances with inexact parts."""
+    claims: dict[str, list[MeteredClaim]] = defaultdict(list)
+    inexact: list[TraceInstance] = []
+    pools: dict[int, _NicPool] = {}
+    for one in sorted(found):
+        units = units_of_share(one.card)
+        if units is None:
+            inexact.append(one)
+            continue
+        card, slots = pools.setdefault(units, _NicPool(units)).take(one.start_ns, one.end_ns)
+        claims[card].append(
+            MeteredClaim(
+                ClaimAuthority.SCHEDULER, one.start_ns, one.name, one.application, one.end_ns, one.name,
+                compute=slots, memory=slots,
+            )
+        )  # fmt: skip
+    return list(_evidence(claims)), inexact
+
+
+def _evidence(claims: dict[str, list[MeteredClaim]]) -> Iterator[Evidence]:
+    for card, own in sorted(claims.items()):
+        start = min(claim.start_ns for claim in own)
+        end = max(claim.end_ns for claim in own)
+        sighting = NodeSighting(NodeWitness.SCHEDULER, start, end)
+        yield Evidence(card, (NodeStay(start, card, end),), tuple(own), sightings=(sighting,))
+
+
+def units_of_share(part: Fraction) -> int | None:
+    """Return the units of a part of a device; None if not a whole number. Raises ValueError."""
+    if not 0 < part <= 1:
+        message = f"{part} is no part of a device"
+        raise ValueError(message)
+    units = part * GPU_CAPACITY
+    return int(units) if units.denominator == 1 else None
+
+
+class _NicPool:
+    """NICs divided into parts of one size."""
+
+    def __init__(self, units: int) -> None:
+        self._units = units
+        self._free: list[tuple[int, int]] = []
+        self._held: list[tuple[int, int, int]] = []
+        self._cards = 0
+
+    def take(self, start_ns: int, end_ns: int) -> tuple[str, CapacityRange]:
+        """Return a part that is free in [start, end); starts must arrive in order."""
+        while self._held and self._held[0][0] <= start_ns:
+            _, card, part = heappop(self._held)
+            heappush(self._free, (card, part))
+        if not self._free:
+            for part in range(GPU_CAPACITY // self._units):
+                heappush(self._free, (self._cards, part))
+            self._cards += 1
+        card, part = heappop(self._free)
+        heappush(self._held, (end_ns, card, part))
+        low = part * self._units
+        return f"card-{self._units}-{card}", CapacityRange(low, low + self._units)
+
 
 GPUS_A_NODE = 8
 CLAIMS = 60
@@ -35,13 +172,13 @@ def gpu(index: int) -> Evidence:
     edges = sorted(chance.randrange(MONTH.start_ns, MONTH.end_ns) for _ in range(2 * CLAIMS))
     return Evidence(
         gpu=f"GPU-{index}",
-        stays=(Stay(MONTH.start_ns, f"node-{index // GPUS_A_NODE}"),),
+        stays=(NodeStay(MONTH.start_ns, f"node-{index // GPUS_A_NODE}"),),
         claims=tuple(
-            Claim(Level.SCHEDULER, start, f"slurm/{index}/{at}/{start}",
+            MeteredClaim(ClaimAuthority.SCHEDULER, start, f"slurm/{index}/{at}/{start}",
                   f"tenant-{chance.randrange(TENANTS)}", end_ns=end, workload=f"{index}-{at}")
             for at, (start, end) in enumerate(zip(edges[::2], edges[1::2], strict=True))
         ),
-        sightings=(Sighting(Witness.SCHEDULER, MONTH.start_ns, MONTH.end_ns),),
+        sightings=(NodeSighting(NodeWitness.SCHEDULER, MONTH.start_ns, MONTH.end_ns),),
     )  # fmt: skip
 
 
@@ -51,7 +188,7 @@ def gpu(index: int) -> Evidence:
 def main(nodes: int, *, quick: bool) -> None:
     """Measure and print ratios."""
     nodes = 10 if quick else nodes
-    report = Report("Tenants of a cluster")
+    report = BenchReport("Tenants of a cluster")
     before = _resident()
     known = [gpu(index) for index in range(nodes * GPUS_A_NODE)]
     held = _resident() - before
@@ -98,23 +235,23 @@ def _wrong(found: Counter[str], known: Sequence[Evidence]) -> int:
     return sum(found[tenant] != expected[tenant] for tenant in expected | found)
 
 
-def _real(report: Report) -> None:
+def _real(report: BenchReport) -> None:
     """Meter the month of a real cluster, if the captures are present beside the repository."""
-    if not alibaba.TRACE.exists():
+    if not TRACE.exists():
         report.figure("a real cluster's month", "its trace is not here")
         return
     started = time.process_time()
-    found = alibaba.instances()
-    listed = alibaba.jobs(found)
+    found = read_trace()
+    listed = jobs_of_trace(found)
     jobs = with_stand_ins(listed)
     gpu_days = held = 0
     ledger = []
-    for day in days(jobs, Terms("", 0)):
+    for day in job_days(jobs, ImportTerms("", 0)):
         gpu_days += 1
         ledger += [e for e in day.entries if e.tenant and e.tiling is Tiling.COMPUTE]
     held = sum(int(entry.quantity) for entry in ledger)
     seconds = time.process_time() - started
-    comparison = compare(ledger, listed, 0)
+    comparison = compare_jobs(ledger, listed, 0)
     compared = time.process_time() - started - seconds
     expected = sum(GPU_CAPACITY * len(job.gpus) * job.duration_ns for job in jobs)
     what = "a real month, held - sum of its instances, GPU-ns"
@@ -122,7 +259,7 @@ def _real(report: Report) -> None:
     differing = len(comparison.differences) + sum(bool(t.difference) for t in comparison.tenants)
     report.ratio("jobs and tenants of it that differ from its list (R3)", differing, EXACT)
     report.figure("R3 of a real month", f"{comparison.jobs:,} jobs, {compared:.1f} s")
-    cards, inexact = alibaba.cards(found)
+    cards, inexact = nic_evidence(found)
     report.figure("a real month", f"{len(jobs):,} jobs, {gpu_days:,} GPU-days, {seconds:.1f} s")
     told = f"{len(found) - len(inexact):,} exact on {len(cards):,} cards, {len(inexact):,} told"
     report.figure("its parts of network cards", told)

@@ -11,38 +11,42 @@ from typing import Any
 
 import structlog
 
-from collector.account.quotas import Quotas, quotas_file
+from collector.account.account_cells import Quotas, quotas_file
 from collector.config import CollectorSettings
-from collector.evidence.assemble import Files
-from collector.evidence.review import Decisions
-from collector.files.calendar_file import Calendar, calendar_file
-from collector.files.claims_file import FileClaims, claims_file
-from collector.files.inventory_file import Inventory, inventory_file
-from collector.files.retired_file import Retired, retired_file
-from collector.files.tenants_file import Tenants, tenants_file
-from collector.files.watched import Watched
+from collector.evidence.gpu_evidence import AdministratorInputs
+from collector.evidence.review_rules import ReviewDecisions
+from collector.files.device_files import (
+    Calendar,
+    DeviceInventory,
+    RetiredGpus,
+    calendar_file,
+    inventory_file,
+    retired_file,
+)
+from collector.files.tenancy_files import FileClaims, TenantMappings, claims_file, tenants_file
+from collector.files.watched_file import WatchedFile
 from railscope.settings import SettingsError
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
-class AdministratorsFiles:
+class AdministratorFiles:
     """All administrator files, watched for changes."""
 
-    claims: Watched[FileClaims]
-    tenants: Watched[Tenants]
-    calendar: Watched[Calendar]
-    quotas: Watched[Quotas]
-    retired: Watched[Retired]
-    inventory: Watched[Inventory]
-    decisions: Decisions = field(default_factory=Decisions)
+    claims: WatchedFile[FileClaims]
+    tenants: WatchedFile[TenantMappings]
+    calendar: WatchedFile[Calendar]
+    quotas: WatchedFile[Quotas]
+    retired: WatchedFile[RetiredGpus]
+    inventory: WatchedFile[DeviceInventory]
+    decisions: ReviewDecisions = field(default_factory=ReviewDecisions)
     """Decisions of people about evidence under review, from the database."""
     _parts: tuple[Any, ...] = ()
-    _now: Files = field(default_factory=Files)
+    _now: AdministratorInputs = field(default_factory=AdministratorInputs)
 
     @classmethod
-    def of(cls, settings: CollectorSettings) -> AdministratorsFiles:
+    def of(cls, settings: CollectorSettings) -> AdministratorFiles:
         """Return the files that the settings name."""
         return cls(
             claims_file(_path(settings.claims_file)),
@@ -54,24 +58,24 @@ class AdministratorsFiles:
         )
 
     @property
-    def all(self) -> tuple[Watched[Any], ...]:
+    def all(self) -> tuple[WatchedFile[Any], ...]:
         """All files."""
         return *self._metering, self.quotas, self.inventory
 
     @property
-    def _metering(self) -> tuple[Watched[Any], ...]:
+    def _metering(self) -> tuple[WatchedFile[Any], ...]:
         """Files that metering requires to be valid."""
         return self.claims, self.tenants, self.calendar, self.retired
 
     @property
-    def evidence(self) -> Files:
+    def evidence(self) -> AdministratorInputs:
         """File contents for metering; the same object until one changes."""
         parts = (
             self.claims.content, self.tenants.content, self.calendar.content,
             self.retired.content, self.inventory.content, self.decisions,
         )  # fmt: skip
         if len(self._parts) != len(parts) or any(map(is_not, self._parts, parts)):
-            self._parts, self._now = parts, Files(*parts)
+            self._parts, self._now = parts, AdministratorInputs(*parts)
         return self._now
 
     @property
@@ -79,7 +83,7 @@ class AdministratorsFiles:
         """Names of required files that have never been valid; empty if there are none."""
         return ", ".join(f"the {file.kind} file" for file in self._metering if not file.known)
 
-    def what_must_be(self) -> Inventory | None:
+    def what_must_be(self) -> DeviceInventory | None:
         """Return the inventory; None if there is none, or none that was ever valid."""
         file = self.inventory
         return file.content if file.path and file.known else None

@@ -14,15 +14,22 @@ from typing import Any
 import click
 
 from collector import clock
-from collector.access.credential import MAX_RANK, Credential, Role, is_name
-from collector.access.credentials import digest, new_token, quoted, section
-from collector.commands.check import check
+from collector.access.credentials import (
+    MAX_RANK,
+    Credential,
+    Role,
+    digest,
+    is_name,
+    new_token,
+    quote_key,
+    section_of,
+)
+from collector.commands.collector_check import check_collector
 from collector.config import PREFIX, CollectorSettings
-from collector.framelog.at_rest import accept_loss
+from collector.framelog.segment_files import accept_loss
 from collector.service import Collector
-from railscope import logs, settings
-from railscope.service import Serve, supervise
-from railscope.systemd import state_directory
+from railscope import service, settings
+from railscope.service import Serve, state_directory, supervise
 
 _config = click.option(
     "--config", "config", type=click.Path(dir_okay=False, path_type=Path),
@@ -58,12 +65,12 @@ def run(config: Path | None, **flags: Any) -> None:
         Collector(current)
 
         async def serve() -> None:
-            logs.configure(current.log_level)
+            service.configure_logs(current.log_level)
             await Collector(current, reload=_reload).run()
 
         return serve
 
-    logs.configure(read().log_level)
+    service.configure_logs(read().log_level)
     asyncio.run(supervise(load))
 
 
@@ -81,9 +88,9 @@ def _reload() -> None:
 @_config
 def check_command(config: Path | None) -> None:
     """Validate settings, files, ledger and servers; exit status 1 if a check fails."""
-    logs.configure("critical")  # the findings report it
+    service.configure_logs("critical")  # the findings report it
     found = _loaded(config)
-    if not check(found, click.echo):
+    if not check_collector(found, click.echo):
         sys.exit(1)
 
 
@@ -124,7 +131,7 @@ def token(role: str, tenant: str, days: int | None, max_rank: int | None, name: 
     fresh = new_token()
     click.echo(f"token (give it to {name} only): {fresh}")
     click.echo(
-        f"line for the tokens file, section [{section(Credential(name, Role(role), tenant))}]:"
+        f"line for the tokens file, section [{section_of(Credential(name, Role(role), tenant))}]:"
     )
     value = json.dumps(digest(fresh))
     more = ""
@@ -135,7 +142,7 @@ def token(role: str, tenant: str, days: int | None, max_rank: int | None, name: 
         more += f", max_rank = {max_rank}"
     if more:
         value = f"{{ token = {value}{more} }}"
-    click.echo(f"{quoted(name)} = {value}")
+    click.echo(f"{quote_key(name)} = {value}")
 
 
 @collector.command(name="accept-loss")

@@ -14,7 +14,7 @@ MAX_SECONDS = 86_400.0
 MAX_DAYS = 36_500
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class IngestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds on what one agent may send."""
 
     body_bytes: Annotated[int, described("Maximum size of a request body.", ge=1024)] = 8 << 20
@@ -145,7 +145,7 @@ class MeteringSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 62
 
 
-class Audit(msgspec.Struct, frozen=True, kw_only=True):
+class AuditSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The audit log."""
 
     key_file: Annotated[
@@ -200,7 +200,7 @@ class BillingSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
 
 
-class Influx(msgspec.Struct, frozen=True, kw_only=True):
+class InfluxSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Export of views to a server with InfluxDB's line protocol, version 2."""
 
     url: Annotated[str, described("Base URL of the server. Empty: nothing is written.")] = ""
@@ -219,7 +219,7 @@ class Influx(msgspec.Struct, frozen=True, kw_only=True):
     ] = 200_000
 
 
-class Tls(msgspec.Struct, frozen=True, kw_only=True):
+class CollectorTlsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """TLS of the collector."""
 
     certificate_file: Annotated[str, described("Certificate (PEM). Empty: plain HTTP.")] = ""
@@ -317,11 +317,11 @@ class CollectorSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Annotated[
         str, described("debug, info, warning or error.", pattern="^(debug|info|warning|error)$")
     ] = "info"
-    limits: Limits = Limits()
+    limits: IngestLimits = IngestLimits()
     frame_log: FrameLogSettings = FrameLogSettings()
     ledger: LedgerSettings = LedgerSettings()
     metering: MeteringSettings = MeteringSettings()
-    audit: Audit = Audit()
+    audit: AuditSettings = AuditSettings()
     billing: BillingSettings = BillingSettings()
-    influx: Influx = Influx()
-    tls: Tls = Tls()
+    influx: InfluxSettings = InfluxSettings()
+    tls: CollectorTlsSettings = CollectorTlsSettings()

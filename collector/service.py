@@ -14,61 +14,49 @@ import structlog
 from aiohttp.web import Application
 
 from collector import clock
-from collector.access.credential import Role
-from collector.access.enrolment import Told
-from collector.access.tokens_file import TokensFile
-from collector.access.trail import AccessTrail
-from collector.account.live import LiveAccount
-from collector.administrator_files import AdministratorsFiles
-from collector.audit_service import AuditOffice
-from collector.billing import seller_file
-from collector.billing.served import ServedBooks
+from collector.access.access_trail import AccessTrail
+from collector.access.credentials import Role
+from collector.access.tokens_file import RecordedCredentials, TokensFile
+from collector.account.live_account import LiveAccount
+from collector.administrator_files import AdministratorFiles
+from collector.audit_service import AuditService
+from collector.billing import focus_rows
+from collector.billing.tenant_statements import BillingReader
 from collector.clock import ClockState, CollectorClock
 from collector.config import CollectorSettings
-from collector.evidence.quarantine import Quarantine
-from collector.evidence.review import Decisions
-from collector.evidence.store import EvidenceStore
-from collector.fleet.cell import Cell
-from collector.fleet.schemas import Schemas
-from collector.framelog.at_rest import StateFiles
+from collector.evidence.evidence_records import EvidenceQuarantine
+from collector.evidence.evidence_store import EvidenceStore
+from collector.evidence.review_rules import ReviewDecisions
+from collector.fleet.schemas import StoredSchemas
+from collector.fleet.view_cells import ViewCell
 from collector.framelog.framelog import FrameLog
-from collector.http import web
-from collector.http.api import Api
-from collector.http.audit_api import AuditApi
-from collector.http.billing_api import BillingApi
-from collector.http.books import LedgerBooks
-from collector.http.entries import Entries
-from collector.http.gate import Gate, application
-from collector.http.ingest import Ingest
-from collector.http.jobs_api import JobsApi
-from collector.http.metrics import Own
-from collector.http.node_twins import NodeTwins
-from collector.http.read_only import RETRY_SECONDS, SpaceWatch, unwritable
-from collector.http.reading import Reading
-from collector.http.routes import Route
-from collector.inventory.watch import Watch
-from collector.ledger.database import LedgerError
-from collector.ledger.draft import Draft
-from collector.ledger.location import ledger_url
-from collector.ledger.probe import LedgerProbe
-from collector.ledger.shared import SharedDatabase
-from collector.ledger.store import Ledger
-from collector.settlement.days import Door
-from collector.settlement.settle import Settler
+from collector.framelog.segment_files import StateFiles
+from collector.http import web_server
+from collector.http.access_control import RequestAuthorizer, Route, application
+from collector.http.audit_api import AuditApi, SignedEntries
+from collector.http.billing_api import BillingApi, LedgerBooks
+from collector.http.ingest import Ingest, NodeTwins
+from collector.http.read_api import CollectorMetrics, JobsApi, ViewApi
+from collector.http.web_server import RETRY_SECONDS, ReadPool, SpaceWatch, unwritable
+from collector.inventory.comparison import InventoryWatch
+from collector.ledger.audit_outbox import RecordDraft
+from collector.ledger.database import LedgerError, LedgerProbe, SharedDatabase, ledger_url
+from collector.ledger.ledger_store import Ledger
+from collector.settlement.day_finalizer import DayFinalizer
+from collector.settlement.ledger_days import MeteringStores
 from collector.sinks.influx import InfluxSink
-from collector.state.core import Core
-from collector.state.keeping import Keeping
-from collector.state.restart import Restart
+from collector.state.collector_state import CollectorState
+from collector.state.restart import CheckpointSchedule, Restart
 from collector.tables import metadata
-from collector.view_refresh import Refresher
-from collector.workloads.averages import Averages
-from collector.workloads.holding import pattern_of
-from railscope import __version__, listen
-from railscope.audit.record import Actor, Data
+from collector.view_refresh import ViewRefresher
+from collector.workloads.job_readings import MeasureAverages
+from collector.workloads.job_roster import pattern_of
+from railscope import __version__, server_connections
+from railscope.audit.record import RecordActor, RecordData
 from railscope.catalog.collector import DAMAGED_EVIDENCE, LOST_FILES
-from railscope.connections import Connections
+from railscope.server_connections import ServerConnections
+from railscope.service import feed_watchdog, notify, state_directory
 from railscope.settings import SettingsError
-from railscope.systemd import feed_watchdog, notify, state_directory
 
 log = structlog.get_logger(__name__)
 
@@ -87,7 +75,7 @@ class Collector:
 
     settings: CollectorSettings
     on_listening: Callable[[str, int], None] = lambda _host, _port: None
-    billing: Callable[[], ServedBooks] | None = None
+    billing: Callable[[], BillingReader] | None = None
     """Opens the books for statements and exports; by default those of the collector's own ledger."""
     unwritable: Callable[[Path], str] = unwritable
     """Returns the reason why a directory cannot be written; empty if it can."""
@@ -103,9 +91,9 @@ class Collector:
         self.directory = state_directory(
             self.settings.state_directory, CollectorSettings().state_directory
         )
-        listen.split_address(self.settings.listen)
+        server_connections.split_address(self.settings.listen)
         self.tokens = TokensFile(Path(self.settings.tokens_file))
-        self.core = Core(Schemas(self.directory / "schemas"))
+        self.core = CollectorState(StoredSchemas(self.directory / "schemas"))
         self.restart = Restart(self.directory, self.core, limits=self.settings.limits)
         self.twins = NodeTwins(self.core.evidence.trouble)
         self.core.on_envelope.append(self.twins.hear)
@@ -114,47 +102,47 @@ class Collector:
             self.directory / "frames", log_settings.segment_bytes, log_settings.max_bytes
         )
         oldest_days = self.settings.limits.oldest_frame_days + 1
-        self.keeping = Keeping(self.restart, self.log, oldest_days * _DAY_NS)
+        self.keeping = CheckpointSchedule(self.restart, self.log, oldest_days * _DAY_NS)
         self.log.on_rotate = self.keeping.rotated
         self.at_rest = self.log.files = self.keeping.files = StateFiles(self.directory)
         self.database = SharedDatabase(ledger_url(self.settings.ledger, self.directory), metadata)
-        self.audit = AuditOffice.of(
+        self.audit = AuditService.of(
             self.settings, self.restart, self._listed_nodes, self.database.open
         )
         self.trail = self.audit.trail
-        self.access = AccessTrail(self.trail, Told(self.directory / "identities"))
+        self.access = AccessTrail(self.trail, RecordedCredentials(self.directory / "identities"))
         self.tokens.on_change = self.access.enrolled
-        self.entries = Entries(self.trail.log.directory, self.trail.log.signer.public)
-        self.files = AdministratorsFiles.of(self.settings)
+        self.entries = SignedEntries(self.trail.log.directory, self.trail.log.signer.public)
+        self.files = AdministratorFiles.of(self.settings)
         self.audit.observed.tenant_of = self._tenant_of
-        self._clock_records: list[Draft] = []
+        self._clock_records: list[RecordDraft] = []
         self.clock = CollectorClock(self.directory, self._node_offsets, self._clock_changed)
         self.restart.hold = lambda: self.clock.hold
         self.live = LiveAccount(
             self.core.evidence, lambda: self.files.evidence, ready=False,
             pod_jobs=pattern_of(self.settings.pod_jobs),
         )  # fmt: skip
-        self.settler = Settler(
+        self.settler = DayFinalizer(
             self.core.evidence, self.live, self._door, self.files.texts,
             self.settings.metering, self.directory / "evidence.seen",
             self.clock.now_ns, lambda: self.clock.hold, self.audit.watch.check,
             self._decided,
         )  # fmt: skip
-        self.refresher = Refresher(
+        self.refresher = ViewRefresher(
             self.core, self.live, self.settings.stale_seconds, self.settings.views_seconds,
             known=lambda: not self.files.unknown, quotas=lambda: self.files.quotas.content,
-            watch=Watch(self.core, self.files.what_must_be, lambda: self.files.retired.content),
-            max_jobs=self.settings.max_jobs, averages=Averages(self.settings.straggler_seconds),
+            watch=InventoryWatch(self.core, self.files.what_must_be, lambda: self.files.retired.content),
+            max_jobs=self.settings.max_jobs, averages=MeasureAverages(self.settings.straggler_seconds),
             wall_ns=self.clock.now_ns,
         )  # fmt: skip
-        self.reading = Reading()
-        self.quarantine = Quarantine()
+        self.reading = ReadPool()
+        self.quarantine = EvidenceQuarantine()
         limits = self.settings.limits
-        self.connections = Connections.within_descriptors(
+        self.connections = ServerConnections.within_descriptors(
             limits.connections, limits.connections_per_address
         )
         self.books = LedgerBooks(self.database.open, self.settings.billing.seller_file)
-        self._tls = listen.server_tls(
+        self._tls = server_connections.server_tls(
             self.settings.tls.certificate_file, self.settings.tls.key_file,
             self.settings.tls.client_ca_file,
         )  # fmt: skip
@@ -169,14 +157,14 @@ class Collector:
 
     def _clock_changed(self, state: ClockState) -> None:
         """Record that the clock became suspect, or no longer is."""
-        data: Data = {"problem": state.problem, "reference_ns": str(state.reference_ns)}
+        data: RecordData = {"problem": state.problem, "reference_ns": str(state.reference_ns)}
         if self.clock.is_replaced:
             decided = state.corrections[-1]
             data["since_ns"], data["delta_ns"] = str(decided.since_ns), str(decided.delta_ns)
-        actor = Actor("collector", self.trail.log.source.id)
+        actor = RecordActor("collector", self.trail.log.source.id)
         outcome = "failed" if state.problem else "done"
         self._clock_records.append(
-            Draft("evidence.clock_step", actor, self.trail.wall_ns(), outcome, data=data)
+            RecordDraft("evidence.clock_step", actor, self.trail.wall_ns(), outcome, data=data)
         )
 
     async def _record_clock(self) -> None:
@@ -203,14 +191,14 @@ class Collector:
     def _tenant_of(self, source: str, owner: str, instant_ns: int) -> str:
         return self.files.tenants.content.at(source, owner, instant_ns)
 
-    def _decided(self, decisions: Decisions) -> None:
+    def _decided(self, decisions: ReviewDecisions) -> None:
         if decisions != self.files.decisions:
             self.files.decisions = decisions
 
-    def _door(self) -> Door:
+    def _door(self) -> MeteringStores:
         """Return the ledger and the evidence in its database. Blocking; raises LedgerError."""
         database = self.database.open()
-        return Door(Ledger(database), EvidenceStore(database, self.quarantine))
+        return MeteringStores(Ledger(database), EvidenceStore(database, self.quarantine))
 
     async def run(self) -> None:
         """Run until cancelled. Raises SettingsError for a setting that cannot work."""
@@ -231,7 +219,7 @@ class Collector:
             os.close(lock)
 
     async def _wait_for_space(self) -> None:
-        """Serve existing data while the disk is full; see `collector.http.read_only`."""
+        """Serve existing data while the disk is full; see `collector.http.web_server`."""
         problem = await asyncio.to_thread(self.unwritable, self.directory)
         if not problem:
             return
@@ -267,7 +255,7 @@ class Collector:
 
     async def serve_read_only(self) -> None:
         """Serve until there is space."""
-        server = web.WebServer(self.application(), self.connections)
+        server = web_server.WebServer(self.application(), self.connections)
         try:
             host, port = await server.start(self.settings.listen, self._tls)
             self.on_listening(host, port)
@@ -295,19 +283,19 @@ class Collector:
             is_suspect=lambda: bool(self.clock.problem),
             closed=self.read_only,
         )
-        gate = Gate(
+        gate = RequestAuthorizer(
             lambda: self.tokens.credentials, self.access, self.settings.open_reading,
             refused=self._count_refusal,
         )  # fmt: skip
         audit = self.audit.numbers()
-        own = Own(
+        own = CollectorMetrics(
             self.core, self.log, self.files, self.settler, self.sink, self.trail, self.tokens,
             self.connections, self.twins, self.restart.quarantine,
             (self.core.lines, ingest.lines, gate.lines),
-            lambda: [*audit.cells(), Cell(LOST_FILES, (), len(self.at_rest.lost)),
-                     Cell(DAMAGED_EVIDENCE, (), len(self.quarantine.rows))],
+            lambda: [*audit.cells(), ViewCell(LOST_FILES, (), len(self.at_rest.lost)),
+                     ViewCell(DAMAGED_EVIDENCE, (), len(self.quarantine.rows))],
         )  # fmt: skip
-        api = Api(
+        api = ViewApi(
             self.core, own, lambda: self.refresher.views, self.settings.stale_seconds,
             wall_ns=self.clock.now_ns,
             unwritable=LedgerProbe(self.database.open).problem, read_only=self.read_only,
@@ -330,7 +318,7 @@ class Collector:
             self.core.counts.reject(reason)
 
     async def _serve(self) -> None:
-        server = web.WebServer(self.application(), self.connections)
+        server = web_server.WebServer(self.application(), self.connections)
         self.access.enrolled(self.tokens.credentials)
         try:
             host, port = await server.start(self.settings.listen, self._tls)
@@ -363,12 +351,12 @@ class Collector:
             if lost:
                 await self.trail.log.append(self._gap(lost))
 
-    def _gap(self, lost: Iterable[str]) -> Draft:
+    def _gap(self, lost: Iterable[str]) -> RecordDraft:
         """Return the record of files that were lost."""
         names = sorted(lost)
-        data: Data = {"what": "files", "count": len(names), "files": list(names[:_MAX_NAMED])}
-        actor = Actor("collector", self.trail.log.source.id)
-        return Draft("evidence.gap", actor, self.trail.wall_ns(), "failed", data=data)
+        data: RecordData = {"what": "files", "count": len(names), "files": list(names[:_MAX_NAMED])}
+        actor = RecordActor("collector", self.trail.log.source.id)
+        return RecordDraft("evidence.gap", actor, self.trail.wall_ns(), "failed", data=data)
 
     def _lock(self) -> int:
         try:
@@ -429,8 +417,8 @@ def _require_seller(path: str) -> None:
     if not path:
         return
     try:
-        seller_file.read(Path(path))
-    except seller_file.SellerFileError as error:
+        focus_rows.read_seller(Path(path))
+    except focus_rows.SellerFileError as error:
         message = f"billing.seller_file: {error}"
         raise SettingsError(message) from error
 

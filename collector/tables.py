@@ -6,18 +6,18 @@ Each package declares its own. Triggers keep every table append-only.
 from __future__ import annotations
 
 from collector.billing import tables as billing
-from collector.evidence import schema as evidence
-from collector.jobs import tables as jobs
-from collector.ledger import heads, outbox
+from collector.evidence import evidence_tables as evidence
+from collector.jobs import imported_lists as jobs
+from collector.ledger import audit_outbox, head_chain
 from collector.ledger.schema import VERSION, metadata, schema_version
 
 __all__ = [
     "VERSION",
+    "audit_outbox",
     "billing",
     "evidence",
-    "heads",
+    "head_chain",
     "jobs",
     "metadata",
-    "outbox",
     "schema_version",
 ]

@@ -8,24 +8,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
-from collector.account.amounts import Totals
-from collector.account.cells import tenant_cells
-from collector.account.live import LiveAccount
-from collector.account.quotas import Quotas
-from collector.account.tally import Account
-from collector.fleet.cell import Cell, View
-from collector.fleet.fleet import Node
-from collector.inventory.view import cells as inventory_cells
-from collector.inventory.watch import Found, Watch
+from collector.account.account_cells import Quotas, tenant_cells
+from collector.account.account_sums import AmountTotals, GpuTimeAccount
+from collector.account.live_account import LiveAccount
+from collector.fleet.fleet import FleetNode
+from collector.fleet.view_cells import View, ViewCell
+from collector.inventory.comparison import InventoryComparison, InventoryWatch, inventory_cells
 from collector.metering.units import Units
-from collector.state.core import Core
-from collector.turns import Turns
-from collector.views.rollup import NO_TENANT, Rollups, TenantsOf, reduce_rows
-from collector.workloads.averages import Averages
-from collector.workloads.gathered import Gathered
-from collector.workloads.roster import fair_selection
-from collector.workloads.seating import Seating
-from collector.workloads.view import Jobs
+from collector.state.collector_state import CollectorState
+from collector.views.rollups import NO_TENANT, Rollups, TenantsOf, reduce_rows
+from collector.work_limits import TimeSlices
+from collector.workloads.job_readings import FleetSeats, GatheredReadings, MeasureAverages
+from collector.workloads.job_roster import fair_selection
+from collector.workloads.job_view import RunningJobs
 from railscope.catalog import collector as catalog
 from railscope.catalog import jobs as jobs_catalog
 
@@ -35,7 +30,7 @@ _SUMMED = ("cluster", "rail", "tenant")
 
 
 @dataclass(frozen=True, slots=True)
-class Views:
+class CollectorViews:
     """All views as of one point in time."""
 
     instant_ns: int = 0
@@ -43,39 +38,39 @@ class Views:
     rail: View = field(default_factory=lambda: View("rail", 0))
     tenant: View = field(default_factory=lambda: View("tenant", 0))
     node: View = field(default_factory=lambda: View("node", 0))
-    account: Account | None = None
+    account: GpuTimeAccount | None = None
     """None while the claims of GPUs cannot be determined."""
     duration_ns: int = 0
     inventory: View = field(default_factory=lambda: View("inventory", 0))
-    found: Found = field(default_factory=Found)
+    found: InventoryComparison = field(default_factory=InventoryComparison)
     """Source data of the inventory view."""
-    jobs: Jobs = field(default_factory=Jobs)
+    jobs: RunningJobs = field(default_factory=RunningJobs)
 
 
 @dataclass(slots=True)
-class Refresher:
+class ViewRefresher:
     """Keeps `views` up to date."""
 
-    core: Core
+    core: CollectorState
     live: LiveAccount
     stale_seconds: float
     period_seconds: float
     wall_ns: Callable[[], int] = time.time_ns
-    views: Views = field(default_factory=Views)
+    views: CollectorViews = field(default_factory=CollectorViews)
     known: Callable[[], bool] = lambda: True
     """True if the claims of GPUs can be determined; otherwise no tenant metrics are computed, because claimed
     time would appear as idle time.
     """
     quotas: Callable[[], Quotas] = Quotas
-    watch: Watch | None = None
+    watch: InventoryWatch | None = None
     """Compares the fleet with the inventory."""
     max_jobs: int = MAX_JOBS
-    seating: Seating = field(init=False)
-    averages: Averages = field(default_factory=Averages)
+    seating: FleetSeats = field(init=False)
+    averages: MeasureAverages = field(default_factory=MeasureAverages)
 
     def __post_init__(self) -> None:
         """Create an empty seating."""
-        self.seating = Seating(self.core, self.live.roster)
+        self.seating = FleetSeats(self.core, self.live.roster)
 
     async def run(self) -> None:
         """Refresh until cancelled."""
@@ -83,7 +78,7 @@ class Refresher:
             await self.refresh()
             await asyncio.sleep(self.period_seconds)
 
-    async def refresh(self) -> Views:
+    async def refresh(self) -> CollectorViews:
         """Compute all views, one block of the fleet at a time."""
         started = time.perf_counter_ns()
         now_ns = self.wall_ns()
@@ -93,10 +88,10 @@ class Refresher:
         account = await self._account(now_ns) if known else None
         held = self.live.held() if account else {}
         rollups = Rollups(self._tenants_of(now_ns, names) if held else None, names)
-        turns = Turns()
+        turns = TimeSlices()
         if account:
             await self.seating.refresh(turns.offer)
-        gathered = Gathered()
+        gathered = GatheredReadings()
         for block in self.core.fleet.blocks():
             rows = self.core.fleet.fresh(block, fresh_from_ns, now_ns)
             reduced = reduce_rows(block, rows)
@@ -109,13 +104,13 @@ class Refresher:
         tables = {scope: await _sliced(rollups.cells(scope)) for scope in _SUMMED}
         told = self._told(now_ns, fresh_from_ns)
         nodes = await _sliced(self._nodes(told, now_ns, fresh_from_ns))
-        found = Found(now_ns)
+        found = InventoryComparison(now_ns)
         if self.watch:
             found = await self.watch.look(now_ns, fresh_from_ns, turns.offer)
         against = await _sliced(inventory_cells(found))
-        jobs = self._jobs(now_ns, fresh_from_ns, gathered) if account else Jobs()
-        cluster = (*tables["cluster"], *self._cluster(told, fresh_from_ns), *_of_all(jobs))
-        self.views = Views(
+        jobs = self._jobs(now_ns, fresh_from_ns, gathered) if account else RunningJobs()
+        cluster = (*tables["cluster"], *self._cluster(told, fresh_from_ns), *_job_count_cells(jobs))
+        self.views = CollectorViews(
             now_ns,
             View("cluster", now_ns, cluster),
             View("rail", now_ns, tuple(tables["rail"])),
@@ -129,7 +124,7 @@ class Refresher:
         )
         return self.views
 
-    def _jobs(self, now_ns: int, fresh_from_ns: int, gathered: Gathered) -> Jobs:
+    def _jobs(self, now_ns: int, fresh_from_ns: int, gathered: GatheredReadings) -> RunningJobs:
         """Return the jobs; the gathered values are summed on request."""
         roster, nodes = self.live.roster, self.core.fleet.nodes
         jobs, of_seat = roster.jobs(), roster.job_of_seat.copy()
@@ -137,7 +132,7 @@ class Refresher:
         fresh = frozenset(n for n, node in nodes.items() if node.instant_ns >= fresh_from_ns)
         chosen = fair_selection(jobs, self.max_jobs)
         left_out = len(jobs) - len(chosen)
-        return Jobs(
+        return RunningJobs(
             now_ns, tuple(chosen), left_out, gathered, of_seat,
             roster.numbers, fresh, told,
         )  # fmt: skip
@@ -171,16 +166,18 @@ class Refresher:
 
         return tenants_of
 
-    async def _account(self, now_ns: int) -> Account | None:
+    async def _account(self, now_ns: int) -> GpuTimeAccount | None:
         """Return the account; None while the ledger cannot be read."""
-        return await self.live.refresh(now_ns, Turns().offer) if self.live.ready else None
+        return await self.live.refresh(now_ns, TimeSlices().offer) if self.live.ready else None
 
-    def _tenants(self, account: Account | None, held: Mapping[str, Units]) -> Iterator[Cell]:
+    def _tenants(
+        self, account: GpuTimeAccount | None, held: Mapping[str, Units]
+    ) -> Iterator[ViewCell]:
         if account:
-            amounts: Totals = self.live.amounts.totals()
+            amounts: AmountTotals = self.live.amounts.totals()
             yield from tenant_cells(account, amounts, held, self.quotas())
 
-    def _told(self, now_ns: int, fresh_from_ns: int) -> dict[str, Node]:
+    def _told(self, now_ns: int, fresh_from_ns: int) -> dict[str, FleetNode]:
         """Return all nodes except stale ones that were removed from the inventory."""
         return {
             name: node
@@ -189,34 +186,36 @@ class Refresher:
             or not (self.watch and self.watch.removed(name, now_ns))
         }
 
-    def _cluster(self, told: Mapping[str, Node], fresh_from_ns: int) -> tuple[Cell, ...]:
+    def _cluster(self, told: Mapping[str, FleetNode], fresh_from_ns: int) -> tuple[ViewCell, ...]:
         fresh = [name for name, node in told.items() if node.instant_ns >= fresh_from_ns]
         gpus = sum(len(self.core.holders_of(name)) for name in fresh)
         return (
-            Cell(catalog.NODES, (), len(told)),
-            Cell(catalog.NODES_UP, (), len(fresh)),
-            Cell(catalog.CLUSTER_GPUS, (), gpus),
+            ViewCell(catalog.NODES, (), len(told)),
+            ViewCell(catalog.NODES_UP, (), len(fresh)),
+            ViewCell(catalog.CLUSTER_GPUS, (), gpus),
         )
 
-    def _nodes(self, told: Mapping[str, Node], now_ns: int, fresh_from_ns: int) -> Iterator[Cell]:
+    def _nodes(
+        self, told: Mapping[str, FleetNode], now_ns: int, fresh_from_ns: int
+    ) -> Iterator[ViewCell]:
         for name, node in told.items():
-            yield Cell(catalog.NODE_UP, (name,), float(node.instant_ns >= fresh_from_ns))
-            yield Cell(catalog.NODE_CLOCK_OFFSET, (name,), node.clock_offset_ns / NS)
+            yield ViewCell(catalog.NODE_UP, (name,), float(node.instant_ns >= fresh_from_ns))
+            yield ViewCell(catalog.NODE_CLOCK_OFFSET, (name,), node.clock_offset_ns / NS)
             if node.instant_ns:
-                yield Cell(catalog.NODE_AGE, (name,), (now_ns - node.instant_ns) / NS)
+                yield ViewCell(catalog.NODE_AGE, (name,), (now_ns - node.instant_ns) / NS)
 
 
-def _of_all(jobs: Jobs) -> Iterator[Cell]:
+def _job_count_cells(jobs: RunningJobs) -> Iterator[ViewCell]:
     """Yield the number of jobs; nothing while the claims of GPUs cannot be determined."""
     if jobs.instant_ns:
-        yield Cell(jobs_catalog.JOBS, (), len(jobs.jobs) + jobs.left_out)
-        yield Cell(jobs_catalog.SUPPRESSED_JOBS, (), jobs.left_out)
+        yield ViewCell(jobs_catalog.JOBS, (), len(jobs.jobs) + jobs.left_out)
+        yield ViewCell(jobs_catalog.SUPPRESSED_JOBS, (), jobs.left_out)
 
 
-async def _sliced(cells: Iterator[Cell | None]) -> list[Cell]:
+async def _sliced(cells: Iterator[ViewCell | None]) -> list[ViewCell]:
     """Collect all cells, yielding to other tasks periodically."""
-    turns = Turns()
-    found: list[Cell] = []
+    turns = TimeSlices()
+    found: list[ViewCell] = []
     for cell in cells:
         if cell is not None:
             found.append(cell)

@@ -6,9 +6,18 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards.board import assemble, claim_marks
-from dashboards.colours import ANY_IS_BAD, NONE_IS_GOOD
-from dashboards.panels import Column, Panel, bars, layers, lines, number, rows
+from dashboards.dashboard_parts import assemble, claim_marks
+from dashboards.panels import (
+    ANY_IS_BAD,
+    NONE_IS_GOOD,
+    Column,
+    Panel,
+    bars,
+    layers,
+    lines,
+    number,
+    rows,
+)
 from dashboards.query import COUNT, EVENTS_PER_SECOND, Query, ask, grown
 
 UID = "railscope-audit"

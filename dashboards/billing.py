@@ -6,9 +6,21 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards.board import assemble, claim_marks
-from dashboards.colours import ALL_IS_GOOD, ANY_IS_BAD, COUNTED_AS, FULL, NONE_IS_GOOD
-from dashboards.panels import Column, Panel, in_colours, layers, lines, number, rows
+from dashboards.dashboard_parts import assemble, claim_marks
+from dashboards.panels import (
+    ALL_IS_GOOD,
+    ANY_IS_BAD,
+    COUNTED_AS,
+    FULL,
+    NONE_IS_GOOD,
+    Column,
+    Panel,
+    in_colours,
+    layers,
+    lines,
+    number,
+    rows,
+)
 from dashboards.query import COUNT, EVENTS_PER_SECOND, SHARE, Query, ask, grown
 
 UID = "railscope-billing"

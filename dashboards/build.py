@@ -18,9 +18,9 @@ from dashboards import (
     jobs,
     links,
     node,
-    own,
     pair,
     rails,
+    self_monitoring,
     tenant,
 )
 
@@ -37,7 +37,7 @@ BOARDS = {
     "tenant": tenant,
     "billing": billing,
     "audit": audit,
-    "own": own,
+    "own": self_monitoring,
 }
 """The module of each dashboard by its file name."""
 

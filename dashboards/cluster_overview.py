@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards.against_inventory import inventory_panels
-from dashboards.board import assemble, claim_marks, xid_marks
-from dashboards.cluster_rails import rail_panels
-from dashboards.colours import COUNTED_AS, HOT, NONE_IS_GOOD, OLD
+from dashboards.cluster_panels import inventory_panels, rail_panels
+from dashboards.dashboard_parts import assemble, claim_marks, xid_marks
 from dashboards.panels import (
+    COUNTED_AS,
+    HOT,
+    NONE_IS_GOOD,
+    OLD,
     Column,
     Panel,
     bars,

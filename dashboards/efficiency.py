@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards.board import assemble, claim_marks
-from dashboards.colours import COUNTED_AS
-from dashboards.panels import Column, Panel, in_colours, lines, number, rows
+from dashboards.dashboard_parts import assemble, claim_marks
+from dashboards.panels import COUNTED_AS, Column, Panel, in_colours, lines, number, rows
 from dashboards.query import COUNT, SHARE, Query, ask, over
 from railscope.catalog import Rollup, gpu, gpu_activity
 

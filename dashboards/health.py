@@ -6,9 +6,13 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards.board import Choice, assemble, xid_marks
-from dashboards.colours import ALL_IS_GOOD, ANY_IS_BAD, HEALTH, NONE_IS_GOOD, OLD
+from dashboards.dashboard_parts import DashboardVariable, assemble, xid_marks
 from dashboards.panels import (
+    ALL_IS_GOOD,
+    ANY_IS_BAD,
+    HEALTH,
+    NONE_IS_GOOD,
+    OLD,
     Column,
     Panel,
     bars,
@@ -26,7 +30,7 @@ from railscope.catalog import gpu_health
 UID = "railscope-health"
 QUESTION = "Which GPUs are faulty, and of which is nothing known?"
 NODES = '{node=~"$node"}'
-CHOICES = (Choice("node", "Node", "railscope_node_reporting", several=True),)
+CHOICES = (DashboardVariable("node", "Node", "railscope_node_reporting", several=True),)
 HEALTH_WORDS = {value: word for value, (word, _) in HEALTH.items()}
 ACTIONS = {value: word for value, word in gpu_health.GPU_ACTION.states.items() if word != "none"}
 NODE_GPU = {"node": "Node", "gpu": "GPU"}

@@ -6,25 +6,27 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards import servers
-from dashboards.board import Choice, assemble, claim_marks, xid_marks
-from dashboards.colours import (
-    BELOW_OTHERS,
-    NONE_IS_GOOD,
+from dashboards import job_panels
+from dashboards.dashboard_parts import DashboardVariable, assemble, claim_marks, xid_marks
+from dashboards.job_panels import (
+    HOLDERS,
+    JOB,
+    JOB_LABELS,
+    NODES,
+    ON_ITS_RAILS,
+    SELECTED_JOBS,
+    cause_panels,
+    job_columns,
 )
-from dashboards.held import BY, HOLDERS, JOB, ON_ITS_RAILS, OWN
-from dashboards.job_causes import cause_panels
-from dashboards.job_table import job_columns
-from dashboards.panels import Column, Panel, layers, lines, number, rows
+from dashboards.panels import BELOW_OTHERS, NONE_IS_GOOD, Column, Panel, layers, lines, number, rows
 from dashboards.query import COUNT, SHARE, ask, highest, lowest, with_index, with_port_rail
-from dashboards.servers import NODES
 
 UID = "railscope-jobs"
 QUESTION = "Which jobs run, and which GPU or port does each wait for?"
 CHOICES = (
-    Choice("tenant", "Tenant", "railscope_job_gpus", several=True),
-    Choice("workload", "Job", 'railscope_job_gpus{tenant=~"$tenant"}', several=True),
-    Choice("node", "Node", "railscope_node_info", several=True),
+    DashboardVariable("tenant", "Tenant", "railscope_job_gpus", several=True),
+    DashboardVariable("workload", "Job", 'railscope_job_gpus{tenant=~"$tenant"}', several=True),
+    DashboardVariable("node", "Node", "railscope_node_info", several=True),
 )
 
 
@@ -41,9 +43,9 @@ def board() -> Dashboard:
     )
 
 
-def _of_jobs(how: str, name: str, where: str = OWN) -> str:
+def _of_jobs(how: str, name: str, where: str = SELECTED_JOBS) -> str:
     """Return a metric of each job; several collectors may each hold a part of it."""
-    return f"{how} by ({BY}) (railscope_job_{name}{where})"
+    return f"{how} by ({JOB_LABELS}) (railscope_job_{name}{where})"
 
 
 def _of_gpus(name: str, more: str = "") -> str:
@@ -58,7 +60,7 @@ def _of_held_gpus(name: str, more: str = "") -> str:
 
 def _by_index(expression: str) -> str:
     """Aggregate by the index of each GPU in its node, in place of its UUID, and the job."""
-    return f"max by (node, index, {BY}) ({with_index(expression)})"
+    return f"max by (node, index, {JOB_LABELS}) ({with_index(expression)})"
 
 
 def _median(name: str, more: str = "") -> str:
@@ -77,7 +79,7 @@ def _against_median(ident: int, title: str, about: str, name: str, more: str = "
 
 def _summary() -> Iterator[Panel]:
     yield number(109, "Jobs", "That hold GPUs.", ask("sum(railscope_cluster_jobs)"))
-    late = f"min by ({BY}) (railscope_job_straggler_deviation_ratio{OWN}) < -0.2"
+    late = f"min by ({JOB_LABELS}) (railscope_job_straggler_deviation_ratio{SELECTED_JOBS}) < -0.2"
     yield number(
         110,
         "Jobs with a straggler",
@@ -108,7 +110,7 @@ def _summary() -> Iterator[Panel]:
         111,
         "GPUs not heard of",
         "Of jobs, on stale nodes.",
-        ask(f"sum(railscope_job_stale_gpus{OWN})"),
+        ask(f"sum(railscope_job_stale_gpus{SELECTED_JOBS})"),
         NONE_IS_GOOD,
     )
     yield number(
@@ -132,7 +134,7 @@ def _jobs() -> Iterator[Panel]:
         "Jobs",
         "What each holds and does now. In pause: its worst port; furthest behind: its worst GPU.",
         JOB,
-        *job_columns(BY, OWN),
+        *job_columns(JOB_LABELS, SELECTED_JOBS),
         span=24,
     )
     legend = "{{tenant}}, {{workload}}"
@@ -158,7 +160,7 @@ def _jobs() -> Iterator[Panel]:
 
 def _stragglers() -> Iterator[Panel]:
     name = "railscope_job_straggler_deviation_ratio"
-    found = f"max by (tenant, workload, measure, node, gpu) ({name}{OWN})"
+    found = f"max by (tenant, workload, measure, node, gpu) ({name}{SELECTED_JOBS})"
     keys = {"tenant": "Tenant", "workload": "Job", "measure": "By", "node": "Node", "gpu": "GPU"}
     yield rows(
         601,
@@ -173,7 +175,7 @@ def _stragglers() -> Iterator[Panel]:
         "How far jobs' stragglers are behind",
         "The ten worst.",
         ask(
-            f"topk(10, 0 - min by (tenant, workload, measure) ({name}{OWN}))",
+            f"topk(10, 0 - min by (tenant, workload, measure) ({name}{SELECTED_JOBS}))",
             SHARE,
             "{{tenant}}, {{workload}}, {{measure}}",
         ),
@@ -242,6 +244,6 @@ SECTIONS = (
     ("Which GPU or port is behind the others of its job?", _stragglers),
     ("What holds it back?", cause_panels),
     ("Who holds what?", _holders),
-    ("Which GPU or port is behind the others of its server?", servers.stragglers),
-    ("What holds servers back?", servers.causes),
+    ("Which GPU or port is behind the others of its server?", job_panels.stragglers),
+    ("What holds servers back?", job_panels.causes),
 )

@@ -6,9 +6,20 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards.board import Choice, assemble, settings_marks
-from dashboards.colours import ALL_IS_GOOD, ANY_IS_BAD, NONE_IS_GOOD, STALL
-from dashboards.panels import Column, Panel, bars, grid, lines, number, rows
+from dashboards.dashboard_parts import DashboardVariable, assemble, settings_marks
+from dashboards.panels import (
+    ALL_IS_GOOD,
+    ANY_IS_BAD,
+    NONE_IS_GOOD,
+    STALL,
+    Column,
+    Panel,
+    bars,
+    grid,
+    lines,
+    number,
+    rows,
+)
 from dashboards.query import COUNT, EVENTS_PER_SECOND, SHARE, Query, ask, grown, with_rail
 
 UID = "railscope-links"
@@ -17,7 +28,7 @@ NODES = '{node=~"$node"}'
 ON_RAIL = '{node=~"$node", rail!=""}'
 NODE_CARD = {"node": "Node", "interface": "Interface"}
 NODE_DEVICE = {"node": "Node", "pci_address": "PCI address"}
-CHOICES = (Choice("node", "Node", "railscope_node_info", several=True),)
+CHOICES = (DashboardVariable("node", "Node", "railscope_node_info", several=True),)
 
 
 def board() -> Dashboard:

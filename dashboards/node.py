@@ -6,27 +6,48 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards.board import Choice, assemble, claim_marks, settings_marks, xid_marks
-from dashboards.colours import ANY_IS_BAD, HEALTH, HOT, NONE_IS_GOOD, OLD, PAUSE
-from dashboards.device_names import GPU_AT_ADDRESS, with_device_names, with_device_titles
+from dashboards.dashboard_parts import (
+    DashboardVariable,
+    assemble,
+    claim_marks,
+    settings_marks,
+    xid_marks,
+)
 from dashboards.health import HEALTH_WORDS, health
-from dashboards.own import sources_not_well
-from dashboards.panels import Column, Panel, layers, lines, number, rows, states
+from dashboards.panels import (
+    ANY_IS_BAD,
+    HEALTH,
+    HOT,
+    NONE_IS_GOOD,
+    OLD,
+    PAUSE,
+    Column,
+    Panel,
+    layers,
+    lines,
+    number,
+    rows,
+    states,
+)
 from dashboards.query import (
     COUNT,
     EVENTS_PER_SECOND,
+    GPU_AT_ADDRESS,
     SHARE,
     Query,
     ask,
+    with_device_names,
+    with_device_titles,
     with_index,
     with_port_rail,
     with_rail,
 )
+from dashboards.self_monitoring import unhealthy_sources
 
 UID = "railscope-node"
 QUESTION = "How does this server do?"
 HERE = '{node="$node"}'
-CHOICES = (Choice("node", "Node", "railscope_node_info"),)
+CHOICES = (DashboardVariable("node", "Node", "railscope_node_info"),)
 GPU, RAIL = "GPU {{index}}", "rail {{rail}}"
 ON_RAIL = '{node="$node", rail!=""}'
 
@@ -266,7 +287,7 @@ def _machine() -> Iterator[Panel]:
         "Sources that are not well",
         "Their readings are absent, not zero.",
         {"source": "Source"},
-        sources_not_well("source", HERE),
+        unhealthy_sources("source", HERE),
         span=12,
     )
     yield lines(

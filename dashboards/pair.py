@@ -6,9 +6,14 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards.board import Choice, assemble, claim_marks, settings_marks, xid_marks
-from dashboards.colours import HOT, PAUSE, STALL
-from dashboards.panels import Panel, bars, lines, number
+from dashboards.dashboard_parts import (
+    DashboardVariable,
+    assemble,
+    claim_marks,
+    settings_marks,
+    xid_marks,
+)
+from dashboards.panels import HOT, PAUSE, STALL, Panel, bars, lines, number
 from dashboards.query import COUNT, EVENTS_PER_SECOND, SHARE, Query, ask
 
 UID = "railscope-pair"
@@ -19,19 +24,19 @@ NIC = '{node="$node", interface="$interface"}'
 PORT = '{node="$node", device="$device"}'
 ON_RAIL = '{node="$node", rail="$rail"}'
 CHOICES = (
-    Choice("node", "Node", "railscope_node_info"),
-    Choice("rail", "Rail", 'railscope_gpu_info{node="$node", rail!=""}'),
-    Choice("gpu", "GPU", f"railscope_gpu_info{ON_RAIL}", hidden=True),
-    Choice("interface", "Interface", f"railscope_nic_info{ON_RAIL}", hidden=True),
-    Choice("device", "RDMA device", f"railscope_rdma_port_info{ON_RAIL}", hidden=True),
-    Choice(
+    DashboardVariable("node", "Node", "railscope_node_info"),
+    DashboardVariable("rail", "Rail", 'railscope_gpu_info{node="$node", rail!=""}'),
+    DashboardVariable("gpu", "GPU", f"railscope_gpu_info{ON_RAIL}", hidden=True),
+    DashboardVariable("interface", "Interface", f"railscope_nic_info{ON_RAIL}", hidden=True),
+    DashboardVariable("device", "RDMA device", f"railscope_rdma_port_info{ON_RAIL}", hidden=True),
+    DashboardVariable(
         "gpu_address",
         "GPU's PCI address",
         f"railscope_gpu_info{ON_RAIL}",
         hidden=True,
         of="pci_address",
     ),
-    Choice(
+    DashboardVariable(
         "nic_address",
         "Card's PCI address",
         f"railscope_nic_info{ON_RAIL}",

@@ -1,6 +1,7 @@
-"""Panels: the appearance of each kind, and their common properties.
+"""Panels: the appearance of each kind, their common properties, and the colours of numbers and states.
 
-Panel ids are set by hand: alerts link to panels by id.
+Panel ids are set by hand: alerts link to panels by id. Thresholds are the numbers at which a value
+changes its colour; states have texts and colours.
 """
 
 from __future__ import annotations
@@ -34,9 +35,8 @@ from grafana_foundation_sdk.models.dashboard import (
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from dashboards import COLUMNS
-from dashboards.device_names import ways_to_names, with_device_names, with_device_titles
-from dashboards.query import COUNT, SHARE, Query
-from dashboards.recorded import recorded_in
+from dashboards.promql import recorded_in
+from dashboards.query import COUNT, SHARE, Query, joins_for, with_device_names, with_device_titles
 from railscope.catalog import Metric, rollups
 
 BY_TITLE = 0
@@ -141,7 +141,7 @@ def rows(  # noqa: PLR0913 - the differences between tables
     if not worst:
         message = f"table {title}: no column to sort by: expected a column with a worst value"
         raise ValueError(message)
-    if leads_on and (ways := ways_to_names(keys)):
+    if leads_on and (ways := joins_for(keys)):
         keys = with_device_titles(keys, *ways)
         columns = tuple(replace(one, query=with_device_names(one.query, *ways)) for one in columns)
     names = dict(keys)
@@ -331,3 +331,37 @@ def _way_to_board_of(label: str) -> DynamicConfigValue:
         "&${datasource:queryparam}&${__url_time_range}"
     )
     return DynamicConfigValue("links", [{"title": f"Look at this {label}", "url": url}])
+
+
+NONE_IS_GOOD: Steps = ((None, "green"), (1, "red"))
+ANY_IS_BAD: Steps = ((None, "green"), (1e-9, "red"))
+ALL_IS_GOOD: Steps = ((None, "red"), (1, "green"))
+PAUSE: Steps = ((None, "green"), (0.05, "orange"), (0.5, "red"))
+STALL: Steps = ((None, "green"), (0.3, "orange"))
+HOT: Steps = ((None, "green"), (80, "orange"), (90, "red"))
+OLD: Steps = ((None, "green"), (60, "orange"), (300, "red"))
+BELOW_OTHERS: Steps = ((None, "red"), (-0.2, "orange"), (-0.05, "green"), (0.2, "orange"))
+BEHIND_OTHERS: Steps = ((None, "green"), (0.05, "orange"), (0.2, "red"))
+FULL: Steps = ((None, "green"), (0.8, "orange"), (1, "red"))
+
+HEALTH: Mapping[int, tuple[str, str]] = {
+    0: ("healthy", "green"),
+    1: ("degraded", "orange"),
+    2: ("unknown", "purple"),
+    3: ("failed", "red"),
+}
+"""Text and colour of each health state of a GPU by number; unknown is worse than degraded."""
+
+COUNTED_AS: Mapping[str, str] = {
+    "observed": "green",
+    "inferred": "light-green",
+    "idle": "blue",
+    "reserved": "light-blue",
+    "system": "dark-blue",
+    "maintenance": "yellow",
+    "stranded": "orange",
+    "unclaimed": "red",
+    "down": "dark-red",
+    "unknown": "purple",
+}
+"""Colour of each state of GPU time: held is green, free or set aside is blue."""

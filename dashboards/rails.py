@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards.board import Choice, assemble, settings_marks, xid_marks
-from dashboards.colours import ANY_IS_BAD, BELOW_OTHERS, PAUSE
-from dashboards.panels import Panel, bars, grid, lines, number
+from dashboards.dashboard_parts import DashboardVariable, assemble, settings_marks, xid_marks
+from dashboards.panels import ANY_IS_BAD, BELOW_OTHERS, PAUSE, Panel, bars, grid, lines, number
 from dashboards.query import EVENTS_PER_SECOND, SHARE, ask, with_port_rail, with_rail
 
 UID = "railscope-rails"
@@ -17,8 +16,8 @@ NODES = '{node=~"$node"}'
 NIC_ON_RAIL = '{node=~"$node", rail=~"$rail", rail!=""}'
 RAILS = '{rail=~"$rail"}'
 CHOICES = (
-    Choice("node", "Node", "railscope_node_info", several=True),
-    Choice("rail", "Rail", 'railscope_nic_info{rail!=""}', several=True),
+    DashboardVariable("node", "Node", "railscope_node_info", several=True),
+    DashboardVariable("rail", "Rail", 'railscope_nic_info{rail!=""}', several=True),
 )
 CNP_SENT = "railscope_rail_sum_rdma_congestion_notifications_sent_per_second"
 

@@ -6,16 +6,27 @@ from collections.abc import Iterator
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards.board import Choice, assemble
-from dashboards.colours import BELOW_OTHERS, FULL, HOT, NONE_IS_GOOD, PAUSE
-from dashboards.job_table import job_columns
-from dashboards.panels import Column, Panel, layers, lines, number, rows
+from dashboards.dashboard_parts import DashboardVariable, assemble
+from dashboards.job_panels import job_columns
+from dashboards.panels import (
+    BELOW_OTHERS,
+    FULL,
+    HOT,
+    NONE_IS_GOOD,
+    PAUSE,
+    Column,
+    Panel,
+    layers,
+    lines,
+    number,
+    rows,
+)
 from dashboards.query import COUNT, EVENTS_PER_SECOND, SHARE, Query, ask
 
 UID = "railscope-tenant"
 QUESTION = "What does this tenant hold, and what do its GPUs do?"
 OWN = '{tenant="$tenant"}'
-CHOICES = (Choice("tenant", "Tenant", "railscope_tenant_held_gpus"),)
+CHOICES = (DashboardVariable("tenant", "Tenant", "railscope_tenant_held_gpus"),)
 
 
 def board() -> Dashboard:

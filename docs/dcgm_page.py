@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from agent.endpoint.dcgm_formula import EACH, Formula, Measure, Row, Term
-from agent.endpoint.dcgm_table import ROWS
+from agent.endpoint.dcgm_table import (
+    DCGM_METRICS,
+    EACH,
+    DcgmFormula,
+    DcgmMetric,
+    DcgmUnit,
+    FormulaTerm,
+)
 
 Table = Callable[[Iterable[str], Iterable[Iterable[str]]], list[str]]
 
@@ -112,14 +118,14 @@ def lines(made: str, table: Table) -> list[str]:
         *table(("label", "value", "remark"), labels),
         *MIG.splitlines(),
         "",
-        *table(head, map(_row, ROWS)),
+        *table(head, map(_row, DCGM_METRICS)),
         *MISSING.splitlines(),
         "",
         *table(("name", "reason and replacement"), missing),
     ]
 
 
-def _row(row: Row) -> tuple[str, ...]:
+def _row(row: DcgmMetric) -> tuple[str, ...]:
     return (
         f"`{row.name}`",
         str(row.kind),
@@ -131,25 +137,25 @@ def _row(row: Row) -> tuple[str, ...]:
     )
 
 
-def _conversion(measure: Measure) -> str:
+def _conversion(measure: DcgmUnit) -> str:
     numerator, denominator = measure.per_base_unit.as_integer_ratio()
     if denominator != 1:
         return f"divided by {denominator}"
     return f"times {numerator}" if numerator != 1 else "none"
 
 
-def _formula(formula: Formula) -> str:
+def _formula(formula: DcgmFormula) -> str:
     dividend = _sum(formula.terms)
     return f"{dividend} / ({_sum(formula.over)})" if formula.over else dividend
 
 
-def _sum(terms: Iterable[Term]) -> str:
+def _sum(terms: Iterable[FormulaTerm]) -> str:
     first, *others = terms
     rest = (f" {'-' if term.weight < 0 else '+'} {_term(term)}" for term in others)
     return _term(first) + "".join(rest)
 
 
-def _term(term: Term) -> str:
+def _term(term: FormulaTerm) -> str:
     about = term.metric.about.labels
     parts = dict(zip(about[len(about) - len(term.part) :], term.part, strict=True))
     wanted = ",".join(f'{label}="{part}"' for label, part in parts.items() if part != EACH)

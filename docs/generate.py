@@ -80,7 +80,7 @@ def variable(prefix: str, key: str) -> str:
     return prefix + key.upper().replace(".", "__")
 
 
-def _setting(key: str, entry: settings.Field, prefix: str) -> tuple[str, ...]:
+def _setting(key: str, entry: settings.SettingField, prefix: str) -> tuple[str, ...]:
     name, default = key.rpartition(".")[2], json.dumps(entry.default)
     return (
         f"`{name}`",

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from agent.health import RULES
-from agent.health.gather import SOURCES
-from agent.health.lifetime import SETTLED_NS
-from agent.health.rule import HARDNESS, Asked, Rule
-from agent.health.window import WINDOW_NS
+from agent.health.gpu_facts import SETTLED_NS, SOURCES, WINDOW_NS
+from agent.health.rule import ACTIONS_BY_SEVERITY, HealthRule, RequiredActions
 from railscope.catalog import gpu_health as h
 
 Table = Callable[[Iterable[str], Iterable[Iterable[str]]], list[str]]
@@ -38,7 +36,7 @@ An Xid counts until the GPU is reset or the driver is loaded again (the energy c
 it), or until the driver reports, at least {SETTLED_NS // _SECOND_NS} seconds later, that no recovery is needed (field 230 or Xid 154).
 [Xids and SXids](xids.md) lists the action for each number.
 
-The recommended action is the most severe action of all faults, in this order: {", ".join(HARDNESS[1:])}.
+The recommended action is the most severe action of all faults, in this order: {", ".join(ACTIONS_BY_SEVERITY[1:])}.
 `inspect` is for a person: check slot, cooling, power, cables, fabric manager and driver.
 
 Sources: {", ".join(f"`{name}`" for name in SOURCES)}.
@@ -70,9 +68,9 @@ def lines(made: str, table: Table) -> list[str]:
     ]  # fmt: skip
 
 
-def _row(rule: Rule) -> tuple[str, ...]:
+def _row(rule: HealthRule) -> tuple[str, ...]:
     """Return the table row of a rule; its action may depend on the reported value."""
-    asks = rule.asks if isinstance(rule.asks, Asked) else None
+    asks = rule.asks if isinstance(rule.asks, RequiredActions) else None
     return (
         f"`{rule.reason}`",
         h.GPU_HEALTH.states[rule.state],

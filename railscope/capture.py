@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from railscope.toml_text import TomlError, parse_toml
+from railscope.untrusted_text import TomlError, parse_toml
 
 Json: TypeAlias = Any  # result of json.loads; each reader narrows it at the point of use
 
@@ -69,7 +69,7 @@ def result(stored: Json) -> Json:
 
 
 @dataclass(slots=True)
-class Moment:
+class CaptureMoment:
     """Differences from the previous timestamp, at `offset_ns` after the start."""
 
     offset_ns: int
@@ -88,7 +88,7 @@ class Moment:
         return json.dumps(parts, separators=(",", ":"))
 
     @classmethod
-    def from_line(cls, line: str) -> Moment:
+    def from_line(cls, line: str) -> CaptureMoment:
         """Decode a line of `timeline.jsonl`. Raises ValueError, KeyError or TypeError for a damaged one."""
         parts = dict(json.loads(line))
         moment = cls(parts.pop("t"), **parts)
@@ -102,7 +102,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class CaptureMetadata:
     """Metadata of a capture, as in `capture.toml`."""
 
     node: str
@@ -136,16 +136,18 @@ class About:
 class Capture:
     """A capture in memory."""
 
-    about: About
-    moments: tuple[Moment, ...]
+    about: CaptureMetadata
+    moments: tuple[CaptureMoment, ...]
 
     def write(self, directory: Path) -> None:
         """Write the capture into a new or empty directory."""
         write_capture(directory, self.about, self.moments)
 
 
-def write_capture(directory: Path, about: About, moments: Iterable[Moment]) -> None:
-    """Write a capture, one `Moment` at a time, into a new or empty directory."""
+def write_capture(
+    directory: Path, about: CaptureMetadata, moments: Iterable[CaptureMoment]
+) -> None:
+    """Write a capture, one `CaptureMoment` at a time, into a new or empty directory."""
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "timeline.jsonl").open(
         "w", encoding="utf-8", errors="surrogateescape"
@@ -162,7 +164,7 @@ def read_capture(directory: Path) -> Capture:
         if settings.pop("format") != FORMAT:
             message = f"{directory}: the capture is not of format {FORMAT}; record it again"
             raise CaptureError(message)
-        about = msgspec.convert(settings, About)
+        about = msgspec.convert(settings, CaptureMetadata)
     except (OSError, KeyError, UnicodeDecodeError, TomlError) as error:
         message = f"{directory}: no capture can be read from capture.toml: {error}"
         raise CaptureError(message) from error
@@ -172,22 +174,22 @@ def read_capture(directory: Path) -> Capture:
     return Capture(about, tuple(_moments(directory / "timeline.jsonl")))
 
 
-def _moments(path: Path) -> Iterator[Moment]:
+def _moments(path: Path) -> Iterator[CaptureMoment]:
     number = 0
     try:
         with path.open(encoding="utf-8", errors="surrogateescape") as lines:
             for line in lines:
                 number += 1
-                yield Moment.from_line(line)
+                yield CaptureMoment.from_line(line)
     except (OSError, ValueError, KeyError, TypeError) as error:
         message = f"{path}: line {number} is damaged: {error}"
         raise CaptureError(message) from error
 
 
-class Timeline:
+class CaptureTimeline:
     """Recorded state of a node over time. Thread-safe."""
 
-    def __init__(self, moments: Iterable[Moment]) -> None:
+    def __init__(self, moments: Iterable[CaptureMoment]) -> None:
         self._moments = tuple(moments)
         self._lock = threading.Lock()
         self._rewind()

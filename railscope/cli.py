@@ -17,7 +17,7 @@ _ON_DEMAND = {
     "bill": ("collector.commands.bill", "bill"),
     "collector": ("collector.cli", "collector"),
     "simulate": ("simulator.cli", "simulate"),
-    "simulate-agent": ("simulator.agent", "simulate_agent"),
+    "simulate-agent": ("simulator.cli", "simulate_agent"),
 }
 _HELP = {
     "agent": "Read this node: GPUs, RDMA ports, NICs, PCIe, host, kernel log.",

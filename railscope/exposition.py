@@ -12,21 +12,24 @@ from enum import Enum
 
 from railscope.catalog import INFO, METRICS, ORDER, rollups
 from railscope.catalog.declare import BUCKET, NO_BOUND, SUM, Kind, Metric
-from railscope.entity import Entity
-from railscope.frame import Frame, Schema
+from railscope.frame import Entity, Frame, Schema
 from railscope.reading import PRESENT, from_stored
 
 
-class Format(Enum):
+class TextFormat(Enum):
     """The two text formats, by their content types."""
 
     PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
     OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
     @staticmethod
-    def accepted(accept: str) -> Format:
+    def accepted(accept: str) -> TextFormat:
         """Return the format that an Accept header selects; OpenMetrics only if it is named."""
-        return Format.OPENMETRICS if "application/openmetrics-text" in accept else Format.PROMETHEUS
+        return (
+            TextFormat.OPENMETRICS
+            if "application/openmetrics-text" in accept
+            else TextFormat.PROMETHEUS
+        )
 
 
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
@@ -36,10 +39,10 @@ _HELP_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n"})
 _OWN_TYPES = {Kind.COUNTER, Kind.HISTOGRAM}
 
 
-def header(metric: Metric, text_format: Format) -> str:
+def header(metric: Metric, text_format: TextFormat) -> str:
     """Return HELP, TYPE and, if the format supports it, UNIT of a metric."""
     help_ = metric.help.translate(_HELP_ESCAPES)
-    if text_format is Format.PROMETHEUS:
+    if text_format is TextFormat.PROMETHEUS:
         type_ = str(metric.kind) if metric.kind in _OWN_TYPES else "gauge"
         return f"# HELP {metric.name} {help_}\n# TYPE {metric.name} {type_}\n"
     name = metric.name
@@ -87,7 +90,7 @@ def entity_prefix(metric: Metric, entity: Entity, extra: Sequence[tuple[str, str
     return f"{bucket}\n{labelled(f'{metric.name}_count', labels[:-1])}"
 
 
-class Template:
+class ExpositionTemplate:
     """A schema's sample lines with placeholders for the numbers."""
 
     def __init__(self, schema: Schema) -> None:
@@ -172,13 +175,13 @@ def declared(name: str) -> Metric:
     return METRICS[name] if name in METRICS else rollups()[name].metric
 
 
-def page(blocks: Mapping[str, str], text_format: Format) -> str:
+def page(blocks: Mapping[str, str], text_format: TextFormat) -> str:
     """Return a complete exposition: every block below its header, in catalog order."""
     last = len(ORDER)
     parts = []
     for name in sorted(blocks, key=lambda name: (ORDER.get(name, last), name)):
         parts += [header(declared(name), text_format), blocks[name]]
-    if text_format is Format.OPENMETRICS:
+    if text_format is TextFormat.OPENMETRICS:
         parts.append("# EOF\n")
     return "".join(parts)
 
@@ -187,9 +190,9 @@ class Exposition:
     """Expositions of the latest frames of several streams, with templates cached per schema."""
 
     def __init__(self) -> None:
-        self._templates: dict[Schema, Template] = {}
+        self._templates: dict[Schema, ExpositionTemplate] = {}
 
-    def render(self, frames: Iterable[Frame], text_format: Format) -> str:
+    def render(self, frames: Iterable[Frame], text_format: TextFormat) -> str:
         """Return one exposition of all frames."""
         blocks: dict[str, str] = {}
         info: dict[str, dict[str, str]] = {}
@@ -204,5 +207,5 @@ class Exposition:
         blocks |= {name: "".join(lines.values()) for name, lines in info.items()}
         return page(blocks, text_format)
 
-    def _template(self, schema: Schema) -> Template:
-        return self._templates.get(schema) or Template(schema)
+    def _template(self, schema: Schema) -> ExpositionTemplate:
+        return self._templates.get(schema) or ExpositionTemplate(schema)

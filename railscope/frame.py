@@ -1,21 +1,62 @@
-"""Frames: readings of one source of one node at one time.
+"""Entities, and frames of their readings.
 
-A schema defines the entity and metric of each column. It is created when a source is probed, and again
-only when the node's hardware or configuration changes; frames refer to it.
+Frames: readings of one source of one node at one time.
+
+A schema defines the entity and metric of each column. It is created when a source is probed, and
+again only when the node's hardware or configuration changes; frames refer to it.
+
+Entities: the objects that metrics describe.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from railscope.catalog import ORDER
-from railscope.catalog.declare import EventClass, Kind, Metric
-from railscope.entity import Entity
+from railscope.catalog.declare import EntityKind, EventClass, Kind, Metric
 from railscope.reading import PRESENT, REASONS, Reading, from_stored
-from railscope.text import printable
+from railscope.untrusted_text import printable
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """Object of a kind: a stable identity, and facts that describe it, as printable text.
+
+    `key` has one value for each label of the kind and is its identity. Two entities compare equal only
+    with equal facts, so that a firmware update creates a new schema.
+    """
+
+    kind: EntityKind
+    key: tuple[str, ...] = ()
+    facts: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        """Reject a key of the wrong length and facts that the kind does not declare."""
+        if len(self.key) != len(self.kind.labels):
+            message = f"{self.kind.name} needs {self.kind.labels}, got {self.key}"
+            raise ValueError(message)
+        unknown = set(self.facts) - set(self.kind.facts)
+        if unknown:
+            message = f"{self.kind.name} declares no facts named {sorted(unknown)}"
+            raise ValueError(message)
+        if not "".join(self.key).isprintable():
+            object.__setattr__(self, "key", tuple(map(printable, self.key)))
+        if not "".join(self.facts.values()).isprintable():
+            facts = {name: printable(text) for name, text in self.facts.items()}
+            object.__setattr__(self, "facts", facts)
+
+    def part(self, kind: EntityKind, *key: str) -> Entity:
+        """Return a part of this entity, such as the clock of a GPU or the priority of a NIC."""
+        return Entity(kind, self.key + key)
+
+    @property
+    def whole_key(self) -> tuple[str, ...]:
+        """The part of the key that identifies the outermost entity that contains this one."""
+        return self.key[: len(self.kind.whole.labels)]
+
 
 NO_RAIL = -1
 
@@ -85,7 +126,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Instant:
+class NodeTimestamp:
     """One timestamp on the node's clocks; `uncertainty_ns` is None if unknown."""
 
     wall_ns: int
@@ -94,7 +135,7 @@ class Instant:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class FrameOrigin:
     """Origin of a frame: the node, and one run of its agent. A new run counts from sequence 1."""
 
     node: str
@@ -110,10 +151,10 @@ class Frame:
     valid), or is empty if every column has a value.
     """
 
-    origin: Origin
+    origin: FrameOrigin
     schema: Schema
     sequence: int
-    instant: Instant
+    instant: NodeTimestamp
     values: array[int]
     reasons: bytes = b""
     events: tuple[Event, ...] = ()

@@ -1,20 +1,71 @@
-"""Service lifecycle: signals, reload, clean stop, systemd notifications.
+"""Service lifecycle: signals, reload, clean stop, systemd notifications, logs.
 
-SIGTERM and SIGINT stop the service. SIGHUP reloads the settings: if a service can be built from them it
-replaces the old one; if not, or if it cannot start, the old settings stay in force.
+SIGTERM and SIGINT stop the service. SIGHUP reloads the settings: if a service can be built from
+them it replaces the old one; if not, or if it cannot start, the old settings stay in force.
+
+Integration with systemd: notification socket, watchdog, state directory.
+
+READY, WATCHDOG, STOPPING and RELOADING follow the protocol of sd_notify(3). Outside systemd every
+call does nothing.
+
+Logs: one event name, then keys. Under systemd the journal adds time and level.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import signal
+import socket
+import sys
+import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any, TextIO, TypeAlias, cast
 
 import structlog
 
 from railscope.settings import SettingsError
-from railscope.systemd import notify, notify_reloading
+from railscope.untrusted_text import printable
+
+_US_PER_SECOND = 1_000_000
+
+
+def notify(state: str) -> None:
+    """Send a state such as "READY=1" to systemd."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+        channel.sendto(state.encode(), address)
+
+
+def notify_reloading() -> None:
+    """Report the start of a reload, with its time as systemd requires."""
+    notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+
+async def feed_watchdog() -> None:
+    """Notify the watchdog, at half its interval, that the event loop is running.
+
+    Returns at once if systemd has set no watchdog.
+    """
+    interval_us = int(os.environ.get("WATCHDOG_USEC", "0"))
+    if not interval_us or not os.environ.get("NOTIFY_SOCKET"):
+        return
+    while True:
+        notify("WATCHDOG=1")
+        await asyncio.sleep(interval_us / _US_PER_SECOND / 2)
+
+
+def state_directory(configured: str, default: str) -> Path:
+    """Return the configured directory, else the one set by systemd, else the default."""
+    given = os.environ.get("STATE_DIRECTORY", "")
+    return Path(given if configured == default and given else configured)
+
 
 log = structlog.get_logger(__name__)
 
@@ -89,3 +140,64 @@ async def _end(serving: asyncio.Future[None]) -> None:
         await serving
     except asyncio.CancelledError:
         log.debug("stopped")
+
+
+_JOURNAL_LEVELS = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
+
+
+def _journal_prefix(_: Any, __: str, line: str) -> str:
+    level, _, rest = line.partition(" ")
+    return f"<{_JOURNAL_LEVELS.get(level, 6)}>{rest}"
+
+
+def _level_first(_: Any, method: str, event: dict[str, Any]) -> str:
+    name = event.pop("event")
+    time = event.pop("timestamp", "")
+    keys = " ".join(f"{key}={_quote_value(value)}" for key, value in event.items())
+    return f"{time} {method} {name} {keys}".strip()
+
+
+def _quote_value(value: Any) -> str:
+    text = printable(str(value))
+    return f'"{text}"' if not text or any(c in text for c in ' "=') else text
+
+
+class LogStream:
+    """Standard error, with failures that never end a program: full disk, closed pipe, unencodable text."""
+
+    def __init__(self) -> None:
+        self.lost = 0
+        """Lines that could not be written since the start."""
+
+    def write(self, line: str) -> int:
+        """Write a line, or count it as lost."""
+        try:
+            sys.stderr.write(line)
+            sys.stderr.flush()
+        except (OSError, ValueError):
+            self.lost += 1
+        return len(line)
+
+    def flush(self) -> None:
+        """Do nothing: each line is flushed on write."""
+
+
+LOG_STREAM = LogStream()
+"""Log output of this process."""
+
+
+def configure_logs(level: str) -> None:
+    """Send logs to standard error: with a level prefix for the journal, else with the time."""
+    journal = "JOURNAL_STREAM" in os.environ
+    processors: list[Any] = []
+    if not journal:
+        processors.append(structlog.processors.TimeStamper(fmt="iso", utc=True))
+    processors.append(_level_first)
+    if journal:
+        processors.append(_journal_prefix)
+    structlog.configure(
+        processors=processors,
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", LOG_STREAM)),
+        cache_logger_on_first_use=False,
+    )

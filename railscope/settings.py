@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from railscope.toml_text import TomlError, parse_toml
+from railscope.untrusted_text import TomlError, parse_toml
 
 Settings = TypeVar("Settings", bound=msgspec.Struct)
 
@@ -197,7 +197,7 @@ def _nearest(word: str, known: Mapping[str, Any]) -> str:
 # Documentation ---------------------------------------------------------------------------------
 
 
-class Field(msgspec.Struct, frozen=True):
+class SettingField(msgspec.Struct, frozen=True):
     """One setting as shown in documentation."""
 
     description: str
@@ -205,9 +205,9 @@ class Field(msgspec.Struct, frozen=True):
     type: str
 
 
-def fields(kind: type[msgspec.Struct], prefix: str = "") -> list[tuple[str, Field]]:
+def fields(kind: type[msgspec.Struct], prefix: str = "") -> list[tuple[str, SettingField]]:
     """Return every setting by its dotted key."""
-    found: list[tuple[str, Field]] = []
+    found: list[tuple[str, SettingField]] = []
     hints = typing.get_type_hints(kind, include_extras=True)
     for info in msgspec.structs.fields(kind):
         section = _section(hints[info.name])
@@ -223,12 +223,12 @@ def _default(info: msgspec.structs.FieldInfo) -> Any:
     return info.default if made is msgspec.NODEFAULT else made()
 
 
-def _field(hint: Any, default: Any) -> Field:
+def _field(hint: Any, default: Any) -> SettingField:
     if typing.get_origin(hint) is not Annotated:
         message = f"a setting of type {hint} has no description"
         raise TypeError(message)
     plain, meta = typing.get_args(hint)[:2]
-    return Field(meta.description, default, getattr(plain, "__name__", str(plain)))
+    return SettingField(meta.description, default, getattr(plain, "__name__", str(plain)))
 
 
 def sample(kind: type[msgspec.Struct], title: str) -> str:

@@ -21,8 +21,7 @@ from functools import lru_cache
 import msgspec
 
 from railscope.catalog import KINDS, METRICS
-from railscope.entity import Entity
-from railscope.frame import NO_RAIL, Instant, Origin, Schema
+from railscope.frame import NO_RAIL, Entity, FrameOrigin, NodeTimestamp, Schema
 from railscope.reading import SIGNED_LIMIT
 
 if sys.version_info >= (3, 14):
@@ -152,7 +151,7 @@ class SentAt(msgspec.Struct, frozen=True, array_like=True):
     boot_id: str
 
     @classmethod
-    def at(cls, instant: Instant, boot_id: str) -> SentAt:
+    def at(cls, instant: NodeTimestamp, boot_id: str) -> SentAt:
         """Return the clocks at a timestamp."""
         return cls(instant.wall_ns, instant.boot_ns, boot_id)
 
@@ -277,7 +276,7 @@ def from_wire_schema(wire: WireSchema) -> Schema:
 
 
 def envelope(
-    origin: Origin,
+    origin: FrameOrigin,
     batches: Sequence[Batch],
     schemas: Sequence[WireSchema],
     *,

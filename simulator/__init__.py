@@ -16,10 +16,8 @@
 All output follows from the spec and its seed: no clock is read.
 """
 
-from simulator.gpu_models import MODELS, SHORT_NAMES
-from simulator.gpu_models import find as find_model
-from simulator.nic_models import NICS
-from simulator.run import about, moments, simulate
+from simulator.device_models import MODELS, NICS, SHORT_NAMES, find_model
+from simulator.simulation import about, moments, simulate
 from simulator.spec import MODES, SCENARIOS, SCHEDULERS, NodeSpec
 from simulator.tree import write_tree
 

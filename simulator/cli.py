@@ -1,4 +1,8 @@
-"""`railscope simulate`: a simulated node, recorded as a capture."""
+"""Commands of the simulator.
+
+`railscope simulate` records a simulated node as a capture. `railscope simulate-agent` runs an agent
+on a node that is simulated in real time.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,15 @@ from pathlib import Path
 
 import click
 
-from railscope.capture import write_capture
+from agent.cli import config_option, run_agent, settings_flags
+from agent.host import Clock, Host
+from agent.host.live_host import LiveClock
+from agent.host.recorded_host import RecordedHost
+from agent.sampling.meter import measure_memory
+from railscope.capture import Capture, write_capture
 from simulator import SCENARIOS, NodeSpec, about, find_model, moments
+from simulator.live import STEP_NS, LiveNode, LiveNodeFileError, LiveTimeline, read_live_node
+from simulator.simulation import about as about_capture
 
 
 @click.command()
@@ -66,3 +77,36 @@ def simulate(  # noqa: PLR0913 - one for each option
     except ValueError as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"{directory}: {seconds} s of {node}, {SCENARIOS[scenario]}")
+
+
+class SimulatedHost(RecordedHost):
+    """Host with the simulated node's results at the present offset; it never restarts."""
+
+    def __init__(self, node: LiveNode, clock: Clock) -> None:
+        def offset_ns() -> int:
+            return max(clock.now().boot_ns - node.started_boot_ns, 0)
+
+        capture = Capture(about_capture(node.spec, 0), ())
+        super().__init__(capture, clock, offset_ns, LiveTimeline(node, offset_ns()))
+
+    @property
+    def grain_ns(self) -> int:
+        """Time step of the simulation."""
+        return STEP_NS
+
+
+@click.command()
+@config_option
+@settings_flags
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def simulate_agent(config: Path | None, file: Path, **flags: str | None) -> None:
+    """Run an agent on the simulated node that FILE describes, until it is stopped."""
+    run_agent(lambda: _host(file), config, flags)
+
+
+def _host(file: Path) -> tuple[Host, str]:
+    try:
+        host = measure_memory(lambda: SimulatedHost(read_live_node(file), LiveClock()))
+    except LiveNodeFileError as error:
+        raise click.ClickException(str(error)) from error
+    return host, host.node

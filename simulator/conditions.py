@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from simulator.nic_models import LANES
-from simulator.port_settings import USUAL, PortSettings
-from simulator.span import Span
-from simulator.spec import NodeSpec
+from simulator.device_models import LANES
+from simulator.port import USUAL, PortSettings
+from simulator.spec import NodeSpec, TimeSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,30 +83,30 @@ class Scenario:
         self.duration_ns = duration_ns
         self.dice = spec.stream("scenario")
 
-    def job(self, span: Span) -> JobConditions:
+    def job(self, span: TimeSpan) -> JobConditions:
         """Return the job's conditions."""
         del span
         return JobConditions()
 
-    def port(self, rail: int | None, span: Span) -> PortConditions:
+    def port(self, rail: int | None, span: TimeSpan) -> PortConditions:
         """Return the conditions of the port of a rail, or of a storage port."""
         return self.struck_port(span) if rail == self.spec.struck else PortConditions()
 
-    def gpu(self, index: int, span: Span) -> GpuConditions:
+    def gpu(self, index: int, span: TimeSpan) -> GpuConditions:
         """Return the conditions of a GPU."""
         return self.struck_gpu(span) if index == self.spec.struck else GpuConditions()
 
-    def struck_port(self, span: Span) -> PortConditions:
+    def struck_port(self, span: TimeSpan) -> PortConditions:
         """Return the conditions of the port that the fault strikes."""
         del span
         return PortConditions()
 
-    def struck_gpu(self, span: Span) -> GpuConditions:
+    def struck_gpu(self, span: TimeSpan) -> GpuConditions:
         """Return the conditions of the GPU that the fault strikes."""
         del span
         return GpuConditions()
 
-    def link_outages(self, rail: int | None) -> tuple[Span, ...]:
+    def link_outages(self, rail: int | None) -> tuple[TimeSpan, ...]:
         """Return the spans in which the link of a port is down."""
         del rail
         return ()
@@ -116,17 +115,17 @@ class Scenario:
         """Return the time at which the drivers are reloaded."""
         return None
 
-    def stray_gpu(self, span: Span) -> int | None:
+    def stray_gpu(self, span: TimeSpan) -> int | None:
         """Index of the GPU with an unclaimed process, at the end of a span."""
         del span
         return 0 if self.spec.stray else None
 
-    def resets(self, span: Span) -> Sequence[int]:
+    def resets(self, span: TimeSpan) -> Sequence[int]:
         """Indices of the GPUs that are reset during a span."""
         del span
         return ()
 
-    def onsets(self, span: Span) -> Sequence[tuple[int, Scenario]]:
+    def onsets(self, span: TimeSpan) -> Sequence[tuple[int, Scenario]]:
         """Offsets and faults that begin during a span."""
         return ((self.onset_ns, self),) if span.passes(self.onset_ns) else ()
 
@@ -140,7 +139,7 @@ class SlowedExchange(Scenario):
         super().__init__(spec, duration_ns)
         self.factor = self.dice.uniform(self.slowest, self.fastest)
 
-    def job(self, span: Span) -> JobConditions:
+    def job(self, span: TimeSpan) -> JobConditions:
         """Slower from the onset on."""
         lost = span.share_after(self.onset_ns) * (1.0 - self.factor)
         return JobConditions(exchange_pace=1.0 - lost)

@@ -10,15 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simulator.conditions import PortConditions
-from simulator.machine import Port
-from simulator.nic_models import LANES
-from simulator.noise import Drift, whole
-from simulator.optics import Optics
-from simulator.port_counters import DATA_FRAME_WORDS, SMALL_FRAME_WORDS, Flow, PortCounters
-from simulator.port_settings import SMALL_MTU_BYTES, USUAL, PortSettings
-from simulator.port_signal import SAMPLE_PERIOD_NS, Signal
-from simulator.span import NS_PER_SECOND, Span, seconds
-from simulator.spec import NodeSpec
+from simulator.device_models import LANES
+from simulator.node_hardware import SimulatedPort
+from simulator.port import (
+    DATA_FRAME_WORDS,
+    SAMPLE_PERIOD_NS,
+    SMALL_FRAME_WORDS,
+    SMALL_MTU_BYTES,
+    USUAL,
+    PortCounters,
+    PortOptics,
+    PortSettings,
+    PortSignal,
+    TrafficFlow,
+)
+from simulator.spec import NS_PER_SECOND, DriftNoise, NodeSpec, TimeSpan, round_randomly, seconds
 
 _GOODPUT = 0.97
 _WRITE_PACKETS = 256
@@ -33,7 +39,7 @@ _LLDP_PERIOD_NS = seconds(30)
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class TrafficDemand:
     """Traffic that the job requests from a port during a span: share of time, and shares of line rate."""
 
     busy: float
@@ -44,7 +50,7 @@ class Wish:
 class Cable:
     """A port with its cable and switch port, in their state after the last span."""
 
-    def __init__(self, port: Port, spec: NodeSpec, uptime_ns: int) -> None:
+    def __init__(self, port: SimulatedPort, spec: NodeSpec, uptime_ns: int) -> None:
         dice = spec.stream(f"port {port.rdma_device}")
         self.port = port
         self.up = True
@@ -59,11 +65,11 @@ class Cable:
         self._usual_marked = 10 ** dice.uniform(-5.0, -3.0)
         self._usual_pauses_per_second = 10 ** dice.uniform(-1.3, 0.5)
         bit_error_rate = 10 ** dice.gauss(-8.3, 0.5)
-        self._rate_drift = Drift(dice, 20.0)
-        self._mark_drift = Drift(dice, 30.0)
+        self._rate_drift = DriftNoise(dice, 20.0)
+        self._mark_drift = DriftNoise(dice, 30.0)
         error_dice = spec.stream(f"signal {port.rdma_device}")
-        self.optics = Optics(error_dice, bit_error_rate)
-        self._signal = Signal(
+        self.optics = PortOptics(error_dice, bit_error_rate)
+        self._signal = PortSignal(
             gigabits=port.gigabits,
             bit_error_rate=bit_error_rate,
             optics=self.optics,
@@ -97,10 +103,10 @@ class Cable:
 
     def advance(
         self,
-        span: Span,
-        wish: Wish,
+        span: TimeSpan,
+        wish: TrafficDemand,
         conditions: PortConditions,
-        outages: Sequence[Span] = (),
+        outages: Sequence[TimeSpan] = (),
     ) -> None:
         """Advance by a span, under conditions, and with the link down during outages.
 
@@ -155,28 +161,31 @@ class Cable:
         return self._packets_per_second * (DATA_FRAME_WORDS / self._frame_words)
 
     def _transfer(
-        self, span: Span, send: float, receive: float, conditions: PortConditions
+        self, span: TimeSpan, send: float, receive: float, conditions: PortConditions
     ) -> None:
         """Count packets, those with congestion marks, and the resulting notifications."""
         counters, dice = self.counters, self._dice
         packets = self._frames_per_second * span.seconds
-        sent, received = whole(send * packets, dice), whole(receive * packets, dice)
+        sent, received = (
+            round_randomly(send * packets, dice),
+            round_randomly(receive * packets, dice),
+        )
         self._count(counters.sent, counters.astray_sent, sent)
         self._count(counters.received, counters.astray_received, received)
-        counters.write_requests += whole(received / _WRITE_PACKETS, dice)
+        counters.write_requests += round_randomly(received / _WRITE_PACKETS, dice)
         drift = self._mark_drift.advance(span.seconds)
         usual = min(self._usual_marked * math.exp(0.8 * drift), 0.005)
         share = min(conditions.marked * math.exp(0.1 * drift) + usual, _MAX_MARKED)
-        marked = whole(received * share, dice)
+        marked = round_randomly(received * share, dice)
         counters.marked_packets += marked
         most = _SENDERS * _NOTIFICATIONS_PER_SECOND * span.seconds
-        told = whole(min(marked * _NOTIFIED, most), dice)
-        heard = whole(sent * usual * _NOTIFIED, dice)
+        told = round_randomly(min(marked * _NOTIFIED, most), dice)
+        heard = round_randomly(sent * usual * _NOTIFIED, dice)
         if self.settings.notifying:
             counters.notifications_sent += told
             counters.notifications_handled += heard
 
-    def _count(self, flow: Flow, astray: Flow, packets: int) -> None:
+    def _count(self, flow: TrafficFlow, astray: TrafficFlow, packets: int) -> None:
         """Count RDMA packets in the priority that the port assigns to them."""
         flow.add(packets, self._frame_words)
         if self.settings.trust != "dscp":
@@ -184,7 +193,7 @@ class Cable:
 
     def _pause(
         self,
-        span: Span,
+        span: TimeSpan,
         busy: float,
         shares: tuple[float, float],
         conditions: PortConditions,
@@ -197,31 +206,31 @@ class Cable:
         frame_ns = extent * self._refresh_ns * LANES / self.lanes
         frames = pausing * span.length_ns / frame_ns
         frames += dice.expovariate(20.0) * usual
-        sent = whole(frames, dice)
+        sent = round_randomly(frames, dice)
         frames = paused * span.length_ns / frame_ns
         frames += dice.expovariate(1.0) * usual
-        received = whole(frames, dice)
+        received = round_randomly(frames, dice)
         if not self.settings.protected:
             return
         counters.pause_frames_sent += sent
         counters.pause_frames_received += received
         counters.pausing_ns += min(round(sent * frame_ns), span.length_ns)
         counters.paused_ns += min(round(received * frame_ns), span.length_ns)
-        counters.buffer_alarms += whole(sent / 10, dice)
+        counters.buffer_alarms += round_randomly(sent / 10, dice)
         counters.storm_warnings += conditions.storm_warnings
         counters.storm_errors += conditions.storm_errors
 
-    def _lose(self, span: Span, dropped: float, down: float) -> None:
+    def _lose(self, span: TimeSpan, dropped: float, down: float) -> None:
         """Count losses while no pause protects the buffer, and retries towards a link that is down."""
         counters, dice = self.counters, self._dice
-        lost = whole(dropped * self._frames_per_second * span.seconds, dice)
+        lost = round_randomly(dropped * self._frames_per_second * span.seconds, dice)
         self._count(counters.dropped, counters.astray_dropped, lost)
-        counters.out_of_sequence += whole(lost / 8, dice)
-        timeouts = whole(down * span.seconds * _RETRIES_PER_SECOND, dice)
+        counters.out_of_sequence += round_randomly(lost / 8, dice)
+        timeouts = round_randomly(down * span.seconds * _RETRIES_PER_SECOND, dice)
         counters.ack_timeouts += timeouts
         counters.sequence_errors += 2 * timeouts
 
-    def _stall(self, span: Span, busy: float, stall_percent: float) -> None:
+    def _stall(self, span: TimeSpan, busy: float, stall_percent: float) -> None:
         """Set the share of time in which the NIC waited for PCIe; it is 0 without traffic."""
         read = abs(self._dice.gauss(0.0, 1.0)) * busy
         write = abs(self._dice.gauss(0.0, 1.0)) * busy
@@ -231,13 +240,13 @@ class Cable:
         if self.pcie_write_stall_percent > _STALLED_PERCENT:
             self.counters.write_stalled_ns += span.length_ns
 
-    def _break(self, span: Span, outage: Span) -> None:
+    def _break(self, span: TimeSpan, outage: TimeSpan) -> None:
         """Take the link down and up again."""
         went_down, came_up = span.passes(outage.start_ns), span.passes(outage.end_ns)
         self.counters.link_downs += went_down
         self.counters.carrier_changes += went_down + came_up
 
-    def _keep_watch(self, span: Span, up: float) -> None:
+    def _keep_watch(self, span: TimeSpan, up: float) -> None:
         """Receive LLDP frames of neighbours, and sample the optics."""
         if self.up:
             frames = span.count_recurring(self._neighbour_offset_ns, _LLDP_PERIOD_NS)

@@ -1,28 +1,318 @@
-"""One GPU: silicon, memory, links, bus and tenants, which advance together."""
+"""One GPU: silicon, memory errors, activity, NVLinks, bus and tenants, which advance together.
+
+Activity of SMs and memory: the job determines SM utilization; its division into pipes is that of
+mixed-precision training. Memory has errors and their repair.
+
+NVLinks: the job's exchange within a node uses all links evenly. Bytes are counted in kibibytes, as
+in NVML; all other counters derive from these, from the time that the links were up and from the
+errors of a bad one.
+
+Bus: a rail's traffic is the GPU's own memory, which its NIC reads and writes. Traffic to and from
+the processors is checkpoints, data and commands. All of it uses PCIe, except on a module with a
+Grace processor: there the NIC is attached to the processor, and its reads and writes use C2C as
+well. The GPU's own PCIe link then carries only the driver's register accesses.
+"""
 
 from __future__ import annotations
 
+import random
 from collections import deque
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-from simulator.activity import Activity, Cycles, activity
-from simulator.bus import Bus
 from simulator.conditions import GpuConditions
-from simulator.gpu_model import GpuModel
-from simulator.job import Demand
-from simulator.machine import Gpu
-from simulator.memory import MemoryErrors
-from simulator.nvlink import Links
-from simulator.sharing import Sharing
+from simulator.device_models import GpuModel, NvLinkModel
+from simulator.node_hardware import SimulatedGpu
 from simulator.silicon import Silicon
-from simulator.span import NS_PER_US, Span
-from simulator.spec import NodeSpec
+from simulator.spec import NS_PER_SECOND, NS_PER_US, DriftNoise, NodeSpec, TimeSpan, round_randomly
+from simulator.workload import GpuSharing, JobDemand
+
+_OCCUPANCY, _TENSOR, _INTEGER, _FP32, _FP16 = 0.31, 0.62, 0.24, 0.21, 0.09
+"""Fractions of an SM's busy time."""
+
+_DRAM = 0.85
+"""Memory that is in use all the time moves this share of its peak bandwidth."""
+
+_NS_PER_US = 1000
+_USUAL = JobDemand(present=1.0, occupied=1.0, activity=0.6, memory_activity=0.4)
+
+
+@dataclass(frozen=True, slots=True)
+class ActivityShares:
+    """Shares of a span: of its time, of all SMs, or of the memory's bandwidth.
+
+    All work of the tensor pipes is in half precision; none is in double precision.
+    """
+
+    graphics: float = 0.0
+    sm: float = 0.0
+    occupancy: float = 0.0
+    tensor: float = 0.0
+    integer: float = 0.0
+    fp32: float = 0.0
+    fp16: float = 0.0
+    dram: float = 0.0
+
+
+def activity_shares(demand: JobDemand, ripple: float) -> ActivityShares:
+    """Return the activity of a GPU under the job's demand, times a factor for this GPU's own load."""
+    sm = min(demand.activity * ripple, 1.0)
+    return ActivityShares(
+        graphics=min(demand.occupied, 1.0),
+        sm=sm,
+        occupancy=_OCCUPANCY * sm,
+        tensor=_TENSOR * sm,
+        integer=_INTEGER * sm,
+        fp32=_FP32 * sm,
+        fp16=_FP16 * sm,
+        dram=_DRAM * min(demand.memory_activity * ripple, 1.0),
+    )
+
+
+@dataclass(slots=True)
+class SmCycles:
+    """Cycles of all SMs since the GPU's last reset: elapsed, and those in which a pipe was busy."""
+
+    elapsed: int = 0
+    sm: int = 0
+    tensor: int = 0
+    integer: int = 0
+    fp32: int = 0
+    fp16: int = 0
+
+    @classmethod
+    def usual(cls, uptime_ns: int, megahertz: int, multiprocessors: int) -> SmCycles:
+        """Return the counters of a GPU that has been under normal load since boot."""
+        cycles = cls()
+        usual = activity_shares(_USUAL, 1.0)
+        cycles.advance(TimeSpan(0, uptime_ns), megahertz, multiprocessors, usual)
+        return cycles
+
+    def advance(
+        self, span: TimeSpan, megahertz: int, multiprocessors: int, seen: ActivityShares
+    ) -> None:
+        """Count cycles for a span at one clock."""
+        elapsed = megahertz * multiprocessors * span.length_ns // _NS_PER_US
+        self.elapsed += elapsed
+        for pipe in fields(self)[1:]:
+            counted = getattr(self, pipe.name) + round(elapsed * getattr(seen, pipe.name))
+            setattr(self, pipe.name, counted)
+
+
+BAD_ADDRESS = 0x0000_0012_BAC1_C3E0
+"""Bad memory address of a GPU with an error."""
+
+PAGE_BYTES = 4096
+
+
+@dataclass(slots=True)
+class MemoryErrors:
+    """Errors since driver load and for life; rows, or pages of older GPUs, that wait for a reset."""
+
+    corrected: int
+    corrected_for_life: int
+    uncorrected: int = 0
+    uncorrected_for_life: int = 0
+    correctable_rows: int = 0
+    uncorrectable_rows: int = 0
+
+    @classmethod
+    def usual(cls, dice: random.Random) -> MemoryErrors:
+        """Return a few corrected errors, as on every GPU."""
+        corrected = dice.choice((0, 0, 0, 1, 2))
+        return cls(corrected, corrected + dice.randrange(20))
+
+    @property
+    def pending(self) -> bool:
+        """True if any row or page waits for a reset."""
+        return self.correctable_rows + self.uncorrectable_rows > 0
+
+    def advance(self, conditions: GpuConditions) -> None:
+        """Add the errors of a span."""
+        self.corrected += conditions.corrected_errors
+        self.corrected_for_life += conditions.corrected_errors
+        self.uncorrected += conditions.uncorrected_errors
+        self.uncorrected_for_life += conditions.uncorrected_errors
+        self.correctable_rows = conditions.correctable_rows
+        self.uncorrectable_rows = conditions.uncorrectable_rows
+
+    def reload(self) -> None:
+        """Reset the counters, as after a driver load."""
+        self.corrected = self.uncorrected = 0
+
+
+_CHECKPOINT_BYTES_PER_SECOND = 1_200_000_000
+_DATA_BYTES_PER_SECOND = 900_000_000
+_USUAL_BYTES_PER_SECOND = 15_000_000_000
+_COMMAND_BYTES_PER_SECOND, _RESULT_BYTES_PER_SECOND = 6_000_000, 3_000_000
+_REGISTER_BYTES_PER_SECOND = 50_000
+
+
+@dataclass(slots=True)
+class BusDirection:
+    """Bytes in one direction since driver load, and bytes per second during the last span."""
+
+    moved_bytes: int = 0
+    bytes_per_second: float = 0.0
+
+    def move(self, span: TimeSpan, amount_bytes: int) -> None:
+        """Count the bytes of a span."""
+        self.moved_bytes += amount_bytes
+        self.bytes_per_second = amount_bytes / span.seconds
+
+
+class GpuBus:
+    """PCIe link of a GPU, and its C2C link if it has one, after the last span."""
+
+    def __init__(self, *, grace: bool, uptime_ns: int) -> None:
+        self.grace = grace
+        rate = _REGISTER_BYTES_PER_SECOND if grace else _USUAL_BYTES_PER_SECOND
+        usual = rate * uptime_ns // NS_PER_SECOND
+        self.pcie_out, self.pcie_in = BusDirection(usual), BusDirection(usual)
+        self.c2c_out, self.c2c_in = BusDirection(), BusDirection()
+
+    def reload(self) -> None:
+        """Reset the counters, as after a driver load."""
+        for way in (self.pcie_out, self.pcie_in):
+            way.moved_bytes = 0
+
+    def advance(self, span: TimeSpan, demand: JobDemand, rail_bytes: tuple[int, int]) -> None:
+        """Advance by a span in which the rail's NIC sent and received this many bytes."""
+        outward = int(span.seconds * (
+            _CHECKPOINT_BYTES_PER_SECOND * demand.checkpoint
+            + _RESULT_BYTES_PER_SECOND * demand.occupied
+        ))  # fmt: skip
+        inward = int(span.seconds * (
+            _DATA_BYTES_PER_SECOND * demand.fetch + _COMMAND_BYTES_PER_SECOND * demand.occupied
+        ))  # fmt: skip
+        sent, received = rail_bytes
+        outward, inward = outward + sent, inward + received
+        if self.grace:
+            self.c2c_out.move(span, outward)
+            self.c2c_in.move(span, inward)
+            outward = inward = int(span.seconds * _REGISTER_BYTES_PER_SECOND * demand.occupied)
+        self.pcie_out.move(span, outward)
+        self.pcie_in.move(span, inward)
+
+
+EXCHANGE_RATE = 0.6
+"""Share of the nominal speed that a link carries while gradients are exchanged."""
+
+STRUCK_LINK = 7
+CODEWORD_BITS = 5440
+"""RS(544,514) over symbols of ten bits."""
+
+NO_ERROR = 15 << 8 | 255
+"""Encoding of a bit error ratio without any error."""
+
+_USUAL_EXCHANGED = 0.4
+_KIBIBYTE = 1024
+_BITS_PER_MEGABYTE = 8_000_000
+_MAX_EXPONENT = 254
+
+
+@dataclass(slots=True)
+class NvLinkState:
+    """One link since driver load, and its errors during the last span."""
+
+    raw_bit_error_ratio: float
+    transmitted_kibibytes: int = 0
+    received_kibibytes: int = 0
+    errors: int = 0
+    recent_errors: int = 0
+
+
+class GpuNvLinks:
+    """All links of one GPU after the last span."""
+
+    def __init__(self, model: NvLinkModel, dice: random.Random, uptime_ns: int) -> None:
+        self.model = model
+        self.up_ns = uptime_ns
+        self.recent_ns = NS_PER_SECOND
+        self.transmit_kibibytes_per_second = self.receive_kibibytes_per_second = 0.0
+        self._dice = dice
+        self._drift = DriftNoise(dice, 20.0)
+        self.links = [NvLinkState(10 ** dice.uniform(-9.5, -7.5)) for _ in range(model.links)]
+        usual = self._kibibytes(uptime_ns / NS_PER_SECOND, _USUAL_EXCHANGED)
+        for link in self.links:
+            link.transmitted_kibibytes = link.received_kibibytes = int(usual)
+
+    def reload(self) -> None:
+        """Reset the counters, as after a driver load."""
+        self.links = [NvLinkState(link.raw_bit_error_ratio) for link in self.links]
+        self.up_ns = 0
+
+    def advance(self, span: TimeSpan, exchanged: float, errors: int) -> None:
+        """Advance by a span with a volume of exchange, and errors of the struck link."""
+        ripple = 1.0 + 0.02 * self._drift.advance(span.seconds)
+        share = self._kibibytes(span.seconds, exchanged * ripple)
+        transmitted = received = 0
+        for link in self.links:
+            there, back = round_randomly(share, self._dice), round_randomly(share, self._dice)
+            link.transmitted_kibibytes += there
+            link.received_kibibytes += back
+            link.recent_errors = 0
+            transmitted, received = transmitted + there, received + back
+        struck = self.links[min(STRUCK_LINK, len(self.links) - 1)]
+        struck.errors += errors
+        struck.recent_errors = errors
+        self.up_ns += span.length_ns
+        self.recent_ns = span.length_ns
+        self.transmit_kibibytes_per_second = transmitted / span.seconds
+        self.receive_kibibytes_per_second = received / span.seconds
+
+    def _kibibytes(self, seconds: float, exchanged: float) -> float:
+        """Traffic of one link in one direction, in kibibytes."""
+        bytes_per_second = self.model.nominal_megabytes * 10**6
+        return EXCHANGE_RATE * exchanged * bytes_per_second * seconds / _KIBIBYTE
+
+    def raw(self, kibibytes: int) -> int:
+        """Raw traffic of a link for this payload, including protocol overhead."""
+        return kibibytes * self.model.raw_megabytes // self.model.nominal_megabytes
+
+    def bits(self, length_ns: int) -> int:
+        """Bits that a link receives during some time: it also transmits while idle."""
+        return self.model.raw_megabytes * _BITS_PER_MEGABYTE * length_ns // NS_PER_SECOND
+
+    def raw_errors(self, link: NvLinkState) -> int:
+        """Wrong bits received, before any correction."""
+        return int(self.bits(self.up_ns) * link.raw_bit_error_ratio) + 1000 * link.errors
+
+    def codewords(self, link: NvLinkState, symbols: int) -> int:
+        """Codewords in which this many symbols had to be corrected; in most of them, none.
+
+        Wrong bits are isolated, except on a bad link, where they occur in bursts.
+        """
+        words = self.bits(self.up_ns) // CODEWORD_BITS
+        mean = CODEWORD_BITS * link.raw_bit_error_ratio
+        share = mean if symbols else 1.0 - mean
+        for number in range(2, symbols + 1):
+            share *= mean / number
+        return int(words * share) + (link.errors >> symbols if symbols else 0)
+
+    def raw_ratio(self, link: NvLinkState) -> int:
+        """Ratio of wrong bits before any correction, in NVML's encoding."""
+        wrong = 1000 * link.recent_errors / self.bits(self.recent_ns)
+        return ratio_word(link.raw_bit_error_ratio + wrong)
+
+    def error_ratio(self, recent_errors: int) -> int:
+        """Ratio of errors to bits during the last span, in NVML's encoding."""
+        return ratio_word(recent_errors / self.bits(self.recent_ns))
+
+
+def ratio_word(ratio: float) -> int:
+    """Encode a ratio of at most one as mantissa (bits 8 to 11) and negative exponent (bits 0 to 7)."""
+    if ratio <= 0:
+        return NO_ERROR
+    mantissa, _, exponent = f"{ratio:.0e}".partition("e")
+    return int(mantissa) << 8 | min(-int(exponent), _MAX_EXPONENT)
+
 
 SAMPLES_KEPT = 2
 """Number of samples that the driver retains; one is taken per span."""
 
 
-class Sample(NamedTuple):
+class DriverSample(NamedTuple):
     """Sample of the driver's own measurements, with its time in microseconds since 1970."""
 
     stamp_us: int
@@ -33,27 +323,33 @@ class Sample(NamedTuple):
 class GpuState:
     """State of a GPU after the last span. `identity` is the constant part."""
 
-    def __init__(self, spec: NodeSpec, model: GpuModel, identity: Gpu, uptime_ns: int) -> None:
+    def __init__(
+        self, spec: NodeSpec, model: GpuModel, identity: SimulatedGpu, uptime_ns: int
+    ) -> None:
         name = f"gpu {identity.index}"
         dice = spec.stream(name)
         self.model, self.identity = model, identity
         self.silicon = Silicon(model, dice, uptime_ns)
         self.errors = MemoryErrors.usual(dice)
         self.pcie_replays = dice.choice((0, 0, 0, 0, 1))
-        self.sharing = Sharing(spec, model, identity.index)
-        self.bus = Bus(grace=model.grace, uptime_ns=uptime_ns)
-        self.links: Links | None = None
+        self.sharing = GpuSharing(spec, model, identity.index)
+        self.bus = GpuBus(grace=model.grace, uptime_ns=uptime_ns)
+        self.links: GpuNvLinks | None = None
         if model.nvlink and not self.sharing.mig_devices:  # the driver hides them under MIG
-            self.links = Links(model.nvlink, spec.stream(f"{name} links"), uptime_ns)
-        self.demand, self.activity = Demand(), Activity()
-        self.cycles = Cycles.usual(uptime_ns, model.max_megahertz, model.multiprocessors)
+            self.links = GpuNvLinks(model.nvlink, spec.stream(f"{name} links"), uptime_ns)
+        self.demand, self.activity = JobDemand(), ActivityShares()
+        self.cycles = SmCycles.usual(uptime_ns, model.max_megahertz, model.multiprocessors)
         self.lost = self.hung = self.stuck = self.denied = False
         self.recovery_action = 0
-        self.samples: deque[Sample] = deque(maxlen=SAMPLES_KEPT)
+        self.samples: deque[DriverSample] = deque(maxlen=SAMPLES_KEPT)
         self._origin_us = spec.started_wall_ns // NS_PER_US
 
     def advance(
-        self, span: Span, wanted: Demand, conditions: GpuConditions, rail_bytes: tuple[int, int]
+        self,
+        span: TimeSpan,
+        wanted: JobDemand,
+        conditions: GpuConditions,
+        rail_bytes: tuple[int, int],
     ) -> None:
         """Advance by a span in which the rail's NIC sent and received this many bytes.
 
@@ -67,11 +363,13 @@ class GpuState:
         self.recovery_action = conditions.recovery_action
         self.demand = self.sharing.take(wanted)
         self.silicon.advance(span, self.demand, conditions.thermal_resistance)
-        self.activity = activity(self.demand, self.silicon.ripple)
+        self.activity = activity_shares(self.demand, self.silicon.ripple)
         clock = self.silicon.clock_megahertz
         self.cycles.advance(span, clock, self.model.multiprocessors, self.activity)
         silicon, stamp_us = self.silicon, self._origin_us + span.end_ns // NS_PER_US
-        self.samples.append(Sample(stamp_us, silicon.occupied_percent, silicon.power_milliwatts))
+        self.samples.append(
+            DriverSample(stamp_us, silicon.occupied_percent, silicon.power_milliwatts)
+        )
         self.errors.advance(conditions)
         self.bus.advance(span, self.demand, rail_bytes)
         if self.links:

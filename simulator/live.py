@@ -18,14 +18,13 @@ from typing import NamedTuple
 import msgspec
 
 from railscope.capture import SECTIONS, Json
-from railscope.toml_text import parse_toml
+from railscope.untrusted_text import parse_toml
 from simulator.conditions import GpuConditions, JobConditions, PortConditions, Scenario
-from simulator.model import NodeModel
-from simulator.reports import strikes_gpu
-from simulator.run import Views
+from simulator.kernel_log import strikes_gpu
+from simulator.node_model import NodeModel
 from simulator.scenarios import scenario_of
-from simulator.span import NS_PER_SECOND, Span, seconds
-from simulator.spec import NodeSpec
+from simulator.simulation import NodeInterfaces
+from simulator.spec import NS_PER_SECOND, NodeSpec, TimeSpan, seconds
 
 STEP_NS = NS_PER_SECOND
 MAX_STEPS = 60
@@ -34,7 +33,7 @@ MAX_RECORDS = 4096
 """Bound of the kernel log, which is a ring buffer as well."""
 
 
-class LiveError(ValueError):
+class LiveNodeFileError(ValueError):
     """The file of a live node is missing or invalid; the message states the position."""
 
 
@@ -87,14 +86,14 @@ def read_live_node(path: Path) -> LiveNode:
         settings = parse_toml(path.read_text(encoding="utf-8"))
         node = msgspec.convert(settings, LiveNode)
         for fault in node.faults:
-            Occurrence.of(node, fault, 0)
+            FaultOccurrence.of(node, fault, 0)
     except (OSError, ValueError) as error:
         message = f"{path}: invalid live node: {error}"
-        raise LiveError(message) from error
+        raise LiveNodeFileError(message) from error
     return node
 
 
-class Occurrence(NamedTuple):
+class FaultOccurrence(NamedTuple):
     """Fault of one round: the node with this fault, its begin and its end."""
 
     spec: NodeSpec
@@ -102,7 +101,7 @@ class Occurrence(NamedTuple):
     end_ns: int
 
     @classmethod
-    def of(cls, node: LiveNode, fault: PlannedFault, number: int) -> Occurrence:
+    def of(cls, node: LiveNode, fault: PlannedFault, number: int) -> FaultOccurrence:
         """Return a planned fault's occurrence in a round. Raises ValueError for an unknown scenario."""
         dice = node.spec.stream(f"{fault.scenario} of round {number}")
         spec = replace(
@@ -115,16 +114,16 @@ class Occurrence(NamedTuple):
         return cls(spec, begin_ns, begin_ns + seconds(fault.length_seconds))
 
 
-class _Strike:
+class _LocalScenario:
     """Scenario in local time: its second half is the time of the occurrence."""
 
-    def __init__(self, occurrence: Occurrence) -> None:
+    def __init__(self, occurrence: FaultOccurrence) -> None:
         self._occurrence = occurrence
         half_ns = occurrence.end_ns - occurrence.begin_ns
         self.scenario = scenario_of(occurrence.spec, 2 * half_ns)
         self.shift_ns = occurrence.begin_ns - half_ns
 
-    def acts(self, span: Span) -> bool:
+    def acts(self, span: TimeSpan) -> bool:
         """True if a span ends within the fault."""
         return self._occurrence.begin_ns <= span.end_ns < self._occurrence.end_ns
 
@@ -133,18 +132,18 @@ class _Strike:
         """Index of the struck GPU."""
         return self._occurrence.spec.struck
 
-    def is_repaired(self, span: Span) -> bool:
+    def is_repaired(self, span: TimeSpan) -> bool:
         """True if the fault ends in a span, and only a reset of the GPU ends it."""
         return span.passes(self._occurrence.end_ns) and strikes_gpu(self._occurrence.spec)
 
-    def local(self, span: Span) -> Span:
+    def local(self, span: TimeSpan) -> TimeSpan:
         """Convert a span to the scenario's local time."""
-        return Span(span.start_ns - self.shift_ns, span.end_ns - self.shift_ns)
+        return TimeSpan(span.start_ns - self.shift_ns, span.end_ns - self.shift_ns)
 
-    def outages(self, rail: int | None) -> list[Span]:
+    def outages(self, rail: int | None) -> list[TimeSpan]:
         """Return the outages of a rail's link, none of them longer than the fault."""
         return [
-            Span(
+            TimeSpan(
                 one.start_ns + self.shift_ns,
                 min(one.end_ns + self.shift_ns, self._occurrence.end_ns),
             )
@@ -152,32 +151,35 @@ class _Strike:
         ]
 
 
-class Rounds(Scenario):
+class FaultRounds(Scenario):
     """The faults of a live node, round by round."""
 
     def __init__(self, node: LiveNode) -> None:
         super().__init__(node.spec, 0)
         self._node = node
         self._round_ns = seconds(node.round_seconds)
-        self._strikes: dict[int, list[_Strike]] = {}
+        self._strikes: dict[int, list[_LocalScenario]] = {}
         self._at(0)
 
-    def _at(self, instant_ns: int) -> list[_Strike]:
+    def _at(self, instant_ns: int) -> list[_LocalScenario]:
         """Return the faults of a round and of the previous one; its last fault may still be active."""
         number = max(instant_ns, 0) // self._round_ns
         wanted = range(max(number - 1, 0), number + 1)
         if set(self._strikes) != set(wanted):
             self._strikes = {
                 one: self._strikes.get(one)
-                or [_Strike(Occurrence.of(self._node, fault, one)) for fault in self._node.faults]
+                or [
+                    _LocalScenario(FaultOccurrence.of(self._node, fault, one))
+                    for fault in self._node.faults
+                ]
                 for one in wanted
             }
         return [strike for strikes in self._strikes.values() for strike in strikes]
 
-    def _acting(self, span: Span) -> list[_Strike]:
+    def _acting(self, span: TimeSpan) -> list[_LocalScenario]:
         return [strike for strike in self._at(span.end_ns) if strike.acts(span)]
 
-    def job(self, span: Span) -> JobConditions:
+    def job(self, span: TimeSpan) -> JobConditions:
         """Return the combined effect of all faults on the job."""
         all_of = [one.scenario.job(one.local(span)) for one in self._acting(span)]
         return JobConditions(
@@ -186,35 +188,35 @@ class Rounds(Scenario):
             hung=any(one.hung for one in all_of),
         )
 
-    def port(self, rail: int | None, span: Span) -> PortConditions:
+    def port(self, rail: int | None, span: TimeSpan) -> PortConditions:
         """Return the effect of the first fault that is active on a port."""
         for one in self._acting(span):
             if (found := one.scenario.port(rail, one.local(span))) != PortConditions():
                 return found
         return PortConditions()
 
-    def gpu(self, index: int, span: Span) -> GpuConditions:
+    def gpu(self, index: int, span: TimeSpan) -> GpuConditions:
         """Return the effect of the first fault that is active on a GPU."""
         for one in self._acting(span):
             if (found := one.scenario.gpu(index, one.local(span))) != GpuConditions():
                 return found
         return GpuConditions()
 
-    def link_outages(self, rail: int | None) -> tuple[Span, ...]:
+    def link_outages(self, rail: int | None) -> tuple[TimeSpan, ...]:
         """Return the outages of this round and of the previous one."""
         strikes = [strike for strikes in self._strikes.values() for strike in strikes]
         return tuple(outage for one in strikes for outage in one.outages(rail))
 
-    def stray_gpu(self, span: Span) -> int | None:
+    def stray_gpu(self, span: TimeSpan) -> int | None:
         """Return the GPU that is used without a claim, if any."""
         found = (one.scenario.stray_gpu(one.local(span)) for one in self._acting(span))
         return next((index for index in found if index is not None), super().stray_gpu(span))
 
-    def resets(self, span: Span) -> Sequence[int]:
+    def resets(self, span: TimeSpan) -> Sequence[int]:
         """Return the GPUs that are reset because their fault ends in a span."""
         return [one.gpu for one in self._at(span.end_ns) if one.is_repaired(span)]
 
-    def onsets(self, span: Span) -> Sequence[tuple[int, Scenario]]:
+    def onsets(self, span: TimeSpan) -> Sequence[tuple[int, Scenario]]:
         """Return the faults that begin in a span."""
         return [
             (onset_ns + one.shift_ns, fault)
@@ -232,8 +234,8 @@ class LiveTimeline:
 
     def __init__(self, node: LiveNode, since_ns: int) -> None:
         self._lock = threading.Lock()
-        self._model = NodeModel(node.spec, Rounds(node), since_ns)
-        self._views = Views(self._model)
+        self._model = NodeModel(node.spec, FaultRounds(node), since_ns)
+        self._views = NodeInterfaces(self._model)
         self._state: dict[str, dict[str, Json]] = {section: {} for section in SECTIONS}
         self._log: deque[tuple[int, str]] = deque(maxlen=MAX_RECORDS)
         self.steps = 0

@@ -13,10 +13,10 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from railscope.capture import Json, Moment
+from railscope.capture import CaptureMoment, Json
 from simulator.gpu import GpuState
-from simulator.model import NodeModel
-from simulator.sharing import MPS_SERVER, Tenant
+from simulator.node_model import NodeModel
+from simulator.workload import MPS_SERVER, GpuTenant
 
 KUBELET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 _GROUPS = "/sys/fs/cgroup"
@@ -31,7 +31,7 @@ _JOB_AGE_SECONDS = 3600
 
 
 @dataclass(slots=True)
-class Pod:
+class SimulatedPod:
     """A pod, the ids of the devices allocated to it, and its processes."""
 
     name: str
@@ -49,7 +49,7 @@ class Pod:
         return f"/kubepods.slice/{_QUALITY}/{name}/cri-containerd-{container}.scope"
 
 
-class Owners:
+class SimulatedOwners:
     """Owners of the GPUs as shown by kubelet, Slurm and kernel."""
 
     def __init__(self, model: NodeModel) -> None:
@@ -57,8 +57,8 @@ class Owners:
         self._job = spec.shared_stream("slurm").randrange(10_000, 90_000)
         self._dice_name = f"{spec.seed}/{spec.node}/pod"
 
-    def show(self, model: NodeModel, into: Moment) -> None:
-        """Add the owners to a `Moment`; nothing without a scheduler."""
+    def show(self, model: NodeModel, into: CaptureMoment) -> None:
+        """Add the owners to a `CaptureMoment`; nothing without a scheduler."""
         scheduler = model.spec.scheduler
         if scheduler == "kubernetes":
             self._show_pods(model, into)
@@ -67,7 +67,7 @@ class Owners:
 
     # Kubernetes ----------------------------------------------------------------------------------
 
-    def _show_pods(self, model: NodeModel, into: Moment) -> None:
+    def _show_pods(self, model: NodeModel, into: CaptureMoment) -> None:
         pods = list(self._pods(model))
         into.calls[f"kubelet.List({KUBELET})"] = [_listed(pod) for pod in pods]
         into.calls[f"kubelet.GetAllocatableResources({KUBELET})"] = [_allocatable(model)]
@@ -81,9 +81,9 @@ class Owners:
                 group = groups.get(tenant.pid, default if tenant.name == MPS_SERVER else _SESSION)
                 _show_process(model, into, tenant, group)
 
-    def _pods(self, model: NodeModel) -> Iterator[Pod]:
+    def _pods(self, model: NodeModel) -> Iterator[SimulatedPod]:
         """Yield the running pods; the unclaimed process is in none."""
-        whole: Pod | None = None
+        whole: SimulatedPod | None = None
         for gpu in model.gpus:
             sharing = gpu.sharing
             cut = {device.uuid: device for device in sharing.mig_devices}
@@ -117,13 +117,15 @@ class Owners:
         if whole:
             yield whole
 
-    def _pod(self, name: str, namespace: str, resource: str) -> Pod:
+    def _pod(self, name: str, namespace: str, resource: str) -> SimulatedPod:
         dice = random.Random(f"{self._dice_name}/{namespace}/{name}")  # noqa: S311 - repeatable
-        return Pod(name, namespace, str(uuid.UUID(int=dice.getrandbits(128), version=4)), resource)
+        return SimulatedPod(
+            name, namespace, str(uuid.UUID(int=dice.getrandbits(128), version=4)), resource
+        )
 
     # Slurm ---------------------------------------------------------------------------------------
 
-    def _show_job(self, model: NodeModel, into: Moment) -> None:
+    def _show_job(self, model: NodeModel, into: CaptureMoment) -> None:
         """Add one job that has all GPUs of the node, with one task per process."""
         directory = f"job_{self._job}"
         mine = [
@@ -159,12 +161,12 @@ class Owners:
             _show_process(model, into, tenant, group)
 
 
-def _is_stray(model: NodeModel, gpu: GpuState, tenant: Tenant) -> bool:
+def _is_stray(model: NodeModel, gpu: GpuState, tenant: GpuTenant) -> bool:
     """True for the unclaimed process: the last one of its GPU."""
     return model.stray_gpu == gpu.identity.index and tenant is gpu.sharing.present[-1]
 
 
-def _show_process(model: NodeModel, into: Moment, tenant: Tenant, group: str) -> None:
+def _show_process(model: NodeModel, into: CaptureMoment, tenant: GpuTenant, group: str) -> None:
     """Add the kernel's files of a process that was started one hour ago."""
     started = model.spec.started_boot_ns // _NS_PER_SECOND - _JOB_AGE_SECONDS
     ticks = max(started, 1) * _TICKS_PER_SECOND + tenant.pid % _TICKS_PER_SECOND
@@ -173,7 +175,7 @@ def _show_process(model: NodeModel, into: Moment, tenant: Tenant, group: str) ->
     into.files[f"/proc/{tenant.pid}/cgroup"] = f"0::{group}\n"
 
 
-def _listed(pod: Pod) -> Json:
+def _listed(pod: SimulatedPod) -> Json:
     devices = [{"resource": pod.resource, "ids": pod.devices, "numa_nodes": []}]
     container = {"name": "main", "devices": devices, "claims": []}
     return {"name": pod.name, "namespace": pod.namespace, "containers": [container]}

@@ -1,38 +1,282 @@
-"""Faults by name: the changes of each scenario to the job and the ports, and their times.
+"""Faults by name: the changes of each scenario to the job, the GPUs and the ports, and their times.
 
-GPU faults are in `gpu_scenarios`, those of links and NICs in `port_scenarios`.
+Faults of GPUs, of links, NICs and settings, and of the traffic, with the effect of each on the
+device that it strikes and on the job.
 """
 
 from __future__ import annotations
 
-from simulator.conditions import JobConditions, PortConditions, Scenario, SlowedExchange
-from simulator.gpu_scenarios import (
-    DriverStuck,
-    EccUncorrected,
-    GpuHung,
-    NvlinkErrors,
-    NvmlDenied,
-    RowRemap,
-    Thermal,
-    Xid79,
+from typing import Literal
+
+from simulator.conditions import (
+    GpuConditions,
+    JobConditions,
+    PortConditions,
+    Scenario,
+    SlowedExchange,
 )
-from simulator.port_scenarios import (
-    Flapping,
-    NicLost,
-    OpticsFading,
-    Outages,
-    PcieDegraded,
-    SettingsDrift,
-    SpeedDown,
-)
-from simulator.span import Span, seconds
-from simulator.spec import NodeSpec
+from simulator.device_models import LANES, GpuGeneration, find_model, nic_of
+from simulator.port import SMALL_MTU_BYTES, USUAL, PortSettings
+from simulator.spec import NodeSpec, TimeSpan, seconds
+from simulator.workload import EXCHANGE_RATE
+
+# Recovery actions (nvml.h, nvmlDeviceGpuRecoveryAction_t).
+GPU_RESET, NODE_REBOOT, DRAIN_AND_RESET = 1, 2, 4
 
 
-class Idle(Scenario):
+class ThermalThrottling(Scenario):
+    """Dust, a failed fan or a loose heat sink: insufficient cooling."""
+
+    def struck_gpu(self, span: TimeSpan) -> GpuConditions:
+        """Insufficient cooling from the onset on."""
+        return GpuConditions(thermal_resistance=1.0 + 1.4 * span.share_after(self.onset_ns))
+
+
+class Xid79(Scenario):
+    """A GPU falls off the bus, which stops the job."""
+
+    def job(self, span: TimeSpan) -> JobConditions:
+        """Hung: the other ranks wait for the lost one."""
+        return JobConditions(hung=span.end_ns > self.onset_ns)
+
+    def struck_gpu(self, span: TimeSpan) -> GpuConditions:
+        """Lost."""
+        return GpuConditions(lost=self.onset_ns <= span.end_ns)
+
+
+class GpuHung(Scenario):
+    """The firmware of a GPU stops responding to the driver, and the job waits."""
+
+    def job(self, span: TimeSpan) -> JobConditions:
+        """Hung: the other ranks wait for the struck one."""
+        return JobConditions(hung=span.end_ns > self.onset_ns)
+
+    def struck_gpu(self, span: TimeSpan) -> GpuConditions:
+        """Every call runs into its timeout."""
+        return GpuConditions(hung=self.onset_ns <= span.end_ns)
+
+
+class DriverStuck(Scenario):
+    """A driver thread holds the lock of a GPU permanently: calls for this GPU never return."""
+
+    def job(self, span: TimeSpan) -> JobConditions:
+        """Hung: the other ranks wait for the struck one."""
+        return JobConditions(hung=span.end_ns > self.onset_ns)
+
+    def struck_gpu(self, span: TimeSpan) -> GpuConditions:
+        """No call returns."""
+        return GpuConditions(stuck=self.onset_ns <= span.end_ns)
+
+
+class RowRemap(Scenario):
+    """One memory address repeatedly needs correction, and its row is marked for remapping."""
+
+    errors = 12
+
+    def struck_gpu(self, span: TimeSpan) -> GpuConditions:
+        """One row waits for a reset."""
+        struck = self.onset_ns <= span.end_ns
+        return GpuConditions(
+            corrected_errors=self.errors if span.passes(self.onset_ns) else 0,
+            correctable_rows=int(struck),
+            recovery_action=DRAIN_AND_RESET if struck else 0,
+        )
+
+
+class EccUncorrected(Scenario):
+    """One uncorrectable memory error ends the process that read the data, and the job with it."""
+
+    def job(self, span: TimeSpan) -> JobConditions:
+        """No job from the onset on."""
+        return JobConditions(present=1.0 - span.share_after(self.onset_ns))
+
+    def struck_gpu(self, span: TimeSpan) -> GpuConditions:
+        """One error, and its row waits for a reset."""
+        struck = self.onset_ns <= span.end_ns
+        return GpuConditions(
+            uncorrected_errors=int(span.passes(self.onset_ns)),
+            uncorrectable_rows=int(struck),
+            recovery_action=DRAIN_AND_RESET if struck else 0,
+        )
+
+
+class NvlinkErrors(SlowedExchange):
+    """A bad cable or a dirty connector: one NVLink retransmits repeatedly."""
+
+    slowest, fastest = 0.6, 0.9
+    error_every_ns = seconds(0.025)
+
+    def struck_gpu(self, span: TimeSpan) -> GpuConditions:
+        """Errors at a steady rate; up to Hopper the driver reports them as fatal and requires a reset."""
+        fatal = find_model(self.spec.model).generation < GpuGeneration.BLACKWELL
+        return GpuConditions(
+            link_errors=span.count_recurring(self.onset_ns, self.error_every_ns),
+            recovery_action=GPU_RESET if fatal and self.onset_ns <= span.end_ns else 0,
+        )
+
+
+class NvmlDenied(Scenario):
+    """The driver restricts activity data to administrators (RmProfilingAdminOnly)."""
+
+    def gpu(self, index: int, span: TimeSpan) -> GpuConditions:
+        """Denied on all GPUs, from the start."""
+        del index, span
+        return GpuConditions(denied=True)
+
+
+_HALF = 0.5
+
+
+class LinkOutages(Scenario):
+    """The link of one rail is down intermittently, and the job waits for it."""
+
+    outages: tuple[TimeSpan, ...] = ()
+
+    def job(self, span: TimeSpan) -> JobConditions:
+        """Nothing is exchanged during an outage."""
+        down = sum(span.share_in(outage) for outage in self.outages)
+        return JobConditions(exchange_pace=1.0 - down)
+
+    def link_outages(self, rail: int | None) -> tuple[TimeSpan, ...]:
+        """Return the spans in which the link is down."""
+        return self.outages if rail == self.spec.struck else ()
+
+
+class FlappingLink(LinkOutages):
+    """A loose connector: the link goes down repeatedly, briefly or for some seconds."""
+
+    times = 6
+
+    def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
+        super().__init__(spec, duration_ns)
+        room_ns = (duration_ns - self.onset_ns) // (self.times + 1)
+        lengths_ns = [
+            min(seconds(self.dice.uniform(0.4, 6.0)), room_ns // 2) for _ in range(self.times)
+        ]
+        starts_ns = [self.onset_ns + room_ns * number for number in range(self.times)]
+        self.outages = tuple(
+            TimeSpan(start_ns, start_ns + length_ns)
+            for start_ns, length_ns in zip(starts_ns, lengths_ns, strict=True)
+        )
+
+
+class LinkSpeedDown(LinkOutages):
+    """A cable fails: bit errors rise, the link goes down, and recovers on half of its lanes."""
+
+    left_lanes = LANES // 2
+
+    def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
+        super().__init__(spec, duration_ns)
+        rest_ns = duration_ns - self.onset_ns
+        self.broken_ns = self.onset_ns + rest_ns // 2
+        length_ns = min(seconds(self.dice.uniform(3.0, 8.0)), rest_ns // 4)
+        self.outages = (TimeSpan(self.broken_ns, self.broken_ns + length_ns),)
+
+    def job(self, span: TimeSpan) -> JobConditions:
+        """Waits for the outage, then exchanges at the remaining link speed."""
+        pace = super().job(span).exchange_pace
+        slow = span.share_after(self.outages[0].end_ns)
+        most = min(self.left_lanes / LANES / EXCHANGE_RATE, 1.0)
+        return JobConditions(exchange_pace=pace * (1.0 - slow * (1.0 - most)))
+
+    def struck_port(self, span: TimeSpan) -> PortConditions:
+        """Rising errors before the outage, none of the bad lanes after it."""
+        if span.end_ns >= self.broken_ns:
+            return PortConditions(lanes=self.left_lanes)
+        failing = TimeSpan(self.onset_ns, (self.onset_ns + 2 * self.broken_ns) // 3)
+        return PortConditions(margin_lost=_ramp(span, failing))
+
+
+class OpticsFading(Scenario):
+    """A dirty or failing transceiver: decreasing optical power on one lane."""
+
+    def struck_port(self, span: TimeSpan) -> PortConditions:
+        """The complete margin is lost some time before the end."""
+        fading = TimeSpan(self.onset_ns, self.duration_ns - (self.duration_ns - self.onset_ns) // 4)
+        return PortConditions(margin_lost=_ramp(span, fading))
+
+
+class NicLost(Scenario):
+    """A NIC disappears from the bus; the other ranks wait for its data."""
+
+    def job(self, span: TimeSpan) -> JobConditions:
+        """Hung from the onset on."""
+        return JobConditions(hung=span.end_ns > self.onset_ns)
+
+    def struck_port(self, span: TimeSpan) -> PortConditions:
+        """Removed from the onset on."""
+        return PortConditions(removed=self.onset_ns <= span.end_ns)
+
+
+class PcieDegraded(Scenario):
+    """The PCIe link of a NIC retrains after errors, at half of its width or of its speed."""
+
+    errors = 40
+
+    def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
+        super().__init__(spec, duration_ns)
+        self.halved: Literal["lanes", "speed"] = "lanes" if self.dice.random() < _HALF else "speed"
+
+    def job(self, span: TimeSpan) -> JobConditions:
+        """All rails wait for the NIC that cannot accept its traffic."""
+        nic = nic_of(self.spec.nic, self.spec.struck)
+        carried = nic.halved_pcie_bytes_per_second / (nic.gigabits * 125_000_000)
+        most = min(carried / EXCHANGE_RATE, 1.0)
+        return JobConditions(exchange_pace=1.0 - span.share_after(self.onset_ns) * (1.0 - most))
+
+    def struck_port(self, span: TimeSpan) -> PortConditions:
+        """Errors at the onset, then half of the link."""
+        return PortConditions(
+            pcie_halved=self.halved if self.onset_ns <= span.end_ns else "",
+            pcie_errors=self.errors if span.passes(self.onset_ns) else 0,
+        )
+
+
+class SettingsDrift(SlowedExchange):
+    """Settings of the node's ports are reverted: one of four per rail, in rotation.
+
+    Without pause, or in a priority without it, traffic that finds no buffer is lost. Without
+    notifications senders do not slow down, and only pause limits them. A smaller MTU means more packets.
+    """
+
+    slowest, fastest = 0.5, 0.8
+    drifted = (
+        PortSettings(pausing=False),
+        PortSettings(notifying=False),
+        PortSettings(trust="pcp"),
+        PortSettings(mtu_bytes=SMALL_MTU_BYTES),
+    )
+
+    def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
+        super().__init__(spec, duration_ns)
+        self.lossy = self.dice.uniform(0.0005, 0.003)
+        self.pausing = self.dice.uniform(0.02, 0.08)
+
+    def port(self, rail: int | None, span: TimeSpan) -> PortConditions:
+        """The ports of all rails drift; those for storage do not."""
+        if rail is None or span.end_ns < self.onset_ns:
+            return PortConditions()
+        share = span.share_after(self.onset_ns)
+        settings = self.drifted[rail % len(self.drifted)]
+        held = settings.protected and not settings.notifying
+        return PortConditions(
+            settings=settings,
+            lossy=0.0 if settings.protected else share * self.lossy,
+            pausing=share * self.pausing if held else 0.0,
+            marked=0.0 if settings == USUAL else share * 0.02,
+        )
+
+
+def _ramp(span: TimeSpan, whole: TimeSpan) -> float:
+    """Fraction of a gradual change over a whole span that has completed at the end of another one."""
+    passed_ns = min(max(span.end_ns - whole.start_ns, 0), whole.length_ns)
+    return passed_ns / max(whole.length_ns, 1)
+
+
+class IdleNode(Scenario):
     """No job."""
 
-    def job(self, span: Span) -> JobConditions:
+    def job(self, span: TimeSpan) -> JobConditions:
         """Return conditions without a job."""
         del span
         return JobConditions(present=0.0)
@@ -48,7 +292,7 @@ class Incast(SlowedExchange):
         self.load = self.dice.uniform(0.86, 0.95)
         self.marked = self.dice.uniform(0.04, 0.25)
 
-    def struck_port(self, span: Span) -> PortConditions:
+    def struck_port(self, span: TimeSpan) -> PortConditions:
         """Fully loaded by other senders, with much of the traffic marked."""
         share = span.share_after(self.onset_ns)
         return PortConditions(foreign_receive=share * self.load, marked=share * self.marked)
@@ -67,9 +311,9 @@ class PauseStorm(SlowedExchange):
     warning_ns = seconds(2.0 * 0.85)
     cycle_ns = seconds(2.25)
 
-    def struck_port(self, span: Span) -> PortConditions:
+    def struck_port(self, span: TimeSpan) -> PortConditions:
         """Stuck except for the short times in which it drops."""
-        first = Span(self.onset_ns, self.onset_ns + self.timeout_ns)
+        first = TimeSpan(self.onset_ns, self.onset_ns + self.timeout_ns)
         stuck = span.share_recurring(first, self.cycle_ns)
         return PortConditions(
             stuck=stuck,
@@ -89,7 +333,7 @@ class SlowReceiver(SlowedExchange):
         self.pausing = self.dice.uniform(self.min_pausing, self.max_pausing)
         self.stall_percent = self.dice.uniform(40.0, 80.0)
 
-    def struck_port(self, span: Span) -> PortConditions:
+    def struck_port(self, span: TimeSpan) -> PortConditions:
         """Pauses while it receives, and waits for PCIe writes."""
         share = span.share_after(self.onset_ns)
         return PortConditions(
@@ -114,7 +358,7 @@ class PfcVictim(SlowedExchange):
         super().__init__(spec, duration_ns)
         self.paused = self.dice.uniform(0.1, 0.3)
 
-    def struck_port(self, span: Span) -> PortConditions:
+    def struck_port(self, span: TimeSpan) -> PortConditions:
         """Paused while it sends."""
         return PortConditions(paused=span.share_after(self.onset_ns) * self.paused)
 
@@ -125,29 +369,29 @@ class LinkFlap(Scenario):
     def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
         super().__init__(spec, duration_ns)
         length_ns = min(seconds(self.dice.uniform(3.0, 8.0)), duration_ns // 4)
-        self.outage = Span(self.onset_ns, self.onset_ns + length_ns)
+        self.outage = TimeSpan(self.onset_ns, self.onset_ns + length_ns)
 
-    def job(self, span: Span) -> JobConditions:
+    def job(self, span: TimeSpan) -> JobConditions:
         """Nothing is exchanged during the outage."""
         return JobConditions(exchange_pace=1.0 - span.share_in(self.outage))
 
-    def link_outages(self, rail: int | None) -> tuple[Span, ...]:
+    def link_outages(self, rail: int | None) -> tuple[TimeSpan, ...]:
         """Return the spans in which the link is down."""
         return (self.outage,) if rail == self.spec.struck else ()
 
 
-class LinkDown(Outages):
+class LinkDown(LinkOutages):
     """A cable was pulled: the link of one rail stays down, and the job waits for it."""
 
     def __init__(self, spec: NodeSpec, duration_ns: int) -> None:
         super().__init__(spec, duration_ns)
-        self.outages = (Span(self.onset_ns, duration_ns),)
+        self.outages = (TimeSpan(self.onset_ns, duration_ns),)
 
 
-class Unclaimed(Scenario):
+class UnclaimedProcess(Scenario):
     """A person starts a process on a GPU, bypassing the scheduler."""
 
-    def stray_gpu(self, span: Span) -> int | None:
+    def stray_gpu(self, span: TimeSpan) -> int | None:
         """Return the struck GPU from the onset on."""
         return self.spec.struck if self.onset_ns <= span.end_ns else super().stray_gpu(span)
 
@@ -155,10 +399,10 @@ class Unclaimed(Scenario):
 class CounterReset(Scenario):
     """The drivers are reloaded; the job stops for it and restarts soon after."""
 
-    def job(self, span: Span) -> JobConditions:
+    def job(self, span: TimeSpan) -> JobConditions:
         """No job for a while around the reload."""
         length_ns = min(seconds(10.0), self.duration_ns // 6)
-        gap = Span(self.onset_ns - length_ns // 5, self.onset_ns + length_ns)
+        gap = TimeSpan(self.onset_ns - length_ns // 5, self.onset_ns + length_ns)
         return JobConditions(present=1.0 - span.share_in(gap))
 
     def reload_ns(self) -> int | None:
@@ -167,20 +411,20 @@ class CounterReset(Scenario):
 
 
 _BY_NAME: dict[str, type[Scenario]] = {
-    "idle": Idle,
+    "idle": IdleNode,
     "training": Scenario,
     "incast": Incast,
     "pause_storm": PauseStorm,
     "slow_receiver": SlowReceiver,
     "stalled_receiver": StalledReceiver,
     "pfc_victim": PfcVictim,
-    "thermal": Thermal,
+    "thermal": ThermalThrottling,
     "xid79": Xid79,
     "row_remap": RowRemap,
     "link_down": LinkDown,
     "link_flap": LinkFlap,
-    "flapping": Flapping,
-    "speed_down": SpeedDown,
+    "flapping": FlappingLink,
+    "speed_down": LinkSpeedDown,
     "optics": OpticsFading,
     "nic_lost": NicLost,
     "pcie_degraded": PcieDegraded,
@@ -190,7 +434,7 @@ _BY_NAME: dict[str, type[Scenario]] = {
     "ecc_uncorrected": EccUncorrected,
     "gpu_hung": GpuHung,
     "driver_stuck": DriverStuck,
-    "unclaimed": Unclaimed,
+    "unclaimed": UnclaimedProcess,
     "nvml_denied": NvmlDenied,
 }
 

@@ -1,18 +1,20 @@
-"""Specification of a simulation: one node, its fault, and its boot time.
+"""Specification of a simulation: one node, its fault and its boot time; spans of time; noise.
 
 All random numbers are from named streams, so that adding or removing one device leaves all others
-unchanged. Nodes of one seed run the same job in lockstep.
+unchanged. Nodes of one seed run the same job in lockstep. Times are in nanoseconds since the start
+of the simulation. Noise is smooth in time, and amounts are rounded randomly to whole numbers.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from simulator.nic_models import NICS
+from simulator.device_models import NICS
 
 MAX_GPUS = 8
 STRUCK = 3
@@ -137,3 +139,81 @@ class NodeSpec:
 
 def _stream(name: str) -> random.Random:
     return random.Random(name)  # noqa: S311 - repeatable on purpose, nothing secret depends on it
+
+
+NS_PER_US = 1_000
+NS_PER_SECOND = 1_000_000_000
+
+
+def seconds(amount: float) -> int:
+    """Convert seconds to nanoseconds."""
+    return round(amount * NS_PER_SECOND)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSpan:
+    """The time after `start_ns`, up to and including `end_ns`."""
+
+    start_ns: int
+    end_ns: int
+
+    @property
+    def length_ns(self) -> int:
+        """Length of the span."""
+        return self.end_ns - self.start_ns
+
+    @property
+    def seconds(self) -> float:
+        """Length of the span, in seconds."""
+        return self.length_ns / NS_PER_SECOND
+
+    def passes(self, instant_ns: int) -> bool:
+        """True if a timestamp is within the span."""
+        return self.start_ns < instant_ns <= self.end_ns
+
+    def share_in(self, other: TimeSpan) -> float:
+        """Share of this span that is within another one."""
+        common_ns = min(self.end_ns, other.end_ns) - max(self.start_ns, other.start_ns)
+        return max(common_ns, 0) / self.length_ns
+
+    def share_after(self, instant_ns: int) -> float:
+        """Share of this span after a timestamp."""
+        return self.share_in(TimeSpan(instant_ns, max(self.end_ns, instant_ns)))
+
+    def share_recurring(self, first: TimeSpan, period_ns: int) -> float:
+        """Share of this span within a span that recurs with a period from `first` on."""
+
+        def covered_until(instant_ns: int) -> int:
+            rounds, rest_ns = divmod(max(instant_ns - first.start_ns, 0), period_ns)
+            return rounds * first.length_ns + min(rest_ns, first.length_ns)
+
+        return (covered_until(self.end_ns) - covered_until(self.start_ns)) / self.length_ns
+
+    def count_recurring(self, first_ns: int, period_ns: int) -> int:
+        """Number of the timestamps `first_ns`, `first_ns + period_ns`, ... within this span."""
+
+        def passed_until(instant_ns: int) -> int:
+            return max((instant_ns - first_ns) // period_ns + 1, 0)
+
+        return passed_until(self.end_ns) - passed_until(self.start_ns)
+
+
+class DriftNoise:
+    """Mean-reverting noise around zero with standard deviation one and a correlation time."""
+
+    def __init__(self, dice: random.Random, memory_seconds: float) -> None:
+        self._dice = dice
+        self._memory_seconds = memory_seconds
+        self.value = dice.gauss(0.0, 1.0)
+
+    def advance(self, seconds: float) -> float:
+        """Advance by some time and return the noise after it."""
+        kept = math.exp(-seconds / self._memory_seconds)
+        fresh = math.sqrt(1.0 - kept * kept)
+        self.value = kept * self.value + fresh * self._dice.gauss(0.0, 1.0)
+        return self.value
+
+
+def round_randomly(amount: float, dice: random.Random) -> int:
+    """Round an amount randomly to a whole number with this mean; zero stays zero."""
+    return int(amount + dice.random())

@@ -13,8 +13,15 @@ import pytest
 import yaml
 
 from dashboards.build import boards
-from dashboards.promql import labels_in, metric_named, metrics_in, problems
-from dashboards.recorded import expanded, recorded, recorded_in
+from dashboards.promql import (
+    expanded,
+    labels_in,
+    metric_named,
+    metrics_in,
+    problems,
+    recorded,
+    recorded_in,
+)
 from railscope.catalog import rollups
 from railscope.catalog.xids import ERROR_CLASSES, xids
 from tests.support.alert_rules import (

@@ -17,12 +17,12 @@ from structlog.testing import capture_logs
 from agent.commands.claim import AgentClient
 from agent.host.kubelet import Kubelet
 from agent.host.kubelet_pods import pod_list
-from agent.shipping.http_client import HttpClient
-from collector.config import Influx
-from collector.fleet.cell import Cell, View
+from agent.shipping.collector_client import HttpClient
+from collector.config import InfluxSettings
+from collector.fleet.view_cells import View, ViewCell
 from collector.sinks.influx import InfluxSink
-from collector.view_refresh import Views
-from dashboards.asking import AskingError, Prometheus
+from collector.view_refresh import CollectorViews
+from dashboards.prometheus_api import Prometheus, PrometheusError
 from railscope.catalog import collector as catalog
 
 MAX_BYTES = 100_000
@@ -150,16 +150,16 @@ async def test_the_agent_asks_its_collector_within_bounds(url: str) -> None:
 
 async def test_pictures_ask_prometheus_within_bounds(url: str) -> None:
     async with Prometheus(url, timeout_seconds=SECONDS, max_bytes=MAX_BYTES) as prometheus:
-        with pytest.raises(AskingError):
+        with pytest.raises(PrometheusError):
             await asyncio.wait_for(prometheus.get("query", query="up"), 60)
 
 
 async def test_the_collector_writes_to_influxdb_within_bounds(url: str) -> None:
     """Lines wait for the server's next answer, or are dropped where it refuses them for good."""
-    cell = Cell(catalog.NODE_UP, ("n1",), 1.0)
-    settings = Influx(url=url, interval_seconds=0.1)
+    cell = ViewCell(catalog.NODE_UP, ("n1",), 1.0)
+    settings = InfluxSettings(url=url, interval_seconds=0.1)
     sink = InfluxSink(
-        settings, lambda: Views(node=View("node", 7, (cell,))), timeout_seconds=SECONDS
+        settings, lambda: CollectorViews(node=View("node", 7, (cell,))), timeout_seconds=SECONDS
     )
     with capture_logs() as logs:
         task = asyncio.create_task(sink.run())

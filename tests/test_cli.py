@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from collector.access import credentials
-from collector.access.credential import Credential, Role
+from collector.access.credentials import Credential, Role
 from railscope.catalog import EVENTS, METRICS, rollups
 from railscope.cli import root as railscope
 from railscope.settings import CONFIGURATION_VARIABLE
@@ -288,7 +288,7 @@ def test_a_token_comes_with_its_line_for_the_tokens_file():
     role = ("--role", "tenant", "--tenant", "vision")
     of_tenant = run("collector", "token", *role, "--days", "30", "board").stdout
     told, place, line = of_tenant.splitlines()
-    found = credentials.parse(f"{place.partition('section ')[2].rstrip(':')}\n{line}\n")
+    found = credentials.parse_credentials(f"{place.partition('section ')[2].rstrip(':')}\n{line}\n")
     ((key, entry),) = found.entries.items()
     assert key.value == credentials.digest(told.rpartition(" ")[2])
     assert entry.credential == Credential("board", Role.TENANT, "vision")
@@ -300,7 +300,7 @@ def test_a_token_comes_with_its_line_for_the_tokens_file():
 
 def test_a_token_with_a_limit_of_authority():
     _, place, line = run("collector", "token", "--max-rank", "2", "gpu-1").stdout.splitlines()
-    found = credentials.parse(f"{place.partition('section ')[2].rstrip(':')}\n{line}\n")
+    found = credentials.parse_credentials(f"{place.partition('section ')[2].rstrip(':')}\n{line}\n")
     assert [one.credential.max_rank for one in found.entries.values()] == [2]
     wrong = run("collector", "token", "--role", "finance", "--max-rank", "2", "billing")
     assert "--max-rank goes with --role node" in wrong.stderr

@@ -15,11 +15,9 @@ import pytest
 import yaml
 
 from dashboards.build import GENERATED, boards
-from dashboards.device_names import ways_to_names, with_device_names
 from dashboards.panels import MAX_POINTS, Column, rows
-from dashboards.promql import labels_in, metric_named, metrics_in, problems
-from dashboards.query import ask, at_end, highest, lowest
-from dashboards.recorded import expanded, recorded_in
+from dashboards.promql import expanded, labels_in, metric_named, metrics_in, problems, recorded_in
+from dashboards.query import ask, at_end, highest, joins_for, lowest, with_device_names
 from tests.support.grafana_schema import mistakes
 
 ROOT = Path(__file__).parent.parent
@@ -420,7 +418,7 @@ def test_a_table_without_all_names_is_noticed():
 
 def named(keys: str, *, series: str) -> str:
     """Query for the values of a metric, as a table with these key labels asks for it."""
-    ways = ways_to_names(dict.fromkeys(keys.split(), ""))
+    ways = joins_for(dict.fromkeys(keys.split(), ""))
     values = ask(f"max by ({', '.join(keys.split())}) ({series})")
     return with_device_names(values, *ways).expression
 

@@ -23,15 +23,15 @@ from packaging.utils import canonicalize_name
 import agent.config
 import collector.config
 from collector.access import credentials
-from collector.access.credential import Credential, Role
-from collector.account import quotas
-from collector.billing import administration, price_file
-from collector.billing.closing import Books, By
-from collector.files import calendar_file, claims_file, inventory_file, retired_file, tenants_file
-from collector.ledger.store import Ledger
+from collector.access.credentials import Credential, Role
+from collector.account import account_cells
+from collector.billing import administration, price_book
+from collector.billing.period_closing import BillingActor, BillingBooks
+from collector.files import device_files, tenancy_files
+from collector.ledger.ledger_store import Ledger
 from collector.tables import metadata
 from railscope import settings
-from railscope.audit.record import Actor
+from railscope.audit.record import RecordActor
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
@@ -230,7 +230,7 @@ def test_the_agent_may_ask_how_well_the_clock_is_synchronised_with_a_drop_in(tmp
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may hear LLDP frames without the unit")
 def test_the_agent_may_ask_and_hear_the_network(tmp_path: Path):
     program = """
-from agent.host.real import RealHost
+from agent.host.live_host import RealHost
 host = RealHost()
 print({link["name"] for link in host.call("netlink", "links")} >= {"lo"})
 print(host.call("lldp", "neighbours"))
@@ -278,10 +278,10 @@ def test_sample_settings_are_the_defaults_without_their_comment_signs_too(
 
 def test_sample_tokens_can_be_loaded(tmp_path: Path):
     sample = DEPLOY / "tokens.toml"
-    assert credentials.load(sample) == credentials.Credentials()
+    assert credentials.load_credentials(sample) == credentials.Credentials()
     bare = re.sub(r"^# (?=[\w-]+ = )", "", sample.read_text(), flags=re.MULTILINE)
     (tmp_path / "tokens.toml").write_text(bare)
-    loaded = credentials.load(tmp_path / "tokens.toml")
+    loaded = credentials.load_credentials(tmp_path / "tokens.toml")
     assert {entry.credential for entry in loaded.entries.values()} == {
         Credential("gpu-001", Role.NODE), Credential("prometheus", Role.OPERATOR),
         Credential("invoices", Role.FINANCE), Credential("audit", Role.AUDITOR),
@@ -293,10 +293,10 @@ def test_sample_tokens_can_be_loaded(tmp_path: Path):
 
 def test_sample_claims_can_be_read():
     text = (DEPLOY / "claims.csv").read_text()
-    assert claims_file.parse(text) == claims_file.FileClaims.of([])
-    assert text.splitlines()[2] == ",".join(claims_file.HEADER)
+    assert tenancy_files.parse_claims(text) == tenancy_files.FileClaims.of([])
+    assert text.splitlines()[2] == ",".join(tenancy_files.CLAIMS_HEADER)
     bare = re.sub(r"^# (?=[\w-]+,)", "", text, flags=re.MULTILINE)
-    assert set(claims_file.parse(bare).by_target) == {
+    assert set(tenancy_files.parse_claims(bare).by_target) == {
         "gpu-001", "GPU-5c1a2e9e-0d3f-4b6a-8e21-7f4c9d2b1a05",
     }  # fmt: skip
 
@@ -304,22 +304,25 @@ def test_sample_claims_can_be_read():
 def test_the_sample_price_book_can_be_published(tmp_path: Path):
     text = (DEPLOY / "prices.toml").read_text()
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.sqlite'}", metadata)
-    by = By(Actor("operator", "op", "test"), time.time_ns())
-    book, added = administration.publish(Books.of(ledger), text, "prices.toml", by)
+    by = BillingActor(RecordActor("operator", "op", "test"), time.time_ns())
+    book, added = administration.publish(BillingBooks.of(ledger), text, "prices.toml", by)
     ledger.close()
     assert added
     assert {price.sku for price in book.prices} == {"h100-sxm"}
     with_examples = re.sub(r"^# (?=\[\[|[\w-]+ = )", "", text, flags=re.MULTILINE)
-    assert len(price_file.parse(with_examples, "prices.toml").prices) == len(book.prices) + 2
+    assert (
+        len(price_book.parse_price_book(with_examples, "prices.toml").prices)
+        == len(book.prices) + 2
+    )
 
 
 def test_sample_files_of_administrators_can_be_read():
     for name, parse, most in (
-        ("tenants.csv", tenants_file.parse, lambda found: len(list(found))),
-        ("quotas.csv", quotas.parse, lambda found: len(found.quotas)),
-        ("calendar.toml", calendar_file.parse, lambda found: len(found.entries)),
-        ("retired.csv", retired_file.parse, lambda found: len(list(found))),
-        ("inventory.csv", inventory_file.parse, lambda found: len(list(found))),
+        ("tenants.csv", tenancy_files.parse_tenants, lambda found: len(list(found))),
+        ("quotas.csv", account_cells.parse_quotas, lambda found: len(found.quotas)),
+        ("calendar.toml", device_files.parse_calendar, lambda found: len(found.entries)),
+        ("retired.csv", device_files.parse_retirements, lambda found: len(list(found))),
+        ("inventory.csv", device_files.parse_inventory, lambda found: len(list(found))),
     ):
         text = (DEPLOY / name).read_text()
         assert most(parse(text)) == 0

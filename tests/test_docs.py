@@ -318,7 +318,7 @@ def test_the_source_that_the_page_adds_stops_in_order(followed: Path, tmp_path: 
     (tmp_path / "proc").mkdir()
     lines = (
         "from pathlib import Path; import sys",
-        "from agent.host.real import RealHost; from agent.sampling.source import Table",
+        "from agent.host.live_host import RealHost; from agent.sampling.source import Table",
         "from agent.sources.open_files import OpenFiles",
         "host, source = RealHost(Path(sys.argv[1])), OpenFiles()",
         "found = source.probe(host)",

@@ -1,33 +1,177 @@
-"""`railscope agent check`: support of sources and devices on this node, with remedies."""
+"""`railscope agent check`: support of sources and devices on this node, with remedies.
+
+Texts that contain a name of a GPU or a NIC have all of its names. The state of the governor of
+the agent that runs on this node is that of its metrics endpoint. A capture is read through to its
+end at once, for readings that depend on earlier ones.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import re
+import ssl
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from http import HTTPStatus
 
-from agent.commands.device_names import DeviceNames
-from agent.commands.running import running
-from agent.sampling.budget import governor_of, percent
-from agent.sampling.facts import counted
-from agent.sampling.governor import Governor
-from agent.sampling.meter import Cost
+from agent.config import AgentSettings
+from agent.host.recorded_host import RecordedHost
+from agent.sampling.governor import Governor, create_governor, format_percent
+from agent.sampling.meter import ThreadCost
 from agent.sampling.sampler import NS
-from agent.sampling.source import Finding, Verdict
-from agent.sampling.status import UNSUPPORTED, Status
+from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
+from agent.sampling.status import UNSUPPORTED, SourceState
 from agent.service import Agent
-from agent.shipping.collector_client import CollectorClient, LinkError
-from agent.shipping.collector_client import Verdict as Answered
+from agent.shipping.collector_client import CollectorClient, CollectorLinkError, HttpClient
+from agent.shipping.collector_client import EnvelopeDecision as Answered
 from railscope import __version__
+from railscope.capture import Capture, CaptureMetadata
+from railscope.catalog import agent as catalog
+from railscope.catalog.entities import GPU, NIC
+from railscope.frame import Entity, NodeTimestamp
 from railscope.reading import REASONS, Absent
+from railscope.settings import SettingsError
 from railscope.wire import SentAt, envelope, pack
 
+
+class DeviceNames:
+    """Names of the devices of a node.
+
+    A GPU has a UUID, an index and a PCI address; a NIC has an interface, an RDMA device and a rail.
+    """
+
+    def __init__(self, entities: Iterable[Entity]) -> None:
+        self._names: dict[str, str] = {}
+        for entity in entities:
+            name, facts = entity.key[0] if entity.key else "", entity.facts
+            if entity.kind is GPU and {"index", "pci_address"} <= facts.keys():
+                index, address = facts["index"], facts["pci_address"]
+                self._names[name] = f"{name} (index {index}, {address})"
+                self._names[address] = f"{address} (GPU {index}, {name})"
+            elif entity.kind is NIC and facts.keys() & {"rdma_device", "rail"}:
+                others = [facts.get("rdma_device", ""), _rail(facts.get("rail", ""))]
+                self._names[name] = f"{name} ({', '.join(filter(None, others))})"
+        words = "|".join(map(re.escape, sorted(self._names, key=len, reverse=True)))
+        self._pattern = re.compile(rf"(?<![\w.:-])(?:{words})(?![\w.:-]*\w)") if words else None
+
+    def spell_out(self, text: str) -> str:
+        """Return a text with the other names of a device appended to each of its names."""
+        if self._pattern is None:
+            return text
+        return self._pattern.sub(lambda found: self._names[found[0]], text)
+
+
+def _rail(number: str) -> str:
+    return f"rail {number}" if number else ""
+
+
+TIMEOUT_SECONDS = 5.0
+MAX_EXPOSITION_BYTES = 16 << 20
+_RUNNING_SUBJECT = "running agent"
+_WILDCARD_HOSTS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]"}  # noqa: S104 - any
+_OF_SOURCE = re.compile(r'(?P<name>\w+)\{source="(?P<source>[^"]+)"\} (?P<value>\S+)')
+_OF_AGENT = re.compile(r"(?P<name>\w+) (?P<value>\S+)")
+_STATE = re.compile(r'\w+\{resource="(?P<resource>\w+)",state="(?P<state>\w+)"\} 1')
+
+
+async def check_running_agent(settings: AgentSettings) -> list[ProbeFinding]:
+    """Return findings from the agent at the configured address; one finding if none answers."""
+    url = _url(settings)
+    if not url:
+        return [
+            ProbeFinding(
+                _RUNNING_SUBJECT, ProbeVerdict.ABSENT, "it takes any free port, and cannot be asked"
+            )
+        ]
+    client = HttpClient(url, _tls(settings), TIMEOUT_SECONDS, MAX_EXPOSITION_BYTES)
+    try:
+        token = settings.read_page_token()
+    except SettingsError as error:
+        return [
+            ProbeFinding(
+                _RUNNING_SUBJECT, ProbeVerdict.BROKEN, str(error), "read it as the agent's user"
+            )
+        ]
+    shown = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        answer = await client.get(shown)
+    except OSError as error:
+        problem = error.strerror or str(error) or "no answer"
+        return [
+            ProbeFinding(
+                _RUNNING_SUBJECT, ProbeVerdict.ABSENT, f"none that answers at {url}: {problem}"
+            )
+        ]
+    finally:
+        await client.close()
+    if answer.status != HTTPStatus.OK:
+        detail = f"{url} answers with {answer.status}"
+        return [
+            ProbeFinding(
+                _RUNNING_SUBJECT, ProbeVerdict.BROKEN, detail, "show its page_token, by --config"
+            )
+        ]
+    return _metrics_findings(url, answer.body.decode(errors="replace"))
+
+
+def _url(settings: AgentSettings) -> str:
+    host, _, port = settings.listen.rpartition(":")
+    if port == "0":
+        return ""
+    scheme = "https" if settings.tls.certificate_file else "http"
+    return f"{scheme}://{_WILDCARD_HOSTS.get(host, host)}:{port}/metrics"
+
+
+def _tls(settings: AgentSettings) -> ssl.SSLContext | None:
+    """Return a context that trusts the certificate of the metrics endpoint for any host name."""
+    if not settings.tls.certificate_file:
+        return None
+    context = ssl.create_default_context(cafile=settings.tls.certificate_file)
+    context.check_hostname = False
+    return context
+
+
+def _metrics_findings(url: str, page: str) -> list[ProbeFinding]:
+    lines = page.splitlines()
+    of_agent = {m["name"]: float(m["value"]) for line in lines if (m := _OF_AGENT.fullmatch(line))}
+    of_source: dict[str, dict[str, float]] = {}
+    for line in lines:
+        if match := _OF_SOURCE.fullmatch(line):
+            of_source.setdefault(match["name"], {})[match["source"]] = float(match["value"])
+    use = of_agent.get(catalog.AGENT_CPU_USE.name)
+    budget = of_agent.get(catalog.AGENT_CPU_BUDGET.name)
+    if catalog.AGENT_MEMORY.name not in of_agent:
+        return [
+            ProbeFinding(
+                _RUNNING_SUBJECT, ProbeVerdict.BROKEN, f"{url} is the page of something else"
+            )
+        ]
+    parts = ["not measured yet" if use is None else f"takes {format_percent(use)} of a core"]
+    if budget:
+        parts.append(f"budget {format_percent(budget)}")
+    parts += [
+        f"{match['resource']} {match['state'].replace('_', ' ')}"
+        for line in lines
+        if line.startswith(catalog.GOVERNOR_STATE.name) and (match := _STATE.fullmatch(line))
+    ]
+    found = [ProbeFinding(_RUNNING_SUBJECT, ProbeVerdict.SUPPORTED, ", ".join(parts))]
+    periods = of_source.get(catalog.SOURCE_PERIOD.name, {})
+    for source, stretch in sorted(of_source.get(catalog.SOURCE_STRETCH.name, {}).items()):
+        if stretch > 1:
+            every = periods.get(source, 0.0)
+            detail = f"{source} is read every {every:g} s instead of {every / stretch:g} s"
+            found.append(ProbeFinding("governor", ProbeVerdict.SUPPORTED, detail))
+    return found
+
+
 _MARKS = {
-    Verdict.SUPPORTED: "ok     ",
-    Verdict.ABSENT: "absent ",
-    Verdict.DENIED: "DENIED ",
-    Verdict.BROKEN: "BROKEN ",
-    Verdict.AWAITED: "awaited",
+    ProbeVerdict.SUPPORTED: "ok     ",
+    ProbeVerdict.ABSENT: "absent ",
+    ProbeVerdict.DENIED: "DENIED ",
+    ProbeVerdict.BROKEN: "BROKEN ",
+    ProbeVerdict.AWAITED: "awaited",
 }
-_RANKS = {Verdict.BROKEN: 0, Verdict.DENIED: 1, Verdict.AWAITED: 2}
+_RANKS = {ProbeVerdict.BROKEN: 0, ProbeVerdict.DENIED: 1, ProbeVerdict.AWAITED: 2}
 """Sort order of the output, the worst first."""
 _MS, _MIB = 1_000_000, 1 << 20
 _AS_ROOT = "run the agent as root, or do without these"
@@ -58,27 +202,33 @@ async def check(
     found += _hangs(agent)
     found += _costs(agent)
     if live:
-        found += await running(agent.settings)
+        found += await check_running_agent(agent.settings)
     found.append(await _collector(agent))
     names = DeviceNames(entity for s in statuses if s.frame for _, entity in s.frame.schema.columns)
     for finding in sorted(
         dict.fromkeys(found), key=lambda one: _RANKS.get(one.verdict, len(_RANKS))
     ):
-        _say(finding, names, say)
-    return all(finding.verdict in {Verdict.SUPPORTED, Verdict.ABSENT} for finding in found)
+        _print_finding(finding, names, say)
+    return all(
+        finding.verdict in {ProbeVerdict.SUPPORTED, ProbeVerdict.ABSENT} for finding in found
+    )
 
 
-def _say(finding: Finding, names: DeviceNames, say: Callable[[str], None]) -> None:
+def _print_finding(finding: ProbeFinding, names: DeviceNames, say: Callable[[str], None]) -> None:
     say(names.spell_out(f"{_MARKS[finding.verdict]} {finding.what}: {finding.detail}"))
     if finding.remedy:
         say(names.spell_out(f"         -> {finding.remedy}"))
 
 
-def _readings(status: Status) -> list[Finding]:
+def _readings(status: SourceState) -> list[ProbeFinding]:
     """Return one finding per absence reason of a source's readings."""
     frame = status.frame
     if status.overdue:
-        return [Finding(status.source.name, Verdict.BROKEN, status.problem, "see the kernel log")]
+        return [
+            ProbeFinding(
+                status.source.name, ProbeVerdict.BROKEN, status.problem, "see the kernel log"
+            )
+        ]
     if frame is None or not frame.reasons:
         return []
     found = []
@@ -90,24 +240,22 @@ def _readings(status: Status) -> list[Finding]:
         })  # fmt: skip
         if not names or reason is Absent.NOT_DUE:
             continue
-        detail = (
-            f"{counted(frame.reasons.count(code), 'reading')} {reason.word}: {', '.join(names)}"
-        )
-        verdict = Verdict.ABSENT if reason is Absent.UNSUPPORTED else Verdict.BROKEN
+        detail = f"{format_count(frame.reasons.count(code), 'reading')} {reason.word}: {', '.join(names)}"
+        verdict = ProbeVerdict.ABSENT if reason is Absent.UNSUPPORTED else ProbeVerdict.BROKEN
         remedy = ""
         if reason is Absent.DENIED:
-            verdict, remedy = Verdict.DENIED, _DENIED.get(status.source.name, _AS_ROOT)
-        found.append(Finding(status.source.name, verdict, detail, remedy))
+            verdict, remedy = ProbeVerdict.DENIED, _DENIED.get(status.source.name, _AS_ROOT)
+        found.append(ProbeFinding(status.source.name, verdict, detail, remedy))
     return found
 
 
-def _hangs(agent: Agent) -> list[Finding]:
+def _hangs(agent: Agent) -> list[ProbeFinding]:
     """Return one finding per device with a call that has not returned."""
     now_ns = agent.host.clock.now().boot_ns
     return [
-        Finding(
+        ProbeFinding(
             f"device {device}",
-            Verdict.BROKEN,
+            ProbeVerdict.BROKEN,
             f"{hung.call} has not returned for {(now_ns - hung.since_ns) / NS:.0f} s",
             "read the kernel log; reset or replace the device",
         )
@@ -115,7 +263,7 @@ def _hangs(agent: Agent) -> list[Finding]:
     ]
 
 
-def _costs(agent: Agent) -> list[Finding]:
+def _costs(agent: Agent) -> list[ProbeFinding]:
     """Return the measured cost of the reads, and the periods that the governor would set.
 
     First reads are more expensive than later ones; the metrics endpoint of a running agent has its actual
@@ -123,7 +271,7 @@ def _costs(agent: Agent) -> list[Finding]:
     """
     budget, sources = agent.settings.budget, agent.sampler.sources
     statuses = agent.sampler.statuses
-    governor = governor_of(budget, sources, settled_after=1)
+    governor = create_governor(budget, sources, settled_after=1)
     for name, status in statuses.items():
         if status.spent and status.state != UNSUPPORTED:
             governor.took(name, status.spent, 0)
@@ -135,60 +283,121 @@ def _costs(agent: Agent) -> list[Finding]:
         for name in sorted(shares, key=shares.__getitem__, reverse=True)
         if shares[name]
     ]
-    detail = f"reading takes {percent(whole)} of a core at the configured periods"
+    detail = f"reading takes {format_percent(whole)} of a core at the configured periods"
     if not budget.cpu_ratio:
-        found.append(Finding("processor budget", Verdict.ABSENT, f"{detail}, none is set"))
+        found.append(
+            ProbeFinding("processor budget", ProbeVerdict.ABSENT, f"{detail}, none is set")
+        )
     else:
-        kept = f"{detail}, budget {percent(budget.cpu_ratio)}"
+        kept = f"{detail}, budget {format_percent(budget.cpu_ratio)}"
         remedy = ""
         if whole > budget.cpu_ratio:
             kept = f"{kept}: if reads stay as dear, periods grow until it is kept"
             remedy = "set longer periods, or a greater budget.cpu_ratio"
-        found.append(Finding("processor budget", Verdict.SUPPORTED, kept, remedy))
+        found.append(ProbeFinding("processor budget", ProbeVerdict.SUPPORTED, kept, remedy))
     return [*found, _memory(agent)]
 
 
-def _cost(status: Status, share: float, governor: Governor) -> Finding:
+def _cost(status: SourceState, share: float, governor: Governor) -> ProbeFinding:
     name, spent = status.source.name, status.spent
-    cost = spent.read if spent else Cost()
+    cost = spent.read if spent else ThreadCost()
     period = status.source.period_seconds
     detail = (
-        f"{percent(share)} of a core: {cost.cpu_ns / _MS:.2f} ms of processor time in"
+        f"{format_percent(share)} of a core: {cost.cpu_ns / _MS:.2f} ms of processor time in"
         f" {cost.wall_ns / _MS:.2f} ms every {period:g} s"
     )
     load = governor.loads[name]
     if load.stretch > 1:
         detail += f"; to be read every {period * load.stretch:g} s ({load.why})"
-    return Finding(f"cost of {name}", Verdict.SUPPORTED, detail)
+    return ProbeFinding(f"cost of {name}", ProbeVerdict.SUPPORTED, detail)
 
 
-def _memory(agent: Agent) -> Finding:
+def _memory(agent: Agent) -> ProbeFinding:
     what, bound = "memory budget", agent.settings.budget.memory_bytes
     try:
         resident = agent.keeper.meter.resident_bytes()
     except OSError as error:
-        return Finding(what, Verdict.ABSENT, f"resident memory is not known: {error.strerror}")
+        return ProbeFinding(
+            what, ProbeVerdict.ABSENT, f"resident memory is not known: {error.strerror}"
+        )
     detail = f"{resident / _MIB:.0f} MiB resident"
     if not bound:
-        return Finding(what, Verdict.ABSENT, f"{detail}, none is set")
+        return ProbeFinding(what, ProbeVerdict.ABSENT, f"{detail}, none is set")
     detail = f"{detail}, budget {bound / _MIB:.0f} MiB"
     if resident <= bound:
-        return Finding(what, Verdict.SUPPORTED, detail)
-    return Finding(what, Verdict.ABSENT, f"{detail}: not kept", "set a greater budget.memory_bytes")
+        return ProbeFinding(what, ProbeVerdict.SUPPORTED, detail)
+    return ProbeFinding(
+        what, ProbeVerdict.ABSENT, f"{detail}: not kept", "set a greater budget.memory_bytes"
+    )
 
 
-async def _collector(agent: Agent) -> Finding:
+async def _collector(agent: Agent) -> ProbeFinding:
     link = agent.settings.collector
     if not link.url:
-        return Finding("collector", Verdict.ABSENT, "no collector.url is set: nothing is shipped")
+        return ProbeFinding(
+            "collector", ProbeVerdict.ABSENT, "no collector.url is set: nothing is shipped"
+        )
     try:
         client = CollectorClient(link)
-    except LinkError as error:
-        return Finding("collector", Verdict.BROKEN, str(error))
+    except CollectorLinkError as error:
+        return ProbeFinding("collector", ProbeVerdict.BROKEN, str(error))
     now = agent.host.clock.now()
     greeting = envelope(agent.origin, (), (), agent_version=__version__)
     async with client:
         answer = await client.post(pack(greeting), SentAt.at(now, agent.origin.boot_id))
     if answer.verdict is Answered.ACKNOWLEDGED:
-        return Finding("collector", Verdict.SUPPORTED, f"{client.url} accepts this node")
-    return Finding("collector", Verdict.BROKEN, answer.problem)
+        return ProbeFinding("collector", ProbeVerdict.SUPPORTED, f"{client.url} accepts this node")
+    return ProbeFinding("collector", ProbeVerdict.BROKEN, answer.problem)
+
+
+MAX_READS = 12
+
+
+@dataclass(slots=True)
+class WalkClock:
+    """Clock of the recorded node; it advances only when a caller sleeps."""
+
+    about: CaptureMetadata
+    offset_ns: int = 0
+    """Offset into the capture."""
+
+    def now(self) -> NodeTimestamp:
+        """Return wall and boot clock of the recorded node."""
+        wall_ns = self.about.started_wall_ns + self.offset_ns
+        return NodeTimestamp(wall_ns, self.about.started_boot_ns + self.offset_ns)
+
+    async def sleep_until(self, boot_ns: int) -> None:
+        """Advance to a time without waiting."""
+        self.go_to(boot_ns - self.about.started_boot_ns)
+
+    def go_to(self, offset_ns: int) -> None:
+        """Advance to an offset; never back."""
+        self.offset_ns = max(self.offset_ns, offset_ns)
+
+
+class CaptureWalk:
+    """A recorded node that is read several times, the last time at the end of the capture."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._clock = WalkClock(capture.about)
+        self._looks = find_read_offsets(capture)
+        self.host = RecordedHost(capture, self._clock, lambda: self._clock.offset_ns)
+
+    def go_to_end(self) -> None:
+        """Advance to the end of the capture without earlier reads."""
+        self._clock.go_to(self._looks[-1])
+
+    async def read(self, agent: Agent) -> None:
+        """Have an agent of this host read all sources at each offset."""
+        for offset_ns in self._looks:
+            self._clock.go_to(offset_ns)
+            await agent.once()
+
+
+def find_read_offsets(capture: Capture) -> list[int]:
+    """Return the offsets of at most `MAX_READS` moments, evenly spread, and the end of the capture."""
+    end_ns = capture.about.duration_ns
+    offsets = sorted({moment.offset_ns for moment in capture.moments})
+    wanted = (end_ns * step // (MAX_READS - 1) for step in range(MAX_READS - 1))
+    places = (bisect_right(offsets, at_ns) - 1 for at_ns in wanted)
+    return sorted({*(offsets[place] for place in places if place >= 0), end_ns})

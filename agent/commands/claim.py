@@ -18,22 +18,22 @@ from urllib.parse import quote, urlsplit
 import click
 
 from agent.config import PREFIX, AgentSettings
-from agent.tenancy.names import CLAIMS, SOCKET
+from agent.tenancy.state_directory import CLAIMS_PATH, CLAIMS_SOCKET
 from railscope import settings
-from railscope.bounded_http import bound_answers
-from railscope.systemd import state_directory
+from railscope.http_responses import bound_answers
+from railscope.service import state_directory
 
 _RETRY_SECONDS = 0.5
 _ANSWER_SECONDS = 10.0
 """Timeout of an answer, which waits for the disk."""
 _MAX_ANSWER_BYTES = 64 << 20
 """Maximum size of the list of all claims of a node."""
-_AWAY, _UNAVAILABLE, _CONFLICT = 0, 503, 409
+_NO_ANSWER, _UNAVAILABLE, _CONFLICT = 0, 503, 409
 _OK = 200
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class _UnixConnection(http.client.HTTPConnection):
+class _UnixHttpConnection(http.client.HTTPConnection):
     """HTTP over a Unix socket."""
 
     def __init__(self, path: str, timeout: float) -> None:
@@ -63,7 +63,7 @@ class AgentClient:
             status, answer = self._try(method, path, body)
             if status == _OK:
                 return answer
-            if status not in {_AWAY, _UNAVAILABLE} or time.monotonic() >= until:
+            if status not in {_NO_ANSWER, _UNAVAILABLE} or time.monotonic() >= until:
                 message = answer.get("error", f"status {status}")
                 raise click.ClickException(message)
             time.sleep(_RETRY_SECONDS)
@@ -84,20 +84,20 @@ class AgentClient:
             message = f"{self._where}: {error.strerror}: run this as root"
             raise click.ClickException(message) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
-            return _AWAY, {"error": f"no agent answers at {self._where}: {error}"}
+            return _NO_ANSWER, {"error": f"no agent answers at {self._where}: {error}"}
         finally:
             connection.close()
 
     def _connection(self) -> http.client.HTTPConnection:
         if not self._where.startswith("http"):
-            return _UnixConnection(self._where, self._answer_seconds)
+            return _UnixHttpConnection(self._where, self._answer_seconds)
         parts = urlsplit(self._where)
         return http.client.HTTPConnection(
             parts.hostname or "", parts.port, timeout=self._answer_seconds
         )
 
 
-def _reaches_the_agent(command: Command) -> Command:
+def _agent_options(command: Command) -> Command:
     """Add the options for the address of the agent."""
     options = (
         click.option("--config", type=click.Path(dir_okay=False, path_type=Path),
@@ -114,7 +114,7 @@ def _reaches_the_agent(command: Command) -> Command:
     return command
 
 
-def _agent(where: Mapping[str, Any]) -> AgentClient:
+def _create_client(where: Mapping[str, Any]) -> AgentClient:
     """Return a client from the options; by default from the settings of the installed agent."""
     token_file: Path | None = where["token_file"]
     try:
@@ -129,7 +129,7 @@ def _agent(where: Mapping[str, Any]) -> AgentClient:
     config = where["config"] or settings.default_file("agent")
     loaded = settings.load(AgentSettings, file=config, prefix=PREFIX)
     state = state_directory(loaded.state_directory, AgentSettings().state_directory)
-    return AgentClient(loaded.tenancy.socket or str(state / SOCKET), "", where["timeout"])
+    return AgentClient(loaded.tenancy.socket or str(state / CLAIMS_SOCKET), "", where["timeout"])
 
 
 @click.group()
@@ -160,7 +160,7 @@ def claim() -> None:
 @click.option("--from-slurm", is_flag=True,
               help="In a prolog: read ID, GPUs, owner and workload from SLURM_JOB_ID and related "
                    "variables.")  # fmt: skip
-@_reaches_the_agent
+@_agent_options
 def start(gpus: tuple[str, ...], **options: Any) -> None:
     """Start a claim on GPUs. Repeating it has no effect."""
     body = {
@@ -170,12 +170,14 @@ def start(gpus: tuple[str, ...], **options: Any) -> None:
         "share": options["share"] or None, "system": options["system"],
     }  # fmt: skip
     if options["from_slurm"]:
-        job = _slurm(os.environ)
+        job = _claim_of_slurm_job(os.environ)
         if not job["gpus"] and not body["gpus"]:
             return  # a job without GPUs claims none
         body = {**job, **{key: value for key, value in body.items() if value not in (None, "", [])}}
-    _wanted(body, ("id", "--id"), ("gpus", "--gpu"))
-    answer = _agent(options).ask("POST", CLAIMS, {k: v for k, v in body.items() if v is not None})
+    _check_required(body, ("id", "--id"), ("gpus", "--gpu"))
+    answer = _create_client(options).ask(
+        "POST", CLAIMS_PATH, {k: v for k, v in body.items() if v is not None}
+    )
     told = answer["claim"]
     click.echo(f"{told['id']}: {', '.join(told['devices'])} since {told['start']}")
 
@@ -187,14 +189,14 @@ def start(gpus: tuple[str, ...], **options: Any) -> None:
 @click.option(
     "--from-slurm", is_flag=True, help="In an epilog: end the claims of job SLURM_JOB_ID."
 )
-@_reaches_the_agent
+@_agent_options
 def end(name: str | None, other: str | None, when: str | None, **options: Any) -> None:
     """End a claim on GPUs. Repeating it has no effect."""
-    agent, body = _agent(options), {} if when is None else {"end": when}
+    agent, body = _create_client(options), {} if when is None else {"end": when}
     names = [name or other] if name or other else []
     if options["from_slurm"]:
-        workload = _slurm(os.environ)["workload"]
-        claims = agent.ask("GET", CLAIMS)["claims"]
+        workload = _claim_of_slurm_job(os.environ)["workload"]
+        claims = agent.ask("GET", CLAIMS_PATH)["claims"]
         job = workload.partition(":")[2]
         names = [
             one["id"]
@@ -205,17 +207,17 @@ def end(name: str | None, other: str | None, when: str | None, **options: Any) -
         message = "say which claim: its id, or --from-slurm"
         raise click.UsageError(message)
     for one in dict.fromkeys(names):
-        told = agent.ask("POST", f"{CLAIMS}/{quote(str(one), safe='')}/end", body)["claim"]
+        told = agent.ask("POST", f"{CLAIMS_PATH}/{quote(str(one), safe='')}/end", body)["claim"]
         click.echo(f"{told['id']}: {', '.join(told['devices'])} until {told['end']}")
 
 
 @claim.command(name="list")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table",
               show_default=True, help="Output format.")  # fmt: skip
-@_reaches_the_agent
+@_agent_options
 def show(form: str, **options: Any) -> None:
     """List the claims in force on this node from all claim providers, and use without a claim."""
-    claims = _agent(options).ask("GET", CLAIMS)["claims"]
+    claims = _create_client(options).ask("GET", CLAIMS_PATH)["claims"]
     if form == "json":
         click.echo(json.dumps(claims, indent=1))
         return
@@ -229,7 +231,7 @@ def show(form: str, **options: Any) -> None:
         click.echo("  ".join(cells).rstrip())
 
 
-def _slurm(environment: Mapping[str, str]) -> dict[str, Any]:
+def _claim_of_slurm_job(environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the claim of a job from its prolog's environment (slurm.schedmd.com/prolog_epilog.html).
 
     GPUs are device files.
@@ -247,7 +249,7 @@ def _slurm(environment: Mapping[str, str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _wanted(body: Mapping[str, Any], *options: tuple[str, str]) -> None:
+def _check_required(body: Mapping[str, Any], *options: tuple[str, str]) -> None:
     for key, option in options:
         if not body.get(key):
             message = f"{option} is missing"

@@ -10,35 +10,33 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import lcm
 
-from agent.endpoint.dcgm_formula import EACH, Formula, Row, Term
-from agent.endpoint.dcgm_table import ROWS
+from agent.endpoint.dcgm_table import DCGM_METRICS, EACH, DcgmFormula, DcgmMetric, FormulaTerm
 from railscope.catalog.declare import EntityKind, Kind, Metric
 from railscope.catalog.entities import GPU, GPU_ADDRESS, MIG
-from railscope.entity import Entity
-from railscope.exposition import Format, labelled
-from railscope.frame import Frame, Schema
+from railscope.exposition import TextFormat, labelled
+from railscope.frame import Entity, Frame, Schema
 from railscope.reading import Absent
 
-Key = tuple[str, ...]
-Place = tuple[int, int]
+EntityKey = tuple[str, ...]
+ReadingPosition = tuple[int, int]
 """Position of a reading: index of the frame, index of the column."""
 
-_USED = {
+_USED_METRICS = {
     term.metric
-    for row in ROWS
+    for row in DCGM_METRICS
     for formula in row.formulas
     for term in (*formula.terms, *formula.over)
-} | {row.otherwise_zero for row in ROWS if row.otherwise_zero}
+} | {row.otherwise_zero for row in DCGM_METRICS if row.otherwise_zero}
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DcgmDevice:
     """A GPU or a MIG device: its labels, and its part of entity keys."""
 
     labels: tuple[tuple[str, str], ...]
     key: dict[str, str]
 
-    def own(self, kind: EntityKind) -> Key:
+    def own(self, kind: EntityKind) -> EntityKey:
         """Return the leading key parts of this device's entities of a kind."""
         return tuple(self.key[label] for label in kind.labels if label in self.key)
 
@@ -49,9 +47,9 @@ class DcgmExposition:
     def __init__(self, hostname: str) -> None:
         self._hostname = hostname
         self._schemas: tuple[Schema, ...] = ()
-        self._blocks: list[tuple[Row, list[_Sample]]] = []
+        self._blocks: list[tuple[DcgmMetric, list[_DcgmSample]]] = []
 
-    def render(self, frames: Iterable[Frame], text_format: Format) -> str:
+    def render(self, frames: Iterable[Frame], text_format: TextFormat) -> str:
         """Render one exposition of all frames."""
         current = [frame for frame in frames if _concerns(frame.schema)]
         schemas = tuple(frame.schema for frame in current)
@@ -63,18 +61,18 @@ class DcgmExposition:
             lines = [line for sample in samples if (line := sample.line(current))]
             if lines:
                 parts += [_header(row, text_format), *lines]
-        if text_format is Format.OPENMETRICS:
+        if text_format is TextFormat.OPENMETRICS:
             parts.append("# EOF\n")
         return "".join(parts)
 
 
 def _concerns(schema: Schema) -> bool:
-    return any(metric in _USED for metric, _ in schema.groups)
+    return any(metric in _USED_METRICS for metric, _ in schema.groups)
 
 
-def _header(row: Row, text_format: Format) -> str:
+def _header(row: DcgmMetric, text_format: TextFormat) -> str:
     kind = "counter" if row.kind is Kind.COUNTER else "gauge"
-    if text_format is Format.OPENMETRICS and row.kind is Kind.COUNTER:
+    if text_format is TextFormat.OPENMETRICS and row.kind is Kind.COUNTER:
         kind = "unknown"  # OpenMetrics counters must end in _total, and these names are fixed
     return f"# HELP {row.name} {row.sentence}\n# TYPE {row.name} {kind}\n"
 
@@ -83,10 +81,10 @@ def _header(row: Row, text_format: Format) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sum:
+class _ReadingSum:
     """Readings with their factors, by term."""
 
-    terms: tuple[tuple[tuple[Place, int], ...], ...]
+    terms: tuple[tuple[tuple[ReadingPosition, int], ...], ...]
 
     def of(self, frames: Sequence[Frame]) -> int | None:
         """Return the sum; None if a term has no reading."""
@@ -107,12 +105,12 @@ class _Sum:
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _FormulaColumns:
     """One way to compute a value: a sum over a divisor, and over another sum if there is one."""
 
-    dividend: _Sum
+    dividend: _ReadingSum
     divisor: int
-    over: _Sum | None
+    over: _ReadingSum | None
 
     def text(self, frames: Sequence[Frame]) -> str | None:
         """Return the value as text, exact if it is a whole number."""
@@ -126,10 +124,10 @@ class _Way:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sample:
+class _DcgmSample:
     prefix: str
-    ways: tuple[_Way, ...]
-    otherwise_zero: _Sum | None
+    ways: tuple[_FormulaColumns, ...]
+    otherwise_zero: _ReadingSum | None
 
     def line(self, frames: Sequence[Frame]) -> str:
         """Return the exposition line, empty without a value."""
@@ -145,26 +143,30 @@ class _Sample:
 # Once for the schemas --------------------------------------------------------------------------
 
 
-class _Columns:
+class _SchemaColumns:
     """Columns of the schemas by metric and GPU."""
 
     def __init__(self, schemas: Sequence[Schema]) -> None:
-        self._columns: dict[tuple[Metric, Key], list[tuple[Key, Place]]] = {}
+        self._columns: dict[tuple[Metric, EntityKey], list[tuple[EntityKey, ReadingPosition]]] = {}
         for frame, schema in enumerate(schemas):
             for column, (metric, entity) in enumerate(schema.columns):
                 known = self._columns.setdefault((metric, entity.whole_key), [])
                 known.append((entity.key, (frame, column)))
 
-    def sample(self, row: Row, formulas: Iterable[Formula], device: Device) -> _Sample | None:
+    def sample(
+        self, row: DcgmMetric, formulas: Iterable[DcgmFormula], device: DcgmDevice
+    ) -> _DcgmSample | None:
         """Return a row's sample of a device; None if no source has its readings."""
         found = (self._way(row, formula, device) for formula in formulas)
         ways = tuple(way for way in found if way)
         zero = None
         if row.otherwise_zero:
-            zero = self._sum([(Term(row.otherwise_zero), 1)], device)
-        return _Sample(labelled(row.name, device.labels), ways, zero) if ways or zero else None
+            zero = self._sum([(FormulaTerm(row.otherwise_zero), 1)], device)
+        return _DcgmSample(labelled(row.name, device.labels), ways, zero) if ways or zero else None
 
-    def _way(self, row: Row, formula: Formula, device: Device) -> _Way | None:
+    def _way(
+        self, row: DcgmMetric, formula: DcgmFormula, device: DcgmDevice
+    ) -> _FormulaColumns | None:
         per_unit = row.measure.per_base_unit
         factors = [term.metric.scale * term.weight * per_unit for term in formula.terms]
         over_factors = [term.metric.scale * term.weight for term in formula.over]
@@ -176,18 +178,22 @@ class _Columns:
         over = self._sum(zip(formula.over, over_whole, strict=True), device)
         if dividend is None or over is None:
             return None
-        return _Way(dividend, divisor, over if formula.over else None)
+        return _FormulaColumns(dividend, divisor, over if formula.over else None)
 
-    def _sum(self, terms: Iterable[tuple[Term, int]], device: Device) -> _Sum | None:
+    def _sum(
+        self, terms: Iterable[tuple[FormulaTerm, int]], device: DcgmDevice
+    ) -> _ReadingSum | None:
         found = []
         for term, factor in terms:
             readings = tuple(self._readings(term, factor, device))
             if not readings:
                 return None
             found.append(readings)
-        return _Sum(tuple(found))
+        return _ReadingSum(tuple(found))
 
-    def _readings(self, term: Term, factor: int, device: Device) -> Iterator[tuple[Place, int]]:
+    def _readings(
+        self, term: FormulaTerm, factor: int, device: DcgmDevice
+    ) -> Iterator[tuple[ReadingPosition, int]]:
         kind = term.metric.about
         wanted = (*device.own(kind), *term.part)
         for key, place in self._columns.get((term.metric, device.own(kind.whole)), ()):
@@ -199,18 +205,20 @@ class _Columns:
                 yield place, factor * term.weights[key[-1]]
 
 
-def _fits(key: Key, wanted: Key) -> bool:
+def _fits(key: EntityKey, wanted: EntityKey) -> bool:
     return len(key) == len(wanted) and all(
         want in {EACH, have} for have, want in zip(key, wanted, strict=True)
     )
 
 
-def _blocks(schemas: Sequence[Schema], hostname: str) -> Iterator[tuple[Row, list[_Sample]]]:
+def _blocks(
+    schemas: Sequence[Schema], hostname: str
+) -> Iterator[tuple[DcgmMetric, list[_DcgmSample]]]:
     """Yield every row with its samples: of the GPU instances if they have readings, else of the GPU."""
-    columns = _Columns(schemas)
+    columns = _SchemaColumns(schemas)
     gpus = _devices(schemas, hostname)
-    for row in ROWS:
-        samples: list[_Sample | None] = []
+    for row in DCGM_METRICS:
+        samples: list[_DcgmSample | None] = []
         for gpu, instances in gpus:
             if row.mig and instances:
                 samples += [columns.sample(row, [row.mig], mig) for mig in instances]
@@ -219,7 +227,7 @@ def _blocks(schemas: Sequence[Schema], hostname: str) -> Iterator[tuple[Row, lis
         yield row, [sample for sample in samples if sample]
 
 
-def _devices(schemas: Sequence[Schema], hostname: str) -> list[tuple[Device, list[Device]]]:
+def _devices(schemas: Sequence[Schema], hostname: str) -> list[tuple[DcgmDevice, list[DcgmDevice]]]:
     """Return the GPUs in the order of their indices, each with its GPU instances."""
     entities = [entity for schema in schemas for entity in schema.entities if entity.facts]
     gpus = {entity.key: entity for entity in entities if entity.kind is GPU}
@@ -241,7 +249,7 @@ def _instances(gpu: Entity, migs: Iterable[Entity]) -> list[Entity]:
     return [first[instance] for instance in sorted(first)]
 
 
-def _device(gpu: Entity, mig: Entity | None, hostname: str) -> Device:
+def _device(gpu: Entity, mig: Entity | None, hostname: str) -> DcgmDevice:
     facts = gpu.facts
     labels = {
         "gpu": facts["index"],
@@ -259,7 +267,7 @@ def _device(gpu: Entity, mig: Entity | None, hostname: str) -> Device:
         key |= dict(zip(GPU_ADDRESS.labels, (facts["pci_address"],), strict=True))
     if mig:
         key |= dict(zip(MIG.labels, mig.key, strict=True))
-    return Device(tuple((label, value) for label, value in labels.items() if value), key)
+    return DcgmDevice(tuple((label, value) for label, value in labels.items() if value), key)
 
 
 def _bus_id(address: str) -> str:

@@ -18,8 +18,13 @@ from http import HTTPStatus
 import h11
 import structlog
 
-from railscope.connections import Acceptor, Connection, Connections, listening_sockets
-from railscope.listen import split_address
+from railscope.server_connections import (
+    ConnectionAcceptor,
+    ServerConnection,
+    ServerConnections,
+    listening_sockets,
+    split_address,
+)
 from railscope.settings import SettingsError
 
 log = structlog.get_logger(__name__)
@@ -33,7 +38,7 @@ READ_BYTES = 4 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class AgentRequest:
     """A request. Header names are in lower case; the body is empty if the server accepts none."""
 
     path: str
@@ -43,7 +48,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
+class AgentResponse:
     """A response, compressed when sent if the client accepts gzip."""
 
     body: bytes
@@ -52,12 +57,12 @@ class Response:
     headers: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def text(cls, text: str, status: HTTPStatus = HTTPStatus.OK) -> Response:
+    def text(cls, text: str, status: HTTPStatus = HTTPStatus.OK) -> AgentResponse:
         """Return a line of plain text."""
         return cls(text.encode() + b"\n", status=status)
 
 
-Respond = Callable[[Request], Response | Awaitable[Response]]
+RequestHandler = Callable[[AgentRequest], AgentResponse | Awaitable[AgentResponse]]
 
 
 class HttpServer:
@@ -66,10 +71,10 @@ class HttpServer:
     Without a bound on bodies, only GET and HEAD are served, and bodies are not read.
     """
 
-    def __init__(self, respond: Respond, max_body_bytes: int | None = None) -> None:
+    def __init__(self, respond: RequestHandler, max_body_bytes: int | None = None) -> None:
         self._respond = respond
         self._max_body_bytes = max_body_bytes
-        self._acceptor: Acceptor | None = None
+        self._acceptor: ConnectionAcceptor | None = None
         self.port = 0
 
     async def start(self, listen: str, tls: ssl.SSLContext | None) -> tuple[str, int]:
@@ -91,11 +96,11 @@ class HttpServer:
         self._accept([listening], MAX_CONNECTIONS, None)
 
     def _accept(self, sockets: list[socket.socket], most: int, tls: ssl.SSLContext | None) -> None:
-        connections = Connections.within_descriptors(MAX_CONNECTIONS, most)
-        self._acceptor = Acceptor(connections, self._protocol, tls)
+        connections = ServerConnections.within_descriptors(MAX_CONNECTIONS, most)
+        self._acceptor = ConnectionAcceptor(connections, self._protocol, tls)
         self._acceptor.start(sockets)
 
-    def _protocol(self, connection: Connection) -> asyncio.Protocol:
+    def _protocol(self, connection: ServerConnection) -> asyncio.Protocol:
         return asyncio.StreamReaderProtocol(
             asyncio.StreamReader(), partial(self._connected, connection)
         )
@@ -106,10 +111,15 @@ class HttpServer:
             await self._acceptor.close()
 
     async def _connected(
-        self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        connection: ServerConnection,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
         try:
-            talk = _Conversation(self._respond, reader, writer, self._max_body_bytes, connection)
+            talk = _HttpConversation(
+                self._respond, reader, writer, self._max_body_bytes, connection
+            )
             await talk.run()
         except (OSError, TimeoutError, h11.RemoteProtocolError) as error:
             log.debug("connection_ended", problem=str(error) or type(error).__name__)
@@ -125,16 +135,16 @@ def _check_framing(request: h11.Request) -> None:
         raise h11.RemoteProtocolError(message, error_status_hint=400)
 
 
-class _Conversation:
+class _HttpConversation:
     """One connection: requests and responses for as long as both sides keep it open."""
 
     def __init__(
         self,
-        respond: Respond,
+        respond: RequestHandler,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         max_body_bytes: int | None,
-        connection: Connection,
+        connection: ServerConnection,
     ) -> None:
         self._connection = connection
         self._respond = respond
@@ -187,10 +197,10 @@ class _Conversation:
         path = request.target.decode("latin-1").split("?", 1)[0]
         method = request.method.decode("latin-1")
         if method in {"GET", "HEAD"} or self._max_body_bytes is not None:
-            answer = self._respond(Request(path, headers, method, content))
-            response = answer if isinstance(answer, Response) else await answer
+            answer = self._respond(AgentRequest(path, headers, method, content))
+            response = answer if isinstance(answer, AgentResponse) else await answer
         else:
-            response = Response.text("only GET is served here", HTTPStatus.METHOD_NOT_ALLOWED)
+            response = AgentResponse.text("only GET is served here", HTTPStatus.METHOD_NOT_ALLOWED)
         body, more = response.body, dict(response.headers)
         if "gzip" in headers.get("accept-encoding", "") and body:
             body = await asyncio.to_thread(gzip.compress, body, GZIP_LEVEL)
@@ -201,11 +211,11 @@ class _Conversation:
         """Send the error for an invalid request, unless a response has been started."""
         if self._state.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
             status = HTTPStatus(error.error_status_hint)
-            response = Response.text(str(error), status)
+            response = AgentResponse.text(str(error), status)
             await self._send(b"GET", response, response.body, {"Connection": "close"})
 
     async def _send(
-        self, method: bytes, response: Response, body: bytes, more: dict[str, str]
+        self, method: bytes, response: AgentResponse, body: bytes, more: dict[str, str]
     ) -> None:
         headers = {
             "Content-Type": response.content_type,

@@ -10,16 +10,20 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass, field
 
-from agent.gpus.slices import MAX_DEVICES, Instance, Place, places
+from agent.gpus.mig_slots import MAX_DEVICES, MigSlots, ReportedMigDevice, find_mig_slots
 from agent.host import Host, Json, NvmlError
-from agent.sampling.facts import counted, known, text
-from agent.sampling.source import Finding, Verdict
-from agent.topology.network import Network, Wiring
+from agent.sampling.source import (
+    ProbeFinding,
+    ProbeVerdict,
+    format_count,
+    nonempty_facts,
+    read_text,
+)
+from agent.topology.network import NetworkScanner, NodeNetwork
 from agent.topology.pci import NO_NUMA_NODE, gpu_addresses, pci_address
 from railscope.catalog import gpu_health as h
 from railscope.catalog.entities import GPU, GPU_ADDRESS, MIG
-from railscope.entity import Entity
-from railscope.frame import Event
+from railscope.frame import Entity, Event
 
 _LIBRARY_NOT_FOUND = 12
 _LOST = {15, 16}
@@ -35,7 +39,7 @@ _VIRTUALIZATION = {
     "4": "vsga",
 }
 _MAX_EVENTS = 100
-REFUSED_FOR_NS = 900_000_000
+FAILURE_VALID_NS = 900_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class MigDevice:
 
     uuid: str
     entity: Entity
-    place: Place | None = None
+    place: MigSlots | None = None
     """Its slots of the GPU; None if its profile is not recognized."""
     start: int | None = None
     """Its first memory slice; None if the driver does not report it."""
@@ -64,14 +68,14 @@ class GpuDevice:
 
 
 @dataclass
-class Gpus:
+class GpuInventory:
     """The GPUs as of the last scan."""
 
-    wiring: Wiring = field(default_factory=Wiring)
+    wiring: NetworkScanner = field(default_factory=NetworkScanner)
     found: dict[int, GpuDevice] = field(default_factory=dict)
     generation: int = 0
     """Incremented with every change of the inventory."""
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[ProbeFinding, ...] = ()
     looked: bool = False
     """True once a scan has completed; before that, an empty inventory is not evidence of absence."""
     _events: list[Event] = field(default_factory=list)
@@ -82,10 +86,10 @@ class Gpus:
         """Count the GPUs and identify each one. Raises NvmlError if the driver fails.
 
         A lost GPU stays in the inventory: it is lost, not absent. After a failed call the driver is
-        not called again by any source for `REFUSED_FOR_NS`; the same error is raised instead.
+        not called again by any source for `FAILURE_VALID_NS`; the same error is raised instead.
         """
         now_ns = host.clock.now().boot_ns
-        if self._refusal and 0 <= now_ns - self._refused_ns < REFUSED_FOR_NS:
+        if self._refusal and 0 <= now_ns - self._refused_ns < FAILURE_VALID_NS:
             raise self._refusal
         self._refusal = None
         try:
@@ -99,17 +103,17 @@ class Gpus:
         except FileNotFoundError:
             count = None
         if count is None:
-            self._settle(host, {}, (_no_library(host),))
+            self._settle(host, {}, (_no_library_finding(host),))
             return self.found
-        driver = _Driver.asked(host)
+        driver = _DriverVersions.asked(host)
         network = self.wiring.look(host)
         asked = {index: self._identify(host, index, driver, network) for index in range(count)}
         named = {gpu.entity.key: index for index, gpu in asked.items() if gpu}
         gpus = {i: gpu for i, gpu in asked.items() if gpu and named[gpu.entity.key] == i}
-        detail = f"{len(gpus)} of {counted(count, 'GPU')}, driver {driver.version}"
-        complete = Verdict.SUPPORTED if len(gpus) == count else Verdict.BROKEN
+        detail = f"{len(gpus)} of {format_count(count, 'GPU')}, driver {driver.version}"
+        complete = ProbeVerdict.SUPPORTED if len(gpus) == count else ProbeVerdict.BROKEN
         mend = "" if len(gpus) == count else "look for the others below, and into the kernel log"
-        self._settle(host, gpus, (Finding("GPUs", complete, detail, mend),))
+        self._settle(host, gpus, (ProbeFinding("GPUs", complete, detail, mend),))
         return gpus
 
     def changed(self) -> None:
@@ -122,7 +126,7 @@ class Gpus:
         return events
 
     def _settle(
-        self, host: Host, gpus: dict[int, GpuDevice], findings: tuple[Finding, ...]
+        self, host: Host, gpus: dict[int, GpuDevice], findings: tuple[ProbeFinding, ...]
     ) -> None:
         if gpus != self.found:
             self.generation += 1
@@ -146,17 +150,19 @@ class Gpus:
                     host, new, change="mig_devices", before=_names(old), after=_names(new)
                 )  # fmt: skip
             elif old.entity.facts != new.entity.facts:
-                self._event(host, new, change="facts", after=_different(old.entity, new.entity))
+                self._event(
+                    host, new, change="facts", after=_changed_devices(old.entity, new.entity)
+                )
 
     def _event(self, host: Host, gpu: GpuDevice, **facts: str) -> None:
         now = host.clock.now()
         about = Entity(GPU_ADDRESS, (gpu.pci_address,))
-        told = known(gpu=gpu.entity.key[0], **facts)
+        told = nonempty_facts(gpu=gpu.entity.key[0], **facts)
         if len(self._events) < _MAX_EVENTS:
             self._events.append(Event(h.GPU_CHANGE_EVENT, about, now.wall_ns, now.boot_ns, told))
 
     def _identify(
-        self, host: Host, index: int, driver: _Driver, network: Network
+        self, host: Host, index: int, driver: _DriverVersions, network: NodeNetwork
     ) -> GpuDevice | None:
         try:
             name = host.call("nvml", "nvmlDeviceGetUUID", index)
@@ -164,7 +170,7 @@ class Gpus:
             entity = Entity(GPU, (name,), _facts(host, index, driver, network, bus))
             mode = _answer(host, "nvmlDeviceGetMigMode", index)
             enabled = bool(mode and mode[0])
-            devices = mig_devices(host, index, entity) if enabled else ()
+            devices = list_mig_devices(host, index, entity) if enabled else ()
             memory = _answer(host, "nvmlDeviceGetMemoryInfo", index)
         except NvmlError:
             return self.found.get(index)  # a counted GPU exists, even if it does not answer
@@ -173,22 +179,22 @@ class Gpus:
 
 
 @dataclass(frozen=True, slots=True)
-class _Driver:
+class _DriverVersions:
     version: str
     cuda: str
 
     @classmethod
-    def asked(cls, host: Host) -> _Driver:
+    def asked(cls, host: Host) -> _DriverVersions:
         number = _answer(host, "nvmlSystemGetCudaDriverVersion")
         cuda = f"{number // 1000}.{number % 1000 // 10}" if isinstance(number, int) else ""
         return cls(_text(host, "nvmlSystemGetDriverVersion"), cuda)
 
 
-def mig_devices(host: Host, index: int, gpu: Entity) -> tuple[MigDevice, ...]:
+def list_mig_devices(host: Host, index: int, gpu: Entity) -> tuple[MigDevice, ...]:
     """MIG devices of a partitioned GPU. Raises NvmlError if the driver cannot list them."""
     listed = host.call("nvml", "nvmlDeviceGetMigDevices", index)
     instances = [
-        Instance(
+        ReportedMigDevice(
             told["uuid"], _profile(_text(host, "nvmlDeviceGetName", told["uuid"])),
             int(told["gpu"]), int(told["compute"]), told.get("start"), told.get("size"),
             told.get("most", MAX_DEVICES),
@@ -196,13 +202,13 @@ def mig_devices(host: Host, index: int, gpu: Entity) -> tuple[MigDevice, ...]:
         for told in listed
     ]  # fmt: skip
     try:
-        slots = places(instances)
+        slots = find_mig_slots(instances)
     except ValueError:  # positions outside the GPU
         slots = {}
     found = []
     for told, instance in zip(listed, instances, strict=True):
         place = slots.get(instance.uuid)
-        facts = known(
+        facts = nonempty_facts(
             profile=instance.profile,
             gpu_instance=str(told["gpu"]),
             compute_instance=str(told["compute"]),
@@ -215,11 +221,13 @@ def mig_devices(host: Host, index: int, gpu: Entity) -> tuple[MigDevice, ...]:
     return tuple(found)
 
 
-def _facts(host: Host, index: int, driver: _Driver, network: Network, bus: str) -> dict[str, str]:
+def _facts(
+    host: Host, index: int, driver: _DriverVersions, network: NodeNetwork, bus: str
+) -> dict[str, str]:
     architecture = _text(host, "nvmlDeviceGetArchitecture", index)
     capability = _answer(host, "nvmlDeviceGetCudaComputeCapability", index)
     virtual = _text(host, "nvmlDeviceGetVirtualizationMode", index)
-    return known(
+    return nonempty_facts(
         index=str(index),
         model=_text(host, "nvmlDeviceGetName", index),
         pci_address=bus,
@@ -234,14 +242,16 @@ def _facts(host: Host, index: int, driver: _Driver, network: Network, bus: str) 
         driver=driver.version,
         cuda=driver.cuda,
         virtualization=_VIRTUALIZATION.get(virtual, virtual),
-        numa_node=text(host, f"/sys/bus/pci/devices/{bus}/numa_node").removeprefix(NO_NUMA_NODE),
+        numa_node=read_text(host, f"/sys/bus/pci/devices/{bus}/numa_node").removeprefix(
+            NO_NUMA_NODE
+        ),
         rail=_rail(network, bus, index),
-        **_place(host, index),
-        **_fabric(host, index),
+        **_rack_position_facts(host, index),
+        **_fabric_facts(host, index),
     )
 
 
-def _place(host: Host, index: int) -> dict[str, str]:
+def _rack_position_facts(host: Host, index: int) -> dict[str, str]:
     """Position of the GPU in a rack system; one-byte members arrive as one character.
 
     A standalone node has no chassis: its slot and tray of 0 carry no information, and nvidia-smi
@@ -264,7 +274,7 @@ def _byte(told: str | int) -> str:
     return str(told) if isinstance(told, int) else str(ord(told)) if told else ""
 
 
-def _fabric(host: Host, index: int) -> dict[str, str]:
+def _fabric_facts(host: Host, index: int) -> dict[str, str]:
     """NVLink domain: GPUs with the same cluster and clique reach each other."""
     told = _answer(host, "nvmlDeviceGetGpuFabricInfoV", index) or _answer(
         host, "nvmlDeviceGetGpuFabricInfo", index
@@ -285,7 +295,7 @@ def _names(gpu: GpuDevice) -> str:
     return " ".join(device.uuid for device in gpu.mig_devices)
 
 
-def _different(old: Entity, new: Entity) -> str:
+def _changed_devices(old: Entity, new: Entity) -> str:
     names = sorted(old.facts.keys() | new.facts.keys())
     return ", ".join(
         f"{name}: {old.facts.get(name, '')} -> {new.facts.get(name, '')}"
@@ -294,7 +304,7 @@ def _different(old: Entity, new: Entity) -> str:
     )
 
 
-def _rail(network: Network, bus: str, index: int) -> str:
+def _rail(network: NodeNetwork, bus: str, index: int) -> str:
     """Rail of the GPU's NIC; the NVML index if the GPU is not visible on the PCI bus."""
     if all(gpu.address != bus for gpu in network.gpus):
         return str(index)
@@ -321,9 +331,11 @@ def _text(host: Host, function: str, *arguments: int | str) -> str:
     return "" if answer is None else str(answer)
 
 
-def _no_library(host: Host) -> Finding:
+def _no_library_finding(host: Host) -> ProbeFinding:
     present = len(gpu_addresses(host))
     if present:
         detail = f"{present} NVIDIA GPUs on the PCI bus, but no libnvidia-ml.so.1"
-        return Finding("GPUs", Verdict.BROKEN, detail, "install the NVIDIA driver on this server")
-    return Finding("GPUs", Verdict.ABSENT, "no NVIDIA driver library (libnvidia-ml.so.1)")
+        return ProbeFinding(
+            "GPUs", ProbeVerdict.BROKEN, detail, "install the NVIDIA driver on this server"
+        )
+    return ProbeFinding("GPUs", ProbeVerdict.ABSENT, "no NVIDIA driver library (libnvidia-ml.so.1)")

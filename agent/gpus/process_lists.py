@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from agent.gpus.inventory import GpuDevice
 from agent.host import Host, Json, NvmlError
 from agent.sampling.source import nvml_reason
-from railscope.frame import Instant
+from railscope.frame import NodeTimestamp
 from railscope.reading import Absent
 
 _NOT_SUPPORTED, _NOT_FOUND = 3, 6
@@ -26,7 +26,7 @@ _NO_INSTANCE = 0xFFFF_FFFF
 
 
 @dataclass(slots=True)
-class Process:
+class ListedProcess:
     """A process as of one poll; `memory_bytes` is None if the driver does not report it."""
 
     pid: int
@@ -40,8 +40,8 @@ class Process:
 class ListedProcesses:
     """Processes of a GPU by PID as of one poll, or the reason for their absence."""
 
-    at: Instant
-    there: Mapping[int, Process]
+    at: NodeTimestamp
+    there: Mapping[int, ListedProcess]
     trouble: Absent | None
 
 
@@ -63,18 +63,18 @@ class ProcessLists:
         return self._latest.get(gpu)
 
 
-def processes(host: Host, gpu: GpuDevice) -> tuple[dict[int, Process], Absent | None]:
+def list_processes(host: Host, gpu: GpuDevice) -> tuple[dict[int, ListedProcess], Absent | None]:
     """Processes of a GPU by PID, or the reason for their absence.
 
     On a partitioned GPU the processes of its MIG devices are merged; listing the whole GPU would
     need privilege.
     """
     devices: list[int | str] = [device.uuid for device in gpu.mig_devices]
-    found: dict[int, Process] = {}
+    found: dict[int, ListedProcess] = {}
     for device in devices if gpu.mig_mode == "1" else [gpu.index]:
-        here: dict[int, Process] = {}
+        here: dict[int, ListedProcess] = {}
         for context, function in _CONTEXTS.items():
-            told = _listed(host, function, device)
+            told = _read_process_list(host, function, device)
             if isinstance(told, Absent):
                 if context == "compute" or told is not Absent.UNSUPPORTED:
                     return {}, told
@@ -88,7 +88,7 @@ def processes(host: Host, gpu: GpuDevice) -> tuple[dict[int, Process], Absent | 
     return found, None
 
 
-def _listed(host: Host, function: str, device: int | str) -> Json | Absent:
+def _read_process_list(host: Host, function: str, device: int | str) -> Json | Absent:
     """List of processes, from the older function if the driver lacks the newer."""
     for name in (function, f"{function}_v2"):
         try:
@@ -103,13 +103,13 @@ def _listed(host: Host, function: str, device: int | str) -> Json | Absent:
     return Absent.UNSUPPORTED
 
 
-def _merge(here: dict[int, Process], told: Json, context: str) -> None:
+def _merge(here: dict[int, ListedProcess], told: Json, context: str) -> None:
     """Add a process of one device. Its memory is the same in the list of each of its contexts."""
     pid, memory = int(told["pid"]), told["usedGpuMemory"]
     before = here.get(pid)
     if before is None:
         gpu, compute = (_instance(told.get(k)) for k in ("gpuInstanceId", "computeInstanceId"))
-        here[pid] = Process(pid, context, memory, gpu, compute)
+        here[pid] = ListedProcess(pid, context, memory, gpu, compute)
     elif before.context == context:
         before.memory_bytes = _sum(before.memory_bytes, memory)
     elif context == "mps":

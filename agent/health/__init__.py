@@ -9,13 +9,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.health import board, driver, links, memory
-from agent.health.facts import Facts
-from agent.health.rule import DEGRADED, FAILED, HARDNESS, HEALTHY, UNKNOWN, Answer, Rule
+from agent.health import driver_rules, hardware_rules, link_rules
+from agent.health.rule import (
+    ACTIONS_BY_SEVERITY,
+    DEGRADED,
+    FAILED,
+    HEALTHY,
+    UNKNOWN,
+    GpuHealthFacts,
+    HealthRule,
+    RuleResult,
+)
 from railscope.catalog import gpu_health as h
 from railscope.reading import Absent, Reading
 
-RULES: tuple[Rule, ...] = (*driver.RULES, *memory.RULES, *links.RULES, *board.RULES)
+RULES: tuple[HealthRule, ...] = (
+    *driver_rules.DRIVER_RULES,
+    *hardware_rules.MEMORY_RULES,
+    *link_rules.LINK_RULES,
+    *hardware_rules.BOARD_RULES,
+)
 _ACTIONS = {name: code for code, name in h.GPU_ACTION.states.items()}
 
 
@@ -24,7 +37,7 @@ class GpuVerdict:
     """State of a GPU, with reasons and actions."""
 
     state: int
-    answers: Mapping[str, Answer]
+    answers: Mapping[str, RuleResult]
     """By the reason of each rule."""
     reasons: tuple[str, ...]
     """Reasons of the active rules, in the order of the rules."""
@@ -48,14 +61,15 @@ class GpuVerdict:
         return next(iter(self.missing.values()), Absent.UNSUPPORTED)
 
 
-def judge(facts: Facts, rules: Sequence[Rule] = RULES) -> GpuVerdict:
+def judge(facts: GpuHealthFacts, rules: Sequence[HealthRule] = RULES) -> GpuVerdict:
     """Return the verdict on one GPU."""
     answers = {rule.reason: rule.answer(facts) for rule in rules}
     active = [rule for rule in rules if answers[rule.reason] is True]
     missing = {
         rule.reason: answer
         for rule in rules
-        if isinstance(answer := answers[rule.reason], Absent) and rule.holds_up(facts, answer)
+        if isinstance(answer := answers[rule.reason], Absent)
+        and rule.prevents_healthy(facts, answer)
     }
     # A GPU without any available fact is unknown, as no fault could be detected either.
     told = any(
@@ -67,7 +81,7 @@ def judge(facts: Facts, rules: Sequence[Rule] = RULES) -> GpuVerdict:
         _state({rule.state for rule in active}, known=told and not missing),
         answers,
         tuple(rule.reason for rule in active),
-        tuple(action for action in HARDNESS if action in wanted),
+        tuple(action for action in ACTIONS_BY_SEVERITY if action in wanted),
         tuple(dict.fromkeys(word for each in asked for word in each.nvidia)),
         missing,
     )

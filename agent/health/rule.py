@@ -1,16 +1,132 @@
-"""A rule about the health of a GPU, and the types that rules consist of."""
+"""A rule about the health of a GPU, and the facts that rules test.
+
+Facts are readings, increases of counters, and Xids about one GPU at the time of its verdict. Each
+is a value or an absence reason; reading an absent number raises `AbsentFact`. The code that
+collects facts decides which are stale.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TypeAlias, TypeVar
 
-from agent.health.facts import Change, Facts, Untold, any_of
+from agent.streams.kernel_log import JudgedXid
 from railscope.catalog import gpu_health as h
 from railscope.catalog.declare import Metric
 from railscope.catalog.xids import ACTION_ORDER
-from railscope.reading import Absent
+from railscope.reading import Absent, Reading
+
+SECOND_NS = 1_000_000_000
+MINUTE_NS = 60 * SECOND_NS
+
+GpuPart = tuple[str, ...]
+"""Part of the GPU of a reading: () for the GPU itself, ("3", "crc") for an error of link 3."""
+FactValue = TypeVar("FactValue")
+
+
+class AbsentFact(Exception):  # noqa: N818 - not an error: an absent fact
+    """A fact is absent, for a reason."""
+
+    def __init__(self, reason: Absent) -> None:
+        super().__init__(reason.word)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class CounterIncrease:
+    """Increase of a counter in its stored unit: over a window, and at the end of it.
+
+    `recent` is the increase over the last minute, or a little more; over less if the counter has not been
+    followed for as long.
+    """
+
+    increase: int
+    over_ns: int
+    recent: int
+    recent_ns: int
+
+    def share(self) -> Fraction:
+        """Return the increase in nanoseconds as a share of the time. Raises Untold in the first minute."""
+        if self.over_ns < MINUTE_NS:
+            raise AbsentFact(Absent.NOT_DUE)
+        return Fraction(self.increase, self.over_ns)
+
+    def rate(self, per_ns: int) -> Fraction:
+        """Return the recent increase per period. Raises Untold in the first minute."""
+        if self.recent_ns < MINUTE_NS:
+            raise AbsentFact(Absent.NOT_DUE)
+        return Fraction(self.recent * per_ns, self.recent_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuHealthFacts:
+    """All facts for the verdict on one GPU."""
+
+    readings: Mapping[Metric, Mapping[GpuPart, Reading]] = field(default_factory=dict)
+    changes: Mapping[Metric, Mapping[GpuPart, CounterIncrease]] = field(default_factory=dict)
+    """Of counters that were read at least twice."""
+    xids: tuple[JudgedXid, ...] = ()
+    """Relevant Xids since the last reset of the GPU and the last load of its driver."""
+    silent: Mapping[str, Absent] = field(default_factory=dict)
+    """Sources without current readings of this GPU, with the reasons."""
+    device_state: Reading = Absent.UNSUPPORTED
+    """State of the GPU on the PCI bus, as in railscope_gpu_device_state."""
+
+    def reading(self, metric: Metric, *part: str) -> Reading:
+        """Return a reading; without a column it is unsupported."""
+        return self.readings.get(metric, {}).get(part, Absent.UNSUPPORTED)
+
+    def number(self, metric: Metric, *part: str) -> int:
+        """Return the value of a reading. Raises Untold if it is absent."""
+        reading = self.reading(metric, *part)
+        if isinstance(reading, Absent):
+            raise AbsentFact(reading)
+        return reading
+
+    def parts(self, metric: Metric) -> Mapping[GpuPart, Reading]:
+        """Return all readings of a metric."""
+        return self.readings.get(metric, {})
+
+    def change(self, metric: Metric, *part: str) -> CounterIncrease | Absent:
+        """Return the increase of a counter; not due if it has been read only once."""
+        reading = self.reading(metric, *part)
+        if isinstance(reading, Absent):
+            return reading
+        return self.changes.get(metric, {}).get(part, Absent.NOT_DUE)
+
+
+def any_holds(values: Iterable[FactValue | Absent], test: Callable[[FactValue], bool]) -> bool:
+    """True if a test holds for any of the values.
+
+    Unsupported values are ignored. Raises Untold if no test holds and a value is absent, or if none is
+    supported.
+    """
+    told, open_ = False, Absent.UNSUPPORTED
+    for value in values:
+        try:
+            if test(require_value(value)):
+                return True
+            told = True
+        except AbsentFact as untold:
+            open_ = untold.reason if open_ is Absent.UNSUPPORTED else open_
+    if told and open_ is Absent.UNSUPPORTED:
+        return False
+    raise AbsentFact(open_)
+
+
+def require_all(values: Iterable[FactValue | Absent]) -> bool:
+    """Return False. Raises Untold as `any_holds` does: for a sum that an absent value may change."""
+    return any_holds(values, lambda _: False)
+
+
+def require_value(value: FactValue | Absent) -> FactValue:
+    """Return the value. Raises Untold if it is absent."""
+    if isinstance(value, Absent):
+        raise AbsentFact(value)
+    return value
+
 
 UNKNOWN, HEALTHY, DEGRADED, FAILED = h.GPU_HEALTH.states
 LOAD, HEALTH, NVLINK = "gpu", "gpu_health", "nvlink"
@@ -20,17 +136,17 @@ PATHS = "gpu_pcie"
 
 INSPECT = "inspect"
 _RESTARTS = ACTION_ORDER.index("restart_app") + 1
-HARDNESS = (*ACTION_ORDER[:_RESTARTS], INSPECT, *ACTION_ORDER[_RESTARTS:])
+ACTIONS_BY_SEVERITY = (*ACTION_ORDER[:_RESTARTS], INSPECT, *ACTION_ORDER[_RESTARTS:])
 """All actions, from mildest to hardest; inspecting a GPU does not interrupt any job."""
 _IGNORE = ACTION_ORDER[0]
 
-Answer: TypeAlias = bool | Absent
+RuleResult: TypeAlias = bool | Absent
 """True if the fault of a rule is present, or the reason for which that is unknown."""
-Tell: TypeAlias = Callable[[Facts], bool]
+FaultTest: TypeAlias = Callable[[GpuHealthFacts], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequiredActions:
     """Required actions: ours, and NVIDIA's if it has any."""
 
     actions: tuple[str, ...]
@@ -38,7 +154,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class HealthRule:
     """A fault of a GPU, with the resulting state and the required actions."""
 
     reason: str
@@ -47,67 +163,71 @@ class Rule:
     """Threshold in words."""
     origin: str
     """Origin of the threshold."""
-    tell: Tell
+    tell: FaultTest
     """Function that returns True if the fault is present. Raises Untold if that is unknown."""
-    asks: Asked | Callable[[Facts], Asked]
+    asks: RequiredActions | Callable[[GpuHealthFacts], RequiredActions]
     sources: tuple[str, ...] = (HEALTH,)
     metrics: tuple[Metric, ...] = ()
     """Metrics that the rule evaluates."""
     needed: bool = True
     """True if a GPU is healthy only if this rule can be evaluated."""
-    says: Callable[[Facts], str] | None = None
+    says: Callable[[GpuHealthFacts], str] | None = None
     """Describes the fault for people; by default `when`."""
     over_time: bool = False
     """True if it compares readings: the first one is not sufficient, but the verdict does not wait."""
 
-    def answer(self, facts: Facts) -> Answer:
+    def answer(self, facts: GpuHealthFacts) -> RuleResult:
         """Return True if the fault is present; a reason if a source of the rule has no current readings."""
         for source in self.sources:
             if source in facts.silent:
                 return facts.silent[source]
         try:
             return self.tell(facts)
-        except Untold as untold:
+        except AbsentFact as untold:
             return untold.reason
 
-    def asked(self, facts: Facts) -> Asked:
+    def asked(self, facts: GpuHealthFacts) -> RequiredActions:
         """Return the actions for the fault, from mildest to hardest; a present fault is never ignored."""
-        asked = self.asks if isinstance(self.asks, Asked) else self.asks(facts)
-        beyond = (action for action in HARDNESS if action in asked.actions and action != _IGNORE)
-        return Asked(tuple(beyond) or (INSPECT,), asked.nvidia)
+        asked = self.asks if isinstance(self.asks, RequiredActions) else self.asks(facts)
+        beyond = (
+            action
+            for action in ACTIONS_BY_SEVERITY
+            if action in asked.actions and action != _IGNORE
+        )
+        return RequiredActions(tuple(beyond) or (INSPECT,), asked.nvidia)
 
-    def said(self, facts: Facts) -> str:
+    def said(self, facts: GpuHealthFacts) -> str:
         """Describe the fault."""
         return self.says(facts) if self.says else self.when
 
-    def holds_up(self, facts: Facts, answer: Answer) -> bool:
+    def prevents_healthy(self, facts: GpuHealthFacts, answer: RuleResult) -> bool:
         """True if this answer prevents the GPU from being called healthy or degraded."""
         if not self.needed or isinstance(answer, bool) or answer is Absent.UNSUPPORTED:
             return False
         return not (answer is Absent.NOT_DUE and self.over_time and self._is_first(facts))
 
-    def _is_first(self, facts: Facts) -> bool:
+    def _is_first(self, facts: GpuHealthFacts) -> bool:
         """True if all readings of the rule are present, and only earlier ones are missing."""
         readings = (reading for m in self.metrics for reading in facts.parts(m).values())
         return facts.silent.keys().isdisjoint(self.sources) and Absent.NOT_DUE not in readings
 
 
-def flag(metric: Metric, *part: str) -> Tell:
+def is_nonzero(metric: Metric, *part: str) -> FaultTest:
     """Return a test of one reading: it is not 0."""
     return lambda facts: facts.number(metric, *part) != 0
 
 
-def any_part(metric: Metric) -> Tell:
+def is_any_nonzero(metric: Metric) -> FaultTest:
     """Return a test of all readings of a metric: one of them is not 0."""
-    return lambda facts: any_of(facts.parts(metric).values(), bool)
+    return lambda facts: any_holds(facts.parts(metric).values(), bool)
 
 
-def is_state(metric: Metric, state: str) -> Tell:
+def is_state(metric: Metric, state: str) -> FaultTest:
     """Return a test of one reading: it is this state."""
     (code,) = (code for code, name in metric.states.items() if name == state)
     return lambda facts: facts.number(metric) == code
 
 
-def grown(change: Change) -> bool:
+def has_increased(change: CounterIncrease) -> bool:
     """True if a counter has increased."""
     return change.increase > 0

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from railscope.capture import Json, NvmlError
-from railscope.frame import Instant
+from railscope.frame import NodeTimestamp
 
 __all__ = ["Clock", "Host", "Json", "KeptFiles", "KernelLog", "NvmlError"]
 
@@ -22,7 +22,7 @@ __all__ = ["Clock", "Host", "Json", "KeptFiles", "KernelLog", "NvmlError"]
 class Clock(Protocol):
     """Clocks of the node, and waiting on them."""
 
-    def now(self) -> Instant:
+    def now(self) -> NodeTimestamp:
         """Wall clock (UTC) and boot clock (advances during suspend), each in nanoseconds."""
         ...
 

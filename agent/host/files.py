@@ -1,10 +1,18 @@
-"""Files under a root, and groups of files with open descriptors."""
+"""Files under a root, groups of files with open descriptors, and the state file of a boot.
+
+The state file belongs to the agent: state of the current boot that must survive a restart of the
+agent.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import structlog
 
 from railscope.reading import PRESENT, Absent, Reading, parse_integer, reason_of
 
@@ -135,3 +143,55 @@ class PlainFiles:
 def _put(values: list[int], reasons: bytearray, position: int, reading: Reading) -> None:
     values[position] = 0 if isinstance(reading, Absent) else reading
     reasons[position] = reading.value if isinstance(reading, Absent) else PRESENT
+
+
+log = structlog.get_logger(__name__)
+
+
+class BootState(msgspec.Struct, frozen=True):
+    """Content of the file; boot clock and counters of another boot do not apply to this one."""
+
+    boot_id: str
+
+
+StateOfBoot = TypeVar("StateOfBoot", bound=BootState)
+
+
+class BootStateFile:
+    """A state file beside the spool. Blocking; `event` is logged if the file cannot be used."""
+
+    def __init__(self, path: Path, boot_id: str, event: str) -> None:
+        self._path = path
+        self.boot_id = boot_id
+        self._event = event
+        self._problem = ""
+
+    def read(self, shape: type[StateOfBoot]) -> StateOfBoot | None:
+        """Return the stored state; None if there is no file, or if it is of another boot."""
+        try:
+            kept = msgspec.json.decode(self._path.read_bytes(), type=shape)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError) as error:
+            self._tell(error)
+            return None
+        return kept if kept.boot_id == self.boot_id else None
+
+    def write(self, kept: BootState) -> None:
+        """Store the state if the state directory exists: the service has one, a manual run need not.
+
+        A write failure is logged once, and the agent continues.
+        """
+        if not self._path.parent.is_dir():
+            return
+        partial = self._path.with_suffix(".partial")
+        try:
+            partial.write_bytes(msgspec.json.encode(kept))
+            partial.rename(self._path)
+        except OSError as error:
+            self._tell(error)
+
+    def _tell(self, error: Exception) -> None:
+        if str(error) != self._problem:
+            self._problem = str(error)
+            log.warning(self._event, file=str(self._path), problem=self._problem)

@@ -30,7 +30,7 @@ from h2.events import (
 )
 from h2.exceptions import H2Error
 
-from railscope.bounded_http import MAX_HEAD_BYTES
+from railscope.http_responses import MAX_HEAD_BYTES
 
 SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 LIST, ALLOCATABLE, GET = "List", "GetAllocatableResources", "Get"
@@ -64,9 +64,9 @@ class Kubelet:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(self.timeout_seconds)
             connection.connect(self.path)
-            answer = _Answer(self.max_bytes)
+            answer = _KubeletAnswer(self.max_bytes)
             try:
-                _exchange(connection, _Request(method, request, deadline), answer)
+                _exchange(connection, _KubeletRequest(method, request, deadline), answer)
             except H2Error as error:
                 message = f"{self.path}: {type(error).__name__} {error}"
                 raise OSError(errno.EPROTO, message) from error
@@ -74,7 +74,7 @@ class Kubelet:
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class _KubeletRequest:
     """Method and content of a call, with its deadline."""
 
     method: str
@@ -103,7 +103,7 @@ class _Request:
 
 
 @dataclass(slots=True)
-class _Answer:
+class _KubeletAnswer:
     """The part of an answer received so far."""
 
     max_bytes: int
@@ -112,7 +112,7 @@ class _Answer:
     has_ended: bool = False
 
 
-def _exchange(connection: socket.socket, request: _Request, answer: _Answer) -> None:
+def _exchange(connection: socket.socket, request: _KubeletRequest, answer: _KubeletAnswer) -> None:
     """Send one request and receive until its answer has ended."""
     http = H2Connection(H2Configuration(client_side=True))
     http.initiate_connection()
@@ -139,7 +139,7 @@ def _too_long(max_bytes: int) -> OSError:
     return OSError(errno.EMSGSIZE, f"the kubelet answers more than {max_bytes} bytes")
 
 
-def _take(http: H2Connection, event: Event, answer: _Answer) -> None:
+def _take(http: H2Connection, event: Event, answer: _KubeletAnswer) -> None:
     """Add a received event to the answer, and open the flow-control window by its length."""
     if isinstance(event, ResponseReceived | TrailersReceived):
         for name, value in event.headers or ():
@@ -156,7 +156,7 @@ def _take(http: H2Connection, event: Event, answer: _Answer) -> None:
         answer.has_ended = True
 
 
-def _message(answer: _Answer) -> bytes:
+def _message(answer: _KubeletAnswer) -> bytes:
     """Message of a complete answer. Raises OSError if the answer is invalid."""
     http_status, status = (answer.headers.get(name, "") for name in (b":status", b"grpc-status"))
     if http_status != "200" or not status.isdecimal():

@@ -9,7 +9,7 @@ import ssl
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from railscope.bounded_http import bound_answers
+from railscope.http_responses import bound_answers
 
 MAX_BYTES = 64 << 20
 PATH = "/pods"

@@ -14,7 +14,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 
-from agent.host.netlink.route import Port
+from agent.host.netlink.network_devices import EthernetPort
 from railscope.capture import Json
 
 _ETHERTYPE = 0x88CC
@@ -60,14 +60,14 @@ class Lldp:
 
     def __init__(
         self,
-        ports: Callable[[], dict[str, Port]],
+        ports: Callable[[], dict[str, EthernetPort]],
         open_socket: Callable[[], socket.socket] = open_socket,
     ) -> None:
         self._ports_now = ports
         self._open_socket = open_socket
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
-        self._ports: dict[str, Port] = {}
+        self._ports: dict[str, EthernetPort] = {}
         self._emptied_ns = 0
         self._neighbours: dict[tuple[str, str, str], tuple[int, dict[str, Json]]] = {}
 
@@ -87,7 +87,7 @@ class Lldp:
             self._join(self._socket, ports)
             for key in [key for key in self._neighbours if key[0] not in unmoved]:
                 del self._neighbours[key]
-            self._hear(self._socket, unmoved, now_ns)
+            self._receive_frames(self._socket, unmoved, now_ns)
             for key in [key for key, (end, _) in self._neighbours.items() if end <= now_ns]:
                 del self._neighbours[key]
             answer: dict[str, dict[str, Json]] = {}
@@ -103,7 +103,7 @@ class Lldp:
                 self._socket = None
             self._neighbours.clear()
 
-    def _join(self, heard_on: socket.socket, ports: dict[str, Port]) -> None:
+    def _join(self, heard_on: socket.socket, ports: dict[str, EthernetPort]) -> None:
         """Add the LLDP multicast address to the NICs of interfaces that came up."""
         joined = {port.index for port in self._ports.values()}
         for index in {port.index for port in ports.values()} - joined:
@@ -115,7 +115,7 @@ class Lldp:
                     raise
         self._ports = ports
 
-    def _hear(self, heard_on: socket.socket, unmoved: set[str], now_ns: int) -> None:
+    def _receive_frames(self, heard_on: socket.socket, unmoved: set[str], now_ns: int) -> None:
         """Receive all pending frames.
 
         Frames of an interface that lost its link since the last call are dropped: they may be

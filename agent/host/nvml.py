@@ -1,5 +1,7 @@
 """NVML through nvidia-ml-py; answers are converted to plain numbers, strings, lists and dictionaries.
 
+pynvml is imported at the first start of the library, so that a node without GPUs has no cost.
+
 A GPU is identified by its NVML index, a MIG device by its UUID. Calls for one device are
 serialized; calls for different devices are not, so that a GPU with a hanging driver blocks no other
 (nvml.h states that the library is thread-safe). Usually all calls come from one thread.
@@ -10,22 +12,47 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
+from _ctypes import dlclose
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 from types import ModuleType
 from typing import Any
 
-from agent.host.nvml_events import EventQueue
-from agent.host.nvml_fields import FieldBatch
-from agent.host.nvml_gpm import Monitor
-from agent.host.nvml_library import start
-from agent.host.nvml_plain import address, plain
+from agent.host.nvml_readers import EventQueue, FieldBatch, GpmMonitor, device_address, to_plain
 from railscope.capture import Json, NvmlError
+
+_VERSION_MISMATCH = 18
+
+
+def start_nvml() -> ModuleType:
+    """Initialise NVML and return its module. Raises NvmlError on failure."""
+    import pynvml  # noqa: PLC0415 - see the module's docstring
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        if error.value == _VERSION_MISMATCH:
+            _unload(pynvml)
+        raise NvmlError(error.value, str(error)) from error
+    module: ModuleType = pynvml
+    return module
+
+
+def _unload(pynvml: Any) -> None:
+    """Unload a library that does not match the kernel's driver.
+
+    The next start then loads the library installed by that time, which an update may have replaced.
+    """
+    library, pynvml.nvmlLib = pynvml.nvmlLib, None
+    pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - it points into the library
+    if library is not None:
+        dlclose(library._handle)  # noqa: SLF001 - ctypes has no public way
+
 
 _SUCCESS, _INVALID_ARGUMENT, _NOT_FOUND, _FUNCTION_NOT_FOUND = 0, 2, 6, 13
 _ARGUMENT_VERSION, _UNKNOWN = 25, 999
-_START_ANEW = {1, 9, 18}  # UNINITIALIZED, DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH
+_RESTART_CODES = {1, 9, 18}  # UNINITIALIZED, DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH
 _DEVICE_GONE = {15, 16}  # GPU_IS_LOST, RESET_REQUIRED
 _DEVICE = "nvmlDevice"
 _OF_DEVICE, _SYSTEM = (_DEVICE, "nvmlGpm"), ""
@@ -37,7 +64,7 @@ Device = int | str
 
 # Calls that fill a structure of the caller: its names and versions in pynvml, the newest first. The
 # oldest structures have no version.
-_FILLED = {
+_VERSIONED_STRUCTURES = {
     "nvmlDeviceGetGpuFabricInfoV": (
         ("c_nvmlGpuFabricInfo_v3_t", "nvmlGpuFabricInfo_v3"),
         ("c_nvmlGpuFabricInfo_v2_t", "nvmlGpuFabricInfo_v2"),
@@ -91,7 +118,7 @@ class Nvml:
 
     def _started(self) -> ModuleType:
         with self._start_turn:
-            self._module = self._module or start()
+            self._module = self._module or start_nvml()
             return self._module
 
     def _call(self, function: str, arguments: tuple[Device, ...]) -> Json:
@@ -100,7 +127,7 @@ class Nvml:
             ask = self._ways.get((function, arguments)) or self._way(module, function, arguments)
             return ask()
         except module.NVMLError as error:
-            self._drop_what_failed(error.value, arguments)
+            self._drop_failed_handles(error.value, arguments)
             raise NvmlError(error.value, str(error)) from error
         except UnicodeDecodeError as error:  # for example, text of a damaged InfoROM
             raise NvmlError(_UNKNOWN, f"{function} gave no text") from error
@@ -128,28 +155,28 @@ class Nvml:
         if target is None:
             raise NvmlError(_FUNCTION_NOT_FOUND, function)
         if not arguments or not function.startswith(_DEVICE):
-            return partial(_plainly, target, *arguments)
+            return partial(_plain_result, target, *arguments)
         device, *rest = arguments
         handle = self._handle(module, device)
         way: Callable[[], Json]
         if function == "nvmlDeviceGetFieldValues":
             way = FieldBatch(module, handle, rest).get
-        elif function in _FILLED:
-            way = partial(_filled, module, target, handle, function)
+        elif function in _VERSIONED_STRUCTURES:
+            way = partial(_filled_structure, module, target, handle, function)
         elif function == "nvmlDeviceGetMemoryInfo":
             way = partial(self._memory, module, target, handle, (function, arguments))
         else:
-            way = partial(_plainly, target, handle, *rest)
+            way = partial(_plain_result, target, handle, *rest)
         self._ways[function, arguments] = way
         return way
 
-    def _drop_what_failed(self, code: int, arguments: tuple[Device, ...]) -> None:
+    def _drop_failed_handles(self, code: int, arguments: tuple[Device, ...]) -> None:
         """Drop cached state of a driver or device that failed; it may return as a different one.
 
         An invalid-argument error refers to the device, such as a removed MIG device, only if the
         device is the sole argument.
         """
-        if code in _START_ANEW:
+        if code in _RESTART_CODES:
             self.close()
         elif code in _DEVICE_GONE or (code == _INVALID_ARGUMENT and len(arguments) == 1):
             for device in arguments[:1]:
@@ -174,7 +201,7 @@ class Nvml:
             monitor.close()
 
     def _mig_mode(self, module: ModuleType, gpu: int) -> Json:
-        mode = plain(module.nvmlDeviceGetMigMode(self._handle(module, gpu)))
+        mode = to_plain(module.nvmlDeviceGetMigMode(self._handle(module, gpu)))
         if not mode[0]:
             self._drop_mig(gpu, ())
         return mode
@@ -194,7 +221,7 @@ class Nvml:
                 if error.value == _NOT_FOUND:
                     continue  # gap between the existing devices
                 raise
-            uuid = plain(module.nvmlDeviceGetUUID(handle))
+            uuid = to_plain(module.nvmlDeviceGetUUID(handle))
             instance = module.nvmlDeviceGetGpuInstanceId(handle)
             part = module.nvmlDeviceGetComputeInstanceId(handle)
             if not self._is(uuid, handle, (gpu, instance)):
@@ -209,7 +236,7 @@ class Nvml:
 
     def _is(self, uuid: str, handle: Any, place: tuple[int, int]) -> bool:
         known = self._handles.get(uuid)
-        same = known is not None and address(known) == address(handle)
+        same = known is not None and device_address(known) == device_address(handle)
         return same and self._mig.get(uuid) == place
 
     def _drop_mig(self, gpu: int, kept: Collection[str]) -> None:
@@ -223,7 +250,7 @@ class Nvml:
         self._handles: dict[Device, Any] = {}
         self._mig: dict[str, tuple[int, int]] = {}
         self._ways: dict[tuple[str, tuple[Device, ...]], Callable[[], Json]] = {}
-        self._monitors: dict[Device, Monitor] = {}
+        self._monitors: dict[Device, GpmMonitor] = {}
         self._stamps: dict[tuple[str, int], int] = {}
 
     # Calls with their own implementation -------------------------------------------------------
@@ -233,7 +260,7 @@ class Nvml:
         if monitor is None:
             gpu, instance = self._mig.get(str(device), (device, None))
             handle = self._handle(module, gpu)
-            monitor = Monitor(module, handle, instance, self._monotonic_ns)
+            monitor = GpmMonitor(module, handle, instance, self._monotonic_ns)
             self._monitors[device] = monitor
         return monitor.read(metrics)
 
@@ -276,7 +303,7 @@ class Nvml:
         """Samples newer than the last one: without its time the driver returns an average of all."""
         handle, stamp = self._handle(module, gpu), self._stamps.get((what, gpu), _NO_STAMP)
         try:
-            samples = plain(target(handle, stamp))
+            samples = to_plain(target(handle, stamp))
         except module.NVMLError as error:
             if error.value == _SUCCESS:  # pynvml raises this too if there is no sample
                 return []
@@ -289,11 +316,11 @@ class Nvml:
     ) -> Json:
         """Memory usage: version 2 separates reserved from used; older drivers have version 1 only."""
         try:
-            return plain(target(handle, module.nvmlMemory_v2))
+            return to_plain(target(handle, module.nvmlMemory_v2))
         except module.NVMLError as error:
             if error.value not in {_FUNCTION_NOT_FOUND, _ARGUMENT_VERSION}:
                 raise
-        way = self._ways[key] = partial(_plainly, target, handle)
+        way = self._ways[key] = partial(_plain_result, target, handle)
         return way()
 
     def _vgpu_memory(self, module: ModuleType, instance: int) -> Json:
@@ -317,13 +344,13 @@ def _placement(module: ModuleType, gpu: Any, instance: int) -> Json:
     return {"start": int(place.start), "size": int(place.size)}
 
 
-def _plainly(target: Callable[..., Any], *arguments: Any) -> Json:
-    return plain(target(*arguments))
+def _plain_result(target: Callable[..., Any], *arguments: Any) -> Json:
+    return to_plain(target(*arguments))
 
 
-def _filled(module: ModuleType, target: Any, handle: Any, function: str) -> Json:
+def _filled_structure(module: ModuleType, target: Any, handle: Any, function: str) -> Json:
     """A structure of the newest version that both pynvml and the driver support."""
-    for structure, version in _FILLED[function]:
+    for structure, version in _VERSIONED_STRUCTURES[function]:
         if not hasattr(module, structure):
             continue
         space = getattr(module, structure)()
@@ -335,5 +362,5 @@ def _filled(module: ModuleType, target: Any, handle: Any, function: str) -> Json
             if error.value != _ARGUMENT_VERSION:
                 raise
         else:
-            return plain(space)
+            return to_plain(space)
     raise NvmlError(_ARGUMENT_VERSION, function)

@@ -13,11 +13,10 @@ from pathlib import Path
 import msgspec
 
 from agent.host.files import RootedFiles
-from agent.owners import FormatError, pod_resources
-from agent.owners.docker import container
-from agent.owners.environ import chosen
-from agent.owners.libvirt import command, domain
-from agent.owners.pod_list import pod_entries
+from agent.owners import FormatError, kubelet_answers
+from agent.owners.kubelet_answers import parse_pod_list
+from agent.owners.runtimes import parse_docker_container, parse_domain, parse_qemu_command
+from agent.owners.slurm import parse_slurm_variables
 from railscope.capture import Json
 
 OWNER, KUBELET = "owner", "kubelet"
@@ -28,7 +27,7 @@ KUBELET_SECONDS = 4.0
 _CONTAINERS = "/var/lib/docker/containers"
 
 
-class Owners:
+class OwnerCalls:
     """The seams "owner" and "kubelet". Without `live`, there is no kubelet to call."""
 
     def __init__(self, files: RootedFiles, *, live: bool) -> None:
@@ -71,9 +70,11 @@ class Owners:
 
         answer = Kubelet(socket, KUBELET_SECONDS).ask(function)
         if function == LIST:
-            return _plain([pod for pod in pod_resources.pods(answer) if _has(pod)])
+            return _as_json(
+                [pod for pod in kubelet_answers.parse_pods(answer) if _has_devices(pod)]
+            )
         if function == ALLOCATABLE:
-            return _plain(pod_resources.allocatable(answer))
+            return _as_json(kubelet_answers.parse_allocatable(answer))
         message = f"unknown function {function!r} of the kubelet"
         raise ValueError(message)
 
@@ -82,21 +83,21 @@ class Owners:
             raise FileNotFoundError(errno.ENOENT, "a copied tree has no kubelet")
         from agent.host.kubelet_pods import pod_list  # noqa: PLC0415 - TLS takes 2 MiB
 
-        entries = pod_entries(pod_list(url, token_file, ca_file, KUBELET_SECONDS))
-        return _plain([pod for pod in entries if pod.concerns_gpus])
+        entries = parse_pod_list(pod_list(url, token_file, ca_file, KUBELET_SECONDS))
+        return _as_json([pod for pod in entries if pod.concerns_gpus])
 
     def _environ(self, pid: int) -> Json:
-        return chosen(self._files.read(f"/proc/{pid}/environ"))
+        return parse_slurm_variables(self._files.read(f"/proc/{pid}/environ"))
 
     def _container(self, name: str, label: str) -> Json:
         content = self._files.read(f"{_CONTAINERS}/{name}/config.v2.json")
-        return _plain(container(content, label))
+        return _as_json(parse_docker_container(content, label))
 
     def _domain(self, path: str) -> Json:
-        return _plain(domain(self._files.read(path)))
+        return _as_json(parse_domain(self._files.read(path)))
 
     def _machine(self, pid: int) -> Json:
-        return _plain(command(self._files.read(f"/proc/{pid}/cmdline")))
+        return _as_json(parse_qemu_command(self._files.read(f"/proc/{pid}/cmdline")))
 
     def _user(self, number: int) -> Json:
         """Name of a user from passwd(5), which lacks users of a directory service."""
@@ -107,10 +108,10 @@ class Owners:
         return ""
 
 
-def _plain(answer: object) -> Json:
+def _as_json(answer: object) -> Json:
     """Convert to JSON types: lists, dictionaries, strings."""
     return msgspec.json.decode(msgspec.json.encode(answer))
 
 
-def _has(pod: pod_resources.Pod) -> bool:
+def _has_devices(pod: kubelet_answers.KubeletPod) -> bool:
     return any(container.devices or container.claims for container in pod.containers)

@@ -1,7 +1,11 @@
 """Consistent redaction of names, addresses and serial numbers of a recorded node.
 
-Tokens that are harmless (`agent.host.harmless`) are retained; every other word is replaced by a
-generated one, the same at every occurrence, so that a redacted capture replays like the original.
+The rule is an allow-list: parts of a recording that identify no person and no site are retained,
+everything else is replaced. A token is retained if it is a number, a term of a known format, or a
+device name that the kernel builds from such terms and numbers (`ens1f0np0`, `mlx5_0`). Answers that
+consist of driver counters, such as the counter files of an RDMA port, are retained whole. Every
+other word is replaced by a generated one, the same at every occurrence, so that a redacted capture
+replays like the original.
 """
 
 from __future__ import annotations
@@ -9,9 +13,75 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
 
-from agent.host import harmless
-from railscope.capture import SECTIONS, Json, Moment
+from railscope.capture import SECTIONS, CaptureMoment, Json
+
+_BDF = r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
+PCI_ADDRESS = (
+    rf"(?<![0-9a-z:.]){_BDF}(?![0-9a-z:])|(?<=PCI:)[0-9a-f]{{4,8}}:[0-9a-f]{{2}}:[0-9a-f]{{2}}"
+)
+_WHOLE = {
+    "files": re.compile(
+        rf"/sys/(?:bus/pci/devices/{_BDF}|devices/pci[^\s]*/{_BDF}|class/(?:net|infiniband)/[^/]+/device)"
+        r"/(?:class|vendor|device|subsystem_\w+|revision|(?:current|max)_link_\w+|numa_node"
+        r"|local_cpu\w+|aer_\w+|sriov_\w+|enable)"
+        r"|/sys/class/infiniband/[^/]+/(?:fw_ver|hca_type|node_type|board_id|hw_rev|tc/.*"
+        r"|ports/\d+/(?:(?:hw_)?counters/.*|state|phys_state|rate|link_layer|gid_attrs/types/\d+))"
+        r"|/sys/class/net/[^/]+/(?:statistics/\w+|carrier\w*|mtu|speed|duplex|operstate|type|flags"
+        r"|dev_port|phys_port_name|ecn/.*|qos/\w+)"
+        r"|/proc/(?:stat|meminfo|vmstat|loadavg|uptime|pressure/\w+)"
+        r"|/proc(?:/self)?/net/(?:snmp6?|netstat|softnet_stat|sockstat6?|stat/\w+)",
+        re.IGNORECASE,
+    ),
+    "names": re.compile(
+        r"/sys/class/infiniband/[^/]+/ports/\d+/(?:hw_)?counters|/sys/bus/pci/devices"
+    ),
+    "links": re.compile(rf"/sys/bus/pci/devices/{_BDF}(?:/driver)?"),
+    "calls": re.compile(
+        r"nvml\.(?!nvmlDeviceGetSerial|nvmlDeviceGetPlatformInfo|nvmlVgpuInstanceGetVmID).*"
+        r"|ethtool\.(?:statistics|driver).*"
+        r"|netlink\.(?:dcb|fec|link_modes|link_state|pause|rings|module|rdma_statistics"
+        r"|standard_statistics).*"
+    ),
+}
+_COUNTER_FILE = re.compile(r"(?<=counters/)[\w.]+$")
+_RUNS = re.compile(r"[^\W\d_]+")
+_FIXED = re.compile(
+    rf"\d+|0x[0-9a-f]+|x[0-9a-f]{{7}}|{_BDF}|[0-9a-f]{{4,8}}(?::[0-9a-f]{{2}}){{2}}|pci[0-9a-f]{{4}}",
+    re.IGNORECASE,
+)
+MAX_LETTERS_TOKEN = 5
+"""Maximum length of a token of single letters and digits, such as `p0` or `3g`: it identifies nothing."""
+
+
+def is_retained_whole(section: str, key: str) -> bool:
+    """True if the answer for a key contains only what drivers and the kernel define."""
+    return _WHOLE[section].fullmatch(key) is not None
+
+
+def counter_file(path: str) -> re.Match[str] | None:
+    """Match of a counter file's name at the end of a path; drivers define these names."""
+    return _COUNTER_FILE.search(path)
+
+
+def is_harmless(token: str) -> bool:
+    """True if a token is a number, a PCI address, a term of a format, or composed of those."""
+    if _FIXED.fullmatch(token):
+        return True
+    runs = _RUNS.findall(token.lower())
+    if all(len(run) == 1 for run in runs):
+        return len(token) <= MAX_LETTERS_TOKEN
+    return all(len(run) == 1 or run in _harmless_words() for run in runs)
+
+
+@cache
+def _harmless_words() -> frozenset[str]:
+    text = files("agent.host").joinpath("harmless_words.txt").read_text(encoding="ascii")
+    lines = (line for line in text.splitlines() if not line.startswith("#"))
+    return frozenset(word for line in lines for word in line.split())
+
 
 _MIN_WORD_LENGTH = 4
 """A serial number of "0" identifies nothing, and would match everywhere."""
@@ -33,7 +103,7 @@ _ADDRESS = (
 )
 _IDENTIFIERS = re.compile(rf"(?P<sluid>{_SLUID})|(?P<identifier>{_IDENTIFIER})", re.IGNORECASE)
 _EVERYTHING = re.compile(
-    rf"(?P<sluid>{_SLUID})|(?P<identifier>{_IDENTIFIER})|(?P<token>{harmless.PCI_ADDRESS})"
+    rf"(?P<sluid>{_SLUID})|(?P<identifier>{_IDENTIFIER})|(?P<token>{PCI_ADDRESS})"
     rf"|(?P<address>{_ADDRESS})|(?P<word>[^\W_]+)",
     re.IGNORECASE,
 )
@@ -81,10 +151,10 @@ class Redactor:
 
     def _without_names(self, text: str) -> str:
         for word in self._words:
-            text = word.sub(lambda match: _made_up(match[0]), text)
+            text = word.sub(lambda match: _generated_word(match[0]), text)
         return text
 
-    def moment(self, moment: Moment) -> Moment:
+    def moment(self, moment: CaptureMoment) -> CaptureMoment:
         """A moment without secrets in its answers and its keys."""
         sections = {
             section: {
@@ -93,7 +163,7 @@ class Redactor:
             }
             for section in SECTIONS
         }
-        return Moment(
+        return CaptureMoment(
             moment.offset_ns, **sections, log=[self.scrubbed(line) for line in moment.log]
         )
 
@@ -102,7 +172,7 @@ class Redactor:
         if section == "calls":
             function, bracket, arguments = key.partition("(")
             return function + bracket + self.scrubbed(arguments)
-        counter = harmless.counter_file(key)
+        counter = counter_file(key)
         if counter is None:
             return self.scrubbed(key)
         return self.scrubbed(key[: counter.start()]) + counter[0]
@@ -116,7 +186,7 @@ class Redactor:
             return "".join(
                 self._route(line, *_ROUTES[name]) for line in value.splitlines(keepends=True)
             )
-        return self.json(value, whole=harmless.is_whole(section, key))
+        return self.json(value, whole=is_retained_whole(section, key))
 
     def _route(self, line: str, interface: int, addresses: Sequence[int]) -> str:
         """A line of the kernel's routing table; a default route stays a default route."""
@@ -150,7 +220,7 @@ def _digest(word: str) -> str:
     return hashlib.sha256(word.lower().encode(errors="surrogateescape")).hexdigest()
 
 
-def _made_up(word: str) -> str:
+def _generated_word(word: str) -> str:
     return "x" + _digest(word)[:7]
 
 
@@ -163,7 +233,7 @@ def _replaced(match: re.Match[str]) -> str:
         return _same_form(found)
     if match["address"]:
         return _address(found)
-    return found if harmless.is_harmless(found) else _made_up(found)
+    return found if is_harmless(found) else _generated_word(found)
 
 
 def _same_form(identifier: str) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from agent.owners import FormatError, sluid
+from agent.owners import FormatError, slurm
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class SlurmTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Pod:
+class PodOwner:
     """A container of a Kubernetes pod; `container` is empty for processes of the pod itself.
 
     The uid is written with dashes, except that of a static pod, which has none.
@@ -47,7 +47,7 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class VirtualMachineOwner:
     """A libvirt domain: driver (`qemu`), name, and number since the start of libvirtd."""
 
     driver: str
@@ -56,7 +56,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Container:
+class ContainerOwner:
     """A container outside of any pod. The runtime is empty if the path does not contain it.
 
     `user_id` is set for a rootless container of a user.
@@ -68,7 +68,7 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True)
-class User:
+class UserOwner:
     """A user session; `session` is empty for processes under the user's own systemd instance."""
 
     user_id: int
@@ -76,23 +76,32 @@ class User:
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class UnitOwner:
     """A systemd service or scope."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Nobody:
+class NoOwner:
     """A process in no group with an owner, such as a kernel thread."""
 
 
 @dataclass(frozen=True, slots=True)
-class NotVisible:
+class OwnerNotVisible:
     """A process outside of the reader's cgroup namespace, whose owner is not visible."""
 
 
-Owner: TypeAlias = SlurmTask | Pod | Machine | Container | User | Unit | Nobody | NotVisible
+CgroupOwner: TypeAlias = (
+    SlurmTask
+    | PodOwner
+    | VirtualMachineOwner
+    | ContainerOwner
+    | UserOwner
+    | UnitOwner
+    | NoOwner
+    | OwnerNotVisible
+)
 
 _ID = "[0-9a-f]{64}"
 _NUMBER = "[0-9]{1,10}"
@@ -100,7 +109,7 @@ _END = "(?=/|$)"
 _SLURM = re.compile(
     rf"/(?:slurm(?:_(?P<node_v1>[^/]+))?/uid_(?P<user>{_NUMBER})"
     r"|(?:(?P<node_v2>[^/]+)_)?slurmstepd\.scope)"
-    rf"/(?:job_(?P<job>{_NUMBER})|(?P<sluid>{sluid.PATTERN}))"
+    rf"/(?:job_(?P<job>{_NUMBER})|(?P<sluid>{slurm.SLUID_PATTERN}))"
     r"(?:/step_(?P<step>[^/]+)(?P<daemon>/slurm)?(?:/user)?"
     rf"(?:/task_(?P<task>{_NUMBER}|special))?)?{_END}"
 )
@@ -131,7 +140,7 @@ _ESCAPED = re.compile(r"(?:\\x[0-9a-f]{2})+")
 _DELETED = " (deleted)"
 
 
-def owner(content: bytes) -> Owner:
+def parse_owner(content: bytes) -> CgroupOwner:
     """Return the owner of a process, from the content of its /proc/PID/cgroup.
 
     A job precedes the pod that slurmd may run in, and a pod precedes the container that the whole
@@ -140,13 +149,13 @@ def owner(content: bytes) -> Owner:
     """
     paths = [_path(line) for line in content.decode(errors="backslashreplace").split("\n") if line]
     if any(".." in path.split("/") for path in paths):
-        return NotVisible()
+        return OwnerNotVisible()
     for find in _FINDERS:
         for path in paths:
             found = find(path)
             if found is not None:
                 return found
-    return Nobody()
+    return NoOwner()
 
 
 def _path(line: str) -> str:
@@ -159,7 +168,7 @@ def _path(line: str) -> str:
     return path.removesuffix(_DELETED)
 
 
-def _user_container(path: str) -> Owner | None:
+def _user_container(path: str) -> CgroupOwner | None:
     """Return a user's container, or the user: nothing else is accepted below a user's slice."""
     user = _USER.search(path)
     if user is None:
@@ -168,10 +177,12 @@ def _user_container(path: str) -> Owner | None:
     container = _CONTAINER.search(user["below"] or "")
     if container:
         return _container_of(container, user_id)
-    return User(user_id, user["session"] or "")
+    return UserOwner(user_id, user["session"] or "")
 
 
-def _trusted(find: Callable[[str], Owner | None]) -> Callable[[str], Owner | None]:
+def _outside_user_slices(
+    find: Callable[[str], CgroupOwner | None],
+) -> Callable[[str], CgroupOwner | None]:
     """Restrict a finder to paths where users cannot create directories."""
     return lambda path: None if _USER.search(path) else find(path)
 
@@ -191,43 +202,43 @@ def _slurm(path: str) -> SlurmTask | None:
     )
 
 
-def _pod(path: str) -> Pod | None:
+def _pod(path: str) -> PodOwner | None:
     found = _POD.search(path)
     if found is None:
         return None
     container = _CONTAINER.search(path, found.end())
-    return Pod(found[1].replace("_", "-"), _container_of(container).id if container else "")
+    return PodOwner(found[1].replace("_", "-"), _container_of(container).id if container else "")
 
 
-def _machine(path: str) -> Machine | None:
+def _machine(path: str) -> VirtualMachineOwner | None:
     found = _MACHINE.search(path)
-    domain = found and _DOMAIN.fullmatch(unescaped(found["scope"] or found["directory"]))
+    domain = found and _DOMAIN.fullmatch(unescape_unit_name(found["scope"] or found["directory"]))
     if not domain:
         return None
-    return Machine(
+    return VirtualMachineOwner(
         domain["driver"], domain["name"], int(domain["number"]) if domain["number"] else None
     )
 
 
-def _container(path: str) -> Container | None:
+def _container(path: str) -> ContainerOwner | None:
     """Return the outermost container: the one of the host's runtime."""
     found = _CONTAINER.search(path)
     return _container_of(found) if found else None
 
 
-def _container_of(found: re.Match[str], user_id: int | None = None) -> Container:
+def _container_of(found: re.Match[str], user_id: int | None = None) -> ContainerOwner:
     runtime = found["prefix"] or found["manager"] or found["directory"] or ""
     name = found["named"] or found["managed"] or found["bare"]
-    return Container(_RUNTIMES.get(runtime, runtime), name, user_id)
+    return ContainerOwner(_RUNTIMES.get(runtime, runtime), name, user_id)
 
 
-def _unit(path: str) -> Unit | None:
+def _unit(path: str) -> UnitOwner | None:
     """Return the outermost unit: a unit may name the groups below it as it likes."""
     found = _UNIT.search(path)
-    return Unit(unescaped(found["name"])) if found else None
+    return UnitOwner(unescape_unit_name(found["name"])) if found else None
 
 
-def unescaped(name: str) -> str:
+def unescape_unit_name(name: str) -> str:
     r"""Return a systemd name with escapes such as `\x2d` replaced (systemd.unit(5))."""
     return _ESCAPED.sub(_bytes_of, name)
 
@@ -237,9 +248,9 @@ def _bytes_of(escaped: re.Match[str]) -> str:
     return raw.decode(errors="backslashreplace")
 
 
-_FINDERS: tuple[Callable[[str], Owner | None], ...] = (
-    *map(_trusted, (_slurm, _pod, _machine, _container)),
+_FINDERS: tuple[Callable[[str], CgroupOwner | None], ...] = (
+    *map(_outside_user_slices, (_slurm, _pod, _machine, _container)),
     _user_container,
-    _trusted(_unit),
+    _outside_user_slices(_unit),
 )
 """In order of precedence, over all hierarchies."""

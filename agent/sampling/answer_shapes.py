@@ -4,7 +4,7 @@ A driver, a library or a replayed recording can answer with a member missing, nu
 `well_formed` removes such members, entries and devices from an answer, so that only the readings that
 depend on them are absent. An answer without a usable rest is an error of the call, which every source
 handles already. Calls that are not listed here are those whose readings are picked one by one
-(agent/sources/nvidia/plan.py) or decoded by their callers.
+(agent/sources/nvidia/call_plan.py) or decoded by their callers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agent.host import Json, NvmlError
 
 _NVML_UNKNOWN = 999
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 64) - 1
-_MAX_DEVICES = 4096
+_MAX_ENTRIES = 4096
 _MAX_TEXT = 4096
 _UNUSABLE = re.compile(r"[\x00\ud800-\udfff]")
 """Zero bytes and lone surrogates. Other control characters are escaped where text leaves the agent."""
@@ -42,7 +42,7 @@ def well_formed(seam: str, function: str, answer: Json) -> Json:
     if shape is None:
         return answer
     kept = shape(answer)
-    return malformed(seam, function) if kept is _MISSING else kept
+    return raise_malformed(seam, function) if kept is _MISSING else kept
 
 
 def well_formed_file(path: str, content: bytes) -> bytes:
@@ -52,14 +52,14 @@ def well_formed_file(path: str, content: bytes) -> bytes:
     return content
 
 
-def existing(path: str) -> str:
+def checked_path(path: str) -> str:
     """Return a path that a file can have. Raises FileNotFoundError."""
     if "\0" in path:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
     return path
 
 
-def malformed(seam: str, function: str) -> NoReturn:
+def raise_malformed(seam: str, function: str) -> NoReturn:
     """Fail a call whose answer cannot be used. Raises NvmlError or OSError."""
     problem = f"malformed answer of {seam}.{function}"
     if seam == "nvml":
@@ -156,7 +156,7 @@ def _entries(of: Shape) -> Shape:
     return shape
 
 
-def _row(of: Shape, min_length: int, max_length: int = _MAX_DEVICES) -> Shape:
+def _row(of: Shape, min_length: int, max_length: int = _MAX_ENTRIES) -> Shape:
     """A list whose places have a meaning: one malformed entry spoils all of it."""
 
     def shape(value: Any) -> Json:
@@ -250,7 +250,7 @@ _SHAPES: Mapping[str, Shape] = {
     "psutil.net_io_counters": _table(_decimals),
     "psutil.swap_memory": _decimals,
     "psutil.virtual_memory": _decimals,
-    "nvml.nvmlDeviceGetCount": _number_between(0, _MAX_DEVICES),
+    "nvml.nvmlDeviceGetCount": _number_between(0, _MAX_ENTRIES),
     "nvml.nvmlDeviceGetActiveVgpus": _entries(_natural),
     "nvml.nvmlDeviceGetCudaComputeCapability": _row(_natural, 2, 2),
     "nvml.nvmlDeviceGetFieldValues": _batch,

@@ -1,14 +1,21 @@
-"""Governor: sets the period of each source such that the agent stays within its budget.
+"""Resource budget of the agent: the governor of periods, and the keeper that drives it.
 
-It receives the cost of every read and sets a stretch for each source: its period is multiplied by 1, 2, 4,
-... so that all reads and the other work of the agent take no more of a core than the budget allows. The
-most expensive source is stretched first and relaxed last. A source that blocks its thread without using the
-processor is stretched too, because the other sources of that thread wait with it.
+The governor receives the cost of every read and sets a stretch for each source: its period is
+multiplied by 1, 2, 4, ... so that all reads and the other work of the agent take no more of a core
+than the budget allows. The most expensive source is stretched first and relaxed last. A source that
+blocks its thread without using the processor is stretched too, because the other sources of that
+thread wait with it. No source pays for another: one that takes no more than its fair share is not
+stretched, even if the expensive one is at its longest period. Such a budget cannot be met, and the
+governor reports that. It is pure arithmetic: no clock, no input, no output. Times are those of the
+boot clock.
 
-No source pays for another: one that takes no more than its fair share is not stretched, even if the
-expensive one is at its longest period. Such a budget cannot be met, and the governor reports that.
+The recent cost of an operation is a mean that a single outlier does not move far. A garbage
+collection or a page fault makes one read a hundred times more expensive; a faulty driver makes
+every read so. The first must not change a period, the second must do so within a few reads.
 
-Pure arithmetic: no clock, no input, no output. Times are those of the boot clock.
+The keeper measures the cost of the agent and drives the governor and the memory bound. Periods
+change the cost of reading, but not the resident memory: above the memory bound, the agent releases
+caches, and reports if that is not enough.
 """
 
 from __future__ import annotations
@@ -18,9 +25,54 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 
-from agent.sampling.meter import Spent
-from agent.sampling.trend import SETTLED_AFTER, Trend
+import structlog
+
+from agent.config import BudgetSettings
+from agent.sampling.meter import AgentMeter, ProcessMeter, ReadCost
+from agent.sampling.source import Source, longest_period_seconds
 from railscope.catalog.agent import GOVERNOR_STATES
+
+SPAN_NS = 30_000_000_000
+"""Approximate memory of the mean."""
+MAX_WEIGHT = 0.25
+"""Maximum weight of a value that arrives long after the one before."""
+MAX_GROWTH = 2.0
+SETTLED_AFTER = 3
+
+
+@dataclass(slots=True)
+class CostTrend:
+    """Mean over time that follows each value by its share of `SPAN_NS`.
+
+    One value at most doubles it, but it is never below the least of the last three: three in a row are no
+    accident. Of the first three the least counts, because some are made with cold caches.
+    """
+
+    settled_after: int = SETTLED_AFTER
+    mean: float = 0.0
+    _count: int = 0
+    _at_ns: int = 0
+    _last: deque[float] = field(default_factory=lambda: deque(maxlen=SETTLED_AFTER))
+
+    @property
+    def settled(self) -> float:
+        """Mean; zero while there are too few values."""
+        return self.mean if self._count >= self.settled_after else 0.0
+
+    def add(self, value: float, at_ns: int) -> None:
+        """Record a value measured at a time of the boot clock."""
+        self._count += 1
+        self._last.append(value)
+        if self._count <= SETTLED_AFTER:
+            self.mean = min(self._last)
+        else:
+            elapsed_ns = at_ns - self._at_ns
+            weight = min(elapsed_ns / (SPAN_NS + elapsed_ns), MAX_WEIGHT)
+            weight = max(weight, 1 / (self._count - 1))
+            followed = self.mean + weight * (value - self.mean)
+            self.mean = max(min(followed, self.mean * MAX_GROWTH), min(self._last))
+        self._at_ns = at_ns
+
 
 NS = 1_000_000_000
 WITHIN, STRETCHING, AT_LIMIT = GOVERNOR_STATES
@@ -28,7 +80,7 @@ WITHIN, STRETCHING, AT_LIMIT = GOVERNOR_STATES
 MAX_STRETCH = 64
 THREAD_SHARE = 0.25
 """Maximum share of its time that a thread may spend in reads; the other sources wait as long."""
-RELAXED = 0.8
+RELAXED_SHARE = 0.8
 """Periods grow when the budget is exceeded, and shrink if they would fit into this part of it."""
 SOURCES_SHARE = 0.25
 """Part of the budget reserved for reading, however expensive the rest is."""
@@ -39,11 +91,11 @@ WINDOW_NS = 10 * NS
 """Window for measuring the rest (metrics endpoint, shipping, event loop): process use without reads."""
 WINDOWS_OF_USE = 6
 REPROBE_NS = 60 * NS
-CPU, BLOCKING, ROOM = "processor time", "blocks its thread", "room again"
+CPU, BLOCKING, HAS_ROOM = "processor time", "blocks its thread", "room again"
 
 
 @dataclass(frozen=True, slots=True)
-class Governed:
+class GovernedSource:
     """A source as the governor sees it: its configured period, and its longest allowed period."""
 
     name: str
@@ -61,11 +113,11 @@ class Governed:
 
 
 @dataclass(slots=True)
-class _Demand:
+class _CostTrends:
     """Cost of reads and probes, in processor time or in elapsed time."""
 
-    read: Trend
-    probe: Trend
+    read: CostTrend
+    probe: CostTrend
 
     def share(self, period_ns: int, probes_every_ns: int) -> float:
         """Return the share of a core, or of a thread's time, at a period."""
@@ -73,10 +125,10 @@ class _Demand:
         return self.read.settled / period_ns + self.probe.settled / probes_every_ns
 
 
-class Load:
+class GovernedLoad:
     """A governed source: its cost and its stretch."""
 
-    def __init__(self, source: Governed, settled_after: int = SETTLED_AFTER) -> None:
+    def __init__(self, source: GovernedSource, settled_after: int = SETTLED_AFTER) -> None:
         self.source = source
         self.most = source.max_stretch
         self.stretch = 1
@@ -88,14 +140,14 @@ class Load:
     def forget(self) -> None:
         """Reset the cost: the source has no devices on this node, or none any more."""
 
-        def demand() -> _Demand:
-            return _Demand(Trend(self._settled_after), Trend(self._settled_after))
+        def demand() -> _CostTrends:
+            return _CostTrends(CostTrend(self._settled_after), CostTrend(self._settled_after))
 
         self._cpu, self._wall = demand(), demand()
         self._probed_ns: int | None = None
         self._probes_every_ns = REPROBE_NS
 
-    def take(self, spent: Spent, at_ns: int) -> None:
+    def take(self, spent: ReadCost, at_ns: int) -> None:
         """Record the cost of a read."""
         self._cpu.read.add(spent.read.cpu_ns, at_ns)
         self._wall.read.add(spent.read.wall_ns, at_ns)
@@ -120,17 +172,17 @@ class Load:
         return self._wall.share(self.source.period_ns * stretch, self._probes_every_ns)
 
 
-Share = Callable[[Load, int], float]
-_Wanted = dict[str, tuple[int, str]]
+Share = Callable[[GovernedLoad, int], float]
+_WantedStretches = dict[str, tuple[int, str]]
 
 
-class Fitting:
+class StretchFitter:
     """Stretches loads until their shares fit into an allowance, the most expensive first.
 
     A smaller allowance continues the same sequence: no load is stretched less for it.
     """
 
-    def __init__(self, loads: Sequence[Load], share: Share) -> None:
+    def __init__(self, loads: Sequence[GovernedLoad], share: Share) -> None:
         self._loads = loads
         self._share = share
         self._stretches: dict[str, int] = {}
@@ -162,10 +214,10 @@ class Fitting:
 
 
 @dataclass(slots=True)
-class _Account:
+class _ProcessorUse:
     """Processor use of the process: reads separately from the rest."""
 
-    rest: Trend = field(default_factory=Trend)
+    rest: CostTrend = field(default_factory=CostTrend)
     reads_ns: int = 0
     _marks: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=WINDOWS_OF_USE + 1))
 
@@ -193,19 +245,22 @@ class Governor:
     """Sets the stretch of every source. A `cpu_ratio` of 0 is no bound; use is still measured."""
 
     def __init__(
-        self, cpu_ratio: float, sources: Iterable[Governed], settled_after: int = SETTLED_AFTER
+        self,
+        cpu_ratio: float,
+        sources: Iterable[GovernedSource],
+        settled_after: int = SETTLED_AFTER,
     ) -> None:
         self.cpu_ratio = cpu_ratio
         self.state = WITHIN
-        self.loads: Mapping[str, Load] = {
-            source.name: Load(source, settled_after) for source in sources
+        self.loads: Mapping[str, GovernedLoad] = {
+            source.name: GovernedLoad(source, settled_after) for source in sources
         }
         families = dict.fromkeys(load.source.family for load in self.loads.values())
         self._threads = [
             [load for load in self.loads.values() if load.source.family == family]
             for family in families
         ]
-        self._account = _Account()
+        self._account = _ProcessorUse()
         self._decide_from_ns = 0
 
     @property
@@ -223,7 +278,7 @@ class Governor:
         """Expected share of a core at the present periods."""
         return self.rest + sum(load.cpu_share(load.stretch) for load in self.loads.values())
 
-    def took(self, name: str, spent: Spent, at_ns: int) -> None:
+    def took(self, name: str, spent: ReadCost, at_ns: int) -> None:
         """Record a read of a source."""
         self._account.reads_ns += spent.total.cpu_ns
         self.loads[name].take(spent, at_ns)
@@ -244,22 +299,22 @@ class Governor:
             if load.stretch < least:
                 load.set(least, why, at_ns)
             elif load.stretch > most and at_ns - load.changed_ns >= HOLD_NS:
-                load.set(most, ROOM, at_ns)
+                load.set(most, HAS_ROOM, at_ns)
         self.state = self._graded()
 
-    def _wanted(self) -> tuple[_Wanted, _Wanted]:
+    def _wanted(self) -> tuple[_WantedStretches, _WantedStretches]:
         """Return the stretches required by the budget, and those required by its relaxed part."""
         least = SOURCES_SHARE * self.cpu_ratio
-        whole = Fitting(tuple(self.loads.values()), Load.cpu_share)
-        needed = dict.fromkeys(self.loads, (1, ROOM))
+        whole = StretchFitter(tuple(self.loads.values()), GovernedLoad.cpu_share)
+        needed = dict.fromkeys(self.loads, (1, HAS_ROOM))
         relaxed = needed.copy()
-        for wanted, part in ((needed, 1.0), (relaxed, RELAXED)):
+        for wanted, part in ((needed, 1.0), (relaxed, RELAXED_SHARE)):
             allowance = max(part * self.cpu_ratio - self.rest, part * least)
             for name, stretch in whole.into(allowance).items():
                 wanted[name] = (stretch, CPU)
         for thread in self._threads:
-            waits = Fitting(thread, Load.wall_share)
-            for wanted, part in ((needed, 1.0), (relaxed, RELAXED)):
+            waits = StretchFitter(thread, GovernedLoad.wall_share)
+            for wanted, part in ((needed, 1.0), (relaxed, RELAXED_SHARE)):
                 for name, stretch in waits.into(part * THREAD_SHARE).items():
                     if stretch > wanted[name][0]:
                         wanted[name] = (stretch, BLOCKING)
@@ -270,3 +325,122 @@ class Governor:
             return AT_LIMIT
         stretched = any(load.stretch > 1 for load in self.loads.values())
         return STRETCHING if stretched else WITHIN
+
+
+log = structlog.get_logger(__name__)
+
+MEMORY_POLL_NS = 10 * NS
+RELEASE_EVERY_NS = 600 * NS
+"""Minimum interval of releases: a garbage collection takes tens of milliseconds."""
+
+
+def create_governor(
+    budget: BudgetSettings, sources: Iterable[Source], settled_after: int = SETTLED_AFTER
+) -> Governor:
+    """Return a governor of these sources at their configured periods."""
+    governed = [
+        GovernedSource(
+            source.name,
+            source.family,
+            round(source.period_seconds * NS),
+            round(longest_period_seconds(source) * NS),
+        )
+        for source in sources
+    ]
+    return Governor(budget.cpu_ratio, governed, settled_after)
+
+
+@dataclass(slots=True)
+class MemoryKeeper:
+    """Releases memory when the resident memory exceeds the budget; a budget of 0 is no bound."""
+
+    budget_bytes: int
+    resident_bytes: Callable[[], int]
+    give_back: Callable[[], None]
+    state: int = WITHIN
+    _look_from_ns: int = 0
+    _give_back_from_ns: int = 0
+
+    def look(self, at_ns: int) -> None:
+        """Check the resident memory periodically."""
+        if not self.budget_bytes or at_ns < self._look_from_ns:
+            return
+        self._look_from_ns = at_ns + MEMORY_POLL_NS
+        try:
+            resident = self._lowered(at_ns)
+        except OSError as error:  # the agent's own source fails as well, and reports it
+            log.debug("memory_not_measured", problem=str(error))
+            return
+        state = AT_LIMIT if resident > self.budget_bytes else WITHIN
+        if state != self.state:
+            self.state = state
+            tell = log.warning if state == AT_LIMIT else log.info
+            event = "memory_over_budget" if state == AT_LIMIT else "memory_within_budget"
+            tell(event, resident_bytes=resident, budget_bytes=self.budget_bytes)
+
+    def _lowered(self, at_ns: int) -> int:
+        """Return the resident memory, after a release if it is too much."""
+        before = self.resident_bytes()
+        if before <= self.budget_bytes or at_ns < self._give_back_from_ns:
+            return before
+        self._give_back_from_ns = at_ns + RELEASE_EVERY_NS
+        self.give_back()
+        after = self.resident_bytes()
+        log.info("memory_given_back", before_bytes=before, resident_bytes=after)
+        return after
+
+
+@dataclass(slots=True)
+class BudgetKeeper:
+    """Keeps one agent within its budget."""
+
+    budget: BudgetSettings
+    sources: Iterable[Source]
+    meter: AgentMeter = field(default_factory=ProcessMeter)
+    give_back: Callable[[], None] = lambda: None
+    """Drops caches that the agent can rebuild; the freed memory is returned to the system afterwards."""
+    governor: Governor = field(init=False)
+    memory: MemoryKeeper = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Start at the configured periods."""
+        self.governor = create_governor(self.budget, self.sources)
+        self.memory = MemoryKeeper(
+            self.budget.memory_bytes, self.meter.resident_bytes, self._give_back
+        )
+
+    def took(self, name: str, spent: ReadCost, at_ns: int) -> None:
+        """Record a read of a source."""
+        self.governor.took(name, spent, at_ns)
+
+    def absent(self, name: str) -> None:
+        """Record that a source has no devices on this node."""
+        self.governor.absent(name)
+
+    def look(self, at_ns: int) -> None:
+        """Decide again; called after reads."""
+        self.governor.decide(self.meter.process_cpu_ns(), at_ns)
+        self.memory.look(at_ns)
+
+    def stretch(self, name: str) -> tuple[int, str]:
+        """Return the stretch of a source's period, and the reason for its last change."""
+        load = self.governor.loads[name]
+        return load.stretch, load.why
+
+    def in_words(self) -> str:
+        """Describe the use of the processor budget."""
+        use, bound = self.governor.use, self.budget.cpu_ratio
+        used = "not measured yet" if use is None else f"{format_percent(use)} of a core"
+        if not bound:
+            return f"{used}, no bound"
+        state = GOVERNOR_STATES[self.governor.state].replace("_", " ")
+        return f"{used}, budget {format_percent(bound)}: {state}"
+
+    def _give_back(self) -> None:
+        self.give_back()
+        self.meter.give_back()
+
+
+def format_percent(ratio: float) -> str:
+    """Format a ratio as percent."""
+    return f"{ratio * 100:.2g} %" if ratio < 1 else f"{ratio * 100:.0f} %"

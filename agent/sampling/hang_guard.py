@@ -1,29 +1,72 @@
 """Hung calls: a call that does not return keeps its thread, and only its device ages.
 
-A thread that is stuck in a faulty driver cannot be ended. So the call keeps it, the family continues with a
-new thread, and the device is not read again before the call has returned: until then every call about it
-fails at once with a timeout. When the call returns, its thread unwinds by `CallAbandonedError` and ends. In
-the usual case the only cost is a record of the current call of each thread.
+Each device family has its own thread: a call into a faulty driver can block permanently, and a
+thread that is stuck in it cannot be ended. Waits for the thread have a deadline, and the thread is
+a daemon: it never keeps the agent from stopping. So the call keeps its thread, the family continues
+with a new one, and the device is not read again before the call has returned: until then every call
+about it fails at once with a timeout. When the call returns, its thread unwinds by
+`CallAbandonedError` and ends. In the usual case the only cost is a record of the current call of
+each thread.
 
-Limitation: a lock that the driver or the library shares between devices. NVML may hold one for all GPUs,
-and the kernel holds the RTNL lock during ethtool calls. Calls about other devices then hang as well, each
-in its own thread, up to `MAX_HUNG_CALLS`; beyond that a family waits.
+Limitation: a lock that the driver or the library shares between devices. NVML may hold one for all
+GPUs, and the kernel holds the RTNL lock during ethtool calls. Calls about other devices then hang
+as well, each in its own thread, up to `MAX_HUNG_CALLS`; beyond that a family waits.
+
+The duration of a call excludes the time in which the agent itself did not run. On a node without
+free processors, or after the process or its virtual machine was stopped, a call that a driver
+completes at once can take seconds: its thread does not run, and neither does the event loop. The
+event loop detects this, because its waits end late. That delay is the agent's, not the driver's, so
+no time limit of a call or of a read counts it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import queue
+import threading
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from agent.host import Clock, Host, Json, KeptFiles, KernelLog, NvmlError
-from agent.sampling.answer_rosters import Rosters
-from agent.sampling.answer_shapes import existing, well_formed, well_formed_file
-from agent.sampling.call_time import CallTime
+from agent.sampling.answer_completeness import AnswerRosters
+from agent.sampling.answer_shapes import checked_path, well_formed, well_formed_file
 from railscope.reading import Absent
+
+SLICE_SECONDS = 0.1
+"""Longest single wait. A hung call is detected in any case: every wait counts up to this much."""
+
+
+class CallTime:
+    """Stopwatch that stops while the agent does not run."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._stalled_seconds = 0.0
+        self._stalled_until = 0.0
+
+    def seconds(self) -> float:
+        """Return the reading of the stopwatch; thread safe."""
+        return self._monotonic() - self._stalled_seconds
+
+    async def wait(self, future: asyncio.Future[None], seconds: float) -> None:
+        """Wait for a future, at most this long and possibly less: the caller compares readings."""
+        seconds = min(seconds, SLICE_SECONDS)
+        expected = self._monotonic() + seconds
+        await asyncio.wait({future}, timeout=seconds)
+        self.note_wait(expected, self._monotonic())
+
+    def note_wait(self, expected: float, ended: float) -> None:
+        """Exclude the delay of a wait. A delay that prolonged several waits counts once."""
+        delayed_from = max(expected, self._stalled_until)
+        if ended > delayed_from:
+            self._stalled_seconds += ended - delayed_from
+            self._stalled_until = ended
+
 
 MAX_HUNG_CALLS = 24
 """Maximum number of stuck threads: three for each GPU of a node with eight."""
@@ -74,14 +117,14 @@ class GuardedHost:
     """Host of one family: records the current call of its thread, and blocks calls about hung devices.
 
     Answers of calls are complete or fail: see agent/sampling/answer_shapes.py and
-    agent/sampling/answer_rosters.py.
+    agent/sampling/answer_completeness.py.
     """
 
     def __init__(self, host: Host, hung: HungCalls, time: CallTime) -> None:
         self._host = host
         self._hung = hung
         self._time = time
-        self._rosters = Rosters()
+        self._rosters = AnswerRosters()
         self._refused: set[str] = set()
         """Hung devices that sources of this family requested since the last probe."""
         self._running: list[tuple[str, str, float]] = []
@@ -136,18 +179,18 @@ class GuardedHost:
 
     def read(self, path: str) -> bytes:
         """Return the content of a small file."""
-        existing(path)
+        checked_path(path)
         content = self.guarded(device_of(path), path, lambda: self._host.read(path))
         return well_formed_file(path, content)
 
     def names(self, path: str) -> list[str]:
         """Return the entries of a directory."""
-        existing(path)
+        checked_path(path)
         return self.guarded(device_of(path), path, lambda: self._host.names(path))
 
     def resolve(self, path: str) -> str:
         """Return a path with all links followed."""
-        existing(path)
+        checked_path(path)
         return self.guarded(device_of(path), path, lambda: self._host.resolve(path))
 
     def keep(self, paths: Sequence[str]) -> KeptFiles:
@@ -269,3 +312,58 @@ def device_of(path: str) -> str:
 
 
 _NAME_OF_CLASS, _NAME_ON_BUS = 4, 5
+
+
+Result = TypeVar("Result")
+
+
+class DeviceThread:
+    """Runs functions sequentially on its own thread."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, function: Callable[[], Result]) -> asyncio.Future[Result]:
+        """Queue a function and return a future of its result, on the running loop."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Result] = loop.create_future()
+
+        def job() -> None:
+            try:
+                result = function()
+            except CallAbandonedError:
+                return  # the result is not awaited: the family has another thread
+            except Exception as error:  # noqa: BLE001 - passed to the future
+                _report_result(loop, _fail, future, error)
+            else:
+                _report_result(loop, _resolve, future, result)
+
+        self._jobs.put(job)
+        return future
+
+    def stop(self) -> None:
+        """Let the thread end after the queued functions; a stuck one is left behind."""
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+
+def _report_result(loop: asyncio.AbstractEventLoop, *call: Any) -> None:
+    # The loop may have ended while the thread was stuck; then the result is not awaited.
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(*call)
+
+
+def _resolve(future: asyncio.Future[Result], result: Result) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -16,12 +16,11 @@ from functools import partial
 from typing import TypeVar
 
 from agent.host import Clock, Host, Json, KeptFiles, KernelLog, NvmlError
-from agent.sampling.answer_sizes import AnswerSizes, answer_size, smaller_answer
-from agent.sampling.source import Inventory, reason_for
+from agent.sampling.answer_completeness import AnswerSizes, answer_size, smaller_answer_error
+from agent.sampling.source import ProbeResult, reason_for
 from railscope.catalog.declare import EntityKind, Metric
 from railscope.catalog.entities import CLAIM, GPU_PROCESS
-from railscope.entity import Entity
-from railscope.frame import Column
+from railscope.frame import Column, Entity
 from railscope.reading import Absent
 
 MAX_REPEATED_CALLS = 16
@@ -161,7 +160,7 @@ class ProbeHost:
                 self.failed[key] = FailedCall(key, frozenset(names), reason, call)
             raise
         if is_smaller(answer):
-            repeat = partial(_complete, key, call, is_smaller)
+            repeat = partial(_repeat_call, key, call, is_smaller)
             self.failed[key] = FailedCall(
                 key, frozenset(names), Absent.ERROR, repeat, is_incomplete=True
             )
@@ -170,20 +169,22 @@ class ProbeHost:
         return answer
 
 
-def _complete(key: str, call: Callable[[], Answer], is_smaller: Callable[[Answer], bool]) -> Answer:
+def _repeat_call(
+    key: str, call: Callable[[], Answer], is_smaller: Callable[[Answer], bool]
+) -> Answer:
     """Repeat a call; an answer that is still smaller than a complete one is an error."""
     answer = call()
     if is_smaller(answer):
-        raise smaller_answer(key)
+        raise smaller_answer_error(key)
     return answer
 
 
-def machine_of(host: Host) -> Host:
+def unwrap_host(host: Host) -> Host:
     """Return the host itself, without the recording of a probe."""
     return host.machine if isinstance(host, ProbeHost) else host
 
 
-def failures(host: Host) -> dict[str, FailedCall]:
+def failed_calls(host: Host) -> dict[str, FailedCall]:
     """Calls that have failed so far in the probe that uses this host."""
     return dict(host.failed) if isinstance(host, ProbeHost) else {}
 
@@ -194,11 +195,11 @@ def repeat_failures(host: Host, failed: Mapping[str, FailedCall]) -> None:
         host.failed.update(failed)
 
 
-def hidden(
+def find_hidden(
     host: Host, before: Mapping[str, Answer], found: Mapping[str, Answer]
 ) -> dict[str, Answer]:
     """Return the earlier entries that a probe did not find, if calls of the probe have failed."""
-    return {key: known for key, known in before.items() if key not in found and failures(host)}
+    return {key: known for key, known in before.items() if key not in found and failed_calls(host)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,12 +254,12 @@ class KnownDevices:
         """Return a host for one probe, which compares its answers with those of earlier probes."""
         return ProbeHost(host, self._sizes)
 
-    def complete(self, inventory: Inventory, probe: ProbeHost) -> KnownInventory:
+    def complete(self, inventory: ProbeResult, probe: ProbeHost) -> KnownInventory:
         """Add the known columns and entities that failed calls have hidden to an inventory."""
         new = self._history.newly_failed(probe)
-        devices = _Devices([*self._entities(), *_entities(inventory)])
+        devices = _DeviceNames([*self._entities(), *_entities(inventory)])
         concerned = {device for call in new for device in devices.of(call)}
-        was_known = {_whole(entity) for entity in self._entities()}
+        was_known = {_whole_device(entity) for entity in self._entities()}
         keeps = concerned & was_known
         found = [self._described(column, keeps) for column in inventory.columns]
         positions = list(range(len(found)))
@@ -266,7 +267,7 @@ class KnownDevices:
             _with_facts(entity, self._bystanders.get(_entity_key(entity)), keeps)
             for entity in inventory.bystanders
         ]
-        hides = _Hiding(new, devices, probe.mentioned)
+        hides = _HiddenEntities(new, devices, probe.mentioned)
         hidden = bytearray()
         there = {_column_key(column) for column in found}
         for key, column in self._columns.items():
@@ -301,14 +302,14 @@ class KnownDevices:
         yield from self._bystanders.values()
 
 
-class _Devices:
+class _DeviceNames:
     """The devices of some entities, by the names that calls use for them."""
 
     def __init__(self, entities: Iterable[Entity]) -> None:
         self._by_name: dict[str, set[tuple[str, ...]]] = {}
         self.names: dict[tuple[str, ...], set[str]] = {}
         for entity in entities:
-            device = _whole(entity)
+            device = _whole_device(entity)
             for name in _names(entity):
                 self._by_name.setdefault(name, set()).add(device)
                 self.names.setdefault(device, set()).add(name)
@@ -318,11 +319,11 @@ class _Devices:
         return {device for name in call.names for device in self._by_name.get(name, ())}
 
 
-class _Hiding:
+class _HiddenEntities:
     """The failed calls of a probe, as reasons for the absence of entities that it did not find."""
 
     def __init__(
-        self, failed: Sequence[FailedCall], devices: _Devices, mentioned: set[str]
+        self, failed: Sequence[FailedCall], devices: _DeviceNames, mentioned: set[str]
     ) -> None:
         self._devices = devices
         self._mentioned = mentioned
@@ -342,7 +343,7 @@ class _Hiding:
         A device with a name that occurred in the probe, in a list or a call, is present: a call about
         another device, such as the bridge above it, may have hidden it.
         """
-        device = _whole(entity)
+        device = _whole_device(entity)
         if reason := self._of_device.get(device):
             return reason
         if entity.kind in _TRANSIENT:
@@ -355,7 +356,11 @@ class _Hiding:
 
 def _with_facts(entity: Entity, known: Entity | None, keeps: set[tuple[str, ...]]) -> Entity:
     """Return an entity with its earlier facts that a failed call has hidden."""
-    if known is None or _whole(entity) not in keeps or entity.facts.keys() >= known.facts.keys():
+    if (
+        known is None
+        or _whole_device(entity) not in keeps
+        or entity.facts.keys() >= known.facts.keys()
+    ):
         return entity
     return Entity(entity.kind, entity.key, {**known.facts, **entity.facts})
 
@@ -369,12 +374,12 @@ def _entity_key(entity: Entity) -> _EntityKey:
     return entity.kind, entity.key
 
 
-def _whole(entity: Entity) -> tuple[str, ...]:
+def _whole_device(entity: Entity) -> tuple[str, ...]:
     """Return the device that an entity is or is a part of: the first label of its key."""
     return entity.key[:1]
 
 
-def _entities(inventory: Inventory) -> Iterable[Entity]:
+def _entities(inventory: ProbeResult) -> Iterable[Entity]:
     yield from (entity for _, entity in inventory.columns)
     yield from inventory.bystanders
 

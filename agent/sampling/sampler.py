@@ -7,7 +7,7 @@ Reads of a source never overlap: while a slow one has not returned, ticks of its
 counted, its sources age, and their readings are absent for the same reason. The result of a read that
 returns after its deadline is discarded, because the time of its values is unknown.
 
-Deadlines do not count time in which the agent itself did not run (agent/sampling/call_time.py).
+Deadlines do not count time in which the agent itself did not run (agent/sampling/hang_guard.py).
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent.host import Clock, Host
-from agent.sampling.budget import Keeper
-from agent.sampling.call_time import CallTime
-from agent.sampling.device_thread import DeviceThread
-from agent.sampling.hang_guard import GuardedHost, HungCalls
-from agent.sampling.reader import REPROBE_NS, Outcome, Reader
+from agent.sampling.governor import BudgetKeeper
+from agent.sampling.hang_guard import CallTime, DeviceThread, GuardedHost, HungCalls
 from agent.sampling.source import Source
-from agent.sampling.status import UNSUPPORTED, Grader, Status
-from railscope.frame import Event, Frame, Instant, Origin
+from agent.sampling.source_reader import REPROBE_NS, ReadOutcome, SourceReader
+from agent.sampling.status import UNSUPPORTED, SourceGrader, SourceState
+from railscope.frame import Event, Frame, FrameOrigin, NodeTimestamp
 
 NS = 1_000_000_000
 TURN_SECONDS = 0.05
@@ -38,23 +36,23 @@ MAX_CALL_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ReadLimits:
     """Deadline of a read, in periods but never less than `shortest_seconds`."""
 
     periods: float = 1.0
     shortest_seconds: float = 1.0
 
-    def deadline_seconds(self, status: Status) -> float:
+    def deadline_seconds(self, status: SourceState) -> float:
         """Return the deadline of one read of a source, at its present period."""
         return max(status.period_ns / NS * self.periods, self.shortest_seconds)
 
 
 @dataclass(slots=True)
-class _Member:
+class _FamilyMember:
     """A source in its family: its reader and the time of its next read."""
 
-    status: Status
-    reader: Reader
+    status: SourceState
+    reader: SourceReader
     due_ns: int
 
     @property
@@ -74,12 +72,12 @@ class _Member:
         self.due_ns = following
 
 
-class _Reads:
+class _FamilyReads:
     """Sequential reads of several members on their family's thread."""
 
-    def __init__(self, members: Sequence[_Member], time: CallTime) -> None:
+    def __init__(self, members: Sequence[_FamilyMember], time: CallTime) -> None:
         self.members = members
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[ReadOutcome] = []
         self._time = time
         self.running_since = time.seconds()
         self.taken = 0
@@ -91,11 +89,11 @@ class _Reads:
             self.outcomes.append(member.reader.run())
 
     @property
-    def running(self) -> _Member:
+    def running(self) -> _FamilyMember:
         """Member that is being read, or was read last."""
         return self.members[min(len(self.outcomes), len(self.members) - 1)]
 
-    def take_back_the_late(self) -> list[tuple[_Member, Outcome]]:
+    def reclaim_late_reads(self) -> list[tuple[_FamilyMember, ReadOutcome]]:
         """Undo outcomes that came too late to be used; their cost still counts."""
         late = list(zip(self.members[self.taken :], self.outcomes[self.taken :], strict=True))
         for member, outcome in late:
@@ -104,13 +102,13 @@ class _Reads:
 
 
 @dataclass(slots=True)
-class _Family:
+class _DeviceFamily:
     """Sources of one driver, their thread, and the reads that have not returned."""
 
     name: str
     guard: GuardedHost
-    members: list[_Member] = field(default_factory=list)
-    pending: tuple[asyncio.Future[None], _Reads] | None = None
+    members: list[_FamilyMember] = field(default_factory=list)
+    pending: tuple[asyncio.Future[None], _FamilyReads] | None = None
     thread: DeviceThread = field(init=False)
 
     def __post_init__(self) -> None:
@@ -142,7 +140,7 @@ class _Family:
             member.reader.close()
 
 
-async def _end(families: Sequence[_Family]) -> None:
+async def _close_families(families: Sequence[_DeviceFamily]) -> None:
     """Release the resources of all sources, so that another sampler may use them.
 
     A stuck thread is not waited for: it releases its resources if it ever returns.
@@ -163,21 +161,21 @@ class Sampler:
     """
 
     host: Host
-    origin: Origin
+    origin: FrameOrigin
     sources: Iterable[Source]
     publish: Callable[[Frame], None]
-    limits: Limits = field(default_factory=Limits)
-    keeper: Keeper | None = None
-    statuses: dict[str, Status] = field(default_factory=dict)
+    limits: ReadLimits = field(default_factory=ReadLimits)
+    keeper: BudgetKeeper | None = None
+    statuses: dict[str, SourceState] = field(default_factory=dict)
     hung: HungCalls = field(default_factory=HungCalls)
     call_time: CallTime = field(default_factory=CallTime)
-    _grader: Grader = field(default_factory=Grader)
+    _grader: SourceGrader = field(default_factory=SourceGrader)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         """Create a status for every source."""
         self.sources = tuple(self.sources)
-        self.statuses = {source.name: Status(source) for source in self.sources}
+        self.statuses = {source.name: SourceState(source) for source in self.sources}
 
     @property
     def clock(self) -> Clock:
@@ -197,29 +195,31 @@ class Sampler:
         """Read every source once."""
         await self._with_families(lambda family: self._tick(family, family.members))
 
-    async def _with_families(self, work: Callable[[_Family], Coroutine[Any, Any, None]]) -> None:
+    async def _with_families(
+        self, work: Callable[[_DeviceFamily], Coroutine[Any, Any, None]]
+    ) -> None:
         families = self._families()
         try:
             async with asyncio.TaskGroup() as group:
                 for family in families:
                     group.create_task(work(family))
         finally:
-            await _end(families)
+            await _close_families(families)
 
-    def _families(self) -> list[_Family]:
+    def _families(self) -> list[_DeviceFamily]:
         now_ns = self.clock.now().boot_ns
-        found: dict[str, _Family] = {}
+        found: dict[str, _DeviceFamily] = {}
         for source in self.sources:
             if source.family not in found:
                 guard = GuardedHost(self.host, self.hung, self.call_time)
-                found[source.family] = _Family(source.family, guard)
+                found[source.family] = _DeviceFamily(source.family, guard)
             family = found[source.family]
             meter = self.keeper.meter if self.keeper else None
-            reader = Reader(source, family.guard, self.origin, meter)
-            family.members.append(_Member(self.statuses[source.name], reader, now_ns))
+            reader = SourceReader(source, family.guard, self.origin, meter)
+            family.members.append(_FamilyMember(self.statuses[source.name], reader, now_ns))
         return list(found.values())
 
-    async def _follow(self, family: _Family) -> None:
+    async def _follow(self, family: _DeviceFamily) -> None:
         while True:
             await self.clock.sleep_until(min(member.due_ns for member in family.members))
             now_ns = self.clock.now().boot_ns
@@ -230,7 +230,7 @@ class Sampler:
             for member in due:
                 member.plan(now.boot_ns)
 
-    def _govern(self, due: Sequence[_Member], now: Instant) -> None:
+    def _govern(self, due: Sequence[_FamilyMember], now: NodeTimestamp) -> None:
         """Update the periods. A change takes effect with the next read of its source."""
         if self.keeper is None:
             return
@@ -240,7 +240,7 @@ class Sampler:
             if stretch != member.status.stretch:
                 self._grader.stretched(member.status, stretch, why, now)
 
-    def _paid(self, status: Status, outcome: Outcome, now: Instant) -> None:
+    def _record_cost(self, status: SourceState, outcome: ReadOutcome, now: NodeTimestamp) -> None:
         """Account for the cost of a read."""
         status.spent = outcome.spent
         status.cpu_ns += outcome.spent.total.cpu_ns
@@ -251,7 +251,7 @@ class Sampler:
         else:
             self.keeper.took(status.source.name, outcome.spent, now.boot_ns)
 
-    async def _tick(self, family: _Family, due: Sequence[_Member]) -> None:
+    async def _tick(self, family: _DeviceFamily, due: Sequence[_FamilyMember]) -> None:
         """Read the due members; slow reads stay pending with their family, hung calls are left behind."""
         if family.guard.take_returned():
             family.forget_plans()
@@ -263,28 +263,30 @@ class Sampler:
             if not future.done() and not family.leave_hung_call(self._limit(reads.running)):
                 for member in due:
                     member.status.missed_ticks += 1
-                    self._grader.held_up(member.status, self.clock.now())
+                    self._grader.record_wait(member.status, self.clock.now())
                 return
             if future.done():
                 future.result()
-            for member, outcome in reads.take_back_the_late():
-                self._paid(member.status, outcome, self.clock.now())
+            for member, outcome in reads.reclaim_late_reads():
+                self._record_cost(member.status, outcome, self.clock.now())
             family.pending = None
         while due:
             due = await self._read_due(family, due)
         for call, hangs in self.hung.changes():
             self._grader.hung(call, self.clock.now(), hangs=hangs)
 
-    async def _read_due(self, family: _Family, due: Sequence[_Member]) -> Sequence[_Member]:
+    async def _read_due(
+        self, family: _DeviceFamily, due: Sequence[_FamilyMember]
+    ) -> Sequence[_FamilyMember]:
         """Read members up to one that hangs; return the remaining ones, to be read by a new thread."""
-        reads = _Reads(due, self.call_time)
+        reads = _FamilyReads(due, self.call_time)
         future = await self._read(family, reads)
         is_left = not future.done() and family.leave_hung_call(self._limit(reads.running))
         now = self.clock.now()
         for member, outcome in zip(due, tuple(reads.outcomes), strict=False):
             reads.taken += 1
-            self._grader.came_back(member.status, outcome, now)
-            self._paid(member.status, outcome, now)
+            self._grader.record_return(member.status, outcome, now)
+            self._record_cost(member.status, outcome, now)
             if outcome.frame:
                 self.publish(outcome.frame)
         if is_left:
@@ -297,17 +299,17 @@ class Sampler:
             for late in due[reads.taken : reads.taken + 1]:
                 self._grader.overdue(late.status, self._deadline_seconds(late), now)
             for member in due[reads.taken + 1 :]:
-                self._grader.held_up(member.status, now)
+                self._grader.record_wait(member.status, now)
         return ()
 
-    def _limit(self, member: _Member) -> float:
+    def _limit(self, member: _FamilyMember) -> float:
         """Return the time limit of one call of a read."""
         return min(self._deadline_seconds(member), MAX_CALL_SECONDS)
 
-    def _deadline_seconds(self, member: _Member) -> float:
+    def _deadline_seconds(self, member: _FamilyMember) -> float:
         return self.limits.deadline_seconds(member.status)
 
-    async def _read(self, family: _Family, reads: _Reads) -> asyncio.Future[None]:
+    async def _read(self, family: _DeviceFamily, reads: _FamilyReads) -> asyncio.Future[None]:
         """Run the reads, and wait for each of them until its own deadline.
 
         Concurrent threads contend for the interpreter lock at every system call, so they take turns, with a

@@ -1,8 +1,10 @@
-"""Interface of a source, and the table that it fills.
+"""Interface of a source, the row that it fills, and readers of descriptive facts.
 
-A source has no timer, no logger and no configuration beyond its constructor. `probe` determines the columns
-and may be called again at any time; `read` fills the columns of the last probe; `close` releases what they
-opened. All run on the thread of the source's device family, never two at once.
+A source has no timer, no logger and no configuration beyond its constructor. `probe` determines the
+columns and may be called again at any time; `read` fills the columns of the last probe; `close`
+releases what they opened. All run on the thread of the source's device family, never two at once.
+
+Descriptive facts are short texts that may be missing, for labels and not for values.
 """
 
 from __future__ import annotations
@@ -14,12 +16,11 @@ from typing import Protocol, TypeVar
 
 from agent.host import Host, NvmlError
 from railscope.catalog.declare import Metric
-from railscope.entity import Entity
-from railscope.frame import Column, Event
+from railscope.frame import Column, Entity, Event
 from railscope.reading import PRESENT, Absent, Reading, reason_of
 
 
-class Verdict(StrEnum):
+class ProbeVerdict(StrEnum):
     """Result of a probe for one part of the node."""
 
     SUPPORTED = "supported"
@@ -30,25 +31,25 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ProbeFinding:
     """One line of `railscope agent check`: subject, result, details and remedy."""
 
     what: str
-    verdict: Verdict
+    verdict: ProbeVerdict
     detail: str
     remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Inventory:
+class ProbeResult:
     """Result of a probe: the columns, in the order in which `read` fills them, and findings."""
 
     columns: tuple[Column, ...] = ()
     bystanders: tuple[Entity, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[ProbeFinding, ...] = ()
 
 
-class Table:
+class RowBuilder:
     """One row under construction: a stored integer and a reason code for each column."""
 
     def __init__(self, columns: int) -> None:
@@ -95,11 +96,11 @@ class Source(Protocol):
     family: str
     period_seconds: float
 
-    def probe(self, host: Host) -> Inventory:
+    def probe(self, host: Host) -> ProbeResult:
         """Return the columns that exist. Raises OSError or NvmlError if that cannot be determined."""
         ...
 
-    def read(self, host: Host, into: Table) -> None:
+    def read(self, host: Host, into: RowBuilder) -> None:
         """Fill the columns of the last probe. Raises OSError or NvmlError if nothing can be read."""
         ...
 
@@ -114,20 +115,20 @@ def longest_period_seconds(source: Source) -> float:
     return max(longest, source.period_seconds)
 
 
-OTHER_FORM = (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError)
+MALFORMED_ERRORS = (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError)
 """Errors raised when a reading is extracted from an answer of an unexpected form."""
 Answer = TypeVar("Answer")
 
 
-def picked(pick: Callable[[Answer], Reading], answer: Answer) -> Reading:
+def pick_reading(pick: Callable[[Answer], Reading], answer: Answer) -> Reading:
     """Return the reading in an answer; an unexpected form results in `Absent.ERROR`."""
     try:
         return pick(answer)
-    except OTHER_FORM:
+    except MALFORMED_ERRORS:
         return Absent.ERROR
 
 
-class HoldsNothing:
+class SourceWithoutResources:
     """Base class of sources without open files: nothing to release."""
 
     def close(self) -> None:
@@ -135,7 +136,7 @@ class HoldsNothing:
 
 
 @dataclass(slots=True)
-class Columns:
+class ColumnBuilder:
     """Columns under construction."""
 
     columns: list[Column] = field(default_factory=list)
@@ -188,3 +189,52 @@ _NVML_REMEDIES = {
 def nvml_remedy(code: int) -> str:
     """Return the remedy for an NVML return code that prevents reading all GPUs."""
     return _NVML_REMEDIES.get(code, "run nvidia-smi and look into the kernel log")
+
+
+def read_text(host: Host, path: str) -> str:
+    """Return the content of a file without surrounding space; empty if it cannot be read."""
+    try:
+        return host.read(path).decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def list_names(host: Host, path: str) -> list[str]:
+    """Return the entries of a directory; none if it cannot be read."""
+    try:
+        return host.names(path)
+    except OSError:
+        return []
+
+
+def network_file(host: Host, path: str) -> str:
+    """Return the path of a file of the network stack: /proc/net is a link to /proc/self/net.
+
+    A copied tree, a container or a capture may have only one of the two.
+    """
+    name = path.partition("/net/")[2]
+    for directory in ("/proc/self/net", "/proc/net"):
+        try:
+            host.read(f"{directory}/{name}")
+        except OSError:
+            continue
+        return f"{directory}/{name}"
+    return path
+
+
+def read_link_name(host: Host, path: str) -> str:
+    """Return the last part of a link's target; empty if it does not resolve."""
+    try:
+        return host.resolve(path).rsplit("/", 1)[-1]
+    except OSError:
+        return ""
+
+
+def format_count(number: int, what: str) -> str:
+    """Return a number of things: `1 GPU`, `2 GPUs`."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def nonempty_facts(**facts: str) -> dict[str, str]:
+    """Return the facts that are not empty."""
+    return {name: value for name, value in facts.items() if value}

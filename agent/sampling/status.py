@@ -1,4 +1,9 @@
-"""State of a source, and the logs and events when it changes."""
+"""State of a source, its logs and events, and counters of the shipping components.
+
+Logs and events are emitted when the state changes.
+
+The self metrics export the state and the counters.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +13,19 @@ from dataclasses import dataclass, field
 import structlog
 
 from agent.sampling.hang_guard import HungCall
-from agent.sampling.meter import Spent
-from agent.sampling.reader import Outcome
-from agent.sampling.source import Finding, Source, Verdict
+from agent.sampling.meter import ReadCost
+from agent.sampling.source import ProbeFinding, ProbeVerdict, Source
+from agent.sampling.source_reader import ReadOutcome
 from railscope.catalog import agent as catalog
 from railscope.catalog.declare import EventClass
 from railscope.catalog.entities import NODE, SOURCE
-from railscope.entity import Entity
-from railscope.frame import Event, Frame, Instant
+from railscope.frame import Entity, Event, Frame, NodeTimestamp
 from railscope.reading import PRESENT, Absent
 
 log = structlog.get_logger(__name__)
 
 STARTING, OK, PARTIAL, UNSUPPORTED, FAILED = catalog.SOURCE_STATES
-MAX_EVENTS_KEPT = 1000
+MAX_QUEUED_EVENTS = 1000
 PERIODS_UNTIL_STALE = 3
 SHORTEST_STALE_NS = 5_000_000_000
 STARTING_NS = 60_000_000_000
@@ -30,18 +34,18 @@ _NS = 1_000_000_000
 
 
 @dataclass(slots=True)
-class Status:
+class SourceState:
     """State of one source, for the self metrics and the landing page."""
 
     source: Source
     state: int = STARTING
     problem: str = ""
     frame: Frame | None = None
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[ProbeFinding, ...] = ()
     reads: int = 0
     missed_ticks: int = 0
     duration_ns: int = 0
-    spent: Spent | None = None
+    spent: ReadCost | None = None
     """Cost of the last read, if there was one."""
     cpu_ns: int = 0
     """Processor time of all reads."""
@@ -72,12 +76,12 @@ class Status:
 
 
 @dataclass(slots=True)
-class Grader:
+class SourceGrader:
     """Grades sources after each read. A state change is logged once and becomes an event."""
 
     events: list[Event] = field(default_factory=list)
 
-    def came_back(self, status: Status, outcome: Outcome, now: Instant) -> None:
+    def record_return(self, status: SourceState, outcome: ReadOutcome, now: NodeTimestamp) -> None:
         """Grade a read that returned in time."""
         status.overdue = False
         status.findings = outcome.findings
@@ -108,23 +112,23 @@ class Grader:
         self._grade(status, state, problem, now)
 
     @staticmethod
-    def _waits_since(status: Status, now: Instant) -> int:
+    def _waits_since(status: SourceState, now: NodeTimestamp) -> int:
         if status.waits_since_ns is None:
             status.waits_since_ns = now.boot_ns
         return status.waits_since_ns
 
-    def overdue(self, status: Status, deadline_seconds: float, now: Instant) -> None:
+    def overdue(self, status: SourceState, deadline_seconds: float, now: NodeTimestamp) -> None:
         """Grade a read that has not returned in time."""
         status.overdue = True
         self._grade(status, FAILED, f"no answer within {deadline_seconds:g} s", now)
 
-    def held_up(self, status: Status, now: Instant) -> None:
+    def record_wait(self, status: SourceState, now: NodeTimestamp) -> None:
         """Grade a read that is due while an earlier call of the same driver has not returned."""
         if not status.overdue:
             status.overdue = True
             self._grade(status, FAILED, "the driver has not come back from an earlier call", now)
 
-    def _grade(self, status: Status, state: int, problem: str, now: Instant) -> None:
+    def _grade(self, status: SourceState, state: int, problem: str, now: NodeTimestamp) -> None:
         before, status.problem = status.state, problem
         if state == before:
             return
@@ -144,7 +148,7 @@ class Grader:
         }
         self._tell(catalog.SOURCE_EVENT, Entity(SOURCE, (name,)), facts, now)
 
-    def hung(self, call: HungCall, now: Instant, *, hangs: bool) -> None:
+    def hung(self, call: HungCall, now: NodeTimestamp, *, hangs: bool) -> None:
         """Report a call that hangs and was left to its thread, or that has returned."""
         seconds = _seconds(max(now.boot_ns - call.since_ns, 0))
         facts = {"device": call.device, "call": call.call, "for": seconds}
@@ -155,7 +159,7 @@ class Grader:
         facts["state"] = "hung" if hangs else "returned"
         self._tell(catalog.HANG_EVENT, Entity(NODE), facts, now)
 
-    def stretched(self, status: Status, stretch: int, why: str, now: Instant) -> None:
+    def stretched(self, status: SourceState, stretch: int, why: str, now: NodeTimestamp) -> None:
         """Report that the governor has changed the period of a source."""
         before_ns, status.stretch = status.period_ns, stretch
         name = status.source.name
@@ -165,11 +169,11 @@ class Grader:
         self._tell(catalog.GOVERNOR_EVENT, Entity(SOURCE, (name,)), facts, now)
 
     def _tell(
-        self, event_class: EventClass, about: Entity, facts: Mapping[str, str], now: Instant
+        self, event_class: EventClass, about: Entity, facts: Mapping[str, str], now: NodeTimestamp
     ) -> None:
         known = {key: value for key, value in facts.items() if value}
         event = Event(event_class, about, now.wall_ns, now.boot_ns, known)
-        if len(self.events) < MAX_EVENTS_KEPT:
+        if len(self.events) < MAX_QUEUED_EVENTS:
             self.events.append(event)
 
 
@@ -177,23 +181,50 @@ def _seconds(period_ns: int) -> str:
     return f"{period_ns / _NS:g} s"
 
 
-def _has_value(outcome: Outcome) -> bool:
+def _has_value(outcome: ReadOutcome) -> bool:
     """True if at least one reading has a value."""
     frame = outcome.frame
     return frame is not None and (not frame.reasons or PRESENT in frame.reasons)
 
 
-def _all_denied(outcome: Outcome) -> bool:
+def _all_denied(outcome: ReadOutcome) -> bool:
     """True if all missing readings are denied: then nothing has failed."""
     reasons = outcome.frame.reasons if outcome.frame else b""
     return reasons.count(Absent.DENIED.value) == outcome.broken > 0
 
 
-def _without_columns(outcome: Outcome) -> tuple[int, str]:
+def _without_columns(outcome: ReadOutcome) -> tuple[int, str]:
     """Return the state of a source without columns: unsupported, waiting or failed."""
     for finding in outcome.findings:
-        if finding.verdict in {Verdict.DENIED, Verdict.BROKEN}:
+        if finding.verdict in {ProbeVerdict.DENIED, ProbeVerdict.BROKEN}:
             return FAILED, finding.detail
-        if finding.verdict is Verdict.AWAITED:
+        if finding.verdict is ProbeVerdict.AWAITED:
             return STARTING, finding.detail
     return UNSUPPORTED, ""
+
+
+HOLDS_NONE, HOLDS, DISPUTED = 0, 1, 2
+
+
+@dataclass(slots=True)
+class AuditLogState:
+    """State of the collector's audit log, as observed by this agent's witness."""
+
+    state: int = HOLDS_NONE
+    records: int = 0
+    """Number of records that the stored checkpoint covers."""
+
+
+@dataclass(slots=True)
+class ShippingStats:
+    """Counts since the start, and the present size of the spool; zero without shipping."""
+
+    shipped_frames: int = 0
+    failures: int = 0
+    spool_bytes: int = 0
+    spool_envelopes: int = 0
+    custody: AuditLogState | None = None
+    """None if the agent is no witness."""
+    dropped_frames: dict[str, int] = field(
+        default_factory=lambda: {"spool_full": 0, "disk": 0, "rejected": 0, "damaged": 0}
+    )

@@ -1,12 +1,16 @@
 """Requests to the collector, and the evaluation of its responses.
 
-A response means one of: acknowledged as durable; schemas required first; rejected permanently (sending the
-same again will not help); or retry later, with a problem and a remedy. The first three decide about frames,
-and are accepted only with the mark of the collector.
+A response means one of: acknowledged as durable; schemas required first; rejected permanently
+(sending the same again will not help); or retry later, with a problem and a remedy. The first
+three decide about frames, and are accepted only with the mark of the collector.
+
+`HttpClient` is a small HTTP client for one server: h11 for the protocol, asyncio for the
+connection. One connection is kept open and reused, with one request at a time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,19 +18,158 @@ from enum import Enum
 from http import HTTPStatus
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlsplit
 
+import h11
 import msgspec
 
 from agent.config import CollectorLink
-from agent.shipping.http_client import Answer as HttpAnswer
-from agent.shipping.http_client import HttpClient
-from railscope.answer_mark import ANSWER_HEADER, DECISIONS, is_marked
+from railscope.http_responses import ANSWER_HEADER, DECISIONS, MAX_HEAD_BYTES, is_marked
 from railscope.wire import CONTENT_TYPE, VERSION, SentAt
+
+MAX_ANSWER_BYTES = 1 << 20
+READ_BYTES = 64 << 10
+_PORTS = {"http": 80, "https": 443}
+
+
+class HttpError(OSError):
+    """The response is not HTTP, or ended too early."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """Status, headers (names in lower case) and body of a response."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class HttpClient:
+    """Client of one server, at the path of its URL or another. Raises ValueError for an invalid URL."""
+
+    def __init__(
+        self,
+        url: str,
+        tls: ssl.SSLContext | None,
+        timeout_seconds: float,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in _PORTS or not parts.hostname:
+            message = f"{url!r} is no http:// or https:// URL"
+            raise ValueError(message)
+        self._host = parts.hostname
+        self._port = parts.port or _PORTS[parts.scheme]
+        self._tls = tls if parts.scheme == "https" else None
+        self.target = parts.path or "/"
+        self._authority = parts.netloc.rpartition("@")[2]
+        self._timeout_seconds = timeout_seconds
+        self._max_answer_bytes = max_answer_bytes
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._state = h11.Connection(h11.CLIENT)
+
+    async def post(self, body: bytes, headers: Mapping[str, str], target: str = "") -> HttpAnswer:
+        """Send a POST request. Raises OSError (TLS errors included), HttpError or TimeoutError."""
+        headers = {"Content-Length": str(len(body)), **headers}
+        return await self._ask(("POST", target or self.target), body, headers)
+
+    async def get(self, headers: Mapping[str, str], target: str = "") -> HttpAnswer:
+        """Send a GET request. Raises as `post` does."""
+        return await self._ask(("GET", target or self.target), b"", headers)
+
+    async def _ask(
+        self, what: tuple[str, str], body: bytes, headers: Mapping[str, str]
+    ) -> HttpAnswer:
+        async with asyncio.timeout(self._timeout_seconds):
+            kept = self._writer is not None
+            try:
+                return await self._try(what, body, headers)
+            except (ConnectionError, HttpError):
+                # The server may have closed the idle connection just before it was used.
+                await self.close()
+                if not kept:
+                    raise
+                return await self._try(what, body, headers)
+            finally:
+                if self._state.our_state is not h11.DONE or self._state.their_state is not h11.DONE:
+                    await self.close()
+                else:
+                    self._state.start_next_cycle()
+
+    async def _try(
+        self, what: tuple[str, str], body: bytes, headers: Mapping[str, str]
+    ) -> HttpAnswer:
+        method, target = what
+        reader, writer = await self._open()
+        fields = {"Host": self._authority, **headers}
+        head = h11.Request(method=method, target=target, headers=list(fields.items()))
+        pieces = [
+            self._state.send(head),
+            self._state.send(h11.Data(body)),
+            self._state.send(h11.EndOfMessage()),
+        ]
+        writer.write(b"".join(piece for piece in pieces if piece))
+        await writer.drain()
+        try:
+            return await self._answer(reader)
+        except h11.RemoteProtocolError as error:
+            raise HttpError(str(error)) from error
+
+    async def _answer(self, reader: asyncio.StreamReader) -> HttpAnswer:
+        head: h11.Response | None = None
+        body = bytearray()
+        received = 0
+        while True:
+            event = self._state.next_event()
+            if event is h11.NEED_DATA:
+                piece = await reader.read(READ_BYTES)
+                received += len(piece)
+                self._check_length(received - MAX_HEAD_BYTES)
+                self._state.receive_data(piece)
+            elif isinstance(event, h11.Response):
+                head = event
+            elif isinstance(event, h11.Data):
+                body += event.data
+                self._check_length(len(body))
+            elif isinstance(event, h11.EndOfMessage) and head is not None:
+                headers = {n.decode("latin-1"): v.decode("latin-1") for n, v in head.headers}
+                return HttpAnswer(head.status_code, headers, bytes(body))
+            elif isinstance(event, h11.ConnectionClosed):
+                message = "the server closed the connection without an answer"
+                raise HttpError(message)
+
+    def _check_length(self, length: int) -> None:
+        """Raise HttpError for a response that is too long."""
+        if length > self._max_answer_bytes:
+            message = f"the answer is longer than {self._max_answer_bytes} bytes"
+            raise HttpError(message)
+
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._reader is None or self._writer is None:
+            self._state = h11.Connection(h11.CLIENT)
+            self._reader, self._writer = await asyncio.open_connection(
+                self._host, self._port, ssl=self._tls
+            )
+        return self._reader, self._writer
+
+    async def close(self) -> None:
+        """Abort the connection, if there is one, without flushing unsent data."""
+        writer, self._reader, self._writer = self._writer, None, None
+        if writer is None:
+            return
+        writer.transport.abort()
+        try:
+            await writer.wait_closed()
+        except OSError:
+            return  # the connection was broken already
+
 
 INGEST_PATH = "/v1/frames"
 
 
-class Verdict(Enum):
+class EnvelopeDecision(Enum):
     """Decision about an envelope after one attempt."""
 
     ACKNOWLEDGED = "acknowledged"
@@ -36,22 +179,22 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DeliveryResult:
     """Result of one attempt."""
 
-    verdict: Verdict
+    verdict: EnvelopeDecision
     problem: str = ""
     schemas: tuple[bytes, ...] = ()
     retry_after_seconds: float | None = None
 
 
-class _Reply(msgspec.Struct):
+class _CollectorReply(msgspec.Struct):
     error: str = ""
     unknown_schemas: tuple[str, ...] = ()
     accepted_frames: int | None = None
 
 
-class LinkError(ValueError):
+class CollectorLinkError(ValueError):
     """The configuration of the link to the collector is invalid; the message names the fix."""
 
 
@@ -61,18 +204,18 @@ class CollectorClient:
     def __init__(self, link: CollectorLink) -> None:
         self.url = link.url.rstrip("/") + INGEST_PATH
         self._headers = {"Content-Type": CONTENT_TYPE}
-        self._token = token_of(link)
+        self._token = read_token(link)
         if self._token:
             self._headers["Authorization"] = f"Bearer {self._token}"
         if not link.url.startswith(("http://", "https://")):
             message = f"collector.url {link.url!r} must start with http:// or https://"
-            raise LinkError(message)
-        tls = tls_of(link)
+            raise CollectorLinkError(message)
+        tls = create_tls_context(link)
         try:
             self._http = HttpClient(self.url, tls, link.timeout_seconds)
         except ValueError as error:
             message = f"collector.url {link.url!r} cannot be used: {error}"
-            raise LinkError(message) from error
+            raise CollectorLinkError(message) from error
 
     async def __aenter__(self) -> Self:
         """Return itself; the connection is opened with the first request."""
@@ -82,7 +225,7 @@ class CollectorClient:
         """Close the connection."""
         await self._http.close()
 
-    async def post(self, body: bytes, sent: SentAt) -> Answer:
+    async def post(self, body: bytes, sent: SentAt) -> DeliveryResult:
         """Try once; `sent` lets the collector compute the age of the frames by the node's own clocks."""
         try:
             answer = await self._http.post(body, self._headers | sent.to_headers())
@@ -100,14 +243,14 @@ class CollectorClient:
         else:
             mark = answer.headers.get(ANSWER_HEADER.lower(), "")
             marked = is_marked(mark, self._token, answer.status, body, answer.body)
-            return _judge(self.url, answer, marked=marked)
-        return Answer(Verdict.LATER, problem)
+            return _interpret_answer(self.url, answer, marked=marked)
+        return DeliveryResult(EnvelopeDecision.LATER, problem)
 
 
-def _judge(url: str, answer: HttpAnswer, *, marked: bool) -> Answer:
+def _interpret_answer(url: str, answer: HttpAnswer, *, marked: bool) -> DeliveryResult:
     status = answer.status
     try:
-        reply = msgspec.json.decode(answer.body, type=_Reply)
+        reply = msgspec.json.decode(answer.body, type=_CollectorReply)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         reply = None
     said = reply.error if reply else ""
@@ -117,20 +260,26 @@ def _judge(url: str, answer: HttpAnswer, *, marked: bool) -> Answer:
             " expected a collector that knows this node's token; fix: check collector.url, and"
             " update the collector before its agents"
         )
-        return Answer(Verdict.LATER, problem)
+        return DeliveryResult(EnvelopeDecision.LATER, problem)
     if status == HTTPStatus.OK and reply is not None and reply.accepted_frames is not None:
-        return Answer(Verdict.ACKNOWLEDGED)
-    if status == HTTPStatus.CONFLICT and reply is not None and (wanted := _wanted(reply)):
+        return DeliveryResult(EnvelopeDecision.ACKNOWLEDGED)
+    if (
+        status == HTTPStatus.CONFLICT
+        and reply is not None
+        and (wanted := _requested_schemas(reply))
+    ):
         problem = f"{url}: keeps asking for schemas that it was sent"
-        return Answer(Verdict.WANTS_SCHEMAS, problem, wanted)
-    if reply is not None and status in _REFUSALS:
-        return Answer(Verdict.REFUSED, f"{url}: refused with {status}: {said}")
+        return DeliveryResult(EnvelopeDecision.WANTS_SCHEMAS, problem, wanted)
+    if reply is not None and status in _REJECTING_STATUSES:
+        return DeliveryResult(EnvelopeDecision.REFUSED, f"{url}: refused with {status}: {said}")
     advice = _ADVICE.get(status, "is this really the collector?")
     problem = f"{url}: answered {status}{f' ({said})' if said else ''}: {advice}"
-    return Answer(Verdict.LATER, problem, retry_after_seconds=_retry_after(answer.headers))
+    return DeliveryResult(
+        EnvelopeDecision.LATER, problem, retry_after_seconds=_retry_after(answer.headers)
+    )
 
 
-def _wanted(reply: _Reply) -> tuple[bytes, ...]:
+def _requested_schemas(reply: _CollectorReply) -> tuple[bytes, ...]:
     """Return the schemas that a reply requests; none if it contains an invalid hash."""
     try:
         return tuple(bytes.fromhex(digest) for digest in reply.unknown_schemas)
@@ -138,7 +287,7 @@ def _wanted(reply: _Reply) -> tuple[bytes, ...]:
         return ()
 
 
-_REFUSALS = {400, 413, 422}
+_REJECTING_STATUSES = {400, 413, 422}
 _ADVICE = {
     401: "the token is wrong or missing: check collector.token_file against the collector's tokens",
     403: "the token belongs to another node: check node and collector.token_file",
@@ -155,7 +304,7 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
     return float(value) if value.isdecimal() else None
 
 
-def token_of(link: CollectorLink) -> str:
+def read_token(link: CollectorLink) -> str:
     """Return the token of this node; empty if there is none. Raises LinkError."""
     token, place = link.token.strip(), "collector.token"
     if link.token_file:
@@ -164,25 +313,25 @@ def token_of(link: CollectorLink) -> str:
             token = Path(link.token_file).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             message = f"{place} cannot be read: {error}"
-            raise LinkError(message) from error
+            raise CollectorLinkError(message) from error
     if not (token.isascii() and token.isprintable()):
         message = f"{place} holds characters that no token has"
-        raise LinkError(message)
+        raise CollectorLinkError(message)
     return token
 
 
-def tls_of(link: CollectorLink) -> ssl.SSLContext | None:
+def create_tls_context(link: CollectorLink) -> ssl.SSLContext | None:
     """Return the TLS context for the collector; None for plain HTTP. Raises LinkError."""
     if not link.url.startswith("https://"):
         if link.certificate_file:
             message = f"collector.certificate_file needs an https:// URL, not {link.url!r}"
-            raise LinkError(message)
+            raise CollectorLinkError(message)
         return None
     try:
         context = ssl.create_default_context(cafile=link.ca_file or None)
     except OSError as error:
         message = f"collector.ca_file {link.ca_file} cannot be used: {error}"
-        raise LinkError(message) from error
+        raise CollectorLinkError(message) from error
     if link.certificate_file:
         try:
             context.load_cert_chain(link.certificate_file, link.key_file or None)
@@ -191,5 +340,5 @@ def tls_of(link: CollectorLink) -> ssl.SSLContext | None:
                 f"collector.certificate_file {link.certificate_file} or collector.key_file"
                 f" {link.key_file} cannot be used: {error}"
             )
-            raise LinkError(message) from error
+            raise CollectorLinkError(message) from error
     return context

@@ -1,9 +1,11 @@
 """Shipping: packs frames into envelopes, spools them, and sends them until the collector acknowledges.
 
-An envelope is spooled before it is sent, and removed only when the collector has acknowledged it as durable
-or rejected it permanently. Sending again is harmless: the collector identifies every frame. If the disk is
-full, envelopes wait in memory, with a smaller bound. Only the spool's thread accesses waiting envelopes, on
-disk or in memory.
+An envelope is spooled before it is sent, and removed only when the collector has acknowledged it
+as durable or rejected it permanently. Sending again is harmless: the collector identifies every
+frame. If the disk is full, envelopes wait in memory, with a smaller bound. Only the spool's
+thread accesses waiting envelopes, on disk or in memory.
+
+Audited events have sequence numbers: a missing number is an event that was lost in transit.
 """
 
 from __future__ import annotations
@@ -12,25 +14,23 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import structlog
 
 from agent.config import CollectorLink
 from agent.host import Clock
-from agent.sampling.device_thread import DeviceThread
-from agent.sampling.stats import ShippingStats
-from agent.shipping.collector_client import Answer, CollectorClient, Verdict
-from agent.shipping.schema_store import SchemaStore
-from agent.shipping.spool import Loss, Spool, Spooled
-from agent.tenancy import durable
+from agent.sampling.hang_guard import DeviceThread
+from agent.sampling.status import ShippingStats
+from agent.shipping.collector_client import CollectorClient, DeliveryResult, EnvelopeDecision
+from agent.shipping.spool import FrameLoss, Spool, SpooledEnvelope, SpooledSchemas
+from agent.tenancy import state_directory
 from railscope import __version__
-from railscope.batch import encode_batches
 from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.entities import DROP
-from railscope.entity import Entity
-from railscope.frame import Event, Frame, Origin, Schema
+from railscope.envelopes import encode_batches
+from railscope.frame import Entity, Event, Frame, FrameOrigin, Schema
 from railscope.wire import (
     BYTES_PER_VALUE,
     RunEnd,
@@ -51,8 +51,8 @@ MAX_FRAMES_OF_AN_ENVELOPE, MAX_BYTES_OF_AN_ENVELOPE = 4_000, 8 << 20
 MAX_EVENTS_OF_AN_ENVELOPE = 4_000
 """At most half of what a collector accepts: many events may be pending after a disk hang."""
 FIRST_RETRY_SECONDS = 0.5
-LAST_WORDS_SECONDS = 3.0
-RUN_END = "run_end.json"
+SHUTDOWN_SECONDS = 3.0
+RUN_END_FILE = "run_end.json"
 """File in the state directory with the last spooled sequence of each stream, written at each push."""
 
 
@@ -78,7 +78,7 @@ class Shipper:
     """Ships frames to a collector until cancelled."""
 
     link: CollectorLink
-    origin: Origin
+    origin: FrameOrigin
     clock: Clock
     directory: Path
     stats: ShippingStats
@@ -96,7 +96,7 @@ class Shipper:
         """Open the spool. Raises OSError if the state directory cannot be used."""
         self._ended = self._earlier_run()
         self._spool = Spool(self.directory / "spool", self.link.spool_bytes)
-        self._schemas = SchemaStore(self.directory / "schemas")
+        self._schemas = SpooledSchemas(self.directory / "schemas")
         self._client = CollectorClient(self.link)
         self._disk = DeviceThread("spool")
         self._show()
@@ -104,7 +104,7 @@ class Shipper:
     def publish(self, frame: Frame) -> None:
         """Queue a frame for the next envelope."""
         if len(self._pending) >= MAX_FRAMES_PENDING:
-            self._lost(Loss("disk", 0, 1))
+            self._lost(FrameLoss("disk", 0, 1))
             return
         self._pending.append(frame)
 
@@ -115,20 +115,20 @@ class Shipper:
                 group.create_task(self._flush_regularly())
                 group.create_task(self._send_all())
         finally:
-            await self._last_words()
+            await self._send_at_shutdown()
             self._disk.stop()
             log.info("agent_stopped", shipped_frames=self.stats.shipped_frames,
                      dropped_frames=sum(self.stats.dropped_frames.values()),
                      waiting_envelopes=self.stats.spool_envelopes)  # fmt: skip
 
-    async def _last_words(self) -> None:
+    async def _send_at_shutdown(self) -> None:
         client = CollectorClient(self.link)
         try:
-            async with asyncio.timeout(LAST_WORDS_SECONDS), client:
+            async with asyncio.timeout(SHUTDOWN_SECONDS), client:
                 await self.flush()
                 while (found := await self._oldest()) is not None:
                     answer = await self._offer(client, found[1])
-                    if answer.verdict is not Verdict.ACKNOWLEDGED:
+                    if answer.verdict is not EnvelopeDecision.ACKNOWLEDGED:
                         break
                     await self._acknowledged(*found)
         except TimeoutError:
@@ -170,11 +170,13 @@ class Shipper:
         else:
             if loss:
                 self._lost(loss)
-            self._state_end()
+            self._write_run_end()
 
-    def _state_end(self) -> None:
+    def _write_run_end(self) -> None:
         try:
-            durable.write(self.directory / RUN_END, RunEnd(self.origin.run, self._last))
+            state_directory.write_json(
+                self.directory / RUN_END_FILE, RunEnd(self.origin.run, self._last)
+            )
         except OSError as error:
             # The envelope itself is safe; the file is written again at the next push.
             log.warning("run_end_not_kept", directory=str(self.directory), problem=str(error))
@@ -182,8 +184,8 @@ class Shipper:
     def _earlier_run(self) -> RunEnd | None:
         """Return the last sequences of the previous run. Raises OSError for the state directory."""
         try:
-            return durable.read(self.directory / RUN_END, RunEnd)
-        except durable.DamagedError as error:
+            return state_directory.read_json(self.directory / RUN_END_FILE, RunEnd)
+        except state_directory.DamagedFileError as error:
             log.warning("end_of_earlier_run_unknown", problem=str(error))
             return None
 
@@ -214,7 +216,7 @@ class Shipper:
         self._memory.append((body, frames))
         while sum(len(kept) for kept, _ in self._memory) > MAX_BYTES_IN_MEMORY:
             _, dropped = self._memory.popleft()
-            self._lost(Loss("disk", 1, dropped))
+            self._lost(FrameLoss("disk", 1, dropped))
 
     # Envelopes to the collector ----------------------------------------------------------------
 
@@ -227,10 +229,10 @@ class Shipper:
                 await self._fresh.wait()
                 continue
             answer = await self._offer(self._client, found[1])
-            if answer.verdict is Verdict.ACKNOWLEDGED:
+            if answer.verdict is EnvelopeDecision.ACKNOWLEDGED:
                 await self._acknowledged(*found)
                 pause_seconds = FIRST_RETRY_SECONDS
-            elif answer.verdict is Verdict.REFUSED:
+            elif answer.verdict is EnvelopeDecision.REFUSED:
                 await self._refused(*found, answer)
             else:
                 self._unreachable(answer)
@@ -243,21 +245,21 @@ class Shipper:
         now_ns = self.clock.now().boot_ns
         await self.clock.sleep_until(now_ns + round(seconds * spread * NS))
 
-    async def _oldest(self) -> tuple[Spooled | None, bytes] | None:
+    async def _oldest(self) -> tuple[SpooledEnvelope | None, bytes] | None:
         """Return the next envelope: from the spool, then from memory."""
         while True:
             try:
                 found = await self._disk.submit(self._next)
             except OSError as error:
                 problem = f"{self.directory}: {error.strerror or error}"
-                self._unreachable(Answer(Verdict.LATER, problem))
+                self._unreachable(DeliveryResult(EnvelopeDecision.LATER, problem))
                 await self._pause(self.link.max_retry_seconds)
                 continue
-            if not isinstance(found, Loss):
+            if not isinstance(found, FrameLoss):
                 return found
             self._lost(found)
 
-    def _next(self) -> tuple[Spooled | None, bytes] | Loss | None:
+    def _next(self) -> tuple[SpooledEnvelope | None, bytes] | FrameLoss | None:
         """Return the next envelope, or a loss; runs on the spool's thread."""
         found = self._spool.oldest()
         self._show()
@@ -265,42 +267,50 @@ class Shipper:
             return None, self._memory[0][0]
         return found
 
-    async def _offer(self, client: CollectorClient, body: bytes) -> Answer:
+    async def _offer(self, client: CollectorClient, body: bytes) -> DeliveryResult:
         """Send a body, after the schemas that the collector requests."""
         answer = await self._post(client, body)
-        if answer.verdict is not Verdict.WANTS_SCHEMAS:
+        if answer.verdict is not EnvelopeDecision.WANTS_SCHEMAS:
             return answer
         known = [schema for digest in answer.schemas if (schema := self._schemas.get(digest))]
         if len(known) < len(answer.schemas):
-            return Answer(Verdict.REFUSED, "the schema of these frames is lost")
+            return DeliveryResult(EnvelopeDecision.REFUSED, "the schema of these frames is lost")
         answer = await self._post(client, self._sealed([], tuple(known)))
-        return await self._post(client, body) if answer.verdict is Verdict.ACKNOWLEDGED else answer
+        return (
+            await self._post(client, body)
+            if answer.verdict is EnvelopeDecision.ACKNOWLEDGED
+            else answer
+        )
 
-    async def _post(self, client: CollectorClient, body: bytes) -> Answer:
+    async def _post(self, client: CollectorClient, body: bytes) -> DeliveryResult:
         return await client.post(body, SentAt.at(self.clock.now(), self.origin.boot_id))
 
-    async def _acknowledged(self, spooled: Spooled | None, body: bytes) -> None:
+    async def _acknowledged(self, spooled: SpooledEnvelope | None, body: bytes) -> None:
         await self._disk.submit(lambda: self._shipped(spooled, body))
 
-    async def _refused(self, spooled: Spooled | None, body: bytes, answer: Answer) -> None:
+    async def _refused(
+        self, spooled: SpooledEnvelope | None, body: bytes, answer: DeliveryResult
+    ) -> None:
         await self._disk.submit(lambda: self._rejected(spooled, body, answer))
 
     # Both run on the spool's thread as one step: an envelope removed there is counted even if the waiting
     # task is cancelled meanwhile.
 
-    def _shipped(self, spooled: Spooled | None, body: bytes) -> None:
+    def _shipped(self, spooled: SpooledEnvelope | None, body: bytes) -> None:
         frames = self._release(spooled, body)
         if self._problem != "":
             log.info("collector_reached", url=self._client.url, waiting=len(self._spool))
             self._problem = ""
         self.stats.shipped_frames += frames
 
-    def _rejected(self, spooled: Spooled | None, body: bytes, answer: Answer) -> None:
+    def _rejected(
+        self, spooled: SpooledEnvelope | None, body: bytes, answer: DeliveryResult
+    ) -> None:
         frames = self._release(spooled, body)
         log.error("envelope_refused", frames=frames, problem=answer.problem)
-        self._lost(Loss("rejected", 1, frames))
+        self._lost(FrameLoss("rejected", 1, frames))
 
-    def _release(self, spooled: Spooled | None, body: bytes) -> int:
+    def _release(self, spooled: SpooledEnvelope | None, body: bytes) -> int:
         """Remove an envelope from the spool or from memory; runs on the spool's thread.
 
         An envelope that was dropped meanwhile for lack of space is counted as lost, not here.
@@ -313,13 +323,13 @@ class Shipper:
         self._show()
         return frames
 
-    def _unreachable(self, answer: Answer) -> None:
+    def _unreachable(self, answer: DeliveryResult) -> None:
         self.stats.failures += 1
         if self._problem != answer.problem:
             log.warning("collector_unreachable", problem=answer.problem)
             self._problem = answer.problem
 
-    def _lost(self, loss: Loss) -> None:
+    def _lost(self, loss: FrameLoss) -> None:
         """Count dropped frames, and report them in an event of the next frame."""
         self.stats.dropped_frames[loss.reason] += loss.frames
         now = self.clock.now()
@@ -332,3 +342,22 @@ class Shipper:
     def _show(self) -> None:
         self.stats.spool_bytes = self._spool.size + sum(len(body) for body, _ in self._memory)
         self.stats.spool_envelopes = len(self._spool) + len(self._memory)
+
+
+@dataclass(slots=True)
+class EventNumbering:
+    """Numbers the audited events of one run of the agent, from 1 and without gaps."""
+
+    last: int = 0
+
+    def numbered(self, frame: Frame) -> Frame:
+        """Return the frame for the collector, with numbers in its events."""
+        if not any(event.event_class.audited for event in frame.events):
+            return frame
+        return replace(frame, events=tuple(self._numbered(event) for event in frame.events))
+
+    def _numbered(self, event: Event) -> Event:
+        if not event.event_class.audited:
+            return event
+        self.last += 1
+        return replace(event, number=self.last)

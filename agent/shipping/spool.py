@@ -1,8 +1,12 @@
-"""Spool: envelopes on disk until the collector has acknowledged them as durable.
+"""Spool: envelopes on disk until the collector has acknowledged them as durable, and their schemas.
 
-One file per envelope, written under a temporary name, synced and renamed, so that a file is complete or
-absent: neither a crash of the agent nor a power failure loses a spooled envelope. At the size bound, the
-oldest envelopes are dropped.
+One file per envelope, written under a temporary name, synced and renamed, so that a file is
+complete or absent: neither a crash of the agent nor a power failure loses a spooled envelope. At
+the size bound, the oldest envelopes are dropped.
+
+Envelopes do not contain their schemas. A collector without a schema requests it, possibly after a
+restart of the agent with another configuration, so schemas are stored beside the spool for as
+long as frames may be.
 """
 
 from __future__ import annotations
@@ -12,7 +16,10 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import structlog
+
+from railscope.wire import WireSchema
 
 log = structlog.get_logger(__name__)
 
@@ -23,7 +30,7 @@ _NAME_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Spooled:
+class SpooledEnvelope:
     """A spooled envelope: number, size and count of frames."""
 
     number: int
@@ -32,7 +39,7 @@ class Spooled:
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class FrameLoss:
     """Dropped envelopes, and the reason."""
 
     reason: str
@@ -55,17 +62,17 @@ class Spool:
         self._waiting = sorted(self._found(), key=lambda spooled: spooled.number)
         self.size = sum(spooled.size for spooled in self._waiting)
         self._next = self._waiting[-1].number + 1 if self._waiting else 1
-        self._untold: list[Loss] = []
+        self._untold: list[FrameLoss] = []
 
     def __len__(self) -> int:
         """Number of spooled envelopes."""
         return len(self._waiting)
 
-    def put(self, body: bytes, frames: int) -> Loss | None:
+    def put(self, body: bytes, frames: int) -> FrameLoss | None:
         """Store an envelope; return the loss if older ones were dropped. Raises OSError (a full disk)."""
         head = frames.to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little")
         loss = self._make_room(len(head) + len(body))
-        spooled = Spooled(self._next, len(head) + len(body), frames)
+        spooled = SpooledEnvelope(self._next, len(head) + len(body), frames)
         partial = self._path(spooled).with_suffix(_PARTIAL)
         try:
             with partial.open("wb") as file:
@@ -83,7 +90,7 @@ class Spool:
         self.size += spooled.size
         return loss
 
-    def oldest(self) -> tuple[Spooled, bytes] | Loss | None:
+    def oldest(self) -> tuple[SpooledEnvelope, bytes] | FrameLoss | None:
         """Return the envelope to send next; a damaged one is dropped and returned as a loss.
 
         Envelopes dropped for one that then could not be stored are returned here, too. Raises OSError if
@@ -101,10 +108,10 @@ class Spool:
         body = content[_HEAD_BYTES:]
         if zlib.crc32(body).to_bytes(4, "little") != content[4:_HEAD_BYTES]:
             self.remove(spooled)
-            return Loss("damaged", 1, spooled.frames)
+            return FrameLoss("damaged", 1, spooled.frames)
         return spooled, body
 
-    def remove(self, spooled: Spooled) -> bool:
+    def remove(self, spooled: SpooledEnvelope) -> bool:
         """Remove an envelope that was acknowledged or rejected.
 
         Return False if it has been dropped for lack of space: it is counted as lost already.
@@ -127,23 +134,71 @@ class Spool:
         finally:
             os.close(descriptor)
 
-    def _make_room(self, wanted: int) -> Loss | None:
+    def _make_room(self, wanted: int) -> FrameLoss | None:
         envelopes = frames = 0
         while self._waiting and self.size + wanted > self._max_bytes:
             oldest = self._waiting[0]
             envelopes, frames = envelopes + 1, frames + oldest.frames
             self.remove(oldest)
-        return Loss("spool_full", envelopes, frames) if envelopes else None
+        return FrameLoss("spool_full", envelopes, frames) if envelopes else None
 
-    def _path(self, spooled: Spooled) -> Path:
+    def _path(self, spooled: SpooledEnvelope) -> Path:
         return self._directory / f"{spooled.number:0{_NAME_DIGITS}d}{_SUFFIX}"
 
-    def _found(self) -> list[Spooled]:
+    def _found(self) -> list[SpooledEnvelope]:
         found = []
         for entry in os.scandir(self._directory):
             name = entry.name.removesuffix(_SUFFIX)
             if name != entry.name and name.isdecimal():
                 with open(entry.path, "rb") as file:  # noqa: PTH123 - scandir returns plain paths
                     frames = int.from_bytes(file.read(4), "little")
-                found.append(Spooled(int(name), entry.stat().st_size, frames))
+                found.append(SpooledEnvelope(int(name), entry.stat().st_size, frames))
         return found
+
+
+_MAX_SCHEMAS = 256
+_SCHEMA_SUFFIX = ".schema"
+
+
+class SpooledSchemas:
+    """Wire schemas by hash. Raises OSError if the directory cannot be written."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._known: dict[bytes, WireSchema] = {}
+        self._kept: set[bytes] = set()
+
+    def put(self, digest: bytes, schema: WireSchema) -> None:
+        """Store a schema unless it is stored already. Raises OSError (a full disk)."""
+        if digest in self._kept:
+            return
+        self._known[digest] = schema
+        path = self._path(digest)
+        partial = path.with_suffix(".partial")
+        partial.write_bytes(msgspec.msgpack.encode(schema))
+        partial.rename(path)
+        self._forget_oldest()
+        self._kept.add(digest)
+
+    def get(self, digest: bytes) -> WireSchema | None:
+        """Return a schema by its hash; None if it was never stored or is damaged."""
+        if digest not in self._known:
+            try:
+                content = self._path(digest).read_bytes()
+                self._known[digest] = msgspec.msgpack.decode(content, type=WireSchema)
+            except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+                return None
+        return self._known[digest]
+
+    def _path(self, digest: bytes) -> Path:
+        return self._directory / (digest.hex() + _SCHEMA_SUFFIX)
+
+    def _forget_oldest(self) -> None:
+        files = sorted(
+            self._directory.glob("*" + _SCHEMA_SUFFIX), key=lambda file: file.stat().st_mtime_ns
+        )
+        for file in files[:-_MAX_SCHEMAS]:
+            self._known.pop(bytes.fromhex(file.stem), None)
+            self._kept.discard(bytes.fromhex(file.stem))
+            file.unlink(missing_ok=True)

@@ -11,13 +11,22 @@ import re
 from collections.abc import Hashable
 
 from agent.host import Host
-from agent.sampling.facts import known, names, text
-from agent.sampling.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
-from agent.sources.picked import Picked, natural, whole_lines
+from agent.sampling.source import (
+    ColumnBuilder,
+    ProbeFinding,
+    ProbeResult,
+    ProbeVerdict,
+    RowBuilder,
+    SourceWithoutResources,
+    list_names,
+    nonempty_facts,
+    read_text,
+)
+from agent.sources.source_bases import KeyedFile, parse_natural, whole_lines
 from railscope.catalog import gpudirect as c
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import GDS_ERROR, GDS_OPERATION, GPU, GPUDIRECT_MODULE, NODE
-from railscope.entity import Entity
+from railscope.frame import Entity
 from railscope.reading import Absent, Reading, reason_of
 
 ROOT = "/proc/driver/nvidia-fs"
@@ -91,15 +100,17 @@ def parse_stats(content: bytes) -> dict[Hashable, Reading]:
     for line in lines:
         if match := _GPU.match(line):
             pairs = _PAIR.findall(match["rest"])
-            found |= {(f"GPU-{match['uuid']}", field): natural(value) for field, value in pairs}
+            found |= {
+                (f"GPU-{match['uuid']}", field): parse_natural(value) for field, value in pairs
+            }
             continue
         name, colon, rest = line.partition(":")
         pairs = _PAIR.findall(rest)
         name = name.strip()
         if pairs:
-            found |= {(name, field): natural(value) for field, value in pairs}
+            found |= {(name, field): parse_natural(value) for field, value in pairs}
         elif colon and name.startswith("Active "):
-            found[name, ""] = natural(rest.strip())
+            found[name, ""] = parse_natural(rest.strip())
     _add_up(found)
     if not counts_requests(content):
         found |= dict.fromkeys(_SWITCHED_OFF, Absent.UNSUPPORTED)
@@ -119,7 +130,7 @@ def _add_up(found: dict[Hashable, Reading]) -> None:
         found["Writes", "pg-cache-failed"] = sum(numbers)
 
 
-class GpuDirect(HoldsNothing):
+class GpuDirectSource(SourceWithoutResources):
     """Requests, bytes, errors and pinned memory of GPUDirect Storage; modules for GPUDirect."""
 
     name = "gpudirect"
@@ -127,26 +138,26 @@ class GpuDirect(HoldsNothing):
 
     def __init__(self, period_seconds: float = 10.0) -> None:
         self.period_seconds = period_seconds
-        self._stats = Picked(STATS, parse_stats)
+        self._stats = KeyedFile(STATS, parse_stats)
         self._modules: list[str] = []
 
-    def probe(self, host: Host) -> Inventory:
+    def probe(self, host: Host) -> ProbeResult:
         """Find the loaded modules and the fields of the file."""
-        columns = Columns()
+        columns = ColumnBuilder()
         loaded = _loaded(host)
         self._modules = list(_MODULES) if _has_gpus(host) or loaded else []
         for module in self._modules:
-            facts = known(version=loaded.get(module, ""))
+            facts = nonempty_facts(version=loaded.get(module, ""))
             columns.add(c.MODULE_LOADED, Entity(GPUDIRECT_MODULE, (module,), facts))
-        self._stats = Picked(STATS, parse_stats)
+        self._stats = KeyedFile(STATS, parse_stats)
         present = self._stats.present(host)
         for key in present:
             if wanted := _column(key):
                 self._stats.columns.append((columns.add(*wanted), key))
         findings = [_storage(host), *([_rdma(loaded)] if self._modules else [])]
-        return Inventory(tuple(columns.columns), (), tuple(findings))
+        return ProbeResult(tuple(columns.columns), (), tuple(findings))
 
-    def read(self, host: Host, into: Table) -> None:
+    def read(self, host: Host, into: RowBuilder) -> None:
         """Check for the modules, and read the file once."""
         if self._modules:
             loaded = _loaded(host)
@@ -166,41 +177,48 @@ def _column(key: Hashable) -> tuple[Metric, Entity] | None:
 def _loaded(host: Host) -> dict[str, str]:
     """Versions of the loaded modules; empty for a module that does not report one."""
     found = {
-        module: text(host, f"/sys/module/{module}/version")
+        module: read_text(host, f"/sys/module/{module}/version")
         for module in _MODULES
-        if names(host, f"/sys/module/{module}")
+        if list_names(host, f"/sys/module/{module}")
     }
-    if version := text(host, f"{_PEERS}/nv_mem/version"):
+    if version := read_text(host, f"{_PEERS}/nv_mem/version"):
         found.setdefault("nv_peer_mem", version)
     return found
 
 
 def _has_gpus(host: Host) -> bool:
-    return bool(names(host, "/proc/driver/nvidia/gpus"))
+    return bool(list_names(host, "/proc/driver/nvidia/gpus"))
 
 
-def _storage(host: Host) -> Finding:
+def _storage(host: Host) -> ProbeFinding:
     what = "GPUDirect Storage"
     try:
         content = host.read(STATS)
     except FileNotFoundError:
-        return Finding(what, Verdict.ABSENT, f"there is no {ROOT}: nvidia-fs is not loaded")
+        return ProbeFinding(
+            what, ProbeVerdict.ABSENT, f"there is no {ROOT}: nvidia-fs is not loaded"
+        )
     except OSError as error:
         denied = reason_of(error) is Absent.DENIED
-        verdict = Verdict.DENIED if denied else Verdict.BROKEN
-        return Finding(what, verdict, str(error), "run the agent as root" if denied else "")
-    version = text(host, f"{ROOT}/version").replace("\n", ", ") or "of unknown version"
+        verdict = ProbeVerdict.DENIED if denied else ProbeVerdict.BROKEN
+        return ProbeFinding(what, verdict, str(error), "run the agent as root" if denied else "")
+    version = read_text(host, f"{ROOT}/version").replace("\n", ", ") or "of unknown version"
     if counts_requests(content):
-        return Finding(what, Verdict.SUPPORTED, f"nvidia-fs {version}")
-    return Finding(
-        what, Verdict.SUPPORTED, f"nvidia-fs {version}; requests and bytes are not counted", _REMEDY
+        return ProbeFinding(what, ProbeVerdict.SUPPORTED, f"nvidia-fs {version}")
+    return ProbeFinding(
+        what,
+        ProbeVerdict.SUPPORTED,
+        f"nvidia-fs {version}; requests and bytes are not counted",
+        _REMEDY,
     )
 
 
-def _rdma(loaded: dict[str, str]) -> Finding:
+def _rdma(loaded: dict[str, str]) -> ProbeFinding:
     """Path of RDMA to GPU memory. A missing module is not a fault: DMA-BUF needs none."""
     modules = [module for module in _MODULES[:2] if module in loaded]
     if modules:
-        return Finding("GPUDirect RDMA", Verdict.SUPPORTED, f"by {', '.join(modules)} or DMA-BUF")
+        return ProbeFinding(
+            "GPUDirect RDMA", ProbeVerdict.SUPPORTED, f"by {', '.join(modules)} or DMA-BUF"
+        )
     detail = "neither nvidia_peermem nor nv_peer_mem is loaded: by DMA-BUF, where programs use it"
-    return Finding("GPUDirect RDMA", Verdict.SUPPORTED, detail)
+    return ProbeFinding("GPUDirect RDMA", ProbeVerdict.SUPPORTED, detail)

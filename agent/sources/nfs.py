@@ -6,45 +6,191 @@ A file system that is mounted at several places has the same numbers at each, an
 The statistics of a process cover its own mounts. A service for which systemd hides /home lacks the
 mounts there; so the mounts of process 1 are read where permitted, and otherwise the file systems
 that it has and the agent lacks are counted.
+
+Format of /proc/self/mountstats: torvalds/linux fs/nfs/super.c (nfs_show_stats),
+include/linux/nfs_iostat.h, net/sunrpc/stats.c, and for the transports net/sunrpc/xprtsock.c and
+xprtrdma/transport.c.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from agent.host import Host
-from agent.sampling.facts import counted, known
-from agent.sampling.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
-from agent.sources.mountstats import (
-    OPERATIONS,
-    Key,
-    Mount,
-    MountKey,
-    parse_mountstats,
-    superblocks,
-    unescaped,
+from agent.sampling.source import (
+    ColumnBuilder,
+    ProbeFinding,
+    ProbeResult,
+    ProbeVerdict,
+    RowBuilder,
+    SourceWithoutResources,
+    format_count,
+    nonempty_facts,
 )
+from agent.sources.source_bases import parse_natural, whole_lines
 from railscope.catalog import nfs as c
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import NFS_EVENT, NFS_MOUNT, NFS_OPERATION, NODE
-from railscope.entity import Entity
-from railscope.frame import Column
-from railscope.reading import Absent, reason_of
+from railscope.frame import Column, Entity
+from railscope.reading import SIGNED_LIMIT, Absent, Reading, reason_of
 
-FIRST, OWN = "/proc/1", "/proc/self"
+MountKey: TypeAlias = tuple[str, str, str]
+"""Export, mount point, protocol of the transport."""
+ValueKey: TypeAlias = tuple[str, ...]
+"""("age",), ("bytes", "0"), ("event", name), ("transport", field), ("READ", field)."""
+
+EVENTS = (
+    "inode_revalidate", "dentry_revalidate", "data_invalidate", "attribute_invalidate", "vfs_open",
+    "vfs_lookup", "vfs_access", "vfs_update_page", "vfs_read_page", "vfs_read_pages",
+    "vfs_write_page", "vfs_write_pages", "vfs_getdents", "vfs_setattr", "vfs_flush", "vfs_fsync",
+    "vfs_lock", "vfs_file_release", "congestion_wait", "truncation", "write_extension",
+    "silly_rename", "short_read", "short_write", "jukebox_delay", "pnfs_read", "pnfs_write",
+)  # fmt: skip
+OPERATIONS = frozenset({
+    "READ", "WRITE", "COMMIT", "OPEN", "CLOSE", "GETATTR", "LOOKUP", "ACCESS", "READDIR",
+    "READDIRPLUS",
+})  # fmt: skip
+"""The most frequent of the operations of all NFS versions; the others are omitted."""
+OPERATION_FIELDS = (
+    "operations", "transmissions", "timeouts", "sent", "received", "queue", "response",
+    "execution", "errors",
+)  # fmt: skip
+_TIMES = {"queue", "response", "execution"}
+_CONNECTED = (
+    "port", "binds", "connects", "connect_time", "idle", "sends", "receives", "bad_xids",
+    "in_flight", "backlog",
+)  # fmt: skip
+_TRANSPORTS: dict[str, tuple[str, ...]] = {
+    "tcp": _CONNECTED,
+    "local": _CONNECTED[1:],
+    "udp": ("port", "binds", "sends", "receives", "bad_xids", "in_flight", "backlog"),
+    "rdma": (
+        *_CONNECTED, "read_chunks", "write_chunks", "reply_chunks", "requested", "replied",
+        "pulled_up", "fixed_up", "registered", "failed_marshals", "bad_replies", "no_message",
+        "recycled", "orphaned", "allocated", "invalidated", "no_context", "reply_waits",
+    ),
+}  # fmt: skip
+_DEVICE = re.compile(r"device (\S+) mounted on (\S+) with fstype (nfs4?)(?: statvers=\S+)?")
+_MOUNTINFO = re.compile(r"\d+ \d+ (?P<file_system>\d+:\d+) \S+ (?P<place>\S+) .*? - nfs4? ")
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
+
+@dataclass(slots=True)
+class NfsMount:
+    """One mount: its options and its numbers."""
+
+    export: str
+    mount_point: str
+    options: dict[str, str] = field(default_factory=dict)
+    protocol: str = ""
+    connections: int = 0
+    values: dict[ValueKey, Reading] = field(default_factory=dict)
+
+    @property
+    def key(self) -> MountKey:
+        """Identity of the mount."""
+        protocol = self.protocol or self.options.get("proto", "")
+        return decode_octal_escapes(self.export), decode_octal_escapes(self.mount_point), protocol
+
+
+def decode_octal_escapes(word: str) -> str:
+    r"""Decode the kernel's octal escapes in a name, such as \040 for a space."""
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), word)
+
+
+def parse_mountstats(content: bytes) -> list[NfsMount]:
+    """All NFS mounts, in the order of the file. Unrecognized lines are skipped."""
+    mounts: list[NfsMount] = []
+    here: NfsMount | None = None
+    for line in whole_lines(content):
+        if line.startswith(("device ", "no device ")):
+            match = _DEVICE.fullmatch(line)
+            here = NfsMount(match[1], match[2]) if match else None
+            if here:
+                mounts.append(here)
+        elif here:
+            name, colon, rest = line.strip().partition(":")
+            if colon:
+                _take(here, name, rest.strip())
+    return mounts
+
+
+def _take(mount: NfsMount, name: str, rest: str) -> None:
+    words = rest.split()
+    if name == "opts":
+        pairs = (option.partition("=") for option in rest.split(","))
+        mount.options = {option: value for option, _, value in pairs}
+    elif name == "age" and words:
+        mount.values["age",] = parse_natural(words[0])
+    elif name == "bytes":
+        mount.values |= {("bytes", str(i)): parse_natural(word) for i, word in enumerate(words)}
+    elif name == "events":
+        named = zip(EVENTS, words, strict=False)
+        mount.values |= {("event", event): parse_natural(word) for event, word in named}
+    elif name == "xprt" and words:
+        _take_transport(mount, words[0], words[1:])
+    elif name in OPERATIONS:
+        named = zip(OPERATION_FIELDS, words, strict=False)
+        mount.values |= {(name, part): _of_operation(part, word) for part, word in named}
+
+
+def _of_operation(part: str, word: str) -> Reading:
+    """One number of an operation. Kernels let a time fall below 0, and print it unsigned."""
+    reading = parse_natural(word)
+    if part in _TIMES and isinstance(reading, int) and reading >= SIGNED_LIMIT:
+        return Absent.ERROR
+    return reading
+
+
+def _take_transport(mount: NfsMount, protocol: str, words: Sequence[str]) -> None:
+    """Add one transport; with nconnect a mount has several, which are summed up."""
+    mount.connections += 1
+    mount.protocol = mount.protocol or protocol
+    numbers = dict(zip(_TRANSPORTS.get(protocol, ()), map(parse_natural, words), strict=False))
+    if "fixed_up" in numbers:
+        numbers["copied"] = _sum(numbers["pulled_up"], numbers["fixed_up"])
+    for part, reading in numbers.items():
+        before = mount.values.get(("transport", part), 0)
+        mount.values["transport", part] = _sum(before, reading)
+
+
+def _sum(one: Reading, other: Reading) -> Reading:
+    if isinstance(one, Absent):
+        return one
+    return other if isinstance(other, Absent) else one + other
+
+
+def parse_superblocks(mountinfo: bytes) -> dict[str, list[str]]:
+    """NFS file systems (major:minor) by mount point, escaped as in mountstats.
+
+    Several may be mounted on top of each other; they are in mount order, as in mountstats. Format:
+    proc(5), mountinfo: major:minor is the third word, the mount point the fifth, the type the one
+    after the word "-".
+    """
+    found: dict[str, list[str]] = {}
+    for line in whole_lines(mountinfo):
+        if match := _MOUNTINFO.match(line):
+            found.setdefault(match["place"], []).append(match["file_system"])
+    return found
+
+
+FIRST_PROCESS, OWN_PROCESS = "/proc/1", "/proc/self"
 _REMEDY = "run the agent as root, give it CAP_DAC_READ_SEARCH, or set ProtectHome=read-only"
 MAX_MOUNTS = 16
-EVENTS = (
+REPORTED_EVENTS = (
     "data_invalidate", "vfs_open", "vfs_flush", "vfs_fsync", "vfs_lock", "congestion_wait",
     "short_read", "short_write", "jukebox_delay", "pnfs_read", "pnfs_write",
 )  # fmt: skip
 _NODE_COLUMNS = 2
-_Place = tuple[MountKey, int]
+_NumberedMount = tuple[MountKey, int]
 """A mount among those with the same key that are stacked, counted from the lowest."""
 
 
-class Nfs(HoldsNothing):
+class NfsSource(SourceWithoutResources):
     """Bytes, requests, times, errors and transport of every NFS mount, up to a bound."""
 
     name = "nfs"
@@ -52,23 +198,25 @@ class Nfs(HoldsNothing):
 
     def __init__(self, period_seconds: float = 10.0) -> None:
         self.period_seconds = period_seconds
-        self._stats = f"{OWN}/mountstats"
-        self._columns: list[tuple[_Place, Key]] = []
-        self._told: set[_Place] = set()
-        self._planned: dict[_Place, dict[Key, Column]] = {}
-        self._twice: set[_Place] = set()
+        self._stats = f"{OWN_PROCESS}/mountstats"
+        self._columns: list[tuple[_NumberedMount, ValueKey]] = []
+        self._told: set[_NumberedMount] = set()
+        self._planned: dict[_NumberedMount, dict[ValueKey, Column]] = {}
+        self._twice: set[_NumberedMount] = set()
         self._hidden = 0
 
-    def probe(self, host: Host) -> Inventory:
+    def probe(self, host: Host) -> ProbeResult:
         """Find the mounts, and the kernel's statistics of each."""
         self._columns, self._told, self._twice, self._hidden = [], set(), set(), 0
         directory, mounts = _mounts(host)
         self._stats = f"{directory}/mountstats"
         own = _superblocks(host, directory)
-        self._hidden = len(_file_systems(_superblocks(host, FIRST)) - _file_systems(own))
+        self._hidden = len(_file_systems(_superblocks(host, FIRST_PROCESS)) - _file_systems(own))
         if not mounts and not self._hidden:
-            return Inventory(findings=(Finding("NFS", Verdict.ABSENT, "nothing is mounted"),))
-        columns = Columns()
+            return ProbeResult(
+                findings=(ProbeFinding("NFS", ProbeVerdict.ABSENT, "nothing is mounted"),)
+            )
+        columns = ColumnBuilder()
         columns.add(c.MOUNTS, Entity(NODE))
         columns.add(c.UNREAD, Entity(NODE))
         single = self._once_each(mounts, own)
@@ -80,11 +228,11 @@ class Nfs(HoldsNothing):
                 self._columns.append((place, key))
         findings = [_finding(len(single), len(self._twice))]
         if self._hidden:
-            detail = f"{counted(self._hidden, 'file system')} the agent may not see"
-            findings.append(Finding("NFS", Verdict.DENIED, detail, _REMEDY))
-        return Inventory(tuple(columns.columns), (), tuple(findings))
+            detail = f"{format_count(self._hidden, 'file system')} the agent may not see"
+            findings.append(ProbeFinding("NFS", ProbeVerdict.DENIED, detail, _REMEDY))
+        return ProbeResult(tuple(columns.columns), (), tuple(findings))
 
-    def read(self, host: Host, into: Table) -> None:
+    def read(self, host: Host, into: RowBuilder) -> None:
         """Read the file once, for all mounts."""
         try:
             mounts = _numbered(parse_mountstats(host.read(self._stats)))
@@ -102,25 +250,28 @@ class Nfs(HoldsNothing):
             into.put(column, mount.values.get(key, Absent.ERROR) if mount else Absent.GONE)
 
     def _plan(
-        self, single: Mapping[_Place, Mount], mounts: list[Mount], own: Mapping[str, list[str]]
-    ) -> dict[_Place, dict[Key, Column]]:
+        self,
+        single: Mapping[_NumberedMount, NfsMount],
+        mounts: list[NfsMount],
+        own: Mapping[str, list[str]],
+    ) -> dict[_NumberedMount, dict[ValueKey, Column]]:
         """Columns of each mount; earlier columns remain while mountinfo lists their mount."""
         planned = {
             place: {key: (metric, about) for key, metric, about in _wanted(mount)}
             for place, mount in _visible(single).items()
         }
-        lacking = Counter({unescaped(point): len(here) for point, here in own.items()})
-        lacking.subtract(unescaped(mount.mount_point) for mount in mounts)
+        lacking = Counter({decode_octal_escapes(point): len(here) for point, here in own.items()})
+        lacking.subtract(decode_octal_escapes(mount.mount_point) for mount in mounts)
         for place, columns in self._planned.items():
             if place in planned or lacking[place[0][1]] > 0:
                 planned[place] = columns | planned.get(place, {})
         return dict(list(planned.items())[:MAX_MOUNTS])
 
     def _once_each(
-        self, mounts: list[Mount], of_place: Mapping[str, list[str]]
-    ) -> dict[_Place, Mount]:
+        self, mounts: list[NfsMount], of_place: Mapping[str, list[str]]
+    ) -> dict[_NumberedMount, NfsMount]:
         """Mounts without repeated mounts of the same file system."""
-        single: dict[str, tuple[_Place, Mount]] = {}
+        single: dict[str, tuple[_NumberedMount, NfsMount]] = {}
         passed: Counter[str] = Counter()
         for place, mount in _numbered(mounts).items():
             here = of_place.get(mount.mount_point, [])
@@ -133,7 +284,7 @@ class Nfs(HoldsNothing):
         return dict(single.values())
 
 
-def _numbered(mounts: list[Mount]) -> dict[_Place, Mount]:
+def _numbered(mounts: list[NfsMount]) -> dict[_NumberedMount, NfsMount]:
     """Mounts by their key and the number of mounts with the same key below them."""
     under: Counter[MountKey] = Counter()
     found = {}
@@ -143,7 +294,7 @@ def _numbered(mounts: list[Mount]) -> dict[_Place, Mount]:
     return found
 
 
-def _visible(single: Mapping[_Place, Mount]) -> dict[_Place, Mount]:
+def _visible(single: Mapping[_NumberedMount, NfsMount]) -> dict[_NumberedMount, NfsMount]:
     """Mounts without those covered by another of the same key: names cannot distinguish them."""
     top = {key: number for key, number in single}  # noqa: C416 - the last of each key
     return {place: mount for place, mount in single.items() if top[place[0]] == place[1]}
@@ -153,30 +304,32 @@ def _file_systems(of_place: Mapping[str, list[str]]) -> set[str]:
     return {file_system for here in of_place.values() for file_system in here}
 
 
-def _mounts(host: Host) -> tuple[str, list[Mount]]:
+def _mounts(host: Host) -> tuple[str, list[NfsMount]]:
     """First process with readable mounts, and its mounts."""
-    for directory in (FIRST, OWN):
+    for directory in (FIRST_PROCESS, OWN_PROCESS):
         try:
             return directory, parse_mountstats(host.read(f"{directory}/mountstats"))
         except OSError:
             continue
-    return OWN, []
+    return OWN_PROCESS, []
 
 
 def _superblocks(host: Host, directory: str) -> dict[str, list[str]]:
     """File systems by mount point, which are readable without privilege."""
     try:
-        return superblocks(host.read(f"{directory}/mountinfo"))
+        return parse_superblocks(host.read(f"{directory}/mountinfo"))
     except OSError:
         return {}
 
 
-def _wanted(mount: Mount) -> list[tuple[Key, Metric, Entity]]:
+def _wanted(mount: NfsMount) -> list[tuple[ValueKey, Metric, Entity]]:
     """Columns of a mount: the metrics that its kernel reports."""
     about = Entity(NFS_MOUNT, mount.key, _facts(mount))
-    every: list[tuple[Key, Metric, Entity]] = [(("age",), c.AGE, about)]
+    every: list[tuple[ValueKey, Metric, Entity]] = [(("age",), c.AGE, about)]
     every += [(("bytes", str(i)), metric, about) for i, metric in enumerate(c.BYTES)]
-    every += [(("event", event), c.EVENT, about.part(NFS_EVENT, event)) for event in EVENTS]
+    every += [
+        (("event", event), c.EVENT, about.part(NFS_EVENT, event)) for event in REPORTED_EVENTS
+    ]
     transport = c.TRANSPORT | (c.RDMA if mount.protocol == "rdma" else {})
     every += [(("transport", part), metric, about) for part, metric in transport.items()]
     for operation in sorted(OPERATIONS):
@@ -185,18 +338,18 @@ def _wanted(mount: Mount) -> list[tuple[Key, Metric, Entity]]:
     return [wanted for wanted in every if wanted[0] in mount.values]
 
 
-def _facts(mount: Mount) -> dict[str, str]:
-    return known(
+def _facts(mount: NfsMount) -> dict[str, str]:
+    return nonempty_facts(
         version=mount.options.get("vers", ""),
         security=mount.options.get("sec", ""),
         connections=str(mount.connections or ""),
     )
 
 
-def _finding(mounts: int, twice: int) -> Finding:
-    detail = counted(mounts, "file system")
+def _finding(mounts: int, twice: int) -> ProbeFinding:
+    detail = format_count(mounts, "file system")
     if twice:
-        detail += f", {counted(twice, 'further mount')} of them"
+        detail += f", {format_count(twice, 'further mount')} of them"
     if mounts > MAX_MOUNTS:
         detail += f"; {mounts - MAX_MOUNTS} beyond the first {MAX_MOUNTS} are left out"
-    return Finding("NFS", Verdict.SUPPORTED, detail)
+    return ProbeFinding("NFS", ProbeVerdict.SUPPORTED, detail)

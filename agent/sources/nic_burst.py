@@ -1,35 +1,319 @@
 """Burst sampling of NICs: traffic, pause and notifications of each short window.
 
 Each sample reads one ethtool answer and two counter files per NIC, on the source's own thread; the
-histograms are reported once per second. Drivers count effects of the switch on this node as
-received, effects of this node as sent.
+increments between two samples become histograms, which are reported once per second. Drivers count
+effects of the switch on this node as received, effects of this node as sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from agent.host import Host
-from agent.sampling.bursts import MAX_WINDOWS
-from agent.sampling.facts import counted, names
-from agent.sampling.source import Columns, Finding, Inventory, Table, Verdict
-from agent.sources.burst_port import Kept, Port, plan
-from agent.topology.network import Wiring
-from agent.topology.rules import BRIDGE, VIRTUAL_FUNCTION
+from agent.sampling.burst_windows import MAX_WINDOWS, WindowGrid, WindowHistogram
+from agent.sampling.source import (
+    ColumnBuilder,
+    ProbeFinding,
+    ProbeResult,
+    ProbeVerdict,
+    RowBuilder,
+    format_count,
+    list_names,
+)
+from agent.sources.ethtool_statistics import match_statistics
+from agent.sources.network import parse_speed
+from agent.sources.rdma import rdma_driver
+from agent.topology.network import NetworkScanner
+from agent.topology.rails import BRIDGE, VIRTUAL_FUNCTION
 from railscope.catalog import bursts as c
+from railscope.catalog import nic, nic_link, rdma
+from railscope.catalog.declare import Metric
 from railscope.catalog.entities import NIC
-from railscope.entity import Entity
-from railscope.frame import Column
+from railscope.frame import Column, Entity
+from railscope.reading import PRESENT, Absent, reason_of
+
+RECEIVE, TRANSMIT = "receive", "transmit"
+_STEPS = 10**6
+"""Resolution of the histograms: millionths."""
+_NS_PER_US, _NS_PER_SECOND, _BITS = 1000, 10**9, 8
+_COUNTED = {
+    nic.RECEIVED: (c.NIC_UTILIZATION, RECEIVE),
+    nic.SENT: (c.NIC_UTILIZATION, TRANSMIT),
+    nic.PFC_RECEIVED_TIME: (c.NIC_PAUSE, RECEIVE),
+    nic.GLOBAL_PAUSE_RECEIVED_TIME: (c.NIC_PAUSE, RECEIVE),
+    nic.PFC_SENT_TIME: (c.NIC_PAUSE, TRANSMIT),
+    nic.GLOBAL_PAUSE_SENT_TIME: (c.NIC_PAUSE, TRANSMIT),
+}
+"""Histogram of each counter's increments."""
+_NOTIFICATIONS = {
+    "railscope_rdma_congestion_notifications_handled_total": RECEIVE,
+    "railscope_rdma_congestion_notifications_sent_total": TRANSMIT,
+}
+_REFRESHED_NS = {"bnxt_en": 1_000_000_000, "mana": 2_000_000_000}
+"""Refresh periods of drivers that return cached counters; the other drivers read the NIC on each call.
+
+drivers/net/ethernet: broadcom/bnxt/bnxt.h, BNXT_DEF_STATS_COAL_TICKS; microsoft/mana/mana_en.c,
+MANA_GF_STATS_PERIOD.
+"""
+
+_MAX_REFRESHED_NS = 2_000_000_000
+"""Counters refreshed less often, as in a recording with few moments, cannot show bursts."""
+
+CounterKey = tuple[Metric, str]
+"""A histogram and a direction."""
+
+
+@dataclass(frozen=True, slots=True)
+class NicSamplingPlan:
+    """Sampling plan of a NIC: its list of statistics, the positions of its counters, counter files."""
+
+    interface: str
+    device: str
+    names: tuple[str, ...]
+    positions: Mapping[CounterKey, tuple[int, ...]]
+    refreshed_ns: int
+    """Refresh period of the driver's counters; 0 if each call reads the NIC."""
+    link_downs: int | None
+    """Position of the link-down counter: with it, the speed is read again only after the link went down."""
+    notifications: Mapping[CounterKey, str]
+
+    @property
+    def counters(self) -> tuple[CounterKey, ...]:
+        """Keys of the counters in the list of statistics."""
+        return tuple(self.positions)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Paths of the counter files."""
+        return tuple(self.notifications.values())
+
+
+def plan_sampling(host: Host, interface: str, cards: Mapping[str, str]) -> NicSamplingPlan | None:
+    """Sampling plan of an interface; None if its driver does not count the traffic of a port.
+
+    `cards` maps interfaces and PCI addresses to RDMA devices. The kernel's own link from an interface
+    to its device comes first: a driver can report a wrong address.
+    """
+    try:
+        driver = host.call("ethtool", "driver", interface)
+        listed = host.call("ethtool", "statistics", interface)["names"]
+    except OSError:
+        return None
+    positions: dict[CounterKey, tuple[int, ...]] = {}
+    link_downs = None
+    for metric, _, position in match_statistics(driver["driver"], listed):
+        if metric is nic_link.LINK_DOWNS:
+            link_downs = position
+        if what := _COUNTED.get(metric):
+            positions[what] = (*positions.get(what, ()), position)
+    if not positions:
+        return None
+    device = cards.get(interface) or cards.get(driver.get("bus", ""), "")
+    files = _notification_files(host, device, driver["driver"]) if device else {}
+    refreshed_ns = max(_REFRESHED_NS.get(driver["driver"], 0), host.grain_ns)
+    if refreshed_ns > _MAX_REFRESHED_NS:
+        return None
+    return NicSamplingPlan(
+        interface, device, tuple(listed), positions, refreshed_ns, link_downs, files
+    )
+
+
+def _notification_files(host: Host, device: str, pci_driver: str) -> dict[CounterKey, str]:
+    """Files that count congestion notifications."""
+    driver = rdma_driver(pci_driver, device)
+    directory = f"/sys/class/infiniband/{device}/ports/1/hw_counters"
+    found: dict[CounterKey, str] = {}
+    for file in list_names(host, directory):
+        metric = rdma.meaning(driver, file)
+        if metric and metric.name in _NOTIFICATIONS:
+            what = c.NIC_NOTIFICATIONS, _NOTIFICATIONS[metric.name]
+            found.setdefault(what, f"{directory}/{file}")
+    return found
+
+
+@dataclass(slots=True)
+class NicWindows:
+    """State of a NIC's windows since the start of the agent, retained while the NIC is absent."""
+
+    windows: dict[CounterKey, WindowHistogram] = field(default_factory=dict)
+    planned: NicSamplingPlan | None = None
+    looked: _NicCounters | None = None
+    """The last valid sample, taken with `planned`."""
+    unseen: int = 0
+    counted_ns: int | None = None
+    """Time up to which every window has been counted, as seen or as unseen."""
+
+
+class BurstPort:
+    """A NIC, its counters at the last valid sample, and the histograms of increments between samples."""
+
+    def __init__(
+        self, host: Host, planned: NicSamplingPlan, window_ns: int, kept: NicWindows
+    ) -> None:
+        self.planned = planned
+        self.window_ns = max(window_ns, planned.refreshed_ns)
+        """Window length: at least the refresh period of the driver."""
+        self.problem: Absent | None = None
+        """Reason why the last sample has no values."""
+        self.kept = kept
+        if kept.planned != planned:
+            kept.planned, kept.looked = planned, None
+        self._grid = WindowGrid(self.window_ns)
+        self._list: list[str] | None = None
+        self._notifications = host.keep(planned.files)
+        self._speed = host.keep([f"/sys/class/net/{planned.interface}/speed"])
+        self._megabits = 0
+        self._link_downs = 0
+        self._speed_due = True
+        wanted = dict.fromkeys([*planned.counters, *planned.notifications])
+        for metric, direction in wanted:
+            new = WindowHistogram(metric, (planned.interface, direction))
+            kept.windows.setdefault((metric, direction), new)
+        self.windows = {what: kept.windows[what] for what in wanted}
+        self.read_speed()
+
+    def close(self) -> None:
+        """Close the open files."""
+        self._notifications.close()
+        self._speed.close()
+
+    def read_speed(self) -> None:
+        """Read the line rate if it may have changed; without one, utilization is unavailable."""
+        if self._megabits and not self._speed_due:
+            return
+        self._speed_due = self.planned.link_downs is None
+        try:
+            speed = parse_speed(self._speed.text(0))
+        except OSError as error:
+            speed = reason_of(error)
+        self._megabits = speed if isinstance(speed, int) else 0
+
+    def look(self, host: Host) -> bool:
+        """Take one sample. Return True if the NIC's list of statistics differs from the planned one.
+
+        An answer that took longer than a window is dropped, as its time is uncertain. If no window
+        has ended since the last sample, none is taken.
+        """
+        began_ns = host.clock.now().boot_ns
+        if self.kept.looked and not self._grid.between(self.kept.looked.at_ns, began_ns):
+            return False
+        try:
+            statistics = host.call("ethtool", "statistics", self.planned.interface)
+        except OSError as error:
+            self.problem = reason_of(error)
+            self._discard_sample(host.clock.now().boot_ns)
+            return False
+        if statistics["names"] is not self._list:
+            if tuple(statistics["names"]) != self.planned.names:
+                self._discard_sample(host.clock.now().boot_ns)
+                return True
+            self._list = statistics["names"]
+        values = statistics["values"]
+        counters = {
+            what: [values[position] for position in positions]
+            for what, positions in self.planned.positions.items()
+        }
+        if self.planned.link_downs is not None:
+            self._speed_due |= self._link_downs != values[self.planned.link_downs]
+            self._link_downs = values[self.planned.link_downs]
+        self._read_notifications(counters)
+        self.problem = None
+        now_ns = host.clock.now().boot_ns
+        if now_ns - began_ns > self._grid.window_ns:
+            self.kept.looked = None
+            self._discard_sample(now_ns)
+        else:
+            self._compare(_NicCounters(now_ns, counters))
+        return False
+
+    def _read_notifications(self, counters: dict[CounterKey, list[int]]) -> None:
+        wanted = self.planned.notifications
+        values, reasons = [0] * len(wanted), bytearray(len(wanted))
+        self._notifications.read_into(values, reasons, 0)
+        for what, value, reason in zip(wanted, values, reasons, strict=True):
+            if reason == PRESENT:
+                counters[what] = [value]
+
+    def _discard_sample(self, now_ns: int) -> None:
+        """Count windows as unseen once no later sample can cover them."""
+        before = self.kept.looked
+        if before and not self._grid.reports_each_window(before.at_ns, now_ns):
+            self.kept.looked = before = None
+        if before is None and self.kept.counted_ns is not None:
+            self.kept.unseen += self._grid.between(self.kept.counted_ns, now_ns)
+            self.kept.counted_ns = now_ns
+
+    def _compare(self, now: _NicCounters) -> None:
+        before, self.kept.counted_ns = self.kept.looked, self.kept.counted_ns or now.at_ns
+        windows = self._grid.between(self.kept.counted_ns, now.at_ns)
+        if before and (not windows or self._waits(before, now)):
+            return
+        self.kept.looked, self.kept.counted_ns = now, now.at_ns
+        if before is None or not self._grid.reports_each_window(before.at_ns, now.at_ns):
+            self.kept.unseen += windows
+            return
+        grown = now.grown_since(before)
+        if min(grown.values(), default=0) < 0:
+            self.kept.unseen += windows  # the NIC has reset its counters
+            return
+        elapsed_ns = now.at_ns - before.at_ns
+        for what, amount in grown.items():
+            value = self._value(what[0], amount, elapsed_ns)
+            if value is not None:
+                self.windows[what].see(windows, value)
+
+    def _waits(self, before: _NicCounters, now: _NicCounters) -> bool:
+        """True if the driver has not refreshed its counters since the last sample, as far as is visible."""
+        soon_ns = before.at_ns + 2 * self.planned.refreshed_ns
+        return now.at_ns < soon_ns and all(
+            now.counters[what] == before.counters[what] for what in self.planned.positions
+        )
+
+    def _value(self, metric: Metric, amount: int, elapsed_ns: int) -> int | None:
+        """Increment within a time, in the histogram's millionths; None if the line rate is unavailable."""
+        if amount == 0:
+            return 0
+        if metric is c.NIC_UTILIZATION:
+            if not self._megabits:
+                return None
+            return amount * _BITS * _NS_PER_SECOND // (self._megabits * elapsed_ns)
+        if metric is c.NIC_PAUSE:  # the NIC's clock differs from the node's
+            return min(amount * _NS_PER_US * _STEPS // elapsed_ns, _STEPS)
+        return amount * _NS_PER_SECOND * _STEPS // elapsed_ns
+
+
+@dataclass(frozen=True, slots=True)
+class _NicCounters:
+    """Counters of a NIC at one time; those that could not be read are omitted."""
+
+    at_ns: int
+    counters: dict[CounterKey, list[int]]
+
+    def grown_since(self, before: _NicCounters) -> dict[CounterKey, int]:
+        """Increment of each counter; of several priorities, that of the one paused longest."""
+        found = {}
+        for what, now in self.counters.items():
+            then = before.counters.get(what)
+            if then is None:
+                continue
+            if len(now) == 1:
+                found[what] = now[0] - then[0]
+                continue
+            grown = [after - earlier for after, earlier in zip(now, then, strict=True)]
+            found[what] = min(grown) if min(grown) < 0 else max(grown)
+        return found
+
 
 NS = 1_000_000_000
 _NS_PER_MS = 1_000_000
 _NET = "/sys/class/net"
-_OTHERS = frozenset({BRIDGE, VIRTUAL_FUNCTION})
+_EXCLUDED_PURPOSES = frozenset({BRIDGE, VIRTUAL_FUNCTION})
 """RDMA devices without their own port: a virtual function's counters are those of its physical one."""
 
 
-class NicBurst:
+class NicBurstSource:
     """Windows of every NIC that carries RDMA, or of the configured interfaces."""
 
     name = "nic_burst"
@@ -39,44 +323,44 @@ class NicBurst:
         self,
         window_seconds: float = 0.1,
         interfaces: Sequence[str] = (),
-        wiring: Wiring | None = None,
+        wiring: NetworkScanner | None = None,
     ) -> None:
         self.period_seconds = window_seconds
         # Samples later than MAX_WINDOWS carry no information: half of that tolerates late ones.
         self.longest_period_seconds = window_seconds * MAX_WINDOWS / 2
-        self._wiring = wiring or Wiring()
+        self._wiring = wiring or NetworkScanner()
         self._window_ns = round(window_seconds * NS)
         self._interfaces = tuple(interfaces)
-        self._ports: dict[str, Port] = {}
-        self._kept: dict[str, Kept] = {}
-        self._columns: list[tuple[Port, int]] = []
+        self._ports: dict[str, BurstPort] = {}
+        self._kept: dict[str, NicWindows] = {}
+        self._columns: list[tuple[BurstPort, int]] = []
         self._told_ns = 0
 
-    def probe(self, host: Host) -> Inventory:
+    def probe(self, host: Host) -> ProbeResult:
         """Select the NICs. An unchanged NIC continues with its state."""
         network = self._wiring.look(host)
         cards = {
             name: device.rdma[0]
             for device in network.devices
-            if device.rdma and device.role not in _OTHERS
+            if device.rdma and device.role not in _EXCLUDED_PURPOSES
             for name in (device.address, *device.interfaces)
         }
-        found: dict[str, Port] = {}
-        for interface in names(host, _NET):
-            planned = plan(host, interface, cards)
+        found: dict[str, BurstPort] = {}
+        for interface in list_names(host, _NET):
+            planned = plan_sampling(host, interface, cards)
             if planned is None or not self._wanted(interface, planned.device):
                 continue
             before = self._ports.pop(interface, None)
             if before is None or before.planned != planned:
                 if before:
                     before.close()
-                kept = self._kept.setdefault(interface, Kept())
-                before = Port(host, planned, self._window_ns, kept)
+                kept = self._kept.setdefault(interface, NicWindows())
+                before = BurstPort(host, planned, self._window_ns, kept)
             found[interface] = before
         self.close()
         self._ports = found
         self._told_ns = 0
-        return Inventory(self._place(), (), (self._finding(),))
+        return ProbeResult(self._place(), (), (self._finding(),))
 
     def _wanted(self, interface: str, device: str) -> bool:
         if self._interfaces:
@@ -84,7 +368,7 @@ class NicBurst:
         return bool(device)
 
     def _place(self) -> tuple[Column, ...]:
-        columns = Columns()
+        columns = ColumnBuilder()
         self._columns = []
         for interface, port in self._ports.items():
             card = Entity(NIC, (interface,))
@@ -95,7 +379,7 @@ class NicBurst:
             self._columns.append((port, first))
         return tuple(columns.columns)
 
-    def read(self, host: Host, into: Table) -> None:
+    def read(self, host: Host, into: RowBuilder) -> None:
         """Sample every NIC; once per second, report the windows."""
         for port in self._ports.values():
             into.grown |= port.look(host)
@@ -108,7 +392,7 @@ class NicBurst:
             into.put_all(first, (port.window_ns, port.kept.unseen))
             for windows in port.windows.values():
                 windows.tell(into, port.problem)
-            port.look_at_speed()
+            port.read_speed()
 
     def close(self) -> None:
         """Close the open files; the histograms continue from their current state."""
@@ -116,14 +400,14 @@ class NicBurst:
             port.close()
         self._ports = {}
 
-    def _finding(self) -> Finding:
+    def _finding(self) -> ProbeFinding:
         if not self._ports:
-            return Finding(
+            return ProbeFinding(
                 "bursts of cards",
-                Verdict.ABSENT,
+                ProbeVerdict.ABSENT,
                 "no card with RDMA, or with counters that are fetched often enough",
             )
         lengths = sorted({port.window_ns // _NS_PER_MS for port in self._ports.values()})
         told = " and ".join(f"{length} ms" for length in lengths)
-        detail = f"{counted(len(self._ports), 'card')}, windows of {told}"
-        return Finding("bursts of cards", Verdict.SUPPORTED, detail)
+        detail = f"{format_count(len(self._ports), 'card')}, windows of {told}"
+        return ProbeFinding("bursts of cards", ProbeVerdict.SUPPORTED, detail)

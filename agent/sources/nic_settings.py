@@ -15,35 +15,39 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from agent.host import Host, Json
-from agent.sampling.facts import counted, text
-from agent.sampling.source import Finding, Verdict
-from agent.sources.look import Look, Looking
-from agent.sources.settings import files, netlink
-from agent.sources.settings.card import NET, PRIORITIES, Card, Told, card, physical_interfaces
-from agent.topology.cards import Cards
-from agent.topology.network import Network, Wiring
+from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count, read_text
+from agent.sources import nic_setting_parsers
+from agent.sources.nic_interfaces import (
+    NET,
+    PRIORITIES,
+    PhysicalInterface,
+    SettingAnswers,
+    physical_interfaces,
+    read_interface,
+)
+from agent.sources.source_bases import NodeScan, ScanningSource
+from agent.topology.network import NetworkScanner, NicFinder, NodeNetwork
 from railscope.catalog import nic_settings as c
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import NIC_SETTINGS
-from railscope.entity import Entity
-from railscope.frame import Column
+from railscope.frame import Column, Entity
 from railscope.reading import Absent, reason_of
 
 _DIRECTIONS = ("receive", "transmit")
 _NETLINK = {
-    "dcb": netlink.dcb,
-    "pause": netlink.pause,
-    "fec": netlink.fec,
-    "rings": netlink.rings,
-    "link_modes": netlink.link_modes,
+    "dcb": nic_setting_parsers.parse_dcb,
+    "pause": nic_setting_parsers.parse_pause,
+    "fec": nic_setting_parsers.parse_fec,
+    "rings": nic_setting_parsers.parse_rings,
+    "link_modes": nic_setting_parsers.parse_link_modes,
 }
-_AGREED = {"dcb", "pause", "fec", "link_modes"}
+_NEGOTIATED_SETTINGS = {"dcb", "pause", "fec", "link_modes"}
 _FILES = {
-    "mtu": files.mtu,
-    "ecn": files.ecn,
-    "qos": files.qos,
-    "rdma": files.rdma,
-    "gids": files.gids,
+    "mtu": nic_setting_parsers.read_mtu,
+    "ecn": nic_setting_parsers.read_ecn,
+    "qos": nic_setting_parsers.read_qos,
+    "rdma": nic_setting_parsers.read_rdma,
+    "gids": nic_setting_parsers.read_gids,
 }
 _USUAL: Mapping[str, tuple[tuple[Metric, *tuple[str, ...]], ...]] = {
     "dcb": tuple((c.PFC_ENABLED, str(priority)) for priority in range(PRIORITIES)),
@@ -53,42 +57,42 @@ _USUAL: Mapping[str, tuple[tuple[Metric, *tuple[str, ...]], ...]] = {
     "link_modes": ((c.AUTONEGOTIATION,), (c.EXPECTED_SPEED,)),
 }
 """Usual columns of a query: if it fails, they are absent for the reason of the failure."""
-_OTHER_FORM = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+_MALFORMED_ERRORS = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """Exceptions raised on an answer of unexpected form."""
 _AS_ROOT = "run the agent as root: debugfs is for root alone; or do without these"
 _REMEDIES = {"cc_params": _AS_ROOT, "cc_config": _AS_ROOT}
 _ALLOW = "allow the agent netlink sockets (AF_NETLINK) and what its unit forbids"
 
-Question = Callable[[], Told]
+SettingsQuery = Callable[[], SettingAnswers]
 
 
-class NicSettings(Looking):
+class NicSettingsSource(ScanningSource):
     """Settings of every physical interface."""
 
     name = "nic_settings"
     family = "nic_settings"
     changed = c.SETTING_EVENT
 
-    def __init__(self, period_seconds: float = 60.0, wiring: Wiring | None = None) -> None:
+    def __init__(self, period_seconds: float = 60.0, wiring: NetworkScanner | None = None) -> None:
         super().__init__()
         self.period_seconds = period_seconds
-        self._wiring = wiring or Wiring()
-        self._cards = Cards(self._wiring)
-        self._network = Network()
+        self._wiring = wiring or NetworkScanner()
+        self._cards = NicFinder(self._wiring)
+        self._network = NodeNetwork()
 
-    def look(self, host: Host) -> Look:
+    def look(self, host: Host) -> NodeScan:
         """Query all settings of every NIC."""
-        look = Look(described=list(self._cards.look(host)))
+        look = NodeScan(described=list(self._cards.look(host)))
         self._network = self._wiring.look(host)
         interfaces = physical_interfaces(host)
         for interface in interfaces:
-            self._look_at(host, card(host, interface), look)
+            self._look_at(host, read_interface(host, interface), look)
         if not interfaces:
             detail = "there is no physical network interface"
-            look.findings.append(Finding("network card settings", Verdict.ABSENT, detail))
+            look.findings.append(ProbeFinding("network card settings", ProbeVerdict.ABSENT, detail))
         return look
 
-    def _look_at(self, host: Host, card: Card, look: Look) -> None:
+    def _look_at(self, host: Host, card: PhysicalInterface, look: NodeScan) -> None:
         settings: dict[str, str] = {}
         silent: list[str] = []
         link = _link(host, card)
@@ -102,25 +106,25 @@ class NicSettings(Looking):
                     silent.append(name)
                 else:
                     look.failure(part, reason, _usual(card, name))
-                    look.findings.append(_trouble(card, name, error))
-            except _OTHER_FORM as error:
+                    look.findings.append(_query_failure(card, name, error))
+            except _MALFORMED_ERRORS as error:
                 look.failure(part, Absent.ERROR, _usual(card, name))
-                look.findings.append(_strange(card, name, error))
+                look.findings.append(_malformed_answer(card, name, error))
             else:
                 new = {key: said for key, said in told.texts.items() if key not in settings}
                 settings |= new
                 look.watched[part] = new
                 look.told(part, told.readings)
         if link[0] != "1" or link != _link(host, card):
-            for name in _AGREED:
+            for name in _NEGOTIATED_SETTINGS:
                 look.watched.pop((card.interface, name), None)
         facts = {key: said for key, said in settings.items() if key in NIC_SETTINGS.facts}
         look.described.append(Entity(NIC_SETTINGS, (card.interface,), facts))
         look.findings.append(_finding(card, len(settings), silent))
 
     def _questions(
-        self, host: Host, card: Card, settings: Mapping[str, str]
-    ) -> Iterator[tuple[str, Question]]:
+        self, host: Host, card: PhysicalInterface, settings: Mapping[str, str]
+    ) -> Iterator[tuple[str, SettingsQuery]]:
         """Queries in order of precedence, for settings that several of them return."""
         yield "expected_speed", partial(self._expected_speed, card)
         yield "driver", partial(_driver, host, card)
@@ -128,11 +132,14 @@ class NicSettings(Looking):
             yield name, partial(_netlink, host, card, name, tell)
         for name, read in _FILES.items():
             yield name, partial(read, host, card)
-        for name, directory in files.congestion_directories(card).items():
-            yield name, partial(files.congestion, host, card, directory, settings)
+        for name, directory in nic_setting_parsers.congestion_directories(card).items():
+            yield (
+                name,
+                partial(nic_setting_parsers.read_congestion, host, card, directory, settings),
+            )
 
-    def _expected_speed(self, card: Card) -> Told:
-        told = Told(card.interface)
+    def _expected_speed(self, card: PhysicalInterface) -> SettingAnswers:
+        told = SettingAnswers(card.interface)
         role = self._network.at(card.pci_address).role
         names = (card.interface, card.rdma_device, card.pci_address, role)
         speed = self._wiring.rules.speed(names)
@@ -141,46 +148,53 @@ class NicSettings(Looking):
         return told
 
 
-def _link(host: Host, card: Card) -> tuple[str, ...]:
+def _link(host: Host, card: PhysicalInterface) -> tuple[str, ...]:
     """Carrier state, and the number of carrier changes."""
     files = ("carrier", "carrier_changes")
-    return tuple(text(host, f"{NET}/{card.interface}/{file}") for file in files)
+    return tuple(read_text(host, f"{NET}/{card.interface}/{file}") for file in files)
 
 
-def _driver(host: Host, card: Card) -> Told:
-    told = Told(card.interface)
+def _driver(host: Host, card: PhysicalInterface) -> SettingAnswers:
+    told = SettingAnswers(card.interface)
     if firmware := host.call("ethtool", "driver", card.interface).get("firmware"):
         told.say("firmware", firmware)
     return told
 
 
-def _netlink(host: Host, card: Card, name: str, tell: Callable[[Card, Json], Told]) -> Told:
+def _netlink(
+    host: Host,
+    card: PhysicalInterface,
+    name: str,
+    tell: Callable[[PhysicalInterface, Json], SettingAnswers],
+) -> SettingAnswers:
     return tell(card, host.call("netlink", name, card.interface))
 
 
-def _usual(card: Card, name: str) -> list[Column]:
+def _usual(card: PhysicalInterface, name: str) -> list[Column]:
     return [
         (metric, Entity(metric.about, (card.interface, *part)))
         for metric, *part in _USUAL.get(name, ())
     ]
 
 
-def _finding(card: Card, settings: int, silent: list[str]) -> Finding:
+def _finding(card: PhysicalInterface, settings: int, silent: list[str]) -> ProbeFinding:
     what = f"settings of {card.interface}"
-    detail = counted(settings, "setting")
+    detail = format_count(settings, "setting")
     if silent:
         detail += f"; driver {card.driver or 'unknown'} does not tell {', '.join(silent)}"
-    return Finding(what, Verdict.SUPPORTED if settings else Verdict.ABSENT, detail)
+    return ProbeFinding(what, ProbeVerdict.SUPPORTED if settings else ProbeVerdict.ABSENT, detail)
 
 
-def _trouble(card: Card, name: str, error: OSError) -> Finding:
+def _query_failure(card: PhysicalInterface, name: str, error: OSError) -> ProbeFinding:
     denied = reason_of(error) is Absent.DENIED
-    verdict = Verdict.DENIED if denied else Verdict.BROKEN
+    verdict = ProbeVerdict.DENIED if denied else ProbeVerdict.BROKEN
     detail = f"{name}: {error.strerror or error}"
     remedy = _REMEDIES.get(name, _ALLOW) if denied else ""
-    return Finding(f"settings of {card.interface}", verdict, detail, remedy)
+    return ProbeFinding(f"settings of {card.interface}", verdict, detail, remedy)
 
 
-def _strange(card: Card, name: str, error: Exception) -> Finding:
+def _malformed_answer(card: PhysicalInterface, name: str, error: Exception) -> ProbeFinding:
     detail = f"{name}: an answer of unknown form ({type(error).__name__}: {error})"
-    return Finding(f"settings of {card.interface}", Verdict.BROKEN, detail, "report this as a bug")
+    return ProbeFinding(
+        f"settings of {card.interface}", ProbeVerdict.BROKEN, detail, "report this as a bug"
+    )

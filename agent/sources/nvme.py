@@ -11,13 +11,23 @@ import re
 from collections.abc import Callable
 
 from agent.host import Host, Json
-from agent.sampling.facts import known, names, text
-from agent.sampling.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict, picked
+from agent.sampling.source import (
+    ColumnBuilder,
+    ProbeFinding,
+    ProbeResult,
+    ProbeVerdict,
+    RowBuilder,
+    SourceWithoutResources,
+    list_names,
+    nonempty_facts,
+    pick_reading,
+    read_text,
+)
 from agent.topology.pci import pci_path
 from railscope.catalog import drives as c
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import NVME_DIRECTION, NVME_DRIVE, NVME_WARNING
-from railscope.entity import Entity
+from railscope.frame import Entity
 from railscope.reading import Absent, Reading, reason_of
 
 ROOT = "/sys/class/nvme"
@@ -51,7 +61,7 @@ _HEALTH_COLUMNS = 1 + len(_NUMBERS) + len(_DIRECTIONS) + len(_WARNINGS)
 _REMEDY = "run the agent as root, or give it CAP_SYS_ADMIN and access to /dev/nvme*"
 
 
-class NvmeDrives(HoldsNothing):
+class NvmeSource(SourceWithoutResources):
     """State and health of every NVMe drive."""
 
     name = "nvme"
@@ -61,12 +71,12 @@ class NvmeDrives(HoldsNothing):
         self.period_seconds = period_seconds
         self._controllers: list[str] = []
 
-    def probe(self, host: Host) -> Inventory:
+    def probe(self, host: Host) -> ProbeResult:
         """Find the drives. Support of the health log is determined at each read."""
-        columns = Columns()
+        columns = ColumnBuilder()
         self._controllers = []
         findings = []
-        for controller in names(host, ROOT):
+        for controller in list_names(host, ROOT):
             if not _CONTROLLER.fullmatch(controller):
                 continue
             entity = _entity(host, controller)
@@ -74,10 +84,12 @@ class NvmeDrives(HoldsNothing):
             _add(columns, entity)
             findings.append(_finding(host, controller, entity))
         if not findings:
-            findings.append(Finding("NVMe drives", Verdict.ABSENT, f"{ROOT} has no drive"))
-        return Inventory(tuple(columns.columns), (), tuple(findings))
+            findings.append(
+                ProbeFinding("NVMe drives", ProbeVerdict.ABSENT, f"{ROOT} has no drive")
+            )
+        return ProbeResult(tuple(columns.columns), (), tuple(findings))
 
-    def read(self, host: Host, into: Table) -> None:
+    def read(self, host: Host, into: RowBuilder) -> None:
         """Read the state and the health log of each drive."""
         width = 1 + _HEALTH_COLUMNS
         for position, controller in enumerate(self._controllers):
@@ -92,7 +104,7 @@ class NvmeDrives(HoldsNothing):
                 into.put(column, reading)
 
 
-def _add(columns: Columns, drive: Entity) -> None:
+def _add(columns: ColumnBuilder, drive: Entity) -> None:
     """Add the columns of a drive: state, temperature, numbers, directions, warnings."""
     columns.add(c.STATE, drive)
     columns.add(c.TEMPERATURE, drive)
@@ -107,9 +119,9 @@ def _add(columns: Columns, drive: Entity) -> None:
 def _health(log: Json) -> list[Reading]:
     """Readings of a health log, in the order of the columns."""
     return [
-        picked(_temperature, log),
+        pick_reading(_temperature, log),
         *(log.get(name, Absent.ERROR) for name in (*_NUMBERS, *_DIRECTIONS)),
-        *(picked(_warning(bit), log) for bit in range(len(_WARNINGS))),
+        *(pick_reading(_warning(bit), log) for bit in range(len(_WARNINGS))),
     ]
 
 
@@ -132,14 +144,14 @@ def _state(host: Host, controller: str) -> Reading:
 
 def _entity(host: Host, controller: str) -> Entity:
     directory = f"{ROOT}/{controller}"
-    matches = map(_DISK.fullmatch, names(host, directory))
-    facts = known(
+    matches = map(_DISK.fullmatch, list_names(host, directory))
+    facts = nonempty_facts(
         controller=controller,
         disks=",".join(sorted({match[1] + match[2] for match in matches if match})),
-        model=text(host, f"{directory}/model"),
-        serial=text(host, f"{directory}/serial"),
-        firmware=text(host, f"{directory}/firmware_rev"),
-        transport=text(host, f"{directory}/transport"),
+        model=read_text(host, f"{directory}/model"),
+        serial=read_text(host, f"{directory}/serial"),
+        firmware=read_text(host, f"{directory}/firmware_rev"),
+        transport=read_text(host, f"{directory}/transport"),
     )
     return Entity(NVME_DRIVE, (_address(host, directory) or controller,), facts)
 
@@ -153,7 +165,7 @@ def _address(host: Host, directory: str) -> str:
     return addresses[-1] if addresses else ""
 
 
-def _finding(host: Host, controller: str, drive: Entity) -> Finding:
+def _finding(host: Host, controller: str, drive: Entity) -> ProbeFinding:
     what = f"drive {controller}"
     said = [drive.facts.get(fact, "") for fact in ("model", "transport")]
     detail = ", ".join(filter(None, said)) or "unknown model"
@@ -162,6 +174,10 @@ def _finding(host: Host, controller: str, drive: Entity) -> Finding:
     except OSError as error:
         reason = reason_of(error)
         if reason is Absent.DENIED:
-            return Finding(what, Verdict.DENIED, f"{detail}; its health log is denied", _REMEDY)
-        return Finding(what, Verdict.SUPPORTED, f"{detail}; without a health log: {error.strerror}")
-    return Finding(what, Verdict.SUPPORTED, f"{detail}, with a health log")
+            return ProbeFinding(
+                what, ProbeVerdict.DENIED, f"{detail}; its health log is denied", _REMEDY
+            )
+        return ProbeFinding(
+            what, ProbeVerdict.SUPPORTED, f"{detail}; without a health log: {error.strerror}"
+        )
+    return ProbeFinding(what, ProbeVerdict.SUPPORTED, f"{detail}, with a health log")

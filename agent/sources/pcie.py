@@ -2,36 +2,113 @@
 
 Files: torvalds/linux Documentation/ABI/testing/sysfs-bus-pci and sysfs-bus-pci-devices-aer_stats.
 "Unknown" speed and 0 or 255 lanes are not values.
+
+PCI devices seen on the bus since the agent started are retained, and those of them that vanished.
+When a device is unplugged, or dropped by a switch, its files vanish and all its series would simply
+end. Here it is retained until the agent restarts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agent.host import Host, KeptFiles
-from agent.sampling.facts import known, linked, text
-from agent.sampling.source import Columns, Finding, Inventory, Table, Verdict
-from agent.sources.pcie_presence import Presence
+from agent.sampling.source import (
+    ColumnBuilder,
+    ProbeFinding,
+    ProbeResult,
+    ProbeVerdict,
+    RowBuilder,
+    nonempty_facts,
+    read_link_name,
+    read_text,
+)
 from agent.topology import pci
-from agent.topology.names import device_names
-from agent.topology.paths import (
+from agent.topology.pci import DEVICES as ROOT
+from agent.topology.pci import GPU, NVME, PciDevice, find_device_names
+from agent.topology.pcie_links import (
     FILES,
-    UNTOLD,
-    LinkFiles,
-    PciLink,
-    links,
+    UNKNOWN_LINK_STATE,
+    PcieLink,
+    PcieLinkFiles,
+    links_of_path,
     path_bandwidth,
     path_limit,
     path_state,
 )
-from agent.topology.pci import DEVICES as ROOT
-from agent.topology.pci import GPU, NVME, PciDevice
 from railscope.catalog import pcie as catalog
-from railscope.catalog.declare import Metric
+from railscope.catalog.declare import EventClass, Metric
 from railscope.catalog.entities import PCIE, PCIE_AER, PCIE_ERROR, PCIE_ROOT_ERROR
-from railscope.entity import Entity
+from railscope.catalog.pcie import PCIE_BACK_EVENT, PCIE_GONE_EVENT
+from railscope.frame import Entity, Event, NodeTimestamp
 from railscope.reading import Absent, parse_integer, reason_of
+
+MAX_DEVICES = 1024
+"""More than a node has slots; further new devices are not followed."""
+
+
+@dataclass(slots=True)
+class _SeenPciDevice:
+    entity: Entity
+    names: tuple[str, ...]
+    present: bool = True
+
+
+class PciPresence:
+    """Every device seen so far, with its last names."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _SeenPciDevice] = {}
+        self._listed: frozenset[str] = frozenset()
+        self.grown = False
+        """True if the bus differs from the last probe."""
+
+    def learn(
+        self,
+        listed: Sequence[str],
+        devices: Mapping[str, Entity],
+        names: Mapping[str, Sequence[str]],
+    ) -> dict[str, Entity]:
+        """Add the devices found by a probe, and return every device seen so far by address.
+
+        A device without names, such as a partially removed one, keeps its earlier names.
+        """
+        self._listed, self.grown = frozenset(listed), False
+        for address, entity in devices.items():
+            before = self._known.get(address)
+            told = tuple(names.get(address, ())) or (before.names if before else ())
+            if before:
+                before.entity, before.names = entity, told
+            elif len(self._known) < MAX_DEVICES:
+                self._known[address] = _SeenPciDevice(entity, told)
+        return {address: known.entity for address, known in sorted(self._known.items())}
+
+    def compare(self, there: Collection[str], now: NodeTimestamp) -> list[Event]:
+        """Events of vanished and returned devices, for the addresses currently on the bus."""
+        self.grown = self._listed != frozenset(there)
+        events = []
+        for address, device in self._known.items():
+            present = address in there
+            if present != device.present:
+                device.present = present
+                event = PCIE_BACK_EVENT if present else PCIE_GONE_EVENT
+                events.append(_event(event, device, now))
+        return events
+
+
+def _event(event: EventClass, device: _SeenPciDevice, now: NodeTimestamp) -> Event:
+    facts = device.entity.facts
+    model = f"{facts.get('vendor', '')}:{facts.get('device', '')}".replace("0x", "")
+    told = nonempty_facts(
+        role=facts.get("role", ""),
+        names=" ".join(device.names),
+        driver=facts.get("driver", ""),
+        model="" if model == ":" else model,
+    )
+    about = Entity(PCIE, device.entity.key)
+    return Event(event, about, now.wall_ns, now.boot_ns, told)
+
 
 ALL_ERRORS = "TOTAL_ERR"
 """Prefix of the line of an aer_dev_* file that counts messages of all kinds (pcie/aer.c)."""
@@ -47,20 +124,20 @@ _AWAKE = "D0"
 
 
 @dataclass(slots=True)
-class _Plan:
+class _PcieColumns:
     """Columns of the last probe, by data source."""
 
-    columns: Columns = field(default_factory=Columns)
+    columns: ColumnBuilder = field(default_factory=ColumnBuilder)
     links: list[tuple[int, str, str]] = field(default_factory=list)
-    paths: list[tuple[int, tuple[PciLink, ...]]] = field(default_factory=list)
-    states: list[tuple[int, tuple[PciLink, ...]]] = field(default_factory=list)
+    paths: list[tuple[int, tuple[PcieLink, ...]]] = field(default_factory=list)
+    states: list[tuple[int, tuple[PcieLink, ...]]] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     errors: list[tuple[int, dict[str, int]]] = field(default_factory=list)
     root_errors: list[tuple[int, int]] = field(default_factory=list)
     present: list[tuple[int, str]] = field(default_factory=list)
 
 
-class Pcie:
+class PcieSource:
     """Speed, width and errors of the links that carry GPU and network traffic; vanished devices.
 
     The state of a GPU's path belongs to another source: only its driver reports whether a
@@ -72,55 +149,57 @@ class Pcie:
 
     def __init__(self, period_seconds: float = 10.0) -> None:
         self.period_seconds = period_seconds
-        self._plan = _Plan()
-        self._presence = Presence()
-        self._links: LinkFiles | None = None
+        self._plan = _PcieColumns()
+        self._presence = PciPresence()
+        self._links: PcieLinkFiles | None = None
         self._counts: KeptFiles | None = None
 
-    def probe(self, host: Host) -> Inventory:
+    def probe(self, host: Host) -> ProbeResult:
         """Find the relevant devices, and all devices between them and the processor."""
         try:
             addresses = host.names(ROOT)
         except FileNotFoundError:
             addresses = []
-        devices = pci.look(host)
+        devices = pci.read_pci_devices(host)
         roles = {address: device.role for address, device in devices.items()}
         entities = {
             address: Entity(PCIE, (address,), _facts(host, device))
             for address, device in devices.items()
         }
-        plan = self._plan = _Plan()
+        plan = self._plan = _PcieColumns()
         for address, device in devices.items():
             _place_links(host, plan, entities[address])
-            path = links(device.place.chain, roles)
-            if path and text(host, f"{ROOT}/{path[-1].lower}/current_link_speed"):
+            path = links_of_path(device.place.chain, roles)
+            if path and read_text(host, f"{ROOT}/{path[-1].lower}/current_link_speed"):
                 _place_path(plan, device, entities[address], path)
             _place_errors(host, plan, entities[address])
         lasting = {a: e for a, e in entities.items() if not pci.is_virtual_function(host, a)}
-        names = device_names(host, devices)
+        names = find_device_names(host, devices)
         for address, entity in self._presence.learn(addresses, lasting, names).items():
             column = plan.columns.add(catalog.PCIE_PRESENT, entity)
             plan.present.append((column, address))
         self.close()
-        self._links, self._counts = LinkFiles(host, tuple(devices)), host.keep(plan.files)
-        return Inventory(tuple(plan.columns.columns), (), (_finding(devices, bool(plan.errors)),))
+        self._links, self._counts = PcieLinkFiles(host, tuple(devices)), host.keep(plan.files)
+        return ProbeResult(tuple(plan.columns.columns), (), (_finding(devices, bool(plan.errors)),))
 
-    def read(self, host: Host, into: Table) -> None:
+    def read(self, host: Host, into: RowBuilder) -> None:
         """List the devices on the bus, and read every link and every error file."""
         if self._links is None or self._counts is None:
             return
         self._read_presence(host, into)
         states = self._links.read()
         for column, address, what in self._plan.links:
-            into.put(column, getattr(states.get(address, UNTOLD), what))
+            into.put(column, getattr(states.get(address, UNKNOWN_LINK_STATE), what))
         for column, path in self._plan.paths:
             into.put(column, path_limit(path, states))
             into.put(column + 1, path_bandwidth(path, states))
         for column, path in self._plan.states:
-            into.put(column, path_state(path, states, lambda address: _sleeps(host, address)))
+            into.put(
+                column, path_state(path, states, lambda address: _is_saving_power(host, address))
+            )
         self._read_errors(self._counts, into)
 
-    def _read_presence(self, host: Host, into: Table) -> None:
+    def _read_presence(self, host: Host, into: RowBuilder) -> None:
         try:
             there = set(host.names(ROOT))
         except OSError as error:
@@ -132,7 +211,7 @@ class Pcie:
         into.events += self._presence.compare(there, host.clock.now())
         into.grown |= self._presence.grown
 
-    def _read_errors(self, counts: KeptFiles, into: Table) -> None:
+    def _read_errors(self, counts: KeptFiles, into: RowBuilder) -> None:
         for file, positions in self._plan.errors:
             try:
                 found = parse_aer(counts.text(file))
@@ -170,22 +249,24 @@ def parse_aer(text: bytes) -> dict[str, int]:
     return counts
 
 
-def _place_links(host: Host, plan: _Plan, entity: Entity) -> None:
+def _place_links(host: Host, plan: _PcieColumns, entity: Entity) -> None:
     address = entity.key[0]
     for file in FILES:
         metric, what = _LINKS[file]
-        if text(host, f"{ROOT}/{address}/{file}"):
+        if read_text(host, f"{ROOT}/{address}/{file}"):
             plan.links.append((plan.columns.add(metric, entity), address, what))
 
 
-def _place_path(plan: _Plan, device: PciDevice, entity: Entity, path: tuple[PciLink, ...]) -> None:
+def _place_path(
+    plan: _PcieColumns, device: PciDevice, entity: Entity, path: tuple[PcieLink, ...]
+) -> None:
     plan.paths.append((plan.columns.add(catalog.PCIE_PATH_LIMIT, entity), path))
     plan.columns.add(catalog.PCIE_PATH_BANDWIDTH, entity)
     if device.role != GPU:
         plan.states.append((plan.columns.add(catalog.PCIE_PATH_STATE, entity), path))
 
 
-def _place_errors(host: Host, plan: _Plan, entity: Entity) -> None:
+def _place_errors(host: Host, plan: _PcieColumns, entity: Entity) -> None:
     directory = f"{ROOT}/{entity.key[0]}"
     for severity in _SEVERITIES:
         path = f"{directory}/aer_dev_{severity}"
@@ -193,26 +274,26 @@ def _place_errors(host: Host, plan: _Plan, entity: Entity) -> None:
             error: plan.columns.add(catalog.PCIE_ERRORS, entity.part(PCIE_ERROR, severity))
             if error == ALL_ERRORS
             else plan.columns.add(catalog.PCIE_AER_ERRORS, entity.part(PCIE_AER, severity, error))
-            for error in parse_aer(text(host, path).encode())
+            for error in parse_aer(read_text(host, path).encode())
         }
         if positions:
             plan.errors.append((len(plan.files), positions))
             plan.files.append(path)
     for severity, name in _ROOT_FILES.items():
         path = f"{directory}/aer_rootport_total_err_{name}"
-        if text(host, path):
+        if read_text(host, path):
             about = entity.part(PCIE_ROOT_ERROR, severity)
             column = plan.columns.add(catalog.PCIE_ROOT_ERRORS, about)
             plan.root_errors.append((len(plan.files), column))
             plan.files.append(path)
 
 
-def _sleeps(host: Host, address: str) -> bool | Absent:
+def _is_saving_power(host: Host, address: str) -> bool | Absent:
     """True if a device may be saving power. NICs and switches never slow their links.
 
     A drive may, but not in D0 (Documentation/ABI/testing/sysfs-bus-pci, power_state).
     """
-    if pci.role(host, address) != NVME:
+    if pci.read_role(host, address) != NVME:
         return False
     try:
         power_state = host.read(f"{ROOT}/{address}/power_state").decode(errors="replace").strip()
@@ -227,18 +308,20 @@ def _sleeps(host: Host, address: str) -> bool | Absent:
 
 def _facts(host: Host, device: PciDevice) -> dict[str, str]:
     directory = f"{ROOT}/{device.address}"
-    return known(
+    return nonempty_facts(
         role=device.role,
         vendor=device.vendor,
         device=device.device,
-        driver=linked(host, f"{directory}/driver"),
-        numa_node=text(host, f"{directory}/numa_node"),
+        driver=read_link_name(host, f"{directory}/driver"),
+        numa_node=read_text(host, f"{directory}/numa_node"),
     )
 
 
-def _finding(devices: Mapping[str, PciDevice], errors: bool) -> Finding:  # noqa: FBT001 - a plain fact
+def _finding(devices: Mapping[str, PciDevice], errors: bool) -> ProbeFinding:  # noqa: FBT001 - a plain fact
     if not devices:
-        return Finding("PCIe devices", Verdict.ABSENT, f"{ROOT} has no GPU, card or drive")
+        return ProbeFinding(
+            "PCIe devices", ProbeVerdict.ABSENT, f"{ROOT} has no GPU, card or drive"
+        )
     aer = f"{'with' if errors else 'without'} AER counters"
     what = "1 device" if len(devices) == 1 else f"{len(devices)} devices and bridges"
-    return Finding("PCIe devices", Verdict.SUPPORTED, f"{what}, {aer}")
+    return ProbeFinding("PCIe devices", ProbeVerdict.SUPPORTED, f"{what}, {aer}")

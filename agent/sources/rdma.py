@@ -1,37 +1,134 @@
-"""RDMA ports: every counter file, optional counters, port state and line rate.
+"""RDMA ports: every counter file with its metric, optional counters, port state and line rate.
 
 Layout: torvalds/linux:drivers/infiniband/core/sysfs.c. Reading one file of a set makes the driver
 refresh the whole set, so the files of a set are read back to back. Counters that wrap at 32 bits
 are extended to 64; those that stick at their maximum are counted as saturated.
+
+Kernels before 4.5 have the 64-bit counters of a port in counters_ext/. Counters of a device for all
+its ports together are in its own hw_counters/; they are reported as port 0, which is the kernel's
+number for the device itself.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import ge
 
 from agent.host import Host, KeptFiles
-from agent.sampling.counter_memory import CounterMemory
-from agent.sampling.facts import counted, known, linked, names, text
-from agent.sampling.known_devices import hidden
-from agent.sampling.source import Columns, Finding, Inventory, Table, Verdict
-from agent.sampling.unwrap import Carried, Unwrap, picker
-from agent.sources.rdma_files import DEVICE, CounterFile, Device, counter_files, rdma_driver
-from agent.topology.network import Network, Wiring
-from agent.topology.rules import BRIDGE
-from railscope.catalog import rdma as catalog
-from railscope.catalog.entities import RDMA_COUNTER, RDMA_PORT
-from railscope.entity import Entity
-from railscope.reading import (
-    PRESENT,
-    REASONS,
-    UNSIGNED_RANGE,
-    Absent,
-    Reading,
-    reason_of,
+from agent.sampling.counter_unwrap import (
+    CarriedCounters,
+    CounterStateFile,
+    CounterUnwrapper,
+    column_picker,
 )
+from agent.sampling.known_devices import find_hidden
+from agent.sampling.source import (
+    ColumnBuilder,
+    ProbeFinding,
+    ProbeResult,
+    ProbeVerdict,
+    RowBuilder,
+    format_count,
+    list_names,
+    nonempty_facts,
+    read_link_name,
+    read_text,
+)
+from agent.topology.network import NetworkScanner, NodeNetwork
+from agent.topology.rails import BRIDGE
+from railscope.catalog import rdma as catalog
+from railscope.catalog.declare import Metric
+from railscope.catalog.entities import RDMA_COUNTER, RDMA_PORT
+from railscope.frame import Entity
+from railscope.reading import PRESENT, REASONS, UNSIGNED_RANGE, Absent, Reading, reason_of
+
+DEVICE = "0"
+_WIDEST_FIRST = ("counters_ext", "counters", "hw_counters")
+_REFRESHED = "hw_counters"
+_NO_COUNTERS = {"lifespan"}
+
+_DRIVERS = {
+    "mlx5_core": "mlx5", "mlx5_core.sf": "mlx5", "mlx4_core": "mlx4", "bnxt_en": "bnxt_re", "ice": "irdma",
+    "i40e": "irdma", "idpf": "irdma",
+}  # fmt: skip
+_NAMED = ("mlx5", "mlx4", "bnxt_re", "irdma", "efa", "hfi1", "mana")
+
+
+def rdma_driver(pci_driver: str, device: str) -> str:
+    """RDMA driver, by the driver of its PCI device; else by the device's name."""
+    by_name = next((driver for driver in _NAMED if device.startswith(driver)), "")
+    return _DRIVERS.get(pci_driver, pci_driver) or by_name
+
+
+@dataclass(frozen=True, slots=True)
+class CounterFile:
+    """A counter file, with its metric and entity."""
+
+    directory: str
+    name: str
+    metric: Metric
+    about: Entity
+    step: int
+    narrow: bool
+    """True if it wraps to zero at 2^32."""
+    highest: int
+    """Maximum at which it sticks; 0 if it does not."""
+
+    @property
+    def path(self) -> str:
+        """Path of the file."""
+        return f"{self.directory}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaDevice:
+    """An RDMA device: its driver, itself as an entity, and the directory and entity of each port."""
+
+    driver: str
+    directory: str
+    whole: Entity
+    ports: tuple[tuple[str, Entity], ...]
+
+
+def counter_files(host: Host, device: RdmaDevice) -> Iterator[CounterFile]:
+    """Every counter file of a device, set by set, in reading order: back to back.
+
+    Of two files with the same metric of a port the first counts; the other one, and sums of the
+    device over its ports, are reported under their own names.
+    """
+    told: set[Metric] = set()
+    for directory, port in device.ports:
+        sets = [f"{directory}/{name}" for name in _WIDEST_FIRST]
+        found = list(_files_of(host, device.driver, sets, port, set()))
+        told |= {file.metric for file in found}
+        yield from found
+    sets = [f"{device.directory}/{_REFRESHED}"]
+    yield from _files_of(host, device.driver, sets, device.whole, told)
+
+
+def _files_of(
+    host: Host, driver: str, sets: Sequence[str], about: Entity, told: set[Metric]
+) -> Iterator[CounterFile]:
+    taken, generic = set(told), set[str]()
+    for directory in sets:
+        refreshed = directory.endswith(_REFRESHED)
+        for name in list_names(host, directory):
+            if name in _NO_COUNTERS:
+                continue
+            narrow = refreshed and catalog.wraps_at_32_bits(driver, name)
+            highest = 0 if refreshed else catalog.highest(name)
+            metric = catalog.meaning(driver, name)
+            if metric and metric not in taken:
+                taken.add(metric)
+                step = catalog.bytes_a_step(driver, name)
+                yield CounterFile(directory, name, metric, about, step, narrow, highest)
+            elif name not in generic:
+                generic.add(name)
+                part = about.part(RDMA_COUNTER, name)
+                yield CounterFile(directory, name, catalog.other(name), part, 1, narrow, highest)
+
 
 ROOT = "/sys/class/infiniband"
 _ACTIVE = 4
@@ -40,7 +137,7 @@ _NUMBERED = re.compile(rb"\s*(\d+)\s*:")
 _RATE = re.compile(rb"\s*(\d+(?:\.\d+)?)\s*Gb/sec")
 
 
-class Rdma:
+class RdmaSource:
     """Counters, state and rate of every RDMA port, of any vendor."""
 
     name = "rdma"
@@ -48,32 +145,32 @@ class Rdma:
     longest_period_seconds = 10.0
     """Q counters of mlx5 are 32 bits wide: they wrap in 11 s at some 400 million messages per second."""
 
-    def __init__(self, period_seconds: float = 1.0, wiring: Wiring | None = None) -> None:
+    def __init__(self, period_seconds: float = 1.0, wiring: NetworkScanner | None = None) -> None:
         self.period_seconds = period_seconds
-        self._wiring = wiring or Wiring()
+        self._wiring = wiring or NetworkScanner()
         self._counters: KeptFiles | None = None
         self._states: KeptFiles | None = None
         self._steps: list[tuple[int, int]] = []
-        self._unwraps: dict[str, Unwrap] = {}
-        self._saturated: list[_Saturated] = []
-        self._optional: list[_Optional] = []
+        self._unwraps: dict[str, CounterUnwrapper] = {}
+        self._saturated: list[_SaturatedCounters] = []
+        self._optional: list[_OptionalCounters] = []
         self._first_state = 0
-        self._memory: CounterMemory | None = None
-        self._before: dict[str, Carried] = {}
+        self._memory: CounterStateFile | None = None
+        self._before: dict[str, CarriedCounters] = {}
         """Counters before a restart, or hidden from the last probe by failed calls."""
 
-    def remember(self, memory: CounterMemory) -> None:
+    def remember(self, memory: CounterStateFile) -> None:
         """Load the counter wraps from before a restart, and store them from now on."""
         self._memory = memory
         self._before = memory.load()
 
-    def probe(self, host: Host) -> Inventory:
+    def probe(self, host: Host) -> ProbeResult:
         """Find all ports and all their counter files."""
         network = self._wiring.look(host)
         there = _devices(host, network)
         bridges = [device.whole for device in there if device.whole.facts.get("role") == BRIDGE]
         devices = [device for device in there if device.whole not in bridges]
-        columns = Columns()
+        columns = ColumnBuilder()
         files = [file for device in devices for file in counter_files(host, device)]
         for file in files:
             columns.add(file.metric, file.about)
@@ -92,16 +189,16 @@ class Rdma:
         self._steps = [(column, file.step) for column, file in enumerate(files) if file.step != 1]
         before = self._before | self._carried
         self._unwraps = _unwraps(files, before)
-        self._before = hidden(host, before, self._carried)
+        self._before = find_hidden(host, before, self._carried)
         self.close()
         self._counters = host.keep([file.path for file in files])
         self._states = host.keep(
             [f"{directory}/{file}" for directory, _ in ports for file in _FILES]
         )
         findings = (_finding(len(there), len(ports), len(files)), *_problems(network))
-        return Inventory(tuple(columns.columns), tuple(bridges), findings)
+        return ProbeResult(tuple(columns.columns), tuple(bridges), findings)
 
-    def read(self, host: Host, into: Table) -> None:
+    def read(self, host: Host, into: RowBuilder) -> None:
         """Read all counter files, then the netlink counters, then the states."""
         if self._counters is None or self._states is None:
             return
@@ -118,7 +215,7 @@ class Rdma:
             into.put(column + 2, state if isinstance(state, Absent) else int(state == _ACTIVE))
             into.put(column + 3, _rate(self._states, file + 2))
 
-    def _carry_on(self, host: Host, into: Table) -> None:
+    def _carry_on(self, host: Host, into: RowBuilder) -> None:
         values = into.values
         for column, step in self._steps:
             values[column] = values[column] * step % UNSIGNED_RANGE
@@ -130,7 +227,7 @@ class Rdma:
             self._memory.keep(self._unwraps, host.clock.now().boot_ns)
 
     @property
-    def _carried(self) -> dict[str, Carried]:
+    def _carried(self) -> dict[str, CarriedCounters]:
         return {directory: unwrap.carried for directory, unwrap in self._unwraps.items()}
 
     def close(self) -> None:
@@ -151,14 +248,14 @@ _STATES = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Saturated:
+class _SaturatedCounters:
     """Narrow counters of a port that stick at their maximum, and the column with the number of them."""
 
     column: int
     pick: Callable[[Sequence[int]], Sequence[int]]
     highest: tuple[int, ...]
 
-    def count(self, into: Table) -> None:
+    def count(self, into: RowBuilder) -> None:
         reasons = self.pick(into.reasons)
         if PRESENT in reasons:
             into.put(self.column, sum(map(ge, self.pick(into.values), self.highest)))
@@ -166,21 +263,25 @@ class _Saturated:
             into.put(self.column, REASONS[reasons[0]])
 
 
-def _saturated(files: Sequence[CounterFile], columns: Columns) -> list[_Saturated]:
+def _saturated(files: Sequence[CounterFile], columns: ColumnBuilder) -> list[_SaturatedCounters]:
     sticking: dict[tuple[str, ...], dict[int, int]] = {}
     for column, file in enumerate(files):
         if file.highest:
             sticking.setdefault(file.about.key[:2], {})[column] = file.highest
     entities = {file.about.key: file.about for file in files if file.about.kind is RDMA_PORT}
     return [
-        _Saturated(
-            columns.add(catalog.RDMA_SATURATED, entities[key]), picker(of), tuple(of.values())
+        _SaturatedCounters(
+            columns.add(catalog.RDMA_SATURATED, entities[key]),
+            column_picker(of),
+            tuple(of.values()),
         )
         for key, of in sticking.items()
     ]
 
 
-def _unwraps(files: Sequence[CounterFile], before: dict[str, Carried]) -> dict[str, Unwrap]:
+def _unwraps(
+    files: Sequence[CounterFile], before: dict[str, CarriedCounters]
+) -> dict[str, CounterUnwrapper]:
     """One for each directory with 32-bit counters; its other counters have 64 bits."""
     narrow: dict[str, dict[str, int]] = {}
     wide: dict[str, list[int]] = {}
@@ -190,19 +291,19 @@ def _unwraps(files: Sequence[CounterFile], before: dict[str, Carried]) -> dict[s
         else:
             wide.setdefault(file.directory, []).append(column)
     return {
-        directory: Unwrap(of, wide.get(directory, ()), before.get(directory))
+        directory: CounterUnwrapper(of, wide.get(directory, ()), before.get(directory))
         for directory, of in narrow.items()
     }
 
 
 @dataclass(frozen=True, slots=True)
-class _Optional:
+class _OptionalCounters:
     """Counters of a port that only netlink reports: one call for all of them."""
 
     port: Entity
     columns: dict[str, int]
 
-    def read(self, host: Host, into: Table) -> None:
+    def read(self, host: Host, into: RowBuilder) -> None:
         try:
             told = _netlink(host, self.port)
         except OSError as error:
@@ -219,7 +320,9 @@ def _netlink(host: Host, port: Entity) -> dict[str, int]:
     return told
 
 
-def _optional(host: Host, driver: str, port: Entity, columns: Columns) -> _Optional | None:
+def _optional(
+    host: Host, driver: str, port: Entity, columns: ColumnBuilder
+) -> _OptionalCounters | None:
     """Enabled optional counters of a port, and columns for them."""
     try:
         told = _netlink(host, port)
@@ -232,10 +335,10 @@ def _optional(host: Host, driver: str, port: Entity, columns: Columns) -> _Optio
         if metric is None or metric in taken:
             metric, about = catalog.other(name), port.part(RDMA_COUNTER, name)
         found[name] = columns.add(metric, about)
-    return _Optional(port, found) if found else None
+    return _OptionalCounters(port, found) if found else None
 
 
-def _devices(host: Host, network: Network) -> list[Device]:
+def _devices(host: Host, network: NodeNetwork) -> list[RdmaDevice]:
     try:
         found = host.names(ROOT)
     except FileNotFoundError:
@@ -243,41 +346,41 @@ def _devices(host: Host, network: Network) -> list[Device]:
     return [_device(host, name, network) for name in found]
 
 
-def _device(host: Host, name: str, network: Network) -> Device:
+def _device(host: Host, name: str, network: NodeNetwork) -> RdmaDevice:
     base = f"{ROOT}/{name}"
     facts = _facts(host, base, network)
     ports = []
-    for port in names(host, f"{base}/ports"):
+    for port in list_names(host, f"{base}/ports"):
         directory = f"{base}/ports/{port}"
-        of_port = known(
-            link_layer=text(host, f"{directory}/link_layer"),
+        of_port = nonempty_facts(
+            link_layer=read_text(host, f"{directory}/link_layer"),
             interface=_interface(host, base, directory),
         )
         ports.append((directory, Entity(RDMA_PORT, (name, port), facts | of_port)))
     driver = rdma_driver(facts.get("driver", ""), name)
-    return Device(driver, base, Entity(RDMA_PORT, (name, DEVICE), facts), tuple(ports))
+    return RdmaDevice(driver, base, Entity(RDMA_PORT, (name, DEVICE), facts), tuple(ports))
 
 
-def _facts(host: Host, base: str, network: Network) -> dict[str, str]:
-    address = linked(host, f"{base}/device")
-    return network.at(address).facts | known(
+def _facts(host: Host, base: str, network: NodeNetwork) -> dict[str, str]:
+    address = read_link_name(host, f"{base}/device")
+    return network.at(address).facts | nonempty_facts(
         driver=_driver(host, base, address),
         pci_address=address,
-        firmware=text(host, f"{base}/fw_ver"),
-        board=text(host, f"{base}/board_id"),
-        hca=text(host, f"{base}/hca_type"),
+        firmware=read_text(host, f"{base}/fw_ver"),
+        board=read_text(host, f"{base}/board_id"),
+        hca=read_text(host, f"{base}/hca_type"),
     )
 
 
 def _driver(host: Host, base: str, address: str) -> str:
     """Driver of the PCI device; a part of one (a subfunction) is on its own bus."""
-    of_pci = linked(host, f"/sys/bus/pci/devices/{address}/driver") if address else ""
-    return of_pci or linked(host, f"{base}/device/driver")
+    of_pci = read_link_name(host, f"/sys/bus/pci/devices/{address}/driver") if address else ""
+    return of_pci or read_link_name(host, f"{base}/device/driver")
 
 
 def _interface(host: Host, base: str, directory: str) -> str:
-    named = text(host, f"{directory}/gid_attrs/ndevs/0")
-    candidates = [named] if named else names(host, f"{base}/device/net")
+    named = read_text(host, f"{directory}/gid_attrs/ndevs/0")
+    candidates = [named] if named else list_names(host, f"{base}/device/net")
     return candidates[0] if len(candidates) == 1 else ""
 
 
@@ -299,14 +402,16 @@ def _rate(files: KeptFiles, index: int) -> Reading:
     return round(float(match[1]) * _MEGABITS_PER_GIGABIT) if match else Absent.ERROR
 
 
-def _finding(devices: int, ports: int, files: int) -> Finding:
+def _finding(devices: int, ports: int, files: int) -> ProbeFinding:
     if not devices:
-        return Finding("RDMA devices", Verdict.ABSENT, f"{ROOT} has no device")
-    found = (counted(devices, "device"), counted(ports, "port"))
-    detail = f"{', '.join(found)}, {counted(files, 'counter file')}"
-    return Finding("RDMA devices", Verdict.SUPPORTED, detail)
+        return ProbeFinding("RDMA devices", ProbeVerdict.ABSENT, f"{ROOT} has no device")
+    found = (format_count(devices, "device"), format_count(ports, "port"))
+    detail = f"{', '.join(found)}, {format_count(files, 'counter file')}"
+    return ProbeFinding("RDMA devices", ProbeVerdict.SUPPORTED, detail)
 
 
-def _problems(network: Network) -> list[Finding]:
+def _problems(network: NodeNetwork) -> list[ProbeFinding]:
     mend = "change the section [topology] of the settings"
-    return [Finding("rails", Verdict.BROKEN, problem, mend) for problem in network.problems]
+    return [
+        ProbeFinding("rails", ProbeVerdict.BROKEN, problem, mend) for problem in network.problems
+    ]

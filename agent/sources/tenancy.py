@@ -10,29 +10,45 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from agent.config import TenancySettings
-from agent.gpus.inventory import Gpus
+from agent.gpus.inventory import GpuInventory
 from agent.gpus.process_lists import ProcessLists
 from agent.host import Host
-from agent.sampling.facts import text
-from agent.sampling.source import Columns, Finding, HoldsNothing, Inventory, Table, Verdict
-from agent.tenancy import unclaimed
-from agent.tenancy.book import Book, Look, Open, claims_on
+from agent.sampling.source import (
+    ColumnBuilder,
+    ProbeFinding,
+    ProbeResult,
+    ProbeVerdict,
+    RowBuilder,
+    SourceWithoutResources,
+    read_text,
+)
+from agent.tenancy import gpu_processes
+from agent.tenancy.claim_placement import count_claimed_slots, place_claims, unplaced_findings
+from agent.tenancy.claim_tracker import (
+    ActiveClaim,
+    ClaimTracker,
+    ProviderReport,
+    TenancyStateFile,
+    claims_on,
+)
+from agent.tenancy.claims import (
+    ClaimProvider,
+    ClaimReport,
+    ClockHistory,
+    NodeClaim,
+    ProviderAuthority,
+)
 from agent.tenancy.claims_file import ClaimsFile
-from agent.tenancy.clock_history import ClockHistory
-from agent.tenancy.command_claims import ToldClaims
-from agent.tenancy.devices import Devices, Known
-from agent.tenancy.held import Adapter, Held, Level, Told
-from agent.tenancy.kubernetes import Kubernetes
-from agent.tenancy.libvirt import Libvirt
-from agent.tenancy.memory import Memory
-from agent.tenancy.placing import claimed, findings_of, placed
-from agent.tenancy.pod_requests import KubeletUrl, PodRequests
-from agent.tenancy.processes import Processes, Use, Uses, on
-from agent.tenancy.slurm import Places, Slurm
+from agent.tenancy.command_claims import CommandClaims
+from agent.tenancy.devices import GpuNames, NodeDevices
+from agent.tenancy.gpu_processes import DeviceUse, DeviceUses, GpuProcessOwners, uses_of_gpu
+from agent.tenancy.kubernetes import KubernetesProvider
+from agent.tenancy.pods import KubeletPodsUrl, PodRequests
+from agent.tenancy.slurm import SlurmPaths, SlurmProvider
+from agent.tenancy.virtual_machines import VirtualMachineProvider
 from railscope.catalog import tenancy as c
 from railscope.catalog.entities import GPU
-from railscope.entity import Entity
-from railscope.frame import Event
+from railscope.frame import Entity, Event
 from railscope.reading import Absent
 from railscope.settings import SettingsError
 
@@ -58,7 +74,7 @@ def _owners(trusted: str) -> frozenset[str]:
     return words
 
 
-class Tenancy(HoldsNothing):
+class ClaimSource(SourceWithoutResources):
     """Claims as events, and the claimed share of each GPU."""
 
     name = "tenancy"
@@ -71,38 +87,43 @@ class Tenancy(HoldsNothing):
         settings: TenancySettings,
         node: str = "",
         period_seconds: float = 5.0,
-        gpus: Gpus | None = None,
+        gpus: GpuInventory | None = None,
         lists: ProcessLists | None = None,
     ) -> None:
         """Raises SettingsError for an unknown owner."""
         self.period_seconds = period_seconds
-        self.told = ToldClaims()
-        self.devices = Devices()
+        self.told = CommandClaims()
+        self.devices = NodeDevices()
         self._settings, self._node = settings, node
-        self._gpus = gpus or Gpus()
+        self._gpus = gpus or GpuInventory()
         self._system = frozenset(settings.system.split())
         self._trusted = _owners(settings.trust)
-        kubelet = KubeletUrl(
+        kubelet = KubeletPodsUrl(
             settings.kubelet_url, settings.kubelet_token_file, settings.kubelet_ca_file
         )
-        self._kubernetes = Kubernetes(settings.kubelet_socket, self._system, PodRequests(kubelet))
-        self._processes = Processes(lists or ProcessLists(), settings.owner_label)
-        places = Places(settings.slurm_gpu_files, settings.slurm_job_files, settings.gres_conf)
+        self._kubernetes = KubernetesProvider(
+            settings.kubelet_socket, self._system, PodRequests(kubelet)
+        )
+        self._processes = GpuProcessOwners(lists or ProcessLists(), settings.owner_label)
+        places = SlurmPaths(settings.slurm_gpu_files, settings.slurm_job_files, settings.gres_conf)
         self.clock = ClockHistory()
         """Clock history of the boot, from the first poll on."""
-        self._slurm = Slurm(places, lambda: self._node, lambda: self.clock, lambda: self._uses.uses)
-        adapters: tuple[Adapter, ...] = (
-            self._slurm, Libvirt(), ClaimsFile(settings.file, lambda: self._node), self.told,
+        self._slurm = SlurmProvider(
+            places, lambda: self._node, lambda: self.clock, lambda: self._uses.uses
+        )
+        adapters: tuple[ClaimProvider, ...] = (
+            self._slurm, VirtualMachineProvider(), ClaimsFile(settings.file, lambda: self._node), self.told,
         )  # fmt: skip
         self._adapters = adapters
-        self._unclaimed = unclaimed.Unclaimed()
-        self._memory: Memory | None = None
-        self._book: Book | None = None
-        self._before: dict[str, Known] = {}
-        self._uses, self._free = Uses(), ()  # type: tuple[Uses, tuple[Use, ...]]
+        self._unclaimed = gpu_processes.UnclaimedUseDetector()
+        self._memory: TenancyStateFile | None = None
+        self._book: ClaimTracker | None = None
+        self._before: dict[str, GpuNames] = {}
+        self._uses = DeviceUses()
+        self._free: tuple[DeviceUse, ...] = ()
         self._trouble: Absent | None = None
         self._columns: tuple[str, ...] = ()
-        self._findings: tuple[Finding, ...] = ()
+        self._findings: tuple[ProbeFinding, ...] = ()
         self._events: list[Event] = []
         self._first_ns: int | None = None
         self._just_looked = False
@@ -110,27 +131,27 @@ class Tenancy(HoldsNothing):
     def remember(self, directory: Path, node: str) -> None:
         """Store state that must survive a restart in a directory, and load the existing state."""
         self._node = node
-        self._memory = Memory(directory)
+        self._memory = TenancyStateFile(directory)
         self.told.keep_in(directory)
 
     @property
-    def open(self) -> tuple[Open, ...]:
+    def open(self) -> tuple[ActiveClaim, ...]:
         """All claims and observed uses in force, as of the last poll."""
         return self._book.open if self._book else ()
 
-    def probe(self, host: Host) -> Inventory:
+    def probe(self, host: Host) -> ProbeResult:
         """Poll, and create columns for the existing GPUs and for those with a claim."""
         self._just_looked = self._look(host)
-        columns = Columns()
+        columns = ColumnBuilder()
         entities = {gpu.entity.key[0]: gpu.entity for gpu in self._gpus.found.values()}
         entities |= {uuid: self._entity(uuid) for uuid in sorted(self._held_gpus - entities.keys())}
         self._columns = tuple(entities)
         for metric in _METRICS:
             for entity in entities.values():
                 columns.add(metric, entity)
-        return Inventory(tuple(columns.columns), (), self._findings)
+        return ProbeResult(tuple(columns.columns), (), self._findings)
 
-    def read(self, host: Host, into: Table) -> None:
+    def read(self, host: Host, into: RowBuilder) -> None:
         """Poll, unless the probe just did, and report the claims and their changes."""
         looked, self._just_looked = self._just_looked or self._look(host), False
         if not looked:
@@ -144,11 +165,11 @@ class Tenancy(HoldsNothing):
         for place, gpu in enumerate(self._columns):
             claims = list(claims_on(self.open, gpu))
             into.put(place, self._trouble or len(claims))
-            into.put(count + place, self._trouble or claimed(claims))
+            into.put(count + place, self._trouble or count_claimed_slots(claims))
             unread = self._uses.unread.get(gpu) or (
                 Absent.GONE if gpu not in self._present else None
             )
-            processes = sum(len(use.pids) for use in on(self._free, gpu))
+            processes = sum(len(use.pids) for use in uses_of_gpu(self._free, gpu))
             into.put(2 * count + place, unread or self._trouble or processes)
 
     @property
@@ -172,14 +193,14 @@ class Tenancy(HoldsNothing):
             return False
         book = self._book or self._open_book(host)
         self.clock.observe(now)
-        self.devices = Devices.of(self._gpus.found.values(), self._before.values())
+        self.devices = NodeDevices.of(self._gpus.found.values(), self._before.values())
         names_changed = self.devices.all != self._before
         self._before = self.devices.all
-        looks, unplaced = placed(list(self._looks(host, book)), book.in_force, self.devices)
+        looks, unplaced = place_claims(list(self._looks(host, book)), book.in_force, self.devices)
         book.settle(looks, host.clock.now())
         silent = {look.adapter for look in looks if look.told.unread is not None}
         claims = [one.held for one in book.open if one.is_claim]
-        known = unclaimed.Known(
+        known = gpu_processes.ClaimContext(
             claims, silent, self._slurm.jobs, self._system, book.in_force(UNCLAIMED), host.boot_id
         )
         self._free, used = self._unclaimed.look(self._uses, known)
@@ -187,7 +208,7 @@ class Tenancy(HoldsNothing):
             book.settle([look], host.clock.now())
         self._trouble = next((look.told.unread for look in looks if look.told.unread), None)
         self._findings = tuple(f for look in looks for f in look.told.findings)
-        self._findings += (*findings_of(unplaced), *self._told_of_processes())
+        self._findings += (*unplaced_findings(unplaced), *self._report_processes())
         if self._memory:
             now = host.clock.now()
             self._memory.save(book, self._before, self.clock, now, names_changed=names_changed)
@@ -195,16 +216,16 @@ class Tenancy(HoldsNothing):
         self._events += book.take_events()
         return True
 
-    def _open_book(self, host: Host) -> Book:
-        self._node = self._node or text(host, "/proc/sys/kernel/hostname")
+    def _open_book(self, host: Host) -> ClaimTracker:
+        self._node = self._node or read_text(host, "/proc/sys/kernel/hostname")
         kept = self._memory.load() if self._memory else None
         if kept:
             self._before = {gpu.uuid: gpu for gpu in kept.gpus}
         self.clock = ClockHistory(host.boot_id, kept.clock if kept else None)
-        book = self._book = Book(self._node, host.boot_id, kept.book if kept else None)
+        book = self._book = ClaimTracker(self._node, host.boot_id, kept.book if kept else None)
         return book
 
-    def _looks(self, host: Host, book: Book) -> Iterator[Look]:
+    def _looks(self, host: Host, book: ClaimTracker) -> Iterator[ProviderReport]:
         """Reports of the providers; Kubernetes first, as the owners of processes are named by its pods."""
         yield self._asked(host, book, self._kubernetes.name, self._kubernetes.look)
         self._uses = self._processes.look(host, self.devices, self._kubernetes.pods)
@@ -214,44 +235,49 @@ class Tenancy(HoldsNothing):
         if (look := self._of_processes(PROCESS, trusted)) is not None:
             yield look
 
-    def _asked(self, host: Host, book: Book, name: str, ask: Callable[..., Told]) -> Look:
+    def _asked(
+        self, host: Host, book: ClaimTracker, name: str, ask: Callable[..., ClaimReport]
+    ) -> ProviderReport:
         began = host.clock.now()
         told = ask(host, self.devices, book.in_force(name))
-        return Look(name, told, began, host.clock.now())
+        return ProviderReport(name, told, began, host.clock.now())
 
-    def _is_trusted(self, use: Use) -> bool:
-        return use.whose.source in self._trusted and not use.whose.is_anyones
+    def _is_trusted(self, use: DeviceUse) -> bool:
+        return use.whose.source in self._trusted and not use.whose.is_shared_or_hidden
 
-    def _claim(self, use: Use) -> Held:
+    def _claim(self, use: DeviceUse) -> NodeClaim:
         """Claim of processes with a trusted owner, on the device that they use."""
         whose, device = use.whose, use.device
-        return Held(
-            source=whose.source, level=Level.NODE_PLUGIN, workload=whose.workload,
+        return NodeClaim(
+            source=whose.source, level=ProviderAuthority.NODE_PLUGIN, workload=whose.workload,
             owner=whose.owner, gpu=device.gpu, device=device.id, compute=device.compute,
             memory=device.memory, exclusive=False, profile=device.profile, pids=use.pids,
             system=bool({whose.workload, whose.owner} & self._system),
         )  # fmt: skip
 
-    def _of_processes(self, name: str, held: tuple[Held, ...]) -> Look | None:
+    def _of_processes(self, name: str, held: tuple[NodeClaim, ...]) -> ProviderReport | None:
         """Report of the processes, as of their lists; GPUs without a list are excluded."""
         oldest, newest = self._uses.oldest, self._uses.newest
         if oldest is None or newest is None:
             return None
         without = frozenset(self._before.keys() - self._present) | self._uses.unread.keys()
-        return Look(name, Told(held, (), None, without), oldest, newest)
+        return ProviderReport(name, ClaimReport(held, (), None, without), oldest, newest)
 
-    def _told_of_processes(self) -> Iterator[Finding]:
+    def _report_processes(self) -> Iterator[ProbeFinding]:
         if not self._present:
             return
         what = "claims and processes"
         if self._uses.oldest is None:
             reason = next(iter(self._uses.unread.values()), Absent.ERROR)
-            yield Finding(what, Verdict.ABSENT, f"no processes are told of: {reason.word}")
+            yield ProbeFinding(
+                what, ProbeVerdict.ABSENT, f"no processes are told of: {reason.word}"
+            )
             return
         hidden = sum(
-            use.whose.source == "process" and use.whose.is_anyones for use in self._uses.uses
+            use.whose.source == "process" and use.whose.is_shared_or_hidden
+            for use in self._uses.uses
         )
         count, free = (sum(len(u.pids) for u in uses) for uses in (self._uses.uses, self._free))
         detail = f"{count} on GPUs, {free} of them without a claim"
         remedy = "run the agent with the PID and cgroup namespaces of the host" if hidden else ""
-        yield Finding(what, Verdict.SUPPORTED, detail, remedy)
+        yield ProbeFinding(what, ProbeVerdict.SUPPORTED, detail, remedy)

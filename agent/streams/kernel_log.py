@@ -1,27 +1,161 @@
-"""Kernel log as events and counters.
+"""Kernel log as events and counters, and the matching of its Xids with those of NVML.
 
-Record format: Documentation/ABI/testing/dev-kmsg, `priority,sequence,microseconds,flags;text`. Plain lines,
-as dmesg and journalctl write them, are accepted as well, without their time.
+Record format: Documentation/ABI/testing/dev-kmsg, `priority,sequence,microseconds,flags;text`.
+Plain lines, as dmesg and journalctl write them, are accepted as well, without their time.
+
+Both the kernel log (with text) and NVML (as a number) report Xids. The log's report counts, as it
+has the details. An Xid that only NVML reported is emitted once the log has had time to report it
+too. NVML's reports come from the thread of the driver, the log's from another. Xids after which a
+GPU needs recovery are retained for the verdict on its health.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
+import threading
+from collections import Counter, deque
+from dataclasses import dataclass
+from itertools import islice
 
 from agent.host import Host, KernelLog
-from agent.sampling.facts import known
-from agent.sampling.source import Columns, Finding, Inventory, Table, Verdict
-from agent.streams.kernel_messages import Message, understand
-from agent.streams.xid_book import JudgedXid, XidBook
+from agent.sampling.source import (
+    ColumnBuilder,
+    ProbeFinding,
+    ProbeResult,
+    ProbeVerdict,
+    RowBuilder,
+    nonempty_facts,
+)
+from agent.streams.kernel_messages import KernelMessage, parse_kernel_message
 from railscope.catalog import gpu_health as gpu_catalog
 from railscope.catalog import kernel as c
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import GPU_ADDRESS, NODE, XID
-from railscope.catalog.xids import judge, xid
-from railscope.entity import Entity
-from railscope.frame import Event
+from railscope.catalog.xids import ACTION_ORDER, RECOVERY_ACTIONS, Judgement, judge, xid
+from railscope.frame import Entity, Event
 from railscope.reading import Absent, Reading, reason_of
+
+SAME_NS = 3_000_000_000
+"""Two seconds between both reports (NVIDIA's driver logs first), and one for the period of NVML reads."""
+MAX_WAITING = 1000
+MAX_GPUS = 64
+MAX_REMEMBERED = 64
+"""Maximum number of different Xids of one GPU."""
+_HARD = frozenset(ACTION_ORDER[ACTION_ORDER.index("drain") :])
+_RECOVERY_CHANGED = 154
+_ALL_CLEAR = RECOVERY_ACTIONS[0].nvidia
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlXid:
+    """An Xid of a GPU as NVML reported it; it happened after `since_boot_ns` and until `boot_ns`.
+
+    Instances are empty if it concerns no MIG device.
+    """
+
+    pci_address: str
+    xid: int
+    wall_ns: int
+    boot_ns: int
+    since_boot_ns: int
+    gpu_instance: str = ""
+    compute_instance: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedXid:
+    """The last message of its kind about a GPU that requires an action."""
+
+    number: int
+    boot_ns: int
+    judgement: Judgement
+
+    @property
+    def fatal(self) -> bool:
+        """True if the GPU cannot continue in its present state."""
+        return self.judgement.severity == "fatal"
+
+
+class XidMatcher:
+    """Matches Xids of NVML with those of the kernel log, one to one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._logged: deque[tuple[str, int, int]] = deque(maxlen=MAX_WAITING)
+        self._waiting: deque[NvmlXid] = deque()
+        self._judged: dict[str, dict[object, JudgedXid]] = {}
+        self.overlooked = 0
+        """Number of NVML reports beyond the bound."""
+
+    def logged(self, pci_address: str, xid: int, boot_ns: int) -> None:
+        """Record an Xid from the kernel log."""
+        with self._lock:
+            for sighting in self._waiting:
+                if _same(sighting, pci_address, xid, boot_ns):
+                    self._waiting.remove(sighting)
+                    return
+            self._logged.append((pci_address, xid, boot_ns))
+
+    def seen(self, sighting: NvmlXid) -> None:
+        """Record an Xid from NVML."""
+        with self._lock:
+            for told in self._logged:
+                if _same(sighting, *told):
+                    self._logged.remove(told)
+                    return
+            if len(self._waiting) < MAX_WAITING:
+                self._waiting.append(sighting)
+            else:
+                self.overlooked += 1
+
+    def unlogged(self, now_boot_ns: int) -> list[NvmlXid]:
+        """Return the Xids that NVML reported and the log did not, each once."""
+        with self._lock:
+            due = [s for s in self._waiting if now_boot_ns - s.boot_ns > SAME_NS]
+            for sighting in due:
+                self._waiting.remove(sighting)
+            return due
+
+    def judged(self, pci_address: str, told: JudgedXid) -> None:
+        """Record a judged Xid; it is remembered if the GPU needs recovery after it.
+
+        A flood of one Xid displaces no other: the last of each number and judgement is kept.
+        """
+        changed = told.number == _RECOVERY_CHANGED
+        judgement = told.judgement
+        kind = told.number if changed else (told.number, judgement.severity, judgement.actions)
+        with self._lock:
+            if pci_address not in self._judged and len(self._judged) >= MAX_GPUS:
+                return
+            known = self._judged.setdefault(pci_address, {})
+            if changed and judgement.nvidia == _ALL_CLEAR:
+                known.clear()
+            known.pop(kind, None)
+            if told.fatal or _HARD.intersection(judgement.actions):
+                known[kind] = told
+            for oldest in list(islice(known, max(0, len(known) - MAX_REMEMBERED))):
+                del known[oldest]
+
+    def driver_loaded(self, boot_ns: int) -> None:
+        """Record a load of the driver: earlier faults no longer count."""
+        with self._lock:
+            for known in self._judged.values():
+                for kind, told in tuple(known.items()):
+                    if told.boot_ns <= boot_ns:
+                        del known[kind]
+
+    def remembered(self, pci_address: str) -> tuple[JudgedXid, ...]:
+        """Return the Xids after which a GPU needs recovery, the latest last."""
+        with self._lock:
+            return tuple(self._judged.get(pci_address, {}).values())
+
+
+def _same(sighting: NvmlXid, pci_address: str, xid: int, boot_ns: int) -> bool:
+    """True if an Xid of the log may be this one: a hanging driver delivers its events late."""
+    if (sighting.pci_address, sighting.xid) != (pci_address, xid):
+        return False
+    return sighting.since_boot_ns - SAME_NS <= boot_ns <= sighting.boot_ns + SAME_NS
+
 
 _RECORD = re.compile(
     r"(?P<priority>\d+),(?P<sequence>\d+),(?P<time>\d+),[^;]*;(?P<text>.*)", re.DOTALL
@@ -58,9 +192,9 @@ class KernelLogStream:
     longest_period_seconds = 5.0
     """The log is a ring: records that are overwritten before they are read are lost."""
 
-    def __init__(self, period_seconds: float = 1.0, xids: XidBook | None = None) -> None:
+    def __init__(self, period_seconds: float = 1.0, xids: XidMatcher | None = None) -> None:
         self.period_seconds = period_seconds
-        self._xids = xids or XidBook()
+        self._xids = xids or XidMatcher()
         self._last_xid: dict[tuple[str, ...], int] = {}
         self._trouble: Absent | None = None
         self._log: KernelLog | None = None
@@ -75,14 +209,14 @@ class KernelLogStream:
         self._columns: list[tuple[str, Entity]] = []
         self._last: list[tuple[str, ...]] = []
 
-    def probe(self, host: Host) -> Inventory:
+    def probe(self, host: Host) -> ProbeResult:
         """Open the log if necessary, read new records, and add a column for everything counted so far.
 
         Xids come from NVML, too: they are reported even if the log cannot be read.
         """
         finding = self._open(host)
         self._take_unlogged(host)
-        columns = Columns()
+        columns = ColumnBuilder()
         node = Entity(NODE)
         if self._log or self._counts:
             for metric in (c.XIDS, *_NODE_METRICS, c.LOG_RECORDS, c.LOG_LOST, c.LOG_SUPPRESSED):
@@ -93,9 +227,9 @@ class KernelLogStream:
         self._last = list(self._last_xid)
         for key in self._last:
             columns.add(gpu_catalog.GPU_LAST_XID, Entity(GPU_ADDRESS, key))
-        return Inventory(tuple(columns.columns), (), (finding,))
+        return ProbeResult(tuple(columns.columns), (), (finding,))
 
-    def _open(self, host: Host) -> Finding:
+    def _open(self, host: Host) -> ProbeFinding:
         try:
             if self._log is None:
                 self._log = host.kernel_log()
@@ -104,11 +238,11 @@ class KernelLogStream:
         except OSError as error:
             self.close()
             self._trouble = reason_of(error)
-            return _trouble(error)
+            return _open_failure(error)
         self._trouble = None
-        return Finding("kernel log", Verdict.SUPPORTED, f"{self._records} records read")
+        return ProbeFinding("kernel log", ProbeVerdict.SUPPORTED, f"{self._records} records read")
 
-    def read(self, host: Host, into: Table) -> None:
+    def read(self, host: Host, into: RowBuilder) -> None:
         """Read new records. The first message of its kind gets its column with the next probe."""
         if self._log:
             self._follow(host, self._log)
@@ -146,7 +280,7 @@ class KernelLogStream:
             boot_ns, text = self._take_apart(record, now.boot_ns)
             if text.startswith(_DRIVER_LOADED):
                 self._xids.driver_loaded(boot_ns)
-            message = understand(text)
+            message = parse_kernel_message(text)
             if message:
                 wall_ns = now.wall_ns - (now.boot_ns - boot_ns)
                 if message.event_class is c.XID_EVENT:
@@ -158,14 +292,14 @@ class KernelLogStream:
         """Report the Xids that only NVML reported."""
         for told in self._xids.unlogged(host.clock.now().boot_ns):
             entity = Entity(XID, (told.pci_address, str(told.xid)))
-            facts = known(
+            facts = nonempty_facts(
                 gpu_instance=told.gpu_instance,
                 compute_instance=told.compute_instance,
                 reported_by="nvml",
             )
-            self._happened(Message(c.XID_EVENT, entity, facts), told.wall_ns, told.boot_ns)
+            self._happened(KernelMessage(c.XID_EVENT, entity, facts), told.wall_ns, told.boot_ns)
 
-    def _happened(self, message: Message, wall_ns: int, boot_ns: int) -> None:
+    def _happened(self, message: KernelMessage, wall_ns: int, boot_ns: int) -> None:
         facts = message.facts
         if message.event_class is c.XID_EVENT:
             address, number = message.entity.key
@@ -174,7 +308,7 @@ class KernelLogStream:
                 self._last_xid[gpu.key] = int(number)
             judged, entry = judge(int(number), facts.get("message", "")), xid(int(number))
             self._xids.judged(address, JudgedXid(int(number), boot_ns, judged))
-            facts = known(
+            facts = nonempty_facts(
                 **facts, name=entry.name, meaning=entry.meaning, severity=judged.severity,
                 action=" ".join(judged.actions), nvidia_action=judged.nvidia,
             )  # fmt: skip
@@ -206,7 +340,7 @@ class KernelLogStream:
         text = match["text"].split("\n", 1)[0] if by_kernel else ""
         return int(match["time"]) * _NS_PER_US, text
 
-    def _count(self, message: Message) -> None:
+    def _count(self, message: KernelMessage) -> None:
         name = message.event_class.name
         if name in _BY_NODE:
             self._node_counts[_BY_NODE[name]] += 1
@@ -215,12 +349,12 @@ class KernelLogStream:
             self._counts[key] += 1
 
 
-def _trouble(error: OSError) -> Finding:
+def _open_failure(error: OSError) -> ProbeFinding:
     if reason_of(error) is Absent.GONE:
-        return Finding("kernel log", Verdict.ABSENT, "there is no /dev/kmsg")
-    return Finding(
+        return ProbeFinding("kernel log", ProbeVerdict.ABSENT, "there is no /dev/kmsg")
+    return ProbeFinding(
         "kernel log",
-        Verdict.DENIED,
+        ProbeVerdict.DENIED,
         f"/dev/kmsg: {error.strerror}",
         "run the agent under its unit, which hands over the kernel log, or with CAP_SYSLOG",
     )

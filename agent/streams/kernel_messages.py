@@ -21,7 +21,7 @@ from railscope.catalog.entities import (
     SXID,
     XID,
 )
-from railscope.entity import Entity
+from railscope.frame import Entity
 
 _DOMAIN = r"[0-9a-fA-F]{4,8}"
 _PCI = rf"{_DOMAIN}:[0-9a-fA-F]{{2}}:[0-9a-fA-F]{{2}}"
@@ -86,7 +86,7 @@ _NAMELESS = ("<unknown>", "'<unknown>'")
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class KernelMessage:
     """A relevant message: event class, entity and facts."""
 
     event_class: EventClass
@@ -94,7 +94,7 @@ class Message:
     facts: dict[str, str]
 
 
-def understand(text: str) -> Message | None:
+def parse_kernel_message(text: str) -> KernelMessage | None:
     """Parse a line of the kernel log; None for lines that are not relevant."""
     for marker, parse in _PARSERS:
         if marker in text:
@@ -104,7 +104,7 @@ def understand(text: str) -> Message | None:
     return None
 
 
-def _xid(text: str) -> Message | None:
+def _xid(text: str) -> KernelMessage | None:
     match = _XID.search(text)
     if not match:
         return None
@@ -120,7 +120,7 @@ def _xid(text: str) -> Message | None:
     return _message(c.XID_EVENT, entity, facts)
 
 
-def _gpu(text: str) -> Message | None:
+def _gpu(text: str) -> KernelMessage | None:
     match = _GPU.search(text)
     if not match:
         return None
@@ -128,7 +128,7 @@ def _gpu(text: str) -> Message | None:
     return _message(_GPU_EVENTS[match["failure"]], entity, {"message": match["message"]})
 
 
-def _sxid(text: str) -> Message | None:
+def _sxid(text: str) -> KernelMessage | None:
     match = _SXID.search(text)
     if not match:
         return None
@@ -145,7 +145,7 @@ def _sxid(text: str) -> Message | None:
     return _message(c.SXID_EVENT, entity, facts)
 
 
-def _link(text: str) -> Message | None:
+def _link(text: str) -> KernelMessage | None:
     match = _LINK.search(text)
     if not match:
         return None
@@ -153,7 +153,7 @@ def _link(text: str) -> Message | None:
     return _message(c.LINK_EVENT, entity, {"message": text})
 
 
-def _aer(text: str) -> Message | None:
+def _aer(text: str) -> KernelMessage | None:
     match = _AER.search(text)
     if not match:
         return None
@@ -177,7 +177,7 @@ def _aer_address(match: re.Match[str]) -> str:
     return f"{match['domain'].lower()}:{bus:02x}:{device:02x}.{function}"
 
 
-def _oom(text: str) -> Message | None:
+def _oom(text: str) -> KernelMessage | None:
     match = _OOM.search(text)
     if not match:
         return None
@@ -185,7 +185,7 @@ def _oom(text: str) -> Message | None:
     return _message(c.OOM_EVENT, Entity(NODE), facts)
 
 
-def _slot_power(text: str) -> Message | None:
+def _slot_power(text: str) -> KernelMessage | None:
     match = _SLOT_POWER.search(text)
     if not match:
         return None
@@ -198,7 +198,7 @@ def _slot_power(text: str) -> Message | None:
     return _message(c.SLOT_POWER_EVENT, Entity(PCIE, (_function_address(match["pci"]),)), facts)
 
 
-def _port_module(text: str) -> Message | None:
+def _port_module(text: str) -> KernelMessage | None:
     match = _PORT_MODULE.search(text)
     if not match:
         return None
@@ -208,7 +208,7 @@ def _port_module(text: str) -> Message | None:
     return _message(c.PORT_MODULE_EVENT, entity, facts)
 
 
-def _peer_memory(text: str) -> Message | None:
+def _peer_memory(text: str) -> KernelMessage | None:
     """Return errors only: loading of the module, or that it taints the kernel, is not relevant."""
     match = _PEER_MEMORY.search(text)
     if not match or not _PEER_TROUBLE.search(match[0]):
@@ -234,8 +234,10 @@ _PARSERS = (
 )
 
 
-def _message(event_class: EventClass, entity: Entity, facts: dict[str, str]) -> Message:
-    return Message(event_class, entity, {name: value for name, value in facts.items() if value})
+def _message(event_class: EventClass, entity: Entity, facts: dict[str, str]) -> KernelMessage:
+    return KernelMessage(
+        event_class, entity, {name: value for name, value in facts.items() if value}
+    )
 
 
 def _address(text: str, function: str = "0") -> str:

@@ -6,7 +6,7 @@
     slurm           claims of jobs, from control groups (slurm_groups) and files of a prolog (slurm_files)
     libvirt         claims of virtual machines with passed-through GPUs (passthrough)
     claims_file     claims in a file of the administrator
-    command_claims  claims made with `railscope claim`, which `agent.endpoint.claims` receives
+    command_claims  claims made with `railscope claim`, which `agent.endpoint.claims_endpoint` receives
     processes       processes on the GPUs and their owners; unclaimed: use without a claim
     book            claims in force; starts and ends since the previous poll
     memory, durable state that survives a restart of the agent, and atomic file writes

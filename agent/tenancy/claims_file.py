@@ -24,16 +24,20 @@ from typing import Any
 import msgspec
 
 from agent.host import Host
-from agent.sampling.facts import counted
-from agent.sampling.source import Finding, Verdict
-from agent.tenancy import naming
-from agent.tenancy.devices import Device, Devices
-from agent.tenancy.held import FILE, Held, Level, Told
-from agent.tenancy.trouble import unread
-from railscope.shares import ShareError, parse_written_share, share_text
-from railscope.toml_text import TomlError, parse_toml
+from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
+from agent.tenancy import devices as naming
+from agent.tenancy.claims import (
+    FILE_SOURCE,
+    ClaimReport,
+    NodeClaim,
+    ProviderAuthority,
+    failed_report,
+)
+from agent.tenancy.devices import ClaimableDevice, NodeDevices
+from railscope.device_shares import ShareError, parse_written_share, share_text
+from railscope.untrusted_text import TomlError, parse_toml
 
-WHAT = "claims by file"
+SUBJECT = "claims by file"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NAMES = ("gpu", "tenant", "from", "to", "workload", "owner", "exclusive", "share", "system")
 _YES, _NO = {"true", "yes", "1"}, {"false", "no", "0", ""}
@@ -43,7 +47,7 @@ class ClaimsFileError(ValueError):
     """A file that cannot be used; the message names the line or the claim."""
 
 
-class Line(msgspec.Struct, frozen=True):
+class ClaimsFileLine(msgspec.Struct, frozen=True):
     """Content of one line or table. Times are nanoseconds since the epoch."""
 
     gpu: str
@@ -65,31 +69,41 @@ class ClaimsFile:
     node: Callable[[], str]
     name: str = "file"
     _content: bytes = b""
-    _lines: tuple[Line, ...] = ()
+    _lines: tuple[ClaimsFileLine, ...] = ()
 
-    def look(self, host: Host, devices: Devices, in_force: tuple[Held, ...]) -> Told:
+    def look(
+        self, host: Host, devices: NodeDevices, in_force: tuple[NodeClaim, ...]
+    ) -> ClaimReport:
         """Return the claims on this node. An invalid file changes nothing."""
         if not self.path:
-            return Told(findings=(Finding(WHAT, Verdict.ABSENT, "no tenancy.file is set"),))
+            return ClaimReport(
+                findings=(ProbeFinding(SUBJECT, ProbeVerdict.ABSENT, "no tenancy.file is set"),)
+            )
         try:
             content = host.read(self.path)
             if content != self._content:
-                self._lines = parse(content, toml=self.path.endswith(".toml"))
+                self._lines = parse_claims_file(content, toml=self.path.endswith(".toml"))
                 self._content = content
         except (OSError, ClaimsFileError) as error:
-            return unread(WHAT, error, f"mend {self.path}: until then its claims stay as they were")
+            return failed_report(
+                SUBJECT, error, f"mend {self.path}: until then its claims stay as they were"
+            )
         held = tuple(one for line in self._lines for one in self._held(line, devices, in_force))
-        detail = f"{self.path}: {counted(len(self._lines), 'claim')}, {len(held)} on devices here"
-        return Told(held, (Finding(WHAT, Verdict.SUPPORTED, detail),))
+        detail = (
+            f"{self.path}: {format_count(len(self._lines), 'claim')}, {len(held)} on devices here"
+        )
+        return ClaimReport(held, (ProbeFinding(SUBJECT, ProbeVerdict.SUPPORTED, detail),))
 
-    def _held(self, line: Line, devices: Devices, in_force: tuple[Held, ...]) -> Iterator[Held]:
+    def _held(
+        self, line: ClaimsFileLine, devices: NodeDevices, in_force: tuple[NodeClaim, ...]
+    ) -> Iterator[NodeClaim]:
         """Yield the claims of a line on this node; a line for all GPUs includes lost ones."""
         node = self.node()
         of_node = line.gpu == "*" or line.gpu in {node, node.partition(".")[0]}
         if of_node:
             found = [devices.gpu(gpu.uuid) for gpu in devices.present]
         else:
-            named = naming.find(line.gpu, devices)
+            named = naming.find_device(line.gpu, devices)
             found = [named] if named else []
         claims = {device.id: self._claim(line, device, node if of_node else "") for device in found}
         yield from claims.values()
@@ -99,9 +113,9 @@ class ClaimsFile:
             ):
                 yield held
 
-    def _claim(self, line: Line, device: Device, node: str) -> Held:
-        return Held(
-            source=FILE, level=Level.SCHEDULER, workload=line.workload, owner=line.owner,
+    def _claim(self, line: ClaimsFileLine, device: ClaimableDevice, node: str) -> NodeClaim:
+        return NodeClaim(
+            source=FILE_SOURCE, level=ProviderAuthority.SCHEDULER, workload=line.workload, owner=line.owner,
             tenant=line.tenant, node=node, gpu=device.gpu, device=device.id,
             reference="" if line.start_ns is None else str(line.start_ns),
             compute=device.compute, memory=device.memory, profile=device.profile,
@@ -111,17 +125,20 @@ class ClaimsFile:
         )  # fmt: skip
 
 
-def parse(content: bytes, *, toml: bool) -> tuple[Line, ...]:
+def parse_claims_file(content: bytes, *, toml: bool) -> tuple[ClaimsFileLine, ...]:
     """Return the lines of a file. Raises ClaimsFileError that names the first invalid one."""
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
         message = f"no UTF-8: {error}"
         raise ClaimsFileError(message) from error
-    return tuple(_line(place, told) for place, told in (_tables(text) if toml else _rows(text)))
+    return tuple(
+        _parse_line(place, told)
+        for place, told in (_read_tables(text) if toml else _read_rows(text))
+    )
 
 
-def _tables(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read_tables(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         told = parse_toml(text)
     except TomlError as error:
@@ -135,7 +152,7 @@ def _tables(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"claim {number}", claim
 
 
-def _rows(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read_rows(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     lines = ["" if line.startswith("#") else line for line in text.splitlines()]
     reader = csv.reader(lines, strict=True)
     header: list[str] = []
@@ -156,7 +173,7 @@ def _rows(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
         raise ClaimsFileError(message) from error
 
 
-def _line(place: str, told: dict[str, Any]) -> Line:
+def _parse_line(place: str, told: dict[str, Any]) -> ClaimsFileLine:
     unknown = sorted(told.keys() - set(_NAMES))
     if unknown:
         message = f"{place}: unknown {', '.join(unknown)}; known are {', '.join(_NAMES)}"
@@ -165,21 +182,21 @@ def _line(place: str, told: dict[str, Any]) -> Line:
         if not isinstance(told.get(name), str) or not told[name]:
             message = f"{place}: {name} is missing"
             raise ClaimsFileError(message)
-    start_ns, end_ns = (_instant(place, name, told.get(name)) for name in ("from", "to"))
+    start_ns, end_ns = (_parse_timestamp(place, name, told.get(name)) for name in ("from", "to"))
     if start_ns is not None and end_ns is not None and end_ns <= start_ns:
         message = f"{place}: it ends before it begins"
         raise ClaimsFileError(message)
-    share = _share(place, told.get("share"))
-    return Line(
+    share = _parse_share(place, told.get("share"))
+    return ClaimsFileLine(
         told["gpu"], told["tenant"], start_ns, end_ns,
         str(told.get("workload", "")), str(told.get("owner", "")),
-        exclusive=_flag(place, "exclusive", told.get("exclusive", True)) and not share,
+        exclusive=_parse_flag(place, "exclusive", told.get("exclusive", True)) and not share,
         share=share,
-        system=_flag(place, "system", told.get("system", False)),
+        system=_parse_flag(place, "system", told.get("system", False)),
     )  # fmt: skip
 
 
-def _instant(place: str, name: str, told: Any) -> int | None:
+def _parse_timestamp(place: str, name: str, told: Any) -> int | None:
     """Convert RFC 3339 with an offset to nanoseconds since the epoch; None for an empty value."""
     if told is None or told == "":
         return None
@@ -195,7 +212,7 @@ def _instant(place: str, name: str, told: Any) -> int | None:
     return ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds) * 1000
 
 
-def _share(place: str, told: Any) -> str:
+def _parse_share(place: str, told: Any) -> str:
     """Return the share as `n/d`; empty for an empty value."""
     if told is None or told == "":
         return ""
@@ -206,7 +223,7 @@ def _share(place: str, told: Any) -> str:
         raise ClaimsFileError(message) from error
 
 
-def _flag(place: str, name: str, told: Any) -> bool:
+def _parse_flag(place: str, name: str, told: Any) -> bool:
     word = str(told).strip().lower()
     if word in _YES | _NO:
         return word in _YES

@@ -12,26 +12,25 @@ from pathlib import Path
 import msgspec
 
 from agent.host import Host
-from agent.sampling.facts import counted
-from agent.sampling.source import Finding, Verdict
-from agent.tenancy import durable
-from agent.tenancy.devices import Device, Devices
-from agent.tenancy.held import COMMAND, BootTime, Held, Level, Told
+from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
+from agent.tenancy import state_directory
+from agent.tenancy.claims import COMMAND_SOURCE, BootTime, ClaimReport, NodeClaim, ProviderAuthority
+from agent.tenancy.devices import ClaimableDevice, NodeDevices
 from railscope.reading import Absent
 
-WHAT = "claims by command"
-FILE = "claims-told.json"
+SUBJECT = "claims by command"
+CLAIMS_FILE = "claims-told.json"
 KEEP_ENDED_NS = 86_400_000_000_000
 MAX_CLAIMS = 10_000
 SCHEDULERS = frozenset({"slurm", "kubernetes"})
 """Schedulers that a workload may name: `slurm:123` is Slurm's job 123, and its owner a Slurm account."""
 
 
-class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
+class CommandClaim(msgspec.Struct, frozen=True, omit_defaults=True):
     """A claim as received. Times are nanoseconds since the epoch."""
 
     id: str
-    devices: tuple[Device, ...]
+    devices: tuple[ClaimableDevice, ...]
     tenant: str
     workload: str
     owner: str
@@ -43,11 +42,11 @@ class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
     start_boot: BootTime | None = None
     end_boot: BootTime | None = None
 
-    def says(self, other: Claim) -> bool:
+    def says(self, other: CommandClaim) -> bool:
         """True if another claim has the same content, whatever its times."""
         return _without_times(self) == _without_times(other)
 
-    def ended_before(self, other: Claim) -> bool:
+    def ended_before(self, other: CommandClaim) -> bool:
         """True if it ended before another one starts, by the boot clock if both have it."""
         if self.end_ns is None:
             return False
@@ -57,28 +56,28 @@ class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.end_ns <= other.start_ns
 
 
-class ConflictError(ValueError):
+class ClaimConflictError(ValueError):
     """An id that is in use for another claim."""
 
 
-class UnknownError(LookupError):
+class UnknownClaimError(LookupError):
     """An id without a claim."""
 
 
-class NotKeptError(OSError):
+class ClaimNotStoredError(OSError):
     """A claim that could not be written to disk; nothing has changed."""
 
 
-class ToldClaims:
+class CommandClaims:
     """Claims made with `railscope claim`. Thread safe; changes block on the disk."""
 
-    name = COMMAND
+    name = COMMAND_SOURCE
 
     def __init__(self) -> None:
         self._directory: Path | None = None
         self._path: Path | None = None
-        self._claims: dict[str, Claim] = {}
-        self._past: tuple[Claim, ...] = ()
+        self._claims: dict[str, CommandClaim] = {}
+        self._past: tuple[CommandClaim, ...] = ()
         """Ended claims whose id was started again."""
         self._turn = threading.Lock()
         self._problem = "told to an agent that runs, by railscope claim"
@@ -93,11 +92,11 @@ class ToldClaims:
         """Open or create the directory if that has not succeeded yet."""
         if self._path is not None or self._directory is None:
             return
-        path = self._directory / FILE
+        path = self._directory / CLAIMS_FILE
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            kept = durable.read(path, list[Claim])
-        except durable.DamagedError as error:
+            kept = state_directory.read_json(path, list[CommandClaim])
+        except state_directory.DamagedFileError as error:
             self._problem, kept = str(error), None
         except OSError as error:
             self._problem = (
@@ -112,7 +111,7 @@ class ToldClaims:
         self._past = tuple(claim for claim in kept or () if latest[claim.id] is not claim)
         self._claims = latest
 
-    def start(self, claim: Claim, *, again: bool = False) -> Claim:
+    def start(self, claim: CommandClaim, *, again: bool = False) -> CommandClaim:
         """Start a claim; return the existing one if it has the same content.
 
         With `again` an ended id may start once more: a requeued job keeps its id. Raises ConflictError,
@@ -127,43 +126,45 @@ class ToldClaims:
                 if not (again and known.ended_before(claim)):
                     state = "has ended" if known.end_ns is not None else "says something else"
                     message = f"there is a claim {claim.id!r} already, and it {state}"
-                    raise ConflictError(message)
+                    raise ClaimConflictError(message)
             if len(self._claims) >= MAX_CLAIMS:
                 message = f"{MAX_CLAIMS} claims are kept already: end some"
-                raise ConflictError(message)
+                raise ClaimConflictError(message)
             self._put(claim, claim.start_ns, (known,) if known else ())
             return claim
 
-    def end(self, name: str, end_ns: int, end_boot: BootTime | None = None) -> Claim:
+    def end(self, name: str, end_ns: int, end_boot: BootTime | None = None) -> CommandClaim:
         """End a claim; one that has ended is unchanged. Raises UnknownError, NotKeptError."""
         with self._turn:
             self._open()
             known = self._claims.get(name)
             if known is None and self._path is None:
-                raise NotKeptError(self._problem)
+                raise ClaimNotStoredError(self._problem)
             if known is None:
                 message = f"there is no claim {name!r}"
-                raise UnknownError(message)
+                raise UnknownClaimError(message)
             if known.end_ns is None:
-                known = _ended(known, end_ns, end_boot)
+                known = _with_end(known, end_ns, end_boot)
                 self._put(known, end_ns)
             return known
 
     @property
-    def all(self) -> tuple[Claim, ...]:
+    def all(self) -> tuple[CommandClaim, ...]:
         """Claims in force, and those that ended within a day."""
         with self._turn:
             return (*self._past, *self._claims.values())
 
     @property
-    def held(self) -> tuple[Held, ...]:
+    def held(self) -> tuple[NodeClaim, ...]:
         """The same claims in the common type, one per device."""
-        return tuple(_held(claim, device) for claim in self.all for device in claim.devices)
+        return tuple(
+            _claim_on_device(claim, device) for claim in self.all for device in claim.devices
+        )
 
-    def _put(self, claim: Claim, now_ns: int, over: tuple[Claim, ...] = ()) -> None:
+    def _put(self, claim: CommandClaim, now_ns: int, over: tuple[CommandClaim, ...] = ()) -> None:
         """Store a claim and drop those that ended long ago. Nothing changes if the write fails."""
         if self._path is None:
-            raise NotKeptError(self._problem)
+            raise ClaimNotStoredError(self._problem)
         keep_ns = now_ns - KEEP_ENDED_NS
         latest = self._claims | {claim.id: claim}
         past = tuple(one for one in (*self._past, *over) if (one.end_ns or 0) > keep_ns)
@@ -171,35 +172,39 @@ class ToldClaims:
             name: one for name, one in latest.items() if one.end_ns is None or one.end_ns > keep_ns
         }
         try:
-            durable.write(self._path, [*past, *claims.values()])
+            state_directory.write_json(self._path, [*past, *claims.values()])
         except OSError as error:
             message = f"{self._path}: {error.strerror or error}"
-            raise NotKeptError(message) from error
+            raise ClaimNotStoredError(message) from error
         self._claims, self._past = claims, past
 
-    def look(self, host: Host, devices: Devices, in_force: tuple[Held, ...]) -> Told:
+    def look(
+        self, host: Host, devices: NodeDevices, in_force: tuple[NodeClaim, ...]
+    ) -> ClaimReport:
         """Return the claims. No claim ends before the stored ones have been read."""
         del host, devices
         with self._turn:
             self._open()
         claims = self.all
         if self._path is None and in_force:
-            finding = Finding(WHAT, Verdict.BROKEN, self._problem, "see the state directory")
-            return Told((), (finding,), Absent.GONE)
+            finding = ProbeFinding(
+                SUBJECT, ProbeVerdict.BROKEN, self._problem, "see the state directory"
+            )
+            return ClaimReport((), (finding,), Absent.GONE)
         held = self.held
         if self._problem:
-            verdict = Verdict.BROKEN if "damaged" in self._problem else Verdict.ABSENT
-            return Told(held, (Finding(WHAT, verdict, self._problem),))
+            verdict = ProbeVerdict.BROKEN if "damaged" in self._problem else ProbeVerdict.ABSENT
+            return ClaimReport(held, (ProbeFinding(SUBJECT, verdict, self._problem),))
         count = sum(claim.end_ns is None for claim in claims)
-        detail = f"{counted(count, 'claim')} in force, kept in {self._path}"
-        return Told(held, (Finding(WHAT, Verdict.SUPPORTED, detail),))
+        detail = f"{format_count(count, 'claim')} in force, kept in {self._path}"
+        return ClaimReport(held, (ProbeFinding(SUBJECT, ProbeVerdict.SUPPORTED, detail),))
 
 
-def _without_times(claim: Claim) -> Claim:
+def _without_times(claim: CommandClaim) -> CommandClaim:
     return msgspec.structs.replace(claim, start_ns=0, end_ns=None, start_boot=None, end_boot=None)
 
 
-def _ended(claim: Claim, end_ns: int, end_boot: BootTime | None) -> Claim:
+def _with_end(claim: CommandClaim, end_ns: int, end_boot: BootTime | None) -> CommandClaim:
     """Return the claim with an end that is not before its start, on either clock."""
     start = claim.start_boot
     if end_boot and start and end_boot.boot_id == start.boot_id:
@@ -207,13 +212,13 @@ def _ended(claim: Claim, end_ns: int, end_boot: BootTime | None) -> Claim:
     return msgspec.structs.replace(claim, end_ns=max(end_ns, claim.start_ns), end_boot=end_boot)
 
 
-def _held(claim: Claim, device: Device) -> Held:
+def _claim_on_device(claim: CommandClaim, device: ClaimableDevice) -> NodeClaim:
     """Convert to the common type; a claim whose workload names a scheduler has that scheduler as source."""
     source, colon, workload = claim.workload.partition(":")
     if not colon or source not in SCHEDULERS:
-        source, workload = COMMAND, claim.workload
-    return Held(
-        source=source, level=Level.SCHEDULER, workload=workload, owner=claim.owner,
+        source, workload = COMMAND_SOURCE, claim.workload
+    return NodeClaim(
+        source=source, level=ProviderAuthority.SCHEDULER, workload=workload, owner=claim.owner,
         tenant=claim.tenant, gpu=device.gpu, device=device.id, reference=claim.id,
         compute=device.compute, memory=device.memory, profile=device.profile,
         exclusive=claim.exclusive and device.exact and not claim.share, share=claim.share,

@@ -1,22 +1,35 @@
 """GPUs of the node under all names that claim providers use for them.
 
-The names of a GPU outlive it: a GPU that is lost, or passed to a virtual machine, may still be claimed.
+The names of a GPU outlive it: a GPU that is lost, or passed to a virtual machine, may still be
+claimed. Users and administrators name a device by GPU index, UUID, PCI address or device file.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import msgspec
 
 from agent.gpus.inventory import GpuDevice
-from agent.gpus.slices import WHOLE, Slots
+from agent.gpus.mig_slots import WHOLE_GPU, GpuSlotRange
+from agent.owners import FormatError
+from agent.owners.kubelet_answers import (
+    DeviceFileId,
+    DeviceId,
+    GpuId,
+    GpuIndexId,
+    MigDeviceId,
+    MigInstanceId,
+    parse_device_id,
+)
+from agent.topology.pci import pci_address
 
 UNKNOWN_NUMBER = -1
 _MIB = 1 << 20
 
 
-class Part(msgspec.Struct, frozen=True):
+class MigNames(msgspec.Struct, frozen=True):
     """A MIG device; its slots are None if they could not be determined."""
 
     uuid: str
@@ -25,38 +38,38 @@ class Part(msgspec.Struct, frozen=True):
     compute_instance: str
     index: str
     start: int | None = None
-    compute: Slots | None = None
-    memory: Slots | None = None
+    compute: GpuSlotRange | None = None
+    memory: GpuSlotRange | None = None
 
 
-class Known(msgspec.Struct, frozen=True):
+class GpuNames(msgspec.Struct, frozen=True):
     """A GPU and its names. Unknown numbers are -1."""
 
     uuid: str
     pci_address: str
     index: int
     minor: int
-    parts: tuple[Part, ...] = ()
+    parts: tuple[MigNames, ...] = ()
     memory_mib: int = 0
     """Memory in MiB; 0 if unknown."""
 
 
-class Device(msgspec.Struct, frozen=True):
+class ClaimableDevice(msgspec.Struct, frozen=True):
     """Device that a name stands for: a GPU, or a part of it with its slots."""
 
     gpu: str
     id: str
-    compute: Slots = WHOLE
-    memory: Slots = WHOLE
+    compute: GpuSlotRange = WHOLE_GPU
+    memory: GpuSlotRange = WHOLE_GPU
     profile: str = ""
     exact: bool = True
     """True if the slots are known."""
 
 
-class Devices:
+class NodeDevices:
     """GPUs and MIG devices by each of their names."""
 
-    def __init__(self, present: Iterable[Known] = (), before: Iterable[Known] = ()) -> None:
+    def __init__(self, present: Iterable[GpuNames] = (), before: Iterable[GpuNames] = ()) -> None:
         """Index present and remembered GPUs; if two have the same name, the present one counts."""
         here = {gpu.uuid: gpu for gpu in present}
         self.present = tuple(here.values())
@@ -68,51 +81,53 @@ class Devices:
         self._parts = {part.uuid: (gpu, part) for gpu in order for part in gpu.parts}
 
     @classmethod
-    def of(cls, gpus: Iterable[GpuDevice], before: Iterable[Known] = ()) -> Devices:
+    def of(cls, gpus: Iterable[GpuDevice], before: Iterable[GpuNames] = ()) -> NodeDevices:
         """Build from the GPUs that NVML lists and the remembered ones."""
-        return cls([known(gpu) for gpu in gpus], before)
+        return cls([names_of_gpu(gpu) for gpu in gpus], before)
 
-    def gpu(self, uuid: str) -> Device:
+    def gpu(self, uuid: str) -> ClaimableDevice:
         """Return a GPU by its UUID, which need not be in the inventory."""
-        return Device(uuid, uuid)
+        return ClaimableDevice(uuid, uuid)
 
-    def with_index(self, index: int) -> Device | None:
+    def with_index(self, index: int) -> ClaimableDevice | None:
         """Return the GPU with an NVML index."""
-        return _whole(self._by_index.get(index))
+        return _whole_gpu(self._by_index.get(index))
 
-    def with_minor(self, minor: int) -> Device | None:
+    def with_minor(self, minor: int) -> ClaimableDevice | None:
         """Return the GPU with the device file /dev/nvidiaN."""
-        return _whole(self._by_minor.get(minor))
+        return _whole_gpu(self._by_minor.get(minor))
 
-    def at(self, pci_address: str) -> Device | None:
+    def at(self, pci_address: str) -> ClaimableDevice | None:
         """Return the GPU at a PCI address."""
-        return _whole(self._by_address.get(pci_address))
+        return _whole_gpu(self._by_address.get(pci_address))
 
-    def mig(self, uuid: str) -> Device | None:
+    def mig(self, uuid: str) -> ClaimableDevice | None:
         """Return a MIG device by its UUID."""
         found = self._parts.get(uuid)
-        return _part(*found) if found else None
+        return _mig_device(*found) if found else None
 
-    def instance(self, gpu: str, gpu_instance: str, compute_instance: str = "") -> Device | None:
+    def instance(
+        self, gpu: str, gpu_instance: str, compute_instance: str = ""
+    ) -> ClaimableDevice | None:
         """Return a MIG device by its instance ids; without a compute instance, the GPU instance's first."""
         owner = self.all.get(gpu)
         for part in owner.parts if owner else ():
             wanted = (gpu_instance, compute_instance or part.compute_instance)
             if (part.gpu_instance, part.compute_instance) == wanted:
-                return _part(owner, part)
+                return _mig_device(owner, part)
         return None
 
-    def mig_with_index(self, gpu: str, index: int) -> Device | None:
+    def mig_with_index(self, gpu: str, index: int) -> ClaimableDevice | None:
         """Return a MIG device by its index on its GPU."""
         owner = self.all.get(gpu)
         found = (part for part in (owner.parts if owner else ()) if part.index == str(index))
-        return next((_part(owner, part) for part in found), None)
+        return next((_mig_device(owner, part) for part in found), None)
 
-    def mig_placed(self, gpu: str, start: int) -> Device | None:
+    def mig_placed(self, gpu: str, start: int) -> ClaimableDevice | None:
         """Return a MIG device by its first memory slice."""
         owner = self.all.get(gpu)
         found = (part for part in (owner.parts if owner else ()) if part.start == start)
-        return next((_part(owner, part) for part in found), None)
+        return next((_mig_device(owner, part) for part in found), None)
 
     def memory_mib(self, place: str | int | None) -> int | None:
         """Return the memory of a GPU by UUID or index; without a name, that of all GPUs if it is equal."""
@@ -129,11 +144,11 @@ class Devices:
         return ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in self.present) or "none"
 
 
-def known(gpu: GpuDevice) -> Known:
+def names_of_gpu(gpu: GpuDevice) -> GpuNames:
     """Return the names of a GPU from the inventory."""
     facts = gpu.entity.facts
     parts = tuple(
-        Part(
+        MigNames(
             device.uuid,
             device.entity.facts.get("profile", ""),
             device.entity.facts.get("gpu_instance", ""),
@@ -146,7 +161,7 @@ def known(gpu: GpuDevice) -> Known:
         for device in gpu.mig_devices
     )
     minor = facts.get("minor", "")
-    return Known(
+    return GpuNames(
         gpu.entity.key[0],
         gpu.pci_address,
         gpu.index,
@@ -156,12 +171,52 @@ def known(gpu: GpuDevice) -> Known:
     )
 
 
-def _whole(gpu: Known | None) -> Device | None:
-    return Device(gpu.uuid, gpu.uuid) if gpu else None
+def _whole_gpu(gpu: GpuNames | None) -> ClaimableDevice | None:
+    return ClaimableDevice(gpu.uuid, gpu.uuid) if gpu else None
 
 
-def _part(gpu: Known | None, part: Part) -> Device:
+def _mig_device(gpu: GpuNames | None, part: MigNames) -> ClaimableDevice:
     assert gpu is not None  # noqa: S101 - a part belongs to the GPU it was found on
     if part.compute is None or part.memory is None:
-        return Device(gpu.uuid, part.uuid, profile=part.profile, exact=False)
-    return Device(gpu.uuid, part.uuid, part.compute, part.memory, part.profile)
+        return ClaimableDevice(gpu.uuid, part.uuid, profile=part.profile, exact=False)
+    return ClaimableDevice(gpu.uuid, part.uuid, part.compute, part.memory, part.profile)
+
+
+_DEVICE_FILE = re.compile(r"/dev/nvidia(\d{1,4})")
+_BUS_ADDRESS = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
+DEVICE_NAME_KINDS = "an index, a UUID of a GPU or MIG device, a PCI address or /dev/nvidiaN"
+
+
+def find_device(text: str, devices: NodeDevices) -> ClaimableDevice | None:
+    """Return the device of this node with a name; None if no device has it."""
+    file = _DEVICE_FILE.fullmatch(text)
+    if file:
+        return devices.with_minor(int(file[1]))
+    if _BUS_ADDRESS.fullmatch(text):
+        return devices.at(pci_address(text))
+    try:
+        found = device_with_id(parse_device_id(text), devices)
+    except FormatError:
+        return None
+    return found if found and found.gpu in devices.all else None
+
+
+def device_with_id(name: DeviceId, devices: NodeDevices) -> ClaimableDevice | None:
+    """Return the device with an id, whatever its replica; a GPU's UUID need not be in the inventory."""
+    found: ClaimableDevice | None
+    match name:
+        case GpuId(uuid=uuid):
+            found = devices.gpu(uuid)
+        case MigDeviceId(uuid=uuid):
+            found = devices.mig(uuid)
+        case MigInstanceId(gpu_uuid=uuid, gpu_instance=gi, compute_instance=ci):
+            found = devices.instance(uuid, str(gi), str(ci))
+        case GpuIndexId(index=index, mig_index=place):
+            found = devices.with_index(index)
+            if found and place is not None:
+                found = devices.mig_with_index(found.gpu, place)
+        case DeviceFileId(minor=minor, gpu_instance=gi):
+            found = devices.with_minor(minor)
+            if found and gi is not None:
+                found = devices.instance(found.gpu, str(gi))
+    return found

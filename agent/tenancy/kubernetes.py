@@ -19,23 +19,25 @@ import msgspec
 from agent.host import Host
 from agent.host.owners import ALLOCATABLE, KUBELET, LIST
 from agent.owners import FormatError
-from agent.owners.device_ids import ClaimedDevice, DeviceId, Gpu, device_id
-from agent.owners.pod_resources import Devices as Given
-from agent.owners.pod_resources import Pod
-from agent.sampling.facts import counted
-from agent.sampling.source import Finding, Verdict
-from agent.tenancy import naming, passthrough
-from agent.tenancy.devices import Device, Devices
-from agent.tenancy.held import Held, Level, Told
-from agent.tenancy.pod_directories import PodDirectories, Pods
-from agent.tenancy.pod_requests import PodRequests
-from agent.tenancy.trouble import unread
-from railscope.pod_shares import Part, Requests
-from railscope.shares import share_text
+from agent.owners.kubelet_answers import (
+    ClaimedDevice,
+    DeviceId,
+    GpuId,
+    KubeletPod,
+    PodDevices,
+    parse_device_id,
+)
+from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
+from agent.tenancy import devices as naming
+from agent.tenancy import virtual_machines
+from agent.tenancy.claims import ClaimReport, NodeClaim, ProviderAuthority, failed_report
+from agent.tenancy.devices import ClaimableDevice, NodeDevices
+from agent.tenancy.pods import NodePods, PodDirectories, PodRequests
+from railscope.device_shares import PodShareRequests, RequestedShare, share_text
 
-WHAT = "claims by Kubernetes"
+SUBJECT = "claims by Kubernetes"
 DRIVER = "gpu.nvidia.com"
-ASK_AGAIN_NS = 60_000_000_000
+REPLICAS_VALID_NS = 60_000_000_000
 _VENDOR = "nvidia.com/"
 _RESOURCE = re.compile(r"nvidia\.com/(?:gpu(?:\.[a-z0-9.-]+)?|mig-[a-z0-9.+-]+)")
 _CLAIMED = re.compile(r"gpu-(?P<minor>\d+)(?:-mig-(?P<mig>.+))?")
@@ -46,12 +48,12 @@ _MAX_QUOTED, _SEVERAL = 5, 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Holding:
+class _PodDevice:
     """A device of a pod by the kubelet's name for it; `share` distinguishes shares of the same device."""
 
-    pod: Pod
+    pod: KubeletPod
     text: str
-    device: Device
+    device: ClaimableDevice
     replica: int | None = None
     share: str = ""
     is_slot: bool = False
@@ -64,7 +66,7 @@ class _Holding:
 
 
 @dataclass(slots=True)
-class Kubernetes:
+class KubernetesProvider:
     """Pods of this node."""
 
     socket: str
@@ -72,35 +74,48 @@ class Kubernetes:
     """Namespaces of health checks and the administrator's own use."""
     requests: PodRequests = field(default_factory=PodRequests)
     name: str = "kubernetes"
-    pods: Pods = field(default_factory=Pods)
+    pods: NodePods = field(default_factory=NodePods)
     """Pods as of the last poll."""
-    _passed: passthrough.PassedOn = field(default_factory=passthrough.PassedOn)
+    _passed: virtual_machines.PassedThroughGpus = field(
+        default_factory=virtual_machines.PassedThroughGpus
+    )
     _directories: PodDirectories = field(default_factory=PodDirectories)
     _replicas: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _ask_again_ns: int = 0
 
-    def look(self, host: Host, devices: Devices, in_force: tuple[Held, ...]) -> Told:
+    def look(
+        self, host: Host, devices: NodeDevices, in_force: tuple[NodeClaim, ...]
+    ) -> ClaimReport:
         """Return the devices of all pods that have not ended."""
         if not self.socket:
-            return Told(findings=(Finding(WHAT, Verdict.ABSENT, "no kubelet_socket is set"),))
+            return ClaimReport(
+                findings=(ProbeFinding(SUBJECT, ProbeVerdict.ABSENT, "no kubelet_socket is set"),)
+            )
         self.pods = self._directories.look(host)
         requests = self.requests.look(host, devices)
         try:
             answer = host.call(KUBELET, LIST, self.socket)
-            pods = msgspec.convert(answer, tuple[Pod, ...])
+            pods = msgspec.convert(answer, tuple[KubeletPod, ...])
         except FileNotFoundError as error:
             if in_force or self.pods.names:
-                return unread(WHAT, error, "start the kubelet, or set tenancy.kubelet_socket")
+                return failed_report(
+                    SUBJECT, error, "start the kubelet, or set tenancy.kubelet_socket"
+                )
             detail = f"there is no kubelet: {self.socket} does not exist"
-            return Told(findings=(Finding(WHAT, Verdict.ABSENT, detail),))
+            return ClaimReport(findings=(ProbeFinding(SUBJECT, ProbeVerdict.ABSENT, detail),))
         except (OSError, msgspec.ValidationError) as error:
-            return unread(WHAT, error, "run the agent as root, or see what the kubelet logs")
+            return failed_report(
+                SUBJECT, error, "run the agent as root, or see what the kubelet logs"
+            )
         here = [pod for pod in pods if not self._has_ended(pod.namespace, pod.name)]
         unknown: list[str] = []
         holdings = [
             holding
             for pod in here
-            for holding in (*_holdings(pod, devices, unknown), *self._passed_on(host, pod, devices))
+            for holding in (
+                *_list_pod_devices(pod, devices, unknown),
+                *self._passed_through(host, pod, devices),
+            )
         ]
         self._learn_replicas(host, holdings)
         claimed = Counter(holding.text + holding.share for holding in holdings if holding.claimed)
@@ -112,14 +127,17 @@ class Kubernetes:
         held += tuple(self._replicated(holdings))
         held = self._as_requested(held, requests, devices)
         findings = (*self._findings(held, holdings, unknown), *self.requests.findings)
-        return Told(held, findings)
+        return ClaimReport(held, findings)
 
     def _has_ended(self, namespace: str, name: str) -> bool:
         return self.pods.has_ended(namespace, name) or (namespace, name) in self.requests.ended
 
     def _as_requested(
-        self, held: tuple[Held, ...], requests: Mapping[tuple[str, str], Requests], devices: Devices
-    ) -> tuple[Held, ...]:
+        self,
+        held: tuple[NodeClaim, ...],
+        requests: Mapping[tuple[str, str], PodShareRequests],
+        devices: NodeDevices,
+    ) -> tuple[NodeClaim, ...]:
         """Return the claims, with those of pods with shares as requested instead of as listed.
 
         A pod with an exclusive device keeps it: an annotation, which a user may write, reduces nothing.
@@ -135,13 +153,13 @@ class Kubernetes:
             of_pod = msgspec.structs.replace(self._of(*pod), exclusive=False)
             listed = [one for one in held if _pod_of(one) == pod]
             for part in request.parts:
-                device = _of_part(part, devices)
+                device = _device_of_part(part, devices)
                 if device is not None:
-                    found.append(_part_of(of_pod, part, device))
+                    found.append(_claim_of_part(of_pod, part, device))
                     continue
                 count = part.count if part.place is None else 1
                 taken, listed = listed[:count], listed[count:]
-                found += [_share_of(one, part) for one in taken]
+                found += [_limit_to_share(one, part) for one in taken]
                 if left := count - len(taken):
                     share = share_text(part.share) if part.share else ""
                     found.append(msgspec.structs.replace(
@@ -149,7 +167,7 @@ class Kubernetes:
                     ))  # fmt: skip
         return tuple(found)
 
-    def _held(self, holding: _Holding, *, alone: bool) -> Held:
+    def _held(self, holding: _PodDevice, *, alone: bool) -> NodeClaim:
         pod, device = holding.pod, holding.device
         return msgspec.structs.replace(
             self._of(pod.namespace, pod.name),
@@ -161,27 +179,29 @@ class Kubernetes:
             profile=device.profile,
         )
 
-    def _of(self, namespace: str, name: str) -> Held:
+    def _of(self, namespace: str, name: str) -> NodeClaim:
         """Return a claim of a pod without a device."""
-        return Held(
-            source=self.name, level=Level.NODE_PLUGIN, workload=f"{namespace}/{name}",
+        return NodeClaim(
+            source=self.name, level=ProviderAuthority.NODE_PLUGIN, workload=f"{namespace}/{name}",
             owner=namespace, gpu="", system=namespace in self.system,
         )  # fmt: skip
 
-    def _replicated(self, holdings: list[_Holding]) -> Iterator[Held]:
+    def _replicated(self, holdings: list[_PodDevice]) -> Iterator[NodeClaim]:
         """Yield claims on replicas (time slicing or MPS): a pod's share of all replicas of a device."""
-        groups: dict[tuple[str, str, str], list[_Holding]] = {}
+        groups: dict[tuple[str, str, str], list[_PodDevice]] = {}
         for one in holdings:
             if one.replica is not None:
                 groups.setdefault((one.pod.namespace, one.pod.name, one.device.id), []).append(one)
         for group in groups.values():
-            known = all(_is_told(one, self._replicas) for one in group)
+            known = all(_has_known_replicas(one, self._replicas) for one in group)
             of = len(self._replicas.get(_base(group[0].text), ()))
             share = share_text(Fraction(len({one.replica for one in group}), of)) if known else ""
             held = self._held(group[0], alone=False)
             yield msgspec.structs.replace(held, share=share)
 
-    def _passed_on(self, host: Host, pod: Pod, devices: Devices) -> Iterator[_Holding]:
+    def _passed_through(
+        self, host: Host, pod: KubeletPod, devices: NodeDevices
+    ) -> Iterator[_PodDevice]:
         """Yield the GPUs that a virtual machine in a pod has (KubeVirt)."""
         others = dict.fromkeys(
             text
@@ -192,10 +212,10 @@ class Kubernetes:
         )
         passed = self._passed.look(host) if others else set()
         for text in others if passed else ():
-            for device in passthrough.named(host, text, passed, devices):
-                yield _Holding(pod, text, device)
+            for device in virtual_machines.find_passed_through(host, text, passed, devices):
+                yield _PodDevice(pod, text, device)
 
-    def _learn_replicas(self, host: Host, holdings: list[_Holding]) -> None:
+    def _learn_replicas(self, host: Host, holdings: list[_PodDevice]) -> None:
         """Read the number of replicas of each GPU if a pod has one; periodically once it is known."""
         shared = {_base(each.text) for each in holdings if each.replica is not None}
         now_ns = host.clock.now().boot_ns
@@ -203,54 +223,57 @@ class Kubernetes:
             return
         try:
             answer = host.call(KUBELET, ALLOCATABLE, self.socket)
-            given = msgspec.convert(answer, tuple[Given, ...])
+            given = msgspec.convert(answer, tuple[PodDevices, ...])
         except (OSError, msgspec.ValidationError):
             return  # earlier numbers stay; without them the claim is not exclusive and has no share
         found: dict[str, set[int]] = {}
         for text in (name for entry in given if _is_gpu(entry.resource) for name in entry.ids):
-            name = _parsed(text)
+            name = _parse_id(text)
             if name is not None and name.replica is not None:
                 found.setdefault(_base(text), set()).add(name.replica)
         self._replicas = {base: tuple(sorted(replicas)) for base, replicas in found.items()}
-        self._ask_again_ns = now_ns + ASK_AGAIN_NS
+        self._ask_again_ns = now_ns + REPLICAS_VALID_NS
 
     def _findings(
-        self, held: tuple[Held, ...], holdings: list[_Holding], unknown: list[str]
-    ) -> Iterator[Finding]:
+        self, held: tuple[NodeClaim, ...], holdings: list[_PodDevice], unknown: list[str]
+    ) -> Iterator[ProbeFinding]:
         pods = len({each.workload for each in held})
-        detail = f"{counted(len(held), 'device')} held by {counted(pods, 'pod')}, by {self.socket}"
-        yield Finding(WHAT, Verdict.SUPPORTED, detail)
+        detail = f"{format_count(len(held), 'device')} held by {format_count(pods, 'pod')}, by {self.socket}"
+        yield ProbeFinding(SUBJECT, ProbeVerdict.SUPPORTED, detail)
         if unknown:
             some = ", ".join(sorted(set(unknown))[:_MAX_QUOTED])
-            detail = (
-                f"{counted(len(set(unknown)), 'device')} of pods that no GPU here goes by: {some}"
+            detail = f"{format_count(len(set(unknown)), 'device')} of pods that no GPU here goes by: {some}"
+            yield ProbeFinding(
+                SUBJECT, ProbeVerdict.BROKEN, detail, "see whether NVML has all GPUs of the node"
             )
-            yield Finding(WHAT, Verdict.BROKEN, detail, "see whether NVML has all GPUs of the node")
-        lost = {each.text for each in holdings if not _is_told(each, self._replicas)}
+        lost = {each.text for each in holdings if not _has_known_replicas(each, self._replicas)}
         if lost:
             detail = (
                 f"how many shares there are is not told: {', '.join(sorted(lost)[:_MAX_QUOTED])}"
             )
-            yield Finding(
-                WHAT, Verdict.ABSENT, detail, "turn on GetAllocatableResources of the kubelet"
+            yield ProbeFinding(
+                SUBJECT,
+                ProbeVerdict.ABSENT,
+                detail,
+                "turn on GetAllocatableResources of the kubelet",
             )
 
 
-def _pod_of(held: Held) -> tuple[str, str]:
+def _pod_of(held: NodeClaim) -> tuple[str, str]:
     namespace, _, name = held.workload.partition("/")
     return namespace, name
 
 
-def _of_part(part: Part, devices: Devices) -> Device | None:
+def _device_of_part(part: RequestedShare, devices: NodeDevices) -> ClaimableDevice | None:
     """Return the device that a request names; None without a name, or if no device here has it."""
     if part.place is None:
         return None
     name = str(part.place)
-    return naming.find(name, devices)
+    return naming.find_device(name, devices)
 
 
-def _part_of(of_pod: Held, part: Part, device: Device) -> Held:
-    return _share_of(
+def _claim_of_part(of_pod: NodeClaim, part: RequestedShare, device: ClaimableDevice) -> NodeClaim:
+    return _limit_to_share(
         msgspec.structs.replace(
             of_pod, gpu=device.gpu, device=device.id, compute=device.compute,
             memory=device.memory, profile=device.profile, exclusive=device.exact,
@@ -258,18 +281,20 @@ def _part_of(of_pod: Held, part: Part, device: Device) -> Held:
     )  # fmt: skip
 
 
-def _share_of(held: Held, part: Part) -> Held:
+def _limit_to_share(held: NodeClaim, part: RequestedShare) -> NodeClaim:
     """Return a device of a pod, limited to the share requested."""
     if part.share is None:
         return msgspec.structs.replace(held, share="", exclusive=True)
     return msgspec.structs.replace(held, share=share_text(part.share), exclusive=False)
 
 
-def _is_told(holding: _Holding, replicas: dict[str, tuple[int, ...]]) -> bool:
+def _has_known_replicas(holding: _PodDevice, replicas: dict[str, tuple[int, ...]]) -> bool:
     return holding.replica is None or holding.replica in replicas.get(_base(holding.text), ())
 
 
-def _holdings(pod: Pod, devices: Devices, unknown: list[str]) -> Iterator[_Holding]:
+def _list_pod_devices(
+    pod: KubeletPod, devices: NodeDevices, unknown: list[str]
+) -> Iterator[_PodDevice]:
     """Yield each device of a pod once, even if several containers and entries list it."""
     texts = dict.fromkeys(
         text
@@ -279,34 +304,36 @@ def _holdings(pod: Pod, devices: Devices, unknown: list[str]) -> Iterator[_Holdi
         for text in entry.ids
     )
     for text in texts:
-        name = _parsed(text)
-        device = naming.of(name, devices) if name else None
+        name = _parse_id(text)
+        device = naming.device_with_id(name, devices) if name else None
         if name is None or device is None:
             unknown.append(text)
         else:
-            is_slot = isinstance(name, Gpu) and name.slot is not None
-            yield _Holding(pod, text, device, name.replica, is_slot=is_slot)
+            is_slot = isinstance(name, GpuId) and name.slot is not None
+            yield _PodDevice(pod, text, device, name.replica, is_slot=is_slot)
     claims = dict.fromkeys(claim for container in pod.containers for claim in container.claims)
     for claim in claims:
         ours = [each for each in claim.devices if each.driver == DRIVER]
         for each in ours:
-            device = _claimed(each, claim.cdi_names if len(ours) == 1 else (), devices)
+            device = _find_claimed_device(each, claim.cdi_names if len(ours) == 1 else (), devices)
             if device is None:
                 unknown.append(f"{each.device} of claim {claim.namespace}/{claim.name}")
             else:
-                yield _Holding(pod, device.id, device, share=each.share, claimed=True)
+                yield _PodDevice(pod, device.id, device, share=each.share, claimed=True)
 
 
-def _claimed(claimed: ClaimedDevice, cdi_names: tuple[str, ...], devices: Devices) -> Device | None:
+def _find_claimed_device(
+    claimed: ClaimedDevice, cdi_names: tuple[str, ...], devices: NodeDevices
+) -> ClaimableDevice | None:
     """Return a device of a resource claim: by a UUID in its CDI names, else by its name.
 
     The name contains the minor number of the device file, and the placement of a MIG device.
     """
     for name in cdi_names:
         uuid = _NAMED.search(name)
-        parsed = _parsed(uuid[0]) if uuid else None
+        parsed = _parse_id(uuid[0]) if uuid else None
         if parsed is not None:
-            return naming.of(parsed, devices)
+            return naming.device_with_id(parsed, devices)
     found = _CLAIMED.fullmatch(claimed.device)
     gpu = devices.with_minor(int(found["minor"])) if found else None
     if found is None or gpu is None or not found["mig"]:
@@ -319,9 +346,9 @@ def _is_gpu(resource: str) -> bool:
     return _RESOURCE.fullmatch(resource) is not None
 
 
-def _parsed(text: str) -> DeviceId | None:
+def _parse_id(text: str) -> DeviceId | None:
     try:
-        return device_id(text)
+        return parse_device_id(text)
     except FormatError:
         return None
 

@@ -1,31 +1,222 @@
 """Claims by Slurm, from files of a prolog, the environment of jobs and their processes.
 
-In order of precedence: the output of scontrol, the file per GPU, the environment of the job, and the GPUs
-that its processes use. A job holds its GPUs until its control group is gone.
+In order of precedence: the output of scontrol, the file per GPU, the environment of the job, and
+the GPUs that its processes use. A job holds its GPUs until its control group is gone.
+
+The jobs of the node have control groups:
+
+    v2  /sys/fs/cgroup/system.slice/[NODE_]slurmstepd.scope/job_211 or /SLUID, step_*/user/task_*
+    v1  /sys/fs/cgroup/CONTROLLER/slurm[_NODE]/uid_1000/job_211, step_*/task_*
+
+The directory of a job exists for as long as the job runs. Source:
+SchedMD/slurm:doc/html/cgroup_v2.shtml, src/plugins/cgroup/v1, v2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 from agent.host import Host
-from agent.sampling.facts import counted
-from agent.sampling.source import Finding, Verdict
-from agent.tenancy import naming
-from agent.tenancy.clock_history import ClockHistory
-from agent.tenancy.devices import Device, Devices
-from agent.tenancy.held import Held, Level, Told
-from agent.tenancy.processes import Use
-from agent.tenancy.slurm_files import GPU_FILES, JOB_FILES, JobFiles, Written, by_gpu
-from agent.tenancy.slurm_groups import Environment, JobGroup, JobGroups
-from agent.tenancy.trouble import AS_ROOT, carried, finding, unread
+from agent.host.owners import OWNER
+from agent.owners import FormatError, slurm
+from agent.owners.slurm import parse_step_title
+from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count, list_names
+from agent.tenancy import devices as naming
+from agent.tenancy.claims import (
+    RUN_AS_ROOT,
+    ClaimReport,
+    ClockHistory,
+    NodeClaim,
+    ProviderAuthority,
+    failed_report,
+    failure_finding,
+    select_claims,
+)
+from agent.tenancy.devices import ClaimableDevice, NodeDevices
+from agent.tenancy.gpu_processes import DeviceUse
+from agent.tenancy.slurm_files import (
+    GPU_FILES_SUBJECT,
+    JOB_FILES_SUBJECT,
+    SlurmFileClaims,
+    SlurmJobFiles,
+    read_gpu_files,
+)
 
-WHAT = "claims by Slurm"
+CONTROL_GROUPS = "/sys/fs/cgroup"
+_SLICE = f"{CONTROL_GROUPS}/system.slice"
+_SCOPE = re.compile(r"(?:.+_)?slurmstepd\.scope")
+_CONTROLLERS = ("memory", "cpuset", "freezer", "devices", "systemd")
+_V1 = re.compile(r"slurm(?:_.+)?")
+_JOB = re.compile(r"job_([0-9]{1,10})")
+_SLUID = re.compile(slurm.SLUID_PATTERN)
+_JOB_STEPS = ("step_batch", "step_interactive")
+_SHARES = ("SLURM_SHARDS_ON_NODE", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+_MAX_PROCESSES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class JobControlGroup:
+    """Control group directory of a job, named by its job id or by its SLUID."""
+
+    path: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnvironment:
+    """Values from the environment of a job. `gpus` are device names; None if they are not specified."""
+
+    job: int | None
+    account: str = ""
+    user: str = ""
+    gpus: tuple[str, ...] | None = None
+    is_shared: bool = False
+    """True if the job has shares of GPUs (gres/shard, gres/mps), which other jobs may have as well."""
+    is_denied: bool = False
+
+
+@dataclass(slots=True)
+class JobControlGroups:
+    """Scanner of job directories; caches the environment of each job while it runs."""
+
+    _known: dict[str, tuple[tuple[str, ...], JobEnvironment]] = field(default_factory=dict)
+    """By directory: the steps that were read, and the environment they have."""
+
+    def look(self, host: Host) -> list[tuple[JobControlGroup, JobEnvironment]]:
+        """Return the jobs of the node. Raises OSError if their directories cannot be read."""
+        found = list(_find_job_groups(host))
+        paths = {group.path for group in found}
+        self._known = {path: known for path, known in self._known.items() if path in paths}
+        return [(group, self._environment(host, group)) for group in found]
+
+    def _environment(self, host: Host, group: JobControlGroup) -> JobEnvironment:
+        """Return the environment of a job, not read again once it has GPUs: a job may change it."""
+        asked, known = self._known.get(group.path, ((), JobEnvironment(_job_number(group.name))))
+        if known.gpus or known.is_denied:
+            return known
+        steps = tuple(name for name in list_names(host, group.path) if name.startswith("step_"))
+        if steps == asked and known.gpus is not None:
+            return known
+        job = known.job
+        for name in steps:
+            if job is None:
+                job = _job_of_step(host, f"{group.path}/{name}")
+        found = _read_environments(host, group.path, steps, job)
+        self._known[group.path] = steps, found
+        return found
+
+
+def _job_number(name: str) -> int | None:
+    found = _JOB.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def _read_environments(
+    host: Host, path: str, steps: tuple[str, ...], job: int | None
+) -> JobEnvironment:
+    """Return the environment from the batch and interactive steps, or else from all other steps."""
+    whole = [name for name in _JOB_STEPS if name in steps]
+    told = [_read_environment(host, f"{path}/{name}", job) for name in whole]
+    if not any(one.gpus for one in told):
+        told += [
+            _read_environment(host, f"{path}/{name}", job) for name in steps if name not in whole
+        ]
+    heard = [one for one in told if one.gpus is not None]
+    if not heard:
+        return JobEnvironment(job, is_denied=any(one.is_denied for one in told))
+    gpus = tuple(dict.fromkeys(gpu for one in heard for gpu in one.gpus or ()))
+    first = next((one for one in heard if one.gpus), heard[0])
+    return replace(first, gpus=gpus, is_shared=any(one.is_shared for one in heard))
+
+
+def _find_job_groups(host: Host) -> Iterator[JobControlGroup]:
+    for scope in filter(_SCOPE.fullmatch, _entries(host, _SLICE)):
+        for name in _entries(host, f"{_SLICE}/{scope}"):
+            if _JOB.fullmatch(name) or _SLUID.fullmatch(name):
+                yield JobControlGroup(f"{_SLICE}/{scope}/{name}", name)
+    for controller in _CONTROLLERS:
+        roots = [
+            name for name in _entries(host, f"{CONTROL_GROUPS}/{controller}") if _V1.fullmatch(name)
+        ]
+        for root in roots:
+            directory = f"{CONTROL_GROUPS}/{controller}/{root}"
+            for user in (name for name in _entries(host, directory) if name.startswith("uid_")):
+                for name in filter(_JOB.fullmatch, _entries(host, f"{directory}/{user}")):
+                    yield JobControlGroup(f"{directory}/{user}/{name}", name)
+        if roots:
+            return  # each hierarchy has the same jobs
+
+
+def _entries(host: Host, directory: str) -> list[str]:
+    """Return the entries of a directory; none if it does not exist. Raises OSError otherwise."""
+    try:
+        return host.names(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _job_of_step(host: Host, directory: str) -> int | None:
+    """Return the job id from the process title of the slurmstepd of one of its steps."""
+    for pid in _read_pids(host, f"{directory}/slurm"):
+        try:
+            return parse_step_title(host.read(f"/proc/{pid}/cmdline")).job
+        except (OSError, FormatError):
+            continue
+    return None
+
+
+def _read_environment(host: Host, directory: str, job: int | None) -> JobEnvironment:
+    """Return the environment of the job from the processes of a step."""
+    user = f"{directory}/user"
+    tasks = [f"{user}/{name}" for name in list_names(host, user) if name.startswith("task_")]
+    tasks += [
+        f"{directory}/{name}" for name in list_names(host, directory) if name.startswith("task_")
+    ]
+    pids = [pid for task in tasks for pid in _read_pids(host, task)][:_MAX_PROCESSES]
+    for pid in pids:
+        try:
+            told = host.call(OWNER, "environ", pid)
+        except PermissionError:
+            return JobEnvironment(job, is_denied=True)
+        except OSError:
+            continue
+        number = told.get("SLURM_JOB_ID", "")
+        if not number.isdecimal() or (job is not None and int(number) != job):
+            continue  # its environment names another job
+        return JobEnvironment(
+            int(number), told.get("SLURM_JOB_ACCOUNT", ""), told.get("SLURM_JOB_USER", ""),
+            _device_names(told), any(name in told for name in _SHARES),
+        )  # fmt: skip
+    return JobEnvironment(job)
+
+
+def _read_pids(host: Host, group: str) -> list[int]:
+    try:
+        return [int(line) for line in host.read(f"{group}/cgroup.procs").split()]
+    except (OSError, ValueError):
+        return []
+
+
+def _device_names(told: dict[str, str]) -> tuple[str, ...]:
+    """Return the names of a job's devices: UUIDs if available, else device files.
+
+    CUDA_VISIBLE_DEVICES counts from 0 in each job with device confinement, so its numbers are not used.
+    """
+    visible = [name for name in told.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    if visible and all(name.startswith(("GPU-", "MIG-")) for name in visible):
+        return tuple(dict.fromkeys(visible))
+    numbers = told.get("SLURM_JOB_GPUS") or told.get("SLURM_STEP_GPUS") or ""
+    files = [f"/dev/nvidia{number}" for number in numbers.split(",") if number.isdecimal()]
+    return tuple(dict.fromkeys(files))
+
+
+SUBJECT = "claims by Slurm"
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmPaths:
     """Paths to read; an empty one is not read."""
 
     gpu_files: str = ""
@@ -34,26 +225,28 @@ class Places:
 
 
 @dataclass(slots=True)
-class Slurm:
+class SlurmProvider:
     """Jobs of this node. `uses` returns the processes on its GPUs."""
 
-    places: Places
+    places: SlurmPaths
     node: Callable[[], str]
     clock: Callable[[], ClockHistory] = ClockHistory
-    uses: Callable[[], tuple[Use, ...]] = tuple
+    uses: Callable[[], tuple[DeviceUse, ...]] = tuple
     name: str = "slurm"
     jobs: dict[str, str] = field(default_factory=dict)
     """Job ids by SLUID, as of the last poll."""
-    _groups: JobGroups = field(default_factory=JobGroups)
-    _files: JobFiles | None = None
+    _groups: JobControlGroups = field(default_factory=JobControlGroups)
+    _files: SlurmJobFiles | None = None
 
-    def look(self, host: Host, devices: Devices, in_force: tuple[Held, ...]) -> Told:
+    def look(
+        self, host: Host, devices: NodeDevices, in_force: tuple[NodeClaim, ...]
+    ) -> ClaimReport:
         """Return the GPUs of all jobs that run on this node."""
         try:
             groups = self._groups.look(host)
         except OSError as error:
-            return unread(
-                WHAT, error, "see whether the node's cgroups are mounted at /sys/fs/cgroup"
+            return failed_report(
+                SUBJECT, error, "see whether the node's cgroups are mounted at /sys/fs/cgroup"
             )
         self.jobs = {
             group.name: str(told.job)
@@ -70,7 +263,9 @@ class Slurm:
                 continue
             found = self._of_group(job, group, told, devices)
             if not found and told.gpus is None:
-                found = list(carried(in_force, workload=job, level=Level.NODE_PLUGIN))
+                found = list(
+                    select_claims(in_force, workload=job, level=ProviderAuthority.NODE_PLUGIN)
+                )
             if not found and told.gpus is None and job not in unnamed:
                 homeless.append(job)
             held += found
@@ -82,16 +277,16 @@ class Slurm:
                 and not {job, f"job_{job}"} & there
                 and job not in wanted
             ):
-                held.append(_held(job, use.device, Environment(None)))
+                held.append(_claim_of_job(job, use.device, JobEnvironment(None)))
         findings = [*written.findings, *_findings(groups, held, homeless, self.places)]
-        return Told(tuple(_once(held)), tuple(findings))
+        return ClaimReport(tuple(_without_duplicates(held)), tuple(findings))
 
     def _of_group(
-        self, job: str, group: JobGroup, told: Environment, devices: Devices
-    ) -> list[Held]:
+        self, job: str, group: JobControlGroup, told: JobEnvironment, devices: NodeDevices
+    ) -> list[NodeClaim]:
         """Return the GPUs that a job's environment names, or else those that its processes use."""
         if told.gpus is not None:
-            named = [naming.find(name, devices) for name in told.gpus]
+            named = [naming.find_device(name, devices) for name in told.gpus]
             holds = [device for device in named if device is not None]
         else:
             holds = [
@@ -99,73 +294,83 @@ class Slurm:
                 for use in self.uses()
                 if use.whose.source == self.name and use.whose.workload in {job, group.name}
             ]
-        return [_held(job, device, told) for device in dict.fromkeys(holds)]
+        return [_claim_of_job(job, device, told) for device in dict.fromkeys(holds)]
 
-    def _written(self, host: Host, devices: Devices, in_force: tuple[Held, ...]) -> Written:
+    def _written(
+        self, host: Host, devices: NodeDevices, in_force: tuple[NodeClaim, ...]
+    ) -> SlurmFileClaims:
         """Return the claims in files; if they cannot be read, those in force from them."""
-        places, whole = self.places, Written()
+        places, whole = self.places, SlurmFileClaims()
         if self._files is None:
-            self._files = JobFiles(places.job_files, places.gres_conf)
+            self._files = SlurmJobFiles(places.job_files, places.gres_conf)
         try:
             if places.job_files:
                 whole = self._files.look(host, self.node(), devices, self.clock())
         except OSError as error:
-            _carry(whole, JOB_FILES, error, in_force)
+            _carry_over(whole, JOB_FILES_SUBJECT, error, in_force)
         try:
             if places.gpu_files:
-                more = by_gpu(host, places.gpu_files, devices)
+                more = read_gpu_files(host, places.gpu_files, devices)
                 told = {(held.workload, held.part) for held in whole.held}
                 whole.held += [h for h in more.held if (h.workload, h.part) not in told]
                 whole.findings += more.findings
         except OSError as error:
-            _carry(whole, GPU_FILES, error, in_force)
+            _carry_over(whole, GPU_FILES_SUBJECT, error, in_force)
         return whole
 
 
-def _carry(written: Written, what: str, error: OSError, in_force: tuple[Held, ...]) -> None:
+def _carry_over(
+    written: SlurmFileClaims, what: str, error: OSError, in_force: tuple[NodeClaim, ...]
+) -> None:
     remedy = "let the prolog make the directory, or clear the setting"
-    written.findings.append(finding(what, error, remedy))
-    written.held += carried(in_force, level=Level.SCHEDULER)
+    written.findings.append(failure_finding(what, error, remedy))
+    written.held += select_claims(in_force, level=ProviderAuthority.SCHEDULER)
 
 
-def _held(job: str, device: Device, told: Environment) -> Held:
-    return Held(
-        source="slurm", level=Level.NODE_PLUGIN, workload=job,
+def _claim_of_job(job: str, device: ClaimableDevice, told: JobEnvironment) -> NodeClaim:
+    return NodeClaim(
+        source="slurm", level=ProviderAuthority.NODE_PLUGIN, workload=job,
         owner=told.account or told.user,
         gpu=device.gpu, device=device.id, compute=device.compute, memory=device.memory,
         exclusive=device.exact and not told.is_shared, profile=device.profile,
     )  # fmt: skip
 
 
-def _once(held: list[Held]) -> list[Held]:
+def _without_duplicates(held: list[NodeClaim]) -> list[NodeClaim]:
     """Remove duplicate claims; the first of several has precedence."""
-    found: dict[tuple[str, ...], Held] = {}
+    found: dict[tuple[str, ...], NodeClaim] = {}
     for one in held:
         found.setdefault(one.key, one)
     return list(found.values())
 
 
 def _findings(
-    groups: list[tuple[JobGroup, Environment]],
-    held: list[Held],
+    groups: list[tuple[JobControlGroup, JobEnvironment]],
+    held: list[NodeClaim],
     homeless: list[str],
-    places: Places,
-) -> list[Finding]:
+    places: SlurmPaths,
+) -> list[ProbeFinding]:
     if not groups and not held and not places.gpu_files and not places.job_files:
-        return [Finding(WHAT, Verdict.ABSENT, "there are no control groups of Slurm's jobs")]
+        return [
+            ProbeFinding(
+                SUBJECT, ProbeVerdict.ABSENT, "there are no control groups of Slurm's jobs"
+            )
+        ]
     named, unnamed = len([one for one in held if one.gpu]), sum(one.count for one in held)
-    amounts = [counted(named, "device")] if named or not unnamed else []
-    amounts += [f"{counted(unnamed, 'GPU')} without a device"] if unnamed else []
-    jobs = counted(len({h.workload for h in held}), "job")
+    amounts = [format_count(named, "device")] if named or not unnamed else []
+    amounts += [f"{format_count(unnamed, 'GPU')} without a device"] if unnamed else []
+    jobs = format_count(len({h.workload for h in held}), "job")
     detail = f"{' and '.join(amounts)} held by {jobs}"
-    found = [Finding(WHAT, Verdict.SUPPORTED, detail)]
+    found = [ProbeFinding(SUBJECT, ProbeVerdict.SUPPORTED, detail)]
     denied = [told.job for _, told in groups if told.is_denied]
     if denied and homeless:
-        detail = f"the environment of {counted(len(denied), 'job')} may not be read"
-        found.append(Finding(WHAT, Verdict.DENIED, detail, AS_ROOT))
+        detail = f"the environment of {format_count(len(denied), 'job')} may not be read"
+        found.append(ProbeFinding(SUBJECT, ProbeVerdict.DENIED, detail, RUN_AS_ROOT))
     elif homeless:
-        detail = f"not known which GPUs {counted(len(homeless), 'job')} may have: {', '.join(homeless[:5])}"
+        detail = f"not known which GPUs {format_count(len(homeless), 'job')} may have: {', '.join(homeless[:5])}"
         found.append(
-            Finding(WHAT, Verdict.ABSENT, detail, "have a prolog run `railscope claim start`")
+            ProbeFinding(
+                SUBJECT, ProbeVerdict.ABSENT, detail, "have a prolog run `railscope claim start`"
+            )
         )
     return found

@@ -18,19 +18,19 @@ import msgspec
 
 from agent.host import Host
 from agent.owners import FormatError
-from agent.owners.gres_conf import Device as GresDevice
-from agent.owners.gres_conf import GresConf, parse_gres_conf
-from agent.sampling.facts import text
-from agent.sampling.source import Finding, Verdict
-from agent.tenancy.clock_history import ClockHistory
-from agent.tenancy.devices import Device, Devices
-from agent.tenancy.held import BootTime, Held, Level
-from railscope.shares import ShareError, checked_share, share_text
+from agent.owners.slurm import GresConf, GresDevice, parse_gres_conf
+from agent.sampling.source import ProbeFinding, ProbeVerdict, read_text
+from agent.tenancy.claims import BootTime, ClockHistory, NodeClaim, ProviderAuthority
+from agent.tenancy.devices import ClaimableDevice, NodeDevices
+from railscope.device_shares import ShareError, checked_share, share_text
 from railscope.slurm import scontrol
-from railscope.slurm.gres import Gres, Share
-from railscope.slurm.job import Allocation, Job
+from railscope.slurm.notation import Gres, NodeAllocation, ShardShare, SlurmJob
 
-GPU_FILES, JOB_FILES, GRES_CONF = "jobs by GPU", "jobs by scontrol", "gres.conf"
+GPU_FILES_SUBJECT, JOB_FILES_SUBJECT, GRES_CONF_SUBJECT = (
+    "jobs by GPU",
+    "jobs by scontrol",
+    "gres.conf",
+)
 _GPU_FILE = re.compile(r"(?P<gpu>\d{1,4})(?:\.(?P<instance>\d{1,4}))?")
 _ZONES = "/zoneinfo/"
 _NS = 1_000_000_000
@@ -39,55 +39,61 @@ _SHARED = {"shard", "mps"}
 
 
 @dataclass(slots=True)
-class Written:
+class SlurmFileClaims:
     """Claims and findings from such files."""
 
-    held: list[Held] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    held: list[NodeClaim] = field(default_factory=list)
+    findings: list[ProbeFinding] = field(default_factory=list)
 
 
-def by_gpu(host: Host, directory: str, devices: Devices) -> Written:
+def read_gpu_files(host: Host, directory: str, devices: NodeDevices) -> SlurmFileClaims:
     """Return the claims of a directory with one file per GPU. Raises OSError for the directory."""
-    written, odd = Written(), []
+    written, odd = SlurmFileClaims(), []
     for name in host.names(directory):
         found = _GPU_FILE.fullmatch(name)
         device = devices.with_index(int(found["gpu"])) if found else None
         if found and found["instance"] and device:
             device = devices.instance(device.gpu, found["instance"])
-        jobs = text(host, f"{directory}/{name}").split()
+        jobs = read_text(host, f"{directory}/{name}").split()
         if device is None or not all(job.isdecimal() for job in jobs):
             odd.append(name)
             continue
-        written.held += [_held(job, device, alone=len(jobs) == 1) for job in dict.fromkeys(jobs)]
+        written.held += [
+            _claim_of_job(job, device, alone=len(jobs) == 1) for job in dict.fromkeys(jobs)
+        ]
     if odd:
         detail = f"{directory}: not the jobs of a GPU here: {', '.join(odd[:_MAX_QUOTED])}"
         remedy = "let the prolog name files by GPU, with one id of a job on each line"
-        written.findings.append(Finding(GPU_FILES, Verdict.BROKEN, detail, remedy))
+        written.findings.append(
+            ProbeFinding(GPU_FILES_SUBJECT, ProbeVerdict.BROKEN, detail, remedy)
+        )
     return written
 
 
-def _held(job: str, device: Device, *, alone: bool = True) -> Held:
-    return Held(
-        source="slurm", level=Level.SCHEDULER, workload=job, gpu=device.gpu, device=device.id,
+def _claim_of_job(job: str, device: ClaimableDevice, *, alone: bool = True) -> NodeClaim:
+    return NodeClaim(
+        source="slurm", level=ProviderAuthority.SCHEDULER, workload=job, gpu=device.gpu, device=device.id,
         compute=device.compute, memory=device.memory, exclusive=alone and device.exact,
         profile=device.profile,
     )  # fmt: skip
 
 
 @dataclass(slots=True)
-class JobFiles:
+class SlurmJobFiles:
     """Jobs from the output of scontrol; unchanged files are not parsed again."""
 
     directory: str
     gres_conf: str
-    _parsed: dict[str, tuple[bytes, tuple[Job, ...]]] = field(default_factory=dict)
+    _parsed: dict[str, tuple[bytes, tuple[SlurmJob, ...]]] = field(default_factory=dict)
 
-    def look(self, host: Host, node: str, devices: Devices, clock: ClockHistory) -> Written:
+    def look(
+        self, host: Host, node: str, devices: NodeDevices, clock: ClockHistory
+    ) -> SlurmFileClaims:
         """Return the claims of jobs that run on this node. Raises OSError for the directory."""
-        written, bad, here = Written(), [], host.names(self.directory)
+        written, bad, here = SlurmFileClaims(), [], host.names(self.directory)
         unclear: list[str] = []
         self._parsed = {name: kept for name, kept in self._parsed.items() if name in here}
-        conf = _gres_conf(host, self.gres_conf, node, written)
+        conf = _read_gres_conf(host, self.gres_conf, node, written)
         for name in here:
             try:
                 jobs = self._jobs(host, name)
@@ -95,40 +101,44 @@ class JobFiles:
                 bad.append(f"{name} ({error})")
                 continue
             for job in jobs:
-                found = _Found(job, clock.at((job.start_seconds or 0) * _NS))
+                found = _AllocatedGpus(job, clock.at((job.start_seconds or 0) * _NS))
                 written.held += found.claims(node, conf.devices, devices)
                 unclear += found.unclear
         if bad:
             detail = f"{self.directory}: not what scontrol prints: {', '.join(bad[:_MAX_QUOTED])}"
             remedy = "let the prolog write `scontrol show job -d --json ID` there"
-            written.findings.append(Finding(JOB_FILES, Verdict.BROKEN, detail, remedy))
+            written.findings.append(
+                ProbeFinding(JOB_FILES_SUBJECT, ProbeVerdict.BROKEN, detail, remedy)
+            )
         if unclear:
             detail = f"unknown part of the node's GPUs: {'; '.join(unclear[:_MAX_QUOTED])}"
             remedy = (
                 "let the prolog write `scontrol show job -d --json ID`, or run `railscope claim`"
             )
-            written.findings.append(Finding(JOB_FILES, Verdict.BROKEN, detail, remedy))
+            written.findings.append(
+                ProbeFinding(JOB_FILES_SUBJECT, ProbeVerdict.BROKEN, detail, remedy)
+            )
         return written
 
-    def _jobs(self, host: Host, name: str) -> tuple[Job, ...]:
+    def _jobs(self, host: Host, name: str) -> tuple[SlurmJob, ...]:
         content = host.read(f"{self.directory}/{name}")
         kept = self._parsed.get(name)
         if kept is None or kept[0] != content:
-            kept = self._parsed[name] = content, _parse(content, host)
+            kept = self._parsed[name] = content, _parse_job_file(content, host)
         return kept[1]
 
 
-def _parse(content: bytes, host: Host) -> tuple[Job, ...]:
+def _parse_job_file(content: bytes, host: Host) -> tuple[SlurmJob, ...]:
     if content.lstrip()[:1] == b"{":
         return scontrol.parse_json(content)
     try:
-        return scontrol.parse_text(content.decode(), _zone(host))
+        return scontrol.parse_text(content.decode(), _time_zone(host))
     except UnicodeDecodeError as error:
         message = f"no UTF-8: {error}"
         raise FormatError(message) from error
 
 
-def _zone(host: Host) -> tzinfo:
+def _time_zone(host: Host) -> tzinfo:
     """Return the time zone of the node, which scontrol prints in, from the /etc/localtime link."""
     try:
         name = host.resolve("/etc/localtime").partition(_ZONES)[2]
@@ -137,7 +147,7 @@ def _zone(host: Host) -> tzinfo:
         return UTC
 
 
-def _gres_conf(host: Host, path: str, node: str, written: Written) -> GresConf:
+def _read_gres_conf(host: Host, path: str, node: str, written: SlurmFileClaims) -> GresConf:
     """Return the devices of gres.conf; none, with a finding, if the file does not specify them."""
     try:
         conf = parse_gres_conf(host.read(path).decode(errors="replace"), node)
@@ -145,23 +155,27 @@ def _gres_conf(host: Host, path: str, node: str, written: Written) -> GresConf:
         return GresConf((), "")
     except (OSError, FormatError) as error:
         remedy = "set tenancy.gres_conf to a file that names the GPUs of this node"
-        written.findings.append(Finding(GRES_CONF, Verdict.BROKEN, f"{path}: {error}", remedy))
+        written.findings.append(
+            ProbeFinding(GRES_CONF_SUBJECT, ProbeVerdict.BROKEN, f"{path}: {error}", remedy)
+        )
         return GresConf((), "")
     if not conf.is_certain and not conf.devices:
         detail = f"{path} leaves it to {conf.auto_detect} to order the GPUs: taken as /dev/nvidiaN"
-        written.findings.append(Finding(GRES_CONF, Verdict.ABSENT, detail))
+        written.findings.append(ProbeFinding(GRES_CONF_SUBJECT, ProbeVerdict.ABSENT, detail))
     return conf
 
 
 @dataclass(slots=True)
-class _Found:
+class _AllocatedGpus:
     """Claims of one job on this node, and the parts of its allocation that cannot be resolved."""
 
-    job: Job
+    job: SlurmJob
     start_boot: BootTime | None
     unclear: list[str] = field(default_factory=list)
 
-    def claims(self, node: str, listed: tuple[GresDevice, ...], devices: Devices) -> Iterator[Held]:
+    def claims(
+        self, node: str, listed: tuple[GresDevice, ...], devices: NodeDevices
+    ) -> Iterator[NodeClaim]:
         """Yield the claims of a job that has started and not ended; GPUs without an index are counted."""
         job = self.job
         if job.start_seconds is None or job.end_seconds is not None:
@@ -169,11 +183,11 @@ class _Found:
         names = {node, node.partition(".")[0]}
         counted = 0
         for allocation in job.allocations or ():
-            counted += _gpus_in(allocation)
+            counted += _count_allocated_gpus(allocation)
             if allocation.node in names:
                 for gres in allocation.gres:
                     yield from self._of_gres(gres, listed, devices)
-        missing = _gpus_of(job) - counted
+        missing = _count_gpus_of_job(job) - counted
         if missing <= 0 or not names & set(job.nodes):
             return
         if len(job.nodes) == 1:
@@ -184,14 +198,16 @@ class _Found:
             )
 
     def _of_gres(
-        self, gres: Gres, listed: tuple[GresDevice, ...], devices: Devices
-    ) -> Iterator[Held]:
+        self, gres: Gres, listed: tuple[GresDevice, ...], devices: NodeDevices
+    ) -> Iterator[NodeClaim]:
         if gres.shares is not None:
             for index, share in enumerate(gres.shares):
                 if share.taken:
-                    yield from self._of_share(gres, share, _device(index, listed, devices))
+                    yield from self._of_share(
+                        gres, share, _device_with_index(index, listed, devices)
+                    )
         elif gres.name == "gpu":
-            found = [_device(index, listed, devices) for index in gres.indices or ()]
+            found = [_device_with_index(index, listed, devices) for index in gres.indices or ()]
             named = [device for device in found if device is not None]
             yield from (self._held(device) for device in named)
             if gres.count > len(named):
@@ -201,7 +217,9 @@ class _Found:
                 f"job {self.job.id} has {gres.name}:{gres.count}, of an unknown number for each GPU"
             )
 
-    def _of_share(self, gres: Gres, share: Share, device: Device | None) -> Iterator[Held]:
+    def _of_share(
+        self, gres: Gres, share: ShardShare, device: ClaimableDevice | None
+    ) -> Iterator[NodeClaim]:
         """Yield a share of one GPU: the job's amount of the amount configured for the GPU."""
         try:
             part = share_text(checked_share(Fraction(share.taken, max(share.there, 1))))
@@ -211,42 +229,44 @@ class _Found:
             return
         yield self._held(device, part) if device is not None else self._unplaced(1, part)
 
-    def _held(self, device: Device, share: str = "") -> Held:
+    def _held(self, device: ClaimableDevice, share: str = "") -> NodeClaim:
         return msgspec.structs.replace(
             self._of_job(), gpu=device.gpu, device=device.id, compute=device.compute,
             memory=device.memory, profile=device.profile, share=share,
             exclusive=device.exact and not share,
         )  # fmt: skip
 
-    def _unplaced(self, count: int, share: str = "") -> Held:
+    def _unplaced(self, count: int, share: str = "") -> NodeClaim:
         return msgspec.structs.replace(
             self._of_job(), count=count, share=share, exclusive=not share, reference=share
         )
 
-    def _of_job(self) -> Held:
+    def _of_job(self) -> NodeClaim:
         job = self.job
-        return Held(
-            source="slurm", level=Level.SCHEDULER, workload=str(job.id), gpu="",
+        return NodeClaim(
+            source="slurm", level=ProviderAuthority.SCHEDULER, workload=str(job.id), gpu="",
             owner=job.account or job.user, start_ns=(job.start_seconds or 0) * _NS,
             start_boot=self.start_boot, uncertainty_ns=_NS,
         )  # fmt: skip
 
 
-def _gpus_in(allocation: Allocation) -> int:
+def _count_allocated_gpus(allocation: NodeAllocation) -> int:
     """Return the number of GPUs in the resources of one node; each share counts as one GPU."""
     whole = sum(gres.count for gres in allocation.gres if gres.name == "gpu")
     shares = sum(bool(s.taken) for gres in allocation.gres for s in gres.shares or ())
     return whole + shares
 
 
-def _gpus_of(job: Job) -> int:
+def _count_gpus_of_job(job: SlurmJob) -> int:
     """Return the number of GPUs of a job on all of its nodes, from its trackable resources."""
     counts = job.gres_counts
     typed = sum(count for name, count in counts.items() if name.startswith("gpu:"))
     return max(counts.get("gpu", 0), typed)
 
 
-def _device(index: int, listed: tuple[GresDevice, ...], devices: Devices) -> Device | None:
+def _device_with_index(
+    index: int, listed: tuple[GresDevice, ...], devices: NodeDevices
+) -> ClaimableDevice | None:
     """Return the device with an index; without a list, the one whose device file has that number."""
     if not listed:
         return devices.with_minor(index)

@@ -11,14 +11,20 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterator
 
-from agent.topology.pci import NO_NUMA_NODE, Place, is_address, pci_address
-from agent.topology.tree_file import NcclFileError, NcclTopology
+from agent.topology.pci import (
+    NO_NUMA_NODE,
+    NcclFileError,
+    NcclTopology,
+    PciPlace,
+    is_address,
+    pci_address,
+)
 
 _LINKS = {"nvlink": "NV", "xgmi": "XGMI"}
 _MASK_BITS = 32
 
 
-def parse(content: bytes) -> NcclTopology:
+def parse_nccl_topology(content: bytes) -> NcclTopology:
     """Parse such a file. Raises NcclFileError."""
     if b"<!ENTITY" in content or b"<!DOCTYPE" in content:
         message = "a topology has no DOCTYPE and no entities"
@@ -36,13 +42,13 @@ def parse(content: bytes) -> NcclTopology:
         node = cpu.get("numaid", "")
         node = "" if node == NO_NUMA_NODE else node
         if cpu.get("affinity"):
-            found.cpus[node] = cpu_list(cpu.attrib["affinity"])
+            found.cpus[node] = format_cpu_list(cpu.attrib["affinity"])
         for pci, above in _devices(cpu, ()):
-            _take(found, pci, Place(f"cpu{number}", _chain(above, pci), node))
+            _add_device(found, pci, PciPlace(f"cpu{number}", _chain(above, pci), node))
     return found
 
 
-def _take(found: NcclTopology, pci: ET.Element, place: Place) -> None:
+def _add_device(found: NcclTopology, pci: ET.Element, place: PciPlace) -> None:
     address = place.address
     if address in found.places:
         message = f"PCI address {address} comes twice"
@@ -56,13 +62,13 @@ def _take(found: NcclTopology, pci: ET.Element, place: Place) -> None:
         for link in pci.findall(f"gpu/{tag}"):
             target = pci_address(link.get("target", ""))
             if is_address(target) and target != address:
-                counts[target, word] += _count(link)
+                counts[target, word] += _link_count(link)
     found.links.update(
         {(address, target): (word, count) for (target, word), count in counts.items()}
     )
 
 
-def _count(link: ET.Element) -> int:
+def _link_count(link: ET.Element) -> int:
     text = link.get("count", "1")
     if not text.isdecimal():
         message = f"{text!r} is no number of links"
@@ -100,7 +106,7 @@ def _chain(above: tuple[str, ...], pci: ET.Element) -> tuple[str, ...]:
     return (*chain, own)
 
 
-def cpu_list(mask: str) -> str:
+def format_cpu_list(mask: str) -> str:
     """Convert a CPU mask as the kernel prints it, `000000ff,ffff0000,00ffffff`, to `0-23,48-71`.
 
     Raises NcclFileError.

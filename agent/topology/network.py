@@ -1,4 +1,12 @@
-"""Network devices with their roles, and the rails of those that carry the traffic of GPUs."""
+"""Network devices with their roles, and the rails of those that carry the traffic of GPUs.
+
+Interfaces that carry the default route of a node are for its management. Formats: torvalds/linux
+net/ipv4/fib_trie.c, fib_route_seq_show, and net/ipv6/route.c, rt6_info_route.
+
+A NIC has facts: driver, firmware, role and rail. A collector aggregates a source over rails by
+the NIC facts in that source's own frames. So every source of NICs includes these facts, whichever
+source reads the driver's statistics.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +14,75 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from agent.host import Host
-from agent.sampling.facts import known, names, text
-from agent.sampling.known_devices import FailedCall, failures, machine_of, repeat_failures
+from agent.sampling.known_devices import FailedCall, failed_calls, repeat_failures, unwrap_host
+from agent.sampling.source import list_names, network_file, nonempty_facts, read_text
 from agent.topology import pci
-from agent.topology.names import NET, RDMA, functions
-from agent.topology.pci import PciDevice, bus_order, slot
-from agent.topology.rails import Card, Seating, seat
-from agent.topology.routes import default_interfaces
-from agent.topology.rules import (
+from agent.topology.pci import NET_CLASS, RDMA_CLASS, PciDevice, bus_order, pci_functions, pci_slot
+from agent.topology.rails import (
     BRIDGE,
     COMPUTE,
     MANAGEMENT,
     STORAGE,
     VIRTUAL_FUNCTION,
-    Rules,
+    RailAssignment,
+    RailNic,
+    RailRules,
+    assign_rails,
 )
+from railscope.catalog.entities import NIC
+from railscope.frame import Entity
+
+_NET = "/sys/class/net"
+_LOWER = "lower_"
+_UP, _REJECT = 0x1, 0x200
+_NOWHERE = "00000000"
+_FIELDS, _FIELDS_6 = 8, 10
+
+
+def default_interfaces(host: Host) -> set[str]:
+    """Return the interface of the best default route, and its lower ones (bond, VLAN, bridge)."""
+    found: set[str] = set()
+    waiting = [_default_ipv4_interface(host) or _default_ipv6_interface(host)]
+    while waiting:
+        interface = waiting.pop()
+        if interface and interface not in found:
+            found.add(interface)
+            below = (
+                name for name in list_names(host, f"{_NET}/{interface}") if name.startswith(_LOWER)
+            )
+            waiting += [name.removeprefix(_LOWER) for name in below]
+    return found
+
+
+def _default_ipv4_interface(host: Host) -> str:
+    best = []
+    for line in read_text(host, network_file(host, "/proc/net/route")).splitlines()[1:]:
+        fields = line.split()
+        if len(fields) < _FIELDS:
+            continue
+        interface, target, _, flags, _, _, metric, mask = fields[:_FIELDS]
+        if target == mask == _NOWHERE and int(flags, 16) & _UP and not int(flags, 16) & _REJECT:
+            best.append((int(metric), interface))
+    return min(best, default=(0, ""))[1]
+
+
+def _default_ipv6_interface(host: Host) -> str:
+    best = []
+    for line in read_text(host, network_file(host, "/proc/net/ipv6_route")).splitlines():
+        fields = line.split()
+        if len(fields) < _FIELDS_6:
+            continue
+        length, metric, flags, interface = fields[1], fields[5], int(fields[8], 16), fields[9]
+        if length == "00" and flags & _UP and not flags & _REJECT and interface != "lo":
+            best.append((int(metric, 16), interface))
+    return min(best, default=(0, ""))[1]
+
 
 BRIDGE_MARK = b"SW_MNG"
 """Mark in the vital product data of a ConnectX function that leads to an NVSwitch."""
 _BRIDGE_MODELS = {"15b3:1021"}
 _STORAGE_MEGABITS = 40_000
-SAME_LOOK_NS = 1_000_000_000
+SCAN_VALID_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +120,15 @@ class NetworkDevice:
     @property
     def facts(self) -> dict[str, str]:
         """Role and rail as labels; unknown ones are left out."""
-        return known(role=self.role, rail="" if self.rail is None else str(self.rail))
+        return nonempty_facts(role=self.role, rail="" if self.rail is None else str(self.rail))
 
 
-NOWHERE = NetworkDevice(PciDevice("", "", "", pci.Place("", ("",))))
+NO_NETWORK_DEVICE = NetworkDevice(PciDevice("", "", "", pci.PciPlace("", ("",))))
 """Placeholder for a device that is not on the PCI bus: it has neither role nor rail."""
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class NodeNetwork:
     """All network devices of a node in bus order, and the GPUs they serve.
 
     `gpu_rails` maps the PCI address of a GPU to its rail, `gpu_cards` to the NIC that it uses. `problems`
@@ -89,78 +145,84 @@ class Network:
 
     def at(self, address: str) -> NetworkDevice:
         """Return the device at a PCI address."""
-        return next((d for d in self.devices if d.address == address), NOWHERE)
+        return next((d for d in self.devices if d.address == address), NO_NETWORK_DEVICE)
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _NetworkScan:
     """Result of a scan, with its time and the device names at that time."""
 
     host: Host
     there: tuple[tuple[str, ...], ...]
     looked_ns: int
-    network: Network
+    network: NodeNetwork
     failed: Mapping[str, FailedCall]
 
     def serves(self, host: Host, there: tuple[tuple[str, ...], ...], now_ns: int) -> bool:
         """True if it is still valid."""
-        fresh = 0 <= now_ns - self.looked_ns < SAME_LOOK_NS
-        return fresh and machine_of(host) is self.host and there == self.there
+        fresh = 0 <= now_ns - self.looked_ns < SCAN_VALID_NS
+        return fresh and unwrap_host(host) is self.host and there == self.there
 
 
-class Wiring:
+class NetworkScanner:
     """Finds network devices and assigns role and rail, from the settings and the PCI tree.
 
     One instance serves all sources, on any thread.
     """
 
-    def __init__(self, rules: Rules | None = None) -> None:
-        self.rules = rules or Rules()
+    def __init__(self, rules: RailRules | None = None) -> None:
+        self.rules = rules or RailRules()
         self._bridges: dict[str, bool] = {}
-        self._last: _Look | None = None
+        self._last: _NetworkScan | None = None
 
-    def look(self, host: Host) -> Network:
+    def look(self, host: Host) -> NodeNetwork:
         """Return the network devices as they are now.
 
         Sources probe one after the other: a result of the last second is reused if the devices are the
         same.
         """
-        there = tuple(tuple(names(host, directory)) for directory in (pci.DEVICES, RDMA, NET))
+        there = tuple(
+            tuple(list_names(host, directory)) for directory in (pci.DEVICES, RDMA_CLASS, NET_CLASS)
+        )
         now_ns, last = host.clock.now().boot_ns, self._last
         if last and last.serves(host, there, now_ns):
             repeat_failures(host, last.failed)
             return last.network
-        tree, before = self.rules.tree, failures(host)
-        found = self.network(host, pci.look(host, tree.places if tree else None).values())
-        failed = {key: call for key, call in failures(host).items() if key not in before}
-        self._last = _Look(machine_of(host), there, now_ns, found, failed)
+        tree, before = self.rules.tree, failed_calls(host)
+        found = self.network(
+            host, pci.read_pci_devices(host, tree.places if tree else None).values()
+        )
+        failed = {key: call for key, call in failed_calls(host).items() if key not in before}
+        self._last = _NetworkScan(unwrap_host(host), there, now_ns, found, failed)
         return found
 
-    def network(self, host: Host, devices: Iterable[PciDevice]) -> Network:
+    def network(self, host: Host, devices: Iterable[PciDevice]) -> NodeNetwork:
         """Return the network devices, given the devices of the PCI bus."""
         there = list(devices)
         gpus = pci.gpus_among(there)
-        found = [self._first(host, device) for device in _named(host, there)]
+        found = [self._first(host, device) for device in _find_network_devices(host, there)]
         carrying = default_interfaces(host)
         busy = {d.address for d in found if carrying.intersection(d.interfaces)}
-        units = _units(found)
-        seating = seat([gpu.place for gpu in gpus], _cards(units, busy))
+        units = _group_by_slot(found)
+        seating = assign_rails([gpu.place for gpu in gpus], _rail_candidates(units, busy))
         addresses = [gpu.address for gpu in gpus]
-        seated = [d for unit in units.values() for d in _seated(unit, seating, addresses)]
+        seated = [d for unit in units.values() for d in _with_rail(unit, seating, addresses)]
         by_address = {d.address: d for d in (*found, *seated)}
         named, problems = self._by_name(by_address.values())
         are_rails = any(device.rail is not None for device in named)
         final = [
-            _rest(host, device, busy, are_rails=are_rails) if gpus else _unused(device)
+            _with_other_role(host, device, busy, are_rails=are_rails)
+            if gpus
+            else _without_gpus(device)
             for device in named
         ]
         final.sort(key=lambda device: bus_order(device.address))
         cards = {gpu.address: card for gpu, card in zip(gpus, seating.cards, strict=True)}
         rails = {gpu.address: rail for gpu, rail in zip(gpus, seating.rails, strict=True)}
         if self.rules.name_rails:
-            rails = _rails_by_card(cards, rails, final)
+            rails = _rails_by_nic(cards, rails, final)
         unused = self.rules.unused(name for device in final for name in device.names)
-        return Network(tuple(final), tuple(gpus), rails, cards, tuple(problems), unused)
+        return NodeNetwork(tuple(final), tuple(gpus), rails, cards, tuple(problems), unused)
 
     def _first(self, host: Host, device: NetworkDevice) -> NetworkDevice:
         """Assign the roles that do not depend on rails."""
@@ -204,7 +266,7 @@ class Wiring:
             found.append(device)
         for place, device in enumerate(found):
             other = given.get(-1 if device.rail is None else device.rail)
-            if other and not self.rules.rail(device.names) and slot(other.address) != slot(
+            if other and not self.rules.rail(device.names) and pci_slot(other.address) != pci_slot(
                 device.address
             ):  # fmt: skip
                 problems.append(
@@ -215,21 +277,23 @@ class Wiring:
         return found, problems
 
 
-def _named(host: Host, devices: list[PciDevice]) -> list[NetworkDevice]:
+def _find_network_devices(host: Host, devices: list[PciDevice]) -> list[NetworkDevice]:
     """Return all functions of the bus that are network devices, with their names."""
-    rdma, interfaces = functions(host, RDMA), functions(host, NET)
+    rdma, interfaces = pci_functions(host, RDMA_CLASS), pci_functions(host, NET_CLASS)
     by_address = {device.address: device for device in devices}
     there = {d.address for d in devices if d.role == pci.NIC}
     found = []
     for address in sorted(there | set(rdma.values()) | set(interfaces.values())):
         names_ = tuple(name for name, at in rdma.items() if at == address)
         nets = [name for name, at in interfaces.items() if at == address]
-        nets += [net for name in names_ for net in names(host, f"{RDMA}/{name}/device/net")]
+        nets += [
+            net for name in names_ for net in list_names(host, f"{RDMA_CLASS}/{name}/device/net")
+        ]
         device = by_address.get(address) or PciDevice(
             pci.NIC,
-            text(host, f"{pci.DEVICES}/{address}/vendor"),
-            text(host, f"{pci.DEVICES}/{address}/device"),
-            pci.place(host, address),
+            read_text(host, f"{pci.DEVICES}/{address}/vendor"),
+            read_text(host, f"{pci.DEVICES}/{address}/device"),
+            pci.read_place(host, address),
         )
         layers = {layer for name in names_ if (layer := _link_layer(host, name))}
         found.append(
@@ -239,28 +303,28 @@ def _named(host: Host, devices: list[PciDevice]) -> list[NetworkDevice]:
 
 
 def _link_layer(host: Host, device: str) -> str:
-    ports = names(host, f"{RDMA}/{device}/ports")
-    return text(host, f"{RDMA}/{device}/ports/{ports[0]}/link_layer") if ports else ""
+    ports = list_names(host, f"{RDMA_CLASS}/{device}/ports")
+    return read_text(host, f"{RDMA_CLASS}/{device}/ports/{ports[0]}/link_layer") if ports else ""
 
 
-def _units(devices: list[NetworkDevice]) -> dict[str, list[NetworkDevice]]:
+def _group_by_slot(devices: list[NetworkDevice]) -> dict[str, list[NetworkDevice]]:
     """Return NICs that may be rails: RDMA functions by slot, in the order of their functions."""
     units: dict[str, list[NetworkDevice]] = {}
     for device in sorted(devices, key=lambda device: bus_order(device.address)):
         if device.rdma and device.role in {"", COMPUTE}:
-            units.setdefault(slot(device.address), []).append(device)
+            units.setdefault(pci_slot(device.address), []).append(device)
     return units
 
 
-def _cards(units: Mapping[str, list[NetworkDevice]], busy: set[str]) -> list[Card]:
+def _rail_candidates(units: Mapping[str, list[NetworkDevice]], busy: set[str]) -> list[RailNic]:
     return [
-        Card(unit[0].device.place, unit[0].model, any(d.address in busy for d in unit))
+        RailNic(unit[0].device.place, unit[0].model, any(d.address in busy for d in unit))
         for unit in units.values()
     ]
 
 
-def _seated(
-    unit: list[NetworkDevice], seating: Seating, gpus: list[str]
+def _with_rail(
+    unit: list[NetworkDevice], seating: RailAssignment, gpus: list[str]
 ) -> Iterator[NetworkDevice]:
     """Yield the functions of a NIC: all of one rail, each on its own plane."""
     first = unit[0].address
@@ -279,12 +343,14 @@ def _seated(
         )
 
 
-def _unused(device: NetworkDevice) -> NetworkDevice:
+def _without_gpus(device: NetworkDevice) -> NetworkDevice:
     """Return a device of a node without GPUs, where its role is unknown."""
     return replace(device, why=device.why or "there is no GPU")
 
 
-def _rest(host: Host, device: NetworkDevice, busy: set[str], *, are_rails: bool) -> NetworkDevice:
+def _with_other_role(
+    host: Host, device: NetworkDevice, busy: set[str], *, are_rails: bool
+) -> NetworkDevice:
     """Assign the remaining roles. Without any rail, RDMA may be for GPUs as well as for storage."""
     if device.role:
         return device
@@ -294,16 +360,46 @@ def _rest(host: Host, device: NetworkDevice, busy: set[str], *, are_rails: bool)
         return replace(device, why=f"RDMA, but no card here has a rail: {device.why}")
     if device.rdma:
         return replace(device, role=STORAGE, why=f"RDMA, but no rail: {device.why}")
-    speeds = [text(host, f"{NET}/{name}/speed") for name in device.interfaces]
+    speeds = [read_text(host, f"{NET_CLASS}/{name}/speed") for name in device.interfaces]
     if any(speed.isdecimal() and int(speed) >= _STORAGE_MEGABITS for speed in speeds):
         return replace(device, role=STORAGE, why="no RDMA, but 40 Gb/s or more")
     return replace(device, role=MANAGEMENT, why="no RDMA, and less than 40 Gb/s")
 
 
-def _rails_by_card(
+def _rails_by_nic(
     cards: Mapping[str, str], rails: Mapping[str, int], devices: Iterable[NetworkDevice]
 ) -> dict[str, int]:
     """Return GPU rails if names specify rails: that of its NIC; without a NIC none."""
     by_address = {device.address: device.rail for device in devices}
     found = {gpu: by_address.get(cards[gpu]) for gpu in rails}
     return {gpu: rail for gpu, rail in found.items() if rail is not None}
+
+
+def nic_entity(interface: str, driver: Mapping[str, str], device: NetworkDevice) -> Entity:
+    """Return a NIC with its facts; `driver` is ethtool's answer (linux/ethtool.h, ETHTOOL_GDRVINFO)."""
+    facts = device.facts | nonempty_facts(
+        driver=driver["driver"],
+        firmware=driver.get("firmware", ""),
+        pci_address=driver.get("bus", ""),
+        rdma_device=device.rdma[0] if device.rdma else "",
+    )
+    return Entity(NIC, (interface,), facts)
+
+
+class NicFinder:
+    """Finds the NICs. One instance serves all sources, on any thread."""
+
+    def __init__(self, wiring: NetworkScanner | None = None) -> None:
+        self._wiring = wiring or NetworkScanner()
+
+    def look(self, host: Host) -> tuple[Entity, ...]:
+        """Return every interface whose driver identifies itself."""
+        network = self._wiring.look(host)
+        found = []
+        for interface in list_names(host, NET_CLASS):
+            try:
+                driver = host.call("ethtool", "driver", interface)
+            except OSError:  # virtual, or denied: source `nic` reports it
+                continue
+            found.append(nic_entity(interface, driver, network.at(driver.get("bus", ""))))
+        return tuple(found)

@@ -1,18 +1,24 @@
-"""PCI devices of a node, and their places in the tree of sysfs.
+"""PCI devices of a node: places in the tree of sysfs, names in other subsystems, and distances.
 
 `realpath(/sys/bus/pci/devices/ADDRESS)` contains the host bridge and every port above a device
-(torvalds/linux Documentation/ABI/testing/sysfs-bus-pci): host bridge, root port, upstream and downstream
-port of each switch, device.
+(torvalds/linux Documentation/ABI/testing/sysfs-bus-pci): host bridge, root port, upstream and
+downstream port of each switch, device.
+
+The distance between two PCI devices is that of NCCL (src/graph/topo.cc, src/graph/xml.cc).
+
+The content of a topology file is defined here, apart from its parser in `nccl_xml`, so that an
+agent without such a file does not load the parser.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import IntEnum
 
 from agent.host import Host
-from agent.sampling.facts import linked, names, text
+from agent.sampling.source import list_names, read_link_name, read_text
 
 DEVICES = "/sys/bus/pci/devices"
 NO_NUMA_NODE = "-1"
@@ -35,7 +41,7 @@ _VIRTIO = "virtio"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PciPlace:
     """Place of a PCI device: host bridge, path from there, NUMA node.
 
     `chain` contains the addresses from the root port down to the device itself, with the upstream and the
@@ -59,7 +65,7 @@ class PciDevice:
     role: str
     vendor: str
     device: str
-    place: Place
+    place: PciPlace
     cpus: str = ""
 
     @property
@@ -89,7 +95,7 @@ def bus_order(address: str) -> tuple[int, ...]:
     return tuple(int(part, 16) for part in re.split("[:.]", address))
 
 
-def slot(address: str) -> str:
+def pci_slot(address: str) -> str:
     """Return an address without its function: ports of one NIC differ only in that."""
     return address.rpartition(".")[0]
 
@@ -117,46 +123,51 @@ def address_of(host: Host, link: str) -> str:
     return pci_path(resolved)[-1] if is_address(last) or last.startswith(_VIRTIO) else ""
 
 
-def place(host: Host, address: str) -> Place:
+def read_place(host: Host, address: str) -> PciPlace:
     """Return the place of a device. If its path cannot be read, it is alone on its own host bridge."""
-    node = text(host, f"{DEVICES}/{address}/numa_node").removeprefix(NO_NUMA_NODE)
+    node = read_text(host, f"{DEVICES}/{address}/numa_node").removeprefix(NO_NUMA_NODE)
     try:
         bridge, *chain = pci_path(host.resolve(f"{DEVICES}/{address}"))
     except OSError:
         bridge, chain = "", []
-    return Place(bridge or address, tuple(chain) or (address,), node)
+    return PciPlace(bridge or address, tuple(chain) or (address,), node)
 
 
-def role(host: Host, address: str) -> str:
+def read_role(host: Host, address: str) -> str:
     """Return the kind of device at an address; empty if it is not relevant."""
-    class_ = text(host, f"{DEVICES}/{address}/class")[:_CLASS_DIGITS]
+    class_ = read_text(host, f"{DEVICES}/{address}/class")[:_CLASS_DIGITS]
     of_vendor = _ROLES_BY_VENDOR.get(class_)
     if of_vendor is None:
         return _ROLES.get(class_, "")
-    return of_vendor.get(text(host, f"{DEVICES}/{address}/vendor"), "")
+    return of_vendor.get(read_text(host, f"{DEVICES}/{address}/vendor"), "")
 
 
-def look(host: Host, places: Mapping[str, Place] | None = None) -> dict[str, PciDevice]:
+def read_pci_devices(
+    host: Host, places: Mapping[str, PciPlace] | None = None
+) -> dict[str, PciDevice]:
     """Return relevant devices by address, with every port between them and the processor.
 
     `places` take precedence over sysfs for the same addresses.
     """
-    roles = {address: role(host, address) for address in names(host, DEVICES)}
+    roles = {address: read_role(host, address) for address in list_names(host, DEVICES)}
     found: dict[str, PciDevice] = {}
     for address, what in roles.items():
         if what and what != BRIDGE:
-            found[address] = _device(host, address, what, places)
+            found[address] = _read_device(host, address, what, places)
     for device in list(found.values()):
         for above in device.place.chain[:-1]:
             if roles.get(above) == BRIDGE and above not in found:
-                found[above] = _device(host, above, BRIDGE, places)
+                found[above] = _read_device(host, above, BRIDGE, places)
     return dict(sorted(found.items()))
 
 
-def _device(host: Host, address: str, what: str, places: Mapping[str, Place] | None) -> PciDevice:
-    told = (places or {}).get(address) or place(host, address)
+def _read_device(
+    host: Host, address: str, what: str, places: Mapping[str, PciPlace] | None
+) -> PciDevice:
+    told = (places or {}).get(address) or read_place(host, address)
     vendor, device, cpus = (
-        text(host, f"{DEVICES}/{address}/{name}") for name in ("vendor", "device", "local_cpulist")
+        read_text(host, f"{DEVICES}/{address}/{name}")
+        for name in ("vendor", "device", "local_cpulist")
     )
     return PciDevice(what, vendor, device, told, cpus)
 
@@ -174,15 +185,132 @@ def gpus_among(devices: Iterable[PciDevice]) -> list[PciDevice]:
 
 def gpu_addresses(host: Host) -> list[str]:
     """Return PCI addresses of NVIDIA GPUs in bus order, the order of NVML indices."""
-    return [address for address in names(host, DEVICES) if _is_gpu(host, address)]
+    return [address for address in list_names(host, DEVICES) if _is_gpu(host, address)]
 
 
 def _is_gpu(host: Host, address: str) -> bool:
     directory = f"{DEVICES}/{address}"
-    vendor, class_ = text(host, f"{directory}/vendor"), text(host, f"{directory}/class")
+    vendor, class_ = read_text(host, f"{directory}/vendor"), read_text(host, f"{directory}/class")
     return vendor == _NVIDIA and class_.startswith(_DISPLAY_CLASS)
 
 
 def is_virtual_function(host: Host, address: str) -> bool:
     """True for a virtual function whose physical function is on this node (SR-IOV)."""
-    return bool(linked(host, f"{DEVICES}/{address}/physfn"))
+    return bool(read_link_name(host, f"{DEVICES}/{address}/physfn"))
+
+
+RDMA_CLASS, NET_CLASS, NVME_CLASS = "/sys/class/infiniband", "/sys/class/net", "/sys/class/nvme"
+_UUID = "GPU UUID:"
+
+
+def pci_functions(host: Host, directory: str) -> dict[str, str]:
+    """Return devices of a class that are a PCI function as a whole: addresses by name."""
+    found = {
+        name: address_of(host, f"{directory}/{name}/device") for name in list_names(host, directory)
+    }
+    return {name: address for name, address in found.items() if address}
+
+
+def find_device_names(host: Host, devices: dict[str, PciDevice]) -> dict[str, list[str]]:
+    """Return RDMA devices, interfaces, drives and GPU UUIDs by PCI address."""
+    found: dict[str, list[str]] = {}
+    for directory in (RDMA_CLASS, NET_CLASS, NVME_CLASS):
+        for name, address in pci_functions(host, directory).items():
+            found.setdefault(address, []).append(name)
+    for device in devices.values():
+        uuid = read_gpu_uuid(host, device.address) if device.role == GPU else ""
+        if uuid:
+            found.setdefault(device.address, []).append(uuid)
+    return found
+
+
+def read_gpu_uuid(host: Host, address: str) -> str:
+    """Return the UUID of a GPU in the kernel driver; empty if it has none.
+
+    A driver that never started the GPU writes question marks, or omits the line (open-gpu-kernel-modules,
+    kernel-open/nvidia/nv-procfs.c, nv_procfs_read_gpu_info).
+    """
+    lines = read_text(host, f"/proc/driver/nvidia/gpus/{address}/information").splitlines()
+    told = next((line.removeprefix(_UUID).strip() for line in lines if line.startswith(_UUID)), "")
+    return "" if "?" in told else told
+
+
+_SAME_SWITCH = 2
+"""Levels below the shared port of a switch: its downstream port, and the device there."""
+
+
+class PciDistance(IntEnum):
+    """Distance between two PCI devices, in the terms of `nvidia-smi topo -m`; P2C is NCCL's."""
+
+    PIX = 1
+    PXB = 2
+    P2C = 3
+    PHB = 4
+    NODE = 5
+    SYS = 6
+
+
+DISTANCE_MEANINGS = {
+    PciDistance.SYS: "Connection traversing PCIe as well as the SMP interconnect between NUMA nodes"
+    " (e.g., QPI/UPI)",
+    PciDistance.NODE: "Connection traversing PCIe as well as the interconnect between PCIe Host"
+    " Bridges within a NUMA node",
+    PciDistance.PHB: "Connection traversing PCIe as well as a PCIe Host Bridge (typically the CPU)",
+    PciDistance.P2C: "Connection traversing C2C between GPU and CPU, then PCIe of the same CPU",
+    PciDistance.PXB: "Connection traversing multiple PCIe bridges (without traversing the PCIe Host"
+    " Bridge)",
+    PciDistance.PIX: "Connection traversing at most a single PCIe bridge",
+}
+"""Explanation of each distance, as printed by `nvidia-smi topo -m`, which users are familiar with."""
+
+RAIL_REACH = PciDistance.PXB
+"""Maximum distance for GPUDirect RDMA between a NIC and a GPU, except over C2C."""
+
+
+def pci_distance(one: PciPlace, other: PciPlace) -> PciDistance:
+    """Return the distance of two devices. It is symmetric; a device is PIX to itself."""
+    if one.bridge != other.bridge:
+        return PciDistance.NODE if same_numa_node(one, other) else PciDistance.SYS
+    shared = 0
+    for left, right in zip(one.chain, other.chain, strict=False):
+        if left != right:
+            break
+        shared += 1
+    if shared == 0:
+        return PciDistance.PHB
+    deepest = max(len(one.chain), len(other.chain))
+    return PciDistance.PIX if deepest - shared <= _SAME_SWITCH else PciDistance.PXB
+
+
+def same_numa_node(one: PciPlace, other: PciPlace) -> bool:
+    """True if two devices are known to be at the same NUMA node."""
+    return one.numa_node == other.numa_node != ""
+
+
+def distance_over_c2c(gpu: PciPlace, other: PciPlace) -> PciDistance:
+    """Return the distance of a device from a GPU that is linked to its processor by C2C.
+
+    A device at the same processor is P2C, whatever its host bridge.
+    """
+    apart = pci_distance(gpu, other)
+    near = apart in {PciDistance.PHB, PciDistance.NODE} and same_numa_node(gpu, other)
+    return PciDistance.P2C if near else apart
+
+
+class NcclFileError(ValueError):
+    """A file that is no NCCL topology; the message names the invalid part."""
+
+
+@dataclass(frozen=True, slots=True)
+class NcclTopology:
+    """Content of such a file.
+
+    Places by PCI address; network devices by name with their addresses; CPUs of each NUMA node as a list
+    (`0-23,48-71`); number and kind of links for pairs of GPU addresses.
+    """
+
+    places: dict[str, PciPlace] = field(default_factory=dict)
+    classes: dict[str, str] = field(default_factory=dict)
+    networks: dict[str, str] = field(default_factory=dict)
+    cpus: dict[str, str] = field(default_factory=dict)
+    links: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict)

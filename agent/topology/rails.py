@@ -1,36 +1,50 @@
-"""Assignment of NICs to GPUs, and the rails that follow from it.
+"""Assignment of NICs to GPUs, the rails that follow from it, and rails and roles in the settings.
 
-A rail is the position of the GPU that a NIC is nearest to, never a number in the NIC's name: `mlx5_N`
-counts all ports of a node, storage included. NICs are identified by PCI address alone, so that no renaming
-moves a rail. Distance comes first, then the NUMA node, then bus order.
+A rail is the position of the GPU that a NIC is nearest to, never a number in the NIC's name:
+`mlx5_N` counts all ports of a node, storage included. NICs are identified by PCI address alone,
+so that no renaming moves a rail. Distance comes first, then the NUMA node, then bus order.
+
+Rails and roles in the settings take precedence over those that the agent detects.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 
-from agent.sampling.facts import counted
-from agent.topology.distance import RAIL_REACH, Distance, distance, same_numa_node
-from agent.topology.pci import Place, bus_order
+from agent.config import TopologySettings
+from agent.sampling.source import format_count
+from agent.topology.pci import (
+    RAIL_REACH,
+    NcclFileError,
+    NcclTopology,
+    PciDistance,
+    PciPlace,
+    bus_order,
+    pci_distance,
+    same_numa_node,
+)
+from railscope.settings import SettingsError
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class RailNic:
     """A NIC that may be a rail: its place and its model.
 
     One with `put_last` is used only if no other is as near, because it has another purpose, too.
     """
 
-    place: Place
+    place: PciPlace
     model: str
     put_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class RailPosition:
     """GPU of a NIC (its position), plane if a GPU has several NICs, and reason."""
 
     gpu: int
@@ -39,14 +53,14 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class Seating:
+class RailAssignment:
     """Result of the assignment, by PCI address of a NIC and by position of a GPU.
 
     `cards` is the NIC that each GPU uses, its own or a neighbour's, empty if there is none; `rails` the
     rail of each GPU; `why_not` the reason for which a NIC has no seat.
     """
 
-    seats: Mapping[str, Seat]
+    seats: Mapping[str, RailPosition]
     cards: tuple[str, ...]
     rails: tuple[int, ...]
     why_not: Mapping[str, str]
@@ -57,7 +71,7 @@ class Seating:
         return None if found is None else self.rails[found.gpu]
 
 
-def seat(gpus: Sequence[Place], cards: Sequence[Card]) -> Seating:
+def assign_rails(gpus: Sequence[PciPlace], cards: Sequence[RailNic]) -> RailAssignment:
     """Assign NICs to GPUs; the index of a GPU in the sequence is its position.
 
     Each GPU gets the nearest free NIC within `RAIL_REACH`, nearest pairs first. The remaining ones are
@@ -67,29 +81,29 @@ def seat(gpus: Sequence[Place], cards: Sequence[Card]) -> Seating:
     """
     ordered = sorted(cards, key=lambda card: bus_order(card.place.address))
     usual = _usual_model(gpus, ordered)
-    if _apart(gpus, ordered):
+    if _share_no_bridge(gpus, ordered):
         seats, why_not = _by_numa_node(gpus, ordered, usual)
         used = {found.gpu: address for address, found in seats.items()}
     else:
         seats, why_not = _by_distance(gpus, ordered, usual)
-        used = _used(gpus, ordered, seats)
+        used = _nic_of_each_gpu(gpus, ordered, seats)
     own = {found.gpu for found in seats.values()}
     chosen = tuple(used.get(position, "") for position in range(len(gpus)))
-    return Seating(seats, chosen, _rails(gpus, own, chosen, seats), why_not)
+    return RailAssignment(seats, chosen, _rail_of_each_gpu(gpus, own, chosen, seats), why_not)
 
 
-def _usual_model(gpus: Sequence[Place], cards: Sequence[Card]) -> str:
+def _usual_model(gpus: Sequence[PciPlace], cards: Sequence[RailNic]) -> str:
     """Return the model of most NICs near GPUs: a different one among them has another purpose."""
     near = [card for card in cards if _nearest(gpus, card) <= RAIL_REACH]
     models = Counter(card.model for card in near or cards)
     return models.most_common(1)[0][0] if models else ""
 
 
-def _nearest(gpus: Sequence[Place], card: Card) -> Distance:
-    return min((distance(gpu, card.place) for gpu in gpus), default=Distance.SYS)
+def _nearest(gpus: Sequence[PciPlace], card: RailNic) -> PciDistance:
+    return min((pci_distance(gpu, card.place) for gpu in gpus), default=PciDistance.SYS)
 
 
-def _apart(gpus: Sequence[Place], cards: Sequence[Card]) -> bool:
+def _share_no_bridge(gpus: Sequence[PciPlace], cards: Sequence[RailNic]) -> bool:
     """True if no NIC shares a host bridge with a GPU, leaving out those of the node's own network."""
     bridges = {gpu.bridge for gpu in gpus}
     there = [card for card in cards if not card.put_last or _nearest(gpus, card) <= RAIL_REACH]
@@ -100,30 +114,32 @@ def _apart(gpus: Sequence[Place], cards: Sequence[Card]) -> bool:
 
 
 def _by_distance(
-    gpus: Sequence[Place], cards: Sequence[Card], usual: str
-) -> tuple[dict[str, Seat], dict[str, str]]:
+    gpus: Sequence[PciPlace], cards: Sequence[RailNic], usual: str
+) -> tuple[dict[str, RailPosition], dict[str, str]]:
     taken: dict[str, tuple[int, int]] = {}
     for plane in count():
         free = [card for card in cards if card.place.address not in taken]
         if plane:
             free = [card for card in free if card.model == usual and not card.put_last]
-        found = _one_each(gpus, free, usual)
+        found = _assign_one_each(gpus, free, usual)
         if not found:
             break
         taken |= {address: (gpu, plane) for address, gpu in found.items()}
-    planes = _planes(Counter(gpu for gpu, _ in taken.values()))
+    planes = _usual_nics_per_gpu(Counter(gpu for gpu, _ in taken.values()))
     seats, why_not = {}, {}
     for card in cards:
         address = card.place.address
         gpu, plane = taken.get(address, (-1, planes))
         if plane < planes:
-            seats[address] = Seat(gpu, plane, _near(gpus, card))
+            seats[address] = RailPosition(gpu, plane, _describe_distance(gpus, card))
         else:
             why_not[address] = _too_far_or_many(gpus, card, planes)
     return seats, why_not
 
 
-def _one_each(gpus: Sequence[Place], cards: Sequence[Card], usual: str) -> dict[str, int]:
+def _assign_one_each(
+    gpus: Sequence[PciPlace], cards: Sequence[RailNic], usual: str
+) -> dict[str, int]:
     """Assign at most one NIC to each GPU, the nearest pairs first."""
     pairs = sorted(
         (
@@ -136,7 +152,7 @@ def _one_each(gpus: Sequence[Place], cards: Sequence[Card], usual: str) -> dict[
         )
         for order, card in enumerate(cards)
         for position, gpu in enumerate(gpus)
-        if (apart := distance(gpu, card.place)) <= RAIL_REACH
+        if (apart := pci_distance(gpu, card.place)) <= RAIL_REACH
     )
     found: dict[str, int] = {}
     seated: set[int] = set()
@@ -148,27 +164,27 @@ def _one_each(gpus: Sequence[Place], cards: Sequence[Card], usual: str) -> dict[
     return found
 
 
-def _planes(cards_by_gpu: Counter[int]) -> int:
+def _usual_nics_per_gpu(cards_by_gpu: Counter[int]) -> int:
     """Return the most common number of NICs among GPUs with any; on a tie the lesser one."""
     sizes = Counter(cards_by_gpu.values())
     return min(sizes, key=lambda size: (-sizes[size], size), default=0)
 
 
-def _used(
-    gpus: Sequence[Place], cards: Sequence[Card], seats: Mapping[str, Seat]
+def _nic_of_each_gpu(
+    gpus: Sequence[PciPlace], cards: Sequence[RailNic], seats: Mapping[str, RailPosition]
 ) -> dict[int, str]:
     """Return the NIC of each GPU: its own of the first plane, or a neighbour's, evenly shared."""
     first = [card for card in cards if (s := seats.get(card.place.address)) and s.plane == 0]
     used = {seats[card.place.address].gpu: card.place.address for card in first}
     load: Counter[str] = Counter()
     for position, gpu in enumerate(gpus):
-        near = [card for card in first if distance(gpu, card.place) <= RAIL_REACH]
+        near = [card for card in first if pci_distance(gpu, card.place) <= RAIL_REACH]
         if position in used or not near:
             continue
         shared = min(
             near,
             key=lambda card: (
-                distance(gpu, card.place),
+                pci_distance(gpu, card.place),
                 not same_numa_node(gpu, card.place),
                 load[card.place.address],
             ),
@@ -178,29 +194,29 @@ def _used(
     return used
 
 
-def _near(gpus: Sequence[Place], card: Card) -> str:
+def _describe_distance(gpus: Sequence[PciPlace], card: RailNic) -> str:
     apart = _nearest(gpus, card)
-    near = [str(p) for p, gpu in enumerate(gpus) if distance(gpu, card.place) is apart]
+    near = [str(p) for p, gpu in enumerate(gpus) if pci_distance(gpu, card.place) is apart]
     if len(near) == 1:
         return f"{apart.name} to GPU {near[0]}"
     return f"{apart.name} to GPUs {', '.join(near)}, in bus order"
 
 
-def _too_far_or_many(gpus: Sequence[Place], card: Card, planes: int) -> str:
+def _too_far_or_many(gpus: Sequence[PciPlace], card: RailNic, planes: int) -> str:
     if not gpus:
         return "there is no GPU"
     apart = _nearest(gpus, card)
     if apart > RAIL_REACH:
         return f"{apart.name} from the nearest GPU: beyond {RAIL_REACH.name} it is no rail"
-    return f"{_near(gpus, card)}, but a GPU has {counted(planes, 'card')} here, not more"
+    return f"{_describe_distance(gpus, card)}, but a GPU has {format_count(planes, 'card')} here, not more"
 
 
 # By NUMA node -----------------------------------------------------------------------------------
 
 
 def _by_numa_node(
-    gpus: Sequence[Place], cards: Sequence[Card], usual: str
-) -> tuple[dict[str, Seat], dict[str, str]]:
+    gpus: Sequence[PciPlace], cards: Sequence[RailNic], usual: str
+) -> tuple[dict[str, RailPosition], dict[str, str]]:
     """Assign NICs at NUMA nodes with one of the usual model per GPU; elsewhere it would be a guess."""
     waiting: defaultdict[str, list[int]] = defaultdict(list)
     for position, gpu in enumerate(gpus):
@@ -209,36 +225,36 @@ def _by_numa_node(
     for card in cards:
         if card.model == usual and not card.put_last:
             offered[card.place.numa_node].append(card.place.address)
-    seats: dict[str, Seat] = {}
+    seats: dict[str, RailPosition] = {}
     for node, positions in waiting.items():
         if node and len(offered[node]) >= len(positions):
             why = f"NUMA node {node} and bus order: no host bridge in common with a GPU"
             pairs = zip(offered[node], positions, strict=False)
-            seats |= {address: Seat(position, 0, why) for address, position in pairs}
+            seats |= {address: RailPosition(position, 0, why) for address, position in pairs}
     why_not = {
-        card.place.address: _why_no_seat(card, usual, len(offered[card.place.numa_node]),
+        card.place.address: _why_unassigned(card, usual, len(offered[card.place.numa_node]),
                                          len(waiting[card.place.numa_node]))
         for card in cards if card.place.address not in seats
     }  # fmt: skip
     return seats, why_not
 
 
-def _why_no_seat(card: Card, usual: str, cards: int, gpus: int) -> str:
+def _why_unassigned(card: RailNic, usual: str, cards: int, gpus: int) -> str:
     if not card.place.numa_node:
         return "no host bridge in common with a GPU, and its NUMA node is not known"
     if card.put_last:
         return "no host bridge in common with a GPU, and it carries the default route"
     if card.model != usual:
         return f"no host bridge in common with a GPU, and most cards are of model {usual}"
-    here = f"NUMA node {card.place.numa_node} has {counted(cards, 'card')}"
-    return f"no host bridge in common with a GPU, and {here} for {counted(gpus, 'GPU')}"
+    here = f"NUMA node {card.place.numa_node} has {format_count(cards, 'card')}"
+    return f"no host bridge in common with a GPU, and {here} for {format_count(gpus, 'GPU')}"
 
 
 # Numbers ----------------------------------------------------------------------------------------
 
 
-def _rails(
-    gpus: Sequence[Place], own: set[int], used: Sequence[str], seats: Mapping[str, Seat]
+def _rail_of_each_gpu(
+    gpus: Sequence[PciPlace], own: set[int], used: Sequence[str], seats: Mapping[str, RailPosition]
 ) -> tuple[int, ...]:
     """Return the rail of each GPU: its position, or fewer numbers if GPUs share their NICs.
 
@@ -267,3 +283,127 @@ def _rails(
             shared = seats[address].gpu if address else position
             rails[position] = rails.get(shared, number * most + place * most // len(group))
     return tuple(rails[position] for position in range(len(gpus)))
+
+
+COMPUTE, STORAGE, MANAGEMENT, BRIDGE, VIRTUAL_FUNCTION = ROLES = (
+    "compute", "storage", "management", "bridge", "virtual_function",
+)  # fmt: skip
+"""Roles of network devices. A bridge leads to an NVSwitch and is no NIC at all."""
+_RAIL = "rail"
+
+
+@dataclass(frozen=True)
+class RailRules:
+    """The validated settings of the section [topology].
+
+    Names are those of an RDMA device, an interface or a PCI address.
+    """
+
+    rails: Mapping[str, int] = field(default_factory=dict)
+    roles: Sequence[tuple[re.Pattern[str], str]] = ()
+    rail_pattern: re.Pattern[str] | None = None
+    expected_megabits: Mapping[str, int] = field(default_factory=dict)
+    tree: NcclTopology | None = None
+
+    def rail(self, names: Iterable[str]) -> tuple[int, str] | None:
+        """Return the rail of the device with these names, and the setting that specifies it."""
+        told = list(names)
+        for name in told:
+            if name in self.rails:
+                return self.rails[name], f"topology.rails has {name}"
+        for name in told if self.rail_pattern else ():
+            assert self.rail_pattern is not None  # noqa: S101 - see above
+            match = self.rail_pattern.fullmatch(name)
+            if match and (match[_RAIL] or "").isdecimal():
+                return int(match[_RAIL]), f"topology.rail_pattern matches {name}"
+        return None
+
+    def role(self, names: Iterable[str]) -> tuple[str, str] | None:
+        """Return the role of the device with these names, and its setting; the first match counts."""
+        told = list(names)
+        for pattern, role in self.roles:
+            for name in told:
+                if pattern.fullmatch(name):
+                    return role, f"topology.roles has {pattern.pattern}"
+        return None
+
+    def unused(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return names and patterns in the settings that match none of these names."""
+        told = set(names)
+        plain = dict.fromkeys((*self.rails, *self.expected_megabits))
+        patterns = [p.pattern for p, _ in self.roles if not any(map(p.fullmatch, told))]
+        return (*(name for name in plain if name not in told and name not in ROLES), *patterns)
+
+    def speed(self, names: Iterable[str]) -> int | None:
+        """Return the expected line rate of a link in Mb/s, by its names and its role."""
+        told = (self.expected_megabits.get(name) for name in names)
+        return next((speed for speed in told if speed is not None), None)
+
+    @property
+    def name_rails(self) -> bool:
+        """True if names in the settings determine rails."""
+        return bool(self.rails or self.rail_pattern)
+
+
+def parse_rail_rules(settings: TopologySettings) -> RailRules:
+    """Validate the settings. Raises SettingsError that names the setting and a valid value."""
+    for name, rail in settings.rails.items():
+        if rail < 0:
+            message = f"topology.rails: {name} = {rail}: rails are counted from 0"
+            raise SettingsError(message)
+    for name, megabits in settings.expected_megabits.items():
+        if megabits <= 0:
+            message = f"topology.expected_megabits: {name} = {megabits}: write Mb/s, as 400000"
+            raise SettingsError(message)
+    roles = [_parse_role(name, role) for name, role in settings.roles.items()]
+    pattern, tree = _parse_rail_pattern(settings.rail_pattern), _read_nccl_file(settings.nccl_file)
+    found = RailRules(settings.rails, roles, pattern, settings.expected_megabits, tree)
+    for name in settings.rails:
+        given = found.role([name])
+        if given and given[0] != COMPUTE:
+            message = (
+                f"topology.rails gives {name} a rail and {given[1]} = {given[0]!r}:"
+                f" what has a rail is {COMPUTE}; take it out of one of them"
+            )
+            raise SettingsError(message)
+    return found
+
+
+def _parse_role(name: str, role: str) -> tuple[re.Pattern[str], str]:
+    if role not in ROLES:
+        message = f"topology.roles: {name} = {role!r}: the roles are {', '.join(ROLES)}"
+        raise SettingsError(message)
+    return _compile_pattern("topology.roles", name), role
+
+
+def _parse_rail_pattern(text: str) -> re.Pattern[str] | None:
+    if not text:
+        return None
+    pattern = _compile_pattern("topology.rail_pattern", text)
+    if _RAIL not in pattern.groupindex:
+        message = rf"topology.rail_pattern {text!r} has no group (?P<{_RAIL}>\d+) for the number"
+        raise SettingsError(message)
+    return pattern
+
+
+def _compile_pattern(setting: str, text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text, re.ASCII)
+    except re.error as error:
+        message = f"{setting}: {text!r} is no regular expression: {error}"
+        raise SettingsError(message) from error
+
+
+def _read_nccl_file(file: str) -> NcclTopology | None:
+    if not file:
+        return None
+    from agent.topology.nccl_xml import parse_nccl_topology  # noqa: PLC0415 - few have one, and XML is large
+
+    try:
+        return parse_nccl_topology(Path(file).read_bytes())
+    except OSError as error:
+        message = f"topology.nccl_file: {file} cannot be read: {error.strerror}"
+        raise SettingsError(message) from error
+    except NcclFileError as error:
+        message = f"topology.nccl_file: {file}: {error}"
+        raise SettingsError(message) from error

@@ -1,4 +1,6 @@
-"""The tokens file: the credential of each token and certificate.
+"""Credentials: roles, the tokens file, client certificates, and the scope of a tenant.
+
+The tokens file: the credential of each token and certificate.
 
 It contains SHA-256 digests, and no tokens:
 
@@ -16,10 +18,24 @@ It contains SHA-256 digests, and no tokens:
     [revoked]
     certificates = ["sha256:..."]
 
-`max_rank` (1 process, 2 node plugin, 3 scheduler: the default) limits the authority of the claims that a
-node reports with that token. A certificate is listed by the digest of its DER encoding or by the common
-name of its subject. A certificate that is not listed may still name its holder: see
-`collector.access.certificate`.
+`max_rank` (1 process, 2 node plugin, 3 scheduler: the default) limits the authority of the claims
+that a node reports with that token. A certificate is listed by the digest of its DER encoding or
+by the common name of its subject. A certificate that is not listed may still name its holder, as
+described below.
+
+Roles, and the holders of credentials.
+
+Client certificates and the credentials that they stand for.
+
+TLS has verified the chain up to `tls.client_ca_file` before this module is called. A certificate
+may name its holder by exactly one URI among its subject's alternative names:
+
+    railscope:node/gpu-001    railscope:operator/grafana    railscope:tenant/vision/board
+
+Names are percent-encoded. Entries of the tokens file take precedence over the content of a
+certificate. Sources: RFC 5280, 4.2.1.6 (uniformResourceIdentifier); RFC 3986, 2.1.
+
+Scope of a tenant in views and account: its own data, and nothing that reveals others.
 """
 
 from __future__ import annotations
@@ -28,18 +44,76 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
 
-from collector.access.credential import MAX_RANK, Credential, Role, is_name
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+
+from collector.fleet.view_cells import ViewCell
 from railscope.settings import SettingsError
-from railscope.toml_text import TomlError, parse_toml
+from railscope.untrusted_text import TomlError, parse_toml
 
-PREFIX = "sha256:"
+MAX_RANK = 3
+"""Highest authority of a claim that arrives over the network: that of a scheduler on the node.
+
+Higher ones (an imported job list, an administrator) are configured at the collector only.
+"""
+
+
+class Role(StrEnum):
+    """Role of a credential."""
+
+    NODE = "node"
+    """An agent: it reports for its node."""
+    OPERATOR = "operator"
+    """Runs the cluster: views, nodes, events, metrics."""
+    FINANCE = "finance"
+    """Bills: account, statements, exports."""
+    AUDITOR = "auditor"
+    """Reads everything, the audit log included, and changes nothing."""
+    TENANT = "tenant"
+    """Reads its own use, statements and audit entries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """Holder and rights of a token or a certificate."""
+
+    name: str
+    """Name of the holder; for a node's credential, the name of the node."""
+    role: Role
+    tenant: str = ""
+    """The only tenant that it may read data of, for the role of a tenant."""
+    max_rank: int = MAX_RANK
+    """Highest authority of the claims that a node reports with it."""
+
+    @property
+    def label(self) -> str:
+        """`role/name`, for a tenant `tenant/tenant/name`, percent-encoded; unique."""
+        parts = (self.role, *([self.tenant] if self.role is Role.TENANT else []), self.name)
+        return "/".join(quote(part, safe="") for part in parts)
+
+
+def is_name(text: str) -> bool:
+    """True if a text is valid as the name of a holder or tenant: it is recorded and compared."""
+    return text.isprintable() and bool(text.strip()) and unicodedata.is_normalized("NFC", text)
+
+
+ANYONE = Credential("", Role.OPERATOR)
+"""Credential of an unauthenticated request, if reading is open to all."""
+
+
+DIGEST_PREFIX = "sha256:"
 _TOKEN_BYTES = 32
-_DIGEST = re.compile(PREFIX + "[0-9a-f]{64}")
+_DIGEST = re.compile(DIGEST_PREFIX + "[0-9a-f]{64}")
 _SECTIONS = {
     "nodes": Role.NODE,
     "operators": Role.OPERATOR,
@@ -59,7 +133,7 @@ def digest(token: str) -> str:
 
 def digest_of(content: bytes) -> str:
     """Return the digest of bytes, such as a certificate, in the same form."""
-    return PREFIX + hashlib.sha256(content).hexdigest()
+    return DIGEST_PREFIX + hashlib.sha256(content).hexdigest()
 
 
 def new_token() -> str:
@@ -67,20 +141,20 @@ def new_token() -> str:
     return secrets.token_urlsafe(_TOKEN_BYTES)
 
 
-def section(credential: Credential) -> str:
+def section_of(credential: Credential) -> str:
     """Return the section of the tokens file that holds a credential."""
     if credential.role is Role.TENANT:
-        return f"{_TENANTS}.{quoted(credential.tenant)}"
+        return f"{_TENANTS}.{quote_key(credential.tenant)}"
     return next(name for name, role in _SECTIONS.items() if role is credential.role)
 
 
-def quoted(name: str) -> str:
+def quote_key(name: str) -> str:
     """Return a name as a key of the file."""
     return json.dumps(name, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class CredentialKey:
     """Proof of a credential: a token's digest, a certificate's, or a certificate's common name."""
 
     kind: str
@@ -90,12 +164,16 @@ class Key:
     @property
     def short(self) -> str:
         """Shortened value that identifies the key in records and logs."""
-        shown = self.value.removeprefix(PREFIX)[:16] if self.kind != "common_name" else self.value
+        shown = (
+            self.value.removeprefix(DIGEST_PREFIX)[:16]
+            if self.kind != "common_name"
+            else self.value
+        )
         return f"{self.kind} {shown}"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CredentialEntry:
     """Credential of a key, and its expiry."""
 
     credential: Credential
@@ -111,19 +189,19 @@ class Entry:
 class Credentials:
     """All entries by key. The timing of a digest lookup reveals nothing about the token."""
 
-    entries: Mapping[Key, Entry] = field(default_factory=dict)
+    entries: Mapping[CredentialKey, CredentialEntry] = field(default_factory=dict)
     revoked: frozenset[str] = frozenset()
     """Digests of certificates that are still valid and stand for no credential any more."""
 
 
-class EntryError(ValueError):
+class TokensFileError(ValueError):
     """Invalid content of the file; the message names the position."""
 
 
-def load(path: Path) -> Credentials:
+def load_credentials(path: Path) -> Credentials:
     """Load credentials from a file. Raises SettingsError with the problem and the fix."""
     try:
-        return parse(path.read_text(encoding="utf-8"))
+        return parse_credentials(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         message = (
             f"tokens_file {path} does not exist: make one with `railscope collector token NODE`"
@@ -132,35 +210,35 @@ def load(path: Path) -> Credentials:
     except (OSError, UnicodeDecodeError) as error:
         message = f"tokens_file {path} cannot be read: {error}"
         raise SettingsError(message) from error
-    except EntryError as error:
+    except TokensFileError as error:
         message = f"tokens_file {path}: {error}"
         raise SettingsError(message) from error
 
 
-def parse(text: str) -> Credentials:
+def parse_credentials(text: str) -> Credentials:
     """Parse credentials from the text of a file. Raises EntryError."""
     try:
         content = parse_toml(text)
     except TomlError as error:
         message = f"no TOML: {error}"
-        raise EntryError(message) from error
+        raise TokensFileError(message) from error
     unknown = set(content) - set(_KNOWN)
     if unknown:
         message = f"unknown section {min(unknown)!r}; known are {', '.join(_KNOWN)}"
-        raise EntryError(message)
-    entries: dict[Key, Entry] = {}
+        raise TokensFileError(message)
+    entries: dict[CredentialKey, CredentialEntry] = {}
     for key, entry in _entries(content):
         holder = entries.setdefault(key, entry).credential
         if holder.label != entry.credential.label:
             message = f"{holder.label} and {entry.credential.label} share a {key.kind}"
-            raise EntryError(message)
+            raise TokensFileError(message)
         if entries[key] != entry:
             message = f"{holder.label} has a {key.kind} twice, with two ends or two ranks"
-            raise EntryError(message)
+            raise TokensFileError(message)
     return Credentials(entries, _revoked(_section(content, _REVOKED, _REVOKED)))
 
 
-def _entries(content: Mapping[str, object]) -> Iterator[tuple[Key, Entry]]:
+def _entries(content: Mapping[str, object]) -> Iterator[tuple[CredentialKey, CredentialEntry]]:
     for section, role in _SECTIONS.items():
         for name, value in _section(content, section, section).items():
             yield from _of_one(Credential(name, role), value, f"[{section}] {name}")
@@ -175,58 +253,60 @@ def _section(content: Mapping[str, object], key: str, where: str) -> Mapping[str
     section = content.get(key, {})
     if not isinstance(section, dict):
         message = f"[{where}] must be a section"
-        raise EntryError(message)
+        raise TokensFileError(message)
     return section
 
 
-def _of_one(credential: Credential, value: object, where: str) -> Iterator[tuple[Key, Entry]]:
+def _of_one(
+    credential: Credential, value: object, where: str
+) -> Iterator[tuple[CredentialKey, CredentialEntry]]:
     _check_name(credential.name, where)
     for one in value if isinstance(value, list) else [value]:
         if isinstance(one, dict):
             holder = replace(credential, max_rank=_max_rank(one, credential.role, where))
-            yield _key(one, where), Entry(holder, _until_ns(one.get("until"), where))
+            yield _key(one, where), CredentialEntry(holder, _until_ns(one.get("until"), where))
         else:
-            yield Key("token", _checked(one, where)), Entry(credential)
+            yield CredentialKey("token", _checked(one, where)), CredentialEntry(credential)
 
 
 def _check_name(name: str, where: str) -> None:
     if not is_name(name):
         message = f"{where}: {name!r} is no name: write printable text in Unicode's NFC"
-        raise EntryError(message)
+        raise TokensFileError(message)
 
 
-def _key(table: Mapping[str, object], where: str) -> Key:
+def _key(table: Mapping[str, object], where: str) -> CredentialKey:
     kinds = [kind for kind in ("token", "certificate", "common_name") if kind in table]
     if len(kinds) != 1 or set(table) - {kinds[0], "until", _MAX_RANK}:
         message = (
             f"{where} must name a token, a certificate or a common_name;"
             f" `until` and `{_MAX_RANK}` may follow"
         )
-        raise EntryError(message)
+        raise TokensFileError(message)
     value = table[kinds[0]]
     if kinds[0] != "common_name":
-        return Key(kinds[0], _checked(value, where))
+        return CredentialKey(kinds[0], _checked(value, where))
     if not isinstance(value, str) or not is_name(value):
         message = f"{where}: the common_name must be printable text in Unicode's NFC"
-        raise EntryError(message)
-    return Key(kinds[0], value)
+        raise TokensFileError(message)
+    return CredentialKey(kinds[0], value)
 
 
 def _max_rank(table: Mapping[str, object], role: Role, where: str) -> int:
     value = table.get(_MAX_RANK, MAX_RANK)
     if _MAX_RANK in table and role is not Role.NODE:
         message = f"{where}: {_MAX_RANK} is not allowed here: expected in section [nodes] only"
-        raise EntryError(message)
+        raise TokensFileError(message)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_RANK:
         message = f"{where}: invalid {_MAX_RANK} {value!r}: expected 1 to {MAX_RANK}"
-        raise EntryError(message)
+        raise TokensFileError(message)
     return value
 
 
 def _checked(value: object, where: str) -> str:
     if not isinstance(value, str) or not _DIGEST.fullmatch(value):
-        message = f"{where} must be {PREFIX}<64 hex digits>"
-        raise EntryError(message)
+        message = f"{where} must be {DIGEST_PREFIX}<64 hex digits>"
+        raise TokensFileError(message)
     return value
 
 
@@ -235,7 +315,7 @@ def _until_ns(value: object, where: str) -> int | None:
         return None
     if not isinstance(value, datetime) or value.tzinfo is None:
         message = f"{where}: until must be a time with an offset, such as 2027-01-01T00:00:00Z"
-        raise EntryError(message)
+        raise TokensFileError(message)
     elapsed = value - _EPOCH
     return ((elapsed.days * 86_400 + elapsed.seconds) * 1_000_000 + elapsed.microseconds) * 1000
 
@@ -244,5 +324,84 @@ def _revoked(section: Mapping[str, object]) -> frozenset[str]:
     listed = section.get("certificates", [])
     if set(section) - {"certificates"} or not isinstance(listed, list):
         message = f"[{_REVOKED}] holds certificates = [...] and nothing else"
-        raise EntryError(message)
+        raise TokensFileError(message)
     return frozenset(_checked(one, f"[{_REVOKED}] certificates") for one in listed)
+
+
+SCHEME = "railscope:"
+_MAX_KEPT = 1024
+_UNREADABLE = (
+    ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, x509.InvalidVersion,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCertificate:
+    """Relevant content of a certificate."""
+
+    fingerprint: str
+    """Digest of its DER encoding."""
+    common_name: str = ""
+    """Common name of the subject; empty if there is none, or more than one."""
+    named: Credential | None = None
+    """Credential named by the certificate; None for no URI, several URIs or an invalid one."""
+    until_ns: int = 0
+    """Credential named by the certificate; None for no URI, several URIs or an invalid one."""
+
+
+@lru_cache(_MAX_KEPT)
+def read_certificate(der: bytes) -> ClientCertificate:
+    """Read a certificate from its DER encoding. An unreadable one stands for no credential."""
+    fingerprint = digest_of(der)
+    try:
+        found = x509.load_der_x509_certificate(der)
+        names = found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        common_name = str(names[0].value) if len(names) == 1 else ""
+        until_ns = round(found.not_valid_after_utc.timestamp()) * 10**9
+        return ClientCertificate(fingerprint, common_name, _named(_uris(found)), until_ns)
+    except _UNREADABLE:
+        return ClientCertificate(fingerprint)
+
+
+def _uris(certificate: x509.Certificate) -> list[str]:
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return []
+    return found.value.get_values_for_type(x509.UniformResourceIdentifier)
+
+
+def _named(uris: list[str]) -> Credential | None:
+    ours = [uri for uri in uris if uri.lower().startswith(SCHEME)]
+    return credential_in(ours[0]) if len(ours) == 1 else None
+
+
+def credential_in(uri: str) -> Credential | None:
+    """Return the credential that a URI names, if the URI is in canonical form; else None."""
+    role, *names = (unquote(part) for part in uri.removeprefix(SCHEME).split("/"))
+    if role not in set(Role) or not all(map(is_name, names)):
+        return None
+    of_tenant = role == Role.TENANT
+    if len(names) != (2 if of_tenant else 1):
+        return None
+    credential = Credential(names[-1], Role(role), names[0] if of_tenant else "")
+    return credential if SCHEME + credential.label == uri else None
+
+
+_TENANT_METRICS = ("railscope_tenant_", "railscope_job_")
+
+
+def own_cells(cells: Iterable[ViewCell], tenant: str) -> Iterator[ViewCell]:
+    """Yield the cells of the tenant and its jobs: none of rails, the cluster, the collector or others."""
+    for cell in cells:
+        if cell.metric.name.startswith(_TENANT_METRICS):
+            labels = zip(cell.metric.about.labels, cell.labels, strict=False)
+            if dict(labels).get("tenant") == tenant:
+                yield cell
+
+
+def own_account(account: dict[str, Any], tenant: str) -> dict[str, Any]:
+    """Return the tenant's part of an account, without the size of the cluster and its free capacity."""
+    tenants = account["tenants"]
+    own = {tenant: tenants[tenant]} if tenant in tenants else {}
+    return {"until_ns": account["until_ns"], "tenants": own}

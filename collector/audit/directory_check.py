@@ -1,7 +1,10 @@
-"""Checks of everything in an audit directory that is not a signed record.
+"""Checks of an audit directory: outcomes, hash tiles, and everything that is not a signed record.
 
-Housekeeping files are checked by their signatures, and the directory may contain only what a log of this
-size has: every other file is reported. The only exception are partial tiles that longer ones superseded.
+Housekeeping files are checked by their signatures, and the directory may contain only what a log
+of this size has: every other file is reported. The only exception are partial tiles that longer
+ones superseded.
+
+Comparison of the hash tiles of a log with the hashes computed from its records.
 """
 
 from __future__ import annotations
@@ -9,18 +12,25 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
 
-from collector.audit.acknowledgement import ACKNOWLEDGED, Acknowledgement, read_acknowledgement
-from collector.audit.guard import DIRECTORY as DISPUTED
-from collector.audit.housekeeping import (
+from collector.audit.housekeeping_files import (
+    ACKNOWLEDGED_FILE,
+    EPOCH_FILE,
     KEY_FILE,
+    LOCK_FILE,
+    Acknowledgement,
+    CosignedCheckpoint,
     HousekeepingError,
     check_epoch,
+    read_acknowledgement,
     read_bytes,
     read_statement,
+    read_witnesses,
 )
+from collector.audit.housekeeping_files import WITNESSES_FILE as WITNESSES
 from collector.audit.journal import (
     JournalError,
     JournalFile,
@@ -28,36 +38,73 @@ from collector.audit.journal import (
     journal_paths,
     read_journal,
 )
-from collector.audit.outcome import Outcome, VerifyError
-from collector.audit.ownership import EPOCH, LOCK
-from collector.audit.tiles import LEVELS, WIDTH, Tiles, complete_root, encode_bundle
-from collector.audit.witnesses import FILE as WITNESSES
-from collector.audit.witnesses import Vouched, read_witnesses
-from railscope.audit.checkpoint import Checkpoint
+from collector.audit.signing_guard import DISPUTED_DIRECTORY as DISPUTED
+from collector.audit.tiles import (
+    LEVELS,
+    WIDTH,
+    TileError,
+    Tiles,
+    TruncatedTileError,
+    complete_root,
+    encode_bundle,
+    tile_name,
+)
 from railscope.audit.merkle import HASH_BYTES, Hash, leaf_hash
-from railscope.audit.note import PublicKey
+from railscope.audit.signed_note import Checkpoint, PublicKey
 from railscope.durable_files import PARTIAL
 
-_STATEMENTS = (EPOCH, ACKNOWLEDGED, WITNESSES)
-_TOP = frozenset({*_STATEMENTS, LOCK, KEY_FILE, "checkpoint"})
+
+class VerifyOutcome(IntEnum):
+    """Outcome of a check: the exit status of `railscope audit verify`."""
+
+    CONSISTENT = 0
+    ALTERED = 1
+    """A record, a tile or a checkpoint is not what was signed."""
+    TAIL_MISSING = 2
+    """There are fewer records than were signed."""
+    KEY_PROBLEM = 3
+    """The key is not that of this log, or its policy forbids the finding."""
+    FORKED = 4
+    """Two signed checkpoints that no single log can have: a rollback, or two logs with one key."""
+    UNREADABLE = 5
+    """A file that is needed cannot be read: the check has no result."""
+
+
+class VerifyError(Exception):
+    """The log is not valid; the message states the defect and its location."""
+
+    def __init__(self, outcome: VerifyOutcome, message: str) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
+def outcome_of_tile_error(error: BaseException | None) -> VerifyOutcome:
+    """Return the outcome if a tile cannot be read for this reason."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError | TruncatedTileError):
+        return VerifyOutcome.TAIL_MISSING
+    return VerifyOutcome.UNREADABLE if isinstance(error, OSError) else VerifyOutcome.ALTERED
+
+
+_STATEMENTS = (EPOCH_FILE, ACKNOWLEDGED_FILE, WITNESSES)
+_TOP = frozenset({*_STATEMENTS, LOCK_FILE, KEY_FILE, "checkpoint"})
 _TILE = re.compile(r"tile/(entries|[0-7])((?:/x[0-9]{3})*/[0-9]{3})(?:[.]p/([1-9][0-9]{0,2}))?")
 _TEMPORARY = re.compile(r".*[.][0-9a-f]{8}" + re.escape(PARTIAL))
 
 
 @dataclass(frozen=True, slots=True)
-class Housekeeping:
+class HousekeepingState:
     """Housekeeping state of an audit directory at one point in time."""
 
     epoch: int
     acknowledged: Acknowledgement
-    witnesses: dict[str, Vouched]
+    witnesses: dict[str, CosignedCheckpoint]
     files: list[JournalFile]
     checkpoint: Checkpoint
 
 
 def read_housekeeping(
     directory: Path, key: PublicKey, checkpoint: Callable[[], Checkpoint]
-) -> Housekeeping:
+) -> HousekeepingState:
     """Read and check everything that is not a tile. Raises VerifyError, OSError.
 
     The log may be written concurrently: the files are read again until nothing was replaced between the
@@ -69,19 +116,19 @@ def read_housekeeping(
             witnesses, kept = read_witnesses(directory, key)
             files = read_journal(directory / "journal")
             signed = checkpoint()
-            path = directory / EPOCH
-            epoch = read_statement(path, read_bytes(path), EPOCH, key).epoch
+            path = directory / EPOCH_FILE
+            epoch = read_statement(path, read_bytes(path), EPOCH_FILE, key).epoch
             after = _acknowledged(directory, key)
             same = (before.files, before.epoch) == (after.files, after.epoch)
             if same and (before.count >= signed.tree.size or before == after):
                 break
-        check_epoch(directory / ACKNOWLEDGED, before.epoch, epoch)
+        check_epoch(directory / ACKNOWLEDGED_FILE, before.epoch, epoch)
         check_epoch(directory / WITNESSES, kept, epoch)
         check_files(directory / "journal", files, before, signed.tree.size)
-        _check_lock(directory / LOCK)
+        _check_lock(directory / LOCK_FILE)
     except (HousekeepingError, JournalError) as error:
-        raise VerifyError(Outcome.ALTERED, str(error)) from error
-    return Housekeeping(epoch, before, witnesses, files, signed)
+        raise VerifyError(VerifyOutcome.ALTERED, str(error)) from error
+    return HousekeepingState(epoch, before, witnesses, files, signed)
 
 
 def _check_lock(path: Path) -> None:
@@ -91,7 +138,7 @@ def _check_lock(path: Path) -> None:
 
 
 def _acknowledged(directory: Path, key: PublicKey) -> Acknowledgement:
-    path = directory / ACKNOWLEDGED
+    path = directory / ACKNOWLEDGED_FILE
     content = read_bytes(path)
     # A writer may be overwriting it: accept the content on which two reads agree.
     while (again := read_bytes(path)) != content:
@@ -105,10 +152,10 @@ def check_key_file(directory: Path, recorded: str, key: PublicKey) -> None:
     try:
         content = read_bytes(path)
     except HousekeepingError as error:
-        raise VerifyError(Outcome.ALTERED, str(error)) from error
+        raise VerifyError(VerifyOutcome.ALTERED, str(error)) from error
     if content != f"{recorded or key}\n".encode():
         message = f"{path}: not the key of this log: expected {recorded or key}"
-        raise VerifyError(Outcome.ALTERED, message)
+        raise VerifyError(VerifyOutcome.ALTERED, message)
 
 
 def check_foreign(directory: Path, key: PublicKey, signed: int, unsigned: Sequence[bytes]) -> None:
@@ -117,8 +164,8 @@ def check_foreign(directory: Path, key: PublicKey, signed: int, unsigned: Sequen
     Tiles beyond the signed size may exist, because a writer creates them first. They must match the records
     of the journal.
     """
-    tiles = _Expected(Tiles(directory, signed), [leaf_hash(raw) for raw in unsigned], unsigned)
-    for path in _files(directory):
+    tiles = _ExpectedTiles(Tiles(directory, signed), [leaf_hash(raw) for raw in unsigned], unsigned)
+    for path in _existing_files(directory):
         name = path.relative_to(directory).as_posix()
         if _TEMPORARY.fullmatch(name):
             continue  # being written, or left behind by a writer that was killed
@@ -126,10 +173,10 @@ def check_foreign(directory: Path, key: PublicKey, signed: int, unsigned: Sequen
         if problem and os.path.lexists(path):
             if _acknowledged(directory, key).count > signed + len(unsigned):
                 return  # The log has grown since; the file is checked on the next run.
-            raise VerifyError(Outcome.ALTERED, f"{path}: {problem}")
+            raise VerifyError(VerifyOutcome.ALTERED, f"{path}: {problem}")
 
 
-def _files(directory: Path) -> Iterator[Path]:
+def _existing_files(directory: Path) -> Iterator[Path]:
     """Iterate over all files, and over directories that are symbolic links."""
     for parent, directories, names in os.walk(directory, onerror=_raise):
         for name in sorted(names):
@@ -144,7 +191,7 @@ def _raise(error: OSError) -> None:
         raise error
 
 
-def _problem(path: Path, name: str, tiles: _Expected) -> str:
+def _problem(path: Path, name: str, tiles: _ExpectedTiles) -> str:
     if path.is_symlink() or not path.is_file():
         return "not a regular file" if path.exists() or path.is_symlink() else ""
     if name in _TOP or name.startswith(f"{DISPUTED}/"):
@@ -171,7 +218,7 @@ def _journal_problem(path: Path) -> str:
 
 
 @dataclass(slots=True)
-class _Expected:
+class _ExpectedTiles:
     """Tiles that a directory may contain."""
 
     signed: Tiles
@@ -223,3 +270,49 @@ class _Expected:
 
 def _depth(level: int | str) -> int:
     return 0 if isinstance(level, str) else level
+
+
+@dataclass(slots=True)
+class HashTileCheck:
+    """The hash tiles, each compared with the hashes of the records."""
+
+    tiles: Tiles
+    rows: list[list[Hash]] = field(default_factory=lambda: [[] for _ in range(LEVELS)])
+    full: list[int] = field(default_factory=lambda: [0] * LEVELS)
+
+    def add(self, leaves: list[Hash]) -> Hash | None:
+        """Add the leaves of the next tile; return its root if it is full."""
+        self._compare(0, leaves)
+        if len(leaves) < WIDTH:
+            return None
+        self.full[0] += 1
+        first = carried = complete_root(leaves)
+        for level in range(1, LEVELS):
+            row = self.rows[level]
+            row.append(carried)
+            if len(row) < WIDTH:
+                break
+            self._compare(level, row)
+            self.full[level] += 1
+            self.rows[level] = []
+            carried = complete_root(row)
+        return first
+
+    def finish(self) -> None:
+        """Compare the tiles that are not full."""
+        for level in range(1, LEVELS):
+            if self.rows[level]:
+                self._compare(level, self.rows[level])
+
+    def _compare(self, level: int, hashes: list[Hash]) -> None:
+        name = tile_name(level, self.full[level], len(hashes))
+        try:
+            content = self.tiles.row(level, self.full[level])
+        except TileError as error:
+            raise VerifyError(outcome_of_tile_error(error.__cause__), str(error)) from error
+        if content != b"".join(hashes):
+            wanted = [content[at : at + HASH_BYTES] for at in range(0, len(content), HASH_BYTES)]
+            at = next((i for i, one in enumerate(hashes) if wanted[i : i + 1] != [one]), WIDTH)
+            record = (self.full[level] * WIDTH + at) << (LEVELS * level)
+            message = f"{name}: hash {at} is not that of what is stored, from record {record} on"
+            raise VerifyError(VerifyOutcome.ALTERED, message)

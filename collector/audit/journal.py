@@ -20,14 +20,19 @@ from pathlib import Path
 
 import structlog
 
-from collector.audit.acknowledgement import ACKNOWLEDGED, Acknowledgement, read_acknowledgement
-from collector.audit.housekeeping import check_epoch, read_bytes
-from collector.audit.ownership import EPOCH
+from collector.audit.housekeeping_files import (
+    ACKNOWLEDGED_FILE,
+    EPOCH_FILE,
+    Acknowledgement,
+    check_epoch,
+    read_acknowledgement,
+    read_bytes,
+)
 from collector.audit.tiles import TileError, decode_bundle, encode_bundle
-from collector.framelog.segments import HEAD, MARKER_BYTES, framed, payload_at
+from collector.framelog.segment_files import HEAD, MARKER_BYTES, frame_payload, payload_at
 from railscope.audit.merkle import CompactRange, leaf_hash
-from railscope.audit.note import SecretKey
 from railscope.audit.record import MAX_RECORD_BYTES
+from railscope.audit.signed_note import SecretKey
 from railscope.durable_files import make_directory, sync_directory, write_durably
 
 MAX_GROUP_RECORDS = 256
@@ -160,13 +165,13 @@ def check_files(
     for file in files:
         just_begun = file is files[-1] and not file.records and not file.torn
         if file.path.name not in stated.files and file.next > signed and not just_begun:
-            message = f"{file.path}: foreign file: `{ACKNOWLEDGED}` does not list it"
+            message = f"{file.path}: foreign file: `{ACKNOWLEDGED_FILE}` does not list it"
             raise JournalError(message)
     if files and files[-1].torn and files[-1].next < stated.count:
         return  # records are missing, which is reported with their number
     if stated.count < signed:
         message = (
-            f"{directory.parent / ACKNOWLEDGED}: states {stated.count} records, expected at least "
+            f"{directory.parent / ACKNOWLEDGED_FILE}: states {stated.count} records, expected at least "
             f"the {signed} that are signed: it is an older copy"
         )
         raise JournalError(message)
@@ -175,7 +180,7 @@ def check_files(
 def check_root(directory: Path, stated: Acknowledgement, tree: CompactRange) -> None:
     """Check the root of the records that an acknowledgement states. Raises JournalError."""
     if tree.size == stated.count and tree.root != stated.root:
-        message = f"{directory}: its records are not those that `{ACKNOWLEDGED}` states"
+        message = f"{directory}: its records are not those that `{ACKNOWLEDGED_FILE}` states"
         raise JournalError(message)
 
 
@@ -199,7 +204,7 @@ class Journal:
 
     @property
     def _path(self) -> Path:
-        return self.directory.parent / ACKNOWLEDGED
+        return self.directory.parent / ACKNOWLEDGED_FILE
 
     def open(self, signed: CompactRange, owned: int) -> list[bytes]:
         """Return the records after the signed ones; a torn group at the end is truncated.
@@ -243,7 +248,7 @@ class Journal:
     def _acknowledged(self, owned: int) -> Acknowledgement:
         if not owned:
             if any(path.stat().st_size for path in journal_paths(self.directory)):
-                message = f"{self.directory.parent / EPOCH} is missing"
+                message = f"{self.directory.parent / EPOCH_FILE} is missing"
                 raise JournalError(message)
             return Acknowledgement(0, 0, CompactRange().root, ())
         key = self.signer.public
@@ -253,7 +258,7 @@ class Journal:
 
     def append(self, records: list[bytes]) -> None:
         """Write a group, durable on return, or leave the file as it was. Raises OSError."""
-        data = framed(self._marker, encode_bundle(records))
+        data = frame_payload(self._marker, encode_bundle(records))
         try:
             written = 0
             while written < len(data):

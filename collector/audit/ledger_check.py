@@ -1,8 +1,13 @@
-"""Comparison of the ledger's database with its records: detects any row changed, added or removed.
+"""Comparison of the ledger's database with its audit records.
 
-Every row that heads cover is hashed again and compared with its head. Heads and the actions of people
-(price books, closings, invoices, credits, voids) are compared with their records, in both directions. The
-records come from the audit log, or from the outbox of the database itself if there is no log.
+Comparison of the ledger's database with its records: detects any row changed, added or removed.
+
+Every row that heads cover is hashed again and compared with its head. Heads and the actions of
+people (price books, closings, invoices, credits, voids) are compared with their records, in both
+directions. The records come from the audit log, or from the outbox of the database itself if
+there is no log.
+
+Comparison of an audit log with the ledger's database, as part of a verification of the log.
 """
 
 from __future__ import annotations
@@ -14,14 +19,26 @@ from hashlib import sha256
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row, inspect, or_, select
+from sqlalchemy import Connection, MetaData, Row, inspect, or_, select
 
-from collector.ledger import heads
-from collector.ledger.heads import ADOPTED, Item
-from collector.ledger.ledger_records import HEAD, KINDS, MAX_NAMED, RESTORE, ROW, LedgerRecords
-from collector.ledger.outbox import identities, outbox, placed_rows, reference
-from collector.ledger.schema import covered, metadata
-from railscope.audit.record import Data
+from collector.audit.directory_check import VerifyError, VerifyOutcome
+from collector.ledger import head_chain
+from collector.ledger.audit_outbox import (
+    HEAD,
+    MAX_NAMED,
+    RESTORE,
+    ROW,
+    ROW_RECORD_TYPES,
+    LedgerRecords,
+    identities,
+    outbox_rows,
+    placed_rows,
+    reference,
+)
+from collector.ledger.database import Database, LedgerError, NoLedgerError
+from collector.ledger.head_chain import ADOPTED, HashedRow
+from collector.ledger.schema import covered_tables, metadata
+from railscope.audit.record import RecordData
 
 RECORDED = frozenset(
     {"price book", "closing", "invoice", "adjustment", "void", "opening", "job list"}
@@ -30,7 +47,7 @@ RECORDED = frozenset(
 
 
 @dataclass(slots=True)
-class Compared:
+class LedgerComparison:
     """Outcome of a comparison."""
 
     wrong: list[str] = field(default_factory=list)
@@ -52,12 +69,12 @@ def outbox_records(connection: Connection) -> LedgerRecords:
     """Return the records in the outbox of a database, for use without a log."""
     found = LedgerRecords()
     known = identities(connection)
-    kinds = (HEAD, RESTORE, *KINDS)
+    kinds = (HEAD, RESTORE, *ROW_RECORD_TYPES)
     for row in connection.execute(
-        select(outbox).where(outbox.c.type.in_(kinds)).order_by(outbox.c.number)
+        select(outbox_rows).where(outbox_rows.c.type.in_(kinds)).order_by(outbox_rows.c.number)
     ):
         try:
-            data = msgspec.json.decode(row.data, type=Data)
+            data = msgspec.json.decode(row.data, type=RecordData)
         except msgspec.MsgspecError:
             found.repeated.append(f"outbox row {row.number} cannot be read")
             continue
@@ -67,9 +84,9 @@ def outbox_records(connection: Connection) -> LedgerRecords:
 
 def compare_ledger(
     connection: Connection, records: LedgerRecords, days: range | None = None
-) -> Compared:
+) -> LedgerComparison:
     """Compare a database with its records; `days` restricts the ledger days that are compared."""
-    found = Compared()
+    found = LedgerComparison()
     missing = sorted(metadata.tables.keys() - set(inspect(connection).get_table_names()))
     if missing:
         found.differ(f"tables {', '.join(missing)} are missing")
@@ -85,16 +102,19 @@ def compare_ledger(
 
 
 def _heads(
-    connection: Connection, records: LedgerRecords, found: Compared, waiting: Mapping[str, str]
-) -> dict[str, tuple[Item, bool]]:
+    connection: Connection,
+    records: LedgerRecords,
+    found: LedgerComparison,
+    waiting: Mapping[str, str],
+) -> dict[str, tuple[HashedRow, bool]]:
     """Check the chain of heads; return every row that it commits to, by name, and if it was adopted."""
-    committed: dict[str, tuple[Item, bool]] = {}
+    committed: dict[str, tuple[HashedRow, bool]] = {}
     before: Row[Any] | None = None
     last: dict[str, int] = {}
-    for row in connection.execute(select(heads.heads).order_by(heads.heads.c.n)):
+    for row in connection.execute(select(head_chain.heads).order_by(head_chain.heads.c.n)):
         found.rows["head"] += 1
         last[row.database_id] = row.n
-        if problem := _broken(row, before):
+        if problem := _chain_defect(row, before):
             found.differ(f"head {row.n}: {problem}")
         else:
             items = _items(row.rows)
@@ -114,10 +134,10 @@ def _heads(
 
 
 def _missing_heads(
-    connection: Connection, records: LedgerRecords, found: Compared, last: Mapping[str, int]
+    connection: Connection, records: LedgerRecords, found: LedgerComparison, last: Mapping[str, int]
 ) -> None:
     """Check that each recorded head exists: a database that lacks one is an older copy."""
-    there = set(connection.execute(select(heads.databases.c.database_id)).scalars())
+    there = set(connection.execute(select(head_chain.databases.c.database_id)).scalars())
     for (database, n), known in records.heads.items():
         if database in there and n <= last.get(database, 0):
             continue
@@ -131,7 +151,7 @@ def _missing_heads(
             )
 
 
-def _broken(row: Row[Any], before: Row[Any] | None) -> str:
+def _chain_defect(row: Row[Any], before: Row[Any] | None) -> str:
     """Return the reason why a head does not follow its predecessor; empty if it does."""
     try:
         items = _items(row.rows)
@@ -142,26 +162,28 @@ def _broken(row: Row[Any], before: Row[Any] | None) -> str:
         if row.previous != previous:
             return "it does not follow the one before"
         return (
-            "" if heads.chained(previous, items) == row.head else "it is not the hash of its rows"
+            ""
+            if head_chain.next_head(previous, items) == row.head
+            else "it is not the hash of its rows"
         )
     except (ValueError, TypeError, AttributeError, msgspec.MsgspecError) as error:
         return f"it cannot be read: {error}"
 
 
-def _items(rows: str) -> list[Item]:
-    return [Item(*one) for one in msgspec.json.decode(rows, type=list[tuple[str, str, str]])]
+def _items(rows: str) -> list[HashedRow]:
+    return [HashedRow(*one) for one in msgspec.json.decode(rows, type=list[tuple[str, str, str]])]
 
 
 def _waiting(connection: Connection, log: str) -> dict[str, str]:
     """Return the rows that have a record only in the outbox so far, or in another log: reason by name."""
-    joined = outbox.outerjoin(placed_rows, placed_rows.c.id == outbox.c.id)
-    query = select(outbox.c.data, placed_rows.c.log, placed_rows.c.leaf).select_from(joined)
+    joined = outbox_rows.outerjoin(placed_rows, placed_rows.c.id == outbox_rows.c.id)
+    query = select(outbox_rows.c.data, placed_rows.c.log, placed_rows.c.leaf).select_from(joined)
     elsewhere = or_(placed_rows.c.id.is_(None), placed_rows.c.log != log)
-    query = query.where(elsewhere, outbox.c.type.in_((HEAD, *KINDS)))
+    query = query.where(elsewhere, outbox_rows.c.type.in_((HEAD, *ROW_RECORD_TYPES)))
     found: dict[str, str] = {}
     for row in connection.execute(query):
         try:
-            data = msgspec.json.decode(row.data, type=Data)
+            data = msgspec.json.decode(row.data, type=RecordData)
         except msgspec.MsgspecError:
             continue  # its row then has no record, which is reported
         name = str(data.get(ROW, f"head {data.get('n')}"))
@@ -174,13 +196,13 @@ def _waiting(connection: Connection, log: str) -> dict[str, str]:
 
 
 def _rows(  # noqa: PLR0913, PLR0917 - both sides of the comparison
-    connection: Connection, records: LedgerRecords, found: Compared,
-    committed: dict[str, tuple[Item, bool]], waiting: Mapping[str, str], days: range | None,
+    connection: Connection, records: LedgerRecords, found: LedgerComparison,
+    committed: dict[str, tuple[HashedRow, bool]], waiting: Mapping[str, str], days: range | None,
 ) -> None:  # fmt: skip
     """Check every row against its head and its record; then report the rows that no longer exist."""
     gone = {name for name in committed if _in_days(committed[name][0], days)}
-    for kind in covered:
-        for one in heads.stored(connection, kind, days):
+    for kind in covered_tables:
+        for one in head_chain.read_rows(connection, kind, days):
             found.rows[kind] += 1
             gone.discard(one.name)
             for problem in _differences(one, records, committed, waiting):
@@ -192,9 +214,9 @@ def _rows(  # noqa: PLR0913, PLR0917 - both sides of the comparison
 
 
 def _differences(
-    one: Item,
+    one: HashedRow,
     records: LedgerRecords,
-    committed: dict[str, tuple[Item, bool]],
+    committed: dict[str, tuple[HashedRow, bool]],
     waiting: Mapping[str, str],
 ) -> Iterator[str]:
     head, adopted = committed.get(one.name, (None, False))
@@ -210,7 +232,7 @@ def _differences(
             yield f"not what record {known.record} states"
 
 
-def _in_days(one: Item, days: range | None) -> bool:
+def _in_days(one: HashedRow, days: range | None) -> bool:
     if one.kind == ADOPTED:
         return False
     if days is None or one.kind != "revision":
@@ -220,7 +242,7 @@ def _in_days(one: Item, days: range | None) -> bool:
 
 
 def _recorded(
-    records: LedgerRecords, found: Compared, committed: dict[str, tuple[Item, bool]]
+    records: LedgerRecords, found: LedgerComparison, committed: dict[str, tuple[HashedRow, bool]]
 ) -> None:
     """Check that each record has its row."""
     for name, known in records.rows.items():
@@ -232,12 +254,12 @@ def _recorded(
             found.differ(f"{name} was recorded by record {known.record} and is not there")
 
 
-def _sources(connection: Connection, records: LedgerRecords, found: Compared) -> None:
+def _sources(connection: Connection, records: LedgerRecords, found: LedgerComparison) -> None:
     """Check that the outbox contains the rows that records were made from."""
     if not records.sources:
         return
     known = identities(connection)
-    there = {reference(row, known) for row in connection.execute(select(outbox))}
+    there = {reference(row, known) for row in connection.execute(select(outbox_rows))}
     for source, number in records.sources.items():
         if source in there:
             continue
@@ -247,7 +269,33 @@ def _sources(connection: Connection, records: LedgerRecords, found: Compared) ->
             found.differ(f"record {number}: the outbox does not have the row that it was made from")
 
 
-def summary(found: Compared) -> str:
+def summarize_differences(found: LedgerComparison) -> str:
     """Return all differences on one line."""
     more: Iterable[str] = (f"and {found.more} more",) if found.more else ()
     return "; ".join([*found.wrong, *more])
+
+
+def compare_database_url(url: str, tables: MetaData, recorded: LedgerRecords) -> list[str]:
+    """Compare the database of a URL; return the findings that need an explanation. Raises VerifyError."""
+    try:
+        database = Database(url, tables, make=False)
+        try:
+            return compare_database(database, recorded)
+        finally:
+            database.close()
+    except NoLedgerError as error:
+        if recorded.heads or recorded.rows:
+            message = f"{error}, and {len(recorded.heads)} heads of one are recorded"
+            raise VerifyError(VerifyOutcome.ALTERED, message) from error
+        raise VerifyError(VerifyOutcome.UNREADABLE, str(error)) from error
+    except LedgerError as error:
+        raise VerifyError(VerifyOutcome.UNREADABLE, str(error)) from error
+
+
+def compare_database(database: Database, recorded: LedgerRecords) -> list[str]:
+    """Compare a database; return the findings that need an explanation. Raises VerifyError, LedgerError."""
+    with database.transaction() as connection:
+        found = compare_ledger(connection, recorded)
+    if found.wrong:
+        raise VerifyError(VerifyOutcome.ALTERED, f"{database.name}: {summarize_differences(found)}")
+    return found.waiting

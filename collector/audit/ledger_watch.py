@@ -1,8 +1,16 @@
-"""Watch over the ledger's database, which must be the one that the audit log has recorded.
+"""Watch over the ledger's database: detects that it was replaced by an older copy or another one.
 
-The newest known head, from the log at the start and from the database since, must still exist. If it does
-not, the database is marked: nothing is billed, imported or finalized with it, by this collector or by any
-command, until the newest database is restored or the copy is accepted.
+Watch over the ledger's database, which must be the one that the audit log has recorded.
+
+The newest known head, from the log at the start and from the database since, must still exist. If
+it does not, the database is marked: nothing is billed, imported or finalized with it, by this
+collector or by any command, until the newest database is restored or the copy is accepted.
+
+The newest known head of a ledger, stored in a file beside the collector's state.
+
+A database that lacks it, or has another one in its place, is an older copy or another database.
+The collector writes the file; every command that writes the ledger compares the database with it,
+in the same transaction as the write.
 """
 
 from __future__ import annotations
@@ -15,16 +23,94 @@ from pathlib import Path
 
 import msgspec
 import structlog
-from sqlalchemy import inspect
+from sqlalchemy import Connection, inspect, select
 
-from collector.audit.known_head import difference, read
-from collector.audit.log import AuditError, AuditLog
-from collector.ledger import heads
+from collector.audit.log_writer import AuditError, AuditLog
+from collector.ledger import head_chain
+from collector.ledger.audit_outbox import RecordDraft
 from collector.ledger.database import Database, LedgerError, NoLedgerError
-from collector.ledger.draft import Draft
-from collector.ledger.heads import Head
-from railscope.audit.record import Actor, Data
+from collector.ledger.head_chain import REMEDY, ChainHead, StoppedError
+from railscope.audit.record import RecordActor, RecordData
 from railscope.durable_files import write_durably
+
+KNOWN_HEAD_FILE = "ledger.known"
+"""Name of the file in the collector's state directory."""
+
+
+def read_known_head(path: Path) -> ChainHead | None:
+    """Return the head in a file; None if there is no file, or this user may not read it.
+
+    Raises ValueError for a damaged file.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ChainHead)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        message = f"damaged file: {path}: {error}"
+        raise ValueError(message) from error
+
+
+def find_head_difference(connection: Connection, known: ChainHead | None) -> str:
+    """Return the reason why a database is not the one of a known head; empty if it is."""
+    if known is None:
+        return ""
+    if not _continues(connection, known):
+        here = head_chain.database_id(connection)
+        return f"its identity is {here}, and heads of {known.database} are recorded"
+    if not known.n:
+        return ""
+    table = head_chain.databases
+    row = connection.execute(
+        select(head_chain.heads).where(
+            head_chain.heads.c.n == known.n, head_chain.heads.c.database_id == known.database
+        )
+    ).first()
+    accepted = table.c.continues == known.database, table.c.head < known.n
+    if row is None and connection.execute(select(table).where(*accepted)).first() is not None:
+        return ""
+    if row is None:
+        return f"it lacks head {known.n}, which was recorded"
+    return "" if row.head == known.head else f"its head {known.n} is not the recorded one"
+
+
+def compare_writes(database: Database, directory: Path | None) -> None:
+    """Make each transaction that writes a database fail if the database is an older copy.
+
+    `directory` is the collector's state directory, if the database is the one that the collector is
+    configured with. Any other database is compared with the file beside it, if that file is about this
+    database.
+    """
+    if directory is not None:
+        database.before_writing = _comparison(directory / KNOWN_HEAD_FILE, only=True)
+    elif database.file is not None:
+        database.before_writing = _comparison(database.file.parent / KNOWN_HEAD_FILE, only=False)
+
+
+def _comparison(path: Path, *, only: bool) -> Callable[[Connection], None]:
+    """Return a check that raises StoppedError for an older copy and, with `only`, for another database."""
+
+    def compare(connection: Connection) -> None:
+        try:
+            known = read_known_head(path)
+        except ValueError as error:
+            message = f"{error}; fix: restart the collector, which writes the file again"
+            raise StoppedError(message) from error
+        if known is None or (not only and not _continues(connection, known)):
+            return
+        if problem := find_head_difference(connection, known):
+            message = f"nothing may be written: {problem}; {REMEDY}"
+            raise StoppedError(message)
+
+    return compare
+
+
+def _continues(connection: Connection, known: ChainHead) -> bool:
+    """True if the database is the one of a head, or a copy of it that was accepted."""
+    table = head_chain.databases
+    query = select(table.c.number).where(table.c.database_id == known.database)
+    return connection.execute(query).first() is not None
+
 
 PERIOD_SECONDS = 60.0
 
@@ -45,7 +131,7 @@ class LedgerWatch:
     state: Path
     """File that stores the newest known head across restarts."""
     period_seconds: float = PERIOD_SECONDS
-    known: Head | None = None
+    known: ChainHead | None = None
     """Newest head that was recorded or read; number 0 stands for a database without one."""
     problem: str = ""
     """Reason why the database is an older copy; empty if it is not."""
@@ -55,11 +141,11 @@ class LedgerWatch:
     _reported: str = ""
     _checking: threading.Lock = field(default_factory=threading.Lock)
 
-    def start(self, recorded: Head | None) -> None:
+    def start(self, recorded: ChainHead | None) -> None:
         """Initialize from the head in the audit log and the head in the state file. Raises OSError."""
         seen = None
         try:
-            seen = read(self.state)
+            seen = read_known_head(self.state)
         except ValueError as error:
             log.error("state_file_damaged", file=str(self.state), problem=str(error),
                       advice="the audit log has the same, but for the last minute")  # fmt: skip
@@ -89,23 +175,27 @@ class LedgerWatch:
                 self.problem = f"{error}, and heads of one are recorded"
                 raise OlderCopyError(self.problem) from error
             with database.transaction() as connection:
-                begun = inspect(connection).has_table(heads.stops.name)
+                begun = inspect(connection).has_table(head_chain.stops.name)
                 problem = (
-                    difference(connection, self.known) if begun else "it has no tables of a ledger"
+                    find_head_difference(connection, self.known)
+                    if begun
+                    else "it has no tables of a ledger"
                 )
                 if not problem:
-                    newest = heads.newest(connection) or Head(heads.database_id(connection), 0, "")
+                    newest = head_chain.newest(connection) or ChainHead(
+                        head_chain.database_id(connection), 0, ""
+                    )
             self.checked, self.problem = True, problem
             if not problem and (newest != self.known or not self._kept):
                 self._remember(newest)
             if problem:
                 if begun:
                     with database.transaction(writes=True) as connection:
-                        heads.stop(connection, problem, self.wall_ns())
+                        head_chain.mark_older_copy(connection, problem, self.wall_ns())
                 message = f"the ledger {database.name} is not the one that was recorded: {problem}"
                 raise OlderCopyError(message)
 
-    def _remember(self, newest: Head) -> None:
+    def _remember(self, newest: ChainHead) -> None:
         self.known = newest
         try:
             write_durably(self.state, msgspec.json.encode(newest))
@@ -129,9 +219,9 @@ class LedgerWatch:
         self._reported = problem
         log.error("ledger_replaced", problem=problem,
                   advice="nothing is finalized or billed; restore the newest database")  # fmt: skip
-        data: Data = {"what": "ledger", "problem": problem}
-        actor = Actor("collector", self.audit.source.id)
-        draft = Draft("evidence.gap", actor, self.wall_ns(), "failed", data=data)
+        data: RecordData = {"what": "ledger", "problem": problem}
+        actor = RecordActor("collector", self.audit.source.id)
+        draft = RecordDraft("evidence.gap", actor, self.wall_ns(), "failed", data=data)
         try:
             await self.audit.append(draft)
         except (AuditError, ValueError) as error:

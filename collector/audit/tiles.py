@@ -1,21 +1,32 @@
-"""Tiles: hashes and records of the log as static files of 256 entries each.
+"""Tiles of the log, and proofs of records made from them.
+
+Tiles: hashes and records of the log as static files of 256 entries each.
 
     tile/<level>/<index>      256 hashes; those of level 1 are roots of complete tiles of level 0
     tile/entries/<index>      256 records, each preceded by its length, two bytes, big-endian
 
-An index is written in groups of three digits, all but the last prefixed with `x`; a tile that is not full
-is `<index>.p/<width>`. Source: C2SP tlog-tiles.
+An index is written in groups of three digits, all but the last prefixed with `x`; a tile that is
+not full is `<index>.p/<width>`. Source: C2SP tlog-tiles.
+
+A record with its inclusion proof in a signed log: one text, verifiable with a public key.
+
+C2SP's tlog-proof: a head line, the record's index, the hashes of the path in base64, an empty
+line, the checkpoint. The record itself is included as an extra line, in base64, so that one file
+is enough.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import shutil
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from railscope.audit.merkle import HASH_BYTES, Hash, leaf_hash, node_hash
+from railscope.audit.merkle import HASH_BYTES, Hash, includes, inclusion_proof, leaf_hash, node_hash
+from railscope.audit.signed_note import SIZE, PublicKey, read_checkpoint
 from railscope.durable_files import PARTIAL, make_directory, write_durably
 
 WIDTH = 256
@@ -29,7 +40,7 @@ class TileError(ValueError):
     """A tile that is missing or invalid; the message names the file."""
 
 
-class CutError(TileError):
+class TruncatedTileError(TileError):
     """A tile of entries that is truncated within a record."""
 
 
@@ -62,7 +73,7 @@ def decode_bundle(content: bytes) -> list[bytes]:
         records.append(content[start:position])
     if position != end:
         message = "records end in the middle of one"
-        raise CutError(message)
+        raise TruncatedTileError(message)
     return records
 
 
@@ -187,7 +198,7 @@ class Tiles:
         """
         old, new = self.size, self.size + len(records)
         begun = self._begun() if old % WIDTH else []
-        for at, bundle in _cut([*begun, *records], old // WIDTH):
+        for at, bundle in _entries_of([*begun, *records], old // WIDTH):
             self._write("entries", at, len(bundle), encode_bundle(bundle))
         added = [leaf_hash(record) for record in records]
         level = 0
@@ -196,7 +207,7 @@ class Tiles:
             full, partial = divmod(begins, WIDTH)
             row = _hashes(self._tile(level, full)[: partial * HASH_BYTES]) if partial else []
             above = []
-            for at, tile in _cut([*row, *added], full):
+            for at, tile in _entries_of([*row, *added], full):
                 self._write(level, at, len(tile), b"".join(tile))
                 if len(tile) == WIDTH:
                     above.append(complete_root(tile))
@@ -241,10 +252,64 @@ def _beginning(content: bytes, level: int | str, width: int) -> bytes:
     return encode_bundle(decode_bundle(content)[:width])
 
 
-def _cut(entries: Sequence[bytes], first: int) -> Iterator[tuple[int, Sequence[bytes]]]:
+def _entries_of(entries: Sequence[bytes], first: int) -> Iterator[tuple[int, Sequence[bytes]]]:
     for at in range(0, len(entries), WIDTH):
         yield first + at // WIDTH, entries[at : at + WIDTH]
 
 
 def _hashes(row: bytes) -> list[Hash]:
     return [row[at : at + HASH_BYTES] for at in range(0, len(row), HASH_BYTES)]
+
+
+PROOF_HEAD = "c2sp.org/tlog-proof@v1"
+_EXTRA = "extra "
+_INDEX = "index "
+
+
+class ProofError(ValueError):
+    """An invalid proof; the message states the reason."""
+
+
+def make_proof(tiles: Tiles, sequence: int, checkpoint: str) -> str:
+    """Return the inclusion proof of a record in these tiles. Raises ValueError, TileError, OSError."""
+    path = inclusion_proof(tiles.node, sequence, tiles.size)
+    lines = [
+        PROOF_HEAD,
+        _EXTRA + base64.b64encode(tiles.record(sequence)).decode(),
+        f"{_INDEX}{sequence}",
+        *(base64.b64encode(one).decode() for one in path),
+    ]
+    return "\n".join(lines) + "\n\n" + checkpoint
+
+
+def check_proof(text: str, key: PublicKey) -> bytes:
+    """Return the record that is proven. Raises ProofError, NoteError."""
+    head, divider, note = text.partition("\n\n")
+    lines = head.split("\n")
+    least = len(("head", "extra", "index"))
+    if not divider or len(lines) < least or lines[0] != PROOF_HEAD:
+        message = f"it must begin with {PROOF_HEAD!r}"
+        raise ProofError(message)
+    if not lines[1].startswith(_EXTRA) or not lines[2].startswith(_INDEX):
+        message = "the record and its index were expected behind the first line"
+        raise ProofError(message)
+    index = lines[2].removeprefix(_INDEX)
+    if not SIZE.fullmatch(index):
+        message = f"{index[:30]!r} is no index"
+        raise ProofError(message)
+    record = _decoded(lines[1].removeprefix(_EXTRA))
+    path = [_decoded(line) for line in lines[least:]]
+    tree = read_checkpoint(note, key).tree
+    whole = all(len(one) == HASH_BYTES for one in path)
+    if not whole or not includes(leaf_hash(record), int(index), tree.size, path, tree.root):
+        message = f"the path does not lead from record {index} to the root that was signed"
+        raise ProofError(message)
+    return record
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        message = f"not base64: {text[:60]!r}"
+        raise ProofError(message) from error

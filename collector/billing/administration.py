@@ -7,33 +7,51 @@ from hashlib import sha256
 
 from sqlalchemy import Connection
 
-from collector.billing import records, tables, unclosed
-from collector.billing.charges import Charge
-from collector.billing.closed import ClosingError
-from collector.billing.closing import Bill, Books, By, Closed, closing_of, write
-from collector.billing.invoice import Invoice, Status, draft, issue
-from collector.billing.price_file import parse
-from collector.billing.prices import PriceBook, PriceBookError, check_appended, check_published
-from collector.billing.rounding import decimal
-from collector.billing.store import add
-from collector.billing.stored import Adjusted, Opening, Published
-from collector.ledger import heads
-from collector.metering.instants import spelled
-from collector.metering.periods import name_of
-from collector.metering.units import FOREVER_NS
+from collector.billing import billing_audit_records, period_completeness, tables
+from collector.billing.billing_store import (
+    BillingOpening,
+    PublishedPriceBook,
+    RecordedAdjustment,
+    insert_rows,
+)
+from collector.billing.charges import Charge, format_decimal
+from collector.billing.invoices import (
+    ClosingError,
+    Invoice,
+    InvoiceStatus,
+    draft_invoice,
+    issue_invoice,
+)
+from collector.billing.period_closing import (
+    Bill,
+    BillingActor,
+    BillingBooks,
+    ClosedPeriod,
+    closing_of_bill,
+    write_closing,
+)
+from collector.billing.price_book import (
+    PriceBook,
+    PriceBookError,
+    check_appended,
+    check_published,
+    parse_price_book,
+)
+from collector.ledger import head_chain
+from collector.metering.units import FOREVER_NS, format_timestamp, period_name
 
 _AMOUNT_PLACES = 9
 
 
-def publish(books: Books, text: str, file: str, by: By) -> tuple[PriceBook, bool]:
+def publish(books: BillingBooks, text: str, file: str, by: BillingActor) -> tuple[PriceBook, bool]:
     """Publish a price book and make it the current one; false if it is current already.
 
     Raises PriceBookError for an invalid book, for one that is dated in the future, that changes
     past prices of an earlier version, or that is dated before the end of the closed periods.
     """
-    book = parse(text, file)
+    book = parse_price_book(text, file)
     check_published(book, by.now_ns)
-    found = Published(book, text, sha256(text.encode()).hexdigest())
+    found = PublishedPriceBook(book, text, sha256(text.encode()).hexdigest())
     with books.ledger.database.transaction(writes=True) as connection:
         books.store.lock(connection)
         same = books.store.book_in(connection, book.version)
@@ -52,33 +70,37 @@ def publish(books: Books, text: str, file: str, by: By) -> tuple[PriceBook, bool
             "recorded_by": by.actor.id,
             "text": text,
         }
-        add(connection, tables.price_books, [row])
-        stored = heads.read_back(connection, "price book", book.version)
-        records.published(connection, found, stored, by.actor, by.now_ns)
-        heads.append(connection, [stored], by.now_ns)
+        insert_rows(connection, tables.price_books, [row])
+        stored = head_chain.read_back(connection, "price book", book.version)
+        billing_audit_records.record_price_book(connection, found, stored, by.actor, by.now_ns)
+        head_chain.append(connection, [stored], by.now_ns)
     return book, True
 
 
-def accept_copy(books: Books, reason: str, by: By) -> str:
+def accept_copy(books: BillingBooks, reason: str, by: BillingActor) -> str:
     """Accept an older copy of the database, if the newest is lost; return its new identity."""
     with books.ledger.database.transaction(writes=True) as connection:
         books.store.lock(connection)
-        return heads.accept_copy(connection, reason, by.actor, by.now_ns)
+        return head_chain.accept_copy(connection, reason, by.actor, by.now_ns)
 
 
-def _check_open(books: Books, connection: Connection, book: PriceBook, *, first: bool) -> None:
+def _check_open(
+    books: BillingBooks, connection: Connection, book: PriceBook, *, first: bool
+) -> None:
     closed_ns = max(
         (one.period.end_ns for one in books.store.closings_in(connection)), default=-FOREVER_NS
     )
     if not first and book.published_ns < closed_ns:
         message = (
-            f"version {book.version} is dated {spelled(book.published_ns)}, but all up to "
-            f"{spelled(closed_ns)} is closed: prices change from there on at the earliest"
+            f"version {book.version} is dated {format_timestamp(book.published_ns)}, but all up to "
+            f"{format_timestamp(closed_ns)} is closed: prices change from there on at the earliest"
         )
         raise PriceBookError(message)
 
 
-def record(books: Books, charge: Charge, by: By, *, force: bool = False) -> tuple[bool, str]:
+def record(
+    books: BillingBooks, charge: Charge, by: BillingActor, *, force: bool = False
+) -> tuple[bool, str]:
     """Record a credit or an adjustment for the next closing; false if it is recorded already.
 
     Also return the currency. Raises ClosingError for an unknown tenant, without a price book (which
@@ -94,7 +116,7 @@ def record(books: Books, charge: Charge, by: By, *, force: bool = False) -> tupl
         if not books.store.knows(connection, charge.tenant):
             message = f"tenant {charge.tenant!r} is not known: it has neither invoice nor GPU time"
             raise ClosingError(message)
-        one = Adjusted(charge, newest.book.currency, by.now_ns, by.actor.id)
+        one = RecordedAdjustment(charge, newest.book.currency, by.now_ns, by.actor.id)
         if any(other.charge == charge for other in books.store.adjusted_in(connection)):
             return False, one.currency
         if charge.amount < 0 and not force:
@@ -111,10 +133,10 @@ def record(books: Books, charge: Charge, by: By, *, force: bool = False) -> tupl
             "recorded_ns": by.now_ns,
             "recorded_by": by.actor.id,
         }
-        add(connection, tables.adjustments, [row])
-        stored = heads.read_back(connection, "adjustment", charge.charge_id)
-        records.adjusted(connection, one, stored, by.actor)
-        heads.append(connection, [stored], by.now_ns)
+        insert_rows(connection, tables.adjustments, [row])
+        stored = head_chain.read_back(connection, "adjustment", charge.charge_id)
+        billing_audit_records.record_adjustment(connection, one, stored, by.actor)
+        head_chain.append(connection, [stored], by.now_ns)
     return True, one.currency
 
 
@@ -122,12 +144,15 @@ def _check_credit(charge: Charge, invoiced: Fraction, now_ns: int) -> None:
     what = f"{charge.kind} for {charge.tenant}"
     if charge.service_t1_ns > now_ns:
         message = (
-            f"{what}: its period ends {spelled(charge.service_t1_ns)}: expected a period up to now, "
-            f"{spelled(now_ns)}; fix: name another period, or use --force"
+            f"{what}: its period ends {format_timestamp(charge.service_t1_ns)}: expected a period up to now, "
+            f"{format_timestamp(now_ns)}; fix: name another period, or use --force"
         )
         raise ClosingError(message)
     if -charge.amount > invoiced:
-        shown = decimal(-charge.amount, _AMOUNT_PLACES), decimal(invoiced, _AMOUNT_PLACES)
+        shown = (
+            format_decimal(-charge.amount, _AMOUNT_PLACES),
+            format_decimal(invoiced, _AMOUNT_PLACES),
+        )
         message = (
             f"{what}: {shown[0]} given back: expected at most {shown[1]}, what is invoiced for its "
             "period less what was given back already; fix: lower the amount, or use --force"
@@ -135,15 +160,17 @@ def _check_credit(charge: Charge, invoiced: Fraction, now_ns: int) -> None:
         raise ClosingError(message)
 
 
-def set_opening(books: Books, opening_ns: int, reason: str, by: By) -> None:
+def set_opening(books: BillingBooks, opening_ns: int, reason: str, by: BillingActor) -> None:
     """Exclude all time before a day from bills. Raises ClosingError."""
     with books.ledger.database.transaction(writes=True) as connection:
         books.store.lock(connection)
-        found = Opening(opening_ns, reason, by.now_ns, by.actor.id)
-        unclosed.set_opening(connection, books.store.closings_in(connection), found, by.actor)
+        found = BillingOpening(opening_ns, reason, by.now_ns, by.actor.id)
+        period_completeness.set_opening(
+            connection, books.store.closings_in(connection), found, by.actor
+        )
 
 
-def void(books: Books, invoice_id: str, reason: str, by: By) -> Invoice:
+def void(books: BillingBooks, invoice_id: str, reason: str, by: BillingActor) -> Invoice:
     """Void an invoice: its charges are billed by the next closing, or by `replace`.
 
     Raises ClosingError for an invoice that does not exist or is void already.
@@ -157,14 +184,16 @@ def void(books: Books, invoice_id: str, reason: str, by: By) -> Invoice:
             "voided_by": by.actor.id,
             "reason": reason,
         }
-        add(connection, tables.voids, [row])
-        stored = heads.read_back(connection, "void", invoice_id)
-        records.voided(connection, invoice, stored, reason, (by.actor, by.now_ns))
-        heads.append(connection, [stored], by.now_ns)
+        insert_rows(connection, tables.voids, [row])
+        stored = head_chain.read_back(connection, "void", invoice_id)
+        billing_audit_records.record_void(
+            connection, invoice, stored, reason, (by.actor, by.now_ns)
+        )
+        head_chain.append(connection, [stored], by.now_ns)
     return invoice
 
 
-def replace(books: Books, invoice_id: str, reason: str, by: By) -> Closed:
+def replace(books: BillingBooks, invoice_id: str, reason: str, by: BillingActor) -> ClosedPeriod:
     """Void an invoice and issue another in its place, from the current ledger and prices.
 
     Both or neither. Raises ClosingError also if a later period is closed, as that closing has
@@ -178,15 +207,15 @@ def replace(books: Books, invoice_id: str, reason: str, by: By) -> Closed:
     later = [one for one in closings if one.period.start_ns >= before.period.end_ns]
     if later:
         message = (
-            f"{invoice_id}: {name_of(later[0].period)} is closed since then, so it cannot be "
+            f"{invoice_id}: {period_name(later[0].period)} is closed since then, so it cannot be "
             "replaced; void it without --replace, and the next closing bills what was on it"
         )
         raise ClosingError(message)
     bill = books.bill(before.period, correcting=False)
-    fresh = issue(_replacement(bill, before), by.now_ns)
-    closing = closing_of(bill, [fresh], by, before.tenant)
+    fresh = issue_invoice(_replacement(bill, before), by.now_ns)
+    closing = closing_of_bill(bill, [fresh], by, before.tenant)
     if bill.lacking.all and not next(one for one in closings if one.number == number).provisional:
-        message = f"{name_of(before.period)} cannot be billed again now: {bill.lacking}"
+        message = f"{period_name(before.period)} cannot be billed again now: {bill.lacking}"
         raise ClosingError(message)
     with books.ledger.database.transaction(writes=True) as connection:
         books.store.lock(connection)
@@ -195,12 +224,12 @@ def replace(books: Books, invoice_id: str, reason: str, by: By) -> Closed:
             raise ClosingError(message)
         _issued(books, connection, invoice_id)
         row = {"voided_ns": by.now_ns, "voided_by": by.actor.id, "reason": reason}
-        add(connection, tables.voids, [{"invoice_id": invoice_id, **row}])
-        stored = heads.read_back(connection, "void", invoice_id)
-        records.voided(connection, before, stored, reason, (by.actor, by.now_ns))
-        heads.append(connection, [stored], by.now_ns)
-        closed = Closed(closing, (fresh,), added=True)
-        write(connection, closed, bill, by.actor)
+        insert_rows(connection, tables.voids, [{"invoice_id": invoice_id, **row}])
+        stored = head_chain.read_back(connection, "void", invoice_id)
+        billing_audit_records.record_void(connection, before, stored, reason, (by.actor, by.now_ns))
+        head_chain.append(connection, [stored], by.now_ns)
+        closed = ClosedPeriod(closing, (fresh,), added=True)
+        write_closing(connection, closed, bill, by.actor)
     return closed
 
 
@@ -208,15 +237,17 @@ def _replacement(bill: Bill, before: Invoice) -> Invoice:
     """The tenant's use from the current ledger, with the corrections and decisions of the old invoice."""
     kept = [line.charge for line in before.lines if line.charge.corrects or not line.charge.unit]
     used = [charge for charge in bill.rated.charges if charge.tenant == before.tenant]
-    return draft([*used, *kept], before.tenant, bill.period, bill.book.currency, before.invoice_id)
+    return draft_invoice(
+        [*used, *kept], before.tenant, bill.period, bill.book.currency, before.invoice_id
+    )
 
 
-def _issued(books: Books, connection: Connection, invoice_id: str) -> Invoice:
+def _issued(books: BillingBooks, connection: Connection, invoice_id: str) -> Invoice:
     found = books.store.invoice_in(connection, invoice_id)
     if found is None:
         raise ClosingError(_unknown(invoice_id))
     invoice, _ = found
-    if invoice.status is not Status.ISSUED:
+    if invoice.status is not InvoiceStatus.ISSUED:
         message = f"{invoice_id} is void already"
         raise ClosingError(message)
     return invoice

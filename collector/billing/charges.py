@@ -1,21 +1,62 @@
-"""Charges: the exact lines of an invoice."""
+"""Charges: the exact lines of an invoice, their canonical text and hash, and their rounding.
+
+Canonical text of a content is JSON with sorted keys and no whitespace, strings in NFC; numbers are
+written as strings, so that no parser converts them to floating point.
+
+Rounding takes place once per invoice, half to even, at the currency's exponent. Exponents: ISO 4217,
+list one, "minor unit". The table is small; a currency that is not in it is an error, with no default
+of two decimals.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import unicodedata
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum, StrEnum
 from fractions import Fraction
 from functools import cached_property
+from typing import TypeAlias
 
-from collector.billing.canonical import digest
-from collector.metering.instants import HOUR_NS
-from collector.metering.units import GPU_CAPACITY
+from collector.metering.units import GPU_CAPACITY, HOUR_NS
+
+Content: TypeAlias = "str | int | Fraction | Sequence[Content] | Mapping[str, Content] | None"
+
+
+def canonical_text(content: Content) -> str:
+    """The canonical text of a content. Raises TypeError for any other type, such as float."""
+    return json.dumps(
+        _plain_content(content), ensure_ascii=False, separators=(",", ":"), sort_keys=True
+    )
+
+
+def content_digest(content: Content) -> str:
+    """SHA-256 of the canonical text, in hexadecimal."""
+    return hashlib.sha256(canonical_text(content).encode()).hexdigest()
+
+
+def _plain_content(content: object) -> object:
+    if content is None:
+        return None
+    if isinstance(content, str):
+        return unicodedata.normalize("NFC", content)
+    if isinstance(content, int | Fraction):
+        return str(content)
+    if isinstance(content, Mapping):
+        return {_plain_content(key): _plain_content(value) for key, value in content.items()}
+    if isinstance(content, Sequence):
+        return [_plain_content(item) for item in content]
+    message = f"{type(content).__name__} has no canonical text"
+    raise TypeError(message)
+
 
 NANO = 10**9
 _MILLIJOULES_PER_KILOWATT_HOUR = 3_600 * 10**6
 
 
-class Kind(StrEnum):
+class ChargeKind(StrEnum):
     """Kind of a charge."""
 
     USAGE = "usage"
@@ -28,7 +69,7 @@ class Kind(StrEnum):
     TAX = "tax"
 
 
-class Unit(Enum):
+class PriceUnit(Enum):
     """Unit of a price: its name, and its size in metered units.
 
     GPU time is metered in units of capacity times nanoseconds, the time of a MIG instance with its
@@ -64,13 +105,13 @@ class Charge:
     """
 
     tenant: str
-    kind: Kind
+    kind: ChargeKind
     service_t0_ns: int
     service_t1_ns: int
     amount: Fraction
     sku: str = ""
     quantity: Fraction = Fraction(0)
-    unit: Unit | None = None
+    unit: PriceUnit | None = None
     price_nano: int = 0
     list_nano: int = 0
     price_version: int = 0
@@ -87,7 +128,7 @@ class Charge:
         if not (exact and type(self.price_nano) is int and type(self.list_nano) is int):
             message = "amounts and quantities are fractions, prices integers"
             raise ValueError(message)
-        if self.unit and self.amount != priced(self.quantity, self.unit, self.price_nano):
+        if self.unit and self.amount != price_quantity(self.quantity, self.unit, self.price_nano):
             message = f"{self.amount} is not {self.quantity} at {self.price_nano} nano"
             raise ValueError(message)
 
@@ -95,9 +136,63 @@ class Charge:
     def charge_id(self) -> str:
         """SHA-256 of the content: the same charge has the same id whenever it is computed."""
         content = {field.name: getattr(self, field.name) for field in fields(self)}
-        return digest(content | {"unit": self.unit.label if self.unit else None})
+        return content_digest(content | {"unit": self.unit.label if self.unit else None})
 
 
-def priced(quantity: Fraction, unit: Unit, price_nano: int) -> Fraction:
+def price_quantity(quantity: Fraction, unit: PriceUnit, price_nano: int) -> Fraction:
     """The exact amount, in units of the currency."""
     return Fraction(quantity * price_nano, unit.size * NANO)
+
+
+_TWO_DECIMALS = (
+    "AED AUD BRL CAD CHF CNY CZK DKK EUR GBP HKD HUF IDR ILS INR MXN MYR NOK NZD PHP PLN RON SAR"
+    " SEK SGD THB TRY TWD USD ZAR"
+)
+EXPONENTS: dict[str, int] = (
+    dict.fromkeys(_TWO_DECIMALS.split(), 2)
+    | dict.fromkeys(("CLP", "ISK", "JPY", "KRW", "VND"), 0)
+    | dict.fromkeys(("BHD", "IQD", "JOD", "KWD", "LYD", "OMR", "TND"), 3)
+)
+
+
+class UnknownCurrencyError(ValueError):
+    """A currency whose minor unit is not in the table."""
+
+
+def exponent_of(currency: str) -> int:
+    """Number of decimals of the currency's minor unit. Raises UnknownCurrencyError."""
+    if currency not in EXPONENTS:
+        message = f"currency {currency!r} is not known; known are {', '.join(sorted(EXPONENTS))}"
+        raise UnknownCurrencyError(message)
+    return EXPONENTS[currency]
+
+
+def to_minor(amount: Fraction, exponent: int) -> int:
+    """The nearest whole number of minor units, half to even."""
+    units: int = 10**exponent
+    return round(amount * units)
+
+
+def format_decimal(value: Fraction, places: int) -> str:
+    """A fraction with the given number of decimals, half to even."""
+    scaled = to_minor(value, places)
+    sign, digits = "-" if scaled < 0 else "", str(abs(scaled)).rjust(places + 1, "0")
+    whole = f"{int(digits[: len(digits) - places]):,}"
+    return f"{sign}{whole}.{digits[-places:]}" if places else f"{sign}{whole}"
+
+
+def spread_rounding(amounts: Mapping[str, Fraction], exponent: int) -> dict[str, int]:
+    """Minor units of every line, such that they add up to the rounded total.
+
+    Largest remainder: every line is rounded down, and the missing units of the total are added, one
+    each, to the lines with the largest remainders; of equal remainders, to the smaller key. Every
+    line is within one minor unit of its exact amount, exact lines are unchanged, and order does not
+    matter.
+    """
+    exact = {key: amount * 10**exponent for key, amount in amounts.items()}
+    lines = {key: amount.numerator // amount.denominator for key, amount in exact.items()}
+    missing = round(sum(exact.values(), Fraction(0))) - sum(lines.values())
+    by_loss = sorted(exact, key=lambda key: (lines[key] - exact[key], key))
+    for key in by_loss[:missing]:
+        lines[key] += 1
+    return lines

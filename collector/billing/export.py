@@ -1,14 +1,18 @@
 """Exports: the issued invoices of a period as FOCUS files, with a manifest of their contents.
 
-The files are read back before they are published: an export whose rows do not add up to the payable
-amount of each invoice is rejected.
+The files are published complete and together under their names, or not at all. They are read back
+before they are published: an export whose rows do not add up to the payable amount of each invoice
+is rejected.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
+import os
+import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
@@ -17,17 +21,161 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 from urllib.parse import quote
 
-from collector.billing.export_files import digest, staging
-from collector.billing.export_manifest import File, Manifest, Total, amount
-from collector.billing.focus import Background, Seller, applicable, iterate
-from collector.billing.focus_columns import VERSION, Row
-from collector.billing.focus_csv import CsvWriter
-from collector.billing.focus_csv import read_from as read_csv
-from collector.billing.focus_parquet import ParquetWriter
-from collector.billing.focus_parquet import read_from as read_parquet
-from collector.billing.invoice import Invoice, Status
-from collector.metering.instants import Period, spelled
-from collector.metering.periods import name_of
+import msgspec
+
+from collector.billing.charges import exponent_of
+from collector.billing.focus_files import (
+    FOCUS_VERSION,
+    FocusCsvWriter,
+    FocusParquetWriter,
+    FocusRow,
+    read_csv,
+    read_parquet,
+)
+from collector.billing.focus_rows import ExportContext, Seller, applicability_criteria, iterate_rows
+from collector.billing.invoices import Invoice, InvoiceStatus
+from collector.metering.units import Period, format_timestamp, period_name
+from railscope.durable_files import PARTIAL, sync_directory
+
+_CHUNK_BYTES = 1 << 20
+
+
+class StagingError(OSError):
+    """Files cannot be published under their names; the message contains name and reason."""
+
+
+class StagedFiles:
+    """Unpublished files of a directory. Created by `stage_files`."""
+
+    def __init__(self, directory: Path, *, replace: bool) -> None:
+        self._directory = directory
+        self._replace = replace
+        self._mark = secrets.token_hex(4)
+        self._open: dict[str, BinaryIO] = {}
+
+    def create(self, name: str) -> BinaryIO:
+        """Create a file, open for reading and writing, that will be published under this name.
+
+        Raises OSError, and StagingError for a name that exists and is not to be replaced.
+        """
+        if not self._replace and (self._directory / name).exists():
+            raise _name_conflict(self._directory / name)
+        file = self._partial(name).open("x+b")
+        self._open[name] = file
+        return file
+
+    def publish(self) -> None:
+        """Publish all files in the order of their creation; durable on return.
+
+        Without `replace`, raises StagingError if a name exists; then no file is published.
+        """
+        for file in self._open.values():
+            file.flush()
+            os.fsync(file.fileno())
+        given: list[Path] = []
+        try:
+            for name in self._open:
+                self._name(name)
+                given.append(self._directory / name)
+        except OSError:
+            if not self._replace:
+                for path in given:
+                    path.unlink()
+            raise
+        sync_directory(self._directory)
+
+    def clear(self) -> None:
+        """Close all files, and remove those that are not published."""
+        for name, file in self._open.items():
+            file.close()
+            self._partial(name).unlink(missing_ok=True)
+
+    def _name(self, name: str) -> None:
+        partial, final = self._partial(name), self._directory / name
+        if self._replace:
+            partial.rename(final)
+            return
+        try:
+            final.hardlink_to(partial)  # unlike a rename, this never replaces another file
+        except FileExistsError as error:  # created by another process meanwhile
+            raise _name_conflict(final) from error
+
+    def _partial(self, name: str) -> Path:
+        return self._directory / f"{name}.{self._mark}{PARTIAL}"
+
+
+def _name_conflict(path: Path) -> StagingError:
+    return StagingError(f"{path} is there already")
+
+
+@contextmanager
+def stage_files(directory: Path, *, replace: bool) -> Iterator[StagedFiles]:
+    """Create files that are invisible until they are published. The directory must exist."""
+    files = StagedFiles(directory, replace=replace)
+    try:
+        yield files
+    finally:
+        files.clear()
+
+
+def file_digest(file: BinaryIO) -> tuple[int, str]:
+    """Size of a file in bytes, and its SHA-256 in hexadecimal."""
+    file.seek(0)
+    found = hashlib.sha256()
+    while chunk := file.read(_CHUNK_BYTES):
+        found.update(chunk)
+    return file.tell(), found.hexdigest()
+
+
+class ExportedFile(msgspec.Struct, frozen=True):
+    """A file of an export."""
+
+    name: str
+    bytes: int
+    rows: int
+    sha256: str
+
+
+class InvoiceTotal(msgspec.Struct, frozen=True):
+    """An invoice of an export. `billed`, as text, is the sum of its rows and its payable amount."""
+
+    invoice: str
+    tenant: str
+    currency: str
+    rows: int
+    billed: str
+    content_hash: str
+
+
+class ExportManifest(msgspec.Struct, frozen=True):
+    """Contents of an export. Amounts are text, so that no parser converts them to floating point."""
+
+    focus: str
+    exported: str
+    period: tuple[str, str] | None
+    tenant: str | None
+    files: tuple[ExportedFile, ...]
+    invoices: tuple[InvoiceTotal, ...]
+    billed: dict[str, str]
+    """By currency."""
+    applicability_criteria: tuple[str, ...]
+    """Applicability criteria of the exporter for the FOCUS validator."""
+    audit_checkpoint: str | None
+    """The newest checkpoint of the audit log, a signed note; null without one."""
+
+    @property
+    def encoded(self) -> bytes:
+        """The manifest as JSON, as written to its file."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+
+
+def format_amount(value: Fraction, currency: str) -> str:
+    """An amount of whole minor units, as text without a currency: -12.50."""
+    exponent = exponent_of(currency)
+    whole, minor = divmod(abs(value) * 10**exponent, 10**exponent)
+    text = f"{'-' if value < 0 else ''}{whole}"
+    return f"{text}.{int(minor):0{exponent}}" if exponent else text
+
 
 _ROWS_AT_ONCE = 5_000
 
@@ -36,14 +184,14 @@ class ExportError(ValueError):
     """The files differ from what was to be exported; the message names file and invoice."""
 
 
-class Form(StrEnum):
+class ExportFormat(StrEnum):
     """Format of a file."""
 
     CSV = "csv"
     PARQUET = "parquet"
 
 
-class Invoices(Protocol):
+class InvoiceSource(Protocol):
     """Store of invoices."""
 
     def invoices(self, period: Period | None, tenant: str | None) -> Iterable[Invoice]:
@@ -52,7 +200,7 @@ class Invoices(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class InvoiceSequence:
     """Invoices in memory."""
 
     all: tuple[Invoice, ...]
@@ -66,10 +214,10 @@ class Listed:
         ]
 
 
-class Writer(Protocol):
+class FocusRowWriter(Protocol):
     """Writer of rows to a file in some format."""
 
-    def add(self, rows: Iterable[Row]) -> None:
+    def add(self, rows: Iterable[FocusRow]) -> None:
         """Add rows."""
         ...
 
@@ -78,49 +226,51 @@ class Writer(Protocol):
         ...
 
 
-WRITERS: Mapping[Form, Callable[[BinaryIO], Writer]] = {
-    Form.CSV: CsvWriter,
-    Form.PARQUET: ParquetWriter,
+WRITERS: Mapping[ExportFormat, Callable[[BinaryIO], FocusRowWriter]] = {
+    ExportFormat.CSV: FocusCsvWriter,
+    ExportFormat.PARQUET: FocusParquetWriter,
 }
-_Read = Callable[[BinaryIO, Collection[str]], Iterator[Row]]
-_READERS: Mapping[Form, _Read] = {
-    Form.CSV: read_csv,
-    Form.PARQUET: read_parquet,
+_FileReader = Callable[[BinaryIO, Collection[str]], Iterator[FocusRow]]
+_READERS: Mapping[ExportFormat, _FileReader] = {
+    ExportFormat.CSV: read_csv,
+    ExportFormat.PARQUET: read_parquet,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ExportOrder:
     """Parameters of an export; `checkpoint` is a signed note of the audit log."""
 
     seller: Seller
     exported_ns: int
-    forms: Sequence[Form] = tuple(Form)
+    forms: Sequence[ExportFormat] = tuple(ExportFormat)
     period: Period | None = None
     tenant: str | None = None
     checkpoint: str | None = None
-    background: Callable[[Invoice], Background] = field(default=lambda _: Background())
-    writers: Mapping[Form, Callable[[BinaryIO], Writer]] = field(default_factory=lambda: WRITERS)
+    background: Callable[[Invoice], ExportContext] = field(default=lambda _: ExportContext())
+    writers: Mapping[ExportFormat, Callable[[BinaryIO], FocusRowWriter]] = field(
+        default_factory=lambda: WRITERS
+    )
 
     @property
     def stem(self) -> str:
         """Common prefix of the names of its files."""
-        parts = ["focus", VERSION]
+        parts = ["focus", FOCUS_VERSION]
         if self.period:
-            parts.append(name_of(self.period))
+            parts.append(period_name(self.period))
         if self.tenant is not None:
             parts.append(quote(self.tenant, safe=""))
         return "-".join(parts)
 
 
-def export(
-    invoices: Invoices,
-    order: Order,
+def export_invoices(
+    invoices: InvoiceSource,
+    order: ExportOrder,
     directory: Path,
     *,
     replace: bool = False,
-    record: Callable[[Manifest], None] = lambda _: None,
-) -> Manifest:
+    record: Callable[[ExportManifest], None] = lambda _: None,
+) -> ExportManifest:
     """Write the issued invoices to a directory, which is created if missing.
 
     `record` is called with the manifest before the files get their names: an exception from it
@@ -128,11 +278,11 @@ def export(
     OSError, InvoiceError, OverflowError, NoParquetError.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    with staging(directory, replace=replace) as files:
+    with stage_files(directory, replace=replace) as files:
         opened = {form: files.create(f"{order.stem}.{form}") for form in order.forms}
-        totals = _write(invoices, order, opened)
+        totals = _write_files(invoices, order, opened)
         written = tuple(
-            _checked(f"{order.stem}.{form}", _READERS[form], file, totals)
+            _check_file(f"{order.stem}.{form}", _READERS[form], file, totals)
             for form, file in opened.items()
         )
         manifest = _manifest(order, written, totals)
@@ -142,18 +292,22 @@ def export(
     return manifest
 
 
-def document(invoices: Invoices, order: Order, form: Form) -> bytes | None:
+def export_document(
+    invoices: InvoiceSource, order: ExportOrder, form: ExportFormat
+) -> bytes | None:
     """One file of an export, in memory; None if there is no issued invoice.
 
     Raises ExportError, InvoiceError, OverflowError, NoParquetError.
     """
     file = io.BytesIO()
-    totals = _write(invoices, order, {form: file})
-    _checked(f"{order.stem}.{form}", _READERS[form], file, totals)
+    totals = _write_files(invoices, order, {form: file})
+    _check_file(f"{order.stem}.{form}", _READERS[form], file, totals)
     return file.getvalue() if totals else None
 
 
-def _write(invoices: Invoices, order: Order, files: Mapping[Form, BinaryIO]) -> list[Total]:
+def _write_files(
+    invoices: InvoiceSource, order: ExportOrder, files: Mapping[ExportFormat, BinaryIO]
+) -> list[InvoiceTotal]:
     with ExitStack() as opened:
         writers = []
         for form, file in files.items():
@@ -162,14 +316,14 @@ def _write(invoices: Invoices, order: Order, files: Mapping[Form, BinaryIO]) -> 
         return [
             _total(invoice, _write_rows(invoice, order, writers))
             for invoice in invoices.invoices(order.period, order.tenant)
-            if invoice.status is Status.ISSUED
+            if invoice.status is InvoiceStatus.ISSUED
         ]
 
 
-def _write_rows(invoice: Invoice, order: Order, writers: Sequence[Writer]) -> int:
+def _write_rows(invoice: Invoice, order: ExportOrder, writers: Sequence[FocusRowWriter]) -> int:
     """Write the rows of an invoice and return their number."""
     count = 0
-    remaining = iterate(invoice, order.seller, order.background(invoice))
+    remaining = iterate_rows(invoice, order.seller, order.background(invoice))
     while some := list(islice(remaining, _ROWS_AT_ONCE)):
         for writer in writers:
             writer.add(some)
@@ -177,18 +331,20 @@ def _write_rows(invoice: Invoice, order: Order, writers: Sequence[Writer]) -> in
     return count
 
 
-def _total(invoice: Invoice, count: int) -> Total:
-    return Total(
+def _total(invoice: Invoice, count: int) -> InvoiceTotal:
+    return InvoiceTotal(
         invoice=invoice.invoice_id,
         tenant=invoice.tenant,
         currency=invoice.currency,
         rows=count,
-        billed=amount(invoice.payable, invoice.currency),
+        billed=format_amount(invoice.payable, invoice.currency),
         content_hash=invoice.content_hash,
     )
 
 
-def _checked(name: str, read: _Read, file: BinaryIO, totals: Sequence[Total]) -> File:
+def _check_file(
+    name: str, read: _FileReader, file: BinaryIO, totals: Sequence[InvoiceTotal]
+) -> ExportedFile:
     """Description of the file after it was read back and summed. Raises ExportError."""
     file.flush()
     file.seek(0)
@@ -210,23 +366,29 @@ def _checked(name: str, read: _Read, file: BinaryIO, totals: Sequence[Total]) ->
                 f" and {expected.get(invoice)} on the invoice: this is an error of Railscope"
             )
             raise ExportError(message)
-    size, sha256 = digest(file)
-    return File(name, size, sum(total.rows for total in totals), sha256)
+    size, sha256 = file_digest(file)
+    return ExportedFile(name, size, sum(total.rows for total in totals), sha256)
 
 
-def _manifest(order: Order, files: tuple[File, ...], totals: Sequence[Total]) -> Manifest:
+def _manifest(
+    order: ExportOrder, files: tuple[ExportedFile, ...], totals: Sequence[InvoiceTotal]
+) -> ExportManifest:
     billed: dict[str, Fraction] = {}
     for total in totals:
         billed[total.currency] = billed.get(total.currency, Fraction(0)) + Fraction(total.billed)
     period = order.period
-    return Manifest(
-        focus=VERSION,
-        exported=spelled(order.exported_ns),
-        period=(spelled(period.start_ns), spelled(period.end_ns)) if period else None,
+    return ExportManifest(
+        focus=FOCUS_VERSION,
+        exported=format_timestamp(order.exported_ns),
+        period=(format_timestamp(period.start_ns), format_timestamp(period.end_ns))
+        if period
+        else None,
         tenant=order.tenant,
         files=files,
         invoices=tuple(totals),
-        billed={currency: amount(sum_, currency) for currency, sum_ in sorted(billed.items())},
-        applicability_criteria=applicable(order.seller),
+        billed={
+            currency: format_amount(sum_, currency) for currency, sum_ in sorted(billed.items())
+        },
+        applicability_criteria=applicability_criteria(order.seller),
         audit_checkpoint=order.checkpoint,
     )

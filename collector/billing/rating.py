@@ -1,4 +1,4 @@
-"""Rating: exact charges from usage and prices.
+"""Rating: exact charges from usage and prices, with minimums and granularity of claims.
 
 Billable by state of the ledger:
 
@@ -7,30 +7,196 @@ Billable by state of the ledger:
                   gap is at most an hour, else for review; under a usage tariff nothing;
                   energy if the counter covers it
     reserved      the reservation
-    unclaimed     for review; and use without a tenant or without a SKU
+    rogue         for review; and use without a tenant or without a SKU
     all others    nothing
+
+Billed time of a claim beyond its use is in separate lines; usage and its charges are not changed. A
+claim on a device has one minimum on it. A claim for a number of GPUs has one for its first GPU, its
+second and so on, whichever these are: its quantity at an instant is added up over its GPUs, so that
+the placement does not affect the result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
 
-from collector.billing.charges import Charge, Kind, Unit, priced
-from collector.billing.minimums import Claims
-from collector.billing.prices import Group, Price, PriceBook, Stretch, Tariff, Timeline
-from collector.billing.sequence import refuse_doubles, silences
-from collector.billing.usage import HELD, WITH_TENANT, Usage
-from collector.metering.evidence import Witness
-from collector.metering.instants import HOUR_NS, Period, spelled
-from collector.metering.tiling import State
+from collector.billing.charges import Charge, ChargeKind, PriceUnit, price_quantity
+from collector.billing.price_book import (
+    Price,
+    PriceBook,
+    PriceGroup,
+    PriceStretch,
+    PriceTimeline,
+    Tariff,
+)
+from collector.billing.usage import HELD, WITH_TENANT, Usage, gap_lengths, reject_double_usage
+from collector.metering.evidence import NodeWitness
+from collector.metering.tiling import SlotState
+from collector.metering.units import (
+    DAY_NS,
+    FOREVER_NS,
+    GPU_CAPACITY,
+    HOUR_NS,
+    Period,
+    format_timestamp,
+)
 from railscope.reading import Absent
 
-SILENCE_LIMIT_NS = HOUR_NS
+
+class CountedClaim(NamedTuple):
+    """A claim for a number of GPUs of a node."""
+
+    tenant: str
+    id: str
+    node: str
+
+
+class _BilledStretch(NamedTuple):
+    """A billed stretch, and its size as a rate of metered units."""
+
+    charge: Charge
+    price: Price
+    size: Fraction
+
+
+@dataclass(slots=True)
+class _ClaimBilling:
+    """One claim on one resource, or on any of a node: its last usage, and its billed stretches."""
+
+    last: Usage
+    billed: list[_BilledStretch] = field(default_factory=list)
+
+
+class ClaimMinimums:
+    """Billed time of every claim, up to the end of a period."""
+
+    def __init__(self, period: Period) -> None:
+        self._period = period
+        self._claims: dict[tuple[str, ...], _ClaimBilling] = {}
+
+    def hold(self, usage: Usage) -> None:
+        """Add a usage of a claim, billed or not. To be called before `bill` for this usage."""
+        claim = self._claims.setdefault(_claim_key(usage), _ClaimBilling(usage))
+        if _end_order(usage) > _end_order(claim.last):
+            claim.last = usage
+
+    def bill(self, usage: Usage, charge: Charge, price: Price) -> None:
+        """Add the charge for a stretch of a usage."""
+        size = charge.quantity / (charge.service_t1_ns - charge.service_t0_ns)
+        self._claims[_claim_key(usage)].billed.append(_BilledStretch(charge, price, size))
+
+    def begun_before(self, instant_ns: int) -> dict[CountedClaim, int]:
+        """Start times of counted claims that began before an instant and end in the period."""
+        return {
+            CountedClaim(last.tenant, last.claim, last.counted_on): last.claim_start_ns
+            for last in (claim.last for claim in self._claims.values())
+            if last.counted_on and last.claim_start_ns < instant_ns and self._ends(last) is not None
+        }
+
+    def topups(self) -> Iterator[Charge]:
+        """Top-up charges of every claim that ends in the period, at the price it ended with.
+
+        A claim without billed time has no minimum. A claim that continues beyond the period, or has
+        lost its slots for a time, has its minimum in the period of its own end.
+        """
+        for claim in self._claims.values():
+            end_ns = self._ends(claim.last)
+            if end_ns is None:
+                continue
+            missing: dict[Charge, Fraction] = {}
+            for billed_ns, last in _by_gpu(claim.billed):
+                for charge, price, size in last:
+                    missing_ns = target_ns(billed_ns, price) - billed_ns
+                    missing[charge] = missing.get(charge, Fraction(0)) + missing_ns * size
+            for charge, quantity in missing.items():
+                if quantity:
+                    yield self._topup(charge, claim.last, end_ns, quantity)
+
+    def _ends(self, last: Usage) -> int | None:
+        """The end of a claim with this last usage; None if it is not in the period."""
+        end_ns = last.end_ns if last.claim_end_ns is None else last.claim_end_ns
+        return end_ns if self._period.start_ns < end_ns <= self._period.end_ns else None
+
+    def _topup(self, charge: Charge, last: Usage, end_ns: int, quantity: Fraction) -> Charge:
+        last_day_ns = (end_ns - 1) // DAY_NS * DAY_NS
+        return replace(
+            charge,
+            kind=ChargeKind.MINIMUM_TOPUP,
+            service_t0_ns=max(last.start_ns, last_day_ns, self._period.start_ns),
+            service_t1_ns=end_ns,
+            quantity=quantity,
+            amount=charge.amount * quantity / charge.quantity,
+            state="",
+        )
+
+
+def _claim_key(usage: Usage) -> tuple[str, ...]:
+    if usage.counted_on:
+        return usage.tenant, usage.claim, usage.counted_on
+    return usage.tenant, usage.claim, usage.resource, usage.sku, usage.mig_profile
+
+
+def _end_order(usage: Usage) -> tuple[int, int, str]:
+    """Sort key of the usages of a claim: of two with equal end, that with the claim's end is last."""
+    return usage.end_ns, -(usage.claim_end_ns or FOREVER_NS), usage.resource
+
+
+def _by_gpu(billed: Iterable[_BilledStretch]) -> Iterator[tuple[int, Sequence[_BilledStretch]]]:
+    """Billed time and last billed parts of the first GPU's worth, the second and so on."""
+    edges: dict[int, list[tuple[_BilledStretch, bool]]] = {}
+    for one in billed:
+        edges.setdefault(one.charge.service_t0_ns, []).append((one, True))
+        edges.setdefault(one.charge.service_t1_ns, []).append((one, False))
+    current: dict[tuple[str, int], _BilledStretch] = {}
+    times: list[int] = []
+    lasts: list[Sequence[_BilledStretch]] = []
+    for now_ns, until_ns in pairwise(sorted(edges)):
+        for one, begins in sorted(edges[now_ns], key=lambda edge: edge[1]):
+            place = one.charge.resource, one.charge.service_t0_ns
+            if begins:
+                current[place] = one
+            else:
+                del current[place]
+        for at, parts in enumerate(_gpus(current[place] for place in sorted(current))):
+            if at == len(times):
+                times.append(0)
+                lasts.append(())
+            times[at] += until_ns - now_ns
+            lasts[at] = parts
+    return zip(times, lasts, strict=True)
+
+
+def _gpus(billed: Iterable[_BilledStretch]) -> Iterator[list[_BilledStretch]]:
+    """Billed parts at an instant, grouped to whole GPUs; the last group may be a fraction."""
+    found: list[_BilledStretch] = []
+    room = Fraction(GPU_CAPACITY)
+    for one in billed:
+        left = one.size
+        while left:
+            size = min(left, room)
+            found.append(one._replace(size=size))
+            left, room = left - size, room - size
+            if not room:
+                yield found
+                found, room = [], Fraction(GPU_CAPACITY)
+    if found:
+        yield found
+
+
+def target_ns(billed_ns: int, price: Price) -> int:
+    """Billed time raised to the minimum, and to a whole multiple of the granularity."""
+    steps = -(-max(billed_ns, price.minimum_ns) // price.granularity_ns)
+    return steps * price.granularity_ns
+
+
+MAX_BILLED_GAP_NS = HOUR_NS
 _TENANTS_TIMES_SKUS = 1 << 16
-_NOT_SEEN = "not seen in use, under a tariff of use"
+_NOT_IN_USE = "not seen in use, under a tariff of use"
 
 
 class MissingPriceError(ValueError):
@@ -38,26 +204,26 @@ class MissingPriceError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Review:
+class UsageReview:
     """A stretch of usage that is not billed until it is decided; `group` of the prices concerned."""
 
     usage: Usage
     start_ns: int
     end_ns: int
     reason: str
-    group: Group = Group.TIME
+    group: PriceGroup = PriceGroup.TIME
 
 
 @dataclass(frozen=True, slots=True)
-class Rating:
+class RatingResult:
     """The charges of a period, undecided use, and use that a usage tariff does not bill."""
 
     charges: tuple[Charge, ...]
-    reviews: tuple[Review, ...]
-    free: tuple[Review, ...] = ()
+    reviews: tuple[UsageReview, ...]
+    free: tuple[UsageReview, ...] = ()
 
 
-def rate(usages: Iterable[Usage], book: PriceBook, period: Period) -> Rating:
+def rate(usages: Iterable[Usage], book: PriceBook, period: Period) -> RatingResult:
     """Rate the usage of a period.
 
     Every claim that overlaps the period is expected whole, from its start to its end or to the end
@@ -91,76 +257,80 @@ class Rater:
 
     def __init__(self, book: PriceBook, period: Period) -> None:
         self.period = period
-        self.counted = Claims(period)
-        self._placed = Claims(period)
+        self.counted = ClaimMinimums(period)
+        self._placed = ClaimMinimums(period)
         self._timeline = lru_cache(_TENANTS_TIMES_SKUS)(book.timeline)
 
-    def rate(self, usages: Iterable[Usage]) -> Rating:
+    def rate(self, usages: Iterable[Usage]) -> RatingResult:
         """Rate the whole usage of some GPUs, except for the minimums of counted claims."""
         ordered = sorted(usages, key=_place)
-        refuse_doubles(ordered)
-        self._placed = Claims(self.period)
+        reject_double_usage(ordered)
+        self._placed = ClaimMinimums(self.period)
         found = [
             outcome
-            for usage, silence_ns in zip(ordered, silences(ordered), strict=True)
+            for usage, silence_ns in zip(ordered, gap_lengths(ordered), strict=True)
             for outcome in self._rate(usage, silence_ns)
         ]
         charges = [one for one in found if isinstance(one, Charge)]
         charges.extend(self._placed.topups())
-        reviews = [one for one in found if isinstance(one, Review)]
-        return Rating(
+        reviews = [one for one in found if isinstance(one, UsageReview)]
+        return RatingResult(
             tuple(sorted(charges, key=_order)),
-            tuple(one for one in reviews if one.reason != _NOT_SEEN),
-            tuple(one for one in reviews if one.reason == _NOT_SEEN),
+            tuple(one for one in reviews if one.reason != _NOT_IN_USE),
+            tuple(one for one in reviews if one.reason == _NOT_IN_USE),
         )
 
-    def _claims_of(self, usage: Usage) -> Claims:
+    def _claims_of(self, usage: Usage) -> ClaimMinimums:
         return self.counted if usage.counted_on else self._placed
 
-    def _rate(self, usage: Usage, silence_ns: int) -> Iterator[Charge | Review]:
+    def _rate(self, usage: Usage, silence_ns: int) -> Iterator[Charge | UsageReview]:
         """The charges of one usage in the period, and its undecided parts."""
         if usage.claim:
             self._claims_of(usage).hold(usage)
-        reason = _nobodys(usage)
+        reason = _unbillable_reason(usage)
         if reason:
             for start_ns, end_ns in self._spans(usage)[-1:]:
-                yield from self._inside(Review(usage, start_ns, end_ns, reason))
-        elif usage.state is State.RESERVED:
-            for stretch, price in self._stretches(usage, Group.RESERVATION):
+                yield from self._inside(UsageReview(usage, start_ns, end_ns, reason))
+        elif usage.state is SlotState.RESERVED:
+            for stretch, price in self._stretches(usage, PriceGroup.RESERVATION):
                 yield from self._inside(_charge(usage, stretch, price))
         elif usage.state in HELD:
             yield from self._time(usage, silence_ns)
             yield from self._energy(usage)
 
-    def _time(self, usage: Usage, silence_ns: int) -> Iterator[Charge | Review]:
-        reason = _doubt(usage, silence_ns)
-        for stretch, price in self._stretches(usage, Group.TIME):
-            if usage.state is State.INFERRED and price.tariff is Tariff.USED:
-                yield from self._inside(Review(usage, stretch.start_ns, stretch.end_ns, _NOT_SEEN))
+    def _time(self, usage: Usage, silence_ns: int) -> Iterator[Charge | UsageReview]:
+        reason = _review_reason(usage, silence_ns)
+        for stretch, price in self._stretches(usage, PriceGroup.TIME):
+            if usage.state is SlotState.INFERRED and price.tariff is Tariff.USED:
+                yield from self._inside(
+                    UsageReview(usage, stretch.start_ns, stretch.end_ns, _NOT_IN_USE)
+                )
                 continue
             if reason:
-                yield from self._inside(Review(usage, stretch.start_ns, stretch.end_ns, reason))
+                yield from self._inside(
+                    UsageReview(usage, stretch.start_ns, stretch.end_ns, reason)
+                )
                 continue
             charge = _charge(usage, stretch, price)
             self._claims_of(usage).bill(usage, charge, price)
             yield from self._inside(charge)
 
-    def _energy(self, usage: Usage) -> Iterator[Charge | Review]:
+    def _energy(self, usage: Usage) -> Iterator[Charge | UsageReview]:
         energy = usage.energy_millijoules
-        for stretch, price in self._stretches(usage, Group.ENERGY):
+        for stretch, price in self._stretches(usage, PriceGroup.ENERGY):
             if isinstance(energy, int):
                 yield from self._inside(_charge(usage, stretch, price))
             elif price.nano:
                 reason = f"its energy is not known: {energy.word}"
                 span = (stretch.start_ns, stretch.end_ns)
-                yield from self._inside(Review(usage, *span, reason, Group.ENERGY))
+                yield from self._inside(UsageReview(usage, *span, reason, PriceGroup.ENERGY))
 
-    def _stretches(self, usage: Usage, group: Group) -> Iterator[tuple[Stretch, Price]]:
+    def _stretches(self, usage: Usage, group: PriceGroup) -> Iterator[tuple[PriceStretch, Price]]:
         """The usage split at every price boundary and at the start of the period.
 
         Energy prices may begin at any time; once begun, all prices continue without a gap.
         """
-        profile = "" if group is Group.ENERGY else usage.mig_profile
+        profile = "" if group is PriceGroup.ENERGY else usage.mig_profile
         timeline = self._timeline(usage.tenant, (usage.sku, profile, group))
         for start_ns, end_ns in self._spans(usage):
             for stretch in _split(usage, timeline, start_ns, end_ns):
@@ -168,8 +338,8 @@ class Rater:
                     yield stretch, stretch.price
                 elif start_ns < self.period.start_ns:
                     continue  # missing prices of an earlier period are not an error here
-                elif group is not Group.ENERGY or stretch.start_ns >= timeline.begins_ns:
-                    span = f"{spelled(stretch.start_ns)} to {spelled(stretch.end_ns)}"
+                elif group is not PriceGroup.ENERGY or stretch.start_ns >= timeline.begins_ns:
+                    span = f"{format_timestamp(stretch.start_ns)} to {format_timestamp(stretch.end_ns)}"
                     message = f"no price of {group.value} from {span} for {usage}"
                     raise MissingPriceError(message)
 
@@ -182,27 +352,29 @@ class Rater:
         ]
         return [(start, end) for start, end in spans if start < end]
 
-    def _inside(self, outcome: Charge | Review) -> Iterator[Charge | Review]:
-        start = outcome.start_ns if isinstance(outcome, Review) else outcome.service_t0_ns
+    def _inside(self, outcome: Charge | UsageReview) -> Iterator[Charge | UsageReview]:
+        start = outcome.start_ns if isinstance(outcome, UsageReview) else outcome.service_t0_ns
         if start >= self.period.start_ns:
             yield outcome
 
 
-def _split(usage: Usage, timeline: Timeline, start_ns: int, end_ns: int) -> Iterator[Stretch]:
+def _split(
+    usage: Usage, timeline: PriceTimeline, start_ns: int, end_ns: int
+) -> Iterator[PriceStretch]:
     """One stretch per price; a single one if the claim keeps the price of its start."""
     if usage.claim:
         price, list_nano = timeline.at(usage.claim_start_ns)
         if price is not None and price.at_claim_start:
-            yield Stretch(start_ns, end_ns, price, list_nano)
+            yield PriceStretch(start_ns, end_ns, price, list_nano)
             return
     yield from timeline.stretches(start_ns, end_ns)
 
 
-def _nobodys(usage: Usage) -> str:
+def _unbillable_reason(usage: Usage) -> str:
     """Reason why the use of a GPU cannot be billed to any tenant; empty if it can."""
-    if usage.state is State.UNCLAIMED:
+    if usage.state is SlotState.UNCLAIMED:
         return "processes without a claim"
-    if usage.state is State.REVIEW:
+    if usage.state is SlotState.REVIEW:
         return f"evidence under review: {usage.reason}"
     if usage.state not in WITH_TENANT:
         return ""
@@ -211,28 +383,32 @@ def _nobodys(usage: Usage) -> str:
     return "" if usage.sku else "the model of the GPU is not known, so it has no price"
 
 
-def _doubt(usage: Usage, silence_ns: int) -> str:
+def _review_reason(usage: Usage, silence_ns: int) -> str:
     """Reason why held time needs a decision; empty if it is billable."""
-    if usage.state is not State.INFERRED:
+    if usage.state is not SlotState.INFERRED:
         return ""
-    if usage.witness is Witness.NONE:
+    if usage.witness is NodeWitness.NONE:
         return "inferred without a witness"
-    if max(silence_ns, usage.silence_ns) > SILENCE_LIMIT_NS:
-        return f"inferred over a silence of more than {SILENCE_LIMIT_NS // HOUR_NS} h"
+    if max(silence_ns, usage.silence_ns) > MAX_BILLED_GAP_NS:
+        return f"inferred over a silence of more than {MAX_BILLED_GAP_NS // HOUR_NS} h"
     return ""
 
 
-_KINDS = {Group.TIME: Kind.USAGE, Group.RESERVATION: Kind.RESERVATION, Group.ENERGY: Kind.ENERGY}
+_KINDS = {
+    PriceGroup.TIME: ChargeKind.USAGE,
+    PriceGroup.RESERVATION: ChargeKind.RESERVATION,
+    PriceGroup.ENERGY: ChargeKind.ENERGY,
+}
 
 
-def _charge(usage: Usage, stretch: Stretch, price: Price) -> Charge:
+def _charge(usage: Usage, stretch: PriceStretch, price: Price) -> Charge:
     quantity = _quantity(usage, stretch.end_ns - stretch.start_ns, price.unit)
     return Charge(
         tenant=usage.tenant,
         kind=_KINDS[price.tariff.group],
         service_t0_ns=stretch.start_ns,
         service_t1_ns=stretch.end_ns,
-        amount=priced(quantity, price.unit, price.nano),
+        amount=price_quantity(quantity, price.unit, price.nano),
         sku=usage.sku,
         quantity=quantity,
         unit=price.unit,
@@ -246,13 +422,13 @@ def _charge(usage: Usage, stretch: Stretch, price: Price) -> Charge:
     )
 
 
-def _quantity(usage: Usage, duration_ns: int, unit: Unit) -> Fraction:
+def _quantity(usage: Usage, duration_ns: int, unit: PriceUnit) -> Fraction:
     """Metered units of a part of a usage. Energy is spread evenly over the whole usage."""
-    if unit is Unit.KILOWATT_HOURS:
+    if unit is PriceUnit.KILOWATT_HOURS:
         energy = usage.energy_millijoules
         if isinstance(energy, Absent):
             message = f"energy of {usage} is {energy.word}"
             raise ValueError(message)
         return Fraction(energy * duration_ns, usage.duration_ns)
-    held = usage.capacity_units if unit is Unit.GPU_HOURS else usage.instances
+    held = usage.capacity_units if unit is PriceUnit.GPU_HOURS else usage.instances
     return Fraction(duration_ns * held)

@@ -7,23 +7,29 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
 
-from collector.billing.charges import NANO, Charge, Kind, Unit
-from collector.billing.invoice import Invoice, Status
-from collector.billing.rounding import decimal, exponent_of, spread
-from collector.billing.stored import AuditPlace
-from collector.billing.undecided import Undecided
-from collector.ledger.rows import GpuDay
+from collector.billing.billing_store import AuditPosition
+from collector.billing.charges import (
+    NANO,
+    Charge,
+    ChargeKind,
+    PriceUnit,
+    exponent_of,
+    format_decimal,
+    spread_rounding,
+)
+from collector.billing.invoices import Invoice, InvoiceStatus
+from collector.billing.period_rating import UndecidedUse
+from collector.ledger.row_conversion import GpuDay
 from collector.metering.evidence import ClockDoubt
-from collector.metering.instants import DAY_NS, spelled
-from collector.metering.periods import name_of
-from collector.metering.tiling import State
+from collector.metering.tiling import SlotState
+from collector.metering.units import DAY_NS, format_timestamp, period_name
 
 _QUANTITY_PLACES = 6
 _PERCENT_PLACES = 3
 _UNSEEN = "part of the time was not observed: it is billed by the scheduler's word"
 
 
-class Drawn(NamedTuple):
+class SummaryLine(NamedTuple):
     """Lines of one kind and price summed up, as text."""
 
     what: str
@@ -38,7 +44,7 @@ class Drawn(NamedTuple):
     amount: str
 
 
-class OfClaim(NamedTuple):
+class ClaimSummary(NamedTuple):
     """Sum of one claim, as text."""
 
     claim: str
@@ -50,7 +56,7 @@ class OfClaim(NamedTuple):
     amount: str
 
 
-class _Matter(NamedTuple):
+class _SummaryKey(NamedTuple):
     """Grouping key of lines that are summed up."""
 
     corrects: str
@@ -64,7 +70,7 @@ class _Matter(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Statement:
+class TenantStatement:
     """An invoice, the evidence it was computed from, and the use that is not on it.
 
     `revisions` are the ledger revisions that its lines were computed from, `roots` are named hashes
@@ -73,10 +79,10 @@ class Statement:
 
     invoice: Invoice
     seller: str = ""
-    undecided: Sequence[Undecided] = ()
+    undecided: Sequence[UndecidedUse] = ()
     revisions: Mapping[GpuDay, int] = field(default_factory=dict)
     roots: Mapping[str, str] = field(default_factory=dict)
-    audit: AuditPlace | None = None
+    audit: AuditPosition | None = None
     marks: Sequence[str] = ()
     clock_suspect: Mapping[GpuDay, Sequence[ClockDoubt]] = field(default_factory=dict)
     """GPU-days with evidence that was received while the collector's clock was suspect."""
@@ -97,13 +103,13 @@ class Statement:
     def title(self) -> str:
         """Kind of document, tenant and period."""
         kind = {
-            Status.DRAFT: "PREVIEW, not an invoice",
-            Status.ISSUED: "STATEMENT",
-            Status.VOID: "VOID STATEMENT",
+            InvoiceStatus.DRAFT: "PREVIEW, not an invoice",
+            InvoiceStatus.ISSUED: "STATEMENT",
+            InvoiceStatus.VOID: "VOID STATEMENT",
         }[self.invoice.status]
         if self.closed_ns is not None:
             kind = "STATEMENT"
-        return f"{kind}  {self.invoice.tenant}  {name_of(self.invoice.period)}"
+        return f"{kind}  {self.invoice.tenant}  {period_name(self.invoice.period)}"
 
     @property
     def facts(self) -> list[tuple[str, str]]:
@@ -112,18 +118,24 @@ class Statement:
         found = [
             ("Billed by", self.seller),
             ("Tenant", invoice.tenant),
-            ("Service", f"{spelled(period.start_ns)} to {spelled(period.end_ns)}"),
+            (
+                "Service",
+                f"{format_timestamp(period.start_ns)} to {format_timestamp(period.end_ns)}",
+            ),
         ]
-        if invoice.status is not Status.DRAFT:
+        if invoice.status is not InvoiceStatus.DRAFT:
             found += [
                 ("Invoice", invoice.invoice_id),
-                ("Issued", spelled(invoice.issued_ns or 0)),
+                ("Issued", format_timestamp(invoice.issued_ns or 0)),
                 ("Replaces", invoice.replaces),
                 ("Content hash", f"sha256 {invoice.content_hash}"),
                 ("Audit log", self._audit),
             ]
         if self.closed_ns is not None:
-            found += [("Invoice", "none: nothing is billed"), ("Closed", spelled(self.closed_ns))]
+            found += [
+                ("Invoice", "none: nothing is billed"),
+                ("Closed", format_timestamp(self.closed_ns)),
+            ]
         found += [("Observed", self.coverage), ("Ledger", self._ledger), *self.roots.items()]
         found.append(("Clock suspect", self._clock_suspect))
         return [(name, text) for name, text in found if text]
@@ -131,14 +143,14 @@ class Statement:
     @property
     def _clock_suspect(self) -> str:
         """The marked GPU-days of its lines, with the reasons."""
-        days = {source_of(line.charge) for line in self.invoice.lines}
+        days = {source_day(line.charge) for line in self.invoice.lines}
         found = {key: self.clock_suspect.get(key, ()) for key in days if key}
         doubts = sorted({one for some in found.values() for one in some})
         if not doubts:
             return ""
         marked = sum(map(bool, found.values()))
         days_ = "GPU-day" if marked == 1 else "GPU-days"
-        return f"{marked:,} {days_}: {'; '.join(map(spelled_doubt, doubts))}"
+        return f"{marked:,} {days_}: {'; '.join(map(format_clock_doubt, doubts))}"
 
     @property
     def _audit(self) -> str:
@@ -150,7 +162,7 @@ class Statement:
 
     @property
     def _ledger(self) -> str:
-        days = {key for line in self.invoice.lines if (key := source_of(line.charge))}
+        days = {key for line in self.invoice.lines if (key := source_day(line.charge))}
         return f"{len(days):,} GPU-days, revisions in the CSV and JSON forms" if days else ""
 
     @property
@@ -159,23 +171,25 @@ class Statement:
         ratio = coverage(self.invoice)
         if ratio is None:
             return ""
-        shown = decimal(100 * ratio, _PERCENT_PLACES)
+        shown = format_decimal(100 * ratio, _PERCENT_PLACES)
         return f"{shown} % of the time billed" + (f"; {_UNSEEN}" if ratio < 1 else "")
 
     @property
-    def summary(self) -> list[Drawn]:
+    def summary(self) -> list[SummaryLine]:
         """Lines of one kind and price summed up, in a fixed order, with rounded amounts.
 
         The amounts add up to the total, and each is within one minor unit of the exact amount.
         """
-        drawn: dict[_Matter, list[Charge]] = {}
+        drawn: dict[_SummaryKey, list[Charge]] = {}
         for line in self.invoice.lines:
-            drawn.setdefault(_matter(line.charge), []).append(line.charge)
+            drawn.setdefault(_summary_key(line.charge), []).append(line.charge)
         amounts = self._amounts({"\0".join(matter): own for matter, own in drawn.items()})
-        return [_drawn(drawn[matter], amounts["\0".join(matter)]) for matter in sorted(drawn)]
+        return [
+            _summary_line(drawn[matter], amounts["\0".join(matter)]) for matter in sorted(drawn)
+        ]
 
     @property
-    def claims(self) -> list[OfClaim]:
+    def claims(self) -> list[ClaimSummary]:
         """Sum of each claim without corrections; the most expensive first."""
         own: dict[str, list[Charge]] = {}
         for line in self.invoice.lines:
@@ -183,27 +197,29 @@ class Statement:
             own.setdefault(line.charge.claim if named else "", []).append(line.charge)
         amounts = self._amounts(own)
         ordered = sorted(own.keys() - {""}, key=lambda claim: (-_exact(own[claim]), claim))
-        return [_of_claim(claim, own[claim], amounts[claim]) for claim in ordered]
+        return [_claim_summary(claim, own[claim], amounts[claim]) for claim in ordered]
 
     def _amounts(self, parts: Mapping[str, Sequence[Charge]]) -> dict[str, str]:
         """The rounded total, spread over parts of the invoice."""
         places = exponent_of(self.invoice.currency)
-        minor = spread({name: _exact(own) for name, own in parts.items()}, places)
-        return {name: decimal(Fraction(own, 10**places), places) for name, own in minor.items()}
+        minor = spread_rounding({name: _exact(own) for name, own in parts.items()}, places)
+        return {
+            name: format_decimal(Fraction(own, 10**places), places) for name, own in minor.items()
+        }
 
     @property
     def total(self) -> str:
         """Amount to be paid or credited."""
         payable = self.invoice.payable
-        shown = abs(payable) if self.invoice.status is Status.ISSUED else payable
-        return decimal(shown, exponent_of(self.invoice.currency))
+        shown = abs(payable) if self.invoice.status is InvoiceStatus.ISSUED else payable
+        return format_decimal(shown, exponent_of(self.invoice.currency))
 
     @property
     def due(self) -> str:
         """Label of the total."""
-        if self.invoice.status is Status.DRAFT and self.closed_ns is None:
+        if self.invoice.status is InvoiceStatus.DRAFT and self.closed_ns is None:
             return "Would be"
-        if self.invoice.status is Status.VOID:
+        if self.invoice.status is InvoiceStatus.VOID:
             return "Void, was"
         return "To pay" if self.invoice.total_minor >= 0 else "To be credited"
 
@@ -213,39 +229,39 @@ def coverage(invoice: Invoice) -> Fraction | None:
     seen = whole = Fraction(0)
     for line in invoice.lines:
         charge = line.charge
-        if charge.kind is Kind.USAGE and not charge.corrects and charge.unit:
+        if charge.kind is ChargeKind.USAGE and not charge.corrects and charge.unit:
             hours = charge.quantity / charge.unit.size
             whole += hours
-            seen += hours if charge.state == State.OBSERVED else 0
+            seen += hours if charge.state == SlotState.OBSERVED else 0
     return seen / whole if whole else None
 
 
-def source_of(charge: Charge) -> GpuDay | None:
+def source_day(charge: Charge) -> GpuDay | None:
     """The GPU-day of the ledger that a charge was computed from; None for an administrative charge."""
     if not charge.unit or not charge.resource:
         return None
     return GpuDay(charge.resource, charge.service_t0_ns // DAY_NS)
 
 
-def spelled_doubt(one: ClockDoubt) -> str:
+def format_clock_doubt(one: ClockDoubt) -> str:
     """A time in which the collector's clock was suspect, and how it ended."""
     decided = (
-        f"accepted {decimal(Fraction(one.delta_ns, 10**9), 9)} s later"
+        f"accepted {format_decimal(Fraction(one.delta_ns, 10**9), 9)} s later"
         if one.delta_ns
         else "returned"
     )
-    return f"since {spelled(one.since_ns)}, {decided}"
+    return f"since {format_timestamp(one.since_ns)}, {decided}"
 
 
 def unit_price(price_nano: int) -> str:
     """A price with all of its decimals, at least two."""
-    text = decimal(Fraction(price_nano, NANO), 9).rstrip("0")
+    text = format_decimal(Fraction(price_nano, NANO), 9).rstrip("0")
     whole, _, decimals = text.partition(".")
     return f"{whole}.{decimals.ljust(2, '0')}"
 
 
-def _matter(charge: Charge) -> _Matter:
-    return _Matter(
+def _summary_key(charge: Charge) -> _SummaryKey:
+    return _SummaryKey(
         charge.corrects,
         charge.kind,
         charge.sku,
@@ -261,37 +277,37 @@ def _exact(charges: Iterable[Charge]) -> Fraction:
     return sum((charge.amount for charge in charges), Fraction(0))
 
 
-def _drawn(charges: Sequence[Charge], amount: str) -> Drawn:
+def _summary_line(charges: Sequence[Charge], amount: str) -> SummaryLine:
     one, unit = charges[0], charges[0].unit
     quantity = sum((charge.quantity for charge in charges), Fraction(0))
-    return Drawn(
+    return SummaryLine(
         what=f"{one.kind}, correction" if one.corrects else one.kind.replace("_", " "),
         of=" ".join(part for part in (one.sku, one.mig_profile, one.note) if part),
         state=one.state,
-        start=spelled(min(charge.service_t0_ns for charge in charges)),
-        end=spelled(max(charge.service_t1_ns for charge in charges)),
+        start=format_timestamp(min(charge.service_t0_ns for charge in charges)),
+        end=format_timestamp(max(charge.service_t1_ns for charge in charges)),
         gpus=str(len({charge.resource for charge in charges if charge.resource}) or ""),
-        quantity=decimal(quantity / unit.size, _QUANTITY_PLACES) if unit else "",
+        quantity=format_decimal(quantity / unit.size, _QUANTITY_PLACES) if unit else "",
         unit=unit.label if unit else "",
         price=unit_price(one.price_nano) if unit else "",
         amount=amount,
     )
 
 
-def _of_claim(claim: str, charges: Sequence[Charge], amount: str) -> OfClaim:
-    hours = _hours(charges, Unit.GPU_HOURS) + _hours(charges, Unit.INSTANCE_HOURS)
-    energy = _hours(charges, Unit.KILOWATT_HOURS)
-    return OfClaim(
+def _claim_summary(claim: str, charges: Sequence[Charge], amount: str) -> ClaimSummary:
+    hours = _hours(charges, PriceUnit.GPU_HOURS) + _hours(charges, PriceUnit.INSTANCE_HOURS)
+    energy = _hours(charges, PriceUnit.KILOWATT_HOURS)
+    return ClaimSummary(
         claim,
         str(len({charge.resource for charge in charges})),
-        spelled(min(charge.service_t0_ns for charge in charges)),
-        spelled(max(charge.service_t1_ns for charge in charges)),
-        decimal(hours, _PERCENT_PLACES),
-        decimal(energy, _PERCENT_PLACES) if energy else "",
+        format_timestamp(min(charge.service_t0_ns for charge in charges)),
+        format_timestamp(max(charge.service_t1_ns for charge in charges)),
+        format_decimal(hours, _PERCENT_PLACES),
+        format_decimal(energy, _PERCENT_PLACES) if energy else "",
         amount,
     )
 
 
-def _hours(charges: Sequence[Charge], unit: Unit) -> Fraction:
+def _hours(charges: Sequence[Charge], unit: PriceUnit) -> Fraction:
     own = (charge.quantity / unit.size for charge in charges if charge.unit is unit)
     return sum(own, Fraction(0))

@@ -1,12 +1,18 @@
-"""Billing tables, in the database of the ledger. Rows are added and never changed.
+"""Billing tables, in the database of the ledger, and exact conversion of their rows.
 
-An invoice is issued by its row, and void if a row of `voids` refers to it; drafts are not stored. A
-period is closed by a closing; the closing of a single tenant replaces a void invoice. Exact numbers
-are text: integers, or fractions such as `7/3`.
+Rows are added and never changed. An invoice is issued by its row, and void if a row of `voids`
+refers to it; drafts are not stored. A period is closed by a closing; the closing of a single tenant
+replaces a void invoice. Exact numbers are text: integers, or fractions such as `7/3`. Invoices and
+charges are converted to rows, and back, exactly.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import msgspec
 from sqlalchemy import (
     BigInteger,
     CheckConstraint,
@@ -14,11 +20,17 @@ from sqlalchemy import (
     ForeignKey,
     ForeignKeyConstraint,
     Index,
+    Row,
     Table,
     Text,
 )
 
-from collector.ledger.schema import cover, make_append_only, metadata
+from collector.billing.charges import Charge, ChargeKind, PriceUnit
+from collector.billing.invoices import Invoice, InvoiceLine, InvoiceStatus, PeriodClosing
+from collector.billing.period_rating import UndecidedUse
+from collector.ledger.row_conversion import GpuDay, RowValues
+from collector.ledger.schema import cover_table, make_append_only, metadata
+from collector.metering.units import Period
 
 price_books = Table(
     "billing_price_book",
@@ -169,7 +181,7 @@ openings = Table(
 )
 """Dates before which nothing is billed; the newest row applies."""
 
-ALL = (
+BILLING_TABLES = (
     price_books,
     closings,
     closing_revisions,
@@ -180,11 +192,167 @@ ALL = (
     voids,
     openings,
 )
-for _table in ALL:
+for _table in BILLING_TABLES:
     make_append_only(_table)
-cover("price book", price_books)
-cover("closing", closings, closing_revisions, reviews)
-cover("adjustment", adjustments)
-cover("invoice", invoices, charges)
-cover("void", voids)
-cover("opening", openings)
+cover_table("price book", price_books)
+cover_table("closing", closings, closing_revisions, reviews)
+cover_table("adjustment", adjustments)
+cover_table("invoice", invoices, charges)
+cover_table("void", voids)
+cover_table("opening", openings)
+
+
+_UNITS = {unit.label: unit for unit in PriceUnit}
+
+
+def closing_row(closing: PeriodClosing) -> RowValues:
+    """The row of a closing."""
+    corrected = [[period.start_ns, period.end_ns] for period in closing.corrected]
+    return {
+        "closing": closing.number,
+        "period_start_ns": closing.period.start_ns,
+        "period_end_ns": closing.period.end_ns,
+        "tenant_id": closing.tenant,
+        "closed_ns": closing.closed_ns,
+        "closed_by": closing.closed_by,
+        "currency": closing.currency,
+        "price_version": closing.price_version,
+        "ledger_root": closing.ledger_root,
+        "manifest_root": closing.manifest_root,
+        "corrected": msgspec.json.encode(corrected).decode(),
+        "missing": msgspec.json.encode(closing.missing).decode(),
+    }
+
+
+def closing_from_row(row: Row[Any]) -> PeriodClosing:
+    """The closing of a row."""
+    corrected = msgspec.json.decode(row.corrected, type=list[tuple[int, int]])
+    return PeriodClosing(
+        number=row.closing,
+        period=Period(row.period_start_ns, row.period_end_ns),
+        tenant=row.tenant_id,
+        closed_ns=row.closed_ns,
+        closed_by=row.closed_by,
+        currency=row.currency,
+        price_version=row.price_version,
+        ledger_root=row.ledger_root,
+        manifest_root=row.manifest_root,
+        corrected=tuple(Period(*span) for span in corrected),
+        missing=tuple(msgspec.json.decode(row.missing, type=list[GpuDay])),
+    )
+
+
+def invoice_row(invoice: Invoice, closing: int) -> RowValues:
+    """The row of an invoice."""
+    return {
+        "invoice_id": invoice.invoice_id,
+        "closing": closing,
+        "tenant_id": invoice.tenant,
+        "period_start_ns": invoice.period.start_ns,
+        "period_end_ns": invoice.period.end_ns,
+        "currency": invoice.currency,
+        "total_minor": invoice.total_minor,
+        "content_hash": invoice.content_hash,
+        "replaces": invoice.replaces,
+        "issued_ns": invoice.issued_ns,
+    }
+
+
+def charge_row(line: InvoiceLine, invoice_id: str) -> RowValues:
+    """The row of a line."""
+    charge = line.charge
+    return {
+        "invoice_id": invoice_id,
+        "charge_id": charge.charge_id,
+        "tenant_id": charge.tenant,
+        "kind": charge.kind.value,
+        "service_t0_ns": charge.service_t0_ns,
+        "service_t1_ns": charge.service_t1_ns,
+        "amount": str(charge.amount),
+        "amount_minor": line.minor,
+        "sku": charge.sku,
+        "quantity": str(charge.quantity),
+        "unit": charge.unit.label if charge.unit else None,
+        "price_nano": charge.price_nano,
+        "list_nano": charge.list_nano,
+        "price_version": charge.price_version,
+        "resource": charge.resource,
+        "mig_profile": charge.mig_profile,
+        "claim_id": charge.claim,
+        "state": str(charge.state),
+        "note": charge.note,
+        "corrects": charge.corrects,
+        "corrected_in_ns": charge.corrected_in_ns,
+    }
+
+
+def line_from_row(row: Row[Any]) -> InvoiceLine:
+    """The line of a row."""
+    charge = Charge(
+        tenant=row.tenant_id,
+        kind=ChargeKind(row.kind),
+        service_t0_ns=row.service_t0_ns,
+        service_t1_ns=row.service_t1_ns,
+        amount=Fraction(row.amount),
+        sku=row.sku,
+        quantity=Fraction(row.quantity),
+        unit=_UNITS[row.unit] if row.unit else None,
+        price_nano=row.price_nano,
+        list_nano=row.list_nano,
+        price_version=row.price_version,
+        resource=row.resource,
+        mig_profile=row.mig_profile,
+        claim=row.claim_id,
+        state=row.state,
+        note=row.note,
+        corrects=row.corrects,
+        corrected_in_ns=row.corrected_in_ns,
+    )
+    return InvoiceLine(charge, row.amount_minor)
+
+
+def invoice_from_row(row: Row[Any], lines: Sequence[InvoiceLine]) -> Invoice:
+    """The invoice of a row and its lines. Raises InvoiceError if they differ from what was issued."""
+    return Invoice(
+        tenant=row.tenant_id,
+        period=Period(row.period_start_ns, row.period_end_ns),
+        currency=row.currency,
+        lines=tuple(lines),
+        content_hash=row.content_hash,
+        replaces=row.replaces,
+        status=InvoiceStatus.ISSUED if row.voided_ns is None else InvoiceStatus.VOID,
+        issued_ns=row.issued_ns,
+        audit_seq=row.leaf,
+    )
+
+
+def review_row(one: UndecidedUse, closing: int, position: int) -> RowValues:
+    """The row of undecided use of a closing."""
+    return {
+        "closing": closing,
+        "review": position,
+        "tenant_id": one.tenant,
+        "resource": one.resource,
+        "sku": one.sku,
+        "claim_id": one.claim,
+        "state": str(one.state),
+        "units": one.units,
+        "start_ns": one.start_ns,
+        "end_ns": one.end_ns,
+        "reason": one.reason,
+    }
+
+
+def review_from_row(row: Row[Any]) -> UndecidedUse:
+    """Undecided use of a closing, from its row."""
+    return UndecidedUse(
+        resource=row.resource,
+        start_ns=row.start_ns,
+        end_ns=row.end_ns,
+        reason=row.reason,
+        tenant=row.tenant_id,
+        sku=row.sku,
+        claim=row.claim_id,
+        state=row.state,
+        units=row.units,
+    )

@@ -1,23 +1,43 @@
-"""Input of rating: one stretch in which one resource was in one state.
+"""Input of rating: stretches in which one resource was in one state, read from the ledger.
 
 States and witnesses are those of the metering ledger. A GPU has `GPU_CAPACITY` units of capacity; a
-share of a GPU is an exact fraction of them.
+share of a GPU is an exact fraction of them. Usages of one resource in sequence give the length of
+observation gaps, and overlaps.
+
+The ledger is read claim by claim and day by day. Slots that one claim holds together are one usage
+with their capacity added. Unobserved time is included, as rating depends on the length of the gap;
+so is unbilled time of a claim, such as an outage, as its minimum depends on it. All other time of a
+GPU is omitted. A usage lies within one UTC day, so that each charge refers to one revision of the
+ledger.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import groupby, pairwise
+from operator import attrgetter
+from typing import NamedTuple
 
-from collector.metering.evidence import Witness
-from collector.metering.instants import spelled
-from collector.metering.tiling import State
-from collector.metering.units import GPU_CAPACITY, Units
+from collector.ledger.day_tiling import DayTiling, HeldClaim
+from collector.metering.evidence import NodeWitness
+from collector.metering.measures import AmountAttribution, AmountShare, CountedQuantity
+from collector.metering.tiling import SlotState, TilingEntry
+from collector.metering.units import (
+    FOREVER_NS,
+    GPU_CAPACITY,
+    Tiling,
+    Units,
+    exact,
+    format_timestamp,
+)
 from railscope.reading import Absent, Reading
 
-HELD = frozenset({State.OBSERVED, State.INFERRED})
-WITH_TENANT = HELD | {State.RESERVED}
-UNSEEN = frozenset({State.INFERRED, State.UNKNOWN})
+HELD = frozenset({SlotState.OBSERVED, SlotState.INFERRED})
+WITH_TENANT = HELD | {SlotState.RESERVED}
+UNSEEN = frozenset({SlotState.INFERRED, SlotState.UNKNOWN})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +58,8 @@ class Usage:
     start_ns: int
     end_ns: int
     capacity_units: Units
-    state: State
-    witness: Witness = Witness.NONE
+    state: SlotState
+    witness: NodeWitness = NodeWitness.NONE
     claim: str = ""
     claim_start_ns: int = 0
     energy_millijoules: Reading = Absent.UNSUPPORTED
@@ -92,5 +112,239 @@ class Usage:
     def __str__(self) -> str:
         profile = f" {self.mig_profile}" if self.mig_profile else ""
         claim = f", claim {self.claim}" if self.claim else ""
-        span = f"{spelled(self.start_ns)} to {spelled(self.end_ns)}"
+        span = f"{format_timestamp(self.start_ns)} to {format_timestamp(self.end_ns)}"
         return f"{self.tenant}, {self.sku}{profile}, {self.resource}{claim}, {span}"
+
+
+_RESOURCE = attrgetter("resource")
+
+
+class DoubleUsageError(ValueError):
+    """Time that would be billed twice; the message contains the resource and the usage."""
+
+
+def gap_lengths(ordered: Sequence[Usage]) -> list[int]:
+    """For every usage, the length of the observation gap that contains it; zero if observed.
+
+    A gap extends over claims and days as long as the resource is not observed. Usages are in order
+    of resource and start.
+    """
+    lengths = [0] * len(ordered)
+    run: list[int] = []
+    until_ns = 0
+    for at, usage in enumerate(ordered):
+        if usage.state not in UNSEEN:
+            continue
+        if run and (usage.resource != ordered[run[0]].resource or usage.start_ns > until_ns):
+            _set_lengths(lengths, run, until_ns - ordered[run[0]].start_ns)
+            run = []
+        until_ns = max(until_ns, usage.end_ns) if run else usage.end_ns
+        run.append(at)
+    if run:
+        _set_lengths(lengths, run, until_ns - ordered[run[0]].start_ns)
+    return lengths
+
+
+def _set_lengths(lengths: list[int], run: Sequence[int], length_ns: int) -> None:
+    for at in run:
+        lengths[at] = length_ns
+
+
+def reject_double_usage(ordered: Sequence[Usage]) -> None:
+    """Reject a claim that uses one resource twice at once, and a resource used beyond one GPU.
+
+    Slots of one resource that one claim holds together are one usage with their capacity added.
+    Usages are in order of resource and start. Raises DoubleUsageError.
+    """
+    for _, group in groupby(ordered, key=_RESOURCE):
+        running: list[Usage] = []
+        for usage in group:
+            if usage.state not in WITH_TENANT:
+                continue
+            running = [other for other in running if other.end_ns > usage.start_ns]
+            running.append(usage)
+            claims = {(other.tenant, other.claim) for other in running}
+            units = sum(other.capacity_units for other in running)
+            if len(claims) < len(running) or units > GPU_CAPACITY:
+                message = f"billed twice at once: {usage}"
+                raise DoubleUsageError(message)
+
+
+_RATED = WITH_TENANT | UNSEEN | {SlotState.UNCLAIMED, SlotState.REVIEW}
+
+
+class _UsageKey(NamedTuple):
+    """Properties that the entries of one usage have in common."""
+
+    state: SlotState
+    witness: NodeWitness | None
+    tenant: str
+    claim: str
+    silence_ns: int
+    reason: str
+    counted_on: str
+
+
+class _CapacityStretch(NamedTuple):
+    """A time in which a holding has a constant number of capacity units."""
+
+    start_ns: int
+    end_ns: int
+    units: Units
+    held: _UsageKey
+
+
+def usages(days: Iterable[DayTiling]) -> list[Usage]:
+    """All usage of GPU-days, in order of start."""
+    found = list(days)
+    began, ends = _claim_starts(found), _claim_ends(found)
+    used = [usage for day in found for usage in _day_usages(day, began, ends)]
+    return sorted(used, key=lambda usage: (usage.start_ns, usage.end_ns, usage.claim))
+
+
+def _claim_starts(days: Iterable[DayTiling]) -> dict[tuple[str, str], int]:
+    """Start of each claim on a GPU: from the ledger's claim rows, or else from its first entry."""
+    found: dict[tuple[str, str], int] = {}
+    for day in days:
+        starts = [(claim.id, claim.start_ns) for claim in day.claims]
+        starts += [(entry.claim, entry.t0_ns) for entry in day.entries if entry.claim]
+        for claim, start_ns in starts:
+            key = (day.gpu, claim)
+            found[key] = min(start_ns, found.get(key, start_ns))
+    return found
+
+
+def _claim_ends(days: Iterable[DayTiling]) -> dict[tuple[str, str], int]:
+    """End of each claim on a GPU, `FOREVER_NS` if it is open on the last day that names it.
+
+    A claim may end long after its last usage, while another one has its slots. Ledgers of earlier
+    releases do not contain the end: such a claim ends with its usage, unless that lasts to the end
+    of the days.
+    """
+    shown: dict[tuple[str, str], int] = {}
+    stated: dict[tuple[str, str], int] = {}
+    known_until: dict[str, int] = {}
+    for day in sorted(days, key=lambda day: day.day):
+        known_until[day.gpu] = day.end_ns
+        for entry in day.entries:
+            if entry.claim:
+                shown[day.gpu, entry.claim] = max(entry.t1_ns, shown.get((day.gpu, entry.claim), 0))
+        for claim in day.claims:
+            if claim.rank is not None:
+                stated[day.gpu, claim.id] = FOREVER_NS if claim.end_ns is None else claim.end_ns
+    for key, end_ns in shown.items():
+        if end_ns == known_until[key[0]]:
+            shown[key] = FOREVER_NS
+    return shown | stated
+
+
+def _day_usages(
+    day: DayTiling,
+    began: Mapping[tuple[str, str], int],
+    ends: Mapping[tuple[str, str], int],
+) -> Iterator[Usage]:
+    stretches = [
+        stretch
+        for held, entries in _by_holding(day.entries).items()
+        for stretch in _sum_capacity(held, entries)
+    ]
+    energy = _energies(day, stretches)
+    known: dict[str, HeldClaim] = {claim.id: claim for claim in day.claims}
+    for stretch in stretches:
+        held = stretch.held
+        claim = known.get(held.claim)
+        yield Usage(
+            tenant=held.tenant,
+            resource=day.gpu,
+            sku=day.sku,
+            start_ns=stretch.start_ns,
+            end_ns=stretch.end_ns,
+            capacity_units=stretch.units,
+            state=held.state,
+            witness=held.witness or NodeWitness.NONE,
+            claim=held.claim,
+            claim_start_ns=began.get((day.gpu, held.claim), stretch.start_ns),
+            energy_millijoules=energy.get(stretch, Absent.UNSUPPORTED),
+            mig_profile=claim.mig_profile if claim else "",
+            instance_units=exact(Fraction(claim.instance or 0) * GPU_CAPACITY) if claim else 0,
+            silence_ns=held.silence_ns,
+            reason=held.reason,
+            claim_end_ns=ends.get((day.gpu, held.claim)),
+            counted_on=held.counted_on,
+        )
+
+
+def _by_holding(entries: Iterable[TilingEntry]) -> Mapping[_UsageKey, list[TilingEntry]]:
+    found: dict[_UsageKey, list[TilingEntry]] = {}
+    for entry in entries:
+        if entry.tiling is Tiling.COMPUTE and (entry.state in _RATED or entry.claim):
+            whose = (entry.tenant, entry.claim)
+            node = entry.node if entry.counted else ""
+            held = _UsageKey(
+                entry.state, entry.witness, *whose, entry.silence_ns, entry.reason, node
+            )
+            found.setdefault(held, []).append(entry)
+    return found
+
+
+def _sum_capacity(held: _UsageKey, entries: Iterable[TilingEntry]) -> Iterator[_CapacityStretch]:
+    """Stretches with the total capacity of all entries; equal neighbours are merged."""
+    steps: dict[int, Units] = {}
+    for entry in entries:
+        size = entry.slot_hi - entry.slot_lo
+        steps[entry.t0_ns] = steps.get(entry.t0_ns, 0) + size
+        steps[entry.t1_ns] = steps.get(entry.t1_ns, 0) - size
+    changes = sorted(instant for instant, step in steps.items() if step)
+    units: Units = 0
+    for start_ns, end_ns in pairwise(changes):
+        units = exact(units + steps[start_ns])
+        if units:
+            yield _CapacityStretch(start_ns, end_ns, units, held)
+
+
+# Energy ------------------------------------------------------------------------------------------
+
+
+def _energies(
+    day: DayTiling, stretches: Iterable[_CapacityStretch]
+) -> dict[_CapacityStretch, Reading]:
+    """Energy of each held stretch, from the counter; empty if no counter was read.
+
+    The ledger has energy by tenure of a claim. It is spread evenly over the time in which the claim
+    is held, exact to the millijoule.
+    """
+    counted = [one.share for one in day.shares if one.measure is CountedQuantity.ENERGY]
+    if not counted:
+        return {}
+    held: dict[str, list[_CapacityStretch]] = defaultdict(list)
+    for stretch in stretches:
+        if stretch.held.state in HELD:
+            held[stretch.held.claim].append(stretch)
+    found = {stretch: 0 for own in held.values() for stretch in own}
+    for share in counted:
+        if share.use is AmountAttribution.ATTRIBUTED and share.claim in held:
+            for stretch, amount in _spread_amount(share, sorted(held[share.claim])):
+                found[stretch] += amount
+    return dict(found)
+
+
+def _spread_amount(
+    share: AmountShare, held: Sequence[_CapacityStretch]
+) -> Iterator[tuple[_CapacityStretch, int]]:
+    """Spread an amount over the stretches that overlap its time, or over the last one before it."""
+    parts = [
+        (stretch, length)
+        for stretch in held
+        if (length := min(stretch.end_ns, share.t1_ns) - max(stretch.start_ns, share.t0_ns)) > 0
+    ]
+    if not parts:
+        before = [stretch for stretch in held if stretch.start_ns <= share.t1_ns]
+        yield (before or held)[-1 if before else 0], share.amount
+        return
+    whole = sum(length for _, length in parts)
+    passed = given = 0
+    for stretch, length in parts:
+        passed += length
+        until = share.amount * passed // whole
+        yield stretch, until - given
+        given = until

@@ -1,37 +1,140 @@
-"""`railscope audit`: check and read an audit log, offline, from its files and a public key."""
+"""`railscope audit`: check and read an audit log, offline, from its files and a public key.
+
+Unverified reading of an audit log for display, from its files. Raises ClickException throughout.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 from unicodedata import normalize
 
 import click
 
-from collector.audit.ownership import TakenError
-from collector.audit.personal import DIRECTORY as PERSONAL
-from collector.audit.personal import SaltError, Salts
-from collector.audit.proof import ProofError, check_proof, make_proof
-from collector.audit.tiles import TileError, Tiles
-from collector.audit.upgrade import upgrade
-from collector.audit.verify import Outcome, VerifyError, verify
-from collector.audit.vouching import Witness
-from collector.commands.audit_show import (  # fmt: skip
-    checkpoint_of,
-    decoded,
-    extent,
-    instant,
-    note_of,
-    plain,
-    records,
-    shown,
-    wanted,
-)
+from collector.audit.directory_check import VerifyError, VerifyOutcome
+from collector.audit.housekeeping_files import LogLockedError
+from collector.audit.housekeeping_upgrade import upgrade_housekeeping
+from collector.audit.journal import JournalError, read_journal
+from collector.audit.log_secrets import SALTS_DIRECTORY as PERSONAL
+from collector.audit.log_secrets import PersonalSalts, SaltError
+from collector.audit.tiles import ProofError, TileError, Tiles, check_proof, make_proof
+from collector.audit.verification import Cosigner, verify_log
 from collector.config import CollectorSettings
-from collector.ledger.ledger_records import LedgerRecords
-from railscope.audit.note import NoteError, PublicKey, SecretKey, read_note
+from collector.ledger.audit_outbox import LedgerRecords
+from railscope.audit.record import AuditRecord, RecordError, decode_audit_record
+from railscope.audit.signed_note import (
+    SIZE,
+    Checkpoint,
+    NoteError,
+    PublicKey,
+    SecretKey,
+    read_checkpoint,
+    read_note,
+)
+
+
+def note_of(directory: Path) -> str:
+    """The checkpoint file of a log, unverified."""
+    path = directory / "checkpoint"
+    try:
+        return read_note(path)
+    except NoteError as error:
+        message = f"{path}: {error}"
+        raise click.ClickException(message) from error
+    except OSError as error:
+        message = f"{path}: {error.strerror}"
+        raise click.ClickException(message) from error
+
+
+def checkpoint_of(note: str, key: PublicKey, directory: Path) -> Checkpoint:
+    """The checkpoint in a note, after verification of its signature."""
+    try:
+        return read_checkpoint(note, key)
+    except NoteError as error:
+        message = f"{directory / 'checkpoint'}: {error}"
+        raise click.ClickException(message) from error
+
+
+def _claimed_size(directory: Path) -> int:
+    """Size in the checkpoint, unverified; 0 without a checkpoint."""
+    path = directory / "checkpoint"
+    if not path.exists():
+        return 0
+    lines = note_of(directory).split("\n")
+    if len(lines) < len(("origin", "size")) or not SIZE.fullmatch(lines[1]):
+        message = f"{path}: no checkpoint; run `railscope audit verify`"
+        raise click.ClickException(message)
+    return int(lines[1])
+
+
+def read_extent(directory: Path) -> tuple[int, list[bytes]]:
+    """The number of signed records, and the unsigned records."""
+    try:
+        # Before the checkpoint: records in the journal now can only be signed later.
+        files = read_journal(directory / "journal")
+    except (JournalError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    size = _claimed_size(directory)
+    behind = max(0, size - files[0].first) if files else 0
+    return size, [raw for file in files for raw in file.records][behind:]
+
+
+def read_records(directory: Path, size: int, unsigned: list[bytes], first: int) -> Iterator[bytes]:
+    """Records from a sequence number on: the signed ones, then the unsigned ones."""
+    tiles = Tiles(directory, size)
+    try:
+        yield from tiles.records_from(first)
+    except TileError as error:
+        raise click.ClickException(str(error)) from error
+    yield from unsigned[max(0, first - size) :]
+
+
+def decode_shown_record(raw: bytes) -> AuditRecord:
+    """Decode a record."""
+    try:
+        return decode_audit_record(raw)
+    except RecordError as error:
+        message = f"{error}; run `railscope audit verify`"
+        raise click.ClickException(message) from error
+
+
+def is_selected(raw: bytes, kind: str | None, node: str | None) -> bool:
+    """True if a record is of a type or family, and about a node."""
+    record = decode_shown_record(raw)
+    of_kind = kind is None or record.type == kind or record.type.startswith(f"{kind}.")
+    return of_kind and (node is None or record.obj.node == node)
+
+
+def format_record(raw: bytes, *, as_json: bool) -> str:
+    """A record for display: number, time, type, outcome, actor, object, data."""
+    if as_json:
+        return raw.decode()
+    record = decode_shown_record(raw)
+    who = " ".join(part for part in (record.actor.kind, record.actor.id, record.actor.ip) if part)
+    what = " ".join(part for part in (record.obj.node, record.obj.gpu, record.obj.slot) if part)
+    data = " ".join(f"{key}={json.dumps(value)}" for key, value in record.data.items())
+    parts = (f"{record.seq:>8}", format_record_time(int(record.t)), record.type, record.out, who)
+    return escape_line("  ".join(part for part in (*parts, what, data) if part))
+
+
+def escape_line(line: str) -> str:
+    """A line with unprintable characters escaped: no line breaks or terminal control sequences."""
+    return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in line)
+
+
+def format_record_time(time_ns: int) -> str:
+    """A time for display."""
+    seconds, rest_ns = divmod(time_ns, 10**9)
+    try:
+        instant = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return f"{time_ns} ns"
+    return f"{instant}.{rest_ns // 10**6:03}Z"
+
 
 _DIRECTORY = click.argument(
     "directory", type=click.Path(exists=True, file_okay=False, path_type=Path)
@@ -76,11 +179,11 @@ def verify_command(
     """
     public = _key(key)
     try:
-        found = verify(directory, public, [_kept(anchor) for anchor in anchors])
+        found = verify_log(directory, public, [_read_anchor(anchor) for anchor in anchors])
         waiting = _ledger(ledger, found.ledger) if ledger else []
     except VerifyError as error:
         for line in f"{error.outcome.name.lower().replace('_', ' ')}: {error}".split("\n"):
-            click.echo(plain(line), err=True)
+            click.echo(escape_line(line), err=True)
         sys.exit(error.outcome)
     tree = found.checkpoint.tree
     click.echo(f"consistent: {tree.size} records of {public.name}, root {tree.root.hex()}")
@@ -90,23 +193,23 @@ def verify_command(
     for line in _vouching(found.witnesses):
         click.echo(line)
     for finding in (*found.findings, *waiting):
-        click.echo(plain(f"to explain: {finding}"))
+        click.echo(escape_line(f"to explain: {finding}"))
 
 
 def _ledger(url: str, recorded: LedgerRecords) -> list[str]:
     """Compare with the ledger; return the findings to explain. Raises VerifyError."""
     # The ledger's libraries are large, and most checks do not need them.
-    from collector.audit.ledger_comparison import compare_url  # noqa: PLC0415 - as above
+    from collector.audit.ledger_check import compare_database_url  # noqa: PLC0415 - as above
     from collector.tables import metadata  # noqa: PLC0415 - as above
 
-    return compare_url(url, metadata, recorded)
+    return compare_database_url(url, metadata, recorded)
 
 
-def _vouching(witnesses: Sequence[Witness]) -> Iterator[str]:
+def _vouching(witnesses: Sequence[Cosigner]) -> Iterator[str]:
     """Witnesses and the sizes that they cosigned: the first ones by name."""
     for one in witnesses[:_MAX_NAMED]:
-        told = f"vouched for: {one.size} records, by {one.node}, {instant(one.seconds * 10**9)}"
-        yield plain(told)
+        told = f"vouched for: {one.size} records, by {one.node}, {format_record_time(one.seconds * 10**9)}"
+        yield escape_line(told)
     if len(witnesses) > _MAX_NAMED:
         yield f"vouched for: by {len(witnesses) - _MAX_NAMED} more"
 
@@ -124,8 +227,8 @@ def upgrade_command(directory: Path, secret_key: Path) -> None:
     with the version that wrote it.
     """
     try:
-        size = upgrade(directory, SecretKey.parse(secret_key.read_text()))
-    except (ValueError, TakenError, OSError) as error:
+        size = upgrade_housekeeping(directory, SecretKey.parse(secret_key.read_text()))
+    except (ValueError, LogLockedError, OSError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"upgraded: {size} records, housekeeping files signed")
 
@@ -164,7 +267,7 @@ def check_proof_command(file: BinaryIO, key: str) -> None:
         record = check_proof(file.read().decode(), _key(key))
     except (ProofError, NoteError, UnicodeDecodeError) as error:
         click.echo(f"not proven: {error}", err=True)
-        sys.exit(Outcome.ALTERED)
+        sys.exit(VerifyOutcome.ALTERED)
     click.echo(record.decode())
 
 
@@ -184,15 +287,15 @@ def show(  # noqa: PLR0913, PLR0917 - its options
 ) -> None:  # fmt: skip
     """Print records, one per line, both signed records and those that are not signed yet.
 
-    They are printed without verification: use `verify` to check them against the signatures. The
+    They are printed without verification: use `verify_log` to check them against the signatures. The
     log does not contain names of persons: --person finds the records of a given name.
     """
     commitment = _commitment(salts, person) if person else None
-    for raw in records(directory, *extent(directory), first):
-        if commitment and commitment not in decoded(raw).pii.values():
+    for raw in read_records(directory, *read_extent(directory), first):
+        if commitment and commitment not in decode_shown_record(raw).pii.values():
             continue
-        if wanted(raw, kind, node):
-            click.echo(shown(raw, as_json=as_json))
+        if is_selected(raw, kind, node):
+            click.echo(format_record(raw, as_json=as_json))
 
 
 @audit.command()
@@ -205,7 +308,7 @@ def forget(person: str, salts: Path) -> None:
     commitments to the name can never be confirmed again.
     """
     try:
-        found = Salts(salts).forget(normalize("NFC", person))
+        found = PersonalSalts(salts).forget(normalize("NFC", person))
     except OSError as error:
         message = f"{salts}: {error.strerror}"
         raise click.ClickException(message) from error
@@ -217,7 +320,7 @@ def forget(person: str, salts: Path) -> None:
 
 def _commitment(salts: Path, person: str) -> str:
     try:
-        found = Salts(salts).known(normalize("NFC", person))
+        found = PersonalSalts(salts).known(normalize("NFC", person))
     except (OSError, SaltError) as error:
         raise click.ClickException(str(error)) from error
     if found is None:
@@ -232,19 +335,19 @@ def _commitment(salts: Path, person: str) -> str:
 @_JSON
 def tail(directory: Path, count: int, as_json: bool) -> None:  # noqa: FBT001 - a flag
     """Print the newest records."""
-    size, unsigned = extent(directory)
-    for raw in records(directory, size, unsigned, max(0, size + len(unsigned) - count)):
-        click.echo(shown(raw, as_json=as_json))
+    size, unsigned = read_extent(directory)
+    for raw in read_records(directory, size, unsigned, max(0, size + len(unsigned) - count)):
+        click.echo(format_record(raw, as_json=as_json))
 
 
-def _kept(path: Path) -> str:
+def _read_anchor(path: Path) -> str:
     """Read an anchor checkpoint. Raises VerifyError if the file contains none."""
     try:
         return read_note(path)
     except NoteError as error:
-        raise VerifyError(Outcome.KEY_PROBLEM, f"{path}: {error}") from error
+        raise VerifyError(VerifyOutcome.KEY_PROBLEM, f"{path}: {error}") from error
     except OSError as error:
-        raise VerifyError(Outcome.UNREADABLE, f"{path}: {error.strerror}") from error
+        raise VerifyError(VerifyOutcome.UNREADABLE, f"{path}: {error.strerror}") from error
 
 
 def _key(text: str) -> PublicKey:
@@ -253,4 +356,4 @@ def _key(text: str) -> PublicKey:
         return PublicKey.parse(Path(text).read_text() if Path(text).is_file() else text)
     except (NoteError, OSError, UnicodeDecodeError) as error:
         click.echo(f"key problem: {error}", err=True)
-        sys.exit(Outcome.KEY_PROBLEM)
+        sys.exit(VerifyOutcome.KEY_PROBLEM)

@@ -1,29 +1,274 @@
-"""`railscope bill`: use of the GPUs by tenants, and its cost."""
+"""`railscope bill`: use of the GPUs by tenants, and its cost; with its commands `export` and `demo`.
+
+`railscope bill demo`: two simulated months, billed by the production code.
+
+`railscope bill export`: issued invoices in the FOCUS format.
+"""
 
 from __future__ import annotations
 
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
 import click
 
-from collector.commands.decide import (
+from collector.billing import billing_demo as simulated
+from collector.billing import focus_rows
+from collector.billing.billing_demo import CLOSED_AGAIN_NS
+from collector.billing.export import (
+    ExportError,
+    ExportFormat,
+    ExportManifest,
+    ExportOrder,
+    InvoiceSequence,
+    InvoiceSource,
+    export_invoices,
+)
+from collector.billing.export_provenance import record_exported_files, with_origins
+from collector.billing.focus_files import FOCUS_VERSION, NoParquetError
+from collector.billing.invoices import InvoiceError
+from collector.billing.period_closing import BillingBooks
+from collector.billing.statement_formats import as_text
+from collector.billing.tenant_statements import read_invoice_statement
+from collector.commands.bill_decisions import (
+    accept_command,
     accept_copy_command,
     adjust_command,
     credit_command,
     opening_command,
+    prices,
+    reject_command,
+    review_command,
     void_command,
 )
-from collector.commands.demo import demo
-from collector.commands.export import export_command
-from collector.commands.import_jobs import import_jobs
-from collector.commands.overlaps import overlaps_command
-from collector.commands.period import (
+from collector.commands.bill_periods import (
+    check_lines,
     close_command,
+    closed_lines,
     list_command,
+    overlaps_command,
     preview_command,
     reconcile_command,
     statement_command,
 )
-from collector.commands.prices import prices
-from collector.commands.review import accept_command, reject_command, review_command
+from collector.commands.command_options import CommandContext, deciding_command
+from collector.commands.import_jobs import import_jobs
+from collector.ledger.database import LedgerError
+from collector.ledger.ledger_store import Ledger
+from collector.metering.units import Period, PeriodError, parse_period, period_name
+from collector.tables import metadata
+from railscope.audit.signed_note import NoteError, read_note
+
+
+def _forms(
+    _context: click.Context, _parameter: click.Parameter, text: str
+) -> tuple[ExportFormat, ...]:
+    try:
+        # Each once, in the order of the enumeration.
+        asked = {ExportFormat(name.strip()) for name in text.split(",")}
+    except ValueError as error:
+        message = (
+            f"{text!r}: write one or more of {', '.join(ExportFormat)}, with commas between them"
+        )
+        raise click.BadParameter(message) from error
+    return tuple(form for form in ExportFormat if form in asked)
+
+
+forms_option = click.option(
+    "--format", "forms", default=",".join(ExportFormat), show_default=True, callback=_forms,
+    metavar="FORMAT,…", help="csv, parquet (needs the extra parquet) or both.",
+)  # fmt: skip
+
+
+def _period(_context: click.Context, _parameter: click.Parameter, text: str | None) -> Any:
+    try:
+        return None if text is None else parse_period(text)
+    except PeriodError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+@click.command("export")
+@click.argument("directory", metavar="OUT", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--focus", type=click.Choice([FOCUS_VERSION]), default=FOCUS_VERSION, show_default=True,
+    expose_value=False, help="FOCUS version.",
+)  # fmt: skip
+@forms_option
+@click.option(
+    "--period",
+    callback=_period,
+    help="Only invoices of this period: 2026-10, or 2026-10-01..2026-10-15.",
+)
+@click.option("--tenant", help="Only invoices of this tenant.")
+@click.option(
+    "--seller", "sellers", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Seller and paying accounts (TOML), instead of billing.seller_file.",
+)  # fmt: skip
+@click.option(
+    "--audit", "log", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Directory of the audit log whose checkpoint the export includes. Default: the collector's own.",
+)  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace existing files of the same names.")
+@deciding_command
+def export_command(place: CommandContext, directory: Path, **asked: Any) -> None:
+    """Write the issued invoices to the directory OUT as FOCUS, with a manifest, and print the totals.
+
+    The export is recorded in the audit log. Exit status 1: nothing was written.
+    """
+    _export(place, directory, _ExportOptions(**asked))
+
+
+@dataclass(frozen=True, slots=True)
+class _ExportOptions:
+    """Options of the command."""
+
+    forms: tuple[ExportFormat, ...]
+    period: Period | None
+    tenant: str | None
+    sellers: Path | None
+    log: Path | None
+    force: bool
+
+
+def _export(place: CommandContext, directory: Path, asked: _ExportOptions) -> None:
+    by = place.by
+    with place.books() as books:
+        found = InvoiceSequence(tuple(books.store.invoices(asked.period, asked.tenant)))
+        if asked.sellers is None:
+            seller = place.seller({invoice.tenant for invoice in found.all})
+        else:
+            seller = focus_rows.read_seller(asked.sellers)
+        order = ExportOrder(
+            seller=seller,
+            exported_ns=by.now_ns,
+            forms=asked.forms,
+            period=asked.period,
+            tenant=asked.tenant,
+            checkpoint=_checkpoint(asked.log or place.audit_directory),
+        )
+        write_export(
+            found,
+            _with_origins(order, books),
+            directory,
+            replace=asked.force,
+            recorder=lambda manifest: record_exported_files(books, manifest, by),
+        )
+
+
+def _with_origins(order: ExportOrder, books: BillingBooks) -> ExportOrder:
+    try:
+        return with_origins(order, books)
+    except ExportError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _checkpoint(log: Path | None) -> str | None:
+    if log is None:
+        return None
+    try:
+        return read_note(log / "checkpoint")
+    except (NoteError, OSError) as error:
+        message = f"{log / 'checkpoint'}: {error}"
+        raise click.ClickException(message) from error
+
+
+def write_export(
+    invoices: InvoiceSource,
+    order: ExportOrder,
+    directory: Path,
+    *,
+    replace: bool,
+    recorder: Callable[[ExportManifest], None] = lambda _: None,
+) -> None:
+    """Write an export and print its summary. Raises ClickException for any error."""
+    try:
+        manifest = export_invoices(invoices, order, directory, replace=replace, record=recorder)
+    except NoParquetError as error:
+        message = f"{error}, or leave it out: --format csv"
+        raise click.ClickException(message) from error
+    except (ExportError, InvoiceError, OverflowError) as error:
+        raise click.ClickException(str(error)) from error
+    except OSError as error:
+        where = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        raise click.ClickException(where) from error
+    for line in summary(manifest):
+        click.echo(line)
+
+
+def summary(manifest: ExportManifest) -> list[str]:
+    """Summary of an export: a line for every invoice, every currency and every file."""
+    width = max((len(one.tenant) for one in manifest.invoices), default=0)
+    lines = [] if manifest.invoices else ["no invoice was issued"]
+    lines += [
+        f"{one.invoice}  {one.tenant.ljust(width)}  {one.rows:>9,} rows  {one.billed:>18} {one.currency}"
+        for one in manifest.invoices
+    ]
+    lines += [f"billed: {text} {currency}" for currency, text in manifest.billed.items()]
+    lines += [
+        f"written {file.name}: {file.rows:,} rows, {file.bytes:,} bytes, SHA-256 {file.sha256}"
+        for file in manifest.files
+    ]
+    return lines
+
+
+_NO_DAY = 1 << 40
+
+
+@click.command()
+@click.option("--ledger", "url", metavar="URL", help="Store all results in this empty database.")
+@click.option(
+    "--focus", "directory", type=click.Path(file_okay=False, path_type=Path),
+    help="Write the invoices as FOCUS 1.2 to this directory.",
+)  # fmt: skip
+@forms_option
+def demo(url: str | None, directory: Path | None, forms: tuple[ExportFormat, ...]) -> None:
+    """Bill two simulated months of two tenants, with faults, a stale agent and late evidence.
+
+    Metered into a ledger, closed, corrected and reconciled by the production code. Exit status 1 if
+    any check fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="railscope-") as temporary:
+        try:
+            ledger = Ledger.open(url or f"sqlite:///{temporary}/ledger.sqlite", metadata)
+            try:
+                if ledger.newest(0, _NO_DAY):
+                    message = f"{ledger.database.name} is in use: the demo needs an empty ledger"
+                    raise click.ClickException(message)
+                passed = _run(ledger, directory, forms)
+            finally:
+                ledger.close()
+        except LedgerError as error:
+            raise click.ClickException(str(error)) from error
+    sys.exit(0 if passed else 1)
+
+
+def _run(ledger: Ledger, directory: Path | None, forms: tuple[ExportFormat, ...]) -> bool:
+    found = simulated.run_demo(ledger)
+    books = BillingBooks.of(ledger)
+    for closed in (found.closed, found.later):
+        click.echo(f"CLOSING {period_name(closed.closing.period)}")
+        for line in closed_lines(closed):
+            click.echo(f"  {line}")
+        for invoice in closed.invoices:
+            issued = read_invoice_statement(
+                books, invoice.invoice_id, simulated.SELLER.invoice_issuer
+            )
+            click.echo(f"\n{as_text(issued)}")
+        for one in books.store.reviews(closed.closing.number):
+            if not one.tenant:
+                click.echo(f"\nnot billed until somebody decides, no tenant: {one}")
+        click.echo()
+    click.echo("RECONCILIATION of both")
+    for line in check_lines(found.checks):
+        click.echo(line)
+    if directory is not None:
+        order = ExportOrder(simulated.SELLER, CLOSED_AGAIN_NS, forms)
+        write_export(books.store, with_origins(order, books), directory, replace=True)
+    return found.balances
 
 
 @click.group()

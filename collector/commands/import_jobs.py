@@ -11,42 +11,49 @@ from pathlib import Path
 import click
 import msgspec
 
-from collector.audit.known_head import compare_writes
-from collector.billing.records import operator
-from collector.commands.books_options import tenants_in, tenants_option, timezone_option, zone_of
-from collector.files.watched import FileError
-from collector.jobs.job import JobList, JobListError, clipped, settled, within
-from collector.jobs.ledger import (
-    Imported,
-    StandIns,
-    import_list,
-    placed,
-    refuse_other,
-    stand_ins,
+from collector.audit.ledger_watch import compare_writes
+from collector.billing.billing_audit_records import operator_actor
+from collector.commands.command_options import tenants_in, tenants_option, timezone_option, zone_of
+from collector.files.watched_file import FileError
+from collector.jobs.imported_lists import ImportActor, JobLedgerError, NewList
+from collector.jobs.job_list import (
+    TENANT_SOURCES,
+    GpuModels,
+    JobList,
+    JobListError,
+    clip_jobs,
+    end_running_jobs,
+    jobs_within,
+    listed_with_tenants,
+    parse_models,
 )
-from collector.jobs.lists import By, JobLedgerError, NewList
-from collector.jobs.meter import meter
-from collector.jobs.models import Models
-from collector.jobs.models import parse as parse_models
-from collector.jobs.reading import FORMATS, format_of, read_jobs
-from collector.jobs.report import as_document, as_text, counted
-from collector.jobs.tenants import SOURCES, listed_with_tenants
+from collector.jobs.job_list_import import (
+    ImportCounts,
+    StandInGpus,
+    check_same_list,
+    import_list,
+    number_stand_ins,
+    place_jobs,
+)
+from collector.jobs.job_list_reader import FORMATS, format_of, read_jobs
+from collector.jobs.job_metering import format_count, meter_jobs, report_document, report_text
 from collector.ledger.database import LedgerError
-from collector.ledger.store import Ledger
-from collector.metering.instants import DAY_NS, Period, from_datetime
-from collector.metering.periods import PeriodError, parse
+from collector.ledger.ledger_store import Ledger
+from collector.metering.units import DAY_NS, Period, PeriodError, from_datetime, parse_period
 from collector.tables import metadata
 
 
 def period_of(_context: click.Context, _option: click.Parameter, text: str | None) -> Period | None:
     """Parse a period. Raises BadParameter."""
     try:
-        return parse(text) if text is not None else None
+        return parse_period(text) if text is not None else None
     except PeriodError as error:
         raise click.BadParameter(str(error)) from error
 
 
-def instant_of(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
+def parse_timestamp(
+    _context: click.Context, _option: click.Parameter, text: str | None
+) -> int | None:
     """Parse a time as RFC 3339; UTC without an offset. Raises BadParameter."""
     if text is None:
         return None
@@ -59,14 +66,14 @@ def instant_of(_context: click.Context, _option: click.Parameter, text: str | No
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
+class _ImportOptions:
     """Parameters of an import."""
 
     url: str | None
     source: str | None
     period: Period | None
     as_of_ns: int | None
-    models: Models
+    models: GpuModels
     stand_ins: bool
     as_observed: bool
     replace: bool
@@ -96,7 +103,7 @@ class _Order:
                      "that the list names.",
 )  # fmt: skip
 @click.option(
-    "--as-of", "as_of_ns", callback=instant_of, metavar="TIME",
+    "--as-of", "as_of_ns", callback=parse_timestamp, metavar="TIME",
     help="Time at which the list was made: jobs that have not ended are counted up to it, at most "
          "up to the end of the period or to now. Default: now.",
 )  # fmt: skip
@@ -145,18 +152,18 @@ def import_jobs(  # noqa: PLR0913 - each is an option
     if as_of_ns is not None:
         as_of_ns = min(as_of_ns, now_ns)
     models = _models(inventory_path, sku)
-    order = _Order(url, source, period, as_of_ns, models, stand_ins, as_observed, replace)
+    order = _ImportOptions(url, source, period, as_of_ns, models, stand_ins, as_observed, replace)
     form, jobs = _read(
         file, form, zone_of(timezone), now_ns, strict=strict, shards_per_gpu=shards_per_gpu or 0
     )
     if tenants_path is not None:
-        jobs = listed_with_tenants(jobs, SOURCES[form], tenants_in(tenants_path))
-    by = By(operator(name or ""), now_ns)
+        jobs = listed_with_tenants(jobs, TENANT_SOURCES[form], tenants_in(tenants_path))
+    by = ImportActor(operator_actor(name or ""), now_ns)
     try:
         shown, imported = _import(jobs, form, order, by)
     except (JobLedgerError, LedgerError) as error:
         raise click.ClickException(str(error)) from error
-    metered = meter(shown.jobs, period)
+    metered = meter_jobs(shown.jobs, period)
     if not metered.balances:
         message = (
             f"{metered.held_ns} ns held and {metered.free_ns} ns free are not "
@@ -164,19 +171,21 @@ def import_jobs(  # noqa: PLR0913 - each is an option
         )
         raise click.ClickException(message)
     if as_json:
-        document = as_document(shown, metered)
+        document = report_document(shown, metered)
         if imported:
             document["ledger"] = imported._asdict()
         click.echo(json.dumps(document, indent=2))
         return
-    for line in as_text(shown, metered):
+    for line in report_text(shown, metered):
         click.echo(line)
     if imported:
-        days_written = counted(imported.added, "GPU-day")
+        days_written = format_count(imported.added, "GPU-day")
         click.echo(f"ledger: {days_written} written, {imported.unchanged} were there")
 
 
-def _import(jobs: JobList, form: str, order: _Order, by: By) -> tuple[JobList, Imported | None]:
+def _import(
+    jobs: JobList, form: str, order: _ImportOptions, by: ImportActor
+) -> tuple[JobList, ImportCounts | None]:
     """The jobs to print, and the result of the import. Raises JobLedgerError, LedgerError."""
     period, source = order.period, order.source or _source(form, jobs)
     if period is None and order.url is not None:
@@ -184,10 +193,14 @@ def _import(jobs: JobList, form: str, order: _Order, by: By) -> tuple[JobList, I
     as_of_ns = order.as_of_ns or by.now_ns
     if period is not None:
         as_of_ns = min(period.end_ns, order.as_of_ns or by.now_ns)
-        jobs = within(settled(jobs, as_of_ns), period.start_ns, period.end_ns)
+        jobs = jobs_within(end_running_jobs(jobs, as_of_ns), period.start_ns, period.end_ns)
     elif order.as_of_ns is not None:
-        jobs = settled(jobs, order.as_of_ns)
-    found = stand_ins(jobs.jobs, source, order.models) if order.stand_ins else StandIns([], {})
+        jobs = end_running_jobs(jobs, order.as_of_ns)
+    found = (
+        number_stand_ins(jobs.jobs, source, order.models)
+        if order.stand_ins
+        else StandInGpus([], {})
+    )
     if order.stand_ins:
         jobs = msgspec.structs.replace(jobs, jobs=tuple(found.jobs))
     imported = None
@@ -195,18 +208,18 @@ def _import(jobs: JobList, form: str, order: _Order, by: By) -> tuple[JobList, I
         rejected = [str(one) for one in jobs.rejected]
         listed = NewList(
             source, period, as_of_ns, order.as_observed,
-            placed(jobs, order.models, found.models), rejected,
+            place_jobs(jobs, order.models, found.models), rejected,
         )  # fmt: skip
         ledger = Ledger.open(order.url, metadata)
         try:
             compare_writes(ledger.database, None)
             if order.period is None and not order.replace:
-                refuse_other(ledger, listed)
+                check_same_list(ledger, listed)
             imported = import_list(ledger, listed, by)
         finally:
             ledger.close()
     if order.period is not None:
-        jobs = clipped(jobs, order.period.start_ns, order.period.end_ns)
+        jobs = clip_jobs(jobs, order.period.start_ns, order.period.end_ns)
     return jobs, imported
 
 
@@ -222,13 +235,13 @@ def _days_of(jobs: JobList, as_of_ns: int | None) -> Period | None:
 
 
 def _source(form: str, jobs: JobList) -> str:
-    return f"{SOURCES[form]}:{jobs.cluster}" if jobs.cluster else SOURCES[form]
+    return f"{TENANT_SOURCES[form]}:{jobs.cluster}" if jobs.cluster else TENANT_SOURCES[form]
 
 
-def _models(path: Path | None, sku: str) -> Models:
+def _models(path: Path | None, sku: str) -> GpuModels:
     """Models of GPUs from a file. Raises ClickException."""
     if path is None:
-        return Models(default=sku)
+        return GpuModels(default=sku)
     try:
         return parse_models(path.read_text(encoding="utf-8"), sku)
     except (FileError, OSError, UnicodeDecodeError) as error:

@@ -14,42 +14,43 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from collector.evidence.assemble import Facts
-from collector.evidence.chunk import (
+from collector.evidence.batch_facts import BatchFacts, ClaimIndex, SpanCounts, by_chunk, new_spans
+from collector.evidence.claim_events import (
+    ENDS,
+    STARTS,
+    ClaimEventError,
+    ReportedClaim,
+    ReportedEnd,
+    ReportingBoot,
+    dated,
+    ends_of,
+    is_gpu,
+    parse_claim_event,
+    repeats,
+    unplaced_in,
+)
+from collector.evidence.evidence_records import EvidenceProblem
+from collector.evidence.gpu_evidence import GpuFacts
+from collector.evidence.gpu_places import GpuPresence
+from collector.evidence.node_chunks import (
     CHUNK_NS,
-    Chunk,
-    Cut,
-    Doubt,
-    Span,
+    MAX_AGE_NS,
+    MAX_GPUS,
+    Contacts,
+    EvidenceChunk,
+    FirstContact,
+    LayoutSpans,
+    NodeReceipts,
+    SampleSpan,
+    SuspectPeriod,
     add_span,
     add_spans,
     believed_from,
 )
-from collector.evidence.claim_events import (
-    ENDS,
-    STARTS,
-    Ended,
-    Teller,
-    Told,
-    ToldError,
-    dated,
-    is_gpu,
-    repeats,
-    told,
-    unplaced_in,
-)
-from collector.evidence.claim_index import ClaimIndex
-from collector.evidence.contacts import MAX_AGE_NS, MAX_GPUS, Contact, Contacts, NodeReceipts
-from collector.evidence.ends import ends_of
-from collector.evidence.places import Presence
-from collector.evidence.span_counts import SpanCounts, new_spans
-from collector.evidence.taking import Taking, by_chunk
-from collector.evidence.trouble import Trouble
-from collector.fleet.metered_columns import Part
-from collector.fleet.schemas import Known
-from collector.framelog.segments import Record
-from collector.metering.evidence import Level
-from collector.metering.observation import QUARANTINE_NS
+from collector.fleet.schema_columns import ReportedMigInstance
+from collector.fleet.schemas import KnownSchema
+from collector.framelog.segment_files import FrameRecord
+from collector.metering.evidence import QUARANTINE_NS, ClaimAuthority
 from collector.metering.units import FOREVER_NS
 from railscope.catalog.tenancy import SOURCES
 from railscope.wire import Batch, Envelope
@@ -63,10 +64,10 @@ FLAGGED_NS = 2_000_000_000
 MAX_SNAPPED_NS = FLAGGED_NS
 
 
-class Kept(msgspec.Struct):
+class ChunkInMemory(msgspec.Struct):
     """A chunk in memory, with its last change; `stored` if the database has it or is writing it."""
 
-    chunk: Chunk
+    chunk: EvidenceChunk
     touched_ns: int = 0
     stored: bool = False
     size_bytes: int = 0
@@ -81,12 +82,12 @@ class Kept(msgspec.Struct):
 class GpuMemory(msgspec.Struct):
     """Facts about a GPU in memory, since the first day that is not in the ledger."""
 
-    presences: dict[str, Presence] = {}
+    presences: dict[str, GpuPresence] = {}
     """By node and boot."""
-    told: list[Told] = []
-    ended: list[Ended] = []
-    cuts: list[Cut] = []
-    silent: dict[str, list[Span]] = {}
+    told: list[ReportedClaim] = []
+    ended: list[ReportedEnd] = []
+    cuts: list[LayoutSpans] = []
+    silent: dict[str, list[SampleSpan]] = {}
     """By node, when it listed the GPU in frames of which some have no value of it."""
 
 
@@ -98,16 +99,16 @@ class EvidenceBook:
     """
 
     gpus: dict[str, GpuMemory] = field(default_factory=dict)
-    chunks: dict[tuple[str, str, int], Kept] = field(default_factory=dict)
+    chunks: dict[tuple[str, str, int], ChunkInMemory] = field(default_factory=dict)
     waiting: Counter[str] = field(default_factory=Counter)
     """Parts of evidence that are in memory, by node."""
-    unwritten: dict[Told | Ended, None] = field(default_factory=dict)
+    unwritten: dict[ReportedClaim | ReportedEnd, None] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
     late: set[str] = field(default_factory=set)
     """GPUs with new facts from before the end of their open amounts."""
-    tails: dict[str, Span] = field(default_factory=dict)
+    tails: dict[str, SampleSpan] = field(default_factory=dict)
     """The newest samples of each GPU, as the account counts them."""
-    listeners: list[Callable[[Trouble], None]] = field(default_factory=list)
+    listeners: list[Callable[[EvidenceProblem], None]] = field(default_factory=list)
     receipts: dict[str, NodeReceipts] = field(default_factory=dict)
     """By node."""
     refused: int = 0
@@ -129,7 +130,7 @@ class EvidenceBook:
     # Frames ------------------------------------------------------------------------------------
 
     def steps(
-        self, record: Record, envelope: Envelope, batch: Batch, known: Known
+        self, record: FrameRecord, envelope: Envelope, batch: Batch, known: KnownSchema
     ) -> Iterator[None]:
         """Record the facts of a batch, one chunk per step."""
         since_boot_ns = _since_boot_ns(record, envelope, batch)
@@ -137,7 +138,7 @@ class EvidenceBook:
         skew_ns = self._skew(record, envelope.node)
         uncertainty_ns = min(batch.uncertainty_ns or 0, MAX_SNAPPED_NS)
         horizon_ns = self.node(envelope.node).horizon_ns(record.received_wall_ns)
-        taking = Taking(
+        taking = BatchFacts(
             self, record, envelope, batch, known, since_boot_ns, skew_ns, uncertainty_ns, horizon_ns
         )
         recent: Sequence[int] = range(batch.rows)
@@ -152,7 +153,7 @@ class EvidenceBook:
             self.waiting[envelope.node] += kept.parts - before
             yield
 
-    def _skew(self, record: Record, node: str) -> int:
+    def _skew(self, record: FrameRecord, node: str) -> int:
         """Return the clock error of the node in three steps, so that small changes have no effect.
 
         0 while the collector's own clock is suspect: the error cannot be measured then.
@@ -165,24 +166,26 @@ class EvidenceBook:
         if skew_ns <= QUARANTINE_NS:
             return FLAGGED_NS + 1
         facts = {"skew_ns": str(record.sent.wall_ns - record.received_wall_ns)}
-        self.trouble(Trouble("quarantine", "", node, record.received_wall_ns, facts))
+        self.trouble(EvidenceProblem("quarantine", "", node, record.received_wall_ns, facts))
         return QUARANTINE_NS + 1
 
-    def _chunk(self, taking: Taking, number: int, rows: Sequence[int]) -> Kept:
+    def _chunk(self, taking: BatchFacts, number: int, rows: Sequence[int]) -> ChunkInMemory:
         envelope, batch, record = taking.envelope, taking.batch, taking.record
         first = taking.since_boot_ns + batch.boot_ns[rows[0]]
         last = taking.since_boot_ns + batch.boot_ns[rows[-1]]
         kept = self._kept((envelope.node, envelope.boot_id, number), record, (first, last))
         if record.is_marked:
             doubt = (record.doubted_since_ns, record.corrected_ns)
-            kept.chunk.doubt(Doubt(*doubt, "", first, last))
+            kept.chunk.doubt(SuspectPeriod(*doubt, "", first, last))
         return kept
 
-    def _kept(self, key: tuple[str, str, int], record: Record, span: tuple[int, int]) -> Kept:
+    def _kept(
+        self, key: tuple[str, str, int], record: FrameRecord, span: tuple[int, int]
+    ) -> ChunkInMemory:
         """Return the chunk of a node's 15 minutes, extended by a span."""
         kept = self.chunks.get(key)
         if kept is None:
-            kept = self.chunks[key] = Kept(Chunk(*key, *span))
+            kept = self.chunks[key] = ChunkInMemory(EvidenceChunk(*key, *span))
             self.waiting[key[0]] += kept.parts
         kept.chunk.cover(*span)
         kept.touched_ns = max(kept.touched_ns, record.received_wall_ns)
@@ -190,22 +193,26 @@ class EvidenceBook:
         return kept
 
     def _doubt_claim(
-        self, record: Record, envelope: Envelope, fact: Told | Ended, frame: tuple[int, int]
+        self,
+        record: FrameRecord,
+        envelope: Envelope,
+        fact: ReportedClaim | ReportedEnd,
+        frame: tuple[int, int],
     ) -> None:
         """Mark the time that a claim or its end affects, up to its frame.
 
         `frame` has the timestamps of the frame on the boot clock and on the collector's clock.
         """
         boot_ns, instant_ns = frame
-        begin_ns = fact.start_ns if isinstance(fact, Told) else fact.instant_ns
+        begin_ns = fact.start_ns if isinstance(fact, ReportedClaim) else fact.instant_ns
         first_ns = min(instant_ns, max(begin_ns, fact.trusted_from_ns))
         key = (envelope.node, envelope.boot_id, boot_ns // CHUNK_NS)
         gpu = fact.gpu if is_gpu(fact.gpu) else ""
         doubt = (record.doubted_since_ns, record.corrected_ns, gpu)
         kept = self._kept(key, record, (first_ns, instant_ns))
-        kept.chunk.doubt(Doubt(*doubt, first_ns, instant_ns))
+        kept.chunk.doubt(SuspectPeriod(*doubt, first_ns, instant_ns))
 
-    def release(self, kept: Kept) -> None:
+    def release(self, kept: ChunkInMemory) -> None:
         """Remove a part that is stored in the database."""
         chunk = kept.chunk
         del self.chunks[chunk.node, chunk.boot, chunk.number]
@@ -224,7 +231,7 @@ class EvidenceBook:
         """Return the receipts of a node."""
         return self.receipts.setdefault(name, NodeReceipts(0, {}))
 
-    def receive(self, record: Record, envelope: Envelope) -> None:
+    def receive(self, record: FrameRecord, envelope: Envelope) -> None:
         """Record an envelope, after its content was recorded."""
         node = self.node(envelope.node)
         node.receive(record.received_wall_ns, record.sent, envelope)
@@ -247,7 +254,7 @@ class EvidenceBook:
 
     def contacts_beyond(self, known: Contacts) -> Contacts:
         """Return the first receipts that are not in `known`, or are earlier."""
-        found: dict[str, dict[str, Contact]] = {}
+        found: dict[str, dict[str, FirstContact]] = {}
         for node, receipts in self.receipts.items():
             there = known.get(node, {})
             new = {g: c for g, c in receipts.gpus.items() if c < there.get(g, _NEVER)}
@@ -255,7 +262,7 @@ class EvidenceBook:
                 found[node] = new
         return found
 
-    def see(self, uuid: str, presence: Presence, pci: str) -> int | None:
+    def see(self, uuid: str, presence: GpuPresence, pci: str) -> int | None:
         """Record a GPU in a node; return its first receipt in that boot.
 
         None if it is rejected: the node reported too many GPUs or spans. `presence` may be shared:
@@ -265,9 +272,11 @@ class EvidenceBook:
         if not receipts.accepts(uuid):
             self.excess_gpus += 1
             facts = {"max": str(MAX_GPUS)}
-            self.trouble(Trouble("too_many_gpus", "", presence.node, presence.heard_ns, facts))
+            self.trouble(
+                EvidenceProblem("too_many_gpus", "", presence.node, presence.heard_ns, facts)
+            )
             return None
-        if receipts.meet(uuid, Contact(presence.heard_ns, pci)):
+        if receipts.meet(uuid, FirstContact(presence.heard_ns, pci)):
             self.changed |= receipts.gpus.keys() & self.gpus.keys()
             self.version += 1
         presences = self.gpu(uuid).presences
@@ -277,14 +286,16 @@ class EvidenceBook:
         if problem := self.spans.beyond(presence.node, uuid, new):
             self.excess_spans += new
             facts = {"problem": problem}
-            self.trouble(Trouble("too_many_spans", "", presence.node, presence.heard_ns, facts))
+            self.trouble(
+                EvidenceProblem("too_many_spans", "", presence.node, presence.heard_ns, facts)
+            )
             return None
         before = len(found.spans) if found else 0
         heard_ns = self._take(uuid, presence, key)
         self.spans.add(presence.node, uuid, len(presences[key].spans) - before)
         return heard_ns
 
-    def _take(self, uuid: str, presence: Presence, key: str) -> int:
+    def _take(self, uuid: str, presence: GpuPresence, key: str) -> int:
         """Add a presence to those of a GPU; return its first receipt."""
         presences = self.gpu(uuid).presences
         found = presences.get(key)
@@ -305,7 +316,7 @@ class EvidenceBook:
             self.changed.add(uuid)
         return found.heard_ns
 
-    def list_silent(self, node: str, uuid: str, spans: Sequence[Span]) -> bool:
+    def list_silent(self, node: str, uuid: str, spans: Sequence[SampleSpan]) -> bool:
         """Record that a node listed a GPU without a value; false if that is rejected.
 
         A GPU that the node never reported with a value is rejected.
@@ -318,7 +329,7 @@ class EvidenceBook:
             self.excess_spans += new
             return False
         before = len(kept)
-        add_spans(kept, [Span(span.first_ns, span.last_ns) for span in spans])
+        add_spans(kept, [SampleSpan(span.first_ns, span.last_ns) for span in spans])
         self.spans.add(node, uuid, len(kept) - before)
         if self.is_shared(uuid):
             self.changed.add(uuid)
@@ -328,7 +339,7 @@ class EvidenceBook:
         """True if more than one node reported a GPU."""
         return len(self.gpus[uuid].presences) > 1 and len(self.nodes_of(uuid)) > 1
 
-    def cut(self, uuid: str, parts: tuple[Part, ...], span: Span) -> None:
+    def cut(self, uuid: str, parts: tuple[ReportedMigInstance, ...], span: SampleSpan) -> None:
         """Record the MIG layout of a GPU in a span, which may be shared: it is copied."""
         cuts = self.gpu(uuid).cuts
         for cut in cuts:
@@ -336,33 +347,33 @@ class EvidenceBook:
                 if not add_span(cut.spans, span):
                     self.changed.add(uuid)
                 return
-        cuts.append(Cut(parts, [replace(span)]))
+        cuts.append(LayoutSpans(parts, [replace(span)]))
         self.changed.add(uuid)
 
     # Events ------------------------------------------------------------------------------------
 
-    def hear(self, record: Record, envelope: Envelope, batch: Batch) -> Iterator[None]:
+    def hear(self, record: FrameRecord, envelope: Envelope, batch: Batch) -> Iterator[None]:
         """Record the claims of a batch, `_CLAIMS_A_STEP` per step."""
         events = [e for e in batch.events if e.name in STARTS or e.name in ENDS]
         if not events:
             return
         since_boot_ns = _since_boot_ns(record, envelope, batch)
         horizon_ns = self.node(envelope.node).horizon_ns(record.received_wall_ns)
-        teller = Teller(envelope.node, envelope.boot_id, since_boot_ns)
+        teller = ReportingBoot(envelope.node, envelope.boot_id, since_boot_ns)
         for number, event in enumerate(events):
             if number % _CLAIMS_A_STEP == 0:
                 yield
             try:
                 # No event is later than its frame.
                 boot_ns = min(event.boot_ns, batch.boot_ns[event.row])
-                fact = told(teller, replace(event, boot_ns=boot_ns))
-            except ToldError as error:
+                fact = parse_claim_event(teller, replace(event, boot_ns=boot_ns))
+            except ClaimEventError as error:
                 self._refuse(record, str(error))
                 continue
             if problem := self.claims.beyond(fact):
                 self._refuse(record, problem)
                 continue
-            if isinstance(fact, Told):
+            if isinstance(fact, ReportedClaim):
                 fact = self._limited(record, fact)
             fact = dated(fact, horizon_ns, record.received_wall_ns)
             if self._keep(fact):
@@ -373,30 +384,34 @@ class EvidenceBook:
                     frame = (frame_ns, since_boot_ns + frame_ns)
                     self._doubt_claim(record, envelope, fact, frame)
 
-    def _refuse(self, record: Record, problem: str) -> None:
+    def _refuse(self, record: FrameRecord, problem: str) -> None:
         self.refused += 1
         facts = {"problem": problem}
-        self.trouble(Trouble("rejected_claim", "", record.node, record.received_wall_ns, facts))
+        self.trouble(
+            EvidenceProblem("rejected_claim", "", record.node, record.received_wall_ns, facts)
+        )
 
-    def _limited(self, record: Record, claim: Told) -> Told:
+    def _limited(self, record: FrameRecord, claim: ReportedClaim) -> ReportedClaim:
         """Return the claim with its authority limited to the maximum of the node's token."""
         if claim.level <= record.max_rank:
             return claim
-        limit = Level(record.max_rank)
+        limit = ClaimAuthority(record.max_rank)
         source = claim.source if claim.source in SOURCES else "other"
         words = {"source": source, "reported": claim.level.name, "accepted": limit.name}
         facts = {name: word.lower() for name, word in words.items()}
-        self.trouble(Trouble("rank_lowered", "", record.node, record.received_wall_ns, facts))
+        self.trouble(
+            EvidenceProblem("rank_lowered", "", record.node, record.received_wall_ns, facts)
+        )
         return replace(claim, level=limit)
 
-    def learn(self, facts: Iterable[Told | Ended]) -> None:
+    def learn(self, facts: Iterable[ReportedClaim | ReportedEnd]) -> None:
         """Add claims from the database, perhaps of another collector."""
         for fact in facts:
             known = fact.gpu in self.gpus or not is_gpu(fact.gpu)
             if known and self._keep(fact):
                 self._touch(fact)
 
-    def _touch(self, fact: Told | Ended) -> None:
+    def _touch(self, fact: ReportedClaim | ReportedEnd) -> None:
         """Mark the GPU of a claim as changed; all GPUs of its node if that has claims without a device."""
         concerned = {fact.gpu}
         if self.has_unplaced(fact.node):
@@ -405,10 +420,10 @@ class EvidenceBook:
         self.late |= concerned
         self.version += 1
 
-    def _keep(self, fact: Told | Ended) -> bool:
+    def _keep(self, fact: ReportedClaim | ReportedEnd) -> bool:
         """Add a claim or its end; true if it is new."""
         memory = self.gpu(fact.gpu)
-        if isinstance(fact, Told):
+        if isinstance(fact, ReportedClaim):
             new = not any(repeats(one, fact) for one in self.claims.starts(fact))
             if new:
                 memory.told.append(fact)
@@ -424,7 +439,7 @@ class EvidenceBook:
             self.claims.add(fact)
         return new
 
-    def trouble(self, trouble: Trouble) -> None:
+    def trouble(self, trouble: EvidenceProblem) -> None:
         """Log a new problem once, and pass it to the listeners."""
         key = (trouble.kind, trouble.gpu, trouble.node, *sorted(trouble.facts.values()))
         if trouble.kind == "quarantine":
@@ -470,14 +485,14 @@ class EvidenceBook:
 
     # Facts ---------------------------------------------------------------------------------------
 
-    def facts(self, uuid: str) -> Facts:
+    def facts(self, uuid: str) -> GpuFacts:
         """Return the facts about a GPU's time; witnesses are in the database only."""
         memory = self.gpus[uuid]
         presences = list(memory.presences.values())
         nodes = {presence.node for presence in presences} | {one.node for one in memory.told}
         contacts = {node: self.node(node).gpus for node in nodes}
         attended = {node: self.node(node).reports for node in nodes}
-        return Facts(
+        return GpuFacts(
             uuid, presences, memory.told, memory.ended, memory.cuts, contacts=contacts,
             silent=memory.silent, attended=attended,
         )  # fmt: skip
@@ -513,7 +528,10 @@ class EvidenceBook:
     # Checkpoints -------------------------------------------------------------------------------
 
     def resume(
-        self, gpus: dict[str, GpuMemory], chunks: Iterable[Kept], unwritten: Iterable[Told | Ended]
+        self,
+        gpus: dict[str, GpuMemory],
+        chunks: Iterable[ChunkInMemory],
+        unwritten: Iterable[ReportedClaim | ReportedEnd],
     ) -> None:
         """Restore from a checkpoint."""
         self.gpus = gpus
@@ -524,7 +542,7 @@ class EvidenceBook:
         for uuid, memory in gpus.items():
             self.spans.count(uuid, memory.presences.values(), memory.silent)
         self.unwritten = dict.fromkeys(unwritten)
-        facts: list[Told | Ended] = []
+        facts: list[ReportedClaim | ReportedEnd] = []
         for memory in self.gpus.values():
             facts += [*memory.told, *memory.ended]
         self.claims.restart(facts)
@@ -532,18 +550,18 @@ class EvidenceBook:
         self.late = set(self.gpus)
 
 
-def _since_boot_ns(record: Record, envelope: Envelope, batch: Batch) -> int:
+def _since_boot_ns(record: FrameRecord, envelope: Envelope, batch: Batch) -> int:
     """Return the zero of the node's boot clock, on the collector's clock."""
     age_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
     return record.received_wall_ns - age_ns - batch.boot_ns[-1]
 
 
-def _last_before(spans: Iterable[Sequence[Span]], before_ns: int) -> int:
+def _last_before(spans: Iterable[Sequence[SampleSpan]], before_ns: int) -> int:
     """Return the end of the last span that began before a timestamp."""
     return max((s.last_ns for some in spans for s in some if s.first_ns < before_ns), default=0)
 
 
-_NEVER = Contact(FOREVER_NS)
+_NEVER = FirstContact(FOREVER_NS)
 _MAX_SAID, _MAX_TROUBLES = 10_000, 200
 """Maximum number of remembered troubles, and of those reported individually per kind and node."""
 _CLAIMS_A_STEP = 256

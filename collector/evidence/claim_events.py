@@ -1,19 +1,22 @@
-"""Facts from the claim events that agents send (railscope.catalog.tenancy).
+"""Claims from events of agents: starts, reports and ends.
 
-A node reports claims of the GPUs that are in it: a claim holds only while the GPU is there. Starts
-and ends are placed by the boot clock of the node where the event has it, else by its wall clock. Of
-several reports of one claim `first_report` selects one, in whatever order they arrived.
+Facts from the claim events that agents send (`railscope.catalog.tenancy`).
+
+A node reports claims of the GPUs that are in it: a claim holds only while the GPU is there.
+Starts and ends are placed by the boot clock of the node where the event has it, else by its wall
+clock. Of several reports of one claim `first_report` selects one, in whatever order they arrived.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
 
-from collector.metering.evidence import Level
+from collector.evidence.gpu_places import GpuPresence
+from collector.metering.evidence import ClaimAuthority
 from collector.metering.units import FOREVER_NS
 from railscope.catalog.tenancy import (
     CLAIM_END_EVENT,
@@ -21,24 +24,24 @@ from railscope.catalog.tenancy import (
     UNCLAIMED_END_EVENT,
     UNCLAIMED_START_EVENT,
 )
-from railscope.shares import MAX_COUNT, ShareError, parse_share, share_text
+from railscope.device_shares import MAX_COUNT, ShareError, parse_share, share_text
 from railscope.wire import WireEvent
 
 STARTS = frozenset({CLAIM_START_EVENT.name, UNCLAIMED_START_EVENT.name})
 ENDS = frozenset({CLAIM_END_EVENT.name, UNCLAIMED_END_EVENT.name})
-MAX_LEVEL = Level.SCHEDULER
+MAX_LEVEL = ClaimAuthority.SCHEDULER
 """The highest authority that an event from a node can have."""
 _LEVELS = {
-    "process": Level.PROCESS,
-    "node_plugin": Level.NODE_PLUGIN,
-    "scheduler": Level.SCHEDULER,
-    "administrator": Level.ADMINISTRATOR,
+    "process": ClaimAuthority.PROCESS,
+    "node_plugin": ClaimAuthority.NODE_PLUGIN,
+    "scheduler": ClaimAuthority.SCHEDULER,
+    "administrator": ClaimAuthority.ADMINISTRATOR,
 }
 WIRE_CAPACITY = 840
 """Slots of a GPU on the wire and in stored facts, whatever unit metering computes in."""
 _WHOLE = (0, WIRE_CAPACITY)
 _SLOTS = re.compile(r"(\d{1,3})-(\d{1,3})", re.ASCII)
-_INSTANT = re.compile(r"\d{1,19}", re.ASCII)
+_TIMESTAMP = re.compile(r"\d{1,19}", re.ASCII)
 _COUNT = re.compile(r"[1-9]\d{0,3}", re.ASCII)
 _KEY_WORDS = 2
 MAX_CHARACTERS = 400
@@ -69,18 +72,18 @@ def is_gpu(key: str) -> bool:
     return not key.startswith(_UNPLACED)
 
 
-class ToldError(ValueError):
+class ClaimEventError(ValueError):
     """Event that is not a valid claim; the message gives the reason."""
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
+class ReportedClaim(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
     """A claim that a node reported; without a device, `gpu` is `unplaced_in` its node."""
 
     start_ns: int
     gpu: str
     node: str
     id: str
-    level: Level
+    level: ClaimAuthority
     source: str = ""
     owner: str = ""
     tenant: str = ""
@@ -107,7 +110,7 @@ class Told(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
     """Receipt of the report by a collector, which gives the order of reports; 0 where not recorded."""
 
 
-class Ended(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
+class ReportedEnd(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
     """End of a claim as reported by a node. It may be received before the claim is."""
 
     instant_ns: int
@@ -123,7 +126,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
         return max(self.instant_ns, self.trusted_from_ns)
 
 
-class Teller(NamedTuple):
+class ReportingBoot(NamedTuple):
     """A node in one of its boots, and the start of the boot on the collector's clock."""
 
     node: str
@@ -131,25 +134,25 @@ class Teller(NamedTuple):
     since_boot_ns: int
 
 
-def told(teller: Teller, event: WireEvent) -> Told | Ended:
+def parse_claim_event(teller: ReportingBoot, event: WireEvent) -> ReportedClaim | ReportedEnd:
     """Parse a claim event. Raises ToldError."""
     device, claim, facts = _words(event)
     gpu = device or unplaced_in(teller.node)
     if event.name in ENDS:
         end_ns = _placed(teller, facts, "end", event.wall_ns)
-        return Ended(end_ns, gpu, teller.node, claim)
+        return ReportedEnd(end_ns, gpu, teller.node, claim)
     if facts.get("level") not in _LEVELS:
         expected = ", ".join(_LEVELS)
         message = f"claim {claim!r}: invalid level {facts.get('level')!r}: expected {expected}"
-        raise ToldError(message)
+        raise ClaimEventError(message)
     unclaimed = event.name == UNCLAIMED_START_EVENT.name
     compute, share = _slots(facts, "compute"), _share(facts)
-    return Told(
+    return ReportedClaim(
         start_ns=_placed(teller, facts, "start", event.wall_ns),
         gpu=gpu,
         node=teller.node,
         id=claim,
-        level=Level.PROCESS if unclaimed else _LEVELS[facts["level"]],
+        level=ClaimAuthority.PROCESS if unclaimed else _LEVELS[facts["level"]],
         source=facts.get("source", ""),
         owner=facts.get("owner", ""),
         tenant=facts.get("tenant", ""),
@@ -158,20 +161,22 @@ def told(teller: Teller, event: WireEvent) -> Told | Ended:
         memory=_slots(facts, "memory") if facts.get("memory") else compute,
         exclusive=_is_exclusive(claim, facts) and not share,
         system=facts.get("system") == "true",
-        uncertainty_ns=_instant(facts, "uncertainty_ns", 0),
+        uncertainty_ns=_timestamp(facts, "uncertainty_ns", 0),
         profile=facts.get("profile", ""),
         boot=teller.boot,
         told_ns=teller.since_boot_ns + event.boot_ns,
         share=share,
         count=_count(device, claim, facts),
-        start_boot_ns=_instant(facts, "start_boot_ns", -1),
-        end_ns=_instant(facts, "end_ns", 0),
+        start_boot_ns=_timestamp(facts, "start_boot_ns", -1),
+        end_ns=_timestamp(facts, "end_ns", 0),
     )
 
 
-def dated(fact: Told | Ended, horizon_ns: int, received_ns: int) -> Told | Ended:
+def dated(
+    fact: ReportedClaim | ReportedEnd, horizon_ns: int, received_ns: int
+) -> ReportedClaim | ReportedEnd:
     """Return the fact with the receipt and the horizon of its envelope, overriding stated values."""
-    if isinstance(fact, Ended):
+    if isinstance(fact, ReportedEnd):
         return msgspec.structs.replace(fact, trusted_from_ns=horizon_ns)
     return msgspec.structs.replace(
         fact,
@@ -181,7 +186,7 @@ def dated(fact: Told | Ended, horizon_ns: int, received_ns: int) -> Told | Ended
     )
 
 
-def first_report(one: Told) -> tuple[int, int, bool, Told]:
+def first_report(one: ReportedClaim) -> tuple[int, int, bool, ReportedClaim]:
     """Sort key of the reports of one claim: the first one received counts, and no other.
 
     Of those in one envelope it is the first by the node's clocks, and of equal times the one by a
@@ -191,13 +196,13 @@ def first_report(one: Told) -> tuple[int, int, bool, Told]:
     return one.received_ns, one.told_ns, one.start_boot_ns < 0, one
 
 
-def first_reports(reports: Iterable[Told]) -> dict[tuple[str, str], Told]:
+def first_reports(reports: Iterable[ReportedClaim]) -> dict[tuple[str, str], ReportedClaim]:
     """Return the report of each claim that counts, by node and id."""
     ordered = sorted(reports, key=first_report, reverse=True)
     return {(one.node, one.id): one for one in ordered}
 
 
-def repeats(one: Told, other: Told) -> bool:
+def repeats(one: ReportedClaim, other: ReportedClaim) -> bool:
     """True if another report adds nothing: agents report claims in force repeatedly."""
     if one.told_ns > other.told_ns or one.received_ns > other.received_ns:
         return False
@@ -219,37 +224,37 @@ def _words(event: WireEvent) -> tuple[str, str, dict[str, str]]:
     key = event.entity.key
     if len(key) != _KEY_WORDS or not key[1] or not is_gpu(key[0]):
         message = f"invalid key of a claim {key}: expected a GPU, which may be empty, and an id"
-        raise ToldError(message)
+        raise ClaimEventError(message)
     gpu, claim = key
     facts = {name: word for name, word in event.facts.items() if name in _READ}
     if any("\0" in word or len(word) > MAX_CHARACTERS for word in (gpu, claim, *facts.values())):
         message = f"claim {claim[:MAX_CHARACTERS]!r} has words that no ledger can keep"
-        raise ToldError(message)
+        raise ClaimEventError(message)
     return gpu, claim, facts
 
 
-def _placed(teller: Teller, facts: dict[str, str], edge: str, otherwise: int) -> int:
+def _placed(teller: ReportingBoot, facts: dict[str, str], edge: str, otherwise: int) -> int:
     """Return the start or end of a claim on the collector's clock.
 
     It is placed by the boot clock, or else by the wall clock. Raises ToldError.
     """
-    boot_ns = _instant(facts, f"{edge}_boot_ns", -1)
+    boot_ns = _timestamp(facts, f"{edge}_boot_ns", -1)
     if boot_ns < 0:
-        return _instant(facts, f"{edge}_ns", otherwise)
+        return _timestamp(facts, f"{edge}_ns", otherwise)
     placed_ns = teller.since_boot_ns + boot_ns
     if not 0 <= placed_ns < FOREVER_NS:
         message = f"invalid {edge}_boot_ns {boot_ns}: expected a time within this boot"
-        raise ToldError(message)
+        raise ClaimEventError(message)
     return placed_ns
 
 
-def _instant(facts: dict[str, str], name: str, otherwise: int) -> int:
+def _timestamp(facts: dict[str, str], name: str, otherwise: int) -> int:
     text = facts.get(name, "")
     if not text:
         return otherwise
-    if not _INSTANT.fullmatch(text) or int(text) >= FOREVER_NS:
+    if not _TIMESTAMP.fullmatch(text) or int(text) >= FOREVER_NS:
         message = f"invalid {name} {text!r}: expected nanoseconds"
-        raise ToldError(message)
+        raise ClaimEventError(message)
     return int(text)
 
 
@@ -262,7 +267,7 @@ def _count(gpu: str, claim: str, facts: dict[str, str]) -> int:
         message = (
             f"claim {claim!r}: invalid count {text!r}: expected 1 to {MAX_COUNT} without a GPU"
         )
-        raise ToldError(message)
+        raise ClaimEventError(message)
     return int(text)
 
 
@@ -271,7 +276,7 @@ def _is_exclusive(claim: str, facts: dict[str, str]) -> bool:
     text = facts.get("exclusive", "")
     if text not in {"", "true", "false"}:
         message = f"claim {claim!r}: invalid exclusive {text!r}: expected true or false"
-        raise ToldError(message)
+        raise ClaimEventError(message)
     return text != "false"
 
 
@@ -281,7 +286,7 @@ def _share(facts: dict[str, str]) -> str:
     try:
         return share_text(parse_share(text)) if text else ""
     except ShareError as error:
-        raise ToldError(*error.args) from error
+        raise ClaimEventError(*error.args) from error
 
 
 def _slots(facts: dict[str, str], name: str) -> tuple[int, int]:
@@ -292,5 +297,134 @@ def _slots(facts: dict[str, str], name: str) -> tuple[int, int]:
     low, high = (int(match[1]), int(match[2])) if match else _WHOLE
     if match is None or not low < high <= WIRE_CAPACITY:
         message = f"invalid {name} {text!r}: expected slots START-END such as 0-840"
-        raise ToldError(message)
+        raise ClaimEventError(message)
     return low, high
+
+
+Ends = Mapping[tuple[str, str], int]
+"""By node and claim."""
+
+
+def ends_of(
+    told: Collection[ReportedClaim], ended: Iterable[ReportedEnd], presences: Iterable[GpuPresence]
+) -> Ends:
+    """Return the ends of a GPU's claims: as reported, or at a later boot that did not report the claim.
+
+    An agent reports all claims in force when it starts, including those that it only remembers. One
+    that remembers nothing cannot report that they have ended, but the processes on the GPU ended
+    with the boot. An end that was reported late counts from the time from which its report is
+    trusted.
+    """
+    ends: dict[tuple[str, str], int] = {}
+    for key, _, believed_ns in _reported_ends(told, ended):
+        ends[key] = min(believed_ns, ends.get(key, believed_ns))
+    for key, boot in _boots_after(told, presences):
+        ends[key] = min(boot.believed_ns, ends.get(key, FOREVER_NS))
+    return ends
+
+
+def _reported_ends(
+    told: Iterable[ReportedClaim], ended: Iterable[ReportedEnd]
+) -> Iterator[tuple[tuple[str, str], int, int]]:
+    """Yield ends by node and claim, as reported by nodes: the stated end, and the trusted end.
+
+    An end that is reported in a later boot has only the wall clock: it counts unless another was
+    reported by then. One that is reported after it cannot make the claim longer.
+    """
+    horizons: dict[tuple[str, str], int] = {}
+    for end in ended:
+        key = (end.node, end.id)
+        horizons[key] = min(end.trusted_from_ns, horizons.get(key, end.trusted_from_ns))
+        yield key, end.instant_ns, end.believed_ns
+    for claim in told:
+        key = (claim.node, claim.id)
+        if claim.end_ns and claim.trusted_from_ns < horizons.get(key, FOREVER_NS):
+            yield key, claim.end_ns, max(claim.end_ns, claim.trusted_from_ns)
+
+
+class _BootStart(NamedTuple):
+    """Start of a boot: its first sample, and the time from which it is trusted."""
+
+    first_ns: int
+    believed_ns: int
+
+
+class ClaimGap(NamedTuple):
+    """Time in which a claim does not hold: a boot began without it, and a late report restored it."""
+
+    first_ns: int
+    believed_ns: int
+    """The time from which the start of the boot is trusted: no earlier than `first_ns`."""
+    until_ns: int
+    """The lowest horizon of the reports that show that the claim outlasted the start of the boot."""
+
+
+def _boots_after(
+    told: Iterable[ReportedClaim], presences: Iterable[GpuPresence]
+) -> Iterator[tuple[tuple[str, str], _BootStart]]:
+    """Yield the starts of later boots in which claims were not reported, by node and id."""
+    for key, begin, until_ns in _boots(told, presences):
+        if until_ns == FOREVER_NS:
+            yield key, begin
+
+
+def gaps_of(
+    told: Iterable[ReportedClaim], presences: Iterable[GpuPresence]
+) -> dict[tuple[str, str], list[ClaimGap]]:
+    """Return the gaps of claims by node and id.
+
+    A report of a claim that a boot had already ended holds nothing before its own horizon.
+    """
+    found: dict[tuple[str, str], list[ClaimGap]] = {}
+    for key, begin, until_ns in _boots(told, presences):
+        if begin.first_ns < until_ns < FOREVER_NS:
+            found.setdefault(key, []).append(ClaimGap(*begin, until_ns))
+    return found
+
+
+def _boots(
+    told: Iterable[ReportedClaim], presences: Iterable[GpuPresence]
+) -> Iterator[tuple[tuple[str, str], _BootStart, int]]:
+    """Yield the starts of boots after the first report of claims, by node and id of the claim.
+
+    Each has the lowest horizon of the reports in that boot or after its start, which show that the
+    claim outlasted it: FOREVER_NS if there is none.
+    """
+    began: dict[str, dict[str, _BootStart]] = {}
+    for one in presences:
+        if one.spans:
+            first_ns = min(span.first_ns for span in one.spans)
+            boots = began.setdefault(one.node, {})
+            begin = _BootStart(first_ns, one.believed_ns or first_ns)
+            known = boots.get(one.boot, begin)
+            boots[one.boot] = _BootStart(*map(min, begin, known))
+    reports: dict[tuple[str, str], list[ReportedClaim]] = {}
+    for claim in told:
+        if claim.boot:
+            reports.setdefault((claim.node, claim.id), []).append(claim)
+    for key, some in reports.items():
+        since_ns = min(one.told_ns for one in some)
+        for boot, begin in began.get(key[0], {}).items():
+            if begin.first_ns > since_ns:
+                outlasted = [
+                    one.trusted_from_ns
+                    for one in some
+                    if one.boot == boot or one.told_ns >= begin.first_ns
+                ]
+                yield key, begin, min(outlasted, default=FOREVER_NS)
+
+
+def freed_of(
+    told: Collection[ReportedClaim],
+    ended: Iterable[ReportedEnd],
+    presences: Iterable[GpuPresence],
+    ends: Ends,
+) -> Ends:
+    """Return the ends that claims would have had, had these ends not been reported late."""
+    freed: dict[tuple[str, str], int] = {}
+    found = [(key, instant_ns) for key, instant_ns, _ in _reported_ends(told, ended)]
+    found += [(key, begin.first_ns) for key, begin in _boots_after(told, presences)]
+    for key, instant_ns in found:
+        if instant_ns < ends.get(key, -FOREVER_NS):
+            freed[key] = min(instant_ns, freed.get(key, instant_ns))
+    return freed

@@ -1,4 +1,13 @@
-"""Claims reported by nodes, with their tenants, divided where a part of them is pending review."""
+"""Claims of nodes on a GPU for metering, with those that are under review.
+
+Claims reported by nodes, with their tenants, divided where a part of them is pending review.
+
+Time of a GPU that several nodes report: the claims that are pending review, and the metered time.
+
+A node that lists the GPU of another one is pending review (`occupancy`), and so are its claims
+there. Where it also reports claims, those of the other node are under review too: either of them
+may be invented.
+"""
 
 from __future__ import annotations
 
@@ -10,66 +19,82 @@ from msgspec.structs import replace
 from collector.evidence.claim_events import (
     MAX_LEVEL,
     WIRE_CAPACITY,
-    Ended,
-    Told,
+    ClaimGap,
+    Ends,
+    ReportedClaim,
+    ReportedEnd,
+    ends_of,
     first_reports,
+    freed_of,
+    gaps_of,
     is_gpu,
 )
-from collector.evidence.contacts import (
+from collector.evidence.gpu_places import (
+    GpuPlaces,
+    GpuPresence,
+    NodeAttendance,
+    Periods,
+    find_places,
+    intersect_periods,
+    subtract_periods,
+    unite_periods,
+)
+from collector.evidence.node_chunks import (
     TOLERANCE_NS,
     Contacts,
     NodeReceipts,
+    SampleSpan,
     floor_ns,
     node_floor_ns,
 )
-from collector.evidence.ends import Ends, Gap, freed_of, gaps_of
-from collector.evidence.places import Presence
-from collector.evidence.review import (
+from collector.evidence.review_rules import (
+    CONTESTED,
     KEEPS_RANK,
     LATE_END,
-    Expectation,
-    Part,
-    Subject,
-    What,
-    overlaid,
-    parts,
+    MOVED,
+    ExpectedGpus,
+    ReviewedPart,
+    ReviewKind,
+    ReviewSubject,
+    divide_at_reviews,
+    divide_claim,
 )
-from collector.files.tenants_file import Tenants
-from collector.metering.evidence import Claim, Level, Stay
-from collector.metering.timeline import Piece, without
-from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Slots
-from railscope.shares import parse_share
+from collector.files.tenancy_files import TenantMappings
+from collector.metering.evidence import ClaimAuthority, MeteredClaim, NodeStay
+from collector.metering.timeline import TimePiece, without
+from collector.metering.units import FOREVER_NS, GPU_CAPACITY, CapacityRange
+from railscope.device_shares import parse_share
 
 MAX_BEFORE_NS = 62 * 86_400_000_000_000
 """Maximum time that a claim under review holds before the first contact with its GPU."""
 
 
-class Reported(NamedTuple):
+class ReportedFacts(NamedTuple):
     """The facts about one GPU that claims depend on."""
 
     gpu: str
-    told: Sequence[Told]
-    ended: Sequence[Ended]
-    presences: Sequence[Presence]
+    told: Sequence[ReportedClaim]
+    ended: Sequence[ReportedEnd]
+    presences: Sequence[GpuPresence]
     contacts: Contacts
-    disputed: Mapping[str, Sequence[Piece[str]]] = {}
+    disputed: Mapping[str, Sequence[TimePiece[str]]] = {}
     """By node, when claims are under review because several nodes report the GPU."""
 
 
 class ClaimPart(NamedTuple):
     """A part of a claim for metering; `subject` is what a person decides about, if it is under review."""
 
-    claim: Claim
-    subject: Subject
+    claim: MeteredClaim
+    subject: ReviewSubject
     contact_ns: int
     """Before it, the part is metered although the GPU is not in service."""
 
 
 def node_claims(
-    facts: Reported,
+    facts: ReportedFacts,
     ends: Ends,
-    tenants: Tenants,
-    expected: Expectation,
+    tenants: TenantMappings,
+    expected: ExpectedGpus,
     reserved: Iterable[str] = (),
 ) -> list[ClaimPart]:
     """Return claims with their ends and tenants, divided at each change of the owner's tenant.
@@ -79,8 +104,8 @@ def node_claims(
     """
     gaps = gaps_of(facts.told, facts.presences)
     freed = freed_of(facts.told, facts.ended, facts.presences, ends)
-    excess: dict[str, list[Piece[str]]] = {}
-    names = Names(reserved)
+    excess: dict[str, list[TimePiece[str]]] = {}
+    names = ClaimNames(reserved)
     found: list[ClaimPart] = []
     firsts = sorted((one, key) for key, one in first_reports(facts.told).items())
     for one, key in firsts:
@@ -89,22 +114,22 @@ def node_claims(
             excess[one.node] = _with_disputed(more, facts.disputed.get(one.node, ()))
         end = (ends.get(key, FOREVER_NS), freed.get(key, FOREVER_NS))
         cut = _interrupted(_cut(facts, one, end, expected), one, gaps.get(key, ()), expected)
-        waits = Subject(What.GPU, one.node, facts.gpu)
-        pieces = _pieces(one, names, list(overlaid(cut, excess[one.node], waits)), tenants)
+        waits = ReviewSubject(ReviewKind.GPU, one.node, facts.gpu)
+        pieces = _pieces(one, names, list(divide_at_reviews(cut, excess[one.node], waits)), tenants)
         contact_ns = _contact_ns(facts, one.node)
         found += (ClaimPart(claim, subject, contact_ns) for claim, subject in pieces)
     return found
 
 
 def _with_disputed(
-    excess: Sequence[Piece[str]], disputed: Iterable[Piece[str]]
-) -> list[Piece[str]]:
+    excess: Sequence[TimePiece[str]], disputed: Iterable[TimePiece[str]]
+) -> list[TimePiece[str]]:
     """Return the times of review for either reason, in order; `excess` prevails where both apply."""
     spans = [(start, end) for start, end, _ in excess]
     return sorted([*excess, *(left for one in disputed for left in without(one, spans))])
 
 
-class Names:
+class ClaimNames:
     """Unique names of claims on one GPU."""
 
     def __init__(self, reserved: Iterable[str] = ()) -> None:
@@ -118,27 +143,29 @@ class Names:
         return name
 
 
-def _contact_ns(facts: Reported, node: str) -> int:
+def _contact_ns(facts: ReportedFacts, node: str) -> int:
     if not is_gpu(facts.gpu):  # a claim without a device: that of the first GPU of the node
         return node_floor_ns(facts.contacts, node)
     heard = [p.heard_ns for p in facts.presences if p.node == node]
     return floor_ns(facts.contacts, facts.gpu, node, heard)
 
 
-def _cut(facts: Reported, one: Told, end: tuple[int, int], expected: Expectation) -> Iterator[Part]:
+def _cut(
+    facts: ReportedFacts, one: ReportedClaim, end: tuple[int, int], expected: ExpectedGpus
+) -> Iterator[ReviewedPart]:
     """Yield the parts of one claim that remain after people's decisions."""
     end_ns, freed_ns = end
-    decided = expected.decisions.of(What.END, one.node, one.id)
+    decided = expected.decisions.of(ReviewKind.END, one.node, one.id)
     if decided is not None:
         end_ns, freed_ns = min(end_ns, freed_ns) if decided else end_ns, FOREVER_NS
-    if one.level <= Level.PROCESS:
+    if one.level <= ClaimAuthority.PROCESS:
         freed_ns = FOREVER_NS  # it is never billed: no decision is needed, the horizon applies
     contact_ns = _contact_ns(facts, one.node)
     trusted_ns = max(one.start_ns, one.trusted_from_ns)
-    subject = Subject(What.CLAIM, one.node, one.id)
+    subject = ReviewSubject(ReviewKind.CLAIM, one.node, one.id)
     start_ns = max(one.start_ns, contact_ns - MAX_BEFORE_NS)
-    for part in parts(subject, (start_ns, end_ns), (contact_ns, trusted_ns), freed_ns):
-        verdict = expected.decisions.of(What.CLAIM, one.node, one.id)
+    for part in divide_claim(subject, (start_ns, end_ns), (contact_ns, trusted_ns), freed_ns):
+        verdict = expected.decisions.of(ReviewKind.CLAIM, one.node, one.id)
         if not part.reason or part.subject != subject or verdict is None:
             yield part
         elif verdict:
@@ -146,32 +173,35 @@ def _cut(facts: Reported, one: Told, end: tuple[int, int], expected: Expectation
 
 
 def _interrupted(
-    found: Iterable[Part], one: Told, gaps: Iterable[Gap], expected: Expectation
-) -> Iterator[Part]:
+    found: Iterable[ReviewedPart],
+    one: ReportedClaim,
+    gaps: Iterable[ClaimGap],
+    expected: ExpectedGpus,
+) -> Iterator[ReviewedPart]:
     """Yield the parts without the gaps; time that a boot reported late would free is under review too."""
-    waits = Subject(What.END, one.node, one.id)
-    is_billed = one.level > Level.PROCESS
+    waits = ReviewSubject(ReviewKind.END, one.node, one.id)
+    is_billed = one.level > ClaimAuthority.PROCESS
     verdict = expected.decisions.of(*waits) if is_billed else False
     for gap in gaps:
-        late = Piece(gap.first_ns, min(gap.believed_ns, gap.until_ns), LATE_END)
+        late = TimePiece(gap.first_ns, min(gap.believed_ns, gap.until_ns), LATE_END)
         if verdict is None and late.start_ns < late.end_ns:
-            found = list(overlaid(found, [late], waits))
+            found = list(divide_at_reviews(found, [late], waits))
         start_ns = gap.first_ns if verdict else gap.believed_ns
         if start_ns < gap.until_ns:
             free = [(start_ns, gap.until_ns)]
             found = [
                 part._replace(start_ns=start, end_ns=end)
                 for part in found
-                for start, end, _ in without(Piece(part.start_ns, part.end_ns, part), free)
+                for start, end, _ in without(TimePiece(part.start_ns, part.end_ns, part), free)
             ]
     yield from found
 
 
 def _pieces(
-    one: Told, names: Names, cut: Sequence[Part], tenants: Tenants
-) -> Iterator[tuple[Claim, Subject]]:
+    one: ReportedClaim, names: ClaimNames, cut: Sequence[ReviewedPart], tenants: TenantMappings
+) -> Iterator[tuple[MeteredClaim, ReviewSubject]]:
     """Yield the parts by tenant; consecutive parts without a review are joined."""
-    joined: list[Part] = []
+    joined: list[ReviewedPart] = []
     for part in cut:
         if joined and not (joined[-1].reason or part.reason) and joined[-1].end_ns == part.start_ns:
             joined[-1] = joined[-1]._replace(end_ns=part.end_ns)
@@ -180,7 +210,7 @@ def _pieces(
     if not joined:
         return
     end_ns = joined[-1].end_ns
-    own = [Piece(one.start_ns, end_ns, one.tenant)]
+    own = [TimePiece(one.start_ns, end_ns, one.tenant)]
     owners = own if one.tenant else tenants.pieces(one.source, one.owner, one.start_ns, end_ns)
     name = names.free(one.id, one.node)
     for since, until, tenant in owners:
@@ -188,7 +218,7 @@ def _pieces(
         is_named = False
         for part in joined:
             start, end = max(since, part.start_ns), min(until, part.end_ns)
-            if start >= end or (part.reason and one.level <= Level.PROCESS):
+            if start >= end or (part.reason and one.level <= ClaimAuthority.PROCESS):
                 continue
             is_first = not (part.reason or is_named)
             is_named |= is_first
@@ -205,14 +235,14 @@ def reported_id(name: str, known: Container[str]) -> str:
     return name
 
 
-def _slots(slots: tuple[int, int]) -> Slots:
+def _slots(slots: tuple[int, int]) -> CapacityRange:
     """Convert slots of the wire format to the units of metering."""
-    return Slots(*(edge * GPU_CAPACITY // WIRE_CAPACITY for edge in slots))
+    return CapacityRange(*(edge * GPU_CAPACITY // WIRE_CAPACITY for edge in slots))
 
 
-def _claim(one: Told, name: str, tenant: str, review: str) -> Claim:
-    return Claim(
-        level=Level.REVIEW if review not in KEEPS_RANK else min(one.level, MAX_LEVEL),
+def _claim(one: ReportedClaim, name: str, tenant: str, review: str) -> MeteredClaim:
+    return MeteredClaim(
+        level=ClaimAuthority.REVIEW if review not in KEEPS_RANK else min(one.level, MAX_LEVEL),
         start_ns=one.start_ns,
         id=name,
         tenant=tenant,
@@ -230,24 +260,24 @@ def _claim(one: Told, name: str, tenant: str, review: str) -> Claim:
 
 def in_service(
     gpu: str,
-    stays: Iterable[Stay],
-    excess: Mapping[str, Sequence[Piece[str]]],
-    expected: Expectation,
-) -> tuple[Stay, ...]:
+    stays: Iterable[NodeStay],
+    excess: Mapping[str, Sequence[TimePiece[str]]],
+    expected: ExpectedGpus,
+) -> tuple[NodeStay, ...]:
     """Return the stays of a GPU without the time that it was under review or rejected."""
-    found: list[Stay] = []
+    found: list[NodeStay] = []
     for stay in stays:
-        if expected.decisions.of(What.GPU, stay.node, gpu) is False:
+        if expected.decisions.of(ReviewKind.GPU, stay.node, gpu) is False:
             continue
         waits = [(piece.start_ns, piece.end_ns) for piece in excess.get(stay.node, ())]
-        for start, end, _ in without(Piece(stay.start_ns, stay.end_ns, stay), waits):
-            found.append(Stay(start, stay.node, end))
+        for start, end, _ in without(TimePiece(stay.start_ns, stay.end_ns, stay), waits):
+            found.append(NodeStay(start, stay.node, end))
     return tuple(found)
 
 
 def extended(
-    found: Iterable[ClaimPart], stays: Sequence[Stay], served: Sequence[Stay], home: str
-) -> tuple[Stay, ...]:
+    found: Iterable[ClaimPart], stays: Sequence[NodeStay], served: Sequence[NodeStay], home: str
+) -> tuple[NodeStay, ...]:
     """Return the time outside of service that claims hold nevertheless: only claims are metered in it.
 
     It is the time before first contact with `home`, the node that reported the GPU first, and the
@@ -255,10 +285,10 @@ def extended(
     """
     first_ns = min((stay.start_ns for stay in stays), default=FOREVER_NS)
     spans = [(stay.start_ns, stay.end_ns) for stay in served]
-    extra: set[Stay] = set()
+    extra: set[NodeStay] = set()
     for part in found:
         claim = part.claim
-        if claim.level == Level.PROCESS:
+        if claim.level == ClaimAuthority.PROCESS:
             continue
         places = [(s.start_ns, s.end_ns) for s in stays if s.node == claim.node and claim.review]
         if claim.node == home:
@@ -266,12 +296,12 @@ def extended(
         for start, end in places:
             low, high = max(start, claim.begins_ns), min(end, claim.end_ns)
             if low < high:
-                left = without(Piece(low, high, claim.node), spans)
-                extra.update(Stay(a, node, b) for a, b, node in left)
+                left = without(TimePiece(low, high, claim.node), spans)
+                extra.update(NodeStay(a, node, b) for a, b, node in left)
     return tuple(sorted(extra))
 
 
-def cut_to(claim: Claim, served: Iterable[Stay]) -> Iterator[Claim]:
+def cut_to(claim: MeteredClaim, served: Iterable[NodeStay]) -> Iterator[MeteredClaim]:
     """Yield an administrator's claim, limited to the time in service."""
     is_first = True
     for stay in sorted(served):
@@ -283,13 +313,17 @@ def cut_to(claim: Claim, served: Iterable[Stay]) -> Iterator[Claim]:
 
 
 def early_claims(
-    facts: Iterable[Told | Ended], receipts: Mapping[str, NodeReceipts]
+    facts: Iterable[ReportedClaim | ReportedEnd], receipts: Mapping[str, NodeReceipts]
 ) -> dict[tuple[str, str], int]:
     """Return the start of claims that began before first contact with their GPU, by GPU and node."""
     found: dict[tuple[str, str], int] = {}
     for one in facts:
         node = receipts.get(one.node)
-        if node is None or not isinstance(one, Told) or one.level <= Level.PROCESS:
+        if (
+            node is None
+            or not isinstance(one, ReportedClaim)
+            or one.level <= ClaimAuthority.PROCESS
+        ):
             continue
         for gpu in (one.gpu,) if is_gpu(one.gpu) else node.gpus:
             contact = node.gpus.get(gpu)
@@ -298,3 +332,89 @@ def early_claims(
                 start_ns = max(one.start_ns, contact_ns - MAX_BEFORE_NS)
                 found[gpu, one.node] = min(start_ns, found.get((gpu, one.node), start_ns))
     return found
+
+
+class ReviewedPlaces(NamedTuple):
+    """Places of a GPU, and by node the periods of review of the GPU or its claims, with reasons."""
+
+    where: GpuPlaces
+    excess: Mapping[str, Sequence[TimePiece[str]]]
+    """The GPU exceeds the number expected of the node."""
+    disputed: Mapping[str, Sequence[TimePiece[str]]]
+    """Several nodes report the GPU."""
+
+
+def find_reviewed_places(
+    reported: ReportedFacts,
+    silent: Mapping[str, Sequence[SampleSpan]],
+    attended: Mapping[str, Sequence[SampleSpan]],
+    expected: ExpectedGpus,
+) -> ReviewedPlaces:
+    """Return the places of a GPU from reports of nodes, expectations and decisions."""
+    gpu, contacts = reported.gpu, reported.contacts
+    nodes = sorted({one.node for one in reported.presences})
+    excess = {node: expected.excess(gpu, node, contacts) for node in nodes}
+    verdicts = {node: expected.decisions.of(ReviewKind.GPU, node, gpu) for node in nodes}
+    attendance = NodeAttendance(silent, attended, verdicts, excess)
+    where = find_places(reported.presences, gpu, contacts, attendance)
+    if not where.waiting:
+        return ReviewedPlaces(where, excess, {})
+    claimed = {
+        node: subtract_periods(periods, _times(excess[node]))
+        for node, periods in _claimed_while_waiting(reported, where).items()
+    }
+    disputed: dict[str, list[TimePiece[str]]] = {}
+    for node in nodes:
+        waits = where.waiting.get(node, [])
+        others = unite_periods(p for other, some in claimed.items() if other != node for p in some)
+        contested = [] if verdicts[node] else subtract_periods(others, waits)
+        found = [TimePiece(*period, MOVED) for period in waits]
+        disputed[node] = sorted([*found, *(TimePiece(*period, CONTESTED) for period in contested)])
+    times = {node: _times(pieces) for node, pieces in disputed.items()}
+    return ReviewedPlaces(replace(where, disputed=times), excess, disputed)
+
+
+def claimed_time_under_review(
+    parts: Sequence[ClaimPart], where: GpuPlaces, administered: Iterable[MeteredClaim]
+) -> tuple[NodeStay, ...]:
+    """Return the time held only by claims of a node under review: metered there, in state `review`."""
+    found: list[NodeStay] = []
+    taken: Periods = []
+    for node, periods in sorted(where.waiting.items()):
+        held = (p.claim for p in parts if p.claim.node == node and p.claim.review == MOVED)
+        others = [p.claim for p in parts if p.claim.node != node]
+        others += (claim for claim in administered if claim.node != node)
+        busy = unite_periods([*taken, *((claim.begins_ns, claim.ceases_ns) for claim in others)])
+        own = unite_periods((claim.begins_ns, claim.ceases_ns) for claim in held)
+        free = subtract_periods(intersect_periods(periods, own), busy)
+        taken = unite_periods([*taken, *free])
+        found += (NodeStay(start, node, end) for start, end in free)
+    return tuple(found)
+
+
+def outside_of(stays: Iterable[NodeStay], shown: Iterable[NodeStay]) -> tuple[NodeStay, ...]:
+    """Return stays without the time of others."""
+    gone = unite_periods((stay.start_ns, stay.end_ns) for stay in shown)
+    return tuple(
+        NodeStay(start, stay.node, end)
+        for stay in stays
+        for start, end in subtract_periods([(stay.start_ns, stay.end_ns)], gone)
+    )
+
+
+def _claimed_while_waiting(reported: ReportedFacts, where: GpuPlaces) -> dict[str, Periods]:
+    """By node under review, return the time of its claims that would be billed."""
+    ends = ends_of(reported.told, reported.ended, reported.presences)
+    found: dict[str, Periods] = {}
+    for key, one in first_reports(reported.told).items():
+        start_ns = max(one.start_ns, one.trusted_from_ns)
+        if one.level > ClaimAuthority.PROCESS and one.node in where.waiting:
+            found.setdefault(one.node, []).append((start_ns, ends.get(key, FOREVER_NS)))
+    return {
+        node: intersect_periods(where.waiting[node], unite_periods(periods))
+        for node, periods in found.items()
+    }
+
+
+def _times(pieces: Iterable[TimePiece[str]]) -> Periods:
+    return unite_periods((start, end) for start, end, _ in pieces)

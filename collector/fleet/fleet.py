@@ -1,23 +1,40 @@
-"""The fleet: the current state of all nodes as columns.
+"""The fleet: current state of all nodes, names of their devices, and their newest events.
+
+The fleet: the current state of all nodes as columns.
 
 Nodes of one layout share a sheet: one row per node, one column per reading. A frame updates a row
 by index; views compute on whole blocks of rows.
+
+All names of a GPU or a NIC of a node, from the current schemas of the node.
+
+The newest events of all nodes, within bounds that no node can use up for the others.
+
+Events with the node they happened on, and the frame that carried each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from collector.fleet.layout import Layout
-from collector.fleet.sheet import Block, Sheet, Waiting
-from railscope.wire import Batch
+from collector.fleet.schemas import SchemaLayout
+from collector.fleet.sheets import LayoutSheet, PendingBatch, SheetBlock
+from collector.framelog.segment_files import FrameRecord
+from railscope.device_names import Names, bare_gpu, device_key, fullest
+from railscope.wire import Batch, Envelope, WireEvent
 
-_PACES, _LONGEST_NS = 2, 300_000_000_000
+if TYPE_CHECKING:
+    from collector.fleet.schemas import StoredSchemas
+
+
+_PERIODS, _LONGEST_NS = 2, 300_000_000_000
 """Freshness limit of slow streams, in periods of the stream, and its maximum.
 
 A stream with a period of one minute is stale after two minutes.
@@ -25,11 +42,11 @@ A stream with a period of one minute is stale after two minutes.
 
 
 @dataclass(slots=True)
-class Row:
+class StreamRow:
     """Location of one stream of a node, and identity of its last frame."""
 
-    sheet: Sheet
-    block: Block
+    sheet: LayoutSheet
+    block: SheetBlock
     index: int
     schema: bytes
     run: str = ""
@@ -40,11 +57,11 @@ class Row:
 
 
 @dataclass(slots=True)
-class Node:
+class FleetNode:
     """A node: its streams, and facts from its envelopes."""
 
     name: str
-    rows: dict[str, Row] = field(default_factory=dict)
+    rows: dict[str, StreamRow] = field(default_factory=dict)
     agent_version: str = ""
     clock_offset_ns: int = 0
     instant_ns: int = 0
@@ -52,13 +69,13 @@ class Node:
     """Of the newest frame of each stream; kept across a restart, unlike the frames themselves."""
 
 
-class Update(NamedTuple):
+class NodeUpdate(NamedTuple):
     """A batch: its last frame updates a node, and its first one may be the base of a rate."""
 
     node: str
     run: str
     boot_id: str
-    layout: Layout
+    layout: SchemaLayout
     batch: Batch
     instant_ns: int
     """Of the last frame, on the collector's clock."""
@@ -68,12 +85,12 @@ class Fleet:
     """All nodes by name, all rows by layout."""
 
     def __init__(self) -> None:
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, FleetNode] = {}
         self.touched: set[str] = set()
         """Nodes with schemas or rows that changed since a reader last emptied this set."""
-        self._sheets: dict[int, Sheet] = {}
+        self._sheets: dict[int, LayoutSheet] = {}
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[SheetBlock]:
         """Yield every block that contains a node."""
         for sheet in list(self._sheets.values()):
             yield from sheet.blocks
@@ -88,7 +105,7 @@ class Fleet:
             if not sheet.rows:
                 del self._sheets[key]
 
-    def fresh(self, block: Block, fresh_from_ns: int, now_ns: int) -> npt.NDArray[np.intp]:
+    def fresh(self, block: SheetBlock, fresh_from_ns: int, now_ns: int) -> npt.NDArray[np.intp]:
         """Return the fresh rows, including slow streams of nodes that still report."""
         young = block.instants_ns >= max(fresh_from_ns, 1)
         slow = ~young & (block.lasts_ns > 0) & (block.instants_ns + block.lasts_ns >= now_ns)
@@ -97,28 +114,28 @@ class Fleet:
             young[index] = node is not None and node.instant_ns >= fresh_from_ns
         return np.flatnonzero(young)
 
-    def node(self, name: str) -> Node:
+    def node(self, name: str) -> FleetNode:
         """Return a node, created if absent."""
         node = self.nodes.get(name)
         if node is None:
-            node = self.nodes[name] = Node(name)
+            node = self.nodes[name] = FleetNode(name)
         return node
 
-    def apply(self, update: Update) -> bool:
+    def apply(self, update: NodeUpdate) -> bool:
         """Apply a frame to the current state of its node; false if the state is as new or newer."""
         node, batch = self.node(update.node), update.batch
         present = node.rows.get(update.layout.stream)
-        if present and _is_no_news(update, present):
+        if present and _is_outdated(update, present):
             return False
         row = self._row(node, update)
         block, index = row.block, row.index
         known = row.boot_id == update.boot_id and 0 < row.boot_ns < batch.boot_ns[-1]
         same_run = row.run == update.run
         since_ns = row.boot_ns if known else 0
-        row.sheet.put(Waiting(block, index, batch, since_ns, known and not same_run))
+        row.sheet.put(PendingBatch(block, index, batch, since_ns, known and not same_run))
         if same_run:
             pace_ns = max(update.instant_ns - row.instant_ns, 0)
-            block.lasts_ns[index] = min(_PACES * pace_ns, _LONGEST_NS)
+            block.lasts_ns[index] = min(_PERIODS * pace_ns, _LONGEST_NS)
         block.instants_ns[index] = update.instant_ns
         row.run, row.boot_id, row.boot_ns = update.run, update.boot_id, batch.boot_ns[-1]
         row.instant_ns = update.instant_ns
@@ -126,7 +143,7 @@ class Fleet:
         node.instant_ns = max(node.stream_instants_ns.values())
         return True
 
-    def _row(self, node: Node, update: Update) -> Row:
+    def _row(self, node: FleetNode, update: NodeUpdate) -> StreamRow:
         stream, schema = update.layout.stream, update.batch.schema
         row = node.rows.get(stream)
         if row and row.sheet.layout is update.layout:
@@ -140,15 +157,170 @@ class Fleet:
         self.touched.add(node.name)
         sheet = self._sheets.get(id(update.layout))
         if sheet is None:
-            sheet = self._sheets[id(update.layout)] = Sheet(update.layout)
+            sheet = self._sheets[id(update.layout)] = LayoutSheet(update.layout)
         block, index = sheet.take()
         block.nodes[index] = node.name
-        row = node.rows[stream] = Row(sheet, block, index, schema)
+        row = node.rows[stream] = StreamRow(sheet, block, index, schema)
         return row
 
 
-def _is_no_news(update: Update, present: Row) -> bool:
+def _is_outdated(update: NodeUpdate, present: StreamRow) -> bool:
     """True if a frame is no newer than the current one, by the boot clock where possible."""
     if present.boot_ns and update.boot_id == present.boot_id:
         return update.batch.boot_ns[-1] <= present.boot_ns
     return update.instant_ns < present.instant_ns
+
+
+NamesOfGpu: TypeAlias = Callable[[str, str], Names]
+"""Names of a GPU by its node and its UUID."""
+
+
+def names_of(
+    schemas: StoredSchemas, node: FleetNode | None, kind: str, key: tuple[str, ...]
+) -> Names | None:
+    """Return names of the device that contains an entity of a node; None if there are none."""
+    if node is None:
+        return None
+    wanted = device_key(kind, key)
+    known = (schemas.get(row.schema) for row in list(node.rows.values()))
+    return fullest(one.names[wanted] for one in known if one and wanted in one.names)
+
+
+def gpu_names(schemas: StoredSchemas, node: FleetNode | None, uuid: str) -> Names:
+    """Return names of a GPU by its UUID; the other names are empty if its node does not report them."""
+    return names_of(schemas, node, "gpu", (uuid,)) or bare_gpu(uuid)
+
+
+MAX_EVENTS, MAX_CHARACTERS = 10_000, 8 << 20
+"""Of all nodes."""
+NODE_SHARE = 8
+"""One node holds at most this fraction (1/n) of each bound."""
+_MAX_KEYS = 2 * MAX_EVENTS
+EventKey: TypeAlias = tuple[str, str, str, tuple[str, ...], int]
+
+
+class NodeEvent(Protocol):
+    """An event with its node."""
+
+    @property
+    def node(self) -> str:
+        """Return the node of the event."""
+
+    @property
+    def event(self) -> WireEvent:
+        """Return the event."""
+
+    @property
+    def key(self) -> EventKey:
+        """Return the identity of the event."""
+
+
+NodeEventT = TypeVar("NodeEventT", bound=NodeEvent)
+
+
+def characters_of(event: WireEvent) -> int:
+    """Return the characters of an event's key and facts, which are nearly all of its memory."""
+    facts = sum(len(name) + len(text) for name, text in event.facts.items())
+    return facts + sum(map(len, event.entity.key)) + len(event.name)
+
+
+@dataclass(slots=True)
+class _NodeEvents:
+    order: deque[int] = field(default_factory=deque)
+    characters: int = 0
+
+
+@dataclass(slots=True)
+class RecentEvents(Generic[NodeEventT]):
+    """Recent events in the order of their arrival, without duplicates."""
+
+    _events: dict[int, NodeEventT] = field(default_factory=dict)
+    _nodes: dict[str, _NodeEvents] = field(default_factory=dict)
+    _keys: dict[bytes, None] = field(default_factory=dict)
+    _characters: int = 0
+    _next: int = 0
+
+    def add(self, seen: NodeEventT) -> None:
+        """Add an event unless it is a duplicate; above a bound drop the oldest of its node or of all."""
+        key = blake2b(repr(seen.key).encode(errors="surrogatepass"), digest_size=16).digest()
+        if key in self._keys:
+            return
+        self._keys[key] = None
+        if len(self._keys) > _MAX_KEYS:
+            del self._keys[next(iter(self._keys))]
+        node = self._nodes.setdefault(seen.node, _NodeEvents())
+        characters = characters_of(seen.event)
+        self._events[self._next] = seen
+        node.order.append(self._next)
+        node.characters += characters
+        self._characters += characters
+        self._next += 1
+        while (
+            len(node.order) > MAX_EVENTS // NODE_SHARE
+            or node.characters > MAX_CHARACTERS // NODE_SHARE
+        ):
+            self._drop(node.order[0])
+        while len(self._events) > MAX_EVENTS or self._characters > MAX_CHARACTERS:
+            self._drop(next(iter(self._events)))
+
+    def _drop(self, number: int) -> None:
+        seen = self._events.pop(number)
+        node, characters = self._nodes[seen.node], characters_of(seen.event)
+        node.order.popleft()  # the oldest of all is the oldest of its node
+        node.characters -= characters
+        self._characters -= characters
+        if not node.order:
+            del self._nodes[seen.node]
+
+    def __iter__(self) -> Iterator[NodeEventT]:
+        """Iterate from the oldest to the newest."""
+        return iter(list(self._events.values()))
+
+    def __len__(self) -> int:
+        """Return the number of events."""
+        return len(self._events)
+
+
+class EventPosition(msgspec.Struct, frozen=True, array_like=True):
+    """The frame that carried an event, the event's position in it, and its receipt."""
+
+    run: str
+    stream: str
+    sequence: int
+    index: int
+    """Among the events of its batch."""
+    received_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class SeenEvent:
+    """An event with the node it happened on."""
+
+    node: str
+    boot_id: str
+    event: WireEvent
+    position: EventPosition | None = None
+
+    @property
+    def key(self) -> EventKey:
+        """Identity of the event, equal if it is received again."""
+        event = self.event
+        return self.node, self.boot_id, event.name, event.entity.key, event.boot_ns
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return {"node": self.node, **msgspec.to_builtins(self.event)}
+
+
+def events_of(record: FrameRecord, envelope: Envelope) -> Iterator[SeenEvent]:
+    """Yield all events of an envelope, including those received before."""
+    for batch in envelope.batches:
+        yield from seen_events(record, envelope, batch)
+
+
+def seen_events(record: FrameRecord, envelope: Envelope, batch: Batch) -> Iterator[SeenEvent]:
+    """Yield the events of one batch of an envelope."""
+    for index, event in enumerate(batch.events):
+        sequence, received_ns = batch.first_sequence + event.row, record.received_wall_ns
+        position = EventPosition(envelope.run, batch.stream, sequence, index, received_ns)
+        yield SeenEvent(envelope.node, envelope.boot_id, event, position)

@@ -1,9 +1,18 @@
-"""Durable storage of schemas, with their layouts.
+"""Schemas and their layouts.
+
+Durable storage of schemas, with their layouts.
 
 A schema is stored before frames that refer to it are acknowledged, and released when neither the
 current state nor the part of the frame log that a restart reads refers to it: an agent that needs
-it again sends it again. The schemas of each node are bounded in number and size. Layouts are shared
-by all schemas of one shape, so that a thousand nodes of one build use one layout.
+it again sends it again. The schemas of each node are bounded in number and size. Layouts are
+shared by all schemas of one shape, so that a thousand nodes of one build use one layout.
+
+Layouts: the shape that all nodes of one build share, prepared for vector operations.
+
+A layout is a schema without the names of its entities. Its columns are divided into cells: all
+columns of one metric, one part (a priority, a clock) and one rail (the rail of the GPU or NIC
+they belong to). One pass of `reduceat` over the columns, ordered by cell, rolls up every metric
+of many nodes.
 """
 
 from __future__ import annotations
@@ -14,17 +23,154 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from collector.fleet.job_columns import JobColumns, job_columns
-from collector.fleet.layout import Layout, Positions, make_layout
-from collector.fleet.metered_columns import Metered, metered
-from collector.fleet.shown_devices import Showing, showing
+from collector.fleet.schema_columns import (
+    JobColumns,
+    MeteredColumns,
+    ShownDeviceColumns,
+    find_device_columns,
+    job_columns,
+    metered,
+)
+from railscope.catalog import KINDS, METRICS
+from railscope.catalog.declare import Kind, Metric
 from railscope.device_names import DeviceKey, Names, names_in
 from railscope.durable_files import PARTIAL, write_durably
-from railscope.wire import WireSchema, layout_hash, rails_of_entities, schema_hash
+from railscope.wire import (
+    WireError,
+    WireSchema,
+    layout_hash,
+    part_of_key,
+    rails_of_entities,
+    schema_hash,
+)
+
+MAX_GPUS = 256
+GPU_KIND = "gpu"
+Positions: TypeAlias = npt.NDArray[np.intp]
+KeyPart: TypeAlias = tuple[str, ...]
+CellKey: TypeAlias = tuple[Metric, KeyPart]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SchemaLayout:
+    """The shape of a schema.
+
+    `order` lists the columns that roll up, cell by cell; `starts` the start of each cell in it;
+    `keys` the metric and part of each run of cells, `key_starts` the start of each run among the
+    cells; `cell_rails` the rail of each cell.
+    """
+
+    stream: str
+    columns: int
+    counters: Positions
+    narrow: npt.NDArray[np.bool_]
+    order: Positions
+    starts: Positions
+    cell_rails: npt.NDArray[np.int64]
+    keys: tuple[CellKey, ...]
+    key_starts: Positions
+    is_rate: npt.NDArray[np.bool_]
+
+    @property
+    def rails(self) -> int:
+        """Return the number of rails, not counting -1 (no rail)."""
+        return int(self.cell_rails.max(initial=-1)) + 1
+
+
+def check_schema(schema: WireSchema, most: int) -> None:
+    """Reject a schema that exceeds its bounds or contradicts this version's catalog. Raises WireError."""
+    columns = sum(len(group.entities) for group in schema.groups)
+    if columns > most or len(schema.entities) > most or len(schema.groups) > most:
+        message = f"schema of stream {schema.stream!r} has more than {most} columns or entities"
+        raise WireError(message)
+    if sum(entity.kind == GPU_KIND for entity in schema.entities) > MAX_GPUS:
+        message = f"schema of stream {schema.stream!r} has more than {MAX_GPUS} GPUs"
+        raise WireError(message)
+    count = len(schema.entities)
+    for group in schema.groups:
+        if not all(0 <= member < count for member in group.entities):
+            message = f"schema of stream {schema.stream!r}: a column of no entity"
+            raise WireError(message)
+        metric = METRICS.get(group.metric)
+        if group.scale[1] <= 0:
+            message = f"metric {group.metric}: a scale of {group.scale} is none"
+            raise WireError(message)
+        if metric and metric.scale.as_integer_ratio() != tuple(group.scale):
+            message = (
+                f"metric {group.metric} has another scale here than at the sender:"
+                " agent and collector are of different versions"
+            )
+            raise WireError(message)
+    for entity in schema.entities:
+        kind = KINDS.get(entity.kind)
+        if kind and len(entity.key) != len(kind.labels):
+            message = f"schema of stream {schema.stream!r}: {entity.kind} needs {kind.labels}"
+            raise WireError(message)
+
+
+def make_layout(schema: WireSchema) -> SchemaLayout:
+    """Return the layout of a schema. Metrics that are not in the catalog are stored, but not rolled up."""
+    entity_rails = rails_of_entities(schema)
+    cells: list[tuple[int, KeyPart, int, int]] = []
+    metrics: list[Metric] = []
+    counters, narrow = [], []
+    column = -1
+    for group in schema.groups:
+        metric = METRICS.get(group.metric)
+        for member in group.entities:
+            column += 1
+            entity = schema.entities[member]
+            if metric and metric.kind is Kind.COUNTER:
+                counters.append(column)
+                narrow.append(metric.wraps_at_bits == 32 and not metric.saturates)  # noqa: PLR2004 - narrower than 64 bits
+            if metric and metric.rollups and entity.kind == metric.about.name:
+                part = part_of_key(entity)
+                cells.append((len(metrics), part, entity_rails[member], column))
+        if metric:
+            metrics.append(metric)
+    return _assemble(schema.stream, column + 1, counters, narrow, sorted(cells), metrics)
+
+
+def _assemble(  # noqa: PLR0913, PLR0917 - the pieces of one object
+    stream: str,
+    columns: int,
+    counters: list[int],
+    narrow: list[bool],
+    cells: list[tuple[int, KeyPart, int, int]],
+    metrics: list[Metric],
+) -> SchemaLayout:
+    starts: list[int] = []
+    cell_rails: list[int] = []
+    keys: list[CellKey] = []
+    key_starts: list[int] = []
+    previous: tuple[int, KeyPart, int] | None = None
+    for position, (metric, part, rail, _) in enumerate(cells):
+        if previous is None or previous[:2] != (metric, part):
+            keys.append((metrics[metric], part))
+            key_starts.append(len(starts))
+        if previous != (metric, part, rail):
+            starts.append(position)
+            cell_rails.append(rail)
+        previous = (metric, part, rail)
+    return SchemaLayout(
+        stream,
+        columns,
+        np.array(counters, np.intp),
+        np.array(narrow, np.bool_),
+        np.array([column for *_, column in cells], np.intp),
+        np.array(starts, np.intp),
+        np.array(cell_rails, np.int64),
+        tuple(keys),
+        np.array(key_starts, np.intp),
+        np.array([metric.kind is Kind.COUNTER for metric, _ in keys], np.bool_),
+    )
+
 
 GPU_STREAM = "gpu"
 MAX_OF_A_NODE, MAX_BYTES_OF_A_NODE = 256, 16 << 20
@@ -32,7 +178,7 @@ _SUFFIX = ".schema"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Gpu:
+class SchemaGpu:
     """A GPU of a schema: UUID, rail (its position in the node), its columns, the driver's index."""
 
     uuid: str
@@ -44,27 +190,27 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Known:
+class KnownSchema:
     """The parts of a schema that ingest needs."""
 
     digest: bytes
     shape: bytes
-    layout: Layout
-    gpus: tuple[Gpu, ...]
-    metered: Metered
-    showing: Showing
+    layout: SchemaLayout
+    gpus: tuple[SchemaGpu, ...]
+    metered: MeteredColumns
+    showing: ShownDeviceColumns
     names: Mapping[DeviceKey, Names]
     jobs: JobColumns | None = None
     size_bytes: int = 0
 
 
-class Schemas:
+class StoredSchemas:
     """All stored schemas by hash. Methods that block are marked."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._known: dict[bytes, Known] = {}
-        self._layouts: dict[bytes, Layout] = {}
+        self._known: dict[bytes, KnownSchema] = {}
+        self._layouts: dict[bytes, SchemaLayout] = {}
         self._used: dict[bytes, int] = {}
         self._of_nodes: dict[str, set[bytes]] = {}
         self._lock = Lock()
@@ -91,7 +237,7 @@ class Schemas:
         """Hashes of all stored schemas, in hexadecimal."""
         return [digest.hex() for digest in list(self._known)]
 
-    def get(self, digest: bytes) -> Known | None:
+    def get(self, digest: bytes) -> KnownSchema | None:
         """Return a schema by its hash; None if it is not stored."""
         return self._known.get(digest)
 
@@ -99,7 +245,7 @@ class Schemas:
         """Return the number of schemas."""
         return len(self._known)
 
-    def put(self, wire: WireSchema) -> Known:
+    def put(self, wire: WireSchema) -> KnownSchema:
         """Store a schema, durable on return. Blocking; raises OSError."""
         known = self._understand(wire)
         with self._lock:
@@ -160,15 +306,15 @@ class Schemas:
     def _path(self, digest: bytes) -> Path:
         return self._directory / (digest.hex() + _SUFFIX)
 
-    def _understand(self, wire: WireSchema) -> Known:
+    def _understand(self, wire: WireSchema) -> KnownSchema:
         shape = layout_hash(wire)
         layout = self._layouts.get(shape) or make_layout(wire)
-        return Known(
-            schema_hash(wire), shape, layout, _gpus(wire), metered(wire), showing(wire),
+        return KnownSchema(
+            schema_hash(wire), shape, layout, _gpus(wire), metered(wire), find_device_columns(wire),
             names_in(wire.entities), job_columns(wire), size_of(wire),
         )  # fmt: skip
 
-    def _learn(self, known: Known) -> None:
+    def _learn(self, known: KnownSchema) -> None:
         # Of two layouts created at the same time, one stays and is shared.
         layout = self._layouts.setdefault(known.shape, known.layout)
         self._known[known.digest] = replace(known, layout=layout)
@@ -179,7 +325,7 @@ def size_of(wire: WireSchema) -> int:
     return len(msgspec.msgpack.encode(wire))
 
 
-def _gpus(wire: WireSchema) -> tuple[Gpu, ...]:
+def _gpus(wire: WireSchema) -> tuple[SchemaGpu, ...]:
     if wire.stream != GPU_STREAM:
         return ()
     columns: dict[int, list[int]] = {}
@@ -187,7 +333,7 @@ def _gpus(wire: WireSchema) -> tuple[Gpu, ...]:
     for column, member in enumerate(members):
         columns.setdefault(member, []).append(column)
     return tuple(
-        Gpu(
+        SchemaGpu(
             entity.key[0],
             rail,
             np.array(columns.get(position, ()), np.intp),

@@ -17,12 +17,12 @@ from typing import TypeAlias
 
 import structlog
 
-from collector.framelog.at_rest import StateFiles
-from collector.framelog.segments import (
-    LogStats,
-    Record,
+from collector.framelog.segment_files import (
+    FrameLogStats,
+    FrameRecord,
+    StateFiles,
     encode_record,
-    framed,
+    frame_payload,
     marker_of,
     read_segment,
     segment_path,
@@ -35,11 +35,11 @@ MAX_WAITING_BYTES = 64 << 20
 MAX_GROUP_BYTES = 16 << 20
 SLICE_SECONDS = 0.005
 """Work on durable records after which requests and other tasks get a turn."""
-Then: TypeAlias = Callable[[], Iterable[None] | None]
+AfterWrite: TypeAlias = Callable[[], Iterable[None] | None]
 """Applies a record to the state; in steps if that is long."""
 
 
-class LogError(OSError):
+class FrameLogError(OSError):
     """The frame log cannot store records at present; the message gives the reason."""
 
 
@@ -47,18 +47,18 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _PendingAppend:
     """A record to be stored, and the future of its caller."""
 
     data: bytes
-    then: Then
+    then: AfterWrite
     future: asyncio.Future[None]
 
     def succeed(self) -> None:
         if not self.future.done():
             self.future.set_result(None)
 
-    def fail(self, error: LogError) -> None:
+    def fail(self, error: FrameLogError) -> None:
         if not self.future.done():
             self.future.set_exception(error)
 
@@ -74,11 +74,11 @@ class FrameLog:
     directory: Path
     segment_bytes: int
     max_bytes: int
-    stats: LogStats = field(default_factory=LogStats)
+    stats: FrameLogStats = field(default_factory=FrameLogStats)
     on_rotate: Callable[[int], None] | None = None
     files: StateFiles | None = None
     """Records the segments, to detect later losses."""
-    _waiting: list[_Entry] = field(default_factory=list)
+    _waiting: list[_PendingAppend] = field(default_factory=list)
     _waiting_bytes: int = 0
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _descriptor: int = -1
@@ -97,7 +97,7 @@ class FrameLog:
         self._number = fresh or (numbers[-1] if numbers else 1)
         if numbers and not fresh:
             path = segment_path(self.directory, self._number)
-            for end, _ in read_segment(path, LogStats()):
+            for end, _ in read_segment(path, FrameLogStats()):
                 self._offset = end
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
             os.ftruncate(self._descriptor, self._offset)
@@ -129,7 +129,7 @@ class FrameLog:
         """The number of the current segment."""
         return self._number
 
-    async def append(self, record: Record, then: Then) -> None:
+    async def append(self, record: FrameRecord, then: AfterWrite) -> None:
         """Store a record; call `then` once it is durable, and return after that.
 
         `then` applies the record to the state. It runs before the segment can be closed, so that
@@ -138,13 +138,13 @@ class FrameLog:
         """
         if self._stopped:
             message = "the collector is stopping"
-            raise LogError(message)
+            raise FrameLogError(message)
         payload = encode_record(record)
         if self._waiting_bytes + len(payload) > MAX_WAITING_BYTES:
             message = "more is waiting to be stored than the disk keeps up with"
-            raise LogError(message)
+            raise FrameLogError(message)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Entry(payload, then, future))
+        self._waiting.append(_PendingAppend(payload, then, future))
         self._waiting_bytes += len(payload)
         self._wake.set()
         await future
@@ -160,11 +160,11 @@ class FrameLog:
         finally:
             self._stopped = True
             for entry in self._waiting:
-                entry.fail(LogError("the collector is stopping"))
+                entry.fail(FrameLogError("the collector is stopping"))
             self._waiting.clear()
 
     async def _store_group(self) -> None:
-        group: list[_Entry] = []
+        group: list[_PendingAppend] = []
         size = 0
         while self._waiting and size < MAX_GROUP_BYTES:
             group.append(self._waiting.pop(0))
@@ -174,7 +174,7 @@ class FrameLog:
         problem, cancelled = await self._written(group)
         if problem:
             for entry in group:
-                entry.fail(LogError(f"{self.directory}: {problem.strerror or problem}"))
+                entry.fail(FrameLogError(f"{self.directory}: {problem.strerror or problem}"))
         elif cancelled:
             for entry in group:
                 for _ in entry.then() or ():
@@ -187,7 +187,7 @@ class FrameLog:
         if self._number != number and self.on_rotate:
             self.on_rotate(self._number)
 
-    async def _written(self, group: list[_Entry]) -> tuple[OSError | None, bool]:
+    async def _written(self, group: list[_PendingAppend]) -> tuple[OSError | None, bool]:
         """Write a group off the loop. Return its error, and true if the task was cancelled.
 
         Cancellation waits for a write in progress: its durable records are applied and
@@ -205,7 +205,7 @@ class FrameLog:
             return problem, cancelled
         raise problem
 
-    async def _take_in(self, group: list[_Entry]) -> None:
+    async def _take_in(self, group: list[_PendingAppend]) -> None:
         """Apply durable records to the state in slices, and acknowledge each of them."""
         done = 0
         since = time.perf_counter()
@@ -219,12 +219,12 @@ class FrameLog:
                 done += 1
         finally:
             for entry in group[done:]:
-                entry.fail(LogError("the collector is stopping"))
+                entry.fail(FrameLogError("the collector is stopping"))
 
     def _write(self, pieces: list[bytes]) -> None:
         """Write a group and make it durable, or leave the file unchanged. Runs off the loop."""
         started = time.perf_counter_ns()
-        data = b"".join(framed(self._marker, piece) for piece in pieces)
+        data = b"".join(frame_payload(self._marker, piece) for piece in pieces)
         try:
             written = 0
             while written < len(data):

@@ -1,21 +1,260 @@
-"""Routes of the audit log: entries with inclusion proofs, the checkpoint, and consistency proofs."""
+"""Remote read access to the audit log.
+
+Routes: entries with inclusion proofs, the checkpoint, and consistency proofs.
+
+Only signed records are served, each with its inclusion proof. A record belongs to a tenant if it
+names that tenant and no other:
+
+    data.tenant, or any key of `data` that ends in `_tenant`     the tenants that it names
+    actor `credential` with the label `tenant/...`               the tenant of the credential
+    any key of `data` that begins with `other`                   another, unspecified party
+
+A record cannot be served in part and proven at the same time. If a reference in it could name
+another party, a tenant gets the hash of the record, the proof of it, and the record without its
+references.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import asyncio
+import base64
+import threading
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import unquote
 
+import msgspec
+import structlog
 from aiohttp import web
 
-from collector.access.credential import Credential, Role
-from collector.http.entries import MAX_SHOWN, Entries, NotYetError, Wanted
-from collector.http.gate import Handlers, json_answer
-from collector.http.reading import Reading
-from railscope.audit.checkpoint import SIZE
+from collector.access.credentials import Credential, Role
+from collector.audit.tiles import WIDTH, Tiles, make_proof
+from collector.http.access_control import RouteHandlers, json_answer
+from collector.http.web_server import ReadPool
+from railscope.audit.merkle import consistency_proof, inclusion_proof, leaf_hash
+from railscope.audit.record import AuditRecord, decode_audit_record
+from railscope.audit.signed_note import SIZE, PublicKey, read_checkpoint, read_note
 
-Answer = TypeVar("Answer")
+MAX_SHOWN = 100
+"""Maximum number of entries per response."""
+MAX_READ = 20_000
+"""Maximum number of records that are read for one response."""
+INDEXED_AT_ONCE = 2000
+_OWN_REFERENCES = ("frame/", "entry/", "outbox/", "outbox-row/", "record/")
+"""References that name no other tenant: of frames, ledger entries, outbox rows, records."""
+_SOMEBODY_ELSE = "\0"
+"""Placeholder for a party that is not named as a tenant."""
+_INDEX_EVERY_SECONDS = 5.0
+_PAUSE_SECONDS = 0.05
+
+
+class IndexBehindError(RuntimeError):
+    """More records were added than could be read for this response; retry."""
+
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EntrySelection:
+    """Selection of entries."""
+
+    first: int = 0
+    most: int = MAX_SHOWN
+    tenant: str | None = None
+    """None for the entries of all tenants."""
+    of_tenant_only: bool = False
+    """True if that tenant itself sends the request, so that the response may contain nothing else."""
+
+
+@dataclass(slots=True)
+class SignedEntries:
+    """Reads the signed part of a log that another component of this process writes. Blocking."""
+
+    directory: Path
+    key: PublicKey
+    max_read: int = MAX_READ
+    indexed_at_once: int = INDEXED_AT_ONCE
+    _read: int = 0
+    """Number of records in the index."""
+    _of: dict[str, array[int]] = field(default_factory=dict)
+    """Sequence numbers of each tenant's records, ascending."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    problem: str = ""
+    """Reason why the last read of the log failed; empty if it succeeded."""
+
+    async def run(self) -> None:
+        """Update the index in small steps, until cancelled."""
+        while True:
+            everything = await asyncio.to_thread(self._index)
+            await asyncio.sleep(_INDEX_EVERY_SECONDS if everything else _PAUSE_SECONDS)
+
+    def checkpoint(self) -> tuple[str, Tiles]:
+        """Return the newest checkpoint and its tiles.
+
+        Raises FileNotFoundError before the first, OSError, NoteError.
+        """
+        note = read_note(self.directory / "checkpoint")
+        return note, Tiles(self.directory, read_checkpoint(note, self.key).tree.size)
+
+    def page(self, wanted: EntrySelection) -> dict[str, Any]:
+        """Return entries from an index on, with their proofs. Raises NotYetError, OSError, ValueError."""
+        note, tiles = self.checkpoint()
+        sequences = self._sequences(tiles, wanted)
+        shown = [self._shown(tiles, at, wanted) for at in sequences[: wanted.most]]
+        following = sequences[wanted.most] if len(sequences) > wanted.most else None
+        return {"checkpoint": note, "size": tiles.size, "entries": shown, "next": following}
+
+    def proof(self, index: int, tenant: str | None) -> str | None:
+        """Return one record with its proof, in the format of `railscope audit check-proof`.
+
+        None if there is no such record, or this tenant may not read it completely. Raises NotYetError,
+        OSError, ValueError.
+        """
+        note, tiles = self.checkpoint()
+        if index >= tiles.size:
+            return None
+        if tenant is not None:
+            own = self._sequences(tiles, EntrySelection(index, 1, tenant))
+            if not own or own[0] != index or _withheld(decode_audit_record(tiles.record(index))):
+                return None
+        return make_proof(tiles, index, note)
+
+    def consistency(self, old: int) -> dict[str, Any] | None:
+        """Return the consistency proof between the log of `old` records and the current one.
+
+        None if the current one is smaller. Raises OSError, ValueError.
+        """
+        note, tiles = self.checkpoint()
+        if old > tiles.size:
+            return None
+        proof = consistency_proof(tiles.node, old, tiles.size)
+        return {"old": old, "size": tiles.size, "proof": _texts(proof), "checkpoint": note}
+
+    def _sequences(self, tiles: Tiles, wanted: EntrySelection) -> Sequence[int]:
+        """Return the selected sequence numbers, up to one more than the limit."""
+        if wanted.tenant is None:
+            return range(wanted.first, min(tiles.size, wanted.first + wanted.most + 1))
+        with self._lock:
+            self._catch_up(tiles, self.max_read)
+            found = self._of.get(wanted.tenant, array("q"))
+            # The index may be ahead of the checkpoint of this response.
+            begin, end = (bisect_left(found, at) for at in (wanted.first, tiles.size))
+            return found[begin : min(end, begin + wanted.most + 1)]
+
+    def _catch_up(self, tiles: Tiles, most: int) -> None:
+        """Index up to `most` newly signed records. Raises NotYetError if more remain."""
+        end = min(tiles.size, self._read + most)
+        for raw in _records(tiles, self._read, end):
+            # Most records belong to no tenant, and need no decoding.
+            tenant = sole_tenant(decode_audit_record(raw)) if b"tenant" in raw else ""
+            if tenant:
+                self._of.setdefault(tenant, array("q")).append(self._read)
+            self._read += 1
+        if self._read < tiles.size:
+            message = f"{tiles.size - self._read} records are still to be read"
+            raise IndexBehindError(message)
+
+    def _index(self) -> bool:
+        """Index some records; return True if none remain. A failed read is retried."""
+        try:
+            _, tiles = self.checkpoint()
+            with self._lock:
+                self._catch_up(tiles, self.indexed_at_once)
+        except IndexBehindError:
+            return False
+        except FileNotFoundError:
+            return True
+        except (OSError, ValueError) as error:
+            if not self.problem:
+                log.error("audit_index_stopped", directory=str(self.directory), problem=str(error),
+                          advice="run `railscope audit verify`")  # fmt: skip
+            self.problem = str(error)
+            return True
+        self.problem = ""
+        return True
+
+    def _shown(self, tiles: Tiles, index: int, wanted: EntrySelection) -> dict[str, Any]:
+        raw = tiles.record(index)
+        entry: dict[str, Any] = {
+            "index": index,
+            "leaf": _text(leaf_hash(raw)),
+            "proof": _texts(inclusion_proof(tiles.node, index, tiles.size)),
+        }
+        record = decode_audit_record(raw)
+        if wanted.of_tenant_only and _withheld(record):
+            entry["record"] = msgspec.to_builtins(msgspec.structs.replace(record, ref=[]))
+            entry["withheld"] = ["ref"]
+        else:
+            entry["record"] = msgspec.Raw(raw)
+        return entry
+
+
+def sole_tenant(record: AuditRecord) -> str:
+    """Return the tenant of a record: the only one that it names. Empty for none, or several."""
+    named = set(_named(record))
+    return named.pop() if len(named) == 1 else ""
+
+
+def _named(record: AuditRecord) -> Iterator[str]:
+    actor = record.actor.id.split("/")
+    if record.actor.kind == "credential" and actor[0] == Role.TENANT and len(actor) > 1:
+        yield unquote(actor[1])
+    yield from _in(record.data)
+
+
+def _in(data: object) -> Iterator[str]:
+    """Yield the texts under keys for tenants, at any depth."""
+    if not isinstance(data, dict):
+        return
+    for key, value in data.items():
+        if key.startswith("other"):
+            yield _SOMEBODY_ELSE
+        if key in {"tenant", "tenants"} or key.endswith(("_tenant", "_tenants")):
+            yield from _texts_in(value)
+        else:
+            yield from _in(value)
+
+
+def _texts_in(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        if value:
+            yield value
+    elif isinstance(value, list):
+        for one in value:
+            yield from _texts_in(one)
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield key
+            yield from _texts_in(one)
+
+
+def _withheld(record: AuditRecord) -> bool:
+    """True if a reference could name another party: the identity of a claim contains its holder."""
+    own = record.data.get("claim")
+    return any(not ref.startswith(_OWN_REFERENCES) and ref != own for ref in record.ref)
+
+
+def _records(tiles: Tiles, first: int, end: int) -> Iterator[bytes]:
+    for tile in range(first // WIDTH, -(-end // WIDTH)):
+        begin = tile * WIDTH
+        yield from tiles.records(tile)[max(0, first - begin) : end - begin]
+
+
+def _text(hashed: bytes) -> str:
+    return base64.b64encode(hashed).decode()
+
+
+def _texts(hashes: Sequence[bytes]) -> list[str]:
+    return [_text(one) for one in hashes]
+
+
+ResponseT = TypeVar("ResponseT")
 
 _LATER = {"Retry-After": "1"}
 
@@ -24,10 +263,10 @@ _LATER = {"Retry-After": "1"}
 class AuditApi:
     """Handlers of the audit log's routes."""
 
-    entries: Entries
-    reading: Reading
+    entries: SignedEntries
+    reading: ReadPool
 
-    def handlers(self) -> Handlers:
+    def handlers(self) -> RouteHandlers:
         """Return the handlers by route name."""
         return {
             "audit": self._audit,
@@ -38,7 +277,7 @@ class AuditApi:
 
     async def _audit(self, request: web.Request, who: Credential) -> web.Response:
         own = who.role is Role.TENANT
-        wanted = Wanted(
+        wanted = EntrySelection(
             _number(request, "from", 0),
             max(1, min(MAX_SHOWN, _number(request, "limit", MAX_SHOWN))),
             who.tenant if own else request.query.get("tenant"),
@@ -67,11 +306,11 @@ class AuditApi:
             return json_answer({"error": text}, HTTPStatus.NOT_FOUND)
         return json_answer(found)
 
-    async def _read(self, who: Credential, reading: Callable[[], Answer]) -> Answer:
+    async def _read(self, who: Credential, reading: Callable[[], ResponseT]) -> ResponseT:
         """Read off the loop. Raises HTTPServiceUnavailable if the log cannot be read now."""
         try:
             return await self.reading.read(who, reading)
-        except NotYetError as error:
+        except IndexBehindError as error:
             raise _unavailable(str(error)) from error
         except FileNotFoundError as error:
             text = "nothing has been signed yet"

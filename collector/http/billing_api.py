@@ -1,21 +1,30 @@
-"""Routes of statements and exports: access by tenant is decided here, the content is made elsewhere."""
+"""Routes of statements and exports, and the books for access over the network.
+
+Routes of statements and exports: access by tenant is decided here, the content is made elsewhere.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from pathlib import Path
 from typing import TypeVar
 
 from aiohttp import web
 
-from collector.access.credential import Credential, Role
-from collector.access.trail import Exported
-from collector.billing.served import BillingError, ServedBooks
-from collector.http.gate import Handlers, json_answer
-from collector.http.reading import Reading
-from collector.metering.periods import PeriodError, parse
+from collector.access.access_trail import DeliveredExport
+from collector.access.credentials import Credential, Role
+from collector.billing import focus_rows
+from collector.billing.focus_rows import PayerAccount, Seller
+from collector.billing.period_closing import BillingBooks
+from collector.billing.tenant_statements import BillingReader, BillingUnavailableError
+from collector.http.access_control import RouteHandlers, json_answer
+from collector.http.web_server import ReadPool
+from collector.ledger.database import Database, LedgerError
+from collector.ledger.ledger_store import Ledger
+from collector.metering.units import PeriodError, parse_period
 
 Made = TypeVar("Made")
 
@@ -35,11 +44,11 @@ _SAFE_PAGE = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-
 class BillingApi:
     """Handlers of statements and exports. `billing` opens the books; it blocks, and raises BillingError."""
 
-    billing: Callable[[], ServedBooks]
-    reading: Reading
-    exported: Callable[[Exported], None] = lambda _exported: None
+    billing: Callable[[], BillingReader]
+    reading: ReadPool
+    exported: Callable[[DeliveredExport], None] = lambda _exported: None
 
-    def handlers(self) -> Handlers:
+    def handlers(self) -> RouteHandlers:
         """Return the handlers by route name."""
         return {"statements": self._issued, "statement": self._statement, "export": self._export}
 
@@ -67,14 +76,16 @@ class BillingApi:
             return json_answer({"error": f"nothing to export for {period}"}, HTTPStatus.NOT_FOUND)
         content, digest = found
         if request.method == "GET":
-            self.exported(Exported(who, request.remote or "", period, form, tenant or "", digest))
+            self.exported(
+                DeliveredExport(who, request.remote or "", period, form, tenant or "", digest)
+            )
         name = {"Content-Disposition": f'attachment; filename="railscope-{period}.{form}"'}
         return _document(content, form, name)
 
     async def _made(self, who: Credential, making: Callable[[], Made]) -> Made:
         try:
             return await self.reading.read(who, making)
-        except BillingError as error:
+        except BillingUnavailableError as error:
             text = "the ledger cannot be read now\n"
             raise web.HTTPServiceUnavailable(text=text, headers={"Retry-After": "5"}) from error
 
@@ -91,7 +102,7 @@ def _whose(request: web.Request, who: Credential) -> str | None:
 def _period(request: web.Request) -> str:
     period = request.match_info["period"]
     try:
-        parse(period)
+        parse_period(period)
     except PeriodError as error:
         raise web.HTTPBadRequest(text=f"{error}\n") from error
     return period
@@ -107,3 +118,28 @@ def _form(request: web.Request, known: Sequence[str]) -> str:
 def _document(content: bytes, form: str, more: dict[str, str] | None = None) -> web.Response:
     headers = {"Content-Type": _MEDIA[form], **(_SAFE_PAGE if form == "html" else {})}
     return web.Response(body=content, headers=headers | (more or {}))
+
+
+_NOBODY = "GPU cluster"
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerBooks:
+    """Statements and exports of the ledger in a database."""
+
+    database: Callable[[], Database]
+    """Opens the database; raises LedgerError."""
+    sellers: str = ""
+    """File with the sellers and paying accounts; without one, each tenant pays for itself."""
+
+    def open(self) -> BillingReader:
+        """Open the books. Blocking; raises BillingError if they are unavailable."""
+        try:
+            return BillingReader(BillingBooks.of(Ledger(self.database())), self._seller)
+        except LedgerError as error:
+            raise BillingUnavailableError(str(error)) from error
+
+    def _seller(self, tenants: Iterable[str]) -> Seller:
+        if not self.sellers:
+            return Seller(_NOBODY, _NOBODY, {name: PayerAccount(name) for name in tenants})
+        return focus_rows.read_seller(Path(self.sellers))

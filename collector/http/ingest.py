@@ -3,9 +3,15 @@
 Responses, each with a JSON body:
 
     200  acknowledged: every frame of it is durable
-    401  from the gate                  403  the credential is that of another node
+    401  from the access control        403  the credential is that of another node
     409  send these schemas first       426  another version of the wire format
     400, 413, 422  rejected             429, 503  temporarily unavailable; see Retry-After
+
+Detection of two nodes under one name and token, by data that a single node cannot send.
+
+A node has one boot at a time: it never sends again under an earlier boot. Within one boot, a
+restarted agent sends the remaining frames of its predecessor, but none that are newer than its
+own first frames by more than the overlap of a restart.
 """
 
 from __future__ import annotations
@@ -20,21 +26,20 @@ from http import HTTPStatus
 import structlog
 from aiohttp import web
 
-from collector.access.credential import Credential
-from collector.audit.events import is_audited
-from collector.audit.trail import Denial
-from collector.config import Limits
-from collector.fleet import decode
-from collector.fleet.layout import check_schema
-from collector.fleet.schemas import size_of
+from collector.access.credentials import Credential
+from collector.audit.collector_records import DeniedRequest
+from collector.audit.event_records import is_audited
+from collector.config import IngestLimits
+from collector.evidence.evidence_records import EvidenceProblem
+from collector.fleet import sheets
+from collector.fleet.schemas import check_schema, size_of
 from collector.framelog.framelog import FrameLog
-from collector.framelog.segments import Record
-from collector.http.gate import json_answer
-from collector.log_limit import LogLimit
-from collector.state.core import Core
-from collector.state.envelope_bounds import Cost, cost_of, problems
-from railscope.answer_mark import ANSWER_HEADER, DECISIONS, answer_mark, unread_mark
-from railscope.envelope_reader import unpack, unpacked_bytes
+from collector.framelog.segment_files import FrameRecord
+from collector.http.access_control import json_answer
+from collector.state.collector_state import CollectorState, EnvelopeCost, cost_of, exceeded_bounds
+from collector.work_limits import LogRateLimit
+from railscope.envelopes import unpack, unpacked_bytes
+from railscope.http_responses import ANSWER_HEADER, DECISIONS, answer_mark, unread_mark
 from railscope.wire import (
     SENT_HEADER,
     VERSION,
@@ -43,7 +48,7 @@ from railscope.wire import (
     WireError,
     WireVersionError,
     schema_hash,
-)  # fmt: skip
+)
 
 log = structlog.get_logger(__name__)
 
@@ -61,7 +66,7 @@ _HOUR_NS = _DAY_NS // 24
 _FUTURE_NS = 60_000_000_000
 
 
-class Refusal(Exception):  # noqa: N818 - a response, not a failure
+class EnvelopeNotAcknowledgedError(Exception):
     """An envelope that is not acknowledged: status, reason for the counter, text for the sender."""
 
     def __init__(self, status: HTTPStatus, reason: str, text: str, **more: object) -> None:
@@ -70,7 +75,7 @@ class Refusal(Exception):  # noqa: N818 - a response, not a failure
 
 
 @dataclass(slots=True)
-class Hourly:
+class HourlyAmount:
     """Amount received in the current hour."""
 
     count: int = 0
@@ -90,9 +95,9 @@ class NodeSender:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     allowance: float = 0.0
     counted_at: float = 0.0
-    schemas: Hourly = field(default_factory=Hourly)
-    audited: Hourly = field(default_factory=Hourly)
-    starts: Hourly = field(default_factory=Hourly)
+    schemas: HourlyAmount = field(default_factory=HourlyAmount)
+    audited: HourlyAmount = field(default_factory=HourlyAmount)
+    starts: HourlyAmount = field(default_factory=HourlyAmount)
     known: OrderedDict[tuple[str, str, str], None] = field(default_factory=OrderedDict)
     """Runs, boots and versions received recently."""
 
@@ -101,16 +106,16 @@ class NodeSender:
 class Ingest:
     """The ingest route."""
 
-    core: Core
+    core: CollectorState
     log: FrameLog
-    limits: Limits
-    denied: Callable[[Denial], None] = lambda _denial: None
+    limits: IngestLimits
+    denied: Callable[[DeniedRequest], None] = lambda _denial: None
     wall_ns: Callable[[], int] = time.time_ns
     doubted_since_ns: Callable[[], int] = lambda: 0
     """Start of the time in which `wall_ns` is in doubt; 0 if it is not."""
     is_suspect: Callable[[], bool] = lambda: False
     """True while `wall_ns` is suspect, and not only unconfirmed."""
-    lines: LogLimit = field(default_factory=LogLimit)
+    lines: LogRateLimit = field(default_factory=LogRateLimit)
     closed: str = ""
     """Reason why no data is accepted; empty if data is accepted."""
     _senders: dict[str, NodeSender] = field(default_factory=dict)
@@ -120,7 +125,7 @@ class Ingest:
         """Respond to one POST."""
         try:
             answer = json_answer(await self._receive(request, who))
-        except Refusal as refusal:
+        except EnvelopeNotAcknowledgedError as refusal:
             self.core.counts.reject(refusal.reason)
             if refusal.status == HTTPStatus.FORBIDDEN:
                 self._deny(request, who, refusal)
@@ -137,13 +142,17 @@ class Ingest:
             answer.headers[ANSWER_HEADER] = await _mark(request, answer)
         return answer
 
-    def _deny(self, request: web.Request, who: Credential, refusal: Refusal) -> None:
+    def _deny(
+        self, request: web.Request, who: Credential, refusal: EnvelopeNotAcknowledgedError
+    ) -> None:
         path = request.rel_url.raw_path
-        self.denied(Denial(request.remote or "", path, refusal.reason, who.label))
+        self.denied(DeniedRequest(request.remote or "", path, refusal.reason, who.label))
 
     async def _receive(self, request: web.Request, who: Credential) -> dict[str, int]:
         if self.closed:
-            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "read_only", self.closed)
+            raise EnvelopeNotAcknowledgedError(
+                HTTPStatus.SERVICE_UNAVAILABLE, "read_only", self.closed
+            )
         sender = self._senders.setdefault(who.name, NodeSender())
         self._check_rate(sender, who.name)
         async with sender.lock:
@@ -154,16 +163,20 @@ class Ingest:
         most = self.limits.body_bytes
         if (request.content_length or 0) > most:
             text = f"the body is larger than {most} bytes"
-            raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "size", text)
+            raise EnvelopeNotAcknowledgedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "size", text)
         try:
             async with asyncio.timeout(self.limits.body_seconds):
                 return await request.read()
         except TimeoutError:
             text = f"the body did not arrive within {self.limits.body_seconds:g} s"
-            raise Refusal(HTTPStatus.REQUEST_TIMEOUT, "timeout", text) from None
+            raise EnvelopeNotAcknowledgedError(
+                HTTPStatus.REQUEST_TIMEOUT, "timeout", text
+            ) from None
         except web.HTTPRequestEntityTooLarge:
             text = f"the body is larger than {most} bytes"
-            raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "size", text) from None
+            raise EnvelopeNotAcknowledgedError(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "size", text
+            ) from None
 
     def _check_rate(self, sender: NodeSender, node: str) -> None:
         now = asyncio.get_running_loop().time()
@@ -173,7 +186,7 @@ class Ingest:
         sender.counted_at = now
         if sender.allowance < 1:
             text = f"{node} sends more than {self.limits.requests_per_second:g} requests a second"
-            raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "rate", text)
+            raise EnvelopeNotAcknowledgedError(HTTPStatus.TOO_MANY_REQUESTS, "rate", text)
         sender.allowance -= 1
 
     async def _take(
@@ -189,7 +202,9 @@ class Ingest:
         total = sum(batch.rows for batch in envelope.batches)
         doubted_ns = self.doubted_since_ns()
         suspect = self.is_suspect()
-        record = Record(who.name, self.wall_ns(), sent, body, who.max_rank, doubted_ns, suspect)
+        record = FrameRecord(
+            who.name, self.wall_ns(), sent, body, who.max_rank, doubted_ns, suspect
+        )
         self._check_times(record, envelope)
         if not fresh:
             for _ in self.core.steps(record, envelope):
@@ -200,7 +215,9 @@ class Ingest:
         try:
             await self.log.append(record, lambda: self.core.steps(record, envelope))
         except OSError as error:
-            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "storage", str(error)) from error
+            raise EnvelopeNotAcknowledgedError(
+                HTTPStatus.SERVICE_UNAVAILABLE, "storage", str(error)
+            ) from error
         sender.audited.count += audited
         return {"accepted_frames": fresh, "duplicate_frames": total - fresh}
 
@@ -218,12 +235,16 @@ class Ingest:
                 envelope = unpack(body, min(most, OFF_LOOP_BYTES))
         except WireVersionError as error:
             status = HTTPStatus.UPGRADE_REQUIRED
-            raise Refusal(status, "version", str(error), version=VERSION) from error
+            raise EnvelopeNotAcknowledgedError(
+                status, "version", str(error), version=VERSION
+            ) from error
         except WireError as error:
-            raise Refusal(HTTPStatus.BAD_REQUEST, "format", str(error)) from error
+            raise EnvelopeNotAcknowledgedError(
+                HTTPStatus.BAD_REQUEST, "format", str(error)
+            ) from error
         if envelope.node != node:
             text = f"the credential is that of {node!r}, the envelope says {envelope.node!r}"
-            raise Refusal(HTTPStatus.FORBIDDEN, "node", text)
+            raise EnvelopeNotAcknowledgedError(HTTPStatus.FORBIDDEN, "node", text)
         return envelope, sent
 
     async def _keep_schemas(self, envelope: Envelope, sender: NodeSender) -> None:
@@ -233,10 +254,10 @@ class Ingest:
         most = self.limits.schemas_per_node
         if not sender.schemas.fits(len(new), most, self.wall_ns()):
             text = f"more than {most} new schemas from one node in an hour"
-            raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "schemas", text)
+            raise EnvelopeNotAcknowledgedError(HTTPStatus.TOO_MANY_REQUESTS, "schemas", text)
         sizes = [size_of(schema) for schema in new]
         if problem := self.core.schemas.beyond(envelope.node, sizes):
-            raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "schemas", problem)
+            raise EnvelopeNotAcknowledgedError(HTTPStatus.TOO_MANY_REQUESTS, "schemas", problem)
         try:
             for schema in new:
                 await asyncio.to_thread(check_schema, schema, self.limits.columns)
@@ -244,9 +265,13 @@ class Ingest:
                 self.core.schemas.use(envelope.node, known.digest)
                 sender.schemas.count += 1
         except (ValueError, ArithmeticError, LookupError) as error:
-            raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "schema", str(error)) from error
+            raise EnvelopeNotAcknowledgedError(
+                HTTPStatus.UNPROCESSABLE_ENTITY, "schema", str(error)
+            ) from error
         except OSError as error:
-            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "storage", str(error)) from error
+            raise EnvelopeNotAcknowledgedError(
+                HTTPStatus.SERVICE_UNAVAILABLE, "storage", str(error)
+            ) from error
 
     def _audited(self, envelope: Envelope, sender: NodeSender) -> int:
         """Return the number of its events that are recorded permanently, within the limit per hour.
@@ -257,7 +282,7 @@ class Ingest:
         most, so_far = self.limits.audited_events_per_node, sender.audited
         if count and not so_far.fits(count, most, self.wall_ns()) and so_far.count:
             text = f"more than {most} events for the audit log from one node in an hour"
-            raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "audited_events", text)
+            raise EnvelopeNotAcknowledgedError(HTTPStatus.TOO_MANY_REQUESTS, "audited_events", text)
         return count
 
     def _check_start(self, envelope: Envelope, sender: NodeSender) -> None:
@@ -267,7 +292,7 @@ class Ingest:
             limit = self.limits.starts_per_node
             if not sender.starts.fits(1, limit, self.wall_ns()):
                 text = f"more than {limit} starts of one node's agent in an hour"
-                raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "starts", text)
+                raise EnvelopeNotAcknowledgedError(HTTPStatus.TOO_MANY_REQUESTS, "starts", text)
             sender.starts.count += 1
             sender.known[start] = None
             if len(sender.known) > MAX_KNOWN_STARTS:
@@ -281,16 +306,18 @@ class Ingest:
         share = min(share, MAX_PARTS_OF_A_NODE)
         if waiting[node] > share:
             text = f"{waiting[node]} parts of evidence of {node} wait for the database, more than {share}"
-            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "evidence", text)
+            raise EnvelopeNotAcknowledgedError(HTTPStatus.SERVICE_UNAVAILABLE, "evidence", text)
 
-    def _check_bounds(self, envelope: Envelope) -> Cost:
+    def _check_bounds(self, envelope: Envelope) -> EnvelopeCost:
         cost = cost_of(envelope, (self.core.schemas.get(b.schema) for b in envelope.batches))
         found = [
-            *problems(cost, self.limits),
+            *exceeded_bounds(cost, self.limits),
             *self.core.sequence_problems(envelope, self.limits.gaps),
         ]
         if found:
-            raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "bounds", "; ".join(found))
+            raise EnvelopeNotAcknowledgedError(
+                HTTPStatus.UNPROCESSABLE_ENTITY, "bounds", "; ".join(found)
+            )
         return cost
 
     def _check_batches(self, envelope: Envelope) -> None:
@@ -302,18 +329,22 @@ class Ingest:
                 continue
             self.core.schemas.use(envelope.node, batch.schema)
             try:
-                decode.check(batch, known.layout.columns, self.limits.rows)
+                sheets.check_batch(batch, known.layout.columns, self.limits.rows)
             except WireError as error:
-                raise Refusal(HTTPStatus.BAD_REQUEST, "format", str(error)) from error
+                raise EnvelopeNotAcknowledgedError(
+                    HTTPStatus.BAD_REQUEST, "format", str(error)
+                ) from error
             if batch.stream != known.layout.stream:
                 text = f"batch of {batch.stream!r} refers to a schema of {known.layout.stream!r}"
-                raise Refusal(HTTPStatus.BAD_REQUEST, "format", text)
+                raise EnvelopeNotAcknowledgedError(HTTPStatus.BAD_REQUEST, "format", text)
         if unknown:
             text = "send these schemas first"
             wanted = list(dict.fromkeys(unknown))
-            raise Refusal(HTTPStatus.CONFLICT, "unknown_schema", text, unknown_schemas=wanted)
+            raise EnvelopeNotAcknowledgedError(
+                HTTPStatus.CONFLICT, "unknown_schema", text, unknown_schemas=wanted
+            )
 
-    def _check_times(self, record: Record, envelope: Envelope) -> None:
+    def _check_times(self, record: FrameRecord, envelope: Envelope) -> None:
         for batch in envelope.batches:
             # As in the evidence: the newest by the wall clock, the others by their age relative to it.
             newest_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
@@ -321,14 +352,14 @@ class Ingest:
             age_ns = max(oldest_ns, newest_ns + batch.boot_ns[-1] - batch.boot_ns[0])
             if age_ns > self.limits.oldest_frame_days * _DAY_NS:
                 text = f"frames older than {self.limits.oldest_frame_days} days"
-                raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "age", text)
+                raise EnvelopeNotAcknowledgedError(HTTPStatus.UNPROCESSABLE_ENTITY, "age", text)
             ordered = all(a <= b for a, b in zip(batch.boot_ns, batch.boot_ns[1:], strict=False))
             ahead = batch.boot_ns[-1] > record.sent.boot_ns + _FUTURE_NS
             if not ordered or (ahead and envelope.boot_id == record.sent.boot_id):
                 text = (
                     f"stream {batch.stream!r}: the boot clock of its frames runs backwards or ahead"
                 )
-                raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "time", text)
+                raise EnvelopeNotAcknowledgedError(HTTPStatus.UNPROCESSABLE_ENTITY, "time", text)
 
 
 async def _mark(request: web.Request, answer: web.Response) -> str:
@@ -342,3 +373,83 @@ async def _mark(request: web.Request, answer: web.Response) -> str:
 
 _LATER = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
 _EXPECTED = {"unknown_schema"}
+
+
+TWINS_PROBLEM = "identity_conflict"
+RECENT_NS = 3_600_000_000_000
+"""Time after the last detection in which a name counts as used by two nodes."""
+_OVERLAP_NS = 60_000_000_000
+_MAX_BOOTS, _MAX_RUNS = 8, 8
+
+
+@dataclass(slots=True)
+class _SendingRun:
+    first_ns: int
+    last_ns: int
+
+
+@dataclass(slots=True)
+class _SendingNode:
+    boots: list[str] = field(default_factory=list)
+    """Boot IDs of the node, the current one last."""
+    runs: OrderedDict[tuple[str, str], _SendingRun] = field(default_factory=OrderedDict)
+    """By boot and run: boot clock of the first and last frames."""
+    seen_ns: int = 0
+
+
+@dataclass(slots=True)
+class NodeTwins:
+    """Tracks all nodes; `report` is called if two nodes send under one name."""
+
+    report: Callable[[EvidenceProblem], None]
+    _nodes: dict[str, _SendingNode] = field(default_factory=dict)
+
+    def hear(self, record: FrameRecord, envelope: Envelope) -> None:
+        """Check an envelope."""
+        node = self._nodes.setdefault(envelope.node, _SendingNode())
+        pair = self._boots(node, record.sent.boot_id) or self._runs(node, envelope)
+        if not pair:
+            return
+        node.seen_ns = max(node.seen_ns, record.received_wall_ns)
+        what, one, other = pair
+        facts = {"by": what, "one": min(one, other), "other": max(one, other)}
+        self.report(
+            EvidenceProblem(TWINS_PROBLEM, "", envelope.node, record.received_wall_ns, facts)
+        )
+
+    def nodes(self, now_ns: int) -> list[str]:
+        """Return the names that were recently used by two nodes."""
+        return [
+            name for name, node in self._nodes.items()
+            if node.seen_ns and now_ns - node.seen_ns < RECENT_NS
+        ]  # fmt: skip
+
+    @staticmethod
+    def _boots(node: _SendingNode, boot_id: str) -> tuple[str, str, str] | None:
+        """Return the boot that was left, if the node sends under an earlier one again."""
+        if not boot_id or (node.boots and node.boots[-1] == boot_id):
+            return None
+        before = node.boots[-1] if boot_id in node.boots else ""
+        node.boots = [*(one for one in node.boots if one != boot_id), boot_id][-_MAX_BOOTS:]
+        return ("boot", before, boot_id) if before else None
+
+    @staticmethod
+    def _runs(node: _SendingNode, envelope: Envelope) -> tuple[str, str, str] | None:
+        """Return another run of the boot that continues in parallel to this one."""
+        if not envelope.batches or not envelope.boot_id:
+            return None
+        first_ns = min(batch.boot_ns[0] for batch in envelope.batches)
+        last_ns = max(batch.boot_ns[-1] for batch in envelope.batches)
+        key = (envelope.boot_id, envelope.run)
+        run = node.runs.setdefault(key, _SendingRun(first_ns, last_ns))
+        run.first_ns, run.last_ns = min(run.first_ns, first_ns), max(run.last_ns, last_ns)
+        node.runs.move_to_end(key)
+        if len(node.runs) > _MAX_RUNS:
+            node.runs.popitem(last=False)
+        for (boot_id, name), other in node.runs.items():
+            if boot_id != envelope.boot_id or name == envelope.run:
+                continue
+            overlap_ns = min(run.last_ns, other.last_ns) - max(run.first_ns, other.first_ns)
+            if overlap_ns > _OVERLAP_NS:
+                return "run", name, envelope.run
+        return None

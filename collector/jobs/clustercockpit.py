@@ -14,20 +14,20 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from collector.jobs.documents import documents
-from collector.jobs.job import (
+from collector.jobs.job_list import (
     LATEST_SECONDS,
     NS_PER_SECOND,
-    RAISED,
+    RAISE_BAD_LINES,
     BadLines,
-    Gpu,
-    Job,
     JobList,
     JobListError,
-    Unplaced,
-    excess,
-    future,
-    job_list,
+    ListedGpu,
+    ListedJob,
+    UnnamedGpus,
+    build_job_list,
+    excess_reason,
+    future_reason,
+    json_documents,
     pci_address,
     without_repetitions,
 )
@@ -35,7 +35,7 @@ from collector.metering.units import FOREVER_NS
 
 _WAITING = frozenset({"pending"})
 _RUNNING = frozenset({"running", "suspended"})
-_SHOWN = 40
+_MAX_DISPLAY_LENGTH = 40
 _DATABASE = {
     "jobId": "job_id",
     "startTime": "start_time",
@@ -46,13 +46,13 @@ _DATABASE = {
 """Field names in the database, by their names in JSON."""
 
 
-class _Line:
+class _JobObject:
     """One object, with its line number for error messages."""
 
     def __init__(self, number: int, values: object, what: str) -> None:
         self.number, self._what = number, what
         if not isinstance(values, dict):
-            raise JobListError(number, "", f"no JSON object: {_shown(values)}", what)
+            raise JobListError(number, "", f"no JSON object: {_display_value(values)}", what)
         self._values: dict[str, Any] = values
         self._is_database = "jobId" not in values
 
@@ -73,21 +73,21 @@ class _Line:
     def checked_text(self, field: str, value: object) -> str:
         """The value, checked to be printable text and not empty."""
         if not isinstance(value, str) or not value or not value.isprintable():
-            self.refuse(field, f"{_shown(value)} is no name")
+            self.refuse(field, f"{_display_value(value)} is no name")
         return value
 
     def integer(self, field: str, low: int) -> int:
         """A field that must be a whole number, at least `low`."""
         value = self._present(field)
         if type(value) is not int or not low <= value < LATEST_SECONDS:
-            self.refuse(field, f"{_shown(value)} is no whole number from {low} on")
+            self.refuse(field, f"{_display_value(value)} is no whole number from {low} on")
         return value
 
     def items(self, field: str) -> list[Any]:
         """A field that must be a list."""
         value = self._present(field)
         if not isinstance(value, list):
-            self.refuse(field, f"{_shown(value)} is no list")
+            self.refuse(field, f"{_display_value(value)} is no list")
         return value
 
     def _present(self, field: str) -> object:
@@ -96,15 +96,15 @@ class _Line:
         return self._values[self._named(field)]
 
 
-def read_clustercockpit(lines: Iterable[str], bad: BadLines = RAISED) -> JobList:
+def read_clustercockpit(lines: Iterable[str], bad: BadLines = RAISE_BAD_LINES) -> JobList:
     """Parse the jobs of a list; empty lines are ignored. Raises JobListError."""
-    told: list[tuple[int, Job]] = []
+    told: list[tuple[int, ListedJob]] = []
     clusters: set[str] = set()
     without_gpus = never_started = 0
     what = "line"
     for number, what, value in _objects("\n".join(lines), bad):
         try:
-            line = _Line(number, value, what)
+            line = _JobObject(number, value, what)
             state = line.text("jobState") if "jobState" in line else ""
             job = _job(line, state, bad.now_ns)
             clusters.add(line.text("cluster") if "cluster" in line else "")
@@ -117,7 +117,7 @@ def read_clustercockpit(lines: Iterable[str], bad: BadLines = RAISED) -> JobList
             never_started += 1
         else:
             told.append((number, job))
-    found = job_list(without_repetitions(told, what, bad), without_gpus, never_started)
+    found = build_job_list(without_repetitions(told, what, bad), without_gpus, never_started)
     cluster = clusters.pop() if len(clusters) == 1 else ""
     return msgspec.structs.replace(found, rejected=tuple(bad.found), cluster=cluster)
 
@@ -136,7 +136,7 @@ def _objects(text: str, bad: BadLines) -> Iterator[tuple[int, str, object]]:
     if isinstance(whole, list):
         yield from ((number, "job", value) for number, value in enumerate(whole, 1))
     elif start.partition("\n")[0].strip() in ("{", "["):
-        yield from ((number, "document", value) for number, value in documents(text, bad))
+        yield from ((number, "document", value) for number, value in json_documents(text, bad))
     else:
         for number, line in enumerate(text.split("\n"), 1):
             if not line.strip():
@@ -144,55 +144,55 @@ def _objects(text: str, bad: BadLines) -> Iterator[tuple[int, str, object]]:
             try:
                 yield number, "line", msgspec.json.decode(line)
             except (msgspec.DecodeError, RecursionError) as error:
-                bad.add(JobListError(number, "", f"no JSON: {error}: {_shown(line)}"))
+                bad.add(JobListError(number, "", f"no JSON: {error}: {_display_value(line)}"))
 
 
-def _job(line: _Line, state: str, now_ns: int) -> Job:
+def _job(line: _JobObject, state: str, now_ns: int) -> ListedJob:
     start_ns = line.integer("startTime", 0) * NS_PER_SECOND
-    if state not in _WAITING and (reason := future(start_ns, now_ns)):
+    if state not in _WAITING and (reason := future_reason(start_ns, now_ns)):
         line.refuse("startTime", reason)
     gpus, unplaced = _accelerators(line)
     end_ns = FOREVER_NS
     if state not in _RUNNING and (state not in _WAITING or "duration" in line):
         end_ns = start_ns + line.integer("duration", 0) * NS_PER_SECOND
-        if state not in _WAITING and (reason := future(end_ns, now_ns)):
+        if state not in _WAITING and (reason := future_reason(end_ns, now_ns)):
             line.refuse("duration", f"the job ends at {reason}")
     number = str(line.integer("jobId", 1))
     project, user = line.text("project"), line.text("user")
-    return Job(start_ns, number, project, user, end_ns, gpus, unplaced)
+    return ListedJob(start_ns, number, project, user, end_ns, gpus, unplaced)
 
 
-def _accelerators(line: _Line) -> tuple[tuple[Gpu, ...], tuple[Unplaced, ...]]:
+def _accelerators(line: _JobObject) -> tuple[tuple[ListedGpu, ...], tuple[UnnamedGpus, ...]]:
     """The GPUs of a job by name, and those without a usable name."""
-    gpus: set[Gpu] = set()
-    unplaced: list[Unplaced] = []
+    gpus: set[ListedGpu] = set()
+    unplaced: list[UnnamedGpus] = []
     hosts: set[str] = set()
     for index, resource in enumerate(line.items("resources")):
         field = f"resources[{index}]"
         if not isinstance(resource, dict):
-            line.refuse(field, f"{_shown(resource)} is no object")
+            line.refuse(field, f"{_display_value(resource)} is no object")
         node = line.checked_text(f"{field}.hostname", resource.get("hostname"))
         hosts.add(node)
         named = resource.get("accelerators") or []
         if not isinstance(named, list):
-            line.refuse(f"{field}.accelerators", f"{_shown(named)} is no list")
+            line.refuse(f"{field}.accelerators", f"{_display_value(named)} is no list")
         for name in named:
             if not isinstance(name, str):
-                line.refuse(f"{field}.accelerators", f"{_shown(name)} is no text")
+                line.refuse(f"{field}.accelerators", f"{_display_value(name)} is no text")
             address = pci_address(name)
             if address is None:
-                unplaced.append(Unplaced(node, 1, f"{_shown(name)} is no PCI address"))
-            elif (gpu := Gpu(node, address)) in gpus:
+                unplaced.append(UnnamedGpus(node, 1, f"{_display_value(name)} is no PCI address"))
+            elif (gpu := ListedGpu(node, address)) in gpus:
                 line.refuse(f"{field}.accelerators", f"{address} is there twice")
             else:
                 gpus.add(gpu)
-    if reason := excess(len(gpus) + len(unplaced), len(hosts)):
+    if reason := excess_reason(len(gpus) + len(unplaced), len(hosts)):
         line.refuse("resources", reason)
-    unplaced += _not_named(line, len(gpus) + len(unplaced), sorted(hosts))
+    unplaced += _unnamed_gpus(line, len(gpus) + len(unplaced), sorted(hosts))
     return tuple(sorted(gpus)), tuple(sorted(unplaced))
 
 
-def _not_named(line: _Line, named: int, hosts: Sequence[str]) -> list[Unplaced]:
+def _unnamed_gpus(line: _JobObject, named: int, hosts: Sequence[str]) -> list[UnnamedGpus]:
     """GPUs in `num_acc`, if the list has it, beyond the named accelerators.
 
     They are on the host of a single-host job; for several hosts the list does not specify which.
@@ -202,13 +202,13 @@ def _not_named(line: _Line, named: int, hosts: Sequence[str]) -> list[Unplaced]:
     counted = line.integer("numAcc", 0)
     if counted < named:
         line.refuse("numAcc", f"is {counted}, but {named} accelerators are named")
-    if reason := excess(counted, len(hosts)):
+    if reason := excess_reason(counted, len(hosts)):
         line.refuse("numAcc", reason)
     where = hosts[0] if len(hosts) == 1 else ""
-    return [Unplaced(where, counted - named, "is not named")] if counted > named else []
+    return [UnnamedGpus(where, counted - named, "is not named")] if counted > named else []
 
 
-def _shown(value: object) -> str:
+def _display_value(value: object) -> str:
     """A value for display, on one line and limited in length."""
     text = json.dumps(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return text if len(text) <= _MAX_DISPLAY_LENGTH else f"{text[:_MAX_DISPLAY_LENGTH]}..."

@@ -11,7 +11,7 @@ of an init container if that is larger; a sidecar is an init container that keep
 are. Fields and times: kubernetes/api:core/v1/types.go; times are whole seconds in UTC. Devices of
 dynamic resource allocation (resourceClaims) are not counted: a pod does not contain their number.
 
-Shares are those of `railscope.pod_shares`. A list that also contains nodes (`kubectl get
+Shares are those of `railscope.device_shares`. A list that also contains nodes (`kubectl get
 nodes,pods`) provides models, memory and replicas of their GPUs, which are required for shares of
 memory and time slices.
 """
@@ -27,110 +27,116 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from collector.jobs.documents import documents
-from collector.jobs.job import (
+from collector.jobs.job_list import (
     LATEST_SECONDS,
     NS_PER_SECOND,
-    RAISED,
+    RAISE_BAD_LINES,
     BadLines,
-    Job,
     JobList,
     JobListError,
-    Unplaced,
-    excess,
-    future,
-    job_list,
+    ListedJob,
+    UnnamedGpus,
+    build_job_list,
+    excess_reason,
+    future_reason,
+    json_documents,
     without_repetitions,
 )
 from collector.metering.units import FOREVER_NS
-from railscope.json_shape import ShapeError, check_shape, shown
-from railscope.numeric_text import NumberError, parse_whole
-from railscope.pod_entry import PodEntry, pod_entry
-from railscope.pod_shares import requests_of
+from railscope.device_shares import PodEntry, pod_entry, requests_of
+from railscope.untrusted_text import (
+    NumberError,
+    ShapeError,
+    check_shape,
+    format_json_value,
+    parse_whole,
+)
 
-NOT_NAMED = "Kubernetes does not tell which GPUs"
+KUBERNETES_UNNAMED = "Kubernetes does not tell which GPUs"
 _VENDOR, _GPU = "nvidia.com/", "nvidia.com/gpu"
 _SHARED = "nvidia.com/gpu.shared"
 _STRATEGY = "nvidia.com/gpu.sharing-strategy"
 _PARTS = ("nvidia.com/gpu.shared", "nvidia.com/mig-")
 _COUNT = re.compile("[0-9]{1,19}")
 _MAX_LABEL_NUMBER = 1 << 40
-_OTHER_FORM = (LookupError, TypeError, ValueError, AttributeError)
+_SHAPE_ERRORS = (LookupError, TypeError, ValueError, AttributeError)
 
 
-class _Terminated(msgspec.Struct):
+class _JobPodTerminatedState(msgspec.Struct):
     finishedAt: str | None = None  # noqa: N815 - as in Kubernetes
 
 
-class _State(msgspec.Struct):
-    terminated: _Terminated | None = None
+class _JobPodContainerState(msgspec.Struct):
+    terminated: _JobPodTerminatedState | None = None
 
 
-class _ContainerStatus(msgspec.Struct):
-    state: _State | None = None
+class _JobPodContainerStatus(msgspec.Struct):
+    state: _JobPodContainerState | None = None
 
 
-class _Status(msgspec.Struct):
+class _JobPodStatus(msgspec.Struct):
     phase: str | None = None
     startTime: str | None = None  # noqa: N815 - as in Kubernetes
-    initContainerStatuses: list[_ContainerStatus] | None = None  # noqa: N815 - as in Kubernetes
-    containerStatuses: list[_ContainerStatus] | None = None  # noqa: N815 - as in Kubernetes
+    initContainerStatuses: list[_JobPodContainerStatus] | None = None  # noqa: N815 - as in Kubernetes
+    containerStatuses: list[_JobPodContainerStatus] | None = None  # noqa: N815 - as in Kubernetes
 
 
-class _Resources(msgspec.Struct):
+class _JobPodResources(msgspec.Struct):
     limits: dict[str, str | int | float] | None = None
 
 
-class _Container(msgspec.Struct):
-    resources: _Resources | None = None
+class _JobPodContainer(msgspec.Struct):
+    resources: _JobPodResources | None = None
 
 
-class _Spec(msgspec.Struct):
-    containers: list[_Container]
-    initContainers: list[_Container] | None = None  # noqa: N815 - as in Kubernetes
+class _JobPodSpec(msgspec.Struct):
+    containers: list[_JobPodContainer]
+    initContainers: list[_JobPodContainer] | None = None  # noqa: N815 - as in Kubernetes
     nodeName: str | None = None  # noqa: N815 - as in Kubernetes
 
 
-class _Metadata(msgspec.Struct):
+class _JobPodMetadata(msgspec.Struct):
     name: str
     namespace: str
     annotations: dict[str, str] | None = None
     deletionTimestamp: str | None = None  # noqa: N815 - as in Kubernetes
 
 
-class _Shape(msgspec.Struct):
+class _JobPod(msgspec.Struct):
     """Fields of a pod that are read."""
 
-    metadata: _Metadata
-    spec: _Spec
-    status: _Status | None = None
+    metadata: _JobPodMetadata
+    spec: _JobPodSpec
+    status: _JobPodStatus | None = None
 
 
-def read_kubernetes(text: str, bad: BadLines = RAISED) -> JobList:
+def read_kubernetes(text: str, bad: BadLines = RAISE_BAD_LINES) -> JobList:
     """The pods of lists and changes, each in its last version. Raises JobListError."""
     pods: dict[str, tuple[int, Any, bool]] = {}
-    nodes: dict[str, NodeGpus] = {}
+    nodes: dict[str, NodeGpuLabels] = {}
     for place, (pod, is_gone) in enumerate(_pods(text, bad), start=1):
         try:
             if pod.get("kind") == "Node":
-                nodes[pod["metadata"]["name"]] = NodeGpus.of(pod["metadata"].get("labels") or {})
+                nodes[pod["metadata"]["name"]] = NodeGpuLabels.of(
+                    pod["metadata"].get("labels") or {}
+                )
                 continue
             pods[pod["metadata"]["uid"]] = place, pod, is_gone
-        except _OTHER_FORM:
+        except _SHAPE_ERRORS:
             bad.add(JobListError(place, "metadata.uid", "is missing", "pod"))
-    told: list[tuple[int, Job]] = []
+    told: list[tuple[int, ListedJob]] = []
     without_gpus = never_started = 0
     for place, pod, is_gone in pods.values():
         try:
-            check_shape(pod, _Shape)
-            unplaced, span = _unplaced(pod, nodes), _span(pod, is_gone=is_gone)
+            check_shape(pod, _JobPod)
+            unplaced, span = _unnamed_gpus(pod, nodes), _span(pod, is_gone=is_gone)
             problem = _problem(unplaced, span, bad.now_ns)
             tenant = _name(pod, "namespace")
             name = f"{tenant}/{_name(pod, 'name')}"
         except ShapeError as error:
             bad.add(JobListError(place, error.field, error.reason, "pod"))
             continue
-        except _OTHER_FORM as error:
+        except _SHAPE_ERRORS as error:
             bad.add(JobListError(place, "", f"not as Kubernetes writes it: {error}", "pod"))
             continue
         if problem:
@@ -141,29 +147,29 @@ def read_kubernetes(text: str, bad: BadLines = RAISED) -> JobList:
             never_started += 1
         else:
             start_ns, end_ns = span
-            told.append((place, Job(start_ns, name, tenant, "", end_ns, unplaced=unplaced)))
-    found = job_list(without_repetitions(told, "pod", bad), without_gpus, never_started)
+            told.append((place, ListedJob(start_ns, name, tenant, "", end_ns, unplaced=unplaced)))
+    found = build_job_list(without_repetitions(told, "pod", bad), without_gpus, never_started)
     return msgspec.structs.replace(found, rejected=tuple(bad.found))
 
 
 def _problem(
-    unplaced: Sequence[Unplaced], span: tuple[int, int] | None, now_ns: int
+    unplaced: Sequence[UnnamedGpus], span: tuple[int, int] | None, now_ns: int
 ) -> tuple[str, str] | None:
     """Field with a value that is invalid for a pod, and the reason."""
-    if reason := excess(sum(one.gpus for one in unplaced), 1):
+    if reason := excess_reason(sum(one.gpus for one in unplaced), 1):
         return "spec.containers", reason
     if span is None:
         return None
-    if reason := future(span[0], now_ns):
+    if reason := future_reason(span[0], now_ns):
         return "status.startTime", reason
-    if span[1] < FOREVER_NS and (reason := future(span[1], now_ns)):
+    if span[1] < FOREVER_NS and (reason := future_reason(span[1], now_ns)):
         return "status", f"the pod ends at {reason}"
     return None
 
 
 def _pods(text: str, bad: BadLines) -> Iterator[tuple[Any, bool]]:
     """Every pod in the text, and true if it was reported as deleted."""
-    for number, document in documents(text, bad):
+    for number, document in json_documents(text, bad):
         if not isinstance(document, dict):
             bad.add(JobListError(number, "", "no JSON object", "document"))
         elif "items" in document:
@@ -181,7 +187,7 @@ def _name(pod: Any, field: str) -> str:
     value = pod["metadata"][field]
     if not isinstance(value, str) or not value or not value.isprintable():
         where = f"metadata.{field}"
-        raise ShapeError(where, f"{shown(value)} is no {field}")
+        raise ShapeError(where, f"{format_json_value(value)} is no {field}")
     return value
 
 
@@ -226,46 +232,48 @@ def _instant_ns(field: str, text: str) -> int:
     except ValueError:
         moment = None
     if moment is None or moment.tzinfo is None or not 0 <= moment.timestamp() < LATEST_SECONDS:
-        raise ShapeError(field, f"{shown(text)} is no time from 1970 to 2105 with its zone")
+        raise ShapeError(
+            field, f"{format_json_value(text)} is no time from 1970 to 2105 with its zone"
+        )
     return int(moment.timestamp()) * NS_PER_SECOND
 
 
 # Devices -------------------------------------------------------------------------------------------
 
 
-def _unplaced(pod: Any, nodes: Mapping[str, NodeGpus]) -> tuple[Unplaced, ...]:
+def _unnamed_gpus(pod: Any, nodes: Mapping[str, NodeGpuLabels]) -> tuple[UnnamedGpus, ...]:
     """Number of GPUs of a pod, or shares of them; a share that cannot be computed is a reason."""
     where = pod["spec"].get("nodeName") or ""
-    node = nodes.get(where, NodeGpus())
-    shared = requests_of(_entry(pod), lambda _place: node.memory_mib)
+    node = nodes.get(where, NodeGpuLabels())
+    shared = requests_of(_pod_requests(pod), lambda _place: node.memory_mib)
     if shared:
         found = [
-            Unplaced(
+            UnnamedGpus(
                 where,
                 part.count,
-                NOT_NAMED,
+                KUBERNETES_UNNAMED,
                 node.model,
                 Fraction(1) if part.share is None else part.share,
             )
             for part in shared.parts
         ]
-        return (*found, *(Unplaced(where, 0, problem) for problem in shared.problems))
-    asked = _asked(pod["spec"])
+        return (*found, *(UnnamedGpus(where, 0, problem) for problem in shared.problems))
+    asked = _requested_devices(pod["spec"])
     if node.replicas:
         share = Fraction(1, node.replicas)
         replicas = asked.pop(_SHARED, 0) or asked.pop(_GPU, 0)
         if replicas:
-            return (Unplaced(where, replicas, NOT_NAMED, node.model, share),)
-    found = [Unplaced(where, asked[_GPU], NOT_NAMED, node.model)] if asked[_GPU] else []
+            return (UnnamedGpus(where, replicas, KUBERNETES_UNNAMED, node.model, share),)
+    found = [UnnamedGpus(where, asked[_GPU], KUBERNETES_UNNAMED, node.model)] if asked[_GPU] else []
     found += [
-        Unplaced(where, 0, f"{name}={count} is a part of a GPU, of unknown size")
+        UnnamedGpus(where, 0, f"{name}={count} is a part of a GPU, of unknown size")
         for name, count in sorted(asked.items())
         if count and name.startswith(_PARTS)
     ]
     return tuple(found)
 
 
-def _entry(pod: Any) -> PodEntry:
+def _pod_requests(pod: Any) -> PodEntry:
     """GPU requests of a pod."""
     meta, spec = pod["metadata"], pod["spec"]
     containers = [
@@ -280,7 +288,7 @@ def _entry(pod: Any) -> PodEntry:
     )
 
 
-class NodeGpus(NamedTuple):
+class NodeGpuLabels(NamedTuple):
     """GPU properties from the labels of a node (NVIDIA/k8s-device-plugin: gpu-feature-discovery)."""
 
     model: str = ""
@@ -288,7 +296,7 @@ class NodeGpus(NamedTuple):
     replicas: int = 0
 
     @classmethod
-    def of(cls, labels: Mapping[str, str]) -> NodeGpus:
+    def of(cls, labels: Mapping[str, str]) -> NodeGpuLabels:
         """Read the labels; missing ones are unknown."""
         memory, replicas = (
             labels.get(f"nvidia.com/gpu.{name}", "") for name in ("memory", "replicas")
@@ -309,7 +317,7 @@ def _label_number(text: str) -> int | None:
         return None
 
 
-def _asked(spec: Mapping[str, Any]) -> Counter[str]:
+def _requested_devices(spec: Mapping[str, Any]) -> Counter[str]:
     """The devices that a pod gets, by resource."""
     together: Counter[str] = Counter()
     largest: Counter[str] = Counter()
@@ -332,6 +340,6 @@ def _devices(container: Mapping[str, Any]) -> Counter[str]:
         if name.startswith(_VENDOR):
             if not _COUNT.fullmatch(str(count)):
                 field = f"spec.containers.resources.limits.{name}"
-                raise ShapeError(field, f"{shown(count)} is no count of devices")
+                raise ShapeError(field, f"{format_json_value(count)} is no count of devices")
             found[name] = int(count)
     return found

@@ -1,22 +1,48 @@
-"""The database of a ledger: SQLite or PostgreSQL, by URL."""
+"""The database of a ledger: SQLite or PostgreSQL, by URL.
+
+`ledger_url` returns its location according to the settings. `SharedDatabase` is one database that
+all components of a collector share, opened on first use. `LedgerProbe` reports its readiness: a
+write that is committed, repeated at most every few seconds.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, MetaData, create_engine, event, func, inspect, select
+import structlog
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Engine,
+    Integer,
+    MetaData,
+    Table,
+    create_engine,
+    event,
+    func,
+    insert,
+    inspect,
+    select,
+    update,
+)
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from collector.ledger import heads
-from collector.ledger.heads import StoppedError
-from collector.ledger.migration import migrate
-from collector.ledger.schema import VERSION, schema_version
-from railscope.listen import MAX_PORT
+from collector.config import LedgerSettings
+from collector.ledger import head_chain
+from collector.ledger.head_chain import StoppedError
+from collector.ledger.schema import VERSION, migrate, schema_version
+from railscope.server_connections import MAX_PORT
+from railscope.settings import SettingsError
 
 _BUSY_SECONDS = 60
 _SCHEMA_LOCK = 0x7261_696C_6C65_6467
@@ -152,7 +178,7 @@ class Database:
                 raise NoLedgerError(self._nothing())
             self._tables.create_all(connection, checkfirst=False)
             connection.execute(schema_version.insert().values(version=VERSION))
-            heads.begin(connection, self._wall_ns())
+            head_chain.begin_chain(connection, self._wall_ns())
             return
         for table in self._tables.sorted_tables:
             if table.name not in present:  # created by an earlier release
@@ -164,8 +190,8 @@ class Database:
                 f"version {VERSION}: run the Railscope that wrote it, or give it another database"
             )
             raise LedgerError(message)
-        if heads.heads.name not in present:
-            heads.begin(connection, self._wall_ns())
+        if head_chain.heads.name not in present:
+            head_chain.begin_chain(connection, self._wall_ns())
 
     def _nothing(self) -> str:
         return f"there is no ledger in {self.name}; a collector makes it when it starts"
@@ -221,3 +247,152 @@ def _begin_sqlite(connection: Connection) -> None:
     """Take a writer's lock at once, because upgrading a read lock may fail."""
     writes = connection.get_execution_options().get("writes")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+@dataclass(slots=True)
+class SharedDatabase:
+    """The database of a URL. Any thread may open it; each call fails while it is unavailable."""
+
+    url: str
+    tables: MetaData
+    _opened: Database | None = None
+    _opening: threading.Lock = field(default_factory=threading.Lock)
+
+    def open(self) -> Database:
+        """Return the database, with its tables. Blocking; raises LedgerError."""
+        with self._opening:
+            if self._opened is None:
+                self._opened = Database(self.url, self.tables)
+            return self._opened
+
+    def close(self) -> None:
+        """Close all connections."""
+        with self._opening:
+            if self._opened is not None:
+                self._opened.close()
+            self._opened = None
+
+
+FILE = "ledger.sqlite"
+"""File in the state directory, used if no database is configured."""
+
+
+def ledger_url(ledger: LedgerSettings, directory: Path) -> str:
+    """Return the URL of its database.
+
+    Raises SettingsError if the file with the URL cannot be read, or the URL is that of a database that this
+    installation cannot open, or of one in memory.
+    """
+    url, setting = ledger.url or f"sqlite:///{directory.absolute() / FILE}", "ledger.url"
+    if ledger.url_file:
+        setting = f"ledger.url_file {ledger.url_file}"
+        try:
+            url = Path(ledger.url_file).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            message = f"{setting}: cannot be read: {error}"
+            raise SettingsError(message) from error
+    try:
+        check_url(url)
+    except LedgerError as error:
+        message = f"{setting}: {error}"
+        raise SettingsError(message) from error
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite" and parsed.database in {None, "", ":memory:"}:
+        message = f"{setting}: a database in memory is lost at every stop: expected sqlite:////PATH"
+        raise SettingsError(message)
+    return url
+
+
+def check_file(url: URL) -> None:
+    """Raise SettingsError if SQLite cannot create or write its file now.
+
+    A running collector waits for such a file, as it does for a database server that is unavailable.
+    """
+    name = url.database or ""
+    if url.get_backend_name() != "sqlite" or name.startswith("file:"):
+        return
+    file = Path(name)
+    problem = ""
+    if file.is_dir():
+        problem = f"{file} is a directory"
+    elif not file.parent.is_dir():
+        problem = f"no directory {file.parent}"
+    elif not os.access(file if file.exists() else file.parent, os.W_OK):
+        problem = f"{file} cannot be written by this user (uid {os.geteuid()})"
+    if problem:
+        message = f"{problem}: expected sqlite:////PATH of a file in a directory that exists"
+        raise SettingsError(message)
+
+
+log = structlog.get_logger(__name__)
+
+REUSE_SECONDS = 5.0
+_UNWRITABLE = "the ledger cannot be written; the collector's log has the reason"
+
+_probe_table = Table(
+    "write_probe",
+    MetaData(),
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("writes", BigInteger, nullable=False),
+)
+"""One row that counts its own writes. It is outside the ledger's schema and its audit."""
+
+
+def commit_probe(database: Database) -> None:
+    """Commit one write. Blocking; raises LedgerError.
+
+    Only a commit detects a full disk, a read-only file system, a missing privilege or a standby server;
+    opening the database and reading from it succeed with all of these.
+    """
+    with database.transaction(writes=True) as connection:
+        if not inspect(connection).has_table(_probe_table.name):
+            _probe_table.create(connection)
+        changed = connection.execute(update(_probe_table).values(writes=_probe_table.c.writes + 1))
+        if not changed.rowcount:
+            connection.execute(insert(_probe_table).values(id=1, writes=1))
+
+
+@dataclass(slots=True)
+class LedgerProbe:
+    """Result of the newest write, for any number of concurrent callers."""
+
+    open: Callable[[], Database]
+    monotonic: Callable[[], float] = time.monotonic
+    wait_seconds: float = 5.0
+    _running: asyncio.Task[str] | None = None
+    _problem: str = ""
+    _ended: float | None = None
+
+    async def problem(self) -> str:
+        """Return the reason why the ledger cannot be written; empty if there is none.
+
+        A database that does not respond within `wait_seconds` counts as unwritable; the write continues,
+        and later callers wait for the same one. The database's own message, which may contain hosts and
+        files, is logged and not returned: readiness is served without a credential.
+        """
+        if self._ended is not None and self.monotonic() - self._ended < REUSE_SECONDS:
+            return _UNWRITABLE if self._problem else ""
+        if self._running is None:
+            self._running = asyncio.create_task(asyncio.to_thread(self._write))
+            self._running.add_done_callback(self._finished)
+        done, _ = await asyncio.wait({self._running}, timeout=self.wait_seconds)
+        if not done:
+            return f"the ledger has not answered a write for {self.wait_seconds:g} s"
+        return _UNWRITABLE if self._problem else ""
+
+    def _write(self) -> str:
+        try:
+            commit_probe(self.open())
+        except LedgerError as error:
+            return str(error)
+        return ""
+
+    def _finished(self, task: asyncio.Task[str]) -> None:
+        self._running = None
+        if not task.cancelled():
+            fault = task.exception()
+            before = self._problem
+            self._problem = f"{type(fault).__name__}: {fault}" if fault else task.result()
+            self._ended = self.monotonic()
+            if self._problem and not before:
+                log.error("ledger_unwritable", problem=self._problem)

@@ -1,12 +1,17 @@
-"""Tables of the ledger. Rows are only added, never changed; database triggers enforce this.
+"""Tables of the ledger, and the migration of the ledgers of earlier releases in place.
 
-A row belongs to one day. Slots are integers of the revision's capacity units (84,000, or more if claims
-hold other fractions; 840 in ledgers of earlier releases). A GPU-day of 84,000 units is 7.3e18
-cap-unit-nanoseconds, which is within 64 bits; larger products are not, and sums over many days are computed
-outside the database.
+Rows are only added, never changed; database triggers enforce this. A row belongs to one day. Slots
+are integers of the revision's capacity units (84,000, or more if claims hold other fractions; 840
+in ledgers of earlier releases). A GPU-day of 84,000 units is 7.3e18 cap-unit-nanoseconds, which is
+within 64 bits; larger products are not, and sums over many days are computed outside the database.
 
-Other packages have tables in the same database: they declare them on `metadata` in modules of their own,
-which `collector.tables` imports, and make them append-only.
+Other packages have tables in the same database: they declare them on `metadata` in modules of
+their own, which `collector.tables` imports, and make them append-only.
+
+Migration: version 2 stored slots as 840ths of a GPU and their product in 64 bits. Its revisions
+keep their slots: each revision states its capacity units, and 840 is the default. Version 3 did
+not store the size of the MIG instance of a claim, version 4 no mark of revisions
+(`clock_suspect`): these columns are empty in migrated rows.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     Column,
+    Connection,
     Dialect,
     ForeignKeyConstraint,
     Index,
@@ -28,6 +34,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     event,
+    text,
 )
 from sqlalchemy.types import TypeEngine
 
@@ -61,7 +68,7 @@ revisions = Table(
 )
 
 
-class Product(TypeDecorator[int | str]):
+class ExactInteger(TypeDecorator[int | str]):
     """An exact integer beyond 64 bits: NUMERIC in PostgreSQL, TEXT in SQLite.
 
     Damaged text is returned unchanged: the comparison with heads reports its row.
@@ -88,7 +95,7 @@ class Product(TypeDecorator[int | str]):
         return None if value is None else int(value)
 
 
-def _of_revision() -> ForeignKeyConstraint:
+def _revision_foreign_key() -> ForeignKeyConstraint:
     key = ("gpu_uuid", "day", "revision")
     return ForeignKeyConstraint(key, [f"ledger_revision.{name}" for name in key])
 
@@ -113,10 +120,10 @@ entries = Table(
     Column("workload_id", Text, nullable=False),
     Column("claim_id", Text, nullable=False),
     Column("layout_id", Text, nullable=False),
-    Column("qty_capns", Product(), nullable=False),
+    Column("qty_capns", ExactInteger(), nullable=False),
     Column("reason", Text, nullable=False, server_default=""),
     Column("placement", Text, nullable=False, server_default=""),
-    _of_revision(),
+    _revision_foreign_key(),
     CheckConstraint("tiling IN ('compute', 'memory')", name="tiling_known"),
     CheckConstraint("0 <= slot_lo AND slot_lo < slot_hi", name="slots_exist"),
     CheckConstraint("t0_ns < t1_ns", name="time_passes"),
@@ -139,7 +146,7 @@ shares = Table(
     Column("tenant_id", Text, nullable=False),
     Column("workload_id", Text, nullable=False),
     Column("claim_id", Text, nullable=False),
-    _of_revision(),
+    _revision_foreign_key(),
     CheckConstraint("amount > 0", name="amount_is_positive"),
     CheckConstraint("t0_ns <= t1_ns", name="time_passes"),
     CheckConstraint("0 <= slot_lo AND slot_lo < slot_hi", name="slots_exist"),
@@ -160,7 +167,7 @@ claims = Table(
     Column("requested_compute", Text, nullable=False, server_default=""),
     Column("requested_memory", Text, nullable=False, server_default=""),
     Column("instance", Text),
-    _of_revision(),
+    _revision_foreign_key(),
 )
 """Attributes of the claims in a revision's entries that the entries do not contain."""
 
@@ -181,7 +188,7 @@ overlaps = Table(
     Column("kind", Text, nullable=False),
     Column("units", BigInteger, nullable=False),
     Column("ratio", Text, nullable=False),
-    _of_revision(),
+    _revision_foreign_key(),
     CheckConstraint("t0_ns < t1_ns", name="time_passes"),
     CheckConstraint("kind IN ('conflict', 'override', 'oversubscribed')", name="kind_known"),
 )
@@ -226,25 +233,93 @@ def make_append_only(table: Table) -> None:
     _run(table, "after_create", f"{trigger} ON {table.name} {refuse}", "postgresql")
 
 
-class Covered(NamedTuple):
+class CoveredTable(NamedTuple):
     """A table of rows that heads commit to, and the tables of its dependent rows."""
 
     table: Table
     parts: tuple[Table, ...]
 
 
-covered: dict[str, Covered] = {}
+covered_tables: dict[str, CoveredTable] = {}
 """Covered tables by kind of row; a part has the columns of the table's primary key."""
 
 
-def cover(kind: str, table: Table, *parts: Table) -> None:
-    """Make heads cover the rows of a table, each with its parts (`collector.ledger.heads`)."""
-    covered[kind] = Covered(table, parts)
+def cover_table(kind: str, table: Table, *parts: Table) -> None:
+    """Make heads cover the rows of a table, each with its parts (`collector.ledger.head_chain`)."""
+    covered_tables[kind] = CoveredTable(table, parts)
 
 
-cover("revision", revisions, entries, shares, claims, overlaps)
+cover_table("revision", revisions, entries, shares, claims, overlaps)
 _run(metadata, "before_create", _REFUSE, "postgresql")
 for _table in (schema_version, revisions, entries, shares, claims, overlaps):
     make_append_only(_table)
 for _dialect in ("sqlite", "postgresql"):
     _run(metadata, "after_create", LEDGER_VIEW, _dialect)
+
+
+_ADDED = {
+    "ledger_revision": ("capacity_units BIGINT NOT NULL DEFAULT 840",),
+    "ledger_claim": (
+        "end_ns BIGINT", "rank BIGINT",
+        "requested_compute TEXT NOT NULL DEFAULT ''", "requested_memory TEXT NOT NULL DEFAULT ''",
+    ),
+}  # fmt: skip
+
+
+def migrate(connection: Connection, version: int) -> bool:
+    """Migrate a ledger to this version; return False for an unsupported version."""
+    if version not in {2, 3, 4}:
+        return version == VERSION
+    connection.execute(text("DROP VIEW IF EXISTS ledger"))
+    if version == 2:  # noqa: PLR2004 - the schema version
+        _from_version_2(connection)
+    if version <= 3:  # noqa: PLR2004 - the schema version
+        connection.execute(text("ALTER TABLE ledger_claim ADD COLUMN instance TEXT"))
+    connection.execute(text("ALTER TABLE ledger_revision ADD COLUMN clock_suspect TEXT"))
+    connection.execute(text(LEDGER_VIEW))
+    connection.execute(schema_version.insert().values(version=VERSION))
+    return True
+
+
+def _from_version_2(connection: Connection) -> None:
+    """Add capacity units, finer slots, and the requests of claims."""
+    for table, columns in _ADDED.items():
+        for column in columns:
+            connection.execute(text(f"ALTER TABLE {table} ADD COLUMN {column}"))
+    if connection.dialect.name == "postgresql":
+        _alter(connection)
+    else:
+        _copy(connection)
+
+
+def _alter(connection: Connection) -> None:
+    """Change columns and constraints in place (PostgreSQL)."""
+    statements = (
+        (
+            "ALTER TABLE ledger_entry DROP CONSTRAINT slots_exist, DROP CONSTRAINT quantity_is_exact,"
+            " ADD CONSTRAINT slots_exist CHECK (0 <= slot_lo AND slot_lo < slot_hi),"
+            " ALTER COLUMN qty_capns TYPE NUMERIC(60, 0),"
+            " ADD COLUMN reason TEXT NOT NULL DEFAULT '', ADD COLUMN placement TEXT NOT NULL DEFAULT ''"
+        ),
+        (
+            "ALTER TABLE ledger_share DROP CONSTRAINT slots_exist,"
+            " ADD CONSTRAINT slots_exist CHECK (0 <= slot_lo AND slot_lo < slot_hi)"
+        ),
+    )
+    for statement in statements:
+        connection.execute(text(statement))
+
+
+def _copy(connection: Connection) -> None:
+    """Copy the rows to new tables with all their values: SQLite cannot drop a constraint."""
+    for table in (entries, shares):
+        old = f"{table.name}_of_version_2"
+        connection.execute(text(f"ALTER TABLE {table.name} RENAME TO {old}"))
+        for change in ("update", "delete"):
+            connection.execute(text(f"DROP TRIGGER IF EXISTS {table.name}_no_{change}"))
+        table.create(connection)
+        present = {row[1] for row in connection.execute(text(f"PRAGMA table_info({old})"))}
+        columns = ", ".join(column.name for column in table.columns if column.name in present)
+        copied = f"INSERT INTO {table.name} ({columns}) SELECT {columns} FROM {old}"  # noqa: S608 - names of our own tables
+        connection.execute(text(copied))
+        connection.execute(text(f"DROP TABLE {old}"))

@@ -1,17 +1,25 @@
-"""Input of metering about one GPU: a set of immutable facts.
+"""Input of metering about one GPU: a set of immutable facts, and the observed time they prove.
 
 The order of facts is their precedence: of two that are in force at one time, the greater one
 counts. The order of the fields follows from that.
+
+A GPU is observed between two samples of one boot that are at most `GAP_NS` apart. Samples are
+given as stretches and not individually, so the cost of a GPU-day depends on its gaps.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from fractions import Fraction
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from collector.metering.units import FOREVER_NS, WHOLE, Slots, Tiling, Units, checked
+from collector.metering.timeline import TimePiece
+from collector.metering.units import FOREVER_NS, WHOLE, CapacityRange, Tiling, Units, check_slots
 
 SCHEDULERS = ("slurm", "kubernetes")
 
@@ -22,7 +30,7 @@ def job_id(workload: str) -> str:
     return name if colon and source in SCHEDULERS else workload
 
 
-class Level(IntEnum):
+class ClaimAuthority(IntEnum):
     """Authority of a claim; the higher rank prevails."""
 
     REVIEW = 0
@@ -33,7 +41,7 @@ class Level(IntEnum):
     ADMINISTRATOR = 5
 
 
-class Witness(IntEnum):
+class NodeWitness(IntEnum):
     """Independent evidence that a stale node was running; the highest one is recorded."""
 
     NONE = 0
@@ -42,22 +50,22 @@ class Witness(IntEnum):
     SCHEDULER = 3
 
 
-class Claim(msgspec.Struct, frozen=True, order=True, gc=False):
+class MeteredClaim(msgspec.Struct, frozen=True, order=True, gc=False):
     """A tenant holds slots of the GPU in [start, end). Ids are never reused.
 
     A claim on a node holds only while the GPU is in that node. `system` is a health check or the
     administrator's own use. If the same id is reported with two ends, the earlier one counts.
     """
 
-    level: Level
+    level: ClaimAuthority
     start_ns: int
     id: str
     tenant: str
     end_ns: int = FOREVER_NS
     workload: str = ""
     node: str = ""
-    compute: Slots = WHOLE
-    memory: Slots = WHOLE
+    compute: CapacityRange = WHOLE
+    memory: CapacityRange = WHOLE
     exclusive: bool = True
     system: bool = False
     source: str = ""
@@ -81,12 +89,12 @@ class Claim(msgspec.Struct, frozen=True, order=True, gc=False):
 
     def __post_init__(self) -> None:
         """Reject slots and shares that a GPU does not have. Raises ValueError."""
-        checked(self.compute)
-        checked(self.memory)
+        check_slots(self.compute)
+        check_slots(self.memory)
         if self.share is not None and (self.exclusive or not 0 < self.share <= 1):
             message = f"claim {self.id}: share {self.share}: expected 0 < share <= 1, not exclusive"
             raise ValueError(message)
-        if self.level is Level.REVIEW and not self.review:
+        if self.level is ClaimAuthority.REVIEW and not self.review:
             message = f"claim {self.id}: level REVIEW: expected a reason for the review"
             raise ValueError(message)
 
@@ -100,19 +108,19 @@ class Claim(msgspec.Struct, frozen=True, order=True, gc=False):
         """End of the time in force."""
         return min(self.end_ns, self.until_ns)
 
-    def slots(self, tiling: Tiling) -> Slots:
+    def slots(self, tiling: Tiling) -> CapacityRange:
         """Return the slots of its device in one of the tilings."""
         return self.compute if tiling is Tiling.COMPUTE else self.memory
 
 
-class Release(msgspec.Struct, frozen=True, order=True, gc=False):
+class ClaimRelease(msgspec.Struct, frozen=True, order=True, gc=False):
     """End of a claim. It may be received before the claim; the earliest release counts."""
 
     claim: str
     instant_ns: int
 
 
-class Stretch(msgspec.Struct, frozen=True, order=True, gc=False):
+class SampleStretch(msgspec.Struct, frozen=True, order=True, gc=False):
     """Samples of one boot, from the first to the last, with no two neighbours further apart than a gap.
 
     A single sample is a stretch too. The clock was right to within `uncertainty_ns`. `skew_ns` is
@@ -126,7 +134,7 @@ class Stretch(msgspec.Struct, frozen=True, order=True, gc=False):
     skew_ns: int = 0
 
 
-class Stay(msgspec.Struct, frozen=True, order=True, gc=False):
+class NodeStay(msgspec.Struct, frozen=True, order=True, gc=False):
     """The GPU is in a node in [start, end). Of two stays the later counts."""
 
     start_ns: int
@@ -134,14 +142,14 @@ class Stay(msgspec.Struct, frozen=True, order=True, gc=False):
     end_ns: int = FOREVER_NS
 
 
-class Instance(msgspec.Struct, frozen=True, order=True, gc=False):
+class MigInstanceSlots(msgspec.Struct, frozen=True, order=True, gc=False):
     """A MIG instance: its slots in both tilings."""
 
-    compute: Slots
-    memory: Slots
+    compute: CapacityRange
+    memory: CapacityRange
 
 
-class Layout(msgspec.Struct, frozen=True, order=True, gc=False):
+class PartitionLayout(msgspec.Struct, frozen=True, order=True, gc=False):
     """MIG layout of the GPU from a timestamp on; without instances MIG is off.
 
     Raises ValueError if instances overlap.
@@ -149,43 +157,43 @@ class Layout(msgspec.Struct, frozen=True, order=True, gc=False):
 
     start_ns: int
     id: str
-    instances: tuple[Instance, ...] = ()
+    instances: tuple[MigInstanceSlots, ...] = ()
 
     def __post_init__(self) -> None:
         """Reject a layout that no GPU can have."""
         for tiling in Tiling:
-            _remainder(self, tiling)
+            _stranded_slots(self, tiling)
 
-    def stranded(self, tiling: Tiling) -> tuple[Slots, ...]:
+    def stranded(self, tiling: Tiling) -> tuple[CapacityRange, ...]:
         """Return the slots that no further instance can use.
 
         Each instance needs compute and memory: if one of them is used up, the rest of the other is
         stranded.
         """
         other = Tiling.MEMORY if tiling is Tiling.COMPUTE else Tiling.COMPUTE
-        if not self.instances or _remainder(self, other):
+        if not self.instances or _stranded_slots(self, other):
             return ()
-        return _remainder(self, tiling)
+        return _stranded_slots(self, tiling)
 
 
-def _remainder(layout: Layout, tiling: Tiling) -> tuple[Slots, ...]:
+def _stranded_slots(layout: PartitionLayout, tiling: Tiling) -> tuple[CapacityRange, ...]:
     """Return the slots without an instance, in order. Raises ValueError if instances overlap."""
     compute = tiling is Tiling.COMPUTE
-    free: list[Slots] = []
+    free: list[CapacityRange] = []
     at: Units = 0
-    for taken in sorted(checked(i.compute if compute else i.memory) for i in layout.instances):
+    for taken in sorted(check_slots(i.compute if compute else i.memory) for i in layout.instances):
         if taken.low < at:
             message = f"layout {layout.id}: instances overlap in {tiling} slot {taken.low}"
             raise ValueError(message)
         if at < taken.low:
-            free.append(Slots(at, taken.low))
+            free.append(CapacityRange(at, taken.low))
         at = taken.high
     if at < WHOLE.high:
-        free.append(Slots(at, WHOLE.high))
+        free.append(CapacityRange(at, WHOLE.high))
     return tuple(free)
 
 
-class Outage(msgspec.Struct, frozen=True, order=True, gc=False):
+class GpuOutage(msgspec.Struct, frozen=True, order=True, gc=False):
     """The GPU is unavailable in [start, end): announced maintenance, or proven to be down."""
 
     announced: bool
@@ -193,30 +201,30 @@ class Outage(msgspec.Struct, frozen=True, order=True, gc=False):
     end_ns: int
 
 
-class Reservation(msgspec.Struct, frozen=True, order=True, gc=False):
+class SlotReservation(msgspec.Struct, frozen=True, order=True, gc=False):
     """Slots reserved for a tenant in [start, end), used or not."""
 
     start_ns: int
     id: str
     tenant: str
     end_ns: int
-    compute: Slots = WHOLE
-    memory: Slots = WHOLE
+    compute: CapacityRange = WHOLE
+    memory: CapacityRange = WHOLE
 
     def __post_init__(self) -> None:
         """Reject slots that a GPU does not have. Raises ValueError."""
-        checked(self.compute)
-        checked(self.memory)
+        check_slots(self.compute)
+        check_slots(self.memory)
 
-    def slots(self, tiling: Tiling) -> Slots:
+    def slots(self, tiling: Tiling) -> CapacityRange:
         """Return its slots in one of the tilings."""
         return self.compute if tiling is Tiling.COMPUTE else self.memory
 
 
-class Sighting(msgspec.Struct, frozen=True, order=True, gc=False):
+class NodeSighting(msgspec.Struct, frozen=True, order=True, gc=False):
     """Evidence from a source other than the agent that the node was running in [start, end)."""
 
-    witness: Witness
+    witness: NodeWitness
     start_ns: int
     end_ns: int
 
@@ -237,11 +245,92 @@ class Evidence(msgspec.Struct, frozen=True):
     """All evidence about one GPU. Neither order nor repetition matters."""
 
     gpu: str
-    stays: tuple[Stay, ...]
-    claims: tuple[Claim, ...] = ()
-    releases: tuple[Release, ...] = ()
-    stretches: tuple[Stretch, ...] = ()
-    layouts: tuple[Layout, ...] = ()
-    outages: tuple[Outage, ...] = ()
-    reservations: tuple[Reservation, ...] = ()
-    sightings: tuple[Sighting, ...] = ()
+    stays: tuple[NodeStay, ...]
+    claims: tuple[MeteredClaim, ...] = ()
+    releases: tuple[ClaimRelease, ...] = ()
+    stretches: tuple[SampleStretch, ...] = ()
+    layouts: tuple[PartitionLayout, ...] = ()
+    outages: tuple[GpuOutage, ...] = ()
+    reservations: tuple[SlotReservation, ...] = ()
+    sightings: tuple[NodeSighting, ...] = ()
+
+
+GAP_NS = 30_000_000_000
+QUARANTINE_NS = 60_000_000_000
+
+
+def stretches(
+    boot: str, instants_ns: NDArray[np.int64], uncertainty_ns: int = 0
+) -> list[SampleStretch]:
+    """Return the stretches of the samples of one boot, which may be in any order."""
+    instants = np.unique(instants_ns)
+    if not len(instants):
+        return []
+    breaks = np.flatnonzero(np.diff(instants) > GAP_NS)
+    firsts = instants[np.concatenate(([0], breaks + 1))].tolist()
+    lasts = instants[np.concatenate((breaks, [len(instants) - 1]))].tolist()
+    return [
+        SampleStretch(boot, first, last, uncertainty_ns)
+        for first, last in zip(firsts, lasts, strict=True)
+    ]
+
+
+def join_stretches(parts: Iterable[SampleStretch]) -> list[SampleStretch]:
+    """Join stretches of one boot that overlap or are at most a gap apart.
+
+    The timestamps of a node with a clock error above one minute are not usable; its samples are
+    omitted.
+    """
+    found: list[SampleStretch] = []
+    for part in sorted(part for part in parts if abs(part.skew_ns) <= QUARANTINE_NS):
+        last = found[-1] if found else None
+        if last and last.boot == part.boot and part.first_ns <= last.last_ns + GAP_NS:
+            found[-1] = SampleStretch(
+                last.boot,
+                last.first_ns,
+                max(last.last_ns, part.last_ns),
+                max(last.uncertainty_ns, part.uncertainty_ns),
+            )
+        else:
+            found.append(part)
+    return found
+
+
+def observation_gaps(
+    parts: Iterable[SampleStretch], boundaries_ns: Sequence[int]
+) -> list[TimePiece[int]]:
+    """Return, for all time, the length of the gap that contains it; 0 where the GPU was observed.
+
+    A gap lasts from one sample to the next; one without a start or an end is `FOREVER_NS`. An edge
+    that is within the clock's uncertainty of a boundary (of a claim, in order) is moved there, so
+    that no short gap remains between the claim and its first sample.
+    """
+    seen = sorted(
+        (
+            _snap_to_boundary(stretch.first_ns, stretch.uncertainty_ns, boundaries_ns),
+            _snap_to_boundary(stretch.last_ns, stretch.uncertainty_ns, boundaries_ns),
+        )
+        for stretch in join_stretches(parts)
+    )
+    found: list[TimePiece[int]] = []
+    now = -FOREVER_NS
+    for first, last in seen:
+        if now < first:
+            silence = first - now if found else FOREVER_NS
+            found.append(TimePiece(now, first, silence))
+        start = max(now, first)
+        if start < last:
+            found.append(TimePiece(start, last, 0))
+        now = max(now, last)
+    found.append(TimePiece(now, FOREVER_NS, FOREVER_NS))
+    return found
+
+
+def _snap_to_boundary(edge_ns: int, uncertainty_ns: int, boundaries_ns: Sequence[int]) -> int:
+    """Return the nearest boundary within the uncertainty, or the edge itself."""
+    if not uncertainty_ns:
+        return edge_ns
+    at = bisect_left(boundaries_ns, edge_ns)
+    near = boundaries_ns[max(at - 1, 0) : at + 1]
+    nearest = min(near, key=lambda boundary: abs(boundary - edge_ns), default=edge_ns)
+    return nearest if abs(nearest - edge_ns) <= uncertainty_ns else edge_ns

@@ -20,23 +20,23 @@ from typing import NamedTuple, overload
 
 import msgspec
 
-from collector.metering.evidence import Claim, Evidence, Level, Stay
-from collector.metering.timeline import Piece, extend, prevailing
-from collector.metering.units import WHOLE, Slots, Tiling, Units, exact
+from collector.metering.evidence import ClaimAuthority, Evidence, MeteredClaim, NodeStay
+from collector.metering.timeline import TimePiece, extend, prevailing
+from collector.metering.units import WHOLE, CapacityRange, Tiling, Units, exact
 
 _RUN = re.compile(r"([0-9]+)|([^0-9]+)", re.ASCII)
 
-Precedence = tuple[Level, int, tuple[tuple[bool, int, str], ...], bytes, str]
+Precedence = tuple[ClaimAuthority, int, tuple[tuple[bool, int, str], ...], bytes, str]
 
 
-class Hold(NamedTuple):
+class HeldSlots(NamedTuple):
     """Slots that a claim holds at a time."""
 
-    slots: Slots
-    claim: Claim
+    slots: CapacityRange
+    claim: MeteredClaim
 
 
-def natural(text: str) -> tuple[tuple[bool, int, str], ...]:
+def natural_sort_key(text: str) -> tuple[tuple[bool, int, str], ...]:
     """Sort key that orders runs of digits by value: digits before text, a prefix first."""
     runs = ((digits.lstrip("0"), other) for digits, other in _RUN.findall(text))
     return tuple(
@@ -44,18 +44,18 @@ def natural(text: str) -> tuple[tuple[bool, int, str], ...]:
     )
 
 
-def precedence(claim: Claim) -> Precedence:
+def precedence(claim: MeteredClaim) -> Precedence:
     """Sort key of claims; the greatest takes slots first."""
     id_bytes = claim.id.encode(errors="surrogatepass")
-    return claim.level, claim.start_ns, natural(claim.id), id_bytes, claim.source
+    return claim.level, claim.start_ns, natural_sort_key(claim.id), id_bytes, claim.source
 
 
-def stays(evidence: Evidence) -> list[Piece[Stay]]:
+def stays(evidence: Evidence) -> list[TimePiece[NodeStay]]:
     """Return the node in which the GPU was, without overlap."""
-    return prevailing(Piece(stay.start_ns, stay.end_ns, stay) for stay in evidence.stays)
+    return prevailing(TimePiece(stay.start_ns, stay.end_ns, stay) for stay in evidence.stays)
 
 
-def claims_in_force(evidence: Evidence) -> list[Piece[Claim]]:
+def claims_in_force(evidence: Evidence) -> list[TimePiece[MeteredClaim]]:
     """Return the time in which each claim is in force, with its actual end; in order.
 
     A claim is in force while the GPU is in its node, or in any node if it names none; it keeps its
@@ -69,7 +69,7 @@ def claims_in_force(evidence: Evidence) -> list[Piece[Claim]]:
         if release.claim in ends:
             ends[release.claim] = min(release.instant_ns, ends[release.claim])
     places = stays(evidence)
-    found: set[Piece[Claim]] = set()
+    found: set[TimePiece[MeteredClaim]] = set()
     for claim in evidence.claims:
         known = msgspec.structs.replace(claim, end_ns=ends[claim.id])
         spans = (
@@ -80,17 +80,17 @@ def claims_in_force(evidence: Evidence) -> list[Piece[Claim]]:
             for place in places
             if claim.node in ("", place.value.node)
         )
-        found |= {Piece(start, end, known) for start, end in spans if start < end}
+        found |= {TimePiece(start, end, known) for start, end in spans if start < end}
     return sorted(found, key=lambda piece: (_order(piece.value), piece.start_ns))
 
 
-def _order(claim: Claim) -> tuple[Precedence, int, str, str, str]:
+def _order(claim: MeteredClaim) -> tuple[Precedence, int, str, str, str]:
     return precedence(claim), claim.end_ns, claim.tenant, claim.workload, repr(claim)
 
 
 def allocations(
-    claims: Sequence[Piece[Claim]], tiling: Tiling
-) -> Iterator[tuple[int, int, Sequence[Claim], list[Hold]]]:
+    claims: Sequence[TimePiece[MeteredClaim]], tiling: Tiling
+) -> Iterator[tuple[int, int, Sequence[MeteredClaim], list[HeldSlots]]]:
     """Yield spans in which no claim begins or ends, with claims in force (greatest first) and holds.
 
     `claims` are in ascending precedence, as `claims_in_force` returns them.
@@ -107,34 +107,34 @@ def allocations(
         for rank in begins.get(now, ()):
             insort(active, rank)
         if active:
-            in_force = _InForce(claims, active)
+            in_force = _ClaimsInForce(claims, active)
             yield now, until, in_force, allocate(in_force, tiling)
 
 
-class _InForce(Sequence[Claim]):
+class _ClaimsInForce(Sequence[MeteredClaim]):
     """View of claims by their ranks, without a copy: the first of many claims often takes all slots."""
 
-    def __init__(self, claims: Sequence[Piece[Claim]], ranks: Sequence[int]) -> None:
+    def __init__(self, claims: Sequence[TimePiece[MeteredClaim]], ranks: Sequence[int]) -> None:
         self._claims, self._ranks = claims, ranks
 
     def __len__(self) -> int:
         return len(self._ranks)
 
     @overload
-    def __getitem__(self, index: int) -> Claim: ...
+    def __getitem__(self, index: int) -> MeteredClaim: ...
     @overload
-    def __getitem__(self, index: slice) -> Sequence[Claim]: ...
-    def __getitem__(self, index: int | slice) -> Claim | Sequence[Claim]:
+    def __getitem__(self, index: slice) -> Sequence[MeteredClaim]: ...
+    def __getitem__(self, index: int | slice) -> MeteredClaim | Sequence[MeteredClaim]:
         if isinstance(index, slice):
             return [self._claims[-rank].value for rank in self._ranks[index]]
         return self._claims[-self._ranks[index]].value
 
 
-def allocate(in_force: Sequence[Claim], tiling: Tiling) -> list[Hold]:
+def allocate(in_force: Sequence[MeteredClaim], tiling: Tiling) -> list[HeldSlots]:
     """Return the holds of claims in force, which are given in descending precedence."""
     free = [WHOLE]
-    found: list[Hold] = []
-    waiting: deque[Claim] = deque()
+    found: list[HeldSlots] = []
+    waiting: deque[MeteredClaim] = deque()
     """Claims of the current rank that are not in the group."""
     at = 0
     while free and (waiting or at < len(in_force)):
@@ -144,7 +144,7 @@ def allocate(in_force: Sequence[Claim], tiling: Tiling) -> list[Hold]:
         claim = waiting.popleft()
         if claim.exclusive:
             taken, free = _take(free, claim.slots(tiling))
-            found += (Hold(slots, claim) for slots in taken)
+            found += (HeldSlots(slots, claim) for slots in taken)
             continue
         while at < len(in_force) and in_force[at].level is claim.level:
             waiting.append(in_force[at])
@@ -155,16 +155,16 @@ def allocate(in_force: Sequence[Claim], tiling: Tiling) -> list[Hold]:
 
 
 def _group(
-    first: Claim, following: Iterable[Claim], tiling: Tiling
-) -> tuple[list[Claim], deque[Claim]]:
+    first: MeteredClaim, following: Iterable[MeteredClaim], tiling: Tiling
+) -> tuple[list[MeteredClaim], deque[MeteredClaim]]:
     """Return the group of a shared claim among those of its rank, and the other claims.
 
     An exclusive claim ends a group on its own slots: it does not divide claims on another instance.
     """
-    group, others, taken = [first], deque[Claim](), set[Slots]()
+    group, others, taken = [first], deque[MeteredClaim](), set[CapacityRange]()
     for claim in following:
         slots = claim.slots(tiling)
-        if claim.exclusive or any(meet(slots, one) for one in taken):
+        if claim.exclusive or any(slots_intersect(slots, one) for one in taken):
             others.append(claim)
         else:
             group.append(claim)
@@ -173,14 +173,14 @@ def _group(
     return group, others
 
 
-def meet(one: Slots, other: Slots) -> bool:
+def slots_intersect(one: CapacityRange, other: CapacityRange) -> bool:
     """True if two ranges of slots have slots in common."""
     return max(one.low, other.low) < min(one.high, other.high)
 
 
 def _share(
-    group: Sequence[Claim], tiling: Tiling, free: list[Slots], found: list[Hold]
-) -> list[Slots]:
+    group: Sequence[MeteredClaim], tiling: Tiling, free: list[CapacityRange], found: list[HeldSlots]
+) -> list[CapacityRange]:
     """Divide the remainder of each device of a group; instances before the GPU that contains them.
 
     Shares take the lowest free slots, so another claim in force moves holders and frees no slot
@@ -191,84 +191,100 @@ def _share(
     for device in devices:
         members = [claim for claim in group if claim.slots(tiling) == device]
         left, free = _take(free, device)
-        sizes = parts(members, device, size_of(left))
+        sizes = shared_sizes(members, device, size_of(left))
         for claim in reversed(members):
             taken, left = _take_lowest(left, sizes[claim])
-            found += (Hold(slots, claim) for slots in taken)
+            found += (HeldSlots(slots, claim) for slots in taken)
         free = sorted([*free, *left])
     return free
 
 
-def parts(members: Sequence[Claim], device: Slots, left: Units) -> dict[Claim, Units]:
+def shared_sizes(
+    members: Sequence[MeteredClaim], device: CapacityRange, left: Units
+) -> dict[MeteredClaim, Units]:
     """Return the size that each shared claim gets of the remainder of a device."""
     size = device.high - device.low
     wanted = {c: Fraction(size) * c.share for c in members if c.share is not None}
     total = sum(wanted.values(), Fraction(0))
     scale = Fraction(left) / total if total > left else Fraction(1)
-    found: dict[Claim, Units] = {claim: exact(want * scale) for claim, want in wanted.items()}
+    found: dict[MeteredClaim, Units] = {
+        claim: exact(want * scale) for claim, want in wanted.items()
+    }
     rest = left - total * scale
     others = [claim for claim in members if claim.share is None]
     return found | {claim: exact(Fraction(rest) / len(others)) for claim in others}
 
 
-def size_of(slots: Iterable[Slots]) -> Units:
+def size_of(slots: Iterable[CapacityRange]) -> Units:
     """Return the sum of the sizes of disjoint slots."""
     return exact(sum((Fraction(one.high - one.low) for one in slots), Fraction(0)))
 
 
-def _take(free: Sequence[Slots], wanted: Slots) -> tuple[list[Slots], list[Slots]]:
+def _take(
+    free: Sequence[CapacityRange], wanted: CapacityRange
+) -> tuple[list[CapacityRange], list[CapacityRange]]:
     """Return the free slots within those wanted, and the free slots that remain."""
-    taken: list[Slots] = []
-    rest: list[Slots] = []
+    taken: list[CapacityRange] = []
+    rest: list[CapacityRange] = []
     for one in free:
         low, high = max(one.low, wanted.low), min(one.high, wanted.high)
         if low >= high:
             rest.append(one)
             continue
-        taken.append(Slots(low, high))
-        rest += (s for s in (Slots(one.low, low), Slots(high, one.high)) if s.low < s.high)
+        taken.append(CapacityRange(low, high))
+        rest += (
+            s
+            for s in (CapacityRange(one.low, low), CapacityRange(high, one.high))
+            if s.low < s.high
+        )
     return taken, rest
 
 
-def _take_lowest(free: Sequence[Slots], size: Units) -> tuple[list[Slots], list[Slots]]:
+def _take_lowest(
+    free: Sequence[CapacityRange], size: Units
+) -> tuple[list[CapacityRange], list[CapacityRange]]:
     """Return the lowest free slots of a size, and the rest."""
-    taken: list[Slots] = []
-    rest: list[Slots] = []
+    taken: list[CapacityRange] = []
+    rest: list[CapacityRange] = []
     for one in free:
         cut = exact(min(one.high, one.low + size))
         size -= cut - one.low
         if one.low < cut:
-            taken.append(Slots(one.low, cut))
+            taken.append(CapacityRange(one.low, cut))
         if cut < one.high:
-            rest.append(Slots(cut, one.high))
+            rest.append(CapacityRange(cut, one.high))
     return taken, rest
 
 
-def divisions(claims: Sequence[Piece[Claim]], tiling: Tiling) -> list[Piece[tuple[Hold, ...]]]:
+def divisions(
+    claims: Sequence[TimePiece[MeteredClaim]], tiling: Tiling
+) -> list[TimePiece[tuple[HeldSlots, ...]]]:
     """Return the holds over time, in ascending slots; time without claims is omitted."""
-    found: list[Piece[tuple[Hold, ...]]] = []
+    found: list[TimePiece[tuple[HeldSlots, ...]]] = []
     for now, until, _, held in allocations(claims, tiling):
-        extend(found, Piece(now, until, tuple(_joined(held))))
+        extend(found, TimePiece(now, until, tuple(_joined(held))))
     return found
 
 
-def _joined(held: Iterable[Hold]) -> list[Hold]:
+def _joined(held: Iterable[HeldSlots]) -> list[HeldSlots]:
     """Return holds in ascending slots; neighbouring slots of one claim are one hold."""
-    found: list[Hold] = []
+    found: list[HeldSlots] = []
     for slots, claim in sorted(held, key=lambda hold: hold.slots):
         if found and found[-1].claim is claim and found[-1].slots.high == slots.low:
-            slots = Slots(found.pop().slots.low, slots.high)  # noqa: PLW2901 - they are one
-        found.append(Hold(slots, claim))
+            slots = CapacityRange(found.pop().slots.low, slots.high)  # noqa: PLW2901 - they are one
+        found.append(HeldSlots(slots, claim))
     return found
 
 
-def complete(held: Iterable[Hold]) -> Iterator[tuple[Slots, Claim | None]]:
+def fill_free_slots(
+    held: Iterable[HeldSlots],
+) -> Iterator[tuple[CapacityRange, MeteredClaim | None]]:
     """Yield all slots of a GPU in order, with the claim that holds them; None for free slots."""
     at: Units = WHOLE.low
     for slots, claim in held:
         if at < slots.low:
-            yield Slots(at, slots.low), None
+            yield CapacityRange(at, slots.low), None
         yield slots, claim
         at = slots.high
     if at < WHOLE.high:
-        yield Slots(at, WHOLE.high), None
+        yield CapacityRange(at, WHOLE.high), None

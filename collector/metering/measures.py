@@ -18,15 +18,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.metering.evidence import Claim, Evidence
-from collector.metering.holders import claims_in_force, complete, divisions
-from collector.metering.timeline import Piece, aligned, prevailing
-from collector.metering.units import FOREVER_NS, GPU_CAPACITY, WHOLE, Slots, Tiling, Units
+from collector.metering.evidence import Evidence, MeteredClaim
+from collector.metering.holders import claims_in_force, divisions, fill_free_slots
+from collector.metering.timeline import TimePiece, aligned, prevailing
+from collector.metering.units import FOREVER_NS, GPU_CAPACITY, WHOLE, CapacityRange, Tiling, Units
 
 Column = NDArray[np.int64]
 
 
-class Measure(StrEnum):
+class CountedQuantity(StrEnum):
     """A quantity that a counter of a GPU counts, with the unit of its amounts."""
 
     ENERGY = "energy"
@@ -41,7 +41,7 @@ class Measure(StrEnum):
     """Bytes transmitted by it."""
 
 
-class Use(StrEnum):
+class AmountAttribution(StrEnum):
     """Attribution of an amount."""
 
     ATTRIBUTED = "attributed"
@@ -49,7 +49,7 @@ class Use(StrEnum):
     UNATTRIBUTED = "unattributed"
 
 
-class Readings(msgspec.Struct, frozen=True, eq=False):
+class CounterReadings(msgspec.Struct, frozen=True, eq=False):
     """Readings of one counter in one boot, in any order. Raises ValueError for negative counters.
 
     `driver` identifies the cause of a reset other than the boot: the loading of the driver for a
@@ -72,14 +72,14 @@ class Readings(msgspec.Struct, frozen=True, eq=False):
             raise ValueError(message)
 
 
-class Reset(msgspec.Struct, frozen=True, order=True, gc=False):
+class CounterRestart(msgspec.Struct, frozen=True, order=True, gc=False):
     """Reset of a counter: its increments after the last reading before the reset are lost."""
 
     last_ns: int
     first_ns: int
 
 
-class Increments(msgspec.Struct, frozen=True, eq=False):
+class CounterIncrements(msgspec.Struct, frozen=True, eq=False):
     """Increments of a counter between consecutive readings, never negative.
 
     `same` is true if both readings are of one boot and driver and the counter was not reset.
@@ -90,34 +90,34 @@ class Increments(msgspec.Struct, frozen=True, eq=False):
     amounts: Column
     same: NDArray[np.bool_]
 
-    def resets(self) -> list[Reset]:
+    def resets(self) -> list[CounterRestart]:
         """Return the resets of the counter."""
         over = ~self.same
         pairs = zip(self.starts_ns[over].tolist(), self.ends_ns[over].tolist(), strict=True)
-        return sorted(Reset(start, end) for start, end in pairs)
+        return sorted(CounterRestart(start, end) for start, end in pairs)
 
 
-class Share(msgspec.Struct, frozen=True, order=True, gc=False):
+class AmountShare(msgspec.Struct, frozen=True, order=True, gc=False):
     """An amount of slots [lo, hi) in [t0, t1). A shared GPU's is divided by compute slots."""
 
     t0_ns: int
     t1_ns: int
     slot_lo: Units
     slot_hi: Units
-    use: Use
+    use: AmountAttribution
     amount: int
     tenant: str = ""
     workload: str = ""
     claim: str = ""
 
 
-def increments(runs: Iterable[Readings]) -> Increments:
+def increments(runs: Iterable[CounterReadings]) -> CounterIncrements:
     """Return the increments of all readings of a GPU, from the first reading on.
 
     After a boot, a load of the driver or a lower value, counting restarts from zero. Boots are
     ordered by their first reading.
     """
-    epochs: dict[tuple[str, str], list[Readings]] = {}
+    epochs: dict[tuple[str, str], list[CounterReadings]] = {}
     for run in runs:
         if len(run.instants_ns):
             epochs.setdefault((run.boot, run.driver), []).append(run)
@@ -127,7 +127,7 @@ def increments(runs: Iterable[Readings]) -> Increments:
     )
     if not columns:
         nothing = np.zeros(0, np.int64)
-        return Increments(nothing, nothing, nothing, np.zeros(0, np.bool_))
+        return CounterIncrements(nothing, nothing, nothing, np.zeros(0, np.bool_))
     instants = np.concatenate([column[0] for column in columns])
     counters = np.concatenate([column[1] for column in columns])
     same = np.ones(len(instants), np.bool_)
@@ -136,10 +136,10 @@ def increments(runs: Iterable[Readings]) -> Increments:
     same = same[1:] & (risen >= 0)
     ends = instants[1:]
     starts = np.minimum(instants[:-1], ends)
-    return Increments(starts, ends, np.where(same, risen, counters[1:]), same)
+    return CounterIncrements(starts, ends, np.where(same, risen, counters[1:]), same)
 
 
-def _in_order(epoch: Sequence[Readings]) -> tuple[Column, Column]:
+def _in_order(epoch: Sequence[CounterReadings]) -> tuple[Column, Column]:
     """Return the readings of one epoch by time, each once."""
     instants = np.concatenate([run.instants_ns for run in epoch])
     counters = np.concatenate([run.counters for run in epoch])
@@ -147,23 +147,23 @@ def _in_order(epoch: Sequence[Readings]) -> tuple[Column, Column]:
     return instants[order], counters[order]
 
 
-class Owned(NamedTuple):
+class OwnedSlots(NamedTuple):
     """Slots with their owner (None if free), and the index of the tenure without a change."""
 
-    slots: Slots
-    claim: Claim | None
+    slots: CapacityRange
+    claim: MeteredClaim | None
     tenure: int
 
 
 _MAX = np.iinfo(np.int64).max
 _PART_OF_A_TENURE = -1
-_CHANGED = Owned(WHOLE, None, -2)
+_CHANGED = OwnedSlots(WHOLE, None, -2)
 
 
-class Owners(msgspec.Struct, frozen=True, eq=False):
+class SlotOwners(msgspec.Struct, frozen=True, eq=False):
     """Owners of all compute slots of a GPU, over all time."""
 
-    pieces: list[Piece[tuple[Owned, ...]]]
+    pieces: list[TimePiece[tuple[OwnedSlots, ...]]]
     """Complete in time and slots."""
     tenures: list[tuple[int, int]]
     """Start and end of each time in which slots have one owner without a change."""
@@ -171,16 +171,16 @@ class Owners(msgspec.Struct, frozen=True, eq=False):
     ends_ns: Column
 
 
-def owners(evidence: Evidence) -> Owners:
+def owners(evidence: Evidence) -> SlotOwners:
     """Return the owners of a GPU. Outages have no owner, even within a claim."""
-    outages = prevailing(Piece(o.start_ns, o.end_ns, o) for o in evidence.outages)
+    outages = prevailing(TimePiece(o.start_ns, o.end_ns, o) for o in evidence.outages)
     held = divisions(claims_in_force(evidence), Tiling.COMPUTE)
-    pieces: list[Piece[tuple[Owned, ...]]] = []
+    pieces: list[TimePiece[tuple[OwnedSlots, ...]]] = []
     tenures: list[tuple[int, int]] = []
-    before: dict[tuple[Slots, Claim | None], int] = {}
+    before: dict[tuple[CapacityRange, MeteredClaim | None], int] = {}
     for start, end, (holds, outage) in aligned((held, outages), -FOREVER_NS, FOREVER_NS):
-        present: dict[tuple[Slots, Claim | None], int] = {}
-        for part in complete(() if outage else holds or ()):
+        present: dict[tuple[CapacityRange, MeteredClaim | None], int] = {}
+        for part in fill_free_slots(() if outage else holds or ()):
             if part in before:
                 tenure = before[part]
                 tenures[tenure] = (tenures[tenure][0], end)
@@ -188,9 +188,11 @@ def owners(evidence: Evidence) -> Owners:
                 tenure = len(tenures)
                 tenures.append((start, end))
             present[part] = tenure
-        pieces.append(Piece(start, end, tuple(Owned(*part, at) for part, at in present.items())))
+        pieces.append(
+            TimePiece(start, end, tuple(OwnedSlots(*part, at) for part, at in present.items()))
+        )
         before = present
-    return Owners(
+    return SlotOwners(
         pieces,
         tenures,
         np.array([piece.start_ns for piece in pieces], np.int64),
@@ -198,7 +200,9 @@ def owners(evidence: Evidence) -> Owners:
     )
 
 
-def shares(owned: Owners, counted: Increments, start_ns: int, end_ns: int) -> list[Share]:
+def shares(
+    owned: SlotOwners, counted: CounterIncrements, start_ns: int, end_ns: int
+) -> list[AmountShare]:
     """Return the amounts of readings after the start and up to the end of a window, in order.
 
     There is one share per tenure; for an increment across a change, one share per owner that did
@@ -206,7 +210,7 @@ def shares(owned: Owners, counted: Increments, start_ns: int, end_ns: int) -> li
     """
     window = (start_ns, end_ns)
     within = (counted.ends_ns > start_ns) & (counted.ends_ns <= end_ns)
-    picked = Increments(
+    picked = CounterIncrements(
         counted.starts_ns[within],
         counted.ends_ns[within],
         counted.amounts[within],
@@ -214,11 +218,11 @@ def shares(owned: Owners, counted: Increments, start_ns: int, end_ns: int) -> li
     )
     piece = np.searchsorted(owned.starts_ns, picked.starts_ns, "right") - 1
     unchanged = picked.same & (picked.ends_ns <= owned.ends_ns[piece])
-    sums: Counter[Owned] = Counter()
+    sums: Counter[OwnedSlots] = Counter()
     for at, amounts in _grouped(piece[unchanged], picked.amounts[unchanged]):
         for part, size in _divided(owned.pieces[at].value, amounts):
             sums[part] += size
-    found: list[Share] = []
+    found: list[AmountShare] = []
     rest = ~unchanged & (picked.amounts > 0)
     columns = (piece, picked.starts_ns, picked.ends_ns, picked.amounts, picked.same)
     for at, start, end, amount, same in zip(*(one[rest].tolist() for one in columns), strict=True):
@@ -228,7 +232,9 @@ def shares(owned: Owners, counted: Increments, start_ns: int, end_ns: int) -> li
             if part.tenure >= 0:
                 sums[part] += size
             elif size and part.tenure == _CHANGED.tenure:
-                found.append(Share(start, end, *part.slots, Use.UNATTRIBUTED, size))
+                found.append(
+                    AmountShare(start, end, *part.slots, AmountAttribution.UNATTRIBUTED, size)
+                )
             elif size:
                 found.append(_share(part, (start, end), window, size))
     found += (_share(part, owned.tenures[part.tenure], window, n) for part, n in sums.items() if n)
@@ -242,22 +248,24 @@ def _grouped(keys: NDArray[np.intp], amounts: Column) -> Iterator[tuple[int, Col
     return zip(found.tolist(), np.split(amounts[order], first[1:]), strict=False)
 
 
-def _lasting(owned: Owners, at: int, end_ns: int) -> list[Owned]:
+def _lasting(owned: SlotOwners, at: int, end_ns: int) -> list[OwnedSlots]:
     """Return all slots with their common owner from one piece up to a time in a later piece."""
     parts = list(owned.pieces[at].value)
     while owned.ends_ns[at] < end_ns:
         at += 1
         parts = list(_common(parts, owned.pieces[at].value))
-    found: list[Owned] = []
+    found: list[OwnedSlots] = []
     for part in parts:
         if found and part.tenure == found[-1].tenure == _CHANGED.tenure:
-            found[-1] = Owned(Slots(found[-1].slots.low, part.slots.high), *_CHANGED[1:])
+            found[-1] = OwnedSlots(
+                CapacityRange(found[-1].slots.low, part.slots.high), *_CHANGED[1:]
+            )
         else:
             found.append(part)
     return found
 
 
-def _common(parts: Iterable[Owned], later: Sequence[Owned]) -> Iterator[Owned]:
+def _common(parts: Iterable[OwnedSlots], later: Sequence[OwnedSlots]) -> Iterator[OwnedSlots]:
     """Yield slots with the owner that both have; and the tenure, if it is the same."""
     following = iter(later)
     other = next(following)
@@ -267,16 +275,16 @@ def _common(parts: Iterable[Owned], later: Sequence[Owned]) -> Iterator[Owned]:
             while other.slots.high <= at:
                 other = next(following)
             high = min(one.slots.high, other.slots.high)
-            slots, at = Slots(at, high), high
+            slots, at = CapacityRange(at, high), high
             if one.tenure == other.tenure:
                 yield one
             elif one.claim == other.claim and one.tenure != _CHANGED.tenure:
-                yield Owned(slots, one.claim, _PART_OF_A_TENURE)
+                yield OwnedSlots(slots, one.claim, _PART_OF_A_TENURE)
             else:
-                yield Owned(slots, None, _CHANGED.tenure)
+                yield OwnedSlots(slots, None, _CHANGED.tenure)
 
 
-def _divided(parts: Sequence[Owned], amounts: Column) -> Iterator[tuple[Owned, int]]:
+def _divided(parts: Sequence[OwnedSlots], amounts: Column) -> Iterator[tuple[OwnedSlots, int]]:
     """Divide amounts among parts: each is cut at the edges of slots, so that the sum is preserved."""
     below = {WHOLE.low: 0, WHOLE.high: _sum(amounts)}
     for part in parts:
@@ -302,13 +310,15 @@ def _sum(amounts: Column) -> int:
     return sum(amounts.tolist())
 
 
-def _share(part: Owned, span: tuple[int, int], window: tuple[int, int], amount: int) -> Share:
+def _share(
+    part: OwnedSlots, span: tuple[int, int], window: tuple[int, int], amount: int
+) -> AmountShare:
     """Return the share of one owner, or of free slots, within the window."""
     t0, t1 = max(span[0], window[0]), min(span[1], window[1])
     claim = part.claim
     if claim is None:
-        return Share(t0, t1, *part.slots, Use.IDLE, amount)
+        return AmountShare(t0, t1, *part.slots, AmountAttribution.IDLE, amount)
     if claim.assumed or claim.review:
-        return Share(t0, t1, *part.slots, Use.UNATTRIBUTED, amount)
+        return AmountShare(t0, t1, *part.slots, AmountAttribution.UNATTRIBUTED, amount)
     who = (claim.tenant, claim.workload, claim.id)
-    return Share(t0, t1, *part.slots, Use.ATTRIBUTED, amount, *who)
+    return AmountShare(t0, t1, *part.slots, AmountAttribution.ATTRIBUTED, amount, *who)

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from collector.metering.evidence import Claim, Evidence, Level
-from collector.metering.holders import Hold, allocations, claims_in_force, meet
-from collector.metering.timeline import Piece, extend
-from collector.metering.units import Slots, Tiling, Units, exact
+from collector.metering.evidence import ClaimAuthority, Evidence, MeteredClaim
+from collector.metering.holders import HeldSlots, allocations, claims_in_force, slots_intersect
+from collector.metering.timeline import TimePiece, extend
+from collector.metering.units import CapacityRange, Tiling, Units, exact
 
 
 class OverlapKind(StrEnum):
@@ -63,9 +63,9 @@ def overlaps(evidence: Evidence) -> list[Overlap]:
     found: list[Overlap] = []
     for tiling in Tiling:
         runs: dict[tuple[object, ...], Overlap] = {}
-        divided: list[Piece[tuple[Hold, ...]]] = []
+        divided: list[TimePiece[tuple[HeldSlots, ...]]] = []
         for now, until, in_force, held in allocations(claims, tiling):
-            extend(divided, Piece(now, until, tuple(held)))
+            extend(divided, TimePiece(now, until, tuple(held)))
             if len(exclusive) < len(claims):
                 found += _lasting(runs, _overlaps_of_shares(now, until, in_force, held, tiling))
         for piece in exclusive:
@@ -89,7 +89,9 @@ def _lasting(
 
 
 def _overlaps_of(
-    piece: Piece[Claim], divided: Sequence[Piece[tuple[Hold, ...]]], tiling: Tiling
+    piece: TimePiece[MeteredClaim],
+    divided: Sequence[TimePiece[tuple[HeldSlots, ...]]],
+    tiling: Tiling,
 ) -> Iterator[Overlap]:
     """Yield the overlaps of an exclusive claim: requested = held + moved."""
     claim = piece.value
@@ -102,14 +104,18 @@ def _overlaps_of(
         own = sum(slots.high - slots.low for slots, one in held if one is claim)
         span = max(start_ns, piece.start_ns), min(end_ns, piece.end_ns)
         missing = exact(Fraction(high - low - own))
-        yield from _overlap(claim, missing, _Group((claim,), held), tiling, span)
+        yield from _overlap(claim, missing, _ShareGroup((claim,), held), tiling, span)
 
 
 def _overlaps_of_shares(
-    now: int, until: int, in_force: Sequence[Claim], held: Sequence[Hold], tiling: Tiling
+    now: int,
+    until: int,
+    in_force: Sequence[MeteredClaim],
+    held: Sequence[HeldSlots],
+    tiling: Tiling,
 ) -> Iterator[Overlap]:
     """Yield the overlaps of shared claims in one span: requested = held + moved, for every claim."""
-    sizes: dict[Claim, Units] = {}
+    sizes: dict[MeteredClaim, Units] = {}
     for slots, claim in held:
         sizes[claim] = sizes.get(claim, 0) + slots.high - slots.low
     for claim, group in _groups(in_force, sizes, held, tiling).items():
@@ -119,7 +125,7 @@ def _overlaps_of_shares(
 
 
 def _overlap(
-    claim: Claim, missing: Units, group: _Group, tiling: Tiling, span: tuple[int, int]
+    claim: MeteredClaim, missing: Units, group: _ShareGroup, tiling: Tiling, span: tuple[int, int]
 ) -> Iterator[Overlap]:
     """Yield the overlaps of a claim that lacks `missing` units in a span."""
     if missing > 0:
@@ -137,46 +143,49 @@ def _overlap(
             )
 
 
-class _Group(NamedTuple):
+class _ShareGroup(NamedTuple):
     """Claims that divide a device, greatest first, and the holds of other claims on the GPU."""
 
-    claims: Sequence[Claim]
-    others: Sequence[Hold]
+    claims: Sequence[MeteredClaim]
+    others: Sequence[HeldSlots]
     ratio: Fraction = Fraction(0)
     """The sum of the requested shares divided by the held capacity; 0 if nothing is held."""
 
 
 def _groups(
-    in_force: Iterable[Claim], sizes: Mapping[Claim, Units], held: Sequence[Hold], tiling: Tiling
-) -> dict[Claim, _Group]:
+    in_force: Iterable[MeteredClaim],
+    sizes: Mapping[MeteredClaim, Units],
+    held: Sequence[HeldSlots],
+    tiling: Tiling,
+) -> dict[MeteredClaim, _ShareGroup]:
     """Return the group of each shared claim; each is computed once, however many claims it has."""
-    found: list[list[Claim]] = []
-    current: dict[Slots, list[Claim]] = {}
-    level: Level | None = None
+    found: list[list[MeteredClaim]] = []
+    current: dict[CapacityRange, list[MeteredClaim]] = {}
+    level: ClaimAuthority | None = None
     for claim in in_force:
         if claim.level is not level:
             current, level = {}, claim.level
         slots = claim.slots(tiling)
         if claim.exclusive:
             current = {device: group for device, group in current.items()
-                       if not meet(device, slots)}  # fmt: skip
+                       if not slots_intersect(device, slots)}  # fmt: skip
         elif slots in current:
             current[slots].append(claim)
         else:
             found.append([claim])
             current[slots] = found[-1]
-    groups: dict[Claim, _Group] = {}
+    groups: dict[MeteredClaim, _ShareGroup] = {}
     for claims in found:
         own = set(claims)
         asked = (Fraction(requested(one, one.slots(tiling)) or 0) for one in claims)
         had = sum((Fraction(sizes.get(one, 0)) for one in claims), Fraction(0))
         ratio = sum(asked, Fraction(0)) / had if had else Fraction(0)
-        group = _Group(claims, [hold for hold in held if hold.claim not in own], ratio)
+        group = _ShareGroup(claims, [hold for hold in held if hold.claim not in own], ratio)
         groups |= dict.fromkeys(claims, group)
     return groups
 
 
-def requested(claim: Claim, device: Slots) -> Units | None:
+def requested(claim: MeteredClaim, device: CapacityRange) -> Units | None:
     """Return the size that a claim requests of its device; None for a shared claim without a share."""
     size = device.high - device.low
     if claim.exclusive:
@@ -185,8 +194,8 @@ def requested(claim: Claim, device: Slots) -> Units | None:
 
 
 def _holders_of(
-    claim: Claim, missing: Units, group: _Group, tiling: Tiling
-) -> Iterator[tuple[Claim, OverlapKind, Units, Fraction]]:
+    claim: MeteredClaim, missing: Units, group: _ShareGroup, tiling: Tiling
+) -> Iterator[tuple[MeteredClaim, OverlapKind, Units, Fraction]]:
     """Yield the claims that hold the missing units, greatest slots first, up to the exact amount."""
     device = claim.slots(tiling)
     for slots, other in group.others:

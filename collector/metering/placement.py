@@ -28,14 +28,14 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from collector.metering.evidence import Claim, Level, job_id
+from collector.metering.evidence import ClaimAuthority, MeteredClaim, job_id
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY
 
 
 class UnplacedClaim(msgspec.Struct, frozen=True, order=True, gc=False):
     """A claim for `count` GPUs of a node, or for a share of each, without their devices."""
 
-    level: Level
+    level: ClaimAuthority
     start_ns: int
     id: str
     tenant: str
@@ -59,15 +59,15 @@ class UnplacedClaim(msgspec.Struct, frozen=True, order=True, gc=False):
         return max(self.start_ns, self.from_ns)
 
 
-class NodeGpu(NamedTuple):
+class PlacementGpu(NamedTuple):
     """A GPU of a node: its time in the node, and its placed claims with their actual ends."""
 
     gpu: str
     stays: Sequence[tuple[int, int]]
-    claims: Sequence[Claim]
+    claims: Sequence[MeteredClaim]
 
 
-class Excess(NamedTuple):
+class ClaimExcess(NamedTuple):
     """The part of a claim that does not fit into its node, in GPUs."""
 
     claim: str
@@ -75,20 +75,20 @@ class Excess(NamedTuple):
     start_ns: int
     end_ns: int
     amount: Fraction
-    level: Level = Level.SCHEDULER
+    level: ClaimAuthority = ClaimAuthority.SCHEDULER
 
 
 class Placement(NamedTuple):
     """The placed claims of each GPU, and the excess."""
 
-    claims: dict[str, list[Claim]]
-    excess: list[Excess]
+    claims: dict[str, list[MeteredClaim]]
+    excess: list[ClaimExcess]
 
 
-class _Holder(NamedTuple):
+class _PlacedHolder(NamedTuple):
     """The properties of a placed claim that placement reads: claims that are equal in these are joined."""
 
-    level: Level
+    level: ClaimAuthority
     workload: str
     """In the form that job lists are compared by."""
     source: str
@@ -96,7 +96,7 @@ class _Holder(NamedTuple):
     """The part of the GPU that it requests."""
 
 
-class _Part(NamedTuple):
+class _GrantedShare(NamedTuple):
     """The part of one GPU that a claim gets; a share of 1 is the whole GPU."""
 
     claim: UnplacedClaim
@@ -105,26 +105,26 @@ class _Part(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Gpu:
+class _GpuOccupancy:
     """A GPU at a time: its holders, and its remainder for a rank."""
 
     gpu: str
-    claims: list[_Holder]
-    parts: list[_Part] = field(default_factory=list)
+    claims: list[_PlacedHolder]
+    parts: list[_GrantedShare] = field(default_factory=list)
     before: frozenset[UnplacedClaim] = frozenset()
     """Counts in force that held it in the previous span."""
 
-    def is_open(self, rank: Level) -> bool:
+    def is_open(self, rank: ClaimAuthority) -> bool:
         """True if a claim of this rank for a whole GPU may take it."""
         return not self.parts and all(claim.level < rank for claim in self.claims)
 
-    def left(self, rank: Level) -> Fraction:
+    def left(self, rank: ClaimAuthority) -> Fraction:
         """Return the remainder after claims of the same or a higher rank, and after previous counts."""
         placed = sum((claim.size for claim in self.claims if claim.level >= rank), Fraction(0))
         return max(Fraction(1) - placed - sum(part.share for part in self.parts), Fraction(0))
 
 
-def place(gpus: Sequence[NodeGpu], unplaced: Iterable[UnplacedClaim]) -> Placement:
+def place(gpus: Sequence[PlacementGpu], unplaced: Iterable[UnplacedClaim]) -> Placement:
     """Place the counts of a node on its GPUs, which are in the order in which positions are given.
 
     Those under review are placed after all others, at all times: they get the remainder and change
@@ -132,15 +132,15 @@ def place(gpus: Sequence[NodeGpu], unplaced: Iterable[UnplacedClaim]) -> Placeme
     """
     counts = list(unplaced)
     counting = [
-        gpu._replace(claims=[claim for claim in gpu.claims if claim.level > Level.REVIEW])
+        gpu._replace(claims=[claim for claim in gpu.claims if claim.level > ClaimAuthority.REVIEW])
         for gpu in gpus
     ]
-    found = _place(counting, [count for count in counts if count.level > Level.REVIEW])
+    found = _place(counting, [count for count in counts if count.level > ClaimAuthority.REVIEW])
     held = [
         gpu._replace(claims=[*gpu.claims, *map(_as_placed, found.claims.get(gpu.gpu, ()))])
         for gpu in gpus
     ]
-    late = _place(held, [count for count in counts if count.level is Level.REVIEW])
+    late = _place(held, [count for count in counts if count.level is ClaimAuthority.REVIEW])
     claims = {
         gpu: sorted([*found.claims.get(gpu, ()), *late.claims.get(gpu, ())])
         for gpu in found.claims.keys() | late.claims.keys()
@@ -148,7 +148,7 @@ def place(gpus: Sequence[NodeGpu], unplaced: Iterable[UnplacedClaim]) -> Placeme
     return Placement(claims, sorted([*found.excess, *late.excess]))
 
 
-def _as_placed(claim: Claim) -> Claim:
+def _as_placed(claim: MeteredClaim) -> MeteredClaim:
     """Return a placed count as a claim for the placement of those under review.
 
     It holds the GPU, and names it for no workload.
@@ -156,13 +156,13 @@ def _as_placed(claim: Claim) -> Claim:
     return replace(claim, start_ns=claim.begins_ns, end_ns=claim.ceases_ns, workload="")
 
 
-def _place(gpus: Sequence[NodeGpu], unplaced: Iterable[UnplacedClaim]) -> Placement:
+def _place(gpus: Sequence[PlacementGpu], unplaced: Iterable[UnplacedClaim]) -> Placement:
     """Place counts; each time continues the previous one, so that a claim stays where it is."""
     pieces = _joined(unplaced)
     counts = sorted(pieces, key=_precedence, reverse=True)
-    runs: dict[tuple[str, _Part], list[tuple[int, int]]] = {}
+    runs: dict[tuple[str, _GrantedShare], list[tuple[int, int]]] = {}
     over: dict[tuple[UnplacedClaim, Fraction], list[tuple[int, int]]] = {}
-    held: dict[str, list[_Part]] = {}
+    held: dict[str, list[_GrantedShare]] = {}
     until_ns = -FOREVER_NS
     for start_ns, end_ns, there, in_force in _instants(gpus, counts):
         if start_ns == until_ns:
@@ -176,12 +176,12 @@ def _place(gpus: Sequence[NodeGpu], unplaced: Iterable[UnplacedClaim]) -> Placem
                 _extend(runs.setdefault((one.gpu, part), []), start_ns, end_ns)
         for claim, amount in excess:
             _extend(over.setdefault((claim, amount), []), start_ns, end_ns)
-    claims: dict[str, list[Claim]] = {}
+    claims: dict[str, list[MeteredClaim]] = {}
     for (gpu, part), spans in runs.items():
         for piece, within in _cut(spans, pieces[part.claim]):
             claims.setdefault(gpu, []).extend(_claims(part._replace(claim=piece), within))
     found = [
-        Excess(piece.id, piece.tenant, start, end, amount, piece.level)
+        ClaimExcess(piece.id, piece.tenant, start, end, amount, piece.level)
         for (claim, amount), spans in over.items()
         for piece, within in _cut(spans, pieces[claim])
         for start, end in within
@@ -215,13 +215,13 @@ def _cut(
         yield piece, [(start, end) for start, end in cut if start < end]
 
 
-_Begun = tuple[int, "_Holder | UnplacedClaim | None"]
+_Begun = tuple[int, "_PlacedHolder | UnplacedClaim | None"]
 """Subject of a start or end: a stay (None) or a placed claim of a GPU by its index, or a count (-1)."""
 
 
 def _instants(
-    gpus: Sequence[NodeGpu], counts: Sequence[UnplacedClaim]
-) -> Iterator[tuple[int, int, list[_Gpu], list[UnplacedClaim]]]:
+    gpus: Sequence[PlacementGpu], counts: Sequence[UnplacedClaim]
+) -> Iterator[tuple[int, int, list[_GpuOccupancy], list[UnplacedClaim]]]:
     """Yield spans in which nothing changes and a count is in force: the GPUs present, and the counts.
 
     Nothing changes if the subject that begins is equal to the one that ends, such as the next part
@@ -241,31 +241,31 @@ def _instants(
                 del now[begun]
         in_force = [count for count in counts if (-1, count) in now]
         if in_force:
-            held: dict[int, list[_Holder]] = {}
+            held: dict[int, list[_PlacedHolder]] = {}
             for (place, holder), number in now.items():
-                if isinstance(holder, _Holder):
+                if isinstance(holder, _PlacedHolder):
                     held.setdefault(place, []).extend([holder] * number)
             yield time_ns, until_ns, [
-                _Gpu(gpu.gpu, held.get(place, []))
+                _GpuOccupancy(gpu.gpu, held.get(place, []))
                 for place, gpu in enumerate(gpus)
                 if (place, None) in now
             ], in_force  # fmt: skip
 
 
 def _spans(
-    gpus: Sequence[NodeGpu], counts: Sequence[UnplacedClaim]
+    gpus: Sequence[PlacementGpu], counts: Sequence[UnplacedClaim]
 ) -> Iterator[tuple[_Begun, int, int]]:
     """Yield all stays, placed claims and counts with their start and end."""
     for place, gpu in enumerate(gpus):
         yield from (((place, None), start_ns, end_ns) for start_ns, end_ns in gpu.stays)
         for claim in set(gpu.claims):
-            holder = _Holder(claim.level, job_id(claim.workload), claim.source, _size(claim))
+            holder = _PlacedHolder(claim.level, job_id(claim.workload), claim.source, _size(claim))
             yield (place, holder), claim.start_ns, claim.end_ns
     yield from (((-1, count), count.begins_ns, count.end_ns) for count in counts)
 
 
 def _fill(
-    gpus: list[_Gpu], counts: Sequence[UnplacedClaim]
+    gpus: list[_GpuOccupancy], counts: Sequence[UnplacedClaim]
 ) -> list[tuple[UnplacedClaim, Fraction]]:
     """Assign parts of GPUs to counts, in descending precedence; return the excess."""
     excess: list[tuple[UnplacedClaim, Fraction]] = []
@@ -282,21 +282,21 @@ def _fill(
     return excess
 
 
-def _take_whole(gpus: list[_Gpu], count: UnplacedClaim) -> int:
+def _take_whole(gpus: list[_GpuOccupancy], count: UnplacedClaim) -> int:
     """Assign whole GPUs; all GPUs of the node are certain. Return the number of missing GPUs."""
     wanted = max(count.count - sum(_has_already(gpu, count) for gpu in gpus), 0)
     if count.count == len(gpus) and all(gpu.is_open(count.level) for gpu in gpus):
         for gpu in gpus:
-            gpu.parts.append(_Part(count, Fraction(1), assumed=False))
+            gpu.parts.append(_GrantedShare(count, Fraction(1), assumed=False))
         return 0
     found = [gpu for gpu in gpus if gpu.is_open(count.level)]
     found.sort(key=lambda gpu: _preference(gpu, count))
     for gpu in found[:wanted]:
-        gpu.parts.append(_Part(count, Fraction(1), assumed=not _is_named(gpu, count)))
+        gpu.parts.append(_GrantedShare(count, Fraction(1), assumed=not _is_named(gpu, count)))
     return max(wanted - len(found), 0)
 
 
-def _take_parts(gpus: list[_Gpu], count: UnplacedClaim) -> Fraction:
+def _take_parts(gpus: list[_GpuOccupancy], count: UnplacedClaim) -> Fraction:
     """Assign fractions: one share of each GPU, then any remainder. Return the missing part."""
     need = max(count.count - sum(_has_already(gpu, count) for gpu in gpus), 0) * count.share
     taken: dict[str, Fraction] = {}
@@ -310,23 +310,23 @@ def _take_parts(gpus: list[_Gpu], count: UnplacedClaim) -> Fraction:
                 need -= part
     for gpu in gpus:
         if gpu.gpu in taken:
-            gpu.parts.append(_Part(count, taken[gpu.gpu], assumed=True))
+            gpu.parts.append(_GrantedShare(count, taken[gpu.gpu], assumed=True))
     return need
 
 
-def _preference(gpu: _Gpu, count: UnplacedClaim) -> tuple[bool, bool, int]:
+def _preference(gpu: _GpuOccupancy, count: UnplacedClaim) -> tuple[bool, bool, int]:
     """Sort key of the GPUs for a count, with the least change to the previous holders."""
     is_whole = count.share == 1
     held = 0 if count in gpu.before else 2 if gpu.before and is_whole else 1
     return not _is_named(gpu, count), is_whole and bool(gpu.claims), held
 
 
-def _is_named(gpu: _Gpu, count: UnplacedClaim) -> bool:
+def _is_named(gpu: _GpuOccupancy, count: UnplacedClaim) -> bool:
     """True if another provider reports this GPU for the workload."""
     return any(_is_same_workload(claim, count) for claim in gpu.claims)
 
 
-def _has_already(gpu: _Gpu, count: UnplacedClaim) -> bool:
+def _has_already(gpu: _GpuOccupancy, count: UnplacedClaim) -> bool:
     """True if a prevailing claim of another source has the GPU for the workload.
 
     A source that names some GPUs of a workload counts only the others.
@@ -340,12 +340,12 @@ def _has_already(gpu: _Gpu, count: UnplacedClaim) -> bool:
     )
 
 
-def _is_same_workload(claim: _Holder, count: UnplacedClaim) -> bool:
+def _is_same_workload(claim: _PlacedHolder, count: UnplacedClaim) -> bool:
     """True if both are for one job, as job lists are compared with the ledger."""
     return bool(count.workload) and claim.workload == job_id(count.workload)
 
 
-def _size(claim: Claim) -> Fraction:
+def _size(claim: MeteredClaim) -> Fraction:
     """Return the part of a GPU that a placed claim requests.
 
     A shared claim without a fraction counts as its whole device.
@@ -354,10 +354,10 @@ def _size(claim: Claim) -> Fraction:
     return size if claim.share is None else size * claim.share
 
 
-def _claims(part: _Part, spans: Sequence[tuple[int, int]]) -> Iterator[Claim]:
+def _claims(part: _GrantedShare, spans: Sequence[tuple[int, int]]) -> Iterator[MeteredClaim]:
     count = part.claim
     for start_ns, end_ns in spans:
-        yield Claim(
+        yield MeteredClaim(
             level=count.level, start_ns=count.start_ns, id=f"{count.id}/count",
             tenant=count.tenant, end_ns=count.end_ns, workload=count.workload, node=count.node,
             exclusive=count.share == 1, system=count.system, source=count.source, review=count.review,
@@ -377,7 +377,9 @@ def _extend(spans: list[tuple[int, int]], start_ns: int, end_ns: int) -> None:
 _RUN = re.compile(r"([0-9]+)|([^0-9]+)", re.ASCII)
 
 
-def _precedence(claim: UnplacedClaim) -> tuple[Level, int, list[tuple[bool, int, str]], str, str]:
+def _precedence(
+    claim: UnplacedClaim,
+) -> tuple[ClaimAuthority, int, list[tuple[bool, int, str]], str, str]:
     """Sort key: higher rank, later start, larger id (digit runs as numbers), larger source."""
     runs = [(not digits, int(digits or 0), text) for digits, text in _RUN.findall(claim.id)]
     return claim.level, claim.start_ns, runs, claim.id, claim.source

@@ -15,25 +15,25 @@ from typing import Any, NamedTuple
 import msgspec
 
 from collector.metering.evidence import (
-    Claim,
+    ClaimAuthority,
     Evidence,
-    Layout,
-    Level,
-    Outage,
-    Reservation,
-    Stay,
-    Witness,
+    GpuOutage,
+    MeteredClaim,
+    NodeStay,
+    NodeWitness,
+    PartitionLayout,
+    SlotReservation,
+    observation_gaps,
 )
-from collector.metering.holders import Hold, claims_in_force, complete, divisions, stays
-from collector.metering.observation import silences
-from collector.metering.timeline import Piece, aligned, prevailing
-from collector.metering.units import FOREVER_NS, Slots, Tiling, Units, exact
+from collector.metering.holders import HeldSlots, claims_in_force, divisions, fill_free_slots, stays
+from collector.metering.timeline import TimePiece, aligned, prevailing
+from collector.metering.units import FOREVER_NS, CapacityRange, Tiling, Units, exact
 
 FORMER_UNCLAIMED = "rogue"
-"""Former name of `State.UNCLAIMED`; content roots of ledger revisions still cover this name."""
+"""Former name of `SlotState.UNCLAIMED`; content roots of ledger revisions still cover this name."""
 
 
-class State(StrEnum):
+class SlotState(StrEnum):
     """State of a slot at a time."""
 
     OBSERVED = "observed"
@@ -51,16 +51,16 @@ class State(StrEnum):
     UNKNOWN = "unknown"
 
     @classmethod
-    def _missing_(cls, value: object) -> State | None:
+    def _missing_(cls, value: object) -> SlotState | None:
         """Return the state by its former name, which ledgers of earlier versions contain."""
         return cls.UNCLAIMED if value == FORMER_UNCLAIMED else None
 
 
-HELD = (State.OBSERVED, State.INFERRED)
+HELD = (SlotState.OBSERVED, SlotState.INFERRED)
 """States in which a slot is held by a tenant."""
 
 
-class Content(NamedTuple):
+class EntryContent(NamedTuple):
     """Content of an entry, without its slots and time.
 
     `claim` is the id of the claim, or of the reservation if the state is `reserved`. A claim within
@@ -69,8 +69,8 @@ class Content(NamedTuple):
     """
 
     node: str
-    state: State
-    witness: Witness | None = None
+    state: SlotState
+    witness: NodeWitness | None = None
     silence_ns: int = 0
     tenant: str = ""
     workload: str = ""
@@ -84,7 +84,7 @@ class Content(NamedTuple):
     """True if the claim is for a number of GPUs of the node."""
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
+class TilingEntry(msgspec.Struct, frozen=True, gc=False):
     """Slots [lo, hi) of one tiling of a GPU in [t0, t1), with one content."""
 
     gpu: str
@@ -94,8 +94,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     slot_hi: Units
     t1_ns: int
     node: str
-    state: State
-    witness: Witness | None
+    state: SlotState
+    witness: NodeWitness | None
     silence_ns: int
     tenant: str
     workload: str
@@ -111,26 +111,26 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         return exact((self.slot_hi - self.slot_lo) * (self.t1_ns - self.t0_ns))
 
 
-class _Scene(NamedTuple):
+class _GpuConditions(NamedTuple):
     """Properties of the whole GPU at a time."""
 
-    stay: Stay | None
-    layout: Layout | None
-    outage: Outage | None
-    witness: Witness | None
+    stay: NodeStay | None
+    layout: PartitionLayout | None
+    outage: GpuOutage | None
+    witness: NodeWitness | None
     silence_ns: int
 
 
-class _Divided(NamedTuple):
+class _TilingDivision(NamedTuple):
     """One tiling of a GPU over all time."""
 
-    held: list[Piece[tuple[Hold, ...]]]
-    reserved: dict[Slots, list[Piece[Reservation]]]
+    held: list[TimePiece[tuple[HeldSlots, ...]]]
+    reserved: dict[CapacityRange, list[TimePiece[SlotReservation]]]
     """By the slots that reservations name, which may overlap."""
-    stranded: dict[Layout, tuple[Slots, ...]]
+    stranded: dict[PartitionLayout, tuple[CapacityRange, ...]]
 
 
-_Parts = list[tuple[Slots, "Content"]]
+_Parts = list[tuple[CapacityRange, "EntryContent"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,8 @@ class GpuTimeline:
     """One GPU over all time. It is computed once; windows of it are cheap."""
 
     gpu: str
-    _whole: tuple[Sequence[Piece[Any]], ...]
-    _divided: dict[Tiling, _Divided]
+    _whole: tuple[Sequence[TimePiece[Any]], ...]
+    _divided: dict[Tiling, _TilingDivision]
 
     @classmethod
     def of(cls, evidence: Evidence) -> GpuTimeline:
@@ -148,51 +148,57 @@ class GpuTimeline:
         boundaries = {edge for claim in claims for edge in (claim.start_ns, claim.end_ns)}
         whole = (
             stays(evidence),
-            prevailing(Piece(layout.start_ns, FOREVER_NS, layout) for layout in evidence.layouts),
-            prevailing(Piece(o.start_ns, o.end_ns, o) for o in evidence.outages),
-            prevailing(Piece(s.start_ns, s.end_ns, s.witness) for s in evidence.sightings),
-            silences(evidence.stretches, sorted(boundaries)),
+            prevailing(
+                TimePiece(layout.start_ns, FOREVER_NS, layout) for layout in evidence.layouts
+            ),
+            prevailing(TimePiece(o.start_ns, o.end_ns, o) for o in evidence.outages),
+            prevailing(TimePiece(s.start_ns, s.end_ns, s.witness) for s in evidence.sightings),
+            observation_gaps(evidence.stretches, sorted(boundaries)),
         )
         divided = {tiling: _divided(evidence, claims, tiling) for tiling in Tiling}
         return cls(evidence.gpu, whole, divided)
 
-    def entries(self, start_ns: int, end_ns: int) -> list[Entry]:
+    def entries(self, start_ns: int, end_ns: int) -> list[TilingEntry]:
         """Return all entries of a window, in order: both tilings, complete while the GPU was in a node."""
         scenes = [
-            Piece(start, end, scene)
+            TimePiece(start, end, scene)
             for start, end, values in aligned(self._whole, start_ns, end_ns)
-            if (scene := _Scene(*values)).stay
+            if (scene := _GpuConditions(*values)).stay
         ]
-        found: list[Entry] = []
+        found: list[TilingEntry] = []
         for tiling, divided in self._divided.items():
             found += _entries(self.gpu, tiling, _contents(divided, scenes))
         return found
 
 
-def tile(evidence: Evidence, start_ns: int, end_ns: int) -> list[Entry]:
+def tile(evidence: Evidence, start_ns: int, end_ns: int) -> list[TilingEntry]:
     """Return all entries of one window; for several windows of one GPU, create its `GpuTimeline` once."""
     return GpuTimeline.of(evidence).entries(start_ns, end_ns)
 
 
-def _divided(evidence: Evidence, claims: list[Piece[Claim]], tiling: Tiling) -> _Divided:
+def _divided(
+    evidence: Evidence, claims: list[TimePiece[MeteredClaim]], tiling: Tiling
+) -> _TilingDivision:
     """Return the claims, reservations and stranded slots of a tiling."""
-    kept: dict[Slots, list[Piece[Reservation]]] = {}
+    kept: dict[CapacityRange, list[TimePiece[SlotReservation]]] = {}
     for one in evidence.reservations:
-        kept.setdefault(one.slots(tiling), []).append(Piece(one.start_ns, one.end_ns, one))
-    return _Divided(
+        kept.setdefault(one.slots(tiling), []).append(TimePiece(one.start_ns, one.end_ns, one))
+    return _TilingDivision(
         divisions(claims, tiling),
         {slots: prevailing(pieces) for slots, pieces in kept.items()},
         {layout: layout.stranded(tiling) for layout in evidence.layouts},
     )
 
 
-def _contents(divided: _Divided, scenes: list[Piece[_Scene]]) -> Iterator[Piece[_Parts]]:
+def _contents(
+    divided: _TilingDivision, scenes: list[TimePiece[_GpuConditions]]
+) -> Iterator[TimePiece[_Parts]]:
     """Yield the content of all slots, while the GPU was in a node."""
     if not scenes:
         return
-    timelines: list[list[Piece[Any]]] = [scenes, divided.held, *divided.reserved.values()]
+    timelines: list[list[TimePiece[Any]]] = [scenes, divided.held, *divided.reserved.values()]
     for start, end, values in aligned(timelines, scenes[0].start_ns, scenes[-1].end_ns):
-        scene: _Scene | None = values[0]
+        scene: _GpuConditions | None = values[0]
         if scene is None:
             continue
         reserved = [
@@ -200,7 +206,7 @@ def _contents(divided: _Divided, scenes: list[Piece[_Scene]]) -> Iterator[Piece[
         ]
         useless = divided.stranded.get(scene.layout, ()) if scene.layout else ()
         parts: _Parts = []
-        for slots, claim in complete(values[1] or ()):
+        for slots, claim in fill_free_slots(values[1] or ()):
             if claim:
                 _append(parts, slots, _held(claim, scene))
                 continue
@@ -208,67 +214,69 @@ def _contents(divided: _Divided, scenes: list[Piece[_Scene]]) -> Iterator[Piece[
                 by = max((one for kept, one in reserved if _within(part, kept)), default=None)
                 stranded = any(_within(part, one) for one in useless)
                 _append(parts, part, _free(by, scene, stranded=stranded))
-        yield Piece(start, end, parts)
+        yield TimePiece(start, end, parts)
 
 
-def _append(parts: _Parts, slots: Slots, content: Content) -> None:
+def _append(parts: _Parts, slots: CapacityRange, content: EntryContent) -> None:
     """Append slots in order; join them with the last ones if the content is equal."""
     if parts and parts[-1][1] == content:
-        slots = Slots(parts.pop()[0].low, slots.high)
+        slots = CapacityRange(parts.pop()[0].low, slots.high)
     parts.append((slots, content))
 
 
-def _cut(slots: Slots, others: Iterable[Slots]) -> Iterator[Slots]:
+def _cut(slots: CapacityRange, others: Iterable[CapacityRange]) -> Iterator[CapacityRange]:
     """Divide slots wherever others begin or end."""
     inner = {edge for one in others for edge in one if slots.low < edge < slots.high}
     for low, high in pairwise((slots.low, *sorted(inner), slots.high)):
-        yield Slots(low, high)
+        yield CapacityRange(low, high)
 
 
-def _within(part: Slots, slots: Slots) -> bool:
+def _within(part: CapacityRange, slots: CapacityRange) -> bool:
     return slots.low <= part.low and part.high <= slots.high
 
 
-def _held(claim: Claim, scene: _Scene) -> Content:
+def _held(claim: MeteredClaim, scene: _GpuConditions) -> EntryContent:
     """Return the content of a slot that has a holder."""
     if scene.outage:
         state = _outage(scene.outage)
     elif claim.review:
-        state = State.REVIEW
+        state = SlotState.REVIEW
     elif claim.system:
-        state = State.SYSTEM
-    elif claim.level is Level.PROCESS:
-        state = State.UNCLAIMED
+        state = SlotState.SYSTEM
+    elif claim.level is ClaimAuthority.PROCESS:
+        state = SlotState.UNCLAIMED
     else:
-        state = State.INFERRED if scene.silence_ns else State.OBSERVED
-    inferred = state is State.INFERRED
-    return Content(
+        state = SlotState.INFERRED if scene.silence_ns else SlotState.OBSERVED
+    inferred = state is SlotState.INFERRED
+    return EntryContent(
         node=scene.stay.node if scene.stay else "",
         state=state,
-        witness=(scene.witness or Witness.NONE) if inferred else None,
+        witness=(scene.witness or NodeWitness.NONE) if inferred else None,
         silence_ns=scene.silence_ns if inferred else 0,
         tenant=claim.tenant,
         workload=claim.workload,
         claim=claim.id,
         layout=scene.layout.id if scene.layout else "",
-        reason=claim.review if state is State.REVIEW else "",
+        reason=claim.review if state is SlotState.REVIEW else "",
         assumed=claim.assumed,
         counted=claim.counted,
     )
 
 
-def _free(reservation: Reservation | None, scene: _Scene, *, stranded: bool) -> Content:
+def _free(
+    reservation: SlotReservation | None, scene: _GpuConditions, *, stranded: bool
+) -> EntryContent:
     """Return the content of a slot without a holder."""
     tenant = claim = ""
     if scene.outage:
         state = _outage(scene.outage)
     elif stranded:
-        state = State.STRANDED
+        state = SlotState.STRANDED
     elif reservation:
-        state, tenant, claim = State.RESERVED, reservation.tenant, reservation.id
+        state, tenant, claim = SlotState.RESERVED, reservation.tenant, reservation.id
     else:
-        state = State.UNKNOWN if scene.silence_ns else State.IDLE
-    return Content(
+        state = SlotState.UNKNOWN if scene.silence_ns else SlotState.IDLE
+    return EntryContent(
         node=scene.stay.node if scene.stay else "",
         state=state,
         tenant=tenant,
@@ -277,25 +285,25 @@ def _free(reservation: Reservation | None, scene: _Scene, *, stranded: bool) -> 
     )
 
 
-def _outage(outage: Outage) -> State:
-    return State.MAINTENANCE if outage.announced else State.DOWN
+def _outage(outage: GpuOutage) -> SlotState:
+    return SlotState.MAINTENANCE if outage.announced else SlotState.DOWN
 
 
-def _entries(gpu: str, tiling: Tiling, found: Iterable[Piece[_Parts]]) -> Iterator[Entry]:
+def _entries(gpu: str, tiling: Tiling, found: Iterable[TimePiece[_Parts]]) -> Iterator[TilingEntry]:
     """Yield entries in order of time and slot; slots with unchanged content have one entry."""
-    rows: list[tuple[Slots, Piece[Content]]] = []
-    lasting: dict[Slots, Piece[Content]] = {}
+    rows: list[tuple[CapacityRange, TimePiece[EntryContent]]] = []
+    lasting: dict[CapacityRange, TimePiece[EntryContent]] = {}
     for now, until, parts in found:
-        present: dict[Slots, Piece[Content]] = {}
+        present: dict[CapacityRange, TimePiece[EntryContent]] = {}
         for slots, content in parts:
             before = lasting.get(slots)
             if before and (before.end_ns, before.value) == (now, content):
-                present[slots] = Piece(before.start_ns, until, content)
+                present[slots] = TimePiece(before.start_ns, until, content)
                 del lasting[slots]
             else:
-                present[slots] = Piece(now, until, content)
+                present[slots] = TimePiece(now, until, content)
         rows += lasting.items()
         lasting = present
     rows += lasting.items()
     for (low, high), (start, end, content) in sorted(rows, key=lambda row: (row[1][:2], row[0])):
-        yield Entry(gpu, tiling, start, low, high, end, *content)
+        yield TilingEntry(gpu, tiling, start, low, high, end, *content)

@@ -20,7 +20,7 @@ T = TypeVar("T")
 Ranked = TypeVar("Ranked", bound=Ordered)
 
 
-class Piece(NamedTuple, Generic[T]):
+class TimePiece(NamedTuple, Generic[T]):
     """A value in [start, end)."""
 
     start_ns: int
@@ -32,12 +32,12 @@ _END = attrgetter("end_ns")
 _VALUE = attrgetter("value")
 
 
-def prevailing(candidates: Iterable[Piece[Ranked]]) -> list[Piece[Ranked]]:
+def prevailing(candidates: Iterable[TimePiece[Ranked]]) -> list[TimePiece[Ranked]]:
     """Return the greatest of the values in force at every time; candidates may overlap."""
     ranked = sorted((c for c in candidates if c.start_ns < c.end_ns), key=_VALUE, reverse=True)
     waiting = sorted(range(len(ranked)), key=lambda rank: -ranked[rank].start_ns)
     in_force: list[int] = []
-    found: list[Piece[Ranked]] = []
+    found: list[TimePiece[Ranked]] = []
     now = 0
     while waiting or in_force:
         if not in_force:
@@ -49,32 +49,32 @@ def prevailing(candidates: Iterable[Piece[Ranked]]) -> list[Piece[Ranked]]:
             heappop(in_force)
             continue
         until = min(first.end_ns, ranked[waiting[-1]].start_ns) if waiting else first.end_ns
-        extend(found, Piece(now, until, first.value))
+        extend(found, TimePiece(now, until, first.value))
         now = until
     return found
 
 
-def extend(timeline: list[Piece[T]], piece: Piece[T]) -> None:
+def extend(timeline: list[TimePiece[T]], piece: TimePiece[T]) -> None:
     """Append a piece; join it with the last one if it continues its value."""
     if timeline and timeline[-1].end_ns == piece.start_ns and timeline[-1].value == piece.value:
-        piece = Piece(timeline.pop().start_ns, piece.end_ns, piece.value)
+        piece = TimePiece(timeline.pop().start_ns, piece.end_ns, piece.value)
     timeline.append(piece)
 
 
-def without(piece: Piece[T], taken: Iterable[tuple[int, int]]) -> Iterator[Piece[T]]:
+def without(piece: TimePiece[T], taken: Iterable[tuple[int, int]]) -> Iterator[TimePiece[T]]:
     """Yield the remainder of a piece without some spans [start, end), which may overlap."""
     now = piece.start_ns
     for start, end in sorted(taken):
         if now < start and now < piece.end_ns:
-            yield Piece(now, min(start, piece.end_ns), piece.value)
+            yield TimePiece(now, min(start, piece.end_ns), piece.value)
         now = max(now, end)
     if now < piece.end_ns:
-        yield Piece(now, piece.end_ns, piece.value)
+        yield TimePiece(now, piece.end_ns, piece.value)
 
 
 def aligned(
-    timelines: Sequence[Sequence[Piece[Any]]], start_ns: int, end_ns: int
-) -> Iterator[Piece[tuple[Any, ...]]]:
+    timelines: Sequence[Sequence[TimePiece[Any]]], start_ns: int, end_ns: int
+) -> Iterator[TimePiece[tuple[Any, ...]]]:
     """Align several timelines over [start, end), divided wherever one changes; None for a missing value."""
     at = [bisect_right(timeline, start_ns, key=_END) for timeline in timelines]
     now = start_ns
@@ -93,5 +93,5 @@ def aligned(
                 else:
                     until = min(until, piece.start_ns)
             values.append(value)
-        yield Piece(now, until, tuple(values))
+        yield TimePiece(now, until, tuple(values))
         now = until

@@ -1,12 +1,19 @@
-"""Units of metering: integers and exact fractions only, so that every sum is exact.
+"""Units of metering: capacity, timestamps and periods, in integers and exact fractions only.
 
-A timestamp is in nanoseconds since the UTC epoch, an interval is half-open. A GPU has 840 units of
-capacity, the least common multiple of 1 to 8, so that MIG slices are whole; shares of a GPU are
-exact fractions of a unit. Capacity is tiled twice, once for compute and once for memory.
+Every sum is exact. A timestamp is in integer nanoseconds since the UTC epoch; intervals and
+periods are half-open. A GPU has 840 units of capacity, the least common multiple of 1 to 8, so
+that MIG slices are whole; shares of a GPU are exact fractions of a unit. Capacity is tiled twice,
+once for compute and once for memory.
+
+A period of whole days has a name: `2026-10` for a month, `2026-10-01..2026-10-15` for days, both
+included, in UTC.
 """
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from fractions import Fraction
 from typing import NamedTuple, TypeAlias
@@ -33,37 +40,128 @@ class Tiling(StrEnum):
     MEMORY = "memory"
 
 
-class Slots(NamedTuple):
+class CapacityRange(NamedTuple):
     """A range [low, high) of a GPU's capacity, in one tiling."""
 
     low: Units
     high: Units
 
 
-WHOLE = Slots(0, GPU_CAPACITY)
+WHOLE = CapacityRange(0, GPU_CAPACITY)
 
 
-def replica(index: int, of: int) -> Slots:
+def replica(index: int, of: int) -> CapacityRange:
     """Return the slots of replica `index` of a GPU that is shared by `of`. Raises ValueError."""
     if not 0 <= index < of:
         message = f"there is no replica {index} of {of}"
         raise ValueError(message)
-    return Slots(GPU_CAPACITY * index // of, GPU_CAPACITY * (index + 1) // of)
+    return CapacityRange(GPU_CAPACITY * index // of, GPU_CAPACITY * (index + 1) // of)
 
 
-def compute_slices(first: int, count: int) -> Slots:
+def compute_slices(first: int, count: int) -> CapacityRange:
     """Return the slots of `count` MIG compute slices, of which a GPU has seven."""
-    return checked(Slots(first * COMPUTE_SLICE, (first + count) * COMPUTE_SLICE))
+    return check_slots(CapacityRange(first * COMPUTE_SLICE, (first + count) * COMPUTE_SLICE))
 
 
-def memory_slices(first: int, count: int) -> Slots:
+def memory_slices(first: int, count: int) -> CapacityRange:
     """Return the slots of `count` MIG memory slices, of which a GPU has eight."""
-    return checked(Slots(first * MEMORY_SLICE, (first + count) * MEMORY_SLICE))
+    return check_slots(CapacityRange(first * MEMORY_SLICE, (first + count) * MEMORY_SLICE))
 
 
-def checked(slots: Slots) -> Slots:
+def check_slots(slots: CapacityRange) -> CapacityRange:
     """Return the same slots. Raises ValueError if a GPU does not have them."""
     if not 0 <= slots.low <= slots.high <= GPU_CAPACITY:
         message = f"slots {slots.low} to {slots.high} are not within 0 to {GPU_CAPACITY}"
         raise ValueError(message)
     return slots
+
+
+SECOND_NS = 1_000_000_000
+HOUR_NS = 3_600 * SECOND_NS
+DAY_NS = 24 * HOUR_NS
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Period:
+    """The half-open interval [start, end). Raises ValueError if it is empty."""
+
+    start_ns: int
+    end_ns: int
+
+    def __post_init__(self) -> None:
+        if self.start_ns >= self.end_ns:
+            message = f"a period ends after it starts: {self.start_ns} to {self.end_ns}"
+            raise ValueError(message)
+
+    def overlaps(self, other: Period) -> bool:
+        """True if the periods have a time in common."""
+        return self.start_ns < other.end_ns and other.start_ns < self.end_ns
+
+
+def from_datetime(moment: datetime) -> int:
+    """Convert a datetime with an offset to nanoseconds, exactly.
+
+    Raises ValueError outside the years 1 to 9999 in UTC.
+    """
+    try:
+        since = moment.astimezone(UTC) - _EPOCH
+    except OverflowError as error:
+        message = f"{moment.isoformat()}: expected a time of the years 1 to 9999 in UTC"
+        raise ValueError(message) from error
+    return (since.days * 86_400 + since.seconds) * SECOND_NS + since.microseconds * 1_000
+
+
+def to_datetime(instant_ns: int) -> datetime:
+    """Convert a timestamp to UTC, rounded down to the microsecond."""
+    return _EPOCH + timedelta(microseconds=instant_ns // 1_000)
+
+
+def format_timestamp(instant_ns: int) -> str:
+    """Format a timestamp as RFC 3339 in UTC, to the microsecond; "open" for the end of time."""
+    if instant_ns == FOREVER_NS:
+        return "open"
+    return to_datetime(instant_ns).isoformat().replace("+00:00", "Z")
+
+
+_MONTH = re.compile(r"(\d{4})-(\d{2})", re.ASCII)
+_DAYS = re.compile(r"(\d{4}-\d{2}-\d{2})\.\.(\d{4}-\d{2}-\d{2})", re.ASCII)
+
+
+class PeriodError(ValueError):
+    """Text that is not a valid period."""
+
+
+def parse_period(text: str) -> Period:
+    """Parse the name of a period. Raises PeriodError."""
+    try:
+        if match := _MONTH.fullmatch(text):
+            start = datetime(int(match[1]), int(match[2]), 1, tzinfo=UTC)
+            return _period(start, _next_month(start))
+        if match := _DAYS.fullmatch(text):
+            start, last = (
+                datetime.fromisoformat(day).replace(tzinfo=UTC) for day in match.groups()
+            )
+            return _period(start, last + timedelta(days=1))
+    except (ValueError, OverflowError) as error:
+        message = f"{text!r} is no period: {error}"
+        raise PeriodError(message) from error
+    message = f"{text!r} is no period: write 2026-10, or 2026-10-01..2026-10-15"
+    raise PeriodError(message)
+
+
+def period_name(period: Period) -> str:
+    """Return the name of a period of whole days; the month if it is one."""
+    start, end = to_datetime(period.start_ns), to_datetime(period.end_ns)
+    if start.day == 1 and start == start.replace(hour=0, minute=0) and end == _next_month(start):
+        return f"{start:%Y-%m}"
+    return f"{start:%Y-%m-%d}..{end - timedelta(days=1):%Y-%m-%d}"
+
+
+def _period(start: datetime, end: datetime) -> Period:
+    return Period(from_datetime(start), from_datetime(end))
+
+
+def _next_month(start: datetime) -> datetime:
+    return (start + timedelta(days=31)).replace(day=1)

@@ -19,10 +19,10 @@ from typing import Any
 
 import structlog
 
-from collector.config import Influx
-from collector.fleet.cell import Cell, View
-from collector.view_refresh import Views
-from railscope.bounded_http import bound_answers
+from collector.config import InfluxSettings
+from collector.fleet.view_cells import View, ViewCell
+from collector.view_refresh import CollectorViews
+from railscope.http_responses import bound_answers
 from railscope.settings import SettingsError
 
 log = structlog.get_logger(__name__)
@@ -43,7 +43,7 @@ def lines(view: View) -> list[str]:
     return [_line(cell, view.instant_ns) for cell in view.cells if math.isfinite(cell.value)]
 
 
-def _line(cell: Cell, instant_ns: int) -> str:
+def _line(cell: ViewCell, instant_ns: int) -> str:
     tags = "".join(
         f",{label}={_tag(value)}"
         for label, value in zip(cell.metric.about.labels, cell.labels, strict=True)
@@ -67,7 +67,7 @@ def _tag(value: str) -> str:
     return value.translate(_TAG_ESCAPES)
 
 
-class RefusedError(Exception):
+class RejectedLinesError(Exception):
     """The server will never accept these lines."""
 
 
@@ -75,8 +75,8 @@ class RefusedError(Exception):
 class InfluxSink:
     """Writes all views periodically, as long as it runs."""
 
-    settings: Influx
-    views: Callable[[], Views]
+    settings: InfluxSettings
+    views: Callable[[], CollectorViews]
     timeout_seconds: float = TIMEOUT_SECONDS
     written: int = 0
     dropped: int = 0
@@ -115,7 +115,7 @@ class InfluxSink:
             refused = problem = ""
             try:
                 problem = await asyncio.to_thread(_write, client, self.settings, batch)
-            except RefusedError as error:
+            except RejectedLinesError as error:
                 refused = str(error)
             if problem:
                 if problem != self._problem:
@@ -135,7 +135,7 @@ class InfluxSink:
             self._problem = None
 
 
-def token(settings: Influx) -> str:
+def token(settings: InfluxSettings) -> str:
     """Return the token for writing. Raises SettingsError if its file cannot be read."""
     if not settings.token_file:
         return ""
@@ -146,12 +146,12 @@ def token(settings: Influx) -> str:
         raise SettingsError(message) from error
 
 
-def probe(settings: Influx) -> str:
+def probe(settings: InfluxSettings) -> str:
     """Write one line of `railscope_check` and return a message. Blocking; raises SettingsError."""
     client = _client(settings, token(settings))
     try:
         problem = _write(client, settings, ("railscope_check value=1",))
-    except RefusedError as error:
+    except RejectedLinesError as error:
         problem = str(error)
     finally:
         client.close()
@@ -161,7 +161,7 @@ def probe(settings: Influx) -> str:
     return f"{settings.url} takes writes to bucket {settings.bucket}"
 
 
-def _client(settings: Influx, secret: str, timeout_seconds: float = TIMEOUT_SECONDS) -> Any:
+def _client(settings: InfluxSettings, secret: str, timeout_seconds: float = TIMEOUT_SECONDS) -> Any:
     from influxdb_client.client.influxdb_client import InfluxDBClient  # noqa: PLC0415 - 30 MiB, only where it is used
 
     client = InfluxDBClient(
@@ -193,7 +193,7 @@ def _bound_answers(client: Any, timeout_seconds: float) -> None:
     }
 
 
-def _write(client: Any, settings: Influx, batch: Iterable[str]) -> str:
+def _write(client: Any, settings: InfluxSettings, batch: Iterable[str]) -> str:
     """Write lines and return the problem; empty if there is none. Runs off the loop.
 
     Raises RefusedError if a retry would be pointless. A wrong token or a missing bucket does not count: it
@@ -210,7 +210,7 @@ def _write(client: Any, settings: Influx, batch: Iterable[str]) -> str:
             api.write(bucket=settings.bucket, org=settings.organisation, record=body)
     except ApiException as error:
         if error.status in _NEVER_ACCEPTED:
-            raise RefusedError(_answer(error)) from error
+            raise RejectedLinesError(_answer(error)) from error
         return _answer(error)
     except (InfluxDBError, HTTPError, OSError) as error:
         return _first_line(str(error)) or type(error).__name__

@@ -1,9 +1,15 @@
-"""Restart from a checkpoint, and from the segments of the frame log after it."""
+"""Restart of the collector, and the schedule of the checkpoints for it.
+
+Restart from a checkpoint, and from the segments of the frame log after it.
+
+Schedule of checkpoints, and deletion of the segments that they replace.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,17 +17,30 @@ from pathlib import Path
 import structlog
 from msgspec.structs import replace
 
-from collector.config import Limits
-from collector.fleet.seen_event import SeenEvent, events_of
-from collector.framelog.quarantine import RecordQuarantine
-from collector.framelog.segments import LogStats, read_segment, segment_path, segments
-from collector.framelog.segments import Record as FrameRecord
-from collector.state.checkpoint import MAGIC, CheckpointError, decode, encode, parts_of, resume
-from collector.state.core import Core
-from collector.state.envelope_bounds import REPLAY_FACTOR, cost_of, problems
-from collector.turns import Turns, to_its_end
+from collector.config import IngestLimits
+from collector.fleet.fleet import SeenEvent, events_of
+from collector.framelog.framelog import FrameLog
+from collector.framelog.segment_files import (
+    FrameLogStats,
+    FrameRecord,
+    RecordQuarantine,
+    StateFiles,
+    read_segment,
+    segment_path,
+    segments,
+)
+from collector.state.collector_state import REPLAY_FACTOR, CollectorState, cost_of, exceeded_bounds
+from collector.state.state_checkpoint import (
+    MAGIC,
+    StateCheckpointError,
+    decode,
+    encode,
+    parts_of,
+    resume,
+)
+from collector.work_limits import TimeSlices, run_to_end
 from railscope.durable_files import PARTIAL, sync_directory, write_durably
-from railscope.envelope_reader import unpack
+from railscope.envelopes import unpack
 from railscope.wire import Envelope, WireError
 
 log = structlog.get_logger(__name__)
@@ -32,7 +51,7 @@ MIN_REPLAYED_BYTES = 64 << 20
 """Accepted envelopes are read again, even if the limits have become narrower since."""
 
 
-class _TooMuchError(Exception):
+class _RecordSkippedError(Exception):
     """A record that a restart must skip; the message gives the reason."""
 
 
@@ -41,7 +60,7 @@ class Restart:
     """Restores the state of a collector, and writes checkpoints so that old segments can be deleted."""
 
     directory: Path
-    core: Core
+    core: CollectorState
     first_segment: int = 0
     corrections: Mapping[int, int] = field(default_factory=dict)
     """Shift of receipts to later times, by the start of the clock's doubt."""
@@ -52,14 +71,14 @@ class Restart:
 
     Called with a timestamp: older events are dropped. None while no segment may be deleted.
     """
-    limits: Limits = field(default_factory=Limits)
+    limits: IngestLimits = field(default_factory=IngestLimits)
     quarantine: RecordQuarantine = field(init=False)
 
     def __post_init__(self) -> None:
         """Place the quarantine next to the frame log."""
         self.quarantine = RecordQuarantine(self.directory / "quarantine")
 
-    def read(self, stats: LogStats) -> None:
+    def read(self, stats: FrameLogStats) -> None:
         """Read the checkpoint and the later segments into the core. Blocking; raises OSError."""
         self._drop_partial()
         self.quarantine.open()
@@ -68,7 +87,7 @@ class Restart:
             self.core.schemas.segment = number
             try:
                 self._take(record, self._unpacked(record))
-            except (ValueError, LookupError, ArithmeticError, _TooMuchError) as error:
+            except (ValueError, LookupError, ArithmeticError, _RecordSkippedError) as error:
                 self.quarantine.put(number, record, str(error))
 
     def _take(self, record: FrameRecord, envelope: Envelope) -> None:
@@ -76,16 +95,16 @@ class Restart:
         schemas = self.core.schemas
         cost = cost_of(envelope, (schemas.get(batch.schema) for batch in envelope.batches))
         found = [
-            *problems(cost, self.limits, REPLAY_FACTOR),
+            *exceeded_bounds(cost, self.limits, REPLAY_FACTOR),
             *self.core.sequence_problems(envelope, self.limits.gaps, REPLAY_FACTOR),
         ]
         if found:
-            raise _TooMuchError("; ".join(found))
+            raise _RecordSkippedError("; ".join(found))
         faults = self.core.counts.rejected.get("fault", 0)
         self.core.accept(record, envelope)
         if self.core.counts.rejected.get("fault", 0) > faults:
             message = "the state did not accept it: see envelope_not_taken"
-            raise _TooMuchError(message)
+            raise _RecordSkippedError(message)
 
     def _unpacked(self, record: FrameRecord) -> Envelope:
         max_bytes = max(REPLAY_FACTOR * self.limits.unpacked_bytes, MIN_REPLAYED_BYTES)
@@ -93,7 +112,7 @@ class Restart:
 
     def events(self) -> Iterator[SeenEvent]:
         """Yield the events of the segments that a restart would read. Blocking; raises OSError."""
-        for number, record in self._records(LogStats()):
+        for number, record in self._records(FrameLogStats()):
             try:
                 envelope = self._unpacked(record)
             except WireError as error:
@@ -101,7 +120,7 @@ class Restart:
                 continue
             yield from events_of(record, envelope)
 
-    def _records(self, stats: LogStats) -> Iterator[tuple[int, FrameRecord]]:
+    def _records(self, stats: FrameLogStats) -> Iterator[tuple[int, FrameRecord]]:
         """Yield the records of the segments after the checkpoint, with segment numbers."""
         frames = self.directory / "frames"
         for number in [each for each in segments(frames) if each >= self.first_segment]:
@@ -135,7 +154,7 @@ class Restart:
             parts = decode(self._path.read_bytes())
         except FileNotFoundError:
             return 0
-        except CheckpointError as error:
+        except StateCheckpointError as error:
             log.error("checkpoint_damaged", file=str(self._path), problem=str(error),
                       advice="all segments there are will be read instead")  # fmt: skip
             return 0
@@ -152,7 +171,7 @@ class Restart:
                 await self._write(first_segment, horizon_ns)
             if reason := self.hold():  # frames may be placed differently: not for a checkpoint yet
                 log.warning("checkpoint_withheld", reason=reason)
-                await to_its_end(asyncio.to_thread(self._drop_partial))
+                await run_to_end(asyncio.to_thread(self._drop_partial))
                 return False
             # Last, so that they contain the events of all frames that the checkpoint records as
             # received.
@@ -161,14 +180,14 @@ class Restart:
                 if copied is None:
                     log.warning("checkpoint_waits", file=str(beside),
                                 advice="events are to be recorded from these segments")  # fmt: skip
-                    await to_its_end(asyncio.to_thread(self._drop_partial))
+                    await run_to_end(asyncio.to_thread(self._drop_partial))
                     return False
-                await to_its_end(asyncio.to_thread(write_durably, beside, copied))
-            await to_its_end(asyncio.to_thread(_put_in_place, self._partial, self._path))
+                await run_to_end(asyncio.to_thread(write_durably, beside, copied))
+            await run_to_end(asyncio.to_thread(_put_in_place, self._partial, self._path))
         except OSError as error:
             log.error("checkpoint_failed", file=str(self._path), problem=str(error),
                       advice="no segment is deleted until one succeeds")  # fmt: skip
-            await to_its_end(asyncio.to_thread(self._drop_partial))
+            await run_to_end(asyncio.to_thread(self._drop_partial))
             return False
         self.first_segment = first_segment
         return True
@@ -181,23 +200,23 @@ class Restart:
             log.warning("checkpoint_not_dropped", file=str(self._partial), problem=str(error))
 
     async def _write(self, first_segment: int, horizon_ns: int) -> None:
-        turns = Turns()
+        turns = TimeSlices()
         received = self.core.received
         for node in list(received.nodes):
             received.forget(node, horizon_ns)
             await turns.offer()
-        await to_its_end(asyncio.to_thread(self._partial.write_bytes, MAGIC))
+        await run_to_end(asyncio.to_thread(self._partial.write_bytes, MAGIC))
         pieces: list[bytes] = []
         size = 0
-        turns = Turns()
+        turns = TimeSlices()
         for part in parts_of(self.core, first_segment):
             pieces.append(encode(part))
             size += len(pieces[-1])
             if size >= PIECE_BYTES:
-                await to_its_end(asyncio.to_thread(_append, self._partial, pieces))
-                pieces, size, turns = [], 0, Turns()
+                await run_to_end(asyncio.to_thread(_append, self._partial, pieces))
+                pieces, size, turns = [], 0, TimeSlices()
             await turns.offer()
-        await to_its_end(asyncio.to_thread(_append, self._partial, pieces))
+        await run_to_end(asyncio.to_thread(_append, self._partial, pieces))
 
 
 def _append(path: Path, pieces: list[bytes]) -> None:
@@ -210,3 +229,67 @@ def _put_in_place(partial: Path, path: Path) -> None:
         os.fsync(file.fileno())
     partial.rename(path)
     sync_directory(path.parent)
+
+
+_REST, _MAX_REST_NS = 25, 60_000_000_000
+"""Pause after a checkpoint, as a multiple of its duration, and its maximum.
+
+A restart reads somewhat more, and a large fleet is not written continuously.
+"""
+
+
+@dataclass(slots=True)
+class CheckpointSchedule:
+    """Makes checkpoints; `run` it concurrently with the frame log, which calls `rotated`."""
+
+    restart: Restart
+    frames: FrameLog
+    oldest_frame_ns: int
+    """Maximum age of accepted frames."""
+    monotonic_ns: Callable[[], int] = time.monotonic_ns
+    files: StateFiles | None = None
+    _number: int = 0
+    _rests_until_ns: int = 0
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def rotated(self, number: int) -> None:
+        """Record that all segments before this one are full, and in the state."""
+        self._number = self.restart.core.schemas.segment = number
+        if self.monotonic_ns() >= self._rests_until_ns:
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Make a checkpoint whenever one is due, until cancelled."""
+        while True:
+            await self._wake.wait()
+            started_ns = self.monotonic_ns()
+            await self._keep(self._number)
+            ended_ns = self.monotonic_ns()
+            self._rests_until_ns = ended_ns + min(_REST * (ended_ns - started_ns), _MAX_REST_NS)
+            self._wake.clear()
+
+    async def _keep(self, first_segment: int) -> None:
+        """Write a checkpoint of older segments, then delete the oldest.
+
+        Skipped if the state lacks content lost before the start: a checkpoint would make the loss
+        permanent.
+        """
+        if self.files and self.files.incomplete:
+            log.warning("checkpoint_withheld", lost=len(self.files.lost),
+                        advice="put the lost files back, or `railscope collector accept-loss`")  # fmt: skip
+            return
+        nodes = self.restart.core.fleet.nodes.values()
+        newest_ns = max((node.instant_ns for node in nodes), default=0)
+        if await self.restart.keep(first_segment, newest_ns - self.oldest_frame_ns):
+            core = self.restart.core
+            unused = core.schemas.unused(first_segment, core.fleet.schemas())
+            core.fleet.drop_empty_sheets()
+            try:
+                await run_to_end(asyncio.to_thread(core.schemas.delete, unused))
+                if self.files:
+                    kept = self.files.checkpoint_kept
+                    await run_to_end(asyncio.to_thread(kept, first_segment))
+                await run_to_end(asyncio.to_thread(self.frames.delete_before, first_segment))
+            except OSError as error:
+                directory = str(self.frames.directory)
+                log.error("segments_not_deleted", directory=directory, problem=str(error))

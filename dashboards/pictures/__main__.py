@@ -12,9 +12,15 @@ from typing import Any
 
 import click
 
-from dashboards.asking import AskingError, Prometheus, Values, Window, ask_all
-from dashboards.pictures.fields import CannotDraw
-from dashboards.pictures.layout import WIDTH, Picture, draw
+from dashboards.pictures.fields import UnsupportedFeatureError
+from dashboards.pictures.layout import WIDTH, DashboardPicture, draw_dashboard
+from dashboards.prometheus_api import (
+    Prometheus,
+    PrometheusError,
+    QueryWindow,
+    Values,
+    query_dashboard,
+)
 
 BOARDS = Path(__file__).parent.parent / "generated"
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -30,11 +36,13 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> 
 
 
 async def picture_of(
-    prometheus: Prometheus, board: Mapping[str, Any], window: Window, wanted: Values,
+    prometheus: Prometheus, board: Mapping[str, Any], window: QueryWindow, wanted: Values,
     sections: int = 0,
-) -> Picture:  # fmt: skip
+) -> DashboardPicture:  # fmt: skip
     """Run the queries of a dashboard, and draw it."""
-    return draw(board, await ask_all(prometheus, board, window, wanted, WIDTH), sections)
+    return draw_dashboard(
+        board, await query_dashboard(prometheus, board, window, wanted, WIDTH), sections
+    )
 
 
 @click.command()
@@ -58,16 +66,16 @@ def main(  # noqa: PLR0913 - options of a command
     boards = _boards(names)
     wanted = dict(_choice(choice, boards.values()) for choice in choices)
     now = time.time()
-    window = Window(now - shown, now, scrape)
+    window = QueryWindow(now - shown, now, scrape)
     directory.mkdir(parents=True, exist_ok=True)
     try:
         asyncio.run(_draw_all(url, boards, window, wanted, directory, sections))
-    except (AskingError, CannotDraw) as error:
+    except (PrometheusError, UnsupportedFeatureError) as error:
         raise click.ClickException(str(error)) from error
 
 
 async def _draw_all(  # noqa: PLR0913, PLR0917 - values of the options
-    url: str, boards: Mapping[str, Mapping[str, Any]], window: Window, wanted: Values,
+    url: str, boards: Mapping[str, Mapping[str, Any]], window: QueryWindow, wanted: Values,
     directory: Path, sections: int,
 ) -> None:  # fmt: skip
     async with Prometheus(url) as prometheus:
@@ -78,7 +86,7 @@ async def _draw_all(  # noqa: PLR0913, PLR0917 - values of the options
             click.echo(f"{path}: {len(picture.drawn)} panels drawn{_without_data(picture)}")
 
 
-def _without_data(picture: Picture) -> str:
+def _without_data(picture: DashboardPicture) -> str:
     return f"; no data in {', '.join(picture.empty.values())}" if picture.empty else ""
 
 

@@ -1,4 +1,8 @@
-"""Curves over time: lines, bars and layers, with thresholds to compare with."""
+"""Curves over time, states over time, and single numbers.
+
+Curves are lines, bars and layers, with thresholds to compare with. States have a band for each
+curve, with the colour and text of each state. Single numbers are as large as they fit.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,10 @@ from typing import Any
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from dashboards.asking import Answer, Numbers
-from dashboards.pictures import colours, plot, units
-from dashboards.pictures.canvas import SMALL, Box, Canvas, width_of
-from dashboards.pictures.fields import CannotDraw, Json, Look, look_of
+from dashboards.pictures import drawing, fields, plot
+from dashboards.pictures.drawing import SMALL, Box, Canvas, width_of
+from dashboards.pictures.fields import FieldFormat, Json, UnsupportedFeatureError, format_of
+from dashboards.prometheus_api import Numbers, QueryResult
 
 _TICK_ROOM = 40.0
 """Minimum distance between two ticks of the axis, in pixels."""
@@ -45,7 +49,7 @@ def name_of(target: Json, labels: dict[str, str]) -> str:
     return f"{{{told}}}" if told else str(target["expr"])
 
 
-def curves_of(panel: Json, answers: Sequence[Answer], *, stacked: bool) -> list[Curve]:
+def curves_of(panel: Json, answers: Sequence[QueryResult], *, stacked: bool) -> list[Curve]:
     """Return the curves of a panel in their order, stacked on each other if `stacked`."""
     curves: list[Curve] = []
     below: dict[int, Numbers] = {}
@@ -60,31 +64,34 @@ def curves_of(panel: Json, answers: Sequence[Answer], *, stacked: bool) -> list[
     return curves
 
 
-def draw(scene: plot.Scene, box: Box, panel: Json, answers: Sequence[Answer]) -> bool:
+def draw_curves(
+    scene: plot.DrawingState, box: Box, panel: Json, answers: Sequence[QueryResult]
+) -> bool:
     """Draw a panel of curves; return True if it has any value."""
-    look = look_of(panel["fieldConfig"], "Value", numeric=True)
+    look = format_of(panel["fieldConfig"], "Value", numeric=True)
     style = _style(look)
     curves = curves_of(panel, answers, stacked=style.stacked)
     curves = [curve for curve in curves if np.isfinite(curve.high).any()]
     names = [curve.name for curve in curves] if panel["options"]["legend"]["showLegend"] else []
     legend = plot.legend_height(names, box.width)
     field = box.within(top=4, right=4, bottom=plot.TIMES_HEIGHT + legend)
-    axis = _Axis(*span(curves, look.minimum), look.unit, field.top, field.bottom)
+    axis = _ValueAxis(*span(curves, look.minimum), look.unit, field.top, field.bottom)
     field = field.within(left=style.axis_width or axis.room)
     axis.draw(scene.canvas, field)
-    across = plot.Across(scene.window, field)
+    across = plot.TimeAxis(scene.window, field)
     across.draw(scene.canvas)
     if not curves:
-        plot.nothing(scene.canvas, field)
+        plot.draw_no_data(scene.canvas, field)
         return False
     inks = [
-        look_of(panel["fieldConfig"], curve.name, numeric=True).fixed or colours.of_curve(position)
+        format_of(panel["fieldConfig"], curve.name, numeric=True).fixed
+        or drawing.of_curve(position)
         for position, curve in enumerate(curves)
     ]
     floor = max(axis.low, min(0.0, axis.high))
     for curve, ink in zip(curves, inks, strict=True):
         base = curve.low if style.stacked else np.full(len(curve.times), floor)
-        path = _Path(across(curve.times), axis(base), axis(curve.high))
+        path = _CurvePath(across(curve.times), axis(base), axis(curve.high))
         _draw_curve(scene.canvas, field, path, ink, style)
     for step in look.steps if style.dashed_steps else ():
         if axis.low < step.value < axis.high:
@@ -96,7 +103,7 @@ def draw(scene: plot.Scene, box: Box, panel: Json, answers: Sequence[Answer]) ->
     return True
 
 
-def _draw_curve(canvas: Canvas, field: Box, path: _Path, ink: str, style: _Style) -> None:
+def _draw_curve(canvas: Canvas, field: Box, path: _CurvePath, ink: str, style: _CurveStyle) -> None:
     if style.bars:
         canvas.shapes(path.bars(), ink, solid=0.9, inside=field)
         return
@@ -121,21 +128,21 @@ def span(curves: Sequence[Curve], minimum: float | None) -> tuple[float, float]:
 
 def ticks_between(low: float, high: float, unit: str, most: int) -> list[float]:
     """Return round values of a unit between two values."""
-    divisor = units.UNITS[unit](max(abs(low), abs(high))).divisor
+    divisor = fields.UNITS[unit](max(abs(low), abs(high))).divisor
     locator = MaxNLocator(nbins=max(most, 1), steps=[1, 2, 2.5, 5, 10])
     found = np.asarray(locator.tick_values(low / divisor, high / divisor)) * divisor
     near = 1e-9 * (high - low)
     return [float(tick) for tick in found if low - near <= tick <= high + near]
 
 
-class _Axis:
+class _ValueAxis:
     """The value axis: position of a value in a field, and the ticks on its left."""
 
     def __init__(self, low: float, high: float, unit: str, top: float, bottom: float) -> None:
         self.low, self.high = low, high
         self._top, self._bottom = top, bottom
         self._ticks = ticks_between(low, high, unit, int((bottom - top) // _TICK_ROOM))
-        self._texts = units.texts_of_ticks(self._ticks, unit)
+        self._texts = fields.texts_of_ticks(self._ticks, unit)
         self.room = max((width_of(text, SMALL) for text in self._texts), default=0.0) + 8
 
     def __call__(self, value: Numbers | float) -> Numbers:
@@ -147,13 +154,13 @@ class _Axis:
         """Draw the ticks and their lines."""
         for tick, text in zip(self._ticks, self._texts, strict=True):
             down = float(self(tick))
-            canvas.rules([[(field.left, down), (field.right, down)]], colours.GRID)
+            canvas.rules([[(field.left, down), (field.right, down)]], drawing.GRID)
             place = (field.left - 6, down)
-            canvas.text(place, text, size=SMALL, colour=colours.FAINT, side="right")
+            canvas.text(place, text, size=SMALL, colour=drawing.FAINT, side="right")
 
 
 @dataclass(frozen=True, slots=True)
-class _Path:
+class _CurvePath:
     """A curve in pixels: horizontal positions, lower and upper edge."""
 
     places: Numbers
@@ -197,7 +204,7 @@ class _Path:
 
 
 @dataclass(frozen=True, slots=True)
-class _Style:
+class _CurveStyle:
     """Drawing style of curves."""
 
     bars: bool
@@ -209,7 +216,7 @@ class _Style:
     """Width in pixels; 0 is the width of its ticks."""
 
 
-def _style(look: Look) -> _Style:
+def _style(look: FieldFormat) -> _CurveStyle:
     told: dict[str, Any] = {
         "drawStyle": "line",
         "fillOpacity": 0,
@@ -220,16 +227,114 @@ def _style(look: Look) -> _Style:
     for name, value in look.drawn.items():
         if name not in told:
             message = f"no drawing of custom.{name}"
-            raise CannotDraw(message)
+            raise UnsupportedFeatureError(message)
         told[name] = value["mode"] if isinstance(value, dict) else value
     for name, known in _KNOWN.items():
         if told[name] not in known:
             message = f"no {name} {told[name]}"
-            raise CannotDraw(message)
-    return _Style(
+            raise UnsupportedFeatureError(message)
+    return _CurveStyle(
         bars=told["drawStyle"] == "bars",
         fill=float(told["fillOpacity"]) / 100,
         stacked=told["stacking"] == "normal",
         dashed_steps=told["thresholdsStyle"] == "dashed",
         axis_width=float(told["axisWidth"]),
     )
+
+
+_MAX_NAME_SHARE = 0.3
+_THICKEST = 36.0
+
+
+def runs(times: Numbers, values: Numbers) -> Iterator[tuple[float, float, float]]:
+    """Yield the start, the end and the value of each period in which a state lasted.
+
+    A value holds until the next timestamp; the last period ends at its last timestamp.
+    """
+    start = 0
+    for position in range(1, len(values) + 1):
+        if position < len(values) and values[position] == values[start]:
+            continue
+        if np.isfinite(values[start]):
+            yield float(times[start]), float(times[min(position, len(times) - 1)]), values[start]
+        start = position
+
+
+def draw_bands(
+    scene: plot.DrawingState, box: Box, panel: Json, answers: Sequence[QueryResult]
+) -> bool:
+    """Draw a panel of states; return True if there is any."""
+    look = format_of(panel["fieldConfig"], "Value", numeric=True)
+    found = [
+        (name_of(target, dict(one.labels)), answer.times, one.values)
+        for target, answer in zip(panel["targets"], answers, strict=True)
+        for one in answer.series
+        if np.isfinite(one.values).any()
+    ]
+    if not found:
+        plot.draw_no_data(scene.canvas, box)
+        return False
+    widest = max(width_of(name, SMALL) for name, _, _ in found)
+    left = min(widest, box.width * _MAX_NAME_SHARE) + 10
+    field = box.within(left=left, bottom=plot.TIMES_HEIGHT, top=4, right=4)
+    across = plot.TimeAxis(scene.window, field)
+    across.draw(scene.canvas)
+    room = field.height / len(found)
+    thick = min(room * float(panel["options"]["rowHeight"]), _THICKEST)
+    for position, (name, times, values) in enumerate(found):
+        middle = field.top + (position + 0.5) * room
+        place = (field.left - 8, middle)
+        scene.canvas.text(place, name, size=SMALL, side="right", room=left - 10)
+        for start, end, value in runs(times, values):
+            begin, finish = (float(across(instant)) for instant in (start, end))
+            band = Box(begin, middle - thick / 2, max(finish - begin, 1.0), thick)
+            _draw_band(scene.canvas, band, look.text(value), look.colour(value))
+    across.draw_marks(scene.canvas, scene.marks)
+    return True
+
+
+def _draw_band(canvas: Canvas, band: Box, text: str, colour: str) -> None:
+    """Draw a band, and its text if it fits."""
+    canvas.box(band, drawing.mix_colour(colour, drawing.PANEL, 0.8))
+    if width_of(text, SMALL) + 10 < band.width:
+        place = (band.left + 5, band.middle[1])
+        canvas.text(place, text, size=SMALL, colour=drawing.ink_on(colour))
+
+
+_LARGEST, _SMALLEST = 34.0, 14.0
+_WIDTH_SHARE = 0.88
+
+
+def draw_stats(
+    scene: plot.DrawingState, box: Box, panel: Json, answers: Sequence[QueryResult]
+) -> bool:
+    """Draw a panel of numbers, side by side if there are several; return True if there is any."""
+    look = format_of(panel["fieldConfig"], "Value", numeric=True)
+    options = panel["options"]
+    wanted = (options["reduceOptions"]["calcs"], options["colorMode"], options["graphMode"])
+    if wanted != (["lastNotNull"], "value", "none"):
+        message = f"no numbers reduced, coloured and drawn as {wanted}"
+        raise UnsupportedFeatureError(message)
+    found = [
+        (name_of({"legendFormat": "__auto", **target}, dict(one.labels)), float(one.values[-1]))
+        for target, answer in zip(panel["targets"], answers, strict=True)
+        for one in answer.series
+    ]
+    if not found:
+        plot.draw_no_data(scene.canvas, box, look.nothing or "No data")
+        return False
+    share = box.width / len(found)
+    for position, (name, value) in enumerate(found):
+        cell = Box(box.left + position * share, box.top, share, box.height)
+        text, room = look.text(value), cell.width * _WIDTH_SHARE
+        fitting = _LARGEST * 0.97 * room / max(width_of(text, _LARGEST, "bold"), 1)
+        size = min(max(fitting, _SMALLEST), _LARGEST)
+        across, down = cell.middle
+        scene.canvas.text(
+            (across, down), text, size=size, colour=look.colour(value), side="center", room=room,
+            weight="bold",
+        )  # fmt: skip
+        if len(found) > 1:
+            below = (across, cell.bottom - 8)
+            scene.canvas.text(below, name, size=11, side="center", room=room)
+    return True

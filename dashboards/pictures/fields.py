@@ -1,25 +1,140 @@
-"""Format of a number: a panel's defaults for all fields, and its overrides for single fields.
+"""Format of a number: a panel's defaults for all fields, overrides for single fields, and units.
 
-Schema: grafana/grafana: kinds/dashboard/dashboard_kind.cue, FieldConfigSource.
+Schema: grafana/grafana: kinds/dashboard/dashboard_kind.cue, FieldConfigSource. Numbers become texts
+by Grafana's names of units (grafana: packages/grafana-data/src/valueFormats: categories.ts,
+valueFormats.ts, symbolFormatters.ts, dateTimeFormatters.ts).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
-from dashboards.pictures import colours, units
+from dashboards.pictures import drawing
+
+_MAX_DECIMALS = 6
+"""Maximum number of decimals worth reading."""
+_SI_SMALL = ("n", "µ", "m")
+_SI = ("", "k", "M", "G", "T", "P", "E")
+_SECONDS = (
+    (365.25 * 86_400, " years"), (7 * 86_400, " weeks"), (86_400, " days"), (3600, " hours"),
+    (60, " mins"), (1, " s"), (1e-3, " ms"), (1e-6, " µs"), (1e-9, " ns"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class UnitScale:
+    """Divisor of a number, and its suffix."""
+
+    divisor: float
+    suffix: str
+
+
+_Chooser = Callable[[float], UnitScale]
+
+
+def _powers(base: float, names: Sequence[str], unit: str, below: Sequence[str] = ()) -> _Chooser:
+    """Return a scaling by powers of a base; `below` names the powers under the base unit."""
+
+    def choose(value: float) -> UnitScale:
+        power = math.floor(math.log(abs(value), base) + 1e-12) if value else 0
+        power = min(max(power, -len(below)), len(names) - 1)
+        name = names[power] if power >= 0 else below[power]
+        return UnitScale(base**power, unit.replace("?", name))
+
+    return choose
+
+
+def _fixed_scale(suffix: str, divisor: float = 1.0) -> _Chooser:
+    return lambda _: UnitScale(divisor, suffix)
+
+
+def _duration(value: float) -> UnitScale:
+    for divisor, suffix in _SECONDS:
+        if abs(value) >= divisor * (1 - 1e-12):
+            return UnitScale(divisor, suffix)
+    return UnitScale(1, " s") if value == 0 else UnitScale(*_SECONDS[-1])
+
+
+def _si(unit: str) -> _Chooser:
+    return _powers(1000, _SI, f" ?{unit}", _SI_SMALL)
+
+
+UNITS: Mapping[str, _Chooser] = {
+    "short": _powers(1000, ("", " K", " Mil", " Bil", " Tri", " Quadr", " Quint"), "?"),
+    "none": _fixed_scale(""),
+    "percentunit": _fixed_scale("%", 0.01),
+    "percent": _fixed_scale("%"),
+    "bytes": _powers(1024, ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), " ?B"),
+    "Bps": _si("B/s"),
+    "pps": _si("p/s"),
+    "cps": _powers(1000, ("", "K", "M", "B", "T"), "? c/s"),
+    "s": _duration,
+    "watt": _si("W"),
+    "joule": _si("J"),
+    "volt": _si("V"),
+    "amp": _si("A"),
+    "hertz": _si("Hz"),
+    "celsius": _fixed_scale(" °C"),
+    "rotrpm": _fixed_scale(" rpm"),
+}
+"""Scaling of a number, by the units that dashboards use."""
+
+
+def text(value: float, unit: str, decimals: int | None = None) -> str:
+    """Return a number in its unit, as short as Grafana writes it. Raises KeyError for an unknown unit."""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("∞" if value > 0 else "-∞")
+    scale = UNITS[unit](value)
+    scaled = value / scale.divisor
+    places = _places(scaled) if decimals is None else decimals
+    return f"{_rounded(scaled, places)}{scale.suffix}"
+
+
+def texts_of_ticks(ticks: Sequence[float], unit: str) -> list[str]:
+    """Return the ticks of an axis, all in the same scale and with enough decimals to differ."""
+    scale = UNITS[unit](max(map(abs, ticks), default=0.0))
+    scaled = [tick / scale.divisor for tick in ticks]
+    nearest = min((after - before for before, after in pairwise(scaled)), default=math.inf)
+    exact = (
+        places
+        for places in range(_MAX_DECIMALS + 1)
+        if all(abs(round(number, places) - number) <= nearest / 1000 for number in scaled)
+    )
+    places = next(exact, None)
+    zero = scale.suffix if scale.suffix == "%" else ""
+    return [
+        f"{number:.3g}{scale.suffix}" if places is None else
+        f"{number:.{places}f}{scale.suffix}" if number else f"0{zero}"
+        for number in scaled
+    ]  # fmt: skip
+
+
+def _places(scaled: float) -> int:
+    """Return the number of decimals of a scaled number: three significant figures."""
+    if scaled == int(scaled):
+        return 0
+    return max(2 - math.floor(math.log10(abs(scaled))), 0)
+
+
+def _rounded(number: float, places: int) -> str:
+    """Round to fixed decimals, unless the number is so small that there would be many."""
+    rounded = round(number, places) + 0.0  # no -0
+    return f"{rounded:.{places}f}" if places <= _MAX_DECIMALS else f"{number:.2g}"
+
 
 Json = Mapping[str, Any]
 
 
-class CannotDraw(RuntimeError):  # noqa: N818 - states the failure, as a reader would
+class UnsupportedFeatureError(RuntimeError):
     """A dashboard contains a feature unknown to this package; no feature is omitted silently."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ThresholdStep:
     """A threshold: from this value on, this colour; the first step has no value."""
 
     value: float
@@ -27,7 +142,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class ValueMapping:
     """Replacement of a value; the text or the colour may be empty."""
 
     text: str
@@ -35,12 +150,12 @@ class Word:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class FieldFormat:
     """Format and colours of the values of a field."""
 
     unit: str = "none"
-    steps: Sequence[Step] = ()
-    words: Mapping[str, Word] = field(default_factory=dict)
+    steps: Sequence[ThresholdStep] = ()
+    words: Mapping[str, ValueMapping] = field(default_factory=dict)
     cell: str = "auto"
     """Target of the threshold colours in a table: nothing (auto), the text or the background."""
     nothing: str = ""
@@ -56,7 +171,7 @@ class Look:
     def text(self, value: float) -> str:
         """Return a value as its mapped text, or as a number in its unit."""
         word = self.words.get(f"{value:g}")
-        return word.text if word and word.text else units.text(value, self.unit, self.decimals)
+        return word.text if word and word.text else text(value, self.unit, self.decimals)
 
     def colour(self, value: float) -> str:
         """Return the colour of a value: its mapped colour, or that of the last threshold it has reached."""
@@ -64,10 +179,10 @@ class Look:
         if word and word.colour:
             return word.colour
         reached = [step.colour for step in self.steps if value >= step.value]
-        return reached[-1] if reached else colours.TEXT
+        return reached[-1] if reached else drawing.TEXT
 
 
-def look_of(config: Json, name: str, *, numeric: bool) -> Look:
+def format_of(config: Json, name: str, *, numeric: bool) -> FieldFormat:
     """Return the format of a field, by its name and by `numeric`, true if it contains numbers.
 
     Raises CannotDraw for unknown options.
@@ -80,10 +195,10 @@ def look_of(config: Json, name: str, *, numeric: bool) -> Look:
     for key, value in settings.items():
         if key not in _SETTINGS:
             message = f"field {name}: no drawing of {key}"
-            raise CannotDraw(message)
+            raise UnsupportedFeatureError(message)
         part, read = _SETTINGS[key]
         look[part] = read(value)
-    return Look(**look)
+    return FieldFormat(**look)
 
 
 def _matches(matcher: Json, name: str, *, numeric: bool) -> bool:
@@ -94,34 +209,36 @@ def _matches(matcher: Json, name: str, *, numeric: bool) -> bool:
             return bool(matcher["options"] == ("number" if numeric else "string"))
         case other:
             message = f"no matching of fields {other}"
-            raise CannotDraw(message)
+            raise UnsupportedFeatureError(message)
 
 
-def _steps(thresholds: Json) -> tuple[Step, ...]:
+def _steps(thresholds: Json) -> tuple[ThresholdStep, ...]:
     _known(thresholds["mode"], ("absolute",), "mode of thresholds")
     steps = (
-        Step(float("-inf") if step["value"] is None else step["value"], _colour(step["color"]))
+        ThresholdStep(
+            float("-inf") if step["value"] is None else step["value"], _colour(step["color"])
+        )
         for step in thresholds["steps"]
     )
     return tuple(sorted(steps, key=lambda step: step.value))
 
 
-def _words(mappings: Sequence[Json]) -> dict[str, Word]:
+def _words(mappings: Sequence[Json]) -> dict[str, ValueMapping]:
     words = {}
     for mapping in mappings:
         _known(mapping["type"], ("value",), "mapping of values")
         for value, found in mapping["options"].items():
             colour = _colour(found["color"]) if "color" in found else ""
-            words[value] = Word(found.get("text", ""), colour)
+            words[value] = ValueMapping(found.get("text", ""), colour)
     return words
 
 
 def _colour(name: str) -> str:
     try:
-        return colours.named(name)
+        return drawing.find_colour(name)
     except KeyError:
         message = f"no colour {name}"
-        raise CannotDraw(message) from None
+        raise UnsupportedFeatureError(message) from None
 
 
 def _fixed(colour: Json) -> str:
@@ -132,13 +249,13 @@ def _fixed(colour: Json) -> str:
 def _known(value: Any, known: Any, what: str) -> Any:
     if value not in known:
         message = f"no {what} {value}"
-        raise CannotDraw(message)
+        raise UnsupportedFeatureError(message)
     return value
 
 
 _CELLS = ("auto", "color-text", "color-background")
 _SETTINGS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
-    "unit": ("unit", lambda unit: _known(unit, units.UNITS, "unit")),
+    "unit": ("unit", lambda unit: _known(unit, UNITS, "unit")),
     "decimals": ("decimals", int),
     "min": ("minimum", float),
     "noValue": ("nothing", str),
@@ -149,4 +266,4 @@ _SETTINGS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "custom": ("drawn", dict),
     "custom.cellOptions": ("cell", lambda cell: _known(cell["type"], _CELLS, "kind of cell")),
 }
-"""Options of a field's format: the part of `Look` that each sets, and the conversion."""
+"""Options of a field's format: the part of `FieldFormat` that each sets, and the conversion."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from dashboards import COLUMNS
-from dashboards.asking import Answer, Answers
-from dashboards.pictures import bands, colours, curves, plot, stats, tables
-from dashboards.pictures.canvas import HEADING, NORMAL, TITLE, Box, Canvas, width_of
-from dashboards.pictures.fields import CannotDraw, Json
+from dashboards.pictures import curves, drawing, plot, tables
+from dashboards.pictures.drawing import HEADING, NORMAL, TITLE, Box, Canvas, width_of
+from dashboards.pictures.fields import Json, UnsupportedFeatureError
+from dashboards.prometheus_api import DashboardResults, QueryResult
 
 WIDTH = 1400
 _UNIT, _GAP, _MARGIN = 32, 8, 12
@@ -19,7 +19,7 @@ _PANEL_TITLE = 28
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class DashboardPicture:
     """A drawn dashboard, and the result of each panel."""
 
     canvas: Canvas
@@ -29,7 +29,7 @@ class Picture:
     """The titles of panels without values."""
 
 
-def draw(board: Json, answers: Answers, sections: int = 0) -> Picture:
+def draw_dashboard(board: Json, answers: DashboardResults, sections: int = 0) -> DashboardPicture:
     """Draw a dashboard from its JSON, or its first sections only.
 
     Raises CannotDraw, with the name of the panel, for unknown features.
@@ -40,9 +40,9 @@ def draw(board: Json, answers: Answers, sections: int = 0) -> Picture:
     marks = [
         mark
         for marks, answer in zip(board["annotations"]["list"], answers.marks, strict=True)
-        for mark in plot.marks_of(answer, colours.named(marks["iconColor"]))
+        for mark in plot.marks_of(answer, drawing.find_colour(marks["iconColor"]))
     ]
-    scene = plot.Scene(canvas, answers.window, marks)
+    scene = plot.DrawingState(canvas, answers.window, marks)
     drawn: dict[int, str] = {}
     empty: dict[int, str] = {}
     for panel in panels:
@@ -52,11 +52,11 @@ def draw(board: Json, answers: Answers, sections: int = 0) -> Picture:
             continue
         try:
             found = _panel(scene, box, panel, answers.panels[panel["id"]])
-        except (CannotDraw, KeyError) as error:
+        except (UnsupportedFeatureError, KeyError) as error:
             message = f"{board['title']}, {panel['title']}: {error}"
-            raise CannotDraw(message) from error
+            raise UnsupportedFeatureError(message) from error
         (drawn if found else empty)[panel["id"]] = panel["title"]
-    return Picture(canvas, drawn, empty)
+    return DashboardPicture(canvas, drawn, empty)
 
 
 def height(panels: Sequence[Json]) -> int:
@@ -81,14 +81,14 @@ def _box(place: Json) -> Box:
     )
 
 
-def _head(canvas: Canvas, board: Json, answers: Answers) -> None:
+def _head(canvas: Canvas, board: Json, answers: DashboardResults) -> None:
     """Draw the title, the question, the selected values and the time range."""
     canvas.text((_MARGIN + 4, 24), board["title"], size=TITLE, weight="bold")
     window = answers.window
     first, last = (datetime.fromtimestamp(at, UTC) for at in (window.start, window.end))
     time = f"{first:%H:%M} to {last:%H:%M} UTC"
     left: float = WIDTH - _MARGIN - 4
-    canvas.text((left, 24), time, colour=colours.FAINT, side="right")
+    canvas.text((left, 24), time, colour=drawing.FAINT, side="right")
     left -= width_of(time, NORMAL) + 24
     for variable in reversed(board["templating"]["list"]):
         if variable["type"] == "datasource" or variable.get("hide"):
@@ -97,34 +97,34 @@ def _head(canvas: Canvas, board: Json, answers: Answers) -> None:
         text = "All" if value == variable.get("allValue") else value
         canvas.text((left, 24), text, side="right", weight="bold")
         left -= width_of(text, NORMAL, "bold") + 8
-        canvas.text((left, 24), variable["label"], colour=colours.FAINT, side="right")
+        canvas.text((left, 24), variable["label"], colour=drawing.FAINT, side="right")
         left -= width_of(variable["label"], NORMAL) + 24
-    canvas.text((_MARGIN + 4, 52), board["description"], colour=colours.FAINT)
+    canvas.text((_MARGIN + 4, 52), board["description"], colour=drawing.FAINT)
 
 
 def _row(canvas: Canvas, box: Box, title: str) -> None:
     down = box.middle[1]
     chevron = [(box.left + 4, down - 3), (box.left + 9, down + 3), (box.left + 14, down - 3)]
-    canvas.line(chevron, colours.FAINT, 1.6)
+    canvas.line(chevron, drawing.FAINT, 1.6)
     canvas.text((box.left + 22, down), title, size=HEADING, weight="bold", room=box.width - 30)
 
 
-def _panel(scene: plot.Scene, box: Box, panel: Json, answers: Sequence[Answer]) -> bool:
+def _panel(scene: plot.DrawingState, box: Box, panel: Json, answers: Sequence[QueryResult]) -> bool:
     """Draw a panel; return True if it has data."""
     draw_kind = _KINDS.get(panel["type"])
     if draw_kind is None:
         message = f"no drawing of panels {panel['type']}"
-        raise CannotDraw(message)
-    scene.canvas.box(box, colours.PANEL, colours.BORDER)
+        raise UnsupportedFeatureError(message)
+    scene.canvas.box(box, drawing.PANEL, drawing.BORDER)
     title = (box.left + 10, box.top + _PANEL_TITLE / 2 + 1)
     scene.canvas.text(title, panel["title"], room=box.width - 16)
     inner = box.within(left=10, top=_PANEL_TITLE, right=10, bottom=8)
     return draw_kind(scene, inner, panel, answers)
 
 
-_KINDS: Mapping[str, Callable[[plot.Scene, Box, Json, Sequence[Answer]], bool]] = {
-    "stat": stats.draw,
-    "timeseries": curves.draw,
-    "state-timeline": bands.draw,
-    "table": tables.draw,
+_KINDS: Mapping[str, Callable[[plot.DrawingState, Box, Json, Sequence[QueryResult]], bool]] = {
+    "stat": curves.draw_stats,
+    "timeseries": curves.draw_curves,
+    "state-timeline": curves.draw_bands,
+    "table": tables.draw_table,
 }

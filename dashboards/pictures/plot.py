@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from dashboards.asking import Answer, Numbers, Window
-from dashboards.pictures import colours
-from dashboards.pictures.canvas import NORMAL, SMALL, Box, Canvas, width_of
+from dashboards.pictures import drawing
+from dashboards.pictures.drawing import NORMAL, SMALL, Box, Canvas, width_of
+from dashboards.prometheus_api import Numbers, QueryResult, QueryWindow
 
 TIMES_HEIGHT = 20.0
 _LEGEND_LINE = 18.0
@@ -20,7 +20,7 @@ _DAY = 86_400
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class MarkedPeriod:
     """A period of an annotation, and its colour."""
 
     start: float
@@ -29,19 +29,19 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class DrawingState:
     """Common drawing state of all panels of a dashboard."""
 
     canvas: Canvas
-    window: Window
-    marks: Sequence[Mark]
+    window: QueryWindow
+    marks: Sequence[MarkedPeriod]
 
 
 @dataclass(frozen=True, slots=True)
-class Across:
+class TimeAxis:
     """Horizontal positions of timestamps in a box."""
 
-    window: Window
+    window: QueryWindow
     box: Box
 
     def __call__(self, instant: Numbers | float) -> Numbers:
@@ -65,16 +65,16 @@ class Across:
         """Draw lines at whole times, and write the times below."""
         ticks = self.ticks()
         down = (self.box.top, self.box.bottom)
-        canvas.rules([[(place, end) for end in down] for place, _ in ticks], colours.GRID)
+        canvas.rules([[(place, end) for end in down] for place, _ in ticks], drawing.GRID)
         free = self.box.left - 30
         for place, text in ticks:
             half = width_of(text, SMALL) / 2
             if place - half > free and place + half < self.box.right + 6:
                 below = (place, self.box.bottom + TIMES_HEIGHT / 2)
-                canvas.text(below, text, size=SMALL, colour=colours.FAINT, side="center")
+                canvas.text(below, text, size=SMALL, colour=drawing.FAINT, side="center")
                 free = place + half + 8
 
-    def draw_marks(self, canvas: Canvas, marks: Sequence[Mark]) -> None:
+    def draw_marks(self, canvas: Canvas, marks: Sequence[MarkedPeriod]) -> None:
         """Draw annotations in the time range: dashed lines, and a tint from the first to the last."""
         for mark in marks:
             start, end = (float(self(instant)) for instant in (mark.start, mark.end))
@@ -90,7 +90,7 @@ class Across:
             )  # fmt: skip
 
 
-def marks_of(answer: Answer, colour: str) -> list[Mark]:
+def marks_of(answer: QueryResult, colour: str) -> list[MarkedPeriod]:
     """Return the timestamps at which a query had values: adjacent timestamps are one mark."""
     if not answer.series:
         return []
@@ -98,7 +98,7 @@ def marks_of(answer: Answer, colour: str) -> list[Mark]:
     edges = np.flatnonzero(np.diff(np.concatenate(([False], here, [False])).astype(int)))
     times: Numbers = answer.times
     return [
-        Mark(float(times[first]), float(times[after - 1]), colour)
+        MarkedPeriod(float(times[first]), float(times[after - 1]), colour)
         for first, after in zip(edges[::2], edges[1::2], strict=True)
     ]
 
@@ -146,16 +146,16 @@ def draw_legend(canvas: Canvas, names: Sequence[str], inks: Sequence[str], box: 
             left += _item_width(names[position])
     if missing:
         foot = (box.right, box.top + (len(lines) - 0.5) * _LEGEND_LINE)
-        canvas.text(foot, _more(missing), size=SMALL, colour=colours.FAINT, side="right")
+        canvas.text(foot, _more(missing), size=SMALL, colour=drawing.FAINT, side="right")
 
 
 def _more(missing: int) -> str:
     return f"+ {missing} more"
 
 
-def nothing(canvas: Canvas, box: Box, text: str = "No data") -> None:
+def draw_no_data(canvas: Canvas, box: Box, text: str = "No data") -> None:
     """Write that there is no data."""
-    canvas.text(box.middle, text, size=NORMAL, colour=colours.FAINT, side="center", room=box.width)
+    canvas.text(box.middle, text, size=NORMAL, colour=drawing.FAINT, side="center", room=box.width)
 
 
 def _item_width(name: str) -> float:

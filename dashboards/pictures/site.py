@@ -25,10 +25,16 @@ from typing import Any
 import click
 import yaml
 
-from dashboards.asking import AskingError, Prometheus, Values, Window, ask_all
 from dashboards.build import boards
-from dashboards.pictures.fields import CannotDraw
-from dashboards.pictures.layout import WIDTH, draw
+from dashboards.pictures.fields import UnsupportedFeatureError
+from dashboards.pictures.layout import WIDTH, draw_dashboard
+from dashboards.prometheus_api import (
+    Prometheus,
+    PrometheusError,
+    QueryWindow,
+    Values,
+    query_dashboard,
+)
 from railscope.capture import write_capture
 from simulator import NodeSpec, about, moments
 from simulator.demo.process import Program, ProgramError
@@ -44,7 +50,7 @@ _LOOK_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class SiteNode:
     """A simulated node, and the share of the run after which its fault starts: half of it or later.
 
     A fault starts at half of a capture, and no capture may be shorter than the run.
@@ -54,18 +60,18 @@ class Server:
     struck_after: float = 0.5
 
 
-SERVERS = (
-    Server(NodeSpec("gpu-node-1", seed=7, scheduler="slurm")),
-    Server(NodeSpec("gpu-node-2", seed=7, scenario="thermal", scheduler="slurm")),
-    Server(NodeSpec("gpu-node-3", seed=3, scenario="slow_receiver", scheduler="kubernetes",
+SITE_NODES = (
+    SiteNode(NodeSpec("gpu-node-1", seed=7, scheduler="slurm")),
+    SiteNode(NodeSpec("gpu-node-2", seed=7, scenario="thermal", scheduler="slurm")),
+    SiteNode(NodeSpec("gpu-node-3", seed=3, scenario="slow_receiver", scheduler="kubernetes",
                     stray=True), 0.55),
-    Server(NodeSpec("gpu-node-4", seed=4, scenario="incast", scheduler="kubernetes"),
+    SiteNode(NodeSpec("gpu-node-4", seed=4, scenario="incast", scheduler="kubernetes"),
            0.65),
-    Server(NodeSpec("gpu-node-5", seed=5, scenario="ecc_uncorrected", scheduler="slurm"),
+    SiteNode(NodeSpec("gpu-node-5", seed=5, scenario="ecc_uncorrected", scheduler="slurm"),
            0.8),
-    Server(NodeSpec("gpu-node-6", seed=6, scenario="pcie_degraded", scheduler="slurm"),
+    SiteNode(NodeSpec("gpu-node-6", seed=6, scenario="pcie_degraded", scheduler="slurm"),
            0.75),
-    Server(NodeSpec("gpu-node-7", seed=8, scenario="speed_down", scheduler="kubernetes")),
+    SiteNode(NodeSpec("gpu-node-7", seed=8, scenario="speed_down", scheduler="kubernetes")),
 )  # fmt: skip
 CHOSEN: Mapping[str, Values] = {
     "node": {"node": "gpu-node-2"},
@@ -135,8 +141,8 @@ async def running(directory: Path, seconds: int) -> AsyncIterator[tuple[str, lis
 
 def _prepare(directory: Path, seconds: int) -> dict[str, str]:
     """Write captures and settings of the collector; return the token of each node."""
-    tokens = {server.spec.node: secrets.token_urlsafe(24) for server in SERVERS}
-    for server in SERVERS:
+    tokens = {server.spec.node: secrets.token_urlsafe(24) for server in SITE_NODES}
+    for server in SITE_NODES:
         length = round(2 * server.struck_after * (WARM_UP_SECONDS + seconds + _READY_SECONDS))
         write_capture(
             directory / server.spec.node, about(server.spec, length), moments(server.spec, length)
@@ -154,7 +160,7 @@ def _prepare(directory: Path, seconds: int) -> dict[str, str]:
 
 def _inventory() -> str:
     """Return an inventory of all nodes, and of one that is not installed yet."""
-    nodes = (*(server.spec.node for server in SERVERS), _NOT_INSTALLED)
+    nodes = (*(server.spec.node for server in SITE_NODES), _NOT_INSTALLED)
     rows = (f"{node},8,10,2020-01-01T00:00:00Z,\n" for node in nodes)
     return "node,gpus,rdma_ports,from,to\n" + "".join(rows)
 
@@ -217,13 +223,13 @@ async def _prometheus(directory: Path) -> AsyncIterator[str]:
 async def _scraped(prometheus: Prometheus) -> bool:
     try:
         found = await prometheus.now("up == 1", time.time())
-    except AskingError:
+    except PrometheusError:
         return False
-    return len(found.series) > len(SERVERS)
+    return len(found.series) > len(SITE_NODES)
 
 
 async def _run(directory: Path, seconds: int, to: Path) -> None:
-    click.echo(f"Simulating {len(SERVERS)} servers ...")
+    click.echo(f"Simulating {len(SITE_NODES)} servers ...")
     async with running(directory, seconds) as (url, programs), Prometheus(url) as prometheus:
         end = time.time() + WARM_UP_SECONDS + seconds
         click.echo(f"Prometheus is at {url}; pictures in {end - time.time():.0f} s ...")
@@ -233,19 +239,19 @@ async def _run(directory: Path, seconds: int, to: Path) -> None:
                 program.check_alive()
         missed = await prometheus.now(f"100 * avg(1 - avg_over_time(up[{seconds}s]))", end)
         click.echo(f"{missed.series[0].values[0]:.2f} % of scrapes failed")
-        await _draw_all(prometheus, Window(end - seconds, end, INTERVAL_SECONDS), to)
+        await _draw_all(prometheus, QueryWindow(end - seconds, end, INTERVAL_SECONDS), to)
 
 
-async def _draw_all(prometheus: Prometheus, window: Window, to: Path) -> None:
+async def _draw_all(prometheus: Prometheus, window: QueryWindow, to: Path) -> None:
     for name, text in boards():
         stem, board = Path(name).stem, json.loads(text)
-        answers = await ask_all(prometheus, board, window, CHOSEN.get(stem, {}), WIDTH)
-        picture = draw(board, answers)
+        answers = await query_dashboard(prometheus, board, window, CHOSEN.get(stem, {}), WIDTH)
+        picture = draw_dashboard(board, answers)
         picture.canvas.save(to / f"{stem}.png")
         empty = ", ".join(picture.empty.values())
         click.echo(f"{stem}: {len(picture.drawn)} drawn" + (f"; no data: {empty}" if empty else ""))
         if sections := TOPS.get(stem):
-            draw(board, answers, sections).canvas.save(to / f"{stem}-top.png")
+            draw_dashboard(board, answers, sections).canvas.save(to / f"{stem}-top.png")
 
 
 @click.command()
@@ -260,7 +266,7 @@ def main(seconds: int, to: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="railscope-pictures-") as directory:
         try:
             asyncio.run(_run(Path(directory), seconds, to))
-        except (AskingError, CannotDraw, ProgramError, TimeoutError) as error:
+        except (PrometheusError, UnsupportedFeatureError, ProgramError, TimeoutError) as error:
             raise click.ClickException(str(error)) from error
 
 

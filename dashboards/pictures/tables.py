@@ -1,37 +1,221 @@
-"""Tables, and grids with coloured cells."""
+"""Tables and grids with coloured cells, made from results by the transformations of panels.
+
+Frames and transformations are pure functions. grafana: packages/grafana-prometheus/src/
+result_transformer.ts; packages/grafana-data/src/transformations/transformers: merge.ts, sortBy.ts,
+organize.ts, groupingToMatrix.ts, calculateField.ts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from dashboards.asking import Answer
-from dashboards.pictures import colours, plot
-from dashboards.pictures.canvas import NORMAL, SMALL, Box, Canvas, Side, width_of
-from dashboards.pictures.fields import Json, Look, look_of
-from dashboards.pictures.frames import Cell, Frame, frames_of, table_order, transformed
+from dashboards.pictures import drawing, plot
+from dashboards.pictures.drawing import NORMAL, SMALL, Box, Canvas, Side, width_of
+from dashboards.pictures.fields import FieldFormat, Json, UnsupportedFeatureError, format_of
+from dashboards.prometheus_api import QueryResult
+
+TableCell = str | float | None
+Row = Mapping[str, TableCell]
+
+
+@dataclass(frozen=True, slots=True)
+class TableFrame:
+    """A table: the names of its columns in order, and its rows; a cell without a value is None."""
+
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    def numeric(self, column: str) -> bool:
+        """True if a column contains numbers."""
+        return any(isinstance(row.get(column), float) for row in self.rows)
+
+
+def frames_of(answers: Sequence[tuple[str, QueryResult]]) -> list[TableFrame]:
+    """Return the tables of answers by letter; a value column has the letter if there are several."""
+    found = []
+    for letter, answer in answers:
+        value = f"Value #{letter}" if len(answers) > 1 else "Value"
+        labels = dict.fromkeys(name for one in answer.series for name in sorted(one.labels))
+        rows: list[Row] = [
+            {
+                "Time": float(answer.times[-1]),
+                **{name: one.labels.get(name, "") for name in labels},
+                value: float(one.values[-1]),
+            }
+            for one in answer.series
+        ]
+        found.append(TableFrame(("Time", *labels, value) if rows else (), tuple(rows)))
+    return found
+
+
+def transformed(frames: list[TableFrame], transformations: Iterable[Json]) -> list[TableFrame]:
+    """Apply a panel's transformations in their order. Raises CannotDraw for an unknown one."""
+    for transformation in transformations:
+        known = _TRANSFORMATIONS.get(transformation["id"])
+        if known is None:
+            message = f"no transformation {transformation['id']}"
+            raise UnsupportedFeatureError(message)
+        frames = known(frames, transformation["options"])
+    return frames
+
+
+def merge(frames: list[TableFrame], options: Json | None = None) -> list[TableFrame]:
+    """Merge all tables into one; rows join if all columns common to every table are equal."""
+    del options
+    filled = [frame for frame in frames if frame.columns]
+    if len(filled) <= 1:
+        return filled or frames[:1]
+    columns = tuple(dict.fromkeys(name for frame in filled for name in frame.columns))
+    keys = [name for name in columns if all(name in frame.columns for frame in filled)]
+    if not keys:
+        return frames
+    merged: dict[tuple[TableCell, ...], list[dict[str, TableCell]]] = {}
+    order: list[dict[str, TableCell]] = []
+    for row in (row for frame in filled for row in frame.rows):
+        alike = merged.setdefault(tuple(row.get(name) for name in keys), [])
+        fitting = [known for known in alike if _joins(known, row)]
+        for known in fitting:
+            known.update(row)
+        if not fitting:
+            alike.append(dict(row))
+            order.append(alike[-1])
+    return [TableFrame(columns, tuple(order))]
+
+
+def organize(frames: list[TableFrame], options: Json) -> list[TableFrame]:
+    """Remove columns, order the others, set their titles; only a single table is changed."""
+    if len(frames) != 1:
+        return frames
+    (frame,) = frames
+    hidden = {name for name, out in options.get("excludeByName", {}).items() if out}
+    order = options.get("indexByName", {})
+    titles = options.get("renameByName", {})
+    kept = [name for name in frame.columns if name not in hidden]
+    kept.sort(key=lambda name: order.get(name, len(order)))
+    rows = ({titles.get(name, name): row.get(name) for name in kept} for row in frame.rows)
+    return [TableFrame(tuple(titles.get(name, name) for name in kept), tuple(rows))]
+
+
+def sort_by(frames: list[TableFrame], options: Json) -> list[TableFrame]:
+    """Sort rows by one column, empty cells last; equal rows keep their order."""
+    (by,) = options["sort"]
+    if by.get("desc"):
+        message = "no sorting from the last to the first"
+        raise UnsupportedFeatureError(message)
+
+    def order(row: Row) -> tuple[bool, float, str]:
+        cell = row.get(by["field"])
+        number = cell if isinstance(cell, float) else 0.0
+        return cell in {None, ""}, number, str(cell or "")
+
+    return [
+        TableFrame(frame.columns, tuple(sorted(frame.rows, key=order)))
+        if by["field"] in frame.columns
+        else frame
+        for frame in frames
+    ]
+
+
+def to_matrix(frames: list[TableFrame], options: Json) -> list[TableFrame]:
+    """Make a row of each value of one column and a column of each value of another."""
+    if len(frames) != 1:
+        return frames
+    (frame,) = frames
+    down, across, value = options["rowField"], options["columnField"], options["valueField"]
+    if not {down, across, value} <= set(frame.columns):
+        return frames
+    if options.get("emptyValue") != "null":
+        message = f"no empty cells that are {options.get('emptyValue')}"
+        raise UnsupportedFeatureError(message)
+    head = f"{down}\\{across}"
+    rows: dict[TableCell, dict[str, TableCell]] = {}
+    columns = dict.fromkeys(str(row.get(across)) for row in frame.rows)
+    for row in frame.rows:
+        into = rows.setdefault(row.get(down), {head: row.get(down)})
+        into[str(row.get(across))] = row.get(value)
+    return [TableFrame((head, *columns), tuple(rows.values()))]
+
+
+def reduce_rows(frames: list[TableFrame], options: Json) -> list[TableFrame]:
+    """Add a column with the largest or the smallest number of each row."""
+    reducers = {"max": max, "min": min}
+    reducer = reducers.get(options.get("reduce", {}).get("reducer", ""))
+    if options.get("mode") != "reduceRow" or options.get("replaceFields") or reducer is None:
+        message = f"no calculation {options}"
+        raise UnsupportedFeatureError(message)
+    added = options["alias"]
+
+    def reduced(row: Row) -> TableCell:
+        numbers = [cell for cell in row.values() if isinstance(cell, float)]
+        return reducer(numbers) if numbers else None
+
+    return [
+        TableFrame(
+            (*frame.columns, added), tuple({**row, added: reduced(row)} for row in frame.rows)
+        )
+        if frame.columns
+        else frame
+        for frame in frames
+    ]
+
+
+def table_order(frame: TableFrame, sort_by: Sequence[Json]) -> TableFrame:
+    """Return the rows in the order of a table: by its first sort column, then by the next.
+
+    An empty cell is less than every number (grafana: packages/grafana-ui/src/components/Table).
+    """
+    rows = list(frame.rows)
+    for by in reversed(sort_by):
+        key = partial(_rank, column=by["displayName"])
+        rows.sort(key=key, reverse=bool(by.get("desc")))  # equal rows keep their order either way
+    return TableFrame(frame.columns, tuple(rows))
+
+
+_TRANSFORMATIONS: Mapping[str, Any] = {
+    "merge": merge,
+    "sortBy": sort_by,
+    "organize": organize,
+    "groupingToMatrix": to_matrix,
+    "calculateField": reduce_rows,
+}
+
+
+def _rank(row: Row, column: str) -> tuple[float, str]:
+    cell = row.get(column)
+    return (cell, "") if isinstance(cell, float) else (float("-inf"), cell or "")
+
+
+def _joins(known: Row, row: Row) -> bool:
+    return all(known.get(name) in {None, cell} for name, cell in row.items())
+
 
 _ROW = 26.0
 _EDGE = 6.0
 _TINY = 10.0
 
 
-def frame_of(panel: Json, answers: Sequence[Answer]) -> Frame:
+def frame_of(panel: Json, answers: Sequence[QueryResult]) -> TableFrame:
     """Return the content of a panel of rows and columns; an empty table if it has no data."""
     letters = [target["refId"] for target in panel["targets"]]
     frames = frames_of(list(zip(letters, answers, strict=True)))
     found = transformed(frames, panel.get("transformations", ()))
-    frame = found[0] if found else Frame((), ())
+    frame = found[0] if found else TableFrame((), ())
     return table_order(frame, panel.get("options", {}).get("sortBy", ()))
 
 
-def draw(scene: plot.Scene, box: Box, panel: Json, answers: Sequence[Answer]) -> bool:
+def draw_table(
+    scene: plot.DrawingState, box: Box, panel: Json, answers: Sequence[QueryResult]
+) -> bool:
     """Draw a panel of rows and columns; return True if there are any rows."""
     canvas, frame = scene.canvas, frame_of(panel, answers)
     if not frame.rows:
-        plot.nothing(canvas, box)
+        plot.draw_no_data(canvas, box)
         return False
     looks = {
-        name: look_of(panel["fieldConfig"], name, numeric=frame.numeric(name))
+        name: format_of(panel["fieldConfig"], name, numeric=frame.numeric(name))
         for name in frame.columns
     }
     size, places = _places(frame, looks, box)
@@ -40,37 +224,37 @@ def draw(scene: plot.Scene, box: Box, panel: Json, answers: Sequence[Answer]) ->
         side, across = _side(place, numeric=frame.numeric(name))
         spot = (across, box.top + _ROW / 2)
         room = place.width - 2 * _EDGE
-        canvas.text(spot, name, size=SMALL, colour=colours.FAINT, side=side, room=room)
+        canvas.text(spot, name, size=SMALL, colour=drawing.FAINT, side=side, room=room)
     fitting = int((box.height - _ROW) // _ROW)
     fitting = fitting if len(frame.rows) <= fitting else max(fitting - 1, 0)
     for number, row in enumerate(frame.rows[:fitting]):
         top = box.top + (number + 1) * _ROW
-        canvas.rules([[(box.left, top), (box.right, top)]], colours.GRID)
+        canvas.rules([[(box.left, top), (box.right, top)]], drawing.GRID)
         for name, place in columns:
             cell = Box(place.left, top, place.width, _ROW)
             _draw_cell(canvas, cell, row.get(name), looks[name], size)
     if len(frame.rows) > fitting:
         more = f"+ {len(frame.rows) - fitting} more"
         below = (box.left + _EDGE, box.top + (fitting + 1.5) * _ROW)
-        canvas.text(below, more, size=SMALL, colour=colours.FAINT)
+        canvas.text(below, more, size=SMALL, colour=drawing.FAINT)
     return True
 
 
-def written(cell: Cell, look: Look) -> str:
+def written(cell: TableCell, look: FieldFormat) -> str:
     """Return the text of a cell."""
     if cell is None:
         return look.nothing
     return look.text(cell) if isinstance(cell, float) else cell
 
 
-def _draw_cell(canvas: Canvas, box: Box, cell: Cell, look: Look, size: float) -> None:
-    ink = colours.LINK if look.linked else colours.TEXT
+def _draw_cell(canvas: Canvas, box: Box, cell: TableCell, look: FieldFormat, size: float) -> None:
+    ink = drawing.LINK if look.linked else drawing.TEXT
     numeric = isinstance(cell, float)
     if isinstance(cell, float) and look.cell != "auto":
         ink = look.colour(cell)
         if look.cell == "color-background":
-            canvas.box(box.within(1, 1, 1, 1), colours.mixed(ink, colours.PANEL, 0.85))
-            ink = colours.ink_on(ink)
+            canvas.box(box.within(1, 1, 1, 1), drawing.mix_colour(ink, drawing.PANEL, 0.85))
+            ink = drawing.ink_on(ink)
     side, across = _side(box, numeric=numeric)
     place, room = (across, box.middle[1]), box.width - 2 * _EDGE
     canvas.text(place, written(cell, look), size=size, colour=ink, side=side, room=room)
@@ -81,7 +265,7 @@ def _side(place: Box, *, numeric: bool) -> tuple[Side, float]:
     return ("right", place.right - _EDGE) if numeric else ("left", place.left + _EDGE)
 
 
-def _places(frame: Frame, looks: dict[str, Look], box: Box) -> tuple[float, list[Box]]:
+def _places(frame: TableFrame, looks: dict[str, FieldFormat], box: Box) -> tuple[float, list[Box]]:
     """Return the font size, and the boxes of columns.
 
     A column has the width it needs and an equal share of the remainder. If space is insufficient,
@@ -103,7 +287,7 @@ def _places(frame: Frame, looks: dict[str, Look], box: Box) -> tuple[float, list
     return size, places
 
 
-def _need(frame: Frame, name: str, look: Look, size: float) -> float:
+def _need(frame: TableFrame, name: str, look: FieldFormat, size: float) -> float:
     widest = max(width_of(written(row.get(name), look), size) for row in frame.rows)
     return max(widest, width_of(name, SMALL)) + 2 * _EDGE + 1
 

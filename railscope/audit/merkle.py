@@ -143,14 +143,14 @@ def includes(leaf: Hash, index: int, size: int, proof: Sequence[Hash], root: Has
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class TreeHead:
     """Size and root hash of a tree, as in a checkpoint."""
 
     size: int
     root: Hash
 
 
-def consistent(old: Tree, new: Tree, proof: Sequence[Hash]) -> bool:
+def consistent(old: TreeHead, new: TreeHead, proof: Sequence[Hash]) -> bool:
     """True if the proof shows that the old tree is a prefix of the new one."""
     if old.size > new.size or old.size < 0:
         return False
@@ -164,7 +164,7 @@ def consistent(old: Tree, new: Tree, proof: Sequence[Hash]) -> bool:
     return bool(path) and _climbs(old, new, path)
 
 
-def _climbs(old: Tree, new: Tree, path: list[Hash]) -> bool:
+def _climbs(old: TreeHead, new: TreeHead, path: list[Hash]) -> bool:
     here, last = old.size - 1, new.size - 1
     while here & 1:
         here, last = here >> 1, last >> 1

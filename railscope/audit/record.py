@@ -37,14 +37,14 @@ TYPES = frozenset(
 Whole = Annotated[int, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=_LARGEST)]
 Scalar = bool | Whole | str | None
-Data = dict[str, Scalar | list[Scalar] | dict[str, Scalar]]
+RecordData = dict[str, Scalar | list[Scalar] | dict[str, Scalar]]
 
 
 class RecordError(ValueError):
     """Invalid audit record; the message states the reason."""
 
 
-class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+class RecordSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """Producer of a record, and the record's consecutive number from it."""
 
     kind: str
@@ -53,7 +53,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     n: Count
 
 
-class Actor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+class RecordActor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """Actor of a record, and how its identity was established."""
 
     kind: str
@@ -62,7 +62,7 @@ class Actor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     ip: str = ""
 
 
-class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+class RecordSubject(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """Object of the action; fields that do not apply are empty."""
 
     node: str = ""
@@ -70,7 +70,7 @@ class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False)
     slot: str = ""
 
 
-class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+class AuditRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """One entry of the audit log. Field names are the short ones of the format."""
 
     v: Count
@@ -82,12 +82,12 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """Timestamp in nanoseconds since the epoch, as a decimal string: too large for a JSON integer."""
     tu: Count
     """Uncertainty of the timestamp, in milliseconds."""
-    src: Source
-    actor: Actor
-    obj: Subject
+    src: RecordSource
+    actor: RecordActor
+    obj: RecordSubject
     out: str
     """Outcome: `done`, `denied`, `failed`, `seen`."""
-    data: Data = {}
+    data: RecordData = {}
     ref: list[str] = []
     """Identities of frames, entries and records that this record is based on."""
     pii: dict[str, str] = {}
@@ -96,25 +96,25 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """Signature by the producer; empty if it has no key."""
 
 
-_INSTANT = re.compile("0|[1-9][0-9]{0,30}")
+_TIMESTAMP = re.compile("0|[1-9][0-9]{0,30}")
 _encoder = msgspec.json.Encoder(order="sorted")
-_decoder = msgspec.json.Decoder(Record)
+_decoder = msgspec.json.Decoder(AuditRecord)
 
 
-def encode(record: Record) -> bytes:
+def encode_audit_record(record: AuditRecord) -> bytes:
     """Encode a record. Raises RecordError if it has no canonical encoding."""
     try:
         raw = _encoder.encode(record)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         message = f"{record.type}: {error}"
         raise RecordError(message) from error
-    if decode(raw) != record:
+    if decode_audit_record(raw) != record:
         message = f"{record.type}: it holds what JSON can only say otherwise, such as NaN"
         raise RecordError(message)
     return raw
 
 
-def decode(raw: bytes) -> Record:
+def decode_audit_record(raw: bytes) -> AuditRecord:
     """Decode a record. Raises RecordError for every encoding except the canonical one."""
     if len(raw) > MAX_RECORD_BYTES:
         message = f"a record of {len(raw)} bytes; at most {MAX_RECORD_BYTES}, refer by hash to more"
@@ -130,7 +130,7 @@ def decode(raw: bytes) -> Record:
     if record.v != VERSION or record.type not in TYPES:
         message = f"a record of version {record.v} and type {record.type!r} is not known here"
         raise RecordError(message)
-    if not _INSTANT.fullmatch(record.t):
+    if not _TIMESTAMP.fullmatch(record.t):
         message = f"the time {record.t[:30]!r} is no number of nanoseconds"
         raise RecordError(message)
     if not raw.isascii():

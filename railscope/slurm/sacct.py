@@ -19,11 +19,18 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from railscope.json_shape import ShapeError, check_shape
 from railscope.slurm import FormatError
-from railscope.slurm.gres import parse_tres
-from railscope.slurm.hostlist import expand
-from railscope.slurm.job import Job, job_number, json_number, json_text, sure_seconds, told
+from railscope.slurm.notation import (
+    SlurmJob,
+    expand_nodes,
+    job_number,
+    json_number,
+    json_text,
+    parse_tres,
+    sure_seconds,
+    value_or_empty,
+)
+from railscope.untrusted_text import ShapeError, check_shape
 
 COLUMNS = ("JobIDRaw", "User", "Account", "Start", "End", "NodeList", "AllocTRES")
 """Required columns. `JobID` may replace `JobIDRaw`, but does not distinguish arrays."""
@@ -38,11 +45,11 @@ class AccountingError(FormatError):
         super().__init__(f"{place}: {field}: {reason}" if field else f"{place}: {reason}")
 
 
-class Record(NamedTuple):
+class AccountedJob(NamedTuple):
     """A job with its position in the input, and its nodes as printed."""
 
     place: int
-    job: Job
+    job: SlurmJob
     node_list: str
 
 
@@ -55,13 +62,13 @@ def parse_sacct(
     zone: tzinfo | None,
     separator: str = "|",
     rejected: Callable[[AccountingError], None] = _raised,
-) -> tuple[Record, ...]:
+) -> tuple[AccountedJob, ...]:
     """Return the jobs of a text, without their steps; `zone` is the time zone in which sacct ran.
 
     Without a zone, times must name theirs or be Unix seconds. `rejected` is called with the error of each
     invalid line. Raises AccountingError for an invalid header.
     """
-    found: list[Record] = []
+    found: list[AccountedJob] = []
     header, *lines = text.split("\n")
     names = _named(header.rstrip("\r").split(separator))
     for place, line in enumerate(lines, start=2):
@@ -75,7 +82,7 @@ def parse_sacct(
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _SacctRow:
     """One line by column name."""
 
     place: int
@@ -92,7 +99,7 @@ class _Row:
         return self["JobIDRaw"] if "JobIDRaw" in self.values else self["JobID"]
 
 
-def _row(place: int, line: str, names: list[str], separator: str) -> _Row | None:
+def _row(place: int, line: str, names: list[str], separator: str) -> _SacctRow | None:
     """Return the job of a line; None for an empty line and for a job step."""
     if not line:
         return None
@@ -100,7 +107,7 @@ def _row(place: int, line: str, names: list[str], separator: str) -> _Row | None
     if len(values) != len(names):
         reason = f"has {len(values)} columns and not {len(names)}"
         raise AccountingError(place, "", reason)
-    row = _Row(place, dict(zip(names, values, strict=True)))
+    row = _SacctRow(place, dict(zip(names, values, strict=True)))
     return None if "." in row.id else row
 
 
@@ -116,7 +123,7 @@ def _named(names: list[str]) -> list[str]:
     return names
 
 
-def _record(row: _Row, zone: tzinfo | None) -> Record:
+def _record(row: _SacctRow, zone: tzinfo | None) -> AccountedJob:
     column = ""
     try:
         column = "JobIDRaw"
@@ -128,14 +135,14 @@ def _record(row: _Row, zone: tzinfo | None) -> Record:
         column = "End"
         end = sure_seconds(row["End"], zone)
         column = "NodeList"
-        nodes = expand(told(row["NodeList"]))
+        nodes = expand_nodes(value_or_empty(row["NodeList"]))
         column = "AllocTRES"
         counts = parse_tres(row["AllocTRES"])
     except AccountingError:
         raise
     except FormatError as error:
         raise AccountingError(row.place, column, str(error)) from error
-    job = Job(
+    job = SlurmJob(
         id=number,
         user=row["User"],
         user_id=user_id,
@@ -149,17 +156,17 @@ def _record(row: _Row, zone: tzinfo | None) -> Record:
         array=row["JobID"] if "_" in row["JobID"] else "",
         sluid=row["SLUID"],
     )
-    return Record(row.place, job, row["NodeList"])
+    return AccountedJob(row.place, job, row["NodeList"])
 
 
 # JSON ----------------------------------------------------------------------------------------------
 
 
-class _Jobs(msgspec.Struct):
+class _SacctJobs(msgspec.Struct):
     jobs: list[Any]
 
 
-class _Set(msgspec.Struct):
+class _SacctNumber(msgspec.Struct):
     """A number with a `set` flag."""
 
     set: bool
@@ -167,59 +174,59 @@ class _Set(msgspec.Struct):
     infinite: bool = False
 
 
-_Number = int | _Set | None
+_Number = int | _SacctNumber | None
 
 
-class _Time(msgspec.Struct):
+class _SacctTime(msgspec.Struct):
     start: _Number
     end: _Number
 
 
-class _State(msgspec.Struct):
+class _SacctState(msgspec.Struct):
     current: str | Annotated[list[str], msgspec.Meta(min_length=1)]
 
 
-class _Resource(msgspec.Struct):
+class _SacctResource(msgspec.Struct):
     type: str | None
     name: str | None = None
     count: _Number = None
 
 
-class _Resources(msgspec.Struct):
-    allocated: list[_Resource]
+class _SacctResources(msgspec.Struct):
+    allocated: list[_SacctResource]
 
 
-class _Array(msgspec.Struct):
+class _SacctArray(msgspec.Struct):
     job_id: Any = None
     task_id: _Number = None
 
 
-class _Shape(msgspec.Struct):
+class _SacctJob(msgspec.Struct):
     """Job fields that are read."""
 
     job_id: _Number
-    state: _State
-    time: _Time
-    tres: _Resources
+    state: _SacctState
+    time: _SacctTime
+    tres: _SacctResources
     user: str | None = None
     account: str | None = None
     nodes: str | None = None
     sluid: str | None = None
-    array: _Array | None = None
+    array: _SacctArray | None = None
 
 
 def parse_sacct_json(
     text: str | bytes, rejected: Callable[[AccountingError], None] = _raised
-) -> tuple[Record, ...]:
+) -> tuple[AccountedJob, ...]:
     """Return the jobs of `sacct --json`; `rejected` as above. Raises AccountingError for other text."""
     try:
         document = json.loads(text)
-        check_shape(document, _Jobs)
+        check_shape(document, _SacctJobs)
     except (ShapeError, ValueError, RecursionError) as error:
         reason = f"not what sacct writes as JSON: {error}"
         raise AccountingError(1, "", reason) from error
     listed = list(enumerate(document["jobs"], start=1))
-    found: list[Record] = []
+    found: list[AccountedJob] = []
     for place, job in listed:
         try:
             found.append(_record_of(place, job))
@@ -228,10 +235,10 @@ def parse_sacct_json(
     return tuple(found)
 
 
-def _record_of(place: int, job: Any) -> Record:
+def _record_of(place: int, job: Any) -> AccountedJob:
     try:
-        check_shape(job, _Shape)
-        return Record(place, _job_of(job), json_text(job.get("nodes")))
+        check_shape(job, _SacctJob)
+        return AccountedJob(place, _job_of(job), json_text(job.get("nodes")))
     except ShapeError as error:
         raise AccountingError(place, error.field, error.reason) from error
     except FormatError as error:
@@ -241,7 +248,7 @@ def _record_of(place: int, job: Any) -> Record:
         raise AccountingError(place, "", reason) from error
 
 
-def _job_of(job: Mapping[str, Any]) -> Job:
+def _job_of(job: Mapping[str, Any]) -> SlurmJob:
     number = json_number(job["job_id"])
     if number is None:
         message = "a job without an id"
@@ -250,7 +257,7 @@ def _job_of(job: Mapping[str, Any]) -> Job:
     start, end = (json_number(job["time"][name]) or None for name in ("start", "end"))
     array = job.get("array") or {}
     element = json_number(array.get("task_id"))
-    return Job(
+    return SlurmJob(
         id=number,
         user=json_text(job.get("user")),
         user_id=None,
@@ -259,7 +266,7 @@ def _job_of(job: Mapping[str, Any]) -> Job:
         start_seconds=start,
         end_seconds=end if start is not None else None,
         planned_end_seconds=None,
-        nodes=expand(told(json_text(job.get("nodes")))),
+        nodes=expand_nodes(value_or_empty(json_text(job.get("nodes")))),
         gres_counts=_counts(job["tres"]["allocated"]),
         array=f"{array['job_id']}_{element}" if array.get("job_id") and element is not None else "",
         sluid=json_text(job.get("sluid")),

@@ -14,17 +14,18 @@ from datetime import tzinfo
 from typing import Any
 
 from railscope.slurm import FormatError
-from railscope.slurm.gres import parse_gres, parse_tres
-from railscope.slurm.hostlist import expand
-from railscope.slurm.job import (
-    Allocation,
-    Job,
+from railscope.slurm.notation import (
+    NodeAllocation,
+    SlurmJob,
+    expand_nodes,
     job_number,
     json_number,
     json_text,
+    parse_gres,
+    parse_tres,
     seconds,
     times,
-    told,
+    value_or_empty,
 )
 
 _RECORD = re.compile(r"^JobId=", re.MULTILINE)
@@ -43,7 +44,7 @@ _WANTED = {
 _NO_JOBS = ("No jobs in the system",)
 
 
-def parse_text(text: str, zone: tzinfo) -> tuple[Job, ...]:
+def parse_text(text: str, zone: tzinfo) -> tuple[SlurmJob, ...]:
     """Parse the jobs of `scontrol show job -d`; `zone` is the time zone of the cluster.
 
     Allocations are printed only with -d, and only for jobs with nodes. Raises FormatError.
@@ -55,7 +56,7 @@ def parse_text(text: str, zone: tzinfo) -> tuple[Job, ...]:
     return tuple(_job(f"JobId={record}", zone) for record in records)
 
 
-def _job(record: str, zone: tzinfo) -> Job:
+def _job(record: str, zone: tzinfo) -> SlurmJob:
     first, *lines = record.split("\n")
     head = dict(_PAIR.findall(first.partition(" JobName=")[0]))
     fields = _fields(lines)
@@ -67,16 +68,16 @@ def _job(record: str, zone: tzinfo) -> Job:
         message = f"job {head['JobId'][:20]!r} has no {error.args[0]}"
         raise FormatError(message) from error
     when = times(state, start, end)
-    return Job(
+    return SlurmJob(
         id=job_number(head["JobId"]),
         user=user[1] if user else fields["UserId"],
         user_id=int(user[2]) if user else None,
-        account=told(account),
+        account=value_or_empty(account),
         state=state,
         start_seconds=when.start_seconds,
         end_seconds=when.end_seconds,
         planned_end_seconds=when.planned_end_seconds,
-        nodes=expand(fields.get("NodeList", "")),
+        nodes=expand_nodes(fields.get("NodeList", "")),
         allocations=_allocations(lines),
         gres_counts=parse_tres(fields.get("AllocTRES", fields.get("TRES", ""))),
         array="_".join(head[name] for name in ("ArrayJobId", "ArrayTaskId") if name in head),
@@ -101,18 +102,18 @@ def _fields(lines: list[str]) -> dict[str, str]:
     return fields
 
 
-def _allocations(lines: list[str]) -> tuple[Allocation, ...] | None:
+def _allocations(lines: list[str]) -> tuple[NodeAllocation, ...] | None:
     """Return the allocation on each node, from the lines that begin with `Nodes=`."""
-    found: list[Allocation] = []
+    found: list[NodeAllocation] = []
     sets = [line.strip() for line in lines if line.lstrip().startswith("Nodes=")]
     for line in sets:
         fields = dict(_PAIR.findall(line))
         gres = parse_gres(fields.get("GRES", ""))
-        found += [Allocation(node, gres) for node in expand(fields["Nodes"])]
+        found += [NodeAllocation(node, gres) for node in expand_nodes(fields["Nodes"])]
     return tuple(found) if sets else None
 
 
-def parse_json(text: str | bytes) -> tuple[Job, ...]:
+def parse_json(text: str | bytes) -> tuple[SlurmJob, ...]:
     """Parse the jobs of `scontrol show job --json` or `squeue --json`. Raises FormatError.
 
     Slurm 22.05 to 23.02 wrote plain numbers and one state; later versions write numbers with a `set`
@@ -128,7 +129,7 @@ def parse_json(text: str | bytes) -> tuple[Job, ...]:
         raise FormatError(message) from error
 
 
-def _job_of(job: Mapping[str, Any]) -> Job:
+def _job_of(job: Mapping[str, Any]) -> SlurmJob:
     states = job["job_state"]
     state = json_text(states if isinstance(states, str) else states[0])
     is_completing = not isinstance(states, str) and "COMPLETING" in states
@@ -141,7 +142,7 @@ def _job_of(job: Mapping[str, Any]) -> Job:
     if number is None:
         message = "a job without an id"
         raise FormatError(message)
-    return Job(
+    return SlurmJob(
         id=number,
         user=json_text(job.get("user_name")),
         user_id=json_number(job.get("user_id")),
@@ -150,7 +151,7 @@ def _job_of(job: Mapping[str, Any]) -> Job:
         start_seconds=when.start_seconds,
         end_seconds=when.end_seconds,
         planned_end_seconds=when.planned_end_seconds,
-        nodes=expand(json_text(job.get("nodes"))),
+        nodes=expand_nodes(json_text(job.get("nodes"))),
         allocations=_allocations_of(job),
         gres_counts=parse_tres(json_text(job.get("tres_alloc_str"))),
         array=f"{array}_{elements}" if array and elements else "",
@@ -158,20 +159,20 @@ def _job_of(job: Mapping[str, Any]) -> Job:
     )
 
 
-def _allocations_of(job: Mapping[str, Any]) -> tuple[Allocation, ...] | None:
+def _allocations_of(job: Mapping[str, Any]) -> tuple[NodeAllocation, ...] | None:
     """Return the allocations, from one text per node in the order of the nodes."""
     details = job.get("gres_detail") or []
     if not details:
         return None
     nodes = (job.get("job_resources") or {}).get("nodes")
     listed = nodes.get("list") if isinstance(nodes, Mapping) else nodes
-    names = expand(json_text(listed or job.get("nodes")))
+    names = expand_nodes(json_text(listed or job.get("nodes")))
     if len(names) != len(details):
         message = (
             f"job {job['job_id']} has {len(names)} nodes and {len(details)} lists of resources"
         )
         raise FormatError(message)
     return tuple(
-        Allocation(node, parse_gres(json_text(detail)))
+        NodeAllocation(node, parse_gres(json_text(detail)))
         for node, detail in zip(names, details, strict=True)
     )

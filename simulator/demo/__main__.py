@@ -15,11 +15,10 @@ from pathlib import Path
 import click
 
 from simulator.demo.child import end_with_parent
-from simulator.demo.cluster import Cluster
-from simulator.demo.faults import Change, FaultRecord, Struck, changes
+from simulator.demo.cluster import DemoCluster
+from simulator.demo.faults import FaultChange, FaultRecord, FaultTarget, changes
 from simulator.demo.process import ProgramError
-from simulator.demo.screen import Screen
-from simulator.demo.verdict import verdict
+from simulator.demo.report import DemoScreen, verdict
 from simulator.demo.watchers import Watchers, WatchersError
 
 REFRESH_SECONDS = 2.0
@@ -50,8 +49,8 @@ def main(seconds: int, directory: Path, end_with_parent: bool, any_ports: bool) 
         _end_with_parent()
     try:
         with _locked(directory):
-            cluster = Cluster(directory, dict(_SCHEDULERS), any_ports=any_ports)
-            demo = Demo(cluster, Watchers(directory), seconds)
+            cluster = DemoCluster(directory, dict(_SCHEDULERS), any_ports=any_ports)
+            demo = DemoRun(cluster, Watchers(directory), seconds)
             good = asyncio.run(demo.run())
     except (WatchersError, ProgramError) as error:
         raise click.ClickException(str(error)) from None
@@ -80,14 +79,14 @@ def _locked(directory: Path) -> Iterator[None]:
         yield
 
 
-class Demo:
+class DemoRun:
     """One run: starts the cluster, begins and ends faults, and displays the results."""
 
-    def __init__(self, cluster: Cluster, watchers: Watchers, seconds: int) -> None:
+    def __init__(self, cluster: DemoCluster, watchers: Watchers, seconds: int) -> None:
         self._cluster = cluster
         self._watchers = watchers
         self._seconds = seconds
-        self._screen = Screen()
+        self._screen = DemoScreen()
         self._stopped_by: signal.Signals | None = None
 
     async def run(self) -> bool:
@@ -162,20 +161,20 @@ class Demo:
         for change in changes():
             while (left := change.seconds - self._elapsed()) > 0:  # noqa: ASYNC110 - waits for a time, which no event signals
                 await asyncio.sleep(left)
-            struck = Struck.of(self._cluster.nodes[change.fault.node], change)
+            struck = FaultTarget.of(self._cluster.nodes[change.fault.node], change)
             await asyncio.to_thread(record.add, change, struck)
             self._screen.announce(_words(change, struck))
             if not change.fault.scenario:
                 await self._switch_agent(change)
 
-    async def _switch_agent(self, change: Change) -> None:
+    async def _switch_agent(self, change: FaultChange) -> None:
         if change.begins:
             await self._cluster.stop_agent(change.fault.node)
         else:
             await self._cluster.restart_agent(change.fault.node)
 
 
-def _words(change: Change, struck: Struck) -> str:
+def _words(change: FaultChange, struck: FaultTarget) -> str:
     fault = change.fault
     if not change.begins:
         return f"FAULT ENDS    {fault.node}: {fault.name}; its alerts resolve within minutes"

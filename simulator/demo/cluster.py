@@ -18,9 +18,9 @@ from typing import Any, Self
 
 import aiohttp
 
-from railscope.bounded_http import read_body
+from railscope.http_responses import read_body
 from railscope.settings import CONFIGURATION_VARIABLE
-from railscope.toml_text import parse_toml
+from railscope.untrusted_text import parse_toml
 from simulator.demo.faults import ROUND_SECONDS, planned
 from simulator.demo.process import Program, run_to_end
 from simulator.live import LiveNode
@@ -44,7 +44,7 @@ _COUNTS = ("shipped", "dropped", "waiting")
 
 
 @dataclass
-class Cluster:
+class DemoCluster:
     """A collector and one agent per node, as separate processes.
 
     All state is in the directory, and stays there until another demo begins.

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from simulator.live import LiveNode, Occurrence, PlannedFault
-from simulator.machine import machine
+from simulator.live import FaultOccurrence, LiveNode, PlannedFault
+from simulator.node_hardware import build_node_hardware
 
 ROUND_SECONDS = 1140.0
 _NS_PER_SECOND = 1_000_000_000
@@ -85,7 +85,7 @@ FAULTS = (
 )  # fmt: skip
 
 
-class Change(NamedTuple):
+class FaultChange(NamedTuple):
     """Begin or end of a fault, in seconds since the demo began."""
 
     seconds: float
@@ -94,13 +94,13 @@ class Change(NamedTuple):
     fault: DemoFault
 
 
-def changes() -> Iterator[Change]:
+def changes() -> Iterator[FaultChange]:
     """Yield all changes in order, without end."""
     number = 0
     while True:
         start = number * ROUND_SECONDS
         of_round = [
-            Change(start + seconds, begins, number, fault)
+            FaultChange(start + seconds, begins, number, fault)
             for fault in FAULTS
             for begins, seconds in (
                 (True, fault.begin_seconds),
@@ -116,7 +116,7 @@ def planned(node: str) -> tuple[PlannedFault, ...]:
     return tuple(fault.planned for fault in FAULTS if fault.node == node and fault.scenario)
 
 
-class Struck(NamedTuple):
+class FaultTarget(NamedTuple):
     """Target of a fault: a name for `faults.jsonl`, its other names, and a description."""
 
     device: str | None
@@ -124,13 +124,13 @@ class Struck(NamedTuple):
     text: str
 
     @classmethod
-    def of(cls, node: LiveNode, change: Change) -> Struck:
+    def of(cls, node: LiveNode, change: FaultChange) -> FaultTarget:
         """Return the target of a change."""
         fault = change.fault
         if not fault.scenario:
             return cls(None, {}, fault.text)
-        spec = Occurrence.of(node, fault.planned, change.round).spec
-        parts = machine(node.spec)
+        spec = FaultOccurrence.of(node, fault.planned, change.round).spec
+        parts = build_node_hardware(node.spec)
         if "{nic}" in fault.text:
             port = next(port for port in parts.ports if port.rail == spec.struck)
             names: dict[str, str | int] = {
@@ -150,10 +150,10 @@ class FaultRecord:
     def __init__(self, path: Path, started_wall_ns: int) -> None:
         self._path = path
         self._started_wall_ns = started_wall_ns
-        self._open: dict[tuple[str, int], tuple[Change, Struck]] = {}
+        self._open: dict[tuple[str, int], tuple[FaultChange, FaultTarget]] = {}
         path.write_text("", encoding="utf-8")
 
-    def add(self, change: Change, struck: Struck) -> None:
+    def add(self, change: FaultChange, struck: FaultTarget) -> None:
         """Write the line of a change."""
         key = change.fault.name, change.round
         if change.begins:
@@ -174,7 +174,7 @@ class FaultRecord:
         wall = self._started_wall_ns / _NS_PER_SECOND + seconds
         return dt.datetime.fromtimestamp(wall, dt.UTC).isoformat(timespec="milliseconds")
 
-    def _write(self, change: Change, struck: Struck, end: str | None) -> None:
+    def _write(self, change: FaultChange, struck: FaultTarget, end: str | None) -> None:
         fault = change.fault
         begin = change.round * ROUND_SECONDS + fault.begin_seconds
         line = {

@@ -57,7 +57,7 @@ class WatchersError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Ports:
+class WatcherPorts:
     """Listen ports: different from those of installed services, which may run on this host."""
 
     prometheus: int = 19090
@@ -71,7 +71,7 @@ class Watchers:
 
     directory: Path
     """An absolute path: Grafana's files contain it."""
-    ports: Ports = Ports()
+    ports: WatcherPorts = WatcherPorts()
 
     def write(self) -> None:
         """Write all files except the addresses of the demo's programs. Blocking.

@@ -7,13 +7,19 @@ sharing    processes, MIG, virtual GPUs      events   events from the driver
 
 from __future__ import annotations
 
-from railscope.capture import PENDING, Json, Moment
+from railscope.capture import PENDING, CaptureMoment, Json
 from simulator.gpu import GpuState
-from simulator.model import NodeModel
-from simulator.nvml import activity, health, identity, links, load, settings, sharing
-from simulator.nvml.answers import GPM, GPU_IS_LOST, NO_PERMISSION, TIMEOUT, Answers
-from simulator.nvml.events import Events
-from simulator.span import NS_PER_US, seconds
+from simulator.node_model import NodeModel
+from simulator.nvml import health, load, settings, sharing
+from simulator.nvml.results import (
+    GPM,
+    GPU_IS_LOST,
+    NO_PERMISSION,
+    TIMEOUT,
+    NvmlEventLog,
+    NvmlResults,
+)
+from simulator.spec import NS_PER_US, seconds
 
 LINKS_PERIOD_NS = seconds(10.0)
 """Period of per-link values, equal to the agents' period: there are many of them."""
@@ -21,20 +27,20 @@ LINKS_PERIOD_NS = seconds(10.0)
 _DENIED = (GPM, "nvml.nvmlDeviceGetSramEccErrorStatus")
 
 
-class Nvml:
+class SimulatedNvml:
     """NVML on the simulated node."""
 
     def __init__(self, model: NodeModel) -> None:
-        self._events = Events()
+        self._events = NvmlEventLog()
         self._links: list[dict[str, Json]] = [{} for _ in model.gpus]
-        self._links_told_ns: int | None = None
+        self._links_shown_ns: int | None = None
 
-    def show(self, model: NodeModel, into: Moment) -> None:
-        """Add all results to a `Moment`. For a lost GPU every call returns the error GPU_IS_LOST."""
+    def show(self, model: NodeModel, into: CaptureMoment) -> None:
+        """Add all results to a `CaptureMoment`. For a lost GPU every call returns the error GPU_IS_LOST."""
         parts = model.machine
         into.calls["nvml.nvmlDeviceGetCount()"] = len(model.gpus)
         into.calls["nvml.nvmlSystemGetDriverVersion()"] = parts.model.driver
-        into.calls["nvml.nvmlSystemGetCudaDriverVersion()"] = identity.cuda_version(parts.model)
+        into.calls["nvml.nvmlSystemGetCudaDriverVersion()"] = settings.cuda_version(parts.model)
         confidential = settings.confidential_computing(parts.model)
         into.calls["nvml.nvmlSystemGetConfComputeState()"] = confidential
         self._look_at_links(model)
@@ -44,27 +50,27 @@ class Nvml:
         self._events.show(model, into)
 
     def _look_at_links(self, model: NodeModel) -> None:
-        last_ns, now_ns = self._links_told_ns, model.offset_ns
+        last_ns, now_ns = self._links_shown_ns, model.offset_ns
         if last_ns is not None and now_ns // LINKS_PERIOD_NS == last_ns // LINKS_PERIOD_NS:
             return
-        self._links_told_ns = now_ns
+        self._links_shown_ns = now_ns
         for place, gpu in enumerate(model.gpus):
-            told = Answers(gpu.identity.index)
-            links.tell(model.machine, gpu, told)
+            told = NvmlResults(gpu.identity.index)
+            health.add_links(model.machine, gpu, told)
             self._links[place] = told.found
 
 
 def _answers(model: NodeModel, gpu: GpuState) -> dict[str, Json]:
-    told = Answers(gpu.identity.index)
-    identity.tell(model.spec, gpu, told)
-    load.tell(gpu, told)
-    health.tell(gpu, told)
-    settings.tell(gpu, told)
-    activity.tell(gpu, told)
-    sharing.tell(gpu, (model.spec.started_wall_ns + model.offset_ns) // NS_PER_US, told)
+    told = NvmlResults(gpu.identity.index)
+    settings.add_identity(model.spec, gpu, told)
+    load.add_load(gpu, told)
+    health.add_health(gpu, told)
+    settings.add_settings(gpu, told)
+    load.add_gpm_metrics(gpu, told)
+    sharing.add_tenants(gpu, (model.spec.started_wall_ns + model.offset_ns) // NS_PER_US, told)
     found = told.found
     for device in gpu.sharing.mig_devices:
-        found |= sharing.tell_instance(gpu, device).found
+        found |= sharing.instance_results(gpu, device).found
     return found
 
 

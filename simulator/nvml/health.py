@@ -1,12 +1,17 @@
-"""Health of a GPU: memory errors and repairs, PCIe, recommended action."""
+"""Health of a GPU and of its NVLinks: memory, PCIe, recommended action, link values.
+
+The available NVLink values depend on the generation (nvml.h, NVML_FI_DEV_NVLINK_*): up to Ampere
+errors are separate fields for each link, on Hopper they have the link as their scope, and from
+Blackwell on packets and symbols are counted instead.
+"""
 
 from __future__ import annotations
 
 from railscope.capture import Json
-from simulator.gpu import GpuState
-from simulator.gpu_model import Generation
-from simulator.memory import BAD_ADDRESS, PAGE_BYTES
-from simulator.nvml.answers import Answers, where
+from simulator.device_models import GpuGeneration
+from simulator.gpu import BAD_ADDRESS, PAGE_BYTES, GpuNvLinks, GpuState, NvLinkState
+from simulator.node_hardware import NodeHardware
+from simulator.nvml.results import NOT_SUPPORTED, NvmlResults, supported_if
 
 L1, L2, DRAM, REGISTER_FILE, CBU, SRAM = 0, 1, 2, 3, 6, 7
 _LOCATIONS = 8
@@ -18,30 +23,30 @@ _PCIE_ERRORS_SINCE, _REPAIRS_SINCE, _FLAG_SINCE = 550, 580, 590
 _SOURCES = ("L2", "Sm", "Pcie", "Mcu", "Other")
 
 
-def tell(gpu: GpuState, told: Answers) -> None:
+def add_health(gpu: GpuState, told: NvmlResults) -> None:
     """Add the health of this GPU."""
     model, errors = gpu.model, gpu.errors
     cut = bool(gpu.sharing.mig_devices)
     can_remap = model.remaps_rows and not cut
     pending = int(errors.pending)
     repairs = model.remaps_rows and model.driver_branch >= _REPAIRS_SINCE
-    flag = model.generation >= Generation.HOPPER and model.driver_branch >= _FLAG_SINCE
+    flag = model.generation >= GpuGeneration.HOPPER and model.driver_branch >= _FLAG_SINCE
     lanes, generation = 16, model.pcie_generation
     told.calls(
         PerformanceState=0,
         EnforcedPowerLimit=model.power_limit_milliwatts,
-        MarginTemperature=where(model.tells_margins, gpu.silicon.margin_celsius),
+        MarginTemperature=supported_if(model.has_temperature_margins, gpu.silicon.margin_celsius),
         EccMode=[1, 1],
         EncoderStats=[0, 0, 0],
-        MigMode=where(model.has_mig, [int(cut), int(cut)]),
-        RemappedRows=where(
+        MigMode=supported_if(model.has_mig, [int(cut), int(cut)]),
+        RemappedRows=supported_if(
             can_remap, [errors.correctable_rows, errors.uncorrectable_rows, pending, 0]
         ),
-        RowRemapperHistogram=where(can_remap, _banks(gpu)),
-        RetiredPagesPendingStatus=where(not model.remaps_rows, pending),
-        RepairStatus=where(repairs, [0, 0]),
-        UnrepairableMemoryFlag_v1=where(flag, 0),
-        SramEccErrorStatus=where(model.remaps_rows, _sram()),
+        RowRemapperHistogram=supported_if(can_remap, _banks(gpu)),
+        RetiredPagesPendingStatus=supported_if(not model.remaps_rows, pending),
+        RepairStatus=supported_if(repairs, [0, 0]),
+        UnrepairableMemoryFlag_v1=supported_if(flag, 0),
+        SramEccErrorStatus=supported_if(model.remaps_rows, _sram()),
         CurrPcieLinkGeneration=generation,
         MaxPcieLinkGeneration=generation,
         GpuMaxPcieLinkGeneration=generation,
@@ -52,14 +57,14 @@ def tell(gpu: GpuState, told: Answers) -> None:
     rows = (errors.correctable_rows, errors.uncorrectable_rows)
     for cause, count in enumerate(rows):
         pages = [BAD_ADDRESS // PAGE_BYTES * PAGE_BYTES] * count
-        told.call("RetiredPages", where(not model.remaps_rows, pages), cause)
-    if model.tells_recovery:
+        told.call("RetiredPages", supported_if(not model.remaps_rows, pages), cause)
+    if model.has_recovery_action:
         told.field(230, gpu.recovery_action)
     if repairs and can_remap:
         told.field(301, rows[0])
         told.field(302, rows[1])
-    _tell_errors(gpu, told)
-    _tell_pcie(gpu, told)
+    _add_memory_errors(gpu, told)
+    _add_pcie_errors(gpu, told)
 
 
 def _banks(gpu: GpuState) -> Json:
@@ -75,14 +80,14 @@ def _sram() -> Json:
     return {"version": _SRAM_V1, **none, "bThresholdExceeded": 0}
 
 
-def _tell_errors(gpu: GpuState, told: Answers) -> None:
+def _add_memory_errors(gpu: GpuState, told: NvmlResults) -> None:
     """Add the errors: all are of the memory; on-chip memory has none."""
     errors = gpu.errors
     counts = (
         (errors.corrected, errors.corrected_for_life),
         (errors.uncorrected, errors.uncorrected_for_life),
     )
-    volta = gpu.model.generation == Generation.VOLTA
+    volta = gpu.model.generation == GpuGeneration.VOLTA
     located = _VOLTA_LOCATIONS if volta else _LOCATIONS_SINCE_TURING
     for type_, lifetimes in enumerate(counts):
         for counter, count in enumerate(lifetimes):
@@ -90,14 +95,113 @@ def _tell_errors(gpu: GpuState, told: Answers) -> None:
             told.field(3 + 2 * counter + type_, count)
             for location in range(_LOCATIONS):
                 here = count if location == DRAM else 0
-                answer = where(location in located, here)
+                answer = supported_if(location in located, here)
                 told.call("MemoryErrorCounter", answer, type_, counter, location)
 
 
-def _tell_pcie(gpu: GpuState, told: Answers) -> None:
+def _add_pcie_errors(gpu: GpuState, told: NvmlResults) -> None:
     told.field(94, gpu.pcie_replays)
     told.field(95, 0)
     told.field(169, 0)
     if gpu.model.driver_branch >= _PCIE_ERRORS_SINCE:
         for number in _PCIE_ERRORS:
             told.field(number, 0)
+
+
+_ACTIVE, _LEADS_TO_GPU, _LEADS_TO_SWITCH = 1, 0, 2
+_PACKETS_PER_KIBIBYTE = 4
+_EARLIER_RUNS = {
+    GpuGeneration.VOLTA: ("crc_flit", "replay", "recovery"),
+    GpuGeneration.AMPERE: ("crc_flit", "crc_data", "replay", "recovery", "ecc_data"),
+}
+_RUN_STARTS = {
+    "crc_flit": (32, 96),
+    "crc_data": (39, 102),
+    "replay": (46, 108),
+    "recovery": (53, 114),
+    "ecc_data": (148, 154),
+}
+_RUN_LENGTH = 6
+_SILENT_PACKET_ERRORS = (205, 206, 207, 209, 210, 212)
+
+
+def add_links(parts: NodeHardware, gpu: GpuState, told: NvmlResults) -> None:
+    """Add the traffic and signal quality of every link of this GPU."""
+    links = gpu.links
+    if links is None:
+        told.call("NvLinkState", NOT_SUPPORTED, 0)
+        return
+    generation = gpu.model.generation
+    told.field(91, len(links.links))
+    for number, link in enumerate(links.links):
+        _add_link_end(parts, gpu, number, told)
+        if generation > GpuGeneration.VOLTA:
+            told.field(f"165:{number}", _ACTIVE)
+            told.field(f"164:{number}", links.model.raw_megabytes)
+        if generation >= GpuGeneration.HOPPER:
+            told.field(f"167:{number}", 0)  # at full speed: the links of a job are never idle
+        carried = (link.transmitted_kibibytes, link.received_kibibytes)
+        for entry, kibibytes in enumerate((*carried, *map(links.raw, carried)), 138):
+            told.field(f"{entry}:{number}", kibibytes)
+        if generation >= GpuGeneration.BLACKWELL:
+            _add_packets(number, link, told)
+            _add_signal(number, links, link, told)
+        elif generation >= GpuGeneration.HOPPER:
+            for entry, count in ((161, link.errors), (162, link.errors // 8), (163, link.errors)):
+                told.field(f"{entry}:{number}", count)
+        else:
+            _add_error_fields(number, generation, link, told)
+
+
+def _add_link_end(parts: NodeHardware, gpu: GpuState, number: int, told: NvmlResults) -> None:
+    links = gpu.model.nvlink
+    if links is None:
+        return
+    told.call("NvLinkState", _ACTIVE, number)
+    told.call("NvLinkVersion", links.version, number)
+    told.call("NvLinkRemoteDeviceType", _LEADS_TO_GPU if links.peers else _LEADS_TO_SWITCH, number)
+    ends = parts.nvswitches
+    if links.peers:
+        ends = tuple(peer for peer in parts.peers if peer != gpu.identity.pci_address)
+    # Switches of the fifth generation are not PCI devices of the host.
+    told.call("NvLinkRemotePciInfo", supported_if(ends, _end(ends, number)), number)
+
+
+def _end(ends: tuple[str, ...], number: int) -> Json:
+    return {"busId": f"0000{ends[number % len(ends)]}".upper()} if ends else None
+
+
+def _add_error_fields(
+    number: int, generation: GpuGeneration, link: NvLinkState, told: NvmlResults
+) -> None:
+    counts = {"replay": link.errors, "recovery": link.errors // 8, "crc_flit": link.errors}
+    for kind in _EARLIER_RUNS[generation]:
+        first = _RUN_STARTS[kind][number // _RUN_LENGTH]
+        told.field(first + number % _RUN_LENGTH, counts.get(kind, 0))
+
+
+def _add_packets(number: int, link: NvLinkState, told: NvmlResults) -> None:
+    told.field(f"201:{number}", link.transmitted_kibibytes * _PACKETS_PER_KIBIBYTE)
+    told.field(f"203:{number}", link.received_kibibytes * _PACKETS_PER_KIBIBYTE)
+    for entry in _SILENT_PACKET_ERRORS:
+        told.field(f"{entry}:{number}", 0)
+    told.field(f"208:{number}", link.errors // 16)
+    told.field(f"211:{number}", link.errors // 16)
+    told.field(f"213:{number}", link.errors // 32)
+    told.field(f"214:{number}", 0)
+
+
+def _add_signal(number: int, links: GpuNvLinks, link: NvLinkState, told: NvmlResults) -> None:
+    """Add signal values: symbols are the corrected errors, effective errors the uncorrected ones."""
+    raw = links.raw_errors(link)
+    told.field(f"219:{number}", link.errors // 2)
+    told.field(f"220:{number}", links.error_ratio(link.recent_errors // 2))
+    told.field(f"221:{number}", link.errors)
+    told.field(f"222:{number}", links.error_ratio(link.recent_errors))
+    told.field(f"289:{number}", raw // 2)
+    told.field(f"290:{number}", raw - raw // 2)
+    told.field(f"293:{number}", links.raw_ratio(link))
+    for symbols in range(16):
+        told.field(f"{235 + symbols}:{number}", links.codewords(link, symbols))
+    told.field(f"294:{number}", 16 * link.transmitted_kibibytes)
+    told.field(f"295:{number}", 2 * link.errors)

@@ -1,10 +1,14 @@
-"""Rapidly changing values of a GPU: activity, memory, clocks, power, temperature, traffic."""
+"""Rapidly changing values of a GPU: activity, memory, clocks, power, temperature, traffic.
+
+GPM metrics of a GPU or of a MIG device are averages over the last span, and cycles.
+"""
 
 from __future__ import annotations
 
-from simulator.gpu import GpuState
-from simulator.gpu_model import Generation
-from simulator.nvml.answers import ALL_LINKS, FUNCTION_NOT_FOUND, Answers, where
+from simulator.device_models import GpuGeneration
+from simulator.gpu import ActivityShares, GpuState, SmCycles, activity_shares
+from simulator.nvml.results import ALL_LINKS, FUNCTION_NOT_FOUND, NvmlResults, supported_if
+from simulator.workload import SimulatedMigDevice
 
 _MEMORY_V2 = 0x0200_0028
 _ENCODER_PERIOD_US = 167_000
@@ -19,14 +23,14 @@ _HEAT_COUNTERS = {575: 251, 590: 269}
 """First field of the three slowdown counters, by the driver version that introduced it."""
 
 
-def tell(gpu: GpuState, told: Answers) -> None:
+def add_load(gpu: GpuState, told: NvmlResults) -> None:
     """Add the load of this GPU."""
-    _tell_memory_and_clocks(gpu, told)
+    _add_memory_and_clocks(gpu, told)
     model, silicon = gpu.model, gpu.silicon
     whole = not gpu.sharing.mig_devices
     older = model.driver_branch < _TEMPERATURE_V_SINCE
     told.calls(
-        UtilizationRates=where(
+        UtilizationRates=supported_if(
             whole, {"gpu": silicon.occupied_percent, "memory": silicon.memory_percent}
         ),
         PowerUsage=silicon.power_milliwatts,
@@ -36,31 +40,31 @@ def tell(gpu: GpuState, told: Answers) -> None:
     )
     used = [[sample.stamp_us, sample.occupied_percent] for sample in gpu.samples]
     drawn = [[sample.stamp_us, sample.power_milliwatts] for sample in gpu.samples]
-    told.call("Samples", where(whole, used), _UTILIZATION_SAMPLES)
+    told.call("Samples", supported_if(whole, used), _UTILIZATION_SAMPLES)
     told.call("Samples", drawn, _POWER_SAMPLES)
     for engine, since in (
-        ("Encoder", Generation.VOLTA), ("Decoder", Generation.VOLTA),
-        ("Jpg", Generation.AMPERE), ("Ofa", Generation.AMPERE),
+        ("Encoder", GpuGeneration.VOLTA), ("Decoder", GpuGeneration.VOLTA),
+        ("Jpg", GpuGeneration.AMPERE), ("Ofa", GpuGeneration.AMPERE),
     ):  # fmt: skip
         has = whole and model.generation >= since
-        told.call(f"{engine}Utilization", where(has, [0, _ENCODER_PERIOD_US]))
+        told.call(f"{engine}Utilization", supported_if(has, [0, _ENCODER_PERIOD_US]))
     told.call("TemperatureV", FUNCTION_NOT_FOUND if older else silicon.core_celsius, 0)
     told.call("Temperature", silicon.core_celsius, 0)
     told.field(83, silicon.energy_millijoules)
     if model.averages_power:
         told.field(185, silicon.power_milliwatts)
     told.field(186, silicon.instant_milliwatts)
-    if model.generation >= Generation.HOPPER:
+    if model.generation >= GpuGeneration.HOPPER:
         told.field(_MEMORY, silicon.memory_milliwatts)
     if model.grace:
         told.field(_MODULE, silicon.instant_milliwatts + round(1000 * _GRACE_WATTS))
     if model.thresholds.memory:
         told.field(82, silicon.memory_celsius)
-    _tell_throttling(gpu, told)
-    _tell_traffic(gpu, told)
+    _add_throttling(gpu, told)
+    _add_pcie_traffic(gpu, told)
 
 
-def _tell_memory_and_clocks(gpu: GpuState, told: Answers) -> None:
+def _add_memory_and_clocks(gpu: GpuState, told: NvmlResults) -> None:
     model, silicon, used = gpu.model, gpu.silicon, gpu.sharing.used_bytes
     told.call(
         "MemoryInfo",
@@ -80,7 +84,7 @@ def _tell_memory_and_clocks(gpu: GpuState, told: Answers) -> None:
         told.call("MaxClockInfo", limit, kind)
 
 
-def _tell_throttling(gpu: GpuState, told: Answers) -> None:
+def _add_throttling(gpu: GpuState, told: NvmlResults) -> None:
     throttled = gpu.silicon.throttled
     told.field(74, throttled.power_cap_ns)
     told.field(75, throttled.software_thermal_ns)
@@ -93,7 +97,7 @@ def _tell_throttling(gpu: GpuState, told: Answers) -> None:
             told.field(number, slowdown_ns)
 
 
-def _tell_traffic(gpu: GpuState, told: Answers) -> None:
+def _add_pcie_traffic(gpu: GpuState, told: NvmlResults) -> None:
     if gpu.model.driver_branch >= _BYTE_COUNTERS_SINCE:
         told.field(197, gpu.bus.pcie_out.moved_bytes)
         told.field(198, gpu.bus.pcie_in.moved_bytes)
@@ -104,3 +108,69 @@ def _tell_traffic(gpu: GpuState, told: Answers) -> None:
     received = sum(link.received_kibibytes for link in links.links)
     for number, kibibytes in enumerate((sent, received, links.raw(sent), links.raw(received)), 138):
         told.field(f"{number}:{ALL_LINKS}", kibibytes)
+
+
+_MEBIBYTE, _KIBIBYTES = 1 << 20, 1024
+_DECODERS, _JPEG_DECODERS, _OPTICAL_FLOW = range(30, 37), range(40, 47), 50
+_SILENT_PIPES = (6, 8, 9, 11)
+"""Idle pipes: tensor pipes for double precision (two variants) and integers; double precision."""
+
+_SILENT_CYCLES = (251, 253, 254, 258)
+_CYCLES_SINCE = 590
+
+
+def add_gpm_metrics(gpu: GpuState, told: NvmlResults) -> None:
+    """Add the activity of the GPU's SMs and links; none before Hopper."""
+    if not gpu.model.has_gpm:
+        return
+    _add_pipes(gpu.activity, told)
+    for engine in (*_DECODERS, *_JPEG_DECODERS, _OPTICAL_FLOW):
+        told.metric(engine, 0.0)
+    bus = gpu.bus
+    rates = {20: bus.pcie_out.bytes_per_second, 21: bus.pcie_in.bytes_per_second}
+    if bus.grace:
+        rates |= {100: bus.c2c_out.bytes_per_second, 101: bus.c2c_in.bytes_per_second}
+    for number, bytes_per_second in rates.items():
+        told.metric(number, round(bytes_per_second / _MEBIBYTE, 3))
+    if gpu.links:
+        told.metric(60, round(gpu.links.receive_kibibytes_per_second / _KIBIBYTES, 3))
+        told.metric(61, round(gpu.links.transmit_kibibytes_per_second / _KIBIBYTES, 3))
+    if gpu.model.driver_branch >= _CYCLES_SINCE:
+        _add_cycles(gpu.cycles, told)
+
+
+def add_instance_gpm_metrics(gpu: GpuState, device: SimulatedMigDevice, told: NvmlResults) -> None:
+    """Add the SM activity of a MIG device, which has only share metrics."""
+    if not gpu.model.has_gpm:
+        return
+    _add_pipes(activity_shares(gpu.sharing.demand_on(device), gpu.silicon.ripple), told)
+
+
+def _add_pipes(seen: ActivityShares, told: NvmlResults) -> None:
+    shares = {
+        1: seen.graphics,
+        2: seen.sm,
+        3: seen.occupancy,
+        4: seen.integer,
+        5: seen.tensor,
+        7: seen.tensor,
+        10: seen.dram,
+        12: seen.fp32,
+        13: seen.fp16,
+    } | dict.fromkeys(_SILENT_PIPES, 0.0)
+    for number, share in sorted(shares.items()):
+        told.metric(number, round(100 * share, 4))
+
+
+def _add_cycles(cycles: SmCycles, told: NvmlResults) -> None:
+    counts = {
+        248: cycles.elapsed,
+        249: cycles.sm,
+        250: cycles.tensor,
+        252: cycles.tensor,
+        257: cycles.integer,
+        259: cycles.fp32,
+        260: cycles.fp16,
+    } | dict.fromkeys(_SILENT_CYCLES, 0)
+    for number, count in sorted(counts.items()):
+        told.metric(number, float(count))  # float, like all GPM metrics

@@ -1,12 +1,146 @@
-"""Rarely changing values: limits, thresholds, modes, the link to a Grace processor."""
+"""Identity, location and rarely changing values of a GPU.
+
+Rarely changing are limits, thresholds, modes and the link to a Grace processor.
+
+Use of BAR1, the PCIe window to a GPU's memory, is as on real GPUs with a window as large as their
+memory: drivers from 590 on map all used memory; older ones map the memory registered for the rail's
+NIC (NVIDIA, GPUDirect RDMA, "Displaying GPU BAR space"). MIG devices report no use.
+"""
 
 from __future__ import annotations
 
 from railscope.capture import Json
+from simulator.device_models import MEBIBYTE, GpuGeneration, GpuModel, GpuTemperatureThresholds
 from simulator.gpu import GpuState
-from simulator.gpu_model import Generation, GpuModel, Thresholds
-from simulator.nvml import bar1
-from simulator.nvml.answers import Answers, where
+from simulator.nvml.results import NvmlResults, supported_if
+from simulator.spec import NodeSpec
+from simulator.workload import ALONE, SimulatedMigDevice
+
+_CUDA = {535: 12020, 550: 12040, 580: 13000, 590: 13010}
+"""CUDA version of each driver branch (NVIDIA, CUDA release notes), in NVML's encoding."""
+
+_NO_VIRTUALIZATION, _VGPU_HOST = 0, 3
+_COMPLETED, _HEALTHY = 3, 1
+_ALL_WELL = 2 << 0 | 2 << 2 | 2 << 4 | 2 << 6 | 1 << 8 | 1 << 12 | 1 << 14
+"""No fault of bandwidth, routes or access; correct configuration, with partition and fabric manager
+(nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*)."""
+
+_FABRIC_V3, _PLATFORM_V2 = 0x0300_0028, 0x0200_002C
+_CHASSIS, _TRAYS = "1821724190042", 18
+_SWITCH_CONNECTED = 0
+
+
+def cuda_version(model: GpuModel) -> int:
+    """CUDA version of the model's driver, in NVML's encoding."""
+    return _CUDA[model.driver_branch]
+
+
+def add_identity(spec: NodeSpec, gpu: GpuState, told: NvmlResults) -> None:
+    """Add the identity of this GPU."""
+    model, identity = gpu.model, gpu.identity
+    domain, bus, slot = identity.pci_address.partition(".")[0].split(":")
+    blackwell = model.generation >= GpuGeneration.BLACKWELL
+    told.calls(
+        UUID=identity.uuid,
+        Name=model.name,
+        Serial=identity.serial,
+        MinorNumber=identity.index,
+        Architecture=int(model.generation),
+        CudaComputeCapability=list(model.compute_capability),
+        VbiosVersion=model.vbios,
+        InforomImageVersion=model.inforom,
+        BoardPartNumber=model.part_number,
+        GspFirmwareVersion=supported_if(model.generation > GpuGeneration.VOLTA, model.driver),
+        VirtualizationMode=_VGPU_HOST if spec.mode == "vgpu" else _NO_VIRTUALIZATION,
+        ModuleId=supported_if(model.nvlink, identity.index + 1),
+        PlatformInfo=supported_if(blackwell, _rack_position(spec, gpu)),
+        GpuFabricInfoV=supported_if(model.joins_fabric, _fabric(spec, model)),
+        GpuFabricInfo=supported_if(model.joins_fabric, _older(_fabric(spec, model))),
+        PciInfo={
+            "busIdLegacy": identity.pci_address.upper(),
+            "domain": int(domain, 16),
+            "bus": int(bus, 16),
+            "device": int(slot, 16),
+            "pciDeviceId": model.pci_device,
+            "pciSubSystemId": model.pci_subsystem,
+            "busId": f"0000{identity.pci_address}".upper(),
+        },
+    )
+
+
+def _rack_position(spec: NodeSpec, gpu: GpuState) -> Json:
+    """Return the position in a rack; one-byte members are characters. Other nodes report zeros."""
+    tray = spec.stream("tray").randrange(_TRAYS) if gpu.model.grace else 0
+    return {
+        "version": _PLATFORM_V2,
+        "ibGuid": "",
+        "chassisSerialNumber": _CHASSIS if gpu.model.grace else "",
+        "slotNumber": chr(tray + 1 if gpu.model.grace else 0),
+        "trayIndex": chr(tray),
+        "hostId": chr(1),
+        "peerType": chr(_SWITCH_CONNECTED),
+        "moduleId": chr(gpu.identity.index + 1),
+    }
+
+
+def _fabric(spec: NodeSpec, model: GpuModel) -> Json:
+    """Return the NVLink domain: one rack for all Grace nodes of a seed; other nodes have their own."""
+    cluster = [0] * 16
+    if model.grace:
+        cluster = list(spec.shared_stream("fabric").randbytes(16))
+    watched = model.generation >= GpuGeneration.BLACKWELL
+    return {
+        "version": _FABRIC_V3,
+        "clusterUuid": cluster,
+        "status": 0,
+        "cliqueId": int(model.grace),
+        "state": _COMPLETED,
+        "healthMask": _ALL_WELL if watched else 0,
+        "healthSummary": _HEALTHY if watched else 0,
+    }
+
+
+def _older(fabric: Json) -> Json:
+    """Return the structure in its form before versions and health."""
+    return {name: fabric[name] for name in ("clusterUuid", "status", "cliqueId", "state")}
+
+
+_IDLE_BYTES = 2 * MEBIBYTE
+_REGISTERED_BYTES = 4096 * MEBIBYTE
+_SMALL_WINDOW_BYTES = 5 * MEBIBYTE
+"""Mapped by processes if the window is too small for the memory and for registered buffers."""
+
+_MAPS_ALL_SINCE = 590
+
+
+def bar1_of_gpu(gpu: GpuState) -> Json:
+    """BAR1 window of a GPU."""
+    return _window(gpu.model.bar1_mebibytes, _mapped_bytes(gpu))
+
+
+def bar1_of_instance(device: SimulatedMigDevice) -> Json:
+    """BAR1 window of a MIG device: part of the GPU's, with no use reported."""
+    return _window(device.profile.bar1_mebibytes, 0)
+
+
+def _mapped_bytes(gpu: GpuState) -> int:
+    model, sharing = gpu.model, gpu.sharing
+    if not sharing.present:
+        return _IDLE_BYTES
+    if model.bar1_mebibytes < model.memory_mebibytes:
+        return _SMALL_WINDOW_BYTES
+    if model.driver_branch >= _MAPS_ALL_SINCE:
+        return sharing.used_bytes
+    # The NIC of a Grace processor accesses the memory over C2C, not through BAR1.
+    if sharing.mode not in ALONE or model.grace:
+        return _IDLE_BYTES
+    return min(_REGISTERED_BYTES, sharing.used_bytes, model.bar1_mebibytes * MEBIBYTE)
+
+
+def _window(mebibytes: int, used_bytes: int) -> Json:
+    total = mebibytes * MEBIBYTE
+    return {"bar1Total": total, "bar1Free": total - used_bytes, "bar1Used": used_bytes}
+
 
 _DEFAULT, _EXCLUSIVE_PROCESS = 0, 3
 _C2C_LINKS, _C2C_MEGABYTES = 5, 44_712
@@ -19,38 +153,38 @@ _PEAK_POWER, _ALL_OF_IT = 274, 100
 def confidential_computing(model: GpuModel) -> Json:
     """State of the whole system."""
     off = {"environment": 0, "ccFeature": 0, "devToolsMode": 0}
-    return where(model.generation >= Generation.HOPPER, off)
+    return supported_if(model.generation >= GpuGeneration.HOPPER, off)
 
 
-def tell(gpu: GpuState, told: Answers) -> None:
+def add_settings(gpu: GpuState, told: NvmlResults) -> None:
     """Add the settings of this GPU."""
     model = gpu.model
     limits = model.thresholds
     # In NVML's order: shutdown, slowdown, maximum of the memory, maximum of the GPU.
     absolute = (limits.shutdown, limits.slowdown, limits.memory, limits.operating)
     for number, celsius in enumerate(absolute):
-        has = not model.tells_margins and celsius is not None
-        told.call("TemperatureThreshold", where(has, celsius), number)
-    if model.tells_margins:
+        has = not model.has_temperature_margins and celsius is not None
+        told.call("TemperatureThreshold", supported_if(has, celsius), number)
+    if model.has_temperature_margins:
         for number, margin in enumerate(_margins(limits), 193):
             if margin is not None:
                 told.field(number, margin)
-    told.call("NumFans", where(condition=False, answer=0))  # cooled by the chassis
+    told.call("NumFans", supported_if(condition=False, answer=0))  # cooled by the chassis
     told.calls(
-        BAR1MemoryInfo=bar1.of_gpu(gpu),
+        BAR1MemoryInfo=bar1_of_gpu(gpu),
         PersistenceMode=1,
         ComputeMode=_EXCLUSIVE_PROCESS if gpu.sharing.mode == "mps" else _DEFAULT,
         AccountingMode=0,
-        GspFirmwareMode=where(model.generation > Generation.VOLTA, [1, 1]),
+        GspFirmwareMode=supported_if(model.generation > GpuGeneration.VOLTA, [1, 1]),
         ConfComputeProtectedMemoryUsage={"total": 0, "free": 0, "used": 0},
-        C2cModeInfoV=where(
-            model.generation >= Generation.HOPPER, {"isC2cEnabled": int(model.grace)}
+        C2cModeInfoV=supported_if(
+            model.generation >= GpuGeneration.HOPPER, {"isC2cEnabled": int(model.grace)}
         ),
     )
     least, most = 1000 * model.min_limit_watts, model.power_limit_milliwatts
     for number, milliwatts in ((187, least), (188, most), (189, most), (190, most), (192, most)):
         told.field(number, milliwatts)
-    if model.generation >= Generation.HOPPER:
+    if model.generation >= GpuGeneration.HOPPER:
         told.field(_PEAK_POWER, _ALL_OF_IT)
     if model.grace:
         told.field(170, _C2C_LINKS)
@@ -61,7 +195,7 @@ def tell(gpu: GpuState, told: Answers) -> None:
                 told.field(f"{number}:{link}", 0)
 
 
-def _margins(limits: Thresholds) -> tuple[int | None, ...]:
+def _margins(limits: GpuTemperatureThresholds) -> tuple[int | None, ...]:
     """Return the thresholds relative to the maximum operating temperature; memory has its own."""
     return (
         limits.operating - limits.shutdown,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 
-from railscope.capture import Json, Moment, failure
+from railscope.capture import CaptureMoment, Json, failure
 from simulator.gpu import GpuState
-from simulator.nvml import activity, bar1
-from simulator.nvml.answers import NO_INSTANCE, NOT_FOUND, NOT_SUPPORTED, Answers
-from simulator.sharing import MigDevice, Tenant, Vgpu
+from simulator.nvml import load, settings
+from simulator.nvml.results import NO_INSTANCE, NOT_FOUND, NOT_SUPPORTED, NvmlResults
+from simulator.workload import GpuTenant, SimulatedMigDevice, SimulatedVgpu
 
 _GONE = failure(OSError(errno.ENOENT, ""))
 _MAX_DEVICES = 7
@@ -16,7 +16,7 @@ _MEMORY_V2 = 0x0200_0028
 _UUID_OF_MACHINE = 1
 
 
-def tell(gpu: GpuState, now_us: int, told: Answers) -> None:
+def add_tenants(gpu: GpuState, now_us: int, told: NvmlResults) -> None:
     """Add the users of this GPU, at a time in microseconds since 1970."""
     sharing = gpu.sharing
     cut = bool(sharing.mig_devices)
@@ -35,7 +35,7 @@ def tell(gpu: GpuState, now_us: int, told: Answers) -> None:
             for device in sharing.mig_devices
         ],
     )
-    _tell_processes(list(sharing.present), told, graphics=sharing.mode == "vgpu")
+    _add_processes(list(sharing.present), told, graphics=sharing.mode == "vgpu")
     busy = _utilization(gpu, now_us, "pid") or NOT_FOUND
     told.call("ProcessUtilization", NOT_SUPPORTED if cut else busy)
     vgpus = [tenant.vgpu.number for tenant in sharing.present if tenant.vgpu]
@@ -46,10 +46,10 @@ def tell(gpu: GpuState, now_us: int, told: Answers) -> None:
     )
     for tenant in sharing.present:
         if tenant.vgpu:
-            _tell_vgpu(tenant.vgpu, told)
+            _add_vgpus(tenant.vgpu, told)
 
 
-def _tell_processes(tenants: list[Tenant], told: Answers, *, graphics: bool) -> None:
+def _add_processes(tenants: list[GpuTenant], told: NvmlResults, *, graphics: bool) -> None:
     listed = [_process(tenant) for tenant in tenants]
     clients = [_process(tenant) for tenant in tenants if tenant.mps_client]
     told.calls(
@@ -59,7 +59,7 @@ def _tell_processes(tenants: list[Tenant], told: Answers, *, graphics: bool) -> 
     )
 
 
-def _process(tenant: Tenant) -> Json:
+def _process(tenant: GpuTenant) -> Json:
     return {
         "pid": tenant.pid,
         "usedGpuMemory": tenant.held_bytes,
@@ -89,7 +89,7 @@ def _utilization(gpu: GpuState, now_us: int, key: str) -> list[Json]:
     return found
 
 
-def _tell_vgpu(vgpu: Vgpu, told: Answers) -> None:
+def _add_vgpus(vgpu: SimulatedVgpu, told: NvmlResults) -> None:
     instance = f"nvml.nvmlVgpuInstanceGet{{}}({vgpu.number})"
     told.found |= {
         instance.format("FbUsage"): vgpu.used_bytes,
@@ -100,9 +100,9 @@ def _tell_vgpu(vgpu: Vgpu, told: Answers) -> None:
     }
 
 
-def tell_instance(gpu: GpuState, device: MigDevice) -> Answers:
+def instance_results(gpu: GpuState, device: SimulatedMigDevice) -> NvmlResults:
     """Return the results of a MIG device: its resources, and its users."""
-    told = Answers(device.uuid)
+    told = NvmlResults(device.uuid)
     profile, tenants = device.profile, gpu.sharing.on(device)
     used = device.overhead_bytes + sum(tenant.held_bytes for tenant in tenants)
     told.calls(
@@ -114,7 +114,7 @@ def tell_instance(gpu: GpuState, device: MigDevice) -> Answers:
             "free": device.memory_bytes - used,
             "used": used,
         },
-        BAR1MemoryInfo=bar1.of_instance(device),
+        BAR1MemoryInfo=settings.bar1_of_instance(device),
         Attributes_v2={
             "multiprocessorCount": profile.multiprocessors,
             "sharedCopyEngineCount": profile.slices,
@@ -128,13 +128,13 @@ def tell_instance(gpu: GpuState, device: MigDevice) -> Answers:
         },
     )
     told.call("TotalEccErrors", 0, 1, 0)
-    _tell_processes(tenants, told, graphics=False)
-    activity.tell_instance(gpu, device, told)
+    _add_processes(tenants, told, graphics=False)
+    load.add_instance_gpm_metrics(gpu, device, told)
     return told
 
 
-def show_files(gpu: GpuState, into: Moment) -> None:
-    """Add the names of the processes to a `Moment`."""
+def show_files(gpu: GpuState, into: CaptureMoment) -> None:
+    """Add the names of the processes to a `CaptureMoment`."""
     present = set(gpu.sharing.present)
     for tenant in gpu.sharing.all_ever:
         there = tenant in present

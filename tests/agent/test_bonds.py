@@ -5,36 +5,36 @@ from __future__ import annotations
 from support.machine import FakeHost
 from support.reading import ORIGIN, numbers, read_once, readings
 
-from agent.sampling.reader import Reader
-from agent.sampling.source import Verdict
-from agent.sources.bonds import ROOT, Bonds
+from agent.sampling.source import ProbeVerdict
+from agent.sampling.source_reader import SourceReader
+from agent.sources.network import NET, BondSource
 from railscope.reading import Absent
 
 
 def add_bond(host: FakeHost, bond: str, mode: str, *members: str, up: str = "up") -> None:
-    masters = host.files.get(f"{ROOT}/bonding_masters", "")
-    host.files[f"{ROOT}/bonding_masters"] = f"{masters.strip()} {bond}\n"
+    masters = host.files.get(f"{NET}/bonding_masters", "")
+    host.files[f"{NET}/bonding_masters"] = f"{masters.strip()} {bond}\n"
     host.files |= {
-        f"{ROOT}/{bond}/bonding/mode": f"{mode}\n",
-        f"{ROOT}/{bond}/bonding/mii_status": f"{up}\n",
-        f"{ROOT}/{bond}/bonding/slaves": f"{' '.join(members)}\n",
-        f"{ROOT}/{bond}/bonding/ad_aggregator": "2\n",
+        f"{NET}/{bond}/bonding/mode": f"{mode}\n",
+        f"{NET}/{bond}/bonding/mii_status": f"{up}\n",
+        f"{NET}/{bond}/bonding/slaves": f"{' '.join(members)}\n",
+        f"{NET}/{bond}/bonding/ad_aggregator": "2\n",
     }
     for member in members:
         host.files |= {
-            f"{ROOT}/{member}/bonding_slave/mii_status": "up\n",
-            f"{ROOT}/{member}/bonding_slave/state": "active\n",
-            f"{ROOT}/{member}/bonding_slave/link_failure_count": "0\n",
-            f"{ROOT}/{member}/bonding_slave/ad_aggregator_id": "2\n",
+            f"{NET}/{member}/bonding_slave/mii_status": "up\n",
+            f"{NET}/{member}/bonding_slave/state": "active\n",
+            f"{NET}/{member}/bonding_slave/link_failure_count": "0\n",
+            f"{NET}/{member}/bonding_slave/ad_aggregator_id": "2\n",
         }
 
 
 def test_lacp_that_left_a_member_alone() -> None:
     host = FakeHost()
     add_bond(host, "bond0", "802.3ad 4", "eth0", "eth1")
-    host.files[f"{ROOT}/eth1/bonding_slave/ad_aggregator_id"] = "3\n"
-    host.files[f"{ROOT}/eth1/bonding_slave/link_failure_count"] = "17\n"
-    outcome = read_once(Bonds(), host)
+    host.files[f"{NET}/eth1/bonding_slave/ad_aggregator_id"] = "3\n"
+    host.files[f"{NET}/eth1/bonding_slave/link_failure_count"] = "17\n"
+    outcome = read_once(BondSource(), host)
     assert numbers(outcome.frame) == {
         ("railscope_bond_up", ("bond0",)): 1,
         ("railscope_bond_members", ("bond0",)): 2,
@@ -54,19 +54,19 @@ def test_lacp_that_left_a_member_alone() -> None:
 def test_no_aggregator_is_none_of_them() -> None:
     host = FakeHost()
     add_bond(host, "bond0", "802.3ad 4", "eth0")
-    host.files[f"{ROOT}/bond0/bonding/ad_aggregator"] = "0\n"
-    host.files[f"{ROOT}/eth0/bonding_slave/ad_aggregator_id"] = "0\n"
+    host.files[f"{NET}/bond0/bonding/ad_aggregator"] = "0\n"
+    host.files[f"{NET}/eth0/bonding_slave/ad_aggregator_id"] = "0\n"
     key = ("railscope_bond_member_aggregated", ("bond0", "eth0"))
-    assert numbers(read_once(Bonds(), host).frame)[key] == 0
+    assert numbers(read_once(BondSource(), host).frame)[key] == 0
 
 
 def test_a_backup_and_a_link_that_is_down() -> None:
     host = FakeHost()
     add_bond(host, "storage", "active-backup 1", "eth2", "eth3")
     add_bond(host, "empty", "balance-rr 0", up="down")
-    host.files[f"{ROOT}/eth3/bonding_slave/state"] = "backup\n"
-    host.files[f"{ROOT}/eth3/bonding_slave/mii_status"] = "going down\n"
-    found = numbers(read_once(Bonds(), host).frame)
+    host.files[f"{NET}/eth3/bonding_slave/state"] = "backup\n"
+    host.files[f"{NET}/eth3/bonding_slave/mii_status"] = "going down\n"
+    found = numbers(read_once(BondSource(), host).frame)
     assert found["railscope_bond_member_active", ("storage", "eth2")] == 1
     assert found["railscope_bond_member_active", ("storage", "eth3")] == 0
     assert found["railscope_bond_member_up", ("storage", "eth3")] == 0
@@ -78,10 +78,10 @@ def test_a_backup_and_a_link_that_is_down() -> None:
 def test_a_member_that_leaves_is_gone() -> None:
     host = FakeHost()
     add_bond(host, "bond0", "active-backup 1", "eth0", "eth1")
-    reader = Reader(Bonds(), host, ORIGIN)
+    reader = SourceReader(BondSource(), host, ORIGIN)
     reader.run()
     host.files = {path: said for path, said in host.files.items() if "/eth1/" not in path}
-    host.files[f"{ROOT}/bond0/bonding/slaves"] = "eth0\n"
+    host.files[f"{NET}/bond0/bonding/slaves"] = "eth0\n"
     found = readings(reader.run().frame)
     assert found["railscope_bond_members", ("bond0",)] == 1
     assert found["railscope_bond_member_up", ("bond0", "eth1")] is Absent.GONE
@@ -89,6 +89,6 @@ def test_a_member_that_leaves_is_gone() -> None:
 
 
 def test_a_server_without_bonds() -> None:
-    outcome = read_once(Bonds(), FakeHost())
+    outcome = read_once(BondSource(), FakeHost())
     assert outcome.frame is None
-    assert outcome.findings[0].verdict is Verdict.ABSENT
+    assert outcome.findings[0].verdict is ProbeVerdict.ABSENT

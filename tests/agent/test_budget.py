@@ -18,19 +18,19 @@ from support.pages import sample
 from support.reading import ORIGIN
 from support.sampling import sampling
 
-from agent.config import PREFIX, AgentSettings, Budget
-from agent.endpoint.http_server import Request
-from agent.endpoint.metrics import Page
-from agent.sampling.budget import Keeper
+from agent.config import PREFIX, AgentSettings, BudgetSettings
+from agent.endpoint.http_server import AgentRequest
+from agent.endpoint.metrics_endpoint import MetricsEndpoint
+from agent.sampling.governor import BudgetKeeper
 from agent.sampling.hang_guard import MAX_HUNG_CALLS, HungCall
-from agent.sampling.reader import Reader
-from agent.sampling.sampler import Limits, Sampler
+from agent.sampling.sampler import ReadLimits, Sampler
 from agent.sampling.source import LONGEST_PERIOD_SECONDS, longest_period_seconds
-from agent.sampling.status import FAILED, OK, Status
+from agent.sampling.source_reader import SourceReader
+from agent.sampling.status import FAILED, OK, SourceState
 from agent.service import Agent
-from agent.sources.host import HostSource
-from agent.sources.nvidia.gpu import Gpu
-from agent.sources.rdma import Rdma
+from agent.sources.node import HostSource
+from agent.sources.nvidia.gpu_devices import GpuSource
+from agent.sources.rdma import RdmaSource
 from agent.streams.kernel_log import KernelLogStream
 from railscope.catalog.agent import GOVERNOR_EVENT
 from railscope.settings import SettingsError, load
@@ -135,7 +135,7 @@ async def test_a_budget_that_periods_cannot_keep_is_said_to_be_passed() -> None:
 
 async def test_without_a_budget_every_source_keeps_its_period() -> None:
     machine = Machine(gpu_cpu_ms=300.0)
-    async with kept(machine, Budget(cpu_ratio=0, memory_bytes=0)) as one:
+    async with kept(machine, BudgetSettings(cpu_ratio=0, memory_bytes=0)) as one:
         page = one.page
         assert set(stretch_of(page).values()) == {1}
         names = {name for name, _ in page}
@@ -169,8 +169,10 @@ async def test_reads_that_come_too_late_lengthen_the_period_until_they_are_in_ti
     machine = Machine()
     host, slow = machine.host, Slow(500_000)
     quick = host.calls[POWER]
-    sources = [Gpu.load(), Rdma()]
-    keeper = Keeper(Budget(cpu_ratio=0.01, memory_bytes=64 << 20), sources, machine.meter)
+    sources = [GpuSource.load(), RdmaSource()]
+    keeper = BudgetKeeper(
+        BudgetSettings(cpu_ratio=0.01, memory_bytes=64 << 20), sources, machine.meter
+    )
 
     def prepare(sampler: Sampler) -> None:
         sampler.keeper = keeper
@@ -202,14 +204,14 @@ async def test_reads_that_come_too_late_lengthen_the_period_until_they_are_in_ti
         await run.until(lambda: gpu.state == OK)
         assert (rdma.state, rdma.stretch) == (OK, 1)
         assert run.sampler.limits.deadline_seconds(gpu) == SHORT
-        assert Limits(1.0, 1.0).deadline_seconds(gpu) == 8
+        assert ReadLimits(1.0, 1.0).deadline_seconds(gpu) == 8
 
 
 def test_what_is_read_less_often_stays_fresh_for_as_many_periods() -> None:
     host = FakeHost()
     add_gpus(host, 1)
-    status = Status(Gpu.load())
-    status.frame = Reader(status.source, host, ORIGIN).run().frame
+    status = SourceState(GpuSource.load())
+    status.frame = SourceReader(status.source, host, ORIGIN).run().frame
     read_ns = host.clock.now().boot_ns
     assert status.fresh_frame(read_ns + 5 * NS)
     assert not status.fresh_frame(read_ns + 6 * NS)
@@ -240,7 +242,7 @@ def test_the_budget_is_a_setting_like_any_other(tmp_path: Path) -> None:
     assert agent.keeper.governor.cpu_ratio == 0.03
     assert agent.keeper.memory.budget_bytes == 50_000_000
     assert set(agent.keeper.governor.loads) == set(agent.sampler.statuses)
-    assert AgentSettings().budget == Budget(cpu_ratio=0.03, memory_bytes=96 * MIB)
+    assert AgentSettings().budget == BudgetSettings(cpu_ratio=0.03, memory_bytes=96 * MIB)
     with pytest.raises(SettingsError, match=r"\[budget\]: invalid cpu_ratio"):
         load(
             AgentSettings, file=None, environment={}, prefix=PREFIX, flags={"budget.cpu_ratio": -1}
@@ -256,7 +258,7 @@ async def test_the_landing_page_says_what_was_lengthened() -> None:
         machine.gpu_cpu_ms *= 100
         await one.until(lambda: one.status("gpu").stretch > 1, within=10)
         statuses = one.run.sampler.statuses
-        page = Page("n", statuses.values, lambda: 0, "", one.keeper.in_words)
-        body = page.respond(Request("/", {})).body.decode()
+        page = MetricsEndpoint("n", statuses.values, lambda: 0, "", one.keeper.in_words)
+        body = page.respond(AgentRequest("/", {})).body.decode()
     assert "<b>8 s</b>, not 1 s" in body
     assert "budget 1 %: stretching" in body

@@ -13,13 +13,12 @@ from support.pages import sample
 from support.reading import ORIGIN
 
 from agent.config import AgentSettings
-from agent.sampling.budget import GIVE_BACK_EVERY_NS, LOOK_NS, MemoryKeeper
-from agent.sampling.governor import AT_LIMIT, WITHIN
+from agent.sampling.governor import AT_LIMIT, MEMORY_POLL_NS, RELEASE_EVERY_NS, WITHIN, MemoryKeeper
 from agent.sampling.meter import ProcessMeter
-from agent.sampling.reader import Reader
+from agent.sampling.source_reader import SourceReader
 from agent.service import Agent
-from agent.sources.rdma import Rdma
-from railscope.exposition import Format
+from agent.sources.rdma import RdmaSource
+from railscope.exposition import TextFormat
 
 
 def memory(meter: FakeMeter, dropped: list[int]) -> MemoryKeeper:
@@ -34,7 +33,7 @@ def test_memory_within_its_budget_is_left_alone() -> None:
     dropped: list[int] = []
     keeper = memory(FakeMeter(64 * MIB), dropped)
     for look in range(100):
-        keeper.look(look * LOOK_NS)
+        keeper.look(look * MEMORY_POLL_NS)
     assert (keeper.state, dropped) == (WITHIN, [])
 
 
@@ -45,7 +44,7 @@ def test_too_much_memory_is_answered_by_giving_back_what_is_spare() -> None:
     keeper = memory(meter, dropped)
     with capture_logs() as logs:
         for look in range(10):
-            keeper.look(look * LOOK_NS)
+            keeper.look(look * MEMORY_POLL_NS)
     assert (keeper.state, dropped) == (WITHIN, [70 * MIB])
     assert [(e["event"], e["resident_bytes"]) for e in logs] == [("memory_given_back", 60 * MIB)]
 
@@ -55,11 +54,11 @@ def test_memory_that_cannot_be_given_back_is_said_and_tried_again_only_now_and_t
     meter = FakeMeter(70 * MIB)
     keeper = memory(meter, dropped)
     with capture_logs() as logs:
-        for look in range(2 * GIVE_BACK_EVERY_NS // LOOK_NS):
-            keeper.look(look * LOOK_NS)
+        for look in range(2 * RELEASE_EVERY_NS // MEMORY_POLL_NS):
+            keeper.look(look * MEMORY_POLL_NS)
         assert (keeper.state, len(dropped)) == (AT_LIMIT, 2)
         meter.spare = 10 * MIB
-        keeper.look(2 * GIVE_BACK_EVERY_NS)
+        keeper.look(2 * RELEASE_EVERY_NS)
         assert keeper.state == WITHIN
     events = [entry["event"] for entry in logs]
     assert events.count("memory_over_budget") == events.count("memory_within_budget") == 1
@@ -91,11 +90,11 @@ def test_an_agent_over_its_memory_drops_what_it_can_make_again() -> None:
     add_card(host)
     agent = Agent(AgentSettings(), host, "node-1", meter=FakeMeter(100 * MIB))
     status = agent.sampler.statuses["rdma"]
-    status.frame = Reader(Rdma(), host, ORIGIN).run().frame
-    before = agent.page.text(Format.PROMETHEUS)
+    status.frame = SourceReader(RdmaSource(), host, ORIGIN).run().frame
+    before = agent.page.text(TextFormat.PROMETHEUS)
     agent.keeper.look(host.clock.now().boot_ns)
     assert agent.meter.times_given_back == 1  # type: ignore[attr-defined] # the fake of above
-    assert agent.page.text(Format.PROMETHEUS) == before
+    assert agent.page.text(TextFormat.PROMETHEUS) == before
 
 
 # The meter ----------------------------------------------------------------------------------------

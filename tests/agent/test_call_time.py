@@ -12,10 +12,10 @@ from support.machine import FakeHost
 from support.reading import ORIGIN
 from support.sampling import PATIENCE_SECONDS
 
-from agent.sampling.call_time import SLICE_SECONDS, CallTime
-from agent.sampling.sampler import Limits, Sampler
+from agent.sampling.hang_guard import SLICE_SECONDS, CallTime
+from agent.sampling.sampler import ReadLimits, Sampler
 from agent.sampling.status import OK
-from agent.sources.rdma import Rdma
+from agent.sources.rdma import RdmaSource
 from railscope.frame import Frame
 from tests.agent.test_hung_call import Stuck
 from tests.support.cards import add_card
@@ -62,8 +62,8 @@ async def read(waits: int) -> tuple[list[Frame], Sampler]:
     path = next(p for p in host.files if p.endswith("port_xmit_packets"))
     host.files[path] = lambda: str(stuck())
     time = StallingCallTime(node, stuck, waits)
-    limits = Limits(0, CALL_SECONDS)
-    sampler = Sampler(host, ORIGIN, [Rdma()], frames.append, limits, call_time=time)
+    limits = ReadLimits(0, CALL_SECONDS)
+    sampler = Sampler(host, ORIGIN, [RdmaSource()], frames.append, limits, call_time=time)
     await sampler.once()
     stuck.released.set()
     return frames, sampler

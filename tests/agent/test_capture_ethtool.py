@@ -12,10 +12,10 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, Label, numbers, read_once
 from support.shared import captured
 
-from agent.sampling.reader import Reader
-from agent.sampling.source import Verdict
-from agent.sources.nic import Nic
-from agent.sources.rdma import Rdma
+from agent.sampling.source import ProbeVerdict
+from agent.sampling.source_reader import SourceReader
+from agent.sources.nic_counters import NicSource
+from agent.sources.rdma import RdmaSource
 
 CARD = "eth0"
 MICROSECOND = 1e-6
@@ -191,7 +191,7 @@ TABLES = {"mlx5_core": MLX5, "i40e": I40E, "ena": ENA, "virtio_net": {}}
 @pytest.mark.parametrize(("driver", "table"), TABLES.items())
 def test_a_dump_becomes_metrics(driver: str, table: dict[str, tuple[str, float]]) -> None:
     statistics = dump(driver)
-    found = numbers(read_once(Nic(), with_card(driver, statistics)).frame)
+    found = numbers(read_once(NicSource(), with_card(driver, statistics)).frame)
     assert found == expected(statistics, table)
     assert sum(value > 0 for value in found.values()) > 1 or driver in {"ena", "virtio_net"}
 
@@ -208,10 +208,10 @@ def test_every_line_of_a_dump_is_typed_or_left_out_for_a_reason(
 
 
 def test_a_dump_without_known_statistics_is_no_reading_and_no_failure() -> None:
-    outcome = read_once(Nic(), with_card("virtio_net", dump("virtio_net")))
+    outcome = read_once(NicSource(), with_card("virtio_net", dump("virtio_net")))
     assert (outcome.frame, outcome.problem, outcome.broken) == (None, "", 0)
     (finding,) = outcome.findings
-    assert finding.verdict is Verdict.ABSENT
+    assert finding.verdict is ProbeVerdict.ABSENT
     assert "virtio_net" in finding.detail
 
 
@@ -230,7 +230,9 @@ def test_what_one_side_sends_the_other_receives(trial: int) -> None:
     sides = ("client", "server")
     before, after = (
         {
-            side: numbers(read_once(Nic(), with_card("mlx5_core", fault(trial, side, when))).frame)
+            side: numbers(
+                read_once(NicSource(), with_card("mlx5_core", fault(trial, side, when))).frame
+            )
             for side in sides
         }
         for when in ("before", "after")
@@ -263,7 +265,7 @@ def rdma_host(counters: dict[str, str]) -> FakeHost:
 
 
 def rdma_counters(files: dict[str, str]) -> dict[Label, float]:
-    found = numbers(read_once(Rdma(), rdma_host(files)).frame)
+    found = numbers(read_once(RdmaSource(), rdma_host(files)).frame)
     return {label: value for label, value in found.items() if label[0].endswith("_total")}
 
 
@@ -295,7 +297,7 @@ def test_a_fault_seen_as_it_unfolds() -> None:
     assert {"roce_adp_retrans", "local_ack_timeout_err"} <= names
     first = {name: next(row[3] for row in steps if row[1] == name) for name in names}
     host = rdma_host(first)
-    reader = Reader(Rdma(), host, ORIGIN)
+    reader = SourceReader(RdmaSource(), host, ORIGIN)
     seen = [numbers(reader.run().frame)]
     for _, name, _, _, value, _ in steps:
         host.files[f"{PORT}/hw_counters/{name}"] = value

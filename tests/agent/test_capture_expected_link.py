@@ -19,8 +19,8 @@ from support.pci_bus import add_gpu, set_link
 from support.reading import read_once, readings
 from support.shared import CAPTURES, captured
 
-from agent.gpus.inventory import Gpus
-from agent.sources.nvidia.pcie import GpuPaths
+from agent.gpus.inventory import GpuInventory
+from agent.sources.nvidia.pcie import GpuPathSource
 from railscope.catalog import gpu_pcie as c
 from railscope.reading import Absent, Reading
 
@@ -57,9 +57,9 @@ def server(path: str) -> FakeHost:
 
 
 def expected_lanes(host: FakeHost) -> list[Reading]:
-    gpus = Gpus()
+    gpus = GpuInventory()
     gpus.look(host)
-    found = readings(read_once(GpuPaths(gpus=gpus), host).frame)
+    found = readings(read_once(GpuPathSource(gpus=gpus), host).frame)
     return [r for (name, _), r in found.items() if name == c.GPU_PCIE_EXPECTED_WIDTH.name]
 
 

@@ -11,11 +11,11 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, Label, numbers
 from support.shared import captured
 
-from agent.sampling.reader import Reader
 from agent.sampling.source import Source
-from agent.sources.ethtool_drivers import DRIVERS
-from agent.sources.nic import Nic
-from agent.sources.rdma import Rdma
+from agent.sampling.source_reader import SourceReader
+from agent.sources.ethtool_statistics import DRIVERS
+from agent.sources.nic_counters import NicSource
+from agent.sources.rdma import RdmaSource
 from railscope.catalog.declare import Metric
 from railscope.catalog.rdma import meaning
 
@@ -67,15 +67,15 @@ def nic_host(rows: list[Row], moment: str) -> FakeHost:
 
 def both(source: Source, before: FakeHost, after: FakeHost) -> list[dict[Label, float]]:
     """What one source says at the two instants."""
-    reader = Reader(source, before, ORIGIN)
+    reader = SourceReader(source, before, ORIGIN)
     first = numbers(reader.run().frame)
     before.files, before.calls = after.files, after.calls
     return [first, numbers(reader.run().frame)]
 
 
 CASES = {
-    "RETRY_EXC_LINK_DOWN.csv": (Rdma, rdma_host, rdma_metric, ("mlx5_0", "1"), 6),
-    "ethtool_RETRY_EXC_QP_ERR.csv": (Nic, nic_host, nic_metric, ("eth0",), 6),
+    "RETRY_EXC_LINK_DOWN.csv": (RdmaSource, rdma_host, rdma_metric, ("mlx5_0", "1"), 6),
+    "ethtool_RETRY_EXC_QP_ERR.csv": (NicSource, nic_host, nic_metric, ("eth0",), 6),
 }
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.clock import NS, ManualClock
 
-from agent.host.recorded import RecordedHost
-from railscope.capture import About, Capture, Moment
+from agent.host.recorded_host import RecordedHost
+from railscope.capture import Capture, CaptureMetadata, CaptureMoment
 
 MS = NS // 1000
 
@@ -14,12 +14,16 @@ MS = NS // 1000
 def recorded(**moments_ms: list[int]) -> RecordedHost:
     """A machine whose cards were asked at these moments."""
     moments = [
-        Moment(at_ms * MS, calls={f"ethtool.statistics({card})": {"names": [], "values": []}})
+        CaptureMoment(
+            at_ms * MS, calls={f"ethtool.statistics({card})": {"names": [], "values": []}}
+        )
         for card, all_ms in moments_ms.items()
         for at_ms in all_ms
     ]
     ordered = tuple(sorted(moments, key=lambda moment: moment.offset_ns))
-    return RecordedHost(Capture(About("n", "b", 0, 0, NS, ""), ordered), ManualClock(), lambda: 0)
+    return RecordedHost(
+        Capture(CaptureMetadata("n", "b", 0, 0, NS, ""), ordered), ManualClock(), lambda: 0
+    )
 
 
 @pytest.mark.parametrize(

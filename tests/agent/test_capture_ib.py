@@ -10,7 +10,7 @@ from support.machine import FakeHost
 from support.reading import numbers, read_once, readings
 from support.shared import captured
 
-from agent.sources.rdma import Rdma
+from agent.sources.rdma import RdmaSource
 
 ROOT = "/sys/class/infiniband"
 STATES = {"Down": "1: DOWN", "Initializing": "2: INIT", "Active": "4: ACTIVE"}
@@ -67,7 +67,7 @@ def machine(all_ports: list[Port]) -> FakeHost:
 def test_state_rate_and_facts_are_those_of_ibstat(file: str) -> None:
     all_ports = ports(file)
     assert len(all_ports) >= 9
-    frame = read_once(Rdma(), machine(all_ports)).frame
+    frame = read_once(RdmaSource(), machine(all_ports)).frame
     assert frame is not None
     found = numbers(frame)
     facts = {entity.key: dict(entity.facts) for entity in frame.schema.entities}
@@ -90,7 +90,7 @@ def test_state_rate_and_facts_are_those_of_ibstat(file: str) -> None:
 
 def test_the_ports_that_are_down_are_the_ones_ibstat_calls_down() -> None:
     all_ports = ports("ibstat.47.0.some.down.0")
-    found = numbers(read_once(Rdma(), machine(all_ports)).frame)
+    found = numbers(read_once(RdmaSource(), machine(all_ports)).frame)
     down = {
         key
         for (name, key), value in found.items()
@@ -161,7 +161,7 @@ def test_counters_are_those_of_perfquery(file: str) -> None:
             expected[f"railscope_rdma_{metric}_total", key] = float(shown * step)
         expected["railscope_rdma_saturated_counters", key] = float(saturated)
     assert len(expected) > 20
-    found = numbers(read_once(Rdma(), host).frame)
+    found = numbers(read_once(RdmaSource(), host).frame)
     assert found == expected
 
 
@@ -170,7 +170,7 @@ def test_error_details_that_have_no_metric_come_under_their_own_names() -> None:
     host = FakeHost()
     for name, number in counters.items():
         host.files[f"{ROOT}/mlx5_0/ports/1/hw_counters/{name}"] = str(number)
-    found = readings(read_once(Rdma(), host).frame)
+    found = readings(read_once(RdmaSource(), host).frame)
     for name, number in counters.items():
         key = ("mlx5_0", "1", name)
         assert found["railscope_rdma_vendor_total", key] == number

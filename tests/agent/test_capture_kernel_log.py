@@ -10,9 +10,9 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, numbers
 from support.shared import captured
 
-from agent.sampling.reader import Reader
+from agent.sampling.source_reader import SourceReader
 from agent.streams.kernel_log import KernelLogStream
-from agent.streams.kernel_messages import understand
+from agent.streams.kernel_messages import parse_kernel_message
 from railscope.frame import Event, Frame
 
 # Plain patterns, made from the lines and not from our parser.
@@ -47,7 +47,7 @@ def lines_of(name: str) -> list[str]:
 def followed(lines: list[str]) -> tuple[Frame, list[Event]]:
     """What the stream says of a log, once every message has its column."""
     host = FakeHost()
-    reader = Reader(KernelLogStream(), host, ORIGIN)
+    reader = SourceReader(KernelLogStream(), host, ORIGIN)
     frames = [reader.run().frame]
     host.log.waiting = list(lines)
     frames += [reader.run().frame, reader.run().frame]
@@ -67,7 +67,7 @@ def is_follow_up(row: dict[str, str]) -> bool:
 
 def test_every_quoted_xid_and_sxid_is_understood() -> None:
     for row in quoted():
-        message = understand(row["line"])
+        message = parse_kernel_message(row["line"])
         if is_follow_up(row):
             assert message is None, row["line"]
             continue
@@ -127,7 +127,7 @@ def test_words_of_the_network_service_are_not_words_of_the_kernel() -> None:
     """systemd-networkd told of six losses of ib6; the kernel counts them in carrier_changes."""
     lines = lines_of("azure-1dev_6flap_syslog")
     assert sum("ib6: lost carrier" in line for line in lines) == 6
-    assert [message for line in lines if (message := understand(line))] == []
+    assert [message for line in lines if (message := parse_kernel_message(line))] == []
 
 
 def test_records_of_the_device_carry_their_own_time() -> None:

@@ -11,9 +11,9 @@ from support.reading import Label, read_once, readings
 from support.shared import unpacked
 
 from agent.host import Json
-from agent.host.real import RealHost
-from agent.sampling.reader import Outcome
-from agent.sources.nic_settings import NicSettings
+from agent.host.live_host import LiveHost
+from agent.sampling.source_reader import ReadOutcome
+from agent.sources.nic_settings import NicSettingsSource
 from railscope.reading import Reading
 
 SIDES = {"np": "notification", "rp": "reaction"}
@@ -21,7 +21,7 @@ ECN_ENABLED = "railscope_nic_setting_ecn_enabled"
 PARAMETER = "railscope_nic_setting_dcqcn_parameter"
 
 
-class CopiedTree(RealHost):
+class CopiedTree(LiveHost):
     """A tree of files alone: there are no cards to ask."""
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
@@ -35,8 +35,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def outcome(root: Path) -> Outcome:
-    return read_once(NicSettings(), CopiedTree(root))
+def outcome(root: Path) -> ReadOutcome:
+    return read_once(NicSettingsSource(), CopiedTree(root))
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def number(file: Path) -> int:
     return int(file.read_text())
 
 
-def found(outcome: Outcome, name: str) -> dict[Label, Reading]:
+def found(outcome: ReadOutcome, name: str) -> dict[Label, Reading]:
     return {label: value for label, value in readings(outcome.frame).items() if label[0] == name}
 
 
@@ -56,7 +56,7 @@ def test_the_capture_has_what_this_test_is_about(ecn: Path) -> None:
     assert len([file for file in ecn.rglob("*") if file.is_file()]) == 35
 
 
-def test_every_priority_of_both_sides_comes_out(outcome: Outcome, ecn: Path) -> None:
+def test_every_priority_of_both_sides_comes_out(outcome: ReadOutcome, ecn: Path) -> None:
     assert found(outcome, ECN_ENABLED) == {
         (ECN_ENABLED, ("eth0", word, file.name)): number(file)
         for side, word in SIDES.items()
@@ -64,7 +64,7 @@ def test_every_priority_of_both_sides_comes_out(outcome: Outcome, ecn: Path) -> 
     }
 
 
-def test_every_parameter_comes_out_once(outcome: Outcome, ecn: Path) -> None:
+def test_every_parameter_comes_out_once(outcome: ReadOutcome, ecn: Path) -> None:
     """Whatever it is called: as many as there are files, with the values that these have."""
     files = [f for side in SIDES for f in (ecn / f"roce_{side}").iterdir() if f.is_file()]
     told = found(outcome, PARAMETER)
@@ -76,7 +76,7 @@ def test_every_parameter_comes_out_once(outcome: Outcome, ecn: Path) -> None:
         assert told[PARAMETER, ("eth0", name)] == number(ecn / path)
 
 
-def test_the_facts_say_the_same(outcome: Outcome) -> None:
+def test_the_facts_say_the_same(outcome: ReadOutcome) -> None:
     assert facts(outcome)["eth0"] == {
         "mtu": "1500", "ecn_notification": "0,1,3,4,6,7", "ecn_reaction": "0,1,3,4,6",
         "np_cnp_dscp": "48", "np_cnp_prio": "6",

@@ -9,8 +9,8 @@ import pytest
 from support.reading import Label, numbers, read_once, readings
 from support.shared import unpacked
 
-from agent.host.real import RealHost
-from agent.sources.pcie import ALL_ERRORS, Pcie, parse_aer
+from agent.host.live_host import LiveHost
+from agent.sources.pcie import ALL_ERRORS, PcieSource, parse_aer
 from railscope.reading import Absent
 
 DEVICES = "sys/bus/pci/devices"
@@ -85,10 +85,10 @@ def test_every_link_and_error_counter_of_the_tree(root: Path) -> None:
     expected[NOW, (alone.name,)] = 8 * 16e9 / 8 * 128 / 130
     assert len(wanted(root)) == 4
     assert any(expected[key] for key in expected if key[0] == AER), "some errors were counted"
-    found = numbers(read_once(Pcie(), RealHost(root)).frame)
+    found = numbers(read_once(PcieSource(), LiveHost(root)).frame)
     assert found == pytest.approx(expected)
     assert (
-        readings(read_once(Pcie(), RealHost(root)).frame)[STATE, (alone.name,)]
+        readings(read_once(PcieSource(), LiveHost(root)).frame)[STATE, (alone.name,)]
         is Absent.UNSUPPORTED
     )
 
@@ -121,7 +121,7 @@ def test_an_unknown_speed_is_no_speed(tmp_path: Path) -> None:
         "max_link_speed": "16.0 GT/s PCIe", "current_link_width": "0", "max_link_width": "255",
     }.items():  # fmt: skip
         (device / name).write_text(content + "\n")
-    found = readings(read_once(Pcie(), RealHost(tmp_path)).frame)
+    found = readings(read_once(PcieSource(), LiveHost(tmp_path)).frame)
     by_file = {file: found[metric, ("0000:01:00.0",)] for file, metric in LINKS.items()}
     assert by_file == {
         "current_link_speed": Absent.UNSUPPORTED, "max_link_speed": 16_000,

@@ -13,17 +13,21 @@ from support.reading import read_once
 from support.shared import captured, unpacked
 
 from agent.config import TopologySettings
-from agent.host.real import RealHost
-from agent.sources.pcie import Pcie
+from agent.host.live_host import LiveHost
+from agent.sources.pcie import PcieSource
 from agent.topology import pci
-from agent.topology.distance import Distance, distance
-from agent.topology.names import RDMA, functions
-from agent.topology.nccl_xml import parse
-from agent.topology.network import Network, Wiring
-from agent.topology.node import look
-from agent.topology.pci import gpu_addresses
-from agent.topology.rules import Rules, rules
-from agent.topology.tree_file import NcclTopology
+from agent.topology.nccl_xml import parse_nccl_topology
+from agent.topology.network import NetworkScanner, NodeNetwork
+from agent.topology.node_topology import read_topology
+from agent.topology.pci import (
+    RDMA_CLASS,
+    NcclTopology,
+    PciDistance,
+    gpu_addresses,
+    pci_distance,
+    pci_functions,
+)
+from agent.topology.rails import RailRules, parse_rail_rules
 
 WESTMERE = "sysfs/hwloc/40intel64-2g2n4c+pcilocality.tar.bz2"
 GB10 = "sysfs/hwloc/nvidia-dgx-gb10.tar.bz2"
@@ -50,40 +54,40 @@ def westmere(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("one", "other", "expected"),
     [
-        ("0000:02:00.0", "0000:02:00.1", Distance.PIX),  # two ports of one card
-        ("0000:02:00.0", "0000:03:00.0", Distance.PHB),  # two root ports of one host bridge
-        ("0000:03:00.1", "0000:09:03.0", Distance.PHB),
-        ("0000:02:00.0", "0000:43:00.0", Distance.SYS),  # the other socket
+        ("0000:02:00.0", "0000:02:00.1", PciDistance.PIX),  # two ports of one card
+        ("0000:02:00.0", "0000:03:00.0", PciDistance.PHB),  # two root ports of one host bridge
+        ("0000:03:00.1", "0000:09:03.0", PciDistance.PHB),
+        ("0000:02:00.0", "0000:43:00.0", PciDistance.SYS),  # the other socket
     ],
 )
 def test_distances_in_a_server_of_two_sockets(
-    westmere: Path, one: str, other: str, expected: Distance
+    westmere: Path, one: str, other: str, expected: PciDistance
 ) -> None:
-    places = [pci.place(RealHost(westmere), address) for address in (one, other)]
-    assert distance(*places) is distance(*reversed(places)) is expected
+    places = [pci.read_place(LiveHost(westmere), address) for address in (one, other)]
+    assert pci_distance(*places) is pci_distance(*reversed(places)) is expected
 
 
 def test_cards_of_that_server_are_found(westmere: Path) -> None:
-    host = RealHost(westmere)
-    assert functions(host, RDMA) == {"qib0": "0000:43:00.0"}
+    host = LiveHost(westmere)
+    assert pci_functions(host, RDMA_CLASS) == {"qib0": "0000:43:00.0"}
     assert gpu_addresses(host) == []
-    network = Wiring().look(host)
+    network = NetworkScanner().look(host)
     assert network.at("0000:43:00.0").facts == {}
     assert network.at("0000:43:00.0").why == "there is no GPU"
 
 
 def test_a_tree_without_a_pci_bus_has_no_devices(tmp_path: Path) -> None:
-    host = RealHost(unpacked(GB10, tmp_path, "/(bus|class)(/|$)"))
+    host = LiveHost(unpacked(GB10, tmp_path, "/(bus|class)(/|$)"))
     assert gpu_addresses(host) == []
-    assert Wiring().look(host) == Network()
-    assert read_once(Pcie(), host).problem == ""
+    assert NetworkScanner().look(host) == NodeNetwork()
+    assert read_once(PcieSource(), host).problem == ""
 
 
 # Topology files -----------------------------------------------------------------------------------
 
 
 def told(name: str) -> NcclTopology:
-    return parse(captured(f"topology/{name}").read_bytes())
+    return parse_nccl_topology(captured(f"topology/{name}").read_bytes())
 
 
 def elements(name: str) -> list[tuple[ET.Element, list[str], str]]:
@@ -115,13 +119,13 @@ def test_distances_follow_switches_and_cpus(name: str) -> None:
     ends = [entry for entry in elements(name) if not entry[0].findall("pci")]
     for (one, above, cpu), (other, above_other, cpu_other) in combinations(ends, 2):
         if cpu != cpu_other:
-            expected = Distance.SYS
+            expected = PciDistance.SYS
         elif above[:1] != above_other[:1] or not above:
-            expected = Distance.PHB
+            expected = PciDistance.PHB
         else:
-            expected = Distance.PIX if above == above_other else Distance.PXB
+            expected = PciDistance.PIX if above == above_other else PciDistance.PXB
         pair = [places[pci_.attrib["busid"]] for pci_ in (one, other)]
-        assert distance(*pair) is distance(*reversed(pair)) is expected, (one, other)
+        assert pci_distance(*pair) is pci_distance(*reversed(pair)) is expected, (one, other)
 
 
 def test_cpus_links_and_names_of_a_file() -> None:
@@ -151,8 +155,8 @@ def guest(name: str, *, tree: bool = True) -> FakeHost:
     return host
 
 
-def network(host: FakeHost, tree: NcclTopology | None = None) -> Network:
-    return Wiring(Rules(tree=tree)).look(host)
+def network(host: FakeHost, tree: NcclTopology | None = None) -> NodeNetwork:
+    return NetworkScanner(RailRules(tree=tree)).look(host)
 
 
 WITH_CARDS = {
@@ -203,7 +207,9 @@ def test_a_guest_with_a_bus_for_every_device_pairs_by_numa_node_as_its_file_does
 def test_the_file_of_the_settings_makes_the_table() -> None:
     name = "rocm-topo_8p_940.xml"
     file = captured(f"topology/{name}")
-    node = look(guest(name, tree=False), rules(TopologySettings(nccl_file=str(file))))
+    node = read_topology(
+        guest(name, tree=False), parse_rail_rules(TopologySettings(nccl_file=str(file)))
+    )
     gpus, cards = [gpu.address for gpu in node.gpus], [card.address for card in node.cards]
     assert (len(gpus), len(cards)) == (8, 8)
     for place, gpu in enumerate(gpus):
@@ -219,6 +225,6 @@ def test_devices_that_a_file_does_not_tell_keep_their_place() -> None:
     name = "azure-ndv4-topo.xml"
     host = guest(name, tree=False)
     add_device(host, "pci0000:00/0000:00:02.0/0000:01:00.0", "0x010802", numa_node="0")
-    node = look(host, Rules(tree=told(name)))
+    node = read_topology(host, RailRules(tree=told(name)))
     assert node.devices["0000:01:00.0"].place.bridge == "pci0000:00"
     assert f"{DEVICES}/0000:01:00.0" in host.links

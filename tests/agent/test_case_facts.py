@@ -9,7 +9,7 @@ import pytest
 from support.cases import CASES, capture_of, expected_metrics, page, read_case
 from support.pages import sample, samples
 
-from railscope.capture import SECTIONS, Capture, Moment
+from railscope.capture import SECTIONS, Capture, CaptureMoment
 
 TRAFFIC = "railscope_gpu_nvlink_transmitted_bytes_total"
 STRUCK = "0000:61:00.0"
@@ -33,7 +33,7 @@ def test_a_gpu_that_failed_before_the_first_sample_is_reported_too(
 
 def _end_of(capture: Capture) -> Capture:
     """Return a capture of the last moment alone."""
-    last = Moment(0)
+    last = CaptureMoment(0)
     for moment in capture.moments:
         last.log += moment.log
         for section in SECTIONS:

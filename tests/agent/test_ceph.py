@@ -7,13 +7,19 @@ from hypothesis import strategies as st
 from support.machine import DENIED, FakeHost
 from support.reading import ORIGIN, numbers, read_once, readings
 
-from agent.sampling.reader import Reader
-from agent.sampling.source import Verdict
-from agent.sources.ceph import ROOT, Ceph, parse_mdsc, parse_metrics, parse_osdc
+from agent.sampling.source import ProbeVerdict
+from agent.sampling.source_reader import SourceReader
+from agent.sources.parallel_filesystems import (
+    CEPH_ROOT,
+    CephSource,
+    parse_mdsc,
+    parse_metrics,
+    parse_osdc,
+)
 from railscope.reading import Absent
 
 CLUSTER, CLIENT = "0c93a60d-5645-4c46-8568-4c8f63db4c7f", "client4267"
-DIRECTORY = f"{ROOT}/{CLUSTER}.{CLIENT}"
+DIRECTORY = f"{CEPH_ROOT}/{CLUSTER}.{CLIENT}"
 OSDC = "REQUESTS 2 homeless 1\n14\tosd3\t2.6fb1\n15\tosd-1\t2.6fb2\nLINGER REQUESTS\nBACKOFFS\n"
 MDSC = "101\tmds0\tgetattr\t #10000000000\n102\t(no request)\tcreate\t #1/x (x)\n"
 FILES = """item                               total
@@ -77,20 +83,20 @@ def host_with(**files: str) -> FakeHost:
 
 
 def test_tables_in_one_file() -> None:
-    outcome = read_once(Ceph(), host_with(metrics=FILES + LATENCY + SIZE + CAPS))
+    outcome = read_once(CephSource(), host_with(metrics=FILES + LATENCY + SIZE + CAPS))
     assert numbers(outcome.frame) == EXPECTED
     assert outcome.findings[0].detail == "1 client"
 
 
 def test_tables_in_a_directory() -> None:
     files = {"metrics/file": FILES, "metrics/latency": LATENCY, "metrics/size": SIZE, "metrics/caps": CAPS}  # fmt: skip
-    assert numbers(read_once(Ceph(), host_with(**files)).frame) == EXPECTED
+    assert numbers(read_once(CephSource(), host_with(**files)).frame) == EXPECTED
 
 
 def test_a_mapped_disk_has_no_metadata_server() -> None:
     host = FakeHost()
     host.files[f"{DIRECTORY}/osdc"] = "REQUESTS 0 homeless 0\nLINGER REQUESTS\nBACKOFFS\n"
-    assert numbers(read_once(Ceph(), host).frame) == {
+    assert numbers(read_once(CephSource(), host).frame) == {
         ("railscope_ceph_osd_requests_in_flight", ABOUT): 0,
         ("railscope_ceph_homeless_requests_in_flight", ABOUT): 0,
     }
@@ -98,7 +104,7 @@ def test_a_mapped_disk_has_no_metadata_server() -> None:
 
 def test_nothing_in_flight_is_none_and_what_cannot_be_read_is_not() -> None:
     host = host_with()
-    reader = Reader(Ceph(), host, ORIGIN)
+    reader = SourceReader(CephSource(), host, ORIGIN)
     reader.run()
     host.files[f"{DIRECTORY}/mdsc"] = ""
     host.files[f"{DIRECTORY}/osdc"] = DENIED
@@ -114,11 +120,13 @@ def test_findings_without_a_client() -> None:
                 raise DENIED
             return super().names(path)
 
-    assert read_once(Ceph(), FakeHost()).findings[0].verdict is Verdict.ABSENT
-    for host, verdict in ((FakeHost(), Verdict.ABSENT), (Closed(), Verdict.DENIED)):
+    assert read_once(CephSource(), FakeHost()).findings[0].verdict is ProbeVerdict.ABSENT
+    for host, verdict in ((FakeHost(), ProbeVerdict.ABSENT), (Closed(), ProbeVerdict.DENIED)):
         host.files["/sys/module/libceph/refcnt"] = "1\n"
-        assert read_once(Ceph(), host).findings[0].verdict is verdict
-    assert read_once(Ceph(), Closed()).findings[0].verdict is Verdict.ABSENT, "not loaded"
+        assert read_once(CephSource(), host).findings[0].verdict is verdict
+    assert read_once(CephSource(), Closed()).findings[0].verdict is ProbeVerdict.ABSENT, (
+        "not loaded"
+    )
 
 
 @given(st.sampled_from([FILES + LATENCY + SIZE + CAPS, LATENCY, CAPS]), st.floats(0, 1))

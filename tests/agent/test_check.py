@@ -20,7 +20,7 @@ from support.tree import make_tree
 
 from agent.cli import agent
 from agent.commands.check import check
-from agent.config import AgentSettings, Budget, CollectorLink
+from agent.config import AgentSettings, BudgetSettings, CollectorLink
 from agent.host import NvmlError
 from agent.service import Agent
 
@@ -186,7 +186,9 @@ async def test_nonsense_in_a_counter_file_is_broken() -> None:
 # The budget ---------------------------------------------------------------------------------------
 
 
-async def checked_on(meter: FakeMeter, host: FakeHost, budget: Budget) -> tuple[bool, list[str]]:
+async def checked_on(
+    meter: FakeMeter, host: FakeHost, budget: BudgetSettings
+) -> tuple[bool, list[str]]:
     """The same, with what it cost as the test says."""
     said: list[str] = []
     one = Agent(AgentSettings(budget=budget), host, "node-1", meter=meter)
@@ -209,7 +211,7 @@ def costly(meter: FakeMeter, milliseconds: float) -> FakeHost:
 async def test_what_reading_costs_is_said_the_dearest_first() -> None:
     meter = FakeMeter()
     well, said = await checked_on(
-        meter, costly(meter, 3), Budget(cpu_ratio=0.01, memory_bytes=64 << 20)
+        meter, costly(meter, 3), BudgetSettings(cpu_ratio=0.01, memory_bytes=64 << 20)
     )
     assert well
     (dearest,) = [text for text in said if text.startswith("ok      cost of")]
@@ -226,7 +228,7 @@ async def test_what_reading_costs_is_said_the_dearest_first() -> None:
 async def test_a_budget_that_needs_longer_periods_is_no_fault_but_said() -> None:
     meter = FakeMeter(80 * MIB)
     well, said = await checked_on(
-        meter, costly(meter, 30), Budget(cpu_ratio=0.01, memory_bytes=64 << 20)
+        meter, costly(meter, 30), BudgetSettings(cpu_ratio=0.01, memory_bytes=64 << 20)
     )
     assert well
     assert "to be read every 4 s (processor time)" in line(said, "ok      cost of rdma")
@@ -239,7 +241,7 @@ async def test_a_budget_that_needs_longer_periods_is_no_fault_but_said() -> None
 
 async def test_no_budget_is_said_to_be_none() -> None:
     meter = FakeMeter()
-    unbounded = Budget(cpu_ratio=0, memory_bytes=0)
+    unbounded = BudgetSettings(cpu_ratio=0, memory_bytes=0)
     well, said = await checked_on(meter, costly(meter, 30), unbounded)
     assert well
     assert "none is set" in line(said, "absent  processor budget")

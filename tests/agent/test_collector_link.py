@@ -14,14 +14,19 @@ from support.reading import ORIGIN
 from support.shipping import link_to, shipping
 
 from agent.config import CollectorLink
-from agent.shipping.collector_client import Answer, CollectorClient, LinkError, Verdict
+from agent.shipping.collector_client import (
+    CollectorClient,
+    CollectorLinkError,
+    DeliveryResult,
+    EnvelopeDecision,
+)
 from railscope.wire import SentAt, envelope, pack
 
 GREETING = pack(envelope(ORIGIN, (), (), agent_version="1"))
 PROMPTLY = 5
 
 
-async def greet(link: CollectorLink, boot_id: str = "boot-1") -> Answer:
+async def greet(link: CollectorLink, boot_id: str = "boot-1") -> DeliveryResult:
     """Post an envelope without frames, as `agent check` does."""
     async with asyncio.timeout(PROMPTLY), CollectorClient(link) as client:
         return await client.post(GREETING, SentAt.at(START, boot_id))
@@ -36,7 +41,9 @@ def https(collector: ScriptedCollector, **changes: object) -> CollectorLink:
 
 @pytest.mark.parametrize("url", ["", "collector:9470", "ftp://collector", "//x"])
 def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
-    with pytest.raises(LinkError, match=r"collector\.url .* must start with http:// or https://"):
+    with pytest.raises(
+        CollectorLinkError, match=r"collector\.url .* must start with http:// or https://"
+    ):
         CollectorClient(CollectorLink(url=url))
 
 
@@ -44,7 +51,7 @@ def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
     "url", ["https://", "http://:80", "http://collector:99999", "http://collector:x", "http://[::1"]
 )
 def test_an_impossible_host_or_port_is_refused_at_once(url: str) -> None:
-    with pytest.raises(LinkError, match=r"collector\.url .* cannot be used: "):
+    with pytest.raises(CollectorLinkError, match=r"collector\.url .* cannot be used: "):
         CollectorClient(CollectorLink(url=url))
 
 
@@ -58,24 +65,26 @@ async def test_a_token_from_a_file_goes_before_one_in_the_settings(tmp_path: Pat
     file.write_text("from-the-file\n")
     async with ScriptedCollector().serving() as collector:
         answer = await greet(link_to(collector, token_file=str(file)))
-        assert answer.verdict is Verdict.ACKNOWLEDGED
+        assert answer.verdict is EnvelopeDecision.ACKNOWLEDGED
         assert collector.requests[0].headers["Authorization"] == "Bearer from-the-file"
 
 
 async def test_an_agent_without_a_token_asks_without_one() -> None:
     async with ScriptedCollector().serving() as collector:
-        assert (await greet(link_to(collector, token=""))).verdict is Verdict.ACKNOWLEDGED
+        assert (await greet(link_to(collector, token=""))).verdict is EnvelopeDecision.ACKNOWLEDGED
         assert "Authorization" not in collector.requests[0].headers
 
 
 async def test_a_machine_without_a_boot_id_can_ship() -> None:
     async with ScriptedCollector().serving() as collector:
-        assert (await greet(link_to(collector), boot_id="")).verdict is Verdict.ACKNOWLEDGED
+        assert (
+            await greet(link_to(collector), boot_id="")
+        ).verdict is EnvelopeDecision.ACKNOWLEDGED
 
 
 @pytest.mark.parametrize("token", ["se\ncret", "gehe\u0131m", "a\0b"])
 def test_a_token_no_header_can_carry_is_refused_at_once(token: str) -> None:
-    with pytest.raises(LinkError, match=r"collector\.token holds characters"):
+    with pytest.raises(CollectorLinkError, match=r"collector\.token holds characters"):
         CollectorClient(CollectorLink(url="http://collector", token=token))
 
 
@@ -84,13 +93,13 @@ def test_a_token_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         file = tmp_path / "token"
         if content:
             file.write_bytes(content)
-        with pytest.raises(LinkError, match=rf"collector\.token_file {file}"):
+        with pytest.raises(CollectorLinkError, match=rf"collector\.token_file {file}"):
             CollectorClient(CollectorLink(url="http://collector", token_file=str(file)))
 
 
 async def test_a_name_that_does_not_resolve_is_named() -> None:
     answer = await greet(CollectorLink(url="http://collector.invalid:1"))
-    assert answer.verdict is Verdict.LATER
+    assert answer.verdict is EnvelopeDecision.LATER
     assert answer.problem.startswith("http://collector.invalid:1/v1/frames: ")
     assert len(answer.problem) > len("http://collector.invalid:1/v1/frames: ")
 
@@ -105,7 +114,7 @@ async def test_a_server_that_speaks_no_http_is_told_apart() -> None:
     async with server:
         port = server.sockets[0].getsockname()[1]
         answer = await greet(CollectorLink(url=f"http://127.0.0.1:{port}"))
-    assert answer.verdict is Verdict.LATER
+    assert answer.verdict is EnvelopeDecision.LATER
     assert f":{port}/v1/frames: " in answer.problem
 
 
@@ -144,7 +153,7 @@ async def test_a_certificate_that_is_not_trusted_says_what_to_set(tmp_path: Path
     tls = server_context(*self_signed(tmp_path))
     async with ScriptedCollector().serving(tls=tls) as collector:
         answer = await greet(https(collector))
-        assert answer.verdict is Verdict.LATER
+        assert answer.verdict is EnvelopeDecision.LATER
         assert "self-signed certificate" in answer.problem
         assert answer.problem.endswith("set collector.ca_file")
         assert collector.requests == []
@@ -162,7 +171,7 @@ async def test_a_certificate_of_another_host_is_not_accepted(tmp_path: Path) -> 
 async def test_https_to_a_server_without_tls_is_a_clear_problem() -> None:
     async with ScriptedCollector().serving() as collector:
         answer = await greet(https(collector))
-        assert answer.verdict is Verdict.LATER
+        assert answer.verdict is EnvelopeDecision.LATER
         assert "SSL" in answer.problem or "TLS" in answer.problem.upper()
 
 
@@ -173,7 +182,7 @@ def test_a_file_of_certificates_that_cannot_be_used_is_named(
     file = tmp_path / "ca.pem"
     if content:
         file.write_text(content)
-    with pytest.raises(LinkError, match=rf"collector\.ca_file {file} cannot be used"):
+    with pytest.raises(CollectorLinkError, match=rf"collector\.ca_file {file} cannot be used"):
         CollectorClient(CollectorLink(url="https://collector", ca_file=str(file)))
 
 
@@ -198,10 +207,10 @@ async def test_a_certificate_of_the_node_is_shown_to_the_collector(tmp_path: Pat
     shown = {"certificate_file": str(client.file), "key_file": str(client.key_file)}
     async with ScriptedCollector().serving(tls=tls) as collector:
         link = https(collector, ca_file=str(certificate), token="", **shown)
-        assert (await greet(link)).verdict is Verdict.ACKNOWLEDGED
+        assert (await greet(link)).verdict is EnvelopeDecision.ACKNOWLEDGED
         assert "Authorization" not in collector.requests[0].headers
         without = await greet(https(collector, ca_file=str(certificate)))
-        assert without.verdict is Verdict.LATER
+        assert without.verdict is EnvelopeDecision.LATER
         assert len(collector.requests) == 1
 
 
@@ -213,9 +222,9 @@ def test_a_certificate_that_cannot_be_shown_is_named(tmp_path: Path) -> None:
     ):
         shown = {"certificate_file": str(certificate), "key_file": str(key)}
         with pytest.raises(
-            LinkError, match=rf"certificate_file {certificate} or .* cannot be used"
+            CollectorLinkError, match=rf"certificate_file {certificate} or .* cannot be used"
         ):
             CollectorClient(CollectorLink(url="https://collector", **shown))
     plain = CollectorLink(url="http://collector", certificate_file=str(client.file))
-    with pytest.raises(LinkError, match=r"certificate_file needs an https:// URL"):
+    with pytest.raises(CollectorLinkError, match=r"certificate_file needs an https:// URL"):
         CollectorClient(plain)

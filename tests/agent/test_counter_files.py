@@ -15,11 +15,11 @@ from support.tree import TreeHost, make_tree
 
 from agent.config import AgentSettings
 from agent.host.files import OpenFiles, PlainFiles, RootedFiles
-from agent.host.real import RealHost
+from agent.host.live_host import LiveHost
 from agent.machine_sources import machine_sources
-from agent.sampling.reader import Reader
 from agent.sampling.sampler import Sampler
-from agent.sources.rdma import Rdma
+from agent.sampling.source_reader import SourceReader
+from agent.sources.rdma import RdmaSource
 from railscope.reading import REASONS, Absent, Reading
 
 PORT = "/sys/class/infiniband/mlx5_0/ports/1"
@@ -119,7 +119,7 @@ def test_errors_of_one_file_are_its_reason(error: OSError, reason: Absent) -> No
     host = FakeHost()
     host.files[f"{PORT}/counters/port_xmit_packets"] = error
     host.files[f"{PORT}/counters/port_rcv_packets"] = "9"
-    found = readings(read_once(Rdma(), host).frame)
+    found = readings(read_once(RdmaSource(), host).frame)
     assert found[SENT] is reason
     assert found["railscope_rdma_receive_packets_total", ("mlx5_0", "1")] == 9
 
@@ -130,7 +130,7 @@ def test_a_number_no_counter_can_have_is_an_error(tmp_path: Path) -> None:
     directory.mkdir(parents=True)
     (directory / "port_xmit_packets").write_text("9" * 40)
     (directory / "port_rcv_packets").write_text("18446744073709551615")
-    reader = Reader(Rdma(), RealHost(tmp_path), ORIGIN)
+    reader = SourceReader(RdmaSource(), LiveHost(tmp_path), ORIGIN)
     for _ in range(2):  # a file is opened at the first read and kept at the second
         outcome = reader.run()
         found = readings(outcome.frame)
@@ -177,7 +177,7 @@ def test_present_values_of_a_driver_are_no_counters() -> None:
     host = FakeHost()
     files = ["active_qps", "watermark_qps", "db_fifo_register", "resize_cq_cnt"]
     host.files = {f"{PORT}/hw_counters/{file}": "7" for file in files}
-    found = readings(read_once(Rdma(), host).frame)
+    found = readings(read_once(RdmaSource(), host).frame)
     *values, counter = [("mlx5_0", "1", file) for file in files]
     assert [found["railscope_rdma_vendor_value", key] for key in values] == [7, 7, 7]
     assert found["railscope_rdma_vendor_total", counter] == 7

@@ -13,11 +13,11 @@ from support.reading import ORIGIN, readings
 from support.sampling import families
 
 from agent.config import AgentSettings
-from agent.sampling.counter_memory import CounterMemory
-from agent.sampling.reader import Reader
+from agent.sampling.counter_unwrap import CounterStateFile
+from agent.sampling.source_reader import SourceReader
 from agent.service import Agent
-from agent.sources.nic import Nic
-from agent.sources.rdma import Rdma
+from agent.sources.nic_counters import NicSource
+from agent.sources.rdma import RdmaSource
 from railscope.reading import Absent, Reading
 
 PORT = "/sys/class/infiniband/mlx5_0/ports/1"
@@ -35,7 +35,9 @@ def show(host: FakeHost, **files: object) -> None:
     }
 
 
-def value(reader: Reader, name: str = WRITES, key: tuple[str, ...] = ("mlx5_0", "1")) -> Reading:
+def value(
+    reader: SourceReader, name: str = WRITES, key: tuple[str, ...] = ("mlx5_0", "1")
+) -> Reading:
     return readings(reader.run().frame)[name, key]
 
 
@@ -46,21 +48,21 @@ def host() -> FakeHost:
     return host
 
 
-def remembering(host: FakeHost, path: Path, boot_id: str = "boot-1") -> Reader:
-    source = Rdma()
-    source.remember(CounterMemory(path, boot_id))
-    return Reader(source, host, ORIGIN)
+def remembering(host: FakeHost, path: Path, boot_id: str = "boot-1") -> SourceReader:
+    source = RdmaSource()
+    source.remember(CounterStateFile(path, boot_id))
+    return SourceReader(source, host, ORIGIN)
 
 
 def test_a_wrap_is_no_reset_on_the_page(host: FakeHost) -> None:
-    reader = Reader(Rdma(), host, ORIGIN)
+    reader = SourceReader(RdmaSource(), host, ORIGIN)
     assert value(reader) == END - 10
     show(host, rx_write_requests=20)
     assert value(reader) == END + 20
 
 
 def test_a_wrap_outlives_the_next_probe_and_a_missing_reading(host: FakeHost) -> None:
-    reader = Reader(Rdma(), host, ORIGIN)
+    reader = SourceReader(RdmaSource(), host, ORIGIN)
     value(reader)
     show(host, rx_write_requests=20)
     value(reader)
@@ -74,7 +76,7 @@ def test_a_wrap_outlives_the_next_probe_and_a_missing_reading(host: FakeHost) ->
 def test_a_counter_that_has_no_metric_wraps_as_well(host: FakeHost) -> None:
     key = ("mlx5_0", "1", "brand_new")
     show(host, brand_new=END - 1)
-    reader = Reader(Rdma(), host, ORIGIN)
+    reader = SourceReader(RdmaSource(), host, ORIGIN)
     value(reader)
     show(host, brand_new=1)
     assert value(reader, OTHER, key) == END + 1
@@ -82,7 +84,7 @@ def test_a_counter_that_has_no_metric_wraps_as_well(host: FakeHost) -> None:
 
 def test_counters_of_64_bits_pass_the_end_by_themselves(host: FakeHost) -> None:
     show(host, np_ecn_marked_roce_packets=END - 1)
-    reader = Reader(Rdma(), host, ORIGIN)
+    reader = SourceReader(RdmaSource(), host, ORIGIN)
     value(reader)
     show(host, np_ecn_marked_roce_packets=END + 1)
     assert value(reader, MARKED) == END + 1
@@ -92,7 +94,7 @@ def test_counters_of_64_bits_pass_the_end_by_themselves(host: FakeHost) -> None:
 
 def test_port_counters_of_32_bits_stick_and_do_not_wrap(host: FakeHost) -> None:
     host.files[f"{PORT}/counters/port_xmit_wait"] = str(END - 10)
-    reader = Reader(Rdma(), host, ORIGIN)
+    reader = SourceReader(RdmaSource(), host, ORIGIN)
     value(reader)
     host.files[f"{PORT}/counters/port_xmit_wait"] = "5"
     assert value(reader, "railscope_rdma_transmit_wait_ticks_total") == 5
@@ -102,14 +104,14 @@ def test_other_drivers_count_in_64_bits() -> None:
     host = FakeHost()
     directory = "/sys/class/infiniband/bnxt_re0/ports/1/hw_counters"
     host.files[f"{directory}/rx_write_req"] = str(END - 10)
-    reader = Reader(Rdma(), host, ORIGIN)
+    reader = SourceReader(RdmaSource(), host, ORIGIN)
     value(reader, key=("bnxt_re0", "1"))
     host.files[f"{directory}/rx_write_req"] = "20"
     assert value(reader, key=("bnxt_re0", "1")) == 20, "a reset"
 
 
 def test_a_driver_that_was_loaded_again_begins_at_zero(host: FakeHost) -> None:
-    reader = Reader(Rdma(), host, ORIGIN)
+    reader = SourceReader(RdmaSource(), host, ORIGIN)
     value(reader)
     show(host, rx_write_requests=20)
     value(reader)
@@ -118,7 +120,7 @@ def test_a_driver_that_was_loaded_again_begins_at_zero(host: FakeHost) -> None:
 
 
 def test_a_card_that_was_gone_begins_at_zero(host: FakeHost) -> None:
-    reader = Reader(Rdma(), host, ORIGIN)
+    reader = SourceReader(RdmaSource(), host, ORIGIN)
     value(reader)
     show(host, rx_write_requests=20)
     value(reader)
@@ -218,7 +220,7 @@ def test_a_card_s_queue_counter_wraps(moved: bool) -> None:  # noqa: FBT001 - th
     """Also when its list changes at the same time."""
     host = FakeHost()
     card(host, rx_out_of_buffer=END - 10, rx_vport_unicast_bytes=100)
-    reader = Reader(Nic(), host, ORIGIN)
+    reader = SourceReader(NicSource(), host, ORIGIN)
     value(reader, BUFFER, ("eth0",))
     if moved:
         card(host, rx_vport_unicast_bytes=200, rx_out_of_buffer=20)
@@ -230,7 +232,7 @@ def test_a_card_s_queue_counter_wraps(moved: bool) -> None:  # noqa: FBT001 - th
 def test_a_function_whose_traffic_starts_over_has_been_set_back() -> None:
     host = FakeHost()
     card(host, rx_out_of_buffer=END - 10, rx_vport_unicast_bytes=100)
-    reader = Reader(Nic(), host, ORIGIN)
+    reader = SourceReader(NicSource(), host, ORIGIN)
     value(reader, BUFFER, ("eth0",))
     card(host, rx_out_of_buffer=20, rx_vport_unicast_bytes=5)
     assert value(reader, BUFFER, ("eth0",)) == 20
@@ -239,7 +241,7 @@ def test_a_function_whose_traffic_starts_over_has_been_set_back() -> None:
 def test_the_same_metric_of_another_driver_has_64_bits() -> None:
     host = FakeHost()
     card(host, "bnxt_en", rx_total_ring_discards=END - 10)
-    reader = Reader(Nic(), host, ORIGIN)
+    reader = SourceReader(NicSource(), host, ORIGIN)
     value(reader, BUFFER, ("eth0",))
     card(host, "bnxt_en", rx_total_ring_discards=20)
     assert value(reader, BUFFER, ("eth0",)) == 20
@@ -248,10 +250,10 @@ def test_the_same_metric_of_another_driver_has_64_bits() -> None:
 def test_a_card_s_wraps_outlive_a_restart(tmp_path: Path) -> None:
     host = FakeHost()
 
-    def restarted() -> Reader:
-        source = Nic()
-        source.remember(CounterMemory(tmp_path / "wraps.json", "boot-1"))
-        return Reader(source, host, ORIGIN)
+    def restarted() -> SourceReader:
+        source = NicSource()
+        source.remember(CounterStateFile(tmp_path / "wraps.json", "boot-1"))
+        return SourceReader(source, host, ORIGIN)
 
     first = restarted()
     for number in (END - 10, 20):

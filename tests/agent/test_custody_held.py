@@ -13,30 +13,39 @@ from hypothesis import strategies as st
 from support.clock import ManualClock
 from support.examples import fewer
 
-from agent.config import CustodySettings
-from agent.sampling.stats import DISPUTED, HOLDS, CustodyState
-from agent.witness.witness import Custody
-from agent.witness.witness_client import DisagreesError, Offer
-from agent.witness.witness_store import MAX_EVIDENCE, CustodyStore
-from railscope.audit.checkpoint import Checkpoint, read_checkpoint
-from railscope.audit.cosignature import parse_witness_key, witnessed
+from agent.config import WitnessSettings
+from agent.sampling.status import DISPUTED, HOLDS, AuditLogState
+from agent.witness.audit_witness import (
+    MAX_EVIDENCE,
+    AuditWitness,
+    CheckpointDisputedError,
+    CheckpointOffer,
+    WitnessStore,
+)
 from railscope.audit.merkle import (
     CompactRange,
-    Tree,
+    TreeHead,
     consistency_proof,
     leaf_hash,
     node_hash,
 )
-from railscope.audit.note import NoteError, SecretKey
+from railscope.audit.signed_note import (
+    Checkpoint,
+    NoteError,
+    SecretKey,
+    parse_witness_key,
+    read_checkpoint,
+    witnessed,
+)
 
 KEY = SecretKey.generate("log.example")
 
 
-def tree_of(records: list[bytes]) -> Tree:
+def tree_of(records: list[bytes]) -> TreeHead:
     grown = CompactRange()
     for record in records:
         grown.append(leaf_hash(record))
-    return Tree(grown.size, grown.root)
+    return TreeHead(grown.size, grown.root)
 
 
 @dataclass
@@ -48,10 +57,10 @@ class Log:
     proof: list[bytes] | None = None
     """Given instead of the right one."""
 
-    async def newest(self) -> Offer:
+    async def newest(self) -> CheckpointOffer:
         if not self.records:
-            return Offer("", show=True)
-        return Offer(Checkpoint(KEY.name, tree_of(self.records)).signed(KEY), show=False)
+            return CheckpointOffer("", show=True)
+        return CheckpointOffer(Checkpoint(KEY.name, tree_of(self.records)).signed(KEY), show=False)
 
     async def key(self) -> str:
         return str(KEY.public)
@@ -74,21 +83,21 @@ class Log:
         held = read_checkpoint(note, KEY.public).tree
         if held.size > len(self.records) or tree_of(self.records[: held.size]) != held:
             message = "never had that"
-            raise DisagreesError(message)
+            raise CheckpointDisputedError(message)
 
     async def close(self) -> None:
         return
 
 
-def custody_of(directory: Path, log: Log) -> Custody:
-    made = Custody(
-        CustodySettings(),
+def custody_of(directory: Path, log: Log) -> AuditWitness:
+    made = AuditWitness(
+        WitnessSettings(),
         "node-1",
         log,
-        CustodyStore(directory),
+        WitnessStore(directory),
         ManualClock(),
         [],
-        CustodyState(),  # type: ignore[arg-type] - as far as it is asked
+        AuditLogState(),  # type: ignore[arg-type] - as far as it is asked
     )
     made._open()  # noqa: SLF001 - as `run` does first
     return made
@@ -176,7 +185,7 @@ async def test_a_log_that_comes_back_right_is_held_again(tmp_path: Path) -> None
     assert custody.state.state == DISPUTED
     log.records += [*lost, b"more"]
     await custody.look()
-    assert custody.state == CustodyState(HOLDS, 11)
+    assert custody.state == AuditLogState(HOLDS, 11)
 
 
 def test_a_checkpoint_that_was_damaged_here_is_not_passed_over(tmp_path: Path) -> None:

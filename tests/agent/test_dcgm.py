@@ -17,17 +17,16 @@ from support.reading import read_once
 from support.sampling import sampling
 
 from agent.endpoint.dcgm import DcgmExposition
-from agent.endpoint.dcgm_table import ROWS
+from agent.endpoint.dcgm_table import DCGM_METRICS
 from agent.endpoint.http_server import HttpServer
-from agent.endpoint.metrics import Page
+from agent.endpoint.metrics_endpoint import MetricsEndpoint
 from agent.host import NvmlError
 from agent.sampling.source import Source
-from agent.sources.nvidia.activity import Activity
-from agent.sources.nvidia.gpu import Gpu
-from agent.sources.nvidia.mig import Mig
-from agent.sources.nvidia.nvlink import NvLink
+from agent.sources.nvidia.activity import GpuActivitySource
+from agent.sources.nvidia.gpu_devices import GpuSource, MigSource
+from agent.sources.nvidia.nvlink import NvLinkSource
 from agent.streams.kernel_log import KernelLogStream
-from railscope.exposition import Format
+from railscope.exposition import TextFormat
 from railscope.frame import Frame
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
@@ -44,8 +43,14 @@ FALLEN = "NVRM: Xid (PCI:0000:01:00): 79, pid=1234, name=python, GPU has fallen 
 
 
 def sources() -> list[Source]:
-    nvml: list[Source] = [Gpu.load(), Gpu.health(), Gpu.settings(), Activity(), Mig()]
-    return [*nvml, NvLink.traffic(), KernelLogStream()]
+    nvml: list[Source] = [
+        GpuSource.load(),
+        GpuSource.health(),
+        GpuSource.settings(),
+        GpuActivitySource(),
+        MigSource(),
+    ]
+    return [*nvml, NvLinkSource.traffic(), KernelLogStream()]
 
 
 def frames(host: FakeHost) -> list[Frame]:
@@ -55,7 +60,7 @@ def frames(host: FakeHost) -> list[Frame]:
     return [outcome.frame for outcome in outcomes if outcome.frame]
 
 
-def page(host: FakeHost, text_format: Format = Format.PROMETHEUS) -> str:
+def page(host: FakeHost, text_format: TextFormat = TextFormat.PROMETHEUS) -> str:
     return DcgmExposition("node-1").render(frames(host), text_format)
 
 
@@ -144,9 +149,9 @@ def test_every_sample_has_the_labels_of_its_gpu():
 
 def test_a_new_driver_is_told_at_once():
     host, exposition = h100(), DcgmExposition("node-1")
-    before = exposition.render(frames(host), Format.PROMETHEUS)
+    before = exposition.render(frames(host), TextFormat.PROMETHEUS)
     host.calls["nvml.nvmlSystemGetDriverVersion()"] = "595.10"
-    after = exposition.render(frames(host), Format.PROMETHEUS)
+    after = exposition.render(frames(host), TextFormat.PROMETHEUS)
     assert after == before.replace("590.48.01", "595.10")
 
 
@@ -175,7 +180,7 @@ def test_a_cut_gpu_tells_each_instance_once_and_the_rest_as_a_whole():
     assert of_instances(text, "DCGM_FI_PROF_PIPE_FP64_ACTIVE") == {small: 0.33}
     assert of_instances(text, "DCGM_FI_DEV_POWER_USAGE") == {}
     told_as_a_whole = of_gpu(text)
-    per_instance = {row.name.removeprefix("DCGM_FI_") for row in ROWS if row.mig}
+    per_instance = {row.name.removeprefix("DCGM_FI_") for row in DCGM_METRICS if row.mig}
     assert not per_instance & set(told_as_a_whole), "a sum would count them twice"
     assert told_as_a_whole["DEV_POWER_USAGE"] == 512.345
     assert told_as_a_whole["DEV_MIG_MODE"] == 1
@@ -252,7 +257,7 @@ def test_where_no_log_can_be_read_no_one_says_that_there_was_no_xid():
 
 def test_a_machine_without_gpus_has_an_empty_page():
     assert page(FakeHost()) == ""
-    assert page(FakeHost(), Format.OPENMETRICS) == "# EOF\n"
+    assert page(FakeHost(), TextFormat.OPENMETRICS) == "# EOF\n"
 
 
 # The page --------------------------------------------------------------------------------------
@@ -261,7 +266,7 @@ def test_a_machine_without_gpus_has_an_empty_page():
 def test_openmetrics_keeps_the_names():
     """A counter must end in _total there; one that does not has no type rather than another name."""
     host = h100()
-    plain, openmetrics = page(host), page(host, Format.OPENMETRICS)
+    plain, openmetrics = page(host), page(host, TextFormat.OPENMETRICS)
     assert samples(openmetrics) == samples(plain)
     assert openmetrics.replace(" unknown\n", " counter\n") == plain + "# EOF\n"
 
@@ -279,7 +284,9 @@ def test_promtool_finds_nothing_but_names_that_are_not_ours_to_choose():
     assert [line for line in found if not any(text in line for text in about_names)] == []
 
 
-async def scraped(page_: Page, accept: str = "", token: str = "") -> tuple[int, str, str]:
+async def scraped(
+    page_: MetricsEndpoint, accept: str = "", token: str = ""
+) -> tuple[int, str, str]:
     server = HttpServer(page_.respond)
     _, port = await server.start("127.0.0.1:0", None)
     headers = {"Accept": accept or "*/*"} | ({"Authorization": f"Bearer {token}"} if token else {})
@@ -293,9 +300,9 @@ async def scraped(page_: Page, accept: str = "", token: str = "") -> tuple[int, 
 
 async def test_the_page_is_served_in_both_forms_behind_the_token_while_it_is_fresh() -> None:
     host, token = h100(), "let-me-in"
-    async with sampling(host, [Gpu.load(), NvLink.traffic()]) as run:
+    async with sampling(host, [GpuSource.load(), NvLinkSource.traffic()]) as run:
         statuses = run.sampler.statuses.values()
-    page_ = Page("node-1", lambda: statuses, lambda: host.clock.now().boot_ns, token)
+    page_ = MetricsEndpoint("node-1", lambda: statuses, lambda: host.clock.now().boot_ns, token)
     assert (await scraped(page_))[0] == 401
     status, content_type, text = await scraped(page_, token=token)
     assert (status, content_type) == (200, "text/plain; version=0.0.4; charset=utf-8")
@@ -313,6 +320,6 @@ async def test_the_page_is_served_in_both_forms_behind_the_token_while_it_is_fre
 def test_each_name_comes_with_its_help_and_type():
     families = list(text_string_to_metric_families(page(h100())))
     told_of = {family.name: (family.type, family.documentation) for family in families}
-    declared = {row.name: (str(row.kind), row.sentence) for row in ROWS}
+    declared = {row.name: (str(row.kind), row.sentence) for row in DCGM_METRICS}
     assert len(told_of) > 70
     assert told_of.items() <= declared.items()

@@ -18,13 +18,13 @@ from support.tree import TreeHost, make_tree
 
 from agent.cli import agent
 from agent.config import AgentSettings
-from agent.host.clock import RealClock
-from agent.host.recorded import RecordedHost
-from agent.host.recording import RecordingHost
+from agent.host.live_host import LiveClock
+from agent.host.recorded_host import RecordedHost
+from agent.host.recording_host import RecordingHost
 from agent.machine_sources import machine_sources
-from agent.sampling.reader import Reader
+from agent.sampling.source_reader import SourceReader
 from agent.service import Agent
-from railscope.capture import About, Capture, read_capture
+from railscope.capture import Capture, CaptureMetadata, read_capture
 
 PATIENCE_SECONDS = 60
 
@@ -41,8 +41,8 @@ def recorded(directory: Path) -> Path:
     """One read of everything on a small server with two GPUs."""
     host = RecordingHost(TreeHost(make_tree(directory / "root"), ManualClock()))
     for source in machine_sources(AgentSettings()):
-        assert Reader(source, host, ORIGIN).run().problem == ""
-    about = About("node-1", "boot-1", 0, 0, 10**9, "test")
+        assert SourceReader(source, host, ORIGIN).run().problem == ""
+    about = CaptureMetadata("node-1", "boot-1", 0, 0, 10**9, "test")
     Capture(about, tuple(host.moments)).write(directory / "capture")
     return directory / "capture"
 
@@ -51,7 +51,7 @@ def recorded(directory: Path) -> Path:
 async def running(directory: Path) -> AsyncIterator[aiohttp.ClientSession]:
     """A session with the page of an agent that replays a capture and has read all of it."""
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    clock = RealClock()
+    clock = LiveClock()
     started_ns = clock.now().boot_ns
     host = RecordedHost(read_capture(directory), clock, lambda: clock.now().boot_ns - started_ns)
     one = Agent(

@@ -21,19 +21,17 @@ from support.reading import ORIGIN
 from support.shared import captured
 
 from agent.endpoint.dcgm import DcgmExposition
-from agent.endpoint.dcgm_formula import EACH, Row, Term
-from agent.endpoint.dcgm_table import ROWS
-from agent.sources.nvidia import activity, health, load, mig, settings
-from agent.sources.nvidia.calls import Questions
+from agent.endpoint.dcgm_table import DCGM_METRICS, EACH, DcgmMetric, FormulaTerm
+from agent.sources.nvidia import activity, gpu_devices, health, value_tables
+from agent.sources.nvidia.call_plan import CallTable
 from agent.sources.nvidia.nvlink import traffic_fields
 from railscope.catalog import METRICS, Kind
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import GPU, GPU_ADDRESS, MIG, NVLINK
 from railscope.catalog.gpu import THROTTLE_BITS
 from railscope.catalog.gpu_health import GPU_LAST_XID
-from railscope.entity import Entity
-from railscope.exposition import Format
-from railscope.frame import Column, Frame, Instant, Schema
+from railscope.exposition import TextFormat
+from railscope.frame import Column, Entity, Frame, NodeTimestamp, Schema
 from railscope.reading import from_stored
 
 CAPTURE = "dcgm/datadog-dcgm-serve-metrics.prom"
@@ -44,11 +42,11 @@ CARD = Entity(
     {"index": "0", "minor": "0", "pci_address": ADDRESS, "model": "NVIDIA L4", "driver": "590.48"},
 )
 SLICE = Entity(MIG, ("GPU-1", "MIG-1"), {"gpu_instance": "1", "compute_instance": "0"})
-EACH_ROW = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+EACH_ROW = pytest.mark.parametrize("row", DCGM_METRICS, ids=lambda row: row.name)
 Reading = tuple[Metric, tuple[str, ...]]
 
 
-def terms(row: Row) -> list[Term]:
+def terms(row: DcgmMetric) -> list[FormulaTerm]:
     return [term for formula in row.formulas for term in (*formula.terms, *formula.over)]
 
 
@@ -56,16 +54,16 @@ def terms(row: Row) -> list[Term]:
 
 
 def test_every_name_is_there_once_and_says_what_it_is():
-    names = [row.name for row in ROWS]
+    names = [row.name for row in DCGM_METRICS]
     assert len(set(names)) == len(names)
     assert [
         name for name in names if not re.fullmatch(r"DCGM_FI_(DEV|PROF)_[A-Z0-9_]+", name)
     ] == []
-    assert {row.kind for row in ROWS} == {Kind.COUNTER, Kind.GAUGE}
+    assert {row.kind for row in DCGM_METRICS} == {Kind.COUNTER, Kind.GAUGE}
 
 
 @EACH_ROW
-def test_a_row_is_made_of_metrics_of_the_catalog(row: Row) -> None:
+def test_a_row_is_made_of_metrics_of_the_catalog(row: DcgmMetric) -> None:
     for term in terms(row):
         assert METRICS[term.metric.name] is term.metric
         assert len(term.part) < len(term.metric.about.labels) or not term.part
@@ -74,7 +72,7 @@ def test_a_row_is_made_of_metrics_of_the_catalog(row: Row) -> None:
 def test_the_catalog_names_the_same_as_the_table():
     """What a metric of ours counts for in the dividend, not what it is a share of."""
     table: dict[str, set[str]] = defaultdict(set)
-    for row in ROWS:
+    for row in DCGM_METRICS:
         for formula in row.formulas:
             for term in formula.terms:
                 table[term.metric.name].add(row.name)
@@ -94,8 +92,8 @@ def read_by_the_sources() -> set[tuple[Metric, tuple[str, ...]]]:
     host.calls["nvml.nvmlDeviceGetSupportedClocksEventReasons(0)"] = sum(THROTTLE_BITS.values())
     link = Entity(NVLINK, ("GPU-1", "0"))
     asked = [
-        load.questions(host, 0), health.QUESTIONS, settings.questions(host, 0), activity.OF_GPU,
-        activity.OF_MIG, mig.QUESTIONS, Questions(fields=tuple(traffic_fields(0, link))),
+        value_tables.load_table(host, 0), health.HEALTH_TABLE, value_tables.settings_table(host, 0), activity.GPU_TABLE,
+        activity.MIG_ACTIVITY_TABLE, gpu_devices.MIG_TABLE, CallTable(fields=tuple(traffic_fields(0, link))),
     ]  # fmt: skip
     targets = [target for questions in asked for call in questions.calls for target in call.targets]
     targets += [field.target for questions in asked for field in questions.fields]
@@ -103,7 +101,7 @@ def read_by_the_sources() -> set[tuple[Metric, tuple[str, ...]]]:
 
 
 @EACH_ROW
-def test_a_row_is_made_of_what_the_sources_read(row: Row) -> None:
+def test_a_row_is_made_of_what_the_sources_read(row: DcgmMetric) -> None:
     read = read_by_the_sources()
     for term in terms(row):
         if term.metric is GPU_LAST_XID:
@@ -117,7 +115,7 @@ def test_a_row_is_made_of_what_the_sources_read(row: Row) -> None:
 
 
 def test_a_name_that_is_not_served_is_not_in_the_table_and_its_substitute_exists():
-    served = {row.name for row in ROWS}
+    served = {row.name for row in DCGM_METRICS}
     for names, why in NOT_SERVED:
         assert not served & set(names.split(", "))
         for name in re.findall(r"DCGM_FI_[A-Z0-9_]+|railscope_\w+", why):
@@ -127,7 +125,7 @@ def test_a_name_that_is_not_served_is_not_in_the_table_and_its_substitute_exists
 # A real page and arithmetic -------------------------------------------------------------------
 
 
-def columns(owner: Entity, every: Iterator[Term]) -> list[Column]:
+def columns(owner: Entity, every: Iterator[FormulaTerm]) -> list[Column]:
     """A column for each reading that a term takes, of two links and of every reason."""
     found: dict[tuple[Metric, tuple[str, ...]], Entity] = {}
     for term in every:
@@ -142,8 +140,10 @@ def columns(owner: Entity, every: Iterator[Term]) -> list[Column]:
     return [(metric, entity) for (metric, _), entity in found.items()]
 
 
-OF_CARD = columns(CARD, (t for row in ROWS for f in row.gpu for t in (*f.terms, *f.over)))
-OF_SLICE = columns(SLICE, (t for row in ROWS if row.mig for t in (*row.mig.terms, *row.mig.over)))
+OF_CARD = columns(CARD, (t for row in DCGM_METRICS for f in row.gpu for t in (*f.terms, *f.over)))
+OF_SLICE = columns(
+    SLICE, (t for row in DCGM_METRICS if row.mig for t in (*row.mig.terms, *row.mig.over))
+)
 
 
 def page_of(found: list[Column], stored: list[int]) -> str:
@@ -151,8 +151,8 @@ def page_of(found: list[Column], stored: list[int]) -> str:
     order = Schema.ordered(found)
     schema = Schema("test", tuple(found[position] for position in order), (CARD,))
     values = array("q", [stored[position] for position in order])
-    frame = Frame(ORIGIN, schema, 1, Instant(1, 1), values)
-    return DcgmExposition("node-1").render([frame], Format.PROMETHEUS)
+    frame = Frame(ORIGIN, schema, 1, NodeTimestamp(1, 1), values)
+    return DcgmExposition("node-1").render([frame], TextFormat.PROMETHEUS)
 
 
 FORMS = {
@@ -183,7 +183,7 @@ def test_types_and_labels_have_the_form_of_a_real_page():
             assert all(re.fullmatch(form, sample.labels[label]) for label, form in FORMS.items())
 
 
-def amount(terms: tuple[Term, ...], owner: Entity, readings: dict[Reading, int]) -> Fraction:
+def amount(terms: tuple[FormulaTerm, ...], owner: Entity, readings: dict[Reading, int]) -> Fraction:
     """A sum by the table, the slow way."""
     total = Fraction(0)
     for term in terms:
@@ -214,7 +214,7 @@ def test_conversions_are_exact(found: list[Column], owner: Entity, data: st.Data
     }
     text = page_of(found, stored)
     told = dict(re.findall(r"^(\w+)\{.*\} (\S+)$", text, re.MULTILINE))
-    for row in ROWS:
+    for row in DCGM_METRICS:
         formula = row.gpu[0] if owner is CARD else row.mig
         if formula is None:
             continue

@@ -17,7 +17,7 @@ from support.metering import MIB
 from support.sampling import families
 
 from agent.config import AgentSettings
-from agent.host.recorded import RecordedHost, ReplayCost
+from agent.host.recorded_host import RecordedHost, ReplayCost
 from agent.service import Agent
 from simulator import NodeSpec, simulate
 

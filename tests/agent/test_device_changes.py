@@ -8,14 +8,13 @@ from support.reading import ORIGIN, readings
 from support.sampling import sampling
 
 from agent.host import Host
-from agent.sampling.reader import Reader
-from agent.sampling.source import HoldsNothing, Inventory, Table
+from agent.sampling.source import ProbeResult, RowBuilder, SourceWithoutResources
+from agent.sampling.source_reader import SourceReader
 from agent.sampling.status import FAILED, OK, PARTIAL, UNSUPPORTED
-from agent.sources.rdma import Rdma
+from agent.sources.rdma import RdmaSource
 from railscope.catalog.entities import RDMA_PORT
 from railscope.catalog.rdma import RDMA_UP
-from railscope.entity import Entity
-from railscope.frame import Frame
+from railscope.frame import Entity, Frame
 from railscope.reading import Absent
 
 
@@ -26,7 +25,7 @@ def devices(frame: Frame) -> set[str]:
 async def test_a_card_that_appears_gets_columns_with_the_next_probe() -> None:
     host = FakeHost()
     add_card(host, "mlx5_0")
-    async with sampling(host, [Rdma()]) as run:
+    async with sampling(host, [RdmaSource()]) as run:
         add_card(host, "mlx5_1")
         await run.step()
         assert devices(run.frames[-1]) == {"mlx5_0"}
@@ -40,7 +39,7 @@ async def test_a_card_that_vanishes_is_gone_first_and_then_no_column() -> None:
     host = FakeHost()
     add_card(host, "mlx5_0")
     add_card(host, "mlx5_1")
-    async with sampling(host, [Rdma()]) as run:
+    async with sampling(host, [RdmaSource()]) as run:
         remove_card(host, "mlx5_1")
         await run.step()
         found = readings(run.frames[-1])
@@ -55,7 +54,7 @@ async def test_a_card_that_vanishes_is_gone_first_and_then_no_column() -> None:
 async def test_the_last_card_leaves_an_unsupported_source_and_may_come_back() -> None:
     host = FakeHost()
     add_card(host, "mlx5_0")
-    async with sampling(host, [Rdma()]) as run:
+    async with sampling(host, [RdmaSource()]) as run:
         remove_card(host, "mlx5_0")
         await run.step()
         assert run.sampler.statuses["rdma"].state == FAILED
@@ -72,7 +71,7 @@ async def test_the_last_card_leaves_an_unsupported_source_and_may_come_back() ->
 async def test_new_firmware_is_a_new_schema() -> None:
     host = FakeHost()
     add_card(host, "mlx5_0")
-    async with sampling(host, [Rdma()]) as run:
+    async with sampling(host, [RdmaSource()]) as run:
         host.files[f"{INFINIBAND}/mlx5_0/fw_ver"] = "28.41.1000"
         await run.step(60)
         before, after = (frame.schema for frame in run.frames)
@@ -84,7 +83,7 @@ async def test_a_probe_that_finds_nothing_new_keeps_the_schema() -> None:
     """A schema is sent once: making another without need would cost every node of a cluster."""
     host = FakeHost()
     add_card(host, "mlx5_0")
-    async with sampling(host, [Rdma()]) as run:
+    async with sampling(host, [RdmaSource()]) as run:
         for _ in range(5):
             await run.step(60)
         assert len({id(frame.schema) for frame in run.frames}) == 1
@@ -94,7 +93,7 @@ async def test_a_card_in_reset_comes_back_without_a_new_schema() -> None:
     host = FakeHost()
     add_card(host, "mlx5_0")
     counter = f"{INFINIBAND}/mlx5_0/ports/1/counters/port_xmit_packets"
-    async with sampling(host, [Rdma()]) as run:
+    async with sampling(host, [RdmaSource()]) as run:
         host.files[counter] = NO_DEVICE
         await run.step()
         await run.step(5)
@@ -105,7 +104,7 @@ async def test_a_card_in_reset_comes_back_without_a_new_schema() -> None:
         assert len({id(frame.schema) for frame in run.frames}) == 1
 
 
-class Faulty(HoldsNothing):
+class Faulty(SourceWithoutResources):
     """A source with a mistake in it."""
 
     name = "faulty"
@@ -115,11 +114,11 @@ class Faulty(HoldsNothing):
     def __init__(self) -> None:
         self.wrong = True
 
-    def probe(self, host: Host) -> Inventory:
+    def probe(self, host: Host) -> ProbeResult:
         del host
-        return Inventory(((RDMA_UP, Entity(RDMA_PORT, ("mlx5_9", "1"))),))
+        return ProbeResult(((RDMA_UP, Entity(RDMA_PORT, ("mlx5_9", "1"))),))
 
-    def read(self, host: Host, into: Table) -> None:
+    def read(self, host: Host, into: RowBuilder) -> None:
         if self.wrong:
             raise KeyError(host.boot_id)
         into.put(0, 1)
@@ -128,7 +127,7 @@ class Faulty(HoldsNothing):
 async def test_a_mistake_in_one_source_ends_no_other() -> None:
     host, faulty = FakeHost(), Faulty()
     add_card(host, "mlx5_0")
-    async with sampling(host, [faulty, Rdma()]) as run:
+    async with sampling(host, [faulty, RdmaSource()]) as run:
         await run.step()
         status = run.sampler.statuses["faulty"]
         assert (status.state, status.problem) == (FAILED, "fault in the source: KeyError: 'boot-1'")
@@ -147,7 +146,7 @@ def test_facts_tell_a_port_what_it_belongs_to() -> None:
     host.links[f"{place}/driver"] = "/sys/bus/pci/drivers/mlx5_core"
     host.files["/sys/bus/pci/drivers/mlx5_core/bind"] = ""
     host.files[f"{place}/net/ens1f0np0/mtu"] = "9000"
-    frame = Reader(Rdma(), host, ORIGIN).run().frame
+    frame = SourceReader(RdmaSource(), host, ORIGIN).run().frame
     assert frame is not None
     (facts,) = {tuple(entity.facts.items()) for entity in frame.schema.entities}
     assert dict(facts) == {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from support.machine import FakeHost
 from support.reading import ORIGIN, numbers, read_once, readings
 
-from agent.sampling.reader import Reader
-from agent.sampling.source import Verdict
-from agent.sources.edac import ROOT, Edac
+from agent.sampling.source import ProbeVerdict
+from agent.sampling.source_reader import SourceReader
+from agent.sources.node import EDAC_ROOT, EdacSource
 from railscope.reading import Absent
 
 CONTROLLER = {"ce_count": 7, "ue_count": 1, "ce_noinfo_count": 2, "ue_noinfo_count": 0}
@@ -16,20 +16,20 @@ CONTROLLER = {"ce_count": 7, "ue_count": 1, "ce_noinfo_count": 2, "ue_noinfo_cou
 def server() -> FakeHost:
     host = FakeHost()
     for name, count in CONTROLLER.items():
-        host.files[f"{ROOT}/mc/mc0/{name}"] = f"{count}\n"
-    host.files[f"{ROOT}/mc/mc0/mc_name"] = "Skylake Socket#0 IMC#0\n"
-    host.files[f"{ROOT}/mc/mc0/seconds_since_reset"] = "4711\n"
+        host.files[f"{EDAC_ROOT}/mc/mc0/{name}"] = f"{count}\n"
+    host.files[f"{EDAC_ROOT}/mc/mc0/mc_name"] = "Skylake Socket#0 IMC#0\n"
+    host.files[f"{EDAC_ROOT}/mc/mc0/seconds_since_reset"] = "4711\n"
     add_module(host, "mc0/dimm0", 5, 1, "CPU0_DIMM_A1")
     add_module(host, "mc0/dimm1", 0, 0, "CPU0_DIMM_B1")
-    host.files[f"{ROOT}/mc/mc1/ce_count"] = "0\n"
+    host.files[f"{EDAC_ROOT}/mc/mc1/ce_count"] = "0\n"
     add_module(host, "mc1/rank3", 3, 0, "mc#1csrow#1channel#1")
-    host.files[f"{ROOT}/pci/pci_parity_count"] = "4\n"
-    host.files[f"{ROOT}/pci/pci_nonparity_count"] = "0\n"
+    host.files[f"{EDAC_ROOT}/pci/pci_parity_count"] = "4\n"
+    host.files[f"{EDAC_ROOT}/pci/pci_nonparity_count"] = "0\n"
     return host
 
 
 def add_module(host: FakeHost, place: str, corrected: int, uncorrected: int, slot: str) -> None:
-    directory = f"{ROOT}/mc/{place}"
+    directory = f"{EDAC_ROOT}/mc/{place}"
     host.files |= {
         f"{directory}/dimm_ce_count": f"{corrected}\n",
         f"{directory}/dimm_ue_count": f"{uncorrected}\n",
@@ -41,7 +41,7 @@ def add_module(host: FakeHost, place: str, corrected: int, uncorrected: int, slo
 
 
 def test_every_count_of_controllers_modules_and_buses() -> None:
-    outcome = read_once(Edac(), server())
+    outcome = read_once(EdacSource(), server())
     assert numbers(outcome.frame) == {
         ("railscope_memory_corrected_errors_total", ("mc0",)): 7,
         ("railscope_memory_uncorrected_errors_total", ("mc0",)): 1,
@@ -61,7 +61,7 @@ def test_every_count_of_controllers_modules_and_buses() -> None:
 
 
 def test_a_module_says_which_it_is() -> None:
-    frame = read_once(Edac(), server()).frame
+    frame = read_once(EdacSource(), server()).frame
     assert frame is not None
     facts = {entity.key: entity.facts for _, entity, _ in frame.readings()}
     assert facts["mc0", "dimm0"] == {
@@ -72,7 +72,7 @@ def test_a_module_says_which_it_is() -> None:
 
 def test_a_driver_that_is_unloaded_takes_its_counts_along() -> None:
     host = server()
-    reader = Reader(Edac(), host, ORIGIN)
+    reader = SourceReader(EdacSource(), host, ORIGIN)
     reader.run()
     host.files = {path: text for path, text in host.files.items() if "/mc1/" not in path}
     found = readings(reader.run().frame)
@@ -81,6 +81,6 @@ def test_a_driver_that_is_unloaded_takes_its_counts_along() -> None:
 
 
 def test_a_server_without_ecc_has_none() -> None:
-    outcome = read_once(Edac(), FakeHost())
+    outcome = read_once(EdacSource(), FakeHost())
     assert outcome.frame is None
-    assert outcome.findings[0].verdict is Verdict.ABSENT
+    assert outcome.findings[0].verdict is ProbeVerdict.ABSENT

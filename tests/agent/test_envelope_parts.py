@@ -15,8 +15,7 @@ from agent.shipping.shipper import (
 )
 from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.entities import DROP
-from railscope.entity import Entity
-from railscope.frame import Event, Frame, Instant, Origin, Schema
+from railscope.frame import Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
 
 SCHEMA = Schema("gpu", ())
 ABOUT = Entity(DROP, ("disk",))
@@ -25,7 +24,7 @@ ABOUT = Entity(DROP, ("disk",))
 def frame(columns: int, events: int) -> Frame:
     told = (Event(GAP_EVENT, ABOUT, 1, 1),) * events
     values = array("q", bytes(8 * columns))
-    return Frame(Origin("n", "r", "b"), SCHEMA, 1, Instant(1, 1), values, events=told)
+    return Frame(FrameOrigin("n", "r", "b"), SCHEMA, 1, NodeTimestamp(1, 1), values, events=told)
 
 
 @given(

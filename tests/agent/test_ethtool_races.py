@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.host.ethtool import Ethtool
+from agent.host.network_calls import Ethtool
 
 CARD = "ens1f0np0"
 GSTRINGS, GSTATS, GSSET_INFO = 0x1B, 0x1D, 0x37

@@ -8,9 +8,8 @@ import pytest
 from support.machine import FakeHost
 from support.reading import read_once, readings
 
-from agent.sources.ethtool_drivers import DRIVERS, narrow, typed
-from agent.sources.ethtool_standard import GROUPS, STANDARD
-from agent.sources.nic import Nic
+from agent.sources.ethtool_statistics import DRIVERS, GROUPS, STANDARD, is_narrow, match_statistics
+from agent.sources.nic_counters import NicSource
 from railscope.catalog import METRICS, nic, nic_detail, nic_link
 from railscope.catalog.declare import Kind, Metric
 from railscope.catalog.entities import NIC, NIC_LANE, NIC_PRIORITY, NIC_TRAFFIC_CLASS
@@ -43,7 +42,7 @@ def test_every_statistic_of_a_driver_reaches_its_metric(driver: str) -> None:
         place = PLACES[metric.about]
         for part in ("0", "3", "7") if place else ("",):
             name = text.replace(place, part) if place else text
-            found = readings(read_once(Nic(), card(driver, {name: number})).frame)
+            found = readings(read_once(NicSource(), card(driver, {name: number})).frame)
             assert found == {(metric.name, ("eth0", part) if part else ("eth0",)): number}
 
 
@@ -73,21 +72,23 @@ def test_no_statistic_of_a_driver_tells_two_metrics() -> None:
 
 def test_of_two_names_for_one_metric_the_first_row_counts() -> None:
     names = ["dev_out_of_buffer", "dev_internal_queue_oob"]
-    assert [position for _, _, position in typed("mlx5_core", names)] == [1]
+    assert [position for _, _, position in match_statistics("mlx5_core", names)] == [1]
 
 
 def test_what_wraps_is_declared_with_its_width() -> None:
-    wrapping = {(d, metric) for d, text, metric in ROWS if narrow(d, text)}
+    wrapping = {(d, metric) for d, text, metric in ROWS if is_narrow(d, text)}
     assert {metric.wraps_at_bits for _, metric in wrapping} == {32}
     assert {driver for driver, _ in wrapping} == {"mlx5_core"}
 
 
 def test_what_a_driver_counts_by_queue_has_no_standard_name() -> None:
-    assert typed("virtio_net", ["rx_queue_0_bytes", "rx_queue_0_drops", "rx0_bytes"]) == []
+    assert (
+        match_statistics("virtio_net", ["rx_queue_0_bytes", "rx_queue_0_drops", "rx0_bytes"]) == []
+    )
 
 
 def test_numbers_of_64_bits_fit() -> None:
-    found = readings(read_once(Nic(), card("ena", {"ena_srd_rx_pkts": 2**64 - 1})).frame)
+    found = readings(read_once(NicSource(), card("ena", {"ena_srd_rx_pkts": 2**64 - 1})).frame)
     assert found == {("railscope_nic_receive_srd_packets_total", ("eth0",)): 2**64 - 1}
     assert to_stored(2**64 - 1) == -1
 
@@ -122,7 +123,7 @@ BE2NET = [
 def test_drivers_without_a_table_tell_what_has_a_standard_name(
     driver: str, names: list[str], rest: list[str]
 ) -> None:
-    outcome = read_once(Nic(), card(driver, {name: n for n, name in enumerate(names)}))
+    outcome = read_once(NicSource(), card(driver, {name: n for n, name in enumerate(names)}))
     found = readings(outcome.frame)
     assert len(found) == len(names) - len(rest) - (20 if driver == "of_tomorrow" else 0)
     assert set(found.values()) == {
@@ -138,7 +139,7 @@ def test_a_driver_with_a_table_tells_nothing_else(driver: str) -> None:
     """Of the same name two drivers may count different things."""
     of_driver = {text for text, _ in DRIVERS[driver]}
     others = [name for name, _ in STANDARD if name not in of_driver]
-    assert typed(driver, others) == []
+    assert match_statistics(driver, others) == []
 
 
 def test_no_standard_name_tells_two_metrics() -> None:

@@ -12,10 +12,9 @@ from support.pci_bus import add_gpu, set_link
 from support.reading import read_once, readings
 
 from agent.config import PcieSettings
-from agent.gpus.inventory import Gpus
+from agent.gpus.inventory import GpuInventory
 from agent.host import NvmlError
-from agent.sources.nvidia.expected_link import generation
-from agent.sources.nvidia.pcie import GpuPaths
+from agent.sources.nvidia.pcie import GpuPathSource, generation
 from railscope.catalog import gpu_pcie as c
 from railscope.reading import Absent, Reading
 
@@ -45,9 +44,9 @@ def expected(
     for end, link in links.items():
         now, _, limit = link.partition(" of ")
         set_link(host, end, now, limit)
-    gpus = Gpus()
+    gpus = GpuInventory()
     gpus.look(host)
-    found = readings(read_once(GpuPaths(gpus=gpus, settings=settings), host).frame)
+    found = readings(read_once(GpuPathSource(gpus=gpus, settings=settings), host).frame)
     return (
         found[c.GPU_PCIE_EXPECTED_WIDTH.name, ("GPU-0",)],
         found[c.GPU_PCIE_EXPECTED_GENERATION.name, ("GPU-0",)],

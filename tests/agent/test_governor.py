@@ -16,12 +16,12 @@ from agent.sampling.governor import (
     STRETCHING,
     THREAD_SHARE,
     WITHIN,
-    Fitting,
-    Governed,
+    GovernedLoad,
+    GovernedSource,
     Governor,
-    Load,
+    StretchFitter,
 )
-from agent.sampling.meter import Cost, Spent
+from agent.sampling.meter import ReadCost, ThreadCost
 
 SETTLE_SECONDS = 600.0
 BUDGET = 0.01
@@ -119,13 +119,13 @@ def test_a_smaller_allowance_stretches_nothing_less(
     """What relaxing rests upon: between both bounds there is always room to stay."""
     loads = []
     for number, cost in enumerate(costs):
-        load = Load(Governed(str(number), "", NS, 120 * NS), settled_after=1)
-        load.take(Spent(Cost(round(cost))), 0)
+        load = GovernedLoad(GovernedSource(str(number), "", NS, 120 * NS), settled_after=1)
+        load.take(ReadCost(ThreadCost(round(cost))), 0)
         loads.append(load)
-    full = Fitting(loads, Load.cpu_share).into(allowance)
-    less = Fitting(loads, Load.cpu_share).into(part * allowance)
+    full = StretchFitter(loads, GovernedLoad.cpu_share).into(allowance)
+    less = StretchFitter(loads, GovernedLoad.cpu_share).into(part * allowance)
     assert all(less[name] >= stretch for name, stretch in full.items())
-    both = Fitting(loads, Load.cpu_share)
+    both = StretchFitter(loads, GovernedLoad.cpu_share)
     assert (both.into(allowance), both.into(part * allowance)) == (full, less)
 
 
@@ -282,7 +282,7 @@ def test_dear_looks_at_what_is_there_count_at_the_pace_at_which_they_come() -> N
     governor = run.governor
     for second in range(10):
         at_ns = run.now_ns + second * NS
-        governor.took("gpu", Spent(Cost(2 * MS), Cost(100 * MS)), at_ns)
+        governor.took("gpu", ReadCost(ThreadCost(2 * MS), ThreadCost(100 * MS)), at_ns)
         governor.decide(0, at_ns)
     assert governor.loads["gpu"].stretch == 16
 
@@ -290,7 +290,7 @@ def test_dear_looks_at_what_is_there_count_at_the_pace_at_which_they_come() -> N
 def test_a_source_that_is_not_here_takes_nothing() -> None:
     governor = Governor(BUDGET, [source.governed for source in four()])
     for second in range(5):
-        governor.took("gpu", Spent(Cost(200 * MS)), second * NS)
+        governor.took("gpu", ReadCost(ThreadCost(200 * MS)), second * NS)
         governor.decide(0, second * NS)
     assert governor.loads["gpu"].stretch > 1
     governor.absent("gpu")
@@ -313,4 +313,4 @@ def test_without_a_budget_nothing_is_stretched_and_use_is_measured() -> None:
 def test_no_period_grows_beyond_the_longest_a_source_bears(
     period: float, longest: float, most: int
 ) -> None:
-    assert Governed("s", "f", round(period * NS), longest * NS).max_stretch == most
+    assert GovernedSource("s", "f", round(period * NS), longest * NS).max_stretch == most

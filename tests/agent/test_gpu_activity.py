@@ -9,7 +9,7 @@ from support.sampling import sampling
 
 from agent.host import NvmlError
 from agent.sampling.status import FAILED, OK
-from agent.sources.nvidia.activity import Activity
+from agent.sources.nvidia.activity import GpuActivitySource
 from railscope.reading import Absent
 
 SM = ("railscope_gpu_sm_activity_ratio", ("GPU-0",))
@@ -35,7 +35,7 @@ def test_percent_and_mebibytes_become_ratios_and_bytes() -> None:
         "nvml.nvmlGpmMetricsGet(0,248)": [0, 2.0**52],
         "nvml.nvmlGpmMetricsGet(0,162)": [0, 75.0],
     }
-    found = numbers(read_once(Activity(), host).frame)
+    found = numbers(read_once(GpuActivitySource(), host).frame)
     assert found[SM] == 0.4325
     assert found["railscope_gpu_pipe_activity_ratio", ("GPU-0", "tensor_hmma")] == 0.999999
     assert found["railscope_gpu_engine_activity_ratio", ("GPU-0", "decoder3")] == 0.125
@@ -49,7 +49,7 @@ def test_a_driver_that_does_not_know_the_newest_metrics_tells_the_others() -> No
     host = gpu()
     recent = [f"nvml.nvmlGpmMetricsGet(0,{n})" for n in (*range(160, 170), *range(248, 261))]
     host.calls |= dict.fromkeys(recent, NvmlError(2, "Invalid Argument"))
-    outcome = read_once(Activity(), host)
+    outcome = read_once(GpuActivitySource(), host)
     found = readings(outcome.frame)
     assert found[SM] == 200_000
     assert outcome.broken == 0
@@ -60,7 +60,7 @@ def test_before_hopper_there_is_none_and_it_is_not_asked_again() -> None:
     host = gpu()
     asked = gpm(host)
     host.calls |= dict.fromkeys(asked, NvmlError(3, "Not Supported"))
-    frame = read_once(Activity(), host).frame
+    frame = read_once(GpuActivitySource(), host).frame
     assert set(readings(frame).values()) == {Absent.UNSUPPORTED}
 
 
@@ -68,7 +68,7 @@ async def test_not_due_before_the_second_sample() -> None:
     host = gpu()
     healthy = {key: host.calls[key] for key in gpm(host)}
     host.calls |= dict.fromkeys(healthy, NvmlError(27, "Not Ready"))
-    async with sampling(host, [Activity()]) as run:
+    async with sampling(host, [GpuActivitySource()]) as run:
         assert readings(run.frames[-1])[SM] is Absent.NOT_DUE
         assert run.sampler.statuses["gpu_activity"].state == OK
         host.calls |= healthy
@@ -80,7 +80,7 @@ async def test_permission_that_is_lost_is_denied_and_may_come_back() -> None:
     """Unprivileged containers lose it after some minutes (NVIDIA/DCGM#214)."""
     host = gpu()
     healthy = {key: host.calls[key] for key in gpm(host)}
-    async with sampling(host, [Activity()]) as run:
+    async with sampling(host, [GpuActivitySource()]) as run:
         host.calls |= dict.fromkeys(healthy, NvmlError(4, "Insufficient Permissions"))
         await run.step()
         found = readings(run.frames[-1])

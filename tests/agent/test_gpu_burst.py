@@ -11,8 +11,8 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, readings
 
 from agent.host import NvmlError
-from agent.sampling.reader import Reader
-from agent.sources.nvidia.burst import GpuBurst
+from agent.sampling.source_reader import SourceReader
+from agent.sources.nvidia.activity import GpuBurstSource
 from railscope.catalog import bursts as c
 from railscope.reading import Absent, Reading
 
@@ -31,7 +31,7 @@ class Lane:
         self.host.calls["nvml.nvmlDeviceGetEnforcedPowerLimit(0)"] = 700_000
         self.sampled(used=[], drawn=[])
         self.host.calls |= calls
-        self.reader = Reader(GpuBurst(), self.host, ORIGIN)
+        self.reader = SourceReader(GpuBurstSource(), self.host, ORIGIN)
 
     def sampled(self, used: list[list[int]], drawn: list[list[int]] | None = None) -> None:
         """Let the driver have these: milliseconds from the start, and a value."""

@@ -8,13 +8,12 @@ from support.machine import DENIED, FakeHost
 from support.reading import read_once, readings
 from support.sampling import sampling
 
-from agent.gpus.inventory import Gpus
-from agent.sampling.source import Verdict
-from agent.sources.nvidia.devices import GpuDevices
-from agent.sources.nvidia.gpu import Gpu
+from agent.gpus.inventory import GpuInventory
+from agent.sampling.source import ProbeVerdict
+from agent.sources.nvidia.gpu_devices import GpuDeviceSource, GpuSource
 from railscope.catalog.entities import GPU
 from railscope.catalog.gpu_health import GPU_DEVICE_STATE
-from railscope.entity import Entity
+from railscope.frame import Entity
 
 DEVICES = "/sys/bus/pci/devices"
 
@@ -27,8 +26,8 @@ def plug(host: FakeHost, address: str, driver: str) -> None:
         host.files[f"/sys/bus/pci/drivers/{driver}/new_id"] = ""
 
 
-def states(host: FakeHost, gpus: Gpus) -> dict[str, str]:
-    frame = read_once(GpuDevices(gpus=gpus), host).frame
+def states(host: FakeHost, gpus: GpuInventory) -> dict[str, str]:
+    frame = read_once(GpuDeviceSource(gpus=gpus), host).frame
     return {
         key[0]: GPU_DEVICE_STATE.states[reading]
         for (_, key), reading in readings(frame).items()
@@ -37,7 +36,7 @@ def states(host: FakeHost, gpus: Gpus) -> dict[str, str]:
 
 
 def test_each_gpu_is_told_by_who_has_it() -> None:
-    host, gpus = FakeHost(), Gpus()
+    host, gpus = FakeHost(), GpuInventory()
     add_gpus(host, 1)
     for address, driver in (
         ("0000:01:00.0", "nvidia"), ("0000:02:00.0", "vfio-pci"), ("0000:03:00.0", ""),
@@ -63,32 +62,32 @@ def test_each_gpu_is_told_by_who_has_it() -> None:
 def test_a_missing_gpu_is_described_by_the_name_that_the_driver_has_for_it(
     information: str | OSError, name: str
 ) -> None:
-    host, gpus = FakeHost(), Gpus()
+    host, gpus = FakeHost(), GpuInventory()
     plug(host, "0000:05:00.0", "nvidia")
     plug(host, "0000:06:00.0", "vfio-pci")
     host.files["/proc/driver/nvidia/gpus/0000:05:00.0/information"] = information
-    inventory = GpuDevices(gpus=gpus).probe(host)
+    inventory = GpuDeviceSource(gpus=gpus).probe(host)
     assert inventory.bystanders == (Entity(GPU, (name,), {"pci_address": "0000:05:00.0"}),)
-    broken = [f for f in inventory.findings if f.verdict is Verdict.BROKEN]
+    broken = [f for f in inventory.findings if f.verdict is ProbeVerdict.BROKEN]
     assert [(f.what, name in f.detail) for f in broken] == [("GPU 0000:05:00.0", True)]
 
 
 def test_a_gpu_given_to_a_virtual_machine_is_no_problem_and_a_missing_one_is() -> None:
-    host, gpus = FakeHost(), Gpus()
+    host, gpus = FakeHost(), GpuInventory()
     add_gpus(host, 0)
     plug(host, "0000:02:00.0", "vfio-pci")
     plug(host, "0000:05:00.0", "nvidia")
-    findings = {f.what: f for f in read_once(GpuDevices(gpus=gpus), host).findings}
-    assert findings["GPU 0000:02:00.0"].verdict is Verdict.SUPPORTED
+    findings = {f.what: f for f in read_once(GpuDeviceSource(gpus=gpus), host).findings}
+    assert findings["GPU 0000:02:00.0"].verdict is ProbeVerdict.SUPPORTED
     assert "virtual machine" in findings["GPU 0000:02:00.0"].detail
-    assert findings["GPU 0000:05:00.0"].verdict is Verdict.BROKEN
+    assert findings["GPU 0000:05:00.0"].verdict is ProbeVerdict.BROKEN
 
 
 async def test_a_gpu_that_changes_hands_is_seen_at_the_next_read() -> None:
-    host, gpus = FakeHost(), Gpus()
+    host, gpus = FakeHost(), GpuInventory()
     add_gpus(host, 1)
     plug(host, "0000:01:00.0", "nvidia")
-    async with sampling(host, [Gpu.load(gpus=gpus), GpuDevices(1.0, gpus)]) as run:
+    async with sampling(host, [GpuSource.load(gpus=gpus), GpuDeviceSource(1.0, gpus)]) as run:
         plug(host, "0000:01:00.0", "vfio-pci")
         plug(host, "0000:09:00.0", "")
         await run.step()

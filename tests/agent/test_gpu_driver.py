@@ -10,13 +10,13 @@ from support.machine import FakeHost
 from support.reading import readings
 from support.sampling import Sampling, sampling
 
-from agent.gpus.inventory import Gpus
+from agent.gpus.inventory import GpuInventory
 from agent.host import NvmlError
 from agent.sampling.source import Source
 from agent.sampling.status import FAILED, OK
-from agent.sources.nvidia.activity import Activity
-from agent.sources.nvidia.gpu import Gpu
-from agent.sources.nvidia.nvlink import NvLink
+from agent.sources.nvidia.activity import GpuActivitySource
+from agent.sources.nvidia.gpu_devices import GpuSource
+from agent.sources.nvidia.nvlink import NvLinkSource
 from railscope.catalog.gpu_health import GPU_CHANGE_EVENT
 from railscope.reading import Absent, Reading
 
@@ -32,8 +32,12 @@ def gpus(count: int) -> FakeHost:
 
 
 def sources() -> list[Source]:
-    shared = Gpus()
-    return [Gpu.load(gpus=shared), Activity(gpus=shared), Gpu.health(1.0, gpus=shared)]
+    shared = GpuInventory()
+    return [
+        GpuSource.load(gpus=shared),
+        GpuActivitySource(gpus=shared),
+        GpuSource.health(1.0, gpus=shared),
+    ]
 
 
 def last(run: Sampling, stream: str, metric: str) -> dict[str, Reading]:
@@ -163,9 +167,9 @@ async def test_permission_that_is_lost_costs_what_needs_it() -> None:
 async def test_one_change_is_seen_by_every_source_of_the_driver() -> None:
     """Only the load is probed in time; the others follow at their next read."""
     host = gpus(1)
-    shared = Gpus()
-    slow = NvLink.traffic(10.0, shared)
-    async with sampling(host, [Gpu.load(gpus=shared), slow]) as run:
+    shared = GpuInventory()
+    slow = NvLinkSource.traffic(10.0, shared)
+    async with sampling(host, [GpuSource.load(gpus=shared), slow]) as run:
         assert run.of("nvlink") == []
         host.calls["nvml.nvmlDeviceGetFieldValues(0,91)"] = [0, 1]
         host.calls["nvml.nvmlDeviceGetFieldValues(0,164:0)"] = [0, 26_562]

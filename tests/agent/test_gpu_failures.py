@@ -13,11 +13,11 @@ from support.reading import ORIGIN, read_once, readings
 from support.sampling import sampling
 
 from agent.host import NvmlError
-from agent.sampling.reader import Reader
-from agent.sampling.source import Verdict
+from agent.sampling.source import ProbeVerdict
+from agent.sampling.source_reader import SourceReader
 from agent.sampling.status import FAILED, OK, PARTIAL, UNSUPPORTED
-from agent.sources.nvidia.gpu import Gpu
-from agent.sources.nvidia.load import QUESTIONS as LOAD
+from agent.sources.nvidia.gpu_devices import GpuSource
+from agent.sources.nvidia.value_tables import LOAD_TABLE as LOAD
 from railscope.reading import Absent, Reading
 
 COUNT = "nvml.nvmlDeviceGetCount()"
@@ -36,17 +36,17 @@ def gpus(count: int) -> FakeHost:
 
 
 def test_no_driver_and_no_gpu_is_nothing_missing() -> None:
-    outcome = read_once(Gpu.load(), FakeHost())
+    outcome = read_once(GpuSource.load(), FakeHost())
     assert (outcome.frame, outcome.problem) == (None, "")
-    assert [finding.verdict for finding in outcome.findings] == [Verdict.ABSENT]
+    assert [finding.verdict for finding in outcome.findings] == [ProbeVerdict.ABSENT]
 
 
 def test_a_gpu_on_the_bus_without_a_driver_is_broken() -> None:
     host = FakeHost()
     host.files["/sys/bus/pci/devices/0000:3b:00.0/vendor"] = "0x10de"
     host.files["/sys/bus/pci/devices/0000:3b:00.0/class"] = "0x030200"
-    (finding,) = read_once(Gpu.load(), host).findings
-    assert finding.verdict is Verdict.BROKEN
+    (finding,) = read_once(GpuSource.load(), host).findings
+    assert finding.verdict is ProbeVerdict.BROKEN
     assert "1 NVIDIA GPUs on the PCI bus" in finding.detail
     assert finding.remedy == "install the NVIDIA driver on this server"
 
@@ -54,18 +54,18 @@ def test_a_gpu_on_the_bus_without_a_driver_is_broken() -> None:
 @pytest.mark.parametrize(
     ("code", "verdict", "remedy"),
     [
-        (4, Verdict.DENIED, "/dev/nvidia*"),
-        (9, Verdict.BROKEN, "modprobe nvidia"),
-        (18, Verdict.BROKEN, "reload it, or reboot"),
-        (999, Verdict.BROKEN, "nvidia-smi"),
+        (4, ProbeVerdict.DENIED, "/dev/nvidia*"),
+        (9, ProbeVerdict.BROKEN, "modprobe nvidia"),
+        (18, ProbeVerdict.BROKEN, "reload it, or reboot"),
+        (999, ProbeVerdict.BROKEN, "nvidia-smi"),
     ],
 )
 def test_a_driver_that_refuses_is_a_problem_with_a_remedy(
-    code: int, verdict: Verdict, remedy: str
+    code: int, verdict: ProbeVerdict, remedy: str
 ) -> None:
     host = gpus(2)
     host.calls[COUNT] = NvmlError(code, "refused")
-    outcome = read_once(Gpu.load(), host)
+    outcome = read_once(GpuSource.load(), host)
     (finding,) = outcome.findings
     assert outcome.frame is None
     assert finding.verdict is verdict
@@ -76,7 +76,7 @@ def test_a_driver_that_refuses_is_a_problem_with_a_remedy(
 async def test_a_driver_that_is_loaded_later_is_found_at_the_next_tick() -> None:
     host = gpus(2)
     host.calls[COUNT] = NvmlError(9)
-    async with sampling(host, [Gpu.load()]) as run:
+    async with sampling(host, [GpuSource.load()]) as run:
         assert run.sampler.statuses["gpu"].state == FAILED
         host.calls[COUNT] = 2
         await run.step()
@@ -93,7 +93,7 @@ def power(outcome_frame: Any) -> list[Reading]:
 
 async def test_a_lost_gpu_keeps_its_columns_and_harms_no_other() -> None:
     host = gpus(2)
-    async with sampling(host, [Gpu.load()]) as run:
+    async with sampling(host, [GpuSource.load()]) as run:
         healthy = {key: host.calls[key] for key in of_gpu(host, 1)}
         host.calls |= dict.fromkeys(healthy, LOST)
         await run.step()
@@ -115,10 +115,13 @@ async def test_a_lost_gpu_keeps_its_columns_and_harms_no_other() -> None:
 def test_a_gpu_that_was_lost_before_the_agent_came_is_reported() -> None:
     host = gpus(2)
     host.calls |= dict.fromkeys(of_gpu(host, 1), LOST)
-    outcome = read_once(Gpu.load(), host)
+    outcome = read_once(GpuSource.load(), host)
     assert power(outcome.frame) == [500_000]
     (finding,) = outcome.findings
-    assert (finding.verdict, finding.detail) == (Verdict.BROKEN, "1 of 2 GPUs, driver 590.48.01")
+    assert (finding.verdict, finding.detail) == (
+        ProbeVerdict.BROKEN,
+        "1 of 2 GPUs, driver 590.48.01",
+    )
 
 
 @pytest.mark.parametrize(
@@ -137,15 +140,15 @@ def test_a_gpu_that_was_lost_before_the_agent_came_is_reported() -> None:
 def test_an_answer_costs_its_own_column_only(answer: object, reason: Absent) -> None:
     host = gpus(1)
     host.calls["nvml.nvmlDeviceGetPowerUsage(0)"] = answer
-    found = readings(read_once(Gpu.load(), host).frame)
+    found = readings(read_once(GpuSource.load(), host).frame)
     assert found[POWER, ("GPU-0",)] is reason
-    healthy = readings(read_once(Gpu.load(), gpus(1)).frame)
+    healthy = readings(read_once(GpuSource.load(), gpus(1)).frame)
     assert {key for key in found if found[key] != healthy[key]} == {(POWER, ("GPU-0",))}
 
 
 def test_a_lost_gpu_is_asked_no_more_than_once_a_tick() -> None:
     host = gpus(2)
-    reader = Reader(Gpu.load(), host, ORIGIN)
+    reader = SourceReader(GpuSource.load(), host, ORIGIN)
     reader.run()
     host.calls |= dict.fromkeys(of_gpu(host, 1), LOST)
     host.asked = Counter()
@@ -165,7 +168,7 @@ def test_what_is_not_supported_is_asked_once() -> None:
     host = gpus(2)
     host.calls["nvml.nvmlDeviceGetPowerUsage(1)"] = NOT_SUPPORTED
     host.calls[FIELD.format(1, 185)] = [3, 0]
-    reader = Reader(Gpu.load(), host, ORIGIN)
+    reader = SourceReader(GpuSource.load(), host, ORIGIN)
     for _ in range(10):
         frame = reader.run().frame
     found = readings(frame)
@@ -179,7 +182,7 @@ def test_a_field_the_gpu_does_not_have_is_asked_by_its_call() -> None:
     host = gpus(1)
     host.calls[FIELD.format(0, 83)] = [3, 0]
     host.calls["nvml.nvmlDeviceGetTotalEnergyConsumption(0)"] = 77
-    reader = Reader(Gpu.load(), host, ORIGIN)
+    reader = SourceReader(GpuSource.load(), host, ORIGIN)
     for _ in range(3):
         found = readings(reader.run().frame)
         assert found["railscope_gpu_energy_joules_total", ("GPU-0",)] == 77
@@ -190,7 +193,7 @@ def test_a_batch_that_fails_costs_its_own_columns_only() -> None:
     host = gpus(1)
     fields = [key for key in host.calls if "FieldValues(0" in key]
     host.calls |= dict.fromkeys(fields, NvmlError(999))
-    found = readings(read_once(Gpu.load(), host).frame)
+    found = readings(read_once(GpuSource.load(), host).frame)
     assert found[AVERAGE, ("GPU-0",)] is Absent.ERROR
     assert found[POWER, ("GPU-0",)] == 500_000
 
@@ -199,7 +202,7 @@ def test_what_failed_once_is_asked_again() -> None:
     host = gpus(1)
     key = "nvml.nvmlDeviceGetPowerUsage(0)"
     healthy, host.calls[key] = host.calls[key], NvmlError(999)
-    reader = Reader(Gpu.load(), host, ORIGIN)
+    reader = SourceReader(GpuSource.load(), host, ORIGIN)
     assert power(reader.run().frame) == [Absent.ERROR]
     host.calls[key] = healthy
     assert power(reader.run().frame) == [500_000]
@@ -209,7 +212,7 @@ def test_an_older_driver_is_asked_by_the_older_name() -> None:
     host = gpus(1)
     new, old = "nvml.nvmlDeviceGetTemperatureV(0,0)", "nvml.nvmlDeviceGetTemperature(0,0)"
     host.calls[new], host.calls[old] = NvmlError(13, "Function Not Found"), 58
-    reader = Reader(Gpu.load(), host, ORIGIN)
+    reader = SourceReader(GpuSource.load(), host, ORIGIN)
     for _ in range(3):
         found = readings(reader.run().frame)
     assert found["railscope_gpu_temperature_celsius", ("GPU-0",)] == 58
@@ -220,7 +223,7 @@ async def test_a_change_of_gpus_is_learned_anew() -> None:
     host = gpus(1)
     key = "nvml.nvmlDeviceGetPowerUsage(0)"
     host.calls[key] = NOT_SUPPORTED
-    async with sampling(host, [Gpu.load()]) as run:
+    async with sampling(host, [GpuSource.load()]) as run:
         await run.step()
         assert host.asked[key] == 1
         host.calls["nvml.nvmlSystemGetDriverVersion()"] = "595.80"
@@ -232,7 +235,7 @@ async def test_a_change_of_gpus_is_learned_anew() -> None:
 
 def test_a_tick_asks_each_gpu_each_thing_once() -> None:
     host = gpus(8)
-    reader = Reader(Gpu.load(), host, ORIGIN)
+    reader = SourceReader(GpuSource.load(), host, ORIGIN)
     reader.run()
     told = [key for key in host.calls if key in host.asked]
     host.asked = Counter()
@@ -248,7 +251,7 @@ def test_memory_of_the_older_call_has_no_used() -> None:
     """Version 1 counts what the driver reserves as used: another quantity."""
     host = gpus(1)
     host.calls["nvml.nvmlDeviceGetMemoryInfo(0)"] = {"total": 80, "used": 21, "free": 59}
-    found = readings(read_once(Gpu.load(), host).frame)
+    found = readings(read_once(GpuSource.load(), host).frame)
     told = {name.split("_")[3]: r for (name, _), r in found.items() if "gpu_memory_" in name}
     assert told["size"] == 80
     assert told["free"] == 59
@@ -267,7 +270,7 @@ def test_memory_of_the_older_call_has_no_used() -> None:
 def test_a_memory_temperature_must_be_believable(field: list[int], reading: Reading) -> None:
     host = gpus(1)
     host.calls[FIELD.format(0, 82)] = field
-    found = readings(read_once(Gpu.load(), host).frame)
+    found = readings(read_once(GpuSource.load(), host).frame)
     assert found["railscope_gpu_memory_temperature_celsius", ("GPU-0",)] == reading
 
 
@@ -278,7 +281,7 @@ def test_links_to_a_grace_processor_are_told_one_by_one() -> None:
         told = {171: 1 - link, 172: 45_000, 231: link, 232: 7 * link, 233: 0}
         for field, value in told.items():
             host.calls[FIELD.format(0, f"{field}:{link}")] = [0, value]
-    found = readings(read_once(Gpu.settings(), host).frame)
+    found = readings(read_once(GpuSource.settings(), host).frame)
     assert found["railscope_gpu_c2c_links", ("GPU-0",)] == 2
     assert found["railscope_gpu_c2c_link_active", ("GPU-0", "0")] == 1
     assert found["railscope_gpu_c2c_link_active", ("GPU-0", "1")] == 0
@@ -288,14 +291,14 @@ def test_links_to_a_grace_processor_are_told_one_by_one() -> None:
 def test_reasons_to_hold_the_clocks_down_are_told_one_by_one() -> None:
     host = gpus(1)
     host.calls["nvml.nvmlDeviceGetCurrentClocksEventReasons(0)"] = 0x48
-    found = readings(read_once(Gpu.load(), host).frame)
+    found = readings(read_once(GpuSource.load(), host).frame)
     active = {key[1] for (name, key), r in found.items() if name.endswith("_active") and r == 1}
     assert active == {"hardware_slowdown", "hardware_thermal"}
 
 
 async def test_a_machine_without_gpus_stays_unsupported() -> None:
     host = FakeHost()
-    async with sampling(host, [Gpu.load(), Gpu.health()]) as run:
+    async with sampling(host, [GpuSource.load(), GpuSource.health()]) as run:
         await run.step(10)
         assert {status.state for status in run.sampler.statuses.values()} == {UNSUPPORTED}
         assert run.frames == []
@@ -307,7 +310,7 @@ def test_what_was_not_supported_is_tried_again_when_the_gpu_was_away(code: int) 
     host = gpus(1)
     asked, other = "nvml.nvmlDeviceGetPowerUsage(0)", "nvml.nvmlDeviceGetMemoryInfo(0)"
     healthy, host.calls[asked] = host.calls[asked], NOT_SUPPORTED
-    reader = Reader(Gpu.load(), host, ORIGIN)
+    reader = SourceReader(GpuSource.load(), host, ORIGIN)
     power = (POWER, ("GPU-0",))
     assert readings(reader.run().frame)[power] is Absent.UNSUPPORTED
     host.calls[asked] = healthy
@@ -330,7 +333,7 @@ def test_a_frame_is_of_the_moment_after_a_slow_probe() -> None:
 
     host.calls[COUNT] = slowly
     before = host.clock.now().boot_ns
-    outcome = read_once(Gpu.load(), host)
+    outcome = read_once(GpuSource.load(), host)
     assert outcome.frame is not None
     assert outcome.frame.instant.boot_ns == before + 4 * NS
     assert outcome.duration_ns == 4 * NS

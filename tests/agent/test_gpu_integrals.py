@@ -14,16 +14,15 @@ from support.mig import cut
 from support.reading import ORIGIN, readings
 
 from agent.host import NvmlError
-from agent.sampling.reader import Reader
-from agent.sources.nvidia.gpu import Gpu
-from agent.sources.nvidia.integrals import (
+from agent.sampling.source_reader import SourceReader
+from agent.sources.nvidia.column_history import (
     LONGEST_SAMPLE_NS,
     MAX_MEMORY_BYTES,
     Integral,
-    Integrated,
+    IntegratedGauge,
 )
-from agent.sources.nvidia.load import INTEGRATED
-from agent.sources.nvidia.mig import Mig
+from agent.sources.nvidia.gpu_devices import GpuSource, MigSource
+from agent.sources.nvidia.value_tables import LOAD_INTEGRALS
 from railscope.reading import Absent, Reading
 
 NS = 1_000_000_000
@@ -41,11 +40,11 @@ PERCENT = st.integers(0, 100)
 class Machine:
     """One GPU, read when a test says so."""
 
-    def __init__(self, source: Gpu | Mig | None = None) -> None:
+    def __init__(self, source: GpuSource | MigSource | None = None) -> None:
         self.host = FakeHost()
         add_gpus(self.host, 1)
         self.use(40)
-        self.reader = Reader(source or Gpu.load(), self.host, ORIGIN)
+        self.reader = SourceReader(source or GpuSource.load(), self.host, ORIGIN)
 
     def use(self, percent: int) -> None:
         self.host.calls[UTILIZATION] = {"gpu": percent, "memory": 1}
@@ -123,23 +122,23 @@ def test_memory_that_only_an_old_driver_tells_has_no_integral() -> None:
 
 
 def test_counters_go_on_when_all_is_looked_at_anew() -> None:
-    source = Gpu.load()
+    source = GpuSource.load()
     machine = Machine(source)
     machine.after(0)
     assert machine.after(1)[BUSY] == NS * 40 // 100
     add_gpus(machine.host, 2)
     machine.host.calls["nvml.nvmlDeviceGetVbiosVersion(0)"] = "96.00.A5.00.02"
-    machine.reader = Reader(source, machine.host, ORIGIN)
+    machine.reader = SourceReader(source, machine.host, ORIGIN)
     assert machine.after(1)[BUSY] == 2 * NS * 40 // 100
 
 
 def test_a_source_that_is_asked_too_rarely_has_no_integrals() -> None:
-    assert BUSY in Machine(Gpu.load(30.0)).after(1)
-    assert BUSY not in Machine(Gpu.load(30.1)).after(1)
+    assert BUSY in Machine(GpuSource.load(30.0)).after(1)
+    assert BUSY not in Machine(GpuSource.load(30.1)).after(1)
 
 
 def test_memory_of_each_mig_device_is_counted() -> None:
-    machine = Machine(Mig())
+    machine = Machine(MigSource())
     small, large = cut(machine.host, 0, ["1g.10gb", "3g.40gb"])
     machine.reader.run()
     machine.host.clock.advance(5)
@@ -151,8 +150,8 @@ def test_memory_of_each_mig_device_is_counted() -> None:
         assert counted == 5 * used // 1024
 
 
-@given(st.lists(st.tuples(STEPS, PERCENT), max_size=30), st.sampled_from(INTEGRATED))
-def test_no_rounding_adds_up(steps: list[tuple[int, int]], integrated: Integrated) -> None:
+@given(st.lists(st.tuples(STEPS, PERCENT), max_size=30), st.sampled_from(LOAD_INTEGRALS))
+def test_no_rounding_adds_up(steps: list[tuple[int, int]], integrated: IntegratedGauge) -> None:
     integral = Integral.of(integrated)
     now, told, exact = 7, integral.take(0, "boot", 7), Fraction()
     weight = integrated.gauge.scale / integrated.counter.scale
@@ -167,7 +166,7 @@ def test_no_rounding_adds_up(steps: list[tuple[int, int]], integrated: Integrate
 def test_any_split_of_the_same_time_gives_the_same(
     steps: list[int], sample: int, data: st.DataObject
 ) -> None:
-    _, memory = INTEGRATED
+    _, memory = LOAD_INTEGRALS
     whole, split = Integral.of(memory), Integral.of(memory)
     instants = [sum(steps[:count]) for count in range(len(steps) + 1)]
     ends = [whole.take(sample, "boot", at) for at in instants]
@@ -178,7 +177,7 @@ def test_any_split_of_the_same_time_gives_the_same(
 
 @given(st.lists(st.tuples(st.integers(0, 3 * LONGEST_SAMPLE_NS), PERCENT), max_size=30))
 def test_no_time_is_counted_that_no_sample_speaks_of(steps: list[tuple[int, int]]) -> None:
-    integral = Integral.of(INTEGRATED[0])
+    integral = Integral.of(LOAD_INTEGRALS[0])
     now = spoken = told = 0
     integral.take(0, "boot", 0)
     for step, sample in steps:
@@ -191,7 +190,7 @@ def test_no_time_is_counted_that_no_sample_speaks_of(steps: list[tuple[int, int]
 
 
 def test_a_clock_that_runs_backwards_takes_nothing_away() -> None:
-    integral = Integral.of(INTEGRATED[0])
+    integral = Integral.of(LOAD_INTEGRALS[0])
     assert [integral.take(100, "boot", at * NS) for at in (5, 6, 4, 5)] == [0, NS, NS, 2 * NS]
 
 
@@ -243,8 +242,8 @@ SAMPLES = st.lists(
 def holds(kind: type[Integral]) -> Callable[[], None]:
     """What an integral owes: samples times the time they speak of, rounded down once."""
 
-    @given(SAMPLES, st.sampled_from(INTEGRATED))
-    def attempt(samples: list[tuple[int, int, bool]], integrated: Integrated) -> None:
+    @given(SAMPLES, st.sampled_from(LOAD_INTEGRALS))
+    def attempt(samples: list[tuple[int, int, bool]], integrated: IntegratedGauge) -> None:
         integral = kind.of(integrated)
         weight = integrated.gauge.scale / integrated.counter.scale
         now, boot, exact = 7, 0, Fraction()

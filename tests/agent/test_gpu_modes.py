@@ -8,8 +8,8 @@ from support.machine import FakeHost
 from support.reading import ORIGIN
 
 from agent.host import NvmlError
-from agent.sampling.reader import Reader
-from agent.sources.nvidia.gpu import Gpu
+from agent.sampling.source_reader import SourceReader
+from agent.sources.nvidia.gpu_devices import GpuSource
 
 ECC, COMPUTE, LIMIT = (
     f"nvml.nvmlDeviceGet{name}(0)" for name in ("EccMode", "ComputeMode", "PowerManagementLimit")
@@ -24,7 +24,7 @@ def machine() -> FakeHost:
     return host
 
 
-def changes(reader: Reader) -> list[tuple[str, str, str, str]]:
+def changes(reader: SourceReader) -> list[tuple[str, str, str, str]]:
     frame = reader.run().frame
     assert frame is not None
     return [
@@ -36,16 +36,16 @@ def changes(reader: Reader) -> list[tuple[str, str, str, str]]:
 @pytest.mark.parametrize(
     ("source", "call", "answer", "told"),
     [
-        (Gpu.health, ECC, [0, 0], ("ecc_mode", "GPU-0", "1", "0")),
-        (Gpu.settings, COMPUTE, 3, ("compute_mode", "GPU-0", "default", "exclusive_process")),
-        (Gpu.settings, LIMIT, 650_500, ("power_limit", "GPU-0", "700", "650.5")),
+        (GpuSource.health, ECC, [0, 0], ("ecc_mode", "GPU-0", "1", "0")),
+        (GpuSource.settings, COMPUTE, 3, ("compute_mode", "GPU-0", "default", "exclusive_process")),
+        (GpuSource.settings, LIMIT, 650_500, ("power_limit", "GPU-0", "700", "650.5")),
     ],
 )
 def test_another_setting_is_told_once(
-    source: type[Gpu], call: str, answer: object, told: tuple[str, ...]
+    source: type[GpuSource], call: str, answer: object, told: tuple[str, ...]
 ) -> None:
     host = machine()
-    reader = Reader(source(1.0), host, ORIGIN)
+    reader = SourceReader(source(1.0), host, ORIGIN)
     assert changes(reader) == []
     host.calls[call] = answer
     assert changes(reader) == [told]
@@ -54,7 +54,7 @@ def test_another_setting_is_told_once(
 
 def test_what_cannot_be_read_is_no_change_and_is_compared_later() -> None:
     host = machine()
-    reader = Reader(Gpu.settings(1.0), host, ORIGIN)
+    reader = SourceReader(GpuSource.settings(1.0), host, ORIGIN)
     changes(reader)
     host.calls[COMPUTE] = LOST
     assert changes(reader) == []

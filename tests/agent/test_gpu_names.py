@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from agent.commands.device_names import DeviceNames
+from agent.commands.check import DeviceNames
 from railscope.catalog.entities import GPU, NIC, NODE
-from railscope.entity import Entity
+from railscope.frame import Entity
 
 NAMES = DeviceNames(
     [

@@ -10,10 +10,10 @@ from support.machine import FakeHost
 from support.pci_bus import NVIDIA, add_gpu, set_link
 from support.reading import ORIGIN, readings
 
-from agent.gpus.inventory import Gpus
+from agent.gpus.inventory import GpuInventory
 from agent.host import NvmlError
-from agent.sampling.reader import Reader
-from agent.sources.nvidia.pcie import GpuPaths
+from agent.sampling.source_reader import SourceReader
+from agent.sources.nvidia.pcie import GpuPathSource
 from railscope.catalog.pcie import PCIE_PATH_STATE
 from railscope.reading import Absent
 
@@ -27,12 +27,12 @@ class Run:
         self.host = FakeHost()
         add_gpu(self.host, f"pci0000:00/{PORT}/{GPU}")
         self.set_link(now)
-        gpus = Gpus()
+        gpus = GpuInventory()
         if driver:
             add_gpus(self.host, 1)
             gpus.look(self.host)
         self.tell(busy=0, state=8)
-        self.reader = Reader(GpuPaths(gpus=gpus), self.host, ORIGIN)
+        self.reader = SourceReader(GpuPathSource(gpus=gpus), self.host, ORIGIN)
 
     def set_link(self, now: str) -> None:
         for end in (PORT, GPU):
@@ -115,6 +115,6 @@ def test_a_port_above_a_switch_does_not_sleep_with_its_gpus() -> None:
         (gpu, "32x16"),
     ):
         set_link(host, end, now, "32x16")
-    frame = Reader(GpuPaths(), host, ORIGIN).run().frame
+    frame = SourceReader(GpuPathSource(), host, ORIGIN).run().frame
     assert readings(frame)[PCIE_PATH_STATE.name, (gpu,)] == 2
     assert host.read(f"/sys/bus/pci/devices/{gpu}/vendor").decode() == NVIDIA

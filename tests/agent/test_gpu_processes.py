@@ -13,11 +13,10 @@ from support.sampling import sampling
 
 from agent.config import AgentSettings
 from agent.host import NvmlError
-from agent.service import Agent, travels
-from agent.sources.nvidia.processes import Processes
-from agent.sources.nvidia.sharing import Sharing
+from agent.service import Agent, is_shipped
+from agent.sources.nvidia.processes import GpuProcessSource, GpuSharingSource
 from railscope.catalog.gpu_sharing import GPU_SHARING
-from railscope.exposition import Format
+from railscope.exposition import TextFormat
 from railscope.frame import Frame, Schema
 from railscope.reading import Absent
 
@@ -53,7 +52,7 @@ def of_gpu(frame: Frame | None, what: str) -> int | Absent:
 
 
 def shared(host: FakeHost) -> Frame | None:
-    return read_once(Sharing(), host).frame
+    return read_once(GpuSharingSource(), host).frame
 
 
 def sharing(host: FakeHost) -> str:
@@ -69,7 +68,7 @@ def test_a_process_tells_its_memory_name_and_activity() -> None:
         {"pid": 41, "timeStamp": 5, "smUtil": 90, "memUtil": 20},
         {"pid": 41, "timeStamp": 3, "smUtil": 10, "memUtil": 1},
     ]
-    frame = read_once(Processes(), host).frame
+    frame = read_once(GpuProcessSource(), host).frame
     found = numbers(frame)
     assert found[MEMORY, ("GPU-0", "41")] == 7000
     assert found["railscope_gpu_process_sm_utilization_ratio", ("GPU-0", "41")] == 0.9
@@ -83,7 +82,7 @@ def test_a_process_tells_its_memory_name_and_activity() -> None:
 
 
 def test_a_process_without_a_sample_was_idle_and_one_without_memory_has_none() -> None:
-    frame = read_once(Processes(), gpu(process(41, None))).frame
+    frame = read_once(GpuProcessSource(), gpu(process(41, None))).frame
     found = readings(frame)
     assert found[MEMORY, ("GPU-0", "41")] is Absent.UNSUPPORTED
     assert found["railscope_gpu_process_sm_utilization_ratio", ("GPU-0", "41")] == 0
@@ -91,7 +90,7 @@ def test_a_process_without_a_sample_was_idle_and_one_without_memory_has_none() -
 
 def test_no_more_are_told_than_the_bound_and_the_rest_is_counted() -> None:
     host = gpu(*(process(pid, memory=pid) for pid in range(1, 101)))
-    frame = read_once(Processes(max_told=8), host).frame
+    frame = read_once(GpuProcessSource(max_told=8), host).frame
     assert set(told(frame)) == {str(pid) for pid in range(93, 101)}
     assert of_gpu(shared(host), "processes") == 100
     assert of_gpu(frame, "processes_untold") == 92
@@ -99,7 +98,7 @@ def test_no_more_are_told_than_the_bound_and_the_rest_is_counted() -> None:
 
 async def test_a_process_is_told_once_it_has_stayed_and_no_more_when_it_is_gone() -> None:
     host = gpu(process(1))
-    async with sampling(host, [Processes()]) as run:
+    async with sampling(host, [GpuProcessSource()]) as run:
         host.calls[COMPUTE] = [process(1), process(2)]
         await run.step(5)
         assert told(run.frames[-1]) == {"1": 1000}
@@ -116,7 +115,7 @@ async def test_a_process_is_told_once_it_has_stayed_and_no_more_when_it_is_gone(
 
 async def test_who_was_there_keeps_the_columns_while_nobody_can_be_told() -> None:
     host = gpu(process(1))
-    async with sampling(host, [Processes()]) as run:
+    async with sampling(host, [GpuProcessSource()]) as run:
         host.calls[COMPUTE] = NvmlError(15, "GPU is lost")
         for _ in range(4):
             await run.step(5)
@@ -129,7 +128,7 @@ async def test_who_was_there_keeps_the_columns_while_nobody_can_be_told() -> Non
 
 async def test_short_lives_are_counted_and_make_no_schema() -> None:
     host = gpu()
-    async with sampling(host, [Processes()]) as run:
+    async with sampling(host, [GpuProcessSource()]) as run:
         for pid in range(10):
             host.calls[COMPUTE] = [process(pid)]
             await run.step(5)
@@ -143,7 +142,7 @@ def test_one_process_in_two_instances_has_their_memory_together() -> None:
     for uuid in (one, other):
         key = f"nvml.nvmlDeviceGetComputeRunningProcesses({uuid})"
         host.calls[key] = [process(7, 500, gpu=1, compute=0)]
-    frame = read_once(Processes(), host).frame
+    frame = read_once(GpuProcessSource(), host).frame
     assert told(frame) == {"7": 1000}
     assert sharing(host) == "mig"
     assert of_gpu(shared(host), "processes") == 1
@@ -170,7 +169,7 @@ def test_how_a_gpu_is_shared(compute: list[int], mps: list[int], state: str) -> 
 def test_what_may_not_be_seen_is_denied_and_not_none() -> None:
     host = gpu()
     host.calls[COMPUTE] = NvmlError(4, "Insufficient Permissions")
-    assert of_gpu(read_once(Processes(), host).frame, "processes_untold") is Absent.DENIED
+    assert of_gpu(read_once(GpuProcessSource(), host).frame, "processes_untold") is Absent.DENIED
     for what in ("processes", "sharing", "vgpus"):
         assert of_gpu(shared(host), what) is Absent.DENIED
 
@@ -179,7 +178,9 @@ def test_what_may_not_be_seen_is_denied_and_not_none() -> None:
 def test_a_driver_that_has_no_list_leaves_nothing_told_and_not_nobody_there(code: int) -> None:
     host = gpu()
     host.calls[COMPUTE] = NvmlError(code)
-    assert of_gpu(read_once(Processes(), host).frame, "processes_untold") is Absent.UNSUPPORTED
+    assert (
+        of_gpu(read_once(GpuProcessSource(), host).frame, "processes_untold") is Absent.UNSUPPORTED
+    )
     for what in ("processes", "sharing"):
         assert of_gpu(shared(host), what) is Absent.UNSUPPORTED
 
@@ -188,7 +189,7 @@ def test_the_older_list_is_taken_where_the_newer_is_missing() -> None:
     host = gpu()
     host.calls[COMPUTE] = NvmlError(13, "Function Not Found")
     host.calls["nvml.nvmlDeviceGetComputeRunningProcesses_v2(0)"] = [process(5, 700)]
-    frame = read_once(Processes(), host).frame
+    frame = read_once(GpuProcessSource(), host).frame
     assert told(frame) == {"5": 700}
     assert sharing(host) == "exclusive"
 
@@ -213,7 +214,7 @@ def test_virtual_gpus_of_a_host() -> None:
             {"vgpuInstance": 11, "timeStamp": 9, "smUtil": 33, "memUtil": 4}
         ],
     }
-    frame = read_once(Processes(), host).frame
+    frame = read_once(GpuProcessSource(), host).frame
     found = numbers(frame)
     assert found["railscope_vgpu_memory_used_bytes", ("GPU-0", "vgpu-11")] == 4096
     assert found["railscope_vgpu_sm_utilization_ratio", ("GPU-0", "vgpu-11")] == 0.33
@@ -244,7 +245,7 @@ def test_virtual_gpus_that_cannot_be_told_say_why(
 async def test_a_virtual_gpu_keeps_its_columns_until_it_is_known_to_be_gone() -> None:
     host, of_vgpu = gpu(), ("railscope_vgpu_memory_used_bytes", ("GPU-0", "11"))
     host.calls |= {ACTIVE: [11], "nvml.nvmlVgpuInstanceGetFbUsage(11)": 4096}
-    async with sampling(host, [Processes(period_seconds=1.0)]) as run:
+    async with sampling(host, [GpuProcessSource(period_seconds=1.0)]) as run:
         assert readings(run.of("gpu_process")[-1])[of_vgpu] == 4096
         host.calls |= {ACTIVE: NvmlError(10), COMPUTE: [process(41)]}
         for _ in range(3):
@@ -264,9 +265,9 @@ async def test_jobs_that_come_and_go_make_no_schema_that_travels() -> None:
         host.calls[COMPUTE] = [process(pid), process(pid + 1)]
         await one.once()
         for frame in one.page.fresh_frames():
-            if travels(frame):
+            if is_shipped(frame):
                 schemas.setdefault(frame.schema.stream, set()).add(frame.schema)
     assert "gpu_sharing" in schemas
     assert "gpu_process" not in schemas
     assert {len(found) for found in schemas.values()} == {1}
-    assert "railscope_gpu_process_memory_used_bytes" in one.page.text(Format.PROMETHEUS)
+    assert "railscope_gpu_process_memory_used_bytes" in one.page.text(TextFormat.PROMETHEUS)

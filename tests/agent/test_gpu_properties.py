@@ -13,21 +13,19 @@ from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.reading import read_once, readings
 
-from agent.gpus.inventory import mig_devices
+from agent.gpus.inventory import list_mig_devices
 from agent.host import Json, NvmlError
-from agent.host.recorded import BATCHES
-from agent.sampling.source import Columns, Table
-from agent.sources.nvidia import activity, health, load, mig, settings
-from agent.sources.nvidia.calls import Call, Questions
-from agent.sources.nvidia.gpu import Gpu
+from agent.host.recorded_host import BATCH_FUNCTIONS
+from agent.sampling.source import ColumnBuilder, RowBuilder
+from agent.sources.nvidia import activity, gpu_devices, health, value_tables
+from agent.sources.nvidia.call_plan import CallPlan, CallTable, NvmlCall
+from agent.sources.nvidia.gpu_devices import GpuSource
 from agent.sources.nvidia.nvlink import bit_error_decades, signal_fields, traffic_fields
-from agent.sources.nvidia.plan import Plan
-from agent.sources.nvidia.processes import Processes
-from agent.sources.nvidia.sharing import Sharing
+from agent.sources.nvidia.processes import GpuProcessSource, GpuSharingSource
 from agent.topology.pci import pci_address
 from railscope.catalog.entities import GPU, MIG, NVLINK
 from railscope.catalog.gpu import THROTTLE_BITS
-from railscope.entity import Entity
+from railscope.frame import Entity
 from railscope.reading import REASONS, Absent
 
 JSON: st.SearchStrategy[Json] = st.recursive(
@@ -49,18 +47,18 @@ MIG_ENTITY = Entity(MIG, ("GPU-0", "MIG-1"))
 LINK = Entity(NVLINK, ("GPU-0", "3"))
 
 
-def tables() -> dict[str, tuple[Entity, Questions]]:
+def tables() -> dict[str, tuple[Entity, CallTable]]:
     """Every table of questions and what it is about; with two fans, and one link."""
     fans = FakeHost()
     fans.calls["nvml.nvmlDeviceGetNumFans(0)"] = 2
-    links = Questions(fields=(*traffic_fields(3, LINK), *signal_fields(3, LINK)))
+    links = CallTable(fields=(*traffic_fields(3, LINK), *signal_fields(3, LINK)))
     return {
-        "load": (ENTITY, load.QUESTIONS),
-        "health": (ENTITY, health.QUESTIONS),
-        "settings": (ENTITY, settings.questions(fans, 0)),
-        "activity": (ENTITY, activity.OF_GPU),
-        "activity of MIG": (MIG_ENTITY, activity.OF_MIG),
-        "MIG": (MIG_ENTITY, mig.QUESTIONS),
+        "load": (ENTITY, value_tables.LOAD_TABLE),
+        "health": (ENTITY, health.HEALTH_TABLE),
+        "settings": (ENTITY, value_tables.settings_table(fans, 0)),
+        "activity": (ENTITY, activity.GPU_TABLE),
+        "activity of MIG": (MIG_ENTITY, activity.MIG_ACTIVITY_TABLE),
+        "MIG": (MIG_ENTITY, gpu_devices.MIG_TABLE),
         "NVLink": (ENTITY, links),
     }
 
@@ -81,7 +79,7 @@ class Babbler(FakeHost):
         answer = next(self._told)
         if isinstance(answer, NvmlError):
             raise answer
-        if not (self._formed and function in BATCHES):
+        if not (self._formed and function in BATCH_FUNCTIONS):
             return answer
         entries = arguments[1:]
         return [[answer for _ in entries], [next(self._codes) for _ in entries]]
@@ -90,10 +88,10 @@ class Babbler(FakeHost):
 def read_all(host: FakeHost, table: str) -> list[int | Absent]:
     """What comes of all questions of a table once it is known what the device has."""
     about, questions = TABLES[table]
-    plan, columns = Plan(0, about, questions), Columns()
+    plan, columns = CallPlan(0, about, questions), ColumnBuilder()
     plan.learn(host)
     plan.place(columns)
-    row = Table(len(columns.columns))
+    row = RowBuilder(len(columns.columns))
     plan.read(host, row)
     return [
         REASONS[reason] if reason else value
@@ -123,19 +121,19 @@ def test_an_answer_without_a_number_is_no_number(told: Json, table: str) -> None
 # Bits --------------------------------------------------------------------------------------------
 
 
-def picked(call: Call, result: Json) -> dict[tuple[str, ...], int | Absent]:
+def picked(call: NvmlCall, result: Json) -> dict[tuple[str, ...], int | Absent]:
     """What a call tells of its parts."""
     return {target.part: target.pick(result) for target in call.targets if target.part}
 
 
-def call_of(questions: Questions, function: str) -> Call:
+def call_of(questions: CallTable, function: str) -> NvmlCall:
     (found,) = [call for call in questions.calls if function in call.functions]
     return found
 
 
 @given(st.integers(0, 2**64 - 1))
 def test_a_reason_to_hold_clocks_down_is_its_bit(mask: int) -> None:
-    call = call_of(load.QUESTIONS, "nvmlDeviceGetCurrentClocksEventReasons")
+    call = call_of(value_tables.LOAD_TABLE, "nvmlDeviceGetCurrentClocksEventReasons")
     for (reason,), active in picked(call, mask).items():
         assert active == (1 if mask & THROTTLE_BITS[reason] else 0)
 
@@ -144,7 +142,7 @@ def test_a_reason_to_hold_clocks_down_is_its_bit(mask: int) -> None:
 def test_only_reasons_that_a_gpu_can_tell_are_asked_for(supported: int) -> None:
     host = FakeHost()
     host.calls["nvml.nvmlDeviceGetSupportedClocksEventReasons(0)"] = supported
-    call = call_of(load.questions(host, 0), "nvmlDeviceGetCurrentClocksEventReasons")
+    call = call_of(value_tables.load_table(host, 0), "nvmlDeviceGetCurrentClocksEventReasons")
     asked = sum(THROTTLE_BITS[reason] for (reason,) in picked(call, 0))
     assert asked == (supported or 0x1FF)
 
@@ -152,7 +150,7 @@ def test_only_reasons_that_a_gpu_can_tell_are_asked_for(supported: int) -> None:
 @given(st.integers(0, 2**32 - 1))
 def test_a_fault_of_the_fabric_is_told_where_its_bits_are(mask: int) -> None:
     told = {"state": 3, "status": 0, "healthMask": mask, "healthSummary": 1}
-    call = call_of(health.QUESTIONS, "nvmlDeviceGetGpuFabricInfoV")
+    call = call_of(health.HEALTH_TABLE, "nvmlDeviceGetGpuFabricInfoV")
     found = {name: reading for (name,), reading in picked(call, told).items()}
     for name, (shift, at_fault) in health.CONDITIONS.items():
         bits = mask >> shift & 0b11
@@ -194,7 +192,7 @@ def test_a_mig_device_has_the_profile_at_the_end_of_its_name(
         told = {"uuid": "MIG-1", "index": 0, "gpu": 2, "compute": 1}
         host.calls["nvml.nvmlDeviceGetMigDevices(0)"] = [told]
         host.calls["nvml.nvmlDeviceGetName(MIG-1)"] = name
-        (device,) = mig_devices(host, 0, ENTITY)
+        (device,) = list_mig_devices(host, 0, ENTITY)
         assert device.entity.facts.get("profile", "") == expected
 
 
@@ -226,7 +224,10 @@ def test_processes_add_up(
     add_gpus(host, 1)
     host.calls["nvml.nvmlDeviceGetComputeRunningProcesses(0)"] = compute
     host.calls["nvml.nvmlDeviceGetGraphicsRunningProcesses(0)"] = graphics
-    frames = [read_once(source, host).frame for source in (Processes(max_told=most), Sharing())]
+    frames = [
+        read_once(source, host).frame
+        for source in (GpuProcessSource(max_told=most), GpuSharingSource())
+    ]
     found = readings(frames[0]) | readings(frames[1])
     told = {
         key[1]: reading
@@ -250,7 +251,7 @@ def test_processes_add_up(
 
 @given(st.lists(COUNTS, min_size=2, max_size=5))
 def test_a_counter_that_falls_is_told_as_it_is(told: list[int]) -> None:
-    host, source = FakeHost(), Gpu.load()
+    host, source = FakeHost(), GpuSource.load()
     add_gpus(host, 1)
     key = "nvml.nvmlDeviceGetFieldValues(0,83)"
     for value in told:

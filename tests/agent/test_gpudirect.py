@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from support.machine import DENIED, FakeHost
 from support.reading import ORIGIN, numbers, read_once, readings
 
-from agent.sampling.reader import Reader
-from agent.sampling.source import Finding, Verdict
-from agent.sources.gpudirect import STATS, GpuDirect, parse_stats
+from agent.sampling.source import ProbeFinding, ProbeVerdict
+from agent.sampling.source_reader import SourceReader
+from agent.sources.gpudirect import STATS, GpuDirectSource, parse_stats
 from railscope.reading import Absent
 
 MIB = 1 << 20
@@ -87,20 +87,20 @@ def host_with(stats: object) -> FakeHost:
     return host
 
 
-def storage(findings: tuple[Finding, ...]) -> Finding:
+def storage(findings: tuple[ProbeFinding, ...]) -> ProbeFinding:
     return next(finding for finding in findings if finding.what == "GPUDirect Storage")
 
 
 def test_everything_the_module_counts() -> None:
-    outcome = read_once(GpuDirect(), host_with(ON))
+    outcome = read_once(GpuDirectSource(), host_with(ON))
     cross = {("railscope_gds_gpu_cross_root_port_ratio", GPU): 0.25}
     assert numbers(outcome.frame) == ALWAYS | SWITCHED | cross
-    assert storage(outcome.findings).verdict is Verdict.SUPPORTED
+    assert storage(outcome.findings).verdict is ProbeVerdict.SUPPORTED
     assert not storage(outcome.findings).remedy
 
 
 def test_without_statistics_requests_are_unsupported_and_the_remedy_is_said() -> None:
-    outcome = read_once(GpuDirect(), host_with(OFF))
+    outcome = read_once(GpuDirectSource(), host_with(OFF))
     assert numbers(outcome.frame) == ALWAYS
     found = readings(outcome.frame)
     assert {found[key] for key in SWITCHED} == {Absent.UNSUPPORTED}
@@ -111,7 +111,7 @@ def test_without_statistics_requests_are_unsupported_and_the_remedy_is_said() ->
 
 def test_statistics_that_are_switched_on_meanwhile_come_out() -> None:
     host = host_with(OFF)
-    reader = Reader(GpuDirect(), host, ORIGIN)
+    reader = SourceReader(GpuDirectSource(), host, ORIGIN)
     reader.run()
     host.files[STATS] = ON
     assert numbers(reader.run().frame) == ALWAYS | SWITCHED
@@ -119,7 +119,7 @@ def test_statistics_that_are_switched_on_meanwhile_come_out() -> None:
 
 def test_a_gpu_that_is_used_for_the_first_time_is_there_at_the_next_read() -> None:
     host = host_with(ON.replace(LINE, ""))
-    reader = Reader(GpuDirect(), host, ORIGIN)
+    reader = SourceReader(GpuDirectSource(), host, ORIGIN)
     reader.run()
     host.files[STATS] = ON
     reader.run()
@@ -129,32 +129,32 @@ def test_a_gpu_that_is_used_for_the_first_time_is_there_at_the_next_read() -> No
 
 def test_a_gpu_that_is_reset_takes_its_line_along() -> None:
     host = host_with(ON)
-    reader = Reader(GpuDirect(), host, ORIGIN)
+    reader = SourceReader(GpuDirectSource(), host, ORIGIN)
     reader.run()
     host.files[STATS] = ON.replace(LINE, "")
     assert readings(reader.run().frame)["railscope_gds_gpu_registered_bytes", GPU] is Absent.GONE
 
 
 def test_no_module_and_no_right() -> None:
-    assert storage(read_once(GpuDirect(), FakeHost()).findings).verdict is Verdict.ABSENT
-    outcome = read_once(GpuDirect(), host_with(DENIED))
-    assert storage(outcome.findings).verdict is Verdict.DENIED
+    assert storage(read_once(GpuDirectSource(), FakeHost()).findings).verdict is ProbeVerdict.ABSENT
+    outcome = read_once(GpuDirectSource(), host_with(DENIED))
+    assert storage(outcome.findings).verdict is ProbeVerdict.DENIED
 
 
 def test_modules_for_rdma_are_a_fact_and_none_is_no_fault() -> None:
     host = FakeHost()
     host.files["/proc/driver/nvidia/gpus/0000:3d:00.0/information"] = "Model: NVIDIA H200\n"
-    outcome = read_once(GpuDirect(), host)
+    outcome = read_once(GpuDirectSource(), host)
     name = "railscope_gpudirect_module_loaded"
     assert numbers(outcome.frame) == {
         (name, (module,)): 0 for module in ("nvidia_peermem", "nv_peer_mem", "nvidia_fs")
     }
     (rdma,) = [finding for finding in outcome.findings if finding.what == "GPUDirect RDMA"]
-    assert rdma.verdict is Verdict.SUPPORTED
+    assert rdma.verdict is ProbeVerdict.SUPPORTED
     assert "DMA-BUF" in rdma.detail
     host.files["/sys/module/nvidia_peermem/version"] = "570.86.15\n"
     host.files["/sys/kernel/mm/memory_peers/nv_mem/version"] = "1.3\n"
-    found = read_once(GpuDirect(), host)
+    found = read_once(GpuDirectSource(), host)
     assert numbers(found.frame) == {
         (name, ("nvidia_peermem",)): 1, (name, ("nv_peer_mem",)): 1, (name, ("nvidia_fs",)): 0,
     }  # fmt: skip
@@ -175,4 +175,4 @@ def test_a_file_cut_short_makes_nothing_up(whole: str, share: float) -> None:
     st.lists(st.sampled_from([*ON.splitlines(), "GPU x", "Reads: n= ok=-1", "=", ":", "New: a=1"]))
 )
 def test_lines_in_any_order_are_no_fault(lines: list[str]) -> None:
-    assert read_once(GpuDirect(), host_with("\n".join(lines) + "\n")).problem == ""
+    assert read_once(GpuDirectSource(), host_with("\n".join(lines) + "\n")).problem == ""

@@ -8,8 +8,14 @@ import pytest
 from support.machine import FakeHost
 
 from agent.host import NvmlError
-from agent.sampling.call_time import CallTime
-from agent.sampling.hang_guard import GuardedHost, HungCall, HungCalls, device_asked, device_of
+from agent.sampling.hang_guard import (
+    CallTime,
+    GuardedHost,
+    HungCall,
+    HungCalls,
+    device_asked,
+    device_of,
+)
 from railscope.reading import PRESENT, Absent
 
 

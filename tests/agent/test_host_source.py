@@ -12,9 +12,9 @@ from support.machine import DENIED, FakeHost
 from support.reading import ORIGIN, Label, numbers, read_once, readings
 from support.shared import unpacked
 
-from agent.host.real import RealHost
-from agent.sampling.reader import Reader
-from agent.sources.host import HostSource, whole_drives
+from agent.host.live_host import LiveHost
+from agent.sampling.source_reader import SourceReader
+from agent.sources.node import HostSource, whole_drives
 from railscope.reading import Absent
 
 KIB, SECTOR = 1024, 512
@@ -22,8 +22,8 @@ NODE = ()
 
 
 @pytest.fixture
-def machine() -> Iterator[RealHost]:
-    host = RealHost()
+def machine() -> Iterator[LiveHost]:
+    host = LiveHost()
     yield host
     host.close()
 
@@ -39,7 +39,7 @@ def meminfo(proc: Path) -> dict[str, int]:
     return {words[0].rstrip(":"): int(words[1]) * KIB for words in lines}
 
 
-def test_this_machine(machine: RealHost) -> None:
+def test_this_machine(machine: LiveHost) -> None:
     found = numbers(read_once(HostSource(), machine).frame)
     assert found["railscope_memory_size_bytes", NODE] == meminfo(Path("/proc"))["MemTotal"]
     assert found["railscope_cpus", NODE] == os.sysconf("SC_NPROCESSORS_ONLN")
@@ -50,7 +50,7 @@ def test_this_machine(machine: RealHost) -> None:
     assert 0 < found["railscope_memory_available_bytes", NODE] <= found["railscope_memory_size_bytes", NODE]  # fmt: skip
 
 
-def test_counters_of_this_machine_lie_between_two_looks(machine: RealHost) -> None:
+def test_counters_of_this_machine_lie_between_two_looks(machine: LiveHost) -> None:
     def interfaces() -> dict[str, list[int]]:
         lines = Path("/proc/net/dev").read_text().splitlines()[2:]
         pairs = (line.split(":") for line in lines)
@@ -69,7 +69,7 @@ def test_counters_of_this_machine_lie_between_two_looks(machine: RealHost) -> No
 @pytest.mark.filterwarnings("ignore:'sin' and 'sout' swap memory:RuntimeWarning")
 def test_a_copied_proc_is_read_to_the_last_digit(copied: Path) -> None:
     proc = copied / "proc"
-    found = numbers(read_once(HostSource(), RealHost(copied)).frame)
+    found = numbers(read_once(HostSource(), LiveHost(copied)).frame)
     memory = meminfo(proc)
     expected: dict[Label, float] = {
         ("railscope_memory_size_bytes", NODE): memory["MemTotal"],
@@ -103,9 +103,9 @@ def test_a_copied_proc_is_read_to_the_last_digit(copied: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:'sin' and 'sout' swap memory:RuntimeWarning")
-def test_identity_conflict_in_one_process_are_not_mixed_up(machine: RealHost, copied: Path) -> None:
+def test_identity_conflict_in_one_process_are_not_mixed_up(machine: LiveHost, copied: Path) -> None:
     size = "railscope_memory_size_bytes", NODE
-    other = RealHost(copied)
+    other = LiveHost(copied)
     here, there = meminfo(Path("/proc"))["MemTotal"], meminfo(copied / "proc")["MemTotal"]
     for _ in range(2):
         assert numbers(read_once(HostSource(), machine).frame)[size] == here
@@ -113,7 +113,7 @@ def test_identity_conflict_in_one_process_are_not_mixed_up(machine: RealHost, co
 
 
 def test_a_tree_without_proc_says_nothing_of_the_machine_it_lies_on(tmp_path: Path) -> None:
-    outcome = read_once(HostSource(), RealHost(tmp_path))
+    outcome = read_once(HostSource(), LiveHost(tmp_path))
     assert (outcome.frame, outcome.problem) == (None, "")
 
 
@@ -125,7 +125,7 @@ def test_a_disk_that_vanished_is_gone() -> None:
     counters = {"read_bytes": 1}
     disks = "psutil.disk_io_counters()"
     host.calls[disks] = {"nvme0n1": counters, "nvme1n1": counters, "loop0": counters}
-    reader = Reader(HostSource(), host, ORIGIN)
+    reader = SourceReader(HostSource(), host, ORIGIN)
     reader.run()
     host.calls[disks] = {"nvme0n1": {"read_bytes": 5}}
     assert readings(reader.run().frame) == {
@@ -138,7 +138,7 @@ def test_a_function_that_fails_costs_its_own_columns_only() -> None:
     host = FakeHost()
     host.calls["psutil.boot_time()"] = 1_418_183_276.0
     host.calls["psutil.swap_memory()"] = {"used": 0}
-    reader = Reader(HostSource(), host, ORIGIN)
+    reader = SourceReader(HostSource(), host, ORIGIN)
     reader.run()
     host.calls["psutil.swap_memory()"] = DENIED
     assert readings(reader.run().frame) == {

@@ -12,17 +12,17 @@ from agent.endpoint.http_server import (
     MAX_CONNECTIONS,
     MAX_HEADER_BYTES,
     MAX_OF_AN_ADDRESS,
+    AgentRequest,
+    AgentResponse,
     HttpServer,
-    Request,
-    Response,
 )
-from agent.shipping.http_client import HttpClient, HttpError
+from agent.shipping.collector_client import HttpClient, HttpError
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-def respond(request: Request) -> Response:
-    return Response.text(f"you asked for {request.path}")
+def respond(request: AgentRequest) -> AgentResponse:
+    return AgentResponse.text(f"you asked for {request.path}")
 
 
 @asynccontextmanager

@@ -17,19 +17,23 @@ from support.pages import Sample, sample, samples
 from support.reading import ORIGIN, readings
 from support.sampling import Sampling, sampling
 
-from agent.endpoint.metrics import Page
-from agent.sampling.call_time import CallTime
-from agent.sampling.device_thread import DeviceThread
-from agent.sampling.hang_guard import MAX_HUNG_CALLS, GuardedHost, HungCall, HungCalls
-from agent.sampling.reader import Reader
-from agent.sampling.sampler import Limits, Sampler, _Family, _Member
-from agent.sampling.stats import ShippingStats
-from agent.sampling.status import FAILED, OK, PARTIAL
-from agent.sources.nvidia.gpu import Gpu
-from agent.sources.rdma import Rdma
-from agent.sources.self_metrics import SelfMetrics
+from agent.endpoint.metrics_endpoint import MetricsEndpoint
+from agent.sampling.hang_guard import (
+    MAX_HUNG_CALLS,
+    CallTime,
+    DeviceThread,
+    GuardedHost,
+    HungCall,
+    HungCalls,
+)
+from agent.sampling.sampler import ReadLimits, Sampler, _DeviceFamily, _FamilyMember
+from agent.sampling.source_reader import SourceReader
+from agent.sampling.status import FAILED, OK, PARTIAL, ShippingStats
+from agent.sources.agent_state import SelfMetricsSource
+from agent.sources.nvidia.gpu_devices import GpuSource
+from agent.sources.rdma import RdmaSource
 from railscope.catalog.agent import HANG_EVENT, SOURCE_EVENT
-from railscope.exposition import Format
+from railscope.exposition import TextFormat
 from railscope.frame import Frame
 from railscope.reading import Absent, Reading
 
@@ -69,8 +73,8 @@ def host() -> FakeHost:
 def page_of(run: Sampling) -> dict[Sample, float]:
     """What a scrape would see now."""
     clock, statuses = run.clock, run.sampler.statuses
-    page = Page("node-1", statuses.values, lambda: clock.now().boot_ns, "")
-    return samples(page.text(Format.PROMETHEUS))
+    page = MetricsEndpoint("node-1", statuses.values, lambda: clock.now().boot_ns, "")
+    return samples(page.text(TextFormat.PROMETHEUS))
 
 
 def power_of(run: Sampling, gpu: str) -> Reading | None:
@@ -83,7 +87,9 @@ async def test_a_hung_call_ages_its_own_device_and_nothing_else(
 ) -> None:
     healthy = host.calls[POWER]
     with capture_logs() as logs:
-        async with sampling(host, [Gpu.load(), Gpu.health(), Rdma()], SHORT) as run:
+        async with sampling(
+            host, [GpuSource.load(), GpuSource.health(), RdmaSource()], SHORT
+        ) as run:
             gpu, rdma = run.sampler.statuses["gpu"], run.sampler.statuses["rdma"]
             await run.step()
             columns = {label for label in readings(run.of("gpu")[-1]) if label[1][0] == "GPU-0"}
@@ -125,7 +131,9 @@ async def test_when_all_devices_hang_each_has_a_thread_and_all_recover(
 ) -> None:
     """A lock of the library: whatever is asked next hangs as well."""
     powers = {key: answer for key, answer in host.calls.items() if "PowerUsage(" in key}
-    async with sampling(host, [Gpu.load(), Gpu.health(1.0), Rdma()], SHORT) as run:
+    async with sampling(
+        host, [GpuSource.load(), GpuSource.health(1.0), RdmaSource()], SHORT
+    ) as run:
         states = run.sampler.statuses
         host.calls |= dict.fromkeys(powers, stuck)
         await run.until(lambda: set(run.sampler.hung.by_device) == {"nvml/0", "nvml/1"})
@@ -139,7 +147,7 @@ async def test_when_all_devices_hang_each_has_a_thread_and_all_recover(
 
 async def test_no_more_threads_are_left_behind_than_the_bound(host: FakeHost, stuck: Stuck) -> None:
     """Beyond it a family waits for its thread, as one that is slow."""
-    async with sampling(host, [Gpu.load(), Rdma()], SHORT) as run:
+    async with sampling(host, [GpuSource.load(), RdmaSource()], SHORT) as run:
         gpu, rdma = run.sampler.statuses["gpu"], run.sampler.statuses["rdma"]
         run.sampler.hung.by_device |= {
             f"net/eth{place}": HungCall(f"net/eth{place}", "ethtool.statistics", 0)
@@ -166,7 +174,7 @@ async def test_a_hung_file_of_one_card_holds_up_no_other_card(host: FakeHost, st
     add_card(host, "mlx5_1")
     path = next(p for p in host.files if "/mlx5_0/" in p and p.endswith("port_xmit_packets"))
     content, host.files[path] = host.files[path], lambda: str(stuck())
-    async with sampling(host, [Rdma()], SHORT) as run:
+    async with sampling(host, [RdmaSource()], SHORT) as run:
         await run.until(lambda: "infiniband/mlx5_0" in run.sampler.hung.by_device)
         await run.until(lambda: bool(run.of("rdma")))
         for _ in range(3):
@@ -187,7 +195,7 @@ async def test_a_probe_that_hangs_is_a_hung_call(host: FakeHost, stuck: Stuck) -
     count = "nvml.nvmlDeviceGetCount()"
     healthy, host.calls[count] = host.calls[count], stuck
     stuck.answer = 1
-    async with sampling(host, [Gpu.load(), Rdma()], SHORT) as run:
+    async with sampling(host, [GpuSource.load(), RdmaSource()], SHORT) as run:
         assert run.sampler.statuses["gpu"].state == FAILED
         assert run.sampler.statuses["rdma"].state == OK
         host.calls[count] = healthy
@@ -196,16 +204,16 @@ async def test_a_probe_that_hangs_is_a_hung_call(host: FakeHost, stuck: Stuck) -
 
 
 async def test_the_agent_reports_the_hung_device(host: FakeHost, stuck: Stuck) -> None:
-    async with sampling(host, [Gpu.load(), Rdma()], SHORT) as run:
+    async with sampling(host, [GpuSource.load(), RdmaSource()], SHORT) as run:
         host.calls[POWER] = stuck
         await run.until(lambda: run.sampler.statuses["gpu"].state == PARTIAL)
         for _ in range(2):
             await run.step()
-        own = SelfMetrics(
+        own = SelfMetricsSource(
             lambda: run.sampler.statuses, ShippingStats(), run.sampler.take_events,
             hung=lambda: run.sampler.hung.by_device,
         )  # fmt: skip
-        frame = Reader(own, host, ORIGIN).run().frame
+        frame = SourceReader(own, host, ORIGIN).run().frame
         assert frame is not None
         found = readings(frame)
         assert found["railscope_source_absent_readings", ("gpu", "timeout")] > 0
@@ -224,7 +232,7 @@ async def test_the_agent_reports_the_hung_device(host: FakeHost, stuck: Stuck) -
 async def test_a_stuck_thread_does_not_keep_the_agent_from_stopping(
     host: FakeHost, stuck: Stuck
 ) -> None:
-    async with sampling(host, [Gpu.load()], SHORT) as run:
+    async with sampling(host, [GpuSource.load()], SHORT) as run:
         host.calls[POWER] = stuck
         await run.step()
     assert not stuck.released.is_set(), "stopped while the call was still out"
@@ -233,7 +241,7 @@ async def test_a_stuck_thread_does_not_keep_the_agent_from_stopping(
 async def test_slow_but_in_time_is_no_failure(host: FakeHost) -> None:
     """A read of half a period that crosses no tick."""
     power = host.calls[POWER]
-    async with sampling(host, [Gpu.load()]) as run:
+    async with sampling(host, [GpuSource.load()]) as run:
 
         def slowly() -> int:
             host.clock.advance(0.5)
@@ -249,7 +257,7 @@ async def test_slow_but_in_time_is_no_failure(host: FakeHost) -> None:
 
 async def test_ticks_that_pass_during_a_long_read_are_missed_and_counted(host: FakeHost) -> None:
     power = host.calls[POWER]
-    async with sampling(host, [Gpu.load()]) as run:
+    async with sampling(host, [GpuSource.load()]) as run:
 
         def slowly() -> int:
             host.calls[POWER] = power
@@ -274,10 +282,10 @@ class Lagging:
 
 async def test_a_read_that_ends_at_its_deadline_is_late_for_no_one(host: FakeHost) -> None:
     frames: list[Frame] = []
-    sampler = Sampler(host, ORIGIN, [Rdma()], frames.append, Limits(0, 0.01))
+    sampler = Sampler(host, ORIGIN, [RdmaSource()], frames.append, ReadLimits(0, 0.01))
     status = sampler.statuses["rdma"]
-    member = _Member(status, Reader(status.source, host, ORIGIN), 0)
-    family = _Family("network", GuardedHost(host, HungCalls(), CallTime()), [member])
+    member = _FamilyMember(status, SourceReader(status.source, host, ORIGIN), 0)
+    family = _DeviceFamily("network", GuardedHost(host, HungCalls(), CallTime()), [member])
     family.thread.stop()
     family.thread = cast("DeviceThread", Lagging())
     await sampler._tick(family, [member])  # noqa: SLF001 - a moment that no test can hit from outside

@@ -10,10 +10,10 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, Label, numbers, read_once, readings
 from support.trees import DRIVE, server_tree
 
-from agent.host.real import RealHost
-from agent.sampling.reader import Reader
-from agent.sampling.source import Verdict
-from agent.sources.hwmon import ROOT, Hwmon
+from agent.host.live_host import LiveHost
+from agent.sampling.source import ProbeVerdict
+from agent.sampling.source_reader import SourceReader
+from agent.sources.hardware_sensors import HWMON_ROOT, HwmonSource
 from railscope.reading import Absent
 
 TEMPERATURE = "railscope_sensor_temperature_celsius"
@@ -27,7 +27,7 @@ def add_chip(
     host: FakeHost, number: int, name: str, device: str = "", **files: object
 ) -> dict[str, str]:
     """Put a chip there; says where each of its files lies."""
-    directory = f"{ROOT}/hwmon{number}"
+    directory = f"{HWMON_ROOT}/hwmon{number}"
     host.files[f"{directory}/name"] = f"{name}\n"
     if device:
         host.files[f"{device}/uevent"] = ""
@@ -61,7 +61,7 @@ def test_what_a_server_measures_in_base_units() -> None:
         power1_input="402000000\n",
         energy1_input="4711000000\n",
     )
-    found = numbers(read_once(Hwmon(), host).frame)
+    found = numbers(read_once(HwmonSource(), host).frame)
     assert found == {
         (TEMPERATURE, ("coretemp", "coretemp.0", "Package id 0")): 47,
         (TEMPERATURE_LIMIT, ("coretemp", "coretemp.0", "Package id 0", "max")): 84,
@@ -94,10 +94,10 @@ def test_grace_says_its_power_by_the_label_of_each_meter() -> None:
             f"{directory}/name": "power_meter\n",
             f"{directory}/power1_average": "95000000\n",
             f"{directory}/power1_oem_info": f"{label}\n",
-            f"{ROOT}/hwmon{number}/uevent": "",
+            f"{HWMON_ROOT}/hwmon{number}/uevent": "",
         }
-        host.links[f"{ROOT}/hwmon{number}/device"] = directory
-    assert set(numbers(read_once(Hwmon(), host).frame)) == {
+        host.links[f"{HWMON_ROOT}/hwmon{number}/device"] = directory
+    assert set(numbers(read_once(HwmonSource(), host).frame)) == {
         ("railscope_sensor_average_power_watts", ("power_meter", "ACPI000D:00", "Module Power Socket 0")),
         ("railscope_sensor_average_power_watts", ("power_meter", "ACPI000D:01", "Grace Power Socket 0")),
     }  # fmt: skip
@@ -112,8 +112,8 @@ def test_the_number_of_a_chip_does_not_matter() -> None:
         add_chip(host, 9, "mlx5", "/sys/devices/pci0000:3a/0000:3b:00.0", temp1_input="55000")
         return host
 
-    found = numbers(read_once(Hwmon(), server(1, 2)).frame)
-    assert found == numbers(read_once(Hwmon(), server(2, 1)).frame)
+    found = numbers(read_once(HwmonSource(), server(1, 2)).frame)
+    assert found == numbers(read_once(HwmonSource(), server(2, 1)).frame)
     assert found == {
         (TEMPERATURE, ("spd5118", "0000:00:1f.4/0-0050", "temp1")): 41,
         (TEMPERATURE, ("spd5118", "0000:00:1f.4/0-0051", "temp1")): 42,
@@ -127,7 +127,7 @@ def test_where_a_chip_sits_does_not_depend_on_the_others() -> None:
     add_chip(alone, 4, "spd5118", f"{bus}/i2c-0/0-0051", temp1_input="42000")
     add_chip(alone, 5, "drivetemp", f"{bus}/ata1/host0/target0:0:0/0:0:0:0", temp1_input="30000")
     add_chip(alone, 6, "nvme", f"{bus}/nvme/nvme7", temp1_input="40000")
-    assert set(numbers(read_once(Hwmon(), alone).frame)) == {
+    assert set(numbers(read_once(HwmonSource(), alone).frame)) == {
         (TEMPERATURE, ("spd5118", "0000:00:1f.4/0-0051", "temp1")),
         (TEMPERATURE, ("drivetemp", "0000:00:1f.4/0:0:0:0", "temp1")),
         (TEMPERATURE, ("nvme", "0000:00:1f.4", "temp1")),
@@ -138,7 +138,7 @@ def test_labels_that_come_twice_and_chips_without_a_place_stay_apart() -> None:
     host = FakeHost()
     add_chip(host, 0, "odd", temp1_input="1000", temp1_label="CPU", in1_input="1", in1_label="CPU")
     add_chip(host, 1, "odd", temp1_input="2000")
-    assert set(numbers(read_once(Hwmon(), host).frame)) == {
+    assert set(numbers(read_once(HwmonSource(), host).frame)) == {
         (TEMPERATURE, ("odd", "", "temp1")),
         ("railscope_sensor_voltage_volts", ("odd", "", "in1")),
         (TEMPERATURE, ("odd", "#2", "temp1")),
@@ -148,7 +148,7 @@ def test_labels_that_come_twice_and_chips_without_a_place_stay_apart() -> None:
 def test_what_is_switched_off_is_no_sensor_and_what_fails_is_one() -> None:
     host = FakeHost()
     files = add_chip(host, 0, "x", temp1_input=OFF, temp2_input=SLOW_BUS_FAILS, fan1_input="900")
-    reader = Reader(Hwmon(), host, ORIGIN)
+    reader = SourceReader(HwmonSource(), host, ORIGIN)
     assert readings(reader.run().frame) == {
         ("railscope_sensor_fan_rpm", ("x", "", "fan1")): 900,
         (TEMPERATURE, ("x", "", "temp2")): Absent.ERROR,
@@ -162,17 +162,17 @@ def test_a_chip_of_an_old_driver_keeps_its_files_at_the_device() -> None:
     host = FakeHost()
     device = "/sys/devices/platform/it87.552"
     host.files |= {f"{device}/temp1_input": "30000", f"{device}/name": "it87"}
-    host.files[f"{ROOT}/hwmon0/uevent"] = ""
-    host.links[f"{ROOT}/hwmon0/device"] = device
-    assert numbers(read_once(Hwmon(), host).frame) == {
+    host.files[f"{HWMON_ROOT}/hwmon0/uevent"] = ""
+    host.links[f"{HWMON_ROOT}/hwmon0/device"] = device
+    assert numbers(read_once(HwmonSource(), host).frame) == {
         (TEMPERATURE, ("it87", "it87.552", "temp1")): 30
     }
 
 
 def test_a_virtual_machine_has_none() -> None:
-    outcome = read_once(Hwmon(), FakeHost())
+    outcome = read_once(HwmonSource(), FakeHost())
     assert outcome.frame is None
-    assert outcome.findings[0].verdict is Verdict.ABSENT
+    assert outcome.findings[0].verdict is ProbeVerdict.ABSENT
 
 
 def test_every_file_of_the_tree(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -193,4 +193,4 @@ def test_every_file_of_the_tree(tmp_path_factory: pytest.TempPathFactory) -> Non
         elif value not in (-273_150, 65_261_850):  # 0 K and 65535 K: the drive has no such limit
             expected[TEMPERATURE_LIMIT, (*sensor, item)] = value / 1000
     assert len(expected) == 8, sorted(expected)
-    assert numbers(read_once(Hwmon(), RealHost(Path(root))).frame) == expected
+    assert numbers(read_once(HwmonSource(), LiveHost(Path(root))).frame) == expected

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.shared import captured
 
-from agent.streams.kernel_messages import understand
+from agent.streams.kernel_messages import parse_kernel_message
 from railscope.catalog.entities import NODE, PCIE, PORT_MODULE
 
 CARD = "mlx5_core 0000:3b:00.0"
@@ -22,7 +22,7 @@ POWER = "power on the PCIe slot"
     ],
 )  # fmt: skip
 def test_the_power_of_a_slot(line: str, state: str, watts: str | None) -> None:
-    message = understand(line)
+    message = parse_kernel_message(line)
     assert message is not None
     assert message.event_class.name == "slot_power"
     assert (message.entity.kind, message.entity.key) == (PCIE, ("0000:3b:00.0",))
@@ -40,7 +40,7 @@ def test_the_power_of_a_slot(line: str, state: str, watts: str | None) -> None:
     ],
 )  # fmt: skip
 def test_cables(text: str, module: str, state: str, problem: str | None) -> None:
-    message = understand(f"mlx5_core 0008:3b:00.1: port_module:255:(pid 0): {text}")
+    message = parse_kernel_message(f"mlx5_core 0008:3b:00.1: port_module:255:(pid 0): {text}")
     assert message is not None
     assert message.event_class.name == "port_module"
     assert (message.entity.kind, message.entity.key) == (PORT_MODULE, ("0008:3b:00.1", module))
@@ -57,7 +57,7 @@ def test_cables(text: str, module: str, state: str, problem: str | None) -> None
     ],
 )
 def test_errors_of_gpudirect_rdma(line: str) -> None:
-    message = understand(line)
+    message = parse_kernel_message(line)
     assert message is not None
     assert (message.event_class.name, message.entity.kind) == ("peer_memory", NODE)
     assert message.facts == {"message": line}
@@ -75,12 +75,12 @@ def test_errors_of_gpudirect_rdma(line: str) -> None:
     ],
 )
 def test_what_says_nothing(line: str) -> None:
-    assert understand(line) is None
+    assert parse_kernel_message(line) is None
 
 
 def test_every_error_of_a_captured_log_is_an_event() -> None:
     lines = captured("kernel-log/kmsg_kmsg.2.peermem.log").read_text().splitlines()
     errors = [line for line in lines if "nvidia-peermem" in line]
     assert errors
-    found = [understand(line.partition(";")[2]) for line in errors]
+    found = [parse_kernel_message(line.partition(";")[2]) for line in errors]
     assert {message and message.event_class.name for message in found} == {"peer_memory"}

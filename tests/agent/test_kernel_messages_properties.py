@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.streams.kernel_messages import Message, understand
+from agent.streams.kernel_messages import KernelMessage, parse_kernel_message
 
 PREFIXES = st.sampled_from(
     ["", "[  171.620236] ", "kernel: ", "[...] ", "Nov 20 06:10:11 node kernel: "]
@@ -129,8 +129,8 @@ def filled(facts: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in facts.items() if value}
 
 
-def understood(line: str) -> Message:
-    message = understand(line)
+def understood(line: str) -> KernelMessage:
+    message = parse_kernel_message(line)
     assert message is not None, line
     return message
 
@@ -153,9 +153,11 @@ def test_every_part_of_an_sxid_line_comes_out(line: Line) -> None:
 def test_lines_that_follow_an_sxid_are_no_error_of_their_own(number: int, words: list[int]) -> None:
     start = f"nvidia-nvswitch0: SXid (PCI:0000:05:00.0): {number:05}, "
     data = ", ".join(f"0x{word:08x}" for word in words)
-    assert understand(f"{start}Severity 1 Engine instance 30 Sub-engine instance 00") is None
-    assert understand(f"{start}Data {{{data}}}") is None
-    assert understand(start) is None
+    assert (
+        parse_kernel_message(f"{start}Severity 1 Engine instance 30 Sub-engine instance 00") is None
+    )
+    assert parse_kernel_message(f"{start}Data {{{data}}}") is None
+    assert parse_kernel_message(start) is None
 
 
 @pytest.mark.parametrize(
@@ -215,11 +217,14 @@ def any_texts(draw: st.DrawFn) -> str:
 
 @given(st.text() | any_texts())
 def test_any_text_is_understood_or_left_alone(text: str) -> None:
-    message = understand(text)
+    message = parse_kernel_message(text)
     assert message is None or all(message.facts.values())
 
 
 @pytest.mark.parametrize("digits", ["9" * 5000, "\N{ARABIC-INDIC DIGIT TWO}"])
 def test_what_is_no_number_of_a_driver_is_no_message(digits: str) -> None:
-    assert understand(f"NVRM: Xid (PCI:0000:3b:00): {digits}, text") is None
-    assert understand(f"nvidia-nvswitch0: SXid (PCI:0000:05:00.0): {digits}, Fatal, text") is None
+    assert parse_kernel_message(f"NVRM: Xid (PCI:0000:3b:00): {digits}, text") is None
+    assert (
+        parse_kernel_message(f"nvidia-nvswitch0: SXid (PCI:0000:05:00.0): {digits}, Fatal, text")
+        is None
+    )

@@ -12,12 +12,12 @@ from support.machine import DENIED, FakeHost
 from support.reading import ORIGIN, read_once, readings
 from support.sampling import sampling
 
-from agent.host.kernel_log import RealKernelLog
-from agent.sampling.reader import Reader
-from agent.sampling.source import Verdict
+from agent.host.live_host import LiveKernelLog
+from agent.sampling.source import ProbeVerdict
+from agent.sampling.source_reader import SourceReader
 from agent.sampling.status import FAILED, OK
 from agent.streams.kernel_log import KernelLogStream
-from agent.streams.kernel_messages import understand
+from agent.streams.kernel_messages import parse_kernel_message
 from railscope.frame import Frame
 from railscope.reading import Reading
 
@@ -86,7 +86,7 @@ async def test_overwritten_records_are_counted_as_lost() -> None:
 def test_lines_below_a_record_belong_to_it() -> None:
     host = FakeHost()
     host.log.waiting = [record(1, 1, f"{XID}\n SUBSYSTEM=pci\n DEVICE=+pci:0000:3b:00.0")]
-    reader = Reader(KernelLogStream(), host, ORIGIN)
+    reader = SourceReader(KernelLogStream(), host, ORIGIN)
     frame = reader.run().frame
     assert counted(frame, "railscope_kernel_xids_total") == 1
     assert counted(frame, LOST) == 0
@@ -99,7 +99,10 @@ async def test_a_log_that_may_not_be_read_is_denied_and_taken_up_when_it_may() -
         status = run.sampler.statuses["kernel"]
         assert (status.state, run.frames) == (FAILED, [])
         (finding,) = status.findings
-        assert (finding.verdict, finding.detail) == (Verdict.DENIED, "/dev/kmsg: Permission denied")
+        assert (finding.verdict, finding.detail) == (
+            ProbeVerdict.DENIED,
+            "/dev/kmsg: Permission denied",
+        )
         assert "CAP_SYSLOG" in finding.remedy
         host.log.closed = None
         host.log.waiting = [record(1, 1, XID)]
@@ -111,7 +114,7 @@ def test_a_machine_without_a_log_has_none() -> None:
     host = FakeHost()
     host.log.closed = FileNotFoundError(errno.ENOENT, "No such file or directory")
     (finding,) = read_once(KernelLogStream(), host).findings
-    assert finding.verdict is Verdict.ABSENT
+    assert finding.verdict is ProbeVerdict.ABSENT
 
 
 async def test_a_log_that_is_opened_again_is_not_counted_twice() -> None:
@@ -139,7 +142,7 @@ def test_a_flood_of_different_messages_stays_bounded() -> None:
         record(number, number, f"NVRM: Xid (PCI:0000:{number // 256:02x}:{number % 256:02x}): 13")
         for number in range(1, 3001)
     ]
-    reader = Reader(KernelLogStream(), host, ORIGIN)
+    reader = SourceReader(KernelLogStream(), host, ORIGIN)
     frame = reader.run().frame
     assert frame is not None
     assert counted(frame, "railscope_kernel_xids_total") == 3000
@@ -169,7 +172,7 @@ def test_a_flood_of_different_messages_stays_bounded() -> None:
     ],
 )  # fmt: skip
 def test_messages_of_the_kernel(text: str, key: tuple[str, ...]) -> None:
-    message = understand(text)
+    message = parse_kernel_message(text)
     assert message is not None
     assert message.entity.key == key
 
@@ -192,7 +195,7 @@ def test_messages_of_the_kernel(text: str, key: tuple[str, ...]) -> None:
     ],
 )
 def test_messages_that_mean_nothing_to_us(text: str) -> None:
-    assert understand(text) is None
+    assert parse_kernel_message(text) is None
 
 
 def test_lost_gpus_and_those_that_do_not_start_are_events_and_one_count() -> None:
@@ -201,7 +204,7 @@ def test_lost_gpus_and_those_that_do_not_start_are_events_and_one_count() -> Non
         record(1, 1, "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus."),
         record(2, 2, "NVRM: GPU 0000:5e:00.0: RmInitAdapter failed! (0x62:0x40:2477)"),
     ]
-    frame = Reader(KernelLogStream(), host, ORIGIN).run().frame
+    frame = SourceReader(KernelLogStream(), host, ORIGIN).run().frame
     assert frame is not None
     assert [(event.event_class.name, event.entity.key, event.facts) for event in frame.events] == [
         ("gpu_lost", ("0000:3b:00.0",), {"message": "GPU has fallen off the bus."}),
@@ -218,7 +221,7 @@ def test_only_the_kernel_speaks_for_the_kernel(priority: int, xids: int) -> None
     """Whoever may write to /dev/kmsg does so as another facility."""
     host = FakeHost()
     host.log.waiting = [f"{priority},1,1,-;{XID}"]
-    frame = Reader(KernelLogStream(), host, ORIGIN).run().frame
+    frame = SourceReader(KernelLogStream(), host, ORIGIN).run().frame
     assert frame is not None
     assert (counted(frame, XIDS[0]), len(frame.events)) == (xids, xids)
     assert counted(frame, RECORDS) == 1
@@ -230,7 +233,7 @@ def test_only_the_kernel_speaks_for_the_kernel(priority: int, xids: int) -> None
 def test_a_file_of_records_is_read_to_its_last_whole_line(tmp_path: Path) -> None:
     file = tmp_path / "kmsg"
     file.write_text("6,1,1,-;one\n6,2,2,-;two\n6,3,")
-    log = RealKernelLog(str(file))
+    log = LiveKernelLog(str(file))
     assert log.poll() == ["6,1,1,-;one", "6,2,2,-;two"]
     assert log.poll() == []
     with file.open("a") as more:
@@ -242,7 +245,7 @@ def test_a_file_of_records_is_read_to_its_last_whole_line(tmp_path: Path) -> Non
 def test_the_device_gives_records_in_order() -> None:
     if not os.access("/dev/kmsg", os.R_OK):
         pytest.skip("/dev/kmsg cannot be read here: needs CAP_SYSLOG and the device")
-    log = RealKernelLog("/dev/kmsg")
+    log = LiveKernelLog("/dev/kmsg")
     try:
         sequences = [int(found.split(",")[1]) for found in log.poll()]
     finally:
@@ -258,7 +261,7 @@ def test_a_log_that_was_handed_over_is_read_from_its_oldest_record_each_time() -
     found = []
     try:
         for _ in range(2):
-            log = RealKernelLog("/dev/kmsg", descriptor)
+            log = LiveKernelLog("/dev/kmsg", descriptor)
             found.append(log.poll())
             log.close()
     finally:
@@ -270,7 +273,7 @@ def test_another_standard_input_is_not_the_log(tmp_path: Path) -> None:
     file = tmp_path / "kmsg"
     file.write_text("6,1,1,-;one\n")
     with file.open() as other:
-        log = RealKernelLog(str(file), other.fileno())
+        log = LiveKernelLog(str(file), other.fileno())
         assert log.poll() == ["6,1,1,-;one"]
         log.close()
 
@@ -278,7 +281,7 @@ def test_another_standard_input_is_not_the_log(tmp_path: Path) -> None:
 def test_a_flood_is_told_in_portions_and_what_is_too_much_is_counted() -> None:
     """A collector refuses an envelope with more events than it takes."""
     host = FakeHost()
-    reader = Reader(KernelLogStream(), host, ORIGIN)
+    reader = SourceReader(KernelLogStream(), host, ORIGIN)
     reader.run()
     host.log.waiting = [record(n, n, XID) for n in range(1, 12_001)]
     frames = [reader.run().frame for _ in range(25)]

@@ -19,7 +19,7 @@ from support.failing import Asked, FailingHost, failing_host
 from support.reading import Label, readings
 from support.sampling import Sampling, sampling
 
-from agent.config import AgentSettings, Periods
+from agent.config import AgentSettings, SourcePeriods
 from agent.host import NvmlError
 from agent.machine_sources import machine_sources
 from agent.sampling.source import Source
@@ -34,7 +34,7 @@ ERRNOS = {
     errno.ENODEV: Absent.GONE,
 }
 NVML_CODES = {999: Absent.ERROR, 4: Absent.DENIED, 10: Absent.TIMEOUT, 15: Absent.GONE}
-PERIODS = Periods(**dict.fromkeys(Periods.__struct_fields__, 1.0))
+PERIODS = SourcePeriods(**dict.fromkeys(SourcePeriods.__struct_fields__, 1.0))
 SHORT = 0.3
 MODES = [("whole", "cx7"), ("mig", "bnxt")]
 NAMES = [source.name for source in machine_sources(AgentSettings())]

@@ -5,8 +5,8 @@ import errno
 from support.machine import FakeHost
 from support.reading import ORIGIN, read_once, readings
 
-from agent.sampling.reader import Reader
-from agent.sources.link import Link
+from agent.sampling.source_reader import SourceReader
+from agent.sources.network import LinkSource
 from railscope.reading import Absent
 
 
@@ -14,7 +14,7 @@ def test_a_link_that_is_down_has_no_speed() -> None:
     host = FakeHost()
     for name, text in {"speed": "-1", "carrier": "0", "carrier_changes": "7"}.items():
         host.files[f"/sys/class/net/eth0/{name}"] = text
-    found = readings(read_once(Link(), host).frame)
+    found = readings(read_once(LinkSource(), host).frame)
     assert found["railscope_network_link_speed_bytes_per_second", ("eth0",)] is Absent.UNSUPPORTED
     assert found["railscope_network_link_up", ("eth0",)] == 0
     assert found["railscope_network_link_changes_total", ("eth0",)] == 7
@@ -25,7 +25,7 @@ def test_an_interface_that_is_switched_off_does_not_tell_its_carrier() -> None:
     host = FakeHost()
     host.files["/sys/class/net/eth0/carrier_changes"] = "7"
     host.files["/sys/class/net/eth0/carrier"] = "1"
-    reader = Reader(Link(), host, ORIGIN)
+    reader = SourceReader(LinkSource(), host, ORIGIN)
     reader.run()
     host.files["/sys/class/net/eth0/carrier"] = OSError(errno.EINVAL, "Invalid argument")
     assert readings(reader.run().frame) == {
@@ -48,7 +48,7 @@ def test_one_answer_tells_of_all_carriers_and_of_those_that_are_switched_off() -
         link("eth1", up=False, carrier=1, changes=4),
         link("eth2", up=True, carrier=0, changes=5),
     ]
-    reader = Reader(Link(), host, ORIGIN)
+    reader = SourceReader(LinkSource(), host, ORIGIN)
     found = readings(reader.run().frame)
     up, changes = "railscope_network_link_up", "railscope_network_link_changes_total"
     assert [found[up, (name,)] for name in ("eth0", "eth1", "eth2")] == [1, 0, 0]

@@ -10,10 +10,9 @@ from support.machine import DENIED, FakeHost
 from support.nics import FEC, PAUSE, add_netlink, add_nic
 from support.reading import ORIGIN, read_once, readings
 
-from agent.sampling.reader import Reader
-from agent.sampling.source import Verdict
-from agent.sources.link_errors import LinkErrors
-from agent.sources.nic import Nic
+from agent.sampling.source import ProbeVerdict
+from agent.sampling.source_reader import SourceReader
+from agent.sources.nic_counters import LinkErrorSource, NicSource
 from railscope.reading import Absent
 
 CORRECTED = ("railscope_nic_receive_fec_corrected_blocks_total", ("eth0",))
@@ -49,7 +48,7 @@ def count(host: FakeHost, fec: Any = None, pause: Any = None) -> None:
 
 
 def test_a_driver_without_such_statistics_tells_all_by_netlink() -> None:
-    found = readings(read_once(LinkErrors(), card("ixgbe", "rx_bytes")).frame)
+    found = readings(read_once(LinkErrorSource(), card("ixgbe", "rx_bytes")).frame)
     assert found == {CORRECTED: 70, UNCORRECTABLE: 2, BITS: 900, RECEIVED: 5, SENT: 6}
 
 
@@ -67,8 +66,8 @@ def test_no_metric_of_a_card_has_two_sources(
     driver: str, statistics: list[str], left: set[Any]
 ) -> None:
     host = card(driver, *statistics)
-    here = set(readings(read_once(LinkErrors(), host).frame))
-    there = set(readings(read_once(Nic(), host).frame))
+    here = set(readings(read_once(LinkErrorSource(), host).frame))
+    there = set(readings(read_once(NicSource(), host).frame))
     assert here == left
     assert not here & there
     any_kind = {RECEIVED_OF_ANY_KIND, SENT_OF_ANY_KIND}
@@ -88,7 +87,7 @@ def test_where_the_statistics_cannot_be_read_netlink_stands_in(
     host = card(driver)
     host.links["/sys/class/net/eth0/device/driver"] = f"/sys/bus/pci/drivers/{driver}"
     host.calls[f"ethtool.{denied}(eth0)"] = DENIED
-    assert set(readings(read_once(LinkErrors(), host).frame)) == {
+    assert set(readings(read_once(LinkErrorSource(), host).frame)) == {
         CORRECTED, UNCORRECTABLE, BITS, *pauses,
     }  # fmt: skip
 
@@ -98,7 +97,9 @@ def test_counters_of_standard_groups_that_the_driver_does_not_name() -> None:
     host = card("tg3", "rx_fcs_errors", "rx_octets", "dma_writeq_full")
     groups = {"FrameCheckSequenceErrors": 3, "OctetsReceivedOK": 9, "FramesReceivedOK": 7}
     add_netlink(host, standard_statistics={"statistics": groups})
-    here, there = (readings(read_once(source, host).frame) for source in (LinkErrors(), Nic()))
+    here, there = (
+        readings(read_once(source, host).frame) for source in (LinkErrorSource(), NicSource())
+    )
     assert here["railscope_nic_receive_packets_total", ("eth0",)] == 7
     assert not here.keys() & there.keys()
     assert there["railscope_nic_receive_bytes_total", ("eth0",)] == 1
@@ -144,7 +145,7 @@ def test_a_counter_with_two_names_is_one_metric(driver: str, group: str, own: st
         add_nic(host, driver=driver)
         host.calls["ethtool.statistics(eth0)"] = {"names": names, "values": [7] * len(names)}
         add_netlink(host, standard_statistics={"statistics": groups})
-        here, there = (readings(read_once(s, host).frame) for s in (LinkErrors(), Nic()))
+        here, there = (readings(read_once(s, host).frame) for s in (LinkErrorSource(), NicSource()))
         assert not here.keys() & there.keys()
         found.append({label: n for label, n in (here | there).items() if n == 7})
     assert found[0] == found[1] == found[2]
@@ -153,7 +154,7 @@ def test_a_counter_with_two_names_is_one_metric(driver: str, group: str, own: st
 
 def test_one_question_that_fails_costs_its_own_counters() -> None:
     host = card("ixgbe")
-    reader = Reader(LinkErrors(), host, ORIGIN)
+    reader = SourceReader(LinkErrorSource(), host, ORIGIN)
     reader.run()
     count(host, {"corrected_blocks": [71]}, {"receive_frames": 2**64 - 1, "transmit_frames": 0})
     assert readings(reader.run().frame) == {
@@ -168,13 +169,15 @@ def test_one_question_that_fails_costs_its_own_counters() -> None:
 @pytest.mark.parametrize(
     ("trouble", "verdicts"),
     [
-        (OSError(errno.EOPNOTSUPP, "no"), [Verdict.ABSENT]),
-        (DENIED, [Verdict.DENIED, Verdict.DENIED]),
+        (OSError(errno.EOPNOTSUPP, "no"), [ProbeVerdict.ABSENT]),
+        (DENIED, [ProbeVerdict.DENIED, ProbeVerdict.DENIED]),
     ],
 )
-def test_a_card_that_counts_nothing_is_a_finding(trouble: OSError, verdicts: list[Verdict]) -> None:
+def test_a_card_that_counts_nothing_is_a_finding(
+    trouble: OSError, verdicts: list[ProbeVerdict]
+) -> None:
     host = card("virtio_net")
     add_netlink(host, fec=trouble, pause=trouble)
-    outcome = read_once(LinkErrors(), host)
+    outcome = read_once(LinkErrorSource(), host)
     assert outcome.frame is None
     assert [finding.verdict for finding in outcome.findings] == verdicts

@@ -15,10 +15,10 @@ from support.machine import FakeHost
 from support.namespace import ip, network_namespace, veth_pair
 
 from agent.host import Json
+from agent.host.live_host import LiveHost
 from agent.host.lldp import Lldp, open_socket, parse
 from agent.host.netlink import Netlink
-from agent.host.real import RealHost
-from agent.host.recording import RecordingHost
+from agent.host.recording_host import RecordingHost
 from agent.host.redactor import Redactor
 
 HERE, THERE = "rs-here", "rs-there"
@@ -356,7 +356,7 @@ def test_the_socket_never_waits():
 
 def test_this_machine_is_asked_through_its_host():
     with network_namespace():
-        host = RealHost()
+        host = LiveHost()
         try:
             assert host.call("lldp", "neighbours") == {}
         finally:

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from support.machine import DENIED, FakeHost
 from support.reading import ORIGIN, numbers, read_once, readings
 
-from agent.sampling.reader import Reader
-from agent.sampling.source import Verdict
-from agent.sources.lustre import (
-    DEBUG,
-    HEALTH,
+from agent.sampling.source import ProbeVerdict
+from agent.sampling.source_reader import SourceReader
+from agent.sources.parallel_filesystems import (
+    LUSTRE_DEBUG_ROOT,
+    LUSTRE_HEALTH_FILES,
     MAX_TARGETS,
-    Lustre,
+    LustreSource,
     parse_health,
     parse_import,
     parse_statistics,
@@ -72,19 +72,19 @@ IMPORT = """import:
 def server() -> FakeHost:
     """A client whose statistics are in debugfs and whose imports are in /proc, as of 2.12."""
     host = FakeHost()
-    host.files[HEALTH[0]] = "healthy\n"
-    host.files[f"{DEBUG}/llite/scratch-{CLIENT}/stats"] = LLITE
-    host.files[f"{DEBUG}/osc/scratch-OST0000-osc-{CLIENT}/stats"] = OSC
+    host.files[LUSTRE_HEALTH_FILES[0]] = "healthy\n"
+    host.files[f"{LUSTRE_DEBUG_ROOT}/llite/scratch-{CLIENT}/stats"] = LLITE
+    host.files[f"{LUSTRE_DEBUG_ROOT}/osc/scratch-OST0000-osc-{CLIENT}/stats"] = OSC
     host.files[f"{OLD}/osc/scratch-OST0000-osc-{CLIENT}/import"] = IMPORT
     host.files[f"{OLD}/osc/scratch-OST0000-osc-MDT0000/stats"] = OSC  # of a metadata server
-    host.files[f"{DEBUG}/mdc/scratch-MDT0001-mdc-{CLIENT}/stats"] = (
+    host.files[f"{LUSTRE_DEBUG_ROOT}/mdc/scratch-MDT0001-mdc-{CLIENT}/stats"] = (
         "mds_getattr               9 samples [usec] 50 5735 45029 60616599\n"
     )
     return host
 
 
 def test_everything_that_is_told(server: FakeHost) -> None:
-    outcome = read_once(Lustre(), server)
+    outcome = read_once(LustreSource(), server)
     client = ("scratch", CLIENT)
     target, metadata = (*client, "OST0000"), (*client, "MDT0001")
     assert numbers(outcome.frame) == {
@@ -113,8 +113,10 @@ def test_everything_that_is_told(server: FakeHost) -> None:
 
 def test_the_old_layout_tells_the_same(server: FakeHost) -> None:
     old = FakeHost()
-    old.files = {path.replace(DEBUG, OLD): said for path, said in server.files.items()}
-    assert numbers(read_once(Lustre(), old).frame) == numbers(read_once(Lustre(), server).frame)
+    old.files = {path.replace(LUSTRE_DEBUG_ROOT, OLD): said for path, said in server.files.items()}
+    assert numbers(read_once(LustreSource(), old).frame) == numbers(
+        read_once(LustreSource(), server).frame
+    )
 
 
 @pytest.mark.parametrize("number", IMPORT_STATES)
@@ -122,7 +124,7 @@ def test_states_of_a_connection(server: FakeHost, number: int) -> None:
     path = f"{OLD}/osc/scratch-OST0000-osc-{CLIENT}/import"
     server.files[path] = IMPORT.replace("FULL", IMPORT_STATES[number].upper())
     key = ("railscope_lustre_target_state", ("scratch", CLIENT, "OST0000"))
-    assert readings(read_once(Lustre(), server).frame)[key] == number
+    assert readings(read_once(LustreSource(), server).frame)[key] == number
 
 
 def test_a_state_nobody_knows_is_an_error() -> None:
@@ -139,7 +141,7 @@ def test_health(said: str, reading: object) -> None:
 
 
 def test_a_target_that_goes_takes_its_readings_along(server: FakeHost) -> None:
-    reader = Reader(Lustre(), server, ORIGIN)
+    reader = SourceReader(LustreSource(), server, ORIGIN)
     reader.run()
     server.files = {path: said for path, said in server.files.items() if "OST0000" not in path}
     found = readings(reader.run().frame)
@@ -149,9 +151,9 @@ def test_a_target_that_goes_takes_its_readings_along(server: FakeHost) -> None:
 
 
 def test_the_first_operation_of_a_kind_is_there_at_the_next_read(server: FakeHost) -> None:
-    reader = Reader(Lustre(), server, ORIGIN)
+    reader = SourceReader(LustreSource(), server, ORIGIN)
     reader.run()
-    path = f"{DEBUG}/llite/scratch-{CLIENT}/stats"
+    path = f"{LUSTRE_DEBUG_ROOT}/llite/scratch-{CLIENT}/stats"
     server.files[path] = LLITE + "mkdir                     1 samples [usec] 5 5 5 25\n"
     reader.run()
     found = numbers(reader.run().frame)
@@ -160,8 +162,8 @@ def test_the_first_operation_of_a_kind_is_there_at_the_next_read(server: FakeHos
 
 def test_targets_beyond_the_bound_are_counted(server: FakeHost) -> None:
     for number in range(MAX_TARGETS + 5):
-        server.files[f"{DEBUG}/osc/scratch-OST{number:04x}-osc-{CLIENT}/stats"] = OSC
-    outcome = read_once(Lustre(), server)
+        server.files[f"{LUSTRE_DEBUG_ROOT}/osc/scratch-OST{number:04x}-osc-{CLIENT}/stats"] = OSC
+    outcome = read_once(LustreSource(), server)
     found = numbers(outcome.frame)
     targets = {key for name, key in found if name == "railscope_lustre_target_requests_total"}
     assert len(targets) == MAX_TARGETS - 1, "the metadata target is one of them"
@@ -176,17 +178,17 @@ def test_without_rights_there_is_a_remedy() -> None:
             return super().names(path)
 
     host = Closed()
-    host.files[HEALTH[0]] = "healthy\n"
-    outcome = read_once(Lustre(), host)
-    assert outcome.findings[0].verdict is Verdict.DENIED
+    host.files[LUSTRE_HEALTH_FILES[0]] = "healthy\n"
+    outcome = read_once(LustreSource(), host)
+    assert outcome.findings[0].verdict is ProbeVerdict.DENIED
     assert outcome.findings[0].remedy
     assert numbers(outcome.frame) == {("railscope_lustre_healthy", ()): 1}
 
 
 def test_a_server_without_lustre() -> None:
-    outcome = read_once(Lustre(), FakeHost())
+    outcome = read_once(LustreSource(), FakeHost())
     assert outcome.frame is None
-    assert outcome.findings[0].verdict is Verdict.ABSENT
+    assert outcome.findings[0].verdict is ProbeVerdict.ABSENT
 
 
 @given(st.sampled_from([LLITE, OSC]), st.floats(0, 1))

@@ -8,12 +8,11 @@ from support.mig import GIBIBYTE, cut, mend
 from support.reading import numbers, readings
 from support.sampling import Sampling, sampling
 
-from agent.gpus.inventory import Gpus
+from agent.gpus.inventory import GpuInventory
 from agent.host import NvmlError
 from agent.sampling.status import OK
-from agent.sources.nvidia.activity import Activity
-from agent.sources.nvidia.gpu import Gpu
-from agent.sources.nvidia.mig import Mig
+from agent.sources.nvidia.activity import GpuActivitySource
+from agent.sources.nvidia.gpu_devices import GpuSource, MigSource
 from railscope.catalog.gpu_health import GPU_CHANGE_EVENT
 from railscope.frame import Event, Frame
 from railscope.reading import Absent
@@ -37,7 +36,7 @@ def told(run: Sampling) -> list[Event]:
 
 
 async def test_a_gpu_that_is_not_cut_has_no_mig_devices() -> None:
-    async with sampling(gpus(), [Mig()]) as run:
+    async with sampling(gpus(), [MigSource()]) as run:
         assert numbers(run.frames[-1]) == {
             ("railscope_gpu_mig_devices", (f"GPU-{index}",)): 0 for index in range(2)
         }
@@ -46,7 +45,7 @@ async def test_a_gpu_that_is_not_cut_has_no_mig_devices() -> None:
 async def test_a_device_tells_its_memory_and_size() -> None:
     host = gpus()
     small, large = cut(host, 0, ["1g.10gb", "3g.40gb"])
-    async with sampling(host, [Mig()]) as run:
+    async with sampling(host, [MigSource()]) as run:
         found = numbers(run.frames[-1])
         assert found["railscope_gpu_mig_devices", ("GPU-0",)] == 2
         assert found["railscope_mig_memory_size_bytes", ("GPU-0", large)] == 30 * GIBIBYTE
@@ -62,8 +61,8 @@ async def test_a_device_tells_its_memory_and_size() -> None:
 
 async def test_devices_come_and_go_within_two_reads() -> None:
     host = gpus()
-    shared = Gpus()
-    async with sampling(host, [Gpu.load(gpus=shared), Mig(gpus=shared)]) as run:
+    shared = GpuInventory()
+    async with sampling(host, [GpuSource.load(gpus=shared), MigSource(gpus=shared)]) as run:
         made = set(cut(host, 0, ["1g.10gb", "1g.10gb", "3g.40gb"]))
         await run.step(5)
         await run.step(5)
@@ -83,9 +82,9 @@ async def test_devices_come_and_go_within_two_reads() -> None:
 
 async def test_what_the_whole_gpu_supports_is_learned_anew_when_it_is_cut() -> None:
     host = gpus(1)
-    shared = Gpus()
+    shared = GpuInventory()
     healthy = host.calls[UTILIZATION]
-    async with sampling(host, [Gpu.load(gpus=shared), Mig(gpus=shared)]) as run:
+    async with sampling(host, [GpuSource.load(gpus=shared), MigSource(gpus=shared)]) as run:
         cut(host, 0, ["1g.10gb"])
         host.calls[UTILIZATION] = NvmlError(3, "Not Supported")
         await run.step(5)
@@ -100,7 +99,7 @@ async def test_what_the_whole_gpu_supports_is_learned_anew_when_it_is_cut() -> N
 async def test_a_device_that_is_taken_away_under_a_read_is_gone_and_then_no_more() -> None:
     host = gpus(1)
     cut(host, 0, ["1g.10gb"])
-    async with sampling(host, [Mig()]) as run:
+    async with sampling(host, [MigSource()]) as run:
         for key in [key for key in host.calls if "MIG-" in key]:
             host.calls[key] = NvmlError(2, "Invalid Argument")
         host.calls["nvml.nvmlDeviceGetMigDevices(0)"] = []
@@ -114,7 +113,7 @@ async def test_a_device_that_is_taken_away_under_a_read_is_gone_and_then_no_more
 async def test_activity_is_told_for_each_device() -> None:
     host = gpus(1)
     small, large = cut(host, 0, ["1g.10gb", "3g.40gb"])
-    async with sampling(host, [Activity()]) as run:
+    async with sampling(host, [GpuActivitySource()]) as run:
         found = numbers(run.frames[-1])
         assert found["railscope_mig_sm_activity_ratio", ("GPU-0", small)] == 0.2
         assert found["railscope_mig_sm_activity_ratio", ("GPU-0", large)] == 0.6
@@ -123,7 +122,7 @@ async def test_activity_is_told_for_each_device() -> None:
 
 async def test_a_gpu_whose_devices_cannot_be_listed_keeps_its_other_readings() -> None:
     host = gpus(2)
-    async with sampling(host, [Mig()]) as run:
+    async with sampling(host, [MigSource()]) as run:
         host.calls["nvml.nvmlDeviceGetMigMode(0)"] = NvmlError(15, "GPU is lost")
         await run.step(5)
         found = readings(run.frames[-1])

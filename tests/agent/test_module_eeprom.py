@@ -15,8 +15,8 @@ from support.netlink import Request, asking, attribute, attributes, ethtool
 
 from agent.host import Json
 from agent.host.module_eeprom import decode
-from agent.host.module_eeprom.pages import Half
-from agent.host.recording import RecordingHost
+from agent.host.module_eeprom.pages import HalfPage
+from agent.host.recording_host import RecordingHost
 from agent.host.redactor import Redactor
 
 MEDIA = {
@@ -158,7 +158,7 @@ def test_a_module_that_the_host_calibrates():
 def test_a_module_that_would_have_to_move_its_address_is_not_asked():
     eeprom = sfp28_sr().write(92, 0x6C)
     assert decode(eeprom.read)["lanes"] == []
-    assert Half(address=0x51) not in eeprom.asked
+    assert HalfPage(address=0x51) not in eeprom.asked
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_a_module_without_thresholds():
 
 def test_a_driver_that_reads_the_first_page_only():
     eeprom = qsfp28_sr4()
-    del eeprom._halves[Half(3, is_upper=True)]  # noqa: SLF001
+    del eeprom._halves[HalfPage(3, is_upper=True)]  # noqa: SLF001
     answer = decode(eeprom.read)
     assert answer["thresholds"] == {}
     assert len(answer["lanes"]) == 4
@@ -317,7 +317,7 @@ def test_a_module_of_a_kind_without_a_map():
 def test_a_module_that_cannot_be_read_is_broken_and_not_without_lanes():
     eeprom = osfp_dr4()
 
-    def read(half: Half) -> bytes:
+    def read(half: HalfPage) -> bytes:
         if half.page == 0x11:
             raise OSError(errno.EIO, "the bus is stuck")
         return eeprom.read(half)
@@ -334,9 +334,9 @@ def test_half_of_half_a_page_is_an_error():
 
 @given(st.randoms(use_true_random=False), st.sampled_from([0x03, 0x0D, 0x11, 0x18, 0x19, 0x1E]))
 def test_random_pages_are_read_without_an_error(random, identifier: int):
-    def read(half: Half) -> bytes:
+    def read(half: HalfPage) -> bytes:
         content = random.randbytes(128)
-        first = half == Half()
+        first = half == HalfPage()
         return bytes([identifier]) + content[1:] if first else content
 
     answer = decode(read)
@@ -352,7 +352,7 @@ def test_random_pages_are_read_without_an_error(random, identifier: int):
 @example(bytes([3, *bytes(91), 0x50, *bytes(35)]), b"\x7f\x80\x00\x00" * 32)
 def test_random_constants_of_calibration(lower: bytes, diagnostics: bytes):
     lower = bytes([3]) + lower[1:92] + bytes([0x50]) + lower[93:]
-    answer = decode(lambda half: lower if half == Half() else diagnostics)
+    answer = decode(lambda half: lower if half == HalfPage() else diagnostics)
     assert -128_000 <= answer["temperature_millicelsius"] < 128_000
     (lane,) = answer["lanes"]
     assert 0 <= lane["receive_power_nanowatts"] <= 0xFFFF * 100
@@ -371,7 +371,7 @@ def test_a_module_is_read_page_by_page_over_netlink():
         numbers = [int.from_bytes(said[kind], sys.byteorder) for kind in (2, 3, 4, 5, 6)]
         offset, length, page, bank, address = numbers
         assert length == 128
-        content = eeprom.read(Half(page, offset == 128, bank, address))
+        content = eeprom.read(HalfPage(page, offset == 128, bank, address))
         return list(ethtool(31, attribute(7, content))(request))
 
     with asking(answer) as (netlink, kernel):

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.topology.nccl_xml import cpu_list, parse
-from agent.topology.tree_file import NcclFileError
+from agent.topology.nccl_xml import format_cpu_list, parse_nccl_topology
+from agent.topology.pci import NcclFileError
 
 
 @pytest.mark.parametrize(
@@ -34,11 +34,13 @@ from agent.topology.tree_file import NcclFileError
 )  # fmt: skip
 def test_what_is_no_topology_says_why(content: bytes, problem: str) -> None:
     with pytest.raises(NcclFileError, match=problem):
-        parse(content)
+        parse_nccl_topology(content)
 
 
 def test_capital_letters_long_domains_and_an_unknown_node() -> None:
-    found = parse(b'<system><cpu numaid="-1"><pci busid="00000000:3B:00.0"/></cpu></system>')
+    found = parse_nccl_topology(
+        b'<system><cpu numaid="-1"><pci busid="00000000:3B:00.0"/></cpu></system>'
+    )
     assert found.places["0000:3b:00.0"].numa_node == ""
 
 
@@ -50,11 +52,11 @@ def test_masks_of_cpus(cpus) -> None:
         words.insert(0, f"{value & 0xFFFFFFFF:08x}")
         value >>= 32
     listed: set[int] = set()
-    for part in cpu_list(",".join(words)).split(","):
+    for part in format_cpu_list(",".join(words)).split(","):
         first, _, last = part.partition("-")
         listed |= set(range(int(first), int(last or first) + 1))
     assert listed == cpus
 
 
 def test_no_cpus() -> None:
-    assert cpu_list("00000000,00000000") == ""
+    assert format_cpu_list("00000000,00000000") == ""

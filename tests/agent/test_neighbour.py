@@ -12,9 +12,9 @@ from support.machine import DENIED, FakeHost
 from support.nics import NET, add_nic, events, facts
 from support.reading import ORIGIN, read_once, readings
 
-from agent.sampling.reader import Reader
-from agent.sampling.source import Verdict
-from agent.sources.neighbour import HEARD_WITHIN_NS, Neighbour
+from agent.sampling.source import ProbeVerdict
+from agent.sampling.source_reader import SourceReader
+from agent.sources.nic_ports import FIRST_FRAME_WITHIN_NS, NeighbourSource
 from railscope.reading import Absent
 
 KIND, KNOWN = "nic_neighbour", "railscope_nic_neighbour_known"
@@ -47,7 +47,7 @@ def told(outcome: Any) -> list[tuple[str, str, str]]:
 
 
 def test_the_neighbour_of_every_card() -> None:
-    outcome = read_once(Neighbour(), rails())
+    outcome = read_once(NeighbourSource(), rails())
     assert facts(outcome, KIND)["eth1"] == {
         "switch": "leaf-1", "switch_port": "Ethernet1/2", "chassis": "aa:bb:cc:00:00:01",
         "management_address": "10.0.0.1", "port_description": "to gpu-1 rail 0", "vlan": "100",
@@ -55,7 +55,7 @@ def test_the_neighbour_of_every_card() -> None:
     assert readings(outcome.frame) == {(KNOWN, ("eth0",)): 1, (KNOWN, ("eth1",)): 1}
     (finding,) = outcome.findings
     assert (finding.verdict, finding.detail) == (
-        Verdict.SUPPORTED, "2 of 2 interfaces with a carrier",
+        ProbeVerdict.SUPPORTED, "2 of 2 interfaces with a carrier",
     )  # fmt: skip
 
 
@@ -65,9 +65,9 @@ def test_a_link_without_a_neighbour_is_not_a_link_that_is_down() -> None:
     plug(host, {"eth0": "Ethernet1/1", "eth2": "Ethernet1/3"})
     host.files[f"{NET}/eth2/carrier"] = "0\n"
     host.files[f"{NET}/eth3/carrier"] = OSError(errno.EINVAL, "Invalid argument")
-    reader = Reader(Neighbour(), host, ORIGIN)
+    reader = SourceReader(NeighbourSource(), host, ORIGIN)
     reader.run()
-    host.clock.advance(HEARD_WITHIN_NS // NS)
+    host.clock.advance(FIRST_FRAME_WITHIN_NS // NS)
     outcome = reader.run()
     assert readings(outcome.frame) == {
         (KNOWN, ("eth0",)): 1, (KNOWN, ("eth1",)): 0,
@@ -81,8 +81,8 @@ def test_who_was_not_heard_yet_is_not_unknown() -> None:
     """Frames come every half a minute; nobody is missed before, nor after a link came back."""
     host = rails(1)
     plug(host, {})
-    reader = Reader(Neighbour(), host, ORIGIN)
-    seconds = HEARD_WITHIN_NS // NS
+    reader = SourceReader(NeighbourSource(), host, ORIGIN)
+    seconds = FIRST_FRAME_WITHIN_NS // NS
     for carrier, passed, expected in (
         ("1", 0, Absent.NOT_DUE), ("1", seconds - 1, Absent.NOT_DUE), ("1", 1, 0),
         ("0", 10, Absent.UNSUPPORTED), ("1", 10, Absent.NOT_DUE), ("1", seconds, 0),
@@ -100,7 +100,7 @@ def test_who_was_not_heard_yet_is_not_unknown() -> None:
 
 def test_recabling_is_an_event() -> None:
     host = rails()
-    reader = Reader(Neighbour(), host, ORIGIN)
+    reader = SourceReader(NeighbourSource(), host, ORIGIN)
     assert not told(reader.run())
     host.clock.advance(10)
     plug(host, {"eth0": "Ethernet1/2", "eth1": "Ethernet1/1"})
@@ -114,7 +114,7 @@ def test_recabling_is_an_event() -> None:
 
 def test_a_neighbour_that_fell_silent_has_not_changed() -> None:
     host = rails(1)
-    reader = Reader(Neighbour(), host, ORIGIN)
+    reader = SourceReader(NeighbourSource(), host, ORIGIN)
     reader.run()
     plug(host, {})
     host.clock.advance(10)
@@ -132,17 +132,17 @@ def test_a_neighbour_that_fell_silent_has_not_changed() -> None:
 @pytest.mark.parametrize(
     ("trouble", "reading", "verdict", "remedy"),
     [
-        (DENIED, Absent.DENIED, Verdict.DENIED, "CAP_NET_RAW"),
-        (OSError(errno.EIO, "I/O error"), Absent.ERROR, Verdict.BROKEN, ""),
-        (OSError(errno.ENODEV, "a copied tree"), None, Verdict.ABSENT, ""),
+        (DENIED, Absent.DENIED, ProbeVerdict.DENIED, "CAP_NET_RAW"),
+        (OSError(errno.EIO, "I/O error"), Absent.ERROR, ProbeVerdict.BROKEN, ""),
+        (OSError(errno.ENODEV, "a copied tree"), None, ProbeVerdict.ABSENT, ""),
     ],
 )
 def test_what_keeps_all_neighbours_from_being_known(
-    trouble: OSError, reading: Absent | None, verdict: Verdict, remedy: str
+    trouble: OSError, reading: Absent | None, verdict: ProbeVerdict, remedy: str
 ) -> None:
     host = rails()
     host.calls[CALL] = trouble
-    outcome = read_once(Neighbour(), host)
+    outcome = read_once(NeighbourSource(), host)
     labels = [(KNOWN, ("eth0",)), (KNOWN, ("eth1",))] if reading else []
     assert readings(outcome.frame) == dict.fromkeys(labels, reading)
     (finding,) = outcome.findings
@@ -152,7 +152,7 @@ def test_what_keeps_all_neighbours_from_being_known(
 
 def test_a_card_that_came_is_asked_for_at_once() -> None:
     host = rails(1)
-    reader = Reader(Neighbour(), host, ORIGIN)
+    reader = SourceReader(NeighbourSource(), host, ORIGIN)
     reader.run()
     add_nic(host, "eth1", address="0000:01:00.0")
     host.clock.advance(10)
@@ -165,8 +165,8 @@ PORT = st.one_of(st.none(), st.sampled_from(["Ethernet1/1", "Ethernet1/2"]))
 
 @given(st.lists(st.tuples(PORT, st.booleans(), st.booleans()), max_size=12))
 def test_each_recabling_is_told_once(steps: list[tuple[str | None, bool, bool]]) -> None:
-    host, last, source = rails(1), "", Neighbour()
-    reader = Reader(source, host, ORIGIN)
+    host, last, source = rails(1), "", NeighbourSource()
+    reader = SourceReader(source, host, ORIGIN)
     for port, carrier, refused in steps:
         plug(host, {"eth0": port} if port else {})
         host.files[f"{NET}/eth0/carrier"] = str(int(carrier))

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from support.namespace import comes_true, ip, network_namespace, veth_pair
 
+from agent.host.live_host import LiveHost
 from agent.host.netlink import Netlink
-from agent.host.real import RealHost
 
 HERE, THERE = "rs-here", "rs-there"
 NET = Path("/sys/class/net")
@@ -179,7 +179,7 @@ def test_many_threads_ask_at_once(netlink: Netlink):
 
 def test_links_of_this_machine_are_those_of_sysfs():
     """Outside of a namespace, where /sys shows the same interfaces."""
-    host = RealHost()
+    host = LiveHost()
     try:
         links = host.call("netlink", "links")
     finally:
@@ -206,7 +206,7 @@ def test_links_of_this_machine_are_those_of_sysfs():
     ],
 )
 def test_a_copied_tree_has_no_network(tmp_path: Path, question: tuple[Any, ...]):
-    host = RealHost(tmp_path)
+    host = LiveHost(tmp_path)
     with pytest.raises(OSError, match="copied tree") as raised:
         host.call(*question)
     assert raised.value.errno == errno.ENODEV

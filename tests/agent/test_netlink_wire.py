@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from support import netlink as by_hand
 from support.netlink import MULTI, OVERRUN, Request, asking, attribute
 
-from agent.host.netlink import Netlink, dcb, ethtool, rdma, route, wire
-from agent.host.netlink.connection import ROUTE, Connection, Connections
+from agent.host.netlink import Netlink, ethtool, network_devices
+from agent.host.netlink import connection as wire
+from agent.host.netlink.connection import ROUTE, NetlinkConnection, NetlinkConnections
 
 INTERFACE = struct.Struct("=BxHiII")
 KINDS = st.integers(0, 0x3FFF)
@@ -35,8 +36,8 @@ def test_attributes_come_back_as_they_were_put(said: list[tuple[int, bytes]]):
     assert outer == (5, raw)
 
 
-@given(st.lists(st.builds(wire.Message, KINDS, KINDS, st.integers(0, 2**32 - 1), VALUES)))
-def test_messages_come_back_as_they_were_put(said: list[wire.Message]):
+@given(st.lists(st.builds(wire.NetlinkMessage, KINDS, KINDS, st.integers(0, 2**32 - 1), VALUES)))
+def test_messages_come_back_as_they_were_put(said: list[wire.NetlinkMessage]):
     raw = b"".join(by_hand.padded(wire.encode(message)) for message in said)
     assert list(wire.messages(raw)) == said
 
@@ -54,8 +55,8 @@ def test_integers_of_every_length(value: int, length: int):
         lambda raw: list(wire.attributes(raw)),
         lambda raw: list(wire.messages(raw)),
         wire.integer,
-        lambda raw: wire.refusal(wire.Message(2, 0x200, 1, raw)),
-        lambda raw: wire.refusal(wire.Message(3, 0x200, 1, raw)),
+        lambda raw: wire.answer_error(wire.NetlinkMessage(2, 0x200, 1, raw)),
+        lambda raw: wire.answer_error(wire.NetlinkMessage(3, 0x200, 1, raw)),
     ],
 )
 @given(raw=st.binary(max_size=200))
@@ -101,10 +102,10 @@ class Scripted:
 
 
 READERS = {
-    "links": route.links,
-    "ethernet_ports": route.ethernet_ports,
-    "dcb": lambda source: dcb.configuration(source, "eth0"),
-    "rdma": lambda source: rdma.Rdma(lambda: source).statistics("mlx5_0", 1),
+    "links": network_devices.list_links,
+    "ethernet_ports": network_devices.ethernet_ports,
+    "dcb": lambda source: network_devices.read_dcb(source, "eth0"),
+    "rdma": lambda source: network_devices.RdmaStatistics(lambda: source).statistics("mlx5_0", 1),
     **{
         name: lambda source, name=name: getattr(ethtool.EthtoolFamily(lambda: source), name)("eth0")
         for name in ("pause", "fec", "rings", "link_modes", "link_state")
@@ -220,7 +221,7 @@ class Overflowing:
 def test_a_socket_that_overflowed_is_replaced():
     sockets = [Overflowing() for _ in range(4)]
     waiting = iter(sockets)
-    connection = Connection(lambda: next(waiting))
+    connection = NetlinkConnection(lambda: next(waiting))
     with pytest.raises(OSError, match="No buffer space") as raised:
         connection.dump(18, b"")
     assert raised.value.errno == errno.ENOBUFS
@@ -332,7 +333,7 @@ def test_each_thread_has_a_socket_of_its_own():
 
 
 def test_sequence_numbers_start_over_without_zero():
-    connection = Connection(lambda: socket.socket(socket.AF_UNIX))
+    connection = NetlinkConnection(lambda: socket.socket(socket.AF_UNIX))
     connection._sequence = 0xFFFFFFFE  # noqa: SLF001 - four thousand million questions later
     assert [connection._next() for _ in range(3)] == [0xFFFFFFFF, 1, 2]  # noqa: SLF001
 
@@ -353,5 +354,5 @@ def test_a_protocol_that_the_kernel_does_not_have():
         raise OSError(errno.EPROTONOSUPPORT, f"no protocol {protocol}")
 
     with pytest.raises(OSError, match="no protocol 0") as raised:
-        Connections(refuse).of(ROUTE).dump(18, b"")
+        NetlinkConnections(refuse).of(ROUTE).dump(18, b"")
     assert raised.value.errno == errno.EPROTONOSUPPORT

@@ -18,11 +18,10 @@ from support.pci_bus import (
 )
 from support.reading import read_once
 
-from agent.sources.nic import Nic
-from agent.sources.rdma import Rdma
+from agent.sources.nic_counters import NicSource
+from agent.sources.rdma import RdmaSource
 from agent.topology import pci
-from agent.topology.network import Network, Wiring
-from agent.topology.routes import default_interfaces
+from agent.topology.network import NetworkScanner, NodeNetwork, default_interfaces
 
 DGX_H100 = {
     0: (0x18, "mlx5_0", "ibp24s0"), 1: (0x40, "mlx5_3", "ibp64s0"), 2: (0x4F, "mlx5_4", "ibp79s0"),
@@ -64,12 +63,12 @@ def dgx_h100() -> FakeHost:
     return host
 
 
-def by_name(network: Network) -> dict[str, tuple[str, int | None]]:
+def by_name(network: NodeNetwork) -> dict[str, tuple[str, int | None]]:
     return {(d.rdma or d.interfaces)[0]: (d.role, d.rail) for d in network.devices}
 
 
 def look(host: FakeHost) -> dict[str, tuple[str, int | None]]:
-    return by_name(Wiring().look(host))
+    return by_name(NetworkScanner().look(host))
 
 
 def route(host: FakeHost, *routes: tuple[str, int]) -> None:
@@ -91,7 +90,7 @@ def test_the_rails_of_a_dgx_h100_are_not_the_numbers_of_its_devices() -> None:
 
 @given(st.permutations(range(12)), st.permutations([name for _, _, name in DGX_H100.values()]))
 def test_no_renaming_moves_a_rail(numbers, interfaces) -> None:
-    names = [device.rdma[0] for device in Wiring().look(dgx_h100()).devices]
+    names = [device.rdma[0] for device in NetworkScanner().look(dgx_h100()).devices]
     fresh = {name: f"mlx5_{number}" for name, number in zip(names, numbers, strict=True)}
     host = dgx_h100()
     renamed = FakeHost()
@@ -104,7 +103,7 @@ def test_no_renaming_moves_a_rail(numbers, interfaces) -> None:
         for name, place in zip(interfaces, places, strict=True)
     }
     renamed.links = links
-    before, after = Wiring().look(host), Wiring().look(renamed)
+    before, after = NetworkScanner().look(host), NetworkScanner().look(renamed)
     assert {d.address: (d.role, d.rail) for d in before.devices} == {
         d.address: (d.role, d.rail) for d in after.devices
     }
@@ -143,7 +142,7 @@ def test_eight_of_the_fourteen_devices_of_an_hgx_b200_are_rails() -> None:
 
 
 def test_bridges_to_nvswitches_are_described_and_not_measured() -> None:
-    frame = read_once(Rdma(), hgx_b200()).frame
+    frame = read_once(RdmaSource(), hgx_b200()).frame
     assert frame is not None
     measured = {entity.key[0] for _, entity in frame.schema.columns}
     described = {e.key[0]: e.facts.get("role") for e in frame.schema.bystanders}
@@ -160,7 +159,7 @@ def test_the_interface_of_a_bridge_is_not_measured() -> None:
         "driver": "mlx5_core", "version": "", "firmware": "", "bus": address,
     }  # fmt: skip
     host.calls["ethtool.statistics(ibp113s0)"] = {"names": ["rx_bytes_phy"], "values": [1]}
-    inventory = Nic().probe(host)
+    inventory = NicSource().probe(host)
     assert inventory.columns == ()
     assert [entity.facts["role"] for entity in inventory.bystanders] == ["bridge"]
 
@@ -179,7 +178,7 @@ def test_product_data_is_read_once_and_only_of_what_may_be_a_bridge() -> None:
     host, asked = hgx_b200(), []
     for path in list(host.links.values()):
         host.files[f"{path}/vpd"] = lambda path=path: asked.append(path) or "ConnectX-7"
-    wiring = Wiring()
+    wiring = NetworkScanner()
     wiring.look(host)
     assert len(asked) == 10, "eight rails and two that may be bridges; not the BlueFields"
     host.clock.advance(60)
@@ -191,7 +190,7 @@ def test_product_data_that_may_not_be_read_makes_no_bridge() -> None:
     host = FakeHost()
     address = rail(host, 0, "mlx5_0")
     host.files[f"{host.links[f'{DEVICES}/{address}']}/vpd"] = DENIED
-    wiring = Wiring()
+    wiring = NetworkScanner()
     assert by_name(wiring.look(host)) == {"mlx5_0": ("compute", 0)}
     host.files[f"{host.links[f'{DEVICES}/{address}']}/vpd"] = SW_MNG.decode("latin-1")
     host.clock.advance(60)
@@ -199,7 +198,7 @@ def test_product_data_that_may_not_be_read_makes_no_bridge() -> None:
 
 
 def test_sources_that_probe_together_look_once() -> None:
-    host, wiring = hgx_b200(), Wiring()
+    host, wiring = hgx_b200(), NetworkScanner()
     first = wiring.look(host)
     assert wiring.look(host) is first
     alone(host, 0x90, "mlx5_14")
@@ -236,7 +235,7 @@ def test_a_gb200_tray() -> None:
     compute = {f"mlx5_{n}": ("compute", r) for r, n in enumerate((0, 1, 4, 5))}
     storage = {f"mlx5_{n}": ("storage", None) for n in (2, 3, 6, 7)}
     assert look(host) == compute | storage
-    assert list(Wiring().look(host).gpu_rails.values()) == [0, 1, 2, 3]
+    assert list(NetworkScanner().look(host).gpu_rails.values()) == [0, 1, 2, 3]
 
 
 def test_two_ports_of_a_card_are_two_planes_of_one_rail() -> None:
@@ -245,7 +244,7 @@ def test_two_ports_of_a_card_are_two_planes_of_one_rail() -> None:
         first = rail(host, number, f"mlx5_{2 * number}")
         second = host.links[f"{DEVICES}/{first}"].removeprefix("/sys/devices/")[:-1] + "1"
         add_nic(host, second, f"mlx5_{2 * number + 1}")
-    found = [(d.rail, d.plane) for d in Wiring().look(host).devices]
+    found = [(d.rail, d.plane) for d in NetworkScanner().look(host).devices]
     assert found == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
@@ -326,7 +325,7 @@ def test_without_gpus_nothing_is_said_of_cards() -> None:
     host = FakeHost()
     alone(host, 0x60, "mlx5_0", interface="eth1")
     assert look(host) == {"mlx5_0": ("", None)}
-    assert not Wiring().look(host).devices[0].facts
+    assert not NetworkScanner().look(host).devices[0].facts
 
 
 def test_parts_of_a_function_are_not_the_function() -> None:
@@ -337,7 +336,7 @@ def test_parts_of_a_function_are_not_the_function() -> None:
     host.files[f"{place}/mlx5_core.sf.2/sfnum"] = "88"
     host.links["/sys/class/infiniband/mlx5_2/device"] = f"{place}/mlx5_core.sf.2"
     host.links["/sys/class/net/en1s88/device"] = f"{place}/mlx5_core.sf.2"
-    (device,) = Wiring().look(host).devices
+    (device,) = NetworkScanner().look(host).devices
     assert device.names == ("mlx5_0", "ens1", card)
 
 
@@ -349,7 +348,7 @@ def test_sources_tell_role_and_rail() -> None:
         "driver": "mlx5_core", "version": "", "firmware": "28.39", "bus": card,
     }  # fmt: skip
     host.calls["ethtool.statistics(ens1)"] = {"names": ["rx_bytes_phy"], "values": [1]}
-    for source in (Nic(), Rdma()):
+    for source in (NicSource(), RdmaSource()):
         frame = read_once(source, host).frame
         assert frame is not None
         (facts,) = [dict(entity.facts) for entity in frame.schema.entities]
@@ -360,4 +359,4 @@ def test_a_connectx_3_is_a_network_card() -> None:
     """Its PCI class is that of other network controllers (0x0280)."""
     host = FakeHost()
     add_device(host, "pci0000:00/0000:00:01.0/0000:01:00.0", "0x028000", (MELLANOX, "0x1003"))
-    assert pci.role(host, "0000:01:00.0") == pci.NIC
+    assert pci.read_role(host, "0000:01:00.0") == pci.NIC

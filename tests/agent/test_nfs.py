@@ -11,22 +11,26 @@ from support.machine import DENIED, FakeHost
 from support.reading import ORIGIN, Label, numbers, read_once, readings
 from support.trees import server_tree
 
-from agent.host.real import RealHost
-from agent.sampling.reader import Reader
-from agent.sampling.source import Verdict
-from agent.sources.mountstats import EVENTS as ALL_EVENTS
-from agent.sources.mountstats import (
+from agent.host.live_host import LiveHost
+from agent.sampling.source import ProbeVerdict
+from agent.sampling.source_reader import SourceReader
+from agent.sources.nfs import EVENTS as ALL_EVENTS
+from agent.sources.nfs import (
+    FIRST_PROCESS,
+    MAX_MOUNTS,
     OPERATION_FIELDS,
     OPERATIONS,
+    OWN_PROCESS,
+    REPORTED_EVENTS,
+    NfsSource,
+    decode_octal_escapes,
     parse_mountstats,
-    superblocks,
-    unescaped,
+    parse_superblocks,
 )
-from agent.sources.nfs import EVENTS, FIRST, MAX_MOUNTS, OWN, Nfs
 from railscope.catalog import nfs as c
 from railscope.reading import Absent
 
-MOUNTSTATS, MOUNTINFO = f"{OWN}/mountstats", f"{OWN}/mountinfo"
+MOUNTSTATS, MOUNTINFO = f"{OWN_PROCESS}/mountstats", f"{OWN_PROCESS}/mountinfo"
 TCP = "tcp 832 0 2 0 11 6428 6427 1 12154 7 24 26 5726"
 RDMA = "rdma 0 0 1 1 3 500 499 1 900 8 100 200 300 4000 5000 60 70 80 9 10 11 12 13 14 15 16 17"
 SILLY = 18_446_743_919_241_604_546
@@ -64,7 +68,7 @@ KEY = ("filer:/data", "/data", "tcp")
 
 
 def test_a_mount_over_tcp() -> None:
-    found = numbers(read_once(Nfs(), host_with(mount())).frame)
+    found = numbers(read_once(NfsSource(), host_with(mount())).frame)
     expected: dict[Label, float] = {
         ("railscope_nfs_mounts", ()): 1,
         ("railscope_nfs_unread_mounts", ()): 0,
@@ -86,12 +90,14 @@ def test_a_mount_over_tcp() -> None:
         ("railscope_nfs_transport_backlog_total", KEY): 7,
     }
     expected |= {(metric.name, KEY): number for number, metric in enumerate(c.BYTES, 1)}
-    expected |= {(c.EVENT.name, (*KEY, event)): ALL_EVENTS.index(event) for event in EVENTS}
+    expected |= {
+        (c.EVENT.name, (*KEY, event)): ALL_EVENTS.index(event) for event in REPORTED_EVENTS
+    }
     assert found == expected
 
 
 def test_a_mount_over_rdma_has_fields_of_its_own() -> None:
-    found = numbers(read_once(Nfs(), host_with(mount(xprt=(RDMA,), proto="rdma"))).frame)
+    found = numbers(read_once(NfsSource(), host_with(mount(xprt=(RDMA,), proto="rdma"))).frame)
     key = (*KEY[:2], "rdma")
     ours = {
         name: value for (name, about), value in found.items() if about == key and "rdma" in name
@@ -111,7 +117,7 @@ def test_a_mount_over_rdma_has_fields_of_its_own() -> None:
 
 
 def test_several_connections_are_summed_up() -> None:
-    frame = read_once(Nfs(), host_with(mount(xprt=(TCP, TCP, TCP)))).frame
+    frame = read_once(NfsSource(), host_with(mount(xprt=(TCP, TCP, TCP)))).frame
     assert numbers(frame)["railscope_nfs_transport_requests_total", KEY] == 3 * 6428
     assert frame is not None
     facts = {entity.key: entity.facts for _, entity, _ in frame.readings()}
@@ -120,7 +126,7 @@ def test_several_connections_are_summed_up() -> None:
 
 def test_kernels_without_errors_and_with_times_below_zero() -> None:
     lines = f"\t       WRITE: 1 1 0 100 200 {SILLY} 5 6\n"
-    found = readings(read_once(Nfs(), host_with(mount(operations=lines))).frame)
+    found = readings(read_once(NfsSource(), host_with(mount(operations=lines))).frame)
     about = (*KEY, "WRITE")
     assert found["railscope_nfs_queue_seconds_total", about] is Absent.ERROR
     assert found["railscope_nfs_response_seconds_total", about] == 5
@@ -136,7 +142,7 @@ def test_a_file_system_at_several_places_is_told_of_once() -> None:
     places = ["/data", "/pods/one", "/pods/two\\040words", "/other"]
     info = "".join(mounted(place) for place in places[:3]) + mounted(places[3], "0:52")
     host = host_with(*(mount(place=place) for place in places), info=info)
-    outcome = read_once(Nfs(), host)
+    outcome = read_once(NfsSource(), host)
     found = numbers(outcome.frame)
     assert found["railscope_nfs_mounts", ()] == 2
     assert found["railscope_nfs_unread_mounts", ()] == 0
@@ -154,7 +160,7 @@ def test_mounts_stacked_on_one_mount_point_are_told_apart() -> None:
         mount("filer:/old", "/again", operations=read.format(1)),
         info=info,
     )
-    outcome = read_once(Nfs(), host)
+    outcome = read_once(NfsSource(), host)
     found = numbers(outcome.frame)
     operations = "railscope_nfs_operations_total"
     assert {label[1]: n for label, n in found.items() if label[0] == operations} == {
@@ -167,7 +173,7 @@ def test_of_mounts_that_names_cannot_tell_apart_the_uppermost_counts() -> None:
     info = mounted("/data", "0:51") + mounted("/data", "0:52")
     read = "\t        READ: {} 12 1 2080 40960 5 60 70 2\n"
     host = host_with(mount(operations=read.format(1)), mount(operations=read.format(2)), info=info)
-    reader = Reader(Nfs(), host, ORIGIN)
+    reader = SourceReader(NfsSource(), host, ORIGIN)
     for _ in range(2):
         found = numbers(reader.run().frame)
         assert found["railscope_nfs_operations_total", (*KEY, "READ")] == 2
@@ -177,7 +183,7 @@ def test_of_mounts_that_names_cannot_tell_apart_the_uppermost_counts() -> None:
 
 def test_mounts_beyond_the_bound_are_counted() -> None:
     host = host_with(*(mount(place=f"/data/{i}") for i in range(MAX_MOUNTS + 3)))
-    outcome = read_once(Nfs(), host)
+    outcome = read_once(NfsSource(), host)
     found = numbers(outcome.frame)
     assert found["railscope_nfs_mounts", ()] == MAX_MOUNTS + 3
     assert found["railscope_nfs_unread_mounts", ()] == 3
@@ -187,10 +193,10 @@ def test_mounts_beyond_the_bound_are_counted() -> None:
 
 def test_mounts_come_and_go() -> None:
     host = host_with()
-    reader = Reader(Nfs(), host, ORIGIN)
+    reader = SourceReader(NfsSource(), host, ORIGIN)
     outcome = reader.run()
     assert outcome.frame is None
-    assert outcome.findings[0].verdict is Verdict.ABSENT
+    assert outcome.findings[0].verdict is ProbeVerdict.ABSENT
     host.files[MOUNTSTATS] = mount()
     reader.run()
     assert numbers(reader.run().frame)["railscope_nfs_mounts", ()] == 1
@@ -206,7 +212,7 @@ def test_mounts_come_and_go() -> None:
 
 def test_a_file_that_cannot_be_read_costs_all_readings() -> None:
     host = host_with(mount())
-    reader = Reader(Nfs(), host, ORIGIN)
+    reader = SourceReader(NfsSource(), host, ORIGIN)
     reader.run()
     host.files[MOUNTSTATS] = DENIED
     assert set(readings(reader.run().frame).values()) == {Absent.DENIED}
@@ -223,9 +229,11 @@ def test_nothing_but_the_two_files_is_touched() -> None:
     host = Watched()
     host.touched = set()
     host.files[MOUNTSTATS] = mount()
-    read_once(Nfs(), host)
+    read_once(NfsSource(), host)
     assert host.touched == {
-        f"{process}/{file}" for process in (FIRST, OWN) for file in ("mountstats", "mountinfo")
+        f"{process}/{file}"
+        for process in (FIRST_PROCESS, OWN_PROCESS)
+        for file in ("mountstats", "mountinfo")
     }
     assert not host.asked
 
@@ -235,9 +243,9 @@ def test_nothing_but_the_two_files_is_touched() -> None:
 
 def test_the_mounts_of_the_first_process_are_those_of_the_machine() -> None:
     host = host_with()  # nothing is left of /home for the agent itself
-    host.files[f"{FIRST}/mountstats"] = mount(place="/home")
-    host.files[f"{FIRST}/mountinfo"] = mounted("/home")
-    outcome = read_once(Nfs(), host)
+    host.files[f"{FIRST_PROCESS}/mountstats"] = mount(place="/home")
+    host.files[f"{FIRST_PROCESS}/mountinfo"] = mounted("/home")
+    outcome = read_once(NfsSource(), host)
     found = numbers(outcome.frame)
     assert found["railscope_nfs_mount_age_seconds", ("filer:/data", "/home", "tcp")] == 13968
     assert found["railscope_nfs_unread_mounts", ()] == 0
@@ -246,15 +254,15 @@ def test_the_mounts_of_the_first_process_are_those_of_the_machine() -> None:
 @pytest.mark.parametrize("own", [[], ["/data"]])
 def test_what_is_hidden_from_the_agent_is_counted(own: list[str]) -> None:
     host = host_with(*(mount(place=place) for place in own))
-    host.files[f"{FIRST}/mountstats"] = DENIED
-    host.files[f"{FIRST}/mountinfo"] = mounted("/home", "0:60") + mounted("/data")
+    host.files[f"{FIRST_PROCESS}/mountstats"] = DENIED
+    host.files[f"{FIRST_PROCESS}/mountinfo"] = mounted("/home", "0:60") + mounted("/data")
     host.files[MOUNTINFO] = "".join(mounted(place) for place in own)
-    outcome = read_once(Nfs(), host)
+    outcome = read_once(NfsSource(), host)
     found = numbers(outcome.frame)
     assert found["railscope_nfs_mounts", ()] == 2
     assert found["railscope_nfs_unread_mounts", ()] == 2 - len(own)
     hidden = outcome.findings[-1]
-    assert hidden.verdict is Verdict.DENIED
+    assert hidden.verdict is ProbeVerdict.DENIED
     assert "ProtectHome" in hidden.remedy
 
 
@@ -276,7 +284,7 @@ def test_every_number_of_the_copied_machine(tmp_path_factory: pytest.TempPathFac
     for metric, word in zip(c.BYTES, words["bytes"], strict=True):
         expected[metric.name, key] = int(word)
     for event, word in zip(ALL_EVENTS, words["events"], strict=True):
-        if event in EVENTS:
+        if event in REPORTED_EVENTS:
             expected[c.EVENT.name, (*key, event)] = int(word)
     _, _, _, connects, _, _, sends, receives, bad, requests, backlog, *_ = words["xprt"]
     for part, word in (
@@ -290,7 +298,7 @@ def test_every_number_of_the_copied_machine(tmp_path_factory: pytest.TempPathFac
             expected[c.OPERATION[field].name, (*key, operation)] = int(word) / scale
     silly = (c.OPERATION["queue"].name, (*key, "ACCESS"))
     assert expected.pop(silly) == SILLY / 1000
-    frame = read_once(Nfs(), RealHost(root)).frame
+    frame = read_once(NfsSource(), LiveHost(root)).frame
     assert readings(frame)[silly] is Absent.ERROR
     assert numbers(frame) == expected
 
@@ -311,24 +319,24 @@ def test_a_file_cut_short_makes_nothing_up(share: float) -> None:
 )
 def test_lines_in_any_order_are_no_fault(lines: list[str]) -> None:
     host = host_with("\n".join(lines) + "\n")
-    assert read_once(Nfs(), host).problem == ""
+    assert read_once(NfsSource(), host).problem == ""
 
 
 @given(st.binary(max_size=300))
 def test_nonsense_is_no_fault(content: bytes) -> None:
     parse_mountstats(content)
-    superblocks(content)
+    parse_superblocks(content)
 
 
 @given(st.text("ab \t\n\\/é", max_size=20))
 def test_names_come_back_as_they_were(name: str) -> None:
     escaped = "".join(rf"\{ord(char):03o}" if char in " \t\n\\" else char for char in name)
-    assert unescaped(escaped) == name
+    assert decode_octal_escapes(escaped) == name
 
 
 def test_this_machine() -> None:
     shown = Path(MOUNTSTATS).read_text()
-    outcome = read_once(Nfs(), RealHost())
+    outcome = read_once(NfsSource(), LiveHost())
     assert outcome.problem == ""
     assert (outcome.frame is not None) == (
         " with fstype nfs statvers" in shown or " nfs4 " in shown

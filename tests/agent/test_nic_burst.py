@@ -14,13 +14,13 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, readings
 from support.sampling import sampling
 
-from agent.config import Budget
-from agent.host.recorded import RecordedHost
-from agent.sampling.budget import governor_of
-from agent.sampling.bursts import MAX_WINDOWS
-from agent.sampling.reader import Reader
+from agent.config import BudgetSettings
+from agent.host.recorded_host import RecordedHost
+from agent.sampling.burst_windows import MAX_WINDOWS
+from agent.sampling.governor import create_governor
+from agent.sampling.source_reader import SourceReader
 from agent.sampling.status import OK
-from agent.sources.nic_burst import NicBurst
+from agent.sources.nic_burst import NicBurstSource
 from railscope.catalog import bursts as c
 from railscope.frame import Frame
 from railscope.reading import Absent, Reading
@@ -76,7 +76,7 @@ class Lane:
     def __init__(self, card: Card, window_seconds: float = 0.1) -> None:
         self.card = card
         self.window_ms = 1000 * window_seconds
-        self.reader = Reader(NicBurst(window_seconds), card.host, ORIGIN)
+        self.reader = SourceReader(NicBurstSource(window_seconds), card.host, ORIGIN)
         self.frame: Frame | None = None
         self.look()
 
@@ -265,7 +265,7 @@ def test_a_link_that_came_back_slower_has_another_line_rate(*, counts_downs: boo
 def test_the_cards_are_those_with_rdma_or_those_asked_for(
     patterns: tuple[str, ...], found: set[str]
 ) -> None:
-    frame = Reader(NicBurst(0.1, patterns), Card().host, ORIGIN).run().frame
+    frame = SourceReader(NicBurstSource(0.1, patterns), Card().host, ORIGIN).run().frame
     assert {key[0] for _, key in readings(frame)} == found
 
 
@@ -340,8 +340,8 @@ def test_a_port_is_looked_at_once_and_not_for_each_virtual_function() -> None:
     physical = "/sys/bus/pci/devices/0000:17:00.0"
     card.host.files[f"{physical}/vendor"] = "0x15b3\n"
     card.host.links["/sys/bus/pci/devices/0000:18:00.0/physfn"] = physical
-    assert Reader(NicBurst(0.1), card.host, ORIGIN).run().frame is None
-    assert Reader(NicBurst(0.1, ["ens1"]), card.host, ORIGIN).run().frame is not None
+    assert SourceReader(NicBurstSource(0.1), card.host, ORIGIN).run().frame is None
+    assert SourceReader(NicBurstSource(0.1, ["ens1"]), card.host, ORIGIN).run().frame is not None
 
 
 LOOKS = st.lists(
@@ -381,7 +381,7 @@ def test_windows_are_where_plain_counting_puts_them(paused_us: list[int]) -> Non
 
 @pytest.mark.parametrize("window_seconds", [0.02, 0.07, 0.1, 1.0])
 def test_no_period_that_the_budget_may_ask_for_leaves_windows_unseen(window_seconds: float) -> None:
-    governor = governor_of(Budget(cpu_ratio=0.001), [NicBurst(window_seconds)])
+    governor = create_governor(BudgetSettings(cpu_ratio=0.001), [NicBurstSource(window_seconds)])
     stretch = governor.loads["nic_burst"].most
     assert stretch > 1
     card = Card()
@@ -394,7 +394,7 @@ def test_no_period_that_the_budget_may_ask_for_leaves_windows_unseen(window_seco
 
 async def test_frames_come_once_a_second_and_hold_in_between() -> None:
     card = Card()
-    async with sampling(card.host, [NicBurst(0.1)]) as run:
+    async with sampling(card.host, [NicBurstSource(0.1)]) as run:
         status = run.sampler.statuses["nic_burst"]
         first = status.frame
         for _ in range(9):
@@ -412,7 +412,7 @@ def test_a_recording_of_whole_seconds_has_windows_of_a_second() -> None:
     clock = ManualClock()
     started_ns = clock.now().boot_ns
     host = RecordedHost(capture, clock, lambda: clock.now().boot_ns - started_ns)
-    reader = Reader(NicBurst(0.1), host, ORIGIN)
+    reader = SourceReader(NicBurstSource(0.1), host, ORIGIN)
     frame = None
     for _ in range(300):
         frame = reader.run().frame or frame
@@ -429,7 +429,7 @@ def test_a_recording_of_whole_seconds_has_windows_of_a_second() -> None:
 
 async def test_the_burst_sampling_waits_for_no_turn() -> None:
     card = Card()
-    async with sampling(card.host, [NicBurst(0.1)]) as run:
+    async with sampling(card.host, [NicBurstSource(0.1)]) as run:
         async with run.sampler._turn:  # noqa: SLF001 - as if others were slow, one after the other
             for _ in range(10):
                 card.go_on(0, rx_prio3_pause_duration=10_000)
@@ -442,11 +442,11 @@ async def test_the_burst_sampling_waits_for_no_turn() -> None:
 
 def test_an_agent_that_reads_once_looks_twice_and_tells_of_what_was_between() -> None:
     card = Card()
-    source = NicBurst(0.1)
-    Reader(source, card.host, ORIGIN).run()
+    source = NicBurstSource(0.1)
+    SourceReader(source, card.host, ORIGIN).run()
     source.close()
     card.go_on(150, rx_prio3_pause_duration=90_000)
-    frame = Reader(source, card.host, ORIGIN).run().frame
+    frame = SourceReader(source, card.host, ORIGIN).run().frame
     told = readings(frame)
     assert told[c.NIC_PAUSE.name, ("ens1", "receive", "0.5")] == 0
     assert told[c.NIC_PAUSE.name, ("ens1", "receive", "0.75")] == 1

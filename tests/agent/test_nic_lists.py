@@ -10,10 +10,10 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, read_once, readings
 from support.sampling import sampling
 
-from agent.sampling.reader import Reader
-from agent.sampling.source import Verdict
+from agent.sampling.source import ProbeVerdict
+from agent.sampling.source_reader import SourceReader
 from agent.sampling.status import OK, PARTIAL
-from agent.sources.nic import Nic
+from agent.sources.nic_counters import NicSource
 from railscope.frame import Frame
 from railscope.reading import Absent, Reading
 
@@ -40,7 +40,7 @@ async def test_what_vanished_is_an_error_and_leaves_after_ten_minutes() -> None:
     """At first nobody can know whether the driver has fewer statistics or answered with less."""
     host = FakeHost()
     tell(host, {"rx_discards_phy": 1, "rx_prio3_pause": 2, "rx_bytes_phy": 3})
-    async with sampling(host, [Nic()]) as run:
+    async with sampling(host, [NicSource()]) as run:
         tell(host, {"rx_discards_phy": 10, "rx_bytes_phy": 30})
         await run.step()
         assert told(run.frames[-1]) == {
@@ -59,7 +59,7 @@ async def test_what_vanished_is_an_error_and_leaves_after_ten_minutes() -> None:
 async def test_what_appeared_gets_its_column_with_the_next_read() -> None:
     host = FakeHost()
     tell(host, {"rx_bytes_phy": 3})
-    async with sampling(host, [Nic()]) as run:
+    async with sampling(host, [NicSource()]) as run:
         tell(host, {"rx_prio3_pause": 7, "rx_bytes_phy": 4})
         await run.step()
         assert told(run.frames[-1]) == {(BYTES, ("eth0",)): 4}
@@ -71,7 +71,7 @@ def test_values_are_never_told_under_the_name_of_a_neighbour() -> None:
     """Same length, other order: the most dangerous change of all."""
     host = FakeHost()
     tell(host, {"rx_bytes_phy": 1, "rx_discards_phy": 2})
-    reader = Reader(Nic(), host, ORIGIN)
+    reader = SourceReader(NicSource(), host, ORIGIN)
     reader.run()
     tell(host, {"rx_discards_phy": 20, "rx_bytes_phy": 10})
     frame = reader.run().frame
@@ -83,7 +83,7 @@ def test_values_are_never_told_under_the_name_of_a_neighbour() -> None:
 def test_statistics_have_64_bits(moved: bool) -> None:  # noqa: FBT001 - the case
     host = FakeHost()
     tell(host, {"rx_bytes_phy": 1, "rx_discards_phy": 2})
-    reader = Reader(Nic(), host, ORIGIN)
+    reader = SourceReader(NicSource(), host, ORIGIN)
     reader.run()
     large = {"rx_bytes_phy": 2**64 - 1, "rx_discards_phy": 2**63}
     tell(host, dict(reversed(large.items())) if moved else large)
@@ -104,7 +104,7 @@ def test_one_card_in_trouble_harms_no_other(number: int, reason: Absent) -> None
     host = FakeHost()
     for card in ("eth0", "eth1"):
         tell(host, {"rx_bytes_phy": 1}, card)
-    reader = Reader(Nic(), host, ORIGIN)
+    reader = SourceReader(NicSource(), host, ORIGIN)
     reader.run()
     host.calls["ethtool.statistics(eth0)"] = OSError(number, "trouble")
     frame = reader.run().frame
@@ -115,18 +115,18 @@ def test_one_card_in_trouble_harms_no_other(number: int, reason: Absent) -> None
 @pytest.mark.parametrize(
     ("number", "verdict", "remedy"),
     [
-        (errno.EOPNOTSUPP, Verdict.ABSENT, ""),
-        (errno.EPERM, Verdict.DENIED, "SIOCETHTOOL"),
-        (errno.EIO, Verdict.BROKEN, ""),
+        (errno.EOPNOTSUPP, ProbeVerdict.ABSENT, ""),
+        (errno.EPERM, ProbeVerdict.DENIED, "SIOCETHTOOL"),
+        (errno.EIO, ProbeVerdict.BROKEN, ""),
     ],
 )
 def test_a_card_that_cannot_be_asked_is_a_finding(
-    number: int, verdict: Verdict, remedy: str
+    number: int, verdict: ProbeVerdict, remedy: str
 ) -> None:
     host = FakeHost()
     tell(host, {"rx_bytes_phy": 1})
     host.calls["ethtool.driver(eth0)"] = OSError(number, "trouble")
-    (finding,) = read_once(Nic(), host).findings
+    (finding,) = read_once(NicSource(), host).findings
     assert finding.verdict is verdict
     assert remedy in finding.remedy
 
@@ -137,9 +137,9 @@ def test_what_is_no_interface_is_no_finding_of_something_broken() -> None:
     tell(host, {"rx_bytes_phy": 1})
     host.files["/sys/class/net/bonding_masters"] = "bond0"
     host.calls["ethtool.driver(bonding_masters)"] = OSError(errno.ENODEV, "No such device")
-    verdicts = {finding.what: finding.verdict for finding in read_once(Nic(), host).findings}
-    assert Verdict.BROKEN not in verdicts.values()
-    assert verdicts["statistics of eth0"] is Verdict.SUPPORTED
+    verdicts = {finding.what: finding.verdict for finding in read_once(NicSource(), host).findings}
+    assert ProbeVerdict.BROKEN not in verdicts.values()
+    assert verdicts["statistics of eth0"] is ProbeVerdict.SUPPORTED
 
 
 def test_a_card_knows_its_rdma_device() -> None:
@@ -150,7 +150,7 @@ def test_a_card_knows_its_rdma_device() -> None:
     host.files[f"{place}/vendor"] = "0x15b3"
     host.links["/sys/bus/pci/devices/0000:3b:00.0"] = place
     host.links["/sys/class/infiniband/mlx5_3/device"] = place
-    frame = read_once(Nic(), host).frame
+    frame = read_once(NicSource(), host).frame
     assert frame is not None
     (card,) = frame.schema.entities
     assert dict(card.facts) == {

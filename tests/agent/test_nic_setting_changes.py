@@ -26,11 +26,11 @@ from support.nics import (
 from support.reading import ORIGIN, read_once, readings
 from support.sampling import sampling
 
-from agent.sampling.reader import Reader
+from agent.sampling.source_reader import SourceReader
 from agent.sampling.status import OK
-from agent.sources.look import MAX_EVENTS
-from agent.sources.nic_settings import NicSettings
-from railscope.exposition import Exposition, Format
+from agent.sources.nic_settings import NicSettingsSource
+from agent.sources.source_bases import MAX_EVENTS
+from railscope.exposition import Exposition, TextFormat
 from railscope.reading import Absent
 
 ETH0 = ("eth0",)
@@ -39,7 +39,7 @@ PFC = "railscope_nic_setting_pfc_enabled"
 
 def test_what_could_be_read_before_keeps_its_columns_while_it_cannot() -> None:
     host = mainline()
-    reader = Reader(NicSettings(), host, ORIGIN)
+    reader = SourceReader(NicSettingsSource(), host, ORIGIN)
     before = readings(reader.run().frame)
     add_netlink(host, dcb=OSError(errno.EIO, "Input/output error"))
     for _ in range(3):
@@ -53,7 +53,7 @@ def test_what_could_be_read_before_keeps_its_columns_while_it_cannot() -> None:
 def test_what_stands_in_for_an_answer_is_not_compared_with_it() -> None:
     """The vendor's files may tell a setting in other words than netlink; a change is told once."""
     host = ofed()
-    reader = Reader(NicSettings(), host, ORIGIN)
+    reader = SourceReader(NicSettingsSource(), host, ORIGIN)
     reader.run()
 
     def read(dcb: Any, trust: str) -> list[tuple[str, str, str, str]]:
@@ -80,7 +80,7 @@ def test_what_stands_in_for_an_answer_is_not_compared_with_it() -> None:
 def test_a_link_that_goes_down_while_it_is_asked_changes_no_setting() -> None:
     host = mainline()
     host.files[f"{NET}/eth0/carrier_changes"] = "2\n"
-    reader = Reader(NicSettings(), host, ORIGIN)
+    reader = SourceReader(NicSettingsSource(), host, ORIGIN)
     reader.run()
 
     def goes_down_and_comes_up() -> dict[str, Any]:
@@ -100,13 +100,13 @@ def test_a_slow_look_is_not_repeated_by_the_read() -> None:
         return RINGS
 
     add_netlink(host, rings=slow)
-    read_once(NicSettings(), host)
+    read_once(NicSettingsSource(), host)
     assert host.asked["netlink.rings(eth0)"] == 1
 
 
 def test_a_change_is_one_event_with_before_and_after() -> None:
     host = mainline()
-    reader = Reader(NicSettings(), host, ORIGIN)
+    reader = SourceReader(NicSettingsSource(), host, ORIGIN)
     reader.run()
     host.clock.advance(60)
     add_netlink(host, dcb={**DCB, "pfc": {**DCB["pfc"], "enabled": [3, 4]}})
@@ -126,7 +126,7 @@ def test_a_change_is_one_event_with_before_and_after() -> None:
 def test_a_flapping_link_changes_no_setting() -> None:
     """Not even where the driver says what the ends agreed on, in place of what is set."""
     host = mainline()
-    reader = Reader(NicSettings(), host, ORIGIN)
+    reader = SourceReader(NicSettingsSource(), host, ORIGIN)
     reader.run()
     down: dict[str, Any] = {"autonegotiation": False, "supported": LINK_MODES["supported"]}
     for number in range(4):
@@ -147,7 +147,7 @@ def test_a_flapping_link_changes_no_setting() -> None:
 
 def test_what_was_set_while_the_link_was_down_is_told_when_it_is_up() -> None:
     host = mainline()
-    reader = Reader(NicSettings(), host, ORIGIN)
+    reader = SourceReader(NicSettingsSource(), host, ORIGIN)
     reader.run()
     for carrier, expected in ((0, []), (1, [("eth0", "pause", "none", "transmit")])):
         host.clock.advance(60)
@@ -159,7 +159,7 @@ def test_what_was_set_while_the_link_was_down_is_told_when_it_is_up() -> None:
 def test_a_card_that_is_gone_says_so_once_and_is_compared_when_it_is_back() -> None:
     host = mainline()
     add_nic(host, "eth1", "bnxt_en", "0000:5e:00.0")
-    reader = Reader(NicSettings(), host, ORIGIN)
+    reader = SourceReader(NicSettingsSource(), host, ORIGIN)
     first = readings(reader.run().frame)
     files, links = dict(host.files), dict(host.links)
     host.files = {path: text for path, text in files.items() if "/eth1/" not in path}
@@ -179,7 +179,7 @@ def test_more_changes_than_are_told_are_counted() -> None:
     cards = MAX_EVENTS + 7
     for number in range(cards):
         add_nic(host, f"eth{number}", "ice", f"0000:{number:02x}:00.0")
-    reader = Reader(NicSettings(), host, ORIGIN)
+    reader = SourceReader(NicSettingsSource(), host, ORIGIN)
     reader.run()
     host.clock.advance(60)
     for number in range(cards):
@@ -198,7 +198,7 @@ def test_a_long_setting_is_cut_and_its_change_is_still_seen() -> None:
         {"selector": "stream", "protocol": port, "priority": 1} for port in range(5000, 5100)
     ]
     add_netlink(host, dcb={"applications": entries})
-    reader = Reader(NicSettings(), host, ORIGIN)
+    reader = SourceReader(NicSettingsSource(), host, ORIGIN)
     text = facts(reader.run())["eth0"]["applications"]
     assert len(text) < 250
     entries[-1] = {"selector": "stream", "protocol": 5099, "priority": 2}
@@ -211,7 +211,7 @@ def test_a_long_setting_is_cut_and_its_change_is_still_seen() -> None:
 def test_a_look_costs_each_card_one_question_of_a_kind() -> None:
     """The probe looks and the read tells what it saw: firmware is not asked twice."""
     host = mainline()
-    reader = Reader(NicSettings(), host, ORIGIN)
+    reader = SourceReader(NicSettingsSource(), host, ORIGIN)
     for _ in range(3):
         reader.run()
         host.clock.advance(60)
@@ -223,7 +223,7 @@ def test_a_look_costs_each_card_one_question_of_a_kind() -> None:
 async def test_the_page_has_the_facts_of_the_last_read() -> None:
     """A probe comes before every read, and the schema changes only where a fact does."""
     host = mainline()
-    async with sampling(host, [NicSettings()]) as run:
+    async with sampling(host, [NicSettingsSource()]) as run:
         await run.step(60)
         host.files[f"{NET}/eth0/mtu"] = "9000\n"
         await run.step(60)
@@ -232,7 +232,7 @@ async def test_the_page_has_the_facts_of_the_last_read() -> None:
         assert first.schema is second.schema
         assert third.schema is fourth.schema
         assert run.sampler.statuses["nic_settings"].state == OK
-        page = Exposition().render([third], Format.PROMETHEUS)
+        page = Exposition().render([third], TextFormat.PROMETHEUS)
     assert 'settings_info{interface="eth0",firmware="28.39.1002",mtu="9000",' in page
     assert 'railscope_nic_setting_mtu_bytes{interface="eth0"} 9000' in page
     assert 'railscope_nic_fec_active{interface="eth0",state="rs"} 1' in page

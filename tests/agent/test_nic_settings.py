@@ -26,11 +26,11 @@ from support.nics import (
 )
 from support.reading import ORIGIN, numbers, read_once, readings
 
-from agent.sampling.reader import Reader
-from agent.sampling.source import Verdict
-from agent.sources.nic_settings import NicSettings
-from agent.topology.network import Wiring
-from agent.topology.rules import Rules
+from agent.sampling.source import ProbeVerdict
+from agent.sampling.source_reader import SourceReader
+from agent.sources.nic_settings import NicSettingsSource
+from agent.topology.network import NetworkScanner
+from agent.topology.rails import RailRules
 from railscope.reading import Absent
 
 ETH0 = ("eth0",)
@@ -41,7 +41,7 @@ BYTES_OF_A_MEGABIT = 125_000
 
 
 def test_what_a_card_with_the_kernels_own_driver_is_set_to() -> None:
-    outcome = read_once(NicSettings(), mainline())
+    outcome = read_once(NicSettingsSource(), mainline())
     assert facts(outcome) == {"eth0": {
         "firmware": "28.39.1002", "mtu": "4200", "autonegotiation": "on", "fec": "rs",
         "pause": "none", "pfc": "3", "trust": "dscp", "dscp_map": "3:24-31,6:48",
@@ -77,7 +77,7 @@ def test_what_a_card_with_the_kernels_own_driver_is_set_to() -> None:
 
 
 def test_what_the_vendors_driver_tells_besides() -> None:
-    outcome = read_once(NicSettings(), ofed())
+    outcome = read_once(NicSettingsSource(), ofed())
     told = facts(outcome)["eth0"]
     assert (told["ecn_notification"], told["ecn_reaction"]) == ("3", "3")
     assert (told["np_cnp_dscp"], told["np_cnp_prio"]) == ("48", "6")
@@ -98,7 +98,7 @@ def test_what_the_vendors_driver_tells_besides() -> None:
 
 
 def test_the_vendors_files_stand_in_where_netlink_does_not_tell() -> None:
-    outcome = read_once(NicSettings(), ofed(netlink=False))
+    outcome = read_once(NicSettingsSource(), ofed(netlink=False))
     told = facts(outcome)["eth0"]
     assert told["trust"] == "dscp"
     assert told["dscp_map"] == ",".join(f"{p}:{8 * p}-{8 * p + 7}" for p in range(8))
@@ -114,7 +114,7 @@ def test_of_two_that_tell_the_same_the_first_counts() -> None:
     host.files[f"{QOS}/trust"] = "pcp\n"
     host.files[f"{DEBUGFS}/rp_gd"] = "11\n"
     host.files[f"{DEBUGFS}/rp_ai_rate"] = lambda: pytest.fail("costs a command for nothing")
-    outcome = read_once(NicSettings(), host)
+    outcome = read_once(NicSettingsSource(), host)
     assert facts(outcome)["eth0"]["trust"] == "dscp"
     assert facts(outcome)["eth0"]["dscp_map"] == "3:24-31,6:48"
     found = numbers(outcome.frame)
@@ -132,7 +132,7 @@ def test_a_broadcom_card_tells_its_trust_itself() -> None:
     }  # fmt: skip
     fec = {"modes": [], "automatic": True, "active": "None"}
     add_netlink(host, dcb=dcb, fec=fec, pause={**PAUSE, "receive": True, "transmit": True})
-    outcome = read_once(NicSettings(), host)
+    outcome = read_once(NicSettingsSource(), host)
     assert facts(outcome) == {"eth0": {
         "firmware": "28.39.1002", "mtu": "4200", "fec": "automatic", "pause": "receive,transmit",
         "pfc": "none", "trust": "dscp,pcp", "dscp_map": "none", "applications": "none",
@@ -152,7 +152,7 @@ def test_congestion_control_of_a_broadcom_card() -> None:
         f"{directory}/ecn_enable": "0x1\n", f"{directory}/cnp_dscp": "48\n", f"{directory}/apply": "",
         f"{directory}/advanced": IsADirectoryError(errno.EISDIR, "Is a directory"),
     }  # fmt: skip
-    reader = Reader(NicSettings(), host, ORIGIN)
+    reader = SourceReader(NicSettingsSource(), host, ORIGIN)
     outcome = reader.run()
     found = {key[1]: value for (n, key), value in readings(outcome.frame).items() if n == PARAMETER}
     assert found == {"ecn_enable": 1, "cnp_dscp": 48}
@@ -176,7 +176,7 @@ def test_an_intel_card_with_its_rdma_port() -> None:
     add_netlink(host, dcb={key: DCB[key] for key in ("pfc", "ets", "applications", "dcbx")})
     path = "/sys/kernel/config/rdma_cm/rocep59s0/ports/1/default_roce_tos"
     host.files[path] = "0\n"
-    outcome = read_once(NicSettings(), host)
+    outcome = read_once(NicSettingsSource(), host)
     told = facts(outcome)["eth0"]
     assert (told["pfc"], told["pause"], told["rdma_cm_tos"]) == ("3", "automatic", "0")
     assert "trust" not in told, "only of mlx5 is it known without a trust table"
@@ -189,10 +189,10 @@ def test_a_virtual_card_tells_its_mtu_and_no_more() -> None:
     host = FakeHost()
     add_nic(host, driver="virtio_net")
     host.calls["ethtool.driver(eth0)"]["firmware"] = ""
-    outcome = read_once(NicSettings(), host)
+    outcome = read_once(NicSettingsSource(), host)
     assert readings(outcome.frame) == {("railscope_nic_setting_mtu_bytes", ETH0): 4200}
     (finding,) = outcome.findings
-    assert finding.verdict is Verdict.SUPPORTED
+    assert finding.verdict is ProbeVerdict.SUPPORTED
     assert finding.detail == (
         "1 setting; driver virtio_net does not tell dcb, pause, fec, rings, link_modes"
     )
@@ -201,10 +201,10 @@ def test_a_virtual_card_tells_its_mtu_and_no_more() -> None:
 def test_bonds_and_bridges_are_no_cards() -> None:
     host = FakeHost()
     host.files |= {f"{NET}/bond0/mtu": "9000", f"{NET}/bonding_masters": "bond0"}
-    outcome = read_once(NicSettings(), host)
+    outcome = read_once(NicSettingsSource(), host)
     assert outcome.frame is None
     (finding,) = outcome.findings
-    assert finding.verdict is Verdict.ABSENT
+    assert finding.verdict is ProbeVerdict.ABSENT
 
 
 def test_virtual_functions_and_their_representors_are_no_cards() -> None:
@@ -215,7 +215,7 @@ def test_virtual_functions_and_their_representors_are_no_cards() -> None:
     host.links["/sys/devices/pci0000:3a/0000:3b:00.2/physfn"] = f"/sys/devices/pci0000:3a/{ADDRESS}"
     add_nic(host, "eth2")
     host.files[f"{NET}/eth2/phys_port_name"] = "pf0vf3"
-    assert set(facts(read_once(NicSettings(), host))) == {"eth0"}
+    assert set(facts(read_once(NicSettingsSource(), host))) == {"eth0"}
 
 
 def test_two_ports_of_one_function_have_each_their_own_type_of_service() -> None:
@@ -226,7 +226,7 @@ def test_two_ports_of_one_function_have_each_their_own_type_of_service() -> None
         ports = "/sys/kernel/config/rdma_cm/mlx4_0/ports"
         host.files[f"{ports}/{port + 1}/default_roce_tos"] = str(port + 100)
         host.files[f"/sys/class/infiniband/mlx4_0/ports/{port + 1}/state"] = "4: ACTIVE"
-    found = facts(read_once(NicSettings(), host))
+    found = facts(read_once(NicSettingsSource(), host))
     assert {name: told["rdma_cm_tos"] for name, told in found.items()} == {
         "eth0": "100", "eth1": "101",
     }  # fmt: skip
@@ -239,10 +239,10 @@ def test_two_ports_of_one_function_have_each_their_own_type_of_service() -> None
 def test_what_may_not_be_read_says_so(question: str, metric: str, columns: int) -> None:
     host = mainline()
     add_netlink(host, **{question: DENIED})
-    outcome = read_once(NicSettings(), host)
+    outcome = read_once(NicSettingsSource(), host)
     found = [reading for (name, _), reading in readings(outcome.frame).items() if name == metric]
     assert found == [Absent.DENIED] * columns
-    (finding,) = [f for f in outcome.findings if f.verdict is Verdict.DENIED]
+    (finding,) = [f for f in outcome.findings if f.verdict is ProbeVerdict.DENIED]
     assert finding.detail == f"{question}: Permission denied"
     assert "AF_NETLINK" in finding.remedy
 
@@ -261,9 +261,12 @@ def test_debugfs_is_for_root() -> None:
 
     closed = Closed()
     closed.files, closed.links, closed.calls = host.files, host.links, host.calls
-    outcome = read_once(NicSettings(), closed)
-    (finding,) = [f for f in outcome.findings if f.verdict is not Verdict.SUPPORTED]
-    assert (finding.verdict, finding.detail) == (Verdict.DENIED, "cc_params: Permission denied")
+    outcome = read_once(NicSettingsSource(), closed)
+    (finding,) = [f for f in outcome.findings if f.verdict is not ProbeVerdict.SUPPORTED]
+    assert (finding.verdict, finding.detail) == (
+        ProbeVerdict.DENIED,
+        "cc_params: Permission denied",
+    )
     assert "root" in finding.remedy
     assert not {label for label in readings(outcome.frame) if label[0] == PARAMETER}
 
@@ -271,8 +274,8 @@ def test_debugfs_is_for_root() -> None:
 def test_an_answer_of_another_form_harms_nothing_else() -> None:
     host = mainline()
     add_netlink(host, dcb={"pfc": {"enabled": None}}, rings=["receive"])
-    outcome = read_once(NicSettings(), host)
-    broken = [f.detail.split(":")[0] for f in outcome.findings if f.verdict is Verdict.BROKEN]
+    outcome = read_once(NicSettingsSource(), host)
+    broken = [f.detail.split(":")[0] for f in outcome.findings if f.verdict is ProbeVerdict.BROKEN]
     assert broken == ["dcb", "rings"]
     found = readings(outcome.frame)
     assert found[PFC, ("eth0", "0")] is Absent.ERROR
@@ -295,15 +298,15 @@ def test_the_expected_speed_is_the_highest_both_sides_can(
     host = FakeHost()
     add_nic(host)
     add_netlink(host, link_modes={"supported": supported, "peer": peer})
-    found = numbers(read_once(NicSettings(), host).frame)
+    found = numbers(read_once(NicSettingsSource(), host).frame)
     assert found[SPEED, ETH0] == expected * BYTES_OF_A_MEGABIT
 
 
 def test_a_speed_that_is_known_better_is_what_is_expected() -> None:
     host = mainline()
     add_nic(host, "eth1")
-    rules = Rules(expected_megabits={"eth0": 200_000, "eth1": 25_000})
-    source = NicSettings(wiring=Wiring(rules))
+    rules = RailRules(expected_megabits={"eth0": 200_000, "eth1": 25_000})
+    source = NicSettingsSource(wiring=NetworkScanner(rules))
     found = numbers(read_once(source, host).frame)
     assert found[SPEED, ("eth0",)] == 200_000 * BYTES_OF_A_MEGABIT
     assert found[SPEED, ("eth1",)] == 25_000 * BYTES_OF_A_MEGABIT, "though the driver tells nothing"

@@ -11,12 +11,11 @@ from support.machine import DENIED, FakeHost
 from support.nics import FEC, LINK_MODES, NET, add_netlink, add_nic, changes
 from support.reading import ORIGIN
 
-from agent.sampling.reader import Reader
-from agent.sampling.source import Table
-from agent.sources.nic_settings import NicSettings
-from agent.sources.settings.card import Told
-from agent.sources.settings.files import parameter
-from agent.sources.settings.netlink import dscp_map
+from agent.sampling.source import RowBuilder
+from agent.sampling.source_reader import SourceReader
+from agent.sources.nic_interfaces import SettingAnswers
+from agent.sources.nic_setting_parsers import add_dscp_map, parameter_name
+from agent.sources.nic_settings import NicSettingsSource
 from railscope.catalog import nic_settings as c
 from railscope.reading import PRESENT, Absent
 
@@ -95,8 +94,8 @@ class Model:
 def test_any_sequence_of_settings_gives_the_events_of_the_model(
     steps: list[tuple[dict[str, dict[str, Any] | None], int]],
 ) -> None:
-    host, model, source = FakeHost(), Model(), NicSettings()
-    reader = Reader(source, host, ORIGIN)
+    host, model, source = FakeHost(), Model(), NicSettingsSource()
+    reader = SourceReader(source, host, ORIGIN)
     for machine, probes in steps:
         for _ in range(probes):  # of the machine as it was: what they saw must not be told later
             source.probe(host)
@@ -115,12 +114,12 @@ def test_a_read_long_after_the_probe_tells_what_is_so_now(
     steps: list[tuple[dict[str, dict[str, Any] | None], int]],
 ) -> None:
     """In the columns of the probe, whatever has become of what they are about."""
-    host, source = FakeHost(), NicSettings()
+    host, source = FakeHost(), NicSettingsSource()
     for machine, _ in steps:
         columns = source.probe(host).columns
         put(host, machine)
         host.clock.advance(2)
-        table = Table(len(columns))
+        table = RowBuilder(len(columns))
         source.read(host, table)
         assert table.grown, "so that the next read has the columns of what is there now"
         for position, (metric, entity) in enumerate(columns):
@@ -136,8 +135,8 @@ def test_a_map_of_dscps_can_be_read_back(priority_of: dict[int, int]) -> None:
     dscp: dict[int, list[int]] = {}
     for code, priority in priority_of.items():
         dscp.setdefault(priority, []).append(code)
-    told = Told("eth0")
-    dscp_map(told, dscp)
+    told = SettingAnswers("eth0")
+    add_dscp_map(told, dscp)
     text = told.texts["dscp_map"]
     if len(text) > 200:  # cut, and told by its digest
         return
@@ -152,8 +151,8 @@ def test_a_map_of_dscps_can_be_read_back(priority_of: dict[int, int]) -> None:
 
 @given(st.permutations(range(64)))
 def test_the_order_of_a_map_of_dscps_does_not_matter(codes: list[int]) -> None:
-    told = Told("eth0")
-    dscp_map(told, {0: codes})
+    told = SettingAnswers("eth0")
+    add_dscp_map(told, {0: codes})
     assert told.texts["dscp_map"] == "0:0-63"
 
 
@@ -166,7 +165,7 @@ def test_names_of_parameters_are_those_of_the_kernel() -> None:
         "rpg_min_rate", "rate_to_set_on_first_cnp", "dce_tcp_g", "dce_tcp_rtt",
         "rate_reduce_monitor_period", "initial_alpha_value", "rpg_gd",
     }  # fmt: skip
-    assert {parameter("np", n) for n in np} | {parameter("rp", n) for n in rp} == {
+    assert {parameter_name("np", n) for n in np} | {parameter_name("rp", n) for n in rp} == {
         "rp_clamp_tgt_rate", "rp_clamp_tgt_rate_ati", "rp_time_reset", "rp_byte_reset",
         "rp_threshold", "rp_ai_rate", "rp_max_rate", "rp_hai_rate", "rp_min_dec_fac", "rp_min_rate",
         "rp_rate_to_set_on_first_cnp", "rp_dce_tcp_g", "rp_dce_tcp_rtt",

@@ -7,14 +7,13 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.shipping.numbering import Numbering
-from railscope.batch import encode_batches
+from agent.shipping.shipper import EventNumbering
 from railscope.catalog.agent import GAP_EVENT, SOURCE_EVENT
 from railscope.catalog.entities import DROP, SOURCE
-from railscope.entity import Entity
-from railscope.frame import Event, Frame, Instant, Origin, Schema
+from railscope.envelopes import encode_batches
+from railscope.frame import Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
 
-ORIGIN = Origin("n1", "run", "boot")
+ORIGIN = FrameOrigin("n1", "run", "boot")
 SCHEMA = Schema("agent", ())
 
 
@@ -25,12 +24,12 @@ def frame(sequence: int, audited: list[bool]) -> Frame:
         else Event(SOURCE_EVENT, Entity(SOURCE, ("nic",)), 1, 1)
         for one in audited
     )
-    return Frame(ORIGIN, SCHEMA, sequence, Instant(1, sequence), array("q"), b"", events)
+    return Frame(ORIGIN, SCHEMA, sequence, NodeTimestamp(1, sequence), array("q"), b"", events)
 
 
 @given(st.lists(st.lists(st.booleans(), max_size=5), min_size=1, max_size=20))
 def test_audited_events_and_only_they_count_on(wanted: list[list[bool]]) -> None:
-    numbering = Numbering()
+    numbering = EventNumbering()
     frames = [numbering.numbered(frame(n, one)) for n, one in enumerate(wanted, 1)]
     sent = [event for batch in encode_batches(frames) for event in batch.events]
     assert [bool(event.number) for event in sent] == [one for each in wanted for one in each]

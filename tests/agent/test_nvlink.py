@@ -10,8 +10,8 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, numbers, read_once, readings
 
 from agent.host import NvmlError
-from agent.sampling.reader import Reader
-from agent.sources.nvidia.nvlink import NvLink, bit_error_decades
+from agent.sampling.source_reader import SourceReader
+from agent.sources.nvidia.nvlink import NvLinkSource, bit_error_decades
 from railscope.reading import Absent
 
 STATE = "railscope_nvlink_state"
@@ -34,14 +34,14 @@ def linked(links: int, fields: Mapping[int, int]) -> FakeHost:
 
 
 def test_a_gpu_without_links_has_no_columns() -> None:
-    assert read_once(NvLink.traffic(), linked(0, {})).frame is None
+    assert read_once(NvLinkSource.traffic(), linked(0, {})).frame is None
 
 
 def test_hopper_tells_errors_by_link() -> None:
     host = linked(18, {164: 26_562, 161: 100, 162: 200, 163: 300, 138: 5, 139: 6, 140: 7, 141: 8})
     for link in range(18):
         host.calls[f"nvml.nvmlDeviceGetFieldValues(0,165:{link})"] = [0, 1]
-    frame = read_once(NvLink.traffic(), host).frame
+    frame = read_once(NvLinkSource.traffic(), host).frame
     found = numbers(frame)
     assert found["railscope_nvlink_transmitted_bytes_total", ("GPU-0", "3")] == (5 + 3) * 1024
     assert found["railscope_nvlink_raw_received_bytes_total", ("GPU-0", "17")] == (8 + 17) * 1024
@@ -64,7 +64,7 @@ def test_ampere_tells_them_by_fields_of_their_own() -> None:
         host.calls[f"nvml.nvmlDeviceGetFieldValues(0,{field})"] = [0, value]
     for link in range(12):
         host.calls[f"nvml.nvmlDeviceGetNvLinkState(0,{link})"] = int(link != 7)
-    reader = Reader(NvLink.traffic(), host, ORIGIN)
+    reader = SourceReader(NvLinkSource.traffic(), host, ORIGIN)
     for _ in range(2):
         found = numbers(reader.run().frame)
         told = {key[1:]: value for (name, key), value in found.items() if name == ERRORS}
@@ -85,11 +85,11 @@ def test_blackwell_tells_packets_symbols_and_codewords() -> None:
     host = linked(2, {205: 10, 208: 20, 212: 30, 213: 40, 214: 50, 221: 60, 235: 70, 250: 80})
     for link in range(2):
         host.calls[f"nvml.nvmlDeviceGetFieldValues(0,220:{link})"] = [0, 0x2 << 8 | 9]
-    traffic = numbers(read_once(NvLink.traffic(), host).frame)
+    traffic = numbers(read_once(NvLinkSource.traffic(), host).frame)
     assert traffic[ERRORS, ("GPU-0", "1", "receive")] == 21
     assert traffic["railscope_nvlink_recoveries_total", ("GPU-0", "0", "failed")] == 50
     assert ("GPU-0", "0", "replay") not in {key for name, key in traffic if name == ERRORS}
-    signal = numbers(read_once(NvLink.signal(), host).frame)
+    signal = numbers(read_once(NvLinkSource.signal(), host).frame)
     assert signal[ERRORS, ("GPU-0", "1", "symbol")] == 61
     assert signal["railscope_nvlink_fec_codewords_total", ("GPU-0", "1", "15")] == 81
     decades = signal["railscope_nvlink_bit_error_decades", ("GPU-0", "0", "effective")]
@@ -115,7 +115,7 @@ def test_a_link_count_the_driver_does_not_tell_is_found_by_asking() -> None:
     host.calls["nvml.nvmlDeviceGetFieldValues(0,91)"] = [3, 0]
     for link in range(4):
         host.calls[f"nvml.nvmlDeviceGetNvLinkState(0,{link})"] = 1
-    found = numbers(read_once(NvLink.traffic(), host).frame)
+    found = numbers(read_once(NvLinkSource.traffic(), host).frame)
     assert found["railscope_gpu_nvlinks", ("GPU-0",)] == 4
 
 
@@ -123,6 +123,6 @@ def test_a_state_that_cannot_be_told_leaves_the_number_of_active_links_untold() 
     host = linked(2, {164: 1})
     host.calls["nvml.nvmlDeviceGetNvLinkState(0,0)"] = 1
     host.calls["nvml.nvmlDeviceGetNvLinkState(0,1)"] = NvmlError(4, "Insufficient Permissions")
-    found = readings(read_once(NvLink.traffic(), host).frame)
+    found = readings(read_once(NvLinkSource.traffic(), host).frame)
     assert found[STATE, ("GPU-0", "0")] == 1
     assert found["railscope_gpu_nvlinks_active", ("GPU-0",)] is Absent.DENIED

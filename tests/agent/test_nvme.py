@@ -15,13 +15,19 @@ from support.machine import DENIED, FakeHost
 from support.reading import ORIGIN, numbers, read_once, readings
 from support.trees import server_tree
 
-from agent.host.nvme import LOG_BYTES, Nvme, ask_health, decode, refusal
-from agent.host.real import RealHost
-from agent.host.recording import RecordingHost
+from agent.host.live_host import (
+    LOG_BYTES,
+    LiveHost,
+    NvmeHealthLogs,
+    command_error,
+    decode_health_log,
+    read_health_log,
+)
+from agent.host.recording_host import RecordingHost
 from agent.host.redactor import Redactor
-from agent.sampling.reader import Reader
-from agent.sampling.source import Verdict
-from agent.sources.nvme import ROOT, NvmeDrives
+from agent.sampling.source import ProbeVerdict
+from agent.sampling.source_reader import SourceReader
+from agent.sources.nvme import ROOT, NvmeSource
 from railscope.catalog.drives import STATES
 from railscope.reading import Absent, reason_of
 
@@ -81,7 +87,7 @@ def server() -> FakeHost:
 
 
 def test_state_and_health(server: FakeHost) -> None:
-    outcome = read_once(NvmeDrives(), server)
+    outcome = read_once(NvmeSource(), server)
     assert numbers(outcome.frame) == {STATE: 1} | HEALTH
     assert outcome.frame is not None
     facts = {entity.key: entity.facts for _, entity, _ in outcome.frame.readings()}
@@ -94,13 +100,13 @@ def test_state_and_health(server: FakeHost) -> None:
 
 def test_without_rights_the_state_is_left_and_there_is_a_remedy(server: FakeHost) -> None:
     server.calls["nvme.smart(nvme0)"] = DENIED
-    outcome = read_once(NvmeDrives(), server)
+    outcome = read_once(NvmeSource(), server)
     found = readings(outcome.frame)
     assert found.pop(STATE) == 1
     assert set(found.values()) == {Absent.DENIED}
     assert found.keys() == HEALTH.keys()
     (finding,) = outcome.findings
-    assert finding.verdict is Verdict.DENIED
+    assert finding.verdict is ProbeVerdict.DENIED
     assert "CAP_SYS_ADMIN" in finding.remedy
 
 
@@ -111,11 +117,11 @@ def test_without_rights_the_state_is_left_and_there_is_a_remedy(server: FakeHost
 )  # fmt: skip
 def test_states_as_kernels_say_them(server: FakeHost, word: str, reading: object) -> None:
     server.files[f"{ROOT}/nvme0/state"] = f"{word}\n"
-    assert readings(read_once(NvmeDrives(), server).frame)[STATE] == reading
+    assert readings(read_once(NvmeSource(), server).frame)[STATE] == reading
 
 
 def test_a_drive_that_is_pulled_is_gone(server: FakeHost) -> None:
-    reader = Reader(NvmeDrives(), server, ORIGIN)
+    reader = SourceReader(NvmeSource(), server, ORIGIN)
     reader.run()
     server.files = {path: said for path, said in server.files.items() if "/nvme0/" not in path}
     server.calls["nvme.smart(nvme0)"] = FileNotFoundError(errno.ENOENT, "gone")
@@ -124,27 +130,27 @@ def test_a_drive_that_is_pulled_is_gone(server: FakeHost) -> None:
 
 def test_a_drive_behind_a_network_goes_by_its_name(server: FakeHost) -> None:
     server.files |= {f"{ROOT}/nvme4/state": "connecting\n", f"{ROOT}/nvme4/transport": "rdma\n"}
-    found = readings(read_once(NvmeDrives(), server).frame)
+    found = readings(read_once(NvmeSource(), server).frame)
     assert found["railscope_nvme_state", ("nvme4",)] == 3
     assert found["railscope_nvme_used_ratio", ("nvme4",)] is Absent.UNSUPPORTED
 
 
 def test_no_temperature_is_not_the_coldest_one(server: FakeHost) -> None:
     server.calls["nvme.smart(nvme0)"] = LOG | {"temperature_kelvins": 0}
-    found = readings(read_once(NvmeDrives(), server).frame)
+    found = readings(read_once(NvmeSource(), server).frame)
     assert found["railscope_nvme_temperature_celsius", DRIVE] is Absent.UNSUPPORTED
 
 
 def test_more_than_64_bits_hold_is_an_error(server: FakeHost) -> None:
     server.calls["nvme.smart(nvme0)"] = LOG | {"media_errors": 1 << 64}
-    found = readings(read_once(NvmeDrives(), server).frame)
+    found = readings(read_once(NvmeSource(), server).frame)
     assert found["railscope_nvme_media_errors_total", DRIVE] is Absent.ERROR
     assert found["railscope_nvme_used_ratio", DRIVE] == 103
 
 
 def test_serial_numbers_are_not_recorded(server: FakeHost) -> None:
     host = RecordingHost(server, Redactor())
-    read_once(NvmeDrives(), host)
+    read_once(NvmeSource(), host)
     said = "".join(moment.to_line() for moment in host.moments)
     assert "nvme0/serial" in said
     assert SERIAL not in said
@@ -152,14 +158,14 @@ def test_serial_numbers_are_not_recorded(server: FakeHost) -> None:
 
 def test_the_drive_of_the_tree(tmp_path_factory: pytest.TempPathFactory) -> None:
     root = server_tree(tmp_path_factory)
-    outcome = read_once(NvmeDrives(), RealHost(root))
+    outcome = read_once(NvmeSource(), LiveHost(root))
     directory = root / "sys/class/nvme/nvme0"
     assert numbers(outcome.frame) == {("railscope_nvme_state", ("nvme0",)): 1}
     assert outcome.frame is not None
     facts = {entity.key: entity.facts for _, entity, _ in outcome.frame.readings()}["nvme0",]
     for fact, file in (("model", "model"), ("serial", "serial"), ("firmware", "firmware_rev")):
         assert facts[fact] == (directory / file).read_text().strip()
-    assert outcome.findings[0].verdict is Verdict.SUPPORTED
+    assert outcome.findings[0].verdict is ProbeVerdict.SUPPORTED
     assert outcome.broken == 0
 
 
@@ -182,7 +188,7 @@ def test_every_field_lies_where_the_specification_says(
         log[32 + 16 * position : 48 + 16 * position] = count.to_bytes(16, "little")
     log[192:196] = minutes[0].to_bytes(4, "little")
     log[196:200] = minutes[1].to_bytes(4, "little")
-    found = decode(bytes(log))
+    found = decode_health_log(bytes(log))
     assert list(found.values()) == [
         head[0], head[1] + 256 * head[2], *head[3:], *counts, *minutes,
     ]  # fmt: skip
@@ -193,7 +199,7 @@ def test_every_field_lies_where_the_specification_says(
 @given(st.binary(max_size=LOG_BYTES - 1))
 def test_a_log_cut_short_is_refused(log: bytes) -> None:
     with pytest.raises(OSError, match="too short") as caught:
-        decode(log)
+        decode_health_log(log)
     assert caught.value.errno == errno.EIO
 
 
@@ -204,7 +210,7 @@ def test_what_is_no_drive_does_not_answer() -> None:
     descriptor = os.open("/dev/null", os.O_RDONLY)
     try:
         with pytest.raises(OSError, match="ioctl") as caught:
-            ask_health(descriptor)
+            read_health_log(descriptor)
     finally:
         os.close(descriptor)
     assert caught.value.errno == errno.ENOTTY
@@ -215,23 +221,23 @@ def test_what_is_no_drive_does_not_answer() -> None:
     [(0x4002, Absent.UNSUPPORTED), (0x109, Absent.UNSUPPORTED), (0x4, Absent.ERROR)],
 )
 def test_a_drive_without_the_log_is_no_broken_one(status: int, reason: Absent) -> None:
-    assert reason_of(refusal(status)) is reason
+    assert reason_of(command_error(status)) is reason
 
 
 @pytest.mark.parametrize("name", ["nvme0n1", "../null", "null", "", "nvme"])
 def test_nothing_but_a_controller_is_opened(name: str) -> None:
     with pytest.raises(OSError, match="no NVMe controller"):
-        Nvme().call("smart", name)
+        NvmeHealthLogs().call("smart", name)
 
 
 def test_a_drive_that_is_not_there() -> None:
     assert not Path("/dev/nvme999").exists()
     with pytest.raises(FileNotFoundError):
-        RealHost().call("nvme", "smart", "nvme999")
+        LiveHost().call("nvme", "smart", "nvme999")
 
 
 def test_drives_of_this_machine() -> None:
-    outcome = read_once(NvmeDrives(), RealHost())
+    outcome = read_once(NvmeSource(), LiveHost())
     assert outcome.problem == ""
     found: dict[Any, Any] = readings(outcome.frame)
     here = list(Path("/sys/class/nvme").glob("nvme*"))

@@ -14,11 +14,11 @@ from support.standin import LIBRARY, Standin, StandinHost, scenario
 from support.standin_table import DOUBLE, INT, LLONG, UINT, ULLONG, ULONG, USHORT, error
 
 from agent.host import Json, NvmlError
+from agent.host.live_host import LiveHost
 from agent.host.nvml import Nvml
-from agent.host.nvml_gpm import SHORTEST_NS
-from agent.host.real import RealHost
-from agent.sampling.reader import Reader
-from agent.sources.nvidia.gpu import Gpu
+from agent.host.nvml_readers import SHORTEST_NS
+from agent.sampling.source_reader import SourceReader
+from agent.sources.nvidia.gpu_devices import GpuSource
 from railscope.reading import Absent
 
 _LOW = 0xFFFF_FFFF
@@ -29,7 +29,7 @@ def test_a_machine_without_the_driver() -> None:
         ctypes.CDLL(LIBRARY)
     except OSError:
         with pytest.raises(NvmlError) as raised:
-            RealHost().call("nvml", "nvmlDeviceGetCount")
+            LiveHost().call("nvml", "nvmlDeviceGetCount")
         assert raised.value.code == 12
     else:
         pytest.skip("this machine has the NVIDIA driver")
@@ -37,7 +37,7 @@ def test_a_machine_without_the_driver() -> None:
 
 def test_a_copied_tree_has_no_gpus_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(NvmlError, match="copied tree") as raised:
-        RealHost(tmp_path).call("nvml", "nvmlDeviceGetCount")
+        LiveHost(tmp_path).call("nvml", "nvmlDeviceGetCount")
     assert raised.value.code == 12
 
 
@@ -147,7 +147,7 @@ def test_the_older_function_is_asked_where_the_newer_is_missing(standin: Standin
     standin.tell(calls)
     host = StandinHost()
     assert code_of(host.nvml, "nvmlDeviceGetTemperatureV", 0, 0) == 13
-    found = readings(read_once(Gpu.load(), host).frame)
+    found = readings(read_once(GpuSource.load(), host).frame)
     assert found["railscope_gpu_temperature_celsius", ("GPU-0",)] == 61
     active = {key[1] for (name, key), reading in found.items() if "throttle_active" in name and reading}  # fmt: skip
     assert active == {"software_power_cap"}
@@ -159,7 +159,7 @@ def test_a_driver_that_does_not_tell_what_is_reserved_has_memory_all_the_same(
 ) -> None:
     standin.tell(full_gpus(1))
     host = StandinHost()
-    reader = Reader(Gpu.load(), host, ORIGIN)
+    reader = SourceReader(GpuSource.load(), host, ORIGIN)
     for _ in range(2):
         found = readings(reader.run().frame)
     told = {name: found[f"railscope_gpu_memory_{name}_bytes", ("GPU-0",)] for name in ("size", "free", "used", "reserved")}  # fmt: skip
@@ -177,7 +177,7 @@ def test_the_fabric_of_driver_535_has_a_state_and_no_health(standin: Standin) ->
     standin.tell(calls)
     host = StandinHost()
     assert host.nvml.call("nvmlDeviceGetGpuFabricInfo", 0) == older
-    frame = read_once(Gpu.health(), host).frame
+    frame = read_once(GpuSource.health(), host).frame
     found = readings(frame)
     assert found["railscope_gpu_fabric_state", ("GPU-0",)] == older["state"]
     assert found["railscope_gpu_fabric_health", ("GPU-0",)] is Absent.UNSUPPORTED
@@ -195,7 +195,7 @@ def test_what_neither_driver_nor_binding_has_is_no_function(standin: Standin) ->
     assert code_of(host.nvml, "nvmlDeviceGetMagic", 0) == 13
     assert code_of(host.nvml, "nvmlDeviceGetMarginTemperature", 0) == 13
     assert code_of(host.nvml, "nvmlGpmMetricsGet", 0, 2) == 13
-    found = readings(read_once(Gpu.health(), host).frame)
+    found = readings(read_once(GpuSource.health(), host).frame)
     assert found["railscope_gpu_temperature_margin_celsius", ("GPU-0",)] is Absent.UNSUPPORTED
 
 
@@ -279,7 +279,7 @@ def test_text_that_is_none_costs_its_own_fact_only(standin: Standin) -> None:
     standin.tell(calls)
     host = StandinHost()
     assert code_of(host.nvml, "nvmlDeviceGetSerial", 0) == 999
-    outcome = read_once(Gpu.load(), host)
+    outcome = read_once(GpuSource.load(), host)
     assert not outcome.problem
     (facts,) = {e.key: e.facts for e in outcome.frame.schema.entities if e.facts}.values()  # type: ignore[union-attr] - it has a frame
     assert facts["tray"] == "8"

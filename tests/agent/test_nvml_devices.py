@@ -10,8 +10,7 @@ from support.standin_table import error
 
 from agent.host import NvmlError
 from agent.host.nvml import Nvml
-from agent.host.nvml_events import MAX_KEPT
-from agent.host.nvml_gpm import LONGEST_NS, SHORTEST_NS
+from agent.host.nvml_readers import LONGEST_NS, MAX_QUEUED_EVENTS, SHORTEST_NS
 from railscope.catalog.gpu_health import GPU_DRIVER_EVENT
 from railscope.reading import Reading
 
@@ -231,10 +230,10 @@ def test_events_are_numbered_and_told_again(standin: Standin) -> None:
     first = [1, 1, XID, 94, 3, 0]
     second = [2, 0, 0x1, 0, NO_INSTANCE, NO_INSTANCE]
     assert nvml.call("nvmlEventSetWait") == nvml.call("nvmlEventSetWait") == [first, second]
-    for number in range(MAX_KEPT):
+    for number in range(MAX_QUEUED_EVENTS):
         standin.event(0, XID, number)
     numbers = [number for number, *_ in nvml.call("nvmlEventSetWait")]
-    assert numbers == list(range(3, MAX_KEPT + 3))
+    assert numbers == list(range(3, MAX_QUEUED_EVENTS + 3))
 
 
 @scenario()

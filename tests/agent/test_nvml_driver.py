@@ -14,11 +14,11 @@ from support.standin import DRIVER, LIBRARY, Readers, Standin, StandinHost, buil
 from support.standin_table import error
 
 from agent.host import NvmlError
+from agent.host.live_host import LiveHost
 from agent.host.nvml import Nvml
-from agent.host.real import RealHost
-from agent.sampling.reader import Reader
+from agent.sampling.source_reader import SourceReader
 from agent.sampling.status import FAILED, OK
-from agent.sources.rdma import Rdma
+from agent.sources.rdma import RdmaSource
 from railscope.capture import Json
 from railscope.reading import Absent
 
@@ -233,7 +233,7 @@ async def test_a_hung_call_ages_what_asks_nvml_and_nothing_else(standin: Standin
     host = StandinHost()
     add_card(host)
     host.nvml.call("nvmlDeviceGetCount")
-    sources = [*nvml_sources(), Rdma()]
+    sources = [*nvml_sources(), RdmaSource()]
     async with sampling(host, sources, SHORT) as run:
         statuses = run.sampler.statuses
         gpu, rdma = statuses["gpu"], statuses["rdma"]
@@ -292,8 +292,8 @@ def test_all_is_given_back_at_the_end(standin: Standin) -> None:
 def test_the_agents_own_host_reads_every_source(standin: Standin) -> None:
     calls = full_gpus(2, virtual=[1])
     standin.tell(calls)
-    host = RealHost()
-    readers = [Reader(source, host, ORIGIN) for source in nvml_sources()]
+    host = LiveHost()
+    readers = [SourceReader(source, host, ORIGIN) for source in nvml_sources()]
     pause = threading.Event()
     while True:
         outcomes = {reader.source.name: reader.run() for reader in readers}

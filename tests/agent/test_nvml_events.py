@@ -12,13 +12,12 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, numbers, readings
 from support.sampling import Sampling, sampling
 
-from agent.gpus.inventory import Gpus
+from agent.gpus.inventory import GpuInventory
 from agent.host import NvmlError
-from agent.sampling.reader import Reader
-from agent.sources.nvidia.events import MIG_CHANGE, XID, NvmlEvents
-from agent.sources.nvidia.gpu import Gpu
-from agent.streams.kernel_log import KernelLogStream
-from agent.streams.xid_book import MAX_WAITING, SAME_NS, Sighting, XidBook
+from agent.sampling.source_reader import SourceReader
+from agent.sources.nvidia.events import MIG_CHANGE, XID, NvmlEventSource
+from agent.sources.nvidia.gpu_devices import GpuSource
+from agent.streams.kernel_log import MAX_WAITING, SAME_NS, KernelLogStream, NvmlXid, XidMatcher
 from railscope.catalog.kernel import XID_EVENT
 from railscope.frame import Event
 
@@ -36,9 +35,13 @@ def gpu() -> FakeHost:
     return host
 
 
-def sources(book: XidBook) -> tuple[Gpu, NvmlEvents, KernelLogStream]:
-    shared = Gpus()
-    return Gpu.load(gpus=shared), NvmlEvents(book, gpus=shared), KernelLogStream(xids=book)
+def sources(book: XidMatcher) -> tuple[GpuSource, NvmlEventSource, KernelLogStream]:
+    shared = GpuInventory()
+    return (
+        GpuSource.load(gpus=shared),
+        NvmlEventSource(book, gpus=shared),
+        KernelLogStream(xids=book),
+    )
 
 
 def record(sequence: int, boot_ns: int, xid: int) -> str:
@@ -51,7 +54,7 @@ def xids(run: Sampling) -> list[Event]:
 
 
 async def test_an_xid_that_both_tell_counts_once_with_the_text_of_the_log() -> None:
-    host, book = gpu(), XidBook()
+    host, book = gpu(), XidMatcher()
     async with sampling(host, sources(book)) as run:
         host.calls[WAIT] = [[1, 0, XID, 31, NONE, NONE]]
         host.log.waiting = [record(1, run.clock.now().boot_ns + NS, 31)]
@@ -68,7 +71,7 @@ async def test_an_xid_that_both_tell_counts_once_with_the_text_of_the_log() -> N
 
 
 async def test_an_xid_the_log_does_not_tell_is_told_after_a_while() -> None:
-    host, book = gpu(), XidBook()
+    host, book = gpu(), XidMatcher()
     host.log.closed = PermissionError(13, "Permission denied")
     async with sampling(host, sources(book)) as run:
         host.calls[WAIT] = [[1, 0, XID, 94, 5, 0]]
@@ -83,8 +86,8 @@ async def test_an_xid_the_log_does_not_tell_is_told_after_a_while() -> None:
 
 
 async def test_xids_beyond_what_waits_for_the_log_are_counted_as_lost() -> None:
-    host, book = gpu(), XidBook()
-    async with sampling(host, [NvmlEvents(book)]) as run:
+    host, book = gpu(), XidMatcher()
+    async with sampling(host, [NvmlEventSource(book)]) as run:
         host.calls[WAIT] = [[n, 0, XID, 31, NONE, NONE] for n in range(1, MAX_WAITING + 4)]
         for _ in range(2):
             await run.step()
@@ -92,7 +95,7 @@ async def test_xids_beyond_what_waits_for_the_log_are_counted_as_lost() -> None:
 
 
 async def test_other_events_are_counted_by_kind_and_told_once() -> None:
-    host, book = gpu(), XidBook()
+    host, book = gpu(), XidMatcher()
     async with sampling(host, sources(book)) as run:
         host.calls[WAIT] = [[1, 0, 0x2, 0, NONE, NONE], [2, 0, 0x8000, 1, NONE, NONE]]
         for _ in range(3):
@@ -111,15 +114,15 @@ async def test_other_events_are_counted_by_kind_and_told_once() -> None:
 
 
 def test_an_event_that_a_hung_driver_gave_late_is_the_one_of_the_log() -> None:
-    book = XidBook()
+    book = XidMatcher()
     book.logged(ADDRESS, 119, 100 * NS)
-    book.seen(Sighting(ADDRESS, 119, 0, 145 * NS, 99 * NS))
+    book.seen(NvmlXid(ADDRESS, 119, 0, 145 * NS, 99 * NS))
     assert book.unlogged(1000 * NS) == []
 
 
 def test_a_mig_change_makes_all_look_anew() -> None:
-    host, shared = gpu(), Gpus()
-    reader = Reader(NvmlEvents(XidBook(), gpus=shared), host, ORIGIN)
+    host, shared = gpu(), GpuInventory()
+    reader = SourceReader(NvmlEventSource(XidMatcher(), gpus=shared), host, ORIGIN)
     shared.look(host)
     reader.run()
     before = shared.generation
@@ -130,9 +133,9 @@ def test_a_mig_change_makes_all_look_anew() -> None:
 
 def test_xids_of_before_are_the_logs_to_tell() -> None:
     """After a reload of the settings the driver's last events are given again."""
-    host, book = gpu(), XidBook()
+    host, book = gpu(), XidMatcher()
     host.calls[WAIT] = [[n, 0, XID, 31, NONE, NONE] for n in range(40, 104)]
-    reader = Reader(NvmlEvents(book), host, ORIGIN)
+    reader = SourceReader(NvmlEventSource(book), host, ORIGIN)
     assert readings(reader.run().frame)[LOST, ()] == 0
     host.calls[WAIT] = [*host.calls[WAIT][1:], [104, 0, XID, 94, NONE, NONE]]
     reader.run()
@@ -141,7 +144,7 @@ def test_xids_of_before_are_the_logs_to_tell() -> None:
 
 def test_a_recording_that_starts_over_gives_its_events_again() -> None:
     host = gpu()
-    reader = Reader(NvmlEvents(XidBook()), host, ORIGIN)
+    reader = SourceReader(NvmlEventSource(XidMatcher()), host, ORIGIN)
     reader.run()
     for _ in range(2):
         host.calls[WAIT] = [[1, 0, 0x1, 0, NONE, NONE]]
@@ -154,7 +157,7 @@ def test_a_recording_that_starts_over_gives_its_events_again() -> None:
 
 def test_events_that_came_too_fast_are_counted() -> None:
     host = gpu()
-    reader = Reader(NvmlEvents(XidBook()), host, ORIGIN)
+    reader = SourceReader(NvmlEventSource(XidMatcher()), host, ORIGIN)
     reader.run()
     host.calls[WAIT] = [[n, 0, 0x1, 0, NONE, NONE] for n in range(11, 75)]
     assert readings(reader.run().frame)[LOST, ()] == 10
@@ -164,7 +167,7 @@ def test_events_that_came_too_fast_are_counted() -> None:
 
 def test_a_driver_without_events_is_no_problem_and_a_lost_one_is() -> None:
     host = gpu()
-    reader = Reader(NvmlEvents(XidBook()), host, ORIGIN)
+    reader = SourceReader(NvmlEventSource(XidMatcher()), host, ORIGIN)
     host.calls[WAIT] = NvmlError(3, "Not Supported")
     assert reader.run().problem == ""
     host.clock.advance(60)
@@ -183,11 +186,11 @@ def test_no_xid_is_told_twice_and_none_is_lost(
     logged: list[tuple[int, int]], seen: list[tuple[int, int]]
 ) -> None:
     """Of each number, what NVML alone told is at least what it told more often than the log."""
-    book = XidBook()
+    book = XidMatcher()
     for number, second in logged:
         book.logged(ADDRESS, number, second * NS)
     for number, second in seen:
-        book.seen(Sighting(ADDRESS, number, 0, second * NS, second * NS))
+        book.seen(NvmlXid(ADDRESS, number, 0, second * NS, second * NS))
     alone = book.unlogged(21 * NS + SAME_NS)
     assert book.unlogged(10**18) == []
     for number in (1, 2, 3):
@@ -198,10 +201,10 @@ def test_no_xid_is_told_twice_and_none_is_lost(
 
 
 def test_what_comes_close_enough_in_either_order_is_the_same() -> None:
-    book = XidBook()
-    book.seen(Sighting(ADDRESS, 79, 0, 10 * NS, 9 * NS))
+    book = XidMatcher()
+    book.seen(NvmlXid(ADDRESS, 79, 0, 10 * NS, 9 * NS))
     book.logged(ADDRESS, 79, 9 * NS - SAME_NS)
     book.logged(ADDRESS, 31, 20 * NS)
-    book.seen(Sighting(ADDRESS, 31, 0, 20 * NS + SAME_NS, 20 * NS + SAME_NS))
-    book.seen(Sighting(ADDRESS, 31, 0, 20 * NS + SAME_NS, 20 * NS + SAME_NS))
+    book.seen(NvmlXid(ADDRESS, 31, 0, 20 * NS + SAME_NS, 20 * NS + SAME_NS))
+    book.seen(NvmlXid(ADDRESS, 31, 0, 20 * NS + SAME_NS, 20 * NS + SAME_NS))
     assert [s.xid for s in book.unlogged(100 * NS)] == [31]

@@ -13,10 +13,10 @@ from support.nics import add_netlink, add_nic, events, facts
 from support.reading import ORIGIN, numbers, read_once, readings
 from support.sampling import sampling
 
-from agent.sampling.reader import Reader
-from agent.sampling.source import Verdict
+from agent.sampling.source import ProbeVerdict
+from agent.sampling.source_reader import SourceReader
 from agent.sampling.status import FAILED, PARTIAL
-from agent.sources.optics import Optics
+from agent.sources.nic_ports import OpticsSource
 from railscope.reading import Absent
 
 KIND = "nic_transceiver"
@@ -61,7 +61,7 @@ def told(outcome: Any) -> list[tuple[str, str]]:
 
 
 def test_what_an_optical_module_measures() -> None:
-    outcome = read_once(Optics(), plugged())
+    outcome = read_once(OpticsSource(), plugged())
     assert facts(outcome, KIND) == {"eth0": {
         "type": "QSFP28", "vendor": "Example Optics", "part_number": "EX-100G-SR4",
         "revision": "A", "serial": "SN1", "media": "optical multi-mode", "length_metres": "70",
@@ -88,14 +88,14 @@ def test_what_an_optical_module_measures() -> None:
 
 
 def test_a_copper_cable_has_a_name_and_measures_nothing() -> None:
-    outcome = read_once(Optics(), plugged(COPPER))
+    outcome = read_once(OpticsSource(), plugged(COPPER))
     assert facts(outcome, KIND)["eth0"]["length_metres"] == "3"
     assert numbers(outcome.frame) == {READABLE: 1}
 
 
 def test_a_module_that_is_pulled_takes_its_values_and_its_facts_along() -> None:
     host = plugged()
-    reader = Reader(Optics(), host, ORIGIN)
+    reader = SourceReader(OpticsSource(), host, ORIGIN)
     before = readings(reader.run().frame)
     host.clock.advance(60)
     add_netlink(host, module=PULLED)
@@ -107,7 +107,7 @@ def test_a_module_that_is_pulled_takes_its_values_and_its_facts_along() -> None:
     outcome = reader.run()
     assert outcome.frame is None
     (finding,) = outcome.findings
-    assert finding.verdict is Verdict.ABSENT
+    assert finding.verdict is ProbeVerdict.ABSENT
     host.clock.advance(60)
     add_netlink(host, module=MODULE | {"serial": "SN9"})
     outcome = reader.run()
@@ -119,30 +119,30 @@ def test_a_module_that_is_pulled_takes_its_values_and_its_facts_along() -> None:
 
 def test_a_bus_that_is_stuck_keeps_the_columns_and_says_why() -> None:
     host = plugged()
-    reader = Reader(Optics(), host, ORIGIN)
+    reader = SourceReader(OpticsSource(), host, ORIGIN)
     before = readings(reader.run().frame)
     add_netlink(host, module=OSError(errno.EIO, "Input/output error"))
     for _ in range(2):
         host.clock.advance(60)
         outcome = reader.run()
         assert readings(outcome.frame) == dict.fromkeys(before, Absent.ERROR)
-        assert outcome.findings[0].verdict is Verdict.BROKEN
+        assert outcome.findings[0].verdict is ProbeVerdict.BROKEN
 
 
 @pytest.mark.parametrize(
     ("trouble", "reading", "verdict", "remedy"),
     [
-        (DENIED, Absent.DENIED, Verdict.DENIED, "CAP_NET_ADMIN"),
-        (OSError(errno.EIO, "I/O error"), Absent.ERROR, Verdict.BROKEN, ""),
-        ({"temperature_millicelsius": None}, Absent.ERROR, Verdict.BROKEN, "bug"),
-        (OSError(errno.EOPNOTSUPP, "not supported"), None, Verdict.ABSENT, ""),
-        (OSError(errno.EINVAL, "Invalid argument"), None, Verdict.ABSENT, ""),
+        (DENIED, Absent.DENIED, ProbeVerdict.DENIED, "CAP_NET_ADMIN"),
+        (OSError(errno.EIO, "I/O error"), Absent.ERROR, ProbeVerdict.BROKEN, ""),
+        ({"temperature_millicelsius": None}, Absent.ERROR, ProbeVerdict.BROKEN, "bug"),
+        (OSError(errno.EOPNOTSUPP, "not supported"), None, ProbeVerdict.ABSENT, ""),
+        (OSError(errno.EINVAL, "Invalid argument"), None, ProbeVerdict.ABSENT, ""),
     ],
 )
 def test_a_module_that_cannot_be_read_is_a_finding(
-    trouble: Any, reading: Absent | None, verdict: Verdict, remedy: str
+    trouble: Any, reading: Absent | None, verdict: ProbeVerdict, remedy: str
 ) -> None:
-    outcome = read_once(Optics(), plugged(trouble))
+    outcome = read_once(OpticsSource(), plugged(trouble))
     assert readings(outcome.frame) == ({READABLE: reading} if reading else {})
     (finding,) = outcome.findings
     assert finding.verdict is verdict
@@ -150,8 +150,8 @@ def test_a_module_that_cannot_be_read_is_a_finding(
 
 
 def test_no_card_no_module() -> None:
-    (finding,) = read_once(Optics(), FakeHost()).findings
-    assert finding.verdict is Verdict.ABSENT
+    (finding,) = read_once(OpticsSource(), FakeHost()).findings
+    assert finding.verdict is ProbeVerdict.ABSENT
 
 
 PLUGS = st.lists(
@@ -162,8 +162,8 @@ PLUGS = st.lists(
 @given(PLUGS)
 def test_a_change_of_module_is_told_once_whatever_is_between(plugs: list[Any]) -> None:
     host, last = plugged(), ""
-    source = Optics()
-    reader = Reader(source, host, ORIGIN)
+    source = OpticsSource()
+    reader = SourceReader(source, host, ORIGIN)
     for plug in plugs:
         seen = isinstance(plug, str)
         add_netlink(host, module=MODULE | {"serial": plug} if seen else plug)
@@ -177,5 +177,5 @@ def test_a_change_of_module_is_told_once_whatever_is_between(plugs: list[Any]) -
 
 @pytest.mark.parametrize(("trouble", "state"), [(DENIED, PARTIAL), (STUCK, FAILED)])
 async def test_what_is_not_for_us_to_read_has_not_failed(trouble: OSError, state: int) -> None:
-    async with sampling(plugged(trouble), [Optics()]) as run:
+    async with sampling(plugged(trouble), [OpticsSource()]) as run:
         assert run.sampler.statuses["optics"].state == state

@@ -16,11 +16,11 @@ from support.pages import Sample, sample, samples
 from support.sampling import sampling
 
 from agent.endpoint.http_server import HttpServer
-from agent.endpoint.metrics import Page
+from agent.endpoint.metrics_endpoint import MetricsEndpoint
 from agent.host import NvmlError
-from agent.sampling.status import FAILED, OK, STARTING, UNSUPPORTED, Status
-from agent.sources.nvidia.gpu import Gpu
-from agent.sources.rdma import Rdma
+from agent.sampling.status import FAILED, OK, STARTING, UNSUPPORTED, SourceState
+from agent.sources.nvidia.gpu_devices import GpuSource
+from agent.sources.rdma import RdmaSource
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 SHOWN = "let-me-in"
@@ -30,11 +30,11 @@ POWER = sample("railscope_gpu_power_watts", gpu="GPU-0")
 
 @asynccontextmanager
 async def served(
-    statuses: Iterable[Status], clock: ManualClock, token: str = ""
+    statuses: Iterable[SourceState], clock: ManualClock, token: str = ""
 ) -> AsyncIterator[aiohttp.ClientSession]:
     """A session with the page of these sources."""
     listed = list(statuses)
-    page = Page("node-1", lambda: listed, lambda: clock.now().boot_ns, token)
+    page = MetricsEndpoint("node-1", lambda: listed, lambda: clock.now().boot_ns, token)
     server = HttpServer(page.respond)
     _, port = await server.start("127.0.0.1:0", None)
     try:
@@ -62,7 +62,7 @@ def host_with_card() -> FakeHost:
 async def test_the_page_comes_in_the_form_that_is_asked_for(accept: str, content_type: str) -> None:
     host = host_with_card()
     async with (
-        sampling(host, [Rdma()]) as run,
+        sampling(host, [RdmaSource()]) as run,
         served(run.sampler.statuses.values(), host.clock) as session,
         session.get("/metrics", headers={"Accept": accept} if accept else {}) as answer,
     ):
@@ -77,7 +77,7 @@ async def test_the_page_comes_in_the_form_that_is_asked_for(accept: str, content
 async def test_the_page_is_compressed_for_those_who_take_it(accept: str) -> None:
     host = host_with_card()
     async with (
-        sampling(host, [Rdma(), Gpu.load()]) as run,
+        sampling(host, [RdmaSource(), GpuSource.load()]) as run,
         served(run.sampler.statuses.values(), host.clock) as session,
     ):
         bodies: dict[str, str] = {}
@@ -97,7 +97,7 @@ async def test_the_page_is_compressed_for_those_who_take_it(accept: str) -> None
 async def test_a_head_request_has_no_body() -> None:
     host = host_with_card()
     async with (
-        sampling(host, [Rdma()]) as run,
+        sampling(host, [RdmaSource()]) as run,
         served(run.sampler.statuses.values(), host.clock) as session,
         session.head("/metrics", headers={"Accept-Encoding": "identity"}) as answer,
     ):
@@ -141,7 +141,7 @@ async def test_a_token_guards_the_page_and_not_its_health() -> None:
 
 
 async def test_ready_when_every_source_has_reported() -> None:
-    gpu, rdma = Status(Gpu.load()), Status(Rdma())
+    gpu, rdma = SourceState(GpuSource.load()), SourceState(RdmaSource())
     async with served([gpu, rdma], ManualClock()) as session:
         for states, status, text in (
             ((STARTING, STARTING), 503, "waiting for gpu, rdma"),
@@ -163,7 +163,7 @@ async def page_of(session: aiohttp.ClientSession) -> dict[Sample, float]:
 async def test_readings_that_are_too_old_are_left_out() -> None:
     """Three periods, but never less than five seconds."""
     host = host_with_card()
-    async with sampling(host, [Rdma(1.0), Gpu.load(4.0)]) as run:
+    async with sampling(host, [RdmaSource(1.0), GpuSource.load(4.0)]) as run:
         statuses = run.sampler.statuses.values()
     async with served(statuses, host.clock) as session:
         assert {PACKETS, POWER} <= set(await page_of(session))
@@ -181,7 +181,7 @@ async def test_readings_that_are_too_old_are_left_out() -> None:
 async def test_a_step_of_the_wall_clock_makes_nothing_old() -> None:
     host = host_with_card()
     async with (
-        sampling(host, [Rdma()]) as run,
+        sampling(host, [RdmaSource()]) as run,
         served(run.sampler.statuses.values(), host.clock) as session,
     ):
         host.clock.step_wall(-7 * 24 * 3600)
@@ -194,7 +194,7 @@ async def test_a_source_that_failed_leaves_the_page_and_comes_back() -> None:
     host = host_with_card()
     count = "nvml.nvmlDeviceGetCount()"
     async with (
-        sampling(host, [Rdma(), Gpu.load()]) as run,
+        sampling(host, [RdmaSource(), GpuSource.load()]) as run,
         served(run.sampler.statuses.values(), host.clock) as session,
     ):
         assert POWER in await page_of(session)
@@ -208,9 +208,9 @@ async def test_a_source_that_failed_leaves_the_page_and_comes_back() -> None:
 
 
 async def test_the_landing_page_tells_how_sources_fare_and_escapes_what_they_say() -> None:
-    broken = Status(Gpu.load(), state=FAILED, problem="<script>alert(1)</script>")
+    broken = SourceState(GpuSource.load(), state=FAILED, problem="<script>alert(1)</script>")
     async with (
-        served([broken, Status(Rdma(), state=OK)], ManualClock()) as session,
+        served([broken, SourceState(RdmaSource(), state=OK)], ManualClock()) as session,
         session.get("/", headers={"Accept-Encoding": "identity"}) as answer,
     ):
         text = await answer.text()
@@ -231,7 +231,7 @@ async def test_the_landing_page_tells_how_sources_fare_and_escapes_what_they_say
     ids=["no HTTP", "no host", "HTTP 1.0", "endless header"],
 )
 async def test_requests_of_the_odd_kind(request_: bytes, answer: bytes) -> None:
-    page = Page("node-1", list, lambda: 0, "")
+    page = MetricsEndpoint("node-1", list, lambda: 0, "")
     server = HttpServer(page.respond)
     host, port = await server.start("127.0.0.1:0", None)
     reader, writer = await asyncio.open_connection(host, port)

@@ -14,9 +14,9 @@ from support.machine import FakeHost
 from support.sampling import sampling
 
 from agent.endpoint.http_server import HttpServer
-from agent.endpoint.metrics import Page
-from agent.sources.nvidia.gpu import Gpu
-from agent.sources.rdma import Rdma
+from agent.endpoint.metrics_endpoint import MetricsEndpoint
+from agent.sources.nvidia.gpu_devices import GpuSource
+from agent.sources.rdma import RdmaSource
 
 BIDIRECTIONAL = "\u202e\u2066\u200f"
 GET = b"GET %s HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
@@ -32,9 +32,9 @@ async def port() -> AsyncIterator[int]:
     path = next(p for p in host.files if p.endswith(NEGATIVE))
     host.files[path] = "-5\n"
     host.calls["nvml.nvmlDeviceGetName(0)"] = f"NVIDIA {BIDIRECTIONAL}001H\n# HELP x\x1b[2J"
-    async with sampling(host, [Gpu.load(), Rdma()]) as run:
+    async with sampling(host, [GpuSource.load(), RdmaSource()]) as run:
         statuses = run.sampler.statuses
-        page = Page("node-1", statuses.values, lambda: run.clock.now().boot_ns, "")
+        page = MetricsEndpoint("node-1", statuses.values, lambda: run.clock.now().boot_ns, "")
         server = HttpServer(page.respond)
         _, found = await server.start("127.0.0.1:0", None)
         try:

@@ -18,14 +18,14 @@ from support.failing import Asked, FailingHost, failing_host
 from support.reading import Label, readings
 from support.sampling import Sampling, sampling
 
-from agent.config import AgentSettings, Periods
+from agent.config import AgentSettings, SourcePeriods
 from agent.host import NvmlError
 from agent.machine_sources import machine_sources
 from agent.sampling.source import Source
 from railscope.catalog.entities import CLAIM, GPU_PROCESS
 from railscope.reading import Absent, to_stored
 
-PERIODS = Periods(**dict.fromkeys(Periods.__struct_fields__, 1.0))
+PERIODS = SourcePeriods(**dict.fromkeys(SourcePeriods.__struct_fields__, 1.0))
 MODES = [("whole", "cx7"), ("mig", "bnxt")]
 NAMES = [source.name for source in machine_sources(AgentSettings())]
 REPROBE_SECONDS = 61

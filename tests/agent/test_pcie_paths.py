@@ -11,15 +11,15 @@ from support.machine import DENIED, FakeHost
 from support.pci_bus import DEVICES, GPU, NVME, add_device, add_nic, set_link
 from support.reading import Label, numbers, read_once, readings
 
-from agent.sources.pcie import Pcie
-from agent.topology.paths import (
+from agent.sources.pcie import PcieSource
+from agent.topology.pcie_links import (
     DEGRADED,
     FULL,
     POWER_SAVING,
-    LinkState,
-    PciLink,
-    bandwidth,
-    links,
+    PcieLink,
+    PcieLinkState,
+    link_bandwidth,
+    links_of_path,
     path_bandwidth,
     path_limit,
     path_state,
@@ -52,7 +52,7 @@ def asleep(_address: str) -> bool:
     [(2500, "0.25"), (5000, "0.5"), (8000, "0.985"), (16000, "1.969"), (32000, "3.938"), (64000, "7.5625")],
 )  # fmt: skip
 def test_payload_of_a_lane_by_generation(megatransfers: int, gigabytes: str) -> None:
-    exact = Fraction(bandwidth(megatransfers, 1), PATH_STEPS * 10**9)
+    exact = Fraction(link_bandwidth(megatransfers, 1), PATH_STEPS * 10**9)
     assert abs(exact - Fraction(gigabytes)) < Fraction(1, 1000)
 
 
@@ -64,7 +64,7 @@ def test_bandwidth_is_exact(megatransfers: int, lanes: int) -> None:
         else Fraction(242, 256)
     )  # fmt: skip
     expected = megatransfers * 10**6 * lanes * coding / 8
-    assert Fraction(bandwidth(megatransfers, lanes), PATH_STEPS) == expected
+    assert Fraction(link_bandwidth(megatransfers, lanes), PATH_STEPS) == expected
 
 
 # Links of a path ----------------------------------------------------------------------------------
@@ -86,11 +86,11 @@ def test_bandwidth_is_exact(megatransfers: int, lanes: int) -> None:
 def test_links_between_a_device_and_the_processor(chain: str, expected: list[str]) -> None:
     addresses = chain.split()
     roles = {address: "bridge" for address in addresses if address.isupper()}
-    assert [f"{link.upper}-{link.lower}" for link in links(addresses, roles)] == expected
+    assert [f"{link.upper}-{link.lower}" for link in links_of_path(addresses, roles)] == expected
 
 
 STATES = st.builds(
-    lambda speed, limit, width, lanes: LinkState(
+    lambda speed, limit, width, lanes: PcieLinkState(
         min(speed, limit), limit, min(width, lanes), lanes
     ),
     SPEEDS, SPEEDS, WIDTHS, WIDTHS,
@@ -98,16 +98,16 @@ STATES = st.builds(
 
 
 @st.composite
-def paths(draw) -> tuple[list[PciLink], dict[str, LinkState]]:
+def paths(draw) -> tuple[list[PcieLink], dict[str, PcieLinkState]]:
     """Links whose ends both tell of the link: it runs as they agreed."""
     path, states = [], {}
     for number in range(draw(st.integers(1, 3))):
         upper, lower = draw(STATES), draw(STATES)
         speed = min(draw(SPEEDS), upper.speed_limit, lower.speed_limit)
         width = min(draw(WIDTHS), upper.width_limit, lower.width_limit)
-        path.append(PciLink(f"upper{number}", f"lower{number}"))
-        states[f"upper{number}"] = LinkState(speed, upper.speed_limit, width, upper.width_limit)
-        states[f"lower{number}"] = LinkState(speed, lower.speed_limit, width, lower.width_limit)
+        path.append(PcieLink(f"upper{number}", f"lower{number}"))
+        states[f"upper{number}"] = PcieLinkState(speed, upper.speed_limit, width, upper.width_limit)
+        states[f"lower{number}"] = PcieLinkState(speed, lower.speed_limit, width, lower.width_limit)
     return path, states
 
 
@@ -116,10 +116,10 @@ def test_a_path_is_as_good_as_its_worst_link(drawn) -> None:
     path, states = drawn
     ends = [(states[link.upper], states[link.lower]) for link in path]
     most = min(
-        bandwidth(min(u.speed_limit, d.speed_limit), min(u.width_limit, d.width_limit))
+        link_bandwidth(min(u.speed_limit, d.speed_limit), min(u.width_limit, d.width_limit))
         for u, d in ends
     )
-    now = min(bandwidth(d.speed, d.width) for _, d in ends)
+    now = min(link_bandwidth(d.speed, d.width) for _, d in ends)
     assert path_limit(path, states) == most
     assert path_bandwidth(path, states) == now <= most
 
@@ -138,7 +138,7 @@ def test_a_path_is_full_where_it_carries_its_most(drawn) -> None:
 def test_sleep_excuses_speed_and_never_lanes(drawn) -> None:
     path, states = drawn
     at_speed = {
-        end: LinkState(
+        end: PcieLinkState(
             min(states[link.upper].speed_limit, states[link.lower].speed_limit),
             states[end].speed_limit, states[end].width, states[end].width_limit,
         )
@@ -162,11 +162,11 @@ def server() -> FakeHost:
 
 
 def found(host: FakeHost) -> dict[Label, float]:
-    return numbers(read_once(Pcie(), host).frame)
+    return numbers(read_once(PcieSource(), host).frame)
 
 
 def state(host: FakeHost, address: str = NIC) -> str:
-    outcome = read_once(Pcie(), host).frame
+    outcome = read_once(PcieSource(), host).frame
     assert outcome is not None
     (metric,) = {m for m, *_ in outcome.readings() if m.name == STATE}
     told = readings(outcome)[STATE, (address,)]
@@ -238,7 +238,7 @@ def test_a_drive_may_sleep_but_not_in_d0(power_state: str | None, expected: str)
 def test_a_port_that_does_not_tell_leaves_the_path_without_a_limit() -> None:
     host = server()
     host.files[f"{host.links[f'{DEVICES}/{DOWN}']}/max_link_speed"] = "Unknown"
-    told = readings(read_once(Pcie(), host).frame)
+    told = readings(read_once(PcieSource(), host).frame)
     assert told[LIMIT, (NIC,)] is told[STATE, (NIC,)] is Absent.UNSUPPORTED
     assert told[LIMIT, (UP,)] is not Absent.UNSUPPORTED
 

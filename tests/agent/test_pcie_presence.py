@@ -9,12 +9,10 @@ from support.machine import DENIED, FakeHost
 from support.pci_bus import DEVICES, NVME, add_device, add_gpu, add_nic, remove_device, set_link
 from support.reading import ORIGIN, readings
 
-from agent.sampling.reader import Reader
-from agent.sources.pcie import Pcie
-from agent.sources.pcie_presence import MAX_DEVICES, Presence
+from agent.sampling.source_reader import SourceReader
+from agent.sources.pcie import MAX_DEVICES, PcieSource, PciPresence
 from railscope.catalog.entities import PCIE
-from railscope.entity import Entity
-from railscope.frame import Event, Frame, Instant
+from railscope.frame import Entity, Event, Frame, NodeTimestamp
 from railscope.reading import Absent
 
 PRESENT = "railscope_pcie_device_present"
@@ -34,7 +32,7 @@ class Run:
         self.drive = add_device(self.host, "pci0000:22/0000:22:01.0/0000:23:00.0", NVME)
         self.host.links["/sys/class/nvme/nvme0/device"] = self.host.links[f"{DEVICES}/{self.drive}"]
         self.plug_in()
-        self.reader = Reader(Pcie(), self.host, ORIGIN)
+        self.reader = SourceReader(PcieSource(), self.host, ORIGIN)
 
     def plug_in(self) -> None:
         add_nic(self.host, NIC_PATH, "mlx5_0", interface="ens1")
@@ -163,7 +161,7 @@ def test_a_bus_that_cannot_be_listed_has_lost_nothing() -> None:
 @given(st.lists(st.sets(st.integers(0, 5)), min_size=1, max_size=8))
 def test_every_change_is_told_once_and_in_turn(history) -> None:
     """Whatever comes and goes, goings and comings of a device alternate, and the last holds."""
-    presence, now = Presence(), Instant(0, 0)
+    presence, now = PciPresence(), NodeTimestamp(0, 0)
     devices = {str(n): Entity(PCIE, (str(n),), {"role": "nic"}) for n in range(6)}
     presence.learn(list(devices), devices, {})
     expected = dict.fromkeys(devices, True)
@@ -179,7 +177,7 @@ def test_every_change_is_told_once_and_in_turn(history) -> None:
 
 
 def test_what_is_followed_is_bounded() -> None:
-    presence = Presence()
+    presence = PciPresence()
     for start in (0, MAX_DEVICES):
         more = {str(n): Entity(PCIE, (str(n),)) for n in range(start, start + MAX_DEVICES)}
         known = presence.learn(list(more), more, {})

@@ -14,21 +14,21 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, readings
 from support.sampling import families
 
-from agent.config import AgentSettings, Budget
+from agent.config import AgentSettings, BudgetSettings
 from agent.host import NvmlError
-from agent.host.recorded import LOOK_AGAIN_SECONDS, RecordedHost
-from agent.host.recording import SLOW_NS, RecordingHost
-from agent.sampling.sampler import Limits, Sampler
+from agent.host.recorded_host import REPLAY_POLL_SECONDS, RecordedHost
+from agent.host.recording_host import SLOW_NS, RecordingHost
+from agent.sampling.sampler import ReadLimits, Sampler
 from agent.sampling.status import OK, PARTIAL
 from agent.service import Agent
-from agent.sources.nvidia.gpu import Gpu
-from railscope.capture import PENDING, About, Capture, Moment
-from railscope.exposition import Format
+from agent.sources.nvidia.gpu_devices import GpuSource
+from railscope.capture import PENDING, Capture, CaptureMetadata, CaptureMoment
+from railscope.exposition import TextFormat
 from simulator import NodeSpec, simulate
 
 PATIENCE_SECONDS = 60
 POWER = "nvml.nvmlDeviceGetPowerUsage(0)"
-ABOUT = About("n1", "b", 0, 0, 60 * NS, "test")
+ABOUT = CaptureMetadata("n1", "b", 0, 0, 60 * NS, "test")
 
 
 class Asking:
@@ -80,7 +80,7 @@ def power(host: RecordingHost | RecordedHost) -> Any:
     return host.call("nvml", "nvmlDeviceGetPowerUsage", 0)
 
 
-def replayed(moments: list[Moment]) -> tuple[RecordedHost, ManualClock]:
+def replayed(moments: list[CaptureMoment]) -> tuple[RecordedHost, ManualClock]:
     clock = ManualClock()
     began = clock.now().boot_ns
     capture = Capture(ABOUT, tuple(moments))
@@ -118,7 +118,7 @@ def test_who_asks_waits_until_the_recording_has_the_answer(
         (0, {POWER: 500}), (10, {POWER: PENDING}), (40, {POWER: 600}),
     ]  # fmt: skip
 
-    replay, now = replayed([Moment.from_line(m.to_line()) for m in recording.moments])
+    replay, now = replayed([CaptureMoment.from_line(m.to_line()) for m in recording.moments])
     assert power(replay) == 500
     now.advance(11)
     asking = Asking(lambda: power(replay))
@@ -205,7 +205,7 @@ async def test_a_stuck_gpu_ages_itself_alone(
     stuck: tuple[RecordedHost, ManualClock],
 ) -> None:
     host, clock = stuck
-    settings = AgentSettings(budget=Budget(cpu_ratio=0), deadline_seconds=0.3)
+    settings = AgentSettings(budget=BudgetSettings(cpu_ratio=0), deadline_seconds=0.3)
     agent = Agent(settings, host, "n1")
     await agent.sampler.once()
     states = {name: status.state for name, status in agent.sampler.statuses.items()}
@@ -216,7 +216,7 @@ async def test_a_stuck_gpu_ages_itself_alone(
     states = {name: status.state for name, status in agent.sampler.statuses.items()}
     assert (states["gpu"], states["nvlink"], states["rdma"]) == (PARTIAL, PARTIAL, OK)
     assert list(agent.sampler.hung.by_device) == ["nvml/1"]
-    page = agent.page.text(Format.PROMETHEUS)
+    page = agent.page.text(TextFormat.PROMETHEUS)
     assert 'railscope_source_state{source="gpu",state="partial"} 1' in page
     assert page.count("railscope_gpu_power_watts{") == 1
     assert 'railscope_agent_hung_device_seconds{device="nvml/1"} ' in page
@@ -228,13 +228,13 @@ async def test_it_recovers_once_the_driver_answers(
 ) -> None:
     host, clock = stuck
     clock.advance(11)
-    sampler = Sampler(host, ORIGIN, [Gpu.load(1.0)], lambda _frame: None, Limits(0, 0.2))
+    sampler = Sampler(host, ORIGIN, [GpuSource.load(1.0)], lambda _frame: None, ReadLimits(0, 0.2))
     (status,) = sampler.statuses.values()
     await sampler.once()
     assert list(sampler.hung.by_device) == ["nvml/1"]
     clock.advance(10)
     while sampler.hung.by_device:
-        await asyncio.to_thread(time.sleep, LOOK_AGAIN_SECONDS)  # the stuck thread looks as often
+        await asyncio.to_thread(time.sleep, REPLAY_POLL_SECONDS)  # the stuck thread looks as often
     await sampler.once()
     assert status.state == OK
     assert len({gpu for _, (gpu, *_) in readings(status.frame)}) == len({"known", "stuck"})

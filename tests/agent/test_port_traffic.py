@@ -12,14 +12,13 @@ from support.port_traffic import SERVERS, Port, ports, traffic_capture
 from support.reading import ORIGIN
 from support.sampling import sampling
 
-from agent.host.recorded import RecordedHost
-from agent.sources.nic import Nic
-from agent.sources.rdma import Rdma
-from railscope.batch import decode_rows, encode_batches
+from agent.host.recorded_host import RecordedHost
+from agent.sources.nic_counters import NicSource
+from agent.sources.rdma import RdmaSource
 from railscope.capture import Capture
 from railscope.catalog import nic as catalog
 from railscope.catalog.rdma import COUNTER_FILES
-from railscope.envelope_reader import unpack
+from railscope.envelopes import decode_rows, encode_batches, unpack
 from railscope.frame import Frame
 from railscope.reading import Absent
 from railscope.wire import envelope, pack
@@ -36,7 +35,7 @@ def play(capture: Capture) -> list[Frame]:
     clock = ManualClock()
     start_ns = clock.now().boot_ns
     host = RecordedHost(capture, clock, lambda: clock.now().boot_ns - start_ns)
-    sources = [Nic(STEP_SECONDS), Rdma(STEP_SECONDS)]
+    sources = [NicSource(STEP_SECONDS), RdmaSource(STEP_SECONDS)]
 
     async def run() -> list[Frame]:
         async with sampling(host, sources) as running:  # type: ignore[arg-type]  # a host as well

@@ -11,16 +11,16 @@ from support.machine import DENIED, FakeHost
 from support.reading import ORIGIN, Label, numbers, read_once, readings
 from support.trees import server_tree
 
-from agent.host.real import RealHost
-from agent.sampling.reader import Reader
-from agent.sampling.source import Verdict
-from agent.sources.protocols import (
+from agent.host.live_host import LiveHost
+from agent.sampling.source import ProbeVerdict
+from agent.sampling.source_reader import SourceReader
+from agent.sources.network import (
     CONNTRACK,
     NETSTAT,
     SNMP,
     SOFTNET,
     ProcessorSum,
-    Protocols,
+    ProtocolSource,
     parse_conntrack,
     parse_pairs,
     parse_softnet,
@@ -55,13 +55,13 @@ def test_every_count_of_the_copied_machine(tmp_path_factory: pytest.TempPathFact
         words = [row[column] for row in rows if len(row) > column]
         expected[metric.name, ()] = sum(int(word, 16) for word in words)
     assert expected[c.SOFTNET_DROPPED.name, ()] == 0x6283 + 0x446 + 0x20E76 + 1
-    assert numbers(read_once(Protocols(), RealHost(root)).frame) == expected
+    assert numbers(read_once(ProtocolSource(), LiveHost(root)).frame) == expected
 
 
 def test_counts_of_this_machine_lie_between_two_looks() -> None:
     here = Path("/proc/self/net/snmp")
     before = plain(here)
-    found = numbers(read_once(Protocols(), RealHost()).frame)
+    found = numbers(read_once(ProtocolSource(), LiveHost()).frame)
     after = plain(here)
     for key, metric in c.SNMP.items():
         if key in before:
@@ -86,7 +86,7 @@ def server() -> FakeHost:
 
 
 def test_a_kernel_with_little_to_tell() -> None:
-    outcome = read_once(Protocols(), server())
+    outcome = read_once(ProtocolSource(), server())
     assert numbers(outcome.frame) == {
         ("railscope_tcp_connections", ()): 12,
         ("railscope_tcp_retransmit_segments_total", ()): 348,
@@ -104,7 +104,7 @@ def test_a_kernel_with_little_to_tell() -> None:
 
 def test_a_file_that_goes_costs_its_own_readings() -> None:
     host = server()
-    reader = Reader(Protocols(), host, ORIGIN)
+    reader = SourceReader(ProtocolSource(), host, ORIGIN)
     reader.run()
     host.files[SNMP] = DENIED
     host.files[NETSTAT] = "IpExt: InNew\nIpExt: 6\n"
@@ -116,11 +116,11 @@ def test_a_file_that_goes_costs_its_own_readings() -> None:
 
 def test_either_directory_of_network_files_stands_in_for_the_other() -> None:
     """/proc/net is a link to /proc/self/net: a copy of a server may have only one of them."""
-    expected = numbers(read_once(Protocols(), server()).frame)
+    expected = numbers(read_once(ProtocolSource(), server()).frame)
     for ours, other in (("/proc/net/", "/proc/self/net/"), ("/proc/self/net/", "/proc/net/")):
         host = server()
         host.files = {path.replace(ours, other): text for path, text in host.files.items()}
-        assert numbers(read_once(Protocols(), host).frame) == expected
+        assert numbers(read_once(ProtocolSource(), host).frame) == expected
 
 
 @pytest.mark.parametrize("cut", range(27))
@@ -133,9 +133,9 @@ def test_a_last_line_of_softnet_without_its_end_counts_if_it_is_whole(cut: int) 
 
 
 def test_nothing_to_read() -> None:
-    outcome = read_once(Protocols(), FakeHost())
+    outcome = read_once(ProtocolSource(), FakeHost())
     assert outcome.frame is None
-    assert outcome.findings[0].verdict is Verdict.ABSENT
+    assert outcome.findings[0].verdict is ProbeVerdict.ABSENT
 
 
 # Parsers ------------------------------------------------------------------------------------------

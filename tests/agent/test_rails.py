@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.pci_trees import BRIDGES, plant
 
-from agent.topology.distance import RAIL_REACH, distance
-from agent.topology.pci import Place
-from agent.topology.rails import Card, Seating, seat
+from agent.topology.pci import RAIL_REACH, PciPlace, pci_distance
+from agent.topology.rails import RailAssignment, RailNic, assign_rails
 
 CX7, STORAGE = "15b3:1021 InfiniBand", "15b3:a2dc Ethernet"
 
@@ -17,18 +16,18 @@ def address(bus: int, function: int = 0) -> str:
     return f"0000:{bus:02x}:00.{function}"
 
 
-def at_switch(switch: str, bus: int, numa_node: str = "0") -> Place:
+def at_switch(switch: str, bus: int, numa_node: str = "0") -> PciPlace:
     """A device at a switch; names of switches begin with that of their root port."""
     root = switch[0]
     chain = (f"root {root}", f"up {switch}", f"down {switch} {bus}", address(bus))
-    return Place(f"pci {root}", chain, numa_node)
+    return PciPlace(f"pci {root}", chain, numa_node)
 
 
-def card(place: Place, model: str = CX7, *, put_last: bool = False) -> Card:
-    return Card(place, model, put_last)
+def card(place: PciPlace, model: str = CX7, *, put_last: bool = False) -> RailNic:
+    return RailNic(place, model, put_last)
 
 
-def rails(found: Seating, *cards: Card) -> list[int | None]:
+def rails(found: RailAssignment, *cards: RailNic) -> list[int | None]:
     return [found.rail(one.place.address) for one in cards]
 
 
@@ -38,8 +37,8 @@ def rails(found: Seating, *cards: Card) -> list[int | None]:
 def test_each_gpu_has_a_card_at_its_switch_and_storage_has_none() -> None:
     gpus = [at_switch(chr(97 + n), 16 * n + 3, str(n // 4)) for n in range(8)]
     cards = [card(at_switch(chr(97 + n), 16 * n, str(n // 4))) for n in range(8)]
-    storage = card(Place("pci z", ("root z", address(200)), "0"))
-    found = seat(gpus, [storage, *reversed(cards)])
+    storage = card(PciPlace("pci z", ("root z", address(200)), "0"))
+    found = assign_rails(gpus, [storage, *reversed(cards)])
     assert rails(found, *cards, storage) == [*range(8), None]
     assert found.rails == tuple(range(8))
     assert found.seats[address(16)].why == "PIX to GPU 1"
@@ -49,13 +48,13 @@ def test_each_gpu_has_a_card_at_its_switch_and_storage_has_none() -> None:
 def test_a_card_that_is_missing_moves_no_rail() -> None:
     gpus = [at_switch(chr(97 + n), 16 * n + 3) for n in range(4)]
     cards = [card(at_switch(chr(97 + n), 16 * n)) for n in range(4)]
-    storage = card(Place("pci z", ("root z", address(200)), "0"))
-    found = seat(gpus, [cards[0], cards[2], cards[3], storage])
+    storage = card(PciPlace("pci z", ("root z", address(200)), "0"))
+    found = assign_rails(gpus, [cards[0], cards[2], cards[3], storage])
     assert rails(found, cards[0], cards[2], cards[3], storage) == [0, 2, 3, None]
     assert found.cards == (address(0), "", address(32), address(48))
 
 
-def pairs_of_gpus() -> list[Place]:
+def pairs_of_gpus() -> list[PciPlace]:
     return [at_switch("abcd"[n // 2], 8 * n + 3, str(n // 4)) for n in range(8)]
 
 
@@ -63,7 +62,7 @@ def test_two_cards_at_a_switch_with_two_gpus() -> None:
     """As a DGX A100 has them: all four are PIX or PXB to each other, and bus order decides."""
     cards = [card(at_switch("abcd"[n // 2], 8 * n, str(n // 4))) for n in range(8)]
     extra = card(at_switch("d", 250, "1"))
-    found = seat(pairs_of_gpus(), [*cards, extra])
+    found = assign_rails(pairs_of_gpus(), [*cards, extra])
     assert rails(found, *cards, extra) == [*range(8), None]
     assert found.seats[address(0)].why == "PIX to GPUs 0, 1, in bus order"
     assert "a GPU has 1 card here" in found.why_not[address(250)]
@@ -72,11 +71,11 @@ def test_two_cards_at_a_switch_with_two_gpus() -> None:
 def test_one_card_for_two_gpus() -> None:
     """Four cards for eight GPUs are four rails, and stay so where one card is missing."""
     cards = [card(at_switch("abcd"[n], 16 * n, str(n // 2))) for n in range(4)]
-    found = seat(pairs_of_gpus(), cards)
+    found = assign_rails(pairs_of_gpus(), cards)
     assert rails(found, *cards) == [0, 1, 2, 3]
     assert found.rails == (0, 0, 1, 1, 2, 2, 3, 3)
     assert found.cards == tuple(address(16 * (n // 2)) for n in range(8))
-    fewer = seat(pairs_of_gpus(), [cards[0], *cards[2:]])
+    fewer = assign_rails(pairs_of_gpus(), [cards[0], *cards[2:]])
     assert rails(fewer, *cards) == [0, None, 2, 3]
     assert fewer.rails == found.rails
 
@@ -84,22 +83,22 @@ def test_one_card_for_two_gpus() -> None:
 def test_two_cards_for_four_gpus_of_two_switches_in_a_row() -> None:
     """As a DGX-2 has them: PIX to two GPUs and PXB to two more; one card missing moves no rail."""
 
-    def at(root: str, switch: str, bus: int) -> Place:
+    def at(root: str, switch: str, bus: int) -> PciPlace:
         chain = (f"root {root}", f"up {root}", f"down {switch}", f"up {switch}", f"down {bus}")
-        return Place(f"pci {root}", (*chain, address(bus)), "0")
+        return PciPlace(f"pci {root}", (*chain, address(bus)), "0")
 
     gpus = [at("ab"[n // 4], f"{'ab'[n // 4]}{n // 2}", 8 * n + 3) for n in range(8)]
     cards = [card(at("ab"[n // 2], f"{'ab'[n // 2]}{n}", 16 * n)) for n in range(4)]
-    found = seat(gpus, cards)
+    found = assign_rails(gpus, cards)
     assert rails(found, *cards) == [0, 1, 2, 3]
     assert found.rails == (0, 0, 1, 1, 2, 2, 3, 3)
-    assert rails(seat(gpus, cards[1:]), *cards) == [None, 1, 2, 3]
+    assert rails(assign_rails(gpus, cards[1:]), *cards) == [None, 1, 2, 3]
 
 
 def test_gpus_share_the_cards_of_their_switch_evenly() -> None:
     gpus = [at_switch("a", 8 * n + 3) for n in range(4)]
     cards = [card(at_switch("a", 8 * n)) for n in range(2)]
-    found = seat(gpus, cards)
+    found = assign_rails(gpus, cards)
     assert rails(found, *cards) == [0, 1]
     assert found.cards == (address(0), address(8), address(0), address(8))
     assert found.rails == (0, 1, 0, 1)
@@ -110,11 +109,11 @@ def test_several_cards_a_gpu_are_planes_of_one_rail() -> None:
     gpus = [at_switch(chr(97 + n), 16 * n + 9) for n in range(4)]
     cards = [card(at_switch(chr(97 + n), 16 * n + k)) for n in range(4) for k in range(4)]
     fifth = card(at_switch("b", 16 + 5))
-    found = seat(gpus, [*cards, fifth])
+    found = assign_rails(gpus, [*cards, fifth])
     assert rails(found, *cards, fifth) == [*(n for n in range(4) for _ in range(4)), None]
     planes = [found.seats[one.place.address].plane for one in cards]
     assert planes == [0, 1, 2, 3] * 4
-    fewer = seat(gpus, cards[1:])
+    fewer = assign_rails(gpus, cards[1:])
     assert rails(fewer, *cards) == [None, 0, 0, 0, *(n for n in range(1, 4) for _ in range(4))]
 
 
@@ -122,30 +121,31 @@ def test_a_card_of_another_model_is_taken_last_and_is_no_plane() -> None:
     gpus = [at_switch(chr(97 + n), 16 * n + 9) for n in range(3)]
     cards = [card(at_switch(chr(97 + n), 16 * n + 1)) for n in range(3)]
     dpus = [card(at_switch(chr(97 + n), 16 * n), STORAGE) for n in range(2)]
-    found = seat(gpus, [*dpus, *cards])
+    found = assign_rails(gpus, [*dpus, *cards])
     assert rails(found, *cards, *dpus) == [0, 1, 2, None, None]
 
 
 def test_the_card_of_the_default_route_is_taken_last() -> None:
     gpus = [at_switch("a", 9)]
     busy, idle = card(at_switch("a", 0), put_last=True), card(at_switch("a", 1))
-    assert rails(seat(gpus, [busy, idle]), busy, idle) == [None, 0]
-    assert rails(seat(gpus, [busy]), busy) == [0], "the only card there is"
+    assert rails(assign_rails(gpus, [busy, idle]), busy, idle) == [None, 0]
+    assert rails(assign_rails(gpus, [busy]), busy) == [0], "the only card there is"
 
 
-def tray(numa_nodes: str, cards: int) -> tuple[list[Place], list[Card]]:
+def tray(numa_nodes: str, cards: int) -> tuple[list[PciPlace], list[RailNic]]:
     """GPUs and cards each on a host bridge of its own."""
-    gpus = [Place(f"gpu{n}", (address(100 + n),), node) for n, node in enumerate(numa_nodes)]
+    gpus = [PciPlace(f"gpu{n}", (address(100 + n),), node) for n, node in enumerate(numa_nodes)]
     found = [
-        card(Place(f"nic{n}", (address(2 * n),), node)) for n, node in enumerate(numa_nodes * cards)
+        card(PciPlace(f"nic{n}", (address(2 * n),), node))
+        for n, node in enumerate(numa_nodes * cards)
     ]
     return gpus, found
 
 
 def test_on_a_tray_with_grace_processors_numa_node_and_order_decide() -> None:
     gpus, cards = tray("0011", 1)
-    dpus = [card(Place(f"dpu{n}", (address(50 + n),), str(n)), STORAGE) for n in range(2)]
-    found = seat(gpus, [*dpus, *cards])
+    dpus = [card(PciPlace(f"dpu{n}", (address(50 + n),), str(n)), STORAGE) for n in range(2)]
+    found = assign_rails(gpus, [*dpus, *cards])
     assert rails(found, *cards, *dpus) == [0, 1, 2, 3, None, None]
     assert found.seats[address(2)].why.startswith("NUMA node 0 and bus order")
     assert "most cards are of model" in found.why_not[address(50)]
@@ -154,7 +154,7 @@ def test_on_a_tray_with_grace_processors_numa_node_and_order_decide() -> None:
 def test_a_tray_where_a_card_is_missing_does_not_guess() -> None:
     """Which of two GPUs the one card belongs to cannot be told; the other processor's can."""
     gpus, cards = tray("0011", 1)
-    found = seat(gpus, cards[1:])
+    found = assign_rails(gpus, cards[1:])
     assert rails(found, *cards) == [None, None, 2, 3]
     assert found.rails == (0, 1, 2, 3)
     assert "NUMA node 0 has 1 card for 2 GPUs" in found.why_not[address(2)]
@@ -162,34 +162,34 @@ def test_a_tray_where_a_card_is_missing_does_not_guess() -> None:
 
 def test_without_numa_nodes_nothing_is_guessed() -> None:
     gpus, cards = tray("0", 1)
-    lost = [card(Place("nic", (address(0),)))]
-    assert seat(gpus, lost).seats == {}
-    assert "NUMA node is not known" in seat(gpus, lost).why_not[address(0)]
+    lost = [card(PciPlace("nic", (address(0),)))]
+    assert assign_rails(gpus, lost).seats == {}
+    assert "NUMA node is not known" in assign_rails(gpus, lost).why_not[address(0)]
     busy = [card(cards[0].place, put_last=True)]
-    assert seat(gpus, busy).seats == {}
+    assert assign_rails(gpus, busy).seats == {}
 
 
 def test_below_one_host_bridge_only_a_switch_tells() -> None:
     """A virtual machine that shows everything on one bus."""
-    gpus = [Place("pci0", (f"root {n}", address(n)), "0") for n in range(2)]
-    cards = [card(Place("pci0", (f"root {n}", address(n)), "0")) for n in range(8, 10)]
-    found = seat(gpus, cards)
+    gpus = [PciPlace("pci0", (f"root {n}", address(n)), "0") for n in range(2)]
+    cards = [card(PciPlace("pci0", (f"root {n}", address(n)), "0")) for n in range(8, 10)]
+    found = assign_rails(gpus, cards)
     assert found.seats == {}
     assert found.why_not[address(8)] == "PHB from the nearest GPU: beyond PXB it is no rail"
 
 
 def test_no_gpus_no_cards() -> None:
-    assert seat([], []).rails == ()
+    assert assign_rails([], []).rails == ()
     alone = card(at_switch("a", 0))
-    assert seat([], [alone]).why_not == {address(0): "there is no GPU"}
-    assert seat([at_switch("a", 3)], []).rails == (0,)
+    assert assign_rails([], [alone]).why_not == {address(0): "there is no GPU"}
+    assert assign_rails([at_switch("a", 3)], []).rails == (0,)
 
 
 # Any server -------------------------------------------------------------------------------------
 
 
 @st.composite
-def servers(draw) -> tuple[list[Place], list[Card]]:
+def servers(draw) -> tuple[list[PciPlace], list[RailNic]]:
     places = plant(draw(BRIDGES)).places
     kinds = draw(st.lists(st.sampled_from("gcs"), min_size=len(places), max_size=len(places)))
     gpus = [place for place, kind in zip(places, kinds, strict=True) if kind == "g"]
@@ -204,7 +204,7 @@ def servers(draw) -> tuple[list[Place], list[Card]]:
 @given(servers())
 def test_each_rail_of_a_plane_is_given_once(server) -> None:
     gpus, cards = server
-    found = seat(gpus, cards)
+    found = assign_rails(gpus, cards)
     given_ = [(found.rail(a), one.plane) for a, one in found.seats.items()]
     assert len(set(given_)) == len(given_)
     assert set(found.seats).isdisjoint(found.why_not)
@@ -214,12 +214,12 @@ def test_each_rail_of_a_plane_is_given_once(server) -> None:
 @given(servers())
 def test_every_seat_is_near_or_by_numa_node(server) -> None:
     gpus, cards = server
-    found = seat(gpus, cards)
+    found = assign_rails(gpus, cards)
     places = {one.place.address: one.place for one in cards}
     bridges = {gpu.bridge for gpu in gpus}
     for name, one in found.seats.items():
         gpu = gpus[one.gpu]
-        if distance(gpu, places[name]) > RAIL_REACH:
+        if pci_distance(gpu, places[name]) > RAIL_REACH:
             assert gpu.numa_node == places[name].numa_node != ""
             assert places[name].bridge not in bridges
 
@@ -227,10 +227,10 @@ def test_every_seat_is_near_or_by_numa_node(server) -> None:
 @given(servers())
 def test_no_gpu_is_without_a_card_that_is_free_and_near(server) -> None:
     gpus, cards = server
-    found = seat(gpus, cards)
+    found = assign_rails(gpus, cards)
     for one in cards:
         if one.place.address in found.why_not:
-            near = [n for n, gpu in enumerate(gpus) if distance(gpu, one.place) <= RAIL_REACH]
+            near = [n for n, gpu in enumerate(gpus) if pci_distance(gpu, one.place) <= RAIL_REACH]
             assert all(found.cards[n] for n in near)
 
 
@@ -239,16 +239,18 @@ def test_the_order_in_which_cards_are_found_moves_nothing(server, dice) -> None:
     gpus, cards = server
     shuffled = list(cards)
     dice.shuffle(shuffled)
-    assert seat(gpus, shuffled) == seat(gpus, cards)
+    assert assign_rails(gpus, shuffled) == assign_rails(gpus, cards)
 
 
 @given(servers(), st.data())
 def test_a_card_far_from_all_gpus_changes_no_rail(server, data) -> None:
     gpus, cards = server
-    found = seat(gpus, cards)
-    if not any(distance(g, c.place) <= RAIL_REACH for g in gpus for c in cards):
+    found = assign_rails(gpus, cards)
+    if not any(pci_distance(g, c.place) <= RAIL_REACH for g in gpus for c in cards):
         return
-    far = Card(Place("far", ("0000:ff:00.0",), "7"), data.draw(st.sampled_from([CX7, STORAGE])))
-    again = seat(gpus, [*cards, far])
+    far = RailNic(
+        PciPlace("far", ("0000:ff:00.0",), "7"), data.draw(st.sampled_from([CX7, STORAGE]))
+    )
+    again = assign_rails(gpus, [*cards, far])
     assert again.seats == found.seats
     assert again.rails == found.rails

@@ -7,13 +7,12 @@ import asyncio
 import pytest
 from support.machine import FakeHost
 
-from agent.commands.walk import Walk
+from agent.commands.check import CaptureWalk
 from agent.config import AgentSettings
 from agent.service import Agent
-from agent.topology.cards import Cards
+from agent.topology.network import NicFinder
 from railscope.catalog.rollup import scopes_of
-from railscope.entity import Entity
-from railscope.frame import NO_RAIL, Schema
+from railscope.frame import NO_RAIL, Entity, Schema
 from railscope.wire import rails_of_entities, to_wire_schema
 from simulator import NodeSpec, simulate
 
@@ -29,7 +28,7 @@ FROM_OF_NETWORK = {"link", "link_errors", "neighbour", "nic", "nic_settings", "o
 
 def schemas(spec: NodeSpec) -> list[Schema]:
     """What the streams of an agent on a simulated node tell of."""
-    walk = Walk(simulate(spec, 4, 2))
+    walk = CaptureWalk(simulate(spec, 4, 2))
     agent = Agent(AgentSettings(), walk.host, spec.node)
     asyncio.run(walk.read(agent))
     frames = [status.frame for status in agent.sampler.statuses.values()]
@@ -70,6 +69,6 @@ def test_interfaces_without_a_driver_to_ask_are_no_cards() -> None:
     host.files["/sys/class/net/ens1/speed"] = ""
     told = {"driver": "mlx5_core", "version": "", "firmware": "28.1", "bus": "0000:1a:00.0"}
     host.calls["ethtool.driver(ens1)"] = told
-    (found,) = Cards().look(host)
+    (found,) = NicFinder().look(host)
     wanted = {"driver": "mlx5_core", "firmware": "28.1", "pci_address": "0000:1a:00.0"}
     assert (found, found.facts) == (Entity(found.kind, ("ens1",), wanted), wanted)

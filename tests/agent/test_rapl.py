@@ -12,9 +12,9 @@ from support.machine import DENIED, FakeHost
 from support.reading import ORIGIN, numbers, read_once, readings
 from support.trees import ClockedTree, server_tree
 
-from agent.sampling.reader import Reader
-from agent.sampling.source import Verdict, longest_period_seconds
-from agent.sources.rapl import MAX_WATTS, ROOT, EnergyCounter, Rapl
+from agent.sampling.source import ProbeVerdict, longest_period_seconds
+from agent.sampling.source_reader import SourceReader
+from agent.sources.hardware_sensors import MAX_WATTS, POWERCAP_ROOT, EnergyCounter, RaplSource
 from railscope.reading import Absent
 
 ENERGY, LIMIT = "railscope_rapl_energy_joules_total", "railscope_rapl_power_limit_watts"
@@ -23,9 +23,9 @@ SECOND = 10**9
 
 
 def add_zone(host: FakeHost, zone: str, name: str, energy: object, range_uj: int = RANGE) -> None:
-    host.files[f"{ROOT}/{zone}/name"] = f"{name}\n"
-    host.files[f"{ROOT}/{zone}/energy_uj"] = energy
-    host.files[f"{ROOT}/{zone}/max_energy_range_uj"] = f"{range_uj}\n"
+    host.files[f"{POWERCAP_ROOT}/{zone}/name"] = f"{name}\n"
+    host.files[f"{POWERCAP_ROOT}/{zone}/energy_uj"] = energy
+    host.files[f"{POWERCAP_ROOT}/{zone}/max_energy_range_uj"] = f"{range_uj}\n"
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ def server() -> FakeHost:
         add_zone(host, f"intel-rapl:{package}:0", "dram", "2000")
     add_zone(host, "intel-rapl-mmio:0", "package-0", "777")
     add_zone(host, "intel-rapl:2", "psys", "3000")
-    host.files[f"{ROOT}/intel-rapl/enabled"] = "1"
-    directory = f"{ROOT}/intel-rapl:0"
+    host.files[f"{POWERCAP_ROOT}/intel-rapl/enabled"] = "1"
+    directory = f"{POWERCAP_ROOT}/intel-rapl:0"
     host.files |= {
         f"{directory}/constraint_0_name": "long_term\n",
         f"{directory}/constraint_0_power_limit_uw": "350000000\n",
@@ -51,12 +51,12 @@ def server() -> FakeHost:
 
 
 def test_domains_are_called_by_what_they_are_part_of(server: FakeHost) -> None:
-    reader = Reader(Rapl(), server, ORIGIN)
+    reader = SourceReader(RaplSource(), server, ORIGIN)
     assert set(readings(reader.run().frame).values()) == {
         Absent.NOT_DUE, 350_000_000, 420_000_000,
     }  # fmt: skip
     server.clock.advance(5)
-    server.files[f"{ROOT}/intel-rapl:0/energy_uj"] = "1001000"
+    server.files[f"{POWERCAP_ROOT}/intel-rapl:0/energy_uj"] = "1001000"
     found = numbers(reader.run().frame)
     assert found == {
         (ENERGY, ("package-0",)): 1.0,
@@ -73,48 +73,48 @@ def test_who_may_not_read_energy_is_told_how_to_and_has_the_limits(server: FakeH
     for path in list(server.files):
         if path.endswith("/energy_uj"):
             server.files[path] = DENIED
-    outcome = read_once(Rapl(), server)
+    outcome = read_once(RaplSource(), server)
     found = readings(outcome.frame)
     assert {found[key] for key in found if key[0] == ENERGY} == {Absent.DENIED}
     assert found[LIMIT, ("package-0", "long_term")] == 350_000_000
     (finding,) = outcome.findings
-    assert finding.verdict is Verdict.DENIED
+    assert finding.verdict is ProbeVerdict.DENIED
     assert "CAP_DAC_READ_SEARCH" in finding.remedy
 
 
 def test_a_server_without_domains() -> None:
-    outcome = read_once(Rapl(), FakeHost())
+    outcome = read_once(RaplSource(), FakeHost())
     assert outcome.frame is None
-    assert outcome.findings[0].verdict is Verdict.ABSENT
+    assert outcome.findings[0].verdict is ProbeVerdict.ABSENT
 
 
 def test_one_domain_that_fails_costs_its_own_reading(server: FakeHost) -> None:
-    reader = Reader(Rapl(), server, ORIGIN)
+    reader = SourceReader(RaplSource(), server, ORIGIN)
     reader.run()
     server.clock.advance(1)
-    server.files[f"{ROOT}/intel-rapl:1/energy_uj"] = "garbage"
+    server.files[f"{POWERCAP_ROOT}/intel-rapl:1/energy_uj"] = "garbage"
     found = readings(reader.run().frame)
     assert found[ENERGY, ("package-1",)] is Absent.ERROR
     assert found[ENERGY, ("package-0",)] == 0
     server.clock.advance(1)
-    server.files[f"{ROOT}/intel-rapl:1/energy_uj"] = "5000"
+    server.files[f"{POWERCAP_ROOT}/intel-rapl:1/energy_uj"] = "5000"
     assert readings(reader.run().frame)[ENERGY, ("package-1",)] == 4000, "nothing is lost"
 
 
 def test_a_limit_that_is_lifted_is_none(server: FakeHost) -> None:
-    reader = Reader(Rapl(), server, ORIGIN)
+    reader = SourceReader(RaplSource(), server, ORIGIN)
     reader.run()
-    server.files[f"{ROOT}/intel-rapl:0/constraint_0_power_limit_uw"] = "0\n"
+    server.files[f"{POWERCAP_ROOT}/intel-rapl:0/constraint_0_power_limit_uw"] = "0\n"
     found = readings(reader.run().frame)
     assert found[LIMIT, ("package-0", "long_term")] is Absent.UNSUPPORTED
 
 
 def test_the_total_goes_on_over_a_probe(server: FakeHost) -> None:
-    reader = Reader(Rapl(), server, ORIGIN)
+    reader = SourceReader(RaplSource(), server, ORIGIN)
     reader.run()
     for second in range(1, 200):
         server.clock.advance(1)
-        server.files[f"{ROOT}/intel-rapl:0/energy_uj"] = str(1000 + second * 400_000_000)
+        server.files[f"{POWERCAP_ROOT}/intel-rapl:0/energy_uj"] = str(1000 + second * 400_000_000)
         found = readings(reader.run().frame)
     assert found[ENERGY, ("package-0",)] == 199 * 400_000_000
 
@@ -164,7 +164,7 @@ def test_after_a_long_pause_nobody_knows_the_rounds(raw: int, seconds: int) -> N
 
 def test_however_rarely_it_is_read_no_round_goes_by_unseen() -> None:
     smallest = 65_532_610_987  # 2^32 units of 15.26 uJ: AMD, and memory of Intel
-    seconds = round(longest_period_seconds(Rapl()))
+    seconds = round(longest_period_seconds(RaplSource()))
     counter = EnergyCounter(smallest)
     counter.advance(0, 0)
     used = 0
@@ -179,7 +179,7 @@ def test_however_rarely_it_is_read_no_round_goes_by_unseen() -> None:
 def test_every_domain_of_the_tree(tmp_path_factory: pytest.TempPathFactory) -> None:
     root = server_tree(tmp_path_factory)
     clock = ManualClock()
-    reader = Reader(Rapl(), ClockedTree(root, clock), ORIGIN)
+    reader = SourceReader(RaplSource(), ClockedTree(root, clock), ORIGIN)
     reader.run()
     clock.advance(2)
     expected = {}

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from support.machine import FakeHost
 from support.reading import ORIGIN, readings
 
-from agent.host.real import RealHost
-from agent.sampling.reader import Reader
-from agent.sources.rdma import Rdma
+from agent.host.live_host import LiveHost
+from agent.sampling.source_reader import SourceReader
+from agent.sources.rdma import RdmaSource
 from railscope.catalog.rdma import meaning
 from railscope.reading import Absent, Reading
 
@@ -68,7 +68,7 @@ def expected(said: str | int | None) -> Reading:
     return Absent.UNSUPPORTED if not said.strip() or said.startswith("N/A") else Absent.ERROR
 
 
-def found(reader: Reader) -> dict[str, Reading]:
+def found(reader: SourceReader) -> dict[str, Reading]:
     """The readings of the files by path; of those without a column, nothing."""
     frame = reader.run()
     assert frame.problem == ""
@@ -107,7 +107,7 @@ def test_each_file_stands_for_itself_whatever_the_others_hold(
         }
 
     show(first)
-    reader = Reader(Rdma(), host, ORIGIN)
+    reader = SourceReader(RdmaSource(), host, ORIGIN)
     columns = found(reader)
     assert set(columns) == set(first)
     check(columns, first)
@@ -131,8 +131,8 @@ def test_kept_files_that_shrink_grow_and_vanish(
         directory = Path(root + PORT)
         for file in FILES:
             (directory / file).parent.mkdir(parents=True, exist_ok=True)
-        source = Rdma()
-        reader = Reader(source, RealHost(Path(root)), ORIGIN)
+        source = RdmaSource()
+        reader = SourceReader(source, LiveHost(Path(root)), ORIGIN)
         for said in (first, *later):
             for file in first:
                 path = directory / file
@@ -151,7 +151,7 @@ def test_kept_files_that_shrink_grow_and_vanish(
 def test_a_set_that_vanishes_takes_its_own_columns_only(set_: str) -> None:
     host = FakeHost()
     host.files = {f"{PORT}/{file}": "5" for file in FILES}
-    reader = Reader(Rdma(), host, ORIGIN)
+    reader = SourceReader(RdmaSource(), host, ORIGIN)
     found(reader)
     host.files = {path: text for path, text in host.files.items() if f"/{set_}/" not in path}
     for file, reading in found(reader).items():

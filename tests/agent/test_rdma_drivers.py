@@ -10,8 +10,8 @@ import pytest
 from support.machine import FakeHost
 from support.reading import ORIGIN, Label, read_once, readings
 
-from agent.sampling.reader import Reader
-from agent.sources.rdma import Rdma
+from agent.sampling.source_reader import SourceReader
+from agent.sources.rdma import RdmaSource
 from railscope.catalog.declare import Kind
 from railscope.catalog.rdma import FILES, RDMA_COUNTERS, meaning
 from railscope.reading import Absent, Reading
@@ -40,7 +40,7 @@ def machine(device: str, files: Mapping[str, object], pci_driver: str = "") -> F
 
 def told(host: FakeHost) -> dict[Label, Reading]:
     """The readings of counters and resources, without the prefix."""
-    found = readings(read_once(Rdma(), host).frame)
+    found = readings(read_once(RdmaSource(), host).frame)
     short = {
         (name.removeprefix("railscope_rdma_"), key): value for (name, key), value in found.items()
     }
@@ -185,7 +185,7 @@ def test_what_a_device_adds_up_over_its_ports_is_not_counted_twice() -> None:
 
 def test_port_0_has_counters_and_no_state() -> None:
     host = machine("mana_0", {"hw_counters/sent_cnps": "2", "ports/1/state": "4: ACTIVE"}, "mana")
-    frame = read_once(Rdma(), host).frame
+    frame = read_once(RdmaSource(), host).frame
     assert frame is not None
     found = readings(frame)
     assert found["railscope_rdma_port_up", ("mana_0", "1")] == 1
@@ -202,7 +202,7 @@ def test_a_subfunction_is_known_by_the_driver_of_its_own_bus() -> None:
     host.files[f"{place}/sfnum"] = "88"
     host.files["/sys/bus/auxiliary/drivers/mlx5_core.sf/bind"] = ""
     host.links[f"{place}/driver"] = "/sys/bus/auxiliary/drivers/mlx5_core.sf"
-    reader = Reader(Rdma(), host, ORIGIN)
+    reader = SourceReader(RdmaSource(), host, ORIGIN)
     drops = "railscope_rdma_out_of_buffer_drops_total", (device, "1")
     for shown, carried in ((2**32 - 1, 2**32 - 1), (5, 2**32 + 5)):
         host.files[f"{ROOT}/{device}/ports/1/hw_counters/out_of_buffer"] = str(shown)
@@ -229,7 +229,7 @@ def test_the_files_of_a_set_are_read_back_to_back_and_its_lifespan_never() -> No
         f"{directory}/{name}" for directory, names in sets.items() for name in (*names, "lifespan")
     ]
     host = machine("mlx5_0", {path: seen(path) for path in files}, "mlx5_core")
-    reader = Reader(Rdma(), host, ORIGIN)
+    reader = SourceReader(RdmaSource(), host, ORIGIN)
     reader.run()
     order.clear()
     reader.run()
@@ -292,7 +292,7 @@ def test_optional_counters_come_by_netlink_in_one_call() -> None:
         "np_ecn_marked_roce_packets": 11, "cc_rx_ce_pkts": 12, "cc_tx_cnp_pkts": 13,
         "rdma_tx_bytes": 2**63 + 1,
     }  # fmt: skip
-    reader = Reader(Rdma(), host, ORIGIN)
+    reader = SourceReader(RdmaSource(), host, ORIGIN)
     reader.run()
     host.asked.clear()
     found = readings(reader.run().frame)
@@ -308,7 +308,7 @@ def test_optional_counters_come_by_netlink_in_one_call() -> None:
 def test_without_optional_counters_netlink_is_not_asked_again(answer: object) -> None:
     host = machine("mlx5_0", {NP: "11"}, "mlx5_core")
     host.calls[ANSWER] = answer
-    reader = Reader(Rdma(), host, ORIGIN)
+    reader = SourceReader(RdmaSource(), host, ORIGIN)
     reader.run()
     host.asked.clear()
     found = readings(reader.run().frame)
@@ -319,7 +319,7 @@ def test_without_optional_counters_netlink_is_not_asked_again(answer: object) ->
 def test_an_optional_counter_that_was_switched_off_is_gone() -> None:
     host = machine("mlx5_0", {NP: "11"}, "mlx5_core")
     host.calls[ANSWER] = {"rdma_tx_bytes": 5, "rdma_rx_bytes": 6}
-    reader = Reader(Rdma(), host, ORIGIN)
+    reader = SourceReader(RdmaSource(), host, ORIGIN)
     reader.run()
     sent, got = (
         (f"railscope_rdma_roce_{way}_bytes_total", ("mlx5_0", "1"))

@@ -9,10 +9,10 @@ from support.clock import ManualClock
 from support.machine import FakeHost
 
 from agent.host import Host, NvmlError
-from agent.host.recorded import RecordedHost
-from agent.host.recording import RecordingHost
+from agent.host.recorded_host import RecordedHost
+from agent.host.recording_host import RecordingHost
 from agent.host.redactor import Redactor
-from railscope.capture import About, Capture, Moment
+from railscope.capture import Capture, CaptureMetadata, CaptureMoment
 
 FIELDS = "nvmlDeviceGetFieldValues"
 ENTRIES = st.lists(st.integers(1, 300), min_size=1, unique=True)
@@ -25,8 +25,8 @@ def gpu(answers: dict[int, list[int]]) -> FakeHost:
     return host
 
 
-def replay(moments: list[Moment]) -> Host:
-    capture = Capture(About("n", "b", 0, 0, 1, "t"), tuple(moments))
+def replay(moments: list[CaptureMoment]) -> Host:
+    capture = Capture(CaptureMetadata("n", "b", 0, 0, 1, "t"), tuple(moments))
     return RecordedHost(capture, ManualClock(), lambda: 0)
 
 

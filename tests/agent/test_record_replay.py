@@ -21,16 +21,16 @@ from support.tree import HOSTNAME, TreeHost, make_tree
 from agent.cli import agent
 from agent.config import AgentSettings
 from agent.host import Host, NvmlError
-from agent.host.recorded import RecordedHost
-from agent.host.recording import RecordingHost
+from agent.host.recorded_host import RecordedHost
+from agent.host.recording_host import RecordingHost
 from agent.host.redactor import Redactor
 from agent.machine_sources import machine_sources
-from agent.sampling.reader import Reader
-from agent.sampling.source import Verdict
+from agent.sampling.source import ProbeVerdict
+from agent.sampling.source_reader import SourceReader
 from agent.streams.kernel_log import KernelLogStream
-from agent.topology.network import Wiring
-from railscope.capture import About, Capture, Moment, read_capture
-from railscope.frame import Frame, Instant
+from agent.topology.network import NetworkScanner
+from railscope.capture import Capture, CaptureMetadata, CaptureMoment, read_capture
+from railscope.frame import Frame, NodeTimestamp
 
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus."
 TICKS = 6
@@ -81,7 +81,7 @@ STORY: list[Change] = [nothing, traffic, loss, removal, refusal, nothing]
 
 def frames_of(host: Host, clock: ManualClock, change: Callable[[int], None]) -> list[Frame]:
     """What all sources say at each tick, something changing before each."""
-    readers = [Reader(source, host, ORIGIN) for source in machine_sources(AgentSettings())]
+    readers = [SourceReader(source, host, ORIGIN) for source in machine_sources(AgentSettings())]
     found = []
     for tick in range(TICKS):
         change(tick)
@@ -97,7 +97,9 @@ def recorded(root: Path, redactor: Redactor | None = None) -> tuple[list[Frame],
     host = TreeHost(make_tree(root), clock)
     recording = RecordingHost(host, redactor)
     live = frames_of(recording, clock, lambda tick: STORY[tick](host, root))
-    about = About("node-1", "boot-1", started.wall_ns, started.boot_ns, TICKS * 10**9, "test")
+    about = CaptureMetadata(
+        "node-1", "boot-1", started.wall_ns, started.boot_ns, TICKS * 10**9, "test"
+    )
     return live, Capture(about, tuple(recording.moments))
 
 
@@ -145,8 +147,8 @@ def test_a_replay_starts_over_when_its_time_does(tmp_path: Path) -> None:
 def test_a_replayed_log_is_of_the_present() -> None:
     """What the log says and what is read beside it are on one clock, whenever it was recorded."""
     capture = Capture(
-        About("n", "b", 0, 1_000 * NS, 10 * NS, "test"),
-        (Moment(0, log=["6,1,2000000,-;old", "4,2,1000500000,-;new", "plain"]),),
+        CaptureMetadata("n", "b", 0, 1_000 * NS, 10 * NS, "test"),
+        (CaptureMoment(0, log=["6,1,2000000,-;old", "4,2,1000500000,-;new", "plain"]),),
     )
     clock = ManualClock()
     started_ns = clock.now().boot_ns
@@ -176,15 +178,15 @@ def test_only_what_changed_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "verdict"), [(errno.EPERM, Verdict.DENIED), (errno.ENOENT, Verdict.ABSENT)]
+    ("error", "verdict"), [(errno.EPERM, ProbeVerdict.DENIED), (errno.ENOENT, ProbeVerdict.ABSENT)]
 )
-def test_a_log_that_could_not_be_read_cannot_be_replayed(error: int, verdict: Verdict) -> None:
+def test_a_log_that_could_not_be_read_cannot_be_replayed(error: int, verdict: ProbeVerdict) -> None:
     """Else the replay would say that there was no Xid, which nobody knows."""
     live = FakeHost()
     live.log.closed = OSError(error, "cannot be opened")
     recording = RecordingHost(live)
     outcome = read_once(KernelLogStream(), recording)
-    capture = Capture(About("n", "b", 0, 0, 1, "test"), tuple(recording.moments))
+    capture = Capture(CaptureMetadata("n", "b", 0, 0, 1, "test"), tuple(recording.moments))
     again = read_once(KernelLogStream(), RecordedHost(capture, ManualClock(), lambda: 0))
     assert [f.verdict for f in outcome.findings] == [f.verdict for f in again.findings] == [verdict]
     assert outcome.frame is again.frame is None
@@ -227,7 +229,7 @@ def ask_everything(host: Host) -> None:
 def test_no_secret_is_left_and_each_has_one_stand_in(tmp_path: Path) -> None:
     recording = RecordingHost(secretive(), Redactor([HOSTNAME]))
     ask_everything(recording)
-    Capture(About("n", "b", 0, 0, 1, "t"), tuple(recording.moments)).write(tmp_path)
+    Capture(CaptureMetadata("n", "b", 0, 0, 1, "t"), tuple(recording.moments)).write(tmp_path)
     text = "".join(file.read_text() for file in tmp_path.iterdir()).lower()
     assert [secret for secret in SECRETS if secret.lower() in text] == []
     assert SERIAL not in text
@@ -252,7 +254,7 @@ def test_different_things_keep_different_names() -> None:
 class RestlessClock(ManualClock):
     """Each look at it takes longer than one moment of a capture lasts."""
 
-    def now(self) -> Instant:
+    def now(self) -> NodeTimestamp:
         self.advance(0.05)
         return super().now()
 
@@ -262,7 +264,7 @@ def test_a_serial_number_is_hidden_from_its_first_mention(tmp_path: Path) -> Non
     host.calls["nvml.nvmlDeviceGetSerial(0)"] = SERIAL
     recording = RecordingHost(host, Redactor())
     recording.call("nvml", "nvmlDeviceGetSerial", 0)
-    Capture(About("n", "b", 0, 0, 1, "t"), tuple(recording.moments)).write(tmp_path)
+    Capture(CaptureMetadata("n", "b", 0, 0, 1, "t"), tuple(recording.moments)).write(tmp_path)
     assert SERIAL not in (tmp_path / "timeline.jsonl").read_text()
 
 
@@ -273,7 +275,7 @@ def test_what_is_learned_late_is_hidden_in_what_was_told_early(tmp_path: Path) -
     recording = RecordingHost(host, Redactor())
     recording.kernel_log().poll()
     recording.call("nvml", "nvmlDeviceGetSerial", 0)
-    Capture(About("n", "b", 0, 0, 1, "t"), tuple(recording.moments)).write(tmp_path)
+    Capture(CaptureMetadata("n", "b", 0, 0, 1, "t"), tuple(recording.moments)).write(tmp_path)
     assert len(recording.moments) > 1
     assert SERIAL not in (tmp_path / "timeline.jsonl").read_text()
 
@@ -380,7 +382,7 @@ def test_a_capture_is_not_written_over_another(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["once", "check", "run"])
 def test_a_damaged_capture_is_one_clear_line(tmp_path: Path, command: str) -> None:
-    Capture(About("n", "b", 0, 0, 1, "t"), ()).write(tmp_path)
+    Capture(CaptureMetadata("n", "b", 0, 0, 1, "t"), ()).write(tmp_path)
     (tmp_path / "timeline.jsonl").write_text('{"t":0}\n{"t":')
     code, said = run(command, "--replay", tmp_path)
     assert code == 1
@@ -400,9 +402,9 @@ def test_product_data_keeps_what_is_looked_for_and_no_serial_number(
     address = add_nic(host, "pci0000:70/0000:70:01.0/0000:71:00.0", "mlx5_0")
     host.files[f"{host.links[f'/sys/bus/pci/devices/{address}']}/vpd"] = VITAL
     recording = RecordingHost(host, Redactor() if redact else None)
-    Wiring().look(recording)
-    Capture(About("n", "b", 0, 0, 1, "t"), tuple(recording.moments)).write(tmp_path)
+    NetworkScanner().look(recording)
+    Capture(CaptureMetadata("n", "b", 0, 0, 1, "t"), tuple(recording.moments)).write(tmp_path)
     assert ("MT2342T00123" in (tmp_path / "timeline.jsonl").read_text()) is not redact
     replayed = RecordedHost(read_capture(tmp_path), ManualClock(), lambda: 0)
-    (device,) = Wiring().look(replayed).devices
+    (device,) = NetworkScanner().look(replayed).devices
     assert device.role == "bridge"

@@ -15,12 +15,12 @@ from support.cases import capture_of, names
 from support.tree import HOSTNAME, make_tree
 
 from agent.cli import agent
-from agent.commands.walk import Walk
+from agent.commands.check import CaptureWalk
 from agent.config import AgentSettings
-from agent.host import harmless
+from agent.host import redactor as harmless
 from agent.host.redactor import Redactor
 from agent.service import Agent
-from railscope.capture import Capture, Moment
+from railscope.capture import Capture, CaptureMoment
 
 SECRETS = (
     "acme", "globex", "payroll", "hooli", "nas01", "oss17", "hunter2", "Überbank", "kunde42",
@@ -68,12 +68,12 @@ LOG = [
 ]
 
 
-def redacted(moment: Moment) -> Moment:
+def redacted(moment: CaptureMoment) -> CaptureMoment:
     return Redactor(["node7"]).moment(moment)
 
 
 def test_planted_secrets_are_gone():
-    text = redacted(Moment(0, **PLANTED, log=LOG)).to_line()
+    text = redacted(CaptureMoment(0, **PLANTED, log=LOG)).to_line()
     text = json.dumps(json.loads(text), ensure_ascii=False)
     left = [secret for secret in SECRETS if re.search(re.escape(secret), text, re.IGNORECASE)]
     assert left == []
@@ -82,7 +82,7 @@ def test_planted_secrets_are_gone():
 
 
 def test_what_is_harmless_is_kept():
-    moment = redacted(Moment(0, **PLANTED, log=LOG))
+    moment = redacted(CaptureMoment(0, **PLANTED, log=LOG))
     mounts = next(text for path, text in moment.files.items() if path.endswith("mountstats"))
     assert "with fstype nfs4 statvers=1.1" in mounts
     assert "READ: 1 2 0 3 4 5 6 7 0" in mounts
@@ -92,7 +92,7 @@ def test_what_is_harmless_is_kept():
 
 
 def test_one_name_is_one_name_everywhere():
-    moment = redacted(Moment(0, **PLANTED))
+    moment = redacted(CaptureMoment(0, **PLANTED))
     interfaces = set(moment.names["/sys/class/net"]) - {"eth0"}
     assert interfaces & {path.split("/")[4] for path in moment.links}
     assert interfaces & set(moment.calls["psutil.net_if_addrs()"])
@@ -125,7 +125,7 @@ def test_the_command_leaves_no_planted_secret(tmp_path: Path):
 
 def readings(capture: Capture) -> dict[str, list[str]]:
     """Every value by metric, without labels, of a capture read to its end."""
-    walk = Walk(capture)
+    walk = CaptureWalk(capture)
     one = Agent(AgentSettings(), walk.host, node="n")
     asyncio.run(walk.read(one))
     found: dict[str, list[str]] = {}

@@ -13,29 +13,28 @@ import pytest
 from support.clock import NS, ManualClock
 from support.pages import sample, samples
 
-from agent.config import AgentSettings, Budget
-from agent.host.real import RealHost
-from agent.host.recorded import RecordedHost
-from agent.sampling.budget import Keeper
-from agent.sampling.meter import ProcessMeter
-from agent.sampling.replay_meter import ReplayMeter, meter_of, with_memory_measured
+from agent.config import AgentSettings, BudgetSettings
+from agent.host.live_host import LiveHost
+from agent.host.recorded_host import RecordedHost
+from agent.sampling.governor import BudgetKeeper
+from agent.sampling.meter import ProcessMeter, ReplayMeter, create_meter, measure_memory
 from agent.service import Agent
-from railscope.capture import About, Capture, Moment, write_capture
-from railscope.exposition import Format
+from railscope.capture import Capture, CaptureMetadata, CaptureMoment, write_capture
+from railscope.exposition import TextFormat
 from simulator import NodeSpec, simulate
 
 MIB = 1 << 20
-ABOUT = About("n1", "b", 0, 0, 60 * NS, "test")
+ABOUT = CaptureMetadata("n1", "b", 0, 0, 60 * NS, "test")
 
 
 def replayed(files: dict[str, str]) -> RecordedHost:
-    capture = Capture(ABOUT, (Moment(0, files=files),))
+    capture = Capture(ABOUT, (CaptureMoment(0, files=files),))
     return RecordedHost(capture, ManualClock(), lambda: 0)
 
 
 def test_a_live_machine_has_no_replay() -> None:
-    assert type(meter_of(RealHost())) is ProcessMeter
-    assert type(meter_of(replayed({}))) is ReplayMeter
+    assert type(create_meter(LiveHost())) is ProcessMeter
+    assert type(create_meter(replayed({}))) is ReplayMeter
 
 
 def test_the_processor_time_of_answers_is_charged_to_their_thread() -> None:
@@ -66,9 +65,9 @@ def test_an_answer_that_fails_is_charged_too() -> None:
 
 
 def test_the_memory_of_a_capture_is_no_memory_of_the_agent() -> None:
-    host = with_memory_measured(lambda: replayed({f"/{n}": f"{n}" * 2_000 for n in range(20_000)}))
+    host = measure_memory(lambda: replayed({f"/{n}": f"{n}" * 2_000 for n in range(20_000)}))
     assert host.cost.resident_bytes >= 100 * MIB
-    keeper = Keeper(Budget(), (), ReplayMeter(host))
+    keeper = BudgetKeeper(BudgetSettings(), (), ReplayMeter(host))
     own = keeper.meter.resident_bytes()
     assert own <= ProcessMeter().resident_bytes() - 99 * MIB
 
@@ -76,7 +75,7 @@ def test_the_memory_of_a_capture_is_no_memory_of_the_agent() -> None:
 def test_the_page_of_a_replay_shows_its_cost_apart() -> None:
     agent = Agent(AgentSettings(node="n1"), replayed({"/proc/loadavg": "1 1 1 1/1 1\n"}))
     asyncio.run(agent.once())
-    page = samples(agent.page.text(Format.PROMETHEUS))
+    page = samples(agent.page.text(TextFormat.PROMETHEUS))
     assert page[sample("railscope_agent_replay_cpu_seconds_total")] > 0
     assert page[sample("railscope_agent_replay_resident_memory_bytes")] == 0
 

@@ -10,30 +10,29 @@ from structlog.testing import capture_logs
 from support.clock import NS
 from support.judging import Judging, judging, old_driver, set_field
 
-from agent.health.lifetime import Lifetime
-from agent.health.reset_memory import ResetMemory
+from agent.health.gpu_facts import GpuLifetime, GpuLifetimeFile
 from railscope.reading import Absent
 
 
-def lived(*energies: int, every_ns: int = 5 * NS) -> Lifetime:
+def lived(*energies: int, every_ns: int = 5 * NS) -> GpuLifetime:
     """A GPU whose energy counter was seen to stand so."""
-    lifetime = Lifetime()
+    lifetime = GpuLifetime()
     for look, energy in enumerate(energies, 1):
         lifetime.look(look * every_ns, energy, Absent.UNSUPPORTED, 0)
     return lifetime
 
 
 def test_a_reset_before_the_restart_is_remembered(tmp_path: Path) -> None:
-    memory = ResetMemory(tmp_path / "resets.json", "boot-1")
+    memory = GpuLifetimeFile(tmp_path / "resets.json", "boot-1")
     memory.save({"GPU-1": lived(100, 200, 5), "GPU-2": lived(7)})
-    again = ResetMemory(tmp_path / "resets.json", "boot-1").load()
+    again = GpuLifetimeFile(tmp_path / "resets.json", "boot-1").load()
     assert again["GPU-1"] == lived(100, 200, 5)
     assert again["GPU-1"].cleared_ns == 10 * NS
     assert again["GPU-2"].cleared_ns == -1
 
 
 def test_a_reset_while_the_agent_was_away_is_seen_by_the_counter(tmp_path: Path) -> None:
-    memory = ResetMemory(tmp_path / "resets.json", "boot-1")
+    memory = GpuLifetimeFile(tmp_path / "resets.json", "boot-1")
     memory.save({"GPU-1": lived(100, 200)})
     lifetime = memory.load()["GPU-1"]
     lifetime.look(1000 * NS, 3, Absent.UNSUPPORTED, 0)
@@ -42,17 +41,17 @@ def test_a_reset_while_the_agent_was_away_is_seen_by_the_counter(tmp_path: Path)
 
 def test_without_a_state_directory_nothing_is_kept_and_none_is_made(tmp_path: Path) -> None:
     with capture_logs() as logs:
-        ResetMemory(tmp_path / "state" / "resets.json", "boot-1").save({"GPU-1": lived(2, 1)})
+        GpuLifetimeFile(tmp_path / "state" / "resets.json", "boot-1").save({"GPU-1": lived(2, 1)})
     assert (list(tmp_path.iterdir()), logs) == ([], [])
 
 
 def test_another_boot_is_another_log(tmp_path: Path) -> None:
-    ResetMemory(tmp_path / "resets.json", "boot-1").save({"GPU-1": lived(2, 1)})
-    assert ResetMemory(tmp_path / "resets.json", "boot-2").load() == {}
+    GpuLifetimeFile(tmp_path / "resets.json", "boot-1").save({"GPU-1": lived(2, 1)})
+    assert GpuLifetimeFile(tmp_path / "resets.json", "boot-2").load() == {}
 
 
 def test_nothing_kept_is_nothing_known(tmp_path: Path) -> None:
-    assert ResetMemory(tmp_path / "resets.json", "boot-1").load() == {}
+    assert GpuLifetimeFile(tmp_path / "resets.json", "boot-1").load() == {}
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"boot_id": 1, "gpus": {}}', b"\xff"])
@@ -60,12 +59,12 @@ def test_a_damaged_file_is_told_and_does_no_harm(tmp_path: Path, content: bytes)
     path = tmp_path / "resets.json"
     path.write_bytes(content)
     with capture_logs() as logs:
-        assert ResetMemory(path, "boot-1").load() == {}
+        assert GpuLifetimeFile(path, "boot-1").load() == {}
     assert [entry["event"] for entry in logs] == ["gpu_resets_not_kept"]
 
 
 def test_what_cannot_be_written_is_told_once_and_leaves_the_old(tmp_path: Path) -> None:
-    memory = ResetMemory(tmp_path / "resets.json", "boot-1")
+    memory = GpuLifetimeFile(tmp_path / "resets.json", "boot-1")
     memory.save({"GPU-1": lived(2, 1)})
     (tmp_path / "resets.partial").mkdir()
     with capture_logs() as logs:
@@ -85,7 +84,7 @@ def test_an_agent_that_is_started_again_does_not_hold_an_old_xid_against_a_gpu(
     """On drivers that do not say themselves whether a GPU is well again."""
     run = judging()
     old_driver(run)
-    run.verdicts.remember(ResetMemory(tmp_path / "resets.json", "boot-1"))
+    run.verdicts.remember(GpuLifetimeFile(tmp_path / "resets.json", "boot-1"))
     run.step()
     run.log(1, FALLEN)
     records = list(run.host.log.waiting)
@@ -94,12 +93,12 @@ def test_an_agent_that_is_started_again_does_not_hold_an_old_xid_against_a_gpu(
     set_field(run, ENERGY, 5)
     run.step()
     assert run.state() == "healthy"
-    assert restarted(run, records, ResetMemory(tmp_path / "resets.json", "boot-1")) == "healthy"
-    assert restarted(run, records, ResetMemory(tmp_path / "none.json", "boot-1")) == "failed"
+    assert restarted(run, records, GpuLifetimeFile(tmp_path / "resets.json", "boot-1")) == "healthy"
+    assert restarted(run, records, GpuLifetimeFile(tmp_path / "none.json", "boot-1")) == "failed"
 
 
 def test_a_gpu_that_is_not_met_after_the_restart_is_not_forgotten(tmp_path: Path) -> None:
-    memory = ResetMemory(tmp_path / "resets.json", "boot-1")
+    memory = GpuLifetimeFile(tmp_path / "resets.json", "boot-1")
     memory.save({"GPU-lost": lived(100, 5)})
     run = judging()
     run.verdicts.remember(memory)
@@ -109,7 +108,7 @@ def test_a_gpu_that_is_not_met_after_the_restart_is_not_forgotten(tmp_path: Path
     assert kept["GPU-lost"] == lived(100, 5)
 
 
-def restarted(run: Judging, records: list[str], memory: ResetMemory) -> str:
+def restarted(run: Judging, records: list[str], memory: GpuLifetimeFile) -> str:
     """The state of the GPU in an agent that reads the same kernel log from its start."""
     again = Judging(run.host)
     again.host.log.waiting = list(records)

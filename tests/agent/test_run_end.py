@@ -13,8 +13,8 @@ from support.collector import ScriptedCollector, take
 from support.reading import ORIGIN
 from support.shipping import link_to, shipping
 
-from agent.shipping.shipper import RUN_END
-from railscope.envelope_reader import unpack
+from agent.shipping.shipper import RUN_END_FILE
+from railscope.envelopes import unpack
 from railscope.wire import Envelope, RunEnd, WireError, envelope, pack
 
 NEXT = replace(ORIGIN, run="next")
@@ -71,11 +71,11 @@ async def test_a_spool_that_lost_its_newest_envelope_shows_it(tmp_path: Path):
 
 
 async def test_a_damaged_statement_is_put_aside(tmp_path: Path):
-    (tmp_path / RUN_END).write_text("not JSON")
+    (tmp_path / RUN_END_FILE).write_text("not JSON")
     collector = Noting()
     await shipped(tmp_path, collector, NEXT, 1)
     assert collector.ended == [None] * len(collector.ended)
-    assert (tmp_path / f"{RUN_END}.damaged").exists()
+    assert (tmp_path / f"{RUN_END_FILE}.damaged").exists()
 
 
 async def test_a_run_that_ends_before_its_first_push_leaves_the_older_statement(tmp_path: Path):

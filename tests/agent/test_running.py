@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from support.certificates import self_signed, server_context
 
-from agent.commands.running import running
-from agent.config import AgentSettings, Tls
-from agent.endpoint.http_server import HttpServer, Request, Response
-from agent.sampling.source import Verdict
+from agent.commands.check import check_running_agent
+from agent.config import AgentSettings, AgentTlsSettings
+from agent.endpoint.http_server import AgentRequest, AgentResponse, HttpServer
+from agent.sampling.source import ProbeVerdict
 
 TOKEN = "page-token"  # noqa: S105 - no secret
 PAGE = """\
@@ -35,10 +35,10 @@ railscope_governor_state{resource="memory",state="within"} 1"""
 async def serving(page: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
     """A page behind a token, and where an agent that listens everywhere would say it is."""
 
-    def respond(request: Request) -> Response:
+    def respond(request: AgentRequest) -> AgentResponse:
         if request.headers.get("authorization") != f"Bearer {TOKEN}":
-            return Response.text("no", HTTPStatus.UNAUTHORIZED)
-        return Response.text(page)
+            return AgentResponse.text("no", HTTPStatus.UNAUTHORIZED)
+        return AgentResponse.text(page)
 
     server = HttpServer(respond)
     _, port = await server.start("127.0.0.1:0", tls)
@@ -48,8 +48,8 @@ async def serving(page: str, tls: ssl.SSLContext | None = None) -> AsyncIterator
         await server.close()
 
 
-async def told(**settings: object) -> list[tuple[Verdict, str]]:
-    found = await running(AgentSettings(**settings))  # type: ignore[arg-type]
+async def told(**settings: object) -> list[tuple[ProbeVerdict, str]]:
+    found = await check_running_agent(AgentSettings(**settings))  # type: ignore[arg-type]
     return [(finding.verdict, finding.detail) for finding in found]
 
 
@@ -57,34 +57,34 @@ async def test_what_the_governor_did_is_told_by_the_page() -> None:
     async with serving(PAGE) as listen:
         assert await told(listen=listen, page_token=TOKEN) == [
             (
-                Verdict.SUPPORTED,
+                ProbeVerdict.SUPPORTED,
                 "takes 0.93 % of a core, budget 1 %, cpu stretching, memory within",
             ),
-            (Verdict.SUPPORTED, "nic_burst is read every 0.2 s instead of 0.1 s"),
+            (ProbeVerdict.SUPPORTED, "nic_burst is read every 0.2 s instead of 0.1 s"),
         ]
 
 
 async def test_a_page_with_tls_is_known_by_its_own_certificate(tmp_path: Path) -> None:
     certificate, key = self_signed(tmp_path, "192.0.2.1")
     async with serving(PAGE, server_context(certificate, key)) as listen:
-        tls = Tls(certificate_file=str(certificate), key_file=str(key))
+        tls = AgentTlsSettings(certificate_file=str(certificate), key_file=str(key))
         found = await told(listen=listen, page_token=TOKEN, tls=tls)
-        assert found[0][0] is Verdict.SUPPORTED
+        assert found[0][0] is ProbeVerdict.SUPPORTED
         other, other_key = self_signed(tmp_path / "other")
-        tls = Tls(certificate_file=str(other), key_file=str(other_key))
+        tls = AgentTlsSettings(certificate_file=str(other), key_file=str(other_key))
         ((verdict, detail),) = await told(listen=listen, page_token=TOKEN, tls=tls)
-        assert (verdict, "none that answers" in detail) == (Verdict.ABSENT, True)
+        assert (verdict, "none that answers" in detail) == (ProbeVerdict.ABSENT, True)
 
 
 @pytest.mark.parametrize(
     ("page", "token", "verdict", "problem"),
     [
-        (PAGE, "", Verdict.BROKEN, "answers with 401"),
-        ("up 1", TOKEN, Verdict.BROKEN, "is the page of something else"),
+        (PAGE, "", ProbeVerdict.BROKEN, "answers with 401"),
+        ("up 1", TOKEN, ProbeVerdict.BROKEN, "is the page of something else"),
     ],
 )
 async def test_a_page_that_cannot_be_used_is_said_to_be(
-    page: str, token: str, verdict: Verdict, problem: str
+    page: str, token: str, verdict: ProbeVerdict, problem: str
 ) -> None:
     async with serving(page) as listen:
         ((found, detail),) = await told(listen=listen, page_token=token)
@@ -96,6 +96,6 @@ async def test_no_agent_is_no_fault() -> None:
     async with serving(PAGE) as listen:
         pass
     ((verdict, detail),) = await told(listen=listen)
-    assert (verdict, "none that answers" in detail) == (Verdict.ABSENT, True)
+    assert (verdict, "none that answers" in detail) == (ProbeVerdict.ABSENT, True)
     ((verdict, detail),) = await told(listen="127.0.0.1:0")
-    assert (verdict, "any free port" in detail) == (Verdict.ABSENT, True)
+    assert (verdict, "any free port" in detail) == (ProbeVerdict.ABSENT, True)

@@ -18,8 +18,7 @@ from support.shipping import SCHEMA, link_to, shipping
 from railscope.catalog import gpu
 from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.entities import GPU
-from railscope.entity import Entity
-from railscope.frame import Origin, Schema
+from railscope.frame import Entity, FrameOrigin, Schema
 from railscope.wire import SENT_HEADER, Envelope, SentAt, schema_identity
 
 OTHER = Schema("gpu", ((gpu.GPU_POWER, Entity(GPU, ("GPU-1",))),))
@@ -338,7 +337,7 @@ async def test_schemas_outlive_the_agent(tmp_path: Path) -> None:
         await first.flush(2)
         await first.failed()
     async with absent.serving() as collector:
-        async with shipping(tmp_path, link, Origin("node-1", "run-2", "boot-1")) as second:
+        async with shipping(tmp_path, link, FrameOrigin("node-1", "run-2", "boot-1")) as second:
             await second.flush(1, OTHER)
             await second.shipped(3)
         assert collector.duplicates == []
@@ -354,7 +353,7 @@ async def test_frames_whose_schema_is_lost_are_given_up_and_counted(tmp_path: Pa
         await first.failed()
     shutil.rmtree(tmp_path / "schemas")
     async with absent.serving() as collector:
-        async with shipping(tmp_path, link, Origin("node-1", "run-2", "boot-1")) as second:
+        async with shipping(tmp_path, link, FrameOrigin("node-1", "run-2", "boot-1")) as second:
             await second.flush(1, OTHER)
             await second.shipped(1)
         assert collector.taken == second.sent

@@ -20,8 +20,7 @@ from support.shipping import SCHEMA, Shipping, link_to, shipping
 from agent.config import CollectorLink
 from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.entities import DROP
-from railscope.entity import Entity
-from railscope.frame import Event, Origin
+from railscope.frame import Entity, Event, FrameOrigin
 from railscope.wire import Envelope, schema_identity
 
 MEBIBYTE = 1 << 20
@@ -157,7 +156,7 @@ async def test_a_schema_that_did_not_fit_on_the_disk_is_kept_when_there_is_room(
             await first.flush()
     assert [entry["event"] for entry in logs].count("schema_not_kept") == 1
     async with collector.serving():
-        async with shipping(tmp_path, link, Origin(ORIGIN.node, "run-2", "boot-1")) as second:
+        async with shipping(tmp_path, link, FrameOrigin(ORIGIN.node, "run-2", "boot-1")) as second:
             await second.shipped(3)
         assert collector.taken == first.sent
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from support.disk import small_file_system
 
-from agent.shipping.schema_store import SchemaStore
-from agent.shipping.spool import Loss, Spool, Spooled
+from agent.shipping.spool import FrameLoss, Spool, SpooledEnvelope, SpooledSchemas
 from railscope.wire import WireSchema
 
 PLENTY = 1 << 20
@@ -24,16 +23,16 @@ HEAD = 8
 def next_body(spool: Spool) -> bytes | None:
     """Take the oldest envelope out; None where there is none."""
     found = spool.oldest()
-    assert not isinstance(found, Loss)
+    assert not isinstance(found, FrameLoss)
     if found is None:
         return None
     spool.remove(found[0])
     return found[1]
 
 
-def loss_of(spool: Spool) -> Loss:
+def loss_of(spool: Spool) -> FrameLoss:
     found = spool.oldest()
-    assert isinstance(found, Loss)
+    assert isinstance(found, FrameLoss)
     return found
 
 
@@ -53,7 +52,7 @@ def test_first_in_first_out(tmp_path: Path) -> None:
 def test_an_envelope_stays_until_it_is_removed(tmp_path: Path) -> None:
     spool = Spool(tmp_path, PLENTY)
     spool.put(b"a", frames=7)
-    assert spool.oldest() == spool.oldest() == (Spooled(1, HEAD + 1, 7), b"a")
+    assert spool.oldest() == spool.oldest() == (SpooledEnvelope(1, HEAD + 1, 7), b"a")
 
 
 def test_it_survives_the_agent(tmp_path: Path) -> None:
@@ -63,7 +62,7 @@ def test_it_survives_the_agent(tmp_path: Path) -> None:
     next_body(spool)
     again = Spool(tmp_path, PLENTY)
     again.put(b"c", frames=3)
-    assert again.oldest() == (Spooled(2, HEAD + 1, 2), b"b")
+    assert again.oldest() == (SpooledEnvelope(2, HEAD + 1, 2), b"b")
     assert [next_body(again), next_body(again)] == [b"b", b"c"]
 
 
@@ -71,7 +70,7 @@ def test_the_oldest_makes_room_and_is_reported(tmp_path: Path) -> None:
     spool = Spool(tmp_path, max_bytes=100)
     for number in range(4):
         assert spool.put(bytes([number]) * 17, frames=10 + number) is None
-    assert spool.put(b"x" * 40, frames=99) == Loss("spool_full", envelopes=2, frames=10 + 11)
+    assert spool.put(b"x" * 40, frames=99) == FrameLoss("spool_full", envelopes=2, frames=10 + 11)
     assert [next_body(spool) for _ in range(3)] == [b"\2" * 17, b"\3" * 17, b"x" * 40]
 
 
@@ -80,7 +79,7 @@ def test_what_made_room_while_it_was_under_way_is_lost_and_not_sent_as_well(tmp_
     spool.put(b"a" * 17, frames=5)
     under_way = spool.oldest()
     assert isinstance(under_way, tuple)
-    assert spool.put(b"b" * 40, frames=7) == Loss("spool_full", envelopes=1, frames=5)
+    assert spool.put(b"b" * 40, frames=7) == FrameLoss("spool_full", envelopes=1, frames=5)
     assert spool.remove(under_way[0]) is False
     (left, _) = spool.oldest() or (None, b"")  # type: ignore[misc]  # it is no loss
     assert left is not None
@@ -134,7 +133,7 @@ def test_a_damaged_envelope_is_given_up_and_reported(
     spool.put(b"first", frames=5)
     spool.put(b"second", frames=6)
     damage(files(tmp_path)[0])
-    assert loss_of(spool) == Loss("damaged", envelopes=1, frames=5)
+    assert loss_of(spool) == FrameLoss("damaged", envelopes=1, frames=5)
     assert next_body(spool) == b"second"
     assert files(tmp_path) == []
 
@@ -144,7 +143,7 @@ def test_damage_is_found_after_a_restart_as_well(tmp_path: Path) -> None:
     (file,) = files(tmp_path)
     file.write_bytes(file.read_bytes()[:-1])
     spool = Spool(tmp_path, PLENTY)
-    assert loss_of(spool) == Loss("damaged", envelopes=1, frames=5)
+    assert loss_of(spool) == FrameLoss("damaged", envelopes=1, frames=5)
     assert next_body(spool) is None
 
 
@@ -178,7 +177,7 @@ def test_an_envelope_that_cannot_be_removed_is_forgotten_and_told(tmp_path: Path
     file.unlink()
     file.mkdir()
     with capture_logs() as logs:
-        spool.remove(Spooled(1, HEAD + 1, 3))
+        spool.remove(SpooledEnvelope(1, HEAD + 1, 3))
     assert [(entry["event"], entry["file"]) for entry in logs] == [
         ("envelope_not_removed", str(file))
     ]
@@ -217,7 +216,7 @@ def test_what_was_given_up_in_vain_is_reported_nevertheless(tmp_path: Path) -> N
         with pytest.raises(OSError, match="directory"):
             spool.put(b"b" * 60, frames=4)
     in_the_way.rmdir()
-    assert loss_of(spool) == Loss("spool_full", envelopes=1, frames=3)
+    assert loss_of(spool) == FrameLoss("spool_full", envelopes=1, frames=3)
     assert spool.oldest() is None
 
 
@@ -235,22 +234,22 @@ DIGEST = b"\1" * 16
 
 
 def test_a_schema_is_kept_for_the_next_run(tmp_path: Path) -> None:
-    SchemaStore(tmp_path).put(DIGEST, SCHEMA)
-    assert SchemaStore(tmp_path).get(DIGEST) == SCHEMA
-    assert SchemaStore(tmp_path).get(b"\2" * 16) is None
+    SpooledSchemas(tmp_path).put(DIGEST, SCHEMA)
+    assert SpooledSchemas(tmp_path).get(DIGEST) == SCHEMA
+    assert SpooledSchemas(tmp_path).get(b"\2" * 16) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"\x82", b"\x83\xa6stream\xa2\xff\xfe"])
 def test_a_damaged_schema_is_none(tmp_path: Path, content: bytes) -> None:
-    SchemaStore(tmp_path).put(DIGEST, SCHEMA)
+    SpooledSchemas(tmp_path).put(DIGEST, SCHEMA)
     (file,) = tmp_path.iterdir()
     file.write_bytes(content)
-    assert SchemaStore(tmp_path).get(DIGEST) is None
+    assert SpooledSchemas(tmp_path).get(DIGEST) is None
 
 
 def test_a_schema_that_could_not_be_written_is_written_later(tmp_path: Path) -> None:
     """Else the next run could not name the columns of what is spooled now."""
-    store = SchemaStore(tmp_path)
+    store = SpooledSchemas(tmp_path)
     in_the_way = tmp_path / (DIGEST.hex() + ".partial")
     in_the_way.mkdir()
     with pytest.raises(IsADirectoryError):
@@ -258,11 +257,11 @@ def test_a_schema_that_could_not_be_written_is_written_later(tmp_path: Path) -> 
     assert store.get(DIGEST) == SCHEMA, "in memory at least"
     in_the_way.rmdir()
     store.put(DIGEST, SCHEMA)
-    assert SchemaStore(tmp_path).get(DIGEST) == SCHEMA
+    assert SpooledSchemas(tmp_path).get(DIGEST) == SCHEMA
 
 
 def test_schemas_are_bounded(tmp_path: Path) -> None:
-    store = SchemaStore(tmp_path)
+    store = SpooledSchemas(tmp_path)
     for number in range(300):
         store.put(number.to_bytes(16, "little"), SCHEMA)
     assert len(list(tmp_path.iterdir())) == 256

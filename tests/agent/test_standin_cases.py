@@ -17,9 +17,9 @@ from support.standin import Standin, run_scenario
 
 from agent.host import Json
 from agent.host.nvml import Nvml
-from agent.host.recorded import RecordedHost
-from agent.sampling.reader import Reader
-from railscope.capture import About, Capture, Moment
+from agent.host.recorded_host import RecordedHost
+from agent.sampling.source_reader import SourceReader
+from railscope.capture import Capture, CaptureMetadata, CaptureMoment
 from railscope.catalog import METRICS
 from railscope.frame import Event
 from railscope.reading import Absent, Reading
@@ -63,7 +63,7 @@ class _Told:
         self.problems: dict[str, str] = {}
         self.events: Counter[tuple[str, tuple[str, ...], tuple[tuple[str, str], ...]]] = Counter()
 
-    def hear(self, readers: list[Reader]) -> None:
+    def hear(self, readers: list[SourceReader]) -> None:
         self.readings, self.problems = {}, {}
         for reader in readers:
             name, outcome = reader.source.name, reader.run()
@@ -96,7 +96,7 @@ def compare(standin: Standin, case: str) -> None:
     }
     told = {name: _Told() for name in hosts}
     readers = {
-        name: [Reader(source, host, ORIGIN) for source in nvml_sources()]
+        name: [SourceReader(source, host, ORIGIN) for source in nvml_sources()]
         for name, host in hosts.items()
     }
     for number in range(ROUNDS):
@@ -126,8 +126,8 @@ def _held(metric: str, reading: Reading) -> Reading:
 def full_capture() -> Capture:
     """GPUs that have all there is."""
     calls = full_gpus(4, cut=[1, 2], virtual=[3])
-    about = About("node", "boot-1", 0, 0, 1, "made up")
-    return Capture(about, (Moment(0, calls=calls),))
+    about = CaptureMetadata("node", "boot-1", 0, 0, 1, "made up")
+    return Capture(about, (CaptureMoment(0, calls=calls),))
 
 
 @pytest.mark.parametrize("case", ["everything", *names()])

@@ -11,8 +11,14 @@ from support.pci_bus import add_device, add_gpu, add_nic
 from support.pci_trees import BRIDGES, plant, walked_distance
 
 from agent.topology import pci
-from agent.topology.distance import Distance, distance, over_c2c
-from agent.topology.pci import Place, bus_order, pci_address
+from agent.topology.pci import (
+    PciDistance,
+    PciPlace,
+    bus_order,
+    distance_over_c2c,
+    pci_address,
+    pci_distance,
+)
 
 
 @given(BRIDGES)
@@ -20,7 +26,7 @@ def test_the_formula_is_the_walk_through_the_tree(bridges) -> None:
     tree = plant(bridges)
     for one, other in combinations_with_replacement(tree.places, 2):
         expected = walked_distance(tree, one, other)
-        assert distance(one, other) is distance(other, one) is expected
+        assert pci_distance(one, other) is pci_distance(other, one) is expected
 
 
 @given(BRIDGES)
@@ -29,36 +35,39 @@ def test_no_detour_is_nearer_than_the_worst_of_its_parts(bridges) -> None:
     known = [place for place in plant(bridges).places if place.numa_node]
     for one, other in combinations_with_replacement(known, 2):
         for between in known:
-            parts = distance(one, between), distance(between, other)
-            if max(parts) <= Distance.PXB:
-                assert distance(one, other) <= Distance.PXB
+            parts = pci_distance(one, between), pci_distance(between, other)
+            if max(parts) <= PciDistance.PXB:
+                assert pci_distance(one, other) <= PciDistance.PXB
 
 
 @pytest.mark.parametrize(
     ("one", "other", "expected"),
     [
-        ("a/b/c", "a/b/d", Distance.PIX),
-        ("a/b/c/d", "a/x/y/z", Distance.PXB),
-        ("a/b", "c/d", Distance.PHB),
-        ("a/b/c/d/e/f", "a/b/g/h", Distance.PXB),  # one switch below the other
+        ("a/b/c", "a/b/d", PciDistance.PIX),
+        ("a/b/c/d", "a/x/y/z", PciDistance.PXB),
+        ("a/b", "c/d", PciDistance.PHB),
+        ("a/b/c/d/e/f", "a/b/g/h", PciDistance.PXB),  # one switch below the other
     ],
 )
-def test_distances_by_bridges_between(one: str, other: str, expected: Distance) -> None:
-    places = [Place("pci0", tuple(path.split("/")), "0") for path in (one, other)]
-    assert distance(*places) is expected
+def test_distances_by_bridges_between(one: str, other: str, expected: PciDistance) -> None:
+    places = [PciPlace("pci0", tuple(path.split("/")), "0") for path in (one, other)]
+    assert pci_distance(*places) is expected
 
 
 def test_unknown_numa_nodes_are_not_the_same() -> None:
-    one, other = Place("pci0", ("a",)), Place("pci1", ("a",))
-    assert distance(one, other) is Distance.SYS
+    one, other = PciPlace("pci0", ("a",)), PciPlace("pci1", ("a",))
+    assert pci_distance(one, other) is PciDistance.SYS
 
 
 def test_over_c2c_everything_of_the_processor_is_near() -> None:
-    gpu = Place("pci0008:00", ("0008:00:00.0", "0008:01:00.0"), "0")
-    near = Place("pci0000:00", ("0000:00:00.0", "0000:03:00.0"), "0")
-    far = Place("pci0010:00", ("0010:00:00.0", "0010:03:00.0"), "1")
-    assert (over_c2c(gpu, near), over_c2c(gpu, far)) == (Distance.P2C, Distance.SYS)
-    assert Distance.PXB < Distance.P2C < Distance.PHB, "as NCCL orders them"
+    gpu = PciPlace("pci0008:00", ("0008:00:00.0", "0008:01:00.0"), "0")
+    near = PciPlace("pci0000:00", ("0000:00:00.0", "0000:03:00.0"), "0")
+    far = PciPlace("pci0010:00", ("0010:00:00.0", "0010:03:00.0"), "1")
+    assert (distance_over_c2c(gpu, near), distance_over_c2c(gpu, far)) == (
+        PciDistance.P2C,
+        PciDistance.SYS,
+    )
+    assert PciDistance.PXB < PciDistance.P2C < PciDistance.PHB, "as NCCL orders them"
 
 
 def test_places_and_roles_from_sysfs() -> None:
@@ -68,18 +77,18 @@ def test_places_and_roles_from_sysfs() -> None:
     console = add_device(
         host, "pci0000:00/0000:00:02.0/0000:01:00.0", "0x030000", ("0x1a03", "0x2000")
     )  # ASPEED
-    devices = pci.look(host)
+    devices = pci.read_pci_devices(host)
     chain = ("0000:15:01.0", "0000:16:00.0", "0000:17:02.0", "0000:1b:00.0")
-    assert devices[gpu].place == Place("pci0000:15", chain, "1")
+    assert devices[gpu].place == PciPlace("pci0000:15", chain, "1")
     assert [d.address for d in pci.gpus_among(devices.values())] == [gpu]
     assert console not in devices, "a console's display chip is no GPU, nor anything else of ours"
     assert {d.role for d in devices.values()} == {"gpu", "nic", "bridge"}
-    assert distance(devices[gpu].place, devices[nic].place) is Distance.PIX
+    assert pci_distance(devices[gpu].place, devices[nic].place) is PciDistance.PIX
 
 
 def test_a_device_that_went_away_is_near_nothing() -> None:
-    lost = pci.place(FakeHost(), "0000:99:00.0")
-    assert distance(lost, Place("pci0", ("a",), "0")) is Distance.SYS
+    lost = pci.read_place(FakeHost(), "0000:99:00.0")
+    assert pci_distance(lost, PciPlace("pci0", ("a",), "0")) is PciDistance.SYS
 
 
 def test_addresses() -> None:

@@ -10,11 +10,11 @@ from support.pci_bus import add_gpu, add_nic
 from support.reading import read_once
 
 from agent.config import PREFIX, AgentSettings, TopologySettings
-from agent.sampling.source import Verdict
+from agent.sampling.source import ProbeVerdict
 from agent.service import Agent
-from agent.sources.rdma import Rdma
-from agent.topology.network import Network, NetworkDevice, Wiring
-from agent.topology.rules import ROLES, rules
+from agent.sources.rdma import RdmaSource
+from agent.topology.network import NetworkDevice, NetworkScanner, NodeNetwork
+from agent.topology.rails import ROLES, parse_rail_rules
 from railscope import settings
 from railscope.settings import SettingsError
 
@@ -31,16 +31,16 @@ def server(count: int = 4) -> FakeHost:
     return host
 
 
-def look(host: FakeHost, **given: object) -> Network:
-    return Wiring(rules(TopologySettings(**given))).look(host)  # type: ignore[arg-type]
+def look(host: FakeHost, **given: object) -> NodeNetwork:
+    return NetworkScanner(parse_rail_rules(TopologySettings(**given))).look(host)  # type: ignore[arg-type]
 
 
-def named(network: Network, name: str) -> NetworkDevice:
+def named(network: NodeNetwork, name: str) -> NetworkDevice:
     (device,) = [device for device in network.devices if name in device.names]
     return device
 
 
-def cards(network: Network) -> dict[str, int | None]:
+def cards(network: NodeNetwork) -> dict[str, int | None]:
     return {device.rdma[0]: device.rail for device in network.devices}
 
 
@@ -84,8 +84,11 @@ def test_the_section_as_it_is_written(tmp_path: Path) -> None:
         "rail_pattern = 'rail(?P<rail>\\d+)'\n"
     )
     loaded = settings.load(AgentSettings, file=file, environment={}, prefix=PREFIX)
-    assert rules(loaded.topology).rail(["mlx5_0"]) == (3, "topology.rails has mlx5_0")
-    assert rules(loaded.topology).role(["mlx5_7"]) == ("storage", "topology.roles has mlx5_[67]")
+    assert parse_rail_rules(loaded.topology).rail(["mlx5_0"]) == (3, "topology.rails has mlx5_0")
+    assert parse_rail_rules(loaded.topology).role(["mlx5_7"]) == (
+        "storage",
+        "topology.roles has mlx5_[67]",
+    )
     file.write_text("[topology]\nrail_patern = ''\n")
     with pytest.raises(SettingsError, match="did you mean 'rail_pattern'"):
         settings.load(AgentSettings, file=file, environment={}, prefix=PREFIX)
@@ -155,10 +158,10 @@ def test_a_rail_by_name_and_another_by_distance_contradict() -> None:
     assert problem == (
         "mlx5_2 would have rail 0 (PIX to GPU 0), but topology.rails has mlx5_5: name the rail of both"
     )
-    wiring = Wiring(rules(TopologySettings(rails={"mlx5_5": 0})))
-    findings = read_once(Rdma(wiring=wiring), server()).findings
+    wiring = NetworkScanner(parse_rail_rules(TopologySettings(rails={"mlx5_5": 0})))
+    findings = read_once(RdmaSource(wiring=wiring), server()).findings
     (finding,) = [finding for finding in findings if finding.what == "rails"]
-    assert (finding.verdict, finding.detail) == (Verdict.BROKEN, problem)
+    assert (finding.verdict, finding.detail) == (ProbeVerdict.BROKEN, problem)
 
 
 def test_a_rail_for_what_is_no_compute_device_contradicts() -> None:
@@ -179,11 +182,16 @@ def test_names_that_nothing_here_has_are_told() -> None:
 
 
 def test_a_pattern_that_finds_no_number_says_nothing() -> None:
-    assert rules(TopologySettings(rail_pattern="rail(?P<rail>.*)")).rail(["railway"]) is None
+    assert (
+        parse_rail_rules(TopologySettings(rail_pattern="rail(?P<rail>.*)")).rail(["railway"])
+        is None
+    )
 
 
 def test_the_speed_of_a_link_is_that_of_its_name_or_else_of_its_role() -> None:
-    given = rules(TopologySettings(expected_megabits={"compute": 400_000, "ens1": 200_000}))
+    given = parse_rail_rules(
+        TopologySettings(expected_megabits={"compute": 400_000, "ens1": 200_000})
+    )
     assert given.speed(["ens1", "mlx5_0", "compute"]) == 200_000
     assert given.speed(["ens2", "mlx5_3", "compute"]) == 400_000
     assert given.speed(["eth0", "management"]) is None
@@ -194,6 +202,9 @@ def test_the_settings_of_the_page_are_right(tmp_path: Path) -> None:
     file = tmp_path / "agent.toml"
     file.write_text(page.partition("```toml\n")[2].partition("```")[0])
     loaded = settings.load(AgentSettings, file=file, environment={}, prefix=PREFIX)
-    assert rules(loaded.topology).rail(["rail7"]) == (7, "topology.rail_pattern matches rail7")
+    assert parse_rail_rules(loaded.topology).rail(["rail7"]) == (
+        7,
+        "topology.rail_pattern matches rail7",
+    )
     for role in ROLES:
         assert f"| `{role}` |" in page

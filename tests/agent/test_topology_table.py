@@ -22,17 +22,15 @@ from support.pci_bus import GPU, NVIDIA, add_device, add_gpu, add_nic, set_link
 from support.reading import read_once
 from support.shared import captured
 
-from agent.commands.walk import Walk
-from agent.sources.nic import Nic
-from agent.sources.nvidia.gpu import Gpu
-from agent.sources.rdma import Rdma
-from agent.topology.matrix import matrix, table
-from agent.topology.node import Node, look
-from agent.topology.nvlinks import bonded
-from agent.topology.nvlinks import look as look_at_links
+from agent.commands.check import CaptureWalk
+from agent.sources.nic_counters import NicSource
+from agent.sources.nvidia.gpu_devices import GpuSource
+from agent.sources.rdma import RdmaSource
+from agent.topology.node_topology import NodeTopology, count_bonded_links, read_topology
+from agent.topology.node_topology import read_gpu_links as look_at_links
 from agent.topology.pci import pci_address
-from agent.topology.render import as_json, as_text
-from agent.topology.rules import Rules
+from agent.topology.rails import RailRules
+from agent.topology.topology_report import as_json, as_text, distance_matrix, format_matrix
 from railscope.cli import root as railscope
 from simulator import SHORT_NAMES, NodeSpec, simulate
 
@@ -55,7 +53,7 @@ def test_the_table_is_that_of_nvidia_smi(card: str) -> None:
     host = case.host
     path = f"pci{address[:7]}/{address}"
     add_device(host, path, GPU, (NVIDIA, "0x2330"), numa_node=row[3], local_cpulist=row[2])
-    assert table(look(host, Rules())) == printed
+    assert format_matrix(read_topology(host, RailRules())) == printed
 
 
 @pytest.mark.parametrize(
@@ -73,7 +71,7 @@ def test_bonds_of_gpus_at_nvswitches(file: str, count: int) -> None:
         for link in range(len(gpu.links)):
             host.calls[f"nvml.nvmlDeviceGetNvLinkRemoteDeviceType({place},{link})"] = SWITCH
         add_gpu(host, f"pci0000:00/{pci_address(gpu.row['pci.bus_id'])}")
-    node = look(host, Rules())
+    node = read_topology(host, RailRules())
     words = {node.apart(one.address, other.address) for one in node.gpus for other in node.gpus}
     assert words == ({"X", "NV12"} if len(gpus) > 1 else {"X"})
 
@@ -94,13 +92,13 @@ def dgx1() -> FakeHost:
     return host
 
 
-def cells(node: Node) -> list[list[str]]:
-    _, rows = matrix(node)
+def cells(node: NodeTopology) -> list[list[str]]:
+    _, rows = distance_matrix(node)
     return [row[1 : 1 + len(rows)] for row in rows]
 
 
 def test_bonds_of_gpus_linked_to_each_other() -> None:
-    assert cells(look(dgx1(), Rules())) == [
+    assert cells(read_topology(dgx1(), RailRules())) == [
         ["X", "NV1", "NV1", "NV2"],
         ["NV1", "X", "NV2", "NV1"],
         ["NV1", "NV2", "X", "NV1"],
@@ -113,13 +111,13 @@ def test_links_that_are_down_bond_nothing() -> None:
     for link in (2, 3):
         host.calls[f"nvml.nvmlDeviceGetNvLinkState(0,{link})"] = 0
         host.calls[f"nvml.nvmlDeviceGetNvLinkState(3,{link - 2})"] = 0
-    assert cells(look(host, Rules()))[0] == ["X", "NV1", "NV1", "PHB"]
+    assert cells(read_topology(host, RailRules()))[0] == ["X", "NV1", "NV1", "PHB"]
 
 
 def test_without_a_driver_there_are_distances_only() -> None:
     host = dgx1()
     host.calls.clear()
-    node = look(host, Rules())
+    node = read_topology(host, RailRules())
     assert {word for row in cells(node) for word in row} == {"X", "PHB"}
     assert node.gpus[0].model == "10de:2330"
 
@@ -132,7 +130,7 @@ def test_a_gpu_without_some_links_is_bonded_by_what_it_has() -> None:
         for link in range(18):
             host.calls[f"nvml.nvmlDeviceGetFieldValues({gpu},165:{link})"] = [0, int(link < count)]
             host.calls[f"nvml.nvmlDeviceGetNvLinkRemoteDeviceType({gpu},{link})"] = SWITCH
-    found = bonded(look_at_links(host))
+    found = count_bonded_links(look_at_links(host))
     assert set(found.values()) == {16}
 
 
@@ -140,10 +138,10 @@ def test_a_gpu_without_some_links_is_bonded_by_what_it_has() -> None:
 
 
 @cache
-def simulated(name: str) -> Node:
+def simulated(name: str) -> NodeTopology:
     model = SHORT_NAMES[name]
     spec = NodeSpec("gpu-001", model=model.name, gpus=model.per_node)
-    return look(Walk(simulate(spec, 1, 1)).host, Rules())
+    return read_topology(CaptureWalk(simulate(spec, 1, 1)).host, RailRules())
 
 
 @pytest.mark.parametrize("name", SHORT_NAMES)
@@ -174,14 +172,18 @@ def test_the_rails_of_a_gb200_tray_are_those_of_its_compute_cards() -> None:
     assert found == {
         "mlx5_0": 0, "mlx5_1": 1, "mlx5_2": None, "mlx5_4": 2, "mlx5_5": 3, "mlx5_6": None,
     }  # fmt: skip
-    assert "  P2C  = Connection traversing C2C" in table(simulated("gb200"))
-    assert "P2C" not in table(simulated("h100"))
+    assert "  P2C  = Connection traversing C2C" in format_matrix(simulated("gb200"))
+    assert "P2C" not in format_matrix(simulated("h100"))
 
 
 def test_sources_tell_the_rails_of_a_gb200_tray() -> None:
     model = SHORT_NAMES["gb200"]
-    host = Walk(simulate(NodeSpec("gpu-001", model=model.name, gpus=4), 1, 1)).host
-    for source, kind in ((Rdma(), "rdma_port"), (Nic(), "nic"), (Gpu.load(), "gpu")):
+    host = CaptureWalk(simulate(NodeSpec("gpu-001", model=model.name, gpus=4), 1, 1)).host
+    for source, kind in (
+        (RdmaSource(), "rdma_port"),
+        (NicSource(), "nic"),
+        (GpuSource.load(), "gpu"),
+    ):
         frame = read_once(source, host).frame
         assert frame is not None
         entities = [e for e in frame.schema.entities if e.kind.name == kind]
@@ -190,7 +192,7 @@ def test_sources_tell_the_rails_of_a_gb200_tray() -> None:
 
 
 def test_cards_are_in_the_order_of_their_numbers() -> None:
-    legend = table(simulated("h100")).partition("NIC Legend:")[2].split()
+    legend = format_matrix(simulated("h100")).partition("NIC Legend:")[2].split()
     assert legend[1::2] == [f"mlx5_{n}" for n in (0, 1, 3, 4, 5, 6, 7, 9, 10, 11)]
 
 
@@ -218,7 +220,9 @@ def test_a_link_below_its_most_shows_both() -> None:
     host = FakeHost()
     add_gpu(host, "pci0000:00/0000:00:01.0/0000:01:00.0")
     set_link(host, "0000:01:00.0", "8x4", "32x16")
-    assert "0000:01:00.0 GPU0 10de:2330, 8 of 32 GT/s x4 of 16" in as_text(look(host, Rules()))
+    assert "0000:01:00.0 GPU0 10de:2330, 8 of 32 GT/s x4 of 16" in as_text(
+        read_topology(host, RailRules())
+    )
 
 
 def test_a_shared_card_is_shown_with_each_of_its_gpus() -> None:
@@ -228,7 +232,7 @@ def test_a_shared_card_is_shown_with_each_of_its_gpus() -> None:
         add_gpu(host, f"{switch}/0000:12:0{port}.0/0000:2{port}:00.0")
     add_nic(host, f"{switch}/0000:12:03.0/0000:30:00.0", "mlx5_0")
     add_nic(host, f"{switch}/0000:12:03.0/0000:30:00.1", "mlx5_1")
-    text = as_text(look(host, Rules()))
+    text = as_text(read_topology(host, RailRules()))
     for gpu in range(2):
         assert f"GPU{gpu} 10de:2330: rail 0\n    mlx5_0 0000:30:00.0" in text
     assert text.count("mlx5_1 0000:30:00.1") == 1
@@ -239,7 +243,7 @@ def test_cards_of_a_server_without_gpus_have_no_role_and_the_text_says_so() -> N
     host = FakeHost()
     add_nic(host, "pci0000:15/0000:15:01.0/0000:18:00.0", "mlx5_0")
     add_nic(host, "pci0000:00/0000:00:03.0", interface="eth0")
-    text = as_text(look(host, Rules()))
+    text = as_text(read_topology(host, RailRules()))
     assert "Rails:" not in text
     assert "\n  mlx5_0 0000:18:00.0: role not known; there is no GPU\n" in text
     assert "\n  eth0 0000:00:03.0: role not known; there is no GPU\n" in text
@@ -250,7 +254,7 @@ def test_ports_whose_numa_node_is_not_known_stand_with_what_is_below_them() -> N
     host = FakeHost()
     add_nic(host, "pci0000:40/0000:40:03.0/0000:43:00.0", "mlx5_0", numa_node="2")
     host.files["/sys/devices/pci0000:40/0000:40:03.0/numa_node"] = "-1"
-    text = as_text(look(host, Rules()))
+    text = as_text(read_topology(host, RailRules()))
     assert text.count("0000:40:03.0") == 1
     assert text.startswith("NUMA node 2\n  pci0000:40\n    0000:40:03.0 root port")
 
@@ -263,7 +267,7 @@ def test_gpus_are_in_the_order_of_the_driver(order) -> None:
         add_gpu(host, f"pci0000:00/0000:00:0{place}.0/0000:0{place + 1}:00.0")
         told = {"busId": f"00000000:0{place + 1}:00.0"}
         host.calls[f"nvml.nvmlDeviceGetPciInfo({index})"] = told
-    node = look(host, Rules())
+    node = read_topology(host, RailRules())
     assert [gpu.address for gpu in node.gpus] == [f"0000:0{place + 1}:00.0" for place in order]
     assert [gpu.index for gpu in node.gpus] == [0, 1, 2, 3]
 

@@ -7,14 +7,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.clock import NS
 
-from agent.sampling.trend import MAX_GROWTH, SETTLED_AFTER, Trend
+from agent.sampling.governor import MAX_GROWTH, SETTLED_AFTER, CostTrend
 
 VALUES = st.floats(0.0, 1e12, allow_nan=False)
 
 
-def followed(*values: float, seconds: float = 1.0) -> Trend:
+def followed(*values: float, seconds: float = 1.0) -> CostTrend:
     """A trend that has seen these values, one a period."""
-    trend = Trend()
+    trend = CostTrend()
     for number, value in enumerate(values):
         trend.add(value, round(number * seconds * NS))
     return trend
@@ -63,4 +63,4 @@ def test_a_value_now_and_then_counts_by_how_often_it_comes() -> None:
 def test_it_is_settled_when_there_is_enough_to_judge_by() -> None:
     assert followed(7.0, 7.0).settled == 0
     assert followed(7.0, 7.0, 7.0).settled == 7
-    assert Trend(settled_after=1).settled == 0
+    assert CostTrend(settled_after=1).settled == 0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.sampling.unwrap import Unwrap
+from agent.sampling.counter_unwrap import CounterUnwrapper
 from railscope.reading import PRESENT, Absent
 
 RANGE = 2**32
@@ -30,12 +30,14 @@ class Card:
         return [*(number % RANGE for number in self.counted), self.wide]
 
 
-def unwrap(before: Unwrap | None = None) -> Unwrap:
+def unwrap(before: CounterUnwrapper | None = None) -> CounterUnwrapper:
     columns = {name: column for column, name in enumerate(NAMES)}
-    return Unwrap(columns, [WIDE], before.carried if before else None)
+    return CounterUnwrapper(columns, [WIDE], before.carried if before else None)
 
 
-def shown(carrier: Unwrap, row: list[int], missing: frozenset[int] = frozenset()) -> list[int]:
+def shown(
+    carrier: CounterUnwrapper, row: list[int], missing: frozenset[int] = frozenset()
+) -> list[int]:
     values = [0 if column in missing else number for column, number in enumerate(row)]
     reasons = bytearray(ABSENT if column in missing else PRESENT for column in range(len(row)))
     carrier.carry_on(values, reasons)
@@ -43,7 +45,7 @@ def shown(carrier: Unwrap, row: list[int], missing: frozenset[int] = frozenset()
     return values[:WIDE]
 
 
-def rows(carrier: Unwrap, *all_rows: list[int]) -> list[list[int]]:
+def rows(carrier: CounterUnwrapper, *all_rows: list[int]) -> list[list[int]]:
     return [shown(carrier, row) for row in all_rows]
 
 
@@ -167,7 +169,7 @@ def test_a_number_no_narrow_counter_can_have_is_shown_as_it_is(number: int) -> N
 def test_a_new_probe_with_other_columns_knows_what_the_last_one_knew() -> None:
     first = unwrap()
     rows(first, [RANGE - 10, 2, 0, 0, 0], [20, 2, 0, 0, 0])
-    second = Unwrap({"errors": 0, "writes": 2, "new": 1}, (), first.carried)
+    second = CounterUnwrapper({"errors": 0, "writes": 2, "new": 1}, (), first.carried)
     values = [0, 6, 30]
     second.carry_on(values, bytearray(3))
     assert values == [0, 6, RANGE + 30]

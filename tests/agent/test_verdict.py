@@ -19,9 +19,18 @@ from support.health import (
 
 from agent.config import AgentSettings
 from agent.health import RULES, judge
-from agent.health.facts import MINUTE_NS, Change, Facts
-from agent.health.gather import SOURCES
-from agent.health.rule import DEGRADED, FAILED, HARDNESS, HEALTHY, INSPECT, UNKNOWN
+from agent.health.gpu_facts import SOURCES
+from agent.health.rule import (
+    ACTIONS_BY_SEVERITY,
+    DEGRADED,
+    FAILED,
+    HEALTHY,
+    INSPECT,
+    MINUTE_NS,
+    UNKNOWN,
+    CounterIncrease,
+    GpuHealthFacts,
+)
 from agent.machine_sources import machine_sources
 from railscope.catalog import gpu as c
 from railscope.catalog import gpu_ecc, gpu_pcie
@@ -68,7 +77,7 @@ def test_a_gpu_without_a_fault_is_healthy_and_nothing_is_to_be_done() -> None:
 
 
 def test_a_gpu_that_has_little_is_healthy_if_nothing_of_it_is_wrong() -> None:
-    facts = Facts({c.GPU_POWER: {(): 70_000}, gpu_pcie.GPU_PCIE_WIDTH: {(): 16}})
+    facts = GpuHealthFacts({c.GPU_POWER: {(): 70_000}, gpu_pcie.GPU_PCIE_WIDTH: {(): 16}})
     verdict = judge(facts)
     assert (verdict.state, verdict.missing) == (HEALTHY, {})
 
@@ -84,7 +93,7 @@ def test_a_gpu_that_has_little_is_healthy_if_nothing_of_it_is_wrong() -> None:
 def test_a_gpu_that_nothing_is_known_of_is_unknown_and_no_action_is_guessed(
     sources: dict[str, Absent], reason: Absent
 ) -> None:
-    verdict = judge(Facts(silent=sources))
+    verdict = judge(GpuHealthFacts(silent=sources))
     assert (verdict.state, verdict.reasons, verdict.action) == (UNKNOWN, (), reason)
 
 
@@ -122,7 +131,7 @@ def test_a_counter_that_was_read_once_is_left_open_and_holds_nothing_up() -> Non
 
 
 def test_rates_and_shares_wait_for_a_minute() -> None:
-    burst = Change(10**12, MINUTE_NS - 1, 10**12, MINUTE_NS - 1)
+    burst = CounterIncrease(10**12, MINUTE_NS - 1, 10**12, MINUTE_NS - 1)
     faults = [
         change(gpu_pcie.GPU_PCIE_REPLAYS, burst),
         throttled("software_thermal", burst),
@@ -155,7 +164,7 @@ def test_pages_of_a_cause_that_cannot_be_told_leave_it_open_how_many_there_are()
 
 def test_sources_that_have_not_been_read_are_not_silent_yet() -> None:
     starting = {"gpu": Absent.NOT_DUE, "gpu_health": Absent.NOT_DUE}
-    assert judge(Facts(silent=starting)).answers["driver_unresponsive"] is Absent.NOT_DUE
+    assert judge(GpuHealthFacts(silent=starting)).answers["driver_unresponsive"] is Absent.NOT_DUE
 
 
 def test_a_fault_that_leads_to_unknown_is_worse_than_one_that_degrades() -> None:
@@ -224,8 +233,8 @@ def test_actions_are_those_of_all_faults_from_mildest_to_hardest(
 
 
 def test_every_action_has_a_state_and_a_place_in_the_order() -> None:
-    assert set(HARDNESS) | {"none"} == set(h.GPU_ACTION.states.values())
-    assert HARDNESS.index(INSPECT) < HARDNESS.index("drain")
+    assert set(ACTIONS_BY_SEVERITY) | {"none"} == set(h.GPU_ACTION.states.values())
+    assert ACTIONS_BY_SEVERITY.index(INSPECT) < ACTIONS_BY_SEVERITY.index("drain")
 
 
 def test_rules_are_about_sources_that_there_are() -> None:

@@ -8,7 +8,7 @@ from support.faults import FAULTS
 from support.health import Fault, healthy, with_faults
 
 from agent.health import RULES, judge
-from agent.health.rule import DEGRADED, FAILED, HARDNESS, HEALTHY, UNKNOWN, Rule
+from agent.health.rule import ACTIONS_BY_SEVERITY, DEGRADED, FAILED, HEALTHY, UNKNOWN, HealthRule
 from railscope.catalog import gpu as c
 from railscope.catalog import gpu_health as h
 from railscope.catalog import gpu_sharing as s
@@ -31,7 +31,7 @@ def without(metric: Metric, reason: Absent) -> Fault:
     return Fault(dict.fromkeys(places_of(metric), reason))
 
 
-def sole(rule: Rule) -> set[Metric]:
+def sole(rule: HealthRule) -> set[Metric]:
     """What a rule cannot do without on a healthy GPU."""
     return {
         metric
@@ -102,6 +102,6 @@ def test_the_action_is_the_hardest_that_any_fault_asks_for(faults: list[Fault]) 
     assert set(verdict.actions) == asked
     assert "ignore" not in asked
     if asked:
-        hardest = max(asked, key=HARDNESS.index)
+        hardest = max(asked, key=ACTIONS_BY_SEVERITY.index)
         assert verdict.action == next(c for c, w in h.GPU_ACTION.states.items() if w == hardest)
     assert (verdict.action == 0) == (verdict.state == HEALTHY)

@@ -10,12 +10,12 @@ from support.pci_bus import add_gpu, set_link
 from support.reading import readings
 
 from agent.config import AgentSettings
-from agent.endpoint.metrics import Page
+from agent.endpoint.metrics_endpoint import MetricsEndpoint
 from agent.host import NvmlError
 from agent.sampling.status import FAILED, OK, STARTING, UNSUPPORTED
 from agent.service import Agent
-from agent.streams.xid_book import MAX_GPUS
-from railscope.exposition import Format
+from agent.streams.kernel_log import MAX_GPUS
+from railscope.exposition import TextFormat
 from railscope.reading import Absent
 
 COUNT = "nvml.nvmlDeviceGetCount()"
@@ -149,12 +149,12 @@ def test_a_counter_that_cannot_be_read_for_a_while_keeps_its_past() -> None:
 def test_a_gpu_whose_readings_are_too_old_for_the_page_is_unknown() -> None:
     run = judging()
     run.step()
-    page = Page("node-1", run.statuses.values, lambda: run.host.clock.now().boot_ns, "")
+    page = MetricsEndpoint("node-1", run.statuses.values, lambda: run.host.clock.now().boot_ns, "")
     run.step(5, silent={"gpu"})
-    assert "railscope_gpu_power_watts" in page.text(Format.PROMETHEUS)
+    assert "railscope_gpu_power_watts" in page.text(TextFormat.PROMETHEUS)
     assert run.state() == "healthy"
     run.step(0.1, silent={"gpu"})
-    text = page.text(Format.PROMETHEUS)
+    text = page.text(TextFormat.PROMETHEUS)
     assert "railscope_gpu_power_watts" not in text
     assert 'railscope_gpu_health{gpu="GPU-0",state="unknown"} 1' in text
     assert (run.reasons(), run.action()) == (["driver_unresponsive"], "inspect")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from agent.health.facts import MINUTE_NS
-from agent.health.window import STEP_NS, WINDOW_NS, Window
+from agent.health.gpu_facts import STEP_NS, WINDOW_NS, CounterWindow
+from agent.health.rule import MINUTE_NS
 
 
 def test_a_window_is_bounded_however_long_it_is_used() -> None:
-    window: Window[str] = Window()
+    window: CounterWindow[str] = CounterWindow()
     window.follow(["a", "b"])
     for second in range(0, 86_400, 5):
         window.take(second * 10**9, {"a": second, "b": 7})
@@ -24,7 +24,7 @@ def test_a_window_is_bounded_however_long_it_is_used() -> None:
 
 
 def test_what_a_window_saw_before_a_reset_is_forgotten() -> None:
-    window: Window[str] = Window()
+    window: CounterWindow[str] = CounterWindow()
     window.follow(["a"])
     for second in range(0, 300, 5):
         window.take(second * 10**9, {"a": second})
@@ -41,7 +41,7 @@ def test_what_a_window_saw_before_a_reset_is_forgotten() -> None:
 
 
 def test_a_window_keeps_the_past_of_counters_that_stay() -> None:
-    window: Window[str] = Window()
+    window: CounterWindow[str] = CounterWindow()
     window.follow(["a", "b"])
     for second in range(0, 300, 5):
         window.take(second * 10**9, {"a": second, "b": second})
@@ -55,7 +55,7 @@ def test_a_window_keeps_the_past_of_counters_that_stay() -> None:
 
 
 def test_a_counter_of_64_bits_may_stand_at_its_end() -> None:
-    window: Window[str] = Window()
+    window: CounterWindow[str] = CounterWindow()
     window.follow(["a"])
     for second, value in enumerate((0, 2**64 - 1, 3, 2**64 - 1)):
         window.take(second * 10**9, {"a": value})

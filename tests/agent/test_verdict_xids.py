@@ -8,7 +8,7 @@ from support.judging import RECOVERY, judging, old_driver, set_field
 from support.machine import DENIED
 
 from agent.host import NvmlError
-from agent.streams.xid_book import MAX_GPUS, MAX_REMEMBERED, JudgedXid, XidBook
+from agent.streams.kernel_log import MAX_GPUS, MAX_REMEMBERED, JudgedXid, XidMatcher
 from railscope.catalog.xids import judge
 from railscope.reading import Absent
 
@@ -104,7 +104,7 @@ def test_the_kernel_log_tells_of_what_came_before_the_agent(cleared_by: str) -> 
 
 
 def test_a_flood_of_one_xid_displaces_no_other_and_fills_no_memory() -> None:
-    book = XidBook()
+    book = XidMatcher()
     for number in range(100):
         for address in ("0000:01:00.0", f"{number:04x}:ff:00.0"):
             for severity in ("Fatal", "Nonfatal"):

@@ -10,19 +10,19 @@ from support.cases import CASES, capture_of
 from support.pages import sample, samples
 
 from agent.cli import agent
-from agent.commands.walk import MAX_LOOKS, Walk, WalkClock, looks
+from agent.commands.check import MAX_READS, CaptureWalk, WalkClock, find_read_offsets
 from agent.config import AgentSettings
 from agent.service import Agent
-from railscope.capture import About, Capture, Moment
-from railscope.exposition import Format
+from railscope.capture import Capture, CaptureMetadata, CaptureMoment
+from railscope.exposition import TextFormat
 
 NS = 10**9
 GPU = "GPU-895f3d94-b02d-48a6-a43b-61d5471207e8"
 
 
 def capture(*offsets_ns: int, duration_ns: int) -> Capture:
-    about = About("n", "b", 1_760_000_000 * NS, 777 * NS, duration_ns, "test")
-    return Capture(about, tuple(Moment(offset_ns) for offset_ns in offsets_ns))
+    about = CaptureMetadata("n", "b", 1_760_000_000 * NS, 777 * NS, duration_ns, "test")
+    return Capture(about, tuple(CaptureMoment(offset_ns) for offset_ns in offsets_ns))
 
 
 @given(
@@ -31,18 +31,18 @@ def capture(*offsets_ns: int, duration_ns: int) -> Capture:
 def test_looks_are_few_in_order_and_end_with_the_capture(
     offsets_ns: list[int], duration_ns: int
 ) -> None:
-    found = looks(capture(*offsets_ns, duration_ns=duration_ns))
-    assert 1 <= len(found) <= MAX_LOOKS
+    found = find_read_offsets(capture(*offsets_ns, duration_ns=duration_ns))
+    assert 1 <= len(found) <= MAX_READS
     assert found == sorted(set(found))
     assert found[-1] == duration_ns
     assert set(found[:-1]) <= set(offsets_ns)
 
 
 def test_every_moment_is_looked_at_where_there_are_few_and_others_evenly() -> None:
-    assert looks(capture(0, 30, 60, duration_ns=60)) == [0, 30, 60]
-    assert looks(capture(*range(111), duration_ns=110)) == list(range(0, 111, 10))
-    assert looks(capture(0, duration_ns=0)) == [0]
-    assert looks(capture(duration_ns=5)) == [5]
+    assert find_read_offsets(capture(0, 30, 60, duration_ns=60)) == [0, 30, 60]
+    assert find_read_offsets(capture(*range(111), duration_ns=110)) == list(range(0, 111, 10))
+    assert find_read_offsets(capture(0, duration_ns=0)) == [0]
+    assert find_read_offsets(capture(duration_ns=5)) == [5]
 
 
 async def test_the_clock_stands_and_never_goes_back() -> None:
@@ -57,14 +57,14 @@ async def test_the_clock_stands_and_never_goes_back() -> None:
 
 
 async def test_what_has_grown_in_a_capture_is_known_at_its_end_and_not_of_the_end_alone() -> None:
-    walk = Walk(capture_of("nvlink-errors"))
+    walk = CaptureWalk(capture_of("nvlink-errors"))
     walked = Agent(AgentSettings(), walk.host, "n")
     await walk.read(walked)
     recovering = sample("railscope_gpu_health_reason_active", gpu=GPU, reason="nvlink_recovering")
-    assert samples(walked.page.text(Format.PROMETHEUS))[recovering] == 1
+    assert samples(walked.page.text(TextFormat.PROMETHEUS))[recovering] == 1
     looked = Agent(AgentSettings(), walk.host, "n")
     await looked.once()
-    assert recovering not in samples(looked.page.text(Format.PROMETHEUS))
+    assert recovering not in samples(looked.page.text(TextFormat.PROMETHEUS))
 
 
 @pytest.mark.parametrize(

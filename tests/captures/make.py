@@ -26,7 +26,7 @@ from support.cases import (
     without_agent_metrics,
 )
 
-from railscope.capture import SECTIONS, Capture, Moment
+from railscope.capture import SECTIONS, Capture, CaptureMoment
 from simulator import about, moments
 
 _PCI = "/sys/bus/pci/devices"
@@ -59,9 +59,9 @@ def simulated(name: str, simulation: Simulation) -> Capture:
     return Capture(about(spec, simulation.seconds), kept)
 
 
-def _thinned(fine: Iterator[Moment], every_ns: int) -> Iterator[Moment]:
+def _thinned(fine: Iterator[CaptureMoment], every_ns: int) -> Iterator[CaptureMoment]:
     """Some of the moments, each with what has changed since the one before."""
-    changes = Moment(0)
+    changes = CaptureMoment(0)
     for moment in fine:
         changes.offset_ns = moment.offset_ns
         changes.log += moment.log
@@ -69,10 +69,10 @@ def _thinned(fine: Iterator[Moment], every_ns: int) -> Iterator[Moment]:
             getattr(changes, section).update(getattr(moment, section))
         if moment.offset_ns % every_ns == 0:
             yield changes
-            changes = Moment(0)
+            changes = CaptureMoment(0)
 
 
-def _gpus_only(whole: Iterator[Moment]) -> Iterator[Moment]:
+def _gpus_only(whole: Iterator[CaptureMoment]) -> Iterator[CaptureMoment]:
     """What the GPU sources read: NVML, the kernel log, who has each GPU, processes and their owners."""
     gpus: set[str] = set()
     for moment in whole:
@@ -83,7 +83,7 @@ def _gpus_only(whole: Iterator[Moment]) -> Iterator[Moment]:
         }
         facts = {f"{_PCI}/{gpu}/{fact}" for gpu in gpus for fact in _PCI_FACTS}
         drivers = {f"{_PCI}/{gpu}/driver" for gpu in gpus}
-        yield Moment(
+        yield CaptureMoment(
             moment.offset_ns,
             files={
                 path: text
@@ -102,7 +102,7 @@ def _gpus_only(whole: Iterator[Moment]) -> Iterator[Moment]:
         )
 
 
-def _network_only(whole: Iterator[Moment]) -> Iterator[Moment]:
+def _network_only(whole: Iterator[CaptureMoment]) -> Iterator[CaptureMoment]:
     """What the network sources read: cards, the ports above them, and where the GPUs are."""
     all_of_it = tuple(whole)
     wanted = _places(all_of_it[0])
@@ -114,7 +114,7 @@ def _network_only(whole: Iterator[Moment]) -> Iterator[Moment]:
             f"{_PCI}/{device}/driver" for device, kept in wanted.items() if kept is not _GPU_FACTS
         }
         devices = {f"{_PCI}/{device}" for device in wanted}
-        yield Moment(
+        yield CaptureMoment(
             moment.offset_ns,
             files={
                 path: text
@@ -138,7 +138,7 @@ def _network_only(whole: Iterator[Moment]) -> Iterator[Moment]:
         )
 
 
-def _tables_without_errors(moments_: tuple[Moment, ...]) -> set[str]:
+def _tables_without_errors(moments_: tuple[CaptureMoment, ...]) -> set[str]:
     """Files of error counts in which nothing is ever counted: they are many, and say nothing."""
     texts: dict[str, str] = {}
     for moment in moments_:
@@ -148,7 +148,7 @@ def _tables_without_errors(moments_: tuple[Moment, ...]) -> set[str]:
     return {path for path, text in texts.items() if not re.search(r" [1-9]", text)}
 
 
-def _places(first: Moment) -> dict[str, tuple[str, ...]]:
+def _places(first: CaptureMoment) -> dict[str, tuple[str, ...]]:
     """Cards, GPUs and every port above them, and what is kept of each."""
     classes = {
         path.split("/")[-2]: str(text)

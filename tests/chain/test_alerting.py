@@ -8,7 +8,7 @@ from alerting_support import errors_of_rules, pages_of, watching
 from chain_support import Site
 
 from simulator import NodeSpec
-from simulator.machine import machine
+from simulator.node_hardware import build_node_hardware
 
 CAPTURE_SECONDS = 24
 """Faults start at half of it; the replay starts again at its end."""
@@ -28,8 +28,10 @@ SPECS = {
     node: NodeSpec(node=node, seed=seed, gpus=2, scenario=scenario, scheduler="slurm")
     for seed, (node, scenario) in enumerate(FAULTS.items())
 }
-GPUS = {node: machine(spec).gpus[spec.struck] for node, spec in SPECS.items()}
-PORT = next(port for port in machine(SPECS["n7"]).ports if port.rail == SPECS["n7"].struck)
+GPUS = {node: build_node_hardware(spec).gpus[spec.struck] for node, spec in SPECS.items()}
+PORT = next(
+    port for port in build_node_hardware(SPECS["n7"]).ports if port.rail == SPECS["n7"].struck
+)
 """Location of the faults: a GPU of each node, and the NIC of the same rail, with one name on all nodes."""
 WANTED: list[dict[str, str]] = [
     {

@@ -10,7 +10,7 @@ from alerting_support import pages_of, watching
 from chain_support import Site
 
 from collector.access.credentials import digest
-from railscope.capture import SECTIONS, Moment, write_capture
+from railscope.capture import SECTIONS, CaptureMoment, write_capture
 from simulator import NodeSpec, about, moments
 
 SECONDS = 300
@@ -42,9 +42,9 @@ NOT_TOLD = [
 """A hung GPU is stale alone and fails no source; congestion marks alone are no incast."""
 
 
-def from_second(spec: NodeSpec, first: int, seconds: int) -> Iterator[Moment]:
+def from_second(spec: NodeSpec, first: int, seconds: int) -> Iterator[CaptureMoment]:
     """Yield the moments of a simulation from one second on: rules see no earlier data."""
-    state = Moment(0)
+    state = CaptureMoment(0)
     for moment in moments(spec, seconds):
         state.log += moment.log
         for section in SECTIONS:
@@ -52,7 +52,7 @@ def from_second(spec: NodeSpec, first: int, seconds: int) -> Iterator[Moment]:
         state.offset_ns = moment.offset_ns - first * 10**9
         if state.offset_ns >= 0:
             yield state
-            state = Moment(0)
+            state = CaptureMoment(0)
 
 
 def prepare(site: Site) -> None:

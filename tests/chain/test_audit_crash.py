@@ -21,12 +21,12 @@ from support.audit import draft
 from test_audit_live import Claiming
 
 from collector.access.credentials import digest
-from collector.audit.verify import verify
-from collector.commands.audit_show import extent, records
+from collector.audit.verification import verify_log
+from collector.commands.audit import read_extent, read_records
+from collector.ledger.audit_outbox import count_unrecorded, put_record, record_number
 from collector.ledger.database import Database
-from collector.ledger.outbox import placed, put, unplaced
-from railscope.audit.note import PublicKey
-from railscope.audit.record import Record, decode
+from railscope.audit.record import AuditRecord, decode_audit_record
+from railscope.audit.signed_note import PublicKey
 from railscope.frame import Event
 
 ROUNDS = 5
@@ -45,8 +45,8 @@ class Sharing(Claiming):
         return replace(told, facts={**told.facts, "exclusive": "false"})
 
 
-def read(directory: Path) -> list[Record]:
-    return [decode(raw) for raw in records(directory, *extent(directory), 0)]
+def read(directory: Path) -> list[AuditRecord]:
+    return [decode_audit_record(raw) for raw in read_records(directory, *read_extent(directory), 0)]
 
 
 async def acknowledged(site: Site, body: bytes, at: int) -> None:
@@ -69,7 +69,7 @@ async def acknowledged(site: Site, body: bytes, at: int) -> None:
 def put_facts(database: Database, first: int) -> None:
     for number in range(first, first + FACTS):
         with database.transaction(writes=True) as connection:
-            put(connection, f"fact/{number}", draft(number))
+            put_record(connection, f"fact/{number}", draft(number))
 
 
 async def test_nothing_acknowledged_is_lost_or_doubled_on_its_way_into_the_log(site: Site) -> None:
@@ -97,11 +97,11 @@ async def test_nothing_acknowledged_is_lost_or_doubled_on_its_way_into_the_log(s
     async def all_there() -> bool:
         found = Counter(record.src.kind for record in read(directory))
         with database.transaction() as connection:
-            return found["agent"] >= told and unplaced(connection) == 0
+            return found["agent"] >= told and count_unrecorded(connection) == 0
 
     await until(all_there, "all that was acknowledged is in the log")
     await collector.stop()
-    checked = verify(directory, PublicKey.parse((directory / "key.pub").read_text()))
+    checked = verify_log(directory, PublicKey.parse((directory / "key.pub").read_text()))
     assert (checked.findings, checked.unsigned) == ((), 0)
     log = read(directory)
     assert sorted(one.src.n for one in log if one.src.kind == "agent") == list(range(told))
@@ -109,7 +109,7 @@ async def test_nothing_acknowledged_is_lost_or_doubled_on_its_way_into_the_log(s
     assert list(through) == wanted
     assert sum(one.ref[:1] == ["outbox/fact/0"] for one in log) == 1
     with database.transaction() as connection:
-        assert [placed(connection, name.removeprefix("outbox/")) for name in wanted] == list(
+        assert [record_number(connection, name.removeprefix("outbox/")) for name in wanted] == list(
             through.values()
         )
     database.close()

@@ -19,23 +19,23 @@ import yaml
 from chain_support import Site, free_port, server, until
 from PIL import Image
 
-from dashboards.asking import (
-    Answers,
-    AskingError,
-    Prometheus,
-    Question,
-    Values,
-    Window,
-    ask_all,
-    filled,
-    questions,
-)
 from dashboards.build import boards
 from dashboards.pictures import layout, tables
-from dashboards.recorded import RULES
+from dashboards.prometheus_api import (
+    DashboardQuery,
+    DashboardResults,
+    Prometheus,
+    PrometheusError,
+    QueryWindow,
+    Values,
+    dashboard_queries,
+    fill_variables,
+    query_dashboard,
+)
+from dashboards.promql import RULES
 from simulator import NodeSpec
 from simulator.demo.process import Program
-from simulator.machine import machine
+from simulator.node_hardware import build_node_hardware
 
 ROOT = Path(__file__).parent.parent.parent
 BOARDS: dict[str, dict[str, Any]] = {name: json.loads(text) for name, text in boards()}
@@ -67,7 +67,7 @@ n5,2,5,2020-01-01T00:00:00Z,
 n7,2,4,2020-01-01T00:00:00Z,
 never-installed,8,8,2020-01-01T00:00:00Z,
 """
-RETIRED = f"gpu,from,to,why\n{machine(SPECS[4]).gpus[1].uuid},2020-01-01T00:00:00Z,,sent back\n"
+RETIRED = f"gpu,from,to,why\n{build_node_hardware(SPECS[4]).gpus[1].uuid},2020-01-01T00:00:00Z,,sent back\n"
 TOO_SHORT = "Amounts are of readings half a minute apart, between which the holder stayed the same."
 QUIET: Mapping[tuple[str, str], str] = {
     ("Audit", "Agents that dispute the log"): "No one has changed the audit log.",
@@ -98,19 +98,19 @@ class Running:
     async def has(self, expression: str) -> bool:
         """True if a query had a value at any time of the run."""
         instants = np.arange(self.started, time.time(), 1.0)
-        query = filled(expression, {"__rate_interval": "5s"})
+        query = fill_variables(expression, {"__rate_interval": "5s"})
         return bool((await self.prometheus.over(query, instants)).series)
 
-    async def answers(self, question: Question) -> bool:
+    async def answers(self, question: DashboardQuery) -> bool:
         """True if any selection of the variables has data."""
         async for choice in self.prometheus.choices(question.variables):
-            if await self.has(filled(question.expression, choice)):
+            if await self.has(fill_variables(question.expression, choice)):
                 return True
         return False
 
 
-def every_question() -> list[Question]:
-    return [question for board in BOARDS.values() for question in questions(board)]
+def every_question() -> list[DashboardQuery]:
+    return [question for board in BOARDS.values() for question in dashboard_queries(board)]
 
 
 @asynccontextmanager
@@ -151,7 +151,7 @@ async def prometheus(site: Site, pages: Mapping[str, str]) -> AsyncIterator[Runn
         async def ready() -> bool:
             try:
                 return await running.has("up")
-            except AskingError:
+            except PrometheusError:
                 return False
 
         await until(ready, "Prometheus answers")
@@ -217,10 +217,12 @@ async def check_pictures(running: Running, directory: Path) -> None:
     }  # fmt: skip
 
     async def drawn(name: str, wanted: Values, end: float) -> None:
-        window = Window(running.started, end, 1.0)
-        answers = await ask_all(running.prometheus, BOARDS[name], window, wanted, layout.WIDTH)
+        window = QueryWindow(running.started, end, 1.0)
+        answers = await query_dashboard(
+            running.prometheus, BOARDS[name], window, wanted, layout.WIDTH
+        )
         check_columns(BOARDS[name], answers)
-        picture = layout.draw(BOARDS[name], answers)
+        picture = layout.draw_dashboard(BOARDS[name], answers)
         missing[name] -= picture.drawn.keys()
         path = directory / f"{name}.png"
         if not path.exists():
@@ -239,7 +241,7 @@ async def check_pictures(running: Running, directory: Path) -> None:
             assert image.size == (layout.WIDTH, layout.height(board["panels"]))
 
 
-def check_columns(board: Mapping[str, Any], answers: Answers) -> None:
+def check_columns(board: Mapping[str, Any], answers: DashboardResults) -> None:
     """Each column of a table has a title: no column of an unwanted label remains."""
     for panel in board["panels"]:
         for step in panel.get("transformations", ()):

@@ -23,7 +23,7 @@ from test_audit_crash import SMALL, acknowledged, read
 from collector import clock
 from collector.access.credentials import digest
 from collector.clock import ClockState
-from collector.evidence.store import EvidenceStore
+from collector.evidence.evidence_store import EvidenceStore
 from collector.ledger.database import Database
 from simulator.demo.process import run_to_end
 

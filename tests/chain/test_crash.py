@@ -9,8 +9,8 @@ from pathlib import Path
 
 from chain_support import Site, until
 
-from collector.framelog.segments import LogStats, read_segment, segment_path, segments
-from railscope.envelope_reader import unpack
+from collector.framelog.segment_files import FrameLogStats, read_segment, segment_path, segments
+from railscope.envelopes import unpack
 
 MOST = 64 << 20
 
@@ -20,7 +20,7 @@ def identities(site: Site) -> Counter[tuple[str, str, str, int]]:
     directory = site.directory / "collector" / "frames"
     found: Counter[tuple[str, str, str, int]] = Counter()
     for number in segments(directory):
-        for _, record in read_segment(segment_path(directory, number), LogStats()):
+        for _, record in read_segment(segment_path(directory, number), FrameLogStats()):
             envelope = unpack(record.body, MOST)
             for batch in envelope.batches:
                 for row in range(batch.rows):

@@ -17,31 +17,34 @@ from running_collector import Running, running, settings_in
 from support.audit import draft
 from support.clock import ManualClock
 
-from agent.config import CollectorLink, CustodySettings
-from agent.sampling.stats import DISPUTED, HOLDS, HOLDS_NONE, CustodyState
-from agent.witness.witness import Custody
-from agent.witness.witness_client import AwayError, CustodyClient
-from agent.witness.witness_store import CustodyStore
-from collector.audit.log import AuditError
-from collector.audit.verify import Outcome, VerifyError, verify
-from collector.config import Audit, CollectorSettings
-from railscope.audit.cosignature import cosigned, witness_key
-from railscope.audit.note import PublicKey, SecretKey
+from agent.config import CollectorLink, WitnessSettings
+from agent.sampling.status import DISPUTED, HOLDS, HOLDS_NONE, AuditLogState
+from agent.witness.audit_witness import (
+    AuditLogClient,
+    AuditLogUnavailableError,
+    AuditWitness,
+    WitnessStore,
+)
+from collector.audit.directory_check import VerifyError, VerifyOutcome
+from collector.audit.log_writer import AuditError
+from collector.audit.verification import verify_log
+from collector.config import AuditSettings, CollectorSettings
+from railscope.audit.signed_note import PublicKey, SecretKey, cosigned, witness_key
 
 
-def custody_of(directory: Path, url: str, node: str = "n1", key: str = "") -> Custody:
+def custody_of(directory: Path, url: str, node: str = "n1", key: str = "") -> AuditWitness:
     """Return an agent's custody, as after each start."""
     link = CollectorLink(url=url, token=f"token-{node}", timeout_seconds=5)
-    made = Custody(
-        CustodySettings(log_key=key), node, CustodyClient(link), CustodyStore(directory / node),
-        ManualClock(), [], CustodyState(),
+    made = AuditWitness(
+        WitnessSettings(log_key=key), node, AuditLogClient(link), WitnessStore(directory / node),
+        ManualClock(), [], AuditLogState(),
     )  # fmt: skip
     made._open()  # noqa: SLF001 - as `run` does first
     return made
 
 
 def waiting_for(directory: Path, agents: int, seconds: float = 3600) -> CollectorSettings:
-    return settings_in(directory, audit=Audit(ask_agents=agents, ask_seconds=seconds))
+    return settings_in(directory, audit=AuditSettings(ask_agents=agents, ask_seconds=seconds))
 
 
 async def sign(one: Running, records: int = 1) -> None:
@@ -66,12 +69,12 @@ async def test_an_agent_follows_the_log_and_vouches_for_it(tmp_path: Path) -> No
         for records in (1, 300, 0):
             await sign(one, records)
             await custody.look()
-            assert custody.state == CustodyState(HOLDS, one.collector.trail.log.signed.size)
+            assert custody.state == AuditLogState(HOLDS, one.collector.trail.log.signed.size)
         (vouched,) = one.collector.audit.custody.witnesses.nodes.values()
         assert vouched.seconds() == custody.clock.now().wall_ns // 10**9
         assert vouched.note == custody.store.held()
         await custody.client.close()
-    found = verify(audit_directory(tmp_path), key_of(tmp_path))
+    found = verify_log(audit_directory(tmp_path), key_of(tmp_path))
     assert [one.node for one in found.witnesses] == ["n1"]
     assert custody.tell == []
 
@@ -120,8 +123,8 @@ async def test_a_log_that_was_put_back_is_seen_by_agents_and_signed_no_more(tmp_
     (evidence,) = (tmp_path / "agents" / "n1" / "evidence").iterdir()
     assert (evidence / "held").read_text() == held
     with pytest.raises(VerifyError) as caught:
-        verify(audit_directory(tmp_path), key_of(tmp_path))
-    assert caught.value.outcome == Outcome.FORKED
+        verify_log(audit_directory(tmp_path), key_of(tmp_path))
+    assert caught.value.outcome == VerifyOutcome.FORKED
 
     async with running(settings) as one:
         with pytest.raises(AuditError, match="holds a checkpoint that this log has never had"):
@@ -150,7 +153,7 @@ async def test_a_log_that_forked_is_seen_by_agents(tmp_path: Path) -> None:
             await sign(one)
         await custody.client.close()
     assert [event.facts["kind"] for event in custody.tell] == ["fork"]
-    assert custody.state == CustodyState(DISPUTED, size)
+    assert custody.state == AuditLogState(DISPUTED, size)
 
 
 async def test_a_log_that_was_wiped_is_seen_before_it_is_signed(tmp_path: Path) -> None:
@@ -198,7 +201,7 @@ async def test_the_collector_signs_once_enough_agents_have_shown_what_they_hold(
         async with asyncio.timeout(10):
             while log.signed.size == 0:  # noqa: ASYNC110 - the log has no event for tests
                 await asyncio.sleep(0.01)
-    assert not verify(audit_directory(tmp_path), key_of(tmp_path)).findings
+    assert not verify_log(audit_directory(tmp_path), key_of(tmp_path)).findings
 
 
 async def test_where_few_agents_come_that_is_recorded_and_signed(tmp_path: Path) -> None:
@@ -240,7 +243,7 @@ async def test_a_collector_that_is_away_is_no_dispute(tmp_path: Path) -> None:
         await sign(one)
         custody = custody_of(tmp_path / "agents", one.url)
         await custody.look()
-    with pytest.raises(AwayError):
+    with pytest.raises(AuditLogUnavailableError):
         await custody.look()
     assert (custody.state.state, custody.tell) == (HOLDS, [])
     await custody.client.close()
@@ -252,8 +255,8 @@ async def test_nobody_cosigns_in_anothers_name(tmp_path: Path) -> None:
         honest = custody_of(tmp_path / "agents", one.url, "n1")
         await honest.look()
         note, key = honest.store.held(), str(witness_key(honest.store.witness("n1")))
-        other = CustodyClient(CollectorLink(url=one.url, token="token-n2", timeout_seconds=5))  # noqa: S106 - a test's
-        with pytest.raises(AwayError, match="must be in its name"):
+        other = AuditLogClient(CollectorLink(url=one.url, token="token-n2", timeout_seconds=5))  # noqa: S106 - a test's
+        with pytest.raises(AuditLogUnavailableError, match="must be in its name"):
             await other.show(note, key)
         assert list(one.collector.audit.custody.witnesses.nodes) == ["n1"]
         for client in (honest.client, other):
@@ -265,7 +268,7 @@ async def test_a_node_does_not_fill_the_log_with_new_keys(tmp_path: Path) -> Non
         await sign(one)
         note = one.collector.audit.custody.audit.publisher.note
         link = CollectorLink(url=one.url, token="token-n1", timeout_seconds=5)  # noqa: S106 - a test's
-        clients = [CustodyClient(link) for _ in range(10)]
+        clients = [AuditLogClient(link) for _ in range(10)]
         keys = [SecretKey.generate("n1") for _ in clients]
         shown = await asyncio.gather(
             *(
@@ -289,10 +292,10 @@ async def test_a_witness_that_was_taken_away_is_missed(tmp_path: Path) -> None:
         await custody.client.close()
     (audit_directory(tmp_path) / "witnesses").write_bytes(b"{}")
     with pytest.raises(VerifyError, match="/witnesses: not signed"):
-        verify(audit_directory(tmp_path), key_of(tmp_path))
+        verify_log(audit_directory(tmp_path), key_of(tmp_path))
     async with running(settings_in(tmp_path)) as one:
         await sign(one)
-    found = verify(audit_directory(tmp_path), key_of(tmp_path))
+    found = verify_log(audit_directory(tmp_path), key_of(tmp_path))
     assert found.witnesses == ()
     assert found.findings[-1] == (
         "witness n1: its key is recorded, and what it has cosigned is not there"
@@ -342,5 +345,7 @@ async def test_real_programs_see_that_a_backup_was_put_back(site: Site) -> None:
     await agent.stop()
     await collector.stop()
     with pytest.raises(VerifyError) as caught:
-        verify(directory, PublicKey.parse((directory / "key.pub").read_text()), [held.read_text()])
-    assert caught.value.outcome == Outcome.FORKED
+        verify_log(
+            directory, PublicKey.parse((directory / "key.pub").read_text()), [held.read_text()]
+        )
+    assert caught.value.outcome == VerifyOutcome.FORKED

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from chain_support import free_port, server
 
-from simulator.demo.watchers import Ports, Watchers
+from simulator.demo.watchers import WatcherPorts, Watchers
 from tests.support.demo_alerts import Firing, alerts_since, faults_in, problems
 
 PATIENCE_SECONDS = 120.0
@@ -184,7 +184,7 @@ async def test_a_second_demo_in_one_directory_is_refused_and_a_later_one_begins_
 async def test_the_first_fault_raises_its_alerts_and_nothing_else_is_raised(tmp_path: Path):
     """The first minutes of the longer check by hand with `python -m tests.support.demo_alerts`."""
     directory = tmp_path / "demo"
-    watchers = Watchers(directory, Ports(free_port(), free_port(), free_port()))
+    watchers = Watchers(directory, WatcherPorts(free_port(), free_port(), free_port()))
     record = directory / "faults.jsonl"
     url = f"http://127.0.0.1:{watchers.ports.prometheus}"
     async with demo(directory) as process:

@@ -11,7 +11,7 @@ from chain_support import Site
 from test_audit_crash import SMALL, Sharing, acknowledged, read
 
 from collector.access.credentials import digest
-from collector.framelog.segments import segments
+from collector.framelog.segment_files import segments
 
 FRAMES = 5
 

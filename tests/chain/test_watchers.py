@@ -15,7 +15,7 @@ import yaml
 from chain_support import Site, free_port, server, until
 
 from simulator.demo import watchers
-from simulator.demo.watchers import Ports, Watchers, WatchersError
+from simulator.demo.watchers import WatcherPorts, Watchers, WatchersError
 
 
 async def asked(url: str) -> Any:
@@ -31,7 +31,7 @@ async def test_the_commands_start_programs_that_watch_and_warn(site: Site, tmp_p
     site.prepare({"n1": "training"})
     await site.collector()
     agent = await site.agent("n1")
-    left = Watchers(tmp_path / "left", Ports(free_port(), free_port(), free_port()))
+    left = Watchers(tmp_path / "left", WatcherPorts(free_port(), free_port(), free_port()))
     left.write()
     page = (await agent.said(r"page=(\S+:\d+)"))[1]
     left.point_at(f"127.0.0.1:{site.port}", {"n1": page})

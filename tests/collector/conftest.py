@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support import postgresql
 
-from collector.ledger.store import Ledger
+from collector.ledger.ledger_store import Ledger
 from collector.tables import metadata
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -6,11 +6,10 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from railscope.batch import encode_batches
 from railscope.catalog import METRICS, gpu
 from railscope.catalog.entities import GPU, RDMA_PORT
-from railscope.entity import Entity
-from railscope.frame import Column, Frame, Instant, Origin, Schema
+from railscope.envelopes import encode_batches
+from railscope.frame import Column, Entity, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.wire import Envelope, SentAt, envelope, pack, to_wire_schema
 
 SECOND = 1_000_000_000
@@ -49,19 +48,19 @@ class Sender:
         self, schema: Schema, rows: Sequence[Sequence[int]], *, at: int, reasons: bytes = b""
     ) -> list[Frame]:
         """Frames of consecutive seconds; the first `at` seconds after the start."""
-        origin = Origin(self.node, self.run, self.boot_id)
+        origin = FrameOrigin(self.node, self.run, self.boot_id)
         made = []
         for offset, row in enumerate(rows):
             sequence = self.sequences[schema.stream] = self.sequences.get(schema.stream, 0) + 1
             moment = (at + offset) * SECOND
-            instant = Instant(START_WALL_NS + moment, START_BOOT_NS + moment)
+            instant = NodeTimestamp(START_WALL_NS + moment, START_BOOT_NS + moment)
             made.append(Frame(origin, schema, sequence, instant, array("q", row), reasons))
         return made
 
     def envelope(self, frames: Sequence[Frame], *, schemas: bool = False) -> Envelope:
         """An envelope of frames, with their schemas if wanted."""
         wire = [to_wire_schema(s) for s in dict.fromkeys(f.schema for f in frames)]
-        origin = Origin(self.node, self.run, self.boot_id)
+        origin = FrameOrigin(self.node, self.run, self.boot_id)
         batches = encode_batches(frames)
         return envelope(origin, batches, wire if schemas else [], agent_version="test")
 

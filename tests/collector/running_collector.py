@@ -13,12 +13,12 @@ import msgspec
 from makers import Sender, gpu_schema
 
 from collector.access.credentials import digest
-from collector.config import Audit, CollectorSettings, Limits
-from collector.framelog.segments import LogStats, read_segment, segment_path, segments
+from collector.config import AuditSettings, CollectorSettings, IngestLimits
+from collector.framelog.segment_files import FrameLogStats, read_segment, segment_path, segments
 from collector.service import Collector
 from railscope.frame import Frame
 
-SMALL = Limits(
+SMALL = IngestLimits(
     body_bytes=200_000, unpacked_bytes=1_000_000, columns=50, rows=100, schemas_per_node=5
 )
 
@@ -64,7 +64,7 @@ def settings_in(directory: Path, **more: Any) -> CollectorSettings:
     given: dict[str, Any] = {
         "listen": "127.0.0.1:0", "state_directory": str(directory / "state"),
         "tokens_file": str(directory / "tokens.toml"), "limits": SMALL, "views_seconds": 0.1,
-        "audit": Audit(ask_agents=0),
+        "audit": AuditSettings(ask_agents=0),
     }  # fmt: skip
     return CollectorSettings(**(given | more))
 
@@ -101,7 +101,7 @@ def logged(directory: Path) -> int:
     """How many envelopes are in the frame log."""
     frames = directory / "state" / "frames"
     return sum(
-        1 for n in segments(frames) for _ in read_segment(segment_path(frames, n), LogStats())
+        1 for n in segments(frames) for _ in read_segment(segment_path(frames, n), FrameLogStats())
     )
 
 

@@ -18,20 +18,18 @@ from aiohttp import web
 from makers import Sender, gpu_schema, rdma_schema
 from running_collector import Running, running, settings_in, some
 
+from collector.access.access_trail import AccessTrail
 from collector.access.credentials import Credentials
-from collector.access.enrolment import Told
-from collector.access.trail import AccessTrail
-from collector.account.live import LiveAccount
+from collector.access.tokens_file import RecordedCredentials
+from collector.account.live_account import LiveAccount
 from collector.config import LedgerSettings
-from collector.evidence.assemble import Files
 from collector.evidence.book import EvidenceBook
-from collector.fleet.cell import Cell, View
-from collector.http.api import Api
-from collector.http.gate import Gate, application
-from collector.http.metrics import Own
-from collector.http.routes import ROUTES
-from collector.view_refresh import Refresher, Views
-from collector.views.rollup import Rollups, reduce_rows
+from collector.evidence.gpu_evidence import AdministratorInputs
+from collector.fleet.view_cells import View, ViewCell
+from collector.http.access_control import ROUTES, RequestAuthorizer, application
+from collector.http.read_api import CollectorMetrics, ViewApi
+from collector.view_refresh import CollectorViews, ViewRefresher
+from collector.views.rollups import Rollups, reduce_rows
 from railscope.catalog import account as account_catalog
 from railscope.catalog import collector as catalog
 from railscope.settings import SettingsError
@@ -207,9 +205,11 @@ async def test_a_reading_that_cannot_be_told_is_absent(tmp_path: Path):
 
 
 @contextlib.asynccontextmanager
-async def served(api: Api) -> AsyncIterator[str]:
+async def served(api: ViewApi) -> AsyncIterator[str]:
     routes = [route for route in ROUTES if route.name in api.handlers()]
-    gate = Gate(Credentials, AccessTrail(api.own.trail, Told(Path())), open_reading=True)
+    gate = RequestAuthorizer(
+        Credentials, AccessTrail(api.own.trail, RecordedCredentials(Path())), open_reading=True
+    )
     runner = web.AppRunner(application(gate, api.handlers(), 1 << 20, routes))
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -219,7 +219,7 @@ async def served(api: Api) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-async def fetch(api: Api, path: str) -> tuple[int, str]:
+async def fetch(api: ViewApi, path: str) -> tuple[int, str]:
     async with (
         served(api) as url,
         aiohttp.ClientSession() as session,
@@ -228,21 +228,21 @@ async def fetch(api: Api, path: str) -> tuple[int, str]:
         return response.status, await response.text()
 
 
-def api_of(one: Running, views: Callable[[], Views], **more: Any) -> Api:
+def api_of(one: Running, views: Callable[[], CollectorViews], **more: Any) -> ViewApi:
     collector = one.collector
-    own = Own(
+    own = CollectorMetrics(
         collector.core, collector.log, collector.files, collector.settler, collector.sink,
         collector.trail, collector.tokens, collector.connections,
         collector.twins, collector.restart.quarantine,
     )  # fmt: skip
-    return Api(collector.core, own, views, **more)
+    return ViewApi(collector.core, own, views, **more)
 
 
 async def test_a_silent_stream_is_shown_with_its_age_and_not_rolled_up(tmp_path: Path):
     async with filled(tmp_path) as one:
         now_ns = one.collector.core.fleet.nodes["n1"].instant_ns + 31_000_000_000
         for stale_seconds, counts in ((40.0, True), (30.0, False)):
-            api = api_of(one, Views, stale_seconds=stale_seconds, wall_ns=lambda: now_ns)
+            api = api_of(one, CollectorViews, stale_seconds=stale_seconds, wall_ns=lambda: now_ns)
             status, text = await fetch(api, "/api/v1/nodes/n1")
             page = msgspec.json.decode(text)
             assert status == 200
@@ -252,8 +252,8 @@ async def test_a_silent_stream_is_shown_with_its_age_and_not_rolled_up(tmp_path:
 
 
 async def test_no_answer_holds_a_number_json_does_not_know(tmp_path: Path):
-    cells = tuple(Cell(catalog.NODE_UP, (str(v),), v) for v in (nan, inf, -inf, 1.0))
-    views = Views(1, cluster=View("cluster", 1, cells), node=View("node", 1, cells))
+    cells = tuple(ViewCell(catalog.NODE_UP, (str(v),), v) for v in (nan, inf, -inf, 1.0))
+    views = CollectorViews(1, cluster=View("cluster", 1, cells), node=View("node", 1, cells))
     async with filled(tmp_path) as one:
         row = one.collector.core.fleet.nodes["n1"].rows["gpu"]
         row.block.rates[row.index] = np.inf
@@ -273,7 +273,7 @@ async def test_nothing_is_said_of_tenants_while_no_one_knows_who_holds_what(tmp_
     async with filled(tmp_path, claims_file=str(path), ledger=away) as one:
         (tmp_path / "away").mkdir()
         collector = one.collector
-        refresher = Refresher(
+        refresher = ViewRefresher(
             collector.core, collector.live, 30.0, 1.0, known=lambda: not collector.files.unknown
         )
         api = api_of(one, lambda: refresher.views)
@@ -329,7 +329,7 @@ async def test_a_long_account_lets_others_go_first(tmp_path: Path):
         memory = next(iter(core.evidence.gpus.values()))
         many = EvidenceBook({f"GPU-{i}": memory for i in range(5_000)})
         many.changed.update(many.gpus)
-        refresher = Refresher(core, LiveAccount(many, Files), 30.0, 1.0)
+        refresher = ViewRefresher(core, LiveAccount(many, AdministratorInputs), 30.0, 1.0)
         turns = 0
 
         async def other() -> None:

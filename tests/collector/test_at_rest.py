@@ -13,18 +13,25 @@ from support.checkpoints import facts_of
 from support.story import Reporter, accept, core_in, gpus_of
 
 from collector import clock
-from collector.framelog.at_rest import EXTENT, MANIFEST, StateFiles, accept_loss
 from collector.framelog.framelog import FrameLog
-from collector.framelog.segments import LogStats, Record, segment_path, segments
-from collector.state.keeping import Keeping
-from collector.state.restart import Restart
+from collector.framelog.segment_files import (
+    EXTENT,
+    MANIFEST,
+    FrameLogStats,
+    FrameRecord,
+    StateFiles,
+    accept_loss,
+    segment_path,
+    segments,
+)
+from collector.state.restart import CheckpointSchedule, Restart
 from railscope.wire import SentAt
 
 SECOND = 1_000_000_000
 
 
-def record(number: int) -> Record:
-    return Record(f"n{number}", number, SentAt(1, 2, "b"), bytes([number % 256]) * 100)
+def record(number: int) -> FrameRecord:
+    return FrameRecord(f"n{number}", number, SentAt(1, 2, "b"), bytes([number % 256]) * 100)
 
 
 @asynccontextmanager
@@ -181,7 +188,7 @@ async def checkpointed(directory: Path) -> None:
     files = StateFiles(directory)
     files.open()
     files.begin(log.number, log.offset)
-    keeping = Keeping(Restart(directory, core), log, SECOND, files=files)
+    keeping = CheckpointSchedule(Restart(directory, core), log, SECOND, files=files)
     await keeping._keep(log.number)  # noqa: SLF001 - as its task does
     files.close()
 
@@ -198,12 +205,12 @@ async def test_a_checkpoint_that_is_lost_is_named_and_none_is_written_over_it(
     core = core_in(tmp_path / "schemas")
     restart, files = Restart(tmp_path, core), StateFiles(tmp_path)
     files.open()
-    restart.read(LogStats())
+    restart.read(FrameLogStats())
     files.compare_checkpoint(restart.first_segment)
     assert list(files.lost) == ["checkpoint"]
     frames = FrameLog(tmp_path / "frames", 500, 1, files=files)
     before = segments(tmp_path / "frames")
-    await Keeping(restart, frames, SECOND, files=files)._keep(99)  # noqa: SLF001 - as its task does
+    await CheckpointSchedule(restart, frames, SECOND, files=files)._keep(99)  # noqa: SLF001 - as its task does
     assert (path.read_bytes() if path.exists() else None) == content
     assert segments(tmp_path / "frames") == before
 
@@ -213,7 +220,7 @@ async def test_a_checkpoint_that_is_there_is_no_loss(tmp_path: Path) -> None:
     core = core_in(tmp_path / "schemas")
     restart, files = Restart(tmp_path, core), StateFiles(tmp_path)
     files.open()
-    restart.read(LogStats())
+    restart.read(FrameLogStats())
     files.compare_checkpoint(restart.first_segment)
     assert files.lost == {}
     assert facts_of(core)

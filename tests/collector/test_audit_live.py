@@ -12,29 +12,28 @@ from makers import START_BOOT_NS, START_WALL_NS, Sender, gpu_schema
 from running_collector import Running, running, settings_in
 from support.audit import draft
 
-from agent.shipping.numbering import Numbering
-from collector.audit.keys import load_or_make
-from collector.audit.log import AuditLog
-from collector.audit.trail import Trail
-from collector.audit.verify import verify
-from collector.audit_service import OBSERVED
-from collector.config import FrameLogSettings, Limits
+from agent.shipping.shipper import EventNumbering
+from collector.audit.collector_records import AuditTrail
+from collector.audit.log_secrets import load_or_create_key
+from collector.audit.log_writer import AuditLog
+from collector.audit.verification import verify_log
+from collector.audit_service import RECORDER_STATE_FILE
+from collector.config import FrameLogSettings, IngestLimits
+from collector.ledger.audit_outbox import put_record, record_number
 from collector.ledger.database import Database
-from collector.ledger.outbox import placed, put
 from collector.tables import metadata
-from railscope.audit.note import PublicKey
-from railscope.audit.record import Record, Source, decode
+from railscope.audit.record import AuditRecord, RecordSource, decode_audit_record
+from railscope.audit.signed_note import PublicKey
 from railscope.catalog.entities import CLAIM
 from railscope.catalog.tenancy import CLAIM_START_EVENT
-from railscope.entity import Entity
-from railscope.frame import Event
+from railscope.frame import Entity, Event
 from railscope.settings import SettingsError
 
 PATIENCE_SECONDS = 60
 
 
-def records(one: Running) -> list[Record]:
-    return [decode(raw) for raw in one.collector.trail.log.records(0)]
+def records(one: Running) -> list[AuditRecord]:
+    return [decode_audit_record(raw) for raw in one.collector.trail.log.records(0)]
 
 
 def assigned(one: Running) -> list[tuple[str, int, object]]:
@@ -62,7 +61,7 @@ class Claiming:
 
     def __init__(self) -> None:
         self.sender = Sender()
-        self.numbering = Numbering()
+        self.numbering = EventNumbering()
         self.at = 0
 
     def body(self, size: int = 3) -> bytes:
@@ -98,7 +97,7 @@ async def test_claims_are_recorded_once_over_restarts_and_resending(tmp_path: Pa
     joined = [record.type for record in records(one) if record.type.startswith("node.")]
     assert joined == ["node.join"]
     directory = tmp_path / "state" / "audit"
-    found = verify(directory, PublicKey.parse((directory / "key.pub").read_text()))
+    found = verify_log(directory, PublicKey.parse((directory / "key.pub").read_text()))
     assert found.findings == ()
     assert not any(b"zoe" in path.read_bytes() for path in directory.rglob("*") if path.is_file())
 
@@ -126,11 +125,11 @@ async def test_what_changes_the_ledger_is_recorded_while_the_collector_runs(tmp_
     async with running(settings_in(tmp_path)) as one:
         database = Database(one.collector.database.url, metadata)
         with database.transaction(writes=True) as connection:
-            put(connection, "fact/1", draft(1, kind="billing.price"))
+            put_record(connection, "fact/1", draft(1, kind="billing.price"))
 
         def leaf() -> int | None:
             with database.transaction() as connection:
-                return placed(connection, "fact/1")
+                return record_number(connection, "fact/1")
 
         async with asyncio.timeout(PATIENCE_SECONDS):
             while leaf() is None:  # noqa: ASYNC110 - the database has no event for tests
@@ -142,9 +141,9 @@ async def test_what_changes_the_ledger_is_recorded_while_the_collector_runs(tmp_
 
 async def test_another_version_of_the_collector_is_an_upgrade(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    key = load_or_make(state / "audit.key", "railscope.audit")
-    source = Source("collector", "railscope.audit", "b0", 0)
-    older = Trail(AuditLog(state / "audit", key, source), "0.0.1")
+    key = load_or_create_key(state / "audit.key", "railscope.audit")
+    source = RecordSource("collector", "railscope.audit", "b0", 0)
+    older = AuditTrail(AuditLog(state / "audit", key, source), "0.0.1")
     older.open()
     older.log.close()
     for _ in range(2):
@@ -159,7 +158,7 @@ async def test_another_version_of_the_collector_is_an_upgrade(tmp_path: Path) ->
 async def test_a_node_does_not_fill_the_audit_log(tmp_path: Path) -> None:
     """What it tells is kept for good; so much an hour is taken, the rest must wait."""
     agent = Claiming()
-    limits = Limits(audited_events_per_node=5)
+    limits = IngestLimits(audited_events_per_node=5)
     async with running(settings_in(tmp_path, limits=limits)) as one:
         answers = [(await one.post(agent.body(), at=agent.at))[0] for _ in range(4)]
         await until_recorded(one, 3)
@@ -171,7 +170,7 @@ async def test_a_log_with_a_record_that_is_none_is_said_at_the_start(tmp_path: P
     async with running(settings_in(tmp_path)):
         pass
     audit = tmp_path / "state" / "audit"
-    (audit.parent / OBSERVED).unlink()
+    (audit.parent / RECORDER_STATE_FILE).unlink()
     for bundle in (audit / "tile" / "entries").rglob("*"):
         if bundle.is_file():
             bundle.write_bytes(bundle.read_bytes().replace(b'{"actor"', b'{"xctor"', 1))

@@ -13,29 +13,29 @@ from running_collector import running, settings_in
 from support.audit import NOON_NS, audit_log
 from support.disk import small_file_system
 
-from collector.audit.keys import load_or_make
-from collector.audit.trail import MAX_DENIED, Denial, Trail
-from collector.audit.verify import verify
+from collector.audit.collector_records import MAX_DENIED, AuditTrail, DeniedRequest
+from collector.audit.log_secrets import load_or_create_key
+from collector.audit.verification import verify_log
 from collector.config import PREFIX, CollectorSettings
 from railscope import settings
-from railscope.audit.note import PublicKey
-from railscope.audit.record import Record, decode
+from railscope.audit.record import AuditRecord, decode_audit_record
+from railscope.audit.signed_note import PublicKey
 from railscope.cli import root
 from railscope.settings import SettingsError
 
 
-def records(directory: Path) -> Iterator[Record]:
+def records(directory: Path) -> Iterator[AuditRecord]:
     """All records of a log that has ended, which is consistent."""
-    found = verify(directory, PublicKey.parse((directory / "key.pub").read_text()))
+    found = verify_log(directory, PublicKey.parse((directory / "key.pub").read_text()))
     assert (found.unsigned, found.findings) == (0, ())
     shown = CliRunner().invoke(root, ["audit", "show", str(directory), "--json"])
     for line in shown.stdout.splitlines():
-        yield decode(line.encode())
+        yield decode_audit_record(line.encode())
 
 
-async def denied(directory: Path, denials: list[Denial]) -> list[Record]:
+async def denied(directory: Path, denials: list[DeniedRequest]) -> list[AuditRecord]:
     """What is recorded of these denials, which come in one minute."""
-    trail = Trail(audit_log(directory), "1.0", lambda: NOON_NS)
+    trail = AuditTrail(audit_log(directory), "1.0", lambda: NOON_NS)
     trail.open()
     task = asyncio.create_task(trail.run())
     await asyncio.sleep(0)
@@ -51,7 +51,10 @@ async def denied(directory: Path, denials: list[Denial]) -> list[Record]:
 
 
 async def test_who_is_denied_again_and_again_gets_one_record_and_a_count(tmp_path: Path) -> None:
-    often, once = Denial("10.0.0.1", "/metrics", "token"), Denial("10.0.0.2", "/v1/x", "node", "n1")
+    often, once = (
+        DeniedRequest("10.0.0.1", "/metrics", "token"),
+        DeniedRequest("10.0.0.2", "/v1/x", "node", "n1"),
+    )
     found = await denied(tmp_path, [often, once, often, often])
     assert [(r.actor.ip, r.actor.id, r.data["count"], r.out) for r in found] == [
         ("10.0.0.1", "", 1, "denied"),
@@ -61,7 +64,7 @@ async def test_who_is_denied_again_and_again_gets_one_record_and_a_count(tmp_pat
 
 
 async def test_two_behind_one_address_are_both_named(tmp_path: Path) -> None:
-    one, other = (Denial("10.0.0.2", "/v1/frames", "node", name) for name in ("n1", "n2"))
+    one, other = (DeniedRequest("10.0.0.2", "/v1/frames", "node", name) for name in ("n1", "n2"))
     found = await denied(tmp_path, [one, other, other, one, one])
     assert [(r.actor.id, r.data["count"]) for r in found] == [
         ("n1", 1), ("n2", 1), ("n1", 2), ("n2", 1),
@@ -69,8 +72,8 @@ async def test_two_behind_one_address_are_both_named(tmp_path: Path) -> None:
 
 
 async def test_nobody_becomes_nameless_by_trying_many_paths(tmp_path: Path) -> None:
-    flood = [Denial("2001:db8::1", f"/{n}", "token") for n in range(3 * MAX_DENIED)]
-    found = await denied(tmp_path, [*flood, Denial("10.0.0.9", "/metrics", "token")])
+    flood = [DeniedRequest("2001:db8::1", f"/{n}", "token") for n in range(3 * MAX_DENIED)]
+    found = await denied(tmp_path, [*flood, DeniedRequest("10.0.0.9", "/metrics", "token")])
     counts: dict[str, int] = {}
     for record in found:
         assert isinstance(record.data["count"], int)
@@ -80,11 +83,11 @@ async def test_nobody_becomes_nameless_by_trying_many_paths(tmp_path: Path) -> N
 
 
 async def test_stopping_in_the_middle_of_a_minutes_counts_loses_none(tmp_path: Path) -> None:
-    trail = Trail(audit_log(tmp_path), "1.0", lambda: NOON_NS)
+    trail = AuditTrail(audit_log(tmp_path), "1.0", lambda: NOON_NS)
     trail.open()
     writer = asyncio.create_task(trail.log.run())
     for n in range(2 * 20):
-        trail.deny(Denial(f"10.0.0.{n % 20}", "/", "token"))
+        trail.deny(DeniedRequest(f"10.0.0.{n % 20}", "/", "token"))
     minute = asyncio.create_task(trail._write_repeated())  # noqa: SLF001
     while trail.log.size < 2 + 20 + 3:  # noqa: ASYNC110 - the log has no event for tests
         await asyncio.sleep(0)
@@ -101,11 +104,11 @@ async def test_stopping_in_the_middle_of_a_minutes_counts_loses_none(tmp_path: P
 @pytest.mark.parametrize("steps", range(12))
 async def test_stopping_while_a_record_is_lost_stops(tmp_path: Path, steps: int) -> None:
     instants = iter([NOON_NS, NOON_NS])
-    trail = Trail(audit_log(tmp_path), "1.0", lambda: next(instants, -1))
+    trail = AuditTrail(audit_log(tmp_path), "1.0", lambda: next(instants, -1))
     trail.open()
     task = asyncio.create_task(trail.run())
     await asyncio.sleep(0)
-    trail.deny(Denial("10.0.0.1", "/", "token"))
+    trail.deny(DeniedRequest("10.0.0.1", "/", "token"))
     for _ in range(steps):
         await asyncio.sleep(0)
     task.cancel()
@@ -116,19 +119,21 @@ async def test_stopping_while_a_record_is_lost_stops(tmp_path: Path, steps: int)
 
 
 async def test_who_is_denied_after_the_end_is_counted_as_lost(tmp_path: Path) -> None:
-    trail = Trail(audit_log(tmp_path), "1.0", lambda: NOON_NS)
+    trail = AuditTrail(audit_log(tmp_path), "1.0", lambda: NOON_NS)
     trail.open()
     task = asyncio.create_task(trail.run())
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    trail.deny(Denial("10.0.0.1", "/", "token"))
+    trail.deny(DeniedRequest("10.0.0.1", "/", "token"))
     trail.log.close()
     assert (trail.denied, trail.lost) == (1, 1)
 
 
 async def test_a_crowd_of_senders_is_counted_whole(tmp_path: Path) -> None:
-    crowd = [Denial(f"10.0.{n // 256}.{n % 256}", "/", "token") for n in range(MAX_DENIED + 50)]
+    crowd = [
+        DeniedRequest(f"10.0.{n // 256}.{n % 256}", "/", "token") for n in range(MAX_DENIED + 50)
+    ]
     found = await denied(tmp_path, crowd)
     assert len(found) == MAX_DENIED + 1
     counts = [record.data["count"] for record in found]
@@ -173,16 +178,18 @@ async def test_a_restarted_collector_continues_the_log(tmp_path: Path) -> None:
 
 def test_the_key_is_made_once_and_only_for_its_owner(tmp_path: Path) -> None:
     path = tmp_path / "keys" / "audit.key"
-    made = load_or_make(path, "log.example")
+    made = load_or_create_key(path, "log.example")
     assert path.stat().st_mode & 0o777 == 0o600
-    assert load_or_make(path, "other.example").public.name == made.public.name == "log.example"
+    assert (
+        load_or_create_key(path, "other.example").public.name == made.public.name == "log.example"
+    )
     path.write_text("PRIVATE+KEY+nonsense\n")
     with pytest.raises(SettingsError, match="cannot be used"):
-        load_or_make(path, "log.example")
+        load_or_create_key(path, "log.example")
 
 
 def test_a_collector_does_not_continue_a_log_that_was_changed(tmp_path: Path) -> None:
-    trail = Trail(audit_log(tmp_path), "1.0")
+    trail = AuditTrail(audit_log(tmp_path), "1.0")
     (tmp_path / "checkpoint").write_text("nonsense")
     with pytest.raises(SettingsError, match=r"move .* away and keep it"):
         trail.open()
@@ -193,12 +200,12 @@ def test_a_full_disk_is_one_clear_line_at_the_start(tmp_path: Path) -> None:
     with small_file_system(tmp_path / "disk", 64) as disk:
         with pytest.raises(OSError, match="space"):
             (disk / "much").write_bytes(bytes(1 << 20))
-        trail = Trail(audit_log(disk / "audit"), "1.0", lambda: NOON_NS)
+        trail = AuditTrail(audit_log(disk / "audit"), "1.0", lambda: NOON_NS)
         with pytest.raises(SettingsError, match="cannot be written: No space left"):
             trail.open()
         trail.log.close()
         (disk / "much").unlink()
-        again = Trail(audit_log(disk / "audit"), "1.0", lambda: NOON_NS)
+        again = AuditTrail(audit_log(disk / "audit"), "1.0", lambda: NOON_NS)
         again.open()
         assert again.log.size == 2
         again.log.close()

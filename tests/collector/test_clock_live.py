@@ -10,19 +10,25 @@ from makers import Sender
 from running_collector import Running, running, settings_in, some
 
 from collector import clock
-from collector.framelog.segments import LogStats, Record, read_segment, segment_path, segments
+from collector.framelog.segment_files import (
+    FrameLogStats,
+    FrameRecord,
+    read_segment,
+    segment_path,
+    segments,
+)
 
 HOUR_NS = 3_600_000_000_000
 PATIENCE_SECONDS = 60
 
 
-def records(directory: Path) -> list[Record]:
+def records(directory: Path) -> list[FrameRecord]:
     """The records of the frame log, in order."""
     frames = directory / "state" / "frames"
     return [
         record
         for number in segments(frames)
-        for _, record in read_segment(segment_path(frames, number), LogStats())
+        for _, record in read_segment(segment_path(frames, number), FrameLogStats())
     ]
 
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from makers import Sender, gpu_schema
 
-from collector.fleet import decode
-from railscope.batch import decode_rows, encode_batch
+from collector.fleet import sheets
+from railscope.envelopes import decode_rows, encode_batch
 from railscope.frame import Frame
 from railscope.wire import Batch, WireEntity, WireError, WireEvent
 
@@ -23,16 +23,16 @@ def batch_of(values: list[list[int]]) -> tuple[Batch, list[Frame]]:
 @given(rows)
 def test_numpy_and_plain_decoding_agree_with_what_was_sent(values: list[list[int]]):
     batch, frames = batch_of(values)
-    decode.check(batch, COLUMNS, 100)
+    sheets.check_batch(batch, COLUMNS, 100)
     assert decode_rows(batch, COLUMNS) == [frame.values for frame in frames]
 
 
 @given(st.lists(rows, min_size=1, max_size=4))
 def test_many_batches_are_decoded_at_once(tables: list[list[list[int]]]):
     batches = [batch_of(values)[0] for values in tables]
-    first = decode.first_rows(batches, COLUMNS)
+    first = sheets.first_rows(batches, COLUMNS)
     assert first.tolist() == [values[0] for values in tables]
-    assert decode.last_rows(batches, first).tolist() == [values[-1] for values in tables]
+    assert sheets.last_rows(batches, first).tolist() == [values[-1] for values in tables]
 
 
 @given(rows, st.data())
@@ -40,7 +40,7 @@ def test_some_rows_and_columns_are_decoded_alone(values: list[list[int]], data: 
     batch, _ = batch_of(values)
     wanted = data.draw(st.lists(st.integers(0, len(values) - 1), max_size=4))
     columns = sorted(data.draw(st.sets(st.integers(0, COLUMNS - 1))))
-    found = decode.rows_at(batch, wanted, np.array(columns, np.intp), COLUMNS)
+    found = sheets.rows_at(batch, wanted, np.array(columns, np.intp), COLUMNS)
     assert found.tolist() == [[values[row][column] for column in columns] for row in wanted]
 
 
@@ -52,13 +52,13 @@ def test_parts_that_do_not_fit_are_refused(values: list[list[int]], data: st.Dat
     longer = content + b"\1" * data.draw(st.integers(1, 5))
     fields = {name: getattr(batch, name) for name in Batch.__struct_fields__}
     with pytest.raises(WireError):
-        decode.check(Batch(**fields | {part: longer}), COLUMNS, 100)
+        sheets.check_batch(Batch(**fields | {part: longer}), COLUMNS, 100)
 
 
 def test_rows_beyond_the_bound_are_refused():
     batch, _ = batch_of([[0] * COLUMNS] * 4)
     with pytest.raises(WireError):
-        decode.check(batch, COLUMNS, 3)
+        sheets.check_batch(batch, COLUMNS, 3)
 
 
 def test_reasons_are_one_code_a_row_and_column():
@@ -66,10 +66,10 @@ def test_reasons_are_one_code_a_row_and_column():
     sender = Sender()
     good = sender.frames(schema, [[1] * COLUMNS], at=0)
     bad = sender.frames(schema, [[0] * COLUMNS], at=1, reasons=bytes([4] * COLUMNS))
-    codes = decode.reasons(encode_batch(good + bad), COLUMNS)
+    codes = sheets.reasons(encode_batch(good + bad), COLUMNS)
     assert codes.tolist() == [[0] * COLUMNS, [4] * COLUMNS]
-    assert decode.reasons(encode_batch(good), COLUMNS).tolist() == [[0] * COLUMNS]
-    assert np.asarray(decode.reasons(encode_batch(bad), COLUMNS)).tolist() == [[4] * COLUMNS]
+    assert sheets.reasons(encode_batch(good), COLUMNS).tolist() == [[0] * COLUMNS]
+    assert np.asarray(sheets.reasons(encode_batch(bad), COLUMNS)).tolist() == [[4] * COLUMNS]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_reasons_are_one_code_a_row_and_column():
 def test_events_beyond_what_logs_and_databases_hold_are_refused(changed: dict[str, int]):
     batch, _ = batch_of([[0] * COLUMNS])
     event = WireEvent("claim_start", 0, WireEntity("claim", ("GPU-1", "a")), 1, 1, {}, 1 << 53)
-    decode.check(msgspec.structs.replace(batch, events=(event,)), COLUMNS, 1)
+    sheets.check_batch(msgspec.structs.replace(batch, events=(event,)), COLUMNS, 1)
     wrong = msgspec.structs.replace(event, **changed)
     with pytest.raises(WireError):
-        decode.check(msgspec.structs.replace(batch, events=(wrong,)), COLUMNS, 1)
+        sheets.check_batch(msgspec.structs.replace(batch, events=(wrong,)), COLUMNS, 1)

@@ -21,8 +21,7 @@ from railscope.catalog.entities import (
     XID,
 )
 from railscope.device_names import MAX_DEVICES, names_in
-from railscope.entity import Entity
-from railscope.frame import Event, Schema
+from railscope.frame import Entity, Event, Schema
 from railscope.wire import WireEntity
 
 FIRST = {"kind": "gpu", "index": "3", "uuid": "GPU-a", "pci_address": "0000:1b:00.0"}

@@ -15,16 +15,15 @@ from hypothesis import strategies as st
 from makers import rdma_schema
 from support.batches import batch_of
 
-from collector.fleet.fleet import Fleet, Update
-from collector.fleet.layout import Layout, make_layout
-from collector.fleet.sheet import BLOCK_ROWS, increase
-from collector.views.rollup import NO_TENANT, Rollups, reduce_rows
+from collector.fleet.fleet import Fleet, NodeUpdate
+from collector.fleet.schemas import SchemaLayout, make_layout
+from collector.fleet.sheets import BLOCK_ROWS, increase
+from collector.views.rollups import NO_TENANT, Rollups, reduce_rows
 from railscope.catalog import gpu, host, nic, rollups
 from railscope.catalog.declare import Kind, Metric, Rollup
 from railscope.catalog.entities import CPU_MODE, GPU, GPU_CLOCK, NIC, NIC_PRIORITY
 from railscope.catalog.rollup import derived_name, scopes_of
-from railscope.entity import Entity
-from railscope.frame import Schema
+from railscope.frame import Entity, Schema
 from railscope.reading import to_stored
 from railscope.wire import WireSchema, layout_hash, schema_hash, to_wire_schema
 
@@ -53,10 +52,10 @@ node = st.tuples(row, row, codes, tenants_of_rails, st.booleans())
 
 
 def update(  # noqa: PLR0913 - what a case tells apart
-    name: str, layout: Layout, first: list[int], last: list[int], *, run: str = "r",
+    name: str, layout: SchemaLayout, first: list[int], last: list[int], *, run: str = "r",
     boot_id: str = "b", first_boot_ns: int = SECOND, last_boot_ns: int = 3 * SECOND,
     first_reasons: Sequence[int] = (), reasons: Sequence[int] = (), instant_ns: int = 100 * SECOND,
-) -> Update:  # fmt: skip
+) -> NodeUpdate:  # fmt: skip
     """A batch of two rows; of one, where both are of one instant."""
     whole = [0] * len(last)
     codes = [list(first_reasons) or whole, list(reasons) or whole]
@@ -65,7 +64,7 @@ def update(  # noqa: PLR0913 - what a case tells apart
         [first, last][at:], boot_ns=[first_boot_ns, last_boot_ns][at:], stream=layout.stream,
         schema=schema_hash(WIRE), reasons=codes[at:] if any(map(any, codes)) else (),
     )  # fmt: skip
-    return Update(name, run, boot_id, layout, batch, instant_ns)
+    return NodeUpdate(name, run, boot_id, layout, batch, instant_ns)
 
 
 def expected_cells(
@@ -194,7 +193,7 @@ def test_a_reset_while_the_agent_was_away_is_never_a_fall_or_many_wraps(
         assert got[0] == after, "fell too far to have gone on: a reset"
 
 
-def narrow_rate(fleet: Fleet, layout: Layout) -> float:
+def narrow_rate(fleet: Fleet, layout: SchemaLayout) -> float:
     place = fleet.nodes["n"].rows["rdma"]
     return float(place.block.rates[place.index, list(layout.narrow).index(True)])
 
@@ -366,7 +365,7 @@ def fresh_streams(fleet, now):
     }
 
 
-def reported(fleet: Fleet, layout: Layout, *seconds: int, run: str = "run") -> None:
+def reported(fleet: Fleet, layout: SchemaLayout, *seconds: int, run: str = "run") -> None:
     for second in seconds:
         fleet.apply(update("n1", layout, [0] * layout.columns, [0] * layout.columns,
                            instant_ns=second * SECOND, last_boot_ns=second * SECOND, run=run))  # fmt: skip

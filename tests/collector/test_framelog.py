@@ -13,13 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.disk import small_file_system
 
-from collector.framelog.framelog import FrameLog, LogError
-from collector.framelog.segments import LogStats, Record, read_segment, segment_path, segments
+from collector.framelog.framelog import FrameLog, FrameLogError
+from collector.framelog.segment_files import (
+    FrameLogStats,
+    FrameRecord,
+    read_segment,
+    segment_path,
+    segments,
+)
 from railscope.wire import SentAt
 
 
-def record(number: int, size: int = 50) -> Record:
-    return Record(f"n{number}", number, SentAt(1, 2, "b"), bytes([number % 256]) * size)
+def record(number: int, size: int = 50) -> FrameRecord:
+    return FrameRecord(f"n{number}", number, SentAt(1, 2, "b"), bytes([number % 256]) * size)
 
 
 @asynccontextmanager
@@ -38,11 +44,11 @@ def taken() -> None:
     """What these tests do with a durable record: nothing."""
 
 
-def content_of(directory: Path, number: int) -> list[Record]:
-    return [r for _, r in read_segment(segment_path(directory, number), LogStats())]
+def content_of(directory: Path, number: int) -> list[FrameRecord]:
+    return [r for _, r in read_segment(segment_path(directory, number), FrameLogStats())]
 
 
-def content(directory: Path) -> list[Record]:
+def content(directory: Path) -> list[FrameRecord]:
     return [r for number in segments(directory) for r in content_of(directory, number)]
 
 
@@ -91,7 +97,7 @@ def test_a_torn_tail_is_cut_off_and_all_before_it_stays(
     size = asyncio.run(write())
     path = segment_path(directory, 1)
     os.truncate(path, max(0, size - cut))
-    whole = [r for end, r in read_segment(path, LogStats()) if end <= size - cut]
+    whole = [r for end, r in read_segment(path, FrameLogStats()) if end <= size - cut]
     assert whole == [record(n) for n in range(len(whole))]
 
     async def append() -> None:
@@ -119,7 +125,7 @@ def test_a_flipped_bit_costs_only_its_record_and_is_counted(
     damaged = bytearray(path.read_bytes())
     damaged[position % len(damaged)] ^= 1 << bit
     path.write_bytes(damaged)
-    stats = LogStats()
+    stats = FrameLogStats()
     found = [r for _, r in read_segment(path, stats)]
     assert len(found) == 4
     assert all(r in [record(n) for n in range(5)] for r in found)
@@ -135,7 +141,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 async def test_a_full_disk_is_an_error_and_leaves_the_log_whole(small_disk: Path):
     async with running(FrameLog(small_disk, 1 << 20, 1 << 30)) as log:
         await log.append(record(1, 1000), taken)
-        with pytest.raises(LogError, match=os.strerror(errno.ENOSPC)):
+        with pytest.raises(FrameLogError, match=os.strerror(errno.ENOSPC)):
             await log.append(record(2, 80_000), taken)
         await log.append(record(3, 1000), taken)
     assert content(small_disk) == [record(1, 1000), record(3, 1000)]
@@ -148,9 +154,9 @@ async def test_what_waits_when_the_collector_stops_is_not_acknowledged(tmp_path:
     await asyncio.sleep(0)
     waiting = asyncio.create_task(log.append(record(1), taken))
     task.cancel()
-    with pytest.raises(LogError, match="stopping"):
+    with pytest.raises(FrameLogError, match="stopping"):
         await waiting
-    with pytest.raises(LogError, match="stopping"):
+    with pytest.raises(FrameLogError, match="stopping"):
         await log.append(record(2), taken)
     log.close()
 
@@ -161,7 +167,7 @@ async def test_a_record_inside_a_record_is_not_taken_for_one(tmp_path: Path):
     async with running(FrameLog(other, 1 << 20, 1 << 30)) as log:
         await log.append(record(66), taken)
     forged = segment_path(other, 1).read_bytes()
-    honest = Record("n1", 1, SentAt(1, 2, "b"), forged + bytes(500))
+    honest = FrameRecord("n1", 1, SentAt(1, 2, "b"), forged + bytes(500))
     async with running(FrameLog(tmp_path, 1 << 20, 1 << 30)) as log:
         await log.append(honest, taken)
     path = segment_path(tmp_path, 1)

@@ -11,9 +11,9 @@ import pytest
 from running_collector import running, settings_in
 
 from collector.access import credentials
-from collector.administrator_files import AdministratorsFiles
-from collector.billing import price_file, seller_file
-from collector.billing.prices import PriceBookError
+from collector.administrator_files import AdministratorFiles
+from collector.billing import focus_rows, price_book
+from collector.billing.price_book import PriceBookError
 from collector.config import CollectorSettings
 from railscope.settings import SettingsError
 
@@ -90,10 +90,10 @@ def test_a_hostile_file_is_refused_with_a_reason(kind: Kind, more: bytes, tmp_pa
     file.write_bytes(file.read_bytes() + more + b"\n")
     if kind.setting == "tokens_file":
         with pytest.raises(SettingsError) as raised:
-            credentials.load(file)
+            credentials.load_credentials(file)
         problem = str(raised.value)
     else:
-        files = AdministratorsFiles.of(settings)
+        files = AdministratorFiles.of(settings)
         files.refresh()
         (problem,) = [one.problem for one in files.all if not one.valid]
     assert problem
@@ -120,8 +120,8 @@ async def test_a_hostile_edit_leaves_the_collector_with_the_last_good_file(
 @pytest.mark.parametrize("text", TOMLS, ids=range(len(TOMLS)))
 def test_hostile_price_and_seller_files_are_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(PriceBookError):
-        price_file.parse(text, "prices.toml")
+        price_book.parse_price_book(text, "prices.toml")
     file = tmp_path / "seller.toml"
     file.write_text(text)
-    with pytest.raises(seller_file.SellerFileError):
-        seller_file.read(file)
+    with pytest.raises(focus_rows.SellerFileError):
+        focus_rows.read_seller(file)

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 from running_collector import settings_in
 
-from collector.billing import price_file
-from collector.billing.prices import PriceBookError
+from collector.billing import price_book
+from collector.billing.price_book import PriceBookError
 from railscope.cli import root
 from railscope.settings import SettingsError
 
@@ -80,6 +80,6 @@ def test_check_reports_a_ledger_that_cannot_be_made(name: str, reason: str, tmp_
 @pytest.mark.parametrize("edge", EDGES)
 @pytest.mark.parametrize("key", ["published", "start", "end"])
 def test_a_date_that_utc_does_not_have_is_refused(edge: str, key: str) -> None:
-    price_file.parse(BOOK.format(**GOOD), "prices.toml")
+    price_book.parse_price_book(BOOK.format(**GOOD), "prices.toml")
     with pytest.raises(PriceBookError, match=r"prices\.toml: .*expected a time of the years 1 to"):
-        price_file.parse(BOOK.format(**GOOD | {key: edge}), "prices.toml")
+        price_book.parse_price_book(BOOK.format(**GOOD | {key: edge}), "prices.toml")

@@ -12,15 +12,15 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from collector.config import Influx
-from collector.fleet.cell import Cell, View
+from collector.config import InfluxSettings
+from collector.fleet.view_cells import View, ViewCell
 from collector.sinks.influx import LINES_PER_WRITE, InfluxSink, lines
-from collector.view_refresh import Views
+from collector.view_refresh import CollectorViews
 from railscope.catalog import collector as catalog
 
 
-def up(name: str, value: float = 1.0) -> Cell:
-    return Cell(catalog.NODE_UP, (name,), value)
+def up(name: str, value: float = 1.0) -> ViewCell:
+    return ViewCell(catalog.NODE_UP, (name,), value)
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,10 @@ async def serving(*answers: web.Response) -> AsyncIterator[Server]:
 @contextlib.asynccontextmanager
 async def writing(server: Server, cells: int) -> AsyncIterator[InfluxSink]:
     """A sink that writes one view of some cells, once."""
-    full = Views(node=View("node", 7, tuple(up(f"n{i}") for i in range(cells))))
+    full = CollectorViews(node=View("node", 7, tuple(up(f"n{i}") for i in range(cells))))
     views = iter([full])
-    settings = Influx(url=server.url, interval_seconds=0.1)
-    sink = InfluxSink(settings, lambda: next(views, Views()))
+    settings = InfluxSettings(url=server.url, interval_seconds=0.1)
+    sink = InfluxSink(settings, lambda: next(views, CollectorViews()))
     task = asyncio.create_task(sink.run())
     try:
         yield sink

@@ -12,9 +12,9 @@ from makers import SECOND, Sender, gpu_schema
 from running_collector import Running, logged, running, settings_in, some
 from support.checkpoints import facts_of
 
-from collector.config import FrameLogSettings, Limits, MeteringSettings
-from collector.framelog.segments import segment_path, segments
-from collector.framelog.sequences import MAX_STREAMS
+from collector.config import FrameLogSettings, IngestLimits, MeteringSettings
+from collector.framelog.received_frames import MAX_STREAMS
+from collector.framelog.segment_files import segment_path, segments
 from railscope.catalog import collector as catalog
 from railscope.settings import SettingsError
 from railscope.wire import RunEnd, pack
@@ -87,7 +87,7 @@ async def test_a_restart_leaves_the_state_as_it_was(tmp_path: Path):
 async def test_a_checkpoint_carries_over_what_deleted_segments_said(tmp_path: Path):
     sender = Sender()
     log = FrameLogSettings(segment_bytes=1 << 16, max_bytes=1 << 20)
-    settings = settings_in(tmp_path, frame_log=log, limits=Limits(requests_per_second=10_000))
+    settings = settings_in(tmp_path, frame_log=log, limits=IngestLimits(requests_per_second=10_000))
     rows = [[n * 7919 % 1009, 60, n * 104729, 2000, n, 20] for n in range(2000)]
     async with running(settings) as one:
         bodies = [
@@ -137,7 +137,7 @@ async def test_frames_stay_with_the_agent_that_has_its_share_of_waiting_evidence
         MeteringSettings(quiet_seconds=3600),
         MeteringSettings(period_seconds=0.1, quiet_seconds=0),
     )
-    limits = Limits(waiting_evidence_parts=2)
+    limits = IngestLimits(waiting_evidence_parts=2)
     sender, other = Sender(), Sender("n2")
     quarters = [sender.body(some(sender, at=900 * n), schemas=True) for n in range(4)]
     body = other.body(some(other), schemas=True)
@@ -244,6 +244,6 @@ async def test_a_restart_leaves_out_records_far_beyond_the_bound_on_holes(tmp_pa
         for frame in frames[::2]:
             assert (await one.post(sender.body([frame], schemas=True), at=60))[0] == 200
         assert one.collector.core.received.sizes["n1"] == 10
-    async with running(settings_in(tmp_path, limits=Limits(gaps=1))) as one:
+    async with running(settings_in(tmp_path, limits=IngestLimits(gaps=1))) as one:
         assert one.collector.core.received.sizes["n1"] == 5
         assert one.collector.restart.quarantine.records == 5

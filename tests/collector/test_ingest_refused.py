@@ -10,11 +10,10 @@ import pytest
 from makers import Sender
 from running_collector import logged, running, settings_in, some
 
-from collector.config import Limits
+from collector.config import IngestLimits
 from collector.http.ingest import NodeSender
 from railscope.catalog import gpu
-from railscope.entity import Entity
-from railscope.frame import Schema
+from railscope.frame import Entity, Schema
 from railscope.wire import (
     MAGIC,
     SENT_HEADER,
@@ -136,7 +135,7 @@ async def test_frames_of_another_boot_reach_no_further_back_than_others(tmp_path
 
 
 async def test_a_flood_in_one_envelope_is_refused(tmp_path: Path):
-    limits = Limits(batches=3, events=2, gaps=2)
+    limits = IngestLimits(batches=3, events=2, gaps=2)
     sender = Sender()
     async with running(settings_in(tmp_path, limits=limits)) as one:
         frames = [frame for n in range(8) for frame in some(sender, at=2 * n, rows=1)]
@@ -175,7 +174,7 @@ async def test_tokens_decide_who_speaks_and_who_reads(tmp_path: Path):
 async def test_a_node_that_sends_too_often_is_told_to_wait(tmp_path: Path):
     sender = Sender()
     body = sender.body(some(sender), schemas=True)
-    limits = Limits(requests_per_second=0.5)
+    limits = IngestLimits(requests_per_second=0.5)
     async with running(settings_in(tmp_path, limits=limits)) as one:
         statuses = [(await one.post(body))[0] for _ in range(7)]
         assert statuses == [200] * 5 + [429] * 2

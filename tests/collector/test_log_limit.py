@@ -8,14 +8,14 @@ from makers import Sender
 from running_collector import running, settings_in, some
 from structlog.testing import capture_logs
 
-from collector.config import Limits
-from collector.framelog.sequences import MAX_RUNS, Received
-from collector.log_limit import LogLimit
+from collector.config import IngestLimits
+from collector.framelog.received_frames import MAX_RUNS, ReceivedFrames
+from collector.work_limits import LogRateLimit
 
 
 def test_the_first_line_is_written_at_once_and_the_next_one_has_the_count():
     now = [0.0]
-    limit = LogLimit(lambda: now[0])
+    limit = LogRateLimit(lambda: now[0])
     assert [limit.due("a", "n1") for _ in range(5)] == [0, None, None, None, None]
     assert limit.due("a", "n2") == 0
     now[0] = 61.0
@@ -23,7 +23,7 @@ def test_the_first_line_is_written_at_once_and_the_next_one_has_the_count():
 
 
 def test_what_is_remembered_is_bounded():
-    limit = LogLimit(lambda: 0.0)
+    limit = LogRateLimit(lambda: 0.0)
     for number in range(10_000):
         assert limit.due(str(number)) == 0
     assert limit.due("9999") is None
@@ -46,7 +46,7 @@ async def test_a_node_that_is_refused_again_and_again_is_one_line(tmp_path: Path
 
 
 async def test_an_agent_that_is_always_new_is_held_back(tmp_path: Path):
-    limits = Limits(starts_per_node=3)
+    limits = IngestLimits(starts_per_node=3)
     async with running(settings_in(tmp_path, limits=limits)) as one:
         statuses = []
         for number in range(5):
@@ -60,7 +60,7 @@ async def test_an_agent_that_is_always_new_is_held_back(tmp_path: Path):
 
 
 def test_runs_that_are_remembered_are_bounded():
-    received = Received()
+    received = ReceivedFrames()
     for number in range(MAX_RUNS + 50):
         received.add("n1", f"r{number}", "gpu", 1, 1, number)
         received.add("n1", f"r{number}", "gpu", 5, 5, number)

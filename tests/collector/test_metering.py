@@ -10,12 +10,12 @@ import pytest
 from running_collector import Running, running, settings_in
 from support.story import SECOND, Reporter, ended, gpus_of, started
 
-from collector.config import LedgerSettings, Limits, MeteringSettings
-from collector.evidence.contacts import Contact
-from collector.evidence.store import EvidenceStore
-from collector.ledger.store import Ledger
-from collector.ledger.tiling import DAY_NS
-from collector.metering.tiling import State
+from collector.config import IngestLimits, LedgerSettings, MeteringSettings
+from collector.evidence.evidence_store import EvidenceStore
+from collector.evidence.node_chunks import FirstContact
+from collector.ledger.day_tiling import DAY_NS
+from collector.ledger.ledger_store import Ledger
+from collector.metering.tiling import SlotState
 from collector.metering.units import GPU_CAPACITY, Tiling
 from collector.tables import metadata
 from railscope.settings import SettingsError
@@ -23,7 +23,7 @@ from railscope.settings import SettingsError
 HOURS = 3600
 LONG = 30 * HOURS
 METERING = MeteringSettings(period_seconds=0.2, quiet_seconds=0.1, settle_delay_seconds=0)
-MANY = Limits(requests_per_second=10_000)
+MANY = IngestLimits(requests_per_second=10_000)
 EPOCH = "2020-01-01T00:00:00Z"
 
 
@@ -37,7 +37,7 @@ def heard_before(directory: Path, node: Reporter) -> None:
     """Another collector that shared the database heard the node's GPUs when the story began."""
     (directory / "state").mkdir()
     ledger = Ledger.open(f"sqlite:///{directory / 'state' / 'ledger.sqlite'}", metadata)
-    gpus = {name: Contact(node.origin_ns) for name in ("GPU-0", "GPU-1")}
+    gpus = {name: FirstContact(node.origin_ns) for name in ("GPU-0", "GPU-1")}
     EvidenceStore(ledger.database).write_contacts({node.node: gpus})
     ledger.close()
 
@@ -145,7 +145,7 @@ async def test_thirty_hours_become_a_day_of_the_ledger_and_an_account(tmp_path: 
     ledger.close()
     settled_ns = midnight_ns - node.origin_ns - 3 * HOURS * SECOND
     vision = {of.state: q for of, q in totals.items() if of[:2] == (Tiling.COMPUTE, "vision")}
-    assert vision == {State.OBSERVED: min(settled_ns, 24 * HOURS * SECOND) * GPU_CAPACITY}
+    assert vision == {SlotState.OBSERVED: min(settled_ns, 24 * HOURS * SECOND) * GPU_CAPACITY}
 
 
 async def test_a_tenants_file_that_was_never_valid_says_nothing_of_tenants(tmp_path: Path):

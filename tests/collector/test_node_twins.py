@@ -7,9 +7,9 @@ from pathlib import Path
 from makers import SECOND, START_BOOT_NS, START_WALL_NS, Sender
 from running_collector import running, settings_in, some
 
-from collector.evidence.trouble import Trouble
-from collector.framelog.segments import Record
-from collector.http.node_twins import NodeTwins
+from collector.evidence.evidence_records import EvidenceProblem
+from collector.framelog.segment_files import FrameRecord
+from collector.http.ingest import NodeTwins
 from railscope.wire import SENT_HEADER, SentAt
 
 
@@ -17,7 +17,7 @@ class Watch:
     """Takes envelopes, and keeps what is reported."""
 
     def __init__(self) -> None:
-        self.heard: list[Trouble] = []
+        self.heard: list[EvidenceProblem] = []
         self.twins = NodeTwins(self.heard.append)
 
     def send(self, sender: Sender, at: int, *, boot: str = "", sent_at: int | None = None) -> None:
@@ -26,7 +26,7 @@ class Watch:
         sent = SentAt(
             START_WALL_NS + now * SECOND, START_BOOT_NS + now * SECOND, boot or sender.boot_id
         )
-        record = Record(sender.node, START_WALL_NS + now * SECOND, sent, b"")
+        record = FrameRecord(sender.node, START_WALL_NS + now * SECOND, sent, b"")
         self.twins.hear(record, sender.envelope(some(sender, at=at)))
 
 

@@ -10,8 +10,8 @@ from makers import Sender
 from running_collector import running, settings_in, some
 
 from collector.framelog.framelog import FrameLog
-from collector.framelog.segments import Record
-from railscope.envelope_reader import unpack
+from collector.framelog.segment_files import FrameRecord
+from railscope.envelopes import unpack
 from railscope.wire import MAGIC, SentAt
 
 SENT = SentAt(1_790_000_000 * 10**9, 10**18, "boot-1")
@@ -23,7 +23,7 @@ async def append(directory: Path, *bodies: bytes) -> None:
     frames.open()
     writing = asyncio.create_task(frames.run())
     for body in bodies:
-        await frames.append(Record("n1", SENT.wall_ns, SENT, body), lambda: None)
+        await frames.append(FrameRecord("n1", SENT.wall_ns, SENT, body), lambda: None)
     writing.cancel()
     await asyncio.wait({writing})
     frames.close()

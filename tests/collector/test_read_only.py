@@ -11,7 +11,7 @@ from makers import Sender
 from running_collector import Running, running, settings_in, some
 from support.disk import enlarge, small_file_system
 
-from collector.http.read_only import unwritable
+from collector.http.web_server import unwritable
 
 PATIENCE_SECONDS = 60
 FULL = "the state directory cannot be written: No space left on device"
@@ -19,7 +19,7 @@ FULL = "the state directory cannot be written: No space left on device"
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from collector.http.read_only import unwritable
+from collector.http.web_server import unwritable
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
 print(unwritable(Path(sys.argv[1])))

@@ -12,17 +12,16 @@ from support.checkpoints import facts_of
 from support.story import Reporter, accept, core_in, gpus_of
 
 from collector.framelog.framelog import FrameLog
-from collector.framelog.segments import LogStats, Record, segments
-from collector.state.core import Core
-from collector.state.keeping import Keeping
-from collector.state.restart import Restart
+from collector.framelog.segment_files import FrameLogStats, FrameRecord, segments
+from collector.state.collector_state import CollectorState
+from collector.state.restart import CheckpointSchedule, Restart
 
 SECOND = 1_000_000_000
 PATIENCE_SECONDS = 60
 
 
 @pytest.fixture
-def core(tmp_path: Path) -> Core:
+def core(tmp_path: Path) -> CollectorState:
     """One that knows of a GPU."""
     made = core_in(tmp_path / "schemas")
     accept(made, Reporter().told(gpus_of("GPU-0"), range(0, 101, 10)))
@@ -41,7 +40,7 @@ async def test_on_a_full_disk_the_last_checkpoint_stays_and_nothing_is_left(core
     assert (restart.first_segment, names_in(tmp_path)) == (2, {"checkpoint"})
     assert await restart.keep(4, 0)
     again = Restart(tmp_path, core_in(tmp_path / "schemas"))
-    again.read(LogStats())
+    again.read(FrameLogStats())
     assert again.first_segment == 4
     assert facts_of(again.core) == facts_of(core)
 
@@ -57,7 +56,7 @@ async def test_no_checkpoint_while_what_is_beside_it_waits(core, tmp_path):
 
 async def test_what_an_interrupted_checkpoint_left_goes_at_the_next_start(core, tmp_path):
     (tmp_path / "checkpoint.partial").write_bytes(b"railscope")
-    Restart(tmp_path, core).read(LogStats())
+    Restart(tmp_path, core).read(FrameLogStats())
     assert names_in(tmp_path) == set()
 
 
@@ -65,7 +64,7 @@ async def test_after_a_checkpoint_there_is_none_for_as_long_as_it_cost(core, tmp
     """The first takes a second; the segment that is full 19 s later waits, not the one after 26 s."""
     times = deque(second * SECOND for second in (0, 0, 1, 20, 27, 27, 28))
     restart, frames = Restart(tmp_path, core), FrameLog(tmp_path / "frames", 1 << 20, 1 << 30)
-    keeping = Keeping(restart, frames, SECOND, times.popleft)
+    keeping = CheckpointSchedule(restart, frames, SECOND, times.popleft)
     task = asyncio.create_task(keeping.run())
     for number, kept, left in ((2, 2, 4), (3, 2, 3), (4, 4, 0)):
         keeping.rotated(number)
@@ -94,7 +93,7 @@ class HeldUp(FrameLog):
 async def test_who_is_stopped_while_segments_go_waits_for_them(core, tmp_path):
     """Another collector may open the directory next."""
     frames = HeldUp(tmp_path / "frames", 1 << 20, 1 << 30)
-    keeping = Keeping(Restart(tmp_path, core), frames, SECOND)
+    keeping = CheckpointSchedule(Restart(tmp_path, core), frames, SECOND)
     task = asyncio.create_task(keeping.run())
     keeping.rotated(2)
     assert await asyncio.to_thread(frames.begun.wait, PATIENCE_SECONDS)
@@ -115,13 +114,13 @@ async def test_segments_that_go_while_events_are_read_again_are_passed_over(core
     writing = asyncio.create_task(log.run())
     reporter = Reporter()
     for record, _ in reporter.told(gpus_of("GPU-0", "GPU-1"), range(0, 600, 10), each=2):
-        await log.append(Record(record.node, 1, record.sent, record.body), lambda: None)
+        await log.append(FrameRecord(record.node, 1, record.sent, record.body), lambda: None)
     writing.cancel()
     await asyncio.wait({writing})
     assert log.number > 3
     events = restart.events()
     assert list(events) == []
-    numbers = restart._records(LogStats())  # noqa: SLF001 - where it is in the log
+    numbers = restart._records(FrameLogStats())  # noqa: SLF001 - where it is in the log
     assert next(numbers)[0] == 1
     restart.first_segment = log.number
     log.delete_before(log.number)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 from support.batches import batch_of
 
-from collector.fleet.fleet import Fleet, Update
-from collector.fleet.layout import make_layout
-from collector.views.rollup import Rollups, reduce_rows
+from collector.fleet.fleet import Fleet, NodeUpdate
+from collector.fleet.schemas import make_layout
+from collector.views.rollups import Rollups, reduce_rows
 from railscope.catalog import KINDS, METRICS, rollups
 from railscope.catalog.declare import EntityKind
 from railscope.catalog.rollup import ON_A_RAIL
-from railscope.entity import Entity
-from railscope.frame import Schema
+from railscope.frame import Entity, Schema
 from railscope.wire import to_wire_schema
 
 SECOND = 1_000_000_000
@@ -50,7 +49,7 @@ def test_every_declared_rollup_is_made(scope: str) -> None:
     width = len(everything.columns)
     fleet = Fleet()
     batch = batch_of([range(width), range(2, width + 2)], boot_ns=[SECOND, 3 * SECOND])
-    fleet.apply(Update("n1", "r", "b", make_layout(wire), batch, 100 * SECOND))
+    fleet.apply(NodeUpdate("n1", "r", "b", make_layout(wire), batch, 100 * SECOND))
     made = Rollups(lambda _node, rails: [0] * (rails + 1), ["t1"])
     for block in fleet.blocks():
         reduced = reduce_rows(block, fleet.fresh(block, 50 * SECOND, 100 * SECOND))

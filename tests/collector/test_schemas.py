@@ -7,8 +7,8 @@ from pathlib import Path
 from makers import Sender
 from running_collector import running, settings_in, some
 
-from collector.config import FrameLogSettings, Limits
-from collector.fleet.schemas import MAX_BYTES_OF_A_NODE, MAX_OF_A_NODE, Schemas
+from collector.config import FrameLogSettings, IngestLimits
+from collector.fleet.schemas import MAX_BYTES_OF_A_NODE, MAX_OF_A_NODE, StoredSchemas
 from railscope.wire import WireEntity, WireGroup, WireSchema
 
 
@@ -22,7 +22,7 @@ def files(directory: Path) -> int:
 
 
 def test_schemas_that_nothing_refers_to_are_released(tmp_path: Path):
-    schemas = Schemas(tmp_path)
+    schemas = StoredSchemas(tmp_path)
     schemas.open()
     known = [schemas.put(schema(number)).digest for number in range(4)]
     schemas.segment = 5
@@ -34,13 +34,13 @@ def test_schemas_that_nothing_refers_to_are_released(tmp_path: Path):
     schemas.put(schema(3))  # it is sent again before its file is deleted
     schemas.delete(gone)
     assert files(tmp_path) == len(schemas) == 3
-    again = Schemas(tmp_path)
+    again = StoredSchemas(tmp_path)
     assert again.open() == 0
     assert len(again) == 3
 
 
 def test_a_node_has_a_share_of_the_schemas_and_of_their_bytes(tmp_path: Path):
-    schemas = Schemas(tmp_path)
+    schemas = StoredSchemas(tmp_path)
     schemas.open()
     for number in range(MAX_OF_A_NODE):
         schemas.use("n1", schemas.put(schema(number)).digest)
@@ -56,7 +56,7 @@ def test_a_node_has_a_share_of_the_schemas_and_of_their_bytes(tmp_path: Path):
 async def test_a_schema_that_was_released_is_asked_for_again(tmp_path: Path):
     sender = Sender()
     settings = settings_in(
-        tmp_path, frame_log=FrameLogSettings(segment_bytes=1 << 16), limits=Limits()
+        tmp_path, frame_log=FrameLogSettings(segment_bytes=1 << 16), limits=IngestLimits()
     )
     async with running(settings) as one:
         assert (await one.post(sender.body(some(sender), schemas=True)))[0] == 200

@@ -4,13 +4,13 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.framelog.sequences import (
+from collector.framelog.received_frames import (
     MAX_LOST_AT_END,
     MAX_MISSING,
     MAX_RANGES,
-    Ranges,
-    Received,
-    Run,
+    ReceivedFrames,
+    ReceivedRun,
+    SequenceRanges,
 )
 
 pieces = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 8)), max_size=30)
@@ -18,7 +18,7 @@ pieces = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 8)), max_size=30)
 
 @given(pieces, st.integers(1, 70), st.integers(0, 20))
 def test_ranges_are_a_set_of_sequences(added: list[tuple[int, int]], first: int, more: int):
-    ranges, model = Ranges(), set[int]()
+    ranges, model = SequenceRanges(), set[int]()
     for start, length in added:
         ranges.add(start, start + length)
         model |= set(range(start, start + length + 1))
@@ -31,7 +31,7 @@ def test_ranges_are_a_set_of_sequences(added: list[tuple[int, int]], first: int,
 
 
 def test_runs_are_apart_and_old_ones_are_forgotten():
-    received = Received()
+    received = ReceivedFrames()
     received.add("n", "old", "gpu", 1, 5, now_ns=10)
     received.add("n", "new", "gpu", 1, 2, now_ns=20)
     assert received.ranges("n", "new", "gpu").missing_in(1, 5) == [(3, 5)]
@@ -52,7 +52,7 @@ def test_the_end_of_a_run_shows_what_never_came(
     before: list[tuple[int, int]], after: list[tuple[int, int]], last: int
 ):
     """Whatever came before and after it is known: what is missing is what did not come."""
-    received = Received()
+    received = ReceivedFrames()
     received.add("n", "r", "other", 1, 1, now_ns=1)
     came: set[int] = set()
     has_end = False
@@ -70,20 +70,22 @@ def test_the_end_of_a_run_shows_what_never_came(
     assert received.holes() == len(set(range(min(came, default=1), until + 1)) - came)
     assert received.nodes["n"]["r"].missing == received.holes()
     assert received.ignored == ({} if has_end else {"stream": 2})
-    again = Received()
-    again.put("n", msgspec.convert(msgspec.to_builtins(received.nodes["n"]), dict[str, Run]))
+    again = ReceivedFrames()
+    again.put(
+        "n", msgspec.convert(msgspec.to_builtins(received.nodes["n"]), dict[str, ReceivedRun])
+    )
     assert (again.holes(), again.sizes) == (received.holes(), received.sizes)
 
 
 def test_a_run_that_was_never_heard_of_has_no_end():
-    received = Received()
+    received = ReceivedFrames()
     received.end("n", "r", {"gpu": 10})
     assert received.holes() == 0
 
 
 def test_stated_ends_add_neither_streams_nor_ranges():
     """However many are stated: only streams with frames have an end, and the first one is final."""
-    received = Received()
+    received = ReceivedFrames()
     received.add("n", "r", "gpu", 1, 5, now_ns=1)
     for number in range(200):
         names = {f"{number}-{name}": 10 for name in range(256)}
@@ -98,7 +100,7 @@ def test_stated_ends_add_neither_streams_nor_ranges():
 
 
 def test_an_end_far_beyond_the_last_received_frame_is_ignored_and_counted():
-    received = Received()
+    received = ReceivedFrames()
     for stream in ("near", "far"):
         received.add("n", "r", stream, 1, 5, now_ns=1)
     received.end("n", "r", {"near": 5 + MAX_LOST_AT_END, "far": 6 + MAX_LOST_AT_END})
@@ -107,7 +109,7 @@ def test_an_end_far_beyond_the_last_received_frame_is_ignored_and_counted():
 
 
 def test_an_end_before_the_last_received_frame_adds_nothing():
-    received = Received()
+    received = ReceivedFrames()
     received.add("n", "r", "gpu", 1, 5, now_ns=1)
     received.end("n", "r", {"gpu": 3})
     assert received.holes() == 0
@@ -115,7 +117,7 @@ def test_an_end_before_the_last_received_frame_adds_nothing():
 
 
 def test_one_node_adds_a_bounded_number_to_the_figure_of_the_cluster():
-    received = Received()
+    received = ReceivedFrames()
     received.add("other", "r", "gpu", 1, 1, now_ns=1)
     received.add("other", "r", "gpu", 4, 4, now_ns=1)
     for run in ("a", "b"):
@@ -128,16 +130,22 @@ def test_one_node_adds_a_bounded_number_to_the_figure_of_the_cluster():
     assert dict(received.missing_of_nodes()) == {"other": 2}
 
 
-def scattered(count: int) -> Ranges:
+def scattered(count: int) -> SequenceRanges:
     """Every third sequence."""
-    return Ranges([3 * n for n in range(1, count + 1)], [3 * n for n in range(1, count + 1)])
+    return SequenceRanges(
+        [3 * n for n in range(1, count + 1)], [3 * n for n in range(1, count + 1)]
+    )
 
 
 def test_the_oldest_runs_are_forgotten_beyond_the_ranges_of_a_node():
-    received = Received()
+    received = ReceivedFrames()
     half = MAX_RANGES // 2
     received.put(
-        "n", {"old": Run(1, {"s": scattered(half)}), "new": Run(2, {"s": scattered(half)})}
+        "n",
+        {
+            "old": ReceivedRun(1, {"s": scattered(half)}),
+            "new": ReceivedRun(2, {"s": scattered(half)}),
+        },
     )
     assert received.sizes["n"] == MAX_RANGES
     received.add("n", "now", "gpu", 1, 1, now_ns=3)
@@ -148,12 +156,12 @@ def test_the_oldest_runs_are_forgotten_beyond_the_ranges_of_a_node():
 
 def test_what_an_earlier_version_kept_is_read_within_the_bounds():
     """Ends without a frame were kept as streams whose sequence 0 was received."""
-    received = Received()
-    only_ends = {f"s{n}": Ranges([0, 1 << 62], [0, 1 << 62]) for n in range(1000)}
-    gpu = Ranges([1, 8], [5, 8])
-    huge = Run(1, {"s": scattered(MAX_RANGES + 1)})
+    received = ReceivedFrames()
+    only_ends = {f"s{n}": SequenceRanges([0, 1 << 62], [0, 1 << 62]) for n in range(1000)}
+    gpu = SequenceRanges([1, 8], [5, 8])
+    huge = ReceivedRun(1, {"s": scattered(MAX_RANGES + 1)})
     ended = {"gpu": 9 + MAX_LOST_AT_END, "s0": 7}
-    received.put("n", {"huge": huge, "r": Run(2, {**only_ends, "gpu": gpu}, ended)})
+    received.put("n", {"huge": huge, "r": ReceivedRun(2, {**only_ends, "gpu": gpu}, ended)})
     assert {name: list(run.streams) for name, run in received.nodes["n"].items()} == {"r": ["gpu"]}
     assert received.nodes["n"]["r"].ended == {}
     assert (received.holes(), received.sizes["n"]) == (2, 2)

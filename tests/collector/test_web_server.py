@@ -9,7 +9,7 @@ import pytest
 from running_collector import Running, running, settings_in
 from support.framing import FRAMINGS, SMUGGLED
 
-from collector.config import Limits
+from collector.config import IngestLimits
 
 PATIENCE_SECONDS = 60
 GET = b"GET /-/healthy HTTP/1.1\r\nHost: a\r\n"
@@ -26,7 +26,9 @@ async def said(one: Running, request: bytes) -> bytes:
 
 
 async def test_slow_headers_hold_nobody_up_and_are_closed(tmp_path: Path):
-    settings = settings_in(tmp_path, limits=Limits(connections=64, connections_per_address=32))
+    settings = settings_in(
+        tmp_path, limits=IngestLimits(connections=64, connections_per_address=32)
+    )
     async with running(settings) as one:
         port = int(one.url.rpartition(":")[2])
         held = []
@@ -54,7 +56,7 @@ async def test_a_connection_without_a_request_ends(tmp_path: Path):
 
 
 async def test_a_body_that_does_not_come_is_given_up(tmp_path: Path):
-    settings = settings_in(tmp_path, limits=Limits(body_seconds=0.2))
+    settings = settings_in(tmp_path, limits=IngestLimits(body_seconds=0.2))
     head = b"POST /v1/frames HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer token-n1\r\n"
     async with running(settings) as one:
         answer = await said(one, head + b"Content-Length: 1000\r\nConnection: close\r\n\r\nabc")

@@ -11,7 +11,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dashboards.asking import AskingError, Prometheus, Window, filled
+from dashboards.prometheus_api import Prometheus, PrometheusError, QueryWindow, fill_variables
 
 NODES = {"name": "node", "type": "query", "includeAll": False, "sort": 7,
          "query": "label_values(railscope_node_info, node)"}  # fmt: skip
@@ -56,8 +56,8 @@ def good(data: Any) -> dict[str, Any]:
 def test_variables_are_filled_in_and_unknown_ones_left():
     values = {"node": "n1", "__rate_interval": "5s"}
     text = 'rate(x{node="$node", rail="${rail}"}[$__rate_interval])'
-    assert filled(text, values) == 'rate(x{node="n1", rail="${rail}"}[5s])'
-    assert filled("${node}", values) == "n1"
+    assert fill_variables(text, values) == 'rate(x{node="n1", rail="${rail}"}[5s])'
+    assert fill_variables("${node}", values) == "n1"
 
 
 @given(
@@ -69,7 +69,7 @@ def test_variables_are_filled_in_and_unknown_ones_left():
 def test_instants_lie_evenly_and_never_closer_than_scrapes(
     start: float, length: float, scrape: float, points: int
 ):
-    grid = Window(start, start + length, scrape).grid(points)
+    grid = QueryWindow(start, start + length, scrape).grid(points)
     assert len(grid) >= 1
     assert len(grid) <= points + 2
     if len(grid) > 1:
@@ -81,7 +81,7 @@ def test_instants_lie_evenly_and_never_closer_than_scrapes(
 
 
 def test_a_rate_looks_back_over_four_scrapes_at_least():
-    window = Window(0, 600, 15)
+    window = QueryWindow(0, 600, 15)
     assert window.rate_interval() == "60s"
     assert window.rate_interval(300) == "315s"
 
@@ -130,22 +130,22 @@ async def test_a_variable_of_several_values_takes_all(server: Server):
 async def test_a_value_that_is_not_offered_is_an_error_that_names_those_that_are(server: Server):
     server.answers["label/node/values"] = good(["gpu-1", "gpu-2"])
     async with Prometheus(server.url) as prometheus:
-        with pytest.raises(AskingError, match="no node gpu-7; there are gpu-1, gpu-2"):
+        with pytest.raises(PrometheusError, match="no node gpu-7; there are gpu-1, gpu-2"):
             await prometheus.chosen([NODES], {"node": "gpu-7"})
 
 
 async def test_a_query_that_is_refused_is_an_error_with_its_reason(server: Server):
     server.answers["query"] = {"status": "error", "error": "parse error"}
     async with Prometheus(server.url) as prometheus:
-        with pytest.raises(AskingError, match="parse error"):
+        with pytest.raises(PrometheusError, match="parse error"):
             await prometheus.now("up{", 0.0)
 
 
 async def test_a_server_that_is_no_prometheus_is_an_error(server: Server):
     server.answers["query"] = "<html>hello</html>"
     async with Prometheus(server.url) as prometheus:
-        with pytest.raises(AskingError, match="not the API of a Prometheus"):
+        with pytest.raises(PrometheusError, match="not the API of a Prometheus"):
             await prometheus.now("up", 0.0)
     async with Prometheus("http://127.0.0.1:1") as prometheus:
-        with pytest.raises(AskingError, match="no answer from"):
+        with pytest.raises(PrometheusError, match="no answer from"):
             await prometheus.now("up", 0.0)

@@ -48,6 +48,6 @@ def test_there_is_a_picture_of_every_board():
 
 def test_what_is_drawn_of_a_cluster_names_boards_and_servers_that_are_there():
     assert site.TOPS.keys() | site.CHOSEN.keys() <= BOARDS.keys()
-    names = {server.spec.node for server in site.SERVERS}
-    assert len(names) == len(site.SERVERS)
+    names = {server.spec.node for server in site.SITE_NODES}
+    assert len(names) == len(site.SITE_NODES)
     assert {values["node"] for values in site.CHOSEN.values()} <= names

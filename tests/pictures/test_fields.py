@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dashboards.pictures import colours
-from dashboards.pictures.fields import CannotDraw, look_of
+from dashboards.pictures import drawing
+from dashboards.pictures.fields import UnsupportedFeatureError, format_of
 
 STEPS = [
     {"color": "green", "value": None},
@@ -33,21 +33,23 @@ def override(matcher: str, options: str, **properties: Any) -> dict[str, Any]:
     [(-1, "green"), (0, "green"), (0.049, "green"), (0.05, "orange"), (0.5, "red"), (7, "red")],
 )
 def test_a_value_has_the_colour_of_the_last_step_it_has_reached(value: float, colour: str):
-    look = look_of(config(thresholds={"mode": "absolute", "steps": STEPS}), "Value", numeric=True)
-    assert look.colour(value) == colours.named(colour)
+    look = format_of(config(thresholds={"mode": "absolute", "steps": STEPS}), "Value", numeric=True)
+    assert look.colour(value) == drawing.find_colour(colour)
 
 
 def test_without_steps_a_value_is_plain():
-    assert look_of(config(unit="watt"), "Value", numeric=True).colour(1) == colours.TEXT
+    assert format_of(config(unit="watt"), "Value", numeric=True).colour(1) == drawing.TEXT
 
 
 def test_a_word_stands_in_place_of_its_value_and_may_have_a_colour():
     thresholds = {"mode": "absolute", "steps": STEPS}
-    look = look_of(config(mappings=[WORDS], thresholds=thresholds, unit="short"), "v", numeric=True)
+    look = format_of(
+        config(mappings=[WORDS], thresholds=thresholds, unit="short"), "v", numeric=True
+    )
     assert [look.text(value) for value in (0.0, 1.0, 2.0)] == ["no", "yes", "2"]
-    assert look.colour(0.0) == colours.named("red")
-    assert look.colour(1.0) == colours.named("red"), "no colour of its own: that of the step"
-    assert look.colour(0.01) == colours.named("green")
+    assert look.colour(0.0) == drawing.find_colour("red")
+    assert look.colour(1.0) == drawing.find_colour("red"), "no colour of its own: that of the step"
+    assert look.colour(0.01) == drawing.find_colour("green")
 
 
 def test_an_override_changes_the_fields_it_is_for_only():
@@ -57,17 +59,17 @@ def test_an_override_changes_the_fields_it_is_for_only():
         override("byName", "Node", links=[{"title": "look", "url": "/d/x"}]),
         unit="short",
     )
-    out = look_of(told, "Out", numeric=True)
+    out = format_of(told, "Out", numeric=True)
     assert (out.unit, out.cell, out.linked) == ("Bps", "color-text", False)
-    node = look_of(told, "Node", numeric=False)
+    node = format_of(told, "Node", numeric=False)
     assert (node.unit, node.cell, node.linked) == ("short", "auto", True)
 
 
 def test_a_curve_may_have_a_colour_of_its_own():
     red = {"mode": "fixed", "fixedColor": "red"}
     told = config(override("byName", "failed", color=red), unit="short")
-    assert look_of(told, "failed", numeric=True).fixed == colours.named("red")
-    assert look_of(told, "healthy", numeric=True).fixed == ""
+    assert format_of(told, "failed", numeric=True).fixed == drawing.find_colour("red")
+    assert format_of(told, "healthy", numeric=True).fixed == ""
 
 
 @pytest.mark.parametrize(
@@ -85,5 +87,5 @@ def test_a_curve_may_have_a_colour_of_its_own():
     ],
 )
 def test_what_is_not_known_is_an_error(told: dict[str, Any]):
-    with pytest.raises(CannotDraw):
-        look_of(told, "Value", numeric=True)
+    with pytest.raises(UnsupportedFeatureError):
+        format_of(told, "Value", numeric=True)

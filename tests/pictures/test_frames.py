@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dashboards.asking import Answer, Series
-from dashboards.pictures.fields import CannotDraw
-from dashboards.pictures.frames import (
-    Frame,
+from dashboards.pictures.fields import UnsupportedFeatureError
+from dashboards.pictures.tables import (
+    TableFrame,
     frames_of,
     merge,
     organize,
@@ -19,18 +18,19 @@ from dashboards.pictures.frames import (
     to_matrix,
     transformed,
 )
+from dashboards.prometheus_api import QueryResult, ResultSeries
 
 NAMES = st.text("abc", min_size=1, max_size=2)
 PAIRS = st.dictionaries(st.tuples(NAMES, NAMES), st.floats(-1e6, 1e6), min_size=1)
 MATRIX = {"rowField": "node", "columnField": "rail", "valueField": "Value", "emptyValue": "null"}
 
 
-def answer(*found: tuple[dict[str, str], float]) -> Answer:
-    series = tuple(Series(labels, np.array([value])) for labels, value in found)
-    return Answer(np.array([100.0]), series)
+def answer(*found: tuple[dict[str, str], float]) -> QueryResult:
+    series = tuple(ResultSeries(labels, np.array([value])) for labels, value in found)
+    return QueryResult(np.array([100.0]), series)
 
 
-def of_pairs(pairs: dict[tuple[str, str], float]) -> Frame:
+def of_pairs(pairs: dict[tuple[str, str], float]) -> TableFrame:
     ((frame),) = frames_of(
         [("A", answer(*(({"node": n, "rail": r}, v) for (n, r), v in pairs.items())))]
     )
@@ -69,8 +69,8 @@ def test_merging_leaves_out_what_answers_nothing():
 
 def test_rows_that_differ_elsewhere_are_not_joined():
     frames = [
-        Frame(("key", "x"), ({"key": "k", "x": 1.0},)),
-        Frame(("key", "x"), ({"key": "k", "x": 2.0},)),
+        TableFrame(("key", "x"), ({"key": "k", "x": 1.0},)),
+        TableFrame(("key", "x"), ({"key": "k", "x": 2.0},)),
     ]
     (merged,) = merge(frames)
     assert len(merged.rows) == 2
@@ -89,7 +89,7 @@ def test_merging_puts_together_what_was_taken_apart(table: dict[str, tuple[float
 
 
 def test_organizing_leaves_out_orders_and_renames():
-    frame = Frame(("Time", "a", "b"), ({"Time": 1.0, "a": "x", "b": 2.0},))
+    frame = TableFrame(("Time", "a", "b"), ({"Time": 1.0, "a": "x", "b": 2.0},))
     options = {
         "excludeByName": {"Time": True},
         "indexByName": {"b": 0, "a": 1},
@@ -102,7 +102,7 @@ def test_organizing_leaves_out_orders_and_renames():
 
 def test_sorting_keeps_the_order_of_rows_alike_and_puts_empty_cells_last():
     rows = [("b", "1"), ("a", "2"), ("", "3"), ("a", "1")]
-    frame = Frame(("node", "rail"), tuple({"node": n, "rail": r} for n, r in rows))
+    frame = TableFrame(("node", "rail"), tuple({"node": n, "rail": r} for n, r in rows))
     (made,) = sort_by([frame], {"sort": [{"field": "node"}]})
     assert [(row["node"], row["rail"]) for row in made.rows] == [
         ("a", "2"), ("a", "1"), ("b", "1"), ("", "3"),
@@ -159,7 +159,7 @@ def test_a_table_sorts_by_its_first_column_then_by_the_next_and_keeps_rows_alike
     rows = [{"n": "a", "x": 1.0, "y": 2.0}, {"n": "b", "x": None, "y": 9.0},
             {"n": "c", "x": 1.0, "y": 5.0}, {"n": "d", "x": 3.0, "y": 0.0},
             {"n": "e", "x": 1.0, "y": 2.0}]  # fmt: skip
-    frame = Frame(("n", "x", "y"), tuple(rows))
+    frame = TableFrame(("n", "x", "y"), tuple(rows))
     by = [{"displayName": "x", "desc": True}, {"displayName": "y", "desc": False}]
     assert [row["n"] for row in table_order(frame, by).rows] == ["d", "a", "e", "c", "b"]
     assert table_order(frame, ()) == frame
@@ -175,5 +175,5 @@ def test_a_table_sorts_by_its_first_column_then_by_the_next_and_keeps_rows_alike
     ],
 )
 def test_an_unknown_transformation_is_an_error(step: dict[str, object]):
-    with pytest.raises(CannotDraw):
+    with pytest.raises(UnsupportedFeatureError):
         transformed([of_pairs({("n", "r"): 1.0})], [step])

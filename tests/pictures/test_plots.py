@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from dashboards.asking import Answer, Answers, Series, Window
-from dashboards.pictures import bands, colours, curves, layout, plot, shades
-from dashboards.pictures.canvas import ELLIPSIS, clipped, width_of
-from dashboards.pictures.fields import CannotDraw
+from dashboards.pictures import curves, drawing, layout, plot
+from dashboards.pictures.drawing import ELLIPSIS, clip_text, width_of
+from dashboards.pictures.fields import UnsupportedFeatureError
+from dashboards.prometheus_api import DashboardResults, QueryResult, QueryWindow, ResultSeries
 
-WINDOW = Window(1000.0, 1600.0, 15.0)
+WINDOW = QueryWindow(1000.0, 1600.0, 15.0)
 TIMES = WINDOW.grid(40)
 TEXTS = st.text(st.characters(codec="latin-1", exclude_categories=["Cc"]), max_size=40)
 GREEN = {"mode": "absolute", "steps": [{"color": "green", "value": None}]}
@@ -61,21 +61,23 @@ def board(*panels: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def answers(*panels: dict[str, Any], nodes: int = 2) -> Answers:
-    def found(one: dict[str, Any]) -> Answer:
+def answers(*panels: dict[str, Any], nodes: int = 2) -> DashboardResults:
+    def found(one: dict[str, Any]) -> QueryResult:
         times = TIMES[-1:] if one["targets"][0]["instant"] else TIMES
         series = (
-            Series({"node": f"n{number}"}, np.linspace(number, 5, len(times)))
+            ResultSeries({"node": f"n{number}"}, np.linspace(number, 5, len(times)))
             for number in range(nodes)
         )
-        return Answer(times, tuple(series))
+        return QueryResult(times, tuple(series))
 
-    marks = Answer(TIMES, (Series({}, np.where(np.arange(len(TIMES)) == 5, 1.0, np.nan)),))
-    return Answers(WINDOW, {}, {one["id"]: (found(one),) for one in panels}, (marks,))
+    marks = QueryResult(
+        TIMES, (ResultSeries({}, np.where(np.arange(len(TIMES)) == 5, 1.0, np.nan)),)
+    )
+    return DashboardResults(WINDOW, {}, {one["id"]: (found(one),) for one in panels}, (marks,))
 
 
 def test_every_kind_of_panel_is_drawn_and_said_to_be():
-    picture = layout.draw(board(*KINDS), answers(*KINDS))
+    picture = layout.draw_dashboard(board(*KINDS), answers(*KINDS))
     assert picture.drawn == {one["id"]: one["title"] for one in KINDS}
     assert picture.empty == {}
     image = Image.open(io.BytesIO(picture.canvas.png()))
@@ -85,7 +87,7 @@ def test_every_kind_of_panel_is_drawn_and_said_to_be():
 
 
 def test_a_panel_without_data_is_said_to_be_empty():
-    picture = layout.draw(board(*KINDS), answers(*KINDS, nodes=0))
+    picture = layout.draw_dashboard(board(*KINDS), answers(*KINDS, nodes=0))
     assert picture.drawn == {}
     assert picture.empty == {one["id"]: one["title"] for one in KINDS}
 
@@ -96,8 +98,8 @@ def test_only_the_first_sections_are_drawn_where_that_is_wanted():
     whole = board(*KINDS)
     whole["panels"] += [second, below]
     told = answers(*KINDS, below)
-    assert layout.draw(whole, told).drawn[9] == "below"
-    assert 9 not in layout.draw(whole, told, sections=1).drawn
+    assert layout.draw_dashboard(whole, told).drawn[9] == "below"
+    assert 9 not in layout.draw_dashboard(whole, told, sections=1).drawn
 
 
 @pytest.mark.parametrize(
@@ -113,13 +115,13 @@ def test_only_the_first_sections_are_drawn_where_that_is_wanted():
     ],
 )  # fmt: skip
 def test_what_cannot_be_drawn_is_an_error_that_names_the_panel(strange: dict[str, Any]):
-    with pytest.raises(CannotDraw, match=f"A board, {strange['title']}: "):
-        layout.draw(board(strange), answers(strange))
+    with pytest.raises(UnsupportedFeatureError, match=f"A board, {strange['title']}: "):
+        layout.draw_dashboard(board(strange), answers(strange))
 
 
 @given(TEXTS, st.floats(1, 300), st.sampled_from([11.0, 15.0]))
 def test_a_text_is_clipped_to_its_room(text: str, room: float, size: float):
-    shown = clipped(text, room, size)
+    shown = clip_text(text, room, size)
     assert width_of(shown, size) <= room or shown == ""
     assert shown in {text, ""} or shown.endswith(ELLIPSIS)
     assert text.startswith(shown.removesuffix(ELLIPSIS))
@@ -140,7 +142,10 @@ def test_a_legend_stays_in_its_lines_and_in_order(names: list[str], width: float
 def test_stacked_curves_stand_on_each_other_and_a_gap_holds_nobody_up():
     values = (np.array([1.0, np.nan, 3.0]), np.array([10.0, 20.0, 30.0]))
     told = (
-        Answer(TIMES[:3], tuple(Series({"node": n}, v) for n, v in zip("ab", values, strict=True))),
+        QueryResult(
+            TIMES[:3],
+            tuple(ResultSeries({"node": n}, v) for n, v in zip("ab", values, strict=True)),
+        ),
     )
     upper = [curve.high.tolist() for curve in curves.curves_of(KINDS[1], told, stacked=True)]
     assert upper[1] == [11.0, 20.0, 33.0]
@@ -163,7 +168,7 @@ def test_a_curve_is_called_by_its_legend(legend: str, labels: dict[str, str], na
 @given(st.lists(st.sampled_from([0.0, 1.0, np.nan]), min_size=1, max_size=20))
 def test_bands_cover_what_has_a_state_and_change_where_it_changes(states: list[float]):
     times = np.arange(len(states), dtype=float)
-    found = list(bands.runs(times, np.array(states)))
+    found = list(curves.runs(times, np.array(states)))
     for position, state in enumerate(states):
         held = [value for start, end, value in found if start <= position < end]
         last = position == len(states) - 1
@@ -175,24 +180,24 @@ def test_bands_cover_what_has_a_state_and_change_where_it_changes(states: list[f
 
 def test_neighbouring_instants_are_one_mark():
     here = np.array([np.nan, 1.0, 1.0, np.nan, 2.0])
-    told = Answer(np.arange(5.0), (Series({}, here),))
+    told = QueryResult(np.arange(5.0), (ResultSeries({}, here),))
     assert plot.marks_of(told, "#ff0000") == [
-        plot.Mark(1.0, 2.0, "#ff0000"), plot.Mark(4.0, 4.0, "#ff0000"),
+        plot.MarkedPeriod(1.0, 2.0, "#ff0000"), plot.MarkedPeriod(4.0, 4.0, "#ff0000"),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("ground", "ink"), [("#73BF69", "#111217"), ("#8F3BB8", "#ffffff")])
 def test_words_on_a_colour_can_be_read(ground: str, ink: str):
-    assert colours.ink_on(ground) == ink
+    assert drawing.ink_on(ground) == ink
 
 
 def test_colours_that_mean_something_stay_what_they_are_however_few_there_are():
     dice = np.random.default_rng(1)
     drawn = dice.integers(0, 255, (200, 300, 3), np.uint8)
-    kept = [colours.of_curve(position) for position in range(8)]
+    kept = [drawing.of_curve(position) for position in range(8)]
     for position, ink in enumerate(kept):
         drawn[position] = list(bytes.fromhex(ink[1:]))
-    with Image.open(io.BytesIO(shades.png(drawn, kept))) as image:
+    with Image.open(io.BytesIO(drawing.png(drawn, kept))) as image:
         assert image.mode == "P"
         found = np.asarray(image.convert("RGB"))
     assert found.shape == drawn.shape

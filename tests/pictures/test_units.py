@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dashboards.pictures.curves import ticks_between
-from dashboards.pictures.units import UNITS, text, texts_of_ticks
+from dashboards.pictures.fields import UNITS, text, texts_of_ticks
 from dashboards.query import COUNT, EVENTS_PER_SECOND, RATE_UNITS, SHARE
 from dashboards.query import UNITS as UNITS_OF_METRICS
 

@@ -9,15 +9,15 @@ import pytest
 
 from simulator.live import (
     MAX_STEPS,
-    LiveError,
+    FaultOccurrence,
     LiveNode,
+    LiveNodeFileError,
     LiveTimeline,
-    Occurrence,
     PlannedFault,
     read_live_node,
 )
-from simulator.machine import machine
-from simulator.span import NS_PER_SECOND
+from simulator.node_hardware import build_node_hardware
+from simulator.spec import NS_PER_SECOND
 
 DAY_NS = 86_400 * NS_PER_SECOND
 ROUND = 60
@@ -40,14 +40,14 @@ NODE = LiveNode(
 
 
 def struck(fault: PlannedFault, number: int = 0) -> int:
-    return Occurrence.of(NODE, fault, number).spec.struck
+    return FaultOccurrence.of(NODE, fault, number).spec.struck
 
 
 def at(timeline: LiveTimeline, second: float) -> dict[str, str | bool]:
     """What a fault changes, at a second."""
     ns = round(second * NS_PER_SECOND)
     number = int(second // ROUND)
-    port = machine(NODE.spec).ports[struck(FAULTS[0], number)]
+    port = build_node_hardware(NODE.spec).ports[struck(FAULTS[0], number)]
     path = f"/sys/class/infiniband/{port.rdma_device}/ports/1/state"
     gpu = struck(FAULTS[1], number)
     groups = [
@@ -90,7 +90,7 @@ def test_a_node_that_is_observed_later_is_where_it_would_have_been():
 def test_counters_never_fall_while_nothing_is_reset():
     node = replace(NODE, faults=(PlannedFault("stalled_receiver", 5, 20),))
     timeline = LiveTimeline(node, 0)
-    port = machine(node.spec).ports[0]
+    port = build_node_hardware(node.spec).ports[0]
     before: dict[str, int] = {}
     for second in range(0, 3 * ROUND, 5):
         ns = second * NS_PER_SECOND
@@ -161,12 +161,12 @@ def test_a_node_survives_its_file(tmp_path: Path):
 def test_a_file_that_is_wrong_is_named(tmp_path: Path, text: str, problem: str):
     path = tmp_path / "n1.toml"
     path.write_text(text)
-    with pytest.raises(LiveError, match=f"{path}: invalid live node: .*{problem}"):
+    with pytest.raises(LiveNodeFileError, match=f"{path}: invalid live node: .*{problem}"):
         read_live_node(path)
 
 
 def test_a_fault_that_does_not_exist_is_named(tmp_path: Path):
     path = tmp_path / "n1.toml"
     replace(NODE, faults=(PlannedFault("no_such", 1, 1),)).write(path)
-    with pytest.raises(LiveError, match="no scenario 'no_such'"):
+    with pytest.raises(LiveNodeFileError, match="no scenario 'no_such'"):
         read_live_node(path)

@@ -11,11 +11,11 @@ from support.simulated import ALL_WAYS
 
 from agent.config import AgentSettings
 from agent.host import Json
-from agent.host.recorded import BATCHES, RecordedHost, call_key
+from agent.host.recorded_host import BATCH_FUNCTIONS, RecordedHost, call_key
 from agent.machine_sources import machine_sources
 from agent.sampling.sampler import Sampler
 from agent.sampling.source import Source
-from railscope.frame import Frame, Origin
+from railscope.frame import Frame, FrameOrigin
 from simulator import NICS, NodeSpec, simulate
 
 
@@ -31,7 +31,7 @@ class NotingHost(RecordedHost):
         try:
             return super().call(seam, function, *arguments)
         except FileNotFoundError:
-            if function not in BATCHES:
+            if function not in BATCH_FUNCTIONS:
                 self.unanswered.add(call_key(seam, function, arguments))
             raise
 
@@ -42,7 +42,7 @@ def unanswered(spec: NodeSpec, sources: Sequence[Source]) -> tuple[set[str], set
     host = NotingHost(capture, ManualClock(), lambda: capture.about.duration_ns)
     host.unanswered = set()
     frames: list[Frame] = []
-    asyncio.run(Sampler(host, Origin("n", "r", "b"), sources, frames.append).once())
+    asyncio.run(Sampler(host, FrameOrigin("n", "r", "b"), sources, frames.append).once())
     return host.unanswered, {frame.schema.stream for frame in frames}
 
 

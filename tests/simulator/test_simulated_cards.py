@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.sources.ethtool_drivers import typed
+from agent.sources.ethtool_statistics import match_statistics
 from railscope.capture import Json
 from railscope.catalog import nic as catalog
 from railscope.catalog import nic_link
 from railscope.catalog import rdma as rdma_catalog
 from simulator import NICS, NodeSpec, simulate
+from simulator.device_models import CONNECTX7, E810, THOR2
 from simulator.fabric import Cable
-from simulator.model import NodeModel
-from simulator.nic import statistics_of
-from simulator.nic_models import CONNECTX7, E810, THOR2
-from simulator.port_counters import by_priority, on_the_wire
-from simulator.rdma_counters import counters, hw_counters, optional_counters
-from simulator.span import NS_PER_SECOND
+from simulator.network_interfaces import statistics_of
+from simulator.node_model import NodeModel
+from simulator.port import by_priority, on_the_wire
+from simulator.rdma_devices import counters, hw_counters, optional_counters
+from simulator.spec import NS_PER_SECOND
 
 SHORT = settings(max_examples=15, deadline=None)
 FAULTS = ("training", "incast", "pause_storm", "flapping", "settings_drift", "optics", "speed_down")
@@ -73,7 +73,7 @@ def by_metric(cable: Cable) -> Mapping[tuple[str, str], int]:
     """What the agent makes of a card's statistics: metric and part, and the value."""
     found = statistics_of(cable)
     names = list(found)
-    columns = typed(cable.port.nic.driver, names)
+    columns = match_statistics(cable.port.nic.driver, names)
     return {(metric.name, part): found[names[place]] for metric, part, place in columns}
 
 

@@ -6,9 +6,9 @@ from functools import cache
 
 import pytest
 
-from railscope.capture import PENDING, Capture, Json, Timeline
+from railscope.capture import PENDING, Capture, CaptureTimeline, Json
 from simulator import NodeSpec, find_model, simulate
-from simulator.nvlink import NO_ERROR, STRUCK_LINK
+from simulator.gpu import NO_ERROR, STRUCK_LINK
 
 SECONDS, ONSET = 40, 20
 STRUCK, OTHER = 1, 0
@@ -22,7 +22,7 @@ def run(scenario: str, model: str = "h100") -> Capture:
 
 
 def nvml(capture: Capture, call: str, second: int = SECONDS) -> Json:
-    return Timeline(capture.moments).look("calls", f"nvml.nvml{call}", second * 10**9)
+    return CaptureTimeline(capture.moments).look("calls", f"nvml.nvml{call}", second * 10**9)
 
 
 def field(capture: Capture, gpu: int, entry: int | str, second: int = SECONDS) -> int:
@@ -137,7 +137,7 @@ def test_a_dead_gpu_answers_one_thing_and_sends_no_event(
         call for call in capture.moments[0].calls if f"({STRUCK}," in call or f"({STRUCK})" in call
     ]
     assert len(own) > 300
-    timeline = Timeline(capture.moments)
+    timeline = CaptureTimeline(capture.moments)
     assert all(timeline.look("calls", call, ONSET * 10**9) == answer for call in own)
     assert all(timeline.look("calls", call, SECONDS * 10**9) == answer for call in own)
     assert nvml(capture, "DeviceGetCount()") == 2

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.simulated import ALL_WAYS, SECONDS, STEP, Nvml, node, pairs
 
-from railscope.capture import Capture, Timeline
+from railscope.capture import Capture, CaptureTimeline
 from simulator import MODELS, SHORT_NAMES, NodeSpec, find_model, simulate
-from simulator.nvlink import NO_ERROR, ratio_word
+from simulator.gpu import NO_ERROR, ratio_word
 
 ALL_LINKS = 0xFFFF_FFFF
 KIBIBYTE, MEBIBYTE = 1024, 1 << 20
@@ -71,7 +71,10 @@ def sent_and_received(capture: Capture, second: int) -> tuple[int, int]:
     """Bytes that the first GPU's NIC has moved."""
     counters = "/sys/class/infiniband/mlx5_0/ports/1/counters"
     sent, received = (
-        4 * int(Timeline(capture.moments).look("files", f"{counters}/port_{way}", second * 10**9))
+        4
+        * int(
+            CaptureTimeline(capture.moments).look("files", f"{counters}/port_{way}", second * 10**9)
+        )
         for way in ("xmit_data", "rcv_data")
     )
     return sent, received

@@ -7,16 +7,16 @@ from itertools import combinations
 
 import pytest
 
-from agent.commands.walk import Walk
+from agent.commands.check import CaptureWalk
 from agent.config import TenancySettings
-from agent.gpus.inventory import Gpus
+from agent.gpus.inventory import GpuInventory
 from agent.gpus.process_lists import ProcessLists
-from agent.sampling.source import Table
-from agent.sources.nvidia.sharing import Sharing
-from agent.sources.tenancy import Tenancy
+from agent.sampling.source import RowBuilder
+from agent.sources.nvidia.processes import GpuSharingSource
+from agent.sources.tenancy import ClaimSource
 from railscope.catalog import tenancy as c
+from railscope.device_shares import parse_share
 from railscope.frame import Event
-from railscope.shares import parse_share
 from simulator import NodeSpec, simulate
 
 SECONDS = 20
@@ -24,18 +24,21 @@ MODES = ("whole", "mig", "mps", "time_slicing")
 NS = 10**9
 
 
-def looked(spec: NodeSpec) -> tuple[Tenancy, list[Event], dict[str, list[int]]]:
+def looked(spec: NodeSpec) -> tuple[ClaimSource, list[Event], dict[str, list[int]]]:
     """Tenancy after it has looked at a simulated node every five seconds; events; the columns."""
-    walk = Walk(simulate(spec, SECONDS))
-    gpus, lists = Gpus(), ProcessLists()
-    sharing, tenancy = Sharing(5.0, gpus, lists), Tenancy(TenancySettings(), "", 5.0, gpus, lists)
+    walk = CaptureWalk(simulate(spec, SECONDS))
+    gpus, lists = GpuInventory(), ProcessLists()
+    sharing, tenancy = (
+        GpuSharingSource(5.0, gpus, lists),
+        ClaimSource(TenancySettings(), "", 5.0, gpus, lists),
+    )
     events: list[Event] = []
     values: dict[str, list[int]] = {}
     for second in range(0, SECONDS + 1, 5):
         walk._clock.go_to(second * NS)  # noqa: SLF001 - a look at each
-        sharing.read(walk.host, Table(len(sharing.probe(walk.host).columns)))
+        sharing.read(walk.host, RowBuilder(len(sharing.probe(walk.host).columns)))
         columns = tenancy.probe(walk.host).columns
-        table = Table(len(columns))
+        table = RowBuilder(len(columns))
         tenancy.read(walk.host, table)
         events += table.events
         assert not any(table.reasons)

@@ -10,17 +10,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from simulator.conditions import JobConditions, PortConditions
-from simulator.fabric import Wish
-from simulator.job import Job
-from simulator.model import NodeModel
-from simulator.nic_models import LANES, NICS
-from simulator.noise import whole
-from simulator.port_counters import Flow, PortCounters
-from simulator.port_scenarios import SettingsDrift
-from simulator.port_settings import USUAL
-from simulator.server import MODES
-from simulator.span import NS_PER_SECOND, Span
-from simulator.spec import SCENARIOS, NodeSpec
+from simulator.device_models import LANES, NICS
+from simulator.fabric import TrafficDemand
+from simulator.node_model import MODES, NodeModel
+from simulator.port import USUAL, PortCounters, TrafficFlow
+from simulator.scenarios import SettingsDrift
+from simulator.spec import NS_PER_SECOND, SCENARIOS, NodeSpec, TimeSpan, round_randomly
+from simulator.workload import TrainingJob
 
 SHORT = settings(max_examples=25, deadline=None)
 STEPS_NS = st.sampled_from((100_000_000, 333_333_333, 1_000_000_000, 5_000_000_000))
@@ -73,11 +69,13 @@ def test_power_temperature_and_clocks_stay_in_bounds(spec: NodeSpec, step_ns: in
 
 
 @SHORT
-@example(Wish(1.0, 1.0, 1.0), PortConditions(paused=0.5), NS_PER_SECOND, 0)
-@example(Wish(1.0, 1.0, 1.0), PortConditions(pausing=0.5), NS_PER_SECOND, 0)
-@example(Wish(0.0, 0.0, 0.0), PortConditions(foreign_receive=1.0, marked=1.0), NS_PER_SECOND, -1)
+@example(TrafficDemand(1.0, 1.0, 1.0), PortConditions(paused=0.5), NS_PER_SECOND, 0)
+@example(TrafficDemand(1.0, 1.0, 1.0), PortConditions(pausing=0.5), NS_PER_SECOND, 0)
+@example(
+    TrafficDemand(0.0, 0.0, 0.0), PortConditions(foreign_receive=1.0, marked=1.0), NS_PER_SECOND, -1
+)
 @given(
-    st.builds(Wish, busy=SHARES, send=SHARES, receive=SHARES),
+    st.builds(TrafficDemand, busy=SHARES, send=SHARES, receive=SHARES),
     st.builds(
         PortConditions,
         foreign_receive=SHARES,
@@ -97,12 +95,12 @@ def test_power_temperature_and_clocks_stay_in_bounds(spec: NodeSpec, step_ns: in
     st.sampled_from((0, -1)),
 )
 def test_a_port_keeps_to_its_limits_whatever_acts_on_it(
-    wish: Wish, conditions: PortConditions, step_ns: int, place: int
+    wish: TrafficDemand, conditions: PortConditions, step_ns: int, place: int
 ) -> None:
     cable = NodeModel(NodeSpec("gpu-001", gpus=1), NS_PER_SECOND).cables[place]
     before = amounts(cable.counters)
     for number in range(5):
-        span = Span(number * step_ns, (number + 1) * step_ns)
+        span = TimeSpan(number * step_ns, (number + 1) * step_ns)
         cable.advance(span, wish, conditions)
     grown = {name: amount - before[name] for name, amount in amounts(cable.counters).items()}
     assert min(grown.values()) >= 0
@@ -130,7 +128,7 @@ def amounts(counters: PortCounters) -> dict[str, int]:
     found = {}
     for part in fields(counters):
         value = getattr(counters, part.name)
-        if isinstance(value, Flow):
+        if isinstance(value, TrafficFlow):
             found |= {f"{part.name}_packets": value.packets, f"{part.name}_words": value.words}
         else:
             found[part.name] = sum(value) if isinstance(value, list) else value
@@ -156,10 +154,10 @@ def test_the_job_asks_for_the_same_in_small_steps_and_in_large_ones(
 ) -> None:
     spec = NodeSpec("gpu-001", seed=seed)
     conditions = JobConditions(exchange_pace=exchange_pace)
-    fine, coarse = Job(spec), Job(spec)
+    fine, coarse = TrainingJob(spec), TrainingJob(spec)
     edges = [number * NS_PER_SECOND // 4 for number in range(401)]
-    small = [fine.advance(Span(*pair), conditions, gpu_pace) for pair in pairwise(edges)]
-    large = coarse.advance(Span(0, edges[-1]), conditions, gpu_pace)
+    small = [fine.advance(TimeSpan(*pair), conditions, gpu_pace) for pair in pairwise(edges)]
+    large = coarse.advance(TimeSpan(0, edges[-1]), conditions, gpu_pace)
     for part in ("occupied", "activity", "memory_activity", "exchange", "exchanged", "fetch"):
         mean = sum(getattr(demand, part) for demand in small) / len(small)
         assert mean == pytest.approx(getattr(large, part), abs=1e-6)
@@ -167,10 +165,12 @@ def test_the_job_asks_for_the_same_in_small_steps_and_in_large_ones(
 
 
 def test_a_job_at_a_standstill_asks_for_no_exchange() -> None:
-    job = Job(NodeSpec("gpu-001"))
+    job = TrainingJob(NodeSpec("gpu-001"))
     still = JobConditions(exchange_pace=0.0)
     for second in range(30):
-        demand = job.advance(Span(second * NS_PER_SECOND, (second + 1) * NS_PER_SECOND), still, 1.0)
+        demand = job.advance(
+            TimeSpan(second * NS_PER_SECOND, (second + 1) * NS_PER_SECOND), still, 1.0
+        )
         assert demand.exchanged == 0
     assert demand.activity < 0.5
 
@@ -182,12 +182,12 @@ def test_a_job_at_a_standstill_asks_for_no_exchange() -> None:
 def test_recurring_spans_are_counted_as_one_would_by_hand(
     start: int, length: int, period: int, active: int, first: int
 ) -> None:
-    span = Span(start, start + length + 1)
+    span = TimeSpan(start, start + length + 1)
     covered = sum(
         instant >= first and (instant - first) % period < min(active, period)
         for instant in range(span.start_ns, span.end_ns)
     )
-    window = Span(first, first + min(active, period))
+    window = TimeSpan(first, first + min(active, period))
     assert span.share_recurring(window, period) == pytest.approx(covered / span.length_ns)
     count = sum(
         instant >= first and (instant - first) % period == 0
@@ -198,8 +198,8 @@ def test_recurring_spans_are_counted_as_one_would_by_hand(
 
 def test_whole_numbers_keep_the_mean_and_make_nothing_of_nothing() -> None:
     dice = NodeSpec("gpu-001").stream("test")
-    assert [whole(0.0, dice) for _ in range(100)] == [0] * 100
-    assert sum(whole(0.3, dice) for _ in range(10_000)) == pytest.approx(3000, rel=0.1)
+    assert [round_randomly(0.0, dice) for _ in range(100)] == [0] * 100
+    assert sum(round_randomly(0.3, dice) for _ in range(10_000)) == pytest.approx(3000, rel=0.1)
 
 
 def test_heat_stays_while_the_load_does_and_goes_with_it() -> None:

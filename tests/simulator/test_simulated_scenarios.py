@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from railscope.capture import Capture, Json, Timeline
+from railscope.capture import Capture, CaptureTimeline, Json
 from simulator import SCENARIOS, NodeSpec, simulate
 from simulator.scenarios import scenario_of
 
@@ -23,8 +23,8 @@ def run(scenario: str) -> Capture:
 
 
 @cache
-def timeline(scenario: str) -> Timeline:
-    return Timeline(run(scenario).moments)
+def timeline(scenario: str) -> CaptureTimeline:
+    return CaptureTimeline(run(scenario).moments)
 
 
 def look(scenario: str, section: str, key: str, second: int) -> Json:

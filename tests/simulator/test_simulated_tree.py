@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.host.files import RootedFiles
-from railscope.capture import Capture, CaptureError, Json, Moment, Timeline
+from railscope.capture import Capture, CaptureError, CaptureMoment, CaptureTimeline, Json
 from simulator import NodeSpec, simulate, write_tree
 
 END_NS = 6 * 10**9
@@ -20,7 +20,7 @@ FUNCTIONS = (
 )  # fmt: skip
 ASK = """
 import json, sys
-from agent.host.machine import Machine
+from agent.host.live_host import Machine
 machine = Machine(sys.argv[1])
 print(json.dumps({function: machine.call(function) for function in sys.argv[2:]}))
 """
@@ -50,7 +50,7 @@ def answers(tree: Path) -> dict[str, Json]:
 
 
 def state(capture: Capture, section: str, offset_ns: int) -> dict[str, Json]:
-    timeline = Timeline(capture.moments)
+    timeline = CaptureTimeline(capture.moments)
     found = {
         key: timeline.look(section, key, offset_ns) for key in getattr(capture.moments[0], section)
     }
@@ -114,7 +114,7 @@ def test_psutil_answers_from_the_tree_as_in_the_capture(
     function: str, capture: Capture, answers: dict[str, Json]
 ) -> None:
     answer = answers[function]
-    expected = Timeline(capture.moments).look("calls", f"psutil.{function}()", END_NS)
+    expected = CaptureTimeline(capture.moments).look("calls", f"psutil.{function}()", END_NS)
     if function == "virtual_memory":
         answer, expected = ({**reply, "used": 0, "percent": 0} for reply in (answer, expected))
     assert answer == expected
@@ -122,6 +122,6 @@ def test_psutil_answers_from_the_tree_as_in_the_capture(
 
 @pytest.mark.parametrize("path", ["/sys/../../outside", "sys/relative"])
 def test_a_path_out_of_the_tree_is_refused(path: str, capture: Capture, tmp_path: Path) -> None:
-    moment = Moment(0, files={path: "1\n"})
+    moment = CaptureMoment(0, files={path: "1\n"})
     with pytest.raises(CaptureError, match="leads out"):
         write_tree(Capture(capture.about, (moment,)), tmp_path / "tree")

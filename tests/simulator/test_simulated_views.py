@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.capture import PENDING, Capture, Json, Timeline, read_capture
+from railscope.capture import PENDING, Capture, CaptureTimeline, Json, read_capture
 from railscope.catalog.rdma import COUNTER_FILES
 from simulator import NICS, SCENARIOS, NodeSpec, about, moments, simulate
 
@@ -47,7 +47,7 @@ class Seen:
     """A capture as one sees it at an offset."""
 
     def __init__(self, capture: Capture, second: float) -> None:
-        self._timeline = Timeline(capture.moments)
+        self._timeline = CaptureTimeline(capture.moments)
         self._offset_ns = round(second * 1e9)
 
     def look(self, section: str, key: str) -> Json:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from railscope.slurm import FormatError
-from railscope.slurm.gres import Gres, Share, parse_gres, parse_tres
+from railscope.slurm.notation import Gres, ShardShare, parse_gres, parse_tres
 
 TEXTS = {
     "gpu:h100:4(IDX:0-3)": [Gres("gpu", "h100", 4, (0, 1, 2, 3))],
@@ -20,12 +20,12 @@ TEXTS = {
     "gpu:h100(CNT:3)": [Gres("gpu", "h100", 3)],
     "gpu": [Gres("gpu", "", 1)],
     "gpu:h100": [Gres("gpu", "h100", 1)],
-    "shard:8(8/16,0/16)": [Gres("shard", "", 8, None, (Share(8, 16), Share(0, 16)))],
+    "shard:8(8/16,0/16)": [Gres("shard", "", 8, None, (ShardShare(8, 16), ShardShare(0, 16)))],
     "gpu:h100:2(S:0-1)": [Gres("gpu", "h100", 2)],
     "gpu:h100:2(IDX:0,4),gpu:l4:1(IDX:7),shard:2(2/8,0/8)": [
         Gres("gpu", "h100", 2, (0, 4)),
         Gres("gpu", "l4", 1, (7,)),
-        Gres("shard", "", 2, None, (Share(2, 8), Share(0, 8))),
+        Gres("shard", "", 2, None, (ShardShare(2, 8), ShardShare(0, 8))),
     ],
     "bandwidth:4G": [Gres("bandwidth", "", 4 << 30)],
     "": [],

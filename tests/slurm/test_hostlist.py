@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from railscope.slurm import FormatError
-from railscope.slurm.hostlist import MOST, expand, numbers
+from railscope.slurm.notation import MAX_NODES, expand_nodes, expand_numbers
 
 LISTS = {
     "n[01-03,07]": ["n01", "n02", "n03", "n07"],
@@ -29,7 +29,7 @@ LISTS = {
 
 @pytest.mark.parametrize("text", LISTS)
 def test_lists(text):
-    assert expand(text) == tuple(LISTS[text])
+    assert expand_nodes(text) == tuple(LISTS[text])
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_lists(text):
 )
 def test_what_is_no_list(text):
     with pytest.raises(FormatError, match="no list"):
-        expand(text)
+        expand_nodes(text)
 
 
 @pytest.mark.parametrize(
@@ -45,17 +45,17 @@ def test_what_is_no_list(text):
 )
 def test_a_list_that_would_fill_the_memory(text):
     with pytest.raises(FormatError, match="more than 65536"):
-        expand(text)
+        expand_nodes(text)
 
 
 def test_the_longest_list():
-    assert len(expand(f"n[1-{MOST}]")) == MOST
+    assert len(expand_nodes(f"n[1-{MAX_NODES}]")) == MAX_NODES
 
 
 def test_a_bound_of_the_caller():
-    assert numbers("0,1-3", 4) == (0, 1, 2, 3)
+    assert expand_numbers("0,1-3", 4) == (0, 1, 2, 3)
     with pytest.raises(FormatError, match="more than 4 numbers"):
-        numbers("0,1-4", 4)
+        expand_numbers("0,1-4", 4)
 
 
 def ranged(values: list[int], width: int = 1) -> str:
@@ -76,7 +76,7 @@ VALUES = st.lists(st.integers(0, 2000), min_size=1, max_size=40)
 
 @given(VALUES)
 def test_numbers_come_back(values):
-    assert numbers(ranged(values)) == tuple(values)
+    assert expand_numbers(ranged(values)) == tuple(values)
 
 
 @given(
@@ -86,11 +86,11 @@ def test_numbers_come_back(values):
 def test_nodes_come_back(racks, width):
     listed = ",".join(f"{name}[{ranged(values, width)}]" for name, values in racks)
     names = [f"{name}{value:0{width}d}" for name, values in racks for value in values]
-    assert expand(listed) == tuple(names)
+    assert expand_nodes(listed) == tuple(names)
 
 
 @given(st.one_of(st.text(), st.text("n[]-,0129")))
 def test_any_text_is_a_list_or_is_none(text):
-    for parse in (expand, numbers):
+    for parse in (expand_nodes, expand_numbers):
         with contextlib.suppress(FormatError):
             parse(text)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from railscope.slurm import FormatError
-from railscope.slurm.job import Job
+from railscope.slurm.notation import SlurmJob
 from railscope.slurm.sacct import AccountingError, parse_sacct, parse_sacct_json
 
 START, END = 1_767_225_600, 1_767_232_800
@@ -41,7 +41,7 @@ def in_json(**others: Any) -> dict[str, Any]:
     }
 
 
-def of_json(*jobs: dict[str, Any]) -> list[Job]:
+def of_json(*jobs: dict[str, Any]) -> list[SlurmJob]:
     return [record.job for record in parse_sacct_json(json.dumps({"jobs": jobs}))]
 
 

@@ -7,9 +7,16 @@ from datetime import UTC
 import pytest
 from support.shared import captured
 
-from railscope.slurm.gres import Gres, parse_gres, parse_tres
-from railscope.slurm.hostlist import expand
-from railscope.slurm.job import Allocation, Job, seconds, times
+from railscope.slurm.notation import (
+    Gres,
+    NodeAllocation,
+    SlurmJob,
+    expand_nodes,
+    parse_gres,
+    parse_tres,
+    seconds,
+    times,
+)
 from railscope.slurm.scontrol import parse_text
 
 EIGHT = tuple(range(8))
@@ -17,7 +24,7 @@ _STATE, _NODE_COUNT, _NODES, _START, _TRES = 9, 12, 15, 18, 28
 """Columns of what squeue was asked for."""
 
 
-def jobs(name: str) -> tuple[Job, ...]:
+def jobs(name: str) -> tuple[SlurmJob, ...]:
     return parse_text(captured(f"jobs/slurm/{name}").read_text(), UTC)
 
 
@@ -27,7 +34,7 @@ def a100s(*indices: int, count: int) -> tuple[Gres, ...]:
 
 def test_a_job_that_holds_a_server():
     (job,) = jobs("scontrol_out_all_gpus.txt")
-    assert job == Job(
+    assert job == SlurmJob(
         id=30214,
         user="test_username",
         user_id=1472000020,
@@ -37,7 +44,7 @@ def test_a_job_that_holds_a_server():
         end_seconds=None,
         planned_end_seconds=1_727_272_451,
         nodes=("node1751",),
-        allocations=(Allocation("node1751", a100s(*EIGHT, count=8)),),
+        allocations=(NodeAllocation("node1751", a100s(*EIGHT, count=8)),),
         gres_counts={"gpu": 8},
         array="30185_28",
     )
@@ -48,15 +55,15 @@ def test_two_elements_of_arrays_share_a_server():
     assert (first.array, second.array) == ("30185_28-59%100", "31185_128")
     assert (first.account, second.account) == ("test2_account", "test_account")
     assert (second.user, second.user_id) == ("test_username_2", 1472000020)
-    assert first.allocations == (Allocation("node1751", a100s(0, 1, 2, 3, count=8)),)
-    assert second.allocations == (Allocation("node1751", a100s(5, 6, 7, count=8)),)
+    assert first.allocations == (NodeAllocation("node1751", a100s(0, 1, 2, 3, count=8)),)
+    assert second.allocations == (NodeAllocation("node1751", a100s(5, 6, 7, count=8)),)
 
 
 def test_a_job_on_many_servers_is_told_node_by_node():
     (job,) = jobs("scontrol_out_multi_node.txt")
     names = [f"node{n}" for n in (1433, 1787, 1795, 1854, 1889, 1890, 1968, 1969)]
     assert job.nodes == tuple(names)
-    assert job.allocations == tuple(Allocation(name, a100s(*EIGHT, count=8)) for name in names)
+    assert job.allocations == tuple(NodeAllocation(name, a100s(*EIGHT, count=8)) for name in names)
     assert job.gres_counts == {"gpu": 64}
     assert job.planned_end_seconds == 1_732_038_758
 
@@ -71,7 +78,7 @@ def test_the_queue_lists_nodes_and_resources_as_jobs_do(queue):
     for row in queue:
         held = parse_tres(row[_TRES])
         is_running = row[_STATE] == "RUNNING"
-        nodes = expand(row[_NODES])
+        nodes = expand_nodes(row[_NODES])
         assert len(nodes) == len(set(nodes)) == (int(row[_NODE_COUNT]) if is_running else 0)
         start = times(row[_STATE], seconds(row[_START], UTC), None).start_seconds
         assert (start is not None) == is_running

@@ -13,15 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from railscope.slurm import FormatError
-from railscope.slurm.gres import Gres, Share
-from railscope.slurm.job import Allocation, Job, seconds
+from railscope.slurm.notation import Gres, NodeAllocation, ShardShare, SlurmJob, seconds
 from railscope.slurm.sacct import parse_sacct
 from railscope.slurm.scontrol import parse_json, parse_text
 
 EAST = timezone(timedelta(hours=2))
 START, END = 1_767_225_600, 1_767_232_800  # 2026-01-01 00:00 and 02:00 UTC
 GPUS = Gres("gpu", "h100", 4, (0, 1, 2, 3))
-SHARDS = Gres("shard", "", 2, None, (Share(2, 8), Share(0, 8)))
+SHARDS = Gres("shard", "", 2, None, (ShardShare(2, 8), ShardShare(0, 8)))
 TEXT = """\
 JobId=3385 ArrayJobId=3380 ArrayTaskId=5 JobName=train
    UserId=anna(1000) GroupId=lab(1000) MCS_label=N/A
@@ -39,7 +38,7 @@ JobId=3385 ArrayJobId=3380 ArrayTaskId=5 JobName=train
    Command=/home/anna/train.sh --lr=1 Account=x
    Comment=Account=chemistry NodeList=n09
 """
-JOB = Job(
+JOB = SlurmJob(
     id=3385,
     user="anna",
     user_id=1000,
@@ -50,15 +49,15 @@ JOB = Job(
     planned_end_seconds=END,
     nodes=("n01", "n02"),
     allocations=(
-        Allocation("n01", (GPUS,)),
-        Allocation("n02", (Gres("gpu", "h100", 1, (6,)), SHARDS)),
+        NodeAllocation("n01", (GPUS,)),
+        NodeAllocation("n02", (Gres("gpu", "h100", 1, (6,)), SHARDS)),
     ),
     gres_counts={"gpu": 5, "gpu:h100": 5},
     array="3380_5",
 )
 
 
-def one(text: str) -> Job:
+def one(text: str) -> SlurmJob:
     (job,) = parse_text(text, EAST)
     return job
 
@@ -156,7 +155,7 @@ def in_old_json() -> dict[str, Any]:
     )
 
 
-def of_json(*jobs: dict[str, Any]) -> tuple[Job, ...]:
+def of_json(*jobs: dict[str, Any]) -> tuple[SlurmJob, ...]:
     return parse_json(json.dumps({"meta": {}, "jobs": jobs, "errors": []}))
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from collector.fleet.seen_event import Position, SeenEvent
-from collector.framelog.segments import Record
+from collector.fleet.fleet import EventPosition, SeenEvent
+from collector.framelog.segment_files import FrameRecord
 from railscope.catalog.declare import EventClass
 from railscope.catalog.gpu_health import GPU_CHANGE_EVENT
 from railscope.catalog.nic_settings import SETTING_EVENT
@@ -30,7 +30,7 @@ class Teller:
         entity = WireEntity(event_class.about.name, key)
         now_ns = NOON_NS + self.last
         event = WireEvent(event_class.name, 0, entity, now_ns, self.last, facts, self.last)
-        position = Position(self.run, "tenancy", self.last, 0, now_ns)
+        position = EventPosition(self.run, "tenancy", self.last, 0, now_ns)
         return SeenEvent(self.node, self.boot_id, event, position)
 
     def claimed(self, claim: str, gpu: str = "GPU-1", **facts: str) -> SeenEvent:
@@ -54,9 +54,9 @@ class Teller:
         """A setting of a NIC changed."""
         return self.tell(SETTING_EVENT, "eth0", setting=setting, before="a", after="b")
 
-    def envelope(self, at_seconds: int, version: str = "1.0") -> tuple[Record, Envelope]:
+    def envelope(self, at_seconds: int, version: str = "1.0") -> tuple[FrameRecord, Envelope]:
         """Return an empty envelope, with the record of its arrival."""
         now_ns = at_seconds * 10**9
         sent = SentAt(NOON_NS + now_ns, now_ns, self.boot_id)
-        record = Record(self.node, NOON_NS + now_ns, sent, b"")
+        record = FrameRecord(self.node, NOON_NS + now_ns, sent, b"")
         return record, Envelope(VERSION, self.node, self.run, self.boot_id, agent_version=version)

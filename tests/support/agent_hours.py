@@ -16,12 +16,12 @@ import msgspec
 from support.clock import NS, ManualClock
 from support.sampling import families
 
-from agent.config import AgentSettings, Budget, Bursts, Periods
-from agent.host.recorded import LOOK_AGAIN_SECONDS, RecordedHost
-from agent.sampling.call_time import CallTime
+from agent.config import AgentSettings, BudgetSettings, BurstSettings, SourcePeriods
+from agent.host.recorded_host import REPLAY_POLL_SECONDS, RecordedHost
+from agent.sampling.hang_guard import CallTime
 from agent.service import Agent
-from railscope.exposition import Format
-from railscope.frame import Instant
+from railscope.exposition import TextFormat
+from railscope.frame import NodeTimestamp
 from simulator import NodeSpec, simulate
 
 SCRAPE_SECONDS = 15
@@ -44,11 +44,13 @@ def server(node: str, scenario: str = "training", **more: object) -> NodeSpec:
 
 def _settings() -> AgentSettings:
     """The defaults, but without reads between scrapes, and without burst sampling."""
-    periods = msgspec.structs.asdict(Periods())
+    periods = msgspec.structs.asdict(SourcePeriods())
     return AgentSettings(
-        periods=Periods(**{name: max(one, float(SCRAPE_SECONDS)) for name, one in periods.items()}),
-        bursts=Bursts(enabled=False),
-        budget=Budget(cpu_ratio=0, memory_bytes=0),
+        periods=SourcePeriods(
+            **{name: max(one, float(SCRAPE_SECONDS)) for name, one in periods.items()}
+        ),
+        bursts=BurstSettings(enabled=False),
+        budget=BudgetSettings(cpu_ratio=0, memory_bytes=0),
         deadline_seconds=5,
     )
 
@@ -93,14 +95,14 @@ class SteppedCallTime(CallTime):
                 self._now += STEP_SECONDS
                 self._stepped.set()
                 self._stepped = asyncio.Event()
-            await asyncio.sleep(LOOK_AGAIN_SECONDS)
+            await asyncio.sleep(REPLAY_POLL_SECONDS)
 
 
 async def pages(spec: NodeSpec, minutes: int) -> AsyncIterator[str]:
     """Yield the agent's metrics at every scrape."""
     seconds = minutes * 60
     capture = simulate(spec, seconds, SCRAPE_SECONDS)
-    clock = ManualClock(Instant(spec.started_wall_ns, spec.started_boot_ns))
+    clock = ManualClock(NodeTimestamp(spec.started_wall_ns, spec.started_boot_ns))
     over = asyncio.Event()
     call_time = SteppedCallTime()
 
@@ -116,7 +118,7 @@ async def pages(spec: NodeSpec, minutes: int) -> AsyncIterator[str]:
             if scrape:
                 clock.advance(SCRAPE_SECONDS)
             await call_time.settled(agent, clock)
-            yield agent.page.text(Format.PROMETHEUS)
+            yield agent.page.text(TextFormat.PROMETHEUS)
     finally:
         over.set()
         task.cancel()

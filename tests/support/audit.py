@@ -9,27 +9,29 @@ from pathlib import Path
 
 from sqlalchemy import Connection, text
 
-from collector.audit.log import AuditLog
-from collector.ledger.draft import Draft
-from railscope.audit.merkle import Tree
-from railscope.audit.note import SecretKey
-from railscope.audit.record import Actor, Source, Subject
+from collector.audit.log_writer import AuditLog
+from collector.ledger.audit_outbox import RecordDraft
+from railscope.audit.merkle import TreeHead
+from railscope.audit.record import RecordActor, RecordSource, RecordSubject
+from railscope.audit.signed_note import SecretKey
 
 KEY = SecretKey.generate("log.example")
 NOON_NS = 1_790_000_000_000_000_000
 
 
-def draft(number: int, kind: str = "tenancy.assign", source: Source | None = None) -> Draft:
+def draft(
+    number: int, kind: str = "tenancy.assign", source: RecordSource | None = None
+) -> RecordDraft:
     """Return a distinguishable record."""
-    return Draft(
-        kind, Actor("scheduler", "slurm"), NOON_NS + number, "done", Subject(f"node-{number % 3}"),
+    return RecordDraft(
+        kind, RecordActor("scheduler", "slurm"), NOON_NS + number, "done", RecordSubject(f"node-{number % 3}"),
         {"number": number}, (f"frame/{number}",), source=source,
     )  # fmt: skip
 
 
 def audit_log(directory: Path, *, boot: str = "b0", every_seconds: float = 3600) -> AuditLog:
     """Return a log that signs only on request, unless it has a period."""
-    source = Source("collector", "c1", boot, 0)
+    source = RecordSource("collector", "c1", boot, 0)
     return AuditLog(directory, KEY, source, sign_every_seconds=every_seconds)
 
 
@@ -51,10 +53,10 @@ async def record(log: AuditLog, numbers: Sequence[int]) -> list[int]:
     return await asyncio.gather(*(log.append(draft(number)) for number in numbers))
 
 
-def write(directory: Path, groups: Sequence[int], *, boot: str = "b0") -> Tree:
+def write(directory: Path, groups: Sequence[int], *, boot: str = "b0") -> TreeHead:
     """Write a log with as many records in each group, signed after each group."""
 
-    async def writing() -> Tree:
+    async def writing() -> TreeHead:
         async with running(audit_log(directory, boot=boot)) as log:
             for count in groups:
                 first = log.size

@@ -8,13 +8,12 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from collector.billing.charges import Unit
-from collector.billing.prices import Price, PriceBook, Tariff
+from collector.billing.charges import PriceUnit
+from collector.billing.price_book import Price, PriceBook, Tariff
 from collector.billing.usage import Usage
-from collector.metering.evidence import Witness
-from collector.metering.instants import DAY_NS, HOUR_NS, SECOND_NS, Period
-from collector.metering.tiling import State
-from collector.metering.units import FOREVER_NS
+from collector.metering.evidence import NodeWitness
+from collector.metering.tiling import SlotState
+from collector.metering.units import DAY_NS, FOREVER_NS, HOUR_NS, SECOND_NS, Period
 from railscope.reading import Absent
 
 TENANTS = ("team-a", "team-b")
@@ -33,7 +32,7 @@ def usage(start_ns: int, end_ns: int, **more: object) -> Usage:
         "resource": "GPU-0",
         "sku": SKU,
         "capacity_units": 840,
-        "state": State.OBSERVED,
+        "state": SlotState.OBSERVED,
         "claim": "c1",
     }
     return Usage(start_ns=start_ns, end_ns=end_ns, **{**usual, **more})  # type: ignore[arg-type]
@@ -79,7 +78,7 @@ def books(draw: st.DrawFn) -> PriceBook:
         "granularity_ns": draw(st.sampled_from([1, SECOND_NS, HOUR_NS])),
     }
     prices = draw(rows_of_prices(**extras, at_claim_start=draw(st.booleans())))
-    prices += draw(rows_of_prices(tariff=Tariff.ENERGY, unit=Unit.KILOWATT_HOURS))
+    prices += draw(rows_of_prices(tariff=Tariff.ENERGY, unit=PriceUnit.KILOWATT_HOURS))
     prices += draw(rows_of_prices(tariff=Tariff.RESERVATION))
     if draw(st.booleans()):
         start, end = sorted(draw(st.sets(instants, min_size=2, max_size=2)))
@@ -108,19 +107,25 @@ def timelines(draw: st.DrawFn) -> list[Usage]:
 def _stretch(
     draw: st.DrawFn, gpu: str, span: tuple[int, int], claim: tuple[str, str, int]
 ) -> Usage:
-    states = [State.OBSERVED, State.OBSERVED, State.INFERRED, State.DOWN, State.IDLE]
-    state = draw(st.sampled_from([*states, State.RESERVED, State.UNKNOWN]))
-    held = state in (State.OBSERVED, State.INFERRED, State.DOWN)
+    states = [
+        SlotState.OBSERVED,
+        SlotState.OBSERVED,
+        SlotState.INFERRED,
+        SlotState.DOWN,
+        SlotState.IDLE,
+    ]
+    state = draw(st.sampled_from([*states, SlotState.RESERVED, SlotState.UNKNOWN]))
+    held = state in (SlotState.OBSERVED, SlotState.INFERRED, SlotState.DOWN)
     tenant, name, since = claim
     return Usage(
-        tenant=tenant if held or state is State.RESERVED else "",
+        tenant=tenant if held or state is SlotState.RESERVED else "",
         resource=gpu,
         sku=SKU,
         start_ns=span[0],
         end_ns=span[1],
         capacity_units=draw(st.sampled_from([840, 420, 360, 120, 105, 1])),
         state=state,
-        witness=draw(st.sampled_from(list(Witness))),
+        witness=draw(st.sampled_from(list(NodeWitness))),
         claim=name if held else "",
         claim_start_ns=since if held else 0,
         energy_millijoules=draw(st.integers(0, 10**13) | st.just(Absent.ERROR)),

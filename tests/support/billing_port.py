@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from collector.billing.served import Issued
+from collector.billing.tenant_statements import IssuedInvoice
 
 
 @dataclass
@@ -21,10 +21,10 @@ class BookedRows:
         """Return the source of statements and exports."""
         return self
 
-    def issued(self, tenant: str | None) -> list[Issued]:
+    def issued(self, tenant: str | None) -> list[IssuedInvoice]:
         """Return one for each tenant and month; the number of lines is that of the invoice."""
         return [
-            Issued(who, month, str(rows[0][1]), void=False)
+            IssuedInvoice(who, month, str(rows[0][1]), void=False)
             for (who, month), rows in sorted(self.booked.items())
             if tenant in (None, who)
         ]

@@ -10,30 +10,40 @@ import numpy as np
 from sqlalchemy import select
 
 from collector.billing import administration
-from collector.billing.charges import Unit
-from collector.billing.closing import Books, By
-from collector.billing.demo_months import KnownGpu, SimulatedEvidence
-from collector.billing.invoice import CLOSE_AFTER_NS, Status
-from collector.billing.prices import Price, PriceBook
+from collector.billing.billing_demo import SimulatedEvidence, SimulatedGpuEvidence
+from collector.billing.charges import PriceUnit
+from collector.billing.invoices import CLOSE_AFTER_NS, InvoiceStatus
+from collector.billing.period_closing import BillingActor, BillingBooks
+from collector.billing.price_book import Price, PriceBook
+from collector.ledger.audit_outbox import HEAD, outbox_rows
 from collector.ledger.database import Database
-from collector.ledger.ledger_records import HEAD
-from collector.ledger.metered import Computed, MeteredGpu
-from collector.ledger.outbox import outbox
-from collector.ledger.store import Ledger
+from collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from collector.ledger.ledger_store import Ledger
 from collector.metering.evidence import (
-    Claim,
+    ClaimAuthority,
+    ClaimRelease,
     Evidence,
-    Level,
-    Release,
-    Sighting,
-    Stay,
-    Stretch,
-    Witness,
+    MeteredClaim,
+    NodeSighting,
+    NodeStay,
+    NodeWitness,
+    SampleStretch,
 )
-from collector.metering.instants import DAY_NS, HOUR_NS, SECOND_NS, Period, spelled
-from collector.metering.measures import Increments, Measure, Readings, increments
-from collector.metering.units import FOREVER_NS
-from railscope.audit.record import Actor
+from collector.metering.measures import (
+    CountedQuantity,
+    CounterIncrements,
+    CounterReadings,
+    increments,
+)
+from collector.metering.units import (
+    DAY_NS,
+    FOREVER_NS,
+    HOUR_NS,
+    SECOND_NS,
+    Period,
+    format_timestamp,
+)
+from railscope.audit.record import RecordActor
 
 FIRST_DAY = 20_000
 START = FIRST_DAY * DAY_NS
@@ -41,7 +51,7 @@ ONE = Period(START, START + 3 * DAY_NS)
 TWO = Period(ONE.end_ns, ONE.end_ns + 3 * DAY_NS)
 THREE = Period(TWO.end_ns, TWO.end_ns + 3 * DAY_NS)
 SKU = "h100"
-BOSS = Actor("operator", "boss", "test")
+BOSS = RecordActor("operator", "boss", "test")
 PRICES = """
 version = 1
 published = 2024-01-01T00:00:00Z
@@ -70,9 +80,9 @@ version = 1
 """
 
 
-def after(period: Period) -> By:
+def after(period: Period) -> BillingActor:
     """The manager, at a time when a period can be closed."""
-    return By(BOSS, period.end_ns + CLOSE_AFTER_NS)
+    return BillingActor(BOSS, period.end_ns + CLOSE_AFTER_NS)
 
 
 def hours(number: float) -> int:
@@ -80,40 +90,42 @@ def hours(number: float) -> int:
     return START + round(number * HOUR_NS)
 
 
-def claim(tenant: str, start: float, end: float | None = None, **more: object) -> Claim:
+def claim(tenant: str, start: float, end: float | None = None, **more: object) -> MeteredClaim:
     """Return a scheduler's claim, in hours after the start."""
     end_ns = FOREVER_NS if end is None else hours(end)
     name = f"{tenant}-{start:g}"
-    return Claim(Level.SCHEDULER, hours(start), name, tenant, end_ns, **more)  # type: ignore[arg-type]
+    return MeteredClaim(ClaimAuthority.SCHEDULER, hours(start), name, tenant, end_ns, **more)  # type: ignore[arg-type]
 
 
-def gpu(name: str, *claims: Claim, releases: Iterable[Release] = (), **more: object) -> KnownGpu:
+def gpu(
+    name: str, *claims: MeteredClaim, releases: Iterable[ClaimRelease] = (), **more: object
+) -> SimulatedGpuEvidence:
     """Return a GPU that is always observed and draws 500 W."""
     instants = np.arange(START - DAY_NS, THREE.end_ns + DAY_NS, 30 * SECOND_NS, dtype=np.int64)
-    counted = increments([Readings("boot", instants, (instants - instants[0]) // 2_000)])
+    counted = increments([CounterReadings("boot", instants, (instants - instants[0]) // 2_000)])
     usual: dict[str, object] = {
-        "stays": (Stay(START, "node-1"),),
-        "stretches": (Stretch("boot", START - DAY_NS, THREE.end_ns + DAY_NS),),
-        "sightings": (Sighting(Witness.SCHEDULER, START, FOREVER_NS),),
+        "stays": (NodeStay(START, "node-1"),),
+        "stretches": (SampleStretch("boot", START - DAY_NS, THREE.end_ns + DAY_NS),),
+        "sightings": (NodeSighting(NodeWitness.SCHEDULER, START, FOREVER_NS),),
     }
     evidence = Evidence(name, claims=claims, releases=tuple(releases), **{**usual, **more})  # type: ignore[arg-type]
-    return KnownGpu(evidence, {Measure.ENERGY: counted}, SKU)
+    return SimulatedGpuEvidence(evidence, {CountedQuantity.ENERGY: counted}, SKU)
 
 
-def without_counter(known: KnownGpu) -> KnownGpu:
+def without_counter(known: SimulatedGpuEvidence) -> SimulatedGpuEvidence:
     """Return the same GPU without an energy counter."""
-    nothing: dict[Measure, Increments] = {}
-    return KnownGpu(known.evidence, nothing, known.sku)
+    nothing: dict[CountedQuantity, CounterIncrements] = {}
+    return SimulatedGpuEvidence(known.evidence, nothing, known.sku)
 
 
-def released(known: KnownGpu, claim_id: str, at: float) -> KnownGpu:
+def released(known: SimulatedGpuEvidence, claim_id: str, at: float) -> SimulatedGpuEvidence:
     """Return the same GPU, with the end of a claim reported."""
-    releases = (*known.evidence.releases, Release(claim_id, hours(at)))
+    releases = (*known.evidence.releases, ClaimRelease(claim_id, hours(at)))
     evidence = msgspec.structs.replace(known.evidence, releases=releases)
-    return KnownGpu(evidence, known.counted, known.sku)
+    return SimulatedGpuEvidence(evidence, known.counted, known.sku)
 
 
-def world(*gpus: KnownGpu) -> SimulatedEvidence:
+def world(*gpus: SimulatedGpuEvidence) -> SimulatedEvidence:
     """Return the evidence of these GPUs."""
     return SimulatedEvidence({one.evidence.gpu: one for one in gpus})
 
@@ -121,7 +133,7 @@ def world(*gpus: KnownGpu) -> SimulatedEvidence:
 def meter(ledger: Ledger, known: SimulatedEvidence, until: Period = THREE) -> None:
     """Write all days up to the end of the one after a period."""
     last_day = until.end_ns // DAY_NS
-    computed = Computed("1", (last_day + 1) * DAY_NS)
+    computed = MeteringComputation("1", (last_day + 1) * DAY_NS)
     days = range(FIRST_DAY, last_day + 1)
     gpus = [
         MeteredGpu.of(one.evidence, one.counted, one.sku, one.profiles, doubts=one.doubts)
@@ -130,25 +142,25 @@ def meter(ledger: Ledger, known: SimulatedEvidence, until: Period = THREE) -> No
     ledger.write_days([each.day(day, computed) for each in gpus for day in days])
 
 
-def opened(ledger: Ledger, known: SimulatedEvidence, prices: str = PRICES) -> Books:
+def opened(ledger: Ledger, known: SimulatedEvidence, prices: str = PRICES) -> BillingBooks:
     """Return books with a ledger of all days of this evidence, and prices."""
     meter(ledger, known)
-    books = Books.of(ledger, known)
-    administration.publish(books, prices, "prices.toml", By(BOSS, START))
+    books = BillingBooks.of(ledger, known)
+    administration.publish(books, prices, "prices.toml", BillingActor(BOSS, START))
     return books
 
 
-def told(books: Books, known: SimulatedEvidence) -> Books:
+def told(books: BillingBooks, known: SimulatedEvidence) -> BillingBooks:
     """Return the books after this evidence has arrived and is in the ledger."""
     meter(books.ledger, known)
-    return Books.of(books.ledger, known)
+    return BillingBooks.of(books.ledger, known)
 
 
 def exact(invoices) -> dict[str, Fraction]:
     """Return the billed amounts by tenant, before rounding."""
     found: dict[str, Fraction] = {}
     for one in invoices:
-        if one.status is Status.ISSUED:
+        if one.status is InvoiceStatus.ISSUED:
             found[one.tenant] = found.get(one.tenant, Fraction(0)) + one.exact
     return found
 
@@ -159,7 +171,7 @@ def in_outbox(database: Database) -> list[str]:
         return [
             row.id
             for row in connection.execute(
-                select(outbox).where(outbox.c.type != HEAD).order_by(outbox.c.number)
+                select(outbox_rows).where(outbox_rows.c.type != HEAD).order_by(outbox_rows.c.number)
             )
         ]
 
@@ -168,9 +180,9 @@ RED, GREEN = claim("red", 5, 60), claim("green", 12)
 ALL = world(gpu("GPU-0", RED), gpu("GPU-1", GREEN))
 """Two GPUs, each held by a tenant."""
 _KEYS = {
-    Unit.GPU_HOURS: "nano_per_gpu_hour",
-    Unit.INSTANCE_HOURS: "nano_per_instance_hour",
-    Unit.KILOWATT_HOURS: "nano_per_kilowatt_hour",
+    PriceUnit.GPU_HOURS: "nano_per_gpu_hour",
+    PriceUnit.INSTANCE_HOURS: "nano_per_instance_hour",
+    PriceUnit.KILOWATT_HOURS: "nano_per_kilowatt_hour",
 }
 
 
@@ -186,7 +198,9 @@ def as_toml(book: PriceBook, shift_ns: int = 0) -> str:
 
 
 def _lines(price: Price, shift_ns: int) -> list[str]:
-    start = "2000-01-01T00:00:00Z" if price.from_ns < 0 else spelled(price.from_ns + shift_ns)
+    start = (
+        "2000-01-01T00:00:00Z" if price.from_ns < 0 else format_timestamp(price.from_ns + shift_ns)
+    )
     found = [
         f'sku = "{price.sku}"',
         f'tariff = "{price.tariff}"',
@@ -198,7 +212,7 @@ def _lines(price: Price, shift_ns: int) -> list[str]:
         f"at_claim_start = {str(price.at_claim_start).lower()}",
     ]
     if price.to_ns != FOREVER_NS:
-        found.append(f"to = {spelled(price.to_ns + shift_ns)}")
+        found.append(f"to = {format_timestamp(price.to_ns + shift_ns)}")
     if price.granularity_ns != 1:
         found.append(f"granularity_seconds = {price.granularity_ns // SECOND_NS}")
     if price.mig_profile:

@@ -15,16 +15,15 @@ from support.metering import FakeMeter
 from support.pages import Sample, samples
 from support.sampling import Sampling, sampling
 
-from agent.config import Budget
-from agent.endpoint.metrics import Page
-from agent.sampling.budget import Keeper
+from agent.config import BudgetSettings
+from agent.endpoint.metrics_endpoint import MetricsEndpoint
+from agent.sampling.governor import BudgetKeeper
 from agent.sampling.sampler import Sampler
-from agent.sampling.stats import ShippingStats
-from agent.sampling.status import Status
-from agent.sources.nvidia.gpu import Gpu
-from agent.sources.rdma import Rdma
-from agent.sources.self_metrics import SelfMetrics
-from railscope.exposition import Format
+from agent.sampling.status import ShippingStats, SourceState
+from agent.sources.agent_state import SelfMetricsSource
+from agent.sources.nvidia.gpu_devices import GpuSource
+from agent.sources.rdma import RdmaSource
+from railscope.exposition import TextFormat
 from railscope.frame import Event
 
 POWER = "nvml.nvmlDeviceGetPowerUsage(0)"
@@ -66,16 +65,16 @@ class Kept:
     """A sampler with a keeper, stepped from second to second."""
 
     run: Sampling
-    keeper: Keeper
+    keeper: BudgetKeeper
 
     @property
     def page(self) -> dict[Sample, float]:
         """Return the metrics that a scrape would return now."""
         clock, statuses = self.run.clock, self.run.sampler.statuses
-        page = Page("node-1", statuses.values, lambda: clock.now().boot_ns, "")
-        return samples(page.text(Format.PROMETHEUS))
+        page = MetricsEndpoint("node-1", statuses.values, lambda: clock.now().boot_ns, "")
+        return samples(page.text(TextFormat.PROMETHEUS))
 
-    def status(self, name: str) -> Status:
+    def status(self, name: str) -> SourceState:
         return self.run.sampler.statuses[name]
 
     async def second(self) -> None:
@@ -96,7 +95,7 @@ class Kept:
 
 
 @asynccontextmanager
-async def kept(machine: Machine, budget: Budget | None = None) -> AsyncIterator[Kept]:
+async def kept(machine: Machine, budget: BudgetSettings | None = None) -> AsyncIterator[Kept]:
     """Run GPU, NIC and the agent's own state, sampled within a budget."""
     made: list[Sampler] = []
 
@@ -107,9 +106,13 @@ async def kept(machine: Machine, budget: Budget | None = None) -> AsyncIterator[
         sampler.keeper = keeper
         made.append(sampler)
 
-    own = SelfMetrics(lambda: made[0].statuses, ShippingStats(), take_events, keeper=lambda: keeper)
-    sources = [Gpu.load(), Rdma(), own]
-    keeper = Keeper(budget or Budget(cpu_ratio=0.01, memory_bytes=64 << 20), sources, machine.meter)
+    own = SelfMetricsSource(
+        lambda: made[0].statuses, ShippingStats(), take_events, keeper=lambda: keeper
+    )
+    sources = [GpuSource.load(), RdmaSource(), own]
+    keeper = BudgetKeeper(
+        budget or BudgetSettings(cpu_ratio=0.01, memory_bytes=64 << 20), sources, machine.meter
+    )
     async with sampling(machine.host, sources, prepare=prepare) as run:
         one = Kept(run, keeper)
         await one.seconds(SETTLED_SECONDS)

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from agent.cli import agent
 from railscope.capture import Capture, read_capture
 from railscope.catalog import SUBJECT_OF
-from railscope.toml_text import TomlError, parse_toml
+from railscope.untrusted_text import TomlError, parse_toml
 from simulator import NodeSpec, find_model
 
 CASES = Path(__file__).parents[1] / "captures"

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 
-from railscope.frame import Instant
+from railscope.frame import NodeTimestamp
 
 NS = 1_000_000_000
-START = Instant(wall_ns=1_790_000_000 * NS, boot_ns=1_000 * NS)
+START = NodeTimestamp(wall_ns=1_790_000_000 * NS, boot_ns=1_000 * NS)
 
 
 class ManualClock:
     """Wall and boot clock; only `advance` wakes the tasks that sleep on it."""
 
-    def __init__(self, start: Instant = START) -> None:
+    def __init__(self, start: NodeTimestamp = START) -> None:
         self._now = start
         self._sleepers: list[tuple[int, asyncio.Future[None]]] = []
         self._fallen_asleep = asyncio.Event()
 
-    def now(self) -> Instant:
+    def now(self) -> NodeTimestamp:
         return self._now
 
     async def sleep_until(self, boot_ns: int) -> None:
@@ -32,7 +32,7 @@ class ManualClock:
         """Advance both clocks and wake the tasks that are due."""
         step_ns = round(seconds * NS)
         now = self._now
-        self._now = Instant(now.wall_ns + step_ns, now.boot_ns + step_ns, now.uncertainty_ns)
+        self._now = NodeTimestamp(now.wall_ns + step_ns, now.boot_ns + step_ns, now.uncertainty_ns)
         due = [sleeper for sleeper in self._sleepers if sleeper[0] <= self._now.boot_ns]
         self._sleepers = [sleeper for sleeper in self._sleepers if sleeper not in due]
         for _, wake in due:
@@ -42,7 +42,9 @@ class ManualClock:
     def step_wall(self, seconds: float) -> None:
         """Set the wall clock forwards or back, as an administrator would."""
         now = self._now
-        self._now = Instant(now.wall_ns + round(seconds * NS), now.boot_ns, now.uncertainty_ns)
+        self._now = NodeTimestamp(
+            now.wall_ns + round(seconds * NS), now.boot_ns, now.uncertainty_ns
+        )
 
     @property
     def sleepers(self) -> int:

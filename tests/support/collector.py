@@ -12,8 +12,8 @@ from typing import Any
 
 from aiohttp import web
 
-from railscope.answer_mark import ANSWER_HEADER, answer_mark
-from railscope.envelope_reader import unpack
+from railscope.envelopes import unpack
+from railscope.http_responses import ANSWER_HEADER, answer_mark
 from railscope.wire import Envelope, schema_hash
 
 MAX_BYTES = 1 << 26

@@ -7,18 +7,17 @@ from fractions import Fraction
 
 from support.billing import MONTH, book, price, usage
 
-from collector.billing import demo
-from collector.billing.charges import Charge, Kind, Unit
-from collector.billing.closing import Books
-from collector.billing.corrections import credit
-from collector.billing.export import Listed
-from collector.billing.focus import Account, Region, Seller
-from collector.billing.invoice import Invoice, draft, issue
-from collector.billing.prices import Tariff
+from collector.billing import billing_demo
+from collector.billing.charges import Charge, ChargeKind, PriceUnit
+from collector.billing.export import InvoiceSequence
+from collector.billing.focus_rows import GpuRegion, PayerAccount, Seller
+from collector.billing.invoices import Invoice, credit_charge, draft_invoice, issue_invoice
+from collector.billing.period_closing import BillingBooks
+from collector.billing.price_book import Tariff
 from collector.billing.rating import rate
-from collector.ledger.store import Ledger
-from collector.metering.instants import HOUR_NS
-from collector.metering.tiling import State
+from collector.ledger.ledger_store import Ledger
+from collector.metering.tiling import SlotState
+from collector.metering.units import HOUR_NS
 
 EUR = 10**9
 DUE_NS = 3 * MONTH.end_ns
@@ -26,18 +25,18 @@ SELLER = Seller(
     provider="Machine Hall",
     invoice_issuer="Machine Hall",
     accounts={
-        **demo.SELLER.accounts,
-        "team-a": Account(
+        **billing_demo.SELLER.accounts,
+        "team-a": PayerAccount(
             "research",
             "Research & Development",
             tenant_type="Namespace",
             tenant_name='Team "A"',
             tags={"CostCenter": "4711", "Beneficiary": "Übung, Köln"},
         ),
-        "team-b": Account("product", "Product", tenant_type="Namespace"),
+        "team-b": PayerAccount("product", "Product", tenant_type="Namespace"),
     },
     publisher="Machine Hall Software",
-    region=Region("hall-1", "Machine hall 1"),
+    region=GpuRegion("hall-1", "Machine hall 1"),
 )
 
 
@@ -46,27 +45,31 @@ def all_kinds() -> Invoice:
     mig = {"resource": "MIG-41b3359c", "mig_profile": "1g.10gb", "capacity_units": 120}
     used = [
         usage(0, HOUR_NS, energy_millijoules=1_234_567),
-        usage(HOUR_NS, 3 * HOUR_NS, state=State.RESERVED, claim="standing-order"),
+        usage(HOUR_NS, 3 * HOUR_NS, state=SlotState.RESERVED, claim="standing-order"),
         usage(0, HOUR_NS // 3, claim="c2", **mig),
         usage(0, HOUR_NS // 7, claim="c3", sku="a100", **(mig | {"resource": "MIG-9ad1"})),
     ]
     prices = book(
         price(3 * EUR + 1, granularity_ns=2 * HOUR_NS),
         price(2 * EUR, tenant="team-a", granularity_ns=2 * HOUR_NS),
-        price(EUR // 3, mig_profile="1g.10gb", unit=Unit.INSTANCE_HOURS),
+        price(EUR // 3, mig_profile="1g.10gb", unit=PriceUnit.INSTANCE_HOURS),
         price(2 * EUR, sku="a100", mig_profile="1g.10gb"),
         price(EUR, tariff=Tariff.RESERVATION),
-        price(310_000_000, tariff=Tariff.ENERGY, unit=Unit.KILOWATT_HOURS),
+        price(310_000_000, tariff=Tariff.ENERGY, unit=PriceUnit.KILOWATT_HOURS),
     )
     charges: list[Charge] = [*rate(used, prices, MONTH).charges]
-    given_back = credit("team-a", Fraction(1, 3), MONTH, 'Outage of the 3rd, "power"; see mail')
+    given_back = credit_charge(
+        "team-a", Fraction(1, 3), MONTH, 'Outage of the 3rd, "power"; see mail'
+    )
     charges.append(given_back)
-    charges.append(replace(given_back, kind=Kind.TAX, amount=Fraction(19, 70), note="VAT"))
-    charges.append(replace(given_back, kind=Kind.ADJUSTMENT, amount=Fraction(-1, 9), note="Deal"))
-    return issue(draft(charges, "team-a", MONTH, "EUR"), DUE_NS)
+    charges.append(replace(given_back, kind=ChargeKind.TAX, amount=Fraction(19, 70), note="VAT"))
+    charges.append(
+        replace(given_back, kind=ChargeKind.ADJUSTMENT, amount=Fraction(-1, 9), note="Deal")
+    )
+    return issue_invoice(draft_invoice(charges, "team-a", MONTH, "EUR"), DUE_NS)
 
 
-def closed_months(ledger: Ledger) -> Listed:
+def closed_months(ledger: Ledger) -> InvoiceSequence:
     """The demo's two months, the second with corrections and a credit, and an invoice of all kinds."""
-    demo.run(ledger)
-    return Listed((*Books.of(ledger).store.invoices(), all_kinds()))
+    billing_demo.run_demo(ledger)
+    return InvoiceSequence((*BillingBooks.of(ledger).store.invoices(), all_kinds()))

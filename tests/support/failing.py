@@ -14,8 +14,8 @@ from support.tree import AROUND
 
 from agent.host import Json
 from agent.host.files import PlainFiles
-from agent.host.real import RealHost
-from agent.host.recorded import RecordedHost, RecordedKernelLog
+from agent.host.live_host import LiveHost
+from agent.host.recorded_host import RecordedHost, RecordedKernelLog
 from railscope.capture import Capture
 from simulator import NodeSpec, simulate
 
@@ -60,7 +60,7 @@ class FailingHost:
     def __post_init__(self) -> None:
         end_ns = self.capture.about.duration_ns
         self._simulated = RecordedHost(self.capture, self.clock, lambda: end_ns)
-        self._around = RealHost(self.root)
+        self._around = LiveHost(self.root)
         self._released = threading.Event()
 
     def release(self) -> None:

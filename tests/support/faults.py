@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.health import LINKS, ONE_MORE, Fault, change, late, links, reading, xid
 
-from agent.health.facts import MINUTE_NS, Change
+from agent.health.rule import MINUTE_NS, CounterIncrease
 from railscope.catalog import gpu as c
 from railscope.catalog import gpu_ecc, gpu_pcie, gpu_power
 from railscope.catalog import gpu_health as h
@@ -25,12 +25,12 @@ def all_gone(*metrics: Metric) -> Fault:
     return Fault({(metric, ()): Absent.GONE for metric in metrics})
 
 
-def throttled(reason: str, grown: Change) -> Fault:
+def throttled(reason: str, grown: CounterIncrease) -> Fault:
     return change(c.GPU_THROTTLE_TIME, grown, reason)
 
 
-def seconds(spent: float) -> Change:
-    return Change(round(spent * 10**9), 10 * MINUTE_NS, 0, MINUTE_NS)
+def seconds(spent: float) -> CounterIncrease:
+    return CounterIncrease(round(spent * 10**9), 10 * MINUTE_NS, 0, MINUTE_NS)
 
 
 def both(*faults: Fault) -> Fault:
@@ -149,7 +149,10 @@ QUIET: list[tuple[str, Fault]] = [
         both(reading(gpu_pcie.GPU_PCIE_GENERATION, 1), reading(c.GPU_UTILIZATION, 0)),
     ),
     ("pcie_replays", change(gpu_pcie.GPU_PCIE_REPLAYS, late(31))),
-    ("pcie_replays", change(gpu_pcie.GPU_PCIE_REPLAYS, Change(300, 10 * MINUTE_NS, 0, MINUTE_NS))),
+    (
+        "pcie_replays",
+        change(gpu_pcie.GPU_PCIE_REPLAYS, CounterIncrease(300, 10 * MINUTE_NS, 0, MINUTE_NS)),
+    ),
     ("pcie_errors", change(gpu_pcie.GPU_PCIE_ERRORS, ONE_MORE, "correctable")),
     ("thermal_hardware", throttled("software_thermal", seconds(30))),
     ("thermal_software", throttled("software_thermal", seconds(59.9))),

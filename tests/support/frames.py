@@ -9,16 +9,15 @@ from hypothesis import strategies as st
 
 from railscope.catalog import EVENTS, KINDS, METRICS, Kind
 from railscope.catalog.declare import SUM, EntityKind, EventClass
-from railscope.entity import Entity
-from railscope.frame import Column, Event, Frame, Instant, Origin, Schema
+from railscope.frame import Column, Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.reading import SIGNED_LIMIT, Absent
-from railscope.text import printable
+from railscope.untrusted_text import printable
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 STORED = st.integers(-SIGNED_LIMIT, SIGNED_LIMIT - 1) | st.integers(0, 100)
 CLOCK = st.integers(0, SIGNED_LIMIT - 1)
 NAMES = TEXT.map(printable)
-ORIGINS = st.builds(Origin, NAMES, NAMES, NAMES)
+ORIGINS = st.builds(FrameOrigin, NAMES, NAMES, NAMES)
 _DECLARED = [metric for metric in METRICS.values() if metric.kind is not Kind.INFO]
 
 
@@ -65,7 +64,7 @@ def runs(draw: st.DrawFn) -> list[Frame]:
 
 
 @st.composite
-def _rows(draw: st.DrawFn, origin: Origin, schema: Schema, first: int) -> list[Frame]:
+def _rows(draw: st.DrawFn, origin: FrameOrigin, schema: Schema, first: int) -> list[Frame]:
     width = len(schema.columns)
     frames: list[Frame] = []
     sequence = first
@@ -73,7 +72,7 @@ def _rows(draw: st.DrawFn, origin: Origin, schema: Schema, first: int) -> list[F
         still: bool = draw(st.booleans())
         kept = frames[-1].values if frames and still else None
         values = kept or array("q", draw(st.lists(STORED, min_size=width, max_size=width)))
-        instant = Instant(draw(CLOCK), draw(CLOCK))
+        instant = NodeTimestamp(draw(CLOCK), draw(CLOCK))
         happened = tuple(draw(st.lists(events(), max_size=2)))
         reasons = draw(_reasons(width))
         frames.append(Frame(origin, schema, sequence, instant, values, reasons, happened))

@@ -14,10 +14,10 @@ from support.standin_table import SRAM
 from agent.config import AgentSettings
 from agent.host import Json
 from agent.host.files import PlainFiles
-from agent.host.recorded import BATCHES, call_key
+from agent.host.recorded_host import BATCH_FUNCTIONS, call_key
 from agent.machine_sources import machine_sources
-from agent.sampling.reader import Reader
 from agent.sampling.source import Source
+from agent.sampling.source_reader import SourceReader
 
 LINKS = 18
 _LINK_COUNT, _STATE, _MEMORY_TEMPERATURE, _THRESHOLDS = 91, 165, 82, range(193, 197)
@@ -41,7 +41,7 @@ def full_gpus(
     GPUs in `cut` have two MIG devices with a hole between them, those in `virtual` a virtual GPU.
     """
     host = _Plentiful(count, frozenset(cut), frozenset(virtual))
-    readers = [Reader(source, host, ORIGIN) for source in nvml_sources()]
+    readers = [SourceReader(source, host, ORIGIN) for source in nvml_sources()]
     for _ in range(3):  # processes present in two reads are reported one by one, and queried
         for reader in readers:
             outcome = reader.run()
@@ -77,7 +77,7 @@ class _Plentiful:
         raise FileNotFoundError(errno.ENOENT, "there is no log")
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        if function not in BATCHES:
+        if function not in BATCH_FUNCTIONS:
             answer = self._answer(function, arguments)
             return self.answers.setdefault(call_key(seam, function, arguments), answer)
         device, *entries = arguments

@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from agent.sampling.governor import Governed, Governor
-from agent.sampling.meter import Cost, Spent
+from agent.sampling.governor import GovernedSource, Governor
+from agent.sampling.meter import ReadCost, ThreadCost
 
 NS = 1_000_000_000
 MS = 1_000_000
@@ -28,17 +28,19 @@ class SimulatedSource:
     noise: Callable[[], float] = lambda: 1.0
 
     @property
-    def governed(self) -> Governed:
+    def governed(self) -> GovernedSource:
         longest = max(self.longest_seconds, self.period_seconds)
         family = self.family or self.name
-        return Governed(self.name, family, round(self.period_seconds * NS), round(longest * NS))
+        return GovernedSource(
+            self.name, family, round(self.period_seconds * NS), round(longest * NS)
+        )
 
-    def spent(self, *, probed: bool) -> Spent:
+    def spent(self, *, probed: bool) -> ReadCost:
         factor = self.noise()
         wall_ms = self.cpu_ms if self.wall_ms is None else self.wall_ms
-        read = Cost(round(self.cpu_ms * factor * MS), round(wall_ms * factor * MS))
-        probe = Cost(round(self.probe_cpu_ms * MS), round(self.probe_cpu_ms * MS))
-        return Spent(read, probe if probed else None)
+        read = ThreadCost(round(self.cpu_ms * factor * MS), round(wall_ms * factor * MS))
+        probe = ThreadCost(round(self.probe_cpu_ms * MS), round(self.probe_cpu_ms * MS))
+        return ReadCost(read, probe if probed else None)
 
 
 @dataclass

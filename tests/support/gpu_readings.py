@@ -7,15 +7,13 @@ from dataclasses import dataclass, field
 
 from support.reading import Label, numbers, read_once, readings
 
-from agent.gpus.inventory import Gpus
+from agent.gpus.inventory import GpuInventory
 from agent.host import Host
 from agent.sampling.source import Source
-from agent.sources.nvidia.activity import Activity
-from agent.sources.nvidia.gpu import Gpu
-from agent.sources.nvidia.mig import Mig
-from agent.sources.nvidia.nvlink import NvLink
-from agent.sources.nvidia.processes import Processes
-from agent.sources.nvidia.sharing import Sharing
+from agent.sources.nvidia.activity import GpuActivitySource
+from agent.sources.nvidia.gpu_devices import GpuSource, MigSource
+from agent.sources.nvidia.nvlink import NvLinkSource
+from agent.sources.nvidia.processes import GpuProcessSource, GpuSharingSource
 from railscope.reading import Absent
 
 
@@ -38,17 +36,17 @@ class Told:
 
 def sources() -> list[Source]:
     """Return every source of the driver's thread that reads GPUs, with one inventory."""
-    gpus = Gpus()
+    gpus = GpuInventory()
     return [
-        Gpu.load(gpus=gpus),
-        Gpu.health(gpus=gpus),
-        Gpu.settings(gpus=gpus),
-        Activity(gpus=gpus),
-        Mig(gpus=gpus),
-        Sharing(gpus=gpus),
-        Processes(gpus=gpus),
-        NvLink.traffic(gpus=gpus),
-        NvLink.signal(gpus=gpus),
+        GpuSource.load(gpus=gpus),
+        GpuSource.health(gpus=gpus),
+        GpuSource.settings(gpus=gpus),
+        GpuActivitySource(gpus=gpus),
+        MigSource(gpus=gpus),
+        GpuSharingSource(gpus=gpus),
+        GpuProcessSource(gpus=gpus),
+        NvLinkSource.traffic(gpus=gpus),
+        NvLinkSource.signal(gpus=gpus),
     ]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from agent.health.facts import MINUTE_NS, Change, Facts, Part
-from agent.streams.xid_book import JudgedXid
+from agent.health.rule import MINUTE_NS, CounterIncrease, GpuHealthFacts, GpuPart
+from agent.streams.kernel_log import JudgedXid
 from railscope.catalog import gpu as c
 from railscope.catalog import gpu_ecc, gpu_pcie, gpu_power
 from railscope.catalog import gpu_health as h
@@ -18,10 +18,10 @@ from railscope.reading import Absent, Reading
 
 LINKS = 18
 WINDOW_NS = 10 * MINUTE_NS
-STILL = Change(0, WINDOW_NS, 0, MINUTE_NS)
-ONE_MORE = Change(1, WINDOW_NS, 0, MINUTE_NS)
+STILL = CounterIncrease(0, WINDOW_NS, 0, MINUTE_NS)
+ONE_MORE = CounterIncrease(1, WINDOW_NS, 0, MINUTE_NS)
 
-Place = tuple[Metric, Part]
+Place = tuple[Metric, GpuPart]
 
 
 def xid(number: int, message: str = "") -> JudgedXid:
@@ -29,9 +29,9 @@ def xid(number: int, message: str = "") -> JudgedXid:
     return JudgedXid(number, 5, judge(number, message))
 
 
-def late(amount: int) -> Change:
+def late(amount: int) -> CounterIncrease:
     """Return a growth of this amount within the last minute."""
-    return Change(amount, WINDOW_NS, amount, MINUTE_NS)
+    return CounterIncrease(amount, WINDOW_NS, amount, MINUTE_NS)
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Fault:
     """Changes of the facts in case of a fault."""
 
     readings: Mapping[Place, Reading] = field(default_factory=dict)
-    changes: Mapping[Place, Change] = field(default_factory=dict)
+    changes: Mapping[Place, CounterIncrease] = field(default_factory=dict)
     xids: tuple[JudgedXid, ...] = ()
     silent: Mapping[str, Absent] = field(default_factory=dict)
     device_state: Reading | None = None
@@ -55,7 +55,7 @@ def reading(metric: Metric, value: Reading, *part: str) -> Fault:
     return Fault({(metric, part): value})
 
 
-def change(metric: Metric, grown: Change, *part: str) -> Fault:
+def change(metric: Metric, grown: CounterIncrease, *part: str) -> Fault:
     """Return a fault of one counter that has grown."""
     return Fault(changes={(metric, part): grown})
 
@@ -65,7 +65,7 @@ def links(*states: Reading) -> Fault:
     return Fault({(n.NVLINK_STATE, (str(link),)): state for link, state in enumerate(states)})
 
 
-def with_faults(faults: Iterable[Fault], facts: Facts | None = None) -> Facts:
+def with_faults(faults: Iterable[Fault], facts: GpuHealthFacts | None = None) -> GpuHealthFacts:
     """Return the facts of a healthy GPU, or others, with faults."""
     found = facts or healthy()
     readings = {metric: dict(parts) for metric, parts in found.readings.items()}
@@ -84,7 +84,7 @@ def with_faults(faults: Iterable[Fault], facts: Facts | None = None) -> Facts:
     )
 
 
-def healthy() -> Facts:
+def healthy() -> GpuHealthFacts:
     """Return a GPU on an NVSwitch baseboard with every feature and no fault."""
     whole: dict[Metric, Reading] = {
         c.GPU_POWER: 300_000,
@@ -134,7 +134,9 @@ def healthy() -> Facts:
         for error in ("replay", "recovery", "crc", "receive"):
             parts[n.NVLINK_ERRORS, (link, error)] = 9
         parts[n.NVLINK_RECOVERIES, (link, "successful")] = 4
-    readings: dict[Metric, dict[Part, Reading]] = {metric: {(): v} for metric, v in whole.items()}
+    readings: dict[Metric, dict[GpuPart, Reading]] = {
+        metric: {(): v} for metric, v in whole.items()
+    }
     for (metric, part), value in parts.items():
         readings.setdefault(metric, {})[part] = value
     growing = (
@@ -142,4 +144,4 @@ def healthy() -> Facts:
         n.NVLINK_RECOVERIES,
     )  # fmt: skip
     changes = {metric: dict.fromkeys(readings[metric], STILL) for metric in growing}
-    return Facts(readings, changes)
+    return GpuHealthFacts(readings, changes)

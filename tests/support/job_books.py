@@ -8,28 +8,28 @@ from fractions import Fraction
 import msgspec
 from hypothesis import strategies as st
 
-from collector.jobs.job import Gpu, Job, Part, Unplaced
-from collector.jobs.meter import entries as timeline
-from collector.jobs.meter import evidence
-from collector.jobs.reconcile import Kind
-from collector.metering.tiling import Entry
+from collector.jobs.job_list import ListedGpu, ListedGpuPart, ListedJob, UnnamedGpus
+from collector.jobs.job_metering import job_evidence
+from collector.jobs.job_metering import timeline_entries as timeline
+from collector.jobs.job_reconciliation import DifferenceKind
+from collector.metering.tiling import TilingEntry
 from collector.metering.units import GPU_CAPACITY
 
 S = 1_000_000_000
-GPUS = [Gpu(node, f"00000000:0{number}:00.0") for node in ("n1", "n2") for number in range(3)]
+GPUS = [ListedGpu(node, f"00000000:0{number}:00.0") for node in ("n1", "n2") for number in range(3)]
 START = 1_767_225_600
 
 
-def ledger(jobs: Sequence[Job]) -> list[Entry]:
+def ledger(jobs: Sequence[ListedJob]) -> list[TilingEntry]:
     """Return the ledger entries that metering makes of jobs."""
-    return [entry for known in evidence(jobs).values() for entry in timeline(known)]
+    return [entry for known in job_evidence(jobs).values() for entry in timeline(known)]
 
 
 @st.composite
-def queues(draw: st.DrawFn) -> list[Job]:
+def queues(draw: st.DrawFn) -> list[ListedJob]:
     """Jobs of one to three GPUs, none of which overlap on a GPU."""
     free = dict.fromkeys(GPUS, START)
-    found: list[Job] = []
+    found: list[ListedJob] = []
     for number in range(draw(st.integers(1, 8))):
         gpus = draw(st.lists(st.sampled_from(GPUS), unique=True, min_size=1, max_size=3))
         start = max(free[gpu] for gpu in gpus) + draw(st.integers(0, 9))
@@ -41,51 +41,57 @@ def queues(draw: st.DrawFn) -> list[Job]:
             job.id for job in found if all(o.end_ns < start * S for o in found if o.id == job.id)
         ]
         name = draw(st.sampled_from([str(number), *again]))
-        found.append(Job(start * S, name, tenant, "u", end * S, tuple(sorted(gpus))))
+        found.append(ListedJob(start * S, name, tenant, "u", end * S, tuple(sorted(gpus))))
     return found
 
 
-def counted(jobs: Sequence[Job]) -> list[Job]:
+def counted(jobs: Sequence[ListedJob]) -> list[ListedJob]:
     """Return the same jobs in books that count GPUs without names."""
     return [
-        msgspec.structs.replace(job, gpus=(), unplaced=(Unplaced("", len(job.gpus), "counted"),))
+        msgspec.structs.replace(job, gpus=(), unplaced=(UnnamedGpus("", len(job.gpus), "counted"),))
         for job in jobs
     ]
 
 
-def in_fractions(jobs: Sequence[Job], shares: Sequence[Fraction]) -> list[Job]:
+def in_fractions(jobs: Sequence[ListedJob], shares: Sequence[Fraction]) -> list[ListedJob]:
     """Return the same jobs with a fraction of each of their GPUs, its lowest part; shares rotate."""
     return [
         msgspec.structs.replace(job, parts=tuple(
-            Part(Fraction(0), shares[(at + place) % len(shares)]) for place in range(len(job.gpus))
+            ListedGpuPart(Fraction(0), shares[(at + place) % len(shares)]) for place in range(len(job.gpus))
         ))
         for at, job in enumerate(jobs)
     ]  # fmt: skip
 
 
-def counted_fractions(jobs: Sequence[Job]) -> list[Job]:
+def counted_fractions(jobs: Sequence[ListedJob]) -> list[ListedJob]:
     """Return the same jobs in books that state fractions and no GPU names."""
     return [
         msgspec.structs.replace(
             job, gpus=(), parts=(),
-            unplaced=tuple(Unplaced("", 1, "counted", share=part.share) for part in job.parts),
+            unplaced=tuple(UnnamedGpus("", 1, "counted", share=part.share) for part in job.parts),
         )
         for job in jobs
     ]  # fmt: skip
 
 
-def without_entries(jobs: list[Job], job: Job) -> tuple[list[Entry], list[Job]]:
+def without_entries(
+    jobs: list[ListedJob], job: ListedJob
+) -> tuple[list[TilingEntry], list[ListedJob]]:
     return ledger([one for one in jobs if one != job]), jobs
 
 
-def without_record(jobs: list[Job], job: Job) -> tuple[list[Entry], list[Job]]:
+def without_record(
+    jobs: list[ListedJob], job: ListedJob
+) -> tuple[list[TilingEntry], list[ListedJob]]:
     return ledger(jobs), [one for one in jobs if one != job]
 
 
-def changed(**fields: object) -> Callable[[list[Job], Job], tuple[list[Entry], list[Job]]]:
+def changed(
+    **fields: object,
+) -> Callable[[list[ListedJob], ListedJob], tuple[list[TilingEntry], list[ListedJob]]]:
     """Change fields of the job in the books."""
 
-    def of(jobs: list[Job], job: Job) -> tuple[list[Entry], list[Job]]:
+    def of(jobs: list[ListedJob], job: ListedJob) -> tuple[list[TilingEntry], list[ListedJob]]:
         other = {name: value(job) if callable(value) else value for name, value in fields.items()}
         return ledger(jobs), [
             msgspec.structs.replace(one, **other) if one == job else one for one in jobs
@@ -94,7 +100,7 @@ def changed(**fields: object) -> Callable[[list[Job], Job], tuple[list[Entry], l
     return of
 
 
-def with_a_hole(jobs: list[Job], job: Job) -> tuple[list[Entry], list[Job]]:
+def with_a_hole(jobs: list[ListedJob], job: ListedJob) -> tuple[list[TilingEntry], list[ListedJob]]:
     """Leave ten seconds in the middle of the job without a holder."""
     middle = (job.start_ns + job.end_ns) // 2
     found = []
@@ -107,7 +113,7 @@ def with_a_hole(jobs: list[Job], job: Job) -> tuple[list[Entry], list[Job]]:
     return found, jobs
 
 
-def in_half(jobs: list[Job], job: Job) -> tuple[list[Entry], list[Job]]:
+def in_half(jobs: list[ListedJob], job: ListedJob) -> tuple[list[TilingEntry], list[ListedJob]]:
     """Give the ledger half of each GPU."""
     half = GPU_CAPACITY // 2
     return [
@@ -116,22 +122,22 @@ def in_half(jobs: list[Job], job: Job) -> tuple[list[Entry], list[Job]]:
     ], jobs
 
 
-def another(job: Job) -> tuple[Gpu, ...]:
+def another(job: ListedJob) -> tuple[ListedGpu, ...]:
     return tuple(sorted({*job.gpus[1:], next(gpu for gpu in GPUS if gpu not in job.gpus)}))
 
 
 SEEDS = {
-    "not in the ledger": (without_entries, Kind.NOT_IN_LEDGER),
-    "not in the books": (without_record, Kind.NOT_IN_BOOKS),
-    "another tenant": (changed(tenant="x"), Kind.TENANT),
-    "a GPU more": (changed(unplaced=(Unplaced("", 1, "more"),)), Kind.GPUS),
-    "a GPU less": (changed(gpus=lambda job: job.gpus[1:]), Kind.GPUS),
-    "another GPU": (changed(gpus=another), Kind.GPUS),
-    "an earlier start": (changed(start_ns=lambda job: job.start_ns - 6 * S), Kind.TIMES),
-    "a later start": (changed(start_ns=lambda job: job.start_ns + 6 * S), Kind.TIMES),
-    "an earlier end": (changed(end_ns=lambda job: job.end_ns - 6 * S), Kind.TIMES),
-    "a later end": (changed(end_ns=lambda job: job.end_ns + 6 * S), Kind.TIMES),
-    "a hole": (with_a_hole, Kind.HELD),
-    "in half": (in_half, Kind.HELD),
+    "not in the ledger": (without_entries, DifferenceKind.NOT_IN_LEDGER),
+    "not in the books": (without_record, DifferenceKind.NOT_IN_BOOKS),
+    "another tenant": (changed(tenant="x"), DifferenceKind.TENANT),
+    "a GPU more": (changed(unplaced=(UnnamedGpus("", 1, "more"),)), DifferenceKind.GPUS),
+    "a GPU less": (changed(gpus=lambda job: job.gpus[1:]), DifferenceKind.GPUS),
+    "another GPU": (changed(gpus=another), DifferenceKind.GPUS),
+    "an earlier start": (changed(start_ns=lambda job: job.start_ns - 6 * S), DifferenceKind.TIMES),
+    "a later start": (changed(start_ns=lambda job: job.start_ns + 6 * S), DifferenceKind.TIMES),
+    "an earlier end": (changed(end_ns=lambda job: job.end_ns - 6 * S), DifferenceKind.TIMES),
+    "a later end": (changed(end_ns=lambda job: job.end_ns + 6 * S), DifferenceKind.TIMES),
+    "a hole": (with_a_hole, DifferenceKind.HELD),
+    "in half": (in_half, DifferenceKind.HELD),
 }
 TOLERANCE = 2 * S

@@ -9,17 +9,15 @@ from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.reading import ORIGIN, readings
 
-from agent.gpus.inventory import Gpus
-from agent.sampling.reader import Outcome, Reader
+from agent.gpus.inventory import GpuInventory
 from agent.sampling.source import Source
-from agent.sampling.status import Grader, Status
-from agent.sources.nvidia.devices import GpuDevices
-from agent.sources.nvidia.gpu import Gpu
-from agent.sources.nvidia.nvlink import NvLink
-from agent.sources.nvidia.pcie import GpuPaths
-from agent.sources.verdict import GpuVerdicts
-from agent.streams.kernel_log import KernelLogStream
-from agent.streams.xid_book import XidBook
+from agent.sampling.source_reader import ReadOutcome, SourceReader
+from agent.sampling.status import SourceGrader, SourceState
+from agent.sources.agent_state import GpuVerdictSource
+from agent.sources.nvidia.gpu_devices import GpuDeviceSource, GpuSource
+from agent.sources.nvidia.nvlink import NvLinkSource
+from agent.sources.nvidia.pcie import GpuPathSource
+from agent.streams.kernel_log import KernelLogStream, XidMatcher
 from railscope.catalog import gpu_health as h
 from railscope.frame import Event, Frame
 from railscope.reading import Absent, Reading
@@ -36,28 +34,28 @@ class Judging:
 
     def __init__(self, host: FakeHost) -> None:
         self.host = host
-        self.book = XidBook()
+        self.book = XidMatcher()
         self.events: list[Event] = []
         self.frame: Frame | None = None
-        gpus = Gpus()
+        gpus = GpuInventory()
         self.machine: list[Source] = [
-            Gpu.load(gpus=gpus),
-            Gpu.health(gpus=gpus),
-            GpuDevices(gpus=gpus),
-            GpuPaths(gpus=gpus),
-            NvLink.traffic(gpus=gpus),
+            GpuSource.load(gpus=gpus),
+            GpuSource.health(gpus=gpus),
+            GpuDeviceSource(gpus=gpus),
+            GpuPathSource(gpus=gpus),
+            NvLinkSource.traffic(gpus=gpus),
             KernelLogStream(xids=self.book),
         ]
-        self.verdicts = GpuVerdicts(lambda: self.statuses, self.book)
+        self.verdicts = GpuVerdictSource(lambda: self.statuses, self.book)
         sources = [*self.machine, self.verdicts]
-        self.statuses = {source.name: Status(source) for source in sources}
-        self._readers = {source.name: Reader(source, host, ORIGIN) for source in sources}
-        self._grader = Grader()
+        self.statuses = {source.name: SourceState(source) for source in sources}
+        self._readers = {source.name: SourceReader(source, host, ORIGIN) for source in sources}
+        self._grader = SourceGrader()
 
-    def read(self, name: str) -> Outcome:
+    def read(self, name: str) -> ReadOutcome:
         """Read one source, as the sampler would."""
         outcome = self._readers[name].run()
-        self._grader.came_back(self.statuses[name], outcome, self.host.clock.now())
+        self._grader.record_return(self.statuses[name], outcome, self.host.clock.now())
         return outcome
 
     def judge(self) -> Frame | None:

@@ -11,7 +11,7 @@ from support.clock import ManualClock
 
 from agent.host import Json, NvmlError
 from agent.host.files import PlainFiles
-from agent.host.recorded import BATCHES, batch, call_key
+from agent.host.recorded_host import BATCH_FUNCTIONS, assemble_batch, call_key
 
 DENIED = PermissionError(errno.EACCES, "Permission denied")
 NO_DEVICE = OSError(errno.ENODEV, "No such device")
@@ -63,10 +63,10 @@ class FakeHost:
         return PlainFiles(self.read, paths)
 
     def call(self, seam: str, function: str, *arguments: int | str) -> Json:
-        if function not in BATCHES:
+        if function not in BATCH_FUNCTIONS:
             return self._one(seam, function, arguments)
         device, *entries = arguments
-        return batch(lambda entry: self._entry(seam, function, (device, entry)), entries)
+        return assemble_batch(lambda entry: self._entry(seam, function, (device, entry)), entries)
 
     def _one(self, seam: str, function: str, arguments: Sequence[int | str]) -> Json:
         key = call_key(seam, function, arguments)

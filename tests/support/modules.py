@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import errno
 
-from agent.host.module_eeprom.pages import Half
+from agent.host.module_eeprom.pages import HalfPage
 
 
 class Eeprom:
     """Half pages of 128 registers. An unwritten page cannot be read; reads are recorded."""
 
     def __init__(self) -> None:
-        self._halves: dict[Half, bytearray] = {}
-        self.asked: list[Half] = []
+        self._halves: dict[HalfPage, bytearray] = {}
+        self.asked: list[HalfPage] = []
 
     def write(
         self, register: int, *values: int, page: int = 0, bank: int = 0, address: int = 0x50
@@ -23,7 +23,7 @@ class Eeprom:
         """Set registers from this one on; numbers from 128 on are those of the page."""
         for at, value in enumerate(values, register):
             is_upper = at >= 128
-            half = Half(page if is_upper else 0, is_upper, bank if is_upper else 0, address)
+            half = HalfPage(page if is_upper else 0, is_upper, bank if is_upper else 0, address)
             self._halves.setdefault(half, bytearray(128))[at % 128] = value
         return self
 
@@ -36,7 +36,7 @@ class Eeprom:
         """Set registers to ASCII, padded with blanks."""
         return self.write(register, *text.ljust(length).encode("ascii"))
 
-    def read(self, half: Half) -> bytes:
+    def read(self, half: HalfPage) -> bytes:
         self.asked.append(half)
         if half not in self._halves:
             raise OSError(errno.EINVAL, f"no {half}")

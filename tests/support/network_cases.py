@@ -18,7 +18,7 @@ from support.cases import (
 )
 from support.pages import Sample, samples
 
-from railscope.capture import Capture, Json, Timeline
+from railscope.capture import Capture, CaptureTimeline, Json
 
 SECONDS, ONSET = 60, 30
 STRUCK, OTHER = "ens4f0np0", "ens3f0np0"
@@ -78,4 +78,4 @@ def grown(case: str, name: str, **labels: str) -> float:
 
 def recorded(case: str, section: str, key: str) -> Json:
     """Return the content of the capture at its end."""
-    return Timeline(capture_of(case).moments).look(section, key, SECONDS * 10**9)
+    return CaptureTimeline(capture_of(case).moments).look(section, key, SECONDS * 10**9)

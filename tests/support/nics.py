@@ -7,7 +7,7 @@ from typing import Any
 
 from support.machine import FakeHost
 
-from agent.sampling.reader import Outcome
+from agent.sampling.source_reader import ReadOutcome
 from railscope.frame import Event
 
 NET = "/sys/class/net"
@@ -136,18 +136,18 @@ def ofed(*, netlink: bool = True) -> FakeHost:
     return host
 
 
-def facts(outcome: Outcome, kind: str = SETTINGS) -> dict[str, dict[str, str]]:
+def facts(outcome: ReadOutcome, kind: str = SETTINGS) -> dict[str, dict[str, str]]:
     """Return the facts of the entities of a kind, by interface."""
     assert outcome.frame is not None, outcome.problem
     return {e.key[0]: dict(e.facts) for e in outcome.frame.schema.entities if e.kind.name == kind}
 
 
-def events(outcome: Outcome) -> list[Event]:
+def events(outcome: ReadOutcome) -> list[Event]:
     """Return the events."""
     return list(outcome.frame.events) if outcome.frame else []
 
 
-def changes(outcome: Outcome) -> list[tuple[str, str, str, str]]:
+def changes(outcome: ReadOutcome) -> list[tuple[str, str, str, str]]:
     """Return interface, setting, before and after of every reported change."""
     return [
         (e.entity.key[0], e.facts["setting"], e.facts["before"], e.facts["after"])

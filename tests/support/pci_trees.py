@@ -9,8 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from agent.topology.distance import Distance
-from agent.topology.pci import Place
+from agent.topology.pci import PciDistance, PciPlace
 
 SHAPES = st.recursive(
     st.just("device"), lambda below: st.lists(below, min_size=1, max_size=3), max_leaves=6
@@ -27,7 +26,7 @@ BRIDGES = st.lists(
 class Tree:
     """Positions of all devices, and the same tree as a graph of host bridges, switches and devices."""
 
-    places: list[Place] = field(default_factory=list)
+    places: list[PciPlace] = field(default_factory=list)
     edges: dict[str, set[str]] = field(default_factory=dict)
     numa: dict[str, str] = field(default_factory=dict)
 
@@ -53,19 +52,19 @@ def plant(bridges: list[tuple[str, list[Any]]]) -> Tree:
         bridge = f"pci{number:04x}:00"
         tree.numa[bridge] = numa_node
         for shape in ports:
-            _grow(tree, Place(bridge, (next(addresses),), numa_node), bridge, shape, addresses)
+            _grow(tree, PciPlace(bridge, (next(addresses),), numa_node), bridge, shape, addresses)
     return tree
 
 
-def _grow(tree: Tree, port: Place, above: str, shape: Any, addresses: Iterator[str]) -> None:
+def _grow(tree: Tree, port: PciPlace, above: str, shape: Any, addresses: Iterator[str]) -> None:
     own = next(addresses)
     chain = (*port.chain, own)
     tree.join(above, own)
     if shape == "device":
-        tree.places.append(Place(port.bridge, chain, port.numa_node))
+        tree.places.append(PciPlace(port.bridge, chain, port.numa_node))
         return
     for below in shape:
-        downstream = Place(port.bridge, (*chain, next(addresses)), port.numa_node)
+        downstream = PciPlace(port.bridge, (*chain, next(addresses)), port.numa_node)
         _grow(tree, downstream, own, below, addresses)
 
 
@@ -74,12 +73,12 @@ def _addresses() -> Iterator[str]:
         yield f"0000:{number >> 5:02x}:{number & 31:02x}.0"
 
 
-def walked_distance(tree: Tree, one: Place, other: Place) -> Distance:
+def walked_distance(tree: Tree, one: PciPlace, other: PciPlace) -> PciDistance:
     """Return the distance by the devices between: host bridges, or else switches."""
     if one.bridge != other.bridge:
         same = tree.numa[one.bridge] == tree.numa[other.bridge] != ""
-        return Distance.NODE if same else Distance.SYS
+        return PciDistance.NODE if same else PciDistance.SYS
     between = tree.walk(one.address, other.address)
     if one.bridge in between:
-        return Distance.PHB
-    return Distance.PIX if len(between) <= 1 else Distance.PXB
+        return PciDistance.PHB
+    return PciDistance.PIX if len(between) <= 1 else PciDistance.PXB

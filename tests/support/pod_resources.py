@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.owners.pod_resources import Claim, Container, Devices, Pod
+from agent.owners.kubelet_answers import KubeletPod, PodContainer, PodDevices, PodResourceClaim
 
 
 def varint(value: int) -> bytes:
@@ -31,29 +31,29 @@ def text(number: int, value: str) -> bytes:
     return piece(number, value.encode()) if value else b""
 
 
-def listed(sent: Pod) -> bytes:
+def listed(sent: KubeletPod) -> bytes:
     """Encode a pod as an entry of a list."""
     return piece(1, pod(sent))
 
 
-def pod(sent: Pod) -> bytes:
+def pod(sent: KubeletPod) -> bytes:
     containers = b"".join(piece(3, container(each)) for each in sent.containers)
     return text(1, sent.name) + text(2, sent.namespace) + containers
 
 
-def container(sent: Container) -> bytes:
+def container(sent: PodContainer) -> bytes:
     given = b"".join(piece(2, devices(each)) for each in sent.devices)
     claims = b"".join(piece(5, claim(each)) for each in sent.claims)
     return text(1, sent.name) + given + claims
 
 
-def devices(sent: Devices) -> bytes:
+def devices(sent: PodDevices) -> bytes:
     ids = b"".join(piece(2, each.encode()) for each in sent.ids)
     nodes = b"".join(piece(1, integer(1, each)) for each in sent.numa_nodes)
     return text(1, sent.resource) + ids + (piece(3, nodes) if nodes else b"")
 
 
-def claim(sent: Claim) -> bytes:
+def claim(sent: PodResourceClaim) -> bytes:
     """Encode a claim; all CDI names are in the first device."""
     resources = b""
     for place, device in enumerate(sent.devices):

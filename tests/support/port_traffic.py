@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from support.shared import captured
 
-from railscope.capture import About, Capture, Moment
+from railscope.capture import Capture, CaptureMetadata, CaptureMoment
 
 SERVERS = ("F06-12U-GPU-162", "G10-28U-GPU-196", "I10-28U-GPU-256")
 BASE_BYTES = 2**53 + 4
@@ -53,7 +53,7 @@ class Port:
         )
         return sent_packets, sent_bytes, received_packets, received_bytes
 
-    def show(self, into: Moment) -> None:
+    def show(self, into: CaptureMoment) -> None:
         """Write the counters into a moment, as ethtool and sysfs have them."""
         into.calls[f"ethtool.statistics({self.interface})"] = {
             "names": ["rx_packets_phy", "tx_packets_phy", "rx_bytes_phy", "tx_bytes_phy"],
@@ -70,7 +70,7 @@ class Port:
         ):
             into.files[f"{directory}/{name}"] = f"{value}\n"
 
-    def introduce(self, into: Moment) -> None:
+    def introduce(self, into: CaptureMoment) -> None:
         """Write constant values into a moment."""
         root = f"/sys/class/infiniband/{self.rdma_device}"
         into.links[f"{root}/device"] = f"/sys/devices/pci0000:00/{self.address}"
@@ -112,7 +112,7 @@ def traffic_capture(server: str, cards: list[Port]) -> Capture:
         for at_ms in port.rows:
             by_time[at_ms].append(port)
     start_ms, end_ms = min(by_time) - 1000, max(by_time)
-    about = About(
+    about = CaptureMetadata(
         node=server,
         boot_id="11111111-2222-3333-4444-555555555555",
         started_wall_ns=start_ms * _NS_PER_MS,
@@ -123,8 +123,8 @@ def traffic_capture(server: str, cards: list[Port]) -> Capture:
     return Capture(about, (_first(cards), *_moments(by_time, start_ms)))
 
 
-def _first(cards: list[Port]) -> Moment:
-    first = Moment(0)
+def _first(cards: list[Port]) -> CaptureMoment:
+    first = CaptureMoment(0)
     first.names["/sys/class/net"] = [port.interface for port in cards]
     first.names["/sys/class/infiniband"] = [port.rdma_device for port in cards]
     for port in cards:
@@ -133,9 +133,9 @@ def _first(cards: list[Port]) -> Moment:
     return first
 
 
-def _moments(by_time: dict[int, list[Port]], start_ms: int) -> Iterator[Moment]:
+def _moments(by_time: dict[int, list[Port]], start_ms: int) -> Iterator[CaptureMoment]:
     for at_ms in sorted(by_time):
-        moment = Moment((at_ms - start_ms) * _NS_PER_MS)
+        moment = CaptureMoment((at_ms - start_ms) * _NS_PER_MS)
         for port in by_time[at_ms]:
             port.count(port.rows[at_ms])
             port.show(moment)

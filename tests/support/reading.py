@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from agent.host import Host
-from agent.sampling.reader import Outcome, Reader
 from agent.sampling.source import Source
+from agent.sampling.source_reader import ReadOutcome, SourceReader
 from railscope.exposition import number
-from railscope.frame import Frame, Origin
+from railscope.frame import Frame, FrameOrigin
 from railscope.reading import Absent, Reading
 
-ORIGIN = Origin("node-1", "run-1", "boot-1")
+ORIGIN = FrameOrigin("node-1", "run-1", "boot-1")
 
 Label = tuple[str, tuple[str, ...]]
 
@@ -30,6 +30,6 @@ def numbers(frame: Frame | None) -> dict[Label, float]:
     }
 
 
-def read_once(source: Source, host: Host) -> Outcome:
+def read_once(source: Source, host: Host) -> ReadOutcome:
     """Return the outcome of probing and reading a source once."""
-    return Reader(source, host, ORIGIN).run()
+    return SourceReader(source, host, ORIGIN).run()

@@ -11,7 +11,7 @@ from support.clock import ManualClock
 from support.machine import FakeHost
 from support.reading import ORIGIN
 
-from agent.sampling.sampler import Limits, Sampler
+from agent.sampling.sampler import ReadLimits, Sampler
 from agent.sampling.source import Source
 from railscope.frame import Frame
 
@@ -59,7 +59,7 @@ async def sampling(
 ) -> AsyncIterator[Sampling]:
     """Run a sampler; the first read of every source is done when the block begins."""
     frames: list[Frame] = []
-    limits = Limits(deadline_periods, deadline_seconds)
+    limits = ReadLimits(deadline_periods, deadline_seconds)
     sampler = Sampler(host, ORIGIN, sources, frames.append, limits)
     prepare(sampler)
     task = asyncio.create_task(sampler.run())

@@ -7,23 +7,27 @@ from pathlib import Path
 from support.checkpoints import checkpoint_of, resume_from
 from support.story import at, core_in, no_turns
 
-from collector.account.live import LiveAccount
-from collector.account.tally import Account
+from collector.account.account_sums import GpuTimeAccount
+from collector.account.live_account import LiveAccount
 from collector.config import MeteringSettings
-from collector.evidence.assemble import Files
-from collector.evidence.decisions import Decision, decide, waiting
-from collector.evidence.review import Decisions
-from collector.evidence.store import EvidenceStore
-from collector.files import calendar_file, claims_file, inventory_file, retired_file, tenants_file
-from collector.files.inventory_file import Inventory
+from collector.evidence.evidence_store import EvidenceStore
+from collector.evidence.gpu_evidence import AdministratorInputs
+from collector.evidence.review_decisions import (
+    ReviewDecision,
+    find_pending_evidence,
+    record_decision,
+)
+from collector.evidence.review_rules import ReviewDecisions
+from collector.files import device_files, tenancy_files
+from collector.files.device_files import DeviceInventory
 from collector.ledger.database import Database
-from collector.ledger.store import Ledger
-from collector.ledger.tiling import DAY_NS
-from collector.settlement.days import Door
-from collector.settlement.settle import Settler
-from collector.state.core import Core
+from collector.ledger.day_tiling import DAY_NS
+from collector.ledger.ledger_store import Ledger
+from collector.settlement.day_finalizer import DayFinalizer
+from collector.settlement.ledger_days import MeteringStores
+from collector.state.collector_state import CollectorState
 from collector.tables import metadata
-from railscope.audit.record import Actor
+from railscope.audit.record import RecordActor
 
 SETTINGS = MeteringSettings(quiet_seconds=60, settle_delay_seconds=3600)
 
@@ -35,46 +39,48 @@ class Site:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory, self.url, self.settings = directory, url, settings
         self.texts: dict[str, str] = {}
-        self.decisions = Decisions()
+        self.decisions = ReviewDecisions()
         self.now = 0.0
         self._begin(core_in(directory / "schemas"))
 
-    def _begin(self, core: Core) -> None:
+    def _begin(self, core: CollectorState) -> None:
         self.core = core
-        self._said: tuple[dict[str, str], Files] = ({}, Files())
+        self._said: tuple[dict[str, str], AdministratorInputs] = ({}, AdministratorInputs())
         self.live = LiveAccount(core.evidence, self.files, ready=False)
-        self.settler = Settler(
+        self.settler = DayFinalizer(
             core.evidence, self.live, self._open, lambda: dict(self.texts), self.settings,
             self.directory / "seen", wall_ns=lambda: at(self.now), decided=self._decided,
         )  # fmt: skip
 
-    def _decided(self, decisions: Decisions) -> None:
+    def _decided(self, decisions: ReviewDecisions) -> None:
         if decisions != self.decisions:
             self.decisions = decisions
-            self._said = ({"": ""}, Files())
+            self._said = ({"": ""}, AdministratorInputs())
 
-    def _open(self) -> Door:
+    def _open(self) -> MeteringStores:
         database = Database(self.url, metadata)
-        return Door(Ledger(database), EvidenceStore(database))
+        return MeteringStores(Ledger(database), EvidenceStore(database))
 
-    def files(self) -> Files:
+    def files(self) -> AdministratorInputs:
         """Return the administrators' files of this collector."""
         if self._said[0] != self.texts:
-            found = Files(
-                claims_file.parse(self.texts.get("claims", "tenant,holds,from,to\n")),
-                tenants_file.parse(self.texts.get("tenants", "tenant,source,owner,from,to\n")),
-                calendar_file.parse(self.texts.get("calendar", "")),
-                retired_file.parse(self.texts.get("retired", "gpu,from,to,why\n")),
-                inventory_file.parse(self.texts["inventory"])
+            found = AdministratorInputs(
+                tenancy_files.parse_claims(self.texts.get("claims", "tenant,holds,from,to\n")),
+                tenancy_files.parse_tenants(
+                    self.texts.get("tenants", "tenant,source,owner,from,to\n")
+                ),
+                device_files.parse_calendar(self.texts.get("calendar", "")),
+                device_files.parse_retirements(self.texts.get("retired", "gpu,from,to,why\n")),
+                device_files.parse_inventory(self.texts["inventory"])
                 if "inventory" in self.texts
-                else Inventory(),
+                else DeviceInventory(),
                 self.decisions,
             )
             self._said = dict(self.texts), found
         return self._said[1]
 
     @property
-    def door(self) -> Door:
+    def door(self) -> MeteringStores:
         """Return the open database."""
         assert self.settler._door  # noqa: SLF001 - reads its internal state
         return self.settler._door  # noqa: SLF001
@@ -84,16 +90,18 @@ class Site:
         self.now = now
         await self.settler.round(everything=everything)
 
-    async def account(self, now: float) -> Account:
+    async def account(self, now: float) -> GpuTimeAccount:
         """Return the account at a second."""
         self.now = now
         return await self.live.refresh(at(now), no_turns)
 
     def accept_all(self, second: float) -> int:
         """Accept everything that waits, as a person would; return the count."""
-        found = waiting(self.door.store, self.door.ledger.database, at(second))
-        decision = Decision(accepted=True, actor=Actor("operator", "x"), now_ns=at(second))
-        return decide(self.door.ledger.database, found, decision)
+        found = find_pending_evidence(self.door.store, self.door.ledger.database, at(second))
+        decision = ReviewDecision(
+            accepted=True, actor=RecordActor("operator", "x"), now_ns=at(second)
+        )
+        return record_decision(self.door.ledger.database, found, decision)
 
     def restart(self, checkpoint: bytes | None = None) -> None:
         """Stop, and start again from a checkpoint, or from nothing."""

@@ -14,12 +14,11 @@ from support.collector import PATIENCE_SECONDS, FrameId, ScriptedCollector
 from support.reading import ORIGIN
 
 from agent.config import CollectorLink
-from agent.sampling.stats import ShippingStats
+from agent.sampling.status import ShippingStats
 from agent.shipping.shipper import Shipper
 from railscope.catalog import gpu
 from railscope.catalog.entities import GPU
-from railscope.entity import Entity
-from railscope.frame import Event, Frame, Instant, Origin, Schema
+from railscope.frame import Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
 
 SCHEMA = Schema("gpu", ((gpu.GPU_ENERGY, Entity(GPU, ("GPU-1",))),))
 FLUSHING, PAUSED = 1, 2
@@ -54,7 +53,7 @@ class Shipping:
     clock: ManualClock
     stats: WatchedStats
     events: list[Event]
-    origin: Origin
+    origin: FrameOrigin
     sent: list[FrameId] = field(default_factory=list)
 
     async def flush(self, count: int = 1, schema: Schema = SCHEMA) -> None:
@@ -67,7 +66,7 @@ class Shipping:
         """Publish the next frame."""
         sequence = len(self.sent) + 1
         now = self.clock.now()
-        instant = Instant(now.wall_ns, now.boot_ns)
+        instant = NodeTimestamp(now.wall_ns, now.boot_ns)
         values = array("q", [sequence] * len(schema.columns))
         frame = Frame(self.origin, schema, sequence, instant, values, b"", events)
         self.shipper.publish(frame)
@@ -91,7 +90,7 @@ class Shipping:
 
 @asynccontextmanager
 async def shipping(
-    directory: Path, link: CollectorLink, origin: Origin = ORIGIN
+    directory: Path, link: CollectorLink, origin: FrameOrigin = ORIGIN
 ) -> AsyncIterator[Shipping]:
     """Run a shipper, and stop it as the agent does."""
     clock, stats, events = ManualClock(), WatchedStats(), list[Event]()

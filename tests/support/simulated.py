@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 
-from railscope.capture import Capture, Json, Timeline
+from railscope.capture import Capture, CaptureTimeline, Json
 from simulator import MODES, SHORT_NAMES, NodeSpec, simulate
-from simulator.gpu_model import GpuModel
+from simulator.device_models import GpuModel
 
 NOT_SUPPORTED = {"error": ["nvml", 3]}
 SECONDS, STEP = 40, 10
@@ -26,7 +26,7 @@ class Nvml:
     """NVML's answers at a moment of a capture."""
 
     def __init__(self, capture: Capture, second: int) -> None:
-        self._timeline = Timeline(capture.moments)
+        self._timeline = CaptureTimeline(capture.moments)
         self._offset_ns = second * 10**9
 
     def call(self, name: str, *arguments: int | str) -> Json:

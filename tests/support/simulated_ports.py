@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from railscope.capture import Capture, Json, Timeline
+from railscope.capture import Capture, CaptureTimeline, Json
 from simulator import NodeSpec, simulate
 
 SECONDS, ONSET = 120, 60
@@ -14,7 +14,7 @@ class Seen:
     """A capture as visible at an offset."""
 
     def __init__(self, capture: Capture, second: float) -> None:
-        self._timeline = Timeline(capture.moments)
+        self._timeline = CaptureTimeline(capture.moments)
         self._offset_ns = round(second * 1e9)
 
     def call(self, key: str) -> Json:

@@ -25,8 +25,8 @@ from support.standin_table import table
 
 from agent.host import Json
 from agent.host.nvml import Nvml
-from agent.sampling.reader import Outcome, Reader
 from agent.sampling.source import Source
+from agent.sampling.source_reader import ReadOutcome, SourceReader
 from railscope.reading import Reading
 
 SOURCES = Path(__file__).parents[1] / "nvml_standin"
@@ -139,8 +139,8 @@ class Readers:
 
     def __init__(self, host: StandinHost, sources: Sequence[Source]) -> None:
         self.host = host
-        self.outcomes: dict[str, Outcome] = {}
-        self._readers = [Reader(source, host, ORIGIN) for source in sources]
+        self.outcomes: dict[str, ReadOutcome] = {}
+        self._readers = [SourceReader(source, host, ORIGIN) for source in sources]
 
     def tick(self, seconds: float = 1.0) -> None:
         """Let time pass and read."""

@@ -7,17 +7,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collector.account.live import LiveAccount
-from collector.account.tally import Account
-from collector.evidence.assemble import Files, Known, facts_of, known
-from collector.fleet.schemas import Schemas
-from collector.framelog.segments import Record
-from collector.state.core import Core
-from railscope.batch import encode_batches
+from collector.account.account_sums import GpuTimeAccount
+from collector.account.live_account import LiveAccount
+from collector.evidence.gpu_evidence import (
+    AdministratorInputs,
+    AssembledGpu,
+    assemble_gpu,
+    facts_of,
+)
+from collector.fleet.schemas import StoredSchemas
+from collector.framelog.segment_files import FrameRecord
+from collector.state.collector_state import CollectorState
 from railscope.catalog import METRICS, gpu, tenancy
 from railscope.catalog.entities import CLAIM, GPU, MIG, NODE, RDMA_PORT
-from railscope.entity import Entity
-from railscope.frame import Event, Frame, Instant, Origin, Schema
+from railscope.envelopes import encode_batches
+from railscope.frame import Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.wire import Envelope, SentAt, envelope, pack, to_wire_schema
 
 SECOND = 1_000_000_000
@@ -25,7 +29,7 @@ DAY = 20_700
 DAY_SECONDS = 86_400
 START_NS = DAY * DAY_SECONDS * SECOND
 """Second 0 of every story is a midnight."""
-Envelopes = list[tuple[Record, Envelope]]
+Envelopes = list[tuple[FrameRecord, Envelope]]
 
 
 def gpus_of(
@@ -109,10 +113,10 @@ class Reporter:
     is_known: bool = False
     """True if it sent an envelope before."""
 
-    def _instant(self, second: float) -> Instant:
+    def _instant(self, second: float) -> NodeTimestamp:
         wall_ns = self.origin_ns + round((second + self.skew) * SECOND)
         boot_ns = round((second - self.booted_at) * SECOND)
-        return Instant(wall_ns, boot_ns, self.uncertainty_ns)
+        return NodeTimestamp(wall_ns, boot_ns, self.uncertainty_ns)
 
     def frames(
         self,
@@ -123,7 +127,7 @@ class Reporter:
         events: Mapping[int, Sequence[Event]] | None = None,
     ) -> list[Frame]:
         """Return a frame at each of these seconds."""
-        origin = Origin(self.node, self.run, self.boot_id)
+        origin = FrameOrigin(self.node, self.run, self.boot_id)
         made = []
         for second in seconds:
             number = self.sequences[schema.stream] = self.sequences.get(schema.stream, 0) + 1
@@ -133,18 +137,20 @@ class Reporter:
             made.append(frame)
         return made
 
-    def record(self, frames: Sequence[Frame], sent: float | None = None) -> tuple[Record, Envelope]:
+    def record(
+        self, frames: Sequence[Frame], sent: float | None = None
+    ) -> tuple[FrameRecord, Envelope]:
         """Return frames in one envelope, and the record of its arrival, without delay after it was sent."""
         if sent is None:
             newest = max(frame.instant.boot_ns for frame in frames)
             sent = newest / SECOND + self.booted_at
-        origin = Origin(self.node, self.run, self.boot_id)
+        origin = FrameOrigin(self.node, self.run, self.boot_id)
         wire = [to_wire_schema(schema) for schema in dict.fromkeys(f.schema for f in frames)]
         found = envelope(origin, encode_batches(frames), wire, agent_version="test")
         instant = self._instant(sent)
         clocks = SentAt(instant.wall_ns, instant.boot_ns, self.boot_id)
         received_ns = self.origin_ns + round(sent * SECOND)
-        return Record(self.node, received_ns, clocks, pack(found)), found
+        return FrameRecord(self.node, received_ns, clocks, pack(found)), found
 
     def told(
         self, schema: Schema, seconds: Iterable[int], *, each: int = 10, **more: object
@@ -161,14 +167,14 @@ class Reporter:
         return [self.record(some) for some in found if some]
 
 
-def core_in(directory: Path) -> Core:
+def core_in(directory: Path) -> CollectorState:
     """Return an empty core."""
-    schemas = Schemas(directory)
+    schemas = StoredSchemas(directory)
     schemas.open()
-    return Core(schemas)
+    return CollectorState(schemas)
 
 
-def accept(core: Core, envelopes: Iterable[tuple[Record, Envelope]]) -> None:
+def accept(core: CollectorState, envelopes: Iterable[tuple[FrameRecord, Envelope]]) -> None:
     """Apply envelopes, as ingest does once they are durable."""
     for record, found in envelopes:
         for schema in found.schemas:
@@ -177,28 +183,32 @@ def accept(core: Core, envelopes: Iterable[tuple[Record, Envelope]]) -> None:
     assert not core.counts.rejected
 
 
-def known_of(core: Core, name: str, files: Files | None = None) -> Known:
+def known_of(
+    core: CollectorState, name: str, files: AdministratorInputs | None = None
+) -> AssembledGpu:
     """Return the evidence in memory about a GPU."""
     book = core.evidence
     chunks = [kept.chunk for kept in book.chunks.values()]
     memory = book.gpus[name]
     contacts = book.facts(name).contacts
     facts = facts_of(name, chunks, memory.told, memory.ended, contacts)
-    return known(facts, chunks, files or Files())
+    return assemble_gpu(facts, chunks, files or AdministratorInputs())
 
 
 async def no_turns() -> None:
     """Yield to no other task."""
 
 
-async def account_at(core: Core, second: float, files: Files | None = None) -> Account:
+async def account_at(
+    core: CollectorState, second: float, files: AdministratorInputs | None = None
+) -> GpuTimeAccount:
     """Return the account of a core at a second, computed from nothing."""
     core.evidence.changed.update(core.evidence.gpus)
-    live = LiveAccount(core.evidence, lambda: files or Files())
+    live = LiveAccount(core.evidence, lambda: files or AdministratorInputs())
     return await live.refresh(at(second), no_turns)
 
 
-def seconds_of(account: Account) -> dict[tuple[str, str], float]:
+def seconds_of(account: GpuTimeAccount) -> dict[tuple[str, str], float]:
     """Return GPU-seconds by state and tenant."""
     found: dict[tuple[str, str], float] = {}
     for key, quantity in account.sums.items():

@@ -9,11 +9,11 @@ from support.gpus import add_gpus
 from support.machine import FakeHost
 
 from agent.config import TenancySettings
-from agent.gpus.inventory import Gpus
+from agent.gpus.inventory import GpuInventory
 from agent.gpus.process_lists import ProcessLists
-from agent.sampling.source import Table
-from agent.sources.nvidia.sharing import Sharing
-from agent.sources.tenancy import Tenancy
+from agent.sampling.source import RowBuilder
+from agent.sources.nvidia.processes import GpuSharingSource
+from agent.sources.tenancy import ClaimSource
 from railscope.frame import Event
 
 SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
@@ -108,21 +108,21 @@ class Looked:
 
     def __init__(self, host: FakeHost, settings: TenancySettings | None = None) -> None:
         self.host = host
-        self.gpus, lists = Gpus(), ProcessLists()
-        self.sharing = Sharing(5.0, self.gpus, lists)
-        self.tenancy = Tenancy(settings or TenancySettings(), "", 5.0, self.gpus, lists)
+        self.gpus, lists = GpuInventory(), ProcessLists()
+        self.sharing = GpuSharingSource(5.0, self.gpus, lists)
+        self.tenancy = ClaimSource(settings or TenancySettings(), "", 5.0, self.gpus, lists)
         self.columns: list[tuple[str, tuple[str, ...]]] = []
-        self.table = Table(0)
+        self.table = RowBuilder(0)
 
     def look(self, seconds: float = 5.0) -> list[Event]:
         """Run the next poll, and return its events."""
         self.host.clock.advance(seconds)
         width = len(self.sharing.probe(self.host).columns)
-        self.sharing.read(self.host, Table(width))
+        self.sharing.read(self.host, RowBuilder(width))
         inventory = self.tenancy.probe(self.host)
         self.columns = [(metric.name, entity.key) for metric, entity in inventory.columns]
         self.findings = inventory.findings
-        self.table = Table(len(self.columns))
+        self.table = RowBuilder(len(self.columns))
         self.tenancy.read(self.host, self.table)
         return self.table.events
 

@@ -17,8 +17,7 @@ import pytest
 import yaml
 from support.agent_hours import SCRAPE_SECONDS, UP_SECONDS, Samples
 
-from dashboards.promql import metrics_in
-from dashboards.recorded import expanded
+from dashboards.promql import expanded, metrics_in
 from tests.support.alert_rules import ROOT, RULES, rules_of
 
 Labels = Mapping[str, str]

@@ -10,7 +10,7 @@ from support.gpus import add_gpus
 from support.machine import FakeHost
 
 from agent.host import Clock, Json
-from agent.host.real import RealHost
+from agent.host.live_host import LiveHost
 
 HOSTNAME = "secret-node-17"
 PROC = {
@@ -57,7 +57,7 @@ AROUND = {
 """Files around a node's GPUs and rails, a little of each."""
 
 
-class TreeHost(RealHost):
+class TreeHost(LiveHost):
     """A copied tree on a manual clock, with GPUs and a NIC with set answers."""
 
     def __init__(self, root: Path, clock: ManualClock) -> None:

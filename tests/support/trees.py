@@ -9,7 +9,7 @@ from support.clock import ManualClock
 from support.shared import unpacked
 
 from agent.host import Clock
-from agent.host.real import RealHost
+from agent.host.live_host import LiveHost
 
 PARTS = (
     "/proc/self$|/proc/26231/(mountstats|net/)|/proc/net/softnet_stat$|/sys/class/(powercap|nvme)"
@@ -32,7 +32,7 @@ def server_tree(factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-class ClockedTree(RealHost):
+class ClockedTree(LiveHost):
     """A copied tree on a clock of the test."""
 
     def __init__(self, root: Path, clock: ManualClock) -> None:

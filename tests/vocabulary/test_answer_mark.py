@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from railscope.answer_mark import answer_mark, is_marked, unread_mark
+from railscope.http_responses import answer_mark, is_marked, unread_mark
 
 parts = st.tuples(
     st.text(max_size=20), st.sampled_from([200, 400, 409, 413, 422]),

@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 
 from railscope.audit.record import (
     TYPES,
-    Actor,
-    Data,
-    Record,
+    AuditRecord,
+    RecordActor,
+    RecordData,
     RecordError,
-    Source,
-    Subject,
-    decode,
-    encode,
+    RecordSource,
+    RecordSubject,
+    decode_audit_record,
+    encode_audit_record,
 )
 
-PLAIN = Record(
+PLAIN = AuditRecord(
     v=1, type="access.denied", id="collector/c1/0", seq=7, t="1790000000000000000", tu=3,
-    src=Source("collector", "c1", "b", 0), actor=Actor("tenant", "alice", "token", "127.0.0.1"),
-    obj=Subject("node-1"), out="denied", data={"route": "/api/v1/tenants"},
+    src=RecordSource("collector", "c1", "b", 0), actor=RecordActor("tenant", "alice", "token", "127.0.0.1"),
+    obj=RecordSubject("node-1"), out="denied", data={"route": "/api/v1/tenants"},
 )  # fmt: skip
 
 text = st.text(st.characters(codec="utf-8"), max_size=20).map(
@@ -42,21 +42,21 @@ datas = st.dictionaries(
 
 @given(datas, text, st.sampled_from(sorted(TYPES)))
 def test_a_record_survives_its_bytes_and_they_are_those_of_rfc_8785(
-    data: Data, actor: str, kind: str
+    data: RecordData, actor: str, kind: str
 ) -> None:
-    record = msgspec.structs.replace(PLAIN, data=data, actor=Actor("user", actor), type=kind)
-    raw = encode(record)
-    assert decode(raw) == record
+    record = msgspec.structs.replace(PLAIN, data=data, actor=RecordActor("user", actor), type=kind)
+    raw = encode_audit_record(record)
+    assert decode_audit_record(raw) == record
     assert raw == rfc8785.dumps(msgspec.json.decode(raw))
 
 
 @given(st.data())
 def test_no_other_bytes_are_the_same_record(data: st.DataObject) -> None:
-    raw = encode(PLAIN)
+    raw = encode_audit_record(PLAIN)
     at = data.draw(st.integers(0, len(raw) - 1))
     spaced = raw[:at] + data.draw(st.sampled_from([b" ", b"\n", b"\\u0061", b"0"])) + raw[at:]
     with contextlib.suppress(RecordError):
-        assert decode(spaced) != PLAIN
+        assert decode_audit_record(spaced) != PLAIN
 
 
 @pytest.mark.parametrize(
@@ -77,21 +77,21 @@ def test_no_other_bytes_are_the_same_record(data: st.DataObject) -> None:
     ],
 )
 def test_what_is_no_record_is_refused(before: bytes, after: bytes, problem: str) -> None:
-    raw = encode(PLAIN)
+    raw = encode_audit_record(PLAIN)
     assert before in raw
     with pytest.raises(RecordError, match=problem):
-        decode(raw.replace(before, after))
+        decode_audit_record(raw.replace(before, after))
 
 
 def test_what_has_no_encoding_is_refused_before_it_is_written() -> None:
     for data in ({"share": 0.5}, {"big": 2**53}, {"text": "\ud800"}, {"deep": {"a": {"b": 1}}}):
         with pytest.raises(RecordError):
-            encode(msgspec.structs.replace(PLAIN, data=data))
+            encode_audit_record(msgspec.structs.replace(PLAIN, data=data))
     with pytest.raises(RecordError, match="refer by hash"):
-        encode(msgspec.structs.replace(PLAIN, data={"text": "x" * 40_000}))
+        encode_audit_record(msgspec.structs.replace(PLAIN, data={"text": "x" * 40_000}))
 
 
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_record_raise_nothing_else(raw: bytes) -> None:
     with pytest.raises(RecordError):
-        decode(raw)
+        decode_audit_record(raw)

@@ -10,24 +10,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from railscope.capture import (
-    About,
     Capture,
     CaptureError,
-    Moment,
+    CaptureMetadata,
+    CaptureMoment,
+    CaptureTimeline,
     NvmlError,
-    Timeline,
     failure,
     read_capture,
     result,
 )
 
-ABOUT = About(
+ABOUT = CaptureMetadata(
     node='gpu-1 "quoted"\\', boot_id="b", started_wall_ns=5, started_boot_ns=3, duration_ns=2,
     origin="test", hardware="8 x H100", redacted=True,
 )  # fmt: skip
 MOMENTS = (
-    Moment(0, files={"/proc/stat": "cpu 1\n"}, names={"/sys": ["a", "b"]}, links={"/a": "/b"}),
-    Moment(7, calls={"nvml.nvmlDeviceGetName(0)": {"error": ["nvml", 15]}}, log=["6,1,2,-;x"]),
+    CaptureMoment(
+        0, files={"/proc/stat": "cpu 1\n"}, names={"/sys": ["a", "b"]}, links={"/a": "/b"}
+    ),
+    CaptureMoment(
+        7, calls={"nvml.nvmlDeviceGetName(0)": {"error": ["nvml", 15]}}, log=["6,1,2,-;x"]
+    ),
 )
 
 
@@ -47,7 +51,7 @@ def test_bytes_that_are_no_utf8_survive(
 ) -> None:
     directory = tmp_path_factory.mktemp("capture")
     text = content.decode(errors="surrogateescape")
-    Capture(ABOUT, (Moment(0, files={"/f": text}),)).write(directory)
+    Capture(ABOUT, (CaptureMoment(0, files={"/f": text}),)).write(directory)
     kept = read_capture(directory).moments[0].files["/f"]
     assert kept.encode(errors="surrogateescape") == content
 
@@ -127,7 +131,9 @@ def test_a_timeline_shows_what_was_last_recorded(
     changes: list[tuple[int, str, int]], offsets: list[int]
 ) -> None:
     ordered = sorted(changes, key=lambda change: change[0])
-    timeline = Timeline([Moment(at, calls={key: value}) for at, key, value in ordered])
+    timeline = CaptureTimeline(
+        [CaptureMoment(at, calls={key: value}) for at, key, value in ordered]
+    )
     for offset in offsets:  # in any order: a recording may start over
         for key in "ab":
             said = [value for at, name, value in ordered if name == key and at <= offset]
@@ -139,7 +145,9 @@ def test_a_timeline_shows_what_was_last_recorded(
 
 
 def test_the_log_of_a_timeline_is_cut_between_instants() -> None:
-    timeline = Timeline([Moment(0, log=["a"]), Moment(5, log=["b", "c"]), Moment(9, log=["d"])])
+    timeline = CaptureTimeline(
+        [CaptureMoment(0, log=["a"]), CaptureMoment(5, log=["b", "c"]), CaptureMoment(9, log=["d"])]
+    )
     assert timeline.log_between(-1, 0) == ["a"]
     assert timeline.log_between(0, 5) == ["b", "c"]
     assert timeline.log_between(0, 4) == []

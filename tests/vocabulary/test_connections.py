@@ -11,11 +11,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from railscope.connections import (
+from railscope.server_connections import (
     RESERVED_DESCRIPTORS,
-    Acceptor,
-    Connection,
-    Connections,
+    ConnectionAcceptor,
+    ServerConnection,
+    ServerConnections,
     listening_sockets,
     source_of,
 )
@@ -26,7 +26,7 @@ PATIENCE_SECONDS = 60
 class Echo(asyncio.Protocol):
     """Answers each line with the same; a line is a request."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ServerConnection) -> None:
         self._connection = connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -43,8 +43,8 @@ class Echo(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def serving(connections: Connections) -> AsyncIterator[int]:
-    acceptor = Acceptor(connections, Echo)
+async def serving(connections: ServerConnections) -> AsyncIterator[int]:
+    acceptor = ConnectionAcceptor(connections, Echo)
     sockets = await listening_sockets("127.0.0.1", 0)
     acceptor.start(sockets)
     try:
@@ -72,7 +72,7 @@ async def ended(reader: asyncio.StreamReader) -> None:
 
 
 async def test_a_thousand_connections_without_a_request_keep_nobody_from_asking():
-    connections = Connections(64, 32)
+    connections = ServerConnections(64, 32)
     async with serving(connections) as port:
         held = []
         for number in range(1000):
@@ -88,7 +88,7 @@ async def test_a_thousand_connections_without_a_request_keep_nobody_from_asking(
 
 
 async def test_a_header_that_comes_byte_by_byte_is_closed_in_time():
-    connections = Connections(8, 8, header_seconds=0.2)
+    connections = ServerConnections(8, 8, header_seconds=0.2)
     async with serving(connections) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         ending = asyncio.create_task(ended(reader))
@@ -101,7 +101,7 @@ async def test_a_header_that_comes_byte_by_byte_is_closed_in_time():
 
 
 async def test_what_is_answered_is_not_closed_and_all_busy_means_no_room():
-    connections = Connections(2, 2, header_seconds=0.05)
+    connections = ServerConnections(2, 2, header_seconds=0.05)
     async with serving(connections) as port:
         busy = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         for _, writer in busy:
@@ -116,9 +116,9 @@ async def test_what_is_answered_is_not_closed_and_all_busy_means_no_room():
             writer.transport.abort()
 
 
-def _all(connections: Connections) -> list[Connection]:
+def _all(connections: ServerConnections) -> list[ServerConnection]:
     found = [one for mine in connections._open.values() for one in mine]  # noqa: SLF001 - nothing else shows it
-    return found if len(found) == 2 else [Connection("", lambda: None, 0.0, 0.0)]
+    return found if len(found) == 2 else [ServerConnection("", lambda: None, 0.0, 0.0)]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ SMALL = """
 import asyncio, resource, sys
 sys.path[:0] = {path!r}
 from test_connections import Echo
-from railscope.connections import Acceptor, Connections, listening_sockets
+from railscope.server_connections import Acceptor, Connections, listening_sockets
 
 async def run():
     resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))

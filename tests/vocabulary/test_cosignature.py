@@ -8,13 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.audit.checkpoint import Checkpoint, read_checkpoint
-from railscope.audit.cosignature import cosigned, parse_witness_key, witness_key, witnessed
-from railscope.audit.merkle import EMPTY_ROOT, Tree
-from railscope.audit.note import ForgedError, NoteError, PublicKey, SecretKey, UnsignedError
+from railscope.audit.merkle import EMPTY_ROOT, TreeHead
+from railscope.audit.signed_note import (
+    Checkpoint,
+    ForgedError,
+    NoteError,
+    PublicKey,
+    SecretKey,
+    UnsignedError,
+    cosigned,
+    parse_witness_key,
+    read_checkpoint,
+    witness_key,
+    witnessed,
+)
 
 LOG, NODE, OTHER = (SecretKey.generate(name) for name in ("log.example", "node-1", "node-2"))
-CHECKPOINT = Checkpoint("log.example", Tree(17, EMPTY_ROOT))
+CHECKPOINT = Checkpoint("log.example", TreeHead(17, EMPTY_ROOT))
 NOTE = CHECKPOINT.signed(LOG)
 SEEN = 1_790_000_000
 
@@ -68,7 +78,7 @@ def test_no_bit_of_a_cosignature_can_change(at: int, bit: int) -> None:
 @given(st.integers(0, 10**6).filter(lambda size: size != 17))
 def test_a_cosignature_is_over_one_checkpoint(size: int) -> None:
     line = cosigned(NOTE, NODE, SEEN).splitlines(keepends=True)[-1]
-    other = Checkpoint("log.example", Tree(size, EMPTY_ROOT)).signed(LOG)
+    other = Checkpoint("log.example", TreeHead(size, EMPTY_ROOT)).signed(LOG)
     with pytest.raises(ForgedError):
         witnessed(other + line, witness_key(NODE))
 

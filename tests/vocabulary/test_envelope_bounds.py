@@ -9,13 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.batch import encode_batch
 from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.entities import DROP
-from railscope.entity import Entity
-from railscope.envelope_reader import MAX_EVENT_TEXT, MAX_TEXT, unpack
-from railscope.frame import Event, Frame, Instant, Origin, Schema
-from railscope.text import printable
+from railscope.envelopes import MAX_EVENT_TEXT, MAX_TEXT, encode_batch, unpack
+from railscope.frame import Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
+from railscope.untrusted_text import printable
 from railscope.wire import Batch, Envelope, WireEntity, WireError, WireEvent, WireSchema, pack
 
 MAX_BYTES = 1 << 24
@@ -66,7 +64,9 @@ def test_an_envelope_beyond_a_bound_is_rejected(name: str):
 def test_events_of_an_agent_are_within_the_bounds(facts: dict[str, str]):
     schema = Schema("agent", (), (Entity(DROP, ("disk",)),))
     event = Event(GAP_EVENT, Entity(DROP, ("disk",)), 1, 1, facts, 7)
-    frame = Frame(Origin("n", "r", "b"), schema, 1, Instant(1, 1), array("q"), events=(event,))
+    frame = Frame(
+        FrameOrigin("n", "r", "b"), schema, 1, NodeTimestamp(1, 1), array("q"), events=(event,)
+    )
     batch = encode_batch([frame])
     facts = {printable(name): printable(text) for name, text in facts.items()}
     (found,) = unpack(sealed(batch), MAX_BYTES).batches[0].events

@@ -27,19 +27,20 @@ from railscope.catalog.entities import (
     RDMA_PORT,
     SOURCE,
 )
-from railscope.entity import Entity
-from railscope.exposition import Exposition, Format, entity_prefix, number, page
-from railscope.frame import Frame, Instant, Origin, Schema
+from railscope.exposition import Exposition, TextFormat, entity_prefix, number, page
+from railscope.frame import Entity, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.reading import Absent, Reading, from_stored, to_stored
 
 PAGES = Path(__file__).parent / "pages"
-ORIGIN = Origin("node-1", "run-1", "boot-1")
+ORIGIN = FrameOrigin("node-1", "run-1", "boot-1")
 ODD = 'slot "A"\\1 mezzanine é'
 SENT = rdma.COUNTER_FILES["port_xmit_data"]
 EVERY_METRIC = st.sampled_from(
     [m for m in METRICS.values() if m.kind not in {Kind.INFO, Kind.HISTOGRAM}]
 )
-FORMATS = pytest.mark.parametrize("text_format", Format, ids=[form.name.lower() for form in Format])
+FORMATS = pytest.mark.parametrize(
+    "text_format", TextFormat, ids=[form.name.lower() for form in TextFormat]
+)
 
 Cell = tuple[Metric, Entity, Reading]
 
@@ -51,7 +52,7 @@ def frame_of(*cells: Cell, bystanders: tuple[Entity, ...] = ()) -> Frame:
     reasons = bytes(r.value if isinstance(r, Absent) else 0 for r in found)
     values = array("q", [0 if isinstance(r, Absent) else to_stored(r) for r in found])
     schema = Schema("test", tuple(columns[position] for position in order), bystanders)
-    return Frame(ORIGIN, schema, 1, Instant(1, 1), values, reasons if any(reasons) else b"")
+    return Frame(ORIGIN, schema, 1, NodeTimestamp(1, 1), values, reasons if any(reasons) else b"")
 
 
 def paused_windows(direction: str, buckets: list[int], millionths: int) -> list[Cell]:
@@ -93,13 +94,13 @@ def every_kind() -> list[Frame]:
 
 
 @FORMATS
-def test_the_page_is_what_it_was(text_format: Format) -> None:
+def test_the_page_is_what_it_was(text_format: TextFormat) -> None:
     expected = (PAGES / f"every_kind.{text_format.name.lower()}").read_text()
     assert Exposition().render(every_kind(), text_format) == expected
 
 
 @FORMATS
-def test_prometheus_reads_the_page(text_format: Format) -> None:
+def test_prometheus_reads_the_page(text_format: TextFormat) -> None:
     found = samples(Exposition().render(every_kind(), text_format))
     assert found[sample("railscope_gpu_power_watts", gpu="GPU-1")] == 631.95
     assert found[sample("railscope_node_info", hostname="node-1", kernel="", agent_version="")] == 1
@@ -122,7 +123,7 @@ def test_prometheus_reads_the_page(text_format: Format) -> None:
 def test_promtool_accepts_the_page() -> None:
     if not shutil.which("promtool"):
         pytest.skip("promtool is missing: install the Debian package prometheus")
-    text = Exposition().render(every_kind(), Format.PROMETHEUS)
+    text = Exposition().render(every_kind(), TextFormat.PROMETHEUS)
     outcome = subprocess.run(
         ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False
     )
@@ -131,7 +132,7 @@ def test_promtool_accepts_the_page() -> None:
 
 @FORMATS
 @given(frames=runs())
-def test_any_frame_makes_a_page_that_parses(text_format: Format, frames: list[Frame]) -> None:
+def test_any_frame_makes_a_page_that_parses(text_format: TextFormat, frames: list[Frame]) -> None:
     last = frames[-1]
     assume(all(metric.kind is not Kind.HISTOGRAM for metric, _ in last.schema.columns))
     text = Exposition().render([last], text_format)
@@ -150,7 +151,7 @@ def test_any_frame_makes_a_page_that_parses(text_format: Format, frames: list[Fr
 
 def test_the_state_of_a_whole_node_has_a_label_too() -> None:
     told = frame_of((agent.WITNESS_STATE, Entity(NODE, ()), 1))
-    found = samples(Exposition().render([told], Format.PROMETHEUS))
+    found = samples(Exposition().render([told], TextFormat.PROMETHEUS))
     states = dict.fromkeys(agent.WITNESS_STATE.states.values(), 0.0) | {"consistent": 1.0}
     for word, value in states.items():
         assert found[sample("railscope_agent_audit_witness_state", state=word)] == value
@@ -160,7 +161,7 @@ def test_absent_readings_are_left_out() -> None:
     entity = Entity(GPU, ("GPU-1",))
     absent = [(gpu.GPU_POWER, Entity(GPU, (reason.word,)), reason) for reason in Absent]
     text = Exposition().render(
-        [frame_of((gpu.GPU_POWER, entity, 1000), *absent)], Format.PROMETHEUS
+        [frame_of((gpu.GPU_POWER, entity, 1000), *absent)], TextFormat.PROMETHEUS
     )
     assert samples(text) == {sample("railscope_gpu_power_watts", gpu="GPU-1"): 1.0}
 
@@ -168,8 +169,8 @@ def test_absent_readings_are_left_out() -> None:
 def test_a_metric_without_any_reading_has_no_header() -> None:
     entity = Entity(GPU, ("GPU-1",))
     frame = frame_of((gpu.GPU_POWER, entity, Absent.GONE))
-    assert Exposition().render([frame], Format.PROMETHEUS) == ""
-    assert Exposition().render([frame], Format.OPENMETRICS) == "# EOF\n"
+    assert Exposition().render([frame], TextFormat.PROMETHEUS) == ""
+    assert Exposition().render([frame], TextFormat.OPENMETRICS) == "# EOF\n"
 
 
 @given(EVERY_METRIC, STORED)
@@ -194,7 +195,7 @@ def test_the_page_prints_the_same_numbers(metric: Metric, stored: list[int]) -> 
         (metric, entity, from_stored(value, counter=counter))
         for entity, value in zip(entities, stored, strict=True)
     ]
-    lines = Exposition().render([frame_of(*cells)], Format.PROMETHEUS).splitlines()
+    lines = Exposition().render([frame_of(*cells)], TextFormat.PROMETHEUS).splitlines()
     assert [line.rsplit(" ", 1)[1] for line in lines[2:]] == [number(metric, v) for v in stored]
 
 
@@ -206,20 +207,20 @@ def test_a_counter_beyond_a_float_keeps_every_digit() -> None:
 def test_facts_of_one_entity_in_two_frames_stand_once() -> None:
     card = Entity(GPU, ("GPU-1",), {"model": "H100"})
     frames = [frame_of((gpu.GPU_POWER, card, 1)), frame_of((gpu.GPU_POWER_LIMIT, card, 2))]
-    text = Exposition().render(frames, Format.PROMETHEUS)
+    text = Exposition().render(frames, TextFormat.PROMETHEUS)
     assert text.count("railscope_gpu_info{") == 1
 
 
 def test_frames_of_two_sources_share_a_block() -> None:
     """OpenMetrics allows no metric to come back further down the page."""
     one, two = (frame_of((gpu.GPU_POWER, Entity(GPU, (name,)), 1)) for name in ("a", "b"))
-    text = Exposition().render([one, two], Format.OPENMETRICS)
+    text = Exposition().render([one, two], TextFormat.OPENMETRICS)
     assert text.count("# TYPE railscope_gpu_power_watts") == 1
     assert len(samples(text)) == 2
 
 
 @FORMATS
-def test_every_metric_and_rollup_has_a_header_that_parses(text_format: Format) -> None:
+def test_every_metric_and_rollup_has_a_header_that_parses(text_format: TextFormat) -> None:
     plain = [metric for metric in METRICS.values() if metric.kind is not Kind.HISTOGRAM]
     every = [*plain, *(derived.metric for derived in rollups().values())]
     blocks = {}
@@ -232,11 +233,11 @@ def test_every_metric_and_rollup_has_a_header_that_parses(text_format: Format) -
 @pytest.mark.parametrize(
     ("accept", "expected"),
     [
-        ("", Format.PROMETHEUS),
-        ("*/*", Format.PROMETHEUS),
-        ("text/plain;version=0.0.4;q=0.5,*/*;q=0.1", Format.PROMETHEUS),
-        ("application/openmetrics-text;version=1.0.0,text/plain;q=0.5", Format.OPENMETRICS),
+        ("", TextFormat.PROMETHEUS),
+        ("*/*", TextFormat.PROMETHEUS),
+        ("text/plain;version=0.0.4;q=0.5,*/*;q=0.1", TextFormat.PROMETHEUS),
+        ("application/openmetrics-text;version=1.0.0,text/plain;q=0.5", TextFormat.OPENMETRICS),
     ],
 )
-def test_openmetrics_is_given_where_it_is_asked_for(accept: str, expected: Format) -> None:
-    assert Format.accepted(accept) is expected
+def test_openmetrics_is_given_where_it_is_asked_for(accept: str, expected: TextFormat) -> None:
+    assert TextFormat.accepted(accept) is expected

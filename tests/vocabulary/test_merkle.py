@@ -13,7 +13,7 @@ from railscope.audit.merkle import (
     CompactRange,
     Hash,
     Nodes,
-    Tree,
+    TreeHead,
     consistency_proof,
     consistent,
     includes,
@@ -89,7 +89,7 @@ def test_every_size_is_proven_to_continue_every_smaller_one() -> None:
     for new in range(MOST + 1):
         for old in range(new + 1):
             proof = consistency_proof(NODES, old, new)
-            assert consistent(Tree(old, ROOTS[old]), Tree(new, ROOTS[new]), proof)
+            assert consistent(TreeHead(old, ROOTS[old]), TreeHead(new, ROOTS[new]), proof)
 
 
 @given(st.data())
@@ -110,9 +110,9 @@ def test_no_altered_consistency_proof_is_accepted(data: st.DataObject) -> None:
     new = data.draw(st.integers(1, MOST))
     old = data.draw(st.integers(1, new))
     proof = consistency_proof(NODES, old, new)
-    trees = Tree(old, ROOTS[old]), Tree(new, ROOTS[new])
+    trees = TreeHead(old, ROOTS[old]), TreeHead(new, ROOTS[new])
     assert not consistent(trees[0], trees[1], altered(data, proof) if proof else [LEAVES[0]])
-    forged = Tree(old, defined_root([leaf_hash(b"forged"), *LEAVES[1:old]]))
+    forged = TreeHead(old, defined_root([leaf_hash(b"forged"), *LEAVES[1:old]]))
     assert not consistent(forged, trees[1], proof)
     assert new == old or not consistent(trees[1], trees[0], proof)
 

@@ -8,14 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.audit.checkpoint import Checkpoint, CheckpointError, read_checkpoint
-from railscope.audit.merkle import EMPTY_ROOT, Tree
-from railscope.audit.note import (
+from railscope.audit.merkle import EMPTY_ROOT, TreeHead
+from railscope.audit.signed_note import (
+    Checkpoint,
+    CheckpointError,
     ForgedError,
     NoteError,
     PublicKey,
     SecretKey,
     UnsignedError,
+    read_checkpoint,
     sign,
     verified,
 )
@@ -100,12 +102,12 @@ def test_a_name_with_a_space_or_plus_names_no_key() -> None:
 
 @given(st.integers(0, 2**63 - 1), st.binary(min_size=32, max_size=32))
 def test_a_checkpoint_survives_its_note(size: int, root: bytes) -> None:
-    checkpoint = Checkpoint(KEY.name, Tree(size, root))
+    checkpoint = Checkpoint(KEY.name, TreeHead(size, root))
     assert read_checkpoint(checkpoint.signed(KEY), KEY.public) == checkpoint
 
 
 def test_an_empty_log_has_the_documented_text() -> None:
-    text = Checkpoint("log.example", Tree(0, EMPTY_ROOT)).text
+    text = Checkpoint("log.example", TreeHead(0, EMPTY_ROOT)).text
     assert text == "log.example\n0\n47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=\n"
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.numeric_text import NumberError, parse_decimal, parse_whole
+from railscope.untrusted_text import NumberError, parse_decimal, parse_whole
 
 NO_NUMBERS = ["", " ", "x", "1e9", "1e999999999", "1E-999999999", "inf", "nan", "1/3", "1/0", "²", "٣",
               "1_000", "+1", "1.", ".5", "0x10", "--1", "1\n", "9" * 5000, "0." + "1" * 5000]  # fmt: skip

@@ -12,15 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.batch import encode_batches
 from railscope.catalog import gpu
 from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.entities import DROP, GPU
-from railscope.entity import Entity
-from railscope.envelope_reader import unpack
+from railscope.envelopes import encode_batches, unpack
 from railscope.exposition import labelled
-from railscope.frame import Event, Frame, Instant, Origin, Schema
-from railscope.text import printable
+from railscope.frame import Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
+from railscope.untrusted_text import printable
 from railscope.wire import WireError, envelope, pack, to_wire_schema
 
 ANY = st.text(st.characters(), max_size=30)  # surrogates among them
@@ -63,8 +61,8 @@ def test_any_name_travels_and_is_exposed(name: str, fact: str):
     entity = Entity(GPU, (name or "g",), {"model": fact})
     schema = Schema("gpu", ((gpu.GPU_POWER, entity),))
     event = Event(GAP_EVENT, Entity(DROP, ("disk",)), 1, 1, {"frames": fact})
-    origin = Origin("n", "r", "b")
-    frame = Frame(origin, schema, 1, Instant(1, 1), array("q", [1]), b"", (event,))
+    origin = FrameOrigin("n", "r", "b")
+    frame = Frame(origin, schema, 1, NodeTimestamp(1, 1), array("q", [1]), b"", (event,))
     sealed = envelope(origin, encode_batches([frame]), [to_wire_schema(schema)], agent_version="t")
     assert unpack(pack(sealed), 1 << 20) == sealed
     line = labelled("m", zip(GPU.labels, entity.key, strict=True))
@@ -79,9 +77,9 @@ def test_an_envelope_with_text_that_does_not_print_is_rejected(text: str):
         wire, entities=(msgspec.structs.replace(wire.entities[0], key=(text,)),)
     )
     for sealed in (
-        envelope(Origin("n", "r", "b"), (), [forged], agent_version="t"),
-        envelope(Origin("n", text, "b"), (), (), agent_version="t"),
-        envelope(Origin("n", "r", "b"), (), (), agent_version=text),
+        envelope(FrameOrigin("n", "r", "b"), (), [forged], agent_version="t"),
+        envelope(FrameOrigin("n", text, "b"), (), (), agent_version="t"),
+        envelope(FrameOrigin("n", "r", "b"), (), (), agent_version=text),
     ):
         with pytest.raises(WireError, match="do not print") as raised:
             unpack(pack(sealed), 1 << 20)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.toml_text import MAX_BYTES, MAX_DEPTH, TomlError, parse_toml
+from railscope.untrusted_text import MAX_BYTES, MAX_DEPTH, TomlError, parse_toml
 
 HOSTILE = [
     ("x = " + "9" * 5000, "value out of range"),

@@ -10,18 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.frames import CLOCK, runs
 
-from railscope import batch as batch_codec
+from railscope import envelopes as batch_codec
 from railscope import wire
 from railscope.catalog import gpu, host
 from railscope.catalog.entities import DISK, GPU
-from railscope.entity import Entity
-from railscope.envelope_reader import unpack
-from railscope.frame import Frame, Instant, Origin, Schema
+from railscope.envelopes import unpack
+from railscope.frame import Entity, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.reading import Absent, from_stored, to_stored
 
 PLENTY = 1 << 24
 UINT64_MAX = (1 << 64) - 1
-ORIGIN = Origin("node-1", "run-1", "boot-1")
+ORIGIN = FrameOrigin("node-1", "run-1", "boot-1")
 ENERGY = Schema("gpu", ((gpu.GPU_ENERGY, Entity(GPU, ("GPU-1",))),))
 
 Told = tuple[object, ...]
@@ -64,7 +63,7 @@ def rows(batch: wire.Batch, schema: Schema) -> Iterator[Told]:
         yield (
             schema,
             batch.first_sequence + row,
-            Instant(batch.wall_ns[row], batch.boot_ns[row], batch.uncertainty_ns),
+            NodeTimestamp(batch.wall_ns[row], batch.boot_ns[row], batch.uncertainty_ns),
             values,
             reasons if any(reasons) else b"",
             [
@@ -78,7 +77,13 @@ def rows(batch: wire.Batch, schema: Schema) -> Iterator[Told]:
 def frames_of(schema: Schema, *values: int, first: int = 1) -> list[Frame]:
     """Frames with one column, a second apart."""
     return [
-        Frame(ORIGIN, schema, first + place, Instant(place, place), array("q", [to_stored(value)]))
+        Frame(
+            ORIGIN,
+            schema,
+            first + place,
+            NodeTimestamp(place, place),
+            array("q", [to_stored(value)]),
+        )
         for place, value in enumerate(values)
     ]
 
@@ -113,14 +118,16 @@ def test_a_new_schema_starts_a_new_batch() -> None:
 def test_columns_that_stand_still_cost_one_bit() -> None:
     disks = tuple((host.DISK_READS, Entity(DISK, (str(number),))) for number in range(100))
     schema, still = Schema("host", disks), array("q", range(100))
-    frames = [Frame(ORIGIN, schema, n, Instant(n, n), still) for n in range(1, 9)]
+    frames = [Frame(ORIGIN, schema, n, NodeTimestamp(n, n), still) for n in range(1, 9)]
     (batch,) = batch_codec.encode_batches(frames)
     assert (batch.steps, len(batch.changed), any(batch.changed)) == (b"", 13, False)
 
 
 def test_reasons_that_stay_the_same_travel_once() -> None:
     denied = bytes([Absent.DENIED.value])
-    frames = [Frame(ORIGIN, ENERGY, n, Instant(n, n), array("q", [0]), denied) for n in range(1, 6)]
+    frames = [
+        Frame(ORIGIN, ENERGY, n, NodeTimestamp(n, n), array("q", [0]), denied) for n in range(1, 6)
+    ]
     (batch,) = batch_codec.encode_batches(frames)
     assert batch.reasons == denied
 

@@ -12,13 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.frames import runs
 
-from railscope import batch as batch_codec
+from railscope import envelopes as batch_codec
 from railscope import wire
 from railscope.catalog import gpu
 from railscope.catalog.entities import GPU
-from railscope.entity import Entity
-from railscope.envelope_reader import unpack
-from railscope.frame import Frame, Instant, Origin, Schema
+from railscope.envelopes import unpack
+from railscope.frame import Entity, Frame, FrameOrigin, NodeTimestamp, Schema
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -33,9 +32,10 @@ HEAD = {"version": 1, "node": "n", "run": "r", "boot_id": "b"}
 
 
 def make_body() -> bytes:
-    origin = Origin("node-1", "run-1", "boot-1")
+    origin = FrameOrigin("node-1", "run-1", "boot-1")
     frames = [
-        Frame(origin, SCHEMA, n, Instant(n, n), array("q", [n, n * n, 7])) for n in range(1, 9)
+        Frame(origin, SCHEMA, n, NodeTimestamp(n, n), array("q", [n, n * n, 7]))
+        for n in range(1, 9)
     ]
     batches = batch_codec.encode_batches(frames)
     schemas = [wire.to_wire_schema(SCHEMA)]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.shared import captured
 
-from agent.streams.kernel_messages import understand
+from agent.streams.kernel_messages import parse_kernel_message
 from railscope.catalog.xids import (
     ACTION_ORDER,
     RECOVERY_ACTIONS,
@@ -239,7 +239,7 @@ def test_every_quoted_line_gets_a_judgement() -> None:
     assert head.startswith("kind\tcode\tclass\tline\t")
     found = Counter[tuple[int, str, tuple[str, ...]]]()
     for kind, code, _, line, _ in (row.split("\t") for row in rows):
-        message = understand(line)
+        message = parse_kernel_message(line)
         if kind != "Xid":
             assert are_known(sxid(int(code)).actions)
             continue

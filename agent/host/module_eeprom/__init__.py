@@ -18,34 +18,34 @@ from __future__ import annotations
 
 import errno
 
-from agent.host.module_eeprom import cmis, sff8472, sff8636
-from agent.host.module_eeprom.pages import HALF_BYTES, Half, Read
+from agent.host.module_eeprom import cmis, sff
+from agent.host.module_eeprom.pages import HALF_BYTES, HalfPage, ReadHalfPage
 from railscope.capture import Json
 
 __all__ = ["decode"]
 
 _DECODERS = {
-    **dict.fromkeys(sff8472.IDENTIFIERS, sff8472.decode),
-    **dict.fromkeys(sff8636.IDENTIFIERS, sff8636.decode),
-    **dict.fromkeys(cmis.IDENTIFIERS, cmis.decode),
+    **dict.fromkeys(sff.SFP_IDENTIFIERS, sff.decode_sfp),
+    **dict.fromkeys(sff.QSFP_IDENTIFIERS, sff.decode_qsfp),
+    **dict.fromkeys(cmis.IDENTIFIERS, cmis.decode_cmis),
 }
 
 
-def decode(read: Read) -> dict[str, Json]:
+def decode(read: ReadHalfPage) -> dict[str, Json]:
     """Decode a module's EEPROM, which `read` returns half a page at a time.
 
     Raises OSError: errors of `read`, EIO for a half page of unexpected size, EOPNOTSUPP for a
     module type without a register map here.
     """
 
-    def whole(half: Half) -> bytes:
+    def whole(half: HalfPage) -> bytes:
         registers = read(half)
         if len(registers) != HALF_BYTES:
             message = f"half a page of a module has {len(registers)} bytes"
             raise OSError(errno.EIO, message)
         return registers
 
-    lower = whole(Half())
+    lower = whole(HalfPage())
     if lower[0] not in _DECODERS:
         raise OSError(errno.EOPNOTSUPP, f"modules of SFF-8024 identifier {lower[0]} are not known")
     return _DECODERS[lower[0]](lower, whole)

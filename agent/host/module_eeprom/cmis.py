@@ -8,16 +8,16 @@ of page 00h its identity (8.3), of page 01h its supported monitors (8.4), of pag
 from __future__ import annotations
 
 from agent.host.module_eeprom.pages import (
-    Half,
-    Limits,
-    Read,
+    HalfPage,
+    ReadHalfPage,
+    ThresholdRegisters,
     identity,
     microamperes,
     microvolts,
     millicelsius,
     nanowatts,
+    read_upper_page,
     thresholds,
-    upper,
 )
 from railscope.capture import Json
 
@@ -52,15 +52,15 @@ _MODULE_MONITORS, _LANE_MONITORS = 159, 160  # page 01h
 _MEASURES_BIAS, _MEASURES_TRANSMITTED, _MEASURES_RECEIVED = 0x01, 0x02, 0x04
 _TRANSMITTED, _BIAS, _RECEIVED, _LANES = 154, 170, 186, 8  # page 11h
 _LIMITS = (
-    Limits("temperature", "millicelsius", 128, millicelsius),
-    Limits("transmit_power", "nanowatts", 176, nanowatts),
-    Limits("receive_power", "nanowatts", 192, nanowatts),
+    ThresholdRegisters("temperature", "millicelsius", 128, millicelsius),
+    ThresholdRegisters("transmit_power", "nanowatts", 176, nanowatts),
+    ThresholdRegisters("receive_power", "nanowatts", 192, nanowatts),
 )
 
 
-def decode(lower: bytes, read: Read) -> dict[str, Json]:
+def decode_cmis(lower: bytes, read: ReadHalfPage) -> dict[str, Json]:
     """Identity and monitors of a module. Raises OSError."""
-    registers = lower + read(Half(is_upper=True))
+    registers = lower + read(HalfPage(is_upper=True))
     media = _media(registers)
     answer: dict[str, Json] = {
         "type": _NAMES[lower[0]],
@@ -74,11 +74,11 @@ def decode(lower: bytes, read: Read) -> dict[str, Json]:
         answer["length_metres"] = length
     if registers[_MEMORY_MODEL] & _HAS_ONE_PAGE:
         return answer
-    advertised = upper(read, 0x01)
+    advertised = read_upper_page(read, 0x01)
     if advertised is not None:
         answer |= _measured(registers, advertised)
         answer["lanes"] = _lanes(registers, advertised, read)
-        answer["thresholds"] = thresholds(upper(read, 0x02), _LIMITS)
+        answer["thresholds"] = thresholds(read_upper_page(read, 0x02), _LIMITS)
     return answer
 
 
@@ -108,7 +108,7 @@ def _measured(registers: bytes, advertised: bytes) -> dict[str, Json]:
     return answer
 
 
-def _lanes(registers: bytes, advertised: bytes, read: Read) -> list[dict[str, int]]:
+def _lanes(registers: bytes, advertised: bytes, read: ReadHalfPage) -> list[dict[str, int]]:
     monitors = advertised[_LANE_MONITORS]
     if not monitors & (_MEASURES_BIAS | _MEASURES_TRANSMITTED | _MEASURES_RECEIVED):
         return []
@@ -116,7 +116,7 @@ def _lanes(registers: bytes, advertised: bytes, read: Read) -> list[dict[str, in
     unused = registers[_LANES_UNUSED] if banks == 1 else 0
     answer = []
     for bank in range(banks):
-        page = upper(read, 0x11, bank)
+        page = read_upper_page(read, 0x11, bank)
         if page is None:
             break
         used = [lane for lane in range(_LANES) if not unused >> lane & 1]

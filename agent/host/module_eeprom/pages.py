@@ -17,7 +17,7 @@ MODULE_ADDRESS, SFP_DIAGNOSTICS_ADDRESS = 0x50, 0x51  # I2C, 7 bits; A0h and A2h
 _NOT_READABLE = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
-class Half(NamedTuple):
+class HalfPage(NamedTuple):
     """Half a page: the unit of one read."""
 
     page: int = 0
@@ -31,21 +31,21 @@ class Half(NamedTuple):
         return HALF_BYTES if self.is_upper else 0
 
 
-Read = Callable[[Half], bytes]
+ReadHalfPage = Callable[[HalfPage], bytes]
 """Return the 128 registers of half a page. Raises OSError."""
 
 
-def upper(read: Read, page: int, bank: int = 0) -> bytes | None:
+def read_upper_page(read: ReadHalfPage, page: int, bank: int = 0) -> bytes | None:
     """A page, with zeros for the lower half; None if the driver cannot read such pages."""
     try:
-        return bytes(HALF_BYTES) + read(Half(page, is_upper=True, bank=bank))
+        return bytes(HALF_BYTES) + read(HalfPage(page, is_upper=True, bank=bank))
     except OSError as error:
         if error.errno in _NOT_READABLE:
             return None
         raise
 
 
-def word(registers: bytes, at: int) -> int:
+def integer_at(registers: bytes, at: int) -> int:
     """Two registers as one number, the more significant first."""
     return int.from_bytes(registers[at : at + 2])
 
@@ -57,20 +57,20 @@ def millicelsius(registers: bytes, at: int) -> int:
 
 def microvolts(registers: bytes, at: int) -> int:
     """Voltage, in 100 microvolts."""
-    return word(registers, at) * 100
+    return integer_at(registers, at) * 100
 
 
 def nanowatts(registers: bytes, at: int) -> int:
     """Optical power, in 0.1 microwatts."""
-    return word(registers, at) * 100
+    return integer_at(registers, at) * 100
 
 
 def microamperes(registers: bytes, at: int) -> int:
     """Bias current of a laser, in 2 microamperes."""
-    return word(registers, at) * 2
+    return integer_at(registers, at) * 2
 
 
-def words(registers: bytes, at: int, length: int) -> str:
+def text_at(registers: bytes, at: int, length: int) -> str:
     """Printable ASCII text, without padding."""
     raw = registers[at : at + length]
     return "".join(chr(code) for code in raw if ord(" ") <= code <= ord("~")).strip()
@@ -78,10 +78,10 @@ def words(registers: bytes, at: int, length: int) -> str:
 
 def identity(registers: bytes, places: dict[str, tuple[int, int]]) -> dict[str, Json]:
     """Vendor, part number, revision and serial number, each from its registers."""
-    return {name: words(registers, *place) for name, place in places.items()}
+    return {name: text_at(registers, *place) for name, place in places.items()}
 
 
-class Limits(NamedTuple):
+class ThresholdRegisters(NamedTuple):
     """Register of one quantity's thresholds: high alarm, low alarm, high warning, low warning."""
 
     quantity: str
@@ -91,7 +91,7 @@ class Limits(NamedTuple):
 
 
 _ORDER = ("high_alarm", "low_alarm", "high_warning", "low_warning")
-_WANTED = frozenset(
+_REPORTED_THRESHOLDS = frozenset(
     {
         "temperature_high_alarm",
         "temperature_high_warning",
@@ -103,13 +103,13 @@ _WANTED = frozenset(
 )
 
 
-def thresholds(registers: bytes | None, limits: tuple[Limits, ...]) -> dict[str, int]:
+def thresholds(registers: bytes | None, limits: tuple[ThresholdRegisters, ...]) -> dict[str, int]:
     """Thresholds of a module; four zeros mean that a quantity has none."""
     answer: dict[str, int] = {}
     for quantity, unit, at, read in limits:
         if registers is None or not any(registers[at : at + 8]):
             continue
         for place, limit in enumerate(_ORDER):
-            if f"{quantity}_{limit}" in _WANTED:
+            if f"{quantity}_{limit}" in _REPORTED_THRESHOLDS:
                 answer[f"{quantity}_{limit}_{unit}"] = read(registers, at + 2 * place)
     return answer

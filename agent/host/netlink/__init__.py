@@ -13,17 +13,17 @@ from collections.abc import Callable
 from functools import partial
 
 from agent.host import module_eeprom
-from agent.host.netlink import dcb, route
+from agent.host.netlink import network_devices
 from agent.host.netlink.connection import (
     GENERIC,
     RDMA,
     ROUTE,
-    Connections,
+    NetlinkConnections,
     OpenSocket,
     open_socket,
 )
 from agent.host.netlink.ethtool import EthtoolFamily
-from agent.host.netlink.rdma import Rdma
+from agent.host.netlink.network_devices import RdmaStatistics
 from railscope.capture import Json
 
 __all__ = ["Netlink"]
@@ -37,12 +37,14 @@ class Netlink:
     """
 
     def __init__(self, open_socket: OpenSocket = open_socket) -> None:
-        self._connections = Connections(open_socket)
+        self._connections = NetlinkConnections(open_socket)
         ethtool = EthtoolFamily(partial(self._connections.of, GENERIC))
         self._module_half = ethtool.module_half
         self._functions: dict[str, Callable[..., Json]] = {
-            "links": lambda: route.links(self._connections.of(ROUTE)),
-            "dcb": lambda interface: dcb.configuration(self._connections.of(ROUTE), interface),
+            "links": lambda: network_devices.list_links(self._connections.of(ROUTE)),
+            "dcb": lambda interface: network_devices.read_dcb(
+                self._connections.of(ROUTE), interface
+            ),
             "pause": ethtool.pause,
             "fec": ethtool.fec,
             "standard_statistics": ethtool.standard_statistics,
@@ -50,16 +52,16 @@ class Netlink:
             "link_modes": ethtool.link_modes,
             "link_state": ethtool.link_state,
             "module": self._module,
-            "rdma_statistics": Rdma(partial(self._connections.of, RDMA)).statistics,
+            "rdma_statistics": RdmaStatistics(partial(self._connections.of, RDMA)).statistics,
         }
 
     def call(self, function: str, *arguments: int | str) -> Json:
         """Call a function by its name."""
         return self._functions[function](*arguments)
 
-    def ethernet_ports(self) -> dict[str, route.Port]:
+    def ethernet_ports(self) -> dict[str, network_devices.EthernetPort]:
         """Ethernet interfaces that are up, by name."""
-        return route.ethernet_ports(self._connections.of(ROUTE))
+        return network_devices.ethernet_ports(self._connections.of(ROUTE))
 
     def close(self) -> None:
         """Close all sockets; a later call reopens them."""

@@ -2,32 +2,154 @@
 
 The kernel processes a request inside send(2), holding the driver's locks. Sockets are not shared
 between threads, so that a hanging driver does not block the requests of other threads.
+
+Messages and attributes are encoded and decoded with every length checked. Format: linux UAPI
+include/uapi/linux/netlink.h; integers are in native byte order. Inconsistent data raises OSError
+with EBADMSG.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any, NamedTuple, NoReturn
 
-from agent.host.netlink.wire import (
-    NLM_F_DUMP,
-    NLM_F_DUMP_INTR,
-    NLM_F_MULTI,
-    NLM_F_REQUEST,
-    NLMSG_DONE,
-    NLMSG_ERROR,
-    NLMSG_NOOP,
-    NLMSG_OVERRUN,
-    Message,
-    contradiction,
-    encode,
-    messages,
-    refusal,
-)
+NLMSG_NOOP, NLMSG_ERROR, NLMSG_DONE, NLMSG_OVERRUN = 1, 2, 3, 4
+NLM_F_REQUEST, NLM_F_MULTI, NLM_F_DUMP_INTR, NLM_F_DUMP = 0x01, 0x02, 0x10, 0x300
+NLM_F_CAPPED, NLM_F_ACK_TLVS = 0x100, 0x200
+_NESTED = 1 << 15
+_TYPE_MASK = 0x3FFF
+_ERROR_TEXT = 1  # NLMSGERR_ATTR_MSG
+_INTERFACE_BYTES = 15  # linux/if.h, IFNAMSIZ less the end of the string
+_LARGEST_ERRNO = 4095  # include/linux/err.h, MAX_ERRNO
+
+_HEADER = struct.Struct("=IHHII")
+_ATTRIBUTE = struct.Struct("=HH")
+_ERRNO = struct.Struct("=i")
+_INTEGERS = {1: "B", 2: "=H", 4: "=I", 8: "=Q"}
+
+
+class NetlinkMessage(NamedTuple):
+    """One message, without alignment padding."""
+
+    kind: int
+    flags: int
+    sequence: int
+    body: bytes
+
+
+def raise_inconsistent(what: str) -> NoReturn:
+    """Raise OSError for inconsistent bytes."""
+    raise OSError(errno.EBADMSG, f"a netlink answer makes no sense: {what}")
+
+
+def encode(message: NetlinkMessage) -> bytes:
+    """Encode a message for the kernel."""
+    kind, flags, sequence, body = message
+    return _HEADER.pack(_HEADER.size + len(body), kind, flags, sequence, 0) + body
+
+
+def messages(datagram: bytes) -> Iterator[NetlinkMessage]:
+    """Messages of one received datagram."""
+    at = 0
+    while at < len(datagram):
+        if len(datagram) - at < _HEADER.size:
+            raise_inconsistent("a message is cut off in its header")
+        length, kind, flags, sequence, _ = _HEADER.unpack_from(datagram, at)
+        if not _HEADER.size <= length <= len(datagram) - at:
+            raise_inconsistent(f"a message of {length} bytes where {len(datagram) - at} are left")
+        yield NetlinkMessage(kind, flags, sequence, datagram[at + _HEADER.size : at + length])
+        at += _aligned(length)
+
+
+def attribute(kind: int, value: bytes) -> bytes:
+    """An attribute, padded to the start of the next one."""
+    length = _ATTRIBUTE.size + len(value)
+    return _ATTRIBUTE.pack(length, kind) + value + bytes(_aligned(length) - length)
+
+
+def nest(kind: int, *inner: bytes) -> bytes:
+    """An attribute that contains attributes."""
+    return attribute(kind | _NESTED, b"".join(inner))
+
+
+def text_attribute(kind: int, value: str) -> bytes:
+    """An attribute that contains a string."""
+    return attribute(kind, value.encode(errors="replace") + b"\0")
+
+
+def interface_attribute(kind: int, interface: str) -> bytes:
+    """An attribute with an interface name. Raises OSError with ENODEV for an invalid name."""
+    if not 0 < len(interface.encode(errors="replace")) <= _INTERFACE_BYTES or "\0" in interface:
+        raise OSError(errno.ENODEV, f"{interface!r} cannot be the name of an interface")
+    return text_attribute(kind, interface)
+
+
+def attributes(raw: bytes) -> Iterator[tuple[int, bytes]]:
+    """Type and value of each attribute, in order."""
+    at = 0
+    while len(raw) - at >= _ATTRIBUTE.size:
+        length, kind = _ATTRIBUTE.unpack_from(raw, at)
+        if not _ATTRIBUTE.size <= length <= len(raw) - at:
+            raise_inconsistent(f"an attribute of {length} bytes where {len(raw) - at} are left")
+        yield kind & _TYPE_MASK, raw[at + _ATTRIBUTE.size : at + length]
+        at += _aligned(length)
+
+
+def integer(raw: bytes) -> int:
+    """An unsigned integer of 1, 2, 4 or 8 bytes."""
+    if len(raw) not in _INTEGERS:
+        raise_inconsistent(f"an integer of {len(raw)} bytes")
+    (value,) = struct.unpack(_INTEGERS[len(raw)], raw)
+    return int(value)
+
+
+def text(raw: bytes) -> str:
+    """A string, up to its terminator."""
+    return raw.split(b"\0")[0].decode(errors="replace")
+
+
+def unpack(layout: struct.Struct, raw: bytes) -> tuple[Any, ...]:
+    """Members of a C structure; a newer kernel may append more members."""
+    if len(raw) < layout.size:
+        raise_inconsistent(f"a structure of {len(raw)} bytes where {layout.size} belong")
+    return layout.unpack_from(raw)
+
+
+def answer_error(message: NetlinkMessage) -> OSError | None:
+    """Error that ends an answer (NLMSG_ERROR, NLMSG_DONE); None on success.
+
+    The text includes the extended acknowledgement of the driver or the kernel.
+    """
+    if message.kind == NLMSG_DONE and not message.body:
+        return None
+    (code,) = unpack(_ERRNO, message.body)
+    if code >= 0:
+        return None
+    if code < -_LARGEST_ERRNO:
+        raise_inconsistent(f"an error {code}")
+    said = "".join(text(value) for kind, value in _explanation(message) if kind == _ERROR_TEXT)
+    return OSError(-code, os.strerror(-code) + (f": {said}" if said else ""))
+
+
+def _explanation(message: NetlinkMessage) -> Iterator[tuple[int, bytes]]:
+    if not message.flags & NLM_F_ACK_TLVS:
+        return
+    at = _ERRNO.size
+    if message.kind == NLMSG_ERROR:  # struct nlmsgerr: the header of the request, or all of it
+        length, *_ = unpack(_HEADER, message.body[at:])
+        at += _HEADER.size if message.flags & NLM_F_CAPPED else _aligned(length)
+    yield from attributes(message.body[at:])
+
+
+def _aligned(length: int) -> int:
+    return length + 3 & ~3
+
 
 OpenSocket = Callable[[int], socket.socket]
 
@@ -55,18 +177,18 @@ def open_socket(protocol: int) -> socket.socket:
     return made
 
 
-class Connections:
+class NetlinkConnections:
     """Connections of all threads; `open_socket` opens a socket for a protocol."""
 
     def __init__(self, open_socket: OpenSocket = open_socket) -> None:
         self._open_socket = open_socket
-        self._connections: dict[tuple[int, int], Connection] = {}
+        self._connections: dict[tuple[int, int], NetlinkConnection] = {}
 
-    def of(self, protocol: int) -> Connection:
+    def of(self, protocol: int) -> NetlinkConnection:
         """Connection of the calling thread for a protocol."""
         key = threading.get_ident(), protocol
         if key not in self._connections:
-            self._connections[key] = Connection(partial(self._open_socket, protocol))
+            self._connections[key] = NetlinkConnection(partial(self._open_socket, protocol))
         return self._connections[key]
 
     def close(self) -> None:
@@ -75,7 +197,7 @@ class Connections:
             connection.close()
 
 
-class Connection:
+class NetlinkConnection:
     """One persistent socket, for use by one thread."""
 
     def __init__(self, open_socket: Callable[[], socket.socket]) -> None:
@@ -85,9 +207,11 @@ class Connection:
 
     def ask(self, kind: int, body: bytes) -> bytes:
         """Send a request and return its single answer. Raises OSError."""
-        answer = self._exchange(Message(kind, NLM_F_REQUEST, self._next(), body))
+        answer = self._exchange(NetlinkMessage(kind, NLM_F_REQUEST, self._next(), body))
         if len(answer.bodies) != 1:
-            contradiction(f"{len(answer.bodies)} messages answer a question that has one answer")
+            raise_inconsistent(
+                f"{len(answer.bodies)} messages answer a question that has one answer"
+            )
         return answer.bodies[0]
 
     def dump(self, kind: int, body: bytes) -> list[bytes]:
@@ -96,7 +220,7 @@ class Connection:
         Raises OSError: EAGAIN or ENOBUFS if it kept doing so.
         """
         for _ in range(_TRIES):
-            request = Message(kind, NLM_F_REQUEST | NLM_F_DUMP, self._next(), body)
+            request = NetlinkMessage(kind, NLM_F_REQUEST | NLM_F_DUMP, self._next(), body)
             try:
                 answer = self._exchange(request)
             except OSError as error:
@@ -119,8 +243,8 @@ class Connection:
         self._sequence = self._sequence % 0xFFFFFFFF + 1
         return self._sequence
 
-    def _exchange(self, request: Message) -> _Answer:
-        answer = _Answer(request.sequence)
+    def _exchange(self, request: NetlinkMessage) -> _NetlinkAnswer:
+        answer = _NetlinkAnswer(request.sequence)
         try:
             self._socket = self._socket or self._opened()
             self._socket.send(encode(request))
@@ -148,11 +272,11 @@ def _receive(source: socket.socket) -> bytes:
     if flags & socket.MSG_TRUNC:
         raise OSError(errno.EMSGSIZE, f"a netlink answer is over {_LARGEST_DATAGRAM} bytes long")
     if not datagram:
-        contradiction("it is empty")
+        raise_inconsistent("it is empty")
     return datagram
 
 
-class _Answer:
+class _NetlinkAnswer:
     """Messages with one sequence number; messages with other numbers arrived too late."""
 
     def __init__(self, sequence: int) -> None:
@@ -172,13 +296,13 @@ class _Answer:
             if message.sequence == self._sequence and not self.complete:
                 self._add(message)
 
-    def _add(self, message: Message) -> None:
+    def _add(self, message: NetlinkMessage) -> None:
         self.changed |= bool(message.flags & NLM_F_DUMP_INTR)
         if message.kind == NLMSG_OVERRUN:
             raise OSError(errno.ENOBUFS, "the kernel lost a part of a netlink answer")
         if message.kind in (NLMSG_ERROR, NLMSG_DONE):
             self.complete = True
-            self.refused = refusal(message)
+            self.refused = answer_error(message)
         elif message.kind != NLMSG_NOOP:
             self.bodies.append(message.body)
             self.complete = not message.flags & NLM_F_MULTI

@@ -4,6 +4,9 @@ Source: linux UAPI ethtool_netlink.h, ethtool.h (FEC bits, extended link states)
 Documentation/networking/ethtool-netlink.rst. Kernels before 5.6 lack the family, later ones lack
 single commands: EOPNOTSUPP, as from a driver that does not implement a command. Counters that the
 driver does not maintain are omitted. Reading a module needs CAP_NET_ADMIN.
+
+Names of the reasons for a down link are those that the command ethtool prints: `enum
+ethtool_link_ext_state` of linux UAPI ethtool.h, and the substates of each state that has them.
 """
 
 from __future__ import annotations
@@ -12,23 +15,73 @@ import errno
 import struct
 from collections.abc import Callable
 
-from agent.host.module_eeprom.pages import HALF_BYTES, Half
-from agent.host.netlink.connection import Connection
-from agent.host.netlink.link_words import EXTENDED_STATES, EXTENDED_SUBSTATES
-from agent.host.netlink.wire import (
+from agent.host.module_eeprom.pages import HALF_BYTES, HalfPage
+from agent.host.netlink.connection import (
+    NetlinkConnection,
     attribute,
     attributes,
-    contradiction,
     integer,
     interface_attribute,
     nest,
+    raise_inconsistent,
     text,
     text_attribute,
     unpack,
 )
 from railscope.capture import Json
 
-Said = dict[int, bytes]
+EXTENDED_STATES = {
+    0: "Autoneg",
+    1: "Link training failure",
+    2: "Logical mismatch",
+    3: "Bad signal integrity",
+    4: "No cable",
+    5: "Cable issue",
+    6: "EEPROM issue",
+    7: "Calibration failure",
+    8: "Power budget exceeded",
+    9: "Overheat",
+    10: "Module",
+}
+EXTENDED_SUBSTATES = {
+    0: {
+        1: "No partner detected",
+        2: "Ack not received",
+        3: "Next page exchange failed",
+        4: "No partner detected during force mode",
+        5: "FEC mismatch during override",
+        6: "No HCD",
+    },
+    1: {
+        1: "KR frame lock not acquired",
+        2: "KR link inhibit timeout",
+        3: "KR Link partner did not set receiver ready",
+        4: "Remote side is not ready yet",
+    },
+    2: {
+        1: "PCS did not acquire block lock",
+        2: "PCS did not acquire AM lock",
+        3: "PCS did not get align_status",
+        4: "FC FEC is not locked",
+        5: "RS FEC is not locked",
+    },
+    3: {
+        1: "Large number of physical errors",
+        2: "Unsupported rate",
+        3: "Serdes reference clock lost",
+        4: "Serdes ALOS",
+    },
+    5: {
+        1: "Unsupported cable",
+        2: "Cable test failure",
+    },
+    10: {
+        1: "CMIS module is not in ModuleReady state",
+    },
+}
+
+
+AttributeValues = dict[int, bytes]
 _NOT_COUNTED = (errno.EINVAL, errno.EOPNOTSUPP)
 
 _CONTROLLER, _GET_FAMILY, _FAMILY_ID, _FAMILY_NAME = 16, 3, 1, 2
@@ -89,20 +142,20 @@ _STATISTICS: dict[int, tuple[str, ...]] = {
 class EthtoolFamily:
     """Commands of ethtool for one interface each. All raise OSError."""
 
-    def __init__(self, connection: Callable[[], Connection]) -> None:
+    def __init__(self, connection: Callable[[], NetlinkConnection]) -> None:
         self._connection = connection
         self._family: int | None = None
 
     def pause(self, interface: str) -> Json:
         """Settings of pause frames (802.3x, not per priority) and their counts."""
         said = self._ask(_PAUSE_GET, interface, statistics=True)
-        counted = _inside(said, _PAUSE_STATISTICS)
+        counted = _nested_attributes(said, _PAUSE_STATISTICS)
         return _flags(said, _PAUSE_FLAGS) | {"statistics": _numbers(counted, _PAUSE_COUNTERS)}
 
     def fec(self, interface: str) -> Json:
         """Forward error correction. Statistics are lists: the total, then each lane if counted."""
         said = self._ask(_FEC_GET, interface, statistics=True)
-        counted = _inside(said, _FEC_STATISTICS)
+        counted = _nested_attributes(said, _FEC_STATISTICS)
         return _flags(said, _FEC_FLAGS) | {
             "modes": [name for name, is_set in _bits(said.get(_FEC_MODES, b"")) if is_set],
             "active": _FEC_BITS.get(integer(said.get(_FEC_ACTIVE, b"\0")), ""),
@@ -171,7 +224,7 @@ class EthtoolFamily:
                 answer["extended_substate"] = known.get(substate, f"unknown ({substate})")
         return answer
 
-    def module_half(self, interface: str, half: Half) -> bytes:
+    def module_half(self, interface: str, half: HalfPage) -> bytes:
         """Half a page of the EEPROM of the module that is plugged into an interface."""
         said = self._ask(
             _MODULE_EEPROM_GET,
@@ -184,7 +237,9 @@ class EthtoolFamily:
         )
         return said.get(_DATA, b"")
 
-    def _ask(self, command: int, interface: str, *more: bytes, statistics: bool = False) -> Said:
+    def _ask(
+        self, command: int, interface: str, *more: bytes, statistics: bool = False
+    ) -> AttributeValues:
         try:
             return self._asked(command, interface, more, _FLAG_STATISTICS if statistics else 0)
         except OSError as error:
@@ -193,7 +248,9 @@ class EthtoolFamily:
             # Kernels before 5.10 (link state: before 6.2) reject the flag.
             return self._asked(command, interface, more, 0)
 
-    def _asked(self, command: int, interface: str, more: tuple[bytes, ...], flags: int) -> Said:
+    def _asked(
+        self, command: int, interface: str, more: tuple[bytes, ...], flags: int
+    ) -> AttributeValues:
         return dict(attributes(self._exchanged(command, interface, more, flags)))
 
     def _exchanged(
@@ -210,7 +267,7 @@ class EthtoolFamily:
         return _generic(connection, self._family, command, header, *more)
 
 
-def _family(connection: Connection) -> int:
+def _family(connection: NetlinkConnection) -> int:
     name = text_attribute(_FAMILY_NAME, "ethtool")
     try:
         said = dict(attributes(_generic(connection, _CONTROLLER, _GET_FAMILY, name)))
@@ -220,31 +277,31 @@ def _family(connection: Connection) -> int:
     return integer(said.get(_FAMILY_ID, b""))
 
 
-def _generic(connection: Connection, family: int, command: int, *said: bytes) -> bytes:
+def _generic(connection: NetlinkConnection, family: int, command: int, *said: bytes) -> bytes:
     body = connection.ask(family, _GENERIC.pack(command, 1) + b"".join(said))
     unpack(_GENERIC, body)
     return body[_GENERIC.size :]
 
 
-def _inside(said: Said, kind: int) -> Said:
+def _nested_attributes(said: AttributeValues, kind: int) -> AttributeValues:
     return dict(attributes(said.get(kind, b"")))
 
 
-def _numbers(said: Said, names: dict[int, str]) -> dict[str, Json]:
+def _numbers(said: AttributeValues, names: dict[int, str]) -> dict[str, Json]:
     return {name: integer(said[kind]) for kind, name in names.items() if kind in said}
 
 
-def _flags(said: Said, names: dict[int, str]) -> dict[str, Json]:
+def _flags(said: AttributeValues, names: dict[int, str]) -> dict[str, Json]:
     return {name: bool(number) for name, number in _numbers(said, names).items()}
 
 
 def _list(raw: bytes) -> list[int]:
     if len(raw) % 8:
-        contradiction(f"a list of 64-bit counters of {len(raw)} bytes")
+        raise_inconsistent(f"a list of 64-bit counters of {len(raw)} bytes")
     return list(struct.unpack(f"={len(raw) // 8}Q", raw))
 
 
-def _modes(said: Said, kind: int) -> list[tuple[str, bool]]:
+def _modes(said: AttributeValues, kind: int) -> list[tuple[str, bool]]:
     return [(name, is_set) for name, is_set in _bits(said.get(kind, b"")) if "base" in name]
 
 

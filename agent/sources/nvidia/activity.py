@@ -1,22 +1,44 @@
-"""Activity of SMs, pipes and links of a GPU or a MIG device: GPM, on Hopper and later.
+"""Activity of GPUs: GPM metrics, and burst sampling of activity and power.
 
-Before Hopper every column is unsupported: NVML only reports the time with any kernel running there,
-which is `railscope_gpu_utilization_ratio` and not this.
+GPM: activity of SMs, pipes and links of a GPU or a MIG device, on Hopper and later. Before Hopper
+every column is unsupported: NVML only reports the time with any kernel running there, which is
+`railscope_gpu_utilization_ratio` and not this.
+
+Burst sampling uses the samples that the driver buffers. Two calls per GPU and second return all
+samples since the last ones (nvmlDeviceGetSamples); calls at the window rate would return no more,
+as the driver does not measure more often. Each sample covers the time since the previous one; a
+window with several samples has their mean.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agent.gpus.inventory import GpuDevice, Gpus
-from agent.host import Host, Json
-from agent.sampling.source import Columns, HoldsNothing, Inventory, Table
-from agent.sources.nvidia.calls import GPM, Field, Pick, Questions, Target, whole
-from agent.sources.nvidia.plan import Plans
+from agent.gpus.inventory import GpuDevice, GpuInventory
+from agent.host import Host, Json, NvmlError
+from agent.sampling.burst_windows import WindowGrid, WindowHistogram, WindowMeans
+from agent.sampling.source import (
+    ColumnBuilder,
+    ProbeResult,
+    RowBuilder,
+    SourceWithoutResources,
+    nvml_reason,
+)
+from agent.sources.nvidia.call_plan import (
+    GPM,
+    BatchField,
+    CallPlans,
+    CallTable,
+    CallTarget,
+    PickReading,
+    whole,
+)
+from railscope.catalog import bursts as c
 from railscope.catalog import gpu_activity as a
 from railscope.catalog.declare import EntityKind, Metric
 from railscope.catalog.entities import GPU_CACHE, GPU_CYCLE, GPU_ENGINE, GPU_PIPE, MIG_PIPE
-from railscope.entity import Entity
+from railscope.frame import Entity
+from railscope.reading import Absent
 
 PIPES = {
     4: "integer",
@@ -68,12 +90,16 @@ def _mebibytes(value: Json) -> int:
 
 
 def _field(
-    number: int, metric: Metric, pick: Pick = _percent, kind: EntityKind | None = None, *part: str
-) -> Field:
-    return Field((number,), Target(metric, pick, kind, part))
+    number: int,
+    metric: Metric,
+    pick: PickReading = _percent,
+    kind: EntityKind | None = None,
+    *part: str,
+) -> BatchField:
+    return BatchField((number,), CallTarget(metric, pick, kind, part))
 
 
-_GPU_FIELDS: tuple[Field, ...] = (
+_GPU_FIELDS: tuple[BatchField, ...] = (
     _field(1, a.GPU_GRAPHICS_ACTIVITY),
     _field(2, a.GPU_SM_ACTIVITY),
     _field(3, a.GPU_SM_OCCUPANCY),
@@ -89,12 +115,12 @@ _GPU_FIELDS: tuple[Field, ...] = (
     _field(101, a.GPU_C2C_RECEIVE, _mebibytes),
 )
 # Metrics that older drivers lack: they might reject a request that contains one of them.
-_RECENT_FIELDS: tuple[Field, ...] = (
+_RECENT_FIELDS: tuple[BatchField, ...] = (
     *(_field(n, a.GPU_ENGINE_ACTIVITY, _percent, GPU_ENGINE, e) for n, e in ENCODERS.items()),
     *(_field(n, a.GPU_CACHE_SHARE, _percent, GPU_CACHE, *what) for n, what in CACHES.items()),
     *(_field(n, a.GPU_CYCLES, whole, GPU_CYCLE, cycle) for n, cycle in CYCLES.items()),
 )
-_MIG_FIELDS: tuple[Field, ...] = (
+_MIG_FIELDS: tuple[BatchField, ...] = (
     _field(1, a.MIG_GRAPHICS_ACTIVITY),
     _field(2, a.MIG_SM_ACTIVITY),
     _field(3, a.MIG_SM_OCCUPANCY),
@@ -103,12 +129,12 @@ _MIG_FIELDS: tuple[Field, ...] = (
     *(_field(n, a.MIG_PIPE_ACTIVITY, _percent, MIG_PIPE, pipe) for n, pipe in PIPES.items()),
 )
 
-OF_GPU = Questions(fields=_GPU_FIELDS, batch=GPM)
-OF_GPU_RECENT = Questions(fields=_RECENT_FIELDS, batch=GPM, recent=True)
-OF_MIG = Questions(fields=_MIG_FIELDS, batch=GPM)
+GPU_TABLE = CallTable(fields=_GPU_FIELDS, batch=GPM)
+RECENT_GPU_TABLE = CallTable(fields=_RECENT_FIELDS, batch=GPM, recent=True)
+MIG_ACTIVITY_TABLE = CallTable(fields=_MIG_FIELDS, batch=GPM)
 
 
-class Activity(HoldsNothing):
+class GpuActivitySource(SourceWithoutResources):
     """GPM metrics of every GPU and of every MIG device."""
 
     name = "gpu_activity"
@@ -116,27 +142,158 @@ class Activity(HoldsNothing):
     longest_period_seconds = 20.0
     """Views of a cluster omit values older than 30 s."""
 
-    def __init__(self, period_seconds: float = 1.0, gpus: Gpus | None = None) -> None:
+    def __init__(self, period_seconds: float = 1.0, gpus: GpuInventory | None = None) -> None:
         self.period_seconds = period_seconds
-        self._gpus = gpus or Gpus()
-        self._plans = Plans()
+        self._gpus = gpus or GpuInventory()
+        self._plans = CallPlans()
 
-    def probe(self, host: Host) -> Inventory:
+    def probe(self, host: Host) -> ProbeResult:
         """Plan the calls for each GPU and each MIG device."""
         gpus = self._gpus.look(host)
-        columns = Columns()
+        columns = ColumnBuilder()
         wanted = [device for gpu in gpus.values() for device in _devices(gpu)]
         self._plans.place(host, self._gpus.generation, wanted, columns)
-        return Inventory(tuple(columns.columns))
+        return ProbeResult(tuple(columns.columns))
 
-    def read(self, host: Host, into: Table) -> None:
+    def read(self, host: Host, into: RowBuilder) -> None:
         """Take a sample of each device and compare it with the previous one."""
         self._plans.read(host, into)
         into.grown |= self._gpus.generation != self._plans.generation
 
 
-def _devices(gpu: GpuDevice) -> Iterator[tuple[int | str, Entity, Questions]]:
-    yield gpu.index, gpu.entity, OF_GPU
-    yield gpu.index, gpu.entity, OF_GPU_RECENT
+def _devices(gpu: GpuDevice) -> Iterator[tuple[int | str, Entity, CallTable]]:
+    yield gpu.index, gpu.entity, GPU_TABLE
+    yield gpu.index, gpu.entity, RECENT_GPU_TABLE
     for device in gpu.mig_devices:
-        yield device.uuid, device.entity, OF_MIG
+        yield device.uuid, device.entity, MIG_ACTIVITY_TABLE
+
+
+NS = 1_000_000_000
+_TOTAL_POWER, _UTILIZATION = 0, 1
+"""nvml.h, nvmlSamplingType_t."""
+_NOT_FOUND = 6
+"""No sample since the last one."""
+_LONGEST_SAMPLE_NS = 2 * NS
+"""A product's own sample period is at most one second (nvml.h, nvmlUtilization_t)."""
+_NS_PER_US, _STEPS, _PERCENT = 1000, 10**6, 100
+
+
+class GpuBurstSource(SourceWithoutResources):
+    """Windows of utilization and power of every GPU."""
+
+    name = "gpu_burst"
+    family = "nvml"
+    longest_period_seconds = 2.0
+    """The driver's buffers are bounded, and their span differs among products."""
+
+    def __init__(
+        self,
+        window_seconds: float = 0.1,
+        period_seconds: float = 1.0,
+        gpus: GpuInventory | None = None,
+    ) -> None:
+        self.period_seconds = period_seconds
+        self._grid = WindowGrid(round(window_seconds * NS))
+        self._gpus = gpus or GpuInventory()
+        self._generation = 0
+        self._devices: dict[str, _SampledGpu] = {}
+        self._columns: list[tuple[_SampledGpu, int]] = []
+
+    def probe(self, host: Host) -> ProbeResult:
+        """Two histograms for each GPU that has the samples."""
+        gpus = self._gpus.look(host)
+        self._generation = self._gpus.generation
+        columns = ColumnBuilder()
+        self._columns = []
+        for gpu in gpus.values():
+            (uuid,) = gpu.entity.key
+            device = self._devices.setdefault(uuid, _SampledGpu(self._grid, uuid))
+            device.look(host, gpu)
+            if not device.supported:
+                continue
+            first = columns.add(c.GPU_WINDOW_LENGTH, gpu.entity)
+            columns.add(c.GPU_MISSED, gpu.entity)
+            for buffer in device.supported:
+                buffer.windows.add_columns(columns)
+            self._columns.append((device, first))
+        return ProbeResult(tuple(columns.columns))
+
+    def read(self, host: Host, into: RowBuilder) -> None:
+        """Fetch the samples since the last ones of every GPU."""
+        for device, first in self._columns:
+            for buffer in device.supported:
+                buffer.windows.tell(into, buffer.fetch(host, device.index, device.limit_milliwatts))
+            into.put_all(first, (self._grid.window_ns, max(b.unseen for b in device.supported)))
+        into.grown = self._gpus.generation != self._generation
+
+
+class _SampledGpu:
+    """Sample buffers of a GPU, and its power limit."""
+
+    def __init__(self, grid: WindowGrid, uuid: str) -> None:
+        self.index = 0
+        self.limit_milliwatts = 0
+        self._buffers = (
+            _SampleBuffer(grid, _UTILIZATION, WindowHistogram(c.GPU_UTILIZATION_WINDOWS, (uuid,))),
+            _SampleBuffer(grid, _TOTAL_POWER, WindowHistogram(c.GPU_POWER_WINDOWS, (uuid,))),
+        )
+        self.supported: list[_SampleBuffer] = []
+
+    def look(self, host: Host, gpu: GpuDevice) -> None:
+        """Read the power limit, and find the supported sample types."""
+        self.index = gpu.index
+        try:
+            self.limit_milliwatts = int(
+                host.call("nvml", "nvmlDeviceGetEnforcedPowerLimit", gpu.index)
+            )
+        except (NvmlError, OSError):
+            self.limit_milliwatts = 0
+        self.supported = [
+            buffer
+            for buffer in self._buffers
+            if (buffer.kind == _UTILIZATION or self.limit_milliwatts)
+            and buffer.fetch(host, gpu.index, self.limit_milliwatts) is not Absent.UNSUPPORTED
+        ]
+
+
+class _SampleBuffer:
+    """The driver's samples of one kind, and the histogram of their windows."""
+
+    def __init__(self, grid: WindowGrid, kind: int, windows: WindowHistogram) -> None:
+        self.kind = kind
+        self.windows = windows
+        self.unseen = 0
+        self._grid = grid
+        self._averaged = WindowMeans(grid)
+        self._last_us: int | None = None
+
+    def fetch(self, host: Host, gpu: int, limit_milliwatts: int) -> Absent | None:
+        """Add the new samples to the windows. Return the absence reason on failure, else None."""
+        try:
+            samples = host.call("nvml", "nvmlDeviceGetSamples", gpu, self.kind)
+        except NvmlError as error:
+            return None if error.code == _NOT_FOUND else nvml_reason(error.code)
+        except OSError:
+            return Absent.UNSUPPORTED  # a recording made before this call existed
+        if samples and self._last_us is not None and samples[-1][0] < self._last_us:
+            self._last_us = None  # the driver's clock, or a recording, has restarted
+            self._averaged.forget()
+        for stamp_us, value in samples:
+            self._take(stamp_us, value, limit_milliwatts)
+        return None
+
+    def _take(self, stamp_us: int, value: int, limit_milliwatts: int) -> None:
+        last_us = self._last_us
+        if last_us is not None and stamp_us <= last_us:
+            return  # already counted
+        self._last_us = stamp_us
+        if last_us is None:
+            return
+        last_ns, at_ns = last_us * _NS_PER_US, stamp_us * _NS_PER_US
+        if at_ns - last_ns > _LONGEST_SAMPLE_NS:
+            self.unseen += self._grid.between(last_ns, at_ns)
+            self._averaged.forget()
+            return
+        whole = _PERCENT if self.kind == _UTILIZATION else limit_milliwatts
+        for windows, seen in self._averaged.ended(last_ns, at_ns, value * _STEPS // whole):
+            self.windows.see(windows, seen)

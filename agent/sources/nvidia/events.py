@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections import Counter
 
-from agent.gpus.inventory import Gpus
+from agent.gpus.inventory import GpuInventory
 from agent.host import Host, NvmlError
-from agent.sampling.facts import known
-from agent.sampling.source import Columns, HoldsNothing, Inventory, Table
-from agent.streams.xid_book import Sighting, XidBook
+from agent.sampling.source import (
+    ColumnBuilder,
+    ProbeResult,
+    RowBuilder,
+    SourceWithoutResources,
+    nonempty_facts,
+)
+from agent.streams.kernel_log import NvmlXid, XidMatcher
 from railscope.catalog import gpu_health as h
 from railscope.catalog.entities import GPU_EVENT, NODE
-from railscope.entity import Entity
-from railscope.frame import Event, Instant
+from railscope.frame import Entity, Event, NodeTimestamp
 
 XID, MIG_CHANGE = 0x8, 0x100
 # nvml.h, nvmlEventType*; performance state and clock events are not requested.
@@ -34,10 +38,10 @@ KINDS = {
     0x8000: "gpu_recovery_action",
 }
 _NO_INSTANCE = 0xFFFF_FFFF
-_HAS_NONE = {3, 13, 12, 28}  # NOT_SUPPORTED, FUNCTION_ and LIBRARY_NOT_FOUND, GPU_NOT_FOUND
+_NO_EVENTS_CODES = {3, 13, 12, 28}  # NOT_SUPPORTED, FUNCTION_ and LIBRARY_NOT_FOUND, GPU_NOT_FOUND
 
 
-class NvmlEvents(HoldsNothing):
+class NvmlEventSource(SourceWithoutResources):
     """Read the driver's events and count those other than Xids."""
 
     name = "gpu_event"
@@ -46,11 +50,11 @@ class NvmlEvents(HoldsNothing):
     """The event queue is bounded, and without the kernel log events are the only source of Xids."""
 
     def __init__(
-        self, book: XidBook, period_seconds: float = 1.0, gpus: Gpus | None = None
+        self, book: XidMatcher, period_seconds: float = 1.0, gpus: GpuInventory | None = None
     ) -> None:
         self.period_seconds = period_seconds
         self._book = book
-        self._gpus = gpus or Gpus()
+        self._gpus = gpus or GpuInventory()
         self._begun = False
         self._taken = 0
         self._taken_boot_ns = 0
@@ -59,7 +63,7 @@ class NvmlEvents(HoldsNothing):
         self._counts: Counter[Entity] = Counter()
         self._columns: list[Entity] = []
 
-    def probe(self, host: Host) -> Inventory:
+    def probe(self, host: Host) -> ProbeResult:
         """Register for events, and create a column for each kind seen so far.
 
         If the driver has no events, the source has no columns.
@@ -67,19 +71,19 @@ class NvmlEvents(HoldsNothing):
         try:
             self._waiting += self._take(host)
         except NvmlError as error:
-            if error.code not in _HAS_NONE:
+            if error.code not in _NO_EVENTS_CODES:
                 raise
-            return Inventory()
+            return ProbeResult()
         except FileNotFoundError:  # a recording without this call
-            return Inventory()
-        columns = Columns()
+            return ProbeResult()
+        columns = ColumnBuilder()
         columns.add(h.GPU_EVENTS_LOST, Entity(NODE))
         self._columns = list(self._counts)
         for entity in self._columns:
             columns.add(h.GPU_EVENTS, entity)
-        return Inventory(tuple(columns.columns))
+        return ProbeResult(tuple(columns.columns))
 
-    def read(self, host: Host, into: Table) -> None:
+    def read(self, host: Host, into: RowBuilder) -> None:
         """Read the new events."""
         if not into.reasons:
             return
@@ -108,7 +112,7 @@ class NvmlEvents(HoldsNothing):
             instances = (_instance(gpu_instance), _instance(compute_instance))
             if kind == XID:
                 at = (now.wall_ns, now.boot_ns, self._taken_boot_ns)
-                self._book.seen(Sighting(address, data, *at, *instances))
+                self._book.seen(NvmlXid(address, data, *at, *instances))
                 continue
             if kind == MIG_CHANGE:
                 self._gpus.changed()
@@ -117,12 +121,14 @@ class NvmlEvents(HoldsNothing):
         return found
 
     def _event(
-        self, address: str, kind: int, data: int, instances: tuple[str, str], now: Instant
+        self, address: str, kind: int, data: int, instances: tuple[str, str], now: NodeTimestamp
     ) -> Event:
         entity = Entity(GPU_EVENT, (address, KINDS.get(kind, hex(kind))))
         self._counts[entity] += 1
         gpu, compute = instances
-        facts = known(gpu_instance=gpu, compute_instance=compute, data=str(data) if data else "")
+        facts = nonempty_facts(
+            gpu_instance=gpu, compute_instance=compute, data=str(data) if data else ""
+        )
         return Event(h.GPU_DRIVER_EVENT, entity, now.wall_ns, now.boot_ns, facts)
 
 

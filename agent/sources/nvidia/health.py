@@ -6,12 +6,12 @@ Also values that are not needed every second: the performance state, media engin
 from __future__ import annotations
 
 from agent.host import Json
-from agent.sources.nvidia.calls import (
-    Call,
-    Field,
-    Pick,
-    Questions,
-    Target,
+from agent.sources.nvidia.call_plan import (
+    BatchField,
+    CallTable,
+    CallTarget,
+    NvmlCall,
+    PickReading,
     field,
     item,
     key,
@@ -35,7 +35,7 @@ from railscope.reading import Absent, Reading
 
 ENGINES = {"encoder": "Encoder", "decoder": "Decoder", "jpeg": "Jpg", "optical_flow": "Ofa"}
 SLOWEST_PERFORMANCE_STATE = 15  # 32 stands for unknown
-COMPLETED = 3
+FABRIC_COMPLETED = 3
 # nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*: two bits each, 1 is true. A GPU without a partition, or
 # without its fabric manager, is faulty as well: for those the value 2 marks the fault.
 CONDITIONS = {
@@ -81,7 +81,7 @@ def _performance_state(result: Json) -> Reading:
 
 
 def _status(result: Json) -> Reading:
-    return int(result["status"]) if result["state"] == COMPLETED else Absent.UNSUPPORTED
+    return int(result["status"]) if result["state"] == FABRIC_COMPLETED else Absent.UNSUPPORTED
 
 
 def _health_mask(result: Json) -> int:
@@ -89,7 +89,7 @@ def _health_mask(result: Json) -> int:
     return int(result["healthMask"]) if "healthMask" in result else 0
 
 
-def _condition(shift: int, at_fault: int) -> Pick:
+def _condition(shift: int, at_fault: int) -> PickReading:
     def pick(result: Json) -> Reading:
         told = _health_mask(result) >> shift & _TWO_BITS
         if told == _TWO_BITS:
@@ -104,65 +104,65 @@ def _misconfigured(result: Json) -> Reading:
     return int(told != _CONFIGURATION_RIGHT) if told else Absent.UNSUPPORTED
 
 
-def _total_ecc(kind: tuple[str, ...], arguments: tuple[int, int]) -> Call:
-    target = Target(gpu_ecc.GPU_ECC_ERRORS, whole, GPU_ECC, kind)
-    return Call(("nvmlDeviceGetTotalEccErrors",), (target,), arguments)
+def _total_ecc(kind: tuple[str, ...], arguments: tuple[int, int]) -> NvmlCall:
+    target = CallTarget(gpu_ecc.GPU_ECC_ERRORS, whole, GPU_ECC, kind)
+    return NvmlCall(("nvmlDeviceGetTotalEccErrors",), (target,), arguments)
 
 
-_CALLS: tuple[Call, ...] = (
-    Call(
+_CALLS: tuple[NvmlCall, ...] = (
+    NvmlCall(
         ("nvmlDeviceGetPerformanceState",),
-        (Target(c.GPU_PERFORMANCE_STATE, _performance_state),),
+        (CallTarget(c.GPU_PERFORMANCE_STATE, _performance_state),),
     ),
     simple("nvmlDeviceGetEnforcedPowerLimit", c.GPU_POWER_LIMIT),
     simple("nvmlDeviceGetMarginTemperature", gpu_power.GPU_TEMPERATURE_MARGIN),
     # Not every second: on Hopper and later, where it matters, GPM reports each engine.
     *(
-        Call(
+        NvmlCall(
             (f"nvmlDeviceGet{name}Utilization",),
-            (Target(c.GPU_ENGINE_UTILIZATION, item(0), GPU_ENGINE, (engine,)),),
+            (CallTarget(c.GPU_ENGINE_UTILIZATION, item(0), GPU_ENGINE, (engine,)),),
         )
         for engine, name in ENGINES.items()
     ),
-    Call(
+    NvmlCall(
         ("nvmlDeviceGetEncoderStats",),
         (
-            Target(c.GPU_ENCODER_SESSIONS, item(0)),
-            Target(c.GPU_ENCODER_FRAME_RATE, item(1)),
-            Target(c.GPU_ENCODER_LATENCY, item(2)),
+            CallTarget(c.GPU_ENCODER_SESSIONS, item(0)),
+            CallTarget(c.GPU_ENCODER_FRAME_RATE, item(1)),
+            CallTarget(c.GPU_ENCODER_LATENCY, item(2)),
         ),
     ),
-    Call(
+    NvmlCall(
         ("nvmlDeviceGetEccMode",),
-        (Target(gpu_ecc.GPU_ECC_MODE, item(0)), Target(gpu_ecc.GPU_ECC_PENDING, item(1))),
+        (CallTarget(gpu_ecc.GPU_ECC_MODE, item(0)), CallTarget(gpu_ecc.GPU_ECC_PENDING, item(1))),
     ),
-    Call(
+    NvmlCall(
         ("nvmlDeviceGetMigMode",),
-        (Target(s.GPU_MIG_MODE, item(0)), Target(s.GPU_MIG_PENDING, item(1))),
+        (CallTarget(s.GPU_MIG_MODE, item(0)), CallTarget(s.GPU_MIG_PENDING, item(1))),
     ),
-    Call(
+    NvmlCall(
         ("nvmlDeviceGetRemappedRows",),
         (
-            Target(gpu_ecc.GPU_REMAPPED_ROWS, item(0), GPU_REMAP, ("correctable",)),
-            Target(gpu_ecc.GPU_REMAPPED_ROWS, item(1), GPU_REMAP, ("uncorrectable",)),
-            Target(gpu_ecc.GPU_ROW_REMAP_PENDING, item(2)),
-            Target(gpu_ecc.GPU_ROW_REMAP_FAILURE, item(3)),
+            CallTarget(gpu_ecc.GPU_REMAPPED_ROWS, item(0), GPU_REMAP, ("correctable",)),
+            CallTarget(gpu_ecc.GPU_REMAPPED_ROWS, item(1), GPU_REMAP, ("uncorrectable",)),
+            CallTarget(gpu_ecc.GPU_ROW_REMAP_PENDING, item(2)),
+            CallTarget(gpu_ecc.GPU_ROW_REMAP_FAILURE, item(3)),
         ),
     ),
     simple("nvmlDeviceGetRetiredPagesPendingStatus", gpu_ecc.GPU_RETIRED_PENDING),
-    Call(
+    NvmlCall(
         ("nvmlDeviceGetRepairStatus",),
         (
-            Target(gpu_ecc.GPU_REPAIR_PENDING, item(0), GPU_CONDITION, ("memory_channel",)),
-            Target(gpu_ecc.GPU_REPAIR_PENDING, item(1), GPU_CONDITION, ("tpc",)),
+            CallTarget(gpu_ecc.GPU_REPAIR_PENDING, item(0), GPU_CONDITION, ("memory_channel",)),
+            CallTarget(gpu_ecc.GPU_REPAIR_PENDING, item(1), GPU_CONDITION, ("tpc",)),
         ),
     ),
     simple("nvmlDeviceGetUnrepairableMemoryFlag_v1", gpu_ecc.GPU_UNREPAIRABLE),
-    Call(
+    NvmlCall(
         ("nvmlDeviceGetSramEccErrorStatus",),
         (
             *(
-                Target(
+                CallTarget(
                     gpu_ecc.GPU_SRAM_ERRORS,
                     key(lifetime + member),
                     GPU_SRAM,
@@ -171,9 +171,9 @@ _CALLS: tuple[Call, ...] = (
                 for lifetime in ("volatile", "aggregate")
                 for member, protection in (("UncParity", "parity"), ("UncSecDed", "sec_ded"))
             ),
-            Target(gpu_ecc.GPU_SRAM_THRESHOLD, key("bThresholdExceeded")),
+            CallTarget(gpu_ecc.GPU_SRAM_THRESHOLD, key("bThresholdExceeded")),
             *(
-                Target(
+                CallTarget(
                     gpu_ecc.GPU_SRAM_LOCATIONS,
                     key(f"aggregateUncBucket{name}"),
                     GPU_ECC_LOCATION,
@@ -187,34 +187,34 @@ _CALLS: tuple[Call, ...] = (
     simple("nvmlDeviceGetMaxPcieLinkGeneration", gpu_pcie.GPU_PCIE_GENERATION_LIMIT),
     simple("nvmlDeviceGetCurrPcieLinkWidth", gpu_pcie.GPU_PCIE_WIDTH),
     simple("nvmlDeviceGetMaxPcieLinkWidth", gpu_pcie.GPU_PCIE_WIDTH_LIMIT),
-    Call(
+    NvmlCall(
         ("nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetGpuFabricInfo"),
         (
-            Target(h.GPU_FABRIC_STATE, key("state")),
-            Target(h.GPU_FABRIC_STATUS, _status),
-            Target(h.GPU_FABRIC_HEALTH, key("healthSummary")),
+            CallTarget(h.GPU_FABRIC_STATE, key("state")),
+            CallTarget(h.GPU_FABRIC_STATUS, _status),
+            CallTarget(h.GPU_FABRIC_HEALTH, key("healthSummary")),
             *(
-                Target(h.GPU_FABRIC_CONDITION, _condition(*where), GPU_CONDITION, (name,))
+                CallTarget(h.GPU_FABRIC_CONDITION, _condition(*where), GPU_CONDITION, (name,))
                 for name, where in CONDITIONS.items()
             ),
-            Target(h.GPU_FABRIC_CONDITION, _misconfigured, GPU_CONDITION, ("misconfigured",)),
+            CallTarget(h.GPU_FABRIC_CONDITION, _misconfigured, GPU_CONDITION, ("misconfigured",)),
         ),
     ),
 )
 
-_FIELDS: tuple[Field, ...] = (
+_FIELDS: tuple[BatchField, ...] = (
     *(
-        Field(
+        BatchField(
             (number,),
-            Target(gpu_ecc.GPU_ECC_ERRORS, whole, GPU_ECC, kind),
+            CallTarget(gpu_ecc.GPU_ECC_ERRORS, whole, GPU_ECC, kind),
             _total_ecc(kind, arguments),
         )
         for kind, (number, arguments) in _ECC_FIELDS.items()
     ),
     field(230, h.GPU_RECOVERY_ACTION),
-    Field(
+    BatchField(
         (94,),
-        Target(gpu_pcie.GPU_PCIE_REPLAYS, whole),
+        CallTarget(gpu_pcie.GPU_PCIE_REPLAYS, whole),
         simple("nvmlDeviceGetPcieReplayCounter", gpu_pcie.GPU_PCIE_REPLAYS),
     ),
     field(95, gpu_pcie.GPU_PCIE_ROLLOVERS),
@@ -225,4 +225,4 @@ _FIELDS: tuple[Field, ...] = (
     ),
 )
 
-QUESTIONS = Questions(_CALLS, _FIELDS)
+HEALTH_TABLE = CallTable(_CALLS, _FIELDS)

@@ -9,12 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from agent.gpus.inventory import GpuDevice, Gpus
+from agent.gpus.inventory import GpuDevice, GpuInventory
 from agent.host import Host, Json, NvmlError
-from agent.sampling.facts import known
-from agent.sampling.source import Columns, HoldsNothing, Inventory, Table
-from agent.sources.nvidia.calls import Call, Field, Questions, Target, whole
-from agent.sources.nvidia.plan import Plans
+from agent.sampling.source import (
+    ColumnBuilder,
+    ProbeResult,
+    RowBuilder,
+    SourceWithoutResources,
+    nonempty_facts,
+)
+from agent.sources.nvidia.call_plan import (
+    BatchField,
+    CallPlans,
+    CallTable,
+    CallTarget,
+    NvmlCall,
+    whole,
+)
 from agent.topology.pci import pci_address
 from railscope.catalog import nvlink as n
 from railscope.catalog.declare import EntityKind, Metric
@@ -25,13 +36,13 @@ from railscope.catalog.entities import (
     NVLINK_FEC,
     NVLINK_RECOVERY,
 )
-from railscope.entity import Entity
+from railscope.frame import Entity
 from railscope.reading import Absent, Reading
 
 _LINK_COUNT = 91
 _MAX_LINKS = 36
 _NOT_SUPPORTED = 3
-_HAS_NONE = {2, _NOT_SUPPORTED, 13}
+_NO_LINKS_CODES = {2, _NOT_SUPPORTED, 13}
 """INVALID_ARGUMENT, NOT_SUPPORTED, FUNCTION_NOT_FOUND."""
 _VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
 _REMOTE_TYPES = {0: "gpu", 1: "ibm_npu", 2: "switch"}
@@ -89,10 +100,10 @@ def _field(
     link: Entity,
     kind: EntityKind | None = None,
     *part: str,
-) -> Field:
+) -> BatchField:
     if kind is None:
-        return Field(entries, Target(metric, whole, entity=link))
-    return Field(entries, Target(metric, whole, kind, (*link.key[1:], *part)))
+        return BatchField(entries, CallTarget(metric, whole, entity=link))
+    return BatchField(entries, CallTarget(metric, whole, kind, (*link.key[1:], *part)))
 
 
 def _error_entries(name: str, link: int) -> tuple[int | str, ...]:
@@ -109,11 +120,13 @@ def _legacy(runs: tuple[int, ...], link: int) -> tuple[int, ...]:
     return (runs[link // _LEGACY_SPLIT] + link % _LEGACY_SPLIT,)
 
 
-def traffic_fields(link: int, entity: Entity) -> list[Field]:
+def traffic_fields(link: int, entity: Entity) -> list[BatchField]:
     """State, speed, bytes and errors of a link."""
-    state = Target(n.NVLINK_STATE, whole, entity=entity)
+    state = CallTarget(n.NVLINK_STATE, whole, entity=entity)
     fields = [
-        Field((f"165:{link}",), state, Call(("nvmlDeviceGetNvLinkState",), (state,), (link,))),
+        BatchField(
+            (f"165:{link}",), state, NvmlCall(("nvmlDeviceGetNvLinkState",), (state,), (link,))
+        ),
         _field((f"164:{link}", *_legacy(_LEGACY_SPEED, link)), n.NVLINK_SPEED, entity),
         _field((f"167:{link}",), n.NVLINK_POWER_STATE, entity),
         _field((f"138:{link}",), n.NVLINK_TRANSMITTED, entity),
@@ -136,13 +149,13 @@ def traffic_fields(link: int, entity: Entity) -> list[Field]:
     return fields
 
 
-def signal_fields(link: int, entity: Entity) -> list[Field]:
+def signal_fields(link: int, entity: Entity) -> list[BatchField]:
     """Signal quality of a link: error ratios, corrected codewords, retransmitted blocks."""
     own = entity.key[1:]
     fields = [
-        Field(
+        BatchField(
             tuple(f"{number}:{link}" for number in numbers),
-            Target(n.NVLINK_BIT_ERRORS, _decades, NVLINK_BER, (*own, stage)),
+            CallTarget(n.NVLINK_BIT_ERRORS, _decades, NVLINK_BER, (*own, stage)),
         )
         for stage, numbers in _BIT_ERRORS.items()
     ]
@@ -158,20 +171,20 @@ def signal_fields(link: int, entity: Entity) -> list[Field]:
     return fields
 
 
-class NvLink(HoldsNothing):
+class NvLinkSource(SourceWithoutResources):
     """Every NVLink of every GPU: its traffic, or its signal."""
 
     family = "nvml"
 
     def __init__(
-        self, name: str, period_seconds: float, gpus: Gpus | None = None, *, signal: bool
+        self, name: str, period_seconds: float, gpus: GpuInventory | None = None, *, signal: bool
     ) -> None:
         self.name = name
         self.period_seconds = period_seconds
         self._signal = signal
-        self._gpus = gpus or Gpus()
-        self._plans = Plans()
-        self._asked: dict[int, tuple[int, Questions]] = {}
+        self._gpus = gpus or GpuInventory()
+        self._plans = CallPlans()
+        self._asked: dict[int, tuple[int, CallTable]] = {}
         """For each GPU the number of its links, and the calls for them."""
         self._counts: dict[tuple[str, ...], int] = {}
         self._up: dict[int, list[int]] = {}
@@ -180,26 +193,28 @@ class NvLink(HoldsNothing):
         """Column of a GPU's number of links, and columns of its link states."""
 
     @classmethod
-    def traffic(cls, period_seconds: float = 10.0, gpus: Gpus | None = None) -> NvLink:
+    def traffic(
+        cls, period_seconds: float = 10.0, gpus: GpuInventory | None = None
+    ) -> NvLinkSource:
         """State, speed, bytes and errors."""
         return cls("nvlink", period_seconds, gpus, signal=False)
 
     @classmethod
-    def signal(cls, period_seconds: float = 60.0, gpus: Gpus | None = None) -> NvLink:
+    def signal(cls, period_seconds: float = 60.0, gpus: GpuInventory | None = None) -> NvLinkSource:
         """Error ratios and corrected codewords."""
         return cls("nvlink_signal", period_seconds, gpus, signal=True)
 
-    def probe(self, host: Host) -> Inventory:
+    def probe(self, host: Host) -> ProbeResult:
         """Count the links of each GPU and plan the calls for them."""
         gpus = self._gpus.look(host)
         if self._gpus.generation != self._plans.generation:
             self._asked.clear()
-        columns, linked = Columns(), [gpu for gpu in gpus.values() if self._links(host, gpu)]
+        columns, linked = ColumnBuilder(), [gpu for gpu in gpus.values() if self._links(host, gpu)]
         wanted = [(gpu.index, gpu.entity, self._asked[gpu.index][1]) for gpu in linked]
         self._plans.place(host, self._gpus.generation, wanted, columns)
         self._totals = [] if self._signal else _totals(linked, columns)
         self._up.clear()  # support was detected with the links in their current states
-        return Inventory(tuple(columns.columns), tuple(gpu.entity for gpu in linked))
+        return ProbeResult(tuple(columns.columns), tuple(gpu.entity for gpu in linked))
 
     def _links(self, host: Host, gpu: GpuDevice) -> int:
         """Number of links of a GPU. The calls for them are cached: they are thousands of fields."""
@@ -214,10 +229,10 @@ class NvLink(HoldsNothing):
                 for link in range(count)
             ]
             fields = [field for link, entity in enumerate(links) for field in make(link, entity)]
-            self._asked[gpu.index] = count, Questions(fields=tuple(fields))
+            self._asked[gpu.index] = count, CallTable(fields=tuple(fields))
         return count
 
-    def read(self, host: Host, into: Table) -> None:
+    def read(self, host: Host, into: RowBuilder) -> None:
         """Read all links of a GPU in one batch, and count the active ones."""
         self._plans.read(host, into)
         for total, states in self._totals:
@@ -235,7 +250,7 @@ class NvLink(HoldsNothing):
         return before is not None and before != states
 
 
-def _totals(gpus: Sequence[GpuDevice], columns: Columns) -> list[tuple[int, list[int]]]:
+def _totals(gpus: Sequence[GpuDevice], columns: ColumnBuilder) -> list[tuple[int, list[int]]]:
     """Columns of the number of links of each GPU, and positions of its link states."""
     states: dict[tuple[str, ...], list[int]] = {gpu.entity.key: [] for gpu in gpus}
     for position, (metric, entity) in enumerate(columns.columns):
@@ -259,7 +274,7 @@ def _count(host: Host, gpu: int) -> int | None:
         value, code = 0, _NOT_SUPPORTED
     if code == 0:
         return min(int(value), _MAX_LINKS)
-    if code not in _HAS_NONE:
+    if code not in _NO_LINKS_CODES:
         return None
     link = 0
     while link < _MAX_LINKS and _ask(host, "nvmlDeviceGetNvLinkState", gpu, link) is not None:
@@ -271,7 +286,7 @@ def _facts(host: Host, gpu: int, link: int) -> dict[str, str]:
     version = _ask(host, "nvmlDeviceGetNvLinkVersion", gpu, link)
     remote = _ask(host, "nvmlDeviceGetNvLinkRemoteDeviceType", gpu, link)
     where = _ask(host, "nvmlDeviceGetNvLinkRemotePciInfo", gpu, link)
-    return known(
+    return nonempty_facts(
         version="" if version is None else _VERSIONS.get(version, str(version)),
         remote_type="" if remote is None else _REMOTE_TYPES.get(remote, "unknown"),
         remote_pci_address=pci_address(where["busId"]) if where and where["busId"] else "",

@@ -1,31 +1,159 @@
-"""Detection of degraded PCIe paths between GPUs and the processor.
+"""Detection of degraded PCIe paths between GPUs and the processor, and the expected link of each GPU.
 
 While there is no work, the driver lowers the speed of a GPU's link, never its width (nvml.h,
 nvmlDeviceGetCurrPcieLinkGeneration). So a slow link is a fault only on a busy GPU: one that ran a
 kernel in the driver's last sample, in a performance state for computing, at two consecutive reads.
 If the driver does not report the load, as with MIG, a slow link gets no verdict.
+
+The expected link is a number of lanes and a generation, or the reason why they are unknown. NVML's
+limits are those of the GPU and of a system that it sees only in part: for a slot wired for eight
+lanes, and for an emulated slot in a virtual machine, it reports the GPU's sixteen. So on bare metal
+the slot decides: the lesser of the limits of both ends of the link (sysfs, max_link_width and
+max_link_speed), unless the settings contain a value for the GPU. In a guest, and if sysfs and NVML
+differ, there is no expected value.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
 from agent.config import PcieSettings
-from agent.gpus.inventory import Gpus
+from agent.gpus.inventory import GpuDevice, GpuInventory
 from agent.host import Host, NvmlError
-from agent.sampling.source import Columns, Inventory, Table, reason_for
-from agent.sources.nvidia.expected_link import ExpectedLinks
+from agent.sampling.source import ColumnBuilder, ProbeResult, RowBuilder, read_text, reason_for
 from agent.topology import pci
-from agent.topology.paths import LinkFiles, PciLink, links, path_state
+from agent.topology.pcie_links import (
+    UNKNOWN_LINK_STATE,
+    PcieLink,
+    PcieLinkFiles,
+    PcieLinkState,
+    links_of_path,
+    path_state,
+)
+from railscope.catalog import gpu_pcie as c
+from railscope.catalog.declare import Metric
 from railscope.catalog.entities import PCIE
 from railscope.catalog.pcie import PCIE_PATH_STATE
-from railscope.entity import Entity
-from railscope.reading import Absent
+from railscope.frame import Entity
+from railscope.reading import Absent, Reading
+
+_GUESTS = {"passthrough", "vgpu_guest"}
+_GENERATIONS = {2_500: 1, 5_000: 2, 8_000: 3, 16_000: 4, 32_000: 5, 64_000: 6, 128_000: 7}
+"""PCIe generation by MT/s of a lane."""
+
+
+def generation(megatransfers: Reading) -> Reading:
+    """PCIe generation of a speed."""
+    if isinstance(megatransfers, Absent):
+        return megatransfers
+    return _GENERATIONS.get(megatransfers, Absent.UNSUPPORTED)
+
+
+def _lanes(lanes: Reading) -> Reading:
+    return lanes
+
+
+@dataclass(frozen=True, slots=True)
+class _LinkQuantity:
+    """Lanes or generation: its metric, NVML's two calls, and the members of a link's state."""
+
+    metric: Metric
+    now: str
+    limit: str
+    member: str
+    convert: Callable[[Reading], Reading]
+
+
+_QUANTITIES = (
+    _LinkQuantity(
+        c.GPU_PCIE_EXPECTED_WIDTH, "nvmlDeviceGetCurrPcieLinkWidth",
+        "nvmlDeviceGetMaxPcieLinkWidth", "width", _lanes,
+    ),
+    _LinkQuantity(
+        c.GPU_PCIE_EXPECTED_GENERATION, "nvmlDeviceGetCurrPcieLinkGeneration",
+        "nvmlDeviceGetMaxPcieLinkGeneration", "speed", generation,
+    ),
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class ExpectedLinks:
+    """Columns of the expected links of a set of GPUs."""
+
+    settings: PcieSettings = field(default_factory=PcieSettings)
+    _gpus: list[tuple[int, GpuDevice, PcieLink | None]] = field(default_factory=list)
+    _is_guest: bool = False
+
+    def place(
+        self,
+        host: Host,
+        columns: ColumnBuilder,
+        gpus: Mapping[str, GpuDevice],
+        links: Mapping[str, PcieLink],
+    ) -> None:
+        """Add two columns for each GPU; `links` maps an address to the link directly above it."""
+        self._is_guest = bool(read_text(host, "/sys/hypervisor/type"))
+        self._gpus = []
+        for address, gpu in gpus.items():
+            self._gpus.append((len(columns.columns), gpu, links.get(address)))
+            for quantity in _QUANTITIES:
+                columns.add(quantity.metric, gpu.entity)
+
+    def read(self, host: Host, states: Mapping[str, PcieLinkState], into: RowBuilder) -> None:
+        """Fill the columns."""
+        for first, gpu, link in self._gpus:
+            ends = (
+                [states.get(end, UNKNOWN_LINK_STATE) for end in (link.upper, link.lower)]
+                if link
+                else []
+            )
+            for column, quantity in enumerate(_QUANTITIES, first):
+                into.put(column, self._expected(host, gpu, ends, quantity))
+
+    def _expected(
+        self, host: Host, gpu: GpuDevice, ends: list[PcieLinkState], quantity: _LinkQuantity
+    ) -> Reading:
+        configured = self._configured(gpu, quantity.metric)
+        if configured is not None:
+            return configured
+        if self._is_guest or gpu.entity.facts.get("virtualization") in _GUESTS:
+            return Absent.UNSUPPORTED
+        now = _read_limit(host, quantity.now, gpu.index)
+        if isinstance(now, Absent):
+            return now
+        limits = [quantity.convert(getattr(end, f"{quantity.member}_limit")) for end in ends]
+        known = [limit for limit in limits if not isinstance(limit, Absent)]
+        if not ends or len(known) < len(limits):
+            # The slot is not visible: only a link at NVML's limit is certain to lack nothing.
+            limit = _read_limit(host, quantity.limit, gpu.index)
+            is_whole = now == limit or isinstance(limit, Absent)
+            return limit if is_whole else Absent.UNSUPPORTED
+        if quantity.convert(getattr(ends[-1], quantity.member)) != now:
+            return Absent.UNSUPPORTED
+        return min(known)
+
+    def _configured(self, gpu: GpuDevice, metric: Metric) -> int | None:
+        """The setting for a GPU, by its PCI address or else by its model."""
+        is_width = metric is c.GPU_PCIE_EXPECTED_WIDTH
+        wanted = self.settings.expected_lanes if is_width else self.settings.expected_generation
+        names = (gpu.pci_address, gpu.entity.facts.get("model", ""))
+        return next((wanted[name] for name in names if name in wanted), None)
+
+
+def _read_limit(host: Host, function: str, gpu: int) -> Reading:
+    try:
+        return int(host.call("nvml", function, gpu))
+    except (NvmlError, OSError) as error:
+        return reason_for(error)
+
 
 _COMPUTING = range(3)
 """P0 to P2: consumer GPUs compute in P2."""
 _LAST_STATE = 15
 
 
-class GpuPaths:
+class GpuPathSource:
     """State of every GPU's PCIe path, and its expected link."""
 
     name = "gpu_pcie"
@@ -34,25 +162,25 @@ class GpuPaths:
     def __init__(
         self,
         period_seconds: float = 10.0,
-        gpus: Gpus | None = None,
+        gpus: GpuInventory | None = None,
         settings: PcieSettings | None = None,
     ) -> None:
         self.period_seconds = period_seconds
         self._expected = ExpectedLinks(settings or PcieSettings())
         self._generation = -1
-        self._gpus = gpus or Gpus()
-        self._paths: list[tuple[PciLink, ...]] = []
-        self._files: LinkFiles | None = None
+        self._gpus = gpus or GpuInventory()
+        self._paths: list[tuple[PcieLink, ...]] = []
+        self._files: PcieLinkFiles | None = None
         self._worked: set[str] = set()
         """GPUs that were busy and had a slow link at the last read."""
 
-    def probe(self, host: Host) -> Inventory:
+    def probe(self, host: Host) -> ProbeResult:
         """Find the GPUs on the bus, whatever their driver, and the links above them."""
-        devices = pci.look(host)
+        devices = pci.read_pci_devices(host)
         roles = {address: device.role for address, device in devices.items()}
-        columns, self._paths = Columns(), []
+        columns, self._paths = ColumnBuilder(), []
         for gpu in pci.gpus_among(devices.values()):
-            path = links(gpu.place.chain, roles)
+            path = links_of_path(gpu.place.chain, roles)
             if path:
                 columns.add(PCIE_PATH_STATE, Entity(PCIE, (gpu.address,)))
                 self._paths.append(path)
@@ -64,10 +192,10 @@ class GpuPaths:
             end: None for path in self._paths for link in path for end in (link.upper, link.lower)
         }
         self.close()
-        self._files = LinkFiles(host, [end for end in ends if end])
-        return Inventory(tuple(columns.columns))
+        self._files = PcieLinkFiles(host, [end for end in ends if end])
+        return ProbeResult(tuple(columns.columns))
 
-    def read(self, host: Host, into: Table) -> None:
+    def read(self, host: Host, into: RowBuilder) -> None:
         """Evaluate each path; the load is read from the driver only for a slow link."""
         if self._files is None:
             return
@@ -80,7 +208,7 @@ class GpuPaths:
 
     def _sleeps(self, host: Host, address: str, worked: set[str]) -> bool | Absent:
         """True if a slow link can be explained by an idle GPU; no other device may have a slow link."""
-        if pci.role(host, address) != pci.GPU:
+        if pci.read_role(host, address) != pci.GPU:
             return False
         gpus = self._gpus.found.values()
         index = next((gpu.index for gpu in gpus if gpu.pci_address == address), None)

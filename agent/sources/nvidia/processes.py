@@ -1,32 +1,118 @@
-"""Individual processes and virtual GPUs of each GPU, bounded in number.
+"""Processes and virtual GPUs of each GPU: individual ones, their numbers, and the sharing mode.
 
-A process gets its own columns once it has been present at two polls, so that short processes do not
-create new columns every time; the others are counted. PIDs are those of the host: in a container
-the agent needs the host's PID namespace. Every job has different columns: acceptable on a metrics
-endpoint, too many for a schema that is transmitted.
+The numbers and the mode have the same columns for any set of processes. Individual processes and
+virtual GPUs are bounded in number. A process gets its own columns once it has been present at two
+polls, so that short processes do not create new columns every time; the others are counted. PIDs
+are those of the host: in a container the agent needs the host's PID namespace. Every job has
+different columns: acceptable on a metrics endpoint, too many for a schema that is transmitted.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from agent.gpus.inventory import GpuDevice, Gpus
-from agent.gpus.process_lists import Process, processes
+from agent.gpus.inventory import GpuDevice, GpuInventory
+from agent.gpus.process_lists import ListedProcess, ListedProcesses, ProcessLists, list_processes
 from agent.host import Host, Json, NvmlError
-from agent.sampling.facts import known, text
-from agent.sampling.source import Columns, HoldsNothing, Inventory, Table, nvml_reason
-from agent.sources.nvidia.sharing import vgpus_of
+from agent.sampling.source import (
+    ColumnBuilder,
+    ProbeResult,
+    RowBuilder,
+    SourceWithoutResources,
+    nonempty_facts,
+    nvml_reason,
+    read_text,
+)
 from railscope.catalog import gpu_sharing as s
 from railscope.catalog.entities import GPU_PROCESS, VGPU
-from railscope.entity import Entity
-from railscope.reading import Absent
+from railscope.frame import Entity
+from railscope.reading import Absent, Reading
 
-MAX_TOLD = 64
-_NOT_FOUND = 6
+_NOT_SUPPORTED, _NOT_FOUND = 3, 6
+_NONE = {_NOT_FOUND, 21}  # NOT_FOUND, NO_DATA
+_HAS_NO_LIST = {_NOT_SUPPORTED, 13, 25}
+UNUSED, EXCLUSIVE, TIME_SLICING, MPS, MIG, VGPUS = s.GPU_SHARING.states
+
+
+class GpuSharingSource(SourceWithoutResources):
+    """Number of processes and virtual GPUs of each GPU, and its sharing mode."""
+
+    name = "gpu_sharing"
+    family = "nvml"
+
+    def __init__(
+        self,
+        period_seconds: float = 5.0,
+        gpus: GpuInventory | None = None,
+        lists: ProcessLists | None = None,
+    ) -> None:
+        self.period_seconds = period_seconds
+        self._gpus = gpus or GpuInventory()
+        self._lists = lists or ProcessLists()
+        self._generation = 0
+        self._columns: list[tuple[GpuDevice, int]] = []
+
+    def probe(self, host: Host) -> ProbeResult:
+        """Three columns for each GPU."""
+        gpus = self._gpus.look(host)
+        self._generation = self._gpus.generation
+        columns = ColumnBuilder()
+        self._columns = [(gpu, columns.add(s.GPU_SHARING, gpu.entity)) for gpu in gpus.values()]
+        for metric in (s.GPU_PROCESSES, s.GPU_VGPUS):
+            for gpu in gpus.values():
+                columns.add(metric, gpu.entity)
+        return ProbeResult(tuple(columns.columns))
+
+    def read(self, host: Host, into: RowBuilder) -> None:
+        """Count the processes and virtual GPUs."""
+        count = len(self._columns)
+        for gpu, column in self._columns:
+            at = host.clock.now()
+            there, trouble = list_processes(host, gpu)
+            self._lists.put(gpu.entity.key[0], ListedProcesses(at, there, trouble))
+            vgpus = trouble or list_vgpus(host, gpu.index)
+            into.put(column, trouble or _sharing_mode(gpu, there, vgpus))
+            into.put(column + count, trouble or len(there))
+            into.put(column + 2 * count, vgpus if isinstance(vgpus, Absent) else len(vgpus))
+        into.grown = self._gpus.generation != self._generation
+
+
+def list_vgpus(host: Host, gpu: int) -> list[int] | Absent:
+    """Running virtual GPUs of a GPU, or the reason for their absence."""
+    try:
+        return [int(instance) for instance in host.call("nvml", "nvmlDeviceGetActiveVgpus", gpu)]
+    except NvmlError as error:
+        return nvml_reason(error.code)
+    except FileNotFoundError:
+        return Absent.UNSUPPORTED
+
+
+def _sharing_mode(
+    gpu: GpuDevice, there: dict[int, ListedProcess], vgpus: list[int] | Absent
+) -> Reading:
+    """Sharing mode of the GPU. Several computing processes without MPS are time-sliced."""
+    if gpu.mig_mode == "1":
+        return MIG
+    if isinstance(vgpus, Absent):
+        if vgpus is not Absent.UNSUPPORTED:
+            return vgpus  # some may be running
+    elif vgpus:
+        return VGPUS
+    contexts = [process.context for process in there.values()]
+    if "mps" in contexts:
+        return MPS
+    computing = contexts.count("compute")
+    if computing > 1:
+        return TIME_SLICING
+    return EXCLUSIVE if computing else UNUSED
+
+
+MAX_REPORTED = 64
+_NO_SAMPLES = 6
 
 
 @dataclass(slots=True)
-class _Use:
+class _GpuUse:
     """Usage of one GPU, and its columns."""
 
     gpu: GpuDevice
@@ -36,36 +122,39 @@ class _Use:
     vgpus: dict[int, int] = field(default_factory=dict)
 
 
-class Processes(HoldsNothing):
+class GpuProcessSource(SourceWithoutResources):
     """Processes and virtual GPUs of every GPU, one by one."""
 
     name = "gpu_process"
     family = "nvml"
 
     def __init__(
-        self, period_seconds: float = 5.0, gpus: Gpus | None = None, max_told: int = MAX_TOLD
+        self,
+        period_seconds: float = 5.0,
+        gpus: GpuInventory | None = None,
+        max_told: int = MAX_REPORTED,
     ) -> None:
         self.period_seconds = period_seconds
         self._max_told = max_told
-        self._gpus = gpus or Gpus()
+        self._gpus = gpus or GpuInventory()
         self._generation = 0
-        self._uses: list[_Use] = []
+        self._uses: list[_GpuUse] = []
         self._seen: dict[int, set[int]] = {}
         """Processes of each GPU at the last poll: those still present at the next one get columns."""
-        self._planned: dict[int, list[Process]] = {}
+        self._planned: dict[int, list[ListedProcess]] = {}
         self._vgpus: dict[int, dict[int, Entity]] = {}
 
-    def probe(self, host: Host) -> Inventory:
+    def probe(self, host: Host) -> ProbeResult:
         """Create columns for every GPU, and for the processes that have been present at two polls."""
         gpus = self._gpus.look(host)
         self._generation = self._gpus.generation
-        columns = Columns()
+        columns = ColumnBuilder()
         self._uses = [self._plan(host, gpu, columns) for gpu in gpus.values()]
-        return Inventory(tuple(columns.columns))
+        return ProbeResult(tuple(columns.columns))
 
-    def _plan(self, host: Host, gpu: GpuDevice, columns: Columns) -> _Use:
-        use = _Use(gpu, columns.add(s.GPU_SUPPRESSED_PROCESSES, gpu.entity))
-        there, trouble = processes(host, gpu)
+    def _plan(self, host: Host, gpu: GpuDevice, columns: ColumnBuilder) -> _GpuUse:
+        use = _GpuUse(gpu, columns.add(s.GPU_SUPPRESSED_PROCESSES, gpu.entity))
+        there, trouble = list_processes(host, gpu)
         seen = self._seen.get(gpu.index)
         lasting = [p for p in there.values() if seen is None or p.pid in seen]
         if trouble:  # processes keep their columns until they are confirmed to have ended
@@ -87,10 +176,10 @@ class Processes(HoldsNothing):
             columns.add(s.VGPU_UTILIZATION, entity)
         return use
 
-    def read(self, host: Host, into: Table) -> None:
+    def read(self, host: Host, into: RowBuilder) -> None:
         """Poll every GPU. A process that stayed or ended, or a changed vGPU, requests another probe."""
         for use in self._uses:
-            there, trouble = processes(host, use.gpu)
+            there, trouble = list_processes(host, use.gpu)
             self._tell(host, use, there, trouble, into)
             into.grown |= self._tell_vgpus(host, use, trouble, into)
             if trouble:
@@ -102,7 +191,12 @@ class Processes(HoldsNothing):
         into.grown |= self._gpus.generation != self._generation
 
     def _tell(
-        self, host: Host, use: _Use, there: dict[int, Process], trouble: Absent | None, into: Table
+        self,
+        host: Host,
+        use: _GpuUse,
+        there: dict[int, ListedProcess],
+        trouble: Absent | None,
+        into: RowBuilder,
     ) -> None:
         told = use.told.keys() & there.keys()
         into.put(use.column, trouble or len(there) - len(told))
@@ -120,7 +214,9 @@ class Processes(HoldsNothing):
                 into.put(column + 1, busy.get(pid, (0, 0))[0])
                 into.put(column + 2, busy.get(pid, (0, 0))[1])
 
-    def _tell_vgpus(self, host: Host, use: _Use, trouble: Absent | None, into: Table) -> bool:
+    def _tell_vgpus(
+        self, host: Host, use: _GpuUse, trouble: Absent | None, into: RowBuilder
+    ) -> bool:
         """Report the virtual GPUs that have columns. Return True if the running ones differ from them."""
         instances = trouble or _running_vgpus(host, use.gpu.index)
         if isinstance(instances, Absent):
@@ -140,13 +236,13 @@ class Processes(HoldsNothing):
         return set(instances) != use.vgpus.keys()
 
 
-def _by_memory(process: Process) -> tuple[int, int]:
+def _by_memory(process: ListedProcess) -> tuple[int, int]:
     return -(process.memory_bytes or 0), process.pid
 
 
-def _entity(host: Host, gpu: Entity, process: Process) -> Entity:
-    facts = known(
-        process_name=text(host, f"/proc/{process.pid}/comm"),
+def _entity(host: Host, gpu: Entity, process: ListedProcess) -> Entity:
+    facts = nonempty_facts(
+        process_name=read_text(host, f"/proc/{process.pid}/comm"),
         context=process.context,
         gpu_instance=process.gpu_instance,
         compute_instance=process.compute_instance,
@@ -161,7 +257,7 @@ def _utilization(host: Host, gpu: GpuDevice) -> dict[int, tuple[int, int]] | Abs
     try:
         samples = host.call("nvml", "nvmlDeviceGetProcessUtilization", gpu.index)
     except NvmlError as error:
-        return {} if error.code == _NOT_FOUND else nvml_reason(error.code)
+        return {} if error.code == _NO_SAMPLES else nvml_reason(error.code)
     except FileNotFoundError:
         return Absent.UNSUPPORTED
     ordered = sorted(samples, key=lambda sample: sample["timeStamp"])
@@ -170,7 +266,7 @@ def _utilization(host: Host, gpu: GpuDevice) -> dict[int, tuple[int, int]] | Abs
 
 def _running_vgpus(host: Host, gpu: int) -> list[int] | Absent:
     """Running virtual GPUs, none if the GPU does not support them; or the absence reason."""
-    told = vgpus_of(host, gpu)
+    told = list_vgpus(host, gpu)
     return [] if told is Absent.UNSUPPORTED else told
 
 
@@ -182,7 +278,7 @@ def _vgpu_entity(host: Host, gpu: Entity, instance: int) -> Entity:
             return None
 
     kind, machine = (ask(f"nvmlVgpuInstanceGet{what}", instance) for what in ("Type", "VmID"))
-    facts = known(
+    facts = nonempty_facts(
         vgpu_type=str(ask("nvmlVgpuTypeGetName", kind) or "") if kind is not None else "",
         virtual_machine=str(machine[0]) if machine else "",
     )
@@ -194,7 +290,7 @@ def _vgpu_utilization(host: Host, gpu: int) -> dict[int, int] | Absent:
     try:
         samples = host.call("nvml", "nvmlDeviceGetVgpuUtilization", gpu)
     except NvmlError as error:
-        return {} if error.code == _NOT_FOUND else nvml_reason(error.code)
+        return {} if error.code == _NO_SAMPLES else nvml_reason(error.code)
     except FileNotFoundError:
         return Absent.UNSUPPORTED
     ordered = sorted(samples, key=lambda sample: sample["timeStamp"])

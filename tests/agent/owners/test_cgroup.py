@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from agent.owners import FormatError
 from agent.owners.cgroup import (
-    Container,
-    Machine,
-    Nobody,
-    NotVisible,
-    Owner,
-    Pod,
+    CgroupOwner,
+    ContainerOwner,
+    NoOwner,
+    OwnerNotVisible,
+    PodOwner,
     SlurmTask,
-    Unit,
-    User,
-    owner,
-    unescaped,
+    UnitOwner,
+    UserOwner,
+    VirtualMachineOwner,
+    parse_owner,
+    unescape_unit_name,
 )
 
 UID = "2fc932ce-fdcc-454b-97bd-aadfdeb4c340"
@@ -31,7 +31,7 @@ UNDERSCORED = UID.replace("-", "_")
 STATIC = "0123456789abcdef0123456789abcdef"
 A, B = "a1" * 32, "b2" * 32
 BURSTABLE = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UNDERSCORED}.slice"
-POD = Pod(UID, A)
+POD = PodOwner(UID, A)
 SCOPE = "/system.slice/slurmstepd.scope"
 ROOTLESS = "/user.slice/user-1000.slice/user@1000.service"
 
@@ -42,20 +42,20 @@ def task(step: str = "0", task: str = "0", **others: Any) -> SlurmTask:
     return replace(told, **others)
 
 
-PATHS: dict[str, Owner] = {
+PATHS: dict[str, CgroupOwner] = {
     # Kubernetes
     f"{BURSTABLE}/cri-containerd-{A}.scope": POD,
     f"/kubepods.slice/kubepods-pod{UNDERSCORED}.slice/cri-containerd-{A}.scope": POD,
     f"{BURSTABLE}/crio-{A}.scope": POD,
     f"{BURSTABLE}/crio-{A}.scope/container": POD,
-    f"{BURSTABLE}/crio-conmon-{A}.scope": Pod(UID, ""),
+    f"{BURSTABLE}/crio-conmon-{A}.scope": PodOwner(UID, ""),
     f"{BURSTABLE}/docker-{A}.scope": POD,
-    f"{BURSTABLE}": Pod(UID, ""),
+    f"{BURSTABLE}": PodOwner(UID, ""),
     f"/kubepods/burstable/pod{UID}/{A}": POD,
     f"/kubepods/besteffort/pod{UID}/crio-{A}": POD,
     f"/kubepods/pod{UID}/{A}": POD,
-    f"/kubepods/pod{STATIC}/{A}": Pod(STATIC, A),
-    f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{STATIC}.slice/cri-containerd-{A}.scope": Pod(
+    f"/kubepods/pod{STATIC}/{A}": PodOwner(STATIC, A),
+    f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{STATIC}.slice/cri-containerd-{A}.scope": PodOwner(
         STATIC, A
     ),
     f"/system.slice/containerd.service/kubepods-burstable-pod{UNDERSCORED}.slice:cri-containerd:{A}": POD,
@@ -66,22 +66,22 @@ PATHS: dict[str, Owner] = {
     f"/system.slice/k3s.service/kubepods/burstable/pod{UID}/{A}": POD,
     f"/kubepods/pod{UID}/{A}/docker/{B}": POD,
     # containers outside of pods
-    f"/system.slice/docker-{A}.scope": Container("docker", A, None),
-    f"/system.slice/docker-{A}.scope/init.scope": Container("docker", A, None),
-    f"/docker/{A}": Container("docker", A, None),
-    f"/docker/{A}/docker/{B}": Container("docker", A, None),
-    f"/docker/{A}/user.slice/user-0.slice/session-1.scope": Container("docker", A, None),
-    f"/machine.slice/libpod-{A}.scope": Container("podman", A, None),
-    f"/machine.slice/libpod-{A}.scope/container": Container("podman", A, None),
-    f"/system.slice/training.service/libpod-payload-{A}": Container("podman", A, None),
-    f"{ROOTLESS}/user.slice/libpod-{A}.scope": Container("podman", A, 1000),
-    f"{ROOTLESS}/user.slice/libpod-{A}.scope/container": Container("podman", A, 1000),
-    f"{ROOTLESS}/app.slice/docker-{A}.scope": Container("docker", A, 1000),
-    f"/system.slice/nerdctl-{A}.scope": Container("containerd", A, None),
-    f"/default/{A}": Container("", A, None),
-    f"/machine.slice/libpod-conmon-{A}.scope": Unit(f"libpod-conmon-{A}.scope"),
-    f"/docker/{A}0": Nobody(),
-    f"/system.slice/docker-{A}.scopes": Nobody(),
+    f"/system.slice/docker-{A}.scope": ContainerOwner("docker", A, None),
+    f"/system.slice/docker-{A}.scope/init.scope": ContainerOwner("docker", A, None),
+    f"/docker/{A}": ContainerOwner("docker", A, None),
+    f"/docker/{A}/docker/{B}": ContainerOwner("docker", A, None),
+    f"/docker/{A}/user.slice/user-0.slice/session-1.scope": ContainerOwner("docker", A, None),
+    f"/machine.slice/libpod-{A}.scope": ContainerOwner("podman", A, None),
+    f"/machine.slice/libpod-{A}.scope/container": ContainerOwner("podman", A, None),
+    f"/system.slice/training.service/libpod-payload-{A}": ContainerOwner("podman", A, None),
+    f"{ROOTLESS}/user.slice/libpod-{A}.scope": ContainerOwner("podman", A, 1000),
+    f"{ROOTLESS}/user.slice/libpod-{A}.scope/container": ContainerOwner("podman", A, 1000),
+    f"{ROOTLESS}/app.slice/docker-{A}.scope": ContainerOwner("docker", A, 1000),
+    f"/system.slice/nerdctl-{A}.scope": ContainerOwner("containerd", A, None),
+    f"/default/{A}": ContainerOwner("", A, None),
+    f"/machine.slice/libpod-conmon-{A}.scope": UnitOwner(f"libpod-conmon-{A}.scope"),
+    f"/docker/{A}0": NoOwner(),
+    f"/system.slice/docker-{A}.scopes": NoOwner(),
     # Slurm, v1
     "/slurm/uid_1000/job_211/step_0/task_0": task(user_id=1000),
     "/slurm/uid_1000/job_211/step_batch": task(step="batch", task="", user_id=1000),
@@ -101,52 +101,54 @@ PATHS: dict[str, Owner] = {
     ),
     f"{SCOPE}/job_211/step_0/user/task_0/libpod-{A}.scope": task(),
     f"/kubepods/pod{UID}/{A}{SCOPE}/job_211/step_0/user/task_0": task(),
-    f"{SCOPE}/system": Unit("slurmstepd.scope"),
-    f"{SCOPE}/sUKNKTV3WPV500/step_0": Unit("slurmstepd.scope"),
+    f"{SCOPE}/system": UnitOwner("slurmstepd.scope"),
+    f"{SCOPE}/sUKNKTV3WPV500/step_0": UnitOwner("slurmstepd.scope"),
     # libvirt
-    r"/machine.slice/machine-qemu\x2d2\x2dinstance\x2d00000001.scope": Machine(
+    r"/machine.slice/machine-qemu\x2d2\x2dinstance\x2d00000001.scope": VirtualMachineOwner(
         "qemu", "instance-00000001", 2
     ),
-    r"/machine.slice/machine-qemu\x2d2\x2dinstance\x2d00000001.scope/libvirt/emulator": Machine(
+    r"/machine.slice/machine-qemu\x2d2\x2dinstance\x2d00000001.scope/libvirt/emulator": VirtualMachineOwner(
         "qemu", "instance-00000001", 2
     ),
-    r"/machine.slice/machine-lxc\x2d17\x2db\xc3\xa4r.scope/libvirt": Machine("lxc", "bär", 17),
-    "/machine/qemu-1-instance1.libvirt-qemu": Machine("qemu", "instance1", 1),
-    "/machine/qemu-1-instance1.libvirt-qemu/vcpu0": Machine("qemu", "instance1", 1),
-    "/machine/lab.partition/qemu-2-web.libvirt-qemu": Machine("qemu", "web", 2),
-    "/machine/qemu-web.libvirt-qemu": Machine("qemu", "web", None),
-    r"/machine.slice/machine-debian\x2d12.scope": Unit("machine-debian-12.scope"),
-    r"/machine.slice/machine-qemu\x2d2\x2dweb.scopes": Nobody(),
+    r"/machine.slice/machine-lxc\x2d17\x2db\xc3\xa4r.scope/libvirt": VirtualMachineOwner(
+        "lxc", "bär", 17
+    ),
+    "/machine/qemu-1-instance1.libvirt-qemu": VirtualMachineOwner("qemu", "instance1", 1),
+    "/machine/qemu-1-instance1.libvirt-qemu/vcpu0": VirtualMachineOwner("qemu", "instance1", 1),
+    "/machine/lab.partition/qemu-2-web.libvirt-qemu": VirtualMachineOwner("qemu", "web", 2),
+    "/machine/qemu-web.libvirt-qemu": VirtualMachineOwner("qemu", "web", None),
+    r"/machine.slice/machine-debian\x2d12.scope": UnitOwner("machine-debian-12.scope"),
+    r"/machine.slice/machine-qemu\x2d2\x2dweb.scopes": NoOwner(),
     # people and services
-    "/user.slice/user-1000.slice/session-3.scope": User(1000, "3"),
-    "/user.slice/user-0.slice/session-c1.scope": User(0, "c1"),
-    f"{ROOTLESS}/app.slice/jupyter.service": User(1000, ""),
-    "/user.slice/user-1000.slice": User(1000, ""),
-    "/system.slice/foo.service": Unit("foo.service"),
-    "/system.slice/system-getty.slice/getty@tty1.service": Unit("getty@tty1.service"),
-    r"/system.slice/dev-disk-by\x2dlabel.service": Unit("dev-disk-by-label.service"),
-    "/init.scope": Unit("init.scope"),
-    "/": Nobody(),
-    "/system.slice": Nobody(),
-    "/user.slice": Nobody(),
+    "/user.slice/user-1000.slice/session-3.scope": UserOwner(1000, "3"),
+    "/user.slice/user-0.slice/session-c1.scope": UserOwner(0, "c1"),
+    f"{ROOTLESS}/app.slice/jupyter.service": UserOwner(1000, ""),
+    "/user.slice/user-1000.slice": UserOwner(1000, ""),
+    "/system.slice/foo.service": UnitOwner("foo.service"),
+    "/system.slice/system-getty.slice/getty@tty1.service": UnitOwner("getty@tty1.service"),
+    r"/system.slice/dev-disk-by\x2dlabel.service": UnitOwner("dev-disk-by-label.service"),
+    "/init.scope": UnitOwner("init.scope"),
+    "/": NoOwner(),
+    "/system.slice": NoOwner(),
+    "/user.slice": NoOwner(),
     # outside of what this namespace shows
-    f"/../kubepods-pod{UNDERSCORED}.slice/cri-containerd-{A}.scope": NotVisible(),
-    "/../../../system.slice/foo.service": NotVisible(),
-    "/..": NotVisible(),
-    "/..service": Unit("..service"),
+    f"/../kubepods-pod{UNDERSCORED}.slice/cri-containerd-{A}.scope": OwnerNotVisible(),
+    "/../../../system.slice/foo.service": OwnerNotVisible(),
+    "/..": OwnerNotVisible(),
+    "/..service": UnitOwner("..service"),
 }
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_each_path_has_its_owner(path):
-    assert owner(f"0::{path}\n".encode()) == PATHS[path]
+    assert parse_owner(f"0::{path}\n".encode()) == PATHS[path]
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_the_first_version_of_control_groups_tells_the_same(path):
     """There each controller has a line; systemd's own may know no more than the service."""
     lines = [f"{number}:{name}:{path}" for number, name in ((12, "memory"), (3, "cpu,cpuacct"))]
-    assert owner("\n".join([*lines, "0::/", ""]).encode()) == PATHS[path]
+    assert parse_owner("\n".join([*lines, "0::/", ""]).encode()) == PATHS[path]
 
 
 def test_a_hybrid_server_knows_a_job_only_by_its_controllers():
@@ -156,7 +158,7 @@ def test_a_hybrid_server_knows_a_job_only_by_its_controllers():
         b"1:name=systemd:/system.slice/slurmd.service\n"
         b"0::/user.slice/user-1000.slice/session-3.scope\n"
     )
-    assert owner(content) == task(user_id=1000)
+    assert parse_owner(content) == task(user_id=1000)
 
 
 def test_a_user_cannot_make_directories_that_name_another_owner():
@@ -166,41 +168,41 @@ def test_a_user_cannot_make_directories_that_name_another_owner():
         r"/machine-qemu\x2d2\x2da.scope",
         "/root.service",
     ):
-        assert owner(f"0::{ROOTLESS}{forged}\n".encode()) == (
-            Container("", A, 1000) if A in forged else User(1000, "")
+        assert parse_owner(f"0::{ROOTLESS}{forged}\n".encode()) == (
+            ContainerOwner("", A, 1000) if A in forged else UserOwner(1000, "")
         )
 
 
 def test_a_group_that_is_gone_keeps_its_owner():
-    assert owner(f"0::/docker/{A} (deleted)\n".encode()) == Container("docker", A, None)
+    assert parse_owner(f"0::/docker/{A} (deleted)\n".encode()) == ContainerOwner("docker", A, None)
 
 
 def test_names_of_controllers_may_hold_colons_no_more_than_two_count():
-    assert owner(b"1:name=systemd:/system.slice/a:b.service\n") == Unit("a:b.service")
+    assert parse_owner(b"1:name=systemd:/system.slice/a:b.service\n") == UnitOwner("a:b.service")
 
 
 @pytest.mark.parametrize("content", [b"no line\n", b"0:/a\n", b"x::/a\n", b"0::a\n", b"0::\n"])
 def test_what_is_no_list_of_groups_says_so(content):
     with pytest.raises(FormatError, match="no line of /proc/PID/cgroup"):
-        owner(content)
+        parse_owner(content)
 
 
 def test_a_kernel_without_control_groups():
-    assert owner(b"") == Nobody()
+    assert parse_owner(b"") == NoOwner()
 
 
 def test_every_process_of_this_machine_has_an_owner():
     found = []
     for directory in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it may end meanwhile, but not all of them do
-            found.append(owner((directory / "cgroup").read_bytes()))
+            found.append(parse_owner((directory / "cgroup").read_bytes()))
     assert found
 
 
 @given(st.binary())
 def test_any_bytes_have_an_owner_or_are_no_list(content):
     with contextlib.suppress(FormatError):
-        owner(content)
+        parse_owner(content)
 
 
 PIECES = st.sampled_from(
@@ -238,10 +240,10 @@ PIECES = st.sampled_from(
 
 @given(st.lists(PIECES).map("".join))
 def test_any_path_has_an_owner(path):
-    assert owner(f"0::/{path}\n".encode()) is not None
+    assert parse_owner(f"0::/{path}\n".encode()) is not None
 
 
 @given(st.text())
 def test_names_of_systemd_come_back(name):
     escaped = "".join(rf"\x{byte:02x}" for byte in name.encode(errors="replace"))
-    assert unescaped(escaped) == name.encode(errors="replace").decode()
+    assert unescape_unit_name(escaped) == name.encode(errors="replace").decode()

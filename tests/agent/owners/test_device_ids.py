@@ -9,40 +9,40 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.owners import FormatError
-from agent.owners.device_ids import (
-    DeviceFile,
+from agent.owners.kubelet_answers import (
+    DeviceFileId,
     DeviceId,
-    Gpu,
-    GpuIndex,
-    MigDevice,
-    MigInstance,
-    device_id,
+    GpuId,
+    GpuIndexId,
+    MigDeviceId,
+    MigInstanceId,
+    parse_device_id,
 )
 
 UUID = "8f3b0a5c-17d2-4c1e-9a55-0d6c1e2f3a4b"
 GPU, MIG = f"GPU-{UUID}", f"MIG-{UUID}"
 IDS: dict[str, DeviceId] = {
-    GPU: Gpu(GPU),
-    f"{GPU}::3": Gpu(GPU, 3),
-    "0": GpuIndex(0),
-    "12": GpuIndex(12),
-    "0:1": GpuIndex(0, 1),
-    "2::0": GpuIndex(2, replica=0),
-    "0:1::7": GpuIndex(0, 1, 7),
-    MIG: MigDevice(MIG),
-    f"{MIG}::7": MigDevice(MIG, 7),
-    f"MIG-{GPU}/3/0": MigInstance(GPU, 3, 0),
-    f"MIG-{GPU}/3/0::1": MigInstance(GPU, 3, 0, 1),
-    "nvidia0": DeviceFile(0),
-    "nvidia0/gi3": DeviceFile(0, 3),
-    "nvidia0/vgpu1": DeviceFile(0, None, 1),
-    "nvidia0/gi3/vgpu1": DeviceFile(0, 3, 1),
+    GPU: GpuId(GPU),
+    f"{GPU}::3": GpuId(GPU, 3),
+    "0": GpuIndexId(0),
+    "12": GpuIndexId(12),
+    "0:1": GpuIndexId(0, 1),
+    "2::0": GpuIndexId(2, replica=0),
+    "0:1::7": GpuIndexId(0, 1, 7),
+    MIG: MigDeviceId(MIG),
+    f"{MIG}::7": MigDeviceId(MIG, 7),
+    f"MIG-{GPU}/3/0": MigInstanceId(GPU, 3, 0),
+    f"MIG-{GPU}/3/0::1": MigInstanceId(GPU, 3, 0, 1),
+    "nvidia0": DeviceFileId(0),
+    "nvidia0/gi3": DeviceFileId(0, 3),
+    "nvidia0/vgpu1": DeviceFileId(0, None, 1),
+    "nvidia0/gi3/vgpu1": DeviceFileId(0, 3, 1),
 }
 
 
 @pytest.mark.parametrize("text", IDS)
 def test_ids(text):
-    assert device_id(text) == IDS[text]
+    assert parse_device_id(text) == IDS[text]
 
 
 @pytest.mark.parametrize(
@@ -69,10 +69,10 @@ def test_ids(text):
 )
 def test_what_names_no_gpu_that_is_known(text):
     with pytest.raises(FormatError, match="no name of a GPU"):
-        device_id(text)
+        parse_device_id(text)
 
 
 @given(st.one_of(st.text(), st.text("GPUMIG-0123abnvid/:gv")))
 def test_any_text_is_an_id_or_is_none(text):
     with contextlib.suppress(FormatError):
-        device_id(text)
+        parse_device_id(text)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.owners import FormatError
-from agent.owners.gres_conf import Device, parse_gres_conf, parse_slurmd
+from agent.owners.slurm import GresDevice, parse_gres_conf, parse_slurmd
 
 CONF = r"""
 # what the servers have
@@ -39,7 +39,7 @@ def test_where_slurmd_finds_devices_the_file_is_not_certain():
     assert not conf.is_certain
     assert conf.auto_detect == "nvml"
     assert conf.devices == (
-        Device(0, "a100_3g.20gb", ("/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap21")),
+        GresDevice(0, "a100_3g.20gb", ("/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap21")),
     )
     assert conf.devices[0].minor == 0
     assert parse_gres_conf("AutoDetect=nvml\n", "n9").devices == ()

@@ -20,19 +20,28 @@ from hypothesis import strategies as st
 from support import pod_resources as wire
 
 from agent.host.kubelet import ALLOCATABLE, GET, LIST, Kubelet
-from agent.owners.pod_resources import Container, Devices, Pod, allocatable, pod, pods
+from agent.owners.kubelet_answers import (
+    KubeletPod,
+    PodContainer,
+    PodDevices,
+    parse_allocatable,
+    parse_pod,
+    parse_pods,
+)
 from railscope.reading import Absent, reason_of
 
 MANY = tuple(
-    Pod(f"pod-{n}", "lab", (Container("main", (Devices("nvidia.com/gpu", (f"GPU-{n}",)),)),))
+    KubeletPod(
+        f"pod-{n}", "lab", (PodContainer("main", (PodDevices("nvidia.com/gpu", (f"GPU-{n}",)),)),)
+    )
     for n in range(2_000)
 )
-GPUS = Devices("nvidia.com/gpu", ("GPU-0", "GPU-1"), (0, 1))
+GPUS = PodDevices("nvidia.com/gpu", ("GPU-0", "GPU-1"), (0, 1))
 SHORT = 0.2
 Handler = Callable[[bytes, grpc.ServicerContext], bytes]
 
 
-def names(of: Pod) -> bytes:
+def names(of: KubeletPod) -> bytes:
     return wire.text(1, of.name) + wire.text(2, of.namespace)
 
 
@@ -77,15 +86,15 @@ def test_a_list_of_many_pods(kubelet_socket):
     """It is larger than the windows that HTTP/2 begins with: the server has to be let on."""
     told = Kubelet(kubelet_socket).ask(LIST)
     assert len(told) > 65_535
-    assert pods(told) == MANY
+    assert parse_pods(told) == MANY
 
 
 def test_the_devices_that_could_be_given(kubelet_socket):
-    assert allocatable(Kubelet(kubelet_socket).ask(ALLOCATABLE)) == (GPUS,)
+    assert parse_allocatable(Kubelet(kubelet_socket).ask(ALLOCATABLE)) == (GPUS,)
 
 
 def test_one_pod(kubelet_socket):
-    assert pod(Kubelet(kubelet_socket).ask(GET, names(MANY[7]))) == MANY[7]
+    assert parse_pod(Kubelet(kubelet_socket).ask(GET, names(MANY[7]))) == MANY[7]
 
 
 def test_a_pod_that_is_not_there(kubelet_socket):

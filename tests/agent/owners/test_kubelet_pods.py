@@ -15,10 +15,10 @@ from support.certificates import self_signed
 
 from agent.host.files import RootedFiles
 from agent.host.kubelet_pods import pod_list
-from agent.host.owners import KUBELET, PODS, Owners
+from agent.host.owners import KUBELET, PODS, OwnerCalls
 from agent.owners import FormatError
-from agent.owners.pod_list import pod_entries
-from railscope.pod_entry import MAX_TEXT
+from agent.owners.kubelet_answers import parse_pod_list
+from railscope.device_shares import MAX_TEXT
 
 ALLOCATED = "hami.io/vgpu-devices-allocated"
 POD = {
@@ -91,7 +91,7 @@ def plain() -> Iterator[Kubelet]:
 
 
 def ask(url: str, token_file: object = "", ca_file: object = "") -> Any:
-    owners = Owners(RootedFiles(Path("/")), live=True)
+    owners = OwnerCalls(RootedFiles(Path("/")), live=True)
     return owners.call(KUBELET, PODS, url, str(token_file), str(ca_file))
 
 
@@ -149,10 +149,10 @@ def test_an_answer_that_is_too_large(plain):
 
 
 def test_what_is_missing_of_a_pod():
-    assert pod_entries(b'{"items": null}') == ()
-    (pod,) = pod_entries(b'{"items": [{"metadata": {"name": "a", "annotations": null}}]}')
+    assert parse_pod_list(b'{"items": null}') == ()
+    (pod,) = parse_pod_list(b'{"items": [{"metadata": {"name": "a", "annotations": null}}]}')
     assert (pod.name, pod.concerns_gpus) == ("a", False)
     long = json.dumps({"items": [{"metadata": {"annotations": {ALLOCATED: "x" * (MAX_TEXT + 1)}}}]})
-    assert pod_entries(long.encode())[0].annotations == {}
+    assert parse_pod_list(long.encode())[0].annotations == {}
     with pytest.raises(FormatError):
-        pod_entries(b"\xff")
+        parse_pod_list(b"\xff")

@@ -10,23 +10,31 @@ from hypothesis import strategies as st
 from support import pod_resources as wire
 
 from agent.owners import FormatError
-from agent.owners.device_ids import ClaimedDevice
-from agent.owners.pod_resources import Claim, Container, Devices, Pod, allocatable, pod, pods
-from agent.owners.protobuf import Message
+from agent.owners.kubelet_answers import (
+    ClaimedDevice,
+    KubeletPod,
+    PodContainer,
+    PodDevices,
+    PodResourceClaim,
+    ProtobufMessage,
+    parse_allocatable,
+    parse_pod,
+    parse_pods,
+)
 
-TRAINING = Pod(
+TRAINING = KubeletPod(
     "train-0",
     "physics",
     (
-        Container(
+        PodContainer(
             "pytorch",
             (
-                Devices("nvidia.com/gpu", ("GPU-a", "GPU-b"), (0,)),
-                Devices("nvidia.com/gpu", ("GPU-c",), (1,)),
-                Devices("rdma/hca", ("mlx5_0",)),
+                PodDevices("nvidia.com/gpu", ("GPU-a", "GPU-b"), (0,)),
+                PodDevices("nvidia.com/gpu", ("GPU-c",), (1,)),
+                PodDevices("rdma/hca", ("mlx5_0",)),
             ),
             (
-                Claim(
+                PodResourceClaim(
                     "gpu-claim",
                     "physics",
                     (ClaimedDevice("gpu.nvidia.com", "node-1", "gpu-0", "share-1"),),
@@ -34,18 +42,18 @@ TRAINING = Pod(
                 ),
             ),
         ),
-        Container("sidecar"),
+        PodContainer("sidecar"),
     ),
 )
 NAMES = st.text(max_size=12)
 DEVICES = st.builds(
-    Devices,
+    PodDevices,
     NAMES,
     st.lists(NAMES, max_size=3).map(tuple),
     st.lists(st.integers(-(2**63), 2**63 - 1), max_size=2).map(tuple),
 )
 CLAIMS = st.builds(
-    Claim,
+    PodResourceClaim,
     NAMES,
     NAMES,
     st.lists(st.builds(ClaimedDevice, NAMES, NAMES, NAMES, NAMES), min_size=1, max_size=2).map(
@@ -54,37 +62,37 @@ CLAIMS = st.builds(
     st.lists(NAMES, max_size=2).map(tuple),
 )
 CONTAINERS = st.builds(
-    Container,
+    PodContainer,
     NAMES,
     st.lists(DEVICES, max_size=2).map(tuple),
     st.lists(CLAIMS, max_size=2).map(tuple),
 )
-PODS = st.builds(Pod, NAMES, NAMES, st.lists(CONTAINERS, max_size=2).map(tuple))
+PODS = st.builds(KubeletPod, NAMES, NAMES, st.lists(CONTAINERS, max_size=2).map(tuple))
 
 
 def test_an_answer():
-    assert pods(wire.listed(TRAINING)) == (TRAINING,)
+    assert parse_pods(wire.listed(TRAINING)) == (TRAINING,)
     assert TRAINING.containers[0].ids("nvidia.com/gpu") == ("GPU-a", "GPU-b", "GPU-c")
 
 
 def test_no_pods():
-    assert pods(b"") == ()
-    assert pod(b"") is None
+    assert parse_pods(b"") == ()
+    assert parse_pod(b"") is None
 
 
 @given(st.lists(PODS, max_size=3).map(tuple))
 def test_pods_come_back(sent):
-    assert pods(b"".join(map(wire.listed, sent))) == sent
+    assert parse_pods(b"".join(map(wire.listed, sent))) == sent
 
 
 @given(PODS)
 def test_one_pod_comes_back(sent):
-    assert pod(wire.listed(sent)) == sent
+    assert parse_pod(wire.listed(sent)) == sent
 
 
 @given(st.lists(DEVICES, max_size=3).map(tuple))
 def test_what_could_be_given_comes_back(sent):
-    assert allocatable(b"".join(wire.piece(1, wire.devices(d)) for d in sent)) == sent
+    assert parse_allocatable(b"".join(wire.piece(1, wire.devices(d)) for d in sent)) == sent
 
 
 UNKNOWN = st.one_of(
@@ -100,18 +108,18 @@ def test_fields_of_later_versions_are_skipped(sent, before, after):
     """Pod-level CPUs and memory (4 and 5) are such fields of a Pod."""
     later = wire.piece(4, bytes([3])) + wire.integer(4, 1) + wire.piece(5, b"\x0a\x01m")
     inside = before + wire.pod(sent) + later + after
-    assert pods(before + wire.piece(1, inside) + after) == (sent,)
+    assert parse_pods(before + wire.piece(1, inside) + after) == (sent,)
 
 
 def test_a_known_field_of_another_type_is_skipped():
-    assert pods(wire.piece(1, wire.integer(1, 7) + wire.piece(2, b"physics"))) == (
-        Pod("", "physics"),
+    assert parse_pods(wire.piece(1, wire.integer(1, 7) + wire.piece(2, b"physics"))) == (
+        KubeletPod("", "physics"),
     )
 
 
 def test_a_field_that_comes_again_replaces_the_first():
     again = wire.piece(1, b"old") + wire.piece(1, b"new")
-    assert pods(wire.piece(1, again)) == (Pod("new", ""),)
+    assert parse_pods(wire.piece(1, again)) == (KubeletPod("new", ""),)
 
 
 @pytest.mark.parametrize(
@@ -134,17 +142,17 @@ def test_a_field_that_comes_again_replaces_the_first():
 )
 def test_bytes_that_are_no_answer(content, problem):
     with pytest.raises(FormatError, match=problem):
-        pods(content)
+        parse_pods(content)
 
 
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_signed_integers(value):
-    assert Message(wire.integer(1, value)).integer(1) == value
+    assert ProtobufMessage(wire.integer(1, value)).integer(1) == value
 
 
 @given(st.binary())
 def test_any_bytes_are_an_answer_or_are_none(content):
-    for parse in (pods, pod, allocatable):
+    for parse in (parse_pods, parse_pod, parse_allocatable):
         with contextlib.suppress(FormatError):
             parse(content)
 
@@ -155,11 +163,11 @@ def test_an_answer_that_was_damaged_is_told_or_read(data):
     at = data.draw(st.integers(0, len(content) - 1))
     content[at] = data.draw(st.integers(0, 255))
     with contextlib.suppress(FormatError):
-        pods(bytes(content))
+        parse_pods(bytes(content))
 
 
 def test_an_answer_that_was_cut_is_never_taken_for_a_whole_one():
     content = wire.listed(TRAINING)
     for length in range(1, len(content)):
         with pytest.raises(FormatError):
-            pods(content[:length])
+            parse_pods(content[:length])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.owners import FormatError
-from agent.owners.sluid import PATTERN, Sluid, decode
+from agent.owners.slurm import SLUID_PATTERN, Sluid, decode_sluid
 
 SLUIDS = st.builds(
     Sluid, st.integers(0, 4095), st.integers(0, 2**42 - 1), st.integers(0, 2**10 - 1)
@@ -18,7 +18,7 @@ SLUIDS = st.builds(
 
 
 def test_the_parts_of_one():
-    assert decode("sEKNKTV3WPV500") == Sluid(
+    assert decode_sluid("sEKNKTV3WPV500") == Sluid(
         cluster=3741, milliseconds=1_781_174_000_485, sequence=0
     )
 
@@ -30,14 +30,14 @@ def test_the_smallest_and_the_largest():
 
 @given(SLUIDS)
 def test_what_was_written_is_read(sluid):
-    assert decode(str(sluid)) == sluid
-    assert re.fullmatch(PATTERN, str(sluid))
+    assert decode_sluid(str(sluid)) == sluid
+    assert re.fullmatch(SLUID_PATTERN, str(sluid))
 
 
 @given(SLUIDS)
 def test_a_person_may_write_it_in_small_letters_and_mistake_some(sluid):
     mistaken = str(sluid).replace("0", "o").replace("1", "l").lower()
-    assert decode(mistaken) == sluid
+    assert decode_sluid(mistaken) == sluid
 
 
 @given(SLUIDS, SLUIDS)
@@ -54,10 +54,10 @@ def test_names_sort_as_what_they_stand_for(one, other):
 )  # fmt: skip
 def test_what_is_none(text):
     with pytest.raises(FormatError, match="is no SLUID"):
-        decode(text)
+        decode_sluid(text)
 
 
 @given(st.text())
 def test_any_text_is_one_or_is_none(text):
     with contextlib.suppress(FormatError):
-        decode(text)
+        decode_sluid(text)

@@ -9,40 +9,44 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.gpus.slices import Slots
-from agent.tenancy.book import Book, Kept, Look, Open
-from agent.tenancy.held import Held, Level, Told
-from railscope.frame import Event, Instant
+from agent.gpus.mig_slots import GpuSlotRange
+from agent.tenancy.claim_tracker import ActiveClaim, ClaimTracker, ClaimTrackerState, ProviderReport
+from agent.tenancy.claims import ClaimReport, NodeClaim, ProviderAuthority
+from railscope.frame import Event, NodeTimestamp
 from railscope.reading import Absent
 
 NS = 1_000_000_000
-BEGIN = Instant(1_790_000_000 * NS, 1_000 * NS)
+BEGIN = NodeTimestamp(1_790_000_000 * NS, 1_000 * NS)
 START, END = "claim_start", "claim_end"
-SOURCES = {"kubernetes": Level.NODE_PLUGIN, "command": Level.SCHEDULER, "file": Level.SCHEDULER}
+SOURCES = {
+    "kubernetes": ProviderAuthority.NODE_PLUGIN,
+    "command": ProviderAuthority.SCHEDULER,
+    "file": ProviderAuthority.SCHEDULER,
+}
 
 
 @dataclass(frozen=True)
 class Step:
     """One look: what each place tells (None: it cannot be read), how long after the one before."""
 
-    tells: dict[str, tuple[Held, ...] | None]
+    tells: dict[str, tuple[NodeClaim, ...] | None]
     seconds: int
     wall_step: int = 0
     restart: bool = False
     lost: frozenset[str] = field(default_factory=frozenset)
 
 
-def held(source: str, workload: int, gpu: int, place: int, tenant: int) -> Held:
+def held(source: str, workload: int, gpu: int, place: int, tenant: int) -> NodeClaim:
     name = f"kubernetes:{workload}" if source in {"command", "file"} else str(workload)
-    slots = Slots(420 * place, 420 * (place + 1))
-    return Held(
+    slots = GpuSlotRange(420 * place, 420 * (place + 1))
+    return NodeClaim(
         source=source, level=SOURCES[source], workload=name, gpu=f"GPU-{gpu}", tenant=str(tenant),
         device=f"GPU-{gpu}::{place}", compute=slots, memory=slots,
         reference="" if source == "kubernetes" else f"{workload}",
     )  # fmt: skip
 
 
-def helds(source: str) -> st.SearchStrategy[tuple[Held, ...] | None]:
+def helds(source: str) -> st.SearchStrategy[tuple[NodeClaim, ...] | None]:
     one = st.builds(
         held,
         st.just(source),
@@ -73,22 +77,24 @@ class Run:
     """A book that is led through steps; `restarts` says whether it is written and read anew."""
 
     restarts: bool
-    book: Book = field(default_factory=lambda: Book("n", "boot"))
+    book: ClaimTracker = field(default_factory=lambda: ClaimTracker("n", "boot"))
     events: list[Event] = field(default_factory=list)
-    now: Instant = BEGIN
+    now: NodeTimestamp = BEGIN
 
-    def go(self, step: Step) -> tuple[Open, ...]:
+    def go(self, step: Step) -> tuple[ActiveClaim, ...]:
         before, boot_ns = self.book.open, self.now.boot_ns + step.seconds * NS
         wall_ns = self.now.wall_ns + (step.seconds + step.wall_step) * NS
-        self.now = Instant(wall_ns, boot_ns)
+        self.now = NodeTimestamp(wall_ns, boot_ns)
         if self.restarts and step.restart:
             written = msgspec.json.encode(self.book.kept)
-            self.book = Book("n", "boot", msgspec.json.decode(written, type=Kept))
+            self.book = ClaimTracker(
+                "n", "boot", msgspec.json.decode(written, type=ClaimTrackerState)
+            )
         looks = [
-            Look(
+            ProviderReport(
                 source,
-                Told(unread=Absent.GONE) if tells is None else Told(tells, unread_gpus=step.lost),
-                Instant(wall_ns, boot_ns - 1), self.now,
+                ClaimReport(unread=Absent.GONE) if tells is None else ClaimReport(tells, unread_gpus=step.lost),
+                NodeTimestamp(wall_ns, boot_ns - 1), self.now,
             )
             for source, tells in step.tells.items()
         ]  # fmt: skip

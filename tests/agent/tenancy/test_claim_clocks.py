@@ -12,12 +12,18 @@ from hypothesis import strategies as st
 from support.tenancy import LISTED, NODE, Looked, node, pod, uuid
 
 from agent.config import TenancySettings
-from agent.endpoint.claims import ClaimsEndpoint, Start
-from agent.tenancy.clock_history import MAX_OFFSETS, ClockHistory
-from collector.evidence.claim_events import Ended, Teller, Told, first_report, told
-from collector.evidence.ends import ends_of
+from agent.endpoint.claims_endpoint import ClaimsEndpoint, ClaimStartRequest
+from agent.tenancy.claims import MAX_OFFSETS, ClockHistory
+from collector.evidence.claim_events import (
+    ReportedClaim,
+    ReportedEnd,
+    ReportingBoot,
+    ends_of,
+    first_report,
+    parse_claim_event,
+)
 from railscope.catalog import tenancy as c
-from railscope.frame import Event, Instant
+from railscope.frame import Event, NodeTimestamp
 from railscope.wire import WireEntity, WireEvent
 
 NS = 1_000_000_000
@@ -29,17 +35,17 @@ UNCERTAINTY_NS = NS
 
 def reported(events: list[Event]) -> dict[str, tuple[int, int]]:
     """Start and end of each workload by its boot clock, as the collector places them."""
-    teller = Teller(NODE, BOOT, ANCHOR_NS)
-    facts: list[Told | Ended] = []
+    teller = ReportingBoot(NODE, BOOT, ANCHOR_NS)
+    facts: list[ReportedClaim | ReportedEnd] = []
     for event in events:
         assert event.event_class in {c.CLAIM_START_EVENT, c.CLAIM_END_EVENT}
         entity = WireEntity("claim", event.entity.key, {})
         wire = WireEvent(
             event.event_class.name, 0, entity, event.wall_ns, event.boot_ns, dict(event.facts)
         )
-        facts.append(told(teller, wire))
-    starts = [one for one in facts if isinstance(one, Told)]
-    ends = ends_of(starts, [one for one in facts if isinstance(one, Ended)], [])
+        facts.append(parse_claim_event(teller, wire))
+    starts = [one for one in facts if isinstance(one, ReportedClaim)]
+    ends = ends_of(starts, [one for one in facts if isinstance(one, ReportedEnd)], [])
     found = {}
     for key in {one.id for one in starts}:
         first = min((one for one in starts if one.id == key), key=first_report)
@@ -80,7 +86,7 @@ class Story:
                "account": "astro", "nodes": NODE, "gres_detail": ["gpu:1(IDX:0)"]}  # fmt: skip
         self.host.files["/run/jobs/7"] = json.dumps({"jobs": [job]})
         self.host.calls[LISTED] = [pod("train", uuid(1))]
-        start = Start(id="c", gpus=["2"], tenant="red", workload="batch")
+        start = ClaimStartRequest(id="c", gpus=["2"], tenant="red", workload="batch")
         self.looked.tenancy.told.start(self.endpoint._claim(start))  # noqa: SLF001 - no socket needed
 
     def end(self) -> None:
@@ -149,7 +155,7 @@ def test_an_id_may_begin_again_after_the_clock_was_set_back(tmp_path):
     story.wait(600)
     story.end()
     story.host.clock.step_wall(-7200)
-    again = Start(id="c", gpus=["2"], tenant="red", workload="batch", again=True)
+    again = ClaimStartRequest(id="c", gpus=["2"], tenant="red", workload="batch", again=True)
     claims = story.looked.tenancy.told
     claims.start(story.endpoint._claim(again), again=True)  # noqa: SLF001 - no socket needed
     assert [one.end_ns is None for one in claims.all] == [False, True]
@@ -177,7 +183,7 @@ def clock(*seconds: tuple[int, int]) -> ClockHistory:
     """Observed at these seconds of the boot clock, with the wall clock there."""
     history = ClockHistory(BOOT)
     for boot, wall in seconds:
-        history.observe(Instant(wall * NS, boot * NS))
+        history.observe(NodeTimestamp(wall * NS, boot * NS))
     return history
 
 
@@ -211,5 +217,5 @@ def test_the_offsets_that_are_kept_have_a_bound(steps_):
     history, wall = ClockHistory(BOOT), 1_000_000
     for number, step in enumerate(steps_):
         wall += 5 + step
-        history.observe(Instant(wall * NS, number * 5 * NS))
+        history.observe(NodeTimestamp(wall * NS, number * 5 * NS))
     assert len(history.kept.offsets) <= MAX_OFFSETS

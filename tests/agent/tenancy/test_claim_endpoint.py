@@ -27,8 +27,8 @@ from support.cases import CASES
 from support.tenancy import NODE, Looked, cut, mig_uuid, node, told, uuid
 
 from agent.config import TenancySettings
-from agent.endpoint.claims import MAX_BODY_BYTES, ClaimsEndpoint
-from agent.tenancy.command_claims import FILE
+from agent.endpoint.claims_endpoint import MAX_BODY_BYTES, ClaimsEndpoint
+from agent.tenancy.command_claims import CLAIMS_FILE
 from railscope.cli import root
 from railscope.settings import SettingsError
 
@@ -228,21 +228,21 @@ def test_before_gpus_are_known_it_may_be_tried_again(directory):
 
 
 def test_what_the_disk_does_not_take_is_not_told(served, directory):
-    (directory / f"{FILE}.partial").mkdir()
+    (directory / f"{CLAIMS_FILE}.partial").mkdir()
     over = served.path
     status, answer = ask(over, "POST", "/v1/claims", BATCH)
     assert (status, "Is a directory" in answer["error"]) == (503, True)
     assert served.looked.look() == []
-    (directory / f"{FILE}.partial").rmdir()
+    (directory / f"{CLAIMS_FILE}.partial").rmdir()
     assert ask(over, "POST", "/v1/claims", BATCH)[0] == 200
 
 
 def test_a_damaged_file_is_put_aside(directory):
-    (directory / FILE).write_text("[{")
+    (directory / CLAIMS_FILE).write_text("[{")
     made = Served(directory)
     made.looked.look()
     assert "put aside" in made.looked.said("command")[0][1]
-    assert (directory / f"{FILE}.damaged").exists()
+    assert (directory / f"{CLAIMS_FILE}.damaged").exists()
 
 
 def test_over_loopback_with_a_token(directory):

@@ -9,7 +9,7 @@ from support.clock import NS, START
 from support.tenancy import LISTED, Looked, node, pod, told, uuid
 
 from agent.config import TenancySettings
-from agent.tenancy.claims_file import ClaimsFileError, Line, parse
+from agent.tenancy.claims_file import ClaimsFileError, ClaimsFileLine, parse_claims_file
 
 PATH = "/etc/railscope/gpus.toml"
 
@@ -43,10 +43,12 @@ def test_toml_and_csv_say_the_same():
         "# who has what\nholds,tenant,from,to,workload\n0,red,,,batch\n"
         "*,blue,2026-01-01T00:00:00Z,2026-02-01T01:00:00+01:00,\n"
     )
-    assert parse(toml.encode(), toml=True) == parse(table.encode(), toml=False)
-    assert parse(toml.encode(), toml=True) == (
-        Line("0", "red", workload="batch"),
-        Line("*", "blue", 1_767_225_600 * NS, 1_769_904_000 * NS),
+    assert parse_claims_file(toml.encode(), toml=True) == parse_claims_file(
+        table.encode(), toml=False
+    )
+    assert parse_claims_file(toml.encode(), toml=True) == (
+        ClaimsFileLine("0", "red", workload="batch"),
+        ClaimsFileLine("*", "blue", 1_767_225_600 * NS, 1_769_904_000 * NS),
     )
 
 
@@ -69,7 +71,7 @@ def test_toml_and_csv_say_the_same():
 )
 def test_what_is_wrong_is_said(text, message):
     with pytest.raises(ClaimsFileError) as wrong:
-        parse(text.encode(), toml=text.startswith("[") or "ÿ" in text)
+        parse_claims_file(text.encode(), toml=text.startswith("[") or "ÿ" in text)
     assert message in str(wrong.value)
 
 

@@ -9,9 +9,9 @@ from support.clock import NS
 from support.machine import FakeHost
 from support.tenancy import LISTED, Looked, cut, ends, keeps_pod, mig_uuid, node, pod, runs, uuid
 
-from agent.host.recorded import RecordedHost
-from agent.host.recording import RecordingHost
-from railscope.capture import About, Capture
+from agent.host.recorded_host import RecordedHost
+from agent.host.recording_host import RecordingHost
+from railscope.capture import Capture, CaptureMetadata
 
 SCOPE = "/sys/fs/cgroup/system.slice/slurmstepd.scope"
 LOOKS = 6
@@ -55,7 +55,9 @@ def test_a_recording_tells_the_same():
     assert [name for name, _, _ in live] == [
         "claim_start", "claim_start", "unclaimed_use_start", "claim_end", "claim_end",
     ]  # fmt: skip
-    about = About("gpu-1", "boot-1", started.wall_ns, started.boot_ns, LOOKS * 5 * NS, "recorded")
+    about = CaptureMetadata(
+        "gpu-1", "boot-1", started.wall_ns, started.boot_ns, LOOKS * 5 * NS, "recorded"
+    )
     again = node().clock
 
     def offset_ns() -> int:

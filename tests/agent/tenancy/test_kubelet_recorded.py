@@ -14,22 +14,27 @@ from support import pod_resources as wire
 from support.tenancy import SOCKET, Looked, node, told, uuid
 
 from agent.config import TenancySettings
-from agent.host.real import RealHost
-from agent.host.recorded import RecordedHost
-from agent.host.recording import RecordingHost
+from agent.host.live_host import LiveHost
+from agent.host.recorded_host import RecordedHost
+from agent.host.recording_host import RecordingHost
 from agent.host.redactor import Redactor
-from agent.owners.device_ids import ClaimedDevice
-from agent.owners.pod_resources import Claim, Container, Devices, Pod
-from agent.sampling.source import Finding
-from railscope.capture import About, Capture
+from agent.owners.kubelet_answers import (
+    ClaimedDevice,
+    KubeletPod,
+    PodContainer,
+    PodDevices,
+    PodResourceClaim,
+)
+from agent.sampling.source import ProbeFinding
+from railscope.capture import Capture, CaptureMetadata
 
 Answer = Callable[[bytes, grpc.ServicerContext], bytes]
 PODS = (
-    Pod("train-0", "research", (Container("main", (Devices("nvidia.com/gpu", (uuid(0),), (0,)),)),)),
-    Pod("web", "shop", (Container("main"),)),
-    Pod(
+    KubeletPod("train-0", "research", (PodContainer("main", (PodDevices("nvidia.com/gpu", (uuid(0),), (0,)),)),)),
+    KubeletPod("web", "shop", (PodContainer("main"),)),
+    KubeletPod(
         "claimed", "research",
-        (Container("main", (), (Claim("c", "research", (ClaimedDevice("gpu.nvidia.com", "n", "gpu-1"),)),)),),
+        (PodContainer("main", (), (PodResourceClaim("c", "research", (ClaimedDevice("gpu.nvidia.com", "n", "gpu-1"),)),)),),
     ),
 )  # fmt: skip
 LISTED = b"".join(wire.listed(pod) for pod in PODS)
@@ -57,7 +62,7 @@ class Asked:
 
     def __init__(self, socket: str) -> None:
         self.host = node()
-        self.real = RealHost()
+        self.real = LiveHost()
         self.looked = Looked(self.host, TenancySettings(kubelet_socket=socket))
         ask = self.host.call
 
@@ -73,7 +78,7 @@ class Asked:
         return told(self.looked.look())
 
     @property
-    def said(self) -> Finding:
+    def said(self) -> ProbeFinding:
         return next(f for f in self.looked.findings if "Kubernetes" in f.what)
 
 
@@ -124,7 +129,7 @@ def test_a_server_that_refuses(tmp_path):
 @pytest.mark.parametrize("hidden", [False, True])
 def test_what_was_recorded_is_replayed(tmp_path, hidden):
     redactor = Redactor() if hidden else None
-    host = RecordingHost(RealHost(), redactor)
+    host = RecordingHost(LiveHost(), redactor)
     with kubelet(tmp_path / "s", {"List": lambda _request, _context: LISTED}) as socket:
         answer = host.call("kubelet", "List", socket)
         with pytest.raises(OSError, match="status 12"):
@@ -133,7 +138,7 @@ def test_what_was_recorded_is_replayed(tmp_path, hidden):
     written = "".join(moment.to_line() for moment in moments)
     assert ("research" in written) is not hidden
     last_ns = moments[-1].offset_ns
-    about = About("n", "b", 0, 0, last_ns + 10**9, "recorded")
+    about = CaptureMetadata("n", "b", 0, 0, last_ns + 10**9, "recorded")
     replayed = RecordedHost(Capture(about, tuple(moments)), host.clock, lambda: last_ns)
     socket = redactor.scrubbed(socket) if redactor else socket
     again = replayed.call("kubelet", "List", socket)
@@ -145,4 +150,4 @@ def test_what_was_recorded_is_replayed(tmp_path, hidden):
 
 def test_a_copied_tree_has_no_kubelet(tmp_path):
     with pytest.raises(FileNotFoundError):
-        RealHost(tmp_path).call("kubelet", "List", SOCKET)
+        LiveHost(tmp_path).call("kubelet", "List", SOCKET)

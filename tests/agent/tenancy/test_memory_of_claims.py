@@ -7,7 +7,7 @@ import os
 
 from support.tenancy import LISTED, NODE, Looked, ends, node, pod, runs, told, uuid
 
-from agent.tenancy.memory import FILE
+from agent.tenancy.claim_tracker import STATE_FILE
 
 
 def after_restart(looked, directory):
@@ -97,7 +97,7 @@ def test_unclaimed_use_goes_on_over_a_restart(tmp_path):
 
 
 def test_a_damaged_file_is_put_aside_and_told(tmp_path):
-    (tmp_path / FILE).write_text('{"format": 1, "book"')
+    (tmp_path / STATE_FILE).write_text('{"format": 1, "book"')
     host = node()
     host.calls[LISTED] = [pod("train", uuid(0))]
     looked = remembering(host, tmp_path)
@@ -105,12 +105,12 @@ def test_a_damaged_file_is_put_aside_and_told(tmp_path):
     ((verdict, detail, _),) = looked.said("memory of claims")
     assert verdict == "broken"
     assert "damaged" in detail
-    assert (tmp_path / f"{FILE}.damaged").read_text() == '{"format": 1, "book"'
+    assert (tmp_path / f"{STATE_FILE}.damaged").read_text() == '{"format": 1, "book"'
     assert len(after_restart(looked, tmp_path).look()) == 1, "and it is kept again"
 
 
 def test_a_file_of_another_format_is_damaged_to_this_program(tmp_path):
-    (tmp_path / FILE).write_text('{"format": 9, "book": {}, "gpus": []}')
+    (tmp_path / STATE_FILE).write_text('{"format": 9, "book": {}, "gpus": []}')
     looked = remembering(node(), tmp_path)
     looked.look()
     assert looked.said("memory of claims")[0][0] == "broken"
@@ -119,13 +119,13 @@ def test_a_file_of_another_format_is_damaged_to_this_program(tmp_path):
 def test_a_disk_that_takes_nothing_is_told(tmp_path):
     host = node()
     host.calls[LISTED] = [pod("train", uuid(0))]
-    (tmp_path / f"{FILE}.partial").mkdir()
+    (tmp_path / f"{STATE_FILE}.partial").mkdir()
     looked = remembering(host, tmp_path)
     assert len(looked.look()) == 1
     ((verdict, detail, _),) = looked.said("memory of claims")
     assert verdict == "broken"
     assert os.strerror(errno.EISDIR) in detail
-    (tmp_path / f"{FILE}.partial").rmdir()
+    (tmp_path / f"{STATE_FILE}.partial").rmdir()
     looked.look(61)
     looked.look(61)
     assert not looked.said("memory of claims")

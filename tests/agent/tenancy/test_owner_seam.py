@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.host.real import RealHost
+from agent.host.live_host import LiveHost
 from agent.host.redactor import Redactor
-from agent.owners import FormatError, docker, environ, libvirt
+from agent.owners import FormatError, runtimes, slurm
 
 HEX = "ab" * 32
 DOMAIN = """<domain><name>web</name><uuid>u</uuid><devices>
@@ -20,7 +20,7 @@ function='0x0'/></source></hostdev></devices></domain>"""
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> RealHost:
+def tree(tmp_path: Path) -> LiveHost:
     files = {
         "proc/7/environ": "SECRET=hunter2\0SLURM_JOB_ID=12\0PATH=/bin\0SLURM_JOB_GPUS=0,1\0",
         "proc/7/cmdline": "qemu-kvm\0-name\0web\0-object\0secret,data=hunter2\0",
@@ -34,7 +34,7 @@ def tree(tmp_path: Path) -> RealHost:
     for path, content in files.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(content)
-    return RealHost(tmp_path)
+    return LiveHost(tmp_path)
 
 
 def test_only_what_is_looked_for(tree):
@@ -82,9 +82,12 @@ def test_names_are_hidden_with_their_directories():
 
 @given(st.binary(max_size=200))
 def test_no_file_is_too_odd(content):
-    assert set(environ.chosen(content)) <= set(environ.NAMES)
-    libvirt.command(content)
-    for parse in (lambda: docker.container(content, "team"), lambda: libvirt.domain(content)):
+    assert set(slurm.parse_slurm_variables(content)) <= set(slurm.SLURM_VARIABLES)
+    runtimes.parse_qemu_command(content)
+    for parse in (
+        lambda: runtimes.parse_docker_container(content, "team"),
+        lambda: runtimes.parse_domain(content),
+    ):
         try:
             parse()
         except FormatError:

@@ -14,7 +14,7 @@ import pytest
 from support.tenancy import ALLOCATABLE, LISTED, Looked, cut, mig_uuid, node, pod, uuid
 
 from agent.config import TenancySettings
-from agent.sampling.source import Verdict
+from agent.sampling.source import ProbeVerdict
 
 CASES = Path(__file__).parent / "shares"
 
@@ -40,7 +40,7 @@ def test_each_claim_holds_its_share(case: Path):
     found = [[one.workload, numbers.get(one.gpu, ""), one.share, one.count] for one in claims]
     assert sorted(found, key=str) == sorted(told["expected"], key=str)
     assert all(one.exclusive == (not one.share) for one in claims)
-    bad = {f.what for f in looked.findings if f.remedy and f.verdict is not Verdict.SUPPORTED}
+    bad = {f.what for f in looked.findings if f.remedy and f.verdict is not ProbeVerdict.SUPPORTED}
     assert bad >= set(told["findings"])
     assert not [f for f in looked.findings if f.detail.startswith("0 devices") and claims]
 
@@ -83,12 +83,12 @@ def test_a_finding_names_the_job_and_how_to_place_it():
 
 def test_a_count_is_placed_when_a_prolog_names_devices_later():
     looked, _ = looked_at(CASES / "slurm-count-only")
-    from agent.tenancy.command_claims import Claim  # noqa: PLC0415 - only here
+    from agent.tenancy.command_claims import CommandClaim  # noqa: PLC0415 - only here
 
     tenancy = looked.tenancy
     devices = tuple(tenancy.devices.gpu(uuid(n)) for n in (2, 3))
     now = looked.host.clock.now()
-    told = Claim("slurm-211", devices, "", "slurm:211", "astro", now.wall_ns)
+    told = CommandClaim("slurm-211", devices, "", "slurm:211", "astro", now.wall_ns)
     tenancy.told._claims = {told.id: told}  # noqa: SLF001 - no state directory here
     looked.look()
     assert sorted(one.held.gpu for one in tenancy.open) == [uuid(2), uuid(3)]

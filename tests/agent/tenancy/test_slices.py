@@ -6,14 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.gpus.slices import CAPACITY, WHOLE, Instance, Slots, covered, places
+from agent.gpus.mig_slots import (
+    CAPACITY,
+    WHOLE_GPU,
+    GpuSlotRange,
+    ReportedMigDevice,
+    count_covered_slots,
+    find_mig_slots,
+)
 
 
 def instance(
     place: int, profile: str, start: int | None = None, size: int | None = None, **more: int
-) -> Instance:
+) -> ReportedMigDevice:
     more = {"gpu_instance": place, "compute_instance": 0, **more}
-    return Instance(
+    return ReportedMigDevice(
         f"MIG-{place}-{more['compute_instance']}", profile, start=start, size=size, **more
     )
 
@@ -24,7 +31,7 @@ def slots(found):
 
 def test_placements_as_the_driver_tells_them():
     """The layout that NVIDIA's guide shows: 3g at 4, 2g at 0, 1g at 2 and 3."""
-    found = places([
+    found = find_mig_slots([
         instance(2, "3g.20gb", 4, 4), instance(3, "2g.10gb", 0, 2),
         instance(9, "1g.5gb", 2, 1), instance(10, "1g.5gb+me", 3, 1),
     ])  # fmt: skip
@@ -35,40 +42,46 @@ def test_placements_as_the_driver_tells_them():
 
 
 def test_a_gpu_with_four_slices():
-    found = places([instance(1, "2g.12gb", 0, 2, most=4), instance(5, "1g.6gb", 3, 1, most=4)])
+    found = find_mig_slots(
+        [instance(1, "2g.12gb", 0, 2, most=4), instance(5, "1g.6gb", 3, 1, most=4)]
+    )
     assert slots(found) == {"MIG-1-0": ("0-420", "0-420"), "MIG-5-0": ("630-840", "630-840")}
-    assert slots(places([instance(0, "4g.24gb", 0, 4, most=4)])) == {"MIG-0-0": ("0-840", "0-840")}
+    assert slots(find_mig_slots([instance(0, "4g.24gb", 0, 4, most=4)])) == {
+        "MIG-0-0": ("0-840", "0-840")
+    }
 
 
 def test_all_of_a_gpu():
-    assert slots(places([instance(0, "7g.80gb", 0, 8)])) == {"MIG-0-0": ("0-840", "0-840")}
+    assert slots(find_mig_slots([instance(0, "7g.80gb", 0, 8)])) == {"MIG-0-0": ("0-840", "0-840")}
 
 
 def test_compute_instances_share_the_memory_of_theirs():
-    found = places([
+    found = find_mig_slots([
         instance(1, "1c.3g.40gb", 0, 4, compute_instance=1), instance(1, "2c.3g.40gb", 0, 4, compute_instance=2),
     ])  # fmt: skip
     assert slots(found) == {"MIG-1-1": ("0-120", "0-140"), "MIG-1-2": ("120-360", "140-420")}
 
 
 def test_a_profile_that_is_not_understood_has_no_place():
-    assert places([instance(1, "", 0, 4), instance(2, "half")]) == {}
+    assert find_mig_slots([instance(1, "", 0, 4), instance(2, "half")]) == {}
 
 
 @given(st.permutations(["1g.10gb"] * 3 + ["2g.20gb", "3g.40gb"]), st.data())
 def test_without_placements_no_two_overlap(profiles, data):
     count = data.draw(st.integers(1, 4))
-    found = places([instance(place, profile) for place, profile in enumerate(profiles[:count])])
+    found = find_mig_slots(
+        [instance(place, profile) for place, profile in enumerate(profiles[:count])]
+    )
     for which in ("compute", "memory"):
         given_ = [getattr(place, which) for place in found.values()]
-        assert covered(given_) == sum(each.high - each.low for each in given_)
+        assert count_covered_slots(given_) == sum(each.high - each.low for each in given_)
 
 
 @pytest.mark.parametrize("wrong", [(-1, 840), (0, 841), (5, 5), (9, 3)])
 def test_what_no_gpu_has(wrong):
     with pytest.raises(ValueError, match="are no slots"):
-        Slots(*wrong)
+        GpuSlotRange(*wrong)
 
 
 def test_what_is_covered_twice_counts_once():
-    assert covered([WHOLE, Slots(0, 10)]) == CAPACITY
+    assert count_covered_slots([WHOLE_GPU, GpuSlotRange(0, 10)]) == CAPACITY

@@ -9,7 +9,7 @@ from support.machine import DENIED
 from support.tenancy import LISTED, Looked, node, pod, pod_group, told, uuid
 
 from agent.owners import FormatError
-from agent.owners.libvirt import Domain, command, domain
+from agent.owners.runtimes import LibvirtDomain, parse_domain, parse_qemu_command
 
 ADDRESS = "0000:3b:00.0"
 RUNNING = "/run/libvirt/qemu"
@@ -39,7 +39,7 @@ DEFINITION = f"""
     </hostdev>
   </devices>
 </domain>"""
-MACHINE = Domain(
+MACHINE = LibvirtDomain(
     name="instance-0000002a",
     uuid="1b6a5c0e-8d0e-4d4e-9a57-7a3a0e4d5e11",
     pci_addresses=(ADDRESS,),
@@ -68,9 +68,9 @@ def handed_over(gpus=1):
 
 
 def test_a_definition_and_the_state_that_wraps_it():
-    assert domain(DEFINITION.encode()) == MACHINE
+    assert parse_domain(DEFINITION.encode()) == MACHINE
     state = f"<domstatus state='running' pid='77'>{DEFINITION}</domstatus>"
-    assert domain(state.encode()) == MACHINE
+    assert parse_domain(state.encode()) == MACHINE
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_definition_and_the_state_that_wraps_it():
 )  # fmt: skip
 def test_what_is_no_definition(text):
     with pytest.raises(FormatError):
-        domain(text.encode())
+        parse_domain(text.encode())
 
 
 def test_command_lines():
@@ -91,10 +91,10 @@ def test_command_lines():
         "-device", '{"driver":"vfio-pci","host":"0000:3B:00.0","id":"hostdev0"}',
         "-device", "vfio-pci,host=5e:00.0,id=hostdev1", "-device", "virtio-net,host=5f:00.0",
     ]  # fmt: skip
-    found = command("\0".join(words).encode() + b"\0")
-    assert found == Domain("web", "u", (ADDRESS, "0000:5e:00.0"))
-    assert command(b"python3\0-device\0vfio-pci,host=5e:00.0\0") is None
-    assert command(b"") is None
+    found = parse_qemu_command("\0".join(words).encode() + b"\0")
+    assert found == LibvirtDomain("web", "u", (ADDRESS, "0000:5e:00.0"))
+    assert parse_qemu_command(b"python3\0-device\0vfio-pci,host=5e:00.0\0") is None
+    assert parse_qemu_command(b"") is None
 
 
 def test_a_machine_has_its_gpu_while_it_runs():

@@ -20,18 +20,17 @@ from support.books import ONE, TWO, after, claim, gpu, opened, world
 from test_access_isolation import record
 from test_audit_trail import records
 
-from collector.access.credential import Credential, Role
-from collector.access.credentials import digest, quoted, section
+from collector.access.credentials import Credential, Role, digest, quote_key, section_of
 from collector.config import LedgerSettings
-from collector.http.reading import MAX_AT_ONCE, Reading
-from collector.ledger.store import Ledger
-from collector.metering.periods import name_of
+from collector.http.web_server import MAX_AT_ONCE, ReadPool
+from collector.ledger.ledger_store import Ledger
+from collector.metering.units import period_name
 from collector.service import Collector
 from collector.tables import metadata
 
 TENANTS = ("imaging", "speech")
 GPUS = {"imaging": "GPU-imaging-0", "speech": "GPU-speech-0"}
-PERIOD = name_of(ONE)
+PERIOD = period_name(ONE)
 
 
 def fill(directory: Path) -> None:
@@ -51,7 +50,7 @@ async def served(directory: Path, *, ledger: bool = True, url: str = "") -> Asyn
     settings = settings_in(directory, ledger=LedgerSettings(url=url))
     who = [Credential("x", Role.TENANT, tenant) for tenant in (*TENANTS, "idle")]
     who += [Credential("x", role) for role in (Role.FINANCE, Role.OPERATOR)]
-    lines = [f'[{section(one)}]\n{quoted(one.name)} = "{digest(one.label)}"\n' for one in who]
+    lines = [f'[{section_of(one)}]\n{quote_key(one.name)} = "{digest(one.label)}"\n' for one in who]
     (directory / "tokens.toml").write_text("".join(lines))
     collector = Collector(settings)
     await record(collector, [])
@@ -91,7 +90,7 @@ async def test_each_tenant_gets_its_own_statement_in_every_form(tmp_path: Path) 
             assert found["tenant"] == tenant
             assert {line["resource"] for line in found["lines"]} == {GPUS[tenant]}
             assert (await ask(who, f"statements/{other}/{PERIOD}"))[0] == 403
-            status, content, _ = await ask(who, f"statements/{tenant}/{name_of(TWO)}")
+            status, content, _ = await ask(who, f"statements/{tenant}/{period_name(TWO)}")
             assert status == 404
             assert other not in content
         idle = Credential("x", Role.TENANT, "idle")
@@ -173,7 +172,7 @@ async def test_an_export_is_in_the_audit_log_with_its_hash(tmp_path: Path) -> No
 
 
 async def test_who_asks_much_at_once_waits_and_others_do_not() -> None:
-    reading, held = Reading(), threading.Event()
+    reading, held = ReadPool(), threading.Event()
     greedy, other = (Credential("x", Role.TENANT, tenant) for tenant in ("speech", "imaging"))
     second = Credential("y", Role.TENANT, "speech")
     waiting = [

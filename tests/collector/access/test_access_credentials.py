@@ -11,23 +11,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.certificates import Authority
 
-from collector.access import certificate
-from collector.access.certificate import SCHEME, credential_in
-from collector.access.credential import Credential, Role, is_name
+from collector.access import credentials as certificate
 from collector.access.credentials import (
+    SCHEME,
+    Credential,
+    CredentialEntry,
+    CredentialKey,
     Credentials,
-    Entry,
-    EntryError,
-    Key,
+    Role,
+    TokensFileError,
+    credential_in,
     digest,
     digest_of,
-    load,
-    parse,
-    quoted,
-    section,
+    is_name,
+    load_credentials,
+    parse_credentials,
+    quote_key,
+    section_of,
 )
-from collector.access.enrolment import Told, changes
-from collector.http.authentication import authenticate
+from collector.access.tokens_file import RecordedCredentials, find_changes
+from collector.http.access_control import authenticate
 from railscope.settings import SettingsError
 
 NOON_NS = 1_790_000_000_000_000_000
@@ -46,17 +49,20 @@ untils = st.none() | st.integers(min_value=0, max_value=4_000_000_000)
     (f'x = [{{ token = "{A}", max_rank = 2 }}, "{A}"]', "with two ends or two ranks"),
 ])  # fmt: skip
 def test_a_wrong_limit_of_authority_is_named(line: str, problem: str) -> None:
-    with pytest.raises(EntryError) as caught:
-        parse(f"[nodes]\n{line}\n")
+    with pytest.raises(TokensFileError) as caught:
+        parse_credentials(f"[nodes]\n{line}\n")
     assert problem in str(caught.value)
 
 
 def test_a_limit_of_authority_is_of_each_token_of_a_node() -> None:
     text = f'[nodes]\nx = ["{A}", {{ token = "{B}", max_rank = 1 }}]\n'
-    found = {key.value: entry.credential.max_rank for key, entry in parse(text).entries.items()}
+    found = {
+        key.value: entry.credential.max_rank
+        for key, entry in parse_credentials(text).entries.items()
+    }
     assert found == {A: 3, B: 1}
-    with pytest.raises(EntryError, match=r"expected in section \[nodes\] only"):
-        parse(f'[finance]\nx = {{ token = "{A}", max_rank = 1 }}\n')
+    with pytest.raises(TokensFileError, match=r"expected in section \[nodes\] only"):
+        parse_credentials(f'[finance]\nx = {{ token = "{A}", max_rank = 1 }}\n')
 
 
 @given(st.dictionaries(st.binary(min_size=4, max_size=4), st.tuples(holders, untils), max_size=6))
@@ -66,17 +72,19 @@ def test_what_is_written_as_a_file_is_read_as_it_was(
     expected, lines = {}, {}
     for seed, (holder, until) in keys.items():
         value = digest_of(seed)
-        expected[Key("token", value)] = Entry(holder, None if until is None else until * 10**9)
+        expected[CredentialKey("token", value)] = CredentialEntry(
+            holder, None if until is None else until * 10**9
+        )
         end = f", until = {datetime.fromtimestamp(until, UTC).isoformat()}" if until else ""
         end = ", until = 1970-01-01T00:00:00Z" if until == 0 else end
-        place = lines.setdefault(section(holder), {})
+        place = lines.setdefault(section_of(holder), {})
         place.setdefault(holder.name, []).append(f'{{ token = "{value}"{end} }}')
     text = "".join(
         f"[{place}]\n"
-        + "".join(f"{quoted(who)} = [{', '.join(all_)}]\n" for who, all_ in of.items())
+        + "".join(f"{quote_key(who)} = [{', '.join(all_)}]\n" for who, all_ in of.items())
         for place, of in lines.items()
     )
-    assert parse(text).entries == expected
+    assert parse_credentials(text).entries == expected
 
 
 @pytest.mark.parametrize(
@@ -108,27 +116,27 @@ def test_what_is_written_as_a_file_is_read_as_it_was(
     ],
 )
 def test_a_mistake_in_the_file_is_named(text: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(EntryError, match=said):
-        parse(text)
+    with pytest.raises(TokensFileError, match=said):
+        parse_credentials(text)
     file = tmp_path / "tokens.toml"
     file.write_text(text)
     with pytest.raises(SettingsError, match=f"tokens_file {file}: .*{said}"):
-        load(file)
+        load_credentials(file)
 
 
 @pytest.mark.parametrize("until", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
 def test_any_time_of_the_calendar_is_an_end(until: str) -> None:
     text = f'[nodes]\nn1 = {{ token = "{A}", until = {until} }}\n'
-    (entry,) = parse(text).entries.values()
+    (entry,) = parse_credentials(text).entries.values()
     assert entry.expired(NOON_NS) is until.startswith("0")
 
 
 def test_a_file_that_is_not_there_or_no_toml_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="does not exist: make one with `railscope collector"):
-        load(tmp_path / "none")
+        load_credentials(tmp_path / "none")
     (tmp_path / "bad").write_text("[")
     with pytest.raises(SettingsError, match="no TOML"):
-        load(tmp_path / "bad")
+        load_credentials(tmp_path / "bad")
 
 
 FILE = f"""
@@ -162,7 +170,7 @@ board = {{ token = "{C}", until = 2030-01-01T00:00:00Z }}
 def test_a_token_is_good_as_it_is_or_not_at_all(
     shown: list[str], who: str | None, reason: str
 ) -> None:
-    found = authenticate(parse(FILE), shown, b"", NOON_NS)
+    found = authenticate(parse_credentials(FILE), shown, b"", NOON_NS)
     assert (found.credential and found.credential.label, found.reason) == (who, reason)
 
 
@@ -210,7 +218,7 @@ def test_what_the_file_lists_goes_before_what_a_certificate_says(tmp_path: Path)
     listed = f'certificate = "{digest_of(named.der)}"'
 
     def who(text: str, der: bytes, now_ns: int = NOON_NS - 10**18) -> str:
-        found = authenticate(parse(text), [], der, now_ns)
+        found = authenticate(parse_credentials(text), [], der, now_ns)
         return found.credential.label if found.credential else found.reason
 
     assert who("", named.der) == "node/n1"
@@ -231,7 +239,7 @@ def test_what_the_file_lists_goes_before_what_a_certificate_says(tmp_path: Path)
 def test_a_certificate_does_not_make_a_wrong_token_good(tmp_path: Path) -> None:
     der = Authority(tmp_path).client("n1", "railscope:node/n1").der
     assert authenticate(Credentials(), ["Bearer x"], der, 0).reason == "unknown token"
-    assert certificate.read(der).fingerprint == digest_of(der)
+    assert certificate.read_certificate(der).fingerprint == digest_of(der)
 
 
 # Changes ------------------------------------------------------------------------------------------
@@ -240,7 +248,7 @@ def test_a_certificate_does_not_make_a_wrong_token_good(tmp_path: Path) -> None:
 def told(old: str, new: str) -> list[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
     return [
         (found.type, found.holder.label if found.holder else "", found.added, found.removed)
-        for found in changes(parse(old), parse(new))
+        for found in find_changes(parse_credentials(old), parse_credentials(new))
     ]
 
 
@@ -267,40 +275,42 @@ def test_every_change_of_the_file_has_its_name() -> None:
 
 @given(
     st.dictionaries(
-        st.builds(Key, st.sampled_from(["token", "certificate"]), names),
-        st.builds(Entry, holders, st.none() | st.integers()),
+        st.builds(CredentialKey, st.sampled_from(["token", "certificate"]), names),
+        st.builds(CredentialEntry, holders, st.none() | st.integers()),
         max_size=5,
     ),
     st.frozensets(names, max_size=3),
 )
 def test_what_was_told_is_kept_as_it_was(
-    tmp_path_factory: pytest.TempPathFactory, entries: dict[Key, Entry], revoked: frozenset[str]
+    tmp_path_factory: pytest.TempPathFactory,
+    entries: dict[CredentialKey, CredentialEntry],
+    revoked: frozenset[str],
 ) -> None:
     path, credentials = (
         tmp_path_factory.mktemp("told") / "identities",
         Credentials(entries, revoked),
     )
-    Told(path).keep(credentials)
-    again = Told(path)
+    RecordedCredentials(path).keep(credentials)
+    again = RecordedCredentials(path)
     again.read()
     assert again.credentials == credentials
-    assert changes(again.credentials, credentials) == []
+    assert find_changes(again.credentials, credentials) == []
 
 
 def test_no_two_names_of_a_section_are_mixed_up() -> None:
     text = f'[tenants."a/b"]\nc = "{A}"\n[tenants.a]\n"b/c" = "{B}"\n'
-    labels = {entry.credential.label for entry in parse(text).entries.values()}
+    labels = {entry.credential.label for entry in parse_credentials(text).entries.values()}
     assert labels == {"tenant/a%2Fb/c", "tenant/a/b%2Fc"}
     assert tomllib.loads(text)
 
 
 def test_a_changed_limit_of_authority_is_recorded_once(tmp_path: Path) -> None:
-    before = parse(f'[nodes]\nx = "{A}"\n')
-    after = parse(f'[nodes]\nx = {{ token = "{A}", max_rank = 1 }}\n')
-    (change,) = changes(before, after)
+    before = parse_credentials(f'[nodes]\nx = "{A}"\n')
+    after = parse_credentials(f'[nodes]\nx = {{ token = "{A}", max_rank = 1 }}\n')
+    (change,) = find_changes(before, after)
     assert (change.type, change.holder) == ("identity.rotate", Credential("x", Role.NODE))
     assert change.added == (f"token {A[7:23]} max_rank 1",)
-    told = Told(tmp_path / "identities")
+    told = RecordedCredentials(tmp_path / "identities")
     told.keep(after)
     told.read()
-    assert not changes(told.credentials, after)
+    assert not find_changes(told.credentials, after)

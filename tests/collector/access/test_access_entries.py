@@ -17,26 +17,27 @@ from support.agent_events import Teller
 from support.audit import KEY, NOON_NS, audit_log, running
 from support.examples import fewer
 
-from collector.access.credential import Credential, Role
-from collector.audit.events import drafts_of
-from collector.audit.holding import Holdings
-from collector.audit.proof import check_proof
-from collector.http.entries import Entries, NotYetError, Wanted, sole_tenant
-from collector.ledger.draft import Draft, record_of
+from collector.access.credentials import Credential, Role
+from collector.audit.event_records import ClaimsInForce, drafts_of
+from collector.audit.tiles import check_proof
+from collector.http.audit_api import EntrySelection, IndexBehindError, SignedEntries, sole_tenant
+from collector.ledger.audit_outbox import RecordDraft, record_of
 from collector.service import Collector
-from railscope.audit.checkpoint import read_checkpoint
-from railscope.audit.merkle import Tree, consistent, includes, leaf_hash
-from railscope.audit.record import Actor, Data, Source, encode
+from railscope.audit.merkle import TreeHead, consistent, includes, leaf_hash
+from railscope.audit.record import RecordActor, RecordData, RecordSource, encode_audit_record
+from railscope.audit.signed_note import read_checkpoint
 
-SCHEDULER = Actor("scheduler", "slurm")
+SCHEDULER = RecordActor("scheduler", "slurm")
 names = st.sampled_from(["vision", "speech", "a/b", "a", "b"])
 
 
-def draft(data: Data, actor: Actor = SCHEDULER, references: tuple[str, ...] = ()) -> Draft:
-    return Draft("tenancy.assign", actor, NOON_NS, "done", data=data, references=references)
+def draft(
+    data: RecordData, actor: RecordActor = SCHEDULER, references: tuple[str, ...] = ()
+) -> RecordDraft:
+    return RecordDraft("tenancy.assign", actor, NOON_NS, "done", data=data, references=references)
 
 
-def of(tenant: str, number: int) -> Draft:
+def of(tenant: str, number: int) -> RecordDraft:
     return draft({"tenant": tenant, "number": number}) if tenant else draft({"number": number})
 
 
@@ -63,18 +64,18 @@ def of(tenant: str, number: int) -> Draft:
         ({}, "finance/bills", ""),
     ],
 )
-def test_whose_a_record_is(data: Data, label: str, whose: str) -> None:
-    actor = Actor("credential", label) if label else SCHEDULER
-    made = record_of(draft(data, actor), Source("collector", "c", "b", 0), 0)
+def test_whose_a_record_is(data: RecordData, label: str, whose: str) -> None:
+    actor = RecordActor("credential", label) if label else SCHEDULER
+    made = record_of(draft(data, actor), RecordSource("collector", "c", "b", 0), 0)
     assert sole_tenant(made) == whose
     if whose:
-        assert b"tenant" in encode(made), "what the index looks for before it decodes"
+        assert b"tenant" in encode_audit_record(made), "what the index looks for before it decodes"
 
 
-def log_of(directory: Path, *groups: list[Draft]) -> list[Tree]:
+def log_of(directory: Path, *groups: list[RecordDraft]) -> list[TreeHead]:
     """A log signed after each group."""
 
-    async def write() -> list[Tree]:
+    async def write() -> list[TreeHead]:
         signed = []
         async with running(audit_log(directory)) as log:
             for group in groups:
@@ -119,12 +120,12 @@ def test_a_tenant_pages_through_its_own_entries(
     tenants = ["", *(tenant for group in groups for tenant in group)]
     numbered = iter(of(tenant, number) for number, tenant in enumerate(tenants))
     log_of(directory, [next(numbered)], *([next(numbered) for _ in group] for group in groups))
-    entries = Entries(directory, KEY.public)
+    entries = SignedEntries(directory, KEY.public)
     for tenant in ("vision", "speech", "nobody", None):
         own = [n for n, whose in enumerate(tenants) if tenant in (None, whose) and n >= first]
         found, at = [], first
         while at is not None:
-            page = entries.page(Wanted(at, most, tenant, of_tenant_only=tenant is not None))
+            page = entries.page(EntrySelection(at, most, tenant, of_tenant_only=tenant is not None))
             assert len(page["entries"]) <= most
             found += check(page)
             at = page["next"]
@@ -136,7 +137,10 @@ def test_an_index_that_is_ahead_shows_only_what_its_checkpoint_covers(tmp_path: 
     file = tmp_path / "checkpoint"
     before = file.read_bytes()
     log_of(tmp_path, [of("vision", 256), of("vision", 257)])
-    entries, wanted = Entries(tmp_path, KEY.public), Wanted(250, 100, "vision", of_tenant_only=True)
+    entries, wanted = (
+        SignedEntries(tmp_path, KEY.public),
+        EntrySelection(250, 100, "vision", of_tenant_only=True),
+    )
     assert check(entries.page(wanted)) == list(range(250, 258))
     file.write_bytes(before)
     assert check(entries.page(wanted)) == list(range(250, 256))
@@ -147,27 +151,27 @@ def test_a_reference_that_could_name_somebody_is_withheld_from_a_tenant(tmp_path
     open_ = draft({"tenant": "vision", "number": 0, "claim": "c"}, references=("frame/n1/1", "c"))
     closed = draft({"tenant": "vision", "number": 1}, references=("frame/n1/1", claim))
     log_of(tmp_path, [open_, closed])
-    entries = Entries(tmp_path, KEY.public)
-    own = entries.page(Wanted(0, 100, "vision", of_tenant_only=True))
+    entries = SignedEntries(tmp_path, KEY.public)
+    own = entries.page(EntrySelection(0, 100, "vision", of_tenant_only=True))
     assert check(own) == [0, 1]
     shown = msgspec.json.encode(own)
     assert claim.encode() not in shown
     assert own["entries"][1]["withheld"] == ["ref"]
     assert base64.b64encode(claim.encode())[:-4] not in shown
     assert entries.proof(1, "vision") is None
-    assert claim.encode() in msgspec.json.encode(entries.page(Wanted(0, 100, "vision")))
+    assert claim.encode() in msgspec.json.encode(entries.page(EntrySelection(0, 100, "vision")))
 
 
 @given(names, st.text(min_size=1, max_size=5))
 def test_a_credentials_own_records_are_its_tenants(tenant: str, name: str) -> None:
     label = Credential(name, Role.TENANT, tenant).label
-    made = record_of(draft({}, Actor("credential", label)), Source("c", "c", "b", 0), 0)
+    made = record_of(draft({}, RecordActor("credential", label)), RecordSource("c", "c", "b", 0), 0)
     assert sole_tenant(made) == tenant
 
 
 def test_a_proof_is_what_the_command_takes_and_only_for_who_may(tmp_path: Path) -> None:
     log_of(tmp_path, [of("vision", 0), of("speech", 1), of("", 2)])
-    entries = Entries(tmp_path, KEY.public)
+    entries = SignedEntries(tmp_path, KEY.public)
     proof = entries.proof(0, "vision")
     assert proof
     assert json.loads(check_proof(proof, KEY.public))["data"]["number"] == 0
@@ -178,7 +182,7 @@ def test_a_proof_is_what_the_command_takes_and_only_for_who_may(tmp_path: Path) 
 
 def test_a_log_grows_as_its_proofs_say(tmp_path: Path) -> None:
     signed = log_of(tmp_path, *([of("", n) for n in range(count)] for count in (3, 1, 300, 7)))
-    entries = Entries(tmp_path, KEY.public)
+    entries = SignedEntries(tmp_path, KEY.public)
     for tree in signed:
         found = entries.consistency(tree.size)
         assert found
@@ -190,30 +194,30 @@ def test_a_log_grows_as_its_proofs_say(tmp_path: Path) -> None:
 
 async def test_the_index_catches_up_by_itself_a_little_at_a_time(tmp_path: Path) -> None:
     await asyncio.to_thread(log_of, tmp_path, [of("vision", n) for n in range(60)])
-    entries = Entries(tmp_path, KEY.public, max_read=10, indexed_at_once=7)
-    with pytest.raises(NotYetError, match="50 records are still to be read"):
-        entries.page(Wanted(0, 100, "vision"))
-    assert len(check(entries.page(Wanted(0, 100)))) == 60, "who reads all needs no index"
+    entries = SignedEntries(tmp_path, KEY.public, max_read=10, indexed_at_once=7)
+    with pytest.raises(IndexBehindError, match="50 records are still to be read"):
+        entries.page(EntrySelection(0, 100, "vision"))
+    assert len(check(entries.page(EntrySelection(0, 100)))) == 60, "who reads all needs no index"
     task = asyncio.create_task(entries.run())
     async with asyncio.timeout(20):
         while True:
             try:
-                page = entries.page(Wanted(0, 100, "vision"))
+                page = entries.page(EntrySelection(0, 100, "vision"))
                 break
-            except NotYetError:
+            except IndexBehindError:
                 await asyncio.sleep(0.01)
     task.cancel()
     assert len(check(page)) == 60
 
 
 def test_before_the_first_checkpoint_and_with_a_broken_one(tmp_path: Path) -> None:
-    entries = Entries(tmp_path, KEY.public)
+    entries = SignedEntries(tmp_path, KEY.public)
     with pytest.raises(FileNotFoundError):
-        entries.page(Wanted())
+        entries.page(EntrySelection())
     log_of(tmp_path, [of("vision", 0)])
     (tmp_path / "checkpoint").write_text("nonsense")
     with pytest.raises(ValueError, match="no"):
-        entries.page(Wanted())
+        entries.page(EntrySelection())
 
 
 def test_a_claim_is_the_entry_of_the_tenant_that_its_owner_is(tmp_path: Path) -> None:
@@ -224,13 +228,13 @@ def test_a_claim_is_the_entry_of_the_tenant_that_its_owner_is(tmp_path: Path) ->
     settings = settings_in(tmp_path, tenants_file=str(tmp_path / "tenants.csv"))
     collector = Collector(settings)
     collector.files.refresh()
-    teller, tenant_of = Teller(), collector.audit.observed.tenant_of
+    teller, tenant_of = Teller(), collector.audit.event_recorder.tenant_of
     commitments = "commitment of {}".format
     found = {}
     for owner, tenant in (("ann", ""), ("bob", ""), ("eve", ""), ("ann", "red"), ("", "red")):
         seen = teller.claimed(f"claim-{len(found)}", owner=owner, tenant=tenant)
-        (made,) = drafts_of(seen, Holdings(), commitments, tenant_of)
-        one = record_of(made, Source("agent", "n1", "run-1", 0), 0)
+        (made,) = drafts_of(seen, ClaimsInForce(), commitments, tenant_of)
+        one = record_of(made, RecordSource("agent", "n1", "run-1", 0), 0)
         assert one.data.get("owner", "") == ""
         found[owner, tenant] = sole_tenant(one)
     assert found == {

@@ -18,15 +18,15 @@ from support.billing_port import BookedRows
 from test_access_isolation import record
 
 from collector.access.credentials import digest
-from collector.account.tally import Account, Key
-from collector.fleet.cell import Cell, View
-from collector.http import web
-from collector.ledger.draft import Draft
-from collector.metering.tiling import State
+from collector.account.account_sums import GpuTimeAccount, TimeKey
+from collector.fleet.view_cells import View, ViewCell
+from collector.http import web_server
+from collector.ledger.audit_outbox import RecordDraft
+from collector.metering.tiling import SlotState
 from collector.metering.units import GPU_CAPACITY
 from collector.service import Collector
-from collector.view_refresh import Views
-from railscope.audit.record import Actor
+from collector.view_refresh import CollectorViews
+from railscope.audit.record import RecordActor
 from railscope.catalog import account as account_catalog
 from railscope.catalog import collector as catalog
 
@@ -40,8 +40,12 @@ PATHS = (
     "/api/v1/audit/entries/0", "/api/v1/audit/checkpoint", "/api/v1/audit/consistency",
 )  # fmt: skip
 DRAFTS = [
-    Draft(
-        "tenancy.assign", Actor("scheduler", "slurm"), 1, "done", data={"tenant": who, "n": number}
+    RecordDraft(
+        "tenancy.assign",
+        RecordActor("scheduler", "slurm"),
+        1,
+        "done",
+        data={"tenant": who, "n": number},
     )
     for who, number in (("speech", SECRET), ("vision", OWN))
 ]
@@ -60,7 +64,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         collector = collector_in(directory)
         collector.live.ready = True
         await record(collector, DRAFTS)
-        server = web.WebServer(collector.application(), collector.connections)
+        server = web_server.WebServer(collector.application(), collector.connections)
         listening.append((await server.start("127.0.0.1:0", None))[1])
         stop.append(asyncio.Event())
         ready.set()
@@ -91,14 +95,15 @@ def collector_in(directory: Path) -> Collector:
     booked = {("speech", "2026-01"): [("gpu", SECRET)], ("vision", "2026-01"): [("gpu", OWN)]}
     collector = Collector(made, billing=BookedRows(booked))
     times = {"speech": SECRET, "vision": OWN}
-    sums = {Key(1, State.OBSERVED, who): ns * GPU_CAPACITY for who, ns in times.items()}
+    sums = {TimeKey(1, SlotState.OBSERVED, who): ns * GPU_CAPACITY for who, ns in times.items()}
     cells = [
-        Cell(account_catalog.TENANT_GPU_TIME, (who, "observed"), ns) for who, ns in times.items()
+        ViewCell(account_catalog.TENANT_GPU_TIME, (who, "observed"), ns)
+        for who, ns in times.items()
     ]
-    other = (Cell(catalog.NODE_AGE, ("n1",), SECRET), Cell(catalog.NODES, (), SECRET))
-    collector.refresher.views = Views(
+    other = (ViewCell(catalog.NODE_AGE, ("n1",), SECRET), ViewCell(catalog.NODES, (), SECRET))
+    collector.refresher.views = CollectorViews(
         1, View("cluster", 1, other[1:]), View("rail", 1), View("tenant", 1, tuple(cells)),
-        View("node", 1, other[:1]), Account(1, 1, SECRET * GPU_CAPACITY, sums),
+        View("node", 1, other[:1]), GpuTimeAccount(1, 1, SECRET * GPU_CAPACITY, sums),
     )  # fmt: skip
     return collector
 

@@ -23,21 +23,26 @@ from running_collector import settings_in
 from support.billing_port import BookedRows
 from support.examples import fewer
 
-from collector.access.credential import Credential, Role, is_name
-from collector.access.credentials import digest, quoted, section
-from collector.access.scope import own_cells
-from collector.account.tally import Account, Key
-from collector.fleet.cell import Cell, View
-from collector.fleet.seen_event import SeenEvent
-from collector.ledger.draft import Draft
-from collector.metering.tiling import State
+from collector.access.credentials import (
+    Credential,
+    Role,
+    digest,
+    is_name,
+    own_cells,
+    quote_key,
+    section_of,
+)
+from collector.account.account_sums import GpuTimeAccount, TimeKey
+from collector.fleet.fleet import SeenEvent
+from collector.fleet.view_cells import View, ViewCell
+from collector.ledger.audit_outbox import RecordDraft
+from collector.metering.tiling import SlotState
 from collector.metering.units import GPU_CAPACITY
 from collector.service import Collector
-from collector.view_refresh import Views
-from collector.workloads.holding import Holding, JobKey
-from collector.workloads.roster import Roster
-from collector.workloads.view import Jobs
-from railscope.audit.record import Actor, Data, Subject
+from collector.view_refresh import CollectorViews
+from collector.workloads.job_roster import JobHolding, JobKey, JobRoster
+from collector.workloads.job_view import RunningJobs
+from railscope.audit.record import RecordActor, RecordData, RecordSubject
 from railscope.catalog import METRICS, rollups
 from railscope.catalog import account as account_catalog
 from railscope.catalog import collector as catalog
@@ -78,21 +83,21 @@ class Cluster:
     nodes: list[str]
     draw: st.DrawFn
     facts: list[Fact] = field(default_factory=list)
-    cells: dict[str, list[Cell]] = field(default_factory=lambda: {"tenant": [], "node": []})
+    cells: dict[str, list[ViewCell]] = field(default_factory=lambda: {"tenant": [], "node": []})
     booked: dict[tuple[str, str], list[tuple[str, int]]] = field(default_factory=dict)
-    drafts: list[Draft] = field(default_factory=list)
+    drafts: list[RecordDraft] = field(default_factory=list)
     events: list[SeenEvent] = field(default_factory=list)
-    roster: Roster = field(default_factory=Roster)
+    roster: JobRoster = field(default_factory=JobRoster)
     _numbers: Iterator[int] = field(default_factory=lambda: count(FIRST))
 
     def __post_init__(self) -> None:
-        self.sums: dict[Key, int] = {}
+        self.sums: dict[TimeKey, int] = {}
         for tenant in self.tenants:
             self._uses(tenant)
-        self.cells["cluster"] = [Cell(A_CLUSTER, (), self._fact("cluster"))]
-        self.cells["rail"] = [Cell(A_RAIL, ("0",), self._fact("cluster"))]
+        self.cells["cluster"] = [ViewCell(A_CLUSTER, (), self._fact("cluster"))]
+        self.cells["rail"] = [ViewCell(A_RAIL, ("0",), self._fact("cluster"))]
         for node in self.nodes:
-            self.cells["node"].append(Cell(catalog.NODE_AGE, (node,), self._fact("cluster")))
+            self.cells["node"].append(ViewCell(catalog.NODE_AGE, (node,), self._fact("cluster")))
             facts = {
                 "tenant": self.draw(st.sampled_from(self.tenants)),
                 "x": str(self._fact("cluster")),
@@ -112,9 +117,9 @@ class Cluster:
             self._job(tenant)
         if self.draw(st.booleans()):
             held = self._fact("use", tenant)
-            self.sums[Key(20_000, State.OBSERVED, tenant)] = held * 10**9 * GPU_CAPACITY
-            cell = Cell(account_catalog.TENANT_GPU_TIME, (tenant, "observed"), held)
-            self.cells["tenant"] += [cell, Cell(A_TENANT, (tenant,), self._fact("use", tenant))]
+            self.sums[TimeKey(20_000, SlotState.OBSERVED, tenant)] = held * 10**9 * GPU_CAPACITY
+            cell = ViewCell(account_catalog.TENANT_GPU_TIME, (tenant, "observed"), held)
+            self.cells["tenant"] += [cell, ViewCell(A_TENANT, (tenant,), self._fact("use", tenant))]
         for period in PERIODS:
             if self.draw(st.booleans()):
                 rows = [(f"gpu {period}", self._fact("invoice", tenant))]
@@ -130,7 +135,7 @@ class Cluster:
         ]
         if others:
             self.facts = [fact for fact in self.facts if str(fact.number) not in {node, gpu}]
-        held = [Holding(one, node, 100, NOON_NS) for one in {job, *others}]
+        held = [JobHolding(one, node, 100, NOON_NS) for one in {job, *others}]
         self.roster.put(gpu, sorted(held))
 
     def _record(self) -> None:
@@ -138,9 +143,9 @@ class Cluster:
         shape = self.draw(
             st.sampled_from(["nobody", "one", "two", "list", "actor", "deep", "claim", "other"])
         )
-        actor = Actor("scheduler", "slurm")
+        actor = RecordActor("scheduler", "slurm")
         of: tuple[str, ...] = (one,)
-        data: Data = {"tenant": one}
+        data: RecordData = {"tenant": one}
         references: tuple[str, ...] = (f"frame/n/{one.encode().hex()}",)
         if shape == "nobody":
             of, data = (), {}
@@ -150,7 +155,7 @@ class Cluster:
             of, data = (one, two), {"tenants": [one, two]}
         elif shape == "actor":
             label = Credential("board", Role.TENANT, two).label
-            of, actor = (one, two), Actor("credential", label)
+            of, actor = (one, two), RecordActor("credential", label)
         elif shape == "deep":
             of, data = (one, two), {"tenant": one, "more": {"from_tenant": two}}
         elif shape == "claim":
@@ -159,17 +164,19 @@ class Cluster:
             of, data = (one, "somebody else"), {"tenant": one, "other_claim": "slurm/n/1"}
         data |= {"number": self._fact("audit", *of)}
         self.drafts.append(
-            Draft("tenancy.assign", actor, NOON_NS, "done", Subject("n"), data, references)
+            RecordDraft(
+                "tenancy.assign", actor, NOON_NS, "done", RecordSubject("n"), data, references
+            )
         )
 
-    def views(self) -> Views:
+    def views(self) -> CollectorViews:
         made = {name: View(name, NOON_NS, tuple(cells)) for name, cells in self.cells.items()}
-        account = Account(NOON_NS, 1, sum(self.sums.values()), self.sums)
-        jobs = Jobs(
+        account = GpuTimeAccount(NOON_NS, 1, sum(self.sums.values()), self.sums)
+        jobs = RunningJobs(
             NOON_NS, tuple(self.roster.jobs()), job_of_seat=self.roster.job_of_seat,
             numbers=self.roster.numbers,
         )  # fmt: skip
-        return Views(NOON_NS, **made, account=account, jobs=jobs)
+        return CollectorViews(NOON_NS, **made, account=account, jobs=jobs)
 
 
 tenant_names = (
@@ -221,7 +228,7 @@ def paths(cluster: Cluster, size: int) -> Iterator[str]:
     yield "/api/v1/audit/consistency?old=1"
 
 
-async def record(collector: Collector, drafts: list[Draft]) -> int:
+async def record(collector: Collector, drafts: list[RecordDraft]) -> int:
     """Write the audit log, signed to its end; how many records are in it."""
     log = collector.trail.log
     collector.trail.open()
@@ -239,7 +246,7 @@ async def obtained(
     """For each credential all paths, with what was answered."""
     settings_ = settings_in(directory)
     lines = [
-        f'[{section(who)}]\n{quoted(who.name)} = "{digest(who.label)}"\n'
+        f'[{section_of(who)}]\n{quote_key(who.name)} = "{digest(who.label)}"\n'
         for who in holders(cluster)
     ]
     (directory / "tokens.toml").write_text("".join(lines))
@@ -325,8 +332,10 @@ def test_a_metric_is_a_tenants_by_its_name_and_by_its_label() -> None:
         account_catalog.TENANT_GPU_TIME, name="railscope_collector_tenant_rows_seconds"
     )
     metrics = (account_catalog.TENANT_GPU_TIME, internal)
-    cells = [Cell(metric, (who, "observed"), 1) for metric in metrics for who in ("a", "ab", "A")]
-    assert list(own_cells([*cells, Cell(A_RAIL, ("a",), 1)], "a")) == cells[:1]
+    cells = [
+        ViewCell(metric, (who, "observed"), 1) for metric in metrics for who in ("a", "ab", "A")
+    ]
+    assert list(own_cells([*cells, ViewCell(A_RAIL, ("a",), 1)], "a")) == cells[:1]
 
 
 def test_what_is_told_of_tenants_has_their_label_and_the_name_that_goes_with_it() -> None:

@@ -20,11 +20,9 @@ from support.billing_port import BookedRows
 from support.certificates import Authority, self_signed
 from test_audit_trail import records
 
-from collector.access.credential import Role
-from collector.access.credentials import digest, digest_of
-from collector.config import Tls
-from collector.http.gate import Gate, application
-from collector.http.routes import ROUTES, Route, Sees
+from collector.access.credentials import Role, digest, digest_of
+from collector.config import CollectorTlsSettings
+from collector.http.access_control import ROUTES, RequestAuthorizer, Route, TenantScope, application
 
 ALL = "node operator finance auditor tenant"
 EVERYTHING = {  # who may ask, and what they are told; written here once more, by hand
@@ -146,7 +144,9 @@ async def site(directory: Path) -> AsyncIterator[Site]:
         "ended": authority.client("ended", "railscope:auditor/ended", days=-1),
         "foreign": Authority(directory / "foreign").client("foreign", "railscope:auditor/x"),
     }
-    tls = Tls(certificate_file=str(server), key_file=str(key), client_ca_file=str(authority.file))
+    tls = CollectorTlsSettings(
+        certificate_file=str(server), key_file=str(key), client_ca_file=str(authority.file)
+    )
     (directory / "claims.csv").write_text("tenant,holds,from,to\nvision,n1,2020-01-01T00:00:00Z,\n")
     settings = settings_in(directory, tls=tls, claims_file=str(directory / "claims.csv"))
     (directory / "tokens.toml").write_text(tokens_text(digest_of(made["revoked"].der)))
@@ -304,7 +304,7 @@ def test_no_route_is_without_roles_and_all_are_in_the_test() -> None:
             path = "/api/v1/audit/entries/x"
         assert (route.method, path) in walked
         named = "{tenant}" in route.path
-        assert named is (route.tenants is Sees.NAMED)
+        assert named is (route.tenants is TenantScope.NAMED)
     assert {route.name for route in ROUTES if route.open} == {"landing", "healthy", "ready"}
     assert len({route.name for route in ROUTES}) == len(list(ROUTES))
 
@@ -313,7 +313,7 @@ def test_a_route_without_a_handler_and_a_handler_without_a_route_are_refused() -
     route = Route("one", "/one", frozenset({Role.AUDITOR}))
     for handlers, routes in (({}, [route]), ({"one": None, "two": None}, [route])):
         with pytest.raises(ValueError, match="routes and handlers differ"):
-            application(Gate(None, None), handlers, 1, routes)  # type: ignore[arg-type]
+            application(RequestAuthorizer(None, None), handlers, 1, routes)  # type: ignore[arg-type]
 
 
 def test_the_page_lists_the_routes_as_they_are() -> None:

@@ -10,18 +10,28 @@ from running_collector import Running, running, settings_in
 from support.audit import NOON_NS, audit_log
 from test_audit_trail import records
 
-from collector.access.credential import Credential, Role
-from collector.access.credentials import Credentials, Entry, Key, digest
-from collector.access.enrolment import Told
-from collector.access.tokens_file import TokensFile
-from collector.access.trail import MAX_A_DAY, MAX_TOLD_APART, AccessTrail, Exported
-from collector.audit.trail import Trail
-from collector.http.throttle import MAX_ADDRESSES, MAX_AT_ONCE, SECONDS_PER_FAILURE, Throttle
-from railscope.audit.record import Record
+from collector.access.access_trail import MAX_A_DAY, MAX_DISTINGUISHED, AccessTrail, DeliveredExport
+from collector.access.credentials import (
+    Credential,
+    CredentialEntry,
+    CredentialKey,
+    Credentials,
+    Role,
+    digest,
+)
+from collector.access.tokens_file import RecordedCredentials, TokensFile
+from collector.audit.collector_records import AuditTrail
+from collector.http.access_control import (
+    MAX_ADDRESSES,
+    MAX_AT_ONCE,
+    SECONDS_PER_FAILURE,
+    FailureThrottle,
+)
+from railscope.audit.record import AuditRecord
 
 DAY_NS = 86_400_000_000_000
 BOARD = Credential("board", Role.TENANT, "vision")
-KEY = Key("token", digest("board"))
+KEY = CredentialKey("token", digest("board"))
 
 
 class Clock:
@@ -34,11 +44,13 @@ class Clock:
 
 async def told(
     directory: Path, note: Callable[[AccessTrail, Clock], None], max_a_day: int = MAX_A_DAY
-) -> list[Record]:
+) -> list[AuditRecord]:
     """What is recorded of what is noted, by a trail that is stopped behind it."""
     clock = Clock()
-    trail = Trail(audit_log(directory), "1.0", clock)
-    access = AccessTrail(trail, Told(directory.parent / "identities"), clock, max_a_day)
+    trail = AuditTrail(audit_log(directory), "1.0", clock)
+    access = AccessTrail(
+        trail, RecordedCredentials(directory.parent / "identities"), clock, max_a_day
+    )
     trail.open()
     access.open()
     tasks = [asyncio.create_task(trail.run()), asyncio.create_task(access.run())]
@@ -57,7 +69,7 @@ async def test_use_is_recorded_once_a_day_for_each_address(tmp_path: Path) -> No
     def note(access: AccessTrail, clock: Clock) -> None:
         for _ in range(3):
             access.used(BOARD, KEY, "10.0.0.1")
-            access.used(BOARD, Key("certificate", digest("c")), "10.0.0.2")
+            access.used(BOARD, CredentialKey("certificate", digest("c")), "10.0.0.2")
         clock.now_ns += DAY_NS
         access.used(BOARD, KEY, "10.0.0.1")
 
@@ -97,19 +109,19 @@ async def test_misuse_is_recorded_at_once_and_then_counted(tmp_path: Path) -> No
 
 async def test_a_flood_of_misuse_is_bounded_and_counted_whole(tmp_path: Path) -> None:
     def note(access: AccessTrail, _: Clock) -> None:
-        for n in range(3 * MAX_TOLD_APART):
+        for n in range(3 * MAX_DISTINGUISHED):
             access.crossed(BOARD, f"/api/v1/statements/{n}/2026-01" + "x" * 900, "10.0.0.1")
 
     found = await told(tmp_path / "audit", note)
-    assert len(found) == MAX_TOLD_APART + 1
+    assert len(found) == MAX_DISTINGUISHED + 1
     counts = [record.data["count"] for record in found]
-    assert sum(count for count in counts if isinstance(count, int)) == 3 * MAX_TOLD_APART
+    assert sum(count for count in counts if isinstance(count, int)) == 3 * MAX_DISTINGUISHED
 
 
 async def test_an_export_is_recorded_while_it_is_the_same_once_a_day(tmp_path: Path) -> None:
     def note(access: AccessTrail, _: Clock) -> None:
         for content in ("aa", "aa", "bb"):
-            access.exported(Exported(BOARD, "10.0.0.1", "2026-01", "csv", "vision", content))
+            access.exported(DeliveredExport(BOARD, "10.0.0.1", "2026-01", "csv", "vision", content))
 
     found = await told(tmp_path / "audit", note)
     assert [(r.type, r.data["sha256"], r.data["tenant"]) for r in found] == [
@@ -120,7 +132,10 @@ async def test_an_export_is_recorded_while_it_is_the_same_once_a_day(tmp_path: P
 
 async def test_ten_thousand_nodes_are_recorded_at_the_first_start(tmp_path: Path) -> None:
     many = Credentials(
-        {Key("token", digest(str(n))): Entry(Credential(f"n{n}", Role.NODE)) for n in range(10_000)}
+        {
+            CredentialKey("token", digest(str(n))): CredentialEntry(Credential(f"n{n}", Role.NODE))
+            for n in range(10_000)
+        }
     )
     found = await told(tmp_path / "audit", lambda access, _: access.enrolled(many))
     assert len(found) == 10_000
@@ -225,7 +240,7 @@ async def test_who_fails_too_often_is_held_back_and_others_are_not(tmp_path: Pat
 
 
 def test_a_bucket_leaks_and_its_memory_is_bounded() -> None:
-    throttle = Throttle()
+    throttle = FailureThrottle()
     assert [throttle.fails("10.0.0.1", 0.0) for _ in range(MAX_AT_ONCE)] == [False] * MAX_AT_ONCE
     assert throttle.fails("10.0.0.1", 0.0)
     assert not throttle.fails("10.0.0.2", 0.0)
@@ -237,7 +252,7 @@ def test_a_bucket_leaks_and_its_memory_is_bounded() -> None:
 
 
 def test_a_network_of_version_six_is_one_source() -> None:
-    throttle = Throttle()
+    throttle = FailureThrottle()
     flood = [throttle.fails(f"2001:db8::{n:x}", 0.0) for n in range(MAX_AT_ONCE + 1)]
     assert flood[-1]
     assert not throttle.fails("2001:db8:0:1::1", 0.0)

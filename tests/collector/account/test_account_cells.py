@@ -8,13 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.account.amounts import Whose
-from collector.account.cells import account_json, cluster_cells, tenant_cells
-from collector.account.quotas import Quotas, days_of, parse
-from collector.account.tally import Account, Key, nanoseconds
-from collector.files.watched import FileError
-from collector.metering.measures import Measure, Use
-from collector.metering.tiling import State
+from collector.account.account_cells import (
+    Quotas,
+    account_json,
+    cluster_cells,
+    parse_quotas,
+    quota_days,
+    tenant_cells,
+)
+from collector.account.account_sums import AmountKey, GpuTimeAccount, TimeKey, gpu_nanoseconds
+from collector.files.watched_file import FileError
+from collector.metering.measures import AmountAttribution, CountedQuantity
+from collector.metering.tiling import SlotState
 from collector.metering.units import GPU_CAPACITY
 from railscope.catalog import METRICS
 from railscope.catalog import account as catalog
@@ -25,22 +30,22 @@ NOW = DAY * 24 * HOUR + 12 * HOUR
 HEADER = "tenant,gpu_hours,period,gpus,from,to\n"
 
 
-def an_account(**held: int) -> Account:
+def an_account(**held: int) -> GpuTimeAccount:
     """Hours of whole GPUs by tenant, observed today; one hour of each is unseen."""
     sums = {}
     for tenant, hours in held.items():
-        sums[Key(DAY, State.OBSERVED, tenant)] = (hours - 1) * HOUR * GPU_CAPACITY
-        sums[Key(DAY - 40, State.INFERRED, tenant)] = HOUR * GPU_CAPACITY
-    return Account(NOW, 2, sum(sums.values()), sums)
+        sums[TimeKey(DAY, SlotState.OBSERVED, tenant)] = (hours - 1) * HOUR * GPU_CAPACITY
+        sums[TimeKey(DAY - 40, SlotState.INFERRED, tenant)] = HOUR * GPU_CAPACITY
+    return GpuTimeAccount(NOW, 2, sum(sums.values()), sums)
 
 
 def values(cells) -> dict:
     return {(cell.metric.name, *cell.labels): cell.value for cell in cells}
 
 
-@given(st.dictionaries(st.sampled_from(State), st.integers(0, 10**24), max_size=10))
+@given(st.dictionaries(st.sampled_from(SlotState), st.integers(0, 10**24), max_size=10))
 def test_parts_of_gpus_are_rounded_so_that_they_add_up(parts):
-    found = nanoseconds(parts)
+    found = gpu_nanoseconds(parts)
     assert sum(found.values()) == sum(parts.values()) // GPU_CAPACITY
     assert all(0 <= found[s] - Fraction(units, GPU_CAPACITY) + 1 <= 2 for s, units in parts.items())
 
@@ -48,7 +53,7 @@ def test_parts_of_gpus_are_rounded_so_that_they_add_up(parts):
 def test_an_account_in_json_adds_up_and_names_every_state():
     page = account_json(an_account(alice=5, bob=3))
     assert page["balances"]
-    assert page["states"].keys() == {state.value for state in State}
+    assert page["states"].keys() == {state.value for state in SlotState}
     assert sum(map(int, page["states"].values())) == int(page["capacity_ns"]) == 8 * HOUR
     assert page["tenants"]["alice"]["held_ns"] == str(5 * HOUR)
     assert page["tenants"]["alice"]["held_unknown_ns"] == str(HOUR)
@@ -56,14 +61,14 @@ def test_an_account_in_json_adds_up_and_names_every_state():
 
 
 def test_cells_tell_time_amounts_and_quotas():
-    quotas = parse(
+    quotas = parse_quotas(
         HEADER + "alice,100,day,4,2020-01-01T00:00:00Z,\nalice,,month,,2020-01-01T00:00:00Z,\n"
         "bob,2.5,month,,2020-01-01T00:00:00Z,\nbob,7,month,,2099-01-01T00:00:00Z,\n"
     )
     amounts = {
-        Whose(Measure.ENERGY, Use.ATTRIBUTED, "alice"): 5000,
-        Whose(Measure.MEMORY, Use.ATTRIBUTED, "alice"): 3,
-        Whose(Measure.ENERGY, Use.IDLE, ""): 77,
+        AmountKey(CountedQuantity.ENERGY, AmountAttribution.ATTRIBUTED, "alice"): 5000,
+        AmountKey(CountedQuantity.MEMORY, AmountAttribution.ATTRIBUTED, "alice"): 3,
+        AmountKey(CountedQuantity.ENERGY, AmountAttribution.IDLE, ""): 77,
     }
     account = an_account(alice=5, bob=3)
     found = values(tenant_cells(account, amounts, {"alice": 420}, quotas))
@@ -96,16 +101,16 @@ def test_cells_tell_time_amounts_and_quotas():
 )
 def test_a_quota_that_cannot_be_names_the_line(row: str, problem: str):
     with pytest.raises(FileError, match=rf"line 2.*{problem}"):
-        parse(HEADER + row + "\n")
+        parse_quotas(HEADER + row + "\n")
 
 
 @given(st.integers(0, 80_000))
 def test_every_day_is_in_one_month(day: int):
-    first, end = days_of("month", day * 24 * HOUR)
+    first, end = quota_days("month", day * 24 * HOUR)
     assert first <= day < end
     assert 28 <= end - first <= 31
-    assert days_of("month", first * 24 * HOUR) == days_of("month", (end - 1) * 24 * HOUR)
-    assert days_of("day", day * 24 * HOUR) == (day, day + 1)
+    assert quota_days("month", first * 24 * HOUR) == quota_days("month", (end - 1) * 24 * HOUR)
+    assert quota_days("day", day * 24 * HOUR) == (day, day + 1)
 
 
 def test_no_quotas_say_nothing():

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from support.story import SECOND, Reporter, accept, at, core_in, gpus_of, no_turns, started
 
-from collector.account.live import MAX_CLAIMS_ON_LOOP, LiveAccount
-from collector.evidence.assemble import Files
+from collector.account.live_account import MAX_CLAIMS_ON_LOOP, LiveAccount
+from collector.evidence.gpu_evidence import AdministratorInputs
 from collector.metering.units import GPU_CAPACITY
 
 GPU = "GPU-0"
@@ -24,7 +24,7 @@ async def test_shares_of_many_claims_are_exact(tmp_path: Path, count: int) -> No
         for n in range(count)
     ]
     accept(core, Reporter("n1").told(gpus_of(GPU), range(10, 41), events={40: events}))
-    account = LiveAccount(core.evidence, Files)
+    account = LiveAccount(core.evidence, AdministratorInputs)
     found = await account.refresh(at(40), no_turns)
     assert found.balances
     expected: Counter[str] = Counter()

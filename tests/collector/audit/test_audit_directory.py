@@ -16,17 +16,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.audit import KEY, NOON_NS, audit_log, record, running
 
-from collector.audit.acknowledgement import read_acknowledgement
+from collector.audit.collector_records import AuditTrail
+from collector.audit.directory_check import VerifyError, VerifyOutcome
+from collector.audit.housekeeping_files import CosignedCheckpoint, read_acknowledgement
 from collector.audit.journal import journal_paths
-from collector.audit.log import AuditError
+from collector.audit.log_writer import AuditError
 from collector.audit.tiles import tile_name
-from collector.audit.trail import Trail
-from collector.audit.verify import Outcome, VerifyError, verify
-from collector.audit.witnesses import Vouched
-from collector.ledger.draft import Draft
-from railscope.audit.cosignature import cosigned, key_name, witness_key
-from railscope.audit.note import SecretKey
-from railscope.audit.record import Actor, Subject, decode
+from collector.audit.verification import verify_log
+from collector.ledger.audit_outbox import RecordDraft
+from railscope.audit.record import RecordActor, RecordSubject, decode_audit_record
+from railscope.audit.signed_note import SecretKey, cosigned, key_name, witness_key
 from railscope.cli import root
 
 RUNS = (300, 290)
@@ -37,7 +36,7 @@ async def written(directory: Path, copies: Path) -> None:
     """A log of several runs, a cosignature, and a tail that is not signed; a copy after each run."""
     agent = SecretKey.generate(key_name("n1"))
     for number, count in enumerate((*RUNS, TAIL)):
-        trail = Trail(audit_log(directory, boot=f"b{number}"), "1.0", lambda: NOON_NS)
+        trail = AuditTrail(audit_log(directory, boot=f"b{number}"), "1.0", lambda: NOON_NS)
         trail.open()
         task = asyncio.create_task(trail.log.run())
         await record(trail.log, range(count))
@@ -46,10 +45,17 @@ async def written(directory: Path, copies: Path) -> None:
         if number == 0:
             key = str(witness_key(agent))
             data = {"key": key}
-            join = Draft("log.witness", Actor("agent", "n1"), NOON_NS, "done", Subject("n1"), data)
+            join = RecordDraft(
+                "log.witness",
+                RecordActor("agent", "n1"),
+                NOON_NS,
+                "done",
+                RecordSubject("n1"),
+                data,
+            )
             await trail.log.append(join)
             note = cosigned(trail.log.publisher.note, agent, NOON_NS // 10**9)
-            trail.log.witnesses.put("n1", Vouched(note, key))
+            trail.log.witnesses.put("n1", CosignedCheckpoint(note, key))
             await asyncio.to_thread(trail.log.witnesses.save)
         await asyncio.to_thread(shutil.copytree, directory, copies / str(number))
         task.cancel()
@@ -71,17 +77,17 @@ def good(copies: Path) -> Path:
     return copies / str(len(RUNS))
 
 
-def outcome(directory: Path) -> tuple[Outcome, str]:
+def outcome(directory: Path) -> tuple[VerifyOutcome, str]:
     try:
-        verify(directory, KEY.public)
+        verify_log(directory, KEY.public)
     except VerifyError as error:
         return error.outcome, str(error)
-    return Outcome.CONSISTENT, ""
+    return VerifyOutcome.CONSISTENT, ""
 
 
 def files_of(directory: Path) -> list[str]:
     """All files but partial tiles that longer ones have followed."""
-    size = verify(directory, KEY.public).checkpoint.tree.size
+    size = verify_log(directory, KEY.public).checkpoint.tree.size
     needed = {tile_name(level, (size >> 8 * depth) >> 8, (size >> 8 * depth) % 256)
               for depth, level in ((0, "entries"), (0, 0), (1, 1))}  # fmt: skip
     found = [p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file()]
@@ -89,7 +95,7 @@ def files_of(directory: Path) -> list[str]:
 
 
 def test_the_log_itself_is_consistent(good: Path) -> None:
-    found = verify(good, KEY.public)
+    found = verify_log(good, KEY.public)
     assert (found.unsigned, found.findings) == (TAIL, ())
     assert [one.node for one in found.witnesses] == ["n1"]
     housekeeping = {"epoch", "acknowledged", "witnesses", "key.pub", "lock", "checkpoint"}
@@ -113,7 +119,7 @@ def test_any_changed_byte_is_found(
         content[at:at] = data.draw(st.binary(min_size=1, max_size=40), label="bytes")
     directory = shutil.copytree(good, tmp_path_factory.mktemp("changed") / "log")
     (directory / name).write_bytes(content)
-    assert outcome(directory)[0] != Outcome.CONSISTENT
+    assert outcome(directory)[0] != VerifyOutcome.CONSISTENT
     shutil.rmtree(directory.parent)
 
 
@@ -122,7 +128,7 @@ def test_any_removed_file_is_found(good: Path, tmp_path: Path) -> None:
         directory = shutil.copytree(good, tmp_path / str(number))
         (directory / name).unlink()
         found, problem = outcome(directory)
-        assert (name, found != Outcome.CONSISTENT) == (name, True)
+        assert (name, found != VerifyOutcome.CONSISTENT) == (name, True)
         assert Path(name).name in problem
 
 
@@ -132,7 +138,7 @@ def test_any_two_files_exchanged_are_found(good: Path, tmp_path: Path) -> None:
         directory = shutil.copytree(good, tmp_path / str(number))
         (directory / one).write_bytes((good / other).read_bytes())
         (directory / other).write_bytes((good / one).read_bytes())
-        assert outcome(directory)[0] != Outcome.CONSISTENT, (one, other)
+        assert outcome(directory)[0] != VerifyOutcome.CONSISTENT, (one, other)
 
 
 def test_any_file_of_an_earlier_run_is_found(copies: Path, good: Path, tmp_path: Path) -> None:
@@ -141,7 +147,7 @@ def test_any_file_of_an_earlier_run_is_found(copies: Path, good: Path, tmp_path:
             directory = shutil.copytree(good, tmp_path / f"{run}-{name}")
             shutil.copy(copies / str(run) / name, directory / name)
             found, problem = outcome(directory)
-            assert (name, found != Outcome.CONSISTENT) == (name, True)
+            assert (name, found != VerifyOutcome.CONSISTENT) == (name, True)
             if name != "checkpoint":
                 assert name in problem
 
@@ -156,7 +162,7 @@ def test_a_journal_swapped_together_with_its_acknowledgement_is_found(
             shutil.copytree(copies / str(run) / "journal", directory / "journal")
             for name in ("acknowledged", *more):
                 shutil.copy(copies / str(run) / name, directory / name)
-            assert outcome(directory)[0] != Outcome.CONSISTENT, (run, more)
+            assert outcome(directory)[0] != VerifyOutcome.CONSISTENT, (run, more)
             with pytest.raises(AuditError, match="not as it was left"):
                 audit_log(directory).open()
 
@@ -169,7 +175,7 @@ def test_a_journal_written_by_another_key_is_found(good: Path, tmp_path: Path) -
     other = SecretKey.generate(KEY.name)
     path.write_bytes(stated.signed(other))
     found, problem = outcome(directory)
-    assert (found, "acknowledged" in problem) == (Outcome.ALTERED, True)
+    assert (found, "acknowledged" in problem) == (VerifyOutcome.ALTERED, True)
     assert read_acknowledgement(path, path.read_bytes(), other.public) == stated
 
 
@@ -186,7 +192,7 @@ def test_a_foreign_file_is_named(good: Path, tmp_path: Path, name: str) -> None:
     (directory / name).parent.mkdir(parents=True, exist_ok=True)
     (directory / name).write_bytes(b"foreign")
     found, problem = outcome(directory)
-    assert (found, name in problem) == (Outcome.ALTERED, True)
+    assert (found, name in problem) == (VerifyOutcome.ALTERED, True)
 
 
 def test_a_link_is_no_file_of_the_log(good: Path, tmp_path: Path) -> None:
@@ -195,7 +201,7 @@ def test_a_link_is_no_file_of_the_log(good: Path, tmp_path: Path) -> None:
     (directory / "tile/0/000").unlink()
     (directory / "tile/0/000").symlink_to(tmp_path / "elsewhere")
     found, problem = outcome(directory)
-    assert (found, "not a regular file" in problem) == (Outcome.ALTERED, True)
+    assert (found, "not a regular file" in problem) == (VerifyOutcome.ALTERED, True)
 
 
 # What a crash may leave behind the journal's end -------------------------------------------------
@@ -221,7 +227,7 @@ def test_one_torn_frame_behind_the_journal_is_no_damage(
     path = newest_journal(directory)
     marker = bytes.fromhex(path.stem.split("-")[2])
     path.write_bytes(path.read_bytes() + torn_frames(marker)[what])
-    assert outcome(directory) == (Outcome.CONSISTENT, "")
+    assert outcome(directory) == (VerifyOutcome.CONSISTENT, "")
     log = audit_log(directory)
     log.open()
     assert (log.lost, log.damage) == (0, [])
@@ -239,7 +245,7 @@ def test_anything_else_behind_the_journal_is_found(good: Path, tmp_path: Path, m
     elif more == b"long":
         more = torn + b"x"
     path.write_bytes(path.read_bytes() + more)
-    assert outcome(directory)[0] == Outcome.ALTERED
+    assert outcome(directory)[0] == VerifyOutcome.ALTERED
 
 
 # The writer --------------------------------------------------------------------------------------
@@ -267,15 +273,15 @@ def test_damage_that_agents_or_the_key_mend_is_recorded(
     (directory / name).unlink()
     if content is not None:
         (directory / name).write_bytes(content)
-    assert outcome(directory)[0] == Outcome.ALTERED
-    trail = Trail(audit_log(directory, boot="b9"), "1.0", lambda: NOON_NS)
+    assert outcome(directory)[0] == VerifyOutcome.ALTERED
+    trail = AuditTrail(audit_log(directory, boot="b9"), "1.0", lambda: NOON_NS)
     size = sum(RUNS) + TAIL + 2 * len(RUNS) + 2
     trail.open()
-    found = [decode(raw) for raw in trail.log.records(size - 4)]
+    found = [decode_audit_record(raw) for raw in trail.log.records(size - 4)]
     trail.log.close()
     (damage,) = [one for one in found if one.type == "log.recovered"]
     assert (damage.out, name in str(damage.data["damaged"])) == ("failed", True)
-    findings = verify(directory, KEY.public).findings
+    findings = verify_log(directory, KEY.public).findings
     assert any(f"{damage.seq}: damage found at a start" in finding for finding in findings)
 
 
@@ -329,7 +335,7 @@ def test_a_log_of_an_earlier_version_is_upgraded_once_by_a_person(
     arguments = ["audit", "upgrade", str(directory), "--secret-key", str(tmp_path / "audit.key")]
     result = CliRunner().invoke(root, arguments)
     assert (result.exit_code, "upgraded" in result.output) == (0, True)
-    assert outcome(directory) == (Outcome.CONSISTENT, "")
+    assert outcome(directory) == (VerifyOutcome.CONSISTENT, "")
     log = audit_log(directory)
     log.open()
     assert (log.lost, log.damage) == (0, [])

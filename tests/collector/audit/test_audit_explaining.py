@@ -1,4 +1,4 @@
-"""What `verify` says of a log that is whole: claims that do not pair, impossible times, invoices."""
+"""What `verify_log` says of a log that is whole: claims that do not pair, impossible times, invoices."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from support.audit import KEY, NOON_NS, audit_log, draft, running
 from support.books import ONE, after, claim, gpu, opened, world
 from test_audit_observed import observing, recorded
 
-from collector.audit.drain import Drain
-from collector.audit.personal import Salts
-from collector.audit.verify import verify
+from collector.audit.collector_records import OutboxDrain
+from collector.audit.log_secrets import PersonalSalts
+from collector.audit.verification import verify_log
+from collector.ledger.audit_outbox import RecordDraft
 from collector.ledger.database import Database
-from collector.ledger.draft import Draft
-from collector.ledger.store import Ledger
+from collector.ledger.ledger_store import Ledger
 from collector.tables import metadata
-from railscope.audit.record import Actor, Data, Source, Subject
+from railscope.audit.record import RecordActor, RecordData, RecordSource, RecordSubject
 from railscope.cli import root
 
 S_NS = 1_000_000_000
 
 
-def told(number: int, kind: str, claim_id: str, outcome: str = "done", **data: str) -> Draft:
+def told(number: int, kind: str, claim_id: str, outcome: str = "done", **data: str) -> RecordDraft:
     """What an agent told of a claim."""
-    content: Data = {"claim": claim_id, **data}
-    source = Source("agent", "n1", "run", number)
-    return Draft(
-        f"tenancy.{kind}", Actor("scheduler", "slurm"), NOON_NS, outcome, Subject("n1", "GPU-1"),
+    content: RecordData = {"claim": claim_id, **data}
+    source = RecordSource("agent", "n1", "run", number)
+    return RecordDraft(
+        f"tenancy.{kind}", RecordActor("scheduler", "slurm"), NOON_NS, outcome, RecordSubject("n1", "GPU-1"),
         content, source=source,
     )  # fmt: skip
 
 
-def findings_of(directory: Path, drafts: list[Draft]) -> list[str]:
+def findings_of(directory: Path, drafts: list[RecordDraft]) -> list[str]:
     async def write() -> None:
         async with running(audit_log(directory)) as log:
             for one in drafts:
                 await log.append(one)
 
     asyncio.run(write())
-    return list(verify(directory, KEY.public).findings)
+    return list(verify_log(directory, KEY.public).findings)
 
 
 def test_claims_that_pair_need_no_explanation(tmp_path: Path) -> None:
@@ -66,8 +66,8 @@ def test_claims_that_do_not_pair_are_found(tmp_path: Path) -> None:
 
 
 def test_impossible_times_are_found(tmp_path: Path) -> None:
-    actor = Actor("collector", "c1")
-    back = [Draft("admin.config", actor, NOON_NS + s * S_NS, "done") for s in (0, 10, 9, 7)]
+    actor = RecordActor("collector", "c1")
+    back = [RecordDraft("admin.config", actor, NOON_NS + s * S_NS, "done") for s in (0, 10, 9, 7)]
     ahead = [
         told(0, "assign", "a", received_ns=str(NOON_NS - 59 * S_NS)),
         told(1, "assign", "b", received_ns=str(NOON_NS - 70 * S_NS)),
@@ -84,7 +84,7 @@ async def test_a_late_record_of_an_agent_closes_its_gap(tmp_path: Path) -> None:
     async with observing(tmp_path) as observed:
         await recorded(observed, [events[0], events[4], events[2]])
         await recorded(observed, [events[1]])
-    (finding,) = verify(tmp_path / "log", KEY.public).findings
+    (finding,) = verify_log(tmp_path / "log", KEY.public).findings
     assert "its records 3 to 3 are missing" in finding
 
 
@@ -100,7 +100,7 @@ def test_what_is_forgotten_cannot_be_confirmed_and_the_log_holds(tmp_path: Path)
 
     asyncio.run(write())
     directory, salts = str(tmp_path / "log"), ["--salts", str(tmp_path / "personal")]
-    before = verify(tmp_path / "log", KEY.public)
+    before = verify_log(tmp_path / "log", KEY.public)
     found = CliRunner().invoke(root, ["audit", "show", directory, "--person", "zoe", *salts])
     assert (found.exit_code, found.output.count("tenancy.assign")) == (0, 1)
     assert '"a"' in found.output
@@ -112,9 +112,9 @@ def test_what_is_forgotten_cannot_be_confirmed_and_the_log_holds(tmp_path: Path)
     again = CliRunner().invoke(root, ["audit", "show", directory, "--person", "zoe", *salts])
     assert "nothing can be confirmed" in again.output
     assert CliRunner().invoke(root, ["audit", "forget", "zoe", *salts]).exit_code == 1
-    assert verify(tmp_path / "log", KEY.public) == before
-    assert Salts(tmp_path / "personal").known("max")
-    other = Salts(tmp_path / "personal").commitment("zoe")
+    assert verify_log(tmp_path / "log", KEY.public) == before
+    assert PersonalSalts(tmp_path / "personal").known("max")
+    other = PersonalSalts(tmp_path / "personal").commitment("zoe")
     files = (path for path in (tmp_path / "log").rglob("*") if path.is_file())
     assert not any(other.encode() in path.read_bytes() for path in files)
 
@@ -136,11 +136,11 @@ def test_invoices_and_their_records_are_compared(tmp_path: Path, database: Datab
             if log.size == 0:
                 await log.append(draft(0, kind="log.genesis"))
             if wrong:
-                data: Data = {"invoice": closed.invoices[0].invoice_id, "content_hash": wrong}
+                data: RecordData = {"invoice": closed.invoices[0].invoice_id, "content_hash": wrong}
                 await log.append(
-                    Draft("billing.issue", Actor("a", "b"), NOON_NS, "done", data=data)
+                    RecordDraft("billing.issue", RecordActor("a", "b"), NOON_NS, "done", data=data)
                 )
-            while drained and await Drain(lambda: database, log).step():
+            while drained and await OutboxDrain(lambda: database, log).step():
                 pass
 
     url = database.engine.url.render_as_string(hide_password=False)

@@ -17,12 +17,12 @@ from support.audit import KEY
 from support.examples import fewer
 from test_audit_observed import observing, recorded
 
-from collector.audit.events import clean, is_numbered
-from collector.audit.observed import Observed
-from collector.audit.recorded import load
-from collector.audit.verify import verify
-from collector.fleet.seen_event import Position, SeenEvent
-from railscope.audit.record import Record, decode
+from collector.audit.event_recorder import EventRecorder
+from collector.audit.event_records import clean, is_numbered
+from collector.audit.recorder_state import load_recorded_state
+from collector.audit.verification import verify_log
+from collector.fleet.fleet import EventPosition, SeenEvent
+from railscope.audit.record import AuditRecord, decode_audit_record
 from railscope.catalog import EVENTS
 from railscope.cli import root
 from railscope.wire import WireEntity, WireEvent
@@ -53,7 +53,7 @@ def hostile_events(draw: st.DrawFn) -> SeenEvent:
         draw(st.sampled_from(names)), 0, entity, draw(INTEGERS), draw(INTEGERS), draw(FACTS),
         draw(INTEGERS),
     )  # fmt: skip
-    position = Position(draw(TEXTS), draw(TEXTS), draw(st.integers(1, 1 << 62)), 0, 1 << 60)
+    position = EventPosition(draw(TEXTS), draw(TEXTS), draw(st.integers(1, 1 << 62)), 0, 1 << 60)
     return SeenEvent("mallory", draw(TEXTS), event, position)
 
 
@@ -66,17 +66,17 @@ def test_no_event_of_an_agent_stops_the_log(events: list[SeenEvent]) -> None:
             kept = observed.snapshot()
             assert kept is not None
             observed.file.write_bytes(kept)
-            found = [decode(raw) for raw in observed.audit.records(1)]
+            found = [decode_audit_record(raw) for raw in observed.audit.records(1)]
             numbered = {
                 clean(one.position.run) for one in events if is_numbered(one.event) and one.position
             }
             assert numbered <= {one.src.boot for one in found if one.src.id == "mallory"}
             assert found[-1].data["claim"] == "a"
-            assert load(observed.file, observed.audit).recorded == observed.recorded
+            assert load_recorded_state(observed.file, observed.audit).recorded == observed.recorded
 
     with tempfile.TemporaryDirectory() as directory:
         asyncio.run(listened(Path(directory)))
-        verify(Path(directory) / "log", KEY.public)
+        verify_log(Path(directory) / "log", KEY.public)
 
 
 def test_slots_beyond_all_integers_are_kept_in_the_copy(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_what_has_no_number_of_a_record_is_counted_and_no_more(tmp_path: Path, n
     told = Teller("mallory").claimed("a")
     wrong = replace(told, event=msgspec.structs.replace(told.event, number=number))
 
-    async def listened() -> tuple[list[Record], int]:
+    async def listened() -> tuple[list[AuditRecord], int]:
         async with observing(tmp_path) as observed, asyncio.timeout(10):
             return await recorded(observed, [wrong, Teller().claimed("b")]), observed.unnumbered
 
@@ -110,7 +110,7 @@ def test_a_node_neither_ends_nor_takes_over_what_another_tells(tmp_path: Path) -
         Teller("n1", run="run-2").claimed("a"), honest.released("a"),
     ]  # fmt: skip
 
-    async def listened() -> list[Record]:
+    async def listened() -> list[AuditRecord]:
         async with observing(tmp_path) as observed:
             return await recorded(observed, told)
 
@@ -121,14 +121,14 @@ def test_a_node_neither_ends_nor_takes_over_what_another_tells(tmp_path: Path) -
         ("n1", "tenancy.release", "done"),
     ]  # fmt: skip
     assert (found[1].data["node_before"], found[1].data["claim_before"]) == ("n1", "a")
-    assert verify(tmp_path / "log", KEY.public).findings == ()
+    assert verify_log(tmp_path / "log", KEY.public).findings == ()
 
 
 def test_a_copy_that_was_altered_is_not_believed(tmp_path: Path) -> None:
     """It says what must not be recorded again: one wrong bit, and something never would be."""
     teller = Teller()
 
-    async def listened() -> Observed:
+    async def listened() -> EventRecorder:
         async with observing(tmp_path) as observed:
             await recorded(observed, [teller.claimed("a"), teller.changed("mig_mode")])
             content = observed.snapshot()
@@ -138,12 +138,17 @@ def test_a_copy_that_was_altered_is_not_believed(tmp_path: Path) -> None:
                     observed.file.write_bytes(
                         content[:at] + bytes([content[at] ^ mask]) + content[at + 1 :]
                     )
-                    assert load(observed.file, observed.audit).recorded == observed.recorded
+                    assert (
+                        load_recorded_state(observed.file, observed.audit).recorded
+                        == observed.recorded
+                    )
             for end in range(len(content)):
                 observed.file.write_bytes(content[:end])
-                assert load(observed.file, observed.audit).recorded == observed.recorded
+                assert (
+                    load_recorded_state(observed.file, observed.audit).recorded == observed.recorded
+                )
             observed.file.write_bytes(content)
-            assert load(observed.file, observed.audit).recorded == observed.recorded
+            assert load_recorded_state(observed.file, observed.audit).recorded == observed.recorded
         return observed
 
     asyncio.run(listened())
@@ -171,7 +176,7 @@ def test_claims_by_the_hundred_on_one_gpu_do_not_fill_the_log_with_pairs(tmp_pat
     one, again = Teller(), Teller(run="run-2")
     told = [teller.claimed(str(n)) for teller in (one, again) for n in range(150)]
 
-    async def listened() -> list[Record]:
+    async def listened() -> list[AuditRecord]:
         async with observing(tmp_path) as observed:
             return await recorded(observed, told)
 

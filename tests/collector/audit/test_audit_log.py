@@ -11,14 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.audit import KEY, NOON_NS, audit_log, draft, record, running, write
 
-from collector.audit.log import AuditError
-from collector.audit.ownership import Ownership
+from collector.audit.collector_records import AuditTrail
+from collector.audit.directory_check import VerifyError, VerifyOutcome
+from collector.audit.housekeeping_files import LogOwnership
+from collector.audit.log_writer import AuditError
 from collector.audit.tiles import WIDTH, TileError, Tiles, decode_bundle, encode_bundle, tile_name
-from collector.audit.trail import Trail
-from collector.audit.verify import Outcome, VerifyError, verify
-from railscope.audit.checkpoint import read_checkpoint
-from railscope.audit.merkle import CompactRange, Tree, leaf_hash, root_of
-from railscope.audit.record import RecordError, Source, decode
+from collector.audit.verification import verify_log
+from railscope.audit.merkle import CompactRange, TreeHead, leaf_hash, root_of
+from railscope.audit.record import RecordError, RecordSource, decode_audit_record
+from railscope.audit.signed_note import read_checkpoint
 
 
 def stored(directory: Path, size: int) -> list[bytes]:
@@ -40,10 +41,10 @@ async def test_records_get_their_numbers_in_order_and_are_signed(tmp_path: Path)
         await log.sign()
         assert (log.signed.size, log.size) == (300, 300)
     records = stored(tmp_path, 300)
-    assert [decode(raw).seq for raw in records] == list(range(300))
-    assert [decode(raw).src.n for raw in records] == list(range(300))
+    assert [decode_audit_record(raw).seq for raw in records] == list(range(300))
+    assert [decode_audit_record(raw).src.n for raw in records] == list(range(300))
     signed = read_checkpoint((tmp_path / "checkpoint").read_text(), KEY.public).tree
-    assert signed == Tree(300, root_over(records))
+    assert signed == TreeHead(300, root_over(records))
 
 
 @given(groups=st.lists(st.integers(1, 9) | st.integers(1, 300), min_size=1, max_size=3))
@@ -64,7 +65,7 @@ async def test_a_record_that_cannot_be_one_fails_alone(tmp_path: Path) -> None:
         )
         assert answers[0::2] == [0, 1]
         assert isinstance(answers[1], RecordError)
-    assert not verify(tmp_path, KEY.public).findings
+    assert not verify_log(tmp_path, KEY.public).findings
 
 
 async def test_what_must_be_signed_at_once_is(tmp_path: Path) -> None:
@@ -72,7 +73,7 @@ async def test_what_must_be_signed_at_once_is(tmp_path: Path) -> None:
         await log.append(draft(0, kind="billing.issue"))
         while log.signed.size == 0:  # noqa: ASYNC110 - the log has no event for tests
             await asyncio.sleep(0)
-        assert verify(tmp_path, KEY.public).checkpoint.tree == log.signed
+        assert verify_log(tmp_path, KEY.public).checkpoint.tree == log.signed
 
 
 async def test_what_is_signed_twice_at_once_is_signed_once(tmp_path: Path) -> None:
@@ -81,7 +82,7 @@ async def test_what_is_signed_twice_at_once_is_signed_once(tmp_path: Path) -> No
         await asyncio.gather(log.sign(), log.sign(), log.append(draft(300)))
         await log.sign()
         assert log.signed.size == 301
-    assert verify(tmp_path, KEY.public).checkpoint.tree.size == 301
+    assert verify_log(tmp_path, KEY.public).checkpoint.tree.size == 301
 
 
 async def test_signing_that_is_cancelled_leaves_the_journal_whole(tmp_path: Path) -> None:
@@ -158,18 +159,18 @@ async def test_an_acknowledged_group_that_is_damaged_is_no_torn_one(tmp_path: Pa
     content[-3] ^= 1
     path.write_bytes(content)
     with pytest.raises(VerifyError, match="2 records were acknowledged and are not") as caught:
-        verify(tmp_path / "copy", KEY.public)
-    assert caught.value.outcome == Outcome.ALTERED
-    again = Trail(audit_log(tmp_path / "copy", boot="b1"), "1.0", lambda: NOON_NS)
+        verify_log(tmp_path / "copy", KEY.public)
+    assert caught.value.outcome == VerifyOutcome.ALTERED
+    again = AuditTrail(audit_log(tmp_path / "copy", boot="b1"), "1.0", lambda: NOON_NS)
     again.open()
-    found = [decode(raw) for raw in again.log.records(4)]
+    found = [decode_audit_record(raw) for raw in again.log.records(4)]
     assert (found[0].type, found[0].data) == ("log.recovered", {"missing": 2, "from": 4})
     again.log.close()
     later = audit_log(tmp_path / "copy", boot="b2")
     later.open()
     assert (later.lost, later.size) == (0, 6)
     later.close()
-    findings = verify(tmp_path / "copy", KEY.public).findings
+    findings = verify_log(tmp_path / "copy", KEY.public).findings
     assert "record 4: 2 records before it were lost unsigned" in findings
 
 
@@ -183,7 +184,7 @@ async def test_a_crash_between_tiles_and_checkpoint_loses_and_doubles_nothing(
 ) -> None:
     power_is_gone = AuditError("the power is gone")
 
-    def crash(_: Tree) -> None:
+    def crash(_: TreeHead) -> None:
         shutil.copytree(tmp_path / "log", tmp_path / "crashed")
         raise power_is_gone
 
@@ -196,17 +197,17 @@ async def test_a_crash_between_tiles_and_checkpoint_loses_and_doubles_nothing(
             await log.sign()
         assert (log.signed.size, log.size) == (250, 600)
         log.publisher.before_signing = None
-    assert verify(tmp_path / "log", KEY.public).checkpoint.tree.size == 600
+    assert verify_log(tmp_path / "log", KEY.public).checkpoint.tree.size == 600
     async with running(audit_log(tmp_path / "crashed", boot="b1")) as log:
         assert (log.signed.size, log.size) == (250, 600)
         assert await record(log, [600]) == [600]
-    found = verify(tmp_path / "crashed", KEY.public)
+    found = verify_log(tmp_path / "crashed", KEY.public)
     assert (found.checkpoint.tree.size, found.unsigned, found.findings) == (601, 0, ())
     assert stored(tmp_path / "crashed", 600) == stored(tmp_path / "log", 600)
 
 
 async def test_a_crash_between_checkpoint_and_tidying_up_doubles_nothing(tmp_path: Path) -> None:
-    def keep_the_journal(_: Tree) -> None:
+    def keep_the_journal(_: TreeHead) -> None:
         shutil.copytree(tmp_path / "log" / "journal", tmp_path / "journal")
 
     async with running(audit_log(tmp_path / "log")) as log:
@@ -221,7 +222,7 @@ async def test_a_crash_between_checkpoint_and_tidying_up_doubles_nothing(tmp_pat
     async with running(audit_log(tmp_path / "log", boot="b1")) as log:
         assert (log.signed.size, log.size) == (100, 100)
         await record(log, [100])
-    found = verify(tmp_path / "log", KEY.public)
+    found = verify_log(tmp_path / "log", KEY.public)
     assert (found.checkpoint.tree.size, found.findings) == (101, ())
 
 
@@ -245,7 +246,7 @@ async def test_a_writer_that_lost_the_log_to_another_does_not_sign(tmp_path: Pat
     async with running(audit_log(tmp_path)) as log:
         await log.append(draft(0))
         good = (tmp_path / "epoch").read_bytes()
-        Ownership(tmp_path, KEY, epoch=98).claim()
+        LogOwnership(tmp_path, KEY, epoch=98).claim()
         with pytest.raises(AuditError, match="someone else"):
             await log.sign()
         (tmp_path / "epoch").write_bytes(good)
@@ -263,7 +264,7 @@ async def test_a_log_is_checked_while_it_is_written(tmp_path: Path) -> None:
     async def check_on() -> None:
         sizes = []
         while not written.is_set():
-            found = await asyncio.to_thread(verify, tmp_path, KEY.public)
+            found = await asyncio.to_thread(verify_log, tmp_path, KEY.public)
             sizes.append(found.checkpoint.tree.size)
             assert found.findings == ()
         assert len(set(sizes)) > 1
@@ -295,9 +296,9 @@ async def test_a_full_disk_fails_the_record_and_takes_no_number(tmp_path: Path) 
 async def test_what_other_sources_tell_keeps_their_own_counters(tmp_path: Path) -> None:
     async with running(audit_log(tmp_path)) as log:
         for number in (0, 1, 3):
-            await log.append(draft(number, source=Source("agent", "node-1", "boot", number)))
+            await log.append(draft(number, source=RecordSource("agent", "node-1", "boot", number)))
         await log.append(draft(9))
-    assert verify(tmp_path, KEY.public).findings == (
+    assert verify_log(tmp_path, KEY.public).findings == (
         "before record 2: agent node-1, boot boot: its records 2 to 2 are missing",
     )
 

@@ -14,12 +14,12 @@ from support.agent_events import Teller
 from support.audit import KEY, audit_log, draft, running
 from support.examples import fewer
 
-from collector.audit.events import MAX_TEXT
-from collector.audit.observed import MAX_IN_A_BATCH, Observed
-from collector.audit.personal import Salts
-from collector.audit.verify import verify
-from collector.fleet.seen_event import SeenEvent
-from railscope.audit.record import Record, decode
+from collector.audit.event_recorder import MAX_IN_A_BATCH, EventRecorder
+from collector.audit.event_records import MAX_TEXT
+from collector.audit.log_secrets import PersonalSalts
+from collector.audit.verification import verify_log
+from collector.fleet.fleet import SeenEvent
+from railscope.audit.record import AuditRecord, decode_audit_record
 from railscope.catalog.agent import GAP_EVENT, SOURCE_EVENT
 from railscope.catalog.nic_settings import SUPPRESSED_EVENT
 from railscope.catalog.tenancy import UNCLAIMED_END_EVENT, UNCLAIMED_START_EVENT
@@ -28,13 +28,13 @@ from railscope.catalog.tenancy import UNCLAIMED_END_EVENT, UNCLAIMED_START_EVENT
 @contextlib.asynccontextmanager
 async def observing(
     directory: Path, boot: str = "b0", again: Iterable[SeenEvent] = (), max_waiting: int = 20_000
-) -> AsyncIterator[Observed]:
+) -> AsyncIterator[EventRecorder]:
     """A running log and what observes agents for it."""
     async with running(audit_log(directory / "log", boot=boot)) as log:
         if log.size == 0:
             await log.append(draft(0, kind="log.genesis"))
-        observed = Observed(
-            log, Salts(directory / "personal"), directory / "observed", lambda: iter(tuple(again)),
+        observed = EventRecorder(
+            log, PersonalSalts(directory / "personal"), directory / "observed", lambda: iter(tuple(again)),
             max_waiting,
         )  # fmt: skip
         observed.open()
@@ -46,20 +46,20 @@ async def observing(
             await asyncio.wait({task})
 
 
-async def recorded(observed: Observed, events: Iterable[SeenEvent]) -> list[Record]:
+async def recorded(observed: EventRecorder, events: Iterable[SeenEvent]) -> list[AuditRecord]:
     """All that was recorded of agents and nodes, once these events are in the log."""
     for seen in events:
         observed.listen(seen)
     return await settled(observed)
 
 
-async def settled(observed: Observed) -> list[Record]:
+async def settled(observed: EventRecorder) -> list[AuditRecord]:
     while observed.waiting or observed.snapshot() is None:  # noqa: ASYNC110 - no event for tests
         await asyncio.sleep(0.001)
-    return [decode(raw) for raw in observed.audit.records(1)]
+    return [decode_audit_record(raw) for raw in observed.audit.records(1)]
 
 
-def hear(observed: Observed, tellers: Iterable[Teller]) -> None:
+def hear(observed: EventRecorder, tellers: Iterable[Teller]) -> None:
     """An envelope of each."""
     for teller in tellers:
         observed.hear(*teller.envelope(1))
@@ -77,7 +77,7 @@ async def test_claims_become_assignments_and_releases(tmp_path: Path) -> None:
     )  # fmt: skip
     assert assign.ref == ["frame/n1/run-1/tenancy/1/0"]
     assert assign.data["workload"] == "job 7"
-    found = verify(tmp_path / "log", KEY.public)
+    found = verify_log(tmp_path / "log", KEY.public)
     assert found.findings == ()
 
 
@@ -221,7 +221,7 @@ async def test_a_dropped_event_shows_as_a_gap_of_its_agent(tmp_path: Path) -> No
     told = [teller.claimed(str(number), f"GPU-{number}") for number in range(6)]
     async with observing(tmp_path) as observed:
         await recorded(observed, [told[0], *told[3:]])
-    (finding,) = verify(tmp_path / "log", KEY.public).findings
+    (finding,) = verify_log(tmp_path / "log", KEY.public).findings
     assert "agent n1, boot run-1: its records 1 to 2 are missing" in finding
 
 
@@ -272,7 +272,7 @@ def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
         kept = data.draw(st.integers(len(replayed), len(events)))
         asyncio.run(live(boot, events, kept))
 
-    async def last() -> list[Record]:
+    async def last() -> list[AuditRecord]:
         async with observing(directory, "b2") as observed:
             left = [seen for seen in told_so_far if (seen.node, seen.position) not in forgotten]
             return await recorded(observed, left)
@@ -285,7 +285,7 @@ def test_each_event_is_recorded_once_over_replays_restarts_and_disorder(
     assert sorted(joined) == ["n1", "n2"]
     conflicts = [str(record.data) for record in found if record.type == "tenancy.conflict"]
     assert len(conflicts) == len(set(conflicts)) == len(told)
-    assert verify(directory / "log", KEY.public).findings == ()
+    assert verify_log(directory / "log", KEY.public).findings == ()
 
 
 async def test_too_much_at_once_is_counted_and_read_again(tmp_path: Path) -> None:
@@ -339,7 +339,9 @@ async def test_a_name_of_a_person_is_only_committed_to(tmp_path: Path) -> None:
         raws = b"".join(observed.audit.records(0))
     assert b"zoe" not in raws
     assert "owner" not in user.data
-    assert user.pii["owner"] == again.pii["owner"] == Salts(tmp_path / "personal").known("zoe")
+    assert (
+        user.pii["owner"] == again.pii["owner"] == PersonalSalts(tmp_path / "personal").known("zoe")
+    )
     assert (namespace.data["owner"], namespace.pii) == ("team-ns", {})
 
 

@@ -14,13 +14,19 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from support.audit import KEY, audit_log, draft, record, running
 
-from collector.audit.drain import Drain
-from collector.audit.log import AuditError, AuditLog
-from collector.audit.verify import verify
+from collector.audit.collector_records import OutboxDrain
+from collector.audit.log_writer import AuditError, AuditLog
+from collector.audit.verification import verify_log
+from collector.ledger.audit_outbox import (
+    OutboxError,
+    count_unrecorded,
+    put_record,
+    record_number,
+    take_rows,
+)
 from collector.ledger.database import Database, LedgerError
-from collector.ledger.heads import database_id
-from collector.ledger.outbox import OutboxError, placed, put, take, unplaced
-from railscope.audit.record import MAX_RECORD_BYTES, Actor, Record, decode
+from collector.ledger.head_chain import database_id
+from railscope.audit.record import MAX_RECORD_BYTES, AuditRecord, RecordActor, decode_audit_record
 
 
 class PowerCutError(BaseException):
@@ -30,12 +36,12 @@ class PowerCutError(BaseException):
 def put_all(database: Database, numbers: range) -> None:
     for number in numbers:
         with database.transaction(writes=True) as connection:
-            put(connection, f"fact/{number}", draft(number))
+            put_record(connection, f"fact/{number}", draft(number))
 
 
-def facts(log: AuditLog) -> list[Record]:
+def facts(log: AuditLog) -> list[AuditRecord]:
     """Records that came through the outbox, in the order of the log."""
-    found = [decode(raw) for raw in log.records(0)]
+    found = [decode_audit_record(raw) for raw in log.records(0)]
     return [record for record in found if record.ref and record.ref[0].startswith("outbox/fact")]
 
 
@@ -52,7 +58,7 @@ async def begun(directory: Path, boot: str = "b0") -> AsyncIterator[AuditLog]:
         yield log
 
 
-async def drained(drain: Drain) -> None:
+async def drained(drain: OutboxDrain) -> None:
     while await drain.step():
         pass
 
@@ -62,12 +68,12 @@ async def test_rows_are_recorded_in_order_and_their_places_are_told(
 ) -> None:
     put_all(database, range(600))
     async with begun(tmp_path / "log") as log:
-        drain = Drain(lambda: database, log)
+        drain = OutboxDrain(lambda: database, log)
         await drained(drain)
         assert drain.waiting == 0
         assert numbers(log) == list(range(600))
         with database.transaction() as connection:
-            leaves = [placed(connection, f"fact/{number}") for number in range(600)]
+            leaves = [record_number(connection, f"fact/{number}") for number in range(600)]
             sizes = connection.execute(text("SELECT checkpoint_size FROM audit_placed")).scalars()
             assert all(size > 0 for size in sizes)
         assert leaves == [record.seq for record in facts(log)]
@@ -76,16 +82,16 @@ async def test_rows_are_recorded_in_order_and_their_places_are_told(
         with database.transaction() as connection:
             identity = database_id(connection)
         assert re.fullmatch(f"outbox-row/{identity}/8/[0-9a-f]{{64}}", row)
-    found = verify(tmp_path / "log", KEY.public)
+    found = verify_log(tmp_path / "log", KEY.public)
     assert (found.unsigned, found.findings) == (0, ())
 
 
 async def test_what_is_not_committed_is_never_recorded(tmp_path: Path, database: Database) -> None:
     with database.transaction(writes=True) as connection:
-        put(connection, "fact", draft(1))
+        put_record(connection, "fact", draft(1))
         connection.rollback()
     async with begun(tmp_path / "log") as log:
-        await drained(Drain(lambda: database, log))
+        await drained(OutboxDrain(lambda: database, log))
         assert facts(log) == []
 
 
@@ -100,11 +106,11 @@ async def test_a_kill_at_any_step_loses_and_doubles_nothing(
             await drained(_dying(step, moment)(lambda: database, log))
     put_all(database, range(300, 310))
     async with begun(tmp_path / "log", boot="b1") as log:
-        await drained(Drain(lambda: database, log))
+        await drained(OutboxDrain(lambda: database, log))
         assert numbers(log) == list(range(310))
         with database.transaction() as connection:
-            assert unplaced(connection) == 0
-    assert not verify(tmp_path / "log", KEY.public).findings
+            assert count_unrecorded(connection) == 0
+    assert not verify_log(tmp_path / "log", KEY.public).findings
 
 
 @pytest.mark.parametrize("regrown", [0, 400])
@@ -114,11 +120,11 @@ async def test_a_log_that_was_put_back_is_seen_by_what_the_ledger_knows(
     directory = tmp_path / "log"
     put_all(database, range(3))
     async with begun(directory) as log:
-        await drained(Drain(lambda: database, log))
+        await drained(OutboxDrain(lambda: database, log))
     shutil.copytree(directory, tmp_path / "older")
     put_all(database, range(3, 300))
     async with begun(directory) as log:
-        await drained(Drain(lambda: database, log))
+        await drained(OutboxDrain(lambda: database, log))
     shutil.rmtree(directory)
     (tmp_path / "older").rename(directory)
     put_all(database, range(300, 310))
@@ -126,28 +132,28 @@ async def test_a_log_that_was_put_back_is_seen_by_what_the_ledger_knows(
     async with begun(directory, boot="b1") as log:
         await record(log, range(regrown))
         with pytest.raises(AuditError, match="older copy"):
-            await Drain(lambda: database, log, refuse=refused.append).step()
+            await OutboxDrain(lambda: database, log, refuse=refused.append).step()
         assert numbers(log) == [0, 1, 2]
     assert len(refused) == 1
     with database.transaction() as connection:
-        assert unplaced(connection) == 10
+        assert count_unrecorded(connection) == 10
 
 
-def _dying(step: str, moment: str) -> type[Drain]:
+def _dying(step: str, moment: str) -> type[OutboxDrain]:
     """A drain whose process ends at a step, before it or when its work is done."""
-    whole: Callable[..., object] = getattr(Drain, step)
+    whole: Callable[..., object] = getattr(OutboxDrain, step)
 
-    async def die_async(self: Drain, *arguments: object) -> object:
+    async def die_async(self: OutboxDrain, *arguments: object) -> object:
         if moment == "after":
             await whole(self, *arguments)
         raise PowerCutError
 
-    def die(self: Drain, *arguments: object) -> object:
+    def die(self: OutboxDrain, *arguments: object) -> object:
         if moment == "after":
             whole(self, *arguments)
         raise PowerCutError
 
-    return type(Drain)("Dying", (Drain,), {
+    return type(OutboxDrain)("Dying", (OutboxDrain,), {
         "__slots__": (), step: die_async if asyncio.iscoroutinefunction(whole) else die,
     })  # fmt: skip
 
@@ -157,7 +163,7 @@ async def test_two_collectors_at_one_database_record_each_row_in_one_log(
 ) -> None:
     put_all(database, range(600))
     async with begun(tmp_path / "a") as one, begun(tmp_path / "b", boot="b1") as other:
-        drains = [Drain(lambda: database, log) for log in (one, other)]
+        drains = [OutboxDrain(lambda: database, log) for log in (one, other)]
         await asyncio.gather(*(drained(drain) for drain in drains))
         for drain in drains:
             await drained(drain)
@@ -182,7 +188,7 @@ async def test_a_database_that_is_away_is_said_and_tried_again(
         return answer
 
     async with begun(tmp_path / "log") as log:
-        drain = Drain(opened, log, look_seconds=0.01, retry_seconds=0.01)
+        drain = OutboxDrain(opened, log, look_seconds=0.01, retry_seconds=0.01)
         task = asyncio.create_task(drain.run())
         while drain.problem or len(facts(log)) < 3:  # noqa: ASYNC110 - no event for tests
             await asyncio.sleep(0.01)
@@ -203,9 +209,9 @@ async def test_where_nothing_can_be_signed_rows_are_placed_without_a_checkpoint(
     put_all(database, range(2))
     async with begun(tmp_path / "log") as log:
         log.publisher.before_signing = refuse
-        await drained(Drain(lambda: database, log))
+        await drained(OutboxDrain(lambda: database, log))
         with database.transaction() as connection:
-            assert placed(connection, "fact/1") == 2
+            assert record_number(connection, "fact/1") == 2
             sizes = connection.execute(text("SELECT checkpoint_size FROM audit_placed")).scalars()
             assert set(sizes) == {None}
         log.publisher.before_signing = None
@@ -215,12 +221,12 @@ def test_the_same_again_changes_nothing_and_another_is_refused(database: Databas
     for _ in range(2):
         put_all(database, range(1))
     with database.transaction() as connection:
-        assert unplaced(connection) == 1
+        assert count_unrecorded(connection) == 1
     with (
         pytest.raises(OutboxError, match="something else is in the outbox"),
         database.transaction(writes=True) as connection,
     ):
-        put(connection, "fact/0", draft(1))
+        put_record(connection, "fact/0", draft(1))
 
 
 def test_what_the_log_would_refuse_does_not_get_in(database: Database) -> None:
@@ -239,15 +245,15 @@ def test_what_the_log_would_refuse_does_not_get_in(database: Database) -> None:
             pytest.raises(OutboxError),
             database.transaction(writes=True) as connection,
         ):
-            put(connection, "fact", one)
+            put_record(connection, "fact", one)
     for id_ in ("", "two words", "x" * 201, "ä"):
         with (
             pytest.raises(OutboxError, match="is no id"),
             database.transaction(writes=True) as connection,
         ):
-            put(connection, id_, draft(1))
+            put_record(connection, id_, draft(1))
     with database.transaction() as connection:
-        assert unplaced(connection) == 0
+        assert count_unrecorded(connection) == 0
 
 
 async def test_the_largest_that_gets_in_is_recorded(tmp_path: Path, database: Database) -> None:
@@ -255,13 +261,13 @@ async def test_the_largest_that_gets_in_is_recorded(tmp_path: Path, database: Da
     for size in range(MAX_RECORD_BYTES, 0, -1):
         large.data["much"] = "x" * size
         with contextlib.suppress(OutboxError), database.transaction(writes=True) as connection:
-            put(connection, "fact", large)
+            put_record(connection, "fact", large)
             break
     log = audit_log(tmp_path / "log", boot="b" * 16)
     log.source = type(log.source)("collector", "o" * 200, "b" * 16, 0)
     async with running(log):
         await log.append(draft(0, kind="log.genesis"))
-        await drained(Drain(lambda: database, log))
+        await drained(OutboxDrain(lambda: database, log))
         assert len(facts(log)) == 1
 
 
@@ -269,7 +275,7 @@ async def test_the_largest_that_gets_in_is_recorded(tmp_path: Path, database: Da
 def test_rows_are_never_changed_or_taken_away(database: Database, table: str) -> None:
     put_all(database, range(1))
     with database.transaction(writes=True) as connection:
-        take(connection, "log", 1)
+        take_rows(connection, "log", 1)
         connection.execute(text("INSERT INTO audit_placed VALUES ('fact/0', 'log', 1, 2)"))
     for change in (f"UPDATE {table} SET id = 'x'", f"DELETE FROM {table}"):  # noqa: S608 - our own names
         with (
@@ -282,13 +288,13 @@ def test_rows_are_never_changed_or_taken_away(database: Database, table: str) ->
 def test_who_did_it_survives_the_way_through_the_database(database: Database) -> None:
     one = draft(1)
     one = type(one)(
-        one.type, Actor("person", "Zoë", "token", "10.0.0.1"), one.time_ns, "failed", one.subject,
+        one.type, RecordActor("person", "Zoë", "token", "10.0.0.1"), one.time_ns, "failed", one.subject,
         {"list": [1, "a", None], "map": {"b": True}, "large": 2**53 - 1}, ("x", "y"), 17,
         commitments={"user": "0" * 64},
     )  # fmt: skip
     with database.transaction(writes=True) as connection:
-        put(connection, "fact", one)
-        (waiting,) = take(connection, "log", 5)
+        put_record(connection, "fact", one)
+        (waiting,) = take_rows(connection, "log", 5)
     assert waiting.draft == type(one)(
         one.type, one.actor, one.time_ns, one.outcome, one.subject, one.data,
         ("outbox/fact", "x", "y", waiting.reference), 17, commitments={"user": "0" * 64},

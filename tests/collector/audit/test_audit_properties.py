@@ -18,16 +18,16 @@ from support.audit import KEY, NOON_NS, audit_log, draft, record, running
 from support.examples import fewer
 from test_audit_observed import observing, recorded
 
-from collector.audit.continuity import Continuity
-from collector.audit.guard import DisputeError, Guard
-from collector.audit.log import AuditError
-from collector.audit.personal import Salts
+from collector.audit.log_secrets import PersonalSalts
+from collector.audit.log_writer import AuditError
+from collector.audit.record_checks import SourceContinuity
+from collector.audit.signing_guard import DisputeError, SigningGuard
 from collector.audit.tiles import Tiles
-from collector.audit.verify import verify
-from collector.ledger.draft import record_of
-from railscope.audit.checkpoint import read_checkpoint
+from collector.audit.verification import verify_log
+from collector.ledger.audit_outbox import record_of
 from railscope.audit.merkle import CompactRange, leaf_hash
-from railscope.audit.record import Source, decode
+from railscope.audit.record import RecordSource, decode_audit_record
+from railscope.audit.signed_note import read_checkpoint
 
 steps = st.lists(st.sampled_from(["append", "sign", "restart", "back up", "put back"]), max_size=14)
 
@@ -46,7 +46,7 @@ class Witnessed:
     async def live(self, todo: list[str]) -> None:
         """One run of the collector. The agent shows what it holds, and sees all that is signed."""
         async with running(audit_log(self.directory, boot=f"b{next(self.boots)}")) as log:
-            guard = Guard(log, 1, 3600, lambda: 1, lambda: NOON_NS)
+            guard = SigningGuard(log, 1, 3600, lambda: 1, lambda: NOON_NS)
             guard.open()
             asking = asyncio.create_task(guard.run())
             try:
@@ -130,9 +130,9 @@ runs = st.lists(
 
 @given(runs)
 def test_t8_what_was_dropped_is_missed_and_nothing_else(told: list[tuple[int, int]]) -> None:
-    continuity = Continuity()
+    continuity = SourceContinuity()
     for sequence, (run, number) in enumerate(told):
-        source = Source("agent", "n1", f"r{run}", number)
+        source = RecordSource("agent", "n1", f"r{run}", number)
         continuity.add(record_of(draft(0), source, sequence))
     came: dict[int, set[int]] = {}
     for run, number in told:
@@ -162,7 +162,7 @@ def test_t9_erasing_salts_changes_nothing_but_what_can_be_told(
 ) -> None:
     erased = set(data.draw(st.lists(st.sampled_from(names))))
     with tempfile.TemporaryDirectory() as directory:
-        teller, salts = Teller(), Salts(Path(directory) / "personal")
+        teller, salts = Teller(), PersonalSalts(Path(directory) / "personal")
         told = [teller.claimed(str(n), f"GPU-{n}", owner=name) for n, name in enumerate(names)]
 
         async def listened() -> None:
@@ -170,13 +170,15 @@ def test_t9_erasing_salts_changes_nothing_but_what_can_be_told(
                 await recorded(observed, told)
 
         asyncio.run(listened())
-        before = verify(Path(directory) / "log", KEY.public)
+        before = verify_log(Path(directory) / "log", KEY.public)
         known = {name: salts.known(name) for name in names}
         for name in erased:
             assert salts.forget(name)
-        assert verify(Path(directory) / "log", KEY.public) == before
+        assert verify_log(Path(directory) / "log", KEY.public) == before
         assert {name: salts.known(name) for name in names} == {
             name: None if name in erased else known[name] for name in names
         }
         raws = [*Tiles(Path(directory) / "log", before.checkpoint.tree.size).records_from(1)]
-        assert [decode(raw).pii["owner"] for raw in raws] == [known[name] for name in names]
+        assert [decode_audit_record(raw).pii["owner"] for raw in raws] == [
+            known[name] for name in names
+        ]

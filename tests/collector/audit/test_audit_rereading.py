@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 from test_audit_verify import KEY, write
 
-from collector.audit.rereading import Rereading
+from collector.audit.verification import PeriodicVerification
 
 NS = 1_000_000_000
 
@@ -30,8 +30,8 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
-def rereading(directory: Path, clock: Clock, period_seconds: float = 3600) -> Rereading:
-    return Rereading(directory, KEY.public, period_seconds, clock)
+def rereading(directory: Path, clock: Clock, period_seconds: float = 3600) -> PeriodicVerification:
+    return PeriodicVerification(directory, KEY.public, period_seconds, clock)
 
 
 def alter(directory: Path) -> None:

@@ -16,22 +16,23 @@ from click.testing import CliRunner
 from support.audit import KEY, audit_log, draft, record, running, write
 from support.disk import enlarge, small_file_system
 
+from collector.audit.directory_check import VerifyError, VerifyOutcome
 from collector.audit.journal import Journal, JournalError, read_journal
-from collector.audit.keys import load_or_make
-from collector.audit.log import AuditError
+from collector.audit.log_secrets import load_or_create_key
+from collector.audit.log_writer import AuditError
 from collector.audit.tiles import WIDTH, Tiles, encode_bundle
-from collector.audit.verify import Outcome, VerifyError, verify
+from collector.audit.verification import verify_log
 from railscope.audit.merkle import CompactRange
-from railscope.audit.record import decode
+from railscope.audit.record import decode_audit_record
 from railscope.cli import root
 from railscope.settings import SettingsError
 
 WRITER = """
 import asyncio, os, sys
 from pathlib import Path
-from collector.ledger.draft import Draft
-from collector.audit.log import AuditLog
-from railscope.audit.note import SecretKey
+from collector.ledger.audit_outbox import Draft
+from collector.audit.log_writer import AuditLog
+from railscope.audit.signed_note import SecretKey
 from railscope.audit.record import Actor, Source
 
 async def write(log, name):
@@ -68,14 +69,14 @@ def killed_after(directory: Path, boot: str, lines: int) -> dict[int, str]:
 
 def stored(directory: Path) -> dict[int, object]:
     """All records, signed and not, of a log that is consistent."""
-    found = verify(directory, KEY.public)
+    found = verify_log(directory, KEY.public)
     assert found.findings == ()
     size = found.checkpoint.tree.size
     tiles, files = Tiles(directory, size), read_journal(directory / "journal")
     raws = [raw for index in range(-(-size // WIDTH)) for raw in tiles.records(index)]
     raws += [raw for file in files for raw in file.records][size - files[0].first :]
     assert len(raws) == size + found.unsigned
-    return {record.seq: record.data.get("what") for record in map(decode, raws)}
+    return {record.seq: record.data.get("what") for record in map(decode_audit_record, raws)}
 
 
 def test_a_killed_writer_loses_and_doubles_nothing(tmp_path: Path) -> None:
@@ -98,7 +99,7 @@ def test_records_are_shown_without_a_gap_while_more_are_written(tmp_path: Path) 
             longest = 1
             while longest < 2000:
                 shown = CliRunner().invoke(root, ["audit", "show", str(tmp_path / "log"), "--json"])
-                records = [decode(line.encode()) for line in shown.stdout.splitlines()]
+                records = [decode_audit_record(line.encode()) for line in shown.stdout.splitlines()]
                 assert [record.seq for record in records] == list(range(len(records)))
                 assert len(records) >= longest
                 longest = len(records)
@@ -126,7 +127,7 @@ async def test_a_full_disk_loses_only_what_was_refused_and_signs_when_there_is_r
             assert not list(disk.rglob("*.partial"))
             enlarge(disk, 8 << 10)
             assert await record(log, [0, 1]) == [size, size + 1]
-        found = verify(disk / "log", KEY.public)
+        found = verify_log(disk / "log", KEY.public)
         assert (found.checkpoint.tree.size, found.findings) == (size + 2, ())
 
 
@@ -135,10 +136,10 @@ def test_a_key_that_does_not_fit_on_the_disk_is_made_when_there_is_room(tmp_path
         with pytest.raises(OSError, match="space"):
             (disk / "much").write_bytes(bytes(1 << 20))
         with pytest.raises(SettingsError, match="space"):
-            load_or_make(disk / "audit.key", "log.example")
+            load_or_create_key(disk / "audit.key", "log.example")
         (disk / "much").unlink()
-        made = load_or_make(disk / "audit.key", "log.example")
-        assert load_or_make(disk / "audit.key", "other").secret_text() == made.secret_text()
+        made = load_or_create_key(disk / "audit.key", "log.example")
+        assert load_or_create_key(disk / "audit.key", "other").secret_text() == made.secret_text()
         assert [path.name for path in disk.iterdir()] == ["audit.key"]
 
 
@@ -181,7 +182,7 @@ async def test_a_checkpoint_that_is_written_but_not_known_to_be_does_not_end_sig
         await record(log, range(300, 310))
         await log.sign()
         assert (log.signed.size, log.size) == (310, 310)
-    assert verify(tmp_path, KEY.public).checkpoint.tree.size == 310
+    assert verify_log(tmp_path, KEY.public).checkpoint.tree.size == 310
 
 
 @pytest.mark.parametrize("data", [{"n": 2**70}, {"n": -(2**70)}, {"n": float("nan")}])
@@ -228,7 +229,7 @@ async def test_an_odd_file_does_not_end_the_writer(tmp_path: Path, name: str) ->
             (tmp_path / name).unlink()
         else:
             (tmp_path / name).write_bytes(good)
-    assert verify(tmp_path, KEY.public).checkpoint.tree.size == 3
+    assert verify_log(tmp_path, KEY.public).checkpoint.tree.size == 3
 
 
 def test_a_journal_that_leads_nowhere_is_an_error_and_no_loop(tmp_path: Path) -> None:
@@ -237,8 +238,8 @@ def test_a_journal_that_leads_nowhere_is_an_error_and_no_loop(tmp_path: Path) ->
     journal.unlink()
     journal.symlink_to("nowhere")
     with pytest.raises(VerifyError) as caught:
-        verify(tmp_path, KEY.public)
-    assert caught.value.outcome == Outcome.UNREADABLE
+        verify_log(tmp_path, KEY.public)
+    assert caught.value.outcome == VerifyOutcome.UNREADABLE
 
 
 def test_a_journal_that_ends_before_what_is_signed_takes_no_records(tmp_path: Path) -> None:
@@ -262,4 +263,4 @@ async def test_records_changed_behind_the_writer_are_not_signed_again(tmp_path: 
         with pytest.raises(AuditError, match="not the records that were signed"):
             await log.sign()
         tile.write_bytes(good)
-    assert verify(tmp_path, KEY.public).checkpoint.tree.size == 11
+    assert verify_log(tmp_path, KEY.public).checkpoint.tree.size == 11

@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.audit import KEY, audit_log, record, running, write
 
+from collector.audit.directory_check import VerifyError, VerifyOutcome
 from collector.audit.tiles import Tiles, decode_bundle, encode_bundle, tile_name
-from collector.audit.verify import Outcome, VerifyError, verify
-from collector.ledger.draft import Draft
-from railscope.audit.checkpoint import Checkpoint
-from railscope.audit.merkle import CompactRange, Tree, leaf_hash
-from railscope.audit.note import SecretKey
-from railscope.audit.record import Actor
+from collector.audit.verification import verify_log
+from collector.ledger.audit_outbox import RecordDraft
+from railscope.audit.merkle import CompactRange, TreeHead, leaf_hash
+from railscope.audit.record import RecordActor
+from railscope.audit.signed_note import Checkpoint, SecretKey
 from railscope.cli import root
 from railscope.durable_files import PARTIAL
 
@@ -42,16 +42,16 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory.with_name("with-tail")
 
 
-def outcome(directory: Path, *anchors: str) -> tuple[Outcome, str]:
+def outcome(directory: Path, *anchors: str) -> tuple[VerifyOutcome, str]:
     try:
-        verify(directory, KEY.public, anchors)
+        verify_log(directory, KEY.public, anchors)
     except VerifyError as error:
         return error.outcome, str(error)
-    return Outcome.CONSISTENT, ""
+    return VerifyOutcome.CONSISTENT, ""
 
 
 def test_a_good_log_is_consistent(good: Path) -> None:
-    found = verify(good, KEY.public, [(good / "checkpoint").read_text()])
+    found = verify_log(good, KEY.public, [(good / "checkpoint").read_text()])
     assert found.checkpoint.tree.size == SIZE
     assert (found.unsigned, found.anchors, found.findings) == (UNSIGNED, 1, ())
 
@@ -78,12 +78,12 @@ def test_no_changed_byte_goes_unnoticed(
     found, _ = outcome(directory)
     if path.parent.name == "journal":
         # The last group of the newest file may be torn: nothing was signed over it.
-        left = None if found else verify(directory, KEY.public).unsigned
-        assert found == Outcome.ALTERED or left == 0
+        left = None if found else verify_log(directory, KEY.public).unsigned
+        assert found == VerifyOutcome.ALTERED or left == 0
     elif path.name == "checkpoint":
-        assert found in {Outcome.ALTERED, Outcome.KEY_PROBLEM}
+        assert found in {VerifyOutcome.ALTERED, VerifyOutcome.KEY_PROBLEM}
     else:
-        assert found in {Outcome.ALTERED, Outcome.TAIL_MISSING}
+        assert found in {VerifyOutcome.ALTERED, VerifyOutcome.TAIL_MISSING}
     shutil.rmtree(directory)
 
 
@@ -92,18 +92,18 @@ def test_no_changed_byte_goes_unnoticed(
 def test_a_truncated_tile_is_found(good: Path, tmp_path: Path, name: str, size: int) -> None:
     directory = shutil.copytree(good, tmp_path / "log")
     (directory / name).write_bytes((directory / name).read_bytes()[:size])
-    assert outcome(directory)[0] == Outcome.TAIL_MISSING
+    assert outcome(directory)[0] == VerifyOutcome.TAIL_MISSING
 
 
 def test_records_that_were_signed_and_are_gone_are_missing(good: Path, tmp_path: Path) -> None:
     directory = shutil.copytree(good, tmp_path / "log")
     last = directory / tile_name("entries", 2, 88)
     last.write_bytes(encode_bundle(decode_bundle(last.read_bytes())[:-1]))
-    assert outcome(directory)[0] == Outcome.TAIL_MISSING
+    assert outcome(directory)[0] == VerifyOutcome.TAIL_MISSING
     last.unlink()
-    assert outcome(directory)[0] == Outcome.TAIL_MISSING
+    assert outcome(directory)[0] == VerifyOutcome.TAIL_MISSING
     (directory / "checkpoint").unlink()
-    assert outcome(directory)[0] == Outcome.TAIL_MISSING
+    assert outcome(directory)[0] == VerifyOutcome.TAIL_MISSING
 
 
 def test_an_older_copy_is_a_rollback_where_somebody_kept_a_checkpoint(tmp_path: Path) -> None:
@@ -111,13 +111,13 @@ def test_an_older_copy_is_a_rollback_where_somebody_kept_a_checkpoint(tmp_path: 
     shutil.copytree(tmp_path / "log", tmp_path / "older")
     write(tmp_path / "log", [300], boot="b1")
     anchor = (tmp_path / "log" / "checkpoint").read_text()
-    assert outcome(tmp_path / "older") == (Outcome.CONSISTENT, "")
+    assert outcome(tmp_path / "older") == (VerifyOutcome.CONSISTENT, "")
     found, message = outcome(tmp_path / "older", anchor)
-    assert found == Outcome.FORKED
+    assert found == VerifyOutcome.FORKED
     assert "\n300\n" in message
     assert "\n600\n" in message
     older = (tmp_path / "older" / "checkpoint").read_text()
-    assert verify(tmp_path / "log", KEY.public, [older, anchor]).anchors == 2
+    assert verify_log(tmp_path / "log", KEY.public, [older, anchor]).anchors == 2
 
 
 def rewritten(good: Path, directory: Path) -> Path:
@@ -129,7 +129,7 @@ def rewritten(good: Path, directory: Path) -> Path:
         tree.append(leaf_hash(raw))
     directory.mkdir()
     Tiles(directory).grow(records)
-    note = Checkpoint(KEY.name, Tree(SIZE, tree.root)).signed(KEY)
+    note = Checkpoint(KEY.name, TreeHead(SIZE, tree.root)).signed(KEY)
     (directory / "checkpoint").write_text(note)
     return directory
 
@@ -138,22 +138,22 @@ def test_a_log_written_anew_is_a_fork_where_somebody_kept_a_checkpoint(
     good: Path, tmp_path: Path
 ) -> None:
     directory = rewritten(good, tmp_path / "forked")
-    assert outcome(directory) == (Outcome.ALTERED, f"{directory}/acknowledged is missing")
-    assert outcome(directory, (good / "checkpoint").read_text())[0] == Outcome.FORKED
+    assert outcome(directory) == (VerifyOutcome.ALTERED, f"{directory}/acknowledged is missing")
+    assert outcome(directory, (good / "checkpoint").read_text())[0] == VerifyOutcome.FORKED
     longer = tmp_path / "longer"
     write(longer, [SIZE + 100], boot="b9")
-    assert outcome(longer)[0] == Outcome.CONSISTENT
-    assert outcome(longer, (good / "checkpoint").read_text())[0] == Outcome.FORKED
+    assert outcome(longer)[0] == VerifyOutcome.CONSISTENT
+    assert outcome(longer, (good / "checkpoint").read_text())[0] == VerifyOutcome.FORKED
 
 
 def test_the_wrong_key_is_a_problem_of_the_key(good: Path) -> None:
     other = SecretKey.generate(KEY.name)
     with pytest.raises(VerifyError) as caught:
-        verify(good, SecretKey.generate("other.example").public)
-    assert caught.value.outcome == Outcome.KEY_PROBLEM
+        verify_log(good, SecretKey.generate("other.example").public)
+    assert caught.value.outcome == VerifyOutcome.KEY_PROBLEM
     with pytest.raises(VerifyError) as caught:
-        verify(good, other.public)
-    assert caught.value.outcome == Outcome.KEY_PROBLEM
+        verify_log(good, other.public)
+    assert caught.value.outcome == VerifyOutcome.KEY_PROBLEM
 
 
 # The command line ----------------------------------------------------------------------------
@@ -246,7 +246,7 @@ def test_nothing_hides_behind_the_records_of_a_tile(
 ) -> None:
     directory = shutil.copytree(good, tmp_path / "log")
     (directory / name).write_bytes((directory / name).read_bytes() + more)
-    assert outcome(directory)[0] == Outcome.ALTERED
+    assert outcome(directory)[0] == VerifyOutcome.ALTERED
 
 
 @pytest.mark.parametrize("count", [1, -1])
@@ -256,7 +256,7 @@ def test_line_feeds_of_a_checkpoint_are_what_was_signed(
     directory = shutil.copytree(good, tmp_path / "log")
     path = directory / "checkpoint"
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r", count))
-    assert outcome(directory)[0] == Outcome.ALTERED
+    assert outcome(directory)[0] == VerifyOutcome.ALTERED
 
 
 def test_what_cannot_be_read_is_no_verdict(good: Path, tmp_path: Path) -> None:
@@ -289,25 +289,25 @@ def test_a_journal_that_must_not_be_read_is_not_taken_for_none(good: Path, tmp_p
         os.seteuid(0)
         for path, mode in before:
             path.chmod(mode)
-    assert (found, "journal" in problem) == (Outcome.UNREADABLE, True)
+    assert (found, "journal" in problem) == (VerifyOutcome.UNREADABLE, True)
 
 
 def test_what_a_killed_writer_left_half_is_no_alteration(good: Path, tmp_path: Path) -> None:
     directory = shutil.copytree(good, tmp_path / "log")
-    found = verify(directory, KEY.public)
+    found = verify_log(directory, KEY.public)
     for tile in [path for path in (directory / "tile").rglob("*") if path.is_file()]:
         half = tile.with_name(f"{tile.name}.1a2b3c4d{PARTIAL}")
         half.write_bytes(tile.read_bytes()[:7])
-    assert verify(directory, KEY.public) == found
+    assert verify_log(directory, KEY.public) == found
 
 
 def test_a_log_without_its_journal_has_lost_what_was_not_signed(good: Path, tmp_path: Path) -> None:
     directory = shutil.copytree(good, tmp_path / "log")
     shutil.rmtree(directory / "journal")
     found, problem = outcome(directory)
-    assert (found, problem.endswith(".wal is missing")) == (Outcome.ALTERED, True)
+    assert (found, problem.endswith(".wal is missing")) == (VerifyOutcome.ALTERED, True)
     (directory / "acknowledged").unlink()
-    assert outcome(directory) == (Outcome.ALTERED, f"{directory}/acknowledged is missing")
+    assert outcome(directory) == (VerifyOutcome.ALTERED, f"{directory}/acknowledged is missing")
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"log\n" + b"9" * 5000 + b"\nroot\n"])
@@ -334,9 +334,9 @@ def test_a_proof_that_is_no_text_proves_nothing(good: Path, tmp_path: Path) -> N
 
 
 async def test_a_record_shown_is_one_line_whatever_it_says(tmp_path: Path) -> None:
-    who = Actor("operator", "eve\n     9  forged\x1b[2J\u202e")
+    who = RecordActor("operator", "eve\n     9  forged\x1b[2J\u202e")
     async with running(audit_log(tmp_path)) as log:
-        await log.append(Draft("access.login", who, 10**25, "done"))
+        await log.append(RecordDraft("access.login", who, 10**25, "done"))
     code, said, _ = railscope("show", tmp_path)
     assert (code, said) == (
         0,

@@ -31,44 +31,48 @@ from support.books import (
     world,
 )
 
-from collector.audit.drain import Drain
+from collector.audit.collector_records import OutboxDrain
+from collector.audit.directory_check import VerifyOutcome
 from collector.audit.ledger_check import compare_ledger, outbox_records
 from collector.audit.ledger_watch import LedgerWatch, OlderCopyError
-from collector.audit.outcome import Outcome
-from collector.audit.verify import verify
+from collector.audit.verification import verify_log
 from collector.billing import administration, tables
-from collector.billing.closing import Books, By
-from collector.billing.corrections import adjustment, credit
-from collector.billing.focus import Account, Seller
-from collector.billing.reconcile import reconcile
-from collector.billing.reconcile import recorded as recorded_rows
-from collector.jobs import lists
-from collector.jobs.ledger import import_list
-from collector.ledger import heads, schema
+from collector.billing.focus_rows import PayerAccount, Seller
+from collector.billing.invoices import adjustment_charge, credit_charge
+from collector.billing.period_closing import BillingActor, BillingBooks
+from collector.billing.reconciliation import check_records as recorded_rows
+from collector.billing.reconciliation import reconcile_period
+from collector.jobs import imported_lists
+from collector.jobs.job_list_import import import_list
+from collector.ledger import head_chain, schema
+from collector.ledger.audit_outbox import HEAD, outbox_rows, placed_rows, taken_rows
 from collector.ledger.database import Database, LedgerError
-from collector.ledger.ledger_records import HEAD
-from collector.ledger.outbox import outbox, placed_rows, taken
-from collector.ledger.schema import covered
-from collector.ledger.store import Ledger
-from collector.metering.evidence import Level
+from collector.ledger.ledger_store import Ledger
+from collector.ledger.schema import covered_tables
+from collector.metering.evidence import ClaimAuthority
 from collector.tables import metadata
 from railscope.cli import root
 
 EVERYTHING = world(
-    gpu("GPU-0", RED, claim("green", 30, 40), replace(claim("root", 61, 62), level=Level.PROCESS)),
+    gpu(
+        "GPU-0",
+        RED,
+        claim("green", 30, 40),
+        replace(claim("root", 61, 62), level=ClaimAuthority.PROCESS),
+    ),
     gpu("GPU-1", GREEN),
 )
 """Two GPUs: an overlap of two claims, and processes without a claim."""
-JOB = lists.PlacedJob("node-2/00000000:01:00.0", hours(1), "7", "red", hours(2), "node-2")
-SELLER = Seller("Hall", "Hall", {name: Account(name) for name in ("red", "green")})
+JOB = imported_lists.PlacedJob("node-2/00000000:01:00.0", hours(1), "7", "red", hours(2), "node-2")
+SELLER = Seller("Hall", "Hall", {name: PayerAccount(name) for name in ("red", "green")})
 
 
-def billed(ledger: Ledger) -> Books:
+def billed(ledger: Ledger) -> BillingBooks:
     """Books with everything in them: price book, closing, invoices, a void one, a credit."""
     books = opened(ledger, EVERYTHING)
     closed = books.close(ONE, after(ONE))
     administration.void(books, closed.invoices[0].invoice_id, "wrong", after(ONE))
-    given = credit("red", Fraction(5), ONE, "sorry")
+    given = credit_charge("red", Fraction(5), ONE, "sorry")
     administration.record(books, given, after(ONE))
     administration.set_opening(books, START, "the first day", after(ONE))
     return books
@@ -79,7 +83,7 @@ async def log_of(directory: Path, database: Database) -> None:
     async with running(audit_log(directory)) as log:
         if log.size == 0:
             await log.append(draft(0, kind="log.genesis"))
-        drain = Drain(lambda: database, log)
+        drain = OutboxDrain(lambda: database, log)
         while await drain.step():
             pass
         await drain.step()
@@ -91,7 +95,7 @@ def checked(directory: Path, url: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def reconciled(books: Books) -> tuple[bool, str]:
+def reconciled(books: BillingBooks) -> tuple[bool, str]:
     """R8 of a period."""
     (check,) = recorded_rows(books, ONE)
     return check.passes, check.where
@@ -105,14 +109,16 @@ def another(value: Any) -> Any:
 
 
 def tables_covered() -> list[str]:
-    return sorted({table.name for one in covered.values() for table in (one.table, *one.parts)})
+    return sorted(
+        {table.name for one in covered_tables.values() for table in (one.table, *one.parts)}
+    )
 
 
 def test_every_table_is_covered_by_heads_or_named_here() -> None:
     """Evidence is found by its hashes; the outbox by its records; heads cover the rest."""
     evidence = {name for name in metadata.tables if name.startswith("evidence_")}
     own = {"audit_outbox", "audit_taken", "audit_placed", "ledger_schema"}
-    chain = {heads.databases.name, heads.heads.name, heads.stops.name}
+    chain = {head_chain.databases.name, head_chain.heads.name, head_chain.stops.name}
     assert metadata.tables.keys() - set(tables_covered()) == evidence | own | chain
 
 
@@ -142,15 +148,15 @@ async def test_any_change_of_a_row_is_found(
     url: str, ledger: Ledger, tmp_path: Path, name: str
 ) -> None:
     books = billed(ledger)
-    listed = lists.NewList("sacct", ONE, ONE.end_ns, as_observed=True, jobs=[JOB])
-    import_list(ledger, listed, lists.By(BOSS, after(ONE).now_ns))
+    listed = imported_lists.NewList("sacct", ONE, ONE.end_ns, as_observed=True, jobs=[JOB])
+    import_list(ledger, listed, imported_lists.ImportActor(BOSS, after(ONE).now_ns))
     assert _rows(ledger.database, name)
     await log_of(tmp_path / "log", ledger.database)
     with ledger.database.transaction() as connection:
         kinds = list(changes(connection, name))
-    assert checked(tmp_path / "log", url)[0] == Outcome.CONSISTENT
+    assert checked(tmp_path / "log", url)[0] == VerifyOutcome.CONSISTENT
     assert reconciled(books) == (True, "")
-    recorded = verify(tmp_path / "log", KEY.public).ledger
+    recorded = verify_log(tmp_path / "log", KEY.public).ledger
     for kind in kinds:
         with ledger.database.engine.connect() as plain:
             connection = plain.execution_options(writes=True)
@@ -192,12 +198,12 @@ async def test_the_command_names_the_row_and_exits_with_1(
         without_triggers(connection)
         connection.execute(update(tables.voids).values(reason="right"))
     status, output = checked(tmp_path / "log", url)
-    assert status == Outcome.ALTERED
+    assert status == VerifyOutcome.ALTERED
     assert "void " in output
     assert "it was changed by hand" in output
     passes, where = reconciled(books)
     assert (passes, "it was changed by hand" in where) == (False, True)
-    rules = [one.rule for one in reconcile(books, ONE, SELLER) if not one.passes]
+    rules = [one.rule for one in reconcile_period(books, ONE, SELLER) if not one.passes]
     assert "R8" in rules
 
 
@@ -212,7 +218,7 @@ async def test_a_number_that_cannot_be_read_is_named(tmp_path: Path, damaged: st
         change = text("UPDATE ledger_entry SET qty_capns = :damaged WHERE gpu_uuid = 'GPU-0'")
         connection.execute(change, {"damaged": damaged})
     status, output = checked(tmp_path / "log", url)
-    assert status == Outcome.ALTERED
+    assert status == VerifyOutcome.ALTERED
     assert "GPU-0" in output
     ledger.close()
     found = CliRunner().invoke(root, ["bill", "reconcile", "--ledger", url])
@@ -231,14 +237,14 @@ async def test_a_head_written_anew_contradicts_its_record(
     with ledger.database.transaction(writes=True) as connection:
         without_triggers(connection)
         connection.execute(update(tables.voids).values(reason="right"))
-        connection.execute(delete(heads.heads))
-        for table in (placed_rows, taken):
+        connection.execute(delete(head_chain.heads))
+        for table in (placed_rows, taken_rows):
             connection.execute(delete(table).where(table.c.id.startswith(HEAD)))
-        connection.execute(delete(outbox).where(outbox.c.type == HEAD))
-        kinds = [one for kind in covered for one in heads.stored(connection, kind)]
-        heads.append(connection, kinds, START)
+        connection.execute(delete(outbox_rows).where(outbox_rows.c.type == HEAD))
+        kinds = [one for kind in covered_tables for one in head_chain.read_rows(connection, kind)]
+        head_chain.append(connection, kinds, START)
     status, output = checked(tmp_path / "log", url)
-    assert (status, "head 1 is not the one of record" in output) == (Outcome.ALTERED, True)
+    assert (status, "head 1 is not the one of record" in output) == (VerifyOutcome.ALTERED, True)
 
 
 async def test_an_older_copy_lacks_a_recorded_head(tmp_path: Path) -> None:
@@ -249,7 +255,7 @@ async def test_an_older_copy_lacks_a_recorded_head(tmp_path: Path) -> None:
     books.close(ONE, after(ONE))
     await log_of(tmp_path / "log", ledger.database)
     ledger.close()
-    assert checked(tmp_path / "log", url)[0] == Outcome.CONSISTENT
+    assert checked(tmp_path / "log", url)[0] == VerifyOutcome.CONSISTENT
     status, output = checked(tmp_path / "log", f"sqlite:///{older}")
     assert (status, "lacks head" in output, "older copy" in output) == (1, True, True)
     empty = tmp_path / "empty.db"
@@ -306,7 +312,7 @@ def test_an_older_copy_under_a_running_collector_stops_billing(tmp_path: Path, h
     if how in {"moved", "copied"}:
         again = Ledger.open(f"sqlite:///{path}", metadata)
         with pytest.raises(LedgerError, match="accept-copy"):
-            Books.of(again, ALL).close(ONE, after(ONE))
+            BillingBooks.of(again, ALL).close(ONE, after(ONE))
         with pytest.raises(LedgerError, match="is an older copy"):
             opened(again, world(gpu("GPU-9")))
         again.close()
@@ -319,7 +325,7 @@ def test_a_watch_that_starts_knows_what_the_log_has_recorded(tmp_path: Path) -> 
     shutil.copy(path, older)
     books.close(ONE, after(ONE))
     with ledger.database.transaction() as connection:
-        newest = heads.newest(connection)
+        newest = head_chain.newest(connection)
     ledger.close()
     watch = watch_of(tmp_path / "log", lambda: Database(f"sqlite:///{older}", metadata))
     watch.start(newest)
@@ -353,20 +359,22 @@ async def test_a_copy_that_is_accepted_goes_on_and_names_what_was_lost(tmp_path:
     books.close(ONE, after(ONE))
     await log_of(tmp_path / "log", ledger.database)
     with ledger.database.transaction() as connection:
-        newest = heads.newest(connection)
+        newest = head_chain.newest(connection)
     ledger.close()
     copy = Ledger.open(url, metadata)
     watch = watch_of(tmp_path / "unused", lambda: copy.database)
     watch.known = newest
     with pytest.raises(OlderCopyError):
         watch.check()
-    administration.accept_copy(Books.of(copy, ALL), "the disk is gone", By(BOSS, START))
+    administration.accept_copy(
+        BillingBooks.of(copy, ALL), "the disk is gone", BillingActor(BOSS, START)
+    )
     watch.check()
-    Books.of(copy, ALL).close(ONE, By(BOSS, after(THREE).now_ns))
+    BillingBooks.of(copy, ALL).close(ONE, BillingActor(BOSS, after(THREE).now_ns))
     await log_of(tmp_path / "log", copy.database)
     status, output = checked(tmp_path / "log", url)
     copy.close()
-    assert status == Outcome.CONSISTENT, output
+    assert status == VerifyOutcome.CONSISTENT, output
     assert "was lost with its database" in output
 
 
@@ -387,8 +395,8 @@ def test_two_writers_extend_one_chain(url: str, ledger: Ledger) -> None:
         own = Ledger.open(url, metadata)
         try:
             for number in range(8):
-                given = adjustment("green", Fraction(1), ONE, f"{name} {number}")
-                administration.record(Books.of(own, ALL), given, after(ONE))
+                given = adjustment_charge("green", Fraction(1), ONE, f"{name} {number}")
+                administration.record(BillingBooks.of(own, ALL), given, after(ONE))
         finally:
             own.close()
 
@@ -398,8 +406,8 @@ def test_two_writers_extend_one_chain(url: str, ledger: Ledger) -> None:
         )
 
     asyncio.run(both())
-    assert reconciled(Books.of(ledger, ALL)) == (True, "")
+    assert reconciled(BillingBooks.of(ledger, ALL)) == (True, "")
     with ledger.database.transaction() as connection:
-        newest = heads.newest(connection)
+        newest = head_chain.newest(connection)
     assert newest is not None
     assert newest.n == 2 + 16

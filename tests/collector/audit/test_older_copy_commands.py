@@ -14,15 +14,15 @@ from click.testing import CliRunner, Result
 from support.audit import audit_log, draft, running
 from support.books import ALL, ONE, after, opened
 
-from collector.audit import known_head
-from collector.audit.drain import Drain
+from collector.audit import ledger_watch
+from collector.audit.collector_records import OutboxDrain
 from collector.audit.ledger_watch import LedgerWatch
 from collector.billing import administration
-from collector.billing.closing import Books
-from collector.billing.corrections import adjustment
-from collector.ledger import heads
-from collector.ledger.heads import Head
-from collector.ledger.store import Ledger
+from collector.billing.invoices import adjustment_charge
+from collector.billing.period_closing import BillingBooks
+from collector.ledger import head_chain
+from collector.ledger.head_chain import ChainHead
+from collector.ledger.ledger_store import Ledger
 from collector.tables import metadata
 from railscope.cli import root
 
@@ -40,12 +40,15 @@ def site(tmp_path: Path) -> tuple[Path, Path]:
     ledger = Ledger.open(f"sqlite:///{state / FILE}", metadata)
     books = opened(ledger, ALL)
     watch = LedgerWatch(
-        lambda: ledger.database, audit_log(tmp_path / "log"), lambda: 0, state / known_head.FILE
+        lambda: ledger.database,
+        audit_log(tmp_path / "log"),
+        lambda: 0,
+        state / ledger_watch.KNOWN_HEAD_FILE,
     )
     watch.start(None)
     watch.check()
     shutil.copy(state / FILE, older)
-    given = adjustment("red", Fraction(1), ONE, "after the copy")
+    given = adjustment_charge("red", Fraction(1), ONE, "after the copy")
     administration.record(books, given, after(ONE))
     watch.check()
     ledger.close()
@@ -63,7 +66,7 @@ def charges(path: Path) -> int:
     ledger = Ledger.open(f"sqlite:///{path}", metadata)
     try:
         with ledger.database.transaction() as connection:
-            newest = heads.newest(connection)
+            newest = head_chain.newest(connection)
         return newest.n if newest else 0
     finally:
         ledger.close()
@@ -112,38 +115,44 @@ def test_the_newest_database_and_a_copy_that_was_accepted_are_written(tmp_path: 
 
 def test_a_damaged_file_of_the_known_head_is_reported_and_written_again(tmp_path: Path) -> None:
     state, _ = site(tmp_path)
-    (state / known_head.FILE).write_bytes(b"\xff")
+    (state / ledger_watch.KNOWN_HEAD_FILE).write_bytes(b"\xff")
     result = run(state, *WRITING["adjust"])
     assert result.exit_code == 1, result.output
     assert "damaged file" in result.output
     assert "restart the collector" in result.output
     ledger = Ledger.open(f"sqlite:///{state / FILE}", metadata)
     with ledger.database.transaction() as connection:
-        newest = heads.newest(connection)
+        newest = head_chain.newest(connection)
     watch = LedgerWatch(
-        lambda: ledger.database, audit_log(tmp_path / "log"), lambda: 0, state / known_head.FILE
+        lambda: ledger.database,
+        audit_log(tmp_path / "log"),
+        lambda: 0,
+        state / ledger_watch.KNOWN_HEAD_FILE,
     )
     watch.start(newest)
     watch.check()
     ledger.close()
-    assert msgspec.json.decode((state / known_head.FILE).read_bytes(), type=Head) == newest
+    assert (
+        msgspec.json.decode((state / ledger_watch.KNOWN_HEAD_FILE).read_bytes(), type=ChainHead)
+        == newest
+    )
     assert run(state, *WRITING["adjust"]).exit_code == 0
 
 
-def watched(ledger: Ledger, directory: Path) -> tuple[LedgerWatch, Callable[[], Head | None]]:
+def watched(ledger: Ledger, directory: Path) -> tuple[LedgerWatch, Callable[[], ChainHead | None]]:
     watch = LedgerWatch(lambda: ledger.database, audit_log(directory), lambda: 0, directory / "k")
-    return watch, lambda: known_head.read(directory / "k")
+    return watch, lambda: ledger_watch.read_known_head(directory / "k")
 
 
 async def test_a_head_is_known_as_soon_as_it_is_recorded(tmp_path: Path) -> None:
     ledger = Ledger.open(f"sqlite:///{tmp_path / FILE}", metadata)
-    books: Books = opened(ledger, ALL)
+    books: BillingBooks = opened(ledger, ALL)
     (tmp_path / "state").mkdir()
     watch, known = watched(ledger, tmp_path / "state")
     log = audit_log(tmp_path / "log")
     async with running(log):
         await log.append(draft(0, kind="log.genesis"))
-        drain = Drain(lambda: ledger.database, log, recorded=watch.check)
+        drain = OutboxDrain(lambda: ledger.database, log, recorded=watch.check)
         while await drain.step():
             pass
         first = known()

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from collector.billing import demo, focus_csv, statement_data
-from collector.billing.closing import Books
-from collector.billing.demo_months import GPUS, MONTH, NEXT_MONTH, PRICES
-from collector.billing.focus import billed
-from collector.billing.focus_parquet import read_from
-from collector.billing.statements import periods, statement
+from collector.billing import billing_demo, focus_files, statement_formats
+from collector.billing.billing_demo import GPUS, MONTH, NEXT_MONTH, PRICES
+from collector.billing.focus_files import read_parquet
+from collector.billing.focus_rows import billed_cost
+from collector.billing.period_closing import BillingBooks
+from collector.billing.tenant_statements import read_statement, statement_periods
 from collector.commands.bill import bill
-from collector.ledger.store import Ledger
-from collector.metering.instants import HOUR_NS
+from collector.ledger.ledger_store import Ledger
+from collector.metering.units import HOUR_NS
 from collector.tables import metadata
 
 
@@ -31,9 +31,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def found(url: str) -> Iterator[tuple[demo.Demo, Books]]:
+def found(url: str) -> Iterator[tuple[billing_demo.BillingDemo, BillingBooks]]:
     ledger = Ledger.open(url, metadata)
-    yield demo.run(ledger), Books.of(ledger)
+    yield billing_demo.run_demo(ledger), BillingBooks.of(ledger)
     ledger.close()
 
 
@@ -41,7 +41,9 @@ def run(*words: str) -> Result:
     return CliRunner().invoke(bill, list(words))
 
 
-def test_the_month_is_what_one_works_out_by_hand(found: tuple[demo.Demo, Books]) -> None:
+def test_the_month_is_what_one_works_out_by_hand(
+    found: tuple[billing_demo.BillingDemo, BillingBooks],
+) -> None:
     language, vision = found[0].closed.invoices
     hours = {
         (one.tenant, state): sum(
@@ -68,7 +70,7 @@ def test_the_month_is_what_one_works_out_by_hand(found: tuple[demo.Demo, Books])
 
 
 def test_what_comes_late_is_taken_back_in_the_next_month(
-    found: tuple[demo.Demo, Books],
+    found: tuple[billing_demo.BillingDemo, BillingBooks],
 ) -> None:
     language, vision = found[0].later.invoices
     time = [line.charge for line in vision.lines if line.charge.kind == "usage"]
@@ -80,7 +82,7 @@ def test_what_comes_late_is_taken_back_in_the_next_month(
     assert abs(language.exact - 66 * (Fraction("2.29") + Fraction("0.62") * Fraction("0.31"))) < 1
 
 
-def test_what_must_be_equal_is(found: tuple[demo.Demo, Books]) -> None:
+def test_what_must_be_equal_is(found: tuple[billing_demo.BillingDemo, BillingBooks]) -> None:
     assert found[0].balances
     rules = ["R1", "R2", "R4", *["R5"] * 5, "R6", "R6", *["R7"] * 3, "R8", "R9"]
     assert [check.rule for check in found[0].checks] == rules * 2
@@ -119,15 +121,17 @@ def test_claims_that_used_the_same_come_to_the_same(url: str) -> None:
     assert [row[-1] for row in rows] == ["1,393.09"] * 3
 
 
-def test_all_forms_of_a_statement_come_to_the_same(found: tuple[demo.Demo, Books]) -> None:
+def test_all_forms_of_a_statement_come_to_the_same(
+    found: tuple[billing_demo.BillingDemo, BillingBooks],
+) -> None:
     books = found[1]
     for tenant in ("language", "vision"):
-        for period in periods(books, tenant):
-            made = statement(books, tenant, period)
+        for period in statement_periods(books, tenant):
+            made = read_statement(books, tenant, period)
             payable = made.invoice.payable
-            rows = statement_data.from_csv(statement_data.as_csv(made))
-            document = statement_data.from_json(statement_data.as_json(made))
-            assert statement_data.total(rows) == payable == Fraction(document.total)
+            rows = statement_formats.from_csv(statement_formats.as_csv(made))
+            document = statement_formats.from_json(statement_formats.as_json(made))
+            assert statement_formats.total_amount(rows) == payable == Fraction(document.total)
             assert sum(Fraction(line.amount) for line in document.lines) == payable
             exact = sum((Fraction(line.exact) for line in document.lines), Fraction(0))
             assert exact == sum(Fraction(row["exact"]) for row in rows) == made.invoice.exact
@@ -204,10 +208,10 @@ def test_the_demo_prints_it_and_writes_what_others_read(tmp_path: Path) -> None:
     result = run("demo", "--focus", str(tmp_path))
     assert result.exit_code == 0
     assert "GPU-7, claim pid-4711, 2026-09-08T14:00:00Z to 2026-09-08T16:00:00Z" in result.output
-    rows = focus_csv.parse((tmp_path / "focus-1.2.csv").read_text())
-    assert billed(rows) == Fraction(643_741 + 273_168 + 16_382 - 15_016, 100)
+    rows = focus_files.parse_csv((tmp_path / "focus-1.2.csv").read_text())
+    assert billed_cost(rows) == Fraction(643_741 + 273_168 + 16_382 - 15_016, 100)
     with (tmp_path / "focus-1.2.parquet").open("rb") as file:
-        assert list(read_from(file)) == rows
+        assert list(read_parquet(file)) == rows
 
 
 @pytest.mark.usefixtures("found")
@@ -222,8 +226,10 @@ def test_months_go_through_the_commands(tmp_path: Path) -> None:
     ledger_file, prices = tmp_path / "ledger.sqlite", tmp_path / "prices.toml"
     place = ("--ledger", f"sqlite:///{ledger_file}")
     ledger = Ledger.open(place[1], metadata)
-    known = demo.demo_months.simulated()
-    demo.meter(ledger, known, range(MONTH.start_ns // demo.DAY_NS, 20_760), NEXT_MONTH.end_ns)
+    known = billing_demo.demo_months.simulated()
+    billing_demo.meter_days(
+        ledger, known, range(MONTH.start_ns // billing_demo.DAY_NS, 20_760), NEXT_MONTH.end_ns
+    )
     ledger.close()
     missing = run("close", "2026-09", *place)
     assert (missing.exit_code, "no price book is published" in missing.output) == (1, True)

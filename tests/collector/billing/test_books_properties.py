@@ -26,29 +26,42 @@ from support.books import (
 )
 from support.examples import fewer
 
-from collector.billing import administration, focus, focus_csv, statement_data
-from collector.billing.charges import Charge, Kind, Unit
-from collector.billing.closing import Books, By, Closed
-from collector.billing.demo_months import KnownGpu, SimulatedEvidence
-from collector.billing.focus import Account, Seller
-from collector.billing.invoice import Status
-from collector.billing.listing import listing
-from collector.billing.price_file import parse as parse_book
-from collector.billing.prices import Price, PriceBook, Tariff
-from collector.billing.rated import Numbers, rate_period
-from collector.billing.recompute import recompute
-from collector.billing.reconcile import reconcile
-from collector.billing.rounding import exponent_of
-from collector.billing.statements import statement
-from collector.billing.undecided import undecided
-from collector.ledger.store import Ledger
-from collector.metering.evidence import Claim, Level, Outage, Release, Reservation
-from collector.metering.instants import DAY_NS, HOUR_NS, SECOND_NS, Period
-from collector.metering.periods import name_of, parse
-from collector.metering.units import FOREVER_NS, WHOLE, compute_slices, memory_slices, replica
+from collector.billing import administration, focus_files, focus_rows, statement_formats
+from collector.billing.billing_demo import SimulatedEvidence, SimulatedGpuEvidence
+from collector.billing.billing_listing import read_listing
+from collector.billing.charges import Charge, ChargeKind, PriceUnit, exponent_of
+from collector.billing.focus_rows import PayerAccount, Seller
+from collector.billing.invoices import InvoiceStatus
+from collector.billing.period_closing import BillingActor, BillingBooks, ClosedPeriod
+from collector.billing.period_rating import RevisionNumbers, merge_reviews, rate_period
+from collector.billing.price_book import Price, PriceBook, Tariff
+from collector.billing.price_book import parse_price_book as parse_book
+from collector.billing.reconciliation import recompute_closing, reconcile_period
+from collector.billing.tenant_statements import read_statement
+from collector.ledger.ledger_store import Ledger
+from collector.metering.evidence import (
+    ClaimAuthority,
+    ClaimRelease,
+    GpuOutage,
+    MeteredClaim,
+    SlotReservation,
+)
+from collector.metering.units import (
+    DAY_NS,
+    FOREVER_NS,
+    HOUR_NS,
+    SECOND_NS,
+    WHOLE,
+    Period,
+    compute_slices,
+    memory_slices,
+    parse_period,
+    period_name,
+    replica,
+)
 from collector.tables import metadata
 
-SELLER = Seller("Hall", "Hall", {"team-a": Account("a"), "team-b": Account("b")})
+SELLER = Seller("Hall", "Hall", {"team-a": PayerAccount("a"), "team-b": PayerAccount("b")})
 few = settings(
     fewer(25),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -65,25 +78,31 @@ parts = st.sampled_from([
 
 
 @st.composite
-def claims(draw: st.DrawFn, number: int) -> Claim:
+def claims(draw: st.DrawFn, number: int) -> MeteredClaim:
     start = draw(instants)
     longest = draw(st.sampled_from([1, 40, 120])) * HOUR_NS
     end = draw(st.one_of(st.just(FOREVER_NS), st.integers(start + 1, start + longest)))
     compute, memory = draw(parts)
-    return Claim(
-        Level.SCHEDULER, start, f"c{number}", draw(tenants), end, compute=compute, memory=memory
+    return MeteredClaim(
+        ClaimAuthority.SCHEDULER,
+        start,
+        f"c{number}",
+        draw(tenants),
+        end,
+        compute=compute,
+        memory=memory,
     )
 
 
 @st.composite
-def gpus(draw: st.DrawFn, name: str) -> KnownGpu:
+def gpus(draw: st.DrawFn, name: str) -> SimulatedGpuEvidence:
     held = tuple(draw(claims(number)) for number in range(draw(st.integers(0, 4))))
     span = sorted(draw(st.tuples(instants, instants)))
     more: dict[str, object] = {}
     if draw(st.booleans()):
-        more["outages"] = (Outage(draw(st.booleans()), *span),)
+        more["outages"] = (GpuOutage(draw(st.booleans()), *span),)
     if draw(st.booleans()):
-        more["reservations"] = (Reservation(span[0], "kept", draw(tenants), span[1]),)
+        more["reservations"] = (SlotReservation(span[0], "kept", draw(tenants), span[1]),)
     if draw(st.booleans()):
         more["stretches"] = ()
     return gpu(name, *held, **more)
@@ -102,13 +121,13 @@ def later(draw: st.DrawFn, known: SimulatedEvidence) -> SimulatedEvidence:
         evidence = one.evidence
         for claim in evidence.claims:
             if draw(st.booleans()):
-                release = Release(claim.id, draw(instants))
+                release = ClaimRelease(claim.id, draw(instants))
                 evidence = msgspec.structs.replace(evidence, releases=(*evidence.releases, release))
         if draw(st.booleans()):
             evidence = msgspec.structs.replace(
                 evidence, claims=(*evidence.claims[1:], draw(claims(9)))
             )
-        found.append(KnownGpu(evidence, one.counted, one.sku))
+        found.append(SimulatedGpuEvidence(evidence, one.counted, one.sku))
     return world(*found)
 
 
@@ -130,18 +149,18 @@ def dear_books(draw: st.DrawFn) -> PriceBook:
         "tariff": draw(st.sampled_from([Tariff.ALLOCATED, Tariff.USED])),
     }
     prices = draw(rows_of_prices(**extras))
-    prices += draw(rows_of_prices(tariff=Tariff.ENERGY, unit=Unit.KILOWATT_HOURS))
+    prices += draw(rows_of_prices(tariff=Tariff.ENERGY, unit=PriceUnit.KILOWATT_HOURS))
     prices += draw(rows_of_prices(tariff=Tariff.RESERVATION))
     return PriceBook(1, 0, draw(st.sampled_from(CURRENCIES)), tuple(prices))
 
 
 @contextmanager
-def opened(known: SimulatedEvidence, book: PriceBook) -> Iterator[Books]:
+def opened(known: SimulatedEvidence, book: PriceBook) -> Iterator[BillingBooks]:
     """Books in memory, with the ledger of what is known."""
     ledger = Ledger.open("sqlite://", metadata)
     meter(ledger, known)
-    books = Books.of(ledger, known)
-    administration.publish(books, as_toml(book, START), "drawn", By(BOSS, START))
+    books = BillingBooks.of(ledger, known)
+    administration.publish(books, as_toml(book, START), "drawn", BillingActor(BOSS, START))
     yield books
     ledger.close()
 
@@ -160,9 +179,9 @@ def test_p8_p11_a_closing_is_exact_and_the_same_when_computed_again(
                 assert abs(line.minor - line.charge.amount * units) < 1
         assert tuple(books.store.invoices()) == closed.invoices
         assert books.close(ONE, after(TWO)).closing == closed.closing
-        again = recompute(books, closed.closing, closed.invoices)
+        again = recompute_closing(books, closed.closing, closed.invoices)
         assert again.manifest_root == closed.closing.manifest_root
-        for check in reconcile(books, ONE, SELLER):
+        for check in reconcile_period(books, ONE, SELLER):
             assert check.passes, check
 
 
@@ -175,21 +194,21 @@ def test_p10_invoiced_and_corrections_are_what_is_known_now(
         books.close(ONE, after(ONE))
         news = data.draw(later(known))
         meter(books.ledger, news)
-        informed = Books.of(books.ledger, news)
+        informed = BillingBooks.of(books.ledger, news)
         informed.close(TWO, after(TWO))
         owed = _exact(informed)
         published = informed.store.book()
         assert published is not None
         known_now: dict[str, Fraction] = {}
         for period in (ONE, TWO):
-            rated = rate_period(books.ledger, published.book, period, Numbers(books.ledger))
+            rated = rate_period(books.ledger, published.book, period, RevisionNumbers(books.ledger))
             for charge in rated.charges:
                 before = known_now.get(charge.tenant, Fraction(0))
                 known_now[charge.tenant] = before + charge.amount
         assert {t: a for t, a in owed.items() if a} == {t: a for t, a in known_now.items() if a}
         assert _time_billed(informed) == _time_known(informed, published.book)
         for period in (ONE, TWO):
-            for check in reconcile(informed, period, SELLER):
+            for check in reconcile_period(informed, period, SELLER):
                 assert check.passes, check
 
 
@@ -209,14 +228,16 @@ def test_p16_minimums_only_add_topups(known: SimulatedEvidence, book: PriceBook)
 def test_p18_what_is_written_is_read_again(known: SimulatedEvidence, book: PriceBook) -> None:
     with opened(known, book) as books:
         for invoice in books.close(ONE, after(ONE)).invoices:
-            made = statement(books, invoice.tenant, ONE)
-            rows = statement_data.from_csv(statement_data.as_csv(made))
-            document = statement_data.from_json(statement_data.as_json(made))
-            found = focus_csv.parse(focus_csv.write(focus.rows(invoice, SELLER)))
+            made = read_statement(books, invoice.tenant, ONE)
+            rows = statement_formats.from_csv(statement_formats.as_csv(made))
+            document = statement_formats.from_json(statement_formats.as_json(made))
+            found = focus_files.parse_csv(
+                focus_files.write_csv(focus_rows.invoice_rows(invoice, SELLER))
+            )
             assert (
-                statement_data.total(rows)
+                statement_formats.total_amount(rows)
                 == Fraction(document.total)
-                == focus.billed(found)
+                == focus_rows.billed_cost(found)
                 == invoice.payable
             )
             shown = sum(Fraction(row.amount.replace(",", "")) for row in made.summary)
@@ -231,14 +252,14 @@ def test_a_published_price_book_is_read_back_as_the_same_book(book: PriceBook) -
         published = books.store.book()
         assert published is not None
         assert (published.text, published.book) == (text, parse_book(text, "drawn"))
-        again = administration.publish(books, published.text, "printed", By(BOSS, START))
+        again = administration.publish(books, published.text, "printed", BillingActor(BOSS, START))
         assert again == (published.book, False)
 
 
 @given(st.integers(0, 3000), st.integers(0, 400))
 def test_a_period_has_the_name_that_it_is_read_from(first: int, more: int) -> None:
     period = replace(ONE, start_ns=first * 24 * HOUR_NS, end_ns=(first + more + 1) * 24 * HOUR_NS)
-    assert parse(name_of(period)) == period
+    assert parse_period(period_name(period)) == period
 
 
 @few
@@ -259,56 +280,56 @@ def test_p27_any_cut_into_periods_bills_the_same(
         assert parts == once
 
 
-def _amounts(books: Books, book: PriceBook, period: Period) -> dict[str, Fraction]:
+def _amounts(books: BillingBooks, book: PriceBook, period: Period) -> dict[str, Fraction]:
     """What a period comes to by tenant, with what is on none of its days."""
     found: dict[str, Fraction] = {}
-    for charge in rate_period(books.ledger, book, period, Numbers(books.ledger)).charges:
+    for charge in rate_period(books.ledger, book, period, RevisionNumbers(books.ledger)).charges:
         found[charge.tenant] = found.get(charge.tenant, Fraction(0)) + charge.amount
     return found
 
 
-def _time_billed(books: Books) -> dict[str, Fraction]:
+def _time_billed(books: BillingBooks) -> dict[str, Fraction]:
     """Capacity times time by tenant: on invoices that stand, or undecided."""
     found: dict[str, Fraction] = {}
     for invoice in books.store.invoices():
         for line in invoice.lines:
             _add_time(found, line.charge)
-    for _, one in listing(books).undecided:
+    for _, one in read_listing(books).undecided:
         found[one.tenant] = found.get(one.tenant, Fraction(0)) + one.gpu_hours
     return {tenant: time for tenant, time in found.items() if time}
 
 
-def _time_known(books: Books, book: PriceBook) -> dict[str, Fraction]:
+def _time_known(books: BillingBooks, book: PriceBook) -> dict[str, Fraction]:
     """The same as the ledger has it now."""
     found: dict[str, Fraction] = {}
     for period in (ONE, TWO):
-        rated = rate_period(books.ledger, book, period, Numbers(books.ledger))
+        rated = rate_period(books.ledger, book, period, RevisionNumbers(books.ledger))
         for charge in rated.charges:
             _add_time(found, charge)
-        for one in undecided(rated.reviews):
+        for one in merge_reviews(rated.reviews):
             found[one.tenant] = found.get(one.tenant, Fraction(0)) + one.gpu_hours
     return {tenant: time for tenant, time in found.items() if time}
 
 
 def _add_time(found: dict[str, Fraction], charge: Charge) -> None:
-    if charge.kind in (Kind.USAGE, Kind.RESERVATION) and charge.unit:
+    if charge.kind in (ChargeKind.USAGE, ChargeKind.RESERVATION) and charge.unit:
         time = charge.quantity / charge.unit.size
         found[charge.tenant] = found.get(charge.tenant, Fraction(0)) + time
 
 
-def _exact(books: Books) -> dict[str, Fraction]:
+def _exact(books: BillingBooks) -> dict[str, Fraction]:
     found: dict[str, Fraction] = {}
     for invoice in books.store.invoices():
-        if invoice.status is Status.ISSUED:
+        if invoice.status is InvoiceStatus.ISSUED:
             found[invoice.tenant] = found.get(invoice.tenant, Fraction(0)) + invoice.exact
     return found
 
 
-def _charges(closed: Closed, *, topups: bool) -> list[str]:
+def _charges(closed: ClosedPeriod, *, topups: bool) -> list[str]:
     """The ids of all charges."""
     return sorted(
         line.charge.charge_id
         for invoice in closed.invoices
         for line in invoice.lines
-        if topups or line.charge.kind is not Kind.MINIMUM_TOPUP
+        if topups or line.charge.kind is not ChargeKind.MINIMUM_TOPUP
     )

@@ -7,14 +7,19 @@ from dataclasses import replace
 
 from support.books import ALL, FIRST_DAY, ONE, START, after, exact, opened, told, world
 
-from collector.billing.known import evidence_checks
-from collector.billing.statement_data import as_csv, as_json, from_csv, from_json
-from collector.billing.statement_html import page
-from collector.billing.statement_text import text
-from collector.billing.statements import preview, statement
+from collector.billing.reconciliation import evidence_checks
+from collector.billing.statement_formats import (
+    as_csv,
+    as_html,
+    as_json,
+    as_text,
+    from_csv,
+    from_json,
+)
+from collector.billing.tenant_statements import preview_statement, read_statement
 from collector.metering.evidence import ClockDoubt
-from collector.metering.instants import DAY_NS, HOUR_NS
-from collector.metering.timeline import Piece
+from collector.metering.timeline import TimePiece
+from collector.metering.units import DAY_NS, HOUR_NS
 
 DOUBT = ClockDoubt(START + DAY_NS + HOUR_NS, -HOUR_NS)
 RETURNED = ClockDoubt(START + DAY_NS + 5 * HOUR_NS)
@@ -24,27 +29,27 @@ WORDS = "since 2024-10-05T01:00:00Z, accepted -3,600.000000000 s later"
 def doubted(*doubts: ClockDoubt):
     """The same two GPUs; GPU-0 has evidence of a suspect time on its second day."""
     start_ns = START + DAY_NS + HOUR_NS
-    pieces = [Piece(start_ns, start_ns + HOUR_NS, one) for one in doubts]
+    pieces = [TimePiece(start_ns, start_ns + HOUR_NS, one) for one in doubts]
     return world(replace(ALL.known["GPU-0"], doubts=pieces), ALL.known["GPU-1"])
 
 
 def test_a_statement_names_marked_days_and_why(ledger):
     known = doubted(DOUBT, RETURNED)
     books = opened(ledger, known)
-    early = preview(books.bill(ONE), "red")
+    early = preview_statement(books.bill(ONE), "red")
     closed = books.close(ONE, after(ONE))
-    issued = statement(books, "red", ONE)
+    issued = read_statement(books, "red", ONE)
     for one in (early, issued):
         assert dict(one.facts)["Clock suspect"].startswith(f"1 GPU-day: {WORDS}; since 2024")
-        assert WORDS in text(one)
-        assert WORDS in page(one)
+        assert WORDS in as_text(one)
+        assert WORDS in as_html(one)
         lines = from_json(as_json(one)).lines
         marked = {line.start[:10] for line in lines if line.clock_suspect}
         assert marked == {"2024-10-05"}
         assert {line.resource for line in lines if line.clock_suspect} == {"GPU-0"}
         rows = from_csv(as_csv(one))
         assert [row["clock_suspect"] for row in rows] == [line.clock_suspect for line in lines]
-    assert "Clock suspect" not in dict(statement(books, "green", ONE).facts)
+    assert "Clock suspect" not in dict(read_statement(books, "green", ONE).facts)
     assert not any(check.difference for check in evidence_checks(ledger, known, ONE))
     plain = [one.total_minor for one in closed.invoices]
     assert plain == [one.total_minor for one in books.store.invoices()]
@@ -60,7 +65,9 @@ def test_a_mark_changes_no_amount_and_corrects_nothing(ledger):
     assert ledger.revision("GPU-0", FIRST_DAY + 1).number == number + 1
     assert [charge for _, some in books.pending().corrections for charge in some] == []
     assert exact(books.store.invoices()) == before
-    assert "Clock suspect" not in dict(statement(books, "red", ONE).facts), "it rests on the first"
+    assert "Clock suspect" not in dict(read_statement(books, "red", ONE).facts), (
+        "it rests on the first"
+    )
 
 
 def test_a_mark_that_evidence_does_not_have_is_found(ledger):
@@ -72,7 +79,7 @@ def test_a_mark_that_evidence_does_not_have_is_found(ledger):
 
 def test_statements_of_earlier_releases_have_no_mark(ledger):
     books = opened(ledger, ALL)
-    found = json.loads(as_json(preview(books.bill(ONE), "red")))
+    found = json.loads(as_json(preview_statement(books.bill(ONE), "red")))
     for line in found["lines"]:
         del line["clock_suspect"]
     assert {line.clock_suspect for line in from_json(json.dumps(found).encode()).lines} == {""}

@@ -33,16 +33,15 @@ from support.books import (
 )
 
 from collector.billing import administration, tables
-from collector.billing.closed import Closing, ClosingError
-from collector.billing.closing import Books, By
-from collector.billing.invoice import Status
-from collector.billing.recompute import recompute
-from collector.billing.statements import statement
-from collector.billing.store import BillingStore
+from collector.billing.billing_store import BillingStore
+from collector.billing.invoices import ClosingError, InvoiceStatus, PeriodClosing
+from collector.billing.period_closing import BillingActor, BillingBooks
+from collector.billing.reconciliation import recompute_closing
+from collector.billing.tenant_statements import read_statement
 from collector.ledger.database import LedgerError
-from collector.ledger.store import Ledger
-from collector.metering.evidence import Stay
-from collector.metering.instants import DAY_NS, Period
+from collector.ledger.ledger_store import Ledger
+from collector.metering.evidence import NodeStay
+from collector.metering.units import DAY_NS, Period
 from collector.tables import metadata
 
 
@@ -51,8 +50,8 @@ def test_a_period_is_billed_from_the_ledger_once(ledger):
     closed = books.close(ONE, after(ONE))
     assert closed.added
     assert [(one.tenant, one.status, one.period) for one in closed.invoices] == [
-        ("green", Status.ISSUED, ONE),
-        ("red", Status.ISSUED, ONE),
+        ("green", InvoiceStatus.ISSUED, ONE),
+        ("red", InvoiceStatus.ISSUED, ONE),
     ]
     price, energy = Fraction("2.49"), Fraction("0.31") / 2
     assert exact(closed.invoices) == {"red": 55 * (price + energy), "green": 60 * (price + energy)}
@@ -87,7 +86,7 @@ def test_computing_again_gives_the_same_whatever_came_since(ledger):
     closed.append(books.close(TWO, after(TWO)))
     books = told(books, world(gpu("GPU-0"), gpu("GPU-1")))
     for one in closed:
-        again = recompute(books, one.closing, one.invoices)
+        again = recompute_closing(books, one.closing, one.invoices)
         assert again.manifest_root == one.closing.manifest_root
         assert [each.content_hash for each in again.drafts] == [
             each.content_hash for each in one.invoices
@@ -100,7 +99,7 @@ def test_computing_again_gives_the_same_whatever_came_since(ledger):
 def test_a_period_that_is_not_over_is_refused(ledger):
     books = opened(ledger, ALL)
     with pytest.raises(ClosingError, match="can be closed from 2024-10-10T00:00:00Z on"):
-        books.close(ONE, By(BOSS, after(ONE).now_ns - 1))
+        books.close(ONE, BillingActor(BOSS, after(ONE).now_ns - 1))
     assert books.store.closings() == []
 
 
@@ -117,13 +116,13 @@ def test_periods_follow_one_another(ledger):
 def test_without_prices_nothing_is_closed(ledger):
     meter(ledger, ALL)
     with pytest.raises(ClosingError, match="no price book is published"):
-        Books.of(ledger).close(ONE, after(ONE))
+        BillingBooks.of(ledger).close(ONE, after(ONE))
 
 
 def test_days_that_lack_are_named_and_can_be_left_out(ledger):
     meter(ledger, world(ALL.known["GPU-0"]))
     meter(ledger, world(ALL.known["GPU-1"]), Period(START, START + DAY_NS))
-    books = Books.of(ledger, ALL)
+    books = BillingBooks.of(ledger, ALL)
     administration.publish(books, PRICES, "p", after(ONE))
     lacking = r"lacks 1 GPU-day \(GPU-1 on 2024-10-06\)\. Wait for them, or close with --prov"
     with pytest.raises(ClosingError, match=lacking):
@@ -131,7 +130,7 @@ def test_days_that_lack_are_named_and_can_be_left_out(ledger):
     assert books.store.closings() == []
     closed = books.close(ONE, after(ONE), provisional=True)
     assert closed.closing.missing == (("GPU-1", START // DAY_NS + 2),)
-    marks = statement(books, "green", ONE).marks
+    marks = read_statement(books, "green", ONE).marks
     assert "PROVISIONAL" in marks[0]
     assert "GPU-1" not in marks[0], "a tenant reads it, and the GPU may be of another"
     books = told(books, ALL)
@@ -142,29 +141,29 @@ def test_days_that_lack_are_named_and_can_be_left_out(ledger):
 
 def test_a_gpu_that_the_ledger_does_not_know_at_all_lacks_too(ledger):
     meter(ledger, world(ALL.known["GPU-0"]))
-    books = Books.of(ledger, ALL)
+    books = BillingBooks.of(ledger, ALL)
     administration.publish(books, PRICES, "p", after(ONE))
     with pytest.raises(ClosingError, match=r"GPU-1 from 2024-10-04 to 2024-10-06"):
         books.close(ONE, after(ONE))
 
 
 def test_days_on_which_a_gpu_was_nowhere_do_not_lack(ledger):
-    gone = gpu("GPU-1", stays=(Stay(START, "node-1", START + DAY_NS),))
+    gone = gpu("GPU-1", stays=(NodeStay(START, "node-1", START + DAY_NS),))
     meter(ledger, world(ALL.known["GPU-0"]))
     meter(ledger, world(gone), Period(START, START + 1))
-    books = Books.of(ledger, world(ALL.known["GPU-0"], gone))
+    books = BillingBooks.of(ledger, world(ALL.known["GPU-0"], gone))
     administration.publish(books, PRICES, "p", after(ONE))
     assert books.close(ONE, after(ONE)).closing.missing == ()
 
 
 def test_days_that_were_not_over_when_they_were_computed_are_not_final(ledger):
-    from collector.ledger.metered import Computed, MeteredGpu  # noqa: PLC0415
+    from collector.ledger.day_metering import MeteredGpu, MeteringComputation  # noqa: PLC0415
 
     books = opened(ledger, ALL)
     known = released(ALL.known["GPU-0"], RED.id, 59)
     early = MeteredGpu.of(known.evidence, known.counted, known.sku)
     day = START // DAY_NS + 2
-    ledger.write(early.day(day, Computed("1", (day + 1) * DAY_NS - 1)))
+    ledger.write(early.day(day, MeteringComputation("1", (day + 1) * DAY_NS - 1)))
     with pytest.raises(ClosingError, match=r"not final in the ledger: 1 GPU-day \(GPU-0 on"):
         books.close(ONE, after(ONE))
 
@@ -176,8 +175,8 @@ import os, signal, sys
 sys.path.insert(0, {tests!r})
 from sqlalchemy import event
 from support.books import ONE, after
-from collector.billing.closing import Books
-from collector.ledger.store import Ledger
+from collector.billing.period_closing import Books
+from collector.ledger.ledger_store import Ledger
 from collector.tables import metadata
 
 ledger = Ledger.open({url!r}, metadata)
@@ -222,7 +221,7 @@ class Overtaken(BillingStore):
 
     others: list[Callable[[], object]] = field(default_factory=list)
 
-    def closings(self) -> list[Closing]:
+    def closings(self) -> list[PeriodClosing]:
         found = super().closings()
         if self.others:
             self.others.pop(0)()
@@ -233,7 +232,7 @@ class Overtaken(BillingStore):
 def test_who_is_overtaken_finds_the_period_closed(ledger, looks):
     books = opened(ledger, ALL)
     others = [*[object] * looks, lambda: books.close(ONE, after(ONE))]
-    found = Books(ledger, Overtaken(ledger.database, others)).close(ONE, after(ONE))
+    found = BillingBooks(ledger, Overtaken(ledger.database, others)).close(ONE, after(ONE))
     assert not others
     assert not found.added
     assert books.store.closings() == [found.closing]
@@ -243,7 +242,7 @@ def test_an_invoice_is_not_replaced_while_a_later_period_is_closed(ledger):
     books = opened(ledger, ALL)
     (green, _) = books.close(ONE, after(ONE)).invoices
     others = [lambda: books.close(TWO, after(TWO))]
-    overtaken = Books(ledger, Overtaken(ledger.database, others))
+    overtaken = BillingBooks(ledger, Overtaken(ledger.database, others))
     with pytest.raises(ClosingError, match="somebody else billed at this moment"):
         administration.replace(overtaken, green.invoice_id, "wrong", after(TWO))
     assert [one.period for one in books.store.closings()] == [ONE, TWO]
@@ -265,14 +264,14 @@ def test_a_closing_that_is_killed_leaves_nothing(url, ledger, request, dies):
     with ledger.database.transaction() as connection:
         rows = {
             table.name: connection.execute(select(table)).all()
-            for table in tables.ALL
+            for table in tables.BILLING_TABLES
             if table is not tables.price_books
         }
     assert not any(rows.values())
     assert [name.partition("/")[0] for name in in_outbox(ledger.database)] == ["billing.price"]
     closed = books.close(ONE, after(ONE))
     assert closed.added
-    assert recompute(books, closed.closing, closed.invoices).manifest_root == (
+    assert recompute_closing(books, closed.closing, closed.invoices).manifest_root == (
         closed.closing.manifest_root
     )
 

@@ -31,18 +31,17 @@ from support.books import (
 )
 
 from collector.billing import administration, tables
-from collector.billing.closed import ClosingError
-from collector.billing.closing import Books
-from collector.billing.corrections import adjustment, credit
-from collector.billing.demo_months import SimulatedEvidence
-from collector.billing.prices import PriceBookError
-from collector.billing.recompute import recompute
-from collector.billing.statements import statement
+from collector.billing.billing_demo import SimulatedEvidence
+from collector.billing.invoices import ClosingError, adjustment_charge, credit_charge
+from collector.billing.period_closing import BillingBooks
+from collector.billing.price_book import PriceBookError
+from collector.billing.reconciliation import recompute_closing
+from collector.billing.tenant_statements import read_statement
+from collector.ledger.audit_outbox import LogPosition as AuditPlace
+from collector.ledger.audit_outbox import store_positions, take_rows
 from collector.ledger.database import LedgerError
-from collector.ledger.outbox import Place as AuditPlace
-from collector.ledger.outbox import place, take
-from collector.metering.evidence import Reservation, Stretch
-from collector.metering.instants import DAY_NS
+from collector.metering.evidence import SampleStretch, SlotReservation
+from collector.metering.units import DAY_NS
 
 
 def test_what_comes_late_is_corrected_in_the_next_period(ledger):
@@ -86,11 +85,13 @@ def test_what_was_corrected_is_not_corrected_again(ledger):
 # What is issued stays ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("table", tables.ALL, ids=lambda table: table.name)
+@pytest.mark.parametrize("table", tables.BILLING_TABLES, ids=lambda table: table.name)
 @pytest.mark.parametrize("change", ["UPDATE {0} SET {1} = {1}", "DELETE FROM {0}"])
 def test_the_database_refuses_to_change_what_is_billed(ledger, table, change):
     books = opened(ledger, world(gpu("GPU-0", RED), gpu("GPU-1", claim("pid", 1, 2, system=False))))
-    administration.record(books, credit("red", Fraction(1), ONE, "why"), after(ONE), force=True)
+    administration.record(
+        books, credit_charge("red", Fraction(1), ONE, "why"), after(ONE), force=True
+    )
     closed = books.close(ONE, after(ONE))
     administration.void(books, closed.invoices[0].invoice_id, "wrong", after(ONE))
     administration.set_opening(books, ONE.start_ns, "start of the contract", after(ONE))
@@ -143,7 +144,7 @@ def test_a_void_invoice_is_billed_by_the_next_closing(ledger):
     red = next(one for one in closed.invoices if one.tenant == "red")
     administration.void(books, red.invoice_id, "sent to the wrong person", after(ONE))
     assert exact(books.store.invoices()) == {"green": before["green"]}
-    assert "VOID: sent to the wrong person" in statement(books, "red", ONE).marks[0]
+    assert "VOID: sent to the wrong person" in read_statement(books, "red", ONE).marks[0]
     with pytest.raises(ClosingError, match="is void already"):
         administration.void(books, red.invoice_id, "again", after(ONE))
     with pytest.raises(ClosingError, match="there is no invoice inv-0"):
@@ -154,13 +155,15 @@ def test_a_void_invoice_is_billed_by_the_next_closing(ledger):
     last = books.close(THREE, after(THREE))
     assert [one.tenant for one in last.invoices] == ["green"]
     for one in (closed, later, last):
-        again = recompute(books, one.closing, books.store.of_closing(one.closing.number))
+        again = recompute_closing(books, one.closing, books.store.of_closing(one.closing.number))
         assert again.manifest_root == one.closing.manifest_root
 
 
 def test_an_invoice_is_replaced_by_what_is_known_now(ledger):
     books = opened(ledger, ALL)
-    administration.record(books, credit("red", Fraction(5), ONE, "sorry"), after(ONE), force=True)
+    administration.record(
+        books, credit_charge("red", Fraction(5), ONE, "sorry"), after(ONE), force=True
+    )
     closed = books.close(ONE, after(ONE))
     red = next(one for one in closed.invoices if one.tenant == "red")
     news = world(
@@ -171,8 +174,8 @@ def test_an_invoice_is_replaced_by_what_is_known_now(ledger):
     (fresh,) = replaced.invoices
     rate = Fraction("2.49") + Fraction("0.31") / 2
     assert (fresh.replaces, fresh.exact) == (red.invoice_id, 45 * rate - 5)
-    assert statement(books, "red", ONE).invoice == fresh
-    again = recompute(books, replaced.closing, replaced.invoices)
+    assert read_statement(books, "red", ONE).invoice == fresh
+    again = recompute_closing(books, replaced.closing, replaced.invoices)
     assert again.manifest_root == replaced.closing.manifest_root
     # What was found late about the other tenant is not lost by that.
     books.close(TWO, after(TWO))
@@ -184,13 +187,13 @@ def test_an_invoice_is_replaced_by_what_is_known_now(ledger):
 
 def test_credits_and_adjustments_are_billed_once(ledger):
     books = opened(ledger, ALL)
-    given = credit("red", Fraction("12.5"), ONE, "power cut")
+    given = credit_charge("red", Fraction("12.5"), ONE, "power cut")
     assert administration.record(books, given, after(ONE), force=True) == (True, "EUR")
     assert administration.record(books, given, after(TWO)) == (False, "EUR")
     with pytest.raises(ClosingError, match="tenant 'nobody' is not known"):
-        administration.record(books, adjustment("nobody", Fraction(1), ONE, "x"), after(ONE))
+        administration.record(books, adjustment_charge("nobody", Fraction(1), ONE, "x"), after(ONE))
     closed = books.close(ONE, after(ONE))
-    administration.record(books, adjustment("red", Fraction(3), ONE, "phone"), after(ONE))
+    administration.record(books, adjustment_charge("red", Fraction(3), ONE, "phone"), after(ONE))
     later = books.close(TWO, after(TWO))
     decided = [
         (line.charge.kind.value, line.charge.amount, line.charge.note)
@@ -219,18 +222,18 @@ class Meddling(SimulatedEvidence):
 
 def test_what_is_decided_while_a_period_is_computed_is_on_its_invoice(ledger):
     books = opened(ledger, ALL)
-    given = credit("red", Fraction(7), ONE, "just in time")
+    given = credit_charge("red", Fraction(7), ONE, "just in time")
     meddling = Meddling(
         ALL.known, [lambda: administration.record(books, given, after(ONE), force=True)]
     )
-    closed = Books.of(ledger, meddling).close(ONE, after(ONE))
+    closed = BillingBooks.of(ledger, meddling).close(ONE, after(ONE))
     red = next(one for one in closed.invoices if one.tenant == "red")
     assert [line.charge.amount for line in red.lines if line.charge.unit is None] == [-7]
 
 
 def test_who_changes_things_all_the_time_keeps_a_period_open(ledger):
     books = opened(ledger, ALL)
-    credits_ = [credit("red", Fraction(n), ONE, "again") for n in range(1, 9)]
+    credits_ = [credit_charge("red", Fraction(n), ONE, "again") for n in range(1, 9)]
 
     class Always(SimulatedEvidence):
         """Somebody records a credit whenever it is looked at."""
@@ -240,7 +243,7 @@ def test_who_changes_things_all_the_time_keeps_a_period_open(ledger):
             return super().gpus(start_ns, end_ns)
 
     with pytest.raises(ClosingError, match="somebody else changes prices, voids or closes all"):
-        Books.of(ledger, Always(ALL.known)).close(ONE, after(ONE))
+        BillingBooks.of(ledger, Always(ALL.known)).close(ONE, after(ONE))
     assert books.store.closings() == []
 
 
@@ -278,15 +281,15 @@ def test_a_statement_says_where_the_audit_log_has_it(ledger):
     closed = books.close(ONE, after(ONE))
     name = f"billing.issue/{closed.invoices[0].invoice_id}"
     with ledger.database.transaction(writes=True) as connection:
-        take(connection, "log", 100)
-        place(connection, "log", [AuditPlace(name, 41, 50)])
-    found = statement(books, "green", ONE)
+        take_rows(connection, "log", 100)
+        store_positions(connection, "log", [AuditPlace(name, 41, 50)])
+    found = read_statement(books, "green", ONE)
     assert found.invoice.audit_seq == 41
     assert ("Audit log", "record 41, under the checkpoint of size 50") in found.facts
 
 
 def test_reservations_and_what_nobody_saw(ledger):
-    kept = Reservation(hours(0), "kept-1", "blue", hours(24))
+    kept = SlotReservation(hours(0), "kept-1", "blue", hours(24))
     silent = gpu("GPU-1", GREEN, stretches=(), reservations=(kept,))
     books = opened(ledger, world(gpu("GPU-0", RED), silent))
     closed = books.close(ONE, after(ONE))
@@ -299,9 +302,9 @@ def test_reservations_and_what_nobody_saw(ledger):
 
 def test_a_silence_is_as_long_as_it_was_whatever_the_gpu_was_kept_for_meanwhile(ledger):
     stretches = (
-        Stretch("boot", START - DAY_NS, hours(10)), Stretch("next", hours(30), TWO.end_ns),
+        SampleStretch("boot", START - DAY_NS, hours(10)), SampleStretch("next", hours(30), TWO.end_ns),
     )  # fmt: skip
-    kept = Reservation(hours(10.5), "kept-1", "blue", hours(30))
+    kept = SlotReservation(hours(10.5), "kept-1", "blue", hours(30))
     silent = gpu("GPU-0", claim("red", 5, 10.5), stretches=stretches, reservations=(kept,))
     books = opened(ledger, world(silent))
     closed = books.close(ONE, after(ONE))

@@ -10,21 +10,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.billing import MONTH, NEXT_MONTH, TENANTS, book, books, price, timelines, usage
 
-from collector.billing.charges import Charge, Kind, Unit
-from collector.billing.corrections import corrections, credit, invoiced
-from collector.billing.invoice import CLOSE_AFTER_NS, Invoice, close, draft, issue, void
-from collector.billing.prices import Tariff
+from collector.billing.charges import Charge, ChargeKind, PriceUnit
+from collector.billing.invoices import (
+    CLOSE_AFTER_NS,
+    Invoice,
+    correction_charges,
+    credit_charge,
+    draft_invoice,
+    draft_invoices,
+    invoiced_charges,
+    issue_invoice,
+    void_invoice,
+)
+from collector.billing.price_book import Tariff
 from collector.billing.rating import rate
-from collector.metering.evidence import Witness
-from collector.metering.instants import HOUR_NS, Period
-from collector.metering.tiling import State
+from collector.metering.evidence import NodeWitness
+from collector.metering.tiling import SlotState
+from collector.metering.units import HOUR_NS, Period
 
 EUR = 10**9
 
 
 def issued(charges: Iterable[Charge], period: Period, currency: str = "EUR") -> list[Invoice]:
-    drafts = close(charges, period, currency)
-    return [issue(one, period.end_ns + CLOSE_AFTER_NS) for one in drafts]
+    drafts = draft_invoices(charges, period, currency)
+    return [issue_invoice(one, period.end_ns + CLOSE_AFTER_NS) for one in drafts]
 
 
 def per_tenant(charges: Iterable[Charge]) -> dict[str, Fraction]:
@@ -41,12 +50,14 @@ def added(*totals: dict[str, Fraction]) -> dict[str, Fraction]:
 def test_half_an_hour_that_was_not_used_is_given_back_with_its_dates():
     prices = book(price(2 * EUR))
     (invoice,) = issued(rate([usage(0, HOUR_NS)], prices, MONTH).charges, MONTH)
-    late = [usage(0, HOUR_NS // 2), usage(HOUR_NS // 2, HOUR_NS, state=State.DOWN)]
-    found = corrections([invoice], rate(late, prices, MONTH).charges, MONTH, NEXT_MONTH.start_ns)
+    late = [usage(0, HOUR_NS // 2), usage(HOUR_NS // 2, HOUR_NS, state=SlotState.DOWN)]
+    found = correction_charges(
+        [invoice], rate(late, prices, MONTH).charges, MONTH, NEXT_MONTH.start_ns
+    )
     assert sorted(charge.amount for charge in found) == [-2, 1]
     assert {charge.corrects for charge in found} == {invoice.invoice_id}
     assert all(charge.service_t1_ns <= HOUR_NS for charge in found)
-    assert draft(found, "team-a", NEXT_MONTH, "EUR").total_minor == -100
+    assert draft_invoice(found, "team-a", NEXT_MONTH, "EUR").total_minor == -100
     assert invoice.total_minor == 200, "what was issued stays"
 
 
@@ -54,7 +65,7 @@ def test_a_claim_that_moves_to_another_tenant_moves_the_charge():
     prices = book(price(2 * EUR))
     (invoice,) = issued(rate([usage(0, HOUR_NS)], prices, MONTH).charges, MONTH)
     theirs = rate([usage(0, HOUR_NS, tenant="team-b")], prices, MONTH).charges
-    found = corrections([invoice], theirs, MONTH, NEXT_MONTH.start_ns)
+    found = correction_charges([invoice], theirs, MONTH, NEXT_MONTH.start_ns)
     assert [(c.tenant, c.amount, c.corrects) for c in found] == [
         ("team-a", -2, invoice.invoice_id),
         ("team-b", 2, f"period:{MONTH.start_ns}"),
@@ -63,19 +74,19 @@ def test_a_claim_that_moves_to_another_tenant_moves_the_charge():
 
 def test_time_that_turns_out_to_have_been_seen_is_no_correction():
     prices = book(price(2 * EUR))
-    silent = usage(0, HOUR_NS, state=State.INFERRED, witness=Witness.BMC)
+    silent = usage(0, HOUR_NS, state=SlotState.INFERRED, witness=NodeWitness.BMC)
     invoices = issued(rate([silent], prices, MONTH).charges, MONTH)
     half = HOUR_NS // 2
     late = [replace(silent, end_ns=half), usage(half, HOUR_NS)]
-    assert not corrections(invoices, rate(late, prices, MONTH).charges, MONTH, MONTH.end_ns)
+    assert not correction_charges(invoices, rate(late, prices, MONTH).charges, MONTH, MONTH.end_ns)
 
 
 def test_only_energy_that_came_late_is_billed_on():
-    prices = book(price(2 * EUR), price(EUR, tariff=Tariff.ENERGY, unit=Unit.KILOWATT_HOURS))
+    prices = book(price(2 * EUR), price(EUR, tariff=Tariff.ENERGY, unit=PriceUnit.KILOWATT_HOURS))
     before = rate([usage(0, HOUR_NS, energy_millijoules=3_600_000_000)], prices, MONTH).charges
     after = rate([usage(0, HOUR_NS, energy_millijoules=7_200_000_000)], prices, MONTH).charges
-    (found,) = corrections(issued(before, MONTH), after, MONTH, MONTH.end_ns)
-    assert (found.kind, found.amount) == (Kind.ENERGY, 1)
+    (found,) = correction_charges(issued(before, MONTH), after, MONTH, MONTH.end_ns)
+    assert (found.kind, found.amount) == (ChargeKind.ENERGY, 1)
 
 
 @given(timelines(), timelines(), timelines(), books())
@@ -84,10 +95,10 @@ def test_invoiced_and_corrections_are_what_was_recomputed(first, second, third, 
     invoices = issued(rated[0], MONTH, prices.currency)
     for later, recomputed in enumerate(rated[1:], start=1):
         period = Period(MONTH.end_ns * later, MONTH.end_ns * (later + 1))
-        found = corrections(invoices, recomputed, MONTH, period.start_ns)
-        before = per_tenant(invoiced(invoices, MONTH))
+        found = correction_charges(invoices, recomputed, MONTH, period.start_ns)
+        before = per_tenant(invoiced_charges(invoices, MONTH))
         assert added(before, per_tenant(found)) == per_tenant(recomputed)
-        billed = {tenant: sum(c.quantity for c in invoiced(invoices, MONTH) if c.tenant == tenant)
+        billed = {tenant: sum(c.quantity for c in invoiced_charges(invoices, MONTH) if c.tenant == tenant)
                   for tenant in TENANTS}  # fmt: skip
         for tenant in TENANTS:
             changed = sum(c.quantity for c in found if c.tenant == tenant)
@@ -95,21 +106,25 @@ def test_invoiced_and_corrections_are_what_was_recomputed(first, second, third, 
                 c.quantity for c in recomputed if c.tenant == tenant
             )
         invoices += issued(found, period, prices.currency)
-    assert per_tenant(invoiced(invoices, MONTH)) == per_tenant(rated[2])
-    assert not corrections(invoices, rated[2], MONTH, 3 * MONTH.end_ns), "nothing is left"
+    assert per_tenant(invoiced_charges(invoices, MONTH)) == per_tenant(rated[2])
+    assert not correction_charges(invoices, rated[2], MONTH, 3 * MONTH.end_ns), "nothing is left"
 
 
 @given(timelines(), timelines(), books(), st.integers(0, 1))
 def test_a_void_invoice_counts_for_nothing(first, second, prices, which):
     invoices = issued(rate(first, prices, MONTH).charges, MONTH, prices.currency)
-    invoices[which : which + 1] = [void(one) for one in invoices[which : which + 1]]
+    invoices[which : which + 1] = [void_invoice(one) for one in invoices[which : which + 1]]
     recomputed = rate(second, prices, MONTH).charges
-    found = corrections(invoices, recomputed, MONTH, MONTH.end_ns)
-    assert added(per_tenant(invoiced(invoices, MONTH)), per_tenant(found)) == per_tenant(recomputed)
+    found = correction_charges(invoices, recomputed, MONTH, MONTH.end_ns)
+    assert added(per_tenant(invoiced_charges(invoices, MONTH)), per_tenant(found)) == per_tenant(
+        recomputed
+    )
 
 
 @given(timelines(), books())
 def test_the_same_evidence_again_corrects_nothing(usages, prices):
     charges = rate(usages, prices, MONTH).charges
-    paid = [*charges, *(credit(who, Fraction(1), MONTH, "Thanks") for who in TENANTS)]
-    assert not corrections(issued(paid, MONTH, prices.currency), charges, MONTH, MONTH.end_ns)
+    paid = [*charges, *(credit_charge(who, Fraction(1), MONTH, "Thanks") for who in TENANTS)]
+    assert not correction_charges(
+        issued(paid, MONTH, prices.currency), charges, MONTH, MONTH.end_ns
+    )

@@ -11,18 +11,23 @@ from hypothesis import strategies as st
 from support.billing import book, price
 from support.examples import fewer
 
-from collector.billing.charges import Charge, Kind
-from collector.billing.minimums import target_ns
-from collector.billing.rated import Numbers, rate_period
-from collector.ledger.metered import Computed, MeteredGpu
-from collector.ledger.store import Ledger
-from collector.metering.evidence import Claim, Evidence, Level, Stay, Stretch
-from collector.metering.instants import DAY_NS, HOUR_NS, Period
-from collector.metering.placement import NodeGpu, UnplacedClaim, place
-from collector.metering.units import FOREVER_NS, GPU_CAPACITY
+from collector.billing.charges import Charge, ChargeKind
+from collector.billing.period_rating import RevisionNumbers, rate_period
+from collector.billing.rating import target_ns
+from collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from collector.ledger.ledger_store import Ledger
+from collector.metering.evidence import (
+    ClaimAuthority,
+    Evidence,
+    MeteredClaim,
+    NodeStay,
+    SampleStretch,
+)
+from collector.metering.placement import PlacementGpu, UnplacedClaim, place
+from collector.metering.units import DAY_NS, FOREVER_NS, GPU_CAPACITY, HOUR_NS, Period
 from collector.tables import metadata
 
-S = Level.SCHEDULER
+S = ClaimAuthority.SCHEDULER
 MINUTE_NS = HOUR_NS // 60
 DAYS = 5
 RATE = 2 * 10**9
@@ -33,8 +38,8 @@ def hours(number: float) -> int:
     return round(number * HOUR_NS)
 
 
-def other(name: str, start: float, end: float) -> Claim:
-    return Claim(S, hours(start), name, "blue", hours(end), node="n1")
+def other(name: str, start: float, end: float) -> MeteredClaim:
+    return MeteredClaim(S, hours(start), name, "blue", hours(end), node="n1")
 
 
 def job(number: int, start: float, end: float, **more: object) -> UnplacedClaim:
@@ -42,18 +47,20 @@ def job(number: int, start: float, end: float, **more: object) -> UnplacedClaim:
     return UnplacedClaim(S, hours(start), tenant="red", end_ns=hours(end), **known)  # type: ignore[arg-type]  # of a test
 
 
-def metered(gpus: Sequence[Sequence[Claim]], counts: Iterable[UnplacedClaim]) -> Ledger:
+def metered(gpus: Sequence[Sequence[MeteredClaim]], counts: Iterable[UnplacedClaim]) -> Ledger:
     """A ledger of five days of a node."""
     named = {f"GPU-{at}": claims for at, claims in enumerate(gpus)}
-    placed = place([NodeGpu(g, [(0, FOREVER_NS)], c) for g, c in named.items()], counts)
+    placed = place([PlacementGpu(g, [(0, FOREVER_NS)], c) for g, c in named.items()], counts)
     ledger = Ledger.open("sqlite://", metadata)
     for name, claims in named.items():
         evidence = Evidence(
-            name, (Stay(-FOREVER_NS, "n1"),), (*claims, *placed.claims.get(name, ())),
-            stretches=(Stretch("boot", -DAY_NS, (DAYS + 1) * DAY_NS),),
+            name, (NodeStay(-FOREVER_NS, "n1"),), (*claims, *placed.claims.get(name, ())),
+            stretches=(SampleStretch("boot", -DAY_NS, (DAYS + 1) * DAY_NS),),
         )  # fmt: skip
         one = MeteredGpu.of(evidence, {}, "h100")
-        ledger.write_days([one.day(day, Computed("1", 0)) for day in range(-1, DAYS + 1)])
+        ledger.write_days(
+            [one.day(day, MeteringComputation("1", 0)) for day in range(-1, DAYS + 1)]
+        )
     return ledger
 
 
@@ -63,7 +70,7 @@ def billed(ledger: Ledger, *edges: int, prices=HOURLY) -> list[list[Charge]]:
     return [
         [
             charge
-            for charge in rate_period(ledger, book(prices), period, Numbers(ledger)).charges
+            for charge in rate_period(ledger, book(prices), period, RevisionNumbers(ledger)).charges
             if charge.tenant == "red"
         ]
         for period in periods
@@ -71,7 +78,7 @@ def billed(ledger: Ledger, *edges: int, prices=HOURLY) -> list[list[Charge]]:
 
 
 def minimum_hours(charges: Iterable[Charge]) -> Fraction:
-    found = (charge.quantity for charge in charges if charge.kind is Kind.MINIMUM_TOPUP)
+    found = (charge.quantity for charge in charges if charge.kind is ChargeKind.MINIMUM_TOPUP)
     return sum(found, Fraction(0)) / (GPU_CAPACITY * HOUR_NS)
 
 
@@ -95,7 +102,7 @@ def test_each_gpu_of_a_short_count_has_its_minimum():
 
 
 def test_a_split_fraction_has_one_minimum():
-    half = Claim(S, hours(1), "s", "blue", hours(1.01), node="n1", exclusive=False,
+    half = MeteredClaim(S, hours(1), "s", "blue", hours(1.01), node="n1", exclusive=False,
                  share=Fraction(1, 2))  # fmt: skip
     count = job(1, 0, 4, share=Fraction(3, 4))
     (charges,) = billed(metered([[half], [half]], [count]), 0, 1)
@@ -112,21 +119,24 @@ def test_a_count_keeps_the_price_of_its_start_on_every_gpu():
         price(5 * RATE, hours(0.5), FOREVER_NS),
     )
     ledger = metered([[other("s", 1, 1.5)], [other("t", 2, 2.5)]], [job(1, 0, 4)])
-    charges = rate_period(ledger, book(*prices), Period(0, DAY_NS), Numbers(ledger)).charges
+    charges = rate_period(ledger, book(*prices), Period(0, DAY_NS), RevisionNumbers(ledger)).charges
     assert total(charge for charge in charges if charge.tenant == "red") == 8
 
 
 def test_claims_of_one_id_on_two_nodes_are_two():
     one, two = (job(1, 0, 0.25, node=node) for node in ("n1", "n2"))
     found = [
-        place([NodeGpu(f"GPU-{c.node}", [(0, FOREVER_NS)], [])], [c]).claims for c in (one, two)
+        place([PlacementGpu(f"GPU-{c.node}", [(0, FOREVER_NS)], [])], [c]).claims
+        for c in (one, two)
     ]
     ledger = Ledger.open("sqlite://", metadata)
     for claims in found:
         ((name, some),) = claims.items()
-        stretch = Stretch("boot", -DAY_NS, 2 * DAY_NS)
-        known = Evidence(name, (Stay(-DAY_NS, some[0].node),), tuple(some), stretches=(stretch,))
-        ledger.write_days([MeteredGpu.of(known, {}, "h100").day(0, Computed("1", 0))])
+        stretch = SampleStretch("boot", -DAY_NS, 2 * DAY_NS)
+        known = Evidence(
+            name, (NodeStay(-DAY_NS, some[0].node),), tuple(some), stretches=(stretch,)
+        )
+        ledger.write_days([MeteredGpu.of(known, {}, "h100").day(0, MeteringComputation("1", 0))])
     (charges,) = billed(ledger, 0, 1)
     assert total(charges) == 4
 
@@ -140,7 +150,7 @@ def test_earlier_gpus_of_a_count_are_found_in_a_later_period():
     assert minimum_hours(first) == 0
     assert minimum_hours(second) == Fraction(7, 60), "76 h 3 min, up to whole 10 min"
     period = Period(3 * DAY_NS, 5 * DAY_NS)
-    rests_on = rate_period(ledger, book(HOURLY), period, Numbers(ledger)).sources
+    rests_on = rate_period(ledger, book(HOURLY), period, RevisionNumbers(ledger)).sources
     assert {key.day for key in rests_on if key.gpu == "GPU-0"} >= {0, 1}
 
 
@@ -156,13 +166,17 @@ def test_a_count_that_holds_no_gpu_since_an_earlier_period_has_its_minimum_where
     first, second = billed(ledger, 0, 3, 5)
     assert minimum_hours(first) == 0
     (topup,) = second
-    assert topup.kind is Kind.MINIMUM_TOPUP
+    assert topup.kind is ChargeKind.MINIMUM_TOPUP
     assert topup.service_t1_ns == count.end_ns
     assert total([*first, *second]) == 2, "an hour, as in one period"
-    ((one,),) = [[c for c in some if c.kind is Kind.MINIMUM_TOPUP] for some in billed(ledger, 0, 5)]
+    ((one,),) = [
+        [c for c in some if c.kind is ChargeKind.MINIMUM_TOPUP] for some in billed(ledger, 0, 5)
+    ]
     assert one.amount == topup.amount
     assert billed(ledger, 3, 4, 5)[0] == [], "not where it does not end"
-    rests_on = rate_period(ledger, book(HOURLY), Period(3 * DAY_NS, 5 * DAY_NS), Numbers(ledger))
+    rests_on = rate_period(
+        ledger, book(HOURLY), Period(3 * DAY_NS, 5 * DAY_NS), RevisionNumbers(ledger)
+    )
     assert {key.day for key in rests_on.sources} >= {0}
 
 
@@ -172,15 +186,17 @@ def test_a_count_of_one_id_on_another_node_has_no_minimum_for_this_one():
     ledger = Ledger.open("sqlite://", metadata)
     shorter = [other(f"s{at}", 1.25 + at * 12, 13.25 + at * 12) for at in range(9)]
     for name, count, taken in (("GPU-0", one, shorter), ("GPU-1", two, [])):
-        found = place([NodeGpu(name, [(0, FOREVER_NS)], taken)], [count]).claims[name]
-        stretch = Stretch("boot", -DAY_NS, (DAYS + 1) * DAY_NS)
-        stay = Stay(-FOREVER_NS, count.node)
+        found = place([PlacementGpu(name, [(0, FOREVER_NS)], taken)], [count]).claims[name]
+        stretch = SampleStretch("boot", -DAY_NS, (DAYS + 1) * DAY_NS)
+        stay = NodeStay(-FOREVER_NS, count.node)
         known = MeteredGpu.of(
             Evidence(name, (stay,), (*taken, *found), stretches=(stretch,)), {}, "h100"
         )
-        ledger.write_days([known.day(day, Computed("1", 0)) for day in range(-1, DAYS + 1)])
+        ledger.write_days(
+            [known.day(day, MeteringComputation("1", 0)) for day in range(-1, DAYS + 1)]
+        )
     _, second = billed(ledger, 0, 3, 5)
-    assert [c.resource for c in second if c.kind is Kind.MINIMUM_TOPUP] == ["GPU-0"]
+    assert [c.resource for c in second if c.kind is ChargeKind.MINIMUM_TOPUP] == ["GPU-0"]
     assert minimum_hours(second) == Fraction(3, 4)
 
 

@@ -23,47 +23,66 @@ from support.billing import MONTH, NEXT_MONTH, books, timelines
 from support.examples import fewer
 from support.exports import DUE_NS, SELLER, all_kinds, closed_months
 
-from collector.billing.corrections import corrections
-from collector.billing.export import WRITERS, ExportError, Form, Listed, Order, document, export
-from collector.billing.export_files import StagingError, staging
-from collector.billing.export_manifest import amount
-from collector.billing.focus import billed, rows
-from collector.billing.focus_columns import COLUMNS, NUMBERS, TIMES, Row
-from collector.billing.focus_csv import CsvWriter
-from collector.billing.focus_csv import read_from as read_csv
-from collector.billing.focus_parquet import (
-    FocusParquetError,
-    ParquetWriter,
-    read_from,
+from collector.billing.export import (
+    WRITERS,
+    ExportError,
+    ExportFormat,
+    ExportOrder,
+    InvoiceSequence,
+    StagingError,
+    export_document,
+    export_invoices,
+    format_amount,
+    stage_files,
 )
-from collector.billing.invoice import CLOSE_AFTER_NS, Invoice, close, draft, issue, void
+from collector.billing.focus_files import (
+    COLUMNS,
+    NUMBERS,
+    TIMES,
+    FocusCsvWriter,
+    FocusParquetError,
+    FocusParquetWriter,
+    FocusRow,
+    read_csv,
+    read_parquet,
+)
+from collector.billing.focus_rows import billed_cost, invoice_rows
+from collector.billing.invoices import (
+    CLOSE_AFTER_NS,
+    Invoice,
+    correction_charges,
+    draft_invoice,
+    draft_invoices,
+    issue_invoice,
+    void_invoice,
+)
 from collector.billing.rating import rate
-from collector.ledger.store import Ledger
+from collector.ledger.ledger_store import Ledger
 from collector.tables import metadata
 
-ORDER = Order(SELLER, DUE_NS)
+ORDER = ExportOrder(SELLER, DUE_NS)
 
 
 @pytest.fixture(scope="module")
-def months(tmp_path_factory: pytest.TempPathFactory) -> Listed:
+def months(tmp_path_factory: pytest.TempPathFactory) -> InvoiceSequence:
     ledger = Ledger.open(f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.sqlite", metadata)
     found = closed_months(ledger)
     ledger.close()
     return found
 
 
-def parquet(*groups: Sequence[Row], rows_in_a_group: int = 7) -> bytes:
+def parquet(*groups: Sequence[FocusRow], rows_in_a_group: int = 7) -> bytes:
     file = io.BytesIO()
-    writer = ParquetWriter(file, rows_in_a_group)
+    writer = FocusParquetWriter(file, rows_in_a_group)
     for group in groups:
         writer.add(group)
     writer.close()
     return file.getvalue()
 
 
-def csv_text(*groups: Sequence[Row]) -> bytes:
+def csv_text(*groups: Sequence[FocusRow]) -> bytes:
     file = io.BytesIO()
-    writer = CsvWriter(file)
+    writer = FocusCsvWriter(file)
     for group in groups:
         writer.add(group)
     writer.close()
@@ -74,33 +93,37 @@ def csv_text(*groups: Sequence[Row]) -> bytes:
 def test_invoices_and_their_corrections_read_back_to_identical_rows(usages, late, prices):
     """P18, for both forms: what others read is what is to be paid, for every invoice."""
     closed = [
-        issue(one, DUE_NS)
-        for one in close(rate(usages, prices, MONTH).charges, MONTH, prices.currency)
+        issue_invoice(one, DUE_NS)
+        for one in draft_invoices(rate(usages, prices, MONTH).charges, MONTH, prices.currency)
     ]
-    found = corrections(closed, rate(late, prices, MONTH).charges, MONTH, NEXT_MONTH.start_ns)
+    found = correction_charges(
+        closed, rate(late, prices, MONTH).charges, MONTH, NEXT_MONTH.start_ns
+    )
     due_ns = NEXT_MONTH.end_ns + CLOSE_AFTER_NS
-    later = [issue(one, due_ns) for one in close(found, NEXT_MONTH, prices.currency)]
-    groups = [rows(one, SELLER) for one in (*closed, *later)]
+    later = [
+        issue_invoice(one, due_ns) for one in draft_invoices(found, NEXT_MONTH, prices.currency)
+    ]
+    groups = [invoice_rows(one, SELLER) for one in (*closed, *later)]
     flat = [row for group in groups for row in group]
-    for raw, read in ((parquet(*groups), read_from), (csv_text(*groups), read_csv)):
+    for raw, read in ((parquet(*groups), read_parquet), (csv_text(*groups), read_csv)):
         again = list(read(io.BytesIO(raw)))
         assert again == flat
         payable = {one.invoice_id: one.payable for one in (*closed, *later) if one.lines}
         by_invoice = groupby(again, key=lambda row: row["InvoiceId"])
-        assert {invoice: billed(own) for invoice, own in by_invoice} == payable
+        assert {invoice: billed_cost(own) for invoice, own in by_invoice} == payable
 
 
 @given(st.integers(-(10**38) + 1, 10**38 - 1), st.text(st.characters(codec="utf-8"), min_size=1))
 def test_any_number_and_any_text_read_back_from_parquet(counted, text):
-    found: Row = dict.fromkeys(COLUMNS)
+    found: FocusRow = dict.fromkeys(COLUMNS)
     found |= dict.fromkeys(NUMBERS, Fraction(counted, 10**12))
     found |= dict.fromkeys(TIMES, datetime(2026, 10, 1, microsecond=counted % 10**6, tzinfo=UTC))
     found |= {"ChargeDescription": text}
-    assert list(read_from(io.BytesIO(parquet([found])))) == [found]
+    assert list(read_parquet(io.BytesIO(parquet([found])))) == [found]
 
 
 def test_parquet_has_exact_types_and_groups():
-    found = rows(all_kinds(), SELLER)
+    found = invoice_rows(all_kinds(), SELLER)
     raw = parquet(found[:3], found[3:], rows_in_a_group=4)
     file = pyarrow.parquet.ParquetFile(io.BytesIO(raw))
     types = {field.name: str(field.type) for field in file.schema_arrow}
@@ -110,21 +133,21 @@ def test_parquet_has_exact_types_and_groups():
     assert {types[name] for name in COLUMNS if name not in NUMBERS | TIMES} == {"string"}
     groups = [file.metadata.row_group(at).num_rows for at in range(file.num_row_groups)]
     assert groups == [4] * (len(found) // 4) + [len(found) % 4]
-    assert list(read_from(io.BytesIO(raw))) == found
+    assert list(read_parquet(io.BytesIO(raw))) == found
     assert parquet(found, rows_in_a_group=4) == raw, "the same rows make the same file"
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"InvoiceId\r\n"])
 def test_what_is_no_parquet_is_refused(content):
     with pytest.raises(FocusParquetError, match="no Parquet"):
-        list(read_from(io.BytesIO(content)))
+        list(read_parquet(io.BytesIO(content)))
 
 
 def test_other_columns_are_refused():
     file = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table({"InvoiceId": ["a"]}), file)
     with pytest.raises(FocusParquetError, match="columns"):
-        list(read_from(file))
+        list(read_parquet(file))
     with pytest.raises(ValueError, match="InvoiceId"):
         csv_text([dict.fromkeys(COLUMNS[:5])])
 
@@ -134,7 +157,7 @@ import sys
 from pathlib import Path
 from support.exports import DUE_NS, SELLER, all_kinds
 from collector.billing.export import Form, Listed, Order, export
-from collector.billing.focus_parquet import NoParquetError
+from collector.billing.focus_files import NoParquetError
 
 directory, all_ = Path(sys.argv[1]), Listed((all_kinds(),))
 try:
@@ -166,8 +189,10 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path):
 # The whole export --------------------------------------------------------------------------------
 
 
-def test_the_manifest_says_what_the_files_hold(months: Listed, tmp_path: Path):
-    manifest = export(months, replace(ORDER, checkpoint="note"), tmp_path / "new" / "directory")
+def test_the_manifest_says_what_the_files_hold(months: InvoiceSequence, tmp_path: Path):
+    manifest = export_invoices(
+        months, replace(ORDER, checkpoint="note"), tmp_path / "new" / "directory"
+    )
     directory = tmp_path / "new" / "directory"
     names = ["focus-1.2.csv", "focus-1.2.parquet", "focus-1.2.manifest.json"]
     assert sorted(path.name for path in directory.iterdir()) == sorted(names)
@@ -179,53 +204,63 @@ def test_the_manifest_says_what_the_files_hold(months: Listed, tmp_path: Path):
             file["sha256"],
         )
     with (directory / names[1]).open("rb") as file:
-        found = list(read_from(file))
+        found = list(read_parquet(file))
     assert [file["rows"] for file in document["files"]] == [len(found)] * 2
     assert {one["invoice"]: one["billed"] for one in document["invoices"]} == {
-        one.invoice_id: amount(one.payable, one.currency) for one in months.all
+        one.invoice_id: format_amount(one.payable, one.currency) for one in months.all
     }
-    assert Fraction(document["billed"]["EUR"]) == billed(found)
+    assert Fraction(document["billed"]["EUR"]) == billed_cost(found)
     assert document["audit_checkpoint"] == "note"
     assert document["exported"] == "1970-04-01T00:00:00Z"
     assert manifest.encoded == (directory / names[2]).read_bytes()
 
 
-def test_a_document_is_the_file_without_a_directory(months: Listed, tmp_path: Path):
+def test_a_document_is_the_file_without_a_directory(months: InvoiceSequence, tmp_path: Path):
     order = replace(ORDER, tenant="vision")
-    export(months, order, tmp_path)
-    for form in Form:
-        assert document(months, order, form) == (tmp_path / f"{order.stem}.{form}").read_bytes()
-    assert document(Listed((draft([], "vision", MONTH, "EUR"),)), order, Form.CSV) is None
+    export_invoices(months, order, tmp_path)
+    for form in ExportFormat:
+        assert (
+            export_document(months, order, form) == (tmp_path / f"{order.stem}.{form}").read_bytes()
+        )
+    assert (
+        export_document(
+            InvoiceSequence((draft_invoice([], "vision", MONTH, "EUR"),)), order, ExportFormat.CSV
+        )
+        is None
+    )
 
 
 def test_the_same_invoices_make_the_same_files(tmp_path: Path):
-    made = [export(Listed((all_kinds(),)), ORDER, tmp_path / name) for name in ("a", "b")]
+    made = [
+        export_invoices(InvoiceSequence((all_kinds(),)), ORDER, tmp_path / name)
+        for name in ("a", "b")
+    ]
     assert made[0].files == made[1].files
 
 
-def test_only_what_is_issued_and_asked_for_is_exported(months: Listed, tmp_path: Path):
-    gone = void(months.all[0])
-    drafted = draft([], "team-b", MONTH, "EUR")
-    order = replace(ORDER, tenant="vision", period=months.all[1].period, forms=(Form.CSV,))
-    manifest = export(Listed((gone, *months.all[1:], drafted)), order, tmp_path)
+def test_only_what_is_issued_and_asked_for_is_exported(months: InvoiceSequence, tmp_path: Path):
+    gone = void_invoice(months.all[0])
+    drafted = draft_invoice([], "team-b", MONTH, "EUR")
+    order = replace(ORDER, tenant="vision", period=months.all[1].period, forms=(ExportFormat.CSV,))
+    manifest = export_invoices(InvoiceSequence((gone, *months.all[1:], drafted)), order, tmp_path)
     assert [one.tenant for one in manifest.invoices] == ["vision"]
     assert manifest.files[0].name == "focus-1.2-2026-09-vision.csv"
-    nobody = replace(ORDER, tenant="a/../b", forms=(Form.CSV,))
-    assert export(Listed((gone, drafted)), nobody, tmp_path).invoices == ()
+    nobody = replace(ORDER, tenant="a/../b", forms=(ExportFormat.CSV,))
+    assert export_invoices(InvoiceSequence((gone, drafted)), nobody, tmp_path).invoices == ()
     assert (tmp_path / "focus-1.2-a%2F..%2Fb.csv").read_bytes() == csv_text()
 
 
-def test_nothing_is_overwritten_unless_asked(months: Listed, tmp_path: Path):
-    export(Listed((all_kinds(),)), ORDER, tmp_path)
+def test_nothing_is_overwritten_unless_asked(months: InvoiceSequence, tmp_path: Path):
+    export_invoices(InvoiceSequence((all_kinds(),)), ORDER, tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     (tmp_path / "focus-1.2.csv").unlink()
     told: list[object] = []
     with pytest.raises(StagingError, match=r"focus-1\.2\.parquet is there already"):
-        export(months, ORDER, tmp_path, record=told.append)
+        export_invoices(months, ORDER, tmp_path, record=told.append)
     assert told == []
     left = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert left == {name: raw for name, raw in before.items() if name != "focus-1.2.csv"}
-    export(months, ORDER, tmp_path, replace=True)
+    export_invoices(months, ORDER, tmp_path, replace=True)
     after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert after.keys() == before.keys()
     assert all(after[name] != raw for name, raw in before.items())
@@ -240,39 +275,39 @@ def test_no_export_is_without_its_record(tmp_path: Path):
         raise OSError(message)
 
     with pytest.raises(OSError, match="is away"):
-        export(Listed((all_kinds(),)), ORDER, tmp_path, record=refuse)
+        export_invoices(InvoiceSequence((all_kinds(),)), ORDER, tmp_path, record=refuse)
     assert [suffixes for _, suffixes in told] == [[".partial"] * 3]
     assert list(tmp_path.iterdir()) == []
 
 
-def losing_a_row(found: list[Row]) -> list[Row]:
+def losing_a_row(found: list[FocusRow]) -> list[FocusRow]:
     return found[1:]
 
 
-def changing_a_cost(found: list[Row]) -> list[Row]:
+def changing_a_cost(found: list[FocusRow]) -> list[FocusRow]:
     return [found[0] | {"BilledCost": found[0]["BilledCost"] + Fraction(1, 10**12)}, *found[1:]]
 
 
-def writing_no_cost(found: list[Row]) -> list[Row]:
+def writing_no_cost(found: list[FocusRow]) -> list[FocusRow]:
     return [found[0] | {"BilledCost": None}, *found[1:]]
 
 
 @pytest.mark.parametrize("spoil", [losing_a_row, changing_a_cost, writing_no_cost])
 def test_files_that_do_not_add_up_are_refused(
-    tmp_path: Path, spoil: Callable[[list[Row]], list[Row]]
+    tmp_path: Path, spoil: Callable[[list[FocusRow]], list[FocusRow]]
 ):
-    class Wrong(CsvWriter):
+    class Wrong(FocusCsvWriter):
         def add(self, found) -> None:
             super().add(spoil(list(found)))
 
-    order = replace(ORDER, writers={**WRITERS, Form.CSV: Wrong})
+    order = replace(ORDER, writers={**WRITERS, ExportFormat.CSV: Wrong})
     with pytest.raises(ExportError, match=r"focus-1\.2\.csv"):
-        export(Listed((all_kinds(),)), order, tmp_path)
+        export_invoices(InvoiceSequence((all_kinds(),)), order, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_files_get_their_names_together_or_not_at_all(tmp_path: Path):
-    with staging(tmp_path, replace=False) as files:
+    with stage_files(tmp_path, replace=False) as files:
         for name in ("a", "b", "c"):
             files.create(name).write(b"ours")
         (tmp_path / "b").write_text("theirs")
@@ -282,7 +317,7 @@ def test_files_get_their_names_together_or_not_at_all(tmp_path: Path):
 
 
 def test_what_is_not_published_is_not_there(tmp_path: Path):
-    with staging(tmp_path, replace=True) as files:
+    with stage_files(tmp_path, replace=True) as files:
         files.create("a").write(b"ours")
     assert list(tmp_path.iterdir()) == []
 
@@ -297,17 +332,17 @@ def test_what_is_not_published_is_not_there(tmp_path: Path):
     ],
 )
 def test_amounts_are_spelled_with_the_decimals_of_their_currency(value, currency, text):
-    assert amount(Fraction(value), currency) == text
+    assert format_amount(Fraction(value), currency) == text
 
 
 @fewer(25)
 @given(timelines(), books())
 def test_a_whole_export_adds_up(tmp_path_factory: pytest.TempPathFactory, usages, prices):
     invoices: list[Invoice] = [
-        issue(one, DUE_NS)
-        for one in close(rate(usages, prices, MONTH).charges, MONTH, prices.currency)
+        issue_invoice(one, DUE_NS)
+        for one in draft_invoices(rate(usages, prices, MONTH).charges, MONTH, prices.currency)
     ]
     directory = tmp_path_factory.mktemp("export")
-    manifest = export(Listed(tuple(invoices)), ORDER, directory)
+    manifest = export_invoices(InvoiceSequence(tuple(invoices)), ORDER, directory)
     total = sum((one.payable for one in invoices), Fraction(0))
     assert sum((Fraction(text) for text in manifest.billed.values()), Fraction(0)) == total

@@ -13,24 +13,21 @@ from click.testing import CliRunner, Result
 from sqlalchemy import select
 from support import postgresql
 
-from collector.billing import demo
-from collector.billing.canonical import digest
-from collector.billing.closing import Books
-from collector.billing.demo_months import MONTH, NEXT_MONTH
-from collector.billing.focus_columns import Row
-from collector.billing.focus_csv import parse
-from collector.billing.provenance import of_lines
+from collector.billing import billing_demo
+from collector.billing.billing_demo import MONTH, NEXT_MONTH
+from collector.billing.charges import content_digest
+from collector.billing.export_provenance import provenance_of_lines
+from collector.billing.focus_files import FocusRow, parse_csv
+from collector.billing.period_closing import BillingBooks
 from collector.commands.bill import bill
-from collector.ledger.outbox import outbox
-from collector.ledger.store import Ledger
-from collector.ledger.tiling import DAY_NS
-from collector.metering.instants import from_datetime
-from collector.metering.tiling import State
-from collector.metering.units import Tiling
+from collector.ledger.audit_outbox import outbox_rows
+from collector.ledger.day_tiling import DAY_NS
+from collector.ledger.ledger_store import Ledger
+from collector.metering.tiling import SlotState
+from collector.metering.units import Tiling, from_datetime
 from collector.tables import metadata
-from railscope.audit.checkpoint import Checkpoint
-from railscope.audit.merkle import Tree
-from railscope.audit.note import SecretKey
+from railscope.audit.merkle import TreeHead
+from railscope.audit.signed_note import Checkpoint, SecretKey
 
 SELLER = """
 provider = "Machine Hall"
@@ -50,15 +47,15 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         else:
             found = running.enter_context(postgresql.running()).database()
         ledger = Ledger.open(found, metadata)
-        demo.run(ledger)
+        billing_demo.run_demo(ledger)
         ledger.close()
         yield found
 
 
 @pytest.fixture
-def books(url: str) -> Iterator[Books]:
+def books(url: str) -> Iterator[BillingBooks]:
     ledger = Ledger.open(url, metadata)
-    yield Books.of(ledger)
+    yield BillingBooks.of(ledger)
     ledger.close()
 
 
@@ -66,8 +63,8 @@ def run(url: str, directory: Path, *options: str) -> Result:
     return CliRunner().invoke(bill, ["export", str(directory), "--ledger", url, *options])
 
 
-def rows_of(path: Path) -> list[Row]:
-    return parse(path.read_text(encoding="utf-8"))
+def rows_of(path: Path) -> list[FocusRow]:
+    return parse_csv(path.read_text(encoding="utf-8"))
 
 
 def test_a_month_is_written_with_its_totals(url: str, tmp_path: Path):
@@ -93,13 +90,13 @@ def test_one_tenant_in_one_form(url: str, tmp_path: Path):
 
 
 def test_the_audit_log_is_to_record_each_export_and_what_was_in_it(
-    url: str, books: Books, tmp_path: Path
+    url: str, books: BillingBooks, tmp_path: Path
 ):
     run(url, tmp_path, "--period", "2026-10", "--tenant", "vision", "--as", "Ada")
     manifest = json.loads((tmp_path / "focus-1.2-2026-10-vision.manifest.json").read_text())
     with books.ledger.database.transaction() as connection:
-        query = select(outbox).where(outbox.c.type == "billing.export")
-        recorded = list(connection.execute(query.order_by(outbox.c.number)))
+        query = select(outbox_rows).where(outbox_rows.c.type == "billing.export")
+        recorded = list(connection.execute(query.order_by(outbox_rows.c.number)))
     assert json.loads(recorded[-1].actor)["id"] == "Ada"
     assert json.loads(recorded[-1].data) == {
         "billed": {"EUR": "-150.16"},
@@ -114,20 +111,22 @@ def test_the_audit_log_is_to_record_each_export_and_what_was_in_it(
     assert len({row.id for row in recorded}) == len(recorded)
 
 
-def test_every_charge_leads_to_its_gpu_days_as_the_ledger_had_them(books: Books):
+def test_every_charge_leads_to_its_gpu_days_as_the_ledger_had_them(books: BillingBooks):
     (invoice,) = (one for one in books.store.invoices(MONTH, "language") if one.period == MONTH)
-    known = of_lines(books.store, invoice)
+    known = provenance_of_lines(books.store, invoice)
     for line in invoice.lines:
         charge, origin = line.charge, known[line.charge.charge_id]
         first, last = charge.service_t0_ns // DAY_NS, (charge.service_t1_ns - 1) // DAY_NS
         found = [books.ledger.revision(charge.resource, day, 1) for day in range(first, last + 1)]
         roots = [one.tiling.evidence_root for one in found]
-        assert origin.evidence_hash == (roots[0] if len(roots) == 1 else digest(roots))
+        assert origin.evidence_hash == (roots[0] if len(roots) == 1 else content_digest(roots))
         entries = [
             entry for one in found for entry in one.tiling.entries if entry.tiling is Tiling.COMPUTE
         ]
         unseen = sum(
-            entry.quantity for entry in entries if entry.state in (State.INFERRED, State.UNKNOWN)
+            entry.quantity
+            for entry in entries
+            if entry.state in (SlotState.INFERRED, SlotState.UNKNOWN)
         )
         total = sum(entry.quantity for entry in entries)
         assert origin.coverage_ratio == 1 - Fraction(unseen, total)
@@ -158,7 +157,7 @@ def test_the_checkpoint_of_the_audit_log_is_in_every_row(url: str, tmp_path: Pat
     log = tmp_path / "audit"
     log.mkdir()
     signer = SecretKey.generate("example.com/log")
-    note = Checkpoint("example.com/log", Tree(17, bytes(32))).signed(signer)
+    note = Checkpoint("example.com/log", TreeHead(17, bytes(32))).signed(signer)
     (log / "checkpoint").write_text(note)
     out = tmp_path / "out"
     assert run(url, out, "--audit", str(log), "--format", "csv").exit_code == 0
@@ -228,10 +227,10 @@ def test_a_directory_that_cannot_be_written_is_one_clear_line(url: str, tmp_path
 def test_without_a_ledger_said_it_is_the_collectors_own_and_its_audit_log(tmp_path: Path):
     state = tmp_path / "state"
     (state / "audit").mkdir(parents=True)
-    note = Checkpoint("own", Tree(3, bytes(32))).signed(SecretKey.generate("own"))
+    note = Checkpoint("own", TreeHead(3, bytes(32))).signed(SecretKey.generate("own"))
     (state / "audit" / "checkpoint").write_text(note)
     ledger = Ledger.open(f"sqlite:///{state}/ledger.sqlite", metadata)
-    issued = demo.run(ledger).closed.invoices
+    issued = billing_demo.run_demo(ledger).closed.invoices
     ledger.close()
     config = tmp_path / "collector.toml"
     config.write_text(f'state_directory = "{state}"\n')

@@ -14,32 +14,45 @@ from support.billing import MONTH, NEXT_MONTH, TENANTS, book, books, price, time
 from support.exports import SELLER as EVERY_KIND_SELLER
 from support.exports import all_kinds
 
-from collector.billing.charges import Kind, Unit
-from collector.billing.corrections import corrections, credit
-from collector.billing.focus import (
-    Account,
-    Background,
-    Provenance,
-    Seller,
-    applicable,
-    billed,
-    decimal,
-    rows,
+from collector.billing.charges import ChargeKind, PriceUnit
+from collector.billing.focus_files import (
+    FocusCsvError,
+    FocusRow,
+    format_number,
+    parse_csv,
+    write_csv,
 )
-from collector.billing.focus_columns import Row
-from collector.billing.focus_csv import FocusCsvError, parse, spelled, write
-from collector.billing.invoice import CLOSE_AFTER_NS, Invoice, InvoiceError, close, draft, issue
-from collector.billing.prices import Tariff
+from collector.billing.focus_rows import (
+    ChargeProvenance,
+    ExportContext,
+    PayerAccount,
+    Seller,
+    applicability_criteria,
+    billed_cost,
+    invoice_rows,
+    round_decimal,
+)
+from collector.billing.invoices import (
+    CLOSE_AFTER_NS,
+    Invoice,
+    InvoiceError,
+    correction_charges,
+    credit_charge,
+    draft_invoice,
+    draft_invoices,
+    issue_invoice,
+)
+from collector.billing.price_book import Tariff
 from collector.billing.rating import rate
-from collector.metering.instants import HOUR_NS
-from collector.metering.tiling import State
+from collector.metering.tiling import SlotState
+from collector.metering.units import HOUR_NS
 
 EUR = 10**9
 DUE_NS = 3 * MONTH.end_ns
 SELLER = Seller(
     "Machine Hall",
     "Machine Hall Accounting",
-    {who: Account("research", tenant_type="Namespace") for who in TENANTS},
+    {who: PayerAccount("research", tenant_type="Namespace") for who in TENANTS},
 )
 MANDATORY = [
     "BilledCost", "BillingAccountId", "BillingAccountName", "BillingCurrency", "BillingPeriodEnd",
@@ -62,13 +75,15 @@ ALLOWED = {
     "ServiceSubcategory": {"AI Platforms"},
     "SubAccountType": {"Namespace", "Account"},
 }
-Write = Callable[[Sequence[Row]], str]
+Write = Callable[[Sequence[FocusRow]], str]
 
 
-def exported(usages, prices, **background: object) -> list[Row]:
-    drafts = close(rate(usages, prices, MONTH).charges, MONTH, prices.currency)
-    known = Background(**background)  # type: ignore[arg-type]
-    return [row for one in drafts for row in rows(issue(one, DUE_NS), SELLER, known)]
+def exported(usages, prices, **background: object) -> list[FocusRow]:
+    drafts = draft_invoices(rate(usages, prices, MONTH).charges, MONTH, prices.currency)
+    known = ExportContext(**background)  # type: ignore[arg-type]
+    return [
+        row for one in drafts for row in invoice_rows(issue_invoice(one, DUE_NS), SELLER, known)
+    ]
 
 
 def test_seven_hours_of_a_gpu_at_a_tenants_own_price():
@@ -92,19 +107,21 @@ def test_every_kind_of_charge_has_its_category():
     charges = rate(
         [
             usage(0, HOUR_NS, energy_millijoules=1),
-            usage(HOUR_NS, 2 * HOUR_NS, state=State.RESERVED, claim=""),
+            usage(HOUR_NS, 2 * HOUR_NS, state=SlotState.RESERVED, claim=""),
         ],
         book(
             price(EUR, granularity_ns=2 * HOUR_NS),
             price(EUR, tariff=Tariff.RESERVATION),
-            price(EUR, tariff=Tariff.ENERGY, unit=Unit.KILOWATT_HOURS),
+            price(EUR, tariff=Tariff.ENERGY, unit=PriceUnit.KILOWATT_HOURS),
         ),
         MONTH,
     ).charges
-    given_back = credit("team-a", Fraction(1, 3), MONTH, "Outage")
-    tax = replace(given_back, kind=Kind.TAX, amount=Fraction(1, 7), note="")
-    invoice = issue(draft([*charges, given_back, tax], "team-a", MONTH, "EUR"), DUE_NS)
-    found = rows(invoice, SELLER)
+    given_back = credit_charge("team-a", Fraction(1, 3), MONTH, "Outage")
+    tax = replace(given_back, kind=ChargeKind.TAX, amount=Fraction(1, 7), note="")
+    invoice = issue_invoice(
+        draft_invoice([*charges, given_back, tax], "team-a", MONTH, "EUR"), DUE_NS
+    )
+    found = invoice_rows(invoice, SELLER)
     columns = ("x_ChargeKind", "ChargeCategory", "SkuId", "SkuMeter", "SkuPriceId", "PricingUnit")
     metered = sorted(tuple(row[name] for name in columns) for row in found if row["SkuMeter"])
     assert metered == [
@@ -120,15 +137,17 @@ def test_every_kind_of_charge_has_its_category():
         "Unused",
         "reservation",
     )
-    assert billed(found) == invoice.payable
+    assert billed_cost(found) == invoice.payable
 
 
 def test_a_correction_says_so_and_may_be_negative():
     prices = book(price(2 * EUR))
-    (before,) = close(rate([usage(0, HOUR_NS)], prices, MONTH).charges, MONTH, "EUR")
-    found = corrections([issue(before, DUE_NS)], [], MONTH, NEXT_MONTH.start_ns)
-    late = issue(draft(found, "team-a", NEXT_MONTH, "EUR"), NEXT_MONTH.end_ns + CLOSE_AFTER_NS)
-    (row,) = rows(late, SELLER)
+    (before,) = draft_invoices(rate([usage(0, HOUR_NS)], prices, MONTH).charges, MONTH, "EUR")
+    found = correction_charges([issue_invoice(before, DUE_NS)], [], MONTH, NEXT_MONTH.start_ns)
+    late = issue_invoice(
+        draft_invoice(found, "team-a", NEXT_MONTH, "EUR"), NEXT_MONTH.end_ns + CLOSE_AFTER_NS
+    )
+    (row,) = invoice_rows(late, SELLER)
     assert (row["ChargeClass"], row["PricingQuantity"], row["BilledCost"]) == ("Correction", -1, -2)
     assert row["ChargePeriodStart"] == datetime(1970, 1, 1, tzinfo=UTC), "the service's own date"
     assert row["BillingPeriodStart"] == datetime(1970, 1, 31, tzinfo=UTC)
@@ -138,7 +157,7 @@ def test_a_correction_says_so_and_may_be_negative():
 def test_what_is_known_about_a_charge_stands_in_columns_of_ours():
     prices = book(price(2 * EUR))
     (charge,) = rate([usage(0, HOUR_NS)], prices, MONTH).charges
-    origin = Provenance(Fraction(499, 500), "ab12", (1, 3))
+    origin = ChargeProvenance(Fraction(499, 500), "ab12", (1, 3))
     (row,) = exported(
         [usage(0, HOUR_NS)], prices, provenance={charge.charge_id: origin}, audit_checkpoint="cp"
     )
@@ -148,8 +167,8 @@ def test_what_is_known_about_a_charge_stands_in_columns_of_ours():
 
 def test_each_row_of_every_kind_has_the_values_that_are_allowed():
     """The official validator asks for an allowed value somewhere in a column; here it is each."""
-    found = rows(all_kinds(), EVERY_KIND_SELLER)
-    assert {row["x_ChargeKind"] for row in found} == set(Kind)
+    found = invoice_rows(all_kinds(), EVERY_KIND_SELLER)
+    assert {row["x_ChargeKind"] for row in found} == set(ChargeKind)
     for row in found:
         assert all(row[name] in allowed for name, allowed in ALLOWED.items())
         priced = row["ChargeCategory"] == "Usage"
@@ -170,11 +189,11 @@ def test_each_row_of_every_kind_has_the_values_that_are_allowed():
 
 
 def test_what_a_seller_supports_follows_from_what_is_said_of_it():
-    plain = applicable(SELLER)
+    plain = applicability_criteria(SELLER)
     assert "SUB_ACCOUNT_SUPPORTED" in plain
     optional = ["ACCOUNT_NAMING_SUPPORTED", "REGION_SUPPORTED", "TAGGING_SUPPORTED"]
     assert not set(plain) & set(optional)
-    assert applicable(EVERY_KIND_SELLER) == tuple(sorted([*plain, *optional]))
+    assert applicability_criteria(EVERY_KIND_SELLER) == tuple(sorted([*plain, *optional]))
 
 
 @pytest.mark.parametrize(
@@ -194,17 +213,17 @@ def test_no_id_is_of_a_gpu_here_and_of_an_instance_there(resource, profile, show
 
 def test_rows_lead_to_the_record_of_their_invoice():
     invoice = all_kinds()
-    assert {row["x_AuditRecord"] for row in rows(invoice, EVERY_KIND_SELLER)} == {None}
-    recorded = rows(replace(invoice, audit_seq=0), EVERY_KIND_SELLER)
+    assert {row["x_AuditRecord"] for row in invoice_rows(invoice, EVERY_KIND_SELLER)} == {None}
+    recorded = invoice_rows(replace(invoice, audit_seq=0), EVERY_KIND_SELLER)
     assert {row["x_AuditRecord"] for row in recorded} == {"0"}
 
 
 def test_only_issued_invoices_of_known_accounts_are_exported():
-    invoice = draft([], "team-a", MONTH, "EUR")
+    invoice = draft_invoice([], "team-a", MONTH, "EUR")
     with pytest.raises(InvoiceError, match="is draft"):
-        rows(invoice, SELLER)
+        invoice_rows(invoice, SELLER)
     with pytest.raises(InvoiceError, match="no account"):
-        rows(issue(invoice, DUE_NS), replace(SELLER, accounts={}))
+        invoice_rows(issue_invoice(invoice, DUE_NS), replace(SELLER, accounts={}))
 
 
 @given(timelines(), books())
@@ -233,19 +252,19 @@ def exports_read_back(implementation: Write) -> Callable[[], None]:
     def holds(usages, prices, note) -> None:
         charges = [*rate(usages, prices, MONTH).charges]
         if note.isprintable() and note:
-            charges.append(credit("team-a", Fraction(1, 3), MONTH, note + '";,\r\n"'))
-        for one in close(charges, MONTH, prices.currency):
-            adds_up(issue(one, DUE_NS), implementation)
+            charges.append(credit_charge("team-a", Fraction(1, 3), MONTH, note + '";,\r\n"'))
+        for one in draft_invoices(charges, MONTH, prices.currency):
+            adds_up(issue_invoice(one, DUE_NS), implementation)
 
     return holds
 
 
 def adds_up(invoice: Invoice, implementation: Write) -> None:
-    found = rows(invoice, SELLER)
-    read = parse(implementation(found))
+    found = invoice_rows(invoice, SELLER)
+    read = parse_csv(implementation(found))
     assert read == found
     assert {row["InvoiceId"] for row in read} == {invoice.invoice_id}
-    assert billed(read) == invoice.payable
+    assert billed_cost(read) == invoice.payable
     adjusted = [row for row in read if row["ChargeCategory"] == "Adjustment"]
     assert len(adjusted) <= 1
     exact = sum((line.charge.amount for line in invoice.lines), Fraction(0))
@@ -255,22 +274,22 @@ def adds_up(invoice: Invoice, implementation: Write) -> None:
 
 
 def test_exports_read_back_to_the_same_rows_and_totals():
-    exports_read_back(write)()
+    exports_read_back(write_csv)()
 
 
-def float_money(found: Sequence[Row]) -> str:
+def float_money(found: Sequence[FocusRow]) -> str:
     """Wrong: numbers were formatted through floating point."""
     costs = ("BilledCost", "ContractedCost", "EffectiveCost", "ListCost")
     through = [
-        row | {name: decimal(Fraction(float(row[name]))) for name in costs if row[name]}
+        row | {name: round_decimal(Fraction(float(row[name]))) for name in costs if row[name]}
         for row in found
     ]
-    return write(through)
+    return write_csv(through)
 
 
-def two_decimals(found: Sequence[Row]) -> str:
+def two_decimals(found: Sequence[FocusRow]) -> str:
     """Wrong: every row shows whole cents."""
-    return write([row | {"BilledCost": Fraction(round(row["BilledCost"], 2))} for row in found])
+    return write_csv([row | {"BilledCost": Fraction(round(row["BilledCost"], 2))} for row in found])
 
 
 @pytest.mark.parametrize("wrong", [float_money, two_decimals])
@@ -282,7 +301,7 @@ def test_wrong_exports_are_noticed(wrong):
 
 def test_csv_as_it_stands():
     (row,) = exported([usage(0, HOUR_NS, capacity_units=420)], book(price(3 * EUR)))
-    header, line, rest = write([row]).split("\r\n")
+    header, line, rest = write_csv([row]).split("\r\n")
     assert rest == ""
     names = header.split(",")
     cells = dict(zip(names, line.split(","), strict=True))
@@ -307,23 +326,23 @@ def test_csv_as_it_stands():
 )
 def test_what_is_no_export_of_ours_is_refused_with_line_and_column(text, said):
     with pytest.raises(FocusCsvError) as caught:
-        parse(text)
+        parse_csv(text)
     assert said in str(caught.value)
 
 
 def test_nothing_is_exported_as_nothing():
-    assert parse(write([])) == []
+    assert parse_csv(write_csv([])) == []
 
 
 @given(st.integers(-(10**38) + 1, 10**38 - 1))
 def test_any_decimal_of_38_digits_is_spelled_exactly(counted):
-    text = spelled(Fraction(counted, 10**12))
+    text = format_number(Fraction(counted, 10**12))
     assert Fraction(text) == Fraction(counted, 10**12)
     assert len(text.split(".")[1]) == 12
 
 
 def test_what_does_not_fit_is_an_error():
     with pytest.raises(OverflowError, match="38 digits"):
-        decimal(Fraction(10**26))
+        round_decimal(Fraction(10**26))
     with pytest.raises(ValueError, match="more than 12 decimals"):
-        spelled(Fraction(1, 3))
+        format_number(Fraction(1, 3))

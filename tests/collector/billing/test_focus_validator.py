@@ -10,14 +10,12 @@ import pytest
 from support.exports import DUE_NS, SELLER, closed_months
 from support.focus_validator import ARTEFACT, readable_rules, validate
 
-from collector.billing.books_export import with_origins
-from collector.billing.charges import Kind
-from collector.billing.closing import Books
-from collector.billing.export import Form, Order, export
-from collector.billing.export_manifest import Manifest
-from collector.billing.focus_columns import COLUMNS
-from collector.billing.focus_csv import parse
-from collector.ledger.store import Ledger
+from collector.billing.charges import ChargeKind
+from collector.billing.export import ExportFormat, ExportManifest, ExportOrder, export_invoices
+from collector.billing.export_provenance import with_origins
+from collector.billing.focus_files import COLUMNS, parse_csv
+from collector.billing.period_closing import BillingBooks
+from collector.ledger.ledger_store import Ledger
 from collector.tables import metadata
 
 RESERVATIONS = "CAPACITY_RESERVATION_SUPPORTED"
@@ -39,24 +37,24 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def manifest(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+def manifest(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> ExportManifest:
     """Of months in a ledger, so that rows lead to it."""
     ledger = Ledger.open(f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.sqlite", metadata)
     months = closed_months(ledger)
-    order = with_origins(Order(SELLER, DUE_NS, checkpoint=NOTE), Books.of(ledger))
-    found = export(months, order, directory)
+    order = with_origins(ExportOrder(SELLER, DUE_NS, checkpoint=NOTE), BillingBooks.of(ledger))
+    found = export_invoices(months, order, directory)
     ledger.close()
     return found
 
 
-def file_of(manifest: Manifest, directory: Path, form: Form) -> Path:
+def file_of(manifest: ExportManifest, directory: Path, form: ExportFormat) -> Path:
     (name,) = (file.name for file in manifest.files if file.name.endswith(f".{form}"))
     return directory / name
 
 
 def test_the_month_has_rows_of_every_kind(manifest, directory):
-    rows = parse(file_of(manifest, directory, Form.CSV).read_text(encoding="utf-8"))
-    assert {row["x_ChargeKind"] for row in rows} == set(Kind)
+    rows = parse_csv(file_of(manifest, directory, ExportFormat.CSV).read_text(encoding="utf-8"))
+    assert {row["x_ChargeKind"] for row in rows} == set(ChargeKind)
     assert {row["ResourceType"] for row in rows} == {"GPU", "MIG instance", None}
     assert {row["ChargeClass"] for row in rows} == {"Correction", None}
     assert {row["CapacityReservationStatus"] for row in rows} == {"Unused", None}
@@ -69,7 +67,7 @@ def test_the_month_has_rows_of_every_kind(manifest, directory):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", list(Form))
+@pytest.mark.parametrize("form", list(ExportFormat))
 def test_no_rule_fails(manifest, directory, form):
     """As published, without what the validator misreads: see the next test."""
     criteria = {*manifest.applicability_criteria, *STRICTER} - {RESERVATIONS}
@@ -82,7 +80,7 @@ def test_no_rule_fails(manifest, directory, form):
     assert outcome.rules["EffectiveCost-C-003-M"] == "PASS"
 
 
-@pytest.mark.parametrize("form", list(Form))
+@pytest.mark.parametrize("form", list(ExportFormat))
 def test_no_rule_fails_with_reservations(manifest, directory, tmp_path, form):
     """Two rules about reservations have conditions that the validator does not read; we mend them."""
     mended = readable_rules(tmp_path)
@@ -124,13 +122,13 @@ def with_a_resource_of_no_type(rows: list[dict[str, str]]) -> None:
     ],
 )
 def test_a_wrong_export_fails(
-    manifest: Manifest,
+    manifest: ExportManifest,
     directory: Path,
     tmp_path: Path,
     spoil: Callable[[list[dict[str, str]]], None],
     rule: str,
 ):
-    with file_of(manifest, directory, Form.CSV).open(encoding="utf-8", newline="") as file:
+    with file_of(manifest, directory, ExportFormat.CSV).open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     spoil(rows)
     spoilt = tmp_path / "spoilt.csv"

@@ -25,16 +25,15 @@ from support.story import (
 )
 
 from collector.billing import administration
-from collector.billing.closing import Books, By
-from collector.billing.invoice import CLOSE_AFTER_NS
+from collector.billing.invoices import CLOSE_AFTER_NS
+from collector.billing.period_closing import BillingActor, BillingBooks
 from collector.commands.bill import bill
-from collector.commands.opening import evidence_in
-from collector.evidence.contacts import TOLERANCE_NS
-from collector.evidence.review import MAX_GPUS_AT_ONCE
-from collector.fleet.metered_columns import sku_of
-from collector.metering.instants import Period
-from collector.metering.tiling import State
-from collector.metering.units import Tiling
+from collector.commands.command_options import evidence_in
+from collector.evidence.node_chunks import TOLERANCE_NS
+from collector.evidence.review_rules import MAX_GPUS_AT_ONCE
+from collector.fleet.schema_columns import sku_of
+from collector.metering.tiling import SlotState
+from collector.metering.units import Period, Tiling
 
 MODEL = "NVIDIA H100 80GB HBM3"
 DAYS, REQUESTS, GPUS, STEP = 27, 14, 64, 30
@@ -89,9 +88,11 @@ async def test_invented_usage_of_a_new_node_is_not_billed(site: Site, url: str) 
     bound = TOLERANCE_NS // SECOND + REQUESTS
     for name in NAMES:
         held = {state: n for (gpu, state), n in found.items() if gpu == name}
-        assert held.get(State.OBSERVED.value, 0) + held.get(State.INFERRED.value, 0) <= bound
-        assert held[State.REVIEW.value] >= NOW - bound, "nor is any of it lost"
-    observed = [name for name in NAMES if found[name, State.OBSERVED.value]]
+        assert (
+            held.get(SlotState.OBSERVED.value, 0) + held.get(SlotState.INFERRED.value, 0) <= bound
+        )
+        assert held[SlotState.REVIEW.value] >= NOW - bound, "nor is any of it lost"
+    observed = [name for name in NAMES if found[name, SlotState.OBSERVED.value]]
     assert len(observed) <= MAX_GPUS_AT_ONCE
 
     listed = CliRunner().invoke(bill, ["review", "--ledger", url, "--format", "json"])
@@ -101,12 +102,12 @@ async def test_invented_usage_of_a_new_node_is_not_billed(site: Site, url: str) 
     hours = sum(Fraction(row["gpu_hours"]) for row in waits)
     assert claimed_hours - GPUS * Fraction(bound, 3600) <= hours <= claimed_hours
 
-    books = Books.of(site.door.ledger, evidence_in(site.door.ledger.database))
+    books = BillingBooks.of(site.door.ledger, evidence_in(site.door.ledger.database))
     administration.publish(
-        books, PRICES.replace('"h100"', f'"{sku_of(MODEL)}"'), "p", By(BOSS, at(0))
+        books, PRICES.replace('"h100"', f'"{sku_of(MODEL)}"'), "p", BillingActor(BOSS, at(0))
     )
     undecided = sum((one.gpu_hours for one in books.bill(PERIOD).undecided), Fraction(0))
     assert hours - 1 <= undecided <= claimed_hours, "the part under review is on the bill"
-    closed = books.close(PERIOD, By(BOSS, PERIOD.end_ns + CLOSE_AFTER_NS))
+    closed = books.close(PERIOD, BillingActor(BOSS, PERIOD.end_ns + CLOSE_AFTER_NS))
     billed = sum((line.charge.amount for one in closed.invoices for line in one.lines), Fraction(0))
     assert billed <= MAX_GPUS_AT_ONCE * PRICE * Fraction(bound, 3600)

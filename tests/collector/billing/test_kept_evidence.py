@@ -17,21 +17,20 @@ from support.books import BOSS, PRICES
 from support.story import DAY, DAY_SECONDS, Reporter, accept, at, core_in, ended, gpus_of, started
 
 from collector.billing import administration
-from collector.billing.closing import Books, By
-from collector.billing.focus import Account, Seller
-from collector.billing.invoice import CLOSE_AFTER_NS
-from collector.billing.reconcile import reconcile
+from collector.billing.focus_rows import PayerAccount, Seller
+from collector.billing.invoices import CLOSE_AFTER_NS
+from collector.billing.period_closing import BillingActor, BillingBooks
+from collector.billing.reconciliation import reconcile_period
 from collector.commands.bill import bill
-from collector.commands.opening import evidence_in
-from collector.evidence import schema
-from collector.evidence.chunk import decode, encode
-from collector.evidence.store import EvidenceStore, ready
-from collector.fleet.metered_columns import sku_of
-from collector.ledger.metered import Computed, MeteredGpu
-from collector.ledger.store import Ledger
-from collector.ledger.tiling import DAY_NS
-from collector.metering.instants import Period
-from collector.metering.periods import name_of
+from collector.commands.command_options import evidence_in
+from collector.evidence import evidence_tables
+from collector.evidence.evidence_store import EvidenceStore, compress_chunk
+from collector.evidence.node_chunks import decode_chunk, encode_chunk
+from collector.fleet.schema_columns import sku_of
+from collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from collector.ledger.day_tiling import DAY_NS
+from collector.ledger.ledger_store import Ledger
+from collector.metering.units import Period, period_name
 from collector.tables import metadata
 
 if sys.version_info >= (3, 14):
@@ -41,7 +40,7 @@ else:
 
 MODEL = "NVIDIA H100 80GB HBM3"
 PERIOD = Period(at(0), at(2 * DAY_SECONDS))
-SELLER = Seller("Hall", "Hall", {"red": Account("red"), "ns/green": Account("green")})
+SELLER = Seller("Hall", "Hall", {"red": PayerAccount("red"), "ns/green": PayerAccount("green")})
 
 
 def kept(url: str, directory: Path) -> Ledger:
@@ -59,10 +58,14 @@ def kept(url: str, directory: Path) -> Ledger:
     ledger = Ledger.open(url, metadata)
     store = EvidenceStore(ledger.database)
     chunks = [one.chunk for one in core.evidence.chunks.values()]
-    store.write([ready(one, encode(one)) for one in chunks], list(core.evidence.unwritten), at(0))
+    store.write(
+        [compress_chunk(one, encode_chunk(one)) for one in chunks],
+        list(core.evidence.unwritten),
+        at(0),
+    )
     # Each day for itself, as they become due.
     for day in range(DAY - 1, DAY + 3):
-        computed = Computed("1", at((day - DAY + 1) * DAY_SECONDS + 3600))
+        computed = MeteringComputation("1", at((day - DAY + 1) * DAY_SECONDS + 3600))
         for name in ("GPU-0", "GPU-1"):
             known = store.evidence(name, day * DAY_NS, (day + 1) * DAY_NS)
             gpu = MeteredGpu.of(known.evidence, known.counted, known.sku, known.profiles)
@@ -75,21 +78,21 @@ def test_what_agents_said_is_what_is_billed(url: str, tmp_path: Path) -> None:
     evidence = evidence_in(ledger.database)
     assert evidence is not None
     assert evidence.gpus(at(0), at(1)) == ["GPU-0", "GPU-1"]
-    books = Books.of(ledger, evidence)
+    books = BillingBooks.of(ledger, evidence)
     prices = PRICES.replace('"h100"', f'"{sku_of(MODEL)}"')
-    administration.publish(books, prices, "p", By(BOSS, at(0)))
-    closed = books.close(PERIOD, By(BOSS, PERIOD.end_ns + CLOSE_AFTER_NS))
+    administration.publish(books, prices, "p", BillingActor(BOSS, at(0)))
+    closed = books.close(PERIOD, BillingActor(BOSS, PERIOD.end_ns + CLOSE_AFTER_NS))
     (invoice,) = closed.invoices
     time = sum(
         (line.charge.amount for line in invoice.lines if line.charge.kind == "usage"), Fraction(0)
     )
     # 24 hours of one GPU, 23 of the other; a quarter of an hour of silence is the scheduler's word.
     assert time == 47 * Fraction("2.49")
-    checks = reconcile(books, PERIOD, SELLER)
+    checks = reconcile_period(books, PERIOD, SELLER)
     assert [check for check in checks if not check.passes] == []
     assert {check.rule for check in checks} == {"R1", "R2", "R4", "R5", "R6", "R7", "R8", "R9"}
     assert sum(check.parts for check in checks if check.rule == "R4") == 4 * 2
-    words = ["reconcile", name_of(PERIOD), "--ledger", url]
+    words = ["reconcile", period_name(PERIOD), "--ledger", url]
     result = CliRunner().invoke(bill, words)
     assert result.exit_code == 0, result.output
     assert "not compared" not in result.output
@@ -97,32 +100,36 @@ def test_what_agents_said_is_what_is_billed(url: str, tmp_path: Path) -> None:
 
 
 def damaged(connection: Connection) -> None:
-    parts = schema.parts
+    parts = evidence_tables.evidence_parts
     connection.execute(update(parts).where(parts.c.start_ns >= at(0)).values(content=b"x"))
 
 
 def forged(connection: Connection) -> None:
     """Other samples under a name that is the hash of what is in the row now."""
-    parts = schema.parts
+    parts = evidence_tables.evidence_parts
     for row in connection.execute(select(parts).where(parts.c.start_ns >= at(0))).all():
-        chunk = decode(zstd.decompress(row.content))
+        chunk = decode_chunk(zstd.decompress(row.content))
         for sighted in chunk.gpus.values():
             del sighted.spans[:]
-        content = encode(chunk)
+        content = encode_chunk(chunk)
         values = {"part": sha256(content).hexdigest(), "content": zstd.compress(content)}
         connection.execute(update(parts).where(parts.c.part == row.part).values(**values))
 
 
 def removed(connection: Connection) -> None:
-    connection.execute(delete(schema.parts).where(schema.parts.c.start_ns >= at(0)))
+    connection.execute(
+        delete(evidence_tables.evidence_parts).where(
+            evidence_tables.evidence_parts.c.start_ns >= at(0)
+        )
+    )
 
 
 def without_claims(connection: Connection) -> None:
-    connection.execute(delete(schema.claims))
+    connection.execute(delete(evidence_tables.reported_claims))
 
 
 def released_later(connection: Connection) -> None:
-    releases = schema.releases
+    releases = evidence_tables.claim_ends
     connection.execute(update(releases).values(instant_ns=releases.c.instant_ns + 3600 * 10**9))
 
 
@@ -130,7 +137,7 @@ def decided(connection: Connection) -> None:
     """An administrator's file that nobody wrote."""
     text = "gpu,from,to,why\nGPU-1,2020-01-01T00:00:00Z,,sold\n"
     row = {"kind": "retired", "recorded_ns": 1, "digest": "d", "content": text}
-    connection.execute(insert(schema.files).values(row))
+    connection.execute(insert(evidence_tables.file_versions).values(row))
 
 
 @pytest.mark.parametrize(
@@ -142,15 +149,17 @@ def test_rows_of_evidence_that_were_changed_after_finalizing_are_found(
 ) -> None:
     """No head covers them: the ledger days that they make again are not those of the ledger."""
     with closing(kept(url, tmp_path)) as ledger:
-        books = Books.of(ledger, evidence_in(ledger.database))
+        books = BillingBooks.of(ledger, evidence_in(ledger.database))
         prices = PRICES.replace('"h100"', f'"{sku_of(MODEL)}"')
-        administration.publish(books, prices, "p", By(BOSS, at(0)))
-        checks = reconcile(books, PERIOD, SELLER)
+        administration.publish(books, prices, "p", BillingActor(BOSS, at(0)))
+        checks = reconcile_period(books, PERIOD, SELLER)
         assert {check.rule for check in checks if not check.passes} == set()
         with ledger.database.transaction(writes=True) as connection:
             without_triggers(connection)
             change(connection)
-        checks = reconcile(Books.of(ledger, evidence_in(ledger.database)), PERIOD, SELLER)
+        checks = reconcile_period(
+            BillingBooks.of(ledger, evidence_in(ledger.database)), PERIOD, SELLER
+        )
         (found,) = [check for check in checks if check.rule == "R7"]
         assert not found.passes
         assert "GPU-" in found.where

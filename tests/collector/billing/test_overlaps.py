@@ -7,10 +7,10 @@ from fractions import Fraction
 
 from click.testing import CliRunner
 
-from collector.ledger.metered import Computed, MeteredGpu
-from collector.ledger.store import Ledger
-from collector.ledger.tiling import DAY_NS
-from collector.metering.evidence import Claim, Evidence, Level, Stay
+from collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from collector.ledger.day_tiling import DAY_NS
+from collector.ledger.ledger_store import Ledger
+from collector.metering.evidence import ClaimAuthority, Evidence, MeteredClaim, NodeStay
 from collector.tables import metadata
 from railscope.cli import root
 
@@ -18,10 +18,12 @@ S = 1_000_000_000
 DAY = 20_000
 
 
-def claim(name: str, start: int, end: int, **more: object) -> Claim:
-    given: dict = {"level": Level.SCHEDULER, "id": name, "tenant": f"{name}-tenant"}
+def claim(name: str, start: int, end: int, **more: object) -> MeteredClaim:
+    given: dict = {"level": ClaimAuthority.SCHEDULER, "id": name, "tenant": f"{name}-tenant"}
     begin = DAY * DAY_NS
-    return Claim(**(given | {"start_ns": begin + start * S, "end_ns": begin + end * S} | more))
+    return MeteredClaim(
+        **(given | {"start_ns": begin + start * S, "end_ns": begin + end * S} | more)
+    )
 
 
 def test_every_overlap_is_listed_with_the_seconds_it_moved(tmp_path):
@@ -32,10 +34,10 @@ def test_every_overlap_is_listed_with_the_seconds_it_moved(tmp_path):
     ]
     claims = (
         claim("job", 0, 100), claim("check", 40, 42, system=True),
-        claim("lease", 300, 400, level=Level.ADMINISTRATOR), claim("late", 320, 350), *thirds,
+        claim("lease", 300, 400, level=ClaimAuthority.ADMINISTRATOR), claim("late", 320, 350), *thirds,
     )  # fmt: skip
-    evidence = Evidence("GPU-1", (Stay(DAY * DAY_NS, "n1"),), claims=claims)
-    ledger.write(MeteredGpu.of(evidence, {}, "sku").day(DAY, Computed("1", 1)))
+    evidence = Evidence("GPU-1", (NodeStay(DAY * DAY_NS, "n1"),), claims=claims)
+    ledger.write(MeteredGpu.of(evidence, {}, "sku").day(DAY, MeteringComputation("1", 1)))
     ledger.close()
     day = "2024-10-04..2024-10-04"
     outcome = CliRunner().invoke(

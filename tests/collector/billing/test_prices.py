@@ -9,11 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.billing import SKU, books, price
 
-from collector.billing.charges import Unit
-from collector.billing.price_file import __doc__ as format_of_files
-from collector.billing.price_file import parse
-from collector.billing.prices import Group, Price, PriceBook, PriceBookError, Tariff, check_appended
-from collector.metering.instants import DAY_NS, HOUR_NS, SECOND_NS, spelled
+from collector.billing.charges import PriceUnit
+from collector.billing.price_book import (
+    Price,
+    PriceBook,
+    PriceBookError,
+    PriceGroup,
+    Tariff,
+    check_appended,
+    parse_price_book,
+)
+from collector.billing.price_book import __doc__ as format_of_files
+from collector.metering.units import DAY_NS, HOUR_NS, SECOND_NS, format_timestamp
 
 EUR = 10**9
 HEAD = 'version = 2\npublished = 2026-06-20T09:00:00Z\ncurrency = "EUR"\n'
@@ -31,10 +38,10 @@ def test_the_example_of_the_format_is_a_book():
     example = "\n".join(
         line.strip() for line in format_of_files.split("Further keys")[0].splitlines()[2:]
     )
-    read = parse(example, "prices.toml")
+    read = parse_price_book(example, "prices.toml")
     (only,) = read.prices
     assert (read.version, read.currency, only.nano) == (2, "EUR", 2_490_000_000)
-    assert (spelled(only.from_ns), spelled(only.to_ns)) == (
+    assert (format_timestamp(only.from_ns), format_timestamp(only.to_ns)) == (
         "2026-01-01T00:00:00Z",
         "2026-07-01T00:00:00Z",
     )
@@ -45,12 +52,12 @@ def test_every_key_of_a_price_is_read():
         'to = 2026-02-01T01:00:00+01:00\ntenant = "team-a"\nmig_profile = "1g.10gb"\n'
         "minimum_seconds = 60\ngranularity_seconds = 1\nat_claim_start = true\n"
     )  # fmt: skip
-    (read,) = parse(text, "prices.toml").prices
+    (read,) = parse_price_book(text, "prices.toml").prices
     january = 31 * DAY_NS
     assert read.to_ns - read.from_ns == january
     assert read == Price(
         "h100", Tariff.ALLOCATED, 2_490_000_000, read.from_ns, read.from_ns + january, "team-a",
-        "1g.10gb", Unit.INSTANCE_HOURS, 1, 60 * SECOND_NS, SECOND_NS, at_claim_start=True,
+        "1g.10gb", PriceUnit.INSTANCE_HOURS, 1, 60 * SECOND_NS, SECOND_NS, at_claim_start=True,
     )  # fmt: skip
 
 
@@ -93,7 +100,7 @@ def test_every_key_of_a_price_is_read():
 )
 def test_what_is_wrong_is_named_with_file_and_table(text, said):
     with pytest.raises(PriceBookError) as caught:
-        parse(text, "prices.toml")
+        parse_price_book(text, "prices.toml")
     assert str(caught.value).startswith("prices.toml: ")
     assert said in str(caught.value)
 
@@ -102,9 +109,9 @@ def test_what_is_wrong_is_named_with_file_and_table(text, said):
     "wrong",
     [
         {"nano": 2.49}, {"nano": -1}, {"nano": True}, {"minimum_ns": -1}, {"granularity_ns": 0},
-        {"from_ns": 1.0}, {"unit": Unit.INSTANCE_HOURS}, {"unit": Unit.KILOWATT_HOURS},
+        {"from_ns": 1.0}, {"unit": PriceUnit.INSTANCE_HOURS}, {"unit": PriceUnit.KILOWATT_HOURS},
         {"tariff": Tariff.ENERGY}, {"tariff": Tariff.RESERVATION, "minimum_ns": 1},
-        {"tariff": Tariff.ENERGY, "unit": Unit.KILOWATT_HOURS, "mig_profile": "1g.10gb"},
+        {"tariff": Tariff.ENERGY, "unit": PriceUnit.KILOWATT_HOURS, "mig_profile": "1g.10gb"},
     ],
 )  # fmt: skip
 def test_a_price_that_cannot_be_is_refused(wrong):
@@ -114,7 +121,7 @@ def test_a_price_that_cannot_be_is_refused(wrong):
 
 @given(books(), st.integers(-DAY_NS, 40 * DAY_NS), st.sampled_from(["team-a", "team-b"]))
 def test_at_every_instant_the_tenants_own_price_applies_or_else_the_listed(prices, instant, tenant):
-    key = (SKU, "", Group.TIME)
+    key = (SKU, "", PriceGroup.TIME)
     found, list_nano = prices.timeline(tenant, key).at(instant)
     valid = [p for p in prices.prices if p.key == key and p.from_ns <= instant < p.to_ns]
     own = [p for p in valid if p.tenant == tenant]
@@ -125,7 +132,7 @@ def test_at_every_instant_the_tenants_own_price_applies_or_else_the_listed(price
 
 @given(books(), st.integers(-DAY_NS, 30 * DAY_NS), st.integers(1, 40 * DAY_NS))
 def test_stretches_are_whole_and_each_has_the_price_of_all_its_instants(prices, start, length):
-    timeline = prices.timeline("team-a", (SKU, "", Group.TIME))
+    timeline = prices.timeline("team-a", (SKU, "", PriceGroup.TIME))
     stretches = list(timeline.stretches(start, start + length))
     assert [s.start_ns for s in stretches] == [start, *(s.end_ns for s in stretches[:-1])]
     assert stretches[-1].end_ns == start + length
@@ -204,7 +211,7 @@ def test_what_is_accepted_leaves_every_price_of_the_past(one, other, instant, pu
     before = replace(one, published_ns=-DAY_NS)
     after = PriceBook(2, published, one.currency, (*kept, *ahead))
     check_appended(before, after)
-    for group in Group:
+    for group in PriceGroup:
         for tenant in ("team-a", "team-b"):
             past = min(instant, published - 1)
             key = (SKU, "", group)
@@ -221,6 +228,8 @@ def test_instants_are_exact():
         (1, "1970-01-01T00:00:00Z"),
         (1_000_001_000, "1970-01-01T00:00:01.000001Z"),
     ):
-        assert spelled(moment) == said
-    (read,) = parse(HEAD + ENTRY.replace("00:00:00Z", "00:00:00.000001Z"), "prices.toml").prices
+        assert format_timestamp(moment) == said
+    (read,) = parse_price_book(
+        HEAD + ENTRY.replace("00:00:00Z", "00:00:00.000001Z"), "prices.toml"
+    ).prices
     assert read.from_ns % SECOND_NS == 1_000

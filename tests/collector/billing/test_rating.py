@@ -9,24 +9,23 @@ from fractions import Fraction
 import pytest
 from support.billing import MONTH, SKU, book, price, usage
 
-from collector.billing.charges import Charge, Kind, Unit
-from collector.billing.prices import Tariff
-from collector.billing.rating import MissingPriceError, Rating, rate
-from collector.billing.sequence import DoubleUsageError
-from collector.billing.usage import Usage
-from collector.metering.evidence import Witness
-from collector.metering.instants import DAY_NS, HOUR_NS, SECOND_NS, Period
-from collector.metering.tiling import State
+from collector.billing.charges import Charge, ChargeKind, PriceUnit
+from collector.billing.price_book import Tariff
+from collector.billing.rating import MissingPriceError, RatingResult, rate
+from collector.billing.usage import DoubleUsageError, Usage
+from collector.metering.evidence import NodeWitness
+from collector.metering.tiling import SlotState
+from collector.metering.units import DAY_NS, HOUR_NS, SECOND_NS, Period
 from railscope.reading import Absent
 
 EUR = 10**9  # one unit of the currency, in nano
 
 
-def total(charges: Sequence[Charge], *kinds: Kind) -> Fraction:
+def total(charges: Sequence[Charge], *kinds: ChargeKind) -> Fraction:
     return sum((c.amount for c in charges if not kinds or c.kind in kinds), Fraction(0))
 
 
-def shown(rating: Rating) -> list[tuple[str, str]]:
+def shown(rating: RatingResult) -> list[tuple[str, str]]:
     return [(charge.kind.value, str(charge.amount)) for charge in rating.charges]
 
 
@@ -76,7 +75,7 @@ def test_a_third_of_a_gpu_for_an_hour_is_a_third_of_its_price_exactly():
 def test_a_mig_profile_has_its_own_price_per_instance():
     prices = book(
         price(2 * EUR),
-        price(3 * EUR // 10, mig_profile="1g.10gb", unit=Unit.INSTANCE_HOURS),
+        price(3 * EUR // 10, mig_profile="1g.10gb", unit=PriceUnit.INSTANCE_HOURS),
         price(2 * EUR, mig_profile="3g.40gb"),
     )
     small = usage(0, HOUR_NS, resource="MIG-1", capacity_units=120, mig_profile="1g.10gb")
@@ -94,7 +93,7 @@ def test_a_mig_profile_has_its_own_price_per_instance():
     ids=["quarter", "seventh", "whole", "size unknown", "never above one instance"],
 )  # fmt: skip
 def test_a_share_of_an_instance_costs_its_share(held, instance, amount):
-    prices = book(price(3 * EUR // 10, mig_profile="1g.10gb", unit=Unit.INSTANCE_HOURS))
+    prices = book(price(3 * EUR // 10, mig_profile="1g.10gb", unit=PriceUnit.INSTANCE_HOURS))
     used = usage(
         0, HOUR_NS, capacity_units=held, instance_units=instance, mig_profile="1g.10gb"
     )  # fmt: skip
@@ -102,7 +101,7 @@ def test_a_share_of_an_instance_costs_its_share(held, instance, amount):
 
 
 def test_energy_is_billed_beside_time_and_spread_over_a_price_change():
-    kilowatt_hours = {"tariff": Tariff.ENERGY, "unit": Unit.KILOWATT_HOURS}
+    kilowatt_hours = {"tariff": Tariff.ENERGY, "unit": PriceUnit.KILOWATT_HOURS}
     half = HOUR_NS // 2
     prices = book(
         price(2 * EUR),
@@ -118,7 +117,7 @@ def test_energy_is_billed_beside_time_and_spread_over_a_price_change():
 
 
 def test_energy_that_is_not_known_is_for_review_and_not_zero():
-    prices = book(price(EUR), price(EUR, tariff=Tariff.ENERGY, unit=Unit.KILOWATT_HOURS))
+    prices = book(price(EUR), price(EUR, tariff=Tariff.ENERGY, unit=PriceUnit.KILOWATT_HOURS))
     rating = rate([usage(0, HOUR_NS, energy_millijoules=Absent.ERROR)], prices, MONTH)
     assert shown(rating) == [("usage", "1")]
     assert [review.reason for review in rating.reviews] == ["its energy is not known: error"]
@@ -126,7 +125,7 @@ def test_energy_that_is_not_known_is_for_review_and_not_zero():
 
 def test_an_unused_reservation_has_its_own_price():
     prices = book(price(2 * EUR), price(EUR, tariff=Tariff.RESERVATION))
-    reserved = usage(HOUR_NS, 3 * HOUR_NS, state=State.RESERVED, claim="")
+    reserved = usage(HOUR_NS, 3 * HOUR_NS, state=SlotState.RESERVED, claim="")
     assert shown(rate([usage(0, HOUR_NS), reserved], prices, MONTH)) == [
         ("usage", "2"),
         ("reservation", "2"),
@@ -137,10 +136,12 @@ def test_a_minimum_of_an_hour_and_then_whole_hours():
     prices = book(price(2 * EUR, minimum_ns=2 * HOUR_NS, granularity_ns=HOUR_NS))
     short = usage(0, HOUR_NS // 2)
     long = usage(0, 5 * HOUR_NS // 2, resource="GPU-1", claim="c2")
-    topups = [c for c in rate([short, long], prices, MONTH).charges if c.kind is not Kind.USAGE]
+    topups = [
+        c for c in rate([short, long], prices, MONTH).charges if c.kind is not ChargeKind.USAGE
+    ]
     assert {c.claim: (c.kind, c.amount) for c in topups} == {
-        "c1": (Kind.MINIMUM_TOPUP, 3),
-        "c2": (Kind.MINIMUM_TOPUP, 1),
+        "c1": (ChargeKind.MINIMUM_TOPUP, 3),
+        "c2": (ChargeKind.MINIMUM_TOPUP, 1),
     }
 
 
@@ -149,11 +150,11 @@ def test_a_claim_is_topped_up_once_in_the_period_it_ends_in():
     second = Period(MONTH.end_ns, 2 * MONTH.end_ns)
     whole = [
         usage(MONTH.end_ns - HOUR_NS, MONTH.end_ns),
-        usage(MONTH.end_ns, MONTH.end_ns + HOUR_NS, state=State.DOWN),
+        usage(MONTH.end_ns, MONTH.end_ns + HOUR_NS, state=SlotState.DOWN),
     ]
     assert total(rate(whole, prices, MONTH).charges) == 2, "it goes on"
     topups = rate(whole, prices, second).charges
-    assert [(c.kind, c.amount) for c in topups] == [(Kind.MINIMUM_TOPUP, 46)]
+    assert [(c.kind, c.amount) for c in topups] == [(ChargeKind.MINIMUM_TOPUP, 46)]
     assert second.start_ns <= topups[0].service_t0_ns < topups[0].service_t1_ns
 
 
@@ -167,31 +168,31 @@ def test_a_claim_that_ends_with_the_period_is_topped_up_in_it_and_not_again():
 # What is billable ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("state", [State.IDLE, State.STRANDED, State.SYSTEM, State.MAINTENANCE,
-                                   State.DOWN, State.UNKNOWN])  # fmt: skip
+@pytest.mark.parametrize("state", [SlotState.IDLE, SlotState.STRANDED, SlotState.SYSTEM, SlotState.MAINTENANCE,
+                                   SlotState.DOWN, SlotState.UNKNOWN])  # fmt: skip
 def test_what_is_not_held_is_not_billed_even_without_prices(state):
-    assert rate([usage(0, HOUR_NS, state=state)], book(), MONTH) == Rating((), ())
+    assert rate([usage(0, HOUR_NS, state=state)], book(), MONTH) == RatingResult((), ())
 
 
 @pytest.mark.parametrize(
     ("witness", "minutes", "billed"),
     [
-        (Witness.SCHEDULER, 60, True),
-        (Witness.NODE_READY, 1, True),
-        (Witness.BMC, 60, True),
-        (Witness.BMC, 61, False),
-        (Witness.NONE, 1, False),
+        (NodeWitness.SCHEDULER, 60, True),
+        (NodeWitness.NODE_READY, 1, True),
+        (NodeWitness.BMC, 60, True),
+        (NodeWitness.BMC, 61, False),
+        (NodeWitness.NONE, 1, False),
     ],
 )
 def test_inferred_time_needs_a_witness_and_a_short_silence(witness, minutes, billed):
-    silent = usage(0, minutes * 60 * SECOND_NS, state=State.INFERRED, witness=witness)
+    silent = usage(0, minutes * 60 * SECOND_NS, state=SlotState.INFERRED, witness=witness)
     rating = rate([silent], book(price(EUR)), MONTH)
     assert (len(rating.charges), len(rating.reviews)) == (int(billed), int(not billed))
 
 
 def test_a_silence_is_judged_whole_over_midnight_claims_and_the_end_of_the_period():
     def inferred(start: int, end: int, claim: str) -> Usage:
-        return usage(start, end, state=State.INFERRED, witness=Witness.BMC, claim=claim,
+        return usage(start, end, state=SlotState.INFERRED, witness=NodeWitness.BMC, claim=claim,
                      claim_start_ns=start)  # fmt: skip
 
     middle, part = MONTH.end_ns, 40 * 60 * SECOND_NS
@@ -204,7 +205,7 @@ def test_a_silence_is_judged_whole_over_midnight_claims_and_the_end_of_the_perio
 
 
 def test_a_usage_tariff_bills_only_what_was_seen():
-    silent = usage(HOUR_NS, 2 * HOUR_NS, state=State.INFERRED, witness=Witness.BMC)
+    silent = usage(HOUR_NS, 2 * HOUR_NS, state=SlotState.INFERRED, witness=NodeWitness.BMC)
     prices = book(price(EUR, tariff=Tariff.USED))
     found = rate([usage(0, HOUR_NS), silent], prices, MONTH)
     assert (found.charges, found.reviews) == (
@@ -215,7 +216,9 @@ def test_a_usage_tariff_bills_only_what_was_seen():
 
 
 def test_unclaimed_use_is_for_review():
-    (review,) = rate([usage(0, HOUR_NS, state=State.UNCLAIMED, claim="")], book(), MONTH).reviews
+    (review,) = rate(
+        [usage(0, HOUR_NS, state=SlotState.UNCLAIMED, claim="")], book(), MONTH
+    ).reviews
     assert review.reason == "processes without a claim"
 
 
@@ -224,7 +227,7 @@ def test_unclaimed_use_is_for_review():
     [
         ({"tenant": ""}, "its tenant is not known"),
         ({"sku": ""}, "the model of the GPU is not known, so it has no price"),
-        ({"tenant": "", "state": State.RESERVED}, "its tenant is not known"),
+        ({"tenant": "", "state": SlotState.RESERVED}, "its tenant is not known"),
     ],
 )
 def test_what_nobody_can_be_billed_for_is_for_review(lacking, said):
@@ -239,7 +242,10 @@ def test_what_nobody_can_be_billed_for_is_for_review(lacking, said):
         ([price(EUR, sku="other")], "h100"),
         ([price(EUR, to_ns=HOUR_NS // 2)], "1970-01-01T00:30:00Z to 1970-01-01T01:00:00Z"),
         ([price(EUR, tenant="team-b")], "team-a"),
-        ([price(EUR), price(EUR, 0, 9, tariff=Tariff.ENERGY, unit=Unit.KILOWATT_HOURS)], "energy"),
+        (
+            [price(EUR), price(EUR, 0, 9, tariff=Tariff.ENERGY, unit=PriceUnit.KILOWATT_HOURS)],
+            "energy",
+        ),
     ],
 )
 def test_usage_without_a_price_is_an_error_that_names_both(prices, said):
@@ -250,14 +256,19 @@ def test_usage_without_a_price_is_an_error_that_names_both(prices, said):
 
 
 def test_energy_is_free_before_its_first_price():
-    energy = price(EUR, HOUR_NS, tariff=Tariff.ENERGY, unit=Unit.KILOWATT_HOURS)
+    energy = price(EUR, HOUR_NS, tariff=Tariff.ENERGY, unit=PriceUnit.KILOWATT_HOURS)
     used = usage(0, HOUR_NS, energy_millijoules=1)
     assert shown(rate([used], book(price(EUR), energy), MONTH)) == [("usage", "1")]
 
 
 @pytest.mark.parametrize(
     "other",
-    [{}, {"claim": "c2"}, {"capacity_units": 1}, {"state": State.INFERRED, "witness": Witness.BMC}],
+    [
+        {},
+        {"claim": "c2"},
+        {"capacity_units": 1},
+        {"state": SlotState.INFERRED, "witness": NodeWitness.BMC},
+    ],
 )
 def test_what_would_be_billed_twice_is_refused(other):
     again = usage(HOUR_NS - 1, 2 * HOUR_NS, **other)

@@ -13,19 +13,19 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from support.billing import MONTH, books, timelines, without_minimum
 
-from collector.billing.charges import Charge, Kind, priced
-from collector.billing.prices import Group, Price, PriceBook, Tariff
-from collector.billing.rating import Rating, rate
+from collector.billing.charges import Charge, ChargeKind, price_quantity
+from collector.billing.price_book import Price, PriceBook, PriceGroup, Tariff
+from collector.billing.rating import RatingResult, rate
 from collector.billing.usage import Usage
-from collector.metering.evidence import Witness
-from collector.metering.instants import DAY_NS, HOUR_NS, Period
-from collector.metering.tiling import State
+from collector.metering.evidence import NodeWitness
+from collector.metering.tiling import SlotState
+from collector.metering.units import DAY_NS, HOUR_NS, Period
 
 EUR = 10**9  # one unit of the currency, in nano
-Rate = Callable[[Sequence[Usage], PriceBook, Period], Rating]
+Rate = Callable[[Sequence[Usage], PriceBook, Period], RatingResult]
 
 
-def total(charges: Sequence[Charge], *kinds: Kind) -> Fraction:
+def total(charges: Sequence[Charge], *kinds: ChargeKind) -> Fraction:
     return sum((c.amount for c in charges if not kinds or c.kind in kinds), Fraction(0))
 
 
@@ -49,7 +49,7 @@ def silence(one: Usage, usages: Sequence[Usage]) -> int:
     start, end = one.start_ns, one.end_ns
     for _ in usages:
         for other in usages:
-            unseen = other.state in (State.INFERRED, State.UNKNOWN)
+            unseen = other.state in (SlotState.INFERRED, SlotState.UNKNOWN)
             touches = other.start_ns <= end and start <= other.end_ns
             if unseen and touches and other.resource == one.resource:
                 start, end = min(start, other.start_ns), max(end, other.end_ns)
@@ -59,7 +59,7 @@ def silence(one: Usage, usages: Sequence[Usage]) -> int:
 def _segment(one: Usage, span: tuple[int, int], prices: PriceBook, silence_ns: int) -> Fraction:
     start, end = span
 
-    def found(group: Group, instant: int = start) -> Price:
+    def found(group: PriceGroup, instant: int = start) -> Price:
         valid = {
             p.tenant: p
             for p in prices.prices
@@ -68,18 +68,18 @@ def _segment(one: Usage, span: tuple[int, int], prices: PriceBook, silence_ns: i
         return valid.get(one.tenant) or valid[""]
 
     hours = Fraction((end - start) * one.capacity_units, 840 * HOUR_NS)
-    if one.state is State.RESERVED:
-        return hours * found(Group.RESERVATION).nano / EUR
-    if one.state not in (State.OBSERVED, State.INFERRED):
+    if one.state is SlotState.RESERVED:
+        return hours * found(PriceGroup.RESERVATION).nano / EUR
+    if one.state not in (SlotState.OBSERVED, SlotState.INFERRED):
         return Fraction(0)
     energy = one.energy_millijoules if isinstance(one.energy_millijoules, int) else 0
     share = Fraction(end - start, one.end_ns - one.start_ns)
-    amount = energy * share / 3_600_000_000 * found(Group.ENERGY).nano / EUR
-    begun = found(Group.TIME, one.claim_start_ns)
-    time = begun if begun.at_claim_start else found(Group.TIME)
-    certain = one.state is State.OBSERVED or (
+    amount = energy * share / 3_600_000_000 * found(PriceGroup.ENERGY).nano / EUR
+    begun = found(PriceGroup.TIME, one.claim_start_ns)
+    time = begun if begun.at_claim_start else found(PriceGroup.TIME)
+    certain = one.state is SlotState.OBSERVED or (
         time.tariff is Tariff.ALLOCATED
-        and one.witness is not Witness.NONE
+        and one.witness is not NodeWitness.NONE
         and silence_ns <= HOUR_NS
     )
     return amount + (hours * time.nano / EUR if certain else 0)
@@ -91,7 +91,7 @@ def rating_is_the_sum_of_single_prices(implementation: Rate) -> Callable[[], Non
     @given(timelines(), books())
     def holds(usages, prices) -> None:
         charges = implementation(usages, prices, MONTH).charges
-        billed = total([c for c in charges if c.kind is not Kind.MINIMUM_TOPUP])
+        billed = total([c for c in charges if c.kind is not ChargeKind.MINIMUM_TOPUP])
         assert billed == amount_by_segments(usages, prices, MONTH)
 
     return holds
@@ -101,19 +101,21 @@ def test_rating_over_a_book_is_the_sum_over_its_single_prices():
     rating_is_the_sum_of_single_prices(rate)()
 
 
-def price_by_start_only(usages: Sequence[Usage], prices: PriceBook, period: Period) -> Rating:
+def price_by_start_only(usages: Sequence[Usage], prices: PriceBook, period: Period) -> RatingResult:
     """Wrong: every charge of a usage has the price that was valid when the usage began."""
     rating = rate(usages, prices, period)
-    first: dict[tuple[Kind, str, str], int] = {}
+    first: dict[tuple[ChargeKind, str, str], int] = {}
     charges = []
     for charge in rating.charges:
         nano = first.setdefault((charge.kind, charge.resource, charge.claim), charge.price_nano)
-        amount = priced(charge.quantity, charge.unit, nano) if charge.unit else charge.amount
+        amount = (
+            price_quantity(charge.quantity, charge.unit, nano) if charge.unit else charge.amount
+        )
         charges.append(replace(charge, price_nano=nano, amount=amount))
     return replace(rating, charges=tuple(charges))
 
 
-def float_money(usages: Sequence[Usage], prices: PriceBook, period: Period) -> Rating:
+def float_money(usages: Sequence[Usage], prices: PriceBook, period: Period) -> RatingResult:
     """Wrong: amounts went through floating point."""
     rating = rate(usages, prices, period)
     charges = (
@@ -134,8 +136,8 @@ def test_wrong_rating_is_noticed(wrong):
 def test_minimums_only_add_lines_of_their_own(usages, prices):
     plain = replace(prices, prices=tuple(without_minimum(prices.prices)))
     charges = rate(usages, prices, MONTH).charges
-    topups = [c for c in charges if c.kind is Kind.MINIMUM_TOPUP]
-    rest = tuple(c for c in charges if c.kind is not Kind.MINIMUM_TOPUP)
+    topups = [c for c in charges if c.kind is ChargeKind.MINIMUM_TOPUP]
+    rest = tuple(c for c in charges if c.kind is not ChargeKind.MINIMUM_TOPUP)
     assert rest == rate(usages, plain, MONTH).charges
     assert all(topup.quantity > 0 and topup.amount >= 0 for topup in topups)
 
@@ -143,17 +145,17 @@ def test_minimums_only_add_lines_of_their_own(usages, prices):
 @given(timelines(), books())
 def test_what_a_claim_is_billed_is_the_least_that_minimum_and_granularity_allow(usages, prices):
     everything = Period(-10 * DAY_NS, 100 * DAY_NS)
-    one = {p.minimum_ns for p in prices.prices if p.tariff.group is Group.TIME}
-    step = {p.granularity_ns for p in prices.prices if p.tariff.group is Group.TIME}
+    one = {p.minimum_ns for p in prices.prices if p.tariff.group is PriceGroup.TIME}
+    step = {p.granularity_ns for p in prices.prices if p.tariff.group is PriceGroup.TIME}
     (minimum,), (granularity,) = one, step
     charges = rate(usages, prices, everything).charges
     used: Counter[str] = Counter()
     units = {}
-    for charge in (one for one in charges if one.kind is Kind.USAGE):
+    for charge in (one for one in charges if one.kind is ChargeKind.USAGE):
         duration = charge.service_t1_ns - charge.service_t0_ns
         used[charge.claim] += duration
         units[charge.claim] = charge.quantity / duration
-    extras = {one.claim: one.quantity for one in charges if one.kind is Kind.MINIMUM_TOPUP}
+    extras = {one.claim: one.quantity for one in charges if one.kind is ChargeKind.MINIMUM_TOPUP}
     assert extras.keys() <= used.keys()
     for claim, time in used.items():
         extra = extras.get(claim, Fraction(0)) / units[claim]

@@ -29,38 +29,48 @@ from support.books import (
 )
 
 from collector.billing import administration
-from collector.billing.amounts import amounts
-from collector.billing.checks import Check
-from collector.billing.closing import Books
-from collector.billing.demo_months import KnownGpu, SimulatedEvidence
-from collector.billing.focus import Account, Seller
-from collector.billing.rated import Numbers, rate_period
-from collector.billing.reconcile import charged, held, reconcile
-from collector.ledger.metered import Computed, MeteredGpu
-from collector.ledger.store import Ledger
-from collector.metering.evidence import Instance, Layout, Sighting, Stay, Stretch, Witness
-from collector.metering.instants import DAY_NS, HOUR_NS
-from collector.metering.units import GPU_CAPACITY, compute_slices, memory_slices
+from collector.billing.billing_demo import SimulatedEvidence, SimulatedGpuEvidence
+from collector.billing.focus_rows import PayerAccount, Seller
+from collector.billing.period_closing import BillingBooks
+from collector.billing.period_rating import RevisionNumbers, rate_period
+from collector.billing.reconciliation import (
+    ReconciliationCheck,
+    check_amounts,
+    check_billable_time,
+    check_charged_amount,
+    reconcile_period,
+)
+from collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from collector.ledger.ledger_store import Ledger
+from collector.metering.evidence import (
+    MigInstanceSlots,
+    NodeSighting,
+    NodeStay,
+    NodeWitness,
+    PartitionLayout,
+    SampleStretch,
+)
+from collector.metering.units import DAY_NS, GPU_CAPACITY, HOUR_NS, compute_slices, memory_slices
 
-SELLER = Seller("Hall", "Hall", {name: Account(name) for name in ("red", "green", "blue")})
+SELLER = Seller("Hall", "Hall", {name: PayerAccount(name) for name in ("red", "green", "blue")})
 
 
-def failing(checks: list[Check]) -> set[str]:
+def failing(checks: list[ReconciliationCheck]) -> set[str]:
     return {f"{check.rule} {check.what.split(',')[0]}" for check in checks if not check.passes}
 
 
-def rules(checks: list[Check]) -> set[str]:
+def rules(checks: list[ReconciliationCheck]) -> set[str]:
     return {check.rule for check in checks if not check.passes}
 
 
-def closed(ledger: Ledger, known: SimulatedEvidence = ALL) -> Books:
+def closed(ledger: Ledger, known: SimulatedEvidence = ALL) -> BillingBooks:
     books = opened(ledger, known)
     books.close(ONE, after(ONE))
     return books
 
 
 def test_all_is_equal(ledger: Ledger) -> None:
-    checks = reconcile(closed(ledger), ONE, SELLER)
+    checks = reconcile_period(closed(ledger), ONE, SELLER)
     assert rules(checks) == set()
     assert {check.rule for check in checks} == {"R1", "R2", "R4", "R5", "R6", "R7", "R8", "R9"}
     whole = 2 * 2 * 3 * GPU_CAPACITY * DAY_NS
@@ -70,7 +80,7 @@ def test_all_is_equal(ledger: Ledger) -> None:
 
 def test_a_period_that_is_open_is_compared_as_it_is(ledger: Ledger) -> None:
     books = opened(ledger, ALL)
-    checks = reconcile(books, ONE, SELLER)
+    checks = reconcile_period(books, ONE, SELLER)
     assert rules(checks) == set()
     assert [check.what for check in checks if check.rule == "R7"] == [
         "GPU-days of the ledger = computed again from evidence"
@@ -79,12 +89,14 @@ def test_a_period_that_is_open_is_compared_as_it_is(ledger: Ledger) -> None:
 
 def test_a_gpu_counts_while_it_was_in_a_node(ledger: Ledger) -> None:
     here = gpu(
-        "GPU-0", RED, stays=(Stay(hours(1), "a", hours(30)), Stay(hours(20), "b", hours(50)))
+        "GPU-0",
+        RED,
+        stays=(NodeStay(hours(1), "a", hours(30)), NodeStay(hours(20), "b", hours(50))),
     )
     books = closed(ledger, world(here))
-    assert rules(reconcile(books, ONE, SELLER)) == set()
-    longer = gpu("GPU-0", RED, stays=(Stay(hours(1), "a", hours(50) + 1),))
-    checks = reconcile(Books.of(ledger, world(longer)), ONE, SELLER)
+    assert rules(reconcile_period(books, ONE, SELLER)) == set()
+    longer = gpu("GPU-0", RED, stays=(NodeStay(hours(1), "a", hours(50) + 1),))
+    checks = reconcile_period(BillingBooks.of(ledger, world(longer)), ONE, SELLER)
     (per_day,) = [check for check in checks if check.rule == "R1"]
     (cluster,) = [check for check in checks if check.rule == "R2"]
     assert (per_day.difference, cluster.difference) == (-GPU_CAPACITY, -2 * GPU_CAPACITY)
@@ -94,7 +106,7 @@ def test_a_gpu_counts_while_it_was_in_a_node(ledger: Ledger) -> None:
 def test_missing_days_and_gpus_without_evidence_are_differences(ledger: Ledger) -> None:
     books = closed(ledger)
     known = SimulatedEvidence({**ALL.known, "GPU-2": gpu("GPU-2")})
-    checks = reconcile(Books.of(books.ledger, known), ONE, SELLER)
+    checks = reconcile_period(BillingBooks.of(books.ledger, known), ONE, SELLER)
     assert {"R1", "R2", "R4", "R7"} <= rules(checks)
 
 
@@ -109,19 +121,21 @@ def test_an_entry_added_behind_our_back_is_found(ledger: Ledger) -> None:
     with ledger.database.transaction(writes=True) as connection:
         connection.execute(text(added), {"day": START // DAY_NS})
     with pytest.raises(Exception, match="was altered: revision 1 of GPU-"):
-        reconcile(books, ONE, SELLER)
+        reconcile_period(books, ONE, SELLER)
 
 
 def test_energy_that_is_not_what_was_counted_is_found(ledger: Ledger) -> None:
     books = closed(ledger)
     red = ALL.known["GPU-0"]
     day = START // DAY_NS
-    wrong = MeteredGpu.of(red.evidence, red.counted, SKU).day(day, Computed("1", 2 * day * DAY_NS))
+    wrong = MeteredGpu.of(red.evidence, red.counted, SKU).day(
+        day, MeteringComputation("1", 2 * day * DAY_NS)
+    )
     first, *rest = wrong.shares
     more = msgspec.structs.replace(first.share, amount=first.share.amount + 7)
     shares = (msgspec.structs.replace(first, share=more), *rest)
     ledger.write(msgspec.structs.replace(wrong, shares=shares))
-    checks = reconcile(books, ONE, SELLER)
+    checks = reconcile_period(books, ONE, SELLER)
     assert rules(checks) == {"R4", "R7"}
     (energy,) = [check for check in checks if check.rule == "R4"]
     assert (energy.difference, energy.where) == (7, "GPU-0 on 2024-10-04")
@@ -130,12 +144,12 @@ def test_energy_that_is_not_what_was_counted_is_found(ledger: Ledger) -> None:
 def test_evidence_that_says_something_else_is_found(ledger: Ledger) -> None:
     books = closed(ledger)
     known = world(released(ALL.known["GPU-0"], RED.id, 50), ALL.known["GPU-1"])
-    checks = reconcile(Books.of(ledger, known), ONE, SELLER)
+    checks = reconcile_period(BillingBooks.of(ledger, known), ONE, SELLER)
     assert rules(checks) == {"R7"}
     assert [check.where for check in checks if not check.passes] == ["GPU-0 on 2024-10-06"]
     # Once the ledger has it, all is equal again; the closed period stays what it was.
     informed = told(books, known)
-    assert rules(reconcile(informed, ONE, SELLER)) == set()
+    assert rules(reconcile_period(informed, ONE, SELLER)) == set()
 
 
 def test_a_lost_charge_a_lost_invoice_and_free_time_are_differences(ledger: Ledger) -> None:
@@ -143,16 +157,16 @@ def test_a_lost_charge_a_lost_invoice_and_free_time_are_differences(ledger: Ledg
     invoices = books.store.invoices()
     published = books.store.book()
     assert published is not None
-    rated = rate_period(ledger, published.book, ONE, Numbers(ledger))
-    assert held(rated).passes
+    rated = rate_period(ledger, published.book, ONE, RevisionNumbers(ledger))
+    assert check_billable_time(rated).passes
     taken = {of: quantity for of, quantity in rated.taken.items() if of.tenant == "red"}
-    check = held(replace(rated, taken=taken))
+    check = check_billable_time(replace(rated, taken=taken))
     assert check.difference == -60 * GPU_CAPACITY * HOUR_NS
     assert check.where == f"green, {SKU}, observed"
-    assert charged(rated.charges, invoices).passes
-    assert charged(rated.charges[1:], invoices).difference == rated.charges[0].amount
-    assert charged(rated.charges, invoices[1:]).difference == -invoices[0].exact
-    assert all(one.passes for one in amounts(invoices, SELLER))
+    assert check_charged_amount(rated.charges, invoices).passes
+    assert check_charged_amount(rated.charges[1:], invoices).difference == rated.charges[0].amount
+    assert check_charged_amount(rated.charges, invoices[1:]).difference == -invoices[0].exact
+    assert all(one.passes for one in check_amounts(invoices, SELLER))
 
 
 def test_prices_that_were_changed_behind_the_triggers_are_found(ledger: Ledger) -> None:
@@ -165,16 +179,16 @@ def test_prices_that_were_changed_behind_the_triggers_are_found(ledger: Ledger) 
         connection.execute(text(drop[connection.dialect.name]))
         cheaper = PRICES.replace("2_490", "2_480")
         connection.execute(text("UPDATE billing_price_book SET text = :text"), {"text": cheaper})
-    found = failing(reconcile(books, ONE, SELLER))
+    found = failing(reconcile_period(books, ONE, SELLER))
     assert "R7 root of 2024-10-04..2024-10-06" in found
     assert "R5 invoices" in found
 
 
 def test_what_nobody_saw_is_reported_and_no_difference(ledger: Ledger) -> None:
-    half = (Stretch("boot", START, hours(36)),)
-    seen = (Sighting(Witness.SCHEDULER, START, TWO.end_ns),)
+    half = (SampleStretch("boot", START, hours(36)),)
+    seen = (NodeSighting(NodeWitness.SCHEDULER, START, TWO.end_ns),)
     books = closed(ledger, world(gpu("GPU-0", RED, stretches=half, sightings=seen)))
-    checks = [check for check in reconcile(books, ONE, SELLER) if check.rule == "R6"]
+    checks = [check for check in reconcile_period(books, ONE, SELLER) if check.rule == "R6"]
     assert [check.found for check in checks] == [Fraction(24, 72), Fraction(12, 72)]
     assert [(check.passes, check.within) for check in checks] == [(True, False)] * 2
 
@@ -184,7 +198,7 @@ def test_energy_that_nobody_counted_waits_for_a_decision(ledger: Ledger) -> None
     assert {one.reason for one in books.store.reviews(1)} == {
         "its energy is not known: unsupported"
     }
-    assert rules(reconcile(books, ONE, SELLER)) == set()
+    assert rules(reconcile_period(books, ONE, SELLER)) == set()
 
 
 MIG_PRICES = (
@@ -202,31 +216,33 @@ version = 1
 
 
 def test_a_mig_instance_is_billed_by_its_profile(ledger: Ledger) -> None:
-    part = Instance(compute_slices(0, 3), memory_slices(0, 4))
+    part = MigInstanceSlots(compute_slices(0, 3), memory_slices(0, 4))
     small = claim("blue", 2, 12, compute=part.compute, memory=part.memory)
-    whole = gpu("GPU-0", small, layouts=(Layout(START, "l1", (part,)),))
-    known = world(KnownGpu(whole.evidence, whole.counted, SKU, {small.id: "3g.40gb"}))
+    whole = gpu("GPU-0", small, layouts=(PartitionLayout(START, "l1", (part,)),))
+    known = world(SimulatedGpuEvidence(whole.evidence, whole.counted, SKU, {small.id: "3g.40gb"}))
     books = opened(ledger, known, MIG_PRICES)
     (invoice,) = books.close(ONE, after(ONE)).invoices
     time = [line.charge for line in invoice.lines if line.charge.kind == "usage"]
     assert sum(charge.amount for charge in time) == 12
     assert {charge.mig_profile for charge in time} == {"3g.40gb"}
-    assert rules(reconcile(books, ONE, SELLER)) == set()
+    assert rules(reconcile_period(books, ONE, SELLER)) == set()
 
 
 def test_a_share_of_a_mig_instance_is_billed_by_its_share(ledger: Ledger) -> None:
     """10 h of 1/4, 10 h of 3/4, and 2 h without a share beside both: nothing is left for it."""
-    part = Instance(compute_slices(0, 3), memory_slices(0, 4))
+    part = MigInstanceSlots(compute_slices(0, 3), memory_slices(0, 4))
     on = {"compute": part.compute, "memory": part.memory, "exclusive": False}
     shared = [
         claim("blue", 2, 12, share=Fraction(1, 4), **on),
         claim("red", 2, 12, share=Fraction(3, 4), **on),
         claim("green", 12, 14, **on),
     ]
-    whole = gpu("GPU-0", *shared, layouts=(Layout(START, "l1", (part,)),))
+    whole = gpu("GPU-0", *shared, layouts=(PartitionLayout(START, "l1", (part,)),))
     profiles = {one.id: "3g.40gb" for one in shared}
     books = opened(
-        ledger, world(KnownGpu(whole.evidence, whole.counted, SKU, profiles)), MIG_PRICES
+        ledger,
+        world(SimulatedGpuEvidence(whole.evidence, whole.counted, SKU, profiles)),
+        MIG_PRICES,
     )
     invoices = books.close(ONE, after(ONE)).invoices
     time = [line.charge for one in invoices for line in one.lines if line.charge.kind == "usage"]
@@ -234,7 +250,7 @@ def test_a_share_of_a_mig_instance_is_billed_by_its_share(ledger: Ledger) -> Non
     assert paid == {
         "blue": Fraction(12, 4), "red": Fraction(36, 4), "green": Fraction(12, 5)
     }  # fmt: skip
-    assert rules(reconcile(books, ONE, SELLER)) == set()
+    assert rules(reconcile_period(books, ONE, SELLER)) == set()
 
 
 def test_a_minimum_counts_the_days_before_the_period(ledger: Ledger) -> None:
@@ -243,7 +259,7 @@ def test_a_minimum_counts_the_days_before_the_period(ledger: Ledger) -> None:
     )
     known = world(gpu("GPU-0", claim("red", 1, 74)))
     meter(ledger, known)
-    books = Books.of(ledger, known)
+    books = BillingBooks.of(ledger, known)
     administration.publish(books, prices, "p", after(ONE))
     first = books.close(ONE, after(ONE)).invoices
     (second,) = books.close(TWO, after(TWO)).invoices
@@ -252,4 +268,4 @@ def test_a_minimum_counts_the_days_before_the_period(ledger: Ledger) -> None:
     # 100 hours at least, of which 73 were used, 71 of them before.
     assert topup.quantity == 27 * GPU_CAPACITY * HOUR_NS
     for period in (ONE, TWO):
-        assert rules(reconcile(books, period, SELLER)) == set()
+        assert rules(reconcile_period(books, period, SELLER)) == set()

@@ -12,18 +12,18 @@ from support.settling import Site
 from support.story import DAY_SECONDS, Reporter, accept, at, gpus_of, started
 
 from collector.billing import administration
-from collector.billing.charges import Unit
-from collector.billing.closing import Books, By, Closed
-from collector.billing.focus import Account, Seller
-from collector.billing.invoice import CLOSE_AFTER_NS
-from collector.billing.reconcile import reconcile
-from collector.commands.opening import evidence_in
-from collector.fleet.metered_columns import sku_of
-from collector.metering.instants import Period
+from collector.billing.charges import PriceUnit
+from collector.billing.focus_rows import PayerAccount, Seller
+from collector.billing.invoices import CLOSE_AFTER_NS
+from collector.billing.period_closing import BillingActor, BillingBooks, ClosedPeriod
+from collector.billing.reconciliation import reconcile_period
+from collector.commands.command_options import evidence_in
+from collector.fleet.schema_columns import sku_of
+from collector.metering.units import Period
 
 MODEL = "NVIDIA H100 80GB HBM3"
 ONE, TWO = (Period(at(n * DAY_SECONDS), at((n + 1) * DAY_SECONDS)) for n in (0, 1))
-SELLER = Seller("Hall", "Hall", {"red": Account("red")})
+SELLER = Seller("Hall", "Hall", {"red": PayerAccount("red")})
 HOURS = 3600
 PER_HOUR = Fraction("2.49")
 LATER = 2 * DAY_SECONDS + 2 * HOURS
@@ -36,13 +36,13 @@ def site(url: str, tmp_path: Path) -> Iterator[Site]:
     made.settler.close()
 
 
-def amounts(closed: Closed) -> dict[str, Fraction]:
+def amounts(closed: ClosedPeriod) -> dict[str, Fraction]:
     """What is billed for time, by what the charges correct; empty for the period's own."""
     found: dict[str, Fraction] = {}
     for invoice in closed.invoices:
         for line in invoice.lines:
             charge = line.charge
-            if charge.unit is not Unit.GPU_HOURS:
+            if charge.unit is not PriceUnit.GPU_HOURS:
                 continue
             found[charge.corrects] = found.get(charge.corrects, Fraction(0)) + charge.amount
     return found
@@ -58,18 +58,18 @@ async def test_a_closed_period_gets_an_adjustment_and_everything_reconciles(site
     )
     await site.round(LATER, everything=True)
     ledger = site.door.ledger
-    books = Books.of(ledger, evidence_in(ledger.database))
+    books = BillingBooks.of(ledger, evidence_in(ledger.database))
     prices = PRICES.replace('"h100"', f'"{sku_of(MODEL)}"')
-    administration.publish(books, prices, "p", By(BOSS, at(0)))
-    first = books.close(ONE, By(BOSS, ONE.end_ns + CLOSE_AFTER_NS))
+    administration.publish(books, prices, "p", BillingActor(BOSS, at(0)))
+    first = books.close(ONE, BillingActor(BOSS, ONE.end_ns + CLOSE_AFTER_NS))
     assert amounts(first) == {"": 24 * PER_HOUR}
     site.texts["retired"] = "gpu,from,to,why\nGPU-0,2026-09-04T12:00:00Z,,sent back\n"
     await site.round(LATER + 600, everything=True)
-    second = books.close(TWO, By(BOSS, TWO.end_ns + CLOSE_AFTER_NS))
+    second = books.close(TWO, BillingActor(BOSS, TWO.end_ns + CLOSE_AFTER_NS))
     assert sum(amounts(second).values()) == -12 * PER_HOUR, "and nothing for the second day"
     (corrected,) = amounts(second)
     assert corrected == first.invoices[0].invoice_id
     for period in (ONE, TWO):
-        checks = reconcile(books, period, SELLER)
+        checks = reconcile_period(books, period, SELLER)
         assert [check for check in checks if not check.passes] == []
         assert {"R1", "R2", "R4", "R7"} <= {check.rule for check in checks}

@@ -12,22 +12,24 @@ from support.settling import Site
 from support.story import DAY_SECONDS, Reporter, accept, at, gpus_of, started
 
 from collector.billing import administration
-from collector.billing.checks import Check
-from collector.billing.closing import Books, By
-from collector.billing.focus import Account, Seller
-from collector.billing.reconcile import reconcile
-from collector.commands.opening import evidence_in
-from collector.evidence.decisions import Decision, decide, waiting
-from collector.fleet.metered_columns import sku_of
-from collector.ledger.tiling import DAY_NS
-from collector.metering.instants import Period
-from collector.metering.units import GPU_CAPACITY
-from railscope.audit.record import Actor
+from collector.billing.focus_rows import PayerAccount, Seller
+from collector.billing.period_closing import BillingActor, BillingBooks
+from collector.billing.reconciliation import ReconciliationCheck, reconcile_period
+from collector.commands.command_options import evidence_in
+from collector.evidence.review_decisions import (
+    ReviewDecision,
+    find_pending_evidence,
+    record_decision,
+)
+from collector.fleet.schema_columns import sku_of
+from collector.ledger.day_tiling import DAY_NS
+from collector.metering.units import GPU_CAPACITY, Period
+from railscope.audit.record import RecordActor
 
 MODEL = "NVIDIA H100 80GB HBM3"
 HOUR = 3600
 PERIOD = Period(at(0), at(DAY_SECONDS))
-SELLER = Seller("Hall", "Hall", {"red": Account("red")})
+SELLER = Seller("Hall", "Hall", {"red": PayerAccount("red")})
 TILINGS = 2
 NAMES = ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
 LATER = DAY_SECONDS + 2 * HOUR
@@ -40,12 +42,12 @@ def site(url: str, tmp_path: Path) -> Iterator[Site]:
     made.settler.close()
 
 
-def checked(site: Site) -> dict[str, Check]:
+def checked(site: Site) -> dict[str, ReconciliationCheck]:
     """The checks of the day; each must pass."""
-    books = Books.of(site.door.ledger, evidence_in(site.door.ledger.database))
+    books = BillingBooks.of(site.door.ledger, evidence_in(site.door.ledger.database))
     prices = PRICES.replace('"h100"', f'"{sku_of(MODEL)}"')
-    administration.publish(books, prices, "p", By(BOSS, at(0)))
-    checks = reconcile(books, PERIOD, SELLER)
+    administration.publish(books, prices, "p", BillingActor(BOSS, at(0)))
+    checks = reconcile_period(books, PERIOD, SELLER)
     assert [check for check in checks if not check.passes] == []
     return {check.rule: check for check in checks}
 
@@ -64,12 +66,12 @@ async def test_r2_counts_gpus_of_the_inventory_and_those_accepted(
     (cluster,) = [one for rule, one in checked(site).items() if rule == "R2"]
     assert cluster.found == cluster.expected == TILINGS * 2 * GPU_CAPACITY * DAY_NS
 
-    found = waiting(site.door.store, site.door.ledger.database, at(LATER))
+    found = find_pending_evidence(site.door.store, site.door.ledger.database, at(LATER))
     assert {one.subject.name: one.gpu_ns for one in found} == {
         "GPU-2": Fraction(at(LATER) - at(6 * HOUR)), "GPU-3": 0,
     }  # fmt: skip
-    decision = Decision(accepted, Actor("operator", "ann"), at(LATER + 60), "checked")
-    decide(site.door.ledger.database, found, decision)
+    decision = ReviewDecision(accepted, RecordActor("operator", "ann"), at(LATER + 60), "checked")
+    record_decision(site.door.ledger.database, found, decision)
     await site.round(LATER + 120, everything=True)
     (cluster,) = [one for rule, one in checked(site).items() if rule == "R2"]
     gpus = 4 if accepted else 2

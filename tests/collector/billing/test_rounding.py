@@ -9,11 +9,11 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from collector.billing.rounding import (
+from collector.billing.charges import (
     EXPONENTS,
     UnknownCurrencyError,
     exponent_of,
-    spread,
+    spread_rounding,
     to_minor,
 )
 
@@ -36,16 +36,18 @@ def test_half_a_cent_goes_to_the_even_one(amount, cents):
 
 def test_three_thirds_of_a_euro_are_a_euro():
     thirds = dict.fromkeys("abc", Fraction(1, 3))
-    assert spread(thirds, 2) == {"a": 34, "b": 33, "c": 33}
+    assert spread_rounding(thirds, 2) == {"a": 34, "b": 33, "c": 33}
 
 
 def test_the_cents_that_are_missing_go_to_the_lines_that_lost_most():
     lines = {"a": Fraction("0.101"), "b": Fraction("0.109"), "c": Fraction("0.105")}
-    assert spread(lines, 2) == {"a": 10, "b": 11, "c": 11}, "0.315 rounds to 0.32"
+    assert spread_rounding(lines, 2) == {"a": 10, "b": 11, "c": 11}, "0.315 rounds to 0.32"
 
 
 def test_exact_lines_stay_as_they_are():
-    assert spread({"a": Fraction(1), "b": Fraction("2.50"), "c": Fraction("-0.25")}, 2) == {
+    assert spread_rounding(
+        {"a": Fraction(1), "b": Fraction("2.50"), "c": Fraction("-0.25")}, 2
+    ) == {
         "a": 100,
         "b": 250,
         "c": -25,
@@ -80,7 +82,7 @@ def lines_add_up(implementation: Spread) -> Callable[[], None]:
 
 
 def test_rounded_lines_add_up_to_the_rounded_total_each_within_one_minor_unit():
-    lines_add_up(spread)()
+    lines_add_up(spread_rounding)()
 
 
 def per_line(exact: Mapping[str, Fraction], exponent: int) -> dict[str, int]:
@@ -107,4 +109,6 @@ def test_wrong_rounding_is_noticed(wrong):
 @given(amounts, exponents, st.randoms())
 def test_the_order_of_lines_does_not_matter(exact, exponent, random):
     keys = random.sample(sorted(exact), len(exact))
-    assert spread({key: exact[key] for key in keys}, exponent) == spread(exact, exponent)
+    assert spread_rounding({key: exact[key] for key in keys}, exponent) == spread_rounding(
+        exact, exponent
+    )

@@ -8,30 +8,36 @@ from pathlib import Path
 
 import pytest
 
-from collector.billing import seller_file
-from collector.billing.focus import Account, Region, Seller
-from collector.billing.seller_file import SellerFileError, parse, read
+from collector.billing import focus_rows
+from collector.billing.focus_rows import (
+    GpuRegion,
+    PayerAccount,
+    Seller,
+    SellerFileError,
+    parse_seller,
+    read_seller,
+)
 
 
 def test_the_example_in_the_documentation_is_one():
-    lines = inspect.cleandoc(seller_file.__doc__ or "").splitlines()
+    lines = inspect.cleandoc(focus_rows.__doc__ or "").splitlines()
     example = "\n".join(line for line in lines if line.startswith("    "))
-    assert parse(inspect.cleandoc(example), "example") == Seller(
+    assert parse_seller(inspect.cleandoc(example), "example") == Seller(
         provider="Machine Hall",
         invoice_issuer="Machine Hall",
         accounts={
-            "language": Account(
+            "language": PayerAccount(
                 "research", "Research", "Account", "Language models", {"CostCenter": "4711"}
             )
         },
-        region=Region("hall-1", "Machine hall 1"),
+        region=GpuRegion("hall-1", "Machine hall 1"),
     )
 
 
 def test_little_is_enough():
     text = 'provider = "P"\npublisher = "Q"\n[tenant."a b"]\naccount = "x"\ntype = "Namespace"\n'
-    expected = Seller("P", "P", {"a b": Account("x", tenant_type="Namespace")}, publisher="Q")
-    assert parse(text, "f") == expected
+    expected = Seller("P", "P", {"a b": PayerAccount("x", tenant_type="Namespace")}, publisher="Q")
+    assert parse_seller(text, "f") == expected
 
 
 @pytest.mark.parametrize(
@@ -49,16 +55,16 @@ def test_little_is_enough():
 )
 def test_what_is_wrong_is_named_with_the_file(text, said):
     with pytest.raises(SellerFileError, match=r"^f: ") as caught:
-        parse(text, "f")
+        parse_seller(text, "f")
     assert said in str(caught.value)
 
 
 def test_the_sample_can_be_read(tmp_path: Path):
     sample = Path(__file__).parents[3] / "deploy" / "seller.toml"
-    assert read(sample) == Seller("GPU cluster", "GPU cluster", {})
+    assert read_seller(sample) == Seller("GPU cluster", "GPU cluster", {})
     text = re.sub(r"^# (?=\[|\w+ = )", "", sample.read_text(), flags=re.MULTILINE)
-    found = parse(text, "sample")
-    assert found.region == Region("hall-1", "Machine hall 1")
+    found = parse_seller(text, "sample")
+    assert found.region == GpuRegion("hall-1", "Machine hall 1")
     assert found.accounts["team-red"].tags == {"CostCenter": "4711"}
     with pytest.raises(SellerFileError, match="missing"):
-        read(tmp_path / "missing.toml")
+        read_seller(tmp_path / "missing.toml")

@@ -10,35 +10,35 @@ from pathlib import Path
 
 import pytest
 
-from collector.billing import demo
-from collector.billing.books_export import with_origins
-from collector.billing.closing import Books
-from collector.billing.export import Form, Order, export
-from collector.billing.focus_parquet import read_from
-from collector.billing.served import BillingError, ServedBooks
-from collector.ledger.store import Ledger
-from collector.metering.periods import parse
+from collector.billing import billing_demo
+from collector.billing.export import ExportFormat, ExportOrder, export_invoices
+from collector.billing.export_provenance import with_origins
+from collector.billing.focus_files import read_parquet
+from collector.billing.period_closing import BillingBooks
+from collector.billing.tenant_statements import BillingReader, BillingUnavailableError
+from collector.ledger.ledger_store import Ledger
+from collector.metering.units import parse_period
 from collector.tables import metadata
 
 
 @pytest.fixture(scope="module")
-def books(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Books]:
+def books(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BillingBooks]:
     ledger = Ledger.open(f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.sqlite", metadata)
-    demo.run(ledger)
-    yield Books.of(ledger)
+    billing_demo.run_demo(ledger)
+    yield BillingBooks.of(ledger)
     ledger.close()
 
 
 @pytest.fixture
-def served(books: Books) -> ServedBooks:
-    return ServedBooks(books, lambda _tenants: demo.SELLER)
+def served(books: BillingBooks) -> BillingReader:
+    return BillingReader(books, lambda _tenants: billing_demo.SELLER)
 
 
 @pytest.mark.parametrize("tenant", [None, "vision"])
 def test_an_export_is_the_file_that_the_command_writes(served, books, tmp_path: Path, tenant):
-    order = Order(demo.SELLER, 0, period=parse("2026-09"), tenant=tenant)
-    export(books.store, with_origins(order, books), tmp_path)
-    assert served.export_forms == list(Form)
+    order = ExportOrder(billing_demo.SELLER, 0, period=parse_period("2026-09"), tenant=tenant)
+    export_invoices(books.store, with_origins(order, books), tmp_path)
+    assert served.export_forms == list(ExportFormat)
     for form in served.export_forms:
         written = (tmp_path / f"{order.stem}.{form}").read_bytes()
         assert served.export(tenant, "2026-09", form) == written
@@ -46,14 +46,14 @@ def test_an_export_is_the_file_that_the_command_writes(served, books, tmp_path: 
 
 def test_a_tenant_gets_nothing_of_others(served):
     raw = served.export("vision", "2026-10", "parquet")
-    assert {row["SubAccountId"] for row in read_from(io.BytesIO(raw))} == {"vision"}
+    assert {row["SubAccountId"] for row in read_parquet(io.BytesIO(raw))} == {"vision"}
     assert served.export("nobody", "2026-10", "csv") is None
     assert served.export(None, "2027-01", "csv") is None
 
 
 def test_statements_come_in_their_forms(served):
     assert served.statement_forms[0] == "json"
-    (invoice,) = served.books.store.invoices(parse("2026-09"), "vision")
+    (invoice,) = served.books.store.invoices(parse_period("2026-09"), "vision")
     for form in served.statement_forms:
         assert invoice.invoice_id.encode() in served.statement("vision", "2026-09", form)
     assert json.loads(served.statement("vision", "2026-09", "json"))
@@ -62,12 +62,12 @@ def test_statements_come_in_their_forms(served):
 
 
 def test_what_cannot_be_made_is_one_error(served, tmp_path: Path):
-    nobody_pays = replace(served, seller=lambda _tenants: replace(demo.SELLER, accounts={}))
-    with pytest.raises(BillingError, match="no account pays"):
+    nobody_pays = replace(served, seller=lambda _tenants: replace(billing_demo.SELLER, accounts={}))
+    with pytest.raises(BillingUnavailableError, match="no account pays"):
         nobody_pays.export("vision", "2026-09", "csv")
     ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite", metadata)
-    gone = replace(served, books=Books.of(ledger))
+    gone = replace(served, books=BillingBooks.of(ledger))
     ledger.close()
     (tmp_path / "ledger.sqlite").write_bytes(b"this was a database once, and is none any more")
-    with pytest.raises(BillingError, match=r"ledger\.sqlite"):
+    with pytest.raises(BillingUnavailableError, match=r"ledger\.sqlite"):
         gone.export("vision", "2026-09", "csv")

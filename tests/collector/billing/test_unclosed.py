@@ -33,27 +33,30 @@ from support.books import (
 )
 
 from collector.billing import administration
-from collector.billing.charges import Kind
-from collector.billing.closed import ClosingError
-from collector.billing.closing import Books, By
-from collector.billing.corrections import adjustment, credit
-from collector.billing.demo_months import KnownGpu
-from collector.billing.focus import Account, Seller
-from collector.billing.listing import as_document, listing
-from collector.billing.reconcile import reconcile
-from collector.billing.served import ServedBooks
-from collector.billing.statement_text import text as as_text
-from collector.billing.statements import FORMS, UnknownTenantError, periods, statement
-from collector.ledger.metered import Computed, MeteredGpu
-from collector.ledger.store import Ledger
-from collector.metering.evidence import Outage, Stretch
-from collector.metering.instants import DAY_NS, HOUR_NS, Period
-from collector.metering.units import GPU_CAPACITY
+from collector.billing.billing_demo import SimulatedGpuEvidence
+from collector.billing.billing_listing import listing_document, read_listing
+from collector.billing.charges import ChargeKind
+from collector.billing.focus_rows import PayerAccount, Seller
+from collector.billing.invoices import ClosingError, adjustment_charge, credit_charge
+from collector.billing.period_closing import BillingActor, BillingBooks
+from collector.billing.reconciliation import reconcile_period
+from collector.billing.statement_formats import as_text
+from collector.billing.tenant_statements import (
+    STATEMENT_FORMATS,
+    BillingReader,
+    UnknownTenantError,
+    read_statement,
+    statement_periods,
+)
+from collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from collector.ledger.ledger_store import Ledger
+from collector.metering.evidence import GpuOutage, SampleStretch
+from collector.metering.units import DAY_NS, GPU_CAPACITY, HOUR_NS, Period
 from collector.tables import metadata
 from railscope.cli import root as railscope
 
-SELLER = Seller("Hall", "Hall", {name: Account(name) for name in ("red", "green", "blue")})
-SEEN_FOR_AN_HOUR = {"stretches": (Stretch("boot", START - DAY_NS, hours(6)),)}
+SELLER = Seller("Hall", "Hall", {name: PayerAccount(name) for name in ("red", "green", "blue")})
+SEEN_FOR_AN_HOUR = {"stretches": (SampleStretch("boot", START - DAY_NS, hours(6)),)}
 RATE = Fraction("2.49") + Fraction("0.31") / 2
 
 
@@ -133,25 +136,25 @@ def test_a_ledger_of_an_earlier_release_gets_the_new_tables(tmp_path):
 def test_a_correction_that_leaves_time_undecided_is_on_the_next_statement(ledger):
     books = opened(ledger, world(without_counter(gpu("GPU-0", RED))))
     books.close(ONE, after(ONE))
-    unseen = gpu("GPU-0", RED, stretches=(Stretch("b", START - DAY_NS, hours(10)),))
+    unseen = gpu("GPU-0", RED, stretches=(SampleStretch("b", START - DAY_NS, hours(10)),))
     books = told(books, world(without_counter(unseen)))
-    waiting = listing(books)
+    waiting = read_listing(books)
     assert [(one[0], one[1][0].tenant) for one in waiting.pending.corrections] == [(ONE, "red")]
     assert sum(one.gpu_hours for _, one in waiting.undecided) == 0
     assert sum(one.gpu_hours for _, one in waiting.pending.undecided) == 50
     closed = books.close(TWO, after(TWO))
     assert exact(books.store.invoices())["red"] == 5 * Fraction("2.49")
-    found = statement(books, "red", TWO)
+    found = read_statement(books, "red", TWO)
     assert [(one.start_ns, one.end_ns) for one in found.undecided if one.units] == [
         (hours(10), hours(60))
     ]
     assert sum(one.gpu_hours for one in found.undecided) == 50
     assert "50.000000 GPU-hours: inferred over a silence" in as_text(found)
     assert {one.tenant for one in books.store.reviews(closed.closing.number)} == {"red"}
-    after_it = listing(books)
+    after_it = read_listing(books)
     assert sum(one.gpu_hours for _, one in after_it.undecided) == 50
     assert after_it.pending.corrections == ()
-    for check in reconcile(books, TWO, SELLER):
+    for check in reconcile_period(books, TWO, SELLER):
         assert check.passes, check
 
 
@@ -160,33 +163,33 @@ def test_a_tenant_with_only_undecided_time_has_a_statement(ledger):
     books = opened(ledger, world(gpu("GPU-0", RED), silent))
     books.close(ONE, after(ONE))
     assert exact(books.store.invoices()).keys() == {"red"}
-    found = statement(books, "blue", ONE)
+    found = read_statement(books, "blue", ONE)
     assert sum(one.gpu_hours for one in found.undecided) == 15
     printed = as_text(found)
     assert printed.startswith("STATEMENT  blue  2024-10-04..2024-10-06\n")
     assert "To pay: 0.00 EUR" in printed
     assert "15.000000 GPU-hours" in printed
-    document = json.loads(FORMS["json"](found))
+    document = json.loads(STATEMENT_FORMATS["json"](found))
     assert (document["invoice"], document["status"], document["total"]) == ("", "none", "0.00")
     assert document["undecided"][0]["gpu_hours"] == "15.000000000000"
-    assert b"Not billed" in FORMS["html"](found)
-    assert periods(books, "blue") == [ONE]
-    served = ServedBooks(books, lambda _tenants: SELLER)
+    assert b"Not billed" in STATEMENT_FORMATS["html"](found)
+    assert statement_periods(books, "blue") == [ONE]
+    served = BillingReader(books, lambda _tenants: SELLER)
     assert [(one.tenant, one.invoice != "") for one in served.issued(None)] == [
         ("blue", False), ("red", True)
     ]  # fmt: skip
-    assert served.statement("blue", "2024-10-04..2024-10-06", "json") == FORMS["json"](
-        statement(books, "blue", ONE, "Hall")
+    assert served.statement("blue", "2024-10-04..2024-10-06", "json") == STATEMENT_FORMATS["json"](
+        read_statement(books, "blue", ONE, "Hall")
     )
     with pytest.raises(UnknownTenantError, match="'nobody' has no invoice"):
-        statement(books, "nobody", ONE)
+        read_statement(books, "nobody", ONE)
 
 
 def test_undecided_energy_is_not_counted_as_time(ledger):
     books = opened(ledger, world(without_counter(gpu("GPU-0", RED))))
     books.close(ONE, after(ONE))
     assert exact(books.store.invoices())["red"] == 55 * Fraction("2.49")
-    found = statement(books, "red", ONE).undecided
+    found = read_statement(books, "red", ONE).undecided
     assert {one.reason for one in found} == {"its energy is not known: unsupported"}
     assert sum(one.gpu_hours for one in found) == 0
 
@@ -199,8 +202,8 @@ GRANULAR = PRICES.replace(
 )
 
 
-def _metered(ledger: Ledger, days: range, *known: KnownGpu) -> None:
-    computed = Computed("1", (days.stop + 1) * DAY_NS)
+def _metered(ledger: Ledger, days: range, *known: SimulatedGpuEvidence) -> None:
+    computed = MeteringComputation("1", (days.stop + 1) * DAY_NS)
     gpus = [MeteredGpu.of(one.evidence, {}, one.sku) for one in known]
     ledger.write_days([each.day(day, computed) for each in gpus for day in days])
 
@@ -209,8 +212,8 @@ def _metered(ledger: Ledger, days: range, *known: KnownGpu) -> None:
 def test_a_running_job_is_not_charged_a_minimum_where_a_period_cuts_it(ledger, days_known):
     running = gpu("GPU-0", claim("red", 71.5, 73))
     _metered(ledger, range(FIRST_DAY, FIRST_DAY + days_known), running)
-    books = Books.of(ledger)
-    administration.publish(books, GRANULAR, "p", By(BOSS, START))
+    books = BillingBooks.of(ledger)
+    administration.publish(books, GRANULAR, "p", BillingActor(BOSS, START))
     first = books.close(ONE, after(ONE))
     assert [line.charge.kind.value for one in first.invoices for line in one.lines] == ["usage"]
     _metered(ledger, range(FIRST_DAY, FIRST_DAY + 7), running)
@@ -224,12 +227,12 @@ def test_a_running_job_is_not_charged_a_minimum_where_a_period_cuts_it(ledger, d
 def test_a_claim_that_lost_its_gpu_has_its_minimum_where_it_ends(ledger, red):
     lost = gpu("GPU-0", claim("red", 11, 100, **red), claim("blue", 48, 110))
     _metered(ledger, range(FIRST_DAY, FIRST_DAY + 7), lost)
-    books = Books.of(ledger)
-    administration.publish(books, GRANULAR, "p", By(BOSS, START))
+    books = BillingBooks.of(ledger)
+    administration.publish(books, GRANULAR, "p", BillingActor(BOSS, START))
     found = []
     for period in (ONE, TWO):
         lines = [line for one in books.close(period, after(period)).invoices for line in one.lines]
-        found.append([one.charge for one in lines if one.charge.kind is Kind.MINIMUM_TOPUP])
+        found.append([one.charge for one in lines if one.charge.kind is ChargeKind.MINIMUM_TOPUP])
     first, (topup,) = found
     assert first == []
     assert (topup.tenant, topup.quantity) == ("red", HOUR_NS * GPU_CAPACITY)
@@ -241,7 +244,7 @@ def test_an_outage_over_the_end_of_a_period_does_not_end_a_claim_twice(ledger):
     paused = gpu(
         "GPU-0",
         claim("red", 47.5, 120.5),
-        outages=(Outage(announced=False, start_ns=hours(48), end_ns=hours(120)),),
+        outages=(GpuOutage(announced=False, start_ns=hours(48), end_ns=hours(120)),),
     )
     books = opened(ledger, world(without_counter(paused)), GRANULAR.replace("86400", "0"))
     first = books.close(ONE, after(ONE))
@@ -258,24 +261,28 @@ def test_a_credit_is_at_most_what_was_invoiced(ledger):
     closed = books.close(ONE, after(ONE))
     (red,) = [one.payable for one in closed.invoices if one.tenant == "red"]
     with pytest.raises(ClosingError, match=r"expected at most 145\.4\d+, what is invoiced"):
-        administration.record(books, credit("red", red + 1, ONE, "x"), after(ONE))
+        administration.record(books, credit_charge("red", red + 1, ONE, "x"), after(ONE))
     with pytest.raises(ClosingError, match="or use --force"):
-        administration.record(books, adjustment("red", -red - 1, ONE, "x"), after(ONE))
-    assert administration.record(books, credit("red", red - 1, ONE, "most of it"), after(ONE))[0]
+        administration.record(books, adjustment_charge("red", -red - 1, ONE, "x"), after(ONE))
+    assert administration.record(
+        books, credit_charge("red", red - 1, ONE, "most of it"), after(ONE)
+    )[0]
     with pytest.raises(ClosingError, match=r"expected at most 1\.0+, what"):
-        administration.record(books, credit("red", Fraction(2), ONE, "more"), after(ONE))
-    assert administration.record(books, credit("red", Fraction(1), ONE, "the rest"), after(ONE))[0]
-    forced = credit("red", Fraction(2), ONE, "a present")
+        administration.record(books, credit_charge("red", Fraction(2), ONE, "more"), after(ONE))
+    assert administration.record(
+        books, credit_charge("red", Fraction(1), ONE, "the rest"), after(ONE)
+    )[0]
+    forced = credit_charge("red", Fraction(2), ONE, "a present")
     assert administration.record(books, forced, after(ONE), force=True)[0]
-    assert administration.record(books, adjustment("red", Fraction(7), TWO, "on top"), after(ONE))[
-        0
-    ]
+    assert administration.record(
+        books, adjustment_charge("red", Fraction(7), TWO, "on top"), after(ONE)
+    )[0]
 
 
 def test_a_credit_is_not_dated_after_now(ledger):
     books = opened(ledger, ALL)
     books.close(ONE, after(ONE))
-    future = credit("red", Fraction(1), Period(ONE.start_ns, THREE.end_ns), "x")
+    future = credit_charge("red", Fraction(1), Period(ONE.start_ns, THREE.end_ns), "x")
     with pytest.raises(ClosingError, match=r"its period ends 2024-10-13T.*expected a period up to"):
         administration.record(books, future, after(ONE))
     assert administration.record(books, future, after(ONE), force=True)[0]
@@ -287,9 +294,11 @@ def test_a_credit_is_not_dated_after_now(ledger):
 def test_a_list_shows_periods_invoices_credits_and_corrections(ledger):
     books = opened(ledger, ALL)
     closed = books.close(ONE, after(ONE))
-    administration.record(books, credit("red", Fraction("12.5"), ONE, "power cut"), after(ONE))
+    administration.record(
+        books, credit_charge("red", Fraction("12.5"), ONE, "power cut"), after(ONE)
+    )
     books = told(books, world(released(gpu("GPU-0", RED), RED.id, 50), gpu("GPU-1", GREEN)))
-    document = as_document(listing(books))
+    document = listing_document(read_listing(books))
     assert [one["period"] for one in document["periods"]] == ["2024-10-04..2024-10-06"]
     assert {one["invoice"] for one in document["invoices"]} == {
         one.invoice_id for one in closed.invoices
@@ -302,7 +311,7 @@ def test_a_list_shows_periods_invoices_credits_and_corrections(ledger):
         for one in document["pending_corrections"]
     ] == [("red", "2024-10-04..2024-10-06", -10 * RATE)]
     books.close(TWO, after(TWO))
-    document = as_document(listing(books))
+    document = listing_document(read_listing(books))
     assert document["pending_corrections"] == []
     assert document["credits"][0]["invoice"] is not None
     assert document["periods"][1]["corrected"] == ["2024-10-04..2024-10-06"]
@@ -334,7 +343,7 @@ def test_the_commands_list_and_open(tmp_path):
 def test_minimums_of_seconds_are_not_lost_where_a_claim_ends_at_the_cut(ledger):
     ended = gpu("GPU-0", claim("red", 71, 72))
     _metered(ledger, range(FIRST_DAY, FIRST_DAY + 4), ended)
-    books = Books.of(ledger)
+    books = BillingBooks.of(ledger)
     prices = GRANULAR.replace("minimum_seconds = 86400", "minimum_seconds = 7200")
-    administration.publish(books, prices, "p", By(BOSS, START))
+    administration.publish(books, prices, "p", BillingActor(BOSS, START))
     assert exact(books.close(ONE, after(ONE)).invoices) == {"red": 2 * Fraction("2.49")}

@@ -10,13 +10,13 @@ import pytest
 from support.settling import Site
 from support.story import core_in
 
-from collector.state.core import Core
+from collector.state.collector_state import CollectorState
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture
-def core(tmp_path: Path) -> Core:
+def core(tmp_path: Path) -> CollectorState:
     return core_in(tmp_path)
 
 

@@ -6,9 +6,9 @@ from looks import ALICE
 from support.settling import Site
 from support.story import DAY, DAY_SECONDS, Reporter, ended, gpus_of, started
 
-from collector.account.amounts import Whose
-from collector.ledger.tiling import DAY_NS
-from collector.metering.measures import Measure, Use
+from collector.account.account_sums import AmountKey
+from collector.ledger.day_tiling import DAY_NS
+from collector.metering.measures import AmountAttribution, CountedQuantity
 from collector.metering.units import GPU_CAPACITY, Tiling
 
 HOURS = 3600
@@ -38,6 +38,8 @@ def hours(site: Site, day: int = DAY) -> dict[tuple[str, str], float]:
     }
 
 
-def amount(site: Site, tenant: str, measure: Measure = Measure.ENERGY) -> int:
+def amount(site: Site, tenant: str, measure: CountedQuantity = CountedQuantity.ENERGY) -> int:
     """What the account has of a tenant."""
-    return site.live.amounts.totals().get(Whose(measure, Use.ATTRIBUTED, tenant), 0)
+    return site.live.amounts.totals().get(
+        AmountKey(measure, AmountAttribution.ATTRIBUTED, tenant), 0
+    )

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from support.story import DAY, SECOND, at, known_of
 
-from collector.account.amounts import counted_in
-from collector.evidence.assemble import Files
-from collector.metering.measures import Measure
+from collector.account.account_sums import count_amounts
+from collector.evidence.gpu_evidence import AdministratorInputs
+from collector.metering.measures import CountedQuantity
 from collector.metering.tiling import tile
 from collector.metering.units import Tiling
-from collector.state.core import Core
+from collector.state.collector_state import CollectorState
 
 ALICE = {"tenant": "alice"}
 
 
-def states(core: Core, second: int, name: str = "GPU-0", files: Files | None = None):
+def states(
+    core: CollectorState, second: int, name: str = "GPU-0", files: AdministratorInputs | None = None
+):
     """Compute entries of a GPU from second 0 on, as (state, tenant, from, to) with whole seconds."""
     found = tile(known_of(core, name, files).evidence, at(-10_000), at(second))
     return [
@@ -24,18 +26,18 @@ def states(core: Core, second: int, name: str = "GPU-0", files: Files | None = N
     ]
 
 
-def energy(core: Core, name: str = "GPU-0", files: Files | None = None):
+def energy(core: CollectorState, name: str = "GPU-0", files: AdministratorInputs | None = None):
     """Energy by use and tenant, in millijoules."""
-    days = counted_in(known_of(core, name, files), at(-10_000), at(100_000))
+    days = count_amounts(known_of(core, name, files), at(-10_000), at(100_000))
     return {
         (whose.use.value, whose.tenant): amount
         for totals in days.values()
         for whose, amount in totals.items()
-        if whose.measure is Measure.ENERGY and amount
+        if whose.measure is CountedQuantity.ENERGY and amount
     }
 
 
-def troubles(core: Core) -> list:
+def troubles(core: CollectorState) -> list:
     """What goes wrong from now on."""
     found: list = []
     core.evidence.listeners.append(found.append)

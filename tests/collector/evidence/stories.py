@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from support.story import DAY, Envelopes, Reporter, cut, ended, gpus_of, host, ports_of, started
 
-from collector.evidence.assemble import Files
-from collector.files import calendar_file, claims_file, retired_file, tenants_file
+from collector.evidence.gpu_evidence import AdministratorInputs
+from collector.files import device_files, tenancy_files
 
 LAST = 3600
 LEVELS = ["scheduler", "scheduler", "node_plugin", "process", "administrator"]
@@ -16,7 +16,7 @@ SLOTS = ["0-840", "0-840", "0-420", "420-840", "120-360"]
 class Story:
     """Frames of each node's runs, as they are made; and what administrators say."""
 
-    def __init__(self, runs: list[tuple[Reporter, list]], files: Files) -> None:
+    def __init__(self, runs: list[tuple[Reporter, list]], files: AdministratorInputs) -> None:
         self.runs, self.files = runs, files
 
     def __repr__(self) -> str:
@@ -160,13 +160,13 @@ def spelled_files(draw):
     }
 
 
-def read(texts: dict[str, str]) -> Files:
+def read(texts: dict[str, str]) -> AdministratorInputs:
     """What that says."""
-    return Files(
-        claims_file.parse(texts["claims"]),
-        tenants_file.parse(texts["tenants"]),
-        calendar_file.parse(texts["calendar"]),
-        retired_file.parse(texts["retired"]),
+    return AdministratorInputs(
+        tenancy_files.parse_claims(texts["claims"]),
+        tenancy_files.parse_tenants(texts["tenants"]),
+        device_files.parse_calendar(texts["calendar"]),
+        device_files.parse_retirements(texts["retired"]),
     )
 
 

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from stories import SLOTS
 from support.story import Reporter, accept, core_in, ended, gpus_of, known_of, started
 
-from collector.evidence.assemble import Files
-from collector.files import claims_file
-from collector.framelog.segments import Record
-from collector.metering.evidence import Level
+from collector.evidence.gpu_evidence import AdministratorInputs
+from collector.files import tenancy_files
+from collector.framelog.segment_files import FrameRecord
+from collector.metering.evidence import ClaimAuthority
 from collector.metering.tiling import tile
-from collector.state.core import Core
+from collector.state.collector_state import CollectorState
 
 FILE = "tenant,holds,from,to\nowner,GPU-0,2026-09-04T00:00:00Z,2026-09-04T00:01:40Z\n"
 
@@ -29,10 +29,10 @@ def told(max_rank: int = 3, **facts: str) -> list:
     return [(replace(record, max_rank=max_rank), found) for record, found in made]
 
 
-def test_an_administrator_in_an_envelope_does_not_override_the_claims_file(core: Core):
+def test_an_administrator_in_an_envelope_does_not_override_the_claims_file(core: CollectorState):
     heard = troubles(core)
     accept(core, told(level="administrator"))
-    files = Files(claims_file.parse(FILE))
+    files = AdministratorInputs(tenancy_files.parse_claims(FILE))
     assert states(core, 100, files=files) == [("observed", "owner", 0, 100)]
     assert [(one.kind, one.node, one.facts) for one in heard] == [
         ("rank_lowered", "n1",
@@ -45,13 +45,17 @@ def test_an_administrator_in_an_envelope_does_not_override_the_claims_file(core:
     ("node_plugin", 2, 2), ("process", 3, 1), ("administrator", 1, 1),
 ])  # fmt: skip
 def test_a_claim_has_the_lower_of_the_reported_rank_and_the_limit(
-    core: Core, reported: str, limit: int, rank: int
+    core: CollectorState, reported: str, limit: int, rank: int
 ):
     accept(core, told(limit, level=reported))
-    assert [claim.level for claim in known_of(core, "GPU-0").evidence.claims] == [Level(rank)]
+    assert [claim.level for claim in known_of(core, "GPU-0").evidence.claims] == [
+        ClaimAuthority(rank)
+    ]
 
 
-def test_a_lowered_rank_is_recorded_once_per_node_and_provider(core: Core, tmp_path: Path):
+def test_a_lowered_rank_is_recorded_once_per_node_and_provider(
+    core: CollectorState, tmp_path: Path
+):
     heard = troubles(core)
     for number in range(5):
         events = {
@@ -73,7 +77,7 @@ def test_a_lowered_rank_is_recorded_once_per_node_and_provider(core: Core, tmp_p
 
 def test_a_record_of_the_frame_log_keeps_the_limit_of_its_token():
     record = told(2)[0][0]
-    old = Record(record.node, record.received_wall_ns, record.sent, record.body)
+    old = FrameRecord(record.node, record.received_wall_ns, record.sent, record.body)
     assert (record.max_rank, old.max_rank) == (2, 3)
 
 
@@ -102,7 +106,9 @@ def claim_envelopes(draw) -> list:
 def test_no_envelope_changes_what_an_administrator_claim_holds(tmp_path_factory, envelopes):
     core = core_in(tmp_path_factory.mktemp("schemas"))
     accept(core, envelopes)
-    evidence = known_of(core, "GPU-0", Files(claims_file.parse(FILE))).evidence
+    evidence = known_of(
+        core, "GPU-0", AdministratorInputs(tenancy_files.parse_claims(FILE))
+    ).evidence
     alone = replace(evidence, claims=tuple(c for c in evidence.claims if c.source == "file"))
     window = (evidence.stays[0].start_ns, evidence.stays[0].start_ns + 200 * 10**9)
     held = [

@@ -5,13 +5,13 @@ from __future__ import annotations
 from looks import troubles
 from support.story import Reporter, accept, ended, gpus_of, started
 
-from collector.evidence.claim_index import MAX_IN_FORCE, MAX_IN_FORCE_ON_GPU, MAX_REPORTS
-from collector.state.core import Core
+from collector.evidence.batch_facts import MAX_IN_FORCE, MAX_IN_FORCE_ON_GPU, MAX_REPORTS
+from collector.state.collector_state import CollectorState
 
 GPU = "GPU-0"
 
 
-def tell(core: Core, events: list, node: str = "n1", second: int = 10) -> None:
+def tell(core: CollectorState, events: list, node: str = "n1", second: int = 10) -> None:
     """One envelope of a node with these events."""
     reporter = Reporter(node, run=f"run-{second}")
     accept(core, reporter.told(gpus_of(GPU), [second], events={second: events}))
@@ -22,7 +22,7 @@ def full(count: int) -> list:
     return [started(f"GPU-{n // MAX_IN_FORCE_ON_GPU}", f"c{n}", 10) for n in range(count)]
 
 
-def test_claims_beyond_the_bound_are_rejected_and_counted_for_that_node_only(core: Core):
+def test_claims_beyond_the_bound_are_rejected_and_counted_for_that_node_only(core: CollectorState):
     heard = troubles(core)
     tell(core, full(MAX_IN_FORCE + 5))
     tell(core, [started(GPU, "mine", 10)], node="n2")
@@ -33,7 +33,9 @@ def test_claims_beyond_the_bound_are_rejected_and_counted_for_that_node_only(cor
     assert trouble.facts == {"problem": f"the node has {MAX_IN_FORCE} claims in force"}
 
 
-def test_claims_on_one_gpu_are_bounded_and_those_on_others_and_of_others_are_not(core: Core):
+def test_claims_on_one_gpu_are_bounded_and_those_on_others_and_of_others_are_not(
+    core: CollectorState,
+):
     heard = troubles(core)
     tell(core, [started(GPU, f"c{number}", 10) for number in range(MAX_IN_FORCE_ON_GPU + 2)])
     assert core.evidence.refused == 2
@@ -47,19 +49,19 @@ def test_claims_on_one_gpu_are_bounded_and_those_on_others_and_of_others_are_not
     assert {"mine", "next"} <= {one.id for one in core.evidence.gpus[GPU].told}
 
 
-def test_a_claim_that_ended_makes_room(core: Core):
+def test_a_claim_that_ended_makes_room(core: CollectorState):
     tell(core, full(MAX_IN_FORCE))
     tell(core, [ended(GPU, "c7", 11), started(GPU, "another", 11)], second=11)
     assert core.evidence.refused == 0
     assert "another" in {one.id for one in core.evidence.gpus[GPU].told}
 
 
-def test_one_claim_told_in_ever_new_words_is_bounded_too(core: Core):
+def test_one_claim_told_in_ever_new_words_is_bounded_too(core: CollectorState):
     tell(core, [started(GPU, "c", 10, owner=str(n)) for n in range(MAX_REPORTS + 3)])
     assert (len(core.evidence.gpus[GPU].told), core.evidence.refused) == (MAX_REPORTS, 3)
 
 
-def test_a_node_that_reports_nonsense_is_reported_some_times_and_then_counted(core: Core):
+def test_a_node_that_reports_nonsense_is_reported_some_times_and_then_counted(core: CollectorState):
     heard = troubles(core)
     tell(core, [started(GPU, f"c{number}", 10, level=str(number)) for number in range(300)])
     assert core.evidence.refused == 300
@@ -67,7 +69,7 @@ def test_a_node_that_reports_nonsense_is_reported_some_times_and_then_counted(co
     assert core.evidence.suppressed == 100
 
 
-def test_a_restart_counts_on(core: Core):
+def test_a_restart_counts_on(core: CollectorState):
     tell(core, full(MAX_IN_FORCE))
     core.evidence.resume(core.evidence.gpus, [], [])
     tell(core, [started(GPU, "one more", 11)], second=11)

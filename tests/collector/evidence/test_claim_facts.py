@@ -12,20 +12,19 @@ from msgspec.structs import replace
 from support.story import SECOND, Reporter, accept, at, ended, gpus_of, known_of, started
 
 from collector.evidence.claim_events import (
-    Ended,
-    Teller,
-    Told,
-    ToldError,
+    ClaimEventError,
+    ReportedClaim,
+    ReportedEnd,
+    ReportingBoot,
+    ends_of,
     first_report,
+    parse_claim_event,
     repeats,
-    told,
 )
-from collector.evidence.ends import ends_of
 from collector.evidence.node_claims import reported_id
-from collector.metering.evidence import Level
-from collector.state.core import Core
-from railscope.frame import Event
-from railscope.shares import (
+from collector.metering.evidence import ClaimAuthority
+from collector.state.collector_state import CollectorState
+from railscope.device_shares import (
     MAX_DENOMINATOR,
     ShareError,
     checked_share,
@@ -33,11 +32,12 @@ from railscope.shares import (
     parse_written_share,
     share_text,
 )
+from railscope.frame import Event
 from railscope.wire import WireEntity, WireEvent
 
 BOOTED = 5000
 """Seconds from the boot of a `Reporter` to second 0 of a story."""
-TELLER = Teller("n1", "boot-1", at(-BOOTED))
+TELLER = ReportingBoot("n1", "boot-1", at(-BOOTED))
 
 
 def wire(event: Event, second: float = 0) -> WireEvent:
@@ -46,9 +46,9 @@ def wire(event: Event, second: float = 0) -> WireEvent:
     return WireEvent(event.event_class.name, 0, entity, event.wall_ns, boot_ns, dict(event.facts))
 
 
-def claim(gpu: str = "GPU-0", **facts: str) -> Told:
-    found = told(TELLER, wire(started(gpu, "a", 0, tenant="alice", **facts)))
-    assert isinstance(found, Told)
+def claim(gpu: str = "GPU-0", **facts: str) -> ReportedClaim:
+    found = parse_claim_event(TELLER, wire(started(gpu, "a", 0, tenant="alice", **facts)))
+    assert isinstance(found, ReportedClaim)
     return found
 
 
@@ -71,7 +71,9 @@ def test_a_claim_is_exclusive_unless_it_is_reported_as_shared(text: str, *, expe
 
 @pytest.mark.parametrize("text", ["maybe", "False", "1", " true"])
 def test_exclusive_has_no_other_words(text: str):
-    with pytest.raises(ToldError, match=f"invalid exclusive '{text}': expected true or false"):
+    with pytest.raises(
+        ClaimEventError, match=f"invalid exclusive '{text}': expected true or false"
+    ):
         claim(exclusive=text)
 
 
@@ -79,7 +81,7 @@ def test_exclusive_has_no_other_words(text: str):
     "text", ["0/4", "5/4", "1/0", "-1/4", "0.5", "half", "1/4/2", f"1/{MAX_DENOMINATOR + 1}", "²/4"]
 )
 def test_what_is_no_share_is_rejected(text: str):
-    with pytest.raises(ToldError, match="invalid share"):
+    with pytest.raises(ClaimEventError, match="invalid share"):
         claim(share=text, exclusive="false")
 
 
@@ -98,8 +100,8 @@ def test_text_that_no_database_keeps_is_rejected(where: str):
     else:
         key = ("GPU\0", "a") if where == "gpu" else ("GPU-0", "a\0")
         event = replace(event, entity=replace(event.entity, key=key))
-    with pytest.raises(ToldError, match="no ledger can keep"):
-        told(TELLER, event)
+    with pytest.raises(ClaimEventError, match="no ledger can keep"):
+        parse_claim_event(TELLER, event)
 
 
 def test_a_person_may_write_a_share_in_percent():
@@ -112,7 +114,7 @@ def test_a_person_may_write_a_share_in_percent():
 
 def test_a_claim_without_a_device_has_a_count():
     assert (claim("", count="8").gpu, claim("", count="8").count) == ("@n1", 8)
-    with pytest.raises(ToldError, match="invalid key of a claim"):
+    with pytest.raises(ClaimEventError, match="invalid key of a claim"):
         claim("@n1", count="8")
     assert claim("", count="2", share="1/2", exclusive="false").share == "1/2"
     assert claim("GPU-0").count == 0
@@ -120,26 +122,26 @@ def test_a_claim_without_a_device_has_a_count():
 
 @pytest.mark.parametrize(("gpu", "count"), [("", ""), ("", "0"), ("", "1025"), ("GPU-0", "2")])
 def test_a_count_is_of_a_claim_without_a_device(gpu: str, count: str):
-    with pytest.raises(ToldError, match="count"):
+    with pytest.raises(ClaimEventError, match="count"):
         claim(gpu, **({"count": count} if count else {}))
 
 
-def test_no_node_has_the_authority_of_an_administrator(core: Core):
+def test_no_node_has_the_authority_of_an_administrator(core: CollectorState):
     events = {10: [started("GPU-0", "a", 0, tenant="mallory", level="administrator")]}
     accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 51, 10), events=events))
     (found,) = known_of(core, "GPU-0").evidence.claims
-    assert found.level is Level.SCHEDULER
+    assert found.level is ClaimAuthority.SCHEDULER
 
 
-def test_what_was_stored_with_more_authority_is_lowered_too(core: Core):
+def test_what_was_stored_with_more_authority_is_lowered_too(core: CollectorState):
     accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 51, 10)))
-    stored = Told(at(0), "GPU-0", "n1", "a", Level.ADMINISTRATOR, tenant="alice")
+    stored = ReportedClaim(at(0), "GPU-0", "n1", "a", ClaimAuthority.ADMINISTRATOR, tenant="alice")
     core.evidence.learn([stored])
     (found,) = known_of(core, "GPU-0").evidence.claims
-    assert found.level is Level.SCHEDULER
+    assert found.level is ClaimAuthority.SCHEDULER
 
 
-def test_a_step_of_the_wall_clock_moves_no_edge_that_has_a_boot_time(core: Core):
+def test_a_step_of_the_wall_clock_moves_no_edge_that_has_a_boot_time(core: CollectorState):
     start = started("GPU-0", "a", 40 + 3600, **ALICE, start_boot_ns=str((40 + BOOTED) * SECOND))
     end = ended("GPU-0", "a", 75 - 3600)
     end.facts["end_boot_ns"] = str((75 + BOOTED) * SECOND)
@@ -151,17 +153,19 @@ def test_a_step_of_the_wall_clock_moves_no_edge_that_has_a_boot_time(core: Core)
     ]  # fmt: skip
 
 
-def test_a_boot_time_beyond_all_time_is_rejected(core: Core):
+def test_a_boot_time_beyond_all_time_is_rejected(core: CollectorState):
     heard = troubles(core)
     events = {10: [started("GPU-0", "a", 0, start_boot_ns=str((1 << 63) - 2))]}
     accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 51, 10), events=events))
     assert [t.kind for t in heard] == ["rejected_claim"]
 
 
-def report(boot: str, told_second: float, start_second: float, *, by_boot: bool = True) -> Told:
+def report(
+    boot: str, told_second: float, start_second: float, *, by_boot: bool = True
+) -> ReportedClaim:
     """A report of one claim, by an anchor that says the start was at this second."""
-    return Told(
-        at(start_second), "GPU-0", "n1", "a", Level.SCHEDULER, boot=boot, told_ns=at(told_second),
+    return ReportedClaim(
+        at(start_second), "GPU-0", "n1", "a", ClaimAuthority.SCHEDULER, boot=boot, told_ns=at(told_second),
         start_boot_ns=BOOTED * SECOND if by_boot else -1,
     )  # fmt: skip
 
@@ -176,15 +180,17 @@ def test_a_report_that_is_repeated_adds_nothing_though_the_clocks_drift():
 
 @given(st.permutations([report("boot-1", 5, 0), report("boot-1", 3600, -0.07),
                         report("boot-2", 9000, -3600, by_boot=False)]))  # fmt: skip
-def test_the_first_report_by_a_boot_clock_counts_in_whatever_order_they_come(reports: list[Told]):
+def test_the_first_report_by_a_boot_clock_counts_in_whatever_order_they_come(
+    reports: list[ReportedClaim],
+):
     assert min(reports, key=first_report).start_ns == at(0)
 
 
 def test_an_end_by_the_wall_clock_of_a_later_boot_counts_only_without_another():
     one = report("boot-1", 5, 0)
-    later = Told(at(0), "GPU-0", "n1", "a", Level.SCHEDULER, boot="boot-2", told_ns=at(900),
+    later = ReportedClaim(at(0), "GPU-0", "n1", "a", ClaimAuthority.SCHEDULER, boot="boot-2", told_ns=at(900),
                  end_ns=at(-3000))  # fmt: skip
-    end = Ended(at(500), "GPU-0", "n1", "a")
+    end = ReportedEnd(at(500), "GPU-0", "n1", "a")
     assert ends_of([one, later], [end], []) == {("n1", "a"): at(500)}
     assert ends_of([one, later], [], []) == {("n1", "a"): at(-3000)}
 

@@ -21,8 +21,8 @@ from support.story import (
     started,
 )
 
-from collector.evidence.assemble import Files
-from collector.files import claims_file, tenants_file
+from collector.evidence.gpu_evidence import AdministratorInputs
+from collector.files import tenancy_files
 
 GPU, OTHER = "GPU-0", "GPU-9"
 BOSS = "tenant,holds,from,to\nboss,GPU-0,2026-09-04T00:00:50Z,2026-09-04T00:03:20Z\n"
@@ -36,7 +36,7 @@ IDS = ("j", "j@n2", "j@n1", "j@n2@n2", f"j#{at(100)}", f"j#{at(0)}", f"file/{GPU
 
 
 async def held(
-    directory: Path, mine: dict[int, list], others: dict[int, list], files: Files
+    directory: Path, mine: dict[int, list], others: dict[int, list], files: AdministratorInputs
 ) -> dict[tuple[str, str], float]:
     """Seconds by state and tenant of GPU-0, which is in n2, beside what n1 reports."""
     core = core_in(directory)
@@ -50,8 +50,10 @@ async def held(
     return seconds_of(await account_at(core, 300, files))
 
 
-def files_of(claims: str = NO_CLAIMS, tenants: str = NO_TENANTS) -> Files:
-    return Files(claims_file.parse(claims), tenants_file.parse(tenants))
+def files_of(claims: str = NO_CLAIMS, tenants: str = NO_TENANTS) -> AdministratorInputs:
+    return AdministratorInputs(
+        tenancy_files.parse_claims(claims), tenancy_files.parse_tenants(tenants)
+    )
 
 
 attacks = st.lists(
@@ -67,7 +69,7 @@ attacks = st.lists(
 @example([(f"file/{GPU}/boss/{at(50)}", GPU, 60)])
 @given(attacks)
 async def test_no_node_moves_time_on_a_gpu_of_another(
-    files: Files, attack: list[tuple[str, str, int]]
+    files: AdministratorInputs, attack: list[tuple[str, str, int]]
 ) -> None:
     mine = {20: [started(GPU, "j", 20, owner="ns")]}
     others: dict[int, list] = {}

@@ -28,11 +28,16 @@ from support.story import (
     started,
 )
 
-from collector.evidence.assemble import evidence_of
+from collector.evidence.gpu_evidence import evidence_of
 from collector.framelog.framelog import FrameLog
-from collector.framelog.segments import LogStats, encode_record, framed, start_segment
-from collector.ledger.tiling import evidence_root
-from collector.state.core import Core
+from collector.framelog.segment_files import (
+    FrameLogStats,
+    encode_record,
+    frame_payload,
+    start_segment,
+)
+from collector.ledger.day_tiling import evidence_root
+from collector.state.collector_state import CollectorState
 from collector.state.restart import Restart
 
 HOUR = 3600
@@ -54,24 +59,24 @@ def doubted(envelopes: Envelopes, first: int, end: int, delta_ns: int) -> tuple[
     return [*envelopes[:first], *wrong, *envelopes[end:]], since_ns
 
 
-def read_again(envelopes: Envelopes, corrections: dict[int, int]) -> Core:
+def read_again(envelopes: Envelopes, corrections: dict[int, int]) -> CollectorState:
     """A core that starts from a frame log with these records."""
     directory = Path(tempfile.mkdtemp())
     (directory / "frames").mkdir()
     descriptor, marker = start_segment(directory / "frames", 1)
     with os.fdopen(descriptor, "wb") as file:
-        file.writelines(framed(marker, encode_record(record)) for record, _ in envelopes)
+        file.writelines(frame_payload(marker, encode_record(record)) for record, _ in envelopes)
     core = core_in(directory / "schemas")
     for _, envelope in envelopes:
         for schema in envelope.schemas:
             core.schemas.put(schema)
     restart = Restart(directory, core, corrections=corrections)
-    restart.read(LogStats())
+    restart.read(FrameLogStats())
     assert not restart.quarantine.records
     return core
 
 
-def roots(core: Core, files) -> dict[str, str]:
+def roots(core: CollectorState, files) -> dict[str, str]:
     """What is known of each GPU, as the ledger names it."""
     return {
         gpu: evidence_root(evidence_of(core.evidence.facts(gpu), files)[0])
@@ -130,7 +135,7 @@ async def test_p25_the_ledger_of_a_stepped_clock_is_that_of_a_right_one(make, tm
     assert max(day for _, day in site.door.ledger.newest(days.start, days.stop)) <= DAY + 1
 
 
-def test_no_node_is_quarantined_while_the_collectors_clock_is_suspect(core: Core):
+def test_no_node_is_quarantined_while_the_collectors_clock_is_suspect(core: CollectorState):
     heard = troubles(core)
     wrong, _ = doubted(told(range(0, 601, 30)), 0, 10**6, HOUR * SECOND)
     accept(core, wrong)
@@ -139,14 +144,16 @@ def test_no_node_is_quarantined_while_the_collectors_clock_is_suspect(core: Core
     assert [one[0] for one in states(core, 600)] != []
 
 
-def test_a_wrong_clock_of_a_node_is_quarantined_otherwise(core: Core):
+def test_a_wrong_clock_of_a_node_is_quarantined_otherwise(core: CollectorState):
     heard = troubles(core)
     wrong, _ = doubted(told(range(0, 601, 30)), 0, 10**6, HOUR * SECOND)
     accept(core, [(replace(record, doubted_since_ns=0), found) for record, found in wrong])
     assert {one.kind for one in heard} == {"quarantine"}
 
 
-async def test_no_checkpoint_is_made_of_frames_that_may_be_placed_again(core: Core, tmp_path):
+async def test_no_checkpoint_is_made_of_frames_that_may_be_placed_again(
+    core: CollectorState, tmp_path
+):
     reason = "suspect"
     restart = Restart(tmp_path, core, hold=lambda: reason)
     assert not await restart.keep(1, at(0))

@@ -22,13 +22,13 @@ from support.story import (
 )
 from test_clock_decided import doubted, read_again
 
-from collector.account.cells import account_json
-from collector.evidence.chunk import MAX_DOUBTS, Chunk, Doubt
-from collector.ledger.metered import Computed, MeteredGpu
-from collector.ledger.rows import GpuDay
+from collector.account.account_cells import account_json
+from collector.evidence.node_chunks import MAX_DOUBTS, EvidenceChunk, SuspectPeriod
+from collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from collector.ledger.row_conversion import GpuDay
 from collector.metering.evidence import ClockDoubt
-from collector.settlement.days import ENGINE_VERSION
-from collector.state.core import Core
+from collector.settlement.ledger_days import ENGINE_VERSION
+from collector.state.collector_state import CollectorState
 
 HOUR = 3600
 DAYS = range(DAY - 1, DAY + 9)
@@ -151,10 +151,10 @@ async def test_the_ledger_computes_its_marks_again(site: Site):
         known.evidence, known.counted, known.sku, known.profiles, doubts=known.doubts
     )
     for key, doubts in marks(site).items():
-        assert gpu.day(key.day, Computed(ENGINE_VERSION, 0)).clock_suspect == doubts
+        assert gpu.day(key.day, MeteringComputation(ENGINE_VERSION, 0)).clock_suspect == doubts
 
 
-def test_a_node_that_a_gpu_has_left_marks_it_no_more(core: Core):
+def test_a_node_that_a_gpu_has_left_marks_it_no_more(core: CollectorState):
     early = Reporter("n1").told(gpus_of("GPU-0"), range(0, HOUR, 30), each=20)
     other = Reporter("n2").told(gpus_of("GPU-0"), range(2 * HOUR, 3 * HOUR, 30), each=20)
     still = Reporter("n1", run="run-2").told(
@@ -166,9 +166,9 @@ def test_a_node_that_a_gpu_has_left_marks_it_no_more(core: Core):
 
 
 def test_marks_of_a_part_are_bounded():
-    chunk = Chunk("n1", "boot", 1, 0, 100)
+    chunk = EvidenceChunk("n1", "boot", 1, 0, 100)
     for number in range(3 * MAX_DOUBTS):
-        chunk.doubt(Doubt(7, 0, f"GPU-{number}", number, number + 1))
+        chunk.doubt(SuspectPeriod(7, 0, f"GPU-{number}", number, number + 1))
     assert len(chunk.doubts) == MAX_DOUBTS + 1
     (rest,) = [one for one in chunk.doubts if not one.gpu]
     assert (rest.first_ns, rest.last_ns) == (MAX_DOUBTS, 3 * MAX_DOUBTS)

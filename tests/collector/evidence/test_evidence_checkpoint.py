@@ -15,15 +15,15 @@ from support.checkpoints import checkpoint_of, facts_of, resume_from
 from support.examples import fewer
 from support.story import Reporter, accept, at, core_in, gpus_of, host
 
-from collector.state.checkpoint import MAGIC, CheckpointError, decode, encode, parts_of
-from collector.state.core import Core
+from collector.state.collector_state import CollectorState
+from collector.state.state_checkpoint import MAGIC, StateCheckpointError, decode, encode, parts_of
 
 
-def empty() -> Core:
+def empty() -> CollectorState:
     return core_in(Path(tempfile.mkdtemp()))
 
 
-def present_of(core: Core) -> dict[tuple[str, str], tuple[int, list[int], list[float]]]:
+def present_of(core: CollectorState) -> dict[tuple[str, str], tuple[int, list[int], list[float]]]:
     """What the newest frame of each stream says."""
     return {
         (name, stream): (
@@ -92,7 +92,7 @@ def test_a_checkpoint_that_is_damaged_or_cut_off_is_refused(data):
         content[:at] + bytes([content[at] ^ data.draw(st.integers(1, 255))]) + content[at + 1 :]
     )
     for damaged in (cut, flipped):
-        with pytest.raises(CheckpointError):
+        with pytest.raises(StateCheckpointError):
             decode(damaged)
 
 
@@ -105,5 +105,5 @@ def test_a_checkpoint_that_is_damaged_or_cut_off_is_refused(data):
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(content: bytes, problem: str):
-    with pytest.raises(CheckpointError, match=problem):
+    with pytest.raises(StateCheckpointError, match=problem):
         decode(content)

@@ -19,14 +19,14 @@ from support.story import (
     started,
 )
 
-from collector.evidence.assemble import Files
 from collector.evidence.claim_events import MAX_CHARACTERS
-from collector.files import claims_file
-from collector.metering.tiling import State, tile
-from collector.state.core import Core
+from collector.evidence.gpu_evidence import AdministratorInputs
+from collector.files import tenancy_files
+from collector.metering.tiling import SlotState, tile
+from collector.state.collector_state import CollectorState
 
 
-async def test_a_claim_holds_from_its_start_to_its_end(core: Core):
+async def test_a_claim_holds_from_its_start_to_its_end(core: CollectorState):
     events = {50: [started("GPU-0", "job-1", 40, **ALICE)], 80: [ended("GPU-0", "job-1", 75)]}
     accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 101, 5), events=events))
     assert states(core, 120) == [
@@ -40,7 +40,7 @@ async def test_a_claim_holds_from_its_start_to_its_end(core: Core):
     }  # fmt: skip
 
 
-async def test_claims_count_whatever_the_clock(core: Core):
+async def test_claims_count_whatever_the_clock(core: CollectorState):
     node = Reporter(skew=3600)
     accept(core, node.told(gpus_of("GPU-0"), range(0, 51, 10),
                            events={20: [started("GPU-0", "job-1", 10, **ALICE)]}))  # fmt: skip
@@ -49,7 +49,7 @@ async def test_claims_count_whatever_the_clock(core: Core):
     }  # fmt: skip
 
 
-def test_a_sample_as_near_to_a_claim_as_the_clock_is_uncertain_belongs_to_it(core: Core):
+def test_a_sample_as_near_to_a_claim_as_the_clock_is_uncertain_belongs_to_it(core: CollectorState):
     node = Reporter(uncertainty_ns=2 * SECOND)
     events = {20: [started("GPU-0", "job-1", -1, **ALICE)]}
     accept(core, node.told(gpus_of("GPU-0"), range(0, 51, 10), events=events))
@@ -58,7 +58,7 @@ def test_a_sample_as_near_to_a_claim_as_the_clock_is_uncertain_belongs_to_it(cor
     assert states(core, 50)[0] == ("observed", "alice", 0, 50)
 
 
-def test_a_gpu_that_is_cut_in_the_middle_of_an_hour_has_stranded_parts(core: Core):
+def test_a_gpu_that_is_cut_in_the_middle_of_an_hour_has_stranded_parts(core: CollectorState):
     node = Reporter()
     accept(core, node.told(gpus_of("GPU-0"), range(0, 101, 10)))
     accept(core, node.told(cut("GPU-0"), range(0, 41, 10)))
@@ -66,12 +66,12 @@ def test_a_gpu_that_is_cut_in_the_middle_of_an_hour_has_stranded_parts(core: Cor
     accept(core, node.told(cut("GPU-0"), range(90, 101, 10)))
     evidence = known_of(core, "GPU-0").evidence
     assert [(x.start_ns - at(0)) // SECOND for x in evidence.layouts] == [0, 50, 90]
-    stranded = [e for e in tile(evidence, at(0), at(100)) if e.state is State.STRANDED]
+    stranded = [e for e in tile(evidence, at(0), at(100)) if e.state is SlotState.STRANDED]
     assert [(e.tiling, e.slot_hi - e.slot_lo, (e.t0_ns - at(0)) // SECOND, (e.t1_ns - at(0)) // SECOND)
             for e in stranded] == [("compute", 120, 50, 90)]  # fmt: skip
 
 
-def test_parts_of_a_gpu_have_holders_of_their_own(core: Core):
+def test_parts_of_a_gpu_have_holders_of_their_own(core: CollectorState):
     node = Reporter()
     half = {"compute": "0-420", "memory": "0-420"}
     events = {10: [started("GPU-0", "a", 10, tenant="alice", **half),
@@ -86,7 +86,7 @@ def test_parts_of_a_gpu_have_holders_of_their_own(core: Core):
     assert found == {("alice", 0, 420, 10, 50), ("bob", 420, 840, 10, 100)}
 
 
-async def test_a_gpu_passes_from_one_tenant_to_the_next_without_a_hole(core: Core):
+async def test_a_gpu_passes_from_one_tenant_to_the_next_without_a_hole(core: CollectorState):
     heard = troubles(core)
     events = {60: [ended("GPU-0", "a", 50), started("GPU-0", "b", 50, tenant="bob")],
               10: [started("GPU-0", "a", 0, **ALICE)]}  # fmt: skip
@@ -97,7 +97,7 @@ async def test_a_gpu_passes_from_one_tenant_to_the_next_without_a_hole(core: Cor
     assert not heard
 
 
-async def test_two_claims_of_one_level_on_one_slot_are_told_and_billed_once(core: Core):
+async def test_two_claims_of_one_level_on_one_slot_are_told_and_billed_once(core: CollectorState):
     heard = troubles(core)
     events = {10: [started("GPU-0", "a", 0, **ALICE), started("GPU-0", "b", 40, tenant="bob")]}
     accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 101, 10), events=events))
@@ -111,7 +111,7 @@ async def test_two_claims_of_one_level_on_one_slot_are_told_and_billed_once(core
     assert len(heard) == 1, "said once"
 
 
-async def test_use_without_a_claim_is_unclaimed(core: Core):
+async def test_use_without_a_claim_is_unclaimed(core: CollectorState):
     events = {
         10: [
             started(
@@ -125,12 +125,12 @@ async def test_use_without_a_claim_is_unclaimed(core: Core):
     }  # fmt: skip
 
 
-async def test_a_gpu_that_moves_takes_node_claims_along_only_from_then_on(core: Core):
+async def test_a_gpu_that_moves_takes_node_claims_along_only_from_then_on(core: CollectorState):
     accept(core, Reporter("n1").told(gpus_of("GPU-0"), range(0, 101, 10)))
     accept(core, Reporter("n2", "boot-9").told(gpus_of("GPU-0"), range(200, 301, 10)))
     accept(core, Reporter("n1", "boot-2", "run-2").told(host(), range(170, 301, 10)))
     text = f"tenant,holds,from,to\nalice,n1,{stamp(0)},\nbob,n2,{stamp(0)},\n"
-    files = Files(claims=claims_file.parse(text))
+    files = AdministratorInputs(claims=tenancy_files.parse_claims(text))
     account = await account_at(core, 300, files)
     assert account.balances
     assert seconds_of(account) == {
@@ -139,7 +139,7 @@ async def test_a_gpu_that_moves_takes_node_claims_along_only_from_then_on(core: 
 
 
 async def test_of_two_nodes_with_one_gpu_the_first_stands_whatever_times_the_other_gives(
-    core: Core,
+    core: CollectorState,
 ):
     heard = troubles(core)
     accept(core, Reporter("n1").told(gpus_of("GPU-0"), range(1000, 1101, 10)))
@@ -155,7 +155,7 @@ async def test_of_two_nodes_with_one_gpu_the_first_stands_whatever_times_the_oth
     assert stays == [("n1", 1000)]
 
 
-def test_a_node_speaks_for_its_own_gpus_only(core: Core):
+def test_a_node_speaks_for_its_own_gpus_only(core: CollectorState):
     accept(core, Reporter("n1").told(gpus_of("GPU-0"), range(0, 101, 10)))
     stranger = Reporter("n2", "boot-9")
     events = {10: [started("GPU-0", "x", 0, tenant="mallory", level="administrator"),
@@ -164,7 +164,7 @@ def test_a_node_speaks_for_its_own_gpus_only(core: Core):
     assert states(core, 100) == [("idle", "", 0, 100)]
 
 
-def test_the_end_that_a_stranger_tells_ends_nothing(core: Core):
+def test_the_end_that_a_stranger_tells_ends_nothing(core: CollectorState):
     events = {10: [started("GPU-0", "a", 0, **ALICE)]}
     accept(core, Reporter("n1").told(gpus_of("GPU-0"), range(0, 101, 10), events=events))
     accept(
@@ -176,7 +176,7 @@ def test_the_end_that_a_stranger_tells_ends_nothing(core: Core):
     assert states(core, 100) == [("observed", "alice", 0, 100)]
 
 
-def test_an_end_may_be_heard_before_the_start(core: Core):
+def test_an_end_may_be_heard_before_the_start(core: CollectorState):
     node = Reporter()
     early = node.told(
         gpus_of("GPU-0"), range(0, 51, 10), events={20: [started("GPU-0", "a", 10, **ALICE)]}
@@ -193,7 +193,7 @@ def test_an_end_may_be_heard_before_the_start(core: Core):
     [{"level": "king"}, {"start_ns": "soon"}, {"compute": "0-900"}, {"compute": "500-400"},
      {"owner": "a" * (MAX_CHARACTERS + 1)}, {"start_ns": "9" * 19}],
 )  # fmt: skip
-def test_a_claim_that_cannot_be_is_told_and_left_out(core: Core, facts: dict[str, str]):
+def test_a_claim_that_cannot_be_is_told_and_left_out(core: CollectorState, facts: dict[str, str]):
     heard = troubles(core)
     events = {10: [started("GPU-0", "a", 0, **facts)]}
     accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 51, 10), events=events))

@@ -6,15 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from collector.files.claims_file import FileClaim, FileClaims, claims_file, parse
-from collector.files.watched import FileError
+from collector.files.tenancy_files import FileClaim, FileClaims, claims_file, parse_claims
+from collector.files.watched_file import FileError
 from collector.metering.units import FOREVER_NS
 
 GOOD = "tenant,holds,from,to\nvision,gpu-node-1,2026-01-01T00:00:00Z,2026-01-01T01:00:00+00:00\n"
 
 
 def test_a_file_of_claims():
-    claims = parse("# who holds what\n" + GOOD + "speech,GPU-1,2026-01-01T02:00:00.000001+02:00,\n")
+    claims = parse_claims(
+        "# who holds what\n" + GOOD + "speech,GPU-1,2026-01-01T02:00:00.000001+02:00,\n"
+    )
     start = 1_767_225_600 * 1_000_000_000
     hour = 3600 * 1_000_000_000
     assert claims.by_target["gpu-node-1"] == (
@@ -43,7 +45,7 @@ def test_a_file_of_claims():
 )
 def test_a_wrong_line_is_named(text: str, problem: str):
     with pytest.raises(FileError, match=problem):
-        parse(text)
+        parse_claims(text)
 
 
 def test_a_broken_file_leaves_the_last_good_claims_in_force(tmp_path: Path):
@@ -139,7 +141,7 @@ alice,GPU-0,2026-09-04T00:00:00Z,,3/8
 bob,GPU-0,2026-09-04T00:00:00Z,,81%
 carol,n1,2026-09-04T00:00:00Z,,
 """
-    claims = parse(text)
+    claims = parse_claims(text)
     (alice, bob) = claims.claims("GPU-0", [])
     assert (alice.share, bob.share) == (Fraction(3, 8), Fraction(81, 100))
     assert not alice.exclusive
@@ -154,4 +156,4 @@ carol,n1,2026-09-04T00:00:00Z,,
 def test_a_wrong_share_is_named(share: str):
     text = f"tenant,holds,from,to,share\nalice,GPU-0,2026-09-04T00:00:00Z,,{share}\n"
     with pytest.raises(FileError, match="line 2: invalid share"):
-        parse(text)
+        parse_claims(text)

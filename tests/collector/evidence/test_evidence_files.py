@@ -6,17 +6,17 @@ import pytest
 from looks import ALICE, stamp, states
 from support.story import Reporter, accept, account_at, at, gpus_of, known_of, seconds_of, started
 
-from collector.evidence.assemble import Files
-from collector.files import calendar_file, claims_file, tenants_file
-from collector.state.core import Core
+from collector.evidence.gpu_evidence import AdministratorInputs
+from collector.files import device_files, tenancy_files
+from collector.state.collector_state import CollectorState
 
 
 def test_stamps_are_seconds_of_the_story():
-    found = claims_file.parse(f"tenant,holds,from,to\na,b,{stamp(3661)},\n")
+    found = tenancy_files.parse_claims(f"tenant,holds,from,to\na,b,{stamp(3661)},\n")
     assert next(iter(found)).start_ns == at(3661)
 
 
-def test_an_owner_is_whose_the_file_says_at_each_instant(core: Core):
+def test_an_owner_is_whose_the_file_says_at_each_instant(core: CollectorState):
     events = {10: [started("GPU-0", "a", 0, owner="ns", source="kubernetes")]}
     accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 101, 10), events=events))
     assert states(core, 100) == [("observed", "kubernetes:ns", 0, 100)], "marked, and not lost"
@@ -25,7 +25,7 @@ def test_an_owner_is_whose_the_file_says_at_each_instant(core: Core):
         f"anyone,*,ns,{stamp(20)},{stamp(80)}\n"
         f"alice,kubernetes,ns,{stamp(40)},{stamp(60)}\n"
     )
-    files = Files(tenants=tenants_file.parse(text))
+    files = AdministratorInputs(tenants=tenancy_files.parse_tenants(text))
     assert states(core, 100, files=files) == [
         ("observed", "kubernetes:ns", 0, 20), ("observed", "anyone", 20, 40),
         ("observed", "alice", 40, 60), ("observed", "anyone", 60, 80),
@@ -35,16 +35,16 @@ def test_an_owner_is_whose_the_file_says_at_each_instant(core: Core):
     assert len({claim.id for claim in evidence.claims}) == 5
 
 
-def test_an_administrator_goes_before_the_scheduler(core: Core):
+def test_an_administrator_goes_before_the_scheduler(core: CollectorState):
     events = {10: [started("GPU-0", "a", 0, **ALICE)]}
     accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 101, 10), events=events))
     text = f"tenant,holds,from,to\nbob,GPU-0,{stamp(30)},{stamp(60)}\n"
-    assert states(core, 100, files=Files(claims=claims_file.parse(text))) == [
+    assert states(core, 100, files=AdministratorInputs(claims=tenancy_files.parse_claims(text))) == [
         ("observed", "alice", 0, 30), ("observed", "bob", 30, 60), ("observed", "alice", 60, 100),
     ]  # fmt: skip
 
 
-async def test_a_calendar_says_maintenance_outages_and_reservations(core: Core):
+async def test_a_calendar_says_maintenance_outages_and_reservations(core: CollectorState):
     events = {0: [started("GPU-0", "a", 0, **ALICE)]}
     accept(core, Reporter().told(gpus_of("GPU-0", "GPU-1"), range(0, 101, 10), events=events))
     text = f"""
@@ -62,7 +62,9 @@ async def test_a_calendar_says_maintenance_outages_and_reservations(core: Core):
         holds = "GPU-1"
         from = {stamp(60)}
     """
-    account = await account_at(core, 100, Files(calendar=calendar_file.parse(text)))
+    account = await account_at(
+        core, 100, AdministratorInputs(calendar=device_files.parse_calendar(text))
+    )
     assert account.balances
     assert seconds_of(account) == {
         ("observed", "alice"): 80, ("maintenance", "alice"): 10, ("down", "alice"): 10,
@@ -84,8 +86,8 @@ async def test_a_calendar_says_maintenance_outages_and_reservations(core: Core):
     ],
 )  # fmt: skip
 def test_a_calendar_that_cannot_be_names_the_entry(text: str, problem: str):
-    with pytest.raises(calendar_file.FileError, match=problem):
-        calendar_file.parse(text)
+    with pytest.raises(device_files.FileError, match=problem):
+        device_files.parse_calendar(text)
 
 
 @pytest.mark.parametrize(
@@ -94,5 +96,5 @@ def test_a_calendar_that_cannot_be_names_the_entry(text: str, problem: str):
      ("a,slurm,x,yesterday,", "no time")],
 )  # fmt: skip
 def test_a_tenants_file_that_cannot_be_names_the_line(row: str, problem: str):
-    with pytest.raises(tenants_file.FileError, match=problem):
-        tenants_file.parse(f"tenant,source,owner,from,to\n{row}\n")
+    with pytest.raises(tenancy_files.FileError, match=problem):
+        tenancy_files.parse_tenants(f"tenant,source,owner,from,to\n{row}\n")

@@ -13,9 +13,9 @@ from structlog.testing import capture_logs
 from support.settling import Site, content
 from support.story import DAY, DAY_SECONDS, Reporter, accept, at, gpus_of, host, seconds_of, started
 
-from collector.evidence.chunk import encode
-from collector.evidence.schema import claims, homes, parts
-from collector.evidence.store import ready
+from collector.evidence.evidence_store import compress_chunk
+from collector.evidence.evidence_tables import evidence_parts, gpu_nodes, reported_claims
+from collector.evidence.node_chunks import encode_chunk
 
 
 async def test_a_collector_that_takes_over_goes_on_from_the_ledger(make, url: str):
@@ -47,7 +47,10 @@ async def test_what_came_late_to_a_collector_that_ended_counts_for_the_one_that_
     await one.round(LATER)
     assert hours(one)["inferred", "alice"] > 1
     accept(one.core, envelopes[20:30])
-    written = [ready(kept.chunk, encode(kept.chunk)) for kept in one.core.evidence.chunks.values()]
+    written = [
+        compress_chunk(kept.chunk, encode_chunk(kept.chunk))
+        for kept in one.core.evidence.chunks.values()
+    ]
     one.door.store.write(written, [], at(LATER + 60))
     await two.round(LATER + 90)
     later = LATER + 7 * DAY_SECONDS
@@ -101,7 +104,9 @@ async def test_the_same_facts_of_two_collectors_are_there_once(make, url: str):
         accept(one.core, a_day(Reporter()))
         await one.round(LATER)
         with one.door.ledger.database.transaction() as connection:
-            counts.append(connection.execute(select(func.count()).select_from(parts)).scalar())
+            counts.append(
+                connection.execute(select(func.count()).select_from(evidence_parts)).scalar()
+            )
     assert counts[0] == counts[1] > 0
     assert sides[0].door.ledger.revision("GPU-0", DAY).number == 1
 
@@ -208,10 +213,12 @@ async def test_a_part_that_was_altered_is_said_and_counts_as_not_seen(make, tmp_
     await site.round(3 * HOURS)
     with site.door.ledger.database.engine.begin() as connection:
         connection.execute(text("DROP TRIGGER evidence_part_no_update"))
-        rows = connection.execute(select(parts).order_by(parts.c.start_ns)).all()
+        rows = connection.execute(select(evidence_parts).order_by(evidence_parts.c.start_ns)).all()
         for row, content_ in ((rows[2], rows[3].content), (rows[3], b"nonsense")):
             connection.execute(
-                parts.update().where(parts.c.part == row.part).values(content=content_)
+                evidence_parts.update()
+                .where(evidence_parts.c.part == row.part)
+                .values(content=content_)
             )
     with capture_logs() as logs:
         known = site.door.store.evidence("GPU-0", at(0), at(2 * HOURS))
@@ -259,7 +266,7 @@ async def test_stored_evidence_cannot_be_changed(site: Site):
     accept(site.core, a_day(Reporter(), until=8 * HOURS))
     await site.round(9 * HOURS)
     engine = site.door.ledger.database.engine
-    for table in (parts, claims, homes):
+    for table in (evidence_parts, reported_claims, gpu_nodes):
         for change in (table.update().values({table.c.node: "x"}), table.delete()):
             with engine.connect() as connection:
                 with pytest.raises(DBAPIError, match="append-only"):

@@ -12,8 +12,8 @@ from support.examples import fewer
 from support.settling import Site, content
 from support.story import DAY, DAY_SECONDS, accept, at
 
-from collector.account.amounts import Whose
-from collector.metering.measures import Measure, Use
+from collector.account.account_sums import AmountKey
+from collector.metering.measures import AmountAttribution, CountedQuantity
 from collector.metering.tiling import tile
 from collector.metering.units import GPU_CAPACITY
 
@@ -72,9 +72,9 @@ async def still_the_evidence(alone: Site) -> None:
         entries = tuple(tile(known.evidence, at(0), at(DAY_SECONDS)))
         revision = ledger.revision(gpu, DAY)
         assert (revision.tiling.entries if revision else ()) == entries
-        energy = known.counted.get(Measure.ENERGY)
+        energy = known.counted.get(CountedQuantity.ENERGY)
         shares = (
-            [s.share for s in revision.tiling.shares if s.measure is Measure.ENERGY]
+            [s.share for s in revision.tiling.shares if s.measure is CountedQuantity.ENERGY]
             if revision
             else []
         )
@@ -92,4 +92,4 @@ async def still_the_evidence(alone: Site) -> None:
     assert account.capacity == GPU_CAPACITY * sum(served)
     totals = alone.live.amounts.totals()
     assert all(amount >= 0 for amount in totals.values())
-    assert Whose(Measure.ENERGY, Use.ATTRIBUTED, "") not in totals
+    assert AmountKey(CountedQuantity.ENERGY, AmountAttribution.ATTRIBUTED, "") not in totals

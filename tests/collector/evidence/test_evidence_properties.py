@@ -14,13 +14,13 @@ from support.checkpoints import checkpoint_of, resume_from
 from support.examples import fewer
 from support.story import SECOND, accept, at, core_in, known_of, no_turns
 
-from collector.account.live import LiveAccount
-from collector.account.tally import tally
-from collector.evidence.assemble import evidence_of
-from collector.evidence.claim_events import Told
-from collector.ledger.tiling import evidence_root
+from collector.account.account_sums import sum_entries
+from collector.account.live_account import LiveAccount
+from collector.evidence.claim_events import ReportedClaim
+from collector.evidence.gpu_evidence import evidence_of
+from collector.ledger.day_tiling import evidence_root
 from collector.metering.tiling import tile
-from collector.state.core import Core
+from collector.state.collector_state import CollectorState
 
 few = fewer(50)
 since_the_newest = st.sampled_from([-15, -8, -3, -1, 0, 1, 5, 40, 400, 8000])
@@ -28,11 +28,11 @@ since_the_newest = st.sampled_from([-15, -8, -3, -1, 0, 1, 5, 40, 400, 8000])
 sizes = st.lists(st.integers(1, 30), min_size=1, max_size=4)
 
 
-def empty() -> Core:
+def empty() -> CollectorState:
     return core_in(Path(tempfile.mkdtemp()))
 
 
-def same(one: Core, other: Core, files) -> None:
+def same(one: CollectorState, other: CollectorState, files) -> None:
     """Whether two cores know the same of every GPU."""
     assert one.evidence.gpus.keys() == other.evidence.gpus.keys()
     for gpu in one.evidence.gpus:
@@ -45,7 +45,7 @@ def same(one: Core, other: Core, files) -> None:
             assert np.array_equal(counted.amounts, again.amounts)
 
 
-def reports(told: list[Told]) -> list[Told]:
+def reports(told: list[ReportedClaim]) -> list[ReportedClaim]:
     """Claims in order, without the times of their reports, which depend on their receipt."""
     return sorted({replace(one, told_ns=0, trusted_from_ns=0, received_ns=0) for one in told})
 
@@ -88,7 +88,7 @@ async def test_the_live_account_is_what_the_engine_makes_of_the_same_evidence(
             evidence, _ = evidence_of(core.evidence.facts(gpu), story.files)
             since = min((stay.start_ns for stay in evidence.stays), default=now_ns)
             if since < now_ns:
-                for key, quantity in tally(tile(evidence, since, now_ns)).items():
+                for key, quantity in sum_entries(tile(evidence, since, now_ns)).items():
                     expected[key] = expected.get(key, 0) + quantity
         assert dict(account.sums) == expected
 

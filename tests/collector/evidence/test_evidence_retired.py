@@ -27,19 +27,24 @@ from support.story import (
     started,
 )
 
-from collector.account.amounts import Whose
-from collector.account.live import LiveAccount
-from collector.evidence.assemble import Files
-from collector.files.retired_file import HEADER, Retired, Retirement, parse
-from collector.files.watched import FileError
-from collector.ledger.ledger_records import HEAD as BILLING_HEAD
-from collector.ledger.outbox import outbox
-from collector.ledger.tiling import DAY_NS
-from collector.metering.evidence import Claim, Level, Stay
-from collector.metering.measures import Measure, Use
+from collector.account.account_sums import AmountKey
+from collector.account.live_account import LiveAccount
+from collector.evidence.gpu_evidence import AdministratorInputs
+from collector.files.device_files import (
+    RETIREMENTS_HEADER,
+    RetiredGpus,
+    Retirement,
+    parse_retirements,
+)
+from collector.files.watched_file import FileError
+from collector.ledger.audit_outbox import HEAD as BILLING_HEAD
+from collector.ledger.audit_outbox import outbox_rows
+from collector.ledger.day_tiling import DAY_NS
+from collector.metering.evidence import ClaimAuthority, MeteredClaim, NodeStay
+from collector.metering.measures import AmountAttribution, CountedQuantity
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY
 
-HEAD = ",".join(HEADER) + "\n"
+HEAD = ",".join(RETIREMENTS_HEADER) + "\n"
 HOURS = 3600
 LATER = DAY_SECONDS + 2 * HOURS
 ALICE = {"tenant": "alice"}
@@ -82,7 +87,7 @@ def retirement(second: float, until: float | None = None, gpu: str = "GPU-0") ->
 )
 def test_a_wrong_line_and_column_is_named(text: str, problem: str):
     with pytest.raises(FileError, match=problem):
-        parse(text)
+        parse_retirements(text)
 
 
 micros = st.integers(0, 10_000).map(lambda n: START_NS + n * 1000)
@@ -99,7 +104,7 @@ retirements = st.builds(
 
 @given(st.lists(retirements, max_size=6))
 def test_what_is_written_is_what_is_read(found: list[Retirement]):
-    assert parse(as_text(*found)) == Retired.of(set(found))
+    assert parse_retirements(as_text(*found)) == RetiredGpus.of(set(found))
 
 
 @given(st.lists(retirements, max_size=6), st.lists(micros, min_size=2, max_size=8, unique=True))
@@ -107,11 +112,15 @@ def test_an_instant_is_in_service_or_retired_and_never_both(
     found: list[Retirement], edges: list[int]
 ):
     """Of stays, and of claims on the GPU, exactly the retired instants are taken away."""
-    retired = Retired.of(found)
+    retired = RetiredGpus.of(found)
     edges.sort()
-    stays = [Stay(a, f"n{i}", b) for i, (a, b) in enumerate(pairwise(edges))]
+    stays = [NodeStay(a, f"n{i}", b) for i, (a, b) in enumerate(pairwise(edges))]
     kept = retired.in_service("GPU-0", stays)
-    claims = list(retired.held("GPU-0", Claim(Level.ADMINISTRATOR, edges[0], "c", "t", edges[-1])))
+    claims = list(
+        retired.held(
+            "GPU-0", MeteredClaim(ClaimAuthority.ADMINISTRATOR, edges[0], "c", "t", edges[-1])
+        )
+    )
     assert len({claim.id for claim in claims}) == len(claims)
     for instant_ns in {*edges, *(one.start_ns for one in found), *(one.end_ns for one in found)}:
         for near in (instant_ns - 1, instant_ns):
@@ -131,7 +140,9 @@ async def test_a_gpu_that_left_is_unknown_for_ever_until_it_is_retired(tmp_path:
     accept(core, Reporter().told(gpus_of("GPU-0", "GPU-1"), range(0, 601, 20)))
     account = await account_at(core, 1000)
     assert seconds_of(account) == {("idle", ""): 1200, ("unknown", ""): 800}
-    account = await account_at(core, 1000, Files(retired=Retired.of([retirement(700)])))
+    account = await account_at(
+        core, 1000, AdministratorInputs(retired=RetiredGpus.of([retirement(700)]))
+    )
     assert seconds_of(account) == {("idle", ""): 1200, ("unknown", ""): 500}
     assert account.capacity == (700 + 1000) * 10**9 * GPU_CAPACITY
     assert account.balances
@@ -142,12 +153,14 @@ async def test_before_the_instant_nothing_changes_and_after_it_there_is_nothing(
     events = {100: [started("GPU-0", "a", 100, **ALICE)]}
     accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 601, 20), events=events))
     instant = Retirement(at(300) + 1, FOREVER_NS, "GPU-0")
-    files = Files(retired=Retired.of([instant]))
+    files = AdministratorInputs(retired=RetiredGpus.of([instant]))
     account = await account_at(core, 600, files)
     assert account.capacity == (300 * 10**9 + 1) * GPU_CAPACITY, "to the nanosecond"
     assert account.balances
     assert seconds_of(account) == {("idle", ""): 100, ("observed", "alice"): 200 + 1e-9}
-    back = Files(retired=Retired.of([Retirement(instant.start_ns, at(500), "GPU-0")]))
+    back = AdministratorInputs(
+        retired=RetiredGpus.of([Retirement(instant.start_ns, at(500), "GPU-0")])
+    )
     account = await account_at(core, 600, back)
     assert seconds_of(account) == {("idle", ""): 100, ("observed", "alice"): 300 + 1e-9}
 
@@ -157,7 +170,7 @@ class Instants:
 
     def __init__(self, directory: Path) -> None:
         self.core = core_in(directory)
-        self.files = Files()
+        self.files = AdministratorInputs()
         self.live = LiveAccount(self.core.evidence, lambda: self.files)
 
     async def at(self, second: float):
@@ -166,7 +179,9 @@ class Instants:
 
 async def test_an_announced_retirement_takes_effect_while_the_gpu_still_reports(tmp_path: Path):
     one = Instants(tmp_path)
-    one.files = Files(retired=Retired.of([retirement(50), retirement(90, 120, "GPU-1")]))
+    one.files = AdministratorInputs(
+        retired=RetiredGpus.of([retirement(50), retirement(90, 120, "GPU-1")])
+    )
     node = Reporter()
     for second in range(0, 200, 10):
         accept(one.core, node.told(gpus_of("GPU-0", "GPU-1"), [second]))
@@ -206,7 +221,7 @@ async def test_capacity_is_the_time_between_first_evidence_and_retirement(
     ]
     before = await one.at(1)
     assert before.balances
-    one.files = Files(retired=Retired.of(retired))
+    one.files = AdministratorInputs(retired=RetiredGpus.of(retired))
     for second in asked:
         served = sum(
             not any(
@@ -244,7 +259,7 @@ async def test_a_retirement_revises_the_days_it_is_about_and_ends_the_account(ma
     for day in (1, 2, 3):
         await site.round(day * DAY_SECONDS + 2 * HOURS)
     assert [covered(site, "GPU-0", DAY + n) for n in range(3)] == [DAY_NS] * 3, "for ever"
-    energy = Whose(Measure.ENERGY, Use.ATTRIBUTED, "alice")
+    energy = AmountKey(CountedQuantity.ENERGY, AmountAttribution.ATTRIBUTED, "alice")
     before = site.live.amounts.totals()[energy]
     site.texts["retired"] = as_text(Retirement(at(12 * HOURS) + 1000, FOREVER_NS, "GPU-0", "burnt"))
     now = 3 * DAY_SECONDS + 3 * HOURS
@@ -277,7 +292,9 @@ async def test_an_auditor_learns_of_each_retirement_once(make, url: str):
     await site.round(LATER + 180)
     with site.door.ledger.database.transaction() as connection:
         rows = connection.execute(
-            select(outbox).where(outbox.c.type != BILLING_HEAD).order_by(outbox.c.number)
+            select(outbox_rows)
+            .where(outbox_rows.c.type != BILLING_HEAD)
+            .order_by(outbox_rows.c.number)
         ).all()
     told = [
         (row.type, msgspec.json.decode(row.subject)["gpu"], msgspec.json.decode(row.data))

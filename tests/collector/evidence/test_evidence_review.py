@@ -26,24 +26,29 @@ from support.story import (
     started,
 )
 
-from collector.commands.review import accept_command, reject_command, review_command
-from collector.evidence.assemble import Files
-from collector.evidence.decisions import Decision, Waiting, decide, waiting
-from collector.evidence.review import (
+from collector.commands.bill_decisions import accept_command, reject_command, review_command
+from collector.evidence.gpu_evidence import AdministratorInputs
+from collector.evidence.review_decisions import (
+    PendingEvidence,
+    ReviewDecision,
+    find_pending_evidence,
+    record_decision,
+)
+from collector.evidence.review_rules import (
     BEFORE_CONTACT,
     BEYOND_INVENTORY,
     LATE_CLAIM,
     MAX_GPUS_AT_ONCE,
     TOO_MANY,
     UNLISTED,
-    Decisions,
-    Subject,
-    What,
+    ReviewDecisions,
+    ReviewKind,
+    ReviewSubject,
 )
-from collector.files import inventory_file
-from collector.ledger.outbox import outbox
-from collector.state.core import Core
-from railscope.audit.record import Actor
+from collector.files import device_files
+from collector.ledger.audit_outbox import outbox_rows
+from collector.state.collector_state import CollectorState
+from railscope.audit.record import RecordActor
 from railscope.frame import Event
 
 HOUR = 3600
@@ -51,10 +56,10 @@ SENT = 600
 """Seconds from one envelope to the next."""
 
 
-def inventory(*rows: str) -> Files:
+def inventory(*rows: str) -> AdministratorInputs:
     """What an inventory says: rows of node,gpus."""
     lines = ["node,gpus,rdma_ports,from,to", *(f"{row},,2026-01-01T00:00:00Z," for row in rows)]
-    return Files(inventory=inventory_file.parse("\n".join(lines) + "\n"))
+    return AdministratorInputs(inventory=device_files.parse_inventory("\n".join(lines) + "\n"))
 
 
 def reporting(
@@ -68,7 +73,7 @@ def reporting(
 # Late claims -----------------------------------------------------------------------------------
 
 
-def test_a_claim_may_reach_an_hour_before_the_previous_envelope(core: Core):
+def test_a_claim_may_reach_an_hour_before_the_previous_envelope(core: CollectorState):
     events = {5 * HOUR: [started("GPU-0", "job", 4 * HOUR, **ALICE)]}
     accept(core, reporting(events=events))
     assert states(core, 10 * HOUR) == [
@@ -76,7 +81,7 @@ def test_a_claim_may_reach_an_hour_before_the_previous_envelope(core: Core):
     ]  # fmt: skip
 
 
-def test_what_a_claim_says_of_the_time_before_waits(core: Core):
+def test_what_a_claim_says_of_the_time_before_waits(core: CollectorState):
     events = {5 * HOUR: [started("GPU-0", "job", HOUR, **ALICE)]}
     accept(core, reporting(events=events))
     assert states(core, 10 * HOUR) == [
@@ -85,39 +90,42 @@ def test_what_a_claim_says_of_the_time_before_waits(core: Core):
     ]  # fmt: skip
 
 
-def test_energy_of_time_under_review_is_nobodys_until_it_is_accepted(core: Core):
+def test_energy_of_time_under_review_is_nobodys_until_it_is_accepted(core: CollectorState):
     job = started("GPU-0", "job", HOUR, **ALICE)
     accept(core, reporting(events={5 * HOUR: [job, ended("GPU-0", "job", 4 * HOUR - SENT)]}))
     waiting_energy = energy(core)
     assert set(waiting_energy) == {("unattributed", ""), ("idle", "")}
     accepted = energy(
-        core, files=Files(decisions=Decisions({Subject(What.CLAIM, "n1", "job"): True}))
+        core,
+        files=AdministratorInputs(
+            decisions=ReviewDecisions({ReviewSubject(ReviewKind.CLAIM, "n1", "job"): True})
+        ),
     )
     assert accepted["attributed", "alice"] == waiting_energy["unattributed", ""]
     assert sum(accepted.values()) == sum(waiting_energy.values())
 
 
-def test_the_first_receipt_counts(core: Core):
+def test_the_first_receipt_counts(core: CollectorState):
     job = started("GPU-0", "job", HOUR, **ALICE)
     accept(core, reporting(events={HOUR: [job], 5 * HOUR: [job], 6 * HOUR: [job]}))
     assert states(core, 10 * HOUR)[1:] == [("observed", "alice", HOUR, 10 * HOUR)]
 
 
-def test_a_late_end_frees_nothing_before_it_is_accepted(core: Core):
+def test_a_late_end_frees_nothing_before_it_is_accepted(core: CollectorState):
     events = {0: [started("GPU-0", "job", 0, **ALICE)], 5 * HOUR: [ended("GPU-0", "job", HOUR)]}
     accept(core, reporting(events=events))
     assert states(core, 10 * HOUR) == [
         ("observed", "alice", 0, HOUR), ("review", "alice", HOUR, 4 * HOUR - SENT),
         ("idle", "", 4 * HOUR - SENT, 10 * HOUR),
     ]  # fmt: skip
-    subject = Subject(What.END, "n1", "job")
-    accepted = Files(decisions=Decisions({subject: True}))
+    subject = ReviewSubject(ReviewKind.END, "n1", "job")
+    accepted = AdministratorInputs(decisions=ReviewDecisions({subject: True}))
     assert states(core, 10 * HOUR, files=accepted)[1] == ("idle", "", HOUR, 10 * HOUR)
-    rejected = Files(decisions=Decisions({subject: False}))
+    rejected = AdministratorInputs(decisions=ReviewDecisions({subject: False}))
     assert states(core, 10 * HOUR, files=rejected)[0] == ("observed", "alice", 0, 4 * HOUR - SENT)
 
 
-def test_an_agent_that_was_away_is_believed_for_three_days(core: Core):
+def test_an_agent_that_was_away_is_believed_for_three_days(core: CollectorState):
     """It sends its spool in order, oldest first; only current frames move the limit."""
     node = Reporter()
     accept(core, node.told(gpus_of("GPU-0"), range(0, 301, 30)))
@@ -134,7 +142,7 @@ def test_an_agent_that_was_away_is_believed_for_three_days(core: Core):
     ]  # fmt: skip
 
 
-def test_beyond_three_days_an_absent_agent_waits_for_a_person(core: Core):
+def test_beyond_three_days_an_absent_agent_waits_for_a_person(core: CollectorState):
     node = Reporter()
     accept(core, node.told(gpus_of("GPU-0"), range(0, 301, 30)))
     events = {330: [started("GPU-0", "a", 320, **ALICE)]}
@@ -146,13 +154,15 @@ def test_beyond_three_days_an_absent_agent_waits_for_a_person(core: Core):
     assert found[-1] == ("observed", "alice", 28 * HOUR, 100 * HOUR)
 
 
-def test_a_job_that_is_reported_when_it_is_over_is_decided_as_one(core: Core):
+def test_a_job_that_is_reported_when_it_is_over_is_decided_as_one(core: CollectorState):
     events = {8 * HOUR: [started("GPU-0", "job", HOUR, **ALICE), ended("GPU-0", "job", 3 * HOUR)]}
     accept(core, reporting(events=events))
     assert states(core, 10 * HOUR)[1:] == [
         ("review", "alice", HOUR, 3 * HOUR), ("idle", "", 3 * HOUR, 10 * HOUR),
     ]  # fmt: skip
-    accepted = Files(decisions=Decisions({Subject(What.CLAIM, "n1", "job"): True}))
+    accepted = AdministratorInputs(
+        decisions=ReviewDecisions({ReviewSubject(ReviewKind.CLAIM, "n1", "job"): True})
+    )
     assert states(core, 10 * HOUR, files=accepted)[1:] == [
         ("observed", "alice", HOUR, 3 * HOUR), ("idle", "", 3 * HOUR, 10 * HOUR),
     ]  # fmt: skip
@@ -161,7 +171,7 @@ def test_a_job_that_is_reported_when_it_is_over_is_decided_as_one(core: Core):
 # First contact ---------------------------------------------------------------------------------
 
 
-def test_a_claim_from_before_first_contact_waits_and_nothing_else_is_metered(core: Core):
+def test_a_claim_from_before_first_contact_waits_and_nothing_else_is_metered(core: CollectorState):
     node = Reporter()
     events = {0: [started("GPU-0", "job", -27 * DAY_SECONDS, compute="0-420", **ALICE)]}
     accept(core, node.told(gpus_of("GPU-0"), range(0, 601, 30), events=events))
@@ -197,7 +207,7 @@ def gpus_reporting(*names: str) -> list:
     return Reporter().told(gpus_of(*names), range(0, 601, 30), events=events)
 
 
-def test_gpus_beyond_the_inventory_wait(core: Core):
+def test_gpus_beyond_the_inventory_wait(core: CollectorState):
     names = [f"GPU-{number}" for number in range(4)]
     accept(core, gpus_reporting(*names))
     files = inventory("n1,3")
@@ -205,24 +215,26 @@ def test_gpus_beyond_the_inventory_wait(core: Core):
     assert held == {name: {"idle", "observed"} for name in names[:3]} | {"GPU-3": {"review"}}
     (claim,) = known_of(core, "GPU-3", files).evidence.claims
     assert claim.review == BEYOND_INVENTORY
-    accepted = Files(
-        inventory=files.inventory, decisions=Decisions({Subject(What.GPU, "n1", "GPU-3"): True})
+    accepted = AdministratorInputs(
+        inventory=files.inventory,
+        decisions=ReviewDecisions({ReviewSubject(ReviewKind.GPU, "n1", "GPU-3"): True}),
     )
     assert {s for s, *_ in states(core, 600, "GPU-3", accepted)} == {"idle", "observed"}
-    rejected = Files(
-        inventory=files.inventory, decisions=Decisions({Subject(What.GPU, "n1", "GPU-3"): False})
+    rejected = AdministratorInputs(
+        inventory=files.inventory,
+        decisions=ReviewDecisions({ReviewSubject(ReviewKind.GPU, "n1", "GPU-3"): False}),
     )
     assert states(core, 600, "GPU-3", rejected) == []
 
 
-def test_gpus_of_an_unlisted_node_wait_and_an_empty_inventory_is_none(core: Core):
+def test_gpus_of_an_unlisted_node_wait_and_an_empty_inventory_is_none(core: CollectorState):
     accept(core, gpus_reporting("GPU-0"))
     (claim,) = known_of(core, "GPU-0", inventory("n2,8")).evidence.claims
     assert claim.review == UNLISTED
     assert {s for s, *_ in states(core, 600, files=inventory())} == {"idle", "observed"}
 
 
-def test_without_an_inventory_a_node_has_so_many_gpus(core: Core):
+def test_without_an_inventory_a_node_has_so_many_gpus(core: CollectorState):
     names = [f"GPU-{number:02}" for number in range(MAX_GPUS_AT_ONCE + 2)]
     accept(core, gpus_reporting(*names))
     waits = {
@@ -235,9 +247,9 @@ def test_without_an_inventory_a_node_has_so_many_gpus(core: Core):
 # Decisions ---------------------------------------------------------------------------------------
 
 
-def everything(site: Site, second: int) -> list[Waiting]:
+def everything(site: Site, second: int) -> list[PendingEvidence]:
     """What waits at a second."""
-    return waiting(site.door.store, site.door.ledger.database, at(second))
+    return find_pending_evidence(site.door.store, site.door.ledger.database, at(second))
 
 
 def ledger_hours(site: Site) -> dict:
@@ -262,11 +274,11 @@ async def test_a_decision_is_recorded_and_makes_a_revision(site: Site, *, accept
     )
     (one,) = everything(site, now)
     assert (one.subject, one.tenants, one.reasons, one.gpus) == (
-        Subject(What.CLAIM, "n1", "job"), ("alice",), (LATE_CLAIM,), ("GPU-0",),
+        ReviewSubject(ReviewKind.CLAIM, "n1", "job"), ("alice",), (LATE_CLAIM,), ("GPU-0",),
     )  # fmt: skip
     assert one.gpu_ns == Fraction(round(late * HOUR) * SECOND)
-    decision = Decision(accepted, Actor("operator", "ann"), at(now + 60), "checked")
-    assert decide(site.door.ledger.database, [one], decision) == 1
+    decision = ReviewDecision(accepted, RecordActor("operator", "ann"), at(now + 60), "checked")
+    assert record_decision(site.door.ledger.database, [one], decision) == 1
     await site.round(now + 120)
     expected = {("idle", ""): 5, ("observed", "alice"): 19} if accepted else {
         ("idle", ""): 5 + late, ("observed", "alice"): 19 - late,
@@ -277,7 +289,9 @@ async def test_a_decision_is_recorded_and_makes_a_revision(site: Site, *, accept
     assert account.balances
     with site.door.ledger.database.transaction() as connection:
         records = connection.execute(
-            select(outbox.c.type, outbox.c.data).where(outbox.c.type == "evidence.decide")
+            select(outbox_rows.c.type, outbox_rows.c.data).where(
+                outbox_rows.c.type == "evidence.decide"
+            )
         ).all()
     assert len(records) == 1
     assert f'"verdict":"{"accept" if accepted else "reject"}"' in records[0].data

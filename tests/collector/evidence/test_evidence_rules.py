@@ -25,15 +25,15 @@ from support.story import (
     started,
 )
 
-from collector.account.amounts import Whose, counted_in
-from collector.fleet.metered_columns import sku_of
-from collector.metering.evidence import Witness
-from collector.metering.measures import Measure, Use
-from collector.metering.tiling import State, tile
-from collector.state.core import Core
+from collector.account.account_sums import AmountKey, count_amounts
+from collector.fleet.schema_columns import sku_of
+from collector.metering.evidence import NodeWitness
+from collector.metering.measures import AmountAttribution, CountedQuantity
+from collector.metering.tiling import SlotState, tile
+from collector.state.collector_state import CollectorState
 
 
-async def test_a_node_that_never_comes_back_keeps_its_claim_without_a_witness(core: Core):
+async def test_a_node_that_never_comes_back_keeps_its_claim_without_a_witness(core: CollectorState):
     events = {50: [started("GPU-0", "job-1", 40, **ALICE)]}
     accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 101, 10), events=events))
     day = [
@@ -42,13 +42,15 @@ async def test_a_node_that_never_comes_back_keeps_its_claim_without_a_witness(co
         if e.tiling == "compute"
     ]
     assert [(e.state, e.witness, (e.t0_ns - at(0)) // SECOND) for e in day] == [
-        (State.IDLE, None, 0), (State.OBSERVED, None, 40), (State.INFERRED, Witness.NONE, 100),
+        (SlotState.IDLE, None, 0), (SlotState.OBSERVED, None, 40), (SlotState.INFERRED, NodeWitness.NONE, 100),
     ]  # fmt: skip
     account = await account_at(core, 86_400)
     assert seconds_of(account)["inferred", "alice"] == 86_300
 
 
-def test_other_streams_and_the_scheduler_are_witnesses_of_a_gpu_that_is_silent(core: Core):
+def test_other_streams_and_the_scheduler_are_witnesses_of_a_gpu_that_is_silent(
+    core: CollectorState,
+):
     node = Reporter()
     seen = {40: [started("GPU-0", "job-1", 40, level="node_plugin", **ALICE)]}
     accept(core, node.told(gpus_of("GPU-0"), range(0, 61, 10), events=seen))
@@ -58,16 +60,16 @@ def test_other_streams_and_the_scheduler_are_witnesses_of_a_gpu_that_is_silent(c
         e for e in tile(known_of(core, "GPU-0").evidence, at(60), at(200)) if e.tiling == "compute"
     ]
     assert [(e.state, e.witness, e.silence_ns) for e in silent] == [
-        (State.INFERRED, Witness.NODE_READY, 140 * SECOND)
+        (SlotState.INFERRED, NodeWitness.NODE_READY, 140 * SECOND)
     ]
     accept(core, node.told(host(), [300], events={300: [started("GPU-0", "j", 60, **ALICE)]}))
     silent = [
         e for e in tile(known_of(core, "GPU-0").evidence, at(60), at(200)) if e.tiling == "compute"
     ]
-    assert {(e.claim, e.witness) for e in silent} == {("j", Witness.SCHEDULER)}
+    assert {(e.claim, e.witness) for e in silent} == {("j", NodeWitness.SCHEDULER)}
 
 
-def test_a_reboot_is_a_silence_and_counts_from_zero(core: Core):
+def test_a_reboot_is_a_silence_and_counts_from_zero(core: CollectorState):
     events = {0: [started("GPU-0", "job-1", 0, **ALICE)]}
     accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 91, 10), events=events))
     after = Reporter(boot_id="boot-2", run="run-2", booted_at=100)
@@ -82,7 +84,7 @@ def test_a_reboot_is_a_silence_and_counts_from_zero(core: Core):
     assert set(energy(core)) == {("attributed", "alice"), ("unattributed", "")}
 
 
-def test_a_claim_that_a_node_does_not_know_after_a_reboot_ended_with_it(core: Core):
+def test_a_claim_that_a_node_does_not_know_after_a_reboot_ended_with_it(core: CollectorState):
     events = {0: [started("GPU-0", "job-1", 0, **ALICE)]}
     accept(core, Reporter().told(gpus_of("GPU-0"), range(0, 91, 10), events=events))
     for boot, first in (("boot-2", 105), ("boot-3", 305)):
@@ -96,7 +98,7 @@ def test_a_claim_that_a_node_does_not_know_after_a_reboot_ended_with_it(core: Co
     assert states(core, 195)[-1] == ("observed", "alice", 105, 195), "it was told late"
 
 
-def test_what_was_left_of_the_boot_before_is_as_old_as_the_wall_clock_says(core: Core):
+def test_what_was_left_of_the_boot_before_is_as_old_as_the_wall_clock_says(core: CollectorState):
     before = Reporter()
     frames = before.frames(gpus_of("GPU-0"), range(0, 51, 10))
     after = Reporter(boot_id="boot-2", run="run-2", booted_at=80)
@@ -109,7 +111,7 @@ def test_what_was_left_of_the_boot_before_is_as_old_as_the_wall_clock_says(core:
     ]  # fmt: skip
 
 
-def test_neither_the_order_of_arrival_nor_a_gap_moves_a_boundary(core: Core):
+def test_neither_the_order_of_arrival_nor_a_gap_moves_a_boundary(core: CollectorState):
     """A node that was cut off: its backlog comes last."""
     node = Reporter()
     events = {30: [started("GPU-0", "a", 25, **ALICE)], 3000: [ended("GPU-0", "a", 2950)]}
@@ -122,7 +124,7 @@ def test_neither_the_order_of_arrival_nor_a_gap_moves_a_boundary(core: Core):
     ]  # fmt: skip
 
 
-def test_a_counter_that_starts_over_loses_nothing_and_is_never_negative(core: Core):
+def test_a_counter_that_starts_over_loses_nothing_and_is_never_negative(core: CollectorState):
     node = Reporter(booted_at=-6000)
     events = {0: [started("GPU-0", "job-1", 0, **ALICE)]}
     accept(core, node.told(gpus_of("GPU-0"), range(0, 121, 30), events=events,
@@ -133,13 +135,15 @@ def test_a_counter_that_starts_over_loses_nothing_and_is_never_negative(core: Co
     column = next(i for i, (m, _) in enumerate(gpus_of("GPU-0").columns) if "energy" in m.name)
     assert column in {0, 1, 2}
     known = known_of(core, "GPU-0")
-    counted = known.counted[Measure.ENERGY if column == 2 else Measure.USED]
+    counted = known.counted[CountedQuantity.ENERGY if column == 2 else CountedQuantity.USED]
     assert counted.amounts.min() >= 0
     assert [(r.last_ns - at(0)) // SECOND for r in counted.resets()] == [120]
     assert counted.amounts.sum() == 120 + 100
 
 
-def test_a_wall_clock_that_steps_moves_no_sample_and_quarantines_what_it_taints(core: Core):
+def test_a_wall_clock_that_steps_moves_no_sample_and_quarantines_what_it_taints(
+    core: CollectorState,
+):
     heard = troubles(core)
     node = Reporter()
     accept(core, node.told(gpus_of("GPU-0"), range(0, 51, 10)))
@@ -155,7 +159,7 @@ def test_a_wall_clock_that_steps_moves_no_sample_and_quarantines_what_it_taints(
     assert [(t.kind, t.node) for t in heard] == [("quarantine", "n1")]
 
 
-def test_traffic_of_a_rail_is_that_of_its_gpu(core: Core):
+def test_traffic_of_a_rail_is_that_of_its_gpu(core: CollectorState):
     node = Reporter(booted_at=-6000)
     events = {0: [started("GPU-1", "a", 0, **ALICE)]}
     accept(core, node.told(gpus_of("GPU-0", "GPU-1"), range(0, 121, 10), events=events))
@@ -168,18 +172,21 @@ def test_traffic_of_a_rail_is_that_of_its_gpu(core: Core):
     known = known_of(core, "GPU-1")
     totals = {
         whose: amount
-        for found in counted_in(known, at(-1), at(1000)).values()
+        for found in count_amounts(known, at(-1), at(1000)).values()
         for whose, amount in found.items()
     }
     columns = [(m.name, e.key[0]) for m, e in ports_of(2).columns]
     rate = {name: 10**place for place, name in enumerate(columns)}
-    for measure, word in ((Measure.RECEIVED, "receive"), (Measure.TRANSMITTED, "transmit")):
+    for measure, word in (
+        (CountedQuantity.RECEIVED, "receive"),
+        (CountedQuantity.TRANSMITTED, "transmit"),
+    ):
         expected = 120 * rate[f"railscope_rdma_{word}_bytes_total", "mlx5_1"]
-        assert totals[Whose(measure, Use.ATTRIBUTED, "alice")] == expected
+        assert totals[AmountKey(measure, AmountAttribution.ATTRIBUTED, "alice")] == expected
     assert known.sku == sku_of("NVIDIA H100 80GB HBM3") == "h100-80gb-hbm3"
 
 
-def test_what_a_restart_reads_again_is_as_it_was(core: Core, tmp_path: Path):
+def test_what_a_restart_reads_again_is_as_it_was(core: CollectorState, tmp_path: Path):
     node = Reporter()
     events = {10: [started("GPU-0", "a", 0, **ALICE)]}
     accept(core, node.told(gpus_of("GPU-0"), range(0, 101, 10), events=events))
@@ -188,7 +195,7 @@ def test_what_a_restart_reads_again_is_as_it_was(core: Core, tmp_path: Path):
     assert facts_of(again) == facts_of(core)
 
 
-def test_trouble_is_said_in_the_log(core: Core):
+def test_trouble_is_said_in_the_log(core: CollectorState):
     with capture_logs() as logs:
         node = Reporter(skew=7200)
         accept(core, node.told(gpus_of("GPU-0"), range(0, 101, 10)))

@@ -20,12 +20,11 @@ from support.story import (
     started,
 )
 
-from collector.account.quotas import days_of
-from collector.evidence.schema import claims, parts
-from collector.ledger.ledger_records import HEAD
-from collector.ledger.outbox import outbox
-from collector.ledger.tiling import DAY_NS
-from collector.metering.tiling import State, tile
+from collector.account.account_cells import quota_days
+from collector.evidence.evidence_tables import evidence_parts, reported_claims
+from collector.ledger.audit_outbox import HEAD, outbox_rows
+from collector.ledger.day_tiling import DAY_NS
+from collector.metering.tiling import SlotState, tile
 from collector.metering.units import GPU_CAPACITY
 
 
@@ -43,7 +42,7 @@ async def test_a_day_goes_to_the_ledger_when_it_is_over_and_the_account_goes_on(
     assert seconds_of(after) == seconds_of(before)
     assert after.gpus == 1
     for account in (before, after):
-        held = account.held(*days_of("month", at(LATER)))
+        held = account.held(*quota_days("month", at(LATER)))
         assert held["alice"] == 12 * HOURS * 10**9 * GPU_CAPACITY
     found = site.door.ledger.revision("GPU-0", DAY).tiling
     assert found.sku == "h100-80gb-hbm3"
@@ -126,7 +125,7 @@ async def test_a_change_of_the_tenants_file_revises_the_days_it_is_about(site: S
     assert site.door.ledger.revision("GPU-0", DAY).number == 2
     with site.door.ledger.database.transaction() as connection:
         rows = connection.execute(
-            select(outbox.c.type, outbox.c.data).where(outbox.c.type != HEAD)
+            select(outbox_rows.c.type, outbox_rows.c.data).where(outbox_rows.c.type != HEAD)
         ).all()
     assert [row.type for row in rows] == ["billing.tenant_map"], "an auditor learns of it, once"
     assert '"rows":1' in rows[0].data
@@ -180,7 +179,7 @@ async def test_a_node_that_never_comes_back_is_settled_day_by_day(site: Site):
     await site.round(3 * DAY_SECONDS + 2 * HOURS)
     assert hours(site, DAY + 1) == {("inferred", "kubernetes:ns"): 24}
     entries = site.door.ledger.entries(at(DAY_SECONDS), at(2 * DAY_SECONDS), "GPU-0")
-    assert {(e.state, e.witness.name) for e in entries} == {(State.INFERRED, "NONE")}
+    assert {(e.state, e.witness.name) for e in entries} == {(SlotState.INFERRED, "NONE")}
     account = await site.account(3 * DAY_SECONDS + 2 * HOURS)
     assert account.balances
     assert account.capacity == GPU_CAPACITY * (at(3 * DAY_SECONDS + 2 * HOURS) - at(0))
@@ -252,7 +251,7 @@ async def test_two_claims_on_one_slot_are_in_the_audit_log_once_for_ever(site: S
         await site.account(2 * HOURS)
         await site.round(2 * HOURS + 60)
         with site.door.ledger.database.transaction() as connection:
-            rows = connection.execute(select(outbox).where(outbox.c.type != HEAD)).all()
+            rows = connection.execute(select(outbox_rows).where(outbox_rows.c.type != HEAD)).all()
         site.restart(checkpoint)
     assert [(row.type, row.outcome, row.recorded_ns) for row in rows] == [
         ("tenancy.conflict", "seen", at(1800))
@@ -262,7 +261,7 @@ async def test_two_claims_on_one_slot_are_in_the_audit_log_once_for_ever(site: S
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"\x28\xb5\x2f\xfd", b"\xc1"])
-@pytest.mark.parametrize("table", [parts, claims])
+@pytest.mark.parametrize("table", [evidence_parts, reported_claims])
 async def test_a_damaged_row_is_set_aside_and_does_not_stop_the_others(
     site: Site, table: Table, content: bytes
 ) -> None:

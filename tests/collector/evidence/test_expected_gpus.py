@@ -7,22 +7,22 @@ from hypothesis import strategies as st
 from looks import ALICE
 from support.story import DAY_SECONDS, Reporter, accept, at, gpus_of, known_of, started
 
-from collector.evidence.assemble import Files
-from collector.evidence.contacts import Contact
-from collector.evidence.review import (
+from collector.evidence.gpu_evidence import AdministratorInputs
+from collector.evidence.node_chunks import FirstContact
+from collector.evidence.review_rules import (
     MAX_GPUS_AT_ONCE,
     MAX_NEW_GPUS,
     NEW_NS,
     TOO_MANY,
     TOO_MANY_NEW,
-    Decisions,
-    Expectation,
-    Subject,
-    What,
+    ExpectedGpus,
+    ReviewDecisions,
+    ReviewKind,
+    ReviewSubject,
 )
-from collector.files.retired_file import Retired, Retirement
+from collector.files.device_files import RetiredGpus, Retirement
 from collector.metering.units import FOREVER_NS
-from collector.state.core import Core
+from collector.state.collector_state import CollectorState
 
 HOUR = 3600
 MONTH = 30 * DAY_SECONDS
@@ -32,17 +32,17 @@ def name_of(number: int) -> str:
     return f"GPU-{number:03}"
 
 
-def replaced(count: int, every: int) -> Retired:
+def replaced(count: int, every: int) -> RetiredGpus:
     """GPUs that are each retired before the next one comes."""
-    return Retired.of(
+    return RetiredGpus.of(
         Retirement(at((number + 1) * every - 1), FOREVER_NS, name_of(number))
         for number in range(count)
     )
 
 
-def reasons(count: int, every: int, expected: Expectation) -> dict[str, str]:
+def reasons(count: int, every: int, expected: ExpectedGpus) -> dict[str, str]:
     """Why each GPU waits, of those that a node reports one after the other."""
-    gpus = {name_of(n): Contact(at(n * every), f"0000:{n:02x}:00.0") for n in range(count)}
+    gpus = {name_of(n): FirstContact(at(n * every), f"0000:{n:02x}:00.0") for n in range(count)}
     found = {}
     for gpu, contact in gpus.items():
         for start, end, reason in expected.excess(gpu, "n1", {"n1": gpus}):
@@ -54,7 +54,7 @@ def reasons(count: int, every: int, expected: Expectation) -> dict[str, str]:
 def test_of_gpus_that_replace_each_other_64_in_30_days_are_expected():
     every = HOUR
     count = MAX_NEW_GPUS + 5
-    expected = Expectation(retired=replaced(count, every))
+    expected = ExpectedGpus(retired=replaced(count, every))
     assert reasons(count, every, expected) == {
         name_of(number): TOO_MANY_NEW for number in range(MAX_NEW_GPUS, count)
     }
@@ -64,28 +64,28 @@ def test_after_30_days_more_gpus_are_expected():
     every = MONTH // MAX_NEW_GPUS
     assert at(MONTH) - at(0) == NEW_NS
     count = 2 * MAX_NEW_GPUS
-    assert reasons(count, every, Expectation(retired=replaced(count, every))) == {}
+    assert reasons(count, every, ExpectedGpus(retired=replaced(count, every))) == {}
 
 
 def test_a_node_that_invents_gpus_for_ever_has_32():
     count = 100
-    found = reasons(count, 1, Expectation())
+    found = reasons(count, 1, ExpectedGpus())
     assert found == {name_of(number): TOO_MANY for number in range(MAX_GPUS_AT_ONCE, count)}
 
 
 @given(st.sets(st.integers(0, 99)), st.sets(st.integers(0, 99)))
 def test_decided_gpus_do_not_wait_and_rejected_ones_leave_their_place(accepted, rejected):
     verdicts = dict.fromkeys(accepted, True) | dict.fromkeys(rejected, False)
-    decisions = Decisions({
-        Subject(What.GPU, "n1", name_of(number)): verdict for number, verdict in verdicts.items()
+    decisions = ReviewDecisions({
+        ReviewSubject(ReviewKind.GPU, "n1", name_of(number)): verdict for number, verdict in verdicts.items()
     })  # fmt: skip
-    waits = reasons(100, 1, Expectation(decisions=decisions))
+    waits = reasons(100, 1, ExpectedGpus(decisions=decisions))
     in_service = [n for n in range(100) if name_of(n) not in waits and verdicts.get(n) is not False]
     assert not {name_of(number) for number in verdicts} & waits.keys()
     assert len([n for n in in_service if n not in accepted]) <= MAX_GPUS_AT_ONCE
 
 
-def test_the_65th_new_gpu_of_a_month_waits_for_a_person(core: Core):
+def test_the_65th_new_gpu_of_a_month_waits_for_a_person(core: CollectorState):
     """Each GPU is retired before the next one is reported."""
     every, count = 120, MAX_NEW_GPUS + 1
     node = Reporter()
@@ -94,7 +94,7 @@ def test_the_65th_new_gpu_of_a_month_waits_for_a_person(core: Core):
         node.run, node.sequences = f"run-{number}", {}
         events = {begin: [started(name, f"job-{number}", begin, **ALICE)]}
         accept(core, [node.record(node.frames(gpus_of(name), [begin, begin + 30], events=events))])
-    files = Files(retired=replaced(count, every))
+    files = AdministratorInputs(retired=replaced(count, every))
     waits = {
         number: claim.review
         for number in range(count)

@@ -23,13 +23,13 @@ from support.story import (
     started,
 )
 
-from collector.evidence.contacts import MAX_GPUS
-from collector.state.core import Core
+from collector.evidence.node_chunks import MAX_GPUS
+from collector.state.collector_state import CollectorState
 
 HOUR = 3600
 
 
-def observed(core: Core, name: str = "GPU-0") -> list[tuple[float, float]]:
+def observed(core: CollectorState, name: str = "GPU-0") -> list[tuple[float, float]]:
     """Seconds between which a GPU was observed."""
     found = known_of(core, name).evidence.stretches
     return [((s.first_ns - at(0)) / SECOND, (s.last_ns - at(0)) / SECOND) for s in found]
@@ -43,7 +43,7 @@ def past(node: str = "n1", gpu: str = "GPU-0", days: int = 2) -> list:
             for i in range(0, len(frames), 5000)]  # fmt: skip
 
 
-def test_at_most_two_minutes_are_observed_before_a_new_node_was_heard(core: Core):
+def test_at_most_two_minutes_are_observed_before_a_new_node_was_heard(core: CollectorState):
     accept(core, past())
     assert observed(core) == [(2 * DAY_SECONDS - 120, 2 * DAY_SECONDS)]
     stays = known_of(core, "GPU-0").evidence.stays
@@ -51,7 +51,7 @@ def test_at_most_two_minutes_are_observed_before_a_new_node_was_heard(core: Core
     assert sum(energy(core).values()) <= 120 * 500, "nor was energy used before"
 
 
-def test_a_new_gpu_of_a_known_node_was_not_there_before(core: Core):
+def test_a_new_gpu_of_a_known_node_was_not_there_before(core: CollectorState):
     node = Reporter()
     accept(core, node.told(gpus_of("GPU-0"), range(0, 3601, 30)))
     both = node.frames(gpus_of("GPU-0", "GPU-1"), range(60, 3601, 30))
@@ -60,7 +60,7 @@ def test_a_new_gpu_of_a_known_node_was_not_there_before(core: Core):
     assert observed(core, "GPU-1") == [(3480, 3600)]
 
 
-def test_samples_that_are_too_old_at_their_receipt_observe_nothing(core: Core):
+def test_samples_that_are_too_old_at_their_receipt_observe_nothing(core: CollectorState):
     node = Reporter()
     accept(core, node.told(gpus_of("GPU-0"), range(0, 301, 30)))
     away = node.frames(gpus_of("GPU-0"), range(330, 5 * DAY_SECONDS + 1, 30))
@@ -92,7 +92,7 @@ def test_nothing_is_observed_before_first_contact(tmp_path_factory, random, node
     }
 
 
-def test_a_node_cannot_report_gpus_without_end(core: Core):
+def test_a_node_cannot_report_gpus_without_end(core: CollectorState):
     heard = troubles(core)
     for number in range(MAX_GPUS + 20):
         node = Reporter(run=f"run-{number}")
@@ -102,7 +102,7 @@ def test_a_node_cannot_report_gpus_without_end(core: Core):
     assert Counter(one.kind for one in heard)["too_many_gpus"] == 1
 
 
-def test_a_restart_knows_when_a_gpu_was_first_heard(core: Core, tmp_path):
+def test_a_restart_knows_when_a_gpu_was_first_heard(core: CollectorState, tmp_path):
     node = Reporter()
     accept(core, node.told(gpus_of("GPU-0"), range(0, 301, 30)))
     again = core_in(tmp_path / "schemas")

@@ -21,12 +21,16 @@ from support.story import (
     started,
 )
 
-from collector.evidence.assemble import Files
-from collector.evidence.decisions import Decision, decide, waiting
-from collector.evidence.review import Decisions, Subject, What
+from collector.evidence.gpu_evidence import AdministratorInputs
+from collector.evidence.review_decisions import (
+    ReviewDecision,
+    find_pending_evidence,
+    record_decision,
+)
+from collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
 from collector.metering.units import Tiling
-from collector.state.core import Core
-from railscope.audit.record import Actor
+from collector.state.collector_state import CollectorState
+from railscope.audit.record import RecordActor
 from railscope.frame import Event
 
 HOUR = 3600
@@ -54,7 +58,7 @@ def invented(
     return [node.record(node.frames(gpus_of("GPU-0"), [second, second + 30], events=events), sent)]
 
 
-def test_an_invented_boot_frees_nothing_before_a_person_agrees(core: Core):
+def test_an_invented_boot_frees_nothing_before_a_person_agrees(core: CollectorState):
     accept(core, honest())
     accept(core, invented(1, 20 * HOUR))
     found = states(core, LAST)
@@ -62,21 +66,25 @@ def test_an_invented_boot_frees_nothing_before_a_person_agrees(core: Core):
     assert found[1] == ("observed", "alice", 2 * HOUR, 20 * HOUR)
     assert found[2] == ("review", "alice", 20 * HOUR, HORIZON)
     assert {tenant for _, tenant, start, _ in found if start >= HORIZON} == {""}
-    subject = Subject(What.END, "n1", "job")
-    accepted = states(core, LAST, files=Files(decisions=Decisions({subject: True})))
+    subject = ReviewSubject(ReviewKind.END, "n1", "job")
+    accepted = states(
+        core, LAST, files=AdministratorInputs(decisions=ReviewDecisions({subject: True}))
+    )
     assert accepted[2][1] == ""
-    rejected = states(core, LAST, files=Files(decisions=Decisions({subject: False})))
+    rejected = states(
+        core, LAST, files=AdministratorInputs(decisions=ReviewDecisions({subject: False}))
+    )
     assert rejected[1] == ("observed", "alice", 2 * HOUR, HORIZON)
 
 
-def test_a_boot_that_is_reported_at_once_ends_what_it_does_not_report(core: Core):
+def test_a_boot_that_is_reported_at_once_ends_what_it_does_not_report(core: CollectorState):
     accept(core, honest())
     accept(core, invented(1, LAST + 30))
     found = states(core, LAST + 60)
     assert max(end for _, tenant, _, end in found if tenant) == LAST + 30
 
 
-def test_an_agent_that_was_away_is_believed_about_the_boots_of_its_absence(core: Core):
+def test_an_agent_that_was_away_is_believed_about_the_boots_of_its_absence(core: CollectorState):
     accept(core, honest(until=10 * HOUR))
     node = Reporter(boot_id="boot-2", run="run-2", booted_at=-400_000)
     frames = node.frames(gpus_of("GPU-0"), range(20 * HOUR, 60 * HOUR, 30))
@@ -119,8 +127,8 @@ def test_p24_invented_boots_move_no_time_before_the_horizon(tmp_path_factory, en
     assert before[0][2] == 2 * HOUR
     assert {tenant for state, tenant, *_ in before if state != "review"} <= {"alice"}
     assert {tenant for _, tenant, *_ in before} <= {"alice", "mallory"}, "nor is it free"
-    subjects = [Subject(what, "n1", name) for what in What for name in ("job", "other")]
-    rejected = Files(decisions=Decisions(dict.fromkeys(subjects, False)))
+    subjects = [ReviewSubject(what, "n1", name) for what in ReviewKind for name in ("job", "other")]
+    rejected = AdministratorInputs(decisions=ReviewDecisions(dict.fromkeys(subjects, False)))
     after = [one for one in states(core, HORIZON, files=rejected) if one[1] == "alice"]
     assert sum(end - start for *_, start, end in after) == HORIZON - 2 * HOUR
 
@@ -141,13 +149,13 @@ async def test_people_decide_about_the_begin_of_a_late_boot(site: Site, *, accep
     accept(site.core, invented(1, 70 * HOUR))
     now = 4 * DAY_SECONDS + 2 * HOUR
     await site.round(now, everything=True)
-    (one,) = waiting(site.door.store, site.door.ledger.database, at(now))
-    assert one.subject == Subject(What.END, "n1", "job")
+    (one,) = find_pending_evidence(site.door.store, site.door.ledger.database, at(now))
+    assert one.subject == ReviewSubject(ReviewKind.END, "n1", "job")
     assert (one.tenants, one.gpus) == (("alice",), ("GPU-0",))
     assert one.gpu_ns == at(HORIZON) - at(70 * HOUR)
     assert alice_hours(site) == {"observed": 22 + 24 + 22, "review": 2 + 7}
-    decision = Decision(accepted, Actor("operator", "ann"), at(now + 60), "checked")
-    assert decide(site.door.ledger.database, [one], decision) == 1
+    decision = ReviewDecision(accepted, RecordActor("operator", "ann"), at(now + 60), "checked")
+    assert record_decision(site.door.ledger.database, [one], decision) == 1
     await site.round(now + 120)
     assert alice_hours(site) == {"observed": 22 + 24 + 22 + (0 if accepted else 2 + 7)}
-    assert waiting(site.door.store, site.door.ledger.database, at(now + 120)) == []
+    assert find_pending_evidence(site.door.store, site.door.ledger.database, at(now + 120)) == []

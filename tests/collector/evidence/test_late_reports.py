@@ -23,17 +23,26 @@ from support.story import (
     started,
 )
 
-from collector.evidence.assemble import Files
-from collector.evidence.chunk import Span
-from collector.evidence.claim_events import Ended, Told, dated, first_report, repeats
-from collector.evidence.ends import Gap, ends_of, freed_of, gaps_of
-from collector.evidence.places import Presence
-from collector.evidence.review import Decisions, Subject, What
-from collector.evidence.unplaced import Placer
-from collector.metering.evidence import Level
+from collector.evidence.claim_events import (
+    ClaimGap,
+    ReportedClaim,
+    ReportedEnd,
+    dated,
+    ends_of,
+    first_report,
+    freed_of,
+    gaps_of,
+    repeats,
+)
+from collector.evidence.claim_placement import ClaimPlacer
+from collector.evidence.gpu_evidence import AdministratorInputs
+from collector.evidence.gpu_places import GpuPresence
+from collector.evidence.node_chunks import SampleSpan
+from collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
+from collector.metering.evidence import ClaimAuthority
 from collector.metering.tiling import tile
 from collector.metering.units import Tiling
-from collector.state.core import Core
+from collector.state.collector_state import CollectorState
 from railscope.frame import Event
 
 HOUR = 3600
@@ -60,7 +69,7 @@ def reporting(events: Events, step: int = 30) -> Envelopes:
     )
 
 
-def observed(core: Core, files: Files | None = None) -> list[tuple]:
+def observed(core: CollectorState, files: AdministratorInputs | None = None) -> list[tuple]:
     return [one for one in states(core, LAST, files=files) if one[0] != "idle"]
 
 
@@ -86,7 +95,9 @@ RED, BLUE = claim("red", **by_boot(6 * HOUR)), claim("blue", **by_boot(6 * HOUR)
         pytest.param(started("GPU-0", "job", 6 * HOUR, level="node_plugin"), id="rank"),
     ],
 )
-def test_a_late_claim_waits_whatever_else_is_reported_under_its_id(core: Core, other: Event):
+def test_a_late_claim_waits_whatever_else_is_reported_under_its_id(
+    core: CollectorState, other: Event
+):
     accept(core, reporting({REPORTED: [other, BLUE], REPORTED + 2 * HOUR: [other]}))
     assert observed(core) == [
         ("review", "blue", 6 * HOUR, HORIZON), ("observed", "blue", HORIZON, LAST),
@@ -105,13 +116,13 @@ def test_a_late_claim_waits_whatever_else_is_reported_under_its_id(core: Core, o
 )
 @pytest.mark.parametrize("first", [RED, claim("red")], ids=["boot clock", "wall clock"])
 def test_a_later_report_of_a_claim_moves_no_time_to_another_tenant(
-    core: Core, first: Event, again: Event
+    core: CollectorState, first: Event, again: Event
 ):
     accept(core, reporting({6 * HOUR: [first], REPORTED: [again]}))
     assert observed(core) == [("observed", "red", 6 * HOUR, LAST)]
 
 
-def test_a_later_report_precedes_no_earlier_one_that_was_late_itself(core: Core):
+def test_a_later_report_precedes_no_earlier_one_that_was_late_itself(core: CollectorState):
     """Its horizon may lie between the horizon and the receipt of the report before."""
     accept(
         core,
@@ -120,12 +131,14 @@ def test_a_later_report_precedes_no_earlier_one_that_was_late_itself(core: Core)
         ),
     )
     assert {tenant for _, tenant, *_ in observed(core)} == {"red"}
-    accepted = Files(decisions=Decisions({Subject(What.CLAIM, "n1", "job"): True}))
+    accepted = AdministratorInputs(
+        decisions=ReviewDecisions({ReviewSubject(ReviewKind.CLAIM, "n1", "job"): True})
+    )
     assert observed(core, accepted) == [("observed", "red", 6 * HOUR, LAST)]
 
 
 @pytest.mark.parametrize("level", ["process", "scheduler"])
-def test_an_end_in_a_later_report_of_a_claim_waits(core: Core, level: str):
+def test_an_end_in_a_later_report_of_a_claim_waits(core: CollectorState, level: str):
     again = claim("red", level=level, end_ns=str(at(6 * HOUR + 60)))
     accept(core, reporting({6 * HOUR: [RED], REPORTED: [again]}))
     assert observed(core) == [
@@ -134,7 +147,7 @@ def test_an_end_in_a_later_report_of_a_claim_waits(core: Core, level: str):
     ]  # fmt: skip
 
 
-def test_a_later_end_makes_no_claim_longer(core: Core):
+def test_a_later_end_makes_no_claim_longer(core: CollectorState):
     over = claim("red", end_ns=str(at(12 * HOUR)))
     later = {12 * HOUR: [over], REPORTED: [ended("GPU-0", "job", REPORTED)]}
     accept(core, reporting({6 * HOUR: [claim("red")]} | later))
@@ -152,7 +165,7 @@ def two_boots(first: Events, second: Events, step: int = 30) -> Envelopes:
     ]
 
 
-def test_a_claim_that_a_boot_ended_is_not_revived_before_the_horizon(core: Core):
+def test_a_claim_that_a_boot_ended_is_not_revived_before_the_horizon(core: CollectorState):
     accept(core, two_boots({6 * HOUR: [claim("red")]}, {REPORTED: [claim("red")]}))
     found = [(tenant, start, end) for _, tenant, start, end in observed(core) if tenant]
     since = REPORTED - SENT - HOUR - 30  # the newest frame of the envelope before
@@ -162,24 +175,26 @@ def test_a_claim_that_a_boot_ended_is_not_revived_before_the_horizon(core: Core)
     assert found[-1] == ("red", min(s for _, s, _ in found if s >= REBOOTED), LAST)
 
 
-def test_a_claim_that_is_reported_after_a_reboot_goes_on(core: Core):
+def test_a_claim_that_is_reported_after_a_reboot_goes_on(core: CollectorState):
     accept(core, two_boots({6 * HOUR: [claim("red")]}, {REBOOTED: [claim("red")]}))
     held = [one for one in observed(core) if one[1] == "red"]
     assert (held[0][2], held[-1][3]) == (6 * HOUR, LAST)
     assert all(one[3] == other[2] for one, other in pairwise(held))
 
 
-def told_at(second: int, boot: str, horizon: int, **facts: int) -> Told:
-    return Told(at(0), "GPU-0", "n1", "job", Level.SCHEDULER, boot=boot, told_ns=at(second),
+def told_at(second: int, boot: str, horizon: int, **facts: int) -> ReportedClaim:
+    return ReportedClaim(at(0), "GPU-0", "n1", "job", ClaimAuthority.SCHEDULER, boot=boot, told_ns=at(second),
                 trusted_from_ns=at(horizon), received_ns=at(second), **facts)  # fmt: skip
 
 
 def test_a_gap_is_from_the_boot_to_the_least_horizon_of_what_outlasted_it():
     first, revived = told_at(5, "boot-1", 0), told_at(900, "boot-2", 600)
-    boots = [Presence("n1", "boot-2", at(100), [Span(at(100), at(999))], at(200))]
+    boots = [GpuPresence("n1", "boot-2", at(100), [SampleSpan(at(100), at(999))], at(200))]
     assert gaps_of([first], boots) == {}
     assert ends_of([first], [], boots) == {("n1", "job"): at(200)}
-    assert gaps_of([first, revived], boots) == {("n1", "job"): [Gap(at(100), at(200), at(600))]}
+    assert gaps_of([first, revived], boots) == {
+        ("n1", "job"): [ClaimGap(at(100), at(200), at(600))]
+    }
     assert ends_of([first, revived], [], boots) == {}
     in_time = told_at(901, "boot-3", 100)
     assert gaps_of([first, revived, in_time], boots) == {}
@@ -187,8 +202,8 @@ def test_a_gap_is_from_the_boot_to_the_least_horizon_of_what_outlasted_it():
 
 def test_an_end_of_a_later_boot_counts_unless_another_was_reported_by_then():
     claims = [told_at(5, "boot-1", 0), told_at(900, "boot-2", 600, end_ns=at(700))]
-    before = Ended(at(500), "GPU-0", "n1", "job", at(300))
-    after = Ended(at(800), "GPU-0", "n1", "job", at(650))
+    before = ReportedEnd(at(500), "GPU-0", "n1", "job", at(300))
+    after = ReportedEnd(at(800), "GPU-0", "n1", "job", at(650))
     assert ends_of(claims, [before], []) == {("n1", "job"): at(500)}
     assert freed_of(claims, [before], [], ends_of(claims, [before], [])) == {}
     assert ends_of(claims, [after], []) == {("n1", "job"): at(700)}
@@ -196,12 +211,14 @@ def test_an_end_of_a_later_boot_counts_unless_another_was_reported_by_then():
 
 def test_every_report_has_its_receipt_and_its_horizon():
     for start in (0, 500):
-        one = Told(at(start), "GPU-0", "n1", "job", Level.PROCESS, told_ns=at(100))
+        one = ReportedClaim(
+            at(start), "GPU-0", "n1", "job", ClaimAuthority.PROCESS, told_ns=at(100)
+        )
         assert dated(one, at(300), at(400)) == replace(
             one, told_ns=at(300), trusted_from_ns=at(300), received_ns=at(400)
         )
-    end = dated(Ended(at(900), "GPU-0", "n1", "job"), at(300), at(400))
-    assert end == Ended(at(900), "GPU-0", "n1", "job", at(300))
+    end = dated(ReportedEnd(at(900), "GPU-0", "n1", "job"), at(300), at(400))
+    assert end == ReportedEnd(at(900), "GPU-0", "n1", "job", at(300))
 
 
 def test_the_first_receipt_counts_whatever_the_node_states():
@@ -224,9 +241,9 @@ class Cell(NamedTuple):
     tenant: str
 
 
-def cells(core: Core, gpu: str) -> list[Cell]:
+def cells(core: CollectorState, gpu: str) -> list[Cell]:
     """The time of a GPU before the horizon, with the claims that were placed on it."""
-    evidence, _ = Placer(core.evidence, Files()).evidence(gpu)
+    evidence, _ = ClaimPlacer(core.evidence, AdministratorInputs()).evidence(gpu)
     return [
         Cell((e.t0_ns, e.t1_ns), (e.slot_lo, e.slot_hi), e.state.value, e.tenant)
         for e in tile(evidence, at(0), at(HORIZON))
@@ -249,7 +266,7 @@ def changed(before: list[Cell], after: list[Cell]) -> list[tuple[Cell, Cell]]:
     ]
 
 
-def test_a_claim_under_review_moves_no_claim_without_a_device(core: Core):
+def test_a_claim_under_review_moves_no_claim_without_a_device(core: CollectorState):
     job = {"workload": "w", "source": "kubernetes"}
     whole = started("", "count", HOUR, count="1", **job, **ALICE)
     accept(core, reporting({HOUR: [whole]}))
@@ -264,7 +281,7 @@ def test_a_claim_under_review_moves_no_claim_without_a_device(core: Core):
         assert not changed(before[gpu], cells(core, gpu))
 
 
-def test_a_late_claim_for_whole_gpus_moves_no_fraction_without_a_device(core: Core):
+def test_a_late_claim_for_whole_gpus_moves_no_fraction_without_a_device(core: CollectorState):
     half = started("", "other", 38_215, count="1", share="1/2", exclusive="false", **ALICE)
     accept(core, reporting({38_400: [half]}))
     before = {gpu: cells(core, gpu) for gpu in GPUS}
@@ -286,7 +303,7 @@ def test_a_late_claim_for_whole_gpus_moves_no_fraction_without_a_device(core: Co
         pytest.param([started("", "job5", HOUR, count="2", tenant="blue")], id="precedence"),
     ],
 )
-def test_a_late_end_moves_no_claim_without_a_device(core: Core, others: list[Event]):
+def test_a_late_end_moves_no_claim_without_a_device(core: CollectorState, others: list[Event]):
     """It keeps the GPU that it took while another was held, and its precedence."""
     job = started("", "job", HOUR, count="1", **ALICE)
     events = {HOUR: [*others, job], 3 * HOUR: [ended("GPU-0", "first", 3 * HOUR)]}

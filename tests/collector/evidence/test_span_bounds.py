@@ -13,13 +13,13 @@ from support.examples import fewer
 from support.settling import Site
 from support.story import DAY_SECONDS, Envelopes, Reporter, accept, at, core_in, gpus_of, known_of
 
-from collector.evidence.assemble import Files
+from collector.evidence.batch_facts import MAX_OF_A_GPU, MAX_OF_A_NODE, SpanCounts, new_spans
 from collector.evidence.book import EvidenceBook
-from collector.evidence.chunk import Span, add_spans
-from collector.evidence.review import Decisions, Subject, What
-from collector.evidence.span_counts import MAX_OF_A_GPU, MAX_OF_A_NODE, SpanCounts, new_spans
-from collector.metering.observation import GAP_NS
-from collector.state.core import Core
+from collector.evidence.gpu_evidence import AdministratorInputs
+from collector.evidence.node_chunks import SampleSpan, add_spans
+from collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
+from collector.metering.evidence import GAP_NS
+from collector.state.collector_state import CollectorState
 
 APART = 31
 HOUR = 3600
@@ -38,7 +38,7 @@ def held(book: EvidenceBook, gpu: str, node: str = "n1") -> int:
     return sum(len(one.spans) for one in found if one.node == node)
 
 
-def test_stretches_of_a_gpu_are_bounded_counted_and_reported(core: Core):
+def test_stretches_of_a_gpu_are_bounded_counted_and_reported(core: CollectorState):
     heard = troubles(core)
     accept(core, scattered(["GPU-0"], MAX_OF_A_GPU + 500))
     book = core.evidence
@@ -50,18 +50,20 @@ def test_stretches_of_a_gpu_are_bounded_counted_and_reported(core: Core):
     assert core.counts.frames == MAX_OF_A_GPU + 500, "they are acknowledged all the same"
 
 
-def test_another_node_with_the_same_gpu_has_its_own_bound(core: Core):
+def test_another_node_with_the_same_gpu_has_its_own_bound(core: CollectorState):
     accept(core, scattered(["GPU-0"], MAX_OF_A_GPU + 100, "hostile"))
     node = Reporter("n1")
     start = (MAX_OF_A_GPU + 200) * APART
     accept(core, node.told(gpus_of("GPU-0"), range(start, start + HOUR, 30)))
     assert held(core.evidence, "GPU-0", "n1") == 1
-    accepted = Files(decisions=Decisions({Subject(What.GPU, "n1", "GPU-0"): True}))
+    accepted = AdministratorInputs(
+        decisions=ReviewDecisions({ReviewSubject(ReviewKind.GPU, "n1", "GPU-0"): True})
+    )
     last = max(s.last_ns for s in known_of(core, "GPU-0", accepted).evidence.stretches)
     assert last == at(start + HOUR - 30)
 
 
-def test_a_stretch_that_goes_on_grows_at_the_bound(core: Core):
+def test_a_stretch_that_goes_on_grows_at_the_bound(core: CollectorState):
     accept(core, scattered(["GPU-0"], MAX_OF_A_GPU - 1))
     node = Reporter("n1", "second", "second")
     start = MAX_OF_A_GPU * APART
@@ -85,7 +87,7 @@ def test_a_node_has_a_bound_over_all_of_its_gpus():
     assert not counts.beyond("n1", "GPU-99", MAX_OF_A_GPU)
 
 
-def test_a_restart_has_the_same_bound(core: Core, tmp_path):
+def test_a_restart_has_the_same_bound(core: CollectorState, tmp_path):
     envelopes = scattered(["GPU-0"], MAX_OF_A_GPU + 500)
     cut = len(envelopes) - 7
     accept(core, envelopes[:cut])
@@ -125,12 +127,12 @@ spans = st.lists(
 )
 
 
-def ordered(found: list[tuple[int, int, int]]) -> list[Span]:
+def ordered(found: list[tuple[int, int, int]]) -> list[SampleSpan]:
     """Stretches of one skew in order, further than a gap apart."""
-    made: list[Span] = []
+    made: list[SampleSpan] = []
     skew = found[0][2]
     for first, length, _ in sorted(found):
-        span = Span(first * GAP_NS // 7, (first + length) * GAP_NS // 7, 0, skew)
+        span = SampleSpan(first * GAP_NS // 7, (first + length) * GAP_NS // 7, 0, skew)
         if not made or span.first_ns > made[-1].last_ns + GAP_NS:
             made.append(span)
     return made

@@ -28,22 +28,32 @@ from support.story import (
     started,
 )
 
-from collector.evidence.assemble import Files
-from collector.evidence.chunk import Span
-from collector.evidence.decisions import Decision, decide, waiting
-from collector.evidence.occupancy import (
+from collector.evidence.gpu_evidence import AdministratorInputs
+from collector.evidence.gpu_places import (
     LEFT_NS,
     NodeListing,
-    common,
-    minus,
+    intersect_periods,
     occupancy,
-    union,
+    subtract_periods,
+    unite_periods,
 )
-from collector.evidence.review import CONTESTED, MOVED, Decisions, Subject, What
-from collector.files import inventory_file
-from collector.metering.observation import GAP_NS
-from collector.state.core import Core
-from railscope.audit.record import Actor
+from collector.evidence.node_chunks import SampleSpan
+from collector.evidence.review_decisions import (
+    ReviewDecision,
+    find_pending_evidence,
+    record_decision,
+)
+from collector.evidence.review_rules import (
+    CONTESTED,
+    MOVED,
+    ReviewDecisions,
+    ReviewKind,
+    ReviewSubject,
+)
+from collector.files import device_files
+from collector.metering.evidence import GAP_NS
+from collector.state.collector_state import CollectorState
+from railscope.audit.record import RecordActor
 from railscope.reading import Absent
 
 HOUR = 3600
@@ -77,7 +87,7 @@ def in_turn(*some: Envelopes) -> Envelopes:
     return sorted(found, key=lambda one: one[0].received_wall_ns)
 
 
-def held(core: Core, second: int = END, files: Files | None = None) -> dict:
+def held(core: CollectorState, second: int = END, files: AdministratorInputs | None = None) -> dict:
     """Seconds of GPU-0 by state and tenant."""
     found: dict[tuple[str, str], float] = {}
     for state, tenant, start, end in states(core, second, files=files):
@@ -85,17 +95,17 @@ def held(core: Core, second: int = END, files: Files | None = None) -> dict:
     return found
 
 
-def decided(**verdicts: bool) -> Files:
+def decided(**verdicts: bool) -> AdministratorInputs:
     """Decisions about GPU-0 in nodes."""
-    return Files(
-        decisions=Decisions({
-            Subject(What.GPU, node, "GPU-0"): verdict for node, verdict in verdicts.items()
+    return AdministratorInputs(
+        decisions=ReviewDecisions({
+            ReviewSubject(ReviewKind.GPU, node, "GPU-0"): verdict for node, verdict in verdicts.items()
         })
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("seconds", [range(130, 171, 10), range(110, 191, 5), range(5, 290, 5)])
-async def test_a_stale_node_keeps_its_gpu(core: Core, seconds: range):
+async def test_a_stale_node_keeps_its_gpu(core: CollectorState, seconds: range):
     accept(core, in_turn(victim(), thief(seconds)))
     assert held(core) == {("observed", "red"): 180, ("inferred", "red"): 110}
     assert seconds_of(await account_at(core, END)) == held(core)
@@ -103,7 +113,9 @@ async def test_a_stale_node_keeps_its_gpu(core: Core, seconds: range):
 
 
 @pytest.mark.parametrize("seconds", [range(130, 171, 10), range(5, 290, 5), range(-600, 290, 5)])
-async def test_where_both_nodes_report_claims_nobody_is_billed(core: Core, seconds: range):
+async def test_where_both_nodes_report_claims_nobody_is_billed(
+    core: CollectorState, seconds: range
+):
     accept(core, in_turn(victim(), thief(seconds, claims=True)))
     found = held(core)
     billed = {tenant: sum(s for (state, who), s in found.items() if who == tenant and state in LIVE)
@@ -129,7 +141,7 @@ async def test_where_both_nodes_report_claims_nobody_is_billed(core: Core, secon
     }
 
 
-async def test_a_node_that_listed_the_gpu_before_its_own_node_was_known(core: Core):
+async def test_a_node_that_listed_the_gpu_before_its_own_node_was_known(core: CollectorState):
     early = thief(range(-3000, 290, 10))
     accept(core, in_turn(early, victim()))
     found = held(core)
@@ -142,7 +154,7 @@ async def test_a_node_that_listed_the_gpu_before_its_own_node_was_known(core: Co
     }
 
 
-def test_a_device_without_values_has_not_left_its_node(core: Core):
+def test_a_device_without_values_has_not_left_its_node(core: CollectorState):
     node = Reporter("n2", "boot-2", "run-2")
     events = {10: [started("GPU-0", "job", 0, **RED)]}
     first = node.told(gpus_of("GPU-0", "GPU-1"), range(0, 101, 10), each=1, events=events)
@@ -156,7 +168,7 @@ def test_a_device_without_values_has_not_left_its_node(core: Core):
 
 @pytest.mark.parametrize("after", [[gpus_of("GPU-9")], [host()]])
 async def test_a_gpu_that_was_moved_by_a_technician_is_in_its_new_node(
-    core: Core, tmp_path: Path, after: list
+    core: CollectorState, tmp_path: Path, after: list
 ):
     """The old node is switched off, the new one starts first, the old one comes back without the GPU."""
     old = Reporter("n2", "boot-2", "run-2")
@@ -181,7 +193,7 @@ async def test_a_gpu_that_was_moved_by_a_technician_is_in_its_new_node(
     assert not any(state == "review" for state, _ in account)
 
 
-def test_a_node_that_is_renamed_goes_through_by_the_inventory_or_one_decision(core: Core):
+def test_a_node_that_is_renamed_goes_through_by_the_inventory_or_one_decision(core: CollectorState):
     old = Reporter("old").told(gpus_of("GPU-0"), range(0, 101, 10), each=1)
     events = {210: [started("GPU-0", "next", 210, **BLUE)]}
     new = Reporter("new", "boot-2").told(
@@ -192,9 +204,11 @@ def test_a_node_that_is_renamed_goes_through_by_the_inventory_or_one_decision(co
     assert held(core, 600, decided(new=True))["observed", "blue"] == 390
     rows = "node,gpus,rdma_ports,from,to\nold,1,,2026-01-01T00:00:00Z,{}\nnew,1,,{},\n"
     stamp = "2026-09-04T00:02:30Z"
-    files = Files(inventory=inventory_file.parse(rows.format(stamp, stamp)))
+    files = AdministratorInputs(inventory=device_files.parse_inventory(rows.format(stamp, stamp)))
     assert held(core, 600, files)["observed", "blue"] == 390
-    unlisted = Files(inventory=inventory_file.parse(rows.split("new", maxsplit=1)[0].format("")))
+    unlisted = AdministratorInputs(
+        inventory=device_files.parse_inventory(rows.split("new", maxsplit=1)[0].format(""))
+    )
     assert ("observed", "blue") not in held(core, 600, unlisted)
 
 
@@ -214,15 +228,17 @@ async def test_the_ledger_and_people_see_a_move_that_waits(site: Site):
                 for e in entries if e.tiling.value == "compute" and e.tenant}  # fmt: skip
 
     assert hours().keys() == {("review", "alice")}
-    (one,) = waiting(site.door.store, site.door.ledger.database, at(now))
+    (one,) = find_pending_evidence(site.door.store, site.door.ledger.database, at(now))
     assert (one.subject, one.tenants, one.reasons) == (
-        Subject(What.GPU, "new", "GPU-0"), ("alice",), (MOVED,),
+        ReviewSubject(ReviewKind.GPU, "new", "GPU-0"), ("alice",), (MOVED,),
     )  # fmt: skip
-    decision = Decision(accepted=True, actor=Actor("operator", "x"), now_ns=at(now + 60))
-    assert decide(site.door.ledger.database, [one], decision) == 1
+    decision = ReviewDecision(
+        accepted=True, actor=RecordActor("operator", "x"), now_ns=at(now + 60)
+    )
+    assert record_decision(site.door.ledger.database, [one], decision) == 1
     await site.round(now + 120)
     assert hours().keys() == {("held", "alice")}
-    assert waiting(site.door.store, site.door.ledger.database, at(now + 120)) == []
+    assert find_pending_evidence(site.door.store, site.door.ledger.database, at(now + 120)) == []
 
 
 @settings(fewer(20))
@@ -271,14 +287,16 @@ def test_at_each_instant_one_node_at_most_is_believed(found: list):
     everything = list(divided.believed.values())
     for at_, some in enumerate(everything):
         for other in everything[at_ + 1 :]:
-            assert not common(union(some), union(other))
+            assert not intersect_periods(unite_periods(some), unite_periods(other))
     for one in listings:
-        listed = union((s.first_ns, s.last_ns + 1) for s in one.listed)
+        listed = unite_periods((s.first_ns, s.last_ns + 1) for s in one.listed)
         if one.verdict is False:
             assert one.node not in divided.believed
         elif one.verdict is None:
-            left = minus(listed, divided.believed[one.node])
-            assert not minus(left, divided.waiting.get(one.node, [])), "believed or waiting"
+            left = subtract_periods(listed, divided.believed[one.node])
+            assert not subtract_periods(left, divided.waiting.get(one.node, [])), (
+                "believed or waiting"
+            )
 
 
 @given(spans.filter(bool), spans.filter(bool))
@@ -289,25 +307,25 @@ def test_the_first_node_keeps_all_that_it_listed_and_its_silences(mine: list, ot
     assert "n1" not in divided.waiting
     listed = made(mine)
     silences = [(a.last_ns, b.first_ns) for a, b in pairwise(listed)]
-    assert not common(union(divided.believed["n2"]), union(silences))
+    assert not intersect_periods(unite_periods(divided.believed["n2"]), unite_periods(silences))
 
 
 def test_departure_takes_two_minutes_of_reports():
     for seconds, is_free in ((119, False), (120, True)):
-        listed = [Span(0, 100 * 10**9)]
-        reports = [Span(0, (130 + seconds) * 10**9)]
-        other = NodeListing("n2", 10**15, [Span(10**12, 2 * 10**12)])
+        listed = [SampleSpan(0, 100 * 10**9)]
+        reports = [SampleSpan(0, (130 + seconds) * 10**9)]
+        other = NodeListing("n2", 10**15, [SampleSpan(10**12, 2 * 10**12)])
         divided = occupancy([NodeListing("n1", 0, listed, reports), other])
         assert ("n2" not in divided.waiting) is is_free
     assert LEFT_NS == 120 * 10**9
 
 
-def made(spans_: list) -> list[Span]:
+def made(spans_: list) -> list[SampleSpan]:
     """Spans in order, none nearer to another than a gap."""
-    found = union(
+    found = unite_periods(
         (start * STEP_NS, (start + length) * STEP_NS + GAP_NS + 1) for start, length in spans_
     )
-    return [Span(start, end - GAP_NS - 1) for start, end in found]
+    return [SampleSpan(start, end - GAP_NS - 1) for start, end in found]
 
 
 @pytest.mark.parametrize("left", [True, False])

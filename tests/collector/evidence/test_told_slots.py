@@ -7,13 +7,13 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.fleet.metered_columns import Part, metered
+from collector.fleet.schema_columns import ReportedMigInstance, metered
 from railscope.wire import WireEntity, WireSchema
 
 WHOLE = (0, 840)
 
 
-def layout(*devices: dict[str, str]) -> tuple[Part, ...]:
+def layout(*devices: dict[str, str]) -> tuple[ReportedMigInstance, ...]:
     """The layout of one GPU with MIG devices that have these facts."""
     mig = [
         WireEntity(kind="mig", key=("GPU-0", f"MIG-{place}"), facts={"profile": "3g.40gb", **facts})
@@ -31,20 +31,23 @@ def device(instance: int, compute: str, memory: str) -> dict[str, str]:
 
 def test_slots_that_are_told_count():
     second = device(1, "480-840", "420-840")
-    assert layout(second) == (Part((480, 840), (420, 840)),)
+    assert layout(second) == (ReportedMigInstance((480, 840), (420, 840)),)
     assert layout(second, device(2, "0-360", "0-420")) == (
-        Part((0, 360), (0, 420)), Part((480, 840), (420, 840)),
+        ReportedMigInstance((0, 360), (0, 420)), ReportedMigInstance((480, 840), (420, 840)),
     )  # fmt: skip
 
 
 def test_devices_of_one_instance_are_one_instance():
     assert layout(device(1, "0-120", "0-140"), device(1, "120-360", "140-420")) == (
-        Part((0, 360), (0, 420)),
+        ReportedMigInstance((0, 360), (0, 420)),
     )
 
 
 def test_slots_that_no_gpu_has_are_not_believed():
-    in_order = (Part((0, 360), (0, 420)), Part((480, 840), (420, 840)))
+    in_order = (
+        ReportedMigInstance((0, 360), (0, 420)),
+        ReportedMigInstance((480, 840), (420, 840)),
+    )
     for wrong in (device(2, "0-999", "0-420"), device(2, "5-5", "0-420"), device(2, "0-360", "0-420"),
                   {"gpu_instance": "2"}):  # fmt: skip
         assert layout(device(1, "0-360", "0-420"), wrong) == in_order

@@ -24,13 +24,13 @@ from support.story import (
     started,
 )
 
-from collector.evidence.assemble import Files
 from collector.evidence.claim_events import unplaced_in
-from collector.evidence.decisions import waiting
-from collector.evidence.review import Decisions, Subject, What
-from collector.evidence.unplaced import Placer
-from collector.files import inventory_file
-from collector.state.core import Core
+from collector.evidence.claim_placement import ClaimPlacer
+from collector.evidence.gpu_evidence import AdministratorInputs
+from collector.evidence.review_decisions import find_pending_evidence
+from collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
+from collector.files import device_files
+from collector.state.collector_state import CollectorState
 from railscope.frame import Event
 
 ALICE, BOB = {"tenant": "alice"}, {"tenant": "bob"}
@@ -41,7 +41,7 @@ def count(claim: str, second: float, number: int, **facts: str) -> Event:
     return started("", claim, second, count=str(number), **facts)
 
 
-async def test_a_count_is_billed_and_takes_free_gpus(core: Core):
+async def test_a_count_is_billed_and_takes_free_gpus(core: CollectorState):
     events = {
         10: [started("GPU-0", "a", 0, **ALICE), count("u", 20, 1, **BOB)],
         80: [ended("", "u", 70)],
@@ -55,7 +55,7 @@ async def test_a_count_is_billed_and_takes_free_gpus(core: Core):
     }  # fmt: skip
 
 
-async def test_a_count_and_a_device_that_another_source_names_are_one_job(core: Core):
+async def test_a_count_and_a_device_that_another_source_names_are_one_job(core: CollectorState):
     job = {**BOB, "workload": "w"}
     named = started("GPU-1", "p", 0, **job, source="cgroup", level="node_plugin")
     events = {10: [count("u", 0, 1, **job, source="slurm"), named]}
@@ -65,7 +65,7 @@ async def test_a_count_and_a_device_that_another_source_names_are_one_job(core: 
     }  # fmt: skip
 
 
-async def test_what_does_not_fit_displaces_nobody(core: Core):
+async def test_what_does_not_fit_displaces_nobody(core: CollectorState):
     heard = troubles(core)
     events = {10: [started("GPU-0", "a", 0, **ALICE), count("u", 0, 2, **BOB)]}
     accept(core, Reporter().told(gpus_of("GPU-0", "GPU-1"), range(0, 101, 10), events=events))
@@ -91,7 +91,7 @@ async def test_what_does_not_fit_now_is_counted_until_it_does(tmp_path: Path, ur
     assert site.live.unplaced(at(120)) == {}
 
 
-async def test_a_claim_on_one_gpu_moves_the_count_of_its_node(core: Core):
+async def test_a_claim_on_one_gpu_moves_the_count_of_its_node(core: CollectorState):
     node = Reporter()
     schema = gpus_of("GPU-0", "GPU-1", "GPU-2")
     accept(core, node.told(schema, range(0, 51, 10), events={10: [count("u", 0, 1, **BOB)]}))
@@ -106,7 +106,7 @@ async def test_a_claim_on_one_gpu_moves_the_count_of_its_node(core: Core):
     }  # fmt: skip
 
 
-async def test_nothing_of_one_node_is_placed_on_another(core: Core):
+async def test_nothing_of_one_node_is_placed_on_another(core: CollectorState):
     accept(core, Reporter("n1").told(gpus_of("GPU-0"), range(0, 51, 10)))
     events = {10: [count("u", 0, 4, **BOB)]}
     accept(core, Reporter("n2", "boot-2").told(gpus_of("GPU-1"), range(0, 51, 10), events=events))
@@ -189,7 +189,7 @@ def reported(*events: Event, **more: list[Event]) -> Envelopes:
     return Reporter().told(schema, seconds, events={LATE: [*events], **at_start}, each=20)
 
 
-async def test_the_late_part_of_a_count_waits_and_holds_what_is_free(core: Core):
+async def test_the_late_part_of_a_count_waits_and_holds_what_is_free(core: CollectorState):
     accept(core, reported(count("u", HOURS, 1, **BOB)))
     assert seconds_of(await account_at(core, 10 * HOURS)) == {
         ("review", "bob"): BELIEVED - HOURS, ("observed", "bob"): 10 * HOURS - BELIEVED,
@@ -197,7 +197,7 @@ async def test_the_late_part_of_a_count_waits_and_holds_what_is_free(core: Core)
     }  # fmt: skip
 
 
-async def test_the_time_that_a_late_end_of_a_count_would_free_waits(core: Core):
+async def test_the_time_that_a_late_end_of_a_count_would_free_waits(core: CollectorState):
     accept(core, reported(ended("", "u", HOURS), first=[count("u", 0, 1, **BOB)]))
     assert seconds_of(await account_at(core, 10 * HOURS)) == {
         ("observed", "bob"): HOURS, ("review", "bob"): BELIEVED - HOURS,
@@ -205,10 +205,14 @@ async def test_the_time_that_a_late_end_of_a_count_would_free_waits(core: Core):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("decided", [{}, {Subject(What.GPU, "n1", "GPU-1"): False}])
-async def test_a_claim_on_a_gpu_that_waits_makes_no_room_for_a_count(core: Core, decided: dict):
-    inventory = inventory_file.parse("node,gpus,rdma_ports,from,to\nn1,1,,2026-01-01T00:00:00Z,\n")
-    files = Files(inventory=inventory, decisions=Decisions(decided))
+@pytest.mark.parametrize("decided", [{}, {ReviewSubject(ReviewKind.GPU, "n1", "GPU-1"): False}])
+async def test_a_claim_on_a_gpu_that_waits_makes_no_room_for_a_count(
+    core: CollectorState, decided: dict
+):
+    inventory = device_files.parse_inventory(
+        "node,gpus,rdma_ports,from,to\nn1,1,,2026-01-01T00:00:00Z,\n"
+    )
+    files = AdministratorInputs(inventory=inventory, decisions=ReviewDecisions(decided))
     late = started("GPU-1", "p", HOURS, **ALICE)
     accept(core, reported(late, first=[count("u", 0, 2, **BOB)]))
     found = seconds_of(await account_at(core, 10 * HOURS, files))
@@ -216,7 +220,7 @@ async def test_a_claim_on_a_gpu_that_waits_makes_no_room_for_a_count(core: Core,
     assert {tenant for state, tenant in found if state == "review"} == {"alice"}
 
 
-async def test_a_late_part_does_not_raise_the_precedence_of_a_count(core: Core):
+async def test_a_late_part_does_not_raise_the_precedence_of_a_count(core: CollectorState):
     """Bob's claim began before alice's: where both want all GPUs, hers holds, as if nothing were late."""
     hers = count("w", BELIEVED - 60, 2, **ALICE)
     accept(core, reported(hers, count("u", HOURS, 2, **BOB)))
@@ -237,7 +241,7 @@ async def test_a_count_from_before_first_contact_waits_on_the_gpus_of_its_node(
     await site.round(now, everything=True)
     assert hours(site) == {("review", "bob"): 48}, "nothing else of that time is metered"
     assert hours(site, DAY + 2) == {("observed", "bob"): 48, ("idle", ""): 24}
-    (one,) = waiting(site.door.store, site.door.ledger.database, at(now))
+    (one,) = find_pending_evidence(site.door.store, site.door.ledger.database, at(now))
     assert (one.gpus, one.gpu_ns) == ((), 2 * (2 * DAY_SECONDS - 120) * SECOND)
     assert (await site.account(now)).balances
     assert not [one.kind for one in heard if one.kind == "unplaced_excess"]
@@ -246,12 +250,12 @@ async def test_a_count_from_before_first_contact_waits_on_the_gpus_of_its_node(
     assert hours(site) == {("inferred", "bob"): 48}
 
 
-async def test_a_count_takes_gpus_in_the_order_of_their_pci_addresses(core: Core):
+async def test_a_count_takes_gpus_in_the_order_of_their_pci_addresses(core: CollectorState):
     addresses = {"GPU-a": "0000:C1:00.0", "GPU-c": "00000000:3b:00.0", "GPU-b": "0000:86:00.0"}
     schema = gpus_of("GPU-0", "GPU-a", "GPU-b", "GPU-c", addresses=addresses)
     events = {0: [count("u", 0, 2, **BOB)]}
     accept(core, Reporter().told(schema, range(0, 101, 10), events=events))
-    placer = Placer(core.evidence, Files())
+    placer = ClaimPlacer(core.evidence, AdministratorInputs())
     assert [gpu for gpu in ("GPU-0", "GPU-a", "GPU-b", "GPU-c") if placer.evidence(gpu)[0].claims] == [
         "GPU-b", "GPU-c",
     ], "3b and 86: before c1, and before the GPU without an address"  # fmt: skip

@@ -9,27 +9,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.files.inventory_file import HEADER, Expected, Inventory, inventory_file, parse
-from collector.files.watched import FileError
+from collector.files.device_files import (
+    INVENTORY_HEADER,
+    DeviceInventory,
+    ExpectedDevices,
+    inventory_file,
+    parse_inventory,
+)
+from collector.files.watched_file import FileError
 from collector.metering.units import FOREVER_NS
 
-HEAD = ",".join(HEADER) + "\n"
+HEAD = ",".join(INVENTORY_HEADER) + "\n"
 START = 1_767_225_600 * 10**9
 DAY = 86_400 * 10**9
 
 
 def test_what_a_node_must_show_and_from_when_to_when():
-    inventory = parse(
+    inventory = parse_inventory(
         HEAD + "n1,8,8,2026-01-01T00:00:00Z,\n"
         "n1,4,,2026-01-02T00:00:00Z,2026-01-03T01:00:00+01:00\n"
         "n2,0,2,2026-01-02T00:00:00Z,2026-01-03T00:00:00Z\n"
     )
     assert inventory.at(START - 1) == {}
-    assert inventory.at(START) == {"n1": Expected(START, FOREVER_NS, "n1", 8, 8)}
+    assert inventory.at(START) == {"n1": ExpectedDevices(START, FOREVER_NS, "n1", 8, 8)}
     later = inventory.at(START + DAY)
     assert (later["n1"].gpus, later["n1"].rdma_ports) == (4, None), "the one that began later"
     assert (later["n2"].gpus, later["n2"].rdma_ports) == (0, 2)
-    assert inventory.at(START + 2 * DAY) == {"n1": Expected(START, FOREVER_NS, "n1", 8, 8)}
+    assert inventory.at(START + 2 * DAY) == {"n1": ExpectedDevices(START, FOREVER_NS, "n1", 8, 8)}
 
 
 @pytest.mark.parametrize(
@@ -54,7 +60,7 @@ def test_what_a_node_must_show_and_from_when_to_when():
 )
 def test_a_wrong_line_and_column_is_named(text: str, problem: str):
     with pytest.raises(FileError, match=problem):
-        parse(text)
+        parse_inventory(text)
 
 
 def test_a_broken_file_leaves_the_last_good_inventory_in_force(tmp_path: Path):
@@ -75,7 +81,7 @@ def spelled(instant_ns: int) -> str:
     return moment.isoformat()
 
 
-def as_text(inventory: Inventory) -> str:
+def as_text(inventory: DeviceInventory) -> str:
     """The inventory as an administrator would write it."""
     lines = [
         ",".join([
@@ -95,17 +101,17 @@ micros = st.integers(0, 10**9).map(lambda n: START + n * 1000)
 
 
 @st.composite
-def rows(draw: st.DrawFn) -> Expected:
+def rows(draw: st.DrawFn) -> ExpectedDevices:
     start = draw(micros)
     end = draw(st.just(FOREVER_NS) | st.integers(1, 10**9).map(lambda n: start + n * 1000))
-    return Expected(start, end, draw(st.sampled_from(["n1", "n2", "gpu-3"])), draw(counts),
+    return ExpectedDevices(start, end, draw(st.sampled_from(["n1", "n2", "gpu-3"])), draw(counts),
                     draw(counts))  # fmt: skip
 
 
 @given(st.lists(rows(), max_size=8, unique_by=lambda row: (row.node, row.start_ns)), micros)
-def test_what_is_written_is_what_is_read(found: list[Expected], instant_ns: int):
-    inventory = Inventory.of(found)
-    assert parse(as_text(inventory)) == inventory
+def test_what_is_written_is_what_is_read(found: list[ExpectedDevices], instant_ns: int):
+    inventory = DeviceInventory.of(found)
+    assert parse_inventory(as_text(inventory)) == inventory
     at = inventory.at(instant_ns)
     for node in ("n1", "n2", "gpu-3"):
         in_force = [r for r in found if r.node == node and r.start_ns <= instant_ns < r.end_ns]

@@ -9,29 +9,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.story import Reporter, accept, at, core_in, gpus_of
 
-from collector.account.live import LiveAccount
-from collector.evidence.assemble import Files
-from collector.files.inventory_file import Expected, Inventory
-from collector.files.retired_file import Retired
-from collector.inventory.watch import Watch
-from collector.state.core import Core
-from collector.view_refresh import Refresher
+from collector.account.live_account import LiveAccount
+from collector.evidence.gpu_evidence import AdministratorInputs
+from collector.files.device_files import DeviceInventory, ExpectedDevices, RetiredGpus
+from collector.inventory.comparison import InventoryWatch
+from collector.state.collector_state import CollectorState
+from collector.view_refresh import ViewRefresher
 from railscope.catalog import collector as catalog
 
 STALE = 5.0
 
 
 @pytest.fixture
-def core(tmp_path: Path) -> Core:
+def core(tmp_path: Path) -> CollectorState:
     return core_in(tmp_path)
 
 
-async def told(core: Core, second: float, *rows: Expected) -> dict[str, float]:
+async def told(core: CollectorState, second: float, *rows: ExpectedDevices) -> dict[str, float]:
     """Whether each node is told to report, and under the empty name how many there are."""
-    inventory = Inventory.of(rows)
-    refresher = Refresher(
-        core, LiveAccount(core.evidence, Files, ready=False), STALE, 1.0, lambda: at(second),
-        watch=Watch(core, lambda: inventory, Retired),
+    inventory = DeviceInventory.of(rows)
+    refresher = ViewRefresher(
+        core, LiveAccount(core.evidence, AdministratorInputs, ready=False), STALE, 1.0, lambda: at(second),
+        watch=InventoryWatch(core, lambda: inventory, RetiredGpus),
     )  # fmt: skip
     views = await refresher.refresh()
     nodes = {c.labels[0]: c.value for c in views.node.cells if c.metric is catalog.NODE_UP}
@@ -39,21 +38,21 @@ async def told(core: Core, second: float, *rows: Expected) -> dict[str, float]:
     return {**nodes, "": count}
 
 
-def until(node: str, second: float) -> Expected:
-    return Expected(0, at(second), node, 1, None)
+def until(node: str, second: float) -> ExpectedDevices:
+    return ExpectedDevices(0, at(second), node, 1, None)
 
 
-async def test_a_silent_node_that_was_taken_out_is_told_no_more(core: Core):
+async def test_a_silent_node_that_was_taken_out_is_told_no_more(core: CollectorState):
     accept(core, Reporter("n1").told(gpus_of("GPU-0"), range(10)))
     accept(core, Reporter("n2").told(gpus_of("GPU-1"), range(10)))
     assert await told(core, 100) == {"n1": 0, "n2": 0, "": 2}
     assert await told(core, 100, until("n1", 200)) == {"n1": 0, "n2": 0, "": 2}, "not yet"
     assert await told(core, 100, until("n1", 50)) == {"n2": 0, "": 1}
-    back = Expected(at(60), at(1000), "n1", 1, None)
+    back = ExpectedDevices(at(60), at(1000), "n1", 1, None)
     assert await told(core, 100, until("n1", 50), back) == {"n1": 0, "n2": 0, "": 2}
 
 
-async def test_a_node_that_was_taken_out_and_reports_is_told(core: Core):
+async def test_a_node_that_was_taken_out_and_reports_is_told(core: CollectorState):
     accept(core, Reporter("n1").told(gpus_of("GPU-0"), range(10)))
     assert await told(core, 10, until("n1", 5)) == {"n1": 1, "": 1}
 
@@ -63,8 +62,8 @@ async def test_a_node_that_was_taken_out_and_reports_is_told(core: Core):
     st.integers(-1, 30),
 )
 def test_a_node_is_removed_between_its_rows_and_after_them(rows: list[tuple[int, int]], at_ns: int):
-    expected = [Expected(start, start + length, "n", 1, 1) for start, length in rows]
-    inventory = Inventory.of(expected)
+    expected = [ExpectedDevices(start, start + length, "n", 1, 1) for start, length in rows]
+    inventory = DeviceInventory.of(expected)
     begun = any(start <= at_ns for start, _ in rows)
     assert inventory.removed("n", at_ns) == (begun and "n" not in inventory.at(at_ns))
     assert not inventory.removed("another", at_ns)

@@ -12,18 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.story import Reporter, accept, at, core_in, gpus_of, no_turns, ports_of
 
-from collector.files.inventory_file import Expected, Inventory
-from collector.files.retired_file import Retired, Retirement
-from collector.fleet.shown_devices import GPU, RDMA_PORT, Devices, showing
-from collector.inventory.compare import Counts, State
-from collector.inventory.view import cells, inventory_json
-from collector.inventory.watch import Found, Watch
+from collector.files.device_files import DeviceInventory, ExpectedDevices, RetiredGpus, Retirement
+from collector.fleet.schema_columns import GPU, RDMA_PORT, DeviceColumns, find_device_columns
+from collector.inventory.comparison import (
+    DeviceCounts,
+    InventoryComparison,
+    InventoryWatch,
+    NodeInventoryState,
+    inventory_cells,
+    inventory_json,
+)
 from collector.metering.units import FOREVER_NS
-from collector.state.core import Core
+from collector.state.collector_state import CollectorState
 from railscope.catalog import METRICS, agent
 from railscope.catalog.entities import SOURCE
-from railscope.entity import Entity
-from railscope.frame import Frame, Schema
+from railscope.frame import Entity, Frame, Schema
 from railscope.reading import PRESENT, Absent
 from railscope.wire import to_wire_schema
 
@@ -56,46 +59,51 @@ def without_gpu(schema: Schema, name: str, reason: Absent, *, never: int = 0) ->
 
 
 @pytest.fixture
-def core(tmp_path: Path) -> Core:
+def core(tmp_path: Path) -> CollectorState:
     return core_in(tmp_path)
 
 
 async def look(
-    core: Core, second: float, expected: Mapping[str, tuple[int | None, int | None]] | None = None,
+    core: CollectorState, second: float, expected: Mapping[str, tuple[int | None, int | None]] | None = None,
     retired: Sequence[Retirement] = (),
-) -> Found:  # fmt: skip
-    rows = [Expected(0, FOREVER_NS, node, *both) for node, both in (expected or {}).items()]
-    inventory = Inventory.of(rows) if expected is not None else None
-    watch = Watch(core, lambda: inventory, lambda: Retired.of(retired))
+) -> InventoryComparison:  # fmt: skip
+    rows = [ExpectedDevices(0, FOREVER_NS, node, *both) for node, both in (expected or {}).items()]
+    inventory = DeviceInventory.of(rows) if expected is not None else None
+    watch = InventoryWatch(core, lambda: inventory, lambda: RetiredGpus.of(retired))
     return await watch.look(at(second), at(second - STALE), no_turns)
 
 
-def of(found: Found, node: str):
+def of(found: InventoryComparison, node: str):
     (one,) = (one for one in found.standings or () if one.node == node)
     return one
 
 
-async def test_a_node_that_shows_all_it_should(core: Core):
+async def test_a_node_that_shows_all_it_should(core: CollectorState):
     node = Reporter()
     accept(core, node.told(gpus_of("GPU-0", "GPU-1"), range(10)))
     accept(core, node.told(ports_of(3), range(10)))
     found = await look(core, 10, {"n1": (2, 3)})
-    assert of(found, "n1").state is State.PRESENT
-    assert of(found, "n1").counts == {GPU: Counts(2, 0, 0, 0), RDMA_PORT: Counts(3, 0, 0, 0)}
+    assert of(found, "n1").state is NodeInventoryState.PRESENT
+    assert of(found, "n1").counts == {
+        GPU: DeviceCounts(2, 0, 0, 0),
+        RDMA_PORT: DeviceCounts(3, 0, 0, 0),
+    }
     assert found.gone == ()
 
 
 @pytest.mark.parametrize(
     ("reason", "counts"),
     [
-        (Absent.GONE, Counts(1, 1, 0, 0)),
-        (Absent.TIMEOUT, Counts(1, 0, 1, 0)),
-        (Absent.ERROR, Counts(1, 0, 1, 0)),
-        (Absent.DENIED, Counts(1, 0, 1, 0)),
+        (Absent.GONE, DeviceCounts(1, 1, 0, 0)),
+        (Absent.TIMEOUT, DeviceCounts(1, 0, 1, 0)),
+        (Absent.ERROR, DeviceCounts(1, 0, 1, 0)),
+        (Absent.DENIED, DeviceCounts(1, 0, 1, 0)),
     ],
 )
 @pytest.mark.parametrize("never", [0, 1])
-async def test_a_gpu_without_values(core: Core, reason: Absent, counts: Counts, never: int):
+async def test_a_gpu_without_values(
+    core: CollectorState, reason: Absent, counts: DeviceCounts, never: int
+):
     node, schema = Reporter(), gpus_of("GPU-0", "GPU-1")
     accept(core, node.told(schema, range(5)))
     codes = without_gpu(schema, "GPU-1", reason, never=never)
@@ -106,19 +114,25 @@ async def test_a_gpu_without_values(core: Core, reason: Absent, counts: Counts, 
     assert gone == ([("GPU-1", at(4))] if reason is Absent.GONE else [])
 
 
-async def test_a_silent_node_has_unknown_devices(core: Core):
+async def test_a_silent_node_has_unknown_devices(core: CollectorState):
     accept(core, Reporter().told(gpus_of("GPU-0"), range(10)))
     found = await look(core, 10 + STALE, {"n1": (1, 1)})
-    assert of(found, "n1").state is State.STALE
-    assert of(found, "n1").counts == {GPU: Counts(0, 0, 1, 0), RDMA_PORT: Counts(0, 0, 1, 0)}
+    assert of(found, "n1").state is NodeInventoryState.STALE
+    assert of(found, "n1").counts == {
+        GPU: DeviceCounts(0, 0, 1, 0),
+        RDMA_PORT: DeviceCounts(0, 0, 1, 0),
+    }
     assert of(found, "n1").reasons[GPU] == "the node is stale"
     assert found.gone == (), "no one says that it is gone"
 
 
 @pytest.mark.parametrize(
-    ("state", "counts"), [("unsupported", Counts(0, 1, 0, 0)), ("failed", Counts(0, 0, 1, 0))]
+    ("state", "counts"),
+    [("unsupported", DeviceCounts(0, 1, 0, 0)), ("failed", DeviceCounts(0, 0, 1, 0))],
 )
-async def test_a_node_whose_gpus_have_all_gone(core: Core, state: str, counts: Counts):
+async def test_a_node_whose_gpus_have_all_gone(
+    core: CollectorState, state: str, counts: DeviceCounts
+):
     """Without any GPU there are no frames of them; the agent says whether it looked in vain."""
     node = Reporter()
     accept(core, node.told(gpus_of("GPU-0"), range(10)))
@@ -126,17 +140,19 @@ async def test_a_node_whose_gpus_have_all_gone(core: Core, state: str, counts: C
     schema, values = sources(gpu=code, rdma=1)
     accept(core, node.told(schema, range(30, 60), values=lambda _s, _c: values))
     found = await look(core, 60, {"n1": (1, None)})
-    assert of(found, "n1").state is State.PRESENT
+    assert of(found, "n1").state is NodeInventoryState.PRESENT
     assert of(found, "n1").counts == {GPU: counts}
     assert [one.gpu for one in found.gone] == (["GPU-0"] if state == "unsupported" else [])
 
 
-async def test_a_gpu_that_was_replaced_is_gone_by_its_name_though_none_is_missing(core: Core):
+async def test_a_gpu_that_was_replaced_is_gone_by_its_name_though_none_is_missing(
+    core: CollectorState,
+):
     node = Reporter()
     accept(core, node.told(gpus_of("GPU-0", "GPU-old"), range(10)))
     accept(core, node.told(gpus_of("GPU-0", "GPU-new"), range(10, 20)))
     found = await look(core, 20, {"n1": (2, None)})
-    assert of(found, "n1").counts == {GPU: Counts(2, 0, 0, 0)}
+    assert of(found, "n1").counts == {GPU: DeviceCounts(2, 0, 0, 0)}
     assert [(one.node, one.gpu, one.seen_ns) for one in found.gone] == [("n1", "GPU-old", at(9))]
     retirement = Retirement(at(15), FOREVER_NS, "GPU-old", "sent back")
     found = await look(core, 20, retired=[retirement])
@@ -144,7 +160,7 @@ async def test_a_gpu_that_was_replaced_is_gone_by_its_name_though_none_is_missin
     assert found.last_nodes == {"GPU-old": "n1"}
 
 
-async def test_a_gpu_that_moved_is_not_gone(core: Core):
+async def test_a_gpu_that_moved_is_not_gone(core: CollectorState):
     node = Reporter("n1")
     accept(core, node.told(gpus_of("GPU-0", "GPU-1"), range(10)))
     accept(core, node.told(gpus_of("GPU-0"), range(100, 110)))
@@ -153,7 +169,7 @@ async def test_a_gpu_that_moved_is_not_gone(core: Core):
     assert (await look(core, 110)).gone == ()
 
 
-async def test_a_retired_gpu_that_reports_is_told_of_once(core: Core):
+async def test_a_retired_gpu_that_reports_is_told_of_once(core: CollectorState):
     heard: list = []
     core.evidence.listeners.append(heard.append)
     accept(core, Reporter().told(gpus_of("GPU-0", "GPU-1"), range(10)))
@@ -168,25 +184,25 @@ async def test_a_retired_gpu_that_reports_is_told_of_once(core: Core):
     assert (early.retired, early.reporting) == ((), {})
 
 
-async def test_cells_without_an_inventory_say_nothing_of_it(core: Core):
+async def test_cells_without_an_inventory_say_nothing_of_it(core: CollectorState):
     accept(core, Reporter().told(gpus_of("GPU-0"), range(10)))
     found = await look(core, 10)
-    assert list(cells(found)) == []
+    assert list(inventory_cells(found)) == []
     assert inventory_json(found, lambda *_: None)["nodes"] is None
 
 
-async def test_cells_and_json_of_an_inventory(core: Core):
+async def test_cells_and_json_of_an_inventory(core: CollectorState):
     accept(core, Reporter("n1").told(gpus_of("GPU-0"), range(10)))
     accept(core, Reporter("n2").told(gpus_of("GPU-2"), range(10)))
     found = await look(core, 10, {"n1": (2, None), "n9": (8, 8)})
-    values = {(c.metric.name, *c.labels): c.value for c in cells(found)}
+    values = {(c.metric.name, *c.labels): c.value for c in inventory_cells(found)}
     assert values["railscope_inventory_gpus", "n1", "present"] == 1
     assert values["railscope_inventory_gpus", "n1", "missing"] == 1
     assert values["railscope_inventory_rdma_ports", "n9", "missing"] == 8
     assert ("railscope_inventory_rdma_ports", "n1", "missing") not in values
     assert values["railscope_inventory_node", "n2", "unexpected"] == 1
     assert values["railscope_inventory_node", "n2", "present"] == 0
-    nodes = {state: values["railscope_inventory_nodes", state] for state in State}
+    nodes = {state: values["railscope_inventory_nodes", state] for state in NodeInventoryState}
     assert nodes == {"present": 1, "stale": 0, "missing": 1, "unexpected": 1}
     n1, n2, n9 = inventory_json(found, lambda *_: None)["nodes"]
     assert n1["gpus"]["names"] == {"present": ["GPU-0"], "gone": [], "unknown": []}
@@ -199,7 +215,7 @@ async def test_cells_and_json_of_an_inventory(core: Core):
                 max_size=12))  # fmt: skip
 def test_each_device_is_present_gone_or_unknown(codes: list[int]):
     schema = gpus_of("GPU-0", "GPU-1", "GPU-2", "GPU-3")
-    devices: Devices = showing(to_wire_schema(schema)).devices
+    devices: DeviceColumns = find_device_columns(to_wire_schema(schema)).devices
     row = array("B", codes)
     shown = devices.look(np.frombuffer(row, "u1"))
     groups = (shown.present, shown.gone, shown.unknown)
@@ -213,5 +229,5 @@ def test_each_device_is_present_gone_or_unknown(codes: list[int]):
 
 def test_a_schema_of_anything_else_shows_nothing():
     schema = Schema("nic", ports_of(2).columns)
-    assert showing(to_wire_schema(schema)).devices.names == ()
+    assert find_device_columns(to_wire_schema(schema)).devices.names == ()
     assert METRICS[agent.SOURCE_STATE.name] is agent.SOURCE_STATE

@@ -14,18 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import alibaba
-from bench.alibaba import portion
-from collector.jobs.ledger import Terms, days, with_stand_ins, write
-from collector.jobs.meter import entries
-from collector.jobs.reconcile import compare
-from collector.ledger.store import Ledger
+from bench import tenants
+from bench.tenants import units_of_share
+from collector.jobs.job_list_import import ImportTerms, job_days, with_stand_ins, write_days
+from collector.jobs.job_metering import timeline_entries
+from collector.jobs.job_reconciliation import compare_jobs
+from collector.ledger.ledger_store import Ledger
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling
 from collector.tables import metadata
 from tests.support.shared import captured
 
 NS = 1e9
-TERMS = Terms("dlrm", 0)
+TERMS = ImportTerms("dlrm", 0)
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +50,9 @@ def test_every_application_has_its_gpus_to_the_nanosecond(trace):
     for application, length, gpus, _ in straight(trace):
         expected[application] += gpus * length * GPU_CAPACITY
     found: Counter[str] = Counter()
-    listed = with_stand_ins(alibaba.jobs(alibaba.instances(trace)))
+    listed = with_stand_ins(tenants.jobs_of_trace(tenants.read_trace(trace)))
     tiled: Counter[Tiling] = Counter()
-    for day in days(listed, TERMS):
+    for day in job_days(listed, TERMS):
         for entry in day.entries:
             tiled[entry.tiling] += entry.quantity
             if entry.tenant and entry.tiling is Tiling.COMPUTE:
@@ -63,12 +63,12 @@ def test_every_application_has_its_gpus_to_the_nanosecond(trace):
 
 
 def test_the_ledger_of_some_of_its_gpus_is_what_the_list_says(trace, tmp_path):
-    listed = with_stand_ins(alibaba.jobs(alibaba.instances(trace)))
+    listed = with_stand_ins(tenants.jobs_of_trace(tenants.read_trace(trace)))
     gpus = {gpu for job in listed for gpu in job.gpus if int(gpu.address) % 40 == 1}
     some = [job for job in listed if gpus.issuperset(job.gpus)]
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.sqlite'}", metadata)
-    assert write(ledger, days(some, TERMS)).added > 1000
-    found = compare(ledger.entries(0, FOREVER_NS), some, 0)
+    assert write_days(ledger, job_days(some, TERMS)).added > 1000
+    found = compare_jobs(ledger.entries(0, FOREVER_NS), some, 0)
     ledger.close()
     assert found.agrees
     assert found.jobs == len(some) > 100
@@ -82,19 +82,19 @@ def test_parts_of_cards_that_are_whole_units_are_exact_and_the_others_are_told(t
             inexact += 1
         else:
             expected[application] += GPU_CAPACITY * percent // 100 * length
-    metered, left = alibaba.cards(alibaba.instances(trace))
+    metered, left = tenants.nic_evidence(tenants.read_trace(trace))
     assert len(left) == inexact
     assert {one.card for one in left} == {Fraction(1, 100), Fraction(51, 100)}
     found: Counter[str] = Counter()
     for card in metered:
-        for entry in entries(card):
+        for entry in timeline_entries(card):
             if entry.tenant and entry.tiling is Tiling.COMPUTE:
                 found[entry.tenant] += entry.quantity
     assert found == expected
 
 
 def test_no_part_of_a_card_is_given_twice(trace):
-    metered, _ = alibaba.cards(alibaba.instances(trace))
+    metered, _ = tenants.nic_evidence(tenants.read_trace(trace))
     for card in islice(metered, 200):
         claims = sorted(card.claims, key=lambda claim: (claim.compute, claim.start_ns))
         for _, own in groupby(claims, key=lambda claim: claim.compute):
@@ -105,13 +105,13 @@ def test_no_part_of_a_card_is_given_twice(trace):
 @given(st.integers(1, 1000))
 def test_a_portion_is_exact_or_none(thousandths):
     part = Fraction(thousandths, 1000)
-    units = portion(part)
+    units = units_of_share(part)
     assert (units is not None) == (thousandths % 25 == 0)
     assert units is None or Fraction(units, GPU_CAPACITY) == part
 
 
 def test_every_way_to_share_among_eight_is_exact():
-    assert [portion(Fraction(1, of)) for of in range(1, 9)] == [
+    assert [units_of_share(Fraction(1, of)) for of in range(1, 9)] == [
         840,
         420,
         280,
@@ -123,4 +123,4 @@ def test_every_way_to_share_among_eight_is_exact():
     ]
     for wrong in (Fraction(0), Fraction(-1, 2), Fraction(3, 2)):
         with pytest.raises(ValueError, match="no part of a device"):
-            portion(wrong)
+            units_of_share(wrong)

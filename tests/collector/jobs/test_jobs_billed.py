@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from collector.metering.periods import parse
+from collector.metering.units import parse_period
 from railscope.cli import root as railscope
 
 S = 1_000_000_000
-START = parse("2025-12").start_ns // S
+START = parse_period("2025-12").start_ns // S
 HOUR = 3600
 HEADER = "JobIDRaw|User|Account|Start|End|NodeList|AllocTRES"
 PRICES = """

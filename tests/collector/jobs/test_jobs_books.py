@@ -7,12 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from collector.jobs.books import BooksError, SchedulerBooks, as_text
-from collector.jobs.tenants import as_listed
-from collector.ledger.metered import Computed, MeteredGpu
-from collector.ledger.store import Ledger
-from collector.metering.evidence import Claim, Evidence, Level, Sighting, Stay, Witness
-from collector.metering.instants import Period
+from collector.jobs.job_list import account_name
+from collector.jobs.scheduler_records import (
+    SchedulerRecords,
+    SchedulerRecordsError,
+    comparison_text,
+)
+from collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from collector.ledger.ledger_store import Ledger
+from collector.metering.evidence import (
+    ClaimAuthority,
+    Evidence,
+    MeteredClaim,
+    NodeSighting,
+    NodeStay,
+    NodeWitness,
+)
+from collector.metering.units import Period
 from collector.tables import metadata
 
 S = 1_000_000_000
@@ -31,26 +42,33 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
     found.close()
 
 
-def told(name: str, workload: str, start: int, end: int, tenant: str = "slurm:physics") -> Claim:
+def told(
+    name: str, workload: str, start: int, end: int, tenant: str = "slurm:physics"
+) -> MeteredClaim:
     """A claim as an agent tells it."""
-    return Claim(Level.SCHEDULER, start * S, f"{name}/{start}", tenant, end * S, workload, "n1")
-
-
-def written(ledger: Ledger, *claims: Claim) -> None:
-    evidence = Evidence(
-        "GPU-0", (Stay(0, "n1"),), claims, sightings=(Sighting(Witness.SCHEDULER, *_span()),)
+    return MeteredClaim(
+        ClaimAuthority.SCHEDULER, start * S, f"{name}/{start}", tenant, end * S, workload, "n1"
     )
-    ledger.write(MeteredGpu.of(evidence, {}).day(0, Computed("test", 0)))
+
+
+def written(ledger: Ledger, *claims: MeteredClaim) -> None:
+    evidence = Evidence(
+        "GPU-0",
+        (NodeStay(0, "n1"),),
+        claims,
+        sightings=(NodeSighting(NodeWitness.SCHEDULER, *_span()),),
+    )
+    ledger.write(MeteredGpu.of(evidence, {}).day(0, MeteringComputation("test", 0)))
 
 
 def _span() -> tuple[int, int]:
     return DAY.start_ns, DAY.end_ns
 
 
-def books(directory: Path, text: str = SACCT, scheduler: str = "slurm") -> SchedulerBooks:
+def books(directory: Path, text: str = SACCT, scheduler: str = "slurm") -> SchedulerRecords:
     file = directory / "books"
     file.write_text(text)
-    return SchedulerBooks.read({scheduler: [file]})
+    return SchedulerRecords.read({scheduler: [file]})
 
 
 def test_only_claims_of_the_schedulers_whose_books_are_given_are_compared(ledger, tmp_path):
@@ -85,7 +103,7 @@ def test_a_difference_in_words(ledger, tmp_path):
         told("slurm/n1/9/GPU-0", "9", 300, 400, "staff"),
     )
     found = books(tmp_path).against(ledger, DAY, 15 * S)
-    assert list(as_text(found)) == [
+    assert list(comparison_text(found)) == [
         "R3: 1 job of the scheduler's books, 2 tenants",
         (
             "  physics: ledger 0:02:40, books 0:01:40, difference 0:01:00 of 0:00:30 allowed,"
@@ -110,14 +128,14 @@ def test_a_difference_in_words(ledger, tmp_path):
 
 
 def test_books_that_are_none_name_their_file(tmp_path):
-    with pytest.raises(BooksError, match="books: line 1: JobID: is not in the header"):
+    with pytest.raises(SchedulerRecordsError, match="books: line 1: JobID: is not in the header"):
         books(tmp_path, "hello")
-    with pytest.raises(BooksError, match="nothing"):
-        SchedulerBooks.read({"slurm": [tmp_path / "nothing"]})
+    with pytest.raises(SchedulerRecordsError, match="nothing"):
+        SchedulerRecords.read({"slurm": [tmp_path / "nothing"]})
 
 
 def test_an_account_without_a_row_is_named_as_the_books_do():
-    assert as_listed("slurm:physics") == "physics"
-    assert as_listed("kubernetes:lab:x") == "lab:x"
-    assert as_listed("docker:anna") == "docker:anna"
-    assert as_listed("staff") == "staff"
+    assert account_name("slurm:physics") == "physics"
+    assert account_name("kubernetes:lab:x") == "lab:x"
+    assert account_name("docker:anna") == "docker:anna"
+    assert account_name("staff") == "staff"

@@ -9,8 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collector.jobs.clustercockpit import read_clustercockpit
-from collector.jobs.job import Gpu, Job, JobList, JobListError, Unplaced, pci_address
-from collector.jobs.meter import meter
+from collector.jobs.job_list import (
+    JobList,
+    JobListError,
+    ListedGpu,
+    ListedJob,
+    UnnamedGpus,
+    pci_address,
+)
+from collector.jobs.job_metering import meter_jobs
 from collector.metering.units import FOREVER_NS
 
 S = 1_000_000_000
@@ -35,9 +42,9 @@ def accelerators(*named: object) -> list[dict[str, object]]:
 def test_a_job_has_its_gpus_by_node_and_address():
     assert read_clustercockpit([line(), ""]) == JobList(
         (
-            Job(
+            ListedJob(
                 100 * S, "7", "p", "u", 120 * S,
-                (Gpu("n1", "00000000:C1:00.0"), Gpu("n2", "00000000:C1:00.0")),
+                (ListedGpu("n1", "00000000:C1:00.0"), ListedGpu("n2", "00000000:C1:00.0")),
             ),
         )
     )  # fmt: skip
@@ -61,13 +68,13 @@ def test_a_gpu_without_an_address_is_not_guessed():
     text = line(resources=accelerators("", "MIG-4f5c", "00000000:C1:00.0"), num_acc=5)
     read = read_clustercockpit([text])
     (job,) = read.jobs
-    assert job.gpus == (Gpu("n1", "00000000:C1:00.0"),)
+    assert job.gpus == (ListedGpu("n1", "00000000:C1:00.0"),)
     assert job.unplaced == (
-        Unplaced("n1", 1, '"" is no PCI address'),
-        Unplaced("n1", 1, '"MIG-4f5c" is no PCI address'),
-        Unplaced("n1", 2, "is not named"),
+        UnnamedGpus("n1", 1, '"" is no PCI address'),
+        UnnamedGpus("n1", 1, '"MIG-4f5c" is no PCI address'),
+        UnnamedGpus("n1", 2, "is not named"),
     )
-    metered = meter(read.jobs)
+    metered = meter_jobs(read.jobs)
     assert metered.tenants == {"p": 20 * S}
     assert metered.unplaced_ns == {"p": 80 * S}
 
@@ -75,7 +82,7 @@ def test_a_gpu_without_an_address_is_not_guessed():
 def test_a_job_that_is_requeued_counts_twice_and_one_that_is_repeated_once():
     read = read_clustercockpit([line(), line(start_time=200), line()])
     assert [job.claim for job in read.jobs] == ["7@100", "7@200"]
-    assert meter(read.jobs).tenants == {"p": 80 * S}
+    assert meter_jobs(read.jobs).tenants == {"p": 80 * S}
 
 
 TWICE = accelerators("00000000:C1:00.0", "00000000:c1:00.0")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from collector.jobs.report import hours
+from collector.jobs.job_metering import format_hours
 from railscope.cli import root as railscope
 from tests.support.shared import captured
 
@@ -170,4 +170,4 @@ def test_the_list_of_a_real_cluster_adds_up():
     [(0, "0:00:00"), (3661 * S, "1:01:01"), (1, "0:00:00.000000001"), (10**6 * 3600 * S, "1000000:00:00")],
 )  # fmt: skip
 def test_hours_are_exact(gpu_ns, shown):
-    assert hours(gpu_ns) == shown
+    assert format_hours(gpu_ns) == shown

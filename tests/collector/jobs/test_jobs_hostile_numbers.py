@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from agent.config import PREFIX, AgentSettings
-from collector.jobs.kubernetes import NodeGpus
-from collector.jobs.reading import read_jobs
-from railscope.pod_entry import pod_entry
-from railscope.pod_shares import requests_of
+from collector.jobs.job_list_reader import read_jobs
+from collector.jobs.kubernetes import NodeGpuLabels
+from railscope.device_shares import pod_entry, requests_of
 from railscope.settings import SettingsError, load
-from simulator.live import LiveError, read_live_node
+from simulator.live import LiveNodeFileError, read_live_node
 
 NINES = "9" * 5000
 HEADER = "name,num_gpu,gpu_milli,pod_phase,deletion_time,scheduled_time\n"
@@ -33,7 +32,7 @@ def test_a_line_of_alibabas_list_is_reported_and_the_others_are_imported(column:
 
 def test_a_label_of_a_node_that_is_no_number_is_unknown() -> None:
     labels = {"nvidia.com/gpu.memory": NINES, "nvidia.com/gpu.replicas": NINES}
-    assert NodeGpus.of(labels) == NodeGpus()
+    assert NodeGpuLabels.of(labels) == NodeGpuLabels()
 
 
 @pytest.mark.parametrize(
@@ -61,5 +60,5 @@ def test_files_of_a_node_are_refused(text: str, tmp_path: Path) -> None:
     file.write_text(text)
     with pytest.raises(SettingsError):
         load(AgentSettings, file=file, environment={}, prefix=PREFIX)
-    with pytest.raises(LiveError):
+    with pytest.raises(LiveNodeFileError):
         read_live_node(file)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.jobs.job import Job, JobList, JobListError, Unplaced
-from collector.jobs.kubernetes import NOT_NAMED, read_kubernetes
-from collector.jobs.meter import meter
+from collector.jobs.job_list import JobList, JobListError, ListedJob, UnnamedGpus
+from collector.jobs.job_metering import meter_jobs
+from collector.jobs.kubernetes import KUBERNETES_UNNAMED, read_kubernetes
 from collector.metering.units import FOREVER_NS
 
 S = 1_000_000_000
@@ -49,7 +49,7 @@ def read(*pods: Any) -> JobList:
     return read_kubernetes(json.dumps({"kind": "List", "items": pods}))
 
 
-JOB = Job(START_NS, "research/train-0", "research", "", END_NS, unplaced=(Unplaced("n1", 2, NOT_NAMED),))  # fmt: skip
+JOB = ListedJob(START_NS, "research/train-0", "research", "", END_NS, unplaced=(UnnamedGpus("n1", 2, KUBERNETES_UNNAMED),))  # fmt: skip
 
 
 def test_a_pod_has_its_gpus_from_admission_to_the_end_of_its_last_container():
@@ -106,9 +106,9 @@ def test_what_containers_ask_for_together_or_one_before_them():
         "containers": [container(gpu=1), container(gpu=2), container()],
     }
     (job,) = read(pod() | {"spec": spec}).jobs
-    assert job.unplaced == (Unplaced("n1", 5, NOT_NAMED),)
+    assert job.unplaced == (UnnamedGpus("n1", 5, KUBERNETES_UNNAMED),)
     (job,) = read(pod() | {"spec": spec | {"initContainers": []}}).jobs
-    assert job.unplaced == (Unplaced("n1", 3, NOT_NAMED),)
+    assert job.unplaced == (UnnamedGpus("n1", 3, KUBERNETES_UNNAMED),)
 
 
 def test_parts_of_gpus_are_told_and_not_counted():
@@ -166,7 +166,7 @@ def test_gpu_time_is_count_times_duration(pods):
         made.append(pod(f"p{number}", gpus, startTime=at[0], containerStatuses=ended(at[1])))
         if gpus:
             expected["research"] += gpus * seconds * S
-    assert meter(read(*made).jobs).unplaced_ns == expected
+    assert meter_jobs(read(*made).jobs).unplaced_ns == expected
 
 
 ANYTHING = st.recursive(

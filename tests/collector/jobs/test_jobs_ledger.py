@@ -11,25 +11,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collector.jobs.clustercockpit import read_clustercockpit
-from collector.jobs.job import Job, Unplaced
-from collector.jobs.ledger import (
-    Imported,
-    Terms,
-    days,
+from collector.jobs.job_list import ListedJob, UnnamedGpus
+from collector.jobs.job_list_import import (
+    ImportCounts,
+    ImportTerms,
+    job_days,
     with_stand_ins,
-    write,
+    write_days,
 )
-from collector.jobs.meter import meter
-from collector.jobs.reconcile import Kind, compare
-from collector.ledger.store import Ledger
-from collector.ledger.tiling import check
-from collector.metering.tiling import State
+from collector.jobs.job_metering import meter_jobs
+from collector.jobs.job_reconciliation import DifferenceKind, compare_jobs
+from collector.ledger.day_tiling import check_tiling
+from collector.ledger.ledger_store import Ledger
+from collector.metering.tiling import SlotState
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling
 from collector.tables import metadata
 from tests.support.shared import captured
 
 S = 1_000_000_000
-TERMS = Terms("h100-sxm", 7)
+TERMS = ImportTerms("h100-sxm", 7)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def ledger(tmp_path: Path):
     found.close()
 
 
-def held(ledger: Ledger, state: State) -> dict[str, int]:
+def held(ledger: Ledger, state: SlotState) -> dict[str, int]:
     """GPU-nanoseconds by tenant."""
     totals = ledger.totals(0, FOREVER_NS).items()
     return {
@@ -49,22 +49,22 @@ def held(ledger: Ledger, state: State) -> dict[str, int]:
     }
 
 
-def counted_jobs() -> st.SearchStrategy[list[Job]]:
+def counted_jobs() -> st.SearchStrategy[list[ListedJob]]:
     one = st.tuples(
         st.integers(0, 200_000), st.integers(0, 200_000), st.sampled_from("abc"), st.integers(0, 5)
     )
     return st.lists(one, max_size=12).map(
         lambda found: [
-            Job(
+            ListedJob(
                 start * S, str(number), tenant, "u", (start + seconds) * S,
-                unplaced=(Unplaced("n1", gpus, "counted"),) if gpus else (),
+                unplaced=(UnnamedGpus("n1", gpus, "counted"),) if gpus else (),
             )
             for number, (start, seconds, tenant, gpus) in enumerate(found)
         ]
     )  # fmt: skip
 
 
-def max_at_once(jobs: Sequence[Job]) -> int:
+def max_at_once(jobs: Sequence[ListedJob]) -> int:
     """How many GPUs were held at one instant, at most; jobs that last no time need one, too."""
     edges = [
         (at, way, sum(part.gpus for part in job.unplaced))
@@ -86,7 +86,7 @@ def test_stand_ins_are_as_many_as_were_held_at_once_and_clash_with_no_one(jobs):
     expected: Counter[str] = Counter()
     for job in jobs:
         expected[job.tenant] += sum(part.gpus for part in job.unplaced) * job.duration_ns
-    metered = meter(placed)
+    metered = meter_jobs(placed)
     assert metered.clashes == ()
     assert metered.balances
     assert {tenant: time for tenant, time in metered.tenants.items() if time} == {
@@ -96,37 +96,37 @@ def test_stand_ins_are_as_many_as_were_held_at_once_and_clash_with_no_one(jobs):
     assert len({gpu for job in lasting for gpu in job.gpus}) <= max_at_once(jobs) + max(
         (sum(p.gpus for p in job.unplaced) for job in jobs if not job.duration_ns), default=0
     )
-    assert compare([e for day in days(placed, TERMS) for e in day.entries], jobs, 0).agrees
+    assert compare_jobs([e for day in job_days(placed, TERMS) for e in day.entries], jobs, 0).agrees
 
 
 @given(counted_jobs())
 def test_every_day_is_a_complete_tiling_of_whole_days(jobs):
     for as_observed in (False, True):
-        for day in days(with_stand_ins(jobs), Terms("", 0, as_observed)):
-            check(day)
+        for day in job_days(with_stand_ins(jobs), ImportTerms("", 0, as_observed)):
+            check_tiling(day)
             states = {entry.state for entry in day.entries if entry.tenant}
-            assert states <= {State.OBSERVED if as_observed else State.INFERRED}
+            assert states <= {SlotState.OBSERVED if as_observed else SlotState.INFERRED}
 
 
 def test_a_real_cluster_is_in_the_ledger_to_the_nanosecond(ledger):
     lines = captured("jobs/clustercockpit-alex-60pct.jsonl").read_text().splitlines()
     jobs = read_clustercockpit(lines).jobs
-    expected = {tenant: time for tenant, time in meter(jobs).tenants.items() if time}
-    first = write(ledger, days(jobs, TERMS))
+    expected = {tenant: time for tenant, time in meter_jobs(jobs).tenants.items() if time}
+    first = write_days(ledger, job_days(jobs, TERMS))
     assert first.unchanged == 0
-    assert held(ledger, State.INFERRED) == expected
-    assert write(ledger, days(jobs, TERMS)) == Imported(0, first.added)
-    lacking = compare(ledger.entries(0, FOREVER_NS), jobs, 0).differences
+    assert held(ledger, SlotState.INFERRED) == expected
+    assert write_days(ledger, job_days(jobs, TERMS)) == ImportCounts(0, first.added)
+    lacking = compare_jobs(ledger.entries(0, FOREVER_NS), jobs, 0).differences
     assert [one.job for one in lacking] == [job.id for job in jobs if job.unplaced]
-    assert {one.kinds for one in lacking} == {(Kind.NOT_IN_LEDGER,)}
-    write(ledger, days(with_stand_ins(jobs), TERMS))
-    assert compare(ledger.entries(0, FOREVER_NS), jobs, 0).agrees
+    assert {one.kinds for one in lacking} == {(DifferenceKind.NOT_IN_LEDGER,)}
+    write_days(ledger, job_days(with_stand_ins(jobs), TERMS))
+    assert compare_jobs(ledger.entries(0, FOREVER_NS), jobs, 0).agrees
 
 
 def test_an_operator_without_an_agent_may_take_the_word_for_observation(ledger):
-    job = Job(0, "7", "a", "u", 100 * S, unplaced=(Unplaced("n1", 2, "counted"),))
-    write(ledger, days(with_stand_ins([job]), Terms("", 0, as_observed=True)))
-    assert held(ledger, State.OBSERVED) == {"a": 200 * S}
+    job = ListedJob(0, "7", "a", "u", 100 * S, unplaced=(UnnamedGpus("n1", 2, "counted"),))
+    write_days(ledger, job_days(with_stand_ins([job]), ImportTerms("", 0, as_observed=True)))
+    assert held(ledger, SlotState.OBSERVED) == {"a": 200 * S}
     revision = ledger.revision("n1/000002", 0)
     assert revision
     assert revision.tiling.engine_version.endswith("job list, taken as observed")

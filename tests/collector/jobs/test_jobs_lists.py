@@ -18,25 +18,30 @@ from sqlalchemy import select
 from support.examples import fewer
 from support.shared import captured
 
-from collector.jobs import lists
-from collector.jobs.job import Gpu, Job, JobList, Unplaced
-from collector.jobs.ledger import Imported, import_list, placed, stand_ins
-from collector.jobs.lists import By, JobLedgerError, NewList, PlacedJob
-from collector.jobs.models import Models
-from collector.jobs.reading import read_jobs
-from collector.ledger.outbox import outbox
-from collector.ledger.store import Ledger
-from collector.metering.instants import DAY_NS, Period, spelled
-from collector.metering.periods import name_of
-from collector.metering.tiling import State
-from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling
+from collector.jobs import imported_lists
+from collector.jobs.imported_lists import ImportActor, JobLedgerError, NewList, PlacedJob
+from collector.jobs.job_list import GpuModels, JobList, ListedGpu, ListedJob, UnnamedGpus
+from collector.jobs.job_list_import import ImportCounts, import_list, number_stand_ins, place_jobs
+from collector.jobs.job_list_reader import read_jobs
+from collector.ledger.audit_outbox import outbox_rows
+from collector.ledger.ledger_store import Ledger
+from collector.metering.tiling import SlotState
+from collector.metering.units import (
+    DAY_NS,
+    FOREVER_NS,
+    GPU_CAPACITY,
+    Period,
+    Tiling,
+    format_timestamp,
+    period_name,
+)
 from collector.tables import metadata
-from railscope.audit.record import Actor
+from railscope.audit.record import RecordActor
 from railscope.cli import root as railscope
 
 S = 1_000_000_000
 HOUR = 3600 * S
-BY = By(Actor("operator", "op", "test"), 100 * DAY_NS)
+BY = ImportActor(RecordActor("operator", "op", "test"), 100 * DAY_NS)
 FIRST, SECOND = Period(0, 3 * DAY_NS), Period(3 * DAY_NS, 6 * DAY_NS)
 CAMERA, OTHER = "00000000:01:00.0", "00000000:02:00.0"
 
@@ -78,7 +83,7 @@ def held(ledger: Ledger) -> dict[str, int]:
     return {
         of.tenant: quantity // GPU_CAPACITY // HOUR
         for of, quantity in totals
-        if of.tiling is Tiling.COMPUTE and of.state in (State.OBSERVED, State.INFERRED)
+        if of.tiling is Tiling.COMPUTE and of.state in (SlotState.OBSERVED, SlotState.INFERRED)
     }
 
 
@@ -121,10 +126,10 @@ def test_a_corrected_list_replaces_exactly_its_jobs():
 def test_importing_again_adds_nothing():
     one = listed("alex", FIRST, A1)
     ledger = imported(one)
-    assert import_list(ledger, one, BY) == Imported(0, 3)
-    assert [found.number for found in lists.newest(ledger.database)] == [1]
+    assert import_list(ledger, one, BY) == ImportCounts(0, 3)
+    assert [found.number for found in imported_lists.newest_lists(ledger.database)] == [1]
     with ledger.database.transaction() as connection:
-        imports = select(outbox).where(outbox.c.type == "billing.import")
+        imports = select(outbox_rows).where(outbox_rows.c.type == "billing.import")
         (record,) = connection.execute(imports).all()
     assert record.type == "billing.import"
     assert "jobs.import.v1" in record.data
@@ -145,7 +150,7 @@ def test_two_models_of_one_gpu_are_an_error_and_change_nothing():
     with pytest.raises(JobLedgerError, match="model of n1/g0: a100 and a40"):
         import_list(ledger, listed("fritz", FIRST, job(2, "n1/g0", 3, 4, model="a100")), BY)
     assert contents(ledger) == before
-    assert [one.source for one in lists.newest(ledger.database)] == ["alex"]
+    assert [one.source for one in imported_lists.newest_lists(ledger.database)] == ["alex"]
 
 
 def test_a_job_over_the_edge_of_two_periods_is_one_claim():
@@ -190,7 +195,7 @@ def test_p26_a_list_changes_no_gpu_of_other_sources_or_periods(found, more):
     import_list(ledger, one := listed(source, period, *own), BY)
     after = contents(ledger)
     with ledger.database.transaction() as connection:
-        touched = lists.gpus_of(connection, source, period)
+        touched = imported_lists.gpus_of(connection, source, period)
     days = range(one.period.start_ns // DAY_NS, one.period.end_ns // DAY_NS)
     for key in before.keys() | after.keys():
         if key[0] not in touched or key[1] not in days:
@@ -200,20 +205,25 @@ def test_p26_a_list_changes_no_gpu_of_other_sources_or_periods(found, more):
 # Models and stand-ins ----------------------------------------------------------------------------
 
 
-def counted(number: int, tenant: str, node: str, gpus: int, model: str = "") -> Job:
-    return Job(
+def counted(number: int, tenant: str, node: str, gpus: int, model: str = "") -> ListedJob:
+    return ListedJob(
         number * HOUR, str(number), tenant, "u", (number + 10) * HOUR,
-        unplaced=(Unplaced(node, gpus, "counted", model),),
+        unplaced=(UnnamedGpus(node, gpus, "counted", model),),
     )  # fmt: skip
 
 
 def test_models_come_from_the_inventory_by_gpu_by_node_the_list_and_then_the_default():
-    gpus = [Gpu("n1", CAMERA), Gpu("n1", OTHER), Gpu("n2", CAMERA), Gpu("n3", CAMERA)]
-    models = Models({gpus[0]: "own"}, {"n1": "of-n1"}, "default")
-    found = placed(
+    gpus = [
+        ListedGpu("n1", CAMERA),
+        ListedGpu("n1", OTHER),
+        ListedGpu("n2", CAMERA),
+        ListedGpu("n3", CAMERA),
+    ]
+    models = GpuModels({gpus[0]: "own"}, {"n1": "of-n1"}, "default")
+    found = place_jobs(
         JobList((
-            Job(0, "1", "a", "u", HOUR, (gpus[0], gpus[1], gpus[3])),
-            Job(0, "2", "a", "u", HOUR, (gpus[0], gpus[2]), model="listed"),
+            ListedJob(0, "1", "a", "u", HOUR, (gpus[0], gpus[1], gpus[3])),
+            ListedJob(0, "2", "a", "u", HOUR, (gpus[0], gpus[2]), model="listed"),
         )),
         models,
     )  # fmt: skip
@@ -224,16 +234,19 @@ def test_models_come_from_the_inventory_by_gpu_by_node_the_list_and_then_the_def
 
 
 def test_a_list_that_names_two_models_of_one_gpu_is_refused():
-    gpu = (Gpu("n1", CAMERA),)
-    two = (Job(0, "1", "a", "u", HOUR, gpu, model="a40"), Job(0, "2", "a", "u", 1, gpu, model="x"))
+    gpu = (ListedGpu("n1", CAMERA),)
+    two = (
+        ListedJob(0, "1", "a", "u", HOUR, gpu, model="a40"),
+        ListedJob(0, "2", "a", "u", 1, gpu, model="x"),
+    )
     with pytest.raises(JobLedgerError, match=f"model of n1/{CAMERA}: a40 and x"):
-        placed(JobList(two), Models())
+        place_jobs(JobList(two), GpuModels())
 
 
 def test_stand_ins_are_named_by_source_node_model_and_number():
     jobs_ = [counted(0, "a", "n1", 2, "a40"), counted(1, "b", "n1", 1, "a100"),
              counted(2, "c", "n[1-2]", 1), counted(20, "d", "n1", 1, "a40")]  # fmt: skip
-    found = stand_ins(jobs_, "alex", Models(by_node={"n9": "x"}))
+    found = number_stand_ins(jobs_, "alex", GpuModels(by_node={"n9": "x"}))
     assert [[str(gpu) for gpu in one.gpus] for one in found.jobs] == [
         ["n1/alex:a40:000001", "n1/alex:a40:000002"], ["n1/alex:a100:000001"],
         ["unnamed/alex:000001"], ["n1/alex:a40:000001"],
@@ -243,9 +256,9 @@ def test_stand_ins_are_named_by_source_node_model_and_number():
 
 def test_the_order_of_jobs_does_not_change_stand_ins():
     jobs_ = [counted(number, "a", "n1", 1) for number in range(4)]
-    named = [str(one.gpus) for one in stand_ins(jobs_, "s", Models()).jobs]
+    named = [str(one.gpus) for one in number_stand_ins(jobs_, "s", GpuModels()).jobs]
     for other in permutations(jobs_):
-        assert [str(one.gpus) for one in stand_ins(other, "s", Models()).jobs] == named
+        assert [str(one.gpus) for one in number_stand_ins(other, "s", GpuModels()).jobs] == named
 
 
 # Commands ----------------------------------------------------------------------------------------
@@ -304,7 +317,7 @@ def test_clustercockpit_json_is_read_in_all_its_forms(place, form):
     found = place.run(text, *OCTOBER)
     assert found.exit_code == 0, found.output
     assert place.held() == {"p": 2}
-    (one,) = lists.newest(Ledger.open(place.url, metadata).database)
+    (one,) = imported_lists.newest_lists(Ledger.open(place.url, metadata).database)
     assert one.source == "slurm:alex"
 
 
@@ -326,7 +339,7 @@ def test_a_bad_line_is_named_and_the_rest_is_imported(place):
     assert '  line 2: startTime: "soon" is no whole number from 0 on' in found.output
     assert "  line 3: no JSON" in found.output
     assert place.held() == {"p": 2}
-    (one,) = lists.newest(Ledger.open(place.url, metadata).database)
+    (one,) = imported_lists.newest_lists(Ledger.open(place.url, metadata).database)
     assert one.rejected_count == 2
 
 
@@ -379,7 +392,7 @@ def contents_until(ledger: Ledger, day: int) -> list[tuple[str, int]]:
 def month_of(day: int) -> tuple[Period, str]:
     """The days from ten before a day to ten after it, as a period and its name."""
     span = Period((day - 10) * DAY_NS, (day + 10) * DAY_NS)
-    return span, name_of(span)
+    return span, period_name(span)
 
 
 def test_no_line_of_a_list_lies_in_the_future(place):
@@ -393,7 +406,7 @@ def test_no_line_of_a_list_lies_in_the_future(place):
         clustercockpit(4, 0, "n2", OTHER, startTime=now - 86_400, jobState="running"),
     ]
     text = "\n".join(map(json.dumps, jobs_))
-    as_of = spelled(span.end_ns)
+    as_of = format_timestamp(span.end_ns)
     found = place.run(text, "--period", period, "--as-of", as_of)
     assert found.exit_code == 0, found.output
     assert "NOT COMPLETE, not imported: 2 lines" in found.output

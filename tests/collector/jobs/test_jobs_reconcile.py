@@ -13,12 +13,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from collector.jobs.clustercockpit import read_clustercockpit
-from collector.jobs.job import Gpu, Job, Part, Unplaced
-from collector.jobs.reconcile import Comparison, Kind, compare
-from collector.jobs.sacct import read_sacct
-from collector.metering.instants import Period
-from collector.metering.tiling import State
-from collector.metering.units import Tiling
+from collector.jobs.job_list import ListedGpu, ListedGpuPart, ListedJob, UnnamedGpus
+from collector.jobs.job_list_reader import read_sacct
+from collector.jobs.job_reconciliation import DifferenceKind, JobComparison, compare_jobs
+from collector.metering.tiling import SlotState
+from collector.metering.units import Period, Tiling
 from railscope.slurm.sacct import COLUMNS
 from railscope.slurm.scontrol import parse_text
 from tests.support.job_books import (
@@ -41,7 +40,7 @@ from tests.support.shared import captured
 @given(queues())
 def test_a_ledger_made_of_the_records_has_no_difference(jobs):
     for records in (jobs, counted(jobs)):
-        found = compare(ledger(jobs), records, 0)
+        found = compare_jobs(ledger(jobs), records, 0)
         assert found.agrees
         assert [tenant.difference for tenant in found.tenants] == [0] * len(found.tenants)
         expected = {job.tenant: Fraction() for job in jobs}
@@ -55,7 +54,7 @@ def test_a_ledger_made_of_the_records_has_no_difference(jobs):
 @given(queues(), st.integers(0, 3000), st.integers(0, 3000))
 def test_so_has_any_window_of_it(jobs, first, last):
     window = Period((START + min(first, last)) * S, (START + max(first, last) + 1) * S)
-    assert compare(ledger(jobs), jobs, 0, window).agrees
+    assert compare_jobs(ledger(jobs), jobs, 0, window).agrees
 
 
 @given(queues(), st.randoms(use_true_random=False), st.integers(1, 400))
@@ -68,7 +67,7 @@ def test_days_and_order_of_the_entries_mean_nothing(jobs, random, step):
     ]
     random.shuffle(cut)
     shuffled = random.sample(jobs, len(jobs))
-    assert compare(cut, shuffled, 0) == compare(whole, jobs, 0)
+    assert compare_jobs(cut, shuffled, 0) == compare_jobs(whole, jobs, 0)
 
 
 @given(queues(), st.data())
@@ -79,7 +78,7 @@ def test_what_clocks_explain_is_no_difference(jobs, data):
         for job in jobs
         for start in [job.start_ns + data.draw(off)]
     ]
-    assert compare(ledger(jobs), moved, 2 * S).agrees
+    assert compare_jobs(ledger(jobs), moved, 2 * S).agrees
 
 
 # Seeded differences ------------------------------------------------------------------------------
@@ -94,7 +93,7 @@ def test_each_difference_is_found_and_named(seed, jobs, data):
     job = data.draw(st.sampled_from(lasting))
     make, kind = SEEDS[seed]
     entries, records = make(jobs, job)
-    found = compare(entries, records, TOLERANCE)
+    found = compare_jobs(entries, records, TOLERANCE)
     assert not found.agrees
     (difference,) = found.differences
     assert (difference.job, difference.kinds) == (job.id, (kind,))
@@ -103,15 +102,15 @@ def test_each_difference_is_found_and_named(seed, jobs, data):
 
 
 def test_how_much_and_in_which_direction():
-    job = Job(0, "7", "a", "u", 100 * S, tuple(GPUS[:2]))
+    job = ListedJob(0, "7", "a", "u", 100 * S, tuple(GPUS[:2]))
     later = msgspec.structs.replace(job, start_ns=10 * S, end_ns=70 * S)
-    (difference,) = compare(ledger([job]), [later], S).differences
-    assert difference.kinds == (Kind.TIMES,)
+    (difference,) = compare_jobs(ledger([job]), [later], S).differences
+    assert difference.kinds == (DifferenceKind.TIMES,)
     assert (difference.start_off_ns, difference.end_off_ns) == (-10 * S, 30 * S)
     assert (difference.ledger, difference.books) == (200 * S, 120 * S)
     assert difference.difference == 80 * S
     assert (difference.ledger_gpus, difference.books_gpus) == (tuple(map(str, GPUS[:2])), 2)
-    (check,) = compare(ledger([job]), [later], S).tenants
+    (check,) = compare_jobs(ledger([job]), [later], S).tenants
     assert (check.found, check.expected, check.parts) == (200 * S, 120 * S, 2)
     assert check.allowed == 4 * S
     assert not check.agrees
@@ -119,39 +118,40 @@ def test_how_much_and_in_which_direction():
 
 def test_many_small_differences_of_one_tenant_stay_within_its_claims():
     jobs = [
-        Job(at * 100 * S, str(at), "a", "u", (at * 100 + 50) * S, (GPUS[0],)) for at in range(9)
+        ListedJob(at * 100 * S, str(at), "a", "u", (at * 100 + 50) * S, (GPUS[0],))
+        for at in range(9)
     ]
     late = [msgspec.structs.replace(job, end_ns=job.end_ns + S) for job in jobs]
-    found = compare(ledger(jobs), late, S)
+    found = compare_jobs(ledger(jobs), late, S)
     assert found.agrees
     assert found.tenants[0].difference == -9 * S
 
 
 def test_a_job_that_lost_its_gpu_to_another_is_named():
     jobs = [
-        Job(0, "1", "a", "u", 100 * S, (GPUS[0],)),
-        Job(40 * S, "2", "b", "u", 90 * S, (GPUS[0],)),
+        ListedJob(0, "1", "a", "u", 100 * S, (GPUS[0],)),
+        ListedJob(40 * S, "2", "b", "u", 90 * S, (GPUS[0],)),
     ]
-    found = compare(ledger(jobs), jobs, S)
+    found = compare_jobs(ledger(jobs), jobs, S)
     assert [(one.job, one.kinds, one.difference) for one in found.differences] == [
-        ("1", (Kind.HELD,), -50 * S)
+        ("1", (DifferenceKind.HELD,), -50 * S)
     ]
 
 
 def test_a_source_may_say_whose_job_a_workload_is_and_states_of_the_node_are_not_in_the_books():
-    job = Job(0, "7", "a", "u", 100 * S, (GPUS[0],))
+    job = ListedJob(0, "7", "a", "u", 100 * S, (GPUS[0],))
     entries = [
         msgspec.structs.replace(entry, workload="slurm:7", state=state)
         for entry in ledger([job])
-        for state in (State.DOWN, State.UNCLAIMED)
+        for state in (SlotState.DOWN, SlotState.UNCLAIMED)
     ]
-    assert compare(entries, [job], 0).agrees
+    assert compare_jobs(entries, [job], 0).agrees
 
 
 def test_a_job_without_an_end_is_not_compared():
-    ran = Job(0, "7", "a", "u", 100 * S, (GPUS[0],))
-    found = compare(ledger([ran]), [], 0, unended=["7"])
-    assert found == Comparison((), (), 0, unended=("7",))
+    ran = ListedJob(0, "7", "a", "u", 100 * S, (GPUS[0],))
+    found = compare_jobs(ledger([ran]), [], 0, unended=["7"])
+    assert found == JobComparison((), (), 0, unended=("7",))
 
 
 fractions = st.lists(
@@ -163,7 +163,7 @@ fractions = st.lists(
 def test_fractions_of_gpus_are_compared_exactly(jobs, shares):
     shared = in_fractions(jobs, shares)
     for books in (shared, counted_fractions(shared)):
-        found = compare(ledger(shared), books, 0)
+        found = compare_jobs(ledger(shared), books, 0)
         assert found.agrees
         assert not found.in_parts
         expected: dict[str, Fraction] = {}
@@ -180,24 +180,29 @@ def test_fractions_of_gpus_are_compared_exactly(jobs, shares):
 )  # fmt: skip
 def test_another_fraction_is_a_difference(books_of, seconds, shares):
     """The books have half of what the ledger has of the first GPU."""
-    whole = Job(0, "7", "a", "u", seconds * S, tuple(GPUS[: len(shares)]))
+    whole = ListedJob(0, "7", "a", "u", seconds * S, tuple(GPUS[: len(shares)]))
     (job,) = in_fractions([whole], shares)
     (other,) = in_fractions([whole], [shares[0] / 2, *shares[1:]])
-    (difference,) = compare(ledger([job]), books_of([other]), TOLERANCE).differences
-    assert (difference.kinds, difference.difference) == ((Kind.HELD,), shares[0] / 2 * seconds * S)
+    (difference,) = compare_jobs(ledger([job]), books_of([other]), TOLERANCE).differences
+    assert (difference.kinds, difference.difference) == (
+        (DifferenceKind.HELD,),
+        shares[0] / 2 * seconds * S,
+    )
 
 
 def test_fractions_of_two_gpus_that_are_exchanged_are_a_difference():
-    job = Job(0, "7", "a", "u", 100 * S, tuple(GPUS[:2]),
-              parts=(Part(Fraction(0), Fraction(1, 4)), Part(Fraction(0), Fraction(3, 4))))  # fmt: skip
+    job = ListedJob(0, "7", "a", "u", 100 * S, tuple(GPUS[:2]),
+              parts=(ListedGpuPart(Fraction(0), Fraction(1, 4)), ListedGpuPart(Fraction(0), Fraction(3, 4))))  # fmt: skip
     other = msgspec.structs.replace(job, parts=job.parts[::-1])
-    assert compare(ledger([job]), [other], S).differences[0].kinds == (Kind.HELD,)
-    assert compare(ledger([job]), counted_fractions([other]), S).agrees, "no GPU is named there"
+    assert compare_jobs(ledger([job]), [other], S).differences[0].kinds == (DifferenceKind.HELD,)
+    assert compare_jobs(ledger([job]), counted_fractions([other]), S).agrees, (
+        "no GPU is named there"
+    )
 
 
 def test_a_fraction_that_moves_from_gpu_to_gpu_is_one_job():
     """As metering places a share without a device: 1/2 of one GPU, later 1/4 of each of two."""
-    job = Job(0, "7", "a", "u", 100 * S, tuple(GPUS[:1]))
+    job = ListedJob(0, "7", "a", "u", 100 * S, tuple(GPUS[:1]))
     (whole,) = [one for one in ledger([job]) if one.tiling is Tiling.COMPUTE]
     cut = msgspec.structs.replace
     other = {"gpu": str(GPUS[1]), "claim": f"{whole.claim}#60"}
@@ -205,54 +210,54 @@ def test_a_fraction_that_moves_from_gpu_to_gpu_is_one_job():
         cut(whole, t1_ns=60 * S, slot_hi=420), cut(whole, t0_ns=60 * S, slot_hi=210),
         cut(whole, t0_ns=60 * S, slot_hi=210, **other),
     ]  # fmt: skip
-    books = cut(job, gpus=(), unplaced=(Unplaced("n1", 1, "no device", share=Fraction(1, 2)),))
-    found = compare(entries, [books], S)
+    books = cut(job, gpus=(), unplaced=(UnnamedGpus("n1", 1, "no device", share=Fraction(1, 2)),))
+    found = compare_jobs(entries, [books], S)
     assert found.agrees
     assert found.tenants[0].difference == 0
-    assert compare(entries[:2], [books], S).differences[0].kinds == (Kind.HELD,)
+    assert compare_jobs(entries[:2], [books], S).differences[0].kinds == (DifferenceKind.HELD,)
     late = cut(books, start_ns=10 * S)
-    assert compare(entries, [late], S).differences[0].kinds == (Kind.TIMES,)
+    assert compare_jobs(entries, [late], S).differences[0].kinds == (DifferenceKind.TIMES,)
 
 
 def test_a_number_of_whole_gpus_that_moves_from_gpu_to_gpu_is_one_job():
     """Two GPUs are counted: the first stays, the second is on three devices one after the other."""
-    job = Job(0, "7", "a", "u", 100 * S, (), (Unplaced("n1", 2, "no device"),))
+    job = ListedJob(0, "7", "a", "u", 100 * S, (), (UnnamedGpus("n1", 2, "no device"),))
     spans = [(GPUS[0], 0, 100), (GPUS[1], 0, 30), (GPUS[2], 30, 60), (GPUS[3], 60, 100)]
-    parts = [Job(t0 * S, "7", "a", "u", t1 * S, (gpu,)) for gpu, t0, t1 in spans]
-    assert compare(ledger(parts), [job], 0).agrees
+    parts = [ListedJob(t0 * S, "7", "a", "u", t1 * S, (gpu,)) for gpu, t0, t1 in spans]
+    assert compare_jobs(ledger(parts), [job], 0).agrees
 
-    (shorter,) = compare(ledger([parts[0], parts[1], parts[3]]), [job], S).differences
-    assert shorter.kinds == (Kind.HELD,), "30 s of it nobody had"
-    (later,) = compare(ledger([*parts[:3]]), [job], S).differences
-    assert later.kinds == (Kind.HELD,)
-    (fewer,) = compare(ledger([parts[0]]), [job], S).differences
-    assert fewer.kinds == (Kind.GPUS,), "one GPU instead of two"
+    (shorter,) = compare_jobs(ledger([parts[0], parts[1], parts[3]]), [job], S).differences
+    assert shorter.kinds == (DifferenceKind.HELD,), "30 s of it nobody had"
+    (later,) = compare_jobs(ledger([*parts[:3]]), [job], S).differences
+    assert later.kinds == (DifferenceKind.HELD,)
+    (fewer,) = compare_jobs(ledger([parts[0]]), [job], S).differences
+    assert fewer.kinds == (DifferenceKind.GPUS,), "one GPU instead of two"
     longer = [msgspec.structs.replace(part, start_ns=0, end_ns=100 * S) for part in parts]
-    (more,) = compare(ledger(longer), [job], S).differences
-    assert more.kinds == (Kind.GPUS,), "four GPUs at a time"
+    (more,) = compare_jobs(ledger(longer), [job], S).differences
+    assert more.kinds == (DifferenceKind.GPUS,), "four GPUs at a time"
     late = [msgspec.structs.replace(part, start_ns=part.start_ns + 10 * S) if part.start_ns == 0 else part
             for part in parts]  # fmt: skip
-    (begins,) = compare(ledger(late), [job], S).differences
-    assert begins.kinds == (Kind.TIMES,)
+    (begins,) = compare_jobs(ledger(late), [job], S).differences
+    assert begins.kinds == (DifferenceKind.TIMES,)
     assert begins.start_off_ns == 10 * S
 
 
 def test_parts_of_gpus_of_no_stated_size_are_compared_by_their_times():
-    job = Job(0, "7", "a", "u", 100 * S, (GPUS[0],))
-    part = (Unplaced("n1", 0, "a part of a GPU"),)
+    job = ListedJob(0, "7", "a", "u", 100 * S, (GPUS[0],))
+    part = (UnnamedGpus("n1", 0, "a part of a GPU"),)
     books = msgspec.structs.replace(job, gpus=(), unplaced=part)
     entries = [msgspec.structs.replace(entry, slot_hi=120) for entry in ledger([job])]
-    found = compare(entries, [books], S)
+    found = compare_jobs(entries, [books], S)
     assert found.agrees
     assert (found.in_parts, found.tenants) == (("7",), ())
     late = msgspec.structs.replace(books, start_ns=5 * S)
-    assert compare(entries, [late], S).differences[0].kinds == (Kind.TIMES,)
+    assert compare_jobs(entries, [late], S).differences[0].kinds == (DifferenceKind.TIMES,)
 
 
 # Real books ----------------------------------------------------------------------------------------
 
 
-def as_sacct(jobs: Sequence[Job]) -> str:
+def as_sacct(jobs: Sequence[ListedJob]) -> str:
     """Jobs as sacct prints them."""
     lines = ["|".join(COLUMNS)]
     lines += [
@@ -267,11 +272,11 @@ def test_the_ledger_of_a_real_cluster_is_what_its_accounting_says():
     lines = captured("jobs/clustercockpit-alex-60pct.jsonl").read_text().splitlines()
     jobs = [job for job in read_clustercockpit(lines).jobs if job.gpus and not job.unplaced]
     books = read_sacct(as_sacct(jobs)).jobs
-    found = compare(ledger(jobs), books, 0)
+    found = compare_jobs(ledger(jobs), books, 0)
     assert found.agrees
     assert (found.jobs, len(found.tenants) > 20) == (len(jobs), True)
     dropped = next(job for job in jobs if job.duration_ns)
-    without = compare(ledger(jobs), [book for book in books if book.id != dropped.id], 0)
+    without = compare_jobs(ledger(jobs), [book for book in books if book.id != dropped.id], 0)
     assert {one.job for one in without.differences} == {dropped.id}
 
 
@@ -284,20 +289,20 @@ def test_what_slurm_tells_of_running_jobs_and_its_accounting_are_one_ledger():
             assert job.start_seconds is not None
             assert job.planned_end_seconds is not None
             gpus = tuple(
-                Gpu(held.node, str(index))
+                ListedGpu(held.node, str(index))
                 for held in job.allocations or ()
                 for gres in held.gres
                 for index in gres.indices or ()
             )
             span = job.start_seconds, job.planned_end_seconds
-            told[str(job.id)] = Job(
+            told[str(job.id)] = ListedJob(
                 span[0] * S, str(job.id), job.account, job.user, span[1] * S, tuple(sorted(gpus))
             )
             where = ",".join(job.nodes)
             ids = f"{job.id}|{job.user}|{job.account}"
             rows.append(f"{ids}|{span[0]}|{span[1]}|{where}|gres/gpu={len(gpus)}")
     books = read_sacct("\n".join(["|".join(COLUMNS), *rows])).jobs
-    found = compare(ledger(list(told.values())), books, 0)
+    found = compare_jobs(ledger(list(told.values())), books, 0)
     assert found.agrees
     assert found.jobs == len(books) == len(told) == 3
     expected: Counter[str] = Counter()

@@ -12,97 +12,109 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from collector.jobs.job import Job, Unplaced
-from collector.jobs.reconcile import Comparison, Kind, compare
-from collector.metering.tiling import Entry
+from collector.jobs.job_list import ListedJob, UnnamedGpus
+from collector.jobs.job_reconciliation import DifferenceKind, JobComparison, compare_jobs
+from collector.metering.tiling import TilingEntry
 from collector.metering.units import Tiling
 from tests.support.job_books import GPUS, SEEDS, TOLERANCE, S, in_fractions, ledger, queues
 
-Compare = Callable[[Iterable[Entry], Iterable[Job], int], Comparison]
+Compare = Callable[[Iterable[TilingEntry], Iterable[ListedJob], int], JobComparison]
 
 
-def totals_only(entries: Iterable[Entry], records: Iterable[Job], tolerance: int) -> Comparison:
+def totals_only(
+    entries: Iterable[TilingEntry], records: Iterable[ListedJob], tolerance: int
+) -> JobComparison:
     """What tenants had is compared, and not how it came about."""
-    return replace(compare(entries, records, tolerance), differences=())
+    return replace(compare_jobs(entries, records, tolerance), differences=())
 
 
-def jobs_only(entries: Iterable[Entry], records: Iterable[Job], tolerance: int) -> Comparison:
+def jobs_only(
+    entries: Iterable[TilingEntry], records: Iterable[ListedJob], tolerance: int
+) -> JobComparison:
     """Jobs that only one of the two knows are passed over."""
-    found = compare(entries, records, tolerance)
-    alone = {Kind.NOT_IN_LEDGER, Kind.NOT_IN_BOOKS}
+    found = compare_jobs(entries, records, tolerance)
+    alone = {DifferenceKind.NOT_IN_LEDGER, DifferenceKind.NOT_IN_BOOKS}
     kept = tuple(one for one in found.differences if not alone.intersection(one.kinds))
     return replace(found, differences=kept, tenants=())
 
 
 def last_interval_dropped(
-    entries: Iterable[Entry], records: Iterable[Job], tolerance: int
-) -> Comparison:
+    entries: Iterable[TilingEntry], records: Iterable[ListedJob], tolerance: int
+) -> JobComparison:
     """The last entry of each claim on a GPU is forgotten."""
     ordered = sorted(entries, key=lambda e: (e.tiling, e.gpu, e.claim, e.t0_ns))
     groups = groupby(ordered, key=lambda e: (e.tiling, e.gpu, e.claim))
-    return compare([e for _, own in groups for e in list(own)[:-1]], records, tolerance)
+    return compare_jobs([e for _, own in groups for e in list(own)[:-1]], records, tolerance)
 
 
 def one_gpu_of_each_job(
-    entries: Iterable[Entry], records: Iterable[Job], tolerance: int
-) -> Comparison:
+    entries: Iterable[TilingEntry], records: Iterable[ListedJob], tolerance: int
+) -> JobComparison:
     """A job has as many GPUs as it has records."""
     one = [msgspec.structs.replace(job, gpus=job.gpus[:1]) for job in records]
-    return compare(entries, one, tolerance)
+    return compare_jobs(entries, one, tolerance)
 
 
-def tenants_ignored(entries: Iterable[Entry], records: Iterable[Job], tolerance: int) -> Comparison:
+def tenants_ignored(
+    entries: Iterable[TilingEntry], records: Iterable[ListedJob], tolerance: int
+) -> JobComparison:
     """Whose it was is not looked at."""
-    return compare(
+    return compare_jobs(
         [msgspec.structs.replace(entry, tenant="all") for entry in entries],
         [msgspec.structs.replace(job, tenant="all") for job in records],
         tolerance,
     )
 
 
-def patient(entries: Iterable[Entry], records: Iterable[Job], tolerance: int) -> Comparison:
+def patient(
+    entries: Iterable[TilingEntry], records: Iterable[ListedJob], tolerance: int
+) -> JobComparison:
     """Clocks are trusted ten times less than they deserve."""
-    return compare(entries, records, 10 * tolerance)
+    return compare_jobs(entries, records, 10 * tolerance)
 
 
-def impatient(entries: Iterable[Entry], records: Iterable[Job], _: int) -> Comparison:
+def impatient(
+    entries: Iterable[TilingEntry], records: Iterable[ListedJob], _: int
+) -> JobComparison:
     """Clocks are taken to be exact."""
-    return compare(entries, records, 0)
+    return compare_jobs(entries, records, 0)
 
 
-def both_tilings(entries: Iterable[Entry], records: Iterable[Job], tolerance: int) -> Comparison:
+def both_tilings(
+    entries: Iterable[TilingEntry], records: Iterable[ListedJob], tolerance: int
+) -> JobComparison:
     """Memory is counted like compute."""
     alike = [msgspec.structs.replace(entry, tiling=Tiling.COMPUTE) for entry in entries]
-    return compare(alike, records, tolerance)
+    return compare_jobs(alike, records, tolerance)
 
 
 def fractions_by_times(
-    entries: Iterable[Entry], records: Iterable[Job], tolerance: int
-) -> Comparison:
+    entries: Iterable[TilingEntry], records: Iterable[ListedJob], tolerance: int
+) -> JobComparison:
     """Jobs with parts of GPUs are compared by their times only."""
     unsized = [
-        msgspec.structs.replace(job, gpus=(), parts=(), unplaced=(Unplaced("", 0, "a part"),))
+        msgspec.structs.replace(job, gpus=(), parts=(), unplaced=(UnnamedGpus("", 0, "a part"),))
         for job in records
     ]
-    return compare(entries, unsized, tolerance)
+    return compare_jobs(entries, unsized, tolerance)
 
 
 def fractions_as_whole(
-    entries: Iterable[Entry], records: Iterable[Job], tolerance: int
-) -> Comparison:
+    entries: Iterable[TilingEntry], records: Iterable[ListedJob], tolerance: int
+) -> JobComparison:
     """A part of a GPU counts as the GPU."""
     whole = [msgspec.structs.replace(job, parts=()) for job in records]
-    return compare(entries, whole, tolerance)
+    return compare_jobs(entries, whole, tolerance)
 
 
-@pytest.mark.parametrize("implementation", [compare, fractions_by_times, fractions_as_whole])
+@pytest.mark.parametrize("implementation", [compare_jobs, fractions_by_times, fractions_as_whole])
 def test_a_comparison_of_fractions_agrees_and_finds_what_differs(implementation):
     """Of these only the comparison itself does both."""
-    job = Job(0, "7", "a", "u", 100 * S, tuple(GPUS[:2]))
+    job = ListedJob(0, "7", "a", "u", 100 * S, tuple(GPUS[:2]))
     (half,), (third,) = (in_fractions([job], [Fraction(1, of)]) for of in (2, 3))
     agrees = implementation(ledger([half]), [half], TOLERANCE).agrees
     finds = not implementation(ledger([half]), [third], TOLERANCE).agrees
-    assert (agrees and finds) == (implementation is compare)
+    assert (agrees and finds) == (implementation is compare_jobs)
 
 
 MUTANTS = [
@@ -111,7 +123,7 @@ MUTANTS = [
 ]  # fmt: skip
 
 
-def holds(implementation: Compare, jobs: list[Job], data: st.DataObject) -> None:
+def holds(implementation: Compare, jobs: list[ListedJob], data: st.DataObject) -> None:
     """What a comparison owes: nothing on what agrees, the job's name on what does not."""
     assert implementation(ledger(jobs), jobs, TOLERANCE).agrees
     off = data.draw(st.integers(-2 * S, 2 * S))
@@ -134,7 +146,7 @@ def refuted(implementation: Compare) -> bool:
         report_multiple_bugs=False, suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(queues(), st.data())
-    def attempt(jobs: list[Job], data: st.DataObject) -> None:
+    def attempt(jobs: list[ListedJob], data: st.DataObject) -> None:
         holds(implementation, jobs, data)
 
     try:
@@ -145,7 +157,7 @@ def refuted(implementation: Compare) -> bool:
 
 
 def test_the_comparison_itself_is_not_refuted():
-    assert not refuted(compare)
+    assert not refuted(compare_jobs)
 
 
 @pytest.mark.parametrize("wrong", MUTANTS)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.jobs.job import Job, JobList, JobListError, Unplaced
-from collector.jobs.meter import meter
-from collector.jobs.sacct import NOT_NAMED, read_sacct
+from collector.jobs.job_list import JobList, JobListError, ListedJob, UnnamedGpus
+from collector.jobs.job_list_reader import SACCT_UNNAMED, read_sacct
+from collector.jobs.job_metering import meter_jobs
 from railscope.slurm.sacct import COLUMNS
 from tests.support.shared import captured
 
@@ -37,9 +37,13 @@ def read(*rows: str, zone: ZoneInfo | None = None) -> JobList:
 def test_a_job_has_gpus_that_cannot_be_placed():
     jobs = read(row())
     assert jobs == JobList(
-        (Job(100 * S, "7", "a", "u", 120 * S, unplaced=(Unplaced("n1", 2, NOT_NAMED),)),)
+        (
+            ListedJob(
+                100 * S, "7", "a", "u", 120 * S, unplaced=(UnnamedGpus("n1", 2, SACCT_UNNAMED),)
+            ),
+        )
     )
-    metered = meter(jobs.jobs)
+    metered = meter_jobs(jobs.jobs)
     assert (metered.gpus, metered.capacity_ns, metered.tenants) == (0, 0, {})
     assert metered.unplaced_ns == {"a": 40 * S}
 
@@ -78,11 +82,14 @@ def test_a_time_that_slurm_does_not_know_is_no_time(text):
 @pytest.mark.parametrize(
     ("tres", "parts"),
     [
-        ("gres/gpu=8,gres/gpu:a100=8", [(8, NOT_NAMED)]),
-        ("gres/gpu:a100=3,gres/gpu:h100=1", [(3, NOT_NAMED), (1, NOT_NAMED)]),
+        ("gres/gpu=8,gres/gpu:a100=8", [(8, SACCT_UNNAMED)]),
+        ("gres/gpu:a100=3,gres/gpu:h100=1", [(3, SACCT_UNNAMED), (1, SACCT_UNNAMED)]),
         (
             "gres/gpu=3,gres/gpu:a100=1,gres/gpu:a100_1g.10gb=2",
-            [(1, NOT_NAMED), (0, "gres/gpu:a100_1g.10gb=2 is a part of a GPU, of unknown size")],
+            [
+                (1, SACCT_UNNAMED),
+                (0, "gres/gpu:a100_1g.10gb=2 is a part of a GPU, of unknown size"),
+            ],
         ),
         ("gres/shard=4", [(0, "gres/shard=4 is a part of a GPU, of unknown size")]),
         ("gres/gpu=0,gres/shard=0", []),
@@ -173,7 +180,7 @@ def test_the_resources_that_slurm_printed_are_counted():
         expected.append((told["NodeList"], int(told["AllocTRES"].rpartition("=")[2])))
     jobs = read(*rows, zone=ZoneInfo("UTC")).jobs
     assert [(part.where, part.gpus) for job in jobs for part in job.unplaced] == expected
-    assert meter(jobs).unplaced_ns == {"test_account": (8 * 12 + 64 * 7 * 24) * 3600 * S}
+    assert meter_jobs(jobs).unplaced_ns == {"test_account": (8 * 12 + 64 * 7 * 24) * 3600 * S}
 
 
 @given(
@@ -194,5 +201,5 @@ def test_gpu_time_that_is_not_placed_is_count_times_duration(jobs):
         if gpus:
             expected[account] += gpus * seconds * S
     found = read(*rows)
-    assert meter(found.jobs).unplaced_ns == expected
+    assert meter_jobs(found.jobs).unplaced_ns == expected
     assert len(found.jobs) + found.without_gpus == len(jobs)

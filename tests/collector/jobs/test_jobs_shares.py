@@ -11,16 +11,14 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.jobs.alibaba import read_alibaba
-from collector.jobs.job import Job, JobListError, Unplaced
+from collector.jobs.imported_lists import newest_lists
+from collector.jobs.job_list import GpuModels, JobListError, ListedJob, UnnamedGpus
+from collector.jobs.job_list_import import number_stand_ins
+from collector.jobs.job_list_reader import format_of, read_alibaba, read_jobs
+from collector.jobs.job_metering import meter_jobs
 from collector.jobs.kubernetes import read_kubernetes
-from collector.jobs.ledger import stand_ins
-from collector.jobs.lists import newest
-from collector.jobs.meter import meter
-from collector.jobs.models import Models
-from collector.jobs.reading import format_of, read_jobs
-from collector.ledger.store import Ledger
-from collector.metering.tiling import State
+from collector.ledger.ledger_store import Ledger
+from collector.metering.tiling import SlotState
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling
 from collector.tables import metadata
 from railscope.cli import root as railscope
@@ -150,10 +148,10 @@ def test_the_trace_of_alibaba_is_in_the_ledger(tmp_path):
     held = {
         of.tenant: Fraction(quantity, GPU_CAPACITY * 3600 * S)
         for of, quantity in ledger.totals(0, FOREVER_NS).items()
-        if of.tiling is Tiling.COMPUTE and of.state is State.OBSERVED
+        if of.tiling is Tiling.COMPUTE and of.state is SlotState.OBSERVED
     }
     assert held == {"LS": Fraction(1, 2) + Fraction(1, 4) * 2, "BE": 8}
-    (one,) = newest(ledger.database)
+    (one,) = newest_lists(ledger.database)
     assert (one.source, one.rejected_count) == ("alibaba", 2)
 
 
@@ -168,18 +166,18 @@ one_job = st.tuples(
 @given(st.lists(one_job, max_size=12))
 def test_shares_are_exact_and_never_overlap(found):
     jobs = [
-        Job(
+        ListedJob(
             start * S, str(number), tenant, "u", (start + seconds) * S,
-            unplaced=(Unplaced("n1", gpus, "counted", "", share),),
+            unplaced=(UnnamedGpus("n1", gpus, "counted", "", share),),
         )
         for number, (start, seconds, tenant, gpus, share) in enumerate(found)
     ]  # fmt: skip
-    placed = stand_ins(jobs, "s", Models()).jobs
+    placed = number_stand_ins(jobs, "s", GpuModels()).jobs
     assert not any(job.unplaced for job in placed)
     expected: dict[str, Fraction] = defaultdict(Fraction)
     for _, seconds, tenant, gpus, share in found:
         expected[tenant] += seconds * S * gpus * share
-    metered = meter(placed)
+    metered = meter_jobs(placed)
     assert metered.tenants == expected
     assert metered.balances
     assert metered.clashes == ()

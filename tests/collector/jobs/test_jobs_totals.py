@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.billing.metered import usages
+from collector.billing.usage import usages
 from collector.jobs.clustercockpit import read_clustercockpit
-from collector.jobs.job import Gpu, Job, JobList
-from collector.jobs.ledger import Terms, days
-from collector.jobs.meter import entries, evidence, meter
-from collector.metering.evidence import Witness
-from collector.metering.tiling import State
+from collector.jobs.job_list import JobList, ListedGpu, ListedJob
+from collector.jobs.job_list_import import ImportTerms, job_days
+from collector.jobs.job_metering import job_evidence, meter_jobs, timeline_entries
+from collector.metering.evidence import NodeWitness
+from collector.metering.tiling import SlotState
 from collector.metering.units import GPU_CAPACITY, Tiling
 from tests.support.shared import captured
 
@@ -68,7 +68,7 @@ def straight(uses: dict[Any, list[Use]]) -> tuple[dict[str, int], int, int]:
     return tenants, sum(capacity for _, capacity, _ in found), sum(cut for _, _, cut in found)
 
 
-def uses_of(jobs: Sequence[Job]) -> dict[Gpu, list[Use]]:
+def uses_of(jobs: Sequence[ListedJob]) -> dict[ListedGpu, list[Use]]:
     found = defaultdict(list)
     for job in jobs:
         for gpu in job.gpus:
@@ -76,11 +76,13 @@ def uses_of(jobs: Sequence[Job]) -> dict[Gpu, list[Use]]:
     return found
 
 
-GPUS = [Gpu(node, f"00000000:0{number}:00.0") for node in ("n1", "n2") for number in range(2)]
+GPUS = [ListedGpu(node, f"00000000:0{number}:00.0") for node in ("n1", "n2") for number in range(2)]
 
 
-def made(number: int, start: int, seconds: int, tenant: str, gpus: Sequence[Gpu]) -> Job:
-    return Job(
+def made(
+    number: int, start: int, seconds: int, tenant: str, gpus: Sequence[ListedGpu]
+) -> ListedJob:
+    return ListedJob(
         start * S,
         str(number),
         tenant,
@@ -91,7 +93,7 @@ def made(number: int, start: int, seconds: int, tenant: str, gpus: Sequence[Gpu]
 
 
 @st.composite
-def job_lists(draw: st.DrawFn) -> list[Job]:
+def job_lists(draw: st.DrawFn) -> list[ListedJob]:
     """Jobs that crowd a few GPUs, so that most overlap; some last no time at all."""
     one = st.tuples(
         st.integers(0, 30),
@@ -103,9 +105,9 @@ def job_lists(draw: st.DrawFn) -> list[Job]:
 
 
 @st.composite
-def queues(draw: st.DrawFn) -> list[Job]:
+def queues(draw: st.DrawFn) -> list[ListedJob]:
     """Jobs one after the other on each GPU: none overlap."""
-    found: list[Job] = []
+    found: list[ListedJob] = []
     for gpu in GPUS:
         now = 0
         for pause, seconds in draw(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)))):
@@ -117,7 +119,7 @@ def queues(draw: st.DrawFn) -> list[Job]:
 
 @given(job_lists())
 def test_tenants_have_what_a_sweep_over_the_intervals_says(jobs):
-    metered = meter(jobs)
+    metered = meter_jobs(jobs)
     tenants, capacity, cut = straight(uses_of(jobs))
     assert metered.tenants == tenants
     assert metered.capacity_ns == capacity
@@ -131,7 +133,7 @@ def test_without_overlap_a_tenant_has_the_sum_of_its_durations(jobs):
     expected: Counter[str] = Counter()
     for job in jobs:
         expected[job.tenant] += job.duration_ns
-    metered = meter(jobs)
+    metered = meter_jobs(jobs)
     assert metered.clashes == ()
     assert metered.tenants == {job.tenant: expected[job.tenant] for job in jobs}
 
@@ -139,32 +141,32 @@ def test_without_overlap_a_tenant_has_the_sum_of_its_durations(jobs):
 @given(job_lists(), st.randoms(use_true_random=False))
 def test_the_order_of_a_list_means_nothing(jobs, random):
     shuffled = random.sample(jobs, len(jobs))
-    assert meter(shuffled) == meter(jobs)
+    assert meter_jobs(shuffled) == meter_jobs(jobs)
 
 
 @given(job_lists())
 def test_both_tilings_are_complete_and_held_time_is_on_the_schedulers_word(jobs):
-    for known in evidence(jobs).values():
+    for known in job_evidence(jobs).values():
         (stay,) = known.stays
         for tiling in Tiling:
-            found = [entry for entry in entries(known) if entry.tiling is tiling]
+            found = [entry for entry in timeline_entries(known) if entry.tiling is tiling]
             total = sum(entry.quantity for entry in found)
             assert total == GPU_CAPACITY * (stay.end_ns - stay.start_ns)
             for entry in found:
-                held = entry.state is State.INFERRED
-                assert held or entry.state is State.UNKNOWN
-                assert entry.witness is (Witness.SCHEDULER if held else None)
+                held = entry.state is SlotState.INFERRED
+                assert held or entry.state is SlotState.UNKNOWN
+                assert entry.witness is (NodeWitness.SCHEDULER if held else None)
                 assert bool(entry.tenant) is held
 
 
 @given(job_lists())
 def test_what_would_be_rated_is_what_tenants_have(jobs):
     rated: Counter[str] = Counter()
-    for usage in usages(days(jobs, Terms("gpu", 0))):
+    for usage in usages(job_days(jobs, ImportTerms("gpu", 0))):
         if usage.tenant:
             time = usage.capacity_units * (usage.end_ns - usage.start_ns)
             rated[usage.tenant] += time // GPU_CAPACITY
-    assert rated == Counter(meter(jobs).tenants)
+    assert rated == Counter(meter_jobs(jobs).tenants)
 
 
 @given(job_lists())
@@ -175,7 +177,7 @@ def test_a_list_of_clustercockpit_says_what_its_jobs_say(jobs):
     assert read == JobList(tuple(sorted(with_gpus)), without_gpus=len(jobs) - len(with_gpus))
 
 
-def as_line(index: int, job: Job) -> str:
+def as_line(index: int, job: ListedJob) -> str:
     resources = [
         {
             "hostname": node,
@@ -193,7 +195,7 @@ def as_line(index: int, job: Job) -> str:
 
 
 def test_the_later_job_prevails_and_both_are_named():
-    metered = meter([made(1, 0, 10, "a", GPUS[:1]), made(2, 4, 3, "b", GPUS[:1])])
+    metered = meter_jobs([made(1, 0, 10, "a", GPUS[:1]), made(2, 4, 3, "b", GPUS[:1])])
     assert metered.tenants == {"a": 7 * S, "b": 3 * S}
     assert (metered.held_ns, metered.free_ns, metered.capacity_ns) == (10 * S, 0, 10 * S)
     ((gpu, conflict),) = metered.clashes
@@ -223,7 +225,7 @@ def test_every_project_of_a_real_cluster_has_its_time_to_the_nanosecond():
                 where = (resource["hostname"], address)
                 uses[where].append(Use(start, claim, end, job["project"]))
     tenants, capacity, cut = straight(uses)
-    metered = meter(read_clustercockpit(lines).jobs)
+    metered = meter_jobs(read_clustercockpit(lines).jobs)
     assert metered.tenants == tenants
     assert metered.capacity_ns == capacity
     assert metered.balances
@@ -247,7 +249,7 @@ def test_a_real_list_that_is_requeued_too_early_is_moved_as_the_sweep_says(shift
     lines = captured(CAPTURE).read_text().splitlines()
     jobs = list(read_clustercockpit(lines).jobs)
     again = [
-        Job(
+        ListedJob(
             job.start_ns + shift * S, job.id, f"{job.tenant} again", job.user,
             job.end_ns + shift * S, job.gpus,
         )
@@ -255,7 +257,7 @@ def test_a_real_list_that_is_requeued_too_early_is_moved_as_the_sweep_says(shift
     ]  # fmt: skip
     both = jobs + again
     tenants, capacity, cut = straight(uses_of(both))
-    metered = meter(both)
+    metered = meter_jobs(both)
     assert cut > 100
     assert metered.tenants == tenants
     assert metered.capacity_ns == capacity

@@ -5,10 +5,23 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from collector.ledger.metered import Computed, MeteredGpu
-from collector.ledger.tiling import DAY_NS, DayTiling
-from collector.metering.evidence import Claim, Evidence, Level, Sighting, Stay, Stretch, Witness
-from collector.metering.measures import Increments, Measure, Readings, increments
+from collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from collector.ledger.day_tiling import DAY_NS, DayTiling
+from collector.metering.evidence import (
+    ClaimAuthority,
+    Evidence,
+    MeteredClaim,
+    NodeSighting,
+    NodeStay,
+    NodeWitness,
+    SampleStretch,
+)
+from collector.metering.measures import (
+    CountedQuantity,
+    CounterIncrements,
+    CounterReadings,
+    increments,
+)
 from collector.metering.units import FOREVER_NS, WHOLE, compute_slices, memory_slices, replica
 
 DAY = 20_000
@@ -21,20 +34,20 @@ def metered(
     evidence: Evidence,
     day: int = DAY,
     engine: str = ENGINE,
-    counted: dict[Measure, Increments] | None = None,
+    counted: dict[CountedQuantity, CounterIncrements] | None = None,
 ) -> DayTiling:
     """What metering makes of a day."""
     gpu = MeteredGpu.of(evidence, counted or {}, "h100-sxm")
-    return gpu.day(day, Computed(engine, (day + 1) * DAY_NS))
+    return gpu.day(day, MeteringComputation(engine, (day + 1) * DAY_NS))
 
 
 def held(gpu: str, *tenants: str, stay: tuple[int, int] = (0, FOREVER_NS)) -> Evidence:
     """A GPU that each tenant holds from its hour of the day on, in the node from `stay` on."""
     claims = (
-        Claim(Level.SCHEDULER, START + hour * HOUR, f"{tenant}-{hour}", tenant)
+        MeteredClaim(ClaimAuthority.SCHEDULER, START + hour * HOUR, f"{tenant}-{hour}", tenant)
         for hour, tenant in enumerate(tenants)
     )
-    return Evidence(gpu, (Stay(stay[0], "node1", stay[1]),), tuple(claims))
+    return Evidence(gpu, (NodeStay(stay[0], "node1", stay[1]),), tuple(claims))
 
 
 letters = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
@@ -53,8 +66,10 @@ slots = st.one_of(
 def claims(draw):
     compute, memory = draw(slots)
     start, end = draw(instants), draw(st.one_of(instants, st.just(FOREVER_NS)))
-    return Claim(
-        level=draw(st.sampled_from([one for one in Level if one is not Level.REVIEW])),
+    return MeteredClaim(
+        level=draw(
+            st.sampled_from([one for one in ClaimAuthority if one is not ClaimAuthority.REVIEW])
+        ),
         start_ns=start,
         id=draw(ids),
         tenant=draw(names),
@@ -73,10 +88,10 @@ def histories(draw):
     first, last = sorted(draw(st.tuples(instants, instants)))
     return Evidence(
         gpu="GPU-0",
-        stays=(Stay(begin, draw(names), draw(st.sampled_from([end, FOREVER_NS]))),),
+        stays=(NodeStay(begin, draw(names), draw(st.sampled_from([end, FOREVER_NS]))),),
         claims=tuple(draw(st.lists(claims(), max_size=5, unique_by=lambda claim: claim.id))),
-        stretches=(Stretch("boot", first, last),),
-        sightings=(Sighting(draw(st.sampled_from(Witness)), begin, end),),
+        stretches=(SampleStretch("boot", first, last),),
+        sightings=(NodeSighting(draw(st.sampled_from(NodeWitness)), begin, end),),
     )
 
 
@@ -84,13 +99,13 @@ def histories(draw):
 def counts(draw):
     """What the counters of a GPU counted about one day: one or several of them, which may fall."""
     found = {}
-    for measure in draw(st.sets(st.sampled_from(Measure), max_size=3)):
+    for measure in draw(st.sets(st.sampled_from(CountedQuantity), max_size=3)):
         steps = draw(
             st.lists(st.tuples(st.integers(1, 5 * HOUR), st.integers(0, 10**15)), max_size=6)
         )
         elapsed, counters = zip((0, 0), *steps, strict=True)
         at = draw(instants) + np.cumsum(np.array(elapsed, np.int64))
-        found[measure] = increments([Readings("boot", at, np.array(counters, np.int64))])
+        found[measure] = increments([CounterReadings("boot", at, np.array(counters, np.int64))])
     return found
 
 

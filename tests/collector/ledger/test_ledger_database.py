@@ -9,7 +9,7 @@ from days import DAY, held, metered
 from sqlalchemy import create_engine, text
 
 from collector.ledger.database import Database, LedgerError
-from collector.ledger.store import Ledger
+from collector.ledger.ledger_store import Ledger
 from collector.tables import metadata
 
 

@@ -12,14 +12,14 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from collector.ledger.database import Database, LedgerError
-from collector.ledger.heads import Item, stored
-from collector.ledger.metered import Computed, MeteredGpu
-from collector.ledger.rows import GpuDay
-from collector.ledger.schema import covered
-from collector.ledger.store import Ledger
-from collector.ledger.tiling import DAY_NS, content_root, units_of
-from collector.metering.evidence import ClockDoubt, Level
-from collector.metering.tiling import State
+from collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from collector.ledger.day_tiling import DAY_NS, content_root, units_of
+from collector.ledger.head_chain import HashedRow, read_rows
+from collector.ledger.ledger_store import Ledger
+from collector.ledger.row_conversion import GpuDay
+from collector.ledger.schema import covered_tables
+from collector.metering.evidence import ClaimAuthority, ClockDoubt
+from collector.metering.tiling import SlotState
 from collector.metering.units import compute_slices
 from collector.tables import metadata
 
@@ -142,10 +142,10 @@ def test_a_ledger_of_version_2_keeps_its_revisions_and_takes_new_ones(url):
         ledger.close()
 
 
-def hashes(ledger: Ledger) -> set[Item]:
+def hashes(ledger: Ledger) -> set[HashedRow]:
     """All rows that heads commit to, as they read back."""
     with ledger.database.transaction() as connection:
-        return {one for kind in covered for one in stored(connection, kind)}
+        return {one for kind in covered_tables for one in read_rows(connection, kind)}
 
 
 def test_a_ledger_of_version_3_keeps_its_rows_and_heads(tmp_path):
@@ -177,7 +177,7 @@ def test_a_ledger_of_version_3_keeps_its_rows_and_heads(tmp_path):
         gpu = MeteredGpu.of(
             msgspec.structs.replace(evidence, claims=(part,)), {}, "h100-sxm", {claim.id: "2g.20gb"}
         )
-        ledger.write(gpu.day(DAY, Computed("1", START + DAY_NS)))
+        ledger.write(gpu.day(DAY, MeteringComputation("1", START + DAY_NS)))
         assert [one.instance for one in ledger.revision("GPU-0", DAY).tiling.claims] == ["2/7"]
         ledger.close()
 
@@ -226,7 +226,7 @@ def test_a_ledger_with_the_former_name_of_unclaimed_use_remains_readable(url):
     ledger = Ledger.open(url, metadata)
     evidence = held("GPU-0", "red")
     (claim,) = evidence.claims
-    used = msgspec.structs.replace(claim, level=Level.PROCESS)
+    used = msgspec.structs.replace(claim, level=ClaimAuthority.PROCESS)
     ledger.write(metered(msgspec.structs.replace(evidence, claims=(used,))))
     written = ledger.revision("GPU-0", DAY)
     totals = ledger.totals(START, START + DAY_NS)
@@ -240,7 +240,7 @@ def test_a_ledger_with_the_former_name_of_unclaimed_use_remains_readable(url):
         former = "UPDATE ledger_entry SET state = 'rogue' WHERE state = 'unclaimed' AND tiling = 'compute'"
         assert connection.execute(text(former)).rowcount
     assert ledger.revision("GPU-0", DAY) == written
-    assert State.UNCLAIMED in {entry.state for entry in written.tiling.entries}
+    assert SlotState.UNCLAIMED in {entry.state for entry in written.tiling.entries}
     assert ledger.totals(START, START + DAY_NS) == totals
     ledger.close()
 

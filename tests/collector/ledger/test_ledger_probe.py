@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from collector.ledger import probe
+from collector.ledger import database as probe
 from collector.ledger.database import Database, LedgerError
 from collector.tables import metadata
 
@@ -18,7 +18,7 @@ def test_a_write_is_committed_each_time(url: str):
     database = Database(url, metadata)
     try:
         for _ in range(3):
-            probe.write(database)
+            probe.commit_probe(database)
         with database.transaction() as connection:
             assert connection.execute(text("SELECT writes FROM write_probe")).scalar_one() == 3
     finally:
@@ -30,11 +30,11 @@ def test_a_database_that_only_reads_is_unwritable(tmp_path: Path):
     Database(f"sqlite:///{file}", metadata).close()
     reading = Database(f"sqlite:///file:{file}?mode=rw&uri=true", metadata)
     try:
-        probe.write(reading)
+        probe.commit_probe(reading)
         with reading.engine.connect() as connection:
             connection.exec_driver_sql("PRAGMA query_only = ON")
         with pytest.raises(LedgerError, match="readonly"):
-            probe.write(reading)
+            probe.commit_probe(reading)
     finally:
         reading.close()
 

@@ -15,11 +15,16 @@ from sqlalchemy.exc import DBAPIError
 from support.examples import fewer
 
 from collector.ledger.database import Database, LedgerError
-from collector.ledger.rows import GpuDay
-from collector.ledger.store import Counted, Ledger, Total, Written
-from collector.ledger.tiling import DAY_NS, TilingError, evidence_root
-from collector.metering.measures import Measure, Readings, Use, increments
-from collector.metering.tiling import State
+from collector.ledger.day_tiling import DAY_NS, TilingError, evidence_root
+from collector.ledger.ledger_store import AmountTotalKey, Ledger, TimeTotalKey, WrittenRevision
+from collector.ledger.row_conversion import GpuDay
+from collector.metering.measures import (
+    AmountAttribution,
+    CountedQuantity,
+    CounterReadings,
+    increments,
+)
+from collector.metering.tiling import SlotState
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling
 from collector.tables import metadata
 
@@ -51,8 +56,8 @@ def test_what_is_written_is_read_back_whatever_the_order(ledger, drawn, random):
         parts = {name: tuple(part) for name, part in parts.items()}
         shuffled.append(msgspec.structs.replace(day, **parts))
     random.shuffle(shuffled)
-    assert ledger.write_days(shuffled) == [Written(1, added=True)] * len(whole)
-    assert ledger.write_days(whole) == [Written(1, added=False)] * len(whole)
+    assert ledger.write_days(shuffled) == [WrittenRevision(1, added=True)] * len(whole)
+    assert ledger.write_days(whole) == [WrittenRevision(1, added=False)] * len(whole)
     for day in whole:
         found = ledger.revision(day.gpu, DAY)
         assert (found.tiling, found.number, found.supersedes) == (in_sequence(day), 1, None)
@@ -70,8 +75,8 @@ def test_days_of_one_gpu_written_at_once_follow_one_another(ledger):
     other = metered(held("GPU-1", "blue"))
     found = ledger.write_days([turns[0], other, *turns[1:]])
     assert found == [
-        Written(1, added=True), Written(1, added=True), Written(1, added=False),
-        Written(2, added=True), Written(3, added=True),
+        WrittenRevision(1, added=True), WrittenRevision(1, added=True), WrittenRevision(1, added=False),
+        WrittenRevision(2, added=True), WrittenRevision(3, added=True),
     ]  # fmt: skip
     assert [ledger.revision("GPU-0", DAY, n).tiling for n in (1, 2, 3)] == [
         turns[0], turns[2], turns[3]
@@ -102,14 +107,14 @@ def test_another_amount_model_or_start_is_another_revision(ledger, drawn):
         earlier = msgspec.structs.replace(first, start_ns=first.start_ns - 1)
         variants.append(msgspec.structs.replace(day, claims=(earlier, *rest)))
     for number, variant in enumerate(variants, 2):
-        assert ledger.write(variant) == Written(number, added=True)
+        assert ledger.write(variant) == WrittenRevision(number, added=True)
 
 
 def test_what_was_counted_adds_up_over_days_and_gpus(ledger):
     counted = {
-        Measure.ENERGY: increments(
+        CountedQuantity.ENERGY: increments(
             [
-                Readings(
+                CounterReadings(
                     "b",
                     np.array([START, START + HOUR // 2, START + DAY_NS]),
                     np.array([5, 105, 805]),
@@ -118,7 +123,9 @@ def test_what_was_counted_adds_up_over_days_and_gpus(ledger):
         )
     }
     ledger.write_days([metered(held(f"GPU-{n}", "red"), counted=counted) for n in range(3)])
-    assert ledger.counted(DAY, DAY + 1) == {Counted(Measure.ENERGY, "red", Use.ATTRIBUTED): 3 * 800}
+    assert ledger.counted(DAY, DAY + 1) == {
+        AmountTotalKey(CountedQuantity.ENERGY, "red", AmountAttribution.ATTRIBUTED): 3 * 800
+    }
     assert ledger.counted(DAY + 1, DAY + 2) == {}
 
 
@@ -138,7 +145,7 @@ def test_revisions_follow_one_another_and_none_is_lost(ledger, evidences):
         added = not expected or expected[-1].entries != tiling.entries
         if added:
             expected.append(tiling)
-        assert written == Written(len(expected), added)
+        assert written == WrittenRevision(len(expected), added)
     for number, tiling in enumerate(expected, 1):
         found = ledger.revision(gpu, DAY, number)
         assert (found.tiling, found.number) == (tiling, number)
@@ -152,7 +159,7 @@ def test_the_same_tiling_of_other_evidence_and_engine_is_no_revision(ledger):
     first = metered(held("GPU-0", "red"))
     again = msgspec.structs.replace(first, evidence_root="0", engine_version="2", computed_ns=1)
     assert ledger.write(first).added
-    assert ledger.write(again) == Written(1, added=False)
+    assert ledger.write(again) == WrittenRevision(1, added=False)
     assert ledger.revision("GPU-0", DAY).tiling == first
 
 
@@ -160,7 +167,7 @@ def test_a_day_that_the_gpu_turns_out_not_to_have_been_there_is_a_revision_too(l
     ledger.write(metered(held("GPU-0", "red")))
     nowhere = metered(held("GPU-0", stay=(0, START)))
     assert nowhere.entries == ()
-    assert ledger.write(nowhere) == Written(2, added=True)
+    assert ledger.write(nowhere) == WrittenRevision(2, added=True)
     assert ledger.revision("GPU-0", DAY).tiling.entries == ()
     assert ledger.totals(START, START + DAY_NS) == {}
 
@@ -174,7 +181,7 @@ def test_totals_beyond_64_bits_are_exact(ledger):
     each = gpus * GPU_CAPACITY * (days * DAY_NS - 2)
     assert each > FOREVER_NS
     assert ledger.totals(start, end) == {
-        Total(tiling, "red", State.INFERRED): each for tiling in Tiling
+        TimeTotalKey(tiling, "red", SlotState.INFERRED): each for tiling in Tiling
     }
 
 
@@ -183,10 +190,10 @@ def test_totals_beyond_64_bits_are_exact(ledger):
 def test_totals_of_a_window_are_the_sums_of_its_entries(ledger, data):
     ledger.write(metered(data.draw(histories())))
     start, end = sorted(data.draw(st.tuples(*[st.integers(START, START + DAY_NS)] * 2)))
-    expected: dict[Total, int] = {}
+    expected: dict[TimeTotalKey, int] = {}
     for entry in ledger.entries(start, end):
         assert start <= entry.t0_ns < entry.t1_ns <= end
-        key = Total(entry.tiling, entry.tenant, entry.state)
+        key = TimeTotalKey(entry.tiling, entry.tenant, entry.state)
         expected[key] = expected.get(key, 0) + entry.quantity
     assert ledger.totals(start, end) == expected
 
@@ -204,8 +211,8 @@ def test_a_window_without_time_has_nothing(ledger):
 @pytest.mark.parametrize("change", ["UPDATE {} SET {} = 7", "DELETE FROM {}"])
 def test_the_database_refuses_to_change_what_is_written(url, table, change):
     ledger = Ledger.open(url, metadata)
-    counted = increments([Readings("b", np.array([START, START + HOUR]), np.array([0, 9]))])
-    written = metered(held("GPU-0", "red"), counted={Measure.ENERGY: counted})
+    counted = increments([CounterReadings("b", np.array([START, START + HOUR]), np.array([0, 9]))])
+    written = metered(held("GPU-0", "red"), counted={CountedQuantity.ENERGY: counted})
     ledger.write(written)
     columns = {
         "ledger_entry": "silence_ns",

@@ -9,7 +9,7 @@ from threading import Barrier
 
 from days import DAY, held, metered
 
-from collector.ledger.store import Ledger
+from collector.ledger.ledger_store import Ledger
 from collector.metering.units import Tiling
 from collector.tables import metadata
 
@@ -91,7 +91,7 @@ sys.path.insert(0, {directory!r})
 from days import held, metered
 from sqlalchemy import event
 from collector.ledger.database import Database
-from collector.ledger.store import Ledger
+from collector.ledger.ledger_store import Ledger
 from collector.tables import metadata
 
 def die(connection, cursor, statement, *_rest):

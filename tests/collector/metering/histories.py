@@ -11,20 +11,20 @@ import numpy as np
 from hypothesis import strategies as st
 
 from collector.metering.evidence import (
-    Claim,
+    ClaimAuthority,
+    ClaimRelease,
     Evidence,
-    Instance,
-    Layout,
-    Level,
-    Outage,
-    Release,
-    Reservation,
-    Sighting,
-    Stay,
-    Stretch,
-    Witness,
+    GpuOutage,
+    MeteredClaim,
+    MigInstanceSlots,
+    NodeSighting,
+    NodeStay,
+    NodeWitness,
+    PartitionLayout,
+    SampleStretch,
+    SlotReservation,
 )
-from collector.metering.measures import Readings
+from collector.metering.measures import CounterReadings
 from collector.metering.units import (
     FOREVER_NS,
     WHOLE,
@@ -45,15 +45,15 @@ class Case:
     """A history, a window cut in two, and what else a property needs to vary it."""
 
     evidence: Evidence
-    readings: tuple[Readings, ...]
+    readings: tuple[CounterReadings, ...]
     start: int
     middle: int
     end: int
     points: tuple[tuple[int, Units], ...]
     """Instants and slots to compare with the model."""
-    extra: Claim
+    extra: MeteredClaim
     """A claim that is not part of the history."""
-    other_stretches: tuple[Stretch, ...]
+    other_stretches: tuple[SampleStretch, ...]
     random: Random
 
     def shuffled(self) -> Evidence:
@@ -108,7 +108,7 @@ sizes = st.one_of(
     st.integers(1, 81_559).map(lambda n: Fraction(n, 81_559)),
 )
 """Shares of a device: parts, thousandths, and MiB of 81,559."""
-levels = st.sampled_from([Level.SCHEDULER, Level.SCHEDULER, *Level])
+levels = st.sampled_from([ClaimAuthority.SCHEDULER, ClaimAuthority.SCHEDULER, *ClaimAuthority])
 
 
 @st.composite
@@ -117,7 +117,7 @@ def claims(draw, ids=names):
     start = draw(starts)
     level = draw(levels)
     exclusive = draw(st.sampled_from([True, True, False]))
-    return Claim(
+    return MeteredClaim(
         level=level,
         start_ns=start,
         id=draw(ids),
@@ -131,7 +131,7 @@ def claims(draw, ids=names):
         system=draw(st.sampled_from([False] * 6 + [True])),
         source=draw(st.sampled_from(["slurm", "file"])),
         share=None if exclusive else draw(st.one_of(st.none(), sizes, sizes)),
-        review="late" if level is Level.REVIEW else "",
+        review="late" if level is ClaimAuthority.REVIEW else "",
         assumed=draw(st.sampled_from([False] * 6 + [True])),
     )
 
@@ -160,11 +160,15 @@ def layouts(draw):
     for compute_size, memory_size in draw(st.lists(st.sampled_from(PROFILES), max_size=7)):
         if compute + compute_size <= 7 and memory + memory_size <= 8:
             instances.append(
-                Instance(compute_slices(compute, compute_size), memory_slices(memory, memory_size))
+                MigInstanceSlots(
+                    compute_slices(compute, compute_size), memory_slices(memory, memory_size)
+                )
             )
             compute += compute_size
             memory += memory_size
-    return Layout(draw(seconds), draw(st.sampled_from(["l1", "l2", "l3"])), tuple(instances))
+    return PartitionLayout(
+        draw(seconds), draw(st.sampled_from(["l1", "l2", "l3"])), tuple(instances)
+    )
 
 
 @st.composite
@@ -175,7 +179,7 @@ def samples(draw, uncertainty_ns=0):
         boot, first = draw(st.sampled_from("ab")), draw(st.integers(0, LAST))
         step, count = draw(st.sampled_from([10, 30, 7, 31, 45])), draw(st.integers(1, 20))
         found += [
-            Stretch(boot, (first + at * step) * S, (first + at * step) * S, uncertainty_ns)
+            SampleStretch(boot, (first + at * step) * S, (first + at * step) * S, uncertainty_ns)
             for at in range(count)
         ]
     return tuple(found)
@@ -194,7 +198,9 @@ def readings(draw):
             instants.append(instants[-1] + length * S)
             counters.append(max(0, counters[-1] + more) if more >= 0 else -more)
         found.append(
-            Readings(boot, np.array(instants, np.int64), scale * np.array(counters, np.int64))
+            CounterReadings(
+                boot, np.array(instants, np.int64), scale * np.array(counters, np.int64)
+            )
         )
     return tuple(found)
 
@@ -203,7 +209,7 @@ def readings(draw):
 def reservations(draw):
     compute, memory = draw(slot_ranges())
     name = draw(st.sampled_from(["r1", "r2"]))
-    return Reservation(draw(seconds), name, draw(tenants), draw(ends), compute, memory)
+    return SlotReservation(draw(seconds), name, draw(tenants), draw(ends), compute, memory)
 
 
 slots = st.one_of(
@@ -220,17 +226,17 @@ def histories(draw):
     held = draw(claim_sets())
     ids = st.sampled_from([claim.id for claim in held] or ["unheard of"])
     nodes = st.sampled_from(["n1", "n2"])
-    moves = st.lists(st.builds(Stay, seconds, nodes, ends), min_size=1, max_size=3).map(tuple)
+    moves = st.lists(st.builds(NodeStay, seconds, nodes, ends), min_size=1, max_size=3).map(tuple)
     return Evidence(
         gpu="GPU-1",
-        stays=draw(st.one_of(st.just((Stay(0, "n1"),)), moves)),
+        stays=draw(st.one_of(st.just((NodeStay(0, "n1"),)), moves)),
         claims=held,
-        releases=draw(few(st.builds(Release, ids, seconds), 3)),
+        releases=draw(few(st.builds(ClaimRelease, ids, seconds), 3)),
         stretches=draw(samples(draw(st.sampled_from([0, 0, 2 * S])))),
         layouts=draw(few(layouts())),
-        outages=draw(few(st.builds(Outage, st.booleans(), seconds, seconds))),
+        outages=draw(few(st.builds(GpuOutage, st.booleans(), seconds, seconds))),
         reservations=draw(few(reservations())),
-        sightings=draw(few(st.builds(Sighting, st.sampled_from(Witness), seconds, ends))),
+        sightings=draw(few(st.builds(NodeSighting, st.sampled_from(NodeWitness), seconds, ends))),
     )
 
 

@@ -11,11 +11,10 @@ from math import floor
 
 import msgspec
 
-from collector.metering.evidence import Claim, Evidence, Witness
-from collector.metering.measures import Readings, Use
-from collector.metering.observation import GAP_NS
-from collector.metering.tiling import Entry, State
-from collector.metering.units import FOREVER_NS, Slots, Tiling, Units
+from collector.metering.evidence import GAP_NS, Evidence, MeteredClaim, NodeWitness
+from collector.metering.measures import AmountAttribution, CounterReadings
+from collector.metering.tiling import SlotState, TilingEntry
+from collector.metering.units import FOREVER_NS, CapacityRange, Tiling, Units
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class Part:
 
     low: Fraction
     high: Fraction
-    claim: Claim | None = None
+    claim: MeteredClaim | None = None
 
 
 def natural_before(one: str, other: str) -> bool:
@@ -50,7 +49,7 @@ def _run(text: str) -> tuple[str, str]:
     return text[:end], text[end:]
 
 
-def before(one: Claim, other: Claim) -> bool:
+def before(one: MeteredClaim, other: MeteredClaim) -> bool:
     """True if one claim takes slots after another: lower rank, earlier start, lower id or source."""
     if (one.level, one.start_ns) != (other.level, other.start_ns):
         return (one.level, one.start_ns) < (other.level, other.start_ns)
@@ -66,7 +65,7 @@ def id_before(one: str, other: str) -> bool:
     return one.encode() < other.encode()
 
 
-def greatest_first(claims: Iterable[Claim]) -> list[Claim]:
+def greatest_first(claims: Iterable[MeteredClaim]) -> list[MeteredClaim]:
     """Claims in descending precedence."""
     left, found = list(claims), []
     while left:
@@ -76,7 +75,7 @@ def greatest_first(claims: Iterable[Claim]) -> list[Claim]:
     return found
 
 
-def in_force(evidence: Evidence, instant: int) -> list[Claim]:
+def in_force(evidence: Evidence, instant: int) -> list[MeteredClaim]:
     """Claims in force at an instant, greatest first."""
     here = node(evidence, instant) if present(evidence, instant) else None
     found = [
@@ -88,7 +87,7 @@ def in_force(evidence: Evidence, instant: int) -> list[Claim]:
     return greatest_first(found)
 
 
-def divided(claims: list[Claim], tiling: Tiling) -> list[Part]:
+def divided(claims: list[MeteredClaim], tiling: Tiling) -> list[Part]:
     """The division of a GPU among claims that are in force, given greatest first."""
     parts = [Part(Fraction(0), Fraction(840))]
     waiting = list(claims)
@@ -108,7 +107,7 @@ def divided(claims: list[Claim], tiling: Tiling) -> list[Part]:
     return parts
 
 
-def _group(waiting: list[Claim], tiling: Tiling) -> list[Claim]:
+def _group(waiting: list[MeteredClaim], tiling: Tiling) -> list[MeteredClaim]:
     """The shared claims of the first one's rank without an exclusive claim on their device between."""
     same = [claim for claim in waiting if claim.level == waiting[0].level]
     return [
@@ -124,7 +123,9 @@ def meet(one: tuple, other: tuple) -> bool:
     return max(one[0], other[0]) < min(one[1], other[1])
 
 
-def amounts(members: list[Claim], device: Slots, left: Fraction) -> dict[Claim, Fraction]:
+def amounts(
+    members: list[MeteredClaim], device: CapacityRange, left: Fraction
+) -> dict[MeteredClaim, Fraction]:
     """What each claim of a group on one device gets of what is left of it."""
     size = Fraction(device.high - device.low)
     asked = {claim: size * claim.share for claim in members if claim.share is not None}
@@ -136,7 +137,7 @@ def amounts(members: list[Claim], device: Slots, left: Fraction) -> dict[Claim, 
     return found | {claim: rest / len(bare) for claim in bare}
 
 
-def _left(parts: list[Part], device: Slots) -> Fraction:
+def _left(parts: list[Part], device: CapacityRange) -> Fraction:
     found = (
         min(p.high, device.high) - max(p.low, device.low)
         for p in parts
@@ -145,7 +146,9 @@ def _left(parts: list[Part], device: Slots) -> Fraction:
     return sum(found, Fraction(0))
 
 
-def _give(parts: list[Part], claim: Claim, device: Slots, size: Fraction) -> list[Part]:
+def _give(
+    parts: list[Part], claim: MeteredClaim, device: CapacityRange, size: Fraction
+) -> list[Part]:
     """The lowest free slots of a device, up to a size, go to a claim."""
     found = []
     for part in parts:
@@ -160,7 +163,7 @@ def _give(parts: list[Part], claim: Claim, device: Slots, size: Fraction) -> lis
     return found
 
 
-def held(claims: list[Claim], tiling: Tiling) -> dict[Claim, Fraction]:
+def held(claims: list[MeteredClaim], tiling: Tiling) -> dict[MeteredClaim, Fraction]:
     """What each of the claims in force holds, given greatest first."""
     found = dict.fromkeys(claims, Fraction(0))
     for part in divided(claims, tiling):
@@ -169,7 +172,7 @@ def held(claims: list[Claim], tiling: Tiling) -> dict[Claim, Fraction]:
     return found
 
 
-def requested(claim: Claim, tiling: Tiling) -> Fraction | None:
+def requested(claim: MeteredClaim, tiling: Tiling) -> Fraction | None:
     """What a claim requests; None for one that is shared and names no share."""
     size = Fraction(claim.slots(tiling).high - claim.slots(tiling).low)
     if claim.exclusive:
@@ -177,7 +180,7 @@ def requested(claim: Claim, tiling: Tiling) -> Fraction | None:
     return None if claim.share is None else size * claim.share
 
 
-def holder(evidence: Evidence, tiling: Tiling, slot: Units, instant: int) -> Claim | None:
+def holder(evidence: Evidence, tiling: Tiling, slot: Units, instant: int) -> MeteredClaim | None:
     """The claim that holds a slot at an instant."""
     claims = in_force(evidence, instant)
     if all(claim.exclusive for claim in claims):
@@ -186,7 +189,7 @@ def holder(evidence: Evidence, tiling: Tiling, slot: Units, instant: int) -> Cla
     return next(part.claim for part in divided(claims, tiling) if part.low <= slot < part.high)
 
 
-def ended(evidence: Evidence) -> list[Claim]:
+def ended(evidence: Evidence) -> list[MeteredClaim]:
     """Claims with the earliest end that a report or a release gave them."""
     ends = {
         claim.id: min(
@@ -210,10 +213,10 @@ def node(evidence: Evidence, instant: int) -> str:
     return max(here, key=lambda stay: (stay.start_ns, stay.node)).node
 
 
-def witness(evidence: Evidence, instant: int) -> Witness:
+def witness(evidence: Evidence, instant: int) -> NodeWitness:
     """The best of those who say that the node was there."""
     said = [s.witness for s in evidence.sightings if s.start_ns <= instant < s.end_ns]
-    return max(said, default=Witness.NONE)
+    return max(said, default=NodeWitness.NONE)
 
 
 def silence_ns(evidence: Evidence, instant: int) -> int:
@@ -234,12 +237,12 @@ def seen(evidence: Evidence, instant: int) -> bool:
     )
 
 
-def out_of_order(evidence: Evidence, instant: int) -> State | None:
+def out_of_order(evidence: Evidence, instant: int) -> SlotState | None:
     """The outage that an instant lies in."""
     kinds = {o.announced for o in evidence.outages if o.start_ns <= instant < o.end_ns}
     if not kinds:
         return None
-    return State.MAINTENANCE if True in kinds else State.DOWN
+    return SlotState.MAINTENANCE if True in kinds else SlotState.DOWN
 
 
 def stranded(evidence: Evidence, tiling: Tiling, slot: Units, instant: int) -> bool:
@@ -260,14 +263,18 @@ def stranded(evidence: Evidence, tiling: Tiling, slot: Units, instant: int) -> b
     return floor(slot) not in taken[tiling] and bool(full)
 
 
-def the_entry(entries: Iterable[Entry], tiling: Tiling, slot: Units, instant: int) -> Entry:
+def the_entry(
+    entries: Iterable[TilingEntry], tiling: Tiling, slot: Units, instant: int
+) -> TilingEntry:
     """The one entry that says something of a slot and instant."""
     found = at(entries, tiling, slot, instant)
     assert len(found) == 1
     return found[0]
 
 
-def at(entries: Iterable[Entry], tiling: Tiling, slot: Units, instant: int) -> list[Entry]:
+def at(
+    entries: Iterable[TilingEntry], tiling: Tiling, slot: Units, instant: int
+) -> list[TilingEntry]:
     """All entries that say something of a slot and instant."""
     return [
         entry
@@ -287,7 +294,7 @@ def instants(evidence: Evidence) -> set[int]:
     } | {release.instant_ns for release in evidence.releases}
 
 
-def counted(runs: Iterable[Readings]) -> list[tuple[int, int, int, bool]]:
+def counted(runs: Iterable[CounterReadings]) -> list[tuple[int, int, int, bool]]:
     """Start, end, energy and whether the counter went on, of every two readings in turn."""
     boots: dict[str, set[tuple[int, int]]] = {}
     for run in runs:
@@ -305,7 +312,7 @@ def counted(runs: Iterable[Readings]) -> list[tuple[int, int, int, bool]]:
     return found
 
 
-def shares(evidence: Evidence, runs: Iterable[Readings], start: int, end: int) -> Counter:
+def shares(evidence: Evidence, runs: Iterable[CounterReadings], start: int, end: int) -> Counter:
     """Energy by use and claim, in a window."""
     changes = instants(evidence)
     parts = {
@@ -326,11 +333,13 @@ def shares(evidence: Evidence, runs: Iterable[Readings], start: int, end: int) -
             holders = {_owner(parts.get(instant, []), low) for instant in within}
             one = holders.pop() if len(holders) == 1 else None
             if not same or holders or (one and (one.assumed or one.review)):
-                total[Use.UNATTRIBUTED, ""] += share
+                total[AmountAttribution.UNATTRIBUTED, ""] += share
             else:
-                total[(Use.ATTRIBUTED, one.id) if one else (Use.IDLE, "")] += share
+                total[
+                    (AmountAttribution.ATTRIBUTED, one.id) if one else (AmountAttribution.IDLE, "")
+                ] += share
     return +total
 
 
-def _owner(parts: list[Part], slot: Fraction) -> Claim | None:
+def _owner(parts: list[Part], slot: Fraction) -> MeteredClaim | None:
     return next((part.claim for part in parts if part.low <= slot < part.high), None)

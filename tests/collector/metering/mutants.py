@@ -11,30 +11,30 @@ import properties
 from histories import S
 from properties import Metering
 
-from collector.metering.evidence import Claim, Evidence, Level, Witness
+from collector.metering.evidence import ClaimAuthority, Evidence, MeteredClaim, NodeWitness
 from collector.metering.holders import claims_in_force
 from collector.metering.measures import (
-    Increments,
-    Owners,
-    Readings,
-    Share,
+    AmountShare,
+    CounterIncrements,
+    CounterReadings,
+    SlotOwners,
     increments,
     owners,
     shares,
 )
 from collector.metering.overlaps import Overlap, overlaps
-from collector.metering.tiling import Entry, State, tile
+from collector.metering.tiling import SlotState, TilingEntry, tile
 from collector.metering.units import FOREVER_NS, GPU_CAPACITY
 
 
-def dropped_last_interval(evidence: Evidence, start: int, end: int) -> list[Entry]:
+def dropped_last_interval(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
     """What is still open when the window ends is forgotten."""
     return [entry for entry in tile(evidence, start, end) if entry.t1_ns < end]
 
 
-def arrival_order(evidence: Evidence, start: int, end: int) -> list[Entry]:
+def arrival_order(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
     """A claim that arrives ends all that arrived before, wherever it begins."""
-    arrived: list[Claim] = []
+    arrived: list[MeteredClaim] = []
     for claim in evidence.claims:
         arrived = [
             msgspec.structs.replace(before, end_ns=min(before.end_ns, claim.start_ns))
@@ -46,7 +46,7 @@ def arrival_order(evidence: Evidence, start: int, end: int) -> list[Entry]:
     return tile(msgspec.structs.replace(evidence, claims=tuple(arrived)), start, end)
 
 
-def counted_twice(evidence: Evidence, start: int, end: int) -> list[Entry]:
+def counted_twice(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
     """Every claim has its slots, whoever else has them."""
     claims = {piece.value for piece in claims_in_force(evidence)}
     alone = [tile(msgspec.structs.replace(evidence, claims=()), start, end)]
@@ -62,23 +62,23 @@ def counted_twice(evidence: Evidence, start: int, end: int) -> list[Entry]:
     return [*free, *(entry for entries in alone[1:] for entry in entries)]
 
 
-def silent_agent_loses_holder(evidence: Evidence, start: int, end: int) -> list[Entry]:
+def silent_agent_loses_holder(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
     """What no one saw, no one held."""
-    lost = {"state": State.UNKNOWN, "witness": None, "silence_ns": 0}
+    lost = {"state": SlotState.UNKNOWN, "witness": None, "silence_ns": 0}
     lost |= {"tenant": "", "workload": "", "claim": ""}
     return [
-        msgspec.structs.replace(entry, **lost) if entry.state is State.INFERRED else entry
+        msgspec.structs.replace(entry, **lost) if entry.state is SlotState.INFERRED else entry
         for entry in tile(evidence, start, end)
     ]
 
 
-def clamped_reset(runs: Iterable[Readings]) -> Increments:
+def clamped_reset(runs: Iterable[CounterReadings]) -> CounterIncrements:
     """A counter that fell has counted nothing."""
     right = increments(runs)
     return msgspec.structs.replace(right, amounts=np.where(right.same, right.amounts, 0))
 
 
-def negative_reset(runs: Iterable[Readings]) -> Increments:
+def negative_reset(runs: Iterable[CounterReadings]) -> CounterIncrements:
     """A counter that fell gives back what it counted."""
     right = increments(runs)
     return msgspec.structs.replace(
@@ -86,21 +86,21 @@ def negative_reset(runs: Iterable[Readings]) -> Increments:
     )
 
 
-def restart_attributed(runs: Iterable[Readings]) -> Increments:
+def restart_attributed(runs: Iterable[CounterReadings]) -> CounterIncrements:
     """Whoever holds the GPU pays for what its counter says after a restart."""
     right = increments(runs)
     return msgspec.structs.replace(right, same=np.ones_like(right.same))
 
 
-def handover_guessed(evidence: Evidence) -> Owners:
+def handover_guessed(evidence: Evidence) -> SlotOwners:
     """What was used over a handover is the earlier holder's."""
     right = owners(evidence)
     return msgspec.structs.replace(right, ends_ns=np.full_like(right.ends_ns, FOREVER_NS))
 
 
 def parts_rounded_one_by_one(
-    owned: Owners, counted: Increments, start: int, end: int
-) -> list[Share]:
+    owned: SlotOwners, counted: CounterIncrements, start: int, end: int
+) -> list[AmountShare]:
     """Each part of a GPU has its share rounded for itself."""
     large = msgspec.structs.replace(counted, amounts=counted.amounts * GPU_CAPACITY)
     found = (
@@ -110,13 +110,13 @@ def parts_rounded_one_by_one(
     return [share for share in found if share.amount]
 
 
-def counted_before_it_was_read(runs: Iterable[Readings]) -> Increments:
+def counted_before_it_was_read(runs: Iterable[CounterReadings]) -> CounterIncrements:
     """An increment counts in the window that its earlier reading lies in."""
     right = increments(runs)
     return msgspec.structs.replace(right, ends_ns=right.starts_ns)
 
 
-def stretched_grace(evidence: Evidence, start: int, end: int) -> list[Entry]:
+def stretched_grace(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
     """The last sample before a gap vouches for the time after it."""
     longer = tuple(
         msgspec.structs.replace(stretch, last_ns=stretch.last_ns + 30 * S)
@@ -125,43 +125,43 @@ def stretched_grace(evidence: Evidence, start: int, end: int) -> list[Entry]:
     return tile(msgspec.structs.replace(evidence, stretches=longer), start, end)
 
 
-def bridged_boots(evidence: Evidence, start: int, end: int) -> list[Entry]:
+def bridged_boots(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
     """A restart between two samples goes unnoticed."""
     one = tuple(msgspec.structs.replace(stretch, boot="a") for stretch in evidence.stretches)
     return tile(msgspec.structs.replace(evidence, stretches=one), start, end)
 
 
-def ignored_release(evidence: Evidence, start: int, end: int) -> list[Entry]:
+def ignored_release(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
     """A claim lasts as long as was planned."""
     return tile(msgspec.structs.replace(evidence, releases=()), start, end)
 
 
-def clipped_samples(evidence: Evidence, start: int, end: int) -> list[Entry]:
+def clipped_samples(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
     """Samples outside the window are not looked at."""
     inside = tuple(s for s in evidence.stretches if start <= s.first_ns < end)
     return tile(msgspec.structs.replace(evidence, stretches=inside), start, end)
 
 
-def ignored_level(evidence: Evidence, start: int, end: int) -> list[Entry]:
+def ignored_level(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
     """The latest claim holds, whoever's word it is."""
     highest = max((claim.level for claim in evidence.claims), default=None)
-    review = "late" if highest is Level.REVIEW else ""
+    review = "late" if highest is ClaimAuthority.REVIEW else ""
     same = tuple(
         msgspec.structs.replace(claim, level=highest, review=review) for claim in evidence.claims
     )
     return tile(msgspec.structs.replace(evidence, claims=same), start, end)
 
 
-def whole_gpu_memory(evidence: Evidence, start: int, end: int) -> list[Entry]:
+def whole_gpu_memory(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
     """Memory is given like compute."""
     alike = tuple(msgspec.structs.replace(c, memory=c.compute) for c in evidence.claims)
     return tile(msgspec.structs.replace(evidence, claims=alike), start, end)
 
 
-def billed_maintenance(evidence: Evidence, start: int, end: int) -> list[Entry]:
+def billed_maintenance(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
     """Who holds a GPU pays for its outages."""
-    inferred = {"state": State.INFERRED, "witness": Witness.NONE, "silence_ns": 1}
-    outage = {State.MAINTENANCE, State.DOWN}
+    inferred = {"state": SlotState.INFERRED, "witness": NodeWitness.NONE, "silence_ns": 1}
+    outage = {SlotState.MAINTENANCE, SlotState.DOWN}
     return [
         msgspec.structs.replace(entry, **inferred)
         if entry.state in outage and entry.tenant
@@ -175,11 +175,11 @@ def no_overlaps(_: Evidence) -> list[Overlap]:
     return []
 
 
-def changed(evidence: Evidence, *claims: Claim) -> Evidence:
+def changed(evidence: Evidence, *claims: MeteredClaim) -> Evidence:
     return msgspec.structs.replace(evidence, claims=claims)
 
 
-def later_ends_earlier(evidence: Evidence, start: int, end: int) -> list[Entry]:
+def later_ends_earlier(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
     """A claim that begins ends the earlier ones of its rank on its slots."""
     claims = evidence.claims
     return tile(
@@ -206,7 +206,7 @@ def later_ends_earlier(evidence: Evidence, start: int, end: int) -> list[Entry]:
     )
 
 
-def ids_as_text(evidence: Evidence, start: int, end: int) -> list[Entry]:
+def ids_as_text(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
     """Of two claims that begin together, the id that is later as text holds: 9 is after 10."""
     names = sorted({claim.id for claim in evidence.claims})
     place = {name: f"{at:03}" for at, name in enumerate(names)}
@@ -235,7 +235,7 @@ def ids_as_text_in_overlaps(evidence: Evidence) -> list[Overlap]:
     ]
 
 
-def start_of_the_stay(evidence: Evidence, start: int, end: int) -> list[Entry]:
+def start_of_the_stay(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
     """A claim on a node begins when the GPU comes, also for its precedence."""
     claims = (
         msgspec.structs.replace(piece.value, start_ns=piece.start_ns, end_ns=piece.end_ns)
@@ -244,7 +244,7 @@ def start_of_the_stay(evidence: Evidence, start: int, end: int) -> list[Entry]:
     return tile(msgspec.structs.replace(changed(evidence, *claims), releases=()), start, end)
 
 
-def last_share_takes_the_gpu(evidence: Evidence, start: int, end: int) -> list[Entry]:
+def last_share_takes_the_gpu(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
     """The last of the claims that share a GPU has all that is left of it."""
     last = max(claim.start_ns for claim in evidence.claims) if evidence.claims else 0
     claims = (
@@ -254,7 +254,7 @@ def last_share_takes_the_gpu(evidence: Evidence, start: int, end: int) -> list[E
     return tile(changed(evidence, *claims), start, end)
 
 
-def share_of_each_floored(evidence: Evidence, start: int, end: int) -> list[Entry]:
+def share_of_each_floored(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
     """A share is so many whole units of the GPU."""
     claims = (
         one
@@ -265,7 +265,7 @@ def share_of_each_floored(evidence: Evidence, start: int, end: int) -> list[Entr
     return tile(changed(evidence, *claims), start, end)
 
 
-def shares_one_after_another(evidence: Evidence, start: int, end: int) -> list[Entry]:
+def shares_one_after_another(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
     """Shares that exceed the GPU are served in order: the last has nothing, and no one a part."""
     left: dict[str, Fraction] = {}
     claims = []
@@ -279,19 +279,21 @@ def shares_one_after_another(evidence: Evidence, start: int, end: int) -> list[E
     return tile(changed(evidence, *claims), start, end)
 
 
-def ignored_review(evidence: Evidence, start: int, end: int) -> list[Entry]:
+def ignored_review(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:
     """What waits for a person counts like what a scheduler reports."""
     claims = (
-        msgspec.structs.replace(one, level=Level.SCHEDULER, review="") if one.review else one
+        msgspec.structs.replace(one, level=ClaimAuthority.SCHEDULER, review="")
+        if one.review
+        else one
         for one in evidence.claims
     )
     return tile(changed(evidence, *claims), start, end)
 
 
-def review_attributed(evidence: Evidence) -> Owners:
+def review_attributed(evidence: Evidence) -> SlotOwners:
     """What was used while a person has yet to decide is the claim's."""
     claims = (
-        msgspec.structs.replace(one, level=Level.PROCESS, review="") if one.review else one
+        msgspec.structs.replace(one, level=ClaimAuthority.PROCESS, review="") if one.review else one
         for one in evidence.claims
     )
     return owners(changed(evidence, *claims))

@@ -13,39 +13,40 @@ import msgspec
 from histories import LAST, Case, S
 
 from collector.metering import measures, overlaps, tiling
-from collector.metering.evidence import Claim, Evidence, Level, Stay
-from collector.metering.measures import Increments, Owners, Readings, Share
-from collector.metering.observation import GAP_NS
+from collector.metering.evidence import GAP_NS, ClaimAuthority, Evidence, MeteredClaim, NodeStay
+from collector.metering.measures import AmountShare, CounterIncrements, CounterReadings, SlotOwners
 from collector.metering.overlaps import Overlap, OverlapKind
-from collector.metering.tiling import Entry, State
-from collector.metering.units import FOREVER_NS, GPU_CAPACITY, WHOLE, Slots, Tiling, Units
+from collector.metering.tiling import SlotState, TilingEntry
+from collector.metering.units import FOREVER_NS, GPU_CAPACITY, WHOLE, CapacityRange, Tiling, Units
 
 
 @dataclass(frozen=True)
 class Metering:
     """An implementation of metering; ours, if nothing else is said."""
 
-    tile: Callable[[Evidence, int, int], list[Entry]] = tiling.tile
+    tile: Callable[[Evidence, int, int], list[TilingEntry]] = tiling.tile
     overlaps: Callable[[Evidence], list[Overlap]] = overlaps.overlaps
-    increments: Callable[[Iterable[Readings]], Increments] = measures.increments
-    owners: Callable[[Evidence], Owners] = measures.owners
-    divide: Callable[[Owners, Increments, int, int], list[Share]] = measures.shares
+    increments: Callable[[Iterable[CounterReadings]], CounterIncrements] = measures.increments
+    owners: Callable[[Evidence], SlotOwners] = measures.owners
+    divide: Callable[[SlotOwners, CounterIncrements, int, int], list[AmountShare]] = measures.shares
 
-    def shares(self, evidence: Evidence, counted: Increments, start: int, end: int) -> list[Share]:
+    def shares(
+        self, evidence: Evidence, counted: CounterIncrements, start: int, end: int
+    ) -> list[AmountShare]:
         """What was counted in one window."""
         return self.divide(self.owners(evidence), counted, start, end)
 
 
 KIND = {
-    State.OBSERVED: "held",
-    State.INFERRED: "held",
-    State.IDLE: "free",
-    State.UNKNOWN: "free",
+    SlotState.OBSERVED: "held",
+    SlotState.INFERRED: "held",
+    SlotState.IDLE: "free",
+    SlotState.UNKNOWN: "free",
 }
 """States between which samples move time."""
 
 
-def everything(entries: Iterable[Entry]) -> Counter:
+def everything(entries: Iterable[TilingEntry]) -> Counter:
     """Quantity by all that entries say but for their slots and times."""
     total: Counter = Counter()
     for entry in entries:
@@ -54,7 +55,7 @@ def everything(entries: Iterable[Entry]) -> Counter:
     return total
 
 
-def by_claim(entries: Iterable[Entry]) -> Counter:
+def by_claim(entries: Iterable[TilingEntry]) -> Counter:
     """Quantity by whose it is, whatever was seen of it."""
     total: Counter = Counter()
     for e in entries:
@@ -107,41 +108,43 @@ def p3_pointwise_oracle(metering: Metering, case: Case) -> None:
                 assert not model.at(entries, each, slot, instant)
 
 
-def _as_the_model_says(evidence: Evidence, entry: Entry, slot: Units, instant: int) -> None:
+def _as_the_model_says(evidence: Evidence, entry: TilingEntry, slot: Units, instant: int) -> None:
     claim = model.holder(evidence, entry.tiling, slot, instant)
     outage = model.out_of_order(evidence, instant)
     assert entry.node == model.node(evidence, instant)
     if claim:
         holder = (claim.id, claim.tenant, claim.workload, claim.assumed)
         assert (entry.claim, entry.tenant, entry.workload, entry.assumed) == holder
-    elif entry.state is not State.RESERVED:
+    elif entry.state is not SlotState.RESERVED:
         assert (entry.claim, entry.tenant) == ("", "")
     if outage:
         assert entry.state is outage
     elif claim:
-        expected = {State.OBSERVED, State.INFERRED}
-        expected = {State.UNCLAIMED} if claim.level == 1 else expected
-        expected = {State.SYSTEM} if claim.system else expected
-        expected = {State.REVIEW} if claim.level == 0 else expected
+        expected = {SlotState.OBSERVED, SlotState.INFERRED}
+        expected = {SlotState.UNCLAIMED} if claim.level == 1 else expected
+        expected = {SlotState.SYSTEM} if claim.system else expected
+        expected = {SlotState.REVIEW} if claim.level == 0 else expected
         assert entry.state in expected
-        assert entry.reason == (claim.review if entry.state is State.REVIEW else "")
+        assert entry.reason == (claim.review if entry.state is SlotState.REVIEW else "")
     elif model.stranded(evidence, entry.tiling, slot, instant):
-        assert entry.state is State.STRANDED
+        assert entry.state is SlotState.STRANDED
     elif any(
         r.start_ns <= instant < r.end_ns
         and r.slots(entry.tiling)[0] <= slot < r.slots(entry.tiling)[1]
         for r in evidence.reservations
     ):
-        assert entry.state is State.RESERVED
+        assert entry.state is SlotState.RESERVED
     else:
-        assert entry.state in {State.IDLE, State.UNKNOWN}
+        assert entry.state in {SlotState.IDLE, SlotState.UNKNOWN}
     if entry.state in KIND and not any(s.uncertainty_ns for s in evidence.stretches):
-        seen = entry.state in {State.OBSERVED, State.IDLE}
+        seen = entry.state in {SlotState.OBSERVED, SlotState.IDLE}
         assert seen == model.seen(evidence, instant)
-        if entry.state is State.INFERRED:
+        if entry.state is SlotState.INFERRED:
             assert entry.silence_ns == model.silence_ns(evidence, instant)
             assert entry.witness is model.witness(evidence, instant)
-    assert (entry.witness is not None) == (entry.silence_ns > 0) == (entry.state is State.INFERRED)
+    assert (
+        (entry.witness is not None) == (entry.silence_ns > 0) == (entry.state is SlotState.INFERRED)
+    )
 
 
 def p4_windows_add_up(metering: Metering, case: Case) -> None:
@@ -161,7 +164,7 @@ def _windows(case: Case) -> tuple[tuple[int, int], ...]:
     return (case.start, case.end), (case.start, case.middle), (case.middle, case.end)
 
 
-def _by_use(found: Iterable[Share]) -> Counter:
+def _by_use(found: Iterable[AmountShare]) -> Counter:
     total: Counter = Counter()
     for share in found:
         total[share.use, share.claim] += share.amount
@@ -190,7 +193,7 @@ def p6_nothing_is_seen_within_a_gap(metering: Metering, case: Case) -> None:
         first, last = spans.pop() if joins else (start, end)
         spans.append((first, max(last, end)))
     for entry in metering.tile(case.evidence, case.start, case.end):
-        if entry.state in {State.OBSERVED, State.IDLE}:
+        if entry.state in {SlotState.OBSERVED, SlotState.IDLE}:
             assert any(start <= entry.t0_ns and entry.t1_ns <= end for start, end in spans)
 
 
@@ -259,16 +262,16 @@ def p15_a_wrong_clock_moves_no_claim(metering: Metering, case: Case) -> None:
     )
 
 
-def claim_time(entries: Iterable[Entry]) -> Counter:
+def claim_time(entries: Iterable[TilingEntry]) -> Counter:
     """What each claim holds, by tiling."""
     total: Counter = Counter()
     for entry in entries:
-        if entry.claim and entry.state is not State.RESERVED:
+        if entry.claim and entry.state is not SlotState.RESERVED:
             total[entry.claim, entry.tiling] += entry.quantity
     return total
 
 
-def with_claims(evidence: Evidence, *claims: Claim) -> Evidence:
+def with_claims(evidence: Evidence, *claims: MeteredClaim) -> Evidence:
     return msgspec.structs.replace(evidence, claims=(*evidence.claims, *claims))
 
 
@@ -299,12 +302,14 @@ def p19_a_claim_frees_nothing_that_was_held(metering: Metering, case: Case) -> N
     before = metering.tile(case.evidence, case.start, case.end)
     after = metering.tile(both, case.start, case.end)
     for entry in before:
-        if not entry.claim or entry.state is State.RESERVED:
+        if not entry.claim or entry.state is SlotState.RESERVED:
             continue
         still = [
             other
             for other in after
-            if other.tiling is entry.tiling and other.claim and other.state is not State.RESERVED
+            if other.tiling is entry.tiling
+            and other.claim
+            and other.state is not SlotState.RESERVED
         ]
         kept = sum(
             max(0, min(o.t1_ns, entry.t1_ns) - max(o.t0_ns, entry.t0_ns))
@@ -314,7 +319,7 @@ def p19_a_claim_frees_nothing_that_was_held(metering: Metering, case: Case) -> N
         assert kept == entry.quantity
 
 
-def _lie_across(one: Slots, other: Slots) -> bool:
+def _lie_across(one: CapacityRange, other: CapacityRange) -> bool:
     """True if two devices have slots in common and neither lies within the other."""
     within = (max(one.low, other.low), min(one.high, other.high)) in {one, other}
     return model.meet(one, other) and not within
@@ -381,7 +386,7 @@ def p21_only_the_order_of_ids_matters(metering: Metering, case: Case) -> None:
 
 def p22_shares_are_exact_in_any_order(metering: Metering, case: Case) -> None:
     """Claims of one rank on a GPU, a part of which a claim of a higher rank may hold."""
-    usual = {"level": Level.SCHEDULER, "review": "", "exclusive": False, "node": "",
+    usual = {"level": ClaimAuthority.SCHEDULER, "review": "", "exclusive": False, "node": "",
              "compute": WHOLE, "memory": WHOLE, "end_ns": FOREVER_NS}  # fmt: skip
     first = {claim.id: claim for claim in case.evidence.claims}.values()
     members = [
@@ -389,7 +394,7 @@ def p22_shares_are_exact_in_any_order(metering: Metering, case: Case) -> None:
         for claim in first
     ]
     above = msgspec.structs.replace(
-        case.extra, level=Level.ADMINISTRATOR, review="", exclusive=True, share=None, start_ns=0,
+        case.extra, level=ClaimAuthority.ADMINISTRATOR, review="", exclusive=True, share=None, start_ns=0,
         end_ns=FOREVER_NS, node="",
     )  # fmt: skip
     starts = [claim.start_ns for claim in members]
@@ -401,7 +406,7 @@ def p22_shares_are_exact_in_any_order(metering: Metering, case: Case) -> None:
     window = (LAST * S, (LAST + 1) * S)
     for higher in ((), (above,)):
         for claims in (members, mixed):
-            evidence = Evidence("GPU-1", (Stay(0, "n1"),), (*claims, *higher))
+            evidence = Evidence("GPU-1", (NodeStay(0, "n1"),), (*claims, *higher))
             found = claim_time(metering.tile(evidence, *window))
             for each in Tiling:
                 left = GPU_CAPACITY - sum(c.slots(each).high - c.slots(each).low for c in higher)
@@ -413,9 +418,11 @@ def p22_shares_are_exact_in_any_order(metering: Metering, case: Case) -> None:
 
 
 def p23_no_envelope_changes_what_an_administrator_gave(metering: Metering, case: Case) -> None:
-    level = min(case.extra.level, Level.SCHEDULER)
+    level = min(case.extra.level, ClaimAuthority.SCHEDULER)
     extra = msgspec.structs.replace(case.extra, level=level)
-    high = {claim.id for claim in case.evidence.claims if claim.level is Level.ADMINISTRATOR}
+    high = {
+        claim.id for claim in case.evidence.claims if claim.level is ClaimAuthority.ADMINISTRATOR
+    }
     before, after = (
         claim_time(metering.tile(evidence, case.start, case.end))
         for evidence in (case.evidence, with_claims(case.evidence, extra))
@@ -425,15 +432,15 @@ def p23_no_envelope_changes_what_an_administrator_gave(metering: Metering, case:
 
 
 def p24_a_claim_under_review_moves_no_other_claims_time(metering: Metering, case: Case) -> None:
-    extra = msgspec.structs.replace(case.extra, level=Level.REVIEW, review="late")
-    waiting = {claim.id for claim in case.evidence.claims if claim.level is Level.REVIEW}
+    extra = msgspec.structs.replace(case.extra, level=ClaimAuthority.REVIEW, review="late")
+    waiting = {claim.id for claim in case.evidence.claims if claim.level is ClaimAuthority.REVIEW}
     entries = metering.tile(with_claims(case.evidence, extra), case.start, case.end)
     before = claim_time(metering.tile(case.evidence, case.start, case.end))
     after = claim_time(entries)
     for key in before.keys() | after.keys():
         assert key[0] in {*waiting, "extra"} or before[key] == after[key]
-    outage = {State.DOWN, State.MAINTENANCE}
-    assert {e.state for e in entries if e.claim == "extra"} <= {State.REVIEW, *outage}
+    outage = {SlotState.DOWN, SlotState.MAINTENANCE}
+    assert {e.state for e in entries if e.claim == "extra"} <= {SlotState.REVIEW, *outage}
 
 
 PROPERTIES = [

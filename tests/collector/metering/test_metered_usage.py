@@ -11,21 +11,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.billing import book, price
 
-from collector.billing.metered import usages
-from collector.billing.prices import Tariff
+from collector.billing.price_book import Tariff
 from collector.billing.rating import rate
-from collector.billing.usage import HELD
-from collector.ledger.metered import Computed, MeteredGpu
-from collector.ledger.tiling import DayTiling
-from collector.metering.instants import DAY_NS, Period
-from collector.metering.measures import Increments, Measure, Readings, Use, increments
-from collector.metering.tiling import State
-from collector.metering.units import Tiling
+from collector.billing.usage import HELD, usages
+from collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from collector.ledger.day_tiling import DayTiling
+from collector.metering.measures import (
+    AmountAttribution,
+    CountedQuantity,
+    CounterIncrements,
+    CounterReadings,
+    increments,
+)
+from collector.metering.tiling import SlotState
+from collector.metering.units import DAY_NS, Period, Tiling
 from railscope.reading import Absent
 
 SKU = "h100"
 BOOK = book(price(10**9, sku=SKU), price(10**8, sku=SKU, tariff=Tariff.RESERVATION))
-RESERVED_TOO = HELD | {State.RESERVED}
+RESERVED_TOO = HELD | {SlotState.RESERVED}
 
 
 def moved(facts: object, by_ns: int) -> object:
@@ -48,10 +52,14 @@ def days_of(case: Case, by_ns: int, *, counted: bool = True) -> list[DayTiling]:
     evidence = msgspec.structs.replace(
         case.evidence, **{name: moved(value, by_ns) for name, value in facts.items()}
     )
-    runs = [Readings(r.boot, r.instants_ns + by_ns, r.counters, r.driver) for r in case.readings]
-    found: dict[Measure, Increments] = {Measure.ENERGY: increments(runs)} if counted else {}
+    runs = [
+        CounterReadings(r.boot, r.instants_ns + by_ns, r.counters, r.driver) for r in case.readings
+    ]
+    found: dict[CountedQuantity, CounterIncrements] = (
+        {CountedQuantity.ENERGY: increments(runs)} if counted else {}
+    )
     gpu = MeteredGpu.of(evidence, found, SKU)
-    return [gpu.day(day, Computed("1", 0)) for day in range(3)]
+    return [gpu.day(day, MeteringComputation("1", 0)) for day in range(3)]
 
 
 shifts = st.integers(0, 2000).map(lambda seconds: DAY_NS - seconds * 10**9)
@@ -60,11 +68,11 @@ shifts = st.integers(0, 2000).map(lambda seconds: DAY_NS - seconds * 10**9)
 @given(cases(), shifts)
 def test_usage_is_all_that_is_held_and_kept(case: Case, by_ns: int) -> None:
     days = days_of(case, by_ns)
-    metered: Counter[tuple[str, State]] = Counter()
+    metered: Counter[tuple[str, SlotState]] = Counter()
     for entry in (entry for day in days for entry in day.entries):
         if entry.tiling is Tiling.COMPUTE and entry.state in RESERVED_TOO:
             metered[entry.tenant, entry.state] += entry.quantity
-    used: Counter[tuple[str, State]] = Counter()
+    used: Counter[tuple[str, SlotState]] = Counter()
     for usage in usages(days):
         assert usage.start_ns // DAY_NS == (usage.end_ns - 1) // DAY_NS
         if usage.state in RESERVED_TOO:
@@ -80,10 +88,12 @@ def test_rating_takes_every_usage_and_bills_nothing_twice(case: Case, by_ns: int
     certain = sum(
         usage.capacity_units * usage.duration_ns
         for usage in used
-        if usage.state in {State.OBSERVED, State.RESERVED}
+        if usage.state in {SlotState.OBSERVED, SlotState.RESERVED}
     )
     doubtful = sum(
-        usage.capacity_units * usage.duration_ns for usage in used if usage.state is State.INFERRED
+        usage.capacity_units * usage.duration_ns
+        for usage in used
+        if usage.state is SlotState.INFERRED
     )
     assert certain <= hours <= certain + doubtful
 
@@ -95,7 +105,7 @@ def test_the_energy_of_usage_is_that_of_its_claims_day_by_day(case: Case, by_ns:
     attributed: Counter[tuple[int, str]] = Counter()
     for day in days:
         for one in day.shares:
-            if one.share.use is Use.ATTRIBUTED and (day.day, one.share.claim) in held:
+            if one.share.use is AmountAttribution.ATTRIBUTED and (day.day, one.share.claim) in held:
                 attributed[day.day, one.share.claim] += one.share.amount
     known: Counter[tuple[int, str]] = Counter()
     for usage in usages(days):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from collector.metering.evidence import Claim, Evidence, Level, Stay
+from collector.metering.evidence import ClaimAuthority, Evidence, MeteredClaim, NodeStay
 from collector.metering.overlaps import overlaps
 from collector.metering.tiling import tile
 from collector.metering.units import GPU_CAPACITY, Tiling
@@ -27,13 +27,13 @@ def evidence(case: dict[str, Any], device: int) -> Evidence:
             continue
         share = one.get("share")
         claims.append(
-            Claim(
-                Level[one.get("level", "scheduler").upper()], one["start"] * S, one["id"],
+            MeteredClaim(
+                ClaimAuthority[one.get("level", "scheduler").upper()], one["start"] * S, one["id"],
                 one["id"], one["end"] * S, exclusive=share is None, system=one.get("system", False),
                 share=Fraction(share) if share else None,
             )
         )  # fmt: skip
-    return Evidence(f"GPU-{device}", (Stay(0, "n1"),), tuple(claims))
+    return Evidence(f"GPU-{device}", (NodeStay(0, "n1"),), tuple(claims))
 
 
 @pytest.mark.parametrize("tiling", Tiling)

@@ -7,23 +7,32 @@ import numpy as np
 import pytest
 
 from collector.metering.evidence import (
-    Claim,
+    ClaimAuthority,
+    ClaimRelease,
     Evidence,
-    Instance,
-    Layout,
-    Level,
-    Outage,
-    Release,
-    Reservation,
-    Sighting,
-    Stay,
-    Stretch,
-    Witness,
+    GpuOutage,
+    MeteredClaim,
+    MigInstanceSlots,
+    NodeSighting,
+    NodeStay,
+    NodeWitness,
+    PartitionLayout,
+    SampleStretch,
+    SlotReservation,
+    join_stretches,
+    stretches,
 )
-from collector.metering.measures import Readings, Reset, Share, Use, increments, owners, shares
-from collector.metering.observation import joined, stretches
+from collector.metering.measures import (
+    AmountAttribution,
+    AmountShare,
+    CounterReadings,
+    CounterRestart,
+    increments,
+    owners,
+    shares,
+)
 from collector.metering.overlaps import OverlapKind, overlaps
-from collector.metering.tiling import State, tile
+from collector.metering.tiling import SlotState, tile
 from collector.metering.units import (
     FOREVER_NS,
     GPU_HOUR,
@@ -34,7 +43,7 @@ from collector.metering.units import (
 )
 
 S = 1_000_000_000
-HERE = (Stay(0, "n1"),)
+HERE = (NodeStay(0, "n1"),)
 
 
 def told(evidence, end=100, tiling=Tiling.COMPUTE, start=0):
@@ -46,8 +55,8 @@ def told(evidence, end=100, tiling=Tiling.COMPUTE, start=0):
     ]
 
 
-def claim(name, start, end, level=Level.SCHEDULER, **rest: object):
-    return Claim(level, start * S, name, f"tenant of {name}", end * S, **rest)
+def claim(name, start, end, level=ClaimAuthority.SCHEDULER, **rest: object):
+    return MeteredClaim(level, start * S, name, f"tenant of {name}", end * S, **rest)
 
 
 def seen(*seconds: int, boot="a", uncertainty=0):
@@ -58,8 +67,8 @@ def seen(*seconds: int, boot="a", uncertainty=0):
 def test_an_hour_of_a_gpu_is_one_gpu_hour_in_both_tilings():
     entries = tile(Evidence("g", HERE), 0, 3600 * S)
     assert [(e.tiling, e.quantity, e.state) for e in entries] == [
-        (Tiling.COMPUTE, GPU_HOUR, State.UNKNOWN),
-        (Tiling.MEMORY, GPU_HOUR, State.UNKNOWN),
+        (Tiling.COMPUTE, GPU_HOUR, SlotState.UNKNOWN),
+        (Tiling.MEMORY, GPU_HOUR, SlotState.UNKNOWN),
     ]
 
 
@@ -75,10 +84,10 @@ def moved(evidence):
 def test_the_earlier_of_two_equal_claims_holds_again_and_an_overlap_names_both():
     evidence = Evidence("g", HERE, claims=(claim("a", 0, 90), claim("b", 20, 40)))
     assert told(evidence) == [
-        (0, 20, State.INFERRED, "a"),
-        (20, 40, State.INFERRED, "b"),
-        (40, 90, State.INFERRED, "a"),
-        (90, 100, State.UNKNOWN, ""),
+        (0, 20, SlotState.INFERRED, "a"),
+        (20, 40, SlotState.INFERRED, "b"),
+        (40, 90, SlotState.INFERRED, "a"),
+        (90, 100, SlotState.UNKNOWN, ""),
     ]
     assert moved(evidence) == [(20, 40, "a", "b", OverlapKind.CONFLICT, 840)]
 
@@ -129,17 +138,17 @@ def test_a_share_that_another_group_of_its_rank_leaves_nothing_is_in_conflict():
 
 
 def test_a_claim_keeps_its_precedence_where_the_gpu_comes_later():
-    late = (Stay(50 * S, "n1"), Stay(70 * S, "n1"))
+    late = (NodeStay(50 * S, "n1"), NodeStay(70 * S, "n1"))
     claims = (claim("z", 0, 90, node="n1"), claim("a", 20, 80, node="n1"))
     assert told(Evidence("g", late, claims=claims)) == [
-        (50, 80, State.INFERRED, "a"),
-        (80, 90, State.INFERRED, "z"),
-        (90, 100, State.UNKNOWN, ""),
+        (50, 80, SlotState.INFERRED, "a"),
+        (80, 90, SlotState.INFERRED, "z"),
+        (90, 100, SlotState.UNKNOWN, ""),
     ]
 
 
 def test_a_claim_without_a_node_is_in_force_while_the_gpu_is_in_any():
-    moves = (Stay(10 * S, "n1", 20 * S), Stay(40 * S, "n2"))
+    moves = (NodeStay(10 * S, "n1", 20 * S), NodeStay(40 * S, "n2"))
     evidence = Evidence("g", moves, claims=(claim("a", 0, 60), claim("b", 15, 50)))
     assert [(row[0], row[1], row[3]) for row in told(evidence)] == [
         (10, 15, "a"), (15, 20, "b"), (40, 50, "b"), (50, 60, "a"), (60, 100, "")
@@ -157,63 +166,70 @@ def test_ids_are_ordered_by_the_numbers_in_them(lower, higher):
 
 
 def test_a_higher_rank_holds_for_as_long_as_it_lasts():
-    override = claim("o", 20, 40, Level.ADMINISTRATOR, system=True)
+    override = claim("o", 20, 40, ClaimAuthority.ADMINISTRATOR, system=True)
     evidence = Evidence("g", HERE, claims=(claim("a", 0, 60), override))
     assert told(evidence) == [
-        (0, 20, State.INFERRED, "a"),
-        (20, 40, State.SYSTEM, "o"),
-        (40, 60, State.INFERRED, "a"),
-        (60, 100, State.UNKNOWN, ""),
+        (0, 20, SlotState.INFERRED, "a"),
+        (20, 40, SlotState.SYSTEM, "o"),
+        (40, 60, SlotState.INFERRED, "a"),
+        (60, 100, SlotState.UNKNOWN, ""),
     ]
     assert moved(evidence) == [(20, 40, "a", "o", OverlapKind.OVERRIDE, 840)]
 
 
 def test_a_claim_under_review_holds_what_no_other_claim_does():
-    late = claim("r", 0, 50, Level.REVIEW, review="received too late")
-    evidence = Evidence("g", HERE, claims=(late, claim("p", 20, 30, Level.PROCESS)))
+    late = claim("r", 0, 50, ClaimAuthority.REVIEW, review="received too late")
+    evidence = Evidence("g", HERE, claims=(late, claim("p", 20, 30, ClaimAuthority.PROCESS)))
     assert told(evidence) == [
-        (0, 20, State.REVIEW, "r"),
-        (20, 30, State.UNCLAIMED, "p"),
-        (30, 50, State.REVIEW, "r"),
-        (50, 100, State.UNKNOWN, ""),
+        (0, 20, SlotState.REVIEW, "r"),
+        (20, 30, SlotState.UNCLAIMED, "p"),
+        (30, 50, SlotState.REVIEW, "r"),
+        (50, 100, SlotState.UNKNOWN, ""),
     ]
     reasons = {entry.reason for entry in tile(evidence, 0, 100 * S) if entry.claim == "r"}
     assert reasons == {"received too late"}
 
 
 def test_a_process_that_no_one_gave_the_gpu_to_is_unclaimed_use():
-    evidence = Evidence("g", HERE, claims=(claim("p", 10, 20, Level.PROCESS), claim("s", 15, 50)))
+    evidence = Evidence(
+        "g", HERE, claims=(claim("p", 10, 20, ClaimAuthority.PROCESS), claim("s", 15, 50))
+    )
     assert [row[2] for row in told(evidence)] == [
-        State.UNKNOWN, State.UNCLAIMED, State.INFERRED, State.UNKNOWN
+        SlotState.UNKNOWN, SlotState.UNCLAIMED, SlotState.INFERRED, SlotState.UNKNOWN
     ]  # fmt: skip
 
 
 def test_a_release_may_come_before_its_claim_and_the_first_counts():
-    releases = (Release("a", 50 * S), Release("a", 30 * S), Release("other", 0))
-    open_end = Claim(Level.SCHEDULER, 10 * S, "a", "t")
+    releases = (ClaimRelease("a", 50 * S), ClaimRelease("a", 30 * S), ClaimRelease("other", 0))
+    open_end = MeteredClaim(ClaimAuthority.SCHEDULER, 10 * S, "a", "t")
     evidence = Evidence("g", HERE, claims=(open_end,), releases=releases)
-    assert told(evidence)[1] == (10, 30, State.INFERRED, "a")
-    never = Evidence("g", HERE, claims=(open_end,), releases=(Release("a", 5 * S),))
-    assert told(never) == [(0, 100, State.UNKNOWN, "")]
+    assert told(evidence)[1] == (10, 30, SlotState.INFERRED, "a")
+    never = Evidence("g", HERE, claims=(open_end,), releases=(ClaimRelease("a", 5 * S),))
+    assert told(never) == [(0, 100, SlotState.UNKNOWN, "")]
 
 
 def test_a_claim_that_is_told_again_with_its_end_has_ended():
-    open_end = Claim(Level.SCHEDULER, 10 * S, "a", "t")
+    open_end = MeteredClaim(ClaimAuthority.SCHEDULER, 10 * S, "a", "t")
     evidence = Evidence(
-        "g", HERE, claims=(Claim(Level.SCHEDULER, 10 * S, "a", "t", 30 * S), open_end)
+        "g",
+        HERE,
+        claims=(MeteredClaim(ClaimAuthority.SCHEDULER, 10 * S, "a", "t", 30 * S), open_end),
     )
-    assert told(evidence)[1:] == [(10, 30, State.INFERRED, "a"), (30, 100, State.UNKNOWN, "")]
+    assert told(evidence)[1:] == [
+        (10, 30, SlotState.INFERRED, "a"),
+        (30, 100, SlotState.UNKNOWN, ""),
+    ]
 
 
 def test_a_claim_on_a_node_holds_while_the_gpu_is_in_it():
-    moves = (Stay(0, "n1", 30 * S), Stay(40 * S, "n2"))
+    moves = (NodeStay(0, "n1", 30 * S), NodeStay(40 * S, "n2"))
     here, there = claim("c1", 10, 90, node="n1"), claim("c2", 0, 80, node="n2")
     evidence = Evidence("g", moves, claims=(here, there))
     assert told(evidence) == [
-        (0, 10, State.UNKNOWN, ""),
-        (10, 30, State.INFERRED, "c1"),
-        (40, 80, State.INFERRED, "c2"),
-        (80, 100, State.UNKNOWN, ""),
+        (0, 10, SlotState.UNKNOWN, ""),
+        (10, 30, SlotState.INFERRED, "c1"),
+        (40, 80, SlotState.INFERRED, "c2"),
+        (80, 100, SlotState.UNKNOWN, ""),
     ]
     assert moved(evidence) == []
 
@@ -225,19 +241,19 @@ def test_silence_is_inferred_with_the_best_witness_and_its_whole_length():
         claims=(claim("a", 0, 100),),
         stretches=(*seen(0, 10, 20), *seen(80, 90)),
         sightings=(
-            Sighting(Witness.BMC, 0, 60 * S),
-            Sighting(Witness.SCHEDULER, 30 * S, 50 * S),
+            NodeSighting(NodeWitness.BMC, 0, 60 * S),
+            NodeSighting(NodeWitness.SCHEDULER, 30 * S, 50 * S),
         ),
     )
     entries = [e for e in tile(evidence, 0, 100 * S) if e.tiling is Tiling.MEMORY]
     assert [(e.t0_ns // S, e.state, e.witness, e.silence_ns) for e in entries] == [
-        (0, State.OBSERVED, None, 0),
-        (20, State.INFERRED, Witness.BMC, 60 * S),
-        (30, State.INFERRED, Witness.SCHEDULER, 60 * S),
-        (50, State.INFERRED, Witness.BMC, 60 * S),
-        (60, State.INFERRED, Witness.NONE, 60 * S),
-        (80, State.OBSERVED, None, 0),
-        (90, State.INFERRED, Witness.NONE, FOREVER_NS),
+        (0, SlotState.OBSERVED, None, 0),
+        (20, SlotState.INFERRED, NodeWitness.BMC, 60 * S),
+        (30, SlotState.INFERRED, NodeWitness.SCHEDULER, 60 * S),
+        (50, SlotState.INFERRED, NodeWitness.BMC, 60 * S),
+        (60, SlotState.INFERRED, NodeWitness.NONE, 60 * S),
+        (80, SlotState.OBSERVED, None, 0),
+        (90, SlotState.INFERRED, NodeWitness.NONE, FOREVER_NS),
     ]
 
 
@@ -246,39 +262,42 @@ def test_a_first_sample_just_after_a_claim_began_leaves_no_sliver():
         "g", HERE, claims=(claim("a", 9, 50),), stretches=seen(10, 30, 51, uncertainty=1)
     )
     assert told(late) == [
-        (0, 9, State.UNKNOWN, ""),
-        (9, 50, State.OBSERVED, "a"),
-        (50, 100, State.UNKNOWN, ""),
+        (0, 9, SlotState.UNKNOWN, ""),
+        (9, 50, SlotState.OBSERVED, "a"),
+        (50, 100, SlotState.UNKNOWN, ""),
     ]
     exact = Evidence("g", HERE, claims=(claim("a", 9, 50),), stretches=seen(10, 30, 51))
     assert [row[:2] for row in told(exact)] == [(0, 9), (9, 10), (10, 50), (50, 51), (51, 100)]
 
 
 def test_samples_of_a_clock_a_minute_off_show_nothing():
-    off = tuple(Stretch("a", first * S, first * S, 0, 61 * S) for first in (0, 10))
-    assert told(Evidence("g", HERE, stretches=off)) == [(0, 100, State.UNKNOWN, "")]
-    assert told(Evidence("g", HERE, stretches=seen(0, 10)))[0] == (0, 10, State.IDLE, "")
+    off = tuple(SampleStretch("a", first * S, first * S, 0, 61 * S) for first in (0, 10))
+    assert told(Evidence("g", HERE, stretches=off)) == [(0, 100, SlotState.UNKNOWN, "")]
+    assert told(Evidence("g", HERE, stretches=seen(0, 10)))[0] == (0, 10, SlotState.IDLE, "")
 
 
 def test_what_mig_cannot_use_is_stranded_in_one_tiling_only():
     halves = tuple(
-        Instance(compute_slices(3 * half, 3), memory_slices(4 * half, 4)) for half in (0, 1)
+        MigInstanceSlots(compute_slices(3 * half, 3), memory_slices(4 * half, 4)) for half in (0, 1)
     )
     evidence = Evidence(
-        "g", HERE, stretches=seen(0, 20, 40, 60, 80, 100), layouts=(Layout(50 * S, "l", halves),)
+        "g",
+        HERE,
+        stretches=seen(0, 20, 40, 60, 80, 100),
+        layouts=(PartitionLayout(50 * S, "l", halves),),
     )
     entries = tile(evidence, 0, 100 * S)
     assert [(e.tiling, e.t0_ns // S, e.slot_lo, e.slot_hi, e.state, e.layout) for e in entries] == [
-        (Tiling.COMPUTE, 0, 0, 840, State.IDLE, ""),
-        (Tiling.COMPUTE, 50, 0, 720, State.IDLE, "l"),
-        (Tiling.COMPUTE, 50, 720, 840, State.STRANDED, "l"),
-        (Tiling.MEMORY, 0, 0, 840, State.IDLE, ""),
-        (Tiling.MEMORY, 50, 0, 840, State.IDLE, "l"),
+        (Tiling.COMPUTE, 0, 0, 840, SlotState.IDLE, ""),
+        (Tiling.COMPUTE, 50, 0, 720, SlotState.IDLE, "l"),
+        (Tiling.COMPUTE, 50, 720, 840, SlotState.STRANDED, "l"),
+        (Tiling.MEMORY, 0, 0, 840, SlotState.IDLE, ""),
+        (Tiling.MEMORY, 50, 0, 840, SlotState.IDLE, "l"),
     ]
-    one = Layout(50 * S, "l", halves[:1])
+    one = PartitionLayout(50 * S, "l", halves[:1])
     assert one.stranded(Tiling.COMPUTE) == one.stranded(Tiling.MEMORY) == ()
     with pytest.raises(ValueError, match="overlap"):
-        Layout(0, "l", (halves[0], halves[0]))
+        PartitionLayout(0, "l", (halves[0], halves[0]))
 
 
 def test_maintenance_is_no_outage_and_a_reservation_counts_where_it_is_not_used():
@@ -286,40 +305,42 @@ def test_maintenance_is_no_outage_and_a_reservation_counts_where_it_is_not_used(
         "g",
         HERE,
         claims=(claim("a", 0, 60),),
-        outages=(Outage(False, 10 * S, 40 * S), Outage(True, 20 * S, 30 * S)),  # noqa: FBT003
-        reservations=(Reservation(50 * S, "r", "kept", 90 * S),),
+        outages=(GpuOutage(False, 10 * S, 40 * S), GpuOutage(True, 20 * S, 30 * S)),  # noqa: FBT003
+        reservations=(SlotReservation(50 * S, "r", "kept", 90 * S),),
     )
     assert told(evidence) == [
-        (0, 10, State.INFERRED, "a"),
-        (10, 20, State.DOWN, "a"),
-        (20, 30, State.MAINTENANCE, "a"),
-        (30, 40, State.DOWN, "a"),
-        (40, 60, State.INFERRED, "a"),
-        (60, 90, State.RESERVED, "r"),
-        (90, 100, State.UNKNOWN, ""),
+        (0, 10, SlotState.INFERRED, "a"),
+        (10, 20, SlotState.DOWN, "a"),
+        (20, 30, SlotState.MAINTENANCE, "a"),
+        (30, 40, SlotState.DOWN, "a"),
+        (40, 60, SlotState.INFERRED, "a"),
+        (60, 90, SlotState.RESERVED, "r"),
+        (90, 100, SlotState.UNKNOWN, ""),
     ]
 
 
 def test_samples_in_columns_and_one_by_one_are_the_same_stretches():
     seconds = [100, 10, 20, 50, 81, 90, 10]
     singly = [part for second in seconds for part in seen(second)]
-    assert joined(singly) == list(seen(*seconds))
+    assert join_stretches(singly) == list(seen(*seconds))
     assert [(s.first_ns // S, s.last_ns // S) for s in seen(*seconds)] == [(10, 50), (81, 100)]
     assert seen() == ()
 
 
 def counters(*pairs: tuple[int, int], boot="a"):
     seconds, values = zip(*pairs, strict=True)
-    return Readings(boot, np.array(seconds, np.int64) * S, np.array(values, np.int64))
+    return CounterReadings(boot, np.array(seconds, np.int64) * S, np.array(values, np.int64))
 
 
 def test_energy_over_a_silence_is_the_holders_and_over_a_handover_no_ones():
     evidence = Evidence("g", HERE, claims=(claim("a", 0, 55), claim("b", 55, 100)))
     counted = increments([counters((0, 1000), (10, 1100), (50, 1500), (60, 1570), (70, 1600))])
     assert shares(owners(evidence), counted, 0, 70 * S) == [
-        Share(0, 55 * S, 0, 840, Use.ATTRIBUTED, 500, "tenant of a", "", "a"),
-        Share(50 * S, 60 * S, 0, 840, Use.UNATTRIBUTED, 70),
-        Share(55 * S, 70 * S, 0, 840, Use.ATTRIBUTED, 30, "tenant of b", "", "b"),
+        AmountShare(0, 55 * S, 0, 840, AmountAttribution.ATTRIBUTED, 500, "tenant of a", "", "a"),
+        AmountShare(50 * S, 60 * S, 0, 840, AmountAttribution.UNATTRIBUTED, 70),
+        AmountShare(
+            55 * S, 70 * S, 0, 840, AmountAttribution.ATTRIBUTED, 30, "tenant of b", "", "b"
+        ),
     ]
     assert counted.resets() == []
 
@@ -328,10 +349,10 @@ def test_a_counter_that_starts_over_counts_from_zero_and_says_what_is_lost():
     runs = [counters((0, 1000), (10, 1200), (20, 50), (30, 90)), counters((60, 400), boot="b")]
     counted = increments(runs)
     assert counted.amounts.tolist() == [200, 50, 40, 400]
-    assert counted.resets() == [Reset(10 * S, 20 * S), Reset(30 * S, 60 * S)]
+    assert counted.resets() == [CounterRestart(10 * S, 20 * S), CounterRestart(30 * S, 60 * S)]
     found = shares(owners(Evidence("g", HERE)), counted, 0, 100 * S)
     assert [(share.use, share.amount) for share in found] == [
-        (Use.IDLE, 240), (Use.UNATTRIBUTED, 50), (Use.UNATTRIBUTED, 400)
+        (AmountAttribution.IDLE, 240), (AmountAttribution.UNATTRIBUTED, 50), (AmountAttribution.UNATTRIBUTED, 400)
     ]  # fmt: skip
 
 
@@ -351,7 +372,7 @@ def test_the_bytes_of_a_fast_port_are_divided_exactly():
     counted = increments([counters((0, 0), (10, most), (20, 5), (30, most))])
     found = shares(owners(Evidence("g", HERE, claims=(claim("a", 0, 100),))), counted, 0, 100 * S)
     assert [(share.use, share.amount) for share in found] == [
-        (Use.ATTRIBUTED, 2 * most - 5), (Use.UNATTRIBUTED, 5)
+        (AmountAttribution.ATTRIBUTED, 2 * most - 5), (AmountAttribution.UNATTRIBUTED, 5)
     ]  # fmt: skip
     thirds = tuple(
         claim(f"c{i}", 0, 100, compute=replica(i, 3), memory=replica(i, 3)) for i in range(3)
@@ -367,17 +388,17 @@ def test_counters_below_zero_are_refused():
     with pytest.raises(ValueError, match="counts nothing"):
         counters((0, -1))
     with pytest.raises(ValueError, match="instants"):
-        Readings("a", np.zeros(2, np.int64), np.zeros(1, np.int64))
+        CounterReadings("a", np.zeros(2, np.int64), np.zeros(1, np.int64))
 
 
 def calls_of_overlaps(number: int) -> int:
     """Calls of functions to find the overlaps of jobs that begin and end under an administrator's claim."""
-    top = Claim(Level.ADMINISTRATOR, 0, "top", "admin", end_ns=FOREVER_NS)
+    top = MeteredClaim(ClaimAuthority.ADMINISTRATOR, 0, "top", "admin", end_ns=FOREVER_NS)
     jobs = (
-        Claim(Level.SCHEDULER, at * S, f"j{at}", "team", end_ns=(10_000 + at) * S)
+        MeteredClaim(ClaimAuthority.SCHEDULER, at * S, f"j{at}", "team", end_ns=(10_000 + at) * S)
         for at in range(number)
     )
-    evidence = Evidence("GPU-1", (Stay(0, "n1"),), (top, *jobs))
+    evidence = Evidence("GPU-1", (NodeStay(0, "n1"),), (top, *jobs))
     calls = 0
 
     def count(_frame: object, event: str, _argument: object) -> None:

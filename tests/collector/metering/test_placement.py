@@ -8,19 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from collector.metering.evidence import Claim, Level
-from collector.metering.placement import Excess, NodeGpu, Placement, UnplacedClaim, place
+from collector.metering.evidence import ClaimAuthority, MeteredClaim
+from collector.metering.placement import ClaimExcess, Placement, PlacementGpu, UnplacedClaim, place
 
-N, S = Level.NODE_PLUGIN, Level.SCHEDULER
+N, S = ClaimAuthority.NODE_PLUGIN, ClaimAuthority.SCHEDULER
 END = 100
 
 
-def gpu(number: int, *claims: Claim, stays: tuple[tuple[int, int], ...] = ((0, END),)) -> NodeGpu:
-    return NodeGpu(f"g{number}", stays, claims)
+def gpu(
+    number: int, *claims: MeteredClaim, stays: tuple[tuple[int, int], ...] = ((0, END),)
+) -> PlacementGpu:
+    return PlacementGpu(f"g{number}", stays, claims)
 
 
-def claim(level: Level, start: int, end: int, name: str = "x", **more: object) -> Claim:
-    return Claim(level, start, name, "other", end, **more)  # type: ignore[arg-type]  # of a test
+def claim(
+    level: ClaimAuthority, start: int, end: int, name: str = "x", **more: object
+) -> MeteredClaim:
+    return MeteredClaim(level, start, name, "other", end, **more)  # type: ignore[arg-type]  # of a test
 
 
 def count(
@@ -54,7 +58,7 @@ def test_whole_gpus_take_free_ones_first():
     assert shown(found) == {"g1": [("u", 0, END, "1", True)], "g3": [("u", 0, END, "1", True)]}
     found = place(gpus, [count(3)])
     assert shown(found)["g0"] == [("u", 0, END, "1", True)], "a lower rank gives way"
-    assert place(gpus, [count(5)]).excess == [Excess("u", "u", 0, END, Fraction(2))]
+    assert place(gpus, [count(5)]).excess == [ClaimExcess("u", "u", 0, END, Fraction(2))]
 
 
 def test_all_gpus_of_a_node_are_certain():
@@ -82,7 +86,7 @@ def test_workloads_are_compared_as_r3_compares_them():
 
 
 def test_a_gpu_that_a_higher_rank_gives_the_workload_is_one_of_the_number():
-    given = claim(Level.ADMINISTRATOR, 0, 60, workload="slurm:7", source="file")
+    given = claim(ClaimAuthority.ADMINISTRATOR, 0, 60, workload="slurm:7", source="file")
     one, two = (count(n, workload="7", source="slurm") for n in (1, 2))
     assert shown(place([gpu(0), gpu(1, given)], [one])) == {"g0": [("u", 60, END, "1", True)]}
     assert times(place([gpu(0), gpu(1, given)], [two])) == {"u": 140}
@@ -109,7 +113,7 @@ def test_a_count_that_moves_is_one_claim_with_one_start_and_one_end():
         ("u/count", 5, 90, True)
     }
     assert times(found) == {"u": 75}
-    assert found.excess == [Excess("u", "u", 60, 70, Fraction(1))]
+    assert found.excess == [ClaimExcess("u", "u", 60, 70, Fraction(1))]
 
 
 def test_a_later_count_leaves_the_gpus_that_another_has():
@@ -125,7 +129,7 @@ def test_precedence_decides_who_fits():
     assert times(place(gpus, [early, late])) == {"j10": 200, "j9": 100}, "10 is after 9"
     later = count(2, 50, END, name="a")
     assert times(place(gpus, [early, later])) == {"j9": 150, "a": 100}
-    high = count(3, name="low", level=Level.SCHEDULER_LIST)
+    high = count(3, name="low", level=ClaimAuthority.SCHEDULER_LIST)
     assert times(place(gpus, [high, later])) == {"low": 300}
 
 
@@ -136,14 +140,14 @@ def test_fractions_take_what_is_left_and_are_split():
     found = place([gpu(0), gpu(1)], [count(2, share=Fraction(1, 3))])
     assert shown(found) == {"g0": [("u", 0, END, "1/3", True)], "g1": [("u", 0, END, "1/3", True)]}
     found = place([gpu(0, half)], [count(2, share=Fraction(1, 3))])
-    assert found.excess == [Excess("u", "u", 0, END, Fraction(1, 6))]
+    assert found.excess == [ClaimExcess("u", "u", 0, END, Fraction(1, 6))]
 
 
 def test_a_gpu_that_leaves_its_node_is_held_no_more():
     found = place([gpu(0, stays=((0, 30),)), gpu(1, stays=((30, END),))], [count(1)])
     assert times(found) == {"u": 100}
     assert found.excess == []
-    assert place([], [count(1, 0, 10)]).excess == [Excess("u", "u", 0, 10, Fraction(1))]
+    assert place([], [count(1, 0, 10)]).excess == [ClaimExcess("u", "u", 0, 10, Fraction(1))]
 
 
 spans = st.tuples(st.integers(0, 9), st.integers(0, 9)).map(
@@ -194,13 +198,13 @@ def test_at_each_instant_as_many_fit_as_any_placement_gives(held, wanted):
                            for o in claims), "a whole GPU has one of them"  # fmt: skip
 
 
-R = Level.REVIEW
+R = ClaimAuthority.REVIEW
 shares = st.sampled_from([Fraction(1), Fraction(1, 2), Fraction(1, 3), Fraction(3, 4)])
 workloads = st.sampled_from(["", "w"])
 
 
 @st.composite
-def counts_of(draw: st.DrawFn, *levels: Level) -> UnplacedClaim:
+def counts_of(draw: st.DrawFn, *levels: ClaimAuthority) -> UnplacedClaim:
     start, end = draw(spans)
     level, number = draw(st.sampled_from(levels)), draw(st.integers(1, 3))
     name = draw(st.sampled_from(["j", "j5", "j#7"])) + draw(st.sampled_from(["", "a", "b"]))
@@ -209,14 +213,14 @@ def counts_of(draw: st.DrawFn, *levels: Level) -> UnplacedClaim:
 
 
 @st.composite
-def named_claims(draw: st.DrawFn, *levels: Level) -> Claim:
+def named_claims(draw: st.DrawFn, *levels: ClaimAuthority) -> MeteredClaim:
     level, share = draw(st.sampled_from(levels)), draw(shares)
     name, review = f"c{draw(st.integers(0, 99))}", "late" if level is R else ""
     return claim(level, *draw(spans), name, workload=draw(workloads), source="cgroup", review=review,
                  exclusive=share == 1, share=None if share == 1 else share)  # fmt: skip
 
 
-def parted(one: UnplacedClaim | Claim, at: int) -> list[UnplacedClaim | Claim]:
+def parted(one: UnplacedClaim | MeteredClaim, at: int) -> list[UnplacedClaim | MeteredClaim]:
     """A claim whose end was reported late, and now waits from an instant on."""
     if not one.start_ns < at < one.end_ns:
         return [one]
@@ -224,7 +228,7 @@ def parted(one: UnplacedClaim | Claim, at: int) -> list[UnplacedClaim | Claim]:
     late = replace(
         one, id=f"{one.id}#{at}", from_ns=at, review="end of a claim reported late", **more
     )
-    if isinstance(one, Claim):
+    if isinstance(one, MeteredClaim):
         late = replace(late, start_ns=at)
     return [replace(one, end_ns=at, **more), late]
 
@@ -256,7 +260,7 @@ def test_what_is_under_review_moves_no_other_claim(held, counts, late_claims, la
     names = {one.tenant for one in counts}
     before = place([gpu(number, *claims) for number, claims in enumerate(held)], counts)
     times_ = [5 * number for number in cuts]
-    also: list[list[Claim]] = [
+    also: list[list[MeteredClaim]] = [
         [part for at, one in enumerate(some) for part in parted(one, times_[at % len(times_)])]
         for some in held
     ]

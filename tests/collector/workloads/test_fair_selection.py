@@ -5,14 +5,22 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.workloads.holding import Holding, JobKey
-from collector.workloads.roster import MAX_JOBS_OF_A_NODE, Job, Place, fair_selection
+from collector.workloads.job_roster import (
+    MAX_JOBS_OF_A_NODE,
+    JobHolding,
+    JobKey,
+    RunningJob,
+    SeatedGpu,
+    fair_selection,
+)
 
 
-def job(number: int, *nodes: str) -> Job:
+def job(number: int, *nodes: str) -> RunningJob:
     key = JobKey("tenant", "slurm", str(number))
-    places = (Place(f"GPU-{number}-{n}", 0, Holding(key, n, 840, 0), alone=True) for n in nodes)
-    return Job(key, number, tuple(places))
+    places = (
+        SeatedGpu(f"GPU-{number}-{n}", 0, JobHolding(key, n, 840, 0), alone=True) for n in nodes
+    )
+    return RunningJob(key, number, tuple(places))
 
 
 def test_thousands_of_invented_jobs_hide_none_of_another_node():

@@ -10,18 +10,17 @@ import numpy as np
 import pytest
 from support.story import Reporter, accept, at, core_in, ended, started
 
-from collector.account.live import LiveAccount
+from collector.account.live_account import LiveAccount
 from collector.config import CollectorSettings
-from collector.evidence.assemble import Files
-from collector.files import claims_file, tenants_file
-from collector.view_refresh import Refresher
-from collector.workloads.holding import pattern_of
-from collector.workloads.view import Jobs
+from collector.evidence.gpu_evidence import AdministratorInputs
+from collector.files import tenancy_files
+from collector.view_refresh import ViewRefresher
+from collector.workloads.job_roster import pattern_of
+from collector.workloads.job_view import RunningJobs
 from railscope.catalog import gpu_activity
 from railscope.catalog import jobs as catalog
 from railscope.catalog.entities import GPU
-from railscope.entity import Entity
-from railscope.frame import Event, Schema
+from railscope.frame import Entity, Event, Schema
 from railscope.reading import Absent
 from railscope.settings import SettingsError
 
@@ -45,13 +44,17 @@ def busy(node: str) -> list[Schema]:
 class Site:
     """A collector's state, and nodes that report to it."""
 
-    def __init__(self, directory: Path, files: Files | None = None, max_jobs: int = 100) -> None:
+    def __init__(
+        self, directory: Path, files: AdministratorInputs | None = None, max_jobs: int = 100
+    ) -> None:
         self.core = core_in(directory)
         self.reporters: dict[str, Reporter] = {}
         self.now = 0
-        self.refresher = Refresher(
+        self.refresher = ViewRefresher(
             self.core,
-            LiveAccount(self.core.evidence, lambda: files or Files(), pod_jobs=POD_JOBS),
+            LiveAccount(
+                self.core.evidence, lambda: files or AdministratorInputs(), pod_jobs=POD_JOBS
+            ),
             stale_seconds=30,
             period_seconds=1,
             wall_ns=lambda: at(self.now),
@@ -77,7 +80,7 @@ class Site:
             object.__setattr__(frame, "reasons", reasons)
         accept(self.core, [reporter.record([*frames, *rows])])
 
-    async def jobs(self, second: int) -> Jobs:
+    async def jobs(self, second: int) -> RunningJobs:
         """The jobs at a second."""
         self.now = second
         return (await self.refresher.refresh()).jobs
@@ -87,7 +90,7 @@ def unnamed(_: str, gpu: str) -> dict[str, str]:
     return {"index": "", "uuid": gpu, "pci_address": ""}
 
 
-def told(jobs: Jobs) -> list[dict[str, Any]]:
+def told(jobs: RunningJobs) -> list[dict[str, Any]]:
     return [jobs.to_json(job, unnamed) for job in jobs.jobs]
 
 
@@ -245,7 +248,9 @@ async def test_an_administrators_word_says_whose_it_is_and_the_scheduler_what_ru
         "tenant,holds,from,to\nspeech,n1,2020-01-01T00:00:00Z,\nspeech,n2,2020-01-01T00:00:00Z,\n"
     )
     owners = "tenant,source,owner,from,to\nvision,slurm,vision,2020-01-01T00:00:00Z,\n"
-    files = Files(claims_file.parse(lines), tenants_file.parse(owners))
+    files = AdministratorInputs(
+        tenancy_files.parse_claims(lines), tenancy_files.parse_tenants(owners)
+    )
     site = Site(tmp_path, files)
     site.report("n1", 10, (90, 80), *claims("4711", "n1-0", tenant=""))
     site.report("n2", 10, (90, 80))

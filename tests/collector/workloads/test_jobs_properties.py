@@ -15,26 +15,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.batches import batch_of
 
-from collector.account.tally import HELD
-from collector.fleet.fleet import Update
-from collector.fleet.schemas import Schemas
+from collector.account.account_sums import HELD
+from collector.fleet.fleet import NodeUpdate
+from collector.fleet.schemas import StoredSchemas
 from collector.metering.tiling import GpuTimeline
 from collector.metering.units import GPU_CAPACITY, Tiling
-from collector.state.core import Core
-from collector.workloads.averages import OVER_SECONDS, Averages
-from collector.workloads.gathered import Gathered, PerSeat, Readings
-from collector.workloads.holding import Holding, JobKey, holdings
-from collector.workloads.roster import NO_JOB, Job, Place, Roster
-from collector.workloads.seating import Seating
-from collector.workloads.straggler import Straggler, compare
-from collector.workloads.view import Jobs
+from collector.state.collector_state import CollectorState
+from collector.workloads.job_readings import (
+    OVER_SECONDS,
+    FleetSeats,
+    GatheredReadings,
+    MeasureAverages,
+    SeatReadings,
+    SeatValues,
+)
+from collector.workloads.job_roster import (
+    NO_JOB,
+    JobHolding,
+    JobKey,
+    JobRoster,
+    RunningJob,
+    SeatedGpu,
+    holdings,
+)
+from collector.workloads.job_view import RunningJobs, Straggler, compare_gpus
 from railscope.catalog import METRICS, gpu, gpu_activity
 from railscope.catalog import jobs as catalog
 from railscope.catalog.declare import Kind, Rollup
 from railscope.catalog.entities import GPU, GPU_CLOCK, RDMA_PORT
 from railscope.catalog.rollup import derived_name
-from railscope.entity import Entity
-from railscope.frame import Schema
+from railscope.frame import Entity, Schema
 from railscope.wire import to_wire_schema
 
 SECOND = 1_000_000_000
@@ -70,20 +80,20 @@ GPUS = tuple(f"GPU-{number}" for number in range(6))
 keys = st.builds(JobKey, st.sampled_from(["red", "blue"]), st.just("slurm"), st.sampled_from("123"))
 parts = st.lists(keys, max_size=3, unique=True).flatmap(
     lambda jobs: st.sampled_from(["n1", "n2"]).map(
-        lambda node: [Holding(job, node, GPU_CAPACITY // len(jobs), 1) for job in jobs]
+        lambda node: [JobHolding(job, node, GPU_CAPACITY // len(jobs), 1) for job in jobs]
     )
 )
 
 
 @given(st.lists(st.tuples(st.sampled_from(GPUS), parts), max_size=40))
 def test_the_roster_is_what_was_put_last(puts):
-    roster, model = Roster(), {}
+    roster, model = JobRoster(), {}
     for name, held in puts:
         roster.put(name, held)
         model[name] = held
         for node in {holding.node for holding in held}:
             assert node in roster.touched
-        expected: dict[JobKey, dict[str, Holding]] = defaultdict(dict)
+        expected: dict[JobKey, dict[str, JobHolding]] = defaultdict(dict)
         for gpu_name, holding in ((g, h) for g, found in model.items() for h in found):
             expected[holding.job][gpu_name] = holding
         jobs = roster.jobs()
@@ -102,10 +112,12 @@ def test_the_roster_is_what_was_put_last(puts):
 
 
 def test_many_gpus_have_seats_and_leave_them_again():
-    roster = Roster()
+    roster = JobRoster()
     for turn in range(3):
         for number in range(1000):
-            roster.put(f"GPU-{number}", [Holding(JobKey("t", "slurm", str(turn)), "n", 840, turn)])
+            roster.put(
+                f"GPU-{number}", [JobHolding(JobKey("t", "slurm", str(turn)), "n", 840, turn)]
+            )
         (job,) = roster.jobs()
         assert len(job.places) == 1000
         assert set(roster.job_of_seat[[p.seat for p in job.places]]) == {job.number}
@@ -143,7 +155,7 @@ def node_schemas(node: str, rails: tuple[str, ...]) -> list[Schema]:
 NODES = {"n1": ("0", "1"), "n2": ("0", "1"), "n3": ("0", "0"), "n4": ("", "")}
 SCHEMAS = {node: node_schemas(node, rails) for node, rails in NODES.items()}
 _directory = tempfile.TemporaryDirectory()
-KNOWN = Schemas(Path(_directory.name) / "schemas")
+KNOWN = StoredSchemas(Path(_directory.name) / "schemas")
 KNOWN.open()
 WIRE = {
     (node, schema.stream): (schema, KNOWN.put(to_wire_schema(schema)))
@@ -170,9 +182,9 @@ def fleets(draw):
     return streams, held
 
 
-def view_of(streams, held) -> Jobs:
+def view_of(streams, held) -> RunningJobs:
     """What the collector makes of it."""
-    core, roster = Core(KNOWN), Roster()
+    core, roster = CollectorState(KNOWN), JobRoster()
     for (node, stream), (first, last, codes, fresh) in streams.items():
         _, known = WIRE[node, stream]
         batch = batch_of(
@@ -180,16 +192,16 @@ def view_of(streams, held) -> Jobs:
             reasons=[codes, codes],
         )  # fmt: skip
         instant_ns = NOW if fresh else SECOND
-        core.fleet.apply(Update(node, "r", "b", known.layout, batch, instant_ns))
+        core.fleet.apply(NodeUpdate(node, "r", "b", known.layout, batch, instant_ns))
     for (node, name), jobs in held.items():
-        roster.put(name, [Holding(job, node, 840 // len(jobs), 1) for job in jobs])
-    seating, gathered = Seating(core, roster), Gathered()
+        roster.put(name, [JobHolding(job, node, 840 // len(jobs), 1) for job in jobs])
+    seating, gathered = FleetSeats(core, roster), GatheredReadings()
     asyncio.run(seating.refresh(lambda: asyncio.sleep(0)))
     for block in core.fleet.blocks():
         rows, table = core.fleet.fresh(block, 50 * SECOND, NOW), seating.of(block)
         if table:
             gathered.add(table, seating.settled(block, rows))
-    return Jobs(
+    return RunningJobs(
         NOW, tuple(roster.jobs()), 0, gathered, roster.job_of_seat, roster.numbers, frozenset()
     )
 
@@ -245,15 +257,15 @@ def test_rollups_over_jobs_are_what_a_straight_calculation_gives(drawn):
 def test_the_straggler_is_the_one_furthest_below_the_median(seats):
     jobs = np.array([job for job, _ in seats], np.int32)
     values = np.array([math.nan if v is None else float(v) for _, v in seats])
-    compared = compare(PerSeat(values, np.isnan(values).astype(np.uint8)), jobs, 4)
+    compared = compare_gpus(SeatValues(values, np.isnan(values).astype(np.uint8)), jobs, 4)
     for number in range(4):
         told = [v for job, v in seats if job == number and v is not None]
         places = tuple(
-            Place(str(seat), seat, Holding(KEY, "n", 840, 1), alone=True)
+            SeatedGpu(str(seat), seat, JobHolding(KEY, "n", 840, 1), alone=True)
             for seat, (job, _) in enumerate(seats)
             if job == number
         )
-        found = compared.of(Job(KEY, number, places))
+        found = compared.of(RunningJob(KEY, number, places))
         if len(places) < 2 or len(told) < 2 or statistics.median(told) == 0:
             assert isinstance(found, str)
             assert found
@@ -279,7 +291,7 @@ refreshes = st.lists(
 @given(refreshes)
 def test_means_are_of_the_present_job_and_forget_in_a_minute(steps):
     """Three seats, each with the job that has it, and what was read."""
-    averages = Averages()
+    averages = MeasureAverages()
     history: list[list[tuple[float, float]]] = [[] for _ in range(3)]
     before, now_ns = [-1, -1, -1], SECOND
     key = (gpu_activity.GPU_SM_ACTIVITY, ())
@@ -287,9 +299,9 @@ def test_means_are_of_the_present_job_and_forget_in_a_minute(steps):
         seconds = pause if turn else 1
         now_ns += seconds * SECOND
         read = [(seat, value) for seat, (_, value) in enumerate(seats) if value is not None]
-        gathered = Gathered({key: 0})
+        gathered = GatheredReadings({key: 0})
         gathered.take(
-            Readings(
+            SeatReadings(
                 np.array([seat for seat, _ in read], np.int32),
                 np.zeros(len(read), np.int32),
                 np.array([value for _, value in read], np.float64),

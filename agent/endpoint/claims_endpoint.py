@@ -1,0 +1,333 @@
+"""API of `railscope claim`: HTTP and JSON over a Unix socket that only root may use.
+
+    POST /v1/claims            start a claim: {"id", "gpus": [...], "tenant" or "owner", "workload", ...}
+    POST /v1/claims/ID/end     end a claim: {} or {"end": RFC 3339}
+    GET  /v1/claims            all claims in force, from every claim provider
+
+Status 200 means that the change is on disk. Repeating a request changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hmac
+import ipaddress
+import re
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import unquote
+
+import msgspec
+import structlog
+
+from agent.config import TenancySettings
+from agent.endpoint.http_server import AgentRequest, AgentResponse, HttpServer
+from agent.host import Clock
+from agent.sources.tenancy import ClaimSource
+from agent.tenancy import devices as naming
+from agent.tenancy.claims import COMMAND_SOURCE, BootTime, NodeClaim
+from agent.tenancy.command_claims import (
+    ClaimConflictError,
+    ClaimNotStoredError,
+    CommandClaim,
+    UnknownClaimError,
+)
+from agent.tenancy.devices import UNKNOWN_NUMBER, ClaimableDevice, GpuNames
+from agent.tenancy.state_directory import CLAIMS_PATH, CLAIMS_SOCKET
+from railscope.device_shares import ShareError, parse_written_share, share_text
+from railscope.server_connections import split_address
+from railscope.settings import SettingsError
+
+log = structlog.get_logger(__name__)
+
+MAX_BODY_BYTES = 64 << 10
+_END = re.compile(rf"{CLAIMS_PATH}/([^/]+)/end")
+_RETRY_NS = 2_000_000_000
+_MAX_FUTURE_NS = 60_000_000_000
+_NS = 1_000_000_000
+_ROOT_ONLY = 0o600
+_SOCKET_PATH_LIMIT = 108
+
+ClaimText = Annotated[str, msgspec.Meta(max_length=256, pattern=r"^[^\x00-\x1f\x7f]*\Z")]
+ClaimId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,127}\Z")]
+
+
+class ClaimStartRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Request that starts a claim. `again`: an id that has ended may start once more."""
+
+    id: ClaimId
+    gpus: Annotated[list[ClaimText], msgspec.Meta(min_length=1, max_length=256)]
+    tenant: ClaimText = ""
+    owner: ClaimText = ""
+    workload: ClaimText = ""
+    exclusive: bool = True
+    share: ClaimText = ""
+    system: bool = False
+    start: datetime | None = None
+    again: bool = False
+
+
+class ClaimEndRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Request that ends a claim, by default now."""
+
+    end: datetime | None = None
+
+
+class _RequestRejectedError(Exception):
+    """A rejected request: a status and a reason."""
+
+    def __init__(self, status: HTTPStatus, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def _status(error: Exception) -> HTTPStatus:
+    if isinstance(error, _RequestRejectedError):
+        return error.status
+    if isinstance(error, ClaimNotStoredError):
+        return HTTPStatus.SERVICE_UNAVAILABLE
+    return HTTPStatus.NOT_FOUND if isinstance(error, UnknownClaimError) else HTTPStatus.CONFLICT
+
+
+class ClaimsEndpoint:
+    """Serves the claims of one agent until closed."""
+
+    def __init__(
+        self, settings: TenancySettings, state: Path, tenancy: ClaimSource, clock: Clock
+    ) -> None:
+        """Raises SettingsError for a setting that cannot work."""
+        self._is_asked_for = bool(settings.socket)
+        self._path = Path(settings.socket) if settings.socket else state / CLAIMS_SOCKET
+        self._listen = settings.listen
+        self._token = _read_token(settings)
+        self._tenancy, self._clock = tenancy, clock
+        self._servers: list[HttpServer] = []
+        self._is_bound = False
+
+    async def start(self) -> None:
+        """Listen on the socket, and on the configured address. Raises SettingsError."""
+        await self._serve_socket(is_first=True)
+        if self._listen:
+            server = HttpServer(self._respond_to_token, MAX_BODY_BYTES)
+            self._servers.append(server)
+            await server.start(self._listen, None)
+
+    async def keep_trying(self) -> None:
+        """Retry until the directory of the socket can be used."""
+        while not self._is_bound:
+            await self._clock.sleep_until(self._clock.now().boot_ns + _RETRY_NS)
+            await self._serve_socket(is_first=False)
+
+    async def _serve_socket(self, *, is_first: bool) -> None:
+        try:
+            listening = _bind_socket(self._path)
+        except OSError as error:
+            message = f"cannot listen on {self._path}: {error.strerror or error}"
+            if is_first and (self._is_asked_for or error.errno == errno.EADDRINUSE):
+                raise SettingsError(message) from error
+            if is_first:
+                log.warning("claims_socket_missing", problem=message,
+                            advice="make the state directory writable: it is tried again")  # fmt: skip
+            return
+        self._is_bound = True
+        server = HttpServer(self._respond, MAX_BODY_BYTES)
+        self._servers.append(server)
+        await server.start_unix(listening)
+        if not is_first:
+            log.info("claims_socket_opened", path=str(self._path))
+
+    async def close(self) -> None:
+        """Stop listening and remove the socket."""
+        for server in self._servers:
+            await server.close()
+        if self._is_bound:
+            with suppress(OSError):
+                self._path.unlink()
+
+    async def _respond_to_token(self, request: AgentRequest) -> AgentResponse:
+        given = request.headers.get("authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+            return _json_response(
+                {"error": "show the token of tenancy.token"}, HTTPStatus.UNAUTHORIZED
+            )
+        return await self._respond(request)
+
+    async def _respond(self, request: AgentRequest) -> AgentResponse:
+        try:
+            return await self._answer(request)
+        except msgspec.DecodeError as error:
+            is_json = isinstance(error, msgspec.ValidationError)
+            status = HTTPStatus.UNPROCESSABLE_ENTITY if is_json else HTTPStatus.BAD_REQUEST
+            return _json_response({"error": str(error)}, status)
+        except (
+            _RequestRejectedError,
+            ClaimConflictError,
+            UnknownClaimError,
+            ClaimNotStoredError,
+        ) as error:
+            return _json_response({"error": str(error.args[-1])}, _status(error))
+
+    async def _answer(self, request: AgentRequest) -> AgentResponse:
+        end = _END.fullmatch(request.path)
+        if request.path == CLAIMS_PATH and request.method in {"GET", "HEAD"}:
+            return _json_response({"claims": self._in_force()})
+        if request.path == CLAIMS_PATH and request.method == "POST":
+            start = msgspec.json.decode(request.body, type=ClaimStartRequest)
+            claim = self._claim(start)
+            told = self._tenancy.told
+            kept = await asyncio.to_thread(told.start, claim, again=start.again)
+            return _json_response({"claim": _claim_json(kept)})
+        if end and request.method == "POST":
+            when = msgspec.json.decode(request.body or b"{}", type=ClaimEndRequest).end
+            edge = self._instant(when, "end")
+            kept = await asyncio.to_thread(self._tenancy.told.end, unquote(end[1]), *edge)
+            return _json_response({"claim": _claim_json(kept)})
+        known = request.path == CLAIMS_PATH or end
+        status = HTTPStatus.METHOD_NOT_ALLOWED if known else HTTPStatus.NOT_FOUND
+        message = f"no {request.method} {request.path}: there are GET and POST {CLAIMS_PATH}, POST {CLAIMS_PATH}/ID/end"
+        raise _RequestRejectedError(status, message)
+
+    def _claim(self, start: ClaimStartRequest) -> CommandClaim:
+        if not start.tenant and not start.owner:
+            raise _RequestRejectedError(HTTPStatus.UNPROCESSABLE_ENTITY, "say tenant or owner")
+        devices = dict.fromkeys(self._device(text) for text in start.gpus)
+        start_ns, start_boot = self._instant(start.start, "start")
+        share = _parse_share(start)
+        return CommandClaim(
+            id=start.id, devices=tuple(devices), tenant=start.tenant, owner=start.owner,
+            workload=start.workload, exclusive=start.exclusive and not share, share=share,
+            system=start.system, start_ns=start_ns, start_boot=start_boot,
+        )  # fmt: skip
+
+    def _device(self, text: str) -> ClaimableDevice:
+        devices = self._tenancy.devices
+        found = naming.find_device(text, devices)
+        if found:
+            return found
+        if not devices.all:
+            message = "the agent does not know of any GPU yet: try again in some seconds"
+            raise _RequestRejectedError(HTTPStatus.SERVICE_UNAVAILABLE, message)
+        message = f"no GPU {text!r} here: name it by {naming.DEVICE_NAME_KINDS}; there are {devices.names}"
+        raise _RequestRejectedError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
+
+    def _instant(self, when: datetime | None, what: str) -> tuple[int, BootTime | None]:
+        """Return the specified time, or else now: nanoseconds since the epoch, and on the boot clock."""
+        now, history = self._clock.now(), self._tenancy.clock
+        if when is None:
+            return now.wall_ns, history.now(now)
+        if when.tzinfo is None:
+            message = f"{what} has no offset: write {when.isoformat()}Z for UTC"
+            raise _RequestRejectedError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
+        since = when - datetime(1970, 1, 1, tzinfo=UTC)
+        told_ns = (since.days * 86_400 + since.seconds) * _NS + since.microseconds * 1000
+        if told_ns > now.wall_ns + _MAX_FUTURE_NS:
+            message = f"{what} is not over yet: tell it when it is"
+            raise _RequestRejectedError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
+        return told_ns, history.at(told_ns)
+
+    def _in_force(self) -> list[dict[str, str]]:
+        """Return the claims of the last poll, and those made since."""
+        gpus = self._tenancy.devices.all
+        found = [_claim_row(one.adapter, one.id, one.held, gpus) for one in self._tenancy.open]
+        known = {(row["id"], row["device"]) for row in found}
+        held = (one for one in self._tenancy.told.held if one.end_ns is None)
+        since = [_claim_row(COMMAND_SOURCE, "", one, gpus) for one in held]
+        return found + [row for row in since if (row["id"], row["device"]) not in known]
+
+
+def _claim_row(
+    reported_by: str, name: str, held: NodeClaim, gpus: Mapping[str, GpuNames]
+) -> dict[str, str]:
+    """Return a claim as a row with all names of its GPU; a claim made by command has its own id."""
+    gpu = gpus.get(held.gpu)
+    return {
+        "id": held.reference if reported_by == COMMAND_SOURCE else name, "reported_by": reported_by,
+        "source": held.source, "level": held.level.word, "workload": held.workload,
+        "owner": held.owner, "tenant": held.tenant, "gpu": held.gpu, "device": held.part,
+        "index": str(gpu.index) if gpu and gpu.index != UNKNOWN_NUMBER else "",
+        "pci_address": gpu.pci_address if gpu else "",
+        "share": held.share, "count": str(held.count or ""),
+        "start": _format_timestamp(held.start_ns or 0),
+    }  # fmt: skip
+
+
+def _parse_share(start: ClaimStartRequest) -> str:
+    """Return the share of each device as `n/d`; empty for none."""
+    if not start.share:
+        return ""
+    try:
+        return share_text(parse_written_share(start.share))
+    except ShareError as error:
+        raise _RequestRejectedError(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from error
+
+
+def _read_token(settings: TenancySettings) -> str:
+    """Return the token of the address. Raises SettingsError without one, or if it is not loopback."""
+    if not settings.listen:
+        return ""
+    host, _ = split_address(settings.listen)
+    try:
+        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback:
+        message = (
+            f"tenancy.listen {settings.listen} must be an address of loopback: 127.0.0.1 or ::1"
+        )
+        raise SettingsError(message)
+    try:
+        kept = Path(settings.token_file).read_text("utf-8").strip() if settings.token_file else ""
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"tenancy.token_file {settings.token_file} cannot be read: {error}"
+        raise SettingsError(message) from error
+    token = kept or settings.token
+    if not token:
+        message = "tenancy.listen needs tenancy.token_file or tenancy.token"
+        raise SettingsError(message)
+    return token
+
+
+def _bind_socket(path: Path) -> socket.socket:
+    """Bind a socket at a path, for root and the agent's user; a stale socket file is replaced.
+
+    No client can connect before it listens, and it listens after its mode is set. Raises OSError.
+    """
+    if len(str(path)) >= _SOCKET_PATH_LIMIT:
+        raise OSError(errno.ENAMETOOLONG, "the path of a socket has at most 107 bytes")
+    if path.is_socket():
+        with socket.socket(socket.AF_UNIX) as there:
+            if there.connect_ex(str(path)) != errno.ECONNREFUSED:
+                raise OSError(errno.EADDRINUSE, "another agent serves it")
+        path.unlink()
+    listening = socket.socket(socket.AF_UNIX)
+    try:
+        listening.bind(str(path))
+        path.chmod(_ROOT_ONLY)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def _claim_json(claim: CommandClaim) -> dict[str, Any]:
+    return {
+        "id": claim.id, "devices": [device.id for device in claim.devices],
+        "tenant": claim.tenant, "owner": claim.owner, "workload": claim.workload,
+        "start": _format_timestamp(claim.start_ns),
+        "end": None if claim.end_ns is None else _format_timestamp(claim.end_ns),
+    }  # fmt: skip
+
+
+def _format_timestamp(instant_ns: int) -> str:
+    """Format as RFC 3339 in seconds; the events contain the exact times."""
+    return datetime.fromtimestamp(instant_ns // _NS, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _json_response(content: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> AgentResponse:
+    return AgentResponse(msgspec.json.encode(content) + b"\n", "application/json", status)

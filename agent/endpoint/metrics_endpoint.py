@@ -1,0 +1,134 @@
+"""Metrics endpoint: /metrics and /metrics/dcgm in both text formats, health, readiness, landing page."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from html import escape
+from http import HTTPStatus
+
+from agent.endpoint.http_server import AgentRequest, AgentResponse
+from agent.sampling.status import STARTING, SourceState
+from railscope import __version__
+from railscope.exposition import Exposition, TextFormat
+from railscope.frame import Frame
+
+_OPEN_PATHS = {"/-/healthy", "/-/ready"}
+
+
+class MetricsEndpoint:
+    """Serves the latest readings, except those that are stale."""
+
+    def __init__(
+        self,
+        node: str,
+        statuses: Callable[[], Iterable[SourceState]],
+        now_ns: Callable[[], int],
+        token: str,
+        cost: Callable[[], str] = lambda: "",
+    ) -> None:
+        self._node = node
+        self._cost = cost
+        self._statuses = statuses
+        self._now_ns = now_ns
+        self.token = token
+        self._exposition = Exposition()
+        self._dcgm: Callable[[Iterable[Frame], TextFormat], str] | None = None
+
+    def respond(self, request: AgentRequest) -> AgentResponse:
+        """Respond to a request."""
+        if self.token and request.path not in _OPEN_PATHS and not self._may_read(request):
+            text = "401: show the page token of the agent as bearer token"
+            refused = AgentResponse.text(text, HTTPStatus.UNAUTHORIZED)
+            return replace(refused, headers={"WWW-Authenticate": "Bearer"})
+        answers = {
+            "/": self._landing,
+            "/metrics": lambda asked: _exposition_response(asked, self.text),
+            "/metrics/dcgm": lambda asked: _exposition_response(asked, self.dcgm_text),
+            "/-/healthy": lambda _: AgentResponse.text("healthy"),
+            "/-/ready": self._ready,
+        }
+        answer = answers.get(request.path)
+        if answer is None:
+            text = "404: there is /metrics, /metrics/dcgm, /-/healthy and /-/ready"
+            return AgentResponse.text(text, HTTPStatus.NOT_FOUND)
+        return answer(request)
+
+    def _may_read(self, request: AgentRequest) -> bool:
+        shown = request.headers.get("authorization", "").removeprefix("Bearer ")
+        return hmac.compare_digest(shown.encode(), self.token.encode())
+
+    def fresh_frames(self) -> list[Frame]:
+        """Return the frames that are not stale, in the order of the sources."""
+        now_ns = self._now_ns()
+        frames = (status.fresh_frame(now_ns) for status in self._statuses())
+        return [frame for frame in frames if frame]
+
+    def text(self, text_format: TextFormat) -> str:
+        """Render the exposition."""
+        return self._exposition.render(self.fresh_frames(), text_format)
+
+    def dcgm_text(self, text_format: TextFormat) -> str:
+        """Render the exposition under the names of dcgm-exporter."""
+        if self._dcgm is None:
+            from agent.endpoint.dcgm import DcgmExposition  # noqa: PLC0415 - rarely needed
+
+            self._dcgm = DcgmExposition(self._node).render
+        return self._dcgm(self.fresh_frames(), text_format)
+
+    def forget(self) -> None:
+        """Drop cached exposition state; the next scrape builds it again."""
+        self._exposition = Exposition()
+        self._dcgm = None
+
+    def _ready(self, _: AgentRequest) -> AgentResponse:
+        waiting = [s.source.name for s in self._statuses() if s.state == STARTING]
+        if waiting:
+            text = f"waiting for {', '.join(waiting)}"
+            return AgentResponse.text(text, HTTPStatus.SERVICE_UNAVAILABLE)
+        return AgentResponse.text("ready")
+
+    def _landing(self, _: AgentRequest) -> AgentResponse:
+        rows = "".join(
+            f"<tr><td>{escape(status.source.name)}<td class={status.state_name}>{status.state_name}"
+            f"<td>{len(status.frame.values) if status.frame else 0}"
+            f"<td>{_format_period(status)}<td>{status.duration_ns / 1e6:.2f} ms<td>{_format_cpu_time(status)}"
+            f"<td>{status.missed_ticks}<td>{escape(status.problem)}"
+            for status in self._statuses()
+        )
+        cost = escape(self._cost())
+        body = _LANDING.format(node=escape(self._node), version=__version__, cost=cost, rows=rows)
+        return AgentResponse(body.encode(), "text/html; charset=utf-8")
+
+
+def _format_period(status: SourceState) -> str:
+    """Format the present period, with the configured one if the governor has lengthened it."""
+    configured = f"{status.source.period_seconds:g} s"
+    if status.stretch == 1:
+        return configured
+    return f"<b>{status.period_ns / 1e9:g} s</b>, not {configured}"
+
+
+def _format_cpu_time(status: SourceState) -> str:
+    """Format the processor time of the last read."""
+    return f"{status.spent.total.cpu_ns / 1e6:.2f} ms" if status.spent else ""
+
+
+def _exposition_response(request: AgentRequest, text: Callable[[TextFormat], str]) -> AgentResponse:
+    text_format = TextFormat.accepted(request.headers.get("accept", ""))
+    return AgentResponse(text(text_format).encode(), text_format.value)
+
+
+_LANDING = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>Railscope agent: {node}</title>
+<style>body{{font:15px system-ui;margin:2rem}}td,th{{padding:.2rem .8rem;text-align:left}}
+.failed{{color:#b00}}.partial{{color:#a60}}.ok{{color:#070}}</style>
+<h1>Railscope agent on {node}</h1>
+<p>Version {version}. <a href="/metrics">Metrics</a>,
+<a href="/metrics/dcgm">metrics under the names of dcgm-exporter</a>, <a href="/-/healthy">healthy</a>,
+<a href="/-/ready">ready</a>.</p>
+<p>Processor time of the agent: {cost}.</p>
+<table><tr><th>source<th>state<th>readings<th>period<th>last read<th>its processor time<th>missed ticks<th>problem
+{rows}</table></html>
+"""

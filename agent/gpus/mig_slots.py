@@ -1,0 +1,159 @@
+"""Slots of a GPU that a MIG device occupies.
+
+A GPU with seven MIG devices has 7 compute slices (120 slots each) and 8 memory slices (105 slots
+each); a GPU with four has 4 of each (210 slots each). A GPU instance has a placement, counted in
+memory slices; its compute slices begin at the same number. Sources: NVIDIA Multi-Instance GPU User
+Guide, "Partitioning" and "Supported MIG Profiles"; nvml.h, nvmlGpuInstancePlacement_t.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+CAPACITY = 840
+MAX_DEVICES = 7
+"""Maximum of MIG devices per GPU if the driver does not report it."""
+_FOUR, _SEVEN, _EIGHT = 4, 7, 8
+_PROFILE = re.compile(r"(?:(?P<part>\d+)c\.)?(?P<slices>\d+)g\.(?P<gigabytes>\d+)gb.*")
+_MEMORY_SLICES = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
+"""Memory slices of a GPU instance by its compute slices, if the driver does not report its size."""
+
+
+class GpuSlotRange(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """Slots [low, high) of the 840 slots of a GPU."""
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        """Reject a range outside the GPU."""
+        if not 0 <= self.low < self.high <= CAPACITY:
+            message = f"{self.low}-{self.high} are no slots of {CAPACITY}"
+            raise ValueError(message)
+
+    @property
+    def word(self) -> str:
+        """The range as `low-high`."""
+        return f"{self.low}-{self.high}"
+
+    def overlaps(self, other: GpuSlotRange) -> bool:
+        """True if the two ranges share a slot."""
+        return self.low < other.high and other.low < self.high
+
+
+WHOLE_GPU = GpuSlotRange(0, CAPACITY)
+
+
+def count_covered_slots(slots: Iterable[GpuSlotRange]) -> int:
+    """Number of slots in at least one of the ranges."""
+    count = at = 0
+    for each in sorted(slots):
+        count += max(each.high - max(each.low, at), 0)
+        at = max(at, each.high)
+    return count
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedMigDevice:
+    """A MIG device as reported by the driver; `start` and `size` are None if it does not report them."""
+
+    uuid: str
+    profile: str
+    gpu_instance: int
+    compute_instance: int
+    start: int | None = None
+    size: int | None = None
+    most: int = MAX_DEVICES
+    """Maximum number of MIG devices of the GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class MigSlots:
+    """Compute and memory slots of a MIG device."""
+
+    compute: GpuSlotRange
+    memory: GpuSlotRange
+
+
+def find_mig_slots(instances: Sequence[ReportedMigDevice]) -> dict[str, MigSlots]:
+    """Slots of each MIG device of one GPU, by UUID; devices with an unrecognized profile are omitted.
+
+    If the driver does not report placements, they are assigned in the order of the instances,
+    without overlap. Compute instances of one GPU instance share its memory in proportion to their
+    compute slices.
+    """
+    groups: dict[int, list[ReportedMigDevice]] = {}
+    for instance in instances:
+        if _PROFILE.fullmatch(instance.profile):
+            groups.setdefault(instance.gpu_instance, []).append(instance)
+    found: dict[str, MigSlots] = {}
+    taken: list[range] = []
+    known_first = sorted(groups.items(), key=lambda group: (group[1][0].start is None, group[0]))
+    for _, parts in known_first:
+        spot = _memory_range(parts[0], taken)
+        if spot is not None:
+            taken.append(spot)
+            found |= _divide_instance(parts, spot)
+    return found
+
+
+def _memory_range(instance: ReportedMigDevice, taken: list[range]) -> range | None:
+    """Memory slices of a GPU instance."""
+    slices = _slices(instance)
+    size = instance.size or (
+        _MEMORY_SLICES.get(slices, slices) if _has_seven_slices(instance) else slices
+    )
+    if instance.start is not None:
+        return range(instance.start, instance.start + size)
+    end = _EIGHT if _has_seven_slices(instance) else _FOUR
+    last_of_compute = (_SEVEN if _has_seven_slices(instance) else _FOUR) - slices
+    for start in range(0, min(end - size, last_of_compute) + 1, size):
+        if all(start + size <= other.start or other.stop <= start for other in taken):
+            return range(start, start + size)
+    return None
+
+
+def _divide_instance(parts: list[ReportedMigDevice], spot: range) -> dict[str, MigSlots]:
+    """Slots of the compute instances of one GPU instance."""
+    seven = _has_seven_slices(parts[0])
+    slices = _slices(parts[0])
+    unit = CAPACITY // (_SEVEN if seven else _FOUR)
+    memory_unit = CAPACITY // (_EIGHT if seven else _FOUR)
+    compute = GpuSlotRange(spot.start * unit, min((spot.start + slices) * unit, CAPACITY))
+    memory = GpuSlotRange(spot.start * memory_unit, min(spot.stop * memory_unit, CAPACITY))
+    found: dict[str, MigSlots] = {}
+    at = 0
+    for instance in sorted(parts, key=lambda each: each.compute_instance):
+        width = min(_compute_slices(instance), slices - at)
+        if width <= 0:
+            break
+        found[instance.uuid] = MigSlots(
+            _slice_range(compute, at, width, slices), _slice_range(memory, at, width, slices)
+        )
+        at += width
+    return found
+
+
+def _slice_range(of: GpuSlotRange, at: int, width: int, slices: int) -> GpuSlotRange:
+    whole = of.high - of.low
+    return GpuSlotRange(of.low + whole * at // slices, of.low + whole * (at + width) // slices)
+
+
+def _has_seven_slices(instance: ReportedMigDevice) -> bool:
+    return instance.most > _FOUR
+
+
+def _slices(instance: ReportedMigDevice) -> int:
+    """Compute slices of the GPU instance."""
+    found = _PROFILE.fullmatch(instance.profile)
+    return int(found["slices"]) if found else 0
+
+
+def _compute_slices(instance: ReportedMigDevice) -> int:
+    """Compute slices of the compute instance: all of them unless its profile starts with `1c.`."""
+    found = _PROFILE.fullmatch(instance.profile)
+    return int(found["part"] or found["slices"]) if found else 0

@@ -1,0 +1,214 @@
+"""Rules about the driver's reports on a GPU, and about a driver that does not respond.
+
+Sources: nvml.h (NVML_ERROR_GPU_IS_LOST, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION); NVIDIA's Xid catalogue, by
+`railscope.catalog.xids`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from agent.health.rule import (
+    DEGRADED,
+    FAILED,
+    HEALTH,
+    KERNEL_LOG,
+    LOAD,
+    NVLINK,
+    UNKNOWN,
+    AbsentFact,
+    FaultTest,
+    GpuHealthFacts,
+    HealthRule,
+    RequiredActions,
+)
+from agent.streams.kernel_log import JudgedXid
+from railscope.catalog import gpu as c
+from railscope.catalog import gpu_health as h
+from railscope.catalog import gpu_pcie
+from railscope.catalog.declare import Metric
+from railscope.catalog.xids import RECOVERY_ACTIONS, xid
+from railscope.reading import Absent
+
+PRESENCE_METRICS: dict[str, tuple[Metric, ...]] = {
+    LOAD: (c.GPU_POWER, c.GPU_TEMPERATURE, c.GPU_MEMORY_TOTAL),
+    HEALTH: (c.GPU_PERFORMANCE_STATE, gpu_pcie.GPU_PCIE_WIDTH, gpu_pcie.GPU_PCIE_GENERATION),
+}
+"""By source, readings that a GPU has for as long as it is present."""
+_LOST = xid(79)
+_FIRMWARE_XIDS = {119, 120}
+"""The GPU's system processor (GSP) did not respond, or failed: every call ends in a timeout."""
+_UNRESPONSIVE_REASONS = {Absent.TIMEOUT, Absent.ERROR, Absent.DENIED}
+_DRIVER, _, _, _, _MISSING = h.GPU_DEVICE_STATE.states
+_NO_ACTION = 0
+_MAY_FINISH = {3, 4, 5}
+"""Drain P2P, drain and reset, recover the IMEX domain: running jobs may finish."""
+
+
+def _is_lost(facts: GpuHealthFacts) -> bool:
+    """Return True if both sources report it: one may have been read while the driver was unloaded."""
+    pulses = [_has_readings(facts, source) for source in PRESENCE_METRICS]
+    if all(pulse is Absent.GONE for pulse in pulses):
+        return PRESENCE_METRICS.keys().isdisjoint(facts.silent) or _is_lost_by_nvml(facts)
+    alive = True in pulses
+    for pulse in pulses:
+        if isinstance(pulse, Absent) and not (alive and pulse is Absent.UNSUPPORTED):
+            raise AbsentFact(pulse)
+    return False
+
+
+def _has_readings(facts: GpuHealthFacts, source: str) -> bool | Absent:
+    """True if a source has any reading of the GPU, else the reason for which it has none."""
+    if source in facts.silent:
+        return facts.silent[source]
+    readings = [facts.reading(metric) for metric in PRESENCE_METRICS[source]]
+    absent = [reading for reading in readings if isinstance(reading, Absent)]
+    if len(absent) < len(readings):
+        return True
+    broken = (reason for reason in absent if reason is not Absent.UNSUPPORTED)
+    return next(broken, Absent.UNSUPPORTED)
+
+
+def _is_lost_by_nvml(facts: GpuHealthFacts) -> bool:
+    """True if a GPU that NVML no longer lists is still bound to its driver, or is gone from the bus."""
+    state = facts.device_state
+    if state == _DRIVER:  # as before: the bus has not been scanned since
+        raise AbsentFact(Absent.NOT_DUE)
+    if isinstance(state, Absent) and state is not Absent.GONE:
+        raise AbsentFact(state)
+    return state in {_MISSING, Absent.GONE}
+
+
+def is_firmware_unresponsive(xids: Iterable[JudgedXid]) -> bool:
+    """True if Xids indicate a GPU that is still on the bus and no longer responds to the driver."""
+    numbers = {told.number for told in xids}
+    return bool(numbers & _FIRMWARE_XIDS) and _LOST.number not in numbers
+
+
+def _is_unresponsive(facts: GpuHealthFacts) -> bool:
+    reasons = [facts.silent[source] for source in (LOAD, HEALTH, NVLINK) if source in facts.silent]
+    if any(reason in _UNRESPONSIVE_REASONS for reason in reasons):
+        return True
+    if all(_has_readings(facts, source) in _UNRESPONSIVE_REASONS for source in PRESENCE_METRICS):
+        return True
+    if Absent.NOT_DUE in reasons:
+        raise AbsentFact(Absent.NOT_DUE)
+    return False
+
+
+def _recovery_test(*, may_finish: bool) -> FaultTest:
+    def tell(facts: GpuHealthFacts) -> bool:
+        action = facts.number(h.GPU_RECOVERY_ACTION)
+        return action != _NO_ACTION and (action in _MAY_FINISH) is may_finish
+
+    return tell
+
+
+def _recovery_actions(facts: GpuHealthFacts) -> RequiredActions:
+    """Return the actions of the table; for an action of a newer driver, its number."""
+    value = facts.number(h.GPU_RECOVERY_ACTION)
+    action = RECOVERY_ACTIONS.get(value)
+    return (
+        RequiredActions(action.actions, (action.nvidia,))
+        if action
+        else RequiredActions((), (f"0x{value:x}",))
+    )
+
+
+def _describe_recovery(facts: GpuHealthFacts) -> str:
+    return f"the driver asks for {', '.join(_recovery_actions(facts).nvidia)}"
+
+
+def _xid_test(*, fatal: bool) -> FaultTest:
+    def tell(facts: GpuHealthFacts) -> bool:
+        if _select_xids(facts, fatal=fatal):
+            return True
+        if KERNEL_LOG in facts.silent:
+            raise AbsentFact(facts.silent[KERNEL_LOG])
+        return False
+
+    return tell
+
+
+def _select_xids(facts: GpuHealthFacts, *, fatal: bool) -> list[JudgedXid]:
+    return [told for told in facts.xids if told.fatal is fatal]
+
+
+def _describe_xids(facts: GpuHealthFacts, *, fatal: bool) -> str:
+    """Return each Xid with its name and meaning."""
+    entries = (xid(told.number) for told in _select_xids(facts, fatal=fatal))
+    return " ".join(
+        dict.fromkeys(f"Xid {entry.number} {entry.name}: {entry.meaning}" for entry in entries)
+    )
+
+
+def _xid_actions(facts: GpuHealthFacts, *, fatal: bool) -> RequiredActions:
+    found = _select_xids(facts, fatal=fatal)
+    actions = {action for told in found for action in told.judgement.actions}
+    words = (f"Xid {told.number}: {told.judgement.nvidia}".removesuffix(": ") for told in found)
+    return RequiredActions(tuple(actions), tuple(words))
+
+
+DRIVER_RULES = (
+    HealthRule(
+        reason="gpu_lost",
+        state=FAILED,
+        when="NVML calls the GPU lost, or does not tell of it though nobody took it away",
+        origin="nvml.h, NVML_ERROR_GPU_IS_LOST; action as for Xid 79",
+        tell=_is_lost,
+        asks=RequiredActions(_LOST.actions, (_LOST.immediate,)),
+        sources=(),
+        metrics=(*PRESENCE_METRICS[LOAD], *PRESENCE_METRICS[HEALTH]),
+    ),
+    HealthRule(
+        reason="driver_unresponsive",
+        state=UNKNOWN,
+        when="a source of the GPU's readings has failed or is too old, or the GPU gives no answer",
+        origin="ours: what does not answer is not known to be broken, nor to be well",
+        tell=_is_unresponsive,
+        asks=RequiredActions(("inspect",)),
+        sources=(),
+    ),
+    HealthRule(
+        reason="recovery_action",
+        state=FAILED,
+        when="the driver asks for a reset of GPU or bus, or for a reboot",
+        origin="nvml.h, nvmlDeviceGpuRecoveryAction_t",
+        tell=_recovery_test(may_finish=False),
+        asks=_recovery_actions,
+        says=_describe_recovery,
+        metrics=(h.GPU_RECOVERY_ACTION,),
+    ),
+    HealthRule(
+        reason="recovery_drain",
+        state=DEGRADED,
+        when="the driver asks for the same once what runs has finished, or for a new IMEX domain",
+        origin="nvml.h, nvmlDeviceGpuRecoveryAction_t",
+        tell=_recovery_test(may_finish=True),
+        asks=_recovery_actions,
+        says=_describe_recovery,
+        metrics=(h.GPU_RECOVERY_ACTION,),
+    ),
+    HealthRule(
+        reason="xid_fatal",
+        state=FAILED,
+        when="a fatal Xid since the last reset of the GPU, load of its driver, or all-clear of it",
+        origin="Xid catalogue, and what the message says",
+        tell=_xid_test(fatal=True),
+        asks=lambda facts: _xid_actions(facts, fatal=True),
+        says=lambda facts: _describe_xids(facts, fatal=True),
+        sources=(),
+        needed=False,
+    ),
+    HealthRule(
+        reason="xid_action",
+        state=DEGRADED,
+        when="an Xid since then that is not known to be fatal, but asks for more than a restart of the application",
+        origin="Xid catalogue, and what the message says",
+        tell=_xid_test(fatal=False),
+        asks=lambda facts: _xid_actions(facts, fatal=False),
+        says=lambda facts: _describe_xids(facts, fatal=False),
+        sources=(),
+        needed=False,
+    ),
+)

@@ -1,0 +1,396 @@
+"""Facts about every GPU from frames, and the state that rules need.
+
+The state consists of earlier values of counters, the GPUs seen so far, and the time of each GPU's
+last reset. All of it is bounded.
+
+A window has the increase of counters over the last minutes, in bounded memory. Increases are
+summed as readings arrive, and every half minute the sums are stored as one array. The sums before
+a counter decreased are no longer valid for the device and are dropped.
+
+Events of a GPU no longer count up to its last reset, or the driver's all-clear. That time is
+saved. The kernel log keeps an Xid until the next boot, whatever was done about it. Drivers before
+570 do not report that a GPU has recovered; only an agent that observed its counters decrease can
+detect that it was reset.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from agent.health import RULES
+from agent.health.driver_rules import is_firmware_unresponsive
+from agent.health.rule import (
+    HEALTH,
+    KERNEL_LOG,
+    LOAD,
+    MINUTE_NS,
+    NVLINK,
+    NVLINK_SIGNAL,
+    PATHS,
+    SECOND_NS,
+    SETTINGS,
+    CounterIncrease,
+    GpuHealthFacts,
+    GpuPart,
+)
+from agent.host.files import BootState, BootStateFile
+from agent.streams.kernel_log import JudgedXid
+from railscope.catalog import gpu as c
+from railscope.catalog import gpu_health as h
+from railscope.catalog.declare import Kind, Metric
+from railscope.catalog.entities import GPU
+from railscope.catalog.kernel import LOG_RECORDS
+from railscope.frame import Entity, Frame, Schema
+from railscope.reading import Absent, Reading
+
+WINDOW_NS = 10 * MINUTE_NS
+STEP_NS = MINUTE_NS // 2
+CounterKeyT = TypeVar("CounterKeyT", bound=Hashable)
+
+
+@dataclass(slots=True)
+class _WindowCounter:
+    """Last value of a counter, the time since which it is followed, and its increase since then."""
+
+    last: int | None = None
+    since_ns: int = 0
+    seen_ns: int = 0
+    total: int = 0
+
+    def take(self, value: int, boot_ns: int) -> bool:
+        """Process a reading; return True if the counter has decreased."""
+        fell_back = self.last is not None and value < self.last
+        if self.last is None:
+            self.since_ns = boot_ns
+        elif fell_back:
+            self.since_ns, self.total = self.seen_ns, value
+        else:
+            self.total += value - self.last
+        self.last, self.seen_ns = value, boot_ns
+        return fell_back
+
+
+@dataclass(slots=True)
+class _WindowMark:
+    """Sums of all counters at one time."""
+
+    boot_ns: int
+    totals: array[int]
+
+
+@dataclass(slots=True)
+class CounterWindow(Generic[CounterKeyT]):
+    """Increase of counters by key; totals are unsigned 64-bit integers, as counters are."""
+
+    length_ns: int = WINDOW_NS
+    step_ns: int = STEP_NS
+    _places: dict[CounterKeyT, int] = field(default_factory=dict)
+    _counters: list[_WindowCounter] = field(default_factory=list)
+    _marks: deque[_WindowMark] = field(default_factory=deque)
+    _recent: _WindowMark | None = None
+    """The last mark that is at least a minute old, else the first."""
+
+    def follow(self, keys: Sequence[CounterKeyT]) -> None:
+        """Follow exactly these counters; those that were followed before keep their sums."""
+        before, counters, marks = self._places, self._counters, self._marks
+        kept = [before.get(key) for key in keys]
+        self._places = {key: place for place, key in enumerate(keys)}
+        self._counters = [_WindowCounter() if place is None else counters[place] for place in kept]
+        self._marks = deque(
+            _WindowMark(
+                mark.boot_ns,
+                array("Q", [0 if place is None else mark.totals[place] for place in kept]),
+            )
+            for mark in marks
+        )
+        self._recent = None
+
+    def take(self, boot_ns: int, values: Mapping[CounterKeyT, int]) -> None:
+        """Process the readings of one time; counters without one are unchanged."""
+        for key, value in values.items():
+            place = self._places[key]
+            if self._counters[place].take(value, boot_ns):
+                for mark in self._marks:
+                    mark.totals[place] = 0
+        if not self._marks or boot_ns - self._marks[-1].boot_ns >= self.step_ns:
+            totals = array("Q", [counter.total for counter in self._counters])
+            self._marks.append(_WindowMark(boot_ns, totals))
+        while len(self._marks) > 1 and boot_ns - self._marks[1].boot_ns >= self.length_ns:
+            self._marks.popleft()
+        minute_ago = boot_ns - MINUTE_NS
+        older = (mark for mark in reversed(self._marks) if mark.boot_ns <= minute_ago)
+        self._recent = next(older, self._marks[0])
+
+    def change(self, key: CounterKeyT) -> CounterIncrease | None:
+        """Return the increase of a counter; None if it has been read at most once."""
+        place = self._places.get(key)
+        if place is None or self._recent is None:
+            return None
+        counter = self._counters[place]
+        if counter.seen_ns <= counter.since_ns:
+            return None
+        return CounterIncrease(
+            *self._growth(place, counter, self._marks[0]),
+            *self._growth(place, counter, self._recent),
+        )
+
+    @staticmethod
+    def _growth(place: int, counter: _WindowCounter, mark: _WindowMark) -> tuple[int, int]:
+        """Return the increase since a mark, and the nanoseconds that it covers."""
+        since_ns = max(mark.boot_ns, counter.since_ns)
+        return counter.total - mark.totals[place], counter.seen_ns - since_ns
+
+    @property
+    def marks(self) -> int:
+        """Number of stored marks."""
+        return len(self._marks)
+
+
+SETTLED_NS = 5 * SECOND_NS
+"""The driver reports an Xid first, and determines the recovery action later (Xid 154)."""
+_NO_RECOVERY_ACTION = 0
+
+
+@dataclass(slots=True)
+class GpuLifetime:
+    """Evidence of a reset: the energy counter, which only a reset or a driver load sets back.
+
+    Drivers from 570 on also report whether the GPU needs a recovery action.
+    """
+
+    cleared_ns: int = -1
+    """Time on the boot clock up to which all events are cleared."""
+    resets: int = 0
+    """Number of observed decreases of the energy counter."""
+    energy: int | None = None
+    looked_ns: int = -1
+
+    def look(self, now_ns: int, energy: Reading, recovery: Reading, recovery_ns: int) -> None:
+        """Process the present readings; the recovery action was read at an earlier time.
+
+        Events after the previous poll may be later than the reset and are not cleared.
+        """
+        if not isinstance(energy, Absent):
+            if self.energy is not None and energy < self.energy:
+                self.cleared_ns = max(self.cleared_ns, self.looked_ns)
+                self.resets += 1
+            self.energy = energy
+        if recovery == _NO_RECOVERY_ACTION:
+            self.cleared_ns = max(self.cleared_ns, recovery_ns - SETTLED_NS)
+        self.looked_ns = now_ns
+
+
+MAX_GPUS = 64
+DEVICE_SOURCE = "gpu_device"
+"""Source of the state of GPUs on the PCI bus."""
+READING_SOURCES = (LOAD, HEALTH, NVLINK, NVLINK_SIGNAL, SETTINGS, PATHS)
+SOURCES = (*READING_SOURCES, DEVICE_SOURCE, KERNEL_LOG)
+"""All sources of facts."""
+_SOURCES_OF_EVERY_GPU = (LOAD, HEALTH)
+"""Sources with columns for every GPU; a GPU may have no NVLink."""
+_USED_METRICS = frozenset({c.GPU_ENERGY}.union(*(rule.metrics for rule in RULES)))
+_COUNTER_METRICS = frozenset(
+    metric
+    for rule in RULES
+    for metric in rule.metrics
+    if rule.over_time and metric.kind is Kind.COUNTER
+)
+_DRIVER, *_TAKEN_AWAY, _MISSING = h.GPU_DEVICE_STATE.states
+
+LatestFrames = Mapping[str, Frame | Absent]
+"""By source, the latest frame that is not stale, or an absence reason."""
+_ReadingKey = tuple[str, Metric, GpuPart]
+
+
+@dataclass(slots=True)
+class _SourceReadings:
+    """A source of GPU readings: its current frame, and the increase of its counters."""
+
+    frame: Frame | None = None
+    columns: dict[str, list[tuple[int, Metric, GpuPart]]] = field(default_factory=dict)
+    """By GPU, the columns that rules use."""
+    _schema: Schema | None = None
+    _window: CounterWindow[_ReadingKey] = field(default_factory=CounterWindow)
+    _taken_ns: int = -1
+
+    def take(self, frame: Frame | None) -> None:
+        """Process the latest frame; None if it is stale."""
+        self.frame = frame
+        if frame is None:
+            return
+        if frame.schema is not self._schema:
+            self._plan(frame.schema)
+        if frame.instant.boot_ns > self._taken_ns:
+            self._taken_ns = frame.instant.boot_ns
+            readings = ((key, frame.reading(place)) for place, key in self._growing())
+            present = {key: told for key, told in readings if not isinstance(told, Absent)}
+            self._window.take(frame.instant.boot_ns, present)
+
+    def of(self, gpu: str) -> Iterator[tuple[Metric, GpuPart, Reading, CounterIncrease | None]]:
+        """Yield the current readings of a GPU, with the increase of its counters."""
+        if self.frame is None:
+            return
+        for place, metric, part in self.columns.get(gpu, ()):
+            change = (
+                self._window.change((gpu, metric, part)) if metric in _COUNTER_METRICS else None
+            )
+            yield metric, part, self.frame.reading(place), change
+
+    def one(self, gpu: str, metric: Metric) -> tuple[Reading, int]:
+        """Return a reading of a GPU itself, and its time on the boot clock."""
+        for place, found, part in self.columns.get(gpu, ()) if self.frame else ():
+            if self.frame and found is metric and not part:
+                return self.frame.reading(place), self.frame.instant.boot_ns
+        return Absent.UNSUPPORTED, -1
+
+    def _plan(self, schema: Schema) -> None:
+        self._schema, self.columns = schema, {}
+        for place, (metric, entity) in enumerate(schema.columns):
+            if metric in _USED_METRICS:
+                gpu, *part = entity.key
+                self.columns.setdefault(gpu, []).append((place, metric, tuple(part)))
+        self._window.follow([key for _, key in self._growing()])
+
+    def _growing(self) -> Iterator[tuple[int, _ReadingKey]]:
+        for gpu, columns in self.columns.items():
+            for place, metric, part in columns:
+                if metric in _COUNTER_METRICS:
+                    yield place, (gpu, metric, part)
+
+
+@dataclass(slots=True)
+class _SeenGpu:
+    """A GPU that has been seen."""
+
+    entity: Entity
+    lifetime: GpuLifetime = field(default_factory=GpuLifetime)
+
+    @property
+    def address(self) -> str:
+        return self.entity.facts.get("pci_address", "")
+
+
+class FactCollector:
+    """Facts about every GPU seen so far, as of the last poll."""
+
+    def __init__(self, xids: Callable[[str], tuple[JudgedXid, ...]]) -> None:
+        self.remembered: Mapping[str, GpuLifetime] = {}
+        """State of GPUs from before a restart of the agent."""
+        self._xids = xids
+        self._readings = {name: _SourceReadings() for name in READING_SOURCES}
+        self._gpus: dict[str, _SeenGpu] = {}
+        self._silent: dict[str, Absent] = {}
+        self._devices: Mapping[str, Reading] = {}
+
+    @property
+    def gpus(self) -> list[Entity]:
+        """GPUs including lost ones, without those that NVIDIA's driver was unbound from."""
+        return [gpu.entity for gpu in self._gpus.values()]
+
+    @property
+    def lifetimes(self) -> dict[str, GpuLifetime]:
+        """Time up to which the Xids of each GPU are cleared, with the evidence for it."""
+        return {name: gpu.lifetime for name, gpu in self._gpus.items()}
+
+    def look(self, latest: LatestFrames, now_ns: int) -> None:
+        """Process the current frames of all sources."""
+        frames = {name: told for name, told in latest.items() if isinstance(told, Frame)}
+        self._silent = {name: told for name, told in latest.items() if isinstance(told, Absent)}
+        for name, readings in self._readings.items():
+            readings.take(frames.get(name))
+        devices = frames.get(DEVICE_SOURCE)
+        self._devices = {e.key[0]: told for _, e, told in devices.readings()} if devices else {}
+        if KERNEL_LOG in frames:
+            self._listen(frames[KERNEL_LOG])
+        self._meet(devices)
+        for name, gpu in self._gpus.items():
+            energy, _ = self._readings[LOAD].one(name, c.GPU_ENERGY)
+            recovery, told_ns = self._readings[HEALTH].one(name, h.GPU_RECOVERY_ACTION)
+            gpu.lifetime.look(now_ns, energy, recovery, told_ns)
+
+    def facts(self, gpu: Entity) -> GpuHealthFacts:
+        """Return the facts about a GPU."""
+        (name,) = gpu.key
+        met = self._gpus[name]
+        readings: dict[Metric, dict[GpuPart, Reading]] = {}
+        changes: dict[Metric, dict[GpuPart, CounterIncrease]] = {}
+        for source in self._readings.values():
+            for metric, part, reading, change in source.of(name):
+                readings.setdefault(metric, {})[part] = reading
+                if change:
+                    changes.setdefault(metric, {})[part] = change
+        told = self._xids(met.address)
+        xids = tuple(xid for xid in told if xid.boot_ns > met.lifetime.cleared_ns)
+        state = self._device_state(met)
+        # Missing in NVML but with firmware errors in the kernel log: it is present and does not respond.
+        hung = state == _MISSING and is_firmware_unresponsive(xids)
+        why = Absent.TIMEOUT if hung else Absent.GONE
+        unlisted = {s: why for s in _SOURCES_OF_EVERY_GPU if name not in self._readings[s].columns}
+        return GpuHealthFacts(readings, changes, xids, unlisted | self._silent, state)
+
+    def _listen(self, log: Frame) -> None:
+        """Check whether the log itself is readable: its source has other columns as well."""
+        for metric, _, told in log.readings():
+            if metric is LOG_RECORDS and isinstance(told, Absent):
+                self._silent[KERNEL_LOG] = told
+
+    def _meet(self, devices: Frame | None) -> None:
+        for source in _SOURCES_OF_EVERY_GPU:
+            frame = self._readings[source].frame
+            for entity in frame.schema.entities if frame else ():
+                if entity.kind is GPU:
+                    self._add_gpu(entity)
+        self._add_missing_gpus(devices)
+        listed = {gpu for source in _SOURCES_OF_EVERY_GPU for gpu in self._readings[source].columns}
+        named = {gpu.address for name, gpu in self._gpus.items() if name in listed}
+        for name, gpu in tuple(self._gpus.items()):
+            if name in listed:
+                continue
+            has_uuid_now = name == gpu.address and name in named
+            if has_uuid_now or self._device_state(gpu) in _TAKEN_AWAY:
+                del self._gpus[name]
+
+    def _add_missing_gpus(self, devices: Frame | None) -> None:
+        """Add GPUs that NVML never reported: those that were lost before the agent started."""
+        met = {gpu.address for gpu in self._gpus.values()}
+        for entity in devices.schema.entities if devices else ():
+            if entity.kind is GPU and entity.facts["pci_address"] not in met:
+                self._add_gpu(entity)
+
+    def _add_gpu(self, entity: Entity) -> None:
+        gpu = self._gpus.get(entity.key[0])
+        if gpu:
+            gpu.entity = entity
+        elif len(self._gpus) < MAX_GPUS:
+            before = self.remembered.get(entity.key[0])
+            self._gpus[entity.key[0]] = _SeenGpu(
+                entity, replace(before) if before else GpuLifetime()
+            )
+
+    def _device_state(self, gpu: _SeenGpu) -> Reading:
+        return self._silent.get(DEVICE_SOURCE) or self._devices.get(gpu.address, Absent.GONE)
+
+
+class _SavedLifetimes(BootState, frozen=True):
+    gpus: dict[str, GpuLifetime]
+
+
+class GpuLifetimeFile:
+    """Saves a few hundred bytes per GPU. Blocking."""
+
+    def __init__(self, path: Path, boot_id: str) -> None:
+        self._file = BootStateFile(path, boot_id, "gpu_resets_not_kept")
+
+    def load(self) -> dict[str, GpuLifetime]:
+        """Return the saved state by GPU."""
+        kept = self._file.read(_SavedLifetimes)
+        return kept.gpus if kept else {}
+
+    def save(self, gpus: Mapping[str, GpuLifetime]) -> None:
+        """Save the state."""
+        self._file.write(_SavedLifetimes(self._file.boot_id, dict(gpus)))

@@ -1,0 +1,291 @@
+"""Rules about the slot and the node around a GPU (PCIe link, heat, power), and about its memory.
+
+Sources: NVIDIA/DCGM, modules/health/DcgmHealthWatch.cpp and common/DcgmGPUHardwareLimits.h;
+nvml.h, nvmlClocksEventReasons; NVIDIA, "GPU Memory Error Management". Rules about slot and node
+all concern speed and cooling: the results of the GPU are still correct. Rules about memory
+concern errors, repairs done and repairs pending.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import ceil
+
+from agent.health.rule import (
+    DEGRADED,
+    FAILED,
+    HEALTH,
+    LOAD,
+    MINUTE_NS,
+    PATHS,
+    SETTINGS,
+    FaultTest,
+    GpuHealthFacts,
+    HealthRule,
+    RequiredActions,
+    any_holds,
+    has_increased,
+    is_any_nonzero,
+    is_nonzero,
+    require_all,
+    require_value,
+)
+from railscope.catalog import gpu as c
+from railscope.catalog import gpu_ecc, gpu_pcie, gpu_power
+from railscope.reading import Absent
+
+BUSY_PERFORMANCE_STATE = 2
+"""A computing GPU is in P0, a GeForce in P2; idle GPUs slow their link down."""
+REPLAYS_PER_MINUTE_AND_LANE = {
+    1: Fraction("0.15"),
+    2: Fraction("0.3"),
+    3: Fraction("0.48"),
+    4: Fraction("0.96"),
+    5: Fraction("1.92"),
+    6: Fraction("3.84"),
+}
+"""By PCIe generation: a bit error ratio of 1e-12 (DCGM, DcgmGPUHardwareLimits.h)."""
+SOFTWARE_THERMAL_SHARE = Fraction(1, 10)
+_HARDWARE_THERMAL, _POWER_BRAKE = "hardware_thermal", "hardware_power_brake"
+_SOFTWARE_THERMAL = ("software_thermal", "thermal")  # the newer counter, and the older
+_INSPECT = RequiredActions(("inspect",))
+
+
+def _is_narrow(facts: GpuHealthFacts) -> bool:
+    return facts.number(gpu_pcie.GPU_PCIE_WIDTH) < facts.number(gpu_pcie.GPU_PCIE_EXPECTED_WIDTH)
+
+
+def _is_slow_under_load(facts: GpuHealthFacts) -> bool:
+    if facts.number(gpu_pcie.GPU_PCIE_GENERATION) >= facts.number(
+        gpu_pcie.GPU_PCIE_EXPECTED_GENERATION
+    ):
+        return False
+    fast = facts.number(c.GPU_PERFORMANCE_STATE) <= BUSY_PERFORMANCE_STATE
+    return fast and facts.number(c.GPU_UTILIZATION) > 0
+
+
+def _has_many_replays(facts: GpuHealthFacts) -> bool:
+    newest = max(REPLAYS_PER_MINUTE_AND_LANE)
+    generation = min(facts.number(gpu_pcie.GPU_PCIE_GENERATION), newest)
+    usual = REPLAYS_PER_MINUTE_AND_LANE[generation] * facts.number(gpu_pcie.GPU_PCIE_WIDTH)
+    return require_value(facts.change(gpu_pcie.GPU_PCIE_REPLAYS)).rate(MINUTE_NS) > ceil(usual)
+
+
+def _has_pcie_errors(facts: GpuHealthFacts) -> bool:
+    return any_holds(
+        (facts.change(gpu_pcie.GPU_PCIE_ERRORS, k) for k in ("fatal", "nonfatal")), has_increased
+    )
+
+
+def _slowdown_test(reason: str) -> FaultTest:
+    """Return a test for a slowdown now or within the window; older drivers report the present bit only."""
+
+    def now(facts: GpuHealthFacts) -> bool:
+        return facts.number(c.GPU_THROTTLE_ACTIVE, reason) != 0
+
+    def lately(facts: GpuHealthFacts) -> bool:
+        return has_increased(require_value(facts.change(c.GPU_THROTTLE_TIME, reason)))
+
+    return lambda facts: any_holds((now, lately), lambda tell: tell(facts))
+
+
+def _is_thermally_limited(facts: GpuHealthFacts) -> bool:
+    changes = (facts.change(c.GPU_THROTTLE_TIME, reason) for reason in _SOFTWARE_THERMAL)
+    return any_holds(changes, lambda change: change.share() >= SOFTWARE_THERMAL_SHARE)
+
+
+BOARD_RULES = (
+    HealthRule(
+        reason="pcie_width",
+        state=DEGRADED,
+        when="the PCIe link uses fewer lanes than the slot has, or than the settings expect; unknown in guests",
+        origin="sysfs-bus-pci, max_link_width of both ends: seating or riser",
+        tell=_is_narrow,
+        asks=_INSPECT,
+        sources=(HEALTH, PATHS),
+        metrics=(gpu_pcie.GPU_PCIE_WIDTH, gpu_pcie.GPU_PCIE_EXPECTED_WIDTH),
+    ),
+    HealthRule(
+        reason="pcie_generation",
+        state=DEGRADED,
+        when=f"the PCIe link is slower than GPU and slot can, or than the settings expect, while the GPU works (P{BUSY_PERFORMANCE_STATE} or faster)",
+        origin="sysfs-bus-pci, max_link_speed of both ends; idle GPUs save power",
+        tell=_is_slow_under_load,
+        asks=_INSPECT,
+        sources=(HEALTH, LOAD, PATHS),
+        metrics=(
+            gpu_pcie.GPU_PCIE_GENERATION, gpu_pcie.GPU_PCIE_EXPECTED_GENERATION, c.GPU_PERFORMANCE_STATE,
+            c.GPU_UTILIZATION,
+        ),
+    ),
+    HealthRule(
+        reason="pcie_replays",
+        state=DEGRADED,
+        when="more PCIe replays a minute than a bit error ratio of 1e-12 gives at this generation and width",
+        origin="DCGM health: 0.15 to 3.84 a minute and lane, by generation; warns",
+        tell=_has_many_replays,
+        asks=_INSPECT,
+        metrics=(gpu_pcie.GPU_PCIE_REPLAYS, gpu_pcie.GPU_PCIE_GENERATION, gpu_pcie.GPU_PCIE_WIDTH),
+        over_time=True,
+    ),
+    HealthRule(
+        reason="pcie_errors",
+        state=DEGRADED,
+        when="a fatal or non-fatal PCIe error that the GPU counted within ten minutes",
+        origin="ours: none is to be expected of a link in order",
+        tell=_has_pcie_errors,
+        asks=_INSPECT,
+        metrics=(gpu_pcie.GPU_PCIE_ERRORS,),
+        over_time=True,
+    ),
+    HealthRule(
+        reason="thermal_hardware",
+        state=DEGRADED,
+        when="the hardware slowed the GPU down for its heat, now or within ten minutes",
+        origin="nvml.h, HwThermalSlowdown: above the hardware's limit; DCGM health warns",
+        tell=_slowdown_test(_HARDWARE_THERMAL),
+        asks=_INSPECT,
+        sources=(LOAD,),
+        metrics=(c.GPU_THROTTLE_TIME, c.GPU_THROTTLE_ACTIVE),
+        over_time=True,
+    ),
+    HealthRule(
+        reason="thermal_software",
+        state=DEGRADED,
+        when="the driver held the clocks down for heat for a tenth of the last ten minutes",
+        origin="ours: short ones are how a GPU is meant to run near its limit",
+        tell=_is_thermally_limited,
+        asks=_INSPECT,
+        sources=(LOAD,),
+        metrics=(c.GPU_THROTTLE_TIME,),
+        over_time=True,
+    ),
+    HealthRule(
+        reason="power_brake",
+        state=DEGRADED,
+        when="power supply or rack had the GPU slowed down, now or within ten minutes",
+        origin="nvml.h, HwPowerBrakeSlowdown; look at every GPU of the chassis",
+        tell=_slowdown_test(_POWER_BRAKE),
+        asks=_INSPECT,
+        sources=(LOAD,),
+        metrics=(c.GPU_THROTTLE_TIME, c.GPU_THROTTLE_ACTIVE),
+        over_time=True,
+    ),
+    HealthRule(
+        reason="temperature_margin",
+        state=DEGRADED,
+        when="no degree is left until the nearest slowdown threshold",
+        origin="nvml.h, nvmlDeviceGetMarginTemperature: 0 or less",
+        tell=lambda facts: facts.number(gpu_power.GPU_TEMPERATURE_MARGIN) <= 0,
+        asks=_INSPECT,
+        metrics=(gpu_power.GPU_TEMPERATURE_MARGIN,),
+    ),
+)  # fmt: skip
+
+
+MAX_REMAPPED_ROWS = 512
+"""Rows that a GPU can replace (GPU Memory Error Management); DCGM warns from that number on."""
+MAX_RETIRED_PAGES = 63
+"""DCGM_LIMIT_MAX_RETIRED_PAGES: DCGM fails the GPU from that number on; the capacity is 64."""
+_DCGM = "DCGM health"
+_POLICY = "GPU Memory Error Management"
+_NVML = "nvml.h"
+
+
+def _has_many_remapped_rows(facts: GpuHealthFacts) -> bool:
+    return facts.number(gpu_ecc.GPU_REMAPPED_ROWS, "uncorrectable") >= MAX_REMAPPED_ROWS
+
+
+def _has_many_retired_pages(facts: GpuHealthFacts) -> bool:
+    """Compare the sum over all causes with the limit; the available ones may be sufficient."""
+    counts = facts.parts(gpu_ecc.GPU_RETIRED_PAGES).values()
+    total = sum(count for count in counts if not isinstance(count, Absent))
+    return total >= MAX_RETIRED_PAGES or require_all(counts)
+
+
+MEMORY_RULES = (
+    HealthRule(
+        reason="ecc_uncorrected_volatile",
+        state=FAILED,
+        when="an uncorrectable memory error since the driver was loaded",
+        origin=f"{_DCGM}: volatile double-bit errors > 0 fail",
+        tell=is_nonzero(gpu_ecc.GPU_ECC_ERRORS, "uncorrected", "volatile"),
+        asks=RequiredActions(("drain", "reset_gpu"), ("WORKFLOW_XID_48",)),
+        metrics=(gpu_ecc.GPU_ECC_ERRORS,),
+    ),
+    HealthRule(
+        reason="row_remap_failed",
+        state=FAILED,
+        when="a row of memory could not be replaced",
+        origin=f"{_POLICY}: failure flag; {_DCGM} fails",
+        tell=is_nonzero(gpu_ecc.GPU_ROW_REMAP_FAILURE),
+        asks=RequiredActions(("drain", "rma"), ("CONTACT_SUPPORT",)),
+        metrics=(gpu_ecc.GPU_ROW_REMAP_FAILURE,),
+    ),
+    HealthRule(
+        reason="row_remap_pending",
+        state=DEGRADED,
+        when="a row of memory waits to be replaced; running jobs are safe meanwhile",
+        origin=f"{_POLICY}: takes effect at a GPU reset",
+        tell=is_nonzero(gpu_ecc.GPU_ROW_REMAP_PENDING),
+        asks=RequiredActions(("reset_gpu",), ("RESET_GPU",)),
+        metrics=(gpu_ecc.GPU_ROW_REMAP_PENDING,),
+    ),
+    HealthRule(
+        reason="remapped_rows_exhausted",
+        state=DEGRADED,
+        when=f"{MAX_REMAPPED_ROWS} or more rows replaced for uncorrectable errors",
+        origin=f"{_POLICY}: {MAX_REMAPPED_ROWS} rows at most; {_DCGM} warns",
+        tell=_has_many_remapped_rows,
+        asks=RequiredActions(("rma",), ("CONTACT_SUPPORT",)),
+        metrics=(gpu_ecc.GPU_REMAPPED_ROWS,),
+    ),
+    HealthRule(
+        reason="retired_pages_pending",
+        state=DEGRADED,
+        when="a page of memory waits to be taken out of use (before Ampere)",
+        origin=f"{_NVML}, nvmlDeviceGetRetiredPagesPendingStatus: at a reboot; {_DCGM} warns",
+        tell=is_nonzero(gpu_ecc.GPU_RETIRED_PENDING),
+        asks=RequiredActions(("reboot",)),
+        metrics=(gpu_ecc.GPU_RETIRED_PENDING,),
+    ),
+    HealthRule(
+        reason="retired_pages_exhausted",
+        state=FAILED,
+        when=f"{MAX_RETIRED_PAGES} or more pages of memory taken out of use (before Ampere)",
+        origin=f"{_DCGM}: DCGM_LIMIT_MAX_RETIRED_PAGES fails",
+        tell=_has_many_retired_pages,
+        asks=RequiredActions(("drain", "rma"), ("CONTACT_SUPPORT",)),
+        sources=(SETTINGS,),
+        metrics=(gpu_ecc.GPU_RETIRED_PAGES,),
+        needed=False,
+    ),
+    HealthRule(
+        reason="sram_threshold",
+        state=FAILED,
+        when="so many errors of on-chip memory that field diagnostics would fail; told to root only",
+        origin=f"{_NVML}, bThresholdExceeded; DCGM error 118 isolates the GPU",
+        tell=is_nonzero(gpu_ecc.GPU_SRAM_THRESHOLD),
+        asks=RequiredActions(("drain", "rma"), ("CONTACT_SUPPORT",)),
+        metrics=(gpu_ecc.GPU_SRAM_THRESHOLD,),
+        needed=False,  # an agent without root would have no healthy GPU
+    ),
+    HealthRule(
+        reason="unrepairable_memory",
+        state=FAILED,
+        when="memory that cannot be repaired",
+        origin=f"{_NVML}, nvmlDeviceGetUnrepairableMemoryFlag_v1",
+        tell=is_nonzero(gpu_ecc.GPU_UNREPAIRABLE),
+        asks=RequiredActions(("drain", "rma"), ("CONTACT_SUPPORT",)),
+        metrics=(gpu_ecc.GPU_UNREPAIRABLE,),
+    ),
+    HealthRule(
+        reason="repair_pending",
+        state=DEGRADED,
+        when="a repair of a memory channel or a TPC waits",
+        origin=f"{_NVML}, nvmlDeviceGetRepairStatus: takes effect at a GPU reset",
+        tell=is_any_nonzero(gpu_ecc.GPU_REPAIR_PENDING),
+        asks=RequiredActions(("reset_gpu",), ("RESET_GPU",)),
+        metrics=(gpu_ecc.GPU_REPAIR_PENDING,),
+    ),
+)

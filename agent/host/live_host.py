@@ -1,0 +1,377 @@
+"""The live node, or a copied tree of files: its clocks, kernel log, psutil and NVMe drives.
+
+Kernel log: /dev/kmsg, or a file of records in a copied tree. Format:
+Documentation/ABI/testing/dev-kmsg. One read returns one record; EAGAIN means that all records were
+read, EPIPE that records were overwritten before they were read: reading continues with the oldest
+remaining record, and the gap is visible in the sequence numbers.
+
+psutil: its answers are converted to plain dictionaries.
+
+Health log of NVMe drives, by ioctl and without a subprocess. Sources: linux UAPI
+include/uapi/linux/nvme_ioctl.h (struct nvme_passthru_cmd); NVM Express base specification, Get Log
+Page command and SMART / Health Information log (page 0x02). The kernel requires CAP_SYS_ADMIN for
+it. The command runs with the kernel's own timeout: if a shorter one expired, the kernel would reset
+the drive.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import ctypes
+import errno
+import fcntl
+import os
+import re
+import stat
+import struct
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from agent.host import Clock, NvmlError
+from agent.host.files import OpenFiles, RootedFiles
+from agent.host.network_calls import SEAMS, NetworkCalls
+from agent.host.nvml import Nvml
+from agent.host.owners import SEAMS as OF_OWNERS
+from agent.host.owners import OwnerCalls
+from railscope.capture import Json
+from railscope.frame import NodeTimestamp
+
+_TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
+_NS_PER_US = 1000
+_NS_PER_SECOND = 1_000_000_000
+_ASK_EVERY_NS = 10 * _NS_PER_SECOND  # the kernel's error bound grows by at most 0.5 ms per second
+
+
+class _Timex(ctypes.Structure):
+    """struct timex of <sys/timex.h>; only maxerror is read, the rest pads it to size."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("freq", ctypes.c_long),
+        ("maxerror", ctypes.c_long),
+        ("rest", ctypes.c_byte * 256),
+    )
+
+
+class LiveClock:
+    """Clocks of the node itself."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._ask_again_ns = 0
+        self._uncertainty: int | None = None
+
+    def now(self) -> NodeTimestamp:
+        """Wall and boot clock, with the kernel's error bound of the wall clock."""
+        boot_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        if boot_ns >= self._ask_again_ns:
+            self._ask_again_ns = boot_ns + _ASK_EVERY_NS
+            self._uncertainty = self._uncertainty_ns()
+        return NodeTimestamp(time.time_ns(), boot_ns, self._uncertainty)
+
+    async def sleep_until(self, boot_ns: int) -> None:
+        """Wait until the boot clock has reached a timestamp."""
+        # A timer may fire early, and suspend extends the wait: read the clock again.
+        while (left := boot_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)) > 0:  # noqa: ASYNC110 - time has no event
+            await asyncio.sleep(left / _NS_PER_SECOND)
+
+    def _uncertainty_ns(self) -> int | None:
+        timex = _Timex(modes=0)
+        state = self._libc.adjtimex(ctypes.byref(timex))
+        if state < 0 or state == _TIME_ERROR:
+            return None
+        return int(timex.maxerror) * _NS_PER_US
+
+
+KMSG_PATH = "/dev/kmsg"
+STANDARD_INPUT = 0
+_KMSG = (1, 11)
+"""Major and minor number of /dev/kmsg, Documentation/admin-guide/devices.txt."""
+_RECORD_BYTES = 8192
+_MAX_RECORDS_PER_POLL = 20_000
+
+
+class LiveKernelLog:
+    """Follow /dev/kmsg without blocking. Raises OSError if it cannot be opened."""
+
+    def __init__(self, path: str, handed_over: int = STANDARD_INPUT) -> None:
+        self._descriptor = _inherited_log(path, handed_over)
+        if self._descriptor < 0:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._is_device = stat.S_ISCHR(os.fstat(self._descriptor).st_mode)
+        self._left_over = b""
+
+    def poll(self) -> list[str]:
+        """Records since the last call, oldest first; a flood is returned in several calls."""
+        return self._poll_device() if self._is_device else self._poll_file()
+
+    def _poll_device(self) -> list[str]:
+        records: list[str] = []
+        while len(records) < _MAX_RECORDS_PER_POLL:
+            try:
+                record = os.read(self._descriptor, _RECORD_BYTES)
+            except BlockingIOError:
+                break
+            except BrokenPipeError:
+                continue
+            if not record:
+                break
+            records.append(record.decode(errors="replace").rstrip("\n"))
+        return records
+
+    def _poll_file(self) -> list[str]:
+        text = self._left_over + b"".join(iter(lambda: os.read(self._descriptor, 1 << 16), b""))
+        *lines, self._left_over = text.split(b"\n")
+        return [line.decode(errors="replace") for line in lines if line]
+
+    def close(self) -> None:
+        """Close the log."""
+        os.close(self._descriptor)
+
+
+def _inherited_log(path: str, descriptor: int) -> int:
+    """The log as opened by systemd (StandardInput=file:), from its oldest record; -1 without it.
+
+    Opening the kernel log may need CAP_SYSLOG (dmesg_restrict); reading from it does not.
+    """
+    if path != KMSG_PATH:
+        return -1
+    try:
+        if os.fstat(descriptor).st_rdev != os.makedev(*_KMSG):
+            return -1
+        own = os.dup(descriptor)
+        os.set_blocking(own, False)
+        os.lseek(own, 0, os.SEEK_SET)
+    except OSError:
+        return -1
+    return own
+
+
+# File of /proc that a function needs. If it is missing, psutil would read the running node instead
+# of the tree that it was pointed to.
+_FILE_OF_FUNCTION = {
+    "cpu_times": "stat",
+    "cpu_count": "stat",
+    "boot_time": "stat",
+    "virtual_memory": "meminfo",
+    "swap_memory": "meminfo",
+    "disk_io_counters": "diskstats",
+    "net_io_counters": "net/dev",
+}
+
+
+class PsutilCalls:
+    """psutil pointed at the /proc of a root."""
+
+    def __init__(self, proc: str) -> None:
+        self._proc = proc
+
+    def call(self, function: str) -> Json:
+        """Return the answer of a psutil function. Raises OSError."""
+        needed = _FILE_OF_FUNCTION[function]
+        proc = self._proc
+        if needed.startswith("net/") and not os.path.exists(f"{proc}/{needed}"):  # noqa: PTH110 - plain text paths
+            proc = (
+                f"{proc}/self"  # /proc/net links to it: a copied tree may have only one of the two
+            )
+        if not os.path.exists(f"{proc}/{needed}"):  # noqa: PTH110 - as above
+            raise OSError(errno.ENOENT, f"{self._proc}/{needed} does not exist")
+        psutil.PROCFS_PATH = proc  # process-wide: set before each call
+        return _FUNCTIONS[function]()
+
+
+def _as_dict(answer: Any) -> dict[str, Any]:
+    return dict(answer._asdict())
+
+
+def _each_as_dict(answers: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {name: _as_dict(answer) for name, answer in answers.items()}
+
+
+# nowrap=False: psutil's correction of wrapped counters keeps state; the agent corrects wraps
+# itself.
+_FUNCTIONS: dict[str, Callable[[], Json]] = {
+    "cpu_times": lambda: _as_dict(psutil.cpu_times()),
+    "cpu_count": lambda: len(psutil.cpu_times(percpu=True)),
+    "boot_time": psutil.boot_time,
+    "virtual_memory": lambda: _as_dict(psutil.virtual_memory()),
+    "swap_memory": lambda: _as_dict(psutil.swap_memory()),
+    "disk_io_counters": lambda: _each_as_dict(
+        psutil.disk_io_counters(perdisk=True, nowrap=False) or {}
+    ),
+    "net_io_counters": lambda: _each_as_dict(
+        psutil.net_io_counters(pernic=True, nowrap=False) or {}
+    ),
+}
+
+
+_NVME_IOCTL_ADMIN_CMD = 0xC0484E41
+_GET_LOG_PAGE, _HEALTH_PAGE, _ALL_NAMESPACES = 0x02, 0x02, 0xFFFFFFFF
+LOG_BYTES = 512
+_STATUS = 0x7FF
+_NO_SUCH_LOG = {0x001, 0x002, 0x109}  # Invalid Command Opcode, Invalid Field, Invalid Log Page
+_COMMAND = struct.Struct("=BBHIIIQQIIIIIIIIII")
+"""opcode, flags, -, namespace, cdw2-3, metadata, data, their lengths, cdw10-15, timeout, result."""
+_CONTROLLER_NAME = re.compile(r"nvme\d+")
+_HEAD = struct.Struct("<BHBBB")
+_COUNTS = (
+    "data_units_read", "data_units_written", "host_reads", "host_writes", "busy_minutes",
+    "power_cycles", "power_on_hours", "unsafe_shutdowns", "media_errors", "logged_errors",
+)  # fmt: skip
+_COUNTS_AT, _COUNT_BYTES = 32, 16
+_TIMES = struct.Struct("<II")
+_TIMES_AT = 192
+
+
+def decode_health_log(log: bytes) -> dict[str, int]:
+    """Numbers of a health log in the drive's own units: kelvins, percent, minutes, hours.
+
+    Raises OSError with EIO if the log is too short.
+    """
+    if len(log) < LOG_BYTES:
+        raise OSError(errno.EIO, f"a health log of {len(log)} bytes is too short")
+    warning, kelvins, spare, spare_limit, used = _HEAD.unpack_from(log)
+    found = {
+        "critical_warning": warning,
+        "temperature_kelvins": kelvins,
+        "spare_percent": spare,
+        "spare_limit_percent": spare_limit,
+        "used_percent": used,
+    }
+    for position, name in enumerate(_COUNTS):
+        start = _COUNTS_AT + position * _COUNT_BYTES
+        found[name] = int.from_bytes(log[start : start + _COUNT_BYTES], "little")
+    found["warm_minutes"], found["hot_minutes"] = _TIMES.unpack_from(log, _TIMES_AT)
+    return found
+
+
+class NvmeHealthLogs:
+    """Health logs of the drives of this node. Raises OSError."""
+
+    def call(self, function: str, controller: str) -> Json:
+        """Return "smart" of a controller such as nvme0."""
+        if function != "smart" or not _CONTROLLER_NAME.fullmatch(controller):
+            raise OSError(errno.ENODEV, f"{controller} is no NVMe controller")
+        return decode_health_log(self._health_log(f"/dev/{controller}"))
+
+    def _health_log(self, path: str) -> bytes:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return read_health_log(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def command_error(status: int) -> OSError:
+    """Error for the status of a command: no such log (EOPNOTSUPP), or unreadable (EIO)."""
+    number = errno.EOPNOTSUPP if status & _STATUS in _NO_SUCH_LOG else errno.EIO
+    return OSError(number, f"the drive answers with NVMe status {status:#x}")
+
+
+def read_health_log(descriptor: int) -> bytes:
+    """Health log of the drive of a descriptor. Raises OSError, also if it is not a drive."""
+    buffer = array.array("B", bytes(LOG_BYTES))
+    address, _ = buffer.buffer_info()
+    words = LOG_BYTES // 4 - 1
+    command = bytearray(
+        _COMMAND.pack(
+            _GET_LOG_PAGE, 0, 0, _ALL_NAMESPACES, 0, 0, 0, address, 0, LOG_BYTES,
+            _HEALTH_PAGE | words << 16, 0, 0, 0, 0, 0, 0, 0,
+        )
+    )  # fmt: skip
+    status = fcntl.ioctl(descriptor, _NVME_IOCTL_ADMIN_CMD, command)
+    if status:
+        raise command_error(status)
+    return buffer.tobytes()
+
+
+_LIBRARY_NOT_FOUND = 12
+_ENODEV, _EOPNOTSUPP = 19, 95
+
+
+class LiveHost:
+    """This node. With a root other than "/" only the files of that tree exist.
+
+    A copied tree has no GPUs and no network interfaces of its own: NVML and network calls would
+    describe the wrong node, so they fail as on a node without such devices.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._files = RootedFiles(root)
+        self._live = self._files.real("") == ""
+        self._clock = LiveClock()
+        self._machine = PsutilCalls(self._files.real("/proc"))
+        self._nvml = Nvml()
+        self._network = NetworkCalls(self._clock)
+        self._nvme = NvmeHealthLogs()
+        self._owners = OwnerCalls(self._files, live=self._live)
+
+    @property
+    def clock(self) -> Clock:
+        """Clocks of the node."""
+        return self._clock
+
+    @property
+    def boot_id(self) -> str:
+        """The kernel's boot ID; empty in a tree without one."""
+        try:
+            return self.read("/proc/sys/kernel/random/boot_id").decode().strip()
+        except FileNotFoundError:
+            return ""
+
+    def read(self, path: str) -> bytes:
+        """Content of a small file."""
+        return self._files.read(path)
+
+    def names(self, path: str) -> list[str]:
+        """Entries of a directory, sorted."""
+        return self._files.names(path)
+
+    def resolve(self, path: str) -> str:
+        """Path with all links followed."""
+        return self._files.resolve(path)
+
+    def keep(self, paths: Sequence[str]) -> OpenFiles:
+        """Open a group of counter files with persistent descriptors."""
+        return self._files.keep(paths)
+
+    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
+        """Call NVML, psutil, a drive, the network (ethtool, netlink, LLDP), or an owner seam."""
+        if seam == "psutil":
+            return self._machine.call(function)
+        if seam == "nvml":
+            if not self._live:
+                raise NvmlError(_LIBRARY_NOT_FOUND, "a copied tree has no NVML")
+            return self._nvml.call(function, *arguments)
+        if seam in SEAMS:
+            if not self._live:
+                raise OSError(_ENODEV, "a copied tree has no network interfaces")
+            return self._network.call(seam, function, *arguments)
+        if seam == "nvme":
+            if not self._live:
+                raise OSError(_EOPNOTSUPP, "a copied tree has no drives")
+            return self._nvme.call(function, str(arguments[0]))
+        if seam in OF_OWNERS:
+            return self._owners.call(seam, function, *arguments)
+        message = f"unknown seam {seam!r}"
+        raise ValueError(message)
+
+    @property
+    def grain_ns(self) -> int:
+        """Always 0: a live node returns a new answer each time."""
+        return 0
+
+    def kernel_log(self) -> LiveKernelLog:
+        """Follow /dev/kmsg."""
+        return LiveKernelLog(self._files.real("/dev/kmsg"))
+
+    def close(self) -> None:
+        """Release the node's resources."""
+        self._network.close()
+        self._nvml.close()

@@ -1,0 +1,263 @@
+"""Network interfaces, their data centre bridging, and counters of RDMA ports, over netlink.
+
+Interfaces, all in one dump of rtnetlink. Source: linux UAPI rtnetlink.h (RTM_GETLINK), if_link.h
+(attributes, struct rtnl_link_stats64), if.h (IFF_UP, IF_OPER_*). The names of operational states
+are those of sysfs (Documentation/ABI/testing/sysfs-class-net). RTEXT_FILTER_VF is not set: virtual
+functions would lengthen the answer and cost a firmware command each.
+
+Data centre bridging settings of a driver: priority flow control, bandwidth shares, trust. Source:
+linux UAPI dcbnl.h (attributes and structures) and net/dcb/dcbnl.c: one DCB_CMD_IEEE_GET returns
+everything, and each part is present only if the driver implements it. A driver without any returns
+EOPNOTSUPP. Numbers of IEEE 802.1Qaz; `requests` are PFC frames sent, `indications` PFC frames
+received.
+
+Counters of RDMA ports, optional ones included. Source: linux UAPI rdma_netlink.h and
+drivers/infiniband/core/nldev.c. RDMA_NLDEV_CMD_STAT_GET of a device and a port returns the counters
+below `hw_counters`, and the optional counters that an administrator enabled (`rdma statistic set
+link ... optional-counters ...`), which are in no file. Devices are identified by an index; a
+missing device, or one without counters, returns EINVAL.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from agent.host.netlink.connection import (
+    NetlinkConnection,
+    attribute,
+    attributes,
+    integer,
+    interface_attribute,
+    text,
+    unpack,
+)
+from railscope.capture import Json
+
+_RTM_GETLINK = 18
+_INTERFACE = struct.Struct("=BxHiII")  # struct ifinfomsg: family, type, index, flags, change
+_UP, _ETHERNET, _LOOPBACK = 0x1, 1, 0x8
+_ADDRESS, _NAME, _MTU, _LINK, _MASTER, _STATE, _LINK_INFORMATION = 1, 3, 4, 5, 10, 16, 18
+_STATISTICS, _CARRIER, _CARRIER_CHANGES, _LINK_NAMESPACE = 23, 33, 35, 37
+_CARRIER_UP_COUNT, _CARRIER_DOWN_COUNT = 47, 48
+_KIND = 1  # IFLA_INFO_KIND
+_STATES = ("unknown", "notpresent", "down", "lowerlayerdown", "testing", "dormant", "up")
+_NUMBERS = {
+    _MTU: "mtu",
+    _CARRIER: "carrier",
+    _CARRIER_CHANGES: "carrier_changes",
+    _CARRIER_UP_COUNT: "carrier_up_count",
+    _CARRIER_DOWN_COUNT: "carrier_down_count",
+}
+_COUNTERS = (
+    *("rx_packets", "tx_packets", "rx_bytes", "tx_bytes", "rx_errors", "tx_errors"),
+    *("rx_dropped", "tx_dropped", "multicast", "collisions"),
+    *("rx_length_errors", "rx_over_errors", "rx_crc_errors", "rx_frame_errors"),
+    *("rx_fifo_errors", "rx_missed_errors"),
+    *("tx_aborted_errors", "tx_carrier_errors", "tx_fifo_errors", "tx_heartbeat_errors"),
+    *("tx_window_errors", "rx_compressed", "tx_compressed", "rx_nohandler"),
+    "rx_otherhost_dropped",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EthernetPort:
+    """An Ethernet interface that is up."""
+
+    index: int
+    carrier_changes: int
+
+
+def list_links(connection: NetlinkConnection) -> list[Json]:
+    """Every interface of the network namespace. Raises OSError.
+
+    `master` and `lower` are names, "" if there is none or it is in another namespace.
+    """
+    found = list(_interfaces(connection))
+    names = {index: text(said.get(_NAME, b"")) for index, _, _, said in found}
+    return [_link(index, flags, said, names) for index, _, flags, said in found]
+
+
+def ethernet_ports(connection: NetlinkConnection) -> dict[str, EthernetPort]:
+    """Ethernet interfaces that are up, by name. Raises OSError."""
+    return {
+        text(said.get(_NAME, b"")): EthernetPort(index, integer(said.get(_CARRIER_CHANGES, b"\0")))
+        for index, kind, flags, said in _interfaces(connection)
+        if kind == _ETHERNET and flags & _UP and not flags & _LOOPBACK
+    }
+
+
+def _interfaces(connection: NetlinkConnection) -> Iterator[tuple[int, int, int, dict[int, bytes]]]:
+    for body in connection.dump(_RTM_GETLINK, _INTERFACE.pack(0, 0, 0, 0, 0)):
+        _, kind, index, flags, _ = unpack(_INTERFACE, body)
+        yield index, kind, flags, dict(attributes(body[_INTERFACE.size :]))
+
+
+def _link(index: int, flags: int, said: dict[int, bytes], names: dict[int, str]) -> Json:
+    answer: dict[str, Json] = {
+        "index": index,
+        "name": names[index],
+        "kind": text(dict(attributes(said.get(_LINK_INFORMATION, b""))).get(_KIND, b"")),
+        "up": bool(flags & _UP),
+        "address": said.get(_ADDRESS, b"").hex(":"),
+        "master": names.get(integer(said.get(_MASTER, b"\0")), ""),
+        "lower": "" if _LINK_NAMESPACE in said else names.get(integer(said.get(_LINK, b"\0")), ""),
+    }
+    if _STATE in said:
+        state = integer(said[_STATE])
+        answer["operational_state"] = _STATES[state] if state < len(_STATES) else "unknown"
+    answer |= {name: integer(said[kind]) for kind, name in _NUMBERS.items() if kind in said}
+    if _STATISTICS in said:
+        answer["statistics"] = _statistics(said[_STATISTICS])
+    return answer
+
+
+def _statistics(raw: bytes) -> dict[str, int]:
+    """Counters of an interface: older kernels report fewer, newer ones may report more."""
+    count = min(len(raw) // 8, len(_COUNTERS))
+    return dict(zip(_COUNTERS[:count], struct.unpack_from(f"={count}Q", raw), strict=True))
+
+
+_RTM_GETDCB, _IEEE_GET = 78, 21
+_MESSAGE = struct.Struct("=BBxx")  # struct dcbmsg
+_INTERFACE_NAME, _IEEE, _DCBX = 1, 13, 14
+_ETS, _PFC, _APPLICATIONS, _MAXIMUM_RATE, _BUFFER, _TRUST = 1, 2, 3, 7, 10, 11
+_APPLICATION_KINDS = (1, 2)  # DCB_ATTR_IEEE_APP, DCB_ATTR_DCB_APP
+
+# Members up to the last one that is read.
+_IEEE_PFC = struct.Struct("=BBBxH2x8Q8Q")
+_IEEE_ETS = struct.Struct("=3x8s8x8s8s")
+_IEEE_MAXIMUM_RATE = struct.Struct("=8Q")
+_DCB_APPLICATION = struct.Struct("=BBH")
+_DCBNL_BUFFER = struct.Struct("=8s8II")
+
+_ALGORITHMS = {0: "strict", 1: "cbs", 2: "ets", 255: "vendor"}
+_SELECTORS = {1: "ethertype", 2: "stream", 3: "dgram", 4: "any", 5: "dscp", 255: "pcp"}
+_DCBX_FLAGS = {0x01: "host", 0x02: "lld_managed", 0x04: "cee", 0x08: "ieee", 0x10: "static"}
+_PRIORITIES = 8
+
+
+def read_dcb(connection: NetlinkConnection, interface: str) -> dict[str, Json]:
+    """Data centre bridging configuration of an interface, as reported by its driver. Raises OSError."""
+    question = _MESSAGE.pack(0, _IEEE_GET) + interface_attribute(_INTERFACE_NAME, interface)
+    body = connection.ask(_RTM_GETDCB, question)
+    unpack(_MESSAGE, body)
+    said = dict(attributes(body[_MESSAGE.size :]))
+    ieee = dict(attributes(said.get(_IEEE, b"")))
+    answer: dict[str, Json] = {
+        name: read(ieee[kind]) for kind, (name, read) in _PARTS.items() if kind in ieee
+    }
+    if _DCBX in said:
+        flags = integer(said[_DCBX])
+        answer["dcbx"] = [name for bit, name in _DCBX_FLAGS.items() if flags & bit]
+    return answer
+
+
+def _pfc(raw: bytes) -> Json:
+    capacity, enabled, _, delay, *counts = unpack(_IEEE_PFC, raw)
+    return {
+        "capacity": capacity,
+        "enabled": [priority for priority in range(_PRIORITIES) if enabled >> priority & 1],
+        "delay_bits": delay,
+        "requests": counts[:_PRIORITIES],
+        "indications": counts[_PRIORITIES:],
+    }
+
+
+def _ets(raw: bytes) -> Json:
+    bandwidth, algorithms, classes = unpack(_IEEE_ETS, raw)
+    return {
+        "traffic_class": list(classes),
+        "bandwidth_percent": list(bandwidth),
+        "algorithm": [_ALGORITHMS.get(number, "unknown") for number in algorithms],
+    }
+
+
+def _applications(raw: bytes) -> Json:
+    answer = []
+    for kind, entry in attributes(raw):
+        if kind in _APPLICATION_KINDS:
+            selector, priority, protocol = unpack(_DCB_APPLICATION, entry)
+            name = _SELECTORS.get(selector, "unknown")
+            answer.append({"selector": name, "protocol": protocol, "priority": priority})
+    return answer
+
+
+def _buffer(raw: bytes) -> Json:
+    of_priority, *sizes, total = unpack(_DCBNL_BUFFER, raw)
+    return {"of_priority": list(of_priority), "size_bytes": sizes, "total_bytes": total}
+
+
+def _trust(raw: bytes) -> Json:
+    """Selectors of a packet, in the order of their evaluation."""
+    return [_SELECTORS.get(integer(value), "unknown") for _, value in attributes(raw)]
+
+
+_PARTS = {
+    _PFC: ("pfc", _pfc),
+    _ETS: ("ets", _ets),
+    _APPLICATIONS: ("applications", _applications),
+    _BUFFER: ("buffer", _buffer),
+    _MAXIMUM_RATE: ("maximum_rate_kilobits", lambda raw: list(unpack(_IEEE_MAXIMUM_RATE, raw))),
+    _TRUST: ("trust", _trust),
+}
+
+
+_NLDEV = 5 << 10  # RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, ...)
+_DEVICE_GET, _STATISTICS_GET = _NLDEV | 1, _NLDEV | 17
+_DEVICE_INDEX, _DEVICE_NAME, _PORT = 1, 2, 3
+_COUNTER_TABLE, _COUNTER_NAME, _COUNTER_VALUE = 80, 82, 83
+
+
+class RdmaStatistics:
+    """Statistics of RDMA ports."""
+
+    def __init__(self, connection: Callable[[], NetlinkConnection]) -> None:
+        self._connection = connection
+        self._indexes: dict[str, int] = {}
+
+    def statistics(self, device: str, port: int) -> dict[str, int]:
+        """Name and value of each counter of a port. Raises OSError.
+
+        EPROTONOSUPPORT if the kernel has no RDMA, ENODEV if it has no such device.
+        """
+        connection = self._connection()
+        if device in self._indexes:
+            try:
+                said = _port_statistics(connection, self._indexes[device], port)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+            else:
+                if text(said.get(_DEVICE_NAME, b"")) == device:
+                    return _counters(said)
+        # First request, renamed, or registered again after a reset of the NIC: indexes have
+        # changed.
+        self._indexes = _devices(connection)
+        if device not in self._indexes:
+            raise OSError(errno.ENODEV, f"there is no RDMA device {device}")
+        return _counters(_port_statistics(connection, self._indexes[device], port))
+
+
+def _devices(connection: NetlinkConnection) -> dict[str, int]:
+    found = [dict(attributes(body)) for body in connection.dump(_DEVICE_GET, b"")]
+    return {
+        text(said.get(_DEVICE_NAME, b"")): integer(said.get(_DEVICE_INDEX, b"")) for said in found
+    }
+
+
+def _port_statistics(connection: NetlinkConnection, index: int, port: int) -> dict[int, bytes]:
+    device = attribute(_DEVICE_INDEX, struct.pack("=I", index))
+    question = device + attribute(_PORT, struct.pack("=I", port))
+    return dict(attributes(connection.ask(_STATISTICS_GET, question)))
+
+
+def _counters(said: dict[int, bytes]) -> dict[str, int]:
+    answer = {}
+    for _, entry in attributes(said.get(_COUNTER_TABLE, b"")):
+        counter = dict(attributes(entry))
+        name = text(counter.get(_COUNTER_NAME, b""))
+        answer[name] = integer(counter.get(_COUNTER_VALUE, b""))
+    return answer

@@ -1,0 +1,252 @@
+"""A host that records the answers of another host."""
+
+from __future__ import annotations
+
+import re
+import threading
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from agent.host import Clock, Host, Json, KeptFiles, KernelLog
+from agent.host.files import PlainFiles
+from agent.host.recorded_host import BATCH_FUNCTIONS, KERNEL_LOG, call_key
+from agent.host.redactor import Redactor
+from railscope.capture import PENDING, CaptureMoment, failure
+
+Answer = TypeVar("Answer")
+
+SAME_MOMENT_NS = 20_000_000
+SLOW_NS = 500_000_000
+"""Minimum delay of an answer for its question to be recorded as pending."""
+_NEIGHBOUR_NAMES = ("chassis", "system", "system_description", "management_address")
+# Values in the answers to a function that identify a node, a part, a switch or an owner.
+_SECRETS: dict[str, Callable[[Json], list[Json]]] = {
+    "nvmlDeviceGetSerial": lambda answer: [answer],
+    "nvmlDeviceGetPlatformInfo": lambda answer: [answer.get("chassisSerialNumber", "")],
+    "nvmlVgpuInstanceGetVmID": lambda answer: [answer[0]],
+    "module": lambda answer: [answer["serial"]],
+    "neighbours": lambda answer: [
+        neighbour.get(name, "") for neighbour in answer.values() for name in _NEIGHBOUR_NAMES
+    ],
+}
+
+_VIRTUAL_MACHINE_NAMES = ("name", "instance", "project", "project_id", "user")
+# Names of people and of their objects in the answers to a function: replaced as whole words.
+_NAMES: dict[str, Callable[[Json], list[Json]]] = {
+    "kubelet.List": lambda answer: [pod[part] for pod in answer for part in ("name", "namespace")],
+    "kubelet.Pods": lambda answer: [pod[part] for pod in answer for part in ("name", "namespace")],
+    "owner.environ": lambda answer: [
+        answer.get(name, "") for name in ("SLURM_JOB_ACCOUNT", "SLURM_JOB_USER")
+    ],
+    "owner.container": lambda answer: [answer["name"], answer["label"]],
+    "owner.domain": lambda answer: [answer[part] for part in _VIRTUAL_MACHINE_NAMES],
+    "owner.machine": lambda answer: (
+        [answer[part] for part in _VIRTUAL_MACHINE_NAMES] if answer else []
+    ),
+    "owner.user": lambda answer: [answer],
+}
+_SERIAL_FILE = re.compile(r"/sys/class/nvme/[^/]+/serial")
+
+
+@dataclass(frozen=True, slots=True)
+class _RecordedQuery:
+    """Keys and start time of a query."""
+
+    section: str
+    keys: Sequence[str]
+    offset_ns: int
+
+
+class RecordingHost:
+    """Forward every query to a host and record the answers as moments of a capture.
+
+    Secrets are replaced when the moments are read: a secret that is detected late may already be in
+    earlier answers.
+    """
+
+    def __init__(self, host: Host, redactor: Redactor | None = None) -> None:
+        self._host = host
+        self._redactor = redactor
+        self._started_ns = host.clock.now().boot_ns
+        self._last: dict[tuple[str, str], Json] = {}
+        self._lock = threading.Lock()
+        self._moments: list[CaptureMoment] = []
+        self._log_kept: Counter[str] = Counter()
+        self._under_way: dict[int, _RecordedQuery] = {}
+        """Query of each thread that has no answer yet."""
+
+    @property
+    def moments(self) -> list[CaptureMoment]:
+        """All answers so far, redacted by all secrets detected so far."""
+        with self._lock:
+            for question in self._under_way.values():
+                self._waited_for(question)
+            if self._redactor is None:
+                return list(self._moments)
+            return [self._redactor.moment(moment) for moment in self._moments]
+
+    @property
+    def clock(self) -> Clock:
+        """Clock of the host."""
+        return self._host.clock
+
+    @property
+    def boot_id(self) -> str:
+        """Boot ID of the host."""
+        return self._host.boot_id
+
+    def read(self, path: str) -> bytes:
+        """Content of a small file."""
+        answer = self._asked(
+            "files",
+            path,
+            lambda: self._host.read(path).decode(errors="surrogateescape"),
+        )
+        if self._redactor and _SERIAL_FILE.fullmatch(path):
+            self._redactor.learn(answer.strip())
+        return answer.encode(errors="surrogateescape")
+
+    def names(self, path: str) -> list[str]:
+        """Entries of a directory, sorted."""
+        return self._asked("names", path, lambda: self._host.names(path))
+
+    def resolve(self, path: str) -> str:
+        """Path with all links followed."""
+        return self._asked("links", path, lambda: self._host.resolve(path))
+
+    def keep(self, paths: Sequence[str]) -> KeptFiles:
+        """Open a group of counter files, read one by one so that their text can be recorded."""
+        return PlainFiles(self.read, paths)
+
+    def call(self, seam: str, function: str, *arguments: int | str) -> Json:
+        """Call a function of a seam of the host, and record its answer."""
+        if function in BATCH_FUNCTIONS:
+            return self._batch(seam, function, arguments)
+        key = call_key(seam, function, arguments)
+
+        def ask() -> Json:
+            answer = self._host.call(seam, function, *arguments)
+            if function in _SECRETS and self._redactor:
+                for secret in _SECRETS[function](answer):
+                    self._redactor.learn(str(secret))
+            whose = _NAMES.get(f"{seam}.{function}")
+            if whose and self._redactor:
+                for name in whose(answer):
+                    self._redactor.name(str(name))
+            return answer
+
+        return self._asked("calls", key, ask)
+
+    def _batch(self, seam: str, function: str, arguments: Sequence[int | str]) -> Json:
+        """Record the answer to each entry of a batch, or one failure for all of them."""
+        device, *entries = arguments
+        keys = [call_key(seam, function, (device, entry)) for entry in entries]
+        with self._asking("calls", keys):
+            answer = self._host.call(seam, function, *arguments)
+        for key, value, code in zip(keys, *answer, strict=True):
+            self._keep("calls", key, [code, value])
+        return answer
+
+    @property
+    def grain_ns(self) -> int:
+        """`grain_ns` of the host."""
+        return self._host.grain_ns
+
+    def kernel_log(self) -> KernelLog:
+        """Follow the kernel log."""
+        try:
+            log = self._host.kernel_log()
+        except OSError as error:
+            self._keep("calls", KERNEL_LOG, failure(error))
+            raise
+        self._keep("calls", KERNEL_LOG, "")
+        return _RecordingKernelLog(self, log)
+
+    def _asked(self, section: str, key: str, ask: Callable[[], Answer]) -> Answer:
+        with self._asking(section, [key]):
+            answer = ask()
+        self._keep(section, key, answer)
+        return answer
+
+    @contextmanager
+    def _asking(self, section: str, keys: Sequence[str]) -> Iterator[None]:
+        """Record a failure for all keys, and the time during which there was no answer."""
+        question = _RecordedQuery(section, keys, self._offset_ns)
+        with self._lock:
+            self._under_way[threading.get_ident()] = question
+        failed: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            failed = error
+            raise
+        finally:
+            with self._lock:
+                self._waited_for(question)
+                del self._under_way[threading.get_ident()]
+            if failed:
+                for key in keys:
+                    self._keep(section, key, failure(failed))
+
+    def _waited_for(self, question: _RecordedQuery) -> None:
+        """Record a query as pending from its start, if it has been waiting for long."""
+        if self._offset_ns - question.offset_ns < SLOW_NS:
+            return
+        offsets = [moment.offset_ns for moment in self._moments]
+        place = bisect_right(offsets, question.offset_ns)
+        if not place or offsets[place - 1] != question.offset_ns:
+            self._moments.insert(place, CaptureMoment(question.offset_ns))
+            place += 1
+        for key in question.keys:
+            getattr(self._moments[place - 1], question.section)[key] = PENDING
+            self._last[question.section, key] = PENDING
+
+    def _keep(self, section: str, key: str, answer: Json) -> None:
+        with self._lock:
+            if self._last.get((section, key), self) == answer:
+                return
+            self._last[section, key] = answer
+            getattr(self._moment(), section)[key] = answer
+
+    def keep_log(self, records: list[str], given: Counter[str]) -> None:
+        """Record kernel log records, except those that an earlier opening returned as well.
+
+        `given` counts the records of this opening: each opening starts at the oldest record.
+        """
+        with self._lock:
+            for record in records:
+                given[record] += 1
+                if given[record] > self._log_kept[record]:
+                    self._log_kept[record] += 1
+                    self._moment().log.append(record)
+
+    @property
+    def _offset_ns(self) -> int:
+        return self._host.clock.now().boot_ns - self._started_ns
+
+    def _moment(self) -> CaptureMoment:
+        offset_ns = self._offset_ns
+        if not self._moments:
+            self._moments.append(CaptureMoment(0))
+        if offset_ns - self._moments[-1].offset_ns > SAME_MOMENT_NS:
+            self._moments.append(CaptureMoment(offset_ns))
+        return self._moments[-1]
+
+
+class _RecordingKernelLog:
+    def __init__(self, host: RecordingHost, log: KernelLog) -> None:
+        self._host = host
+        self._log = log
+        self._given: Counter[str] = Counter()
+
+    def poll(self) -> list[str]:
+        records = self._log.poll()
+        self._host.keep_log(records, self._given)
+        return records
+
+    def close(self) -> None:
+        self._log.close()

@@ -1,0 +1,152 @@
+"""Formats of runtimes: Docker's container files, libvirt's XML, and the command line of QEMU.
+
+Docker's container file is /var/lib/docker/containers/ID/config.v2.json. It contains the container's
+environment, which may hold secrets: only the name and the requested label are returned. Source:
+moby/moby:daemon/container/container.go, api/types/container/config.go.
+
+Passed-through devices of a virtual machine are in libvirt's XML and in the command line of QEMU.
+Sources: libvirt docs/formatdomain.rst (hostdev), docs/drvqemu.rst;
+openstack/nova:nova/virt/libvirt/config.py (metadata); qemu docs/system/devices/vfio
+(`-device vfio-pci,host=0000:3b:00.0`).
+"""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass
+from itertools import pairwise
+
+import msgspec
+
+from agent.owners import FormatError
+
+
+class _DockerConfig(msgspec.Struct):
+    Labels: dict[str, str] | None = None
+
+
+class _DockerContainerFile(msgspec.Struct):
+    Name: str = ""
+    Config: _DockerConfig | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DockerContainer:
+    """Name of a container, and the value of one of its labels; empty if it has none."""
+
+    name: str
+    label: str
+
+
+def parse_docker_container(content: bytes, label: str) -> DockerContainer:
+    """Parse the file of a container. Raises FormatError."""
+    try:
+        found = msgspec.json.decode(content, type=_DockerContainerFile)
+    except msgspec.MsgspecError as error:
+        message = f"no container as Docker keeps it: {error}"
+        raise FormatError(message) from error
+    labels = (found.Config.Labels if found.Config else None) or {}
+    return DockerContainer(found.Name.removeprefix("/"), labels.get(label, "") if label else "")
+
+
+_NUMBERS = ("domain", "bus", "slot", "function")
+_NOVA = "{*}instance"
+_HOST = re.compile(r"\bhost=(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
+_HOST_JSON = re.compile(
+    r'"host"\s*:\s*"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"', re.IGNORECASE
+)
+_PROGRAM = re.compile(r"(?:^|/)(?:qemu-system-[a-z0-9_]+|qemu-kvm|kvm)$")
+
+
+@dataclass(frozen=True, slots=True)
+class LibvirtDomain:
+    """A virtual machine with the PCI addresses and mediated device ids of its passed-through devices.
+
+    Project, user and instance are those of OpenStack; empty for other machines.
+    """
+
+    name: str
+    uuid: str
+    pci_addresses: tuple[str, ...] = ()
+    mediated: tuple[str, ...] = ()
+    instance: str = ""
+    project: str = ""
+    project_id: str = ""
+    user: str = ""
+
+
+def parse_domain(content: bytes) -> LibvirtDomain:
+    """Parse a file of /etc/libvirt/qemu, or of /run/libvirt/qemu, which wraps the domain in its state.
+
+    Raises FormatError.
+    """
+    if b"<!ENTITY" in content or b"<!DOCTYPE" in content:
+        message = "libvirt writes no DOCTYPE and no entities"
+        raise FormatError(message)
+    try:
+        root = ET.fromstring(content)  # noqa: S314 - a file of root's, and no entities
+    except ET.ParseError as error:
+        message = f"no XML: {error}"
+        raise FormatError(message) from error
+    found = root if root.tag == "domain" else root.find("domain")
+    if found is None:
+        message = f"the outermost element is {root.tag[:100]!r}, without a domain in it"
+        raise FormatError(message)
+    nova = found.find(f"metadata/{_NOVA}")
+    return LibvirtDomain(
+        name=found.findtext("name", ""),
+        uuid=found.findtext("uuid", ""),
+        pci_addresses=tuple(
+            _address(source)
+            for source in found.findall("devices/hostdev[@type='pci']/source/address")
+        ),
+        mediated=tuple(
+            source.get("uuid", "")
+            for source in found.findall("devices/hostdev[@type='mdev']/source/address")
+        ),
+        instance=_text(nova, "{*}name"),
+        project=_text(nova, "{*}owner/{*}project"),
+        project_id=_attribute(nova, "{*}owner/{*}project", "uuid"),
+        user=_text(nova, "{*}owner/{*}user"),
+    )
+
+
+def parse_qemu_command(cmdline: bytes) -> LibvirtDomain | None:
+    """Return the machine of a process, from its /proc/PID/cmdline; None if it is not QEMU."""
+    words = [word.decode(errors="backslashreplace") for word in cmdline.split(b"\0")]
+    if not _PROGRAM.search(words[0]):
+        return None
+    options = dict(pairwise(words[1:]))
+    addresses = [
+        f"{found[1] or '0000'}:{found[2]}".lower()
+        for word in words
+        if "vfio-pci" in word
+        for found in (*_HOST.finditer(word), *_HOST_JSON.finditer(word))
+    ]
+    name = options.get("-name", "")
+    guest = re.search(r"(?:^|,)guest=([^,]*)", name)
+    return LibvirtDomain(
+        name=guest[1] if guest else name.partition(",")[0],
+        uuid=options.get("-uuid", ""),
+        pci_addresses=tuple(dict.fromkeys(addresses)),
+    )
+
+
+def _address(source: ET.Element) -> str:
+    """Return the address as sysfs writes it; libvirt writes each part as a hexadecimal number."""
+    try:
+        domain_, bus, slot, function = (int(source.get(part, "0"), 16) for part in _NUMBERS)
+    except ValueError as error:
+        message = f"no PCI address: {error}"
+        raise FormatError(message) from error
+    return f"{domain_:04x}:{bus:02x}:{slot:02x}.{function:x}"
+
+
+def _text(nova: ET.Element | None, path: str) -> str:
+    return (nova.findtext(path, "") or "").strip() if nova is not None else ""
+
+
+def _attribute(nova: ET.Element | None, path: str, name: str) -> str:
+    found = nova.find(path) if nova is not None else None
+    return found.get(name, "") if found is not None else ""

@@ -1,0 +1,220 @@
+"""Formats of Slurm on a node: gres.conf, job environments, SLUIDs and process titles of slurmstepd.
+
+Devices by index of Slurm's generic resources are in gres.conf, or in the output of `slurmd -G`.
+Indices (IDX) count the devices in the order of gres.conf and are not NVML indices. With
+AutoDetect, slurmd finds and orders the devices, and only `slurmd -G` shows the order. Sources:
+SchedMD/slurm:doc/man/man5/gres.conf.5, src/interfaces/gres.c.
+
+The environment of a job is /proc/PID/environ, entries terminated by a zero byte. A process may
+change its environment before it executes another program: the values come from the job, not from
+Slurm. Only `SLURM_VARIABLES` are read; all else is private to the user. Sources: proc(5);
+SchedMD/slurm:doc/man/man1/sbatch.1, doc/html/prolog_epilog.shtml.
+
+SLUIDs are names of jobs, and of their control groups, in Slurm 26.05 and later. A letter `s` and
+13 digits of Crockford's base 32 encode 64 bits: the cluster (12), milliseconds (42), a sequence
+within the millisecond (10). Source: SchedMD/slurm:src/common/sluid.c.
+
+If Slurm names the control group of a job by its SLUID, the job id is in the process title of a
+step's slurmstepd. It is in `.../step_*/slurm` beside the user's `.../step_*/user`, and its
+/proc/PID/cmdline is `slurmstepd: [3385.batch]`. Any process can set such a title: use it only for
+one that `cgroup.parse_owner` identifies as a daemon. Source:
+SchedMD/slurm:src/slurmd/slurmstepd/slurmstepd.c, src/common/log.c.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from agent.owners import FormatError
+from railscope.slurm.notation import expand_nodes
+
+_DEVICE_FILE = re.compile(r"/dev/nvidia([0-9]{1,4})")
+_PAIR = re.compile(r'([A-Za-z_]+)=(?:"([^"]*)"|(\S*))')
+_PRINTED = re.compile(r"\bGres (Name=.*)")
+_OFF = {"", "off"}
+
+
+@dataclass(frozen=True, slots=True)
+class GresDevice:
+    """A device with its index, type and files."""
+
+    index: int
+    type: str
+    files: tuple[str, ...]
+
+    @property
+    def minor(self) -> int | None:
+        """Minor number of its /dev/nvidiaN, which for a MIG device is that of its GPU. None without one."""
+        found = [_DEVICE_FILE.fullmatch(file) for file in self.files]
+        return next((int(device[1]) for device in found if device), None)
+
+
+@dataclass(frozen=True, slots=True)
+class GresConf:
+    """Devices that the file names for one node, and the AutoDetect method (`nvml`); empty if off."""
+
+    devices: tuple[GresDevice, ...]
+    auto_detect: str
+
+    @property
+    def is_certain(self) -> bool:
+        """True if the indices are those of Slurm; with AutoDetect, slurmd orders the devices."""
+        return not self.auto_detect
+
+
+def parse_gres_conf(text: str, node: str, name: str = "gpu") -> GresConf:
+    """Return the devices of one resource that gres.conf assigns to a node. Raises FormatError."""
+    everywhere, here = "", None
+    devices: list[GresDevice] = []
+    for fields in _setting_lines(text):
+        if "nodename" in fields and node not in expand_nodes(fields["nodename"]):
+            continue
+        if "autodetect" in fields:
+            if "nodename" in fields:
+                here = fields["autodetect"]
+            else:
+                everywhere = fields["autodetect"]
+        if fields.get("name") == name:
+            devices += _devices(fields, len(devices))
+    detects = (everywhere if here is None else here).lower()
+    return GresConf(tuple(devices), "" if detects in _OFF else detects)
+
+
+def parse_slurmd(text: str, name: str = "gpu") -> tuple[GresDevice, ...]:
+    """Return the devices of one resource in the order of `slurmd -G`. Raises FormatError."""
+    devices: list[GresDevice] = []
+    for line in text.split("\n"):
+        printed = _PRINTED.search(line)
+        fields = _pairs(printed[1]) if printed else {}
+        if fields.get("name") == name:
+            devices += _devices(fields, len(devices))
+    return tuple(devices)
+
+
+def _setting_lines(text: str) -> Iterator[dict[str, str]]:
+    """Yield the settings of each line, without comments and with continued lines joined."""
+    joined = re.sub(r"\\\r?\n", " ", text)
+    for whole in joined.split("\n"):
+        line = whole.partition("#")[0].strip()
+        if not line:
+            continue
+        if line.lower().startswith("include "):
+            message = f"{line[:200]!r}: what it includes is not here"
+            raise FormatError(message)
+        fields = _pairs(line)
+        if not fields:
+            message = f"{line[:200]!r} is no line of gres.conf"
+            raise FormatError(message)
+        yield fields
+
+
+def _pairs(line: str) -> dict[str, str]:
+    return {key.lower(): quoted or plain for key, quoted, plain in _PAIR.findall(line)}
+
+
+def _devices(fields: dict[str, str], first: int) -> list[GresDevice]:
+    """Return the devices of a line: one per file, or one with several files."""
+    kind = fields.get("type", "")
+    kind = "" if kind == "(null)" else kind
+    if "multiplefiles" in fields:
+        return [GresDevice(first, kind, expand_nodes(fields["multiplefiles"]))]
+    files = expand_nodes(fields.get("file", ""))
+    if fields.get("count") == "1" and len(files) > 1:
+        return [
+            GresDevice(first, kind, files)
+        ]  # slurmd prints all files of one device in this form
+    return [GresDevice(first + place, kind, (file,)) for place, file in enumerate(files)]
+
+
+SLURM_VARIABLES = (
+    "SLURM_JOB_ID",
+    "SLURM_JOB_ACCOUNT",
+    "SLURM_JOB_USER",
+    "SLURM_JOB_GPUS",
+    "SLURM_STEP_GPUS",
+    "SLURM_SHARDS_ON_NODE",
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+    "CUDA_VISIBLE_DEVICES",
+)
+
+
+def parse_slurm_variables(content: bytes) -> dict[str, str]:
+    """Return the variables of the names above that are set."""
+    found: dict[str, str] = {}
+    for entry in content.split(b"\0"):
+        name, equals, value = entry.partition(b"=")
+        word = name.decode("ascii", errors="replace")
+        if equals and word in SLURM_VARIABLES:
+            found.setdefault(word, value.decode(errors="backslashreplace"))
+    return found
+
+
+SLUID_PATTERN = "s[0-9A-F][0-9A-HJKMNP-TV-Z]{12}"
+"""Format as Slurm writes it. The first digit has the 4 bits that are left over from 12 digits."""
+
+_DIGITS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_VALUES = {digit: value for value, digit in enumerate(_DIGITS)} | {"O": 0, "I": 1, "L": 1}
+_WRITTEN = re.compile("s([0-9A-FILO][0-9A-TV-Z]{12})", re.ASCII | re.IGNORECASE)
+_LENGTH = 13
+_TIME_BITS, _SEQUENCE_BITS = 42, 10
+
+
+@dataclass(frozen=True, slots=True)
+class Sluid:
+    """Decoded SLUID.
+
+    The milliseconds are the time at which slurmctld created it, since 1970 by CLOCK_TAI: ahead of UTC by
+    the leap seconds (37 since 2017) if the kernel has that offset configured, otherwise equal to UTC.
+    """
+
+    cluster: int
+    milliseconds: int
+    sequence: int
+
+    def __str__(self) -> str:
+        """Return the name as Slurm writes it."""
+        whole = (self.cluster << _TIME_BITS | self.milliseconds) << _SEQUENCE_BITS | self.sequence
+        places = range(5 * (_LENGTH - 1), -1, -5)
+        return "s" + "".join(_DIGITS[whole >> place & 0x1F] for place in places)
+
+
+def decode_sluid(text: str) -> Sluid:
+    """Decode a SLUID; like Slurm, accept lower case, and O, I and L for 0 and 1.
+
+    Raises FormatError.
+    """
+    written = _WRITTEN.fullmatch(text)
+    if written is None:
+        message = f"{text!r} is no SLUID: an s and 13 digits of base 32"
+        raise FormatError(message)
+    whole = 0
+    for digit in written[1].upper():
+        whole = whole << 5 | _VALUES[digit]
+    return Sluid(
+        whole >> _TIME_BITS + _SEQUENCE_BITS,
+        whole >> _SEQUENCE_BITS & (1 << _TIME_BITS) - 1,
+        whole & (1 << _SEQUENCE_BITS) - 1,
+    )
+
+
+_TITLE = re.compile(r"slurmstepd: \[([0-9]{1,10})\.([^\s\]]+)(?: stepmgr)?\]")
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmStep:
+    """A step of a job with its name: a number, `batch`, `extern`, `interactive`, `0+1`."""
+
+    job: int
+    step: str
+
+
+def parse_step_title(cmdline: bytes) -> SlurmStep:
+    """Return the step of a slurmstepd, from its /proc/PID/cmdline. Raises FormatError."""
+    title = cmdline.rstrip(b"\0 ").decode(errors="backslashreplace")
+    found = _TITLE.fullmatch(title)
+    if found is None:
+        message = f"{title[:200]!r} is no title of slurmstepd"
+        raise FormatError(message)
+    return SlurmStep(int(found[1]), found[2])

@@ -1,0 +1,152 @@
+"""Narrow counters extended to 64 bits, and their saved state: a wrap must not appear as a reset.
+
+A counter of 32 bits decreases both when it wraps and when it is reset. The two are distinguished by
+the distance to the new value, and by the other counters of the set:
+
+- It would have to advance by half its range or more from the last value to this one: a reset.
+- A 64-bit counter of the same set decreased as well: a reset, because those do not wrap.
+- All counters of the set were gone in between: a reset of the device.
+- Two or more decreased, and they are most of those with a non-zero value: a reset, which sets the
+  whole set back (a driver that is loaded again), while wraps do not coincide.
+- Otherwise: a wrap.
+
+In doubt it is a reset, so that growth that may not have happened is never counted. Not detected: a
+counter that advances by half its range or more between two readings, and the reset of a set in
+which only one counter, in its upper half, was non-zero.
+
+The saved state is the number of wraps. A driver shows the low 32 bits only. Without this state, a
+restarted agent would lower the counter by all wraps so far, which consumers of the metrics would
+treat as a reset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import gt, itemgetter
+from pathlib import Path
+
+from agent.host.files import BootState, BootStateFile
+from railscope.reading import PRESENT, Absent
+
+CarriedCounters = Mapping[str, tuple[int, int]]
+"""By name: the last value read, and the amount added to it for the wraps so far."""
+
+
+class CounterUnwrapper:
+    """Narrow counters of one set: columns of a row that are read together.
+
+    `narrow` maps names that are stable across probes to columns, `wide` lists the columns of 64-bit
+    counters of the same set. `before` is the state of an earlier instance, by the same names.
+    """
+
+    def __init__(
+        self,
+        narrow: Mapping[str, int],
+        wide: Sequence[int] = (),
+        before: CarriedCounters | None = None,
+        bits: int = 32,
+    ) -> None:
+        self._range = 1 << bits
+        self._names = tuple(narrow)
+        self._columns = tuple(narrow.values())
+        self._wide = tuple(wide)
+        self._pick, self._pick_wide = column_picker(self._columns), column_picker(self._wide)
+        known = [(before or {}).get(name, (0, 0)) for name in self._names]
+        self._last: Sequence[int] = [last for last, _ in known]
+        self._added = [added for _, added in known]
+        self._last_wide: Sequence[int] = [0] * len(wide)
+
+    @property
+    def carried(self) -> CarriedCounters:
+        """State for the next instance."""
+        pairs = zip(self._last, self._added, strict=True)
+        return dict(zip(self._names, pairs, strict=True))
+
+    @property
+    def wraps(self) -> int:
+        """Number of wraps in the present values."""
+        return sum(self._added) // self._range
+
+    def carry_on(self, values: list[int], reasons: bytearray) -> None:
+        """Replace each narrow value of a row just read by its 64-bit value.
+
+        Columns without a value and their state are unchanged.
+        """
+        now, wide = self._pick(values), self._pick_wide(values)
+        if any(map(gt, self._last, now)):
+            self._fell(now, wide, reasons)
+        else:
+            self._last = now
+        self._last_wide = wide
+        if any(self._added):
+            for column, added in zip(self._columns, self._added, strict=True):
+                if added and reasons[column] == PRESENT:
+                    values[column] += added
+
+    def _fell(self, now: Sequence[int], wide: Sequence[int], reasons: bytearray) -> None:
+        present = [i for i, column in enumerate(self._columns) if reasons[column] == PRESENT]
+        ahead = {i: now[i] - self._last[i] + self._range for i in present if now[i] < self._last[i]}
+        counted = sum(self._last[i] > 0 for i in present)
+        together = len(ahead) > 1 and 2 * len(ahead) > counted
+        half = self._range >> 1
+        kept = list(self._last)
+        if (
+            self._gone(reasons)
+            or not all(0 <= distance < half for distance in ahead.values())
+            or (ahead and (together or self._wide_decreased(wide, reasons)))
+        ):
+            kept = [0] * len(kept)
+            self._added = [0] * len(kept)
+        else:
+            for i in ahead:
+                self._added[i] += self._range
+        for i in present:
+            kept[i] = now[i]
+        self._last = kept
+
+    def _gone(self, reasons: bytearray) -> bool:
+        return all(reasons[column] == Absent.GONE.value for column in self._columns)
+
+    def _wide_decreased(self, wide: Sequence[int], reasons: bytearray) -> bool:
+        pairs = zip(self._wide, self._last_wide, wide, strict=True)
+        return any(after < before and reasons[column] == PRESENT for column, before, after in pairs)
+
+
+def column_picker(columns: Iterable[int]) -> Callable[[Sequence[int]], Sequence[int]]:
+    """Return a function that picks columns of a row, implemented in C."""
+    wanted = tuple(columns)
+    if len(wanted) > 1:
+        return itemgetter(*wanted)
+    return lambda row: [row[column] for column in wanted]
+
+
+SAVE_EVERY_NS = 60_000_000_000
+"""Interval for saving the last values, which reveal a reset that happened while the agent was down."""
+
+
+class _SavedCounters(BootState, frozen=True):
+    sets: dict[str, dict[str, tuple[int, int]]]
+
+
+class CounterStateFile:
+    """Saves the counters of sets in which one has wrapped, a few kilobytes each. Blocking."""
+
+    def __init__(self, path: Path, boot_id: str) -> None:
+        self._file = BootStateFile(path, boot_id, "counter_wraps_not_kept")
+        self._wraps = 0
+        self._kept_ns = 0
+
+    def load(self) -> dict[str, CarriedCounters]:
+        """Return the saved counters of each set."""
+        kept = self._file.read(_SavedCounters)
+        return dict(kept.sets) if kept else {}
+
+    def keep(self, sets: Mapping[str, CounterUnwrapper], now_ns: int) -> None:
+        """Save each wrap and each reset at once, and the values of wrapped sets at intervals."""
+        wraps = sum(unwrap.wraps for unwrap in sets.values())
+        due = now_ns - self._kept_ns >= SAVE_EVERY_NS
+        if wraps == self._wraps and not (wraps and due):
+            return
+        wrapped = {name: dict(unwrap.carried) for name, unwrap in sets.items() if unwrap.wraps}
+        self._file.write(_SavedCounters(self._file.boot_id, wrapped))
+        self._wraps, self._kept_ns = wraps, now_ns

@@ -1,0 +1,223 @@
+"""Reads one source on its thread: probe when needed, read, make a frame.
+
+Everything here runs on the thread of the source's family. The event loop receives an immutable outcome.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from operator import itemgetter
+
+from agent.host import Host, NvmlError
+from agent.sampling.known_devices import FailedCall, KnownDevices
+from agent.sampling.meter import AgentMeter, ProcessMeter, ReadCost, Stopwatch
+from agent.sampling.source import (
+    ProbeFinding,
+    ProbeResult,
+    ProbeVerdict,
+    RowBuilder,
+    Source,
+    nvml_remedy,
+    reason_for,
+)
+from railscope.catalog.declare import Kind
+from railscope.frame import Column, Event, Frame, FrameOrigin, NodeTimestamp, Schema
+from railscope.reading import PRESENT, Absent, to_stored
+
+REPROBE_NS = 60_000_000_000
+REPROBE_AFTER_LOSS_NS = 5_000_000_000
+REPEAT_FAILED_NS = 900_000_000
+"""Interval for repeating calls that hide known columns: nearly every period of one second."""
+_TRANSIENT_REASONS = {Absent.GONE.value, Absent.TIMEOUT.value, Absent.ERROR.value}
+"""Reasons that a new probe may resolve; permissions do not change from second to second."""
+_FAILURE_REASONS = {Absent.DENIED.value, *_TRANSIENT_REASONS}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOutcome:
+    """Result of one read: a frame (None if the source has no columns) or a problem."""
+
+    frame: Frame | None
+    findings: tuple[ProbeFinding, ...]
+    spent: ReadCost
+    problem: str = ""
+    broken: int = 0
+    """Number of columns that should have a value and have none."""
+    kept_back: bool = False
+    """True if the source only sampled: its previous readings stay valid."""
+
+    @property
+    def duration_ns(self) -> int:
+        """Duration of the read."""
+        return self.spent.total.wall_ns
+
+
+class SourceReader:
+    """A source with the plan of its last probe."""
+
+    def __init__(
+        self, source: Source, host: Host, origin: FrameOrigin, meter: AgentMeter | None = None
+    ) -> None:
+        self.source = source
+        self._host = host
+        self._origin = origin
+        self._meter = meter or ProcessMeter()
+        self._inventory: ProbeResult | None = None
+        self._schema = Schema(source.name, ())
+        self._known = KnownDevices()
+        self._width = 0
+        """Number of the source's own columns; those hidden by failed calls follow them."""
+        self._hidden = b""
+        self._failed: tuple[FailedCall, ...] = ()
+        self._repeat_due_ns = 0
+        self._ordered = _picker([])
+        self._sequence = 0
+        self._probe_due_ns = 0
+        self._kept_events: tuple[Event, ...] = ()
+
+    def run(self) -> ReadOutcome:
+        """Probe if due, read, and make a frame."""
+        watch = Stopwatch(self._host.clock, self._meter)
+        started_ns, probe = watch.boot_ns, None
+        try:
+            if self._is_probe_due(started_ns):
+                self._probe(started_ns)
+                probe = watch.lap()
+            instant = self._host.clock.now()
+            table = self._read()
+        except (OSError, NvmlError) as error:
+            finding, reason = _failed_outcome(self.source, error), reason_for(error)
+            return self._failure(finding, reason, ReadCost(watch.lap(), probe))
+        except Exception as error:  # noqa: BLE001 - a fault of one source must not end the others
+            problem = f"fault in the source: {type(error).__name__}: {error}"
+            finding = ProbeFinding(
+                self.source.name, ProbeVerdict.BROKEN, problem, "report this as a bug"
+            )
+            return self._failure(finding, Absent.ERROR, ReadCost(watch.lap(), probe))
+        if table.grown:
+            self._probe_due_ns = 0
+        if table.kept_back:
+            spent = ReadCost(watch.lap(), probe)
+            return ReadOutcome(None, self._inventory_findings, spent, kept_back=True)
+        frame = self._frame(table, instant)
+        broken = sum(frame.reasons.count(code) for code in _FAILURE_REASONS) if frame else 0
+        if not table.grown and frame and any(code in frame.reasons for code in _TRANSIENT_REASONS):
+            soon = started_ns + REPROBE_AFTER_LOSS_NS
+            self._probe_due_ns = min(self._probe_due_ns, soon)
+        return ReadOutcome(
+            frame, self._inventory_findings, ReadCost(watch.lap(), probe), "", broken
+        )
+
+    @property
+    def _inventory_findings(self) -> tuple[ProbeFinding, ...]:
+        return self._inventory.findings if self._inventory else ()
+
+    def take_back(self, outcome: ReadOutcome) -> None:
+        """Undo a read that was too late to be used: its sequence is free, its events are kept."""
+        if outcome.frame is not None:
+            self._sequence -= 1
+            self._kept_events += outcome.frame.events
+
+    def forget_plan(self) -> None:
+        """Make the next run probe: a probe or a read was interrupted."""
+        self._inventory = None
+
+    def close(self) -> None:
+        """Release the resources of the source; the next run would probe again."""
+        self._inventory = None
+        with suppress(OSError):  # a device that is gone closes its files in spite of the error
+            self.source.close()
+
+    def _failure(self, finding: ProbeFinding, reason: Absent, spent: ReadCost) -> ReadOutcome:
+        """Return the outcome of a read that failed as a whole: every column is absent for its reason."""
+        self._inventory = None
+        count = len(self._schema.columns)
+        frame = None
+        if count:
+            table = RowBuilder(self._width)
+            table.put_none(0, self._width, reason)
+            frame = self._frame(table, self._host.clock.now())
+        return ReadOutcome(frame, (finding,), spent, finding.detail, count)
+
+    def _is_probe_due(self, now_ns: int) -> bool:
+        if self._inventory is None or now_ns >= self._probe_due_ns:
+            return True
+        if not self._failed or now_ns < self._repeat_due_ns:
+            return False
+        self._repeat_due_ns = now_ns + REPEAT_FAILED_NS
+        return any(call.has_changed() for call in self._failed)
+
+    def _probe(self, now_ns: int) -> None:
+        host = self._known.probing(self._host)
+        try:
+            inventory = self.source.probe(host)
+        finally:
+            host.stop()
+        self._probe_due_ns = now_ns + REPROBE_NS
+        self._repeat_due_ns = now_ns + REPEAT_FAILED_NS
+        known = self._known.complete(inventory, host)
+        self._inventory, self._failed = inventory, known.failed
+        self._width, self._hidden = len(inventory.columns), known.hidden
+        order = Schema.ordered(known.columns)
+        columns = tuple(known.columns[position] for position in order)
+        self._ordered = _picker([known.positions[position] for position in order])
+        if columns != self._schema.columns or known.bystanders != self._schema.bystanders:
+            self._schema = Schema(self.source.name, columns, known.bystanders)
+
+    def _read(self) -> RowBuilder:
+        table = RowBuilder(self._width)
+        self.source.read(self._host, table)
+        return table
+
+    def _frame(self, table: RowBuilder, instant: NodeTimestamp) -> Frame | None:
+        events, self._kept_events = (*self._kept_events, *table.events), ()
+        if not self._schema.columns and not events:
+            return None
+        if self._hidden:
+            table.values += [0] * len(self._hidden)
+            table.reasons += self._hidden
+        self._sequence += 1
+        reasons = bytearray(self._ordered(table.reasons))
+        values = _stored(self._ordered(table.values), reasons, self._schema.columns)
+        return Frame(
+            self._origin, self._schema, self._sequence, instant, values,
+            b"" if reasons.count(PRESENT) == len(reasons) else bytes(reasons), events,
+        )  # fmt: skip
+
+
+def _stored(values: Sequence[int], reasons: bytearray, columns: Sequence[Column]) -> array[int]:
+    """Return values as stored in frames; an error for those out of 64 bits or negative counters."""
+    try:
+        stored = array("q", values)
+    except (OverflowError, TypeError):
+        stored = array("q", [0]) * len(values)
+        for position, value in enumerate(values):
+            try:
+                stored[position] = to_stored(value)
+            except (OverflowError, TypeError):
+                reasons[position] = Absent.ERROR.value
+        values = [value if isinstance(value, int) else 0 for value in values]
+    if min(values, default=0) < 0:
+        # -5 would be sent as 2**64 - 5, as counters have no sign on the wire.
+        for position, value in enumerate(values):
+            if value < 0 and columns[position][0].kind is Kind.COUNTER:
+                stored[position], reasons[position] = 0, Absent.ERROR.value
+    return stored
+
+
+def _picker(order: list[int]) -> Callable[[Sequence[int]], Sequence[int]]:
+    """Return a function that puts a row into the order of its schema, implemented in C."""
+    if len(order) > 1:
+        return itemgetter(*order)
+    return lambda row: [row[position] for position in order]
+
+
+def _failed_outcome(source: Source, error: OSError | NvmlError) -> ProbeFinding:
+    denied = reason_for(error) is Absent.DENIED
+    mend = nvml_remedy(error.code) if isinstance(error, NvmlError) else ""
+    return ProbeFinding(
+        source.name, ProbeVerdict.DENIED if denied else ProbeVerdict.BROKEN, str(error), mend
+    )

@@ -1,0 +1,358 @@
+"""Sources that read the agent and not the node: its own metrics, and the verdict on every GPU.
+
+Both are sources like any other. Metrics of the agent itself: its sources, its spool, its own cost.
+The verdict on every GPU is derived from the latest frames of the other sources; the rules are in
+`agent.health`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from agent.health import RULES, GpuVerdict, judge
+from agent.health.gpu_facts import SOURCES, FactCollector, GpuLifetimeFile
+from agent.health.rule import HEALTHY, LOAD, UNKNOWN
+from agent.health.verdict_text import format_verdict
+from agent.host import Host
+from agent.sampling.governor import BudgetKeeper
+from agent.sampling.hang_guard import HungCall
+from agent.sampling.meter import ProcessMeter, ReplayMeter
+from agent.sampling.source import (
+    ColumnBuilder,
+    ProbeFinding,
+    ProbeResult,
+    ProbeVerdict,
+    RowBuilder,
+    SourceWithoutResources,
+    format_count,
+    nonempty_facts,
+)
+from agent.sampling.status import FAILED, STARTING, UNSUPPORTED, ShippingStats, SourceState
+from agent.streams.kernel_log import XidMatcher
+from railscope import service
+from railscope.catalog import agent as c
+from railscope.catalog import gpu_health as h
+from railscope.catalog.declare import Metric
+from railscope.catalog.entities import ABSENCE, BUDGET, DROP, GPU_REASON, HUNG_DEVICE, NODE, SOURCE
+from railscope.frame import Entity, Event, Frame, NodeTimestamp
+from railscope.reading import REASONS, Absent, Reading
+
+_MILLIONTHS = 1_000_000
+
+
+class SourceStatistics(Protocol):
+    """Attributes of a source's status that are read here."""
+
+    state: int
+    reads: int
+    missed_ticks: int
+    duration_ns: int
+    cpu_ns: int
+    stretch: int
+    finished_boot_ns: int | None
+    overdue: bool
+    frame: Frame | None
+
+    @property
+    def period_ns(self) -> int:
+        """The current period."""
+        ...
+
+
+class SelfMetricsSource(SourceWithoutResources):
+    """The agent's own state as columns."""
+
+    name = "agent"
+    family = "agent"
+    longest_period_seconds = 5.0
+    """The metrics that report faults must not be the first to become stale."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - one getter for each part of the agent that it reads
+        self,
+        statuses: Callable[[], Mapping[str, SourceStatistics]],
+        shipping: ShippingStats,
+        take_events: Callable[[], list[Event]],
+        period_seconds: float = 1.0,
+        keeper: Callable[[], BudgetKeeper | None] = lambda: None,
+        hung: Callable[[], Mapping[str, HungCall]] = dict,
+    ) -> None:
+        self.period_seconds = period_seconds
+        self._hung = hung
+        self._devices: tuple[str, ...] = ()
+        self._keeper = keeper
+        self._statuses = statuses
+        self._shipping = shipping
+        self._take_events = take_events
+
+    def probe(self, host: Host) -> ProbeResult:  # noqa: ARG002 - it reads the agent itself
+        """Columns for every source and for the agent."""
+        columns = ColumnBuilder()
+        for name in self._statuses():
+            source = Entity(SOURCE, (name,))
+            for metric in (
+                c.SOURCE_STATE, c.SOURCE_READ_TIME, c.SOURCE_AGE, c.SOURCE_READS, c.SOURCE_MISSED,
+                c.SOURCE_CPU, c.SOURCE_PERIOD, c.SOURCE_STRETCH,
+            ):  # fmt: skip
+                columns.add(metric, source)
+            for reason in Absent:
+                columns.add(c.SOURCE_ABSENT, source.part(ABSENCE, reason.word))
+        node = Entity(NODE)
+        for metric in (
+            c.AGENT_CPU, c.AGENT_MEMORY, c.SPOOL_SIZE, c.SPOOL_BATCHES, c.FRAMES_SHIPPED,
+            c.SHIP_FAILURES, c.LOG_LINES_LOST,
+        ):  # fmt: skip
+            columns.add(metric, node)
+        for why in self._shipping.dropped_frames:
+            columns.add(c.FRAMES_DROPPED, node.part(DROP, why))
+        for metric, about, _ in _budget_readings(self._keeper()):
+            columns.add(metric, about)
+        for metric, _ in _custody_readings(self._shipping):
+            columns.add(metric, node)
+        for metric, _ in _replay_readings(self._keeper()):
+            columns.add(metric, node)
+        self._devices = tuple(self._hung())
+        for device in self._devices:
+            columns.add(c.HUNG_TIME, Entity(HUNG_DEVICE, (device,)))
+        return ProbeResult(tuple(columns.columns))
+
+    def read(self, host: Host, into: RowBuilder) -> None:
+        """Read every status, the spool and the process."""
+        now_ns = host.clock.now().boot_ns
+        readings: list[Reading] = []
+        for status in self._statuses().values():
+            finished = status.finished_boot_ns
+            never = finished is None
+            readings += [
+                status.state,
+                Absent.NOT_DUE if never else status.duration_ns,
+                Absent.NOT_DUE if finished is None else now_ns - finished,
+                status.reads,
+                status.missed_ticks,
+                status.cpu_ns,
+                status.period_ns,
+                status.stretch,
+                *_absent_counts(status),
+            ]
+        shipping, keeper = self._shipping, self._keeper()
+        meter = keeper.meter if keeper else ProcessMeter()
+        readings += [
+            meter.process_cpu_ns(),
+            meter.resident_bytes(),
+            shipping.spool_bytes,
+            shipping.spool_envelopes,
+            shipping.shipped_frames,
+            shipping.failures,
+            service.LOG_STREAM.lost,
+            *shipping.dropped_frames.values(),
+            *(reading for _, _, reading in _budget_readings(keeper)),
+            *(reading for _, reading in _custody_readings(shipping)),
+            *(reading for _, reading in _replay_readings(keeper)),
+            *self._hung_times(now_ns, into),
+        ]
+        for position, reading in enumerate(readings):
+            into.put(position, reading)
+        into.events = self._take_events()
+
+    def _hung_times(self, now_ns: int, into: RowBuilder) -> list[Reading]:
+        """Duration of the hang of each device that hung at the last probe."""
+        hung = dict(self._hung())
+        into.grown = tuple(hung) != self._devices
+        return [
+            max(now_ns - hung[device].since_ns, 0) if device in hung else Absent.GONE
+            for device in self._devices
+        ]
+
+
+def _replay_readings(keeper: BudgetKeeper | None) -> list[tuple[Metric, Reading]]:
+    """Cost of a replay; empty on a live node."""
+    if keeper is None or not isinstance(keeper.meter, ReplayMeter):
+        return []
+    cost = keeper.meter.host.cost
+    return [(c.REPLAY_CPU, cost.cpu_ns()), (c.REPLAY_MEMORY, cost.resident_bytes)]
+
+
+def _custody_readings(shipping: ShippingStats) -> list[tuple[Metric, Reading]]:
+    """State of the witness for the audit log; empty if it is disabled."""
+    custody = shipping.custody
+    if custody is None:
+        return []
+    held: Reading = custody.records or Absent.NOT_DUE
+    return [(c.WITNESS_STATE, custody.state), (c.WITNESSED_RECORDS, held)]
+
+
+def _absent_counts(status: SourceStatistics) -> list[int]:
+    frame = status.frame
+    if frame is None:
+        return [0] * len(REASONS)
+    if status.overdue:
+        return [len(frame.values) if r is Absent.TIMEOUT else 0 for r in REASONS.values()]
+    return [frame.reasons.count(code) for code in REASONS]
+
+
+def _budget_readings(keeper: BudgetKeeper | None) -> list[tuple[Metric, Entity, Reading]]:
+    """State of the agent's budget; limits only for bounded resources."""
+    if keeper is None:
+        return []
+    node, budget, use = Entity(NODE), keeper.budget, keeper.governor.use
+    share: Reading = Absent.NOT_DUE if use is None else round(use * _MILLIONTHS)
+    found: list[tuple[Metric, Entity, Reading]] = [(c.AGENT_CPU_USE, node, share)]
+    if budget.cpu_ratio:
+        state = keeper.governor.state
+        found += [
+            (c.AGENT_CPU_BUDGET, node, round(budget.cpu_ratio * _MILLIONTHS)),
+            (c.GOVERNOR_STATE, node.part(BUDGET, "cpu"), state),
+        ]
+    if budget.memory_bytes:
+        found += [
+            (c.AGENT_MEMORY_BUDGET, node, budget.memory_bytes),
+            (c.GOVERNOR_STATE, node.part(BUDGET, "memory"), keeper.memory.state),
+        ]
+    return found
+
+
+SAVE_EVERY_NS = 600_000_000_000
+_ReportedVerdict = tuple[int, tuple[str, ...]]
+
+
+class GpuVerdictSource(SourceWithoutResources):
+    """State, reasons and recommended action of every GPU, and an event when they change."""
+
+    name = "gpu_verdict"
+    family = "agent"
+    longest_period_seconds = 20.0
+    """Upper bound of the delay until a GPU that needs draining is reported."""
+
+    def __init__(
+        self,
+        statuses: Callable[[], Mapping[str, SourceState]],
+        xids: XidMatcher,
+        period_seconds: float = 5.0,
+    ) -> None:
+        self.period_seconds = period_seconds
+        self._statuses = statuses
+        self._gathering = FactCollector(xids.remembered)
+        self._memory: GpuLifetimeFile | None = None
+        self._kept: dict[str, int] = {}
+        self._kept_ns = 0
+        self._judged: list[Entity] = []
+        self._said: dict[str, _ReportedVerdict] = {}
+
+    def remember(self, memory: GpuLifetimeFile) -> None:
+        """Load the state from before a restart, and store it from now on."""
+        self._memory = memory
+        self._gathering.remembered = memory.load()
+
+    def _keep(self, now_ns: int) -> None:
+        """Store each reset at once, and periodically the counters that reveal the next one."""
+        lifetimes = {**self._gathering.remembered, **self._gathering.lifetimes}
+        resets = {name: lifetime.resets for name, lifetime in lifetimes.items()}
+        due = resets != self._kept or now_ns - self._kept_ns >= SAVE_EVERY_NS
+        if self._memory and lifetimes and due:
+            self._memory.save(lifetimes)
+            self._kept, self._kept_ns = resets, now_ns
+
+    def probe(self, host: Host) -> ProbeResult:
+        """Columns for every GPU seen so far, including lost ones."""
+        self._look(host.clock.now().boot_ns)
+        self._judged = self._gathering.gpus
+        met = {gpu.key[0] for gpu in self._judged}
+        self._said = {name: said for name, said in self._said.items() if name in met}
+        columns = ColumnBuilder()
+        for gpu in self._judged:
+            columns.add(h.GPU_HEALTH, gpu)
+            columns.add(h.GPU_ACTION, gpu)
+            for rule in RULES:
+                columns.add(h.GPU_HEALTH_REASON, gpu.part(GPU_REASON, rule.reason))
+        return ProbeResult(tuple(columns.columns), (), tuple(self._findings()))
+
+    def read(self, host: Host, into: RowBuilder) -> None:
+        """Judge every GPU."""
+        now = host.clock.now()
+        self._look(now.boot_ns)
+        self._keep(now.boot_ns)
+        met = self._gathering.gpus
+        into.grown = met != self._judged or (not met and self._load_state() != UNSUPPORTED)
+        left = {gpu.key for gpu in met}
+        width = 2 + len(RULES)
+        for first, gpu in zip(range(0, len(into.values), width), self._judged, strict=True):
+            if gpu.key not in left:
+                into.put_none(first, width, Absent.GONE)
+                continue
+            verdict = judge(self._gathering.facts(gpu))
+            into.put(first, verdict.state)
+            into.put(first + 1, verdict.action)
+            for column, answer in enumerate(verdict.answers.values(), first + 2):
+                into.put(column, answer)
+            into.events += self._tell(gpu, verdict, now)
+
+    def _look(self, now_ns: int) -> None:
+        statuses = self._statuses()
+        latest = {name: _latest(statuses.get(name), now_ns) for name in SOURCES}
+        self._gathering.look(latest, now_ns)
+
+    def _load_state(self) -> int:
+        status = self._statuses().get(LOAD)
+        return status.state if status else UNSUPPORTED
+
+    def _findings(self) -> list[ProbeFinding]:
+        """Number of GPUs in each state, and for each unhealthy one the reason and the action."""
+        if not self._judged:
+            return [self._no_gpu()]
+        facts = {gpu.key[0]: self._gathering.facts(gpu) for gpu in self._judged}
+        verdicts = {name: judge(of_gpu) for name, of_gpu in facts.items()}
+        number = Counter(verdict.state for verdict in verdicts.values())
+        states = [f"{number[s]} {word}" for s, word in h.GPU_HEALTH.states.items() if number[s]]
+        detail = f"{format_count(len(facts), 'GPU')} by {len(RULES)} rules: {', '.join(states)}"
+        return [ProbeFinding("health of GPUs", ProbeVerdict.SUPPORTED, detail)] + [
+            # If a GPU is unknown, the finding about the cause, if any, is one of its source.
+            ProbeFinding(
+                f"GPU {name}",
+                ProbeVerdict.ABSENT if verdict.state == UNKNOWN else ProbeVerdict.BROKEN,
+                format_verdict(facts[name], verdict),
+            )
+            for name, verdict in verdicts.items()
+            if verdict.state != HEALTHY
+        ]
+
+    def _no_gpu(self) -> ProbeFinding:
+        verdict, detail = {
+            STARTING: (ProbeVerdict.AWAITED, "waits for the first reading of the GPUs"),
+            FAILED: (ProbeVerdict.BROKEN, "no GPU could be read so far"),
+        }.get(self._load_state(), (ProbeVerdict.ABSENT, "there is no GPU to judge"))
+        return ProbeFinding("health of GPUs", verdict, detail)
+
+    def _tell(self, gpu: Entity, verdict: GpuVerdict, now: NodeTimestamp) -> list[Event]:
+        """Event for a changed verdict; none for a GPU that is healthy from the start."""
+        (name,) = gpu.key
+        before, said = self._said.get(name), (verdict.state, verdict.reasons)
+        unclear = verdict.missing if verdict.state == UNKNOWN else {}
+        if said == before or (before is None and Absent.NOT_DUE in unclear.values()):
+            return []
+        self._said[name] = said
+        if before is None and verdict.state == HEALTHY:
+            return []
+        reasons = (*verdict.reasons, *(f"{reason} ({why.word})" for reason, why in unclear.items()))
+        facts = nonempty_facts(
+            before=h.GPU_HEALTH.states[before[0]] if before else "",
+            after=h.GPU_HEALTH.states[verdict.state],
+            reasons=", ".join(reasons),
+            action=" ".join(verdict.actions),
+            nvidia_action=", ".join(verdict.nvidia),
+        )
+        return [Event(h.GPU_HEALTH_EVENT, gpu, now.wall_ns, now.boot_ns, facts)]
+
+
+def _latest(status: SourceState | None, now_ns: int) -> Frame | Absent:
+    """Latest frame of a source, or its absence reason."""
+    if status is None or status.state == UNSUPPORTED:
+        return Absent.UNSUPPORTED
+    if status.state == STARTING:
+        return Absent.NOT_DUE
+    if frame := status.fresh_frame(now_ns):
+        return frame
+    if status.overdue or status.frame:
+        return Absent.TIMEOUT
+    denied = any(finding.verdict is ProbeVerdict.DENIED for finding in status.findings)
+    return Absent.DENIED if denied else Absent.ERROR

@@ -1,0 +1,431 @@
+"""The kernel's network: links and bonds of interfaces, and counters of its protocols.
+
+Links: speed, carrier and changes of all interfaces. Separate from the node's own numbers, because
+the kernel queries the NIC's driver for some of them.
+
+Bonds and their members, as reported by the bonding driver. Files: torvalds/linux
+drivers/net/bonding/bond_sysfs.c and bond_sysfs_slave.c; /proc/net/bonding has the same content as
+prose, but hides the active aggregator from readers without CAP_NET_ADMIN.
+
+TCP, UDP, IP, processor backlogs and connection tracking: counters of the kernel's network stack.
+Files: /proc/net/snmp and netstat (pairs of lines, names and values: RFC 4293, 4022, 4113 and
+torvalds/linux include/uapi/linux/snmp.h), softnet_stat (net/core/net-procfs.c) and nf_conntrack.
+Counts are those of the agent's network namespace. RDMA traffic bypasses all of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from agent.host import Host, Json, KeptFiles
+from agent.sampling.source import (
+    ColumnBuilder,
+    ProbeFinding,
+    ProbeResult,
+    ProbeVerdict,
+    RowBuilder,
+    SourceWithoutResources,
+    format_count,
+    list_names,
+    network_file,
+    nonempty_facts,
+    pick_reading,
+    read_text,
+)
+from agent.sources.source_bases import KeyedFile, whole_lines
+from agent.topology.network import NicFinder
+from railscope.catalog import host as host_catalog
+from railscope.catalog import network as network_catalog
+from railscope.catalog.declare import Metric
+from railscope.catalog.entities import BOND, BOND_MEMBER, ECN_CODE, NIC, NODE
+from railscope.frame import Entity
+from railscope.reading import Absent, Reading, parse_integer, reason_of
+
+NET = "/sys/class/net"
+
+
+def parse_speed(content: bytes) -> Reading:
+    """Speed in Mb/s; -1 marks a down link or a driver that does not report it, and is unsupported."""
+    reading = parse_integer(content)
+    return Absent.UNSUPPORTED if isinstance(reading, int) and reading < 0 else reading
+
+
+_FILES: tuple[tuple[str, Metric, Callable[[bytes], Reading]], ...] = (
+    ("speed", host_catalog.LINK_SPEED, parse_speed),
+    ("carrier", host_catalog.LINK_UP, parse_integer),
+    ("carrier_changes", host_catalog.LINK_CHANGES, parse_integer),
+)
+_SPEED_ONLY = _FILES[:1]
+
+
+class LinkSource:
+    """Speed, carrier and carrier changes of every interface.
+
+    One answer of rtnetlink contains the carrier of all interfaces, up or not; without rtnetlink, as
+    in a copied tree, the files of each interface are read.
+    """
+
+    name = "link"
+    family = "network"
+
+    def __init__(self, period_seconds: float = 5.0, cards: NicFinder | None = None) -> None:
+        self.period_seconds = period_seconds
+        self._cards = cards or NicFinder()
+        self._kept: KeptFiles | None = None
+        self._parsers: list[Callable[[bytes], Reading]] = []
+        self._told: list[str] = []
+
+    def probe(self, host: Host) -> ProbeResult:
+        """Find the interfaces; files that fail now are not read again until the next probe."""
+        columns = ColumnBuilder()
+        paths: list[str] = []
+        self._parsers = []
+        interfaces = list_names(host, NET)
+        try:
+            told = _links(host)
+        except OSError:
+            told = {}
+        self._told = [interface for interface in interfaces if "carrier" in told.get(interface, {})]
+        for interface in interfaces:
+            for file, metric, parse in _SPEED_ONLY if interface in self._told else _FILES:
+                path = f"{NET}/{interface}/{file}"
+                if read_text(host, path):
+                    columns.add(metric, Entity(NIC, (interface,)))
+                    paths.append(path)
+                    self._parsers.append(parse)
+        for interface in self._told:
+            columns.add(host_catalog.LINK_UP, Entity(NIC, (interface,)))
+            columns.add(host_catalog.LINK_CHANGES, Entity(NIC, (interface,)))
+        self.close()
+        self._kept = host.keep(paths)
+        verdict = ProbeVerdict.SUPPORTED if columns.columns else ProbeVerdict.ABSENT
+        finding = ProbeFinding("network links", verdict, format_count(len(interfaces), "interface"))
+        return ProbeResult(tuple(columns.columns), self._cards.look(host), (finding,))
+
+    def read(self, host: Host, into: RowBuilder) -> None:
+        """Read every file, and all carriers in one call."""
+        if self._kept is None:
+            return
+        for column, parse in enumerate(self._parsers):
+            try:
+                into.put(column, parse(self._kept.text(column)))
+            except OSError as error:
+                into.put(column, reason_of(error))
+        if self._told:
+            self._read_carriers(host, into, len(self._parsers))
+
+    def _read_carriers(self, host: Host, into: RowBuilder, column: int) -> None:
+        try:
+            links = _links(host)
+        except OSError as error:
+            into.put_none(column, 2 * len(self._told), reason_of(error))
+            return
+        for place, interface in enumerate(self._told):
+            link = links.get(interface)
+            first = column + 2 * place
+            into.put(first, pick_reading(_carrier, link) if link else Absent.GONE)
+            into.put(first + 1, link.get("carrier_changes", Absent.ERROR) if link else Absent.GONE)
+
+    def close(self) -> None:
+        """Close the open files."""
+        if self._kept:
+            self._kept.close()
+        self._kept = None
+
+
+def _carrier(link: Json) -> Reading:
+    return int(link["up"] and link["carrier"])
+
+
+def _links(host: Host) -> dict[str, Json]:
+    """Interfaces by name. Raises OSError."""
+    return {link["name"]: link for link in host.call("netlink", "links")}
+
+
+_LACP = "802.3ad"
+ReadColumn = Callable[[Host], Reading]
+
+
+class BondSource(SourceWithoutResources):
+    """Links, active members, LACP state and link failures of every bond."""
+
+    name = "bonds"
+    family = "host"
+
+    def __init__(self, period_seconds: float = 5.0) -> None:
+        self.period_seconds = period_seconds
+        self._asks: list[ReadColumn] = []
+
+    def probe(self, host: Host) -> ProbeResult:
+        """Find the bonds and their members."""
+        columns = ColumnBuilder()
+        self._asks = []
+
+        def add(metric: Metric, about: Entity, ask: ReadColumn) -> None:
+            columns.add(metric, about)
+            self._asks.append(ask)
+
+        bonds = read_text(host, f"{NET}/bonding_masters").split()
+        findings = []
+        for bond in bonds:
+            directory = f"{NET}/{bond}/bonding"
+            mode = read_text(host, f"{directory}/mode").split(" ")[0]  # "802.3ad 4"
+            entity = Entity(BOND, (bond,), nonempty_facts(mode=mode))
+            members = read_text(host, f"{directory}/slaves").split()
+            add(network_catalog.BOND_UP, entity, _word_reader(f"{directory}/mii_status", b"up"))
+            add(network_catalog.BOND_MEMBERS, entity, _count_reader(f"{directory}/slaves"))
+            for member in members:
+                _add_member(add, entity, member, lacp=mode == _LACP)
+            detail = f"{mode or 'unknown mode'}, {', '.join(members) or 'no members'}"
+            findings.append(ProbeFinding(f"bond {bond}", ProbeVerdict.SUPPORTED, detail))
+        if not bonds:
+            findings.append(ProbeFinding("bonds", ProbeVerdict.ABSENT, "no interface is a bond"))
+        return ProbeResult(tuple(columns.columns), (), tuple(findings))
+
+    def read(self, host: Host, into: RowBuilder) -> None:
+        """Read every file."""
+        for column, ask in enumerate(self._asks):
+            try:
+                into.put(column, ask(host))
+            except OSError as error:
+                into.put(column, reason_of(error))
+
+
+def _add_member(
+    add: Callable[[Metric, Entity, ReadColumn], None], bond: Entity, member: str, *, lacp: bool
+) -> None:
+    about = bond.part(BOND_MEMBER, member)
+    directory = f"{NET}/{member}/bonding_slave"
+    add(network_catalog.BOND_MEMBER_UP, about, _word_reader(f"{directory}/mii_status", b"up"))
+    add(network_catalog.BOND_MEMBER_ACTIVE, about, _word_reader(f"{directory}/state", b"active"))
+    add(
+        network_catalog.BOND_MEMBER_FAILURES,
+        about,
+        _number_reader(f"{directory}/link_failure_count"),
+    )
+    if lacp:
+        ours = f"{NET}/{bond.key[0]}/bonding/ad_aggregator"
+        add(
+            network_catalog.BOND_MEMBER_AGGREGATED,
+            about,
+            _same_aggregator(ours, f"{directory}/ad_aggregator_id"),
+        )
+
+
+def _word_reader(path: str, word: bytes) -> ReadColumn:
+    return lambda host: int(host.read(path).strip().lower() == word)
+
+
+def _number_reader(path: str) -> ReadColumn:
+    return lambda host: parse_integer(host.read(path))
+
+
+def _count_reader(path: str) -> ReadColumn:
+    return lambda host: len(host.read(path).split())
+
+
+def _same_aggregator(one: str, other: str) -> ReadColumn:
+    """Column that is 1 if two files contain the same aggregator; 0 and N/A are no aggregator."""
+
+    def ask(host: Host) -> Reading:
+        active, own = parse_integer(host.read(one)), parse_integer(host.read(other))
+        if isinstance(active, Absent):
+            return active
+        return int(active == own != 0)
+
+    return ask
+
+
+SNMP = "/proc/self/net/snmp"
+NETSTAT = "/proc/self/net/netstat"
+SOFTNET = "/proc/net/softnet_stat"
+CONNTRACK = "/proc/net/stat/nf_conntrack"
+_LIMITS = "/proc/sys/net/netfilter/nf_conntrack"
+_WRAP = 1 << 32
+_CPU_COLUMN = 12  # since Linux 5.10; earlier kernels also omit the lines of offline processors
+_SOFTNET = {
+    1: network_catalog.SOFTNET_DROPPED,
+    2: network_catalog.SOFTNET_SQUEEZED,
+    10: network_catalog.SOFTNET_FLOW_LIMITED,
+}
+_CONNTRACK = {
+    "insert_failed": network_catalog.CONNTRACK_INSERT_FAILED,
+    "drop": network_catalog.CONNTRACK_DROPPED,
+    "early_drop": network_catalog.CONNTRACK_EVICTED,
+}
+_ECN = {
+    ("IpExt", "InNoECTPkts"): "not_ect",
+    ("IpExt", "InECT0Pkts"): "ect0",
+    ("IpExt", "InECT1Pkts"): "ect1",
+    ("IpExt", "InCEPkts"): "ce",
+}
+_NUMBER = "number"
+_CUT_WORD = re.compile(rb"(?:^|\s)[^\s]{1,7}$")
+"""Words have eight digits each (net/core/net-procfs.c): a shorter last one is truncated."""
+_TableKey = TypeVar("_TableKey", bound=Hashable)
+
+
+def parse_pairs(content: bytes) -> dict[Hashable, Reading]:
+    """Values by protocol and name, from a line of names and the line of values after it.
+
+    A line without its other half, as at the end of a truncated file, is skipped.
+    """
+    found: dict[Hashable, Reading] = {}
+    names: dict[str, list[str]] = {}
+    for line in whole_lines(content):
+        protocol, *words = line.split() or [""]
+        if protocol not in names or len(names[protocol]) != len(words):
+            names[protocol] = words
+            continue
+        for name, value in zip(names.pop(protocol), words, strict=True):
+            found[protocol.rstrip(":"), name] = parse_integer(value.encode())
+    return found
+
+
+def parse_softnet(content: bytes) -> dict[int, dict[Hashable, int]]:
+    """Counts by processor and column, from a table of hexadecimal words without names."""
+    found: dict[int, dict[Hashable, int]] = {}
+    lines = content.decode(errors="replace").splitlines()
+    is_cut = not content.endswith(b"\n") and bool(_CUT_WORD.search(content))
+    for number, line in enumerate(lines[:-1] if is_cut else lines):
+        words = _hexadecimal(line)
+        if words:
+            processor = words[_CPU_COLUMN] if len(words) > _CPU_COLUMN else number
+            found[processor] = {i: words[i] for i in _SOFTNET if i < len(words)}
+    return found
+
+
+def parse_conntrack(content: bytes) -> dict[int, dict[Hashable, int]]:
+    """Counts by processor and name, from a line of names and one line of words per processor."""
+    head, *lines = whole_lines(content) or [""]
+    names = head.split()
+    rows = (_hexadecimal(line) for line in lines)
+    return {
+        number: {name: row[names.index(name)] for name in _CONNTRACK if name in names}
+        for number, row in enumerate(rows)
+        if len(row) == len(names)
+    }
+
+
+def _hexadecimal(line: str) -> list[int]:
+    try:
+        return [int(word, 16) for word in line.split()]
+    except ValueError:
+        return []
+
+
+@dataclass(slots=True)
+class ProcessorSum:
+    """32-bit counts of each processor as one 64-bit sum, which continues when they wrap."""
+
+    total: int = 0
+    _last: dict[int, int] = field(default_factory=dict)
+
+    def advance(self, counts: Mapping[int, int]) -> int:
+        """Return the updated sum. If a count fell by more than a wrap, the sum restarts."""
+        steps = {cpu: (count - self._last.get(cpu, 0)) % _WRAP for cpu, count in counts.items()}
+        known = steps.keys() & self._last.keys()
+        if any(steps[cpu] >= _WRAP // 2 for cpu in known):
+            self.total = sum(counts.values())
+            self._last = dict(counts)
+        else:
+            self.total += sum(steps.values())
+            self._last |= counts
+        return self.total
+
+
+@dataclass(slots=True)
+class ProcessorTable:
+    """A table with one line per processor, summed over processors by column."""
+
+    parse: Callable[[bytes], Mapping[int, Mapping[Hashable, int]]]
+    _sums: dict[Hashable, ProcessorSum] = field(default_factory=dict)
+
+    def read(self, content: bytes) -> dict[Hashable, Reading]:
+        """Sums by column."""
+        rows = self.parse(content)
+        columns = {column for row in rows.values() for column in row}
+        return {
+            column: self._sums.setdefault(column, ProcessorSum()).advance(
+                {cpu: row[column] for cpu, row in rows.items() if column in row}
+            )
+            for column in columns
+        }
+
+
+class ProtocolSource(SourceWithoutResources):
+    """Retransmits, drops, full buffers, congestion marks and full tables of the node."""
+
+    name = "protocols"
+    family = "host"
+
+    def __init__(self, period_seconds: float = 5.0) -> None:
+        self.period_seconds = period_seconds
+        self._files: list[KeyedFile] = []
+        self._softnet = ProcessorTable(parse_softnet)
+        self._conntrack = ProcessorTable(parse_conntrack)
+
+    def probe(self, host: Host) -> ProbeResult:
+        """Find the counters that this kernel has."""
+        columns = ColumnBuilder()
+        node = Entity(NODE)
+        snmp = _columns_of(network_catalog.SNMP, node) | {
+            ("Tcp", "CurrEstab"): (network_catalog.TCP_CONNECTIONS, node)
+        }
+        netstat = _columns_of(network_catalog.NETSTAT, node)
+        netstat |= {
+            key: (network_catalog.ECN, Entity(ECN_CODE, (code,))) for key, code in _ECN.items()
+        }
+        wanted: list[tuple[KeyedFile, Mapping[Hashable, tuple[Metric, Entity]]]] = [
+            (KeyedFile(network_file(host, SNMP), parse_pairs), snmp),
+            (KeyedFile(network_file(host, NETSTAT), parse_pairs), netstat),
+            (
+                KeyedFile(network_file(host, SOFTNET), self._softnet.read),
+                _columns_of(_SOFTNET, node),
+            ),
+            (
+                KeyedFile(network_file(host, CONNTRACK), self._conntrack.read),
+                _columns_of(_CONNTRACK, node),
+            ),
+            (
+                KeyedFile(f"{_LIMITS}_count", _single_number),
+                {_NUMBER: (network_catalog.CONNTRACK_ENTRIES, node)},
+            ),
+            (
+                KeyedFile(f"{_LIMITS}_max", _single_number),
+                {_NUMBER: (network_catalog.CONNTRACK_LIMIT, node)},
+            ),
+        ]
+        for file, metrics in wanted:
+            present = file.present(host)
+            for key, (metric, about) in metrics.items():
+                if not isinstance(present.get(key, Absent.GONE), Absent):
+                    file.columns.append((columns.add(metric, about), key))
+        self._files = [file for file, _ in wanted if file.columns]
+        return ProbeResult(tuple(columns.columns), (), (_protocols_finding(columns, self._files),))
+
+    def read(self, host: Host, into: RowBuilder) -> None:
+        """Read each file once."""
+        for file in self._files:
+            file.read(host, into)
+
+
+def _columns_of(
+    metrics: Mapping[_TableKey, Metric], node: Entity
+) -> dict[Hashable, tuple[Metric, Entity]]:
+    return {key: (metric, node) for key, metric in metrics.items()}
+
+
+def _single_number(content: bytes) -> dict[Hashable, Reading]:
+    return {_NUMBER: parse_integer(content)}
+
+
+def _protocols_finding(columns: ColumnBuilder, files: list[KeyedFile]) -> ProbeFinding:
+    if not files:
+        return ProbeFinding("network protocols", ProbeVerdict.ABSENT, "/proc/net has no statistics")
+    said = ", ".join(file.path.rsplit("/", 1)[-1] for file in files)
+    detail = f"{format_count(len(columns.columns), 'reading')} of {said}"
+    return ProbeFinding("network protocols", ProbeVerdict.SUPPORTED, detail)

@@ -1,0 +1,243 @@
+"""Ports of NICs: the connected switch port (LLDP), and the plugged transceiver or cable.
+
+Neighbours are announced by the switch. The host collects the frames, which arrive about every 30
+seconds, and drops a neighbour when its time to live has expired (IEEE 802.1AB). Until a link has
+been up for twice the frame interval, a neighbour without a frame is not reported as unknown.
+
+Transceivers and cables: identity, temperature, optical power, and the module's own alarms. A
+module's data are in its EEPROM (SFF-8472, SFF-8636, CMIS), which the NIC's firmware reads over a
+slow bus: rarely, and on the source's own thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from agent.host import Host, Json
+from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count, nonempty_facts
+from agent.sources.nic_interfaces import NET, physical_interfaces
+from agent.sources.source_bases import NodeScan, ScanningSource
+from agent.topology.network import NicFinder
+from railscope.catalog import neighbour as neighbour_catalog
+from railscope.catalog import optics as optics_catalog
+from railscope.catalog.declare import Metric
+from railscope.catalog.entities import (
+    NIC,
+    NIC_LANE,
+    NIC_NEIGHBOUR,
+    NIC_TRANSCEIVER,
+    NIC_TRANSCEIVER_THRESHOLD,
+)
+from railscope.frame import Column, Entity
+from railscope.reading import Absent, Reading, parse_integer, reason_of
+
+_NEIGHBOUR = "neighbour"
+_NEIGHBOUR_FACTS: Mapping[str, str] = {
+    "switch": "system",
+    "switch_port": "port",
+    "chassis": "chassis",
+    "management_address": "management_address",
+    "port_description": "port_description",
+    "vlan": "port_vlan",
+}
+FIRST_FRAME_WITHIN_NS = 60_000_000_000
+"""Twice the default time between two frames (IEEE 802.1AB, msgTxInterval)."""
+_LLDP_SUBJECT = "LLDP neighbours"
+_LLDP_REMEDY = "install the drop-in network.conf (CAP_NET_RAW), or do without these"
+
+
+class NeighbourSource(ScanningSource):
+    """Neighbour of every physical interface."""
+
+    name = "neighbour"
+    family = "neighbour"
+    changed = neighbour_catalog.NEIGHBOUR_EVENT
+
+    def __init__(self, period_seconds: float = 10.0, cards: NicFinder | None = None) -> None:
+        super().__init__()
+        self.period_seconds = period_seconds
+        self._cards = cards or NicFinder()
+        self._up_since: dict[str, int] = {}
+
+    def look(self, host: Host) -> NodeScan:
+        """Read the current neighbours."""
+        look = NodeScan(described=list(self._cards.look(host)))
+        links = {name: _carrier(host, name) for name in physical_interfaces(host)}
+        if not links:
+            detail = "there is no physical network interface"
+            look.findings.append(ProbeFinding(_LLDP_SUBJECT, ProbeVerdict.ABSENT, detail))
+            return look
+        try:
+            neighbours = host.call("lldp", "neighbours")
+        except OSError as error:
+            self._refused(look, links, error)
+            return look
+        now_ns = host.clock.now().boot_ns
+        ups = [interface for interface, carrier in links.items() if carrier == 1]
+        self._up_since = {interface: self._up_since.get(interface, now_ns) for interface in ups}
+        for interface, carrier in links.items():
+            reading = Absent.UNSUPPORTED if carrier == 0 else carrier
+            if interface in ups:
+                reading = self._heard(interface, neighbours, now_ns)
+            look.told((interface, _NEIGHBOUR), {_column(interface): reading})
+        known_ones = [interface for interface in ups if interface in neighbours]
+        for interface in known_ones:
+            _add_neighbour(look, interface, neighbours[interface])
+        look.findings.append(self._finding(len(known_ones), now_ns))
+        return look
+
+    def _heard(self, interface: str, neighbours: Json, now_ns: int) -> Reading:
+        if interface in neighbours:  # a neighbour that expires is reported at once
+            self._up_since[interface] = now_ns - FIRST_FRAME_WITHIN_NS
+            return 1
+        listened_ns = now_ns - self._up_since[interface]
+        return 0 if listened_ns >= FIRST_FRAME_WITHIN_NS else Absent.NOT_DUE
+
+    def _finding(self, heard: int, now_ns: int) -> ProbeFinding:
+        detail = f"{heard} of {format_count(len(self._up_since), 'interface')} with a carrier"
+        if (
+            heard < len(self._up_since)
+            and now_ns - max(self._up_since.values()) < FIRST_FRAME_WITHIN_NS
+        ):
+            detail += " so far: frames come every half a minute or so"
+        return ProbeFinding(_LLDP_SUBJECT, ProbeVerdict.SUPPORTED, detail)
+
+    def _refused(self, look: NodeScan, links: Mapping[str, Reading], error: OSError) -> None:
+        """Record that all neighbours are unknown; the verdict depends on the reason."""
+        reason, detail = reason_of(error), error.strerror or str(error)
+        if reason in {Absent.UNSUPPORTED, Absent.GONE}:
+            look.findings.append(ProbeFinding(_LLDP_SUBJECT, ProbeVerdict.ABSENT, detail))
+            return
+        for interface in links:
+            look.failure((interface, _NEIGHBOUR), reason, [_column(interface)])
+        denied = reason is Absent.DENIED
+        verdict = ProbeVerdict.DENIED if denied else ProbeVerdict.BROKEN
+        look.findings.append(
+            ProbeFinding(_LLDP_SUBJECT, verdict, detail, _LLDP_REMEDY if denied else "")
+        )
+
+
+def _column(interface: str) -> Column:
+    return neighbour_catalog.NEIGHBOUR_KNOWN, Entity(NIC, (interface,))
+
+
+def _carrier(host: Host, interface: str) -> Reading:
+    """1 with a carrier, 0 without; an interface that is administratively down returns EINVAL."""
+    try:
+        return parse_integer(host.read(f"{NET}/{interface}/carrier"))
+    except OSError as error:
+        return reason_of(error)
+
+
+def _add_neighbour(look: NodeScan, interface: str, told: Json) -> None:
+    texts = {fact: str(told.get(key, "")).strip() for fact, key in _NEIGHBOUR_FACTS.items()}
+    facts = nonempty_facts(**texts)
+    look.described.append(Entity(NIC_NEIGHBOUR, (interface,), facts))
+    names = ("switch", "switch_port", "chassis")
+    place = " ".join(facts[name] for name in names if name in facts)
+    if place:
+        look.watched[interface, _NEIGHBOUR] = {_NEIGHBOUR: place}
+
+
+_MODULE = "module"
+_VALUES: Mapping[str, Metric] = {
+    "temperature_millicelsius": optics_catalog.TRANSCEIVER_TEMPERATURE,
+    "voltage_microvolts": optics_catalog.TRANSCEIVER_SUPPLY,
+}
+_LANE: Mapping[str, Metric] = {
+    "receive_power_nanowatts": optics_catalog.RECEIVE_POWER,
+    "transmit_power_nanowatts": optics_catalog.TRANSMIT_POWER,
+    "bias_microamperes": optics_catalog.BIAS,
+}
+_THRESHOLDS: Mapping[tuple[str, str], Metric] = {
+    ("temperature_", "_millicelsius"): optics_catalog.TEMPERATURE_THRESHOLD,
+    ("receive_power_", "_nanowatts"): optics_catalog.RECEIVE_POWER_THRESHOLD,
+    ("transmit_power_", "_nanowatts"): optics_catalog.TRANSMIT_POWER_THRESHOLD,
+}
+"""Prefix and suffix of a threshold's key; the part between them is its name: low_alarm."""
+_MALFORMED_ERRORS = (AttributeError, KeyError, TypeError, ValueError)
+_MODULE_REMEDY = "install the drop-in network.conf (CAP_NET_ADMIN), or do without these"
+
+
+class OpticsSource(ScanningSource):
+    """Module of every physical interface."""
+
+    name = "optics"
+    family = "optics"
+    changed = optics_catalog.TRANSCEIVER_EVENT
+
+    def __init__(self, period_seconds: float = 60.0, cards: NicFinder | None = None) -> None:
+        super().__init__()
+        self.period_seconds = period_seconds
+        self._cards = cards or NicFinder()
+
+    def look(self, host: Host) -> NodeScan:
+        """Read the module of every NIC."""
+        look = NodeScan(described=list(self._cards.look(host)))
+        interfaces = physical_interfaces(host)
+        for interface in interfaces:
+            _scan_module(host, interface, look)
+        if not interfaces:
+            detail = "there is no physical network interface"
+            look.findings.append(ProbeFinding("transceivers", ProbeVerdict.ABSENT, detail))
+        return look
+
+
+def _scan_module(host: Host, interface: str, look: NodeScan) -> None:
+    part = (interface, _MODULE)
+    usual = [(optics_catalog.TRANSCEIVER_READABLE, Entity(NIC, (interface,)))]
+    what = f"transceiver of {interface}"
+    try:
+        answer = host.call("netlink", _MODULE, interface)
+        facts = _module_facts(answer)
+        look.told(part, dict(_module_readings(interface, answer)))
+    except OSError as error:
+        reason = reason_of(error)
+        detail = error.strerror or str(error)
+        if reason in {Absent.UNSUPPORTED, Absent.GONE}:
+            look.findings.append(
+                ProbeFinding(what, ProbeVerdict.ABSENT, f"none is told of: {detail}")
+            )
+            return
+        look.failure(part, reason, usual)
+        denied = reason is Absent.DENIED
+        verdict = ProbeVerdict.DENIED if denied else ProbeVerdict.BROKEN
+        look.findings.append(ProbeFinding(what, verdict, detail, _MODULE_REMEDY if denied else ""))
+    except _MALFORMED_ERRORS as error:
+        look.failure(part, Absent.ERROR, usual)
+        detail = f"an answer of unknown form ({type(error).__name__}: {error})"
+        look.findings.append(
+            ProbeFinding(what, ProbeVerdict.BROKEN, detail, "report this as a bug")
+        )
+    else:
+        look.described.append(Entity(NIC_TRANSCEIVER, (interface,), facts))
+        identity = _format_module(facts, "vendor", "part_number", "serial")
+        if identity:
+            look.watched[part] = {_MODULE: identity}
+        detail = _format_module(facts, "type", "vendor", "part_number") or "a module without a name"
+        look.findings.append(ProbeFinding(what, ProbeVerdict.SUPPORTED, detail))
+
+
+def _module_facts(answer: Json) -> dict[str, str]:
+    texts = {fact: str(answer.get(fact, "")).strip() for fact in NIC_TRANSCEIVER.facts}
+    return nonempty_facts(**texts)
+
+
+def _format_module(facts: Mapping[str, str], *names: str) -> str:
+    return " ".join(facts[name] for name in names if name in facts)
+
+
+def _module_readings(interface: str, answer: Json) -> Iterator[tuple[Column, Reading]]:
+    yield (optics_catalog.TRANSCEIVER_READABLE, Entity(NIC, (interface,))), 1
+    for key, metric in _VALUES.items():
+        if key in answer:
+            yield (metric, Entity(NIC, (interface,))), int(answer[key])
+    for lane, values in enumerate(answer.get("lanes", ())):
+        for key, metric in _LANE.items():
+            if key in values:
+                yield (metric, Entity(NIC_LANE, (interface, str(lane)))), int(values[key])
+    for key, value in answer.get("thresholds", {}).items():
+        for (start, end), metric in _THRESHOLDS.items():
+            if key.startswith(start) and key.endswith(end):
+                name = key.removeprefix(start).removesuffix(end)
+                yield (metric, Entity(NIC_TRANSCEIVER_THRESHOLD, (interface, name))), int(value)

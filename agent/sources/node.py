@@ -1,0 +1,326 @@
+"""The node itself: processors, memory and its errors, pressure, disks, interface traffic and load.
+
+Memory errors are those counted by the kernel's EDAC drivers. Files: torvalds/linux
+Documentation/admin-guide/RAS (edac) and Documentation/ABI/testing/sysfs-devices-edac. Controllers
+of older processors report ranks instead of modules; their directories are called rank*, with the
+same files. A module without a counter file is omitted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+
+from agent.host import Host, Json, KeptFiles
+from agent.sampling.source import (
+    ColumnBuilder,
+    ProbeFinding,
+    ProbeResult,
+    ProbeVerdict,
+    RowBuilder,
+    SourceWithoutResources,
+    format_count,
+    list_names,
+    nonempty_facts,
+    pick_reading,
+    read_text,
+)
+from railscope import __version__
+from railscope.catalog import host as c
+from railscope.catalog import memory_errors as catalog
+from railscope.catalog.declare import Metric
+from railscope.catalog.entities import (
+    CPU_MODE,
+    DIMM,
+    DISK,
+    INTERFACE,
+    LOAD_WINDOW,
+    MEMORY_CONTROLLER,
+    NODE,
+    PRESSURE,
+)
+from railscope.frame import Entity
+from railscope.reading import Absent, Reading, reason_of
+
+_SEVERITIES = ("some", "full")
+_WINDOWS = ("1m", "5m", "15m")
+_HUNDREDTHS = 100
+_TOTAL = re.compile(rb"total=(\d+)")
+_NODE_GAUGES: tuple[tuple[str, str | None, Metric], ...] = (
+    ("cpu_count", None, c.CPUS),
+    ("boot_time", None, c.BOOT_TIME),
+    ("virtual_memory", "total", c.MEMORY_SIZE),
+    ("virtual_memory", "available", c.MEMORY_AVAILABLE),
+    ("virtual_memory", "cached", c.MEMORY_CACHED),
+    ("swap_memory", "used", c.SWAP_USED),
+)
+_DISK = (
+    ("read_bytes", c.DISK_READ), ("write_bytes", c.DISK_WRITTEN), ("read_count", c.DISK_READS),
+    ("write_count", c.DISK_WRITES), ("read_time", c.DISK_READ_TIME),
+    ("write_time", c.DISK_WRITE_TIME), ("busy_time", c.DISK_BUSY_TIME),
+)  # fmt: skip
+_NETWORK = (
+    ("bytes_recv", c.NETWORK_RECEIVED), ("bytes_sent", c.NETWORK_SENT),
+    ("packets_recv", c.NETWORK_RECEIVED_PACKETS), ("packets_sent", c.NETWORK_SENT_PACKETS),
+    ("errin", c.NETWORK_RECEIVE_ERRORS), ("errout", c.NETWORK_SEND_ERRORS),
+    ("dropin", c.NETWORK_RECEIVE_DROPS), ("dropout", c.NETWORK_SEND_DROPS),
+)  # fmt: skip
+_BLOCK = "/sys/block"
+_NO_DRIVE = re.compile(
+    r"(loop|ram|zram|sr|scd|fd|dm-|md|md_d|bcache|drbd|zd|dasd_eer)\d+(p\d+)?"
+    r"|nvme\d+c\d+n\d+(p\d+)?"
+)
+"""Block devices that are not drives of their own.
+
+Memory, images, removable media, volumes on drives (LVM, RAID, caches, mirrors), and paths to an NVMe
+drive that is listed itself.
+"""
+_PARTITION = re.compile(r"(?P<disk>.*\d)p\d+|(?P<lettered>.*\D)\d+")
+
+
+class HostSource(SourceWithoutResources):
+    """Processors, memory, pressure, disks, network interfaces and load of the node."""
+
+    name = "host"
+    family = "host"
+
+    def __init__(self, period_seconds: float = 5.0) -> None:
+        self.period_seconds = period_seconds
+        self._functions: tuple[str, ...] = ()
+        self._answers: list[tuple[str, Callable[[Json], Reading]]] = []
+        self._files: list[tuple[str, Callable[[bytes], Reading]]] = []
+
+    def probe(self, host: Host) -> ProbeResult:
+        """Call every psutil function once; each one that answers becomes columns."""
+        columns = ColumnBuilder()
+        node = Entity(NODE, (), nonempty_facts(
+            hostname=read_text(host, "/proc/sys/kernel/hostname"),
+            kernel=read_text(host, "/proc/sys/kernel/osrelease"),
+            agent_version=__version__,
+        ))  # fmt: skip
+        self._answers, self._files = [], []
+        for function, key, metric in _NODE_GAUGES:
+            if _answer(host, function) is not None:
+                self._take(columns, metric, node, function, _number(key))
+        for mode in _answer(host, "cpu_times") or {}:
+            about = node.part(CPU_MODE, mode)
+            self._take(columns, c.CPU_TIME, about, "cpu_times", _scaled(mode, _HUNDREDTHS))
+        self._probe_tables(columns, host)
+        self._probe_files(columns, host)
+        self._functions = tuple(dict.fromkeys(function for function, _ in self._answers))
+        return ProbeResult(tuple(columns.columns), (node,), (_host_finding(len(columns.columns)),))
+
+    def read(self, host: Host, into: RowBuilder) -> None:
+        """Call each function once, read each file once."""
+        answers: dict[str, Json | Absent] = {}
+        for function in self._functions:
+            try:
+                answers[function] = host.call("psutil", function)
+            except OSError as error:
+                answers[function] = reason_of(error)
+        column = 0
+        for function, pick in self._answers:
+            answer = answers[function]
+            into.put(column, answer if isinstance(answer, Absent) else pick_reading(pick, answer))
+            column += 1
+        for path, parse in self._files:
+            try:
+                into.put(column, pick_reading(parse, host.read(path)))
+            except OSError as error:
+                into.put(column, reason_of(error))
+            column += 1
+
+    def _take(
+        self, columns: ColumnBuilder, metric: Metric, about: Entity, function: str,
+        pick: Callable[[Json], Reading],
+    ) -> None:  # fmt: skip
+        columns.add(metric, about)
+        self._answers.append((function, pick))
+
+    def _probe_tables(self, columns: ColumnBuilder, host: Host) -> None:
+        disks = _answer(host, "disk_io_counters") or {}
+        for disk in whole_drives(host, disks):
+            for key, metric in _DISK:
+                if key in disks[disk]:
+                    entity = Entity(DISK, (disk,))
+                    self._take(columns, metric, entity, "disk_io_counters", _nested(disk, key))
+        for interface in sorted(_answer(host, "net_io_counters") or {}):
+            for key, metric in _NETWORK:
+                entity = Entity(INTERFACE, (interface,))
+                self._take(columns, metric, entity, "net_io_counters", _nested(interface, key))
+
+    def _probe_files(self, columns: ColumnBuilder, host: Host) -> None:
+        if read_text(host, "/proc/loadavg"):
+            for position, window in enumerate(_WINDOWS):
+                columns.add(c.LOAD_AVERAGE, Entity(LOAD_WINDOW, (window,)))
+                self._files.append(("/proc/loadavg", _load(position)))
+        for resource in ("cpu", "memory", "io"):
+            path = f"/proc/pressure/{resource}"
+            for line in read_text(host, path).splitlines():
+                severity = line.split(" ", 1)[0]
+                if severity not in _SEVERITIES:
+                    continue
+                columns.add(c.PRESSURE_STALLED, Entity(PRESSURE, (resource, severity)))
+                self._files.append((path, _pressure(severity)))
+
+
+def whole_drives(host: Host, disks: Collection[str]) -> list[str]:
+    """Drives among block devices, so that a sum over them counts every byte once.
+
+    A partition, a volume of LVM or RAID and an NVMe path carry the data of their drive. Sysfs shows
+    partitions (they have no entry of their own) and stacked devices (they have `slaves`); without
+    sysfs, as in a capture of counters, names decide.
+    """
+    listed = {name.replace("!", "/") for name in list_names(host, _BLOCK)}
+    return [
+        disk
+        for disk in sorted(disks)
+        if not _NO_DRIVE.fullmatch(disk)
+        and not _is_partition(disk, disks, listed)
+        and not list_names(host, f"{_BLOCK}/{disk.replace('/', '!')}/slaves")
+    ]
+
+
+def _is_partition(disk: str, disks: Collection[str], listed: Collection[str]) -> bool:
+    if disk in listed:
+        return False
+    match = _PARTITION.fullmatch(disk)
+    return bool(match and (match["disk"] or match["lettered"]) in {*disks, *listed})
+
+
+def _answer(host: Host, function: str) -> Json:
+    try:
+        return host.call("psutil", function)
+    except OSError:
+        return None
+
+
+def _number(key: str | None) -> Callable[[Json], Reading]:
+    return lambda answer: int(answer if key is None else answer[key])
+
+
+def _scaled(key: str, steps: int) -> Callable[[Json], Reading]:
+    return lambda answer: round(answer[key] * steps)
+
+
+def _nested(entry: str, key: str) -> Callable[[Json], Reading]:
+    return lambda answer: int(answer[entry][key]) if entry in answer else Absent.GONE
+
+
+def _load(position: int) -> Callable[[bytes], Reading]:
+    def parse(content: bytes) -> Reading:
+        try:
+            return round(float(content.split()[position]) * _HUNDREDTHS)
+        except (ValueError, IndexError):
+            return Absent.ERROR
+
+    return parse
+
+
+def _pressure(severity: str) -> Callable[[bytes], Reading]:
+    def parse(content: bytes) -> Reading:
+        for line in content.splitlines():
+            match = _TOTAL.search(line)
+            if line.startswith(severity.encode()) and match:
+                return int(match[1])
+        return Absent.GONE
+
+    return parse
+
+
+def _host_finding(columns: int) -> ProbeFinding:
+    if columns:
+        return ProbeFinding("host", ProbeVerdict.SUPPORTED, format_count(columns, "reading"))
+    return ProbeFinding("host", ProbeVerdict.ABSENT, "there is no /proc to read")
+
+
+EDAC_ROOT = "/sys/devices/system/edac"
+_CONTROLLER = re.compile(r"mc\d+")
+_MODULE = re.compile(r"(dimm|rank)\d+")
+_OF_CONTROLLER = (
+    ("ce_count", catalog.CORRECTED),
+    ("ue_count", catalog.UNCORRECTED),
+    ("ce_noinfo_count", catalog.CORRECTED_NOWHERE),
+    ("ue_noinfo_count", catalog.UNCORRECTED_NOWHERE),
+)
+_OF_MODULE = (
+    ("dimm_ce_count", catalog.DIMM_CORRECTED),
+    ("dimm_ue_count", catalog.DIMM_UNCORRECTED),
+)
+_OF_PCI = (
+    ("pci_parity_count", catalog.PCI_PARITY),
+    ("pci_nonparity_count", catalog.PCI_OTHER),
+)
+
+
+class EdacSource:
+    """Corrected and uncorrected errors of every memory controller and module."""
+
+    name = "edac"
+    family = "host"
+
+    def __init__(self, period_seconds: float = 60.0) -> None:
+        self.period_seconds = period_seconds
+        self._kept: KeptFiles | None = None
+
+    def probe(self, host: Host) -> ProbeResult:
+        """Find the controllers, their modules and the counters of the PCI buses."""
+        columns = ColumnBuilder()
+        paths: list[str] = []
+
+        def add(directory: str, files: tuple[tuple[str, Metric], ...], about: Entity) -> None:
+            present = set(list_names(host, directory))
+            for file, metric in files:
+                if file in present:
+                    columns.add(metric, about)
+                    paths.append(f"{directory}/{file}")
+
+        controllers = [n for n in list_names(host, f"{EDAC_ROOT}/mc") if _CONTROLLER.fullmatch(n)]
+        modules = 0
+        for controller in controllers:
+            directory = f"{EDAC_ROOT}/mc/{controller}"
+            facts = nonempty_facts(model=read_text(host, f"{directory}/mc_name"))
+            add(directory, _OF_CONTROLLER, Entity(MEMORY_CONTROLLER, (controller,), facts))
+            for module in list_names(host, directory):
+                if _MODULE.fullmatch(module):
+                    modules += 1
+                    add(
+                        f"{directory}/{module}",
+                        _OF_MODULE,
+                        _memory_module(host, controller, module),
+                    )
+        add(f"{EDAC_ROOT}/pci", _OF_PCI, Entity(NODE))
+        self.close()
+        self._kept = host.keep(paths)
+        return ProbeResult(tuple(columns.columns), (), (_edac_finding(len(controllers), modules),))
+
+    def read(self, host: Host, into: RowBuilder) -> None:  # noqa: ARG002 - its files are held open
+        """Read every counter."""
+        if self._kept:
+            self._kept.read_into(into.values, into.reasons, 0)
+
+    def close(self) -> None:
+        """Close the open files."""
+        if self._kept:
+            self._kept.close()
+        self._kept = None
+
+
+def _memory_module(host: Host, controller: str, module: str) -> Entity:
+    directory = f"{EDAC_ROOT}/mc/{controller}/{module}"
+    facts = nonempty_facts(
+        slot=read_text(host, f"{directory}/dimm_label"),
+        location=read_text(host, f"{directory}/dimm_location"),
+        memory_type=read_text(host, f"{directory}/dimm_mem_type"),
+        device_width=read_text(host, f"{directory}/dimm_dev_type"),
+        edac_mode=read_text(host, f"{directory}/dimm_edac_mode"),
+    )
+    return Entity(DIMM, (controller, module), facts)
+
+
+def _edac_finding(controllers: int, modules: int) -> ProbeFinding:
+    if not controllers:
+        detail = f"{EDAC_ROOT}/mc has no memory controller (no ECC, no driver for it, or a VM)"
+        return ProbeFinding("memory errors", ProbeVerdict.ABSENT, detail)
+    detail = f"{format_count(controllers, 'memory controller')}, {format_count(modules, 'module')}"
+    return ProbeFinding("memory errors", ProbeVerdict.SUPPORTED, detail)

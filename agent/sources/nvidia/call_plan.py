@@ -1,0 +1,396 @@
+"""Plans of NVML calls for one device, and the building blocks of the tables of calls.
+
+Tables: sources are nvml.h; units are those of the catalog's declarations. An entry that a driver or
+a GPU may lack can name older calls as fallbacks.
+
+Plans: support is detected when a plan is made and not tested again; plans are rebuilt when the
+driver, the GPU or its mode changes. A metric of a whole GPU that is unsupported keeps its column,
+as absent; a part that the GPU lacks, like an eighth decoder or the error counters of another
+generation, has no column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from agent.host import Host, Json, NvmlError
+from agent.sampling.source import (
+    MALFORMED_ERRORS,
+    ColumnBuilder,
+    RowBuilder,
+    nvml_reason,
+    pick_reading,
+)
+from railscope.catalog.declare import EntityKind, Metric
+from railscope.frame import Column, Entity
+from railscope.reading import Absent, Reading
+
+PickReading = Callable[[Json], Reading]
+
+
+@dataclass(frozen=True, slots=True)
+class CallTarget:
+    """A column that a call fills: about the device, a part of it, or a given entity."""
+
+    metric: Metric
+    pick: PickReading
+    kind: EntityKind | None = None
+    part: tuple[str, ...] = ()
+    entity: Entity | None = None
+
+    @property
+    def of_part(self) -> bool:
+        """True if it is about a part of the device, which the device may not have."""
+        return self.kind is not None or self.entity is not None
+
+    def about(self, device: Entity) -> Entity:
+        """Entity of the column, for one device."""
+        if self.entity:
+            return self.entity
+        return device.part(self.kind, *self.part) if self.kind else device
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlCall:
+    """An NVML call and the columns of its result; the first function that the driver has is used."""
+
+    functions: tuple[str, ...]
+    targets: tuple[CallTarget, ...]
+    arguments: tuple[int, ...] = ()
+    of_device: bool = True
+    """True if the device is the first argument; a system call takes none."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchField:
+    """A column that one entry of a batch fills: a field, "field:scope", or a GPM metric.
+
+    The first entry that the GPU has is used, else the call. The call's first target is the column.
+    """
+
+    entries: tuple[int | str, ...]
+    target: CallTarget
+    otherwise: NvmlCall | None = None
+
+
+FIELD_VALUES, GPM = "nvmlDeviceGetFieldValues", "nvmlGpmMetricsGet"
+
+
+@dataclass(frozen=True, slots=True)
+class CallTable:
+    """All calls for a device at one period; `batch` is the call for the fields.
+
+    `recent` marks fields that older drivers lack: if a driver rejects the whole batch as an invalid
+    argument, it has none of them.
+    """
+
+    calls: tuple[NvmlCall, ...] = ()
+    fields: tuple[BatchField, ...] = ()
+    batch: str = FIELD_VALUES
+    recent: bool = False
+
+
+def whole(result: Json) -> Reading:
+    """The answer itself."""
+    return int(result)
+
+
+def key(name: str) -> PickReading:
+    """One member of a structure; a member that this version lacks is unsupported."""
+
+    def pick(result: Json) -> Reading:
+        if not isinstance(result, dict):
+            return Absent.ERROR
+        return int(result[name]) if name in result else Absent.UNSUPPORTED
+
+    return pick
+
+
+def used(memory: Json) -> Reading:
+    """Memory in use. Version 1 of the call includes memory reserved by the driver: another quantity."""
+    return int(memory["used"]) if "reserved" in memory else Absent.UNSUPPORTED
+
+
+def item(index: int) -> PickReading:
+    """One item of a list."""
+    return lambda result: int(result[index])
+
+
+def bit(mask: int) -> PickReading:
+    """1 if a bit of a mask is set, else 0."""
+    return lambda result: int(bool(int(result) & mask))
+
+
+def count(result: Json) -> Reading:
+    """Length of a list."""
+    return len(result) if isinstance(result, list) else Absent.ERROR
+
+
+def simple(function: str, metric: Metric, *older: str) -> NvmlCall:
+    """A call that returns the reading itself."""
+    return NvmlCall((function, *older), (CallTarget(metric, whole),))
+
+
+def field(
+    number: int | str, metric: Metric, kind: EntityKind | None = None, *part: str
+) -> BatchField:
+    """A field that contains the reading itself."""
+    return BatchField((number,), CallTarget(metric, whole, kind, part))
+
+
+_NOT_SUPPORTED = 3
+_GONE_CODES = {1, 9, 15, 16, 18}
+"""UNINITIALIZED, DRIVER_NOT_LOADED, GPU_IS_LOST, RESET_REQUIRED, LIB_RM_VERSION_MISMATCH.
+
+After any of them, the device may support other things.
+"""
+_UNSUPPORTED_CODES = {_NOT_SUPPORTED, 13, 25, 26}
+"""NOT_SUPPORTED, FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH, DEPRECATED."""
+_NO_ENTRY_CODES = {*_UNSUPPORTED_CODES, 2}
+"""An older driver treats an entry that it lacks as an invalid argument."""
+
+Device = int | str
+
+
+@dataclass(slots=True)
+class _PlannedCall:
+    """A call, its first column, and the functions that may still be supported, the newest first."""
+
+    call: NvmlCall
+    left: list[str]
+    arguments: tuple[Device, ...]
+    columns: tuple[Column, ...]
+    column: int = 0
+    members: int = 0
+    """Member count of the largest structure so far: one with fewer is incomplete."""
+
+    @classmethod
+    def of(cls, call: NvmlCall, device: Device, about: Entity) -> _PlannedCall:
+        """A call that has not been tested for support yet."""
+        arguments = (device, *call.arguments) if call.of_device else call.arguments
+        return cls(call, list(call.functions), arguments, _columns(call.targets, about))
+
+    def reading(self, target: CallTarget, result: Json) -> Reading:
+        """Reading in a result; an unsupported member of an incomplete structure is an error."""
+        reading = pick_reading(target.pick, result)
+        if isinstance(result, dict):
+            self.members = max(self.members, len(result))
+            if reading is Absent.UNSUPPORTED and len(result) < self.members:
+                return Absent.ERROR
+        return reading
+
+
+@dataclass(slots=True)
+class _BatchEntry:
+    """An entry of the batch and its column; `left` are the entries still to be tried."""
+
+    field: BatchField
+    left: list[Device]
+    columns: tuple[Column, ...]
+    column: int = 0
+
+    @property
+    def entry(self) -> Device:
+        return self.left[0]
+
+
+class CallPlan:
+    """The calls and the batch of fields for one device: a GPU's index or a MIG device's UUID."""
+
+    def __init__(self, device: Device, about: Entity, questions: CallTable) -> None:
+        self.learnt = False
+        """True once the device has answered, so that its unsupported calls are known."""
+        self.outgrown = False
+        """True if parts that still have columns were found to be missing."""
+        self._device = device
+        self._about = about
+        self._batch, self._recent = questions.batch, questions.recent
+        self._calls = [_PlannedCall.of(call, device, about) for call in questions.calls]
+        self._ask_for(
+            [
+                _BatchEntry(field, list(field.entries), _columns([field.target], about))
+                for field in questions.fields
+            ]
+        )
+        self._missing: list[tuple[CallTarget, Column]] = []
+        self._unsupported: list[int] = []
+        self._first = self._width = 0
+
+    def learn(self, host: Host) -> None:
+        """Make every call once, to detect what the device supports."""
+        scratch = ColumnBuilder()
+        self.place(scratch)
+        self.read(host, RowBuilder(len(scratch.columns)))
+
+    def place(self, columns: ColumnBuilder) -> None:
+        """Add the columns of what the device supports, and of what a whole device should support."""
+        self._first = len(columns.columns)
+        parts: list[_PlannedCall | _BatchEntry] = [*self._calls, *self._slots]
+        for part in parts:
+            part.column = len(columns.columns)
+            columns.columns += part.columns
+        self._missing = [(target, column) for target, column in self._missing if not target.of_part]
+        self._unsupported = [columns.add(*column) for _, column in self._missing]
+        self._width = len(columns.columns) - self._first
+        self.outgrown = False
+
+    def read(self, host: Host, into: RowBuilder) -> None:
+        """Fill the device's columns; a failed call affects only its own. A lost device ends the read."""
+        try:
+            self._read_batch(host, into)
+            for asked in self._calls:
+                self._read_call(host, into, asked)
+        except NvmlError as error:
+            into.put_none(self._first, self._width, nvml_reason(error.code))
+            self.learnt = False
+        else:
+            self.learnt = True
+        if not all(asked.left for asked in self._calls):
+            self._calls = [asked for asked in self._calls if asked.left]
+        for column in self._unsupported:
+            into.reasons[column] = Absent.UNSUPPORTED.value
+
+    def _miss(self, targets: Sequence[CallTarget], part: _PlannedCall | _BatchEntry) -> None:
+        self._missing += zip(targets, part.columns, strict=True)
+        self._unsupported += range(part.column, part.column + len(targets))
+        self.outgrown |= any(target.of_part for target in targets)
+
+    # Calls -------------------------------------------------------------------------------------
+
+    def _read_call(self, host: Host, into: RowBuilder, asked: _PlannedCall) -> None:
+        """Fill a call's columns; functions that the driver lacks are tried only this once."""
+        targets, column = asked.call.targets, asked.column
+        while asked.left:
+            try:
+                result = host.call("nvml", asked.left[0], *asked.arguments)
+            except NvmlError as error:
+                if error.code in _GONE_CODES:
+                    raise
+                if error.code not in _UNSUPPORTED_CODES:
+                    into.put_none(column, len(targets), nvml_reason(error.code))
+                    return
+            except FileNotFoundError:
+                pass  # a recording without this call
+            else:
+                for place, target in enumerate(targets, column):
+                    into.put(place, asked.reading(target, result))
+                return
+            del asked.left[0]
+        self._miss(targets, asked)
+
+    # The batch ---------------------------------------------------------------------------------
+
+    def _read_batch(self, host: Host, into: RowBuilder) -> None:
+        while self._slots:
+            answer = self._ask_batch(host)
+            if isinstance(answer, Absent):
+                for slot in self._slots:
+                    into.put(slot.column, answer)
+                return
+            values, codes = answer
+            if any(codes) and self._drop(codes):
+                continue  # retry with the older entries
+            self._fill(into, values, codes)
+            return
+
+    def _ask_batch(self, host: Host) -> tuple[Json, Json] | Absent:
+        """Values and codes of all entries; an absence reason if the call as a whole fails."""
+        lacking = [_NOT_SUPPORTED] * len(self._slots)
+        try:
+            values, codes = host.call("nvml", self._batch, self._device, *self._entries)
+            formed = len(values) == len(codes) == len(self._slots)
+        except NvmlError as error:
+            if error.code in _GONE_CODES:
+                raise
+            none = error.code in (_NO_ENTRY_CODES if self._recent else _UNSUPPORTED_CODES)
+            return (lacking, lacking) if none else nvml_reason(error.code)
+        except FileNotFoundError:
+            return lacking, lacking
+        except (TypeError, ValueError):  # unexpected form: a hand-written capture
+            return Absent.ERROR
+        return (values, codes) if formed and set(map(type, codes)) <= {int} else Absent.ERROR
+
+    def _drop(self, codes: Json) -> bool:
+        """Replace unsupported entries by older ones or by a call. Return True if there were any."""
+        kept = []
+        for slot, code in zip(self._slots, codes, strict=True):
+            if code in _NO_ENTRY_CODES:
+                del slot.left[0]
+            if slot.left:
+                kept.append(slot)
+            elif slot.field.otherwise:
+                asked = _PlannedCall.of(slot.field.otherwise, self._device, self._about)
+                asked.column = slot.column
+                self._calls.append(asked)
+            else:
+                self._miss([slot.field.target], slot)
+        self._ask_for(kept)
+        return any(code in _NO_ENTRY_CODES for code in codes)
+
+    def _ask_for(self, slots: list[_BatchEntry]) -> None:
+        self._slots = slots
+        self._entries = tuple(slot.entry for slot in slots)
+        self._picks = tuple(slot.field.target.pick for slot in slots)
+
+    def _fill(self, into: RowBuilder, values: Json, codes: Json) -> None:
+        """Put readings into their columns; in most reads all are numbers in adjacent columns."""
+        first, last = self._slots[0].column, self._slots[-1].column
+        if last - first == len(self._slots) - 1 and not any(codes):
+            numbers: list[Any] = []
+            with suppress(*MALFORMED_ERRORS):
+                numbers += [pick(value) for pick, value in zip(self._picks, values, strict=True)]
+            if set(map(type, numbers)) == {int}:
+                into.put_all(first, numbers)
+                return
+        for slot, value, code in zip(self._slots, values, codes, strict=True):
+            reading = nvml_reason(code) if code else pick_reading(slot.field.target.pick, value)
+            into.put(slot.column, reading)
+
+
+class CallPlans:
+    """Plans of one source, retained between probes until the inventory changes."""
+
+    def __init__(self) -> None:
+        self.generation = -1
+        self._kept: dict[tuple[Device, tuple[str, ...], bool], CallPlan] = {}
+        self._current: list[CallPlan] = []
+
+    def place(
+        self,
+        host: Host,
+        generation: int,
+        wanted: Iterable[tuple[Device, Entity, CallTable]],
+        columns: ColumnBuilder,
+    ) -> None:
+        """Place the columns of each device's plan; a plan is made, or reused from the last probe.
+
+        A device that does not answer now keeps its previous plan.
+        """
+        before, changed = self._kept, generation != self.generation
+        kept: dict[tuple[Device, tuple[str, ...], bool], CallPlan] = {}
+        for device, about, questions in wanted:
+            key = (device, about.key, questions.recent)
+            old = before.get(key)
+            plan = old
+            if plan is None or changed or not plan.learnt:
+                plan = CallPlan(device, about, questions)
+                plan.learn(host)
+                if old and not plan.learnt:
+                    plan = old
+            plan.place(columns)
+            kept[key] = plan
+        self.generation, self._kept = generation, kept
+        self._current = list(kept.values())
+
+    def read(self, host: Host, into: RowBuilder) -> None:
+        """Fill the columns of all devices; newly missing parts request another probe."""
+        for plan in self._current:
+            plan.read(host, into)
+        into.grown |= any(plan.outgrown for plan in self._current)
+
+
+def _columns(targets: Iterable[CallTarget], about: Entity) -> tuple[Column, ...]:
+    return tuple((target.metric, target.about(about)) for target in targets)

@@ -1,0 +1,177 @@
+"""History of columns between reads: integrals over time, and changes of settings.
+
+Integrals are counters computed by the agent from values that the driver only samples. A sample
+covers the time since the previous one, if that is at most `LONGEST_SAMPLE_NS` ago on the clock of
+the same boot. Time not covered by a sample is not counted: the counter does not advance. So the
+difference of two counter readings is what was observed between them, and never more.
+
+A setting of a GPU that differs from the last read is an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from agent.host import Host
+from agent.sampling.source import ColumnBuilder, RowBuilder, nonempty_facts
+from railscope.catalog import gpu_ecc, gpu_modes, gpu_power
+from railscope.catalog import gpu_health as h
+from railscope.catalog.declare import Metric
+from railscope.catalog.entities import GPU_ADDRESS
+from railscope.frame import Entity, Event
+from railscope.reading import PRESENT, REASONS, Absent
+
+NS_PER_SECOND = 1_000_000_000
+LONGEST_SAMPLE_NS = 30 * NS_PER_SECOND
+"""Longest time between two samples that metering counts as observed."""
+
+MAX_MEMORY_BYTES = 1 << 50
+"""More memory than any GPU has; a higher reading is an error of the driver."""
+
+
+@dataclass(frozen=True, slots=True)
+class IntegratedGauge:
+    """A gauge, the counter of its integral over time, and the maximum of a sample.
+
+    A value below 0 or above `most` is an error, not a sample: the counter is a basis of invoices
+    and would retain the error permanently.
+    """
+
+    gauge: Metric
+    counter: Metric
+    most: int
+
+
+class Integral:
+    """Sum of samples multiplied by the time each covers; rounded only on output."""
+
+    def __init__(self, numerator: int, denominator: int) -> None:
+        """Set the counter steps per step of the sum (sample step times nanosecond), as a fraction."""
+        self._numerator, self._denominator = numerator, denominator
+        self._sum = 0
+        self._boot_id = ""
+        self._last_ns: int | None = None
+
+    @classmethod
+    def of(cls, integrated: IntegratedGauge) -> Integral:
+        """Integral that converts from steps of the gauge to steps of the counter."""
+        step = integrated.gauge.scale / (integrated.counter.scale * NS_PER_SECOND)
+        return cls(step.numerator, step.denominator)
+
+    def take(self, sample: int, boot_id: str, boot_ns: int) -> int:
+        """Add a sample, and return the integral up to it."""
+        if self._last_ns is not None and boot_id == self._boot_id:
+            passed_ns = boot_ns - self._last_ns
+            if 0 < passed_ns <= LONGEST_SAMPLE_NS:
+                self._sum += sample * passed_ns
+        self._boot_id, self._last_ns = boot_id, boot_ns
+        return self._sum * self._numerator // self._denominator
+
+
+@dataclass(frozen=True, slots=True)
+class _IntegralColumns:
+    """Columns of a gauge and of its integral in the table."""
+
+    gauge: int
+    counter: int
+    most: int
+    integral: Integral
+
+
+class Integrals:
+    """Integrals of one source, retained as long as the agent runs.
+
+    A source with samples further apart than `LONGEST_SAMPLE_NS` has none: they would not
+    advance while the GPU works.
+    """
+
+    def __init__(self, wanted: Iterable[IntegratedGauge], period_seconds: float) -> None:
+        bearable = period_seconds * NS_PER_SECOND <= LONGEST_SAMPLE_NS
+        self._wanted = {one.gauge: one for one in wanted} if bearable else {}
+        self._kept: dict[tuple[str, tuple[str, ...]], Integral] = {}
+        self._places: list[_IntegralColumns] = []
+
+    def place(self, columns: ColumnBuilder) -> None:
+        """Add a column for the integral of each gauge that has one."""
+        self._places = []
+        for position, (metric, entity) in enumerate(list(columns.columns)):
+            if one := self._wanted.get(metric):
+                integral = self._kept.setdefault((metric.name, entity.key), Integral.of(one))
+                counter = columns.add(one.counter, entity)
+                self._places.append(_IntegralColumns(position, counter, one.most, integral))
+
+    def read(self, host: Host, into: RowBuilder) -> None:
+        """Add the current values of the gauges. An absent gauge makes its integral absent."""
+        if not self._places:
+            return
+        boot_id, boot_ns = host.boot_id, host.clock.now().boot_ns
+        for place in self._places:
+            sample, reason = into.values[place.gauge], into.reasons[place.gauge]
+            if reason != PRESENT:
+                into.put_none(place.counter, 1, REASONS[reason])
+            elif 0 <= sample <= place.most:
+                into.put(place.counter, place.integral.take(sample, boot_id, boot_ns))
+            else:
+                into.put(place.counter, Absent.ERROR)
+
+
+WATCHED: Mapping[Metric, tuple[str, tuple[str, ...]]] = {
+    gpu_ecc.GPU_ECC_MODE: ("ecc_mode", ()),
+    gpu_modes.GPU_COMPUTE_MODE: ("compute_mode", ()),
+    gpu_power.GPU_POWER_BOUNDS: ("power_limit", ("requested",)),
+}
+"""Watched settings by metric: the name of the change, and the part of the GPU that it belongs to."""
+
+
+@dataclass(frozen=True, slots=True)
+class _WatchedSetting:
+    """A setting's column in the table."""
+
+    column: int
+    metric: Metric
+    gpu: str
+    change: str
+
+
+class SettingChanges:
+    """Comparison of settings between reads, as long as the agent runs."""
+
+    def __init__(self) -> None:
+        """Start without known values."""
+        self._places: list[_WatchedSetting] = []
+        self._last: dict[tuple[str, str], int] = {}
+
+    def place(self, columns: ColumnBuilder) -> None:
+        """Find the settings among the columns."""
+        self._places = []
+        for position, (metric, entity) in enumerate(columns.columns):
+            change, part = WATCHED.get(metric, ("", ()))
+            if change and entity.key[1:] == part:
+                self._places.append(_WatchedSetting(position, metric, entity.key[0], change))
+
+    def changes(self, host: Host, row: RowBuilder, addresses: Mapping[str, str]) -> Iterable[Event]:
+        """Events of changed settings; a setting that is absent now is compared when it is present again.
+
+        `addresses` are the PCI addresses of GPUs by UUID.
+        """
+        for place in self._places:
+            if row.reasons[place.column] != PRESENT:
+                continue
+            value, key = row.values[place.column], (place.gpu, place.change)
+            before = self._last.get(key)
+            self._last[key] = value
+            if before is None or before == value:
+                continue
+            now = host.clock.now()
+            about = Entity(GPU_ADDRESS, (addresses.get(place.gpu, "unknown"),))
+            facts = nonempty_facts(
+                change=place.change, gpu=place.gpu, before=_format_setting(place.metric, before),
+                after=_format_setting(place.metric, value),
+            )  # fmt: skip
+            yield Event(h.GPU_CHANGE_EVENT, about, now.wall_ns, now.boot_ns, facts)
+
+
+def _format_setting(metric: Metric, stored: int) -> str:
+    """A setting as its state name, or in base units."""
+    return metric.states.get(stored) or f"{float(stored * metric.scale):g}"

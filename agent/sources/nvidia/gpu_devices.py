@@ -1,0 +1,287 @@
+"""GPUs and MIG devices read by tables of calls, and the state of every GPU on the PCI bus.
+
+GPUs are read by tables of calls and fields, each table at its own period.
+
+MIG devices: resources and usage of each. Power, energy, heat, clocks and PCIe are those of the
+whole GPU and stay with it; while a GPU is partitioned utilisation is reported for neither, and
+NVLink is off (nvml.h). GPM activity is in `activity`.
+
+The state on the PCI bus includes the driver of each GPU: a GPU passed to a virtual machine is not a
+missing one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from agent.gpus.inventory import GpuDevice, GpuInventory, list_mig_devices
+from agent.host import Host, NvmlError
+from agent.sampling.source import (
+    LONGEST_PERIOD_SECONDS,
+    ColumnBuilder,
+    ProbeFinding,
+    ProbeResult,
+    ProbeVerdict,
+    RowBuilder,
+    SourceWithoutResources,
+    format_count,
+    nvml_reason,
+    read_link_name,
+)
+from agent.sources.nvidia import health, value_tables
+from agent.sources.nvidia.call_plan import (
+    CallPlans,
+    CallTable,
+    CallTarget,
+    NvmlCall,
+    count,
+    key,
+    used,
+    whole,
+)
+from agent.sources.nvidia.column_history import (
+    MAX_MEMORY_BYTES,
+    Integrals,
+    IntegratedGauge,
+    SettingChanges,
+)
+from agent.topology.pci import gpu_addresses, read_gpu_uuid
+from railscope.catalog import gpu_health as h
+from railscope.catalog import gpu_sharing as s
+from railscope.catalog.entities import GPU, GPU_ADDRESS
+from railscope.frame import Entity
+from railscope.reading import Reading
+
+
+class GpuSource(SourceWithoutResources):
+    """A table of NVML calls and fields for every GPU, at one period."""
+
+    family = "nvml"
+    longest_period_seconds = LONGEST_PERIOD_SECONDS
+
+    def __init__(
+        self,
+        name: str,
+        questions: Callable[[Host, int], CallTable],
+        period_seconds: float,
+        gpus: GpuInventory | None = None,
+    ) -> None:
+        self.name = name
+        self.period_seconds = period_seconds
+        self._gpus = gpus or GpuInventory()
+        self._questions = questions
+        self._plans = CallPlans()
+        self._integrals = Integrals(value_tables.LOAD_INTEGRALS, period_seconds)
+        self._modes = SettingChanges()
+
+    @classmethod
+    def load(cls, period_seconds: float = 1.0, gpus: GpuInventory | None = None) -> GpuSource:
+        """Values that change every second, and events of added and removed GPUs.
+
+        A GPU counts as observed while its samples are at most 30 s apart: periods stay well below.
+        """
+        gpu = cls("gpu", value_tables.load_table, period_seconds, gpus)
+        gpu.longest_period_seconds = 10.0
+        return gpu
+
+    @classmethod
+    def health(cls, period_seconds: float = 10.0, gpus: GpuInventory | None = None) -> GpuSource:
+        """Actual and potential faults."""
+        return cls("gpu_health", lambda *_: health.HEALTH_TABLE, period_seconds, gpus)
+
+    @classmethod
+    def settings(cls, period_seconds: float = 60.0, gpus: GpuInventory | None = None) -> GpuSource:
+        """Values that change rarely."""
+        return cls("gpu_settings", value_tables.settings_table, period_seconds, gpus)
+
+    def probe(self, host: Host) -> ProbeResult:
+        """Find the GPUs and plan the calls for each. Raises NvmlError if the driver fails."""
+        gpus = self._gpus.look(host)
+        columns = ColumnBuilder()
+        wanted = [
+            (gpu.index, gpu.entity, self._questions(host, gpu.index)) for gpu in gpus.values()
+        ]
+        self._plans.place(host, self._gpus.generation, wanted, columns)
+        self._integrals.place(columns)
+        self._modes.place(columns)
+        return ProbeResult(tuple(columns.columns), (), self._gpus.findings)
+
+    def read(self, host: Host, into: RowBuilder) -> None:
+        """Make every call for every GPU; a failed call affects only its own columns."""
+        self._plans.read(host, into)
+        self._integrals.read(host, into)
+        addresses = {gpu.entity.key[0]: gpu.pci_address for gpu in self._gpus.found.values()}
+        changes = self._modes.changes(host, into, addresses)
+        into.events = [*self._gpus.take_events(), *changes]
+        into.grown |= self._gpus.generation != self._plans.generation
+
+
+_UNCORRECTED, _VOLATILE = 1, 0
+
+MIG_TABLE = CallTable(
+    (
+        NvmlCall(
+            ("nvmlDeviceGetMemoryInfo",),
+            (
+                CallTarget(s.MIG_MEMORY_SIZE, key("total")),
+                CallTarget(s.MIG_MEMORY_USED, used),
+                CallTarget(s.MIG_MEMORY_FREE, key("free")),
+                CallTarget(s.MIG_MEMORY_RESERVED, key("reserved")),
+            ),
+        ),
+        NvmlCall(
+            ("nvmlDeviceGetBAR1MemoryInfo",),
+            (
+                CallTarget(s.MIG_BAR1_SIZE, key("bar1Total")),
+                CallTarget(s.MIG_BAR1_USED, key("bar1Used")),
+            ),
+        ),
+        NvmlCall(
+            ("nvmlDeviceGetAttributes_v2",),
+            (
+                CallTarget(s.MIG_MULTIPROCESSORS, key("multiprocessorCount")),
+                CallTarget(s.MIG_GPU_SLICES, key("gpuInstanceSliceCount")),
+                CallTarget(s.MIG_COMPUTE_SLICES, key("computeInstanceSliceCount")),
+            ),
+        ),
+        NvmlCall(
+            ("nvmlDeviceGetTotalEccErrors",),
+            (CallTarget(s.MIG_ECC_ERRORS, whole),),
+            (_UNCORRECTED, _VOLATILE),
+        ),
+        NvmlCall(("nvmlDeviceGetComputeRunningProcesses",), (CallTarget(s.MIG_PROCESSES, count),)),
+    )
+)
+MIG_INTEGRALS = (IntegratedGauge(s.MIG_MEMORY_USED, s.MIG_MEMORY_USED_TIME, MAX_MEMORY_BYTES),)
+
+
+class MigSource(SourceWithoutResources):
+    """Every MIG device of every GPU; each read detects added, removed and changed ones."""
+
+    name = "mig"
+    family = "nvml"
+    longest_period_seconds = 10.0
+    """Time between two samples counts up to 30 s: periods stay well below."""
+
+    def __init__(self, period_seconds: float = 5.0, gpus: GpuInventory | None = None) -> None:
+        self.period_seconds = period_seconds
+        self._gpus = gpus or GpuInventory()
+        self._counted: list[tuple[GpuDevice, int]] = []
+        self._plans = CallPlans()
+        self._integrals = Integrals(MIG_INTEGRALS, period_seconds)
+
+    def probe(self, host: Host) -> ProbeResult:
+        """Plan the calls for each MIG device, and count those of each MIG-capable GPU."""
+        gpus = self._gpus.look(host)
+        columns = ColumnBuilder()
+        capable = [gpu for gpu in gpus.values() if gpu.mig_mode]
+        self._counted = [(gpu, columns.add(s.GPU_MIG_DEVICES, gpu.entity)) for gpu in capable]
+        wanted = [(m.uuid, m.entity, MIG_TABLE) for gpu in capable for m in gpu.mig_devices]
+        self._plans.place(host, self._gpus.generation, wanted, columns)
+        self._integrals.place(columns)
+        detail = f"{len(wanted)} on {format_count(len(capable), 'GPU')} that can be cut"
+        findings = (ProbeFinding("MIG devices", ProbeVerdict.SUPPORTED, detail),) if capable else ()
+        return ProbeResult(tuple(columns.columns), (), findings)
+
+    def read(self, host: Host, into: RowBuilder) -> None:
+        """Read each MIG device, and check that the set of devices is unchanged."""
+        for gpu, column in self._counted:
+            into.put(column, self._look(host, gpu))
+        self._plans.read(host, into)
+        self._integrals.read(host, into)
+        into.grown |= self._gpus.generation != self._plans.generation
+
+    def _look(self, host: Host, gpu: GpuDevice) -> Reading:
+        """Number of MIG devices of a GPU; if they differ from the planned ones, all sources probe again."""
+        try:
+            mode = bool(host.call("nvml", "nvmlDeviceGetMigMode", gpu.index)[0])
+            devices = list_mig_devices(host, gpu.index, gpu.entity) if mode else ()
+        except NvmlError as error:
+            return nvml_reason(error.code)
+        if str(int(mode)) != gpu.mig_mode or devices != gpu.mig_devices:
+            self._gpus.changed()
+        return len(devices)
+
+
+DRIVER, VIRTUAL_MACHINE, UNBOUND, OTHER_DRIVER, MISSING = h.GPU_DEVICE_STATE.states
+_PASSED_ON = {"vfio-pci", "xen-pciback", "pci-stub", "nvgrace_gpu_vfio_pci", "nvgrace-gpu-vfio-pci"}
+
+
+class GpuDeviceSource(SourceWithoutResources):
+    """State of every NVIDIA GPU on the PCI bus.
+
+    A missing GPU is described as an entity too, so that data from other sources can refer to it.
+    """
+
+    name = "gpu_device"
+    family = "nvml"
+
+    def __init__(self, period_seconds: float = 10.0, gpus: GpuInventory | None = None) -> None:
+        self.period_seconds = period_seconds
+        self._gpus = gpus or GpuInventory()
+        self._addresses: list[str] = []
+        self._missing: list[str] = []
+
+    def probe(self, host: Host) -> ProbeResult:
+        """Find the GPUs on the bus. The driver's GPUs were found by the sources that probe earlier."""
+        columns = ColumnBuilder()
+        self._addresses = gpu_addresses(host)
+        for address in self._addresses:
+            columns.add(h.GPU_DEVICE_STATE, Entity(GPU_ADDRESS, (address,)))
+        states = {address: self._state(host, address) for address in self._addresses}
+        self._missing = [address for address, state in states.items() if state == MISSING]
+        missing = {address: _missing_gpu(host, address) for address in self._missing}
+        findings = [
+            *(self._finding(host, address, state) for address, state in states.items()),
+            *(_unreported_gpu(gpu) for gpu in missing.values()),
+        ]
+        return ProbeResult(
+            tuple(columns.columns), tuple(missing.values()), tuple(f for f in findings if f)
+        )
+
+    def read(self, host: Host, into: RowBuilder) -> None:
+        """Read the driver of each GPU; an added or removed GPU requests another probe."""
+        missing = []
+        for position, address in enumerate(self._addresses):
+            state = self._state(host, address)
+            into.put(position, state)
+            if state == MISSING:
+                missing.append(address)
+        into.grown = gpu_addresses(host) != self._addresses or missing != self._missing
+
+    def _state(self, host: Host, address: str) -> int:
+        driver = read_link_name(host, f"/sys/bus/pci/devices/{address}/driver")
+        if driver in _PASSED_ON:
+            return VIRTUAL_MACHINE
+        if not driver:
+            return UNBOUND
+        if driver != "nvidia":
+            return OTHER_DRIVER
+        known = {gpu.pci_address for gpu in self._gpus.found.values()}
+        return DRIVER if address in known else MISSING
+
+    def _finding(self, host: Host, address: str, state: int) -> ProbeFinding | None:
+        what = f"GPU {address}"
+        driver = read_link_name(host, f"/sys/bus/pci/devices/{address}/driver")
+        if state == VIRTUAL_MACHINE:
+            detail = f"handed to a virtual machine ({driver}): its guest reads it"
+            return ProbeFinding(what, ProbeVerdict.SUPPORTED, detail)
+        if state == UNBOUND:
+            return ProbeFinding(
+                what, ProbeVerdict.ABSENT, "no driver has it", "bind it to nvidia or vfio-pci"
+            )
+        if state == OTHER_DRIVER:
+            return ProbeFinding(what, ProbeVerdict.ABSENT, f"the driver {driver} has it")
+        return None
+
+
+def _missing_gpu(host: Host, address: str) -> Entity:
+    """A GPU that NVML does not report; its PCI address is its name if the driver has no UUID for it."""
+    name = read_gpu_uuid(host, address) or address
+    return Entity(GPU, (name,), {"pci_address": address})
+
+
+def _unreported_gpu(gpu: Entity) -> ProbeFinding:
+    detail = f"the nvidia driver has it as {gpu.key[0]}, but NVML does not tell of it"
+    remedy = "see the health of this GPU below"
+    return ProbeFinding(f"GPU {gpu.facts['pci_address']}", ProbeVerdict.BROKEN, detail, remedy)

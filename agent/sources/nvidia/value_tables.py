@@ -1,0 +1,350 @@
+"""Tables of NVML calls for values that change every second, and for values that change rarely.
+
+Every second: activity, memory, clocks, power, heat, clock limit reasons. Rarely: limits,
+thresholds, modes, memory errors by location, spare rows, C2C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from agent.host import Host, Json, NvmlError
+from agent.sources.nvidia.call_plan import (
+    BatchField,
+    CallTable,
+    CallTarget,
+    NvmlCall,
+    PickReading,
+    bit,
+    count,
+    field,
+    item,
+    key,
+    simple,
+    used,
+    whole,
+)
+from agent.sources.nvidia.column_history import MAX_MEMORY_BYTES, IntegratedGauge
+from railscope.catalog import gpu as c
+from railscope.catalog import gpu_ecc, gpu_modes, gpu_pcie, gpu_power
+from railscope.catalog import gpu_health as h
+from railscope.catalog import nvlink as n
+from railscope.catalog.entities import (
+    GPU_BANK,
+    GPU_C2C,
+    GPU_C2C_ERROR,
+    GPU_CLOCK,
+    GPU_ECC_LOCATION,
+    GPU_FAN,
+    GPU_POWER_BOUND,
+    GPU_REMAP,
+    GPU_THRESHOLD,
+    GPU_THROTTLE,
+)
+from railscope.reading import Absent, Reading
+
+CLOCKS = {"graphics": 0, "sm": 1, "memory": 2, "video": 3}
+# Fields that count the nanoseconds that a reason was active since driver load.
+THROTTLE_FIELDS = {
+    74: "software_power_cap",
+    75: "thermal",
+    76: "sync_boost",
+    77: "board_limit",
+    78: "low_utilization",
+    79: "reliability",
+    80: "application_clocks",
+    81: "base_clocks",
+}
+# Three more consecutive ones, under new numbers since driver 590 (pynvml 13.615); 575 and 580 have
+# them at the present numbers of power smoothing (NVIDIA/k8s-test-infra, mocknvml: calls of
+# nvidia-smi 580).
+SLOWDOWNS = ("software_thermal", "hardware_thermal", "hardware_power_brake")
+_FIRST_SLOWDOWN_FIELD, _FIRST_SLOWDOWN_FIELD_BEFORE_590 = 269, 251
+_DRIVERS_BEFORE_590 = range(575, 590)
+_REASONS_OF_ALL = 0x1FF
+"""The oldest reasons of nvml.h, for a GPU that does not report its supported ones."""
+ALL_LINKS = 0xFFFF_FFFF
+MODULE_SCOPE, MEMORY_SCOPE = 1, 2
+MAX_PLAUSIBLE_CELSIUS = 200  # DCGM rejects higher ones too
+
+
+def _memory_temperature(value: Json) -> Reading:
+    if value == 0:
+        return Absent.UNSUPPORTED  # a GPU without the sensor (NVIDIA/dcgm-exporter#460)
+    return int(value) if 0 < value < MAX_PLAUSIBLE_CELSIUS else Absent.ERROR
+
+
+def _memory_power(value: Json) -> Reading:
+    # A GPU without the sensor may report 0 (ml-energy/zeus, device/gpu/nvidia.py).
+    return int(value) or Absent.UNSUPPORTED
+
+
+_LOAD_CALLS: tuple[NvmlCall, ...] = (
+    NvmlCall(
+        ("nvmlDeviceGetUtilizationRates",),
+        (
+            CallTarget(c.GPU_UTILIZATION, key("gpu")),
+            CallTarget(c.GPU_MEMORY_ACTIVITY, key("memory")),
+        ),
+    ),
+    NvmlCall(
+        ("nvmlDeviceGetMemoryInfo",),
+        (
+            CallTarget(c.GPU_MEMORY_TOTAL, key("total")),
+            CallTarget(c.GPU_MEMORY_USED, used),
+            CallTarget(c.GPU_MEMORY_FREE, key("free")),
+            CallTarget(c.GPU_MEMORY_RESERVED, key("reserved")),
+        ),
+    ),
+    *(
+        NvmlCall(
+            ("nvmlDeviceGetClockInfo",),
+            (CallTarget(c.GPU_CLOCK_SPEED, whole, GPU_CLOCK, (name,)),),
+            (number,),
+        )
+        for name, number in CLOCKS.items()
+    ),
+    simple("nvmlDeviceGetPowerUsage", c.GPU_POWER),
+    NvmlCall(
+        ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"),
+        (CallTarget(c.GPU_TEMPERATURE, whole),),
+        (0,),
+    ),
+)
+
+_LOAD_FIELDS: tuple[BatchField, ...] = (
+    BatchField(
+        (83,),
+        CallTarget(c.GPU_ENERGY, whole),
+        simple("nvmlDeviceGetTotalEnergyConsumption", c.GPU_ENERGY),
+    ),
+    field(185, gpu_power.GPU_POWER_AVERAGE),
+    field(186, gpu_power.GPU_POWER_INSTANT),
+    field(f"186:{MODULE_SCOPE}", gpu_power.GPU_MODULE_POWER),
+    field(f"190:{MODULE_SCOPE}", gpu_power.GPU_MODULE_POWER_LIMIT),
+    BatchField((f"185:{MEMORY_SCOPE}",), CallTarget(gpu_power.GPU_MEMORY_POWER, _memory_power)),
+    BatchField((82,), CallTarget(c.GPU_MEMORY_TEMPERATURE, _memory_temperature)),
+    *(
+        field(number, c.GPU_THROTTLE_TIME, GPU_THROTTLE, reason)
+        for number, reason in THROTTLE_FIELDS.items()
+    ),
+    field(197, gpu_pcie.GPU_PCIE_TRANSMITTED),
+    field(198, gpu_pcie.GPU_PCIE_RECEIVED),
+    field(f"138:{ALL_LINKS}", n.GPU_NVLINK_TRANSMITTED),
+    field(f"139:{ALL_LINKS}", n.GPU_NVLINK_RECEIVED),
+    field(f"140:{ALL_LINKS}", n.GPU_NVLINK_RAW_TRANSMITTED),
+    field(f"141:{ALL_LINKS}", n.GPU_NVLINK_RAW_RECEIVED),
+)
+
+_PERCENT = 100
+LOAD_INTEGRALS = (
+    IntegratedGauge(c.GPU_UTILIZATION, c.GPU_BUSY, _PERCENT),
+    IntegratedGauge(c.GPU_MEMORY_USED, c.GPU_MEMORY_USED_TIME, MAX_MEMORY_BYTES),
+)
+
+
+def _load_table(reasons: int, first_slowdown_field: int) -> CallTable:
+    active = NvmlCall(
+        (
+            "nvmlDeviceGetCurrentClocksEventReasons",
+            "nvmlDeviceGetCurrentClocksThrottleReasons",
+        ),
+        tuple(
+            CallTarget(c.GPU_THROTTLE_ACTIVE, bit(mask), GPU_THROTTLE, (reason,))
+            for reason, mask in c.THROTTLE_BITS.items()
+            if reasons & mask
+        ),
+    )
+    slowdowns = (
+        field(number, c.GPU_THROTTLE_TIME, GPU_THROTTLE, reason)
+        for number, reason in enumerate(SLOWDOWNS, first_slowdown_field)
+    )
+    return CallTable((*_LOAD_CALLS, active), (*_LOAD_FIELDS, *slowdowns))
+
+
+LOAD_TABLE = _load_table(_REASONS_OF_ALL, _FIRST_SLOWDOWN_FIELD)
+
+
+def load_table(host: Host, gpu: int) -> CallTable:
+    """Calls for one GPU, with the clock limit reasons that it supports."""
+    return _load_table(_supported_reasons(host, gpu), _first_slowdown_field(host))
+
+
+def _supported_reasons(host: Host, gpu: int) -> int:
+    """Supported clock limit reasons of a GPU as a bit mask; the default set if it does not report them."""
+    for what in ("Event", "Throttle"):
+        try:
+            told = int(host.call("nvml", f"nvmlDeviceGetSupportedClocks{what}Reasons", gpu))
+        except (NvmlError, OSError):
+            continue
+        return told & sum(c.THROTTLE_BITS.values()) or _REASONS_OF_ALL
+    return _REASONS_OF_ALL
+
+
+def _first_slowdown_field(host: Host) -> int:
+    try:
+        version = str(host.call("nvml", "nvmlSystemGetDriverVersion"))
+    except (NvmlError, OSError):
+        return _FIRST_SLOWDOWN_FIELD
+    branch = version.partition(".")[0]
+    if branch.isdecimal() and int(branch) in _DRIVERS_BEFORE_590:
+        return _FIRST_SLOWDOWN_FIELD_BEFORE_590
+    return _FIRST_SLOWDOWN_FIELD
+
+
+THRESHOLDS = ("shutdown", "slowdown", "memory_maximum", "gpu_maximum")
+_FIRST_THRESHOLD_FIELD = 193
+# Each with the call that drivers before 530 have.
+_LIMIT = "nvmlDeviceGetPowerManagement"
+POWER_BOUNDS = {
+    "minimum": (187, f"{_LIMIT}LimitConstraints", item(0)),
+    "maximum": (188, f"{_LIMIT}LimitConstraints", item(1)),
+    "default": (189, f"{_LIMIT}DefaultLimit", whole),
+    "requested": (192, f"{_LIMIT}Limit", whole),
+}
+ERRORS, LIFETIMES = ("corrected", "uncorrected"), ("volatile", "aggregate")
+LOCATIONS = ("l1", "l2", "dram", "register_file", "texture", "texture_shared", "cbu", "sram")
+BANKS = ("max", "high", "partial", "low", "none")
+RETIREMENTS = {"correctable": 0, "uncorrectable": 1}
+_C2C_LINK_COUNT, _MAX_PARTS = 170, 64
+C2C_ERRORS = {231: "interrupt", 232: "replay", 233: "replay_back_to_back"}
+
+_SETTINGS_CALLS: tuple[NvmlCall, ...] = (
+    *(
+        NvmlCall(
+            ("nvmlDeviceGetMaxClockInfo",),
+            (CallTarget(c.GPU_CLOCK_LIMIT, whole, GPU_CLOCK, (name,)),),
+            (number,),
+        )
+        for name, number in CLOCKS.items()
+    ),
+    *(
+        NvmlCall(
+            ("nvmlDeviceGetTemperatureThreshold",),
+            (CallTarget(gpu_power.GPU_TEMPERATURE_THRESHOLD, whole, GPU_THRESHOLD, (name,)),),
+            (number,),
+        )
+        for number, name in enumerate(THRESHOLDS)
+    ),
+    NvmlCall(
+        ("nvmlDeviceGetBAR1MemoryInfo",),
+        (
+            CallTarget(c.GPU_BAR1_SIZE, key("bar1Total")),
+            CallTarget(c.GPU_BAR1_USED, key("bar1Used")),
+        ),
+    ),
+    simple("nvmlDeviceGetPersistenceMode", gpu_modes.GPU_PERSISTENCE),
+    simple("nvmlDeviceGetComputeMode", gpu_modes.GPU_COMPUTE_MODE),
+    simple("nvmlDeviceGetAccountingMode", gpu_modes.GPU_ACCOUNTING),
+    NvmlCall(
+        ("nvmlSystemGetConfComputeState",),
+        (CallTarget(gpu_modes.GPU_CONFIDENTIAL, key("ccFeature")),),
+        of_device=False,
+    ),
+    NvmlCall(
+        ("nvmlDeviceGetConfComputeProtectedMemoryUsage",),
+        (
+            CallTarget(gpu_modes.GPU_PROTECTED_SIZE, key("total")),
+            CallTarget(gpu_modes.GPU_PROTECTED_USED, key("used")),
+        ),
+    ),
+    NvmlCall(("nvmlDeviceGetGspFirmwareMode",), (CallTarget(gpu_modes.GPU_GSP, item(0)),)),
+    *(
+        NvmlCall(
+            ("nvmlDeviceGetMemoryErrorCounter",),
+            (
+                CallTarget(
+                    gpu_ecc.GPU_ECC_LOCATIONS,
+                    whole,
+                    GPU_ECC_LOCATION,
+                    (error, lifetime, LOCATIONS[location]),
+                ),
+            ),
+            (type_, counter, location),
+        )
+        for type_, error in enumerate(ERRORS)
+        for counter, lifetime in enumerate(LIFETIMES)
+        for location in range(len(LOCATIONS))
+    ),
+    NvmlCall(
+        ("nvmlDeviceGetRowRemapperHistogram",),
+        tuple(CallTarget(gpu_ecc.GPU_REMAP_BANKS, key(name), GPU_BANK, (name,)) for name in BANKS),
+    ),
+    *(
+        NvmlCall(
+            ("nvmlDeviceGetRetiredPages",),
+            (CallTarget(gpu_ecc.GPU_RETIRED_PAGES, count, GPU_REMAP, (cause,)),),
+            (number,),
+        )
+        for cause, number in RETIREMENTS.items()
+    ),
+    simple("nvmlDeviceGetGpuMaxPcieLinkGeneration", gpu_pcie.GPU_PCIE_GENERATION_OWN),
+    NvmlCall(("nvmlDeviceGetC2cModeInfoV",), (CallTarget(h.GPU_C2C_ENABLED, key("isC2cEnabled")),)),
+)
+
+
+def _power_bound(bound: str, number: int, function: str, pick: PickReading) -> BatchField:
+    target = CallTarget(gpu_power.GPU_POWER_BOUNDS, whole, GPU_POWER_BOUND, (bound,))
+    return BatchField((number,), target, NvmlCall((function,), (replace(target, pick=pick),)))
+
+
+_SETTINGS_FIELDS: tuple[BatchField, ...] = (
+    *(_power_bound(bound, *where) for bound, where in POWER_BOUNDS.items()),
+    field(274, gpu_power.GPU_PEAK_POWER),
+    *(
+        field(
+            _FIRST_THRESHOLD_FIELD + place,
+            gpu_power.GPU_TEMPERATURE_THRESHOLD_MARGIN,
+            GPU_THRESHOLD,
+            t,
+        )
+        for place, t in enumerate(THRESHOLDS)
+    ),
+    field(301, gpu_ecc.GPU_REMAPPED_INACTIVE, GPU_REMAP, "correctable"),
+    field(302, gpu_ecc.GPU_REMAPPED_INACTIVE, GPU_REMAP, "uncorrectable"),
+    field(_C2C_LINK_COUNT, h.GPU_C2C_LINKS),
+)
+
+
+def settings_table(host: Host, gpu: int) -> CallTable:
+    """Calls for one GPU, with its actual numbers of fans and of links to a Grace processor."""
+    fans = _call_count(lambda: host.call("nvml", "nvmlDeviceGetNumFans", gpu))
+    links = _call_count(lambda: _first_field(host, gpu, _C2C_LINK_COUNT))
+    return CallTable(
+        (*_SETTINGS_CALLS, *(call for fan in range(fans) for call in _fan(fan))),
+        (*_SETTINGS_FIELDS, *(one for link in range(links) for one in _c2c(link))),
+    )
+
+
+def _call_count(ask: Callable[[], Json]) -> int:
+    try:
+        return min(int(ask()), _MAX_PARTS)
+    except (NvmlError, OSError, TypeError, ValueError):
+        return 0
+
+
+def _first_field(host: Host, gpu: int, number: int) -> Json:
+    (value,), (code,) = host.call("nvml", "nvmlDeviceGetFieldValues", gpu, number)
+    return 0 if code else value
+
+
+def _c2c(link: int) -> tuple[BatchField, ...]:
+    name = str(link)
+    errors = (
+        field(f"{number}:{link}", h.GPU_C2C_ERRORS, GPU_C2C_ERROR, name, error)
+        for number, error in C2C_ERRORS.items()
+    )
+    return (
+        field(f"171:{link}", h.GPU_C2C_ACTIVE, GPU_C2C, name),
+        field(f"172:{link}", h.GPU_C2C_BANDWIDTH, GPU_C2C, name),
+        *errors,
+    )
+
+
+def _fan(fan: int) -> tuple[NvmlCall, ...]:
+    name = (str(fan),)
+    speed = CallTarget(gpu_power.GPU_FAN_SPEED, whole, GPU_FAN, name)
+    rotation = CallTarget(gpu_power.GPU_FAN_ROTATION, whole, GPU_FAN, name)
+    turns = (NvmlCall(("nvmlDeviceGetFanSpeedRPM",), (rotation,)),) if fan == 0 else ()
+    return (NvmlCall(("nvmlDeviceGetFanSpeed_v2",), (speed,), (fan,)), *turns)

@@ -1,1 +1,0 @@
-"""Settings of a NIC, one module per data source."""

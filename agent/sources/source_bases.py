@@ -1,0 +1,227 @@
+"""Bases of sources: scans of slowly changing state, and columns selected by key from a file.
+
+Sources of slowly changing state have mostly facts, and events when one changes. Facts are part of a
+frame's schema, which a probe creates. So these sources scan the node in the probe, have themselves
+probed before each read, and the read returns the result of that scan.
+
+A keyed file has many values, of which columns are selected by key.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from agent.host import Host
+from agent.sampling.known_devices import failed_calls
+from agent.sampling.source import ProbeFinding, ProbeResult, RowBuilder, SourceWithoutResources
+from railscope.catalog.declare import EventClass
+from railscope.catalog.entities import NIC, NODE
+from railscope.catalog.nic_settings import SUPPRESSED_EVENT
+from railscope.frame import Column, Entity, Event, NodeTimestamp
+from railscope.reading import UNSIGNED_RANGE, Absent, Reading, reason_of
+
+MAX_EVENTS = 100
+"""Maximum of changes that one read reports individually; the count of the rest is one event."""
+MAX_KNOWN = 100_000
+"""Maximum of remembered settings; the least recently read are dropped first."""
+FRESH_NS = 1_000_000_000
+"""Maximum age of a probe's scan for a read to use it."""
+
+WatchedPart = tuple[str, str]
+"""An interface and the name of one query for it."""
+
+
+@dataclass
+class NodeScan:
+    """Result of one scan of the node."""
+
+    readings: dict[Column, Reading] = field(default_factory=dict)
+    described: list[Entity] = field(default_factory=list)
+    """Entities with facts to report."""
+    watched: dict[WatchedPart, dict[str, str]] = field(default_factory=dict)
+    """By query and name: values that raise an event when they change; only those that could be read."""
+    findings: list[ProbeFinding] = field(default_factory=list)
+    columns: dict[WatchedPart, tuple[Column, ...]] = field(default_factory=dict)
+    failed: dict[WatchedPart, Absent] = field(default_factory=dict)
+
+    def told(self, part: WatchedPart, readings: Mapping[Column, Reading]) -> None:
+        """Add the answer to a query; if two answers contain the same column, the first value counts."""
+        for column, reading in readings.items():
+            if isinstance(self.readings.get(column, Absent.GONE), Absent):
+                self.readings[column] = reading
+        self.columns[part] = tuple(readings)
+
+    def failure(self, part: WatchedPart, reason: Absent, columns: Sequence[Column] = ()) -> None:
+        """Record the reason why a query failed; `columns` are its usual columns."""
+        self.failed[part] = reason
+        self.columns[part] = tuple(columns)
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedChange:
+    """A watched value that differs from the last one read."""
+
+    interface: str
+    name: str
+    before: str
+    after: str
+
+
+class WatchedValues:
+    """Last values read, with their queries; retained across failed reads and probes.
+
+    Two queries may return the same setting in different notation. While the one that was read last
+    fails, its value is not compared with that of the other; once it is unsupported, the value of the
+    other replaces it.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], tuple[WatchedPart, str]] = {}
+
+    def changes(
+        self, watched: Mapping[WatchedPart, Mapping[str, str]], failed: Container[WatchedPart] = ()
+    ) -> list[WatchedChange]:
+        """Differences from the last known values; a value read for the first time is not a difference."""
+        found = []
+        for part, texts in watched.items():
+            for name, text in texts.items():
+                key = part[0], name
+                reported_by, before = self._known.pop(key, (part, text))
+                if reported_by != part and reported_by in failed:
+                    self._known[key] = reported_by, before
+                    continue
+                if reported_by == part and before != text:
+                    found.append(WatchedChange(*key, before, text))
+                self._known[key] = part, text
+        while len(self._known) > MAX_KNOWN:
+            del self._known[next(iter(self._known))]
+        return found
+
+
+class ScanningSource(SourceWithoutResources, ABC):
+    """A source that scans in its probe and reports in its read."""
+
+    changed: EventClass
+
+    def __init__(self) -> None:
+        self._memory = WatchedValues()
+        self._known: dict[WatchedPart, tuple[Column, ...]] = {}
+        self._columns: tuple[Column, ...] = ()
+        self._fresh: NodeScan | None = None
+        self._looked_ns = 0
+
+    @abstractmethod
+    def look(self, host: Host) -> NodeScan:
+        """Scan the node."""
+
+    def probe(self, host: Host) -> ProbeResult:
+        """Scan, and create a column for every reading."""
+        look = self._fresh = self._look(host)
+        self._columns = tuple(look.readings)
+        return ProbeResult(self._columns, tuple(look.described), tuple(look.findings))
+
+    def read(self, host: Host, into: RowBuilder) -> None:
+        """Report the probe's scan; if it is too old, scan again."""
+        look, self._fresh = self._fresh, None
+        now = host.clock.now()
+        if look is None or not 0 <= now.boot_ns - self._looked_ns < FRESH_NS:
+            look = self._look(host)
+        for position, column in enumerate(self._columns):
+            into.put(position, look.readings.get(column, Absent.GONE))
+        into.events += self._events(self._memory.changes(look.watched, look.failed), now)
+        into.grown = True  # facts need a probe before each read
+
+    def _look(self, host: Host) -> NodeScan:
+        """Scan; failed queries keep their columns, and vanished ones are reported as absent once.
+
+        A value missing from a successful answer is unsupported, as on a down link; if a query has
+        no answer at all, its subject is gone.
+        """
+        look = self.look(host)
+        self._looked_ns = host.clock.now().boot_ns
+        for part, reason in look.failed.items():
+            look.columns[part] = self._known.get(part, look.columns[part])
+            for column in look.columns[part]:
+                look.readings.setdefault(column, reason)
+        failed = failed_calls(host)
+        incomplete = {n for call in failed.values() if call.is_incomplete for n in call.names}
+        for part, columns in self._known.items():
+            if part[0] in incomplete or (part not in look.columns and failed):
+                continue  # hidden by a failed call, and absent for its reason
+            reason = Absent.UNSUPPORTED if part in look.columns else Absent.GONE
+            for column in columns:
+                look.readings.setdefault(column, reason)
+        self._known = look.columns
+        return look
+
+    def _events(self, changes: Sequence[WatchedChange], now: NodeTimestamp) -> list[Event]:
+        told = [
+            Event(
+                self.changed,
+                Entity(NIC, (change.interface,)),
+                now.wall_ns,
+                now.boot_ns,
+                _facts(self.changed, change),
+            )
+            for change in changes[:MAX_EVENTS]
+        ]
+        if more := len(changes) - len(told):
+            facts = {"event": self.changed.name, "changes": str(more)}
+            told.append(Event(SUPPRESSED_EVENT, Entity(NODE), now.wall_ns, now.boot_ns, facts))
+        return told
+
+
+def _facts(event_class: EventClass, change: WatchedChange) -> dict[str, str]:
+    facts = {"setting": change.name, "before": change.before, "after": change.after}
+    return {name: text for name, text in facts.items() if name in event_class.facts}
+
+
+ParseFile: TypeAlias = Callable[[bytes], Mapping[Hashable, Reading]]
+
+
+@dataclass(slots=True)
+class KeyedFile:
+    """One file, and the column of each of its keys."""
+
+    path: str
+    parse: ParseFile
+    columns: list[tuple[int, Hashable]] = field(default_factory=list)
+    _seen: frozenset[Hashable] = frozenset()
+
+    def present(self, host: Host) -> Mapping[Hashable, Reading]:
+        """Values of the file at a probe; empty if it cannot be read."""
+        try:
+            values = self.parse(host.read(self.path))
+        except OSError:
+            return {}
+        self._seen = frozenset(values)
+        return values
+
+    def read(self, host: Host, into: RowBuilder) -> None:
+        """Fill the columns; a key missing from the file is gone, a new one requests a probe."""
+        try:
+            values = self.parse(host.read(self.path))
+        except OSError as error:
+            reason = reason_of(error)
+            for column, _ in self.columns:
+                into.put(column, reason)
+            return
+        if values.keys() - self._seen:
+            into.grown = True
+        for column, key in self.columns:
+            into.put(column, values.get(key, Absent.GONE))
+
+
+def parse_natural(word: str) -> Reading:
+    """Non-negative number of a table. Anything else is an error."""
+    if word.isascii() and word.isdecimal() and int(word) < UNSIGNED_RANGE:
+        return int(word)
+    return Absent.ERROR
+
+
+def whole_lines(content: bytes) -> list[str]:
+    """Lines of a file, without an unterminated last line: a number in it may be truncated."""
+    return content[: content.rfind(b"\n") + 1].decode(errors="replace").splitlines()

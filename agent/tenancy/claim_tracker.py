@@ -1,0 +1,462 @@
+"""Claims in force, the starts and ends since the previous poll, and the state saved across restarts.
+
+A claim keeps its id from start to end, across restarts of the agent: the id consists of source,
+node, workload, reference, device and start. A claim never ends because its provider cannot be
+read. A claim that several providers report is reported once, by the provider with the highest
+authority, for as long as the provider of lower authority has it. Starts and ends are recorded on
+both clocks. The boot clock decides, because the wall clock of a node may be stepped.
+
+The claims in force, the names of GPUs and the clock offsets are saved in the state directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import msgspec
+import structlog
+
+from agent.sampling.source import ProbeFinding, ProbeVerdict
+from agent.tenancy import state_directory
+from agent.tenancy.claims import (
+    COMMAND_SOURCE,
+    FILE_SOURCE,
+    BootTime,
+    ClaimReport,
+    ClockHistory,
+    ClockOffsets,
+    NodeClaim,
+    ProviderAuthority,
+)
+from agent.tenancy.devices import GpuNames
+from railscope.catalog import tenancy as c
+from railscope.catalog.declare import EventClass
+from railscope.catalog.entities import CLAIM
+from railscope.frame import Entity, Event, NodeTimestamp
+
+REPEAT_EVERY_NS = 3_600_000_000_000
+RESUME_NS = 300_000_000_000
+"""Time for which a claim is left to a provider of higher authority after that claim ended.
+
+A job takes some time to disappear.
+"""
+MAX_ENDED_CLAIMS = 1000
+GONE, ENDED, CHANGED, COVERED = "gone", "ended", "changed", "told by a higher word"
+
+
+class ActiveClaim(msgspec.Struct, frozen=True):
+    """A claim, or use without one, that is in force. Its `held` has a start."""
+
+    id: str
+    adapter: str
+    held: NodeClaim
+
+    @property
+    def is_claim(self) -> bool:
+        """True for a claim, False for unclaimed use."""
+        return self.held.level is not ProviderAuthority.PROCESS
+
+
+class EndedClaim(msgspec.Struct, frozen=True):
+    """A claim or unclaimed use that has ended, kept until its end was emitted again."""
+
+    open: ActiveClaim
+    end_ns: int
+    uncertainty_ns: int
+    why: str
+    end_boot: BootTime | None = None
+
+
+class SupersededClaim(msgspec.Struct, frozen=True):
+    """A claim that is left to a provider of higher authority, at most until a time of the boot clock."""
+
+    key: tuple[str, ...]
+    until: BootTime | None = None
+
+
+class ProviderPoll(msgspec.Struct, frozen=True):
+    """Time of the last poll of a provider, on both clocks."""
+
+    boot_id: str
+    boot_ns: int
+    wall_ns: int
+
+
+class ClaimTrackerState(msgspec.Struct):
+    """State of a `ClaimTracker` that must survive a restart of the agent."""
+
+    open: list[ActiveClaim] = []
+    closed: list[EndedClaim] = []
+    done: list[tuple[str, ...]] = []
+    """Claims that have reached the end they specify, and that their provider still reports."""
+    hidden: list[SupersededClaim] = []
+    seen: dict[str, ProviderPoll] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderReport:
+    """Report of one provider, with the start and end of its poll."""
+
+    adapter: str
+    told: ClaimReport
+    began: NodeTimestamp
+    ended: NodeTimestamp
+
+
+SOURCE_PRECEDENCE = {FILE_SOURCE: 2, COMMAND_SOURCE: 1}
+"""Order of sources of equal authority: claims by a person or a prolog precede observed ones."""
+ClaimEdge: TypeAlias = tuple[int, BootTime | None]
+"""Time of a start or an end: wall clock, and boot clock if a clock of the node measured it."""
+ClaimsByWorkload: TypeAlias = dict[tuple[str, tuple[str, str]], list[tuple[str, NodeClaim]]]
+"""Reports of all providers by GPU and workload."""
+
+
+class ClaimTracker:
+    """The claims in force."""
+
+    def __init__(self, node: str, boot_id: str, kept: ClaimTrackerState | None = None) -> None:
+        kept = kept or ClaimTrackerState()
+        self.changed = False
+        """True if there is new state to save."""
+        self._node, self._boot_id = node, boot_id
+        self._open = {(one.adapter, *one.held.key): one for one in kept.open}
+        self._closed = list(kept.closed)
+        self._done = {tuple(key) for key in kept.done}
+        self._hidden = {
+            one.key: one.until.boot_ns
+            for one in kept.hidden
+            if one.until is not None and one.until.boot_id == boot_id
+        }
+        """Times on the boot clock; no entry survives a reboot."""
+        self._seen = dict(kept.seen)
+        self._events: list[Event] = []
+        self._repeat_at_ns: int | None = None
+
+    @property
+    def kept(self) -> ClaimTrackerState:
+        """State to save."""
+        return ClaimTrackerState(
+            list(self._open.values()), self._closed, sorted(self._done),
+            [SupersededClaim(key, self._at(ns)) for key, ns in sorted(self._hidden.items())],
+            dict(self._seen),
+        )  # fmt: skip
+
+    @property
+    def open(self) -> tuple[ActiveClaim, ...]:
+        """All claims and unclaimed uses that are in force."""
+        return tuple(self._open.values())
+
+    def in_force(self, adapter: str) -> tuple[NodeClaim, ...]:
+        """Return the claims of one provider that are in force."""
+        return tuple(one.held for key, one in self._open.items() if key[0] == adapter)
+
+    def take_events(self) -> list[Event]:
+        """Return and clear the events since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def settle(self, looks: Sequence[ProviderReport], now: NodeTimestamp) -> None:
+        """Process the reports of all providers.
+
+        Emits everything in force again at the first call and every hour.
+        """
+        if self._repeat_at_ns is None or now.boot_ns >= self._repeat_at_ns:
+            self._emit_all_again(now, forget=self._repeat_at_ns is not None)
+            self._repeat_at_ns = now.boot_ns + REPEAT_EVERY_NS
+        told = [(look.adapter, held) for look in looks for held in look.told.held]
+        known = {(adapter, *held.key) for adapter, held in told}
+        unread = {look.adapter: look.told for look in looks}
+        told += [
+            (one.adapter, one.held)
+            for key, one in self._open.items()
+            if key not in known
+            and one.adapter in unread
+            and _remains_in_force(one, unread[one.adapter])
+        ]
+        alike: ClaimsByWorkload = {}
+        for adapter, held in told:
+            alike.setdefault((held.gpu, held.workload_of), []).append((adapter, held))
+        self._hidden = {k: until for k, until in self._hidden.items() if now.boot_ns < until}
+        for look in looks:
+            self._take(look, alike)
+        present = {(adapter, *held.key) for adapter, held in told}
+        asked = {look.adapter for look in looks}
+        self._hidden = {
+            key: until
+            for key, until in self._hidden.items()
+            if key in present or key[0] not in asked
+        }
+        self._done = {key for key in self._done if key in present or key[0] not in asked}
+
+    def _take(self, look: ProviderReport, alike: ClaimsByWorkload) -> None:
+        """Compare the report of one provider with its previous one."""
+        if look.told.unread is not None:
+            return
+        now, gap_ns = look.ended, self._gap_ns(look)
+        present = dict(self._present(look, alike, now))
+        for key, one in [(k, o) for k, o in self._open.items() if k[0] == look.adapter]:
+            if key not in present:
+                if not _remains_in_force(one, look.told):
+                    self._end(key, now, self._edge(now), gap_ns, GONE)
+            elif not present[key].agrees(one.held):
+                self._end(key, now, self._edge(now), gap_ns, CHANGED)
+                self._start(key, _starting_now(present[key]), now, gap_ns)
+        for key, held in present.items():
+            self._follow(key, held, now, gap_ns)
+        self._seen[look.adapter] = ProviderPoll(
+            self._boot_id, look.began.boot_ns, look.began.wall_ns
+        )
+
+    def _present(
+        self, look: ProviderReport, alike: ClaimsByWorkload, now: NodeTimestamp
+    ) -> Iterator[tuple[tuple[str, ...], NodeClaim]]:
+        """Yield the claims of a provider that have begun, except those left to a higher authority."""
+        for held in look.told.held:
+            key = (look.adapter, *held.key)
+            higher = self._higher(look.adapter, held, alike, now)
+            if higher is not None:
+                self._supersede(key, higher, now)
+            elif key not in self._hidden and self._has_begun(key, held, now):
+                yield key, held
+
+    def _has_begun(self, key: tuple[str, ...], held: NodeClaim, now: NodeTimestamp) -> bool:
+        """True if a claim has begun. A claim in force has, even if the clock was set back since."""
+        return key in self._open or held.has_begun(self._boot_id, now)
+
+    def _higher(
+        self, adapter: str, held: NodeClaim, alike: ClaimsByWorkload, now: NodeTimestamp
+    ) -> NodeClaim | None:
+        """Return the same claim of another provider with higher authority, the highest of several."""
+
+        def rank(place: str, one: NodeClaim) -> tuple[int, int]:
+            return one.level, SOURCE_PRECEDENCE.get(place, 0)
+
+        found = [
+            (rank(place, other), other)
+            for place, other in alike[held.gpu, held.workload_of]
+            if place != adapter
+            and rank(place, other) > rank(adapter, held)
+            and other.compute.overlaps(held.compute)
+            and self._has_begun((place, *other.key), other, now)
+            and not other.has_ended(self._boot_id, now)
+        ]
+        return max(found, key=lambda ranked: ranked[0])[1] if found else None
+
+    def _follow(
+        self, key: tuple[str, ...], held: NodeClaim, now: NodeTimestamp, gap_ns: int
+    ) -> None:
+        """Start a claim that is new, and end one that specifies an end in the past."""
+        is_over = held.has_ended(self._boot_id, now)
+        if key not in self._open and not (is_over and key in self._done):
+            anew = key in self._done  # an ended claim does not start again at the same time
+            self._done.discard(key)
+            self._start(key, _starting_now(held) if anew else held, now, gap_ns)
+        if is_over and key in self._open:
+            self._end(key, now, (held.end_ns or 0, held.end_boot), 0, ENDED)
+            self._done.add(key)
+
+    def _gap_ns(self, look: ProviderReport) -> int:
+        """Return the time since the previous poll: a claim found now may have begun at any time in it."""
+        seen = self._seen.get(look.adapter)
+        if seen is None:
+            return look.ended.boot_ns
+        if seen.boot_id == self._boot_id and seen.boot_ns <= look.ended.boot_ns:
+            return look.ended.boot_ns - seen.boot_ns
+        return max(look.ended.wall_ns - seen.wall_ns, 0)
+
+    def _supersede(self, key: tuple[str, ...], higher: NodeClaim, now: NodeTimestamp) -> None:
+        """Leave a claim to a provider of higher authority, from the start of that provider's claim."""
+        self.changed |= key not in self._hidden
+        self._hidden[key] = now.boot_ns + RESUME_NS
+        if key in self._open:
+            known = higher.start_ns is not None
+            end = (higher.start_ns or 0, higher.start_boot) if known else self._edge(now)
+            self._end(key, now, end, 0, COVERED)
+
+    def _at(self, boot_ns: int) -> BootTime:
+        return BootTime(self._boot_id, boot_ns)
+
+    def _edge(self, now: NodeTimestamp) -> ClaimEdge:
+        return now.wall_ns, self._at(now.boot_ns)
+
+    def _start(
+        self, key: tuple[str, ...], held: NodeClaim, now: NodeTimestamp, gap_ns: int
+    ) -> None:
+        start_ns, start_boot = self._edge(now)
+        if held.start_ns is not None:
+            start_ns, start_boot = held.start_ns, held.start_boot
+        uncertainty_ns = held.uncertainty_ns
+        if uncertainty_ns is None or held.start_ns is None:
+            uncertainty_ns = gap_ns
+        begun = msgspec.structs.replace(
+            held, start_ns=start_ns, start_boot=start_boot, uncertainty_ns=uncertainty_ns
+        )
+        parts = (
+            held.source, self._node, held.workload, held.reference, held.part, str(start_ns),
+        )  # fmt: skip
+        name = "/".join(part for part in parts if part)
+        if any(
+            name == other.id for other in (*self._open.values(), *(c.open for c in self._closed))
+        ):
+            name += f"+{now.boot_ns}"  # the wall clock was set back and shows the same time again
+        one = ActiveClaim(name, key[0], begun)
+        self._open[key] = one
+        self._emit_start(one, now)
+        self.changed = True
+
+    def _end(
+        self,
+        key: tuple[str, ...],
+        now: NodeTimestamp,
+        end: ClaimEdge,
+        uncertainty_ns: int,
+        why: str,
+    ) -> None:
+        one = self._open.pop(key)
+        # A clock that was set back must not make a claim end before it began.
+        end_ns, end_boot = max(end[0], one.held.start_ns or 0), end[1]
+        start_boot = one.held.start_boot
+        if end_boot and start_boot and end_boot.boot_id == start_boot.boot_id:
+            end_boot = BootTime(end_boot.boot_id, max(end_boot.boot_ns, start_boot.boot_ns))
+        closed = EndedClaim(one, end_ns, uncertainty_ns, why, end_boot)
+        self._closed = [*self._closed, closed][-MAX_ENDED_CLAIMS:]
+        self._tell_end(closed, now)
+        self.changed = True
+
+    def _emit_all_again(self, now: NodeTimestamp, *, forget: bool) -> None:
+        """Emit again everything in force, and what ended within the hour: an event may be lost."""
+        for one in self._open.values():
+            self._emit_start(one, now)
+        for closed in self._closed:
+            self._emit_ended(closed, now)
+        if forget:
+            self.changed |= bool(self._closed)
+            self._closed = []
+
+    def _emit_ended(self, closed: EndedClaim, now: NodeTimestamp) -> None:
+        """Emit an ended claim again.
+
+        An end in an earlier boot is given in wall clock time only; if its own event was received, that one
+        counts.
+        """
+        if closed.end_boot is None or closed.end_boot.boot_id == self._boot_id:
+            self._emit_start(closed.open, now)
+            self._tell_end(closed, now)
+        else:
+            self._emit_start(closed.open, now, {"end_ns": str(closed.end_ns)})
+
+    def _emit_start(
+        self, one: ActiveClaim, now: NodeTimestamp, more: dict[str, str] | None = None
+    ) -> None:
+        kind = c.CLAIM_START_EVENT if one.is_claim else c.UNCLAIMED_START_EVENT
+        self._tell(kind, one, now, one.held.facts(self._boot_id) | (more or {}))
+
+    def _tell_end(self, closed: EndedClaim, now: NodeTimestamp) -> None:
+        kind = c.CLAIM_END_EVENT if closed.open.is_claim else c.UNCLAIMED_END_EVENT
+        facts = {
+            name: text
+            for name, text in closed.open.held.facts(self._boot_id).items()
+            if name in kind.facts
+        }
+        facts["end_ns"] = str(closed.end_ns)
+        if closed.end_boot is not None:
+            facts["end_boot_ns"] = str(closed.end_boot.boot_ns)
+        facts["uncertainty_ns"] = str(closed.uncertainty_ns)
+        facts["why"] = closed.why
+        self._tell(kind, closed.open, now, facts)
+
+    def _tell(
+        self, kind: EventClass, one: ActiveClaim, now: NodeTimestamp, facts: dict[str, str]
+    ) -> None:
+        about = Entity(CLAIM, (one.held.gpu, one.id))
+        self._events.append(Event(kind, about, now.wall_ns, now.boot_ns, facts))
+
+
+def _remains_in_force(one: ActiveClaim, told: ClaimReport) -> bool:
+    """True if the report leaves a claim as it is because its GPU or provider could not be read."""
+    return told.unread is not None or one.held.gpu in told.unread_gpus
+
+
+def _starting_now(held: NodeClaim) -> NodeClaim:
+    """Return the claim with its start at the current poll."""
+    return msgspec.structs.replace(held, start_ns=None, start_boot=None)
+
+
+def claims_on(open_: Sequence[ActiveClaim], gpu: str) -> Iterator[NodeClaim]:
+    """Return the claims in force on a GPU."""
+    return (one.held for one in open_ if one.is_claim and one.held.gpu == gpu)
+
+
+log = structlog.get_logger(__name__)
+
+STATE_FILE = "claims-in-force.json"
+STATE_SUBJECT = "memory of claims"
+SAVE_EVERY_NS = 60_000_000_000
+"""Interval for saving the time of the last poll, which bounds the uncertainty of a later start."""
+
+
+class TenancyState(msgspec.Struct, frozen=True):
+    """Content of the file; another format is treated as damaged."""
+
+    format: Literal[1]
+    book: ClaimTrackerState
+    gpus: list[GpuNames]
+    clock: ClockOffsets | None = None
+
+
+class TenancyStateFile:
+    """State file in the state directory. Blocking."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / STATE_FILE
+        self._kept_ns: int | None = None
+        self._damage = ""
+        self._problem = ""
+
+    @property
+    def findings(self) -> tuple[ProbeFinding, ...]:
+        """Findings about the file."""
+        told = []
+        if self._damage:
+            remedy = "claims in force were told anew, with other ids: see them in the collector"
+            told.append(ProbeFinding(STATE_SUBJECT, ProbeVerdict.BROKEN, self._damage, remedy))
+        if self._problem:
+            remedy = "make room in the state directory: a restart would forget claims in force"
+            told.append(ProbeFinding(STATE_SUBJECT, ProbeVerdict.BROKEN, self._problem, remedy))
+        return tuple(told)
+
+    def load(self) -> TenancyState | None:
+        """Return the saved state; None without a file. A damaged file is renamed and reported."""
+        try:
+            kept = state_directory.read_json(self._path, TenancyState)
+        except (OSError, state_directory.DamagedFileError) as error:
+            self._damage = str(error)
+            log.error("claims_forgotten", file=str(self._path), problem=self._damage)
+            return None
+        return kept
+
+    def save(
+        self, book: ClaimTracker, gpus: Mapping[str, GpuNames], clock: ClockHistory, now: NodeTimestamp, *,
+        names_changed: bool,
+    ) -> None:  # fmt: skip
+        """Save changes at once, and poll times at intervals."""
+        due = self._kept_ns is None or now.boot_ns - self._kept_ns >= SAVE_EVERY_NS
+        if not (book.changed or clock.changed or names_changed or due or self._problem):
+            return
+        if not self._path.parent.is_dir():
+            return  # a run by hand need not have one
+        try:
+            state_directory.write_json(
+                self._path, TenancyState(1, book.kept, list(gpus.values()), clock.kept)
+            )
+        except OSError as error:
+            problem = f"{self._path}: {error.strerror or error}"
+            if problem != self._problem:
+                log.error("claims_not_kept", file=str(self._path), problem=problem)
+            self._problem = problem
+            return
+        self._problem, self._kept_ns = "", now.boot_ns
+        book.changed = clock.changed = False

@@ -1,0 +1,345 @@
+"""Processes on the GPUs by NVML, their owners by control group, and use of GPUs without a claim.
+
+A process is identified by id and start time, because ids are reused (proc(5), /proc/PID/stat,
+field 22, in hundredths of a second since boot). Its control group is read once.
+
+Unclaimed use is reported from the second process list that contains it, because a claim may end
+between the poll of processes and the poll of claims. If a provider cannot be read, its processes
+are not reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from agent.gpus.process_lists import ListedProcess, ListedProcesses, ProcessLists
+from agent.host import Host
+from agent.host.owners import OWNER
+from agent.owners import FormatError
+from agent.owners import cgroup as groups
+from agent.sampling.source import read_text
+from agent.tenancy.claims import COMMAND_SOURCE, FILE_SOURCE, BootTime, NodeClaim, ProviderAuthority
+from agent.tenancy.devices import ClaimableDevice, NodeDevices
+from agent.tenancy.pods import NodePods
+from railscope.frame import NodeTimestamp
+from railscope.reading import Absent
+
+_NS_PER_TICK = 10_000_000
+_START_FIELD = 19
+"""Index of the start time in the fields after the program name."""
+_MPS = "nvidia-cuda-mps"
+MAX_LIST_AGE_NS = 60_000_000_000
+"""Maximum age of a process list: an older one is not used, as the driver's thread hangs or is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOwner:
+    """Owner of a process, as in events. `is_named` is False for a pod of which only the uid is known."""
+
+    source: str
+    workload: str
+    owner: str = ""
+    is_named: bool = True
+    is_shared_or_hidden: bool = False
+    """True if the owner is not visible, or if the process serves several users: any claim may cover it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """Processes of one owner on one GPU or MIG device. Times are wall clock."""
+
+    whose: ProcessOwner
+    device: ClaimableDevice
+    pids: tuple[int, ...]
+    seen: NodeTimestamp
+    begun_boot_ns: int
+    """Start of the first of the processes; 0 if unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUses:
+    """Result of one poll of the process lists; GPUs without a usable list have an absence reason."""
+
+    uses: tuple[DeviceUse, ...] = ()
+    unread: Mapping[str, Absent] = field(default_factory=dict)
+    listed: Mapping[str, NodeTimestamp] = field(default_factory=dict)
+    """Time of the process list of each other GPU."""
+
+    @property
+    def oldest(self) -> NodeTimestamp | None:
+        """Time of the oldest list."""
+        return min(self.listed.values(), key=lambda at: at.boot_ns, default=None)
+
+    @property
+    def newest(self) -> NodeTimestamp | None:
+        """Time of the newest list."""
+        return max(self.listed.values(), key=lambda at: at.boot_ns, default=None)
+
+
+@dataclass(slots=True)
+class GpuProcessOwners:
+    """Owners of the processes on GPUs, cached by process."""
+
+    lists: ProcessLists
+    label: str = ""
+    """Docker container label that names the owner."""
+    _known: dict[int, tuple[int, ProcessOwner]] = field(default_factory=dict)
+    """Start time in ticks, and owner, by process."""
+    _missed: dict[int, int] = field(default_factory=dict)
+    """Processes that NVML lists and /proc does not have, with the time of the first such list."""
+
+    def look(self, host: Host, devices: NodeDevices, pods: NodePods) -> DeviceUses:
+        """Group the processes of the latest lists by owner."""
+        now = host.clock.now()
+        listed = {gpu.uuid: self.lists.get(gpu.uuid) for gpu in devices.present}
+        unread = {
+            uuid: reason for uuid, one in listed.items() if (reason := _list_failure(one, now))
+        }
+        good = {uuid: one for uuid, one in listed.items() if one and uuid not in unread}
+        pids = {pid for one in good.values() for pid in one.there}
+        self._known = {pid: known for pid, known in self._known.items() if pid in pids}
+        self._missed = {pid: since for pid, since in self._missed.items() if pid in pids}
+        ticks = {pid: self._ticks(host, pid) for pid in pids}
+        found: dict[tuple[str, str, str], DeviceUse] = {}
+        for uuid, one in good.items():
+            for process in one.there.values():
+                whose = self._owner(host, process.pid, ticks[process.pid], one.at)
+                if whose is None:
+                    continue
+                device = _used_device(devices, uuid, process)
+                begun_ns = (ticks[process.pid] or 0) * _NS_PER_TICK
+                use = DeviceUse(
+                    _with_pod_name(whose, pods), device, (process.pid,), one.at, begun_ns
+                )
+                key = (use.whose.source, use.whose.workload, device.id)
+                found[key] = _join_uses(found[key], use) if key in found else use
+        return DeviceUses(
+            tuple(found.values()), unread, {uuid: one.at for uuid, one in good.items()}
+        )
+
+    def _owner(
+        self, host: Host, pid: int, ticks: int | None, listed: NodeTimestamp
+    ) -> ProcessOwner | None:
+        """Return the owner of a process; None for one that has just ended.
+
+        A process that ended since the list was made is not in the next list.
+        """
+        if ticks is None:
+            if self._missed.setdefault(pid, listed.boot_ns) == listed.boot_ns:
+                return None
+            return ProcessOwner("process", str(pid), is_shared_or_hidden=True)
+        self._missed.pop(pid, None)
+        known = self._known.get(pid)
+        if known is None or known[0] != ticks:
+            try:
+                group = host.read(f"/proc/{pid}/cgroup")
+            except OSError:
+                return None
+            known = self._known[pid] = ticks, _find_owner(host, pid, group, self.label)
+        return known[1]
+
+    def _ticks(self, host: Host, pid: int) -> int | None:
+        """Return the start time of a process in ticks since boot; None if there is no such process."""
+        try:
+            behind = host.read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+            return int(behind[_START_FIELD])
+        except (OSError, ValueError, IndexError):
+            return None
+
+
+def _find_owner(host: Host, pid: int, group: bytes, label: str) -> ProcessOwner:
+    """Return the owner of a process, from its control group."""
+    try:
+        owner = groups.parse_owner(group)
+    except FormatError:
+        owner = groups.OwnerNotVisible()
+    program = read_text(host, f"/proc/{pid}/comm")
+    serves = program.startswith(_MPS)
+    match owner:
+        case groups.SlurmTask(job=job, sluid=sluid):
+            found = ProcessOwner(
+                "slurm", sluid if job is None else str(job), is_named=job is not None
+            )
+        case groups.PodOwner(uid=uid):
+            found = ProcessOwner("kubernetes", uid, is_named=False)
+        case groups.VirtualMachineOwner(name=name):
+            found = ProcessOwner("libvirt", name)
+        case groups.ContainerOwner():
+            found = _container_owner(host, owner, label)
+        case groups.UserOwner(user_id=user, session=session):
+            workload = f"session-{session}" if session else f"user@{user}"
+            found = ProcessOwner("systemd", workload, _user_name(host, user))
+        case groups.UnitOwner(name=name):
+            found = ProcessOwner("systemd", name, is_shared_or_hidden=serves)
+        case groups.OwnerNotVisible() | groups.NoOwner():
+            hidden = isinstance(owner, groups.OwnerNotVisible)
+            found = ProcessOwner(
+                "process", program or str(pid), is_shared_or_hidden=hidden or serves
+            )
+    return found
+
+
+def _container_owner(host: Host, container: groups.ContainerOwner, label: str) -> ProcessOwner:
+    """Return the owner for a container; Docker's files provide its name and a label with the owner."""
+    runtime = container.runtime or "process"
+    if container.user_id is not None:
+        return ProcessOwner(runtime, container.id, _user_name(host, container.user_id))
+    try:
+        if runtime == "docker":
+            told = host.call(OWNER, "container", container.id, label)
+            return ProcessOwner(runtime, told["name"] or container.id, told["label"])
+    except OSError:
+        pass  # its id identifies it
+    return ProcessOwner(runtime, container.id)
+
+
+def _used_device(devices: NodeDevices, gpu: str, process: ListedProcess) -> ClaimableDevice:
+    """Return the GPU or MIG device that a process uses."""
+    if not process.gpu_instance:
+        return devices.gpu(gpu)
+    part = devices.instance(gpu, process.gpu_instance, process.compute_instance)
+    return part or devices.gpu(gpu)
+
+
+def _list_failure(listed: ListedProcesses | None, now: NodeTimestamp) -> Absent | None:
+    if listed is None:
+        return Absent.NOT_DUE
+    if listed.trouble is not None:
+        return listed.trouble
+    return Absent.TIMEOUT if now.boot_ns - listed.at.boot_ns > MAX_LIST_AGE_NS else None
+
+
+def _with_pod_name(whose: ProcessOwner, pods: NodePods) -> ProcessOwner:
+    """Replace the uid of a pod by its name once that is known."""
+    if whose.source == "kubernetes" and whose.workload in pods.names:
+        namespace, name = pods.names[whose.workload]
+        return ProcessOwner("kubernetes", f"{namespace}/{name}", namespace)
+    return whose
+
+
+def _join_uses(one: DeviceUse, other: DeviceUse) -> DeviceUse:
+    known = [use.begun_boot_ns for use in (one, other) if use.begun_boot_ns]
+    return replace(one, pids=(*one.pids, *other.pids), begun_boot_ns=min(known, default=0))
+
+
+def _user_name(host: Host, number: int) -> str:
+    try:
+        return str(host.call(OWNER, "user", number)) or str(number)
+    except OSError:
+        return str(number)
+
+
+def uses_of_gpu(uses: Iterable[DeviceUse], gpu: str) -> Iterator[DeviceUse]:
+    """Return the uses of one GPU."""
+    return (use for use in uses if use.device.gpu == gpu)
+
+
+UseKey = tuple[str, str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class FirstListedUse:
+    """First process list with an unclaimed use, and the uncertainty of its start."""
+
+    seen: NodeTimestamp
+    uncertainty_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimContext:
+    """Claims and other facts that process owners are compared with.
+
+    `silent` contains the providers that could not be read, `jobs` the Slurm job ids by SLUID. `in_force` is
+    unclaimed use that was reported before, possibly by an earlier run of the agent.
+    """
+
+    claims: Collection[NodeClaim]
+    silent: Collection[str]
+    jobs: Mapping[str, str]
+    system: Collection[str]
+    in_force: Collection[NodeClaim]
+    boot_id: str = ""
+
+
+@dataclass(slots=True)
+class UnclaimedUseDetector:
+    """Unclaimed use, with the process list that it was first seen in."""
+
+    _first: dict[UseKey, FirstListedUse] = field(default_factory=dict)
+    _listed: dict[str, int] = field(default_factory=dict)
+    """Time of the last process list of each GPU (boot clock)."""
+
+    def look(
+        self, uses: DeviceUses, known: ClaimContext
+    ) -> tuple[tuple[DeviceUse, ...], tuple[NodeClaim, ...]]:
+        """Return all unclaimed use, and the part of it that an earlier list also contained."""
+        free = tuple(
+            use
+            for use in uses.uses
+            if use.whose.source not in known.silent
+            and not any(may_cover(claim, use, known.jobs) for claim in known.claims)
+        )
+        keys = {_use_key(use) for use in free}
+        self._first = {
+            key: first
+            for key, first in self._first.items()
+            if key in keys or key[2] in uses.unread or key[0] in known.silent
+        }
+        for use in free:
+            if _use_key(use) not in self._first:
+                self._first[_use_key(use)] = self._begun(use)
+        self._listed |= {gpu: at.boot_ns for gpu, at in uses.listed.items()}
+        before = {held.key[:4] for held in known.in_force}
+        told = tuple(
+            _unclaimed_use(use, self._first[_use_key(use)], known)
+            for use in free
+            if self._first[_use_key(use)].seen.boot_ns != use.seen.boot_ns
+            or _use_key(use) in before
+        )
+        return free, told
+
+    def _begun(self, use: DeviceUse) -> FirstListedUse:
+        """Return the start: after the list before, and not before the start of its first process."""
+        now_ns = use.seen.boot_ns
+        bounds = [now_ns - self._listed.get(use.device.gpu, 0), now_ns - use.begun_boot_ns]
+        return FirstListedUse(use.seen, min(bound for bound in bounds if bound >= 0))
+
+
+def may_cover(claim: NodeClaim, use: DeviceUse, jobs: Mapping[str, str]) -> bool:
+    """True if processes may belong to the holder of a claim."""
+    if claim.gpu != use.device.gpu or not claim.compute.overlaps(use.device.compute):
+        return False
+    source, workload = claim.workload_of
+    whose = use.whose
+    if whose.is_shared_or_hidden or source in {COMMAND_SOURCE, FILE_SOURCE}:
+        return True
+    if source != whose.source:
+        return False
+    if not whose.is_named:
+        return jobs.get(whose.workload, workload) == workload
+    return workload == whose.workload
+
+
+def _unclaimed_use(use: DeviceUse, first: FirstListedUse, known: ClaimContext) -> NodeClaim:
+    return NodeClaim(
+        source=use.whose.source,
+        level=ProviderAuthority.PROCESS,
+        workload=use.whose.workload,
+        owner=use.whose.owner,
+        gpu=use.device.gpu,
+        device=use.device.id,
+        compute=use.device.compute,
+        memory=use.device.memory,
+        exclusive=False,
+        system=bool({use.whose.workload, use.whose.owner} & set(known.system)),
+        profile=use.device.profile,
+        pids=tuple(sorted(use.pids)),
+        start_ns=first.seen.wall_ns,
+        start_boot=BootTime(known.boot_id, first.seen.boot_ns),
+        uncertainty_ns=first.uncertainty_ns,
+    )
+
+
+def _use_key(use: DeviceUse) -> UseKey:
+    return use.whose.source, use.whose.workload, use.device.gpu, use.device.id

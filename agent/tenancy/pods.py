@@ -1,0 +1,146 @@
+"""Pods of the node: those that run, and the shares of GPUs that they request.
+
+The kubelet's log directories and control groups identify the pods that run: a kubelet may keep
+listing pods that have ended (kubernetes issues 119423 and 132020). A pod gets its control group
+before its log directory, and loses the group first: a pod with a log directory and no group has
+ended. Sources: kubernetes/kubernetes:pkg/kubelet/kuberuntime/helpers.go (BuildPodLogsDirectory),
+pkg/kubelet/cm/pod_container_manager_linux.go.
+
+The pod list of the kubelet contains the shares of GPUs that pods request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from agent.host import Host
+from agent.host.owners import KUBELET, PODS
+from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count, list_names
+from agent.tenancy.claims import failure_finding
+from agent.tenancy.devices import NodeDevices
+from railscope.device_shares import PodEntry, PodShareRequests, requests_of
+
+POD_LOGS = "/var/log/pods"
+_GROUPS = "/sys/fs/cgroup"
+_HIERARCHIES = (_GROUPS, f"{_GROUPS}/memory", f"{_GROUPS}/systemd")
+_ROOTS = {
+    "kubepods.slice": ("kubepods-burstable.slice", "kubepods-besteffort.slice"),
+    "kubepods": ("burstable", "besteffort"),
+}
+_LOG = re.compile(r"(?P<namespace>[^_]+)_(?P<name>[^_]+)_(?P<uid>[0-9a-f-]{32,36})")
+_GROUP = re.compile(r"(?:^|-)pod([0-9a-f_-]{32,36})(?:\.slice)?$")
+
+
+@dataclass(frozen=True, slots=True)
+class NodePods:
+    """Pods of the node. `alive` is None if their control groups are not visible."""
+
+    uids: dict[tuple[str, str], set[str]] = field(default_factory=dict)
+    """By namespace and name; a pod that was created again has several uids."""
+    names: dict[str, tuple[str, str]] = field(default_factory=dict)
+    alive: frozenset[str] | None = None
+
+    def has_ended(self, namespace: str, name: str) -> bool:
+        """True if a pod is certain to have ended."""
+        uids = self.uids.get((namespace, name), set())
+        return self.alive is not None and bool(uids) and not uids & self.alive
+
+
+class PodDirectories:
+    """Scanner of the kubelet's directories; caches their location."""
+
+    def __init__(self) -> None:
+        self._root = ""
+
+    def look(self, host: Host) -> NodePods:
+        """Return the pods of the node."""
+        uids: dict[tuple[str, str], set[str]] = {}
+        named: dict[str, tuple[str, str]] = {}
+        for directory in list_names(host, POD_LOGS):
+            found = _LOG.fullmatch(directory)
+            if found:
+                pod = found["namespace"], found["name"]
+                uids.setdefault(pod, set()).add(found["uid"])
+                named[found["uid"]] = pod
+        return NodePods(uids, named, self._alive(host) if named else None)
+
+    def _alive(self, host: Host) -> frozenset[str] | None:
+        """Return the uids of all pods with a control group; None if no such groups are found."""
+        places = [self._root] if self._root else []
+        places += [f"{h}/{root}" for h in _HIERARCHIES for root in _ROOTS]
+        for place in places:
+            try:
+                entries = host.names(place)
+            except OSError:
+                continue
+            self._root = place
+            for quality in _ROOTS[place.rpartition("/")[2]]:
+                if quality in entries:
+                    entries = [*entries, *list_names(host, f"{place}/{quality}")]
+            matches = map(_GROUP.search, entries)
+            return frozenset(found[1].replace("_", "-") for found in matches if found)
+        self._root = ""
+        return None
+
+
+SUBJECT = "shares of GPUs in pods"
+_MAX_QUOTED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletPodsUrl:
+    """Address of the pod list of the kubelet; an empty URL disables it."""
+
+    url: str = ""
+    token_file: str = ""
+    ca_file: str = ""
+
+
+@dataclass(slots=True)
+class PodRequests:
+    """Requests of the pods, read at each poll. If the list cannot be read, the previous one stays."""
+
+    kubelet: KubeletPodsUrl = field(default_factory=KubeletPodsUrl)
+    ended: frozenset[tuple[str, str]] = frozenset()
+    """Ended pods, by namespace and name."""
+    findings: tuple[ProbeFinding, ...] = ()
+    _entries: tuple[PodEntry, ...] = ()
+
+    def look(self, host: Host, devices: NodeDevices) -> Mapping[tuple[str, str], PodShareRequests]:
+        """Return the requests for shares of each pod, by namespace and name."""
+        where, self.findings = self.kubelet, ()
+        if not where.url:
+            return {}
+        try:
+            answer = host.call(KUBELET, PODS, where.url, where.token_file, where.ca_file)
+            self._entries = msgspec.convert(answer, tuple[PodEntry, ...])
+        except (OSError, msgspec.ValidationError) as error:
+            remedy = f"see tenancy.kubelet_url {where.url}, kubelet_token_file and kubelet_ca_file"
+            self.findings = (failure_finding(SUBJECT, error, remedy),)
+        self.ended = frozenset((e.namespace, e.name) for e in self._entries if e.has_ended)
+        found = {
+            (entry.namespace, entry.name): requests_of(entry, devices.memory_mib)
+            for entry in self._entries
+            if not entry.has_ended
+        }
+        found = {pod: requests for pod, requests in found.items() if requests}
+        if not self.findings:
+            self.findings = (_shares_finding(found),)
+        return found
+
+
+def _shares_finding(found: Mapping[tuple[str, str], PodShareRequests]) -> ProbeFinding:
+    problems = [text for requests in found.values() for text in requests.problems]
+    if problems:
+        detail = (
+            f"no claim for a share that cannot be computed: {'; '.join(problems[:_MAX_QUOTED])}"
+        )
+        remedy = "run `railscope claim start --share` for these pods, or correct the annotation"
+        return ProbeFinding(SUBJECT, ProbeVerdict.BROKEN, detail, remedy)
+    return ProbeFinding(
+        SUBJECT, ProbeVerdict.SUPPORTED, f"{format_count(len(found), 'pod')} with shares"
+    )

@@ -1,0 +1,230 @@
+"""Model of the whole node: PCI tree, GPUs and their NVLinks, network devices and rails.
+
+NVLinks between GPUs, and links to a Grace processor (C2C), are those that NVML reports.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import permutations
+
+from agent.host import Host, Json, NvmlError
+from agent.topology import pci
+from agent.topology.network import NetworkDevice, NetworkScanner, NodeNetwork
+from agent.topology.pci import (
+    NcclTopology,
+    PciDevice,
+    PciDistance,
+    bus_order,
+    distance_over_c2c,
+    find_device_names,
+    pci_address,
+    pci_distance,
+)
+from agent.topology.pcie_links import PcieLinkFiles, PcieLinkState
+from agent.topology.rails import RailRules
+
+_LINK_COUNT, _LINK_STATE, _C2C_COUNT = 91, 165, 170
+_MAX_LINKS = 36
+_ACTIVE, _TO_GPU, _TO_SWITCH = 1, 0, 2
+_NO_NODE = (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLinks:
+    """A GPU as NVML reports it: index, model, and the remote ends of its links.
+
+    `peers` counts active direct links to other GPUs by their PCI address, `to_switches` those to
+    NVSwitches, which connect all GPUs. `memory_node` is the NUMA node of the GPU's own memory, empty if it
+    has none.
+    """
+
+    index: int
+    address: str
+    model: str
+    uuid: str
+    peers: Mapping[str, int]
+    to_switches: int
+    c2c_links: int
+    memory_node: str
+
+
+def read_gpu_links(host: Host) -> tuple[GpuLinks, ...]:
+    """Return every GPU that the driver reports; none without a driver."""
+    count = call_nvml(host, "nvmlDeviceGetCount")
+    found = (_read_gpu(host, index) for index in range(count or 0))
+    return tuple(gpu for gpu in found if gpu)
+
+
+def count_bonded_links(gpus: tuple[GpuLinks, ...]) -> dict[tuple[str, str], int]:
+    """Return the number of NVLinks between two GPUs, by their addresses, in either order.
+
+    Between GPUs at switches it is the lesser number of both.
+    """
+    found: dict[tuple[str, str], int] = {}
+    for one, other in permutations(gpus, 2):
+        straight = max(one.peers.get(other.address, 0), other.peers.get(one.address, 0))
+        links = straight or min(one.to_switches, other.to_switches)
+        if links:
+            found[one.address, other.address] = links
+    return found
+
+
+def call_nvml(host: Host, function: str, *arguments: int) -> Json:
+    """Return an answer of NVML, or None if the call fails."""
+    try:
+        return host.call("nvml", function, *arguments)
+    except (NvmlError, OSError):
+        return None
+
+
+def _read_gpu(host: Host, index: int) -> GpuLinks | None:
+    place = call_nvml(host, "nvmlDeviceGetPciInfo", index)
+    if not place:
+        return None
+    peers: Counter[str] = Counter()
+    switched = 0
+    for link in range(_count_links(host, index)):
+        if _read_link_state(host, index, link) != _ACTIVE:
+            continue
+        leads_to = call_nvml(host, "nvmlDeviceGetNvLinkRemoteDeviceType", index, link)
+        if leads_to == _TO_SWITCH:
+            switched += 1
+        elif leads_to == _TO_GPU:
+            remote = call_nvml(host, "nvmlDeviceGetNvLinkRemotePciInfo", index, link)
+            if remote and remote["busId"]:
+                peers[pci_address(remote["busId"])] += 1
+    node = call_nvml(host, "nvmlDeviceGetNumaNodeId", index)
+    return GpuLinks(
+        index,
+        pci_address(place["busId"]),
+        call_nvml(host, "nvmlDeviceGetName", index) or "",
+        call_nvml(host, "nvmlDeviceGetUUID", index) or "",
+        peers,
+        switched,
+        _read_field(host, index, _C2C_COUNT) or 0,
+        "" if node is None or node == _NO_NODE else str(node),
+    )
+
+
+def _count_links(host: Host, index: int) -> int:
+    told = _read_field(host, index, _LINK_COUNT)
+    return _MAX_LINKS if told is None else min(told, _MAX_LINKS)
+
+
+def _read_link_state(host: Host, index: int, link: int) -> Json:
+    told = _read_field(host, index, f"{_LINK_STATE}:{link}")
+    return call_nvml(host, "nvmlDeviceGetNvLinkState", index, link) if told is None else told
+
+
+def _read_field(host: Host, index: int, entry: int | str) -> int | None:
+    try:
+        (value,), (code,) = host.call("nvml", "nvmlDeviceGetFieldValues", index, entry)
+    except (NvmlError, OSError):
+        return None
+    return None if code else int(value)
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyGpu:
+    """A GPU on the bus. `index` is NVML's if NVML lists the GPU, else its position in bus order."""
+
+    index: int
+    device: PciDevice
+    told: GpuLinks | None = None
+
+    @property
+    def address(self) -> str:
+        """PCI address."""
+        return self.device.address
+
+    @property
+    def model(self) -> str:
+        """Name, or vendor and device if no driver reports the name."""
+        return self.told.model if self.told and self.told.model else self.device.model
+
+    @property
+    def memory_node(self) -> str:
+        """NUMA node of its own memory; empty if it has none."""
+        return self.told.memory_node if self.told else ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTopology:
+    """Result of `read_topology`.
+
+    `names`, `links` and `cpus` are by device address: names, states of PCIe links, and near CPUs. `bonds`
+    are the NVLinks between pairs of GPUs in table notation (NV18).
+    """
+
+    devices: Mapping[str, PciDevice]
+    names: Mapping[str, list[str]]
+    links: Mapping[str, PcieLinkState]
+    cpus: Mapping[str, str]
+    gpus: tuple[TopologyGpu, ...]
+    network: NodeNetwork
+    bonds: Mapping[tuple[str, str], str]
+
+    @property
+    def cards(self) -> list[NetworkDevice]:
+        """Network devices with RDMA, in bus order: those of the table."""
+        return [device for device in self.network.devices if device.rdma]
+
+    def apart(self, one: str, other: str) -> str:
+        """Return the distance of two GPUs or NICs by address, in the terms of the table."""
+        if one == other:
+            return "X"
+        if (one, other) in self.bonds:
+            return self.bonds[one, other]
+        return self.pci_distance(one, other).name
+
+    def pci_distance(self, one: str, other: str) -> PciDistance:
+        """Return the same without NVLinks."""
+        places = [self._place(address) for address in (one, other)]
+        c2c = {gpu.address for gpu in self.gpus if gpu.told and gpu.told.c2c_links}
+        if (one in c2c) != (other in c2c):
+            gpu, card = places if one in c2c else reversed(places)
+            return distance_over_c2c(gpu, card)
+        return pci_distance(*places)
+
+    def _place(self, address: str) -> pci.PciPlace:
+        known = self.devices.get(address)
+        return known.place if known else self.network.at(address).device.place
+
+
+def read_topology(host: Host, rules: RailRules) -> NodeTopology:
+    """Return the node as it is now."""
+    tree = rules.tree or NcclTopology()
+    devices = pci.read_pci_devices(host, tree.places)
+    network = NetworkScanner(rules).network(host, devices.values())
+    told = {gpu.address: gpu for gpu in read_gpu_links(host)}
+    gpus = tuple(
+        TopologyGpu(
+            told[gpu.address].index if gpu.address in told else place, gpu, told.get(gpu.address)
+        )
+        for place, gpu in enumerate(network.gpus)
+    )
+    files = PcieLinkFiles(host, tuple(devices))
+    states = files.read()
+    files.close()
+    bonds = {pair: f"{word}{count}" for pair, (word, count) in tree.links.items()}
+    bonds |= {
+        pair: f"NV{count}" for pair, count in count_bonded_links(tuple(told.values())).items()
+    }
+    return NodeTopology(
+        devices,
+        find_device_names(host, devices),
+        states,
+        {address: _near_cpus(device, tree) for address, device in devices.items()},
+        tuple(sorted(gpus, key=lambda gpu: (gpu.index, bus_order(gpu.address)))),
+        network,
+        bonds,
+    )
+
+
+def _near_cpus(device: PciDevice, tree: NcclTopology) -> str:
+    """Return the CPUs of the topology file if it contains the device, else those of sysfs."""
+    told = tree.cpus.get(device.place.numa_node) if device.address in tree.places else None
+    return told or device.cpus

@@ -1,0 +1,206 @@
+"""PCIe links between a device and the processor: capability and present state.
+
+A link has two ends, and is as fast and as wide as the lesser one allows; a path is as good as its worst
+link. The upstream and downstream ports of a switch have no link between them. Payload coding: PCI Express
+Base Specification, 8b/10b up to 5 GT/s, 128b/130b up to 32 GT/s, from 64 GT/s on flits of 256 bytes of
+which 242 are for packets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agent.host import Host, KeptFiles
+from agent.topology.pci import BRIDGE, DEVICES
+from railscope.catalog.pcie import PATH_STEPS, PCIE_PATH_STATE
+from railscope.reading import Absent, Reading, reason_of
+
+FILES = ("current_link_speed", "max_link_speed", "current_link_width", "max_link_width")
+FULL, POWER_SAVING, DEGRADED, LOST = PCIE_PATH_STATE.states
+_SPEED = re.compile(rb"\s*(\d+(?:\.\d+)?)\s*GT/s")
+_MEGATRANSFERS = 1000
+_UNKNOWN_WIDTHS = {0, 63, 255}
+_ALL_ONES = {b"63", b"255"}
+"""Width that the kernel reads from a device that no longer responds."""
+_TRANSFERS, _BITS = 10**6, 8
+_CODINGS = ((8_000, 8, 10), (64_000, 128, 130), (1 << 63, 242, 256))
+"""Upper bound in MT/s, payload bits and total bits of each coding."""
+
+
+@dataclass(frozen=True, slots=True)
+class PcieLinkState:
+    """One end of a link: MT/s per lane and lanes, now and at most, and True if it reads as all ones."""
+
+    speed: Reading
+    speed_limit: Reading
+    width: Reading
+    width_limit: Reading
+    lost: bool = False
+
+
+_NO = Absent.UNSUPPORTED
+UNKNOWN_LINK_STATE = PcieLinkState(_NO, _NO, _NO, _NO)
+
+
+@dataclass(frozen=True, slots=True)
+class PcieLink:
+    """A link by the addresses of its ends; the upper one is empty if it is not visible."""
+
+    upper: str
+    lower: str
+
+
+IsSavingPower = Callable[[str], bool | Absent]
+"""Returns True if a device may be in a power saving state, which slows its link."""
+
+
+def link_bandwidth(megatransfers: int, lanes: int) -> int:
+    """Return the payload rate of a link per direction, in thirteenths of a byte per second.
+
+    Exact up to 32 GT/s.
+    """
+    payload, of = next((p, b) for below, p, b in _CODINGS if megatransfers < below)
+    return megatransfers * _TRANSFERS * lanes * PATH_STEPS * payload // (of * _BITS)
+
+
+def parse_link(file: str, content: bytes) -> Reading:
+    """Parse one of `FILES`: MT/s, or lanes."""
+    content = content.strip()
+    if file.endswith("_speed"):
+        match = _SPEED.match(content)
+        if match:
+            return round(float(match[1]) * _MEGATRANSFERS)
+        return Absent.UNSUPPORTED if content.startswith(b"Unknown") else Absent.ERROR
+    if not content.isdigit():
+        return Absent.ERROR
+    return Absent.UNSUPPORTED if int(content) in _UNKNOWN_WIDTHS else int(content)
+
+
+class PcieLinkFiles:
+    """Files of links, kept open for a group of devices."""
+
+    def __init__(self, host: Host, addresses: Sequence[str]) -> None:
+        self._addresses = tuple(addresses)
+        self._kept: KeptFiles = host.keep(
+            [f"{DEVICES}/{address}/{file}" for address in addresses for file in FILES]
+        )
+
+    def read(self) -> dict[str, PcieLinkState]:
+        """Return the state of every device's link, by address."""
+        return {
+            address: self._state(place * len(FILES))
+            for place, address in enumerate(self._addresses)
+        }
+
+    def _state(self, first: int) -> PcieLinkState:
+        told: list[Reading] = []
+        lost = False
+        for offset, file in enumerate(FILES):
+            try:
+                content = self._kept.text(first + offset)
+            except OSError as error:
+                told.append(reason_of(error))
+                continue
+            told.append(parse_link(file, content))
+            lost |= file == "current_link_width" and content.strip() in _ALL_ONES
+        speed, speed_limit, width, width_limit = told
+        return PcieLinkState(
+            speed, speed_limit, width, width_limit, lost and isinstance(speed, Absent)
+        )
+
+    def close(self) -> None:
+        """Close the files."""
+        self._kept.close()
+
+
+def links_of_path(chain: Sequence[str], roles: Mapping[str, str]) -> tuple[PcieLink, ...]:
+    """Return the links from a device, the last of a chain, up to the root port; none for a root port.
+
+    `roles` identifies the bridges: other devices above, such as Intel's VMD, are not PCI Express. A device
+    directly below a host bridge has a port there that is not visible, as in virtual machines.
+    """
+    *above, device = chain
+    ports = [address for address in above if roles.get(address) == BRIDGE]
+    if not ports:
+        return () if roles.get(device) == BRIDGE else (PcieLink("", device),)
+    ends = [*ports, device]
+    pairs = zip(ends[::2], ends[1::2], strict=False)
+    return tuple(PcieLink(upper, lower) for upper, lower in pairs)
+
+
+def path_limit(path: Sequence[PcieLink], states: Mapping[str, PcieLinkState]) -> Reading:
+    """Return the capacity of a path; a reason if one of its links does not report it."""
+    return _least([_limit(link, states) for link in path])
+
+
+def path_bandwidth(path: Sequence[PcieLink], states: Mapping[str, PcieLinkState]) -> Reading:
+    """Return the present bandwidth of a path."""
+    now = [states.get(link.lower, UNKNOWN_LINK_STATE) for link in path]
+    return _least([_bandwidth(state.speed, state.width) for state in now])
+
+
+def path_state(
+    path: Sequence[PcieLink], states: Mapping[str, PcieLinkState], sleeps: IsSavingPower
+) -> Reading:
+    """Return the state of a path: full speed, power saving, degraded or lost.
+
+    A link that would limit the path even at its full speed has lost lanes, and is degraded whatever its
+    device does. One that limits it by its present speed alone is degraded unless its device may be saving
+    power; if that is unknown there is no verdict.
+    """
+    if path and states.get(path[-1].lower, UNKNOWN_LINK_STATE).lost:
+        return LOST
+    most = path_limit(path, states)
+    if isinstance(most, Absent):
+        return most
+    found: list[Reading] = [_state(link, states, most, sleeps) for link in path]
+    if DEGRADED in found:
+        return DEGRADED
+    unknown = [reading for reading in found if isinstance(reading, Absent)]
+    if unknown:
+        return unknown[0]
+    return POWER_SAVING if POWER_SAVING in found else FULL
+
+
+def _state(
+    link: PcieLink, states: Mapping[str, PcieLinkState], most: int, sleeps: IsSavingPower
+) -> Reading:
+    state = states.get(link.lower, UNKNOWN_LINK_STATE)
+    now = _bandwidth(state.speed, state.width)
+    if isinstance(now, Absent):
+        return now
+    if now >= most:
+        return FULL
+    fastest = _lesser(link, states, "speed_limit")
+    at_best = _bandwidth(fastest, state.width)
+    if isinstance(at_best, Absent) or at_best < most:
+        return at_best if isinstance(at_best, Absent) else DEGRADED
+    asleep = sleeps(link.lower)
+    if isinstance(asleep, Absent):
+        return asleep
+    return POWER_SAVING if asleep else DEGRADED
+
+
+def _limit(link: PcieLink, states: Mapping[str, PcieLinkState]) -> Reading:
+    speed, width = (_lesser(link, states, what) for what in ("speed_limit", "width_limit"))
+    return _bandwidth(speed, width)
+
+
+def _lesser(link: PcieLink, states: Mapping[str, PcieLinkState], what: str) -> Reading:
+    ends = [getattr(states.get(end, UNKNOWN_LINK_STATE), what) for end in (link.upper, link.lower)]
+    return _least(ends)
+
+
+def _bandwidth(speed: Reading, width: Reading) -> Reading:
+    if isinstance(speed, Absent) or isinstance(width, Absent):
+        return speed if isinstance(speed, Absent) else width
+    return link_bandwidth(speed, width)
+
+
+def _least(readings: Sequence[Reading]) -> Reading:
+    unknown = [reading for reading in readings if isinstance(reading, Absent)]
+    if unknown or not readings:
+        return unknown[0] if unknown else Absent.UNSUPPORTED
+    return min(reading for reading in readings if not isinstance(reading, Absent))

@@ -1,0 +1,308 @@
+"""`railscope agent topology`: devices of this node and rails of its NICs, as text and as JSON.
+
+The text contains the table of `nvidia-smi topo -m`, made without that program.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Any
+
+from agent.config import TopologySettings
+from agent.host import Host
+from agent.topology import pci
+from agent.topology.network import NetworkDevice
+from agent.topology.node_topology import NodeTopology, TopologyGpu, read_topology
+from agent.topology.pci import DISTANCE_MEANINGS, PciDevice, bus_order
+from agent.topology.pcie_links import PcieLinkState
+from agent.topology.rails import parse_rail_rules
+from railscope.reading import Absent, Reading
+
+_AFFINITY = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
+_NONE = "N/A"
+
+
+def distance_matrix(node: NodeTopology) -> tuple[list[str], list[list[str]]]:
+    """Return the column heads, and a row for each GPU and each NIC, with its name first.
+
+    Rows of GPUs end with CPUs, NUMA node and NUMA node of the GPU's memory.
+    """
+    cards = matrix_nics(node)
+    ends = [(f"GPU{gpu.index}", gpu.address) for gpu in node.gpus]
+    ends += [(f"NIC{place}", card.address) for place, (_, card) in enumerate(cards)]
+    affinity = {
+        gpu.address: [
+            node.cpus.get(gpu.address) or _NONE,
+            gpu.device.place.numa_node or _NONE,
+            gpu.memory_node or _NONE,
+        ]
+        for gpu in node.gpus
+    }
+    rows = [
+        [name, *(node.apart(address, other) for _, other in ends), *affinity.get(address, [])]
+        for name, address in ends
+    ]
+    return [*(name for name, _ in ends), *_AFFINITY], rows
+
+
+def matrix_nics(node: NodeTopology) -> list[tuple[str, NetworkDevice]]:
+    """Return RDMA devices by name, in the order of the table: mlx5_2 precedes mlx5_10."""
+    named = [(name, card) for card in node.cards for name in card.rdma]
+    return sorted(named, key=lambda entry: _natural_order(entry[0]))
+
+
+def format_matrix(node: NodeTopology) -> str:
+    """Format the table and its legends like nvidia-smi: columns separated by tabs."""
+    heads, rows = distance_matrix(node)
+    lines = ["\t" + "\t".join(heads)]
+    for name, *cells in rows:
+        words = [" X " if cell == "X" else cell for cell in cells]
+        if len(words) == len(heads):
+            *words, node_of_memory = words
+            words += ["", node_of_memory]
+        lines.append("\t".join([name, *words]))
+    used = {cell for row in rows for cell in row}
+    lines += ["", "Legend:", "", "  X    = Self"]
+    lines += [
+        f"  {distance.name:<4} = {meaning}"
+        for distance, meaning in DISTANCE_MEANINGS.items()
+        if distance.name != "P2C" or "P2C" in used
+    ]
+    lines.append("  NV#  = Connection traversing a bonded set of # NVLinks")
+    if cards := matrix_nics(node):
+        lines += ["", "NIC Legend:", ""]
+        lines += [f"  NIC{place}: {name}" for place, (name, _) in enumerate(cards)]
+    return "\n".join(lines) + "\n"
+
+
+def _natural_order(name: str) -> list[tuple[int, str]]:
+    return [
+        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
+    ]
+
+
+_MEGATRANSFERS = 1000
+_INNER = ">"
+"""Separator in the name of the downstream port of a switch in a topology file."""
+
+
+def as_text(node: NodeTopology) -> str:
+    """Return the tree, the table, the rail of each GPU, and the roles of the other network devices."""
+    parts = [
+        "\n".join(_tree_lines(node)) + "\n",
+        format_matrix(node),
+        "\n".join(_rail_lines(node)) + "\n",
+    ]
+    for head, lines in (
+        ("Settings that cannot be:", node.network.problems),
+        ("Names in the settings that nothing here has:", node.network.unused),
+    ):
+        if lines:
+            parts.append("\n".join([head, *(f"  {line}" for line in lines)]) + "\n")
+    return "\n".join(parts)
+
+
+def as_json(node: NodeTopology) -> dict[str, Any]:
+    """Return the same as plain numbers, strings, lists and dictionaries."""
+    heads, rows = distance_matrix(node)
+    return {
+        "devices": [_device_json(node, device) for device in node.devices.values()],
+        "gpus": [_gpu_json(node, gpu) for gpu in node.gpus],
+        "network": [_network_device_json(device) for device in node.network.devices],
+        "matrix": {
+            "columns": heads,
+            "rows": {name: cells for name, *cells in rows},
+            "nics": [name for name, _ in matrix_nics(node)],
+        },
+        "problems": list(node.network.problems),
+        "unused": list(node.network.unused),
+    }
+
+
+# Text -------------------------------------------------------------------------------------------
+
+
+def _tree_lines(node: NodeTopology) -> Iterator[str]:
+    told = {d.place.bridge: d.place.numa_node for d in node.devices.values() if d.place.numa_node}
+
+    def numa_node_of(device: PciDevice) -> str:
+        """Return its NUMA node; for a port without one, that of devices at the same host bridge."""
+        return device.place.numa_node or told.get(device.place.bridge, "")
+
+    devices = sorted(
+        node.devices.values(),
+        key=lambda d: (numa_node_of(d), d.place.bridge, [_sortable(a) for a in d.place.chain]),
+    )
+    for numa_node, at_node in groupby(devices, key=numa_node_of):
+        yield f"NUMA node {numa_node}" if numa_node else "NUMA node not known"
+        for bridge, below in groupby(at_node, key=lambda device: device.place.bridge):
+            yield f"  {bridge}"
+            yield from _device_lines(node, below)
+
+
+def _device_lines(node: NodeTopology, devices: Iterable[PciDevice]) -> Iterator[str]:
+    """Yield a line for each device, and for switches that are in a topology file only."""
+    shown: set[str] = set()
+    for device in devices:
+        above = [address for address in device.place.chain[:-1] if _INNER not in address]
+        for depth, address in enumerate(above):
+            if address not in shown:
+                shown.add(address)
+                known = node.devices.get(address)
+                yield _line(depth, address, _describe(node, known) if known else "switch")
+        if device.address not in shown:
+            shown.add(device.address)
+            yield _line(len(above), device.address, _describe(node, device))
+
+
+def _line(depth: int, address: str, what: str) -> str:
+    return f"    {'  ' * depth}{address} {what}"
+
+
+def _describe(node: NodeTopology, device: PciDevice) -> str:
+    words = [_device_kind(node, device)]
+    gpu = _gpu_at(node, device)
+    if gpu:
+        words += [f"GPU{gpu.index} {gpu.model}"]
+    words += [] if gpu else node.names.get(device.address, [])
+    network = node.network.at(device.address)
+    if network.role:
+        words.append(network.role)
+    if network.rail is not None:
+        words.append(f"rail {network.rail}")
+    return ", ".join(
+        [" ".join(word for word in words if word), *_format_link(node.links[device.address])]
+    )
+
+
+def _device_kind(node: NodeTopology, device: PciDevice) -> str:
+    if device.role != pci.BRIDGE:
+        return "" if _gpu_at(node, device) else device.role
+    depth = len([a for a in device.place.chain[:-1] if a in node.devices])
+    if depth == 0:
+        return "root port"
+    return "switch" if depth % 2 else "switch port"
+
+
+def _gpu_at(node: NodeTopology, device: PciDevice) -> TopologyGpu | None:
+    return next((gpu for gpu in node.gpus if gpu.address == device.address), None)
+
+
+def _format_link(state: PcieLinkState) -> list[str]:
+    """Format speed and width, with the maximum if that is more: `32 GT/s x16`, `16 of 32 GT/s x16`."""
+    speed = _format_value(state.speed, state.speed_limit, _MEGATRANSFERS)
+    width = _format_value(state.width, state.width_limit, 1)
+    words = [f"{speed} GT/s"] if speed else []
+    words += [f"x{width}"] if width else []
+    return [" ".join(words)] if words else []
+
+
+def _format_value(now: Reading, most: Reading, scale: int) -> str:
+    if isinstance(now, Absent):
+        return ""
+    if isinstance(most, Absent) or now >= most:
+        return f"{now / scale:g}"
+    return f"{now / scale:g} of {most / scale:g}"
+
+
+def _rail_lines(node: NodeTopology) -> Iterator[str]:
+    """Yield the rail of each GPU, and the roles of the other network devices."""
+    if node.gpus:
+        yield "Rails:"
+    for gpu in node.gpus:
+        rail = node.network.gpu_rails.get(gpu.address)
+        head = f"GPU{gpu.index} {gpu.model}: {'no rail' if rail is None else f'rail {rail}'}"
+        cards = _nics_of_gpu(node, gpu)
+        if not cards:
+            head += ", and no card near it"
+        yield f"  {head}"
+        for card in cards:
+            plane = f", plane {card.plane}" if len(cards) > 1 else ""
+            yield f"    {' '.join(card.names)}{plane}: {_format_reason(node, gpu, card)}"
+    others = [device for device in node.network.devices if device.rail is None]
+    if others:
+        yield from ("", "Other network devices:") if node.gpus else ("Network devices:",)
+    for device in others:
+        yield f"  {' '.join(device.names)}: {device.role or 'role not known'}; {device.why}"
+
+
+def _format_reason(node: NodeTopology, gpu: TopologyGpu, card: NetworkDevice) -> str:
+    """Return the reason for assigning a NIC to this GPU, with the distance if it is not included."""
+    apart = node.apart(gpu.address, card.address)
+    return card.why if card.why.startswith(apart) else f"{apart}, {card.why}"
+
+
+def _nics_of_gpu(node: NodeTopology, gpu: TopologyGpu) -> list[NetworkDevice]:
+    """Return the NICs of a GPU: its own, or the one that it shares with a neighbour."""
+    own = [device for device in node.network.devices if device.gpu == gpu.address]
+    shared = node.network.gpu_cards.get(gpu.address, "")
+    return own or ([node.network.at(shared)] if shared else [])
+
+
+def _sortable(address: str) -> tuple[int, ...]:
+    return bus_order(address.rpartition(_INNER)[2])
+
+
+# JSON -------------------------------------------------------------------------------------------
+
+
+def _device_json(node: NodeTopology, device: PciDevice) -> dict[str, Any]:
+    state = node.links[device.address]
+    return {
+        "address": device.address,
+        "role": device.role,
+        "vendor": device.vendor,
+        "device": device.device,
+        "names": node.names.get(device.address, []),
+        "host_bridge": device.place.bridge,
+        "path": list(device.place.chain),
+        "numa_node": device.place.numa_node,
+        "cpus": node.cpus[device.address],
+        "link": {
+            name: None if isinstance(reading, Absent) else reading
+            for name, reading in (
+                ("megatransfers_per_second", state.speed),
+                ("max_megatransfers_per_second", state.speed_limit),
+                ("lanes", state.width),
+                ("max_lanes", state.width_limit),
+            )
+        },
+    }
+
+
+def _gpu_json(node: NodeTopology, gpu: TopologyGpu) -> dict[str, Any]:
+    return {
+        "index": gpu.index,
+        "address": gpu.address,
+        "model": gpu.model,
+        "uuid": gpu.told.uuid if gpu.told else "",
+        "rail": node.network.gpu_rails.get(gpu.address),
+        "cards": [card.address for card in _nics_of_gpu(node, gpu)],
+    }
+
+
+def _network_device_json(device: NetworkDevice) -> dict[str, Any]:
+    return {
+        "address": device.address,
+        "rdma": list(device.rdma),
+        "interfaces": list(device.interfaces),
+        "link_layer": device.link_layer,
+        "role": device.role,
+        "rail": device.rail,
+        "plane": None if device.rail is None else device.plane,
+        "gpu": device.gpu,
+        "why": device.why,
+    }
+
+
+def show_topology(host: Host, settings: TopologySettings, form: str) -> tuple[str, bool]:
+    """Return the topology in a format (`text` or `json`), and whether the settings match the node.
+
+    Raises SettingsError for settings that are invalid on every node.
+    """
+    node = read_topology(host, parse_rail_rules(settings))
+    shown = json.dumps(as_json(node), indent=1) + "\n" if form == "json" else as_text(node)
+    return shown, not node.network.problems

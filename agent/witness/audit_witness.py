@@ -1,0 +1,428 @@
+"""Witness of the collector's audit log: verifies, stores and cosigns its newest checkpoint.
+
+The agent fetches the newest checkpoint periodically over HTTP, and accepts it only with a
+consistency proof against the one it has. That detects a log that was rolled back, rewritten or
+forked, also by an attacker with the collector and its key: the agent reports it, stores both
+checkpoints as evidence, and keeps its own one. It cosigns accepted checkpoints, so that others
+can check that a witness has seen them.
+
+Files of the witness: newest checkpoint of the collector's audit log, keys and evidence.
+
+    held         the checkpoint, with the agent's own cosignature
+    log.pub      the public key of the log, as first seen
+    witness.key  the agent's key for cosignatures
+    evidence/    pairs of checkpoints that contradict each other
+
+`WitnessStore` is blocking: do not call it on the event loop. Its changes are durable on return.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+import random
+import secrets
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from agent.config import CollectorLink, WitnessSettings
+from agent.host import Clock
+from agent.sampling.hang_guard import DeviceThread
+from agent.sampling.status import DISPUTED, HOLDS, HOLDS_NONE, AuditLogState
+from agent.shipping.collector_client import HttpAnswer, HttpClient, create_tls_context, read_token
+from railscope.audit.merkle import consistent
+from railscope.audit.signed_note import (
+    Checkpoint,
+    NoteError,
+    PublicKey,
+    SecretKey,
+    cosigned,
+    key_name,
+    read_checkpoint,
+    witness_key,
+)
+from railscope.catalog.agent import DISPUTE_EVENT
+from railscope.catalog.entities import NODE
+from railscope.frame import Entity, Event
+
+CHECKPOINT_PATH = "/v1/checkpoint"
+SHOW_HEADER = "railscope-show"
+NOTHING_SIGNED = b"nothing has been signed"
+
+
+class AuditLogUnavailableError(Exception):
+    """The collector does not respond, or with an unexpected response; the message has details."""
+
+
+class CheckpointDisputedError(Exception):
+    """The collector reports that its log never had the checkpoint sent to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointOffer:
+    """Newest checkpoint of the log; empty if nothing is signed."""
+
+    note: str
+    show: bool
+    """True if the collector requests the stored checkpoint."""
+
+
+class AuditLogClient:
+    """Client of one collector. Raises LinkError if the link cannot work."""
+
+    def __init__(self, link: CollectorLink) -> None:
+        self.url = link.url.rstrip("/")
+        self._base = HttpClient(
+            self.url + CHECKPOINT_PATH, create_tls_context(link), link.timeout_seconds
+        )
+        token = read_token(link)
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._path = self._base.target
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._base.close()
+
+    async def newest(self) -> CheckpointOffer:
+        """Fetch the newest checkpoint. Raises AwayError."""
+        answer = await self._get("")
+        show = SHOW_HEADER in answer.headers
+        if answer.status == HTTPStatus.NOT_FOUND and answer.body.startswith(NOTHING_SIGNED):
+            return CheckpointOffer("", show)
+        return CheckpointOffer(self._text(answer), show)
+
+    async def key(self) -> str:
+        """Fetch the public key of the log. Raises AwayError."""
+        return self._text(await self._get("/key"))
+
+    async def consistency(self, old: int, new: int) -> list[bytes]:
+        """Fetch the consistency proof between the logs of `old` and `new` records. Raises AwayError.
+
+        An invalid proof is returned as an empty list, which proves nothing.
+        """
+        text = self._text(await self._get(f"/consistency?from={old}&to={new}"))
+        try:
+            return [base64.b64decode(line, validate=True) for line in text.splitlines()]
+        except (binascii.Error, ValueError):
+            return []
+
+    async def show(self, note: str, key: str) -> None:
+        """Send the stored, cosigned checkpoint, or that there is none. Raises AwayError, DisagreesError."""
+        body = msgspec.json.encode({"note": note, "key": key})
+        try:
+            target = f"{self._path}/cosignature"
+            answer = await self._base.post(body, self._headers, target)
+        except OSError as error:
+            raise self._away(error) from error
+        if answer.status == HTTPStatus.CONFLICT:
+            raise CheckpointDisputedError(answer.body[:500].decode(errors="replace"))
+        self._text(answer)
+
+    async def _get(self, more: str) -> HttpAnswer:
+        try:
+            return await self._base.get(self._headers, self._path + more)
+        except OSError as error:
+            raise self._away(error) from error
+
+    def _away(self, error: OSError) -> AuditLogUnavailableError:
+        return AuditLogUnavailableError(
+            f"{self.url}: {error.strerror or error or 'no answer in time'}"
+        )
+
+    def _text(self, answer: HttpAnswer) -> str:
+        if answer.status != HTTPStatus.OK:
+            said = answer.body[:200].decode(errors="replace").strip()
+            message = f"{self.url}{CHECKPOINT_PATH}: answered {answer.status} ({said})"
+            raise AuditLogUnavailableError(message)
+        try:
+            return answer.body.decode()
+        except UnicodeDecodeError as error:
+            message = f"{self.url}{CHECKPOINT_PATH}: answered with what is no text"
+            raise AuditLogUnavailableError(message) from error
+
+
+MAX_EVIDENCE = 100
+"""Maximum number of stored pairs; more would prove nothing further."""
+_PARTIAL = ".partial"
+
+
+@dataclass(frozen=True, slots=True)
+class WitnessStore:
+    """Directory below the agent's state directory. Raises OSError, NoteError."""
+
+    directory: Path
+
+    def open(self) -> None:
+        """Create the directory and delete partial files."""
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for partial in self.directory.glob(f"*{_PARTIAL}"):
+            partial.unlink()
+
+    def held(self) -> str:
+        """Return the stored checkpoint; empty if there is none."""
+        return self._text("held")
+
+    def hold(self, note: str) -> None:
+        """Store another checkpoint."""
+        self._write("held", note)
+
+    def log_key(self) -> PublicKey | None:
+        """Return the log's key, as first seen."""
+        text = self._text("log.pub")
+        return PublicKey.parse(text) if text else None
+
+    def trust(self, key: PublicKey) -> None:
+        """Store a key as the log's key."""
+        self._write("log.pub", f"{key}\n")
+
+    def witness(self, node: str) -> SecretKey:
+        """Return the agent's own key; generate it if there is none."""
+        text = self._text("witness.key")
+        if text:
+            return SecretKey.parse(text)
+        key = SecretKey.generate(key_name(node))
+        self._write("witness.key", key.secret_text() + "\n")
+        return key
+
+    def keep_evidence(self, kind: str, held: str, offered: str) -> Path | None:
+        """Store two contradicting checkpoints; None if the limit of stored pairs is reached."""
+        digest = hashlib.sha256(f"{held}\0{offered}".encode()).hexdigest()
+        directory = self.directory / "evidence" / f"{kind}-{digest[:16]}"
+        if (directory / "offered").exists():
+            return directory
+        if directory.parent.exists() and len(list(directory.parent.iterdir())) >= MAX_EVIDENCE:
+            return None
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        name = directory.relative_to(self.directory)
+        self._write(f"{name}/held", held)
+        self._write(f"{name}/offered", offered)
+        _sync(directory.parent)
+        _sync(self.directory)
+        return directory
+
+    def _text(self, name: str) -> str:
+        try:
+            return (self.directory / name).read_bytes().decode()
+        except FileNotFoundError:
+            return ""
+        except UnicodeDecodeError as error:
+            message = f"{self.directory / name}: no text: {error}"
+            raise NoteError(message) from error
+
+    def _write(self, name: str, text: str) -> None:
+        path = self.directory / name
+        partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_PARTIAL}")
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(text.encode())
+                file.flush()
+                os.fsync(file.fileno())
+            partial.rename(path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+        _sync(path.parent)
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+NS = 1_000_000_000
+NEW_LOG_SECONDS = 5.0
+ROLLBACK, FORK, OTHER_KEY = "rollback", "fork", "other_key"
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass
+class AuditWitness:
+    """Witness of one log. Raises LinkError if the collector link cannot work."""
+
+    settings: WitnessSettings
+    node: str
+    client: AuditLogClient
+    store: WitnessStore
+    clock: Clock
+    tell: list[Event]
+    state: AuditLogState
+    _held: str = ""
+    _checkpoint: Checkpoint | None = None
+    _key: PublicKey | None = None
+    _witness: SecretKey | None = None
+    _told: set[tuple[str, str, str]] = field(default_factory=set)
+    _problem: str = ""
+    _disagreed: str = ""
+    _beginning: bool = False
+
+    def __post_init__(self) -> None:
+        """Start the thread that accesses files."""
+        self._disk = DeviceThread("custody")
+
+    async def run(self) -> None:
+        """Check the log every period until cancelled. Failures are logged and retried."""
+        opened = False
+        try:
+            while True:
+                try:
+                    if not opened:
+                        await self._disk.submit(self._open)
+                        opened = True
+                    await self.look()
+                    self._problem = ""
+                except (AuditLogUnavailableError, NoteError, OSError) as error:
+                    self._cannot(str(error))
+                spread = random.uniform(0.8, 1.2)  # noqa: S311 - spreads agents over time
+                pause_ns = round(self._pause_seconds * spread * NS)
+                await self.clock.sleep_until(self.clock.now().boot_ns + pause_ns)
+        finally:
+            self._disk.stop()
+            await self.client.close()
+
+    @property
+    def _pause_seconds(self) -> float:
+        """Pause before the next check. A new log is checked again soon, for its first checkpoint."""
+        period_seconds = self.settings.period_seconds
+        return min(period_seconds, NEW_LOG_SECONDS) if self._beginning else period_seconds
+
+    def _open(self) -> None:
+        """Read the stored checkpoint and keys. Raises NoteError, OSError."""
+        self.store.open()
+        self._witness = self.store.witness(self.node)
+        self._key = _configured_key(self.settings.log_key) or self.store.log_key()
+        note = self.store.held()
+        if note and self._key:
+            try:
+                self._checkpoint = read_checkpoint(note, self._key)
+            except NoteError as error:
+                message = f"{self.store.directory / 'held'} cannot be used: {error}"
+                raise NoteError(message) from error
+            self._held = note
+            self._show(HOLDS)
+
+    async def look(self) -> None:
+        """Check the log once. Raises AwayError, NoteError, OSError."""
+        self._beginning = False
+        offer = await self.client.newest()
+        self._beginning = not offer.note
+        if not offer.note:
+            if self._checkpoint:
+                await self._dispute(ROLLBACK, "")
+            if self._checkpoint or offer.show:
+                await self._present()
+            return
+        key = self._key or await self._first_key(offer.note)
+        try:
+            offered = read_checkpoint(offer.note, key)
+        except NoteError as error:
+            log.error("audit_checkpoint_refused", problem=str(error))
+            await self._dispute(OTHER_KEY, offer.note)
+            return
+        if problem := await self._contradiction(offered):
+            await self._dispute(problem, offer.note)
+            await self._present()
+        elif self._checkpoint is None or offered.tree.size > self._checkpoint.tree.size:
+            await self._hold(offered, offer.note)
+            await self._present()
+        else:
+            self._show(HOLDS)
+            if offer.show:
+                await self._present()
+
+    async def _first_key(self, note: str) -> PublicKey:
+        """Fetch and trust the log's key on first use. Raises AwayError, NoteError, OSError."""
+        key = PublicKey.parse(await self.client.key())
+        read_checkpoint(note, key)
+        await self._disk.submit(lambda: self.store.trust(key))
+        self._key = key
+        log.warning("audit_log_key_trusted", key=str(key),
+                    advice="it is the first that was seen; compare it with the log's key.pub")  # fmt: skip
+        return key
+
+    async def _contradiction(self, offered: Checkpoint) -> str:
+        """Return the contradiction of an offered checkpoint with the stored one; empty if there is none."""
+        held = self._checkpoint
+        if held is None:
+            return ""
+        old, new = held.tree, offered.tree
+        if new.size < old.size:
+            return ROLLBACK
+        if new.size == old.size:
+            return FORK if new.root != old.root else ""
+        proof = await self.client.consistency(old.size, new.size)
+        return "" if consistent(old, new, proof) else FORK
+
+    async def _hold(self, offered: Checkpoint, note: str) -> None:
+        note = self._cosigned(note)
+        await self._disk.submit(lambda: self.store.hold(note))
+        self._held, self._checkpoint = note, offered
+        self._show(HOLDS)
+
+    def _cosigned(self, note: str) -> str:
+        assert self._witness is not None  # noqa: S101 - `_open` has made it
+        return cosigned(note, self._witness, self.clock.now().wall_ns // NS)
+
+    async def _present(self) -> None:
+        """Send the stored checkpoint to the collector, which must not sign a contradicting one."""
+        assert self._witness is not None  # noqa: S101 - `_open` has made it
+        try:
+            await self.client.show(self._held, str(witness_key(self._witness)))
+        except CheckpointDisputedError as error:
+            if str(error) != self._disagreed:
+                log.error("audit_log_disputed_by_both", problem=str(error))
+            self._disagreed = str(error)
+
+    async def _dispute(self, kind: str, offered: str) -> None:
+        """Report once a state that no honest log can have, and store the evidence."""
+        self._show(DISPUTED)
+        if (kind, self._held, offered) in self._told or len(self._told) >= MAX_EVIDENCE:
+            return
+        held = self._held
+        directory = await self._disk.submit(lambda: self.store.keep_evidence(kind, held, offered))
+        self._told.add((kind, held, offered))
+        facts = {
+            "kind": kind,
+            **_checkpoint_facts("held", held),
+            **_checkpoint_facts("offered", offered),
+        }
+        now = self.clock.now()
+        self.tell.append(Event(DISPUTE_EVENT, Entity(NODE), now.wall_ns, now.boot_ns, facts))
+        log.error("audit_log_disputed", **facts, evidence=str(directory or ""),
+                  advice="the collector's audit log is not the one it was: check it with "
+                  "`railscope audit verify --anchor` and the checkpoint held here")  # fmt: skip
+
+    def _show(self, state: int) -> None:
+        self.state.state = state if self._checkpoint or state == DISPUTED else HOLDS_NONE
+        self.state.records = self._checkpoint.tree.size if self._checkpoint else 0
+
+    def _cannot(self, problem: str) -> None:
+        if problem != self._problem:
+            log.warning("audit_checkpoint_not_checked", problem=problem)
+            self._problem = problem
+
+
+def _configured_key(setting: str) -> PublicKey | None:
+    """Return the log's key from the settings: a key or the path of a file. Raises NoteError, OSError."""
+    if not setting:
+        return None
+    path = Path(setting)
+    return PublicKey.parse(path.read_text() if path.is_absolute() else setting)
+
+
+def _checkpoint_facts(name: str, note: str) -> dict[str, str]:
+    """Return size and root of a checkpoint, as in its text."""
+    lines = note.split("\n")
+    if len(lines) < len(("origin", "size", "root")):
+        return {}
+    return {f"{name}_size": lines[1][:20], f"{name}_root": lines[2][:64]}

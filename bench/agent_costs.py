@@ -1,0 +1,372 @@
+"""Cost of the agent: of a live scrape, and of a whole tick.
+
+A live scrape is measured of our agent, node_exporter and a plain exporter on one tree. "Live" means
+that every scrape contains values that were read after the previous scrape. node_exporter and the
+plain exporter read during a scrape. Our agent reads on its own clock, so its period is set to the
+time between two scrapes; its metrics report the number of reads, and all of that processor time is
+counted. A scrape of our agent takes less time than a read of all files, so consecutive scrapes and
+consecutive reads are measured separately and added.
+
+A whole tick is reading about 3,000 values, making frames, encoding, spooling, pushing to a
+collector that only acknowledges, whose own cost does not matter.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from bench.harness import HOST, BenchError, ProcessMemory, ServerProcess, free_port
+from bench.host_files import FileMover
+from railscope.envelopes import unpack
+from railscope.http_responses import ANSWER_HEADER, answer_mark
+from railscope.wire import BYTES_PER_VALUE
+
+NODE_EXPORTER = "prometheus-node-exporter"
+SHORTEST_PERIOD = 0.02
+"""The shortest period that the agent's settings allow; below it, `bench.node` runs the same agent."""
+AT_ONCE = 0.001
+"""A period shorter than any read: reads follow each other without a pause."""
+WARM_UP = 20
+REPEATS = 3
+_READS = re.compile(r'railscope_source_reads_total\{source="rdma"\} (\d+)')
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapeCost:
+    """Processor time per scrape, as the median of the repeats."""
+
+    cpu_seconds: float
+    series: int
+    page_bytes: int
+    scrapes_a_second: float
+    reads_a_scrape: float = 1.0
+
+    @property
+    def cpu_a_series(self) -> float:
+        """Processor time per series, the operand of ratios."""
+        return self.cpu_seconds / self.series
+
+    def __str__(self) -> str:
+        return (
+            f"{self.cpu_seconds * 1e3:.3f} ms CPU a scrape, {self.series} series,"
+            f" {self.cpu_a_series * 1e6:.2f} us a series, {self.scrapes_a_second:.0f} scrapes/s,"
+            f" {self.page_bytes / 1e3:.0f} kB sent, {self.reads_a_scrape:.2f} reads a scrape"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapeSchedule:
+    """Schedule of the scrapes."""
+
+    scrapes: int
+    period_seconds: float | None
+    """None: as fast as the server answers."""
+    gzip: bool = False
+
+
+class Scraper:
+    """Scrapes one metrics endpoint over one persistent connection."""
+
+    def __init__(self, port: int, *, gzip: bool) -> None:
+        self._connection = HTTPConnection(HOST, port, timeout=30)
+        self._headers = {"Accept-Encoding": "gzip"} if gzip else {}
+
+    def page(self) -> bytes:
+        """Return the body of one scrape as received."""
+        self._connection.request("GET", "/metrics", headers=self._headers)
+        response = self._connection.getresponse()
+        content = response.read()
+        if response.status != 200:  # noqa: PLR2004 - HTTP's OK
+            message = f"a scrape was answered with {response.status}"
+            raise BenchError(message)
+        return content
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+
+def measure_scrapes(server: ServerProcess, pace: ScrapeSchedule) -> ScrapeCost:
+    """Scrape a running server and return the cost of a scrape."""
+    plain, scraper = Scraper(server.port, gzip=False), Scraper(server.port, gzip=pace.gzip)
+    for _ in range(WARM_UP):
+        page = plain.page().decode()
+        sent = scraper.page()
+    costs, rates, before = [], [], _reads(page)
+    for _ in range(REPEATS):
+        started, cpu = time.monotonic(), server.cpu_seconds()
+        for turn in range(pace.scrapes):
+            if pace.period_seconds:
+                due = started + turn * pace.period_seconds
+                time.sleep(max(0.0, due - time.monotonic()))
+            scraper.page()
+        if pace.period_seconds:
+            time.sleep(max(0.0, started + pace.scrapes * pace.period_seconds - time.monotonic()))
+        elapsed = time.monotonic() - started
+        costs.append((server.cpu_seconds() - cpu) / pace.scrapes)
+        rates.append(pace.scrapes / elapsed)
+    reads = _reads(plain.page().decode()) - before
+    plain.close()
+    scraper.close()
+    return ScrapeCost(
+        statistics.median(costs), rdma_series(page), len(sent), statistics.median(rates),
+        reads / (pace.scrapes * REPEATS) if before else 1.0,
+    )  # fmt: skip
+
+
+def read_cost(server: ServerProcess, seconds: float) -> float:
+    """Return the processor time of one read of the RDMA source, with consecutive reads."""
+    scraper = Scraper(server.port, gzip=False)
+    time.sleep(1.0)
+    before, cpu = _reads(scraper.page().decode()), server.cpu_seconds()
+    time.sleep(seconds)
+    cpu = server.cpu_seconds() - cpu
+    reads = _reads(scraper.page().decode()) - before
+    scraper.close()
+    return cpu / max(reads, 1)
+
+
+def _reads(page: str) -> int:
+    found = _READS.search(page)
+    return int(found[1]) if found else 0
+
+
+def rdma_series(page: str) -> int:
+    """Count the values of RDMA ports in a scrape. A state counts once, however many lines it has."""
+    return sum(
+        "infiniband_" in line or ("railscope_rdma_" in line and shows_value(line))
+        for line in page.splitlines()
+        if not line.startswith("#") and "_info{" not in line
+    )
+
+
+def shows_value(line: str) -> bool:
+    """True if a sample line represents a value of its own."""
+    return 'state="' not in line or line.endswith(" 1")
+
+
+UNBOUNDED = {"RAILSCOPE_AGENT_BUDGET__CPU_RATIO": "0"}
+"""The measurement is of the cost at given periods: the agent must not lengthen them."""
+
+
+def agent_server(root: Path, directory: Path, period_seconds: float) -> ServerProcess:
+    """Start our agent on a tree; its other sources have their defaults and are idle there."""
+    port = free_port()
+    common = ["--root", str(root), "--listen", f"{HOST}:{port}",
+              "--state-directory", str(directory / "agent-state")]  # fmt: skip
+    if period_seconds < SHORTEST_PERIOD:
+        command = ["bench.node", *common, "--rdma-period", str(period_seconds)]
+    else:
+        command = ["railscope", "agent", "run", "--node", "bench-node", *common]
+    environment = {
+        "RAILSCOPE_AGENT_PERIODS__RDMA": str(max(period_seconds, SHORTEST_PERIOD)),
+        **UNBOUNDED,
+    }
+    return ServerProcess(
+        [sys.executable, "-m", "bench.installed", *command], port=port, log=directory / "agent.log",
+        ready_path="/-/ready", environment=environment,
+    )  # fmt: skip
+
+
+def node_exporter(root: Path, directory: Path) -> ServerProcess:
+    """Start Debian's node_exporter with only its RDMA collector."""
+    port = free_port()
+    return ServerProcess(
+        [NODE_EXPORTER, "--collector.disable-defaults", "--collector.infiniband",
+         f"--path.sysfs={root / 'sys'}", "--web.disable-exporter-metrics",
+         f"--web.listen-address={HOST}:{port}"],
+        port=port, log=directory / "node_exporter.log",
+    )  # fmt: skip
+
+
+def plain_exporter(root: Path, directory: Path) -> ServerProcess:
+    """Start the plain Python exporter beside this file."""
+    port = free_port()
+    command: Sequence[str] = [sys.executable, "-m", "bench.plain_exporter", str(root), str(port)]
+    return ServerProcess(command, port=port, log=directory / "plain_exporter.log")
+
+
+_MAX_BYTES = 64 << 20
+
+
+@dataclass(slots=True)
+class ReceivedTotals:
+    """Sum of the received data."""
+
+    wire_bytes: int = 0
+    values: int = 0
+
+
+class FrameSink:
+    """Listens on a free port until the `with` block ends, and sums the received data."""
+
+    def __init__(self) -> None:
+        self.received = ReceivedTotals()
+        received = self.received
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                frames = 0
+                for batch in unpack(body, _MAX_BYTES).batches:
+                    frames += batch.rows
+                    received.values += batch.rows * len(batch.base) // BYTES_PER_VALUE
+                received.wire_bytes += len(body)
+                answer = b'{"accepted_frames":%d,"duplicate_frames":0}' % frames
+                token = self.headers.get("Authorization", "").partition(" ")[2]
+                self.send_response(200)
+                self.send_header(ANSWER_HEADER, answer_mark(token, 200, body, answer))
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, *_: object) -> None:
+                """Log nothing."""
+
+        self._server = ThreadingHTTPServer((HOST, 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://{HOST}:{self._server.server_address[1]}"
+
+    def __enter__(self) -> Self:
+        """Start to listen."""
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@dataclass(frozen=True, slots=True)
+class TickCost:
+    """Cost of one agent over a period of time."""
+
+    share_of_core: float
+    cpu_a_tick: float
+    values_a_tick: float
+    switches_a_tick: float
+    wire_bytes_a_value: float
+    page_bytes_a_value: float
+    memory: ProcessMemory
+    calls_a_tick: float | None = None
+    preads_a_tick: float | None = None
+
+    @property
+    def wire_to_text(self) -> float:
+        """Bytes per value on the wire, against gzipped Prometheus text of the same node."""
+        return self.wire_bytes_a_value / self.page_bytes_a_value
+
+    def __str__(self) -> str:
+        return (
+            f"{self.cpu_a_tick * 1e3:.2f} ms CPU a tick of {self.values_a_tick:,.0f} values,"
+            f" {self.cpu_a_tick / self.values_a_tick * 1e6:.2f} us a value,"
+            f" {self.switches_a_tick:.1f} wake-ups a tick"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TickPlan:
+    """The agent to measure, its periods and durations."""
+
+    root: Path
+    directory: Path
+    moving: Sequence[Path]
+    period_seconds: float
+    seconds: float
+    settle_seconds: float
+    push_seconds: float
+    answers: Path | None = None
+    """With answers the agent runs on a bench host, without them it is `railscope agent run` on the tree."""
+
+
+def measure_ticks(plan: TickPlan) -> TickCost:
+    """Run an agent that ships to a sink, and return its cost."""
+    calls = plan.directory / "calls.json"
+    state = plan.directory / f"state-{time.monotonic_ns()}"
+    with FrameSink() as sink, FileMover(list(plan.moving), plan.period_seconds):
+        with _server(plan, sink.url, state, calls) as server:
+            time.sleep(plan.settle_seconds)
+            cpu, switches, started = server.cpu_seconds(), server.switches(), time.monotonic()
+            values, wire = sink.received.values, sink.received.wire_bytes
+            time.sleep(plan.seconds)
+            elapsed = time.monotonic() - started
+            cpu, switches = server.cpu_seconds() - cpu, server.switches() - switches
+            values, wire = sink.received.values - values, sink.received.wire_bytes - wire
+            memory = server.memory()
+            page, shown = _page(server.port)
+        lived = sink.received.values / max(values, 1) * elapsed
+    ticks = elapsed / plan.period_seconds
+    if values < ticks * shown / 4:  # many of the metrics are read less often
+        message = f"the agent delivered {values} values in {ticks:.0f} ticks of {shown}"
+        raise BenchError(message)
+    counts = msgspec.json.decode(calls.read_bytes()) if plan.answers else {}
+    preads = counts.pop("pread", 0)
+    return TickCost(
+        cpu / elapsed, cpu / ticks, values / ticks, switches / ticks, wire / values,
+        len(gzip.compress(page)) / shown, memory,
+        sum(counts.values()) / (lived / plan.period_seconds) if counts else None,
+        preads / (lived / plan.period_seconds) if counts else None,
+    )  # fmt: skip
+
+
+def _server(plan: TickPlan, url: str, state: Path, calls: Path) -> ServerProcess:
+    port = free_port()
+    common = ["--root", str(plan.root), "--listen", f"{HOST}:{port}", "--collector", url,
+              "--state-directory", str(state)]  # fmt: skip
+    if plan.answers:
+        command = [sys.executable, "-m", "bench.installed", "bench.node", *common, "--answers", str(plan.answers),
+                   "--period", str(plan.period_seconds), "--push-seconds", str(plan.push_seconds), "--calls", str(calls)]  # fmt: skip
+        return ServerProcess(
+            command, port=port, log=plan.directory / "node.log", ready_path="/-/ready"
+        )
+    period = str(plan.period_seconds)
+    command = [
+        sys.executable,
+        "-m",
+        "bench.installed",
+        "railscope",
+        "agent",
+        "run",
+        "--node",
+        "bench-node",
+        *common,
+    ]
+    names = ("RDMA", "GPU", "NIC", "KERNEL", "AGENT")
+    environment = {f"RAILSCOPE_AGENT_PERIODS__{name}": period for name in names}
+    environment |= UNBOUNDED
+    environment["RAILSCOPE_AGENT_COLLECTOR__PUSH_SECONDS"] = str(plan.push_seconds)
+    environment["RAILSCOPE_AGENT_COLLECTOR__TOKEN"] = "bench"  # noqa: S105 - no secret
+    return ServerProcess(
+        command, port=port, log=plan.directory / "agent.log", ready_path="/-/ready",
+        environment=environment,
+    )  # fmt: skip
+
+
+def _page(port: int) -> tuple[bytes, int]:
+    """Return the agent's own metrics, and the number of values in them (a state counts once)."""
+    connection = HTTPConnection(HOST, port, timeout=30)
+    connection.request("GET", "/metrics")
+    page = connection.getresponse().read()
+    connection.close()
+    lines = page.decode().splitlines()
+    shown = sum(
+        not line.startswith("#") and "_info{" not in line and shows_value(line) for line in lines
+    )
+    return page, shown

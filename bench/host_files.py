@@ -1,0 +1,225 @@
+"""Files of a bench host: a generated sysfs tree of RDMA devices, and recorded answers of drivers.
+
+The tree is as the mlx5 driver exposes it. Every file keeps its width permanently, so that a counter
+can be rewritten in place while a reader has it open, as the kernel does.
+
+The answers of NVML and of the ethtool interface are recorded from a simulated node with 8 GPUs and
+10 NICs. A bench host with a fabric has the tree, with the RDMA devices of the recorded answers.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from simulator import NodeSpec, moments
+
+_DRIVERS = ("nvml.", "ethtool.")
+
+
+def write_answers(path: Path, seconds: int) -> None:
+    """Write one dictionary per second: every call, by its key, with its answer."""
+    state: dict[str, Any] = {}
+    kept = []
+    for moment in moments(NodeSpec(node="bench-node", seed=7, scenario="training"), seconds):
+        state.update(moment.calls)
+        kept.append({key: state[key] for key in state if key.startswith(_DRIVERS)})
+    path.write_bytes(msgspec.msgpack.encode(kept))
+
+
+COUNTERS = [
+    "VL15_dropped",
+    "excessive_buffer_overrun_errors",
+    "link_downed",
+    "link_error_recovery",
+    "local_link_integrity_errors",
+    "multicast_rcv_packets",
+    "multicast_xmit_packets",
+    "port_rcv_constraint_errors",
+    "port_rcv_data",
+    "port_rcv_errors",
+    "port_rcv_packets",
+    "port_rcv_remote_physical_errors",
+    "port_rcv_switch_relay_errors",
+    "port_xmit_constraint_errors",
+    "port_xmit_data",
+    "port_xmit_discards",
+    "port_xmit_packets",
+    "port_xmit_wait",
+    "symbol_error",
+    "unicast_rcv_packets",
+    "unicast_xmit_packets",
+    "vendor_port_events",
+]
+HW_COUNTERS = [
+    "duplicate_request",
+    "implied_nak_seq_err",
+    "local_ack_timeout_err",
+    "np_cnp_sent",
+    "np_ecn_marked_roce_packets",
+    "out_of_buffer",
+    "out_of_sequence",
+    "packet_seq_err",
+    "req_cqe_error",
+    "req_cqe_flush_error",
+    "req_remote_access_errors",
+    "req_remote_invalid_request",
+    "req_rnr_retries_exceeded",
+    "req_transport_retries_exceeded",
+    "resp_cqe_error",
+    "resp_cqe_flush_error",
+    "resp_local_length_error",
+    "resp_remote_access_errors",
+    "rnr_nak_retry_err",
+    "roce_adp_retrans",
+    "roce_adp_retrans_to",
+    "roce_slow_restart",
+    "roce_slow_restart_cnps",
+    "roce_slow_restart_trans",
+    "rp_cnp_handled",
+    "rp_cnp_ignored",
+    "rx_atomic_requests",
+    "rx_dct_connect",
+    "rx_icrc_encapsulated",
+    "rx_read_requests",
+    "rx_write_requests",
+]
+HW_COUNTERS_A_PORT = 50
+FILES_A_PORT = len(COUNTERS) + HW_COUNTERS_A_PORT
+VALUES_A_PORT = FILES_A_PORT + 4
+"""Counter files, and the agent's other values of a port: two states, up, rate."""
+
+_MOVING = {
+    "port_rcv_data": 1_310_720_003, "port_xmit_data": 1_308_622_851, "port_rcv_packets": 1_280_017,
+    "port_xmit_packets": 1_278_009, "unicast_rcv_packets": 1_280_011, "port_xmit_wait": 40_961,
+    "unicast_xmit_packets": 1_278_001, "multicast_rcv_packets": 1, "np_cnp_sent": 211,
+    "np_ecn_marked_roce_packets": 219, "rp_cnp_handled": 187, "rx_write_requests": 1_203,
+    "rx_read_requests": 311, "out_of_sequence": 1, "roce_adp_retrans": 1,
+    "roce_slow_restart": 3, "roce_slow_restart_cnps": 7, "vendor_extra_01": 997,
+}  # fmt: skip
+"""Growth of these files per second under load; all others are constant."""
+
+_WIDTH = 18
+_PLAIN = {
+    "state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "400 Gb/sec (4X NDR)",
+    "link_layer": "Ethernet", "lid": "0x0", "sm_lid": "0x0", "sm_sl": "0", "cap_mask": "0x04010000",
+}  # fmt: skip
+_DEVICE = {
+    "fw_ver": "28.39.1002", "board_id": "MT_0000000838", "hca_type": "MT4129",
+    "node_guid": "0000:0000:0000:0001", "sys_image_guid": "0000:0000:0000:0001",
+    "node_type": "1: CA", "node_desc": "bench", "hw_rev": "0",
+}  # fmt: skip
+
+
+def write_tree(root: Path, devices: int) -> list[Path]:
+    """Write the tree below a directory; return the files that change under load."""
+    moving = []
+    extra = HW_COUNTERS_A_PORT - len(HW_COUNTERS)
+    hw_counters = [*HW_COUNTERS, *(f"vendor_extra_{number:02}" for number in range(extra))]
+    for device in range(devices):
+        base = root / "sys/class/infiniband" / f"mlx5_{device}"
+        port = base / "ports/1"
+        for name, text in _DEVICE.items():
+            _write(base / name, text)
+        for name, text in _PLAIN.items():
+            _write(port / name, text)
+        for directory, names in (("counters", COUNTERS), ("hw_counters", hw_counters)):
+            for position, name in enumerate(names):
+                start = 10**9 * (device + 1) + position * 7919 if name in _MOVING else 0
+                _write(port / directory / name, f"{start:<{_WIDTH}}" if start else "0")
+                if start:
+                    moving.append(port / directory / name)
+        _write(port / "hw_counters/lifespan", "10")
+    _write(root / "proc/sys/kernel/hostname", "bench-node")
+    _write(root / "proc/sys/kernel/random/boot_id", "0b1e55ed-0000-4000-8000-000000000000")
+    return moving
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{text}\n", encoding="ascii")
+
+
+@dataclass
+class FileMover:
+    """Makes files grow at a period, in place, until stopped."""
+
+    files: list[Path]
+    period_seconds: float
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> Self:
+        """Start the growth."""
+        self._thread = threading.Thread(target=self._run, name="mover", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop the growth."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        kept = [(os.open(file, os.O_RDWR), _MOVING[file.name]) for file in self.files]
+        values = [int(os.pread(descriptor, _WIDTH, 0)) for descriptor, _ in kept]
+        turn = 0
+        while not self._stop.wait(self.period_seconds):
+            turn += 1
+            for position, (descriptor, rate) in enumerate(kept):
+                wobble = 1 + ((turn * 31 + position * 17) % 13 - 6) / 100
+                values[position] += round(rate * wobble * self.period_seconds)
+                os.pwrite(descriptor, f"{values[position]:<{_WIDTH}}".encode(), 0)
+        for descriptor, _ in kept:
+            os.close(descriptor)
+
+
+DEVICES = 8
+ANSWER_SECONDS = 20
+MEGABITS = 400_000
+_DRIVER = "ethtool.driver("
+_RAIL_DRIVER = "mlx5_core"
+
+
+@dataclass(frozen=True, slots=True)
+class FabricFiles:
+    """Locations of the tree and the answers, and the files that change."""
+
+    root: Path
+    answers: Path
+    moving: tuple[Path, ...]
+
+
+def write_fabric(directory: Path) -> FabricFiles:
+    """Write 8 RDMA devices, their network interfaces and the answers of their drivers."""
+    root, answers = directory / "fabric", directory / "fabric.msgpack"
+    moving = write_tree(root, DEVICES)
+    write_answers(answers, ANSWER_SECONDS)
+    first = msgspec.msgpack.decode(answers.read_bytes())[0]
+    cards = {
+        key.removeprefix(_DRIVER).rstrip(")"): answer["bus"]
+        for key, answer in first.items()
+        if key.startswith(_DRIVER) and answer.get("driver") == _RAIL_DRIVER
+    }
+    for number, interface in enumerate(sorted(cards, key=lambda name: (len(name), name))):
+        _interface(root, interface)
+        if number < DEVICES:
+            _link(root, f"mlx5_{number}", cards[interface])
+    return FabricFiles(root, answers, tuple(moving))
+
+
+def _interface(root: Path, interface: str) -> None:
+    directory = root / "sys/class/net" / interface
+    directory.mkdir(parents=True)
+    for file, text in (("speed", MEGABITS), ("carrier", 1), ("carrier_changes", 1)):
+        (directory / file).write_text(f"{text}\n", encoding="ascii")
+
+
+def _link(root: Path, device: str, address: str) -> None:
+    place = root / "sys/devices" / address
+    place.mkdir(parents=True)
+    (root / "sys/class/infiniband" / device / "device").symlink_to(place)

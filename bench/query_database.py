@@ -1,0 +1,276 @@
+"""Database with Prometheus' protocols: writes, queries of dashboards, and rule evaluation.
+
+Queries are those of dashboards when they are opened, and those of alerting rules.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import yaml
+
+from bench.harness import HOST, BenchError, ServerProcess, free_port
+from bench.http_requests import PostConnection, Request
+from dashboards.build import boards
+from dashboards.promql import RULES, metrics_in
+
+RATE_SECONDS = 75
+"""$__rate_interval of six hours in steps of a minute, scraped every 15 seconds: a step and a scrape."""
+MARK_POINTS = 360
+"""Points of annotations: Grafana queries them once per minute."""
+_VARIABLE = re.compile(r"\$(\w+)")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PanelQuery:
+    """A query of a panel, or of the annotations of a dashboard, as Grafana sends it."""
+
+    board: str
+    panel: str
+    expression: str
+    variables: Sequence[Mapping[str, Any]]
+    points: int
+    """Points of a curve over the default six hours; none if only the last value is shown."""
+
+    def __str__(self) -> str:
+        return f"{self.board} {self.panel}"
+
+
+def panel_queries() -> Iterator[PanelQuery]:
+    """Yield every query of every dashboard."""
+    for file, text in boards():
+        board, name = json.loads(text), file.removesuffix(".json")
+        variables = board["templating"]["list"][1:]
+        for panel in board["panels"]:
+            for target in panel.get("targets", ()):
+                title = f"{panel['id']}{target['refId']}"
+                points = 0 if target.get("instant") else panel["maxDataPoints"]
+                yield PanelQuery(name, title, target["expr"], variables, points)
+        for marks in board["annotations"]["list"]:
+            yield PanelQuery(name, marks["name"], marks["expr"], variables, MARK_POINTS)
+
+
+def rule_groups() -> Iterator[Mapping[str, Any]]:
+    """Yield every rule group."""
+    for path in sorted(RULES.glob("*.yml")):
+        yield from yaml.safe_load(path.read_text())["groups"]
+
+
+def needed_metrics(chosen: Sequence[PanelQuery], *, rules: bool) -> frozenset[str]:
+    """Return the metrics in the queries, and those of the rules."""
+    texts = [question.expression for question in chosen]
+    texts += [v["query"] for question in chosen for v in question.variables]
+    if rules:
+        texts += [rule["expr"] for group in rule_groups() for rule in group["rules"]]
+    return frozenset().union(*map(metrics_in, texts))
+
+
+def fill_variables(text: str, values: Mapping[str, str]) -> str:
+    """Replace the variables of a text by values."""
+    return _VARIABLE.sub(lambda name: values.get(name[1], name[0]), text)
+
+
+PROMETHEUS, VICTORIA = "prometheus", "victoria-metrics"
+WRITE = "/api/v1/write"
+RULES_SECONDS = 15
+"""Evaluation interval of rules, as in deploy/prometheus/prometheus.yml."""
+_RULE_SAMPLE = re.compile(
+    r'prometheus_rule_group_(?P<what>\w+)\{rule_group="[^"]*;(?P<group>[^"]+)"\} (?P<value>\S+)'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryCost:
+    """Cost of a query."""
+
+    seconds: float
+    samples: int
+    """Samples read, counted again at each point."""
+    peak: int
+    """Peak number of samples in memory."""
+    series: int
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleGroupCost:
+    """Cost of one evaluation of a rule group."""
+
+    seconds: float
+    interval_seconds: float
+    series: int
+    """Resulting series, including those of alerts."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRange:
+    """Time range of a query: some seconds up to a timestamp."""
+
+    end: float
+    seconds: float
+
+
+class QueryDatabase:
+    """A running database."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self.server = server
+        self.port = server.port
+        self._choices: dict[str, str] = {}
+
+    def write(self, requests: Iterable[Request]) -> None:
+        """Write requests. Raises BenchError if the database rejects one."""
+        wire = PostConnection(self.port)
+        for request in requests:
+            status, content = wire.post(request)
+            if status // 100 != 2:  # noqa: PLR2004 - HTTP's success
+                message = f"a write was answered with {status}: {content[:300]!r}"
+                raise BenchError(message)
+        wire.close()
+
+    def ask(self, question: PanelQuery, span: QueryRange) -> QueryCost:
+        """Run a query of a dashboard, with all values of its variables selected."""
+        expression = fill_variables(question.expression, self._chosen(question.variables, span))
+        if not question.points:
+            return self.at(expression, span.end)
+        return self.over(expression, span, span.seconds / question.points)
+
+    def at(self, expression: str, instant: float) -> QueryCost:
+        """Run an instant query."""
+        return _cost(*self._timed("query", query=expression, time=str(instant)))
+
+    def over(self, expression: str, span: QueryRange, step: float) -> QueryCost:
+        """Run a range query."""
+        return _cost(*self.curves(expression, span, step))
+
+    def curves(
+        self, expression: str, span: QueryRange, step: float
+    ) -> tuple[float, dict[str, Any]]:
+        """Run a range query, and return the seconds it took with its answer."""
+        return self._timed(
+            "query_range", query=expression, start=str(span.end - span.seconds),
+            end=str(span.end), step=f"{step:.3f}",
+        )  # fmt: skip
+
+    def _chosen(self, variables: Sequence[Mapping[str, Any]], span: QueryRange) -> dict[str, str]:
+        chosen = {"__rate_interval": f"{RATE_SECONDS}s"}
+        for variable in variables:
+            if variable["multi"]:
+                chosen[variable["name"]] = variable["allValue"]
+                continue
+            query = fill_variables(variable["query"], chosen)
+            if query not in self._choices:
+                self._choices[query] = self._first_value(query, span)
+            chosen[variable["name"]] = self._choices[query]
+        return chosen
+
+    def _first_value(self, query: str, span: QueryRange) -> str:
+        selector, _, label = query.removeprefix("label_values(").removesuffix(")").rpartition(", ")
+        _, answer = self._timed(
+            f"label/{label}/values", start=str(span.end - span.seconds), end=str(span.end),
+            **{"match[]": selector},
+        )  # fmt: skip
+        return next(iter(answer.get("data", ())), "")
+
+    def _timed(self, path: str, **parameters: str) -> tuple[float, dict[str, Any]]:
+        started = time.monotonic()
+        text = get(self.port, f"/api/v1/{path}?{urlencode({**parameters, 'stats': 'all'})}")
+        seconds = time.monotonic() - started
+        answer: dict[str, Any] = json.loads(text)
+        return seconds, answer
+
+    def series(self) -> int:
+        """Return the number of series in Prometheus' head."""
+        found = re.search(r"(?m)^prometheus_tsdb_head_series (\S+)", get(self.port, "/metrics"))
+        return int(float(found[1])) if found else 0
+
+    def rule_groups(self, least: int) -> dict[str, RuleGroupCost]:
+        """Return the least cost of each rule group, after at least `least` evaluations of each."""
+        seconds: dict[str, float] = {}
+        while True:
+            told: dict[str, dict[str, float]] = {}
+            for match in _RULE_SAMPLE.finditer(get(self.port, "/metrics")):
+                told.setdefault(match["group"], {})[match["what"]] = float(match["value"])
+            for name, one in told.items():
+                # Nothing before the end of the first: an iteration counts from its beginning.
+                if took := one["last_duration_seconds"]:
+                    seconds[name] = min(took, seconds.get(name, took))
+            if told.keys() == seconds.keys() and all(
+                one["iterations_total"] > least for one in told.values()
+            ):
+                return {
+                    name: RuleGroupCost(
+                        seconds[name], one["interval_seconds"], int(one["last_evaluation_samples"])
+                    )
+                    for name, one in told.items()
+                }
+            time.sleep(0.5)
+
+    def follow(self, directory: Path, interval_seconds: int) -> None:
+        """Evaluate all rules from now on; an interval below the default applies to all groups."""
+        (directory / "rules").mkdir()
+        for path in RULES.glob("*.yml"):
+            rules = yaml.safe_load(path.read_text())
+            for group in rules["groups"] if interval_seconds < RULES_SECONDS else ():
+                group.pop("interval", None)
+            (directory / "rules" / path.name).write_text(yaml.safe_dump(rules))
+        _configure(directory, interval_seconds)
+        get(self.port, "/-/reload", "POST")
+
+
+def _configure(directory: Path, interval_seconds: int) -> None:
+    settings = {
+        "global": {"evaluation_interval": f"{interval_seconds}s"},
+        "rule_files": ["rules/*.yml"],
+    }
+    (directory / "prometheus.yml").write_text(yaml.safe_dump(settings))
+
+
+def prometheus(directory: Path) -> ServerProcess:
+    """Start Debian's Prometheus with its defaults; it receives writes."""
+    port = free_port()
+    _configure(directory, RULES_SECONDS)
+    return ServerProcess(
+        [PROMETHEUS, f"--config.file={directory / 'prometheus.yml'}", "--web.enable-lifecycle",
+         f"--storage.tsdb.path={directory / 'prometheus'}", "--web.enable-remote-write-receiver",
+         f"--web.listen-address={HOST}:{port}"],
+        port=port, log=directory / "prometheus.log", ready_path="/-/ready",
+    )  # fmt: skip
+
+
+def victoria(directory: Path) -> ServerProcess:
+    """Start Debian's VictoriaMetrics with its defaults."""
+    port = free_port()
+    return ServerProcess(
+        [VICTORIA, f"-storageDataPath={directory / 'victoria'}", f"-httpListenAddr={HOST}:{port}",
+         "-retentionPeriod=100y", "-loggerLevel=WARN"],
+        port=port, log=directory / "victoria.log", ready_path="/health",
+    )  # fmt: skip
+
+
+def _cost(seconds: float, answer: dict[str, Any]) -> QueryCost:
+    if answer["status"] != "success":
+        return QueryCost(seconds, 0, 0, 0, answer.get("error", "it failed"))
+    data = answer["data"]
+    told = data.get("stats", {}).get("samples", {})
+    return QueryCost(
+        seconds, told.get("totalQueryableSamples", 0), told.get("peakSamples", 0),
+        len(data["result"]),
+    )  # fmt: skip
+
+
+def get(port: int, path: str, method: str = "GET") -> str:
+    """Return the body of a response, whatever its status."""
+    connection = HTTPConnection(HOST, port, timeout=300)
+    connection.request(method, path)
+    text = connection.getresponse().read().decode()
+    connection.close()
+    return text

@@ -1,0 +1,257 @@
+"""Audit records of credentials: enrolment, revocation, use, misuse.
+
+Frequent events are aggregated. The use of a credential is recorded once per day for each address; the use
+of an expired one and requests of a tenant for data of others, once immediately and once more for each
+minute in which they continue, with the count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+import structlog
+
+from collector.access.credentials import Credential, CredentialKey, Credentials, Role
+from collector.access.tokens_file import CredentialChange, RecordedCredentials, find_changes
+from collector.audit.collector_records import AuditTrail, DeniedRequest
+from collector.audit.log_writer import AuditError
+from collector.ledger.audit_outbox import RecordDraft
+from collector.work_limits import run_to_end
+from railscope.audit.record import RecordActor, RecordData, RecordError, RecordSubject
+
+EVERY_SECONDS = 60.0
+MAX_DISTINGUISHED = 100
+"""Distinct misuses recorded per minute; those beyond are counted together."""
+MAX_A_DAY = 100_000
+"""Distinct credentials by address, and exports, per day; those beyond are counted together."""
+_GROUP = 256
+_MAX_QUOTED = 200
+_DAY_NS = 86_400_000_000_000
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveredExport:
+    """An export that was delivered."""
+
+    credential: Credential
+    address: str
+    period: str
+    form: str
+    tenant: str
+    """Tenant of the exported rows; empty for those of all tenants."""
+    digest: str
+    """SHA-256 of the export, in hex."""
+
+
+@dataclass(frozen=True, slots=True)
+class CredentialMisuse:
+    """Use of a credential that is expired or does not permit the request."""
+
+    type: str
+    credential: Credential
+    address: str
+    key: str = ""
+    path: str = ""
+
+
+@dataclass(slots=True)
+class AccessTrail:
+    """Writes through a `AuditTrail`: `open` it, `run` it while that runs. Noting an event never waits."""
+
+    trail: AuditTrail
+    told: RecordedCredentials
+    wall_ns: Callable[[], int] = time.time_ns
+    max_a_day: int = MAX_A_DAY
+    _day: int = -1
+    _today: set[Hashable] = field(default_factory=set)
+    _more_today: int = 0
+    _misuses: dict[CredentialMisuse, int] = field(default_factory=dict)
+    _more_misuses: int = 0
+    _drafts: list[RecordDraft] = field(default_factory=list)
+    _current: Credentials | None = None
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    # Noting events --------------------------------------------------------------------------------
+
+    def denied(self, denial: DeniedRequest) -> None:
+        """Note a denied request."""
+        self.trail.deny(denial)
+
+    def used(self, credential: Credential, key: CredentialKey, address: str) -> None:
+        """Note a successful authentication: recorded the first time per day from this address."""
+        if self._first_today((credential, address)):
+            data: RecordData = {
+                "key": key.short,
+                "role": credential.role.value,
+                **_tenant(credential),
+            }
+            kind = "access.token" if key.kind == "token" else "access.login"
+            self._note(self._draft(kind, _actor(credential, key.kind, address), "done", data))
+
+    def exported(self, exported: DeliveredExport) -> None:
+        """Note a delivered export: recorded the first time per day, while its content is the same."""
+        if self._first_today(exported):
+            data: RecordData = {
+                "period": exported.period, "format": exported.form, "sha256": exported.digest,
+            }  # fmt: skip
+            data |= {"tenant": exported.tenant} if exported.tenant else {}
+            actor = _actor(exported.credential, "", exported.address)
+            self._note(self._draft("billing.export", actor, "done", data))
+
+    def _first_today(self, what: Hashable) -> bool:
+        day = self.wall_ns() // _DAY_NS
+        if day != self._day:
+            self._draft_more_today()
+            self._day = day
+            self._today.clear()
+        if what in self._today:
+            return False
+        if len(self._today) >= self.max_a_day:
+            self._more_today += 1
+            return False
+        self._today.add(what)
+        return True
+
+    def expired(self, credential: Credential, key: CredentialKey, address: str) -> None:
+        """Note the use of an expired credential."""
+        self._misuse(CredentialMisuse("identity.expired", credential, address, key.short))
+
+    def crossed(self, credential: Credential, path: str, address: str) -> None:
+        """Note a tenant's request for the data of another."""
+        quoted = path[:_MAX_QUOTED]
+        self._misuse(CredentialMisuse("access.cross_tenant", credential, address, path=quoted))
+
+    def enrolled(self, credentials: Credentials) -> None:
+        """Set the current credentials; changes are recorded."""
+        self._current = credentials
+        self._wake.set()
+
+    def _misuse(self, misuse: CredentialMisuse) -> None:
+        if misuse in self._misuses:
+            self._misuses[misuse] += 1
+        elif len(self._misuses) >= MAX_DISTINGUISHED:
+            self._more_misuses += 1
+        else:
+            self._misuses[misuse] = 0
+            self._note(self._draft_misuse(misuse, 1))
+
+    def _note(self, draft: RecordDraft) -> None:
+        self._drafts.append(draft)
+        self._wake.set()
+
+    # Writing records ------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Record noted events until cancelled; then the remaining ones."""
+        try:
+            while True:
+                await self._minute()
+        finally:
+            self._close_minute()
+            self._draft_more_today()
+            await run_to_end(self._write())
+
+    def open(self) -> None:
+        """Read the credentials that were recorded before. Blocking; before `run`."""
+        try:
+            self.told.read()
+        except (OSError, ValueError) as error:
+            log.error("identities_unreadable", file=str(self.told.path), problem=str(error),
+                      advice="all who are in the tokens file are recorded anew")  # fmt: skip
+
+    async def _minute(self) -> None:
+        deadline = asyncio.get_running_loop().time() + EVERY_SECONDS
+        try:
+            async with asyncio.timeout_at(deadline):
+                while True:
+                    await self._wake.wait()
+                    self._wake.clear()
+                    await run_to_end(self._write())
+        except TimeoutError:
+            self._close_minute()
+            self._wake.set()
+
+    def _close_minute(self) -> None:
+        """Draft the counts of repeated misuses."""
+        for misuse, count in self._misuses.items():
+            if count:
+                self._drafts.append(self._draft_misuse(misuse, count))
+        if self._more_misuses:
+            data: RecordData = {"reason": "more than are told apart", "count": self._more_misuses}
+            self._drafts.append(
+                self._draft("access.denied", RecordActor("unknown", ""), "denied", data)
+            )
+        self._misuses.clear()
+        self._more_misuses = 0
+
+    def _draft_more_today(self) -> None:
+        if self._more_today:
+            data: RecordData = {"reason": "more than are told apart", "count": self._more_today}
+            self._note(self._draft("access.token", RecordActor("credential", ""), "done", data))
+        self._more_today = 0
+
+    async def _write(self) -> None:
+        drafts, self._drafts = self._drafts, []
+        await self._append(iter(drafts))
+        current = self._current
+        if current is None or current is self.told.credentials:
+            return
+        found = await asyncio.to_thread(find_changes, self.told.credentials, current)
+        if await self._append(map(self._draft_change, found)):
+            try:
+                await asyncio.to_thread(self.told.keep, current)
+            except OSError as error:
+                log.error("identities_not_kept", file=str(self.told.path), problem=str(error),
+                          advice="what was recorded now is recorded again later")  # fmt: skip
+
+    async def _append(self, drafts: Iterator[RecordDraft]) -> bool:
+        """Record all drafts, in groups; return True if none was lost."""
+        lost = 0
+        while group := list(islice(drafts, _GROUP)):
+            lost += sum(await asyncio.gather(*(self._lost(draft) for draft in group)))
+        return not lost
+
+    async def _lost(self, draft: RecordDraft) -> bool:
+        try:
+            await self.trail.log.append(draft)
+        except (AuditError, RecordError) as error:
+            self.trail.lost += 1
+            log.error("audit_record_lost", type=draft.type, data=draft.data, problem=str(error))
+            return True
+        return False
+
+    # Form of the records --------------------------------------------------------------------------
+
+    def _draft_misuse(self, misuse: CredentialMisuse, count: int) -> RecordDraft:
+        told = {"key": misuse.key} if misuse.key else {"path": misuse.path}
+        data: RecordData = {**told, "count": count, **_tenant(misuse.credential)}
+        actor = _actor(misuse.credential, "", misuse.address)
+        return self._draft(misuse.type, actor, "denied", data)
+
+    def _draft_change(self, change: CredentialChange) -> RecordDraft:
+        data: RecordData = {"added": list(change.added), "removed": list(change.removed)}
+        subject = RecordSubject()
+        if change.holder:
+            data |= {"holder": change.holder.label, "role": change.holder.role.value}
+            data |= _tenant(change.holder)
+            subject = RecordSubject(change.holder.name if change.holder.role is Role.NODE else "")
+        actor = RecordActor("administrator", "", "tokens file")
+        return RecordDraft(change.type, actor, self.wall_ns(), "done", subject, data)
+
+    def _draft(self, kind: str, actor: RecordActor, outcome: str, data: RecordData) -> RecordDraft:
+        return RecordDraft(kind, actor, self.wall_ns(), outcome, data=data)
+
+
+def _actor(credential: Credential, kind: str, address: str) -> RecordActor:
+    return RecordActor("credential", credential.label, kind, address)
+
+
+def _tenant(credential: Credential) -> dict[str, str]:
+    """Return the tenant of a credential as record data; empty for other roles."""
+    return {"tenant": credential.tenant} if credential.tenant else {}

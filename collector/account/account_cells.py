@@ -1,0 +1,183 @@
+"""The account as cells of views and as JSON, with the quotas of tenants.
+
+Quotas are a CSV file with the columns tenant, gpu_hours, period, gpus, from, to. `period` is day or
+month, of UTC. `gpu_hours` and `gpus` may be decimal fractions, or empty for no bound; times as in
+the claims file. Of two rows of a tenant and period that are in force, the one that began later
+counts. Quotas are reported with their use; they are not enforced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from collector.account.account_sums import AmountTotals, GpuTimeAccount, gpu_nanoseconds, month_of
+from collector.files.watched_file import FileError, WatchedFile, parse_span, read_rows
+from collector.fleet.view_cells import ViewCell
+from collector.metering.measures import AmountAttribution, CountedQuantity
+from collector.metering.tiling import HELD, SlotState
+from collector.metering.units import GPU_CAPACITY, Units
+from railscope.catalog import account as catalog
+from railscope.catalog.declare import Metric
+from railscope.untrusted_text import NumberError, parse_decimal
+
+QUOTAS_HEADER = ("tenant", "gpu_hours", "period", "gpus", "from", "to")
+QUOTA_PERIODS = ("day", "month")
+_HOUR_NS = 3_600_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """Quota of a tenant in [start, end)."""
+
+    start_ns: int
+    end_ns: int
+    tenant: str
+    period: str
+    gpu_hours: Fraction | None
+    gpus: Fraction | None
+
+    @property
+    def gpu_time_ns(self) -> Fraction | None:
+        """GPU time per period."""
+        return None if self.gpu_hours is None else self.gpu_hours * _HOUR_NS
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """All rows of the file, by start."""
+
+    quotas: tuple[Quota, ...] = ()
+
+    def in_force(self, instant_ns: int) -> Iterator[Quota]:
+        """Yield the quota of each tenant and period at a timestamp."""
+        found: dict[tuple[str, str], Quota] = {}
+        for quota in self.quotas:
+            if quota.start_ns <= instant_ns < quota.end_ns:
+                found[quota.tenant, quota.period] = quota
+        yield from found.values()
+
+
+def quota_days(period: str, instant_ns: int) -> tuple[int, int]:
+    """Return the days [first, end) of the period that contains a timestamp, counted from the epoch."""
+    day = instant_ns // (24 * _HOUR_NS)
+    if period == "day":
+        return day, day + 1
+    first = month_of(day)
+    return first, month_of(first + 31)
+
+
+def parse_quotas(text: str) -> Quotas:
+    """Parse the text of a file. Raises FileError that names the line."""
+    found = []
+    for number, (tenant, gpu_hours, period, gpus, start, end) in read_rows(text, QUOTAS_HEADER):
+        where = f"line {number}"
+        if not tenant or period not in QUOTA_PERIODS:
+            message = f"{where}: needs a tenant, and a period of {' or '.join(QUOTA_PERIODS)}"
+            raise FileError(message)
+        bounds = (
+            _amount(gpu_hours, f"{where}, gpu_hours"),
+            _amount(gpus, f"{where}, gpus"),
+        )
+        found.append(Quota(*parse_span(start, end, where), tenant, period, *bounds))
+    return Quotas(tuple(sorted(found, key=lambda quota: (quota.start_ns, quota.tenant))))
+
+
+def _amount(text: str, where: str) -> Fraction | None:
+    if not text:
+        return None
+    try:
+        return parse_decimal(text, minimum=0)
+    except NumberError as error:
+        message = f"{where}: invalid value {error}"
+        raise FileError(message) from error
+
+
+def quotas_file(path: Path | None) -> WatchedFile[Quotas]:
+    """Return the watched quotas file at a path."""
+    return WatchedFile("quotas", path, parse_quotas, Quotas())
+
+
+NS = 1_000_000_000
+_UNIT_SECONDS = GPU_CAPACITY * NS
+_AMOUNTS: dict[CountedQuantity, Metric] = {
+    CountedQuantity.ENERGY: catalog.TENANT_ENERGY,
+    CountedQuantity.USED: catalog.TENANT_BUSY,
+    CountedQuantity.MEMORY: catalog.TENANT_MEMORY,
+    CountedQuantity.RECEIVED: catalog.TENANT_RECEIVED,
+    CountedQuantity.TRANSMITTED: catalog.TENANT_TRANSMITTED,
+}
+
+
+def cluster_cells(account: GpuTimeAccount) -> Iterator[ViewCell]:
+    """Yield the GPU time of the cluster by state."""
+    yield ViewCell(catalog.GPU_CAPACITY, (), float(account.capacity / _UNIT_SECONDS))
+    for state, units in account.states().items():
+        yield ViewCell(catalog.GPU_TIME, (state.value,), float(units / _UNIT_SECONDS))
+
+
+def tenant_cells(
+    account: GpuTimeAccount, amounts: AmountTotals, held: Mapping[str, Units], quotas: Quotas
+) -> Iterator[ViewCell]:
+    """Yield GPU time, amounts and quotas of each tenant; `held` are the units that it holds now."""
+    tenants = account.tenants()
+    for tenant, states in tenants.items():
+        for state, units in sorted(states.items()):
+            yield ViewCell(
+                catalog.TENANT_GPU_TIME, (tenant, state.value), float(units / _UNIT_SECONDS)
+            )
+        yield ViewCell(catalog.TENANT_GPUS, (tenant,), float(held.get(tenant, 0) / GPU_CAPACITY))
+    for whose, amount in sorted(amounts.items()):
+        if whose.use is AmountAttribution.ATTRIBUTED and whose.tenant:
+            metric = _AMOUNTS[whose.measure]
+            value = amount * metric.scale.numerator / metric.scale.denominator
+            yield ViewCell(metric, (whose.tenant,), value)
+    for quota in quotas.in_force(account.until_ns):
+        labels = (quota.tenant, quota.period)
+        if quota.gpu_time_ns is not None:
+            yield ViewCell(catalog.QUOTA_TIME, labels, float(quota.gpu_time_ns) / NS)
+            used = account.held(*quota_days(quota.period, account.until_ns)).get(quota.tenant, 0)
+            yield ViewCell(catalog.QUOTA_TIME_USED, labels, float(used / _UNIT_SECONDS))
+        if quota.gpus is not None:
+            yield ViewCell(catalog.QUOTA_GPUS, (quota.tenant,), float(quota.gpus))
+
+
+def account_json(account: GpuTimeAccount) -> dict[str, Any]:
+    """Return an account in integers as strings: JSON readers that use doubles are exact to 104 days only.
+
+    All values are in nanoseconds of whole GPUs. Held, idle, unknown and the other states add up to
+    the capacity.
+    """
+    states = gpu_nanoseconds(account.states())
+    held_ns = sum(states[state] for state in HELD)
+    return {
+        "until_ns": str(account.until_ns),
+        "gpus": account.gpus,
+        "capacity_ns": str(account.capacity // GPU_CAPACITY),
+        "held_ns": str(held_ns),
+        "idle_ns": str(states[SlotState.IDLE]),
+        "unknown_ns": str(states[SlotState.UNKNOWN]),
+        "states": {state.value: str(ns) for state, ns in states.items()},
+        "balances": account.balances,
+        "clock_suspect": [
+            {"since_ns": str(one.since_ns), "delta_ns": str(one.delta_ns), "gpu_days": days}
+            for one, days in sorted(account.clock_suspect.items())
+        ],
+        "tenants": {
+            tenant: _tenant_json(gpu_nanoseconds(found))
+            for tenant, found in account.tenants().items()
+        },
+    }
+
+
+def _tenant_json(states: Mapping[SlotState, int]) -> dict[str, Any]:
+    observed, inferred = states.get(SlotState.OBSERVED, 0), states.get(SlotState.INFERRED, 0)
+    return {
+        "held_ns": str(observed + inferred),
+        "held_observed_ns": str(observed),
+        "held_unknown_ns": str(inferred),
+        "states": {state.value: str(ns) for state, ns in sorted(states.items())},
+    }

@@ -1,0 +1,226 @@
+"""Sums of the account: GPU time, and amounts of counters, of finalized and of open days.
+
+GPU time is summed by day, state and tenant, in cap-unit-nanoseconds. Amounts of counters are
+summed by measure and tenant: finalized days come from the ledger, open days are counted here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import date, timedelta
+from fractions import Fraction
+from functools import cache
+from typing import NamedTuple
+
+from collector.evidence.gpu_evidence import AssembledGpu
+from collector.ledger.day_tiling import DAY_NS, MeasuredShare
+from collector.metering.evidence import ClockDoubt
+from collector.metering.measures import AmountAttribution, CountedQuantity, owners, shares
+from collector.metering.tiling import HELD, SlotState, TilingEntry
+from collector.metering.units import GPU_CAPACITY, Tiling, Units, exact
+
+_EPOCH = date(1970, 1, 1)
+_FIRST = _EPOCH.toordinal()
+
+
+class TimeKey(NamedTuple):
+    """Key of an amount of time."""
+
+    day: int
+    state: SlotState
+    tenant: str
+
+
+class StateUnits(NamedTuple):
+    """Number of units of a GPU in a state."""
+
+    state: SlotState
+    tenant: str
+    units: Units
+
+
+TimeSums = dict[TimeKey, Units]
+
+
+def add_span(sums: TimeSums, rate: StateUnits, start_ns: int, end_ns: int) -> None:
+    """Add a span of time, day by day."""
+    while start_ns < end_ns:
+        day = start_ns // DAY_NS
+        until_ns = min(end_ns, (day + 1) * DAY_NS)
+        key = TimeKey(day, rate.state, rate.tenant)
+        sums[key] = exact(sums.get(key, 0) + rate.units * (until_ns - start_ns))
+        start_ns = until_ns
+
+
+def sum_entries(entries: Iterable[TilingEntry]) -> TimeSums:
+    """Return the sums of entries: all compute slots of the GPU, each once."""
+    sums: TimeSums = {}
+    for entry in entries:
+        if entry.tiling is Tiling.COMPUTE:
+            rate = StateUnits(entry.state, entry.tenant, entry.slot_hi - entry.slot_lo)
+            add_span(sums, rate, entry.t0_ns, entry.t1_ns)
+    return sums
+
+
+def add_sums(sums: TimeSums, more: Mapping[TimeKey, Units], sign: int = 1) -> None:
+    """Add sums to others, or subtract them."""
+    for key, quantity in more.items():
+        total = sums.get(key, 0) + sign * quantity
+        if total:
+            sums[key] = exact(total)
+        else:
+            sums.pop(key, None)
+
+
+@cache
+def month_of(day: int) -> int:
+    """Return the first day of the month of a day, all counted from the epoch."""
+    return (_EPOCH + timedelta(days=day)).replace(day=1).toordinal() - _FIRST
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTimeAccount:
+    """GPU time of the cluster up to a timestamp. `capacity` is GPUs times time, counted separately."""
+
+    until_ns: int
+    gpus: int
+    capacity: Units
+    sums: Mapping[TimeKey, Units] = field(default_factory=dict)
+    clock_suspect: Mapping[ClockDoubt, int] = field(default_factory=dict)
+    """GPU-days of the ledger with evidence that was received while the collector's clock was suspect."""
+
+    @property
+    def balances(self) -> bool:
+        """True if the states add up to the capacity, to the unit and nanosecond."""
+        return sum(self.sums.values()) == self.capacity
+
+    def states(self) -> dict[SlotState, Units]:
+        """Return cap-unit-nanoseconds by state."""
+        found: dict[SlotState, Units] = dict.fromkeys(SlotState, 0)
+        for key, quantity in self.sums.items():
+            found[key.state] = exact(found[key.state] + quantity)
+        return found
+
+    def tenants(self) -> dict[str, dict[SlotState, Units]]:
+        """Return the same by tenant, for tenants with any."""
+        found: dict[str, dict[SlotState, Units]] = {}
+        for key, quantity in sorted(self.sums.items()):
+            if key.tenant:
+                states = found.setdefault(key.tenant, {})
+                states[key.state] = exact(states.get(key.state, 0) + quantity)
+        return found
+
+    def held(self, first_day: int, end_day: int) -> dict[str, Units]:
+        """Return the time held by each tenant on days of [first, end): of open days, or of whole months."""
+        found: dict[str, Units] = {}
+        for key, quantity in self.sums.items():
+            if key.state in HELD and first_day <= key.day < end_day:
+                found[key.tenant] = exact(found.get(key.tenant, 0) + quantity)
+        return found
+
+
+def gpu_nanoseconds(parts: Mapping[SlotState, Units]) -> dict[SlotState, int]:
+    """Return GPU-nanoseconds of whole GPUs, rounded so that they add up to their rounded sum.
+
+    Parts of a GPU are not whole nanoseconds; the largest remainders are rounded up.
+    """
+    whole = {name: Fraction(units) / GPU_CAPACITY for name, units in parts.items()}
+    found = {name: value.numerator // value.denominator for name, value in whole.items()}
+    missing = int(sum(whole.values(), Fraction(0))) - sum(found.values())
+    by_remainder = sorted(whole, key=lambda name: (found[name] - whole[name], name))
+    for name in by_remainder[:missing]:
+        found[name] += 1
+    return found
+
+
+class AmountKey(NamedTuple):
+    """Key of an amount."""
+
+    measure: CountedQuantity
+    use: AmountAttribution
+    tenant: str
+
+
+AmountTotals = dict[AmountKey, int]
+OpenDayTotals = dict[int, AmountTotals]
+"""By day."""
+
+
+@dataclass(slots=True)
+class OpenDayAmounts:
+    """The open days of a GPU, up to the last counted reading."""
+
+    upto_ns: int
+    days: OpenDayTotals = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class CounterAmounts:
+    """Amounts of the finalized days and of the open days."""
+
+    open: dict[str, OpenDayAmounts] = field(default_factory=dict)
+    _sum: AmountTotals = field(default_factory=dict)
+
+    def totals(self) -> AmountTotals:
+        """Return all amounts so far."""
+        return {whose: amount for whose, amount in self._sum.items() if amount}
+
+    def take_up(self, totals: AmountTotals) -> None:
+        """Add totals of the ledger."""
+        add_totals(self._sum, totals)
+
+    def settle(self, gpu: str, day: int, new: AmountTotals, old: AmountTotals) -> None:
+        """Record a GPU-day that was written to the ledger, new or revised."""
+        add_totals(self._sum, new)
+        add_totals(self._sum, old, -1)
+        if gpu in self.open:
+            add_totals(self._sum, self.open[gpu].days.pop(day, {}), -1)
+
+    def count(self, gpu: str, upto_ns: int, days: OpenDayTotals, *, anew: bool) -> None:
+        """Add amounts of a GPU's open days up to a timestamp; with `anew`, replace the previous ones."""
+        amounts = self.open.get(gpu)
+        if amounts is None or anew:
+            for totals in amounts.days.values() if amounts else ():
+                add_totals(self._sum, totals, -1)
+            amounts = self.open[gpu] = OpenDayAmounts(upto_ns)
+        for day, totals in days.items():
+            add_totals(amounts.days.setdefault(day, {}), totals)
+            add_totals(self._sum, totals)
+        amounts.upto_ns = max(upto_ns, amounts.upto_ns)
+
+
+def add_totals(totals: AmountTotals, more: Mapping[AmountKey, int], sign: int = 1) -> None:
+    """Add totals to others, or subtract them."""
+    for whose, amount in more.items():
+        totals[whose] = totals.get(whose, 0) + sign * amount
+
+
+def totals_of_shares(found: Iterable[MeasuredShare]) -> AmountTotals:
+    """Return the totals of a day in the ledger."""
+    totals: AmountTotals = {}
+    for one in found:
+        whose = AmountKey(one.measure, one.share.use, one.share.tenant)
+        totals[whose] = totals.get(whose, 0) + one.share.amount
+    return totals
+
+
+def count_amounts(known: AssembledGpu, start_ns: int, end_ns: int) -> OpenDayTotals:
+    """Return the amounts of readings after the start and up to the end, by day."""
+    owned = owners(known.evidence)
+    found: OpenDayTotals = {}
+    for measure, increments in known.counted.items():
+        if not len(increments.ends_ns):
+            continue
+        first = max(start_ns, int(increments.ends_ns[0]) - 1)
+        last = min(end_ns, int(increments.ends_ns[-1]))
+        # A reading at midnight belongs to the previous day.
+        while first < last:
+            day = first // DAY_NS
+            until = min(last, (day + 1) * DAY_NS)
+            measured = (
+                MeasuredShare(measure, share) for share in shares(owned, increments, first, until)
+            )
+            add_totals(found.setdefault(day, {}), totals_of_shares(measured))
+            first = until
+    return found

@@ -1,0 +1,393 @@
+"""The account of all GPUs, updated in slices, and the open days of each GPU.
+
+The open days of a GPU are computed when its facts change, and extended by its samples in between.
+While only new samples arrive, and no claim or similar fact begins or ends, the time up to the last
+sample was observed and the time since was not: that is arithmetic, and does not need metering.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import partial
+
+from collector.account.account_sums import (
+    CounterAmounts,
+    GpuTimeAccount,
+    StateUnits,
+    TimeSums,
+    add_span,
+    add_sums,
+    month_of,
+    sum_entries,
+)
+from collector.evidence.book import EvidenceBook
+from collector.evidence.claim_events import is_gpu
+from collector.evidence.claim_placement import ClaimPlacer
+from collector.evidence.evidence_records import EvidenceProblem
+from collector.evidence.gpu_evidence import AdministratorInputs
+from collector.evidence.gpu_places import GpuPlaces
+from collector.evidence.node_chunks import SampleSpan
+from collector.ledger.day_tiling import DAY_NS
+from collector.metering.evidence import (
+    QUARANTINE_NS,
+    ClaimAuthority,
+    ClockDoubt,
+    Evidence,
+    GpuOutage,
+    NodeStay,
+    SlotReservation,
+)
+from collector.metering.holders import claims_in_force
+from collector.metering.overlaps import OverlapKind, overlaps
+from collector.metering.placement import ClaimExcess
+from collector.metering.tiling import HELD, GpuTimeline, SlotState, TilingEntry
+from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling, Units, exact
+from collector.workloads.job_roster import (
+    NO_PODS,
+    JobHolding,
+    JobRoster,
+    holdings,
+    join_pod_holdings,
+)
+
+_WHEN_OBSERVED = {SlotState.INFERRED: SlotState.OBSERVED, SlotState.UNKNOWN: SlotState.IDLE}
+
+
+@dataclass(slots=True)
+class GpuAccount:
+    """The open time of a GPU up to a timestamp, extensible from there."""
+
+    since_ns: int
+    """Start of the counted time: its first evidence, or its first open day."""
+    at_ns: int
+    tail: SampleSpan | None
+    tail_ns: int
+    """The last sample at the time of the computation, within the counted time."""
+    fixed: TimeSums
+    """Up to the last sample."""
+    silent_fixed: TimeSums
+    """From there to `at_ns`."""
+    silent: tuple[StateUnits, ...]
+    seen: tuple[StateUnits, ...]
+    calm: bool
+    """True if nothing begins or ends between the last sample and `at_ns`, in either order."""
+    next_ns: int
+    """Time of the next start or end."""
+    uncertainty_ns: int
+    stays: tuple[NodeStay, ...]
+    """Its time in service, over all time."""
+    holdings: tuple[JobHolding, ...] = ()
+    """Holdings of jobs at `at_ns`."""
+
+    @classmethod
+    def of(
+        cls, evidence: Evidence, tail: SampleSpan | None, open_ns: int, now_ns: int
+    ) -> GpuAccount | None:
+        """Compute the account of a GPU from its first open day; None without evidence until now."""
+        first_ns = min((stay.start_ns for stay in evidence.stays), default=FOREVER_NS)
+        since_ns = max(first_ns, open_ns)
+        if since_ns >= now_ns:
+            return None
+        last_ns = tail.last_ns if tail else since_ns
+        tail_ns = min(max(last_ns, since_ns), now_ns)
+        uncertainty_ns = max((s.uncertainty_ns for s in evidence.stretches), default=0)
+        edges = sorted(
+            edge for edge in _fact_boundaries(evidence) if edge > tail_ns - uncertainty_ns - 1
+        )
+        timeline = GpuTimeline.of(evidence)
+        ahead = [edge for edge in edges if edge > now_ns]
+        present = timeline.entries(now_ns, now_ns + 1)
+        # A sample may be newer than `now_ns`, which was read before it was received.
+        newest_ns = max(last_ns, now_ns)
+        in_tail = tail is not None and tail.first_ns <= tail_ns <= last_ns
+        calm = in_tail and all(edge > newest_ns for edge in edges)
+        return cls(
+            since_ns=since_ns,
+            at_ns=now_ns,
+            tail=tail,
+            tail_ns=tail_ns,
+            fixed=sum_entries(timeline.entries(since_ns, tail_ns)),
+            silent_fixed=sum_entries(timeline.entries(tail_ns, now_ns)),
+            silent=_rates(timeline.entries(newest_ns, newest_ns + 1) if calm else present),
+            seen=tuple(
+                rate._replace(state=_state_if_observed(rate.state))
+                for rate in _rates(timeline.entries(tail_ns, tail_ns + 1))
+            ),
+            calm=calm,
+            next_ns=ahead[0] if ahead else FOREVER_NS,
+            uncertainty_ns=uncertainty_ns,
+            stays=evidence.stays,
+            holdings=holdings(evidence, present, now_ns),
+        )
+
+    def holds(self, now_ns: int) -> bool:
+        """True if the account can be extended to a timestamp."""
+        if not self.at_ns <= now_ns < self.next_ns:
+            return False
+        if self._observed_ns(now_ns) <= self.tail_ns:
+            return True
+        last_ns = self.tail.last_ns if self.tail else 0
+        return self.calm and last_ns + self.uncertainty_ns < self.next_ns
+
+    def served_ns(self, now_ns: int) -> int:
+        """Return its time in service since the start of the counted time."""
+        spans = ((max(s.start_ns, self.since_ns), min(s.end_ns, now_ns)) for s in self.stays)
+        return sum(end - start for start, end in spans if start < end)
+
+    def carry(self, sums: TimeSums, now_ns: int) -> None:
+        """Add the time after the last sample known at the time of the computation."""
+        start_ns, observed_ns = self.at_ns, self._observed_ns(now_ns)
+        if observed_ns > self.tail_ns:
+            start_ns = observed_ns
+            for rate in self.seen:
+                add_span(sums, rate, self.tail_ns, start_ns)
+        else:
+            for key, quantity in self.silent_fixed.items():
+                sums[key] = exact(sums.get(key, 0) + quantity)
+        for rate in self.silent:
+            add_span(sums, rate, start_ns, now_ns)
+
+    def _observed_ns(self, now_ns: int) -> int:
+        """Return the end of the observed time: newer samples may have arrived, some after `now_ns`."""
+        last_ns = self.tail.last_ns if self.tail else self.tail_ns
+        return min(last_ns, now_ns)
+
+    @property
+    def holders(self) -> set[str]:
+        """Tenants that hold a part of it now."""
+        return {rate.tenant for rate in self.silent if rate.state in HELD}
+
+
+def _state_if_observed(state: SlotState) -> SlotState:
+    return _WHEN_OBSERVED.get(state, state)
+
+
+def _rates(entries: Iterable[TilingEntry]) -> tuple[StateUnits, ...]:
+    """Return the states of its slots by the entries of a time, if no sample follows."""
+    sums: dict[tuple[SlotState, str], Units] = {}
+    for entry in entries:
+        if entry.tiling is Tiling.COMPUTE:
+            key = (entry.state, entry.tenant)
+            sums[key] = exact(sums.get(key, 0) + entry.slot_hi - entry.slot_lo)
+    return tuple(
+        StateUnits(state, tenant, units) for (state, tenant), units in sorted(sums.items())
+    )
+
+
+def _fact_boundaries(evidence: Evidence) -> Iterator[int]:
+    """Yield all times at which anything but samples begins or ends."""
+    for claim in claims_in_force(evidence):
+        yield from (claim.start_ns, claim.end_ns)
+    lasting: tuple[GpuOutage | SlotReservation | NodeStay, ...] = (
+        *evidence.outages,
+        *evidence.reservations,
+        *evidence.stays,
+    )
+    for each in lasting:
+        yield from (each.start_ns, each.end_ns)
+    for layout in evidence.layouts:
+        yield layout.start_ns
+
+
+LoopTurns = Callable[[], Awaitable[None]]
+
+
+MAX_CLAIMS_ON_LOOP = 64
+"""Maximum claims of a GPU that are metered on the event loop: the cost grows with their number squared."""
+
+
+@dataclass(slots=True)
+class FinalizedSums:
+    """The ledger's sums by month of the GPUs in the account, and the last finalized day of each.
+
+    The present day is never finalized, so single days are not needed; there would be too many.
+    """
+
+    sums: TimeSums = field(default_factory=dict)
+    days: dict[str, int] = field(default_factory=dict)
+    capacity: Units = 0
+    clock_suspect: Counter[ClockDoubt] = field(default_factory=Counter)
+    """GPU-days with evidence that was received while the collector's clock was suspect."""
+
+    def open_ns(self, gpu: str) -> int:
+        """Return the start of a GPU's time that is not in the ledger."""
+        return (self.days[gpu] + 1) * DAY_NS if gpu in self.days else -FOREVER_NS
+
+    def settle(self, gpu: str, day: int, new: TimeSums, old: TimeSums) -> None:
+        """Record a GPU-day that was written to the ledger, new or revised."""
+        for found, sign in ((new, 1), (old, -1)):
+            for key, quantity in found.items():
+                add_sums(self.sums, {key._replace(day=month_of(key.day)): quantity}, sign)
+        self.capacity = exact(self.capacity + sum(new.values()) - sum(old.values()))
+        self.days[gpu] = max(day, self.days.get(gpu, day))
+
+    def mark(self, new: Iterable[ClockDoubt], old: Iterable[ClockDoubt] = ()) -> None:
+        """Add marks of days, and remove the old ones."""
+        self.clock_suspect.update(new)
+        self.clock_suspect.subtract(old)
+        self.clock_suspect += Counter()
+
+    def take_up(self, sums: TimeSums, days: Mapping[str, int]) -> None:
+        """Add the ledger's sums by month, of GPUs up to their last days."""
+        add_sums(self.sums, sums)
+        self.capacity = exact(self.capacity + sum(sums.values()))
+        self.days |= days
+
+
+@dataclass(slots=True)
+class LiveAccount:
+    """Finalized sums, and the open days of every GPU in the book."""
+
+    book: EvidenceBook
+    files: Callable[[], AdministratorInputs]
+    settled: FinalizedSums = field(default_factory=FinalizedSums)
+    amounts: CounterAmounts = field(default_factory=CounterAmounts)
+    ready: bool = True
+    """True once the ledger's sums have been loaded."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held during a refresh: finalized sums change between two refreshes, not within one."""
+    roster: JobRoster = field(default_factory=JobRoster)
+    """Holdings of jobs as of the last refresh."""
+    pod_jobs: re.Pattern[str] = NO_PODS
+    _gpus: dict[str, GpuAccount] = field(default_factory=dict)
+    _fixed: TimeSums = field(default_factory=dict)
+    _held: dict[str, Units] = field(default_factory=dict)
+    _excess: dict[str, Sequence[ClaimExcess]] = field(default_factory=dict)
+    """By node, the excess of its claims without devices."""
+    _files: AdministratorInputs | None = None
+    _placer: ClaimPlacer | None = None
+    """Placer of the current refresh: a node's claims are placed once for all of its GPUs."""
+
+    async def refresh(self, now_ns: int, offer: LoopTurns) -> GpuTimeAccount:
+        """Return the account up to a timestamp, awaiting `offer` between GPUs to yield to other tasks."""
+        async with self.lock:
+            return await self._refresh(now_ns, offer)
+
+    async def _refresh(self, now_ns: int, offer: LoopTurns) -> GpuTimeAccount:
+        files = self.files()
+        if files is not self._files:
+            self._files = files
+            self.book.changed.update(self.book.gpus)
+        sums: TimeSums = {}
+        capacity = 0
+        gpus = 0
+        self._placer = ClaimPlacer(self.book, files)
+        for gpu in filter(is_gpu, list(self.book.gpus)):
+            account = await self._of(gpu, files, now_ns)
+            if account is not None:
+                account.carry(sums, now_ns)
+                capacity += GPU_CAPACITY * account.served_ns(now_ns)
+            gpus += account is not None or gpu in self.settled.days
+            await offer()
+        self._placer = None
+        # No await from here on, so that all parts are of one time.
+        add_sums(sums, self._fixed)
+        add_sums(sums, self.settled.sums)
+        suspect = dict(self.settled.clock_suspect)
+        return GpuTimeAccount(now_ns, gpus, capacity + self.settled.capacity, sums, suspect)
+
+    def holders(self, gpu: str) -> set[str]:
+        """Return the tenants that hold a part of a GPU, as of the last refresh."""
+        account = self._gpus.get(gpu)
+        return account.holders if account else set()
+
+    def held(self) -> dict[str, Units]:
+        """Return the units of GPUs that each tenant holds, as of the last refresh."""
+        return {tenant: units for tenant, units in self._held.items() if units}
+
+    def unplaced(self, now_ns: int) -> dict[str, Fraction]:
+        """Return the excess of each node's claims at a timestamp, in GPUs, as of the last refresh."""
+        found = {
+            node: sum((e.amount for e in some if e.start_ns <= now_ns < e.end_ns), Fraction(0))
+            for node, some in self._excess.items()
+        }
+        return {node: amount for node, amount in sorted(found.items()) if amount}
+
+    def _hold(self, account: GpuAccount, sign: int) -> None:
+        for rate in account.silent:
+            if rate.state in HELD:
+                before = self._held.get(rate.tenant, 0)
+                self._held[rate.tenant] = exact(before + sign * rate.units)
+
+    async def _of(self, gpu: str, files: AdministratorInputs, now_ns: int) -> GpuAccount | None:
+        account = self._gpus.get(gpu)
+        if account and gpu not in self.book.changed and account.holds(now_ns):
+            return account
+        if account is None and gpu not in self.book.changed:
+            return None
+        return await self._work_out(gpu, files, now_ns)
+
+    async def _work_out(
+        self, gpu: str, files: AdministratorInputs, now_ns: int
+    ) -> GpuAccount | None:
+        self.book.changed.discard(gpu)
+        self.book.tails.pop(gpu, None)
+        placer = self._placer or ClaimPlacer(self.book, files)
+        evidence, where = placer.evidence(gpu)
+        tail = self._tail(gpu, where)
+        if tail:
+            self.book.tails[gpu] = tail
+        of = partial(GpuAccount.of, evidence, tail, self.settled.open_ns(gpu), now_ns)
+        new = await asyncio.to_thread(of) if len(evidence.claims) > MAX_CLAIMS_ON_LOOP else of()
+        if old := self._gpus.pop(gpu, None):
+            add_sums(self._fixed, old.fixed, -1)
+            self._hold(old, -1)
+        self._report_conflicts(gpu, evidence, where)
+        self._report_excess(placer, where)
+        self.roster.put(gpu, join_pod_holdings(new.holdings, self.pod_jobs) if new else ())
+        if new is None:
+            if evidence.stays:
+                self.book.changed.add(gpu)  # a later start is processed by the next refresh
+            return None
+        self._gpus[gpu] = new
+        add_sums(self._fixed, new.fixed)
+        self._hold(new, 1)
+        return new
+
+    def _tail(self, gpu: str, where: GpuPlaces) -> SampleSpan | None:
+        """Return the newest samples that count, as the span that the book extends."""
+        believed = (s for s in where.stretches if s.skew_ns <= QUARANTINE_NS)
+        newest = max(believed, key=lambda s: (s.last_ns, s.boot), default=None)
+        if newest is None:
+            return None
+        for presence in self.book.gpus[gpu].presences.values():
+            for span in presence.spans:
+                same = span.skew_ns == newest.skew_ns and span.last_ns == newest.last_ns
+                if same and presence.boot == newest.boot:
+                    return span
+        return None
+
+    def _report_excess(self, placer: ClaimPlacer, where: GpuPlaces) -> None:
+        """Report claims without a device that do not fit into their node."""
+        for node in {stay.node for stay in where.stays}:
+            excess = placer.excess(node)
+            self._excess[node] = excess
+            if not excess:
+                del self._excess[node]
+            for one in excess:
+                facts = {"claim": one.claim, "tenant": one.tenant, "gpus": str(one.amount)}
+                self.book.trouble(EvidenceProblem("unplaced_excess", "", node, one.start_ns, facts))
+
+    def _report_conflicts(self, gpu: str, evidence: Evidence, where: GpuPlaces) -> None:
+        """Report two claims on one slot, and two nodes with one GPU."""
+        for stands, refused in where.refused:
+            facts = {"stands": stands, "refused": refused}
+            self.book.trouble(
+                EvidenceProblem("seen_twice", gpu, refused, where.stays[0].start_ns, facts)
+            )
+        levels = {claim.id: claim.level for claim in evidence.claims}
+        # The ledger has the overlaps of any number of claims.
+        if 1 < len(levels) <= MAX_CLAIMS_ON_LOOP:
+            for one in overlaps(evidence):
+                if one.kind is not OverlapKind.CONFLICT or one.tiling is not Tiling.COMPUTE:
+                    continue
+                if levels[one.claim] is ClaimAuthority.ADMINISTRATOR:
+                    continue  # an exception to a claim on the node; the parser of the file reports others
+                facts = {"earlier": one.claim, "later": one.other}
+                node = where.stays[-1].node if where.stays else ""
+                self.book.trouble(EvidenceProblem("conflict", gpu, node, one.start_ns, facts))

@@ -1,0 +1,380 @@
+"""Records of the collector in the audit log: rows of the outbox, operations and denied requests.
+
+Transfer of the outbox into the audit log: in order, each row exactly once, across any crash.
+
+A batch is taken on (committed), recorded, signed if that is possible, and its record numbers are
+noted (committed). If the last commit was lost, the log itself shows the state: the last reference
+of each record is its outbox row. Batches are sequential, so records that were appended but not
+noted come after all noted ones.
+
+The collector's own audit trail: records of its operations and of denied requests.
+
+Frequent events are aggregated: repeated identical denials produce one record immediately and one
+more for each minute in which they continue, with the count. The counts are complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import unicodedata
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+
+import structlog
+
+from collector.audit.housekeeping_files import EPOCH_FILE, HousekeepingError
+from collector.audit.journal import JournalError
+from collector.audit.log_writer import AuditError, AuditLog, SigningPostponedError
+from collector.audit.tiles import TileError
+from collector.ledger.audit_outbox import (
+    HEAD,
+    OUTBOX_ROW,
+    LogPosition,
+    RecordDraft,
+    TakenRow,
+    count_unrecorded,
+    last_recorded,
+    newest_number,
+    record_of,
+    reference_of,
+    store_positions,
+    take_rows,
+)
+from collector.ledger.database import Database, LedgerError
+from collector.work_limits import run_to_end
+from railscope.audit.merkle import leaf_hash
+from railscope.audit.record import (
+    RecordActor,
+    RecordData,
+    RecordError,
+    decode_audit_record,
+    encode_audit_record,
+)
+from railscope.settings import SettingsError
+
+MAX_IN_A_BATCH = 256
+POLL_SECONDS = 1.0
+COUNT_SECONDS = 60.0
+"""Maximum period between two full counts: a row may be committed after a later one."""
+RETRY_SECONDS = 10.0
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class OutboxDrain:
+    """Writes pending outbox rows of a database to a log; `run` it while the log runs."""
+
+    database: Callable[[], Database]
+    """Raises LedgerError while the database is unavailable."""
+    audit: AuditLog
+    look_seconds: float = POLL_SECONDS
+    retry_seconds: float = RETRY_SECONDS
+    waiting: int = 0
+    """Rows that are in no log yet, as of the last poll."""
+    refuse: Callable[[str], None] = lambda _problem: None
+    """Called before anything else if the ledger refers to records that the log does not have."""
+    recorded: Callable[[], None] = lambda: None
+    """Called after ledger heads were recorded, to refresh the newest known head. Blocking."""
+    problem: str = ""
+    """Reason why draining is blocked; empty if it is not."""
+    _log: str = ""
+    _newest: int = -1
+    """Number of the last row when nothing was pending; -1 if it must be determined."""
+    _counted: float = 0.0
+    _found: dict[str, int] = field(default_factory=dict)
+
+    async def run(self) -> None:
+        """Drain until cancelled. A failure is logged once and retried."""
+        while True:
+            try:
+                full = await self.step()
+            except (LedgerError, AuditError, RecordError, TileError, OSError) as error:
+                if str(error) != self.problem:
+                    log.error("audit_outbox_waits", problem=str(error))
+                self.problem = str(error)
+                # Events after the last commit are reconstructed from the log.
+                self._log, self._newest = "", -1
+                await asyncio.sleep(self.retry_seconds)
+                continue
+            self.problem = ""
+            if not full:
+                await asyncio.sleep(self.look_seconds)
+
+    async def step(self) -> bool:
+        """Drain one batch; return True if more rows may be pending.
+
+        Raises LedgerError, AuditError, RecordError, TileError, OSError.
+        """
+        database = await asyncio.to_thread(self.database)
+        if not self._log:
+            await asyncio.to_thread(self._look_back, database)
+        batch = await asyncio.to_thread(self._take, database)
+        places = await self._recorded(batch)
+        await asyncio.to_thread(self._place, database, places)
+        for one in batch:
+            self._found.pop(one.reference)
+        if any(one.draft.type == HEAD for one in batch):
+            await asyncio.to_thread(self.recorded)
+        return len(batch) == MAX_IN_A_BATCH
+
+    def _look_back(self, database: Database) -> None:
+        """Find records that were appended and not noted."""
+        genesis = next(self.audit.records(0), None)
+        if genesis is None:
+            message = f"{self.audit.directory}: the log has not begun"
+            raise AuditError(message)
+        name = leaf_hash(genesis).hex()
+        with database.transaction() as connection:
+            last = last_recorded(connection, name)
+            expected = reference_of(connection, last.id) if last else ""
+        self._found = {}
+        behind = self.audit.records(last.leaf if last else 0)
+        if last and row_reference(next(behind, None)) != expected:
+            message = (
+                f"the ledger knows of record {last.leaf} of this log, which is not there: "
+                "an older copy of the log was put back, or its end is lost"
+            )
+            self.refuse(message)
+            raise AuditError(message)
+        for raw in behind:
+            if reference := row_reference(raw):
+                self._found[reference] = decode_audit_record(raw).seq
+        self._log = name
+
+    def _take(self, database: Database) -> list[TakenRow]:
+        now = time.monotonic()
+        with database.transaction() as connection:
+            newest = newest_number(connection)
+            if newest == self._newest and now < self._counted + COUNT_SECONDS:
+                return []
+            self.waiting = count_unrecorded(connection)
+            self._newest, self._counted = newest, now
+        if not self.waiting:
+            return []
+        # More rows are assumed to be pending until a batch comes back empty.
+        self._newest = -1
+        with database.transaction(writes=True) as connection:
+            return take_rows(connection, self._log, MAX_IN_A_BATCH)
+
+    async def _recorded(self, batch: list[TakenRow]) -> list[LogPosition]:
+        """Append the rows that the log does not have yet, in order; return the position of each."""
+        fresh = [one for one in batch if one.reference not in self._found]
+        for one in fresh:
+            encode_audit_record(record_of(one.draft, self.audit.source, self.audit.size))
+        appended = [self.audit.append(one.draft) for one in fresh]
+        leaves = await asyncio.gather(*appended)
+        self._found.update(zip((one.reference for one in fresh), leaves, strict=True))
+        signed = await self._signed() if batch else 0
+        return [LogPosition(one.id, leaf, signed if leaf < signed else None) for one in batch
+                for leaf in (self._found[one.reference],)]  # fmt: skip
+
+    async def _signed(self) -> int:
+        """Sign if that is possible now; return the number of signed records."""
+        try:
+            await self.audit.sign()
+        except SigningPostponedError:
+            pass  # signed soon, with the remaining records
+        except (AuditError, JournalError, HousekeepingError, OSError) as error:
+            log.warning("audit_outbox_not_signed", problem=str(error))
+        return self.audit.signed.size
+
+    def _place(self, database: Database, places: list[LogPosition]) -> None:
+        if not places:
+            return
+        with database.transaction(writes=True) as connection:
+            store_positions(connection, self._log, places)
+        self.waiting -= len(places)
+
+
+def row_reference(raw: bytes | None) -> str:
+    """Return the outbox row that a record was made from; empty if there is no record or no row."""
+    references = decode_audit_record(raw).ref if raw is not None else []
+    return references[-1] if references and references[-1].startswith(OUTBOX_ROW) else ""
+
+
+DENIALS_EVERY_SECONDS = 60.0
+MAX_DENIED = 100
+"""Distinct denials recorded per minute; those beyond are counted together."""
+MAX_PATHS = 5
+"""Distinct paths per address among them; further paths of that address are counted without a path."""
+_MAX_QUOTED = 200
+
+
+@dataclass(frozen=True, slots=True)
+class DeniedRequest:
+    """A denied request."""
+
+    address: str
+    path: str
+    """Path as received, percent-encoded."""
+    reason: str
+    """The check that failed."""
+    name: str = ""
+    """Holder of the credential, if the credential is known."""
+    shown: str = "token"
+    """Credential presented: a token, a certificate, or nothing."""
+
+    def quoted(self) -> DeniedRequest:
+        """Return a copy with the path truncated to the recorded length."""
+        return replace(self, path=self.path[:_MAX_QUOTED])
+
+
+_OTHER_SENDERS = DeniedRequest("", "", "more senders than are told apart")
+
+
+@dataclass(slots=True)
+class AuditTrail:
+    """Writes the collector's records; `open` it, `run` it, `close` it."""
+
+    log: AuditLog
+    version: str
+    wall_ns: Callable[[], int] = time.time_ns
+    settings: str = ""
+    """Hash of the settings: a different one shows that they were changed."""
+    lost: int = 0
+    """Number of records that could not be written; their content is in the system journal."""
+    denied: int = 0
+    _repeated: dict[DeniedRequest, int] = field(default_factory=dict)
+    _fresh: list[DeniedRequest] = field(default_factory=list)
+    _due: list[tuple[DeniedRequest, int]] = field(default_factory=list)
+    _ended: bool = False
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def open(self) -> None:
+        """Open the log and record the start. Blocking.
+
+        Raises SettingsError.
+        """
+        try:
+            self._open()
+        except OSError as error:
+            message = f"the audit log {self.log.directory} cannot be written: {error.strerror}"
+            raise SettingsError(message) from error
+
+    def unusable(self, why: str) -> SettingsError:
+        """Return the error for an audit log with which the collector cannot continue."""
+        return SettingsError(
+            f"{why}. To start without it, move {self.log.directory} away and keep it"
+        )
+
+    def _open(self) -> None:
+        try:
+            self.log.open()
+        except AuditError as error:
+            raise self.unusable(str(error)) from error
+        if self.log.size == 0:
+            signer = self.log.signer
+            genesis: RecordData = {"origin": signer.name, "key": str(signer.public)}
+            self.log.append_before_running(self._draft("log.genesis", genesis))
+        if self.log.lost:
+            self._report_loss()
+        for problem in self.log.damage:
+            self._report_damage(problem)
+        self.log.append_before_running(self._draft("admin.config", self._life("started")))
+
+    def _report_loss(self) -> None:
+        """Report that the end of the journal was damaged, not torn: its records had been acknowledged."""
+        size, lost = self.log.size, self.log.lost
+        log.error("audit_records_missing", directory=str(self.log.directory), missing=lost,
+                  advice="they had been acknowledged; was the disk damaged, or a copy put back?")  # fmt: skip
+        data: RecordData = {"missing": lost, "from": size}
+        self.log.append_before_running(self._draft("log.recovered", data, outcome="failed"))
+
+    def _report_damage(self, problem: str) -> None:
+        """Record that a housekeeping file was missing or wrong, and was written again."""
+        log.error("audit_file_damaged", problem=problem,
+                  advice="it was written again; who has access to the audit directory?")  # fmt: skip
+        data: RecordData = {"damaged": unicodedata.normalize("NFC", problem)}
+        self.log.append_before_running(self._draft("log.recovered", data, outcome="failed"))
+
+    def _life(self, what: str) -> RecordData:
+        known: RecordData = {"settings": self.settings} if self.settings else {}
+        epoch = self.log.publisher.ownership.epoch
+        return {"collector": self.version, "what": what, EPOCH_FILE: epoch, **known}
+
+    async def run(self) -> None:
+        """Record events until cancelled; then the remaining ones, and the stop."""
+        async with asyncio.TaskGroup() as group:
+            writer = group.create_task(self.log.run())
+            try:
+                while True:
+                    await self._write_denials()
+            finally:
+                await self._write_repeated()
+                self._ended = True
+                await self._record("admin.config", self._life("stopped"))
+                writer.cancel()
+
+    def deny(self, denial: DeniedRequest) -> None:
+        """Count a denied request. Never waits."""
+        self.denied += 1
+        known = denial.quoted()
+        if self._ended:
+            self._lose("access.denied", asdict(known), "the collector is stopping")
+            return
+        if known not in self._repeated and self._paths_of(known.address) >= MAX_PATHS:
+            known = replace(known, path="")
+        if known in self._repeated:
+            self._repeated[known] += 1
+        elif len(self._repeated) >= MAX_DENIED:
+            self._repeated[_OTHER_SENDERS] = self._repeated.get(_OTHER_SENDERS, 0) + 1
+        else:
+            self._repeated[known] = 0
+            self._fresh.append(known)
+            self._wake.set()
+
+    def _paths_of(self, address: str) -> int:
+        return sum(known.address == address for known in self._repeated)
+
+    async def _write_denials(self) -> None:
+        """Record each new denial immediately; after a minute, the counts of repeated ones."""
+        deadline = asyncio.get_running_loop().time() + DENIALS_EVERY_SECONDS
+        try:
+            async with asyncio.timeout_at(deadline):
+                while True:
+                    await self._wake.wait()
+                    self._wake.clear()
+                    await self._write_fresh()
+        except TimeoutError:
+            await self._write_repeated()
+
+    async def _write_fresh(self) -> None:
+        while self._fresh:
+            await self._record_denial(self._fresh.pop(0), 1)
+
+    async def _write_repeated(self) -> None:
+        await self._write_fresh()
+        self._due += [(denial, count) for denial, count in self._repeated.items() if count]
+        self._repeated.clear()
+        while self._due:
+            await self._record_denial(*self._due.pop(0))
+
+    async def _record_denial(self, denial: DeniedRequest, count: int) -> None:
+        who = unicodedata.normalize("NFC", denial.name)
+        actor = RecordActor("credential" if who else "unknown", who, denial.shown, denial.address)
+        data: RecordData = {"path": denial.path, "reason": denial.reason, "count": count}
+        await self._record("access.denied", data, actor, "denied")
+
+    async def _record(
+        self, kind: str, data: RecordData, actor: RecordActor | None = None, outcome: str = "done"
+    ) -> None:
+        # A pending append is recorded or counted as lost, even if the minute ends.
+        await run_to_end(self._append(self._draft(kind, data, actor, outcome)))
+
+    async def _append(self, draft: RecordDraft) -> None:
+        try:
+            await self.log.append(draft)
+        except (AuditError, RecordError) as error:
+            self._lose(draft.type, draft.data, str(error))
+
+    def _lose(self, kind: str, data: Mapping[str, object], problem: str) -> None:
+        self.lost += 1
+        log.error("audit_record_lost", type=kind, data=data, problem=problem)
+
+    def _draft(
+        self, kind: str, data: RecordData, actor: RecordActor | None = None, outcome: str = "done"
+    ) -> RecordDraft:
+        who = actor or RecordActor("collector", self.log.source.id)
+        return RecordDraft(kind, who, self.wall_ns(), outcome, data=data)

@@ -1,0 +1,315 @@
+"""Audit records of agent events, and the claims in force according to them.
+
+Conversion of agent events to audit records.
+
+Claims in force according to the log: they make a claim an assignment, a transfer or a conflict.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import TypeAlias
+
+import msgspec
+
+from collector.fleet.fleet import SeenEvent
+from collector.ledger.audit_outbox import RecordDraft
+from railscope.audit.record import (
+    AuditRecord,
+    RecordActor,
+    RecordData,
+    RecordError,
+    RecordSource,
+    RecordSubject,
+)
+from railscope.catalog import EVENTS, agent, gpu_health, nic_settings, tenancy
+from railscope.wire import MAX_EVENT_NUMBER, WireEvent
+
+ASSIGN, RELEASE, TRANSFER = "tenancy.assign", "tenancy.release", "tenancy.transfer"
+CONFLICT = "tenancy.conflict"
+SEEN, DONE = "seen", "done"
+MAX_CONFLICTS = 8
+"""Maximum number of recorded conflicts of one claim with others."""
+_SLOTS = re.compile("([0-9]{1,3})-([0-9]{1,3})")
+
+
+class ClaimInForce(msgspec.Struct, frozen=True, array_like=True):
+    """A claim in force: its holder, slots and authority."""
+
+    holder: tuple[str, ...]
+    """Tenant, and the owner or the commitment to the owner; empty if unknown."""
+    level: str
+    slots: tuple[int, int]
+    exclusive: bool
+
+    @classmethod
+    def of(cls, data: RecordData, commitments: dict[str, str]) -> ClaimInForce:
+        """Return the holding that the record of an assignment describes."""
+        owner = commitments.get("owner") or str(data.get("owner", ""))
+        return cls(
+            (str(data.get("tenant", "")), owner),
+            str(data.get("level", "")),
+            parse_slots(str(data.get("compute", ""))),
+            data.get("exclusive") == "true",
+        )
+
+    def disputes(self, other: ClaimInForce) -> bool:
+        """True if two exclusive claims of equal authority overlap in their slots."""
+        both = self.exclusive and other.exclusive and self.level == other.level
+        return both and self.slots[0] < other.slots[1] and other.slots[0] < self.slots[1]
+
+
+def parse_slots(text: str) -> tuple[int, int]:
+    """Parse `low-high` as numbers; (0, 0), which is no slot, if the text has another form."""
+    found = _SLOTS.fullmatch(text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def claim_key(node: str, claim: str) -> str:
+    """Return the key of a claim as a node reports it: the same name on another node is another claim."""
+    return f"{node}\n{claim}"
+
+
+class ClaimsInForce(msgspec.Struct):
+    """Claims in force, by GPU and by node and name (`claim_key`)."""
+
+    gpus: dict[str, dict[str, ClaimInForce]] = {}
+    conflicts: dict[str, dict[str, set[str]]] = {}
+    """Recorded conflicts, by GPU and the later claim: the earlier claims."""
+
+    def of(self, gpu: str, claim: str) -> ClaimInForce | None:
+        """Return the claim if it is in force."""
+        return self.gpus.get(gpu, {}).get(claim)
+
+    def disputed(self, gpu: str, claim: str, wanted: ClaimInForce) -> list[str]:
+        """Return the other claims of a GPU that dispute the slots of this one and are not recorded yet.
+
+        The number is bounded: otherwise a provider that reports thousands of claims fills the log with
+        pairs.
+        """
+        there, told = self.gpus.get(gpu, {}).items(), self.conflicts.get(gpu, {}).get(claim, ())
+        others = (
+            name
+            for name, held in there
+            if name != claim and name not in told and held.disputes(wanted)
+        )
+        return list(islice(others, max(0, MAX_CONFLICTS - len(told))))
+
+    def part(self, gpus: Iterable[str]) -> ClaimsInForce:
+        """Return a copy restricted to some GPUs, to apply further records to it tentatively."""
+        asked = set(gpus)
+        return ClaimsInForce(
+            {gpu: dict(self.gpus[gpu]) for gpu in asked & self.gpus.keys()},
+            {
+                gpu: {claim: set(others) for claim, others in self.conflicts[gpu].items()}
+                for gpu in asked & self.conflicts.keys()
+            },
+        )
+
+    def add(self, record: AuditRecord) -> None:
+        """Apply the next record of the log."""
+        told = record.data.get("claim")
+        if not isinstance(told, str):
+            return
+        claim = claim_key(record.obj.node, told)
+        if record.type in {ASSIGN, TRANSFER} and record.out == DONE:
+            held = self.gpus.setdefault(record.obj.gpu, {})
+            held[claim] = ClaimInForce.of(record.data, record.pii)
+        elif record.type == CONFLICT and "node_before" in record.data:
+            other = claim_key(str(record.data["node_before"]), str(record.data.get("claim_before")))
+            self.conflicts.setdefault(record.obj.gpu, {}).setdefault(claim, set()).add(other)
+        elif record.type == RELEASE:
+            self._release(record.obj.gpu, claim)
+
+    def _release(self, gpu: str, claim: str) -> None:
+        held = self.gpus.get(gpu, {})
+        held.pop(claim, None)
+        if not held:
+            self.gpus.pop(gpu, None)
+        told = self.conflicts.pop(gpu, {})
+        left = {one: others - {claim} for one, others in told.items() if one != claim}
+        if any(left.values()):
+            self.conflicts[gpu] = {one: others for one, others in left.items() if others}
+
+
+MAX_TEXT = 500
+NO_PERSONS = frozenset({"kubernetes", "containerd", "cri-o"})
+"""Sources with namespaces as owners; the owners of all others may be persons."""
+UNCLAIMED, JOIN, GAP = "tenancy.unclaimed_use", "node.join", "evidence.gap"
+_NS_PER_MS = 1_000_000
+TenantOf: TypeAlias = Callable[[str, str, int], str]
+"""Tenant of a source's owner at a timestamp, if the tenants file contains one; empty otherwise."""
+
+_FIRMWARE = ("vbios", "inforom", "gsp_firmware")
+_SETTINGS = {
+    "network.pfc": ("pfc", "pause"),
+    "network.dscp": ("trust", "dscp", "applications", "np_cnp", "rdma_cm_tos", "rdma_traffic"),
+    "network.ecn": ("ecn", "cc_", "np_", "rp_"),
+    "network.mtu": ("mtu",),
+    "network.buffer": (
+        "buffer", "ring", "rate_limits", "traffic_classes", "bandwidth", "scheduling",
+    ),
+    "network.nic_firmware": ("firmware",),
+}  # fmt: skip
+"""Record type by prefix of the setting name; a setting without a match concerns the link."""
+_GPU_CHANGES = {
+    "added": JOIN,
+    "removed": "device.retire",
+    "mig_mode": "device.mig",
+    "mig_devices": "device.mig",
+    "ecc_mode": "device.ecc",
+    "compute_mode": "device.compute_mode",
+    "power_limit": "device.power_limit",
+    "clocks": "device.clocks",
+}
+_CLAIMS = {
+    tenancy.CLAIM_START_EVENT.name: (ASSIGN, DONE),
+    tenancy.CLAIM_END_EVENT.name: (RELEASE, DONE),
+    tenancy.UNCLAIMED_START_EVENT.name: (UNCLAIMED, SEEN),
+    tenancy.UNCLAIMED_END_EVENT.name: (UNCLAIMED, DONE),
+}
+
+
+def is_audited(event: WireEvent) -> bool:
+    """True if an event becomes a record."""
+    known = EVENTS.get(event.name)
+    return known is not None and known.audited
+
+
+def is_numbered(event: WireEvent) -> bool:
+    """True if the number of an event is valid as a record number."""
+    return 0 < event.number <= MAX_EVENT_NUMBER
+
+
+def source_of(seen: SeenEvent) -> RecordSource:
+    """Return the run of the agent as a record source, with the record number of this event."""
+    run = seen.position.run if seen.position else ""
+    return RecordSource("agent", clean(seen.node), clean(run), seen.event.number - 1)
+
+
+def drafts_of(
+    seen: SeenEvent,
+    holdings: ClaimsInForce,
+    commitment: Callable[[str], str],
+    tenant_of: TenantOf = lambda _source, _owner, _instant_ns: "",
+) -> Iterator[RecordDraft]:
+    """Yield the record of an event, preceded by the claim conflicts that it reveals.
+
+    `commitment` returns the commitment to a person's name, `tenant_of` the tenant of an owner.
+    """
+    draft = _draft(seen, commitment, tenant_of)
+    if draft.type != ASSIGN:
+        yield draft
+        return
+    gpu, claim = draft.subject.gpu, claim_key(draft.subject.node, str(draft.data["claim"]))
+    wanted, present = ClaimInForce.of(draft.data, draft.commitments), holdings.of(gpu, claim)
+    if present is None:
+        for other in holdings.disputed(gpu, claim, wanted):
+            yield _conflict(draft, other)
+        yield draft
+    elif present.holder == wanted.holder:
+        yield replace(draft, outcome=SEEN)
+    else:
+        yield replace(draft, type=TRANSFER)
+
+
+def _draft(seen: SeenEvent, commitment: Callable[[str], str], tenant_of: TenantOf) -> RecordDraft:
+    event = seen.event
+    facts = {clean(name): clean(text) for name, text in event.facts.items() if name.isascii()}
+    type_, outcome, about = _what(event, facts)
+    node = clean(seen.node)
+    position = seen.position
+    data: RecordData = {**facts, **about, "event": event.name}
+    references: tuple[str, ...] = ()
+    if position:
+        data["received_ns"] = str(position.received_ns)
+        frame = f"{node}/{clean(position.run)}/{position.stream}/{position.sequence}"
+        references = (f"frame/{frame}/{position.index}",)
+    commitments = {}
+    if facts.get("owner") and not facts.get("tenant"):
+        tenant = tenant_of(facts.get("source", ""), facts["owner"], event.wall_ns)
+        data |= {"owner_tenant": clean(tenant)} if tenant else {}
+    if data.get("owner") and data.get("source") not in NO_PERSONS:
+        commitments["owner"] = commitment(str(data.pop("owner")))
+    uncertainty_ns = facts.get("uncertainty_ns", "")
+    return RecordDraft(
+        type_,
+        RecordActor(facts.get("level") or "agent", facts.get("source") or node),
+        event.wall_ns,
+        outcome,
+        RecordSubject(node, _gpu(event, facts), facts.get("device", "")),
+        data,
+        references,
+        int(uncertainty_ns) // _NS_PER_MS if uncertainty_ns.isdecimal() else 0,
+        source_of(seen),
+        commitments,
+    )
+
+
+def _what(event: WireEvent, facts: dict[str, str]) -> tuple[str, str, RecordData]:
+    """Return the type and outcome of the record, and the data derived from the event's entity."""
+    key = [clean(part) for part in event.entity.key]
+    if event.name in _CLAIMS:
+        return *_CLAIMS[event.name], {"claim": key[-1] if key else ""}
+    if event.name == gpu_health.GPU_CHANGE_EVENT.name:
+        return _gpu_change(facts), SEEN, {"address": "/".join(key)}
+    if event.name == nic_settings.SETTING_EVENT.name:
+        return _setting(facts.get("setting", "")), SEEN, {"interface": "/".join(key)}
+    if event.name == agent.DISPUTE_EVENT.name:
+        return "log.witness", "failed", {}
+    if event.name in {agent.GAP_EVENT.name, nic_settings.SUPPRESSED_EVENT.name}:
+        return GAP, SEEN, {"about": "/".join(key)}
+    return "evidence.quarantine", SEEN, {"about": "/".join(key)}
+
+
+def _gpu_change(facts: dict[str, str]) -> str:
+    change = facts.get("change", "")
+    if change != "facts":
+        return _GPU_CHANGES.get(change, "device.sharing")
+    after = facts.get("after", "")
+    return "device.firmware" if any(one in after for one in _FIRMWARE) else "device.driver"
+
+
+def _setting(name: str) -> str:
+    return next((kind for kind, begins in _SETTINGS.items() if name.startswith(begins)),
+                "network.link_admin")  # fmt: skip
+
+
+def _gpu(event: WireEvent, facts: dict[str, str]) -> str:
+    if event.entity.kind in {"claim", "gpu"} and event.entity.key:
+        return clean(event.entity.key[0])
+    return facts.get("gpu", "")
+
+
+def _conflict(draft: RecordDraft, other: str) -> RecordDraft:
+    """Return the record of two claims that dispute the same slots, as an observation of the collector."""
+    node, _, before = other.partition("\n")
+    data: RecordData = {"claim_before": before, "node_before": node}
+    data |= {name: draft.data.get(name, "") for name in ("claim", "level")}
+    return replace(
+        draft, type=CONFLICT, outcome=SEEN, data=data, source=None, commitments={},
+        actor=RecordActor("collector", "collector"),
+    )  # fmt: skip
+
+
+def beyond_recording(seen: SeenEvent, problem: RecordError) -> RecordDraft:
+    """Return a placeholder for an event that no record can hold, so that its number is not missing."""
+    data: RecordData = {
+        "event": clean(seen.event.name),
+        "problem": clean(str(problem)),
+        "sha256": hashlib.sha256(repr(seen.event).encode(errors="replace")).hexdigest(),
+    }
+    return RecordDraft(
+        "evidence.quarantine", RecordActor("agent", clean(seen.node)), max(0, seen.event.wall_ns), SEEN,
+        RecordSubject(clean(seen.node)), data, source=source_of(seen),
+    )  # fmt: skip
+
+
+def clean(text: str) -> str:
+    """Return a text as records store it: in NFC, cut to `MAX_TEXT` characters."""
+    return unicodedata.normalize("NFC", text)[:MAX_TEXT]

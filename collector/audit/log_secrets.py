@@ -1,0 +1,158 @@
+"""Secrets of the audit log: the key that signs it, and the salts of personal names.
+
+The key that signs the audit log: read from its file, or created at the first start.
+
+Names of persons: the log holds commitments to them, which are meaningless once the salt is
+erased.
+
+A commitment is HMAC-SHA-256 of a value under a salt that belongs to one person. While the salt
+exists, a reader with access to it and the name can find the records about that person. After it
+has been erased this is impossible, and the log is still intact: no record has changed.
+
+Each salt is a separate file, named by a hash, so that a running collector and `railscope audit
+forget` need no coordination, and an older copy of the same file never contains erased salts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from railscope.audit.signed_note import NoteError, SecretKey
+from railscope.durable_files import PARTIAL, make_directory, sync_directory
+from railscope.settings import SettingsError
+
+
+def load_or_create_key(path: Path, origin: str) -> SecretKey:
+    """Return the log's key, durable on return. Raises SettingsError with the reason."""
+    return store_key(path, load_or_generate_key(path, origin))
+
+
+def load_or_generate_key(path: Path, origin: str) -> SecretKey:
+    """Return the log's key, or a new one that is not stored yet. Raises SettingsError with the reason.
+
+    The name of a key is the origin of the log that it signs, so an existing key is used unchanged.
+    """
+    try:
+        return SecretKey.parse(path.read_text())
+    except FileNotFoundError:
+        try:
+            return SecretKey.generate(origin)
+        except NoteError as error:
+            message = f"audit key {path} cannot be made for {origin!r}: {error}"
+            raise SettingsError(message) from error
+    except (OSError, UnicodeDecodeError, NoteError) as error:
+        message = f"audit key {path} cannot be used: {error}"
+        raise SettingsError(message) from error
+
+
+def store_key(path: Path, key: SecretKey) -> SecretKey:
+    """Store a key if no file exists. Raises SettingsError, also if the file contains another key."""
+    if path.exists():
+        return key
+    try:
+        make_directory(path.parent)
+        partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
+        try:
+            _write_secret(partial, key.secret_text() + "\n")
+            # Not a rename: a key that was created concurrently is not replaced.
+            os.link(partial, path)
+        except FileExistsError:
+            pass
+        finally:
+            partial.unlink(missing_ok=True)
+        sync_directory(path.parent)
+        kept = SecretKey.parse(path.read_text())
+    except (OSError, UnicodeDecodeError, NoteError) as error:
+        message = f"audit key {path} cannot be made for {key.name!r}: {error}"
+        raise SettingsError(message) from error
+    if str(kept.public) != str(key.public):
+        message = f"audit key {path} has been put there meanwhile: start again"
+        raise SettingsError(message)
+    return kept
+
+
+def _write_secret(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+SALTS_DIRECTORY = "personal"
+"""Below the collector's state directory, beside the log."""
+SALT_BYTES = 32
+
+
+class SaltError(ValueError):
+    """An invalid salt; the message names the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class PersonalSalts:
+    """The salts of all persons. Blocking; raises OSError, SaltError."""
+
+    directory: Path
+
+    def commitment(self, person: str) -> str:
+        """Return the commitment to a person's name, in hexadecimal; create a salt if there is none."""
+        salt = self._salt(person)
+        while salt is None:
+            self._make(person)
+            salt = self._salt(person)
+        return _commitment(salt, person)
+
+    def known(self, person: str) -> str | None:
+        """Return the commitment to a person's name; None if there is no salt, or no longer one."""
+        salt = self._salt(person)
+        return None if salt is None else _commitment(salt, person)
+
+    def forget(self, person: str) -> bool:
+        """Erase a salt, durable on return; return True if there was one."""
+        try:
+            self._path(person).unlink()
+        except FileNotFoundError:
+            return False
+        sync_directory(self.directory)
+        return True
+
+    def _salt(self, person: str) -> bytes | None:
+        path = self._path(person)
+        try:
+            salt = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        if len(salt) != SALT_BYTES:
+            message = f"{path}: {len(salt)} bytes are no salt"
+            raise SaltError(message)
+        return salt
+
+    def _make(self, person: str) -> None:
+        make_directory(self.directory)
+        path = self._path(person)
+        partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(secrets.token_bytes(SALT_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                os.link(partial, path)
+            except FileExistsError:
+                return
+        finally:
+            partial.unlink(missing_ok=True)
+            sync_directory(self.directory)
+
+    def _path(self, person: str) -> Path:
+        return self.directory / hashlib.sha256(person.encode()).hexdigest()
+
+
+def _commitment(salt: bytes, person: str) -> str:
+    return hmac.new(salt, person.encode(), hashlib.sha256).hexdigest()

@@ -1,0 +1,404 @@
+"""Writer of the audit log, and signer of its checkpoints.
+
+A record is acknowledged once it is durable in the journal. It is then moved to tiles and covered
+by a signed checkpoint: every minute, after many records, or immediately for records that require
+it. Before it signs, the writer proves from the files on disk that the log it signed last is a
+prefix of this one.
+
+Signing of durable records: tiles, and the checkpoint over them. Blocking; runs off the loop.
+
+Before it signs, the publisher proves from the files on disk that the log it signed last is a
+prefix of this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from collector.audit.housekeeping_files import (
+    KEY_FILE,
+    CosignatureStore,
+    HousekeepingError,
+    LogLockedError,
+    LogOwnership,
+)
+from collector.audit.journal import MAX_GROUP_RECORDS, Journal, JournalError, journal_paths
+from collector.audit.tiles import TileError, Tiles
+from collector.ledger.audit_outbox import RecordDraft, record_of, with_number
+from collector.work_limits import run_to_end
+from railscope.audit.merkle import (
+    EMPTY_ROOT,
+    CompactRange,
+    TreeHead,
+    consistency_proof,
+    consistent,
+    root_of,
+    subtrees,
+)
+from railscope.audit.record import RecordError, RecordSource, encode_audit_record
+from railscope.audit.signed_note import Checkpoint, NoteError, SecretKey, read_checkpoint, read_note
+from railscope.durable_files import write_durably
+
+EMPTY_TREE = TreeHead(0, EMPTY_ROOT)
+
+
+class AuditError(RuntimeError):
+    """The audit log cannot be written; the message states the reason and the remedy."""
+
+
+class SigningPostponedError(AuditError):
+    """Signing is postponed; this is not a failure."""
+
+
+@dataclass(slots=True)
+class CheckpointPublisher:
+    """Signs a log that this process owns."""
+
+    directory: Path
+    signer: SecretKey
+    ownership: LogOwnership
+    before_signing: Callable[[TreeHead], None] | None = None
+    """Called with the tree that is about to be signed; an exception prevents signing."""
+    signed: TreeHead = EMPTY_TREE
+    note: str = ""
+    """Checkpoint over the signed tree; empty if nothing is signed."""
+    _last_attempt: tuple[TreeHead, str] = field(default=(EMPTY_TREE, ""))
+    """Counts as signed if its checkpoint is on disk: the attempt may have failed after the rename."""
+
+    def open(self) -> None:
+        """Load the tree that was signed last. Raises NoteError, TileError, JournalError, OSError."""
+        self.signed, self.note = self._on_disk()
+
+    def _on_disk(self) -> tuple[TreeHead, str]:
+        path = self.directory / "checkpoint"
+        if not path.exists():
+            if (self.directory / "tile").exists() and self._journal_begins():
+                message = f"{path} is missing, but there are signed records"
+                raise NoteError(message)
+            return EMPTY_TREE, ""
+        note = read_note(path)
+        tree = read_checkpoint(note, self.signer.public).tree
+        if root_of(Tiles(self.directory, tree.size).node, tree.size) != tree.root:
+            message = f"the tiles do not give the root that {path} signs"
+            raise TileError(message)
+        return tree, note
+
+    def _journal_begins(self) -> bool:
+        """True if the journal begins after the first record: the records before it had been signed."""
+        paths = journal_paths(self.directory / "journal")
+        return not paths or int(paths[0].stem.split("-")[1]) > 0
+
+    def publish(self, records: list[bytes]) -> tuple[TreeHead, str]:
+        """Write tiles and the checkpoint over `signed` and these records. Raises AuditError, OSError.
+
+        The caller must put the result into `signed` and `note`.
+        """
+        try:
+            old, _ = self._on_disk()
+            if old not in {self.signed, self._last_attempt[0]} or not self.ownership.holds:
+                message = f"{self.directory}: someone else has written this audit log"
+                raise AuditError(message)
+            tiles = Tiles(self.directory, old.size)
+            tiles.grow(records[old.size - self.signed.size :])
+            new = TreeHead(tiles.size, root_of(tiles.node, tiles.size))
+            proof = consistency_proof(tiles.node, old.size, new.size)
+        except (NoteError, TileError, HousekeepingError) as error:
+            message = f"{self.directory}: {error}; run `railscope audit verify`"
+            raise AuditError(message) from error
+        if not consistent(old, new, proof):
+            message = f"{self.directory}: what was signed at {old.size} records has changed"
+            raise AuditError(message)
+        if self.before_signing:
+            self.before_signing(new)
+        note = Checkpoint(self.signer.name, new).signed(self.signer)
+        self._last_attempt = new, note
+        write_durably(self.directory / "checkpoint", note.encode())
+        return new, note
+
+
+MAX_WAITING = 10_000
+MAX_UNSIGNED = 10_000
+"""More unsigned records than this are signed immediately."""
+MAX_KEPT_UNSIGNED = 100_000
+"""Maximum number of records accepted while nothing can be signed."""
+SIGN_EVERY_SECONDS = 60.0
+SIGNED_AT_ONCE = frozenset({"billing.issue", "billing.void", "log.key_rotate", "log.genesis"})
+
+
+log = structlog.get_logger(__name__)
+
+
+ALTERED_LOG_MESSAGE = "the audit log is not as it was left: {}; run `railscope audit verify`"
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingRecord:
+    draft: RecordDraft
+    future: asyncio.Future[int]
+
+
+@dataclass(slots=True)
+class AuditLog:
+    """Only writer of one log. `open` it, `run` it, `append` to it, `close` it."""
+
+    directory: Path
+    signer: SecretKey
+    source: RecordSource
+    """The writer as a source of records; its `n` is that of the next record."""
+    sign_every_seconds: float = SIGN_EVERY_SECONDS
+    unsigned_because: str = ""
+    """Reason why the last attempt to sign failed; empty if it did not."""
+    groups: int = 0
+    damage: list[str] = field(default_factory=list)
+    """Housekeeping files that were missing or wrong when the log was opened, and are written again."""
+    witnesses: CosignatureStore = field(init=False)
+    publisher: CheckpointPublisher = field(init=False)
+    _journal: Journal = field(init=False)
+    _unsigned: list[bytes] = field(default_factory=list)
+    _waiting: list[_PendingRecord] = field(default_factory=list)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _sign_now: asyncio.Event = field(default_factory=asyncio.Event)
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _signing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _stopped: bool = False
+
+    def __post_init__(self) -> None:
+        self._journal = Journal(self.directory / "journal", self.signer)
+        self.witnesses = CosignatureStore(self.directory, self.signer)
+        ownership = LogOwnership(self.directory, self.signer)
+        self.publisher = CheckpointPublisher(self.directory, self.signer, ownership)
+
+    @property
+    def signed(self) -> TreeHead:
+        """Tree that was signed last."""
+        return self.publisher.signed
+
+    @property
+    def lost(self) -> int:
+        """Number of records that were acknowledged before the log was opened, and are missing."""
+        return self._journal.lost
+
+    @property
+    def size(self) -> int:
+        """Number of durable records, signed or not."""
+        return self.signed.size + len(self._unsigned)
+
+    def open(self) -> None:
+        """Take the log over from its previous writer. Raises AuditError, OSError."""
+        try:
+            self._open()
+        except LogLockedError as error:
+            raise AuditError(str(error)) from error
+        except (NoteError, TileError, JournalError, HousekeepingError) as error:
+            self.close()
+            raise AuditError(ALTERED_LOG_MESSAGE.format(error)) from error
+
+    def _open(self) -> None:
+        ownership = self.publisher.ownership
+        ownership.take()
+        self.publisher.open()
+        size = self.signed.size
+        node = Tiles(self.directory, size).node
+        tree = CompactRange(size, [node(level, index) for level, index in subtrees(size)])
+        self._unsigned = self._journal.open(tree, ownership.epoch)
+        wrong = (self.witnesses.open(ownership.epoch), self._open_key(begun=ownership.epoch > 0))
+        self.damage = [problem for problem in wrong if problem]
+        ownership.claim()
+
+    def _open_key(self, *, begun: bool) -> str:
+        """Write the public key beside the log; return the defect of an existing file, if any."""
+        path, text = self.directory / KEY_FILE, f"{self.signer.public}\n".encode()
+        there = path.read_bytes() if path.exists() else None
+        if there == text:
+            return ""
+        write_durably(path, text)
+        if not begun:
+            return ""
+        return f"{path} is missing" if there is None else f"{path}: not the key of this log"
+
+    def records(self, first: int) -> Iterator[bytes]:
+        """Return the durable records from a sequence number on, as of now. Raises TileError."""
+        signed, unsigned = self.signed.size, list(self._unsigned)
+        yield from Tiles(self.directory, signed).records_from(first)
+        yield from unsigned[max(0, first - signed) :]
+
+    def append_before_running(self, draft: RecordDraft) -> int:
+        """Record a draft after `open` and before `run`; return its sequence number. Blocking.
+
+        Raises RecordError, OSError.
+        """
+        sequence = self.size
+        raw = encode_audit_record(record_of(draft, draft.source or self.source, sequence))
+        self._journal.append([raw])
+        self._unsigned.append(raw)
+        if draft.source is None:
+            self.source = with_number(self.source, self.source.n + 1)
+        return sequence
+
+    async def append(self, draft: RecordDraft) -> int:
+        """Record a draft; return its sequence number once it is durable.
+
+        Raises RecordError for a draft that cannot be recorded, AuditError if recording is not possible now.
+        """
+        if self._stopped:
+            message = "the collector is stopping"
+            raise AuditError(message)
+        if len(self._waiting) >= MAX_WAITING:
+            message = "more is waiting to be recorded than the disk keeps up with"
+            raise AuditError(message)
+        if len(self._unsigned) >= MAX_KEPT_UNSIGNED:
+            message = f"{MAX_KEPT_UNSIGNED} records could not be signed: {self.unsigned_because}"
+            raise AuditError(message)
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_PendingRecord(draft, future))
+        self._wake.set()
+        return await future
+
+    async def run(self) -> None:
+        """Sign the records of an earlier run, then write and sign the queue; on cancel, sign the rest.
+
+        Entries that are queued and not durable at that point fail.
+        """
+        try:
+            await run_to_end(self._sign_or_say_why())
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._write_groups())
+                group.create_task(self._sign_regularly())
+        finally:
+            self._stopped = True
+            for entry in self._waiting:
+                if not entry.future.done():
+                    entry.future.set_exception(AuditError("the collector is stopping"))
+            self._waiting.clear()
+            await self._sign_or_say_why()
+
+    async def _write_groups(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._waiting:
+                group = self._waiting[:MAX_GROUP_RECORDS]
+                del self._waiting[:MAX_GROUP_RECORDS]
+                try:
+                    await run_to_end(self._write_group(group))
+                finally:
+                    for entry in group:
+                        _fail(entry, AuditError("the writer of the audit log has failed"))
+
+    async def _write_group(self, group: list[_PendingRecord]) -> None:
+        async with self._writing:
+            encoded, first = self._encoded(group), self.size
+            if not encoded:
+                return
+            try:
+                await asyncio.to_thread(self._journal.append, [raw for _, raw in encoded])
+            except OSError as error:
+                problem = AuditError(f"{self.directory}: {error.strerror}; nothing was recorded")
+                for entry, _ in encoded:
+                    _fail(entry, problem)
+                return
+            self._unsigned += [raw for _, raw in encoded]
+            own = sum(entry.draft.source is None for entry, _ in encoded)
+            self.source = with_number(self.source, self.source.n + own)
+            self.groups += 1
+        for at, (entry, _) in enumerate(encoded):
+            if not entry.future.done():
+                entry.future.set_result(first + at)
+        urgent = any(entry.draft.type in SIGNED_AT_ONCE for entry, _ in encoded)
+        if urgent or len(self._unsigned) >= MAX_UNSIGNED:
+            self._sign_now.set()
+
+    def _encoded(self, group: list[_PendingRecord]) -> list[tuple[_PendingRecord, bytes]]:
+        """Encode a group; a draft that cannot be encoded fails on its own, and takes no number."""
+        encoded: list[tuple[_PendingRecord, bytes]] = []
+        own = self.source.n
+        for entry in group:
+            source = entry.draft.source or with_number(self.source, own)
+            try:
+                raw = encode_audit_record(record_of(entry.draft, source, self.size + len(encoded)))
+            except RecordError as error:
+                _fail(entry, error)
+                continue
+            own += entry.draft.source is None
+            encoded.append((entry, raw))
+        return encoded
+
+    async def _sign_regularly(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self.sign_every_seconds):
+                    await self._sign_now.wait()
+            except TimeoutError:
+                pass
+            self._sign_now.clear()
+            await run_to_end(self._sign_or_say_why())
+
+    def sign_soon(self) -> None:
+        """Trigger signing without waiting for it."""
+        self._sign_now.set()
+
+    async def _sign_or_say_why(self) -> None:
+        try:
+            await self.sign()
+        except (AuditError, JournalError, HousekeepingError, OSError) as error:
+            if self.unsigned_because != str(error):
+                tell = log.info if isinstance(error, SigningPostponedError) else log.error
+                tell("audit_log_not_signed", directory=str(self.directory), problem=str(error))
+            self.unsigned_because = str(error)
+        else:
+            self.unsigned_because = ""
+
+    async def sign(self) -> None:
+        """Sign all durable records. A cancellation takes effect when they are signed.
+
+        Raises AuditError, JournalError, HousekeepingError, OSError; nothing is signed in that case.
+        """
+        # A thread goes on after the task that waits for it was cancelled: without this, the lock would
+        # be free for the next record while the thread still begins a new file of the journal.
+        await run_to_end(self._sign_alone())
+
+    async def _sign_alone(self) -> None:
+        async with self._signing:
+            await self._sign()
+
+    async def _sign(self) -> None:
+        async with self._writing:
+            records = self._unsigned
+            if not records:
+                return
+            # Records that arrive while tiles are written go to a new journal file.
+            await asyncio.to_thread(self._rotate)
+            records = list(records)
+        before, published = (
+            self.signed.size,
+            await asyncio.to_thread(self.publisher.publish, records),
+        )
+        del self._unsigned[: len(records)]
+        self.publisher.signed, self.publisher.note = published
+        async with self._writing:
+            await asyncio.to_thread(self._journal.forget, self.signed.size)
+        tiles = Tiles(self.directory, self.signed.size)
+        await asyncio.to_thread(tiles.drop_outgrown, before)
+
+    def _rotate(self) -> None:
+        self._journal.check_in_place()
+        self._journal.rotate()
+
+    def refuse(self) -> None:
+        """Accept no records: nothing can be written."""
+        self._stopped = True
+
+    def close(self) -> None:
+        """Close the journal and release the log."""
+        self._journal.release()
+        self.publisher.ownership.release()
+
+
+def _fail(entry: _PendingRecord, error: Exception) -> None:
+    if not entry.future.done():
+        entry.future.set_exception(error)

@@ -1,0 +1,220 @@
+"""Findings that no signature covers but a person must explain: gaps, unpaired claims, clock errors.
+
+Check that the records of every source are complete: each source numbers its records without a
+gap.
+
+The records of an agent arrive in envelopes and may be late; those of the log's own writer cannot
+be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from collector.audit.event_records import ASSIGN, DONE, RELEASE, TRANSFER
+from collector.audit.housekeeping_files import EPOCH_FILE
+from collector.framelog.received_frames import SequenceRanges
+from collector.ledger.audit_outbox import LedgerRecords
+from railscope.audit.merkle import leaf_hash
+from railscope.audit.record import AuditRecord, RecordSource, encode_audit_record
+
+MAX_FINDINGS = 1000
+MAY_BE_LATE = "agent"
+
+
+@dataclass(slots=True)
+class _SourceCounter:
+    """Record numbers received from one source."""
+
+    next: int = 0
+    late: SequenceRanges | None = None
+    """Late arrivals: numbers that were missing when a higher number arrived, and arrived afterwards."""
+
+
+@dataclass(slots=True)
+class _RecordGap:
+    """Range of numbers that had not arrived before a record."""
+
+    before: int
+    source: RecordSource
+    first: int
+    last: int
+
+
+@dataclass(slots=True)
+class SourceContinuity:
+    """Tracks the counters of all sources, in the order of the log."""
+
+    _counters: dict[tuple[str, str, str], _SourceCounter] = field(default_factory=dict)
+    _gaps: list[_RecordGap] = field(default_factory=list)
+    _again: list[tuple[int, str]] = field(default_factory=list)
+    _more: int = 0
+
+    def add(self, record: AuditRecord) -> None:
+        """Process the next record of the log."""
+        source = record.src
+        key = (source.kind, source.id, source.boot)
+        counter = self._counters.get(key)
+        if counter is None:
+            counter = self._counters[key] = _SourceCounter()
+        if source.n > counter.next:
+            self._miss(_RecordGap(record.seq, source, counter.next, source.n - 1))
+        elif source.n < counter.next:
+            self._late(record, counter)
+        counter.next = max(counter.next, source.n + 1)
+
+    def _miss(self, gap: _RecordGap) -> None:
+        if len(self._gaps) < MAX_FINDINGS:
+            self._gaps.append(gap)
+        else:
+            self._more += 1
+
+    def _late(self, record: AuditRecord, counter: _SourceCounter) -> None:
+        source, late = record.src, counter.late
+        awaited = source.kind == MAY_BE_LATE and any(
+            gap.first <= source.n <= gap.last
+            and _source_counter(gap.source) == _source_counter(source)
+            for gap in self._gaps
+        )
+        if late is None:
+            late = counter.late = SequenceRanges([], [])
+        if awaited and late.missing_in(source.n, source.n):
+            late.add(source.n, source.n)
+        elif len(self._again) < MAX_FINDINGS:
+            what = f"{_source_name(source)}: its record {source.n} comes again or late"
+            self._again.append((record.seq, what))
+        else:
+            self._more += 1
+
+    def findings(self) -> tuple[str, ...]:
+        """Return the findings that a person must explain, in the order of the log."""
+        found = list(self._again)
+        for gap in self._gaps:
+            late = self._counters[_source_counter(gap.source)].late or SequenceRanges([], [])
+            found += [
+                (
+                    gap.before,
+                    f"{_source_name(gap.source)}: its records {first} to {last} are missing",
+                )
+                for first, last in late.missing_in(gap.first, gap.last)
+            ]
+        more = (f"and {self._more} more",) if self._more else ()
+        return (*(f"before record {before}: {what}" for before, what in sorted(found)), *more)
+
+
+def _source_counter(source: RecordSource) -> tuple[str, str, str]:
+    return source.kind, source.id, source.boot
+
+
+def _source_name(source: RecordSource) -> str:
+    return f"{source.kind} {source.id}, boot {source.boot}"
+
+
+TOLERANCE_NS = 2_000_000_000
+"""Tolerated backward step of the clock of the log's own writer."""
+AHEAD_NS = 60_000_000_000
+"""Tolerated lead of an event's timestamp over the time of its receipt."""
+_NS_PER_MS = 1_000_000
+
+
+@dataclass(slots=True)
+class ClaimPairing:
+    """Check that claims are assigned before they are released, and only once."""
+
+    findings: list[tuple[int, str]] = field(default_factory=list)
+    _open: dict[tuple[str, str, str], int] = field(default_factory=dict)
+
+    def add(self, record: AuditRecord) -> None:
+        """Process the next record of the log."""
+        claim = record.data.get("claim")
+        if record.src.kind != "agent" or not isinstance(claim, str):
+            return
+        key = record.obj.node, record.obj.gpu, claim
+        since = self._open.get(key)
+        problem = ""
+        if record.type == ASSIGN and record.out == DONE:
+            self._open[key] = record.seq
+            problem = f"was assigned by record {since} already" if since is not None else ""
+        elif record.type in {ASSIGN, TRANSFER, RELEASE}:
+            problem = "had not been assigned" if since is None else ""
+            if record.type == RELEASE:
+                self._open.pop(key, None)
+        if problem and len(self.findings) < MAX_FINDINGS:
+            what = f"{record.type} of claim {claim} on {record.obj.gpu}, which {problem}"
+            self.findings.append((record.seq, what))
+
+
+@dataclass(slots=True)
+class RecordTimes:
+    """Check that timestamps are possible according to the clock of the log's writer."""
+
+    findings: list[tuple[int, str]] = field(default_factory=list)
+    _latest_ns: int = 0
+
+    def add(self, record: AuditRecord) -> None:
+        """Process the next record of the log."""
+        instant_ns, received = int(record.t), record.data.get("received_ns")
+        uncertain_ns = record.tu * _NS_PER_MS
+        problem = ""
+        if isinstance(received, str) and received.isdecimal():
+            ahead_ns = instant_ns - int(received)
+            if ahead_ns > AHEAD_NS + uncertain_ns:
+                problem = f"lies {ahead_ns // 10**9} s after the moment it came"
+        elif record.src.kind != "agent" and not record.ref:
+            back_ns = self._latest_ns - instant_ns
+            if back_ns > TOLERANCE_NS + uncertain_ns:
+                problem = f"lies {back_ns // 10**9} s before a record that was written earlier"
+            self._latest_ns = max(self._latest_ns, instant_ns)
+        if problem and len(self.findings) < MAX_FINDINGS:
+            self.findings.append((record.seq, f"{record.type}: its time {problem}"))
+
+
+@dataclass(slots=True)
+class RecordChecks:
+    """All checks, applied record by record."""
+
+    continuity: SourceContinuity = field(default_factory=SourceContinuity)
+    pairing: ClaimPairing = field(default_factory=ClaimPairing)
+    times: RecordTimes = field(default_factory=RecordTimes)
+    witnesses: dict[str, str] = field(default_factory=dict)
+    """Latest recorded key of each witness, by node."""
+    ledger: LedgerRecords = field(default_factory=LedgerRecords)
+    """Records of operations on the ledger's database."""
+    epoch: int = 0
+    """Highest epoch recorded with a start of the collector."""
+    genesis_key: str = ""
+    """Public key of the log, from its first record."""
+    losses: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, record: AuditRecord) -> None:
+        """Process the next record of the log."""
+        self.continuity.add(record)
+        self.pairing.add(record)
+        self.times.add(record)
+        self.ledger.add(record)
+        if record.seq == 0:
+            self.ledger.log = leaf_hash(encode_audit_record(record)).hex()
+        key = record.data.get("key")
+        epoch = record.data.get(EPOCH_FILE)
+        if record.type == "log.genesis" and record.seq == 0 and isinstance(key, str):
+            self.genesis_key = key
+        elif (
+            record.type == "admin.config" and record.src.kind != "agent" and isinstance(epoch, int)
+        ):
+            self.epoch = max(self.epoch, epoch)
+        if record.type == "log.witness" and record.out == DONE and isinstance(key, str):
+            self.witnesses[record.obj.node] = key
+        elif record.type == "log.recovered" and len(self.losses) < MAX_FINDINGS:
+            damaged, missing = record.data.get("damaged"), record.data.get("missing")
+            what = f"{missing} records before it were lost unsigned"
+            self.losses.append(
+                (record.seq, f"damage found at a start: {damaged}" if damaged else what)
+            )
+
+    def findings(self) -> tuple[str, ...]:
+        """Return the findings that a person must explain."""
+        found = sorted([*self.pairing.findings, *self.times.findings, *self.losses])
+        return (
+            *self.continuity.findings(),
+            *(f"record {sequence}: {what}" for sequence, what in found),
+        )

@@ -1,0 +1,268 @@
+"""State of the event recorder, derived from the log: nodes, runs and claims.
+
+State of agent records in the log, by which every event is recorded once even if it is received
+again.
+
+All of it is derived from the log, record by record. A copy is stored beside the log to avoid
+reading the whole log at a start; records after the copy are read from the log, and all of them if
+the copy is of another log.
+
+Facts about nodes from their envelopes: new node, boot, agent upgrade, clock step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from copy import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from collector.audit.event_records import CONFLICT, JOIN, ClaimsInForce, clean
+from collector.audit.log_writer import AuditLog
+from collector.fleet.fleet import EventPosition, SeenEvent
+from collector.framelog.received_frames import SequenceRanges
+from collector.framelog.segment_files import FrameRecord
+from collector.ledger.audit_outbox import HEAD, RecordDraft, record_of
+from railscope.audit.merkle import leaf_hash
+from railscope.audit.record import (
+    AuditRecord,
+    RecordActor,
+    RecordData,
+    RecordSource,
+    RecordSubject,
+    decode_audit_record,
+)
+from railscope.wire import Envelope, WireEvent
+
+BOOT, UPGRADE, STEP = "node.boot", "admin.upgrade", "evidence.clock_step"
+OF_NODES = frozenset({JOIN, BOOT, UPGRADE, STEP})
+CONFIG = "admin.config"
+RECEIVED = "received_ns"
+MAX_BOOTS = 8
+
+log = structlog.get_logger(__name__)
+
+
+class RecordedNode(msgspec.Struct, array_like=True):
+    """State of a node as of its last record in the log."""
+
+    boots: list[str] = []
+    """Latest boot IDs, oldest first."""
+    version: str = ""
+    received_ns: int = 0
+    stepped_ns: int = 0
+
+    def take(self, record: AuditRecord) -> None:
+        """Apply a record about the node."""
+        received_ns = _received_ns(record)
+        if record.type == STEP:
+            self.stepped_ns = max(self.stepped_ns, received_ns)
+        else:
+            boot_id = str(record.data.get("boot_id", ""))
+            self.boots = [*(one for one in self.boots if one != boot_id), boot_id][-MAX_BOOTS:]
+            self.version = str(record.data.get("version", ""))
+            self.received_ns = max(self.received_ns, received_ns)
+
+
+class RecordedRun(msgspec.Struct, array_like=True):
+    """Record numbers of one run of an agent that are in the log, and the receipt time of the last one."""
+
+    numbers: SequenceRanges = msgspec.field(default_factory=SequenceRanges)
+    last_ns: int = 0
+
+
+class RecordedState(msgspec.Struct):
+    """State of the log that is needed to recognize what is received again."""
+
+    genesis: str = ""
+    """Hash of the log's first record, which identifies the log."""
+    size: int = 0
+    runs: dict[str, dict[str, RecordedRun]] = {}
+    nodes: dict[str, RecordedNode] = {}
+    holdings: ClaimsInForce = msgspec.field(default_factory=ClaimsInForce)
+    head: tuple[str, int, str] = ("", 0, "")
+    """Database, number and hash of the newest recorded head of the ledger."""
+    version: str = ""
+    """Collector version of the last recorded upgrade, or of the first start."""
+    started: str = ""
+    """Collector version of the last recorded start."""
+
+    def has(self, source: RecordSource) -> bool:
+        """True if the record of this number is in the log."""
+        told = self.runs.get(source.id, {}).get(source.boot)
+        return told is not None and not told.numbers.missing_in(source.n, source.n)
+
+    def add(self, record: AuditRecord) -> None:
+        """Apply the next record of the log."""
+        self.size = record.seq + 1
+        source = record.src
+        if source.kind == "agent":
+            told = self.runs.setdefault(source.id, {}).setdefault(source.boot, RecordedRun())
+            told.numbers.add(source.n, source.n)
+            told.last_ns = max(told.last_ns, _received_ns(record))
+            self.holdings.add(record)
+        elif record.type == HEAD:
+            database, n, head = (record.data.get(key) for key in ("database", "n", "head"))
+            self.head = str(database), n if isinstance(n, int) else 0, str(head)
+        elif record.type == CONFLICT:
+            self.holdings.add(record)
+        elif record.obj.node and record.type in OF_NODES:
+            self.nodes.setdefault(record.obj.node, RecordedNode()).take(record)
+        elif record.type == UPGRADE:
+            self.version = str(record.data.get("version", ""))
+        elif record.type == CONFIG:
+            self.started = str(record.data.get("collector", self.started))
+            self.version = self.version or self.started
+
+    def forget_before(self, ns: int) -> None:
+        """Drop runs with their last record received before a timestamp; no older frames exist."""
+        for node, runs in list(self.runs.items()):
+            for run in [run for run, told in runs.items() if told.last_ns < ns]:
+                del runs[run]
+            if not runs:
+                del self.runs[node]
+
+
+def _received_ns(record: AuditRecord) -> int:
+    received = record.data.get(RECEIVED)
+    return int(received) if isinstance(received, str) and received.isdecimal() else 0
+
+
+class RecordedSnapshot(msgspec.Struct):
+    """Copy of `RecordedState`, with the events and drafts that were not in the log yet."""
+
+    recorded: RecordedState
+    events: list[tuple[str, str, WireEvent, EventPosition]] = []
+    drafts: list[RecordDraft] = []
+
+    def seen(self) -> list[SeenEvent]:
+        """Return the events that are still to be recorded."""
+        return [SeenEvent(*parts) for parts in self.events]
+
+    def follow(self, record: AuditRecord) -> None:
+        """Apply the next record of the log; a draft that it contains is no longer pending."""
+        self.recorded.add(record)
+        self.drafts = [
+            draft for draft in self.drafts if record_of(draft, record.src, record.seq) != record
+        ]
+
+
+def load_recorded_state(path: Path, audit: AuditLog) -> RecordedSnapshot:
+    """Load the copy and update it from the log. Blocking; raises TileError, RecordError, OSError."""
+    raw = next(audit.records(0), None)
+    genesis = leaf_hash(raw).hex() if raw is not None else ""
+    found = _read(path)
+    if found.recorded.genesis != genesis or found.recorded.size > audit.size:
+        found = RecordedSnapshot(RecordedState(genesis), found.events, found.drafts)
+    for raw in audit.records(found.recorded.size):
+        found.follow(decode_audit_record(raw))
+    return found
+
+
+def encode_snapshot(snapshot: RecordedSnapshot) -> bytes:
+    """Encode a copy for the file: SHA-256 of the content, then the content."""
+    content = msgspec.msgpack.encode(snapshot)
+    return hashlib.sha256(content).digest() + content
+
+
+def _decode_snapshot(content: bytes) -> RecordedSnapshot:
+    """Decode a copy. Raises MsgspecError, also if the hash does not match."""
+    size = hashlib.sha256().digest_size
+    if hashlib.sha256(content[size:]).digest() != content[:size]:
+        message = "its hash is that of something else"
+        raise msgspec.DecodeError(message)
+    return msgspec.msgpack.decode(content[size:], type=RecordedSnapshot)
+
+
+def _read(path: Path) -> RecordedSnapshot:
+    try:
+        return _decode_snapshot(path.read_bytes())
+    except FileNotFoundError:
+        pass
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        log.error("audit_copy_damaged", file=str(path), problem=str(error),
+                  advice="the whole audit log is read instead")  # fmt: skip
+    return RecordedSnapshot(RecordedState())
+
+
+STEP_NS = 2_000_000_000
+"""Minimum clock step of a node that is evidence."""
+STEPS_EVERY_NS = 3_600_000_000_000
+"""Minimum interval between two recorded steps of a clock."""
+
+
+@dataclass(slots=True)
+class _NodeClock:
+    boot_id: str
+    wall_less_boot_ns: int
+
+
+@dataclass(slots=True)
+class NodeRecorder:
+    """Tracks all nodes. Envelopes that the log already covers are skipped."""
+
+    _nodes: dict[str, RecordedNode] = field(default_factory=dict)
+    _clocks: dict[str, _NodeClock] = field(default_factory=dict)
+
+    def start(self, nodes: dict[str, RecordedNode], drafts: Iterable[RecordDraft]) -> None:
+        """Start from the nodes in the log, and from the drafts that are still to be recorded."""
+        self._nodes = {name: copy(state) for name, state in nodes.items()}
+        for draft in drafts:
+            self._take(draft)
+
+    def look(self, record: FrameRecord, envelope: Envelope) -> list[RecordDraft]:
+        """Return drafts of everything that is new in an envelope."""
+        name = clean(envelope.node)
+        state = self._nodes.get(name)
+        found = []
+        if state is None or not state.boots:
+            found.append(_draft(JOIN, name, record, envelope))
+        elif record.received_wall_ns > state.received_ns:
+            boot_id, version = clean(envelope.boot_id), clean(envelope.agent_version)
+            # Two nodes of the same name alternate: a boot ID seen before is not a new boot.
+            if boot_id not in state.boots:
+                found.append(_draft(BOOT, name, record, envelope, before=state.boots[-1]))
+            if version != state.version and boot_id not in state.boots[:-1]:
+                found.append(_draft(UPGRADE, name, record, envelope, before=state.version))
+        if step := self._step(name, state, record):
+            found.append(_draft(STEP, name, record, envelope, step_ns=str(step)))
+        for draft in found:
+            self._take(draft)
+        return found
+
+    def _take(self, draft: RecordDraft) -> None:
+        record = record_of(draft, RecordSource("collector", "", "", 0), 0)
+        self._nodes.setdefault(draft.subject.node, RecordedNode()).take(record)
+
+    def _step(self, name: str, state: RecordedNode | None, record: FrameRecord) -> int:
+        """Return the clock step of a node in ns; 0 if it is not evidence."""
+        sent = record.sent
+        offset_ns, clock = sent.wall_ns - sent.boot_ns, self._clocks.get(name)
+        if clock is None or clock.boot_id != sent.boot_id or not sent.boot_id:
+            self._clocks[name] = _NodeClock(sent.boot_id, offset_ns)
+            return 0
+        step_ns = offset_ns - clock.wall_less_boot_ns
+        if abs(step_ns) <= STEP_NS:
+            return 0
+        clock.wall_less_boot_ns = offset_ns
+        stepped_ns = state.stepped_ns if state else 0
+        recent = stepped_ns and record.received_wall_ns < stepped_ns + STEPS_EVERY_NS
+        return 0 if recent else step_ns
+
+
+def _draft(
+    kind: str, name: str, record: FrameRecord, envelope: Envelope, **more: str
+) -> RecordDraft:
+    data: RecordData = {
+        "boot_id": clean(envelope.boot_id),
+        "version": clean(envelope.agent_version),
+        "run": clean(envelope.run),
+        RECEIVED: str(record.received_wall_ns),
+        **{key: clean(text) for key, text in more.items()},
+    }
+    actor = RecordActor("agent", name)
+    return RecordDraft(kind, actor, record.received_wall_ns, "seen", RecordSubject(name), data)

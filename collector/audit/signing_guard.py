@@ -1,0 +1,176 @@
+"""Comparison with the checkpoints that agents hold, before the collector signs.
+
+A log that was replaced by an older copy is consistent in itself, and its key is present: only holders of a
+newer checkpoint can detect the rollback. After each start nothing is signed until some agents have
+submitted their checkpoints, or a timeout has passed, which is recorded. If one of them holds a checkpoint
+that is inconsistent with this log, signing stops and that checkpoint is stored as evidence. Records remain
+durable meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
+
+import structlog
+
+from collector.audit.log_writer import AuditError, AuditLog, SigningPostponedError
+from collector.audit.tiles import TileError, Tiles
+from collector.ledger.audit_outbox import RecordDraft
+from railscope.audit.merkle import CompactRange, TreeHead, leaf_hash, root_of, subtrees
+from railscope.audit.record import RecordActor, RecordData
+from railscope.audit.signed_note import Checkpoint, read_checkpoint
+from railscope.durable_files import sync_directory, write_durably
+
+DISPUTED_DIRECTORY = "disputed"
+"""Below the log's directory: checkpoints held by agents that this log cannot be continued from."""
+
+log = structlog.get_logger(__name__)
+
+
+class DisputeError(RuntimeError):
+    """An agent holds a checkpoint that is inconsistent with this log; the message names it."""
+
+
+@dataclass(slots=True)
+class SigningGuard:
+    """Decides if the log may be signed. `open` it after the log, `run` it beside it."""
+
+    audit: AuditLog
+    ask: int
+    """Number of agents to wait for; fewer if fewer exist."""
+    wait_seconds: float
+    known: Callable[[], int]
+    """Number of agents of the fleet."""
+    wall_ns: Callable[[], int]
+    refused: str = ""
+    """Reason why signing has stopped permanently; empty if it has not."""
+    shown: dict[str, int] = field(default_factory=dict)
+    """Size of the checkpoint that each node has submitted since the start; 0 if it holds none."""
+    _open: bool = False
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def open(self) -> None:
+        """Install the check before signing; earlier disputes still apply. Blocking; raises OSError."""
+        self.audit.publisher.before_signing = self.allow
+        disputed = sorted(self._directory.iterdir()) if self._directory.exists() else []
+        if disputed:
+            self.refused = (
+                f"an agent holds a checkpoint that this log has never had: see {disputed[0]}. Find "
+                "out what was put back or lost; to go on with this log, move the directory away"
+            )
+            log.error("audit_log_disputed", problem=self.refused)
+
+    @property
+    def _directory(self) -> Path:
+        return self.audit.directory / DISPUTED_DIRECTORY
+
+    @property
+    def wanted(self) -> int:
+        """Number of agents that must have submitted their checkpoints."""
+        return min(self.ask, self.known())
+
+    def asks(self, node: str) -> bool:
+        """True if a node has not submitted its checkpoint yet."""
+        return node not in self.shown
+
+    def allow(self, _: TreeHead) -> None:
+        """Raise AuditError if nothing may be signed now."""
+        if self.refused:
+            raise AuditError(self.refused)
+        if not self._open:
+            message = (
+                f"{len(self.shown)} of {self.wanted} agents have shown the checkpoints they hold; "
+                "until then nothing is signed"
+            )
+            raise SigningPostponedError(message)
+
+    async def run(self) -> None:
+        """Wait for the agents, then permit signing."""
+        try:
+            async with asyncio.timeout(self.wait_seconds):
+                while len(self.shown) < self.wanted:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            await self._record_that_few_came()
+        self._open = True
+        self.audit.sign_soon()
+
+    async def _record_that_few_came(self) -> None:
+        asked, shown = self.wanted, len(self.shown)
+        log.warning("audit_log_signed_without_witnesses", asked=asked, shown=shown)
+        actor = RecordActor("collector", self.audit.source.id)
+        data: RecordData = {
+            "signed_without": "witnesses", "asked": asked, "shown": shown,
+            "waited_seconds": round(self.wait_seconds),
+        }  # fmt: skip
+        draft = RecordDraft("log.policy", actor, self.wall_ns(), "done", data=data)
+        try:
+            await self.audit.append(draft)
+        except AuditError as error:
+            log.error("audit_record_lost", type=draft.type, data=draft.data, problem=str(error))
+
+    async def show(self, node: str, note: str) -> None:
+        """Process the checkpoint that a node holds; an empty note means none.
+
+        Raises NoteError for a note that this log's key has not signed, DisputeError for a checkpoint that
+        is inconsistent with this log, OSError.
+        """
+        size = 0
+        if note:
+            checkpoint = read_checkpoint(note, self.audit.signer.public)
+            problem = await asyncio.to_thread(self._problem, checkpoint)
+            if problem:
+                await self._dispute(node, note, problem)
+            size = checkpoint.tree.size
+        self.shown[node] = size
+        self._changed.set()
+
+    def _problem(self, held: Checkpoint) -> str:
+        """Return the inconsistency between this log and a checkpoint of it; runs off the loop."""
+        if held.tree.size > self.audit.size:
+            return f"it is over {held.tree.size} records, and this log has {self.audit.size}"
+        try:
+            root = self._root(held.tree.size)
+        except TileError as error:
+            return f"this log cannot be read: {error}"
+        return "" if root == held.tree.root else f"the first {held.tree.size} records are others"
+
+    def _root(self, size: int) -> bytes:
+        """Return the root over the first records, including those that are durable but not signed."""
+        signed = self.audit.signed.size
+        tiles = Tiles(self.audit.directory, signed)
+        if size <= signed:
+            return root_of(tiles.node, size)
+        tree = CompactRange(signed, [tiles.node(level, index) for level, index in subtrees(signed)])
+        for raw in self.audit.records(signed):
+            if tree.size == size:
+                break
+            tree.append(leaf_hash(raw))
+        return tree.root
+
+    def refuse(self, problem: str) -> None:
+        """Stop signing permanently, because another source than an agent shows that the log has changed."""
+        if not self.refused:
+            log.error("audit_log_disputed", problem=problem,
+                      advice="nothing is signed any more; see docs/audit.md")  # fmt: skip
+        self.refused = self.refused or problem
+
+    async def _dispute(self, node: str, note: str, problem: str) -> None:
+        text = f"{node} holds a signed checkpoint that this log has never had: {problem}"
+        if not self.refused:
+            log.error("audit_log_disputed", node=node, problem=problem, held=note,
+                      advice="nothing is signed any more; was an older copy put back?")  # fmt: skip
+        self.refused = self.refused or text
+        await asyncio.to_thread(self._keep, node, note)
+        raise DisputeError(text)
+
+    def _keep(self, node: str, note: str) -> None:
+        if not self._directory.exists():
+            self._directory.mkdir(mode=0o700)
+            sync_directory(self.audit.directory)
+        write_durably(self._directory / quote(node, safe=""), note.encode())

@@ -1,0 +1,400 @@
+"""Verification of an audit log: on request, and periodically by the collector.
+
+Verification of an audit log from its files, a public key and checkpoints kept elsewhere.
+
+Every record is read and hashed again; no hash stored in the log is trusted.
+
+Verification of the cosignatures stored beside a log.
+
+Periodic verification of the collector's own audit log, complete as by `railscope audit verify`.
+
+The collector detects first what others can detect. Nothing else would show a record that was
+altered on disk after its tile was full: it is not signed again, and no checkpoint that agents
+hold contradicts it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from collector.audit.directory_check import (
+    HashTileCheck,
+    HousekeepingState,
+    VerifyError,
+    VerifyOutcome,
+    check_foreign,
+    check_key_file,
+    outcome_of_tile_error,
+    read_housekeeping,
+)
+from collector.audit.housekeeping_files import EPOCH_FILE, CosignedCheckpoint
+from collector.audit.journal import JournalError, check_root
+from collector.audit.ledger_check import compare_database
+from collector.audit.record_checks import RecordChecks
+from collector.audit.signing_guard import DISPUTED_DIRECTORY
+from collector.audit.tiles import WIDTH, TileError, Tiles, widths
+from collector.ledger.audit_outbox import LedgerRecords
+from collector.ledger.database import Database, LedgerError
+from railscope.audit.merkle import CompactRange, Hash, leaf_hash
+from railscope.audit.record import AuditRecord, RecordError, decode_audit_record
+from railscope.audit.signed_note import (
+    Checkpoint,
+    NoteError,
+    PublicKey,
+    UnsignedError,
+    read_checkpoint,
+    read_note,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cosigner:
+    """A node that has cosigned a checkpoint of the log, with the checkpoint's size and the time."""
+
+    node: str
+    size: int
+    seconds: int
+
+
+def signed_notes(said: Mapping[str, CosignedCheckpoint], key: PublicKey) -> Iterator[str]:
+    """Yield the notes of witnesses that the log's key has signed: one for each tree."""
+    sizes = set()
+    for vouched in said.values():
+        try:
+            tree = read_checkpoint(vouched.note, key).tree
+        except NoteError:
+            continue  # reported by `find_cosigners`
+        if tree not in sizes:
+            sizes.add(tree)
+            yield vouched.note
+
+
+def read_disputed_notes(directory: Path) -> Iterator[str]:
+    """Yield the checkpoints of agents that contradict this log. Raises OSError."""
+    disputed = directory / DISPUTED_DIRECTORY
+    for path in sorted(disputed.iterdir()) if disputed.exists() else ():
+        yield path.read_bytes().decode(errors="replace")
+
+
+def find_cosigners(
+    said: Mapping[str, CosignedCheckpoint], key: PublicKey, keys: Mapping[str, str]
+) -> tuple[tuple[Cosigner, ...], tuple[str, ...]]:
+    """Return the witnesses with a valid cosignature, and the defects of the others.
+
+    `keys` are those of the witnesses, as recorded in the log.
+    """
+    found, doubts = [], []
+    for node, vouched in sorted(said.items()):
+        try:
+            tree = read_checkpoint(vouched.note, key).tree
+            seconds = vouched.seconds()
+        except NoteError as error:
+            doubts.append(f"witness {node}: {error}")
+            continue
+        if keys.get(node) != vouched.key:
+            doubts.append(f"witness {node}: its key is not the one that the log has recorded")
+            continue
+        if not vouched.is_of(node):
+            doubts.append(f"witness {node}: its key is in the name of another")
+            continue
+        found.append(Cosigner(node, tree.size, seconds))
+    doubts += [
+        f"witness {node}: its key is recorded, and what it has cosigned is not there"
+        for node in sorted(keys.keys() - said.keys())
+    ]
+    found.sort(key=lambda one: (-one.size, one.node))
+    return tuple(found), tuple(doubts)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedLog:
+    """Result of the verification of a valid log."""
+
+    checkpoint: Checkpoint
+    unsigned: int = 0
+    """Number of durable records that no checkpoint covers yet."""
+    anchors: int = 0
+    """Number of checkpoints kept elsewhere that this log is consistent with."""
+    findings: tuple[str, ...] = ()
+    """Findings that no signature covers but a person must explain: gaps in the records of a source."""
+    witnesses: tuple[Cosigner, ...] = ()
+    """Witnesses with a cosignature of the log, the one with the largest checkpoint first."""
+    ledger: LedgerRecords = field(default_factory=LedgerRecords)
+    """Records of operations on the ledger's database."""
+
+
+def verify_log(directory: Path, key: PublicKey, anchors: Iterable[str] = ()) -> VerifiedLog:
+    """Verify a log, and that it is consistent with every anchor. Raises VerifyError."""
+    try:
+        return _verified(directory, key, anchors)
+    except OSError as error:
+        message = f"{error.filename}: {error.strerror}"
+        raise VerifyError(VerifyOutcome.UNREADABLE, message) from error
+
+
+def _verified(directory: Path, key: PublicKey, anchors: Iterable[str]) -> VerifiedLog:
+    kept, damage = _housekeeping(directory, key)
+    checkpoint = kept.checkpoint if kept else _own_checkpoint(directory, key)
+    said_by_log = [
+        *(signed_notes(kept.witnesses, key) if kept else ()),
+        *read_disputed_notes(directory),
+    ]
+    notes = [*anchors, *said_by_log]
+    held = sorted((_anchor(note, key) for note in notes), key=lambda anchor: anchor.tree.size)
+    if held and held[-1].tree.size > checkpoint.tree.size:
+        _refuse_fork(checkpoint, held[-1], "the log is shorter than a checkpoint that was signed")
+    explaining = RecordChecks()
+    tree = _tree_of_all(directory, checkpoint, held, explaining)
+    if tree.root != checkpoint.tree.root:
+        message = f"the {checkpoint.tree.size} records do not give the root that was signed"
+        raise VerifyError(VerifyOutcome.ALTERED, message)
+    if kept is None:
+        raise damage or VerifyError(VerifyOutcome.ALTERED, f"{directory}: no housekeeping files")
+    unsigned = _check_journal(directory, kept, tree, explaining)
+    _check_directory(directory, key, kept, unsigned, explaining)
+    vouching, doubts = find_cosigners(kept.witnesses, key, explaining.witnesses)
+    findings = (*explaining.findings(), *doubts)
+    asked = len(held) - len(said_by_log)
+    return VerifiedLog(checkpoint, len(unsigned), asked, findings, vouching, explaining.ledger)
+
+
+def _housekeeping(
+    directory: Path, key: PublicKey
+) -> tuple[HousekeepingState | None, VerifyError | None]:
+    """Return the state of the housekeeping files, or the error in it.
+
+    Damage of these files is reported after defects of signed records, and after a fork.
+    """
+    _own_checkpoint(directory, key)
+    try:
+        return read_housekeeping(directory, key, lambda: _own_checkpoint(directory, key)), None
+    except VerifyError as error:
+        return None, error
+
+
+def _tree_of_all(
+    directory: Path, ours: Checkpoint, anchors: Iterable[Checkpoint], explaining: RecordChecks
+) -> CompactRange:
+    """Return the tree over all signed records, after comparing every tile and every anchor with them."""
+    tree = CompactRange()
+    awaited = list(anchors)
+    levels = HashTileCheck(Tiles(directory, ours.tree.size))
+    _compare_anchors(ours, awaited, tree)
+    for leaves, records in _signed_tiles(levels.tiles):
+        for record in records:
+            explaining.add(record)
+        root = levels.add(leaves)
+        inside = awaited and awaited[0].tree.size < tree.size + WIDTH
+        if root and not inside:
+            tree.extend(root, WIDTH)
+            _compare_anchors(ours, awaited, tree)
+            continue
+        for leaf in leaves:
+            tree.append(leaf)
+            _compare_anchors(ours, awaited, tree)
+    levels.finish()
+    return tree
+
+
+def _own_checkpoint(directory: Path, key: PublicKey) -> Checkpoint:
+    path = directory / "checkpoint"
+    try:
+        return read_checkpoint(read_note(path), key)
+    except FileNotFoundError as error:
+        message = f"{path} is missing: nothing says how long the log must be"
+        raise VerifyError(VerifyOutcome.TAIL_MISSING, message) from error
+    except UnsignedError as error:
+        raise VerifyError(VerifyOutcome.KEY_PROBLEM, f"{path}: {error}") from error
+    except NoteError as error:
+        raise VerifyError(VerifyOutcome.ALTERED, f"{path}: {error}") from error
+
+
+def _anchor(note: str, key: PublicKey) -> Checkpoint:
+    try:
+        return read_checkpoint(note, key)
+    except NoteError as error:
+        raise VerifyError(
+            VerifyOutcome.KEY_PROBLEM, f"a checkpoint kept elsewhere: {error}"
+        ) from error
+
+
+def _refuse_fork(ours: Checkpoint, theirs: Checkpoint, why: str) -> None:
+    message = f"{why}\n--- signed, here:\n{ours.text}--- signed, kept elsewhere:\n{theirs.text}"
+    raise VerifyError(VerifyOutcome.FORKED, message)
+
+
+def _compare_anchors(ours: Checkpoint, awaited: list[Checkpoint], tree: CompactRange) -> None:
+    """Compare the anchors of this size, and remove them from the pending ones."""
+    while awaited and awaited[0].tree.size == tree.size:
+        anchor = awaited.pop(0)
+        if tree.root != anchor.tree.root:
+            why = f"its first {tree.size} records are not those that were signed"
+            _refuse_fork(ours, anchor, why)
+
+
+def _signed_tiles(tiles: Tiles) -> Iterator[tuple[list[Hash], list[AuditRecord]]]:
+    full, partial = widths(tiles.size, 0)
+    for index in range(full + (partial > 0)):
+        raws = _bundle(tiles, index, WIDTH if index < full else partial)
+        first = index * WIDTH
+        yield (
+            [leaf_hash(raw) for raw in raws],
+            [_record(raw, sequence) for sequence, raw in enumerate(raws, first)],
+        )
+
+
+def _bundle(tiles: Tiles, index: int, expected: int) -> list[bytes]:
+    try:
+        raws = tiles.records(index)
+    except TileError as error:
+        raise VerifyError(outcome_of_tile_error(error.__cause__), str(error)) from error
+    if len(raws) != expected:
+        message = f"tile {index} of entries holds {len(raws)} records instead of {expected}"
+        outcome = VerifyOutcome.TAIL_MISSING if len(raws) < expected else VerifyOutcome.ALTERED
+        raise VerifyError(outcome, message)
+    return raws
+
+
+def _record(raw: bytes, sequence: int) -> AuditRecord:
+    try:
+        record = decode_audit_record(raw)
+    except RecordError as error:
+        raise VerifyError(VerifyOutcome.ALTERED, f"record {sequence}: {error}") from error
+    if record.seq != sequence:
+        message = f"record {sequence} says that it is number {record.seq}"
+        raise VerifyError(VerifyOutcome.ALTERED, message)
+    return record
+
+
+def _check_journal(
+    directory: Path, kept: HousekeepingState, tree: CompactRange, explaining: RecordChecks
+) -> list[bytes]:
+    """Check the records that are not signed yet and return them; they are appended to the tree."""
+    files, signed, stated = kept.files, tree.size, kept.acknowledged
+    if files and files[0].first > signed:
+        message = f"{files[0].path}: records {signed} to {files[0].first - 1} are missing"
+        raise VerifyError(VerifyOutcome.TAIL_MISSING, message)
+    raws = [raw for file in files for raw in file.records]
+    behind = signed - files[0].first if files else 0
+    _compare_signed(directory, signed, raws[:behind])
+    try:
+        for sequence, raw in enumerate(raws[behind:], signed):
+            check_root(directory / "journal", stated, tree)
+            explaining.add(_record(raw, sequence))
+            tree.append(leaf_hash(raw))
+        check_root(directory / "journal", stated, tree)
+    except JournalError as error:
+        raise VerifyError(VerifyOutcome.ALTERED, str(error)) from error
+    if (lost := stated.count - tree.size) > 0:
+        # The count is never too high: neither a crash nor a power failure explains the difference.
+        message = f"the journal: {lost} records were acknowledged and are not there"
+        raise VerifyError(VerifyOutcome.ALTERED, message)
+    return raws[behind:]
+
+
+def _compare_signed(directory: Path, signed: int, raws: list[bytes]) -> None:
+    """Check that signed records that are still in the journal equal the signed ones."""
+    first = signed - len(raws)
+    for sequence, (raw, there) in enumerate(
+        zip(raws, Tiles(directory, signed).records_from(first), strict=False), first
+    ):
+        if raw != there:
+            message = f"the journal: record {sequence} is not the one that was signed"
+            raise VerifyError(VerifyOutcome.ALTERED, message)
+
+
+def _check_directory(
+    directory: Path,
+    key: PublicKey,
+    kept: HousekeepingState,
+    unsigned: list[bytes],
+    explaining: RecordChecks,
+) -> None:
+    """Check the key file, the epoch, and that the directory contains no foreign files."""
+    if kept.epoch < explaining.epoch:
+        message = (
+            f"{directory / EPOCH_FILE}: states epoch {kept.epoch}, expected at least {explaining.epoch}, "
+            "which a record names: it is an older copy"
+        )
+        raise VerifyError(VerifyOutcome.ALTERED, message)
+    check_key_file(directory, explaining.genesis_key, key)
+    tiles = Tiles(directory, kept.checkpoint.tree.size)
+    try:
+        tiles.check_outgrown()
+        check_foreign(directory, key, tiles.size, unsigned)
+    except TileError as error:
+        raise VerifyError(outcome_of_tile_error(error.__cause__), str(error)) from error
+
+
+log = structlog.get_logger(__name__)
+
+FIRST_SECONDS = 300.0
+"""Delay before the first verification, to keep resources free during a start."""
+_NS = 1_000_000_000
+
+
+class BootClock(Protocol):
+    """Nanoseconds since a fixed point, independent of the wall clock."""
+
+    def __call__(self) -> int:
+        """Return the current time in nanoseconds."""
+        ...
+
+
+@dataclass(slots=True)
+class PeriodicVerification:
+    """Verifies a log periodically; provides the result, and the age of the last success."""
+
+    directory: Path
+    key: PublicKey
+    period_seconds: float
+    """Zero disables verification."""
+    clock_ns: BootClock
+    database: Callable[[], Database] | None = None
+    """The ledger's database, which is compared with its records."""
+    whole: bool | None = None
+    """Result of the last verification; None if none has had a result yet."""
+    _whole_ns: int = 0
+
+    async def run(self) -> None:
+        """Verify once per period, until cancelled."""
+        if not self.period_seconds:
+            return
+        await asyncio.sleep(min(self.period_seconds, FIRST_SECONDS))
+        while True:
+            await self.read()
+            await asyncio.sleep(self.period_seconds)
+
+    async def read(self) -> None:
+        """Verify the log once, on a separate thread."""
+        began_ns = self.clock_ns()
+        try:
+            await asyncio.to_thread(self._verify)
+        except VerifyError as error:
+            outcome = error.outcome.name.lower()
+            log.error("audit_log_not_verified", outcome=outcome, problem=str(error))
+            if error.outcome is not VerifyOutcome.UNREADABLE:
+                self.whole = False
+        else:
+            self.whole, self._whole_ns = True, began_ns
+
+    def _verify(self) -> None:
+        """Verify the log, then compare the ledger with it. Raises VerifyError."""
+        found = verify_log(self.directory, self.key)
+        if self.database is None:
+            return
+        try:
+            compare_database(self.database(), found.ledger)
+        except LedgerError as error:
+            raise VerifyError(VerifyOutcome.UNREADABLE, str(error)) from error
+
+    @property
+    def age_seconds(self) -> float | None:
+        """Seconds since the log was last verified successfully; None if it has not been yet."""
+        return (self.clock_ns() - self._whole_ns) / _NS if self._whole_ns else None

@@ -1,0 +1,295 @@
+"""Two simulated months in a ledger: closed, corrected by late evidence, and reconciled.
+
+The production ledger, rating, closing and reconciliation are used. Only evidence is simulated:
+samples, energy counters, claims and outages of two tenants on one node, with faults, stale periods
+and late evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from fractions import Fraction
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from collector.billing import administration, billing_audit_records
+from collector.billing.focus_rows import GpuRegion, PayerAccount, Seller
+from collector.billing.invoices import CLOSE_AFTER_NS, credit_charge
+from collector.billing.period_closing import BillingActor, BillingBooks, ClosedPeriod
+from collector.billing.reconciliation import ReconciliationCheck, reconcile_period
+from collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from collector.ledger.ledger_store import Ledger
+from collector.metering.evidence import (
+    ClaimAuthority,
+    ClaimRelease,
+    ClockDoubt,
+    Evidence,
+    GpuOutage,
+    MeteredClaim,
+    NodeSighting,
+    NodeStay,
+    NodeWitness,
+    SlotReservation,
+    stretches,
+)
+from collector.metering.measures import (
+    CountedQuantity,
+    CounterIncrements,
+    CounterReadings,
+    increments,
+)
+from collector.metering.timeline import TimePiece
+from collector.metering.units import DAY_NS, HOUR_NS, SECOND_NS, Period, from_datetime
+
+NODE = "gpu-node-1"
+GPUS = 8
+SKU = "h100-sxm"
+SAMPLE_NS = 10 * SECOND_NS
+HELD_WATTS, IDLE_WATTS = 620, 75
+
+
+def _instant(month: int, day: int, hour: int = 0, minute: int = 0) -> int:
+    return from_datetime(datetime(2026, month, day, hour, minute, tzinfo=UTC))
+
+
+MONTH = Period(_instant(9, 1), _instant(10, 1))
+NEXT_MONTH = Period(_instant(10, 1), _instant(11, 1))
+CLOSED_NS = MONTH.end_ns + CLOSE_AFTER_NS
+CLOSED_AGAIN_NS = NEXT_MONTH.end_ns + CLOSE_AFTER_NS
+AGENT_AWAY = (
+    Period(_instant(9, 10, 3), _instant(9, 10, 3, 40)),
+    Period(_instant(9, 14, 12), _instant(9, 14, 15)),
+)
+FAULTY_GPU = 3
+DOWN = Period(_instant(9, 20, 8), _instant(9, 20, 10))
+LATE_RELEASE = ClaimRelease("vision-4", _instant(9, 29, 12))
+LAST_CLAIM_ENDS_NS = _instant(10, 3, 18)
+PRICES = """
+version = 1
+published = 2026-08-20T09:00:00Z
+currency = "EUR"
+
+[[price]]
+sku = "h100-sxm"
+tariff = "allocated"
+nano_per_gpu_hour = 2_490_000_000
+from = 2026-01-01T00:00:00Z
+to = 2026-09-16T00:00:00Z
+version = 1
+
+[[price]]
+sku = "h100-sxm"
+tariff = "allocated"
+nano_per_gpu_hour = 2_590_000_000
+from = 2026-09-16T00:00:00Z
+version = 1
+
+[[price]]
+sku = "h100-sxm"
+tariff = "allocated"
+tenant = "language"
+nano_per_gpu_hour = 2_290_000_000
+from = 2026-01-01T00:00:00Z
+version = 1
+
+[[price]]
+sku = "h100-sxm"
+tariff = "reservation"
+nano_per_gpu_hour = 900_000_000
+from = 2026-01-01T00:00:00Z
+version = 1
+
+[[price]]
+sku = "h100-sxm"
+tariff = "energy"
+nano_per_kilowatt_hour = 310_000_000
+from = 2026-01-01T00:00:00Z
+version = 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedGpuEvidence:
+    """Evidence of one GPU."""
+
+    evidence: Evidence
+    counted: Mapping[CountedQuantity, CounterIncrements]
+    sku: str = SKU
+    profiles: Mapping[str, str] = field(default_factory=dict)
+    doubts: Sequence[TimePiece[ClockDoubt]] = ()
+
+
+@dataclass(slots=True)
+class SimulatedEvidence:
+    """Evidence of all GPUs, in memory."""
+
+    known: dict[str, SimulatedGpuEvidence] = field(default_factory=dict)
+
+    def gpus(self, start_ns: int, end_ns: int) -> list[str]:
+        """GPUs that were in a node in [start, end)."""
+        return sorted(
+            gpu
+            for gpu, known in self.known.items()
+            if any(s.start_ns < end_ns and s.end_ns > start_ns for s in known.evidence.stays)
+        )
+
+    def evidence(self, gpu: str, start_ns: int, end_ns: int) -> SimulatedGpuEvidence:  # noqa: ARG002 - all of it
+        """Evidence of a GPU."""
+        return self.known[gpu]
+
+
+def simulate_evidence() -> SimulatedEvidence:
+    """Evidence at the first closing, and all that follows except the late release."""
+    gpus = [_evidence(index) for index in range(GPUS)]
+    return SimulatedEvidence(
+        {
+            gpu.gpu: SimulatedGpuEvidence(gpu, {CountedQuantity.ENERGY: _counted(gpu)})
+            for gpu in gpus
+        }
+    )
+
+
+def with_late_release(known: SimulatedEvidence) -> SimulatedEvidence:
+    """The same evidence, after the scheduler reported that a claim ended before the month did."""
+
+    def of(gpu: SimulatedGpuEvidence) -> SimulatedGpuEvidence:
+        held = any(claim.id == LATE_RELEASE.claim for claim in gpu.evidence.claims)
+        if not held:
+            return gpu
+        evidence = msgspec.structs.replace(gpu.evidence, releases=(LATE_RELEASE,))
+        return SimulatedGpuEvidence(evidence, gpu.counted, gpu.sku)
+
+    return SimulatedEvidence({name: of(gpu) for name, gpu in known.known.items()})
+
+
+def _evidence(index: int) -> Evidence:
+    """Evidence of one GPU."""
+    boots = _sampled(index)
+    return Evidence(
+        gpu=f"GPU-{index}",
+        stays=(NodeStay(MONTH.start_ns, NODE),),
+        claims=_claims(index),
+        stretches=tuple(part for boot, instants in boots for part in stretches(boot, instants)),
+        outages=(GpuOutage(announced=False, start_ns=DOWN.start_ns, end_ns=DOWN.end_ns),)
+        if index == FAULTY_GPU
+        else (),
+        reservations=(SlotReservation(_instant(9, 7), "vision-6", "vision", _instant(9, 21)),)
+        if index == GPUS - 2
+        else (),
+        sightings=(NodeSighting(NodeWitness.SCHEDULER, MONTH.start_ns, CLOSED_AGAIN_NS),),
+    )
+
+
+def _claims(index: int) -> tuple[MeteredClaim, ...]:
+    def claim(tenant: str, start_ns: int, **more: Any) -> MeteredClaim:
+        return MeteredClaim(ClaimAuthority.SCHEDULER, start_ns, f"{tenant}-{index}", tenant, **more)
+
+    if index <= FAULTY_GPU:
+        ends_ns = _instant(9, 25, 18) + 123_456_789
+        return (claim("language", _instant(9, 2, 6), end_ns=ends_ns),)
+    if index == FAULTY_GPU + 1:
+        return (claim("vision", _instant(9, 5), end_ns=LAST_CLAIM_ENDS_NS),)
+    if index == FAULTY_GPU + 2:
+        # Handed over in the middle of the month: both claims have the same end, the later start has
+        # precedence.
+        ends = {"end_ns": LAST_CLAIM_ENDS_NS}
+        return (
+            claim("vision", _instant(9, 5), **ends),
+            claim("language", _instant(9, 16, 9, 30), **ends),
+        )
+    if index == GPUS - 1:
+        start_ns = _instant(9, 8, 14)
+        seen = MeteredClaim(
+            ClaimAuthority.PROCESS, start_ns, "pid-4711", "", end_ns=start_ns + 2 * HOUR_NS
+        )
+        return (seen,)
+    return ()
+
+
+def _sampled(index: int) -> list[tuple[str, Any]]:
+    """Boots of the GPU's node with the timestamps of its samples."""
+    instants = np.arange(MONTH.start_ns, CLOSED_AGAIN_NS, SAMPLE_NS, dtype=np.int64)
+    seen = np.ones(len(instants), np.bool_)
+    away = [*AGENT_AWAY, *([DOWN] if index == FAULTY_GPU else [])]
+    for span in away:
+        seen &= ~((instants > span.start_ns) & (instants < span.end_ns))
+    instants = instants[seen]
+    if index != FAULTY_GPU:
+        return [("boot-1", instants)]
+    before = instants <= DOWN.start_ns
+    return [("boot-1", instants[before]), ("boot-2", instants[~before])]
+
+
+def _counted(evidence: Evidence) -> CounterIncrements:
+    """Increments of the energy counter, which restarts at zero with every boot."""
+    index = int(evidence.gpu.removeprefix("GPU-"))
+    held = [(claim.start_ns, claim.end_ns) for claim in evidence.claims]
+    runs = []
+    for boot, instants in _sampled(index):
+        busy = np.zeros(len(instants), np.bool_)
+        for start_ns, end_ns in held:
+            busy |= (instants >= start_ns) & (instants < end_ns)
+        watts = np.where(busy, HELD_WATTS, IDLE_WATTS)
+        elapsed_ns = np.diff(instants, prepend=instants[0])
+        # Watts times nanoseconds are nanojoules; a millijoule is a million of them.
+        counters = np.cumsum(watts * (elapsed_ns // 1_000_000))
+        runs.append(CounterReadings(boot, instants, counters))
+    return increments(runs)
+
+
+ENGINE = "demo"
+SELLER = Seller(
+    provider="Example Cluster",
+    invoice_issuer="Example Cluster",
+    accounts={
+        "language": PayerAccount("research", "Research", tags={"CostCenter": "4711"}),
+        "vision": PayerAccount("product", "Product", tags={"CostCenter": "0815"}),
+    },
+    region=GpuRegion("hall-1", "Machine hall 1"),
+)
+CREDIT = credit_charge("vision", Fraction(50), MONTH, "three hours without an agent")
+
+
+@dataclass(frozen=True, slots=True)
+class BillingDemo:
+    """A closed month, the next one with corrections from late evidence, and their reconciliation."""
+
+    closed: ClosedPeriod
+    later: ClosedPeriod
+    checks: tuple[ReconciliationCheck, ...]
+
+    @property
+    def balances(self) -> bool:
+        """True if all checks pass."""
+        return all(check.passes for check in self.checks)
+
+
+def run_demo(ledger: Ledger) -> BillingDemo:
+    """Simulate, meter, rate, close, correct and reconcile, in an empty ledger."""
+    actor = billing_audit_records.operator_actor("demo")
+    known = simulate_evidence()
+    books = BillingBooks.of(ledger, known)
+    meter_days(ledger, known, range(MONTH.start_ns // DAY_NS, CLOSED_NS // DAY_NS), CLOSED_NS)
+    administration.publish(books, PRICES, "the demo's prices", BillingActor(actor, CLOSED_NS))
+    closed = books.close(MONTH, BillingActor(actor, CLOSED_NS))
+    known = with_late_release(known)
+    books = BillingBooks.of(ledger, known)
+    days = range(MONTH.start_ns // DAY_NS, CLOSED_AGAIN_NS // DAY_NS)
+    meter_days(ledger, known, days, CLOSED_AGAIN_NS)
+    administration.record(books, CREDIT, BillingActor(actor, CLOSED_AGAIN_NS))
+    later = books.close(NEXT_MONTH, BillingActor(actor, CLOSED_AGAIN_NS))
+    checks = [
+        check for period in (MONTH, NEXT_MONTH) for check in reconcile_period(books, period, SELLER)
+    ]
+    return BillingDemo(closed, later, tuple(checks))
+
+
+def meter_days(ledger: Ledger, known: SimulatedEvidence, days: range, now_ns: int) -> None:
+    """Meter the given days and write them to the ledger."""
+    computed = MeteringComputation(ENGINE, now_ns)
+    gpus = [MeteredGpu.of(one.evidence, one.counted, one.sku) for one in known.known.values()]
+    ledger.write_days([gpu.day(day, computed) for gpu in gpus for day in days])

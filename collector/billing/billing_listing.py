@@ -1,0 +1,223 @@
+"""Listing of billed and pending items: periods, invoices, credits and pending corrections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from collector.billing.billing_store import BillingOpening, RecordedAdjustment
+from collector.billing.charges import Charge, exponent_of, format_decimal
+from collector.billing.invoices import Invoice, PeriodClosing
+from collector.billing.period_closing import BillingBooks, PendingItems
+from collector.billing.period_rating import UndecidedUse
+from collector.billing.statement_formats import format_table
+from collector.metering.units import Period, format_timestamp, period_name
+
+_EXACT_PLACES = 12
+_HOUR_PLACES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class BillingListing:
+    """Current billing state of the database.
+
+    `billed_on` is the valid invoice of each credit or adjustment that is on one; the others are
+    billed by the next closing. `undecided` is the use that no closing and no correction has
+    decided.
+    """
+
+    opening: BillingOpening | None
+    closings: Sequence[PeriodClosing]
+    invoices: Sequence[Invoice]
+    adjusted: Sequence[RecordedAdjustment]
+    billed_on: dict[str, str]
+    pending: PendingItems
+    undecided: Sequence[tuple[Period, UndecidedUse]]
+
+
+def read_listing(books: BillingBooks) -> BillingListing:
+    """Read the listing. Raises LedgerError, ClosingError, MissingPriceError."""
+    closings = books.store.closings()
+    invoices = books.store.invoices()
+    billed_on = {
+        line.charge.charge_id: one.invoice_id
+        for one in books.store.standing(min((c.period.start_ns for c in closings), default=0))
+        for line in one.lines
+        if line.charge.unit is None
+    }
+    return BillingListing(
+        books.opening,
+        closings,
+        invoices,
+        books.store.adjusted(),
+        billed_on,
+        books.pending(),
+        tuple(_standing_undecided(books, closings)),
+    )
+
+
+def _standing_undecided(
+    books: BillingBooks, closings: Sequence[PeriodClosing]
+) -> Iterator[tuple[Period, UndecidedUse]]:
+    """Undecided use of every closed period, from the last closing that computed it."""
+    latest: dict[tuple[Period, str], int] = {}
+    for closing in closings:
+        for period in (closing.period, *closing.corrected):
+            if not closing.tenant:
+                latest = {key: n for key, n in latest.items() if key[0] != period}
+            latest[period, closing.tenant] = closing.number
+    replaced = {key for key in latest if key[1]}
+    for (period, tenant), number in sorted(latest.items()):
+        for one in books.store.reviews(number):
+            within = period.start_ns <= one.start_ns < period.end_ns
+            newer = not tenant and (period, one.tenant) in replaced
+            if within and not newer and tenant in ("", one.tenant):
+                yield period, one
+
+
+# Formats -----------------------------------------------------------------------------------------
+
+
+def listing_document(found: BillingListing) -> dict[str, Any]:
+    """The listing for JSON: amounts and quantities are decimal strings, times RFC 3339."""
+    opened = found.opening
+    return {
+        "opening": opened and {
+            "date": format_timestamp(opened.opening_ns),
+            "reason": opened.reason,
+            "recorded": format_timestamp(opened.recorded_ns),
+            "recorded_by": opened.recorded_by,
+        },
+        "periods": [
+            {
+                "period": period_name(one.period),
+                "start": format_timestamp(one.period.start_ns),
+                "end": format_timestamp(one.period.end_ns),
+                "closing": one.number,
+                "tenant": one.tenant or None,
+                "closed": format_timestamp(one.closed_ns),
+                "closed_by": one.closed_by,
+                "price_version": one.price_version,
+                "currency": one.currency,
+                "provisional": one.provisional,
+                "missing_gpu_days": len(one.missing),
+                "corrected": [period_name(period) for period in one.corrected],
+            }
+            for one in found.closings
+        ],
+        "invoices": [
+            {
+                "invoice": one.invoice_id,
+                "tenant": one.tenant,
+                "period": period_name(one.period),
+                "status": one.status.value,
+                "issued": format_timestamp(one.issued_ns or 0),
+                "total": _plain(one.payable, exponent_of(one.currency)),
+                "currency": one.currency,
+                "replaces": one.replaces or None,
+            }
+            for one in found.invoices
+        ],
+        "credits": [
+            {
+                "kind": one.charge.kind.value,
+                "tenant": one.charge.tenant,
+                "period": _span(one.charge),
+                "amount": _plain(one.charge.amount, exponent_of(one.currency)),
+                "currency": one.currency,
+                "reason": one.charge.note,
+                "recorded": format_timestamp(one.recorded_ns),
+                "recorded_by": one.recorded_by,
+                "invoice": found.billed_on.get(one.charge.charge_id),
+            }
+            for one in found.adjusted
+        ],
+        "pending_corrections": [
+            {
+                "period": period_name(period),
+                "tenant": tenant,
+                "amount": _plain(amount, _EXACT_PLACES),
+                "currency": found.pending.currency,
+            }
+            for period, tenant, amount in _corrections(found.pending)
+        ],
+        "pending_undecided": [_undecided(*each) for each in found.pending.undecided],
+        "undecided": [_undecided(*each) for each in found.undecided],
+    }  # fmt: skip
+
+
+def listing_text(found: BillingListing) -> Iterator[str]:
+    """The listing as tables."""
+    if found.opening:
+        opened = found.opening
+        yield f"opening date: {format_timestamp(opened.opening_ns)[:10]} ({opened.reason})"
+    document = listing_document(found)
+    for title, name, columns, right in _TABLES:
+        rows = [tuple(_cell(row[column]) for column in columns) for row in document[name]]
+        yield f"{title}: {len(rows):,}"
+        if rows:
+            heads = tuple(_HEADS.get(column, column.replace("_", " ")) for column in columns)
+            yield from (f"  {line}" for line in format_table([heads, *rows], right))
+
+
+_HEADS = {"gpu_hours": "GPU-hours", "missing_gpu_days": "missing GPU-days"}
+_UNDECIDED = ("tenant", "period", "resource", "claim", "start", "end", "gpu_hours", "reason")
+_TABLES = (
+    (
+        "periods closed", "periods",
+        ("period", "closed", "closed_by", "tenant", "price_version", "missing_gpu_days", "corrected"),
+        {4, 5},
+    ),
+    (
+        "invoices", "invoices",
+        ("tenant", "period", "invoice", "status", "total", "currency", "replaces"), {4},
+    ),
+    (
+        "credits and adjustments", "credits",
+        ("tenant", "period", "kind", "amount", "currency", "reason", "invoice"), {3},
+    ),
+    (
+        "corrections that the next closing bills", "pending_corrections",
+        ("tenant", "period", "amount", "currency"), {2},
+    ),
+    ("undecided after the next closing", "pending_undecided", _UNDECIDED, {6}),
+    ("undecided", "undecided", _UNDECIDED, {6}),
+)  # fmt: skip
+
+
+def _corrections(pending: PendingItems) -> Iterator[tuple[Period, str, Fraction]]:
+    """Periods and tenants with corrections, and the amount by which these change the bill."""
+    for period, charges in pending.corrections:
+        amounts: dict[str, Fraction] = {}
+        for charge in charges:
+            amounts[charge.tenant] = amounts.get(charge.tenant, Fraction(0)) + charge.amount
+        yield from ((period, tenant, amounts[tenant]) for tenant in sorted(amounts))
+
+
+def _undecided(period: Period, one: UndecidedUse) -> dict[str, str]:
+    return {
+        "period": period_name(period),
+        "tenant": one.tenant,
+        "resource": one.resource,
+        "claim": one.claim,
+        "start": format_timestamp(one.start_ns),
+        "end": format_timestamp(one.end_ns),
+        "gpu_hours": _plain(one.gpu_hours, _HOUR_PLACES),
+        "reason": one.reason,
+    }
+
+
+def _span(charge: Charge) -> str:
+    return period_name(Period(charge.service_t0_ns, charge.service_t1_ns))
+
+
+def _plain(value: Fraction, places: int) -> str:
+    return format_decimal(value, places).replace(",", "")
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return ", ".join(map(str, value))
+    return "" if value is None else str(value)

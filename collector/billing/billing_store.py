@@ -1,0 +1,366 @@
+"""Store of the billing tables: price books, closings, invoices, credits and adjustments.
+
+Queries, insertion of rows, and the contents of the database other than invoices. `period_closing`
+and `administration` decide what is written. All methods block, and raise LedgerError.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Row, Select, Table, func, or_, select
+
+from collector.billing import tables
+from collector.billing.charges import Charge, ChargeKind, exponent_of
+from collector.billing.invoices import Invoice, InvoiceStatus, PeriodClosing
+from collector.billing.period_rating import UndecidedUse
+from collector.billing.price_book import PriceBook, parse_price_book
+from collector.billing.tables import (
+    closing_from_row,
+    invoice_from_row,
+    line_from_row,
+    review_from_row,
+)
+from collector.ledger.audit_outbox import placed_rows
+from collector.ledger.database import Database, LedgerError
+from collector.ledger.ledger_queries import chunks
+from collector.ledger.row_conversion import GpuDay
+from collector.ledger.schema import entries
+from collector.metering.units import Period
+
+
+class BillingRowCounts(NamedTuple):
+    """Row counts of the tables that a closing depends on; they change with any new row."""
+
+    books: int
+    closings: int
+    adjustments: int
+    voids: int
+    openings: int
+
+
+class InvoiceHead(NamedTuple):
+    """An invoice without its lines."""
+
+    invoice_id: str
+    tenant: str
+    period: Period
+    replaces: str
+    void: bool
+
+
+class AuditPosition(NamedTuple):
+    """Index of an invoice's record in the audit log, and the size of a checkpoint that covers it."""
+
+    leaf: int
+    checkpoint_size: int | None
+
+
+class PublishedPriceBook(NamedTuple):
+    """A price book as it was published."""
+
+    book: PriceBook
+    text: str
+    content_hash: str
+
+
+class RecordedAdjustment(NamedTuple):
+    """A credit or an adjustment: its charge, currency, time of recording and actor."""
+
+    charge: Charge
+    currency: str
+    recorded_ns: int
+    recorded_by: str
+
+
+class BillingOpening(NamedTuple):
+    """Start of the billed time, its reason, time of recording and actor."""
+
+    opening_ns: int
+    reason: str
+    recorded_ns: int
+    recorded_by: str
+
+
+_LOCK = 0x7261_696C_6269_6C6C
+ISSUE = "billing.issue/"
+"""Prefix of the outbox ids of invoice records."""
+
+
+@dataclass(frozen=True, slots=True)
+class BillingStore:
+    """The billing tables of the database."""
+
+    database: Database
+
+    def mark(self, connection: Connection) -> BillingRowCounts:
+        """Current row counts of the tables that a closing depends on."""
+        counted = (
+            tables.price_books, tables.closings, tables.adjustments, tables.voids, tables.openings
+        )  # fmt: skip
+        return BillingRowCounts(*(
+            connection.execute(select(func.count()).select_from(table)).scalar_one()
+            for table in counted
+        ))  # fmt: skip
+
+    def lock(self, connection: Connection) -> None:
+        """Lock billing until this transaction ends. Not needed in SQLite, which has a single writer."""
+        if connection.dialect.name == "postgresql":
+            connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
+
+    # Prices --------------------------------------------------------------------------------------
+
+    def book(self, version: int | None = None) -> PublishedPriceBook | None:
+        """The newest price book, or the one of a version; None if there is none."""
+        with self.database.transaction() as connection:
+            return self.book_in(connection, version)
+
+    def book_in(
+        self, connection: Connection, version: int | None = None
+    ) -> PublishedPriceBook | None:
+        """As `book`, within a transaction."""
+        query = select(tables.price_books).order_by(tables.price_books.c.version.desc()).limit(1)
+        if version is not None:
+            query = query.where(tables.price_books.c.version == version)
+        row = connection.execute(query).first()
+        if row is None:
+            return None
+        book = parse_price_book(row.text, f"price book version {row.version}")
+        return PublishedPriceBook(book, row.text, row.content_hash)
+
+    # Closings ------------------------------------------------------------------------------------
+
+    def closings(self) -> list[PeriodClosing]:
+        """All closings, in order."""
+        with self.database.transaction() as connection:
+            return self.closings_in(connection)
+
+    def closings_in(self, connection: Connection) -> list[PeriodClosing]:
+        """As `closings`, within a transaction."""
+        rows = connection.execute(select(tables.closings).order_by(tables.closings.c.closing))
+        return [closing_from_row(row) for row in rows]
+
+    def revisions(self, closing: int, gpus: Iterable[str] | None = None) -> dict[GpuDay, int]:
+        """The ledger revisions that a closing used, of all GPUs or of some."""
+        table = tables.closing_revisions
+        query = select(table.c.gpu_uuid, table.c.day, table.c.revision)
+        query = query.where(table.c.closing == closing)
+        queries = [query]
+        if gpus is not None:
+            queries = [query.where(table.c.gpu_uuid.in_(some)) for some in chunks(sorted(gpus))]
+        with self.database.transaction() as connection:
+            rows = [row for each in queries for row in connection.execute(each)]
+        return {GpuDay(row.gpu_uuid, row.day): row.revision for row in rows}
+
+    def reviews(self, closing: int) -> list[UndecidedUse]:
+        """Undecided use of a closing."""
+        table = tables.reviews
+        query = select(table).where(table.c.closing == closing).order_by(table.c.review)
+        with self.database.transaction() as connection:
+            return [review_from_row(row) for row in connection.execute(query)]
+
+    def undecided_closings(self, tenant: str | None = None) -> dict[int, set[str]]:
+        """Tenants with undecided use, by closing; of one tenant, the closings that have it."""
+        with self.database.transaction() as connection:
+            return self.undecided_in(connection, tenant)
+
+    def undecided_in(self, connection: Connection, tenant: str | None) -> dict[int, set[str]]:
+        """As `undecided_closings`, within a transaction."""
+        table = tables.reviews
+        query = select(table.c.closing, table.c.tenant_id).distinct()
+        query = query.where(table.c.tenant_id != "")
+        if tenant is not None:
+            query = query.where(table.c.tenant_id == tenant)
+        found: dict[int, set[str]] = defaultdict(set)
+        for row in connection.execute(query):
+            found[row.closing].add(row.tenant_id)
+        return dict(found)
+
+    # Invoices ------------------------------------------------------------------------------------
+
+    def invoices(self, period: Period | None = None, tenant: str | None = None) -> list[Invoice]:
+        """Issued and void invoices that overlap a period, of a tenant; in order of issue.
+
+        Raises LedgerError for an invoice that differs from what was issued.
+        """
+        with self.database.transaction() as connection:
+            return list(
+                self._read(connection, _restrict_invoices(_select_invoices(), period, tenant))
+            )
+
+    def heads(self, period: Period | None = None, tenant: str | None = None) -> list[InvoiceHead]:
+        """Invoices as in `invoices`, without their lines, of which there may be many."""
+        with self.database.transaction() as connection:
+            rows = connection.execute(_restrict_invoices(_select_invoices(), period, tenant)).all()
+        return [
+            InvoiceHead(
+                row.invoice_id,
+                row.tenant_id,
+                Period(row.period_start_ns, row.period_end_ns),
+                row.replaces,
+                row.voided_ns is not None,
+            )
+            for row in rows
+        ]
+
+    def standing(self, since_ns: int, before: PeriodClosing | None = None) -> list[Invoice]:
+        """Invoices of periods since a time that are not void, or were not before a closing."""
+        table, void = tables.invoices, tables.voids
+        query = _select_invoices().where(table.c.period_start_ns >= since_ns)
+        if before is None:
+            query = query.where(void.c.voided_ns.is_(None))
+        else:
+            later = or_(void.c.voided_ns.is_(None), void.c.voided_ns > before.closed_ns)
+            query = query.where(table.c.closing < before.number, later)
+        with self.database.transaction() as connection:
+            found = list(self._read(connection, query))
+        return [replace(one, status=InvoiceStatus.ISSUED) for one in found]
+
+    def of_closing(self, closing: int) -> list[Invoice]:
+        """The invoices that a closing issued."""
+        with self.database.transaction() as connection:
+            return list(
+                self._read(
+                    connection, _select_invoices().where(tables.invoices.c.closing == closing)
+                )
+            )
+
+    def invoice(self, invoice_id: str) -> tuple[Invoice, int] | None:
+        """An invoice, and the number of the closing that issued it."""
+        with self.database.transaction() as connection:
+            return self.invoice_in(connection, invoice_id)
+
+    def invoice_in(self, connection: Connection, invoice_id: str) -> tuple[Invoice, int] | None:
+        """As `invoice`, within a transaction."""
+        query = _select_invoices().where(tables.invoices.c.invoice_id == invoice_id)
+        found = next(self._read(connection, query), None)
+        return None if found is None else (found, connection.execute(query).one().closing)
+
+    def audit_place(self, invoice_id: str) -> AuditPosition | None:
+        """Audit log record of an invoice; None if it is not recorded yet."""
+        table = placed_rows
+        query = select(table.c.leaf, table.c.checkpoint_size).where(
+            table.c.id == ISSUE + invoice_id
+        )
+        with self.database.transaction() as connection:
+            row = connection.execute(query).first()
+        return None if row is None else AuditPosition(row.leaf, row.checkpoint_size)
+
+    def void_reason(self, invoice_id: str) -> str:
+        """Reason why an invoice is void; empty if it is not."""
+        query = select(tables.voids.c.reason).where(tables.voids.c.invoice_id == invoice_id)
+        with self.database.transaction() as connection:
+            return connection.execute(query).scalar_one_or_none() or ""
+
+    def _read(self, connection: Connection, query: Select[Any]) -> Iterator[Invoice]:
+        rows = connection.execute(query).all()
+        table = tables.charges
+        lines: dict[str, list[Row[Any]]] = defaultdict(list)
+        for some in chunks([row.invoice_id for row in rows]):
+            own = select(table).where(table.c.invoice_id.in_(some)).order_by(table.c.charge_id)
+            for row in connection.execute(own):
+                lines[row.invoice_id].append(row)
+        for row in rows:
+            try:
+                invoice = invoice_from_row(
+                    row, list(map(line_from_row, lines.pop(row.invoice_id, [])))
+                )
+            except ValueError as error:
+                message = (
+                    f"the ledger {self.database.name} was altered: {row.invoice_id} is not what "
+                    f"was issued: {error}. Restore it from a backup"
+                )
+                raise LedgerError(message) from error
+            yield invoice
+
+    def knows(self, connection: Connection, tenant: str) -> bool:
+        """True if a tenant has an invoice, or any time in the ledger."""
+        asked = (
+            select(tables.invoices.c.tenant_id).where(tables.invoices.c.tenant_id == tenant),
+            select(entries.c.tenant_id).where(entries.c.tenant_id == tenant),
+        )
+        return any(connection.execute(query.limit(1)).first() for query in asked)
+
+    # Credits and adjustments ---------------------------------------------------------------------
+
+    def adjusted(self) -> list[RecordedAdjustment]:
+        """All credits and adjustments, in order of recording."""
+        with self.database.transaction() as connection:
+            return self.adjusted_in(connection)
+
+    def invoiced_in(self, connection: Connection, charge: Charge) -> Fraction:
+        """Amount on valid invoices for the dates of a credit, less earlier credits for them."""
+        query = _restrict_invoices(_select_invoices(), None, charge.tenant).where(
+            tables.voids.c.invoice_id.is_(None)
+        )
+        amounts = {
+            line.charge: Fraction(line.minor, 10 ** exponent_of(one.currency))
+            for one in self._read(connection, query)
+            for line in one.lines
+        }
+        for one in self.adjusted_in(connection):
+            if one.charge.tenant == charge.tenant:
+                amounts.setdefault(one.charge, one.charge.amount)
+        span = Period(charge.service_t0_ns, charge.service_t1_ns)
+        own = (
+            amount
+            for each, amount in amounts.items()
+            if span.overlaps(Period(each.service_t0_ns, each.service_t1_ns))
+        )
+        return sum(own, Fraction(0))
+
+    def decided(self) -> set[str]:
+        """The ids of the credits and adjustments on valid invoices."""
+        table, void = tables.charges, tables.voids
+        query = select(table.c.charge_id).where(table.c.unit.is_(None), void.c.invoice_id.is_(None))
+        joined = query.outerjoin_from(table, void, void.c.invoice_id == table.c.invoice_id)
+        with self.database.transaction() as connection:
+            return set(connection.execute(joined).scalars())
+
+    def adjusted_in(self, connection: Connection) -> list[RecordedAdjustment]:
+        """As `adjusted`, within a transaction."""
+        table = tables.adjustments
+        rows = connection.execute(select(table).order_by(table.c.recorded_ns, table.c.charge_id))
+        return [
+            RecordedAdjustment(_adjustment(row), row.currency, row.recorded_ns, row.recorded_by)
+            for row in rows
+        ]
+
+
+def _select_invoices() -> Select[Any]:
+    table, void = tables.invoices, tables.voids
+    record = placed_rows.c.id == ISSUE + table.c.invoice_id
+    joined = table.outerjoin(void, void.c.invoice_id == table.c.invoice_id)
+    columns = (*table.c, void.c.voided_ns, placed_rows.c.leaf)
+    order = (table.c.closing, table.c.tenant_id)
+    return select(*columns).select_from(joined.outerjoin(placed_rows, record)).order_by(*order)
+
+
+def _restrict_invoices(
+    query: Select[Any], period: Period | None, tenant: str | None
+) -> Select[Any]:
+    """Restrict a query to invoices that overlap a period, of a tenant; None selects all."""
+    table = tables.invoices
+    if period is not None:
+        query = query.where(
+            table.c.period_start_ns < period.end_ns, table.c.period_end_ns > period.start_ns
+        )
+    return query if tenant is None else query.where(table.c.tenant_id == tenant)
+
+
+def _adjustment(row: Row[Any]) -> Charge:
+    return Charge(
+        row.tenant_id, ChargeKind(row.kind), row.service_t0_ns, row.service_t1_ns, Fraction(row.amount),
+        note=row.reason,
+    )  # fmt: skip
+
+
+def insert_rows(connection: Connection, table: Table, rows: Iterable[Mapping[str, object]]) -> None:
+    """Insert rows, if there are any."""
+    found = [dict(row) for row in rows]
+    if found:
+        connection.execute(table.insert(), found)

@@ -1,0 +1,161 @@
+"""Provenance of the rows of an export: the GPU-days of the ledger that charges were computed from.
+
+A charge refers to the GPU and the days of its service, each in the revision that the closing of its
+invoice used. An export of the billing database contains the origin of each row, and has a record in
+the audit log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import NamedTuple
+from unicodedata import normalize
+
+from sqlalchemy import select
+
+from collector.billing import billing_audit_records
+from collector.billing.billing_store import BillingStore
+from collector.billing.charges import Charge, content_digest
+from collector.billing.export import ExportError, ExportManifest, ExportOrder
+from collector.billing.focus_rows import ChargeProvenance, ExportContext
+from collector.billing.invoices import Invoice
+from collector.billing.period_closing import BillingActor, BillingBooks
+from collector.ledger.day_tiling import DAY_NS
+from collector.ledger.ledger_queries import by_day, quantities
+from collector.ledger.row_conversion import GpuDay
+from collector.ledger.schema import entries, revisions
+from collector.metering.tiling import SlotState
+from collector.metering.units import Tiling, Units, exact
+from railscope.audit.record import RecordData
+
+_UNSEEN = (SlotState.INFERRED.value, SlotState.UNKNOWN.value)
+
+
+class _SourceDay(NamedTuple):
+    """A GPU-day in one revision: its evidence, its capacity times time, and the unobserved part."""
+
+    revision: int
+    evidence_root: str
+    quantity: Units
+    unseen: Units
+
+
+@dataclass(frozen=True, slots=True)
+class InvoiceOrigins:
+    """The GPU-days that an invoice was computed from."""
+
+    days: Mapping[GpuDay, _SourceDay]
+
+    def of(self, charge: Charge) -> ChargeProvenance:
+        """Provenance of one charge; empty if the ledger has none of its days.
+
+        The evidence hash is the evidence root of its day; of several days, the SHA-256 of their
+        roots in order, as a JSON list.
+        """
+        found = [self.days[key] for key in gpu_days(charge) if key in self.days]
+        if not found:
+            return ChargeProvenance()
+        quantity = sum((Fraction(day.quantity) for day in found), Fraction(0))
+        roots = [day.evidence_root for day in found]
+        return ChargeProvenance(
+            coverage_ratio=1 - sum((Fraction(day.unseen) for day in found), Fraction(0)) / quantity,
+            evidence_hash=roots[0] if len(roots) == 1 else content_digest(roots),
+            ledger_revisions=tuple(sorted({day.revision for day in found})),
+        )
+
+
+def gpu_days(charge: Charge) -> list[GpuDay]:
+    """The days of the charge's service on its GPU, in order; empty for a charge without a GPU."""
+    if not charge.resource:
+        return []
+    first, last = charge.service_t0_ns // DAY_NS, (charge.service_t1_ns - 1) // DAY_NS
+    return [GpuDay(charge.resource, day) for day in range(first, last + 1)]
+
+
+def read_origins(store: BillingStore, invoice: Invoice) -> InvoiceOrigins:
+    """The GPU-days that an issued invoice was computed from. Raises LedgerError."""
+    found = store.invoice(invoice.invoice_id)
+    if found is None:
+        return InvoiceOrigins({})
+    numbers = store.revisions(found[1])
+    wanted = {key for line in invoice.lines for key in gpu_days(line.charge)}
+    return InvoiceOrigins(
+        _read_source_days(store, {key: numbers[key] for key in wanted if key in numbers})
+    )
+
+
+def provenance_of_lines(store: BillingStore, invoice: Invoice) -> dict[str, ChargeProvenance]:
+    """The provenance of each of its charges, by charge id. Raises LedgerError."""
+    rests_on = read_origins(store, invoice)
+    return {line.charge.charge_id: rests_on.of(line.charge) for line in invoice.lines}
+
+
+def _read_source_days(
+    store: BillingStore, numbers: Mapping[GpuDay, int]
+) -> dict[GpuDay, _SourceDay]:
+    found: dict[GpuDay, _SourceDay] = {}
+    with store.database.transaction() as connection:
+        for day, gpus in by_day(numbers):
+            heads = connection.execute(
+                select(revisions.c.gpu_uuid, revisions.c.revision, revisions.c.evidence_root).where(
+                    revisions.c.day == day, revisions.c.gpu_uuid.in_(gpus)
+                )
+            ).all()
+            keys = (entries.c.gpu_uuid, entries.c.revision, entries.c.state.in_(_UNSEEN))
+            which = [entries.c.day == day, entries.c.gpu_uuid.in_(gpus),
+                     entries.c.tiling == Tiling.COMPUTE.value]  # fmt: skip
+            length = entries.c.t1_ns - entries.c.t0_ns
+            times = quantities(connection, keys, length, None, which)
+            for gpu, revision, root in heads:
+                at = GpuDay(gpu, day)
+                if numbers[at] == revision:
+                    unseen = times.get((gpu, revision, True), 0) or times.get((gpu, revision, 1), 0)
+                    seen = times.get((gpu, revision, False), 0) or times.get((gpu, revision, 0), 0)
+                    found[at] = _SourceDay(revision, root, exact(seen + unseen), unseen)
+    return found
+
+
+_CHECKPOINT_LINES = 3
+
+
+def with_origins(order: ExportOrder, books: BillingBooks) -> ExportOrder:
+    """The order, with rows that name the evidence and the revisions of the ledger.
+
+    Raises ExportError for an invalid checkpoint.
+    """
+    short = None if order.checkpoint is None else shorten_checkpoint(order.checkpoint)
+
+    def background(invoice: Invoice) -> ExportContext:
+        return ExportContext(provenance_of_lines(books.store, invoice), audit_checkpoint=short)
+
+    return replace(order, background=background)
+
+
+def shorten_checkpoint(checkpoint: str) -> str:
+    """A checkpoint on one line: the log's name, its size and its root. Raises ExportError."""
+    lines = checkpoint.partition("\n\n")[0].split("\n")
+    if len(lines) != _CHECKPOINT_LINES or not all(lines):
+        message = f"no checkpoint of an audit log: {checkpoint[:100]!r}"
+        raise ExportError(message)
+    return " ".join(lines)
+
+
+def record_exported_files(books: BillingBooks, manifest: ExportManifest, by: BillingActor) -> None:
+    """Record an export in the audit log. Raises LedgerError."""
+    start, end = manifest.period or ("", "")
+    data: RecordData = {
+        "focus": manifest.focus,
+        "start": start,
+        "end": end,
+        "tenant": normalize("NFC", manifest.tenant or ""),
+        "invoices": len(manifest.invoices),
+        "rows": sum(one.rows for one in manifest.invoices),
+        "billed": dict(manifest.billed),
+        "files": {file.name: file.sha256 for file in manifest.files},
+    }
+    id_ = hashlib.sha256(manifest.encoded).hexdigest()
+    with books.store.database.transaction(writes=True) as connection:
+        billing_audit_records.record_export(connection, id_, data, by.actor, by.now_ns)

@@ -1,0 +1,379 @@
+"""Invoices: draft, then issued, then possibly void; corrections of them; and closed periods.
+
+An issued invoice never changes. An invoice contains one tenant's charges of one period, rounded
+once. Its content hash covers all amounts and their reasons; it does not depend on when or in which
+order the charges are computed.
+
+Corrections are differences that late evidence makes in a closed period, billed in the open one. The
+difference, of either sign, becomes separate charges with the original service dates.
+
+A closed period consists of its invoices and of the evidence they were computed from.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from fractions import Fraction
+from itertools import groupby
+
+from collector.billing.charges import (
+    Charge,
+    ChargeKind,
+    Content,
+    canonical_text,
+    content_digest,
+    exponent_of,
+    price_quantity,
+    spread_rounding,
+)
+from collector.ledger.row_conversion import GpuDay
+from collector.metering.units import DAY_NS, Period
+
+CLOSE_AFTER_NS = 3 * DAY_NS
+
+
+class InvoiceError(ValueError):
+    """An inconsistent invoice, or an operation that its status does not permit."""
+
+
+class InvoiceStatus(StrEnum):
+    """Status of an invoice."""
+
+    DRAFT = "draft"
+    ISSUED = "issued"
+    VOID = "void"
+
+
+@dataclass(frozen=True, slots=True)
+class InvoiceLine:
+    """One charge, and its share of the rounded total in minor units of the currency."""
+
+    charge: Charge
+    minor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Invoice:
+    """Payable charges of one tenant for one period. Made by `draft_invoice`; lines are in order of their id.
+
+    `replaces` is the id of the void invoice that it replaces. `audit_seq` is the index of its
+    record in the audit log. Raises InvoiceError for lines of another tenant, duplicate lines, lines
+    that are not the rounding of their charges, and a hash that does not match the content: an
+    altered invoice cannot be constructed.
+    """
+
+    tenant: str
+    period: Period
+    currency: str
+    lines: tuple[InvoiceLine, ...]
+    content_hash: str
+    replaces: str = ""
+    status: InvoiceStatus = InvoiceStatus.DRAFT
+    issued_ns: int | None = None
+    audit_seq: int | None = None
+
+    def __post_init__(self) -> None:
+        wrong = self._wrong()
+        if wrong:
+            message = f"invoice of {self.tenant}: {wrong}"
+            raise InvoiceError(message)
+
+    def _wrong(self) -> str:
+        amounts = {line.charge.charge_id: line.charge.amount for line in self.lines}
+        minor = {line.charge.charge_id: line.minor for line in self.lines}
+        charges = [line.charge for line in self.lines]
+        undated = (self.status is InvoiceStatus.DRAFT) != (self.issued_ns is None)
+        checks = {
+            "a charge is on it twice": len(minor) != len(charges),
+            "a charge of another tenant is on it": any(c.tenant != self.tenant for c in charges),
+            "what was used in another period is on it, and is no correction": any(
+                _outside(charge, self.period) for charge in charges
+            ),
+            "its lines are not the rounding of its charges": minor
+            != spread_rounding(amounts, exponent_of(self.currency)),
+            "its content is not that of its hash": self.content_hash
+            != content_digest(self._content),
+            "what is issued, and nothing else, has an instant of issue": undated,
+        }
+        return next((wrong for wrong, is_so in checks.items() if is_so), "")
+
+    @property
+    def _content(self) -> Content:
+        return _content(self.tenant, self.period, self.currency, self.replaces, self.lines)
+
+    @property
+    def invoice_id(self) -> str:
+        """Identifier from the content hash: the same content has the same id."""
+        return f"inv-{self.content_hash[:24]}"
+
+    @property
+    def total_minor(self) -> int:
+        """Payable amount in minor units."""
+        return sum(line.minor for line in self.lines)
+
+    @property
+    def payable(self) -> Fraction:
+        """Payable amount in units of the currency."""
+        return Fraction(self.total_minor, 10 ** exponent_of(self.currency))
+
+    @property
+    def exact(self) -> Fraction:
+        """Sum of the charges without rounding."""
+        return sum((line.charge.amount for line in self.lines), Fraction(0))
+
+    @property
+    def text(self) -> str:
+        """Canonical text that the content hash covers."""
+        return canonical_text(self._content)
+
+    @property
+    def rounding(self) -> Charge:
+        """The rounding difference, as a charge over the whole period."""
+        return Charge(
+            tenant=self.tenant,
+            kind=ChargeKind.ROUNDING,
+            service_t0_ns=self.period.start_ns,
+            service_t1_ns=self.period.end_ns,
+            amount=self.payable - self.exact,
+            note="Rounding to the minor unit of the currency",
+        )
+
+
+# Steps -----------------------------------------------------------------------------------------
+
+
+def draft_invoice(
+    charges: Iterable[Charge], tenant: str, period: Period, currency: str, replaces: str = ""
+) -> Invoice:
+    """The invoice of a tenant's charges, in any order. Raises InvoiceError, UnknownCurrencyError."""
+    ordered = sorted(charges, key=lambda charge: charge.charge_id)
+    exact = {charge.charge_id: charge.amount for charge in ordered}
+    minor = spread_rounding(exact, exponent_of(currency))
+    lines = tuple(InvoiceLine(charge, minor[charge.charge_id]) for charge in ordered)
+    content_hash = content_digest(_content(tenant, period, currency, replaces, lines))
+    return Invoice(tenant, period, currency, lines, content_hash, replaces)
+
+
+def draft_invoices(charges: Iterable[Charge], period: Period, currency: str) -> tuple[Invoice, ...]:
+    """The drafts of a period, one for every tenant with charges, in order of tenant."""
+    ordered = sorted(charges, key=lambda charge: (charge.tenant, charge.charge_id))
+    by_tenant = groupby(ordered, key=lambda charge: charge.tenant)
+    return tuple(draft_invoice(own, tenant, period, currency) for tenant, own in by_tenant)
+
+
+def issue_invoice(invoice: Invoice, issued_ns: int, audit_seq: int | None = None) -> Invoice:
+    """Issue a draft. Raises InvoiceError if it is no draft or its period can still change.
+
+    Evidence of a period is accepted until three days after its end.
+    """
+    if invoice.status is not InvoiceStatus.DRAFT:
+        message = f"{invoice.invoice_id}: is {invoice.status}, so it cannot be issued"
+        raise InvoiceError(message)
+    if issued_ns < invoice.period.end_ns + CLOSE_AFTER_NS:
+        message = f"{invoice.invoice_id}: evidence may still come until three days after the period"
+        raise InvoiceError(message)
+    return replace(invoice, status=InvoiceStatus.ISSUED, issued_ns=issued_ns, audit_seq=audit_seq)
+
+
+def void_invoice(invoice: Invoice) -> Invoice:
+    """Void an issued invoice; its content is unchanged. Raises InvoiceError if not issued."""
+    if invoice.status is not InvoiceStatus.ISSUED:
+        message = f"{invoice.invoice_id}: is {invoice.status}, so it cannot be voided"
+        raise InvoiceError(message)
+    return replace(invoice, status=InvoiceStatus.VOID)
+
+
+def invoices_root(invoices: Iterable[Invoice]) -> str:
+    """Hash over the contents of all invoices, in any order; used to compare closings."""
+    return content_digest(sorted(invoice.content_hash for invoice in invoices))
+
+
+def enter_invoice(register: Mapping[str, Invoice], invoice: Invoice) -> dict[str, Invoice]:
+    """Enter an issued or voided invoice in the register. Entering twice changes nothing.
+
+    Raises InvoiceError for a draft, for any other change of an entered invoice, and for a second
+    invoice of a tenant for any part of a period that has a valid one.
+    """
+    known = register.get(invoice.invoice_id)
+    standing = [
+        other.invoice_id
+        for other in register.values()
+        if other.tenant == invoice.tenant
+        and other.period.overlaps(invoice.period)
+        and other.status is InvoiceStatus.ISSUED
+        and known is None
+    ]
+    wrong = ""
+    if invoice.status is InvoiceStatus.DRAFT:
+        wrong = "is a draft"
+    elif standing:
+        wrong = f"its tenant has {standing[0]} in that period"
+    elif known is None and invoice.status is InvoiceStatus.VOID:
+        wrong = "is void, but was never issued"
+    elif known is not None and invoice not in (known, replace(known, status=InvoiceStatus.VOID)):
+        wrong = f"was entered as {known.status} and is changed"
+    if wrong:
+        message = f"{invoice.invoice_id}: {wrong}"
+        raise InvoiceError(message)
+    return {**register, invoice.invoice_id: invoice}
+
+
+def _outside(charge: Charge, period: Period) -> bool:
+    within = period.start_ns <= charge.service_t0_ns and charge.service_t1_ns <= period.end_ns
+    return bool(charge.unit) and not charge.corrects and not within
+
+
+def _content(
+    tenant: str, period: Period, currency: str, replaces: str, lines: Sequence[InvoiceLine]
+) -> Content:
+    return {
+        "tenant": tenant,
+        "period": [period.start_ns, period.end_ns],
+        "currency": currency,
+        "replaces": replaces,
+        "lines": [[line.charge.charge_id, line.charge.amount, line.minor] for line in lines],
+        "total_minor": sum(line.minor for line in lines),
+    }
+
+
+def invoiced_charges(invoices: Iterable[Invoice], period: Period) -> tuple[Charge, ...]:
+    """Charges on valid invoices for service in a period, corrections included.
+
+    `invoices` are those of the period and of all later ones. Drafts and void invoices do not count,
+    nor do credits, adjustments and taxes, which do not depend on evidence.
+    """
+    return tuple(
+        line.charge
+        for invoice in invoices
+        if invoice.status is InvoiceStatus.ISSUED
+        for line in invoice.lines
+        if line.charge.unit and _within(line.charge, period)
+    )
+
+
+def correction_charges(
+    invoices: Iterable[Invoice], recomputed: Iterable[Charge], period: Period, open_start_ns: int
+) -> tuple[Charge, ...]:
+    """The signed difference between a closed period as rated again and as invoiced so far.
+
+    The charges go on the invoices of the open period that starts at `open_start_ns`. If only the
+    splitting of the time or the certainty of a state has changed, but no amount billed at any
+    instant, nothing is corrected. Per tenant, invoiced + corrections = recomputed.
+    """
+    issued = [invoice for invoice in invoices if invoice.status is InvoiceStatus.ISSUED]
+    closed = {one.tenant: one.invoice_id for one in issued if one.period == period}
+    missing: dict[Charge, Fraction] = defaultdict(Fraction)
+    states: dict[Charge, str] = {}
+    for sign, charges in ((-1, invoiced_charges(issued, period)), (1, tuple(recomputed))):
+        for charge in charges:
+            missing[_matter(charge)] += sign * charge.quantity
+            states[_matter(charge)] = charge.state
+    changed = _changed_matters(missing)
+    found = (
+        _correction(
+            replace(matter, state=states[matter], corrected_in_ns=open_start_ns),
+            quantity,
+            closed.get(matter.tenant, f"period:{period.start_ns}"),
+        )
+        for matter, quantity in missing.items()
+        if quantity and _undated(matter) in changed
+    )
+    return tuple(sorted(found, key=lambda charge: (charge.tenant, charge.charge_id)))
+
+
+def credit_charge(tenant: str, amount: Fraction, period: Period, note: str) -> Charge:
+    """A credit for service in a period. Raises ValueError if the amount is not positive."""
+    if amount <= 0 or not note:
+        message = f"a credit of {amount} to {tenant}: a credit is positive and says what it is for"
+        raise ValueError(message)
+    return Charge(tenant, ChargeKind.CREDIT, period.start_ns, period.end_ns, -amount, note=note)
+
+
+def adjustment_charge(tenant: str, amount: Fraction, period: Period, note: str) -> Charge:
+    """An amount of either sign, by decision and not by rating. Raises ValueError without a note."""
+    if not note:
+        message = f"an adjustment of {amount} for {tenant} says what it is for"
+        raise ValueError(message)
+    return Charge(tenant, ChargeKind.ADJUSTMENT, period.start_ns, period.end_ns, amount, note=note)
+
+
+def _within(charge: Charge, period: Period) -> bool:
+    return period.start_ns <= charge.service_t0_ns and charge.service_t1_ns <= period.end_ns
+
+
+def _matter(charge: Charge) -> Charge:
+    """The charge without quantity, amount, state and correction references."""
+    nothing = Fraction(0)
+    return replace(
+        charge, quantity=nothing, amount=nothing, state="", corrects="", corrected_in_ns=None
+    )
+
+
+def _undated(matter: Charge) -> Charge:
+    return replace(matter, service_t0_ns=0, service_t1_ns=0)
+
+
+def _changed_matters(missing: Mapping[Charge, Fraction]) -> set[Charge]:
+    """The matters, without dates, of which the billed quantity changed at some instant."""
+    steps: dict[Charge, dict[int, Fraction]] = defaultdict(lambda: defaultdict(Fraction))
+    for matter, quantity in missing.items():
+        density = quantity / (matter.service_t1_ns - matter.service_t0_ns)
+        step = steps[_undated(matter)]
+        step[matter.service_t0_ns] += density
+        step[matter.service_t1_ns] -= density
+    return {matter for matter, step in steps.items() if any(step.values())}
+
+
+def _correction(matter: Charge, quantity: Fraction, corrects: str) -> Charge:
+    if matter.unit is None:
+        message = f"a {matter.kind} is not rated, so no evidence corrects it"
+        raise ValueError(message)
+    amount = price_quantity(quantity, matter.unit, matter.price_nano)
+    return replace(matter, quantity=quantity, amount=amount, corrects=corrects)
+
+
+class ClosingError(ValueError):
+    """A period cannot be closed or billed as requested; the message contains reason and remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeriodClosing:
+    """A period that was closed, for all tenants or (to replace a void invoice) for one.
+
+    `manifest_root` is a hash over all inputs and outputs. `corrected` are the earlier periods that
+    were computed again with it. `missing` are GPU-days that were missing or not final when a
+    provisional closing was made.
+    """
+
+    number: int
+    period: Period
+    tenant: str
+    closed_ns: int
+    closed_by: str
+    currency: str
+    price_version: int
+    ledger_root: str
+    manifest_root: str
+    corrected: tuple[Period, ...] = ()
+    missing: tuple[GpuDay, ...] = ()
+
+    @property
+    def provisional(self) -> bool:
+        """True if it was closed with missing or provisional GPU-days."""
+        return bool(self.missing)
+
+
+def manifest_root(
+    period: Period, price_version: int, ledger_root: str, invoices: Iterable[Invoice]
+) -> str:
+    """Hash over a period, the prices, the ledger's revisions and the resulting invoices."""
+    content: Content = {
+        "period": [period.start_ns, period.end_ns],
+        "price_version": price_version,
+        "ledger": ledger_root,
+        "invoices": sorted(invoice.content_hash for invoice in invoices),
+    }
+    return content_digest(content)

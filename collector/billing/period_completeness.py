@@ -1,0 +1,308 @@
+"""Completeness of a period: GPU-days missing or not final, and earlier time that is unbilled.
+
+Time before a period that no closing has billed prevents its closing; the opening date excludes some
+of it. `DatabaseEvidence` is usage evidence in this database, read so that the evidence of each node
+is read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from sqlalchemy import Connection, func, select
+
+from collector.billing import billing_audit_records, tables
+from collector.billing.billing_store import BillingOpening
+from collector.billing.invoices import ClosingError, PeriodClosing
+from collector.billing.period_rating import SourceRevision, period_days
+from collector.evidence.evidence_store import EvidenceStore, LoadedFacts
+from collector.evidence.gpu_evidence import AdministratorInputs, AssembledGpu
+from collector.jobs.imported_lists import ImportedList, is_listed, uncovered_days
+from collector.ledger import head_chain
+from collector.ledger.database import Database
+from collector.ledger.ledger_queries import entries_within
+from collector.ledger.row_conversion import GpuDay
+from collector.ledger.schema import entries
+from collector.metering.evidence import ClockDoubt, Evidence
+from collector.metering.holders import stays
+from collector.metering.measures import CountedQuantity, CounterIncrements
+from collector.metering.tiling import SlotState
+from collector.metering.timeline import TimePiece
+from collector.metering.units import DAY_NS, Period, Tiling, format_timestamp, period_name
+from railscope.audit.record import RecordActor
+
+_MAX_DAY_RANGES = 8
+
+
+class GpuEvidence(Protocol):
+    """Evidence of one GPU: claims and samples, counter increments, model."""
+
+    @property
+    def evidence(self) -> Evidence:
+        """Input of metering."""
+        ...
+
+    @property
+    def counted(self) -> Mapping[CountedQuantity, CounterIncrements]:
+        """Counter increments by measure."""
+        ...
+
+    @property
+    def sku(self) -> str:
+        """Model, as prices name it."""
+        ...
+
+    @property
+    def profiles(self) -> Mapping[str, str]:
+        """The MIG profiles of claims that have one."""
+        ...
+
+    @property
+    def doubts(self) -> Sequence[TimePiece[ClockDoubt]]:
+        """Evidence that was received while the collector's clock was suspect."""
+        ...
+
+
+class UsageEvidence(Protocol):
+    """Store of usage evidence."""
+
+    def gpus(self, start_ns: int, end_ns: int) -> list[str]:
+        """GPUs with any evidence in [start, end)."""
+        ...
+
+    def evidence(self, gpu: str, start_ns: int, end_ns: int) -> GpuEvidence:
+        """Evidence of a GPU for entries and shares of [start, end)."""
+        ...
+
+
+class MissingDays(NamedTuple):
+    """GPU-days that are missing in the ledger, and those computed before the day was over."""
+
+    missing: tuple[GpuDay, ...]
+    provisional: tuple[GpuDay, ...]
+
+    def __str__(self) -> str:
+        parts = []
+        if self.missing:
+            parts.append(f"the ledger lacks {format_days(self.missing)}")
+        if self.provisional:
+            parts.append(f"not final in the ledger: {format_days(self.provisional)}")
+        return "; ".join(parts)
+
+    @property
+    def all(self) -> tuple[GpuDay, ...]:
+        """Missing and provisional GPU-days, sorted."""
+        return tuple(sorted({*self.missing, *self.provisional}))
+
+
+def find_missing_days(
+    period: Period,
+    sources: Mapping[GpuDay, SourceRevision],
+    evidence: UsageEvidence | None = None,
+    imported: Sequence[ImportedList] = (),
+) -> MissingDays:
+    """GPU-days that are missing or not final in a period.
+
+    A GPU in the ledger is expected on every day from its first one on, unless the evidence places
+    it in no node on that day. With evidence, GPUs without any ledger day are found, too. GPUs of
+    job lists are expected only on the days of lists that name them; each source of lists is
+    expected to have a list for every day from its first one on.
+    """
+    days = period_days(period)
+    first: dict[str, int] = {}
+    for key in sources:
+        if key.day < days.stop and not is_listed(key.gpu):
+            first[key.gpu] = min(key.day, first.get(key.gpu, key.day))
+    if evidence is not None:
+        # In the order in which evidence is read most efficiently.
+        known = evidence.gpus(period.start_ns, period.end_ns)
+        first = {gpu: first.get(gpu, days.start) for gpu in known} | first
+    missing = [
+        GpuDay(gpu, day)
+        for gpu, since in first.items()
+        for day in range(max(since, days.start), days.stop)
+        if GpuDay(gpu, day) not in sources
+    ]
+    if evidence is not None and missing:
+        missing = _present(missing, period, evidence)
+    missing += [GpuDay(f"job list {source}", day) for source, day in uncovered_days(imported, days)]
+    early = [
+        key
+        for key, source in sources.items()
+        if key.day in days and source.computed_ns < (key.day + 1) * DAY_NS
+    ]
+    return MissingDays(tuple(sorted(missing)), tuple(sorted(early)))
+
+
+def _present(missing: Iterable[GpuDay], period: Period, evidence: UsageEvidence) -> list[GpuDay]:
+    """Those GPU-days on which the GPU was in a node for some time."""
+    found = []
+    places: dict[str, list[tuple[int, int]]] = {}
+    for key in missing:
+        if key.gpu not in places:
+            known = evidence.evidence(key.gpu, period.start_ns, period.end_ns)
+            places[key.gpu] = [(stay.start_ns, stay.end_ns) for stay in stays(known.evidence)]
+        start_ns, end_ns = key.day * DAY_NS, (key.day + 1) * DAY_NS
+        if any(start < end_ns and start_ns < end for start, end in places[key.gpu]):
+            found.append(key)
+    return found
+
+
+def format_days(days: Iterable[GpuDay]) -> str:
+    """Format some GPU-days, consecutive days as one range, with the number of those left out."""
+    found = sorted(set(days))
+    rows: list[tuple[str, int, int]] = []
+    for key in found:
+        if rows and rows[-1][0] == key.gpu and rows[-1][2] == key.day - 1:
+            rows[-1] = (key.gpu, rows[-1][1], key.day)
+        else:
+            rows.append((key.gpu, key.day, key.day))
+    shown = ", ".join(
+        f"{gpu} {_format_day_range(first, last)}" for gpu, first, last in rows[:_MAX_DAY_RANGES]
+    )
+    rest = sum(last - first + 1 for _, first, last in rows[_MAX_DAY_RANGES:])
+    more = f" and {rest:,} more" if rest else ""
+    return f"{len(found):,} GPU-{'day' if len(found) == 1 else 'days'} ({shown}{more})"
+
+
+def _format_day_range(first: int, last: int) -> str:
+    start, end = (format_timestamp(day * DAY_NS)[:10] for day in (first, last))
+    return f"on {start}" if first == last else f"from {start} to {end}"
+
+
+NEVER_BILLED = frozenset({
+    SlotState.IDLE, SlotState.STRANDED, SlotState.SYSTEM, SlotState.MAINTENANCE, SlotState.DOWN, SlotState.UNKNOWN
+})  # fmt: skip
+"""States that never need a bill or a decision; time in any other state is billable or undecided."""
+
+
+def newest_opening(database: Database) -> BillingOpening | None:
+    """The newest opening date; None if all time is billed."""
+    table = tables.openings
+    query = select(table).order_by(table.c.opening.desc()).limit(1)
+    with database.transaction() as connection:
+        row = connection.execute(query).first()
+    if row is None:
+        return None
+    return BillingOpening(row.opening_ns, row.reason, row.recorded_ns, row.recorded_by)
+
+
+def set_opening(
+    connection: Connection,
+    closings: Sequence[PeriodClosing],
+    found: BillingOpening,
+    actor: RecordActor,
+) -> None:
+    """Exclude all time before an instant from bills. Raises ClosingError.
+
+    The instant is the start of a UTC day and not after the start of the first closed period.
+    """
+    if found.opening_ns % DAY_NS:
+        message = (
+            f"opening date: {format_timestamp(found.opening_ns)}: expected the start of a UTC day"
+        )
+        raise ClosingError(message)
+    first_ns = min((one.period.start_ns for one in closings), default=found.opening_ns)
+    if found.opening_ns > first_ns:
+        message = (
+            f"opening date: {format_timestamp(found.opening_ns)}: expected at most {format_timestamp(first_ns)}, "
+            "the start of the first closed period"
+        )
+        raise ClosingError(message)
+    table = tables.openings
+    count = connection.execute(select(func.count()).select_from(table)).scalar_one()
+    row = {"opening": count + 1, **found._asdict()}
+    connection.execute(table.insert(), [row])
+    stored = head_chain.read_back(connection, "opening", count + 1)
+    billing_audit_records.record_opening(connection, stored, found, actor)
+    head_chain.append(connection, [stored], found.recorded_ns)
+
+
+def find_unclosed_days(
+    database: Database,
+    period: Period,
+    closings: Sequence[PeriodClosing],
+    opened: BillingOpening | None,
+) -> list[GpuDay]:
+    """GPU-days before a period with billable or undecided time that no closing covers.
+
+    Closed periods are consecutive, so these are days before the first of them.
+    """
+    first_ns = min([period.start_ns, *(one.period.start_ns for one in closings)])
+    since_ns = opened.opening_ns if opened else 0
+    if since_ns >= first_ns:
+        return []
+    days = select(entries.c.gpu_uuid, entries.c.day).distinct()
+    days = entries_within(days, since_ns, first_ns).where(
+        entries.c.tiling == Tiling.COMPUTE, entries.c.state.not_in(NEVER_BILLED)
+    )
+    with database.transaction() as connection:
+        return sorted(GpuDay(*row) for row in connection.execute(days))
+
+
+def check_earlier(
+    database: Database,
+    period: Period,
+    closings: Sequence[PeriodClosing],
+    opened: BillingOpening | None,
+) -> None:
+    """Raise ClosingError if a period begins before the opening date or leaves out earlier time."""
+    name = period_name(period)
+    if opened and period.start_ns < opened.opening_ns:
+        message = (
+            f"cannot close {name}: it begins before the opening date: expected a period from "
+            f"{format_timestamp(opened.opening_ns)[:10]} on"
+        )
+        raise ClosingError(message)
+    days = find_unclosed_days(database, period, closings, opened)
+    if not days:
+        return
+    first = format_timestamp(min(one.day for one in days) * DAY_NS)
+    until_ns = min([period.start_ns, *(one.period.start_ns for one in closings)])
+    fix = "" if closings else f"close the period from {first[:10]} on first, or "
+    message = (
+        f"cannot close {name}: earlier days are not closed and have billable or undecided time: "
+        f"{format_days(days)}; fix: {fix}exclude them with `railscope bill opening "
+        f"{format_timestamp(until_ns)[:10]} --reason TEXT`"
+    )
+    raise ClosingError(message)
+
+
+@dataclass(slots=True)
+class DatabaseEvidence:
+    """Implementation of `collector.billing.period_completeness.EvidenceStore`. Raises LedgerError.
+
+    GPUs are listed so that those of a node are consecutive; the evidence of a node is cached for
+    its next GPU.
+    """
+
+    store: EvidenceStore
+    _homes: dict[str, dict[str, int]] = field(default_factory=dict)
+    _files: AdministratorInputs | None = None
+    _of: tuple[frozenset[str], int, int] | None = None
+    _loaded: LoadedFacts | None = None
+
+    @property
+    def empty(self) -> bool:
+        """True if the database has never contained evidence."""
+        return not self.store.homes()
+
+    def gpus(self, start_ns: int, end_ns: int) -> list[str]:  # noqa: ARG002 - a GPU stays where it was
+        """GPUs first seen before the end, grouped by node; each is assumed to stay on its node."""
+        self._homes, self._files, self._of = self.store.homes(), self.store.files(), None
+        seen = [gpu for gpu, homes in self._homes.items() if min(homes.values()) < end_ns]
+        return sorted(seen, key=lambda gpu: (sorted(self._homes[gpu]), gpu))
+
+    def evidence(self, gpu: str, start_ns: int, end_ns: int) -> AssembledGpu:
+        """Evidence of a GPU in a window, with everything that affects it."""
+        if self._files is None or gpu not in self._homes:
+            return self.store.evidence(gpu, start_ns, end_ns)
+        nodes = frozenset(self._homes[gpu])
+        if self._loaded is None or self._of != (nodes, start_ns, end_ns):
+            together = [one for one, homes in self._homes.items() if nodes == homes.keys()]
+            homes_of = {one: set(nodes) for one in together}
+            self._loaded = self.store.load(sorted(together), homes_of, start_ns, end_ns)
+            self._of = (nodes, start_ns, end_ns)
+        return self._loaded.known(gpu, self._files)

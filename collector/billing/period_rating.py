@@ -1,0 +1,378 @@
+"""Rating of a period from the ledger: revisions used, resulting charges, and undecided use.
+
+Undecided use is not billed until a person decides.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from hashlib import sha256
+from typing import NamedTuple
+
+from collector.billing.charges import Charge, ChargeKind, PriceUnit, format_decimal
+from collector.billing.price_book import PriceBook, PriceGroup
+from collector.billing.rating import ClaimMinimums, CountedClaim, Rater, RatingResult, UsageReview
+from collector.billing.usage import WITH_TENANT, Usage, usages
+from collector.ledger.day_tiling import DayTiling, HeldClaim
+from collector.ledger.ledger_store import Ledger, Revision
+from collector.ledger.row_conversion import GpuDay
+from collector.metering.evidence import ClockDoubt
+from collector.metering.tiling import SlotState
+from collector.metering.units import (
+    DAY_NS,
+    GPU_HOUR,
+    Period,
+    Tiling,
+    Units,
+    exact,
+    format_timestamp,
+)
+
+_GPUS_AT_ONCE = 64
+
+
+class LedgerTimeKey(NamedTuple):
+    """Key of ledger time: tenant, model and state."""
+
+    tenant: str
+    sku: str
+    state: SlotState
+
+
+class SourceRevision(NamedTuple):
+    """A ledger revision that a bill was computed from: number, hashes, time and clock marks."""
+
+    revision: int
+    content_root: str
+    evidence_root: str
+    computed_ns: int
+    clock_suspect: tuple[ClockDoubt, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RatedPeriod:
+    """A rated period: its charges, undecided use, and the ledger revisions used.
+
+    `held` is the billable compute time in the ledger; `taken` is the compute time of the charges,
+    of undecided use and of use that is free by tariff; both in cap-unit-nanoseconds.
+    """
+
+    period: Period
+    charges: tuple[Charge, ...]
+    reviews: tuple[UsageReview, ...]
+    sources: Mapping[GpuDay, SourceRevision]
+    held: Mapping[LedgerTimeKey, Units]
+    taken: Mapping[LedgerTimeKey, Fraction]
+
+    @property
+    def ledger_root(self) -> str:
+        """Hash over all revisions used."""
+        return ledger_root(self.sources)
+
+
+def ledger_root(sources: Mapping[GpuDay, SourceRevision]) -> str:
+    """SHA-256 in hex over the GPU-days in order, each with its revision and content root."""
+    found = sha256()
+    for key in sorted(sources):
+        source = sources[key]
+        found.update(f"{key.gpu} {key.day} {source.revision} {source.content_root}\n".encode())
+    return found.hexdigest()
+
+
+def period_days(period: Period) -> range:
+    """The UTC days of a period. Raises ValueError unless it consists of whole days."""
+    if period.start_ns % DAY_NS or period.end_ns % DAY_NS:
+        message = "what is billed from the ledger is whole UTC days"
+        raise ValueError(message)
+    return range(period.start_ns // DAY_NS, period.end_ns // DAY_NS)
+
+
+def rating_days(period: Period) -> range:
+    """The days that are read: gaps and claims may extend over the edges of a period."""
+    days = period_days(period)
+    return range(days.start - 1, days.stop + 1)
+
+
+@dataclass(slots=True)
+class RevisionNumbers:
+    """Revision number of each GPU-day, constant over all calls.
+
+    With a ledger it is the newest one at the first call for the day; without, the one given.
+    """
+
+    ledger: Ledger | None = None
+    _by_day: dict[int, dict[str, int]] = field(default_factory=dict)
+
+    @classmethod
+    def given(cls, numbers: Mapping[GpuDay, int]) -> RevisionNumbers:
+        """Use exactly these revisions."""
+        found = cls()
+        for key, number in numbers.items():
+            found._by_day.setdefault(key.day, {})[key.gpu] = number
+        return found
+
+    def of(self, days: range) -> dict[GpuDay, int]:
+        """Revision numbers of some days."""
+        new = [day for day in days if day not in self._by_day]
+        if new and self.ledger is not None:
+            found = self.ledger.newest(new[0], new[-1] + 1)
+            for day in new:
+                self._by_day[day] = {}
+            for key, number in found.items():
+                if key.day in new:
+                    self._by_day[key.day][key.gpu] = number
+        return {
+            GpuDay(gpu, day): number
+            for day in days
+            for gpu, number in self._by_day.get(day, {}).items()
+        }
+
+
+def rate_period(
+    ledger: Ledger, book: PriceBook, period: Period, numbers: RevisionNumbers
+) -> RatedPeriod:
+    """Rate a period from revisions of the ledger. Raises MissingPriceError."""
+    charges: list[Charge] = []
+    reviews: list[UsageReview] = []
+    sources: dict[GpuDay, SourceRevision] = {}
+    held: dict[LedgerTimeKey, Units] = defaultdict(int)
+    taken: dict[LedgerTimeKey, Fraction] = defaultdict(Fraction)
+    billed = period_days(period)
+    look_back = _has_minimums(book)
+    rater = Rater(book, period)
+    ended: dict[tuple[str, str], HeldClaim] = {}
+    for gpus in _by_gpus(numbers.of(rating_days(period))):
+        found = list(ledger.revisions(gpus))
+        if look_back:
+            found = [*ledger.revisions(_earlier_days(numbers, found, period)), *found]
+        sources |= dict(map(_source, found))
+        tilings = [revision.tiling for revision in found]
+        used = usages(tilings)
+        rating = rater.rate(used)
+        _add_rated(taken, rating, used)
+        charges += rating.charges
+        reviews += rating.reviews
+        for tiling in tilings:
+            if tiling.day in billed:
+                _add_held(held, tiling)
+                ended |= _ended_without_use(tiling)
+    if look_back:
+        claims = _CountedClaims(rater.counted, ended)
+        for some in _counted_usage(ledger, claims, numbers, sources.keys(), period):
+            sources |= dict(map(_source, some.revisions))
+            rater.rate(some.usages)
+    charges += rater.counted.topups()
+    charges.sort(key=lambda charge: (charge.tenant, charge.service_t0_ns, charge.charge_id))
+    return RatedPeriod(period, tuple(charges), tuple(reviews), sources, dict(held), dict(taken))
+
+
+def _has_minimums(book: PriceBook) -> bool:
+    """True if charges depend on what a claim was billed before the period."""
+    extras = ((price.minimum_ns, price.granularity_ns) for price in book.prices)
+    return any(extra != (0, 1) for extra in extras)
+
+
+def _by_gpus(numbers: Mapping[GpuDay, int]) -> Iterator[dict[GpuDay, int]]:
+    """All days of some GPUs at a time: only minimums of counted claims depend on other GPUs."""
+    by_gpu: dict[str, dict[GpuDay, int]] = defaultdict(dict)
+    for key, number in numbers.items():
+        by_gpu[key.gpu][key] = number
+    gpus = sorted(by_gpu)
+    for at in range(0, len(gpus), _GPUS_AT_ONCE):
+        yield {k: n for gpu in gpus[at : at + _GPUS_AT_ONCE] for k, n in by_gpu[gpu].items()}
+
+
+def _earlier_days(
+    numbers: RevisionNumbers, found: Iterable[Revision], period: Period
+) -> dict[GpuDay, int]:
+    """Days before the window in which claims at the period's start were already in force."""
+    start_day = period.start_ns // DAY_NS
+    since: dict[str, int] = {}
+    for revision in found:
+        tiling = revision.tiling
+        if tiling.day == start_day:
+            days = [claim.start_ns // DAY_NS for claim in tiling.claims]
+            since[tiling.gpu] = min([*days, start_day])
+    earlier = numbers.of(range(min(since.values(), default=start_day), start_day - 1))
+    return {key: n for key, n in earlier.items() if key.day >= since.get(key.gpu, start_day)}
+
+
+class _EarlierUsage(NamedTuple):
+    """Revisions of days before the window, and their usages that minimums depend on."""
+
+    revisions: Sequence[Revision]
+    usages: Sequence[Usage]
+
+
+class _CountedClaims(NamedTuple):
+    """Claims for a number of GPUs: those with usage in the period, and those that end in it."""
+
+    used: ClaimMinimums
+    ended: Mapping[tuple[str, str], HeldClaim]
+    """By id and node, those that hold no GPU when they end: their last usage may be long before."""
+
+
+def _ended_without_use(tiling: DayTiling) -> dict[tuple[str, str], HeldClaim]:
+    """Claims that end on a GPU-day on which they request and hold nothing, by id and node.
+
+    Only a claim for a number of GPUs has such rows in the ledger: other claims request slots of
+    each of their GPUs.
+    """
+    users = {entry.claim for entry in tiling.entries}
+    nodes = {entry.node for entry in tiling.entries}
+    return {
+        (claim.id, node): claim
+        for claim in tiling.claims
+        if claim.end_ns is not None and not any(claim.requested) and claim.id not in users
+        for node in nodes
+    }
+
+
+def _counted_usage(
+    ledger: Ledger,
+    counted: _CountedClaims,
+    numbers: RevisionNumbers,
+    known: Collection[GpuDay],
+    period: Period,
+) -> Iterator[_EarlierUsage]:
+    """Earlier usage of the claims for a number of GPUs that end in the period, on any GPU."""
+    first_ns = rating_days(period).start * DAY_NS
+    begun = counted.used.begun_before(first_ns)
+    used_since = {(claim.id, claim.node) for claim in begun}
+    ended = {
+        key: claim
+        for key, claim in counted.ended.items()
+        if claim.start_ns < first_ns and key not in used_since
+    }
+    starts = [*begun.values(), *(claim.start_ns for claim in ended.values())]
+    if not starts:
+        return
+    earlier = numbers.of(range(min(starts) // DAY_NS, rating_days(period).start))
+    wanted = {key: number for key, number in earlier.items() if key not in known}
+    ids = {claim for claim, _ in (*used_since, *ended)}
+    for gpus in _by_gpus(ledger.with_counted(wanted, ids)):
+        found = list(ledger.revisions(gpus))
+        used = usages(revision.tiling for revision in found)
+        own = [u for u in used if CountedClaim(u.tenant, u.claim, u.counted_on) in begun]
+        own += [
+            replace(u, claim_end_ns=ended[u.claim, u.counted_on].end_ns)
+            for u in used
+            if (u.claim, u.counted_on) in ended
+        ]
+        yield _EarlierUsage(found, own)
+
+
+def _source(revision: Revision) -> tuple[GpuDay, SourceRevision]:
+    tiling = revision.tiling
+    source = SourceRevision(
+        revision.number, revision.content_root, tiling.evidence_root, tiling.computed_ns,
+        tiling.clock_suspect,
+    )  # fmt: skip
+    return GpuDay(tiling.gpu, tiling.day), source
+
+
+def _add_held(held: dict[LedgerTimeKey, Units], tiling: DayTiling) -> None:
+    for entry in tiling.entries:
+        if entry.tiling is Tiling.COMPUTE and entry.state in WITH_TENANT:
+            key = LedgerTimeKey(entry.tenant, tiling.sku, entry.state)
+            held[key] = exact(held[key] + entry.quantity)
+
+
+def _add_rated(
+    taken: dict[LedgerTimeKey, Fraction], rating: RatingResult, used: Iterable[Usage]
+) -> None:
+    """Add the capacity times time that the outcomes of rating cover."""
+    for review in (*rating.reviews, *rating.free):
+        usage = review.usage
+        if review.group is PriceGroup.TIME and usage.state in WITH_TENANT:
+            length = review.end_ns - review.start_ns
+            taken[LedgerTimeKey(usage.tenant, usage.sku, usage.state)] += (
+                usage.capacity_units * length
+            )
+    own: dict[tuple[str, str], list[Usage]] = defaultdict(list)
+    for usage in used:
+        own[usage.resource, usage.claim].append(usage)
+    for charge in rating.charges:
+        if charge.kind not in (ChargeKind.USAGE, ChargeKind.RESERVATION):
+            continue
+        quantity = charge.quantity
+        if charge.unit is PriceUnit.INSTANCE_HOURS:
+            length = charge.service_t1_ns - charge.service_t0_ns
+            quantity = length * next(
+                Fraction(usage.capacity_units)
+                for usage in own[charge.resource, charge.claim]
+                if usage.start_ns <= charge.service_t0_ns < usage.end_ns
+            )
+        taken[LedgerTimeKey(charge.tenant, charge.sku, SlotState(charge.state))] += quantity
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class UndecidedUse:
+    """Use of a resource in [start, end) that a bill leaves out; `tenant` is empty if unknown."""
+
+    resource: str
+    start_ns: int
+    end_ns: int
+    reason: str
+    tenant: str = ""
+    sku: str = ""
+    claim: str = ""
+    state: str = ""
+    units: Units = 0
+    """Capacity that was used; 0 if only energy is undecided and the time is billed."""
+
+    @property
+    def gpu_hours(self) -> Fraction:
+        """Quantity of undecided time."""
+        return Fraction(self.units * (self.end_ns - self.start_ns)) / GPU_HOUR
+
+    def __str__(self) -> str:
+        claim = f", claim {self.claim}" if self.claim else ""
+        span = f"{format_timestamp(self.start_ns)} to {format_timestamp(self.end_ns)}"
+        quantity = f", {format_decimal(self.gpu_hours, 6)} GPU-hours" if self.units else ""
+        return f"{self.resource}{claim}, {span}{quantity}: {self.reason}"
+
+
+def merge_reviews(reviews: Iterable[UsageReview]) -> tuple[UndecidedUse, ...]:
+    """Undecided outcomes of rating in order of resource and time, with consecutive ones merged."""
+    found: list[UndecidedUse] = []
+    for review in sorted(map(_undecided_use, reviews), key=_matter):
+        if found and found[-1].end_ns == review.start_ns and _is_continued(found[-1], review):
+            found[-1] = replace(found[-1], end_ns=review.end_ns)
+        else:
+            found.append(review)
+    return tuple(sorted(found))
+
+
+def undecided_of_tenant(found: Iterable[UndecidedUse], tenant: str) -> tuple[UndecidedUse, ...]:
+    """Undecided use of one tenant."""
+    return tuple(one for one in found if one.tenant == tenant)
+
+
+def _undecided_use(review: UsageReview) -> UndecidedUse:
+    used = review.usage
+    return UndecidedUse(
+        resource=used.resource,
+        start_ns=review.start_ns,
+        end_ns=review.end_ns,
+        reason=review.reason,
+        tenant=used.tenant,
+        sku=used.sku,
+        claim=used.claim,
+        state=used.state,
+        units=used.capacity_units if review.group is PriceGroup.TIME else 0,
+    )
+
+
+def _matter(one: UndecidedUse) -> tuple[str, ...]:
+    return (
+        one.resource, one.claim, one.reason, one.tenant, one.state, f"{one.units:03}",
+        f"{one.start_ns:020}",
+    )  # fmt: skip
+
+
+def _is_continued(one: UndecidedUse, other: UndecidedUse) -> bool:
+    return _matter(one)[:-1] == _matter(other)[:-1]

@@ -1,0 +1,438 @@
+"""Reconciliation: exact comparisons of quantities that must be equal, without tolerance.
+
+R1  per GPU, day and tiling the states in the ledger add up to capacity times time
+R2  the cluster's sum is its inventory times time
+R3  the scheduler's own records, see `collector.jobs`
+R4  attributed + idle + unattributed amounts in the ledger = counter increments, per GPU and day
+R5  ledger, charges, stored invoices, FOCUS rows and the files read back have the same amount
+R6  shares of inferred and unknown time, with their bounds
+R7  a closed period, computed again from the revisions and the prices of its closing, gives the
+    same root, and evidence the same ledger
+R8  every row equals the hash in its ledger head and in its record in the audit log's outbox
+
+R1, R2, R4, R7 and R9 compare the ledger with the evidence it was computed from.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from collector.audit.ledger_check import compare_ledger, outbox_records, summarize_differences
+from collector.billing import focus_files, focus_rows
+from collector.billing.charges import Charge
+from collector.billing.focus_rows import Seller
+from collector.billing.invoices import (
+    Invoice,
+    InvoiceStatus,
+    PeriodClosing,
+    correction_charges,
+    draft_invoice,
+    draft_invoices,
+    manifest_root,
+)
+from collector.billing.period_closing import BillingBooks
+from collector.billing.period_completeness import GpuEvidence, UsageEvidence
+from collector.billing.period_rating import (
+    RatedPeriod,
+    RevisionNumbers,
+    ledger_root,
+    period_days,
+    rate_period,
+    rating_days,
+)
+from collector.evidence.review_rules import NOT_IN_SERVICE
+from collector.ledger.database import LedgerError
+from collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from collector.ledger.day_tiling import root_in
+from collector.ledger.ledger_store import Ledger, Revision
+from collector.ledger.row_conversion import GpuDay
+from collector.metering.evidence import Evidence
+from collector.metering.holders import stays
+from collector.metering.measures import CountedQuantity, CounterIncrements
+from collector.metering.tiling import SlotState
+from collector.metering.units import (
+    DAY_NS,
+    GPU_CAPACITY,
+    Period,
+    Tiling,
+    Units,
+    exact,
+    format_timestamp,
+    period_name,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReconciliationCheck:
+    """A computed sum, its expected value, and the number of parts compared.
+
+    `where` names the part with the largest difference. With a `bound`, the found value is reported
+    against it and equality is not required.
+    """
+
+    rule: str
+    what: str
+    found: Fraction
+    expected: Fraction
+    parts: int = 1
+    where: str = ""
+    bound: Fraction | None = None
+
+    @property
+    def difference(self) -> Fraction:
+        """Found minus expected; always zero for a check with a bound."""
+        return Fraction(0) if self.bound is not None else self.found - self.expected
+
+    @property
+    def passes(self) -> bool:
+        """True if there is no difference."""
+        return self.difference == 0
+
+    @property
+    def within(self) -> bool:
+        """True if a reported value is within its bound."""
+        return self.bound is None or self.found <= self.bound
+
+
+def worst_check(
+    rule: str, what: str, pairs: Iterable[tuple[str, Fraction | int, Fraction | int]]
+) -> ReconciliationCheck:
+    """Combine many named comparisons into one: that of the largest difference."""
+    most = ReconciliationCheck(rule, what, Fraction(0), Fraction(0))
+    parts = 0
+    for where, found, expected in pairs:
+        parts += 1
+        check = ReconciliationCheck(rule, what, Fraction(found), Fraction(expected), where=where)
+        if abs(check.difference) > abs(most.difference):
+            most = check
+    return ReconciliationCheck(rule, what, most.found, most.expected, parts, most.where)
+
+
+def check_amounts(invoices: Sequence[Invoice], seller: Seller) -> Iterator[ReconciliationCheck]:
+    """Compare the payable amount with rounded lines, FOCUS rows and CSV read back."""
+    own = [invoice for invoice in invoices if invoice.status is InvoiceStatus.ISSUED]
+    payable = sum((invoice.payable for invoice in own), Fraction(0))
+    lines = sum((Fraction(line.minor) for one in own for line in one.lines), Fraction(0))
+    minor = sum((Fraction(one.total_minor) for one in own), Fraction(0))
+    yield ReconciliationCheck("R5", "lines, rounded = invoices", lines, minor, len(own))
+    rows = [row for invoice in own for row in focus_rows.invoice_rows(invoice, seller)]
+    yield ReconciliationCheck(
+        "R5", "FOCUS rows = payable", focus_rows.billed_cost(rows), payable, len(rows)
+    )
+    again = focus_files.parse_csv(focus_files.write_csv(rows)) if rows else []
+    yield ReconciliationCheck(
+        "R5", "CSV, read again = payable", focus_rows.billed_cost(again), payable, len(again)
+    )
+
+
+_Pair = tuple[str, Units, Units]
+
+
+def evidence_checks(
+    ledger: Ledger, evidence: UsageEvidence, period: Period
+) -> list[ReconciliationCheck]:
+    """Compare the newest ledger revisions of a period with all evidence of it."""
+    found = _EvidenceComparison()
+    days = period_days(period)
+    newest = ledger.newest(days.start, days.stop)
+    by_gpu: dict[str, dict[GpuDay, int]] = defaultdict(dict)
+    for key, number in newest.items():
+        by_gpu[key.gpu][key] = number
+    seen = evidence.gpus(period.start_ns, period.end_ns)
+    for gpu in [*seen, *sorted(by_gpu.keys() - set(seen))]:
+        known = evidence.evidence(gpu, period.start_ns, period.end_ns)
+        written = {one.tiling.day: one for one in ledger.revisions(by_gpu[gpu])}
+        found.compare(known, written, days)
+    return list(found.checks())
+
+
+class _EvidenceComparison:
+    """Pairs of actual and expected ledger values, GPU by GPU."""
+
+    def __init__(self) -> None:
+        self._capacity: list[_Pair] = []
+        self._found, self._expected = Fraction(0), Fraction(0)
+        """Of GPUs in service."""
+        self._requested: list[_Pair] = []
+        self._counted: dict[CountedQuantity, list[_Pair]] = defaultdict(list)
+        self._roots: list[_Pair] = []
+
+    def compare(self, known: GpuEvidence, written: dict[int, Revision], days: range) -> None:
+        """Compare all days of a GPU."""
+        metered = _metered(known)
+        places = [(stay.start_ns, stay.end_ns) for stay in stays(known.evidence)]
+        outside = _outside(known.evidence, places)
+        counted = {measure: _by_day(known.counted[measure], days) for measure in known.counted}
+        for day in days:
+            revision = written.get(day)
+            name = _gpu_day_name(GpuDay(known.evidence.gpu, day))
+            present, absent = _within(places, day), _within(outside, day)
+            for tiling in Tiling:
+                self._capacity.append((
+                    f"{name}, {tiling}", _quantity(revision, tiling), GPU_CAPACITY * present,
+                ))  # fmt: skip
+                held = _quantity(revision, tiling) - _quantity(revision, tiling, outside)
+                self._found += held
+                self._expected += GPU_CAPACITY * (present - absent)
+            self._claims(revision, name)
+            self._shares(revision, {m: own.get(day, 0) for m, own in counted.items()}, name)
+            again = metered.day(day, MeteringComputation("", 0))
+            if revision is not None or again.entries:
+                same = revision is not None and revision.content_root == root_in(
+                    again, revision.tiling.capacity_units
+                )
+                self._roots.append((name, int(same), 1))
+
+    def _claims(self, revision: Revision | None, name: str) -> None:
+        """Compare the requested quantity of each claim with the sum of held and moved, by tiling."""
+        if revision is None:
+            return
+        found: dict[tuple[str, Tiling], Fraction] = defaultdict(Fraction)
+        for entry in revision.tiling.entries:
+            found[entry.claim, entry.tiling] += Fraction(entry.quantity) / GPU_CAPACITY
+        for one in revision.tiling.overlaps:
+            found[one.claim, one.tiling] += Fraction(one.quantity) / GPU_CAPACITY
+        for claim in revision.tiling.claims:
+            for tiling, asked in zip(Tiling, claim.requested, strict=True):
+                if asked:
+                    where = f"{name}, {claim.id}, {tiling}"
+                    self._requested.append((where, found[claim.id, tiling], Fraction(asked)))
+
+    def _shares(
+        self, revision: Revision | None, counted: dict[CountedQuantity, int], name: str
+    ) -> None:
+        shared: dict[CountedQuantity, int] = dict.fromkeys(counted, 0)
+        for one in revision.tiling.shares if revision else ():
+            shared[one.measure] = shared.get(one.measure, 0) + one.share.amount
+        for measure, amount in shared.items():
+            self._counted[measure].append((name, amount, counted.get(measure, 0)))
+
+    def checks(self) -> Iterator[ReconciliationCheck]:
+        """The comparisons, each as its largest difference."""
+        yield worst_check("R1", "states = capacity x time, per GPU, day and tiling", self._capacity)
+        yield ReconciliationCheck("R2", "cluster = inventory x time", self._found, self._expected)
+        for measure in sorted(self._counted):
+            what = f"{measure} attributed + idle + unattributed = counted, per GPU and day"
+            yield worst_check("R4", what, self._counted[measure])
+        yield worst_check(
+            "R9", "requested = held + moved, per claim, day and tiling", self._requested
+        )
+        yield worst_check(
+            "R7", "GPU-days of the ledger = computed again from evidence", self._roots
+        )
+
+
+def _metered(known: GpuEvidence) -> MeteredGpu:
+    return MeteredGpu.of(
+        known.evidence, known.counted, known.sku, known.profiles, doubts=known.doubts
+    )
+
+
+def _quantity(
+    revision: Revision | None, tiling: Tiling, places: Sequence[tuple[int, int]] | None = None
+) -> Units:
+    """Quantity of one tiling of a revision, in total or within disjoint spans."""
+    if revision is None:
+        return 0
+    found = Fraction(0)
+    for entry in revision.tiling.entries:
+        if entry.tiling is tiling:
+            spans = [(entry.t0_ns, entry.t1_ns)] if places is None else places
+            time_ns = sum(
+                max(0, min(end, entry.t1_ns) - max(start, entry.t0_ns)) for start, end in spans
+            )
+            found += Fraction(entry.slot_hi - entry.slot_lo) * time_ns
+    return exact(found)
+
+
+def _outside(evidence: Evidence, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Time within these spans in which the GPU is metered only for claims under review."""
+    spans = sorted(
+        (max(start, claim.begins_ns), min(end, claim.ceases_ns))
+        for claim in evidence.claims
+        if claim.review in NOT_IN_SERVICE
+        for start, end in places
+    )
+    found: list[tuple[int, int]] = []
+    for start, end in spans:
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        elif start < end:
+            found.append((start, end))
+    return found
+
+
+def _within(places: list[tuple[int, int]], day: int) -> int:
+    """Nanoseconds of a day in which the GPU was in a node."""
+    start_ns, end_ns = day * DAY_NS, (day + 1) * DAY_NS
+    return sum(max(0, min(end, end_ns) - max(start, start_ns)) for start, end in places)
+
+
+def _by_day(counted: CounterIncrements, days: range) -> dict[int, int]:
+    """Counter increments of each day."""
+    ends = counted.ends_ns
+    picked = (ends > days.start * DAY_NS) & (ends <= days.stop * DAY_NS)
+    found: dict[int, int] = defaultdict(int)
+    day_of = (ends[picked] - 1) // DAY_NS
+    amounts = counted.amounts[picked]
+    for day in np.unique(day_of).tolist():
+        found[day] = sum(amounts[day_of == day].tolist())
+    return found
+
+
+def _gpu_day_name(key: GpuDay) -> str:
+    return f"{key.gpu} on {format_timestamp(key.day * DAY_NS)[:10]}"
+
+
+@dataclass(frozen=True, slots=True)
+class RecomputedClosing:
+    """Result of a closing, computed again."""
+
+    rated: RatedPeriod
+    drafts: tuple[Invoice, ...]
+    manifest_root: str
+
+
+def recompute_closing(
+    books: BillingBooks, closing: PeriodClosing, issued: Iterable[Invoice]
+) -> RecomputedClosing:
+    """Rate again the revisions and prices of a closing.
+
+    Administrative charges (credits, adjustments) are copied from the invoices that it issued.
+    """
+    published = books.store.book(closing.price_version)
+    if published is None:
+        message = f"the ledger lacks version {closing.price_version} of the prices"
+        raise LedgerError(message)
+    numbers = RevisionNumbers.given(books.store.revisions(closing.number))
+    rated = rate_period(books.ledger, published.book, closing.period, numbers)
+    sources = dict(rated.sources)
+    decided = [line.charge for one in issued for line in one.lines if line.charge.unit is None]
+    charges = [*rated.charges, *decided]
+    if closing.tenant:
+        found = tuple(_replacement(books, closing, one, charges) for one in issued)
+    else:
+        for earlier in closing.corrected:
+            again = rate_period(books.ledger, published.book, earlier, numbers)
+            standing = books.store.standing(earlier.start_ns, closing)
+            charges += correction_charges(standing, again.charges, earlier, closing.period.start_ns)
+            sources |= again.sources
+        found = draft_invoices(charges, closing.period, closing.currency)
+    root = manifest_root(closing.period, closing.price_version, ledger_root(sources), found)
+    return RecomputedClosing(rated, found, root)
+
+
+def _replacement(
+    books: BillingBooks, closing: PeriodClosing, invoice: Invoice, charges: Iterable[Charge]
+) -> Invoice:
+    """The invoice of one tenant, with the corrections of the invoice that it replaces."""
+    replaced = books.store.invoice(invoice.replaces)
+    kept = [line.charge for line in replaced[0].lines if line.charge.corrects] if replaced else []
+    own = [charge for charge in charges if charge.tenant == closing.tenant]
+    return draft_invoice(
+        [*own, *kept], closing.tenant, closing.period, closing.currency, invoice.replaces
+    )
+
+
+MAX_INFERRED = Fraction(1, 100)
+MAX_UNKNOWN = Fraction(1, 1000)
+
+
+def reconcile_period(
+    books: BillingBooks, period: Period, seller: Seller
+) -> list[ReconciliationCheck]:
+    """All checks of a period; R1, R2 and R4 need evidence.
+
+    Raises LedgerError, ClosingError, MissingPriceError.
+    """
+    found = list(check_records(books, period))
+    if books.evidence is not None:
+        found += evidence_checks(books.ledger, books.evidence, period)
+    closings = [one for one in books.store.closings() if one.period.overlaps(period)]
+    for closing in closings:
+        found += closing_checks(books, closing, seller)
+    if not closings:
+        bill = books.bill(period)
+        found += [
+            check_billable_time(bill.rated),
+            check_charged_amount(bill.rated.charges, bill.drafts),
+        ]
+    return sorted(
+        [*found, *check_unobserved_time(books.ledger, period)], key=lambda check: check.rule
+    )
+
+
+def check_records(books: BillingBooks, period: Period) -> Iterator[ReconciliationCheck]:
+    """R8: rows changed, added or removed by hand; of ledger days, those of the period."""
+    with books.ledger.database.transaction() as connection:
+        compared = compare_ledger(connection, outbox_records(connection), rating_days(period))
+    what = "rows as written, as committed to by heads, as recorded"
+    rows, wrong = compared.rows.total(), len(compared.wrong) + compared.more
+    where = summarize_differences(compared)
+    yield ReconciliationCheck("R8", what, Fraction(rows - wrong), Fraction(rows), rows, where)
+
+
+def closing_checks(
+    books: BillingBooks, closing: PeriodClosing, seller: Seller
+) -> Iterator[ReconciliationCheck]:
+    """R5 and R7 of a closing."""
+    issued = books.store.of_closing(closing.number)
+    again = recompute_closing(books, closing, issued)
+    own = [one for one in again.rated.charges if closing.tenant in ("", one.tenant)]
+    yield check_billable_time(again.rated)
+    yield check_charged_amount(own, issued)
+    yield from check_amounts(issued, seller)
+    yield from check_recomputed(closing, issued, again)
+
+
+def check_billable_time(rated: RatedPeriod) -> ReconciliationCheck:
+    """R5: billable time in the ledger is charged, free by tariff, or undecided."""
+    pairs = (
+        (f"{of.tenant}, {of.sku}, {of.state}", rated.taken.get(of, 0), rated.held.get(of, 0))
+        for of in sorted({*rated.held, *rated.taken})
+    )
+    return worst_check(
+        "R5", "charges + undecided + free by tariff = ledger, by tenant and state", pairs
+    )
+
+
+def check_charged_amount(
+    charges: Sequence[Charge], invoices: Sequence[Invoice]
+) -> ReconciliationCheck:
+    """R5: the exact amount of the period's use, as rated and as invoiced."""
+    exact = sum((charge.amount for charge in charges), Fraction(0))
+    billed = [line.charge for one in invoices for line in one.lines]
+    used = [charge.amount for charge in billed if charge.unit and not charge.corrects]
+    what = "invoices, exact = charges"
+    return ReconciliationCheck("R5", what, sum(used, Fraction(0)), exact, len(charges))
+
+
+def check_unobserved_time(ledger: Ledger, period: Period) -> Iterator[ReconciliationCheck]:
+    """R6: the shares of all GPU time that are inferred and unknown."""
+    time: dict[SlotState, Fraction] = dict.fromkeys(SlotState, Fraction(0))
+    for total, quantity in ledger.totals(period.start_ns, period.end_ns).items():
+        if total.tiling is Tiling.COMPUTE:
+            time[total.state] += quantity
+    whole = sum(time.values(), Fraction(0))
+    for state, bound in ((SlotState.INFERRED, MAX_INFERRED), (SlotState.UNKNOWN, MAX_UNKNOWN)):
+        share = time[state] / whole if whole else Fraction(0)
+        yield ReconciliationCheck("R6", f"share of {state} time", share, Fraction(0), bound=bound)
+
+
+def check_recomputed(
+    closing: PeriodClosing, issued: Sequence[Invoice], again: RecomputedClosing
+) -> Iterator[ReconciliationCheck]:
+    """R7: equal roots of the closing and of each of its invoices."""
+    name = period_name(closing.period)
+    root = int(again.manifest_root == closing.manifest_root)
+    yield ReconciliationCheck("R7", f"root of {name}, computed again", Fraction(root), Fraction(1))
+    found = {one.content_hash for one in again.drafts}
+    expected = {one.content_hash for one in issued}
+    what = f"invoices of {name}, computed again"
+    yield ReconciliationCheck("R7", what, Fraction(len(found & expected)), Fraction(len(found | expected)),
+                len(expected))  # fmt: skip

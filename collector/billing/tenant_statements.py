@@ -1,0 +1,279 @@
+"""Statements of tenants from the database, in several formats, and with exports for the API.
+
+All calls block: run them in a thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import msgspec
+from sqlalchemy import select
+
+from collector.billing import tables
+from collector.billing.export import (
+    ExportError,
+    ExportFormat,
+    ExportOrder,
+    InvoiceSequence,
+    export_document,
+)
+from collector.billing.export_provenance import with_origins
+from collector.billing.focus_rows import Seller, SellerFileError
+from collector.billing.invoices import (
+    ClosingError,
+    Invoice,
+    InvoiceError,
+    InvoiceStatus,
+    PeriodClosing,
+    draft_invoice,
+)
+from collector.billing.period_closing import Bill, BillingBooks
+from collector.billing.period_rating import undecided_of_tenant
+from collector.billing.statement import TenantStatement
+from collector.billing.statement_formats import as_csv, as_html, as_json, as_text
+from collector.ledger.database import LedgerError
+from collector.metering.units import Period, parse_period, period_name
+from railscope.settings import SettingsError
+
+STATEMENT_FORMATS: Mapping[str, Callable[[TenantStatement], bytes]] = {
+    "text": lambda statement: f"{as_text(statement)}\n".encode(),
+    "html": lambda statement: as_html(statement).encode(),
+    "csv": as_csv,
+    "json": as_json,
+}
+
+
+class UnknownTenantError(ClosingError):
+    """A tenant without an invoice or undecided time in a period."""
+
+
+def statement_periods(books: BillingBooks, tenant: str | None = None) -> list[Period]:
+    """The closed periods; of a tenant, those with an invoice or with undecided time."""
+    closings = books.store.closings()
+    if tenant is None:
+        return sorted({closing.period for closing in closings})
+    undecided = books.store.undecided_closings(tenant)
+    found = {head.period for head in books.store.heads(tenant=tenant)}
+    return sorted(found | {one.period for one in closings if one.number in undecided})
+
+
+def read_statement(
+    books: BillingBooks, tenant: str, period: Period, seller: str = ""
+) -> TenantStatement:
+    """The statement of a closed period: of the valid invoice, else of the newest void one.
+
+    For a tenant without an invoice, the statement contains its undecided time.
+
+    Raises UnknownTenantError, ClosingError for a period that is not closed, and LedgerError.
+    """
+    closings = [one for one in books.store.closings() if one.period == period]
+    if not closings:
+        known = ", ".join(period_name(one) for one in statement_periods(books)) or "none"
+        message = f"{period_name(period)} is not closed; closed are: {known}"
+        raise ClosingError(message)
+    own = [one for one in books.store.heads(period, tenant) if one.period == period]
+    if not own:
+        return _without_invoice(books, tenant, closings, seller)
+    standing = [one for one in own if not one.void]
+    return read_invoice_statement(books, (standing or own)[-1].invoice_id, seller)
+
+
+def _without_invoice(
+    books: BillingBooks, tenant: str, closings: Sequence[PeriodClosing], seller: str
+) -> TenantStatement:
+    """The statement of a tenant without an invoice in a closing. Raises UnknownTenantError."""
+    closing = next(one for one in closings if not one.tenant)
+    reviews = undecided_of_tenant(books.store.reviews(closing.number), tenant)
+    if not reviews:
+        tenants = {one.tenant for one in books.store.heads(closing.period)}
+        message = (
+            f"{tenant!r} has no invoice of {period_name(closing.period)}; "
+            f"those who have one: {', '.join(sorted(tenants)) or 'none'}"
+        )
+        raise UnknownTenantError(message)
+    return TenantStatement(
+        invoice=draft_invoice((), tenant, closing.period, closing.currency),
+        seller=seller,
+        undecided=reviews,
+        roots=_roots(closing),
+        marks=_provisional(closing),
+        closed_ns=closing.closed_ns,
+    )
+
+
+def read_invoice_statement(
+    books: BillingBooks, invoice_id: str, seller: str = ""
+) -> TenantStatement:
+    """The statement of one invoice, void or not. Raises ClosingError if there is none."""
+    found = books.store.invoice(invoice_id)
+    if found is None:
+        message = f"there is no invoice {invoice_id}"
+        raise ClosingError(message)
+    invoice, number = found
+    closing = next(one for one in books.store.closings() if one.number == number)
+    reviews = undecided_of_tenant(books.store.reviews(number), invoice.tenant)
+    revisions = books.store.revisions(number, {line.charge.resource for line in invoice.lines})
+    return TenantStatement(
+        invoice=invoice,
+        seller=seller,
+        undecided=reviews,
+        revisions=revisions,
+        roots=_roots(closing),
+        audit=books.store.audit_place(invoice_id),
+        marks=_marks(books, invoice, closing),
+        clock_suspect=books.ledger.clock_suspect(revisions),
+    )
+
+
+def preview_statement(bill: Bill, tenant: str, seller: str = "") -> TenantStatement:
+    """Preview of a tenant's invoice for an open period, from the current ledger."""
+    empty = draft_invoice((), tenant, bill.period, bill.book.currency)
+    found = next((one for one in bill.drafts if one.tenant == tenant), empty)
+    marks = ["Nothing of this is binding: it is what the ledger says now"]
+    if bill.lacking.all:
+        marks.append(f"Not complete: {bill.lacking}")
+    return TenantStatement(
+        invoice=found,
+        seller=seller,
+        undecided=undecided_of_tenant(bill.undecided, tenant),
+        revisions={key: source.revision for key, source in bill.sources.items()},
+        marks=marks,
+        clock_suspect={key: source.clock_suspect for key, source in bill.sources.items()},
+    )
+
+
+def _marks(books: BillingBooks, invoice: Invoice, closing: PeriodClosing) -> list[str]:
+    """Reasons why an invoice is not final."""
+    found = []
+    if invoice.status is InvoiceStatus.VOID:
+        others = books.store.heads(invoice.period, invoice.tenant)
+        by = next((one for one in others if one.replaces == invoice.invoice_id), None)
+        instead = f"; {by.invoice_id} stands in its place" if by else ""
+        reason = books.store.void_reason(invoice.invoice_id)
+        found.append(f"VOID: {reason}{instead}")
+    return found + _provisional(closing)
+
+
+def _provisional(closing: PeriodClosing) -> list[str]:
+    # Listing the days would disclose GPUs of other tenants.
+    text = (
+        "PROVISIONAL: closed while days were not final in the ledger. What they change comes "
+        "as corrections"
+    )
+    return [text] if closing.missing else []
+
+
+def _roots(closing: PeriodClosing) -> dict[str, str]:
+    return {"Ledger root": closing.ledger_root, "Closing root": closing.manifest_root}
+
+
+_FAILURES = (ExportError, InvoiceError, LedgerError, OverflowError, SellerFileError, SettingsError)
+
+
+class BillingUnavailableError(RuntimeError):
+    """The ledger cannot be read now."""
+
+
+class IssuedInvoice(msgspec.Struct, frozen=True):
+    """An invoice that has a statement."""
+
+    tenant: str
+    period: str
+    invoice: str
+    void: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BillingReader:
+    """Statements and exports from the ledger. Methods block, and raise BillingError.
+
+    `seller` returns the seller for the tenants that are billed. It is called for each export, so
+    that a changed file takes effect at once.
+    """
+
+    books: BillingBooks
+    seller: Callable[[Iterable[str]], Seller]
+    wall_ns: Callable[[], int] = time.time_ns
+
+    @property
+    def statement_forms(self) -> Sequence[str]:
+        """Formats of a statement; JSON, the default of the API, is first."""
+        return sorted(STATEMENT_FORMATS, key=lambda form: (form != "json", form))
+
+    @property
+    def export_forms(self) -> Sequence[str]:
+        """Formats of an export; Parquet only if PyArrow is installed."""
+        return [
+            form
+            for form in ExportFormat
+            if form is not ExportFormat.PARQUET or find_spec("pyarrow")
+        ]
+
+    def issued(self, tenant: str | None) -> list[IssuedInvoice]:
+        """Invoices of a tenant or of all, the oldest period first. Raises BillingError.
+
+        A tenant for which a closing has only undecided time has a statement with an empty invoice.
+        """
+        table, void = tables.invoices, tables.voids
+        joined = table.outerjoin(void, void.c.invoice_id == table.c.invoice_id)
+        query = select(*table.c, void.c.voided_ns).select_from(joined)
+        if tenant is not None:
+            query = query.where(table.c.tenant_id == tenant)
+        order = (table.c.period_start_ns, table.c.tenant_id, table.c.issued_ns)
+        with _readable(), self.books.store.database.transaction() as connection:
+            rows = connection.execute(query.order_by(*order)).all()
+            closings = self.books.store.closings_in(connection)
+            undecided = self.books.store.undecided_in(connection, tenant)
+        found = [
+            (
+                row.period_start_ns, row.tenant_id,
+                IssuedInvoice(
+                    row.tenant_id, period_name(Period(row.period_start_ns, row.period_end_ns)),
+                    row.invoice_id, row.voided_ns is not None,
+                ),
+            )
+            for row in rows
+        ]  # fmt: skip
+        billed = {(start_ns, name) for start_ns, name, _ in found}
+        for closing in closings:
+            start_ns, period = closing.period.start_ns, period_name(closing.period)
+            names = undecided.get(closing.number, set()) if not closing.tenant else set()
+            found += [
+                (start_ns, name, IssuedInvoice(name, period, "", void=False))
+                for name in names
+                if (start_ns, name) not in billed
+            ]
+        return [one for *_, one in sorted(found, key=lambda each: each[:2])]
+
+    def statement(self, tenant: str, period: str, form: str) -> bytes | None:
+        """A tenant's statement of a closed month; None if there is none. Raises BillingError."""
+        with _readable():
+            seller = self.seller([tenant]).invoice_issuer
+            try:
+                return STATEMENT_FORMATS[form](
+                    read_statement(self.books, tenant, parse_period(period), seller)
+                )
+            except ClosingError:
+                return None
+
+    def export(self, tenant: str | None, period: str, form: str) -> bytes | None:
+        """Export of a month's invoices; None if there are none. Raises BillingError."""
+        with _readable():
+            span = parse_period(period)
+            found = InvoiceSequence(tuple(self.books.store.invoices(span, tenant)))
+            seller = self.seller({invoice.tenant for invoice in found.all})
+            order = ExportOrder(seller, self.wall_ns(), period=span, tenant=tenant)
+            return export_document(found, with_origins(order, self.books), ExportFormat(form))
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except _FAILURES as error:
+        raise BillingUnavailableError(str(error)) from error

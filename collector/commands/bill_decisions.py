@@ -1,0 +1,360 @@
+"""Commands of `railscope bill` that record decisions of people: corrections, reviews, prices.
+
+`railscope bill opening`, `void`, `adjust`, `credit` and `accept-copy`: decisions about bills.
+
+`railscope bill review`, `accept` and `reject`: decisions about evidence under review.
+
+`railscope bill prices`: check and publish price books.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+
+import click
+
+from collector.billing import administration
+from collector.billing.charges import Charge, exponent_of, format_decimal
+from collector.billing.invoices import ClosingError, adjustment_charge, credit_charge
+from collector.billing.period_closing import BillingBooks
+from collector.billing.price_book import PriceBook, PriceBookError, check_appended, parse_price_book
+from collector.commands.bill_periods import closed_lines
+from collector.commands.command_options import (
+    CommandContext,
+    deciding_command,
+    ledger_command,
+    period_argument,
+)
+from collector.evidence.evidence_store import EvidenceStore
+from collector.evidence.review_decisions import (
+    PendingEvidence,
+    ReviewDecision,
+    find_pending_evidence,
+    record_decision,
+)
+from collector.ledger.database import Database
+from collector.metering.units import HOUR_NS, Period, format_timestamp, from_datetime, period_name
+from railscope.untrusted_text import NumberError, parse_decimal
+
+_DECISION_REASON = click.option(
+    "--reason", required=True, help="Reason; recorded, and printed on the statement."
+)
+
+
+def _amount(_context: click.Context, _parameter: click.Parameter, text: str) -> Fraction:
+    try:
+        return parse_decimal(text)
+    except NumberError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+_ARBITRARY = {"ignore_unknown_options": True}  # for negative amounts, which look like options
+
+
+_FORCE = click.option(
+    "--force", is_flag=True,
+    help="Allow a negative amount or a credit that is dated in the future or exceeds the invoiced amount.",
+)  # fmt: skip
+
+
+@click.command("opening")
+@click.argument("day", metavar="DAY", type=click.DateTime(["%Y-%m-%d"]))
+@_DECISION_REASON
+@deciding_command
+def opening_command(place: CommandContext, day: datetime, reason: str) -> None:
+    """Bill nothing before DAY (such as 2026-10-01, UTC): earlier time is on no invoice.
+
+    Without an opening date no period can be closed while earlier days have billable or undecided
+    time.
+    """
+    with place.books() as books:
+        opening_ns = from_datetime(day.replace(tzinfo=UTC))
+        administration.set_opening(books, opening_ns, reason, place.by)
+    click.echo(f"opening date: {day:%Y-%m-%d}; nothing before it is billed")
+
+
+@click.command("void")
+@click.argument("invoice")
+@_DECISION_REASON
+@click.option("--replace", is_flag=True, help="Issue a replacement invoice now.")
+@deciding_command
+def void_command(place: CommandContext, invoice: str, reason: str, *, replace: bool) -> None:
+    """Void INVOICE. Its content is unchanged; the next closing bills its charges again."""
+    with place.books() as books:
+        if replace:
+            for line in closed_lines(administration.replace(books, invoice, reason, place.by)):
+                click.echo(line)
+        else:
+            found = administration.void(books, invoice, reason, place.by)
+            click.echo(f"{found.invoice_id} of {found.tenant} is void")
+
+
+@click.command("adjust", context_settings=_ARBITRARY)
+@click.argument("tenant")
+@period_argument()
+@click.argument("amount", callback=_amount)
+@_DECISION_REASON
+@_FORCE
+@deciding_command
+def adjust_command(  # noqa: PLR0913 - each is an option
+    place: CommandContext,
+    tenant: str,
+    period: Period,
+    amount: Fraction,
+    reason: str,
+    *,
+    force: bool,
+) -> None:
+    """Bill TENANT an AMOUNT of either sign for PERIOD, by decision, with the next closing."""
+    with place.books() as books:
+        _record(
+            books, adjustment_charge(tenant, amount, period, reason), period, place, force=force
+        )
+
+
+@click.command("credit", context_settings=_ARBITRARY)
+@click.argument("tenant")
+@period_argument()
+@click.argument("amount", callback=_amount)
+@_DECISION_REASON
+@_FORCE
+@deciding_command
+def credit_command(  # noqa: PLR0913 - each is an option
+    place: CommandContext,
+    tenant: str,
+    period: Period,
+    amount: Fraction,
+    reason: str,
+    *,
+    force: bool,
+) -> None:
+    """Credit TENANT an AMOUNT for PERIOD, with the next closing."""
+    if amount <= 0:
+        message = "a credit is above zero; `adjust` takes either sign"
+        raise click.ClickException(message)
+    with place.books() as books:
+        _record(books, credit_charge(tenant, amount, period, reason), period, place, force=force)
+
+
+def _record(
+    books: BillingBooks, charge: Charge, period: Period, place: CommandContext, *, force: bool
+) -> None:
+    added, currency = administration.record(books, charge, place.by, force=force)
+    shown = format_decimal(charge.amount, exponent_of(currency))
+    done = "recorded, for the next closing" if added else "was recorded already"
+    what = f"{charge.kind} of {shown} {currency} for {charge.tenant}, {period_name(period)}"
+    click.echo(f"{what}: {done}")
+
+
+@click.command("accept-copy")
+@_DECISION_REASON
+@click.confirmation_option(
+    prompt="What the newest database had beyond this one is lost, and recorded as lost. Go on?"
+)
+@deciding_command
+def accept_copy_command(place: CommandContext, reason: str) -> None:
+    """Accept an older copy of the ledger's database, because the newest is lost.
+
+    The copy gets a new identity, which is recorded permanently. `railscope audit verify --ledger`
+    then reports the lost rows as findings to explain.
+    """
+    with place.books(any_copy=True) as books:
+        identity = administration.accept_copy(books, reason, place.by)
+    click.echo(f"accepted: the ledger goes on as {identity}")
+
+
+def _waiting(database: Database, now_ns: int) -> list[PendingEvidence]:
+    return find_pending_evidence(EvidenceStore(database), database, now_ns)
+
+
+def _hours(one: PendingEvidence) -> str:
+    """GPU-hours, rounded down to six decimals."""
+    micro = one.gpu_ns * 1_000_000 / HOUR_NS
+    return f"{Decimal(micro.numerator // micro.denominator) / 1_000_000:.6f}"
+
+
+def _row(one: PendingEvidence) -> dict[str, object]:
+    return {
+        "id": one.subject.id,
+        "what": one.subject.what.value,
+        "node": one.subject.node,
+        "name": one.subject.name,
+        "gpus": list(one.gpus),
+        "tenants": list(one.tenants),
+        "reasons": list(one.reasons),
+        "start": format_timestamp(one.start_ns),
+        "end": format_timestamp(one.end_ns),
+        "gpu_hours": _hours(one),
+    }
+
+
+@click.command("review")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text")
+@ledger_command
+def review_command(place: CommandContext, form: str) -> None:
+    """List evidence that waits for a decision: late claims and ends, unexpected GPUs."""
+    with place.books() as books:
+        found = _waiting(books.ledger.database, place.by.now_ns)
+    if form == "json":
+        click.echo(json.dumps([_row(one) for one in found], indent=2))
+        return
+    for one in found:
+        span = f"{format_timestamp(one.start_ns)} to {format_timestamp(one.end_ns)}"
+        what = f"{one.subject.what.value} {one.subject.name} on {one.subject.node}"
+        gpus = ", ".join(one.gpus) or "GPUs without their names"
+        tenants = ", ".join(one.tenants) or "no tenant"
+        click.echo(f"{one.subject.id}  {what}: {_hours(one)} GPU-hours, {tenants}, {span}")
+        click.echo(f"              {gpus}: {', '.join(one.reasons) or 'no claim yet'}")
+    remedy = "; decide with `railscope bill accept|reject ID`" if found else ""
+    click.echo(f"{len(found)} waiting{remedy}")
+
+
+def _decide(
+    place: CommandContext, names: Sequence[str], node: str, reason: str, *, accepted: bool
+) -> None:
+    by = place.by
+    with place.books() as books:
+        database = books.ledger.database
+        found = _waiting(database, by.now_ns)
+        chosen = [
+            one for one in found if one.subject.id in names or (node and one.subject.node == node)
+        ]
+        unknown = sorted(set(names) - {one.subject.id for one in found})
+        if unknown:
+            message = f"{unknown[0]}: expected the id of something that waits; see `railscope bill review`"
+            raise click.ClickException(message)
+        if not chosen:
+            message = "nothing chosen: expected IDs or --node with something that waits"
+            raise click.ClickException(message)
+        record_decision(database, chosen, ReviewDecision(accepted, by.actor, by.now_ns, reason))
+    verdict = "accepted" if accepted else "rejected"
+    for one in chosen:
+        what = f"{one.subject.what.value} {one.subject.name} on {one.subject.node}"
+        click.echo(f"{verdict} {one.subject.id}: {what}, {_hours(one)} GPU-hours")
+    click.echo("the collector writes new revisions of the days it is about")
+
+
+_IDS = click.argument("names", metavar="ID...", nargs=-1)
+_NODE = click.option(
+    "--node", default="", help="Select all evidence of this node that is under review."
+)
+_REVIEW_REASON = click.option("--reason", default="", help="Reason; recorded.")
+
+
+@click.command("accept")
+@_IDS
+@_NODE
+@_REVIEW_REASON
+@deciding_command
+def accept_command(place: CommandContext, names: tuple[str, ...], node: str, reason: str) -> None:
+    """Accept evidence under review, so that it counts as reported."""
+    _decide(place, names, node, reason, accepted=True)
+
+
+@click.command("reject")
+@_IDS
+@_NODE
+@_REVIEW_REASON
+@deciding_command
+def reject_command(place: CommandContext, names: tuple[str, ...], node: str, reason: str) -> None:
+    """Reject evidence under review: it holds no time."""
+    _decide(place, names, node, reason, accepted=False)
+
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+class _PriceCommands(click.Group):
+    """Command group in which `prices FILE` means `prices check FILE`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Insert `check` if the first argument is not a command."""
+        if args and args[0] not in self.commands and args[0] != "--help":
+            args = ["check", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group("prices", cls=_PriceCommands)
+def prices() -> None:
+    """Check a price book (`prices FILE`), publish it, or print the current one as a file."""
+
+
+@prices.command("check")
+@click.argument("file", type=_FILE)
+@click.option(
+    "--before", type=_FILE, help="Previously published price book; its past must be unchanged."
+)
+def check(file: Path, before: Path | None) -> None:
+    """Check a price book (TOML) and print it. Exit status 1: it is invalid."""
+    book = parse_file(file)
+    if before is not None:
+        try:
+            check_appended(parse_file(before), book)
+        except PriceBookError as error:
+            message = f"{file}: {error}"
+            raise click.ClickException(message) from error
+    _print(book)
+
+
+@prices.command("publish")
+@click.argument("file", type=_FILE)
+@deciding_command
+def publish(place: CommandContext, file: Path) -> None:
+    """Publish the price book in FILE, used from now on. Versions are consecutive and never removed."""
+    text = _text(file)
+    with place.books() as books:
+        book, added = administration.publish(books, text, str(file), place.by)
+    click.echo(f"version {book.version} is {'published' if added else 'published already'}")
+
+
+@prices.command("show")
+@click.option(
+    "--version", type=click.IntRange(min=1), help="Version to print. Default: the newest."
+)
+@click.option(
+    "--format", "form", type=click.Choice(["toml", "text"]), default="toml", show_default=True,
+    help="toml: the file as published, to edit and publish again; text: one line per price.",
+)  # fmt: skip
+@ledger_command
+def show(place: CommandContext, version: int | None, form: str) -> None:
+    """Print the current price book, or an earlier version, as a file that can be published again."""
+    with place.books() as books:
+        published = books.store.book(version)
+    if published is None:
+        which = f"version {version}" if version else "a price book"
+        message = f"{which} is not published"
+        raise ClosingError(message)
+    if form == "text":
+        _print(published.book)
+    else:
+        click.echo(published.text, nl=not published.text.endswith("\n"))
+
+
+def parse_file(file: Path) -> PriceBook:
+    """Parse the price book in a file. Raises ClickException."""
+    try:
+        return parse_price_book(_text(file), str(file))
+    except PriceBookError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"{file}: {error}"
+        raise click.ClickException(message) from error
+
+
+def _print(book: PriceBook) -> None:
+    click.echo(
+        f"version {book.version}, published {format_timestamp(book.published_ns)}, {book.currency}"
+    )
+    for price in book.prices:
+        until = f", to {format_timestamp(price.to_ns)}"
+        click.echo(f"  {price}{until}: {price.nano:,} nano-{book.currency} per {price.unit.label}")

@@ -1,0 +1,366 @@
+"""Commands of `railscope bill` about periods: previews, closings, statements, overlaps.
+
+`railscope bill preview`, `close`, `statement`, `reconcile` and `list`.
+
+`railscope bill overlaps`: time that claims requested and did not hold, with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import wraps
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+from sqlalchemy import select
+
+from collector.billing.billing_listing import listing_document, listing_text, read_listing
+from collector.billing.charges import exponent_of, format_decimal
+from collector.billing.invoices import Invoice
+from collector.billing.period_closing import BillingBooks, ClosedPeriod
+from collector.billing.period_completeness import find_unclosed_days, format_days
+from collector.billing.period_rating import UndecidedUse
+from collector.billing.reconciliation import ReconciliationCheck, reconcile_period
+from collector.billing.statement import TenantStatement
+from collector.billing.statement_formats import format_table
+from collector.billing.tenant_statements import (
+    STATEMENT_FORMATS,
+    preview_statement,
+    read_invoice_statement,
+    read_statement,
+    statement_periods,
+)
+from collector.commands.command_options import (
+    CommandContext,
+    SchedulerBooksOptions,
+    books_options,
+    deciding_command,
+    ledger_command,
+    period_argument,
+)
+from collector.jobs import imported_lists
+from collector.jobs.job_metering import format_count
+from collector.ledger.database import Database
+from collector.ledger.ledger_queries import overlapping
+from collector.ledger.row_conversion import overlap_of
+from collector.ledger.schema import overlaps, revisions
+from collector.metering.overlaps import Overlap
+from collector.metering.units import (
+    GPU_CAPACITY,
+    Period,
+    Tiling,
+    format_timestamp,
+    parse_period,
+    period_name,
+)
+
+_MAX_SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _StatementOutput:
+    """Format and destination of a statement."""
+
+    form: str
+    file: Path | None
+
+    def write(self, statement: TenantStatement) -> None:
+        """Print the statement, or write it to its file. Raises ClickException."""
+        content = STATEMENT_FORMATS[self.form](statement)
+        if self.file is None:
+            click.echo(content.decode(), nl=False)
+            return
+        try:
+            self.file.write_bytes(content)
+        except OSError as error:
+            message = f"{self.file}: {error.strerror}"
+            raise click.ClickException(message) from error
+        click.echo(f"written {self.file}: {len(content):,} bytes")
+
+
+def _output(command: Callable[..., None]) -> Callable[..., None]:
+    @click.option("--format", "form", type=click.Choice(list(STATEMENT_FORMATS)), default="text",
+                  show_default=True)  # fmt: skip
+    @click.option("--output", "file", type=click.Path(dir_okay=False, path_type=Path),
+                  help="Write to this file. Default: standard output.")  # fmt: skip
+    @wraps(command)
+    def wrapped(form: str, file: Path | None, **rest: Any) -> None:
+        command(output=_StatementOutput(form, file), **rest)
+
+    return wrapped
+
+
+@click.command("preview")
+@click.argument("words", nargs=-1, required=True, metavar="[TENANT] PERIOD")
+@_output
+@ledger_command
+def preview_command(
+    place: CommandContext, words: tuple[str, ...], output: _StatementOutput
+) -> None:
+    """Preview the bill of PERIOD from the current ledger, for all tenants or one. Writes nothing."""
+    *tenants, last = words
+    if len(tenants) > 1:
+        message = "write one tenant at most, and one period"
+        raise click.UsageError(message)
+    tenant, period = next(iter(tenants), None), parse_period(last)
+    with place.books() as books:
+        bill = books.bill(period)
+        incomplete = _incomplete(books, period)
+        earlier = find_unclosed_days(
+            books.ledger.database, period, books.store.closings(), books.opening
+        )
+    if tenant is not None:
+        output.write(preview_statement(bill, tenant, place.seller_name))
+        return
+    click.echo(f"PREVIEW of {period_name(period)}, nothing is binding")
+    if bill.lacking.all:
+        click.echo(f"not complete: {bill.lacking}")
+    for line in incomplete:
+        click.echo(line)
+    if earlier:
+        click.echo(f"earlier days are not closed: {format_days(earlier)}")
+    for line in _invoices(bill.drafts):
+        click.echo(line)
+    _unassigned_use(bill.undecided)
+
+
+@click.command("close")
+@period_argument()
+@click.option("--provisional", is_flag=True, help="Close even if days are not in the ledger yet.")
+@deciding_command
+def close_command(place: CommandContext, period: Period, *, provisional: bool) -> None:
+    """Close PERIOD and issue its invoices, once. Later evidence is billed as corrections."""
+    place.refuse_suspect_clock()
+    with place.books() as books:
+        closed = books.close(period, place.by, provisional=provisional)
+        reviews = books.store.reviews(closed.closing.number)
+        incomplete = _incomplete(books, period)
+    for line in (*closed_lines(closed), *incomplete):
+        click.echo(line)
+    _unassigned_use(reviews)
+
+
+@click.command("statement")
+@click.argument("tenant")
+@period_argument()
+@_output
+@click.option("--invoice", help="Print this invoice, even if it is void.")
+@ledger_command
+def statement_command(
+    place: CommandContext,
+    tenant: str,
+    period: Period,
+    output: _StatementOutput,
+    invoice: str | None,
+) -> None:
+    """Print the statement of TENANT for a closed PERIOD: the invoice, line by line, and its evidence."""
+    with place.books() as books:
+        if invoice is None:
+            found = read_statement(books, tenant, period, place.seller_name)
+        else:
+            found = read_invoice_statement(books, invoice, place.seller_name)
+    output.write(found)
+
+
+@click.command("reconcile")
+@period_argument(required=False)
+@books_options
+@ledger_command
+def reconcile_command(
+    place: CommandContext, period: Period | None, given: SchedulerBooksOptions | None
+) -> None:
+    """Reconcile PERIOD, or all closed periods: exact comparisons without tolerance.
+
+    With a scheduler's own records, compare the ledger with those too, job by job, within
+    `--tolerance`. Exit status 1: a check failed.
+    """
+    passed = True
+    with place.books() as books:
+        chosen = [period] if period is not None else statement_periods(books)
+        if not chosen:
+            click.echo("no period is closed: name one to compare what is in the ledger")
+        for one in chosen:
+            checks = reconcile_period(books, one, place.seller(_tenants(books, one)))
+            click.echo(f"RECONCILIATION of {period_name(one)}")
+            for line in check_lines(checks):
+                click.echo(line)
+            if books.evidence is None:
+                click.echo("R1, R2, R4 not compared: this ledger has no evidence")
+            passed = passed and all(check.passes for check in checks)
+            if given is not None:
+                agrees, told = given.compare(books.ledger, one)
+                for line in told:
+                    click.echo(line)
+                passed = passed and agrees
+    sys.exit(0 if passed else 1)
+
+
+@click.command("list")
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
+@ledger_command
+def list_command(place: CommandContext, form: str) -> None:
+    """List closed periods, invoices, credits, pending corrections and undecided use."""
+    with place.books() as books:
+        found = read_listing(books)
+    if form == "json":
+        click.echo(json.dumps(listing_document(found), indent=2))
+        return
+    for line in listing_text(found):
+        click.echo(line)
+
+
+def closed_lines(closed: ClosedPeriod) -> list[str]:
+    """Lines that describe a closing with its invoices."""
+    closing = closed.closing
+    done = "closed" if closed.added else "is closed already, since"
+    lines = [
+        f"{period_name(closing.period)} {done} {format_timestamp(closing.closed_ns)} by {closing.closed_by}"
+    ]
+    if closing.provisional:
+        lines.append(f"PROVISIONAL: {len(closing.missing):,} GPU-days were not final")
+    if closing.corrected:
+        names = ", ".join(map(period_name, closing.corrected))
+        lines.append(f"computed again, with corrections: {names}")
+    return [*lines, *_invoices(closed.invoices), f"root {closing.manifest_root}"]
+
+
+def check_lines(checks: Sequence[ReconciliationCheck]) -> list[str]:
+    """Comparisons in aligned columns."""
+    rows = [("rule", "what", "compared", "difference", "")]
+    rows += [
+        (check.rule, check.what, f"{check.parts:,}", _difference(check), _remark(check))
+        for check in checks
+    ]
+    return format_table(rows, {2, 3})
+
+
+def _difference(check: ReconciliationCheck) -> str:
+    return "" if check.bound is not None else str(check.difference)
+
+
+def _remark(check: ReconciliationCheck) -> str:
+    if check.bound is not None:
+        found, bound = _percent(check.found), _percent(check.bound)
+        return f"{found}, {'within' if check.within else 'ABOVE'} {bound}"
+    return "" if check.passes else f"worst: {check.where}" if check.where else "DIFFERS"
+
+
+def _percent(share: Fraction) -> str:
+    return f"{format_decimal(100 * share, 3)} %"
+
+
+def _tenants(books: BillingBooks, period: Period) -> list[str]:
+    return sorted({head.tenant for head in books.store.heads(period)})
+
+
+def _invoices(invoices: Sequence[Invoice]) -> list[str]:
+    if not invoices:
+        return ["no invoice: nothing was used that is billed"]
+    rows = [("tenant", "invoice", "status", "lines", "total", "")]
+    rows += [
+        (
+            one.tenant, one.invoice_id, one.status.value, f"{len(one.lines):,}",
+            format_decimal(one.payable, exponent_of(one.currency)), one.currency,
+        )
+        for one in invoices
+    ]  # fmt: skip
+    return format_table(rows, {3, 4})
+
+
+def _incomplete(books: BillingBooks, period: Period) -> list[str]:
+    """Job lists of a period with lines that could not be imported."""
+    found = []
+    for one in imported_lists.newest_lists(books.ledger.database):
+        if one.rejected_count and one.period.overlaps(period):
+            count = format_count(one.rejected_count, "line")
+            found.append(f"incomplete job list {one}: {count} not imported")
+            found += [f"  {line}" for line in one.rejected[:_MAX_SHOWN]]
+            if one.rejected_count > _MAX_SHOWN:
+                found.append(f"  and {one.rejected_count - _MAX_SHOWN:,} more")
+    return found
+
+
+def _unassigned_use(reviews: Iterable[UndecidedUse]) -> None:
+    for one in reviews:
+        whose = f"{one.tenant}: " if one.tenant else "no tenant: "
+        click.echo(f"not billed until somebody decides, {whose}{one}")
+
+
+_NS = 1_000_000_000
+_PLACES = 9
+
+
+class GpuOverlap(NamedTuple):
+    """An overlap of compute time, and its GPU."""
+
+    gpu: str
+    overlap: Overlap
+
+    @property
+    def gpu_seconds(self) -> Fraction:
+        """Time that moved, in seconds of whole GPUs."""
+        return Fraction(self.overlap.quantity) / GPU_CAPACITY / _NS
+
+
+def read_overlaps(database: Database, period: Period) -> Iterator[GpuOverlap]:
+    """Overlaps of compute time in a period by GPU and start, from newest revisions."""
+    columns = select(overlaps, revisions.c.capacity_units)
+    query = overlapping(columns, period.start_ns, period.end_ns).where(
+        overlaps.c.tiling == Tiling.COMPUTE.value
+    )
+    with database.transaction() as connection:
+        rows = connection.execute(query).all()
+    for row in sorted(rows, key=lambda row: (row.gpu_uuid, row.t0_ns, row.claim_id)):
+        yield GpuOverlap(row.gpu_uuid, overlap_of(row, row.capacity_units))
+
+
+@click.command("overlaps")
+@period_argument()
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
+    help="Output format.",
+)  # fmt: skip
+@ledger_command
+def overlaps_command(place: CommandContext, period: Period, form: str) -> None:
+    """List the GPU-seconds of PERIOD that claims requested and others held, and the total."""
+    with place.books() as books:
+        found = list(read_overlaps(books.store.database, period))
+    if form == "json":
+        click.echo(json.dumps([_document(one) for one in found], indent=2))
+        return
+    rows: list[tuple[str, ...]] = [
+        ("GPU", "from", "to", "kind", "requested by", "held by", "GPU-seconds")
+    ]
+    rows += (_row(one) for one in found)
+    for line in format_table(rows, {6}) if found else ():
+        click.echo(line)
+    total = sum((one.gpu_seconds for one in found), Fraction(0))
+    click.echo(
+        f"{format_count(len(found), 'overlap')}, {format_decimal(total, _PLACES)} GPU-seconds moved"
+    )
+
+
+def _row(one: GpuOverlap) -> tuple[str, ...]:
+    moved = one.overlap
+    return (
+        one.gpu, format_timestamp(moved.start_ns), format_timestamp(moved.end_ns), moved.kind.value,
+        f"{moved.claim} ({moved.tenant})", f"{moved.other} ({moved.other_tenant})",
+        format_decimal(one.gpu_seconds, _PLACES),
+    )  # fmt: skip
+
+
+def _document(one: GpuOverlap) -> dict[str, Any]:
+    moved = one.overlap
+    return {
+        "gpu": one.gpu, "start_ns": str(moved.start_ns), "end_ns": str(moved.end_ns),
+        "kind": moved.kind.value, "claim": moved.claim, "tenant": moved.tenant,
+        "other_claim": moved.other, "other_tenant": moved.other_tenant,
+        "gpu_seconds": str(one.gpu_seconds), "ratio": str(moved.ratio),
+    }  # fmt: skip

@@ -1,0 +1,226 @@
+"""`railscope collector check`: check the settings, files and servers of a collector.
+
+It creates no directory, key, ledger or audit record. To an existing database and to InfluxDB it
+writes one row or line of its own, as write access cannot be checked otherwise.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import socket
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from sqlalchemy.engine import make_url
+
+from collector.access import credentials
+from collector.access.credentials import Role
+from collector.administrator_files import AdministratorFiles
+from collector.audit import log_secrets
+from collector.billing import focus_rows
+from collector.config import CollectorSettings
+from collector.evidence.evidence_store import EvidenceStore
+from collector.ledger import database as probe
+from collector.ledger.database import Database, LedgerError, check_file, ledger_url
+from collector.sinks import influx
+from collector.tables import metadata
+from collector.workloads.job_roster import pattern_of
+from railscope import __version__, server_connections, service
+from railscope.settings import SettingsError
+
+LOW_FREE_BYTES = 1 << 30
+MAX_NAMED = 8
+
+
+class CheckResult(NamedTuple):
+    """Result of one check: subject, success and detail."""
+
+    what: str
+    passed: bool
+    detail: str
+    is_warning: bool = False
+    """It passed, but the setting is probably a mistake."""
+
+    def __str__(self) -> str:
+        word = ("warning" if self.is_warning else "ok") if self.passed else "BROKEN"
+        return f"{word:<8}{self.what}: {self.detail}"
+
+
+def check_collector(settings: CollectorSettings, report: Callable[[str], None]) -> bool:
+    """Check everything that can be checked without running, one line each; true if all passed."""
+    report(f"Railscope collector {__version__}")
+    directory = service.state_directory(
+        settings.state_directory, CollectorSettings().state_directory
+    )
+    passed = True
+    for finding in _findings(settings, directory):
+        report(str(finding))
+        passed &= finding.passed
+    return passed
+
+
+def _findings(settings: CollectorSettings, directory: Path) -> Iterator[CheckResult]:
+    running = _is_locked(directory)
+    yield _guarded("listen", lambda: _listen(settings.listen, running=running))
+    yield _guarded("tls", lambda: _tls(settings))
+    yield _guarded("state_directory", lambda: _directory(directory, running=running))
+    yield _guarded("tokens_file", lambda: _tokens(Path(settings.tokens_file)))
+    files = AdministratorFiles.of(settings)
+    files.refresh()
+    for file in files.all:
+        if file.path:
+            detail = f"{file.path} is valid" if file.valid else f"{file.path}: {file.problem}"
+            yield CheckResult(f"{file.kind}_file", file.valid, detail)
+    if listed := set(files.inventory.content.by_node):
+        yield from _inventory(listed, settings, directory)
+    yield _guarded("billing.seller_file", lambda: _seller(settings.billing.seller_file))
+    yield _guarded("pod_jobs", lambda: _pattern(settings.pod_jobs))
+    yield _guarded("ledger", lambda: _ledger(settings, directory))
+    yield _guarded("audit.key_file", lambda: _audit_key(settings, directory))
+    yield _guarded("influx", lambda: _influx(settings))
+
+
+def _guarded(what: str, examine: Callable[[], str]) -> CheckResult:
+    """Run one check; an error that it can raise is its result."""
+    try:
+        return CheckResult(what, passed=True, detail=examine())
+    except (SettingsError, LedgerError, focus_rows.SellerFileError, OSError) as error:
+        return CheckResult(what, passed=False, detail=str(error))
+
+
+def _is_locked(directory: Path) -> bool:
+    """True if a running collector has locked the state directory."""
+    try:
+        descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _listen(address: str, *, running: bool) -> str:
+    host, port = server_connections.split_address(address)
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, where = found[0]
+    with socket.socket(family, kind, protocol) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind(where)
+        except OSError as error:
+            if running and error.errno == errno.EADDRINUSE:
+                return f"{address} is in use, and a collector runs with this state directory"
+            message = f"{address}: {error.strerror}"
+            raise SettingsError(message) from error
+    return f"{address} is free"
+
+
+def _tls(settings: CollectorSettings) -> str:
+    tls = settings.tls
+    server_connections.server_tls(tls.certificate_file, tls.key_file, tls.client_ca_file)
+    return f"{tls.certificate_file} is usable" if tls.certificate_file else "off: plain HTTP"
+
+
+def _directory(directory: Path, *, running: bool) -> str:
+    if running:
+        return f"{directory} is in use by a collector that runs"
+    nearest = next(one for one in (directory, *directory.absolute().parents) if one.exists())
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        message = f"{nearest} cannot be written by this user (uid {os.geteuid()})"
+        raise SettingsError(message)
+    free = shutil.disk_usage(nearest).free
+    if free < LOW_FREE_BYTES:
+        message = f"{nearest} has {free >> 20} MiB free: expected {LOW_FREE_BYTES >> 20} or more"
+        raise SettingsError(message)
+    state = "exists" if nearest == directory else "will be made"
+    return f"{directory} {state}, {free >> 30} GiB free"
+
+
+def _tokens(path: Path) -> str:
+    entries = credentials.load_credentials(path).entries.values()
+    roles = Counter(str(one.credential.role) for one in entries)
+    counts = ", ".join(f"{role}: {count}" for role, count in sorted(roles.items()))
+    return f"{path} has credentials ({counts})" if counts else f"{path} has no credentials yet"
+
+
+def _inventory(
+    listed: Collection[str], settings: CollectorSettings, directory: Path
+) -> Iterator[CheckResult]:
+    """Compare the nodes of the inventory with those that have a credential or reported GPUs."""
+    try:
+        entries = credentials.load_credentials(Path(settings.tokens_file)).entries.values()
+        known = {one.credential.name for one in entries if one.credential.role is Role.NODE}
+        known |= _reporting_nodes(settings, directory)
+    except (SettingsError, LedgerError, OSError):
+        return  # reported by the other checks
+    findings = (
+        (known - set(listed), "nodes without a row: all of their GPUs wait for a person"),
+        (set(listed) - known, "rows of nodes that have no credential and reported no GPU"),
+    )
+    for nodes, problem in findings:
+        if nodes:
+            names = ", ".join(sorted(nodes)[:MAX_NAMED])
+            more = f" and {len(nodes) - MAX_NAMED} more" if len(nodes) > MAX_NAMED else ""
+            yield CheckResult("inventory", passed=True, is_warning=True,
+                          detail=f"{problem}: {names}{more}")  # fmt: skip
+
+
+def _reporting_nodes(settings: CollectorSettings, directory: Path) -> set[str]:
+    """The nodes that have reported a GPU, from the ledger's database."""
+    url = make_url(ledger_url(settings.ledger, directory))
+    if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
+        return set()
+    database = Database(url.render_as_string(hide_password=False), metadata, make=False)
+    try:
+        return set(EvidenceStore(database).contacts())
+    finally:
+        database.close()
+
+
+def _seller(path: str) -> str:
+    if not path:
+        return "not set: each tenant is billed on its own account"
+    return (
+        f"{path} is valid: bills are issued by {focus_rows.read_seller(Path(path)).invoice_issuer}"
+    )
+
+
+def _pattern(text: str) -> str:
+    pattern_of(text)
+    return "is valid" if text else "off: each pod is a job"
+
+
+def _ledger(settings: CollectorSettings, directory: Path) -> str:
+    url = make_url(ledger_url(settings.ledger, directory))
+    if settings.ledger.url or settings.ledger.url_file:  # else created at the start
+        check_file(url)
+    if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
+        return f"{url.render_as_string()} will be made at the first start"
+    database = Database(url.render_as_string(hide_password=False), metadata, make=False)
+    try:
+        probe.commit_probe(database)
+        return f"{database.name} takes writes"
+    finally:
+        database.close()
+
+
+def _audit_key(settings: CollectorSettings, directory: Path) -> str:
+    path = Path(settings.audit.key_file or directory / "audit.key")
+    key = log_secrets.load_or_generate_key(path, settings.audit.origin)
+    return f"{path} signs {key.name}" if path.exists() else f"{path} will be made"
+
+
+def _influx(settings: CollectorSettings) -> str:
+    if not settings.influx.url:
+        return "off: no influx.url"
+    return influx.probe(settings.influx)

@@ -1,0 +1,370 @@
+"""Facts of one batch, and bounds on the facts of one node in memory.
+
+Facts of one batch: the GPUs that were seen, their MIG layouts, and readings of counters.
+
+Claims in memory by node and id, and the maximum number of claims of one node.
+
+The index finds earlier reports of a claim without a scan of all claims, and enforces the bounds
+of a node: above one, its claims are rejected and counted, and those of other nodes are not
+affected.
+
+Spans of samples in memory, by node and GPU, and their bounds.
+
+A node determines the distances between its samples. Each sample that is further than a gap from
+the others is a separate span, which stays in memory until its day is in the ledger.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from collector.evidence.claim_events import MAX_CHARACTERS, ReportedClaim, ReportedEnd, is_gpu
+from collector.evidence.gpu_places import GpuPresence
+from collector.evidence.node_chunks import (
+    CHUNK_NS,
+    GRID_NS,
+    CounterReading,
+    CounterSeries,
+    EvidenceChunk,
+    SampleSpan,
+    SightedGpu,
+    add_spans,
+)
+from collector.fleet import sheets
+from collector.fleet.schema_columns import ReportedMigInstance
+from collector.fleet.schemas import KnownSchema, SchemaGpu
+from collector.framelog.segment_files import FrameRecord
+from collector.metering.evidence import GAP_NS
+from railscope.reading import PRESENT
+from railscope.wire import Batch, Envelope
+
+_VALUE = np.dtype("<i8")
+_SPAN_BYTES, _SPANS_OF_A_GPU = 150, 3
+"""Approximate memory of a span, here and with its GPU, and the spans that a new GPU counts as."""
+
+
+class FactReceiver(Protocol):
+    """Receiver of a batch's facts about GPUs."""
+
+    def see(self, uuid: str, presence: GpuPresence, pci: str) -> int | None:
+        """Record a GPU in a node; return its first receipt in that boot.
+
+        None if it is rejected: the node reported too many. `presence` may be shared: it is copied.
+        """
+
+    def list_silent(self, node: str, uuid: str, spans: Sequence[SampleSpan]) -> bool:
+        """Record that a node listed a GPU without a value; false if that is rejected."""
+
+    def cut(self, uuid: str, parts: tuple[ReportedMigInstance, ...], span: SampleSpan) -> None:
+        """Record the MIG layout of a GPU in a span."""
+
+
+@dataclass(slots=True)
+class BatchFacts:
+    """Extraction of the facts of one batch."""
+
+    book: FactReceiver
+    record: FrameRecord
+    envelope: Envelope
+    batch: Batch
+    known: KnownSchema
+    since_boot_ns: int
+    skew_ns: int
+    uncertainty_ns: int
+    horizon_ns: int = 0
+    """Earlier facts are reported late."""
+    added_bytes: int = 0
+
+    def take(self, chunk: EvidenceChunk, rows: Sequence[int]) -> int:
+        """Record the rows of one chunk; return the approximate number of bytes added."""
+        self.added_bytes = 0
+        if self.known.gpus:
+            self._sight(chunk, rows)
+        else:
+            before = len(chunk.reports)
+            add_spans(chunk.reports, self.spans(rows))
+            self.added_bytes += _SPAN_BYTES * (len(chunk.reports) - before)
+        if self.known.metered.layouts:
+            self._cut(chunk, rows)
+        if len(self.known.metered.columns):
+            self._count(chunk, rows)
+        return self.added_bytes
+
+    def spans(self, rows: Sequence[int]) -> list[SampleSpan]:
+        """Join rows that are at most a gap apart into spans."""
+        boot_ns, since_boot_ns = self.batch.boot_ns, self.since_boot_ns
+        first_ns, last_ns = since_boot_ns + boot_ns[rows[0]], since_boot_ns + boot_ns[rows[-1]]
+        if last_ns - first_ns <= GAP_NS:
+            return [SampleSpan(first_ns, last_ns, self.uncertainty_ns, self.skew_ns)]
+        found: list[SampleSpan] = []
+        for row in rows:
+            instant_ns = since_boot_ns + boot_ns[row]
+            if found and instant_ns - found[-1].last_ns <= GAP_NS:
+                found[-1].last_ns = instant_ns
+            else:
+                found.append(SampleSpan(instant_ns, instant_ns, self.uncertainty_ns, self.skew_ns))
+        return found
+
+    def _sight(self, chunk: EvidenceChunk, rows: Sequence[int]) -> None:
+        """Record the GPUs that reported any value in these rows."""
+        everywhere = self._presence(chunk, rows)
+        skus = self.known.metered.skus
+        for gpu in self.known.gpus:
+            if len(gpu.uuid) > MAX_CHARACTERS or not is_gpu(gpu.uuid):
+                continue
+            presence = everywhere
+            if self.batch.reasons:
+                spoke = self._spoke(gpu, rows)
+                if len(spoke) < len(rows) and self.book.list_silent(
+                    chunk.node, gpu.uuid, everywhere.spans
+                ):
+                    chunk.list_silent(gpu.uuid, everywhere.spans)
+                    self.added_bytes += _SPAN_BYTES * len(everywhere.spans)
+                if not spoke:
+                    continue
+                if len(spoke) < len(rows):
+                    presence = self._presence(chunk, spoke)
+            first_ns = self.book.see(gpu.uuid, presence, gpu.pci)
+            if first_ns is None:
+                continue
+            found = chunk.gpus.get(gpu.uuid)
+            before = len(found.spans) if found else -_SPANS_OF_A_GPU
+            sku = skus.get(gpu.uuid, "")
+            seen = SightedGpu(first_ns, gpu.rail, sku, presence.spans, presence.believed_ns)
+            chunk.sight(gpu.uuid, seen)
+            self.added_bytes += _SPAN_BYTES * (len(chunk.gpus[gpu.uuid].spans) - before)
+
+    def _presence(self, chunk: EvidenceChunk, rows: Sequence[int]) -> GpuPresence:
+        spans = self.spans(rows)
+        late_ns = self.horizon_ns if spans[0].first_ns < self.horizon_ns else 0
+        return GpuPresence(chunk.node, chunk.boot, self.record.received_wall_ns, spans, late_ns)
+
+    def _spoke(self, gpu: SchemaGpu, rows: Sequence[int]) -> Sequence[int]:
+        """Return the rows in which a GPU reported any value."""
+        columns = self.known.layout.columns
+        if len(self.batch.reasons) == columns:  # all rows have the same reasons
+            codes = sheets.reasons_of(self.batch, 0, columns).take(gpu.columns)
+            return rows if (codes == PRESENT).any() else ()
+        codes = sheets.reasons(self.batch, columns)[:, gpu.columns]
+        chosen = np.asarray(rows, np.intp)
+        said = (codes == PRESENT).any(axis=1)[chosen]
+        return rows if said.all() else chosen[said].tolist()
+
+    def _cut(self, chunk: EvidenceChunk, rows: Sequence[int]) -> None:
+        """Record the MIG layouts of the stream's GPUs in these rows."""
+        bare = [SampleSpan(span.first_ns, span.last_ns) for span in self.spans(rows)]
+        for gpu, parts in self.known.metered.layouts:
+            for span in bare:
+                chunk.cut(gpu, parts, span)
+                self.book.cut(gpu, parts, span)
+
+    def _count(self, chunk: EvidenceChunk, rows: Sequence[int]) -> None:
+        """Store the first reading of each cell of the grid."""
+        batch, metered = self.batch, self.known.metered
+        name = f"{self.envelope.run} {batch.stream} {batch.schema.hex()}"
+        series = chunk.series.get(name)
+        if series is None:
+            series = chunk.series[name] = CounterSeries(self.envelope.run, metered.counters, {})
+        wanted: list[tuple[int, int]] = []
+        last = -1
+        for row in rows:
+            number = batch.boot_ns[row] // GRID_NS
+            if number != last:
+                kept = series.cells.get(number)
+                if kept is None or batch.boot_ns[row] <= kept.boot_ns:
+                    wanted.append((number, row))
+            last = number
+        if not wanted:
+            return
+        before = len(series.cells)
+        width = self.known.layout.columns
+        table = sheets.rows_at(batch, [row for _, row in wanted], metered.columns, width)
+        for (number, row), read in zip(wanted, table, strict=True):
+            codes = sheets.reasons_of(batch, row, width).take(metered.columns)
+            values = np.where(codes == PRESENT, read, -1).astype(_VALUE)
+            instant_ns = self.since_boot_ns + batch.boot_ns[row]
+            series.offer(number, CounterReading(batch.boot_ns[row], instant_ns, values.tobytes()))
+        cell_bytes = _SPAN_BYTES + _VALUE.itemsize * len(metered.columns)
+        self.added_bytes += cell_bytes * (len(series.cells) - before)
+
+
+def by_chunk(boot_ns: Sequence[int], rows: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
+    """Group rows by chunk, in the order of the boot clock."""
+    if not rows:
+        return
+    if sorted(boot_ns) != list(boot_ns):
+        rows = sorted(rows, key=boot_ns.__getitem__)
+    first, last = boot_ns[rows[0]] // CHUNK_NS, boot_ns[rows[-1]] // CHUNK_NS
+    if first == last:
+        yield first, rows
+        return
+    grouped: dict[int, list[int]] = {}
+    for row in rows:
+        grouped.setdefault(boot_ns[row] // CHUNK_NS, []).append(row)
+    yield from grouped.items()
+
+
+MAX_IN_FORCE = 1024
+"""Claims of one node without an end, including ends received before their claims."""
+MAX_IN_FORCE_ON_GPU = 128
+"""Of these, on one GPU: an eighth, as the cost of metering shares grows with the square of their number."""
+MAX_REMEMBERED = 65_536
+"""Claims of one node, including those that ended and are not in the ledger yet."""
+MAX_REPORTS = 16
+"""Different reports of one claim, and as many of its end."""
+ClaimIdentity: TypeAlias = tuple[str, str, str]
+"""GPU, node and id."""
+
+
+def claim_of(fact: ReportedClaim | ReportedEnd) -> ClaimIdentity:
+    """Return the key of the claim of a fact."""
+    return fact.gpu, fact.node, fact.id
+
+
+@dataclass(slots=True)
+class _ClaimReports:
+    starts: list[ReportedClaim] = field(default_factory=list)
+    ends: list[ReportedEnd] = field(default_factory=list)
+
+    @property
+    def in_force(self) -> bool:
+        return not (self.starts and self.ends)
+
+
+@dataclass(slots=True)
+class _NodeClaims:
+    claims: int = 0
+    in_force: int = 0
+    in_force_on_gpu: Counter[str] = field(default_factory=Counter)
+
+    def count(self, claim: ClaimIdentity, in_force: int) -> None:
+        """Add or subtract claims in force."""
+        self.in_force += in_force
+        self.in_force_on_gpu[claim[0]] += in_force
+        if not self.in_force_on_gpu[claim[0]]:
+            del self.in_force_on_gpu[claim[0]]
+
+
+@dataclass(slots=True)
+class ClaimIndex:
+    """All claims in memory."""
+
+    _claims: dict[ClaimIdentity, _ClaimReports] = field(default_factory=dict)
+    _nodes: dict[str, _NodeClaims] = field(default_factory=dict)
+
+    def starts(self, fact: ReportedClaim) -> list[ReportedClaim]:
+        """Return the earlier reports of the claim."""
+        found = self._claims.get(claim_of(fact))
+        return found.starts if found else []
+
+    def ends(self, fact: ReportedEnd) -> list[ReportedEnd]:
+        """Return the earlier reports of the claim's end."""
+        found = self._claims.get(claim_of(fact))
+        return found.ends if found else []
+
+    def beyond(self, fact: ReportedClaim | ReportedEnd) -> str:
+        """Return the reason for which a node's fact is rejected; empty if it is accepted."""
+        found, node = self._claims.get(claim_of(fact)), self._nodes.get(fact.node, _NodeClaims())
+        if found is None:
+            if node.in_force >= MAX_IN_FORCE:
+                return f"the node has {MAX_IN_FORCE} claims in force"
+            if is_gpu(fact.gpu) and node.in_force_on_gpu[fact.gpu] >= MAX_IN_FORCE_ON_GPU:
+                return f"the node has {MAX_IN_FORCE_ON_GPU} claims in force on the GPU"
+            if node.claims >= MAX_REMEMBERED:
+                return f"the node has {MAX_REMEMBERED} claims that are not in the ledger yet"
+        elif len(found.starts if isinstance(fact, ReportedClaim) else found.ends) >= MAX_REPORTS:
+            return f"the claim has {MAX_REPORTS} different reports"
+        return ""
+
+    def add(self, fact: ReportedClaim | ReportedEnd) -> None:
+        """Add a new fact."""
+        node = self._nodes.setdefault(fact.node, _NodeClaims())
+        found = self._claims.get(claim_of(fact))
+        if found is None:
+            found = self._claims[claim_of(fact)] = _ClaimReports()
+            node.claims += 1
+        else:
+            node.count(claim_of(fact), -found.in_force)
+        if isinstance(fact, ReportedClaim):
+            found.starts.append(fact)
+        else:
+            found.ends.append(fact)
+        node.count(claim_of(fact), found.in_force)
+
+    def remove(self, claims: Iterable[ClaimIdentity]) -> None:
+        """Remove claims."""
+        for claim in claims:
+            found = self._claims.pop(claim, None)
+            if found is None:
+                continue
+            node = self._nodes[claim[1]]
+            node.claims -= 1
+            node.count(claim, -found.in_force)
+            if not node.claims:
+                del self._nodes[claim[1]]
+
+    def restart(self, facts: Iterable[ReportedClaim | ReportedEnd]) -> None:
+        """Replace the content by these facts."""
+        self._claims.clear()
+        self._nodes.clear()
+        for fact in facts:
+            self.add(fact)
+
+
+MAX_OF_A_GPU = 4096
+"""Per GPU in one node: more than the samples of a whole day at 31 s each."""
+MAX_OF_A_NODE = 65_536
+"""About 10 MB; a node of 8 GPUs reaches the bound of its GPUs first."""
+
+
+def new_spans(known: Sequence[SampleSpan], more: Sequence[SampleSpan]) -> int:
+    """Return the maximum number of spans that the samples of a boot add."""
+    last = known[-1] if known else None
+    goes_on = (
+        last is not None
+        and last.skew_ns == more[0].skew_ns
+        and last.first_ns <= more[0].first_ns <= last.last_ns + GAP_NS
+    )
+    return len(more) - goes_on
+
+
+@dataclass(slots=True)
+class SpanCounts:
+    """Numbers of spans."""
+
+    by_gpu: dict[str, Counter[str]] = field(default_factory=dict)
+    """By GPU and node: reports of one node about a GPU do not use up the bound of another."""
+    by_node: Counter[str] = field(default_factory=Counter)
+
+    def beyond(self, node: str, gpu: str, new: int) -> str:
+        """Return the reason for which `new` more spans are rejected; empty if they are accepted."""
+        if not new:
+            return ""
+        if self.by_gpu.get(gpu, _NONE)[node] + new > MAX_OF_A_GPU:
+            return f"more than {MAX_OF_A_GPU} stretches of samples of a GPU wait for the ledger"
+        if self.by_node[node] + new > MAX_OF_A_NODE:
+            return f"more than {MAX_OF_A_NODE} stretches of samples of one node wait for the ledger"
+        return ""
+
+    def add(self, node: str, gpu: str, more: int) -> None:
+        """Count spans of a node's GPU; negative where samples joined spans."""
+        self.by_gpu.setdefault(gpu, Counter())[node] += more
+        self.by_node[node] += more
+
+    def count(
+        self, gpu: str, presences: Iterable[GpuPresence], silent: Mapping[str, Sequence[SampleSpan]]
+    ) -> None:
+        """Count all spans of a GPU again; `silent` has its spans without a value, by node."""
+        self.by_node.subtract(self.by_gpu.pop(gpu, _NONE))
+        for presence in presences:
+            self.add(presence.node, gpu, len(presence.spans))
+        for node, spans in silent.items():
+            self.add(node, gpu, len(spans))
+
+
+_NONE: Counter[str] = Counter()

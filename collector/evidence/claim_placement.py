@@ -1,0 +1,204 @@
+"""Claims of a node without a device, placed on its GPUs: equally for live accounts and ledger days.
+
+A placement concerns all GPUs of a node, so the evidence of one of them depends on the claims and
+stays of the others. For a node without such claims nothing of this is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from collector.evidence.claim_events import ends_of, unplaced_in
+from collector.evidence.gpu_evidence import (
+    AdministratorInputs,
+    GpuFacts,
+    deviceless_claims_of,
+    evidence_of,
+    first_node_of,
+)
+from collector.evidence.gpu_places import GpuPlaces, subtract_periods
+from collector.evidence.node_chunks import node_floor_ns
+from collector.evidence.node_claims import ClaimNames
+from collector.evidence.review_rules import ReviewKind
+from collector.metering.evidence import ClaimAuthority, Evidence, MeteredClaim, NodeStay
+from collector.metering.holders import claims_in_force, stays
+from collector.metering.placement import ClaimExcess, Placement, PlacementGpu, place
+from collector.metering.timeline import TimePiece, without
+from collector.metering.units import FOREVER_NS
+
+
+class NodeFacts(Protocol):
+    """Facts about GPUs, and the GPUs that were in a node."""
+
+    @property
+    def version(self) -> int:
+        """A number that changes with every change."""
+        ...
+
+    def facts(self, gpu: str) -> GpuFacts:
+        """Return the facts about a GPU, or under a key from `unplaced_in`."""
+        ...
+
+    def gpus_in(self, node: str) -> Iterable[str]:
+        """Return the GPUs that were ever seen in a node."""
+        ...
+
+    def has_unplaced(self, node: str) -> bool:
+        """True if the node has a claim without a device."""
+        ...
+
+
+@dataclass(slots=True)
+class ClaimPlacer:
+    """Evidence with the placed claims of nodes; each node is placed once for all of its GPUs."""
+
+    source: NodeFacts
+    files: AdministratorInputs
+    _version: int = -1
+    _placed: dict[str, Placement] = field(default_factory=dict)
+    _evidence: dict[str, tuple[Evidence, GpuPlaces]] = field(default_factory=dict)
+
+    def evidence(self, gpu: str) -> tuple[Evidence, GpuPlaces]:
+        """Return the evidence of a GPU, including claims of its nodes that were placed on it."""
+        if self._version != self.source.version:
+            self._version = self.source.version
+            self._placed.clear()
+            self._evidence.clear()
+        own, where = self._own(gpu)
+        nodes = {stay.node for stay in own.stays}
+        extra = [
+            claim
+            for node in sorted(nodes)
+            if self.source.has_unplaced(node)
+            for claim in self._placement(node).claims.get(gpu, ())
+        ]
+        if not extra:
+            return own, where
+        extra = _with_unique_names(extra, own.claims)
+        held = replace(own, claims=tuple(sorted({*own.claims, *extra})))
+        early = {
+            NodeStay(max(start, claim.begins_ns), claim.node, min(end, claim.ceases_ns))
+            for claim in extra
+            for start, end in self._early(own, where, claim.node)
+            if max(start, claim.begins_ns) < min(end, claim.ceases_ns)
+        }
+        if early:
+            known = sorted({*own.stays, *early})
+            held = replace(held, stays=self.files.retired.in_service(gpu, known))
+        return held, where
+
+    def _early(self, own: Evidence, where: GpuPlaces, node: str) -> list[tuple[int, int]]:
+        """Return the time before first contact in which the node had this GPU if a person accepts that."""
+        facts = self.source.facts(own.gpu)
+        first_ns = min((stay.start_ns for stay in where.stays), default=FOREVER_NS)
+        served = any(s.node == node and s.start_ns <= first_ns < s.end_ns for s in own.stays)
+        if not served or first_node_of(facts, where) != node:
+            return []
+        until_ns = min(first_ns, node_floor_ns(facts.contacts, node))
+        held = [(stay.start_ns, stay.end_ns) for stay in own.stays]
+        return [(a, b) for a, b, _ in without(TimePiece(-FOREVER_NS, until_ns, node), held)]
+
+    def excess(self, node: str) -> Sequence[ClaimExcess]:
+        """Return the node's claims that exceed its GPUs."""
+        return self._placement(node).excess if self.source.has_unplaced(node) else ()
+
+    def _own(self, gpu: str) -> tuple[Evidence, GpuPlaces]:
+        if gpu not in self._evidence:
+            self._evidence[gpu] = evidence_of(self.source.facts(gpu), self.files)
+        return self._evidence[gpu]
+
+    def _placement(self, node: str) -> Placement:
+        found = self._placed.get(node)
+        if found is None:
+            gpus = sorted(set(self.source.gpus_in(node)), key=lambda gpu: self._position(gpu, node))
+            there = [self._own(gpu) for gpu in gpus]
+            presences = [
+                p for gpu in gpus for p in self.source.facts(gpu).presences if p.node == node
+            ]
+            facts = replace(self.source.facts(unplaced_in(node)), presences=presences)
+            ends = ends_of(facts.told, facts.ended, facts.presences)
+            counts = deviceless_claims_of(facts, ends, self.files.tenants, self.files.decisions)
+            found = place(
+                [
+                    PlacementGpu(
+                        one.gpu, [*self._early(one, where, node), *self._spans(one, where, node)], list(_placed(one))
+                    )
+                    for one, where in there
+                ],
+                counts,
+            )  # fmt: skip
+            self._placed[node] = found = found._replace(excess=_after_contact(found.excess, there))
+        return found
+
+    def _spans(self, own: Evidence, where: GpuPlaces, node: str) -> Iterator[tuple[int, int]]:
+        """Yield the time that a GPU is in service in a node, and not claimed by another node that lists it.
+
+        A claim on a GPU under review is metered there, but leaves no room for another.
+        """
+        expected = self.files.expected
+        if expected.decisions.of(ReviewKind.GPU, node, own.gpu) is False:
+            return
+        first_ns = min((stay.start_ns for stay in where.stays), default=FOREVER_NS)
+        waits = [
+            (max(start, first_ns), end)
+            for start, end, _ in expected.excess(own.gpu, node, self.source.facts(own.gpu).contacts)
+            if end > first_ns
+        ]
+        for stay in stays(own):
+            if stay.value.node == node:
+                there = subtract_periods(
+                    [(stay.start_ns, stay.end_ns)], where.disputed.get(node, [])
+                )
+                yield from subtract_periods(there, waits)
+
+    def _position(self, gpu: str, node: str) -> tuple[bool, str, str]:
+        """Sort key of GPUs: by PCI address; GPUs without one follow, by UUID."""
+        contact = self.source.facts(gpu).contacts.get(node, {}).get(gpu)
+        address = contact.pci.upper().rjust(_ADDRESS_LENGTH, "0") if contact and contact.pci else ""
+        return not address, address, gpu
+
+
+_ADDRESS_LENGTH = len("00000000:00:00.0")
+
+
+def _after_contact(
+    found: Sequence[ClaimExcess], there: Sequence[tuple[Evidence, GpuPlaces]]
+) -> list[ClaimExcess]:
+    """Return the excess after the first GPU of the node, without claims under review."""
+    first_ns = min((s.start_ns for _, where in there for s in where.stays), default=-FOREVER_NS)
+    return [
+        one for one in found if one.end_ns > first_ns and one.level is not ClaimAuthority.REVIEW
+    ]
+
+
+def _with_unique_names(
+    extra: Iterable[MeteredClaim], own: Iterable[MeteredClaim]
+) -> list[MeteredClaim]:
+    """Rename placed claims so that no claim on the GPU itself has the same name."""
+    names, given = ClaimNames(claim.id for claim in own), dict[tuple[str, str], str]()
+    found = []
+    for claim in extra:
+        key = claim.node, claim.id
+        if key not in given:
+            given[key] = names.free(claim.id, claim.node)
+        found.append(replace(claim, id=given[key]))
+    return found
+
+
+def _placed(evidence: Evidence) -> Iterator[MeteredClaim]:
+    """Yield the claims of a GPU, each for the time that it is in force there."""
+    for start_ns, end_ns, claim in claims_in_force(evidence):
+        yield replace(claim, start_ns=start_ns, end_ns=end_ns)
+
+
+def by_node(homes: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
+    """Return the GPUs of each node."""
+    found: dict[str, set[str]] = {}
+    for gpu, nodes in homes.items():
+        for node in nodes:
+            found.setdefault(node, set()).add(gpu)
+    return found

@@ -1,0 +1,165 @@
+"""Audit records about the evidence: file versions, problems, and rows that cannot be read.
+
+Audit records of a new version of an administrator's file, each recorded once.
+
+Problems of the evidence that are recorded in the audit log, once, whichever collector finds them.
+
+Rows of the evidence that cannot be read: skipped individually, logged once, and counted.
+
+The name of a row is the SHA-256 of its content, so every change to it is detected. Facts of a
+damaged row count as not seen; all other rows count as before.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import msgspec
+import structlog
+
+from collector.audit.event_records import clean
+from collector.evidence.claim_events import ReportedClaim
+from collector.evidence.node_chunks import EvidenceChunk, decode_chunk
+from collector.files import device_files, tenancy_files
+from collector.files.device_files import Retirement
+from collector.ledger.audit_outbox import RecordDraft
+from collector.metering.units import FOREVER_NS
+from railscope.audit.record import RecordActor, RecordData, RecordSubject
+
+
+class FileVersion(NamedTuple):
+    """Version of a file, with the text of the previous version; empty if there was none."""
+
+    kind: str
+    text: str
+    before: str
+    digest: str
+    recorded_ns: int
+
+    def drafts(self) -> Iterator[tuple[str, RecordDraft]]:
+        """Return its audit records, each with its own id."""
+        of = f"{self.recorded_ns}/{self.digest}"
+        if self.kind == "tenants":
+            count = sum(1 for _ in tenancy_files.parse_tenants(self.text))
+            yield f"tenant_map/{of}", self._draft("billing.tenant_map", {"rows": count})
+        elif self.kind == "inventory":
+            count = sum(1 for _ in device_files.parse_inventory(self.text))
+            data: RecordData = {"file": "inventory", "rows": count}
+            yield f"inventory/{of}", self._draft("admin.config", data)
+        elif self.kind == "retired":
+            for number, (what, one) in enumerate(self._retirements()):
+                yield f"retired/{of}/{number}", self._retirement(what, one)
+
+    def _retirements(self) -> list[tuple[str, Retirement]]:
+        """Return the added and the removed rows."""
+        before, now = (
+            set(device_files.parse_retirements(text)) if text else set()
+            for text in (self.before, self.text)
+        )
+        return [
+            *(("withdrawn", one) for one in sorted(before - now)),
+            *(("retired", one) for one in sorted(now - before)),
+        ]
+
+    def _retirement(self, what: str, one: Retirement) -> RecordDraft:
+        data: RecordData = {"what": what, "from_ns": str(one.start_ns), "why": clean(one.why)}
+        if one.end_ns != FOREVER_NS:
+            data["to_ns"] = str(one.end_ns)
+        return self._draft("device.retire", data, RecordSubject(gpu=clean(one.gpu)))
+
+    def _draft(
+        self, kind: str, data: RecordData, subject: RecordSubject | None = None
+    ) -> RecordDraft:
+        actor = RecordActor("administrator", f"{self.kind}_file")
+        told: RecordData = {"sha256": self.digest, **data}
+        return RecordDraft(kind, actor, self.recorded_ns, "done", subject or RecordSubject(), told)
+
+
+class EvidenceProblem(NamedTuple):
+    """Problem of the evidence for auditors: its kind, subject, time and details."""
+
+    kind: str
+    """One of the following.
+
+    conflict, counter_reset, quarantine, seen_twice, retired_seen, rejected_claim, rank_lowered,
+    unplaced_excess, identity_conflict, too_many_gpus, too_many_spans.
+    """
+    gpu: str
+    node: str
+    instant_ns: int
+    facts: dict[str, str]
+
+    @property
+    def id(self) -> str:
+        """Id of its audit record, equal for equal troubles of other collectors and after a restart."""
+        facts = list(self._replace(instant_ns=0) if self.kind in _RECORDED_ONCE else self)
+        content = msgspec.json.encode(facts, order="deterministic")
+        return f"evidence/{sha256(content).hexdigest()[:40]}"
+
+    def draft(self) -> RecordDraft:
+        """Return its audit record."""
+        kind = _TYPES.get(self.kind, "evidence.quarantine")
+        data: RecordData = {"what": self.kind, **self.facts}
+        subject = RecordSubject(node=self.node, gpu=self.gpu)
+        actor = RecordActor("collector", "metering")
+        return RecordDraft(kind, actor, self.instant_ns, "seen", subject, data)
+
+
+_RECORDED_ONCE = {"rank_lowered", "identity_conflict", "too_many_gpus", "too_many_spans"}
+"""Recorded once, even if it happens again."""
+_TYPES = {"conflict": "tenancy.conflict", "counter_reset": "evidence.counter_reset"}
+"""Other kinds are evidence that was not used."""
+
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+MAX_NAMED = 10_000
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class EvidenceQuarantine:
+    """The damaged rows found since the start."""
+
+    rows: set[tuple[str, str]] = field(default_factory=set)
+    """Table and name of each."""
+
+    def chunk(self, name: Any, packed: Any) -> EvidenceChunk | None:
+        """Decode the chunk of a part; None if the row is damaged."""
+        try:
+            content = zstd.decompress(packed)
+            self._check(name, content)
+            return decode_chunk(content)
+        except (zstd.ZstdError, msgspec.MsgspecError, ValueError, TypeError) as error:
+            self._set_aside("evidence_part", name, error)
+            return None
+
+    def told(self, name: Any, content: Any) -> ReportedClaim | None:
+        """Decode the claim of a row; None if the row is damaged."""
+        try:
+            self._check(name, content)
+            return msgspec.msgpack.decode(content, type=ReportedClaim)
+        except (msgspec.MsgspecError, ValueError, TypeError) as error:
+            self._set_aside("evidence_claim", name, error)
+            return None
+
+    @staticmethod
+    def _check(name: Any, content: bytes) -> None:
+        if sha256(content).hexdigest() != name:
+            message = "it was altered"
+            raise ValueError(message)
+
+    def _set_aside(self, table: str, name: Any, error: Exception) -> None:
+        row = (table, str(name))
+        if row not in self.rows and len(self.rows) < MAX_NAMED:
+            self.rows.add(row)
+            log.error("evidence_damaged", table=table, row=row[1], problem=str(error),
+                      advice="what it stated counts as not seen; restore it from a backup")  # fmt: skip

@@ -1,0 +1,439 @@
+"""Usage evidence in the ledger's database. All calls block, and raise LedgerError."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import structlog
+from sqlalchemy import Connection, func, select
+
+from collector.evidence import evidence_tables
+from collector.evidence.claim_events import ReportedClaim, ReportedEnd, unplaced_in
+from collector.evidence.claim_placement import ClaimPlacer
+from collector.evidence.evidence_records import EvidenceProblem, EvidenceQuarantine, FileVersion
+from collector.evidence.evidence_tables import (
+    EvidenceChange,
+    LateCondition,
+    claim_end_trust,
+    claim_ends,
+    evidence_parts,
+    file_versions,
+    find_facts_recorded_after,
+    find_late_facts,
+    first_contacts,
+    gpu_nodes,
+    reported_claims,
+)
+from collector.evidence.gpu_evidence import (
+    AdministratorInputs,
+    AssembledGpu,
+    GpuFacts,
+    assemble_gpu,
+    facts_of,
+)
+from collector.evidence.gpu_places import is_undecided
+from collector.evidence.node_chunks import NO_CONTACTS, Contacts, EvidenceChunk, floor_ns
+from collector.files import device_files, tenancy_files
+from collector.files.device_files import DeviceInventory
+from collector.ledger import audit_outbox
+from collector.ledger.database import Database
+from collector.metering.units import FOREVER_NS
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+log = structlog.get_logger(__name__)
+
+_LEVEL = 6
+MAX_EARLIER_PARTS = 1344
+"""Parts of 15 minutes in two weeks."""
+
+
+class EncodedChunk(NamedTuple):
+    """A chunk ready to be written: its name, node and time, and its content compressed with zstd."""
+
+    name: str
+    node: str
+    start_ns: int
+    end_ns: int
+    gpus: dict[str, int]
+    """First sample of each GPU in it."""
+    content: bytes
+    believed_ns: int = 0
+    """The latest trusted start of a boot that was reported late; 0 for none."""
+
+
+class LoadedFacts(NamedTuple):
+    """All facts about the GPUs of some nodes in a window."""
+
+    chunks: dict[str, list[EvidenceChunk]]
+    told: dict[str, list[ReportedClaim]]
+    ended: dict[str, list[ReportedEnd]]
+    homes: dict[str, set[str]]
+    quarantine: EvidenceQuarantine
+    version: int = 0
+    contacts: Contacts = NO_CONTACTS
+
+    def known(self, gpu: str, files: AdministratorInputs) -> AssembledGpu:
+        """Return everything about one of the GPUs."""
+        chunks = self._chunks(gpu)
+        placed = None
+        if any(self.has_unplaced(node) for node in self.homes.get(gpu, ())):
+            placed = ClaimPlacer(self, files).evidence(gpu)
+        return assemble_gpu(self.facts(gpu), chunks, files, placed)
+
+    def facts(self, gpu: str) -> GpuFacts:
+        """Return the facts about one of the GPUs, or about other GPUs of their nodes."""
+        told, ended = self.told.get(gpu, ()), self.ended.get(gpu, ())
+        return facts_of(gpu, self._chunks(gpu), told, ended, self.contacts)
+
+    def gpus_in(self, node: str) -> set[str]:
+        """Return the GPUs that were seen in a node."""
+        return {gpu for chunk in self.chunks.get(node, ()) for gpu in chunk.gpus}
+
+    def has_unplaced(self, node: str) -> bool:
+        """True if a claim of the node names no device."""
+        return bool(self.told.get(unplaced_in(node)))
+
+    def read_claims(
+        self, connection: Connection, gpus: Sequence[str], span: tuple[int, int]
+    ) -> None:
+        """Add the claims of GPUs that may have been in force in a window, and their ends."""
+        for some in evidence_tables.groups_of(gpus):
+            for row in connection.execute(evidence_tables.claims_of(some, *span)):
+                if one := self.quarantine.told(row.fact, row.content):
+                    self.told.setdefault(one.gpu, []).append(one)
+            pairs = [(one.gpu, one.node, one.id) for gpu in some for one in self.told.get(gpu, ())]
+            for few in evidence_tables.groups_of(pairs):
+                for row in connection.execute(evidence_tables.releases_of(few)):
+                    key = (row.instant_ns, row.gpu_uuid, row.node, row.claim_id)
+                    end = ReportedEnd(*key, row.trusted_from_ns)
+                    self.ended.setdefault(end.gpu, []).append(end)
+
+    def _chunks(self, gpu: str) -> list[EvidenceChunk]:
+        return [c for node in sorted(self.homes.get(gpu, ())) for c in self.chunks.get(node, ())]
+
+
+def compress_chunk(
+    chunk: EvidenceChunk, content: bytes, contacts: Contacts = NO_CONTACTS
+) -> EncodedChunk:
+    """Return a chunk ready to be written; `content` is its encoding."""
+    name = sha256(content).hexdigest()
+    gpus = {
+        gpu: max(s.spans[0].first_ns, floor_ns(contacts, gpu, chunk.node, [s.heard_ns]))
+        for gpu, s in chunk.gpus.items()
+        if s.spans
+    }
+    packed = zstd.compress(content, _LEVEL)
+    believed_ns = max((sighted.believed_ns for sighted in chunk.gpus.values()), default=0)
+    return EncodedChunk(name, chunk.node, chunk.start_ns, chunk.end_ns, gpus, packed, believed_ns)
+
+
+class EvidenceStore:
+    """Facts of all collectors that write this database."""
+
+    def __init__(self, database: Database, quarantine: EvidenceQuarantine | None = None) -> None:
+        self._database = database
+        self.quarantine = quarantine or EvidenceQuarantine()
+
+    # Writing -----------------------------------------------------------------------------------
+
+    def write(
+        self,
+        chunks: Sequence[EncodedChunk],
+        told: Sequence[ReportedClaim | ReportedEnd],
+        recorded_ns: int,
+        early: Mapping[tuple[str, str], int] | None = None,
+    ) -> None:
+        """Add facts; existing ones are not added again.
+
+        `early` has the start of claims that began before first contact with their GPU, by GPU and
+        node.
+        """
+        starts = [
+            evidence_tables.claim_row(one, recorded_ns)
+            for one in told
+            if isinstance(one, ReportedClaim)
+        ]
+        late = [one for one in told if isinstance(one, ReportedEnd)]
+        ends = [evidence_tables.release_row(one, recorded_ns) for one in late]
+        rows = [
+            {
+                "part": one.name,
+                "node": one.node,
+                "start_ns": one.start_ns,
+                "end_ns": one.end_ns,
+                "recorded_ns": recorded_ns,
+                "content": one.content,
+            }
+            for one in chunks
+        ]
+        since = dict(early or {})
+        for one in chunks:
+            for gpu, first_ns in one.gpus.items():
+                key = (gpu, one.node)
+                since[key] = min(first_ns, since.get(key, first_ns))
+        with self._database.transaction(writes=True) as connection:
+            evidence_tables.insert_new_rows(connection, evidence_parts, rows)
+            evidence_tables.insert_new_rows(connection, reported_claims, starts)
+            evidence_tables.insert_new_rows(connection, claim_ends, ends)
+            evidence_tables.insert_new_rows(
+                connection, claim_end_trust, evidence_tables.trust_rows(late)
+            )
+            doubted = [
+                {"fact": one.name, "trusted_from_ns": one.believed_ns}
+                for one in chunks
+                if one.believed_ns
+            ]
+            evidence_tables.insert_new_rows(connection, claim_end_trust, doubted)
+            evidence_tables.insert_new_rows(
+                connection, gpu_nodes, evidence_tables.new_homes(connection, since)
+            )
+
+    def write_contacts(self, found: Contacts) -> None:
+        """Add first receipts of GPUs."""
+        with self._database.transaction(writes=True) as connection:
+            evidence_tables.insert_new_rows(
+                connection, first_contacts, evidence_tables.contact_rows(found)
+            )
+
+    def write_file(self, kind: str, text: str, recorded_ns: int) -> bool:
+        """Add a version of a file, unless it is the newest already."""
+        digest = sha256(text.encode()).hexdigest()
+        row: dict[str, Any] = {
+            "kind": kind,
+            "recorded_ns": recorded_ns,
+            "digest": digest,
+            "content": text,
+        }
+        with self._database.transaction(writes=True) as connection:
+            newest = connection.execute(
+                evidence_tables.newest_file(file_versions.c.kind == kind)
+            ).first()
+            if newest and newest.digest == digest:
+                return False
+            if newest:
+                row["recorded_ns"] = max(recorded_ns, newest.recorded_ns + 1)
+            evidence_tables.insert_new_rows(connection, file_versions, [row])
+            before = newest.content if newest else ""
+            version = FileVersion(kind, text, before, digest, row["recorded_ns"])
+            for name, draft in version.drafts():
+                audit_outbox.put_record(connection, name, draft)
+        return True
+
+    def tell_auditors(self, troubles: Sequence[EvidenceProblem]) -> None:
+        """Put troubles into the outbox of the audit log, each once."""
+        if not troubles:
+            return
+        with self._database.transaction(writes=True) as connection:
+            for one in troubles:
+                try:
+                    audit_outbox.put_record(connection, one.id, one.draft())
+                except audit_outbox.OutboxError as error:
+                    log.error("trouble_not_recorded", kind=one.kind, gpu=one.gpu,
+                              problem=str(error))  # fmt: skip
+
+    # Reading -----------------------------------------------------------------------------------
+
+    def files(self) -> AdministratorInputs:
+        """Return administrators' files by the newest version of each, and decisions."""
+        with self._database.transaction() as connection:
+            texts = {
+                kind: connection.execute(
+                    evidence_tables.newest_file(file_versions.c.kind == kind)
+                ).first()
+                for kind in evidence_tables.PARSERS
+            }
+            decided = evidence_tables.decisions_of(connection)
+        said = {kind: row.content for kind, row in texts.items() if row}
+        return AdministratorInputs(
+            tenancy_files.parse_claims(said["claims"])
+            if "claims" in said
+            else tenancy_files.FileClaims(),
+            tenancy_files.parse_tenants(said["tenants"])
+            if "tenants" in said
+            else tenancy_files.TenantMappings(),
+            device_files.parse_calendar(said["calendar"])
+            if "calendar" in said
+            else device_files.Calendar(),
+            device_files.parse_retirements(said["retired"])
+            if "retired" in said
+            else device_files.RetiredGpus(),
+            device_files.parse_inventory(said["inventory"])
+            if "inventory" in said
+            else DeviceInventory(),
+            decided,
+        )
+
+    def file(self, kind: str) -> str | None:
+        """Return the newest version of one file; None if none was ever stored."""
+        with self._database.transaction() as connection:
+            row = connection.execute(
+                evidence_tables.newest_file(file_versions.c.kind == kind)
+            ).first()
+        return row.content if row else None
+
+    def gpus(self, end_ns: int = FOREVER_NS) -> list[str]:
+        """Return all GPUs that were seen before a timestamp, in order."""
+        query = select(gpu_nodes.c.gpu_uuid).where(gpu_nodes.c.since_ns < end_ns).distinct()
+        with self._database.transaction() as connection:
+            return sorted(connection.execute(query).scalars())
+
+    def homes(self) -> dict[str, dict[str, int]]:
+        """Return for every GPU the nodes it was seen in, and since when."""
+        query = select(
+            gpu_nodes.c.gpu_uuid, gpu_nodes.c.node, func.min(gpu_nodes.c.since_ns).label("since")
+        )
+        query = query.group_by(gpu_nodes.c.gpu_uuid, gpu_nodes.c.node)
+        found: dict[str, dict[str, int]] = {}
+        with self._database.transaction() as connection:
+            for row in connection.execute(query):
+                found.setdefault(row.gpu_uuid, {})[row.node] = row.since
+        return found
+
+    def contacts(self) -> Contacts:
+        """Return first receipts of all GPUs, by node."""
+        with self._database.transaction() as connection:
+            return evidence_tables.contacts_of(connection)
+
+    def evidence(self, gpu: str, start_ns: int, end_ns: int) -> AssembledGpu:
+        """Return everything about a GPU in a window, with the facts around it that affect it."""
+        found = self.homes().get(gpu, {})
+        loaded = self.load([gpu], {gpu: set(found)}, start_ns, end_ns)
+        return loaded.known(gpu, self.files())
+
+    def load(
+        self, gpus: Sequence[str], homes_of: dict[str, set[str]], start_ns: int, end_ns: int
+    ) -> LoadedFacts:
+        """Return the facts about some GPUs in a window, with the facts around it that affect it."""
+        nodes = sorted({node for gpu in gpus for node in homes_of.get(gpu, ())})
+        chunks: dict[str, list[EvidenceChunk]] = {}
+        shared: dict[str, set[str]] = {}
+        for gpu in gpus:
+            if len(homes_of.get(gpu, ())) > 1:
+                for node in homes_of[gpu]:
+                    shared.setdefault(node, set()).add(gpu)
+        with self._database.transaction() as connection:
+            for node in nodes:
+                found = evidence_tables.parts_of(connection, node, start_ns, end_ns)
+                chunks[node] = [chunk for part in found if (chunk := self.quarantine.chunk(*part))]
+                if node in shared:
+                    chunks[node] += self._earlier(
+                        connection,
+                        chunks[node],
+                        shared[node],
+                        start_ns - evidence_tables.CONTEXT_NS,
+                    )
+            span = (start_ns, end_ns)
+            wanted = {gpu: homes_of.get(gpu, set()) for gpu in gpus}
+            known_contacts = evidence_tables.contacts_of(connection, nodes)
+            loaded = LoadedFacts(chunks, {}, {}, wanted, self.quarantine, contacts=known_contacts)
+            loaded.read_claims(connection, [*gpus, *map(unplaced_in, nodes)], span)
+            # A claim without a device is placed considering all claims in its node.
+            for node in filter(loaded.has_unplaced, nodes):
+                others = sorted(loaded.gpus_in(node) - wanted.keys())
+                loaded.read_claims(connection, others, span)
+                for gpu in others:
+                    wanted.setdefault(gpu, set()).add(node)
+        return loaded
+
+    def _earlier(
+        self, connection: Connection, known: Sequence[EvidenceChunk], gpus: set[str], start_ns: int
+    ) -> list[EvidenceChunk]:
+        """Return earlier chunks of a node, until they show if it had each GPU at a timestamp.
+
+        They reach no further back than a node's reports of two weeks.
+        """
+        found = [chunk for chunk in known if chunk.start_ns < start_ns]
+        if not found:
+            return []
+        node = found[0].node
+        end_ns = min(chunk.end_ns for chunk in found)
+        older: list[EvidenceChunk] = []
+        for _ in range(MAX_EARLIER_PARTS):
+            if not any(is_undecided(gpu, [*older, *found]) for gpu in gpus):
+                break
+            rows = evidence_tables.parts_before(connection, node, end_ns)
+            if not rows:
+                break
+            more = [chunk for row in rows if (chunk := self.quarantine.chunk(*row[:2]))]
+            older += more
+            end_ns = min(row[2] for row in rows)
+        return older
+
+    def late_boots(self) -> dict[str, list[EvidenceChunk]]:
+        """Return the chunks with boots that were reported late, by GPU."""
+        found: dict[str, list[EvidenceChunk]] = {}
+        query = select(evidence_parts.c.part, evidence_parts.c.content).join(
+            claim_end_trust, claim_end_trust.c.fact == evidence_parts.c.part
+        )
+        with self._database.transaction() as connection:
+            rows = connection.execute(query.order_by(evidence_parts.c.part)).all()
+        for row in rows:
+            chunk = self.quarantine.chunk(row.part, row.content)
+            if chunk is None:
+                continue
+            for gpu, sighted in chunk.gpus.items():
+                if sighted.believed_ns:
+                    found.setdefault(gpu, []).append(chunk)
+        return found
+
+    def told(self, gpus: Sequence[str], start_ns: int) -> list[ReportedClaim | ReportedEnd]:
+        """Return the claims of GPUs that may have been in force after a timestamp, and their ends."""
+        loaded = self.load(gpus, {}, start_ns, FOREVER_NS - evidence_tables.CONTEXT_NS)
+        found: list[ReportedClaim | ReportedEnd] = []
+        for gpu in gpus:
+            found += loaded.told.get(gpu, ())
+            found += loaded.ended.get(gpu, ())
+        return found
+
+    def changes(self, recorded_after_ns: int) -> list[EvidenceChange]:
+        """Return the facts that were recorded after a timestamp."""
+        with self._database.transaction() as connection:
+            return list(find_facts_recorded_after(connection, recorded_after_ns))
+
+    def late(
+        self, homes_of: Mapping[str, Iterable[str]], which: LateCondition
+    ) -> list[EvidenceChange]:
+        """Return the late facts about some GPUs and the nodes that they were in."""
+        nodes = sorted({node for nodes in homes_of.values() for node in nodes})
+        with self._database.transaction() as connection:
+            keys = [*sorted(homes_of), *map(unplaced_in, nodes)]
+            return list(find_late_facts(connection, keys, nodes, which))
+
+    def spread(
+        self, changes: Iterable[EvidenceChange], homes_of: Mapping[str, Iterable[str]]
+    ) -> set[EvidenceChange]:
+        """Return the changes, extended to nodes that have claims without a device.
+
+        A change of a GPU's claims there affects the placement on all GPUs of the node.
+        """
+        found = set(changes)
+        nodes = sorted({node for one in found for node in homes_of.get(one.gpu, ())})
+        there: set[str] = set()
+        with self._database.transaction() as connection:
+            for some in evidence_tables.groups_of([unplaced_in(node) for node in nodes]):
+                query = (
+                    select(reported_claims.c.gpu_uuid)
+                    .where(reported_claims.c.gpu_uuid.in_(some))
+                    .distinct()
+                )
+                there.update(connection.execute(query).scalars())
+        return found | {
+            one._replace(gpu=unplaced_in(node))
+            for one in found
+            for node in homes_of.get(one.gpu, ())
+            if unplaced_in(node) in there
+        }
+
+    def newest_end_ns(self, node: str) -> int | None:
+        """Return the end of the newest evidence of a node; None without evidence."""
+        query = select(func.max(evidence_parts.c.end_ns)).where(evidence_parts.c.node == node)
+        with self._database.transaction() as connection:
+            found: int | None = connection.execute(query).scalar()
+        return found

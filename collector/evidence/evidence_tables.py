@@ -1,0 +1,440 @@
+"""Tables of the evidence, the SQL statements that read and write them, and late facts in them.
+
+Tables of the evidence, in the ledger's database. Rows are added and never changed.
+
+SQL statements that write and read the evidence.
+
+Facts that were added to the database since the last poll, and may change finalized days.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import msgspec
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Index,
+    LargeBinary,
+    Table,
+    Text,
+    and_,
+    exists,
+    func,
+    or_,
+    select,
+    tuple_,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+
+from collector.evidence.claim_events import ReportedClaim, ReportedEnd
+from collector.evidence.node_chunks import Contacts, FirstContact
+from collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
+from collector.files import device_files, tenancy_files
+from collector.ledger.day_tiling import DAY_NS
+from collector.ledger.schema import make_append_only, metadata
+from collector.metering.units import FOREVER_NS
+
+evidence_parts = Table(
+    "evidence_part",
+    metadata,
+    Column("part", Text, primary_key=True),
+    Column("node", Text, nullable=False),
+    Column("start_ns", BigInteger, nullable=False),
+    Column("end_ns", BigInteger, nullable=False),
+    Column("recorded_ns", BigInteger, nullable=False),
+    Column("content", LargeBinary, nullable=False),
+    Index("evidence_part_ends", "node", "end_ns"),
+    Index("evidence_part_starts", "node", "start_ns"),
+    Index("evidence_part_recorded", "recorded_ns"),
+)
+"""Facts from a node's frames of 15 minutes (`chunk`); the key is the SHA-256 of the content."""
+
+gpu_nodes = Table(
+    "evidence_gpu",
+    metadata,
+    Column("gpu_uuid", Text, primary_key=True),
+    Column("node", Text, primary_key=True),
+    Column("since_ns", BigInteger, primary_key=True),
+)
+"""The nodes a GPU was seen in, and since when: the lowest value counts."""
+
+first_contacts = Table(
+    "evidence_contact",
+    metadata,
+    Column("node", Text, primary_key=True),
+    Column("gpu_uuid", Text, primary_key=True),
+    Column("heard_ns", BigInteger, primary_key=True),
+    Column("pci", Text, primary_key=True),
+)
+"""First receipts of GPUs from nodes (`first_contacts`): the lowest value counts."""
+
+reported_claims = Table(
+    "evidence_claim",
+    metadata,
+    Column("fact", Text, primary_key=True),
+    Column("gpu_uuid", Text, nullable=False),
+    Column("node", Text, nullable=False),
+    Column("claim_id", Text, nullable=False),
+    Column("start_ns", BigInteger, nullable=False),
+    Column("recorded_ns", BigInteger, nullable=False),
+    Column("content", LargeBinary, nullable=False),
+    Index("evidence_claim_gpu", "gpu_uuid", "start_ns"),
+    Index("evidence_claim_recorded", "recorded_ns"),
+)
+claim_ends = Table(
+    "evidence_release",
+    metadata,
+    Column("fact", Text, primary_key=True),
+    Column("gpu_uuid", Text, nullable=False),
+    Column("node", Text, nullable=False),
+    Column("claim_id", Text, nullable=False),
+    Column("instant_ns", BigInteger, nullable=False),
+    Column("recorded_ns", BigInteger, nullable=False),
+    Index("evidence_release_gpu", "gpu_uuid", "instant_ns"),
+    Index("evidence_release_recorded", "recorded_ns"),
+)
+"""Claims and their ends as reported; the key is the SHA-256 of the content."""
+
+claim_end_trust = Table(
+    "evidence_release_trust",
+    metadata,
+    Column("fact", Text, primary_key=True),
+    Column("trusted_from_ns", BigInteger, nullable=False),
+)
+"""Ends, and parts with starts of boots, that were reported late, by name.
+
+The time before `trusted_from_ns` is pending review.
+"""
+
+review_decisions = Table(
+    "evidence_decision",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("what", Text, nullable=False),
+    Column("node", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("accepted", BigInteger, nullable=False),
+    Column("start_ns", BigInteger, nullable=False),
+    Column("end_ns", BigInteger, nullable=False),
+    Column("recorded_ns", BigInteger, nullable=False),
+    Column("content", Text, nullable=False),
+    Index("evidence_decision_recorded", "recorded_ns"),
+)
+"""Decisions of people about evidence under review, as events (CloudEvents): the newest counts."""
+
+file_versions = Table(
+    "evidence_file",
+    metadata,
+    Column("kind", Text, primary_key=True),
+    Column("recorded_ns", BigInteger, primary_key=True),
+    Column("digest", Text, primary_key=True),
+    Column("content", Text, nullable=False),
+)
+"""Versions of administrators' files: the newest of each kind counts."""
+
+for _table in (
+    evidence_parts,
+    gpu_nodes,
+    first_contacts,
+    reported_claims,
+    claim_ends,
+    claim_end_trust,
+    review_decisions,
+    file_versions,
+):
+    make_append_only(_table)
+
+
+CONTEXT_NS = 3_600_000_000_000
+"""Time around a window that is read too, so that the window's edges do not affect the result."""
+_AT_ONCE = 500
+PARSERS: dict[str, Callable[[str], Iterable[Any]]] = {
+    "claims": tenancy_files.parse_claims,
+    "tenants": tenancy_files.parse_tenants,
+    "calendar": device_files.parse_calendar,
+    "retired": device_files.parse_retirements,
+    "inventory": device_files.parse_inventory,
+}
+"""Parser of each kind of file that metering depends on."""
+
+
+def parts_of(
+    connection: Connection, node: str, start_ns: int, end_ns: int
+) -> list[tuple[str, bytes]]:
+    """Return parts in and around a window, and the nearest beyond on both sides."""
+    mine = evidence_parts.c.node == node
+    low, high = start_ns - CONTEXT_NS, end_ns + CONTEXT_NS
+    before = connection.execute(
+        select(func.max(evidence_parts.c.end_ns)).where(mine, evidence_parts.c.end_ns < low)
+    ).scalar()
+    after = connection.execute(
+        select(func.min(evidence_parts.c.start_ns)).where(mine, evidence_parts.c.start_ns > high)
+    ).scalar()
+    within = and_(evidence_parts.c.end_ns >= low, evidence_parts.c.start_ns <= high)
+    wanted = or_(within, evidence_parts.c.end_ns == before, evidence_parts.c.start_ns == after)
+    query = (
+        select(evidence_parts.c.part, evidence_parts.c.content)
+        .where(mine, wanted)
+        .order_by(evidence_parts.c.part)
+    )
+    return [(row.part, row.content) for row in connection.execute(query)]
+
+
+def parts_before(connection: Connection, node: str, end_ns: int) -> list[tuple[str, bytes, int]]:
+    """Return the last parts of a node that end before a timestamp, with their ends."""
+    mine = evidence_parts.c.node == node
+    last = (
+        select(func.max(evidence_parts.c.end_ns))
+        .where(mine, evidence_parts.c.end_ns < end_ns)
+        .scalar_subquery()
+    )
+    query = select(evidence_parts.c.part, evidence_parts.c.content, evidence_parts.c.end_ns)
+    rows = connection.execute(
+        query.where(mine, evidence_parts.c.end_ns == last).order_by(evidence_parts.c.part)
+    )
+    return [(row.part, row.content, row.end_ns) for row in rows]
+
+
+def claims_of(gpus: Sequence[str], start_ns: int, end_ns: int) -> Any:
+    """Return a query for claims of GPUs that may have been in force in or around a window."""
+    late = exists().where(
+        claim_end_trust.c.fact == claim_ends.c.fact,
+        claim_end_trust.c.trusted_from_ns >= start_ns - CONTEXT_NS,
+    )
+    over = exists().where(
+        ~late,
+        claim_ends.c.gpu_uuid == reported_claims.c.gpu_uuid,
+        claim_ends.c.node == reported_claims.c.node,
+        claim_ends.c.claim_id == reported_claims.c.claim_id,
+        claim_ends.c.instant_ns < start_ns - CONTEXT_NS,
+    )
+    return select(reported_claims.c.fact, reported_claims.c.content).where(
+        reported_claims.c.gpu_uuid.in_(gpus),
+        reported_claims.c.start_ns < end_ns + CONTEXT_NS,
+        ~over,
+    )
+
+
+def releases_of(pairs: Sequence[tuple[str, str, str]]) -> Any:
+    """Return a query for the ends of claims, by GPU, node and id."""
+    key = tuple_(claim_ends.c.gpu_uuid, claim_ends.c.node, claim_ends.c.claim_id)
+    trusted = func.coalesce(claim_end_trust.c.trusted_from_ns, 0).label("trusted_from_ns")
+    joined = claim_ends.outerjoin(claim_end_trust, claim_end_trust.c.fact == claim_ends.c.fact)
+    return select(claim_ends, trusted).select_from(joined).where(key.in_(pairs))
+
+
+def newest_file(which: Any) -> Any:
+    """Return a query for the newest version of a file."""
+    return select(file_versions).where(which).order_by(file_versions.c.recorded_ns.desc()).limit(1)
+
+
+def differences(kind: str, before: str, after: str) -> list[tuple[str, str, int, int]]:
+    """Return the node, GPU (empty for any) and time of each difference between two versions of a file."""
+    if kind not in PARSERS:
+        return []
+    told = [set(PARSERS[kind](text)) if text else set() for text in (before, after)]
+    different = told[0] ^ told[1]
+    if kind == "retired":
+        return sorted({("", one.gpu, one.start_ns, one.end_ns) for one in different})
+    if kind == "inventory" and before and after:
+        return sorted({(one.node, "", one.start_ns, one.end_ns) for one in different})
+    if not different:
+        return []
+    start_ns, end_ns = min(one.start_ns for one in different), max(one.end_ns for one in different)
+    return [("", "", start_ns, end_ns)]
+
+
+def new_homes(connection: Connection, since: dict[tuple[str, str], int]) -> list[dict[str, Any]]:
+    """Return rows for the GPUs that were not recorded in their nodes as early as in `since`."""
+    least: dict[tuple[str, str], int] = {}
+    for some in groups_of(sorted({gpu for gpu, _ in since})):
+        query = select(gpu_nodes).where(gpu_nodes.c.gpu_uuid.in_(some))
+        for row in connection.execute(query):
+            key = (row.gpu_uuid, row.node)
+            least[key] = min(row.since_ns, least.get(key, row.since_ns))
+    return [
+        {"gpu_uuid": gpu, "node": node, "since_ns": first_ns}
+        for (gpu, node), first_ns in since.items()
+        if first_ns < least.get((gpu, node), FOREVER_NS)
+    ]
+
+
+def contacts_of(
+    connection: Connection, nodes: Sequence[str] | None = None
+) -> dict[str, dict[str, FirstContact]]:
+    """Return the first receipts of the GPUs of some nodes, or of all."""
+    found: dict[str, dict[str, FirstContact]] = {}
+    query = select(first_contacts)
+    wanted = [query] if nodes is None else [
+        query.where(first_contacts.c.node.in_(some)) for some in groups_of(nodes)
+    ]  # fmt: skip
+    for one in wanted:
+        for row in connection.execute(one):
+            contact = FirstContact(row.heard_ns, row.pci)
+            gpus = found.setdefault(row.node, {})
+            gpus[row.gpu_uuid] = min(contact, gpus.get(row.gpu_uuid, contact))
+    return found
+
+
+def contact_rows(found: Contacts) -> list[dict[str, Any]]:
+    """Return first receipts as rows."""
+    return [
+        {"node": node, "gpu_uuid": gpu, "heard_ns": contact.heard_ns, "pci": contact.pci}
+        for node, gpus in found.items()
+        for gpu, contact in gpus.items()
+    ]
+
+
+def claim_row(one: ReportedClaim, recorded_ns: int) -> dict[str, Any]:
+    """Return a claim as a row; its name is the hash of its content."""
+    content = msgspec.msgpack.encode(one)
+    return {
+        "fact": sha256(content).hexdigest(),
+        "gpu_uuid": one.gpu,
+        "node": one.node,
+        "claim_id": one.id,
+        "start_ns": one.start_ns,
+        "recorded_ns": recorded_ns,
+        "content": content,
+    }
+
+
+def release_row(one: ReportedEnd, recorded_ns: int) -> dict[str, Any]:
+    """Return the end of a claim as a row."""
+    return {
+        "fact": sha256(msgspec.msgpack.encode(one)).hexdigest(),
+        "gpu_uuid": one.gpu,
+        "node": one.node,
+        "claim_id": one.id,
+        "instant_ns": one.instant_ns,
+        "recorded_ns": recorded_ns,
+    }
+
+
+def trust_rows(ends: Iterable[ReportedEnd]) -> list[dict[str, Any]]:
+    """Return rows with the time from which ends that were reported late are trusted."""
+    return [
+        {"fact": release_row(one, 0)["fact"], "trusted_from_ns": one.trusted_from_ns}
+        for one in ends
+        if one.trusted_from_ns
+    ]
+
+
+def decisions_of(connection: Connection) -> ReviewDecisions:
+    """Return the decisions of people; of two decisions the later one counts."""
+    query = select(review_decisions).order_by(review_decisions.c.recorded_ns, review_decisions.c.id)
+    return ReviewDecisions({
+        ReviewSubject(ReviewKind(row.what), row.node, row.name): bool(row.accepted)
+        for row in connection.execute(query)
+    })  # fmt: skip
+
+
+def insert_new_rows(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+    """Insert rows that do not exist yet."""
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    for some in groups_of(rows):
+        connection.execute(dialect.insert(table).on_conflict_do_nothing(), some)
+
+
+def groups_of(items: Sequence[Any]) -> Iterable[Sequence[Any]]:
+    """Divide items into groups small enough for one statement."""
+    return (items[at : at + _AT_ONCE] for at in range(0, len(items), _AT_ONCE))
+
+
+class EvidenceChange(NamedTuple):
+    """A new fact in the database, about a node or a GPU between `start_ns` and `end_ns`."""
+
+    fact: str
+    """Its name: another fact about the same time is another change."""
+    node: str
+    gpu: str
+    start_ns: int
+    end_ns: int
+
+
+class LateCondition(NamedTuple):
+    """Condition for late facts: recorded more than `delay_ns` after the day that they concern.
+
+    Only facts about days since `since_ns`.
+    """
+
+    since_ns: int
+    delay_ns: int
+
+    def of(self, start_ns: Any, recorded_ns: Any) -> Any:
+        """Return the condition for a fact with this start and this time of recording."""
+        return recorded_ns > (start_ns // DAY_NS + 1) * DAY_NS + self.delay_ns
+
+
+def find_facts_recorded_after(connection: Connection, instant_ns: int) -> Iterator[EvidenceChange]:
+    """Yield the facts that were recorded after a timestamp, with their node or GPU and time."""
+    yield from _parts(connection, evidence_parts.c.recorded_ns > instant_ns)
+    yield from _claims(connection, reported_claims.c.recorded_ns > instant_ns)
+    yield from _releases(connection, claim_ends.c.recorded_ns > instant_ns)
+    new_files = select(file_versions).where(file_versions.c.recorded_ns > instant_ns)
+    for version in connection.execute(new_files).all():
+        older = and_(
+            file_versions.c.kind == version.kind, file_versions.c.recorded_ns < version.recorded_ns
+        )
+        last_one = connection.execute(newest_file(older)).first()
+        before_it = last_one.content if last_one else ""
+        name = f"{version.kind} {version.recorded_ns} {version.digest}"
+        for about in differences(version.kind, before_it, version.content):
+            yield EvidenceChange(name, *about)
+    new_decisions = select(review_decisions).where(review_decisions.c.recorded_ns > instant_ns)
+    for row in connection.execute(new_decisions):
+        yield EvidenceChange(row.id, row.node, "", row.start_ns, row.end_ns)
+
+
+def find_late_facts(
+    connection: Connection, gpus: Sequence[str], nodes: Sequence[str], which: LateCondition
+) -> Iterator[EvidenceChange]:
+    """Yield the late facts about some GPUs and the nodes that they were in."""
+    for some in groups_of(nodes):
+        mine = and_(evidence_parts.c.node.in_(some), evidence_parts.c.end_ns >= which.since_ns)
+        yield from _parts(
+            connection,
+            and_(mine, which.of(evidence_parts.c.start_ns, evidence_parts.c.recorded_ns)),
+        )
+    for some in groups_of(gpus):
+        is_late = which.of(reported_claims.c.start_ns, reported_claims.c.recorded_ns)
+        yield from _claims(connection, and_(reported_claims.c.gpu_uuid.in_(some), is_late))
+        is_late = which.of(claim_ends.c.instant_ns, claim_ends.c.recorded_ns)
+        yield from _releases(connection, and_(claim_ends.c.gpu_uuid.in_(some), is_late))
+
+
+def _parts(connection: Connection, where: Any) -> Iterator[EvidenceChange]:
+    """Yield changes by chunks; one that ends a gap in the reports concerns all of the gap."""
+    earlier = evidence_parts.alias()
+    before = select(func.max(earlier.c.end_ns)).where(
+        earlier.c.node == evidence_parts.c.node, earlier.c.end_ns < evidence_parts.c.start_ns
+    )
+    last = before.scalar_subquery().label("last")
+    columns = (
+        evidence_parts.c.part,
+        evidence_parts.c.node,
+        evidence_parts.c.start_ns,
+        evidence_parts.c.end_ns,
+    )
+    for row in connection.execute(select(*columns, last).where(where)):
+        start_ns = row.start_ns if row.last is None else row.last
+        yield EvidenceChange(row.part, row.node, "", start_ns, row.end_ns)
+
+
+def _claims(connection: Connection, where: Any) -> Iterable[EvidenceChange]:
+    query = select(reported_claims.c.fact, reported_claims.c.gpu_uuid, reported_claims.c.start_ns)
+    return _of_gpus(connection.execute(query.where(where)))
+
+
+def _releases(connection: Connection, where: Any) -> Iterable[EvidenceChange]:
+    query = select(claim_ends.c.fact, claim_ends.c.gpu_uuid, claim_ends.c.instant_ns)
+    return _of_gpus(connection.execute(query.where(where)))
+
+
+def _of_gpus(rows: Iterable[Any]) -> Iterator[EvidenceChange]:
+    return (EvidenceChange(fact, "", gpu, since_ns, FOREVER_NS) for fact, gpu, since_ns in rows)

@@ -1,0 +1,400 @@
+"""Facts about one GPU, assembled in the form that metering reads."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from hashlib import sha256
+
+import msgspec
+import numpy as np
+
+from collector.evidence.claim_events import (
+    Ends,
+    ReportedClaim,
+    ReportedEnd,
+    ends_of,
+    first_report,
+    first_reports,
+    gaps_of,
+    is_gpu,
+)
+from collector.evidence.gpu_places import GpuPlaces, GpuPresence
+from collector.evidence.node_chunks import (
+    GRID_NS,
+    Contacts,
+    EvidenceChunk,
+    LayoutSpans,
+    SampleSpan,
+    add_span,
+)
+from collector.evidence.node_claims import (
+    ClaimPart,
+    ReportedFacts,
+    ReviewedPlaces,
+    claimed_time_under_review,
+    cut_to,
+    extended,
+    find_reviewed_places,
+    in_service,
+    node_claims,
+    outside_of,
+    reported_id,
+)
+from collector.evidence.review_rules import ExpectedGpus, ReviewDecisions
+from collector.files.device_files import Calendar, DeviceInventory, RetiredGpus
+from collector.files.tenancy_files import FileClaims, TenantMappings
+from collector.fleet.schema_columns import AGENT_MEASURES, CounterSubject, ReportedMigInstance
+from collector.metering.evidence import (
+    ClaimAuthority,
+    ClockDoubt,
+    Evidence,
+    MigInstanceSlots,
+    NodeSighting,
+    NodeStay,
+    NodeWitness,
+    PartitionLayout,
+)
+from collector.metering.measures import (
+    CountedQuantity,
+    CounterIncrements,
+    CounterReadings,
+    increments,
+)
+from collector.metering.placement import UnplacedClaim
+from collector.metering.timeline import TimePiece, without
+from collector.metering.units import FOREVER_NS, CapacityRange
+from railscope.frame import NO_RAIL
+
+
+@dataclass(frozen=True, slots=True)
+class AdministratorInputs:
+    """Administrators' files, and decisions of people."""
+
+    claims: FileClaims = field(default_factory=FileClaims)
+    tenants: TenantMappings = field(default_factory=TenantMappings)
+    calendar: Calendar = field(default_factory=Calendar)
+    retired: RetiredGpus = field(default_factory=RetiredGpus)
+    inventory: DeviceInventory = field(default_factory=DeviceInventory)
+    """Without a row there is no inventory."""
+    decisions: ReviewDecisions = field(default_factory=ReviewDecisions)
+
+    @property
+    def expected(self) -> ExpectedGpus:
+        """Return the expected GPUs."""
+        return ExpectedGpus(self.inventory, self.retired, self.decisions)
+
+
+class GpuFacts(msgspec.Struct, frozen=True):
+    """Facts about one GPU from frames and events."""
+
+    gpu: str
+    presences: Sequence[GpuPresence]
+    told: Sequence[ReportedClaim] = ()
+    ended: Sequence[ReportedEnd] = ()
+    cuts: Sequence[LayoutSpans] = ()
+    reports: Mapping[str, Sequence[SampleSpan]] = {}
+    """By node, the time in which it reported anything but GPUs."""
+    contacts: Contacts = {}
+    """Contacts of all GPUs of the nodes that reported this one."""
+    silent: Mapping[str, Sequence[SampleSpan]] = {}
+    """By node, the time in which it listed the GPU without a value."""
+    attended: Mapping[str, Sequence[SampleSpan]] = {}
+    """By node, the time in which it reported anything."""
+
+
+class AssembledGpu(msgspec.Struct, frozen=True):
+    """Evidence of a GPU, increments of its counters, and its model."""
+
+    evidence: Evidence
+    counted: dict[CountedQuantity, CounterIncrements]
+    sku: str
+    profiles: dict[str, str] = {}
+    """The MIG profiles of claims that have one."""
+    places: GpuPlaces = GpuPlaces((), ())
+    doubts: tuple[TimePiece[ClockDoubt], ...] = ()
+    """Evidence that was received while the collector's clock was suspect."""
+
+
+def facts_of(
+    gpu: str,
+    chunks: Iterable[EvidenceChunk],
+    told: Iterable[ReportedClaim],
+    ended: Iterable[ReportedEnd],
+    contacts: Contacts | None = None,
+) -> GpuFacts:
+    """Collect the facts about a GPU from chunks and claims."""
+    presences: list[GpuPresence] = []
+    cuts: list[LayoutSpans] = []
+    reports: dict[str, list[SampleSpan]] = {}
+    silent: dict[str, list[SampleSpan]] = {}
+    attended: dict[str, list[SampleSpan]] = {}
+    some = list(chunks)
+    is_shared = len({chunk.node for chunk in some if gpu in chunk.gpus}) > 1
+    for chunk in some:
+        if sighted := chunk.gpus.get(gpu):
+            one = (sighted.heard_ns, sighted.spans, sighted.believed_ns)
+            presences.append(GpuPresence(chunk.node, chunk.boot, *one))
+        cuts += chunk.cuts.get(gpu, ())
+        reports.setdefault(chunk.node, []).extend(chunk.reports)
+        if is_shared:
+            silent.setdefault(chunk.node, []).extend(chunk.silent.get(gpu, ()))
+            attended.setdefault(chunk.node, []).extend(chunk.attended())
+    who = (contacts or {}, silent, attended)
+    return GpuFacts(gpu, presences, tuple(told), tuple(ended), cuts, reports, *who)
+
+
+def evidence_of(facts: GpuFacts, files: AdministratorInputs) -> tuple[Evidence, GpuPlaces]:
+    """Return the evidence of a GPU for metering, and its places."""
+    placed = _placed(facts, files)
+    where = placed.where
+    ends = ends_of(facts.told, facts.ended, facts.presences)
+    nodes = {stay.node for stay in where.stays}
+    told = list(files.claims.claims(facts.gpu, nodes))
+    home = first_node_of(facts, where)
+    reported = _reported(facts, nodes | {home} | where.waiting.keys(), placed)
+    reserved = {claim.id for claim in told}
+    parts = node_claims(reported, ends, files.tenants, files.expected, reserved)
+    shown = claimed_time_under_review(parts, where, told)
+    served = in_service(facts.gpu, where.stays, placed.excess, files.expected)
+    served = outside_of(served, shown)
+    extra = (*outside_of(extended(parts, where.stays, served, home), shown), *shown)
+    own = (piece for claim in told for piece in files.retired.held(facts.gpu, claim))
+    claims = [part.claim for part in parts]
+    claims += (piece for claim in own for piece in (cut_to(claim, served) if extra else (claim,)))
+    stays = [(stay.start_ns, stay.end_ns, stay.node) for stay in served]
+    evidence = Evidence(
+        gpu=facts.gpu,
+        stays=files.retired.in_service(facts.gpu, sorted((*served, *extra))),
+        claims=tuple(sorted(set(claims))),
+        stretches=tuple(sorted(where.stretches)),
+        layouts=tuple(_layouts(facts.cuts)),
+        outages=tuple(files.calendar.outages(facts.gpu, stays)),
+        reservations=tuple(files.calendar.reservations(facts.gpu, stays)),
+        sightings=tuple(sorted(set(_sightings(facts, ends, where)))),
+    )
+    return evidence, where
+
+
+def first_node_of(facts: GpuFacts, where: GpuPlaces) -> str:
+    """Return the node that reported a GPU first."""
+    heard = (
+        (gpus[facts.gpu].heard_ns, n) for n, gpus in facts.contacts.items() if facts.gpu in gpus
+    )
+    stays = ((stay.start_ns, stay.node) for stay in where.stays)
+    return min(heard, default=min(stays, default=(0, "")))[1]
+
+
+def _placed(facts: GpuFacts, files: AdministratorInputs) -> ReviewedPlaces:
+    """Return the places of a GPU, and the periods that are pending review."""
+    return find_reviewed_places(_reported(facts), facts.silent, facts.attended, files.expected)
+
+
+def _reported(
+    facts: GpuFacts, nodes: Container[str] | None = None, placed: ReviewedPlaces | None = None
+) -> ReportedFacts:
+    """Return the facts that claims depend on.
+
+    With `nodes`, only claims of these nodes: the GPU was never in the others.
+    """
+    told = [one for one in facts.told if nodes is None or one.node in nodes]
+    disputed = placed.disputed if placed else {}
+    return ReportedFacts(facts.gpu, told, facts.ended, facts.presences, facts.contacts, disputed)
+
+
+def claims_under_review(facts: GpuFacts, files: AdministratorInputs) -> list[ClaimPart]:
+    """Return the parts of claims on a GPU that are pending review."""
+    ends = ends_of(facts.told, facts.ended, facts.presences)
+    reported = _reported(facts)
+    if is_gpu(facts.gpu):
+        placed = _placed(facts, files)
+        nodes = {stay.node for stay in placed.where.stays} | placed.where.waiting.keys()
+        reported = _reported(facts, nodes | {first_node_of(facts, placed.where)}, placed)
+    parts = node_claims(reported, ends, files.tenants, files.expected)
+    return [part for part in parts if part.claim.review]
+
+
+def nodes_under_review(facts: GpuFacts, files: AdministratorInputs, now_ns: int) -> list[str]:
+    """Return the nodes that list a GPU of another node, which a person may decide about."""
+    waiting = _placed(facts, files).where.waiting
+    return sorted(node for node, periods in waiting.items() if periods[0][0] < now_ns)
+
+
+def assemble_gpu(
+    facts: GpuFacts, chunks: Sequence[EvidenceChunk], files: AdministratorInputs,
+    placed: tuple[Evidence, GpuPlaces] | None = None,
+) -> AssembledGpu:  # fmt: skip
+    """Assemble everything about a GPU: evidence (with placed claims), counters, model."""
+    evidence, where = placed or evidence_of(facts, files)
+    sighted = [chunk.gpus[facts.gpu] for chunk in chunks if facts.gpu in chunk.gpus]
+    sku = max((one.sku for one in sighted), default="")
+    profiles = {one.id: one.profile for one in sorted(facts.told, key=first_report, reverse=True)}
+    told = {name: profile for name, profile in profiles.items() if profile}
+    named = {claim.id: reported_id(claim.id, told) for claim in evidence.claims} if told else {}
+    held = {name: told[one] for name, one in named.items() if one in told}
+    doubts = tuple(sorted(set(_doubts(facts.gpu, chunks, where.stays))))
+    return AssembledGpu(
+        evidence, counter_increments(facts.gpu, chunks, where.stays), sku, held, where, doubts
+    )
+
+
+def _doubts(
+    gpu: str, chunks: Iterable[EvidenceChunk], stays: Sequence[NodeStay]
+) -> Iterator[TimePiece[ClockDoubt]]:
+    """Yield evidence of a GPU that was received while the collector's clock was suspect."""
+    for chunk in chunks:
+        for one in chunk.doubts:
+            for stay in stays:
+                first_ns, last_ns = max(one.first_ns, stay.start_ns), min(one.last_ns, stay.end_ns)
+                if one.gpu in {"", gpu} and stay.node == chunk.node and first_ns <= last_ns:
+                    yield TimePiece(first_ns, last_ns, ClockDoubt(one.since_ns, one.delta_ns))
+
+
+# Claims -----------------------------------------------------------------------------------------
+
+
+def deviceless_claims_of(
+    facts: GpuFacts, ends: Ends, tenants: TenantMappings, decisions: ReviewDecisions
+) -> list[UnplacedClaim]:
+    """Return a node's claims without a device, from the facts stored under the node's key."""
+    found = node_claims(_reported(facts), ends, tenants, ExpectedGpus(decisions=decisions))
+    firsts = first_reports(facts.told)
+    return [
+        UnplacedClaim(
+            piece.level, piece.start_ns, piece.id, piece.tenant, piece.end_ns, piece.workload,
+            piece.node, firsts[subject.node, subject.name].count, piece.share or Fraction(1),
+            piece.system, piece.source, piece.review, piece.from_ns, subject.name,
+        )
+        for piece, subject, _ in found
+    ]  # fmt: skip
+
+
+# Layouts, witnesses -----------------------------------------------------------------------------
+
+
+def _layouts(cuts: Iterable[LayoutSpans]) -> Iterator[PartitionLayout]:
+    """Yield each layout, from the first frame that shows it."""
+    seen = sorted((span.first_ns, cut.parts) for cut in cuts for span in cut.spans)
+    last: tuple[ReportedMigInstance, ...] | None = None
+    for start_ns, parts in seen:
+        if parts != last:
+            instances = tuple(
+                MigInstanceSlots(CapacityRange(*part.compute), CapacityRange(*part.memory))
+                for part in parts
+            )
+            yield PartitionLayout(start_ns, layout_id(parts), instances)
+        last = parts
+
+
+def layout_id(parts: Sequence[ReportedMigInstance]) -> str:
+    """Return a short id of a MIG layout; empty for a GPU that is not partitioned."""
+    return sha256(msgspec.json.encode(parts)).hexdigest()[:12] if parts else ""
+
+
+def _sightings(facts: GpuFacts, ends: Ends, where: GpuPlaces) -> Iterator[NodeSighting]:
+    """Yield independent evidence that the node was running.
+
+    The sources are other streams of the node, and the scheduler: its claim counts for as long as it
+    lasted, or, without a reported end, until the last report of the node that reported it.
+    """
+    heard: dict[str, int] = {}
+    for node, spans in facts.reports.items():
+        joined: list[SampleSpan] = []
+        for span in spans:
+            add_span(joined, SampleSpan(span.first_ns, span.last_ns))
+        heard[node] = max((span.last_ns for span in joined), default=-FOREVER_NS)
+        for stay in where.stays:
+            if stay.node == node:
+                yield from _within(stay, joined)
+    for presence in facts.presences:
+        last = max((span.last_ns for span in presence.spans), default=-FOREVER_NS)
+        heard[presence.node] = max(last, heard.get(presence.node, -FOREVER_NS))
+    gaps = gaps_of(facts.told, facts.presences)
+    for one in facts.told:
+        # A late report is no evidence for the time before it.
+        start_ns = max(one.start_ns, one.trusted_from_ns)
+        if one.level is ClaimAuthority.SCHEDULER:
+            until = ends.get((one.node, one.id), heard.get(one.node, one.start_ns))
+            free = [(gap.believed_ns, gap.until_ns) for gap in gaps.get((one.node, one.id), ())]
+            if start_ns < until:
+                for start, end, _ in without(TimePiece(start_ns, until, one), free):
+                    yield NodeSighting(NodeWitness.SCHEDULER, start, end)
+
+
+def _within(stay: NodeStay, spans: Iterable[SampleSpan]) -> Iterator[NodeSighting]:
+    for span in spans:
+        start, end = max(stay.start_ns, span.first_ns), min(stay.end_ns, span.last_ns)
+        if start < end:
+            yield NodeSighting(NodeWitness.NODE_READY, start, end)
+
+
+# Counters ---------------------------------------------------------------------------------------
+
+
+def counter_increments(
+    gpu: str, chunks: Sequence[EvidenceChunk], stays: Sequence[NodeStay] = ()
+) -> dict[CountedQuantity, CounterIncrements]:
+    """Return the increments of a GPU's counters and of the counters of the ports on its rail.
+
+    A node's readings count while the GPU is in that node.
+    """
+    moved = {stay.node for stay in stays} != {chunk.node for chunk in chunks}
+    moved |= len(stays) > 1
+    since_ns = min((stay.start_ns for stay in stays), default=-FOREVER_NS)
+    readings: dict[CounterSubject, dict[tuple[str, str], dict[int, tuple[int, int, int]]]] = {}
+    rails = {
+        (chunk.node, chunk.boot): sighted.rail
+        for chunk in sorted(chunks, key=lambda chunk: (chunk.node, chunk.boot, chunk.number))
+        if (sighted := chunk.gpus.get(gpu)) and sighted.rail != NO_RAIL
+    }
+    for chunk in chunks:
+        rail = rails.get((chunk.node, chunk.boot), NO_RAIL)
+        for series in chunk.series.values():
+            for at, counter in enumerate(series.counters):
+                if counter.gpu != gpu and (counter.gpu or counter.rail != rail):
+                    continue
+                run = series.run if counter.measure in AGENT_MEASURES else ""
+                cells = readings.setdefault(counter, {}).setdefault((chunk.boot, run), {})
+                for cell in series.cells.values():
+                    value = int.from_bytes(cell.values[8 * at : 8 * at + 8], "little", signed=True)
+                    here = cell.instant_ns >= since_ns
+                    here &= not moved or _is_in(chunk.node, stays, cell.instant_ns)
+                    if value >= 0 and here:
+                        number = cell.boot_ns // GRID_NS
+                        new = (cell.boot_ns, cell.instant_ns, value)
+                        cells[number] = min(new, cells.get(number, new))
+    rdma = {counter.measure for counter in readings if counter.rdma}
+    found: dict[CountedQuantity, list[CounterIncrements]] = {}
+    for counter, runs in sorted(readings.items()):
+        if counter.gpu or counter.rdma or counter.measure not in rdma:
+            found.setdefault(counter.measure, []).append(increments(_readings(runs)))
+    return {measure: _merged_increments(parts) for measure, parts in found.items()}
+
+
+def _is_in(node: str, stays: Iterable[NodeStay], instant_ns: int) -> bool:
+    return any(s.node == node and s.start_ns <= instant_ns < s.end_ns for s in stays)
+
+
+def _readings(
+    runs: Mapping[tuple[str, str], Mapping[int, tuple[int, int, int]]],
+) -> Iterator[CounterReadings]:
+    for (boot, run), cells in runs.items():
+        table = np.array(sorted(cells.values()), np.int64).reshape(-1, 3)
+        # The boot clock gives the order; transport delays may make wall timestamps go backwards.
+        instants = np.maximum.accumulate(table[:, 1])
+        yield CounterReadings(boot, instants, table[:, 2].copy(), run)
+
+
+def _merged_increments(parts: Sequence[CounterIncrements]) -> CounterIncrements:
+    """Merge the increments of several ports into one series."""
+    if len(parts) == 1:
+        return parts[0]
+    ends = np.concatenate([part.ends_ns for part in parts])
+    order = np.argsort(ends, kind="stable")
+    return CounterIncrements(
+        np.concatenate([part.starts_ns for part in parts])[order],
+        ends[order],
+        np.concatenate([part.amounts for part in parts])[order],
+        np.concatenate([part.same for part in parts])[order],
+    )

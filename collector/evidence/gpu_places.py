@@ -1,0 +1,324 @@
+"""Nodes in which a GPU was, and its observed time in each.
+
+Time of a GPU that several nodes report: the node that has it, and the nodes under review.
+
+A node has a GPU from its first report of it until it has left: until the node has reported for
+`LEFT_NS` without listing the GPU. Neither a gap in the reports nor a device that is listed
+without a value is a departure. Another node that lists the GPU meanwhile is pending review, so a
+stale node loses nothing to a node that lists its GPU. Of two periods the earlier one counts, and
+no period begins before the collector received it, whatever timestamps its frames have.
+
+Of several nodes that report a GPU, `occupancy` determines the one that has it; the samples of the
+others do not count meanwhile, and their reports of the GPU are under review. Samples from before
+the first contact with a GPU in a node do not count.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from operator import itemgetter
+from typing import NamedTuple
+
+import msgspec
+
+from collector.evidence.node_chunks import (
+    NO_CONTACTS,
+    TOLERANCE_NS,
+    Contacts,
+    EvidenceChunk,
+    SampleSpan,
+    add_spans,
+    floor_ns,
+)
+from collector.metering.evidence import GAP_NS, NodeStay, SampleStretch
+from collector.metering.timeline import TimePiece, prevailing
+from collector.metering.units import FOREVER_NS
+
+LEFT_NS = 120_000_000_000
+"""A node that reports for this time without a GPU does not have it: drivers start in less."""
+Period = tuple[int, int]
+Periods = list[Period]
+
+
+class NodeListing(NamedTuple):
+    """Reports of one node that concern a GPU."""
+
+    node: str
+    heard_ns: int
+    """First receipt of the GPU from the node."""
+    listed: Sequence[SampleSpan]
+    """Time in which the node listed the GPU, with a value or without."""
+    reports: Sequence[SampleSpan] = ()
+    """Time in which the node reported anything."""
+    verdict: bool | None = None
+    """Decision of a person about the GPU in the node."""
+    excess: Sequence[Period] = ()
+    """Time in which the GPU exceeds the number expected of the node: it has no precedence then."""
+
+
+class GpuOccupancy(NamedTuple):
+    """Time in which each node has the GPU, and in which its reports are under review."""
+
+    believed: Mapping[str, Periods]
+    waiting: Mapping[str, Periods]
+
+
+def occupancy(listings: Iterable[NodeListing]) -> GpuOccupancy:
+    """Divide the time of one GPU among the nodes that reported it.
+
+    An accepted node has the GPU wherever it lists it; of two accepted nodes, the one received
+    first.
+    """
+    nodes = sorted(
+        (one for one in listings if one.verdict is not False), key=lambda n: (n.heard_ns, n.node)
+    )
+    believed: dict[str, Periods] = {one.node: [] for one in nodes}
+    accepted = [one for one in nodes if one.verdict]
+    others = [one for one in nodes if not one.verdict]
+    taken: Periods = []
+    for one in accepted:
+        near = unite_periods((span.first_ns - GAP_NS, span.last_ns + GAP_NS) for span in one.listed)
+        believed[one.node] = subtract_periods(near, taken)
+        taken = unite_periods([*taken, *near])
+    taken = unite_periods(taken + [period for one in accepted for period in _periods(one)])
+    claims = sorted(
+        (is_excess, max(start, one.heard_ns), one.heard_ns, one.node, start, end)
+        for one in others
+        for is_excess, periods in enumerate(_by_expectation(one))
+        for start, end in periods
+    )
+    ranked = (
+        TimePiece(start, end, (-rank, node)) for rank, (*_, node, start, end) in enumerate(claims)
+    )
+    for start, end, (_, node) in prevailing(ranked):
+        believed[node].append((start, end))
+    for one in others:
+        believed[one.node] = subtract_periods(unite_periods(believed[one.node]), taken)
+    waiting = {one.node: subtract_periods(_until_last(one), believed[one.node]) for one in others}
+    return GpuOccupancy(believed, {node: found for node, found in waiting.items() if found})
+
+
+def has_left(reports: Periods, since_ns: int, until_ns: int) -> bool:
+    """True if a node reported long enough without a GPU between two times at which it listed it."""
+    low, high = since_ns + GAP_NS, until_ns - GAP_NS
+    first = bisect_left(reports, low, key=itemgetter(1))
+    last = bisect_right(reports, high, key=itemgetter(0)) - 1
+    if first > last:
+        return False
+    return min(high, reports[last][1]) - max(low, reports[first][0]) >= LEFT_NS
+
+
+def unite_periods(periods: Iterable[Period]) -> Periods:
+    """Return the time that is in any of the periods, in order."""
+    found: Periods = []
+    for start, end in sorted(periods):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        elif start < end:
+            found.append((start, end))
+    return found
+
+
+def periods_of_spans(spans: Iterable[SampleSpan]) -> Periods:
+    """Return the time of spans; a single report lasts a nanosecond."""
+    return unite_periods((span.first_ns, span.last_ns + 1) for span in spans)
+
+
+def subtract_periods(periods: Iterable[Period], taken: Sequence[Period]) -> Periods:
+    """Return the time in the periods that is in none of `taken`; both in order and disjoint."""
+    found: Periods = []
+    at = 0
+    for start, end in periods:
+        now = start
+        at = bisect_right(taken, now, lo=at, key=itemgetter(1))
+        ahead = at
+        while ahead < len(taken) and taken[ahead][0] < end:
+            if now < taken[ahead][0]:
+                found.append((now, taken[ahead][0]))
+            now = max(now, taken[ahead][1])
+            ahead += 1
+        at = max(at, ahead - 1)
+        if now < end:
+            found.append((now, end))
+    return found
+
+
+def intersect_periods(periods: Sequence[Period], others: Sequence[Period]) -> Periods:
+    """Return the time that is in both; both in order and disjoint."""
+    return subtract_periods(periods, subtract_periods(periods, others))
+
+
+def _periods(one: NodeListing) -> Periods:
+    """Return the time in which a node has the GPU by its own reports, including gaps in them."""
+    near = unite_periods((span.first_ns, span.last_ns + GAP_NS + 1) for span in one.listed)
+    reports = periods_of_spans(one.reports)
+    found: Periods = []
+    for at, (first_ns, end_ns) in enumerate(near):
+        until_ns = near[at + 1][0] if at + 1 < len(near) else FOREVER_NS
+        left = has_left(reports, end_ns - GAP_NS - 1, until_ns)
+        found.append((first_ns, end_ns if left else until_ns))
+    return unite_periods(found)
+
+
+def _until_last(one: NodeListing) -> Periods:
+    """Return the same time, up to the last report of the GPU."""
+    last_ns = max((span.last_ns for span in one.listed), default=-FOREVER_NS) + 1
+    return [(start, min(end, last_ns)) for start, end in _periods(one) if start < last_ns]
+
+
+def _by_expectation(one: NodeListing) -> tuple[Periods, Periods]:
+    periods = _periods(one)
+    return subtract_periods(periods, one.excess), intersect_periods(periods, one.excess)
+
+
+class GpuPresence(msgspec.Struct, array_like=True):
+    """A GPU in one boot of one node: its first receipt, and its samples."""
+
+    node: str
+    boot: str
+    heard_ns: int
+    spans: list[SampleSpan] = []
+    believed_ns: int = 0
+    """The trusted start of the boot; 0: its first sample."""
+
+
+class NodeAttendance(NamedTuple):
+    """Facts by node that decide between several nodes that report one GPU."""
+
+    silent: Mapping[str, Sequence[SampleSpan]] = {}
+    """Time in which the node listed the GPU without a value."""
+    reports: Mapping[str, Sequence[SampleSpan]] = {}
+    """Time in which the node reported anything."""
+    verdicts: Mapping[str, bool | None] = {}
+    """Decisions of people about the GPU in the node."""
+    excess: Mapping[str, Sequence[TimePiece[str]]] = {}
+    """Time in which the GPU exceeds the number expected of the node."""
+
+
+class GpuPlaces(msgspec.Struct, frozen=True):
+    """Nodes in which a GPU was, its observed time, and the nodes with unused reports."""
+
+    stays: tuple[NodeStay, ...]
+    stretches: tuple[SampleStretch, ...]
+    refused: tuple[tuple[str, str], ...] = ()
+    """Pairs of nodes: the one that has the GPU, and the one that reported it at the same time."""
+    waiting: Mapping[str, Periods] = {}
+    """By node, when it listed the GPU while another node has it: under review."""
+    disputed: Mapping[str, Periods] = {}
+    """The same, and when another node under review claims the GPU."""
+
+
+def find_places(
+    presences: Iterable[GpuPresence],
+    gpu: str = "",
+    contacts: Contacts = NO_CONTACTS,
+    attendance: NodeAttendance = NodeAttendance(),  # noqa: B008 - immutable
+) -> GpuPlaces:
+    """Combine the presences of one GPU into its places."""
+    joined = _joined(presences)
+    heard = {
+        node: floor_ns(contacts, gpu, node, (p.heard_ns for p in joined if p.node == node))
+        for node in {presence.node for presence in joined}
+    }
+    since = [
+        msgspec.structs.replace(p, spans=_since(heard[p.node], p.spans))
+        for p in sorted(joined, key=lambda p: (p.heard_ns, p.node, p.boot))
+    ]
+    believed = [presence for presence in since if presence.spans]
+    divided = GpuOccupancy({}, {})
+    if len({presence.node for presence in believed}) > 1:
+        divided = _divided(believed, heard, attendance)
+        clipped = (
+            msgspec.structs.replace(p, spans=_within(p.spans, divided.believed.get(p.node, ())))
+            for p in believed
+        )
+        believed = [presence for presence in clipped if presence.spans]
+    refused = {
+        (stands, node)
+        for node, waiting in divided.waiting.items()
+        for stands, periods in divided.believed.items()
+        if intersect_periods(periods, waiting)
+    }
+    stretches = tuple(
+        SampleStretch(p.boot, span.first_ns, span.last_ns, span.uncertainty_ns, span.skew_ns)
+        for p in believed
+        for span in p.spans
+    )
+    return GpuPlaces(_stays(believed), stretches, tuple(sorted(refused)), divided.waiting)
+
+
+def is_undecided(gpu: str, chunks: Iterable[EvidenceChunk]) -> bool:
+    """True if chunks of a node neither list a GPU nor show that it has left the node."""
+    reports: list[SampleSpan] = []
+    for chunk in chunks:
+        if gpu in chunk.gpus or gpu in chunk.silent:
+            return False
+        reports += chunk.attended()
+    return not has_left(periods_of_spans(reports), -FOREVER_NS, FOREVER_NS)
+
+
+def _divided(
+    believed: Sequence[GpuPresence], floors: Mapping[str, int], attendance: NodeAttendance
+) -> GpuOccupancy:
+    """Divide the time of a GPU among the nodes that reported it."""
+    verdicts = {node: attendance.verdicts.get(node) for node in floors}
+    if all(verdict is False for verdict in verdicts.values()):
+        verdicts = {}
+    listings = []
+    for node in sorted({presence.node for presence in believed}):
+        listed = [span for p in believed if p.node == node for span in p.spans]
+        listed += _since(floors[node], attendance.silent.get(node, ()))
+        reports = attendance.reports.get(node, ())
+        excess = unite_periods((start, end) for start, end, _ in attendance.excess.get(node, ()))
+        listings.append(
+            NodeListing(
+                node, floors[node] + TOLERANCE_NS, listed, reports, verdicts.get(node), excess
+            )
+        )
+    return occupancy(listings)
+
+
+def _joined(presences: Iterable[GpuPresence]) -> list[GpuPresence]:
+    found: dict[tuple[str, str], GpuPresence] = {}
+    for one in presences:
+        key = (one.node, one.boot)
+        if key not in found:
+            found[key] = GpuPresence(one.node, one.boot, one.heard_ns, [])
+        found[key].heard_ns = min(found[key].heard_ns, one.heard_ns)
+        add_spans(found[key].spans, one.spans)
+    return list(found.values())
+
+
+def _since(floor_ns: int, spans: Sequence[SampleSpan]) -> list[SampleSpan]:
+    """Return the samples from `floor_ns` on."""
+    return [
+        span if span.first_ns >= floor_ns else msgspec.structs.replace(span, first_ns=floor_ns)
+        for span in spans
+        if span.last_ns >= floor_ns
+    ]
+
+
+def _within(spans: Sequence[SampleSpan], periods: Periods | tuple[()]) -> list[SampleSpan]:
+    """Return the samples within periods, which are in order and disjoint."""
+    found: list[SampleSpan] = []
+    for span in spans:
+        at = max(bisect_right(periods, span.first_ns, key=itemgetter(0)) - 1, 0)
+        while at < len(periods) and periods[at][0] <= span.last_ns:
+            first_ns = max(span.first_ns, periods[at][0])
+            last_ns = min(span.last_ns, periods[at][1] - 1)
+            if first_ns <= last_ns:
+                found.append(msgspec.structs.replace(span, first_ns=first_ns, last_ns=last_ns))
+            at += 1
+    return found
+
+
+def _stays(believed: Iterable[GpuPresence]) -> tuple[NodeStay, ...]:
+    """Return the stays of a GPU: it stays in a node until it is seen in another one."""
+    seen = sorted((span.first_ns, p.node) for p in believed for span in p.spans)
+    if not seen:
+        return ()
+    moves = [seen[0], *(after for before, after in pairwise(seen) if before[1] != after[1])]
+    ends = [*(start for start, _ in moves[1:]), FOREVER_NS]
+    return tuple(NodeStay(start, node, end) for (start, node), end in zip(moves, ends, strict=True))

@@ -1,0 +1,362 @@
+"""Facts from a node's envelopes: metering facts in chunks, and receipts.
+
+Metering facts from a node's frames of 15 minutes.
+
+Chunks are divided by the node's boot clock. Timestamps are on the collector's clock: the boot
+clock gives the age of a frame, however wrong the node's wall clock is. Of each 30 seconds of the
+boot clock the first reading of every counter is stored, so the result does not depend on the
+transport of frames.
+
+Receipts of a node's envelopes: first contact with a node and its GPUs, and the limit of late
+reports.
+
+Nothing is observed before the first accepted frame of a node, and of a GPU in it: any holder of a
+node's token could invent it. Late reports of claims are pending review. An agent that was offline
+sends its spool in order, oldest first: only envelopes with a current frame count as the previous
+one, so its reports of the time offline are trusted for as long as `MAX_AGE_NS`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+import msgspec
+
+from collector.fleet.schema_columns import CounterSubject, ReportedMigInstance
+from collector.metering.evidence import GAP_NS
+from railscope.wire import Envelope, SentAt
+
+GRID_NS = 30_000_000_000
+CHUNK_CELLS = 30
+CHUNK_NS = GRID_NS * CHUNK_CELLS
+MAX_DOUBTS = 256
+"""Maximum per chunk for single GPUs; further ones apply to all GPUs of the node."""
+
+
+class SampleSpan(msgspec.Struct, array_like=True, order=True, gc=False):
+    """Samples from the first to the last, with no two neighbours further apart than a gap.
+
+    `uncertainty_ns` is that of the node's wall clock; `skew_ns` is the error of that clock where it
+    was too large for the clock to be used.
+    """
+
+    first_ns: int
+    last_ns: int
+    uncertainty_ns: int = 0
+    skew_ns: int = 0
+
+
+def add_spans(spans: list[SampleSpan], new: Sequence[SampleSpan]) -> bool:
+    """Add samples in order to spans in order; true if the last span only grew.
+
+    Spans of one skew are disjoint, so one walk to the left of the first new span finds all that it
+    can touch; spans before and after are not visited.
+    """
+    as_certain = True
+    for position, span in enumerate(new):
+        last = spans[-1] if spans else None
+        if last and last.skew_ns == span.skew_ns and last.first_ns <= span.first_ns:
+            if span.first_ns <= last.last_ns + GAP_NS:
+                as_certain &= span.uncertainty_ns <= last.uncertainty_ns
+                _widen(last, span)
+            else:
+                as_certain = False
+                spans.append(_copied(span))
+            continue
+        _merge(spans, new[position:])
+        return False
+    return as_certain
+
+
+def add_span(spans: list[SampleSpan], new: SampleSpan) -> bool:
+    """Add one span; see `add_spans`."""
+    return add_spans(spans, (new,))
+
+
+def believed_from(spans: Sequence[SampleSpan], known_ns: int, new_ns: int, first_ns: int) -> int:
+    """Return the trusted start of a boot, once samples are added to `spans`.
+
+    `known_ns` is that of `spans` (0: their first sample); `first_ns` and `new_ns` are the first of
+    the new samples and their trusted start, which is later if they were reported late. 0: the first
+    of all samples.
+    """
+    if spans:
+        new_ns = min(new_ns, known_ns or spans[0].first_ns)
+        first_ns = min(first_ns, spans[0].first_ns)
+    return new_ns if new_ns > first_ns else 0
+
+
+def _widen(span: SampleSpan, other: SampleSpan) -> None:
+    span.last_ns = max(span.last_ns, other.last_ns)
+    span.uncertainty_ns = max(span.uncertainty_ns, other.uncertainty_ns)
+
+
+def _copied(span: SampleSpan) -> SampleSpan:
+    return SampleSpan(span.first_ns, span.last_ns, span.uncertainty_ns, span.skew_ns)
+
+
+def _merge(spans: list[SampleSpan], new: Sequence[SampleSpan]) -> None:
+    """Merge new spans into others, joining those of one skew that are at most a gap apart."""
+    first_ns = min(span.first_ns for span in new)
+    last_ns = max(span.last_ns for span in new)
+    wanted = {span.skew_ns for span in new}
+    low = bisect_left(spans, first_ns, key=_first_ns)
+    high = bisect_right(spans, last_ns + GAP_NS, key=_first_ns)
+    reach = low
+    while wanted and reach:
+        reach -= 1
+        if spans[reach].skew_ns in wanted:
+            wanted.discard(spans[reach].skew_ns)
+            low = reach
+    joined: list[SampleSpan] = []
+    newest: dict[int, SampleSpan] = {}
+    for span in sorted([*spans[low:high], *map(_copied, new)]):
+        open_span = newest.get(span.skew_ns)
+        if open_span and span.first_ns <= open_span.last_ns + GAP_NS:
+            _widen(open_span, span)
+        else:
+            newest[span.skew_ns] = span
+            joined.append(span)
+    joined.sort()
+    spans[low:high] = joined
+
+
+def _first_ns(span: SampleSpan) -> int:
+    return span.first_ns
+
+
+class SightedGpu(msgspec.Struct, array_like=True):
+    """A GPU in a node's frames: its first receipt from the node, its rail, and its samples."""
+
+    heard_ns: int
+    rail: int
+    sku: str = ""
+    spans: list[SampleSpan] = []
+    believed_ns: int = 0
+    """The trusted start of the boot; 0: its first sample here."""
+
+
+class CounterReading(msgspec.Struct, array_like=True, order=True, gc=False):
+    """One reading of all counters of a stream, eight bytes each; -1 for no value."""
+
+    boot_ns: int
+    instant_ns: int
+    values: bytes
+
+
+class CounterSeries(msgspec.Struct, array_like=True):
+    """The counters of one schema in one run of the agent, by cell of the grid."""
+
+    run: str
+    counters: tuple[CounterSubject, ...]
+    cells: dict[int, CounterReading] = {}
+
+    def offer(self, number: int, cell: CounterReading) -> None:
+        """Store a reading if it is the first of its cell."""
+        kept = self.cells.get(number)
+        if kept is None or cell < kept:
+            self.cells[number] = cell
+
+
+class SuspectPeriod(msgspec.Struct, array_like=True, order=True, gc=False):
+    """Evidence of a period that was received while the collector's clock was suspect.
+
+    See `collector.metering.evidence.ClockDoubt`. `gpu` is empty for all that the node reported.
+    """
+
+    since_ns: int
+    delta_ns: int
+    gpu: str
+    first_ns: int
+    last_ns: int
+
+
+class LayoutSpans(msgspec.Struct, array_like=True):
+    """A MIG layout of a GPU, and the spans in which frames showed it."""
+
+    parts: tuple[ReportedMigInstance, ...]
+    spans: list[SampleSpan] = []
+
+
+class EvidenceChunk(msgspec.Struct, array_like=True):
+    """All facts of one node and boot; all timestamps lie from `start_ns` to `end_ns`."""
+
+    node: str
+    boot: str
+    number: int
+    start_ns: int
+    end_ns: int
+    gpus: dict[str, SightedGpu] = {}
+    reports: list[SampleSpan] = []
+    """Time in which the node reported anything but GPUs."""
+    series: dict[str, CounterSeries] = {}
+    cuts: dict[str, list[LayoutSpans]] = {}
+    doubts: list[SuspectPeriod] = []
+    silent: dict[str, list[SampleSpan]] = {}
+    """Time in which a GPU was listed in frames of which some have no value of it."""
+
+    def cover(self, first_ns: int, last_ns: int) -> None:
+        """Extend the chunk's time."""
+        self.start_ns = min(self.start_ns, first_ns)
+        self.end_ns = max(self.end_ns, last_ns)
+
+    def sight(self, gpu: str, new: SightedGpu) -> None:
+        """Record a GPU in the node; `new` may be shared: its spans are copied."""
+        found = self.gpus.get(gpu)
+        if found is None:
+            found = self.gpus[gpu] = SightedGpu(new.heard_ns, new.rail, new.sku, [])
+        first_ns = new.spans[0].first_ns
+        believed_ns = max(new.believed_ns, first_ns)
+        found.believed_ns = believed_from(found.spans, found.believed_ns, believed_ns, first_ns)
+        found.heard_ns = min(found.heard_ns, new.heard_ns)
+        found.rail, found.sku = max(found.rail, new.rail), max(found.sku, new.sku)
+        add_spans(found.spans, new.spans)
+
+    def cut(self, gpu: str, parts: tuple[ReportedMigInstance, ...], span: SampleSpan) -> None:
+        """Record the MIG layout of a GPU in a span, which may be shared: it is copied."""
+        cuts = self.cuts.setdefault(gpu, [])
+        for cut in cuts:
+            if cut.parts == parts:
+                add_span(cut.spans, span)
+                return
+        cuts.append(LayoutSpans(parts, [SampleSpan(span.first_ns, span.last_ns)]))
+        cuts.sort(key=lambda cut: cut.parts)
+
+    def doubt(self, new: SuspectPeriod) -> None:
+        """Mark evidence that was received while the collector's clock was suspect."""
+        self.cover(new.first_ns, new.last_ns)
+        if len(self.doubts) >= MAX_DOUBTS:
+            new.gpu = ""
+        for one in self.doubts:
+            if (one.since_ns, one.delta_ns, one.gpu) == (new.since_ns, new.delta_ns, new.gpu):
+                one.first_ns = min(one.first_ns, new.first_ns)
+                one.last_ns = max(one.last_ns, new.last_ns)
+                return
+        self.doubts.append(new)
+
+    def list_silent(self, gpu: str, spans: Sequence[SampleSpan]) -> None:
+        """Record that a GPU was listed without a value; `spans` may be shared: they are copied."""
+        bare = [SampleSpan(span.first_ns, span.last_ns) for span in spans]
+        add_spans(self.silent.setdefault(gpu, []), bare)
+
+    def attended(self) -> list[SampleSpan]:
+        """Return the time in which the node reported anything."""
+        found = [SampleSpan(span.first_ns, span.last_ns) for span in self.reports]
+        for some in (*(sighted.spans for sighted in self.gpus.values()), *self.silent.values()):
+            found += (SampleSpan(span.first_ns, span.last_ns) for span in some)
+        return found
+
+    def ordered(self) -> EvidenceChunk:
+        """Return a copy with everything in order, so that equal facts have equal bytes."""
+        return EvidenceChunk(
+            self.node,
+            self.boot,
+            self.number,
+            self.start_ns,
+            self.end_ns,
+            dict(sorted(self.gpus.items())),
+            self.reports,
+            {
+                name: CounterSeries(series.run, series.counters, dict(sorted(series.cells.items())))
+                for name, series in sorted(self.series.items())
+            },
+            dict(sorted(self.cuts.items())),
+            sorted(self.doubts),
+            dict(sorted(self.silent.items())),
+        )
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(EvidenceChunk)
+
+
+def encode_chunk(chunk: EvidenceChunk) -> bytes:
+    """Encode a chunk: equal facts give equal bytes."""
+    return _encoder.encode(chunk.ordered())
+
+
+def decode_chunk(content: bytes) -> EvidenceChunk:
+    """Decode a chunk. Raises msgspec.MsgspecError."""
+    return _decoder.decode(content)
+
+
+_SECOND_NS = 1_000_000_000
+TOLERANCE_NS = 120 * _SECOND_NS
+"""Time before its first receipt in which a GPU may be observed: the content of the first envelopes."""
+LATE_NS = 3_600 * _SECOND_NS
+"""Maximum time that a claim may reach back before the previous envelope of its node."""
+MAX_AGE_NS = 72 * LATE_NS
+"""Maximum time that any fact may reach back before its receipt."""
+MAX_GPUS = 256
+"""GPUs that a node may ever have reported; further ones are not accepted as evidence."""
+
+MAX_STRETCHES = 4096
+"""Maximum number of spans of a node's reports; they show that a GPU has left it."""
+
+
+class FirstContact(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
+    """First receipt of a frame with a GPU in it from a node, and the GPU's PCI address there."""
+
+    heard_ns: int
+    pci: str = ""
+
+
+class NodeReceipts(msgspec.Struct, array_like=True):
+    """Receipts of one node: the last envelope with a current frame (0: none), and its GPUs."""
+
+    current_ns: int = 0
+    gpus: dict[str, FirstContact] = {}
+    reports: list[SampleSpan] = []
+    """Time in which the node reported anything: the newest spans."""
+
+    def horizon_ns(self, received_ns: int) -> int:
+        """Return the timestamp from which an envelope's claims and ends are trusted."""
+        previous_ns = min(self.current_ns, received_ns)
+        return max(previous_ns - LATE_NS, received_ns - MAX_AGE_NS)
+
+    def receive(self, received_ns: int, sent: SentAt, envelope: Envelope) -> None:
+        """Record an envelope, after its content was recorded."""
+        ages = (
+            sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
+            for batch in envelope.batches
+            if batch.rows
+        )
+        if min(ages, default=LATE_NS + 1) <= LATE_NS:
+            self.current_ns = max(self.current_ns, received_ns)
+
+    def attend(self, spans: Iterable[SampleSpan]) -> None:
+        """Record the time of a node's reports."""
+        add_spans(self.reports, [SampleSpan(span.first_ns, span.last_ns) for span in spans])
+        del self.reports[:-MAX_STRETCHES]
+
+    def meet(self, gpu: str, contact: FirstContact) -> bool:
+        """Record the first receipt of a GPU; true if it is earlier than the recorded one."""
+        known = self.gpus.get(gpu)
+        if known is not None and known <= contact:
+            return False
+        self.gpus[gpu] = contact
+        return True
+
+    def accepts(self, gpu: str) -> bool:
+        """True if the node may report this GPU."""
+        return gpu in self.gpus or len(self.gpus) < MAX_GPUS
+
+
+Contacts = Mapping[str, Mapping[str, FirstContact]]
+"""By node and GPU."""
+NO_CONTACTS: Contacts = MappingProxyType({})
+
+
+def floor_ns(contacts: Contacts, gpu: str, node: str, heard_ns: Iterable[int] = ()) -> int:
+    """Return the timestamp before which a GPU is not observed in a node."""
+    known = contacts.get(node, {}).get(gpu)
+    receipts = [*heard_ns, *([known.heard_ns] if known else ())]
+    return min(receipts, default=0) - TOLERANCE_NS
+
+
+def node_floor_ns(contacts: Contacts, node: str) -> int:
+    """Return the timestamp before which no GPU is observed in a node."""
+    known = (contact.heard_ns for contact in contacts.get(node, {}).values())
+    return min(known, default=0) - TOLERANCE_NS

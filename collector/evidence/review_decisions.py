@@ -1,0 +1,225 @@
+"""Evidence that is pending review, and decisions of people about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from hashlib import sha256
+from typing import NamedTuple
+
+from sqlalchemy import Connection, select
+
+from collector.audit.event_records import clean
+from collector.evidence import evidence_tables
+from collector.evidence.claim_events import is_gpu
+from collector.evidence.evidence_store import EvidenceStore
+from collector.evidence.evidence_tables import (
+    claim_end_trust,
+    claim_ends,
+    reported_claims,
+    review_decisions,
+)
+from collector.evidence.gpu_evidence import (
+    AdministratorInputs,
+    claims_under_review,
+    facts_of,
+    nodes_under_review,
+)
+from collector.evidence.node_chunks import LATE_NS, TOLERANCE_NS, Contacts, EvidenceChunk
+from collector.evidence.node_claims import ClaimPart
+from collector.evidence.review_rules import ReviewKind, ReviewSubject
+from collector.ledger import audit_outbox
+from collector.ledger.audit_outbox import RecordDraft
+from collector.ledger.database import Database
+from collector.metering.units import FOREVER_NS, GPU_CAPACITY
+from railscope.audit.record import RecordActor, RecordData, RecordSubject
+
+EVENT_TYPE = "evidence.decide.v1"
+RECORD_TYPE = "evidence.decide"
+
+
+class PendingEvidence(NamedTuple):
+    """Evidence that is pending review: its subject, GPUs, tenants and reasons."""
+
+    subject: ReviewSubject
+    gpus: tuple[str, ...]
+    tenants: tuple[str, ...]
+    reasons: tuple[str, ...]
+    start_ns: int
+    end_ns: int
+    gpu_ns: Fraction
+    """GPU time that it requests so far."""
+
+
+class ReviewDecision(NamedTuple):
+    """Decision of a person, with time and reason."""
+
+    accepted: bool
+    actor: RecordActor
+    now_ns: int
+    reason: str = ""
+
+
+def find_pending_evidence(
+    store: EvidenceStore, database: Database, now_ns: int
+) -> list[PendingEvidence]:
+    """Return all evidence that is pending review, in order. Blocking; raises LedgerError."""
+    files, contacts = store.files(), store.contacts()
+    late_boots = store.late_boots()
+    with database.transaction() as connection:
+        candidates = _candidates(connection, files, contacts) | late_boots.keys()
+    parts: dict[ReviewSubject, list[tuple[str, ClaimPart, int]]] = {
+        ReviewSubject(ReviewKind.GPU, node, gpu): []
+        for node, gpus in contacts.items()
+        for gpu, contact in gpus.items()
+        if any(
+            start < now_ns and contact.heard_ns < end
+            for start, end, _ in files.expected.excess(gpu, node, contacts)
+        )
+    }
+    several = {gpu: nodes for gpu, nodes in _nodes_of(contacts).items() if len(nodes) > 1}
+    for some in evidence_tables.groups_of(sorted(candidates)):
+        loaded = store.load(some, {}, 0, FOREVER_NS - evidence_tables.CONTEXT_NS)
+        for gpu in some:
+            told, ended = loaded.told.get(gpu, ()), loaded.ended.get(gpu, ())
+            chunks = late_boots.get(gpu, ())
+            if gpu in several:
+                chunks = _chunks_since_second(store, gpu, contacts, several[gpu])
+                facts = facts_of(gpu, chunks, told, ended, contacts)
+                for node in nodes_under_review(facts, files, now_ns):
+                    parts.setdefault(ReviewSubject(ReviewKind.GPU, node, gpu), [])
+            counts = {(one.node, one.id): one.count for one in told}
+            for part in claims_under_review(facts_of(gpu, chunks, told, ended, contacts), files):
+                if part.claim.begins_ns < now_ns:
+                    count = counts.get((part.subject.node, part.subject.name), 0) or 1
+                    parts.setdefault(part.subject, []).append((gpu, part, count))
+    return [_summed(subject, found, now_ns) for subject, found in sorted(parts.items())]
+
+
+def _nodes_of(contacts: Contacts) -> dict[str, list[str]]:
+    """Return the nodes that ever reported each GPU."""
+    found: dict[str, list[str]] = {}
+    for node, gpus in contacts.items():
+        for gpu in gpus:
+            found.setdefault(gpu, []).append(node)
+    return found
+
+
+def _chunks_since_second(
+    store: EvidenceStore, gpu: str, contacts: Contacts, nodes: Sequence[str]
+) -> list[EvidenceChunk]:
+    """Return the chunks since a second node reported a GPU: no dispute is possible before."""
+    _, since_ns, *_ = sorted(contacts[node][gpu].heard_ns for node in nodes)
+    until_ns = FOREVER_NS - evidence_tables.CONTEXT_NS
+    loaded = store.load([gpu], {gpu: set(nodes)}, since_ns - TOLERANCE_NS, until_ns)
+    return [chunk for node in nodes for chunk in loaded.chunks[node]]
+
+
+def _candidates(connection: Connection, files: AdministratorInputs, contacts: Contacts) -> set[str]:
+    """Return GPUs with claims reported late or before the GPU, in excess, or in several nodes."""
+    late = select(reported_claims.c.gpu_uuid).where(
+        reported_claims.c.recorded_ns - reported_claims.c.start_ns > LATE_NS // 60
+    )
+    found = set(connection.execute(late.distinct()).scalars())
+    is_late = claim_end_trust.c.trusted_from_ns > claim_ends.c.instant_ns
+    ends = (
+        select(claim_ends.c.gpu_uuid)
+        .join(claim_end_trust, claim_end_trust.c.fact == claim_ends.c.fact)
+        .where(is_late)
+    )
+    found |= set(connection.execute(ends.distinct()).scalars())
+    found |= {gpu for gpu, nodes in _nodes_of(contacts).items() if len(nodes) > 1}
+    found |= {
+        gpu
+        for node, gpus in contacts.items()
+        for gpu in gpus
+        if gpu not in found and files.expected.excess(gpu, node, contacts)
+    }
+    return found
+
+
+def _summed(
+    subject: ReviewSubject, found: Sequence[tuple[str, ClaimPart, int]], now_ns: int
+) -> PendingEvidence:
+    gpus = {gpu for gpu, _, _ in found if is_gpu(gpu)} | (
+        {subject.name} if subject.what is ReviewKind.GPU else set()
+    )
+    claims_ = [part.claim for _, part, _ in found]
+    total = Fraction(0)
+    for _, (claim, _, _), count in found:
+        size = claim.share or Fraction(claim.compute.high - claim.compute.low, GPU_CAPACITY)
+        total += count * size * max(0, min(claim.end_ns, now_ns) - claim.begins_ns)
+    return PendingEvidence(
+        subject,
+        tuple(sorted(gpus)),
+        tuple(sorted({claim.tenant for claim in claims_})),
+        tuple(sorted({claim.review for claim in claims_})),
+        min((claim.begins_ns for claim in claims_), default=now_ns),
+        min(now_ns, max((claim.end_ns for claim in claims_), default=now_ns)),
+        total,
+    )
+
+
+def record_decision(
+    database: Database, found: Iterable[PendingEvidence], decision: ReviewDecision
+) -> int:
+    """Record a decision about each of these, with its audit record; return their number.
+
+    Raises LedgerError.
+    """
+    count = 0
+    with database.transaction(writes=True) as connection:
+        for one in found:
+            content = _event(one, decision)
+            name = sha256(content.encode()).hexdigest()
+            row = {
+                "id": name,
+                "what": one.subject.what.value,
+                "node": one.subject.node,
+                "name": one.subject.name,
+                "accepted": int(decision.accepted),
+                "start_ns": one.start_ns,
+                "end_ns": FOREVER_NS,
+                "recorded_ns": decision.now_ns,
+                "content": content,
+            }
+            evidence_tables.insert_new_rows(connection, review_decisions, [row])
+            audit_outbox.put_record(
+                connection, f"evidence_decision/{name}", _draft(one, decision, name)
+            )
+            count += 1
+    return count
+
+
+def _event(one: PendingEvidence, decision: ReviewDecision) -> str:
+    data = {
+        "subject": one.subject.id,
+        "what": one.subject.what.value,
+        "node": one.subject.node,
+        "name": one.subject.name,
+        "accepted": decision.accepted,
+        "reason": decision.reason,
+        "actor": decision.actor.id,
+        "recorded_ns": str(decision.now_ns),
+        "gpu_ns": str(one.gpu_ns),
+    }
+    event = {"specversion": "1.0", "type": EVENT_TYPE, "source": "railscope/bill", "data": data}
+    event["id"] = sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+    return json.dumps(event, sort_keys=True)
+
+
+def _draft(one: PendingEvidence, decision: ReviewDecision, name: str) -> RecordDraft:
+    data: RecordData = {
+        "what": one.subject.what.value,
+        "verdict": "accept" if decision.accepted else "reject",
+        "name": clean(one.subject.name),
+        "gpu_ns": str(one.gpu_ns),
+        "tenants": ", ".join(map(clean, one.tenants))[:400],
+        "why": ", ".join(one.reasons),
+        "reason": clean(decision.reason)[:400],
+        "sha256": name,
+    }
+    gpu = clean(one.gpus[0]) if len(one.gpus) == 1 else ""
+    about = RecordSubject(node=clean(one.subject.node), gpu=gpu)
+    return RecordDraft(RECORD_TYPE, decision.actor, decision.now_ns, "done", about, data)

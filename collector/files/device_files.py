@@ -1,0 +1,319 @@
+"""Administrators' files about devices: the inventory, retired GPUs, the calendar.
+
+The inventory: expected numbers of GPUs and RDMA ports of each node, over time.
+
+CSV with the columns node, gpus, rdma_ports, from, to. `gpus` and `rdma_ports` are whole numbers,
+or empty if the number is not specified; times are RFC 3339 with an offset; an empty `to` means no
+end. Of two rows of a node that are in force, the later start takes precedence.
+
+Retired GPUs: times in which a GPU has no capacity in the account, with the reason.
+
+CSV with the columns gpu, from, to, why. `gpu` is a UUID; times are RFC 3339 with an offset; an
+empty `to` means permanently, otherwise the GPU is back from then on. Observations of such a GPU
+in the meantime stay in the evidence, and count again if the row is removed.
+
+Calendar of announced maintenance, outages and reservations, written by an administrator.
+
+TOML with the tables [[maintenance]], [[outage]] (holds, from, to) and [[reservation]] (name,
+tenant, holds, from, to). `holds` is a GPU's UUID, a node's name or `*` for all; times have an
+offset; without `to` the entry has no end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from collector.files.watched_file import (
+    FileError,
+    WatchedFile,
+    parse_columns_span,
+    parse_timestamp_ns,
+    read_rows,
+    to_timestamp_ns,
+)
+from collector.metering.evidence import GpuOutage, MeteredClaim, NodeStay, SlotReservation
+from collector.metering.timeline import TimePiece, without
+from collector.metering.units import FOREVER_NS
+from railscope.untrusted_text import NumberError, TomlError, parse_toml, parse_whole
+
+INVENTORY_HEADER = ("node", "gpus", "rdma_ports", "from", "to")
+MAX_DEVICES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedDevices:
+    """Expected devices of a node in [start, end); None if not specified."""
+
+    start_ns: int
+    end_ns: int
+    node: str
+    gpus: int | None
+    rdma_ports: int | None
+
+
+@dataclass(frozen=True)
+class DeviceInventory:
+    """All rows of the file, by node and start."""
+
+    by_node: dict[str, tuple[ExpectedDevices, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, found: Iterable[ExpectedDevices]) -> DeviceInventory:
+        """Build an inventory from rows in any order."""
+        grouped: dict[str, list[ExpectedDevices]] = {}
+        for row in found:
+            grouped.setdefault(row.node, []).append(row)
+        return cls({
+            node: tuple(sorted(some, key=lambda row: row.start_ns))
+            for node, some in sorted(grouped.items())
+        })  # fmt: skip
+
+    def __iter__(self) -> Iterator[ExpectedDevices]:
+        return (row for some in self.by_node.values() for row in some)
+
+    def at(self, instant_ns: int) -> dict[str, ExpectedDevices]:
+        """Expected devices of each node in the inventory at an instant."""
+        found: dict[str, ExpectedDevices] = {}
+        for row in self:
+            if row.start_ns <= instant_ns < row.end_ns:
+                found[row.node] = row
+        return found
+
+    def removed(self, node: str, instant_ns: int) -> bool:
+        """True if a node was in the inventory before an instant, and is not at that instant."""
+        rows = self.by_node.get(node, ())
+        ended = any(row.end_ns <= instant_ns for row in rows)
+        return ended and not any(row.start_ns <= instant_ns < row.end_ns for row in rows)
+
+
+def parse_inventory(text: str) -> DeviceInventory:
+    """Parse the inventory from the text of a file. Raises FileError that names line and column."""
+    found: dict[tuple[str, int], ExpectedDevices] = {}
+    for number, (node, gpus, rdma_ports, start, end) in read_rows(text, INVENTORY_HEADER):
+        line = f"line {number}"
+        if not node:
+            message = f"{line}, node: it is empty"
+            raise FileError(message)
+        row = ExpectedDevices(
+            *parse_columns_span(start, end, line),
+            node,
+            _count(gpus, f"{line}, gpus"),
+            _count(rdma_ports, f"{line}, rdma_ports"),
+        )
+        if (node, row.start_ns) in found:
+            message = f"{line}: another row of {node} begins at the same instant"
+            raise FileError(message)
+        found[node, row.start_ns] = row
+    return DeviceInventory.of(found.values())
+
+
+def _count(text: str, where: str) -> int | None:
+    if not text:
+        return None
+    try:
+        return parse_whole(text, MAX_DEVICES + 1)
+    except NumberError as error:
+        message = f"{where}: {error}"
+        raise FileError(message) from error
+
+
+def inventory_file(path: Path | None) -> WatchedFile[DeviceInventory]:
+    """The watched inventory file of a path."""
+    return WatchedFile("inventory", path, parse_inventory, DeviceInventory())
+
+
+RETIREMENTS_HEADER = ("gpu", "from", "to", "why")
+MAX_CHARACTERS = 400
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Retirement:
+    """A GPU is retired in [start, end)."""
+
+    start_ns: int
+    end_ns: int
+    gpu: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class RetiredGpus:
+    """All rows of the file, by GPU."""
+
+    by_gpu: dict[str, tuple[Retirement, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, found: Iterable[Retirement]) -> RetiredGpus:
+        """Build from rows in any order."""
+        grouped: dict[str, list[Retirement]] = {}
+        for one in found:
+            grouped.setdefault(one.gpu, []).append(one)
+        return cls({gpu: tuple(sorted(some)) for gpu, some in sorted(grouped.items())})
+
+    def __iter__(self) -> Iterator[Retirement]:
+        return (one for some in self.by_gpu.values() for one in some)
+
+    def at(self, gpu: str, instant_ns: int) -> Retirement | None:
+        """The row by which a GPU is retired at an instant; None if it is not."""
+        for one in self.by_gpu.get(gpu, ()):
+            if one.start_ns <= instant_ns < one.end_ns:
+                return one
+        return None
+
+    def in_service(self, gpu: str, stays: Iterable[NodeStay]) -> tuple[NodeStay, ...]:
+        """The stays of a GPU without the time in which it is retired."""
+        retired = self.by_gpu.get(gpu, ())
+        if not retired:
+            return tuple(stays)
+        spans = [(one.start_ns, one.end_ns) for one in retired]
+        return tuple(
+            NodeStay(piece.start_ns, stay.node, piece.end_ns)
+            for stay in stays
+            for piece in without(TimePiece(stay.start_ns, stay.end_ns, stay), spans)
+        )
+
+    def held(self, gpu: str, claim: MeteredClaim) -> Iterator[MeteredClaim]:
+        """A claim without the time in which its GPU is retired; the part after it is another claim."""
+        spans = [(one.start_ns, one.end_ns) for one in self.by_gpu.get(gpu, ())]
+        for start, end, _ in without(TimePiece(claim.start_ns, claim.end_ns, claim), spans):
+            name = claim.id if start == claim.start_ns else f"{claim.id}#{start}"
+            yield msgspec.structs.replace(claim, id=name, start_ns=start, end_ns=end)
+
+
+def parse_retirements(text: str) -> RetiredGpus:
+    """Parse retirements from the text of a file. Raises FileError that names line and column."""
+    found: set[Retirement] = set()
+    for number, (gpu, start, end, why) in read_rows(text, RETIREMENTS_HEADER):
+        line = f"line {number}"
+        for column, word in (("gpu", gpu), ("why", why)):
+            if len(word) > MAX_CHARACTERS:
+                message = f"{line}, {column}: it is longer than {MAX_CHARACTERS} characters"
+                raise FileError(message)
+        if not gpu:
+            message = f"{line}, gpu: it is empty"
+            raise FileError(message)
+        found.add(Retirement(*parse_columns_span(start, end, line), gpu, why))
+    return RetiredGpus.of(found)
+
+
+def retired_file(path: Path | None) -> WatchedFile[RetiredGpus]:
+    """The watched file of retired GPUs of a path."""
+    return WatchedFile("retired", path, parse_retirements, RetiredGpus())
+
+
+ALL_DEVICES = "*"
+_WORDS = {
+    "maintenance": {"holds", "from", "to"},
+    "outage": {"holds", "from", "to"},
+    "reservation": {"name", "tenant", "holds", "from", "to"},
+}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CalendarEntry:
+    """A maintenance, outage or reservation of a GPU, a node or everything."""
+
+    start_ns: int
+    end_ns: int
+    holds: str
+    kind: str
+    name: str = ""
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Calendar:
+    """All entries of the file."""
+
+    entries: tuple[CalendarEntry, ...] = ()
+
+    def __iter__(self) -> Iterator[CalendarEntry]:
+        return iter(self.entries)
+
+    def _of(self, gpu: str, stays: Iterable[tuple[int, int, str]]) -> Iterator[CalendarEntry]:
+        """Entries on a GPU, cut to the time in which it was in the node that they name."""
+        places = list(stays)
+        for entry in self.entries:
+            if entry.holds in {gpu, ALL_DEVICES}:
+                yield entry
+                continue
+            for start, end, node in places:
+                first, last = max(start, entry.start_ns), min(end, entry.end_ns)
+                if entry.holds == node and first < last:
+                    yield CalendarEntry(first, last, node, entry.kind, entry.name, entry.tenant)
+
+    def outages(self, gpu: str, stays: Iterable[tuple[int, int, str]]) -> list[GpuOutage]:
+        """Outages of a GPU that was in these nodes."""
+        return [
+            GpuOutage(entry.kind == "maintenance", entry.start_ns, entry.end_ns)
+            for entry in self._of(gpu, stays)
+            if entry.kind != "reservation"
+        ]
+
+    def reservations(
+        self, gpu: str, stays: Iterable[tuple[int, int, str]]
+    ) -> list[SlotReservation]:
+        """Reservations of a GPU that was in these nodes."""
+        return [
+            SlotReservation(entry.start_ns, entry.name, entry.tenant, entry.end_ns)
+            for entry in self._of(gpu, stays)
+            if entry.kind == "reservation"
+        ]
+
+
+def parse_calendar(text: str) -> Calendar:
+    """Parse the entries of a file. Raises FileError that names the entry."""
+    try:
+        document = parse_toml(text)
+    except TomlError as error:
+        raise FileError(str(error)) from error
+    if unknown := sorted(document.keys() - _WORDS.keys()):
+        message = f"[[{unknown[0]}]] is none of {', '.join(f'[[{word}]]' for word in _WORDS)}"
+        raise FileError(message)
+    found = []
+    for kind, tables in document.items():
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+            message = f"{kind} must be tables: [[{kind}]]"
+            raise FileError(message)
+        found += [_entry(kind, table, f"{kind} {n}") for n, table in enumerate(tables, 1)]
+    return Calendar(tuple(sorted(found)))
+
+
+def _entry(kind: str, table: dict[str, Any], where: str) -> CalendarEntry:
+    if unknown := sorted(table.keys() - _WORDS[kind]):
+        message = f"{where}: {unknown[0]} is none of {', '.join(sorted(_WORDS[kind]))}"
+        raise FileError(message)
+    if missing := sorted(_WORDS[kind] - table.keys() - {"to"}):
+        message = f"{where}: {missing[0]} is missing"
+        raise FileError(message)
+    words = {name: table[name] for name in _WORDS[kind] & table.keys() - {"from", "to"}}
+    for name, word in words.items():
+        if not isinstance(word, str) or not word or "\0" in word:
+            message = f"{where}: {name} must be a text that is not empty"
+            raise FileError(message)
+    start_ns = _moment(table["from"], where)
+    end_ns = _moment(table["to"], where) if "to" in table else FOREVER_NS
+    if end_ns <= start_ns:
+        message = f"{where}: it ends before it begins"
+        raise FileError(message)
+    return CalendarEntry(start_ns, end_ns, kind=kind, **words)
+
+
+def _moment(value: object, where: str) -> int:
+    if isinstance(value, datetime):
+        return to_timestamp_ns(value, where)
+    if isinstance(value, str):
+        return parse_timestamp_ns(value, where)
+    message = f"{where}: {value!r} is no time"
+    raise FileError(message)
+
+
+def calendar_file(path: Path | None) -> WatchedFile[Calendar]:
+    """The watched calendar file of a path."""
+    return WatchedFile("calendar", path, parse_calendar, Calendar())

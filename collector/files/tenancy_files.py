@@ -1,0 +1,228 @@
+"""Administrators' files about tenants: claims, and the tenants of owners.
+
+Claims of an administrator: the tenant that holds a GPU or node, from start to end.
+
+CSV with the columns tenant, holds, from, to, and optionally share. `holds` is a GPU's UUID or a
+node's name; times are RFC 3339 with an offset; an empty `to` means no end; `share` is a fraction
+of each GPU such as 3/8 or 37.5%, empty for all of it. These claims rank above all claims that
+agents report.
+
+Tenant of an owner: the payer of a Kubernetes namespace, a Slurm account or a user.
+
+CSV with the columns tenant, source, owner, from, to. `source` is the source of the claim
+(kubernetes, slurm, ...) or `*` for any; times as in the claims file. At each instant a row of the
+claim's own source takes precedence over `*`, and of two rows the one with the later start.
+
+An owner without a row is a tenant of its own, `source:owner`, so that no use is lost; the colon,
+which is invalid in a tenant of the file, marks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import structlog
+
+from collector.files.watched_file import MAX_QUOTED, FileError, WatchedFile, parse_span, read_rows
+from collector.metering.evidence import ClaimAuthority, MeteredClaim
+from collector.metering.timeline import TimePiece, aligned, extend, prevailing
+from railscope.device_shares import ShareError, parse_share, parse_written_share, share_text
+
+log = structlog.get_logger(__name__)
+
+SOURCE = "file"
+CLAIMS_HEADER = ("tenant", "holds", "from", "to")
+CLAIMS_OPTIONAL = ("share",)
+_MAX_OVERLAPS = 10
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class FileClaim:
+    """A tenant holds a GPU (by UUID) or all GPUs of a node (by name) in [start, end)."""
+
+    start_ns: int
+    end_ns: int
+    tenant: str
+    holds: str
+    share: str = ""
+    """`n/d` of each GPU; empty for all of it."""
+
+    @property
+    def id(self) -> str:
+        """Claim id in the ledger."""
+        name = f"file/{self.holds}/{self.tenant}/{self.start_ns}"
+        return f"{name}/{self.share}" if self.share else name
+
+    def on(self, node: str) -> MeteredClaim:
+        """The claim for metering: on the named node, or, if empty, on a GPU in any node."""
+        return MeteredClaim(
+            ClaimAuthority.ADMINISTRATOR, self.start_ns, self.id, self.tenant, self.end_ns, node=node,
+            exclusive=not self.share, source=SOURCE,
+            share=parse_share(self.share) if self.share else None,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FileClaims:
+    """All claims of the file, by their target."""
+
+    by_target: dict[str, tuple[FileClaim, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, claims: Iterable[FileClaim]) -> FileClaims:
+        """Claims grouped by their target."""
+        grouped: dict[str, list[FileClaim]] = {}
+        for claim in claims:
+            grouped.setdefault(claim.holds, []).append(claim)
+        return cls({target: tuple(sorted(found)) for target, found in grouped.items()})
+
+    def __iter__(self) -> Iterator[FileClaim]:
+        return (claim for claims in self.by_target.values() for claim in claims)
+
+    def claims(self, gpu: str, nodes: Iterable[str]) -> Iterator[MeteredClaim]:
+        """Claims of the file on a GPU that was in these nodes."""
+        for claim in self.by_target.get(gpu, ()):
+            yield claim.on("")
+        for node in nodes:
+            for claim in self.by_target.get(node, ()):
+                yield claim.on(node)
+
+    def holder(self, node: str, instant_ns: int) -> str:
+        """Tenant that holds a whole node at an instant; empty if none does, or only shares of its GPUs."""
+        begun = [
+            claim
+            for claim in self.by_target.get(node, ())
+            if claim.start_ns <= instant_ns and not claim.share
+        ]
+        latest = max(begun, default=None)
+        return latest.tenant if latest and instant_ns < latest.end_ns else ""
+
+    def in_force(self, instant_ns: int) -> int:
+        """Number of claims in force at an instant."""
+        return sum(claim.start_ns <= instant_ns < claim.end_ns for claim in self)
+
+    def overlaps(self) -> Iterator[tuple[FileClaim, FileClaim]]:
+        """Claims of two tenants on one GPU or one node at one time, the earlier first.
+
+        A claim on a GPU within a claim on its node is not an error but an exception to it, and the
+        file does not specify which GPU is in which node. Shares are intended to coexist.
+        """
+        for claims in self.by_target.values():
+            longest: dict[str, FileClaim] = {}
+            for claim in claims:
+                if claim.share:
+                    continue
+                for other in longest.values():
+                    if other.tenant != claim.tenant and other.end_ns > claim.start_ns:
+                        yield other, claim
+                before = longest.get(claim.tenant)
+                if before is None or before.end_ns < claim.end_ns:
+                    longest[claim.tenant] = claim
+
+
+def parse_claims(text: str) -> FileClaims:
+    """Parse claims from the text of a file. Raises FileError that names the line."""
+    found = []
+    for number, (tenant, holds, start, end, part) in read_rows(
+        text, CLAIMS_HEADER, CLAIMS_OPTIONAL
+    ):
+        if not tenant or not holds:
+            quoted = f"{tenant},{holds},{start},{end}"[:MAX_QUOTED]
+            message = f"line {number}: needs {','.join(CLAIMS_HEADER)}, got {quoted}"
+            raise FileError(message)
+        try:
+            share = share_text(parse_written_share(part)) if part else ""
+        except ShareError as error:
+            message = f"line {number}: {error}"
+            raise FileError(message) from error
+        found.append(FileClaim(*parse_span(start, end, f"line {number}"), tenant, holds, share))
+    return FileClaims.of(found)
+
+
+def claims_file(path: Path | None) -> WatchedFile[FileClaims]:
+    """The watched claims file of a path; logs overlapping tenants after each read."""
+    watched = WatchedFile("claims", path, parse_claims, FileClaims())
+    watched.on_change.append(lambda _: _name_overlaps(watched.content))
+    return watched
+
+
+def _name_overlaps(claims: FileClaims) -> None:
+    for earlier, later in islice(claims.overlaps(), _MAX_OVERLAPS):
+        log.warning("claims_overlap", holds=later.holds, earlier=earlier.tenant,
+                    later=later.tenant, advice="the later holds while it lasts, then the earlier holds again")  # fmt: skip
+
+
+TENANTS_HEADER = ("tenant", "source", "owner", "from", "to")
+ANY_SOURCE = "*"
+UNMAPPED = ":"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TenantMapping:
+    """Assignment of an owner to a tenant in [start, end)."""
+
+    start_ns: int
+    end_ns: int
+    tenant: str
+    source: str
+    owner: str
+
+
+@dataclass(frozen=True)
+class TenantMappings:
+    """All mappings, by source and owner."""
+
+    mappings: dict[tuple[str, str], tuple[TenantMapping, ...]] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[TenantMapping]:
+        return (mapping for found in self.mappings.values() for mapping in found)
+
+    def pieces(self, source: str, owner: str, start_ns: int, end_ns: int) -> list[TimePiece[str]]:
+        """Tenants of an owner over [start, end), without gaps."""
+        timelines = [
+            prevailing(
+                TimePiece(mapping.start_ns, mapping.end_ns, mapping)
+                for mapping in self.mappings.get((word, owner), ())
+            )
+            for word in (source, ANY_SOURCE)
+        ]
+        found: list[TimePiece[str]] = []
+        for start, end, (own, general) in aligned(timelines, start_ns, end_ns):
+            mapping = own or general
+            tenant = mapping.tenant if mapping else unmapped(source, owner)
+            extend(found, TimePiece(start, end, tenant))
+        return found
+
+    def at(self, source: str, owner: str, instant_ns: int) -> str:
+        """The tenant of the row for an owner at an instant; empty without a row."""
+        (piece,) = self.pieces(source, owner, instant_ns, instant_ns + 1)
+        return "" if UNMAPPED in piece.value else piece.value
+
+
+def unmapped(source: str, owner: str) -> str:
+    """The tenant of an owner without a row."""
+    return f"{source or 'unknown'}{UNMAPPED}{owner or 'nobody'}"
+
+
+def parse_tenants(text: str) -> TenantMappings:
+    """Parse mappings from the text of a file. Raises FileError that names the line."""
+    found: dict[tuple[str, str], list[TenantMapping]] = {}
+    for number, (tenant, source, owner, start, end) in read_rows(text, TENANTS_HEADER):
+        where = f"line {number}"
+        if not (tenant and source and owner):
+            message = f"{where}: tenant, source and owner must not be empty"
+            raise FileError(message)
+        if UNMAPPED in tenant:
+            message = f"{where}: {tenant!r} has a colon, which marks owners without a tenant"
+            raise FileError(message)
+        mapping = TenantMapping(*parse_span(start, end, where), tenant, source, owner)
+        found.setdefault((source, owner), []).append(mapping)
+    return TenantMappings({key: tuple(sorted(mappings)) for key, mappings in found.items()})
+
+
+def tenants_file(path: Path | None) -> WatchedFile[TenantMappings]:
+    """The watched tenants file of a path."""
+    return WatchedFile("tenants", path, parse_tenants, TenantMappings())

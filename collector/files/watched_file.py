@@ -1,0 +1,180 @@
+"""Files of administrators, which the collector reads again when they change."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import structlog
+
+from collector.metering.units import FOREVER_NS
+
+log = structlog.get_logger(__name__)
+
+MAX_QUOTED = 200
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_WATCH_SECONDS = 1.0
+T = TypeVar("T")
+
+
+class FileError(ValueError):
+    """An invalid file; the message names the line or the entry."""
+
+
+@dataclass(slots=True)
+class WatchedFile(Generic[T]):
+    """A file of one kind: `content` is that of the last valid version, `empty` without one."""
+
+    kind: str
+    path: Path | None
+    parse: Callable[[str], T]
+    empty: T
+    on_change: list[Callable[[str], None]] = field(default_factory=list)
+    """Each is called with the text of every new valid version."""
+    content: T = field(init=False)
+    text: str = ""
+    valid: bool = True
+    problem: str = ""
+    """Reason why the current file is invalid."""
+    _digest: bytes = b""
+    _ever_valid: bool = False
+
+    def __post_init__(self) -> None:
+        """Start with the empty content."""
+        self.content = self.empty
+
+    @property
+    def known(self) -> bool:
+        """True if `content` is authoritative: a version was valid, or no file is configured.
+
+        If a configured file was never valid, `empty` is only a placeholder.
+        """
+        return self.path is None or self._ever_valid
+
+    async def watch(self) -> None:
+        """Read the file whenever it changes, until cancelled."""
+        while self.path:
+            await asyncio.to_thread(self.refresh)
+            await asyncio.sleep(_WATCH_SECONDS)
+
+    def refresh(self) -> None:
+        """Read the file if it has changed since the last read."""
+        if self.path is None:
+            return
+        try:
+            content = self.path.read_bytes()
+            digest = hashlib.sha256(content).digest()
+            if digest == self._digest:
+                return
+            self._digest = digest
+            text = content.decode()
+            found = self.parse(text)
+        except (OSError, FileError, UnicodeDecodeError) as error:
+            if self.valid or not isinstance(error, OSError):
+                what = f"{self.kind}_refused"
+                log.error(what, file=str(self.path), problem=str(error),
+                          advice="what was last good stays in force")  # fmt: skip
+            self.valid, self.problem = False, str(error)
+            if isinstance(error, OSError):
+                self._digest = b""
+            return
+        self.valid, self.problem = True, ""
+        self._accept(text, found)
+        what = f"{self.kind}_read"
+        log.info(what, file=str(self.path))
+
+    def restore(self, text: str) -> None:
+        """Use an earlier valid version while the file itself is invalid. Raises FileError."""
+        self._accept(text, self.parse(text))
+
+    def _accept(self, text: str, content: T) -> None:
+        self._ever_valid = True
+        self.content, self.text = content, text
+        for hear in self.on_change:
+            hear(text)
+
+
+def read_rows(
+    text: str, header: Sequence[str], optional: Sequence[str] = ()
+) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a CSV file below its header, with the number of the line each begins on.
+
+    Missing optional columns have empty values. Comments count as empty lines. Raises FileError that
+    names the line.
+    """
+    if "\0" in text:
+        message = "the file has a NUL character"
+        raise FileError(message)
+    found = _rows(text)
+    number, first = next(found, (1, []))
+    missing = [""] * len(optional)
+    if optional and first == [*header, *optional]:
+        header, missing = first, []
+    if first != list(header):
+        message = f"line {number}: the header must be {','.join(header)}"
+        raise FileError(message)
+    for number, row in found:
+        if len(row) != len(header):
+            message = f"line {number}: needs {','.join(header)}, got {','.join(row)[:MAX_QUOTED]}"
+            raise FileError(message)
+        yield number, row + missing
+
+
+def _rows(text: str) -> Iterator[tuple[int, list[str]]]:
+    lines = text.replace("\r\n", "\n").split("\n")
+    reader = csv.reader(("" if line.startswith("#") else line for line in lines), strict=True)
+    while True:
+        number = reader.line_num + 1
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            message = f"line {number}: {error}"
+            raise FileError(message) from error
+        if row is None:
+            return
+        if row:
+            yield number, [cell.strip() for cell in row]
+
+
+def parse_span(start: str, end: str, where: str) -> tuple[int, int]:
+    """Parse start and end; an empty end means no end. Raises FileError."""
+    return _parse_span(start, end, (where, where))
+
+
+def parse_columns_span(start: str, end: str, line: str) -> tuple[int, int]:
+    """As `parse_span`, of the columns `from` and `to`, which the message names. Raises FileError."""
+    return _parse_span(start, end, (f"{line}, from", f"{line}, to"))
+
+
+def _parse_span(start: str, end: str, places: tuple[str, str]) -> tuple[int, int]:
+    start_ns = parse_timestamp_ns(start, places[0])
+    end_ns = parse_timestamp_ns(end, places[1]) if end else FOREVER_NS
+    if end_ns <= start_ns:
+        message = f"{places[1]}: it ends before it begins"
+        raise FileError(message)
+    return start_ns, end_ns
+
+
+def parse_timestamp_ns(text: str, where: str) -> int:
+    """Parse an RFC 3339 time with an offset. Raises FileError."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        message = f"{where}: {text[:MAX_QUOTED]!r} is no time like 2026-01-31T08:00:00Z"
+        raise FileError(message) from error
+    return to_timestamp_ns(moment, where)
+
+
+def to_timestamp_ns(moment: datetime, where: str) -> int:
+    """Convert a time with an offset to nanoseconds. Raises FileError."""
+    if moment.tzinfo is None:
+        message = f"{where}: {moment.isoformat()!r} has no offset; write Z for UTC"
+        raise FileError(message)
+    elapsed = moment - _EPOCH
+    return ((elapsed.days * 86_400 + elapsed.seconds) * 1_000_000 + elapsed.microseconds) * 1000

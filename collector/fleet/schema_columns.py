@@ -1,0 +1,379 @@
+"""Columns of a schema that jobs, metering and the inventory use, determined once per schema.
+
+Columns of a schema that are used for jobs, and the GPU or rail of each.
+
+Metering facts in the frames of a schema, determined once per schema.
+
+GPUs and RDMA ports in the newest frames of nodes, with the state of each.
+
+A device is present if a frame has a value of it. It is gone if its readings are gone (a GPU that
+NVML reports as lost), except for unsupported ones. Without any value for another reason it may be
+there or not. If a source has found no device on a node there are no frames of it; the state that
+the agent reports for each source shows that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from collector.metering.measures import CountedQuantity
+from collector.metering.units import WHOLE, compute_slices, memory_slices
+from railscope.catalog import KINDS, METRICS
+from railscope.catalog.agent import SOURCE_STATE, SOURCE_STATES
+from railscope.catalog.declare import Kind, Metric
+from railscope.catalog.entities import GPU as GPU_ENTITY
+from railscope.catalog.jobs import BY_JOB, STRAGGLER_MEASURES
+from railscope.frame import NO_RAIL
+from railscope.reading import PRESENT, Absent
+from railscope.wire import WireEntity, WireSchema, part_of_key, rails_of_entities
+
+Positions: TypeAlias = npt.NDArray[np.intp]
+ColumnKey: TypeAlias = tuple[Metric, tuple[str, ...]]
+"""A metric, and the part of the GPU or port that it describes: a clock, a priority."""
+
+_COMPARED = frozenset((each.metric, each.part) for each in STRAGGLER_MEASURES.values())
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnOwner:
+    """Owner of a column: a GPU by its UUID, or the GPU on a rail of the node."""
+
+    gpu: str = ""
+    rail: int = NO_RAIL
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobColumns:
+    """The columns in order, each with its key and its owner; and the counters among them."""
+
+    columns: Positions
+    keys: tuple[ColumnKey, ...]
+    owners: tuple[ColumnOwner, ...]
+    owner_of: Positions
+    counters: Positions
+    """Indices of counters in `columns`; `rates` has their positions among all counters."""
+    rates: Positions
+
+    def seats(
+        self, by_gpu: Mapping[str, int], by_rail: Mapping[int, int], nobody: int
+    ) -> Positions:
+        """Return for each column the seat of its owner."""
+        found = [
+            by_gpu.get(owner.gpu, nobody) if owner.gpu else by_rail.get(owner.rail, nobody)
+            for owner in self.owners
+        ]
+        return np.array(found, np.intp)[self.owner_of]
+
+
+def job_columns(wire: WireSchema) -> JobColumns | None:
+    """Return the columns of a schema for jobs; None if there are none."""
+    entity_rails = rails_of_entities(wire)
+    owners: dict[ColumnOwner, int] = {}
+    rows: list[tuple[int, ColumnKey, int, int]] = []
+    column = counters = -1
+    for group in wire.groups:
+        metric = METRICS.get(group.metric)
+        counts = metric is not None and metric.kind is Kind.COUNTER
+        for member in group.entities:
+            column += 1
+            counters += counts
+            entity = wire.entities[member]
+            if metric is None or entity.kind != metric.about.name:
+                continue
+            key = metric, part_of_key(entity)
+            if metric not in BY_JOB and key not in _COMPARED:
+                continue
+            is_gpu = KINDS[entity.kind].whole is GPU_ENTITY
+            owner = (
+                ColumnOwner(gpu=entity.key[0]) if is_gpu else ColumnOwner(rail=entity_rails[member])
+            )
+            if is_gpu or owner.rail != NO_RAIL:
+                number = owners.setdefault(owner, len(owners))
+                rows.append((column, key, number, counters if counts else -1))
+    if not rows:
+        return None
+    columns, keys, owner_of, rates = zip(*rows, strict=True)
+    places = np.array(rates, np.intp)
+    return JobColumns(
+        np.array(columns, np.intp), keys, tuple(owners), np.array(owner_of, np.intp),
+        np.flatnonzero(places >= 0), places[places >= 0],
+    )  # fmt: skip
+
+
+MIG_STREAM = "mig"
+_GPU, _MIG = "gpu", "mig"
+_RDMA_PORT, _NIC = "rdma_port", "nic"
+_MEASURES = {
+    ("railscope_gpu_energy_joules_total", _GPU): CountedQuantity.ENERGY,
+    ("railscope_gpu_busy_seconds_total", _GPU): CountedQuantity.USED,
+    ("railscope_gpu_memory_used_byte_seconds_total", _GPU): CountedQuantity.MEMORY,
+    ("railscope_rdma_receive_bytes_total", _RDMA_PORT): CountedQuantity.RECEIVED,
+    ("railscope_rdma_transmit_bytes_total", _RDMA_PORT): CountedQuantity.TRANSMITTED,
+    ("railscope_nic_receive_bytes_total", _NIC): CountedQuantity.RECEIVED,
+    ("railscope_nic_transmit_bytes_total", _NIC): CountedQuantity.TRANSMITTED,
+}
+AGENT_MEASURES = frozenset({CountedQuantity.USED, CountedQuantity.MEMORY})
+"""Counters that the agent keeps: they restart with each run of it."""
+_PROFILE = re.compile(r"(?<!\d)(\d{1,3})g\.(\d{1,6})gb")
+_MODEL_MEMORY = re.compile(r"(?<!\d)(\d{1,6}) ?GB", re.IGNORECASE)
+_USUAL_MEMORY_SLICES = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
+_COMPUTE_SLICES, _MEMORY_SLICES = 7, 8
+_SLOTS = re.compile(r"(\d{1,3})-(\d{1,3})")
+_TILINGS = ("compute", "memory")
+
+
+class CounterSubject(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """Subject of a column: a GPU by its UUID, or the GPU on a rail of the node."""
+
+    measure: CountedQuantity
+    gpu: str = ""
+    rail: int = NO_RAIL
+    port: str = ""
+    rdma: bool = False
+
+
+class ReportedMigInstance(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """A MIG instance: [low, high) of compute and of memory."""
+
+    compute: tuple[int, int]
+    memory: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MeteredColumns:
+    """The columns of a schema that metering counts, and the MIG layouts of GPUs."""
+
+    counters: tuple[CounterSubject, ...]
+    columns: npt.NDArray[np.intp]
+    layouts: tuple[tuple[str, tuple[ReportedMigInstance, ...]], ...]
+    skus: dict[str, str]
+
+
+def metered(wire: WireSchema) -> MeteredColumns:
+    """Return the metering facts of a schema."""
+    counters: list[CounterSubject] = []
+    columns: list[int] = []
+    entity_rails = rails_of_entities(wire)
+    column = -1
+    for group in wire.groups:
+        for member in group.entities:
+            column += 1
+            entity = wire.entities[member]
+            measure = _MEASURES.get((group.metric, entity.kind))
+            if measure is None:
+                continue
+            if entity.kind == _GPU:
+                counters.append(CounterSubject(measure, gpu=entity.key[0]))
+            elif entity_rails[member] != NO_RAIL:
+                port = "/".join(entity.key)
+                rdma = entity.kind == _RDMA_PORT
+                counters.append(CounterSubject(measure, "", entity_rails[member], port, rdma))
+            else:
+                continue
+            columns.append(column)
+    layouts = _layouts(wire) if wire.stream == MIG_STREAM else ()
+    skus = {e.key[0]: sku_of(e.facts.get("model", "")) for e in wire.entities if e.kind == _GPU}
+    return MeteredColumns(tuple(counters), np.array(columns, np.intp), layouts, skus)
+
+
+def sku_of(model: str) -> str:
+    """Return a GPU's model as a slug: `h100-80gb-hbm3` for `NVIDIA H100 80GB HBM3`."""
+    words = re.findall(r"[a-z0-9]+", model.lower())
+    return "-".join(word for word in words if word not in {"nvidia", "tesla", "geforce"})
+
+
+def _layouts(wire: WireSchema) -> tuple[tuple[str, tuple[ReportedMigInstance, ...]], ...]:
+    """Return the MIG layout of each GPU of the stream.
+
+    Agents report the slots of each device. If an agent does not report the position of an instance,
+    positions are assigned in the order of instance numbers; instances that do not fit are omitted.
+    """
+    found: dict[str, dict[int, WireEntity]] = {}
+    told: dict[str, dict[str, ReportedMigInstance]] = {}
+    models: dict[str, str] = {}
+    for entity in wire.entities:
+        if entity.kind == _GPU:
+            found.setdefault(entity.key[0], {})
+            models[entity.key[0]] = entity.facts.get("model", "")
+        elif entity.kind == _MIG and entity.facts.get("gpu_instance", "").isdecimal():
+            instances = found.setdefault(entity.key[0], {})
+            instances.setdefault(int(entity.facts["gpu_instance"]), entity)
+            if part := _reported_slots(entity):
+                parts = told.setdefault(entity.key[0], {})
+                instance = entity.facts["gpu_instance"]
+                parts[instance] = (
+                    _joined_slots(parts[instance], part) if instance in parts else part
+                )
+    return tuple(
+        (gpu, _parts(list(told.get(gpu, {}).values()), instances, models.get(gpu, "")))
+        for gpu, instances in found.items()
+    )
+
+
+def _parts(
+    told: list[ReportedMigInstance], instances: dict[int, WireEntity], model: str
+) -> tuple[ReportedMigInstance, ...]:
+    """Return the instances of one GPU: as reported, if all were and no two overlap."""
+    if len(told) == len(instances) and _are_apart(told):
+        return tuple(sorted(told))
+    return _placed([e for _, e in sorted(instances.items())], model)
+
+
+def _are_apart(parts: list[ReportedMigInstance]) -> bool:
+    tilings = (sorted(part.compute for part in parts), sorted(part.memory for part in parts))
+    return all(one[1] <= other[0] for slots in tilings for one, other in pairwise(slots))
+
+
+def _reported_slots(device: WireEntity) -> ReportedMigInstance | None:
+    """Return the slots of a MIG device as reported by its agent; None if they are not reported."""
+    compute, memory = (_SLOTS.fullmatch(device.facts.get(f"{what}_slots", "")) for what in _TILINGS)
+    if compute is None or memory is None:
+        return None
+    low_high = [(int(found[1]), int(found[2])) for found in (compute, memory)]
+    if not all(low < high <= WHOLE.high for low, high in low_high):
+        return None
+    return ReportedMigInstance(*low_high)
+
+
+def _joined_slots(one: ReportedMigInstance, other: ReportedMigInstance) -> ReportedMigInstance:
+    """Return the slots of an instance that has several devices."""
+    return ReportedMigInstance(
+        (min(one.compute[0], other.compute[0]), max(one.compute[1], other.compute[1])),
+        (min(one.memory[0], other.memory[0]), max(one.memory[1], other.memory[1])),
+    )
+
+
+def _placed(instances: list[WireEntity], model: str) -> tuple[ReportedMigInstance, ...]:
+    """Assign positions as agents do for claims: at the first free multiple of the instance's memory."""
+    taken: list[range] = []
+    parts: list[ReportedMigInstance] = []
+    for entity in instances:
+        match = _PROFILE.search(entity.facts.get("profile", ""))
+        if not match:
+            continue
+        slices = int(match[1])
+        size = _memory_of(slices, int(match[2]), model)
+        last = min(_MEMORY_SLICES - size, _COMPUTE_SLICES - slices)
+        for start in range(0, last + 1, size):
+            if all(start + size <= other.start or other.stop <= start for other in taken):
+                taken.append(range(start, start + max(size, slices)))
+                compute, memory = compute_slices(start, slices), memory_slices(start, size)
+                parts.append(
+                    ReportedMigInstance(
+                        (int(compute.low), int(compute.high)), (int(memory.low), int(memory.high))
+                    )
+                )
+                break
+    return tuple(sorted(parts))
+
+
+def _memory_of(slices: int, gigabytes: int, model: str) -> int:
+    """Return the number of memory slices of an instance, out of eight."""
+    whole = _MODEL_MEMORY.search(model)
+    if whole and int(whole[1]):
+        return min(_MEMORY_SLICES, max(1, round(gigabytes * _MEMORY_SLICES / int(whole[1]))))
+    return _USUAL_MEMORY_SLICES.get(slices, slices)
+
+
+GPU, RDMA_PORT = "gpu", "rdma_port"
+STREAMS: Mapping[str, str] = {GPU: "gpu", RDMA_PORT: "rdma"}
+"""The stream with the devices of each kind; the name of its source is the same."""
+AGENT_STREAM = "agent"
+UNSUPPORTED = next(code for code, word in SOURCE_STATES.items() if word == "unsupported")
+_NO_POSITIONS: npt.NDArray[np.intp] = np.array((), np.intp)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceColumns:
+    """The devices of one kind in a schema; `order` lists their columns, `starts` the start of each."""
+
+    names: tuple[str, ...] = ()
+    order: npt.NDArray[np.intp] = field(default_factory=lambda: _NO_POSITIONS)
+    starts: npt.NDArray[np.intp] = field(default_factory=lambda: _NO_POSITIONS)
+
+    def look(self, codes: npt.NDArray[np.uint8]) -> ShownDevices:
+        """Return the state of each device from a row of reasons."""
+        if not self.names:
+            return ShownDevices()
+        mine = codes[self.order]
+        present = np.logical_or.reduceat(mine == PRESENT, self.starts)
+        if present.all():
+            return ShownDevices(self.names)
+        is_gone = mine == Absent.GONE.value
+        not_here = np.logical_and.reduceat(
+            is_gone | (mine == Absent.UNSUPPORTED.value), self.starts
+        )
+        gone = np.logical_or.reduceat(is_gone, self.starts) & not_here
+        told = list(zip(self.names, present.tolist(), gone.tolist(), strict=True))
+        return ShownDevices(
+            tuple(name for name, is_present, _ in told if is_present),
+            tuple(name for name, _, is_gone in told if is_gone),
+            tuple(name for name, is_present, is_gone in told if not (is_present or is_gone)),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShownDeviceColumns:
+    """The parts of a schema that show devices."""
+
+    devices: DeviceColumns = field(default_factory=DeviceColumns)
+    states: Mapping[str, int] = field(default_factory=dict)
+    """The columns with the states of the sources in `STREAMS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownDevices:
+    """The devices of one kind in one node, by name."""
+
+    present: Sequence[str] = ()
+    gone: Sequence[str] = ()
+    unknown: Sequence[str] = ()
+    """Listed without any value: they may be there or not."""
+
+
+NO_DEVICE_COLUMNS = ShownDeviceColumns()
+
+
+def find_device_columns(wire: WireSchema) -> ShownDeviceColumns:
+    """Return the parts of a schema that show devices, determined once per schema."""
+    if wire.stream == AGENT_STREAM:
+        return ShownDeviceColumns(states=_states(wire))
+    kind = next((kind for kind, stream in STREAMS.items() if stream == wire.stream), None)
+    return NO_DEVICE_COLUMNS if kind is None else ShownDeviceColumns(_devices(wire, kind))
+
+
+def _devices(wire: WireSchema, kind: str) -> DeviceColumns:
+    columns: dict[int, list[int]] = {}
+    column = 0
+    for group in wire.groups:
+        for member in group.entities:
+            if wire.entities[member].kind == kind:
+                columns.setdefault(member, []).append(column)
+            column += 1
+    found = [("/".join(wire.entities[member].key), some) for member, some in columns.items()]
+    sizes = [0, *(len(some) for _, some in found)]
+    return DeviceColumns(
+        tuple(name for name, _ in found),
+        np.array([one for _, some in found for one in some], np.intp),
+        np.cumsum(sizes[:-1], dtype=np.intp),
+    )
+
+
+def _states(wire: WireSchema) -> dict[str, int]:
+    found: dict[str, int] = {}
+    column = 0
+    for group in wire.groups:
+        for member in group.entities:
+            source = wire.entities[member].key[:1]
+            if group.metric == SOURCE_STATE.name and source and source[0] in STREAMS.values():
+                found[source[0]] = column
+            column += 1
+    return found

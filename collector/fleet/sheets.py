@@ -1,0 +1,339 @@
+"""Sheets: all rows of one layout, and the batches that are still to be written into them.
+
+Batches are decoded when a reader needs them, or when several are pending: many batches of one
+layout are decoded by the same few vector operations that a single one would need.
+
+Batches as numpy arrays. The counterpart without numpy is railscope.envelopes.decode_rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from collector.fleet.schemas import SchemaLayout
+from railscope.reading import PRESENT
+from railscope.wire import BYTES_PER_VALUE, MAX_EVENT_NUMBER, Batch, WireError, WireEvent
+
+Integers: TypeAlias = npt.NDArray[np.int64]
+Codes: TypeAlias = npt.NDArray[np.uint8]
+Positions: TypeAlias = npt.NDArray[np.intp]
+
+
+def check_batch(batch: Batch, columns: int, max_rows: int) -> int:
+    """Return the number of columns that change.
+
+    Raises WireError if the parts of a batch contradict each other.
+    """
+    rows = batch.rows
+    changed = int.from_bytes(batch.changed, "little")
+    count = changed.bit_count()
+    fits = (
+        0 < rows <= max_rows
+        and len(batch.boot_ns) == rows
+        and batch.first_sequence > 0
+        and batch.first_sequence + rows < 1 << 63
+        and len(batch.base) == columns * BYTES_PER_VALUE
+        and len(batch.changed) == (columns + 7) // 8
+        and changed >> columns == 0
+        and len(batch.steps) == count * (rows - 1) * BYTES_PER_VALUE
+        and len(batch.reasons) in (0, columns, columns * rows)
+        and _are_instants(batch.wall_ns)
+        and _are_instants(batch.boot_ns)
+        and (batch.uncertainty_ns or 0) >= 0
+        and all(_fits(event, rows) for event in batch.events)
+    )
+    if not fits:
+        message = f"batch of stream {batch.stream!r}: its parts do not fit {columns} columns"
+        raise WireError(message)
+    return count
+
+
+def _are_instants(ns: Sequence[int]) -> bool:
+    return min(ns) >= 0 and max(ns) < 1 << 63
+
+
+def _fits(event: WireEvent, rows: int) -> bool:
+    return (
+        0 <= event.row < rows
+        and 0 <= event.number <= MAX_EVENT_NUMBER
+        and _are_instants((event.wall_ns, event.boot_ns))
+    )
+
+
+def changed_columns(batch: Batch, columns: int) -> npt.NDArray[np.intp]:
+    """Return the positions of the columns that change within the batch."""
+    bits = np.unpackbits(np.frombuffer(batch.changed, np.uint8), count=columns, bitorder="little")
+    return np.flatnonzero(bits)
+
+
+def first_rows(batches: Sequence[Batch], columns: int) -> Integers:
+    """Return the values of the first row of each batch, shape (batches, columns)."""
+    bases = b"".join([batch.base for batch in batches])
+    return np.frombuffer(bases, "<i8").reshape(len(batches), columns)
+
+
+def last_rows(batches: Sequence[Batch], first: Integers) -> Integers:
+    """Return the values of the last row of each batch, without computing those between."""
+    last = first.copy()
+    # einsum adds along short rows twice as fast as sum, and wraps around in the same way.
+    sums = [
+        np.einsum("ij->i", np.frombuffer(batch.steps, "<i8").reshape(-1, batch.rows - 1))
+        for batch in batches
+        if batch.steps
+    ]
+    if sums:
+        bits = b"".join(
+            [batch.changed if batch.steps else bytes(len(batch.changed)) for batch in batches]
+        )
+        changed = np.unpackbits(
+            np.frombuffer(bits, np.uint8).reshape(len(batches), -1),
+            axis=1, count=first.shape[1], bitorder="little",
+        )  # fmt: skip
+        last.reshape(-1)[np.flatnonzero(changed)] += np.concatenate(sums)
+    return last
+
+
+def rows_at(batch: Batch, rows: Sequence[int], columns: Positions, width: int) -> Integers:
+    """Return the values of some rows and columns, shape (rows, columns); the batch has `width` columns."""
+    first = np.frombuffer(batch.base, "<i8").take(columns)
+    found = np.tile(first, (len(rows), 1))
+    if batch.steps and any(rows):
+        changed = changed_columns(batch, width)
+        place = changed.searchsorted(columns)
+        place[place == len(changed)] = 0
+        touched = np.flatnonzero(changed[place] == columns)
+        steps = np.frombuffer(batch.steps, "<i8").reshape(-1, batch.rows - 1)[place[touched]]
+        # Each step is added once, however many rows there are.
+        total = np.zeros(len(touched), np.int64)
+        before = 0
+        for number in sorted(range(len(rows)), key=rows.__getitem__):
+            total += steps[:, before : rows[number]].sum(axis=1, dtype=np.int64)
+            found[number, touched] += total
+            before = rows[number]
+    return found
+
+
+def reasons(batch: Batch, columns: int) -> Codes:
+    """Return reason codes of all rows, shape (rows, columns)."""
+    if not batch.reasons:
+        return np.zeros((batch.rows, columns), np.uint8)
+    codes = np.frombuffer(batch.reasons, np.uint8)
+    return np.broadcast_to(codes.reshape(-1, columns), (batch.rows, columns))
+
+
+def codes_of_last_rows(batches: Sequence[Batch], columns: int) -> Codes | None:
+    """Return reason codes of the last row of each batch; None if no value is absent in any batch."""
+    if not any([batch.reasons for batch in batches]):  # noqa: C419 - a list is faster here
+        return None
+    return np.array([reasons_of(batch, batch.rows - 1, columns) for batch in batches])
+
+
+def reasons_of(batch: Batch, row: int, columns: int) -> Codes:
+    """Return the reason codes of one row."""
+    if not batch.reasons:
+        return np.zeros(columns, np.uint8)
+    codes = np.frombuffer(batch.reasons, np.uint8)
+    return codes if len(codes) == columns else codes[row * columns : (row + 1) * columns]
+
+
+BLOCK_ROWS = 64
+MAX_WAITING, MAX_WAITING_BYTES = 32, 4 << 20
+"""Maximum pending batches of one layout: more cost memory and save no time."""
+_WAITING_SHARE = 8
+"""At most one of this many rows is pending: a batch of ten rows is three times as large as its row."""
+_NARROW_RANGE = 1 << 32
+_NS = 1e9
+
+Rates: TypeAlias = npt.NDArray[np.float64]
+
+
+class SheetBlock:
+    """A group of rows of one layout. `rates` holds the rate of each counter, NaN for none."""
+
+    def __init__(self, sheet: LayoutSheet) -> None:
+        layout = sheet.layout
+        self.layout = layout
+        self.instants_ns = np.zeros(BLOCK_ROWS, np.int64)
+        self.lasts_ns = np.zeros(BLOCK_ROWS, np.int64)
+        """Freshness limit of the frame of a slow stream, by the stream's period."""
+        self.nodes: list[str | None] = [None] * BLOCK_ROWS
+        self.all_read = [True] * BLOCK_ROWS
+        """True for a row without absence reasons, pending batches not included."""
+        self._sheet = sheet
+        self._values = np.zeros((BLOCK_ROWS, layout.columns), np.int64)
+        self._reasons = np.zeros((BLOCK_ROWS, layout.columns), np.uint8)
+        # Zeros take no memory until they are written; an unused row is not read.
+        self._rates = np.zeros((BLOCK_ROWS, len(layout.counters)), np.float32)
+
+    @property
+    def values(self) -> Integers:
+        """Return the newest values, shape (rows, columns)."""
+        self._sheet.settle()
+        return self._values
+
+    @property
+    def reasons(self) -> Codes:
+        """Return the absence reasons, PRESENT for a value; shape (rows, columns)."""
+        self._sheet.settle()
+        return self._reasons
+
+    @property
+    def rates(self) -> npt.NDArray[np.float32]:
+        """Return the increments per second, shape (rows, counters)."""
+        self._sheet.settle()
+        return self._rates
+
+    def begin(self, index: int) -> None:
+        """Initialize a row: it has no rates yet."""
+        self._rates[index] = np.nan
+
+    def held(self, index: int) -> tuple[Integers, Codes]:
+        """Return values and reasons of a row, pending batches not included."""
+        return self._values[index], self._reasons[index]
+
+    def write(self, index: int, values: Integers, codes: Codes | None, rates: Rates) -> None:
+        """Write a row; `codes` is None if no value is absent."""
+        self._values[index], self._rates[index] = values, rates
+        if codes is not None:
+            self._reasons[index] = codes
+            self.all_read[index] = False
+        elif not self.all_read[index]:
+            self._reasons[index] = PRESENT
+            self.all_read[index] = True
+
+
+class PendingBatch(NamedTuple):
+    """A batch that is to be written into a row."""
+
+    block: SheetBlock
+    row: int
+    batch: Batch
+    since_ns: int
+    """Boot clock of the row's content, the base of rates; 0 if the batch has its own base."""
+    resumed: bool
+    """True if the agent that counts was restarted since then."""
+
+
+@dataclass(slots=True)
+class LayoutSheet:
+    """The rows of one layout, in blocks, so that a long computation can yield between them."""
+
+    layout: SchemaLayout
+    blocks: list[SheetBlock] = field(default_factory=list)
+    _free: list[tuple[SheetBlock, int]] = field(default_factory=list)
+    _waiting: list[PendingBatch] = field(default_factory=list)
+    _rows_waiting: set[tuple[int, int]] = field(default_factory=set)
+    _bytes_waiting: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows in use."""
+        return len(self.blocks) * BLOCK_ROWS - len(self._free)
+
+    def take(self) -> tuple[SheetBlock, int]:
+        """Return a free row."""
+        if not self._free:
+            block = SheetBlock(self)
+            self.blocks.append(block)
+            self._free.extend((block, index) for index in reversed(range(BLOCK_ROWS)))
+        block, index = self._free.pop()
+        block.begin(index)
+        return block, index
+
+    def release(self, block: SheetBlock, index: int) -> None:
+        """Release a row."""
+        self.settle()
+        block.nodes[index] = None
+        block.instants_ns[index] = block.lasts_ns[index] = 0
+        self._free.append((block, index))
+
+    def put(self, waiting: PendingBatch) -> None:
+        """Write a batch into a row, now or before the next read."""
+        row = id(waiting.block), waiting.row
+        if row in self._rows_waiting:
+            self.settle()
+        self._waiting.append(waiting)
+        self._rows_waiting.add(row)
+        self._bytes_waiting += len(waiting.batch.base) + len(waiting.batch.steps)
+        many = len(self._waiting) >= min(MAX_WAITING, self.rows / _WAITING_SHARE)
+        if many or self._bytes_waiting >= MAX_WAITING_BYTES:
+            self.settle()
+
+    def settle(self) -> None:
+        """Write all pending batches. Those that cannot be written are not retried."""
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, []
+        self._rows_waiting.clear()
+        self._bytes_waiting = 0
+        self._settle(waiting)
+
+    def _settle(self, waiting: Sequence[PendingBatch]) -> None:
+        batches = [each.batch for each in waiting]
+        first = first_rows(batches, self.layout.columns)
+        last = last_rows(batches, first)
+        codes = codes_of_last_rows(batches, self.layout.columns)
+        rates = self._rates(waiting, first, last)
+        self._unrate(waiting, codes, rates)
+        for number, each in enumerate(waiting):
+            said = codes[number] if codes is not None and each.batch.reasons else None
+            each.block.write(each.row, last[number], said, rates[number])
+
+    def _rates(self, waiting: Sequence[PendingBatch], first: Integers, last: Integers) -> Rates:
+        """Return rates of the counters relative to the row's content, or else to the batch's first row."""
+        counters = self.layout.counters
+        before, after = first.take(counters, axis=1), last.take(counters, axis=1)
+        elapsed_ns = np.empty((len(waiting), 1))
+        for number, each in enumerate(waiting):
+            boot_ns = each.batch.boot_ns
+            elapsed_ns[number] = boot_ns[-1] - (each.since_ns or boot_ns[0])
+            if each.since_ns:
+                before[number] = each.block.held(each.row)[0].take(counters)
+        elapsed_ns[elapsed_ns <= 0] = np.nan
+        a_second = _NS / elapsed_ns
+        steps = after - before
+        rates: Rates = steps * a_second
+        fell = np.flatnonzero((steps < 0).any(axis=1))
+        if len(fell):
+            resumed = np.array([[waiting[number].resumed] for number in fell.tolist()])
+            went_on = increase(before[fell], after[fell], self.layout.narrow & resumed)
+            rates[fell] = went_on * a_second[fell]
+        return rates
+
+    def _unrate(self, waiting: Sequence[PendingBatch], codes: Codes | None, rates: Rates) -> None:
+        """Remove the rates of counters without a value, now or at their base."""
+        counters = self.layout.counters
+        if codes is not None:
+            rates[codes.take(counters, axis=1) != PRESENT] = np.nan
+        for number, each in enumerate(waiting):
+            if each.since_ns and not each.block.all_read[each.row]:
+                _, base = each.block.held(each.row)
+            elif each.batch.reasons and not each.since_ns:
+                base = reasons_of(each.batch, 0, self.layout.columns)
+            else:
+                continue
+            rates[number, base.take(counters) != PRESENT] = np.nan
+
+
+def increase(before: Integers, after: Integers, resumed: npt.NDArray[np.bool_]) -> Rates:
+    """Return the increments of counters, of which some may have decreased; arrays of one shape.
+
+    A counter that decreases has been reset and has counted its present value since. Agents extend
+    counters of 32 bits to 64, and distinguish a wrap from a reset themselves. `resumed` marks
+    counters of which a restarted agent, which has lost the number of wraps, reports the low 32
+    bits: they are taken as continued if they are then less than a quarter of the range ahead.
+    """
+    steps = after - before
+    fallen = steps < 0
+    if not fallen.any():
+        return steps.astype(np.float64)
+    ahead = steps % _NARROW_RANGE
+    low_bits = (after >= 0) & (after < _NARROW_RANGE) & (ahead < _NARROW_RANGE >> 2)
+    unsigned_after = after.view(np.uint64).astype(np.float64)
+    result = np.where(resumed & low_bits, ahead.astype(np.float64), unsigned_after)
+    return np.where(fallen, result, steps.astype(np.float64))

@@ -1,0 +1,46 @@
+"""Cells and tables of views."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from railscope.catalog.declare import Kind, Metric
+
+
+def label_names(metric: Metric) -> tuple[str, ...]:
+    """Return the labels of a metric's samples: those of its entity, and for an info metric its facts."""
+    about = metric.about
+    return (*about.labels, *about.facts) if metric.kind is Kind.INFO else about.labels
+
+
+@dataclass(frozen=True, slots=True)
+class ViewCell:
+    """One value of a view: a declared (or derived) metric, its labels, and the number.
+
+    The number is in base units; it is a float because exact integers end at the views.
+    """
+
+    metric: Metric
+    labels: tuple[str, ...]
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A named table of cells, as of a timestamp on the collector's clock."""
+
+    name: str
+    instant_ns: int
+    cells: tuple[ViewCell, ...] = field(default=())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the cells as plain dictionaries, for JSON."""
+        return [
+            {
+                "metric": cell.metric.name,
+                "labels": dict(zip(cell.metric.about.labels, cell.labels, strict=True)),
+                "value": cell.value,
+            }
+            for cell in self.cells
+        ]

@@ -1,0 +1,220 @@
+"""Received frames: sequence ranges that make repeated sending harmless.
+
+A frame's identity is (node, run, stream, sequence). For each (run, stream) of a node the received
+sequences are stored as disjoint ranges, one range as long as nothing is missing. Ranges do not
+depend on the order of frames.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+MAX_RUNS = 1000
+"""Maximum remembered runs of one node's agent; frames of older ones would count as new."""
+MAX_STREAMS = 256
+"""Streams of one run: as many as the statement of its end may name."""
+MAX_RANGES = 1 << 16
+"""Ranges of one node, about 60 streams in each of its runs; above it the oldest runs are dropped."""
+MAX_LOST_AT_END = 30 * 86_400 * 50
+"""Maximum frames of one stream between the last received frame and the end of the run.
+
+An agent that restarts has lost the content of its spool. No frame in it is older than 30 days (the
+default of `limits.oldest_frame_days`), and no source has a period of less than 20 ms.
+"""
+MAX_MISSING = 10**9
+"""Maximum missing frames of one node in the sum of the cluster, which stays exact as a float."""
+
+
+class SequenceRanges(msgspec.Struct):
+    """Disjoint, sorted, inclusive ranges of sequence numbers: starts[i] .. ends[i]."""
+
+    starts: list[int] = []
+    ends: list[int] = []
+
+    def missing_in(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Return the parts of first .. last that have not been received."""
+        if not self.ends or first > self.ends[-1]:
+            return [(first, last)]
+        gaps = []
+        position = first
+        index = bisect_left(self.ends, first)
+        while position <= last:
+            if index >= len(self.starts) or self.starts[index] > last:
+                gaps.append((position, last))
+                break
+            if self.starts[index] > position:
+                gaps.append((position, self.starts[index] - 1))
+            position = self.ends[index] + 1
+            index += 1
+        return gaps
+
+    def add(self, first: int, last: int) -> None:
+        """Add first .. last, joining adjacent ranges."""
+        if self.ends and first == self.ends[-1] + 1:
+            self.ends[-1] = last
+            return
+        left = bisect_left(self.ends, first - 1)
+        right = bisect_right(self.starts, last + 1)
+        if left < right:
+            first = min(first, self.starts[left])
+            last = max(last, self.ends[right - 1])
+        self.starts[left:right] = [first]
+        self.ends[left:right] = [last]
+
+    @property
+    def width(self) -> int:
+        """Return the number of sequences from the first to the last received."""
+        return self.ends[-1] - self.starts[0] + 1 if self.starts else 0
+
+    @property
+    def holes(self) -> int:
+        """Return the number of missing sequences between the first and the last received."""
+        if len(self.starts) < 2:  # noqa: PLR2004 - one range has none, and is the usual case
+            return 0
+        return sum(s - e - 1 for s, e in zip(self.starts[1:], self.ends, strict=False))
+
+
+class ReceivedRun(msgspec.Struct):
+    """One run of a node's agent: its received sequences, and the time of the last receipt."""
+
+    last_received_ns: int = 0
+    streams: dict[str, SequenceRanges] = {}
+    ended: dict[str, int] = {}
+    """The last sequence of each stream of the run, as stated by the next run."""
+
+    def extent(self, stream: str) -> int:
+        """Return the number of sequences from the first received to the last received or stated."""
+        ranges = self.streams.get(stream)
+        if ranges is None or not ranges.starts:
+            return 0
+        return max(ranges.ends[-1], self.ended.get(stream, 0)) - ranges.starts[0] + 1
+
+    @property
+    def missing(self) -> int:
+        """Missing frames of all streams. Linear in the ranges: for whole runs that are added or dropped."""
+        return sum(
+            self.extent(stream) - ranges.width + ranges.holes
+            for stream, ranges in self.streams.items()
+        )
+
+    @property
+    def size(self) -> int:
+        """Ranges of all streams."""
+        return sum(len(ranges.starts) for ranges in self.streams.values())
+
+
+class ReceivedFrames(msgspec.Struct):
+    """All received sequences, by node and run, with running totals for each node."""
+
+    nodes: dict[str, dict[str, ReceivedRun]] = {}
+    missing: Counter[str] = msgspec.field(default_factory=Counter)
+    """Missing frames by node."""
+    sizes: Counter[str] = msgspec.field(default_factory=Counter)
+    """Ranges by node."""
+    ignored: Counter[str] = msgspec.field(default_factory=Counter)
+    """Stated ends that were not accepted, by reason."""
+
+    def ranges(self, node: str, run: str, stream: str) -> SequenceRanges:
+        """Return the received ranges of one stream of one run."""
+        found = self.nodes.get(node, {}).get(run)
+        return (found.streams.get(stream) if found else None) or SequenceRanges()
+
+    def streams(self, node: str, run: str) -> Mapping[str, SequenceRanges]:
+        """Return the streams with frames of a run."""
+        found = self.nodes.get(node, {}).get(run)
+        return found.streams if found else {}
+
+    def add(self, node: str, run: str, stream: str, first: int, last: int, now_ns: int) -> None:  # noqa: PLR0913, PLR0917 - one identity
+        """Add first .. last of a stream."""
+        runs = self.nodes.setdefault(node, {})
+        entry = runs.setdefault(run, ReceivedRun())
+        entry.last_received_ns = max(entry.last_received_ns, now_ns)
+        ranges = entry.streams.setdefault(stream, SequenceRanges())
+        extent, size = entry.extent(stream), len(ranges.starts)
+        fresh = sum(b - a + 1 for a, b in ranges.missing_in(first, last))
+        ranges.add(first, last)
+        self.missing[node] += entry.extent(stream) - extent - fresh
+        self.sizes[node] += len(ranges.starts) - size
+        while len(runs) > 1 and (len(runs) > MAX_RUNS or self.sizes[node] > MAX_RANGES):
+            others = (name for name in runs if name != run)
+            self._drop(node, min(others, key=lambda name: runs[name].last_received_ns))
+
+    def end(self, node: str, run: str, streams: Mapping[str, int]) -> None:
+        """Record the last sequences of a run as stated; those that were not received are missing.
+
+        The first statement of a stream is final. Statements about a run or stream without frames
+        here are ignored: its frames may have gone to another collector.
+        """
+        entry = self.nodes.get(node, {}).get(run)
+        if entry is None:
+            return
+        for stream, last in streams.items():
+            ranges = entry.streams.get(stream)
+            if ranges is None:
+                self.ignored["stream"] += 1
+            elif stream in entry.ended:
+                if entry.ended[stream] != last:
+                    self.ignored["repeated"] += 1
+            elif last - ranges.ends[-1] > MAX_LOST_AT_END:
+                self.ignored["distance"] += 1
+            else:
+                extent = entry.extent(stream)
+                entry.ended[stream] = last
+                self.missing[node] += entry.extent(stream) - extent
+
+    def put(self, node: str, runs: dict[str, ReceivedRun]) -> None:
+        """Restore the runs of a node, within the same bounds.
+
+        An earlier version stored a stream without frames, of which only an end was stated, as one
+        with sequence 0 received: it is omitted.
+        """
+        for entry in runs.values():
+            entry.streams = {
+                stream: ranges
+                for stream, ranges in entry.streams.items()
+                if ranges.ends and ranges.ends[0] > 0
+            }
+            entry.ended = {
+                stream: last
+                for stream, last in entry.ended.items()
+                if stream in entry.streams
+                and last - entry.streams[stream].ends[-1] <= MAX_LOST_AT_END
+            }
+        newest = sorted(runs, key=lambda name: runs[name].last_received_ns, reverse=True)
+        size = 0
+        kept: dict[str, ReceivedRun] = {}
+        for name in newest[:MAX_RUNS]:
+            size += runs[name].size
+            if size > MAX_RANGES:
+                break
+            kept[name] = runs[name]
+        if kept:
+            self.nodes[node] = kept
+            self.missing[node] = sum(entry.missing for entry in kept.values())
+            self.sizes[node] = sum(entry.size for entry in kept.values())
+
+    def forget(self, node: str, before_ns: int) -> None:
+        """Drop runs of a node without receipts since a timestamp: they are too old to be sent again."""
+        runs = self.nodes.get(node, {})
+        gone = [run for run, entry in runs.items() if entry.last_received_ns < before_ns]
+        for run in gone:
+            self._drop(node, run)
+        if gone and not runs:
+            del self.nodes[node], self.missing[node], self.sizes[node]
+
+    def _drop(self, node: str, run: str) -> None:
+        entry = self.nodes[node].pop(run)
+        self.missing[node] -= entry.missing
+        self.sizes[node] -= entry.size
+
+    def missing_of_nodes(self) -> Iterator[tuple[str, int]]:
+        """Yield missing frames of each node that has any, at most MAX_MISSING."""
+        return ((node, min(count, MAX_MISSING)) for node, count in self.missing.items() if count)
+
+    def holes(self) -> int:
+        """Return missing frames of all runs, at most MAX_MISSING per node."""
+        return sum(count for _, count in self.missing_of_nodes())

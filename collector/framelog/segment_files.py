@@ -1,0 +1,413 @@
+"""Segments of the frame log: the format of records on disk, and their recovery.
+
+Segments `frames-<number>-<marker>.log` hold records: marker, length, CRC-32, payload. The marker
+is 16 random bytes, different in each segment. A torn tail (a crash while writing) is cut off when
+the log is opened; a damaged record inside is reported and skipped by searching for the next
+marker. Senders do not have the marker, so no payload can pass for a record.
+
+Records of the frame log that a restart cannot apply, quarantined with the reason in the log.
+
+A record that cannot be decoded, that would exceed the bounds of a restart, or that the state did
+not accept must not end the collector at each start. It is skipped, counted, and copied to a
+separate directory, as its segment will be deleted eventually.
+
+Detection of files lost from the state directory: losses are reported, not read as defaults.
+
+The frame log has two small files next to its segments. `frames.extent` contains the size of the
+newest segment; it is overwritten in place after each group, without being synchronised, so a
+power loss can only make it smaller. `frames.manifest` lists the full segments with their sizes,
+and the checkpoint; it is replaced as a whole whenever one of them is added or removed. It also
+records that the file of the clock existed: that file holds an administrator's decisions.
+
+The collector cannot restore files that were lost before a start: it reports and records them, and
+writes no checkpoint, so that the files can still be restored. `railscope collector accept-loss`
+ends that.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from collector import clock
+from railscope.durable_files import write_durably
+from railscope.wire import SentAt
+
+MARKER_BYTES = 16
+HEAD = struct.Struct("<16sII")
+
+
+class FrameRecord(msgspec.Struct, frozen=True, array_like=True):
+    """One accepted envelope as received, with its sender and time."""
+
+    node: str
+    received_wall_ns: int
+    sent: SentAt
+    body: bytes
+    max_rank: int = 3
+    """Highest authority of its claims: the limit of the token that it was sent with."""
+    doubted_since_ns: int = 0
+    """Start of the doubt about the collector's clock at its receipt; 0 for none."""
+    is_suspect: bool = False
+    """True if that clock was suspect, and not only unconfirmed."""
+    corrected_ns: int = 0
+    """Shift of the receipt to a later time by a decision; only of a record that is read again."""
+
+    @property
+    def is_marked(self) -> bool:
+        """True if its evidence is marked: received or placed by a suspect clock."""
+        return self.is_suspect or self.corrected_ns != 0
+
+
+@dataclass(slots=True)
+class FrameLogStats:
+    """Counters of the log since it was opened."""
+
+    commits: int = 0
+    commit_ns: int = 0
+    damaged_records: int = 0
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(FrameRecord)
+
+
+def encode_record(record: FrameRecord) -> bytes:
+    """Encode a record as the payload of a segment."""
+    return _encoder.encode(record)
+
+
+def frame_payload(marker: bytes, payload: bytes) -> bytes:
+    """Return a payload with its header, as in a segment."""
+    return HEAD.pack(marker, len(payload), zlib.crc32(payload)) + payload
+
+
+def segment_path(directory: Path, number: int) -> Path:
+    """Return the path of a segment. Raises FileNotFoundError."""
+    for path in directory.glob(f"frames-{number:010d}-*.log"):
+        return path
+    raise FileNotFoundError(errno.ENOENT, f"there is no segment {number} in {directory}")
+
+
+def segments(directory: Path) -> list[int]:
+    """Return the numbers of the existing segments, oldest first."""
+    return sorted(int(path.stem.split("-")[1]) for path in directory.glob("frames-*-*.log"))
+
+
+def marker_of(path: Path) -> bytes:
+    """Return the marker before each record of a segment."""
+    return bytes.fromhex(path.stem.split("-")[2])
+
+
+def read_segment(path: Path, stats: FrameLogStats) -> Iterator[tuple[int, FrameRecord]]:
+    """Yield records of a segment with the offset after each; damaged ones are counted and skipped."""
+    content = path.read_bytes()
+    marker = marker_of(path)
+    position = 0
+    while (position := content.find(marker, position)) >= 0:
+        payload = payload_at(content, position)
+        if payload is None:
+            stats.damaged_records += 1
+            position += 1
+            continue
+        end = position + HEAD.size + len(payload)
+        try:
+            yield end, _decoder.decode(payload)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            stats.damaged_records += 1
+        position = end
+
+
+def payload_at(content: bytes, position: int) -> bytes | None:
+    """Return the payload of the record at this offset; None if it is torn or damaged."""
+    if len(content) - position < HEAD.size:
+        return None
+    _, length, checksum = HEAD.unpack_from(content, position)
+    payload = content[position + HEAD.size : position + HEAD.size + length]
+    return payload if len(payload) == length and zlib.crc32(payload) == checksum else None
+
+
+def start_segment(directory: Path, number: int) -> tuple[int, bytes]:
+    """Create a segment file; return its descriptor and its marker."""
+    marker = secrets.token_bytes(MARKER_BYTES)
+    path = directory / f"frames-{number:010d}-{marker.hex()}.log"
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), marker
+
+
+log = structlog.get_logger(__name__)
+
+MAX_BYTES = 256 << 20
+"""Of the directory; above it records are counted and left in their segments."""
+_SUFFIX = ".record"
+
+
+@dataclass(slots=True)
+class RecordQuarantine:
+    """Records that were skipped; call `open` first."""
+
+    directory: Path
+    records: int = 0
+    """Records in the directory, and those since the start that did not fit."""
+    _size_bytes: int = 0
+
+    def open(self) -> None:
+        """Count the existing records. Blocking; raises OSError."""
+        found = [path.stat().st_size for path in self.directory.glob("*" + _SUFFIX)]
+        self.records, self._size_bytes = len(found), sum(found)
+
+    def put(self, segment: int, record: FrameRecord, problem: str) -> None:
+        """Quarantine a record, each once. Blocking."""
+        content = encode_record(record)
+        name = f"{segment:010d}-{blake2b(content, digest_size=8).hexdigest()}{_SUFFIX}"
+        path = self.directory / name
+        log.error("record_quarantined", node=record.node, segment=segment, problem=problem,
+                  bytes=len(record.body), file=str(path))  # fmt: skip
+        if path.exists():
+            return
+        self.records += 1
+        if self._size_bytes + len(content) > MAX_BYTES:
+            return
+        try:
+            self.directory.mkdir(mode=0o700, exist_ok=True)
+            write_durably(path, content)
+            self._size_bytes += len(content)
+        except OSError as error:
+            log.error("record_not_kept", file=str(path), problem=str(error))
+
+
+EXTENT, MANIFEST = "frames.extent", "frames.manifest"
+_EXTENT = re.compile(rb"([0-9]{10}) ([0-9]{20})\n")
+
+
+class SegmentManifest(msgspec.Struct):
+    """Files that must exist."""
+
+    sealed: dict[int, int] = {}
+    """Full segments by number, with their sizes."""
+    checkpoint: int = 0
+    """First segment after the newest checkpoint; 0 if none was made."""
+    clock: bool = False
+    """True if the file of the clock existed."""
+    accepted: bool = False
+    """True if an administrator accepts the losses, for the next start."""
+
+
+@dataclass(slots=True)
+class StateFiles:
+    """Maintains the two files of a state directory, and compares the directory with them."""
+
+    directory: Path
+    manifest: SegmentManifest = field(default_factory=SegmentManifest)
+    lost: dict[str, str] = field(default_factory=dict)
+    """The problem of each lost file, found at the start or since."""
+    incomplete: bool = False
+    """True if losses at the start are missing from the state: no checkpoint may be written."""
+    next_segment: int = 1
+    """No segment of a lower number may begin: one of them may have been lost."""
+    _descriptor: int = -1
+
+    @property
+    def _frames(self) -> Path:
+        return self.directory / "frames"
+
+    def open(self) -> None:
+        """Read both files and record losses. Blocking; raises OSError."""
+        there = segments(self._frames) if self._frames.exists() else []
+        manifest, extent = self._read_manifest(), self._read_extent()
+        if manifest is None and extent is None and there:
+            log.info("manifest_begun", file=str(self.directory / MANIFEST))  # of an earlier version
+        elif there or manifest or extent:
+            self._name_missing(manifest, extent)
+        self.manifest = manifest or SegmentManifest()
+        newest = [*there, *self.manifest.sealed, extent[0] if extent else 0]
+        self.next_segment = max([1, self.manifest.checkpoint, *newest])
+        self._compare(there, extent)
+        self._compare_clock()
+        for name, problem in self.lost.items():
+            log.error("file_lost", file=name, problem=problem,
+                      advice="put it back and start again, or `railscope collector accept-loss`")  # fmt: skip
+        self.incomplete = bool(self.lost) and not self.manifest.accepted
+
+    def _name_missing(
+        self, manifest: SegmentManifest | None, extent: tuple[int, int] | None
+    ) -> None:
+        for name, found in ((MANIFEST, manifest), (EXTENT, extent)):
+            if found is None and name not in self.lost:
+                self.lost[name] = "it is missing"
+
+    def _compare(self, there: list[int], extent: tuple[int, int] | None) -> None:
+        """Record segments that are missing or too short."""
+        expected = dict(self.manifest.sealed)
+        if extent is not None:
+            expected[extent[0]] = max(extent[1], expected.get(extent[0], 0))
+        for number, size in sorted(expected.items()):
+            name = f"frames/{number:010d}"
+            if number not in there:
+                self.lost[name] = f"segment {number} of {size} bytes is missing"
+            elif (whole := self._whole(number)) < size:
+                self.lost[name] = f"segment {number} has {whole} of {size} bytes"
+
+    def _compare_clock(self) -> None:
+        """Record the file of the clock if it is missing or cannot be read."""
+        try:
+            state = clock.read(self.directory)
+        except clock.ClockFileError as error:
+            self.lost[clock.FILE] = str(error)
+        else:
+            if state is None and self.manifest.clock:
+                self.lost[clock.FILE] = "it is missing"
+
+    def _whole(self, number: int) -> int:
+        """Return the size up to the end of the last whole record."""
+        path = segment_path(self._frames, number)
+        ends = [end for end, _ in read_segment(path, FrameLogStats())]
+        return ends[-1] if ends else 0
+
+    def compare_checkpoint(self, first_segment: int) -> None:
+        """Record the checkpoint as lost if it is older than the manifest; called after it was read."""
+        kept = self.manifest.checkpoint
+        if first_segment >= kept:
+            return
+        problem = "it is missing or damaged" if not first_segment else "it is an older copy"
+        self._lose("checkpoint", f"{problem}: the state before segment {kept} is not known")
+
+    def compare_schemas(self, unknown: Iterable[bytes]) -> None:
+        """Record missing schemas that frames refer to."""
+        for digest in unknown:
+            self._lose(f"schemas/{digest.hex()}.schema", "frames that refer to it cannot be read")
+
+    def _lose(self, name: str, problem: str) -> None:
+        self.lost[name] = problem
+        self.incomplete = not self.manifest.accepted
+        log.error("file_lost", file=name, problem=problem,
+                  advice="put it back and start again, or `railscope collector accept-loss`")  # fmt: skip
+
+    @property
+    def fresh_segment(self) -> int:
+        """The segment to begin after a loss, so that the remaining ones are preserved; else 0."""
+        return self.next_segment + 1 if any(one.startswith("frames/") for one in self.lost) else 0
+
+    def begin(self, number: int, offset: int) -> None:
+        """Write both files for the current content. Blocking; raises OSError."""
+        if self.incomplete:
+            return  # The next start must find the same.
+        there = segments(self._frames)
+        self.manifest.sealed = {n: self._left(n) for n in there if n != number}
+        if "checkpoint" in self.lost:
+            self.manifest.checkpoint = 0
+        self.manifest.clock = (self.directory / clock.FILE).exists()
+        self.manifest.accepted = False
+        self._write_manifest()
+        write_durably(self.directory / EXTENT, _extent(number, offset))
+        self._descriptor = os.open(self.directory / EXTENT, os.O_WRONLY | os.O_CLOEXEC)
+
+    def _left(self, number: int) -> int:
+        """Return the size of a segment that the next start will find."""
+        damaged = f"frames/{number:010d}" in self.lost
+        return self._whole(number) if damaged else self._size(number)
+
+    def _size(self, number: int) -> int:
+        return segment_path(self._frames, number).stat().st_size
+
+    def written(self, number: int, offset: int) -> None:
+        """Update the size of the newest segment. Raises OSError."""
+        if self._descriptor >= 0:
+            os.pwrite(self._descriptor, _extent(number, offset), 0)
+
+    def sealed(self, number: int, size: int) -> None:
+        """Record a full segment. Raises OSError."""
+        self.manifest.sealed[number] = size
+        self._write_manifest()
+
+    def forget(self, number: int) -> None:
+        """Record that a segment is about to be deleted. Raises OSError."""
+        if self.manifest.sealed.pop(number, None) is not None:
+            self._write_manifest()
+
+    def checkpoint_kept(self, first_segment: int) -> None:
+        """Record a new checkpoint. Raises OSError."""
+        self.manifest.checkpoint = first_segment
+        self._write_manifest()
+
+    def _write_manifest(self) -> None:
+        if not self.incomplete:
+            write_durably(self.directory / MANIFEST, msgspec.json.encode(self.manifest))
+
+    def check(self, schemas: Callable[[], Iterable[str]]) -> list[str]:
+        """Compare the directory of a running collector; return new losses. Blocking."""
+        found: dict[str, str] = {}
+        for number, size in list(self.manifest.sealed.items()):
+            if problem := self._short(number, size):
+                found[f"frames/{number:010d}"] = problem
+        if self.manifest.checkpoint and not (self.directory / "checkpoint").exists():
+            found["checkpoint"] = "it is missing"
+        before = schemas()
+        there = {path.name for path in (self.directory / "schemas").glob("*.schema")}
+        for name in set(before).intersection(schemas()):  # excludes schemas released meanwhile
+            if f"{name}.schema" not in there:
+                found[f"schemas/{name}.schema"] = "it is missing"
+        fresh = [name for name in found if name not in self.lost]
+        for name in fresh:
+            self.lost[name] = found[name]
+            log.error("file_lost", file=name, problem=found[name],
+                      advice="the running collector still has what it said; who deleted it?")  # fmt: skip
+        return fresh
+
+    def _short(self, number: int, size: int) -> str:
+        try:
+            now = self._size(number)
+        except FileNotFoundError:
+            return "" if number not in self.manifest.sealed else f"segment {number} is missing"
+        return f"segment {number} has {now} of {size} bytes" if now < size else ""
+
+    def _read_manifest(self) -> SegmentManifest | None:
+        try:
+            return msgspec.json.decode(
+                (self.directory / MANIFEST).read_bytes(), type=SegmentManifest
+            )
+        except FileNotFoundError:
+            return None
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            self.lost[MANIFEST] = f"it cannot be read: {error}"
+            return None
+
+    def _read_extent(self) -> tuple[int, int] | None:
+        try:
+            content = (self.directory / EXTENT).read_bytes()
+        except FileNotFoundError:
+            return None
+        found = _EXTENT.fullmatch(content)
+        if found is None:
+            self.lost[EXTENT] = "it cannot be read"
+            return None
+        return int(found[1]), int(found[2])
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def accept_loss(directory: Path) -> Iterator[str]:
+    """Make the next start accept the losses; yield them. Blocking; raises OSError."""
+    files = StateFiles(directory)
+    files.open()
+    yield from (f"{name}: {problem}" for name, problem in files.lost.items())
+    files.manifest.accepted = True
+    write_durably(directory / MANIFEST, msgspec.json.encode(files.manifest))
+
+
+def _extent(number: int, offset: int) -> bytes:
+    return b"%010d %020d\n" % (number, offset)

@@ -1,0 +1,424 @@
+"""Access control of every route: authentication, authorization, responses to denied requests.
+
+401  no credential, or no valid one               429  too many of those from one address
+403  a credential without the required role       404, 405  only for authenticated requests
+
+Authentication of requests: from headers and certificate to a credential, or to a reason for
+denial.
+
+The table of routes: path, method, permitted roles, and the part that a tenant may read.
+
+The application is built from this table only, so there is no route without roles.
+
+Limit on failed authentications per address.
+
+Only failures are limited: a request with a valid credential is served even from an address with
+many failures. The stored state is bounded; the address with the oldest last failure is dropped
+first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from http import HTTPStatus
+from typing import Protocol, TypeAlias
+from urllib.parse import quote
+
+import msgspec
+import structlog
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from aiohttp.web_urldispatcher import AbstractRoute
+
+from collector.access import credentials as certificate
+from collector.access.credentials import (
+    ANYONE,
+    Credential,
+    CredentialEntry,
+    CredentialKey,
+    Credentials,
+    Role,
+    digest,
+)
+from collector.audit.collector_records import DeniedRequest
+from collector.work_limits import LogRateLimit
+from railscope.server_connections import source_of
+
+_SCHEME = "bearer "
+
+NOTHING, UNKNOWN_TOKEN, UNKNOWN_CERTIFICATE = (
+    "no credential",
+    "unknown token",
+    "unknown certificate",
+)
+EXPIRED, REVOKED = "expired", "revoked"
+
+
+@dataclass(frozen=True, slots=True)
+class AuthenticationResult:
+    """Credential and key of a request; or the reason why it has none."""
+
+    credential: Credential | None
+    reason: str = ""
+    key: CredentialKey | None = None
+    holder: Credential | None = None
+    """Former holder of a key that is expired or revoked."""
+
+    @property
+    def shown(self) -> str:
+        """`token`, `certificate`, or nothing."""
+        if self.key:
+            return self.key.kind
+        return "token" if self.reason == UNKNOWN_TOKEN else ""
+
+
+_NOBODY = AuthenticationResult(None, NOTHING)
+
+
+def authenticate(
+    credentials: Credentials, authorization: Sequence[str], der: bytes, now_ns: int
+) -> AuthenticationResult:
+    """Authenticate a request by its Authorization headers and certificate (empty for none).
+
+    A request with a token is judged by the token only: a certificate does not compensate for an invalid
+    token.
+    """
+    if authorization:
+        return _by_token(credentials, authorization, now_ns)
+    return _by_certificate(credentials, der, now_ns) if der else _NOBODY
+
+
+def _by_token(
+    credentials: Credentials, authorization: Sequence[str], now_ns: int
+) -> AuthenticationResult:
+    shown = authorization[0]
+    if len(authorization) > 1 or shown[: len(_SCHEME)].lower() != _SCHEME:
+        return AuthenticationResult(None, UNKNOWN_TOKEN)
+    key = CredentialKey("token", digest(shown[len(_SCHEME) :]))
+    entry = credentials.entries.get(key)
+    return (
+        _result_of_entry(entry, key, now_ns) if entry else AuthenticationResult(None, UNKNOWN_TOKEN)
+    )
+
+
+def _by_certificate(credentials: Credentials, der: bytes, now_ns: int) -> AuthenticationResult:
+    shown = certificate.read_certificate(der)
+    key = CredentialKey("certificate", shown.fingerprint)
+    entry = credentials.entries.get(key)
+    if entry is None and shown.named:
+        entry = CredentialEntry(shown.named)
+    if entry is None and shown.common_name:
+        entry = credentials.entries.get(CredentialKey("common_name", shown.common_name))
+    if shown.fingerprint in credentials.revoked:
+        return AuthenticationResult(None, REVOKED, key, entry.credential if entry else None)
+    if entry is None:
+        return AuthenticationResult(None, UNKNOWN_CERTIFICATE, key)
+    if now_ns >= shown.until_ns:
+        return AuthenticationResult(None, EXPIRED, key, entry.credential)
+    return _result_of_entry(entry, key, now_ns)
+
+
+def _result_of_entry(
+    entry: CredentialEntry, key: CredentialKey, now_ns: int
+) -> AuthenticationResult:
+    if entry.expired(now_ns):
+        return AuthenticationResult(None, EXPIRED, key, entry.credential)
+    return AuthenticationResult(entry.credential, "", key)
+
+
+INGEST_PATH = "/v1/frames"
+
+
+class TenantScope(StrEnum):
+    """Part of a route's content that a tenant may read."""
+
+    NOTHING = "nothing"
+    SAME = "as all"
+    """Content that belongs to no tenant."""
+    OWN = "own part"
+    """The handler omits the content of other tenants."""
+    NAMED = "own path"
+    """The path names a tenant; any other is denied, even if it does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method of one path."""
+
+    name: str
+    """Name of the handler."""
+    path: str
+    roles: frozenset[Role]
+    """Permitted roles, in addition to tenants with access."""
+    tenants: TenantScope = TenantScope.NOTHING
+    method: str = "GET"
+    open: bool = False
+    """True if unauthenticated requests are served."""
+
+    def admits(self, role: Role) -> bool:
+        """True if a role may use the route."""
+        return (
+            self.tenants is not TenantScope.NOTHING if role is Role.TENANT else role in self.roles
+        )
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Served methods: a GET route also serves HEAD."""
+        return ("GET", "HEAD") if self.method == "GET" else (self.method,)
+
+
+_NOT_A_TENANT = frozenset(set(Role) - {Role.TENANT})
+_RUNNING = frozenset({Role.OPERATOR, Role.AUDITOR})
+_BILLING = frozenset({Role.FINANCE, Role.AUDITOR})
+_AUDIT = frozenset({Role.AUDITOR})
+_NODE = frozenset({Role.NODE})
+
+
+def _open(name: str, path: str) -> Route:
+    return Route(name, path, _NOT_A_TENANT, TenantScope.SAME, open=True)
+
+
+ROUTES: Collection[Route] = (
+    _open("landing", "/"),
+    _open("healthy", "/-/healthy"),
+    _open("ready", "/-/ready"),
+    Route("frames", INGEST_PATH, _NODE, method="POST"),
+    Route("metrics", "/metrics", _RUNNING, TenantScope.OWN),
+    Route("cluster", "/api/v1/cluster", _RUNNING),
+    Route("rails", "/api/v1/rails", _RUNNING),
+    Route("nodes", "/api/v1/nodes", _RUNNING),
+    Route("node", "/api/v1/nodes/{node}", _RUNNING),
+    Route("inventory", "/api/v1/inventory", _RUNNING),
+    Route("events", "/api/v1/events", _RUNNING),
+    Route("jobs", "/api/v1/jobs", _RUNNING, TenantScope.OWN),
+    Route("job", "/api/v1/jobs/{tenant}/{source}/{workload}", _RUNNING, TenantScope.NAMED),
+    Route("tenants", "/api/v1/tenants", _RUNNING | _BILLING, TenantScope.OWN),
+    Route("account", "/api/v1/account", _RUNNING | _BILLING, TenantScope.OWN),
+    Route("statements", "/api/v1/statements", _BILLING, TenantScope.OWN),
+    Route("statement", "/api/v1/statements/{tenant}/{period}", _BILLING, TenantScope.NAMED),
+    Route("export", "/api/v1/exports/{period}", _BILLING, TenantScope.OWN),
+    Route("audit", "/api/v1/audit", _AUDIT, TenantScope.OWN),
+    Route("audit_entry", "/api/v1/audit/entries/{index}", _AUDIT, TenantScope.OWN),
+    Route("audit_checkpoint", "/api/v1/audit/checkpoint", _NOT_A_TENANT, TenantScope.SAME),
+    Route("audit_consistency", "/api/v1/audit/consistency", _NOT_A_TENANT, TenantScope.SAME),
+    Route("custody_checkpoint", "/v1/checkpoint", _NODE),
+    Route("custody_key", "/v1/checkpoint/key", _NODE),
+    Route("custody_consistency", "/v1/checkpoint/consistency", _NODE),
+    Route("custody_cosignature", "/v1/checkpoint/cosignature", _NODE, method="POST"),
+)
+
+
+MAX_AT_ONCE = 30
+SECONDS_PER_FAILURE = 2.0
+"""Interval after which the bucket has room for one more failure."""
+MAX_ADDRESSES = 4096
+
+
+@dataclass(slots=True)
+class FailureThrottle:
+    """A leaky bucket for each address: number of failures and the time of the last update."""
+
+    _levels: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
+
+    def fails(self, address: str, now_seconds: float) -> bool:
+        """Count a failure; return True if there have been too many. The clock is monotonic."""
+        source = source_of(address)
+        level, since = self._levels.pop(source, (0.0, now_seconds))
+        level = max(0.0, level - (now_seconds - since) / SECONDS_PER_FAILURE)
+        full = level + 1 > MAX_AT_ONCE
+        self._levels[source] = (level if full else level + 1, now_seconds)
+        if len(self._levels) > MAX_ADDRESSES:
+            self._levels.popitem(last=False)
+        return full
+
+
+log = structlog.get_logger(__name__)
+
+ROLE, CROSS_TENANT = "role", "another tenant"
+_PRIVATE = {"Cache-Control": "no-store", "Vary": "Authorization"}
+_CHALLENGES = {NOTHING: 'Bearer realm="railscope"'}
+_BAD = 'Bearer realm="railscope", error="invalid_token"'
+_SCOPE = 'Bearer realm="railscope", error="insufficient_scope"'
+_KEPT_IN_A_PATH = "/%:@!$&'()*+,;=~-._"
+
+
+class AccessObserver(Protocol):
+    """Receiver of access events. Its methods do not block."""
+
+    def denied(self, denial: DeniedRequest) -> None:
+        """A request was denied."""
+
+    def used(self, credential: Credential, key: CredentialKey, address: str) -> None:
+        """A credential was accepted."""
+
+    def expired(self, credential: Credential, key: CredentialKey, address: str) -> None:
+        """An expired credential was presented."""
+
+    def crossed(self, credential: Credential, path: str, address: str) -> None:
+        """A tenant requested the data of another."""
+
+
+RouteHandler: TypeAlias = Callable[[web.Request, Credential], Awaitable[web.StreamResponse]]
+"""Handler of an authorized request; an open route is called with `ANYONE`."""
+RouteHandlers: TypeAlias = Mapping[str, RouteHandler]
+"""Handlers by route name."""
+
+
+@dataclass(slots=True)
+class RequestAuthorizer:
+    """Authorizes requests; `credentials` is called for each request."""
+
+    credentials: Callable[[], Credentials]
+    witness: AccessObserver
+    open_reading: bool = False
+    """True if an unauthenticated request has the rights of an operator."""
+    wall_ns: Callable[[], int] = time.time_ns
+    refused: Callable[[Route | None, str], None] = lambda _route, _reason: None
+    """Called with the route and the reason of each denied request."""
+    declared: dict[AbstractRoute, tuple[Route, RouteHandler]] = field(default_factory=dict)
+    """Declared routes. Other routes of the application are not served."""
+    lines: LogRateLimit = field(default_factory=LogRateLimit)
+    _throttle: FailureThrottle = field(default_factory=FailureThrottle)
+
+    @web.middleware
+    async def admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Serve a request, or deny it with a reason."""
+        route, answer = self.declared.get(request.match_info.route, (None, None))
+        if route and answer and route.open:
+            return await answer(request, ANYONE)
+        admitted = self._admitted(request, route)
+        if isinstance(admitted, web.Response):
+            return admitted
+        try:
+            # Without a handler, aiohttp responds with 404 or 405.
+            response = await (answer(request, admitted) if answer else handler(request))
+        except web.HTTPException as answer:
+            answer.headers.update(_PRIVATE)
+            raise
+        response.headers.update(_PRIVATE)
+        return response
+
+    def _admitted(self, request: web.Request, route: Route | None) -> Credential | web.Response:
+        """Return the credential of an authorized request, or the response that denies it."""
+        found = self._outcome(request)
+        credential = found.credential
+        if credential is None:
+            return self._unknown(request, route, found)
+        if found.key:
+            self.witness.used(credential, found.key, request.remote or "")
+        if route is None:
+            return credential
+        if not route.admits(credential.role):
+            if credential is ANYONE:
+                return self._unknown(request, route, AuthenticationResult(None, NOTHING))
+            text = f"not for a credential of role {credential.role}"
+            return self._forbidden(request, route, found, (ROLE, text))
+        if credential.role is Role.TENANT and not _own(request, credential.tenant):
+            self.witness.crossed(credential, _path(request), request.remote or "")
+            text = "a tenant's credential is for that tenant only"
+            return self._forbidden(request, route, found, (CROSS_TENANT, text))
+        return credential
+
+    def _outcome(self, request: web.Request) -> AuthenticationResult:
+        authorization = request.headers.getall("Authorization", [])
+        found = authenticate(
+            self.credentials(), authorization, _certificate(request), self.wall_ns()
+        )
+        if self.open_reading and found.reason == NOTHING:
+            return AuthenticationResult(ANYONE)
+        return found
+
+    def _unknown(
+        self, request: web.Request, route: Route | None, found: AuthenticationResult
+    ) -> web.Response:
+        address = request.remote or ""
+        label = found.holder.label if found.holder else ""
+        self.witness.denied(
+            DeniedRequest(address, _path(request), found.reason, label, found.shown)
+        )
+        if found.holder and found.key and found.reason == EXPIRED:
+            self.witness.expired(found.holder, found.key, address)
+        self.refused(route, "token")
+        if self._throttle.fails(address, time.monotonic()):
+            headers = {"Retry-After": f"{SECONDS_PER_FAILURE:.0f}", **_PRIVATE}
+            return json_answer(
+                {"error": "too many wrong credentials from this address"},
+                HTTPStatus.TOO_MANY_REQUESTS,
+                headers,
+            )
+        repeated = self.lines.due(source_of(address), found.reason)
+        if repeated is not None:
+            log.warning("request_denied", sender=address, path=_path(request), reason=found.reason,
+                        repeated=repeated)  # fmt: skip
+        text = "no credential that is valid here: show a token as bearer token, or a certificate"
+        headers = {"WWW-Authenticate": _CHALLENGES.get(found.reason, _BAD), **_PRIVATE}
+        return json_answer({"error": text}, HTTPStatus.UNAUTHORIZED, headers)
+
+    def _forbidden(
+        self, request: web.Request, route: Route, found: AuthenticationResult, why: tuple[str, str]
+    ) -> web.Response:
+        reason, text = why
+        label = found.credential.label if found.credential else ""
+        address = request.remote or ""
+        self.witness.denied(DeniedRequest(address, _path(request), reason, label, found.shown))
+        self.refused(route, reason)
+        headers = {"WWW-Authenticate": _SCOPE, **_PRIVATE}
+        return json_answer({"error": text}, HTTPStatus.FORBIDDEN, headers)
+
+
+def application(
+    gate: RequestAuthorizer,
+    handlers: RouteHandlers,
+    max_body_bytes: int,
+    routes: Collection[Route] = ROUTES,
+) -> web.Application:
+    """Return an application with the routes of a table. Raises ValueError if handlers do not match it."""
+    names = {route.name for route in routes}
+    if names != set(handlers):
+        message = f"routes and handlers differ: {sorted(names ^ set(handlers))}"
+        raise ValueError(message)
+    made = web.Application(client_max_size=max_body_bytes, middlewares=[gate.admit])
+    for route in routes:
+        path = route.path.replace("}", ":[^/]+}")  # aiohttp's pattern excludes braces
+        for method in route.methods:
+            added = made.router.add_route(method, path, _unauthorized_handler)
+            gate.declared[added] = route, handlers[route.name]
+    return made
+
+
+async def _unauthorized_handler(_: web.Request) -> web.StreamResponse:
+    """Default handler of a route: only the gate calls the declared one."""
+    raise web.HTTPNotFound
+
+
+def json_answer(
+    content: object, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    """Return a JSON response. JSON has no NaN and no infinity: msgspec writes null for them."""
+    return web.Response(
+        status=status, body=msgspec.json.encode(content), content_type="application/json",
+        headers=headers,
+    )  # fmt: skip
+
+
+def _own(request: web.Request, tenant: str) -> bool:
+    """True if neither the path nor the query names another tenant."""
+    named = [request.match_info["tenant"]] if "tenant" in request.match_info else []
+    return all(name == tenant for name in (*named, *request.query.getall("tenant", [])))
+
+
+def _path(request: web.Request) -> str:
+    """Return the path as received, percent-encoded, including characters that should have been encoded."""
+    raw = request.rel_url.raw_path.encode(errors="surrogateescape")
+    return quote(raw, safe=_KEPT_IN_A_PATH)
+
+
+def _certificate(request: web.Request) -> bytes:
+    """Return the client's certificate as DER; empty if there is none."""
+    transport = request.transport
+    shown = transport.get_extra_info("ssl_object") if transport else None
+    return shown.getpeercert(binary_form=True) or b"" if shown else b""

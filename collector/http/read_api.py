@@ -1,0 +1,421 @@
+"""Routes for readers: /metrics, the JSON API of the views and jobs, health and a landing page.
+
+The collector's /metrics: the aggregates of the views, and the collector's own state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, Protocol
+
+import numpy as np
+from aiohttp import web
+
+from collector.access.credentials import Credential, Role, own_account, own_cells
+from collector.account.account_cells import account_json, cluster_cells
+from collector.administrator_files import AdministratorFiles
+from collector.audit.collector_records import AuditTrail
+from collector.fleet.fleet import FleetNode, NamesOfGpu, StreamRow
+from collector.fleet.view_cells import View, ViewCell, label_names
+from collector.framelog.framelog import FrameLog
+from collector.framelog.segment_files import RecordQuarantine
+from collector.http.access_control import RouteHandler, RouteHandlers, json_answer
+from collector.http.ingest import NodeTwins
+from collector.inventory.comparison import inventory_json
+from collector.settlement.day_finalizer import DayFinalizer
+from collector.state.collector_state import CollectorState
+from collector.view_refresh import CollectorViews
+from collector.views.rollups import node_rollups, reduce_rows
+from collector.work_limits import LogRateLimit
+from collector.workloads.job_roster import JobKey, RunningJob
+from collector.workloads.job_view import RunningJobs
+from railscope import __version__, service
+from railscope.catalog import METRICS
+from railscope.catalog import audit as audit_catalog
+from railscope.catalog import collector as c
+from railscope.catalog.declare import Kind
+from railscope.catalog.rollup import part_labels
+from railscope.exposition import TextFormat, page, sample_prefix
+from railscope.reading import PRESENT, REASONS, Absent, from_stored
+from railscope.server_connections import ServerConnections
+
+
+@dataclass(slots=True)
+class JobsApi:
+    """Handlers that use the latest view. `names_of` returns the names of a GPU of a node."""
+
+    jobs: Callable[[], RunningJobs]
+    names_of: NamesOfGpu
+
+    def handlers(self) -> RouteHandlers:
+        """Return the handlers by route name."""
+        return {"jobs": self._list, "job": self._one}
+
+    async def _list(self, request: web.Request, who: Credential) -> web.Response:
+        view = self.jobs()
+        tenants = (
+            {who.tenant} if who.role is Role.TENANT else set(request.query.getall("tenant", []))
+        )
+        chosen = [job for job in view.jobs if not tenants or job.key.tenant in tenants]
+        rows = await asyncio.to_thread(self._rows, view, chosen)
+        content = {"view": "jobs", "instant_ns": view.instant_ns, "rows": rows}
+        if who.role is not Role.TENANT:
+            content["left_out"] = view.left_out
+        return json_answer(content)
+
+    async def _one(self, request: web.Request, _: Credential) -> web.Response:
+        view, named = self.jobs(), request.match_info
+        key = JobKey(named["tenant"], named["source"], named["workload"])
+        job = next((job for job in view.jobs if job.key == key), None)
+        if job is None:
+            return json_answer({"error": "no such job holds GPUs now"}, 404)
+        return json_answer(await asyncio.to_thread(self._whole, view, job))
+
+    def _whole(self, view: RunningJobs, job: RunningJob) -> dict[str, Any]:
+        told = {"instant_ns": view.instant_ns, **view.to_json(job, self.names_of)}
+        return told | {"places": view.places(job, self.names_of)}
+
+    def _rows(self, view: RunningJobs, jobs: Iterable[RunningJob]) -> list[dict[str, Any]]:
+        return [view.to_json(job, self.names_of) for job in jobs]
+
+
+NS = 1_000_000_000
+
+
+class SinkCounts(Protocol):
+    """Counters of a sink."""
+
+    written: int
+    dropped: int
+
+
+class FileValidity(Protocol):
+    """Validity of a file."""
+
+    valid: bool
+
+
+@dataclass(slots=True)
+class CollectorMetrics:
+    """Sources of the collector's own metrics, and of the GPU-time account of all tenants."""
+
+    core: CollectorState
+    log: FrameLog
+    files: AdministratorFiles
+    settler: DayFinalizer
+    sink: SinkCounts
+    trail: AuditTrail
+    tokens: FileValidity
+    connections: ServerConnections
+    twins: NodeTwins
+    quarantine: RecordQuarantine
+    limits: Sequence[LogRateLimit] = ()
+    """All rate limits of log lines."""
+    audit: Callable[[], list[ViewCell]] = list
+    """Returns the cells of the audit log's components."""
+
+    @property
+    def why_unknown(self) -> str:
+        """Reason why the claims of GPUs cannot be determined; empty if they can."""
+        if self.files.unknown:
+            return f"{self.files.unknown} has never been valid"
+        return "" if self.settler.live.ready else "the ledger could not be read yet"
+
+    def cells(self, views: CollectorViews) -> list[ViewCell]:
+        """Return the collector's own state and the GPU-time account, in base units."""
+        counts = self.core.counts
+        plain = [
+            (c.ENVELOPES, counts.envelopes),
+            (c.FRAMES, counts.frames),
+            (c.DUPLICATES, counts.duplicates),
+            (c.MISSING, self.core.received.holes()),
+            (c.VALUES, counts.values),
+            (c.RECEIVED_BYTES, counts.bytes),
+            (c.COMMITS, self.log.stats.commits),
+            (c.COMMIT_TIME, self.log.stats.commit_ns / NS),
+            (c.LOG_SIZE, self.log.size),
+            (c.QUARANTINED, self.quarantine.records),
+            (c.SCHEMAS, len(self.core.schemas)),
+            (c.CONNECTIONS, len(self.connections)),
+            (c.VIEWS_TIME, views.duration_ns / NS),
+            (c.CLAIMS, self.files.claims.content.in_force(views.instant_ns)),
+            (c.CLAIMS_REJECTED, self.core.evidence.refused),
+            (c.EVIDENCE_TOO_OLD, self.core.evidence.aged_rows),
+            (c.EVIDENCE_EXCESS_GPUS, self.core.evidence.excess_gpus),
+            (c.EVIDENCE_EXCESS_SPANS, self.core.evidence.excess_spans),
+            (c.EVIDENCE_WAITING, len(self.core.evidence.chunks)),
+            (c.EVIDENCE_STORED, self.settler.counts.parts),
+            (c.EVIDENCE_FAILURES, self.settler.counts.failures),
+            (c.FINALIZED_DAYS, self.settler.counts.days),
+            (c.REVISED_DAYS, self.settler.counts.revisions),
+            (audit_catalog.AUDIT_RECORDS, self.trail.log.size),
+            (audit_catalog.AUDIT_UNSIGNED, self.trail.log.size - self.trail.log.signed.size),
+            (audit_catalog.AUDIT_LOST, self.trail.lost),
+            (audit_catalog.DENIALS, self.trail.denied),
+            (c.LOG_LINES_SUPPRESSED, sum(one.suppressed for one in self.limits)),
+            (c.LOG_LINES_LOST, service.LOG_STREAM.lost),
+            (c.CLOCK_SUSPECT, int(bool(self.settler.hold()))),
+            (c.SINK_WRITTEN, self.sink.written),
+            (c.SINK_DROPPED, self.sink.dropped),
+        ]
+        return [
+            *(ViewCell(metric, (), value) for metric, value in plain),
+            *self.audit(),
+            *(cluster_cells(views.account) if views.account else ()),
+            *(ViewCell(c.FILE_VALID, (f.kind,), int(f.valid)) for f in self.files.all if f.path),
+            ViewCell(c.FILE_VALID, ("tokens",), int(self.tokens.valid)),
+            *(ViewCell(c.NODE_TWINS, (name,), 1) for name in self.twins.nodes(views.instant_ns)),
+            *(
+                ViewCell(c.UNPLACED_GPUS, (name,), float(amount))
+                for name, amount in self.settler.live.unplaced(views.instant_ns).items()
+            ),
+            *(
+                ViewCell(c.CONNECTIONS_CLOSED, (why,), n)
+                for why, n in self.connections.closed.items()
+            ),
+            *(
+                ViewCell(c.MISSING_OF_NODE, (name,), count)
+                for name, count in self.core.received.missing_of_nodes()
+            ),
+            *(
+                ViewCell(c.RUN_ENDS_IGNORED, (reason,), count)
+                for reason, count in self.core.received.ignored.items()
+            ),
+            *(ViewCell(c.REJECTED, (reason,), count) for reason, count in counts.rejected.items()),
+        ]
+
+
+def render(cells: Iterable[ViewCell], text_format: TextFormat) -> str:
+    """Render cells as the text of the metrics endpoint."""
+    blocks: dict[str, list[str]] = {}
+    for cell in cells:
+        labels = zip(label_names(cell.metric), cell.labels, strict=True)
+        line = f"{sample_prefix(cell.metric, labels)}{_number(cell.value)}\n"
+        blocks.setdefault(cell.metric.name, []).append(line)
+    return page({name: "".join(lines) for name, lines in blocks.items()}, text_format)
+
+
+def _number(value: float) -> str:
+    return repr(int(value)) if float(value).is_integer() else repr(float(value))
+
+
+MAX_EVENTS = 1000
+
+
+async def _writable() -> str:
+    return ""
+
+
+@dataclass(slots=True)
+class ViewApi:
+    """Handlers of the read routes. `views` is called for each request."""
+
+    core: CollectorState
+    own: CollectorMetrics
+    views: Callable[[], CollectorViews]
+    stale_seconds: float = 30.0
+    wall_ns: Callable[[], int] = time.time_ns
+    unwritable: Callable[[], Awaitable[str]] = _writable
+    """Reason why the ledger cannot be written; empty if there is none."""
+    read_only: str = ""
+    """Reason why no data is accepted; empty if data is accepted."""
+
+    def handlers(self) -> RouteHandlers:
+        """Return the handlers by route name."""
+        return {
+            "landing": self._landing,
+            "healthy": self._healthy,
+            "ready": self._ready,
+            "metrics": self._metrics,
+            "cluster": self._view("cluster"),
+            "rails": self._view("rail"),
+            "tenants": self._tenants,
+            "nodes": self._nodes,
+            "node": self._node,
+            "inventory": self._inventory,
+            "account": self._account,
+            "events": self._events,
+        }
+
+    async def _metrics(self, request: web.Request, who: Credential) -> web.Response:
+        views = self.views()
+        if who.role is Role.TENANT:
+            cells = own_cells(chain(views.tenant.cells, views.jobs.cells(who.tenant)), who.tenant)
+        else:
+            tables = (views.cluster, views.rail, views.tenant, views.node, views.inventory)
+            cells = chain(
+                *(table.cells for table in tables), views.jobs.cells(), self.own.cells(views)
+            )
+        text_format = TextFormat.accepted(request.headers.get("Accept", ""))
+        text = await asyncio.to_thread(render, cells, text_format)
+        response = web.Response(body=text.encode(), headers={"Content-Type": text_format.value})
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            response.enable_compression(web.ContentCoding.gzip)
+        return response
+
+    def _view(self, name: str) -> RouteHandler:
+        async def answer(_: web.Request, __: Credential) -> web.Response:
+            return _view_json(getattr(self.views(), name))
+
+        return answer
+
+    async def _tenants(self, _: web.Request, who: Credential) -> web.Response:
+        view = self.views().tenant
+        if who.role is Role.TENANT:
+            view = replace(view, cells=tuple(own_cells(view.cells, who.tenant)))
+        return _view_json(view)
+
+    async def _nodes(self, _: web.Request, __: Credential) -> web.Response:
+        views = self.views()
+        facts: dict[str, dict[str, Any]] = {}
+        for cell in views.node.cells:
+            facts.setdefault(cell.labels[0], {})[cell.metric.name] = cell.value
+        rows = [
+            {
+                "node": name,
+                "agent_version": node.agent_version,
+                "streams": sorted(node.rows),
+                "gpus": len(self.core.holders_of(name)),
+                **facts[name],
+            }
+            for name, node in sorted(self.core.fleet.nodes.items())
+            if name in facts  # the nodes of the metrics, without stale nodes that were removed
+        ]
+        return json_answer({"view": "nodes", "instant_ns": views.instant_ns, "rows": rows})
+
+    async def _node(self, request: web.Request, __: Credential) -> web.Response:
+        node = self.core.fleet.nodes.get(request.match_info["node"])
+        if node is None:
+            return json_answer(
+                {"error": f"no node {request.match_info['node']!r} has ever reported"}, 404
+            )
+        now_ns = self.wall_ns()
+        streams = {
+            stream: self._readings(node.name, row, now_ns)
+            for stream, row in sorted(node.rows.items())
+        }
+        content = {
+            "node": node.name,
+            "agent_version": node.agent_version,
+            "instant_ns": now_ns,
+            "rollups": _rollups(self._fresh(node, now_ns)),
+            "streams": streams,
+        }
+        return json_answer(content)
+
+    def _fresh(self, node: FleetNode, now_ns: int) -> list[StreamRow]:
+        """Return the rows of the node's fresh sources; stale ones are excluded, as in the views."""
+        from_ns = now_ns - round(self.stale_seconds * NS)
+        fleet = self.core.fleet
+        rows = node.rows.values()
+        return [row for row in rows if row.index in fleet.fresh(row.block, from_ns, now_ns)]
+
+    def _readings(self, node: str, row: StreamRow, now_ns: int) -> dict[str, Any]:
+        """Return the latest frame of a source, reading by reading, converted to units."""
+        schema = self.core.schemas.read(row.schema)
+        values = row.block.values[row.index].tolist()
+        codes = np.asarray(row.block.reasons[row.index]).tolist()
+        readings = []
+        devices = [self.core.names_of(node, entity) for entity in schema.entities]
+        column = 0
+        for group in schema.groups:
+            metric = METRICS.get(group.metric)
+            for member in group.entities:
+                entity = schema.entities[member]
+                numerator, denominator = group.scale
+                if metric and metric.kind is Kind.HISTOGRAM:
+                    numerator, denominator = metric.scale_of(entity.key).as_integer_ratio()
+                entry: dict[str, Any] = {"metric": group.metric, "entity": list(entity.key)}
+                if devices[member]:
+                    entry["device"] = devices[member]
+                if codes[column] != PRESENT:
+                    entry["absent"] = REASONS.get(codes[column], Absent.ERROR).word
+                elif not denominator:
+                    entry["absent"] = Absent.ERROR.word
+                else:
+                    counter = metric is not None and metric.kind is Kind.COUNTER
+                    value = from_stored(values[column], counter=counter) * numerator
+                    entry["value"] = value if denominator == 1 else value / denominator
+                readings.append(entry)
+                column += 1
+        age_seconds = (now_ns - row.instant_ns) / NS if row.instant_ns else None
+        return {"instant_ns": row.instant_ns, "age_seconds": age_seconds, "readings": readings}
+
+    async def _inventory(self, _: web.Request, __: Credential) -> web.Response:
+        found = self.views().found
+        if not found.instant_ns:
+            return json_answer({"error": "the views have not been computed yet"}, 503)
+        return json_answer(await asyncio.to_thread(inventory_json, found, self.core.names_of))
+
+    async def _account(self, _: web.Request, who: Credential) -> web.Response:
+        views = self.views()
+        if views.account is None:
+            text, why = "the account has not been computed yet", self.own.why_unknown
+            if views.instant_ns and why:
+                text = f"no one knows who holds what: {why}"
+            return json_answer({"error": text}, 503)
+        account = account_json(views.account)
+        own = who.role is Role.TENANT
+        return json_answer(own_account(account, who.tenant) if own else account)
+
+    async def _events(self, request: web.Request, __: Credential) -> web.Response:
+        wanted = request.query.get("node")
+        events = [seen for seen in self.core.events if wanted in (None, seen.node)]
+        rows = [
+            {**seen.to_json(), "device": self.core.names_of(seen.node, seen.event.entity)}
+            for seen in events[-MAX_EVENTS:]
+        ]
+        return json_answer({"events": rows})
+
+    async def _healthy(self, _: web.Request, __: Credential) -> web.Response:
+        return web.Response(text="healthy\n")
+
+    async def _ready(self, _: web.Request, __: Credential) -> web.Response:
+        problem = "" if self.views().instant_ns else "the views have not been computed yet"
+        problem = problem or self.own.why_unknown or await self.unwritable()
+        problem = f"read-only: {self.read_only}" if self.read_only else problem
+        if problem:
+            return web.Response(status=503, text=f"not ready: {problem}\n")
+        return web.Response(text="ready\n")
+
+    async def _landing(self, _: web.Request, __: Credential) -> web.Response:
+        return web.Response(text=_LANDING.format(version=__version__), content_type="text/html")
+
+
+def _rollups(fresh: Sequence[StreamRow]) -> list[dict[str, Any]]:
+    """Return the catalog's rollups of a node: sums, means, extremes; counters as rates."""
+    reduced = (reduce_rows(row.block, np.array([row.index])) for row in fresh)
+    return [
+        {
+            "metric": metric.name,
+            "rollup": str(rollup),
+            "rate_per_second": metric.kind is Kind.COUNTER,
+            "labels": dict(zip(part_labels(metric.about), part, strict=True)),
+            "value": value,
+        }
+        for metric, part, rollup, value in node_rollups(filter(None, reduced))
+        if math.isfinite(value)
+    ]
+
+
+def _view_json(view: View) -> web.Response:
+    return json_answer({"view": view.name, "instant_ns": view.instant_ns, "rows": view.rows()})
+
+
+_LANDING = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>Railscope collector</title>
+<style>body{{font:15px system-ui;margin:2rem}}</style>
+<h1>Railscope collector</h1>
+<p>Version {version}. <a href="/metrics">Metrics</a>, <a href="/-/healthy">healthy</a>,
+<a href="/-/ready">ready</a>.</p>
+<ul><li><a href="/api/v1/cluster">cluster</a><li><a href="/api/v1/rails">rails</a>
+<li><a href="/api/v1/jobs">jobs</a><li><a href="/api/v1/tenants">tenants</a>
+<li><a href="/api/v1/nodes">nodes</a><li><a href="/api/v1/inventory">inventory</a>
+<li><a href="/api/v1/account">GPU-time account</a><li><a href="/api/v1/events">events</a>
+<li><a href="/api/v1/statements">statements</a><li><a href="/api/v1/audit">audit log</a></ul></html>
+"""

@@ -1,0 +1,241 @@
+"""The collector's web server: aiohttp on connections that are accepted within limits.
+
+A separate thread pool for requests that read from disk or database.
+
+Ingest makes frames durable in the default thread pool. It stays available however many requests
+there are and however slow the database is; and a client with many concurrent requests waits for
+its own, others do not.
+
+Read-only mode after a start on a full disk: the collector serves its data, and waits for space.
+
+Nothing is written and nothing is opened for writing. The content of the state directory is read
+into a separate collector, which serves views, API and metrics; frames get 503 with Retry-After,
+so that agents keep them in their spools, and `/-/ready` states the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import secrets
+import ssl
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler
+
+from collector.access.credentials import Credential
+from railscope.durable_files import PARTIAL
+from railscope.server_connections import (
+    ConnectionAcceptor,
+    ServerConnection,
+    ServerConnections,
+    listening_sockets,
+    split_address,
+)
+from railscope.settings import SettingsError
+
+log = structlog.get_logger(__name__)
+
+LAST_ANSWER_SECONDS = 2.0
+"""Maximum time for pending requests when a server stops."""
+
+
+def runner(application: web.Application) -> web.AppRunner:
+    """Return a runner for an application: no access log, a short shutdown timeout."""
+    return web.AppRunner(
+        application, access_log=None, logger=_request_logger(), shutdown_timeout=LAST_ANSWER_SECONDS
+    )
+
+
+class _UnquotedFilter(logging.Filter):
+    """Filter against aiohttp's quotes of unreadable input: an unreadable header may contain a token."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, HttpProcessingError):
+            return True
+        log.debug("request_unreadable", problem=type(error).__name__)
+        return False
+
+
+def _no_log() -> logging.Logger:
+    """Return a disabled logger: relevant requests are recorded in the audit log, others nowhere."""
+    made = logging.getLogger("railscope.collector.requests")
+    made.disabled = True
+    return made
+
+
+def _request_logger() -> logging.Logger:
+    made = logging.getLogger("railscope.collector.web")
+    if not made.filters:
+        made.addFilter(_UnquotedFilter())
+    return made
+
+
+class WebServer:
+    """An application on an address, with a limit on connections and a timeout for request bodies."""
+
+    def __init__(self, application: web.Application, connections: ServerConnections) -> None:
+        self.connections = connections
+        application.middlewares.insert(0, self._watched)
+        application.on_response_prepare.append(_name_no_software)
+        self._runner = runner(application)
+        self._acceptor = ConnectionAcceptor(connections, self._protocol)
+
+    async def start(self, listen: str, tls: ssl.SSLContext | None) -> tuple[str, int]:
+        """Start listening and return the address. Raises SettingsError if it is unavailable."""
+        host, port = split_address(listen)
+        await self._runner.setup()
+        try:
+            sockets = await listening_sockets(host, port)
+        except OSError as error:
+            message = f"cannot listen on {listen}: {error.strerror or error}"
+            raise SettingsError(message) from error
+        bound = sockets[0].getsockname()
+        self._acceptor.tls = tls
+        self._acceptor.start(sockets)
+        return str(bound[0]), int(bound[1])
+
+    async def close(self) -> None:
+        """Stop listening, finish pending requests, and close all connections."""
+        await self._acceptor.stop()
+        await self._runner.cleanup()
+        await self._acceptor.close()
+
+    def _protocol(self, _: ServerConnection) -> asyncio.Protocol:
+        made = self._runner.server
+        if made is None:
+            message = "the server is stopping"
+            raise ConnectionAbortedError(message)
+        return _QuietRequestHandler(
+            made, loop=asyncio.get_running_loop(), access_log=_no_log(), logger=_request_logger()
+        )  # fmt: skip
+
+    @web.middleware
+    async def _watched(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Mark a connection as answering during a request; its body must arrive within the timeout."""
+        transport = request.transport
+        connection = self._acceptor.by_transport.get(transport) if transport else None
+        if connection is None:
+            return await handler(request)
+        connection.answers()
+        try:
+            return await handler(request)
+        finally:
+            connection.waits()
+
+
+class _QuietRequestHandler(web.RequestHandler):
+    """aiohttp's protocol; its responses to invalid requests quote nothing and name no software."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Return the response to a request that failed."""
+        super().handle_error(request, status, exc, message)
+        answer = web.Response(status=status, text=f"{HTTPStatus(status).phrase}\n")
+        answer.headers["Server"] = "railscope"
+        answer.force_close()
+        return answer
+
+
+async def _name_no_software(_: web.Request, response: web.StreamResponse) -> None:
+    """Remove the header that names software and versions."""
+    response.headers.popall("Server", None)
+
+
+THREADS = 8
+MAX_AT_ONCE = 3
+"""Maximum number of running or queued requests of one tenant, or of one credential of another role."""
+
+ReadResultT = TypeVar("ReadResultT")
+
+
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(THREADS, thread_name_prefix="reading")
+
+
+@dataclass(slots=True)
+class ReadPool:
+    """Executes reads for requests; `close` it at the end."""
+
+    _threads: ThreadPoolExecutor = field(default_factory=_pool)
+    _asked: dict[str, int] = field(default_factory=dict)
+
+    async def read(self, who: Credential, work: Callable[[], ReadResultT]) -> ReadResultT:
+        """Return the result of the work, done off the loop. Raises HTTPTooManyRequests, or as the work."""
+        asker = f"tenant/{who.tenant}" if who.tenant else who.label
+        asked = self._asked.get(asker, 0)
+        if asked >= MAX_AT_ONCE:
+            text = f"more than {MAX_AT_ONCE} of these requests at once\n"
+            raise web.HTTPTooManyRequests(text=text, headers={"Retry-After": "1"})
+        self._asked[asker] = asked + 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._asked[asker] -= 1
+            if not self._asked[asker]:
+                del self._asked[asker]
+
+    def close(self) -> None:
+        """Shut the threads down; queued work is cancelled."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+PROBE_BYTES = 256 << 10
+"""Free space without which a collector does not start to write."""
+RETRY_SECONDS = 5.0
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+
+
+def unwritable(directory: Path) -> str:
+    """Return the reason why a directory cannot be written; empty if it can. Blocking.
+
+    Only a write with fsync detects a quota, a full or a read-only file system.
+    """
+    path = directory / f"probe.{secrets.token_hex(4)}{PARTIAL}"
+    try:
+        try:
+            with path.open("wb") as file:
+                file.write(bytes(PROBE_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno in _FULL:
+            return f"the state directory cannot be written: {error.strerror}"
+        raise
+    return ""
+
+
+@dataclass(slots=True)
+class SpaceWatch:
+    """Waits until a directory can be written."""
+
+    directory: Path
+    retry_seconds: float = RETRY_SECONDS
+    probe: Callable[[Path], str] = unwritable
+
+    async def wait(self) -> None:
+        """Return once there is space. Raises OSError for any other failure."""
+        # No event signals that a file system has free space again.
+        while await asyncio.to_thread(self.probe, self.directory):  # noqa: ASYNC110 - as above
+            await asyncio.sleep(self.retry_seconds)
+        log.info("space_returned", directory=str(self.directory))

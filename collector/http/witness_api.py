@@ -1,0 +1,191 @@
+"""Routes for agents as witnesses: the newest checkpoint, consistency proofs, cosignatures.
+
+    GET  /v1/checkpoint                          the newest signed checkpoint, a signed note
+    GET  /v1/checkpoint/key                      the public key, for agents that have none yet
+    GET  /v1/checkpoint/consistency?from=M&to=N  the proof that M records begin N, base64, one per line
+    POST /v1/checkpoint/cosignature              the node's checkpoint, cosigned: {"note", "key"}
+
+A checkpoint is returned with the header `Railscope-Show: held` until the node has submitted the checkpoint
+that it holds. An empty note means that it holds none. 409 means that this log never had that checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from collector.access.credentials import Credential
+from collector.audit.housekeeping_files import CosignatureStore, CosignedCheckpoint
+from collector.audit.log_writer import AuditError, AuditLog
+from collector.audit.signing_guard import DisputeError, SigningGuard
+from collector.audit.tiles import TileError, Tiles
+from collector.http.access_control import RouteHandlers
+from collector.ledger.audit_outbox import RecordDraft
+from railscope.audit.merkle import consistency_proof
+from railscope.audit.record import RecordActor, RecordError, RecordSubject
+from railscope.audit.signed_note import SIZE, NoteError
+
+SHOW_HEADER = "Railscope-Show"
+MAX_BYTES = 64 << 10
+BODY_SECONDS = 30.0
+SAVE_EVERY_SECONDS = 60.0
+NEW_KEY_EVERY_NS = 3_600_000_000_000
+"""Minimum interval between two new keys of a node: each is a permanent record."""
+_KEPT_PROOFS = 64
+
+log = structlog.get_logger(__name__)
+
+
+class KeyChangeLimitError(RuntimeError):
+    """A node changes its key too frequently; the message names the node."""
+
+
+@dataclass(slots=True)
+class WitnessApi:
+    """Routes for authenticated agents; `run` saves the cosignatures."""
+
+    audit: AuditLog
+    guard: SigningGuard
+    witnesses: CosignatureStore
+    save_every_seconds: float = SAVE_EVERY_SECONDS
+    _proofs: dict[tuple[int, int], str] = field(default_factory=dict)
+    _changed: dict[str, int] = field(default_factory=dict)
+    """Time of each node's last key change, in nanoseconds since the epoch."""
+
+    def handlers(self) -> RouteHandlers:
+        """Return the handlers by route name."""
+        return {
+            "custody_checkpoint": self._checkpoint,
+            "custody_key": self._key,
+            "custody_consistency": self._consistency,
+            "custody_cosignature": self._cosignature,
+        }
+
+    async def run(self) -> None:
+        """Save the cosignatures periodically and at the end."""
+        try:
+            while True:
+                await asyncio.sleep(self.save_every_seconds)
+                await asyncio.to_thread(self._save)
+        finally:
+            self._save()
+
+    def _save(self) -> None:
+        try:
+            self.witnesses.save()
+        except OSError as error:
+            log.error("cosignatures_not_kept", file=error.filename, problem=error.strerror)
+
+    async def _checkpoint(self, _: web.Request, who: Credential) -> web.Response:
+        headers = {SHOW_HEADER: "held"} if self.guard.asks(who.name) else {}
+        note = self.audit.publisher.note
+        if not note:
+            text = "nothing has been signed yet\n"
+            return web.Response(status=HTTPStatus.NOT_FOUND, text=text, headers=headers)
+        return web.Response(text=note, headers=headers)
+
+    async def _key(self, _: web.Request, __: Credential) -> web.Response:
+        return web.Response(text=f"{self.audit.signer.public}\n")
+
+    async def _consistency(self, request: web.Request, _: Credential) -> web.Response:
+        asked = [request.query.get(name, "") for name in ("from", "to")]
+        signed = self.audit.signed.size
+        if not all(SIZE.fullmatch(text) for text in asked):
+            return _problem(HTTPStatus.BAD_REQUEST, "from and to must be numbers of records")
+        old, new = (int(text) for text in asked)
+        if not old <= new <= signed:
+            text = f"there is no proof from {old} to {new} in a log of {signed} signed records"
+            return _problem(HTTPStatus.NOT_FOUND, text)
+        try:
+            return web.Response(text=await asyncio.to_thread(self._proof, old, new))
+        except TileError as error:
+            log.error("consistency_not_proven", problem=str(error))
+            return _problem(HTTPStatus.SERVICE_UNAVAILABLE, "the log cannot be read")
+
+    def _proof(self, old: int, new: int) -> str:
+        known = self._proofs.get((old, new))
+        if known is not None:
+            return known
+        tiles = Tiles(self.audit.directory, self.audit.signed.size)
+        path = consistency_proof(tiles.node, old, new)
+        text = "".join(f"{base64.b64encode(one).decode()}\n" for one in path)
+        if len(self._proofs) >= _KEPT_PROOFS:
+            self._proofs.clear()
+        self._proofs[old, new] = text
+        return text
+
+    async def _cosignature(self, request: web.Request, who: Credential) -> web.Response:
+        if (request.content_length or MAX_BYTES + 1) > MAX_BYTES:
+            return _problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"more than {MAX_BYTES} bytes")
+        try:
+            vouched = msgspec.json.decode(await _body(request), type=CosignedCheckpoint)
+            if vouched.note:
+                vouched.seconds()
+                _check_name(who.name, vouched)
+            await self.guard.show(who.name, vouched.note)
+            if vouched.note:
+                await self._keep(who.name, vouched)
+        except DisputeError as error:
+            return _problem(HTTPStatus.CONFLICT, str(error))
+        except KeyChangeLimitError as error:
+            return _problem(HTTPStatus.TOO_MANY_REQUESTS, str(error))
+        except (msgspec.MsgspecError, UnicodeDecodeError, NoteError) as error:
+            return _problem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
+        except OSError as error:
+            return _problem(HTTPStatus.SERVICE_UNAVAILABLE, f"cannot be kept: {error.strerror}")
+        return web.Response(text="held\n")
+
+    async def _keep(self, node: str, vouched: CosignedCheckpoint) -> None:
+        """Store a cosignature; a new key is recorded first, with the previous one.
+
+        Raises TooOftenError.
+        """
+        known = self.witnesses.nodes.get(node)
+        if known is None or known.key != vouched.key:
+            self._change(node)
+            data = {"key": vouched.key, **({"before": known.key} if known else {})}
+            draft = RecordDraft(
+                "log.witness", RecordActor("agent", node), self.guard.wall_ns(), "done", RecordSubject(node),
+                dict(data),
+            )  # fmt: skip
+            try:
+                await self.audit.append(draft)
+            except (AuditError, RecordError) as error:
+                log.error("audit_record_lost", type=draft.type, data=data, problem=str(error))
+                del self._changed[node]
+                return
+        self.witnesses.put(node, vouched)
+
+    def _change(self, node: str) -> None:
+        """Note the time of a key change. Raises TooOftenError."""
+        now_ns, before_ns = self.guard.wall_ns(), self._changed.get(node)
+        if before_ns is not None and 0 <= now_ns - before_ns < NEW_KEY_EVERY_NS:
+            message = f"{node} has had another key less than an hour ago"
+            raise KeyChangeLimitError(message)
+        self._changed[node] = now_ns
+
+
+def _check_name(node: str, vouched: CosignedCheckpoint) -> None:
+    """Check that a key is in the name of the node. Raises NoteError."""
+    if not vouched.is_of(node):
+        message = f"the key of {node}'s cosignatures must be in its name"
+        raise NoteError(message)
+
+
+def _problem(status: HTTPStatus, text: str) -> web.Response:
+    content = msgspec.json.encode({"error": text})
+    return web.Response(status=status, body=content, content_type="application/json")
+
+
+async def _body(request: web.Request) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await request.read()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout from None

@@ -1,0 +1,396 @@
+"""The inventory compared with the devices that nodes show, and the result as cells and JSON.
+
+Present, missing and unknown devices of a node add up to the number in the inventory; further ones
+are unexpected. A stale node's devices are unknown: stale data does not show that they are gone. A
+node that never reported is missing, with all of its expected devices.
+
+The inventory compared with the fleet at each refresh of the views, and GPUs that are gone or
+retired.
+
+Result of the comparison, as cells of /metrics and as JSON.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple, TypeAlias
+
+from collector.evidence.evidence_records import EvidenceProblem
+from collector.files.device_files import DeviceInventory, ExpectedDevices, RetiredGpus, Retirement
+from collector.fleet.fleet import FleetNode, StreamRow
+from collector.fleet.schema_columns import (
+    AGENT_STREAM,
+    GPU,
+    RDMA_PORT,
+    STREAMS,
+    UNSUPPORTED,
+    ShownDevices,
+)
+from collector.fleet.sheets import SheetBlock
+from collector.fleet.view_cells import ViewCell
+from collector.metering.units import FOREVER_NS
+from collector.state.collector_state import CollectorState
+from railscope.catalog import inventory as catalog
+from railscope.catalog.declare import Metric
+from railscope.device_names import Names
+from railscope.reading import PRESENT
+from railscope.wire import WireEntity
+
+KINDS = (GPU, RDMA_PORT)
+
+
+class NodeInventoryState(StrEnum):
+    """State of a node relative to the inventory."""
+
+    PRESENT = "present"
+    STALE = "stale"
+    MISSING = "missing"
+    UNEXPECTED = "unexpected"
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedDevices:
+    """Current reports of a node; for each kind its devices, or the reason for which they are unknown."""
+
+    reporting: bool
+    instant_ns: int
+    devices: Mapping[str, ShownDevices | str]
+
+
+class DeviceCounts(NamedTuple):
+    """Numbers of devices of one kind in a node, relative to the inventory."""
+
+    present: int
+    missing: int
+    unknown: int
+    unexpected: int
+
+    @property
+    def expected(self) -> int:
+        """Number in the inventory."""
+        return self.present + self.missing + self.unknown
+
+
+@dataclass(frozen=True, slots=True)
+class NodeComparison:
+    """A node compared with the inventory; `counts` of the kinds that the inventory lists."""
+
+    node: str
+    state: NodeInventoryState
+    counts: Mapping[str, DeviceCounts]
+    reasons: Mapping[str, str]
+    """Reasons for unknown devices."""
+    heard: ReportedDevices | None = None
+
+
+def compare_nodes(
+    expected: Mapping[str, ExpectedDevices], heard: Mapping[str, ReportedDevices]
+) -> Iterator[NodeComparison]:
+    """Yield the comparison of each node that is in the inventory or reports."""
+    for node in sorted(expected.keys() | {n for n, one in heard.items() if one.reporting}):
+        yield compare_node(node, expected.get(node), heard.get(node))
+
+
+def compare_node(
+    node: str, expected: ExpectedDevices | None, heard: ReportedDevices | None
+) -> NodeComparison:
+    """Compare one node."""
+    if expected is None:
+        return NodeComparison(node, NodeInventoryState.UNEXPECTED, {}, {}, heard)
+    wanted = {GPU: expected.gpus, RDMA_PORT: expected.rdma_ports}
+    numbers = {kind: number for kind, number in wanted.items() if number is not None}
+    if heard is None:
+        nothing = {kind: DeviceCounts(0, number, 0, 0) for kind, number in numbers.items()}
+        return NodeComparison(node, NodeInventoryState.MISSING, nothing, {})
+    state = NodeInventoryState.PRESENT if heard.reporting else NodeInventoryState.STALE
+    counts: dict[str, DeviceCounts] = {}
+    reasons: dict[str, str] = {}
+    for kind, number in numbers.items():
+        shown = heard.devices.get(kind, "nothing is known of it")
+        if isinstance(shown, str):
+            counts[kind] = DeviceCounts(0, 0, number, 0)
+            reasons[kind] = shown
+        else:
+            counts[kind] = count_devices(number, shown)
+    return NodeComparison(node, state, counts, reasons, heard)
+
+
+def count_devices(expected: int, shown: ShownDevices) -> DeviceCounts:
+    """Compare the shown devices with a number.
+
+    Devices that may be there or not count as unknown up to the number in the inventory: only
+    devices that are certainly not there are missing, and only those that certainly exceed the
+    number are unexpected.
+    """
+    present = min(len(shown.present), expected)
+    unknown = min(len(shown.unknown), expected - present)
+    missing = expected - present - unknown
+    return DeviceCounts(present, missing, unknown, max(len(shown.present) - expected, 0))
+
+
+YieldTurn = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class GoneGpu:
+    """A GPU that its node, which still reports, showed before, and no node shows now."""
+
+    node: str
+    gpu: str
+    seen_ns: int
+    """Its last sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryComparison:
+    """The result as of one timestamp; no standings without an inventory."""
+
+    instant_ns: int = 0
+    standings: tuple[NodeComparison, ...] | None = None
+    gone: tuple[GoneGpu, ...] = ()
+    retired: tuple[Retirement, ...] = ()
+    reporting: Mapping[str, str] = field(default_factory=dict)
+    """Nodes of retired GPUs that report nevertheless."""
+    last_nodes: Mapping[str, str] = field(default_factory=dict)
+    """Last nodes of retired GPUs, if they were ever seen."""
+
+
+@dataclass(slots=True)
+class InventoryWatch:
+    """Compares the fleet with both files, which are read again each time."""
+
+    core: CollectorState
+    inventory: Callable[[], DeviceInventory | None]
+    """None without an inventory, or if it was never valid."""
+    retired: Callable[[], RetiredGpus]
+
+    async def look(self, now_ns: int, fresh_from_ns: int, offer: YieldTurn) -> InventoryComparison:
+        """Return the current comparison, awaiting `offer` between nodes to yield to other tasks."""
+        inventory, retired = self.inventory(), self.retired()
+        fresh = _FreshDevices(self.core, fresh_from_ns, now_ns)
+        heard: dict[str, ReportedDevices] = {}
+        shown: dict[str, str] = {}
+        for name, node in list(self.core.fleet.nodes.items()):
+            heard[name] = fresh.heard(node)
+            _add_shown(shown, name, heard[name])
+            await offer()
+        standings: list[NodeComparison] | None = None
+        if inventory is not None:
+            standings = []
+            for one in compare_nodes(inventory.at(now_ns), heard):
+                standings.append(one)
+                await offer()
+        gone: list[GoneGpu] = []
+        for gpu in list(self.core.evidence.gpus):
+            if gpu not in shown and retired.at(gpu, now_ns) is None:
+                gone += self._gone(gpu, heard, fresh_from_ns)
+            await offer()
+        in_force = [one for one in retired if one.start_ns <= now_ns < one.end_ns]
+        reporting = {one.gpu: shown[one.gpu] for one in in_force if shown.get(one.gpu)}
+        for retirement in in_force:
+            if retirement.gpu in reporting:
+                self._tell(retirement, reporting[retirement.gpu])
+        last = {one.gpu: seen[1] for one in in_force if (seen := self._seen(one.gpu))}
+        against = None if standings is None else tuple(standings)
+        return InventoryComparison(now_ns, against, tuple(gone), tuple(in_force), reporting, last)
+
+    def removed(self, node: str, now_ns: int) -> bool:
+        """True if administrators have removed a node."""
+        inventory = self.inventory()
+        return inventory is not None and inventory.removed(node, now_ns)
+
+    def _seen(self, gpu: str) -> tuple[int, str] | None:
+        """Return the time and node of a GPU's last sample."""
+        memory = self.core.evidence.gpus.get(gpu)
+        presences = memory.presences.values() if memory else ()
+        return max(((p.spans[-1].last_ns, p.node) for p in presences if p.spans), default=None)
+
+    def _gone(
+        self, gpu: str, heard: Mapping[str, ReportedDevices], fresh_from_ns: int
+    ) -> Iterator[GoneGpu]:
+        """Yield a GPU that no node shows, if its last node reports that it is not there."""
+        seen = self._seen(gpu)
+        node = heard.get(seen[1]) if seen and seen[0] < fresh_from_ns else None
+        if seen and node and node.reporting and isinstance(node.devices[GPU], ShownDevices):
+            yield GoneGpu(seen[1], gpu, seen[0])
+
+    def _tell(self, one: Retirement, node: str) -> None:
+        """Record a trouble, once, for a retired GPU that still reports."""
+        facts = {"retired_ns": str(one.start_ns), "why": one.why}
+        self.core.evidence.trouble(
+            EvidenceProblem("retired_seen", one.gpu, node, one.start_ns, facts)
+        )
+
+
+def _add_shown(shown: dict[str, str], name: str, node: ReportedDevices) -> None:
+    """Add the GPUs in a node by name; those that may be there get an empty node name."""
+    devices = node.devices.get(GPU)
+    if isinstance(devices, ShownDevices):
+        for gpu in devices.unknown:
+            shown.setdefault(gpu, "")
+        for gpu in devices.present:
+            shown[gpu] = name
+
+
+class _FreshDevices:
+    """Devices in fresh frames of nodes."""
+
+    def __init__(self, core: CollectorState, from_ns: int, now_ns: int) -> None:
+        self._core, self._from_ns, self._now_ns = core, from_ns, now_ns
+        self._rows: dict[int, set[int]] = {}
+
+    def heard(self, node: FleetNode) -> ReportedDevices:
+        """Return the current reports of a node."""
+        if node.instant_ns < self._from_ns:
+            reason = "the node is stale" if node.instant_ns else "no frame of the node has come"
+            return ReportedDevices(False, node.instant_ns, dict.fromkeys(KINDS, reason))  # noqa: FBT003 - it does not report
+        agent = self._row(node, AGENT_STREAM)
+        devices = {kind: self._devices(node, agent, STREAMS[kind]) for kind in KINDS}
+        return ReportedDevices(True, node.instant_ns, devices)  # noqa: FBT003 - it reports
+
+    def _devices(self, node: FleetNode, agent: StreamRow | None, stream: str) -> ShownDevices | str:
+        row = self._row(node, stream)
+        known = self._core.schemas.get(row.schema) if row else None
+        if row and known:
+            return known.showing.devices.look(row.block.reasons[row.index])
+        if agent and self._found_nothing(agent, stream):
+            return ShownDevices()
+        return f"the source {stream} of the node tells nothing now"
+
+    def _found_nothing(self, agent: StreamRow, source: str) -> bool:
+        """True if the agent reports that a source has no device on the node."""
+        known = self._core.schemas.get(agent.schema)
+        column = known.showing.states.get(source) if known else None
+        if column is None or agent.block.reasons[agent.index, column] != PRESENT:
+            return False
+        return int(agent.block.values[agent.index, column]) == UNSUPPORTED
+
+    def _row(self, node: FleetNode, stream: str) -> StreamRow | None:
+        row = node.rows.get(stream)
+        return row if row and row.index in self._of(row.block) else None
+
+    def _of(self, block: SheetBlock) -> set[int]:
+        key = id(block)
+        if key not in self._rows:
+            fleet = self._core.fleet
+            self._rows[key] = set(fleet.fresh(block, self._from_ns, self._now_ns).tolist())
+        return self._rows[key]
+
+
+NS = 1_000_000_000
+NamesOf: TypeAlias = Callable[[str, WireEntity], Names | None]
+"""Names of the device of an entity of a node."""
+_DEVICES: Mapping[str, Metric] = {
+    GPU: catalog.INVENTORY_GPUS,
+    RDMA_PORT: catalog.INVENTORY_RDMA_PORTS,
+}
+_NAMES = {GPU: "gpus", RDMA_PORT: "rdma_ports"}
+
+
+def inventory_cells(found: InventoryComparison) -> Iterator[ViewCell]:
+    """Yield all cells; without an inventory, only those that do not depend on it."""
+    if found.standings is not None:
+        nodes = Counter(standing.state for standing in found.standings)
+        for state in NodeInventoryState:
+            yield ViewCell(catalog.INVENTORY_NODES, (state.value,), nodes[state])
+        for standing in found.standings:
+            for state in NodeInventoryState:
+                labels = (standing.node, state.value)
+                yield ViewCell(catalog.INVENTORY_NODE_STATE, labels, standing.state is state)
+            for kind, counts in standing.counts.items():
+                for word, number in counts._asdict().items():
+                    yield ViewCell(_DEVICES[kind], (standing.node, word), number)
+    for gone in found.gone:
+        age_seconds = (found.instant_ns - gone.seen_ns) / NS
+        yield ViewCell(catalog.GONE_GPU_AGE, (gone.node, gone.gpu), age_seconds)
+    for gpu in dict.fromkeys(one.gpu for one in found.retired):
+        node = found.reporting.get(gpu, "")
+        labels = (node or found.last_nodes.get(gpu, ""), gpu)
+        yield ViewCell(catalog.RETIRED_GPU_REPORTING, labels, bool(node))
+
+
+def inventory_json(found: InventoryComparison, names_of: NamesOf) -> dict[str, Any]:
+    """Return the same with names and reasons. `nodes` is null without an inventory."""
+
+    def names(node: str | None, gpu: str) -> dict[str, str]:
+        known = names_of(node or "", WireEntity(GPU, (gpu,))) or {}
+        return {name: known.get(name, "") for name in ("index", "pci_address")}
+
+    standings = found.standings
+    return {
+        "view": "inventory",
+        "instant_ns": found.instant_ns,
+        "nodes": None
+        if standings is None
+        else [_node(standing, names_of) for standing in standings],
+        "gone_gpus": [
+            {
+                "node": one.node,
+                "gpu": one.gpu,
+                **names(one.node, one.gpu),
+                "seen_ns": one.seen_ns,
+            }
+            for one in found.gone
+        ],
+        "retired_gpus": [
+            {
+                "gpu": one.gpu,
+                **names(found.reporting.get(one.gpu), one.gpu),
+                "from_ns": one.start_ns,
+                "to_ns": None if one.end_ns == FOREVER_NS else one.end_ns,
+                "why": one.why,
+                "reported_by": found.reporting.get(one.gpu),
+            }
+            for one in found.retired
+        ],
+    }
+
+
+def _node(standing: NodeComparison, names_of: NamesOf) -> dict[str, Any]:
+    heard = standing.heard
+    told: dict[str, Any] = {
+        "node": standing.node,
+        "state": standing.state.value,
+        "heard_ns": heard.instant_ns or None if heard else None,
+    }
+    for kind, name in _NAMES.items():
+        shown = heard.devices.get(kind) if heard else None
+        counts = standing.counts.get(kind)
+        told[name] = {
+            "expected": counts.expected if counts else None,
+            **(counts._asdict() if counts else {}),
+            "reason": standing.reasons.get(kind),
+            "names": _names(shown),
+            "devices": _devices(standing.node, kind, shown, names_of),
+        }
+    return told
+
+
+def _devices(
+    node: str, kind: str, shown: ShownDevices | str | None, names_of: NamesOf
+) -> dict[str, list[Names]] | None:
+    """Return all names of the devices that `names` lists, in its order."""
+    listed = _names(shown)
+    if listed is None:
+        return None
+    return {
+        state: [
+            names_of(node, WireEntity(kind, tuple(name.split("/")))) or {"kind": kind, "name": name}
+            for name in names
+        ]
+        for state, names in listed.items()
+    }
+
+
+def _names(shown: ShownDevices | str | None) -> dict[str, list[str]] | None:
+    """Return the devices that a node shows; null if they are unknown."""
+    if not isinstance(shown, ShownDevices):
+        return None
+    return {
+        "present": sorted(shown.present),
+        "gone": sorted(shown.gone),
+        "unknown": sorted(shown.unknown),
+    }

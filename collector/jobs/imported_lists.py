@@ -1,0 +1,323 @@
+"""Imported job lists: the newest list of each source and period, and the jobs on its GPUs.
+
+A list states all jobs of one source in one period. The newest list of a source and period is valid;
+periods of one source are equal or do not overlap. The tables are in the database of the ledger;
+rows are added and never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from fractions import Fraction
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import msgspec
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Connection,
+    ForeignKey,
+    Index,
+    Row,
+    Table,
+    Text,
+    func,
+    select,
+)
+
+from collector.jobs.job_list import NS_PER_SECOND, WHOLE_GPU_PART, ListedGpuPart
+from collector.ledger import head_chain
+from collector.ledger.audit_outbox import ROW, ROW_HASH, RecordDraft, put_record
+from collector.ledger.database import Database
+from collector.ledger.head_chain import HashedRow
+from collector.ledger.ledger_queries import chunks
+from collector.ledger.schema import cover_table, make_append_only, metadata
+from collector.metering.units import DAY_NS, Period, format_timestamp, period_name
+from railscope.audit.record import RecordActor, RecordData
+
+job_lists = Table(
+    "job_list",
+    metadata,
+    Column("list", BigInteger, primary_key=True, autoincrement=False),
+    Column("source", Text, nullable=False),
+    Column("period_start_ns", BigInteger, nullable=False),
+    Column("period_end_ns", BigInteger, nullable=False),
+    Column("as_of_ns", BigInteger, nullable=False),
+    Column("as_observed", BigInteger, nullable=False),
+    Column("imported_ns", BigInteger, nullable=False),
+    Column("imported_by", Text, nullable=False),
+    Column("content_hash", Text, nullable=False),
+    Column("rejected", Text, nullable=False),
+    CheckConstraint("period_start_ns < period_end_ns", name="time_passes"),
+)
+"""Imported lists; the highest number of each source and period is valid; `rejected` is JSON."""
+
+listed_jobs = Table(
+    "job_list_job",
+    metadata,
+    Column("list", ForeignKey("job_list.list"), primary_key=True),
+    Column("position", BigInteger, primary_key=True, autoincrement=False),
+    Column("gpu_uuid", Text, nullable=False),
+    Column("node", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("start_ns", BigInteger, nullable=False),
+    Column("end_ns", BigInteger, nullable=False),
+    Column("job_id", Text, nullable=False),
+    Column("tenant_id", Text, nullable=False),
+    Column("share", Text, nullable=False),
+    Column("unfinished", BigInteger, nullable=False),
+    Index("job_list_job_gpu", "gpu_uuid", "list"),
+)
+"""GPUs of the jobs of a list; `share` is the fraction of the GPU."""
+
+JOB_TABLES = (job_lists, listed_jobs)
+for _table in JOB_TABLES:
+    make_append_only(_table)
+cover_table("job list", job_lists, listed_jobs)
+
+
+MAX_REJECTED = 1000
+"""Rejected lines of a list that are stored as text; all are counted."""
+_LOCK = 0x7261_696C_6A6F_6273
+
+
+class JobLedgerError(Exception):
+    """A list cannot be imported; the message contains the reason."""
+
+
+class ImportActor(NamedTuple):
+    """Actor and time of an import."""
+
+    actor: RecordActor
+    now_ns: int
+
+
+class PlacedJob(msgspec.Struct, frozen=True, order=True, gc=False):
+    """A job on one of its GPUs. An unfinished job ends at the end of the time that the list covers."""
+
+    gpu: str
+    start_ns: int
+    job_id: str
+    tenant: str
+    end_ns: int
+    node: str
+    model: str = ""
+    share: str = "1"
+    """Part of the GPU: `1` for all of it, else `low-high` in fractions of it."""
+    unfinished: bool = False
+
+    @property
+    def claim(self) -> str:
+        """Id within its source: a requeued job runs twice, and those are two claims."""
+        return f"{self.job_id}@{self.start_ns // NS_PER_SECOND}"
+
+    @property
+    def part(self) -> ListedGpuPart:
+        """Part of the GPU."""
+        low, dash, high = self.share.partition("-")
+        return ListedGpuPart(Fraction(low), Fraction(high)) if dash else WHOLE_GPU_PART
+
+
+class ImportedList(NamedTuple):
+    """A list without its jobs."""
+
+    number: int
+    source: str
+    period: Period
+    as_of_ns: int
+    as_observed: bool
+    content_hash: str
+    rejected: tuple[str, ...]
+    rejected_count: int
+
+    def __str__(self) -> str:
+        return f"{self.source} {period_name(self.period)}"
+
+
+class NewList(NamedTuple):
+    """A list to import."""
+
+    source: str
+    period: Period
+    as_of_ns: int
+    as_observed: bool
+    jobs: Sequence[PlacedJob]
+    rejected: Sequence[str] = ()
+
+    @property
+    def content_hash(self) -> str:
+        """SHA-256 over the content that determines the ledger."""
+        content = (
+            self.source, self.period.start_ns, self.period.end_ns, self.as_observed,
+            sorted(self.jobs), list(self.rejected),
+        )  # fmt: skip
+        return sha256(msgspec.json.encode(content)).hexdigest()
+
+
+def lock_imports(connection: Connection) -> None:
+    """Wait until no other list is imported. Not needed in SQLite, which has a single writer."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
+
+
+def newest_lists(database: Database) -> list[ImportedList]:
+    """The newest list of each source and period, by source and time."""
+    with database.transaction() as connection:
+        return newest_lists_in(connection)
+
+
+def newest_lists_in(connection: Connection) -> list[ImportedList]:
+    """As `newest_lists`, within a transaction."""
+    table = job_lists
+    rows = connection.execute(select(table).order_by(table.c.list))
+    found = {(one.source, one.period): one for one in map(_imported_list, rows)}
+    return [found[key] for key in sorted(found)]
+
+
+def add_list(connection: Connection, one: NewList, actor: RecordActor, now_ns: int) -> bool:
+    """Record a list as the newest of its source and period; false if it is that already.
+
+    Raises JobLedgerError for a period that overlaps another one of the source.
+    """
+    for other in newest_lists_in(connection):
+        if other.source != one.source:
+            continue
+        if other.period == one.period:
+            if other.content_hash == one.content_hash:
+                return False
+        elif other.period.overlaps(one.period):
+            message = (
+                f"period {period_name(one.period)} of source {one.source}: overlaps "
+                f"{period_name(other.period)}, which is imported: expected the same period or one that "
+                "does not overlap; fix: import the list by that period, or name another --source"
+            )
+            raise JobLedgerError(message)
+    table = job_lists
+    number = 1 + (connection.execute(select(func.max(table.c.list))).scalar_one() or 0)
+    kept = {"count": len(one.rejected), "lines": list(one.rejected[:MAX_REJECTED])}
+    row = {
+        "list": number,
+        "source": one.source,
+        "period_start_ns": one.period.start_ns,
+        "period_end_ns": one.period.end_ns,
+        "as_of_ns": one.as_of_ns,
+        "as_observed": int(one.as_observed),
+        "imported_ns": now_ns,
+        "imported_by": actor.id,
+        "content_hash": one.content_hash,
+        "rejected": msgspec.json.encode(kept).decode(),
+    }
+    connection.execute(table.insert(), [row])
+    rows = [_job_row(number, at, job) for at, job in enumerate(sorted(one.jobs))]
+    for some in chunks(rows):
+        connection.execute(listed_jobs.insert(), some)
+    stored = head_chain.read_back(connection, "job list", number)
+    _record_import(connection, stored, one, actor, now_ns)
+    head_chain.append(connection, [stored], now_ns)
+    return True
+
+
+def gpus_of(connection: Connection, source: str, period: Period) -> set[str]:
+    """The GPUs that any list of a source and period names, superseded lists included."""
+    table = job_lists
+    which = select(table.c.list).where(
+        table.c.source == source, table.c.period_start_ns == period.start_ns
+    )
+    query = select(listed_jobs.c.gpu_uuid).distinct().where(listed_jobs.c.list.in_(which))
+    return set(connection.execute(query).scalars())
+
+
+def jobs_on(
+    connection: Connection, gpus: Collection[str], numbers: Iterable[int]
+) -> Mapping[str, Mapping[int, Sequence[PlacedJob]]]:
+    """Jobs of some lists on some GPUs, by GPU and list."""
+    found: dict[str, dict[int, list[PlacedJob]]] = {gpu: {} for gpu in gpus}
+    table, wanted = listed_jobs, set(numbers)
+    for some in chunks(sorted(gpus)):
+        for row in connection.execute(select(table).where(table.c.gpu_uuid.in_(some))):
+            if row.list in wanted:
+                found[row.gpu_uuid].setdefault(row.list, []).append(_placed_job(row))
+    return found
+
+
+def is_listed(gpu: str) -> bool:
+    """True for a GPU of job lists, which is named `node/address`; agents report UUIDs."""
+    return "/" in gpu
+
+
+def uncovered_days(found: Sequence[ImportedList], days: range) -> list[tuple[str, int]]:
+    """Source and day of each day without a list of the source, from its first list on."""
+    by_source: dict[str, list[range]] = {}
+    for one in found:
+        span = range(one.period.start_ns // DAY_NS, one.period.end_ns // DAY_NS)
+        by_source.setdefault(one.source, []).append(span)
+    return [
+        (source, day)
+        for source, spans in sorted(by_source.items())
+        for day in range(max(days.start, min(span.start for span in spans)), days.stop)
+        if not any(day in span for span in spans)
+    ]
+
+
+def _imported_list(row: Row[Any]) -> ImportedList:
+    rejected = msgspec.json.decode(row.rejected)
+    return ImportedList(
+        row.list,
+        row.source,
+        Period(row.period_start_ns, row.period_end_ns),
+        row.as_of_ns,
+        bool(row.as_observed),
+        row.content_hash,
+        tuple(rejected["lines"]),
+        rejected["count"],
+    )
+
+
+def _job_row(number: int, position: int, job: PlacedJob) -> dict[str, object]:
+    return {
+        "list": number,
+        "position": position,
+        "gpu_uuid": job.gpu,
+        "node": job.node,
+        "model": job.model,
+        "start_ns": job.start_ns,
+        "end_ns": job.end_ns,
+        "job_id": job.job_id,
+        "tenant_id": job.tenant,
+        "share": job.share,
+        "unfinished": int(job.unfinished),
+    }
+
+
+def _placed_job(row: Row[Any]) -> PlacedJob:
+    return PlacedJob(
+        row.gpu_uuid, row.start_ns, row.job_id, row.tenant_id, row.end_ns, row.node, row.model,
+        row.share, bool(row.unfinished),
+    )  # fmt: skip
+
+
+def _record_import(
+    connection: Connection, row: HashedRow, one: NewList, actor: RecordActor, now_ns: int
+) -> None:
+    """Record an import in the audit log."""
+    data: RecordData = {
+        ROW: row.name,
+        ROW_HASH: row.hash,
+        "event": "jobs.import.v1",
+        "list": int(row.key),
+        "source": one.source,
+        "start": format_timestamp(one.period.start_ns),
+        "end": format_timestamp(one.period.end_ns),
+        "as_of": format_timestamp(one.as_of_ns),
+        "jobs": len({job.claim for job in one.jobs}),
+        "gpus": len({job.gpu for job in one.jobs}),
+        "rejected_lines": len(one.rejected),
+        "content_hash": one.content_hash,
+    }
+    put_record(
+        connection,
+        f"billing.import/{row.key}",
+        RecordDraft("billing.import", actor, now_ns, "done", data=data),
+    )

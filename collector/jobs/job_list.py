@@ -1,0 +1,355 @@
+"""Job lists of any scheduler: jobs, GPUs of jobs and their models, tenants of accounts.
+
+Also the parser of consecutive JSON values, on separate lines or spanning several, that the list
+formats share.
+
+Models of GPUs, by GPU or by node, come from a CSV file with the columns node, gpu, model. `gpu` is
+the PCI address, or empty for all GPUs of the node; `model` is the name used in prices. A GPU's own
+row takes precedence over that of its node. Tenants of a scheduler's accounts and namespaces come
+from the tenants file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import msgspec
+
+from collector.files.tenancy_files import TenantMappings, unmapped
+from collector.files.watched_file import FileError, read_rows
+from collector.metering.units import FOREVER_NS, format_timestamp
+
+NS_PER_SECOND = 1_000_000_000
+LATEST_SECONDS = 1 << 32
+"""Limit of start and duration of a job (the year 2106): its end fits into 63 bits of ns."""
+
+MAX_GPUS_OF_NODE = 1024
+"""GPUs of a job on one node, the same limit as for claims in force there."""
+MAX_GPUS = 1 << 16
+"""GPUs of a job: a list that only counts them writes each of them into the ledger."""
+
+_ADDRESS = re.compile(r"(?:[0-9A-F]{4}|[0-9A-F]{8}):[0-9A-F]{2}:[0-9A-F]{2}\.[0-7]")
+_DOMAIN_DIGITS = 8
+
+
+class JobListError(ValueError):
+    """A line is not a valid job. The message names the line, counted from 1, and the field.
+
+    In a list that does not consist of lines, `what` names the unit that is counted.
+    """
+
+    def __init__(self, place: int, field: str, reason: str, what: str = "line") -> None:
+        """`field` is empty if the line as a whole is invalid."""
+        self.place, self.field, self.reason, self.what = place, field, reason, what
+        where = f"{what} {place}"
+        super().__init__(f"{where}: {field}: {reason}" if field else f"{where}: {reason}")
+
+
+class BadLines:
+    """Invalid lines of a list: raised at once, or collected while the rest is read.
+
+    `now_ns` is the time of the import: a job that starts or ends after it is invalid.
+    """
+
+    def __init__(self, *, collect: bool = False, now_ns: int = FOREVER_NS) -> None:
+        self.found: list[JobListError] = []
+        self.now_ns = now_ns
+        self._collect = collect
+
+    def add(self, error: JobListError) -> None:
+        """Collect an error, or raise it if errors are not collected."""
+        if not self._collect:
+            raise error
+        self.found.append(error)
+
+
+RAISE_BAD_LINES = BadLines()
+"""Raises on every bad line."""
+
+
+def future_reason(instant_ns: int, now_ns: int) -> str:
+    """Reason to reject an instant of a job after `now_ns`; empty if it is not later."""
+    if instant_ns <= now_ns:
+        return ""
+    return (
+        f"{format_timestamp(instant_ns)}: expected a time not after now, {format_timestamp(now_ns)}"
+    )
+
+
+def excess_reason(gpus: int, nodes: int) -> str:
+    """Reason to reject a number of GPUs that exceeds the limit of so many nodes; else empty.
+
+    A job without named nodes is treated as one on a single node.
+    """
+    most = min(max(nodes, 1) * MAX_GPUS_OF_NODE, MAX_GPUS)
+    if gpus <= most:
+        return ""
+    return f"{gpus} GPUs, nodes {max(nodes, 1)}: expected at most {most} GPUs"
+
+
+class ListedGpu(NamedTuple):
+    """One GPU: its node and its PCI address in the form of `pci_address`."""
+
+    node: str
+    address: str
+
+    def __str__(self) -> str:
+        """`node/address`."""
+        return f"{self.node}/{self.address}"
+
+
+class ListedGpuPart(NamedTuple):
+    """A part [low, high) of a GPU, as fractions of it."""
+
+    low: Fraction
+    high: Fraction
+
+    @property
+    def share(self) -> Fraction:
+        """Size as a fraction of the GPU."""
+        return self.high - self.low
+
+
+WHOLE_GPU_PART = ListedGpuPart(Fraction(0), Fraction(1))
+
+
+class UnnamedGpus(msgspec.Struct, frozen=True, order=True):
+    """GPUs of a job that a list does not name; their identity is not guessed.
+
+    `where` is the node or nodes in the scheduler's notation, empty if there is none.
+    """
+
+    where: str
+    gpus: int
+    reason: str
+    model: str = ""
+    share: Fraction = Fraction(1)
+    """Part of each GPU."""
+
+    @property
+    def capacity(self) -> Fraction:
+        """Total of all parts in whole GPUs."""
+        return self.gpus * self.share
+
+
+class ListedJob(msgspec.Struct, frozen=True, order=True):
+    """A job that had GPUs in [start, end). `tenant` is the account it is charged to.
+
+    `user` is the user that ran it, empty if the list does not contain it.
+    """
+
+    start_ns: int
+    id: str
+    tenant: str
+    user: str
+    end_ns: int
+    gpus: tuple[ListedGpu, ...] = ()
+    unplaced: tuple[UnnamedGpus, ...] = ()
+    model: str = ""
+    """Model of its GPUs, if the list names one."""
+    parts: tuple[ListedGpuPart, ...] = ()
+    """Part of each GPU, in their order; empty if it had whole GPUs."""
+
+    @property
+    def claim(self) -> str:
+        """The id of its claim. A requeued job runs twice, and those are two claims."""
+        return f"{self.id}@{self.start_ns // NS_PER_SECOND}"
+
+    def part_of(self, gpu: ListedGpu) -> ListedGpuPart:
+        """The part of one of its GPUs that it had."""
+        return self.parts[self.gpus.index(gpu)] if self.parts else WHOLE_GPU_PART
+
+    @property
+    def duration_ns(self) -> int:
+        """Time for which it had its GPUs."""
+        return self.end_ns - self.start_ns
+
+
+class JobList(msgspec.Struct, frozen=True):
+    """All jobs of a list in order, and the numbers of lines without an ended GPU job."""
+
+    jobs: tuple[ListedJob, ...]
+    without_gpus: int = 0
+    never_started: int = 0
+    unended: tuple[ListedJob, ...] = ()
+    """Jobs that had not ended when the list was made; their end is `FOREVER_NS`."""
+    rejected: tuple[JobListError, ...] = ()
+    """Lines that are not valid jobs."""
+    cluster: str = ""
+    """Cluster of all jobs, if the list names exactly one."""
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        """Ids of the jobs that had not ended."""
+        return tuple(job.id for job in self.unended)
+
+
+def build_job_list(every: Iterable[ListedJob], without_gpus: int, never_started: int) -> JobList:
+    """Build a list; jobs that end at `FOREVER_NS` have not ended."""
+    ended: list[ListedJob] = []
+    unended: list[ListedJob] = []
+    for job in every:
+        (ended if job.end_ns < FOREVER_NS else unended).append(job)
+    return JobList(tuple(ended), without_gpus, never_started, tuple(unended))
+
+
+def end_running_jobs(jobs: JobList, until_ns: int) -> JobList:
+    """The list with unended jobs that began before an instant, ended at that instant."""
+    unended = tuple(job for job in jobs.unended if job.start_ns < until_ns)
+    lasting = (msgspec.structs.replace(job, end_ns=until_ns) for job in unended)
+    return msgspec.structs.replace(
+        jobs, jobs=tuple(sorted((*jobs.jobs, *lasting))), unended=unended
+    )
+
+
+def jobs_within(jobs: JobList, start_ns: int, end_ns: int) -> JobList:
+    """The list with only the jobs that have time in [start, end)."""
+    found = tuple(job for job in jobs.jobs if job.start_ns < end_ns and job.end_ns > start_ns)
+    return msgspec.structs.replace(jobs, jobs=found)
+
+
+def clip_jobs(jobs: JobList, start_ns: int, end_ns: int) -> JobList:
+    """The list with jobs clipped to [start, end)."""
+    found = (
+        msgspec.structs.replace(
+            job, start_ns=max(job.start_ns, start_ns), end_ns=min(job.end_ns, end_ns)
+        )
+        for job in jobs.jobs
+    )
+    return msgspec.structs.replace(jobs, jobs=tuple(sorted(found)))
+
+
+def without_repetitions(
+    told: Iterable[tuple[int, ListedJob]], what: str = "line", bad: BadLines = RAISE_BAD_LINES
+) -> tuple[ListedJob, ...]:
+    """The jobs in order, without duplicates; an ended job replaces its unended version.
+
+    A line that contradicts an earlier one is bad.
+    """
+    found: dict[str, tuple[int, ListedJob]] = {}
+    for line, job in told:
+        first, other = found.setdefault(job.claim, (line, job))
+        ended, ran = sorted((job, other), key=lambda one: one.end_ns)
+        if ran != ended and ran != msgspec.structs.replace(ended, end_ns=FOREVER_NS):
+            reason = f"job {job.id} is told differently on {what} {first}"
+            bad.add(JobListError(line, "", reason, what))
+            continue
+        found[job.claim] = (line if ended is job else first), ended
+    return tuple(sorted(job for _, job in found.values()))
+
+
+def pci_address(text: str) -> str | None:
+    """A PCI address in capitals with an eight-digit domain; None if it is invalid."""
+    address = text.upper()
+    if not _ADDRESS.fullmatch(address):
+        return None
+    domain, _, rest = address.partition(":")
+    return f"{domain.rjust(_DOMAIN_DIGITS, '0')}:{rest}"
+
+
+def json_documents(text: str, bad: BadLines) -> Iterator[tuple[int, Any]]:
+    """The values of a text, counted from 1.
+
+    Invalid JSON is a bad line; parsing continues at the next line that begins with a brace.
+    """
+    decoder = json.JSONDecoder()
+    at, number = 0, 0
+    while at < len(text):
+        if text[at].isspace():
+            at += 1
+            continue
+        number += 1
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            bad.add(JobListError(number, "", f"no JSON: {error}", "document"))
+            following = text.find("\n{", at + 1)
+            at = following if following >= 0 else len(text)
+            continue
+        yield number, value
+
+
+MODELS_HEADER = ("node", "gpu", "model")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuModels:
+    """Models by GPU, and by node; `default` if neither these nor a job list name one."""
+
+    by_gpu: dict[ListedGpu, str] = field(default_factory=dict)
+    by_node: dict[str, str] = field(default_factory=dict)
+    default: str = ""
+
+    def of(self, gpu: ListedGpu, listed: str) -> str:
+        """The model of a GPU; `listed` is its model in the list, empty without one."""
+        return self.by_gpu.get(gpu) or self.on(gpu.node, listed)
+
+    def on(self, node: str, listed: str) -> str:
+        """The model of an unnamed GPU of a node."""
+        return self.by_node.get(node) or listed or self.default
+
+
+def parse_models(text: str, default: str = "") -> GpuModels:
+    """Parse models from the text of a file. Raises FileError that names the line."""
+    found = GpuModels(default=default)
+    for number, (node, gpu, model) in read_rows(text, MODELS_HEADER):
+        where = f"line {number}"
+        if not node or not model:
+            message = f"{where}: node {node!r}, model {model!r}: expected both"
+            raise FileError(message)
+        if gpu:
+            key = ListedGpu(node, pci_address(gpu) or gpu)
+            before = found.by_gpu.setdefault(key, model)
+        else:
+            before = found.by_node.setdefault(node, model)
+        if before != model:
+            message = f"{where}: model {model!r}: {node} {gpu}".rstrip() + f" has model {before!r}"
+            raise FileError(message)
+    return found
+
+
+TENANT_SOURCES = {
+    "clustercockpit": "slurm",
+    "sacct": "slurm",
+    "kubernetes": "kubernetes",
+    "alibaba": "alibaba",
+}
+"""Source of claims of a format's jobs."""
+
+
+def with_tenants(
+    jobs: Iterable[ListedJob], source: str, tenants: TenantMappings
+) -> list[ListedJob]:
+    """The jobs with the tenants of their accounts, split where the tenant of an account changes.
+
+    An account without a row keeps its name.
+    """
+    found: list[ListedJob] = []
+    for job in jobs:
+        no_one = unmapped(source, job.tenant)
+        pieces = tenants.pieces(source, job.tenant, job.start_ns, job.end_ns)
+        if not pieces:
+            found.append(job)  # it has no duration
+        for start_ns, end_ns, tenant in pieces:
+            name = job.tenant if tenant == no_one else tenant
+            part = msgspec.structs.replace(job, start_ns=start_ns, end_ns=end_ns, tenant=name)
+            found.append(part)
+    return sorted(found)
+
+
+def listed_with_tenants(jobs: JobList, source: str, tenants: TenantMappings) -> JobList:
+    """A list with the tenants of its accounts."""
+    every = with_tenants([*jobs.jobs, *jobs.unended], source, tenants)
+    found = build_job_list(every, jobs.without_gpus, jobs.never_started)
+    return msgspec.structs.replace(jobs, jobs=found.jobs, unended=found.unended)
+
+
+def account_name(tenant: str) -> str:
+    """A tenant of the ledger as named in a list: `slurm:physics` is an account without a row."""
+    source, colon, owner = tenant.partition(":")
+    return owner if colon and source in TENANT_SOURCES.values() else tenant

@@ -1,0 +1,426 @@
+"""Import of job lists into a ledger: the days of every GPU of their jobs.
+
+All time is `inferred`, with the scheduler as witness; rating leaves it undecided if no agent
+observed the GPU for more than an hour. An operator without agents may count the scheduler's report
+as observation; such days are marked by a separate engine version.
+
+The ledger is a function of the newest list of each source and period. A list states all jobs of its
+source and period, so a GPU that it names is present throughout the period. A GPU that no list of a
+day names has no entries on that day.
+
+GPUs that a list counts and does not name can be written as stand-ins, by source, node and model:
+numbered, as many as were held at once. The time per tenant does not depend on the assignment of
+stand-ins to jobs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from heapq import heappop, heappush
+from itertools import islice, pairwise
+from typing import NamedTuple
+
+import msgspec
+from sqlalchemy import Connection
+
+from collector.jobs import imported_lists
+from collector.jobs.imported_lists import (
+    ImportActor,
+    ImportedList,
+    JobLedgerError,
+    NewList,
+    PlacedJob,
+)
+from collector.jobs.job_list import (
+    WHOLE_GPU_PART,
+    GpuModels,
+    JobList,
+    ListedGpu,
+    ListedGpuPart,
+    ListedJob,
+    UnnamedGpus,
+)
+from collector.jobs.job_metering import job_evidence, slots_of
+from collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from collector.ledger.day_tiling import DAY_NS, DayTiling, evidence_root
+from collector.ledger.ledger_queries import newest_numbers
+from collector.ledger.ledger_store import Ledger
+from collector.ledger.row_conversion import GpuDay
+from collector.metering.evidence import (
+    ClaimAuthority,
+    Evidence,
+    MeteredClaim,
+    NodeSighting,
+    NodeStay,
+    NodeWitness,
+    SampleStretch,
+)
+from collector.metering.units import Period
+from railscope import __version__
+
+STAND_IN = "unnamed"
+"""Node of GPUs that a list does not name."""
+_NUMBERED = re.compile(r"[:/][0-9]{6,}$", re.ASCII)
+_AT_ONCE = 1000
+_GPUS_AT_ONCE = 64
+
+
+class ImportCounts(NamedTuple):
+    """Numbers of GPU-days that were written, and that were unchanged."""
+
+    added: int
+    unchanged: int
+
+
+class ImportTerms(NamedTuple):
+    """Parameters of writing a list: GPU model, time, and if the scheduler counts as an observer."""
+
+    sku: str
+    instant_ns: int
+    as_observed: bool = False
+
+    @property
+    def computed(self) -> MeteringComputation:
+        """Engine version and time of the computation."""
+        word = "taken as observed" if self.as_observed else "on the scheduler's word"
+        return MeteringComputation(f"{__version__} job list, {word}", self.instant_ns)
+
+
+class StandInGpus(NamedTuple):
+    """Jobs in order, with a numbered GPU in place of each GPU that is only counted."""
+
+    jobs: list[ListedJob]
+    models: dict[ListedGpu, str]
+    """Model of each numbered GPU, empty if unknown."""
+
+
+def number_stand_ins(jobs: Iterable[ListedJob], source: str, models: GpuModels) -> StandInGpus:
+    """Number the GPUs that jobs of a source only count, by node and model."""
+    pools: dict[tuple[str, str], _StandInPool] = defaultdict(_StandInPool)
+    found = StandInGpus([], {})
+    for job in sorted(jobs):
+        gpus = [(gpu, job.part_of(gpu)) for gpu in job.gpus]
+        rest: list[UnnamedGpus] = []
+        for one in job.unplaced:
+            if not one.gpus:
+                rest.append(one)
+                continue
+            node = _node(one.where)
+            model = models.on(node, one.model or job.model)
+            name = "".join(f"{word}:" for word in (source, model) if word)
+            for number, part in pools[node, model].take(one, job.start_ns, job.end_ns):
+                gpus.append((gpu := ListedGpu(node, f"{name}{number:06}"), part))
+                found.models[gpu] = model
+        gpus.sort()
+        parts = tuple(part for _, part in gpus)
+        found.jobs.append(
+            msgspec.structs.replace(
+                job,
+                gpus=tuple(gpu for gpu, _ in gpus),
+                parts=() if all(part == WHOLE_GPU_PART for part in parts) else parts,
+                unplaced=tuple(rest),
+            )
+        )
+    return found
+
+
+def with_stand_ins(jobs: Iterable[ListedJob]) -> list[ListedJob]:
+    """Jobs with stand-ins, without source and models."""
+    return number_stand_ins(jobs, "", GpuModels()).jobs
+
+
+def is_stand_in(gpu: str) -> bool:
+    """True for a numbered stand-in; all other GPUs of lists are named by PCI address, `...:00.0`."""
+    return _NUMBERED.search(gpu) is not None
+
+
+class _StandInPool:
+    """Stand-ins of one node and model, and the parts of each that are held."""
+
+    def __init__(self) -> None:
+        self._made = 0
+        self._free: list[int] = []
+        self._ends: list[tuple[int, int, ListedGpuPart]] = []
+        self._held: dict[int, list[ListedGpuPart]] = {}
+
+    def take(
+        self, wanted: UnnamedGpus, start_ns: int, end_ns: int
+    ) -> list[tuple[int, ListedGpuPart]]:
+        """Assign GPUs with enough free capacity from a start on, each with the assigned part.
+
+        Parts are placed on GPUs that are partly held and have enough room; lowest numbers first.
+        """
+        while self._ends and self._ends[0][0] <= start_ns:
+            _, number, part = heappop(self._ends)
+            self._held[number].remove(part)
+            if not self._held[number]:
+                del self._held[number]
+                heappush(self._free, number)
+        found = self._gaps(wanted) if wanted.share != 1 else {}
+        while len(found) < wanted.gpus:
+            if not self._free:
+                self._made += 1
+                heappush(self._free, self._made)
+            found[heappop(self._free)] = Fraction(0)
+        taken = [
+            (number, ListedGpuPart(low, low + wanted.share))
+            for number, low in sorted(found.items())
+        ]
+        for number, part in taken:
+            self._held.setdefault(number, []).append(part)
+            heappush(self._ends, (end_ns, number, part))
+        return taken
+
+    def _gaps(self, wanted: UnnamedGpus) -> dict[int, Fraction]:
+        """GPUs that are partly held and have enough room, with the start of the gap."""
+        found: dict[int, Fraction] = {}
+        for number in sorted(self._held):
+            if len(found) == wanted.gpus:
+                break
+            low = _lowest_gap(self._held[number], wanted.share)
+            if low is not None:
+                found[number] = low
+        return found
+
+
+def _lowest_gap(held: Sequence[ListedGpuPart], share: Fraction) -> Fraction | None:
+    """Start of the first gap of a size; None if there is none."""
+    low = Fraction(0)
+    for part in sorted(held):
+        if part.low - low >= share:
+            return low
+        low = max(low, part.high)
+    return low if 1 - low >= share else None
+
+
+def _node(where: str) -> str:
+    """The node in the list, `unnamed` if it is empty or a list of nodes."""
+    return where if where and not set(where) & set("[,") else STAND_IN
+
+
+def job_days(jobs: Iterable[ListedJob], terms: ImportTerms) -> Iterator[DayTiling]:
+    """The days of every GPU that the jobs name, by GPU and day."""
+    for known in job_evidence(jobs).values():
+        (stay,) = known.stays
+        within = range(stay.start_ns // DAY_NS, -(-stay.end_ns // DAY_NS))
+        one = _as_observed(known) if terms.as_observed else known
+        metered = MeteredGpu.of(one, {}, terms.sku)
+        for day in within:
+            yield metered.day(day, terms.computed)
+
+
+def write_days(ledger: Ledger, tilings: Iterable[DayTiling]) -> ImportCounts:
+    """Write days, many per transaction; unchanged days are not rewritten. Raises LedgerError."""
+    added = unchanged = 0
+    rest = iter(tilings)
+    while chunk := list(islice(rest, _AT_ONCE)):
+        for written in ledger.write_days(chunk):
+            added += written.added
+            unchanged += not written.added
+    return ImportCounts(added, unchanged)
+
+
+# Lists by source and period ----------------------------------------------------------------------
+
+
+def place_jobs(
+    jobs: JobList, models: GpuModels, numbered: Mapping[ListedGpu, str] | None = None
+) -> list[PlacedJob]:
+    """The jobs of a list by GPU, with models. Raises JobLedgerError for a GPU with two models.
+
+    `numbered` contains the models of stand-ins.
+    """
+    unfinished = {job.claim for job in jobs.unended}
+    found = dict(numbered or {})
+    for job in jobs.jobs:
+        for gpu in job.gpus:
+            if gpu in (numbered or {}):
+                continue
+            model = models.of(gpu, job.model)
+            before = found.setdefault(gpu, model)
+            if models.default in (model, before):
+                found[gpu] = before if model == models.default else model
+            elif before != model:
+                raise JobLedgerError(_conflicting_models(str(gpu), {before, model}, [job.id]))
+    return [
+        PlacedJob(
+            str(gpu), job.start_ns, job.id, job.tenant, job.end_ns, gpu.node, found[gpu],
+            _text_of(job.part_of(gpu)), job.claim in unfinished,
+        )
+        for job in jobs.jobs
+        for gpu in job.gpus
+    ]  # fmt: skip
+
+
+def _text_of(part: ListedGpuPart) -> str:
+    return "1" if part == WHOLE_GPU_PART else f"{part.low}-{part.high}"
+
+
+def check_same_list(ledger: Ledger, one: NewList) -> None:
+    """Raise JobLedgerError if the ledger has a different newest list of the same source and period."""
+    for other in imported_lists.newest_lists(ledger.database):
+        if (other.source, other.period) == (one.source, one.period) and (
+            other.content_hash != one.content_hash
+        ):
+            message = (
+                f"the ledger has another list of {other}: expected the same one; fix: import all jobs "
+                "of the period at once with --period, or say --replace"
+            )
+            raise JobLedgerError(message)
+
+
+def import_list(ledger: Ledger, one: NewList, by: ImportActor) -> ImportCounts:
+    """Record a list and write the days that it changes, all or nothing.
+
+    Every GPU that a list of this source and period has ever named is computed again, from the
+    newest lists of all sources. Raises JobLedgerError, LedgerError.
+    """
+    added = unchanged = 0
+    with ledger.database.transaction(writes=True) as connection:
+        imported_lists.lock_imports(connection)
+        imported_lists.add_list(connection, one, by.actor, by.now_ns)
+        gpus = imported_lists.gpus_of(connection, one.source, one.period)
+        rest = _NewestLists.of(connection, one.period, by.now_ns).days(connection, sorted(gpus))
+        while chunk := list(islice(rest, _AT_ONCE)):
+            for written in ledger.write_days_in(connection, chunk):
+                added += written.added
+                unchanged += not written.added
+    return ImportCounts(added, unchanged)
+
+
+@dataclass(frozen=True, slots=True)
+class _NewestLists:
+    """The newest lists that have days of a period, by number."""
+
+    heads: Mapping[int, ImportedList]
+    period: Period
+    now_ns: int
+
+    @classmethod
+    def of(cls, connection: Connection, period: Period, now_ns: int) -> _NewestLists:
+        """Read the lists of a database."""
+        found = [
+            one for one in imported_lists.newest_lists_in(connection) if one.period.overlaps(period)
+        ]
+        return cls({one.number: one for one in found}, period, now_ns)
+
+    def days(self, connection: Connection, gpus: Sequence[str]) -> Iterator[DayTiling]:
+        """The days of some GPUs in the period, according to the lists."""
+        span = range(self.period.start_ns // DAY_NS, self.period.end_ns // DAY_NS)
+        next_day = self.now_ns // DAY_NS + 1
+        for at in range(0, len(gpus), _GPUS_AT_ONCE):
+            some = gpus[at : at + _GPUS_AT_ONCE]
+            present = newest_numbers(connection, span, some)
+            for gpu, own in imported_lists.jobs_on(connection, some, self.heads).items():
+                for part in self._segments(own):
+                    covering = {number: own[number] for number in own if self._has(number, part)}
+                    until = max(part.start, min(part.stop, next_day)) if covering else part.start
+                    if part.start < until:
+                        yield from self._stated(gpu, range(part.start, until), covering)
+                    yield from self._nothing(gpu, range(until, part.stop), present)
+
+    def _segments(self, numbers: Iterable[int]) -> Iterator[range]:
+        """The days of the period, split where the set of covering lists changes."""
+        edges = {self.period.start_ns, self.period.end_ns}
+        for number in numbers:
+            edges |= {self.heads[number].period.start_ns, self.heads[number].period.end_ns}
+        inside = (edge for edge in edges if self.period.start_ns <= edge <= self.period.end_ns)
+        for start_ns, end_ns in pairwise(sorted(inside)):
+            yield range(start_ns // DAY_NS, end_ns // DAY_NS)
+
+    def _has(self, number: int, part: range) -> bool:
+        return self.heads[number].period.overlaps(Period(part.start * DAY_NS, part.stop * DAY_NS))
+
+    def _nothing(self, gpu: str, part: range, present: Mapping[GpuDay, int]) -> Iterator[DayTiling]:
+        """Empty days: no list names the GPU any more, or the day has not begun."""
+        root = evidence_root(Evidence(gpu, stays=()))
+        for day in part:
+            if GpuDay(gpu, day) in present:
+                yield DayTiling(gpu, day, (), root, *ImportTerms("", self.now_ns).computed)
+
+    def _stated(
+        self, gpu: str, part: range, own: Mapping[int, Sequence[PlacedJob]]
+    ) -> Iterator[DayTiling]:
+        """Days of a GPU that the same lists cover. Raises JobLedgerError."""
+        known = {job.model for jobs in own.values() for job in jobs if job.model}
+        if len(known) > 1:
+            named = [str(self.heads[number]) for number in own]
+            raise JobLedgerError(_conflicting_models(gpu, known, named))
+        as_observed = all(self.heads[number].as_observed for number in own)
+        terms = ImportTerms(known.pop() if known else "", self.now_ns, as_observed)
+        by_source = {self.heads[number].source: jobs for number, jobs in own.items()}
+        found = _evidence(gpu, part, by_source)
+        unfinished = {
+            f"{source}/{job.claim}"
+            for source, jobs in by_source.items()
+            for job in jobs
+            if job.unfinished
+        }
+        known_evidence = _as_observed(found) if as_observed else found
+        metered = MeteredGpu.of(known_evidence, {}, terms.sku, open_claims=unfinished)
+        for day in part:
+            yield metered.day(day, terms.computed)
+
+
+def _evidence(gpu: str, span: range, own: Mapping[str, Sequence[PlacedJob]]) -> Evidence:
+    """Evidence of a GPU on some days, from the lists of some sources.
+
+    The stay has no end, as the last day ends no claim.
+    """
+    start_ns, end_ns = span.start * DAY_NS, span.stop * DAY_NS
+    nodes = {job.node for jobs in own.values() for job in jobs}
+    found = [
+        (f"{source}/{job.claim}", job)
+        for source, jobs in sorted(own.items())
+        for job in jobs
+        if job.start_ns < end_ns and start_ns < job.end_ns
+    ]
+    return Evidence(
+        gpu,
+        stays=(NodeStay(start_ns, min(nodes)),),
+        claims=tuple(
+            MeteredClaim(
+                ClaimAuthority.SCHEDULER_LIST,
+                job.start_ns,
+                claim,
+                job.tenant,
+                job.end_ns,
+                job.job_id,
+                job.node,
+                slots,
+                slots,
+                assumed=is_stand_in(gpu),
+                counted=is_stand_in(gpu),
+            )
+            for claim, job in found
+            for slots in (slots_of(job.part),)
+        ),
+        sightings=tuple(
+            sorted(
+                {NodeSighting(NodeWitness.SCHEDULER, job.start_ns, job.end_ns) for _, job in found}
+            )
+        ),
+    )
+
+
+def _conflicting_models(gpu: str, known: Iterable[str], where: Iterable[str]) -> str:
+    return (
+        f"model of {gpu}: {' and '.join(sorted(known))} ({', '.join(sorted(set(where)))}): expected "
+        "one model; fix: name it in the file of --inventory"
+    )
+
+
+def _as_observed(known: Evidence) -> Evidence:
+    """Evidence with the scheduler's sightings as samples."""
+    merged: list[tuple[int, int]] = []
+    for one in sorted(known.sightings, key=lambda sighting: sighting.start_ns):
+        if merged and one.start_ns <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], one.end_ns)
+        else:
+            merged.append((one.start_ns, one.end_ns))
+    stretches = tuple(SampleStretch(f"jobs from {start}", start, end) for start, end in merged)
+    return msgspec.structs.replace(known, stretches=stretches)

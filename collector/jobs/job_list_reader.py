@@ -1,0 +1,317 @@
+"""Readers of job lists: detection of the format, lists of Slurm, and Alibaba's trace.
+
+Slurm: `sacct -P` with a header, or `sacct --json`; GPUs are counted, not named. TRES:
+slurm.conf(5), AccountingStorageTRES. sacct prints local times without a zone; with
+SLURM_TIME_FORMAT=%s it prints seconds since the epoch, which are unambiguous, as are the times in
+its JSON.
+
+Alibaba: pods of the trace of shared GPUs (alibaba/clusterdata: cluster-trace-gpu-v2023), as CSV.
+Columns: name, num_gpu, gpu_milli (of each GPU), gpu_spec, pod_phase, scheduled_time and
+deletion_time, in seconds since the start of the trace; second 0 is mapped to 1970-01-01T00:00:00Z.
+The trace contains neither nodes nor owners: GPUs are only counted, and the class of service (`qos`)
+is used as the tenant.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Mapping
+from datetime import tzinfo
+from fractions import Fraction
+from typing import Any
+
+import msgspec
+
+from collector.jobs.clustercockpit import read_clustercockpit
+from collector.jobs.job_list import (
+    LATEST_SECONDS,
+    MAX_GPUS_OF_NODE,
+    NS_PER_SECOND,
+    RAISE_BAD_LINES,
+    BadLines,
+    JobList,
+    JobListError,
+    ListedJob,
+    UnnamedGpus,
+    build_job_list,
+    excess_reason,
+    future_reason,
+    without_repetitions,
+)
+from collector.jobs.kubernetes import read_kubernetes
+from collector.metering.units import FOREVER_NS
+from railscope.slurm.sacct import AccountedJob, AccountingError, parse_sacct, parse_sacct_json
+from railscope.untrusted_text import NumberError, parse_whole
+
+SACCT_UNNAMED = "sacct does not tell which GPUs"
+
+_GPU = "gpu"
+_MIG = re.compile(r"gpu:.*[0-9]g\.[0-9]+gb")
+_UNFINISHED = frozenset({
+    "", "PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING", "STOPPED", "SIGNALING",
+    "STAGE_OUT", "RESIZING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT",
+})  # fmt: skip
+"""States of a job that is not over (Slurm: job state codes); a job in any other state has an end."""
+_SHARD = "shard"
+_SHARES = (_SHARD, "mps")
+
+
+def read_sacct(
+    text: str, zone: tzinfo | None = None, bad: BadLines = RAISE_BAD_LINES, shards_per_gpu: int = 0
+) -> JobList:
+    """The jobs of a list; steps are left out, as their resources are included in their job.
+
+    `zone` is that of the node on which sacct ran, for times without a zone. Shards are shares of a
+    GPU if `shards_per_gpu`, the number of shards per GPU, is set. Raises JobListError.
+    """
+    is_json = text.lstrip().startswith("{")
+    what = "job" if is_json else "line"
+
+    def rejected(error: AccountingError) -> None:
+        bad.add(JobListError(error.place, error.field, error.reason, what))
+
+    try:
+        if is_json:
+            records = parse_sacct_json(text, rejected)
+        else:
+            records = parse_sacct(text, zone, rejected=rejected)
+    except AccountingError as error:
+        raise JobListError(error.place, error.field, error.reason, what) from error
+    told: list[tuple[int, ListedJob]] = []
+    without_gpus = never_started = 0
+    for record in records:
+        try:
+            unplaced = _unnamed_gpus(record, shards_per_gpu)
+            if record.job.start_seconds is None:
+                never_started += 1
+            elif not unplaced:
+                without_gpus += 1
+            else:
+                told.append((record.place, _sacct_job(record, unplaced, bad.now_ns)))
+        except AccountingError as error:
+            rejected(error)
+    found = build_job_list(without_repetitions(told, what, bad), without_gpus, never_started)
+    return msgspec.structs.replace(found, rejected=tuple(bad.found))
+
+
+def _sacct_job(record: AccountedJob, unplaced: tuple[UnnamedGpus, ...], now_ns: int) -> ListedJob:
+    place, job = record.place, record.job
+    start_ns = _instant_ns(place, "Start", job.start_seconds, now_ns)
+    end_ns = FOREVER_NS
+    if job.end_seconds is None and job.state not in _UNFINISHED:
+        raise AccountingError(place, "End", f"is unknown, but State is {job.state}")
+    if job.end_seconds is not None:
+        end_ns = _instant_ns(place, "End", job.end_seconds, now_ns)
+    if end_ns < start_ns:
+        raise AccountingError(
+            place, "End", f"{job.end_seconds} is before Start, {job.start_seconds}"
+        )
+    for field, value in (("Account", job.account), ("User", job.user)):
+        if not value or not value.isprintable():
+            raise AccountingError(
+                place, field, f"{value!r} cannot be printed" if value else "is empty"
+            )
+    return ListedJob(start_ns, str(job.id), job.account, job.user, end_ns, unplaced=unplaced)
+
+
+def _instant_ns(place: int, field: str, seconds: int | None, now_ns: int) -> int:
+    if seconds is None or not 0 <= seconds < LATEST_SECONDS:
+        raise AccountingError(place, field, f"{seconds} is not from 1970 to 2105")
+    instant_ns = seconds * NS_PER_SECOND
+    if reason := future_reason(instant_ns, now_ns):
+        raise AccountingError(place, field, reason)
+    return instant_ns
+
+
+def _unnamed_gpus(record: AccountedJob, shards_per_gpu: int) -> tuple[UnnamedGpus, ...]:
+    """GPUs of a job by model, with their nodes. Parts of unknown size are reported with count 0."""
+    tres = record.job.gres_counts
+    typed = {name: count for name, count in tres.items() if name.startswith(f"{_GPU}:")}
+    instances = {name: count for name, count in typed.items() if _MIG.fullmatch(name)}
+    gpus = tres.get(_GPU, sum(typed.values())) - sum(instances.values())
+    if gpus < 0:
+        reason = f"has more MIG instances than gres/{_GPU}={tres[_GPU]}"
+        raise AccountingError(record.place, "AllocTRES", reason)
+    shares = {name: count for name, count in tres.items() if name.partition(":")[0] in _SHARES}
+    models = {
+        name.removeprefix("gpu:"): count for name, count in typed.items() if name not in instances
+    }
+    found: list[UnnamedGpus] = []
+    for model, count in sorted(models.items() if sum(models.values()) == gpus else [("", gpus)]):
+        if count:
+            found.append(UnnamedGpus(record.node_list, count, SACCT_UNNAMED, model))
+    if shards_per_gpu:
+        found += _shards(record.node_list, shares.pop(_SHARD, 0), shards_per_gpu)
+    if reason := excess_reason(sum(one.gpus for one in found), len(record.job.nodes)):
+        raise AccountingError(record.place, "AllocTRES", reason)
+    found += [
+        UnnamedGpus(record.node_list, 0, f"gres/{name}={count} is a part of a GPU, of unknown size")
+        for name, count in sorted((instances | shares).items())
+        if count
+    ]
+    return tuple(found)
+
+
+def _shards(where: str, count: int, per_gpu: int) -> list[UnnamedGpus]:
+    """Shards as whole GPUs and a share of one more."""
+    whole, rest = divmod(count, per_gpu)
+    found = [UnnamedGpus(where, whole, SACCT_UNNAMED)] if whole else []
+    if rest:
+        found.append(UnnamedGpus(where, 1, SACCT_UNNAMED, share=Fraction(rest, per_gpu)))
+    return found
+
+
+ALIBABA_COLUMNS = ("name", "num_gpu", "gpu_milli", "pod_phase", "deletion_time", "scheduled_time")
+ALIBABA_UNNAMED = "the trace does not tell which GPUs"
+_MILLI = 1000
+_FINAL = frozenset({"Succeeded", "Failed"})
+
+
+def read_alibaba(text: str, bad: BadLines = RAISE_BAD_LINES) -> JobList:
+    """Parse the pods of the trace. Raises JobListError."""
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    told: list[tuple[int, ListedJob]] = []
+    without_gpus = never_started = 0
+    try:
+        missing = sorted(set(ALIBABA_COLUMNS) - set(reader.fieldnames or ()))
+        if missing:
+            raise JobListError(1, missing[0], "is not in the header")
+        for row in reader:
+            number = reader.line_num
+            try:
+                job = _alibaba_job(number, row, bad.now_ns)
+            except JobListError as error:
+                bad.add(error)
+                continue
+            if not job.unplaced:
+                without_gpus += 1
+            elif not row["scheduled_time"]:
+                never_started += 1
+            else:
+                told.append((number, job))
+    except csv.Error as error:
+        raise JobListError(reader.line_num, "", f"no CSV: {error}") from error
+    found = build_job_list(without_repetitions(told, bad=bad), without_gpus, never_started)
+    return msgspec.structs.replace(found, rejected=tuple(bad.found))
+
+
+def _alibaba_job(number: int, row: Mapping[str, str | None], now_ns: int) -> ListedJob:
+    name = row["name"] or ""
+    if not name or not name.isprintable():
+        raise JobListError(number, "name", f"{name!r} is no name")
+    gpus = _whole(number, row, "num_gpu", MAX_GPUS_OF_NODE + 1)
+    milli = _whole(number, row, "gpu_milli", _MILLI + 1) if gpus else 0
+    if gpus and not milli:
+        raise JobListError(number, "gpu_milli", f"'0' with num_gpu {gpus}: expected 1 to {_MILLI}")
+    start = _whole(number, row, "scheduled_time", LATEST_SECONDS) if row["scheduled_time"] else 0
+    if reason := future_reason(start * NS_PER_SECOND, now_ns):
+        raise JobListError(number, "scheduled_time", reason)
+    end_ns = FOREVER_NS
+    if row["deletion_time"]:
+        end = _whole(number, row, "deletion_time", LATEST_SECONDS)
+        if end < start:
+            reason = f"{end} is before scheduled_time, {start}"
+            raise JobListError(number, "deletion_time", reason)
+        end_ns = end * NS_PER_SECOND
+        if reason := future_reason(end_ns, now_ns):
+            raise JobListError(number, "deletion_time", reason)
+    elif row["pod_phase"] in _FINAL and row["scheduled_time"]:
+        raise JobListError(
+            number, "deletion_time", f"is empty, but pod_phase is {row['pod_phase']}"
+        )
+    model = row.get("gpu_spec") or ""
+    part = UnnamedGpus(
+        "",
+        gpus,
+        ALIBABA_UNNAMED,
+        "" if "|" in model else model,
+        Fraction(milli, _MILLI) if gpus else Fraction(1),
+    )
+    return ListedJob(
+        start * NS_PER_SECOND, name, row.get("qos") or "none", "", end_ns,
+        unplaced=(part,) if gpus else (),
+    )  # fmt: skip
+
+
+def _whole(number: int, row: Mapping[str, str | None], field: str, limit: int) -> int:
+    """Parse a whole number, also such as `3.0`. Raises JobListError."""
+    text = (row[field] or "").removesuffix(".0")
+    try:
+        return parse_whole(text, limit)
+    except NumberError as error:
+        raise JobListError(number, field, str(error)) from error
+
+
+FORMATS: Mapping[str, Callable[[str, tzinfo | None, BadLines, int], JobList]] = {
+    "clustercockpit": lambda text, _zone, bad, _shards: read_clustercockpit(text.split("\n"), bad),
+    "sacct": read_sacct,
+    "kubernetes": lambda text, _zone, bad, _shards: read_kubernetes(text, bad),
+    "alibaba": lambda text, _zone, bad, _shards: read_alibaba(text, bad),
+}
+_KUBERNETES = frozenset({"items", "object", "apiVersion", "metadata"})
+_CLUSTERCOCKPIT = frozenset({"job_id", "jobId"})
+
+
+def format_of(text: str) -> str:
+    """Detect the format of a text: JSON by the fields of its first object, else CSV or sacct text.
+
+    Raises JobListError for JSON of no known format.
+    """
+    start = text.lstrip()
+    if not start.startswith(("{", "[")):
+        return "alibaba" if "gpu_milli" in start.partition("\n")[0].split(",") else "sacct"
+    first = _first_document(start)
+    members = frozenset(first) if isinstance(first, dict) else frozenset()
+    jobs = first.get("jobs") if isinstance(first, dict) else first
+    listed = jobs[0] if isinstance(jobs, list) and jobs and isinstance(jobs[0], dict) else {}
+    if (members | frozenset(listed)) & _CLUSTERCOCKPIT and "job_id" not in listed:
+        return "clustercockpit"
+    if "jobs" in members:
+        return "sacct"
+    if members & _KUBERNETES:
+        return "kubernetes"
+    if "job_id" in listed:
+        return "clustercockpit"
+    raise JobListError(1, "", f"is of none of {', '.join(FORMATS)}: say which with --format")
+
+
+def _first_document(text: str) -> Any:
+    """The first JSON value of a text; a bad line before it is skipped. Raises JobListError."""
+    try:
+        return json.JSONDecoder().raw_decode(text)[0]
+    except (ValueError, RecursionError) as error:
+        following = text.find("\n{")
+        if following < 0:
+            raise JobListError(1, "", f"no JSON: {error}") from error
+        try:
+            return json.JSONDecoder().raw_decode(text, following + 1)[0]
+        except (ValueError, RecursionError):
+            raise JobListError(1, "", f"no JSON: {error}") from error
+
+
+def read_jobs(  # noqa: PLR0913 - each is an option of the import
+    text: str,
+    form: str | None = None,
+    zone: tzinfo | None = None,
+    *,
+    strict: bool = True,
+    shards_per_gpu: int = 0,
+    now_ns: int = FOREVER_NS,
+) -> JobList:
+    """The jobs of a list; without a format, it is detected. Raises JobListError.
+
+    A line with a start or end after `now_ns` is bad. Unless `strict`, bad lines are skipped and
+    returned in the list, but at least one line must be valid.
+    """
+    if not text.strip():
+        raise JobListError(1, "", "the file is empty")
+    found = FORMATS[form or format_of(text)](
+        text, zone, BadLines(collect=not strict, now_ns=now_ns), shards_per_gpu
+    )
+    read = len(found.jobs) + len(found.unended) + found.without_gpus + found.never_started
+    if found.rejected and not read:
+        raise found.rejected[0]
+    return found

@@ -1,0 +1,265 @@
+"""Metering of jobs without samples, and its report as text and JSON.
+
+Each GPU of a job has a claim. All held time is inferred, with the scheduler as its witness. A GPU
+is assumed present from the start of the first job that names it to the end of the last. Of two jobs
+on one GPU the later holds it while it lasts, in order of start and claim id. Times are exact and
+computed with integers only.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import msgspec
+
+from collector.jobs.job_list import NS_PER_SECOND, JobList, ListedGpu, ListedGpuPart, ListedJob
+from collector.metering.evidence import (
+    ClaimAuthority,
+    Evidence,
+    MeteredClaim,
+    NodeSighting,
+    NodeStay,
+    NodeWitness,
+)
+from collector.metering.overlaps import Overlap, OverlapKind, overlaps
+from collector.metering.tiling import GpuTimeline, SlotState, TilingEntry
+from collector.metering.units import GPU_CAPACITY, CapacityRange, Period, Tiling, exact
+
+
+class JobOverlap(NamedTuple):
+    """Overlap of two jobs on one GPU."""
+
+    gpu: ListedGpu
+    conflict: Overlap
+
+
+class MeteredJobs(msgspec.Struct, frozen=True):
+    """GPU time in GPU-nanoseconds: whole GPUs times nanoseconds.
+
+    `unplaced_ns` is the time of tenants on GPUs that the list does not name. It is in no other sum,
+    as overlaps with other jobs cannot be detected.
+    """
+
+    gpus: int
+    capacity_ns: int
+    free_ns: Fraction
+    tenants: dict[str, Fraction]
+    unplaced_ns: dict[str, Fraction]
+    clashes: tuple[JobOverlap, ...]
+
+    @property
+    def held_ns(self) -> Fraction:
+        """Time of all tenants on named GPUs."""
+        return sum(self.tenants.values(), Fraction(0))
+
+    @property
+    def balances(self) -> bool:
+        """True if held and free time add up to capacity times time."""
+        return self.held_ns + self.free_ns == self.capacity_ns
+
+
+def job_evidence(
+    jobs: Iterable[ListedJob], period: Period | None = None
+) -> dict[ListedGpu, Evidence]:
+    """Evidence of each GPU that the jobs name, in order of GPU.
+
+    A GPU is present throughout a period, or without one from its first job to its last.
+    """
+    by_gpu: dict[ListedGpu, list[ListedJob]] = defaultdict(list)
+    for job in jobs:
+        for gpu in job.gpus:
+            by_gpu[gpu].append(job)
+    return {gpu: _evidence(gpu, by_gpu[gpu], period) for gpu in sorted(by_gpu)}
+
+
+def _evidence(gpu: ListedGpu, jobs: Sequence[ListedJob], period: Period | None) -> Evidence:
+    first_ns, last_ns = min(job.start_ns for job in jobs), max(job.end_ns for job in jobs)
+    if period is not None:
+        first_ns, last_ns = period.start_ns, period.end_ns
+    return Evidence(
+        str(gpu),
+        stays=(NodeStay(first_ns, gpu.node, last_ns),),
+        claims=tuple(
+            MeteredClaim(
+                ClaimAuthority.SCHEDULER_LIST, job.start_ns, job.claim, job.tenant, job.end_ns, job.id,
+                gpu.node, slots, slots,
+            )
+            for job in jobs
+            for slots in (slots_of(job.part_of(gpu)),)
+        ),
+        sightings=tuple(
+            sorted({NodeSighting(NodeWitness.SCHEDULER, job.start_ns, job.end_ns) for job in jobs})
+        ),
+    )  # fmt: skip
+
+
+def slots_of(part: ListedGpuPart) -> CapacityRange:
+    """The slots of a part, exactly."""
+    return CapacityRange(exact(part.low * GPU_CAPACITY), exact(part.high * GPU_CAPACITY))
+
+
+def timeline_entries(known: Evidence) -> list[TilingEntry]:
+    """The timeline of a GPU over its whole stay."""
+    (stay,) = known.stays
+    return GpuTimeline.of(known).entries(stay.start_ns, stay.end_ns)
+
+
+def meter_jobs(jobs: Sequence[ListedJob], period: Period | None = None) -> MeteredJobs:
+    """The GPU time of every tenant; with a period, of jobs within it."""
+    known = job_evidence(jobs, period)
+    tenants = {job.tenant: Fraction(0) for job in jobs if job.gpus}
+    unplaced: dict[str, Fraction] = defaultdict(Fraction)
+    capacity = 0
+    free = Fraction(0)
+    for one in known.values():
+        (stay,) = one.stays
+        capacity += stay.end_ns - stay.start_ns
+        for entry in timeline_entries(one):
+            if entry.tiling is not Tiling.COMPUTE:
+                continue
+            if entry.state is SlotState.INFERRED:
+                tenants[entry.tenant] += Fraction(entry.quantity)
+            else:
+                free += entry.quantity
+    for job in jobs:
+        if job.unplaced:
+            unplaced[job.tenant] += job.duration_ns * sum(
+                (part.capacity for part in job.unplaced), Fraction(0)
+            )
+    return MeteredJobs(
+        gpus=len(known),
+        capacity_ns=capacity,
+        free_ns=_gpu_ns(free),
+        tenants={tenant: _gpu_ns(quantity) for tenant, quantity in sorted(tenants.items())},
+        unplaced_ns=dict(sorted(unplaced.items())),
+        clashes=tuple(
+            JobOverlap(gpu, one)
+            for gpu, evidence_ in known.items()
+            for one in overlaps(evidence_)
+            if one.tiling is Tiling.COMPUTE and one.kind is OverlapKind.CONFLICT
+        ),
+    )
+
+
+def _gpu_ns(quantity: Fraction) -> Fraction:
+    """Capacity times time as whole GPUs times nanoseconds."""
+    return quantity / GPU_CAPACITY
+
+
+_SECONDS = 60
+_HOUR = _SECONDS * _SECONDS
+
+
+def format_hours(gpu_ns: int | Fraction) -> str:
+    """GPU time as hours, minutes and seconds, with nanoseconds if not zero."""
+    seconds, rest_ns = divmod(int(gpu_ns), NS_PER_SECOND)
+    shown = f"{seconds // _HOUR}:{seconds // _SECONDS % _SECONDS:02}:{seconds % _SECONDS:02}"
+    return f"{shown}.{rest_ns:09}" if rest_ns else shown
+
+
+def report_document(jobs: JobList, metered: MeteredJobs) -> dict[str, Any]:
+    """The report for JSON; nanoseconds are strings, as they may exceed the precision of a double."""
+    return {
+        "jobs": len(jobs.jobs),
+        "gpus": metered.gpus,
+        "capacity_ns": str(metered.capacity_ns),
+        "held_ns": str(metered.held_ns),
+        "free_ns": str(metered.free_ns),
+        "balances": metered.balances,
+        "tenants": [
+            {"tenant": tenant, "held_ns": str(held), "gpu_hours": format_hours(held)}
+            for tenant, held in metered.tenants.items()
+        ],
+        "conflicts": [
+            {
+                "gpu": str(clash.gpu),
+                "start_ns": str(clash.conflict.start_ns),
+                "end_ns": str(clash.conflict.end_ns),
+                "earlier": clash.conflict.claim,
+                "later": clash.conflict.other,
+                "moved_ns": str(Fraction(clash.conflict.quantity) / GPU_CAPACITY),
+            }
+            for clash in metered.clashes
+        ],
+        "not_placed": [
+            {
+                "job": job.id,
+                "tenant": job.tenant,
+                "where": part.where,
+                "gpus": part.gpus,
+                "held_ns": str(part.capacity * job.duration_ns),
+                "reason": part.reason,
+            }
+            for job in jobs.jobs
+            for part in job.unplaced
+        ],
+        "without_gpus": jobs.without_gpus,
+        "never_started": jobs.never_started,
+        "running": list(jobs.running),
+        "rejected": [
+            {"what": one.what, "number": one.place, "field": one.field, "reason": one.reason}
+            for one in jobs.rejected
+        ],
+    }
+
+
+def report_text(jobs: JobList, metered: MeteredJobs) -> Iterator[str]:
+    """The report as lines of text."""
+    rows = [("TENANT", "GPU-HOURS", "GPU-NANOSECONDS")]
+    rows += [(tenant, format_hours(held), str(held)) for tenant, held in metered.tenants.items()]
+    rows += [
+        (name, format_hours(total), str(total))
+        for name, total in (
+            ("held by tenants", metered.held_ns),
+            ("free", metered.free_ns),
+            ("capacity x time", metered.capacity_ns),
+        )
+    ]
+    yield from _table(rows)
+    what = f"{format_count(len(jobs.jobs), 'job')} on {format_count(metered.gpus, 'GPU')}"
+    yield f"{what}; held and free add up to capacity x time"
+    yield f"conflicts: {len(metered.clashes)}"
+    for gpu, conflict in metered.clashes:
+        between = f"{_instant(conflict.start_ns)} to {_instant(conflict.end_ns)}"
+        moved = format_hours(Fraction(conflict.quantity) / GPU_CAPACITY)
+        yield f"  {gpu}: {between}: {moved} GPU-hours moved {conflict.claim} -> {conflict.other}"
+    parts = [(job, part) for job in jobs.jobs for part in job.unplaced]
+    yield f"not placed on a GPU: {len(parts)}"
+    for job, part in parts:
+        held = format_hours(part.capacity * job.duration_ns)
+        place = part.where or "some node"
+        of = f"{part.share} of " if part.share != 1 else ""
+        what = f"{of}{format_count(part.gpus, 'GPU')}, {held}: {part.reason}"
+        yield f"  job {job.id} of {job.tenant} on {place}: {what}"
+    if metered.unplaced_ns:
+        rows = [("TENANT, NOT PLACED", "GPU-HOURS", "GPU-NANOSECONDS")]
+        rows += [
+            (name, format_hours(held), str(held)) for name, held in metered.unplaced_ns.items()
+        ]
+        yield from _table(rows)
+    yield f"jobs without GPUs: {jobs.without_gpus}; that never started: {jobs.never_started}"
+    yield f"jobs that had not ended: {len(jobs.running)} {' '.join(jobs.running)}".rstrip()
+    if jobs.rejected:
+        yield f"NOT COMPLETE, not imported: {format_count(len(jobs.rejected), 'line')}"
+        yield from (f"  {one}" for one in jobs.rejected)
+
+
+def _table(rows: list[tuple[str, str, str]]) -> Iterator[str]:
+    wide = [max(len(row[column]) for row in rows) for column in range(3)]
+    for name, time, count in rows:
+        yield f"{name:<{wide[0]}}  {time:>{wide[1]}}  {count:>{wide[2]}}"
+
+
+def format_count(count: int, noun: str) -> str:
+    """A count with its noun, in plural unless it is 1."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _instant(instant_ns: int) -> str:
+    seconds, rest_ns = divmod(instant_ns, NS_PER_SECOND)
+    shown = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{shown}.{rest_ns:09}Z" if rest_ns else f"{shown}Z"

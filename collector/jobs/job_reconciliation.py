@@ -1,0 +1,405 @@
+"""R3: comparison of the ledger with the scheduler's records, by tenant and by job.
+
+Claims on GPUs in the ledger are paired with scheduler records by run of their job. Start and end of
+a claim may each differ by the tolerance: the possible clock difference, and the time until an agent
+detects a change. So a claim on a GPU may differ by twice the tolerance, and a tenant by that for
+each of its claims. Anything beyond is reported as a difference.
+
+Jobs and ledger entries are matched by the job's id, which is the entry's workload: `123` of Slurm,
+`research/train-0` of Kubernetes; other sources may add the scheduler, such as `slurm:123`. Tenants
+are compared literally: map the accounts of the records first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+from typing import TypeAlias
+
+import msgspec
+
+from collector.jobs.job_list import ListedJob
+from collector.metering.evidence import job_id
+from collector.metering.tiling import SlotState, TilingEntry
+from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Period, Tiling, Units, exact
+
+_CLAIM_STATES = frozenset(
+    {SlotState.OBSERVED, SlotState.INFERRED, SlotState.SYSTEM, SlotState.MAINTENANCE, SlotState.DOWN}
+)  # fmt: skip
+"""States of a held slot; scheduler records do not contain the activity of the GPU."""
+
+
+ALL_TIME = Period(0, FOREVER_NS)
+
+
+class ClaimTime(msgspec.Struct):
+    """Ledger time of one claim on one GPU."""
+
+    gpu: str
+    claim: str
+    tenant: str
+    start_ns: int
+    end_ns: int
+    quantity: Units = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobRun:
+    """A job of the scheduler records, or none, and its claims; times are within the window."""
+
+    id: str
+    job: ListedJob | None
+    start_ns: int
+    end_ns: int
+    held: tuple[ClaimTime, ...]
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs in the scheduler records."""
+        job = self.job
+        return len(job.gpus) + sum(part.gpus for part in job.unplaced) if job else 0
+
+    @property
+    def in_parts(self) -> bool:
+        """True if it had parts of GPUs whose size the records do not state."""
+        return self.job is not None and any(not part.gpus for part in self.job.unplaced)
+
+    @property
+    def is_shared(self) -> bool:
+        """True if it had fractions of GPUs."""
+        return self.job is not None and (
+            bool(self.job.parts) or any(part.share != 1 for part in self.job.unplaced)
+        )
+
+    @property
+    def capacity(self) -> Fraction:
+        """Capacity in the scheduler records, in whole GPUs."""
+        job = self.job
+        if job is None:
+            return Fraction(0)
+        named = sum((job.part_of(gpu).share for gpu in job.gpus), Fraction(0))
+        return named + sum((part.capacity for part in job.unplaced), Fraction(0))
+
+    @property
+    def books(self) -> Fraction:
+        """Capacity times time in the scheduler records."""
+        return GPU_CAPACITY * self.capacity * (self.end_ns - self.start_ns)
+
+    @property
+    def ledger(self) -> Units:
+        """Capacity times time in the ledger."""
+        return exact(sum((Fraction(held.quantity) for held in self.held), Fraction(0)))
+
+
+def pair_runs(
+    entries: Iterable[TilingEntry], records: Iterable[ListedJob], window: Period, unended: set[str]
+) -> list[JobRun]:
+    """Every run of every job, by job; jobs without an end in the records are left out."""
+    held = _claim_times(entries, window, unended)
+    jobs: dict[str, list[ListedJob]] = defaultdict(list)
+    for job in records:
+        if job.id not in unended:
+            jobs[job.id].append(job)
+    found: list[JobRun] = []
+    for name in sorted(held.keys() | jobs.keys()):
+        found += _pair_claims(name, sorted(jobs[name]), held[name], window)
+    return found
+
+
+def _claim_times(
+    entries: Iterable[TilingEntry], window: Period, unended: set[str]
+) -> dict[str, list[ClaimTime]]:
+    """Claims on GPUs by job, each from first to last entry, with its quantity."""
+    found: dict[tuple[str, str, str], ClaimTime] = {}
+    by_job: dict[str, list[ClaimTime]] = defaultdict(list)
+    for entry in entries:
+        if (
+            entry.tiling is not Tiling.COMPUTE
+            or entry.state not in _CLAIM_STATES
+            or not entry.claim
+        ):
+            continue
+        name = job_id(entry.workload)
+        t0_ns, t1_ns = _clipped(window, entry.t0_ns, entry.t1_ns)
+        if name in unended or t0_ns >= t1_ns:
+            continue
+        key = (entry.gpu, entry.claim, entry.tenant)
+        if key not in found:
+            found[key] = ClaimTime(*key, t0_ns, t1_ns)
+            by_job[name].append(found[key])
+        one = found[key]
+        one.start_ns, one.end_ns = min(one.start_ns, t0_ns), max(one.end_ns, t1_ns)
+        one.quantity = exact(one.quantity + (entry.slot_hi - entry.slot_lo) * (t1_ns - t0_ns))
+    return by_job
+
+
+def _pair_claims(
+    name: str, jobs: list[ListedJob], held: list[ClaimTime], window: Period
+) -> Iterator[JobRun]:
+    """The runs of a job, each with the claims that overlap it most."""
+    spans = [_clipped(window, job.start_ns, job.end_ns) for job in jobs]
+    own: dict[int, list[ClaimTime]] = defaultdict(list)
+    strangers: list[ClaimTime] = []
+    for one in held:
+        common = [min(one.end_ns, end) - max(one.start_ns, start) for start, end in spans]
+        best = max(range(len(spans)), key=common.__getitem__, default=None)
+        if best is None or (common[best] <= 0 and len(spans) > 1):
+            strangers.append(one)
+        else:
+            own[best].append(one)
+    for at, (job, (start, end)) in enumerate(zip(jobs, spans, strict=True)):
+        if start < end or own[at]:
+            yield JobRun(name, job, start, max(start, end), tuple(own[at]))
+    if strangers:
+        start, end = min(s.start_ns for s in strangers), max(s.end_ns for s in strangers)
+        yield JobRun(name, None, start, end, tuple(strangers))
+
+
+def _clipped(window: Period, start_ns: int, end_ns: int) -> tuple[int, int]:
+    """Clip an interval to the window; without overlap, its end is not after its start."""
+    return max(start_ns, window.start_ns), min(end_ns, window.end_ns)
+
+
+RULE = "R3"
+
+
+class DifferenceKind(StrEnum):
+    """Kind of a difference between ledger and scheduler records of a job."""
+
+    NOT_IN_LEDGER = "in the books and not in the ledger"
+    NOT_IN_BOOKS = "in the ledger and not in the books"
+    TENANT = "another tenant"
+    GPUS = "other GPUs"
+    TIMES = "another start or end"
+    HELD = "held for another time between start and end, or in part"
+
+
+@dataclass(frozen=True, slots=True)
+class JobDifference:
+    """A job with a difference. GPU time is in GPU-nanoseconds.
+
+    `start_ns` and `end_ns` are those of the scheduler records, else of the ledger. `start_off_ns`
+    and `end_off_ns` are the ledger's times minus these, on the GPU with the largest difference.
+    """
+
+    job: str
+    start_ns: int
+    end_ns: int
+    kinds: tuple[DifferenceKind, ...]
+    tenant: str
+    ledger_tenants: tuple[str, ...]
+    ledger: Fraction
+    books: Fraction
+    ledger_gpus: tuple[str, ...] = ()
+    books_gpus: int = 0
+    start_off_ns: int = 0
+    end_off_ns: int = 0
+
+    @property
+    def difference(self) -> Fraction:
+        """Excess of GPU time in the ledger."""
+        return self.ledger - self.books
+
+
+@dataclass(frozen=True, slots=True)
+class TenantCheck:
+    """Time of a tenant in ledger and scheduler records, in GPU-ns; `parts` is the number of claims."""
+
+    tenant: str
+    found: Fraction
+    expected: Fraction
+    parts: int
+    allowed: int
+    rule: str = RULE
+
+    @property
+    def what(self) -> str:
+        """Description of the comparison."""
+        return f"ledger = scheduler's books, {self.tenant or 'no tenant'}, in GPU-ns"
+
+    @property
+    def difference(self) -> Fraction:
+        """Excess of GPU time in the ledger."""
+        return self.found - self.expected
+
+    @property
+    def agrees(self) -> bool:
+        """True if the difference is within the tolerance of all claims."""
+        return abs(self.difference) <= self.allowed
+
+
+@dataclass(frozen=True, slots=True)
+class JobComparison:
+    """All tenants in order, the jobs that differ, and those compared by times only.
+
+    `unended` are jobs without an end in the scheduler records, which are not compared.
+    """
+
+    tenants: tuple[TenantCheck, ...]
+    differences: tuple[JobDifference, ...]
+    jobs: int
+    in_parts: tuple[str, ...] = ()
+    unended: tuple[str, ...] = ()
+
+    @property
+    def agrees(self) -> bool:
+        """True if there is no difference beyond the tolerance."""
+        return not self.differences and all(tenant.agrees for tenant in self.tenants)
+
+
+def compare_jobs(
+    entries: Iterable[TilingEntry],
+    records: Iterable[ListedJob],
+    tolerance_ns: int,
+    window: Period = ALL_TIME,
+    unended: Collection[str] = (),
+) -> JobComparison:
+    """Compare the ledger's entries with the jobs of one or several schedulers.
+
+    If the records name no GPUs, their number is compared; fractions of GPUs are compared by their
+    exact GPU time. Jobs with parts of GPUs whose size the records do not state are compared by
+    times only.
+    """
+    paired = pair_runs(entries, records, window, set(unended))
+    found = [_difference(run, tolerance_ns) for run in paired]
+    return JobComparison(
+        tenants=_tenants([run for run in paired if not run.in_parts], tolerance_ns),
+        differences=tuple(difference for difference in found if difference),
+        jobs=sum(run.job is not None for run in paired),
+        in_parts=tuple(sorted({run.id for run in paired if run.in_parts})),
+        unended=tuple(sorted(set(unended))),
+    )
+
+
+# Comparing -----------------------------------------------------------------------------------------
+
+
+def _difference(run: JobRun, tolerance_ns: int) -> JobDifference | None:
+    kinds, off = _kinds(run, tolerance_ns)
+    if not kinds:
+        return None
+    return JobDifference(
+        job=run.id,
+        start_ns=run.start_ns,
+        end_ns=run.end_ns,
+        kinds=tuple(kinds),
+        tenant=run.job.tenant if run.job else "",
+        ledger_tenants=tuple(sorted({held.tenant for held in run.held})),
+        ledger=Fraction(run.ledger) / GPU_CAPACITY,
+        books=run.books / GPU_CAPACITY,
+        ledger_gpus=tuple(sorted({held.gpu for held in run.held})),
+        books_gpus=run.gpus,
+        start_off_ns=off[0],
+        end_off_ns=off[1],
+    )
+
+
+def _kinds(run: JobRun, tolerance_ns: int) -> tuple[list[DifferenceKind], tuple[int, int]]:
+    """Kinds of differences, and the largest offsets of start and end."""
+    if not run.held:
+        had_some = run.gpus or run.in_parts
+        missed = had_some and run.end_ns - run.start_ns > 2 * tolerance_ns
+        return ([DifferenceKind.NOT_IN_LEDGER] if missed else []), (0, 0)
+    if run.job is None:
+        longest = max(held.end_ns - held.start_ns for held in run.held)
+        return ([DifferenceKind.NOT_IN_BOOKS] if longest > 2 * tolerance_ns else []), (0, 0)
+    kinds: list[DifferenceKind] = []
+    spans = _spans(run.held)
+    if {held.tenant for held in run.held} != {run.job.tenant}:
+        kinds.append(DifferenceKind.TENANT)
+    may_move = _may_move(run, spans, tolerance_ns)
+    if not run.in_parts and not _same_gpus(run, set(spans), may_move=may_move):
+        kinds.append(DifferenceKind.GPUS)
+    starts = [start - run.start_ns for start, _, _ in spans.values()]
+    ends = [end - run.end_ns for _, end, _ in spans.values()]
+    off = (min(starts), max(ends)) if may_move else (max(starts, key=abs), max(ends, key=abs))
+    if max(map(abs, off)) > tolerance_ns:
+        kinds.append(DifferenceKind.TIMES)
+    if not run.in_parts and _is_held_otherwise(run, spans, tolerance_ns, may_move=may_move):
+        kinds.append(DifferenceKind.HELD)
+    return kinds, off
+
+
+def _may_move(run: JobRun, spans: _Spans, tolerance_ns: int) -> bool:
+    """True for a job on GPUs that are only counted, which may be on several in sequence.
+
+    Whole GPUs have moved if the ledger has more GPUs than the records count, but not more GPU time.
+    """
+    if run.job is None or not run.job.unplaced:
+        return False
+    allowed = 2 * tolerance_ns * run.capacity
+    return run.is_shared or (len(spans) > run.gpus and _excess(run, spans) <= allowed)
+
+
+def _excess(run: JobRun, spans: _Spans) -> Fraction:
+    """GPU time in the ledger minus that of the records over the ledger's first start to last end."""
+    length = max(end for _, end, _ in spans.values()) - min(start for start, _, _ in spans.values())
+    return Fraction(run.ledger) / GPU_CAPACITY - run.capacity * length
+
+
+def _is_held_otherwise(run: JobRun, spans: _Spans, tolerance_ns: int, *, may_move: bool) -> bool:
+    """True if the time held between start and end differs from the records beyond the tolerance."""
+    job = run.job
+    shares = {str(gpu): job.part_of(gpu).share for gpu in job.gpus} if job else {}
+    if not (run.is_shared or may_move) or shares.keys() == spans.keys():
+        allowed_ns = 2 * tolerance_ns
+        return any(
+            abs(quantity / (GPU_CAPACITY * shares.get(gpu, Fraction(1))) - (end - start))
+            > allowed_ns
+            for gpu, (start, end, quantity) in spans.items()
+        )
+    return abs(_excess(run, spans)) > 2 * tolerance_ns * run.capacity
+
+
+_Spans: TypeAlias = Mapping[str, tuple[int, int, Units]]
+
+
+def _spans(held: Iterable[ClaimTime]) -> _Spans:
+    """Start, end and quantity of each GPU."""
+    found: dict[str, tuple[int, int, Units]] = {}
+    for one in held:
+        start, end, quantity = found.get(one.gpu, (one.start_ns, one.end_ns, 0))
+        found[one.gpu] = (
+            min(start, one.start_ns), max(end, one.end_ns), quantity + one.quantity,
+        )  # fmt: skip
+    return found
+
+
+def _same_gpus(run: JobRun, gpus: set[str], *, may_move: bool) -> bool:
+    """True if the number of GPUs is equal (or GPUs moved), and the named ones match if comparable.
+
+    In a ledger of job lists GPUs are named as in the list, `node/address`; agents report UUIDs.
+    """
+    if run.job is None or (len(gpus) != run.gpus and not may_move):
+        return False
+    named = {str(gpu) for gpu in run.job.gpus}
+    return named <= gpus if any("/" in gpu for gpu in gpus) else True
+
+
+def _tenants(paired: Iterable[JobRun], tolerance_ns: int) -> tuple[TenantCheck, ...]:
+    ledger: dict[str, Fraction] = defaultdict(Fraction)
+    books: dict[str, Fraction] = defaultdict(Fraction)
+    claims: Counter[str] = Counter()
+    for run in paired:
+        if run.job:
+            books[run.job.tenant] += run.books
+        mine: Counter[str] = Counter()
+        for held in run.held:
+            ledger[held.tenant] += held.quantity
+            mine[held.tenant] += 1
+        if run.job:
+            mine[run.job.tenant] = max(mine[run.job.tenant], run.gpus)
+        claims += mine
+    return tuple(
+        TenantCheck(
+            tenant,
+            ledger[tenant] / GPU_CAPACITY,
+            books[tenant] / GPU_CAPACITY,
+            claims[tenant],
+            2 * tolerance_ns * claims[tenant],
+        )
+        for tenant in sorted(ledger.keys() | books.keys())
+    )

@@ -1,0 +1,149 @@
+"""R3: comparison of a ledger with the accounting records of schedulers, from files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
+from fractions import Fraction
+from pathlib import Path
+
+import msgspec
+
+from collector.files.tenancy_files import TenantMappings
+from collector.jobs.job_list import (
+    NS_PER_SECOND,
+    JobListError,
+    ListedJob,
+    account_name,
+    with_tenants,
+)
+from collector.jobs.job_list_reader import read_jobs
+from collector.jobs.job_metering import format_count, format_hours
+from collector.jobs.job_reconciliation import JobComparison, JobDifference, compare_jobs
+from collector.ledger.ledger_store import Ledger
+from collector.metering.tiling import TilingEntry
+from collector.metering.units import DAY_NS, Period
+
+_FORMATS = {"slurm": "sacct", "kubernetes": "kubernetes"}
+_LISTED = re.compile(r".+@[0-9]+")
+"""Claim made from a job list; that of an agent begins with its source and a slash."""
+_NAMING = frozenset({"file", "command"})
+"""Sources whose workload may name that of another source, such as `slurm:123`."""
+_MAX_SHOWN = 50
+
+
+class SchedulerRecordsError(Exception):
+    """A file of scheduler records cannot be read; the message contains file and reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerRecords:
+    """The ended jobs of schedulers, and the ids of those that have not ended."""
+
+    schedulers: frozenset[str]
+    jobs: tuple[ListedJob, ...]
+    unended: frozenset[str]
+
+    @classmethod
+    def read(
+        cls,
+        files: Mapping[str, Sequence[Path]],
+        zone: tzinfo | None = None,
+        tenants: TenantMappings | None = None,
+    ) -> SchedulerRecords:
+        """Read files by scheduler, `slurm` or `kubernetes`. Raises BooksError."""
+        jobs: list[ListedJob] = []
+        unended: set[str] = set()
+        for scheduler, paths in files.items():
+            for path in paths:
+                try:
+                    text = path.read_text(encoding="utf-8")
+                    found = read_jobs(text, _FORMATS[scheduler], zone)
+                except (JobListError, OSError, UnicodeDecodeError) as error:
+                    message = f"{path}: {error}"
+                    raise SchedulerRecordsError(message) from error
+                jobs += with_tenants(found.jobs, scheduler, tenants or TenantMappings())
+                unended |= set(found.running)
+        told = frozenset(scheduler for scheduler, paths in files.items() if paths)
+        return cls(told, tuple(sorted(set(jobs))), frozenset(unended))
+
+    def against(self, ledger: Ledger, period: Period, tolerance_ns: int) -> JobComparison:
+        """Compare the ledger with these schedulers' jobs in a period. Raises LedgerError."""
+        entries = self._own(_by_gpu(ledger, period))
+        return compare_jobs(entries, self.jobs, tolerance_ns, period, self.unended)
+
+    def _own(self, entries: Iterable[TilingEntry]) -> Iterator[TilingEntry]:
+        """The entries of these schedulers' claims, with tenants as named in the scheduler records."""
+        for entry in entries:
+            if _is_of(entry, self.schedulers):
+                yield msgspec.structs.replace(entry, tenant=account_name(entry.tenant))
+
+
+def _by_gpu(ledger: Ledger, period: Period) -> Iterator[TilingEntry]:
+    """The entries of a period, GPU by GPU, to limit memory on a large cluster."""
+    newest = ledger.newest(period.start_ns // DAY_NS, -(-period.end_ns // DAY_NS))
+    for gpu in sorted({key.gpu for key in newest}):
+        yield from ledger.entries(period.start_ns, period.end_ns, gpu)
+
+
+def _is_of(entry: TilingEntry, schedulers: frozenset[str]) -> bool:
+    source = entry.claim.partition("/")[0]
+    if source in _NAMING:
+        source = entry.workload.partition(":")[0]
+    return source in schedulers or _LISTED.fullmatch(entry.claim) is not None
+
+
+# Text ----------------------------------------------------------------------------
+
+
+def comparison_text(found: JobComparison) -> Iterator[str]:
+    """Lines of text: tenants, and the jobs that differ."""
+    jobs, tenants = format_count(found.jobs, "job"), format_count(len(found.tenants), "tenant")
+    yield f"R3: {jobs} of the scheduler's books, {tenants}"
+    for check in found.tenants:
+        verdict = "" if check.agrees else ", MORE THAN CLOCKS EXPLAIN"
+        yield (
+            f"  {check.tenant or '(none)'}: ledger {_hours(check.found)}, books"
+            f" {_hours(check.expected)}, difference {_hours(check.difference)} of"
+            f" {_hours(Fraction(check.allowed))} allowed{verdict}"
+        )
+    yield f"jobs that differ: {len(found.differences):,}"
+    for one in found.differences[:_MAX_SHOWN]:
+        yield f"  {_format_difference(one)}"
+    if len(found.differences) > _MAX_SHOWN:
+        yield f"  and {len(found.differences) - _MAX_SHOWN:,} more"
+    if found.in_parts:
+        yield f"compared by times only, as the size of their parts of GPUs is not stated: {', '.join(found.in_parts)}"
+    if found.unended:
+        yield f"not compared, as they have not ended: {', '.join(found.unended)}"
+
+
+def _format_difference(one: JobDifference) -> str:
+    what = "; ".join(one.kinds)
+    ledger = ", ".join(one.ledger_tenants) or "no one"
+    whose = (
+        f"{one.tenant}" if one.tenant in one.ledger_tenants else f"{one.tenant or '-'} / {ledger}"
+    )
+    gpus = (
+        f"{format_count(len(one.ledger_gpus), 'GPU')} in the ledger, {one.books_gpus} in the books"
+    )
+    off = ""
+    if one.start_off_ns or one.end_off_ns:
+        shown = (f"{ns / NS_PER_SECOND:+.0f} s" for ns in (one.start_off_ns, one.end_off_ns))
+        off = f", start and end in the ledger {' and '.join(shown)}"
+    return (
+        f"job {one.job} of {whose}, {_instant(one.start_ns)} to {_instant(one.end_ns)}: {what};"
+        f" {gpus}{off}; {_hours(one.difference)} GPU-hours more in the ledger"
+    )
+
+
+def _hours(gpu_ns: Fraction) -> str:
+    sign = "-" if gpu_ns < 0 else ""
+    return sign + format_hours(int(abs(gpu_ns)))
+
+
+def _instant(instant_ns: int) -> str:
+    moment = datetime.fromtimestamp(instant_ns // NS_PER_SECOND, UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

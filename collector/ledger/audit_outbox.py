@@ -1,0 +1,417 @@
+"""Audit records of database changes, written in the same transaction as the change.
+
+A draft is the content of a record before the log has assigned its position. A component that
+changes the database calls `put_record` in the transaction of the change, so there is no change
+without its record and no record without its change. The running collector transfers the rows to
+its log in order (`drain`), and notes the position of each:
+
+    audit_outbox   content of the record, by an id that its writer chooses
+    audit_taken    log that records it: several collectors may share a database, and one takes it
+    audit_placed   number of its record, and the size of a checkpoint that covers it
+
+`LedgerRecords` gathers the records of an audit log about the ledger's database, for a comparison
+with it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    ForeignKey,
+    Integer,
+    Row,
+    Select,
+    Table,
+    Text,
+    exists,
+    func,
+    select,
+    text,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+
+from collector.ledger.schema import make_append_only, metadata
+from railscope.audit.record import (
+    MAX_RECORD_BYTES,
+    VERSION,
+    AuditRecord,
+    RecordActor,
+    RecordData,
+    RecordError,
+    RecordSource,
+    RecordSubject,
+)
+from railscope.audit.record import encode_audit_record as encode_record
+
+
+@dataclass(frozen=True, slots=True)
+class RecordDraft:
+    """Content of a record; the log adds sequence number, source and identity."""
+
+    type: str
+    actor: RecordActor
+    time_ns: int
+    outcome: str
+    subject: RecordSubject = field(default_factory=RecordSubject)
+    data: RecordData = field(default_factory=dict)
+    references: tuple[str, ...] = ()
+    uncertainty_milliseconds: int = 0
+    source: RecordSource | None = None
+    """Source of the record; None stands for the log's own writer."""
+    commitments: dict[str, str] = field(default_factory=dict)
+    """Commitments to personal data that is stored elsewhere, by field."""
+
+
+def record_of(draft: RecordDraft, source: RecordSource, sequence: int) -> AuditRecord:
+    """Return the record of a draft at its position in the log."""
+    return AuditRecord(
+        v=VERSION,
+        type=draft.type,
+        id=f"{source.id}/{source.boot}/{source.n}",
+        seq=sequence,
+        t=str(draft.time_ns),
+        tu=draft.uncertainty_milliseconds,
+        src=source,
+        actor=draft.actor,
+        obj=draft.subject,
+        out=draft.outcome,
+        data=draft.data,
+        ref=list(draft.references),
+        pii=draft.commitments,
+    )
+
+
+def with_number(source: RecordSource, number: int) -> RecordSource:
+    """Return the source with the number of a record."""
+    return RecordSource(source.kind, source.id, source.boot, number)
+
+
+HEAD, RESTORE = "billing.head", "admin.restore"
+OUTBOX_ROW = "outbox-row/"
+"""Prefix of the last reference: identity of the database, number of the row, and hash of its content."""
+ROW, ROW_HASH = "row", "rows_sha256"
+"""Keys of a record's data: the database row that it is about, and the hash of it and its dependent rows."""
+ROW_RECORD_TYPES = frozenset({
+    "billing.price", "billing.close", "billing.issue", "billing.adjust", "billing.void",
+    "billing.opening",
+    "billing.import",
+})  # fmt: skip
+MAX_NAMED = 100
+"""Limit of listed differences; further ones are only counted."""
+T = TypeVar("T")
+
+
+class RecordedRow(NamedTuple):
+    """A record about a row of the database."""
+
+    record: int
+    hash: str
+    source: str
+    """Reference to the row of the outbox."""
+
+
+@dataclass(slots=True)
+class LedgerRecords:
+    """All records about a ledger's database in an audit log or an outbox."""
+
+    log: str = ""
+    """Hash of the log's first record; empty for an outbox."""
+    rows: dict[str, RecordedRow] = field(default_factory=dict)
+    heads: dict[tuple[str, int], RecordedRow] = field(default_factory=dict)
+    sources: dict[str, int] = field(default_factory=dict)
+    """References to rows of the outbox, with their records."""
+    restores: dict[str, RecordData] = field(default_factory=dict)
+    """Data of the records about accepted older copies, by the identity that each replaced."""
+    repeated: list[str] = field(default_factory=list)
+
+    def add(self, record: AuditRecord) -> None:
+        """Process the next record of the log."""
+        source = record.ref[-1] if record.ref else ""
+        if source.startswith(OUTBOX_ROW):
+            self.sources[source] = record.seq
+            self.take(record.type, record.data, record.seq, source)
+        elif (
+            record.type in ROW_RECORD_TYPES
+            and not record.ref[:1]
+            and len(self.repeated) < MAX_NAMED
+        ):
+            self.repeated.append(f"record {record.seq}: {record.type} that no database has caused")
+
+    def take(self, kind: str, data: RecordData, number: int, source: str) -> None:
+        """Add the data of a record."""
+        if kind == HEAD:
+            database, n = str(data.get("database")), data.get("n")
+            key = (database, n if isinstance(n, int) else -1)
+            self._put(self.heads, key, RecordedRow(number, str(data.get("head")), source))
+        elif kind == RESTORE:
+            self.restores[str(data.get("continues"))] = data
+        elif kind in ROW_RECORD_TYPES and isinstance(name := data.get(ROW), str):
+            self._put(self.rows, name, RecordedRow(number, str(data.get(ROW_HASH)), source))
+
+    def _put(self, into: dict[T, RecordedRow], key: T, found: RecordedRow) -> None:
+        before = into.get(key)
+        if before and not self.lost(before.source) and len(self.repeated) < MAX_NAMED:
+            self.repeated.append(f"record {found.record}: {key} was recorded before")
+        into[key] = found
+
+    def lost(self, source: str) -> bool:
+        """True if a row was lost with a database that an accepted older copy replaced."""
+        database, number = _parse_reference(source)
+        restored = self.restores.get(database)
+        last = restored.get("outbox") if restored else None
+        return isinstance(last, int) and number > last
+
+
+def _parse_reference(source: str) -> tuple[str, int]:
+    """Return the database and number in a reference to a row of the outbox."""
+    parts = source.removeprefix(OUTBOX_ROW).split("/")
+    number = parts[1] if len(parts) > 1 and parts[1].isdigit() else "-1"
+    return parts[0], int(number)
+
+
+REFERENCE = "outbox/"
+"""Prefix of the first reference of a record, which names its row."""
+_ID = re.compile(r"[!-~]{1,200}")
+_PLACE_BYTES = 1024
+"""Part of a record's size that is reserved for its source, number and identity."""
+
+outbox_rows = Table(
+    "audit_outbox",
+    metadata,
+    Column(
+        "number",
+        BigInteger().with_variant(Integer, "sqlite"),
+        primary_key=True,
+        autoincrement=True,
+    ),
+    Column("id", Text, nullable=False, unique=True),
+    Column("recorded_ns", BigInteger, nullable=False),
+    Column("type", Text, nullable=False),
+    Column("outcome", Text, nullable=False),
+    Column("uncertainty_ms", BigInteger, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("data", Text, nullable=False),
+    Column("refs", Text, nullable=False),
+    Column("commitments", Text, nullable=False),
+)
+taken_rows = Table(
+    "audit_taken",
+    metadata,
+    Column("id", Text, ForeignKey("audit_outbox.id"), primary_key=True),
+    Column("log", Text, nullable=False),
+)
+placed_rows = Table(
+    "audit_placed",
+    metadata,
+    Column("id", Text, ForeignKey("audit_outbox.id"), primary_key=True),
+    Column("log", Text, nullable=False),
+    Column("leaf", BigInteger, nullable=False),
+    Column("checkpoint_size", BigInteger),
+)
+for _table in (outbox_rows, taken_rows, placed_rows):
+    make_append_only(_table)
+
+
+_HASHED = (
+    "id", "recorded_ns", "type", "outcome", "uncertainty_ms", "actor", "subject", "data", "refs",
+    "commitments",
+)  # fmt: skip
+
+
+class OutboxError(ValueError):
+    """A draft that cannot be put into the outbox; the message states the reason."""
+
+
+class TakenRow(NamedTuple):
+    """A row that a log has taken and not placed yet."""
+
+    id: str
+    draft: RecordDraft
+    """Draft in the form in which it is recorded."""
+
+    @property
+    def reference(self) -> str:
+        """The row, by identity of its database, number and hash."""
+        return self.draft.references[-1]
+
+
+class LogPosition(NamedTuple):
+    """Position of a row in its log; without a checkpoint if none could be signed at that time."""
+
+    id: str
+    leaf: int
+    checkpoint_size: int | None
+
+
+def put_record(connection: Connection, id_: str, draft: RecordDraft) -> None:
+    """Record a draft if, and only if, this transaction is committed.
+
+    Repeating it with the same id and content changes nothing. Raises OutboxError for a draft that the log
+    could not accept, and for an id with other content.
+    """
+    row = _row(id_, draft)
+    added = connection.execute(
+        _insert(connection, outbox_rows).values(row).returning(outbox_rows.c.number)
+    )
+    if added.first() is None:
+        there = connection.execute(select(outbox_rows).where(outbox_rows.c.id == id_)).one()
+        if any(there._mapping[name] != value for name, value in row.items()):  # noqa: SLF001 - its name in SQLAlchemy
+            message = f"something else is in the outbox as {id_!r} already"
+            raise OutboxError(message)
+
+
+def record_number(connection: Connection, id_: str) -> int | None:
+    """Return the number of the record in the audit log; None if it is not recorded yet."""
+    query = select(placed_rows.c.leaf).where(placed_rows.c.id == id_)
+    return connection.execute(query).scalar_one_or_none()
+
+
+def count_unrecorded(connection: Connection) -> int:
+    """Return the number of rows that are in no log yet."""
+    put_, told = (
+        connection.execute(select(func.count()).select_from(table)).scalar_one()
+        for table in (outbox_rows, placed_rows)
+    )
+    return put_ - told
+
+
+def newest_number(connection: Connection) -> int:
+    """Return the number of the latest row; 0 if there is none."""
+    return connection.execute(select(func.max(outbox_rows.c.number))).scalar_one() or 0
+
+
+def take_rows(connection: Connection, log: str, most: int) -> list[TakenRow]:
+    """Return the rows that this log records next, in order; rows that it has taken before come first.
+
+    A row that is taken belongs to this log permanently.
+    """
+    mine = connection.execute(_unrecorded(taken_rows.c.log == log).limit(most)).all()
+    if len(mine) < most:
+        free = _unrecorded(taken_rows.c.id.is_(None)).limit(most - len(mine))
+        ids = [{"id": row.id, "log": log} for row in connection.execute(free)]
+        if ids:
+            connection.execute(_insert(connection, taken_rows), ids)
+        mine = connection.execute(_unrecorded(taken_rows.c.log == log).limit(most)).all()
+    known = identities(connection)
+    return [TakenRow(row.id, _referring(row, reference(row, known))) for row in mine]
+
+
+def identities(connection: Connection) -> list[tuple[int, str]]:
+    """Return the identities of the database, newest first, each with the last row before it."""
+    # Not through its table: `heads` declares it, and imports this module.
+    query = "SELECT outbox, database_id FROM ledger_database ORDER BY number DESC"
+    return [(row.outbox, row.database_id) for row in connection.execute(text(query))]
+
+
+def reference(row: Row[Any], known: Sequence[tuple[int, str]]) -> str:
+    """Return the reference of a record to its row: an older copy has another row, or none."""
+    identity = next((name for before, name in known if before < row.number), "")
+    content = {name: getattr(row, name) for name in _HASHED}
+    return f"{OUTBOX_ROW}{identity}/{row.number}/{sha256(_json(content).encode()).hexdigest()}"
+
+
+def reference_of(connection: Connection, id_: str) -> str:
+    """Return the reference to the row of this id; empty if there is none."""
+    row = connection.execute(select(outbox_rows).where(outbox_rows.c.id == id_)).first()
+    return reference(row, identities(connection)) if row else ""
+
+
+def store_positions(connection: Connection, log: str, places: list[LogPosition]) -> None:
+    """Store the positions of recorded rows."""
+    rows = [{**one._asdict(), "log": log} for one in places]
+    if rows:
+        connection.execute(_insert(connection, placed_rows), rows)
+
+
+def last_recorded(connection: Connection, log: str) -> LogPosition | None:
+    """Return the last row that is noted for this log; None if there is none."""
+    known = select(placed_rows).where(placed_rows.c.log == log)
+    found = connection.execute(known.order_by(placed_rows.c.leaf.desc()).limit(1)).first()
+    return LogPosition(found.id, found.leaf, found.checkpoint_size) if found else None
+
+
+def _unrecorded(condition: ColumnElement[bool]) -> Select[Any]:
+    told = exists().where(placed_rows.c.id == outbox_rows.c.id)
+    joined = outbox_rows.outerjoin(taken_rows, taken_rows.c.id == outbox_rows.c.id)
+    return (
+        select(outbox_rows)
+        .select_from(joined)
+        .where(~told, condition)
+        .order_by(outbox_rows.c.number)
+    )
+
+
+def _insert(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
+    """Return an insert that does not change existing rows."""
+    if connection.dialect.name == "postgresql":
+        return postgresql.insert(table).on_conflict_do_nothing()
+    return sqlite.insert(table).on_conflict_do_nothing()
+
+
+def _row(id_: str, draft: RecordDraft) -> dict[str, object]:
+    if not _ID.fullmatch(id_):
+        message = f"{id_[:100]!r} is no id: 1 to 200 printable characters of ASCII, no spaces"
+        raise OutboxError(message)
+    if draft.source is not None:
+        message = "only what the collector tells itself goes through the outbox"
+        raise OutboxError(message)
+    _check(replace(draft, references=(REFERENCE + id_, *draft.references, OUTBOX_ROW + "0" * 120)))
+    return {
+        "id": id_,
+        "recorded_ns": draft.time_ns,
+        "type": draft.type,
+        "outcome": draft.outcome,
+        "uncertainty_ms": draft.uncertainty_milliseconds,
+        "actor": _json(draft.actor),
+        "subject": _json(draft.subject),
+        "data": _json(draft.data),
+        "refs": _json(list(draft.references)),
+        "commitments": _json(draft.commitments),
+    }
+
+
+def _referring(row: Row[Any], of_row: str) -> RecordDraft:
+    """Return the draft as recorded: its first reference is the row's id, its last one the row itself."""
+    draft = _draft(row)
+    references = (REFERENCE + row.id, *draft.references, of_row)
+    return replace(draft, references=references)
+
+
+def _check(draft: RecordDraft) -> None:
+    """Check that the log accepts a draft at any position. Raises OutboxError."""
+    try:
+        size = len(encode_record(record_of(draft, RecordSource("collector", "", "", 0), 0)))
+    except RecordError as error:
+        raise OutboxError(str(error)) from error
+    if size > MAX_RECORD_BYTES - _PLACE_BYTES:
+        message = f"{draft.type}: {size} bytes are too many for a record: refer by hash to more"
+        raise OutboxError(message)
+
+
+def _draft(row: Row[Any]) -> RecordDraft:
+    return RecordDraft(
+        row.type,
+        msgspec.json.decode(row.actor, type=RecordActor),
+        row.recorded_ns,
+        row.outcome,
+        msgspec.json.decode(row.subject, type=RecordSubject),
+        msgspec.json.decode(row.data, type=RecordData),
+        tuple(msgspec.json.decode(row.refs, type=list[str])),
+        row.uncertainty_ms,
+        commitments=msgspec.json.decode(row.commitments, type=dict[str, str]),
+    )
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value, order="sorted").decode()

@@ -1,0 +1,170 @@
+"""Metering of the evidence of a GPU, day by day, in the form of ledger days."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from collector.ledger.day_tiling import DAY_NS, DayTiling, HeldClaim, MeasuredShare, evidence_root
+from collector.metering.evidence import ClockDoubt, Evidence, MeteredClaim
+from collector.metering.holders import claims_in_force, stays
+from collector.metering.measures import (
+    CountedQuantity,
+    CounterIncrements,
+    SlotOwners,
+    owners,
+    shares,
+)
+from collector.metering.overlaps import Overlap, overlaps, requested
+from collector.metering.tiling import GpuTimeline
+from collector.metering.timeline import TimePiece
+from collector.metering.units import FOREVER_NS, GPU_CAPACITY, WHOLE, Tiling
+
+
+class MeteringComputation(NamedTuple):
+    """Version of the metering engine, and time of the computation."""
+
+    engine_version: str
+    instant_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeteredGpu:
+    """One GPU over all time: state that is computed once and shared by its days."""
+
+    evidence: Evidence
+    sku: str
+    _root: str
+    _timeline: GpuTimeline
+    _owners: SlotOwners
+    _counted: Mapping[CountedQuantity, CounterIncrements]
+    _claims: Mapping[str, HeldClaim]
+    _in_force: Sequence[TimePiece[MeteredClaim]]
+    _overlaps: Sequence[Overlap]
+    _doubts: Sequence[TimePiece[ClockDoubt]] = ()
+
+    @classmethod
+    def of(  # noqa: PLR0913, PLR0917 - all evidence of a GPU
+        cls,
+        evidence: Evidence,
+        counted: Mapping[CountedQuantity, CounterIncrements],
+        sku: str = "",
+        profiles: Mapping[str, str] | None = None,
+        open_claims: Collection[str] = (),
+        doubts: Sequence[TimePiece[ClockDoubt]] = (),
+    ) -> MeteredGpu:
+        """Compute the state from evidence and counters; `profiles` are the MIG profiles of claims.
+
+        A claim ends with its own end, or with the last stay of the GPU in its node. `open_claims` have not
+        ended: their end in the evidence is the latest time at which they were observed. `doubts` is the
+        time of evidence that was received while the collector's clock was suspect.
+        """
+        in_force = claims_in_force(evidence)
+        known: dict[str, HeldClaim] = {}
+        for claim in evidence.claims:
+            before = known.get(claim.id)
+            start_ns = min(claim.start_ns, before.start_ns) if before else claim.start_ns
+            profile = (profiles or {}).get(claim.id, "")
+            known[claim.id] = HeldClaim(
+                claim.id, start_ns, profile, None, int(claim.level),
+                instance=_instance(claim) if profile else "",
+            )  # fmt: skip
+        for _, piece_end_ns, claim in in_force:
+            one = known[claim.id]
+            # A counted claim continues on another GPU after the end of a part of it.
+            end_ns = claim.end_ns if claim.counted else piece_end_ns
+            if end_ns < FOREVER_NS and claim.id not in open_claims:
+                known[claim.id] = replace(one, end_ns=max(end_ns, one.end_ns or end_ns))
+        return cls(
+            evidence, sku, evidence_root(evidence), GpuTimeline.of(evidence), owners(evidence),
+            counted, known, in_force, overlaps(evidence), doubts,
+        )  # fmt: skip
+
+    def day(self, day: int, computed: MeteringComputation) -> DayTiling:
+        """Return the result of one UTC day, counted from the epoch."""
+        start_ns, end_ns = day * DAY_NS, (day + 1) * DAY_NS
+        entries = tuple(self._timeline.entries(start_ns, end_ns))
+        present = [
+            (max(stay.start_ns, start_ns), min(stay.end_ns, end_ns))
+            for stay in stays(self.evidence)
+            if stay.start_ns < end_ns and start_ns < stay.end_ns
+        ]
+        moved = tuple(sorted(one for span in present for one in _clipped(self._overlaps, *span)))
+        asked = _requested(self._in_force, present)
+        named = {entry.claim for entry in entries} | asked.keys()
+        named |= {
+            claim.id
+            for claim in self.evidence.claims
+            if claim.counted and start_ns < claim.end_ns <= end_ns
+        }
+        return DayTiling(
+            gpu=self.evidence.gpu,
+            day=day,
+            entries=entries,
+            evidence_root=self._root,
+            engine_version=computed.engine_version,
+            computed_ns=computed.instant_ns,
+            sku=self.sku,
+            shares=tuple(
+                MeasuredShare(measure, share)
+                for measure, counted in sorted(self._counted.items())
+                for share in shares(self._owners, counted, start_ns, end_ns)
+            ),
+            claims=tuple(
+                _as_of(self._claims[claim], end_ns, asked.get(claim, ("", "")))
+                for claim in sorted(named & self._claims.keys())
+            ),
+            overlaps=moved,
+            clock_suspect=tuple(sorted({
+                doubt for first_ns, last_ns, doubt in self._doubts
+                if first_ns < end_ns and start_ns <= last_ns
+            })),
+        )  # fmt: skip
+
+
+def _as_of(claim: HeldClaim, end_ns: int, requested_: tuple[str, str]) -> HeldClaim:
+    """Return a claim as of the end of a day: an end after it would change the days before."""
+    ended = claim.end_ns if claim.end_ns is not None and claim.end_ns <= end_ns else None
+    return replace(claim, end_ns=ended, requested=requested_)
+
+
+def _instance(claim: MeteredClaim) -> str:
+    """Return the compute fraction of the claim's MIG instance; empty if its position is unknown."""
+    if claim.compute == WHOLE and not claim.exclusive and claim.share is None:
+        return ""
+    return str(Fraction(claim.compute.high - claim.compute.low) / GPU_CAPACITY)
+
+
+def _clipped(found: Iterable[Overlap], start_ns: int, end_ns: int) -> Iterator[Overlap]:
+    """Yield the part of each overlap within a window."""
+    for one in found:
+        start, end = max(one.start_ns, start_ns), min(one.end_ns, end_ns)
+        if start < end:
+            yield replace(one, start_ns=start, end_ns=end)
+
+
+def _requested(
+    claims: Iterable[TimePiece[MeteredClaim]], present: Sequence[tuple[int, int]]
+) -> dict[str, tuple[str, str]]:
+    """Return each claim's requested amount while the GPU was present, in GPU-ns by tiling, as text."""
+    found: dict[str, list[Fraction | None]] = {}
+    first_ns, last_ns = (present[0][0], present[-1][1]) if present else (0, 0)
+    for start_ns, end_ns, claim in claims:
+        if end_ns <= first_ns or last_ns <= start_ns:
+            continue
+        length = sum(max(min(end_ns, end) - max(start_ns, start), 0) for start, end in present)
+        if length <= 0:
+            continue
+        sums = found.setdefault(claim.id, [None, None])
+        for at, tiling in enumerate(Tiling):
+            size = requested(claim, claim.slots(tiling))
+            if size is not None:
+                sums[at] = (sums[at] or Fraction(0)) + Fraction(size) * length / GPU_CAPACITY
+    texts = {
+        name: ["" if one is None else str(one) for one in sums] for name, sums in found.items()
+    }
+    return {name: (compute, memory) for name, (compute, memory) in texts.items()}

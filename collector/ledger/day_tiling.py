@@ -1,0 +1,297 @@
+"""One GPU on one UTC day: the unit that is written to the ledger atomically."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+from hashlib import sha256
+from itertools import pairwise
+from math import floor, lcm
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from collector.metering.evidence import ClockDoubt, Evidence
+from collector.metering.measures import AmountShare, CountedQuantity
+from collector.metering.overlaps import Overlap
+from collector.metering.tiling import FORMER_UNCLAIMED, SlotState, TilingEntry
+from collector.metering.units import GPU_CAPACITY, Tiling, Units, exact
+
+DAY_NS = 86_400 * 1_000_000_000
+_MAX_INTEGER = (1 << 63) - 1
+CAPACITY_UNITS = 84_000
+"""4 x lcm(840, 1000): MIG slices, 1/840, 1/1000, percents and 1/32 are whole."""
+MAX_CAPACITY_UNITS = 1 << 62
+ROUNDED_CAPACITY_UNITS = CAPACITY_UNITS << 40
+_NEW_OF_ENTRY = {"reason", "assumed", "counted"}
+
+
+class TilingError(ValueError):
+    """The entries do not cover the day of a GPU completely and exactly once."""
+
+
+class MeasuredShare(msgspec.Struct, frozen=True, order=True, gc=False):
+    """A counted amount and its holder."""
+
+    measure: CountedQuantity
+    share: AmountShare
+
+
+class HeldClaim(msgspec.Struct, frozen=True, order=True, gc=False):
+    """A claim in force on the day: its span, rank and MIG profile, and its request.
+
+    `requested` is capacity times time of the day, in GPU-nanoseconds, by tiling (compute, memory), as exact
+    fractions in text; empty if a shared claim requested no share. Ledgers of earlier releases contain only
+    start and profile.
+    """
+
+    id: str
+    start_ns: int
+    mig_profile: str = ""
+    end_ns: int | None = None
+    rank: int | None = None
+    requested: tuple[str, str] = ("", "")
+    instance: str = ""
+    """Compute of its MIG instance, as a fraction of the GPU in text; empty if unknown."""
+
+
+class DayTiling(msgspec.Struct, frozen=True):
+    """Both tilings of a GPU on a day, and the counted amounts of that day, in any order.
+
+    `day` counts UTC days from the epoch. `evidence_root` (see the function), `engine_version` and
+    `computed_ns` identify the input, the version and the time of the computation. `sku` is the model of the
+    GPU as used in price books, empty if unknown.
+    """
+
+    gpu: str
+    day: int
+    entries: tuple[TilingEntry, ...]
+    evidence_root: str
+    engine_version: str
+    computed_ns: int
+    sku: str = ""
+    shares: tuple[MeasuredShare, ...] = ()
+    claims: tuple[HeldClaim, ...] = ()
+    overlaps: tuple[Overlap, ...] = ()
+    clock_suspect: tuple[ClockDoubt, ...] = ()
+    """Mark of evidence that was received while the collector's clock was suspect; empty for none."""
+    capacity_units: int = 0
+    """Units that slots are stored in; 0 before the tiling is written (see `units_of`)."""
+
+    @property
+    def start_ns(self) -> int:
+        """Start of the day."""
+        return self.day * DAY_NS
+
+    @property
+    def end_ns(self) -> int:
+        """End of the day."""
+        return (self.day + 1) * DAY_NS
+
+
+def evidence_root(evidence: Evidence) -> str:
+    """Return SHA-256 in hex over the evidence as JSON, every fact once and in order."""
+    layouts = {
+        msgspec.structs.replace(layout, instances=tuple(sorted(layout.instances)))
+        for layout in evidence.layouts
+    }
+    facts = {
+        name: sorted(set(value))
+        for name, value in msgspec.structs.asdict(evidence).items()
+        if isinstance(value, tuple)
+    }
+    document = {**facts, "gpu": evidence.gpu, "layouts": sorted(layouts)}
+    return sha256(msgspec.json.encode(document, order="deterministic", enc_hook=str)).hexdigest()
+
+
+def units_of(found: DayTiling) -> int:
+    """Return the capacity units in which every slot of a tiling is an integer: 84,000 if that suffices.
+
+    If they would exceed `MAX_CAPACITY_UNITS`, slots are rounded down to `ROUNDED_CAPACITY_UNITS`.
+    """
+    if found.capacity_units:
+        return found.capacity_units
+    edges = [edge for one in found.entries for edge in (one.slot_lo, one.slot_hi)]
+    edges += [edge for one in found.shares for edge in (one.share.slot_lo, one.share.slot_hi)]
+    sizes = [one.units for one in found.overlaps]
+    denominators = {value.denominator for value in (*edges, *sizes)}
+    units = lcm(CAPACITY_UNITS, *(GPU_CAPACITY * one for one in denominators))
+    return units if units <= MAX_CAPACITY_UNITS else ROUNDED_CAPACITY_UNITS
+
+
+def to_revision_units(value: Units, units: int) -> int:
+    """Convert a slot or size of the 840 of a GPU to the capacity units of a revision."""
+    return (
+        floor(value * units / GPU_CAPACITY)
+        if type(value) is Fraction
+        else int(value * units // GPU_CAPACITY)
+    )
+
+
+def from_revision_units(value: int, units: int) -> Units:
+    """Convert a slot or size of a revision to the 840 of a GPU."""
+    return value if units == GPU_CAPACITY else exact(Fraction(value * GPU_CAPACITY, units))
+
+
+def round_tiling(found: DayTiling) -> DayTiling:
+    """Return the tiling as written: with its capacity units, and slots that are whole in them."""
+    units = units_of(found)
+    found = msgspec.structs.replace(found, capacity_units=units)
+    if units != ROUNDED_CAPACITY_UNITS:
+        return found
+
+    def cut(value: Units) -> Units:
+        return from_revision_units(to_revision_units(value, units), units)
+
+    entries = (replace(one, slot_lo=cut(one.slot_lo), slot_hi=cut(one.slot_hi))
+               for one in found.entries)  # fmt: skip
+    shares = (
+        replace(one, share=replace(
+            one.share, slot_lo=cut(one.share.slot_lo), slot_hi=cut(one.share.slot_hi)
+        ))
+        for one in found.shares
+    )  # fmt: skip
+    overlaps = (replace(one, units=cut(one.units)) for one in found.overlaps)
+    return replace(
+        found,
+        entries=tuple(one for one in entries if one.slot_lo < one.slot_hi),
+        shares=tuple(one for one in shares if one.share.slot_lo < one.share.slot_hi),
+        overlaps=tuple(overlaps),
+    )
+
+
+def sort_entries(entries: Iterable[TilingEntry]) -> list[TilingEntry]:
+    """Sort entries: compute before memory, each by time and slot, the order of metering."""
+    return sorted(entries, key=_place)
+
+
+def _place(entry: TilingEntry) -> tuple[str, int, int, Units]:
+    return entry.tiling, entry.t0_ns, entry.t1_ns, entry.slot_lo
+
+
+def root_in(found: DayTiling, units: int) -> str:
+    """Return the content root of a tiling in a revision of these capacity units."""
+    return content_root(replace(found, capacity_units=units))
+
+
+def content_root(found: DayTiling) -> str:
+    """Return SHA-256 in hex over the content, as ordered JSON: equal for equal contents only."""
+    units = units_of(found)
+    content: tuple[Any, ...] = (
+        found.sku,
+        [_entry(entry, units) for entry in sort_entries(found.entries)],
+        [
+            {"measure": one.measure, "share": _slots(msgspec.structs.asdict(one.share), units)}
+            for one in sorted(found.shares)
+        ],
+        [_claim(claim, units) for claim in sorted(found.claims)],
+    )
+    if units != GPU_CAPACITY:
+        overlaps = [
+            {**msgspec.structs.asdict(one), "units": to_revision_units(one.units, units)}
+            for one in sorted(found.overlaps)
+        ]
+        content += (units, overlaps)
+    if found.clock_suspect:
+        content += ({"clock_suspect": sorted(found.clock_suspect)},)
+    return sha256(msgspec.json.encode(content, enc_hook=str)).hexdigest()
+
+
+def _slots(fields: dict[str, Any], units: int) -> dict[str, Any]:
+    low, high = (to_revision_units(fields[name], units) for name in ("slot_lo", "slot_hi"))
+    return {**fields, "slot_lo": low, "slot_hi": high}
+
+
+def _entry(entry: TilingEntry, units: int) -> dict[str, Any]:
+    """Return the fields of an entry; fields that earlier releases did not have only if they are set."""
+    fields = _slots(msgspec.structs.asdict(entry), units)
+    if entry.state is SlotState.UNCLAIMED:
+        fields["state"] = FORMER_UNCLAIMED
+    fields["counted"] = entry.counted and not entry.assumed  # an assumed entry is counted
+    return {name: value for name, value in fields.items() if name not in _NEW_OF_ENTRY or value}
+
+
+def _claim(claim: HeldClaim, units: int) -> dict[str, Any]:
+    fields = msgspec.structs.asdict(claim)
+    if units == GPU_CAPACITY:
+        return {name: fields[name] for name in ("id", "start_ns", "mig_profile")}
+    return fields if fields["instance"] else {n: v for n, v in fields.items() if n != "instance"}
+
+
+def check_tiling(found: DayTiling) -> None:
+    """Check that every slot has one entry at each time at which the GPU was in a node.
+
+    Raises TilingError.
+    """
+    _check_entries(found)
+    _check_rest(found)
+    compute, memory = (_covered(found, tiling) for tiling in Tiling)
+    if compute != memory:
+        message = f"compute of {found.gpu} covers {compute}, but memory {memory}"
+        raise TilingError(message)
+
+
+def _check_rest(found: DayTiling) -> None:
+    """Check counted amounts and claims for values that a database could not store."""
+    texts = [found.gpu, found.sku]
+    for one in found.shares:
+        share = one.share
+        # An increment without a holder starts at the previous reading, possibly on an earlier day.
+        if share.t0_ns > share.t1_ns or not found.start_ns < share.t1_ns <= found.end_ns:
+            message = f"{one.measure} counted in ({share.t0_ns}, {share.t1_ns}] is not of the day"
+            raise TilingError(message)
+        if not 0 < share.amount <= _MAX_INTEGER:
+            message = f"{one.measure} of {found.gpu}: nothing counts {share.amount} in a day"
+            raise TilingError(message)
+        texts += (share.tenant, share.workload, share.claim)
+    for claim in found.claims:
+        texts += (claim.id, claim.mig_profile)
+    if len({claim.id for claim in found.claims}) != len(found.claims):
+        message = f"a claim on {found.gpu} has two starts or profiles"
+        raise TilingError(message)
+    if any("\0" in text for text in texts):
+        message = f"a name with a NUL character has no place in a database: {texts}"
+        raise TilingError(message)
+
+
+def _check_entries(found: DayTiling) -> None:
+    start, end = found.start_ns, found.end_ns
+    for entry in found.entries:
+        if entry.gpu != found.gpu:
+            message = f"an entry of {entry.gpu} is no part of a tiling of {found.gpu}"
+            raise TilingError(message)
+        if not start <= entry.t0_ns < entry.t1_ns <= end:
+            message = f"[{entry.t0_ns}, {entry.t1_ns}) is not within day {found.day}"
+            raise TilingError(message)
+        texts = (entry.gpu, entry.node, entry.tenant, entry.workload, entry.claim, entry.layout)
+        if any("\0" in text for text in texts):
+            message = f"a name with a NUL character has no place in a database: {texts}"
+            raise TilingError(message)
+
+
+def _covered(found: DayTiling, tiling: Tiling) -> list[tuple[int, int]]:
+    """Return the time that a tiling covers, with all slots of the GPU at each point in time."""
+    entries = [entry for entry in sort_entries(found.entries) if entry.tiling is tiling]
+    edges = sorted({edge for entry in entries for edge in (entry.t0_ns, entry.t1_ns)})
+    covered: list[tuple[int, int]] = []
+    alive: list[TilingEntry] = []
+    at = 0
+    for now, until in pairwise(edges):
+        alive = [entry for entry in alive if entry.t1_ns > now]
+        while at < len(entries) and entries[at].t0_ns <= now:
+            alive.append(entries[at])
+            at += 1
+        if not alive:
+            continue
+        slots = sorted((entry.slot_lo, entry.slot_hi) for entry in alive)
+        whole = [(0, 0), *slots, (GPU_CAPACITY, GPU_CAPACITY)]
+        if any(low >= high for low, high in slots) or any(
+            before[1] != after[0] for before, after in pairwise(whole)
+        ):
+            message = f"{tiling} slots of {found.gpu} at {now} are {slots}, not each slot once"
+            raise TilingError(message)
+        if covered and covered[-1][1] == now:
+            now = covered.pop()[0]  # noqa: PLW2901 - extends the previous interval
+        covered.append((now, until))
+    return covered

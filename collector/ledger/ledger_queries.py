@@ -1,0 +1,259 @@
+"""Queries of the ledger's tables."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from sqlalchemy import Connection, Row, Select, Table, and_, case, false, func, select, true
+from sqlalchemy.dialects import postgresql, sqlite
+
+from collector.ledger.day_tiling import CAPACITY_UNITS, DAY_NS, from_revision_units
+from collector.ledger.row_conversion import GpuDay, RowValues
+from collector.ledger.schema import claims, entries, overlaps, revisions, shares
+from collector.metering.units import Tiling, Units, exact
+
+PARTS: dict[str, Table] = {
+    "entries": entries, "shares": shares, "claims": claims, "overlaps": overlaps,
+}  # fmt: skip
+_ORDER = {
+    "entries": entries.c.entry, "shares": shares.c.share, "claims": claims.c.claim_id,
+    "overlaps": overlaps.c.overlap,
+}  # fmt: skip
+_MAX_AT_ONCE = 500
+HALF = 1 << 32
+"""Amounts of many days are summed by their upper and lower half: each sum is within 64 bits."""
+
+T = TypeVar("T")
+
+
+class RevisionRows(NamedTuple):
+    """The rows of one revision."""
+
+    head: Row[Any]
+    parts: Mapping[str, Sequence[Row[Any]]]
+
+
+def chunks(items: Iterable[T], size: int = _MAX_AT_ONCE) -> Iterator[list[T]]:
+    """Split items into lists as long as one statement may contain."""
+    rest = list(items)
+    while rest:
+        yield rest[:size]
+        rest = rest[size:]
+
+
+def by_day(keys: Iterable[GpuDay]) -> Iterator[tuple[int, list[str]]]:
+    """Yield days in order with some of their GPUs in order: the scope of one statement."""
+    days: dict[int, list[str]] = defaultdict(list)
+    for key in keys:
+        days[key.day].append(key.gpu)
+    for day in sorted(days):
+        for gpus in chunks(sorted(days[day])):
+            yield day, gpus
+
+
+def newest_heads(connection: Connection, keys: Iterable[GpuDay]) -> dict[GpuDay, Row[Any]]:
+    """Return the newest revision of each GPU-day that has one."""
+    found: dict[GpuDay, Row[Any]] = {}
+    for day, gpus in by_day(keys):
+        newest = _newest(revisions.c.day == day, revisions.c.gpu_uuid.in_(gpus))
+        for row in connection.execute(
+            select(revisions).join_from(revisions, newest, _same(newest))
+        ):
+            found[GpuDay(row.gpu_uuid, row.day)] = row
+    return found
+
+
+def newest_numbers(
+    connection: Connection, days: range, gpus: Iterable[str] | None
+) -> dict[GpuDay, int]:
+    """Return the number of the newest revision of each GPU-day, for all GPUs or some."""
+    which = [revisions.c.day >= days.start, revisions.c.day < days.stop]
+    if gpus is None:
+        newest = [_newest(*which)]
+    else:
+        newest = [_newest(*which, revisions.c.gpu_uuid.in_(some)) for some in chunks(sorted(gpus))]
+    rows = [row for each in newest for row in connection.execute(select(each))]
+    return {GpuDay(row.gpu_uuid, row.day): row.revision for row in rows}
+
+
+def add_revisions(connection: Connection, rows: Sequence[RowValues]) -> set[GpuDay]:
+    """Insert revisions; return their GPU-days, except those of numbers that another writer has inserted."""
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    key = [revisions.c.gpu_uuid, revisions.c.day, revisions.c.revision]
+    statement = dialect.insert(revisions).on_conflict_do_nothing(index_elements=key)
+    returning = statement.returning(revisions.c.gpu_uuid, revisions.c.day)
+    return {GpuDay(*row) for row in connection.execute(returning, rows)}
+
+
+def read_revisions(
+    connection: Connection, day: int, gpus: Sequence[str], numbers: Mapping[GpuDay, int]
+) -> Iterator[RevisionRows]:
+    """Yield the rows of the revisions with these numbers; missing ones are omitted."""
+
+    def wanted(table: Table, *order: Any) -> list[Row[Any]]:
+        query = select(table).where(table.c.day == day, table.c.gpu_uuid.in_(gpus))
+        rows = connection.execute(query.order_by(table.c.gpu_uuid, *order)).all()
+        return [row for row in rows if numbers[GpuDay(row.gpu_uuid, day)] == row.revision]
+
+    parts: dict[str, dict[str, list[Row[Any]]]] = {
+        gpu: {name: [] for name in PARTS} for gpu in gpus
+    }
+    for name, table in PARTS.items():
+        for row in wanted(table, _ORDER[name]):
+            parts[row.gpu_uuid][name].append(row)
+    for head in wanted(revisions):
+        yield RevisionRows(head, parts[head.gpu_uuid])
+
+
+def days_with_counted(
+    connection: Connection, numbers: Mapping[GpuDay, int], claims: Collection[str]
+) -> set[GpuDay]:
+    """Return the GPU-days on which an entry of these revisions belongs to a counted claim of `claims`."""
+    found: set[GpuDay] = set()
+    columns = (entries.c.gpu_uuid, entries.c.revision, entries.c.claim_id)
+    for day, gpus in by_day(numbers):
+        query = select(*columns).distinct().where(
+            entries.c.day == day, entries.c.gpu_uuid.in_(gpus), entries.c.placement != ""
+        )  # fmt: skip
+        for gpu, revision, claim in connection.execute(query):
+            key = GpuDay(gpu, day)
+            if claim in claims and numbers[key] == revision:
+                found.add(key)
+    return found
+
+
+def entries_within(query: Select[Any], start_ns: int, end_ns: int) -> Select[Any]:
+    """Restrict a query to entries of newest revisions that overlap a window."""
+    newest = _newest(revisions.c.day >= start_ns // DAY_NS, revisions.c.day * DAY_NS < end_ns)
+    joined = query.join_from(entries, newest, _same(newest, entries))
+    return joined.join(revisions, _same(entries, revisions)).where(
+        entries.c.t0_ns < end_ns,
+        entries.c.t1_ns > start_ns,
+        true() if start_ns < end_ns else false(),
+    )
+
+
+def overlapping(query: Select[Any], start_ns: int, end_ns: int) -> Select[Any]:
+    """Restrict a query to overlaps of newest revisions that intersect a window."""
+    newest = _newest(revisions.c.day >= start_ns // DAY_NS, revisions.c.day * DAY_NS < end_ns)
+    joined = query.join_from(overlaps, newest, _same(newest, overlaps))
+    return joined.join(revisions, _same(overlaps, revisions)).where(
+        overlaps.c.t0_ns < end_ns, overlaps.c.t1_ns > start_ns
+    )
+
+
+def sum_times(
+    connection: Connection, keys: Sequence[Any], start_ns: int, end_ns: int
+) -> dict[tuple[Any, ...], Units]:
+    """Return the cap-unit-nanoseconds of a window by GPU, day and keys, from newest revisions."""
+    t0 = case((entries.c.t0_ns < start_ns, start_ns), else_=entries.c.t0_ns)
+    t1 = case((entries.c.t1_ns > end_ns, end_ns), else_=entries.c.t1_ns)
+    newest = _newest(revisions.c.day >= start_ns // DAY_NS, revisions.c.day * DAY_NS < end_ns)
+    which = (
+        entries.c.t0_ns < end_ns,
+        entries.c.t1_ns > start_ns,
+        true() if start_ns < end_ns else false(),
+    )
+    groups = (entries.c.gpu_uuid, entries.c.day, *keys)
+    return quantities(connection, groups, t1 - t0, newest, which)
+
+
+def finalized_time(connection: Connection, gpus: Collection[str]) -> dict[tuple[Any, ...], Units]:
+    """Return the compute time of some GPUs by day, state and tenant, from newest revisions."""
+    newest = _newest(revisions.c.gpu_uuid.in_(gpus))
+    keys = (entries.c.day, entries.c.state, entries.c.tenant_id)
+    length = entries.c.t1_ns - entries.c.t0_ns
+    return quantities(connection, keys, length, newest, [entries.c.tiling == Tiling.COMPUTE.value])
+
+
+def quantities(
+    connection: Connection, keys: Sequence[Any], length: Any, newest: Any, which: Iterable[Any]
+) -> dict[tuple[Any, ...], Units]:
+    """Return sizes times lengths of entries by keys, in cap-unit-nanoseconds; `newest` selects revisions.
+
+    The database sums each GPU-day of at most `CAPACITY_UNITS`, which is within 64 bits; entries of finer
+    units, and everything beyond a GPU-day, are summed here.
+    """
+    size = entries.c.slot_hi - entries.c.slot_lo
+    units = revisions.c.capacity_units
+    of_gpu_day = (entries.c.gpu_uuid, entries.c.day)
+
+    def rows(*columns: Any) -> Select[Any]:
+        query = select(*columns).join_from(entries, revisions, _same(entries, revisions))
+        if newest is not None:
+            query = query.join(newest, _same(newest, entries))
+        return query.where(*which)
+
+    summed = rows(*keys, units, func.sum(size * length)).where(units <= CAPACITY_UNITS)
+    found: dict[tuple[Any, ...], Units] = defaultdict(int)
+    for *key, of, total in connection.execute(summed.group_by(*keys, *of_gpu_day, units)):
+        found[tuple(key)] += from_revision_units(int(total), of)
+    single = rows(*keys, units, size, length).where(units > CAPACITY_UNITS)
+    for *key, of, high_low, span in connection.execute(single):
+        found[tuple(key)] += from_revision_units(int(high_low) * int(span), of)
+    return {key: exact(quantity) for key, quantity in found.items()}
+
+
+def amounts(first_day: int, end_day: int) -> Select[Any]:
+    """Select the counted amounts of days of [first, end), share by share, from newest revisions."""
+    newest = _newest(revisions.c.day >= first_day, revisions.c.day < end_day)
+    columns = (shares.c.measure, shares.c.use, shares.c.tenant_id, shares.c.amount)
+    return select(*columns).join_from(shares, newest, _same(newest, shares))
+
+
+def finalized_amounts(gpus: Collection[str]) -> Select[Any]:
+    """Select the counted amounts of some GPUs by measure, use and tenant: `high` times HALF, and `low`."""
+    newest = _newest(revisions.c.gpu_uuid.in_(gpus))
+    keys = (shares.c.measure, shares.c.use, shares.c.tenant_id)
+    high = func.sum(shares.c.amount // HALF).label("high")
+    low = func.sum(shares.c.amount % HALF).label("low")
+    query = select(*keys, high, low).join_from(shares, newest, _same(newest, shares))
+    return query.group_by(*keys)
+
+
+def finalized_marks(gpus: Collection[str]) -> Select[Any]:
+    """Select the marks (`clock_suspect`) of all marked days of some GPUs, from newest revisions."""
+    newest = _newest(revisions.c.gpu_uuid.in_(gpus))
+    query = select(revisions.c.clock_suspect).join_from(revisions, newest, _same(newest))
+    return query.where(revisions.c.clock_suspect.is_not(None))
+
+
+def marks(connection: Connection, numbers: Mapping[GpuDay, int]) -> Iterator[tuple[GpuDay, str]]:
+    """Yield those of some revisions that have a mark (`clock_suspect`), and the mark."""
+    for day, gpus in by_day(numbers):
+        query = select(revisions.c.gpu_uuid, revisions.c.revision, revisions.c.clock_suspect).where(
+            revisions.c.day == day, revisions.c.gpu_uuid.in_(gpus),
+            revisions.c.clock_suspect.is_not(None),
+        )  # fmt: skip
+        for gpu, revision, mark in connection.execute(query):
+            key = GpuDay(gpu, day)
+            if numbers[key] == revision:
+                yield key, mark
+
+
+def last_days(gpus: Collection[str]) -> Select[Any]:
+    """Select the last day in the ledger of each of some GPUs."""
+    query = select(revisions.c.gpu_uuid, func.max(revisions.c.day).label("day"))
+    return query.where(revisions.c.gpu_uuid.in_(gpus)).group_by(revisions.c.gpu_uuid)
+
+
+def _newest(*which: Any) -> Any:
+    """Return the newest revision of each GPU-day that satisfies the conditions, as a subquery."""
+    return (
+        select(
+            revisions.c.gpu_uuid, revisions.c.day, func.max(revisions.c.revision).label("revision")
+        )
+        .where(*which)
+        .group_by(revisions.c.gpu_uuid, revisions.c.day)
+        .subquery()
+    )
+
+
+def _same(newest: Any, table: Any = revisions) -> Any:
+    return and_(
+        table.c.gpu_uuid == newest.c.gpu_uuid,
+        table.c.day == newest.c.day,
+        table.c.revision == newest.c.revision,
+    )

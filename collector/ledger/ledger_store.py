@@ -1,0 +1,305 @@
+"""The ledger: revisions of GPU-days, written atomically and read back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import msgspec
+from sqlalchemy import Connection, MetaData, Row, select
+
+from collector.ledger import head_chain, ledger_queries
+from collector.ledger.database import Database, LedgerError
+from collector.ledger.day_tiling import (
+    DAY_NS,
+    DayTiling,
+    check_tiling,
+    content_root,
+    root_in,
+    round_tiling,
+)
+from collector.ledger.row_conversion import (
+    GpuDay,
+    RowValues,
+    claim_rows,
+    clock_suspect_of,
+    entry_of,
+    entry_rows,
+    overlap_rows,
+    revision_row,
+    share_rows,
+    tiling_of,
+)
+from collector.ledger.schema import claims, entries, overlaps, revisions, shares
+from collector.metering.evidence import ClockDoubt
+from collector.metering.measures import AmountAttribution, CountedQuantity
+from collector.metering.tiling import SlotState, TilingEntry
+from collector.metering.units import Tiling, Units, exact
+
+
+class Revision(msgspec.Struct, frozen=True):
+    """A tiling as stored in the ledger, its hash, and the revision that it supersedes."""
+
+    tiling: DayTiling
+    number: int
+    supersedes: int | None
+    content_root: str
+
+
+class WrittenRevision(NamedTuple):
+    """Revision that contains a tiling; `added` is true if it is new."""
+
+    revision: int
+    added: bool
+
+
+class TimeTotalKey(NamedTuple):
+    """Key of a total quantity."""
+
+    tiling: Tiling
+    tenant: str
+    state: SlotState
+
+
+class GpuDayTotalKey(NamedTuple):
+    """Key of a quantity per GPU and day."""
+
+    gpu: str
+    day: int
+    tiling: Tiling
+
+
+class AmountTotalKey(NamedTuple):
+    """Key of a counted amount."""
+
+    measure: CountedQuantity
+    tenant: str
+    use: AmountAttribution
+
+
+class Ledger:
+    """A ledger in a database. All methods block, and raise LedgerError."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    @classmethod
+    def open(cls, url: str, tables: MetaData, *, make: bool = True) -> Self:
+        """Open the ledger in the database of a URL; `make` creates it if the database is empty."""
+        return cls(Database(url, tables, make=make))
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.database.close()
+
+    def write(self, tiling: DayTiling) -> WrittenRevision:
+        """Write one tiling; see `write_days`."""
+        return self.write_days([tiling])[0]
+
+    def write_days(self, tilings: Sequence[DayTiling]) -> list[WrittenRevision]:
+        """Write each tiling as the newest revision of its day, unless that revision has the same content.
+
+        All of them or none. Concurrent writers are supported: each revision has a unique number and
+        supersedes the previous one. Raises TilingError for an incomplete tiling.
+        """
+        with self.database.transaction(writes=True) as connection:
+            return self.write_days_in(connection, tilings)
+
+    def write_days_in(
+        self, connection: Connection, tilings: Sequence[DayTiling]
+    ) -> list[WrittenRevision]:
+        """Write tilings as `write_days`, within a transaction that writes more."""
+        tilings = [round_tiling(tiling) for tiling in tilings]
+        for tiling in tilings:
+            check_tiling(tiling)
+        rooted = [(tiling, content_root(tiling)) for tiling in tilings]
+        found: dict[int, WrittenRevision] = {}
+        while len(found) < len(rooted):
+            # Several tilings of one GPU-day are written one after another.
+            turn: dict[GpuDay, int] = {}
+            for at, (tiling, _) in enumerate(rooted):
+                if at not in found:
+                    turn.setdefault(GpuDay(tiling.gpu, tiling.day), at)
+            found |= _write(connection, {at: rooted[at] for at in turn.values()})
+        return [found[at] for at in range(len(rooted))]
+
+    def revision(self, gpu: str, day: int, number: int | None = None) -> Revision | None:
+        """Return the newest revision of a day, or the one of a number; None if there is none.
+
+        Raises LedgerError also if its content was altered.
+        """
+        key = GpuDay(gpu, day)
+        with self.database.transaction() as connection:
+            if number is None:
+                head = ledger_queries.newest_heads(connection, [key]).get(key)
+                if head is None:
+                    return None
+                number = head.revision
+            rows = list(ledger_queries.read_revisions(connection, day, [gpu], {key: number}))
+        return self._revision(rows[0]) if rows else None
+
+    def newest(
+        self, first_day: int, end_day: int, gpus: Iterable[str] | None = None
+    ) -> dict[GpuDay, int]:
+        """Return the newest revision's number of each GPU-day of [first, end), for all GPUs or some."""
+        with self.database.transaction() as connection:
+            return ledger_queries.newest_numbers(connection, range(first_day, end_day), gpus)
+
+    def revisions(self, numbers: Mapping[GpuDay, int]) -> Iterator[Revision]:
+        """Yield the revisions with these numbers, by day and GPU.
+
+        Raises LedgerError for one that is missing or altered.
+        """
+        for day, gpus in ledger_queries.by_day(numbers):
+            with self.database.transaction() as connection:
+                rows = {
+                    row.head.gpu_uuid: row
+                    for row in ledger_queries.read_revisions(connection, day, gpus, numbers)
+                }
+            for gpu in gpus:
+                if gpu not in rows:
+                    message = (
+                        f"the ledger {self.database.name} lacks revision "
+                        f"{numbers[GpuDay(gpu, day)]} of {gpu} on day {day}. "
+                        "Restore it from a backup"
+                    )
+                    raise LedgerError(message)
+                yield self._revision(rows[gpu])
+
+    def with_counted(
+        self, numbers: Mapping[GpuDay, int], claims: Collection[str]
+    ) -> dict[GpuDay, int]:
+        """Return those of some revisions in which a claim of `claims` for a number of GPUs holds the GPU."""
+        with self.database.transaction() as connection:
+            found = ledger_queries.days_with_counted(connection, numbers, claims)
+        return {key: numbers[key] for key in found}
+
+    def clock_suspect(self, numbers: Mapping[GpuDay, int]) -> dict[GpuDay, tuple[ClockDoubt, ...]]:
+        """Return the marks of those revisions that are based on evidence received by a suspect clock."""
+        with self.database.transaction() as connection:
+            found = dict(ledger_queries.marks(connection, numbers))
+        try:
+            return {key: clock_suspect_of(mark) for key, mark in found.items()}
+        except ValueError as error:
+            raise LedgerError(self._unreadable("a mark", error)) from error
+
+    def entries(self, start_ns: int, end_ns: int, gpu: str | None = None) -> list[TilingEntry]:
+        """Return the newest revisions of a window, of all GPUs or of one; entries are clipped to it.
+
+        Ordered by GPU and day, and within a day as metering orders them.
+        """
+        columns = select(entries, revisions.c.capacity_units)
+        query = ledger_queries.entries_within(columns, start_ns, end_ns)
+        if gpu is not None:
+            query = query.where(entries.c.gpu_uuid == gpu)
+        with self.database.transaction() as connection:
+            rows = connection.execute(query).all()
+        found = []
+        for row in sorted(rows, key=lambda row: (row.gpu_uuid, row.day, row.entry)):
+            try:
+                entry = entry_of(row, row.capacity_units)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                which = f"entry {row.entry} of {row.gpu_uuid} on day {row.day}"
+                raise LedgerError(self._unreadable(which, error)) from error
+            t0, t1 = max(entry.t0_ns, start_ns), min(entry.t1_ns, end_ns)
+            found.append(msgspec.structs.replace(entry, t0_ns=t0, t1_ns=t1))
+        return found
+
+    def totals(self, start_ns: int, end_ns: int) -> dict[TimeTotalKey, Units]:
+        """Return cap-unit-nanoseconds in a window by tiling, tenant and state, from newest revisions."""
+        found: dict[TimeTotalKey, Units] = {}
+        keys = (entries.c.tiling, entries.c.tenant_id, entries.c.state)
+        with self.database.transaction() as connection:
+            times = ledger_queries.sum_times(connection, keys, start_ns, end_ns)
+        for (_, _, tiling, tenant, state), quantity in times.items():
+            of = TimeTotalKey(Tiling(tiling), tenant, SlotState(state))
+            found[of] = exact(found.get(of, 0) + quantity)
+        return found
+
+    def counted(self, first_day: int, end_day: int) -> dict[AmountTotalKey, int]:
+        """Return the counted amounts of days of [first, end), from newest revisions."""
+        found: Counter[AmountTotalKey] = Counter()
+        with self.database.transaction() as connection:
+            for row in connection.execute(ledger_queries.amounts(first_day, end_day)):
+                found[
+                    AmountTotalKey(
+                        CountedQuantity(row.measure), row.tenant_id, AmountAttribution(row.use)
+                    )
+                ] += row.amount
+        return dict(found)
+
+    def tiled(self, first_day: int, end_day: int) -> dict[GpuDayTotalKey, Units]:
+        """Return cap-unit-nanoseconds of each GPU on each day of [first, end), from newest revisions."""
+        keys = (entries.c.tiling,)
+        with self.database.transaction() as connection:
+            times = ledger_queries.sum_times(connection, keys, first_day * DAY_NS, end_day * DAY_NS)
+        return {
+            GpuDayTotalKey(gpu, day, Tiling(tiling)): sum_
+            for (gpu, day, tiling), sum_ in times.items()
+        }
+
+    def _revision(self, row: ledger_queries.RevisionRows) -> Revision:
+        head = row.head
+        which = f"revision {head.revision} of {head.gpu_uuid} on day {head.day}"
+        try:
+            found = tiling_of(head, row.parts)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise LedgerError(self._unreadable(which, error)) from error
+        if content_root(found) != head.content_root:
+            message = (
+                f"the ledger {self.database.name} was altered: {which} is not what was written. "
+                "Restore it from a backup"
+            )
+            raise LedgerError(message)
+        return Revision(found, head.revision, head.supersedes, head.content_root)
+
+    def _unreadable(self, which: str, error: Exception) -> str:
+        return (
+            f"the ledger {self.database.name} was altered: {which} cannot be read: {error}. "
+            "Restore it from a backup"
+        )
+
+
+def _is_same(head: Row[Any], tiling: DayTiling, root: str) -> bool:
+    """True if a revision has this content, in any capacity units."""
+    if head.content_root == root or head.capacity_units == tiling.capacity_units:
+        return bool(head.content_root == root)
+    return bool(head.content_root == root_in(tiling, head.capacity_units))
+
+
+def _write(
+    connection: Connection, rooted: Mapping[int, tuple[DayTiling, str]]
+) -> dict[int, WrittenRevision]:
+    """Write tilings of different GPU-days; those that another writer has written first are omitted."""
+    keys = {at: GpuDay(tiling.gpu, tiling.day) for at, (tiling, _) in rooted.items()}
+    present = ledger_queries.newest_heads(connection, keys.values())
+    found: dict[int, WrittenRevision] = {}
+    fresh: dict[int, int | None] = {}
+    # In the same order for all writers, to prevent deadlocks.
+    for at in sorted(keys, key=keys.__getitem__):
+        head = present.get(keys[at])
+        if head is not None and _is_same(head, *rooted[at]):
+            found[at] = WrittenRevision(head.revision, added=False)
+        else:
+            fresh[at] = head.revision if head is not None else None
+    if not fresh:
+        return found
+    rows = [revision_row(*rooted[at], before) for at, before in fresh.items()]
+    added = ledger_queries.add_revisions(connection, rows)
+    mine = {at: (before or 0) + 1 for at, before in fresh.items() if keys[at] in added}
+    parts: dict[int, dict[str, list[RowValues]]] = {at: {} for at in mine}
+    tables = (
+        (entries, entry_rows), (shares, share_rows), (claims, claim_rows), (overlaps, overlap_rows),
+    )  # fmt: skip
+    for table, rows_of in tables:
+        for at, number in mine.items():
+            parts[at][table.name] = list(rows_of(rooted[at][0], number))
+        if part_rows := [row for at in mine for row in parts[at][table.name]]:
+            connection.execute(table.insert(), part_rows)
+    added_rows = {GpuDay(tiling.gpu, tiling.day): row for (tiling, _), row in
+                  zip((rooted[at] for at in fresh), rows, strict=True)}  # fmt: skip
+    items = [head_chain.hash_row("revision", added_rows[keys[at]], parts[at]) for at in mine]
+    recorded_ns = max((rooted[at][0].computed_ns for at in mine), default=0)
+    head_chain.append(connection, items, recorded_ns)
+    return found | {at: WrittenRevision(number, added=True) for at, number in mine.items()}

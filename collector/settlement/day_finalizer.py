@@ -1,0 +1,355 @@
+"""Periodic writing of facts to the database and of days to the ledger, off the event loop.
+
+A part of the evidence is removed from memory once the database has it. A day is written once it is
+over and its delay has passed, and again as a new revision if later facts change it. While the
+database is unavailable everything stays in memory and in the checkpoint, and is retried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from collector.account.live_account import LiveAccount
+from collector.config import MeteringSettings
+from collector.evidence.book import ChunkInMemory, EvidenceBook
+from collector.evidence.claim_events import ReportedClaim, ReportedEnd, is_gpu, node_of, unplaced_in
+from collector.evidence.evidence_records import EvidenceProblem
+from collector.evidence.evidence_store import compress_chunk
+from collector.evidence.evidence_tables import EvidenceChange, LateCondition, groups_of
+from collector.evidence.node_chunks import encode_chunk
+from collector.evidence.node_claims import early_claims
+from collector.evidence.review_rules import ReviewDecisions
+from collector.ledger.database import LedgerError
+from collector.ledger.day_tiling import DAY_NS
+from collector.ledger.row_conversion import GpuDay
+from collector.metering.units import FOREVER_NS
+from collector.settlement.ledger_days import (
+    GpuNodes,
+    MeteringStores,
+    OpenDayCounter,
+    WrittenDay,
+    due_days,
+    group_due_days,
+    read_finalized,
+    write_days,
+)
+from railscope.durable_files import write_durably
+
+log = structlog.get_logger(__name__)
+
+NS = 1_000_000_000
+_MARGIN_NS = 300 * NS
+"""Maximum delay until facts recorded by another collector become visible."""
+_MEANWHILE_NS = 3 * DAY_NS
+"""Period of changes that a collector without a state file reads."""
+_YIELD_EVERY = 16
+
+
+@dataclass(slots=True)
+class FinalizerCounters:
+    """Counters since the start."""
+
+    parts: int = 0
+    days: int = 0
+    revisions: int = 0
+    failures: int = 0
+
+
+@dataclass(slots=True)
+class DayFinalizer:
+    """Updates database and ledger from the book. `open` blocks; it raises LedgerError."""
+
+    book: EvidenceBook
+    live: LiveAccount
+    open: Callable[[], MeteringStores]
+    texts: Callable[[], Mapping[str, str] | None]
+    """Content of administrators' files; None while one of them could never be read."""
+    settings: MeteringSettings
+    state: Path
+    """File with the timestamp up to which changes of the database have been processed."""
+    wall_ns: Callable[[], int] = time.time_ns
+    hold: Callable[[], str] = lambda: ""
+    """The reason for which nothing may be stored or finalized now, or an empty text."""
+    check: Callable[[], object] = lambda: None
+    """Raises LedgerError if the database is not the one used before."""
+    decided: Callable[[ReviewDecisions], None] = lambda _decisions: None
+    """Called with the decisions of people about evidence under review."""
+    counts: FinalizerCounters = field(default_factory=FinalizerCounters)
+    failing: bool = False
+    _troubles: list[EvidenceProblem] = field(default_factory=list)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _door: MeteringStores | None = None
+    _open_days: OpenDayCounter = field(init=False)
+    _written: dict[str, str] = field(default_factory=dict)
+    """Content of files when they were last written: another collector's files may differ."""
+    _handled: set[EvidenceChange] = field(default_factory=set)
+    _late: set[EvidenceChange] = field(default_factory=set)
+    _counted: dict[GpuDay, int] = field(default_factory=dict)
+    """The revisions included in the finalized sums, of the days that may still change."""
+    _taken_up: set[str] = field(default_factory=set)
+    """GPUs with their finalized days in the account."""
+    _asked: set[str] = field(default_factory=set)
+    """GPUs with their claims read from the database."""
+
+    def __post_init__(self) -> None:
+        """Subscribe to troubles of the evidence."""
+        self.book.listeners.append(self._troubles.append)
+        self._open_days = OpenDayCounter(self.book, self.live)
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        while True:
+            await self.attempt()
+            await asyncio.sleep(self.settings.period_seconds)
+
+    def close(self) -> None:
+        """Close the database."""
+        if self._door is not None:
+            self._door.ledger.close()
+            self._door = None
+
+    async def attempt(self) -> bool:
+        """Run one round; false if it failed, which is logged once.
+
+        Any exception is caught: the collector must continue to receive frames.
+        """
+        try:
+            await self.round()
+        except Exception as fault:  # noqa: BLE001 - see above
+            self.counts.failures += 1
+            if not self.failing:
+                known = isinstance(fault, (LedgerError, OSError))
+                problem = str(fault) if known else f"{type(fault).__name__}: {fault}"
+                log.error("evidence_not_stored", problem=problem, parts=len(self.book.chunks),
+                          advice="it stays in memory and in the checkpoint, and is tried again")  # fmt: skip
+            self.failing = True
+            return False
+        if self.failing:
+            log.info("evidence_stored_again")
+        self.failing = False
+        return True
+
+    async def round(self, *, everything: bool = False) -> None:
+        """Store evidence that is ready (or all), count the open days, finalize days that are due."""
+        async with self._turn:
+            await self._round(everything=everything)
+
+    async def _round(self, *, everything: bool) -> None:
+        await asyncio.to_thread(self.check)
+        door = await self._opened()
+        await self._tell_auditors(door)
+        now_ns = self.wall_ns()
+        await self._take_up(door, now_ns)
+        texts = self.texts()
+        for kind, text in (texts or {}).items():
+            if self._written.get(kind) != text:
+                await asyncio.to_thread(door.store.write_file, kind, text, now_ns)
+                self._written[kind] = text
+        if self.hold():
+            return  # facts in memory may still be placed differently
+        await self._meet(door)
+        if self.hold():
+            return
+        await self._store(door, now_ns, everything=everything)
+        if texts is None or self.hold():
+            return
+        files = await asyncio.to_thread(door.store.files)
+        self.decided(files.decisions)
+        homes = await asyncio.to_thread(door.store.homes)
+        homes = {gpu: homes[gpu] for gpu in self._taken_up & homes.keys()}
+        await self._settle(door, homes, now_ns)
+        await self._open_days.count_on(door, files, homes)
+
+    async def _tell_auditors(self, door: MeteringStores) -> None:
+        """Record new troubles in the audit log, each once."""
+        told, self._troubles[:] = list(self._troubles), []
+        try:
+            await asyncio.to_thread(door.store.tell_auditors, told)
+        except BaseException:
+            self._troubles.extend(told)
+            raise
+
+    async def _opened(self) -> MeteringStores:
+        if self._door is None:
+            self._door = await asyncio.to_thread(self.open)
+        return self._door
+
+    async def _take_up(self, door: MeteringStores, now_ns: int) -> None:
+        """Load the ledger's sums of GPUs that are new here, and late facts about them.
+
+        The previous collector of these GPUs may have stopped before it processed those facts.
+        """
+        new = self.book.gpus.keys() - self._taken_up
+        if not new and self.live.ready:
+            return
+        oldest_day = self._end_day(now_ns) - self.settings.revise_days
+        found = await asyncio.to_thread(read_finalized, door.ledger, new, oldest_day)
+        if self._taken_up or await asyncio.to_thread(self._seen_ns) is None:
+            homes = await asyncio.to_thread(door.store.homes)
+            known = {gpu: homes[gpu] for gpu in found.days.keys() & homes.keys()}
+            which = LateCondition(oldest_day * DAY_NS, self._delay_ns)
+            self._late |= set(await asyncio.to_thread(door.store.late, known, which))
+        async with self.live.lock:
+            self.live.settled.take_up(found.sums, found.days)
+            self.live.settled.mark(found.clock_suspect)
+            self.live.amounts.take_up(found.amounts)
+            for gpu in found.days:
+                self.book.changed.add(gpu)
+                self.book.forget(gpu, self.live.settled.open_ns(gpu))
+            self.live.ready = True
+        self._counted |= found.numbers
+        self._open_days.stale |= new
+        self._taken_up |= new
+
+    @property
+    def _delay_ns(self) -> int:
+        return round(self.settings.settle_delay_seconds * NS)
+
+    def _end_day(self, now_ns: int) -> int:
+        """Return the first day that is not to be finalized yet."""
+        return (now_ns - self._delay_ns) // DAY_NS
+
+    def _apply(self, day: WrittenDay) -> None:
+        self._counted[GpuDay(day.gpu, day.day)] = day.revision
+        self.live.settled.settle(day.gpu, day.day, day.new, day.old)
+        self.live.settled.mark(day.new_suspect, day.old_suspect)
+        self.live.amounts.settle(day.gpu, day.day, day.new_amounts, day.old_amounts)
+        self.book.changed.add(day.gpu)
+        if day.gpu in self.book.gpus:
+            nodes = self.book.nodes_of(day.gpu)
+            self.book.forget(day.gpu, self.live.settled.open_ns(day.gpu))
+            for key in map(unplaced_in, nodes):
+                if key in self.book.gpus:
+                    self.book.forget(key, self._open_ns(key))
+
+    # Storing -----------------------------------------------------------------------------------
+
+    async def _store(self, door: MeteringStores, now_ns: int, *, everything: bool) -> None:
+        quiet_ns = now_ns - round(self.settings.quiet_seconds * NS)
+        kept = [
+            one
+            for one in self.book.chunks.values()
+            if not one.stored and (everything or one.touched_ns <= quiet_ns)
+        ]
+        told = list(self.book.unwritten)
+        for some in list(groups_of(kept)) or [[]]:
+            await self._write(door, some, told)
+            told = []
+
+    async def _meet(self, door: MeteringStores) -> None:
+        """Exchange first receipts with the database, before any evidence that depends on them."""
+        known = await asyncio.to_thread(door.store.contacts)
+        self.book.meet(known)
+        new = self.book.contacts_beyond(known)
+        if new:
+            await asyncio.to_thread(door.store.write_contacts, new)
+
+    async def _write(
+        self,
+        door: MeteringStores,
+        kept: Sequence[ChunkInMemory],
+        told: Sequence[ReportedClaim | ReportedEnd],
+    ) -> None:
+        """Write evidence with the time of the write: changes are later searched by that timestamp."""
+        if not (kept or told):
+            return
+        try:
+            written = [
+                compress_chunk(one.chunk, content, self.book.contacts_of(one.chunk.node))
+                async for one, content in _encode_chunks(kept)
+            ]
+            early = early_claims(told, self.book.receipts)
+            await asyncio.to_thread(door.store.write, written, told, self.wall_ns(), early)
+        except BaseException:
+            for one in kept:
+                one.stored = False
+            raise
+        for fact in told:
+            self.book.unwritten.pop(fact, None)
+        self.counts.parts += len(written)
+        for one in kept:
+            self._open_days.stored(one.chunk)
+            if one.stored:
+                self.book.release(one)
+
+    # Finalizing --------------------------------------------------------------------------------
+
+    async def _settle(self, door: MeteringStores, homes: GpuNodes, now_ns: int) -> None:
+        end_day = self._end_day(now_ns)
+        seen_ns = await asyncio.to_thread(self._seen_ns)
+        if seen_ns is None:
+            seen_ns = now_ns - _MEANWHILE_NS
+        changes = self._late | set(await asyncio.to_thread(door.store.changes, seen_ns))
+        new = changes - self._handled
+        if any(not (change.node or change.gpu) for change in new):
+            self.book.late.update(self.book.gpus)  # a file may name other tenants now
+        self.book.late.update(self.book.gpus.keys() & {change.gpu for change in new})
+        for change in new:
+            if change.gpu and not is_gpu(change.gpu):
+                self.book.late.update(self.book.gpus_in(node_of(change.gpu)))
+        await self._learn(door, new)
+        oldest_day = end_day - self.settings.revise_days
+        window = range(oldest_day, end_day)
+        settled_days = dict(self.live.settled.days)
+        new = await asyncio.to_thread(door.store.spread, new, homes)
+        due = await asyncio.to_thread(due_days, homes, settled_days, window, new)
+        for some in group_due_days(due, homes):
+            days = await asyncio.to_thread(write_days, door, homes, some, self._counted, now_ns)
+            async with self.live.lock:
+                for day in days:
+                    self._apply(day)
+            self.counts.days += len(days)
+            self.counts.revisions += sum(day.revision > 1 and day.old != day.new for day in days)
+        self._handled = changes
+        self._late = set()
+        if due:
+            for gpu_day in [known for known in self._counted if known.day < oldest_day]:
+                del self._counted[gpu_day]
+        await asyncio.to_thread(self._remember, now_ns - _MARGIN_NS)
+
+    async def _learn(self, door: MeteringStores, changes: Iterable[EvidenceChange]) -> None:
+        """Read claims that other collectors recorded, of GPUs in the book."""
+        wanted = {change.gpu for change in changes if change.gpu}
+        fresh = self._taken_up - self._asked
+        wanted |= fresh | {unplaced_in(node) for gpu in fresh for node in self.book.nodes_of(gpu)}
+        asked = set(self._taken_up)
+        by_start: dict[int, list[str]] = {}
+        for gpu in sorted(wanted):
+            if gpu in self.book.gpus or not is_gpu(gpu):
+                by_start.setdefault(max(0, self._open_ns(gpu)), []).append(gpu)
+        for start_ns, gpus in by_start.items():
+            self.book.learn(await asyncio.to_thread(door.store.told, gpus, start_ns))
+        self._asked |= asked
+
+    def _open_ns(self, gpu: str) -> int:
+        """Return the start of the time that is not in the ledger: of a GPU, or of any GPU of a node."""
+        if is_gpu(gpu):
+            return self.live.settled.open_ns(gpu)
+        gpus = self.book.gpus_in(node_of(gpu))
+        return min((self.live.settled.open_ns(one) for one in gpus), default=-FOREVER_NS)
+
+    def _seen_ns(self) -> int | None:
+        try:
+            return int(self.state.read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def _remember(self, seen_ns: int) -> None:
+        write_durably(self.state, str(seen_ns).encode())
+
+
+async def _encode_chunks(
+    kept: Sequence[ChunkInMemory],
+) -> AsyncIterator[tuple[ChunkInMemory, bytes]]:
+    """Yield chunks with their encoding, yielding to the event loop periodically."""
+    for number, one in enumerate(kept):
+        one.stored = True
+        yield one, encode_chunk(one.chunk)
+        if number % _YIELD_EVERY == 0:
+            await asyncio.sleep(0)

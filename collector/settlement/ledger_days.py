@@ -1,0 +1,350 @@
+"""Ledger days of GPUs: days that are due, their metering and writing, and sums of finalized days.
+
+Days are metered from the evidence. `due_days` returns those that are to be written, and
+`group_due_days` limits their number per step. Amounts of the open days are increments of counters,
+as far as the database has their readings.
+
+`read_finalized` reads the ledger sums of GPUs that a collector begins to account for. A year of ten
+thousand GPUs is millions of GPU-days: they are added up in the database, some GPUs at a time; of
+single days only the revisions are loaded, and only for days that may change.
+
+All calls that read or write the database block, and raise LedgerError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import structlog
+
+from collector.account.account_sums import (
+    AmountKey,
+    AmountTotals,
+    OpenDayTotals,
+    TimeKey,
+    TimeSums,
+    count_amounts,
+    month_of,
+    sum_entries,
+    totals_of_shares,
+)
+from collector.account.live_account import LiveAccount
+from collector.evidence.book import EvidenceBook
+from collector.evidence.claim_events import unplaced_in
+from collector.evidence.evidence_records import EvidenceProblem
+from collector.evidence.evidence_store import EvidenceStore
+from collector.evidence.evidence_tables import CONTEXT_NS, EvidenceChange
+from collector.evidence.gpu_evidence import AdministratorInputs
+from collector.evidence.node_chunks import EvidenceChunk
+from collector.fleet.schema_columns import AGENT_MEASURES
+from collector.ledger import ledger_queries
+from collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from collector.ledger.day_tiling import DAY_NS, DayTiling, TilingError
+from collector.ledger.ledger_store import Ledger, WrittenRevision
+from collector.ledger.row_conversion import GpuDay, clock_suspect_of
+from collector.metering.evidence import ClockDoubt
+from collector.metering.measures import AmountAttribution, CountedQuantity, CounterRestart
+from collector.metering.tiling import SlotState
+from collector.metering.units import exact
+
+log = structlog.get_logger(__name__)
+
+ENGINE_VERSION = "1"
+GPUS_AT_ONCE = 64
+GpuNodes = Mapping[str, Mapping[str, int]]
+"""For every GPU, the nodes it was in and since when."""
+
+
+class MeteringStores(NamedTuple):
+    """The open database: its ledger and its evidence."""
+
+    ledger: Ledger
+    store: EvidenceStore
+
+
+class DueDays(NamedTuple):
+    """Days of a GPU that are to be written."""
+
+    gpu: str
+    days: tuple[int, ...]
+
+
+class WrittenDay(NamedTuple):
+    """A GPU-day as the ledger has it, and as it was when this collector last read it."""
+
+    gpu: str
+    day: int
+    revision: int
+    new: TimeSums
+    old: TimeSums
+    new_amounts: AmountTotals
+    old_amounts: AmountTotals
+    new_suspect: tuple[ClockDoubt, ...] = ()
+    old_suspect: tuple[ClockDoubt, ...] = ()
+
+
+class CountRequest(NamedTuple):
+    """Counters of a GPU that are to be added up, from after a timestamp on."""
+
+    gpu: str
+    after_ns: int
+
+
+class OpenDayCount(NamedTuple):
+    """Amounts counted up to a timestamp."""
+
+    gpu: str
+    upto_ns: int
+    days: OpenDayTotals
+    resets: list[tuple[CountedQuantity, CounterRestart]]
+    """Resets of counters that the device keeps."""
+
+
+def group_by_nodes(jobs: Sequence[Any], homes: GpuNodes) -> Iterator[list[Any]]:
+    """Group jobs of GPUs that share nodes, so that a node's evidence is read once."""
+    together: dict[tuple[str, ...], list[Any]] = {}
+    for job in jobs:
+        together.setdefault(tuple(sorted(homes[job.gpu])), []).append(job)
+    waiting: list[Any] = []
+    for some in together.values():
+        waiting += some
+        if len(waiting) >= GPUS_AT_ONCE:
+            yield waiting
+            waiting = []
+    if waiting:
+        yield waiting
+
+
+def write_days(
+    door: MeteringStores,
+    homes: GpuNodes,
+    jobs: Sequence[DueDays],
+    counted: Mapping[GpuDay, int],
+    now_ns: int,
+) -> list[WrittenDay]:
+    """Meter days of GPUs and write them; `counted` has the revisions that were last read."""
+    ledger, store = door
+    files = store.files()
+    start_ns = min(job.days[0] for job in jobs) * DAY_NS
+    end_ns = (max(job.days[-1] for job in jobs) + 1) * DAY_NS
+    gpus = [job.gpu for job in jobs]
+    loaded = store.load(gpus, {gpu: set(homes[gpu]) for gpu in gpus}, start_ns, end_ns)
+    computed = MeteringComputation(ENGINE_VERSION, now_ns)
+    tilings: list[DayTiling] = []
+    for job in jobs:
+        known = loaded.known(job.gpu, files)
+        metered = MeteredGpu.of(
+            known.evidence, known.counted, known.sku, known.profiles, doubts=known.doubts
+        )
+        tilings += [metered.day(day, computed) for day in job.days]
+    known_days = {GpuDay(tiling.gpu, tiling.day) for tiling in tilings} & counted.keys()
+    numbers = {day: counted[day] for day in known_days}
+    before = {(r.tiling.gpu, r.tiling.day): r.tiling for r in ledger.revisions(numbers)}
+    return [
+        WrittenDay(
+            tiling.gpu,
+            tiling.day,
+            written.revision,
+            sum_entries(tiling.entries),
+            sum_entries(old.entries) if old else {},
+            totals_of_shares(tiling.shares),
+            totals_of_shares(old.shares) if old else {},
+            tiling.clock_suspect,
+            old.clock_suspect if old else (),
+        )
+        for tiling, written in _write_each(ledger, tilings)
+        for old in [before.get((tiling.gpu, tiling.day))]
+    ]
+
+
+def _write_each(
+    ledger: Ledger, tilings: Sequence[DayTiling]
+) -> Iterator[tuple[DayTiling, WrittenRevision]]:
+    """Write all; if one is rejected, write each separately, so that one GPU does not block the others."""
+    try:
+        yield from zip(tilings, ledger.write_days(tilings), strict=True)
+    except TilingError:
+        for tiling in tilings:
+            try:
+                yield tiling, ledger.write(tiling)
+            except TilingError as error:
+                log.error("day_not_written", gpu=tiling.gpu, day=tiling.day, problem=str(error))
+
+
+def open_amounts(
+    store: EvidenceStore, homes: GpuNodes, files: AdministratorInputs, jobs: Sequence[CountRequest]
+) -> list[OpenDayCount]:
+    """Return the increments of counters after a timestamp, up to the newest readings in the database."""
+    gpus = [job.gpu for job in jobs]
+    start_ns = min(job.after_ns for job in jobs)
+    nodes_of = {gpu: set(homes[gpu]) for gpu in gpus}
+    ends = [store.newest_end_ns(node) for node in {n for gpu in gpus for n in homes[gpu]}]
+    end_ns = max((end for end in ends if end is not None), default=start_ns)
+    loaded = store.load(gpus, nodes_of, start_ns, max(start_ns, end_ns))
+    found = []
+    for job in jobs:
+        known = loaded.known(job.gpu, files)
+        instants = [int(i.ends_ns[-1]) for i in known.counted.values() if len(i.ends_ns)]
+        upto_ns = max(instants, default=job.after_ns)
+        resets = [
+            (measure, reset)
+            for measure, increments in known.counted.items()
+            if measure not in AGENT_MEASURES
+            for reset in increments.resets()
+            if reset.first_ns > job.after_ns
+        ]
+        days = count_amounts(known, job.after_ns, upto_ns)
+        found.append(OpenDayCount(job.gpu, upto_ns, days, resets))
+    return found
+
+
+_DAYS_AT_ONCE = 2
+"""All evidence of some nodes on these days is in memory while they are written."""
+
+
+def due_days(
+    homes: GpuNodes, settled: Mapping[str, int], window: range, changes: Iterable[EvidenceChange]
+) -> list[DueDays]:
+    """Return the days of each GPU that are to be written, new or revised.
+
+    `settled` has the last day of each GPU that is in the ledger. The window ends with the first day
+    that is not over; changes of days before its start are too late.
+    """
+    about: dict[tuple[str, str], list[EvidenceChange]] = {}
+    for change in changes:
+        about.setdefault((change.node, change.gpu), []).append(change)
+    found = []
+    for gpu in sorted(homes):
+        since_day = min(homes[gpu].values()) // DAY_NS
+        next_day = settled.get(gpu, since_day - 1) + 1
+        days = set(range(max(next_day, since_day), window.stop))
+        keys = [("", gpu), ("", "")]
+        for node in homes[gpu]:
+            keys += [(node, ""), ("", unplaced_in(node))]
+        for change in (change for key in keys for change in about.get(key, ())):
+            first = max((change.start_ns - CONTEXT_NS) // DAY_NS, since_day, window.start)
+            last = min((change.end_ns + CONTEXT_NS) // DAY_NS, next_day - 1)
+            days.update(range(first, last + 1))
+        if days:
+            found.append(DueDays(gpu, tuple(sorted(days))))
+    return found
+
+
+def group_due_days(jobs: Sequence[DueDays], homes: GpuNodes) -> Iterator[list[DueDays]]:
+    """Divide jobs into groups of a few days, the oldest first."""
+    parts: dict[int, list[DueDays]] = {}
+    for job in jobs:
+        for number, days in groupby(job.days, key=lambda day: day // _DAYS_AT_ONCE):
+            parts.setdefault(number, []).append(DueDays(job.gpu, tuple(days)))
+    for _, some in sorted(parts.items()):
+        yield from group_by_nodes(some, homes)
+
+
+_NS = 1_000_000_000
+
+
+@dataclass(slots=True)
+class OpenDayCounter:
+    """Continues the counts of GPUs, and restarts them for GPUs with late facts."""
+
+    book: EvidenceBook
+    live: LiveAccount
+    stale: set[str] = field(default_factory=set)
+    """GPUs with stored readings that their open amounts do not include."""
+
+    def stored(self, chunk: EvidenceChunk) -> None:
+        """Record that a chunk was stored in the database."""
+        for gpu in chunk.gpus:
+            self.stale.add(gpu)
+            counted = self.live.amounts.open.get(gpu)
+            if counted and chunk.start_ns < counted.upto_ns - _NS:
+                self.book.late.add(gpu)
+
+    async def count_on(
+        self, door: MeteringStores, files: AdministratorInputs, homes: GpuNodes
+    ) -> None:
+        """Add the increments of counters on the open days, as far as their readings are stored."""
+        self.stale |= self.book.late
+        wanted = sorted(self.stale & homes.keys() & self.book.gpus.keys())
+        late = self.book.late & set(wanted)
+        self.book.late -= late
+        anew = {gpu for gpu in wanted if gpu in late or gpu not in self.live.amounts.open}
+        jobs = [CountRequest(gpu, self._counted_to(gpu, homes, anew)) for gpu in wanted]
+        for some in group_by_nodes(jobs, homes):
+            try:
+                found = await asyncio.to_thread(open_amounts, door.store, homes, files, some)
+            except BaseException:
+                self.book.late |= late
+                raise
+            for counted in found:
+                last_day = self.live.settled.days.get(counted.gpu, -1)
+                days = {day: found for day, found in counted.days.items() if day > last_day}
+                self.live.amounts.count(
+                    counted.gpu, counted.upto_ns, days, anew=counted.gpu in anew
+                )
+                self.stale.discard(counted.gpu)
+                self._report_counter_resets(counted)
+
+    def _report_counter_resets(self, counted: OpenDayCount) -> None:
+        for measure, reset in counted.resets:
+            facts = {"measure": measure.value, "last_ns": str(reset.last_ns)}
+            trouble = EvidenceProblem("counter_reset", counted.gpu, "", reset.first_ns, facts)
+            self.book.trouble(trouble)
+
+    def _counted_to(self, gpu: str, homes: GpuNodes, anew: set[str]) -> int:
+        """Return the timestamp from which the counters of a GPU are not added up yet."""
+        if gpu not in anew:
+            return self.live.amounts.open[gpu].upto_ns
+        return max(self.live.settled.open_ns(gpu), min(homes[gpu].values()) - 1)
+
+
+_SUMMED_GPUS_AT_ONCE = 64
+"""Their time in 24 hours fits in 64 bits, the limit of SQLite's sums."""
+
+
+class FinalizedGpus(NamedTuple):
+    """The ledger's sums by month of some GPUs, and the last finalized day of each."""
+
+    sums: TimeSums
+    amounts: AmountTotals
+    days: dict[str, int]
+    numbers: dict[GpuDay, int]
+    """The newest revision of each day that may still change."""
+    clock_suspect: list[ClockDoubt]
+    """The marks of all days, repeated once per day."""
+
+
+def read_finalized(ledger: Ledger, gpus: Collection[str], since_day: int) -> FinalizedGpus:
+    """Return the ledger's sums of these GPUs; days from `since_day` on may still change."""
+    found = FinalizedGpus({}, {}, {}, {}, [])
+    for some in ledger_queries.chunks(sorted(gpus), _SUMMED_GPUS_AT_ONCE):
+        _add_finalized(found, ledger, some, since_day)
+    return found
+
+
+def _add_finalized(
+    found: FinalizedGpus, ledger: Ledger, gpus: Collection[str], since_day: int
+) -> None:
+    sums, amounts, days, numbers, clock_suspect = found
+    with ledger.database.transaction() as connection:
+        for (day, state, tenant), quantity in ledger_queries.finalized_time(
+            connection, gpus
+        ).items():
+            key = TimeKey(month_of(day), SlotState(state), tenant)
+            sums[key] = exact(sums.get(key, 0) + quantity)
+        for share in connection.execute(ledger_queries.finalized_amounts(gpus)):
+            whose = AmountKey(
+                CountedQuantity(share.measure), AmountAttribution(share.use), share.tenant_id
+            )
+            amount = ledger_queries.HALF * int(share.high) + int(share.low)
+            amounts[whose] = amounts.get(whose, 0) + amount
+        for gpu in connection.execute(ledger_queries.last_days(gpus)):
+            days[gpu.gpu_uuid] = gpu.day
+        for text in connection.execute(ledger_queries.finalized_marks(gpus)).scalars():
+            clock_suspect += clock_suspect_of(text)
+        last_day = max(days.values(), default=since_day)
+        numbers |= ledger_queries.newest_numbers(connection, range(since_day, last_day + 1), gpus)

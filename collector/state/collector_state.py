@@ -1,0 +1,301 @@
+"""State of the collector, and bounds on the cost of one envelope to it.
+
+The collector's state, and the only function by which an accepted envelope changes it.
+
+Live ingest and the replay of the frame log after a restart call the same function, with the same
+arguments, so that a restart restores the same state.
+
+Bounds on the cost of one envelope to the collector, checked before it is made durable.
+
+The size of frames does not bound their size as evidence: a few bytes of frames with large
+distances are many spans of samples, times the GPUs of the node. The costs counted here are those
+of `collector.evidence`; work and memory are linear in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+import structlog
+
+from collector.config import IngestLimits
+from collector.evidence.book import EvidenceBook
+from collector.evidence.node_chunks import CHUNK_NS, GRID_NS
+from collector.fleet.fleet import (
+    Fleet,
+    NodeUpdate,
+    RecentEvents,
+    SeenEvent,
+    gpu_names,
+    names_of,
+    seen_events,
+)
+from collector.fleet.schemas import KnownSchema, SchemaGpu, StoredSchemas
+from collector.framelog.received_frames import MAX_RANGES, MAX_STREAMS, ReceivedFrames
+from collector.framelog.segment_files import FrameRecord
+from collector.metering.evidence import GAP_NS
+from collector.work_limits import LogRateLimit
+from railscope.device_names import Names
+from railscope.wire import BYTES_PER_VALUE, Batch, Envelope, WireEntity
+
+log = structlog.get_logger(__name__)
+
+_EVENTS_A_STEP = 256
+
+
+Digest = bytes
+
+
+@dataclass(slots=True)
+class IngestCounts:
+    """Counters of ingest since the start."""
+
+    envelopes: int = 0
+    frames: int = 0
+    duplicates: int = 0
+    values: int = 0
+    bytes: int = 0
+    rejected: dict[str, int] = field(default_factory=dict)
+    unknown_schemas: set[Digest] = field(default_factory=set)
+    """Missing schemas that durable frames refer to."""
+
+    def reject(self, reason: str) -> None:
+        """Count a rejected envelope."""
+        self.rejected[reason] = self.rejected.get(reason, 0) + 1
+
+
+@dataclass(slots=True)
+class CollectorState:
+    """Fleet, received sequences, evidence and recent events."""
+
+    schemas: StoredSchemas
+    fleet: Fleet = field(default_factory=Fleet)
+    received: ReceivedFrames = field(default_factory=ReceivedFrames)
+    evidence: EvidenceBook = field(default_factory=EvidenceBook)
+    gpus_of: dict[str, dict[int, str]] = field(default_factory=dict)
+    """For each node, the UUID of the GPU on each rail."""
+    events: RecentEvents[SeenEvent] = field(default_factory=RecentEvents)
+    lines: LogRateLimit = field(default_factory=LogRateLimit)
+    counts: IngestCounts = field(default_factory=IngestCounts)
+    listeners: list[Callable[[SeenEvent], None]] = field(default_factory=list)
+    """Called with every event of a new frame.
+
+    Also if an earlier frame reported it, and again when a restart reads the frame.
+    """
+    on_envelope: list[Callable[[FrameRecord, Envelope], None]] = field(default_factory=list)
+    """Called with every envelope, before its events."""
+
+    def fresh_frames(self, envelope: Envelope) -> int:
+        """Return the number of frames of an envelope that have not been received before."""
+        return sum(
+            last - first + 1
+            for batch in envelope.batches
+            for first, last in self._missing(envelope, batch)
+        )
+
+    def _missing(self, envelope: Envelope, batch: Batch) -> list[tuple[int, int]]:
+        ranges = self.received.ranges(envelope.node, envelope.run, batch.stream)
+        return ranges.missing_in(batch.first_sequence, batch.first_sequence + batch.rows - 1)
+
+    def sequence_problems(
+        self, envelope: Envelope, max_gaps: int, factor: int = 1
+    ) -> Iterator[str]:
+        """Yield a text for each bound that the received sequences of the envelope's run exceed."""
+        known = self.received.streams(envelope.node, envelope.run)
+        sent = {batch.stream for batch in envelope.batches}
+        gaps = max((len(known[stream].starts) for stream in sent if stream in known), default=0)
+        ranges = sum(len(one.starts) for one in known.values()) + len(envelope.batches)
+        for count, limit, what in (
+            (gaps, factor * max_gaps, "holes in a stream"),
+            (len(sent | known.keys()), factor * MAX_STREAMS, "streams of a run"),
+            (ranges if sent else 0, factor * MAX_RANGES, "ranges of sequences of a run"),
+        ):
+            if count > limit:
+                yield f"{count} {what}, more than {limit}"
+
+    def accept(self, record: FrameRecord, envelope: Envelope) -> None:
+        """Apply a durable envelope to the state. Frames received before change nothing."""
+        for _ in self.steps(record, envelope):
+            pass
+
+    def steps(self, record: FrameRecord, envelope: Envelope) -> Iterator[None]:
+        """Apply a durable envelope in steps, between which other work may run.
+
+        A fault is logged and counted, and affects this envelope only: it is in the frame log, and
+        must not end the collector at every start.
+        """
+        try:
+            yield from self._steps(record, envelope)
+        except Exception as fault:  # noqa: BLE001 - see above
+            self.counts.reject("fault")
+            repeated = self.lines.due(envelope.node)
+            if repeated is not None:
+                log.error("envelope_not_taken", node=envelope.node, repeated=repeated,
+                          problem=f"{type(fault).__name__}: {fault}")  # fmt: skip
+
+    def _steps(self, record: FrameRecord, envelope: Envelope) -> Iterator[None]:
+        node = self.fleet.node(envelope.node)
+        node.agent_version = envelope.agent_version
+        node.clock_offset_ns = record.sent.wall_ns - record.received_wall_ns
+        self.counts.envelopes += 1
+        self.counts.bytes += len(record.body)
+        for hear in self.on_envelope:
+            hear(record, envelope)
+        if envelope.ended:
+            self.received.end(envelope.node, envelope.ended.run, envelope.ended.streams)
+        for batch in envelope.batches:
+            known = self.schemas.get(batch.schema)
+            if known is None:
+                self.counts.unknown_schemas.add(batch.schema)
+                continue
+            self.schemas.use(envelope.node, batch.schema)
+            missing = self._missing(envelope, batch)
+            fresh = sum(last - first + 1 for first, last in missing)
+            self.counts.duplicates += batch.rows - fresh
+            # A checkpoint contains its sequence, but not its content for the current state.
+            self._show(record, envelope, batch, known)
+            if not fresh:
+                continue
+            self.counts.frames += fresh
+            self.counts.values += fresh * known.layout.columns
+            yield from self._take(record, envelope, batch, known)
+            # Last: a checkpoint made between two steps must not record frames as received before
+            # they are applied.
+            self.received.add(
+                envelope.node, envelope.run, batch.stream, batch.first_sequence,
+                batch.first_sequence + batch.rows - 1, record.received_wall_ns,
+            )  # fmt: skip
+            yield
+        self.evidence.receive(record, envelope)
+
+    def _show(
+        self, record: FrameRecord, envelope: Envelope, batch: Batch, known: KnownSchema
+    ) -> None:
+        """Apply the last frame of a batch to the current state, unless that is as new or newer."""
+        age_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
+        newest_ns = record.received_wall_ns - age_ns
+        applied = self.fleet.apply(
+            NodeUpdate(
+                envelope.node, envelope.run, envelope.boot_id, known.layout, batch, newest_ns
+            )
+        )
+        if known.gpus and applied:
+            self.gpus_of[envelope.node] = _by_rail(known.gpus)
+
+    def _take(
+        self, record: FrameRecord, envelope: Envelope, batch: Batch, known: KnownSchema
+    ) -> Iterator[None]:
+        yield from self.evidence.steps(record, envelope, batch, known)
+        yield from self.evidence.hear(record, envelope, batch)
+        for number, seen in enumerate(seen_events(record, envelope, batch)):
+            if number % _EVENTS_A_STEP == _EVENTS_A_STEP - 1:
+                yield
+            for listener in self.listeners:
+                listener(seen)
+            self.see(seen)
+
+    def see(self, seen: SeenEvent) -> None:
+        """Add an event, each once: an agent that restarts reads the kernel log from its beginning."""
+        self.events.add(seen)
+
+    def names_of_gpu(self, node: str, uuid: str) -> Names:
+        """Return names of a GPU of a node; those that the node does not report are empty."""
+        return gpu_names(self.schemas, self.fleet.nodes.get(node), uuid)
+
+    def names_of(self, node: str, entity: WireEntity) -> Names | None:
+        """Return names of the GPU or NIC that contains an entity; None for other entities."""
+        return names_of(self.schemas, self.fleet.nodes.get(node), entity.kind, entity.key)
+
+    def holders_of(self, node: str) -> dict[int, str]:
+        """Return the GPU on each rail of a node."""
+        return self.gpus_of.get(node, {})
+
+
+def _by_rail(gpus: Sequence[SchemaGpu]) -> dict[int, str]:
+    """Return GPUs by rail; those without a rail, or with one already used, get a negative key."""
+    found: dict[int, str] = {}
+    for position, gpu in enumerate(gpus):
+        taken = gpu.rail < 0 or gpu.rail in found
+        found[-1 - position if taken else gpu.rail] = gpu.uuid
+    return found
+
+
+REPLAY_FACTOR = 4
+"""Factor on the bounds at a restart: they may have been wider before."""
+_ROWS_PER_STRETCH = 32
+"""Number of individually processed frames of a GPU that cost as much as one stretch."""
+WORK_UNIT = 200
+"""Stretches, events, frames or stated ends that count as one more request."""
+
+
+class EnvelopeCost(NamedTuple):
+    """Cost of an envelope as evidence."""
+
+    batches: int = 0
+    frames: int = 0
+    events: int = 0
+    stretches: int = 0
+    """Stretches of samples, times their GPUs and MIG layouts."""
+    counter_bytes: int = 0
+    """Of the readings of counters that are stored."""
+    ends: int = 0
+    """Streams for which the end of an earlier run is stated."""
+
+    @property
+    def requests(self) -> int:
+        """Return the number of requests that the envelope counts as."""
+        return 1 + (self.frames + self.events + self.stretches + self.ends) // WORK_UNIT
+
+
+def cost_of(envelope: Envelope, known: Iterable[KnownSchema | None]) -> EnvelopeCost:
+    """Return the cost of an envelope; `known` are the schemas of its batches. Linear in its frames."""
+    stretches = counter_bytes = 0
+    for batch, schema in zip(envelope.batches, known, strict=True):
+        if schema is not None:
+            stretches += _stretches(batch, schema)
+            counters = len(schema.metered.columns)
+            if counters:
+                cells = len({boot_ns // GRID_NS for boot_ns in batch.boot_ns})
+                counter_bytes += cells * counters * BYTES_PER_VALUE
+    return EnvelopeCost(
+        len(envelope.batches),
+        sum(batch.rows for batch in envelope.batches),
+        sum(len(batch.events) for batch in envelope.batches),
+        stretches,
+        counter_bytes,
+        len(envelope.ended.streams) if envelope.ended else 0,
+    )
+
+
+def _stretches(batch: Batch, schema: KnownSchema) -> int:
+    boot_ns = batch.boot_ns
+    length_ns = boot_ns[-1] - boot_ns[0]
+    if length_ns <= GAP_NS and boot_ns[0] // CHUNK_NS == boot_ns[-1] // CHUNK_NS:
+        stretches = 1
+    else:
+        stretches = 1 + sum(
+            after - before > GAP_NS or after // CHUNK_NS != before // CHUNK_NS
+            for before, after in pairwise(boot_ns)
+        )
+    looked_at = 0
+    if len(batch.reasons) > schema.layout.columns:
+        # A GPU may be absent in some rows: then its samples have more gaps than the frames.
+        stretches = min(batch.rows, stretches + length_ns // GAP_NS)
+        looked_at = batch.rows * len(schema.gpus) // _ROWS_PER_STRETCH
+    return stretches * max(1, len(schema.gpus) + len(schema.metered.layouts)) + looked_at
+
+
+def exceeded_bounds(cost: EnvelopeCost, limits: IngestLimits, factor: int = 1) -> Iterator[str]:
+    """Yield a text for each bound that is exceeded."""
+    for count, limit, what in (
+        (cost.batches, limits.batches, "batches"),
+        (cost.frames, limits.frames, "frames"),
+        (cost.events, limits.events, "events"),
+        (cost.stretches, limits.stretches, "stretches of samples of GPUs"),
+        (cost.counter_bytes, limits.counter_bytes, "bytes of counters to keep"),
+    ):
+        if count > factor * limit:
+            yield f"{count} {what}, more than {factor * limit}"

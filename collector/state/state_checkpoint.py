@@ -1,0 +1,207 @@
+"""Checkpoints: content of older segments of the frame log that later ones do not contain.
+
+A checkpoint is written part by part while frames are received, and each part is as of a different
+time. The received sequences are written before the facts from their frames, so a checkpoint
+contains the facts from all frames that it records as received. Frames received meanwhile are in the
+later segments too, and applying them again changes nothing. The current readings of nodes are not
+included: after a restart they are those of the later segments, and for each other stream those of
+its next frame.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias, TypeVar
+
+import msgspec
+
+from collector.evidence.book import ChunkInMemory, GpuMemory
+from collector.evidence.claim_events import ReportedClaim, ReportedEnd
+from collector.evidence.node_chunks import NodeReceipts
+from collector.fleet.fleet import SeenEvent
+from collector.framelog.received_frames import ReceivedRun
+from collector.state.collector_state import CollectorState
+from railscope.wire import WireEvent
+
+MAGIC = b"railscope checkpoint 1\n"
+"""Start of every file."""
+_SOME = 200
+"""Number of small items in one part."""
+_HEAD = struct.Struct("<II")
+"""Length and CRC-32 of a part."""
+
+
+class StateCheckpointError(ValueError):
+    """A checkpoint that cannot be read; the message gives the problem."""
+
+
+class NodeMemory(msgspec.Struct, array_like=True):
+    """Permanent facts about a node that may never report again: that it existed, and its GPUs."""
+
+    agent_version: str
+    clock_offset_ns: int
+    instant_ns: int
+    gpus: dict[int, str]
+    stream_instants_ns: dict[str, int] = {}
+
+
+class Beginning(msgspec.Struct, array_like=True, tag=True):
+    """The first segment that the checkpoint does not completely contain."""
+
+    first_segment: int
+
+
+class NodePart(msgspec.Struct, array_like=True, tag=True):
+    """A node: its received sequences, and its permanent facts."""
+
+    name: str
+    runs: dict[str, ReceivedRun]
+    memory: NodeMemory | None
+    receipts: NodeReceipts = msgspec.field(default_factory=NodeReceipts)
+
+
+class GpuPart(msgspec.Struct, array_like=True, tag=True):
+    """Facts about a GPU's time."""
+
+    uuid: str
+    memory: GpuMemory
+
+
+class ChunkPart(msgspec.Struct, array_like=True, tag=True):
+    """Metering facts from a node's frames of some time."""
+
+    kept: ChunkInMemory
+
+
+class FactsPart(msgspec.Struct, array_like=True, tag=True):
+    """Claims and their ends that are still to be written to the database."""
+
+    claims: list[ReportedClaim]
+    ends: list[ReportedEnd]
+
+
+class EventsPart(msgspec.Struct, array_like=True, tag=True):
+    """Recent events: node, boot and event."""
+
+    events: list[tuple[str, str, WireEvent]]
+
+
+class Ending(msgspec.Struct, array_like=True, tag=True):
+    """Marks the end of a complete checkpoint."""
+
+
+CheckpointPart: TypeAlias = (
+    Beginning | NodePart | GpuPart | ChunkPart | FactsPart | EventsPart | Ending
+)
+T = TypeVar("T")
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[CheckpointPart] = msgspec.msgpack.Decoder(CheckpointPart)
+
+
+def parts_of(core: CollectorState, first_segment: int) -> Iterator[CheckpointPart]:
+    """Yield a checkpoint of a core that may change between two parts."""
+    book = core.evidence
+    yield Beginning(first_segment)
+    for name in dict.fromkeys([*core.received.nodes, *core.fleet.nodes]):
+        runs = core.received.nodes.get(name, {})
+        yield NodePart(name, runs, _memory_of(core, name), book.node(name))
+    for uuid in list(book.gpus):
+        yield GpuPart(uuid, book.gpu(uuid))
+    for key in list(book.chunks):
+        if kept := book.chunks.get(key):
+            yield ChunkPart(kept)
+    # After the GPUs: a stored claim that is not among these is in the database.
+    for facts in _some(list(book.unwritten)):
+        yield FactsPart(
+            [fact for fact in facts if isinstance(fact, ReportedClaim)],
+            [fact for fact in facts if isinstance(fact, ReportedEnd)],
+        )
+    for events in _some(list(core.events)):
+        yield EventsPart([(seen.node, seen.boot_id, seen.event) for seen in events])
+    yield Ending()
+
+
+def _some(all_of_it: Sequence[T]) -> Iterator[Sequence[T]]:
+    for start in range(0, len(all_of_it), _SOME):
+        yield all_of_it[start : start + _SOME]
+
+
+def _memory_of(core: CollectorState, name: str) -> NodeMemory | None:
+    node = core.fleet.nodes.get(name)
+    if node is None:
+        return None
+    return NodeMemory(
+        node.agent_version, node.clock_offset_ns, node.instant_ns, core.holders_of(name),
+        dict(node.stream_instants_ns),
+    )  # fmt: skip
+
+
+def encode(part: CheckpointPart) -> bytes:
+    """Encode a part as it is stored in a file."""
+    payload = _encoder.encode(part)
+    return _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
+
+
+def decode(content: bytes) -> list[CheckpointPart]:
+    """Decode the parts of a whole file. Raises CheckpointError."""
+    if not content.startswith(MAGIC):
+        message = "it is none, or one of another version of the collector"
+        raise StateCheckpointError(message)
+    parts: list[CheckpointPart] = []
+    position = len(MAGIC)
+    while position < len(content):
+        try:
+            length, checksum = _HEAD.unpack_from(content, position)
+            payload = content[position + _HEAD.size : position + _HEAD.size + length]
+            if len(payload) != length or zlib.crc32(payload) != checksum:
+                message = f"the part at byte {position} is damaged"
+                raise StateCheckpointError(message)
+            parts.append(_decoder.decode(payload))
+        except (struct.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            message = f"the part at byte {position} cannot be read: {error}"
+            raise StateCheckpointError(message) from error
+        position += _HEAD.size + length
+    if not (parts and isinstance(parts[0], Beginning) and isinstance(parts[-1], Ending)):
+        message = "it has no beginning or no end"
+        raise StateCheckpointError(message)
+    return parts
+
+
+def resume(core: CollectorState, parts: Iterable[CheckpointPart]) -> int:
+    """Restore an empty core from a checkpoint; return the first segment to read."""
+    first_segment = 0
+    gpus: dict[str, GpuMemory] = {}
+    chunks: list[ChunkInMemory] = []
+    facts: list[ReportedClaim | ReportedEnd] = []
+    for part in parts:
+        match part:
+            case Beginning():
+                first_segment = part.first_segment
+            case NodePart():
+                _resume_node(core, part)
+            case GpuPart():
+                gpus[part.uuid] = part.memory
+            case ChunkPart():
+                chunks.append(part.kept)
+            case FactsPart():
+                facts += [*part.claims, *part.ends]
+            case EventsPart():
+                for node, boot_id, event in part.events:
+                    core.see(SeenEvent(node, boot_id, event))
+            case Ending():
+                core.evidence.resume(gpus, chunks, facts)
+    return first_segment
+
+
+def _resume_node(core: CollectorState, part: NodePart) -> None:
+    core.received.put(part.name, part.runs)
+    core.evidence.receipts[part.name] = part.receipts
+    if part.memory:
+        node = core.fleet.node(part.name)
+        node.agent_version = part.memory.agent_version
+        node.clock_offset_ns = part.memory.clock_offset_ns
+        node.instant_ns = part.memory.instant_ns
+        node.stream_instants_ns = dict(part.memory.stream_instants_ns)
+        core.gpus_of[part.name] = part.memory.gpus

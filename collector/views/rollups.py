@@ -1,0 +1,229 @@
+"""Roll-ups over the cluster, the rails and the tenants, as declared in the catalog.
+
+Each block of the fleet is reduced to cells (metric, part, rail) in one pass. The cells of all
+blocks of a layout are added up as arrays; only the result, a few numbers per metric and rail, is
+processed individually. Rows that are not fresh do not count, and neither do readings without a
+value: a mean is the mean of existing readings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from collector.fleet.schemas import CellKey, KeyPart, SchemaLayout
+from collector.fleet.sheets import SheetBlock
+from collector.fleet.view_cells import ViewCell
+from railscope.catalog import rollups
+from railscope.catalog.declare import Metric, Rollup
+from railscope.catalog.rollup import derived_name, scopes_of
+from railscope.frame import NO_RAIL
+from railscope.reading import PRESENT
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Holders: TypeAlias = npt.NDArray[np.int64]
+Columns: TypeAlias = tuple[Floats, Floats, Floats, Floats]
+"""Sums, counts, highest and lowest of each cell."""
+NO_TENANT = -1
+EVERYONE = ""
+
+TenantsOf = Callable[[str, int], list[int]]
+"""For a node and its number of rails: the tenant of each rail, and last that of the whole node."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReducedBlock:
+    """Cells of the fresh rows of a block, shape (rows, cells) each."""
+
+    block: SheetBlock
+    rows: npt.NDArray[np.intp]
+    sums: Floats
+    counts: Floats
+    highest: Floats
+    lowest: Floats
+
+
+def reduce_rows(block: SheetBlock, rows: npt.NDArray[np.intp]) -> ReducedBlock | None:
+    """Reduce rows of a block to cells; None without rows or cells."""
+    layout = block.layout
+    if not len(rows) or not len(layout.order):
+        return None
+    values = block.values[rows].astype(np.float64)
+    present = block.reasons[rows] == PRESENT
+    if len(layout.counters):
+        values[:, layout.counters] = block.rates[rows]
+        present[:, layout.counters] &= ~np.isnan(block.rates[rows])
+    values, present = values[:, layout.order], present[:, layout.order]
+    starts = layout.starts
+    return ReducedBlock(
+        block,
+        rows,
+        np.add.reduceat(np.where(present, values, 0.0), starts, axis=1),
+        np.add.reduceat(present.astype(np.float64), starts, axis=1),
+        np.maximum.reduceat(np.where(present, values, -np.inf), starts, axis=1),
+        np.minimum.reduceat(np.where(present, values, np.inf), starts, axis=1),
+    )
+
+
+class _LayoutSums:
+    """Sums of the cells of one layout."""
+
+    def __init__(self, layout: SchemaLayout) -> None:
+        cells = len(layout.starts)
+        self.layout = layout
+        self.sums, self.counts = np.zeros(cells), np.zeros(cells)
+        self.highest, self.lowest = np.full(cells, -np.inf), np.full(cells, np.inf)
+
+    def add(self, amounts: Columns) -> None:
+        """Add the amounts of each cell."""
+        sums, counts, highest, lowest = amounts
+        self.sums += sums
+        self.counts += counts
+        np.maximum(self.highest, highest, out=self.highest)
+        np.minimum(self.lowest, lowest, out=self.lowest)
+
+
+def _of_everyone(reduced: ReducedBlock) -> Columns:
+    """Return the amounts of the cells of all rows."""
+    return (
+        reduced.sums.sum(axis=0), reduced.counts.sum(axis=0),
+        reduced.highest.max(axis=0), reduced.lowest.min(axis=0),
+    )  # fmt: skip
+
+
+def _of_tenants(reduced: ReducedBlock, holders: Holders) -> Iterator[tuple[int, Columns]]:
+    """Yield the amounts of each tenant's cells; the cost depends on rows, not on tenants.
+
+    `holders` are the tenants of each row's rails, and last that of the whole node.
+    """
+    row, rail = np.nonzero(holders != NO_TENANT)
+    if not len(row):
+        return
+    pairs = np.unique(np.stack([holders[row, rail], row], axis=1), axis=0)
+    tenants, rows = pairs[:, 0], pairs[:, 1]
+    # The last entry is the whole node, and -1 is the rail of columns without one.
+    held = holders[:, reduced.block.layout.cell_rails][rows] == tenants[:, np.newaxis]
+    starts = np.flatnonzero(np.diff(tenants, prepend=NO_TENANT))
+    columns = (
+        np.add.reduceat(np.where(held, reduced.sums[rows], 0.0), starts),
+        np.add.reduceat(np.where(held, reduced.counts[rows], 0.0), starts),
+        np.maximum.reduceat(np.where(held, reduced.highest[rows], -np.inf), starts),
+        np.minimum.reduceat(np.where(held, reduced.lowest[rows], np.inf), starts),
+    )
+    for number, tenant in enumerate(tenants[starts].tolist()):
+        sums, counts, highest, lowest = columns
+        yield tenant, (sums[number], counts[number], highest[number], lowest[number])
+
+
+@dataclass(slots=True)
+class RollupTotal:
+    """Sum of one metric and part of one scope."""
+
+    sum: float = 0.0
+    count: float = 0.0
+    highest: float = -np.inf
+    lowest: float = np.inf
+
+    def add(self, sum_: float, count: float, highest: float, lowest: float) -> None:
+        """Add another part."""
+        self.sum += sum_
+        self.count += count
+        self.highest = max(self.highest, highest)
+        self.lowest = min(self.lowest, lowest)
+
+    def of(self, rollup: Rollup) -> float:
+        """Return the value of a roll-up."""
+        if rollup is Rollup.SUM:
+            return self.sum
+        if rollup is Rollup.MEAN:
+            return self.sum / self.count
+        return self.highest if rollup is Rollup.MAX else self.lowest
+
+    def scaled(self, metric: Metric, rollup: Rollup) -> float:
+        """Return the value of a roll-up in base units."""
+        return self.of(rollup) * metric.scale.numerator / metric.scale.denominator
+
+
+@dataclass(slots=True)
+class Rollups:
+    """Adds up reduced blocks: over the cluster, and over each tenant."""
+
+    tenants_of: TenantsOf | None
+    """None if no tenant holds anything: then holders of rails are not computed."""
+    tenant_names: list[str]
+    _sums: dict[tuple[str, int], _LayoutSums] = field(default_factory=dict)
+
+    def add(self, reduced: ReducedBlock) -> None:
+        """Add a block."""
+        layout, nodes = reduced.block.layout, reduced.block.nodes
+        self._of(EVERYONE, layout).add(_of_everyone(reduced))
+        if self.tenants_of:
+            rails = layout.rails
+            holders = np.array([self.tenants_of(nodes[r] or "", rails) for r in reduced.rows])
+            for tenant, amounts in _of_tenants(reduced, holders):
+                self._of(self.tenant_names[tenant], layout).add(amounts)
+
+    def _of(self, who: str, layout: SchemaLayout) -> _LayoutSums:
+        key = (who, id(layout))
+        if key not in self._sums:
+            self._sums[key] = _LayoutSums(layout)
+        return self._sums[key]
+
+    def cells(self, scope: str) -> Iterator[ViewCell | None]:
+        """Yield the table of one scope, cell by cell; None while no cell is complete."""
+        totals: dict[tuple[str, CellKey], RollupTotal] = {}
+        for (who, _), sums in self._sums.items():
+            if (who == EVERYONE) == (scope != "tenant"):
+                for where, key, amounts in _amounts(sums, scope, who):
+                    totals.setdefault((where, key), RollupTotal()).add(*amounts)
+                    yield None
+        for (where, (metric, part)), total in totals.items():
+            labels = (where, *part) if where else part
+            for rollup in metric.rollups:
+                yield ViewCell(
+                    _derived(metric, scope, rollup), labels, total.scaled(metric, rollup)
+                )
+
+
+def node_rollups(
+    reduced: Iterable[ReducedBlock],
+) -> Iterator[tuple[Metric, KeyPart, Rollup, float]]:
+    """Yield the roll-ups of one node: all its streams, each reduced to the node's row."""
+    totals: dict[CellKey, RollupTotal] = {}
+    for one in reduced:
+        sums = _LayoutSums(one.block.layout)
+        sums.add(_of_everyone(one))
+        for _, key, amounts in _amounts(sums, "cluster", EVERYONE):
+            totals.setdefault(key, RollupTotal()).add(*amounts)
+    for (metric, part), total in totals.items():
+        for rollup in metric.rollups:
+            yield metric, part, rollup, total.scaled(metric, rollup)
+
+
+Amounts: TypeAlias = tuple[float, float, float, float]
+
+
+def _amounts(sums: _LayoutSums, scope: str, who: str) -> Iterator[tuple[str, CellKey, Amounts]]:
+    """Yield the amounts of each cell of a layout for a scope: rail or tenant, key, and amounts."""
+    layout = sums.layout
+    ends = [*layout.key_starts[1:].tolist(), len(layout.starts)]
+    rails = layout.cell_rails.tolist()
+    columns = (sums.sums, sums.counts, sums.highest, sums.lowest)
+    amounts = list(zip(*(column.tolist() for column in columns), strict=True))
+    for key, start, end in zip(layout.keys, layout.key_starts.tolist(), ends, strict=True):
+        if scope not in scopes_of(key[0].about):
+            continue
+        for cell in range(start, end):
+            if not amounts[cell][1] or (scope == "rail" and rails[cell] == NO_RAIL):
+                continue
+            yield str(rails[cell]) if scope == "rail" else who, key, amounts[cell]
+
+
+@cache
+def _derived(metric: Metric, scope: str, rollup: Rollup) -> Metric:
+    return rollups()[derived_name(metric, scope, rollup)].metric

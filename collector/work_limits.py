@@ -1,0 +1,78 @@
+"""Limits of long work on the event loop, and of repeated log lines.
+
+Long work: in slices on the event loop that leave time for other tasks, or uninterrupted in
+threads.
+
+Rate limit for repeated log lines: the first immediately, then counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+SLICE_SECONDS = 0.001
+
+
+class TimeSlices:
+    """Yields to other tasks: after each slice of work, for as long as the slice took.
+
+    A request passes the loop a dozen times until it is acknowledged. If each pass were delayed by a slice,
+    the request would be delayed by a dozen of them.
+    """
+
+    def __init__(self) -> None:
+        self._since = time.perf_counter()
+
+    async def offer(self) -> None:
+        """Pause, if a slice has been used up."""
+        spent = time.perf_counter() - self._since
+        if spent >= SLICE_SECONDS:
+            await asyncio.sleep(spent)
+            self._since = time.perf_counter()
+
+
+async def run_to_end(work: Coroutine[Any, Any, object]) -> None:
+    """Await work that must not be interrupted; a cancellation takes effect when it has ended."""
+    running = asyncio.ensure_future(work)
+    cancelled = False
+    while not running.done():
+        try:
+            await asyncio.wait({running})
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError from running.exception()
+    running.result()
+
+
+EVERY_SECONDS = 60.0
+_MAX_KEYS = 4096
+
+
+@dataclass(slots=True)
+class LogRateLimit:
+    """Decides for each key if a line is due; `repeated` of that line is the count since the last one."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    suppressed: int = 0
+    """Number of lines that were not written."""
+    _keys: OrderedDict[tuple[str, ...], tuple[float, int]] = field(default_factory=OrderedDict)
+
+    def due(self, *key: str) -> int | None:
+        """Return the number of occurrences since the last line; None if no line is due."""
+        now = self.monotonic()
+        since, count = self._keys.get(key, (now - EVERY_SECONDS, 0))
+        if now - since < EVERY_SECONDS:
+            self._keys[key] = since, count + 1
+            self.suppressed += 1
+            return None
+        self._keys[key] = now, 0
+        self._keys.move_to_end(key)
+        if len(self._keys) > _MAX_KEYS:
+            self._keys.popitem(last=False)
+        return count

@@ -1,0 +1,298 @@
+"""Readings of the GPUs of jobs: seats, current values, recent means.
+
+The GPU and the job of each column of the fleet.
+
+One table per block of the fleet, with the seats of the roster. Only the rows of nodes with
+changed jobs or schemas are computed again.
+
+Readings of the GPUs of jobs and of the ports on their rails, as arrays.
+
+Gathered block by block while frames are received; added up later on request, possibly in another
+thread.
+
+Recent means of the measures by which the GPUs of a job are compared.
+
+Steps of a job last for seconds, and nodes are not sampled at the same time: at any time some GPUs
+compute while others exchange. So GPUs are compared by means over about a minute, in which older
+readings have lower weights. For a GPU that another job takes, or that has no reading, the mean
+restarts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from collector.fleet.fleet import FleetNode
+from collector.fleet.schema_columns import ColumnKey, JobColumns, Positions
+from collector.fleet.schemas import GPU_STREAM, SchemaGpu
+from collector.fleet.sheets import BLOCK_ROWS, SheetBlock
+from collector.state.collector_state import CollectorState
+from collector.workloads.job_roster import NO_JOB, NO_SEAT, JobRoster, Numbers
+from railscope.catalog.declare import Rollup
+from railscope.catalog.jobs import STRAGGLER_MEASURES
+from railscope.frame import NO_RAIL
+from railscope.reading import PRESENT, REASONS, Absent
+
+
+@dataclass(slots=True)
+class SeatTable:
+    """The columns of a block that are used for jobs, and their seats, row by row."""
+
+    block: SheetBlock
+    told: JobColumns
+    seats: Numbers
+
+
+@dataclass(slots=True)
+class FleetSeats:
+    """The seats of all blocks."""
+
+    core: CollectorState
+    roster: JobRoster
+    _tables: dict[int, SeatTable] = field(default_factory=dict)
+
+    def of(self, block: SheetBlock) -> SeatTable | None:
+        """Return the seats of a block; None if its stream has no columns for jobs."""
+        table = self._tables.get(id(block))
+        return table if table and table.block is block else None
+
+    def settled(self, block: SheetBlock, rows: Positions) -> Positions:
+        """Return the rows with the nodes and schemas of the last refresh."""
+        touched = self.core.fleet.touched
+        if not touched:
+            return rows
+        return np.array([row for row in rows if block.nodes[row] not in touched], np.intp)
+
+    async def refresh(self, offer: Callable[[], Awaitable[None]]) -> None:
+        """Process changes, awaiting `offer` between nodes to yield to other tasks."""
+        fleet, roster = self.core.fleet, self.roster
+        touched = fleet.touched | roster.touched
+        fleet.touched, roster.touched = set(), set()
+        alive = {id(block) for block in fleet.blocks()}
+        for gone in self._tables.keys() - alive:
+            del self._tables[gone]
+        for name in touched:
+            node = fleet.nodes.get(name)
+            if node:
+                self._seat(node)
+            await offer()
+
+    def _seat(self, node: FleetNode) -> None:
+        by_gpu = self.roster.seats.get(node.name, {})
+        by_rail = self._of_rails(node, by_gpu)
+        for row in node.rows.values():
+            known = self.core.schemas.get(row.schema)
+            if known is None or known.jobs is None:
+                continue
+            table = self._tables.get(id(row.block))
+            if table is None:
+                nobody = np.full((BLOCK_ROWS, len(known.jobs.columns)), NO_SEAT, np.int32)
+                table = self._tables[id(row.block)] = SeatTable(row.block, known.jobs, nobody)
+            table.seats[row.index] = known.jobs.seats(by_gpu, by_rail, NO_SEAT)
+
+    def _of_rails(self, node: FleetNode, by_gpu: Mapping[str, int]) -> dict[int, int]:
+        """Return for each rail a seat of the only job with GPUs on it; rails with two jobs are omitted."""
+        found: dict[int, int] = {}
+        jobs = self.roster.job_of_seat
+        for gpu in self.gpus(node):
+            seat = by_gpu.get(gpu.uuid, NO_SEAT)
+            if gpu.rail == NO_RAIL or seat == NO_SEAT:
+                continue
+            before = found.setdefault(gpu.rail, seat)
+            if before != NO_SEAT and jobs[before] != jobs[seat]:
+                found[gpu.rail] = NO_SEAT
+        return {rail: s for rail, s in found.items() if s != NO_SEAT and jobs[s] != NO_JOB}
+
+    def gpus(self, node: FleetNode) -> tuple[SchemaGpu, ...]:
+        """Return the GPUs of a node by the schema of its latest frame."""
+        row = node.rows.get(GPU_STREAM)
+        known = self.core.schemas.get(row.schema) if row else None
+        return known.gpus if known else ()
+
+
+_STALE = 255
+"""No fresh frame contains the column."""
+Floats = npt.NDArray[np.float64]
+Codes = npt.NDArray[np.uint8]
+
+
+class SeatReadings(NamedTuple):
+    """Readings and reasons, each with its seat and the number of its key."""
+
+    seats: Numbers
+    keys: Numbers
+    values: Floats
+    reasons: Codes
+
+
+@dataclass(slots=True)
+class GatheredReadings:
+    """All readings of one refresh."""
+
+    keys: dict[ColumnKey, int] = field(default_factory=dict)
+    _parts: list[SeatReadings] = field(default_factory=list)
+
+    def add(self, table: SeatTable, rows: npt.NDArray[np.intp]) -> None:
+        """Add the fresh rows of a block."""
+        if not len(rows):
+            return
+        block, told = table.block, table.told
+        seats = table.seats[rows]
+        at = np.ix_(rows, told.columns)
+        values = block.values[at].astype(np.float64)
+        reasons = block.reasons[at]
+        if len(told.counters):
+            rates = block.rates[np.ix_(rows, told.rates)]
+            values[:, told.counters] = rates
+            unknown = np.isnan(rates) & (reasons[:, told.counters] == PRESENT)
+            reasons[:, told.counters] = np.where(
+                unknown, Absent.NOT_DUE.value, reasons[:, told.counters]
+            )
+        numbers = np.array([self.keys.setdefault(key, len(self.keys)) for key in told.keys])
+        held = seats >= 0
+        keys = np.broadcast_to(numbers.astype(np.int32), seats.shape)
+        self.take(SeatReadings(seats[held], keys[held], values[held], reasons[held]))
+
+    def take(self, readings: SeatReadings) -> None:
+        """Add readings; the numbers of their keys are those of `keys`."""
+        self._parts.append(readings)
+
+    def whole(self) -> SeatReadings:
+        """Return all readings."""
+        if not self._parts:
+            return SeatReadings(
+                np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0), np.empty(0, np.uint8)
+            )
+        if len(self._parts) > 1:
+            parts = zip(*self._parts, strict=True)
+            self._parts = [SeatReadings(*(np.concatenate(part) for part in parts))]
+        return self._parts[0]
+
+
+class JobTotals(NamedTuple):
+    """Sums of one key, by the numbers of jobs."""
+
+    sums: Floats
+    counts: Floats
+    highest: Floats
+    lowest: Floats
+
+    def of(self, rollup: Rollup, job: int) -> float | None:
+        """Return a roll-up over a job in stored steps; None without readings."""
+        if not self.counts[job]:
+            return None
+        if rollup is Rollup.SUM:
+            return float(self.sums[job])
+        if rollup is Rollup.MEAN:
+            return float(self.sums[job] / self.counts[job])
+        return float((self.highest if rollup is Rollup.MAX else self.lowest)[job])
+
+
+def job_totals(
+    readings: SeatReadings, keys: Mapping[ColumnKey, int], job_of_seat: Numbers, jobs: int
+) -> dict[ColumnKey, JobTotals]:
+    """Return roll-ups over the GPUs that jobs hold exclusively; `jobs` exceeds every job number."""
+    job = job_of_seat[readings.seats]
+    told = (job != NO_JOB) & (readings.reasons == PRESENT)
+    group = readings.keys[told].astype(np.intp) * jobs + job[told]
+    values, size = readings.values[told], len(keys) * jobs
+    highest, lowest = np.full(size, -np.inf), np.full(size, np.inf)
+    np.maximum.at(highest, group, values)
+    np.minimum.at(lowest, group, values)
+    columns = (
+        np.bincount(group, values, size), np.bincount(group, minlength=size).astype(np.float64),
+        highest, lowest,
+    )  # fmt: skip
+    shaped = [column.reshape(len(keys), jobs) for column in columns]
+    return {key: JobTotals(*(column[number] for column in shaped)) for key, number in keys.items()}
+
+
+@dataclass(slots=True)
+class SeatValues:
+    """One key by seat: the reading, or the reason for its absence."""
+
+    values: Floats
+    """NaN for none; several ports of a rail are added up."""
+    reasons: Codes
+
+    def why(self, seat: int) -> str:
+        """Return the absence reason of a seat: `stale` if no fresh frame contains it."""
+        code = int(self.reasons[seat])
+        if code == PRESENT:
+            return ""
+        return "stale" if code == _STALE else REASONS.get(code, Absent.ERROR).word
+
+
+def seat_values(readings: SeatReadings, number: int | None, seats: int) -> SeatValues:
+    """Return one key by seat; `number` is that of the key, None if no node reports it."""
+    chosen = np.flatnonzero(readings.keys == (-1 if number is None else number))
+    reasons = np.full(seats, _STALE, np.uint8)
+    reasons[readings.seats[chosen]] = readings.reasons[chosen]
+    present = chosen[readings.reasons[chosen] == PRESENT]
+    at = readings.seats[present]
+    values = np.bincount(at, readings.values[present], seats)
+    told = np.bincount(at, minlength=seats) > 0
+    reasons[told] = PRESENT
+    return SeatValues(np.where(told, values, np.nan), reasons)
+
+
+NS = 1_000_000_000
+OVER_SECONDS = 60.0
+"""Default of `straggler_seconds`."""
+
+
+@dataclass(slots=True)
+class MeasureAverage:
+    """One measure by seat: weighted sums of readings, and the weights."""
+
+    sums: Floats = field(default_factory=lambda: np.zeros(0))
+    weights: Floats = field(default_factory=lambda: np.zeros(0))
+
+    def follow(
+        self, now: SeatValues, same: Numbers, seconds: float, over_seconds: float
+    ) -> SeatValues:
+        """Return the means including `now`; `same` are the seats of the same job as before."""
+        kept = np.zeros((2, len(now.values)))
+        kept[:, same] = self.sums[same], self.weights[same]
+        kept *= math.exp(-seconds / over_seconds)
+        told = ~np.isnan(now.values)
+        self.sums = np.where(told, kept[0] + now.values * seconds, 0.0)
+        self.weights = np.where(told, kept[1] + seconds, 0.0)
+        means = np.full(len(told), np.nan)
+        np.divide(self.sums, self.weights, out=means, where=told)
+        return SeatValues(means, now.reasons)
+
+
+@dataclass(slots=True)
+class MeasureAverages:
+    """All measures, across refreshes."""
+
+    over_seconds: float = OVER_SECONDS
+    _of: dict[str, MeasureAverage] = field(
+        default_factory=lambda: {name: MeasureAverage() for name in STRAGGLER_MEASURES}
+    )
+    _jobs: Numbers = field(default_factory=lambda: np.zeros(0, np.int32))
+    _at_ns: int = 0
+
+    def follow(
+        self, gathered: GatheredReadings, job_of_seat: Numbers, now_ns: int
+    ) -> dict[str, SeatValues]:
+        """Return the means by measure, including the current readings."""
+        seconds = max((now_ns - self._at_ns) / NS, 1e-3) if self._at_ns else 1.0
+        before = self._jobs
+        present = job_of_seat[: len(before)]
+        same = np.flatnonzero((before == present) & (present != NO_JOB)).astype(np.int32)
+        self._jobs, self._at_ns = job_of_seat, now_ns
+        read = gathered.whole()
+        found = {}
+        for name, measure in STRAGGLER_MEASURES.items():
+            number = gathered.keys.get((measure.metric, measure.part))
+            now = seat_values(read, number, len(job_of_seat))
+            found[name] = self._of[name].follow(now, same, seconds, self.over_seconds)
+        return found

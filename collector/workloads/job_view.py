@@ -1,0 +1,270 @@
+"""View of the running jobs, with the straggler of each.
+
+Jobs as of one timestamp: added up on request, in the thread of the caller.
+
+The GPU of each job that is furthest below the median of the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from collector.fleet.fleet import NamesOfGpu
+from collector.fleet.schema_columns import ColumnKey
+from collector.fleet.view_cells import ViewCell
+from collector.metering.units import GPU_CAPACITY
+from collector.workloads.job_readings import (
+    Floats,
+    GatheredReadings,
+    JobTotals,
+    SeatValues,
+    job_totals,
+    seat_values,
+)
+from collector.workloads.job_roster import NO_JOB, Numbers, RunningJob, SeatedGpu
+from railscope.catalog import jobs as catalog
+from railscope.catalog import rollups
+from railscope.catalog.declare import Metric, Rollup
+from railscope.catalog.rollup import derived_name
+
+MIN_COMPARED_GPUS = 2
+ONE_GPU, SHARED, IDLE = "one GPU", "shared", "idle"
+"""Reasons for no straggler: no other GPU; GPUs partly held by other jobs; a median of 0."""
+
+
+class Straggler(NamedTuple):
+    """A GPU by its seat; values in stored steps."""
+
+    seat: int
+    value: float
+    median: float
+
+    @property
+    def deviation(self) -> float:
+        """Relative deviation from the median, at most 0: the value is the lowest."""
+        return self.value / self.median - 1
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureComparison:
+    """One measure, by the numbers of jobs: the lowest, the median, and the number of values."""
+
+    told: SeatValues
+    lowest: Numbers
+    """The seat; meaningless without values."""
+    medians: Floats
+    counts: Numbers
+
+    def of(self, job: RunningJob) -> Straggler | str:
+        """Return the GPU of a job that is furthest behind, or the reason for its absence."""
+        number = job.number
+        if len(job.places) < MIN_COMPARED_GPUS:
+            return ONE_GPU
+        if self.counts[number] < MIN_COMPARED_GPUS:
+            return self._why(job)
+        median = float(self.medians[number])
+        if median <= 0:
+            return IDLE
+        seat = int(self.lowest[number])
+        return Straggler(seat, float(self.told.values[seat]), median)
+
+    def _why(self, job: RunningJob) -> str:
+        """Return the most frequent reason of the GPUs without a value."""
+        reasons = [SHARED if not p.alone else self.told.why(p.seat) for p in job.places]
+        known = [reason for reason in reasons if reason]
+        return max(sorted(set(known)), key=known.count)
+
+
+def compare_gpus(told: SeatValues, job_of_seat: Numbers, jobs: int) -> MeasureComparison:
+    """Compare the GPUs that jobs hold exclusively; `jobs` exceeds every job number."""
+    at = np.flatnonzero((job_of_seat != NO_JOB) & ~np.isnan(told.values))
+    values, job = told.values[at], job_of_seat[at]
+    order = np.lexsort((values, job))
+    at, values, job = at[order], values[order], job[order]
+    numbers = np.arange(jobs)
+    starts = np.searchsorted(job, numbers)
+    counts = np.searchsorted(job, numbers, side="right") - starts
+    here = counts > 0
+    lowest, medians = np.full(jobs, -1, np.int32), np.full(jobs, np.nan)
+    lowest[here] = at[starts[here]]
+    middle = (starts + (counts - 1) // 2)[here], (starts + counts // 2)[here]
+    medians[here] = (values[middle[0]] + values[middle[1]]) / 2
+    return MeasureComparison(told, lowest, medians, counts.astype(np.int32))
+
+
+NS = 1_000_000_000
+
+
+def _no_reading() -> Numbers:
+    return np.empty(0, np.int32)
+
+
+@dataclass(frozen=True)
+class RunningJobs:
+    """The reported jobs, and the readings of their GPUs."""
+
+    instant_ns: int = 0
+    jobs: tuple[RunningJob, ...] = ()
+    left_out: int = 0
+    """Number of further jobs."""
+    gathered: GatheredReadings = field(default_factory=GatheredReadings)
+    job_of_seat: Numbers = field(default_factory=_no_reading)
+    numbers: int = 0
+    """Exceeds every number of a job."""
+    fresh: frozenset[str] = frozenset()
+    """The nodes with fresh frames."""
+    told: Mapping[str, SeatValues] = field(default_factory=dict)
+    """Measures that GPUs are compared by: means over the last minute."""
+
+    @cached_property
+    def _totals(self) -> Mapping[ColumnKey, JobTotals]:
+        read = self.gathered.whole()
+        return job_totals(read, self.gathered.keys, self.job_of_seat, self.numbers)
+
+    @cached_property
+    def _compared(self) -> dict[str, MeasureComparison]:
+        stale = seat_values(GatheredReadings().whole(), None, len(self.job_of_seat))
+        return {
+            name: compare_gpus(self.told.get(name, stale), self.job_of_seat, self.numbers)
+            for name in catalog.STRAGGLER_MEASURES
+        }
+
+    def of(self, tenant: str) -> tuple[RunningJob, ...]:
+        """Return the jobs of one tenant."""
+        return tuple(job for job in self.jobs if job.key.tenant == tenant)
+
+    # As metrics ----------------------------------------------------------------------------------
+
+    def cells(self, tenant: str | None = None) -> Iterator[ViewCell]:
+        """Yield all cells of jobs; of one tenant's jobs, if one is named."""
+        for job in self.jobs if tenant is None else self.of(tenant):
+            yield from self._of_job(job)
+            yield from self._stragglers(job)
+            for place in job.places:
+                key, labels = job.key, (place.holding.node, place.gpu)
+                yield ViewCell(catalog.HOLDER_INFO, (*labels, *key[1:], key.tenant), 1)
+
+    def _of_job(self, job: RunningJob) -> Iterator[ViewCell]:
+        for metric, value in self._counts(job):
+            yield ViewCell(metric, job.key, value)
+        for metric, part, value in self._rollups(job):
+            yield ViewCell(metric, (*job.key, *part), value)
+
+    def _counts(self, job: RunningJob) -> Iterator[tuple[Metric, float]]:
+        places = job.places
+        nodes = {place.holding.node for place in places}
+        yield catalog.JOB_GPUS, float(sum(place.holding.units for place in places) / GPU_CAPACITY)
+        yield catalog.JOB_NODES, len(nodes)
+        stale = sum(place.holding.node not in self.fresh for place in places)
+        yield catalog.JOB_STALE_GPUS, stale
+        yield catalog.JOB_SHARED_GPUS, sum(not place.alone for place in places)
+        yield catalog.JOB_START, job.start_ns / NS
+
+    def _rollups(self, job: RunningJob) -> Iterator[tuple[Metric, tuple[str, ...], float]]:
+        for (metric, part), found in self._totals.items():
+            for rollup in catalog.BY_JOB.get(metric, ()):
+                value = found.of(rollup, job.number)
+                if value is not None:
+                    yield _derived(metric, rollup), part, scaled(metric, value)
+
+    def _stragglers(self, job: RunningJob) -> Iterator[ViewCell]:
+        for name, compared in self._compared.items():
+            found = compared.of(job)
+            if isinstance(found, Straggler):
+                place = next(place for place in job.places if place.seat == found.seat)
+                where = name, place.holding.node, place.gpu
+                yield ViewCell(catalog.STRAGGLER_DEVIATION, (*job.key, *where), found.deviation)
+
+    # As JSON -------------------------------------------------------------------------------------
+
+    def to_json(self, job: RunningJob, names_of: NamesOfGpu) -> dict[str, Any]:
+        """Return a job: its holdings, roll-ups over its GPUs, and its stragglers."""
+        counts = {metric.name: value for metric, value in self._counts(job)}
+        return {
+            **job.key._asdict(),
+            "start_ns": job.start_ns,
+            "gpus": counts[catalog.JOB_GPUS.name],
+            "nodes": counts[catalog.JOB_NODES.name],
+            "stale_gpus": counts[catalog.JOB_STALE_GPUS.name],
+            "shared_gpus": counts[catalog.JOB_SHARED_GPUS.name],
+            "rollups": [
+                {
+                    "metric": metric.name,
+                    "labels": dict(zip(metric.about.labels[len(job.key) :], part, strict=True)),
+                    "value": value,
+                }
+                for metric, part, value in self._rollups(job)
+            ],
+            "stragglers": [
+                {"measure": name, **self._straggler(job, name, compared, names_of)}
+                for name, compared in self._compared.items()
+            ],
+        }
+
+    def _straggler(
+        self, job: RunningJob, name: str, compared: MeasureComparison, names_of: NamesOfGpu
+    ) -> dict[str, Any]:
+        found = compared.of(job)
+        if isinstance(found, str):
+            return {"unknown": found}
+        place = next(place for place in job.places if place.seat == found.seat)
+        metric = catalog.STRAGGLER_MEASURES[name].metric
+        return {
+            **_where(place, names_of),
+            "value": scaled(metric, found.value),
+            "median": scaled(metric, found.median),
+            "deviation_ratio": found.deviation,
+        }
+
+    def places(self, job: RunningJob, names_of: NamesOfGpu) -> list[dict[str, Any]]:
+        """Return the GPUs of a job, each with its readings or the reasons for their absence."""
+        return [
+            {
+                **_where(place, names_of),
+                "held_ratio": float(place.holding.units / GPU_CAPACITY),
+                "start_ns": place.holding.start_ns,
+                "readings": [
+                    {"measure": name, **_reading(job, place, name, compared)}
+                    for name, compared in self._compared.items()
+                ],
+            }
+            for place in sorted(job.places, key=lambda place: (place.holding.node, place.gpu))
+        ]
+
+
+def _where(place: SeatedGpu, names_of: NamesOfGpu) -> dict[str, str]:
+    node, uuid = place.holding.node, place.gpu
+    names = names_of(node, uuid)
+    return {
+        "node": node,
+        "gpu": uuid,
+        "index": names["index"],
+        "pci_address": names["pci_address"],
+    }
+
+
+def _reading(
+    job: RunningJob, place: SeatedGpu, name: str, compared: MeasureComparison
+) -> dict[str, Any]:
+    if not place.alone:
+        return {"absent": SHARED}
+    if why := compared.told.why(place.seat):
+        return {"absent": why}
+    value, median = float(compared.told.values[place.seat]), float(compared.medians[job.number])
+    found = {"value": scaled(catalog.STRAGGLER_MEASURES[name].metric, value)}
+    return found | ({"deviation_ratio": value / median - 1} if median > 0 else {})
+
+
+def scaled(metric: Metric, value: float) -> float:
+    """Return a value in base units."""
+    return value * metric.scale.numerator / metric.scale.denominator
+
+
+@cache
+def _derived(metric: Metric, rollup: Rollup) -> Metric:
+    return rollups()[derived_name(metric, "job", rollup)].metric

@@ -1,0 +1,265 @@
+"""Panels of the cluster overview that compare the fleet with the inventory, and panels of the rails.
+
+Several collectors may share the nodes. A collector that never received a report of a node reports
+it as missing, so the report of a collector that receives the node takes precedence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dashboards.panels import (
+    ALL_IS_GOOD,
+    NONE_IS_GOOD,
+    OLD,
+    PAUSE,
+    STALL,
+    Column,
+    Panel,
+    lines,
+    number,
+    rows,
+)
+from dashboards.query import (
+    COUNT,
+    EVENTS_PER_SECOND,
+    PAST_GPU,
+    Query,
+    ask,
+    over,
+    per_second,
+    present,
+    with_device_names,
+    with_device_titles,
+)
+from railscope.catalog import METRICS, Metric, Rollup, host, nic, nic_link, rdma
+
+_STANDING = "max by (node) (railscope_inventory_node)"
+_STANDS = 'max by (node) (railscope_inventory_node{state!="missing"} == 1)'
+
+
+def inventory_panels() -> Iterator[Panel]:
+    """Yield the panels of missing, unexpected and retired devices and nodes."""
+    yield number(
+        601,
+        "GPUs missing",
+        "Of servers that report: GPUs that the inventory has and they do not show. "
+        "No data: there is no inventory.",
+        _all("gpus", "missing"),
+        NONE_IS_GOOD,
+    ).span(6)
+    yield number(
+        602,
+        "RDMA ports missing",
+        "The same of ports: a card that is gone takes its ports along.",
+        _all("rdma_ports", "missing"),
+        NONE_IS_GOOD,
+    ).span(6)
+    yield number(
+        603,
+        "Nodes missing",
+        "Servers of the inventory that no collector has ever heard of.",
+        ask(f"count({_STANDING}) - (count({_STANDS}) or vector(0))", COUNT),
+        NONE_IS_GOOD,
+    ).span(6)
+    yield number(
+        604,
+        "GPUs gone",
+        "GPUs that a server showed before and shows no more; bring them back or retire them.",
+        ask(
+            "count(max by (node, gpu) (railscope_gone_gpu_age_seconds)) "
+            "or 0 * max(railscope_cluster_nodes)",
+            COUNT,
+        ),
+        NONE_IS_GOOD,
+    ).span(6)
+    yield rows(
+        605,
+        "Servers that do not show what they should",
+        "Unknown: the node is stale, or its driver hangs; no one knows whether they are there.",
+        {"node": "Node"},
+        Column("GPUs missing", _count_in_state("gpus", "missing"), NONE_IS_GOOD, worst="highest"),
+        Column("GPUs unknown", _count_in_state("gpus", "unknown"), NONE_IS_GOOD, worst="highest"),
+        Column(
+            "GPUs too many", _count_in_state("gpus", "unexpected"), NONE_IS_GOOD, worst="highest"
+        ),
+        Column(
+            "Ports missing", _count_in_state("rdma_ports", "missing"), NONE_IS_GOOD, worst="highest"
+        ),
+        Column(
+            "Ports too many",
+            _count_in_state("rdma_ports", "unexpected"),
+            NONE_IS_GOOD,
+            worst="highest",
+        ),
+        span=10,
+    )
+    yield rows(
+        606,
+        "Servers missing or unexpected",
+        "Missing: in the inventory and never heard of. Unexpected: heard and not in the inventory.",
+        {"node": "Node"},
+        Column("Missing", ask(_never_reported(), COUNT), NONE_IS_GOOD, {1: "yes"}, "highest"),
+        Column(
+            "Unexpected", ask(_in_state("unexpected"), COUNT), NONE_IS_GOOD, {1: "yes"}, "highest"
+        ),
+        span=6,
+    )
+    yield rows(
+        607,
+        "GPUs gone, and retired ones",
+        "By their names: one that another has replaced is gone as well.",
+        with_device_titles({"node": "Node", "gpu": "GPU"}, PAST_GPU),
+        Column(
+            "Gone for",
+            with_device_names(ask("max by (node, gpu) (railscope_gone_gpu_age_seconds)"), PAST_GPU),
+            OLD,
+            worst="highest",
+        ),
+        Column(
+            "Retired",
+            with_device_names(
+                ask("max by (node, gpu) (railscope_retired_gpu_reporting)", COUNT), PAST_GPU
+            ),
+            NONE_IS_GOOD,
+            {0: "is away", 1: "reports"},
+            "highest",
+        ),
+        span=8,
+    )
+
+
+def _all(what: str, state: str) -> Query:
+    return ask(f"sum({_devices(what, state)})", COUNT)
+
+
+def _devices(what: str, state: str) -> str:
+    """Devices in a state: from a collector with the node present, else from one with the node stale."""
+    selector = f'railscope_inventory_{what}{{state="{state}"}}'
+    present, stale = (
+        f"max by (node) ({selector} and on (instance, node) "
+        f'(railscope_inventory_node{{state="{word}"}} == 1))'
+        for word in ("present", "stale")
+    )
+    return f"({present} or {stale})"
+
+
+def _count_in_state(what: str, state: str) -> Query:
+    return ask(f"{_devices(what, state)} > 0", COUNT)
+
+
+def _in_state(state: str) -> str:
+    return f'max by (node) (railscope_inventory_node{{state="{state}"}} == 1)'
+
+
+def _never_reported() -> str:
+    return f"{_in_state('missing')} unless on (node) {_STANDS}"
+
+
+SUM, MEAN, MAX, MIN = Rollup.SUM, Rollup.MEAN, Rollup.MAX, Rollup.MIN
+RETRANSMISSIONS = {
+    "lost by the peer": "packet_sequence_errors",
+    "lost responses": "implied_nak_sequence_errors",
+    "timeouts": "ack_timeouts",
+    "adaptive": "adaptive_retransmissions",
+    "received twice": "duplicate_requests",
+    "out of order": "out_of_sequence_packets",
+}
+
+
+def rail_panels() -> Iterator[Panel]:
+    """Yield panels of the traffic on each rail, and of its causes of delay."""
+    received, sent = nic.PFC_RECEIVED_TIME, nic.PFC_SENT_TIME
+    yield rows(
+        301,
+        "Rails now",
+        "One row for each rail; rows should look alike.",
+        {"rail": "Rail"},
+        Column("Ports up", over("rail", rdma.RDMA_UP, SUM)),
+        Column(
+            "All up", over("rail", rdma.RDMA_UP, MIN), ALL_IS_GOOD, {0: "no", 1: "yes"}, "lowest"
+        ),
+        Column("Out", over("rail", _rdma("transmit_bytes"), SUM)),
+        Column("In", over("rail", _rdma("receive_bytes"), SUM)),
+        Column("Paused by switch", over("rail", received, MAX), PAUSE, worst="highest"),
+        Column("Pausing switch", over("rail", sent, MAX), PAUSE, worst="highest"),
+        Column("ECN marks", over("rail", _rdma("ecn_marked_packets"), SUM)),
+        Column("CNPs sent", over("rail", _rdma("congestion_notifications_sent"), SUM)),
+        Column("CNPs handled", over("rail", _rdma("congestion_notifications_handled"), SUM)),
+        Column("Lost packets", over("rail", _rdma("packet_sequence_errors"), SUM)),
+        Column("Timeouts", over("rail", _rdma("ack_timeouts"), SUM)),
+        Column("PCIe read stall", over("rail", nic_link.PCIE_READ_STALL, MAX), STALL),
+        Column("PCIe write stall", over("rail", nic_link.PCIE_WRITE_STALL, MAX), STALL),
+        span=24,
+    ).height(10)
+    yield lines(
+        302,
+        "RDMA throughput by rail",
+        "What all ports of a rail carry together.",
+        over("rail", _rdma("transmit_bytes"), SUM).named("out"),
+        over("rail", _rdma("receive_bytes"), SUM).named("in"),
+    )
+    yield lines(
+        303,
+        "PFC pause received by rail",
+        "Share of time in which the switch kept the worst port from sending: the fabric is "
+        "congested. 100 % is a full stop.",
+        over("rail", received, MAX, "priority"),
+        steps=PAUSE,
+    )
+    yield lines(
+        304,
+        "PFC pause sent by rail",
+        "Share of time in which the worst port kept the switch from sending: the server is the "
+        "slow receiver. 100 % is a full stop.",
+        over("rail", sent, MAX, "priority"),
+        steps=PAUSE,
+    )
+    yield lines(
+        305,
+        "ECN marks by rail",
+        "Marks say that a switch's queue grew; they come before pauses.",
+        over("rail", _rdma("ecn_marked_packets"), SUM),
+    )
+    yield lines(
+        306,
+        "Congestion notifications by rail",
+        "Receivers send them for marks, senders slow down for them. Sent and not handled: they "
+        "are lost on the way.",
+        over("rail", _rdma("congestion_notifications_sent"), SUM).named("sent"),
+        over("rail", _rdma("congestion_notifications_handled"), SUM).named("handled"),
+    )
+    yield lines(
+        307,
+        "PCIe stall by rail",
+        "The worst card of each rail. A card that cannot reach memory pauses the switch.",
+        over("rail", nic_link.PCIE_READ_STALL, MAX).named("reads"),
+        over("rail", nic_link.PCIE_WRITE_STALL, MAX).named("writes"),
+        steps=STALL,
+    )
+    yield lines(
+        308,
+        "Retransmission signs",
+        "Packets lost, late or sent again. Out of order alone is normal with adaptive routing.",
+        *(
+            over("cluster", _rdma(stem), SUM).named(words).in_unit(EVENTS_PER_SECOND)
+            for words, stem in RETRANSMISSIONS.items()
+        ),
+    )
+    yield lines(
+        309,
+        "RDMA ports up by rail",
+        "A step down is a cable, a transceiver, a port or a server.",
+        over("rail", rdma.RDMA_UP, SUM),
+    )
+    yield lines(
+        310,
+        "Link changes",
+        "On each server; those without any are left out. A link that comes and goes is worse than "
+        "one that stays down.",
+        present(per_second(host.LINK_CHANGES, "node")),
+    )
+
+
+def _rdma(stem: str) -> Metric:
+    return METRICS[f"railscope_rdma_{stem}_total"]

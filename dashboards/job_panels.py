@@ -1,0 +1,297 @@
+"""Parts of the jobs dashboard: columns of each job, causes that slow down jobs, comparison of nodes.
+
+Expressions for the devices that jobs hold are restricted by a dashboard's variables. The comparison
+of the GPUs and ports of a node is independent of their holders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dashboards.health import HEALTH_WORDS, health
+from dashboards.panels import (
+    ALL_IS_GOOD,
+    BEHIND_OTHERS,
+    BELOW_OTHERS,
+    NONE_IS_GOOD,
+    PAUSE,
+    STALL,
+    Column,
+    Panel,
+    lines,
+    number,
+    rows,
+)
+from dashboards.query import COUNT, SHARE, Query, ask, highest, with_port_rail, with_rail
+
+SELECTED_JOBS = '{tenant=~"$tenant", workload=~"$workload"}'
+JOB_LABELS = "tenant, source, workload"
+JOB = {"tenant": "Tenant", "source": "Source", "workload": "Job"}
+HOLDERS = f"max by (node, gpu, {JOB_LABELS}) (railscope_gpu_holder_info{SELECTED_JOBS})"
+HELD = f"and on (node, gpu) railscope_gpu_holder_info{SELECTED_JOBS}"
+ON_ITS_RAILS = f'and on (node, rail) (railscope_gpu_info{{rail!=""}} {HELD})'
+
+
+def of_held_gpus(expression: str, *labels: str) -> str:
+    """Restrict an expression of GPU metrics to GPUs held by jobs."""
+    return f"max by (node, {', '.join(labels)}) ({expression} {HELD})"
+
+
+def job_columns(of_jobs: str, where: str) -> tuple[Column, ...]:
+    """Return columns of the devices and activity of jobs; `of_jobs` are the labels that identify a job.
+
+    Several collectors may each hold a part of a job.
+    """
+
+    def column(title: str, how: str, name: str) -> Column:
+        return Column(title, ask(f"{how} by ({of_jobs}) (railscope_job_{name}{where})"))
+
+    start = f"min by ({of_jobs}) (railscope_job_start_time_seconds{where})"
+    paused = f"max by ({of_jobs}) (railscope_job_max_nic_receive_pfc_pause_ratio{where})"
+    behind = f"0 - min by ({of_jobs}) (railscope_job_straggler_deviation_ratio{where})"
+    return (
+        column("GPUs", "sum", "gpus"),
+        column("Nodes", "sum", "nodes"),
+        Column("Held for", ask(f"time() - {start}", "s")),
+        column("Busiest GPU", "max", "max_gpu_utilization_ratio"),
+        column("SM activity", "avg", "mean_gpu_sm_activity_ratio"),
+        column("Tensor activity", "avg", "mean_gpu_tensor_activity_ratio"),
+        column("Power", "sum", "sum_gpu_power_watts"),
+        column("Memory", "sum", "sum_gpu_memory_used_bytes"),
+        column("RDMA out", "sum", "sum_rdma_transmit_bytes_per_second"),
+        Column("In pause", ask(paused), PAUSE),
+        Column("Furthest behind", ask(behind, SHARE), BEHIND_OTHERS, worst="highest"),
+    )
+
+
+ANY_NODE = '{node!=""}'
+
+
+def cause_panels() -> Iterator[Panel]:
+    """Yield panels of the causes that slow down GPUs and ports of jobs, per device."""
+    reasons = '{reason=~".*thermal|.*power.*|sync_boost|reliability"}'
+    throttled = f"rate(railscope_gpu_throttle_seconds_total{reasons}[$__rate_interval])"
+    held_back = f"sum by (node, gpu, reason) ({throttled} > 0.01)"
+    yield rows(
+        701,
+        "GPUs of jobs held back",
+        "Share of time, by reason; the thirty most.",
+        {"node": "Node", "gpu": "GPU", "reason": "Reason"},
+        Column(
+            "Of the time",
+            ask(f"topk(30, {of_held_gpus(held_back, 'gpu', 'reason')})", SHARE),
+            STALL,
+            worst="highest",
+        ),
+        span=8,
+    )
+    paused = "rate(railscope_nic_{}_pfc_pause_seconds_total[$__rate_interval])"
+
+    def pause(direction: str) -> Query:
+        rails = with_rail(f"max by (node, interface) ({paused.format(direction)})")
+        return ask(highest(f"{rails} {ON_ITS_RAILS}"), legend="{{node}}, rail {{rail}}")
+
+    yield lines(
+        702,
+        "Ports of jobs in pause",
+        "The ten most now. Received: the fabric is congested. Sent: the server is slow to take data.",
+        pause("receive").named("received"),
+        pause("transmit").named("sent"),
+        steps=PAUSE,
+    )
+    path = "max by (node, pci_address) (railscope_pcie_path_{}_bytes_per_second)"
+    theirs = f"railscope_gpu_info {HELD} or railscope_nic_info {ON_ITS_RAILS}"
+    share = f"{path.format('bandwidth')} / ({path.format('limit')} > 0)"
+    yield rows(
+        703,
+        "PCIe bandwidth of jobs' GPUs and cards",
+        "Of what the slots allow; the ten worst. Less than all: trained down.",
+        {"node": "Node", "pci_address": "PCI address"},
+        Column(
+            "Of what it could be",
+            ask(f"bottomk(10, {share} and on (node, pci_address) ({theirs}))", SHARE),
+            ALL_IS_GOOD,
+            worst="lowest",
+        ),
+        span=8,
+    )
+    errors = 'railscope_gpu_ecc_errors_total{lifetime="volatile"} > 0'
+    failed = f"sum by (node, gpu, error) ({errors})"
+    yield rows(
+        704,
+        "Memory errors of jobs' GPUs",
+        "Since the driver was loaded, corrected and not; the thirty with most.",
+        {"node": "Node", "gpu": "GPU", "error": "Error"},
+        Column(
+            "Errors",
+            ask(f"topk(30, {of_held_gpus(failed, 'gpu', 'error')})", COUNT),
+            worst="highest",
+        ),
+    )
+    against = f"max by (node, gpu, reason) (railscope_gpu_health_reason_active == 1) {HELD}"
+    verdict = f"({against}) * on (node, gpu) group_left () {health('node, gpu', ANY_NODE)}"
+    yield rows(
+        705,
+        "Against the jobs' GPUs",
+        "What speaks against their health.",
+        {"node": "Node", "gpu": "GPU", "reason": "Reason"},
+        Column("Health", ask(f"topk(30, {verdict})", COUNT), NONE_IS_GOOD, HEALTH_WORDS, "highest"),
+    )
+
+
+NODES = '{node=~"$node"}'
+ON_RAIL = '{node=~"$node", rail!=""}'
+GPU = {"node": "Node", "gpu": "GPU"}
+
+
+def _of_gpus(name: str, more: str = "") -> str:
+    where = f'{{node=~"$node"{more}}}'
+    return f"max by (node, gpu) ({name}{where})"
+
+
+def _behind(value: str, by: str) -> str:
+    """Return the relative distance from the median of a group; no result if the median is 0."""
+    median = f"quantile by ({by}) (0.5, {value})"
+    return f"{value} / on ({by}) group_left () ({median} > 0) - 1"
+
+
+def _worst(name: str, more: str = "") -> Query:
+    return ask(f"bottomk(10, {_behind(_of_gpus(name, more), 'node')})", SHARE)
+
+
+def stragglers() -> Iterator[Panel]:
+    """Yield panels of GPUs and ports that lag behind, whatever their holders."""
+    activity = "railscope_gpu_sm_activity_ratio"
+    slow = f"count({_behind(_of_gpus(activity), 'node')} < -0.2) or vector(0)"
+    yield number(
+        105,
+        "GPUs behind their server",
+        "20 % below the middle GPU of their server.",
+        ask(slow, COUNT),
+        NONE_IS_GOOD,
+    ).span(6)
+    yield number(
+        106,
+        "Busy",
+        "Mean share of time in which any kernel ran.",
+        ask(f"avg(railscope_gpu_utilization_ratio{NODES})"),
+    ).span(6)
+    yield number(
+        104, "Processes", "On all GPUs.", ask(f"sum(railscope_gpu_processes{NODES})")
+    ).span(6)
+    yield number(
+        108,
+        "Least active GPU",
+        "Share of cycles of the one that does the least.",
+        ask(f"min({activity}{NODES})"),
+    ).span(6)
+    about = "Against the middle GPU of the same server; the ten furthest behind."
+    yield rows(
+        201,
+        "SM activity behind the others",
+        about,
+        GPU,
+        Column(
+            "Against the median",
+            _worst("railscope_gpu_sm_activity_ratio"),
+            BELOW_OTHERS,
+            worst="lowest",
+        ),
+        span=8,
+    )
+    yield rows(
+        202,
+        "SM clock behind the others",
+        about,
+        GPU,
+        Column(
+            "Against the median",
+            _worst("railscope_gpu_clock_hertz", ', clock="sm"'),
+            BELOW_OTHERS,
+            worst="lowest",
+        ),
+        span=8,
+    )
+    yield rows(
+        203,
+        "Power behind the others",
+        about,
+        GPU,
+        Column(
+            "Against the median", _worst("railscope_gpu_power_watts"), BELOW_OTHERS, worst="lowest"
+        ),
+        span=8,
+    )
+    spread = f"max by (node) ({activity}{NODES}) - min by (node) ({activity}{NODES})"
+    yield lines(
+        204,
+        "Spread of SM activity in each server",
+        "Between its most and its least active GPU: jobs in step have none.",
+        ask(f"topk(10, {spread})", SHARE, "{{node}}"),
+        span=12,
+    )
+    port = f"rate(railscope_rdma_transmit_bytes_total{NODES}[$__rate_interval])"
+    ports = f"sum by (node, device, port) ({with_port_rail(port, ON_RAIL)})"
+    yield rows(
+        205,
+        "Ports behind the others",
+        "Against the middle port of the same server.",
+        {"node": "Node", "device": "RDMA device", "port": "Port"},
+        Column(
+            "Against the median",
+            ask(f"bottomk(10, {_behind(ports, 'node')})", SHARE),
+            BELOW_OTHERS,
+            worst="lowest",
+        ),
+    )
+
+
+def causes() -> Iterator[Panel]:
+    """Yield panels of the causes of slow nodes, and of unclaimed use."""
+    held = (
+        "sum by (node, reason) (railscope:node_gpu_throttle:rate5m"
+        '{node=~"$node", reason=~".*thermal|.*power.*|sync_boost|reliability"}) > 0.01'
+    )
+    yield lines(
+        301,
+        "GPUs held back",
+        "GPUs of each server whose clocks are held down, by reason.",
+        ask(held, COUNT, "{{node}}, {{reason}}"),
+    )
+    paused = (
+        "topk(10, max by (node) "
+        "(rate(railscope_nic_{}_pfc_pause_seconds_total{}[$__rate_interval])))"
+    )
+    yield lines(
+        302,
+        "Ports in pause",
+        "The worst port of each server; the ten worst servers.",
+        ask(paused.format("receive", NODES), legend="{{node}}").named("received"),
+        ask(paused.format("transmit", NODES), legend="{{node}}").named("sent"),
+    )
+    stalled = (
+        "topk(10, max by (node) "
+        "(rate(railscope_pressure_stalled_seconds_total{}[$__rate_interval])))"
+    )
+    yield lines(
+        303,
+        "Servers under pressure",
+        "Share of time in which tasks waited for a resource; the ten worst.",
+        ask(stalled.format(NODES), SHARE, "{{node}}"),
+    )
+    unclaimed = f"{_of_gpus('railscope_gpu_unclaimed_processes')} > 0"
+    yield rows(
+        403,
+        "GPUs used without a claim",
+        "Processes that nobody gave the GPU to.",
+        GPU,
+        Column("Processes", ask(unclaimed, COUNT), worst="highest"),
+    )
+    memory = f"max by (node, gpu, pid) (railscope_gpu_process_memory_used_bytes{NODES})"
+    yield rows(
+        404,
+        "Largest processes",
+        "By frame buffer.",
+        {"node": "Node", "gpu": "GPU", "pid": "Process"},
+        Column("Memory", ask(f"topk(20, {memory})"), worst="highest"),
+    )

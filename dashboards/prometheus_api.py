@@ -1,0 +1,267 @@
+"""Runs the queries of a dashboard on a Prometheus: variables and queries are filled in as in Grafana."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import aiohttp
+import numpy as np
+from numpy.typing import NDArray
+
+from dashboards import COLUMNS
+from railscope.http_responses import read_body
+
+Values = Mapping[str, str]
+Numbers = NDArray[np.float64]
+
+_ROUND_SECONDS = (1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1200, 1800, 3600, 7200, 10_800)
+_SCRAPES_OF_A_RATE = 4
+_NATURAL_ORDER = 7
+TIMEOUT_SECONDS, MAX_ANSWER_BYTES = 120.0, 256 << 20
+"""VariableSort of Grafana's schema: ascending, numbers in a text by their value."""
+
+
+class PrometheusError(RuntimeError):
+    """A Prometheus is unreachable or rejects a query, or a selected value is not offered."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryWindow:
+    """The time range of a dashboard, in seconds since 1970, and the scrape interval of its data."""
+
+    start: float
+    end: float
+    scrape_seconds: float = 15.0
+
+    def grid(self, points: int) -> Numbers:
+        """Return the timestamps of a curve: about `points`, never closer than scrapes, at whole steps."""
+        wanted = max((self.end - self.start) / points, self.scrape_seconds)
+        fitting = [step for step in _ROUND_SECONDS if step >= wanted]
+        step = float(fitting[0] if fitting else wanted)
+        first = np.ceil(self.start / step)
+        found = np.arange(first, np.floor(self.end / step) + 1) * step
+        return found if len(found) else np.array([self.end])
+
+    def rate_interval(self, step_seconds: float = 0.0) -> str:
+        """$__rate_interval: long enough for a rate, whatever the step and the scrape times."""
+        shortest = _SCRAPES_OF_A_RATE * self.scrape_seconds
+        return f"{max(step_seconds + self.scrape_seconds, shortest):g}s"
+
+
+@dataclass(frozen=True, slots=True)
+class ResultSeries:
+    """Result of a query for one label set: one number per timestamp, NaN if absent."""
+
+    labels: Mapping[str, str]
+    values: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class QueryResult:
+    """Result of a query at some timestamps, in seconds since 1970; an instant query has one."""
+
+    times: Numbers
+    series: tuple[ResultSeries, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DashboardQuery:
+    """A query of a dashboard, with the title of its panel or annotation."""
+
+    board: str
+    panel: str
+    expression: str
+    variables: Sequence[Mapping[str, Any]]
+
+    def __str__(self) -> str:
+        """Return the title and the expression for messages."""
+        return f"{self.board}, {self.panel}: {self.expression}"
+
+
+def dashboard_queries(board: Mapping[str, Any]) -> Iterator[DashboardQuery]:
+    """Yield every query of a dashboard, including those of its annotations."""
+    variables = board["templating"]["list"]
+    for panel in board["panels"]:
+        for target in panel.get("targets", ()):
+            yield DashboardQuery(board["title"], panel["title"], target["expr"], variables)
+    for marks in board["annotations"]["list"]:
+        yield DashboardQuery(board["title"], marks["name"], marks["expr"], variables)
+
+
+def fill_variables(text: str, values: Values) -> str:
+    """Replace the variables of a text, $name or ${name}, by values."""
+    return re.sub(
+        r"\$(?:(\w+)|\{(\w+)\})", lambda name: values.get(name[1] or name[2], name[0]), text
+    )
+
+
+class Prometheus:
+    """The API of a Prometheus, or of a compatible server; a context manager."""
+
+    def __init__(
+        self, url: str, *, max_at_once: int = 4, timeout_seconds: float = TIMEOUT_SECONDS,
+        max_bytes: int = MAX_ANSWER_BYTES,
+    ) -> None:  # fmt: skip
+        self.url = url
+        self._api = url.rstrip("/") + "/api/v1/"
+        self._max_at_once = max_at_once
+        self._timeout_seconds, self._max_bytes = timeout_seconds, max_bytes
+
+    async def __aenter__(self) -> Self:
+        """Open connections as needed."""
+        connector = aiohttp.TCPConnector(limit=self._max_at_once)
+        timeout = aiohttp.ClientTimeout(total=self._timeout_seconds)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the connections."""
+        await self._session.close()
+
+    async def get(self, path: str, **parameters: str) -> Any:
+        """Return the data of an answer. Raises AskingError if there is none."""
+        try:
+            async with self._session.get(self._api + path, params=parameters) as response:
+                answer = json.loads(await read_body(response, self._max_bytes))
+        except (aiohttp.ClientError, OSError) as error:
+            message = f"no answer from {self._api}: {error or type(error).__name__}"
+            raise PrometheusError(message) from error
+        except ValueError as error:
+            message = (
+                f"{self._api}{path} is not the API of a Prometheus: it does not answer in JSON"
+            )
+            raise PrometheusError(message) from error
+        if answer.get("status") != "success":
+            message = f"{self._api}{path} refuses {parameters}: {answer.get('error', 'no reason')}"
+            raise PrometheusError(message)
+        return answer["data"]
+
+    async def now(self, expression: str, at: float) -> QueryResult:
+        """Evaluate an expression at one timestamp."""
+        found = await self.get("query", query=expression, time=str(at))
+        if found["resultType"] == "scalar":
+            found["result"] = [{"metric": {}, "value": found["result"]}]
+        series = (
+            ResultSeries(one["metric"], np.array([float(one["value"][1])]))
+            for one in found["result"]
+        )
+        return QueryResult(np.array([at]), tuple(series))
+
+    async def over(self, expression: str, times: Numbers) -> QueryResult:
+        """Evaluate an expression at evenly spaced timestamps."""
+        step = float(times[1] - times[0]) if len(times) > 1 else 1.0
+        found = await self.get(
+            "query_range",
+            query=expression,
+            start=str(times[0]),
+            end=str(times[-1]),
+            step=str(step),
+        )
+        series = []
+        for one in found["result"]:
+            values = np.full(len(times), np.nan)
+            for instant, value in one["values"]:
+                values[round((float(instant) - times[0]) / step)] = float(value)
+            series.append(ResultSeries(one["metric"], values))
+        return QueryResult(times, tuple(series))
+
+    async def offered(self, variable: Mapping[str, Any], made: Values) -> list[str]:
+        """Return the values that a variable may take, after earlier choices; All is a separate value."""
+        if variable["type"] == "datasource":
+            return [""]
+        if variable.get("includeAll"):
+            return [variable["allValue"]]
+        asked = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"])
+        if asked is None:
+            message = f"variable {variable['name']}: no label_values(): {variable['query']}"
+            raise PrometheusError(message)
+        values: list[str] = await self.get(
+            f"label/{asked[2]}/values", **{"match[]": fill_variables(asked[1], made)}
+        )
+        ordered = sorted(values, key=_natural) if variable["sort"] == _NATURAL_ORDER else values
+        return ordered[:1] if variable.get("hide") else ordered
+
+    async def choices(
+        self, variables: Sequence[Mapping[str, Any]], made: Values | None = None
+    ) -> AsyncIterator[Values]:
+        """Yield every combination of values of a dashboard's variables, as Grafana would offer them."""
+        made = made or {}
+        if not variables:
+            yield made
+            return
+        variable, *rest = variables
+        for value in await self.offered(variable, made):
+            async for choice in self.choices(rest, {**made, variable["name"]: value}):
+                yield choice
+
+    async def chosen(self, variables: Sequence[Mapping[str, Any]], wanted: Values) -> Values:
+        """Select the wanted values of a dashboard's variables, and the first offered value of the others.
+
+        A variable with multiple selection takes all of its values; one without any value is left
+        empty. Raises AskingError if a wanted value is not offered.
+        """
+        made: dict[str, str] = {}
+        for variable in variables:
+            name, offered = variable["name"], await self.offered(variable, made)
+            first = offered[0] if offered else ""
+            made[name] = first if variable.get("includeAll") else wanted.get(name, first)
+            if offered and made[name] not in offered:
+                message = f"no {name} {made[name]}; there are {', '.join(offered)}"
+                raise PrometheusError(message)
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class DashboardResults:
+    """Query results of a dashboard, with the selected values of its variables."""
+
+    window: QueryWindow
+    chosen: Values
+    panels: Mapping[int, tuple[QueryResult, ...]]
+    """By panel id, in the order of its targets."""
+    marks: tuple[QueryResult, ...]
+    """In the order of the dashboard's annotations."""
+
+
+async def query_dashboard(
+    prometheus: Prometheus,
+    board: Mapping[str, Any],
+    window: QueryWindow,
+    wanted: Values,
+    points: int,
+) -> DashboardResults:
+    """Run all queries of a dashboard; its curves have about `points` points across the dashboard."""
+    chosen = await prometheus.chosen(board["templating"]["list"], wanted)
+
+    async def asked(target: Mapping[str, Any], most: int) -> QueryResult:
+        times = window.grid(most)
+        step = float(times[1] - times[0]) if len(times) > 1 else 0.0
+        instant = target.get("instant", False)
+        interval = window.rate_interval(0.0 if instant else step)
+        expression = fill_variables(target["expr"], {**chosen, "__rate_interval": interval})
+        if instant:
+            return await prometheus.now(expression, window.end)
+        return await prometheus.over(expression, times)
+
+    async def panel_answers(panel: Mapping[str, Any]) -> tuple[QueryResult, ...]:
+        wide = round(points * panel["gridPos"]["w"] / COLUMNS)
+        most = max(min(wide, panel.get("maxDataPoints", wide)), 1)
+        return tuple(await asyncio.gather(*(asked(each, most) for each in panel["targets"])))
+
+    panels = [panel for panel in board["panels"] if "targets" in panel]
+    found = await asyncio.gather(*map(panel_answers, panels))
+    marks = await asyncio.gather(*(asked(each, points) for each in board["annotations"]["list"]))
+    by_number = {panel["id"]: each for panel, each in zip(panels, found, strict=True)}
+    return DashboardResults(window, chosen, by_number, tuple(marks))
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """Sort key that orders the numbers in texts by their value."""
+    return [
+        (int(part), "") if part.isdigit() else (-1, part) for part in re.findall(r"\d+|\D+", text)
+    ]

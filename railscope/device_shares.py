@@ -1,0 +1,428 @@
+"""Shares of devices: exact fractions in claims, and those that pods request.
+
+Exact fractions of a device in claims: `n/d` in lowest terms, 0 < n/d <= 1.
+
+GPU-related annotations and limits of a Kubernetes pod.
+
+Shares of GPUs that pods request, for each GPU sharing system of Kubernetes.
+
+Each reader parses the annotations and limits of one pod: named devices with an exact fraction
+each, or a number of unnamed devices. A fraction of memory requires the memory size of the device:
+if that is unknown, the result is a problem and no claim, never the complete device.
+
+Sources: Project-HAMi/HAMi:docs/develop/protocol.md;
+volcano-sh/volcano:pkg/scheduler/api/devices/nvidia;
+AliyunContainerService/gpushare-scheduler-extender:pkg/utils;
+hkust-adsl/kubernetes-scheduler-simulator; tkestack/gpu-manager:README.md; tencentcloud.com
+document 457/59103.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from railscope.untrusted_text import NumberError, parse_whole
+
+MAX_DENOMINATOR = 1 << 30
+"""Covers 1/840, millionths, and sums of percents and of MiB of a device. Sums of many fractions keep
+small denominators."""
+MAX_COUNT = 1024
+"""Maximum GPUs of one claim that names none of them."""
+_RATIO = re.compile(r"([0-9]{1,12})/([0-9]{1,12})")
+_PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)\s?%")
+
+
+class ShareError(ValueError):
+    """A text that is not a share of a device; the message states the expected form."""
+
+
+def parse_share(text: str) -> Fraction:
+    """Parse a fraction such as `3/8`. Raises ShareError."""
+    found = _RATIO.fullmatch(text)
+    if found is None or not int(found[2]):
+        raise _invalid(text)
+    return _checked(text, Fraction(int(found[1]), int(found[2])))
+
+
+def parse_written_share(text: str) -> Fraction:
+    """Parse a fraction in human notation: `3/8`, or `37.5%`. Raises ShareError."""
+    percent = _PERCENT.fullmatch(text.strip())
+    if percent is None:
+        return parse_share(text.strip())
+    return _checked(text, Fraction(percent[1]) / 100)
+
+
+def share_text(share: Fraction) -> str:
+    """Format the fraction as `n/d`."""
+    return f"{share.numerator}/{share.denominator}"
+
+
+def checked_share(share: Fraction) -> Fraction:
+    """Return the same fraction. Raises ShareError if it is not a valid share of a claim."""
+    return _checked(share_text(share), share)
+
+
+def _checked(text: str, share: Fraction) -> Fraction:
+    if not 0 < share <= 1 or share.denominator > MAX_DENOMINATOR:
+        raise _invalid(text)
+    return share
+
+
+def _invalid(text: str) -> ShareError:
+    return ShareError(
+        f"invalid share {text[:50]!r}: expected a fraction such as 3/8, above 0 and at most 1, "
+        f"with a denominator of at most {MAX_DENOMINATOR}"
+    )
+
+
+MAX_TEXT = 16_384
+"""Maximum characters of one annotation; longer ones are omitted."""
+_PREFIXES = (
+    "hami.io/vgpu-", "volcano.sh/vgpu-", "volcano.sh/gpu-", "aliyun.com/gpu-", "alibabacloud.com/gpu-",
+    "ALIYUN_COM_GPU_MEM_", "scheduler.framework.gpushare.", "tencent.com/predicate-gpu-idx-",
+)  # fmt: skip
+_LIMITS = (
+    "nvidia.com/gpu", "volcano.sh/vgpu-", "volcano.sh/gpu-", "aliyun.com/gpu-",
+    "alibabacloud.com/gpu-", "tke.cloud.tencent.com/qgpu-", "tencent.com/vcuda-",
+)  # fmt: skip
+
+
+class ContainerLimits(msgspec.Struct, frozen=True):
+    """Limits of a container that concern GPUs, by resource name."""
+
+    name: str
+    limits: dict[str, str] = {}
+
+
+class PodEntry(msgspec.Struct, frozen=True):
+    """A pod with its GPU-related annotations and limits."""
+
+    namespace: str
+    name: str
+    phase: str = ""
+    annotations: dict[str, str] = {}
+    containers: tuple[ContainerLimits, ...] = ()
+
+    @property
+    def concerns_gpus(self) -> bool:
+        """True if the pod has GPU-related content, or has ended."""
+        return self.has_ended or bool(self.annotations) or any(c.limits for c in self.containers)
+
+    @property
+    def has_ended(self) -> bool:
+        """True for a pod that has ended and holds no resources."""
+        return self.phase in {"Succeeded", "Failed"}
+
+
+def pod_entry(
+    name: tuple[str, str],
+    phase: str,
+    annotations: Mapping[str, str],
+    containers: Iterable[tuple[str, Mapping[str, str]]],
+) -> PodEntry:
+    """Return the entry of a pod by namespace and name, with its GPU-related texts."""
+    return PodEntry(
+        *name, phase, _of_gpus(annotations, _PREFIXES),
+        tuple(ContainerLimits(own, _of_gpus(limits, _LIMITS)) for own, limits in containers),
+    )  # fmt: skip
+
+
+def _of_gpus(texts: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str, str]:
+    return {
+        name: text
+        for name, text in texts.items()
+        if name.startswith(prefixes) and len(text) <= MAX_TEXT
+    }
+
+
+DeviceReference: TypeAlias = str | int | None
+"""Device by UUID or index, or None."""
+MemoryOfDevice: TypeAlias = Callable[[DeviceReference], int | None]
+"""MiB of a device; for None, of each device of the node if all have the same size."""
+_QUANTITY = re.compile(r"([0-9]{1,12})(k|M|G|Ki|Mi|Gi)?")
+_FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
+_HUNDRED, _MILLI, _VCUDA_MIB, _GIB = 100, 1000, 256, 1024
+_FIELDS = 4
+_MAX_AMOUNT = 1 << 40
+"""Upper limit in MiB or percent; above any device."""
+_MAX_INDEX = 1 << 16
+_Amount: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=_MAX_AMOUNT)]
+
+
+class RequestError(ValueError):
+    """An annotation or limit that cannot be parsed; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedShare:
+    """Fraction of one device, or of each of `count` unnamed devices. None: the complete device."""
+
+    place: DeviceReference
+    share: Fraction | None
+    count: int = 1
+
+
+@dataclass(slots=True)
+class PodShareRequests:
+    """Shares of GPUs that a pod requests, and the requests that could not be parsed."""
+
+    parts: list[RequestedShare] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        """True if the pod uses this sharing system."""
+        return bool(self.parts or self.problems)
+
+
+def requests_of(pod: PodEntry, memory: MemoryOfDevice) -> PodShareRequests:
+    """Return a pod's requests, by the first sharing system that it uses."""
+    for read in _READERS:
+        found = PodShareRequests()
+        try:
+            found.parts += _summed(read(pod, memory))
+        except RequestError as error:
+            found.problems.append(f"{pod.namespace}/{pod.name}: {error}")
+        if found:
+            return found
+    return PodShareRequests()
+
+
+def _summed(parts: Iterator[RequestedShare]) -> list[RequestedShare]:
+    """Sum the parts per device: two containers of a pod may share one. Unnamed ones by share."""
+    named: dict[DeviceReference, Fraction | None] = {}
+    counts: dict[Fraction | None, int] = {}
+    for part in parts:
+        if part.place is None:
+            counts[part.share] = counts.get(part.share, 0) + part.count
+            continue
+        before = named.get(part.place, Fraction(0))
+        total = (
+            None if part.share is None or before is None else min(before + part.share, Fraction(1))
+        )
+        named[part.place] = total
+    found = [RequestedShare(place, share) for place, share in named.items()]
+    return found + [
+        RequestedShare(None, share, min(count, MAX_COUNT)) for share, count in counts.items()
+    ]
+
+
+def _fraction(part: int, of: int | None, what: str) -> Fraction:
+    """Return the fraction, limited to the complete device: memory may be overcommitted (scaling)."""
+    if not of:
+        message = f"{what}: the memory of the device is unknown"
+        raise RequestError(message)
+    if part <= 0:
+        message = f"{what}: {part} is no part of a device"
+        raise RequestError(message)
+    return min(Fraction(part, of), Fraction(1))
+
+
+def _share(cores: int, mib: int, percent: int, of: int | None, what: str) -> Fraction | None:
+    """Share by cores if any are reserved (100: exclusive), else by memory."""
+    if cores >= _HUNDRED:
+        return None
+    if cores > 0:
+        return Fraction(cores, _HUNDRED)
+    return _fraction(percent, _HUNDRED, what) if percent > 0 else _fraction(mib, of, what)
+
+
+def _number(texts: Mapping[str, str], name: str) -> int:
+    """Parse a whole number in Kubernetes' quantity notation; 0 if missing."""
+    text = texts.get(name, "0").strip()
+    found = _QUANTITY.fullmatch(text)
+    if found is None:
+        message = f"{name}: invalid quantity {text[:50]!r}"
+        raise RequestError(message)
+    return int(found[1]) * _FACTORS[found[2] or ""]
+
+
+def _indices(text: str, what: str) -> list[int]:
+    words = [word.strip() for word in re.split("[,;]", text) if word.strip()]
+    try:
+        return [parse_whole(word, _MAX_INDEX) for word in words]
+    except NumberError as error:
+        message = f"{what}: invalid index {text[:50]!r}: {error}"
+        raise RequestError(message) from error
+
+
+def _allocated(text: str, memory: MemoryOfDevice, what: str) -> Iterator[RequestedShare]:
+    """Parse `UUID,NVIDIA,MiB,cores:` for each device, `;` after each container."""
+    for device in re.split("[;:]", text):
+        if not device.strip():
+            continue
+        fields = [word.strip() for word in device.split(",")]
+        try:
+            place, driver, mib, cores = (*fields, *[""] * _FIELDS)[:_FIELDS]
+            amounts = parse_whole(cores, _MAX_AMOUNT), parse_whole(mib, _MAX_AMOUNT)
+        except NumberError as error:
+            message = f"{what}: invalid device {device[:80]!r}: expected UUID,NVIDIA,MiB,cores"
+            raise RequestError(message) from error
+        if not driver.upper().startswith("NVIDIA"):
+            continue
+        uuid = place.partition("[")[0]
+        share = _share(*amounts, 0, memory(uuid), f"{what} {uuid}")
+        yield RequestedShare(uuid, share)
+
+
+def _virtual(
+    pod: PodEntry, memory: MemoryOfDevice, annotation: str, names: tuple[str, str, str, str]
+) -> Iterator[RequestedShare]:
+    """HAMi and Volcano: devices by annotation, else numbers by limits."""
+    if text := pod.annotations.get(annotation, ""):
+        yield from _allocated(text, memory, annotation)
+        return
+    number, mib, percent, cores = names
+    for container in pod.containers:
+        limits = container.limits
+        if not {mib, percent, cores} & limits.keys():
+            continue  # complete GPUs of the standard device plugin
+        share = _share(
+            _number(limits, cores),
+            _number(limits, mib),
+            _number(limits, percent),
+            memory(None),
+            mib,
+        )
+        yield RequestedShare(None, share, max(_number(limits, number), 1))
+
+
+def _hami(pod: PodEntry, memory: MemoryOfDevice) -> Iterator[RequestedShare]:
+    names = (
+        "nvidia.com/gpu",
+        "nvidia.com/gpumem",
+        "nvidia.com/gpumem-percentage",
+        "nvidia.com/gpucores",
+    )
+    return _virtual(pod, memory, "hami.io/vgpu-devices-allocated", names)
+
+
+def _volcano_vgpu(pod: PodEntry, memory: MemoryOfDevice) -> Iterator[RequestedShare]:
+    of = "volcano.sh/vgpu-"
+    names = (f"{of}number", f"{of}memory", f"{of}memory-percentage", f"{of}cores")
+    if f"{of}ids-new" in pod.annotations or any(f"{of}number" in c.limits for c in pod.containers):
+        found = list(_virtual(pod, memory, f"{of}ids-new", names))
+        whole = sum(_number(c.limits, f"{of}number") for c in pod.containers)
+        yield from found or ([RequestedShare(None, None, whole)] if whole else [])
+
+
+def _volcano_gpushare(pod: PodEntry, memory: MemoryOfDevice) -> Iterator[RequestedShare]:
+    limits = [container.limits for container in pod.containers]
+    mib = sum(_number(one, "volcano.sh/gpu-memory") for one in limits)
+    whole = sum(_number(one, "volcano.sh/gpu-number") for one in limits)
+    name = "volcano.sh/gpu-index"
+    places = _indices(pod.annotations.get(name, ""), name)
+    if mib:
+        place = places[0] if places else None
+        yield RequestedShare(place, _fraction(mib, memory(place), "volcano.sh/gpu-memory"))
+    elif whole:
+        yield from (RequestedShare(place, None) for place in places)
+        if whole > len(places):
+            yield RequestedShare(None, None, whole - len(places))
+
+
+def _gpushare(pod: PodEntry, memory: MemoryOfDevice) -> Iterator[RequestedShare]:
+    notes, name = pod.annotations, "ALIYUN_COM_GPU_MEM"
+    limits = [container.limits for container in pod.containers]
+    cores = sum(_number(one, "aliyun.com/gpu-core.percentage") for one in limits)
+    amount = sum(_number(one, "aliyun.com/gpu-mem") for one in limits) or _number(
+        notes, f"{name}_POD"
+    )
+    of = _number(notes, f"{name}_DEV")
+    if text := notes.get("scheduler.framework.gpushare.allocation", ""):
+        for place, part in _by_index(text).items():
+            yield RequestedShare(place, _memory_part(part, of, memory(place)))
+        return
+    if not amount and not cores:
+        return
+    places = _indices(notes.get(f"{name}_IDX", ""), f"{name}_IDX")
+    at: DeviceReference = places[0] if places else None
+    if cores:
+        yield RequestedShare(at, _fraction(cores, _HUNDRED, "aliyun.com/gpu-core.percentage"))
+    else:
+        yield RequestedShare(at, _memory_part(amount, of, memory(at)))
+
+
+def _by_index(text: str) -> dict[int, int]:
+    """Sum amounts by GPU of `{"container":{"GPU index":amount}}` over all containers."""
+    try:
+        told = msgspec.json.decode(text.encode(), type=dict[str, dict[str, _Amount]])
+    except (msgspec.MsgspecError, UnicodeEncodeError) as error:
+        message = f"scheduler.framework.gpushare.allocation: {error}"
+        raise RequestError(message) from error
+    found: dict[int, int] = {}
+    for amounts in told.values():
+        for index, amount in amounts.items():
+            (place,) = _indices(index, "scheduler.framework.gpushare.allocation") or [0]
+            found[place] = found.get(place, 0) + amount
+    return found
+
+
+def _memory_part(amount: int, of: int, mib: int | None) -> Fraction:
+    """Fraction of the total that the scheduler wrote; else of the device, in GiB, or in MiB if larger."""
+    if of:
+        return _fraction(amount, of, "aliyun.com/gpu-mem")
+    gib = (mib or 0) // _GIB
+    return _fraction(amount, gib if amount <= gib else mib, "aliyun.com/gpu-mem")
+
+
+def _gpu_milli(pod: PodEntry, memory: MemoryOfDevice) -> Iterator[RequestedShare]:
+    del memory
+    of = "alibabacloud.com/gpu-"
+    texts = dict(pod.annotations)
+    for container in pod.containers:
+        texts |= container.limits
+    if f"{of}milli" not in texts:
+        return
+    milli, count = _number(texts, f"{of}milli"), max(_number(texts, f"{of}count"), 1)
+    share = None if milli >= _MILLI else _fraction(milli, _MILLI, f"{of}milli")
+    places = _indices(texts.get(f"{of}index", "").replace("-", ","), f"{of}index")
+    if len(places) == 2 and places[1] - places[0] + 1 == count:  # noqa: PLR2004 - a range has two ends
+        places = list(range(places[0], places[1] + 1))
+    yield from (RequestedShare(place, share) for place in places[:count])
+    if count > len(places):
+        yield RequestedShare(None, share, count - len(places))
+
+
+def _cores(cores: int, what: str) -> tuple[Fraction | None, int]:
+    """Return share and count: below 100 a fraction of one GPU, else complete GPUs by hundreds."""
+    if cores < _HUNDRED:
+        return Fraction(cores, _HUNDRED), 1
+    if cores % _HUNDRED:
+        message = f"{what}: {cores}: expected less than 100, or hundreds"
+        raise RequestError(message)
+    return None, cores // _HUNDRED
+
+
+def _tencent(pod: PodEntry, memory: MemoryOfDevice) -> Iterator[RequestedShare]:
+    """Shares of QGPU (annotations without a device), or of gpu-manager (one device per container)."""
+    for container in pod.containers:
+        limits = container.limits
+        for system, unit in (
+            ("tke.cloud.tencent.com/qgpu", _GIB),
+            ("tencent.com/vcuda", _VCUDA_MIB),
+        ):
+            cores, amount = _number(limits, f"{system}-core"), _number(limits, f"{system}-memory")
+            note = f"tencent.com/predicate-gpu-idx-{container.name}"
+            places = _indices(pod.annotations.get(note, ""), note) if unit == _VCUDA_MIB else []
+            if cores:
+                share, count = _cores(cores, f"{system}-core")
+            elif amount:
+                first = places[0] if places else None
+                share = _fraction(amount * unit, memory(first), f"{system}-memory")
+                count = 1
+            else:
+                continue
+            yield from (RequestedShare(place, share) for place in places[:count])
+            if count > len(places):
+                yield RequestedShare(None, share, count - len(places))
+
+
+_READERS: tuple[Callable[[PodEntry, MemoryOfDevice], Iterator[RequestedShare]], ...] = (
+    _hami, _volcano_vgpu, _volcano_gpushare, _gpushare, _gpu_milli, _tencent,
+)  # fmt: skip

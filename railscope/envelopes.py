@@ -1,0 +1,408 @@
+"""Encoding of frames as batches, and decoding of envelopes within bounds.
+
+Decoding of envelopes from request bodies, within the bounds of one envelope.
+
+A sender may be hostile: each bound is checked before the data beyond it is decoded, so that a few
+bytes on the wire cause neither large memory use nor long computation. Fields are decoded one
+after the other; the first invalid one ends decoding.
+
+Encoding of frames as column-major batches, and decoding. Without numpy, which agents lack.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, compress, groupby, islice, pairwise
+from operator import sub
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from railscope.frame import Event, Frame
+from railscope.reading import SIGNED_LIMIT, UNSIGNED_RANGE
+from railscope.untrusted_text import printable
+from railscope.wire import (
+    BYTES_PER_VALUE,
+    HASH_BYTES,
+    MAGIC,
+    VERSION,
+    Batch,
+    Envelope,
+    RunEnd,
+    WireEntity,
+    WireError,
+    WireEvent,
+    WireGroup,
+    WireSchema,
+    WireVersionError,
+    schema_identity,
+    to_wire_entity,
+)
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+MAX_WINDOW_LOG = 24
+"""A zstd frame may declare a window of 2 GiB, which its decoder would have to allocate."""
+
+# Bounds of one envelope. Receivers check each bound before they decode the data beyond it, so that
+# a few bytes on the wire never cause large memory use.
+MAX_SCHEMAS, MAX_BATCHES, MAX_FRAMES, MAX_EVENTS = 256, 1000, 20_000, 10_000
+MAX_SCHEMA_BYTES, MAX_SCHEMAS_BYTES, MAX_EVENT_BYTES = 1 << 20, 4 << 20, 32 << 10
+MAX_COLUMNS = 20_000
+"""Columns, groups or entities of one schema."""
+MAX_NAME, MAX_TEXT = 255, 4000
+"""Characters of a name (node, run, boot, stream, kind, metric), and of any other text."""
+MAX_KEYS, MAX_FACTS = 16, 64
+MAX_EVENT_TEXT = 16_384
+"""Characters of all texts of an event."""
+_CUT_TEXT = 410
+"""Length to which each fact of an event with more text than that is cut. Longer than any valid text of a
+claim, so that no claim is accepted with a truncated text."""
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
+
+
+_Sequence: TypeAlias = Annotated[int, msgspec.Meta(gt=0, lt=SIGNED_LIMIT - 1)]
+
+
+class _SealedRunEnd(msgspec.Struct, array_like=True):
+    """End of an earlier run, with bounds."""
+
+    run: Name
+    streams: Annotated[dict[Name, _Sequence], msgspec.Meta(max_length=MAX_SCHEMAS)] = {}
+
+
+class _SealedEnvelope(msgspec.Struct):
+    """An envelope with fields that are not decoded yet."""
+
+    node: Name
+    run: Name
+    boot_id: Name
+    schemas: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MAX_SCHEMAS)] = ()
+    batches: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MAX_BATCHES)] = ()
+    agent_version: Name = ""
+    ended: _SealedRunEnd | None = None
+
+
+class _SealedSchema(msgspec.Struct):
+    """A decoded schema, with the bounds of its fields."""
+
+    stream: Name
+    groups: Annotated[tuple[WireGroup, ...], msgspec.Meta(max_length=MAX_COLUMNS)]
+    entities: Annotated[tuple[WireEntity, ...], msgspec.Meta(max_length=MAX_COLUMNS)]
+
+
+class _SealedBatch(msgspec.Struct):
+    """A batch with events that are not decoded yet."""
+
+    stream: Name
+    schema: Annotated[bytes, msgspec.Meta(max_length=HASH_BYTES)]
+    first_sequence: int
+    wall_ns: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_FRAMES)]
+    boot_ns: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_FRAMES)]
+    base: bytes
+    changed: bytes
+    steps: bytes = b""
+    reasons: bytes = b""
+    uncertainty_ns: int | None = None
+    events: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MAX_EVENTS)] = ()
+
+
+_version_decoder = msgspec.msgpack.Decoder(_Version)
+_envelope_decoder = msgspec.msgpack.Decoder(_SealedEnvelope)
+_schema_decoder = msgspec.msgpack.Decoder(_SealedSchema)
+_batch_decoder = msgspec.msgpack.Decoder(_SealedBatch)
+_event_decoder = msgspec.msgpack.Decoder(WireEvent)
+
+
+def unpacked_bytes(body: bytes) -> int | None:
+    """Return the decompressed size that a body declares; None if it declares none."""
+    try:
+        return zstd.get_frame_info(body[len(MAGIC) :]).decompressed_size
+    except zstd.ZstdError:
+        return None
+
+
+def unpack(body: bytes, max_bytes: int) -> Envelope:
+    """Decode the envelope in a body.
+
+    Raises WireVersionError for an envelope of another version, and WireError for every other invalid
+    body: wrong magic, truncated, larger than `max_bytes` when decompressed, or beyond one of the bounds
+    of an envelope. At most `max_bytes` are ever decompressed, and each field is checked before the next
+    one is decoded.
+    """
+    raw = _decompressed(body, max_bytes)
+    try:
+        version = _version_decoder.decode(raw).version
+        if version != VERSION:
+            message = f"the envelope is of version {version}, this program speaks {VERSION}"
+            raise WireVersionError(message)
+        sealed = _envelope_decoder.decode(raw)
+        names = (sealed.node, sealed.run, sealed.boot_id, sealed.agent_version)
+        _check_words("a name of an envelope", names, MAX_NAME)
+        return Envelope(
+            version, sealed.node, sealed.run, sealed.boot_id,
+            tuple(_schemas(sealed.schemas)), tuple(_batches(sealed.batches)),
+            sealed.agent_version,
+            RunEnd(sealed.ended.run, sealed.ended.streams) if sealed.ended else None,
+        )  # fmt: skip
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        message = f"the body is no envelope: {error}"
+        raise WireError(message) from error
+
+
+def _decompressed(body: bytes, max_bytes: int) -> bytes:
+    if body[: len(MAGIC)] != MAGIC:
+        message = f"the body does not start with {MAGIC!r}: it is no envelope of frames"
+        raise WireError(message)
+    too_large = f"the body holds more than {max_bytes} bytes when decompressed"
+    if (unpacked_bytes(body) or 0) > max_bytes:
+        raise WireError(too_large)
+    decompressor = zstd.ZstdDecompressor(
+        options={zstd.DecompressionParameter.window_log_max: MAX_WINDOW_LOG}
+    )
+    try:
+        raw = decompressor.decompress(body[len(MAGIC) :], max_bytes + 1)
+    except zstd.ZstdError as error:
+        message = f"the body cannot be decompressed: {error}"
+        raise WireError(message) from error
+    if len(raw) > max_bytes:
+        raise WireError(too_large)
+    if not decompressor.eof or decompressor.unused_data:
+        message = "the body is cut off or has something behind its end"
+        raise WireError(message)
+    return raw
+
+
+def _schemas(parts: Sequence[msgspec.Raw]) -> Iterator[WireSchema]:
+    total = 0
+    for raw in parts:
+        size = memoryview(raw).nbytes
+        total += size
+        _check_size("a schema", size, MAX_SCHEMA_BYTES)
+        _check_size("the schemas of an envelope", total, MAX_SCHEMAS_BYTES)
+        yield _schema(_schema_decoder.decode(raw))
+
+
+def _schema(sealed: _SealedSchema) -> WireSchema:
+    columns = sum(len(group.entities) for group in sealed.groups)
+    _check_size("a schema", columns, MAX_COLUMNS, "columns")
+    for group in sealed.groups:
+        _check_words("the metric of a schema", (group.metric, sealed.stream), MAX_NAME)
+    for entity in sealed.entities:
+        _check_entity(entity)
+    return WireSchema(sealed.stream, sealed.groups, sealed.entities)
+
+
+def _batches(parts: Sequence[msgspec.Raw]) -> Iterator[Batch]:
+    frames = events = 0
+    for raw in parts:
+        sealed = _batch_decoder.decode(raw)
+        _check_words("the stream of a batch", (sealed.stream,), MAX_NAME)
+        frames += len(sealed.wall_ns)
+        events += len(sealed.events)
+        _check_size("an envelope", frames, MAX_FRAMES, "frames")
+        _check_size("an envelope", events, MAX_EVENTS, "events")
+        yield Batch(
+            sealed.stream, sealed.schema, sealed.first_sequence, sealed.wall_ns, sealed.boot_ns,
+            sealed.base, sealed.changed, sealed.steps, sealed.reasons, sealed.uncertainty_ns,
+            tuple(map(_event, sealed.events)),
+        )  # fmt: skip
+
+
+def _event(raw: msgspec.Raw) -> WireEvent:
+    _check_size("an event", memoryview(raw).nbytes, MAX_EVENT_BYTES)
+    event = _event_decoder.decode(raw)
+    _check_words("the name of an event", (event.name,), MAX_NAME)
+    _check_entity(event.entity)
+    _check_facts(event.facts)
+    if _text_of(event) > MAX_EVENT_TEXT:
+        message = f"an event has more than {MAX_EVENT_TEXT} characters"
+        raise WireError(message)
+    return event
+
+
+def _check_entity(entity: WireEntity) -> None:
+    _check_words("the kind of an entity", (entity.kind,), MAX_NAME)
+    _check_size("the key of an entity", len(entity.key), MAX_KEYS, "words")
+    _check_words("the key of an entity", entity.key, MAX_TEXT)
+    _check_facts(entity.facts)
+
+
+def _check_facts(facts: Mapping[str, str]) -> None:
+    if facts:
+        _check_size("the facts of an event or entity", len(facts), MAX_FACTS, "facts")
+        _check_words("the name of a fact", facts, MAX_NAME)
+        _check_words("a fact", facts.values(), MAX_TEXT)
+
+
+def _check_words(what: str, words: Iterable[str], max_characters: int) -> None:
+    for word in words:
+        if len(word) > max_characters:
+            _check_size(what, len(word), max_characters, "characters")
+        if not word.isprintable():
+            message = f"{what} has characters that do not print: {printable(word)[:MAX_NAME]}"
+            raise WireError(message)
+
+
+def _check_size(what: str, size: int, max_size: int, unit: str = "bytes") -> None:
+    if size > max_size:
+        message = f"{what} has {size} {unit}: expected at most {max_size}"
+        raise WireError(message)
+
+
+def _text_of(event: WireEvent) -> int:
+    """Characters of all texts of an event."""
+    words = chain(
+        (event.name, event.entity.kind), event.entity.key,
+        event.entity.facts, event.entity.facts.values(), event.facts, event.facts.values(),
+    )  # fmt: skip
+    return sum(map(len, words))
+
+
+def within_bounds(event: WireEvent) -> WireEvent:
+    """Return an event that receivers accept: long facts are cut if it exceeds the limit on text."""
+    too_long = any(len(word) > MAX_TEXT for word in event.facts.values())
+    if not too_long and len(event.facts) <= MAX_FACTS and _text_of(event) <= MAX_EVENT_TEXT:
+        return event
+    facts = dict(islice(event.facts.items(), MAX_FACTS // 2))
+    cut = {name[:MAX_NAME]: text[:_CUT_TEXT] for name, text in facts.items()}
+    return msgspec.structs.replace(event, facts=cut)
+
+
+def encode_batches(frames: Iterable[Frame]) -> list[Batch]:
+    """Encode frames of one run as batches, split at changes of stream or schema and at sequence gaps."""
+    batches = []
+    keyed = [((id(f.schema), f.sequence - i), f) for i, f in enumerate(frames)]
+    for _, run in groupby(keyed, key=lambda pair: pair[0]):
+        batches.append(encode_batch([frame for _, frame in run]))
+    return batches
+
+
+def encode_batch(frames: Sequence[Frame]) -> Batch:
+    """Encode consecutive frames of one schema as one batch."""
+    first = frames[0]
+    rows = [frame.values for frame in frames]
+    moved = 0
+    for before, after in pairwise(rows):
+        moved |= _as_number(before) ^ _as_number(after)
+    touched = array("q", moved.to_bytes(len(rows[0]) * BYTES_PER_VALUE, "little"))
+    columns = [list(compress(row, touched)) for row in rows]
+    steps = [list(map(sub, after, before)) for before, after in pairwise(columns)]
+    return Batch(
+        stream=first.schema.stream,
+        schema=schema_identity(first.schema),
+        first_sequence=first.sequence,
+        wall_ns=tuple(frame.instant.wall_ns for frame in frames),
+        boot_ns=tuple(frame.instant.boot_ns for frame in frames),
+        base=rows[0].tobytes(),
+        changed=_bits(touched),
+        steps=_step_bytes(list(chain.from_iterable(zip(*steps, strict=True)))),
+        reasons=_encode_reasons(frames),
+        uncertainty_ns=_largest_uncertainty(frames),
+        events=tuple(
+            _encode_event(row, event) for row, frame in enumerate(frames) for event in frame.events
+        ),
+    )
+
+
+def decode_rows(batch: Batch, columns: int) -> list[array[int]]:
+    """Return the values of every row: the inverse of `encode_batch`, without numpy.
+
+    Raises WireError if the fields of the batch are inconsistent.
+    """
+    changed = check_shape(batch, columns)
+    rows = [array("q", batch.base)]
+    steps = array("q", batch.steps)
+    later = batch.rows - 1
+    for row in range(later):
+        values = array("q", rows[-1])
+        for position, column in enumerate(changed):
+            values[column] = _fold(values[column] + steps[position * later + row])
+        rows.append(values)
+    return rows
+
+
+def check_shape(batch: Batch, columns: int) -> list[int]:
+    """Return the positions of the changed columns; raises WireError for inconsistent sizes."""
+    bits = int.from_bytes(batch.changed, "little")
+    changed = [i for i in range(columns) if bits >> i & 1] if bits else []
+    rows = batch.rows
+    allowed_reasons = (0, columns, columns * rows)
+    fits = (
+        rows > 0
+        and len(batch.boot_ns) == rows
+        and batch.first_sequence > 0
+        and len(batch.base) == columns * BYTES_PER_VALUE
+        and len(batch.changed) == (columns + 7) // 8
+        and bits >> columns == 0
+        and len(batch.steps) == len(changed) * (rows - 1) * BYTES_PER_VALUE
+        and len(batch.reasons) in allowed_reasons
+    )
+    if not fits:
+        message = f"batch of stream {batch.stream!r}: its parts do not fit {columns} columns"
+        raise WireError(message)
+    return changed
+
+
+def reasons_of_row(batch: Batch, row: int, columns: int) -> bytes:
+    """Return the reason codes of one row; empty where every column has a value."""
+    if len(batch.reasons) <= columns:
+        return batch.reasons
+    return batch.reasons[row * columns : (row + 1) * columns]
+
+
+def _as_number(values: array[int]) -> int:
+    return int.from_bytes(values.tobytes(), "little")
+
+
+def _bits(flags: Sequence[int]) -> bytes:
+    number = int("".join(["1" if flag else "0" for flag in reversed(flags)]) or "0", 2)
+    return number.to_bytes((len(flags) + 7) // 8, "little")
+
+
+def _fold(value: int) -> int:
+    return (value + SIGNED_LIMIT) % UNSIGNED_RANGE - SIGNED_LIMIT
+
+
+def _step_bytes(steps: list[int]) -> bytes:
+    try:
+        return array("q", steps).tobytes()
+    except OverflowError:
+        return array("q", [_fold(step) for step in steps]).tobytes()
+
+
+def _encode_reasons(frames: Sequence[Frame]) -> bytes:
+    distinct = {frame.reasons for frame in frames}
+    if len(distinct) == 1:
+        return frames[0].reasons
+    columns = len(frames[0].values)
+    return b"".join([frame.reasons or bytes(columns) for frame in frames])
+
+
+def _largest_uncertainty(frames: Sequence[Frame]) -> int | None:
+    """The largest uncertainty of the rows; None if the uncertainty of any row is unknown."""
+    widest = 0
+    for frame in frames:
+        if frame.instant.uncertainty_ns is None:
+            return None
+        widest = max(widest, frame.instant.uncertainty_ns)
+    return widest
+
+
+def _encode_event(row: int, event: Event) -> WireEvent:
+    entity = to_wire_entity(event.entity)
+    return within_bounds(WireEvent(
+        event.event_class.name, row, entity, event.wall_ns, event.boot_ns, event.facts,
+        event.number,
+    ))  # fmt: skip

@@ -1,0 +1,143 @@
+"""HTTP responses: bounds on size and time, and the mark that proves their origin.
+
+Bounds on size and time of HTTP responses, for any server behavior.
+
+A server may send without end, one byte at a time, or nothing: a socket timeout counts from byte
+to byte, and the reader of a response accepts all bytes. `bound_answers` bounds the standard
+library's client, `read_body` that of aiohttp.
+
+Response mark: proof to an agent that a response to its frames is from its collector.
+
+A wrong address, a proxy or a captive portal may return any response with any status. Such a
+response must not empty a spool. The mark is an HMAC with the node's token as key over status,
+request and response. So no response can be reused for another request, and a server that does not
+implement this protocol cannot create one. It gives no protection from an attacker on the network
+path who can read the token itself: use TLS.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import hmac
+import io
+import time
+from functools import partial
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPResponse
+from socket import socket
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aiohttp import ClientResponse
+
+
+MAX_HEAD_BYTES = 256 << 10
+"""Status line, headers and framing of a response, in addition to its body."""
+
+
+def bound_answers(connection: HTTPConnection, max_bytes: int, timeout_seconds: float) -> None:
+    """Limit responses on a connection to a body of `max_bytes` and to a deadline.
+
+    The deadline counts from this call. Reads raise TimeoutError, or OSError (EMSGSIZE) for a longer
+    response.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    limits = {"left_bytes": max_bytes + MAX_HEAD_BYTES, "deadline": deadline}
+    connection.response_class = partial(_BoundedResponse, limits=limits)  # type: ignore[assignment]  # typeshed has only the class here, http.client calls it
+
+
+async def read_body(response: ClientResponse, max_bytes: int) -> bytes:
+    """Read the body of a response. Raises OSError (EMSGSIZE) for a longer one, and aiohttp's own errors."""
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > max_bytes:
+            raise _too_long(max_bytes)
+    return bytes(body)
+
+
+class _BoundedResponse(HTTPResponse):
+    """HTTP response, read from a socket within limits."""
+
+    def __init__(self, sock: socket, *rest: Any, limits: dict[str, Any], **more: Any) -> None:
+        super().__init__(_SocketFiles(sock, limits), *rest, **more)  # type: ignore[arg-type]  # HTTPResponse only calls makefile() on it
+
+
+class _SocketFiles:
+    """Socket stand-in with the one method that HTTPResponse calls."""
+
+    def __init__(self, sock: socket, limits: dict[str, Any]) -> None:
+        self._sock, self._limits = sock, limits
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        """Return the response as a file."""
+        return io.BufferedReader(_BoundedRawSocket(self._sock, **self._limits))
+
+
+class _BoundedRawSocket(io.RawIOBase):
+    """Raw bytes of a socket until a deadline, and up to a byte limit."""
+
+    def __init__(self, sock: socket, left_bytes: int, deadline: float) -> None:
+        self._sock, self._left_bytes, self._deadline = sock, left_bytes, deadline
+        self._max_bytes = left_bytes
+        # A file keeps the socket open when the connection closes it within a response.
+        self._file = sock.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        """Return True: the stream is readable."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read the available bytes that fit. Raises TimeoutError, OSError."""
+        left_seconds = self._deadline - time.monotonic()
+        if left_seconds <= 0:
+            raise TimeoutError(errno.ETIMEDOUT, "the answer took too long")
+        self._sock.settimeout(left_seconds)
+        count = self._file.readinto(buffer) or 0
+        self._left_bytes -= count
+        if self._left_bytes < 0:
+            raise _too_long(self._max_bytes)
+        return count
+
+    def close(self) -> None:
+        """Close the file and release the socket."""
+        self._file.close()
+        super().close()
+
+
+def _too_long(max_bytes: int) -> OSError:
+    return OSError(errno.EMSGSIZE, f"the answer is longer than {max_bytes} bytes")
+
+
+ANSWER_HEADER = "Railscope-Answer"
+DECISIONS = frozenset({200, 400, 409, 413, 422})
+"""Response statuses that decide about frames; these responses are marked."""
+_PURPOSE = b"railscope answer 1\n"
+
+
+def answer_mark(token: str, status: int, request: bytes, answer: bytes) -> str:
+    """Return the mark of a response; `token` is empty where the client uses a certificate.
+
+    A body that is too large is not read: of such a request only the length is covered.
+    """
+    if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        return unread_mark(token, status, len(request), answer)
+    return _mark(token, status, hashlib.sha256(request).digest(), answer)
+
+
+def unread_mark(token: str, status: int, length: int, answer: bytes) -> str:
+    """Return the mark of a response to a body of which only the length was read."""
+    return _mark(token, status, b"%d" % length, answer)
+
+
+def is_marked(mark: str, token: str, status: int, request: bytes, answer: bytes) -> bool:
+    """True if the mark is valid for this response."""
+    expected = answer_mark(token, status, request, answer)
+    return hmac.compare_digest(mark.encode(errors="replace"), expected.encode())
+
+
+def _mark(token: str, status: int, request: bytes, answer: bytes) -> str:
+    content = _PURPOSE + b"%d\n%d\n" % (status, len(request)) + request
+    key = token.encode(errors="surrogateescape")
+    return hmac.new(key, content + hashlib.sha256(answer).digest(), hashlib.sha256).hexdigest()

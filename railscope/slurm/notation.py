@@ -1,0 +1,340 @@
+"""Slurm's notation of nodes, resources and jobs.
+
+Slurm's lists of nodes: `n[01-03,07],login1` (SchedMD/slurm:src/common/hostlist.c).
+
+Slurm's generic resources: allocation of a job on a node, and counts over all of its nodes.
+
+  gpu:h100:4(IDX:0-3)      four GPUs by their index in gres.conf
+  gpu(CNT:1)               one, which is not counted by device
+  shard:8(8/16,0/16)       shares of GPUs: for each GPU in index order, allocated of total
+  gres/gpu:h100=4          in a list of trackable resources (TRES)
+
+Sources: SchedMD/slurm:src/interfaces/gres.c, src/stepmgr/gres_stepmgr.c,
+src/common/slurm_protocol_defs.c.
+
+Slurm jobs, and the common elements of their printed forms: times, states, user ids.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, tzinfo
+from fractions import Fraction
+from typing import Any
+
+from railscope.slurm import FormatError
+
+MAX_NODES = 65_536
+"""Maximum number of names in a list; Slurm's own bound of one range (MAX_RANGE)."""
+
+_PART = re.compile(r"(?:[^\[\],]|\[[^\[\]]*\])+")
+_BRACKET = re.compile(r"\[([^\[\]]*)\]")
+_RANGE = re.compile("([0-9]{1,10})(?:-([0-9]{1,10}))?")
+_NO_NODES = {"", "(null)", "None assigned"}
+
+
+def expand_nodes(text: str) -> tuple[str, ...]:
+    """Return the nodes of a list, in its order; none for `(null)`. Raises FormatError."""
+    if text in _NO_NODES:
+        return ()
+    parts = _PART.findall(text)
+    if ",".join(parts) != text:
+        raise _invalid_list(text)
+    names: list[str] = []
+    for part in parts:
+        names += _names(part, MAX_NODES - len(names))
+    return tuple(names)
+
+
+def expand_numbers(text: str, most: int = MAX_NODES) -> tuple[int, ...]:
+    """Return the numbers of `0,2-3`. Raises FormatError."""
+    return tuple(number for number, _ in _numbers(text, most))
+
+
+def _names(part: str, most: int) -> list[str]:
+    """Return the names of `rack[0-1]n[00-31]-ib`: the last bracket varies fastest."""
+    literal, *rest = _BRACKET.split(part)
+    choices: list[list[str]] = [[literal]]
+    count = 1
+    for inside, literal in zip(rest[::2], rest[1::2], strict=True):
+        choices.append(
+            [f"{number:0{width}d}{literal}" for number, width in _numbers(inside, MAX_NODES)]
+        )
+        count *= len(choices[-1])
+        if count > most:
+            raise _invalid_list(part, f"and what stands before it are more than {MAX_NODES} names")
+    return ["".join(choice) for choice in itertools.product(*choices)]
+
+
+def _numbers(text: str, most: int) -> list[tuple[int, int]]:
+    """Return numbers with their printed width; a range has the width of its first number."""
+    found: list[tuple[int, int]] = []
+    for piece in text.split(","):
+        matched = _RANGE.fullmatch(piece)
+        if matched is None:
+            raise _invalid_list(text)
+        first, last = int(matched[1]), int(matched[2] or matched[1])
+        if last < first:
+            raise _invalid_list(text)
+        if len(found) + last - first >= most:
+            raise _invalid_list(text, f"stands for more than {most} numbers")
+        found += [(number, len(matched[1])) for number in range(first, last + 1)]
+    return found
+
+
+def _invalid_list(text: str, problem: str = "is no list as Slurm writes it") -> FormatError:
+    return FormatError(f"{text[:200]!r} {problem}")
+
+
+MAX_INDICES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ShardShare:
+    """Shares of one GPU: number allocated, and total."""
+
+    taken: int
+    there: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gres:
+    """Resource on one node. Indices and shares are None if Slurm does not report them.
+
+    An index is a position in gres.conf, not the number of a device: see gres_conf.
+    """
+
+    name: str
+    type: str
+    count: int
+    indices: tuple[int, ...] | None = None
+    shares: tuple[ShardShare, ...] | None = None
+
+
+_SEPARATOR = re.compile(r",(?![^()]*\))")
+_ENTRY = re.compile(r"([^:()=]+)((?::[^:()=]+)*)((?:\([^()]*\))*)")
+_DETAIL = re.compile(r"\(([^()]*)\)")
+_SHARES = re.compile("[0-9]{1,19}/[0-9]{1,19}(?:,[0-9]{1,19}/[0-9]{1,19})*")
+_QUANTITY = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,19})?)([KMGTPE]?)")
+_POWERS = {suffix: 1024**power for power, suffix in enumerate(["", *"KMGTPE"])}
+_NO_RESOURCES = {"", "(null)", "N/A"}
+
+
+def parse_gres(text: str) -> tuple[Gres, ...]:
+    """Parse the resources of one node: entries with commas between and within them. Raises FormatError."""
+    if text in _NO_RESOURCES:
+        return ()
+    return tuple(_entry(entry) for entry in _SEPARATOR.split(text))
+
+
+def parse_tres(text: str) -> dict[str, int]:
+    """Return generic resources by name from a list such as `cpu=24,gres/gpu=2,gres/gpu:h100=2`.
+
+    The name is the text after `gres/`; an entry with a type repeats the same devices. Values in bytes
+    stay in bytes. Raises FormatError.
+    """
+    counts: dict[str, int] = {}
+    for entry in [] if text in _NO_RESOURCES else text.split(","):
+        name, equals, amount = entry.partition("=")
+        if not equals:
+            raise _invalid_resource(entry)
+        if name.startswith("gres/"):
+            if name in counts:
+                message = f"{name} is there twice"
+                raise FormatError(message)
+            counts[name] = _quantity(amount)
+    return {name.removeprefix("gres/"): count for name, count in counts.items()}
+
+
+def _entry(entry: str) -> Gres:
+    found = _ENTRY.fullmatch(entry)
+    if found is None:
+        raise _invalid_resource(entry)
+    words = found[2].split(":")[1:]
+    counted = bool(words) and _QUANTITY.fullmatch(words[-1]) is not None
+    count = _quantity(words.pop()) if counted else None
+    indices: tuple[int, ...] | None = None
+    shares: tuple[ShardShare, ...] | None = None
+    for detail in _DETAIL.findall(found[3]):
+        kind, _, value = detail.partition(":")
+        if kind == "IDX":
+            indices = expand_numbers(value, MAX_INDICES) if value else ()
+        elif kind == "CNT":
+            count = _quantity(value)
+        elif _SHARES.fullmatch(detail):
+            shares = tuple(ShardShare(*map(int, pair.split("/"))) for pair in detail.split(","))
+        elif kind != "S":  # not a list of nearby sockets
+            raise _invalid_resource(entry)
+    return Gres(found[1], ":".join(words), 1 if count is None else count, indices, shares)
+
+
+def _quantity(text: str) -> int:
+    """Parse a count, or bytes with a binary suffix; Slurm prints them rounded to two digits."""
+    found = _QUANTITY.fullmatch(text)
+    if found is None:
+        raise _invalid_resource(text)
+    return int(Fraction(found[1]) * _POWERS[found[2]])
+
+
+def _invalid_resource(text: str) -> FormatError:
+    return FormatError(f"{text[:200]!r} is no generic resource as Slurm writes it")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAllocation:
+    """Resources that a job holds on one node."""
+
+    node: str
+    gres: tuple[Gres, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """Slurm job at one time. Times are Unix seconds.
+
+    `id` is unique; an element of an array also has `array` (`30185_28`), as does the pending part of an
+    array (`30185_28-59%100`). A pending job has no start and a running one has no end: for these Slurm
+    prints plans, and the planned end is a separate field. `allocations` is None if the allocation is not
+    reported per node; `gres_counts` is over all nodes, by names such as `gpu` and `gpu:h100`.
+    """
+
+    id: int
+    user: str
+    user_id: int | None
+    account: str
+    state: str
+    start_seconds: int | None
+    end_seconds: int | None
+    planned_end_seconds: int | None
+    nodes: tuple[str, ...]
+    allocations: tuple[NodeAllocation, ...] | None = None
+    gres_counts: dict[str, int] = field(default_factory=dict)
+    array: str = ""
+    sluid: str = ""
+
+
+_ENDED = frozenset(
+    [
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "COMPLETING",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "STAGE_OUT",
+        "TIMEOUT",
+    ]
+)
+_NOT_STARTED = frozenset(
+    ["PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"]
+)
+"""Base states and flags, of which Slurm prints one: src/common/slurm_protocol_defs.c."""
+
+_PLACEHOLDERS = {"", "(null)", "None", "N/A", "Unknown", "NONE"}
+_TIME = re.compile(
+    "[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:Z|[+-][0-9]{2}:?[0-9]{2})?"
+)
+_UNIX = re.compile("[0-9]{1,11}")
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJobTimes:
+    """Start, end and planned end of a job, interpreted by its state."""
+
+    start_seconds: int | None
+    end_seconds: int | None
+    planned_end_seconds: int | None
+
+
+def times(state: str, start: int | None, end: int | None) -> SlurmJobTimes:
+    """Interpret a printed start and end of a job in a state."""
+    if state in _NOT_STARTED:
+        return SlurmJobTimes(None, None, None)
+    return SlurmJobTimes(start, end, None) if state in _ENDED else SlurmJobTimes(start, None, end)
+
+
+def seconds(text: str, zone: tzinfo) -> int | None:
+    """Parse a printed time: local time of the cluster, or Unix seconds (SLURM_TIME_FORMAT=%s).
+
+    A local time that occurs twice at the end of summer time means the first. Raises FormatError.
+    """
+    printed = _printed(text)
+    return None if printed is None else int(_in_zone(printed, zone).timestamp())
+
+
+def sure_seconds(text: str, zone: tzinfo | None) -> int | None:
+    """Parse a printed time for billing: ambiguous and nonexistent local times are rejected.
+
+    Local time without a zone is rejected, too. Raises FormatError.
+    """
+    printed = _printed(text)
+    if printed is None:
+        return None
+    if printed.tzinfo is None:
+        if zone is None:
+            message = f"{text} has no time zone, and none is given"
+            raise FormatError(message)
+        first, second = (printed.replace(tzinfo=zone, fold=fold) for fold in (0, 1))
+        if first.utcoffset() != second.utcoffset():
+            message = f"{text} is not one instant: clocks were changed"
+            raise FormatError(message)
+    return int(_in_zone(printed, zone or UTC).timestamp())
+
+
+def _in_zone(printed: datetime, zone: tzinfo) -> datetime:
+    return printed if printed.tzinfo else printed.replace(tzinfo=zone)
+
+
+def _printed(text: str) -> datetime | None:
+    """Parse a time; the result has no zone if the text names none."""
+    if text in _PLACEHOLDERS:
+        return None
+    try:
+        if _UNIX.fullmatch(text):
+            return datetime.fromtimestamp(int(text), UTC)
+        if _TIME.fullmatch(text):
+            return datetime.fromisoformat(text)
+    except (ValueError, OverflowError):
+        pass  # digits out of range, such as hour 25: an error like any other text
+    message = f"{text[:200]!r} is no time as Slurm prints it"
+    raise FormatError(message)
+
+
+def value_or_empty(text: str) -> str:
+    """Return a value; empty if Slurm prints a placeholder for no value."""
+    return "" if text in _PLACEHOLDERS else text
+
+
+def job_number(text: str) -> int:
+    """Parse a job's id. Raises FormatError."""
+    if not re.fullmatch("[0-9]{1,10}", text):
+        message = f"{text[:200]!r} is no id of a job"
+        raise FormatError(message)
+    return int(text)
+
+
+def json_number(value: Any) -> int | None:
+    """Return a number of Slurm's JSON, plain or with a `set` flag. Raises TypeError, LookupError."""
+    if isinstance(value, Mapping):
+        value = value["number"] if value["set"] and not value.get("infinite") else None
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool):
+        message = f"{value!r} is no number"
+        raise TypeError(message)
+    return value
+
+
+def json_text(value: Any) -> str:
+    """Return a text of Slurm's JSON, empty if it is null. Raises TypeError."""
+    if value is not None and not isinstance(value, str):
+        message = f"{value!r} is no text"
+        raise TypeError(message)
+    return value or ""

@@ -1,0 +1,201 @@
+"""Bounded parsing and display of text from outside the program: text, numbers, JSON, TOML.
+
+Untrusted text from nodes and people, made safe for storage, logs and display.
+
+Bounded parsing of numbers in text from people, schedulers and nodes.
+
+Python computes `Fraction("1e999999999")` in one call that no signal interrupts, and `int()`
+rejects more than 4300 digits with an error of its own. Numeric text from outside the program is
+parsed here.
+
+Check of the shape of foreign JSON before it is read.
+
+Bounded parsing of TOML written by administrators.
+
+`tomllib` raises ValueError and RecursionError besides its own error, and returns integers beyond
+64 bits and tables of any depth. All TOML is parsed here, so that one error covers all of these.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import Any
+
+import msgspec
+
+from railscope.reading import SIGNED_LIMIT
+
+_ESCAPED_BYTE = range(0xDC80, 0xDD00)
+
+
+def printable(text: str) -> str:
+    r"""Return the text with all unprintable characters escaped.
+
+    Bytes that are not UTF-8 (surrogates in Python) become `\xff`; control characters,
+    line breaks, bidirectional controls and other invisible characters become `\n`, `\x1b`,
+    `\u202e`. A printable text is returned unchanged.
+    """
+    return text if text.isprintable() else "".join(map(_shown, text))
+
+
+def _shown(character: str) -> str:
+    if character.isprintable():
+        return character
+    if ord(character) in _ESCAPED_BYTE:
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode("ascii")
+
+
+MAX_DIGITS = 15
+"""Digits of a decimal number before its point."""
+MAX_PLACES = 9
+"""Digits after the point."""
+_MAX_TEXT_SHOWN = 60
+_DECIMAL = re.compile(rf"-?[0-9]{{1,{MAX_DIGITS}}}(?:\.[0-9]{{1,{MAX_PLACES}}})?")
+
+
+class NumberError(ValueError):
+    """A text that is not a number within its bounds; the message states the expected form."""
+
+
+def parse_decimal(text: str, *, minimum: int | None = None) -> Fraction:
+    """Parse `12`, `-3` or `12.50` exactly. Raises NumberError."""
+    found = Fraction(text) if _DECIMAL.fullmatch(text) else None
+    if found is None or (minimum is not None and found < minimum):
+        least = "" if minimum is None else f", at least {minimum}"
+        message = (
+            f"{quote_text(text)}: expected a decimal number such as 12.50{least}, with at most "
+            f"{MAX_DIGITS} digits before the point and {MAX_PLACES} after it"
+        )
+        raise NumberError(message)
+    return found
+
+
+def parse_whole(text: str, limit: int) -> int:
+    """Parse ASCII digits as a number from 0 to less than `limit`. Raises NumberError.
+
+    Leading zeros are valid, up to the number of digits of the limit.
+    """
+    digits = text.isascii() and text.isdecimal() and len(text) <= 2 * len(str(limit))
+    if not digits or int(text) >= limit:
+        message = f"{quote_text(text)} is no whole number below {limit}"
+        raise NumberError(message)
+    return int(text)
+
+
+def quote_text(text: str) -> str:
+    """Format a text for a message, quoted and with a length limit."""
+    return repr(text if len(text) <= _MAX_TEXT_SHOWN else f"{text[:_MAX_TEXT_SHOWN]}...")
+
+
+_AT = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
+_STEP = re.compile(r"\[([0-9]+)\]|([^.\[\]]+)")
+_MAX_JSON_SHOWN = 40
+
+
+class ShapeError(ValueError):
+    """A value is not of the expected type; `field` is its path, empty for the top level."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        self.field, self.reason = field, reason
+        super().__init__(f"{field}: {reason}" if field else reason)
+
+
+def check_shape(value: Any, shape: Any) -> None:
+    """Compare decoded JSON with a type. Raises ShapeError with field, value and expected type."""
+    try:
+        msgspec.convert(value, shape, strict=True)
+    except msgspec.ValidationError as error:
+        found = _AT.fullmatch(str(error))
+        what, field = (found[1], found[2]) if found else (str(error), "")
+        reason = what[:1].lower() + what[1:]
+        raise ShapeError(
+            field, f"{format_json_value(_value_at(value, field))}: {reason}"
+        ) from error
+
+
+def format_json_value(value: object) -> str:
+    """Format a value for a message, on one line and with a length limit."""
+    text = repr(value)
+    return text if len(text) <= _MAX_JSON_SHOWN else f"{text[:_MAX_JSON_SHOWN]}..."
+
+
+def _value_at(value: Any, field: str) -> Any:
+    """Return the value at a path; for keys that the path does not name, the mapping that contains them."""
+    for index, name in _STEP.findall(field):
+        if isinstance(value, list) and index:
+            value = value[int(index)]
+        elif isinstance(value, dict) and name in value:
+            value = value[name]
+        else:
+            break
+    return value
+
+
+MAX_DEPTH = 32
+"""Maximum nesting of tables and arrays; the files of Railscope need four."""
+MAX_BYTES = 16 << 20
+_MAX_VALUE_SHOWN = 100
+
+
+class TomlError(ValueError):
+    """A text that is not TOML, or contains a value that files of Railscope must not contain."""
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse a TOML text. Raises TomlError that names the line, or the key and its value.
+
+    Integers have 64 bits, as TOML requires; texts and keys contain no NUL.
+    """
+    if len(text) > MAX_BYTES:
+        message = f"{len(text)} characters: expected at most {MAX_BYTES}"
+        raise TomlError(message)
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise TomlError(str(error)) from error
+    except RecursionError as error:
+        raise _too_deep() from error
+    except ValueError as error:  # int() of thousands of digits, a time zone of 99 hours
+        message = f"a value out of range: {error}"
+        raise TomlError(message) from error
+    _check(document)
+    return document
+
+
+def _check(document: dict[str, Any]) -> None:
+    """Check all values against the limits, without recursion: dotted keys nest freely."""
+    waiting: list[tuple[str, Any, int]] = [("", document, 0)]
+    while waiting:
+        where, value, depth = waiting.pop()
+        if depth > MAX_DEPTH:
+            raise _too_deep()
+        if isinstance(value, int) and not -SIGNED_LIMIT <= value < SIGNED_LIMIT:
+            message = f"{where}: number of {value.bit_length()} bits: expected at most 64, signed"
+            raise TomlError(message)
+        if isinstance(value, str) and "\0" in value:
+            message = f"{where}: {quote_text(value)}: expected a text without NUL characters"
+            raise TomlError(message)
+        waiting += [(name, part, depth + 1) for name, part in _parts(where, value)]
+
+
+def _parts(where: str, value: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(value, list):
+        return [(where, part) for part in value]
+    if not isinstance(value, dict):
+        return ()
+    names = {
+        key: f"{where}.{key}"[-_MAX_VALUE_SHOWN:] if where else key[:_MAX_VALUE_SHOWN]
+        for key in value
+    }
+    if any("\0" in key for key in value):
+        message = f"{where or 'the file'}: a key has a NUL character"
+        raise TomlError(message)
+    return [(names[key], part) for key, part in value.items()]
+
+
+def _too_deep() -> TomlError:
+    return TomlError(f"tables or arrays are nested too deeply: expected at most {MAX_DEPTH} levels")

@@ -1,0 +1,214 @@
+"""Output of the demo: tables of the views, and the verdict on a run.
+
+Tables are redrawn in a terminal; elsewhere there is one line per change. A run succeeded if every
+node reported, no frame was lost and the account adds up.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import sys
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import click
+
+GIGA = 1e9
+HOURS_NS = 3_600_000_000_000
+_RAIL = (
+    ("GPU busy", "railscope_rail_mean_gpu_utilization_ratio", 100, "{:.0f} %"),
+    ("power", "railscope_rail_sum_gpu_power_watts", 1, "{:.0f} W"),
+    ("hottest", "railscope_rail_max_gpu_temperature_celsius", 1, "{:.0f} C"),
+    ("in", "railscope_rail_sum_nic_receive_bytes_per_second", 8 / GIGA, "{:.0f} Gb/s"),
+    ("out", "railscope_rail_sum_nic_transmit_bytes_per_second", 8 / GIGA, "{:.0f} Gb/s"),
+    ("paused", "railscope_rail_max_nic_receive_pfc_pause_ratio", 100, "{:.2f} %"),
+    ("pausing", "railscope_rail_max_nic_transmit_pfc_pause_ratio", 100, "{:.2f} %"),
+    ("marked/s", "railscope_rail_sum_rdma_ecn_marked_packets_per_second", 1, "{:.0f}"),
+    ("CNP/s", "railscope_rail_sum_rdma_congestion_notifications_handled_per_second", 1, "{:.0f}"),
+)
+
+
+def tables(views: dict[str, Any]) -> str:
+    """Cluster, nodes, rails and tenants."""
+    parts = [_cluster(views), _nodes(views["nodes"]["rows"]), _rails(views["rails"]["rows"])]
+    return "\n\n".join([*parts, account_table(views["account"])])
+
+
+def _cluster(views: dict[str, Any]) -> str:
+    values = {row["metric"]: row["value"] for row in views["cluster"]["rows"]}
+    nodes = values.get("railscope_cluster_nodes_reporting", 0)
+    gpus = values.get("railscope_cluster_gpus", 0)
+    watts = values.get("railscope_cluster_sum_gpu_power_watts", 0)
+    return f"CLUSTER  {nodes:.0f} nodes reporting, {gpus:.0f} GPUs, {watts / 1000:.1f} kW in GPUs"
+
+
+def _nodes(rows: Sequence[dict[str, Any]]) -> str:
+    worst_first = sorted(
+        rows, key=lambda row: (bool(row.get("railscope_node_reporting")), row["node"])
+    )
+    body = [
+        [
+            row["node"],
+            "reporting" if row.get("railscope_node_reporting") else "SILENT",
+            f"{row.get('railscope_node_last_frame_age_seconds', 0):.1f} s",
+            str(row["gpus"]),
+            str(len(row["streams"])),
+        ]
+        for row in worst_first
+    ]
+    return _table(["NODE", "state", "age", "GPUs", "sources"], body)
+
+
+def _rails(rows: Iterable[dict[str, Any]]) -> str:
+    by_rail: dict[int, dict[str, float]] = {}
+    for row in rows:
+        values = by_rail.setdefault(int(row["labels"]["rail"]), {})
+        values[row["metric"]] = max(row["value"], values.get(row["metric"], row["value"]))
+    body = []
+    for rail, values in sorted(by_rail.items(), key=lambda item: (-_pause(item[1]), item[0])):
+        shown = [
+            form.format(values[metric] * factor) if metric in values else "-"
+            for _, metric, factor, form in _RAIL
+        ]
+        body.append([str(rail), *shown])
+    return _table(["RAIL", *(head for head, *_ in _RAIL)], body)
+
+
+def _pause(values: dict[str, float]) -> float:
+    """Largest percentage of a rail's time lost to pauses, rounded to suppress noise."""
+    names = (metric for head, metric, *_ in _RAIL if head in {"paused", "pausing"})
+    return round(100 * max(values.get(metric, 0.0) for metric in names))
+
+
+_UNHELD_TITLES = {"unclaimed": "used without a claim"}
+_HELD_STATES = {"observed", "inferred"}
+
+
+def unheld_ns(account: dict[str, Any]) -> dict[str, int]:
+    """Nanoseconds that no tenant holds, by state; empty states except idle and unknown are omitted."""
+    always = {"idle", "unknown"}
+    return {
+        _UNHELD_TITLES.get(state, state): int(ns)
+        for state, ns in account["states"].items()
+        if state not in _HELD_STATES and (int(ns) or state in always)
+    }
+
+
+def account_table(account: dict[str, Any]) -> str:
+    """Return the GPU-time account, in GPU-hours for readers and in nanoseconds for exact sums."""
+    body = [
+        [
+            "held by " + name,
+            *_time(tenant["held_ns"]),
+            f"unseen {_hours(tenant['held_unknown_ns'])}",
+        ]
+        for name, tenant in account["tenants"].items()
+        if int(tenant["held_ns"])
+    ]
+    body += [[words, *_time(str(ns)), ""] for words, ns in unheld_ns(account).items()]
+    body += [
+        [f"{account['gpus']} GPUs x time", *_time(account["capacity_ns"]),
+         "adds up" if account["balances"] else "DOES NOT ADD UP"],
+    ]  # fmt: skip
+    return _table(["GPU TIME", "GPU-hours", "nanoseconds", ""], body)
+
+
+def _time(ns: str) -> list[str]:
+    return [_hours(ns), f"{int(ns):,}"]
+
+
+def _hours(ns: str) -> str:
+    return f"{int(ns) / HOURS_NS:.4f}"
+
+
+def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if position == 0 else cell.rjust(width)
+            for position, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (head, *body)
+    ]
+    return "\n".join(lines)
+
+
+CLEAR = "\x1b[H\x1b[2J"
+_MAX_SHOWN = 8
+
+
+class DemoScreen:
+    """Standard output; `is_gone` is true once it cannot be written any more."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stdout.isatty()
+        self._news: deque[str] = deque(maxlen=_MAX_SHOWN)
+        self._states: dict[str, str] = {}
+        self.is_gone = False
+
+    def say(self, text: str) -> None:
+        """Print a text; after an error nothing is printed any more."""
+        if self.is_gone:
+            return
+        try:
+            click.echo(text)
+            sys.stdout.flush()
+        except OSError:
+            self.is_gone = True
+            # Otherwise the interpreter fails again when it flushes on exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def announce(self, text: str) -> None:
+        """Print an event, with its time."""
+        line = f"{dt.datetime.now().astimezone():%H:%M:%S}  {text}"
+        self._news.append(line)
+        self.say(line)
+
+    def draw(self, views: dict[str, Any], footer: str) -> None:
+        """Show the views: all of them in a terminal, else only changes of the nodes."""
+        if self._is_terminal:
+            news = "\n".join(self._news)
+            self.say(f"{CLEAR}{tables(views)}\n\n{news and news + chr(10) * 2}{footer}")
+            return
+        for row in views["nodes"]["rows"]:
+            state = "reporting" if row.get("railscope_node_reporting") else "stale"
+            now = f"{row['node']} is {state}, GPUs: {row['gpus']}"
+            if self._states.get(row["node"]) != now:
+                self._states[row["node"]] = now
+                self.announce(now)
+
+
+def verdict(
+    nodes: Sequence[str], shipped: Sequence[Mapping[str, int]], views: Mapping[str, Any]
+) -> tuple[bool, str]:
+    """Return True if a run succeeded, and a line-by-line report."""
+    known = {row["node"] for row in views["nodes"]["rows"] if row["streams"]}
+    stale = [node for node in nodes if node not in known]
+    sent = sum(counts["shipped"] for counts in shipped)
+    lost = sum(counts["dropped"] + counts["waiting"] for counts in shipped)
+    received = int(views["own"]["railscope_collector_received_frames_total"])
+    missing = int(views["own"]["railscope_collector_missing_frames"])
+    account = views["account"]
+    parts = (int(account["held_ns"]), *unheld_ns(account).values())
+    checks = [
+        (not stale, f"every node reported ({len(nodes)} of them)", f"stale: {', '.join(stale)}"),
+        (
+            lost == missing == 0 and sent == received,
+            f"no frame was lost ({received} sent, {received} received)",
+            f"frames lost: {sent} sent, {received} received, {lost} dropped, {missing} missing",
+        ),
+        (
+            sum(parts) == int(account["capacity_ns"]) > 0,
+            f"the account adds up: {_sum(parts)} = {int(account['capacity_ns']):,} ns",
+            "the account does not add up",
+        ),
+    ]
+    lines = [account_table(account), ""]
+    lines += [f"{'ok  ' if good else 'FAIL'}  {yes if good else no}" for good, yes, no in checks]
+    return all(good for good, _, _ in checks), "\n".join(lines)
+
+
+def _sum(parts: Sequence[int]) -> str:
+    return " + ".join(f"{part:,}" for part in parts)

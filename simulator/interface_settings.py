@@ -1,0 +1,273 @@
+"""Settings of the simulated interfaces, as in the kernel's ethtool and dcb interfaces and in sysfs.
+
+The parts that each driver supports follow linux, drivers/net/ethernet: mlx5 en_dcbnl.c,
+en_ethtool.c and en_stats.c, bnxt_dcb.c and bnxt_ethtool.c, ice_dcb_nl.c and ice_ethtool.c;
+virtio_net and the loopback support next to nothing.
+
+NVIDIA's own driver package adds files to sysfs: trust, and ECN of RoCE by priority. Paths:
+Mellanox/mlnx-tools, python/mlnx_qos and ofed_scripts; the two ends of congestion notification are
+the notification point, which receives (roce_np), and the reaction point, which sends (roce_rp).
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+
+from railscope.capture import CaptureMoment, Json, failure
+from simulator.ethtool_statistics import xon_and_xoff
+from simulator.fabric import Cable
+from simulator.network_interfaces import statistics_of
+from simulator.node_hardware import ETHERNET, LOOPBACK
+from simulator.node_model import NodeModel
+from simulator.port import (
+    BEST_EFFORT,
+    DSCP_OF_DATA,
+    DSCP_OF_NOTIFICATIONS,
+    LOSSLESS,
+    NOTIFICATION,
+    PRIORITIES,
+)
+
+_BUFFERS_BYTES = 262_016
+_LOSSY_BUFFER_BYTES = 105_856
+_RINGS = {
+    "mlx5_core": {"receive": 1024, "receive_limit": 8192, "transmit": 1024, "transmit_limit": 8192},
+    "bnxt_en": {"receive": 511, "receive_limit": 8191, "transmit": 511, "transmit_limit": 2047},
+    "ice": {"receive": 2048, "receive_limit": 8160, "transmit": 256, "transmit_limit": 8160},
+    "virtio_net": {"receive": 256, "receive_limit": 256, "transmit": 256, "transmit_limit": 256},
+}
+_MODES = {
+    (400, True): ["400000baseDR4/Full", "200000baseDR2/Full"],
+    (200, False): ["200000baseCR4/Full", "100000baseCR2/Full"],
+    (100, True): ["100000baseLR4_ER4/Full", "40000baseLR4/Full"],
+    (100, False): ["100000baseCR4/Full", "50000baseCR2/Full"],
+}
+"""Modes of optics and of copper, by gigabits per second (linux: net/ethtool/common.c)."""
+_STANDARD_STATISTICS: Mapping[str, Mapping[str, str]] = {
+    "mlx5_core": {
+        "SymbolErrorDuringCarrier": "rx_symbol_err_phy",
+        "FramesTransmittedOK": "tx_packets_phy",
+        "FramesReceivedOK": "rx_packets_phy",
+        "FrameCheckSequenceErrors": "rx_crc_errors_phy",
+        "OctetsTransmittedOK": "tx_bytes_phy",
+        "OctetsReceivedOK": "rx_bytes_phy",
+    },
+    "bnxt_en": {
+        "SymbolErrorDuringCarrier": "rx_pcs_symbol_err",
+        "FramesTransmittedOK": "tx_good_frames",
+        "FramesReceivedOK": "rx_good_frames",
+        "FrameCheckSequenceErrors": "rx_fcs_err_frames",
+        "AlignmentErrors": "rx_align_err_frames",
+        "MACControlFramesReceived": "rx_ctrl_frames",
+        "etherStatsJabbers": "rx_jbr_frames",
+    },
+    "ice": {},
+}
+"""Counters of standard groups by driver, and the driver's own names for them.
+
+In this kernel ice fills no group; its reply has no statistics.
+"""
+_LINK_DOWN_STATES = {
+    "flapping": ("No cable", ""),
+    "speed_down": ("Bad signal integrity", "Large number of physical errors"),
+}
+
+
+def show_settings(model: NodeModel, into: CaptureMoment) -> None:
+    """Add the settings of all interfaces to a `CaptureMoment`."""
+    for cable in model.present_cables:
+        answers = {
+            "dcb": _dcb(cable),
+            "pause": _pause(cable),
+            "fec": _fec(cable),
+            "standard_statistics": _standard_statistics(cable),
+            "rings": _RINGS[cable.port.nic.driver],
+            "link_modes": _link_modes(cable),
+            "link_state": _link_state(cable, model.spec.scenario),
+        }
+        _put(into, cable.port.interface, answers)
+    refused = failure(OSError(errno.EOPNOTSUPP, ""))
+    nothing: dict[str, Json] = dict.fromkeys(
+        ("dcb", "pause", "fec", "rings", "link_modes", "module"), refused
+    ) | {"standard_statistics": {"statistics": {}}}
+    unknown_speed = {
+        "duplex": "unknown", "autonegotiation": False, "supported": [], "advertised": [], "peer": [],
+    }  # fmt: skip
+    _put(into, LOOPBACK, nothing | {"link_state": {"up": True}})
+    virtual = {
+        "rings": _RINGS["virtio_net"],
+        "link_modes": unknown_speed,
+        "link_state": {"up": True},
+    }
+    _put(into, ETHERNET, nothing | virtual)
+
+
+def _put(into: CaptureMoment, interface: str, answers: dict[str, Json]) -> None:
+    for function, answer in answers.items():
+        into.calls[f"netlink.{function}({interface})"] = answer
+
+
+def _dcb(cable: Cable) -> dict[str, Json]:
+    """PFC, bandwidth, and the DSCP mapping: of the 64 that a driver may list, those in use.
+
+    No driver reports a port's trust mode; one that does not trust DSCP has no DSCP table.
+    """
+    settings, driver = cable.settings, cable.port.nic.driver
+    trusting = settings.trust == "dscp"
+    applications = ((DSCP_OF_DATA, LOSSLESS), (DSCP_OF_NOTIFICATIONS, NOTIFICATION))
+    found: dict[str, Json] = {
+        "pfc": {
+            "capacity": 8,
+            "enabled": [LOSSLESS] if settings.pausing else [],
+            "delay_bits": 0,
+            **_pause_frames(cable),
+        },
+        "ets": {
+            "traffic_class": list(PRIORITIES),
+            "bandwidth_percent": [50 if p in (BEST_EFFORT, LOSSLESS) else 0 for p in PRIORITIES],
+            "algorithm": ["ets" if p in (BEST_EFFORT, LOSSLESS) else "strict" for p in PRIORITIES],
+        },
+        "applications": [
+            {"selector": "dscp", "protocol": dscp, "priority": priority}
+            for dscp, priority in applications
+            if trusting
+        ],
+        "dcbx": ["host", "ieee"],
+    }
+    if driver == "mlx5_core":
+        found["buffer"] = _buffers(pausing=settings.pausing)
+        found["maximum_rate_kilobits"] = [0] * len(PRIORITIES)
+    return found
+
+
+def _pause_frames(cable: Cable) -> dict[str, list[int]]:
+    """Pause frames sent and received by priority; ice counts those that start a pause."""
+    sent, received = cable.counters.pause_frames_sent, cable.counters.pause_frames_received
+    if cable.port.nic.driver == "ice":
+        sent, received = xon_and_xoff(sent)[1], xon_and_xoff(received)[1]
+    return {
+        "requests": [sent if p == LOSSLESS else 0 for p in PRIORITIES],
+        "indications": [received if p == LOSSLESS else 0 for p in PRIORITIES],
+    }
+
+
+def _buffers(*, pausing: bool) -> dict[str, Json]:
+    """Return the buffers: a lossless priority has its own, with room for data in flight."""
+    split = (_LOSSY_BUFFER_BYTES, _BUFFERS_BYTES - _LOSSY_BUFFER_BYTES)
+    sizes = split if pausing else (_BUFFERS_BYTES, 0)
+    return {
+        "of_priority": [int(pausing and p == LOSSLESS) for p in PRIORITIES],
+        "size_bytes": [*sizes, *[0] * (len(PRIORITIES) - len(sizes))],
+        "total_bytes": _BUFFERS_BYTES,
+    }
+
+
+def _pause(cable: Cable) -> dict[str, Json]:
+    """Return global pause: off; mlx5 counts the frames of priorities here as well."""
+    seen, counting = cable.counters, cable.port.nic.driver == "mlx5_core"
+    return {
+        "autonegotiation": False,
+        "receive": False,
+        "transmit": False,
+        "statistics": {
+            "receive_frames": seen.pause_frames_received if counting else 0,
+            "transmit_frames": seen.pause_frames_sent if counting else 0,
+        },
+    }
+
+
+def _fec(cable: Cable) -> dict[str, Json]:
+    seen = cable.counters
+    statistics = {
+        "corrected_blocks": [seen.mended_blocks],
+        "uncorrectable_blocks": [seen.broken_blocks],
+    }
+    if cable.port.nic.driver != "ice":
+        statistics["corrected_bits"] = [sum(seen.mended_bits)]
+    if cable.port.nic.driver == "mlx5_core":
+        statistics["corrected_bits"] += seen.mended_bits
+    return {
+        "modes": ["RS"],
+        "automatic": False,
+        "active": "RS" if cable.up else "None",
+        "statistics": statistics,
+    }
+
+
+def _standard_statistics(cable: Cable) -> dict[str, Json]:
+    counted = statistics_of(cable)
+    names = _STANDARD_STATISTICS[cable.port.nic.driver]
+    return {"statistics": {name: counted[own] for name, own in names.items()}}
+
+
+def _link_modes(cable: Cable) -> dict[str, Json]:
+    supported = _MODES[cable.port.gigabits, cable.port.rail is not None]
+    found: dict[str, Json] = {
+        "duplex": "full" if cable.up else "unknown",
+        "autonegotiation": False,
+        "supported": supported,
+        "advertised": supported,
+        "peer": [],
+    }
+    if cable.up:
+        found |= {"speed_megabits": cable.gigabits * 1000, "lanes": cable.lanes}
+    return found
+
+
+def _link_state(cable: Cable, scenario: str) -> dict[str, Json]:
+    """Return the link state; mlx5 adds the reason for a down link and the number of its losses."""
+    found: dict[str, Json] = {"up": cable.up}
+    driver = cable.port.nic.driver
+    if driver == "mlx5_core" and not cable.up:
+        state, substate = _LINK_DOWN_STATES.get(scenario, ("Link training failure", ""))
+        found["extended_state"] = state
+        if substate:
+            found["extended_substate"] = substate
+    if driver in {"mlx5_core", "bnxt_en"}:
+        found["down_events"] = cable.counters.link_downs
+    return found
+
+
+_ECN_CAPABLE = 2
+"""ECT(0), the low bits of the traffic class (RFC 3168)."""
+_MICROSECONDS_BETWEEN_NOTIFICATIONS = 4
+_DIRECTORIES = (
+    "qos", "ecn", "ecn/roce_np", "ecn/roce_rp", "ecn/roce_np/enable", "ecn/roce_rp/enable",
+)  # fmt: skip
+
+
+def show_ofed_files(model: NodeModel, into: CaptureMoment) -> None:
+    """Add the files of all ConnectX ports to a `CaptureMoment`."""
+    for cable in model.present_cables:
+        if cable.port.nic.driver != "mlx5_core":
+            continue
+        net = f"/sys/class/net/{cable.port.interface}"
+        files = _files(cable)
+        for directory in _DIRECTORIES:
+            into.names[f"{net}/{directory}"] = sorted(
+                {
+                    path[len(directory) + 1 :].split("/")[0]
+                    for path in files
+                    if path.startswith(f"{directory}/")
+                }
+            )
+        for path, text in files.items():
+            into.files[f"{net}/{path}"] = f"{text}\n"
+        place = f"/sys/class/infiniband/{cable.port.rdma_device}/tc/1/traffic_class"
+        into.files[place] = f"Global tclass={DSCP_OF_DATA << 2 | _ECN_CAPABLE}\n"
+
+
+def _files(cable: Cable) -> dict[str, str]:
+    enabled = int(cable.settings.notifying)
+    return {
+        "qos/trust": cable.settings.trust,
+        **{
+            f"ecn/{end}/enable/{priority}": str(enabled)
+            for end in ("roce_np", "roce_rp")
+            for priority in PRIORITIES
+        },
+        "ecn/roce_np/cnp_dscp": str(DSCP_OF_NOTIFICATIONS),
+        "ecn/roce_np/cnp_802p_prio": str(NOTIFICATION),
+        "ecn/roce_np/min_time_between_cnps": str(_MICROSECONDS_BETWEEN_NOTIFICATIONS),
+    }

@@ -1,0 +1,315 @@
+"""Network interfaces in ethtool, /sys/class/net and rtnetlink, with transceivers and LLDP neighbours.
+
+Statistics are those of each NIC's driver. RDMA traffic has priority 3 and congestion notifications
+priority 6 if the port trusts DSCP; all other traffic has priority 0. In the kernel's routing
+netlink interface all interfaces are in one reply, with the names of linux,
+include/uapi/linux/if_link.h, struct rtnl_link_stats64. The kernel counts only its own traffic; RDMA
+traffic bypasses it.
+
+Contents of EEPROMs are decoded: rails have optics with four lanes, storage has passive copper,
+which has no measurements. Measurements are those of CMIS 5.2 and SFF-8636.
+
+The fabric is rail-optimized: the NIC of rail i of every node is connected to leaf i of its group of
+32 nodes, as the switches report by LLDP. Storage has its own leaves. A node's number is the
+trailing number of its name.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import zlib
+from dataclasses import dataclass
+
+from railscope.capture import CaptureMoment, Json, failure
+from simulator import ethtool_statistics
+from simulator.device_models import LANES
+from simulator.fabric import Cable
+from simulator.host_files import network
+from simulator.node_hardware import ETHERNET, KERNEL, LOOPBACK, MANAGEMENT_ADDRESS
+from simulator.node_model import InterfaceTraffic, NodeModel
+from simulator.spec import MAX_GPUS, NodeSpec
+
+MANAGEMENT_MAC = "52:54:00:12:34:56"
+MANAGEMENT_MTU_BYTES, LOOPBACK_MTU_BYTES = 1500, 65536
+
+_STATISTICS = {
+    "mlx5_core": ethtool_statistics.mlx5_statistics,
+    "bnxt_en": ethtool_statistics.bnxt_statistics,
+    "ice": ethtool_statistics.ice_statistics,
+}
+
+
+def show_interfaces(model: NodeModel, into: CaptureMoment) -> None:
+    """Add all interfaces to a `CaptureMoment`."""
+    interfaces = [cable.port.interface for cable in model.present_cables]
+    into.names["/sys/class/net"] = sorted([*interfaces, ETHERNET, LOOPBACK])
+    paths = {device.address: device.path for device in model.machine.pci}
+    for cable in model.present_cables:
+        port = cable.port
+        found = statistics_of(cable)
+        _show_files(into, port.interface, _interface_files(cable), paths[port.pci_address])
+        into.calls[f"ethtool.driver({port.interface})"] = {
+            "driver": port.nic.driver,
+            "version": KERNEL,
+            "firmware": port.nic.interface_firmware,
+            "bus": port.pci_address,
+        }
+        into.calls[f"ethtool.statistics({port.interface})"] = {
+            "names": list(found),
+            "values": list(found.values()),
+        }
+    _show_management(into, model.server.traffic[ETHERNET], paths[MANAGEMENT_ADDRESS])
+    _show_loopback(into)
+
+
+def statistics_of(cable: Cable) -> dict[str, int]:
+    """Return the statistics of a port, in the order of its driver."""
+    return _STATISTICS[cable.port.nic.driver](cable)
+
+
+def _interface_files(cable: Cable) -> dict[str, Json]:
+    port = cable.port
+    return {
+        "speed": cable.gigabits * 1000 if cable.up else -1,
+        "carrier": int(cable.up),
+        "carrier_changes": cable.counters.carrier_changes,
+        "mtu": cable.settings.mtu_bytes,
+        "operstate": "up" if cable.up else "down",
+        "address": port.mac,
+        "dev_port": 0,
+        "phys_port_name": "p0",
+    }
+
+
+def _show_files(into: CaptureMoment, interface: str, files: dict[str, Json], device: Json) -> None:
+    directory = f"/sys/class/net/{interface}"
+    for name, content in files.items():
+        failed = isinstance(content, dict)
+        into.files[f"{directory}/{name}"] = content if failed else f"{content}\n"
+    into.links[f"{directory}/device"] = device
+
+
+def _show_management(into: CaptureMoment, traffic: InterfaceTraffic, pci_path: str) -> None:
+    files = {
+        "speed": -1,
+        "carrier": 1,
+        "carrier_changes": 1,
+        "mtu": MANAGEMENT_MTU_BYTES,
+        "operstate": "up",
+        "address": MANAGEMENT_MAC,
+        "dev_port": 0,
+    }
+    _show_files(into, ETHERNET, files, f"{pci_path}/virtio0")
+    into.calls[f"ethtool.driver({ETHERNET})"] = {
+        "driver": "virtio_net",
+        "version": "1.0.0",
+        "firmware": "",
+        "bus": MANAGEMENT_ADDRESS,
+    }
+    into.calls[f"ethtool.statistics({ETHERNET})"] = {
+        "names": [
+            "rx_queue_0_packets", "rx_queue_0_bytes", "tx_queue_0_packets", "tx_queue_0_bytes",
+        ],
+        "values": [
+            traffic.received_packets, traffic.received_bytes,
+            traffic.sent_packets, traffic.sent_bytes,
+        ],
+    }  # fmt: skip
+
+
+def _show_loopback(into: CaptureMoment) -> None:
+    files = {
+        "speed": failure(OSError(errno.EINVAL, "")),
+        "carrier": 1,
+        "carrier_changes": 0,
+        "mtu": LOOPBACK_MTU_BYTES,
+        "operstate": "unknown",
+        "address": "00:00:00:00:00:00",
+        "dev_port": 0,
+    }
+    _show_files(into, LOOPBACK, files, failure(OSError(errno.ENOENT, "")))
+    for function in ("driver", "statistics"):
+        into.calls[f"ethtool.{function}({LOOPBACK})"] = failure(OSError(errno.EOPNOTSUPP, ""))
+
+
+STATISTICS = (
+    "rx_packets", "tx_packets", "rx_bytes", "tx_bytes", "rx_errors", "tx_errors", "rx_dropped",
+    "tx_dropped", "multicast", "collisions", "rx_length_errors", "rx_over_errors",
+    "rx_crc_errors", "rx_frame_errors", "rx_fifo_errors", "rx_missed_errors",
+    "tx_aborted_errors", "tx_carrier_errors", "tx_fifo_errors", "tx_heartbeat_errors",
+    "tx_window_errors", "rx_compressed", "tx_compressed", "rx_nohandler", "rx_otherhost_dropped",
+)  # fmt: skip
+_FIRST_INDEX = 3
+
+
+def show_links(model: NodeModel, into: CaptureMoment) -> None:
+    """Add all interfaces to a `CaptureMoment`."""
+    traffic = network(model)
+    interfaces = [
+        _link(1, LOOPBACK, traffic[LOOPBACK])
+        | {"mtu": LOOPBACK_MTU_BYTES, "address": "00:00:00:00:00:00"}
+        | {"operational_state": "unknown", "carrier_changes": 0, "carrier_up_count": 0},
+        _link(2, ETHERNET, traffic[ETHERNET])
+        | {"mtu": MANAGEMENT_MTU_BYTES, "address": MANAGEMENT_MAC},
+    ]
+    for place, cable in enumerate(model.cables):
+        if cable.removed:
+            continue
+        name, seen = cable.port.interface, cable.counters
+        interfaces.append(
+            _link(_FIRST_INDEX + place, name, traffic[name])
+            | {
+                "operational_state": "up" if cable.up else "down",
+                "carrier": int(cable.up),
+                "mtu": cable.settings.mtu_bytes,
+                "address": cable.port.mac,
+                "carrier_changes": seen.carrier_changes,
+                "carrier_up_count": seen.carrier_changes - seen.link_downs,
+                "carrier_down_count": seen.link_downs,
+            }
+        )
+    into.calls["netlink.links()"] = interfaces
+
+
+def _link(index: int, name: str, traffic: InterfaceTraffic) -> dict[str, Json]:
+    """Return an interface that has been up since boot."""
+    return {
+        "index": index,
+        "name": name,
+        "kind": "",
+        "operational_state": "up",
+        "up": True,
+        "carrier": 1,
+        "mtu": 0,
+        "address": "",
+        "master": "",
+        "lower": "",
+        "carrier_changes": 1,
+        "carrier_up_count": 1,
+        "carrier_down_count": 0,
+        "statistics": dict.fromkeys(STATISTICS, 0)
+        | {
+            "rx_packets": traffic.received_packets,
+            "tx_packets": traffic.sent_packets,
+            "rx_bytes": traffic.received_bytes,
+            "tx_bytes": traffic.sent_bytes,
+            "rx_errors": traffic.receive_errors,
+            "rx_crc_errors": traffic.receive_errors,
+        },
+    }
+
+
+_THRESHOLDS = {
+    "temperature_high_alarm_millicelsius": 80_000,
+    "temperature_high_warning_millicelsius": 75_000,
+    "receive_power_low_alarm_nanowatts": 128_800,
+    "receive_power_low_warning_nanowatts": 257_000,
+    "receive_power_high_alarm_nanowatts": 3_548_100,
+    "transmit_power_low_alarm_nanowatts": 257_000,
+}
+"""Alarms at -8.9, 5.5 and -5.9 dBm, and a warning at -5.9 dBm, the minimum of a receiver."""
+
+
+@dataclass(frozen=True, slots=True)
+class _TransceiverModel:
+    """A kind of transceiver, by its EEPROM contents."""
+
+    type: str
+    vendor: str
+    part_number: str
+    revision: str
+    media: str = "optical single-mode"
+    length_metres: int = 0
+
+
+_OPTICS = {
+    "mlx5_core": _TransceiverModel("OSFP", "NVIDIA", "MMS4X00-NS400", "A3"),
+    "bnxt_en": _TransceiverModel("QSFP-DD", "FINISAR CORP.", "FTCD4523E2PCM", "A"),
+    "ice": _TransceiverModel("QSFP28", "Intel Corp", "SPTSBP3CLCCO", "01"),
+}
+_COPPER = {
+    "mlx5_core": _TransceiverModel(
+        "QSFP56", "NVIDIA", "MCP1650-V002E26", "A4", "passive copper", 2
+    ),
+    "bnxt_en": _TransceiverModel("QSFP56", "Amphenol", "NDAAFJ-0003", "B", "passive copper", 2),
+    "ice": _TransceiverModel("QSFP28", "Amphenol", "NDAAFF-0002", "C", "passive copper", 2),
+}
+
+
+def show_transceivers(model: NodeModel, into: CaptureMoment) -> None:
+    """Add the transceivers of all ports to a `CaptureMoment`."""
+    for cable in model.present_cables:
+        into.calls[f"netlink.module({cable.port.interface})"] = _module(model.spec, cable)
+
+
+def _module(spec: NodeSpec, cable: Cable) -> dict[str, Json]:
+    optical = cable.port.rail is not None
+    kind = (_OPTICS if optical else _COPPER)[cable.port.nic.driver]
+    serial = spec.stream(f"module {cable.port.rdma_device}").randrange(10**9)
+    found: dict[str, Json] = {
+        "type": kind.type,
+        "vendor": kind.vendor,
+        "part_number": kind.part_number,
+        "revision": kind.revision,
+        "serial": f"MT{serial:09d}",
+        "media": kind.media,
+    }
+    if not optical:
+        return found | {"length_metres": kind.length_metres}
+    optics = cable.optics
+    return found | {
+        "temperature_millicelsius": optics.millicelsius,
+        "voltage_microvolts": optics.microvolts,
+        "lanes": [
+            {
+                "receive_power_nanowatts": optics.receive_nanowatts(lane),
+                "transmit_power_nanowatts": optics.transmit_nanowatts(lane),
+                "bias_microamperes": optics.bias_microamperes(lane),
+            }
+            for lane in range(LANES)
+        ],
+        "thresholds": _THRESHOLDS,
+    }
+
+
+_NODES_OF_A_GROUP = 32
+_LARGEST_FRAME_BYTES = 9216
+_NUMBER = re.compile(r"(\d+)$")
+
+
+def show_neighbours(model: NodeModel, into: CaptureMoment) -> None:
+    """Add the neighbours of all ports to a `CaptureMoment`."""
+    number = _node_number(model.spec.node)
+    storage = [cable for cable in model.cables if cable.port.rail is None]
+    into.calls["lldp.neighbours()"] = {
+        cable.port.interface: _neighbour(cable, number, storage) for cable in model.present_cables
+    }
+
+
+def _node_number(name: str) -> int:
+    """Return the trailing number of a name, or a hash of a name without one."""
+    match = _NUMBER.search(name)
+    return int(match[1]) if match else zlib.crc32(name.encode()) % _NODES_OF_A_GROUP + 1
+
+
+def _neighbour(cable: Cable, node: int, storage: list[Cable]) -> dict[str, Json]:
+    group, place = divmod(max(node - 1, 0), _NODES_OF_A_GROUP)
+    rail = cable.port.rail
+    if rail is None:
+        leaf, name = MAX_GPUS + storage.index(cable), f"storage-leaf-{storage.index(cable) + 1}"
+    else:
+        leaf = group * MAX_GPUS + rail
+        name = f"leaf-{leaf + 1}"
+    return {
+        "chassis": f"9c:05:91:{group % 256:02x}:{leaf % 256:02x}:00",
+        "port": f"Ethernet{place // 2 + 1}/{place % 2 + 1}",
+        "port_description": f"to {cable.port.interface}",
+        "system": name,
+        "system_description": "Cumulus Linux version 5.9.2 running on NVIDIA SN5600",
+        "management_address": f"10.1.{group % 256}.{leaf % 256}",
+        "capabilities": ["bridge", "router"],
+        "ttl_seconds": 120,
+        "maximum_frame_bytes": _LARGEST_FRAME_BYTES,
+        "port_vlan": 100,
+    }

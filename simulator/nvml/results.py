@@ -1,0 +1,77 @@
+"""NVML results of one device, by call in the form of a capture, and driver events.
+
+Each event has a number, and the newest are repeated in every result.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from railscope.capture import CaptureMoment, Json, NvmlError, failure
+from simulator.kernel_log import driver_reports
+from simulator.node_model import NodeModel
+
+NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, TIMEOUT, FUNCTION_NOT_FOUND, GPU_IS_LOST = (
+    failure(NvmlError(code)) for code in (3, 4, 6, 10, 13, 15)
+)
+
+ALL_LINKS = 0xFFFF_FFFF
+NO_INSTANCE = 0xFFFF_FFFF
+FIELDS, GPM = "nvml.nvmlDeviceGetFieldValues", "nvml.nvmlGpmMetricsGet"
+
+
+class NvmlResults:
+    """Results of a device: a GPU's index, or the UUID of a MIG device.
+
+    A field or GPM metric that is not added is unsupported by the device.
+    """
+
+    def __init__(self, device: int | str) -> None:
+        self.device = device
+        self.found: dict[str, Json] = {}
+
+    def call(self, name: str, answer: Json, *arguments: int) -> None:
+        """Add the result of `nvmlDeviceGet` followed by a name."""
+        listed = ",".join(map(str, (self.device, *arguments)))
+        self.found[f"nvml.nvmlDeviceGet{name}({listed})"] = answer
+
+    def calls(self, **answers: Json) -> None:
+        """Add results of several calls without arguments other than the device."""
+        for name, answer in answers.items():
+            self.call(name, answer)
+
+    def field(self, entry: int | str, value: int) -> None:
+        """Add a field, or a field and its scope as "138:3"."""
+        self.found[f"{FIELDS}({self.device},{entry})"] = [0, value]
+
+    def metric(self, number: int, value: float) -> None:
+        """Add a GPM metric."""
+        self.found[f"{GPM}({self.device},{number})"] = [0, value]
+
+
+def supported_if(condition: object, answer: Json) -> Json:
+    """Return the result if the condition holds, else "not supported"."""
+    return answer if condition else NOT_SUPPORTED
+
+
+_KEPT = 256
+"""More than one fault causes, and more than the agent leaves unread."""
+
+
+class NvmlEventLog:
+    """Events of a simulation, emitted as time passes."""
+
+    def __init__(self) -> None:
+        self._events: deque[Json] = deque(maxlen=_KEPT)
+        self._number = 0
+
+    def show(self, model: NodeModel, into: CaptureMoment) -> None:
+        """Add the events so far to a `CaptureMoment`."""
+        for _, fault in model.scenario.onsets(model.span):
+            for report in driver_reports(fault, model.machine):
+                if report.event:
+                    self._number += 1
+                    self._events.append(
+                        [self._number, fault.spec.struck, *report.event, NO_INSTANCE, NO_INSTANCE]
+                    )
+        into.calls["nvml.nvmlEventSetWait()"] = list(self._events)

@@ -1,0 +1,178 @@
+"""Simulation of a node: from a spec to a capture.
+
+Each time step gives the state of all interfaces, of which a capture keeps the differences.
+Directory entries follow from all other results: a NIC's PCI device can be reached by its address,
+its interface and its RDMA device; everything that is recorded below one of these paths is present
+below all of them. The entries of a removed NIC vanish, and every access to them fails.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import defaultdict
+from collections.abc import Iterator
+
+from railscope.capture import SECTIONS, Capture, CaptureMetadata, CaptureMoment, Json, failure
+from simulator import host_files, interface_settings, network_interfaces, rdma_devices
+from simulator.device_models import find_model, nic_of
+from simulator.kernel_log import SimulatedKernelLog
+from simulator.node_hardware import ETHERNET, LOOPBACK, SimulatedPort
+from simulator.node_model import NodeModel
+from simulator.nvml import SimulatedNvml
+from simulator.owners import SimulatedOwners
+from simulator.spec import NS_PER_SECOND, NodeSpec
+from simulator.spec import seconds as to_ns
+
+_NET, _RDMA, _PCI = "/sys/class/net", "/sys/class/infiniband", "/sys/bus/pci/devices"
+_OF_ALL_DEVICES = {"driver", "net", "subsystem"}
+
+
+def show_directories(model: NodeModel, into: CaptureMoment) -> None:
+    """Add the directory entries to a `CaptureMoment` that contains all other results."""
+    entries = _entries(into)
+    for cable in model.present_cables:
+        _show_card(into, cable.port, entries)
+    into.names[f"{_NET}/{LOOPBACK}"] = sorted(entries[f"{_NET}/{LOOPBACK}"] - {"device"})
+    directory = f"{_NET}/{ETHERNET}"
+    into.names[directory] = sorted(entries[directory])
+    into.names[f"{directory}/device"] = sorted(_OF_ALL_DEVICES)
+    into.links[f"{directory}/device/driver"] = "/sys/bus/virtio/drivers/virtio_net"
+
+
+def _show_card(into: CaptureMoment, port: SimulatedPort, entries: dict[str, set[str]]) -> None:
+    net, pci = f"{_NET}/{port.interface}", f"{_PCI}/{port.pci_address}"
+    rdma = f"{_RDMA}/{port.rdma_device}"
+    into.names[net] = sorted(entries[net])
+    paths = (pci, f"{net}/device", f"{rdma}/device")
+    found = set().union(*(entries[path] for path in paths), _OF_ALL_DEVICES, {"infiniband"})
+    into.names[f"{net}/device"] = sorted(found)
+    into.names[f"{net}/device/infiniband"] = [port.rdma_device]
+    into.links[f"{net}/device/driver"] = into.links[f"{pci}/driver"]
+
+
+def _entries(seen: CaptureMoment) -> dict[str, set[str]]:
+    """Return the entries of all directories that a `CaptureMoment` has content for."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for section in (seen.files, seen.links):
+        for path, content in section.items():
+            if path.startswith((_NET, _RDMA, _PCI)) and not isinstance(content, dict):
+                directory, _, name = path.rpartition("/")
+                while name and name not in found[directory]:
+                    found[directory].add(name)
+                    directory, _, name = directory.rpartition("/")
+    return found
+
+
+class NicRemoval:
+    """Records the entries of each NIC in the first `CaptureMoment`, and makes them fail after its removal."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, list[tuple[str, str]]] = {}
+
+    def show(self, model: NodeModel, into: CaptureMoment) -> None:
+        """Make files, directories, links and calls of removed NICs fail."""
+        if not self._asked:
+            ports = [cable.port for cable in model.present_cables]
+            self._asked = {port.pci_address: _keys(port, into) for port in ports}
+        for cable in model.cables:
+            if cable.removed:
+                for section, key in self._asked[cable.port.pci_address]:
+                    code = errno.ENODEV if section == "calls" else errno.ENOENT
+                    getattr(into, section)[key] = failure(OSError(code, ""))
+
+
+def _keys(port: SimulatedPort, seen: CaptureMoment) -> list[tuple[str, str]]:
+    """Sections and keys of a NIC's entries."""
+    directories = tuple(
+        f"{directory}/"
+        for directory in (
+            f"/sys/class/infiniband/{port.rdma_device}",
+            f"/sys/class/net/{port.interface}",
+            f"/sys/bus/pci/devices/{port.pci_address}",
+        )
+    )
+    asked = (f"({port.interface})", f"({port.interface},", f"({port.rdma_device},")
+    return [
+        (section, key)
+        for section in SECTIONS
+        for key in getattr(seen, section)
+        if f"{key}/".startswith(directories) or any(part in key for part in asked)
+    ]
+
+
+def simulate(spec: NodeSpec, seconds: int, step_seconds: float = 1.0) -> Capture:
+    """Simulate a node and return the complete capture in memory."""
+    return Capture(about(spec, seconds), tuple(moments(spec, seconds, step_seconds)))
+
+
+def about(spec: NodeSpec, seconds: int) -> CaptureMetadata:
+    """Return the capture's metadata. Raises ValueError for an unknown GPU model."""
+    mode = "" if spec.mode == "whole" else f"GPUs in mode {spec.mode}, "
+    return CaptureMetadata(
+        node=spec.node,
+        boot_id=spec.boot_id,
+        started_wall_ns=spec.started_wall_ns,
+        started_boot_ns=spec.started_boot_ns,
+        duration_ns=seconds * NS_PER_SECOND,
+        origin=f"simulated: {spec.scenario}, {mode}seed {spec.seed}",
+        hardware=f"{spec.gpus} x {find_model(spec.model).name}, one {_cards(spec)} a GPU and two for storage",
+    )
+
+
+def _cards(spec: NodeSpec) -> str:
+    return " or ".join(sorted({nic_of(spec.nic, rail).name for rail in range(spec.gpus)}))
+
+
+def moments(spec: NodeSpec, seconds: int, step_seconds: float = 1.0) -> Iterator[CaptureMoment]:
+    """Simulate a node, one `CaptureMoment` per step, from offset zero to the end.
+
+    Raises ValueError immediately for an empty simulation, or an invalid node.
+    """
+    step_ns, duration_ns = to_ns(step_seconds), seconds * NS_PER_SECOND
+    if step_ns < 1 or duration_ns < step_ns:
+        message = f"{seconds} s in steps of {step_seconds} s are no simulation"
+        raise ValueError(message)
+    return _moments(NodeModel(spec, duration_ns), duration_ns, step_ns)
+
+
+class NodeInterfaces:
+    """All interface views of a simulated node."""
+
+    def __init__(self, model: NodeModel) -> None:
+        self._model = model
+        self._views = (
+            SimulatedNvml(model).show, host_files.show_driver_files, rdma_devices.show_rdma_devices, network_interfaces.show_interfaces, network_interfaces.show_links,
+            interface_settings.show_settings, network_interfaces.show_transceivers, network_interfaces.show_neighbours, interface_settings.show_ofed_files, host_files.show_pci_devices,
+            show_directories, host_files.show_host, SimulatedOwners(model).show, SimulatedKernelLog(model).show, NicRemoval().show,
+        )  # fmt: skip
+
+    def show(self) -> CaptureMoment:
+        """Return the present state of the model."""
+        now = CaptureMoment(self._model.offset_ns)
+        for show in self._views:
+            show(self._model, now)
+        return now
+
+
+def _moments(model: NodeModel, duration_ns: int, step_ns: int) -> Iterator[CaptureMoment]:
+    views = NodeInterfaces(model)
+    known: dict[str, dict[str, Json]] = {section: {} for section in SECTIONS}
+    for offset_ns in range(0, duration_ns + 1, step_ns):
+        if offset_ns:
+            model.advance(offset_ns)
+        yield _changes(views.show(), known)
+
+
+def _changes(now: CaptureMoment, known: dict[str, dict[str, Json]]) -> CaptureMoment:
+    """Return the results that differ from `known`, and add them to it."""
+    changed = CaptureMoment(now.offset_ns, log=now.log)
+    for section in SECTIONS:
+        seen = known[section]
+        fresh = {
+            key: value
+            for key, value in getattr(now, section).items()
+            if key not in seen or seen[key] != value
+        }
+        seen.update(fresh)
+        getattr(changed, section).update(fresh)
+    return changed
