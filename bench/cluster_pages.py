@@ -28,7 +28,7 @@ from bench.harness import HOST
 from bench.http_requests import Request
 from dashboards.promql import metric_named
 from railscope import service
-from railscope.catalog import Kind
+from railscope.catalog import MetricKind
 from railscope.exposition import TextFormat
 from simulator import NodeSpec, simulate
 
@@ -110,13 +110,17 @@ def loop_of(pages: Sequence[str], held: Container[str]) -> ScrapeLoop:
     metrics = [metric_named(dict(labels)["__name__"]) for labels in told]
     values = np.array(list(told.values())).reshape(len(told), len(pages))
     gauges = np.array(
-        [m is not None and m.kind is Kind.GAUGE and m.unit != "" for m in metrics], bool
+        [m is not None and m.kind is MetricKind.GAUGE and m.unit != "" for m in metrics], bool
     )
     return ScrapeLoop(
         tuple(told),
         values,
         np.array(
-            [m is not None and m.kind in {Kind.COUNTER, Kind.HISTOGRAM} for m in metrics], bool
+            [
+                m is not None and m.kind in {MetricKind.COUNTER, MetricKind.HISTOGRAM}
+                for m in metrics
+            ],
+            bool,
         ),
         gauges & (np.nanmin(values, axis=1) < np.nanmax(values, axis=1)),
     )

@@ -23,7 +23,7 @@ from bench.host_files import write_answers, write_tree
 from bench.node import BenchHost
 from railscope import __version__, service
 from railscope.catalog import METRICS
-from railscope.catalog.declare import Kind
+from railscope.catalog.declare import MetricKind
 from railscope.frame import FrameOrigin
 from railscope.wire import (
     Batch,
@@ -91,7 +91,7 @@ def columns_of(schema: WireSchema) -> int:
 def _counters_of(schema: WireSchema) -> npt.NDArray[np.bool_]:
     """Return a mask of the counter columns."""
     kinds = [
-        [METRICS[group.metric].kind is Kind.COUNTER] * len(group.entities)
+        [METRICS[group.metric].kind is MetricKind.COUNTER] * len(group.entities)
         for group in schema.groups
     ]
     return np.array([counts for some in kinds for counts in some], np.bool_)

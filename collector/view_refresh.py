@@ -21,8 +21,8 @@ from collector.work_limits import TimeSlices
 from collector.workloads.job_readings import FleetSeats, GatheredReadings, MeasureAverages
 from collector.workloads.job_roster import fair_selection
 from collector.workloads.job_view import RunningJobs
+from railscope.catalog import account as jobs_catalog
 from railscope.catalog import collector as catalog
-from railscope.catalog import jobs as jobs_catalog
 
 NS = 1_000_000_000
 MAX_JOBS = 5000
@@ -208,7 +208,7 @@ class ViewRefresher:
 def _job_count_cells(jobs: RunningJobs) -> Iterator[ViewCell]:
     """Yield the number of jobs; nothing while the claims of GPUs cannot be determined."""
     if jobs.instant_ns:
-        yield ViewCell(jobs_catalog.JOBS, (), len(jobs.jobs) + jobs.left_out)
+        yield ViewCell(jobs_catalog.CLUSTER_JOBS, (), len(jobs.jobs) + jobs.left_out)
         yield ViewCell(jobs_catalog.SUPPRESSED_JOBS, (), jobs.left_out)
 
 

@@ -34,18 +34,9 @@ from dashboards.query import (
     slope,
     unit_of,
 )
-from railscope.catalog import (
-    Metric,
-    Rollup,
-    agent,
-    collector,
-    gpu,
-    gpu_health,
-    kernel,
-    rdma,
-)
+from railscope.catalog import Metric, Rollup, agent, gpu, gpu_health, kernel, rdma
 from railscope.catalog import account as account_catalog
-from railscope.catalog import audit as audit_catalog
+from railscope.catalog import collector as audit_catalog
 
 UID = "railscope-cluster"
 QUESTION = "Is every GPU of the cluster there, at work, and well connected?"
@@ -65,16 +56,16 @@ def _summary() -> Iterator[Panel]:
         101,
         "Nodes reporting",
         "Servers whose agents the collector hears.",
-        now(collector.NODES_UP, SUM),
+        now(audit_catalog.NODES_UP, SUM),
     )
     yield number(
         102,
         "Stale nodes",
         "Servers the collector knows and does not hear.",
-        _missing(collector.NODE_UP, "node"),
+        _missing(audit_catalog.NODE_UP, "node"),
         NONE_IS_GOOD,
     )
-    yield number(103, "GPUs", "GPUs the collector sees now.", now(collector.CLUSTER_GPUS, SUM))
+    yield number(103, "GPUs", "GPUs the collector sees now.", now(audit_catalog.CLUSTER_GPUS, SUM))
     yield number(
         104, "GPU utilisation", "Mean of all GPUs.", over("cluster", gpu.GPU_UTILIZATION, MEAN)
     )
@@ -193,7 +184,7 @@ def _trust() -> Iterator[Panel]:
         504,
         "Collector: values received",
         "How much the collectors take in.",
-        per_second(collector.VALUES).named("values"),
+        per_second(audit_catalog.VALUES).named("values"),
         span=6,
     )
     yield rows(
@@ -217,8 +208,8 @@ def _trust() -> Iterator[Panel]:
         507,
         "Collector: frames",
         "Accepted once each, and received again and left out.",
-        per_second(collector.FRAMES).named("accepted"),
-        per_second(collector.DUPLICATES).named("again"),
+        per_second(audit_catalog.FRAMES).named("accepted"),
+        per_second(audit_catalog.DUPLICATES).named("again"),
         span=6,
     )
     yield lines(
@@ -233,7 +224,7 @@ def _trust() -> Iterator[Panel]:
         508,
         "Collector: envelopes refused",
         "By reason; refused data is not in any number here.",
-        per_second(collector.REJECTED, "reason"),
+        per_second(audit_catalog.REJECTED, "reason"),
         span=6,
     )
 
@@ -267,7 +258,7 @@ def _age_of_failed() -> Query:
 
 
 def _age_of_stale() -> Query:
-    age, reporting = collector.NODE_AGE, collector.NODE_UP
+    age, reporting = audit_catalog.NODE_AGE, audit_catalog.NODE_UP
     stale = f"max by (node) ({reporting.name}) == 0"
     expression = f"min by (node) ({age.name}) and ({stale})"
     return Query(expression, unit_of(age), metrics=(age, reporting))

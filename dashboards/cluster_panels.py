@@ -32,7 +32,7 @@ from dashboards.query import (
     with_device_names,
     with_device_titles,
 )
-from railscope.catalog import METRICS, Metric, Rollup, host, nic, nic_link, rdma
+from railscope.catalog import METRICS, Metric, Rollup, host, nic, rdma
 
 _STANDING = "max by (node) (railscope_inventory_node)"
 _STANDS = 'max by (node) (railscope_inventory_node{state!="missing"} == 1)'
@@ -188,8 +188,8 @@ def rail_panels() -> Iterator[Panel]:
         Column("CNPs handled", over("rail", _rdma("congestion_notifications_handled"), SUM)),
         Column("Lost packets", over("rail", _rdma("packet_sequence_errors"), SUM)),
         Column("Timeouts", over("rail", _rdma("ack_timeouts"), SUM)),
-        Column("PCIe read stall", over("rail", nic_link.PCIE_READ_STALL, MAX), STALL),
-        Column("PCIe write stall", over("rail", nic_link.PCIE_WRITE_STALL, MAX), STALL),
+        Column("PCIe read stall", over("rail", nic.PCIE_READ_STALL, MAX), STALL),
+        Column("PCIe write stall", over("rail", nic.PCIE_WRITE_STALL, MAX), STALL),
         span=24,
     ).height(10)
     yield lines(
@@ -233,8 +233,8 @@ def rail_panels() -> Iterator[Panel]:
         307,
         "PCIe stall by rail",
         "The worst card of each rail. A card that cannot reach memory pauses the switch.",
-        over("rail", nic_link.PCIE_READ_STALL, MAX).named("reads"),
-        over("rail", nic_link.PCIE_WRITE_STALL, MAX).named("writes"),
+        over("rail", nic.PCIE_READ_STALL, MAX).named("reads"),
+        over("rail", nic.PCIE_WRITE_STALL, MAX).named("writes"),
         steps=STALL,
     )
     yield lines(

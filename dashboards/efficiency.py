@@ -9,7 +9,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from dashboards.dashboard_parts import assemble, claim_marks
 from dashboards.panels import COUNTED_AS, Column, Panel, in_colours, lines, number, rows
 from dashboards.query import COUNT, SHARE, Query, ask, over
-from railscope.catalog import Rollup, gpu, gpu_activity
+from railscope.catalog import Rollup, gpu
 
 UID = "railscope-efficiency"
 QUESTION = "What becomes of the GPUs: held, busy, computing?"
@@ -42,13 +42,13 @@ def _summary() -> Iterator[Panel]:
         104,
         "SMs at work",
         "Mean share of cycles; a busy GPU may do little.",
-        over("cluster", gpu_activity.GPU_SM_ACTIVITY, MEAN),
+        over("cluster", gpu.GPU_SM_ACTIVITY, MEAN),
     )
     yield number(
         105,
         "Tensor cores at work",
         "Mean share of cycles.",
-        over("cluster", gpu_activity.GPU_TENSOR_ACTIVITY, MEAN),
+        over("cluster", gpu.GPU_TENSOR_ACTIVITY, MEAN),
     )
     yield number(106, "Memory used", "Share of all frame buffer.", ask(f"{USED} / {SIZE}", SHARE))
     yield number(107, "Power", "All boards together.", over("cluster", gpu.GPU_POWER, SUM))
@@ -91,7 +91,7 @@ def _steps() -> Iterator[Panel]:
         203,
         "Activity by rail",
         "Tensor cores; GPUs of one job work in step.",
-        over("rail", gpu_activity.GPU_TENSOR_ACTIVITY, MEAN),
+        over("rail", gpu.GPU_TENSOR_ACTIVITY, MEAN),
     )
     pipes = "avg by (pipe) (railscope_cluster_mean_gpu_pipe_activity_ratio)"
     yield lines(
@@ -104,7 +104,7 @@ def _steps() -> Iterator[Panel]:
         205,
         "Memory bandwidth",
         "Mean share of what there is.",
-        over("cluster", gpu_activity.GPU_DRAM_ACTIVITY, MEAN),
+        over("cluster", gpu.GPU_DRAM_ACTIVITY, MEAN),
     )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from railscope.catalog import METRICS, Kind, Metric, rollups
+from railscope.catalog import METRICS, Metric, MetricKind, rollups
 
 RULES = Path(__file__).parents[1] / "alerts" / "rules"
 _RECORDED_NAME = re.compile(r"\brailscope:[\w:]+")
@@ -97,11 +97,11 @@ def metric_named(name: str) -> Metric | None:
     if derived:
         return derived.metric
     metric = METRICS.get(name)
-    if metric and metric.kind is Kind.HISTOGRAM:
+    if metric and metric.kind is MetricKind.HISTOGRAM:
         return None  # its samples have the names of its series
     stem, _, series = name.rpartition("_")
     histogram = METRICS.get(stem) if series in _SERIES else None
-    return histogram if histogram and histogram.kind is Kind.HISTOGRAM else metric
+    return histogram if histogram and histogram.kind is MetricKind.HISTOGRAM else metric
 
 
 def metrics_in(expression: str) -> frozenset[str]:
@@ -115,9 +115,9 @@ def labels_of(name: str) -> frozenset[str]:
     if metric is None:
         return TARGET_LABELS
     labels = {*TARGET_LABELS, *metric.about.labels}
-    if metric.kind is Kind.INFO:
+    if metric.kind is MetricKind.INFO:
         labels.update(metric.about.facts)
-    if metric.kind is Kind.STATE:
+    if metric.kind is MetricKind.STATE:
         labels.add(STATE_LABEL)
     return frozenset(labels)
 
@@ -170,7 +170,7 @@ def _wrong_groupings(expression: str) -> Iterator[str]:
 def _wrong_kinds(expression: str) -> Iterator[str]:
     for call in _CALL.finditer(expression):
         metric, function = metric_named(call["name"]), call["function"]
-        counter = metric is not None and metric.kind in {Kind.COUNTER, Kind.HISTOGRAM}
+        counter = metric is not None and metric.kind in {MetricKind.COUNTER, MetricKind.HISTOGRAM}
         if metric and function in _OF_COUNTERS and not counter:
             yield f"{function}() needs a counter, and {metric.name} is none"
         if metric and function in _OF_GAUGES and counter:

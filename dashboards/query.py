@@ -15,28 +15,28 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from dashboards.promql import expanded, metric_named, metrics_in, problems
-from railscope.catalog import Kind, Metric, Rollup, Unit, rollups
+from railscope.catalog import Metric, MetricKind, MetricUnit, Rollup, rollups
 from railscope.catalog.rollup import derived_name
 
 COUNT = "short"
-UNITS: Mapping[Unit, str] = {
-    Unit.BYTES: "bytes",
-    Unit.BYTES_PER_SECOND: "Bps",
-    Unit.SECONDS: "s",
-    Unit.RATIO: "percentunit",
-    Unit.WATTS: "watt",
-    Unit.JOULES: "joule",
-    Unit.VOLTS: "volt",
-    Unit.AMPERES: "amp",
-    Unit.REVOLUTIONS_PER_MINUTE: "rotrpm",
-    Unit.CELSIUS: "celsius",
-    Unit.HERTZ: "hertz",
+UNITS: Mapping[MetricUnit, str] = {
+    MetricUnit.BYTES: "bytes",
+    MetricUnit.BYTES_PER_SECOND: "Bps",
+    MetricUnit.SECONDS: "s",
+    MetricUnit.RATIO: "percentunit",
+    MetricUnit.WATTS: "watt",
+    MetricUnit.JOULES: "joule",
+    MetricUnit.VOLTS: "volt",
+    MetricUnit.AMPERES: "amp",
+    MetricUnit.REVOLUTIONS_PER_MINUTE: "rotrpm",
+    MetricUnit.CELSIUS: "celsius",
+    MetricUnit.HERTZ: "hertz",
 }
-RATE_UNITS: Mapping[Unit, str] = {
-    Unit.BYTES: "Bps",
-    Unit.SECONDS: "percentunit",
-    Unit.JOULES: "watt",
-    Unit.PACKETS: "pps",
+RATE_UNITS: Mapping[MetricUnit, str] = {
+    MetricUnit.BYTES: "Bps",
+    MetricUnit.SECONDS: "percentunit",
+    MetricUnit.JOULES: "watt",
+    MetricUnit.PACKETS: "pps",
 }
 EVENTS_PER_SECOND = "cps"
 SHARE = "percentunit"
@@ -93,7 +93,7 @@ def over(scope: str, metric: Metric, how: Rollup, *by: str, where: str = "") -> 
 def unit_of(metric: Metric) -> str:
     """Translate the unit of a metric's value into Grafana's."""
     derived = rollups().get(metric.name)
-    if derived and derived.source.kind is Kind.COUNTER:
+    if derived and derived.source.kind is MetricKind.COUNTER:
         return rate_unit_of(derived.source)
     return UNITS.get(metric.unit, COUNT)
 
@@ -169,7 +169,7 @@ def _metrics_of(expression: str) -> Iterator[Metric]:
     """Yield the metrics with visible values, in the order of the expression; info metrics need no help."""
     for name in sorted(metrics_in(expression), key=lambda name: (expression.index(name), name)):
         metric = metric_named(name)
-        if metric is not None and metric.kind is not Kind.INFO:
+        if metric is not None and metric.kind is not MetricKind.INFO:
             yield metric
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
 from railscope.catalog import INFO, METRICS, ORDER, rollups
-from railscope.catalog.declare import BUCKET, NO_BOUND, SUM, Kind, Metric
+from railscope.catalog.declare import BUCKET, NO_BOUND, SUM, Metric, MetricKind
 from railscope.frame import Entity, Frame, Schema
 from railscope.reading import PRESENT, from_stored
 
@@ -36,7 +36,7 @@ _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 _HELP_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n"})
 
 
-_OWN_TYPES = {Kind.COUNTER, Kind.HISTOGRAM}
+_OWN_TYPES = {MetricKind.COUNTER, MetricKind.HISTOGRAM}
 
 
 def header(metric: Metric, text_format: TextFormat) -> str:
@@ -47,11 +47,11 @@ def header(metric: Metric, text_format: TextFormat) -> str:
         return f"# HELP {metric.name} {help_}\n# TYPE {metric.name} {type_}\n"
     name = metric.name
     type_ = "gauge"
-    if metric.kind is Kind.COUNTER:
+    if metric.kind is MetricKind.COUNTER:
         name, type_ = name.removesuffix("_total"), "counter"
-    elif metric.kind is Kind.INFO:
+    elif metric.kind is MetricKind.INFO:
         name, type_ = name.removesuffix("_info"), "info"
-    elif metric.kind is Kind.HISTOGRAM:
+    elif metric.kind is MetricKind.HISTOGRAM:
         type_ = "histogram"
     unit = f"# UNIT {name} {metric.unit}\n" if metric.unit else ""
     return f"# HELP {name} {help_}\n# TYPE {name} {type_}\n{unit}"
@@ -70,7 +70,7 @@ def sample_prefix(metric: Metric, labels: Iterable[tuple[str, str]]) -> str:
 
 def number(metric: Metric, stored: int) -> str:
     """Format a stored integer in base units. Integers stay exact at any size."""
-    value = from_stored(stored, counter=metric.kind is Kind.COUNTER)
+    value = from_stored(stored, counter=metric.kind is MetricKind.COUNTER)
     numerator, denominator = metric.scale.as_integer_ratio()
     if denominator == 1:
         return str(value * numerator)
@@ -80,7 +80,7 @@ def number(metric: Metric, stored: int) -> str:
 def entity_prefix(metric: Metric, entity: Entity, extra: Sequence[tuple[str, str]] = ()) -> str:
     """Return name and labels of the sample of an entity."""
     labels = [*zip(entity.kind.labels, entity.key, strict=True), *extra]
-    if metric.kind is not Kind.HISTOGRAM:
+    if metric.kind is not MetricKind.HISTOGRAM:
         return sample_prefix(metric, labels)
     if labels[-1] == (BUCKET, SUM):
         return labelled(f"{metric.name}_sum", labels[:-1])
@@ -99,7 +99,7 @@ class ExpositionTemplate:
         start = 0
         for metric, members in schema.groups:
             entities = [schema.entities[member] for member in members]
-            if metric.kind is not Kind.INFO:
+            if metric.kind is not MetricKind.INFO:
                 prefixes = [entity_prefix(metric, entity) for entity in entities]
                 self._groups.append((metric, start, prefixes))
             start += len(members)
@@ -122,16 +122,16 @@ class ExpositionTemplate:
 
 
 def _lines(metric: Metric, prefixes: list[str], values: array[int]) -> str:
-    if metric.kind is Kind.STATE:
+    if metric.kind is MetricKind.STATE:
         return "".join(
             f"{_with_state(prefix, state)}{int(code == value)}\n"
             for prefix, value in zip(prefixes, values, strict=True)
             for code, state in metric.states.items()
         )
-    if metric.kind is Kind.HISTOGRAM:
+    if metric.kind is MetricKind.HISTOGRAM:
         return _histogram(metric, prefixes, values)
     numerator, denominator = metric.scale.as_integer_ratio()
-    if metric.kind is Kind.COUNTER and min(values) < 0:
+    if metric.kind is MetricKind.COUNTER and min(values) < 0:
         return "".join(f"{p}{number(metric, v)}\n" for p, v in zip(prefixes, values, strict=True))
     pairs = zip(prefixes, values, strict=True)
     if denominator != 1:

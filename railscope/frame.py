@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from railscope.catalog import ORDER
-from railscope.catalog.declare import EntityKind, EventClass, Kind, Metric
+from railscope.catalog.declare import EntityKind, EventClass, Metric, MetricKind
 from railscope.reading import PRESENT, REASONS, Reading, from_stored
 from railscope.untrusted_text import printable
 
@@ -164,7 +164,7 @@ class Frame:
         if self.reasons and self.reasons[column] != PRESENT:
             return REASONS[self.reasons[column]]
         metric = self.schema.columns[column][0]
-        return from_stored(self.values[column], counter=metric.kind is Kind.COUNTER)
+        return from_stored(self.values[column], counter=metric.kind is MetricKind.COUNTER)
 
     def readings(self) -> Iterator[tuple[Metric, Entity, Reading]]:
         """Yield every column with its reading."""

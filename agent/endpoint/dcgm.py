@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import lcm
 
 from agent.endpoint.dcgm_table import DCGM_METRICS, EACH, DcgmFormula, DcgmMetric, FormulaTerm
-from railscope.catalog.declare import EntityKind, Kind, Metric
+from railscope.catalog.declare import EntityKind, Metric, MetricKind
 from railscope.catalog.entities import GPU, GPU_ADDRESS, MIG
 from railscope.exposition import TextFormat, labelled
 from railscope.frame import Entity, Frame, Schema
@@ -71,8 +71,8 @@ def _concerns(schema: Schema) -> bool:
 
 
 def _header(row: DcgmMetric, text_format: TextFormat) -> str:
-    kind = "counter" if row.kind is Kind.COUNTER else "gauge"
-    if text_format is TextFormat.OPENMETRICS and row.kind is Kind.COUNTER:
+    kind = "counter" if row.kind is MetricKind.COUNTER else "gauge"
+    if text_format is TextFormat.OPENMETRICS and row.kind is MetricKind.COUNTER:
         kind = "unknown"  # OpenMetrics counters must end in _total, and these names are fixed
     return f"# HELP {row.name} {row.sentence}\n# TYPE {row.name} {kind}\n"
 

@@ -11,13 +11,11 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from railscope.catalog import gpu as c
-from railscope.catalog import gpu_activity as a
-from railscope.catalog import gpu_ecc, gpu_modes, gpu_pcie, gpu_power
 from railscope.catalog import gpu_health as h
 from railscope.catalog import gpu_sharing as s
 from railscope.catalog import kernel as k
 from railscope.catalog import nvlink as n
-from railscope.catalog.declare import Kind, Metric
+from railscope.catalog.declare import Metric, MetricKind
 
 EACH = "*"
 """Any value of a key part, for example every link of a GPU."""
@@ -63,7 +61,7 @@ class DcgmMetric:
     """
 
     name: str
-    kind: Kind
+    kind: MetricKind
     measure: DcgmUnit
     help: str
     gpu: tuple[DcgmFormula, ...]
@@ -92,14 +90,14 @@ def dcgm_gauge(
     remark: str = "",
 ) -> DcgmMetric:  # fmt: skip
     """Return a gauge row; the name comes without the common prefix."""
-    return DcgmMetric(f"DCGM_FI_{name}", Kind.GAUGE, measure, help_, gpu, mig, remark=remark)
+    return DcgmMetric(f"DCGM_FI_{name}", MetricKind.GAUGE, measure, help_, gpu, mig, remark=remark)
 
 
 def dcgm_counter(
     name: str, measure: DcgmUnit, help_: str, *gpu: DcgmFormula, remark: str = ""
 ) -> DcgmMetric:
     """Return a counter row; the name comes without the common prefix."""
-    return DcgmMetric(f"DCGM_FI_{name}", Kind.COUNTER, measure, help_, gpu, remark=remark)
+    return DcgmMetric(f"DCGM_FI_{name}", MetricKind.COUNTER, measure, help_, gpu, remark=remark)
 
 
 COUNT = DcgmUnit("")
@@ -133,7 +131,7 @@ def _used_share(used: Metric, total: Metric, reserved: Metric) -> DcgmFormula:
 
 _REASONS = DcgmFormula((FormulaTerm(c.GPU_THROTTLE_ACTIVE, (EACH,), weights=c.THROTTLE_BITS),))
 _NVLINK_TRAFFIC = DcgmFormula(
-    (FormulaTerm(a.GPU_NVLINK_TRANSMIT), FormulaTerm(a.GPU_NVLINK_RECEIVE))
+    (FormulaTerm(c.GPU_NVLINK_TRANSMIT), FormulaTerm(c.GPU_NVLINK_RECEIVE))
 )
 _GPU_USED_SHARE = _used_share(c.GPU_MEMORY_USED, c.GPU_MEMORY_TOTAL, c.GPU_MEMORY_RESERVED)
 _MIG_USED_SHARE = _used_share(s.MIG_MEMORY_USED, s.MIG_MEMORY_SIZE, s.MIG_MEMORY_RESERVED)
@@ -163,9 +161,9 @@ _LOAD: tuple[DcgmMetric, ...] = (
     dcgm_gauge("DEV_CLOCK_THROTTLE_REASONS", COUNT, "What holds the clocks down: a bit mask", _REASONS, remark=_OLDER_NAME),
     dcgm_gauge("DEV_GPU_TEMP", CELSIUS, "GPU temperature", reading_of(c.GPU_TEMPERATURE)),
     dcgm_gauge("DEV_MEMORY_TEMP", CELSIUS, "Memory temperature", reading_of(c.GPU_MEMORY_TEMPERATURE)),
-    dcgm_gauge("DEV_GPU_TEMP_LIMIT", CELSIUS, "Margin to the nearest slowdown", reading_of(gpu_power.GPU_TEMPERATURE_MARGIN), remark=_FROM_HOPPER),
+    dcgm_gauge("DEV_GPU_TEMP_LIMIT", CELSIUS, "Margin to the nearest slowdown", reading_of(c.GPU_TEMPERATURE_MARGIN), remark=_FROM_HOPPER),
     *(
-        dcgm_gauge(f"DEV_{name}_TEMP", CELSIUS, what, reading_of(gpu_power.GPU_TEMPERATURE_THRESHOLD, threshold), remark=_UP_TO_AMPERE)
+        dcgm_gauge(f"DEV_{name}_TEMP", CELSIUS, what, reading_of(c.GPU_TEMPERATURE_THRESHOLD, threshold), remark=_UP_TO_AMPERE)
         for name, what, threshold in (
             ("GPU_MAX_OP", "Highest GPU temperature in operation", "gpu_maximum"),
             ("MEM_MAX_OP", "Highest memory temperature in operation", "memory_maximum"),
@@ -174,11 +172,11 @@ _LOAD: tuple[DcgmMetric, ...] = (
         )
     ),
     dcgm_gauge("DEV_POWER_USAGE", WATTS, "Power of the board", reading_of(c.GPU_POWER)),
-    dcgm_gauge("DEV_POWER_USAGE_INSTANT", WATTS, "Power at this instant", reading_of(gpu_power.GPU_POWER_INSTANT)),
+    dcgm_gauge("DEV_POWER_USAGE_INSTANT", WATTS, "Power at this instant", reading_of(c.GPU_POWER_INSTANT)),
     dcgm_counter("DEV_TOTAL_ENERGY_CONSUMPTION", MILLIJOULES, "Energy since driver load", reading_of(c.GPU_ENERGY)),
     dcgm_gauge("DEV_ENFORCED_POWER_LIMIT", WATTS, "Power limit that holds", reading_of(c.GPU_POWER_LIMIT)),
     *(
-        dcgm_gauge(f"DEV_POWER_MGMT_LIMIT{name}", WATTS, what, reading_of(gpu_power.GPU_POWER_BOUNDS, bound))
+        dcgm_gauge(f"DEV_POWER_MGMT_LIMIT{name}", WATTS, what, reading_of(c.GPU_POWER_BOUNDS, bound))
         for name, what, bound in (
             ("", "Power limit asked for", "requested"),
             ("_MIN", "Lowest power limit there is", "minimum"),
@@ -187,7 +185,7 @@ _LOAD: tuple[DcgmMetric, ...] = (
         )
     ),
     dcgm_gauge("DEV_PSTATE", CODE, "Performance state", reading_of(c.GPU_PERFORMANCE_STATE)),
-    dcgm_gauge("DEV_FAN_SPEED", PERCENT, "Speed the first fan is told to run at", reading_of(gpu_power.GPU_FAN_SPEED, "0")),
+    dcgm_gauge("DEV_FAN_SPEED", PERCENT, "Speed the first fan is told to run at", reading_of(c.GPU_FAN_SPEED, "0")),
     dcgm_gauge("DEV_GPU_UTIL", PERCENT, "Time with a kernel", reading_of(c.GPU_UTILIZATION)),
     dcgm_gauge("DEV_MEM_COPY_UTIL", PERCENT, "Time with memory traffic", reading_of(c.GPU_MEMORY_ACTIVITY)),
     dcgm_gauge("DEV_ENC_UTIL", PERCENT, "Time the video encoder worked", reading_of(c.GPU_ENGINE_UTILIZATION, "encoder")),
@@ -218,31 +216,31 @@ _MEMORY: tuple[DcgmMetric, ...] = (
 )  # fmt: skip
 _HEALTH: tuple[DcgmMetric, ...] = (
     replace(dcgm_gauge("DEV_XID_ERRORS", CODE, "Number of the last Xid", reading_of(h.GPU_LAST_XID), remark=_NO_XID), otherwise_zero=k.XIDS),
-    dcgm_gauge("DEV_ECC_CURRENT", FLAG, "Whether ECC is on", reading_of(gpu_ecc.GPU_ECC_MODE)),
-    dcgm_gauge("DEV_ECC_PENDING", FLAG, "Whether ECC is on after a reset", reading_of(gpu_ecc.GPU_ECC_PENDING)),
+    dcgm_gauge("DEV_ECC_CURRENT", FLAG, "Whether ECC is on", reading_of(h.GPU_ECC_MODE)),
+    dcgm_gauge("DEV_ECC_PENDING", FLAG, "Whether ECC is on after a reset", reading_of(h.GPU_ECC_PENDING)),
     *(
-        dcgm_counter(f"DEV_ECC_{short}_{span}_TOTAL", COUNT, f"{what} memory errors {since}", reading_of(gpu_ecc.GPU_ECC_ERRORS, error, lifetime))
+        dcgm_counter(f"DEV_ECC_{short}_{span}_TOTAL", COUNT, f"{what} memory errors {since}", reading_of(h.GPU_ECC_ERRORS, error, lifetime))
         for span, since, lifetime in (("VOL", "since driver load", "volatile"), ("AGG", "of the board's life", "aggregate"))
         for short, what, error in (("SBE", "Corrected", "corrected"), ("DBE", "Uncorrected", "uncorrected"))
     ),
-    dcgm_gauge("DEV_THRESHOLD_SRM", FLAG, "Whether on-chip memory had too many errors", reading_of(gpu_ecc.GPU_SRAM_THRESHOLD), remark="Needs root."),
-    dcgm_counter("DEV_RETIRED_SBE", COUNT, "Pages retired for corrected errors", reading_of(gpu_ecc.GPU_RETIRED_PAGES, "correctable"), remark=_BEFORE_AMPERE),
-    dcgm_counter("DEV_RETIRED_DBE", COUNT, "Pages retired for uncorrected errors", reading_of(gpu_ecc.GPU_RETIRED_PAGES, "uncorrectable"), remark=_BEFORE_AMPERE),
-    dcgm_counter("DEV_RETIRED_PENDING", FLAG, "Whether pages wait to be retired", reading_of(gpu_ecc.GPU_RETIRED_PENDING), remark=_BEFORE_AMPERE),
-    dcgm_counter("DEV_CORRECTABLE_REMAPPED_ROWS", COUNT, "Rows remapped for corrected errors", reading_of(gpu_ecc.GPU_REMAPPED_ROWS, "correctable")),
-    dcgm_counter("DEV_UNCORRECTABLE_REMAPPED_ROWS", COUNT, "Rows remapped for uncorrected errors", reading_of(gpu_ecc.GPU_REMAPPED_ROWS, "uncorrectable")),
-    dcgm_gauge("DEV_ROW_REMAP_FAILURE", FLAG, "Whether a row could not be remapped", reading_of(gpu_ecc.GPU_ROW_REMAP_FAILURE)),
-    dcgm_gauge("DEV_ROW_REMAP_PENDING", FLAG, "Whether a remap waits for a reset", reading_of(gpu_ecc.GPU_ROW_REMAP_PENDING)),
+    dcgm_gauge("DEV_THRESHOLD_SRM", FLAG, "Whether on-chip memory had too many errors", reading_of(h.GPU_SRAM_THRESHOLD), remark="Needs root."),
+    dcgm_counter("DEV_RETIRED_SBE", COUNT, "Pages retired for corrected errors", reading_of(h.GPU_RETIRED_PAGES, "correctable"), remark=_BEFORE_AMPERE),
+    dcgm_counter("DEV_RETIRED_DBE", COUNT, "Pages retired for uncorrected errors", reading_of(h.GPU_RETIRED_PAGES, "uncorrectable"), remark=_BEFORE_AMPERE),
+    dcgm_counter("DEV_RETIRED_PENDING", FLAG, "Whether pages wait to be retired", reading_of(h.GPU_RETIRED_PENDING), remark=_BEFORE_AMPERE),
+    dcgm_counter("DEV_CORRECTABLE_REMAPPED_ROWS", COUNT, "Rows remapped for corrected errors", reading_of(h.GPU_REMAPPED_ROWS, "correctable")),
+    dcgm_counter("DEV_UNCORRECTABLE_REMAPPED_ROWS", COUNT, "Rows remapped for uncorrected errors", reading_of(h.GPU_REMAPPED_ROWS, "uncorrectable")),
+    dcgm_gauge("DEV_ROW_REMAP_FAILURE", FLAG, "Whether a row could not be remapped", reading_of(h.GPU_ROW_REMAP_FAILURE)),
+    dcgm_gauge("DEV_ROW_REMAP_PENDING", FLAG, "Whether a remap waits for a reset", reading_of(h.GPU_ROW_REMAP_PENDING)),
     dcgm_gauge("DEV_GPU_RECOVERY_ACTION", CODE, "What the driver wants done", reading_of(h.GPU_RECOVERY_ACTION)),
     dcgm_gauge("DEV_MIG_MODE", FLAG, "Whether the GPU is cut into instances", reading_of(s.GPU_MIG_MODE)),
-    dcgm_gauge("DEV_PERSISTENCE_MODE", FLAG, "Whether the driver keeps the GPU ready", reading_of(gpu_modes.GPU_PERSISTENCE)),
+    dcgm_gauge("DEV_PERSISTENCE_MODE", FLAG, "Whether the driver keeps the GPU ready", reading_of(c.GPU_PERSISTENCE)),
 )  # fmt: skip
 _LINKS: tuple[DcgmMetric, ...] = (
-    dcgm_counter("DEV_PCIE_REPLAY_COUNTER", COUNT, "PCIe packets sent again", reading_of(gpu_pcie.GPU_PCIE_REPLAYS)),
-    dcgm_gauge("DEV_PCIE_LINK_GEN", COUNT, "PCIe generation now", reading_of(gpu_pcie.GPU_PCIE_GENERATION)),
-    dcgm_gauge("DEV_PCIE_LINK_WIDTH", COUNT, "PCIe lanes now", reading_of(gpu_pcie.GPU_PCIE_WIDTH)),
-    dcgm_gauge("DEV_PCIE_MAX_LINK_GEN", COUNT, "Highest PCIe generation", reading_of(gpu_pcie.GPU_PCIE_GENERATION_LIMIT)),
-    dcgm_gauge("DEV_PCIE_MAX_LINK_WIDTH", COUNT, "Most PCIe lanes", reading_of(gpu_pcie.GPU_PCIE_WIDTH_LIMIT)),
+    dcgm_counter("DEV_PCIE_REPLAY_COUNTER", COUNT, "PCIe packets sent again", reading_of(h.GPU_PCIE_REPLAYS)),
+    dcgm_gauge("DEV_PCIE_LINK_GEN", COUNT, "PCIe generation now", reading_of(h.GPU_PCIE_GENERATION)),
+    dcgm_gauge("DEV_PCIE_LINK_WIDTH", COUNT, "PCIe lanes now", reading_of(h.GPU_PCIE_WIDTH)),
+    dcgm_gauge("DEV_PCIE_MAX_LINK_GEN", COUNT, "Highest PCIe generation", reading_of(h.GPU_PCIE_GENERATION_LIMIT)),
+    dcgm_gauge("DEV_PCIE_MAX_LINK_WIDTH", COUNT, "Most PCIe lanes", reading_of(h.GPU_PCIE_WIDTH_LIMIT)),
     dcgm_counter("DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", COUNT, "CRC errors of flits, all NVLinks", reading_of(n.NVLINK_ERRORS, EACH, "crc_flit"), reading_of(n.NVLINK_ERRORS, EACH, "crc"), remark=_CRC_OF_HOPPER),
     dcgm_counter("DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", COUNT, "CRC errors of data, all NVLinks", reading_of(n.NVLINK_ERRORS, EACH, "crc_data"), remark="Up to Ampere."),
     dcgm_counter("DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", COUNT, "Replays, all NVLinks", reading_of(n.NVLINK_ERRORS, EACH, "replay"), remark="Up to Hopper."),
@@ -250,13 +248,13 @@ _LINKS: tuple[DcgmMetric, ...] = (
     dcgm_gauge("DEV_NVLINK_BANDWIDTH_TOTAL", MEBIBYTES_PER_SECOND, "NVLink traffic of both directions", _NVLINK_TRAFFIC, remark=_RATE_NOT_COUNT),
 )  # fmt: skip
 _PROFILING: tuple[DcgmMetric, ...] = (
-    dcgm_gauge("PROF_GR_ENGINE_ACTIVE", SHARE, "Time with a context at work", reading_of(a.GPU_GRAPHICS_ACTIVITY), mig=reading_of(a.MIG_GRAPHICS_ACTIVITY), remark=_FROM_HOPPER),
-    dcgm_gauge("PROF_SM_ACTIVE", SHARE, "SMs and time with a warp", reading_of(a.GPU_SM_ACTIVITY), mig=reading_of(a.MIG_SM_ACTIVITY), remark=_FROM_HOPPER),
-    dcgm_gauge("PROF_SM_OCCUPANCY", SHARE, "Warps, of what the SMs could hold", reading_of(a.GPU_SM_OCCUPANCY), mig=reading_of(a.MIG_SM_OCCUPANCY), remark=_FROM_HOPPER),
-    dcgm_gauge("PROF_PIPE_TENSOR_ACTIVE", SHARE, "Time a tensor pipe worked", reading_of(a.GPU_TENSOR_ACTIVITY), mig=reading_of(a.MIG_TENSOR_ACTIVITY), remark=_FROM_HOPPER),
-    dcgm_gauge("PROF_DRAM_ACTIVE", SHARE, "Memory traffic, of the peak bandwidth", reading_of(a.GPU_DRAM_ACTIVITY), mig=reading_of(a.MIG_DRAM_ACTIVITY), remark=_FROM_HOPPER),
+    dcgm_gauge("PROF_GR_ENGINE_ACTIVE", SHARE, "Time with a context at work", reading_of(c.GPU_GRAPHICS_ACTIVITY), mig=reading_of(c.MIG_GRAPHICS_ACTIVITY), remark=_FROM_HOPPER),
+    dcgm_gauge("PROF_SM_ACTIVE", SHARE, "SMs and time with a warp", reading_of(c.GPU_SM_ACTIVITY), mig=reading_of(c.MIG_SM_ACTIVITY), remark=_FROM_HOPPER),
+    dcgm_gauge("PROF_SM_OCCUPANCY", SHARE, "Warps, of what the SMs could hold", reading_of(c.GPU_SM_OCCUPANCY), mig=reading_of(c.MIG_SM_OCCUPANCY), remark=_FROM_HOPPER),
+    dcgm_gauge("PROF_PIPE_TENSOR_ACTIVE", SHARE, "Time a tensor pipe worked", reading_of(c.GPU_TENSOR_ACTIVITY), mig=reading_of(c.MIG_TENSOR_ACTIVITY), remark=_FROM_HOPPER),
+    dcgm_gauge("PROF_DRAM_ACTIVE", SHARE, "Memory traffic, of the peak bandwidth", reading_of(c.GPU_DRAM_ACTIVITY), mig=reading_of(c.MIG_DRAM_ACTIVITY), remark=_FROM_HOPPER),
     *(
-        dcgm_gauge(f"PROF_PIPE_{name}_ACTIVE", SHARE, f"Time the {what} pipe worked", reading_of(a.GPU_PIPE_ACTIVITY, pipe), mig=reading_of(a.MIG_PIPE_ACTIVITY, pipe), remark=_FROM_HOPPER)
+        dcgm_gauge(f"PROF_PIPE_{name}_ACTIVE", SHARE, f"Time the {what} pipe worked", reading_of(c.GPU_PIPE_ACTIVITY, pipe), mig=reading_of(c.MIG_PIPE_ACTIVITY, pipe), remark=_FROM_HOPPER)
         for name, what, pipe in (
             ("FP64", "FP64", "fp64"),
             ("FP32", "FP32", "fp32"),
@@ -267,10 +265,10 @@ _PROFILING: tuple[DcgmMetric, ...] = (
             ("TENSOR_DFMA", "FP64 tensor", "tensor_dfma"),
         )
     ),
-    dcgm_gauge("PROF_PCIE_TX_BYTES", BYTES_PER_SECOND, "PCIe traffic from the GPU", reading_of(a.GPU_PCIE_TRANSMIT), remark=_FROM_HOPPER),
-    dcgm_gauge("PROF_PCIE_RX_BYTES", BYTES_PER_SECOND, "PCIe traffic to the GPU", reading_of(a.GPU_PCIE_RECEIVE), remark=_FROM_HOPPER),
-    dcgm_gauge("PROF_NVLINK_TX_BYTES", BYTES_PER_SECOND, "NVLink traffic from the GPU", reading_of(a.GPU_NVLINK_TRANSMIT), remark=_FROM_HOPPER),
-    dcgm_gauge("PROF_NVLINK_RX_BYTES", BYTES_PER_SECOND, "NVLink traffic to the GPU", reading_of(a.GPU_NVLINK_RECEIVE), remark=_FROM_HOPPER),
+    dcgm_gauge("PROF_PCIE_TX_BYTES", BYTES_PER_SECOND, "PCIe traffic from the GPU", reading_of(c.GPU_PCIE_TRANSMIT), remark=_FROM_HOPPER),
+    dcgm_gauge("PROF_PCIE_RX_BYTES", BYTES_PER_SECOND, "PCIe traffic to the GPU", reading_of(c.GPU_PCIE_RECEIVE), remark=_FROM_HOPPER),
+    dcgm_gauge("PROF_NVLINK_TX_BYTES", BYTES_PER_SECOND, "NVLink traffic from the GPU", reading_of(c.GPU_NVLINK_TRANSMIT), remark=_FROM_HOPPER),
+    dcgm_gauge("PROF_NVLINK_RX_BYTES", BYTES_PER_SECOND, "NVLink traffic to the GPU", reading_of(c.GPU_NVLINK_RECEIVE), remark=_FROM_HOPPER),
 )  # fmt: skip
 
 DCGM_METRICS: tuple[DcgmMetric, ...] = (*_LOAD, *_MEMORY, *_HEALTH, *_LINKS, *_PROFILING)

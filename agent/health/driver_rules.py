@@ -25,14 +25,13 @@ from agent.health.rule import (
 from agent.streams.kernel_log import JudgedXid
 from railscope.catalog import gpu as c
 from railscope.catalog import gpu_health as h
-from railscope.catalog import gpu_pcie
 from railscope.catalog.declare import Metric
 from railscope.catalog.xids import RECOVERY_ACTIONS, xid
 from railscope.reading import Absent
 
 PRESENCE_METRICS: dict[str, tuple[Metric, ...]] = {
     LOAD: (c.GPU_POWER, c.GPU_TEMPERATURE, c.GPU_MEMORY_TOTAL),
-    HEALTH: (c.GPU_PERFORMANCE_STATE, gpu_pcie.GPU_PCIE_WIDTH, gpu_pcie.GPU_PCIE_GENERATION),
+    HEALTH: (c.GPU_PERFORMANCE_STATE, h.GPU_PCIE_WIDTH, h.GPU_PCIE_GENERATION),
 }
 """By source, readings that a GPU has for as long as it is present."""
 _LOST = xid(79)

@@ -42,7 +42,7 @@ from agent.host.files import BootState, BootStateFile
 from agent.streams.kernel_log import JudgedXid
 from railscope.catalog import gpu as c
 from railscope.catalog import gpu_health as h
-from railscope.catalog.declare import Kind, Metric
+from railscope.catalog.declare import Metric, MetricKind
 from railscope.catalog.entities import GPU
 from railscope.catalog.kernel import LOG_RECORDS
 from railscope.frame import Entity, Frame, Schema
@@ -198,7 +198,7 @@ _COUNTER_METRICS = frozenset(
     metric
     for rule in RULES
     for metric in rule.metrics
-    if rule.over_time and metric.kind is Kind.COUNTER
+    if rule.over_time and metric.kind is MetricKind.COUNTER
 )
 _DRIVER, *_TAKEN_AWAY, _MISSING = h.GPU_DEVICE_STATE.states
 

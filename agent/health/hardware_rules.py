@@ -31,7 +31,7 @@ from agent.health.rule import (
     require_value,
 )
 from railscope.catalog import gpu as c
-from railscope.catalog import gpu_ecc, gpu_pcie, gpu_power
+from railscope.catalog import gpu_health
 from railscope.reading import Absent
 
 BUSY_PERFORMANCE_STATE = 2
@@ -52,12 +52,14 @@ _INSPECT = RequiredActions(("inspect",))
 
 
 def _is_narrow(facts: GpuHealthFacts) -> bool:
-    return facts.number(gpu_pcie.GPU_PCIE_WIDTH) < facts.number(gpu_pcie.GPU_PCIE_EXPECTED_WIDTH)
+    return facts.number(gpu_health.GPU_PCIE_WIDTH) < facts.number(
+        gpu_health.GPU_PCIE_EXPECTED_WIDTH
+    )
 
 
 def _is_slow_under_load(facts: GpuHealthFacts) -> bool:
-    if facts.number(gpu_pcie.GPU_PCIE_GENERATION) >= facts.number(
-        gpu_pcie.GPU_PCIE_EXPECTED_GENERATION
+    if facts.number(gpu_health.GPU_PCIE_GENERATION) >= facts.number(
+        gpu_health.GPU_PCIE_EXPECTED_GENERATION
     ):
         return False
     fast = facts.number(c.GPU_PERFORMANCE_STATE) <= BUSY_PERFORMANCE_STATE
@@ -66,14 +68,14 @@ def _is_slow_under_load(facts: GpuHealthFacts) -> bool:
 
 def _has_many_replays(facts: GpuHealthFacts) -> bool:
     newest = max(REPLAYS_PER_MINUTE_AND_LANE)
-    generation = min(facts.number(gpu_pcie.GPU_PCIE_GENERATION), newest)
-    usual = REPLAYS_PER_MINUTE_AND_LANE[generation] * facts.number(gpu_pcie.GPU_PCIE_WIDTH)
-    return require_value(facts.change(gpu_pcie.GPU_PCIE_REPLAYS)).rate(MINUTE_NS) > ceil(usual)
+    generation = min(facts.number(gpu_health.GPU_PCIE_GENERATION), newest)
+    usual = REPLAYS_PER_MINUTE_AND_LANE[generation] * facts.number(gpu_health.GPU_PCIE_WIDTH)
+    return require_value(facts.change(gpu_health.GPU_PCIE_REPLAYS)).rate(MINUTE_NS) > ceil(usual)
 
 
 def _has_pcie_errors(facts: GpuHealthFacts) -> bool:
     return any_holds(
-        (facts.change(gpu_pcie.GPU_PCIE_ERRORS, k) for k in ("fatal", "nonfatal")), has_increased
+        (facts.change(gpu_health.GPU_PCIE_ERRORS, k) for k in ("fatal", "nonfatal")), has_increased
     )
 
 
@@ -103,7 +105,7 @@ BOARD_RULES = (
         tell=_is_narrow,
         asks=_INSPECT,
         sources=(HEALTH, PATHS),
-        metrics=(gpu_pcie.GPU_PCIE_WIDTH, gpu_pcie.GPU_PCIE_EXPECTED_WIDTH),
+        metrics=(gpu_health.GPU_PCIE_WIDTH, gpu_health.GPU_PCIE_EXPECTED_WIDTH),
     ),
     HealthRule(
         reason="pcie_generation",
@@ -114,7 +116,7 @@ BOARD_RULES = (
         asks=_INSPECT,
         sources=(HEALTH, LOAD, PATHS),
         metrics=(
-            gpu_pcie.GPU_PCIE_GENERATION, gpu_pcie.GPU_PCIE_EXPECTED_GENERATION, c.GPU_PERFORMANCE_STATE,
+            gpu_health.GPU_PCIE_GENERATION, gpu_health.GPU_PCIE_EXPECTED_GENERATION, c.GPU_PERFORMANCE_STATE,
             c.GPU_UTILIZATION,
         ),
     ),
@@ -125,7 +127,7 @@ BOARD_RULES = (
         origin="DCGM health: 0.15 to 3.84 a minute and lane, by generation; warns",
         tell=_has_many_replays,
         asks=_INSPECT,
-        metrics=(gpu_pcie.GPU_PCIE_REPLAYS, gpu_pcie.GPU_PCIE_GENERATION, gpu_pcie.GPU_PCIE_WIDTH),
+        metrics=(gpu_health.GPU_PCIE_REPLAYS, gpu_health.GPU_PCIE_GENERATION, gpu_health.GPU_PCIE_WIDTH),
         over_time=True,
     ),
     HealthRule(
@@ -135,7 +137,7 @@ BOARD_RULES = (
         origin="ours: none is to be expected of a link in order",
         tell=_has_pcie_errors,
         asks=_INSPECT,
-        metrics=(gpu_pcie.GPU_PCIE_ERRORS,),
+        metrics=(gpu_health.GPU_PCIE_ERRORS,),
         over_time=True,
     ),
     HealthRule(
@@ -176,9 +178,9 @@ BOARD_RULES = (
         state=DEGRADED,
         when="no degree is left until the nearest slowdown threshold",
         origin="nvml.h, nvmlDeviceGetMarginTemperature: 0 or less",
-        tell=lambda facts: facts.number(gpu_power.GPU_TEMPERATURE_MARGIN) <= 0,
+        tell=lambda facts: facts.number(c.GPU_TEMPERATURE_MARGIN) <= 0,
         asks=_INSPECT,
-        metrics=(gpu_power.GPU_TEMPERATURE_MARGIN,),
+        metrics=(c.GPU_TEMPERATURE_MARGIN,),
     ),
 )  # fmt: skip
 
@@ -193,12 +195,12 @@ _NVML = "nvml.h"
 
 
 def _has_many_remapped_rows(facts: GpuHealthFacts) -> bool:
-    return facts.number(gpu_ecc.GPU_REMAPPED_ROWS, "uncorrectable") >= MAX_REMAPPED_ROWS
+    return facts.number(gpu_health.GPU_REMAPPED_ROWS, "uncorrectable") >= MAX_REMAPPED_ROWS
 
 
 def _has_many_retired_pages(facts: GpuHealthFacts) -> bool:
     """Compare the sum over all causes with the limit; the available ones may be sufficient."""
-    counts = facts.parts(gpu_ecc.GPU_RETIRED_PAGES).values()
+    counts = facts.parts(gpu_health.GPU_RETIRED_PAGES).values()
     total = sum(count for count in counts if not isinstance(count, Absent))
     return total >= MAX_RETIRED_PAGES or require_all(counts)
 
@@ -209,27 +211,27 @@ MEMORY_RULES = (
         state=FAILED,
         when="an uncorrectable memory error since the driver was loaded",
         origin=f"{_DCGM}: volatile double-bit errors > 0 fail",
-        tell=is_nonzero(gpu_ecc.GPU_ECC_ERRORS, "uncorrected", "volatile"),
+        tell=is_nonzero(gpu_health.GPU_ECC_ERRORS, "uncorrected", "volatile"),
         asks=RequiredActions(("drain", "reset_gpu"), ("WORKFLOW_XID_48",)),
-        metrics=(gpu_ecc.GPU_ECC_ERRORS,),
+        metrics=(gpu_health.GPU_ECC_ERRORS,),
     ),
     HealthRule(
         reason="row_remap_failed",
         state=FAILED,
         when="a row of memory could not be replaced",
         origin=f"{_POLICY}: failure flag; {_DCGM} fails",
-        tell=is_nonzero(gpu_ecc.GPU_ROW_REMAP_FAILURE),
+        tell=is_nonzero(gpu_health.GPU_ROW_REMAP_FAILURE),
         asks=RequiredActions(("drain", "rma"), ("CONTACT_SUPPORT",)),
-        metrics=(gpu_ecc.GPU_ROW_REMAP_FAILURE,),
+        metrics=(gpu_health.GPU_ROW_REMAP_FAILURE,),
     ),
     HealthRule(
         reason="row_remap_pending",
         state=DEGRADED,
         when="a row of memory waits to be replaced; running jobs are safe meanwhile",
         origin=f"{_POLICY}: takes effect at a GPU reset",
-        tell=is_nonzero(gpu_ecc.GPU_ROW_REMAP_PENDING),
+        tell=is_nonzero(gpu_health.GPU_ROW_REMAP_PENDING),
         asks=RequiredActions(("reset_gpu",), ("RESET_GPU",)),
-        metrics=(gpu_ecc.GPU_ROW_REMAP_PENDING,),
+        metrics=(gpu_health.GPU_ROW_REMAP_PENDING,),
     ),
     HealthRule(
         reason="remapped_rows_exhausted",
@@ -238,16 +240,16 @@ MEMORY_RULES = (
         origin=f"{_POLICY}: {MAX_REMAPPED_ROWS} rows at most; {_DCGM} warns",
         tell=_has_many_remapped_rows,
         asks=RequiredActions(("rma",), ("CONTACT_SUPPORT",)),
-        metrics=(gpu_ecc.GPU_REMAPPED_ROWS,),
+        metrics=(gpu_health.GPU_REMAPPED_ROWS,),
     ),
     HealthRule(
         reason="retired_pages_pending",
         state=DEGRADED,
         when="a page of memory waits to be taken out of use (before Ampere)",
         origin=f"{_NVML}, nvmlDeviceGetRetiredPagesPendingStatus: at a reboot; {_DCGM} warns",
-        tell=is_nonzero(gpu_ecc.GPU_RETIRED_PENDING),
+        tell=is_nonzero(gpu_health.GPU_RETIRED_PENDING),
         asks=RequiredActions(("reboot",)),
-        metrics=(gpu_ecc.GPU_RETIRED_PENDING,),
+        metrics=(gpu_health.GPU_RETIRED_PENDING,),
     ),
     HealthRule(
         reason="retired_pages_exhausted",
@@ -257,7 +259,7 @@ MEMORY_RULES = (
         tell=_has_many_retired_pages,
         asks=RequiredActions(("drain", "rma"), ("CONTACT_SUPPORT",)),
         sources=(SETTINGS,),
-        metrics=(gpu_ecc.GPU_RETIRED_PAGES,),
+        metrics=(gpu_health.GPU_RETIRED_PAGES,),
         needed=False,
     ),
     HealthRule(
@@ -265,9 +267,9 @@ MEMORY_RULES = (
         state=FAILED,
         when="so many errors of on-chip memory that field diagnostics would fail; told to root only",
         origin=f"{_NVML}, bThresholdExceeded; DCGM error 118 isolates the GPU",
-        tell=is_nonzero(gpu_ecc.GPU_SRAM_THRESHOLD),
+        tell=is_nonzero(gpu_health.GPU_SRAM_THRESHOLD),
         asks=RequiredActions(("drain", "rma"), ("CONTACT_SUPPORT",)),
-        metrics=(gpu_ecc.GPU_SRAM_THRESHOLD,),
+        metrics=(gpu_health.GPU_SRAM_THRESHOLD,),
         needed=False,  # an agent without root would have no healthy GPU
     ),
     HealthRule(
@@ -275,17 +277,17 @@ MEMORY_RULES = (
         state=FAILED,
         when="memory that cannot be repaired",
         origin=f"{_NVML}, nvmlDeviceGetUnrepairableMemoryFlag_v1",
-        tell=is_nonzero(gpu_ecc.GPU_UNREPAIRABLE),
+        tell=is_nonzero(gpu_health.GPU_UNREPAIRABLE),
         asks=RequiredActions(("drain", "rma"), ("CONTACT_SUPPORT",)),
-        metrics=(gpu_ecc.GPU_UNREPAIRABLE,),
+        metrics=(gpu_health.GPU_UNREPAIRABLE,),
     ),
     HealthRule(
         reason="repair_pending",
         state=DEGRADED,
         when="a repair of a memory channel or a TPC waits",
         origin=f"{_NVML}, nvmlDeviceGetRepairStatus: takes effect at a GPU reset",
-        tell=is_any_nonzero(gpu_ecc.GPU_REPAIR_PENDING),
+        tell=is_any_nonzero(gpu_health.GPU_REPAIR_PENDING),
         asks=RequiredActions(("reset_gpu",), ("RESET_GPU",)),
-        metrics=(gpu_ecc.GPU_REPAIR_PENDING,),
+        metrics=(gpu_health.GPU_REPAIR_PENDING,),
     ),
 )

@@ -23,7 +23,7 @@ from agent.sampling.source import (
     nvml_remedy,
     reason_for,
 )
-from railscope.catalog.declare import Kind
+from railscope.catalog.declare import MetricKind
 from railscope.frame import Column, Event, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.reading import PRESENT, Absent, to_stored
 
@@ -203,7 +203,7 @@ def _stored(values: Sequence[int], reasons: bytearray, columns: Sequence[Column]
     if min(values, default=0) < 0:
         # -5 would be sent as 2**64 - 5, as counters have no sign on the wire.
         for position, value in enumerate(values):
-            if value < 0 and columns[position][0].kind is Kind.COUNTER:
+            if value < 0 and columns[position][0].kind is MetricKind.COUNTER:
                 stored[position], reasons[position] = 0, Absent.ERROR.value
     return stored
 

@@ -23,7 +23,7 @@ from agent.sampling.source import (
     read_text,
 )
 from agent.sources.source_bases import KeyedFile, parse_natural, whole_lines
-from railscope.catalog import gpudirect as c
+from railscope.catalog import storage as c
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import GDS_ERROR, GDS_OPERATION, GPU, GPUDIRECT_MODULE, NODE
 from railscope.frame import Entity
@@ -43,43 +43,43 @@ _REMEDY = (
 _COUNTED = {"Batches": "batch", "Reads": "read", "Writes": "write"}
 _OPERATIONS = _COUNTED | {"Mmap": "mmap", "Bar1-map": "bar1_map"}
 _OF_OPERATION: dict[str, Metric] = {
-    "n": c.OPERATIONS,
-    "ok": c.COMPLETED,
-    "io_state_err": c.STATE_FAILED,
+    "n": c.GDS_OPERATIONS,
+    "ok": c.GDS_COMPLETED,
+    "io_state_err": c.GDS_STATE_FAILED,
 }
 _ERRORS = ("cpu-gpu-pages", "sg-ext", "dma-map", "dma-ref")
 _IN_FLIGHT = {"Read": "read", "Write": "write", "BatchIO": "batch"}
 _FIELDS: dict[Hashable, tuple[Metric, Entity]] = {
-    ("Reads", "readMiB"): (c.READ, Entity(NODE)),
-    ("Writes", "writeMiB"): (c.WRITTEN, Entity(NODE)),
-    ("Writes", "pg-cache"): (c.PAGE_CACHE, Entity(NODE)),
-    ("Writes", "pg-cache-failed"): (c.PAGE_CACHE_FAILED, Entity(NODE)),
-    ("Bar1-map", "active"): (c.MAPPINGS, Entity(NODE)),
-    ("Active Process", ""): (c.PROCESSES, Entity(NODE)),
-    ("Active Shadow-Buffer (MiB)", ""): (c.SHADOW, Entity(NODE)),
+    ("Reads", "readMiB"): (c.GDS_READ, Entity(NODE)),
+    ("Writes", "writeMiB"): (c.GDS_WRITTEN, Entity(NODE)),
+    ("Writes", "pg-cache"): (c.GDS_PAGE_CACHE, Entity(NODE)),
+    ("Writes", "pg-cache-failed"): (c.GDS_PAGE_CACHE_FAILED, Entity(NODE)),
+    ("Bar1-map", "active"): (c.GDS_MAPPINGS, Entity(NODE)),
+    ("Active Process", ""): (c.GDS_PROCESSES, Entity(NODE)),
+    ("Active Shadow-Buffer (MiB)", ""): (c.GDS_SHADOW, Entity(NODE)),
     **{
         (line, field): (metric, Entity(GDS_OPERATION, (operation,)))
         for line, operation in _COUNTED.items()
         for field, metric in _OF_OPERATION.items()
     },
     **{
-        (line, "err"): (c.FAILED, Entity(GDS_OPERATION, (operation,)))
+        (line, "err"): (c.GDS_FAILED, Entity(GDS_OPERATION, (operation,)))
         for line, operation in _OPERATIONS.items()
     },
     **{
-        ("Error", error): (c.ERRORS, Entity(GDS_ERROR, (error.replace("-", "_"),)))
+        ("Error", error): (c.GDS_ERRORS, Entity(GDS_ERROR, (error.replace("-", "_"),)))
         for error in _ERRORS
     },
     **{
-        ("Ops", field): (c.IN_FLIGHT, Entity(GDS_OPERATION, (operation,)))
+        ("Ops", field): (c.GDS_IN_FLIGHT, Entity(GDS_OPERATION, (operation,)))
         for field, operation in _IN_FLIGHT.items()
     },
 }
 _OF_GPU: dict[str, Metric] = {
-    "Registered_MiB": c.REGISTERED,
-    "Cache_MiB": c.CACHED,
-    "max_pinned_MiB": c.MAX_PINNED,
-    "cross_root_port(%)": c.CROSS_ROOT,
+    "Registered_MiB": c.GDS_REGISTERED,
+    "Cache_MiB": c.GDS_CACHED,
+    "max_pinned_MiB": c.GDS_MAX_PINNED,
+    "cross_root_port(%)": c.GDS_CROSS_ROOT,
 }
 _SWITCHED_OFF: tuple[tuple[str, str], ...] = (
     *((line, field) for line in _COUNTED for field in ("n", "ok")),
@@ -148,7 +148,7 @@ class GpuDirectSource(SourceWithoutResources):
         self._modules = list(_MODULES) if _has_gpus(host) or loaded else []
         for module in self._modules:
             facts = nonempty_facts(version=loaded.get(module, ""))
-            columns.add(c.MODULE_LOADED, Entity(GPUDIRECT_MODULE, (module,), facts))
+            columns.add(c.GPUDIRECT_LOADED, Entity(GPUDIRECT_MODULE, (module,), facts))
         self._stats = KeyedFile(STATS, parse_stats)
         present = self._stats.present(host)
         for key in present:

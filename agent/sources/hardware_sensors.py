@@ -33,8 +33,7 @@ from agent.sampling.source import (
     read_text,
 )
 from agent.topology.pci import pci_path
-from railscope.catalog import power as catalog
-from railscope.catalog import sensors as c
+from railscope.catalog import sensors as catalog
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import (
     ENERGY_DOMAIN,
@@ -49,22 +48,22 @@ from railscope.reading import Absent, Reading, parse_integer, reason_of
 HWMON_ROOT = "/sys/class/hwmon"
 _FILE = re.compile(r"(?P<channel>(?P<type>temp|fan|power|energy|in|curr)\d+)_(?P<item>\w+)")
 _VALUES: dict[tuple[str, str], Metric] = {
-    ("temp", "input"): c.TEMPERATURE,
-    ("fan", "input"): c.FAN,
-    ("power", "input"): c.POWER,
-    ("power", "average"): c.POWER_AVERAGE,
-    ("energy", "input"): c.ENERGY,
-    ("in", "input"): c.VOLTAGE,
-    ("curr", "input"): c.CURRENT,
+    ("temp", "input"): catalog.SENSOR_TEMPERATURE,
+    ("fan", "input"): catalog.SENSOR_FAN,
+    ("power", "input"): catalog.SENSOR_POWER,
+    ("power", "average"): catalog.SENSOR_POWER_AVERAGE,
+    ("energy", "input"): catalog.SENSOR_ENERGY,
+    ("in", "input"): catalog.SENSOR_VOLTAGE,
+    ("curr", "input"): catalog.SENSOR_CURRENT,
 }
 _LIMITS: dict[tuple[str, str], Metric] = {
     (kind, item): metric
     for kind, metric, items in (
-        ("temp", c.TEMPERATURE_LIMIT, ("min", "max", "crit", "emergency", "lcrit")),
-        ("fan", c.FAN_LIMIT, ("min", "max")),
-        ("power", c.POWER_LIMIT, ("cap", "max", "crit")),
-        ("in", c.VOLTAGE_LIMIT, ("min", "max", "crit", "lcrit")),
-        ("curr", c.CURRENT_LIMIT, ("min", "max", "crit", "lcrit")),
+        ("temp", catalog.SENSOR_TEMPERATURE_LIMIT, ("min", "max", "crit", "emergency", "lcrit")),
+        ("fan", catalog.SENSOR_FAN_LIMIT, ("min", "max")),
+        ("power", catalog.SENSOR_POWER_LIMIT, ("cap", "max", "crit")),
+        ("in", catalog.SENSOR_VOLTAGE_LIMIT, ("min", "max", "crit", "lcrit")),
+        ("curr", catalog.SENSOR_CURRENT_LIMIT, ("min", "max", "crit", "lcrit")),
     )
     for item in items
 }
@@ -191,7 +190,7 @@ def _column(chip: _HwmonChip, labels: dict[str, str], file: str) -> tuple[Metric
         return metric, sensor.part(SENSOR_LIMIT, item)
     if alarm := _ALARM.fullmatch(item):
         what = alarm["limit"] or ("any" if alarm["kind"] == "alarm" else "fault")
-        return c.ALARM, sensor.part(SENSOR_ALARM, what)
+        return catalog.SENSOR_ALARMS, sensor.part(SENSOR_ALARM, what)
     return None
 
 
@@ -200,7 +199,7 @@ def _is_readable(host: Host, path: str, metric: Metric) -> bool:
         reading = parse_integer(host.read(path))
     except OSError as error:
         return reason_of(error) is not Absent.UNSUPPORTED
-    if metric is c.TEMPERATURE_LIMIT and isinstance(reading, int):
+    if metric is catalog.SENSOR_TEMPERATURE_LIMIT and isinstance(reading, int):
         return _COLDEST < reading < _HOTTEST
     return True
 
@@ -277,7 +276,7 @@ class RaplSource:
         denied = False
         self._domains = []
         for domain, directory in domains.items():
-            columns.add(catalog.ENERGY, Entity(ENERGY_DOMAIN, (domain,)))
+            columns.add(catalog.RAPL_ENERGY, Entity(ENERGY_DOMAIN, (domain,)))
             range_uj = int(read_text(host, f"{directory}/{_RANGE_FILE}"))
             counter = self._counters.get(domain)
             if counter is None or counter.range_uj != range_uj:
@@ -287,7 +286,7 @@ class RaplSource:
         limits: list[str] = []
         for domain, directory in domains.items():
             for limit, path in _limits(host, directory):
-                columns.add(catalog.LIMIT, Entity(POWER_LIMIT, (domain, limit)))
+                columns.add(catalog.RAPL_POWER_LIMIT, Entity(POWER_LIMIT, (domain, limit)))
                 limits.append(path)
         self.close()
         self._energy = host.keep([f"{directory}/energy_uj" for directory in domains.values()])

@@ -32,7 +32,7 @@ from agent.sampling.source import (
     nonempty_facts,
 )
 from agent.sources.source_bases import parse_natural, whole_lines
-from railscope.catalog import nfs as c
+from railscope.catalog import storage as c
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import NFS_EVENT, NFS_MOUNT, NFS_OPERATION, NODE
 from railscope.frame import Column, Entity
@@ -217,8 +217,8 @@ class NfsSource(SourceWithoutResources):
                 findings=(ProbeFinding("NFS", ProbeVerdict.ABSENT, "nothing is mounted"),)
             )
         columns = ColumnBuilder()
-        columns.add(c.MOUNTS, Entity(NODE))
-        columns.add(c.UNREAD, Entity(NODE))
+        columns.add(c.NFS_MOUNTS, Entity(NODE))
+        columns.add(c.NFS_UNREAD, Entity(NODE))
         single = self._once_each(mounts, own)
         self._planned = self._plan(single, mounts, own)
         for place, wanted in self._planned.items():
@@ -325,16 +325,16 @@ def _superblocks(host: Host, directory: str) -> dict[str, list[str]]:
 def _wanted(mount: NfsMount) -> list[tuple[ValueKey, Metric, Entity]]:
     """Columns of a mount: the metrics that its kernel reports."""
     about = Entity(NFS_MOUNT, mount.key, _facts(mount))
-    every: list[tuple[ValueKey, Metric, Entity]] = [(("age",), c.AGE, about)]
-    every += [(("bytes", str(i)), metric, about) for i, metric in enumerate(c.BYTES)]
+    every: list[tuple[ValueKey, Metric, Entity]] = [(("age",), c.NFS_AGE, about)]
+    every += [(("bytes", str(i)), metric, about) for i, metric in enumerate(c.NFS_BYTES)]
     every += [
-        (("event", event), c.EVENT, about.part(NFS_EVENT, event)) for event in REPORTED_EVENTS
+        (("event", event), c.NFS_EVENTS, about.part(NFS_EVENT, event)) for event in REPORTED_EVENTS
     ]
-    transport = c.TRANSPORT | (c.RDMA if mount.protocol == "rdma" else {})
+    transport = c.NFS_TRANSPORT | (c.NFS_RDMA if mount.protocol == "rdma" else {})
     every += [(("transport", part), metric, about) for part, metric in transport.items()]
     for operation in sorted(OPERATIONS):
         entity = about.part(NFS_OPERATION, operation)
-        every += [((operation, part), metric, entity) for part, metric in c.OPERATION.items()]
+        every += [((operation, part), metric, entity) for part, metric in c.NFS_OPERATIONS.items()]
     return [wanted for wanted in every if wanted[0] in mount.values]
 
 

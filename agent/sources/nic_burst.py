@@ -28,7 +28,7 @@ from agent.sources.rdma import rdma_driver
 from agent.topology.network import NetworkScanner
 from agent.topology.rails import BRIDGE, VIRTUAL_FUNCTION
 from railscope.catalog import bursts as c
-from railscope.catalog import nic, nic_link, rdma
+from railscope.catalog import nic, rdma
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import NIC
 from railscope.frame import Column, Entity
@@ -104,7 +104,7 @@ def plan_sampling(host: Host, interface: str, cards: Mapping[str, str]) -> NicSa
     positions: dict[CounterKey, tuple[int, ...]] = {}
     link_downs = None
     for metric, _, position in match_statistics(driver["driver"], listed):
-        if metric is nic_link.LINK_DOWNS:
+        if metric is nic.LINK_DOWNS:
             link_downs = position
         if what := _COUNTED.get(metric):
             positions[what] = (*positions.get(what, ()), position)

@@ -45,8 +45,6 @@ from agent.topology.network import NetworkScanner, NicFinder
 from agent.topology.network import nic_entity as card_of
 from agent.topology.rails import BRIDGE
 from railscope.catalog import nic as c
-from railscope.catalog import nic_detail as d
-from railscope.catalog import nic_link as link
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import NIC
 from railscope.frame import Entity
@@ -207,17 +205,17 @@ def _statistics_failure(interface: str, error: OSError) -> ProbeFinding:
 
 _COUNTERS: Mapping[str, Mapping[str, Metric]] = {
     "fec": {
-        "corrected_blocks": link.FEC_CORRECTED_BLOCKS,
-        "uncorrectable_blocks": link.FEC_UNCORRECTABLE_BLOCKS,
-        "corrected_bits": link.CORRECTED,
+        "corrected_blocks": c.FEC_CORRECTED_BLOCKS,
+        "uncorrectable_blocks": c.FEC_UNCORRECTABLE_BLOCKS,
+        "corrected_bits": c.CORRECTED,
     },
-    "pause": {"receive_frames": d.GLOBAL_PAUSE_RECEIVED, "transmit_frames": d.GLOBAL_PAUSE_SENT},
+    "pause": {"receive_frames": c.GLOBAL_PAUSE_RECEIVED, "transmit_frames": c.GLOBAL_PAUSE_SENT},
     "standard_statistics": GROUPS,
 }
 _OF_DRIVERS: Mapping[str, Mapping[str, Mapping[str, Metric]]] = {
     "mlx5_core": {"pause": {"receive_frames": c.PAUSE_RECEIVED, "transmit_frames": c.PAUSE_SENT}},
     "bnxt_en": {
-        "standard_statistics": {**GROUPS, "SymbolErrorDuringCarrier": link.UNCORRECTED_SYMBOLS}
+        "standard_statistics": {**GROUPS, "SymbolErrorDuringCarrier": c.UNCORRECTED_SYMBOLS}
     },
 }
 """Drivers that count something else under these names; their own statistics contain it too.

@@ -27,7 +27,7 @@ from agent.sampling.source import (
 )
 from railscope import __version__
 from railscope.catalog import host as c
-from railscope.catalog import memory_errors as catalog
+from railscope.catalog import sensors as catalog
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import (
     CPU_MODE,
@@ -238,10 +238,10 @@ EDAC_ROOT = "/sys/devices/system/edac"
 _CONTROLLER = re.compile(r"mc\d+")
 _MODULE = re.compile(r"(dimm|rank)\d+")
 _OF_CONTROLLER = (
-    ("ce_count", catalog.CORRECTED),
-    ("ue_count", catalog.UNCORRECTED),
-    ("ce_noinfo_count", catalog.CORRECTED_NOWHERE),
-    ("ue_noinfo_count", catalog.UNCORRECTED_NOWHERE),
+    ("ce_count", catalog.MEMORY_CORRECTED),
+    ("ue_count", catalog.MEMORY_UNCORRECTED),
+    ("ce_noinfo_count", catalog.MEMORY_UNPLACED_CORRECTED),
+    ("ue_noinfo_count", catalog.MEMORY_UNPLACED_UNCORRECTED),
 )
 _OF_MODULE = (
     ("dimm_ce_count", catalog.DIMM_CORRECTED),

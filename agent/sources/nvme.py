@@ -24,7 +24,7 @@ from agent.sampling.source import (
     read_text,
 )
 from agent.topology.pci import pci_path
-from railscope.catalog import drives as c
+from railscope.catalog import storage as c
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import NVME_DIRECTION, NVME_DRIVE, NVME_WARNING
 from railscope.frame import Entity
@@ -34,7 +34,7 @@ ROOT = "/sys/class/nvme"
 _CONTROLLER = re.compile(r"nvme\d+")
 _DISK = re.compile(r"(nvme\d+)(?:c\d+)?(n\d+)")  # nvme0c1n1 is a path to nvme0n1
 _STATE_WORDS = {
-    **{name: number for number, name in c.STATES.items()},
+    **{name: number for number, name in c.NVME_STATES.items()},
     "deleting (no IO)": 5,
     "reconnecting": 3,  # before Linux 4.18
 }
@@ -44,17 +44,17 @@ _WARNINGS = (
 """Bits of the critical warning, from the lowest on."""
 _DIRECTIONS = {"data_units_read": "read", "data_units_written": "write"}
 _NUMBERS: dict[str, Metric] = {
-    "used_percent": c.USED,
-    "spare_percent": c.SPARE,
-    "spare_limit_percent": c.SPARE_LIMIT,
-    "media_errors": c.MEDIA_ERRORS,
-    "logged_errors": c.LOGGED_ERRORS,
-    "unsafe_shutdowns": c.UNSAFE_SHUTDOWNS,
-    "power_cycles": c.POWER_CYCLES,
-    "power_on_hours": c.POWER_ON_TIME,
-    "busy_minutes": c.BUSY_TIME,
-    "warm_minutes": c.WARM_TIME,
-    "hot_minutes": c.HOT_TIME,
+    "used_percent": c.NVME_USED,
+    "spare_percent": c.NVME_SPARE,
+    "spare_limit_percent": c.NVME_SPARE_LIMIT,
+    "media_errors": c.NVME_MEDIA_ERRORS,
+    "logged_errors": c.NVME_LOGGED_ERRORS,
+    "unsafe_shutdowns": c.NVME_UNSAFE_SHUTDOWNS,
+    "power_cycles": c.NVME_POWER_CYCLES,
+    "power_on_hours": c.NVME_POWER_ON_TIME,
+    "busy_minutes": c.NVME_BUSY_TIME,
+    "warm_minutes": c.NVME_WARM_TIME,
+    "hot_minutes": c.NVME_HOT_TIME,
 }
 _FREEZING_KELVINS = 273
 _HEALTH_COLUMNS = 1 + len(_NUMBERS) + len(_DIRECTIONS) + len(_WARNINGS)
@@ -106,14 +106,14 @@ class NvmeSource(SourceWithoutResources):
 
 def _add(columns: ColumnBuilder, drive: Entity) -> None:
     """Add the columns of a drive: state, temperature, numbers, directions, warnings."""
-    columns.add(c.STATE, drive)
-    columns.add(c.TEMPERATURE, drive)
+    columns.add(c.NVME_STATE, drive)
+    columns.add(c.NVME_TEMPERATURE, drive)
     for metric in _NUMBERS.values():
         columns.add(metric, drive)
     for direction in _DIRECTIONS.values():
-        columns.add(c.DATA, drive.part(NVME_DIRECTION, direction))
+        columns.add(c.NVME_DATA, drive.part(NVME_DIRECTION, direction))
     for warning in _WARNINGS:
-        columns.add(c.WARNING, drive.part(NVME_WARNING, warning))
+        columns.add(c.NVME_CRITICAL_WARNING, drive.part(NVME_WARNING, warning))
 
 
 def _health(log: Json) -> list[Reading]:

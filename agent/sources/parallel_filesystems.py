@@ -29,7 +29,7 @@ from agent.sampling.source import (
     read_text,
 )
 from agent.sources.source_bases import KeyedFile, parse_natural, whole_lines
-from railscope.catalog import filesystems as c
+from railscope.catalog import storage as c
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import (
     CEPH_CLIENT,

@@ -11,7 +11,7 @@ from collector.audit.ledger_watch import LedgerWatch
 from collector.audit.signing_guard import SigningGuard
 from collector.audit.verification import PeriodicVerification
 from collector.fleet.view_cells import ViewCell
-from railscope.catalog import audit as c
+from railscope.catalog import collector as c
 
 
 @dataclass(slots=True)

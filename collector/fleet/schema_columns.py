@@ -27,10 +27,10 @@ import numpy.typing as npt
 from collector.metering.measures import CountedQuantity
 from collector.metering.units import WHOLE, compute_slices, memory_slices
 from railscope.catalog import KINDS, METRICS
+from railscope.catalog.account import BY_JOB, STRAGGLER_MEASURES
 from railscope.catalog.agent import SOURCE_STATE, SOURCE_STATES
-from railscope.catalog.declare import Kind, Metric
+from railscope.catalog.declare import Metric, MetricKind
 from railscope.catalog.entities import GPU as GPU_ENTITY
-from railscope.catalog.jobs import BY_JOB, STRAGGLER_MEASURES
 from railscope.frame import NO_RAIL
 from railscope.reading import PRESENT, Absent
 from railscope.wire import WireEntity, WireSchema, part_of_key, rails_of_entities
@@ -81,7 +81,7 @@ def job_columns(wire: WireSchema) -> JobColumns | None:
     column = counters = -1
     for group in wire.groups:
         metric = METRICS.get(group.metric)
-        counts = metric is not None and metric.kind is Kind.COUNTER
+        counts = metric is not None and metric.kind is MetricKind.COUNTER
         for member in group.entities:
             column += 1
             counters += counts

@@ -38,7 +38,7 @@ from collector.fleet.schema_columns import (
     metered,
 )
 from railscope.catalog import KINDS, METRICS
-from railscope.catalog.declare import Kind, Metric
+from railscope.catalog.declare import Metric, MetricKind
 from railscope.device_names import DeviceKey, Names, names_in
 from railscope.durable_files import PARTIAL, write_durably
 from railscope.wire import (
@@ -126,7 +126,7 @@ def make_layout(schema: WireSchema) -> SchemaLayout:
         for member in group.entities:
             column += 1
             entity = schema.entities[member]
-            if metric and metric.kind is Kind.COUNTER:
+            if metric and metric.kind is MetricKind.COUNTER:
                 counters.append(column)
                 narrow.append(metric.wraps_at_bits == 32 and not metric.saturates)  # noqa: PLR2004 - narrower than 64 bits
             if metric and metric.rollups and entity.kind == metric.about.name:
@@ -168,7 +168,7 @@ def _assemble(  # noqa: PLR0913, PLR0917 - the pieces of one object
         np.array(cell_rails, np.int64),
         tuple(keys),
         np.array(key_starts, np.intp),
-        np.array([metric.kind is Kind.COUNTER for metric, _ in keys], np.bool_),
+        np.array([metric.kind is MetricKind.COUNTER for metric, _ in keys], np.bool_),
     )
 
 

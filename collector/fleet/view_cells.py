@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from railscope.catalog.declare import Kind, Metric
+from railscope.catalog.declare import Metric, MetricKind
 
 
 def label_names(metric: Metric) -> tuple[str, ...]:
     """Return the labels of a metric's samples: those of its entity, and for an info metric its facts."""
     about = metric.about
-    return (*about.labels, *about.facts) if metric.kind is Kind.INFO else about.labels
+    return (*about.labels, *about.facts) if metric.kind is MetricKind.INFO else about.labels
 
 
 @dataclass(frozen=True, slots=True)

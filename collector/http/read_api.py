@@ -36,9 +36,8 @@ from collector.workloads.job_roster import JobKey, RunningJob
 from collector.workloads.job_view import RunningJobs
 from railscope import __version__, service
 from railscope.catalog import METRICS
-from railscope.catalog import audit as audit_catalog
-from railscope.catalog import collector as c
-from railscope.catalog.declare import Kind
+from railscope.catalog import collector as audit_catalog
+from railscope.catalog.declare import MetricKind
 from railscope.catalog.rollup import part_labels
 from railscope.exposition import TextFormat, page, sample_prefix
 from railscope.reading import PRESENT, REASONS, Absent, from_stored
@@ -130,63 +129,73 @@ class CollectorMetrics:
         """Return the collector's own state and the GPU-time account, in base units."""
         counts = self.core.counts
         plain = [
-            (c.ENVELOPES, counts.envelopes),
-            (c.FRAMES, counts.frames),
-            (c.DUPLICATES, counts.duplicates),
-            (c.MISSING, self.core.received.holes()),
-            (c.VALUES, counts.values),
-            (c.RECEIVED_BYTES, counts.bytes),
-            (c.COMMITS, self.log.stats.commits),
-            (c.COMMIT_TIME, self.log.stats.commit_ns / NS),
-            (c.LOG_SIZE, self.log.size),
-            (c.QUARANTINED, self.quarantine.records),
-            (c.SCHEMAS, len(self.core.schemas)),
-            (c.CONNECTIONS, len(self.connections)),
-            (c.VIEWS_TIME, views.duration_ns / NS),
-            (c.CLAIMS, self.files.claims.content.in_force(views.instant_ns)),
-            (c.CLAIMS_REJECTED, self.core.evidence.refused),
-            (c.EVIDENCE_TOO_OLD, self.core.evidence.aged_rows),
-            (c.EVIDENCE_EXCESS_GPUS, self.core.evidence.excess_gpus),
-            (c.EVIDENCE_EXCESS_SPANS, self.core.evidence.excess_spans),
-            (c.EVIDENCE_WAITING, len(self.core.evidence.chunks)),
-            (c.EVIDENCE_STORED, self.settler.counts.parts),
-            (c.EVIDENCE_FAILURES, self.settler.counts.failures),
-            (c.FINALIZED_DAYS, self.settler.counts.days),
-            (c.REVISED_DAYS, self.settler.counts.revisions),
+            (audit_catalog.ENVELOPES, counts.envelopes),
+            (audit_catalog.FRAMES, counts.frames),
+            (audit_catalog.DUPLICATES, counts.duplicates),
+            (audit_catalog.MISSING, self.core.received.holes()),
+            (audit_catalog.VALUES, counts.values),
+            (audit_catalog.RECEIVED_BYTES, counts.bytes),
+            (audit_catalog.COMMITS, self.log.stats.commits),
+            (audit_catalog.COMMIT_TIME, self.log.stats.commit_ns / NS),
+            (audit_catalog.LOG_SIZE, self.log.size),
+            (audit_catalog.QUARANTINED, self.quarantine.records),
+            (audit_catalog.SCHEMAS, len(self.core.schemas)),
+            (audit_catalog.CONNECTIONS, len(self.connections)),
+            (audit_catalog.VIEWS_TIME, views.duration_ns / NS),
+            (audit_catalog.CLAIMS, self.files.claims.content.in_force(views.instant_ns)),
+            (audit_catalog.CLAIMS_REJECTED, self.core.evidence.refused),
+            (audit_catalog.EVIDENCE_TOO_OLD, self.core.evidence.aged_rows),
+            (audit_catalog.EVIDENCE_EXCESS_GPUS, self.core.evidence.excess_gpus),
+            (audit_catalog.EVIDENCE_EXCESS_SPANS, self.core.evidence.excess_spans),
+            (audit_catalog.EVIDENCE_WAITING, len(self.core.evidence.chunks)),
+            (audit_catalog.EVIDENCE_STORED, self.settler.counts.parts),
+            (audit_catalog.EVIDENCE_FAILURES, self.settler.counts.failures),
+            (audit_catalog.FINALIZED_DAYS, self.settler.counts.days),
+            (audit_catalog.REVISED_DAYS, self.settler.counts.revisions),
             (audit_catalog.AUDIT_RECORDS, self.trail.log.size),
             (audit_catalog.AUDIT_UNSIGNED, self.trail.log.size - self.trail.log.signed.size),
             (audit_catalog.AUDIT_LOST, self.trail.lost),
             (audit_catalog.DENIALS, self.trail.denied),
-            (c.LOG_LINES_SUPPRESSED, sum(one.suppressed for one in self.limits)),
-            (c.LOG_LINES_LOST, service.LOG_STREAM.lost),
-            (c.CLOCK_SUSPECT, int(bool(self.settler.hold()))),
-            (c.SINK_WRITTEN, self.sink.written),
-            (c.SINK_DROPPED, self.sink.dropped),
+            (audit_catalog.LOG_LINES_SUPPRESSED, sum(one.suppressed for one in self.limits)),
+            (audit_catalog.LOG_LINES_LOST, service.LOG_STREAM.lost),
+            (audit_catalog.CLOCK_SUSPECT, int(bool(self.settler.hold()))),
+            (audit_catalog.SINK_WRITTEN, self.sink.written),
+            (audit_catalog.SINK_DROPPED, self.sink.dropped),
         ]
         return [
             *(ViewCell(metric, (), value) for metric, value in plain),
             *self.audit(),
             *(cluster_cells(views.account) if views.account else ()),
-            *(ViewCell(c.FILE_VALID, (f.kind,), int(f.valid)) for f in self.files.all if f.path),
-            ViewCell(c.FILE_VALID, ("tokens",), int(self.tokens.valid)),
-            *(ViewCell(c.NODE_TWINS, (name,), 1) for name in self.twins.nodes(views.instant_ns)),
             *(
-                ViewCell(c.UNPLACED_GPUS, (name,), float(amount))
+                ViewCell(audit_catalog.FILE_VALID, (f.kind,), int(f.valid))
+                for f in self.files.all
+                if f.path
+            ),
+            ViewCell(audit_catalog.FILE_VALID, ("tokens",), int(self.tokens.valid)),
+            *(
+                ViewCell(audit_catalog.NODE_TWINS, (name,), 1)
+                for name in self.twins.nodes(views.instant_ns)
+            ),
+            *(
+                ViewCell(audit_catalog.UNPLACED_GPUS, (name,), float(amount))
                 for name, amount in self.settler.live.unplaced(views.instant_ns).items()
             ),
             *(
-                ViewCell(c.CONNECTIONS_CLOSED, (why,), n)
+                ViewCell(audit_catalog.CONNECTIONS_CLOSED, (why,), n)
                 for why, n in self.connections.closed.items()
             ),
             *(
-                ViewCell(c.MISSING_OF_NODE, (name,), count)
+                ViewCell(audit_catalog.MISSING_OF_NODE, (name,), count)
                 for name, count in self.core.received.missing_of_nodes()
             ),
             *(
-                ViewCell(c.RUN_ENDS_IGNORED, (reason,), count)
+                ViewCell(audit_catalog.RUN_ENDS_IGNORED, (reason,), count)
                 for reason, count in self.core.received.ignored.items()
             ),
-            *(ViewCell(c.REJECTED, (reason,), count) for reason, count in counts.rejected.items()),
+            *(
+                ViewCell(audit_catalog.REJECTED, (reason,), count)
+                for reason, count in counts.rejected.items()
+            ),
         ]
 
 
@@ -328,7 +337,7 @@ class ViewApi:
             for member in group.entities:
                 entity = schema.entities[member]
                 numerator, denominator = group.scale
-                if metric and metric.kind is Kind.HISTOGRAM:
+                if metric and metric.kind is MetricKind.HISTOGRAM:
                     numerator, denominator = metric.scale_of(entity.key).as_integer_ratio()
                 entry: dict[str, Any] = {"metric": group.metric, "entity": list(entity.key)}
                 if devices[member]:
@@ -338,7 +347,7 @@ class ViewApi:
                 elif not denominator:
                     entry["absent"] = Absent.ERROR.word
                 else:
-                    counter = metric is not None and metric.kind is Kind.COUNTER
+                    counter = metric is not None and metric.kind is MetricKind.COUNTER
                     value = from_stored(values[column], counter=counter) * numerator
                     entry["value"] = value if denominator == 1 else value / denominator
                 readings.append(entry)
@@ -394,7 +403,7 @@ def _rollups(fresh: Sequence[StreamRow]) -> list[dict[str, Any]]:
         {
             "metric": metric.name,
             "rollup": str(rollup),
-            "rate_per_second": metric.kind is Kind.COUNTER,
+            "rate_per_second": metric.kind is MetricKind.COUNTER,
             "labels": dict(zip(part_labels(metric.about), part, strict=True)),
             "value": value,
         }

@@ -34,8 +34,8 @@ from collector.fleet.schemas import GPU_STREAM, SchemaGpu
 from collector.fleet.sheets import BLOCK_ROWS, SheetBlock
 from collector.state.collector_state import CollectorState
 from collector.workloads.job_roster import NO_JOB, NO_SEAT, JobRoster, Numbers
+from railscope.catalog.account import STRAGGLER_MEASURES
 from railscope.catalog.declare import Rollup
-from railscope.catalog.jobs import STRAGGLER_MEASURES
 from railscope.frame import NO_RAIL
 from railscope.reading import PRESENT, REASONS, Absent
 

@@ -27,7 +27,7 @@ from collector.workloads.job_readings import (
     seat_values,
 )
 from collector.workloads.job_roster import NO_JOB, Numbers, RunningJob, SeatedGpu
-from railscope.catalog import jobs as catalog
+from railscope.catalog import account as catalog
 from railscope.catalog import rollups
 from railscope.catalog.declare import Metric, Rollup
 from railscope.catalog.rollup import derived_name

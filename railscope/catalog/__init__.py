@@ -13,80 +13,48 @@ from types import ModuleType
 from railscope.catalog import (
     account,
     agent,
-    audit,
     bursts,
+    cabling,
     collector,
-    drives,
     entities,
-    filesystems,
     gpu,
-    gpu_activity,
-    gpu_ecc,
     gpu_health,
-    gpu_modes,
-    gpu_pcie,
-    gpu_power,
     gpu_sharing,
-    gpudirect,
     host,
-    inventory,
-    jobs,
     kernel,
-    memory_errors,
-    neighbour,
     network,
-    nfs,
     nic,
-    nic_detail,
-    nic_link,
     nic_settings,
     nvlink,
-    optics,
     pcie,
-    power,
     rdma,
     sensors,
+    storage,
     tenancy,
 )
-from railscope.catalog.declare import EntityKind, EventClass, Kind, Metric, Rollup, Unit
+from railscope.catalog.declare import EntityKind, EventClass, Metric, MetricKind, MetricUnit, Rollup
 from railscope.catalog.rollup import Derived, derive, derive_by_job
 
 SUBJECTS: dict[str, ModuleType] = {
     "gpu": gpu,
-    "gpu_power": gpu_power,
-    "gpu_modes": gpu_modes,
-    "gpu_activity": gpu_activity,
-    "gpu_ecc": gpu_ecc,
-    "gpu_pcie": gpu_pcie,
     "gpu_health": gpu_health,
     "gpu_sharing": gpu_sharing,
     "nvlink": nvlink,
     "rdma": rdma,
     "nic": nic,
-    "nic_link": nic_link,
-    "nic_detail": nic_detail,
     "nic_settings": nic_settings,
-    "optics": optics,
-    "neighbour": neighbour,
+    "cabling": cabling,
     "pcie": pcie,
     "bursts": bursts,
     "host": host,
     "network": network,
-    "gpudirect": gpudirect,
-    "nfs": nfs,
-    "filesystems": filesystems,
-    "drives": drives,
-    "power": power,
+    "storage": storage,
     "sensors": sensors,
-    "memory_errors": memory_errors,
     "kernel": kernel,
     "tenancy": tenancy,
     "agent": agent,
     "collector": collector,
     "account": account,
-    "audit": audit,
-    "inventory": inventory,
-    "jobs": jobs,
 }
 
 
@@ -95,8 +63,9 @@ def _declared(module: ModuleType) -> list[Metric]:
     for value in vars(module).values():
         if isinstance(value, Metric):
             found.append(value)
-        elif isinstance(value, tuple):
-            found.extend(item for item in value if isinstance(item, Metric))
+        elif isinstance(value, tuple | dict):
+            items = value.values() if isinstance(value, dict) else value
+            found.extend(item for item in items if isinstance(item, Metric))
     return found
 
 
@@ -114,14 +83,14 @@ for _subject, _module in SUBJECTS.items():
 KINDS: dict[str, EntityKind] = {
     kind.name: kind for kind in vars(entities).values() if isinstance(kind, EntityKind)
 }
-INFO: dict[str, Metric] = {m.about.name: m for m in METRICS.values() if m.kind is Kind.INFO}
+INFO: dict[str, Metric] = {m.about.name: m for m in METRICS.values() if m.kind is MetricKind.INFO}
 ORDER: dict[str, int] = {name: position for position, name in enumerate(METRICS)}
 
 
 @cache
 def rollups() -> dict[str, Derived]:
     """Return every roll-up of the declared metrics, by name."""
-    return derive(METRICS.values()) | derive_by_job(jobs.BY_JOB)
+    return derive(METRICS.values()) | derive_by_job(account.BY_JOB)
 
 
 __all__ = [
@@ -135,9 +104,9 @@ __all__ = [
     "Derived",
     "EntityKind",
     "EventClass",
-    "Kind",
     "Metric",
+    "MetricKind",
+    "MetricUnit",
     "Rollup",
-    "Unit",
     "rollups",
 ]

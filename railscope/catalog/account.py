@@ -1,9 +1,34 @@
-"""GPU time as reported by the collector: in total, per tenant, and against quotas."""
+"""GPU time and jobs, as reported by the collector: in total, per tenant, against quotas, per job.
 
-from fractions import Fraction
+A job is the workload named in claims (railscope.catalog.tenancy): a Slurm job, a pod, a virtual machine,
+or the name of a manual claim. It is identified by its tenant, the source that names it, and that name,
+over all nodes. The label of the name is `workload`, as in claims: Prometheus has a label `job` of its
+own, which identifies scrape configurations.
+"""
 
-from railscope.catalog.declare import Kind, Metric, Unit, per
-from railscope.catalog.entities import CLUSTER, GPU_TIME_STATE, TENANT, TENANT_PERIOD, TENANT_STATE
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+# fmt: off
+from railscope.catalog import gpu, nic
+from railscope.catalog.declare import KIBI, MILLI, NANO, Metric, MetricTable, Rollup, per
+from railscope.catalog.entities import (
+    CLUSTER,
+    GPU_HOLDER,
+    GPU_TIME_STATE,
+    JOB,
+    STRAGGLER,
+    TENANT,
+    TENANT_PERIOD,
+    TENANT_STATE,
+)
+from railscope.catalog.rdma import RDMA_COUNTERS
+
+_CLUSTER = MetricTable(CLUSTER)
+_TENANT = MetricTable(TENANT)
+_JOB = MetricTable(JOB)
 
 LEDGER = "Counts from the first evidence; late evidence moves time from unknown to observed."
 STATES = (
@@ -11,116 +36,64 @@ STATES = (
     "rest that MIG cannot use), system, maintenance, down, unclaimed (used without a claim), unknown"
 )
 COUNTED = "Counts from the first evidence; a few minutes behind, and late evidence corrects it."
-NANOSECOND = per(10**9)
+GPU_TIME = _CLUSTER.gauge("railscope_cluster_gpu_time_seconds", f"GPU time by state so far: {STATES}.", "claims, administrators' files and frames of the GPU source", about=GPU_TIME_STATE, scale=NANO, resets=LEDGER)
+GPU_CAPACITY = _CLUSTER.gauge("railscope_cluster_gpu_capacity_seconds", "GPU time there was: every known GPU from its first evidence to now, or until it retired.", "frames of the GPU source, retired file", scale=NANO, resets=LEDGER)
+TENANT_GPU_TIME = _TENANT.gauge("railscope_tenant_gpu_time_seconds", "GPU time of a tenant by state; the states are those of railscope_cluster_gpu_time_seconds.", "claims, administrators' files and frames of the GPU source", about=TENANT_STATE, scale=NANO, resets=LEDGER)
+TENANT_ENERGY = _TENANT.gauge("railscope_tenant_energy_joules", "Energy that GPUs used while the tenant held them.", "railscope_gpu_energy_joules_total, by claims", scale=MILLI, resets=COUNTED)
+TENANT_BUSY = _TENANT.gauge("railscope_tenant_gpu_busy_time_seconds", "Time in which GPUs computed while the tenant held them.", "railscope_gpu_busy_seconds_total, by claims", scale=NANO, resets=COUNTED)
+TENANT_MEMORY = _TENANT.gauge("railscope_tenant_gpu_memory_used_byte_seconds", "GPU memory in use times time, while the tenant held the GPUs.", "railscope_gpu_memory_used_byte_seconds_total, by claims", scale=KIBI, resets=COUNTED)
+TENANT_RECEIVED = _TENANT.gauge("railscope_tenant_network_received_bytes", "Bytes received by the ports on the rails of GPUs while the tenant held them.", "railscope_rdma_receive_bytes_total, else railscope_nic_receive_bytes_total, by claims", resets=COUNTED)
+TENANT_TRANSMITTED = _TENANT.gauge("railscope_tenant_network_transmitted_bytes", "Bytes sent by the ports on the rails of GPUs while the tenant held them.", "railscope_rdma_transmit_bytes_total, else railscope_nic_transmit_bytes_total, by claims", resets=COUNTED)
+TENANT_GPUS = _TENANT.gauge("railscope_tenant_held_gpus", "GPUs that the tenant holds now; parts of a GPU count as parts.", "claims", scale=per(840))
+QUOTA_TIME = _TENANT.gauge("railscope_tenant_quota_gpu_time_seconds", "GPU time that the tenant may hold in the present day or month (UTC).", "quotas file", about=TENANT_PERIOD, scale=NANO)
+QUOTA_TIME_USED = _TENANT.gauge("railscope_tenant_quota_used_gpu_time_seconds", "GPU time that the tenant has held in the present day or month (UTC).", "claims and frames of the GPU source", about=TENANT_PERIOD, scale=NANO)
+QUOTA_GPUS = _TENANT.gauge("railscope_tenant_quota_gpus", "GPUs that the tenant may hold at once.", "quotas file")
 
-GPU_TIME = Metric(
-    "railscope_cluster_gpu_time_seconds",
-    Kind.GAUGE,
-    GPU_TIME_STATE,
-    unit=Unit.SECONDS,
-    scale=NANOSECOND,
-    resets=LEDGER,
-    help=f"GPU time by state so far: {STATES}.",
-    origin="claims, administrators' files and frames of the GPU source",
-)
-GPU_CAPACITY = Metric(
-    "railscope_cluster_gpu_capacity_seconds",
-    Kind.GAUGE,
-    CLUSTER,
-    unit=Unit.SECONDS,
-    scale=NANOSECOND,
-    resets=LEDGER,
-    help="GPU time there was: every known GPU from its first evidence to now, or until it retired.",
-    origin="frames of the GPU source, retired file",
-)
-TENANT_GPU_TIME = Metric(
-    "railscope_tenant_gpu_time_seconds",
-    Kind.GAUGE,
-    TENANT_STATE,
-    unit=Unit.SECONDS,
-    scale=NANOSECOND,
-    resets=LEDGER,
-    help="GPU time of a tenant by state; the states are those of railscope_cluster_gpu_time_seconds.",
-    origin="claims, administrators' files and frames of the GPU source",
-)
-TENANT_ENERGY = Metric(
-    "railscope_tenant_energy_joules",
-    Kind.GAUGE,
-    TENANT,
-    unit=Unit.JOULES,
-    scale=per(1000),
-    resets=COUNTED,
-    help="Energy that GPUs used while the tenant held them.",
-    origin="railscope_gpu_energy_joules_total, by claims",
-)
-TENANT_BUSY = Metric(
-    "railscope_tenant_gpu_busy_time_seconds",
-    Kind.GAUGE,
-    TENANT,
-    unit=Unit.SECONDS,
-    scale=NANOSECOND,
-    resets=COUNTED,
-    help="Time in which GPUs computed while the tenant held them.",
-    origin="railscope_gpu_busy_seconds_total, by claims",
-)
-TENANT_MEMORY = Metric(
-    "railscope_tenant_gpu_memory_used_byte_seconds",
-    Kind.GAUGE,
-    TENANT,
-    unit=Unit.BYTE_SECONDS,
-    scale=Fraction(1024),
-    resets=COUNTED,
-    help="GPU memory in use times time, while the tenant held the GPUs.",
-    origin="railscope_gpu_memory_used_byte_seconds_total, by claims",
-)
-TENANT_RECEIVED = Metric(
-    "railscope_tenant_network_received_bytes",
-    Kind.GAUGE,
-    TENANT,
-    unit=Unit.BYTES,
-    resets=COUNTED,
-    help="Bytes received by the ports on the rails of GPUs while the tenant held them.",
-    origin="railscope_rdma_receive_bytes_total, else railscope_nic_receive_bytes_total, by claims",
-)
-TENANT_TRANSMITTED = Metric(
-    "railscope_tenant_network_transmitted_bytes",
-    Kind.GAUGE,
-    TENANT,
-    unit=Unit.BYTES,
-    resets=COUNTED,
-    help="Bytes sent by the ports on the rails of GPUs while the tenant held them.",
-    origin="railscope_rdma_transmit_bytes_total, else railscope_nic_transmit_bytes_total, by claims",
-)
-TENANT_GPUS = Metric(
-    "railscope_tenant_held_gpus",
-    Kind.GAUGE,
-    TENANT,
-    scale=per(840),
-    help="GPUs that the tenant holds now; parts of a GPU count as parts.",
-    origin="claims",
-)
-QUOTA_TIME = Metric(
-    "railscope_tenant_quota_gpu_time_seconds",
-    Kind.GAUGE,
-    TENANT_PERIOD,
-    unit=Unit.SECONDS,
-    scale=NANOSECOND,
-    help="GPU time that the tenant may hold in the present day or month (UTC).",
-    origin="quotas file",
-)
-QUOTA_TIME_USED = Metric(
-    "railscope_tenant_quota_used_gpu_time_seconds",
-    Kind.GAUGE,
-    TENANT_PERIOD,
-    unit=Unit.SECONDS,
-    scale=NANOSECOND,
-    help="GPU time that the tenant has held in the present day or month (UTC).",
-    origin="claims and frames of the GPU source",
-)
-QUOTA_GPUS = Metric(
-    "railscope_tenant_quota_gpus",
-    Kind.GAUGE,
-    TENANT,
-    help="GPUs that the tenant may hold at once.",
-    origin="quotas file",
-)
+# Jobs --------------------------------------------------------------------------------------------
+_CLAIMS = "collector, claims in force"
+JOB_GPUS = _JOB.gauge("railscope_job_gpus", "GPUs that the job holds; a part of a GPU counts as that part.", _CLAIMS)
+JOB_NODES = _JOB.gauge("railscope_job_nodes", "Nodes on which the job holds GPUs.", _CLAIMS)
+JOB_STALE_GPUS = _JOB.gauge("railscope_job_stale_gpus", "GPUs of the job on stale nodes; the roll-ups are without them.", _CLAIMS)
+JOB_SHARED_GPUS = _JOB.gauge("railscope_job_shared_gpus", "GPUs that the job holds a part of while other jobs hold other parts; the roll-ups are without them, as nobody can tell whose the readings of the GPU are.", _CLAIMS)
+JOB_START = _JOB.gauge("railscope_job_start_time_seconds", "When the earliest claim of the job that is in force began, since the Unix epoch.", _CLAIMS, scale=NANO)
+STRAGGLER_DEVIATION = _JOB.gauge("railscope_job_straggler_deviation_ratio", "How far the GPU of the job that is furthest behind is from the median of the job, by means over about a minute: -0.3 is 30 % below it. There is none where fewer than two GPUs tell, or the median is nothing.", "collector, railscope_gpu_sm_activity_ratio, railscope_gpu_clock_hertz and railscope_rdma_transmit_bytes_total of the ports on the GPU's rail", about=STRAGGLER)
+HOLDER_INFO = _CLUSTER.info("railscope_gpu_holder_info", "What holds the GPU, or a part of it, and for which tenant.", _CLAIMS, about=GPU_HOLDER)
+CLUSTER_JOBS = _CLUSTER.gauge("railscope_cluster_jobs", "Jobs that hold GPUs.", _CLAIMS)
+SUPPRESSED_JOBS = _CLUSTER.gauge("railscope_cluster_suppressed_jobs", "Jobs that hold GPUs and are not reported individually, as there are more than max_jobs.", _CLAIMS)
+_RDMA = {metric.name: metric for metric in RDMA_COUNTERS}
+RDMA_SENT = _RDMA["railscope_rdma_transmit_bytes_total"]
+RDMA_RECEIVED = _RDMA["railscope_rdma_receive_bytes_total"]
+_SPREAD = (Rollup.MEAN, Rollup.MIN, Rollup.MAX)
+BY_JOB: Mapping[Metric, tuple[Rollup, ...]] = {
+    gpu.GPU_UTILIZATION: (Rollup.MEAN, Rollup.MAX),
+    gpu.GPU_SM_ACTIVITY: _SPREAD,
+    gpu.GPU_TENSOR_ACTIVITY: _SPREAD,
+    gpu.GPU_POWER: (Rollup.SUM,),
+    gpu.GPU_MEMORY_USED: (Rollup.SUM,),
+    gpu.GPU_TEMPERATURE: (Rollup.MAX,),
+    RDMA_SENT: (Rollup.SUM,),
+    RDMA_RECEIVED: (Rollup.SUM,),
+    nic.SENT: (Rollup.SUM,),
+    nic.RECEIVED: (Rollup.SUM,),
+    nic.PFC_RECEIVED_TIME: (Rollup.MAX,),
+    nic.PFC_SENT_TIME: (Rollup.MAX,),
+}
+"""Roll-ups over the GPUs that a job holds exclusively, and the ports on their rails.
+
+Few, as every job of a cluster has all of them.
+"""
+
+
+class StragglerMeasure(NamedTuple):
+    """Quantity by which GPUs of a job are compared."""
+
+    metric: Metric
+    part: tuple[str, ...] = ()
+
+
+STRAGGLER_MEASURES: Mapping[str, StragglerMeasure] = {
+    "sm_activity": StragglerMeasure(gpu.GPU_SM_ACTIVITY),
+    "sm_clock": StragglerMeasure(gpu.GPU_CLOCK_SPEED, ("sm",)),
+    "rdma_transmit": StragglerMeasure(RDMA_SENT),
+}
+"""Ranks in lockstep wait for the slowest, and are then no busier than it: its clock reveals it, too."""

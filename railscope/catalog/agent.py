@@ -1,290 +1,43 @@
 """Metrics of the agent itself."""
 
-from railscope.catalog.declare import EventClass, Kind, Metric, Rollup, Unit, per
+# fmt: off
+from railscope.catalog.declare import MICRO, NANO, EventClass, MetricTable, Rollup
 from railscope.catalog.entities import ABSENCE, BUDGET, DROP, HUNG_DEVICE, NODE, SOURCE
 
 START = "Counts from the start of the agent."
-NANOSECOND = per(10**9)
-MILLIONTH = per(10**6)
+_AGENT = MetricTable(NODE, resets=START)
+_SOURCE = MetricTable(SOURCE, resets=START)
+
 SOURCE_STATES = {0: "starting", 1: "ok", 2: "partial", 3: "unsupported", 4: "failed"}
 GOVERNOR_STATES = {0: "within", 1: "stretching", 2: "at_limit"}
-
-SOURCE_STATE = Metric(
-    "railscope_source_state",
-    Kind.STATE,
-    SOURCE,
-    states=SOURCE_STATES,
-    help="How a source fares: ok, partial (some readings fail), unsupported (not on this machine) or failed.",
-    origin="agent",
-)
-SOURCE_READ_TIME = Metric(
-    "railscope_source_read_duration_seconds",
-    Kind.GAUGE,
-    SOURCE,
-    unit=Unit.SECONDS,
-    scale=NANOSECOND,
-    rollups=(Rollup.MAX,),
-    help="How long the last complete read of the source took.",
-    origin="agent",
-)
-SOURCE_AGE = Metric(
-    "railscope_source_age_seconds",
-    Kind.GAUGE,
-    SOURCE,
-    unit=Unit.SECONDS,
-    scale=NANOSECOND,
-    rollups=(Rollup.MAX,),
-    help="Time since the last complete read of the source.",
-    origin="agent",
-)
-SOURCE_READS = Metric(
-    "railscope_source_reads_total",
-    Kind.COUNTER,
-    SOURCE,
-    resets=START,
-    help="Complete reads of the source.",
-    origin="agent",
-)
-SOURCE_MISSED = Metric(
-    "railscope_source_missed_ticks_total",
-    Kind.COUNTER,
-    SOURCE,
-    rollups=(Rollup.SUM,),
-    resets=START,
-    help="Ticks at which the source could not be read because the read before had not returned.",
-    origin="agent",
-)
-SOURCE_CPU = Metric(
-    "railscope_source_cpu_seconds_total",
-    Kind.COUNTER,
-    SOURCE,
-    unit=Unit.SECONDS,
-    scale=NANOSECOND,
-    rollups=(Rollup.MAX,),
-    resets=START,
-    help="Processor time the agent has used to read the source and to look for what is there.",
-    origin="clock_gettime(CLOCK_THREAD_CPUTIME_ID)",
-)
-SOURCE_PERIOD = Metric(
-    "railscope_source_period_seconds",
-    Kind.GAUGE,
-    SOURCE,
-    unit=Unit.SECONDS,
-    scale=NANOSECOND,
-    help="Time from one read of the source to the next, as the governor has set it.",
-    origin="agent",
-)
-SOURCE_STRETCH = Metric(
-    "railscope_source_stretch_ratio",
-    Kind.GAUGE,
-    SOURCE,
-    unit=Unit.RATIO,
-    rollups=(Rollup.MAX,),
-    help="Period of the source in configured periods: more than 1 where the governor has lengthened it.",
-    origin="agent",
-)
-SOURCE_ABSENT = Metric(
-    "railscope_source_absent_readings",
-    Kind.GAUGE,
-    ABSENCE,
-    rollups=(Rollup.SUM,),
-    help="Readings of the source that have no value now, by reason.",
-    origin="agent",
-)
-HUNG_TIME = Metric(
-    "railscope_agent_hung_device_seconds",
-    Kind.GAUGE,
-    HUNG_DEVICE,
-    unit=Unit.SECONDS,
-    scale=NANOSECOND,
-    rollups=(Rollup.MAX,),
-    help="Time for which a call about a device has not returned; the device has no values meanwhile.",
-    origin="agent",
-)
-AGENT_CPU = Metric(
-    "railscope_agent_cpu_seconds_total",
-    Kind.COUNTER,
-    NODE,
-    unit=Unit.SECONDS,
-    scale=NANOSECOND,
-    rollups=(Rollup.MEAN, Rollup.MAX),
-    resets=START,
-    help="Processor time the agent has used.",
-    origin="clock_gettime(CLOCK_PROCESS_CPUTIME_ID)",
-)
-AGENT_MEMORY = Metric(
-    "railscope_agent_resident_memory_bytes",
-    Kind.GAUGE,
-    NODE,
-    unit=Unit.BYTES,
-    rollups=(Rollup.MAX,),
-    help="Memory the agent occupies.",
-    origin="/proc/self/statm (pages)",
-)
-REPLAY_CPU = Metric(
-    "railscope_agent_replay_cpu_seconds_total",
-    Kind.COUNTER,
-    NODE,
-    unit=Unit.SECONDS,
-    scale=NANOSECOND,
-    resets=START,
-    help="Processor time for decoding a capture or simulating a node; not part of the agent's own.",
-    origin="clock_gettime(CLOCK_THREAD_CPUTIME_ID)",
-)
-REPLAY_MEMORY = Metric(
-    "railscope_agent_replay_resident_memory_bytes",
-    Kind.GAUGE,
-    NODE,
-    unit=Unit.BYTES,
-    help="Memory that a capture or a simulated node occupied when it was loaded; not part of the agent's own.",
-    origin="/proc/self/statm (pages)",
-)
-AGENT_CPU_USE = Metric(
-    "railscope_agent_cpu_use_ratio",
-    Kind.GAUGE,
-    NODE,
-    unit=Unit.RATIO,
-    scale=MILLIONTH,
-    rollups=(Rollup.MEAN, Rollup.MAX),
-    help="Share of one processor core that the agent used over the last minute.",
-    origin="clock_gettime(CLOCK_PROCESS_CPUTIME_ID)",
-)
-AGENT_CPU_BUDGET = Metric(
-    "railscope_agent_cpu_budget_ratio",
-    Kind.GAUGE,
-    NODE,
-    unit=Unit.RATIO,
-    scale=MILLIONTH,
-    help="Share of one processor core that the agent keeps to by reading less often.",
-    origin="setting budget.cpu_ratio",
-)
-AGENT_MEMORY_BUDGET = Metric(
-    "railscope_agent_memory_budget_bytes",
-    Kind.GAUGE,
-    NODE,
-    unit=Unit.BYTES,
-    help="Resident memory above which the agent gives back what it can do without.",
-    origin="setting budget.memory_bytes",
-)
-GOVERNOR_STATE = Metric(
-    "railscope_governor_state",
-    Kind.STATE,
-    BUDGET,
-    states=GOVERNOR_STATES,
-    help="Whether a budget of the agent is kept: within it, by stretching periods, or not at all (at_limit).",
-    origin="agent",
-)
-SPOOL_SIZE = Metric(
-    "railscope_spool_size_bytes",
-    Kind.GAUGE,
-    NODE,
-    unit=Unit.BYTES,
-    rollups=(Rollup.MAX,),
-    help="Size of what waits to be acknowledged by the collector.",
-    origin="agent spool",
-)
-SPOOL_BATCHES = Metric(
-    "railscope_spool_envelopes",
-    Kind.GAUGE,
-    NODE,
-    rollups=(Rollup.MAX,),
-    help="Envelopes of frames that wait to be acknowledged by the collector.",
-    origin="agent spool",
-)
-FRAMES_SHIPPED = Metric(
-    "railscope_agent_shipped_frames_total",
-    Kind.COUNTER,
-    NODE,
-    unit=Unit.FRAMES,
-    rollups=(Rollup.SUM,),
-    resets=START,
-    help="Frames the collector has acknowledged as durable.",
-    origin="agent",
-)
-LOG_LINES_LOST = Metric(
-    "railscope_agent_log_lines_lost_total",
-    Kind.COUNTER,
-    NODE,
-    resets=START,
-    help="Log lines that could not be written: a full disk, a closed pipe.",
-    origin="agent",
-)
-FRAMES_DROPPED = Metric(
-    "railscope_agent_dropped_frames_total",
-    Kind.COUNTER,
-    DROP,
-    unit=Unit.FRAMES,
-    rollups=(Rollup.SUM,),
-    resets=START,
-    help="Frames that were given up before the collector had them, by reason.",
-    origin="agent",
-)
-SHIP_FAILURES = Metric(
-    "railscope_agent_ship_failures_total",
-    Kind.COUNTER,
-    NODE,
-    rollups=(Rollup.SUM,),
-    resets=START,
-    help="Attempts to reach the collector that failed.",
-    origin="agent",
-)
-
-WITNESS_STATE = Metric(
-    "railscope_agent_audit_witness_state",
-    Kind.STATE,
-    NODE,
-    states={0: "no_checkpoint", 1: "consistent", 2: "disputed"},
-    help="State of the collector's audit log as verified by this agent: disputed if it contradicts the checkpoint stored here.",
-    origin="agent",
-)
-WITNESSED_RECORDS = Metric(
-    "railscope_agent_audit_checkpoint_records",
-    Kind.GAUGE,
-    NODE,
-    rollups=(Rollup.MIN, Rollup.MAX),
-    help="Records of the collector's audit log that the checkpoint stored here covers.",
-    origin="agent",
-)
-
-DISPUTE_EVENT = EventClass(
-    "audit_log_disputed",
-    NODE,
-    "error",
-    help="The collector's audit log contradicts the checkpoint that this agent has stored.",
-    origin="agent",
-    facts=("kind", "held_size", "held_root", "offered_size", "offered_root"),
-    audited=True,
-)
-SOURCE_EVENT = EventClass(
-    "source_state",
-    SOURCE,
-    "warning",
-    help="A source changed its state.",
-    origin="agent",
-    facts=("before", "after", "problem"),
-)
-HANG_EVENT = EventClass(
-    "device_hang",
-    NODE,
-    "error",
-    help="A call about a device has not returned and was left to its thread (hung), or has returned.",
-    origin="agent",
-    facts=("device", "call", "for", "state"),
-)
-GOVERNOR_EVENT = EventClass(
-    "governor",
-    SOURCE,
-    "warning",
-    help="The governor changed the period of a source, to keep the agent's budget or as there is room again.",
-    origin="agent",
-    facts=("before", "after", "why"),
-)
-GAP_EVENT = EventClass(
-    "gap",
-    DROP,
-    "error",
-    help="The agent gave up frames before the collector had them.",
-    origin="agent spool",
-    facts=("frames", "envelopes"),
-    audited=True,
-)
+SOURCE_STATE = _SOURCE.state("railscope_source_state", "How a source fares: ok, partial (some readings fail), unsupported (not on this machine) or failed.", "agent", states=SOURCE_STATES)
+SOURCE_READ_TIME = _SOURCE.gauge("railscope_source_read_duration_seconds", "How long the last complete read of the source took.", "agent", scale=NANO, rollups=(Rollup.MAX,))
+SOURCE_AGE = _SOURCE.gauge("railscope_source_age_seconds", "Time since the last complete read of the source.", "agent", scale=NANO, rollups=(Rollup.MAX,))
+SOURCE_READS = _SOURCE.counter("railscope_source_reads_total", "Complete reads of the source.", "agent")
+SOURCE_MISSED = _SOURCE.counter("railscope_source_missed_ticks_total", "Ticks at which the source could not be read because the read before had not returned.", "agent", rollups=(Rollup.SUM,))
+SOURCE_CPU = _SOURCE.counter("railscope_source_cpu_seconds_total", "Processor time the agent has used to read the source and to look for what is there.", "clock_gettime(CLOCK_THREAD_CPUTIME_ID)", scale=NANO, rollups=(Rollup.MAX,))
+SOURCE_PERIOD = _SOURCE.gauge("railscope_source_period_seconds", "Time from one read of the source to the next, as the governor has set it.", "agent", scale=NANO)
+SOURCE_STRETCH = _SOURCE.gauge("railscope_source_stretch_ratio", "Period of the source in configured periods: more than 1 where the governor has lengthened it.", "agent", rollups=(Rollup.MAX,))
+SOURCE_ABSENT = _SOURCE.gauge("railscope_source_absent_readings", "Readings of the source that have no value now, by reason.", "agent", about=ABSENCE, rollups=(Rollup.SUM,))
+HUNG_TIME = _AGENT.gauge("railscope_agent_hung_device_seconds", "Time for which a call about a device has not returned; the device has no values meanwhile.", "agent", about=HUNG_DEVICE, scale=NANO, rollups=(Rollup.MAX,))
+AGENT_CPU = _AGENT.counter("railscope_agent_cpu_seconds_total", "Processor time the agent has used.", "clock_gettime(CLOCK_PROCESS_CPUTIME_ID)", scale=NANO, rollups=(Rollup.MEAN, Rollup.MAX))
+AGENT_MEMORY = _AGENT.gauge("railscope_agent_resident_memory_bytes", "Memory the agent occupies.", "/proc/self/statm (pages)", rollups=(Rollup.MAX,))
+REPLAY_CPU = _AGENT.counter("railscope_agent_replay_cpu_seconds_total", "Processor time for decoding a capture or simulating a node; not part of the agent's own.", "clock_gettime(CLOCK_THREAD_CPUTIME_ID)", scale=NANO)
+REPLAY_MEMORY = _AGENT.gauge("railscope_agent_replay_resident_memory_bytes", "Memory that a capture or a simulated node occupied when it was loaded; not part of the agent's own.", "/proc/self/statm (pages)")
+AGENT_CPU_USE = _AGENT.gauge("railscope_agent_cpu_use_ratio", "Share of one processor core that the agent used over the last minute.", "clock_gettime(CLOCK_PROCESS_CPUTIME_ID)", scale=MICRO, rollups=(Rollup.MEAN, Rollup.MAX))
+AGENT_CPU_BUDGET = _AGENT.gauge("railscope_agent_cpu_budget_ratio", "Share of one processor core that the agent keeps to by reading less often.", "setting budget.cpu_ratio", scale=MICRO)
+AGENT_MEMORY_BUDGET = _AGENT.gauge("railscope_agent_memory_budget_bytes", "Resident memory above which the agent gives back what it can do without.", "setting budget.memory_bytes")
+GOVERNOR_STATE = _AGENT.state("railscope_governor_state", "Whether a budget of the agent is kept: within it, by stretching periods, or not at all (at_limit).", "agent", states=GOVERNOR_STATES, about=BUDGET)
+SPOOL_SIZE = _AGENT.gauge("railscope_spool_size_bytes", "Size of what waits to be acknowledged by the collector.", "agent spool", rollups=(Rollup.MAX,))
+SPOOL_BATCHES = _AGENT.gauge("railscope_spool_envelopes", "Envelopes of frames that wait to be acknowledged by the collector.", "agent spool", rollups=(Rollup.MAX,))
+FRAMES_SHIPPED = _AGENT.counter("railscope_agent_shipped_frames_total", "Frames the collector has acknowledged as durable.", "agent", rollups=(Rollup.SUM,))
+LOG_LINES_LOST = _AGENT.counter("railscope_agent_log_lines_lost_total", "Log lines that could not be written: a full disk, a closed pipe.", "agent")
+FRAMES_DROPPED = _AGENT.counter("railscope_agent_dropped_frames_total", "Frames that were given up before the collector had them, by reason.", "agent", about=DROP, rollups=(Rollup.SUM,))
+SHIP_FAILURES = _AGENT.counter("railscope_agent_ship_failures_total", "Attempts to reach the collector that failed.", "agent", rollups=(Rollup.SUM,))
+WITNESS_STATE = _AGENT.state("railscope_agent_audit_witness_state", "State of the collector's audit log as verified by this agent: disputed if it contradicts the checkpoint stored here.", "agent", states={0: "no_checkpoint", 1: "consistent", 2: "disputed"})
+WITNESSED_RECORDS = _AGENT.gauge("railscope_agent_audit_checkpoint_records", "Records of the collector's audit log that the checkpoint stored here covers.", "agent", rollups=(Rollup.MIN, Rollup.MAX))
+DISPUTE_EVENT = EventClass("audit_log_disputed", NODE, "error", "The collector's audit log contradicts the checkpoint that this agent has stored.", "agent", ("kind", "held_size", "held_root", "offered_size", "offered_root"), audited=True)
+SOURCE_EVENT = EventClass("source_state", SOURCE, "warning", "A source changed its state.", "agent", ("before", "after", "problem"))
+HANG_EVENT = EventClass("device_hang", NODE, "error", "A call about a device has not returned and was left to its thread (hung), or has returned.", "agent", ("device", "call", "for", "state"))
+GOVERNOR_EVENT = EventClass("governor", SOURCE, "warning", "The governor changed the period of a source, to keep the agent's budget or as there is room again.", "agent", ("before", "after", "why"))
+GAP_EVENT = EventClass("gap", DROP, "error", "The agent gave up frames before the collector had them.", "agent spool", ("frames", "envelopes"), audited=True)

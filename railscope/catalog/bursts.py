@@ -7,102 +7,28 @@ a share of time, and windows times the window length are seconds: those in `..._
 windows of one length add up over rails and nodes.
 """
 
+# fmt: off
 from fractions import Fraction
 
-from railscope.catalog.declare import EntityKind, Kind, Metric, Unit, per
+from railscope.catalog.declare import MICRO, NANO, MetricTable
 from railscope.catalog.entities import GPU, GPU_WINDOW, NIC, NIC_WINDOW
 
 START = "Counts from the start of the agent."
-NANOSECOND = per(10**9)
-MILLIONTH = per(10**6)
+_NIC = MetricTable(NIC, resets=START)
+_NIC_WINDOWS = MetricTable(NIC_WINDOW, resets=START)
+_GPU = MetricTable(GPU, resets=START)
+_GPU_WINDOWS = MetricTable(GPU_WINDOW, resets=START)
+
 SHARES = tuple(
     Fraction(share) for share in ("0", "0.01", "0.05", "0.1", "0.25", "0.5", "0.75", "0.9")
 )
 RATES = tuple(Fraction(10) ** power for power in range(1, 6))
-
-
-def _histogram(  # noqa: PLR0913, PLR0917 - one row of the table below
-    name: str, about: EntityKind, bounds: tuple[Fraction, ...], unit: Unit, help_: str, origin: str
-) -> Metric:
-    return Metric(
-        f"railscope_{name}",
-        Kind.HISTOGRAM,
-        about,
-        unit=unit,
-        scale=MILLIONTH,
-        bounds=bounds,
-        resets=START,
-        help=help_,
-        origin=origin,
-    )
-
-
-NIC_PAUSE = _histogram(
-    "nic_burst_pause_ratio",
-    NIC_WINDOW,
-    SHARES,
-    Unit.RATIO,
-    "Windows by the share of their time in which the switch paused us (receive) or we paused it (transmit).",
-    "growth of the PFC and pause times of ethtool statistics; of the priority paused longest",
-)
-NIC_UTILIZATION = _histogram(
-    "nic_burst_utilization_ratio",
-    NIC_WINDOW,
-    SHARES,
-    Unit.RATIO,
-    "Windows by the share of the line rate that the port received or sent in them.",
-    "growth of the port's bytes in ethtool statistics; /sys/class/net/*/speed",
-)
-NIC_NOTIFICATIONS = _histogram(
-    "nic_burst_congestion_notifications_per_second",
-    NIC_WINDOW,
-    (Fraction(0), *RATES),
-    Unit.NONE,
-    "Windows by the rate of congestion notifications (CNP) that the port acted on (receive) or sent.",
-    "growth of the CNP counters below /sys/class/infiniband/*/ports/*/hw_counters",
-)
-GPU_UTILIZATION_WINDOWS = _histogram(
-    "gpu_burst_utilization_ratio",
-    GPU_WINDOW,
-    SHARES,
-    Unit.RATIO,
-    "Windows by the share of their time in which the GPU ran a kernel, as the driver averaged it.",
-    "nvmlDeviceGetSamples(NVML_GPU_UTILIZATION_SAMPLES) (percent)",
-)
-GPU_POWER_WINDOWS = _histogram(
-    "gpu_burst_power_ratio",
-    GPU_WINDOW,
-    (*SHARES, Fraction(1)),
-    Unit.RATIO,
-    "Windows by the power the GPU drew in them as a share of its limit.",
-    "nvmlDeviceGetSamples(NVML_TOTAL_POWER_SAMPLES) (mW); nvmlDeviceGetEnforcedPowerLimit",
-)
-
-
-def _window(name: str, about: EntityKind, what: str) -> Metric:
-    return Metric(
-        f"railscope_{name}_burst_window_seconds",
-        Kind.GAUGE,
-        about,
-        unit=Unit.SECONDS,
-        scale=NANOSECOND,
-        help=f"Length of a window in the histograms of bursts of {what}.",
-        origin="the setting bursts.window_seconds",
-    )
-
-
-def _missed(name: str, about: EntityKind, what: str) -> Metric:
-    return Metric(
-        f"railscope_{name}_burst_missed_windows_total",
-        Kind.COUNTER,
-        about,
-        resets=START,
-        help=f"Windows without a measurement of {what}: a read failed, or came too late.",
-        origin="agent",
-    )
-
-
-NIC_WINDOW_LENGTH = _window("nic", NIC, "the network card")
-NIC_MISSED = _missed("nic", NIC, "the network card")
-GPU_WINDOW_LENGTH = _window("gpu", GPU, "the GPU")
-GPU_MISSED = _missed("gpu", GPU, "the GPU")
+NIC_PAUSE = _NIC_WINDOWS.histogram("railscope_nic_burst_pause_ratio", "Windows by the share of their time in which the switch paused us (receive) or we paused it (transmit).", "growth of the PFC and pause times of ethtool statistics; of the priority paused longest", bounds=SHARES, scale=MICRO)
+NIC_UTILIZATION = _NIC_WINDOWS.histogram("railscope_nic_burst_utilization_ratio", "Windows by the share of the line rate that the port received or sent in them.", "growth of the port's bytes in ethtool statistics; /sys/class/net/*/speed", bounds=SHARES, scale=MICRO)
+NIC_NOTIFICATIONS = _NIC_WINDOWS.histogram("railscope_nic_burst_congestion_notifications_per_second", "Windows by the rate of congestion notifications (CNP) that the port acted on (receive) or sent.", "growth of the CNP counters below /sys/class/infiniband/*/ports/*/hw_counters", bounds=(Fraction(0), *RATES), scale=MICRO)
+GPU_UTILIZATION_WINDOWS = _GPU_WINDOWS.histogram("railscope_gpu_burst_utilization_ratio", "Windows by the share of their time in which the GPU ran a kernel, as the driver averaged it.", "nvmlDeviceGetSamples(NVML_GPU_UTILIZATION_SAMPLES) (percent)", bounds=SHARES, scale=MICRO)
+GPU_POWER_WINDOWS = _GPU_WINDOWS.histogram("railscope_gpu_burst_power_ratio", "Windows by the power the GPU drew in them as a share of its limit.", "nvmlDeviceGetSamples(NVML_TOTAL_POWER_SAMPLES) (mW); nvmlDeviceGetEnforcedPowerLimit", bounds=(*SHARES, Fraction(1)), scale=MICRO)
+NIC_WINDOW_LENGTH = _NIC.gauge("railscope_nic_burst_window_seconds", "Length of a window in the histograms of bursts of the network card.", "the setting bursts.window_seconds", scale=NANO)
+NIC_MISSED = _NIC.counter("railscope_nic_burst_missed_windows_total", "Windows without a measurement of the network card: a read failed, or came too late.", "agent")
+GPU_WINDOW_LENGTH = _GPU.gauge("railscope_gpu_burst_window_seconds", "Length of a window in the histograms of bursts of the GPU.", "the setting bursts.window_seconds", scale=NANO)
+GPU_MISSED = _GPU.counter("railscope_gpu_burst_missed_windows_total", "Windows without a measurement of the GPU: a read failed, or came too late.", "agent")

@@ -1,4 +1,4 @@
-"""Types of declarations: metric, entity kind, event class.
+"""Types of declarations: metric, entity kind, event class; and the tables that metrics are declared in.
 
 A declaration is the runtime object: exposition, wire columns, roll-ups, reference docs and checks are all
 derived from it. This module imports no other module of the project.
@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
+from typing import TypedDict, Unpack
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     """Type of a metric; determines its exposition and the existence of a rate."""
 
     COUNTER = "counter"
@@ -22,7 +23,7 @@ class Kind(StrEnum):
     HISTOGRAM = "histogram"
 
 
-class Unit(StrEnum):
+class MetricUnit(StrEnum):
     """Base units, as suffixes of metric names."""
 
     NONE = ""
@@ -65,7 +66,7 @@ class Rollup(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EntityKind:
-    """Kind of entity that metrics describe.
+    """MetricKind of entity that metrics describe.
 
     `labels` identify one entity and are the labels of all its metrics. `facts` describe it and are labels
     of one `_info` metric. `part_of` names the kind that provides the first labels of this one, so that
@@ -108,11 +109,11 @@ class Metric:
     """
 
     name: str
-    kind: Kind
+    kind: MetricKind
     about: EntityKind
     help: str
     origin: str
-    unit: Unit = Unit.NONE
+    unit: MetricUnit = MetricUnit.NONE
     scale: Fraction = Fraction(1)
     rollups: tuple[Rollup, ...] = ()
     resets: str = ""
@@ -129,17 +130,17 @@ class Metric:
         stem = self.name.removesuffix("_total")
         if not self.name.startswith("railscope_"):
             problems.append("the name must start with railscope_")
-        if (self.kind is Kind.COUNTER) != self.name.endswith("_total"):
+        if (self.kind is MetricKind.COUNTER) != self.name.endswith("_total"):
             problems.append("counters, and only counters, end in _total")
         if self.unit and not stem.endswith(self.unit):
             problems.append(f"the name must end in its unit {self.unit}")
         if not self.help.endswith("."):
             problems.append("help must be a sentence with a full stop")
-        if (self.kind is Kind.STATE) != bool(self.states):
+        if (self.kind is MetricKind.STATE) != bool(self.states):
             problems.append("STATE metrics, and only they, name their states")
-        if (self.kind is Kind.HISTOGRAM) != bool(self.bounds):
+        if (self.kind is MetricKind.HISTOGRAM) != bool(self.bounds):
             problems.append("HISTOGRAM metrics, and only they, have bounds")
-        if (self.kind is Kind.HISTOGRAM) != (self.about.labels[-1:] == (BUCKET,)):
+        if (self.kind is MetricKind.HISTOGRAM) != (self.about.labels[-1:] == (BUCKET,)):
             problems.append(
                 f"HISTOGRAM metrics, and only they, are about a kind that ends in {BUCKET}"
             )
@@ -156,7 +157,7 @@ class Metric:
 
     def scale_of(self, key: Sequence[str]) -> Fraction:
         """Return the value of one step of a stored value; the buckets of a histogram are plain counts."""
-        counts = self.kind is Kind.HISTOGRAM and key[-1] != SUM
+        counts = self.kind is MetricKind.HISTOGRAM and key[-1] != SUM
         return Fraction(1) if counts else self.scale
 
     @property
@@ -185,3 +186,103 @@ class EventClass:
 def per(divisor: int) -> Fraction:
     """Return the scale of a value stored in `divisor` steps per base unit: 1000 for milliwatts."""
     return Fraction(1, divisor)
+
+
+NANO, MICRO, MILLI, CENTI = per(10**9), per(10**6), per(1000), per(100)
+KIBI, MEBI, MEGA = Fraction(1 << 10), Fraction(1 << 20), Fraction(10**6)
+MEGABIT = Fraction(125_000)
+"""Bytes of a megabit."""
+
+_LONGEST_FIRST = sorted(filter(None, MetricUnit), key=len, reverse=True)
+
+
+def unit_of(name: str) -> MetricUnit:
+    """Return the unit that the name of a metric ends in."""
+    stem = name.removesuffix("_total")
+    return next((unit for unit in _LONGEST_FIRST if stem.endswith(f"_{unit}")), MetricUnit.NONE)
+
+
+class MetricColumns(TypedDict, total=False):
+    """MetricColumns of a table that most rows leave out; `dcgm` and `node_exporter` are names in these programs."""
+
+    about: EntityKind
+    scale: Fraction
+    rollups: tuple[Rollup, ...]
+    resets: str
+    since: str
+    bits: int
+    saturates: bool
+    states: Mapping[int, str]
+    bounds: tuple[Fraction, ...]
+    dcgm: str
+    node_exporter: str
+
+
+@dataclass(frozen=True, slots=True)
+class MetricTable:
+    """Table of metrics; each of its methods declares one metric in one row: name, help, origin, and columns.
+
+    The rows without an entity kind are about the table's; counters without a reset reset as the table states.
+    The origin of a row continues that of the table. The name determines the unit.
+    """
+
+    about: EntityKind
+    origin: str = ""
+    resets: str = ""
+
+    def counter(
+        self, name: str, help_: str, origin: str = "", **columns: Unpack[MetricColumns]
+    ) -> Metric:
+        """Declare a counter."""
+        columns.setdefault("resets", self.resets)
+        return self._metric(MetricKind.COUNTER, name, help_, origin, columns)
+
+    def histogram(
+        self, name: str, help_: str, origin: str = "", **columns: Unpack[MetricColumns]
+    ) -> Metric:
+        """Declare a histogram, with the `bounds` of its buckets."""
+        columns.setdefault("resets", self.resets)
+        return self._metric(MetricKind.HISTOGRAM, name, help_, origin, columns)
+
+    def gauge(
+        self, name: str, help_: str, origin: str = "", **columns: Unpack[MetricColumns]
+    ) -> Metric:
+        """Declare a gauge."""
+        return self._metric(MetricKind.GAUGE, name, help_, origin, columns)
+
+    def state(
+        self, name: str, help_: str, origin: str = "", **columns: Unpack[MetricColumns]
+    ) -> Metric:
+        """Declare a state, with the names of its `states`."""
+        return self._metric(MetricKind.STATE, name, help_, origin, columns)
+
+    def info(
+        self, name: str, help_: str, origin: str = "", **columns: Unpack[MetricColumns]
+    ) -> Metric:
+        """Declare an info metric."""
+        return self._metric(MetricKind.INFO, name, help_, origin, columns)
+
+    def _metric(
+        self, kind: MetricKind, name: str, help_: str, origin: str, columns: MetricColumns
+    ) -> Metric:
+        others = {
+            "dcgm-exporter": columns.get("dcgm", ""),
+            "node_exporter": columns.get("node_exporter", ""),
+        }
+        return Metric(
+            name,
+            kind,
+            columns.get("about", self.about),
+            help=help_,
+            origin=self.origin + origin,
+            unit=unit_of(name),
+            scale=columns.get("scale", Fraction(1)),
+            rollups=columns.get("rollups", ()),
+            resets=columns.get("resets", ""),
+            since=columns.get("since", ""),
+            wraps_at_bits=columns.get("bits", 64),
+            saturates=columns.get("saturates", False),
+            states=columns.get("states", {}),
+            bounds=columns.get("bounds", ()),
+            other_names={tool: names for tool, names in others.items() if names},
+        )

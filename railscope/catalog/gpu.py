@@ -1,23 +1,32 @@
-"""Metrics of a GPU from NVML: activity, memory, clocks, power, temperature, modes.
+"""GPUs, from NVML: activity, memory, clocks, power, temperature, modes; activity of the SMs (GPM).
 
-`gpu_health` declares faults, `gpu_activity` the activity of the SMs.
+nvml.h, nvmlGpmMetricsGet: averages between two samples at least 100 ms apart. GPUs before Hopper have no GPM,
+and NVML has no equivalent: these metrics are absent there. `gpu_health` declares faults.
 """
 
-from fractions import Fraction
-
-from railscope.catalog.declare import Kind, Metric, Rollup, Unit, per
+# fmt: off
+from railscope.catalog.declare import CENTI, KIBI, MEGA, MICRO, MILLI, NANO, MetricTable, Rollup
 from railscope.catalog.entities import (
     GPU,
+    GPU_CACHE,
     GPU_CLOCK,
+    GPU_CYCLE,
     GPU_ENGINE,
+    GPU_FAN,
+    GPU_PIPE,
+    GPU_POWER_BOUND,
+    GPU_THRESHOLD,
     GPU_THROTTLE,
+    MIG,
+    MIG_PIPE,
 )
 
 DRIVER_LOAD = "Counts from driver load; falls back to zero at a driver reload or GPU reset."
-AGENT_START = "Counts from the start of the agent; falls back to zero with each."
-KIBIBYTE_SECONDS = Fraction(1024)
-"""Step of memory times time: 64 bits hold a tebibyte for 272 years."""
+CHIP_RESET = "Counts from the GPU's last reset."
+_NVML = MetricTable(GPU, resets=DRIVER_LOAD)
+_GPM = MetricTable(GPU, origin="nvmlGpmMetricsGet ", resets=CHIP_RESET)
 
+AGENT_START = "Counts from the start of the agent; falls back to zero with each."
 # nvml.h, nvmlClocksEventReason*: reasons for lowered clocks, by bit.
 THROTTLE_BITS = {
     "gpu_idle": 0x1,
@@ -32,260 +41,74 @@ THROTTLE_BITS = {
     "board_limit": 0x200,
     "reliability": 0x400,
 }
+GPU_INFO = _NVML.info("railscope_gpu_info", "What this GPU is: index, model, PCI address, serial number, firmware, driver and rail.", "nvmlDeviceGetName, nvmlDeviceGetPciInfo, nvmlDeviceGetSerial, nvmlDeviceGetVbiosVersion")
+GPU_UTILIZATION = _NVML.gauge("railscope_gpu_utilization_ratio", "Share of the last sample period in which at least one kernel ran on the GPU.", "nvmlDeviceGetUtilizationRates.gpu (percent)", scale=CENTI, rollups=(Rollup.MEAN,), dcgm="DCGM_FI_DEV_GPU_UTIL")
+GPU_BUSY = _NVML.counter("railscope_gpu_busy_seconds_total", "Time in which at least one kernel ran on the GPU: its utilization, summed over time by the agent.", "nvmlDeviceGetUtilizationRates.gpu (percent) x time since the sample before, if at most 30 s", scale=NANO, resets=AGENT_START)
+GPU_MEMORY_ACTIVITY = _NVML.gauge("railscope_gpu_memory_activity_ratio", "Share of the last sample period in which GPU memory was read or written.", "nvmlDeviceGetUtilizationRates.memory (percent)", scale=CENTI, rollups=(Rollup.MEAN,), dcgm="DCGM_FI_DEV_MEM_COPY_UTIL")
+GPU_MEMORY_TOTAL = _NVML.gauge("railscope_gpu_memory_size_bytes", "GPU memory installed.", "nvmlDeviceGetMemoryInfo v2 total (bytes)", rollups=(Rollup.SUM,), dcgm="DCGM_FI_DEV_FB_TOTAL")
+GPU_MEMORY_USED = _NVML.gauge("railscope_gpu_memory_used_bytes", "GPU memory held by processes, without what the driver reserves.", "nvmlDeviceGetMemoryInfo v2 used (bytes)", rollups=(Rollup.SUM,), dcgm="DCGM_FI_DEV_FB_USED, DCGM_FI_DEV_FB_USED_PERCENT")
+GPU_MEMORY_USED_TIME = _NVML.counter("railscope_gpu_memory_used_byte_seconds_total", "GPU memory held by processes times how long they held it, summed by the agent.", "nvmlDeviceGetMemoryInfo v2 used (bytes) x time since the sample before, if at most 30 s", scale=KIBI, resets=AGENT_START)
+GPU_MEMORY_FREE = _NVML.gauge("railscope_gpu_memory_free_bytes", "GPU memory that no one holds.", "nvmlDeviceGetMemoryInfo v2 free (bytes)", rollups=(Rollup.SUM,), dcgm="DCGM_FI_DEV_FB_FREE")
+GPU_MEMORY_RESERVED = _NVML.gauge("railscope_gpu_memory_reserved_bytes", "GPU memory the driver and firmware keep for themselves.", "nvmlDeviceGetMemoryInfo v2 reserved (bytes)", rollups=(Rollup.SUM,), dcgm="DCGM_FI_DEV_FB_RESERVED")
+GPU_CLOCK_SPEED = _NVML.gauge("railscope_gpu_clock_hertz", "Present speed of one clock of the GPU.", "nvmlDeviceGetClockInfo (MHz)", about=GPU_CLOCK, scale=MEGA, rollups=(Rollup.MEAN, Rollup.MIN), dcgm="DCGM_FI_DEV_SM_CLOCK, DCGM_FI_DEV_MEM_CLOCK, DCGM_FI_DEV_VIDEO_CLOCK")
+GPU_CLOCK_LIMIT = _NVML.gauge("railscope_gpu_clock_limit_hertz", "Highest speed one clock of the GPU can reach.", "nvmlDeviceGetMaxClockInfo (MHz)", about=GPU_CLOCK, scale=MEGA, dcgm="DCGM_FI_DEV_MAX_SM_CLOCK, DCGM_FI_DEV_MAX_MEM_CLOCK, DCGM_FI_DEV_MAX_VIDEO_CLOCK")
+GPU_PERFORMANCE_STATE = _NVML.gauge("railscope_gpu_performance_state", "Performance state of the GPU: 0 is the fastest, 15 the slowest.", "nvmlDeviceGetPerformanceState", dcgm="DCGM_FI_DEV_PSTATE")
+GPU_POWER = _NVML.gauge("railscope_gpu_power_watts", "Power the whole board draws; a one-second average on Ampere (except GA100) and later.", "nvmlDeviceGetPowerUsage (mW)", scale=MILLI, rollups=(Rollup.SUM, Rollup.MAX), dcgm="DCGM_FI_DEV_POWER_USAGE")
+GPU_POWER_LIMIT = _NVML.gauge("railscope_gpu_power_limit_watts", "Power limit that is enforced now.", "nvmlDeviceGetEnforcedPowerLimit (mW)", scale=MILLI, rollups=(Rollup.SUM,), dcgm="DCGM_FI_DEV_ENFORCED_POWER_LIMIT")
+GPU_ENERGY = _NVML.counter("railscope_gpu_energy_joules_total", "Energy the board has used.", "nvmlDeviceGetTotalEnergyConsumption (mJ)", scale=MILLI, rollups=(Rollup.SUM,), dcgm="DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION")
+GPU_TEMPERATURE = _NVML.gauge("railscope_gpu_temperature_celsius", "Temperature of the GPU die.", "nvmlDeviceGetTemperatureV, nvmlDeviceGetTemperature (degrees Celsius)", rollups=(Rollup.MEAN, Rollup.MAX), dcgm="DCGM_FI_DEV_GPU_TEMP")
+GPU_MEMORY_TEMPERATURE = _NVML.gauge("railscope_gpu_memory_temperature_celsius", "Temperature of the GPU memory.", "nvmlDeviceGetFieldValues 82 MEMORY_TEMP (degrees Celsius)", rollups=(Rollup.MEAN, Rollup.MAX), since="GPUs with HBM", dcgm="DCGM_FI_DEV_MEMORY_TEMP")
+GPU_THROTTLE_ACTIVE = _NVML.gauge("railscope_gpu_throttle_active", "Whether this reason holds the clocks down right now (1) or not (0).", "nvmlDeviceGetCurrentClocksEventReasons, nvmlDeviceGetSupportedClocksEventReasons (bit masks)", about=GPU_THROTTLE, rollups=(Rollup.SUM,), dcgm="DCGM_FI_DEV_CLOCKS_EVENT_REASONS, DCGM_FI_DEV_CLOCK_THROTTLE_REASONS")
+GPU_THROTTLE_TIME = _NVML.counter("railscope_gpu_throttle_seconds_total", "Time this reason has held the clocks down.", "nvmlDeviceGetFieldValues 74 to 81, 269 to 271, with drivers 575 and 580 251 to 253 (ns)", about=GPU_THROTTLE, scale=NANO, rollups=(Rollup.SUM, Rollup.MAX), dcgm="DCGM_FI_DEV_POWER_VIOLATION, DCGM_FI_DEV_THERMAL_VIOLATION, DCGM_FI_DEV_SYNC_BOOST_VIOLATION, DCGM_FI_DEV_BOARD_LIMIT_VIOLATION, DCGM_FI_DEV_LOW_UTIL_VIOLATION, DCGM_FI_DEV_RELIABILITY_VIOLATION, DCGM_FI_DEV_TOTAL_APP_CLOCKS_VIOLATION, DCGM_FI_DEV_TOTAL_BASE_CLOCKS_VIOLATION")
+GPU_ENGINE_UTILIZATION = _NVML.gauge("railscope_gpu_engine_utilization_ratio", "Share of the last sample period in which a media engine worked.", "nvmlDeviceGetEncoderUtilization, ...Decoder..., ...Jpg..., ...Ofa... (percent)", about=GPU_ENGINE, scale=CENTI, rollups=(Rollup.MEAN,), dcgm="DCGM_FI_DEV_ENC_UTIL, DCGM_FI_DEV_DEC_UTIL")
+GPU_ENCODER_SESSIONS = _NVML.gauge("railscope_gpu_encoder_sessions", "Video streams that the GPU encodes.", "nvmlDeviceGetEncoderStats", rollups=(Rollup.SUM,))
+GPU_ENCODER_FRAME_RATE = _NVML.gauge("railscope_gpu_encoder_frames_per_second", "Frames a second that a session of the video encoder takes, averaged over all.", "nvmlDeviceGetEncoderStats averageFps")
+GPU_ENCODER_LATENCY = _NVML.gauge("railscope_gpu_encoder_latency_seconds", "Time that the video encoder takes for a frame, averaged over all sessions.", "nvmlDeviceGetEncoderStats averageLatency (microseconds)", scale=MICRO)
+GPU_BAR1_SIZE = _NVML.gauge("railscope_gpu_bar1_size_bytes", "Address space through which processors and network cards reach GPU memory.", "nvmlDeviceGetBAR1MemoryInfo (bytes)", dcgm="DCGM_FI_DEV_BAR1_TOTAL, DCGM_FI_DEV_BAR1_FREE")
+GPU_BAR1_USED = _NVML.gauge("railscope_gpu_bar1_used_bytes", "BAR1 address space that is mapped, by GPUDirect RDMA among others.", "nvmlDeviceGetBAR1MemoryInfo (bytes)", rollups=(Rollup.SUM,), dcgm="DCGM_FI_DEV_BAR1_FREE, DCGM_FI_DEV_BAR1_USED")
 
-GPU_INFO = Metric(
-    "railscope_gpu_info",
-    Kind.INFO,
-    GPU,
-    help="What this GPU is: index, model, PCI address, serial number, firmware, driver and rail.",
-    origin="nvmlDeviceGetName, nvmlDeviceGetPciInfo, nvmlDeviceGetSerial, nvmlDeviceGetVbiosVersion",
-)
-GPU_UTILIZATION = Metric(
-    "railscope_gpu_utilization_ratio",
-    Kind.GAUGE,
-    GPU,
-    unit=Unit.RATIO,
-    scale=per(100),
-    rollups=(Rollup.MEAN,),
-    help="Share of the last sample period in which at least one kernel ran on the GPU.",
-    origin="nvmlDeviceGetUtilizationRates.gpu (percent)",
-    other_names={"dcgm-exporter": "DCGM_FI_DEV_GPU_UTIL"},
-)
-GPU_BUSY = Metric(
-    "railscope_gpu_busy_seconds_total",
-    Kind.COUNTER,
-    GPU,
-    unit=Unit.SECONDS,
-    scale=per(10**9),
-    resets=AGENT_START,
-    help="Time in which at least one kernel ran on the GPU: its utilization, summed over time by the agent.",
-    origin="nvmlDeviceGetUtilizationRates.gpu (percent) x time since the sample before, if at most 30 s",
-)
-GPU_MEMORY_ACTIVITY = Metric(
-    "railscope_gpu_memory_activity_ratio",
-    Kind.GAUGE,
-    GPU,
-    unit=Unit.RATIO,
-    scale=per(100),
-    rollups=(Rollup.MEAN,),
-    help="Share of the last sample period in which GPU memory was read or written.",
-    origin="nvmlDeviceGetUtilizationRates.memory (percent)",
-    other_names={"dcgm-exporter": "DCGM_FI_DEV_MEM_COPY_UTIL"},
-)
-GPU_MEMORY_TOTAL = Metric(
-    "railscope_gpu_memory_size_bytes",
-    Kind.GAUGE,
-    GPU,
-    unit=Unit.BYTES,
-    rollups=(Rollup.SUM,),
-    help="GPU memory installed.",
-    origin="nvmlDeviceGetMemoryInfo v2 total (bytes)",
-    other_names={"dcgm-exporter": "DCGM_FI_DEV_FB_TOTAL"},
-)
-GPU_MEMORY_USED = Metric(
-    "railscope_gpu_memory_used_bytes",
-    Kind.GAUGE,
-    GPU,
-    unit=Unit.BYTES,
-    rollups=(Rollup.SUM,),
-    help="GPU memory held by processes, without what the driver reserves.",
-    origin="nvmlDeviceGetMemoryInfo v2 used (bytes)",
-    other_names={"dcgm-exporter": "DCGM_FI_DEV_FB_USED, DCGM_FI_DEV_FB_USED_PERCENT"},
-)
-GPU_MEMORY_USED_TIME = Metric(
-    "railscope_gpu_memory_used_byte_seconds_total",
-    Kind.COUNTER,
-    GPU,
-    unit=Unit.BYTE_SECONDS,
-    scale=KIBIBYTE_SECONDS,
-    resets=AGENT_START,
-    help="GPU memory held by processes times how long they held it, summed by the agent.",
-    origin="nvmlDeviceGetMemoryInfo v2 used (bytes) x time since the sample before, if at most 30 s",
-)
-GPU_MEMORY_FREE = Metric(
-    "railscope_gpu_memory_free_bytes",
-    Kind.GAUGE,
-    GPU,
-    unit=Unit.BYTES,
-    rollups=(Rollup.SUM,),
-    help="GPU memory that no one holds.",
-    origin="nvmlDeviceGetMemoryInfo v2 free (bytes)",
-    other_names={"dcgm-exporter": "DCGM_FI_DEV_FB_FREE"},
-)
-GPU_MEMORY_RESERVED = Metric(
-    "railscope_gpu_memory_reserved_bytes",
-    Kind.GAUGE,
-    GPU,
-    unit=Unit.BYTES,
-    rollups=(Rollup.SUM,),
-    help="GPU memory the driver and firmware keep for themselves.",
-    origin="nvmlDeviceGetMemoryInfo v2 reserved (bytes)",
-    other_names={"dcgm-exporter": "DCGM_FI_DEV_FB_RESERVED"},
-)
-GPU_CLOCK_SPEED = Metric(
-    "railscope_gpu_clock_hertz",
-    Kind.GAUGE,
-    GPU_CLOCK,
-    unit=Unit.HERTZ,
-    scale=Fraction(10**6),
-    rollups=(Rollup.MEAN, Rollup.MIN),
-    help="Present speed of one clock of the GPU.",
-    origin="nvmlDeviceGetClockInfo (MHz)",
-    other_names={
-        "dcgm-exporter": "DCGM_FI_DEV_SM_CLOCK, DCGM_FI_DEV_MEM_CLOCK, DCGM_FI_DEV_VIDEO_CLOCK"
-    },
-)
-GPU_CLOCK_LIMIT = Metric(
-    "railscope_gpu_clock_limit_hertz",
-    Kind.GAUGE,
-    GPU_CLOCK,
-    unit=Unit.HERTZ,
-    scale=Fraction(10**6),
-    help="Highest speed one clock of the GPU can reach.",
-    origin="nvmlDeviceGetMaxClockInfo (MHz)",
-    other_names={
-        "dcgm-exporter": "DCGM_FI_DEV_MAX_SM_CLOCK, DCGM_FI_DEV_MAX_MEM_CLOCK, DCGM_FI_DEV_MAX_VIDEO_CLOCK"
-    },
-)
-GPU_PERFORMANCE_STATE = Metric(
-    "railscope_gpu_performance_state",
-    Kind.GAUGE,
-    GPU,
-    help="Performance state of the GPU: 0 is the fastest, 15 the slowest.",
-    origin="nvmlDeviceGetPerformanceState",
-    other_names={"dcgm-exporter": "DCGM_FI_DEV_PSTATE"},
-)
-GPU_POWER = Metric(
-    "railscope_gpu_power_watts",
-    Kind.GAUGE,
-    GPU,
-    unit=Unit.WATTS,
-    scale=per(1000),
-    rollups=(Rollup.SUM, Rollup.MAX),
-    help="Power the whole board draws; a one-second average on Ampere (except GA100) and later.",
-    origin="nvmlDeviceGetPowerUsage (mW)",
-    other_names={"dcgm-exporter": "DCGM_FI_DEV_POWER_USAGE"},
-)
-GPU_POWER_LIMIT = Metric(
-    "railscope_gpu_power_limit_watts",
-    Kind.GAUGE,
-    GPU,
-    unit=Unit.WATTS,
-    scale=per(1000),
-    rollups=(Rollup.SUM,),
-    help="Power limit that is enforced now.",
-    origin="nvmlDeviceGetEnforcedPowerLimit (mW)",
-    other_names={"dcgm-exporter": "DCGM_FI_DEV_ENFORCED_POWER_LIMIT"},
-)
-GPU_ENERGY = Metric(
-    "railscope_gpu_energy_joules_total",
-    Kind.COUNTER,
-    GPU,
-    unit=Unit.JOULES,
-    scale=per(1000),
-    rollups=(Rollup.SUM,),
-    resets=DRIVER_LOAD,
-    help="Energy the board has used.",
-    origin="nvmlDeviceGetTotalEnergyConsumption (mJ)",
-    other_names={"dcgm-exporter": "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"},
-)
-GPU_TEMPERATURE = Metric(
-    "railscope_gpu_temperature_celsius",
-    Kind.GAUGE,
-    GPU,
-    unit=Unit.CELSIUS,
-    rollups=(Rollup.MEAN, Rollup.MAX),
-    help="Temperature of the GPU die.",
-    origin="nvmlDeviceGetTemperatureV, nvmlDeviceGetTemperature (degrees Celsius)",
-    other_names={"dcgm-exporter": "DCGM_FI_DEV_GPU_TEMP"},
-)
-GPU_MEMORY_TEMPERATURE = Metric(
-    "railscope_gpu_memory_temperature_celsius",
-    Kind.GAUGE,
-    GPU,
-    unit=Unit.CELSIUS,
-    rollups=(Rollup.MEAN, Rollup.MAX),
-    since="GPUs with HBM",
-    help="Temperature of the GPU memory.",
-    origin="nvmlDeviceGetFieldValues 82 MEMORY_TEMP (degrees Celsius)",
-    other_names={"dcgm-exporter": "DCGM_FI_DEV_MEMORY_TEMP"},
-)
-GPU_THROTTLE_ACTIVE = Metric(
-    "railscope_gpu_throttle_active",
-    Kind.GAUGE,
-    GPU_THROTTLE,
-    rollups=(Rollup.SUM,),
-    help="Whether this reason holds the clocks down right now (1) or not (0).",
-    origin="nvmlDeviceGetCurrentClocksEventReasons, nvmlDeviceGetSupportedClocksEventReasons (bit masks)",
-    other_names={
-        "dcgm-exporter": "DCGM_FI_DEV_CLOCKS_EVENT_REASONS, DCGM_FI_DEV_CLOCK_THROTTLE_REASONS"
-    },
-)
-GPU_THROTTLE_TIME = Metric(
-    "railscope_gpu_throttle_seconds_total",
-    Kind.COUNTER,
-    GPU_THROTTLE,
-    unit=Unit.SECONDS,
-    scale=per(10**9),
-    rollups=(Rollup.SUM, Rollup.MAX),
-    resets=DRIVER_LOAD,
-    help="Time this reason has held the clocks down.",
-    origin="nvmlDeviceGetFieldValues 74 to 81, 269 to 271, with drivers 575 and 580 251 to 253 (ns)",
-    other_names={
-        "dcgm-exporter": "DCGM_FI_DEV_POWER_VIOLATION, DCGM_FI_DEV_THERMAL_VIOLATION, DCGM_FI_DEV_SYNC_BOOST_VIOLATION, DCGM_FI_DEV_BOARD_LIMIT_VIOLATION, DCGM_FI_DEV_LOW_UTIL_VIOLATION, DCGM_FI_DEV_RELIABILITY_VIOLATION, DCGM_FI_DEV_TOTAL_APP_CLOCKS_VIOLATION, DCGM_FI_DEV_TOTAL_BASE_CLOCKS_VIOLATION"
-    },
-)
-GPU_ENGINE_UTILIZATION = Metric(
-    "railscope_gpu_engine_utilization_ratio",
-    Kind.GAUGE,
-    GPU_ENGINE,
-    unit=Unit.RATIO,
-    scale=per(100),
-    rollups=(Rollup.MEAN,),
-    help="Share of the last sample period in which a media engine worked.",
-    origin="nvmlDeviceGetEncoderUtilization, ...Decoder..., ...Jpg..., ...Ofa... (percent)",
-    other_names={"dcgm-exporter": "DCGM_FI_DEV_ENC_UTIL, DCGM_FI_DEV_DEC_UTIL"},
-)
-GPU_ENCODER_SESSIONS = Metric(
-    "railscope_gpu_encoder_sessions",
-    Kind.GAUGE,
-    GPU,
-    rollups=(Rollup.SUM,),
-    help="Video streams that the GPU encodes.",
-    origin="nvmlDeviceGetEncoderStats",
-)
-GPU_ENCODER_FRAME_RATE = Metric(
-    "railscope_gpu_encoder_frames_per_second",
-    Kind.GAUGE,
-    GPU,
-    help="Frames a second that a session of the video encoder takes, averaged over all.",
-    origin="nvmlDeviceGetEncoderStats averageFps",
-)
-GPU_ENCODER_LATENCY = Metric(
-    "railscope_gpu_encoder_latency_seconds",
-    Kind.GAUGE,
-    GPU,
-    unit=Unit.SECONDS,
-    scale=per(10**6),
-    help="Time that the video encoder takes for a frame, averaged over all sessions.",
-    origin="nvmlDeviceGetEncoderStats averageLatency (microseconds)",
-)
-GPU_BAR1_SIZE = Metric(
-    "railscope_gpu_bar1_size_bytes",
-    Kind.GAUGE,
-    GPU,
-    unit=Unit.BYTES,
-    help="Address space through which processors and network cards reach GPU memory.",
-    origin="nvmlDeviceGetBAR1MemoryInfo (bytes)",
-    other_names={"dcgm-exporter": "DCGM_FI_DEV_BAR1_TOTAL, DCGM_FI_DEV_BAR1_FREE"},
-)
-GPU_BAR1_USED = Metric(
-    "railscope_gpu_bar1_used_bytes",
-    Kind.GAUGE,
-    GPU,
-    unit=Unit.BYTES,
-    rollups=(Rollup.SUM,),
-    help="BAR1 address space that is mapped, by GPUDirect RDMA among others.",
-    origin="nvmlDeviceGetBAR1MemoryInfo (bytes)",
-    other_names={"dcgm-exporter": "DCGM_FI_DEV_BAR1_FREE, DCGM_FI_DEV_BAR1_USED"},
-)
+# Power, temperature, fans ------------------------------------------------------------------------
+GPU_POWER_AVERAGE = _NVML.gauge("railscope_gpu_power_average_watts", "Power of the GPU, averaged over one second.", "nvmlDeviceGetFieldValues 185 POWER_AVERAGE, scope 0 (mW)", scale=MILLI, since="Ampere (except GA100)")
+GPU_POWER_INSTANT = _NVML.gauge("railscope_gpu_power_instant_watts", "Power of the GPU at this instant.", "nvmlDeviceGetFieldValues 186 POWER_INSTANT, scope 0 (mW)", scale=MILLI, rollups=(Rollup.SUM, Rollup.MAX), dcgm="DCGM_FI_DEV_POWER_USAGE_INSTANT")
+GPU_MODULE_POWER = _NVML.gauge("railscope_gpu_module_power_watts", "Power of the module at this instant: GPU and Grace processor together.", "nvmlDeviceGetFieldValues 186 POWER_INSTANT, scope 1 (mW)", scale=MILLI, rollups=(Rollup.SUM,), since="Grace Hopper")
+GPU_MEMORY_POWER = _NVML.gauge("railscope_gpu_memory_power_watts", "Power of the GPU memory, averaged over one second; part of the board's.", "nvmlDeviceGetFieldValues 185 POWER_AVERAGE, scope 2 (mW)", scale=MILLI, rollups=(Rollup.SUM,), since="Hopper")
+GPU_MODULE_POWER_LIMIT = _NVML.gauge("railscope_gpu_module_power_limit_watts", "Power limit of the module that is enforced now: GPU and Grace processor together.", "nvmlDeviceGetFieldValues 190 POWER_CURRENT_LIMIT, scope 1 (mW)", scale=MILLI, rollups=(Rollup.SUM,), since="Grace Hopper")
+GPU_POWER_BOUNDS = _NVML.gauge("railscope_gpu_power_limit_bound_watts", "Lowest, highest, default and requested power limit of the GPU.", "nvmlDeviceGetFieldValues 187 MIN, 188 MAX, 189 DEFAULT, 192 REQUESTED; nvmlDeviceGetPowerManagementLimit... (mW)", about=GPU_POWER_BOUND, scale=MILLI, dcgm="DCGM_FI_DEV_POWER_MGMT_LIMIT, DCGM_FI_DEV_POWER_MGMT_LIMIT_MIN, DCGM_FI_DEV_POWER_MGMT_LIMIT_MAX, DCGM_FI_DEV_POWER_MGMT_LIMIT_DEF")
+GPU_PEAK_POWER = _NVML.gauge("railscope_gpu_peak_power_multiplier_ratio", "Share of its electrical design point, the highest peaks of power, that the GPU may use.", "nvmlDeviceGetFieldValues 274 EDPP_MULTIPLIER (percent)", scale=CENTI, since="Hopper, newer drivers")
+GPU_TEMPERATURE_MARGIN = _NVML.gauge("railscope_gpu_temperature_margin_celsius", "Degrees left until the nearest slowdown threshold; negative beyond it.", "nvmlDeviceGetMarginTemperature (degrees Celsius)", rollups=(Rollup.MIN,), since="Ada", dcgm="DCGM_FI_DEV_GPU_TEMP_LIMIT")
+GPU_TEMPERATURE_THRESHOLD = _NVML.gauge("railscope_gpu_temperature_threshold_celsius", "Temperature at which the GPU slows down or shuts down.", "nvmlDeviceGetTemperatureThreshold (degrees Celsius); up to Ampere", about=GPU_THRESHOLD, dcgm="DCGM_FI_DEV_GPU_MAX_OP_TEMP, DCGM_FI_DEV_MEM_MAX_OP_TEMP, DCGM_FI_DEV_SLOWDOWN_TEMP, DCGM_FI_DEV_SHUTDOWN_TEMP")
+GPU_TEMPERATURE_THRESHOLD_MARGIN = _NVML.gauge("railscope_gpu_temperature_threshold_margin_celsius", "Margin at which the GPU slows down or shuts down, on the scale of the temperature margin.", "nvmlDeviceGetFieldValues 193 SHUTDOWN_TLIMIT, 194 SLOWDOWN, 195 MEM_MAX, 196 GPU_MAX (degrees Celsius)", about=GPU_THRESHOLD, since="Ada")
+GPU_FAN_SPEED = _NVML.gauge("railscope_gpu_fan_speed_ratio", "Speed a fan is told to run at, as a share of its highest; boards without fans have none.", "nvmlDeviceGetFanSpeed_v2 (percent)", about=GPU_FAN, scale=CENTI, dcgm="DCGM_FI_DEV_FAN_SPEED")
+GPU_FAN_ROTATION = _NVML.gauge("railscope_gpu_fan_rotation_rpm", "Speed a fan is told to run at.", "nvmlDeviceGetFanSpeedRPM (revolutions per minute)", about=GPU_FAN)
+
+# Modes -------------------------------------------------------------------------------------------
+GPU_PERSISTENCE = _NVML.gauge("railscope_gpu_persistence_enabled", "Whether the driver keeps the GPU initialised while nobody uses it (1) or not (0).", "nvmlDeviceGetPersistenceMode", rollups=(Rollup.MIN,), dcgm="DCGM_FI_DEV_PERSISTENCE_MODE")
+GPU_COMPUTE_MODE = _NVML.state("railscope_gpu_compute_mode", "How many processes may use the GPU at once.", "nvmlDeviceGetComputeMode", states={0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"})
+GPU_ACCOUNTING = _NVML.gauge("railscope_gpu_accounting_enabled", "Whether the driver keeps accounts of processes (1) or not (0).", "nvmlDeviceGetAccountingMode")
+GPU_CONFIDENTIAL = _NVML.gauge("railscope_gpu_confidential_compute_enabled", "Whether the server runs its GPUs in confidential-compute mode (1) or not (0).", "nvmlSystemGetConfComputeState ccFeature", since="Hopper")
+GPU_PROTECTED_SIZE = _NVML.gauge("railscope_gpu_protected_memory_size_bytes", "GPU memory that confidential computing protects; 0 where it is off.", "nvmlDeviceGetConfComputeProtectedMemoryUsage (bytes)")
+GPU_PROTECTED_USED = _NVML.gauge("railscope_gpu_protected_memory_used_bytes", "GPU memory that confidential computing protects and that processes hold.", "nvmlDeviceGetConfComputeProtectedMemoryUsage (bytes)")
+GPU_GSP = _NVML.gauge("railscope_gpu_gsp_firmware_enabled", "Whether firmware on the GPU's own processor, the GSP, does the driver's work (1) or the driver does (0).", "nvmlDeviceGetGspFirmwareMode", rollups=(Rollup.MIN,))
+
+# Activity of SMs and links, from hardware counters (GPM) -----------------------------------------
+GPU_GRAPHICS_ACTIVITY = _GPM.gauge("railscope_gpu_graphics_activity_ratio", "Share of time in which any compute or graphics context was active.", "1 GRAPHICS_UTIL (percent)", scale=MICRO, rollups=(Rollup.MEAN,), since="Hopper", dcgm="DCGM_FI_PROF_GR_ENGINE_ACTIVE")
+GPU_SM_ACTIVITY = _GPM.gauge("railscope_gpu_sm_activity_ratio", "Share of SMs and time with at least one warp resident.", "2 SM_UTIL (percent)", scale=MICRO, rollups=(Rollup.MEAN, Rollup.MIN), since="Hopper", dcgm="DCGM_FI_PROF_SM_ACTIVE")
+GPU_SM_OCCUPANCY = _GPM.gauge("railscope_gpu_sm_occupancy_ratio", "Warps resident as a share of what the SMs could hold.", "3 SM_OCCUPANCY (percent)", scale=MICRO, rollups=(Rollup.MEAN,), since="Hopper", dcgm="DCGM_FI_PROF_SM_OCCUPANCY")
+GPU_TENSOR_ACTIVITY = _GPM.gauge("railscope_gpu_tensor_activity_ratio", "Share of time in which a tensor pipe worked, whatever the type of number.", "5 ANY_TENSOR_UTIL (percent)", scale=MICRO, rollups=(Rollup.MEAN, Rollup.MIN), since="Hopper", dcgm="DCGM_FI_PROF_PIPE_TENSOR_ACTIVE")
+GPU_DRAM_ACTIVITY = _GPM.gauge("railscope_gpu_dram_bandwidth_ratio", "Memory traffic as a share of the peak bandwidth.", "10 DRAM_BW_UTIL (percent)", scale=MICRO, rollups=(Rollup.MEAN,), since="Hopper", dcgm="DCGM_FI_PROF_DRAM_ACTIVE")
+GPU_PIPE_ACTIVITY = _GPM.gauge("railscope_gpu_pipe_activity_ratio", "Share of time in which one pipe of the SMs worked; tensor pipes by type of number.", "4, 6, 7, 8, 9, 11, 12, 13 (percent)", about=GPU_PIPE, scale=MICRO, rollups=(Rollup.MEAN,), since="Hopper", dcgm="DCGM_FI_PROF_PIPE_FP64_ACTIVE, DCGM_FI_PROF_PIPE_FP32_ACTIVE, DCGM_FI_PROF_PIPE_FP16_ACTIVE, DCGM_FI_PROF_PIPE_INT_ACTIVE, DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE, DCGM_FI_PROF_PIPE_TENSOR_HMMA_ACTIVE, DCGM_FI_PROF_PIPE_TENSOR_DFMA_ACTIVE")
+GPU_ENGINE_ACTIVITY = _GPM.gauge("railscope_gpu_engine_activity_ratio", "Share of time in which one media engine worked.", "30 to 37 NVDEC, 40 to 47 NVJPG, 50 and 51 NVOFA, 166 to 169 NVENC (percent)", about=GPU_ENGINE, scale=MICRO, rollups=(Rollup.MEAN,), since="Hopper")
+GPU_PCIE_TRANSMIT = _GPM.gauge("railscope_gpu_pcie_transmit_bytes_per_second", "Bytes a second the GPU sends over PCIe.", "20 PCIE_TX_PER_SEC (MiB/s)", rollups=(Rollup.SUM,), since="Hopper", dcgm="DCGM_FI_PROF_PCIE_TX_BYTES")
+GPU_PCIE_RECEIVE = _GPM.gauge("railscope_gpu_pcie_receive_bytes_per_second", "Bytes a second the GPU receives over PCIe.", "21 PCIE_RX_PER_SEC (MiB/s)", rollups=(Rollup.SUM,), since="Hopper", dcgm="DCGM_FI_PROF_PCIE_RX_BYTES")
+GPU_NVLINK_TRANSMIT = _GPM.gauge("railscope_gpu_nvlink_transmit_bytes_per_second", "Bytes a second the GPU sends over all its NVLinks.", "61 NVLINK_TOTAL_TX_PER_SEC (MiB/s)", rollups=(Rollup.SUM,), since="Hopper", dcgm="DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL, DCGM_FI_PROF_NVLINK_TX_BYTES")
+GPU_NVLINK_RECEIVE = _GPM.gauge("railscope_gpu_nvlink_receive_bytes_per_second", "Bytes a second the GPU receives over all its NVLinks.", "60 NVLINK_TOTAL_RX_PER_SEC (MiB/s)", rollups=(Rollup.SUM,), since="Hopper", dcgm="DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL, DCGM_FI_PROF_NVLINK_RX_BYTES")
+GPU_C2C_TRANSMIT = _GPM.gauge("railscope_gpu_c2c_transmit_bytes_per_second", "Bytes a second the GPU sends to its Grace processor.", "100 C2C_TOTAL_TX_PER_SEC (MiB/s)", rollups=(Rollup.SUM,), since="Hopper")
+GPU_C2C_RECEIVE = _GPM.gauge("railscope_gpu_c2c_receive_bytes_per_second", "Bytes a second the GPU receives from its Grace processor.", "101 C2C_TOTAL_RX_PER_SEC (MiB/s)", rollups=(Rollup.SUM,), since="Hopper")
+GPU_CACHE_SHARE = _GPM.gauge("railscope_gpu_cache_access_ratio", "Share of accesses to host, peer or GPU memory that hit or missed the L2 cache.", "160 to 165 (percent)", about=GPU_CACHE, scale=MICRO, rollups=(Rollup.MEAN,), since="Hopper, newer drivers")
+GPU_CYCLES = _GPM.counter("railscope_gpu_sm_cycles_total", "Cycles of all SMs, elapsed and with each pipe active: their ratio is exact over any interval.", "248 to 254, 257 to 260", about=GPU_CYCLE, rollups=(Rollup.SUM,), since="Hopper, newer drivers")
+MIG_GRAPHICS_ACTIVITY = _NVML.gauge("railscope_mig_graphics_activity_ratio", "Share of time in which a context of the MIG instance was active.", "nvmlGpmMigSampleGet, nvmlGpmMetricsGet 1 GRAPHICS_UTIL (percent)", about=MIG, scale=MICRO, since="Hopper", dcgm="DCGM_FI_PROF_GR_ENGINE_ACTIVE")
+MIG_SM_ACTIVITY = _NVML.gauge("railscope_mig_sm_activity_ratio", "Share of the MIG instance's SMs and time with at least one warp resident.", "nvmlGpmMigSampleGet, nvmlGpmMetricsGet 2 SM_UTIL (percent)", about=MIG, scale=MICRO, since="Hopper", dcgm="DCGM_FI_PROF_SM_ACTIVE")
+MIG_SM_OCCUPANCY = _NVML.gauge("railscope_mig_sm_occupancy_ratio", "Warps resident as a share of what the SMs of the MIG instance could hold.", "nvmlGpmMigSampleGet, nvmlGpmMetricsGet 3 SM_OCCUPANCY (percent)", about=MIG, scale=MICRO, since="Hopper", dcgm="DCGM_FI_PROF_SM_OCCUPANCY")
+MIG_TENSOR_ACTIVITY = _NVML.gauge("railscope_mig_tensor_activity_ratio", "Share of time in which a tensor pipe of the MIG instance worked.", "nvmlGpmMigSampleGet, nvmlGpmMetricsGet 5 ANY_TENSOR_UTIL (percent)", about=MIG, scale=MICRO, since="Hopper", dcgm="DCGM_FI_PROF_PIPE_TENSOR_ACTIVE")
+MIG_DRAM_ACTIVITY = _NVML.gauge("railscope_mig_dram_bandwidth_ratio", "Memory traffic of the MIG instance as a share of its peak bandwidth.", "nvmlGpmMigSampleGet, nvmlGpmMetricsGet 10 DRAM_BW_UTIL (percent)", about=MIG, scale=MICRO, since="Hopper", dcgm="DCGM_FI_PROF_DRAM_ACTIVE")
+MIG_PIPE_ACTIVITY = _NVML.gauge("railscope_mig_pipe_activity_ratio", "Share of time in which one pipe of the SMs of the MIG instance worked.", "nvmlGpmMigSampleGet, nvmlGpmMetricsGet 4, 6, 7, 8, 9, 11, 12, 13 (percent)", about=MIG_PIPE, scale=MICRO, since="Hopper", dcgm="DCGM_FI_PROF_PIPE_FP64_ACTIVE, DCGM_FI_PROF_PIPE_FP32_ACTIVE, DCGM_FI_PROF_PIPE_FP16_ACTIVE, DCGM_FI_PROF_PIPE_INT_ACTIVE, DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE, DCGM_FI_PROF_PIPE_TENSOR_HMMA_ACTIVE, DCGM_FI_PROF_PIPE_TENSOR_DFMA_ACTIVE")

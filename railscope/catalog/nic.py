@@ -1,254 +1,166 @@
-"""Metrics of NICs: traffic, pauses and drops, from driver statistics in the kernel's ethtool.
+"""NICs: traffic, pauses, drops, errors, cloud limits, from driver statistics in the kernel's ethtool.
 
-The agent's driver tables map each driver's statistics to metrics.
+The agent's driver tables map each driver's statistics to metrics. Metrics without roll-ups are details.
 """
 
-from fractions import Fraction
-
-from railscope.catalog.declare import EntityKind, Kind, Metric, Rollup, Unit, per
-from railscope.catalog.entities import NIC, NIC_PRIORITY
+# fmt: off
+from railscope.catalog.declare import CENTI, MICRO, MetricTable, Rollup, per
+from railscope.catalog.entities import NIC, NIC_LANE, NIC_PRIORITY, NIC_TRAFFIC_CLASS
 
 DRIVER_LOAD = "Counts from driver load or from when the counter was last cleared."
-MICROSECOND = per(10**6)
-SUM_AND_MAX = (Rollup.SUM, Rollup.MAX)
+_NIC = MetricTable(NIC, resets=DRIVER_LOAD)
+_ETHTOOL = MetricTable(NIC, origin="ethtool statistics: ", resets=DRIVER_LOAD)
+_PRIORITY = MetricTable(NIC_PRIORITY, origin="ethtool statistics: ", resets=DRIVER_LOAD)
 
+NIC_INFO = _NIC.info("railscope_nic_info", "What this network card is: driver, PCI address, firmware, RDMA device and rail.", "ETHTOOL_GDRVINFO, /sys/class/net/*/device")
+PFC_RECEIVED = _PRIORITY.counter("railscope_nic_receive_pfc_pause_frames_total", "PFC pause frames received: the switch asked us to stop sending.", "mlx5 rx_prioN_pause; bnxt rx_pfc_ena_frames_priN; ice rx_priority_N_xoff.nic; i40e port.rx_priority_N_xoff, port.rx_priority_N_xoff_rx", rollups=(Rollup.SUM,))
+PFC_SENT = _PRIORITY.counter("railscope_nic_transmit_pfc_pause_frames_total", "PFC pause frames sent: we asked the switch to stop sending.", "mlx5 tx_prioN_pause; bnxt tx_pfc_ena_frames_priN; ice tx_priority_N_xoff.nic; i40e port.tx_priority_N_xoff, port.tx_priority_N_xoff_tx", rollups=(Rollup.SUM,))
+PFC_RESUMED_RECEIVED = _PRIORITY.counter("railscope_nic_receive_pfc_resume_frames_total", "PFC frames received that let us send again.", "ice rx_priority_N_xon.nic; i40e port.rx_priority_N_xon, port.rx_priority_N_xon_rx", rollups=(Rollup.SUM,))
+PFC_RESUMED_SENT = _PRIORITY.counter("railscope_nic_transmit_pfc_resume_frames_total", "PFC frames sent that let the switch send again.", "ice tx_priority_N_xon.nic; i40e port.tx_priority_N_xon, port.tx_priority_N_xon_tx", rollups=(Rollup.SUM,))
+PFC_RECEIVED_TIME = _PRIORITY.counter("railscope_nic_receive_pfc_pause_seconds_total", "Time in which the switch kept us from sending.", "mlx5 rx_prioN_pause_duration (us); bnxt pfc_priN_rx_duration_us", scale=MICRO, rollups=(Rollup.SUM, Rollup.MAX))
+PFC_SENT_TIME = _PRIORITY.counter("railscope_nic_transmit_pfc_pause_seconds_total", "Time in which we kept the switch from sending.", "mlx5 tx_prioN_pause_duration (us); bnxt pfc_priN_tx_duration_us", scale=MICRO, rollups=(Rollup.SUM, Rollup.MAX))
+PFC_RECEIVED_TRANSITIONS = _PRIORITY.counter("railscope_nic_receive_pfc_pause_transitions_total", "Times the switch stopped us and let us go on.", "mlx5 rx_prioN_pause_transition; bnxt pfc_priN_rx_transitions; i40e port.rx_priority_N_xon_2_xoff", rollups=(Rollup.SUM,))
+PFC_SENT_TRANSITIONS = _PRIORITY.counter("railscope_nic_transmit_pfc_pause_transitions_total", "Times we stopped the switch and let it go on.", "bnxt pfc_priN_tx_transitions", rollups=(Rollup.SUM,))
+PRIORITY_RECEIVED = _PRIORITY.counter("railscope_nic_priority_receive_bytes_total", "Bytes received in this priority.", "mlx5 rx_prioN_bytes; bnxt rx_bytes_priN", rollups=(Rollup.SUM,))
+PRIORITY_SENT = _PRIORITY.counter("railscope_nic_priority_transmit_bytes_total", "Bytes sent in this priority.", "mlx5 tx_prioN_bytes; bnxt tx_bytes_priN", rollups=(Rollup.SUM,))
+PRIORITY_RECEIVED_PACKETS = _PRIORITY.counter("railscope_nic_priority_receive_packets_total", "Packets received in this priority.", "mlx5 rx_prioN_packets; bnxt rx_packets_priN", rollups=(Rollup.SUM,))
+PRIORITY_SENT_PACKETS = _PRIORITY.counter("railscope_nic_priority_transmit_packets_total", "Packets sent in this priority.", "mlx5 tx_prioN_packets; bnxt tx_packets_priN", rollups=(Rollup.SUM,))
+PRIORITY_DISCARDS = _PRIORITY.counter("railscope_nic_priority_receive_discarded_packets_total", "Packets of this priority dropped for lack of a buffer.", "mlx5 rx_prioN_discards", rollups=(Rollup.SUM,))
+PRIORITY_CONGESTION_DISCARDS = _PRIORITY.counter("railscope_nic_priority_receive_congestion_discarded_packets_total", "Packets of this priority dropped early because the card's buffer filled up.", "mlx5 rx_prioN_cong_discard", rollups=(Rollup.SUM,))
+PRIORITY_MARKED = _PRIORITY.counter("railscope_nic_priority_receive_ecn_marked_packets_total", "Packets of this priority that the card's own receive buffer marked as congested.", "mlx5 rx_prioN_marked", rollups=(Rollup.SUM,))
+PAUSE_RECEIVED = _ETHTOOL.counter("railscope_nic_receive_pause_frames_total", "Pause frames of any kind received by the port, those of PFC among them.", "mlx5 rx_pause_ctrl_phy", rollups=(Rollup.SUM,))
+PAUSE_SENT = _ETHTOOL.counter("railscope_nic_transmit_pause_frames_total", "Pause frames of any kind sent by the port, those of PFC among them.", "mlx5 tx_pause_ctrl_phy", rollups=(Rollup.SUM,))
+GLOBAL_PAUSE_RECEIVED_TIME = _ETHTOOL.counter("railscope_nic_receive_global_pause_seconds_total", "Time in which link-wide pause kept us from sending.", "mlx5 rx_global_pause_duration (us)", scale=MICRO, rollups=(Rollup.SUM, Rollup.MAX))
+GLOBAL_PAUSE_SENT_TIME = _ETHTOOL.counter("railscope_nic_transmit_global_pause_seconds_total", "Time in which we kept the whole link from sending.", "mlx5 tx_global_pause_duration (us)", scale=MICRO, rollups=(Rollup.SUM, Rollup.MAX))
+STORM_WARNINGS = _ETHTOOL.counter("railscope_nic_transmit_pause_storm_warnings_total", "Times the card had been sending pause for long.", "mlx5 tx_pause_storm_warning_events", rollups=(Rollup.SUM,))
+STORM_ERRORS = _ETHTOOL.counter("railscope_nic_transmit_pause_storm_errors_total", "Times the card stopped sending pause because it had done so for too long.", "mlx5 tx_pause_storm_error_events", rollups=(Rollup.SUM,))
+RECEIVED = _ETHTOOL.counter("railscope_nic_receive_bytes_total", "Bytes the port received, RDMA included.", "mlx5 rx_bytes_phy; bnxt rx_bytes; ice rx_bytes.nic; i40e port.rx_bytes; mana hc_rx_bytes; gve rx_bytes", rollups=(Rollup.SUM,))
+SENT = _ETHTOOL.counter("railscope_nic_transmit_bytes_total", "Bytes the port sent, RDMA included.", "mlx5 tx_bytes_phy; bnxt tx_bytes; ice tx_bytes.nic; i40e port.tx_bytes; mana hc_tx_bytes; gve tx_bytes", rollups=(Rollup.SUM,))
+RECEIVED_PACKETS = _ETHTOOL.counter("railscope_nic_receive_packets_total", "Packets the port received, RDMA included.", "mlx5 rx_packets_phy; bnxt rx_good_frames; gve rx_packets", rollups=(Rollup.SUM,))
+SENT_PACKETS = _ETHTOOL.counter("railscope_nic_transmit_packets_total", "Packets the port sent, RDMA included.", "mlx5 tx_packets_phy; bnxt tx_good_frames; gve tx_packets", rollups=(Rollup.SUM,))
+RDMA_RECEIVED = _ETHTOOL.counter("railscope_nic_receive_rdma_bytes_total", "RDMA bytes this function received.", "mlx5 rx_vport_rdma_unicast_bytes", rollups=(Rollup.SUM,))
+RDMA_SENT = _ETHTOOL.counter("railscope_nic_transmit_rdma_bytes_total", "RDMA bytes this function sent.", "mlx5 tx_vport_rdma_unicast_bytes", rollups=(Rollup.SUM,))
+DISCARDS_RECEIVED = _ETHTOOL.counter("railscope_nic_receive_discarded_packets_total", "Packets the port dropped because no buffer was free.", "mlx5 rx_discards_phy; bnxt rx_stat_discard; ice rx_dropped.nic; i40e port.rx_dropped; gve rx_dropped", rollups=(Rollup.SUM,))
+DISCARDS_SENT = _ETHTOOL.counter("railscope_nic_transmit_discarded_packets_total", "Packets the port dropped before sending.", "mlx5 tx_discards_phy; bnxt tx_stat_discard; ice tx_dropped_link_down.nic; i40e port.tx_dropped_link_down; gve tx_dropped", rollups=(Rollup.SUM,))
+OUT_OF_BUFFER = _ETHTOOL.counter("railscope_nic_receive_out_of_buffer_packets_total", "Ethernet packets dropped because receive queues were empty.", "mlx5 rx_out_of_buffer; bnxt rx_total_ring_discards, rx_total_discard_pkts; mana hc_rx_discards_no_wqe", rollups=(Rollup.SUM,), bits=32)
+BUFFER_ALMOST_FULL = _ETHTOOL.counter("railscope_nic_receive_buffer_passed_threshold_total", "Times the receive buffer was more than 85 % full.", "mlx5 rx_buffer_passed_thres_phy; bnxt rx_buffer_passed_threshold", rollups=(Rollup.SUM,))
+ECN_MARKED = _ETHTOOL.counter("railscope_nic_receive_ecn_marked_packets_total", "Ethernet (TCP) packets received with a congestion mark.", "mlx5 rx_ecn_mark", rollups=(Rollup.SUM,))
 
-def counter(  # noqa: PLR0913 - options of some of the counters below
-    stem: str,
-    help_: str,
-    *,
-    about: EntityKind = NIC,
-    unit: Unit = Unit.NONE,
-    bits: int = 64,
-    detail: bool = False,
-    scale: Fraction | None = None,
-    origin: str,
-) -> Metric:
-    """Declare a counter of a NIC; a detail counter has no roll-ups."""
-    sums = SUM_AND_MAX if unit is Unit.SECONDS else (Rollup.SUM,)
-    return Metric(
-        f"railscope_nic_{stem}_total",
-        Kind.COUNTER,
-        about,
-        unit=unit,
-        scale=scale or (MICROSECOND if unit is Unit.SECONDS else per(1)),
-        rollups=() if detail else sums,
-        resets=DRIVER_LOAD,
-        wraps_at_bits=bits,
-        help=help_,
-        origin=f"ethtool statistics: {origin}",
-    )
+# Errors of link, PCIe bus and transceiver --------------------------------------------------------
+CRC_ERRORS = _ETHTOOL.counter("railscope_nic_receive_crc_errors_total", "Frames received with a wrong checksum.", "mlx5 rx_crc_errors_phy; bnxt rx_fcs_err_frames; ice rx_crc_errors.nic; i40e port.rx_crc_errors", rollups=(Rollup.SUM,))
+SYMBOL_ERRORS = _ETHTOOL.counter("railscope_nic_receive_symbol_errors_total", "Packets dropped for symbols that could not be decoded.", "mlx5 rx_symbol_err_phy", rollups=(Rollup.SUM,))
+UNCORRECTED_SYMBOLS = _ETHTOOL.counter("railscope_nic_receive_uncorrected_symbol_errors_total", "Symbols that forward error correction could not mend.", "mlx5 rx_pcs_symbol_err_phy; bnxt rx_pcs_symbol_err", rollups=(Rollup.SUM,))
+LINE_RECEIVED = _ETHTOOL.counter("railscope_nic_receive_line_bytes_total", "Everything received on the wire, coding and idle included; eight times this is the base of the bit error ratio.", "mlx5 rx_bits_phy; bnxt rx_bits", scale=per(8), rollups=(Rollup.SUM,))
+CORRECTED = _ETHTOOL.counter("railscope_nic_receive_corrected_errors_total", "Wrong bits that forward error correction mended.", "mlx5 rx_corrected_bits_phy; bnxt rx_corrected_bits; others ETHTOOL_A_FEC_STAT_CORR_BITS", rollups=(Rollup.SUM,))
+FEC_CORRECTED_BLOCKS = _ETHTOOL.counter("railscope_nic_receive_fec_corrected_blocks_total", "Blocks that forward error correction mended.", "bnxt rx_fec_corrected_blocks; others ETHTOOL_A_FEC_STAT_CORRECTED", rollups=(Rollup.SUM,))
+FEC_UNCORRECTABLE_BLOCKS = _ETHTOOL.counter("railscope_nic_receive_fec_uncorrectable_blocks_total", "Blocks that forward error correction could not mend.", "bnxt rx_fec_uncorrectable_blocks; others ETHTOOL_A_FEC_STAT_UNCORR", rollups=(Rollup.SUM,))
+LANE_ERRORS = _ETHTOOL.counter("railscope_nic_receive_lane_errors_total", "Bits mended on one lane of the link.", "mlx5 rx_err_lane_L_phy", about=NIC_LANE, rollups=(Rollup.SUM,))
+LINK_DOWNS = _ETHTOOL.counter("railscope_nic_link_downs_total", "Times the link went down.", "mlx5 link_down_events_phy; bnxt link_down_events", rollups=(Rollup.SUM,))
+PCIE_SIGNAL_ERRORS_RECEIVED = _ETHTOOL.counter("railscope_nic_pcie_receive_signal_errors_total", "PCIe checksum errors the card saw on what it received.", "mlx5 rx_pci_signal_integrity", rollups=(Rollup.SUM,))
+PCIE_SIGNAL_ERRORS_SENT = _ETHTOOL.counter("railscope_nic_pcie_transmit_signal_errors_total", "PCIe packets the card had to send again.", "mlx5 tx_pci_signal_integrity", rollups=(Rollup.SUM,))
+PCIE_READ_STALL = _ETHTOOL.gauge("railscope_nic_pcie_read_stall_ratio", "Share of the last second in which the card's PCIe reads waited for credits.", "mlx5 outbound_pci_stalled_rd (percent)", scale=CENTI, rollups=(Rollup.MAX,))
+PCIE_WRITE_STALL = _ETHTOOL.gauge("railscope_nic_pcie_write_stall_ratio", "Share of the last second in which the card's PCIe writes waited for credits.", "mlx5 outbound_pci_stalled_wr (percent)", scale=CENTI, rollups=(Rollup.MAX,))
+PCIE_READ_STALLED = _ETHTOOL.counter("railscope_nic_pcie_read_stalled_seconds_total", "Seconds in which PCIe reads of the card were stalled for more than 30 % of the time.", "mlx5 outbound_pci_stalled_rd_events (s)", rollups=(Rollup.SUM, Rollup.MAX))
+PCIE_WRITE_STALLED = _ETHTOOL.counter("railscope_nic_pcie_write_stalled_seconds_total", "Seconds in which PCIe writes of the card were stalled for more than 30 % of the time.", "mlx5 outbound_pci_stalled_wr_events (s)", rollups=(Rollup.SUM, Rollup.MAX))
+PCIE_OVERFLOWS = _ETHTOOL.counter("railscope_nic_pcie_buffer_overflow_packets_total", "Packets dropped because PCIe could not take them in time.", "mlx5 outbound_pci_buffer_overflow", rollups=(Rollup.SUM,))
+TRANSCEIVER_UNPLUGS = _ETHTOOL.counter("railscope_nic_transceiver_unplugs_total", "Times the transceiver was pulled out.", "mlx5 module_unplug", rollups=(Rollup.SUM,))
+TRANSCEIVER_TOO_HOT = _ETHTOOL.counter("railscope_nic_transceiver_high_temperature_events_total", "Times the transceiver was too hot.", "mlx5 module_high_temp", rollups=(Rollup.SUM,))
 
+# Traffic ------------------------------------------------------------------------------------------
+RECEIVED_UNICAST = _ETHTOOL.counter("railscope_nic_receive_unicast_packets_total", "Unicast packets the port received.", "bnxt rx_ucast_frames; ice rx_unicast.nic; i40e port.rx_unicast; mana hc_rx_ucast_pkts", rollups=(Rollup.SUM,))
+SENT_UNICAST = _ETHTOOL.counter("railscope_nic_transmit_unicast_packets_total", "Unicast packets the port sent.", "bnxt tx_ucast_frames; ice tx_unicast.nic; i40e port.tx_unicast; mana hc_tx_ucast_pkts", rollups=(Rollup.SUM,))
+RECEIVED_MULTICAST = _ETHTOOL.counter("railscope_nic_receive_multicast_packets_total", "Multicast packets the port received.", "mlx5 rx_multicast_phy; bnxt rx_mcast_frames; ice rx_multicast.nic; i40e port.rx_multicast; mana hc_rx_mcast_pkts", rollups=(Rollup.SUM,))
+SENT_MULTICAST = _ETHTOOL.counter("railscope_nic_transmit_multicast_packets_total", "Multicast packets the port sent.", "mlx5 tx_multicast_phy; bnxt tx_mcast_frames; ice tx_multicast.nic; i40e port.tx_multicast; mana hc_tx_mcast_pkts", rollups=(Rollup.SUM,))
+RECEIVED_BROADCAST = _ETHTOOL.counter("railscope_nic_receive_broadcast_packets_total", "Broadcast packets the port received.", "mlx5 rx_broadcast_phy; bnxt rx_bcast_frames; ice rx_broadcast.nic; i40e port.rx_broadcast; mana hc_rx_bcast_pkts", rollups=(Rollup.SUM,))
+SENT_BROADCAST = _ETHTOOL.counter("railscope_nic_transmit_broadcast_packets_total", "Broadcast packets the port sent.", "mlx5 tx_broadcast_phy; bnxt tx_bcast_frames; ice tx_broadcast.nic; i40e port.tx_broadcast; mana hc_tx_bcast_pkts", rollups=(Rollup.SUM,))
+RECEIVED_CONTROL = _ETHTOOL.counter("railscope_nic_receive_control_frames_total", "Control frames of the MAC layer received, pauses among them.", "mlx5 rx_mac_control_phy; bnxt rx_ctrl_frames")
+SENT_CONTROL = _ETHTOOL.counter("railscope_nic_transmit_control_frames_total", "Control frames of the MAC layer sent, pauses among them.", "mlx5 tx_mac_control_phy")
+UNKNOWN_CONTROL = _ETHTOOL.counter("railscope_nic_receive_unsupported_control_frames_total", "Control frames received with an unknown operation.", "mlx5 rx_unsupported_op_phy")
+RDMA_RECEIVED_PACKETS = _ETHTOOL.counter("railscope_nic_receive_rdma_packets_total", "RDMA packets this function received.", "mlx5 rx_vport_rdma_unicast_packets", rollups=(Rollup.SUM,))
+RDMA_SENT_PACKETS = _ETHTOOL.counter("railscope_nic_transmit_rdma_packets_total", "RDMA packets this function sent.", "mlx5 tx_vport_rdma_unicast_packets", rollups=(Rollup.SUM,))
+FUNCTION = {
+    f"{way}_vport_{kind}_{what}": _ETHTOOL.counter(f"railscope_nic_function_{verb}_{kind}_{what}_total", f"{what.capitalize()} this function {did}, {meaning}.", f"mlx5 {way}_vport_{kind}_{what}")
+    for way, verb, did in (("rx", "receive", "received"), ("tx", "transmit", "sent"))
+    for kind, meaning in (("unicast", "unicast without RDMA"), ("multicast", "multicast without RDMA"), ("broadcast", "broadcast"), ("rdma_multicast", "multicast by RDMA"))
+    for what in ("packets", "bytes")
+}
 
-NIC_INFO = Metric(
-    "railscope_nic_info",
-    Kind.INFO,
-    NIC,
-    help="What this network card is: driver, PCI address, firmware, RDMA device and rail.",
-    origin="ETHTOOL_GDRVINFO, /sys/class/net/*/device",
-)
+# Traffic classes: targets of a NIC's priority mapping ---------------------------------------------
+CLASS_RECEIVED = _ETHTOOL.counter("railscope_nic_class_receive_bytes_total", "Bytes received in this traffic class.", "bnxt rx_bytes_cosN", about=NIC_TRAFFIC_CLASS, rollups=(Rollup.SUM,))
+CLASS_SENT = _ETHTOOL.counter("railscope_nic_class_transmit_bytes_total", "Bytes sent in this traffic class.", "bnxt tx_bytes_cosN", about=NIC_TRAFFIC_CLASS, rollups=(Rollup.SUM,))
+CLASS_RECEIVED_PACKETS = _ETHTOOL.counter("railscope_nic_class_receive_packets_total", "Packets received in this traffic class.", "bnxt rx_packets_cosN", about=NIC_TRAFFIC_CLASS, rollups=(Rollup.SUM,))
+CLASS_SENT_PACKETS = _ETHTOOL.counter("railscope_nic_class_transmit_packets_total", "Packets sent in this traffic class.", "bnxt tx_packets_cosN", about=NIC_TRAFFIC_CLASS, rollups=(Rollup.SUM,))
+CLASS_DISCARDED = _ETHTOOL.counter("railscope_nic_class_receive_discarded_bytes_total", "Bytes of this traffic class dropped for lack of a buffer.", "bnxt rx_discard_bytes_cosN", about=NIC_TRAFFIC_CLASS, rollups=(Rollup.SUM,))
+CLASS_DISCARDED_PACKETS = _ETHTOOL.counter("railscope_nic_class_receive_discarded_packets_total", "Packets of this traffic class dropped for lack of a buffer.", "bnxt rx_discard_packets_cosN", about=NIC_TRAFFIC_CLASS, rollups=(Rollup.SUM,))
+HOST_DISCARDS = _PRIORITY.counter("railscope_nic_priority_receive_host_discarded_packets_total", "Packets of this priority dropped for lack of a buffer of this host, of several on one card.", "mlx5 rx_prioN_buf_discard", rollups=(Rollup.SUM,))
 
-PFC_RECEIVED = counter(
-    "receive_pfc_pause_frames",
-    "PFC pause frames received: the switch asked us to stop sending.",
-    about=NIC_PRIORITY,
-    unit=Unit.FRAMES,
-    origin="mlx5 rx_prioN_pause; bnxt rx_pfc_ena_frames_priN; ice rx_priority_N_xoff.nic; i40e port.rx_priority_N_xoff, port.rx_priority_N_xoff_rx",
-)
-PFC_SENT = counter(
-    "transmit_pfc_pause_frames",
-    "PFC pause frames sent: we asked the switch to stop sending.",
-    about=NIC_PRIORITY,
-    unit=Unit.FRAMES,
-    origin="mlx5 tx_prioN_pause; bnxt tx_pfc_ena_frames_priN; ice tx_priority_N_xoff.nic; i40e port.tx_priority_N_xoff, port.tx_priority_N_xoff_tx",
-)
-PFC_RESUMED_RECEIVED = counter(
-    "receive_pfc_resume_frames",
-    "PFC frames received that let us send again.",
-    about=NIC_PRIORITY,
-    unit=Unit.FRAMES,
-    origin="ice rx_priority_N_xon.nic; i40e port.rx_priority_N_xon, port.rx_priority_N_xon_rx",
-)
-PFC_RESUMED_SENT = counter(
-    "transmit_pfc_resume_frames",
-    "PFC frames sent that let the switch send again.",
-    about=NIC_PRIORITY,
-    unit=Unit.FRAMES,
-    origin="ice tx_priority_N_xon.nic; i40e port.tx_priority_N_xon, port.tx_priority_N_xon_tx",
-)
-PFC_RECEIVED_TIME = counter(
-    "receive_pfc_pause_seconds",
-    "Time in which the switch kept us from sending.",
-    about=NIC_PRIORITY,
-    unit=Unit.SECONDS,
-    origin="mlx5 rx_prioN_pause_duration (us); bnxt pfc_priN_rx_duration_us",
-)
-PFC_SENT_TIME = counter(
-    "transmit_pfc_pause_seconds",
-    "Time in which we kept the switch from sending.",
-    about=NIC_PRIORITY,
-    unit=Unit.SECONDS,
-    origin="mlx5 tx_prioN_pause_duration (us); bnxt pfc_priN_tx_duration_us",
-)
-PFC_RECEIVED_TRANSITIONS = counter(
-    "receive_pfc_pause_transitions",
-    "Times the switch stopped us and let us go on.",
-    about=NIC_PRIORITY,
-    origin="mlx5 rx_prioN_pause_transition; bnxt pfc_priN_rx_transitions; i40e port.rx_priority_N_xon_2_xoff",
-)
-PFC_SENT_TRANSITIONS = counter(
-    "transmit_pfc_pause_transitions",
-    "Times we stopped the switch and let it go on.",
-    about=NIC_PRIORITY,
-    origin="bnxt pfc_priN_tx_transitions",
-)
-PRIORITY_RECEIVED = counter(
-    "priority_receive_bytes",
-    "Bytes received in this priority.",
-    about=NIC_PRIORITY,
-    unit=Unit.BYTES,
-    origin="mlx5 rx_prioN_bytes; bnxt rx_bytes_priN",
-)
-PRIORITY_SENT = counter(
-    "priority_transmit_bytes",
-    "Bytes sent in this priority.",
-    about=NIC_PRIORITY,
-    unit=Unit.BYTES,
-    origin="mlx5 tx_prioN_bytes; bnxt tx_bytes_priN",
-)
-PRIORITY_RECEIVED_PACKETS = counter(
-    "priority_receive_packets",
-    "Packets received in this priority.",
-    about=NIC_PRIORITY,
-    unit=Unit.PACKETS,
-    origin="mlx5 rx_prioN_packets; bnxt rx_packets_priN",
-)
-PRIORITY_SENT_PACKETS = counter(
-    "priority_transmit_packets",
-    "Packets sent in this priority.",
-    about=NIC_PRIORITY,
-    unit=Unit.PACKETS,
-    origin="mlx5 tx_prioN_packets; bnxt tx_packets_priN",
-)
-PRIORITY_DISCARDS = counter(
-    "priority_receive_discarded_packets",
-    "Packets of this priority dropped for lack of a buffer.",
-    about=NIC_PRIORITY,
-    unit=Unit.PACKETS,
-    origin="mlx5 rx_prioN_discards",
-)
-PRIORITY_CONGESTION_DISCARDS = counter(
-    "priority_receive_congestion_discarded_packets",
-    "Packets of this priority dropped early because the card's buffer filled up.",
-    about=NIC_PRIORITY,
-    unit=Unit.PACKETS,
-    origin="mlx5 rx_prioN_cong_discard",
-)
-PRIORITY_MARKED = counter(
-    "priority_receive_ecn_marked_packets",
-    "Packets of this priority that the card's own receive buffer marked as congested.",
-    about=NIC_PRIORITY,
-    unit=Unit.PACKETS,
-    origin="mlx5 rx_prioN_marked",
-)
-PAUSE_RECEIVED = counter(
-    "receive_pause_frames",
-    "Pause frames of any kind received by the port, those of PFC among them.",
-    unit=Unit.FRAMES,
-    origin="mlx5 rx_pause_ctrl_phy",
-)
-PAUSE_SENT = counter(
-    "transmit_pause_frames",
-    "Pause frames of any kind sent by the port, those of PFC among them.",
-    unit=Unit.FRAMES,
-    origin="mlx5 tx_pause_ctrl_phy",
-)
-GLOBAL_PAUSE_RECEIVED_TIME = counter(
-    "receive_global_pause_seconds",
-    "Time in which link-wide pause kept us from sending.",
-    unit=Unit.SECONDS,
-    origin="mlx5 rx_global_pause_duration (us)",
-)
-GLOBAL_PAUSE_SENT_TIME = counter(
-    "transmit_global_pause_seconds",
-    "Time in which we kept the whole link from sending.",
-    unit=Unit.SECONDS,
-    origin="mlx5 tx_global_pause_duration (us)",
-)
-STORM_WARNINGS = counter(
-    "transmit_pause_storm_warnings",
-    "Times the card had been sending pause for long.",
-    origin="mlx5 tx_pause_storm_warning_events",
-)
-STORM_ERRORS = counter(
-    "transmit_pause_storm_errors",
-    "Times the card stopped sending pause because it had done so for too long.",
-    unit=Unit.ERRORS,
-    origin="mlx5 tx_pause_storm_error_events",
-)
-RECEIVED = counter(
-    "receive_bytes",
-    "Bytes the port received, RDMA included.",
-    unit=Unit.BYTES,
-    origin="mlx5 rx_bytes_phy; bnxt rx_bytes; ice rx_bytes.nic; i40e port.rx_bytes; mana hc_rx_bytes; gve rx_bytes",
-)
-SENT = counter(
-    "transmit_bytes",
-    "Bytes the port sent, RDMA included.",
-    unit=Unit.BYTES,
-    origin="mlx5 tx_bytes_phy; bnxt tx_bytes; ice tx_bytes.nic; i40e port.tx_bytes; mana hc_tx_bytes; gve tx_bytes",
-)
-RECEIVED_PACKETS = counter(
-    "receive_packets",
-    "Packets the port received, RDMA included.",
-    unit=Unit.PACKETS,
-    origin="mlx5 rx_packets_phy; bnxt rx_good_frames; gve rx_packets",
-)
-SENT_PACKETS = counter(
-    "transmit_packets",
-    "Packets the port sent, RDMA included.",
-    unit=Unit.PACKETS,
-    origin="mlx5 tx_packets_phy; bnxt tx_good_frames; gve tx_packets",
-)
-RDMA_RECEIVED = counter(
-    "receive_rdma_bytes",
-    "RDMA bytes this function received.",
-    unit=Unit.BYTES,
-    origin="mlx5 rx_vport_rdma_unicast_bytes",
-)
-RDMA_SENT = counter(
-    "transmit_rdma_bytes",
-    "RDMA bytes this function sent.",
-    unit=Unit.BYTES,
-    origin="mlx5 tx_vport_rdma_unicast_bytes",
-)
-DISCARDS_RECEIVED = counter(
-    "receive_discarded_packets",
-    "Packets the port dropped because no buffer was free.",
-    unit=Unit.PACKETS,
-    origin="mlx5 rx_discards_phy; bnxt rx_stat_discard; ice rx_dropped.nic; i40e port.rx_dropped; gve rx_dropped",
-)
-DISCARDS_SENT = counter(
-    "transmit_discarded_packets",
-    "Packets the port dropped before sending.",
-    unit=Unit.PACKETS,
-    origin="mlx5 tx_discards_phy; bnxt tx_stat_discard; ice tx_dropped_link_down.nic; i40e port.tx_dropped_link_down; gve tx_dropped",
-)
-OUT_OF_BUFFER = counter(
-    "receive_out_of_buffer_packets",
-    "Ethernet packets dropped because receive queues were empty.",
-    unit=Unit.PACKETS,
-    bits=32,
-    origin="mlx5 rx_out_of_buffer; bnxt rx_total_ring_discards, rx_total_discard_pkts; mana hc_rx_discards_no_wqe",
-)
-BUFFER_ALMOST_FULL = counter(
-    "receive_buffer_passed_threshold",
-    "Times the receive buffer was more than 85 % full.",
-    origin="mlx5 rx_buffer_passed_thres_phy; bnxt rx_buffer_passed_threshold",
-)
-ECN_MARKED = counter(
-    "receive_ecn_marked_packets",
-    "Ethernet (TCP) packets received with a congestion mark.",
-    unit=Unit.PACKETS,
-    origin="mlx5 rx_ecn_mark",
-)
+# Pauses -------------------------------------------------------------------------------------------
+GLOBAL_PAUSE_RECEIVED = _ETHTOOL.counter("railscope_nic_receive_global_pause_frames_total", "Link-wide pause frames received: not those of PFC.", "mlx5 rx_global_pause; bnxt rx_pause_frames; ice link_xoff_rx.nic; i40e port.link_xoff_rx; others ETHTOOL_A_PAUSE_STAT_RX_FRAMES", rollups=(Rollup.SUM,))
+GLOBAL_PAUSE_SENT = _ETHTOOL.counter("railscope_nic_transmit_global_pause_frames_total", "Link-wide pause frames sent: not those of PFC.", "mlx5 tx_global_pause; bnxt tx_pause_frames; ice link_xoff_tx.nic; i40e port.link_xoff_tx; others ETHTOOL_A_PAUSE_STAT_TX_FRAMES", rollups=(Rollup.SUM,))
+GLOBAL_PAUSE_TRANSITIONS = _ETHTOOL.counter("railscope_nic_receive_global_pause_transitions_total", "Times link-wide pause stopped us and let us go on.", "mlx5 rx_global_pause_transition", rollups=(Rollup.SUM,))
+RESUME_RECEIVED = _ETHTOOL.counter("railscope_nic_receive_resume_frames_total", "Link-wide frames received that let us send again.", "ice link_xon_rx.nic; i40e port.link_xon_rx", rollups=(Rollup.SUM,))
+RESUME_SENT = _ETHTOOL.counter("railscope_nic_transmit_resume_frames_total", "Link-wide frames sent that let the switch send again.", "ice link_xon_tx.nic; i40e port.link_xon_tx", rollups=(Rollup.SUM,))
+PFC_FRAMES_RECEIVED = _ETHTOOL.counter("railscope_nic_receive_pfc_frames_total", "PFC frames of all priorities received.", "bnxt rx_pfc_frames", rollups=(Rollup.SUM,))
+PFC_FRAMES_SENT = _ETHTOOL.counter("railscope_nic_transmit_pfc_frames_total", "PFC frames of all priorities sent.", "bnxt tx_pfc_frames", rollups=(Rollup.SUM,))
+STORMS = _ETHTOOL.counter("railscope_nic_continuous_pauses_total", "Times the port was paused without end.", "bnxt continuous_pause_events", rollups=(Rollup.SUM,))
+STORM_ENDS = _ETHTOOL.counter("railscope_nic_continuous_pause_ends_total", "Times such a pause ended.", "bnxt resume_pause_events", rollups=(Rollup.SUM,))
+ROCE_STORMS = _ETHTOOL.counter("railscope_nic_roce_continuous_pauses_total", "Times RoCE traffic was paused without end.", "bnxt continuous_roce_pause_events", rollups=(Rollup.SUM,))
+ROCE_STORM_ENDS = _ETHTOOL.counter("railscope_nic_roce_continuous_pause_ends_total", "Times such a pause of RoCE traffic ended.", "bnxt resume_roce_pause_events", rollups=(Rollup.SUM,))
+
+# Frames dropped by the port, by cause -------------------------------------------------------------
+LENGTH_ERRORS = _ETHTOOL.counter("railscope_nic_receive_length_errors_total", "Frames received whose length field is wrong.", "mlx5 rx_in_range_len_errors_phy; ice rx_length_errors.nic; i40e port.rx_length_errors", rollups=(Rollup.SUM,))
+OUT_OF_RANGE = _ETHTOOL.counter("railscope_nic_receive_out_of_range_frames_total", "Frames received whose length field says more than is allowed.", "mlx5 rx_out_of_range_len_phy", rollups=(Rollup.SUM,))
+OVERSIZE = _ETHTOOL.counter("railscope_nic_receive_oversize_frames_total", "Frames received that are too long.", "mlx5 rx_oversize_pkts_phy; bnxt rx_ovrsz_frames; ice rx_oversize.nic; i40e port.rx_oversize", rollups=(Rollup.SUM,))
+UNDERSIZE = _ETHTOOL.counter("railscope_nic_receive_undersize_frames_total", "Frames received that are too short.", "mlx5 rx_undersize_pkts_phy; bnxt rx_undrsz_frames; ice rx_undersize.nic; i40e port.rx_undersize", rollups=(Rollup.SUM,))
+FRAGMENTS = _ETHTOOL.counter("railscope_nic_receive_fragments_total", "Frames received that are too short and have a wrong checksum.", "mlx5 rx_fragments_phy; bnxt rx_runt_frames; ice rx_fragments.nic; i40e port.rx_fragments", rollups=(Rollup.SUM,))
+JABBERS = _ETHTOOL.counter("railscope_nic_receive_jabbers_total", "Frames received that are too long and have a wrong checksum.", "mlx5 rx_jabbers_phy; bnxt rx_jbr_frames; ice rx_jabber.nic; i40e port.rx_jabber", rollups=(Rollup.SUM,))
+ALIGNMENT_ERRORS = _ETHTOOL.counter("railscope_nic_receive_alignment_errors_total", "Frames received that do not end at a byte.", "bnxt rx_align_err_frames")
+MTU_ERRORS = _ETHTOOL.counter("railscope_nic_receive_mtu_errors_total", "Frames received that are longer than the MTU.", "bnxt rx_mtu_err_frames", rollups=(Rollup.SUM,))
+RECEIVE_ERRORS = _ETHTOOL.counter("railscope_nic_receive_errors_total", "Packets received with an error of any kind.", "bnxt rx_stat_err; gve rx_desc_err_dropped_pkt", rollups=(Rollup.SUM,))
+TRANSMIT_ERRORS = _ETHTOOL.counter("railscope_nic_transmit_errors_total", "Packets not sent because of an error.", "mlx5 tx_errors_phy; bnxt tx_stat_error; ice tx_errors.nic; i40e port.tx_errors", rollups=(Rollup.SUM,))
+TRANSMIT_CRC_ERRORS = _ETHTOOL.counter("railscope_nic_transmit_crc_errors_total", "Frames sent with a wrong checksum.", "bnxt tx_fcs_err_frames", rollups=(Rollup.SUM,))
+UNDERRUNS = _ETHTOOL.counter("railscope_nic_transmit_underruns_total", "Frames that could not be fetched from memory in time.", "bnxt tx_fifo_underruns", rollups=(Rollup.SUM,))
+CHECKSUM_ERRORS = _ETHTOOL.counter("railscope_nic_receive_checksum_errors_total", "Packets received with a wrong checksum of IP, TCP or UDP.", "bnxt rx_total_l4_csum_errors; ice rx_csum_bad.nic; i40e port.rx_csum_bad", rollups=(Rollup.SUM,))
+ILLEGAL_BYTES = _ETHTOOL.counter("railscope_nic_receive_illegal_bytes_total", "Bytes received that no code of the line stands for.", "ice illegal_bytes.nic; i40e port.illegal_bytes", rollups=(Rollup.SUM,))
+LOCAL_FAULTS = _ETHTOOL.counter("railscope_nic_local_faults_total", "Times our side of the link was at fault.", "ice mac_local_faults.nic; i40e port.mac_local_faults", rollups=(Rollup.SUM,))
+REMOTE_FAULTS = _ETHTOOL.counter("railscope_nic_remote_faults_total", "Times the other side of the link said it was at fault.", "ice mac_remote_faults.nic; i40e port.mac_remote_faults", rollups=(Rollup.SUM,))
+TRANSCEIVER_STUCK = _ETHTOOL.counter("railscope_nic_transceiver_bus_stuck_events_total", "Times the bus of the transceiver was stuck.", "mlx5 module_bus_stuck", rollups=(Rollup.SUM,))
+TRANSCEIVER_SHORTED = _ETHTOOL.counter("railscope_nic_transceiver_shorted_events_total", "Times the transceiver's cable was shorted.", "mlx5 module_bad_shorted", rollups=(Rollup.SUM,))
+
+# Packets dropped by the function, by cause --------------------------------------------------------
+STEERING_MISSES = _ETHTOOL.counter("railscope_nic_receive_unsteered_packets_total", "Packets dropped because no rule said where they go.", "mlx5 rx_steer_missed_packets; bnxt rx_filter_miss", rollups=(Rollup.SUM,))
+DOWN_DROPS = _ETHTOOL.counter("railscope_nic_receive_interface_down_packets_total", "Packets dropped because the interface was down.", "mlx5 rx_if_down_packets; mana hc_rx_err_vport_disabled", rollups=(Rollup.SUM,))
+TOO_LONG_DROPS = _ETHTOOL.counter("railscope_nic_receive_too_long_packets_total", "Packets dropped because they did not fit into the buffer of their queue.", "mlx5 rx_oversize_pkts_buffer", rollups=(Rollup.SUM,))
+TOO_LONG_FOR_MTU = _ETHTOOL.counter("railscope_nic_receive_beyond_mtu_packets_total", "Packets the driver dropped because they were longer than the MTU.", "mlx5 rx_oversize_pkts_sw_drop")
+DEVICE_OUT_OF_BUFFER = _ETHTOOL.counter("railscope_nic_receive_device_out_of_buffer_packets_total", "Packets dropped because a queue of the device itself was empty.", "mlx5 dev_out_of_buffer, dev_internal_queue_oob", rollups=(Rollup.SUM,), bits=32)
+MEMORY_DROPS = _ETHTOOL.counter("railscope_nic_receive_out_of_memory_packets_total", "Packets dropped because no memory was left for them.", "bnxt rx_total_oom_discards; hv_netvsc rx_no_memory", rollups=(Rollup.SUM,))
+ALLOCATION_FAILURES = _ETHTOOL.counter("railscope_nic_receive_buffer_allocation_failures_total", "Receive buffers that could not be had.", "mlx5 rx_buff_alloc_err; ice rx_alloc_fail; gve rx_buf_alloc_fail", rollups=(Rollup.SUM,))
+RING_DISCARDS_SENT = _ETHTOOL.counter("railscope_nic_transmit_queue_discarded_packets_total", "Packets dropped before a send queue took them.", "mlx5 tx_queue_dropped; bnxt tx_total_ring_discards, tx_total_discard_pkts", rollups=(Rollup.SUM,))
+QUEUE_STOPS = _ETHTOOL.counter("railscope_nic_transmit_queue_stops_total", "Times a send queue was full and stopped.", "mlx5 tx_queue_stopped; mana, hv_netvsc stop_queue", rollups=(Rollup.SUM,))
+QUEUE_WAKES = _ETHTOOL.counter("railscope_nic_transmit_queue_wakes_total", "Times a send queue went on after it had been full.", "mlx5 tx_queue_wake; mana, hv_netvsc wake_queue")
+RECEIVE_REQUEST_ERRORS = _ETHTOOL.counter("railscope_nic_receive_request_errors_total", "Receive requests of the driver that the card called wrong.", "mlx5 rx_wqe_err", rollups=(Rollup.SUM,))
+COMPLETION_ERRORS = _ETHTOOL.counter("railscope_nic_transmit_completion_errors_total", "Send requests of the driver that completed with an error.", "mlx5 tx_cqe_err; mana tx_cqe_err", rollups=(Rollup.SUM,))
+RECEIVE_RESETS = _ETHTOOL.counter("railscope_nic_receive_queue_resets_total", "Receive queues that were set up again after an error.", "mlx5 rx_recover; bnxt rx_total_resets", rollups=(Rollup.SUM,))
+TRANSMIT_RESETS = _ETHTOOL.counter("railscope_nic_transmit_queue_resets_total", "Send queues that were set up again after an error.", "mlx5 tx_recover; bnxt tx_total_resets", rollups=(Rollup.SUM,))
+RECEIVE_RING_ERRORS = _ETHTOOL.counter("railscope_nic_receive_queue_errors_total", "Errors of receive queues.", "bnxt rx_total_buf_errors", rollups=(Rollup.SUM,))
+MISSED_INTERRUPTS = _ETHTOOL.counter("railscope_nic_missed_interrupts_total", "Interrupts that were lost and made up for.", "bnxt total_missed_irqs; mlx5 ch_eq_rearm", rollups=(Rollup.SUM,))
+TIMEOUTS = _ETHTOOL.counter("railscope_nic_transmit_timeouts_total", "Times the driver found sending stuck.", "ice tx_timeout.nic; i40e port.tx_timeout; ena tx_timeout; gve tx_timeouts", rollups=(Rollup.SUM,))
+DEVICE_RESETS = _ETHTOOL.counter("railscope_nic_device_resets_total", "Times the driver reset its device.", "gve reset_cnt", rollups=(Rollup.SUM,))
+WATCHDOGS = _ETHTOOL.counter("railscope_nic_keep_alive_timeouts_total", "Times the device gave no sign of life.", "ena wd_expired", rollups=(Rollup.SUM,))
+COMMAND_ERRORS = _ETHTOOL.counter("railscope_nic_admin_commands_unanswered_total", "Commands the device never answered.", "ena ena_admin_q_no_completion")
+INTERFACE_DOWNS = _ETHTOOL.counter("railscope_nic_interface_downs_total", "Times the driver took the interface down.", "ena interface_down; gve interface_down_cnt")
+MAPPING_ERRORS = _ETHTOOL.counter("railscope_nic_dma_mapping_errors_total", "Buffers that could not be mapped for the device.", "gve dma_mapping_error")
+SEND_BUFFER_FULL = _ETHTOOL.counter("railscope_nic_transmit_ring_full_total", "Times the ring to the hypervisor was full.", "hv_netvsc tx_send_full")
+SEND_BUSY = _ETHTOOL.counter("railscope_nic_transmit_busy_total", "Packets that had to wait because the hypervisor was busy.", "hv_netvsc tx_busy")
+
+# Cloud limits -------------------------------------------------------------------------------------
+LIMITED_RECEIVED = _ETHTOOL.counter("railscope_nic_receive_bandwidth_limited_packets_total", "Packets queued or dropped because the instance received more than it may.", "ena bw_in_allowance_exceeded", rollups=(Rollup.SUM,))
+LIMITED_SENT = _ETHTOOL.counter("railscope_nic_transmit_bandwidth_limited_packets_total", "Packets queued or dropped because the instance sent more than it may.", "ena bw_out_allowance_exceeded", rollups=(Rollup.SUM,))
+LIMITED_RATE = _ETHTOOL.counter("railscope_nic_rate_limited_packets_total", "Packets queued or dropped because there were more in a second than may be.", "ena pps_allowance_exceeded", rollups=(Rollup.SUM,))
+LIMITED_CONNECTIONS = _ETHTOOL.counter("railscope_nic_connection_limited_packets_total", "Packets dropped because no further connection could be tracked.", "ena conntrack_allowance_exceeded", rollups=(Rollup.SUM,))
+LIMITED_LOCAL = _ETHTOOL.counter("railscope_nic_local_service_limited_packets_total", "Packets dropped because local services were asked too often.", "ena linklocal_allowance_exceeded", rollups=(Rollup.SUM,))
+CONNECTIONS_LEFT = _ETHTOOL.gauge("railscope_nic_connections_available", "Connections that can still be tracked before packets are dropped.", "ena conntrack_allowance_available", rollups=(Rollup.MIN,))
+SRD_SENT = _ETHTOOL.counter("railscope_nic_transmit_srd_packets_total", "Packets sent by the scalable reliable datagram protocol.", "ena ena_srd_tx_pkts", rollups=(Rollup.SUM,))
+SRD_ELIGIBLE = _ETHTOOL.counter("railscope_nic_transmit_srd_eligible_packets_total", "Packets sent that could have gone by that protocol.", "ena ena_srd_eligible_tx_pkts")
+SRD_RECEIVED = _ETHTOOL.counter("railscope_nic_receive_srd_packets_total", "Packets received by the scalable reliable datagram protocol.", "ena ena_srd_rx_pkts", rollups=(Rollup.SUM,))
+SRD_USE = _ETHTOOL.gauge("railscope_nic_srd_resource_ratio", "Share of the connections of that protocol in use.", "ena ena_srd_resource_utilization (percent)", scale=CENTI, rollups=(Rollup.MAX,))

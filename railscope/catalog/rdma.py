@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from fractions import Fraction
 
-from railscope.catalog.declare import Kind, Metric, Rollup, Unit
+# fmt: off
+from railscope.catalog.declare import MEGABIT, Metric, MetricTable, Rollup
 from railscope.catalog.entities import RDMA_COUNTER, RDMA_PORT
-from railscope.catalog.rdma_counters import COUNTERS, RESOURCES, Row
+from railscope.catalog.rdma_counters import COUNTERS, RESOURCES, RdmaRow
 
 DRIVER_LOAD = "Counts from driver load or from when the counter was last cleared."
+_PORT = MetricTable(RDMA_PORT, resets=DRIVER_LOAD)
+
 PORT_STATES = {0: "nop", 1: "down", 2: "init", 3: "armed", 4: "active", 5: "active_defer"}
 PHYSICAL_STATES = {
     1: "sleep",
@@ -26,74 +28,14 @@ PHYSICAL_STATES = {
     7: "phy_test",
 }
 _DIRECTORY = "/sys/class/infiniband/*/ports/*"
-
-RDMA_INFO = Metric(
-    "railscope_rdma_port_info",
-    Kind.INFO,
-    RDMA_PORT,
-    help="What this RDMA port is: driver, PCI address, firmware, board, interface and rail.",
-    origin="/sys/class/infiniband/*/{fw_ver,board_id,hca_type,device}, ports/*/link_layer",
-)
-RDMA_STATE = Metric(
-    "railscope_rdma_port_state",
-    Kind.STATE,
-    RDMA_PORT,
-    states=PORT_STATES,
-    help="Logical state of the port; only an active port carries traffic.",
-    origin="/sys/class/infiniband/*/ports/*/state",
-)
-RDMA_PHYSICAL_STATE = Metric(
-    "railscope_rdma_port_physical_state",
-    Kind.STATE,
-    RDMA_PORT,
-    states=PHYSICAL_STATES,
-    help="Physical state of the port's link.",
-    origin="/sys/class/infiniband/*/ports/*/phys_state",
-)
-RDMA_UP = Metric(
-    "railscope_rdma_port_up",
-    Kind.GAUGE,
-    RDMA_PORT,
-    rollups=(Rollup.SUM, Rollup.MIN),
-    help="Whether the port's logical state is active (1) or not (0).",
-    origin="/sys/class/infiniband/*/ports/*/state",
-)
-RDMA_RATE = Metric(
-    "railscope_rdma_port_rate_bytes_per_second",
-    Kind.GAUGE,
-    RDMA_PORT,
-    unit=Unit.BYTES_PER_SECOND,
-    scale=Fraction(125_000),
-    rollups=(Rollup.SUM, Rollup.MIN),
-    help="Line rate of the port.",
-    origin="/sys/class/infiniband/*/ports/*/rate (Gb/s)",
-)
-RDMA_SATURATED = Metric(
-    "railscope_rdma_saturated_counters",
-    Kind.GAUGE,
-    RDMA_PORT,
-    rollups=(Rollup.SUM,),
-    help="Narrow counters of the port that stand at their highest value: they say at least so many.",
-    origin="/sys/class/infiniband/*/ports/*/counters/* at all ones",
-)
-RDMA_OTHER = Metric(
-    "railscope_rdma_vendor_total",
-    Kind.COUNTER,
-    RDMA_COUNTER,
-    resets=DRIVER_LOAD,
-    help="A counter of the RDMA driver that has no metric of its own, under the driver's own name.",
-    origin="/sys/class/infiniband/*/ports/*/{counters,counters_ext,hw_counters}/*, "
-    "*/hw_counters/* as port 0",
-)
-RDMA_OTHER_VALUE = Metric(
-    "railscope_rdma_vendor_value",
-    Kind.GAUGE,
-    RDMA_COUNTER,
-    help="A present value the RDMA driver tells that has no metric of its own, "
-    "under the driver's own name.",
-    origin="hw_counters: bnxt_re db_fifo_register; mana current_rate, num_qps_*; any active_*, "
-    "watermark_*",
-)
+RDMA_INFO = _PORT.info("railscope_rdma_port_info", "What this RDMA port is: driver, PCI address, firmware, board, interface and rail.", "/sys/class/infiniband/*/{fw_ver,board_id,hca_type,device}, ports/*/link_layer")
+RDMA_STATE = _PORT.state("railscope_rdma_port_state", "Logical state of the port; only an active port carries traffic.", "/sys/class/infiniband/*/ports/*/state", states=PORT_STATES)
+RDMA_PHYSICAL_STATE = _PORT.state("railscope_rdma_port_physical_state", "Physical state of the port's link.", "/sys/class/infiniband/*/ports/*/phys_state", states=PHYSICAL_STATES)
+RDMA_UP = _PORT.gauge("railscope_rdma_port_up", "Whether the port's logical state is active (1) or not (0).", "/sys/class/infiniband/*/ports/*/state", rollups=(Rollup.SUM, Rollup.MIN))
+RDMA_RATE = _PORT.gauge("railscope_rdma_port_rate_bytes_per_second", "Line rate of the port.", "/sys/class/infiniband/*/ports/*/rate (Gb/s)", scale=MEGABIT, rollups=(Rollup.SUM, Rollup.MIN))
+RDMA_SATURATED = _PORT.gauge("railscope_rdma_saturated_counters", "Narrow counters of the port that stand at their highest value: they say at least so many.", "/sys/class/infiniband/*/ports/*/counters/* at all ones", rollups=(Rollup.SUM,))
+RDMA_OTHER = _PORT.counter("railscope_rdma_vendor_total", "A counter of the RDMA driver that has no metric of its own, under the driver's own name.", "/sys/class/infiniband/*/ports/*/{counters,counters_ext,hw_counters}/*, */hw_counters/* as port 0", about=RDMA_COUNTER)
+RDMA_OTHER_VALUE = _PORT.gauge("railscope_rdma_vendor_value", "A present value the RDMA driver tells that has no metric of its own, under the driver's own name.", "hw_counters: bnxt_re db_fifo_register; mana current_rate, num_qps_*; any active_*, watermark_*", about=RDMA_COUNTER)
 _VALUES = ("active_", "watermark_", "num_qps_")
 _VALUE = {"db_fifo_register", "current_rate"}
 
@@ -103,29 +45,17 @@ def other(file: str) -> Metric:
     return RDMA_OTHER_VALUE if file.startswith(_VALUES) or file in _VALUE else RDMA_OTHER
 
 
-def _counter(row: Row) -> Metric:
-    return Metric(
-        f"railscope_rdma_{row.stem}_total",
-        Kind.COUNTER,
-        RDMA_PORT,
-        unit=row.unit,
-        rollups=() if row.detail else (Rollup.SUM,),
-        resets=DRIVER_LOAD,
-        wraps_at_bits=row.bits,
-        saturates=row.saturates,
-        help=row.meaning,
-        origin=f"{_DIRECTORY}: {row.files}",
+def _counter(row: RdmaRow) -> Metric:
+    return _PORT.counter(
+        f"railscope_rdma_{row.stem}_total", row.meaning, f"{_DIRECTORY}: {row.files}",
+        rollups=() if row.detail else (Rollup.SUM,), bits=row.bits, saturates=row.saturates,
     )
 
 
-def _resource(row: Row) -> Metric:
-    return Metric(
-        f"railscope_rdma_{row.stem}",
-        Kind.GAUGE,
-        RDMA_PORT,
+def _resource(row: RdmaRow) -> Metric:
+    return _PORT.gauge(
+        f"railscope_rdma_{row.stem}", row.meaning, f"{_DIRECTORY}/hw_counters: {row.files}",
         rollups=() if row.detail else (Rollup.SUM,),
-        help=row.meaning,
-        origin=f"{_DIRECTORY}/hw_counters: {row.files}",
     )
 
 
@@ -134,7 +64,7 @@ RDMA_RESOURCES: tuple[Metric, ...] = tuple(map(_resource, RESOURCES))
 _ROWS = (*zip(RDMA_COUNTERS, COUNTERS, strict=True), *zip(RDMA_RESOURCES, RESOURCES, strict=True))
 
 
-def reported_by(row: Row) -> Iterator[tuple[str, str]]:
+def reported_by(row: RdmaRow) -> Iterator[tuple[str, str]]:
     """Yield the pairs of driver and file of a row, without remarks in parentheses."""
     for part in row.files.split("; "):
         drivers, _, files = part.partition(": ")
@@ -177,12 +107,10 @@ OPTIONAL = frozenset(
         "cc_rx_ce_pkts", "cc_rx_cnp_pkts", "cc_tx_cnp_pkts",
         "rdma_tx_bytes", "rdma_rx_bytes", "rdma_tx_packets", "rdma_rx_packets",
     }
-)  # fmt: skip
+)
 """Counters of mlx5 without a file: RDMA netlink reports those that are enabled."""
-
 _DATA = {"port_xmit_data", "port_rcv_data", "port_xmit_data_64", "port_rcv_data_64"}
 _WORD_BYTES, _FLIT_BYTES = 4, 8
-_NARROW_BITS = 32
 _NARROW_DRIVERS = {"mlx5", "mlx4"}
 _WIDE = ("np_", "rp_", "cc_", "rdma_", "rx_icrc_")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from railscope.catalog.declare import EntityKind, Kind, Metric, Rollup, Unit
+from railscope.catalog.declare import EntityKind, Metric, MetricKind, MetricUnit, Rollup
 from railscope.catalog.entities import CLUSTER, GPU, JOB, NIC, RAIL, RDMA_PORT, TENANT
 
 SCOPES: Mapping[str, EntityKind] = {
@@ -21,9 +21,9 @@ SCOPES: Mapping[str, EntityKind] = {
 ON_A_RAIL = (GPU, NIC, RDMA_PORT)
 _WORDS = {Rollup.SUM: "Sum", Rollup.MEAN: "Mean", Rollup.MAX: "Highest", Rollup.MIN: "Lowest"}
 _RATE_UNITS = {
-    Unit.SECONDS: Unit.RATIO,
-    Unit.JOULES: Unit.WATTS,
-    Unit.BYTES: Unit.BYTES_PER_SECOND,
+    MetricUnit.SECONDS: MetricUnit.RATIO,
+    MetricUnit.JOULES: MetricUnit.WATTS,
+    MetricUnit.BYTES: MetricUnit.BYTES_PER_SECOND,
 }
 
 
@@ -49,7 +49,7 @@ def scopes_of(kind: EntityKind) -> tuple[str, ...]:
 
 def derived_name(source: Metric, scope: str, rollup: Rollup) -> str:
     """Return the name of a roll-up."""
-    if source.kind is not Kind.COUNTER:
+    if source.kind is not MetricKind.COUNTER:
         return f"railscope_{scope}_{rollup}_{source.name.removeprefix('railscope_')}"
     suffix = _RATE_UNITS.get(source.unit)
     if suffix is None:
@@ -83,12 +83,12 @@ def derive_by_job(chosen: Mapping[Metric, Sequence[Rollup]]) -> dict[str, Derive
 def _declare(source: Metric, scope: str, rollup: Rollup) -> Metric:
     about = SCOPES[scope]
     labels = about.labels + part_labels(source.about)
-    rate = source.kind is Kind.COUNTER
-    unit = _RATE_UNITS.get(source.unit, Unit.NONE) if rate else source.unit
+    rate = source.kind is MetricKind.COUNTER
+    unit = _RATE_UNITS.get(source.unit, MetricUnit.NONE) if rate else source.unit
     of = "the rate per second of " if rate else ""
     return Metric(
         derived_name(source, scope, rollup),
-        Kind.GAUGE,
+        MetricKind.GAUGE,
         about
         if labels == about.labels
         else EntityKind(f"{scope}_{source.about.name}", labels, part_of=about),

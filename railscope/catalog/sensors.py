@@ -1,97 +1,51 @@
-"""Metrics of the node's hardware monitors: temperatures, fans, voltages, currents, power."""
+"""Hardware monitors of a node: power of processors (RAPL), sensor chips, memory errors (EDAC)."""
 
-from railscope.catalog.declare import EntityKind, Kind, Metric, Unit, per
-from railscope.catalog.entities import SENSOR, SENSOR_ALARM, SENSOR_LIMIT
-
-_ROOT = "/sys/class/hwmon/*"
-_MILLI = per(1000)
-_MICRO = per(10**6)
-_NODE_EXPORTER = {
-    "temperature": "temp_celsius",
-    "fan": "fan_rpm",
-    "power": "power_watt",
-    "average_power": "power_average_watt",
-    "voltage": "in_volts",
-    "current": "curr_amps",
-}
-
-
-def _gauge(
-    stem: str, unit: Unit, help_: str, origin: str, about: EntityKind = SENSOR
-) -> Metric:  # fmt: skip
-    other = _NODE_EXPORTER.get(stem) if about is SENSOR else None
-    scale = {Unit.WATTS: _MICRO, Unit.REVOLUTIONS_PER_MINUTE: per(1)}.get(unit, _MILLI)
-    return Metric(
-        f"railscope_sensor_{stem}_{unit}", Kind.GAUGE, about,
-        unit=unit, scale=scale, help=help_, origin=f"{_ROOT}/{origin}",
-        other_names={"node_exporter": f"node_hwmon_{other}"} if other else {},
-    )  # fmt: skip
-
-
-TEMPERATURE = _gauge(
-    "temperature", Unit.CELSIUS, "Temperature at the sensor.", "temp*_input (millidegrees)"
-)
-TEMPERATURE_LIMIT = _gauge(
-    "temperature_limit",
-    Unit.CELSIUS,
-    "Temperature at which the sensor's chip warns or acts.",
-    "temp*_{min,max,crit,emergency,lcrit} (millidegrees)",
-    SENSOR_LIMIT,
-)
-FAN = _gauge("fan", Unit.REVOLUTIONS_PER_MINUTE, "Speed of the fan.", "fan*_input (1/min)")
-FAN_LIMIT = _gauge(
-    "fan_limit",
-    Unit.REVOLUTIONS_PER_MINUTE,
-    "Speed below or above which the fan's chip warns.",
-    "fan*_{min,max} (1/min)",
-    SENSOR_LIMIT,
-)
-POWER = _gauge(
-    "power", Unit.WATTS, "Power at the sensor at present.", "power*_input (microwatts)"
-)  # fmt: skip
-POWER_AVERAGE = _gauge(
-    "average_power",
-    Unit.WATTS,
-    "Power at the sensor, averaged by its chip over its own interval.",
-    "power*_average (microwatts)",
-)
-POWER_LIMIT = _gauge(
-    "power_limit",
-    Unit.WATTS,
-    "Power at which the sensor's chip warns or which it keeps.",
-    "power*_{cap,max,crit} (microwatts)",
-    SENSOR_LIMIT,
-)
-ENERGY = Metric(
-    "railscope_sensor_energy_joules_total",
-    Kind.COUNTER,
+# fmt: off
+from railscope.catalog.declare import MICRO, MILLI, MetricTable, Rollup
+from railscope.catalog.entities import (
+    DIMM,
+    ENERGY_DOMAIN,
+    MEMORY_CONTROLLER,
+    NODE,
+    POWER_LIMIT,
     SENSOR,
-    unit=Unit.JOULES,
-    scale=_MICRO,
-    resets="Counts from when the chip or its driver was started.",
-    help="Energy that passed the sensor.",
-    origin=f"{_ROOT}/energy*_input (microjoules)",
-)
-VOLTAGE = _gauge("voltage", Unit.VOLTS, "Voltage at the sensor.", "in*_input (millivolts)")
-VOLTAGE_LIMIT = _gauge(
-    "voltage_limit",
-    Unit.VOLTS,
-    "Voltage at which the sensor's chip warns or acts.",
-    "in*_{min,max,crit,lcrit} (millivolts)",
-    SENSOR_LIMIT,
-)
-CURRENT = _gauge("current", Unit.AMPERES, "Current at the sensor.", "curr*_input (milliamperes)")
-CURRENT_LIMIT = _gauge(
-    "current_limit",
-    Unit.AMPERES,
-    "Current at which the sensor's chip warns or acts.",
-    "curr*_{min,max,crit,lcrit} (milliamperes)",
-    SENSOR_LIMIT,
-)
-ALARM = Metric(
-    "railscope_sensor_alarm",
-    Kind.GAUGE,
     SENSOR_ALARM,
-    help="Whether the sensor's chip raises this alarm or reports a fault (1) or not (0).",
-    origin=f"{_ROOT}/*_{{alarm,max_alarm,crit_alarm,fault,...}}",
+    SENSOR_LIMIT,
 )
+
+RAPL_START = "Counts from 0 at the start of the agent, and anew where the hardware's counter was reset or may have gone round more than once unseen."
+CHIP_START = "Counts from when the chip or its driver was started."
+EDAC_RESETS = "Counts from when the EDAC driver was loaded or its counters were cleared."
+_RAPL = MetricTable(ENERGY_DOMAIN, origin="/sys/class/powercap/intel-rapl*/", resets=RAPL_START)
+_HWMON = MetricTable(SENSOR, origin="/sys/class/hwmon/*/", resets=CHIP_START)
+_EDAC = MetricTable(MEMORY_CONTROLLER, origin="/sys/devices/system/edac/", resets=EDAC_RESETS)
+
+RAPL_ENERGY = _RAPL.counter("railscope_rapl_energy_joules_total", "Energy a power domain of the processors used; package-0/core is part of package-0.", "energy_uj (uJ, goes round at max_energy_range_uj)", scale=MICRO, rollups=(Rollup.SUM,), node_exporter="node_rapl_package_joules_total")
+RAPL_POWER_LIMIT = _RAPL.gauge("railscope_rapl_power_limit_watts", "Average power the processor keeps a domain below, over a long or a short window.", "constraint_*_power_limit_uw (uW)", about=POWER_LIMIT, scale=MICRO, rollups=(Rollup.MIN,))
+
+# Hardware monitors -------------------------------------------------------------------------------
+SENSOR_TEMPERATURE = _HWMON.gauge("railscope_sensor_temperature_celsius", "Temperature at the sensor.", "temp*_input (millidegrees)", scale=MILLI, node_exporter="node_hwmon_temp_celsius")
+SENSOR_TEMPERATURE_LIMIT = _HWMON.gauge("railscope_sensor_temperature_limit_celsius", "Temperature at which the sensor's chip warns or acts.", "temp*_{min,max,crit,emergency,lcrit} (millidegrees)", about=SENSOR_LIMIT, scale=MILLI)
+SENSOR_FAN = _HWMON.gauge("railscope_sensor_fan_rpm", "Speed of the fan.", "fan*_input (1/min)", node_exporter="node_hwmon_fan_rpm")
+SENSOR_FAN_LIMIT = _HWMON.gauge("railscope_sensor_fan_limit_rpm", "Speed below or above which the fan's chip warns.", "fan*_{min,max} (1/min)", about=SENSOR_LIMIT)
+SENSOR_POWER = _HWMON.gauge("railscope_sensor_power_watts", "Power at the sensor at present.", "power*_input (microwatts)", scale=MICRO, node_exporter="node_hwmon_power_watt")
+SENSOR_POWER_AVERAGE = _HWMON.gauge("railscope_sensor_average_power_watts", "Power at the sensor, averaged by its chip over its own interval.", "power*_average (microwatts)", scale=MICRO, node_exporter="node_hwmon_power_average_watt")
+SENSOR_POWER_LIMIT = _HWMON.gauge("railscope_sensor_power_limit_watts", "Power at which the sensor's chip warns or which it keeps.", "power*_{cap,max,crit} (microwatts)", about=SENSOR_LIMIT, scale=MICRO)
+SENSOR_ENERGY = _HWMON.counter("railscope_sensor_energy_joules_total", "Energy that passed the sensor.", "energy*_input (microjoules)", scale=MICRO)
+SENSOR_VOLTAGE = _HWMON.gauge("railscope_sensor_voltage_volts", "Voltage at the sensor.", "in*_input (millivolts)", scale=MILLI, node_exporter="node_hwmon_in_volts")
+SENSOR_VOLTAGE_LIMIT = _HWMON.gauge("railscope_sensor_voltage_limit_volts", "Voltage at which the sensor's chip warns or acts.", "in*_{min,max,crit,lcrit} (millivolts)", about=SENSOR_LIMIT, scale=MILLI)
+SENSOR_CURRENT = _HWMON.gauge("railscope_sensor_current_amperes", "Current at the sensor.", "curr*_input (milliamperes)", scale=MILLI, node_exporter="node_hwmon_curr_amps")
+SENSOR_CURRENT_LIMIT = _HWMON.gauge("railscope_sensor_current_limit_amperes", "Current at which the sensor's chip warns or acts.", "curr*_{min,max,crit,lcrit} (milliamperes)", about=SENSOR_LIMIT, scale=MILLI)
+SENSOR_ALARMS = _HWMON.gauge("railscope_sensor_alarm", "Whether the sensor's chip raises this alarm or reports a fault (1) or not (0).", "*_{alarm,max_alarm,crit_alarm,fault,...}", about=SENSOR_ALARM)
+
+# Memory errors (EDAC) ----------------------------------------------------------------------------
+CONTROLLER_INFO = _EDAC.info("railscope_memory_controller_info", "What this memory controller is.", "mc/mc*/mc_name")
+DIMM_INFO = _EDAC.info("railscope_dimm_info", "Which memory module this is: slot, place at the controller, type, ECC in use.", "mc/mc*/{dimm,rank}*/dimm_{label,location,mem_type,dev_type,edac_mode}", about=DIMM)
+MEMORY_CORRECTED = _EDAC.counter("railscope_memory_corrected_errors_total", "Memory errors that ECC corrected, all modules of the controller.", "mc/mc*/ce_count", rollups=(Rollup.SUM,), bits=32, node_exporter="node_edac_correctable_errors_total")
+MEMORY_UNCORRECTED = _EDAC.counter("railscope_memory_uncorrected_errors_total", "Memory errors that ECC could not correct, all modules of the controller.", "mc/mc*/ue_count", rollups=(Rollup.SUM,), bits=32, node_exporter="node_edac_uncorrectable_errors_total")
+MEMORY_UNPLACED_CORRECTED = _EDAC.counter("railscope_memory_unplaced_corrected_errors_total", "Corrected memory errors the controller could not assign to a module.", "mc/mc*/ce_noinfo_count", rollups=(Rollup.SUM,), bits=32)
+MEMORY_UNPLACED_UNCORRECTED = _EDAC.counter("railscope_memory_unplaced_uncorrected_errors_total", "Uncorrected memory errors the controller could not assign to a module.", "mc/mc*/ue_noinfo_count", rollups=(Rollup.SUM,), bits=32)
+DIMM_CORRECTED = _EDAC.counter("railscope_dimm_corrected_errors_total", "Errors of the memory module that ECC corrected.", "mc/mc*/{dimm,rank}*/dimm_ce_count", about=DIMM, rollups=(Rollup.SUM,), bits=32)
+DIMM_UNCORRECTED = _EDAC.counter("railscope_dimm_uncorrected_errors_total", "Errors of the memory module that ECC could not correct.", "mc/mc*/{dimm,rank}*/dimm_ue_count", about=DIMM, rollups=(Rollup.SUM,), bits=32)
+PCI_PARITY = _EDAC.counter("railscope_pci_parity_errors_total", "PCI parity errors of all devices, where the kernel checks for them.", "pci/pci_parity_count", about=NODE, rollups=(Rollup.SUM,), bits=32)
+PCI_OTHER = _EDAC.counter("railscope_pci_nonparity_errors_total", "PCI errors other than parity of all devices, where the kernel checks for them.", "pci/pci_nonparity_count", about=NODE, rollups=(Rollup.SUM,), bits=32)

@@ -26,87 +26,30 @@ Unclaimed use has an identity, a start and an end like a claim. Facts are texts:
   pids            processes, if the source reports them
 """
 
-from __future__ import annotations
-
-from railscope.catalog.declare import EventClass, Kind, Metric, Rollup, Unit, per
+# fmt: off
+from railscope.catalog.declare import EventClass, MetricTable, Rollup, per
 from railscope.catalog.entities import CLAIM, GPU
+
+_GPU = MetricTable(GPU)
 
 SOURCES = (
     "kubernetes", "slurm", "containerd", "cri-o", "docker", "podman", "libvirt", "systemd", "file",
     "command", "process",
-)  # fmt: skip
+)
 """Claim providers of agents."""
-
-GPU_CLAIMS = Metric(
-    "railscope_gpu_claims",
-    Kind.GAUGE,
-    GPU,
-    rollups=(Rollup.SUM,),
-    help="Claims on the GPU or parts of it that are in force.",
-    origin="kubelet, Slurm, container runtimes, libvirt, systemd, claims file, railscope claim",
-)
-GPU_CLAIMED = Metric(
-    "railscope_gpu_claimed_ratio",
-    Kind.GAUGE,
-    GPU,
-    unit=Unit.RATIO,
-    scale=per(840),
-    rollups=(Rollup.MEAN,),
-    help="Share of the GPU's compute that claims in force hold.",
-    origin="railscope_gpu_claims, in 840ths",
-)
-GPU_UNCLAIMED_PROCESSES = Metric(
-    "railscope_gpu_unclaimed_processes",
-    Kind.GAUGE,
-    GPU,
-    rollups=(Rollup.SUM,),
-    help="Processes on the GPU that no claim covers.",
-    origin="processes by NVML, /proc/PID/cgroup",
-)
-
+GPU_CLAIMS = _GPU.gauge("railscope_gpu_claims", "Claims on the GPU or parts of it that are in force.", "kubelet, Slurm, container runtimes, libvirt, systemd, claims file, railscope claim", rollups=(Rollup.SUM,))
+GPU_CLAIMED = _GPU.gauge("railscope_gpu_claimed_ratio", "Share of the GPU's compute that claims in force hold.", "railscope_gpu_claims, in 840ths", scale=per(840), rollups=(Rollup.MEAN,))
+GPU_UNCLAIMED_PROCESSES = _GPU.gauge("railscope_gpu_unclaimed_processes", "Processes on the GPU that no claim covers.", "processes by NVML, /proc/PID/cgroup", rollups=(Rollup.SUM,))
 _HELD = (
     "source", "level", "workload", "owner", "tenant", "node", "start_ns", "start_boot_ns",
     "end_ns", "uncertainty_ns", "compute", "memory", "exclusive", "share", "count", "system",
     "device", "profile", "pids",
-)  # fmt: skip
+)
 _ENDED = (
     "source", "level", "workload", "owner", "tenant", "end_ns", "end_boot_ns", "uncertainty_ns",
     "why",
-)  # fmt: skip
-
-CLAIM_START_EVENT = EventClass(
-    "claim_start",
-    CLAIM,
-    "info",
-    help="Somebody was given a GPU, a MIG device or a share of a GPU.",
-    origin="kubelet, Slurm, container runtimes, libvirt, systemd, claims file, railscope claim",
-    facts=_HELD,
-    audited=True,
 )
-CLAIM_END_EVENT = EventClass(
-    "claim_end",
-    CLAIM,
-    "info",
-    help="A GPU, a MIG device or a share of a GPU was given back.",
-    origin="as of the start of the claim",
-    facts=_ENDED,
-    audited=True,
-)
-UNCLAIMED_START_EVENT = EventClass(
-    "unclaimed_use_start",
-    CLAIM,
-    "warning",
-    help="Processes use a GPU that nobody whose they could be has been given.",
-    origin="processes by NVML, /proc/PID/cgroup",
-    facts=_HELD,
-    audited=True,
-)
-UNCLAIMED_END_EVENT = EventClass(
-    "unclaimed_use_end",
-    CLAIM,
-    "info",
-    help="Use of a GPU without a claim has ended, or a claim covers it now.",
-    origin="processes by NVML, /proc/PID/cgroup",
-    facts=_ENDED,
-    audited=True,
-)
+CLAIM_START_EVENT = EventClass("claim_start", CLAIM, "info", "Somebody was given a GPU, a MIG device or a share of a GPU.", "kubelet, Slurm, container runtimes, libvirt, systemd, claims file, railscope claim", _HELD, audited=True)
+CLAIM_END_EVENT = EventClass("claim_end", CLAIM, "info", "A GPU, a MIG device or a share of a GPU was given back.", "as of the start of the claim", _ENDED, audited=True)
+UNCLAIMED_START_EVENT = EventClass("unclaimed_use_start", CLAIM, "warning", "Processes use a GPU that nobody whose they could be has been given.", "processes by NVML, /proc/PID/cgroup", _HELD, audited=True)
+UNCLAIMED_END_EVENT = EventClass("unclaimed_use_end", CLAIM, "info", "Use of a GPU without a claim has ended, or a claim covers it now.", "processes by NVML, /proc/PID/cgroup", _ENDED, audited=True)

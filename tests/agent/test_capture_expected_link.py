@@ -21,7 +21,7 @@ from support.shared import CAPTURES, captured
 
 from agent.gpus.inventory import GpuInventory
 from agent.sources.nvidia.pcie import GpuPathSource
-from railscope.catalog import gpu_pcie as c
+from railscope.catalog import gpu_health as c
 from railscope.reading import Absent, Reading
 
 UNKNOWN = Absent.UNSUPPORTED

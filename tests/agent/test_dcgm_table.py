@@ -25,7 +25,7 @@ from agent.endpoint.dcgm_table import DCGM_METRICS, EACH, DcgmMetric, FormulaTer
 from agent.sources.nvidia import activity, gpu_devices, health, value_tables
 from agent.sources.nvidia.call_plan import CallTable
 from agent.sources.nvidia.nvlink import traffic_fields
-from railscope.catalog import METRICS, Kind
+from railscope.catalog import METRICS, MetricKind
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import GPU, GPU_ADDRESS, MIG, NVLINK
 from railscope.catalog.gpu import THROTTLE_BITS
@@ -59,7 +59,7 @@ def test_every_name_is_there_once_and_says_what_it_is():
     assert [
         name for name in names if not re.fullmatch(r"DCGM_FI_(DEV|PROF)_[A-Z0-9_]+", name)
     ] == []
-    assert {row.kind for row in DCGM_METRICS} == {Kind.COUNTER, Kind.GAUGE}
+    assert {row.kind for row in DCGM_METRICS} == {MetricKind.COUNTER, MetricKind.GAUGE}
 
 
 @EACH_ROW
@@ -209,7 +209,7 @@ def test_conversions_are_exact(found: list[Column], owner: Entity, data: st.Data
     """A whole number as it is, whatever its size; any other as the nearest float."""
     stored = data.draw(st.lists(STORED, min_size=len(found), max_size=len(found)))
     readings = {
-        (metric, entity.key): from_stored(value, counter=metric.kind is Kind.COUNTER)
+        (metric, entity.key): from_stored(value, counter=metric.kind is MetricKind.COUNTER)
         for (metric, entity), value in zip(found, stored, strict=True)
     }
     text = page_of(found, stored)

@@ -15,7 +15,7 @@ from agent.config import PcieSettings
 from agent.gpus.inventory import GpuInventory
 from agent.host import NvmlError
 from agent.sources.nvidia.pcie import GpuPathSource, generation
-from railscope.catalog import gpu_pcie as c
+from railscope.catalog import gpu_health as c
 from railscope.reading import Absent, Reading
 
 GPU, PORT = "0000:01:00.0", "0000:00:01.0"

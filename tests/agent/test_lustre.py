@@ -19,7 +19,7 @@ from agent.sources.parallel_filesystems import (
     parse_import,
     parse_statistics,
 )
-from railscope.catalog.filesystems import IMPORT_STATES
+from railscope.catalog.storage import IMPORT_STATES
 from railscope.reading import Absent
 
 OLD = "/proc/fs/lustre"

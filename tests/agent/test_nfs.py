@@ -27,7 +27,7 @@ from agent.sources.nfs import (
     parse_mountstats,
     parse_superblocks,
 )
-from railscope.catalog import nfs as c
+from railscope.catalog import storage as c
 from railscope.reading import Absent
 
 MOUNTSTATS, MOUNTINFO = f"{OWN_PROCESS}/mountstats", f"{OWN_PROCESS}/mountinfo"
@@ -89,9 +89,9 @@ def test_a_mount_over_tcp() -> None:
         ("railscope_nfs_transport_in_flight_total", KEY): 12154,
         ("railscope_nfs_transport_backlog_total", KEY): 7,
     }
-    expected |= {(metric.name, KEY): number for number, metric in enumerate(c.BYTES, 1)}
+    expected |= {(metric.name, KEY): number for number, metric in enumerate(c.NFS_BYTES, 1)}
     expected |= {
-        (c.EVENT.name, (*KEY, event)): ALL_EVENTS.index(event) for event in REPORTED_EVENTS
+        (c.NFS_EVENTS.name, (*KEY, event)): ALL_EVENTS.index(event) for event in REPORTED_EVENTS
     }
     assert found == expected
 
@@ -281,22 +281,22 @@ def test_every_number_of_the_copied_machine(tmp_path_factory: pytest.TempPathFac
         ("railscope_nfs_unread_mounts", ()): 0,
         ("railscope_nfs_mount_age_seconds", key): int(words["age"][0]),
     }
-    for metric, word in zip(c.BYTES, words["bytes"], strict=True):
+    for metric, word in zip(c.NFS_BYTES, words["bytes"], strict=True):
         expected[metric.name, key] = int(word)
     for event, word in zip(ALL_EVENTS, words["events"], strict=True):
         if event in REPORTED_EVENTS:
-            expected[c.EVENT.name, (*key, event)] = int(word)
+            expected[c.NFS_EVENTS.name, (*key, event)] = int(word)
     _, _, _, connects, _, _, sends, receives, bad, requests, backlog, *_ = words["xprt"]
     for part, word in (
         ("connects", connects), ("sends", sends), ("receives", receives), ("bad_xids", bad),
         ("in_flight", requests), ("backlog", backlog),
     ):  # fmt: skip
-        expected[c.TRANSPORT[part].name, key] = int(word)
+        expected[c.NFS_TRANSPORT[part].name, key] = int(word)
     for operation in set(OPERATIONS) & set(words):
         for field, word in zip(OPERATION_FIELDS, words[operation], strict=False):
-            scale = 1000 if c.OPERATION[field].unit == "seconds" else 1
-            expected[c.OPERATION[field].name, (*key, operation)] = int(word) / scale
-    silly = (c.OPERATION["queue"].name, (*key, "ACCESS"))
+            scale = 1000 if c.NFS_OPERATIONS[field].unit == "seconds" else 1
+            expected[c.NFS_OPERATIONS[field].name, (*key, operation)] = int(word) / scale
+    silly = (c.NFS_OPERATIONS["queue"].name, (*key, "ACCESS"))
     assert expected.pop(silly) == SILLY / 1000
     frame = read_once(NfsSource(), LiveHost(root)).frame
     assert readings(frame)[silly] is Absent.ERROR

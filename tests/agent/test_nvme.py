@@ -28,7 +28,7 @@ from agent.host.redactor import Redactor
 from agent.sampling.source import ProbeVerdict
 from agent.sampling.source_reader import SourceReader
 from agent.sources.nvme import ROOT, NvmeSource
-from railscope.catalog.drives import STATES
+from railscope.catalog.storage import NVME_STATES
 from railscope.reading import Absent, reason_of
 
 SERIAL = "S680HF8N190894I"
@@ -112,7 +112,7 @@ def test_without_rights_the_state_is_left_and_there_is_a_remedy(server: FakeHost
 
 @pytest.mark.parametrize(
     ("word", "reading"),
-    [*((name, number) for number, name in STATES.items() if number != 5),
+    [*((name, number) for number, name in NVME_STATES.items() if number != 5),
      ("deleting (no IO)", 5), ("reconnecting", 3), ("asleep", Absent.ERROR)],
 )  # fmt: skip
 def test_states_as_kernels_say_them(server: FakeHost, word: str, reading: object) -> None:

@@ -13,9 +13,9 @@ from support.pages import Sample, sample, samples
 from support.tree import HOSTNAME, make_tree
 
 from agent.cli import agent
-from railscope.catalog import METRICS, Kind
+from railscope.catalog import METRICS, MetricKind
 
-NUMBERS = {Kind.COUNTER, Kind.GAUGE}
+NUMBERS = {MetricKind.COUNTER, MetricKind.GAUGE}
 OWN = ("railscope_agent_", "railscope_source_", "railscope_governor_")
 
 

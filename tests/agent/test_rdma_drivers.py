@@ -12,7 +12,7 @@ from support.reading import ORIGIN, Label, read_once, readings
 
 from agent.sampling.source_reader import SourceReader
 from agent.sources.rdma import RdmaSource
-from railscope.catalog.declare import Kind
+from railscope.catalog.declare import MetricKind
 from railscope.catalog.rdma import FILES, RDMA_COUNTERS, meaning
 from railscope.reading import Absent, Reading
 
@@ -250,7 +250,7 @@ def test_resources_are_present_values() -> None:
 def test_every_counter_is_told_by_someone_and_no_name_means_two_things() -> None:
     told_by_files = {metric for files in FILES.values() for metric in files.values()}
     assert set(RDMA_COUNTERS) <= told_by_files
-    assert all(metric.kind is Kind.COUNTER for metric in RDMA_COUNTERS)
+    assert all(metric.kind is MetricKind.COUNTER for metric in RDMA_COUNTERS)
 
 
 # Counters that stick at their end ----------------------------------------------------------------

@@ -33,7 +33,6 @@ from agent.health.rule import (
 )
 from agent.machine_sources import machine_sources
 from railscope.catalog import gpu as c
-from railscope.catalog import gpu_ecc, gpu_pcie
 from railscope.catalog import gpu_health as h
 from railscope.catalog import nvlink as n
 from railscope.reading import Absent
@@ -77,7 +76,7 @@ def test_a_gpu_without_a_fault_is_healthy_and_nothing_is_to_be_done() -> None:
 
 
 def test_a_gpu_that_has_little_is_healthy_if_nothing_of_it_is_wrong() -> None:
-    facts = GpuHealthFacts({c.GPU_POWER: {(): 70_000}, gpu_pcie.GPU_PCIE_WIDTH: {(): 16}})
+    facts = GpuHealthFacts({c.GPU_POWER: {(): 70_000}, h.GPU_PCIE_WIDTH: {(): 16}})
     verdict = judge(facts)
     assert (verdict.state, verdict.missing) == (HEALTHY, {})
 
@@ -133,7 +132,7 @@ def test_a_counter_that_was_read_once_is_left_open_and_holds_nothing_up() -> Non
 def test_rates_and_shares_wait_for_a_minute() -> None:
     burst = CounterIncrease(10**12, MINUTE_NS - 1, 10**12, MINUTE_NS - 1)
     faults = [
-        change(gpu_pcie.GPU_PCIE_REPLAYS, burst),
+        change(h.GPU_PCIE_REPLAYS, burst),
         throttled("software_thermal", burst),
         *(change(n.NVLINK_ERRORS, burst, str(link), "crc") for link in range(LINKS)),
     ]
@@ -156,9 +155,7 @@ def test_a_card_without_a_bridge_is_no_fault_and_not_left_open(fabric: int | Abs
 
 
 def test_pages_of_a_cause_that_cannot_be_told_leave_it_open_how_many_there_are() -> None:
-    verdict = judge(
-        with_faults([reading(gpu_ecc.GPU_RETIRED_PAGES, Absent.ERROR, "uncorrectable")])
-    )
+    verdict = judge(with_faults([reading(h.GPU_RETIRED_PAGES, Absent.ERROR, "uncorrectable")]))
     assert verdict.answers["retired_pages_exhausted"] is Absent.ERROR
 
 
@@ -169,7 +166,7 @@ def test_sources_that_have_not_been_read_are_not_silent_yet() -> None:
 
 def test_a_fault_that_leads_to_unknown_is_worse_than_one_that_degrades() -> None:
     unclear = replace(BY_REASON["row_remap_pending"], reason="unclear", state=UNKNOWN)
-    facts = with_faults([reading(gpu_ecc.GPU_ROW_REMAP_PENDING, 1)])
+    facts = with_faults([reading(h.GPU_ROW_REMAP_PENDING, 1)])
     assert judge(facts, (unclear, BY_REASON["row_remap_pending"])).state == UNKNOWN
 
 
@@ -181,7 +178,7 @@ def test_a_link_that_cannot_be_told_leaves_it_open_whether_one_is_down() -> None
 
 
 def test_what_needs_root_does_not_keep_a_gpu_from_being_healthy() -> None:
-    verdict = judge(with_faults([reading(gpu_ecc.GPU_SRAM_THRESHOLD, Absent.DENIED)]))
+    verdict = judge(with_faults([reading(h.GPU_SRAM_THRESHOLD, Absent.DENIED)]))
     assert verdict.answers["sram_threshold"] is Absent.DENIED
     assert verdict.state == HEALTHY
 
@@ -194,7 +191,7 @@ def test_a_kernel_log_that_cannot_be_read_leaves_xids_open() -> None:
 
 
 def test_ecc_that_will_be_off_after_the_next_reset_is_no_fault() -> None:
-    modes = [reading(gpu_ecc.GPU_ECC_MODE, 1), reading(gpu_ecc.GPU_ECC_PENDING, 0)]
+    modes = [reading(h.GPU_ECC_MODE, 1), reading(h.GPU_ECC_PENDING, 0)]
     assert judge(with_faults(modes)).state == HEALTHY
 
 
@@ -216,9 +213,9 @@ def test_ecc_that_will_be_off_after_the_next_reset_is_no_fault() -> None:
             "drain reset_gpu reboot",
             "Xid 95: RESET_GPU, Xid 79: RESTART_BM",
         ),
-        ([reading(gpu_pcie.GPU_PCIE_WIDTH, 8), links(0)], "inspect drain reset_gpu", "WORKFLOW_NVLINK_ERR"),
+        ([reading(h.GPU_PCIE_WIDTH, 8), links(0)], "inspect drain reset_gpu", "WORKFLOW_NVLINK_ERR"),
         (
-            [reading(gpu_ecc.GPU_ROW_REMAP_FAILURE, 1), reading(gpu_ecc.GPU_ROW_REMAP_PENDING, 1)],
+            [reading(h.GPU_ROW_REMAP_FAILURE, 1), reading(h.GPU_ROW_REMAP_PENDING, 1)],
             "drain reset_gpu rma",
             "CONTACT_SUPPORT, RESET_GPU",
         ),

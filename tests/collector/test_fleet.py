@@ -20,7 +20,7 @@ from collector.fleet.schemas import SchemaLayout, make_layout
 from collector.fleet.sheets import BLOCK_ROWS, increase
 from collector.views.rollups import NO_TENANT, Rollups, reduce_rows
 from railscope.catalog import gpu, host, nic, rollups
-from railscope.catalog.declare import Kind, Metric, Rollup
+from railscope.catalog.declare import Metric, MetricKind, Rollup
 from railscope.catalog.entities import CPU_MODE, GPU, GPU_CLOCK, NIC, NIC_PRIORITY
 from railscope.catalog.rollup import derived_name, scopes_of
 from railscope.frame import Entity, Schema
@@ -78,7 +78,7 @@ def expected_cells(
             if not fresh or code:
                 continue
             number = float(after)
-            if metric.kind is Kind.COUNTER:
+            if metric.kind is MetricKind.COUNTER:
                 step = after - before if after >= before else after
                 number = float(np.float32(step * (1 / 2)))
             whole = entity.whole_key

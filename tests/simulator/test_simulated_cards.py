@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from agent.sources.ethtool_statistics import match_statistics
 from railscope.capture import Json
 from railscope.catalog import nic as catalog
-from railscope.catalog import nic_link
 from railscope.catalog import rdma as rdma_catalog
 from simulator import NICS, NodeSpec, simulate
 from simulator.device_models import CONNECTX7, E810, THOR2
@@ -93,7 +92,7 @@ def test_every_driver_tells_the_same_of_a_port(spec: NodeSpec) -> None:
         assert told[catalog.RECEIVED.name, ""] == wire.received_bytes
         assert told[catalog.SENT.name, ""] == wire.sent_bytes
         assert told[catalog.DISCARDS_RECEIVED.name, ""] == wire.discards
-        assert told[nic_link.CRC_ERRORS.name, ""] == seen.checksum_errors
+        assert told[catalog.CRC_ERRORS.name, ""] == seen.checksum_errors
         driver = cable.port.nic.driver
         sent = told.get((catalog.PFC_SENT.name, "3"), 0)
         received = told.get((catalog.PFC_RECEIVED.name, "3"), 0)
@@ -105,10 +104,10 @@ def test_every_driver_tells_the_same_of_a_port(spec: NodeSpec) -> None:
         if driver == "ice":
             assert not any("pause_seconds" in name for name, _ in told)
             continue
-        assert told[nic_link.LINK_DOWNS.name, ""] == seen.link_downs
-        assert told[nic_link.CORRECTED.name, ""] == sum(seen.mended_bits)
-        assert told[nic_link.LINE_RECEIVED.name, ""] == seen.observed_bits
-        assert told[nic_link.UNCORRECTED_SYMBOLS.name, ""] == seen.symbol_errors
+        assert told[catalog.LINK_DOWNS.name, ""] == seen.link_downs
+        assert told[catalog.CORRECTED.name, ""] == sum(seen.mended_bits)
+        assert told[catalog.LINE_RECEIVED.name, ""] == seen.observed_bits
+        assert told[catalog.UNCORRECTED_SYMBOLS.name, ""] == seen.symbol_errors
         for priority, traffic in enumerate(by_priority(seen)):
             part = str(priority)
             assert told[catalog.PRIORITY_RECEIVED.name, part] == traffic.received_bytes

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from dashboards.promql import metric_named, metrics_in
-from railscope.catalog import Kind
+from railscope.catalog import MetricKind
 
 ROOT = Path(__file__).parent.parent.parent
 RULES = sorted((ROOT / "alerts/rules").glob("*.yml"))
@@ -120,7 +120,7 @@ def proofs(rule: Mapping[str, Any], every: list[Situation]) -> set[str]:
 
 def _is_counter(name: str) -> bool:
     metric = metric_named(name)
-    return metric is not None and metric.kind in {Kind.COUNTER, Kind.HISTOGRAM}
+    return metric is not None and metric.kind in {MetricKind.COUNTER, MetricKind.HISTOGRAM}
 
 
 def _falls(series: Mapping[str, list[float | None]]) -> bool:

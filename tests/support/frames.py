@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from railscope.catalog import EVENTS, KINDS, METRICS, Kind
+from railscope.catalog import EVENTS, KINDS, METRICS, MetricKind
 from railscope.catalog.declare import SUM, EntityKind, EventClass
 from railscope.frame import Column, Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.reading import SIGNED_LIMIT, Absent
@@ -18,7 +18,7 @@ STORED = st.integers(-SIGNED_LIMIT, SIGNED_LIMIT - 1) | st.integers(0, 100)
 CLOCK = st.integers(0, SIGNED_LIMIT - 1)
 NAMES = TEXT.map(printable)
 ORIGINS = st.builds(FrameOrigin, NAMES, NAMES, NAMES)
-_DECLARED = [metric for metric in METRICS.values() if metric.kind is not Kind.INFO]
+_DECLARED = [metric for metric in METRICS.values() if metric.kind is not MetricKind.INFO]
 
 
 def entities(kind: EntityKind) -> st.SearchStrategy[Entity]:
@@ -31,7 +31,7 @@ def entities(kind: EntityKind) -> st.SearchStrategy[Entity]:
 def columns(draw: st.DrawFn) -> Column:
     metric = draw(st.sampled_from(_DECLARED))
     entity = draw(entities(metric.about))
-    if metric.kind is not Kind.HISTOGRAM:
+    if metric.kind is not MetricKind.HISTOGRAM:
         return metric, entity
     series = draw(st.sampled_from([*metric.buckets, SUM]))
     return metric, Entity(metric.about, (*entity.key[:-1], series), entity.facts)

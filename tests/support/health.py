@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from agent.health.rule import MINUTE_NS, CounterIncrease, GpuHealthFacts, GpuPart
 from agent.streams.kernel_log import JudgedXid
 from railscope.catalog import gpu as c
-from railscope.catalog import gpu_ecc, gpu_pcie, gpu_power
 from railscope.catalog import gpu_health as h
 from railscope.catalog import gpu_sharing as s
 from railscope.catalog import nvlink as n
@@ -93,36 +92,36 @@ def healthy() -> GpuHealthFacts:
         c.GPU_UTILIZATION: 90,
         c.GPU_ENERGY: 10**12,
         c.GPU_PERFORMANCE_STATE: 0,
-        gpu_power.GPU_TEMPERATURE_MARGIN: 30,
-        gpu_ecc.GPU_ROW_REMAP_PENDING: 0,
-        gpu_ecc.GPU_ROW_REMAP_FAILURE: 0,
-        gpu_ecc.GPU_RETIRED_PENDING: 0,
-        gpu_ecc.GPU_SRAM_THRESHOLD: 0,
-        gpu_ecc.GPU_UNREPAIRABLE: 0,
+        c.GPU_TEMPERATURE_MARGIN: 30,
+        h.GPU_ROW_REMAP_PENDING: 0,
+        h.GPU_ROW_REMAP_FAILURE: 0,
+        h.GPU_RETIRED_PENDING: 0,
+        h.GPU_SRAM_THRESHOLD: 0,
+        h.GPU_UNREPAIRABLE: 0,
         h.GPU_RECOVERY_ACTION: 0,
-        gpu_pcie.GPU_PCIE_GENERATION: 5,
-        gpu_pcie.GPU_PCIE_EXPECTED_GENERATION: 5,
-        gpu_pcie.GPU_PCIE_WIDTH: 16,
-        gpu_pcie.GPU_PCIE_EXPECTED_WIDTH: 16,
-        gpu_pcie.GPU_PCIE_REPLAYS: 7,
+        h.GPU_PCIE_GENERATION: 5,
+        h.GPU_PCIE_EXPECTED_GENERATION: 5,
+        h.GPU_PCIE_WIDTH: 16,
+        h.GPU_PCIE_EXPECTED_WIDTH: 16,
+        h.GPU_PCIE_REPLAYS: 7,
         h.GPU_FABRIC_STATE: 3,
         h.GPU_FABRIC_STATUS: 0,
         h.GPU_FABRIC_HEALTH: 1,
         s.GPU_MIG_MODE: 0,
     }
     parts: dict[Place, Reading] = {
-        (gpu_ecc.GPU_ECC_ERRORS, ("uncorrected", "volatile")): 0,
-        (gpu_ecc.GPU_ECC_ERRORS, ("uncorrected", "aggregate")): 3,
-        (gpu_ecc.GPU_REMAPPED_ROWS, ("correctable",)): 511,
-        (gpu_ecc.GPU_REMAPPED_ROWS, ("uncorrectable",)): 2,
-        (gpu_ecc.GPU_RETIRED_PAGES, ("correctable",)): 30,
-        (gpu_ecc.GPU_RETIRED_PAGES, ("uncorrectable",)): 32,
-        (gpu_ecc.GPU_REPAIR_PENDING, ("memory_channel",)): 0,
-        (gpu_ecc.GPU_REPAIR_PENDING, ("tpc",)): 0,
+        (h.GPU_ECC_ERRORS, ("uncorrected", "volatile")): 0,
+        (h.GPU_ECC_ERRORS, ("uncorrected", "aggregate")): 3,
+        (h.GPU_REMAPPED_ROWS, ("correctable",)): 511,
+        (h.GPU_REMAPPED_ROWS, ("uncorrectable",)): 2,
+        (h.GPU_RETIRED_PAGES, ("correctable",)): 30,
+        (h.GPU_RETIRED_PAGES, ("uncorrectable",)): 32,
+        (h.GPU_REPAIR_PENDING, ("memory_channel",)): 0,
+        (h.GPU_REPAIR_PENDING, ("tpc",)): 0,
         (h.GPU_FABRIC_CONDITION, ("route_unhealthy",)): 0,
-        (gpu_pcie.GPU_PCIE_ERRORS, ("correctable",)): 5,
-        (gpu_pcie.GPU_PCIE_ERRORS, ("fatal",)): 1,
-        (gpu_pcie.GPU_PCIE_ERRORS, ("nonfatal",)): 1,
+        (h.GPU_PCIE_ERRORS, ("correctable",)): 5,
+        (h.GPU_PCIE_ERRORS, ("fatal",)): 1,
+        (h.GPU_PCIE_ERRORS, ("nonfatal",)): 1,
     }
     for reason in ("hardware_thermal", "software_thermal", "hardware_power_brake"):
         parts[c.GPU_THROTTLE_TIME, (reason,)] = 10**9
@@ -140,7 +139,7 @@ def healthy() -> GpuHealthFacts:
     for (metric, part), value in parts.items():
         readings.setdefault(metric, {})[part] = value
     growing = (
-        gpu_pcie.GPU_PCIE_REPLAYS, gpu_pcie.GPU_PCIE_ERRORS, c.GPU_THROTTLE_TIME, n.NVLINK_ERRORS,
+        h.GPU_PCIE_REPLAYS, h.GPU_PCIE_ERRORS, c.GPU_THROTTLE_TIME, n.NVLINK_ERRORS,
         n.NVLINK_RECOVERIES,
     )  # fmt: skip
     changes = {metric: dict.fromkeys(readings[metric], STILL) for metric in growing}

@@ -8,9 +8,9 @@ from fractions import Fraction
 import pytest
 
 from railscope.catalog import EVENTS, INFO, KINDS, METRICS, SUBJECTS, rollups
-from railscope.catalog.declare import BUCKET, EntityKind, Kind, Metric, Rollup, Unit
+from railscope.catalog.account import BY_JOB, STRAGGLER_MEASURES
+from railscope.catalog.declare import BUCKET, EntityKind, Metric, MetricKind, MetricUnit, Rollup
 from railscope.catalog.entities import GPU, NODE
-from railscope.catalog.jobs import BY_JOB, STRAGGLER_MEASURES
 from railscope.catalog.rollup import ON_A_RAIL, SCOPES, part_labels
 
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
@@ -18,15 +18,17 @@ RESERVED_LABELS = {"le", "quantile", "job", "instance"}
 RESERVED_ENDINGS = ("_bucket", "_sum", "_count", "_created", "_gsum", "_gcount")
 DECLARED = list(METRICS.values())
 DERIVED = list(rollups().values())
-STATES_AND_FACTS = {Kind.STATE, Kind.INFO}
-NEVER_SUMMED = {Unit.RATIO, Unit.CELSIUS, Unit.HERTZ}
+STATES_AND_FACTS = {MetricKind.STATE, MetricKind.INFO}
+NEVER_SUMMED = {MetricUnit.RATIO, MetricUnit.CELSIUS, MetricUnit.HERTZ}
 
 
 def test_metrics_keep_the_naming_rules() -> None:
     names = [*METRICS, *rollups()]
     assert [name for name in names if not NAME.fullmatch(name)] == []
     assert [name for name in names if name.endswith(RESERVED_ENDINGS)] == []
-    assert [m.name for m in DECLARED if (m.kind is Kind.INFO) != m.name.endswith("_info")] == []
+    assert [
+        m.name for m in DECLARED if (m.kind is MetricKind.INFO) != m.name.endswith("_info")
+    ] == []
 
 
 def test_metrics_are_about_entities_of_the_catalog() -> None:
@@ -36,23 +38,23 @@ def test_metrics_are_about_entities_of_the_catalog() -> None:
 def test_scales_and_widths_are_possible() -> None:
     assert [m.name for m in DECLARED if m.scale <= 0] == []
     assert [m.name for m in DECLARED if m.wraps_at_bits not in {4, 8, 16, 32, 64}] == []
-    assert [m.name for m in DECLARED if m.saturates and m.kind is not Kind.COUNTER] == []
+    assert [m.name for m in DECLARED if m.saturates and m.kind is not MetricKind.COUNTER] == []
 
 
 def test_metrics_say_where_they_come_from_and_counters_when_they_reset() -> None:
     assert [m.name for m in DECLARED if not m.origin] == []
-    assert [m.name for m in DECLARED if m.kind is Kind.COUNTER and not m.resets] == []
+    assert [m.name for m in DECLARED if m.kind is MetricKind.COUNTER and not m.resets] == []
 
 
 def test_what_does_not_add_up_is_not_added_up() -> None:
     assert [m.name for m in DECLARED if m.kind in STATES_AND_FACTS and m.rollups] == []
-    summed = [m for m in DECLARED if Rollup.SUM in m.rollups and m.kind is Kind.GAUGE]
+    summed = [m for m in DECLARED if Rollup.SUM in m.rollups and m.kind is MetricKind.GAUGE]
     assert [m.name for m in summed if m.unit in NEVER_SUMMED] == []
 
 
 def test_states_have_names_of_their_own_and_a_label_to_stand_in() -> None:
     for metric in DECLARED:
-        if metric.kind is Kind.STATE:
+        if metric.kind is MetricKind.STATE:
             assert len(set(metric.states.values())) == len(metric.states), metric.name
             assert "state" not in metric.about.labels, metric.name
 
@@ -76,14 +78,14 @@ def test_every_kind_is_found_by_its_name() -> None:
 
 
 def test_one_info_metric_a_kind() -> None:
-    info = [metric for metric in DECLARED if metric.kind is Kind.INFO]
+    info = [metric for metric in DECLARED if metric.kind is MetricKind.INFO]
     assert len({metric.about.name for metric in info}) == len(info)
     assert all(metric.about.facts for metric in info)
 
 
 def test_openmetrics_families_do_not_clash() -> None:
     """A family is called without `_total` and `_info`; its samples with them."""
-    suffixes = {Kind.COUNTER: "_total", Kind.INFO: "_info"}
+    suffixes = {MetricKind.COUNTER: "_total", MetricKind.INFO: "_info"}
     every = [*DECLARED, *(derived.metric for derived in DERIVED)]
     families = [metric.name.removesuffix(suffixes.get(metric.kind, "")) for metric in every]
     names = [*families, *(metric.name for metric in every if metric.kind in suffixes)]
@@ -98,7 +100,7 @@ def test_rollups_are_gauges_of_their_scope() -> None:
     for name, derived in rollups().items():
         assert name not in METRICS
         assert name.startswith(f"railscope_{derived.scope}_{derived.rollup}_")
-        assert derived.metric.kind is Kind.GAUGE
+        assert derived.metric.kind is MetricKind.GAUGE
         assert derived.rollup in rollups_of(derived.source, derived.scope)
 
 
@@ -119,7 +121,7 @@ def test_every_rollup_has_a_name_of_its_own() -> None:
 def test_what_rolls_up_over_jobs_is_of_gpus_and_ports_and_means_something() -> None:
     for source, chosen in BY_JOB.items():
         assert source.about.whole in ON_A_RAIL
-        if source.kind is Kind.GAUGE and source.unit in NEVER_SUMMED:
+        if source.kind is MetricKind.GAUGE and source.unit in NEVER_SUMMED:
             assert Rollup.SUM not in chosen, source.name
     for measure in STRAGGLER_MEASURES.values():
         assert measure.metric.about.whole in ON_A_RAIL
@@ -140,7 +142,12 @@ def test_every_subject_declares_something() -> None:
 
 
 def declare(name: str, **changes: object) -> Metric:
-    given: dict[str, object] = {"kind": Kind.GAUGE, "about": NODE, "help": "A.", "origin": "test"}
+    given: dict[str, object] = {
+        "kind": MetricKind.GAUGE,
+        "about": NODE,
+        "help": "A.",
+        "origin": "test",
+    }
     return Metric(name, **(given | changes))  # type: ignore[arg-type]  # wrong on purpose
 
 
@@ -148,11 +155,11 @@ def declare(name: str, **changes: object) -> Metric:
     ("name", "changes", "problem"),
     [
         ("power_watts", {}, "must start with railscope_"),
-        ("railscope_reads", {"kind": Kind.COUNTER}, "end in _total"),
+        ("railscope_reads", {"kind": MetricKind.COUNTER}, "end in _total"),
         ("railscope_reads_total", {}, "end in _total"),
-        ("railscope_power", {"unit": Unit.WATTS}, "end in its unit watts"),
+        ("railscope_power", {"unit": MetricUnit.WATTS}, "end in its unit watts"),
         ("railscope_power", {"help": "Power"}, "full stop"),
-        ("railscope_state", {"kind": Kind.STATE}, "name their states"),
+        ("railscope_state", {"kind": MetricKind.STATE}, "name their states"),
         ("railscope_state", {"states": {0: "down"}}, "name their states"),
     ],
 )
@@ -172,6 +179,9 @@ def test_the_stem_is_what_is_measured() -> None:
     def stem(name: str, **changes: object) -> str:
         return declare(f"railscope_{name}", **changes).stem
 
-    assert stem("gpu_energy_joules_total", kind=Kind.COUNTER, unit=Unit.JOULES) == "gpu_energy"
-    assert stem("rdma_ack_timeouts_total", kind=Kind.COUNTER) == "rdma_ack_timeouts"
+    assert (
+        stem("gpu_energy_joules_total", kind=MetricKind.COUNTER, unit=MetricUnit.JOULES)
+        == "gpu_energy"
+    )
+    assert stem("rdma_ack_timeouts_total", kind=MetricKind.COUNTER) == "rdma_ack_timeouts"
     assert stem("cpus", scale=Fraction(1)) == "cpus"

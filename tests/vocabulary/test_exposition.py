@@ -15,7 +15,7 @@ from support.frames import STORED, runs
 from support.pages import sample, samples
 
 from railscope.catalog import METRICS, agent, bursts, gpu, host, nic, pcie, rdma, rollups
-from railscope.catalog.declare import SUM, Kind, Metric
+from railscope.catalog.declare import SUM, Metric, MetricKind
 from railscope.catalog.entities import (
     GPU,
     GPU_CLOCK,
@@ -36,7 +36,7 @@ ORIGIN = FrameOrigin("node-1", "run-1", "boot-1")
 ODD = 'slot "A"\\1 mezzanine é'
 SENT = rdma.COUNTER_FILES["port_xmit_data"]
 EVERY_METRIC = st.sampled_from(
-    [m for m in METRICS.values() if m.kind not in {Kind.INFO, Kind.HISTOGRAM}]
+    [m for m in METRICS.values() if m.kind not in {MetricKind.INFO, MetricKind.HISTOGRAM}]
 )
 FORMATS = pytest.mark.parametrize(
     "text_format", TextFormat, ids=[form.name.lower() for form in TextFormat]
@@ -134,18 +134,20 @@ def test_promtool_accepts_the_page() -> None:
 @given(frames=runs())
 def test_any_frame_makes_a_page_that_parses(text_format: TextFormat, frames: list[Frame]) -> None:
     last = frames[-1]
-    assume(all(metric.kind is not Kind.HISTOGRAM for metric, _ in last.schema.columns))
+    assume(all(metric.kind is not MetricKind.HISTOGRAM for metric, _ in last.schema.columns))
     text = Exposition().render([last], text_format)
     found = samples(text)
     present = [
         (metric, entity)
         for metric, entity, reading in last.readings()
-        if not isinstance(reading, Absent) and metric.kind is not Kind.STATE
+        if not isinstance(reading, Absent) and metric.kind is not MetricKind.STATE
     ]
     for metric, entity in present:
         labels = dict(zip(entity.kind.labels, entity.key, strict=True))
         assert sample(metric.name, **labels) in found
-    plain = [name for name, _ in found if METRICS[name].kind not in {Kind.STATE, Kind.INFO}]
+    plain = [
+        name for name, _ in found if METRICS[name].kind not in {MetricKind.STATE, MetricKind.INFO}
+    ]
     assert len(plain) == len(present)
 
 
@@ -175,7 +177,7 @@ def test_a_metric_without_any_reading_has_no_header() -> None:
 
 @given(EVERY_METRIC, STORED)
 def test_numbers_are_exact(metric: Metric, stored: int) -> None:
-    value = from_stored(stored, counter=metric.kind is Kind.COUNTER) * metric.scale
+    value = from_stored(stored, counter=metric.kind is MetricKind.COUNTER) * metric.scale
     text = number(metric, stored)
     if metric.scale.denominator == 1:
         assert text == str(value)
@@ -183,14 +185,14 @@ def test_numbers_are_exact(metric: Metric, stored: int) -> None:
         assert float(text) == float(value), "the nearest float there is"
 
 
-@given(EVERY_METRIC.filter(lambda m: m.kind is not Kind.STATE), st.lists(STORED, min_size=1))
+@given(EVERY_METRIC.filter(lambda m: m.kind is not MetricKind.STATE), st.lists(STORED, min_size=1))
 def test_the_page_prints_the_same_numbers(metric: Metric, stored: list[int]) -> None:
     """The fast path of a page agrees with the plain one."""
     width = len(metric.about.labels)
     entities = [Entity(metric.about, (str(place),) * width) for place in range(len(stored))]
     if not width:
         entities, stored = entities[:1], stored[:1]
-    counter = metric.kind is Kind.COUNTER
+    counter = metric.kind is MetricKind.COUNTER
     cells: list[Cell] = [
         (metric, entity, from_stored(value, counter=counter))
         for entity, value in zip(entities, stored, strict=True)
@@ -221,7 +223,7 @@ def test_frames_of_two_sources_share_a_block() -> None:
 
 @FORMATS
 def test_every_metric_and_rollup_has_a_header_that_parses(text_format: TextFormat) -> None:
-    plain = [metric for metric in METRICS.values() if metric.kind is not Kind.HISTOGRAM]
+    plain = [metric for metric in METRICS.values() if metric.kind is not MetricKind.HISTOGRAM]
     every = [*plain, *(derived.metric for derived in rollups().values())]
     blocks = {}
     for metric in every:

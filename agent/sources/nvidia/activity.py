@@ -34,7 +34,7 @@ from agent.sources.nvidia.call_plan import (
     whole,
 )
 from railscope.catalog import bursts as c
-from railscope.catalog import gpu_activity as a
+from railscope.catalog import gpu as a
 from railscope.catalog.declare import EntityKind, Metric
 from railscope.catalog.entities import GPU_CACHE, GPU_CYCLE, GPU_ENGINE, GPU_PIPE, MIG_PIPE
 from railscope.frame import Entity

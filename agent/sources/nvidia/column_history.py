@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from agent.host import Host
 from agent.sampling.source import ColumnBuilder, RowBuilder, nonempty_facts
-from railscope.catalog import gpu_ecc, gpu_modes, gpu_power
+from railscope.catalog import gpu
 from railscope.catalog import gpu_health as h
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import GPU_ADDRESS
@@ -117,9 +117,9 @@ class Integrals:
 
 
 WATCHED: Mapping[Metric, tuple[str, tuple[str, ...]]] = {
-    gpu_ecc.GPU_ECC_MODE: ("ecc_mode", ()),
-    gpu_modes.GPU_COMPUTE_MODE: ("compute_mode", ()),
-    gpu_power.GPU_POWER_BOUNDS: ("power_limit", ("requested",)),
+    h.GPU_ECC_MODE: ("ecc_mode", ()),
+    gpu.GPU_COMPUTE_MODE: ("compute_mode", ()),
+    gpu.GPU_POWER_BOUNDS: ("power_limit", ("requested",)),
 }
 """Watched settings by metric: the name of the change, and the part of the GPU that it belongs to."""
 

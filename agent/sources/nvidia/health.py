@@ -19,7 +19,6 @@ from agent.sources.nvidia.call_plan import (
     whole,
 )
 from railscope.catalog import gpu as c
-from railscope.catalog import gpu_ecc, gpu_pcie, gpu_power
 from railscope.catalog import gpu_health as h
 from railscope.catalog import gpu_sharing as s
 from railscope.catalog.entities import (
@@ -105,7 +104,7 @@ def _misconfigured(result: Json) -> Reading:
 
 
 def _total_ecc(kind: tuple[str, ...], arguments: tuple[int, int]) -> NvmlCall:
-    target = CallTarget(gpu_ecc.GPU_ECC_ERRORS, whole, GPU_ECC, kind)
+    target = CallTarget(h.GPU_ECC_ERRORS, whole, GPU_ECC, kind)
     return NvmlCall(("nvmlDeviceGetTotalEccErrors",), (target,), arguments)
 
 
@@ -115,7 +114,7 @@ _CALLS: tuple[NvmlCall, ...] = (
         (CallTarget(c.GPU_PERFORMANCE_STATE, _performance_state),),
     ),
     simple("nvmlDeviceGetEnforcedPowerLimit", c.GPU_POWER_LIMIT),
-    simple("nvmlDeviceGetMarginTemperature", gpu_power.GPU_TEMPERATURE_MARGIN),
+    simple("nvmlDeviceGetMarginTemperature", c.GPU_TEMPERATURE_MARGIN),
     # Not every second: on Hopper and later, where it matters, GPM reports each engine.
     *(
         NvmlCall(
@@ -134,7 +133,7 @@ _CALLS: tuple[NvmlCall, ...] = (
     ),
     NvmlCall(
         ("nvmlDeviceGetEccMode",),
-        (CallTarget(gpu_ecc.GPU_ECC_MODE, item(0)), CallTarget(gpu_ecc.GPU_ECC_PENDING, item(1))),
+        (CallTarget(h.GPU_ECC_MODE, item(0)), CallTarget(h.GPU_ECC_PENDING, item(1))),
     ),
     NvmlCall(
         ("nvmlDeviceGetMigMode",),
@@ -143,27 +142,27 @@ _CALLS: tuple[NvmlCall, ...] = (
     NvmlCall(
         ("nvmlDeviceGetRemappedRows",),
         (
-            CallTarget(gpu_ecc.GPU_REMAPPED_ROWS, item(0), GPU_REMAP, ("correctable",)),
-            CallTarget(gpu_ecc.GPU_REMAPPED_ROWS, item(1), GPU_REMAP, ("uncorrectable",)),
-            CallTarget(gpu_ecc.GPU_ROW_REMAP_PENDING, item(2)),
-            CallTarget(gpu_ecc.GPU_ROW_REMAP_FAILURE, item(3)),
+            CallTarget(h.GPU_REMAPPED_ROWS, item(0), GPU_REMAP, ("correctable",)),
+            CallTarget(h.GPU_REMAPPED_ROWS, item(1), GPU_REMAP, ("uncorrectable",)),
+            CallTarget(h.GPU_ROW_REMAP_PENDING, item(2)),
+            CallTarget(h.GPU_ROW_REMAP_FAILURE, item(3)),
         ),
     ),
-    simple("nvmlDeviceGetRetiredPagesPendingStatus", gpu_ecc.GPU_RETIRED_PENDING),
+    simple("nvmlDeviceGetRetiredPagesPendingStatus", h.GPU_RETIRED_PENDING),
     NvmlCall(
         ("nvmlDeviceGetRepairStatus",),
         (
-            CallTarget(gpu_ecc.GPU_REPAIR_PENDING, item(0), GPU_CONDITION, ("memory_channel",)),
-            CallTarget(gpu_ecc.GPU_REPAIR_PENDING, item(1), GPU_CONDITION, ("tpc",)),
+            CallTarget(h.GPU_REPAIR_PENDING, item(0), GPU_CONDITION, ("memory_channel",)),
+            CallTarget(h.GPU_REPAIR_PENDING, item(1), GPU_CONDITION, ("tpc",)),
         ),
     ),
-    simple("nvmlDeviceGetUnrepairableMemoryFlag_v1", gpu_ecc.GPU_UNREPAIRABLE),
+    simple("nvmlDeviceGetUnrepairableMemoryFlag_v1", h.GPU_UNREPAIRABLE),
     NvmlCall(
         ("nvmlDeviceGetSramEccErrorStatus",),
         (
             *(
                 CallTarget(
-                    gpu_ecc.GPU_SRAM_ERRORS,
+                    h.GPU_SRAM_ERRORS,
                     key(lifetime + member),
                     GPU_SRAM,
                     (lifetime, protection),
@@ -171,10 +170,10 @@ _CALLS: tuple[NvmlCall, ...] = (
                 for lifetime in ("volatile", "aggregate")
                 for member, protection in (("UncParity", "parity"), ("UncSecDed", "sec_ded"))
             ),
-            CallTarget(gpu_ecc.GPU_SRAM_THRESHOLD, key("bThresholdExceeded")),
+            CallTarget(h.GPU_SRAM_THRESHOLD, key("bThresholdExceeded")),
             *(
                 CallTarget(
-                    gpu_ecc.GPU_SRAM_LOCATIONS,
+                    h.GPU_SRAM_LOCATIONS,
                     key(f"aggregateUncBucket{name}"),
                     GPU_ECC_LOCATION,
                     ("uncorrected", "aggregate", location),
@@ -183,10 +182,10 @@ _CALLS: tuple[NvmlCall, ...] = (
             ),
         ),
     ),
-    simple("nvmlDeviceGetCurrPcieLinkGeneration", gpu_pcie.GPU_PCIE_GENERATION),
-    simple("nvmlDeviceGetMaxPcieLinkGeneration", gpu_pcie.GPU_PCIE_GENERATION_LIMIT),
-    simple("nvmlDeviceGetCurrPcieLinkWidth", gpu_pcie.GPU_PCIE_WIDTH),
-    simple("nvmlDeviceGetMaxPcieLinkWidth", gpu_pcie.GPU_PCIE_WIDTH_LIMIT),
+    simple("nvmlDeviceGetCurrPcieLinkGeneration", h.GPU_PCIE_GENERATION),
+    simple("nvmlDeviceGetMaxPcieLinkGeneration", h.GPU_PCIE_GENERATION_LIMIT),
+    simple("nvmlDeviceGetCurrPcieLinkWidth", h.GPU_PCIE_WIDTH),
+    simple("nvmlDeviceGetMaxPcieLinkWidth", h.GPU_PCIE_WIDTH_LIMIT),
     NvmlCall(
         ("nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetGpuFabricInfo"),
         (
@@ -206,7 +205,7 @@ _FIELDS: tuple[BatchField, ...] = (
     *(
         BatchField(
             (number,),
-            CallTarget(gpu_ecc.GPU_ECC_ERRORS, whole, GPU_ECC, kind),
+            CallTarget(h.GPU_ECC_ERRORS, whole, GPU_ECC, kind),
             _total_ecc(kind, arguments),
         )
         for kind, (number, arguments) in _ECC_FIELDS.items()
@@ -214,13 +213,13 @@ _FIELDS: tuple[BatchField, ...] = (
     field(230, h.GPU_RECOVERY_ACTION),
     BatchField(
         (94,),
-        CallTarget(gpu_pcie.GPU_PCIE_REPLAYS, whole),
-        simple("nvmlDeviceGetPcieReplayCounter", gpu_pcie.GPU_PCIE_REPLAYS),
+        CallTarget(h.GPU_PCIE_REPLAYS, whole),
+        simple("nvmlDeviceGetPcieReplayCounter", h.GPU_PCIE_REPLAYS),
     ),
-    field(95, gpu_pcie.GPU_PCIE_ROLLOVERS),
-    field(169, gpu_pcie.GPU_PCIE_RECOVERIES),
+    field(95, h.GPU_PCIE_ROLLOVERS),
+    field(169, h.GPU_PCIE_RECOVERIES),
     *(
-        field(number, gpu_pcie.GPU_PCIE_ERRORS, GPU_PCIE_ERROR, error)
+        field(number, h.GPU_PCIE_ERRORS, GPU_PCIE_ERROR, error)
         for number, error in PCIE_ERRORS.items()
     ),
 )

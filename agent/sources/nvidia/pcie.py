@@ -31,7 +31,7 @@ from agent.topology.pcie_links import (
     links_of_path,
     path_state,
 )
-from railscope.catalog import gpu_pcie as c
+from railscope.catalog import gpu_health as c
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import PCIE
 from railscope.catalog.pcie import PCIE_PATH_STATE

@@ -27,7 +27,6 @@ from agent.sources.nvidia.call_plan import (
 )
 from agent.sources.nvidia.column_history import MAX_MEMORY_BYTES, IntegratedGauge
 from railscope.catalog import gpu as c
-from railscope.catalog import gpu_ecc, gpu_modes, gpu_pcie, gpu_power
 from railscope.catalog import gpu_health as h
 from railscope.catalog import nvlink as n
 from railscope.catalog.entities import (
@@ -119,18 +118,18 @@ _LOAD_FIELDS: tuple[BatchField, ...] = (
         CallTarget(c.GPU_ENERGY, whole),
         simple("nvmlDeviceGetTotalEnergyConsumption", c.GPU_ENERGY),
     ),
-    field(185, gpu_power.GPU_POWER_AVERAGE),
-    field(186, gpu_power.GPU_POWER_INSTANT),
-    field(f"186:{MODULE_SCOPE}", gpu_power.GPU_MODULE_POWER),
-    field(f"190:{MODULE_SCOPE}", gpu_power.GPU_MODULE_POWER_LIMIT),
-    BatchField((f"185:{MEMORY_SCOPE}",), CallTarget(gpu_power.GPU_MEMORY_POWER, _memory_power)),
+    field(185, c.GPU_POWER_AVERAGE),
+    field(186, c.GPU_POWER_INSTANT),
+    field(f"186:{MODULE_SCOPE}", c.GPU_MODULE_POWER),
+    field(f"190:{MODULE_SCOPE}", c.GPU_MODULE_POWER_LIMIT),
+    BatchField((f"185:{MEMORY_SCOPE}",), CallTarget(c.GPU_MEMORY_POWER, _memory_power)),
     BatchField((82,), CallTarget(c.GPU_MEMORY_TEMPERATURE, _memory_temperature)),
     *(
         field(number, c.GPU_THROTTLE_TIME, GPU_THROTTLE, reason)
         for number, reason in THROTTLE_FIELDS.items()
     ),
-    field(197, gpu_pcie.GPU_PCIE_TRANSMITTED),
-    field(198, gpu_pcie.GPU_PCIE_RECEIVED),
+    field(197, h.GPU_PCIE_TRANSMITTED),
+    field(198, h.GPU_PCIE_RECEIVED),
     field(f"138:{ALL_LINKS}", n.GPU_NVLINK_TRANSMITTED),
     field(f"139:{ALL_LINKS}", n.GPU_NVLINK_RECEIVED),
     field(f"140:{ALL_LINKS}", n.GPU_NVLINK_RAW_TRANSMITTED),
@@ -222,7 +221,7 @@ _SETTINGS_CALLS: tuple[NvmlCall, ...] = (
     *(
         NvmlCall(
             ("nvmlDeviceGetTemperatureThreshold",),
-            (CallTarget(gpu_power.GPU_TEMPERATURE_THRESHOLD, whole, GPU_THRESHOLD, (name,)),),
+            (CallTarget(c.GPU_TEMPERATURE_THRESHOLD, whole, GPU_THRESHOLD, (name,)),),
             (number,),
         )
         for number, name in enumerate(THRESHOLDS)
@@ -234,28 +233,28 @@ _SETTINGS_CALLS: tuple[NvmlCall, ...] = (
             CallTarget(c.GPU_BAR1_USED, key("bar1Used")),
         ),
     ),
-    simple("nvmlDeviceGetPersistenceMode", gpu_modes.GPU_PERSISTENCE),
-    simple("nvmlDeviceGetComputeMode", gpu_modes.GPU_COMPUTE_MODE),
-    simple("nvmlDeviceGetAccountingMode", gpu_modes.GPU_ACCOUNTING),
+    simple("nvmlDeviceGetPersistenceMode", c.GPU_PERSISTENCE),
+    simple("nvmlDeviceGetComputeMode", c.GPU_COMPUTE_MODE),
+    simple("nvmlDeviceGetAccountingMode", c.GPU_ACCOUNTING),
     NvmlCall(
         ("nvmlSystemGetConfComputeState",),
-        (CallTarget(gpu_modes.GPU_CONFIDENTIAL, key("ccFeature")),),
+        (CallTarget(c.GPU_CONFIDENTIAL, key("ccFeature")),),
         of_device=False,
     ),
     NvmlCall(
         ("nvmlDeviceGetConfComputeProtectedMemoryUsage",),
         (
-            CallTarget(gpu_modes.GPU_PROTECTED_SIZE, key("total")),
-            CallTarget(gpu_modes.GPU_PROTECTED_USED, key("used")),
+            CallTarget(c.GPU_PROTECTED_SIZE, key("total")),
+            CallTarget(c.GPU_PROTECTED_USED, key("used")),
         ),
     ),
-    NvmlCall(("nvmlDeviceGetGspFirmwareMode",), (CallTarget(gpu_modes.GPU_GSP, item(0)),)),
+    NvmlCall(("nvmlDeviceGetGspFirmwareMode",), (CallTarget(c.GPU_GSP, item(0)),)),
     *(
         NvmlCall(
             ("nvmlDeviceGetMemoryErrorCounter",),
             (
                 CallTarget(
-                    gpu_ecc.GPU_ECC_LOCATIONS,
+                    h.GPU_ECC_LOCATIONS,
                     whole,
                     GPU_ECC_LOCATION,
                     (error, lifetime, LOCATIONS[location]),
@@ -269,40 +268,40 @@ _SETTINGS_CALLS: tuple[NvmlCall, ...] = (
     ),
     NvmlCall(
         ("nvmlDeviceGetRowRemapperHistogram",),
-        tuple(CallTarget(gpu_ecc.GPU_REMAP_BANKS, key(name), GPU_BANK, (name,)) for name in BANKS),
+        tuple(CallTarget(h.GPU_REMAP_BANKS, key(name), GPU_BANK, (name,)) for name in BANKS),
     ),
     *(
         NvmlCall(
             ("nvmlDeviceGetRetiredPages",),
-            (CallTarget(gpu_ecc.GPU_RETIRED_PAGES, count, GPU_REMAP, (cause,)),),
+            (CallTarget(h.GPU_RETIRED_PAGES, count, GPU_REMAP, (cause,)),),
             (number,),
         )
         for cause, number in RETIREMENTS.items()
     ),
-    simple("nvmlDeviceGetGpuMaxPcieLinkGeneration", gpu_pcie.GPU_PCIE_GENERATION_OWN),
+    simple("nvmlDeviceGetGpuMaxPcieLinkGeneration", h.GPU_PCIE_GENERATION_OWN),
     NvmlCall(("nvmlDeviceGetC2cModeInfoV",), (CallTarget(h.GPU_C2C_ENABLED, key("isC2cEnabled")),)),
 )
 
 
 def _power_bound(bound: str, number: int, function: str, pick: PickReading) -> BatchField:
-    target = CallTarget(gpu_power.GPU_POWER_BOUNDS, whole, GPU_POWER_BOUND, (bound,))
+    target = CallTarget(c.GPU_POWER_BOUNDS, whole, GPU_POWER_BOUND, (bound,))
     return BatchField((number,), target, NvmlCall((function,), (replace(target, pick=pick),)))
 
 
 _SETTINGS_FIELDS: tuple[BatchField, ...] = (
     *(_power_bound(bound, *where) for bound, where in POWER_BOUNDS.items()),
-    field(274, gpu_power.GPU_PEAK_POWER),
+    field(274, c.GPU_PEAK_POWER),
     *(
         field(
             _FIRST_THRESHOLD_FIELD + place,
-            gpu_power.GPU_TEMPERATURE_THRESHOLD_MARGIN,
+            c.GPU_TEMPERATURE_THRESHOLD_MARGIN,
             GPU_THRESHOLD,
             t,
         )
         for place, t in enumerate(THRESHOLDS)
     ),
-    field(301, gpu_ecc.GPU_REMAPPED_INACTIVE, GPU_REMAP, "correctable"),
-    field(302, gpu_ecc.GPU_REMAPPED_INACTIVE, GPU_REMAP, "uncorrectable"),
+    field(301, h.GPU_REMAPPED_INACTIVE, GPU_REMAP, "correctable"),
+    field(302, h.GPU_REMAPPED_INACTIVE, GPU_REMAP, "uncorrectable"),
     field(_C2C_LINK_COUNT, h.GPU_C2C_LINKS),
 )
 
@@ -344,7 +343,7 @@ def _c2c(link: int) -> tuple[BatchField, ...]:
 
 def _fan(fan: int) -> tuple[NvmlCall, ...]:
     name = (str(fan),)
-    speed = CallTarget(gpu_power.GPU_FAN_SPEED, whole, GPU_FAN, name)
-    rotation = CallTarget(gpu_power.GPU_FAN_ROTATION, whole, GPU_FAN, name)
+    speed = CallTarget(c.GPU_FAN_SPEED, whole, GPU_FAN, name)
+    rotation = CallTarget(c.GPU_FAN_ROTATION, whole, GPU_FAN, name)
     turns = (NvmlCall(("nvmlDeviceGetFanSpeedRPM",), (rotation,)),) if fan == 0 else ()
     return (NvmlCall(("nvmlDeviceGetFanSpeed_v2",), (speed,), (fan,)), *turns)

@@ -17,8 +17,7 @@ from collector.files import tenancy_files
 from collector.view_refresh import ViewRefresher
 from collector.workloads.job_roster import pattern_of
 from collector.workloads.job_view import RunningJobs
-from railscope.catalog import gpu_activity
-from railscope.catalog import jobs as catalog
+from railscope.catalog import account as catalog
 from railscope.catalog.entities import GPU
 from railscope.frame import Entity, Event, Schema
 from railscope.reading import Absent
@@ -37,7 +36,7 @@ def busy(node: str) -> list[Schema]:
         )
         for i in range(2)
     ]
-    columns = tuple((gpu_activity.GPU_SM_ACTIVITY, gpu) for gpu in gpus)
+    columns = tuple((gpu.GPU_SM_ACTIVITY, gpu) for gpu in gpus)
     return [Schema("gpu", (), tuple(gpus)), Schema("gpu_activity", columns)]
 
 
@@ -187,7 +186,7 @@ async def test_jobs_beyond_the_most_are_counted_and_not_told_of(tmp_path: Path):
     jobs = await site.jobs(13)
     assert [job["workload"] for job in told(jobs)] == ["first"]
     cells = {cell.metric: cell.value for cell in site.refresher.views.cluster.cells}
-    assert (cells[catalog.JOBS], cells[catalog.SUPPRESSED_JOBS]) == (2, 1)
+    assert (cells[catalog.CLUSTER_JOBS], cells[catalog.SUPPRESSED_JOBS]) == (2, 1)
     holders = [cell.labels for cell in jobs.cells() if cell.metric is catalog.HOLDER_INFO]
     assert [labels[1] for labels in holders] == ["n1-0"]
     site.report("n1", 14, (90, 80), ended("n1-0", "first on n1-0", 14))

@@ -39,9 +39,9 @@ from collector.workloads.job_roster import (
     holdings,
 )
 from collector.workloads.job_view import RunningJobs, Straggler, compare_gpus
-from railscope.catalog import METRICS, gpu, gpu_activity
-from railscope.catalog import jobs as catalog
-from railscope.catalog.declare import Kind, Rollup
+from railscope.catalog import METRICS, gpu
+from railscope.catalog import account as catalog
+from railscope.catalog.declare import MetricKind, Rollup
 from railscope.catalog.entities import GPU, GPU_CLOCK, RDMA_PORT
 from railscope.catalog.rollup import derived_name
 from railscope.frame import Entity, Schema
@@ -142,7 +142,7 @@ def node_schemas(node: str, rails: tuple[str, ...]) -> list[Schema]:
         *((m, g) for m in (gpu.GPU_POWER, gpu.GPU_UTILIZATION) for g in gpus),
         *((gpu.GPU_CLOCK_SPEED, g.part(GPU_CLOCK, c)) for g in gpus for c in ("sm", "memory")),
     ]
-    activity = [(gpu_activity.GPU_SM_ACTIVITY, g) for g in gpus]
+    activity = [(gpu.GPU_SM_ACTIVITY, g) for g in gpus]
     sent = [(RDMA_SENT, port) for port in ports]
     return [
         Schema(stream, tuple(columns[i] for i in Schema.ordered(columns)), tuple(more))
@@ -230,7 +230,7 @@ def test_rollups_over_jobs_are_what_a_straight_calculation_gives(drawn):
             job = job_of(held, node, entity)
             if fresh and not code and job:
                 rate = float(np.float32((after - before if after >= before else after) / 2))
-                value = rate if metric.kind is Kind.COUNTER else float(after)
+                value = rate if metric.kind is MetricKind.COUNTER else float(after)
                 read[job, metric].append(value * float(metric.scale))
     expected = {
         (derived_name(metric, "job", rollup), job): HOW[rollup](values)
@@ -294,7 +294,7 @@ def test_means_are_of_the_present_job_and_forget_in_a_minute(steps):
     averages = MeasureAverages()
     history: list[list[tuple[float, float]]] = [[] for _ in range(3)]
     before, now_ns = [-1, -1, -1], SECOND
-    key = (gpu_activity.GPU_SM_ACTIVITY, ())
+    key = (gpu.GPU_SM_ACTIVITY, ())
     for turn, (pause, seats) in enumerate(steps):
         seconds = pause if turn else 1
         now_ns += seconds * SECOND
