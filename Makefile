@@ -3,14 +3,14 @@
 # make thorough         the properties of metering, billing, audit and damaged answers, with more examples
 # make check            lint, types, layers, wording, generated files
 # make bench            measure
-# make boards docs      write generated files again
-# make pictures         run a cluster with faults for ten minutes and draw all boards into docs/pictures
+# make boards docs      write dashboards and generated documents again
+# make pictures         run a cluster with faults for ten minutes and draw all dashboards into docs/pictures
 # make cases            write the test cases in tests/captures again
-# make install          as services under PREFIX (as root); EXTRAS=yes adds PostgreSQL and Parquet
-# make lock             pin what make install installs, with hashes (deploy/requirements*.lock)
-# make clean            remove what was built here
+# make install          install as services under PREFIX (as root); EXTRAS=yes adds PostgreSQL and Parquet
+# make lock             pin the packages of make install, with hashes (deploy/requirements*.lock)
+# make clean            remove built files
 #
-# Every target sets up what it needs in .venv, and again only when pyproject.toml has changed.
+# Every target creates .venv, and updates it when pyproject.toml has changed.
 
 PYTHON ?= python3
 SECONDS ?= 0
@@ -73,18 +73,18 @@ pictures: $(VENV)/.ready-to-test servers
 cases: $(VENV)/.ready-to-test
 	PYTHONPATH=tests $(PY) -m captures.make
 
-# The real programs that tests talk to; says what it cannot install.
+# The servers that the tests use; reports those that it cannot install.
 servers:
 	@tests/setup_servers.sh
 
-# The official validator of FOCUS exports, which tests run; says why where it cannot be had.
+# The official validator of FOCUS exports, which the tests run; reports the reason if it is unavailable.
 validator:
 	@tests/setup_validator.sh "$(PYTHON)" "$(VALIDATOR)"
 
 install:
 	deploy/install.sh "$(PYTHON)" "$(PREFIX)" "$(CONFIGURATION)" "$(UNITS)" "$(BINARIES)"
 
-# For all Python versions and platforms at once; with hashes of every file that may be installed.
+# For all Python versions and platforms, with the hash of every file.
 LOCK := $(VENV)/bin/uv pip compile --universal --generate-hashes --python-version 3.11 --no-header \
 	--no-annotate --quiet pyproject.toml deploy/build-requirements.txt
 

@@ -1,7 +1,6 @@
 #!/bin/sh
-# install.sh PYTHON PREFIX CONFIGURATION UNITS BINARIES: installs the program, and everything else by
-# install_files.sh. Settings that are there already stay as they are; no service is started or
-# restarted.
+# install.sh PYTHON PREFIX CONFIGURATION UNITS BINARIES: installs the program, and everything else with
+# install_files.sh. Existing settings are kept; no service is started or restarted.
 set -eu
 umask 022
 
@@ -19,13 +18,13 @@ for directory in "$prefix" "$configuration" "$units" "$binaries"; do
     fi
 done
 
-# From a copy, so that nothing is built inside the checkout.
+# Build from a copy, to keep the checkout clean.
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT INT TERM
 cd "$source"
 cp -R pyproject.toml README.md LICENSE railscope agent collector dashboards "$copy"
 deploy/venv.sh "$python" "$prefix"
-# Exactly the files that were locked, by hash; EXTRAS=yes adds PostgreSQL and Parquet.
+# Install exactly the locked files, by hash; EXTRAS=yes adds PostgreSQL and Parquet.
 lock=deploy/requirements.lock
 if [ "${EXTRAS:-}" = yes ]; then
     lock=deploy/requirements-extras.lock
@@ -41,7 +40,7 @@ fi
 echo "installed $("$prefix/bin/railscope" --version) in $prefix"
 echo "settings: $configuration; units: $units; rules: $configuration/prometheus"
 if [ "$configuration" != /etc/railscope ]; then
-    echo "commands find the settings by RAILSCOPE_CONFIGURATION=$configuration in the environment"
+    echo "commands read these settings if RAILSCOPE_CONFIGURATION=$configuration is in the environment"
 fi
-echo "boards, runbooks, scripts: $prefix/share/railscope; command: $binaries/railscope"
+echo "dashboards, runbooks, scripts: $prefix/share/railscope; command: $binaries/railscope"
 echo "start with systemctl enable --now railscope-agent"

@@ -1,8 +1,8 @@
 #!/bin/sh
 # install_files.sh PREFIX CONFIGURATION UNITS BINARIES: installs everything but the program itself:
-# units, sample settings, rules, boards, runbooks and scripts, with these directories in the place of
-# the usual ones. Settings and rules that are there already stay as they are; where a new version of
-# the rules differs, it is written beside them as NAME.new.
+# units, sample settings, rules, dashboards, runbooks and scripts, with these directories in place of
+# the defaults. Existing settings and rules are kept; a new version of the rules that differs is
+# written beside them as NAME.new.
 set -eu
 umask 022
 
@@ -13,8 +13,8 @@ binaries=$4
 cd "$(dirname "$0")/.."
 share=$prefix/share/railscope
 
-# A setting that is a comment shows its default: one below the usual directory of settings is no
-# default where they are elsewhere, and is set.
+# A commented setting shows its default. With another directory of settings, paths below the default
+# directory are set explicitly.
 defaults=
 if [ "$configuration" != /etc/railscope ]; then
     defaults='s|^# \([a-z_]* = "/etc/railscope/\)|\1|'
@@ -27,14 +27,14 @@ adapt() {
         -e 's|\.\./\.\./alerts/rules|rules|g' "$1"
 }
 
-# Install a file that belongs to the program: a later version takes its place.
+# Install a file of the program: a later version replaces it.
 put() {
     mkdir -p "$(dirname "$2")"
     adapt "$1" >"$2"
     if [ -x "$1" ]; then chmod +x "$2"; fi
 }
 
-# Install a file that belongs to the administrator, unless there is one.
+# Install a file of the administrator, unless it exists.
 offer() {
     if [ ! -e "$2" ]; then
         put "$1" "$2"

@@ -285,7 +285,7 @@ def test_sample_tokens_can_be_loaded(tmp_path: Path):
     assert {entry.credential for entry in loaded.entries.values()} == {
         Credential("gpu-001", Role.NODE), Credential("prometheus", Role.OPERATOR),
         Credential("invoices", Role.FINANCE), Credential("audit", Role.AUDITOR),
-        Credential("board", Role.TENANT, "vision"),
+        Credential("dashboard", Role.TENANT, "vision"),
     }  # fmt: skip
     ends = {entry.credential.name for entry in loaded.entries.values() if entry.until_ns}
     assert ends == {"audit"}

@@ -66,9 +66,7 @@ def test_the_collector_and_its_check_find_the_tokens_beside_the_settings(root: P
 def test_in_the_usual_directory_every_setting_stays_a_comment(tmp_path: Path):
     """Run on a copy, as root of a file system of its own would be needed otherwise."""
     script = (ROOT / "deploy/install_files.sh").read_text()
-    adapt = script[
-        script.index("defaults=") : script.index("# Install a file that belongs to the program")
-    ]
+    adapt = script[script.index("defaults=") : script.index("# Install a file of the program")]
     copied = tmp_path / "adapt.sh"
     places = (
         "prefix=/opt/railscope configuration=/etc/railscope share=/opt/railscope/share/railscope"

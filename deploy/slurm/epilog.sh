@@ -1,8 +1,8 @@
 #!/bin/sh
-# Slurm epilog: tells the Railscope agent of this node that a job has given its GPUs back.
+# Slurm epilog: reports the end of a job's claim on GPUs to the Railscope agent of this node.
 #
-# In slurm.conf: Epilog=/etc/slurm/epilog.d/railscope.sh. slurmd runs it as root. An epilog that fails
-# would drain the node: this one never does. An end that could not be told can be told by hand:
+# In slurm.conf: Epilog=/etc/slurm/epilog.d/railscope.sh. slurmd runs it as root. A failing
+# epilog would drain the node, so this one never fails. To report a lost end by hand:
 #
 #     railscope claim list; railscope claim end slurm-123 --end 2026-01-01T12:00:00Z
 

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Slurm prolog: tells the Railscope agent of this node which GPUs a job is given.
+# Slurm prolog: reports the GPUs of a job to the Railscope agent of this node.
 #
 # In slurm.conf: Prolog=/etc/slurm/prolog.d/railscope.sh and PrologFlags=Alloc, so that it runs when the
-# job is given the node and not only with its first step. slurmd runs it as root.
+# node is allocated and not only with the first step. slurmd runs it as root.
 #
-# A job must not wait for its bill: where the agent does not answer within two seconds, or refuses, the
-# job starts all the same. The agent then finds the job by its control group, some seconds later.
+# A job must not wait for its claim: if the agent does not answer within two seconds, or rejects the
+# claim, the job starts nevertheless. The agent then detects the job by its control group, seconds later.
 
 railscope=${RAILSCOPE:-/opt/railscope/bin/railscope}
 settings=/etc/railscope/agent.toml

@@ -28,7 +28,7 @@ DESCRIPTION, EXPECTED = "case.toml", "expected.prom"
 FILES = frozenset({DESCRIPTION, "capture.toml", "timeline.jsonl", EXPECTED})
 MAX_BYTES = 4_000_000
 """Maximum size of a case."""
-_HELP = 'fix: see "A test case" in docs/developer.md'
+_HELP = 'fix: see "Add a test case" in docs/developer.md'
 _FAMILY = re.compile(r"(?:# (?:HELP|TYPE|UNIT) )?(?P<name>[a-z0-9_]+)")
 
 
