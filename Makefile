@@ -52,10 +52,11 @@ check: $(VENV)/.ready-to-test
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
-	$(VENV)/bin/mypy docs/generate.py docs/wording.py
+	$(VENV)/bin/mypy docs/generate.py docs/wording.py docs/layout.py
 	$(VENV)/bin/lint-imports
 	$(PY) docs/generate.py --check
 	$(PY) docs/wording.py
+	$(PY) docs/layout.py
 	$(PY) -m dashboards --check
 
 bench: $(VENV)/.ready-to-test servers

@@ -176,7 +176,7 @@ def agent_server(root: Path, directory: Path, period_seconds: float) -> ServerPr
         **UNBOUNDED,
     }
     return ServerProcess(
-        [sys.executable, "-m", "bench.installed", *command], port=port, log=directory / "agent.log",
+        [sys.executable, "-m", "bench.without_extras", *command], port=port, log=directory / "agent.log",
         ready_path="/-/ready", environment=environment,
     )  # fmt: skip
 
@@ -331,7 +331,7 @@ def _server(plan: TickPlan, url: str, state: Path, calls: Path) -> ServerProcess
     common = ["--root", str(plan.root), "--listen", f"{HOST}:{port}", "--collector", url,
               "--state-directory", str(state)]  # fmt: skip
     if plan.answers:
-        command = [sys.executable, "-m", "bench.installed", "bench.node", *common, "--answers", str(plan.answers),
+        command = [sys.executable, "-m", "bench.without_extras", "bench.node", *common, "--answers", str(plan.answers),
                    "--period", str(plan.period_seconds), "--push-seconds", str(plan.push_seconds), "--calls", str(calls)]  # fmt: skip
         return ServerProcess(
             command, port=port, log=plan.directory / "node.log", ready_path="/-/ready"
@@ -340,7 +340,7 @@ def _server(plan: TickPlan, url: str, state: Path, calls: Path) -> ServerProcess
     command = [
         sys.executable,
         "-m",
-        "bench.installed",
+        "bench.without_extras",
         "railscope",
         "agent",
         "run",

@@ -132,7 +132,7 @@ def _server(fabric: FabricFiles, directory: Path, window: float | None) -> Serve
     port = free_port()
     lane = ["--window", str(window)] if window else []
     command = [
-        sys.executable, "-m", "bench.installed", "bench.node", "--root", str(fabric.root), "--answers",
+        sys.executable, "-m", "bench.without_extras", "bench.node", "--root", str(fabric.root), "--answers",
         str(fabric.answers), "--listen", f"{HOST}:{port}", "--state-directory",
         str(directory / "state"), *lane,
     ]  # fmt: skip

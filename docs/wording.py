@@ -31,6 +31,7 @@ class Kind(StrEnum):
 
     DOCSTRING = "docstring"
     NAME = "name"
+    MODULE = "module name"
     DOCUMENT = "document"
     COMMIT = "commit subject"
     MERGE = "merge commit"
@@ -69,6 +70,16 @@ def _form(kind: Kind, pattern: str, problem: str) -> Rule:
     return Rule(frozenset({kind}), re.compile(pattern), problem)
 
 
+_PARTICIPLES = (
+    "begun|born|bought|broken|brought|built|caught|chosen|done|drawn|driven|fallen|fed|felt|forgotten|"
+    "forbidden|found|frozen|given|gone|grown|heard|held|hidden|hung|kept|known|left|lost|made|met|"
+    "owed|paid|seen|sent|shown|sold|spent|spoken|stolen|taken|taught|thrown|tied|told|understood|"
+    "used|won|worn|written|agreed|freed|guaranteed"
+)
+"""Participles that the ending alone does not show; `read` or `cut` are nouns too."""
+_NOT_PARTICIPLES = "embed|hundred|infrared|sacred|shred|testbed"
+"""Further words in -ed, beside those in -eed such as `speed`."""
+
 RULES: tuple[Rule, ...] = (
     _form(
         Kind.DOCSTRING,
@@ -98,6 +109,11 @@ RULES: tuple[Rule, ...] = (
          "{found!r}: write max_, min_"),
     Rule(NAME, re.compile(r"^(?!folderUid$)\w*folder\w*", re.IGNORECASE),
          "{found!r}: write directory"),
+    _form(
+        Kind.MODULE,
+        rf"(?:\A|_)(?:{_PARTICIPLES}|(?!(?:{_NOT_PARTICIPLES})\Z)[a-z]{{2,}}(?<!e)ed)\Z",
+        "ends in the participle {found!r}: name the thing that the module contains",
+    ),
     _form(Kind.COMMIT, r"^.{73,}", "has more than 72 characters: {found!r}"),
     _form(Kind.COMMIT, r"^(?![a-z][\w,./ -]*: \S).*", "{found!r}: expected `area: change`"),
     _form(Kind.MERGE, r"^.*", "{found!r}: expected a linear history"),
@@ -137,6 +153,13 @@ def source(place: str, text: str) -> Iterator[Passage]:
                 yield Passage(Kind.NAME, place, node.lineno, node.arg)
             case ast.Name(ctx=ast.Store()):
                 yield Passage(Kind.NAME, place, node.lineno, node.id)
+
+
+def module(path: Path) -> Passage:
+    """Return the name of a module; of a package, the name of its directory."""
+    return Passage(
+        Kind.MODULE, str(path), 0, path.parent.name if path.stem == "__init__" else path.stem
+    )
 
 
 _GENERATED = re.compile(r"^Generated (?:by|from) ", re.MULTILINE)
@@ -202,7 +225,9 @@ def every_passage(root: Path) -> Iterator[Passage]:
     """Yield every passage of the repository."""
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
-            yield from source(str(path.relative_to(root)), path.read_text())
+            place = path.relative_to(root)
+            yield module(place)
+            yield from source(str(place), path.read_text())
     for pattern in DOCUMENTS:
         for path in sorted(root.glob(pattern)):
             yield from document(str(path.relative_to(root)), path.read_text())

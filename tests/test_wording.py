@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from wording import commits, document, problems, source
+from wording import commits, document, module, problems, source
 
 BAD = {
     '"""What came of a read."""': "starts with 'What'",
@@ -41,6 +41,24 @@ def test_a_broken_rule_is_named_with_its_place(text: str) -> None:
 )
 def test_plain_text_has_no_problem(text: str) -> None:
     assert list(problems(source("agent/x.py", text))) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["told", "kept", "rated", "known", "days_kept", "claims_imported", "used", "_written"]
+)
+def test_a_module_is_not_named_by_a_participle(name: str) -> None:
+    for path in (Path("agent") / f"{name}.py", Path("agent") / name / "__init__.py"):
+        (found,) = problems([module(path)])
+        assert found.startswith(f"{path}: module name ends in the participle")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["__init__", "__main__", "speed", "feed", "kept_days", "imported_lists", "token", "screen", "embed",
+     "read", "metering", "test_bed", "red", "children", "data_need", "infrared"],
+)  # fmt: skip
+def test_other_words_name_a_module(name: str) -> None:
+    assert list(problems([module(Path("agent") / f"{name}.py")])) == []
 
 
 def test_a_document_is_checked_with_lines_and_without_code_and_quotations() -> None:

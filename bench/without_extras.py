@@ -1,6 +1,6 @@
 """Runs a module as in an installation, without packages that only the tests install.
 
-`python -m bench.installed MODULE ARGUMENTS...`. structlog imports rich if it is installed, some 5
+`python -m bench.without_extras MODULE ARGUMENTS...`. structlog imports rich if it is installed, some 5
 MiB, and rich comes with the test extra.
 """
 

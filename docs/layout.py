@@ -1,0 +1,113 @@
+"""Check of the layout: names of classes, sizes of modules, lines of imports.
+
+Prints the figures of the product and every problem. What a name may be is checked by `wording.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from wording import PACKAGES, ROOT
+
+MAX_MODULES = 450
+MAX_MODULE_LINES = 450
+
+SHARED_CLASS_NAMES: Mapping[str, str] = {}
+"""Class names that may exist more than once, each with its reason."""
+
+LONG_MODULES: frozenset[str] = frozenset(
+    {
+        "agent/tenancy/claim_tracker.py",
+        "collector/evidence/book.py",
+        "collector/http/ingest.py",
+    }
+)
+"""Modules above the limit that are still to be divided."""
+
+
+@dataclass(frozen=True)
+class Module:
+    """Layout of one module; a class is its name and its line."""
+
+    path: str
+    line_count: int
+    import_line_count: int
+    classes: tuple[tuple[str, int], ...]
+
+
+def parse_module(path: str, text: str) -> Module:
+    """Return the layout of a module, with its nested classes."""
+    nodes = list(ast.walk(ast.parse(text)))
+    return Module(
+        path,
+        len(text.splitlines()),
+        sum(
+            (node.end_lineno or node.lineno) - node.lineno + 1
+            for node in nodes
+            if isinstance(node, ast.Import | ast.ImportFrom)
+        ),
+        tuple((node.name, node.lineno) for node in nodes if isinstance(node, ast.ClassDef)),
+    )
+
+
+def product_modules(root: Path) -> Iterator[Module]:
+    """Yield every module of the product."""
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            yield parse_module(str(path.relative_to(root)), path.read_text())
+
+
+def shared_names(modules: Iterable[Module], allowed: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each class name that exists twice, and for each exception without use."""
+    places = defaultdict(list)
+    for module in modules:
+        for name, line in module.classes:
+            places[name].append(f"{module.path}:{line}")
+    for name, found in sorted(places.items()):
+        if len(found) > 1 and name not in allowed:
+            yield f"{found[0]}: class name {name!r} exists again in {', '.join(found[1:])}"
+    for name in sorted(allowed):
+        if len(places[name]) < 2:  # noqa: PLR2004 - a name is shared by two
+            yield f"docs/layout.py: exception {name!r}: expected two classes of this name"
+
+
+def sizes(modules: Sequence[Module], allowed: frozenset[str]) -> Iterator[str]:
+    """Yield a line for each long module and each exception without use, and for too many modules."""
+    long = {module.path: module.line_count for module in modules}
+    long = {path: count for path, count in long.items() if count > MAX_MODULE_LINES}
+    for path in sorted(long.keys() - allowed):
+        yield f"{path}: {long[path]} lines: expected at most {MAX_MODULE_LINES}; fix: divide it"
+    for path in sorted(allowed - long.keys()):
+        yield f"docs/layout.py: exception {path!r}: expected more than {MAX_MODULE_LINES} lines"
+    if len(modules) > MAX_MODULES:
+        yield f"{len(modules)} modules: expected at most {MAX_MODULES}; fix: merge small modules"
+
+
+def figures(modules: Sequence[Module]) -> str:
+    """Return the number of modules, their lines, and the share of imports, in one line."""
+    lines = sum(module.line_count for module in modules)
+    imports = sum(module.import_line_count for module in modules)
+    classes = sum(len(module.classes) for module in modules)
+    return (
+        f"{len(modules)} modules (at most {MAX_MODULES}), {lines} lines, {classes} classes, "
+        f"imports {imports / max(lines, 1):.1%} of lines (goal below 5 %)"
+    )
+
+
+def main() -> int:
+    """Print the figures and every problem; return 1 if there is a problem."""
+    modules = list(product_modules(ROOT))
+    found = [*shared_names(modules, SHARED_CLASS_NAMES), *sizes(modules, LONG_MODULES)]
+    for line in (figures(modules), *found):
+        click.echo(line)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
