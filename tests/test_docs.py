@@ -269,7 +269,8 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("railscope", "agent", "collector", "dashboards", "alerts", "deploy", "docs"):
         shutil.copytree(ROOT / name, tree / name, ignore=ignored)
     shutil.copytree(ROOT / "tests/support", tree / "tests/support", ignore=ignored)
-    for name in ("tests/test_alerts.py", "tests/test_dashboards.py", "pyproject.toml"):
+    dashboards = [str(path.relative_to(ROOT)) for path in ROOT.glob("tests/test_dashboard*.py")]
+    for name in ("tests/test_alerts.py", *dashboards, "pyproject.toml"):
         shutil.copy(ROOT / name, tree / name)
     follow(DOCS / "developer.md", tree)
     return tree

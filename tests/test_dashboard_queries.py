@@ -1,0 +1,149 @@
+"""The queries of dashboards: valid, and bounded in what Prometheus must hold for them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dashboards.panels import MAX_POINTS
+from dashboards.promql import expanded, labels_in, problems, recorded_in
+from dashboards.query import at_end, highest, lowest
+from tests.support.dashboards import BOARDS, PANELS, QUERIES, VARIABLE
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize(
+    ("expression", "at_the_end"),
+    [
+        ("railscope_a", "railscope_a @ end()"),
+        ('railscope_a{x="}"}', 'railscope_a{x="}"} @ end()'),
+        ("rate(railscope_a_total[$__rate_interval])", "rate(railscope_a_total[$__rate_interval] @ end())"),
+        (
+            'sum by (node) (railscope_a{x=~"$x"}) / railscope:b:sum[5m]',
+            'sum by (node) (railscope_a{x=~"$x"} @ end()) / railscope:b:sum[5m] @ end()',
+        ),
+    ],
+)  # fmt: skip
+def test_an_expression_as_it_is_at_the_end(expression: str, at_the_end: str):
+    assert at_end(expression) == at_the_end
+    assert lowest(expression) == f"({expression}) and bottomk(10, {at_the_end})"
+    assert highest(expression) == f"({expression}) and topk(10, {at_the_end})"
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_a_query_is_made_of_what_the_catalog_declares(query: dict[str, Any]):
+    assert problems(query["expr"]) == []
+    assert query["datasource"] == VARIABLE
+    shown = set(re.findall(r"\{\{(\w+)\}\}", query.get("legendFormat", "")))
+    assert shown <= labels_in(query["expr"])
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_a_rate_follows_the_scrape_interval(query: dict[str, Any]):
+    for window in re.findall(
+        r"\b(?:rate|deriv|increase|changes)\([^\[]*\[([^\]]*)\]", query["expr"]
+    ):
+        assert window == "$__rate_interval"
+
+
+def test_a_curve_has_no_more_points_than_it_needs():
+    """What a query holds in memory grows with them: at a thousand servers Prometheus would refuse."""
+    for board in BOARDS.values():
+        for panel in board["panels"]:
+            if any(not target.get("instant") for target in panel.get("targets", ())):
+                assert panel["maxDataPoints"] <= MAX_POINTS, (board["uid"], panel["id"])
+
+
+def test_a_panel_of_recorded_series_says_what_it_needs():
+    shown = set()
+    for panel in (param.values[0] for param in PANELS):
+        for name in recorded_in(" ".join(target["expr"] for target in panel["targets"])):
+            assert f"`{name}`: a rule" in panel["description"]
+            shown.add(name)
+    made = yaml.safe_load((ROOT / "alerts/rules/recorded.yml").read_text())["groups"]
+    assert shown == {rule["record"] for group in made for rule in group["rules"]}
+
+
+def test_an_expression_is_told_without_its_recorded_series():
+    told = expanded('sum(railscope:node_nvlink_errors:rate5m{node=~"$node"})')
+    rate = 'rate(railscope_nvlink_errors_total{node=~"$node"}[5m])'
+    assert told == f"sum((sum by (node, error) ({rate})))"
+    assert expanded("railscope:node_source_state:sum") == (
+        "(sum by (node, state) (railscope_source_state))"
+    )
+
+
+def test_a_panel_with_a_curve_for_each_server_draws_few():
+    """A thousand curves are dear, and nobody can read them."""
+    for board in BOARDS.values():
+        several = any(v.get("multi") for v in board["templating"]["list"])
+        for panel in board["panels"]:
+            for target in panel.get("targets", ()) if several else ():
+                if "{{node}}" in target.get("legendFormat", ""):
+                    few = re.search(r"^(top|bottom)k\(|> 0|\) and (top|bottom)k\(", target["expr"])
+                    assert few, (board["uid"], panel["id"], target["expr"])
+
+
+def test_a_curve_is_never_called_by_its_expression():
+    """Grafana calls it so where the legend is left to it and the query leaves no label."""
+    for board in BOARDS.values():
+        for panel in board["panels"]:
+            for target in panel.get("targets", ()):
+                if target.get("legendFormat") == "__auto":
+                    assert labels_in(target["expr"]), (board["uid"], panel["id"])
+
+
+def test_prometheus_understands_every_query(tmp_path: Path):
+    if not shutil.which("promtool"):
+        pytest.skip("promtool is missing: install the Debian package prometheus")
+    rules = [
+        {"record": f"board:query{index}", "expr": query.replace("$__rate_interval", "1m")}
+        for index, query in enumerate(param.values[0]["expr"] for param in QUERIES)
+    ]
+    path = tmp_path / "queries.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "board", "rules": rules}]}))
+    outcome = subprocess.run(
+        ["promtool", "check", "rules", str(path)], capture_output=True, text=True, check=False
+    )
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("expression", "problem"),
+    [
+        ("sum(railscope_gpu_powr_watts)", "no metric railscope_gpu_powr_watts"),
+        ('railscope_rdma_port_up{interface="eth1"}', "no label interface"),
+        ('railscope_source_state{state="broken"}', "no state broken"),
+        ("sum by (rail) (railscope_gpu_power_watts)", "the label rail"),
+        ("rate(railscope_gpu_power_watts[5m])", "needs a counter"),
+        ("deriv(railscope_gpu_energy_joules_total[5m])", "needs a gauge"),
+        ("sum(railscope:node_gpu_pwr:sum)", "no rule records railscope:node_gpu_pwr:sum"),
+        ('railscope:node_gpus:count{tenant="0"}', "railscope_gpu_info has no label tenant"),
+        ("sum by (tenant) (railscope:node_gpus:count)", "the label tenant"),
+    ],
+)
+def test_a_mistake_in_a_query_is_found(expression: str, problem: str):
+    (found,) = problems(expression)
+    assert problem in found
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        'up{job="railscope-agent"} == 0',
+        'railscope_rdma_port_info{rail="3", node=~"gpu-.*"}',
+        'sum by (rail, reason) (railscope_rail_sum_gpu_throttle_active{reason!="{gpu_idle}"})',
+        'count by (source) (railscope_source_state{state="failed"} == 1)',
+        "rate(railscope_gpu_energy_joules_total[5m])",
+        "railscope:node_port_transmit_bytes:rate5m < on (node) group_left () vector(1)",
+    ],
+)
+def test_a_right_query_passes(expression: str):
+    assert problems(expression) == []

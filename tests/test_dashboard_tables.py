@@ -1,0 +1,190 @@
+"""The tables of dashboards: their order, and the names of devices in them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dashboards.panels import Column, rows
+from dashboards.promql import labels_in, metric_named, metrics_in
+from dashboards.query import ask, joins_for, with_device_names
+from tests.support.dashboards import BOARDS, TABLES
+
+
+def test_rows_and_columns_of_a_grid_are_in_order():
+    """Prometheus answers of an instant in any order."""
+    for board in BOARDS.values():
+        for panel in board["panels"]:
+            steps = panel.get("transformations", ())
+            for matrix in (step["options"] for step in steps if step["id"] == "groupingToMatrix"):
+                order = [step["options"]["sort"] for step in steps if step["id"] == "sortBy"]
+                assert order == [
+                    [{"field": matrix["rowField"]}],
+                    [{"field": matrix["columnField"]}],
+                ]
+
+
+@pytest.mark.parametrize("panel", TABLES)
+def test_a_table_shows_its_worst_rows_first(panel: dict[str, Any]):
+    """By columns of values, from the end at which their colours say that something is wrong."""
+    by = panel["options"]["sortBy"]
+    assert by
+    steps = {step["id"]: step["options"] for step in panel["transformations"]}
+    if "groupingToMatrix" in steps:
+        titles = {steps["calculateField"]["alias"]}
+        reducer = steps["calculateField"]["reduce"]["reducer"]
+        assert reducer == ("max" if by[0]["desc"] else "min")
+    else:
+        names = steps["organize"]["renameByName"]
+        titles = {title for name, title in names.items() if name.startswith("Value")}
+    assert {one["displayName"] for one in by} <= titles
+    for one in by:
+        for override in panel["fieldConfig"]["overrides"]:
+            if override["matcher"] in (
+                {"id": "byName", "options": one["displayName"]},
+                {"id": "byType", "options": "number"},
+            ):
+                check_direction(override["properties"], descending=one["desc"])
+
+
+def check_direction(properties: list[dict[str, Any]], *, descending: bool) -> None:
+    """A table begins at the end whose colour is red or orange."""
+    for one in properties:
+        if one["id"] == "thresholds" and len(one["value"]["steps"]) > 1:
+            first, *_, last = (step["color"] for step in one["value"]["steps"])
+            assert (last if descending else first) in {"red", "orange"}
+            assert first != "green" or descending
+
+
+GPU_NAMES = {"index", "gpu", "pci_address"}
+NIC_NAMES = {"interface", "device", "rail"}
+
+
+def missing_names(keys: set[str], about: frozenset[str]) -> set[str]:
+    """Names that a table lacks whose keys are these, and whose values are of such entities."""
+    keys = {"device" if key == "rdma_device" else key for key in keys}
+    missing = set()
+    if keys & GPU_NAMES:
+        missing |= GPU_NAMES - keys
+    if keys & {"interface", "device"} or ({"node", "rail"} <= keys and "gpu" not in keys):
+        missing |= NIC_NAMES - keys
+    if "pci_address" in keys and about & {"pcie", "pcie_error", "pcie_aer"}:
+        missing |= NIC_NAMES - keys
+    return missing
+
+
+@pytest.mark.parametrize("panel", TABLES)
+def test_a_table_has_all_names_of_gpus_and_nics(panel: dict[str, Any]):
+    """A tenant sees only the names that its own metrics have; the rows of a grid are nodes."""
+    steps = {step["id"]: step["options"] for step in panel["transformations"]}
+    if all('tenant="$tenant"' in target["expr"] for target in panel["targets"]):
+        return
+    if "groupingToMatrix" in steps:
+        assert steps["groupingToMatrix"]["rowField"] == "node"
+        return
+    keys = {name for name in steps["organize"]["renameByName"] if not name.startswith("Value")}
+    shown = (metric_named(n) for t in panel["targets"] for n in metrics_in(t["expr"]))
+    about = frozenset(metric.about.name for metric in shown if metric)
+    assert missing_names(keys, about) == set()
+    assert keys <= frozenset().union(*(labels_in(target["expr"]) for target in panel["targets"]))
+
+
+def test_a_table_without_all_names_is_noticed():
+    nothing: frozenset[str] = frozenset()
+    assert missing_names({"node", "gpu", "reason"}, nothing) == {"index", "pci_address"}
+    assert missing_names({"node", "pci_address", "xid"}, frozenset({"xid"})) == {"index", "gpu"}
+    assert missing_names({"node", "interface"}, nothing) == {"device", "rail"}
+    assert missing_names({"node", "rail"}, nothing) == {"interface", "device"}
+    assert missing_names({"node", "device", "port"}, nothing) == {"interface", "rail"}
+    assert missing_names(GPU_NAMES | {"node"}, frozenset({"pcie"})) == NIC_NAMES
+    assert missing_names(GPU_NAMES | NIC_NAMES | {"node"}, frozenset({"pcie"})) == set()
+
+
+def named(keys: str, *, series: str) -> str:
+    """Query for the values of a metric, as a table with these key labels asks for it."""
+    ways = joins_for(dict.fromkeys(keys.split(), ""))
+    values = ask(f"max by ({', '.join(keys.split())}) ({series})")
+    return with_device_names(values, *ways).expression
+
+
+GPU_OF_N1 = 'railscope_gpu_info{node="n1", gpu="GPU-1", index="4", pci_address="0:3b"}'
+NIC_OF_N1 = 'railscope_nic_info{node="n1", interface="eth3", rdma_device="mlx5_3", rail="3", pci_address="0:5e"}'
+PORT_OF_N1 = 'railscope_rdma_port_info{node="n1", device="mlx5_3", port="1", interface="eth3", rail="3", pci_address="0:5e"}'
+PATH = "railscope_pcie_path_limit_bytes_per_second"
+
+
+@pytest.mark.parametrize(
+    ("keys", "series", "infos", "shown"),
+    [
+        (
+            "node gpu", 'railscope_gpu_power_watts{node="n1", gpu="GPU-1"}', [GPU_OF_N1],
+            '{node="n1", gpu="GPU-1", index="4", pci_address="0:3b"}',
+        ),
+        (
+            "node pci_address xid", 'railscope_gpu_xid_errors_total{node="n1", pci_address="0:3b", xid="48"}',
+            [GPU_OF_N1], '{node="n1", pci_address="0:3b", xid="48", gpu="GPU-1", index="4"}',
+        ),
+        (  # two scrapes of the same names, and another name of the same device
+            "node gpu", 'railscope_gpu_power_watts{node="n1", gpu="GPU-1"}',
+            [GPU_OF_N1, GPU_OF_N1.replace("{", '{instance="b", ')],
+            '{node="n1", gpu="GPU-1", index="4", pci_address="0:3b"}',
+        ),
+        (
+            "node interface", 'railscope_network_link_up{node="n1", interface="eth3"}', [NIC_OF_N1],
+            '{node="n1", interface="eth3", rdma_device="mlx5_3", rail="3"}',
+        ),
+        (
+            "node device port", 'railscope_rdma_port_up{node="n1", device="mlx5_3", port="1"}',
+            [PORT_OF_N1],
+            '{node="n1", device="mlx5_3", port="1", interface="eth3", rail="3"}',
+        ),
+        (
+            "node pci_address", f'{PATH}{{node="n1", pci_address="0:3b"}}', [GPU_OF_N1],
+            '{node="n1", pci_address="0:3b", gpu="GPU-1", index="4"}',
+        ),
+        (  # a virtual function at the same address
+            "node pci_address", f'{PATH}{{node="n1", pci_address="0:5e"}}',
+            ['railscope_nic_info{node="n1", interface="eth0v1", pci_address="0:5e"}', NIC_OF_N1, PORT_OF_N1],
+            '{node="n1", pci_address="0:5e", interface="eth3", rdma_device="mlx5_3", rail="3"}',
+        ),
+        (  # InfiniBand without an interface
+            "node pci_address", f'{PATH}{{node="n1", pci_address="0:5e"}}',
+            [PORT_OF_N1.replace('interface="eth3", ', "")],
+            '{node="n1", pci_address="0:5e", rdma_device="mlx5_3", rail="3"}',
+        ),
+    ],
+)  # fmt: skip
+def test_a_row_has_the_names_of_its_device(
+    tmp_path: Path, keys: str, series: str, infos: list[str], shown: str
+):
+    """The row of a node without these names has its own keys alone."""
+    name, labels = series.split("{")
+    elsewhere = "{" + labels.replace('"n1"', '"n2"')
+    expected = [{"labels": shown, "value": 7}, {"labels": elsewhere, "value": 8}]
+    values = [(series, 7), (name + elsewhere, 8), *((info, 1) for info in infos)]
+    case = {
+        "interval": "1m",
+        "input_series": [{"series": one, "values": f"{value}x9"} for one, value in values],
+        "promql_expr_test": [
+            {"expr": named(keys, series=name), "eval_time": "5m", "exp_samples": expected}
+        ],
+    }
+    if not shutil.which("promtool"):
+        pytest.skip("promtool is missing: install the Debian package prometheus")
+    path = tmp_path / "names.yml"
+    path.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [case]}))
+    outcome = subprocess.run(
+        ["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False
+    )
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+
+
+def test_a_table_without_a_worst_column_is_not_built():
+    column = Column("Seen", ask("sum by (node) (railscope_gpu_power_watts)"))
+    with pytest.raises(ValueError, match="no column to sort by"):
+        rows(0, "All", "Nothing.", {"node": "Node"}, column)
