@@ -1,0 +1,25 @@
+"""Two GPUs of job lists, and the GPU-hours of imported lists in a ledger."""
+
+from __future__ import annotations
+
+from collector.ledger.ledger_store import Ledger
+from collector.metering.tiling import SlotState
+from collector.metering.units import (
+    FOREVER_NS,
+    GPU_CAPACITY,
+    Tiling,
+)
+
+S = 1_000_000_000
+HOUR = 3600 * S
+GPU_1, GPU_2 = "00000000:01:00.0", "00000000:02:00.0"
+
+
+def held(ledger: Ledger) -> dict[str, int]:
+    """Return the GPU-hours of each tenant."""
+    totals = ledger.totals(0, FOREVER_NS).items()
+    return {
+        of.tenant: quantity // GPU_CAPACITY // HOUR
+        for of, quantity in totals
+        if of.tiling is Tiling.COMPUTE and of.state in (SlotState.OBSERVED, SlotState.INFERRED)
+    }
