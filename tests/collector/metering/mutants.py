@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fractions import Fraction
 
+import claim_properties
 import msgspec
 import numpy as np
 import properties
@@ -306,16 +307,16 @@ MUTANTS = {
     ),
     "overlap without a record": (
         Metering(overlaps=no_overlaps),
-        properties.p20_requested_is_held_and_moved,
+        claim_properties.p20_requested_is_held_and_moved,
     ),
     "later start ends the earlier claim": (
         Metering(tile=later_ends_earlier),
-        properties.p19_a_claim_changes_no_holder_outside_its_span,
+        claim_properties.p19_a_claim_changes_no_holder_outside_its_span,
     ),
-    "ids as text": (Metering(tile=ids_as_text), properties.p21_only_the_order_of_ids_matters),
+    "ids as text": (Metering(tile=ids_as_text), claim_properties.p21_only_the_order_of_ids_matters),
     "ids as text in overlaps": (
         Metering(overlaps=ids_as_text_in_overlaps),
-        properties.p21_only_the_order_of_ids_matters,
+        claim_properties.p21_only_the_order_of_ids_matters,
     ),
     "start of the stay": (
         Metering(tile=start_of_the_stay),
@@ -323,27 +324,27 @@ MUTANTS = {
     ),
     "last share takes the GPU": (
         Metering(tile=last_share_takes_the_gpu),
-        properties.p22_shares_are_exact_in_any_order,
+        claim_properties.p22_shares_are_exact_in_any_order,
     ),
     "share of each floored": (
         Metering(tile=share_of_each_floored),
-        properties.p22_shares_are_exact_in_any_order,
+        claim_properties.p22_shares_are_exact_in_any_order,
     ),
     "shares one after another": (
         Metering(tile=shares_one_after_another),
-        properties.p22_shares_are_exact_in_any_order,
+        claim_properties.p22_shares_are_exact_in_any_order,
     ),
     "administrator overridden": (
         Metering(tile=ignored_level),
-        properties.p23_no_envelope_changes_what_an_administrator_gave,
+        claim_properties.p23_no_envelope_changes_what_an_administrator_gave,
     ),
     "review ignored": (
         Metering(tile=ignored_review),
-        properties.p24_a_claim_under_review_moves_no_other_claims_time,
+        claim_properties.p24_a_claim_under_review_moves_no_other_claims_time,
     ),
     "slot counted twice, requested": (
         Metering(tile=counted_twice),
-        properties.p20_requested_is_held_and_moved,
+        claim_properties.p20_requested_is_held_and_moved,
     ),
     "dropped last interval": (
         Metering(tile=dropped_last_interval),

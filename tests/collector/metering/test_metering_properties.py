@@ -1,8 +1,12 @@
+import claim_properties
+import properties
 import pytest
 from histories import cases
 from hypothesis import HealthCheck, Phase, given, settings
 from mutants import MUTANTS
-from properties import PROPERTIES, Metering
+from properties import Metering
+
+PROPERTIES = [*properties.PROPERTIES, *claim_properties.PROPERTIES]
 
 
 @pytest.mark.parametrize("holds", PROPERTIES, ids=lambda holds: holds.__name__)
