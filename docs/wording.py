@@ -21,7 +21,7 @@ import click
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("agent", "collector", "railscope", "simulator", "bench", "dashboards")
-DOCUMENTS = ("README.md", "docs/**/*.md")
+DOCUMENTS = ("README.md", "CHANGELOG.md", "docs/**/*.md", "bench/*.md", "alerts/runbooks/*.md")
 COMMITS_SINCE = "ff381e0c51cbfe35bca6e77421ee89e3394a0d72"
 """Commit after which every subject is checked."""
 
