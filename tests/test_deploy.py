@@ -230,8 +230,8 @@ def test_the_agent_may_ask_how_well_the_clock_is_synchronised_with_a_drop_in(tmp
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may hear LLDP frames without the unit")
 def test_the_agent_may_ask_and_hear_the_network(tmp_path: Path):
     program = """
-from agent.host.live_host import RealHost
-host = RealHost()
+from agent.host.live_host import LiveHost
+host = LiveHost()
 print({link["name"] for link in host.call("netlink", "links")} >= {"lo"})
 print(host.call("lldp", "neighbours"))
 host.close()

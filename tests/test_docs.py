@@ -319,11 +319,11 @@ def test_the_source_that_the_page_adds_stops_in_order(followed: Path, tmp_path: 
     (tmp_path / "proc").mkdir()
     lines = (
         "from pathlib import Path; import sys",
-        "from agent.host.live_host import RealHost; from agent.sampling.source import Table",
-        "from agent.sources.open_files import OpenFiles",
-        "host, source = RealHost(Path(sys.argv[1])), OpenFiles()",
+        "from agent.host.live_host import LiveHost; from agent.sampling.source import RowBuilder",
+        "from agent.sources.open_files import OpenFilesSource",
+        "host, source = LiveHost(Path(sys.argv[1])), OpenFilesSource()",
         "found = source.probe(host)",
-        "source.read(host, Table(len(found.columns)))",
+        "source.read(host, RowBuilder(len(found.columns)))",
         "source.close()",
     )
     within(followed, "-c", "\n".join(lines), str(tmp_path))

@@ -86,14 +86,14 @@ from pathlib import Path
 from agent.cli import _host
 from agent.config import AgentSettings
 from agent.service import Agent
-from railscope.exposition import Format
+from railscope.exposition import TextFormat
 
 async def main():
     host, node = _host(Path("/"), Path(sys.argv[1]))
     agent = Agent(AgentSettings(), host, node)
     for _ in range(int(sys.argv[2])):
         await agent.once()
-        for form in Format:
+        for form in TextFormat:
             agent.page.text(form)
             agent.page.dcgm_text(form)
     print(agent.keeper.meter.resident_bytes(), host.cost.resident_bytes)

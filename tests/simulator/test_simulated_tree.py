@@ -20,8 +20,8 @@ FUNCTIONS = (
 )  # fmt: skip
 ASK = """
 import json, sys
-from agent.host.live_host import Machine
-machine = Machine(sys.argv[1])
+from agent.host.live_host import PsutilCalls
+machine = PsutilCalls(sys.argv[1])
 print(json.dumps({function: machine.call(function) for function in sys.argv[2:]}))
 """
 

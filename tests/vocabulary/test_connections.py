@@ -137,12 +137,12 @@ SMALL = """
 import asyncio, resource, sys
 sys.path[:0] = {path!r}
 from test_connections import Echo
-from railscope.server_connections import Acceptor, Connections, listening_sockets
+from railscope.server_connections import ConnectionAcceptor, ServerConnections, listening_sockets
 
 async def run():
     resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
-    assert Connections.within_descriptors(1000, 1000).max_connections == 8
-    acceptor = Acceptor(Connections(1000, 1000), Echo)
+    assert ServerConnections.within_descriptors(1000, 1000).max_connections == 8
+    acceptor = ConnectionAcceptor(ServerConnections(1000, 1000), Echo)
     sockets = await listening_sockets("127.0.0.1", 0)
     acceptor.start(sockets)
     print(sockets[0].getsockname()[1], flush=True)

@@ -92,12 +92,12 @@ def test_a_label_is_one_line_of_the_exposition():
 
 LOGGING = """
 import structlog
-from railscope import logs
-logs.configure("info")
+from railscope.service import LOG_STREAM, configure_logs
+configure_logs("info")
 log = structlog.get_logger()
 for text in {texts!r}:
     log.info("read", node=text)
-print(logs.lines.lost)
+print(LOG_STREAM.lost)
 """
 
 

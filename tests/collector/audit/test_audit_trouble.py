@@ -30,20 +30,20 @@ from railscope.settings import SettingsError
 WRITER = """
 import asyncio, os, sys
 from pathlib import Path
-from collector.ledger.audit_outbox import Draft
+from collector.ledger.audit_outbox import RecordDraft
 from collector.audit.log_writer import AuditLog
 from railscope.audit.signed_note import SecretKey
-from railscope.audit.record import Actor, Source
+from railscope.audit.record import RecordActor, RecordSource
 
 async def write(log, name):
     for number in range(1_000_000):
         data = {"what": f"{name}-{number}"}
-        sequence = await log.append(Draft("tenancy.assign", Actor("a", "b"), 1, "done", data=data))
+        sequence = await log.append(RecordDraft("tenancy.assign", RecordActor("a", "b"), 1, "done", data=data))
         os.write(1, f"{sequence} {data['what']}\\n".encode())
 
 async def main():
     directory, boot, key = sys.argv[1:]
-    source = Source("collector", "c1", boot, 0)
+    source = RecordSource("collector", "c1", boot, 0)
     log = AuditLog(Path(directory), SecretKey.parse(key), source, sign_every_seconds=0.003)
     log.open()
     async with asyncio.TaskGroup() as group:

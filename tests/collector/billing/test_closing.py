@@ -175,7 +175,7 @@ import os, signal, sys
 sys.path.insert(0, {tests!r})
 from sqlalchemy import event
 from support.books import ONE, after
-from collector.billing.period_closing import Books
+from collector.billing.period_closing import BillingBooks
 from collector.ledger.ledger_store import Ledger
 from collector.tables import metadata
 
@@ -187,7 +187,7 @@ if {dies!r}:
     event.listen(ledger.database.engine, "after_cursor_execute", die)
 print("ready", flush=True)
 sys.stdin.readline()
-print(Books.of(ledger).close(ONE, after(ONE)).closing.manifest_root)
+print(BillingBooks.of(ledger).close(ONE, after(ONE)).closing.manifest_root)
 """
 
 

@@ -156,16 +156,16 @@ WITHOUT_PYARROW = """
 import sys
 from pathlib import Path
 from support.exports import DUE_NS, SELLER, all_kinds
-from collector.billing.export import Form, Listed, Order, export
+from collector.billing.export import ExportFormat, ExportOrder, InvoiceSequence, export_invoices
 from collector.billing.focus_files import NoParquetError
 
-directory, all_ = Path(sys.argv[1]), Listed((all_kinds(),))
+directory, all_ = Path(sys.argv[1]), InvoiceSequence((all_kinds(),))
 try:
-    export(all_, Order(SELLER, DUE_NS), directory)
+    export_invoices(all_, ExportOrder(SELLER, DUE_NS), directory)
 except NoParquetError as error:
     print(error)
 print(len(list(directory.iterdir())))
-export(all_, Order(SELLER, DUE_NS, forms=(Form.CSV,)), directory)
+export_invoices(all_, ExportOrder(SELLER, DUE_NS, forms=(ExportFormat.CSV,)), directory)
 print(len(list(directory.iterdir())))
 """
 
