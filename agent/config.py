@@ -10,6 +10,10 @@ import msgspec
 from railscope.settings import SettingsError, described
 
 PREFIX = "RAILSCOPE_AGENT_"
+CLAIMS_SOCKET = "claims.sock"
+"""Socket of `railscope claim` in the state directory."""
+CLAIMS_PATH = "/v1/claims"
+"""HTTP path of claims."""
 MAX_SECONDS = 86_400.0
 """Upper bound of periods and timeouts; a longer one is a mistake in the unit."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import gc
 import os
 from collections.abc import Callable, Iterable
@@ -54,6 +53,7 @@ from collector.workloads.job_roster import pattern_of
 from railscope import __version__, server_connections
 from railscope.audit.record import RecordActor, RecordData
 from railscope.catalog.collector import DAMAGED_EVIDENCE, LOST_FILES
+from railscope.durable_files import lock_directory
 from railscope.server_connections import ServerConnections
 from railscope.service import feed_watchdog, notify, state_directory
 from railscope.settings import SettingsError
@@ -361,19 +361,13 @@ class Collector:
     def _lock(self) -> int:
         try:
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor = os.open(
-                self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-            )
+            return lock_directory(self.directory)
+        except BlockingIOError as error:
+            message = f"state_directory {self.directory} is in use by another collector"
+            raise SettingsError(message) from error
         except OSError as error:
             message = f"state_directory {self.directory} cannot be used: {error.strerror}"
             raise SettingsError(message) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(descriptor)
-            message = f"state_directory {self.directory} is in use by another collector"
-            raise SettingsError(message) from error
-        return descriptor
 
     def _read_files(self) -> None:
         """Read the administrators' files. Blocking; raises SettingsError."""

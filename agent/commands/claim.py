@@ -17,8 +17,7 @@ from urllib.parse import quote, urlsplit
 
 import click
 
-from agent.config import PREFIX, AgentSettings
-from agent.tenancy.state_directory import CLAIMS_PATH, CLAIMS_SOCKET
+from agent.config import CLAIMS_PATH, CLAIMS_SOCKET, PREFIX, AgentSettings
 from railscope import settings
 from railscope.http_responses import bound_answers
 from railscope.service import state_directory

@@ -26,7 +26,7 @@ from urllib.parse import unquote
 import msgspec
 import structlog
 
-from agent.config import TenancySettings
+from agent.config import CLAIMS_PATH, CLAIMS_SOCKET, TenancySettings
 from agent.endpoint.http_server import AgentRequest, AgentResponse, HttpServer
 from agent.host import Clock
 from agent.sources.tenancy import ClaimSource
@@ -39,7 +39,6 @@ from agent.tenancy.command_claims import (
     UnknownClaimError,
 )
 from agent.tenancy.devices import UNKNOWN_NUMBER, ClaimableDevice, GpuNames
-from agent.tenancy.state_directory import CLAIMS_PATH, CLAIMS_SOCKET
 from railscope.device_shares import ShareError, parse_written_share, share_text
 from railscope.server_connections import split_address
 from railscope.settings import SettingsError

@@ -25,10 +25,10 @@ from agent.sampling.hang_guard import DeviceThread
 from agent.sampling.status import ShippingStats
 from agent.shipping.collector_client import CollectorClient, DeliveryResult, EnvelopeDecision
 from agent.shipping.spool import FrameLoss, Spool, SpooledEnvelope, SpooledSchemas
-from agent.tenancy import state_directory
 from railscope import __version__
 from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.entities import DROP
+from railscope.durable_files import DamagedFileError, read_json, write_json
 from railscope.envelopes import encode_batches
 from railscope.frame import Entity, Event, Frame, FrameOrigin, Schema
 from railscope.wire import (
@@ -174,9 +174,7 @@ class Shipper:
 
     def _write_run_end(self) -> None:
         try:
-            state_directory.write_json(
-                self.directory / RUN_END_FILE, RunEnd(self.origin.run, self._last)
-            )
+            write_json(self.directory / RUN_END_FILE, RunEnd(self.origin.run, self._last))
         except OSError as error:
             # The envelope itself is safe; the file is written again at the next push.
             log.warning("run_end_not_kept", directory=str(self.directory), problem=str(error))
@@ -184,8 +182,8 @@ class Shipper:
     def _earlier_run(self) -> RunEnd | None:
         """Return the last sequences of the previous run. Raises OSError for the state directory."""
         try:
-            return state_directory.read_json(self.directory / RUN_END_FILE, RunEnd)
-        except state_directory.DamagedFileError as error:
+            return read_json(self.directory / RUN_END_FILE, RunEnd)
+        except DamagedFileError as error:
             log.warning("end_of_earlier_run_unknown", problem=str(error))
             return None
 

@@ -1,7 +1,6 @@
 """Spool: envelopes on disk until the collector has acknowledged them as durable, and their schemas.
 
-One file per envelope, written under a temporary name, synced and renamed, so that a file is
-complete or absent: neither a crash of the agent nor a power failure loses a spooled envelope. At
+One file per envelope, which is complete or absent: neither a crash of the agent nor a power failure loses a spooled envelope. At
 the size bound, the oldest envelopes are dropped.
 
 Envelopes do not contain their schemas. A collector without a schema requests it, possibly after a
@@ -19,12 +18,12 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from railscope.durable_files import delete_partial_files, write_durably
 from railscope.wire import WireSchema
 
 log = structlog.get_logger(__name__)
 
 _SUFFIX = ".envelope"
-_PARTIAL = ".partial"
 _HEAD_BYTES = 8
 _NAME_DIGITS = 12
 
@@ -57,8 +56,7 @@ class Spool:
         self._directory = directory
         self._max_bytes = max_bytes
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for partial in self._directory.glob("*" + _PARTIAL):
-            partial.unlink()
+        delete_partial_files(self._directory)
         self._waiting = sorted(self._found(), key=lambda spooled: spooled.number)
         self.size = sum(spooled.size for spooled in self._waiting)
         self._next = self._waiting[-1].number + 1 if self._waiting else 1
@@ -73,17 +71,10 @@ class Spool:
         head = frames.to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little")
         loss = self._make_room(len(head) + len(body))
         spooled = SpooledEnvelope(self._next, len(head) + len(body), frames)
-        partial = self._path(spooled).with_suffix(_PARTIAL)
         try:
-            with partial.open("wb") as file:
-                file.write(head + body)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.rename(self._path(spooled))
-            self._synchronise()
+            write_durably(self._path(spooled), head + body)
         except OSError:
             self._untold += [loss] if loss else []
-            partial.unlink(missing_ok=True)
             raise
         self._next += 1
         self._waiting.append(spooled)
@@ -127,13 +118,6 @@ class Spool:
             log.warning("envelope_not_removed", file=str(self._path(spooled)), problem=str(error))
         return True
 
-    def _synchronise(self) -> None:
-        descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
     def _make_room(self, wanted: int) -> FrameLoss | None:
         envelopes = frames = 0
         while self._waiting and self.size + wanted > self._max_bytes:
@@ -166,6 +150,7 @@ class SpooledSchemas:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        delete_partial_files(self._directory)
         self._known: dict[bytes, WireSchema] = {}
         self._kept: set[bytes] = set()
 
@@ -174,10 +159,7 @@ class SpooledSchemas:
         if digest in self._kept:
             return
         self._known[digest] = schema
-        path = self._path(digest)
-        partial = path.with_suffix(".partial")
-        partial.write_bytes(msgspec.msgpack.encode(schema))
-        partial.rename(path)
+        write_durably(self._path(digest), msgspec.msgpack.encode(schema))
         self._forget_oldest()
         self._kept.add(digest)
 

@@ -20,7 +20,6 @@ import msgspec
 import structlog
 
 from agent.sampling.source import ProbeFinding, ProbeVerdict
-from agent.tenancy import state_directory
 from agent.tenancy.claims import (
     COMMAND_SOURCE,
     FILE_SOURCE,
@@ -35,6 +34,7 @@ from agent.tenancy.devices import GpuNames
 from railscope.catalog import tenancy as c
 from railscope.catalog.declare import EventClass
 from railscope.catalog.entities import CLAIM
+from railscope.durable_files import DamagedFileError, read_json, write_json
 from railscope.frame import Entity, Event, NodeTimestamp
 
 REPEAT_EVERY_NS = 3_600_000_000_000
@@ -431,8 +431,8 @@ class TenancyStateFile:
     def load(self) -> TenancyState | None:
         """Return the saved state; None without a file. A damaged file is renamed and reported."""
         try:
-            kept = state_directory.read_json(self._path, TenancyState)
-        except (OSError, state_directory.DamagedFileError) as error:
+            kept = read_json(self._path, TenancyState)
+        except (OSError, DamagedFileError) as error:
             self._damage = str(error)
             log.error("claims_forgotten", file=str(self._path), problem=self._damage)
             return None
@@ -449,9 +449,7 @@ class TenancyStateFile:
         if not self._path.parent.is_dir():
             return  # a run by hand need not have one
         try:
-            state_directory.write_json(
-                self._path, TenancyState(1, book.kept, list(gpus.values()), clock.kept)
-            )
+            write_json(self._path, TenancyState(1, book.kept, list(gpus.values()), clock.kept))
         except OSError as error:
             problem = f"{self._path}: {error.strerror or error}"
             if problem != self._problem:

@@ -13,9 +13,9 @@ import msgspec
 
 from agent.host import Host
 from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
-from agent.tenancy import state_directory
 from agent.tenancy.claims import COMMAND_SOURCE, BootTime, ClaimReport, NodeClaim, ProviderAuthority
 from agent.tenancy.devices import ClaimableDevice, NodeDevices
+from railscope.durable_files import DamagedFileError, read_json, write_json
 from railscope.reading import Absent
 
 SUBJECT = "claims by command"
@@ -95,8 +95,8 @@ class CommandClaims:
         path = self._directory / CLAIMS_FILE
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            kept = state_directory.read_json(path, list[CommandClaim])
-        except state_directory.DamagedFileError as error:
+            kept = read_json(path, list[CommandClaim])
+        except DamagedFileError as error:
             self._problem, kept = str(error), None
         except OSError as error:
             self._problem = (
@@ -172,7 +172,7 @@ class CommandClaims:
             name: one for name, one in latest.items() if one.end_ns is None or one.end_ns > keep_ns
         }
         try:
-            state_directory.write_json(self._path, [*past, *claims.values()])
+            write_json(self._path, [*past, *claims.values()])
         except OSError as error:
             message = f"{self._path}: {error.strerror or error}"
             raise ClaimNotStoredError(message) from error

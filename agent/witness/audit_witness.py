@@ -21,9 +21,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import os
 import random
-import secrets
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -49,6 +47,7 @@ from railscope.audit.signed_note import (
 )
 from railscope.catalog.agent import DISPUTE_EVENT
 from railscope.catalog.entities import NODE
+from railscope.durable_files import delete_partial_files, sync_directory, write_durably
 from railscope.frame import Entity, Event
 
 CHECKPOINT_PATH = "/v1/checkpoint"
@@ -149,7 +148,6 @@ class AuditLogClient:
 
 MAX_EVIDENCE = 100
 """Maximum number of stored pairs; more would prove nothing further."""
-_PARTIAL = ".partial"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +159,7 @@ class WitnessStore:
     def open(self) -> None:
         """Create the directory and delete partial files."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for partial in self.directory.glob(f"*{_PARTIAL}"):
-            partial.unlink()
+        delete_partial_files(self.directory)
 
     def held(self) -> str:
         """Return the stored checkpoint; empty if there is none."""
@@ -202,8 +199,8 @@ class WitnessStore:
         name = directory.relative_to(self.directory)
         self._write(f"{name}/held", held)
         self._write(f"{name}/offered", offered)
-        _sync(directory.parent)
-        _sync(self.directory)
+        sync_directory(directory.parent)
+        sync_directory(self.directory)
         return directory
 
     def _text(self, name: str) -> str:
@@ -216,27 +213,7 @@ class WitnessStore:
             raise NoteError(message) from error
 
     def _write(self, name: str, text: str) -> None:
-        path = self.directory / name
-        partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_PARTIAL}")
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(text.encode())
-                file.flush()
-                os.fsync(file.fileno())
-            partial.rename(path)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
-        _sync(path.parent)
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        write_durably(self.directory / name, text.encode(), 0o600)
 
 
 NS = 1_000_000_000

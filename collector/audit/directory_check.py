@@ -20,7 +20,6 @@ from collector.audit.housekeeping_files import (
     ACKNOWLEDGED_FILE,
     EPOCH_FILE,
     KEY_FILE,
-    LOCK_FILE,
     Acknowledgement,
     CosignedCheckpoint,
     HousekeepingError,
@@ -51,7 +50,7 @@ from collector.audit.tiles import (
 )
 from railscope.audit.merkle import HASH_BYTES, Hash, leaf_hash
 from railscope.audit.signed_note import Checkpoint, PublicKey
-from railscope.durable_files import PARTIAL
+from railscope.durable_files import LOCK_FILE, PARTIAL
 
 
 class VerifyOutcome(IntEnum):

@@ -31,7 +31,6 @@ only occasionally: agents send their cosignatures again if some are lost.
 from __future__ import annotations
 
 import base64
-import fcntl
 import os
 import re
 import secrets
@@ -52,7 +51,7 @@ from railscope.audit.signed_note import (
     verified,
     witnessed,
 )
-from railscope.durable_files import make_directory, write_durably
+from railscope.durable_files import lock_directory, make_directory, write_durably
 
 KEY_FILE = "key.pub"
 UPGRADE = "run `railscope audit upgrade` once"
@@ -158,7 +157,6 @@ def read_acknowledgement(path: Path, content: bytes, key: PublicKey) -> Acknowle
 
 
 EPOCH_FILE = "epoch"
-LOCK_FILE = "lock"
 
 
 class LogLockedError(RuntimeError):
@@ -197,14 +195,11 @@ class LogOwnership:
     def lock(self) -> None:
         """Take the lock only. Raises TakenError, OSError."""
         make_directory(self.directory)
-        lock = os.open(self.directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = lock_directory(self.directory)
         except BlockingIOError as error:
-            os.close(lock)
             message = f"{self.directory}: another collector writes this audit log"
             raise LogLockedError(message) from error
-        self._lock = lock
 
     def claim(self) -> None:
         """Begin the next epoch, after all other files were checked. Raises OSError."""

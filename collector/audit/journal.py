@@ -33,7 +33,7 @@ from collector.framelog.segment_files import HEAD, MARKER_BYTES, frame_payload, 
 from railscope.audit.merkle import CompactRange, leaf_hash
 from railscope.audit.record import MAX_RECORD_BYTES
 from railscope.audit.signed_note import SecretKey
-from railscope.durable_files import make_directory, sync_directory, write_durably
+from railscope.durable_files import append_durably, make_directory, sync_directory, write_durably
 
 MAX_GROUP_RECORDS = 256
 _BLOCK_BYTES = 4096
@@ -259,14 +259,7 @@ class Journal:
     def append(self, records: list[bytes]) -> None:
         """Write a group, durable on return, or leave the file as it was. Raises OSError."""
         data = frame_payload(self._marker, encode_bundle(records))
-        try:
-            written = 0
-            while written < len(data):
-                written += os.pwrite(self._descriptor, data[written:], self._offset + written)
-            os.fdatasync(self._descriptor)
-        except OSError:
-            os.ftruncate(self._descriptor, self._offset)
-            raise
+        append_durably(self._descriptor, data, self._offset)
         self._offset += len(data)
         for record in records:
             self._tree.append(leaf_hash(record))

@@ -17,13 +17,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
 from railscope.audit.signed_note import NoteError, SecretKey
-from railscope.durable_files import PARTIAL, make_directory, sync_directory
+from railscope.durable_files import create_durably, make_directory, sync_directory
 from railscope.settings import SettingsError
 
 
@@ -56,16 +55,7 @@ def store_key(path: Path, key: SecretKey) -> SecretKey:
         return key
     try:
         make_directory(path.parent)
-        partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
-        try:
-            _write_secret(partial, key.secret_text() + "\n")
-            # Not a rename: a key that was created concurrently is not replaced.
-            os.link(partial, path)
-        except FileExistsError:
-            pass
-        finally:
-            partial.unlink(missing_ok=True)
-        sync_directory(path.parent)
+        create_durably(path, f"{key.secret_text()}\n".encode(), 0o600)
         kept = SecretKey.parse(path.read_text())
     except (OSError, UnicodeDecodeError, NoteError) as error:
         message = f"audit key {path} cannot be made for {key.name!r}: {error}"
@@ -74,14 +64,6 @@ def store_key(path: Path, key: SecretKey) -> SecretKey:
         message = f"audit key {path} has been put there meanwhile: start again"
         raise SettingsError(message)
     return kept
-
-
-def _write_secret(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 SALTS_DIRECTORY = "personal"
@@ -134,21 +116,7 @@ class PersonalSalts:
 
     def _make(self, person: str) -> None:
         make_directory(self.directory)
-        path = self._path(person)
-        partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(secrets.token_bytes(SALT_BYTES))
-                file.flush()
-                os.fsync(file.fileno())
-            try:
-                os.link(partial, path)
-            except FileExistsError:
-                return
-        finally:
-            partial.unlink(missing_ok=True)
-            sync_directory(self.directory)
+        create_durably(self._path(person), secrets.token_bytes(SALT_BYTES), 0o600)
 
     def _path(self, person: str) -> Path:
         return self.directory / hashlib.sha256(person.encode()).hexdigest()

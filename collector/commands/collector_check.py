@@ -7,7 +7,6 @@ writes one row or line of its own, as write access cannot be checked otherwise.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 import socket
@@ -31,6 +30,7 @@ from collector.sinks import influx
 from collector.tables import metadata
 from collector.workloads.job_roster import pattern_of
 from railscope import __version__, server_connections, service
+from railscope.durable_files import is_locked
 from railscope.settings import SettingsError
 
 LOW_FREE_BYTES = 1 << 30
@@ -65,7 +65,7 @@ def check_collector(settings: CollectorSettings, report: Callable[[str], None]) 
 
 
 def _findings(settings: CollectorSettings, directory: Path) -> Iterator[CheckResult]:
-    running = _is_locked(directory)
+    running = is_locked(directory)
     yield _guarded("listen", lambda: _listen(settings.listen, running=running))
     yield _guarded("tls", lambda: _tls(settings))
     yield _guarded("state_directory", lambda: _directory(directory, running=running))
@@ -91,22 +91,6 @@ def _guarded(what: str, examine: Callable[[], str]) -> CheckResult:
         return CheckResult(what, passed=True, detail=examine())
     except (SettingsError, LedgerError, focus_rows.SellerFileError, OSError) as error:
         return CheckResult(what, passed=False, detail=str(error))
-
-
-def _is_locked(directory: Path) -> bool:
-    """True if a running collector has locked the state directory."""
-    try:
-        descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    else:
-        return False
-    finally:
-        os.close(descriptor)
 
 
 def _listen(address: str, *, running: bool) -> str:

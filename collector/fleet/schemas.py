@@ -40,7 +40,7 @@ from collector.fleet.schema_columns import (
 from railscope.catalog import KINDS, METRICS
 from railscope.catalog.declare import Metric, MetricKind
 from railscope.device_names import DeviceKey, Names, names_in
-from railscope.durable_files import PARTIAL, write_durably
+from railscope.durable_files import delete_partial_files, write_durably
 from railscope.wire import (
     WireError,
     WireSchema,
@@ -221,8 +221,7 @@ class StoredSchemas:
     def open(self) -> int:
         """Read all stored schemas; return the number of damaged ones. Blocking; raises OSError."""
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for left_over in self._directory.glob("*" + PARTIAL):
-            left_over.unlink()
+        delete_partial_files(self._directory)
         damaged = 0
         for path in self._directory.glob("*" + _SUFFIX):
             try:

@@ -29,7 +29,7 @@ from collector.framelog.segment_files import (
     segments,
     start_segment,
 )
-from railscope.durable_files import sync_directory
+from railscope.durable_files import append_durably, sync_directory
 
 MAX_WAITING_BYTES = 64 << 20
 MAX_GROUP_BYTES = 16 << 20
@@ -225,14 +225,7 @@ class FrameLog:
         """Write a group and make it durable, or leave the file unchanged. Runs off the loop."""
         started = time.perf_counter_ns()
         data = b"".join(frame_payload(self._marker, piece) for piece in pieces)
-        try:
-            written = 0
-            while written < len(data):
-                written += os.pwrite(self._descriptor, data[written:], self._offset + written)
-            os.fdatasync(self._descriptor)
-        except OSError:
-            os.ftruncate(self._descriptor, self._offset)
-            raise
+        append_durably(self._descriptor, data, self._offset)
         self._offset += len(data)
         self._bytes_written += len(data)
         if self.files:

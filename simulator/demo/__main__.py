@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import signal
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from railscope.durable_files import lock_directory
 from simulator.demo.child import end_with_parent
 from simulator.demo.cluster import DemoCluster
 from simulator.demo.faults import FaultChange, FaultRecord, FaultTarget, changes
@@ -66,17 +66,17 @@ def _locked(directory: Path) -> Iterator[None]:
     """Lock the directory, so that no second demo uses it."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        lock = (directory / "lock").open("w", encoding="utf-8")
+        lock = lock_directory(directory)
+    except BlockingIOError:
+        message = f"a demo runs in {directory}: stop it first, or choose another --directory"
+        raise WatchersError(message) from None
     except OSError as error:
         message = f"cannot write to {directory}: {error}"
         raise WatchersError(message) from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            message = f"a demo runs in {directory}: stop it first, or choose another --directory"
-            raise WatchersError(message) from None
+    try:
         yield
+    finally:
+        os.close(lock)
 
 
 class DemoRun:

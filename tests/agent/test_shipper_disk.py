@@ -148,7 +148,7 @@ async def test_a_schema_that_did_not_fit_on_the_disk_is_kept_when_there_is_room(
     collector, link = away
     with capture_logs() as logs:
         async with shipping(tmp_path, link) as first:
-            in_the_way = tmp_path / "schemas" / f"{schema_identity(SCHEMA).hex()}.partial"
+            in_the_way = tmp_path / "schemas" / f"{schema_identity(SCHEMA).hex()}.schema"
             in_the_way.mkdir()
             await first.flush()
             await first.flush()

@@ -210,7 +210,7 @@ def test_what_was_given_up_in_vain_is_reported_nevertheless(tmp_path: Path) -> N
     """The bound drops the oldest, then the new envelope cannot be written either."""
     spool = Spool(tmp_path, max_bytes=100)
     spool.put(b"a" * 60, frames=3)
-    in_the_way = tmp_path / "000000000002.partial"
+    in_the_way = tmp_path / "000000000002.envelope"
     in_the_way.mkdir()
     for _ in range(2):
         with pytest.raises(OSError, match="directory"):
@@ -250,7 +250,7 @@ def test_a_damaged_schema_is_none(tmp_path: Path, content: bytes) -> None:
 def test_a_schema_that_could_not_be_written_is_written_later(tmp_path: Path) -> None:
     """Else the next run could not name the columns of what is spooled now."""
     store = SpooledSchemas(tmp_path)
-    in_the_way = tmp_path / (DIGEST.hex() + ".partial")
+    in_the_way = tmp_path / (DIGEST.hex() + ".schema")
     in_the_way.mkdir()
     with pytest.raises(IsADirectoryError):
         store.put(DIGEST, SCHEMA)

@@ -228,12 +228,12 @@ def test_before_gpus_are_known_it_may_be_tried_again(directory):
 
 
 def test_what_the_disk_does_not_take_is_not_told(served, directory):
-    (directory / f"{CLAIMS_FILE}.partial").mkdir()
+    (directory / CLAIMS_FILE).mkdir()
     over = served.path
     status, answer = ask(over, "POST", "/v1/claims", BATCH)
     assert (status, "Is a directory" in answer["error"]) == (503, True)
     assert served.looked.look() == []
-    (directory / f"{CLAIMS_FILE}.partial").rmdir()
+    (directory / CLAIMS_FILE).rmdir()
     assert ask(over, "POST", "/v1/claims", BATCH)[0] == 200
 
 
@@ -241,7 +241,7 @@ def test_a_damaged_file_is_put_aside(directory):
     (directory / CLAIMS_FILE).write_text("[{")
     made = Served(directory)
     made.looked.look()
-    assert "put aside" in made.looked.said("command")[0][1]
+    assert "renamed to" in made.looked.said("command")[0][1]
     assert (directory / f"{CLAIMS_FILE}.damaged").exists()
 
 

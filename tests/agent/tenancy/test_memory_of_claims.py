@@ -118,14 +118,16 @@ def test_a_file_of_another_format_is_damaged_to_this_program(tmp_path):
 
 def test_a_disk_that_takes_nothing_is_told(tmp_path):
     host = node()
-    host.calls[LISTED] = [pod("train", uuid(0))]
-    (tmp_path / f"{STATE_FILE}.partial").mkdir()
     looked = remembering(host, tmp_path)
+    looked.look()
+    (tmp_path / STATE_FILE).unlink()
+    (tmp_path / STATE_FILE).mkdir()
+    host.calls[LISTED] = [pod("train", uuid(0))]
     assert len(looked.look()) == 1
     ((verdict, detail, _),) = looked.said("memory of claims")
     assert verdict == "broken"
     assert os.strerror(errno.EISDIR) in detail
-    (tmp_path / f"{STATE_FILE}.partial").rmdir()
+    (tmp_path / STATE_FILE).rmdir()
     looked.look(61)
     looked.look(61)
     assert not looked.said("memory of claims")

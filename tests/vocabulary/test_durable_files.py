@@ -1,0 +1,89 @@
+"""Durable files: atomic, without remains of failed or interrupted writes; locks exclude."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.disk import small_file_system
+
+from railscope import durable_files as durable
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    with small_file_system(tmp_path / "disk", 64) as directory:
+        yield directory
+
+
+def test_a_file_is_replaced_with_the_requested_mode(tmp_path: Path) -> None:
+    durable.write_durably(tmp_path / "key", b"one", 0o600)
+    durable.write_durably(tmp_path / "key", b"two", 0o600)
+    assert (tmp_path / "key").read_bytes() == b"two"
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+    assert names(tmp_path) == ["key"]
+
+
+def test_an_existing_file_is_not_created_again(tmp_path: Path) -> None:
+    durable.create_durably(tmp_path / "salt", b"first", 0o600)
+    durable.create_durably(tmp_path / "salt", b"second", 0o600)
+    assert (tmp_path / "salt").read_bytes() == b"first"
+    assert names(tmp_path) == ["salt"]
+
+
+@pytest.mark.parametrize("write", [durable.write_durably, durable.create_durably])
+def test_a_full_disk_keeps_the_old_content_and_no_partial_file(small_disk: Path, write) -> None:
+    durable.write_durably(small_disk / "state", b"old")
+    with pytest.raises(OSError, match="No space left"):
+        write(small_disk / "state", bytes(1 << 20))
+    assert (small_disk / "state").read_bytes() == b"old"
+    assert names(small_disk) == ["state"]
+
+
+def test_a_failed_append_leaves_the_file_as_it_was(small_disk: Path) -> None:
+    descriptor = os.open(small_disk / "log", os.O_WRONLY | os.O_CREAT)
+    try:
+        durable.append_durably(descriptor, b"group", 0)
+        with pytest.raises(OSError, match="No space left"):
+            durable.append_durably(descriptor, bytes(1 << 20), 5)
+    finally:
+        os.close(descriptor)
+    assert (small_disk / "log").read_bytes() == b"group"
+
+
+def test_reading_removes_an_interrupted_write_of_this_file_only(tmp_path: Path) -> None:
+    durable.write_json(tmp_path / "state.json", {"a": 1})
+    (tmp_path / "state.json.0123abcd.partial").write_bytes(b'{"a"')
+    (tmp_path / "other.json.0123abcd.partial").write_bytes(b'{"b"')
+    assert durable.read_json(tmp_path / "state.json", dict[str, int]) == {"a": 1}
+    assert names(tmp_path) == ["other.json.0123abcd.partial", "state.json"]
+    durable.delete_partial_files(tmp_path)
+    assert names(tmp_path) == ["state.json"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"a": "one"}', b'"\xff"', b"[" * 100_000])
+def test_a_damaged_json_file_is_renamed(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "state.json").write_bytes(content)
+    with pytest.raises(durable.DamagedFileError, match="renamed to state.json.damaged"):
+        durable.read_json(tmp_path / "state.json", dict[str, int])
+    assert (tmp_path / "state.json.damaged").read_bytes() == content
+    assert durable.read_json(tmp_path / "state.json", dict[str, int]) is None
+
+
+def test_a_directory_is_locked_until_the_descriptor_is_closed(tmp_path: Path) -> None:
+    assert not durable.is_locked(tmp_path)
+    held = durable.lock_directory(tmp_path)
+    assert durable.is_locked(tmp_path)
+    with pytest.raises(BlockingIOError):
+        durable.lock_directory(tmp_path)
+    os.close(held)
+    assert not durable.is_locked(tmp_path)
+    os.close(durable.lock_directory(tmp_path))
