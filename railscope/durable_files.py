@@ -55,9 +55,8 @@ def write_durably(path: Path, content: bytes, mode: int = 0o666) -> None:
 
 def create_durably(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Create a file unless it exists, possibly by a concurrent writer; durable on return. Raises OSError."""
-    with _partial_file(path, content, mode) as partial:
-        with suppress(FileExistsError):
-            path.hardlink_to(partial)  # unlike a rename, this never replaces another file
+    with _partial_file(path, content, mode) as partial, suppress(FileExistsError):
+        path.hardlink_to(partial)  # unlike a rename, this never replaces another file
     sync_directory(path.parent)
 
 
