@@ -151,7 +151,7 @@ def collector(nodes: int, directory: Path, **environment: str) -> ServerProcess:
     return ServerProcess(
         [sys.executable, "-m", "railscope", "collector", "run", "--listen", f"{HOST}:{port}",
          "--state-directory", str(directory / f"collector-{nodes}"), "--tokens-file", str(tokens),
-         "--open-reading"],
+         "--allow-anonymous-read"],
         port=port, log=directory / f"collector-{nodes}.log", environment=environment,
     )  # fmt: skip
 

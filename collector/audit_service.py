@@ -77,7 +77,7 @@ class AuditService:
         core.on_envelope.append(observed.hear)
         restart.copies[observed.file] = observed.snapshot
         guard = SigningGuard(
-            audit, settings.audit.ask_agents, settings.audit.ask_seconds,
+            audit, settings.audit.required_witnesses, settings.audit.witness_timeout_seconds,
             lambda: len(nodes() | witnesses.nodes.keys() | core.fleet.nodes.keys()),
             trail.wall_ns,
         )  # fmt: skip
@@ -87,7 +87,11 @@ class AuditService:
         )
         drain = OutboxDrain(watch.current, audit, refuse=guard.refuse, recorded=watch.check)
         rereading = PeriodicVerification(
-            audit.directory, key.public, settings.audit.verify_seconds, time.monotonic_ns, database
+            audit.directory,
+            key.public,
+            settings.audit.verification_period_seconds,
+            time.monotonic_ns,
+            database,
         )
         return cls(key_file, trail, observed, guard, custody, drain, rereading, watch)
 

@@ -49,7 +49,7 @@ def collector() -> None:
 @click.option("--tokens-file", help="Tokens and certificates with their access roles (TOML).")
 @click.option("--claims-file", help="Claims of tenants on GPUs and nodes (CSV).")
 @click.option(
-    "--open-reading/--no-open-reading",
+    "--allow-anonymous-read/--no-allow-anonymous-read",
     default=None,
     help="Allow unauthenticated requests to read everything that operators may read.",
 )

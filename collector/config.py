@@ -18,15 +18,17 @@ class IngestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds on what one agent may send."""
 
     body_bytes: Annotated[int, described("Maximum size of a request body.", ge=1024)] = 8 << 20
-    unpacked_bytes: Annotated[
+    decompressed_bytes: Annotated[
         int, described("Maximum size of a request body when decompressed.", ge=1024)
     ] = 16 << 20
-    columns: Annotated[int, described("Maximum columns and entities per schema.", ge=1)] = 20_000
-    rows: Annotated[int, described("Maximum frames per batch.", ge=1)] = 10_000
-    frames: Annotated[int, described("Maximum frames per envelope.", ge=1)] = 20_000
-    batches: Annotated[int, described("Maximum batches per envelope.", ge=1)] = 1000
-    events: Annotated[int, described("Maximum events per envelope.", ge=1)] = 10_000
-    stretches: Annotated[
+    columns_per_schema: Annotated[
+        int, described("Maximum columns and entities per schema.", ge=1)
+    ] = 20_000
+    frames_per_batch: Annotated[int, described("Maximum frames per batch.", ge=1)] = 10_000
+    frames_per_envelope: Annotated[int, described("Maximum frames per envelope.", ge=1)] = 20_000
+    batches_per_envelope: Annotated[int, described("Maximum batches per envelope.", ge=1)] = 1000
+    events_per_envelope: Annotated[int, described("Maximum events per envelope.", ge=1)] = 10_000
+    stretches_per_envelope: Annotated[
         int,
         described(
             "Maximum stretches of samples per envelope, multiplied by the number of their GPUs; "
@@ -34,18 +36,18 @@ class IngestLimits(msgspec.Struct, frozen=True, kw_only=True):
             ge=256,
         ),
     ] = 20_000
-    counter_bytes: Annotated[
+    counter_bytes_per_envelope: Annotated[
         int,
         described("Maximum bytes of counter readings that metering stores per envelope.", ge=1024),
     ] = 4 << 20
-    gaps: Annotated[
+    gaps_per_stream: Annotated[
         int,
         described("Maximum gaps in the sequence numbers of one stream of a running agent.", ge=1),
     ] = 1000
-    schemas_per_node: Annotated[int, described("Maximum new schemas per node per hour.", ge=1)] = (
-        200
-    )
-    starts_per_node: Annotated[
+    schemas_per_node_hour: Annotated[
+        int, described("Maximum new schemas per node per hour.", ge=1)
+    ] = 200
+    starts_per_node_hour: Annotated[
         int,
         described(
             "Maximum new combinations of run, boot and agent version per node per hour; recent "
@@ -53,7 +55,7 @@ class IngestLimits(msgspec.Struct, frozen=True, kw_only=True):
             ge=1,
         ),
     ] = 720
-    audited_events_per_node: Annotated[
+    audited_events_per_node_hour: Annotated[
         int, described("Maximum events for the audit log per node per hour.", ge=1)
     ] = 36_000
     connections: Annotated[
@@ -69,18 +71,20 @@ class IngestLimits(msgspec.Struct, frozen=True, kw_only=True):
             ge=1,
         ),
     ] = 1024
-    body_seconds: Annotated[float, described("Timeout for receiving a request body.", gt=0)] = 60.0
+    body_timeout_seconds: Annotated[
+        float, described("Timeout for receiving a request body.", gt=0)
+    ] = 60.0
     requests_per_second: Annotated[
         float, described("Maximum requests per second per node, averaged over ten seconds.", gt=0)
     ] = 50.0
-    oldest_frame_days: Annotated[
+    max_frame_age_days: Annotated[
         int, described("Frames older than this are rejected.", ge=1, le=MAX_DAYS)
     ] = 30
-    waiting_evidence_parts: Annotated[
+    pending_evidence_intervals: Annotated[
         int,
         described(
-            "Maximum parts of usage evidence (a quarter of an hour of one node, about 60 KiB) "
-            "that wait in memory for the database. The nodes with waiting parts have equal "
+            "Maximum intervals of usage evidence (15 minutes of one node, about 60 KiB) "
+            "that wait in memory for the database. The nodes with pending intervals have equal "
             "shares; above its share, the agent of a node keeps its frames.",
             ge=1,
         ),
@@ -129,7 +133,7 @@ class MeteringSettings(msgspec.Struct, frozen=True, kw_only=True):
             le=MAX_SECONDS,
         ),
     ] = 120.0
-    settle_delay_seconds: Annotated[
+    finalize_delay_seconds: Annotated[
         float,
         described(
             "A day is written to the ledger this many seconds after its end.",
@@ -137,7 +141,7 @@ class MeteringSettings(msgspec.Struct, frozen=True, kw_only=True):
             le=30 * MAX_SECONDS,
         ),
     ] = 3600.0
-    revise_days: Annotated[
+    max_revision_age_days: Annotated[
         int,
         described(
             "Maximum age in days of a ledger day that late evidence may revise.", ge=1, le=MAX_DAYS
@@ -163,7 +167,7 @@ class AuditSettings(msgspec.Struct, frozen=True, kw_only=True):
             max_length=200,
         ),
     ] = "railscope.audit"
-    ask_agents: Annotated[
+    required_witnesses: Annotated[
         int,
         described(
             "Number of agents that must present their stored checkpoint after a start before "
@@ -171,7 +175,7 @@ class AuditSettings(msgspec.Struct, frozen=True, kw_only=True):
             ge=0,
         ),
     ] = 3
-    ask_seconds: Annotated[
+    witness_timeout_seconds: Annotated[
         float,
         described(
             "Maximum wait for these agents; after it, signing starts and the shortfall is recorded.",
@@ -179,7 +183,7 @@ class AuditSettings(msgspec.Struct, frozen=True, kw_only=True):
             le=MAX_SECONDS,
         ),
     ] = 180.0
-    verify_seconds: Annotated[
+    verification_period_seconds: Annotated[
         float,
         described(
             "Seconds between two verifications of the whole log. 0: disabled.",
@@ -207,10 +211,10 @@ class InfluxSettings(msgspec.Struct, frozen=True, kw_only=True):
     token_file: Annotated[str, described("File that contains the token.")] = ""
     organisation: Annotated[str, described("Organisation to write to.")] = "railscope"
     bucket: Annotated[str, described("Bucket to write to.")] = "railscope"
-    interval_seconds: Annotated[
+    period_seconds: Annotated[
         float, described("Seconds between two writes.", ge=0.1, le=MAX_SECONDS)
     ] = 10.0
-    max_waiting_lines: Annotated[
+    max_buffered_lines: Annotated[
         int,
         described(
             "Maximum lines buffered while the server is unreachable; the oldest are dropped first.",
@@ -278,7 +282,7 @@ class CollectorSettings(msgspec.Struct, frozen=True, kw_only=True):
             "GPUs and RDMA ports that each node must report (CSV: node,gpus,rdma_ports,from,to)."
         ),
     ] = ""
-    open_reading: Annotated[
+    allow_anonymous_read: Annotated[
         bool,
         described("Allow unauthenticated requests to read everything that operators may read."),
     ] = False
@@ -286,7 +290,7 @@ class CollectorSettings(msgspec.Struct, frozen=True, kw_only=True):
         float,
         described("A node is stale if its newest frame is older than this.", gt=0, le=MAX_SECONDS),
     ] = 30.0
-    views_seconds: Annotated[
+    view_refresh_seconds: Annotated[
         float,
         described("Seconds between two refreshes of the views.", ge=0.1, le=MAX_SECONDS),
     ] = 2.0
@@ -298,7 +302,7 @@ class CollectorSettings(msgspec.Struct, frozen=True, kw_only=True):
             ge=0,
         ),
     ] = 5000
-    straggler_seconds: Annotated[
+    straggler_time_constant_seconds: Annotated[
         float,
         described(
             "GPUs of a job are compared by exponentially weighted means with this time constant; "
@@ -307,7 +311,7 @@ class CollectorSettings(msgspec.Struct, frozen=True, kw_only=True):
             le=MAX_SECONDS,
         ),
     ] = 60.0
-    pod_jobs: Annotated[
+    pod_job_pattern: Annotated[
         str,
         described(
             "Pods of a namespace are one job if their names match this regular expression with "

@@ -101,7 +101,7 @@ class Collector:
         self.log = FrameLog(
             self.directory / "frames", log_settings.segment_bytes, log_settings.max_bytes
         )
-        oldest_days = self.settings.limits.oldest_frame_days + 1
+        oldest_days = self.settings.limits.max_frame_age_days + 1
         self.keeping = CheckpointSchedule(self.restart, self.log, oldest_days * _DAY_NS)
         self.log.on_rotate = self.keeping.rotated
         self.at_rest = self.log.files = self.keeping.files = StateFiles(self.directory)
@@ -120,7 +120,7 @@ class Collector:
         self.restart.hold = lambda: self.clock.hold
         self.live = LiveAccount(
             self.core.evidence, lambda: self.files.evidence, ready=False,
-            pod_jobs=pattern_of(self.settings.pod_jobs),
+            pod_job_pattern=pattern_of(self.settings.pod_job_pattern),
         )  # fmt: skip
         self.settler = DayFinalizer(
             self.core.evidence, self.live, self._door, self.files.texts,
@@ -129,10 +129,10 @@ class Collector:
             self._decided,
         )  # fmt: skip
         self.refresher = ViewRefresher(
-            self.core, self.live, self.settings.stale_seconds, self.settings.views_seconds,
+            self.core, self.live, self.settings.stale_seconds, self.settings.view_refresh_seconds,
             known=lambda: not self.files.unknown, quotas=lambda: self.files.quotas.content,
             watch=InventoryWatch(self.core, self.files.what_must_be, lambda: self.files.retired.content),
-            max_jobs=self.settings.max_jobs, averages=MeasureAverages(self.settings.straggler_seconds),
+            max_jobs=self.settings.max_jobs, averages=MeasureAverages(self.settings.straggler_time_constant_seconds),
             wall_ns=self.clock.now_ns,
         )  # fmt: skip
         self.reading = ReadPool()
@@ -284,7 +284,7 @@ class Collector:
             closed=self.read_only,
         )
         gate = RequestAuthorizer(
-            lambda: self.tokens.credentials, self.access, self.settings.open_reading,
+            lambda: self.tokens.credentials, self.access, self.settings.allow_anonymous_read,
             refused=self._count_refusal,
         )  # fmt: skip
         audit = self.audit.numbers()

@@ -317,8 +317,14 @@ def test_a_token_with_a_limit_of_authority():
         ('listen = "9470"', "expected HOST:PORT"),
         ('[ledger]\nurl = "mysql://me:hunter2@db/ledger"', "ledger.url: invalid ledger URL mysql"),
         ('[ledger]\nurl = "oracle://db"', "expected sqlite:////PATH or postgresql://"),
-        ('views_seconds = "soon"', "invalid views_seconds: 'soon': expected a finite number"),
-        ("[limits]\nrows = 0", "[limits]: invalid rows: 0: expected an integer, at least 1"),
+        (
+            'view_refresh_seconds = "soon"',
+            "invalid view_refresh_seconds: 'soon': expected a finite number",
+        ),
+        (
+            "[limits]\nframes_per_batch = 0",
+            "[limits]: invalid frames_per_batch: 0: expected an integer, at least 1",
+        ),
         ('[billing]\nseller_file = "/absent/seller.toml"', "billing.seller_file: /absent"),
         ('[influx]\ntoken_file = "/absent/token"', "/absent/token"),
     ],

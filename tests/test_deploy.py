@@ -206,7 +206,7 @@ def test_both_programs_work_under_their_units(tmp_path: Path):
     )
     seen = 'railscope_node_reporting{node="gpu-1"} 1'
     with running(
-        "collector", "--state-directory", str(tmp_path / "collector"), "--open-reading",
+        "collector", "--state-directory", str(tmp_path / "collector"), "--allow-anonymous-read",
         "--tokens-file", str(tmp_path / "tokens.toml"),
     ) as address, running(
         "agent", "--state-directory", str(tmp_path / "agent"),

@@ -253,7 +253,7 @@ class LiveAccount:
     """Held during a refresh: finalized sums change between two refreshes, not within one."""
     roster: JobRoster = field(default_factory=JobRoster)
     """Holdings of jobs as of the last refresh."""
-    pod_jobs: re.Pattern[str] = NO_PODS
+    pod_job_pattern: re.Pattern[str] = NO_PODS
     _gpus: dict[str, GpuAccount] = field(default_factory=dict)
     _fixed: TimeSums = field(default_factory=dict)
     _held: dict[str, Units] = field(default_factory=dict)
@@ -339,7 +339,7 @@ class LiveAccount:
             self._hold(old, -1)
         self._report_conflicts(gpu, evidence, where)
         self._report_excess(placer, where)
-        self.roster.put(gpu, join_pod_holdings(new.holdings, self.pod_jobs) if new else ())
+        self.roster.put(gpu, join_pod_holdings(new.holdings, self.pod_job_pattern) if new else ())
         if new is None:
             if evidence.stays:
                 self.book.changed.add(gpu)  # a later start is processed by the next refresh

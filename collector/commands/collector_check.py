@@ -79,7 +79,7 @@ def _findings(settings: CollectorSettings, directory: Path) -> Iterator[CheckRes
     if listed := set(files.inventory.content.by_node):
         yield from _inventory(listed, settings, directory)
     yield _guarded("billing.seller_file", lambda: _seller(settings.billing.seller_file))
-    yield _guarded("pod_jobs", lambda: _pattern(settings.pod_jobs))
+    yield _guarded("pod_job_pattern", lambda: _pattern(settings.pod_job_pattern))
     yield _guarded("ledger", lambda: _ledger(settings, directory))
     yield _guarded("audit.key_file", lambda: _audit_key(settings, directory))
     yield _guarded("influx", lambda: _influx(settings))

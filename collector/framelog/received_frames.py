@@ -23,7 +23,7 @@ MAX_LOST_AT_END = 30 * 86_400 * 50
 """Maximum frames of one stream between the last received frame and the end of the run.
 
 An agent that restarts has lost the content of its spool. No frame in it is older than 30 days (the
-default of `limits.oldest_frame_days`), and no source has a period of less than 20 ms.
+default of `limits.max_frame_age_days`), and no source has a period of less than 20 ms.
 """
 MAX_MISSING = 10**9
 """Maximum missing frames of one node in the sum of the cluster, which stays exact as a float."""

@@ -274,7 +274,7 @@ class RequestAuthorizer:
 
     credentials: Callable[[], Credentials]
     witness: AccessObserver
-    open_reading: bool = False
+    allow_anonymous_read: bool = False
     """True if an unauthenticated request has the rights of an operator."""
     wall_ns: Callable[[], int] = time.time_ns
     refused: Callable[[Route | None, str], None] = lambda _route, _reason: None
@@ -328,7 +328,7 @@ class RequestAuthorizer:
         found = authenticate(
             self.credentials(), authorization, _certificate(request), self.wall_ns()
         )
-        if self.open_reading and found.reason == NOTHING:
+        if self.allow_anonymous_read and found.reason == NOTHING:
             return AuthenticationResult(ANYONE)
         return found
 

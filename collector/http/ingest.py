@@ -165,10 +165,10 @@ class Ingest:
             text = f"the body is larger than {most} bytes"
             raise EnvelopeNotAcknowledgedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "size", text)
         try:
-            async with asyncio.timeout(self.limits.body_seconds):
+            async with asyncio.timeout(self.limits.body_timeout_seconds):
                 return await request.read()
         except TimeoutError:
-            text = f"the body did not arrive within {self.limits.body_seconds:g} s"
+            text = f"the body did not arrive within {self.limits.body_timeout_seconds:g} s"
             raise EnvelopeNotAcknowledgedError(
                 HTTPStatus.REQUEST_TIMEOUT, "timeout", text
             ) from None
@@ -224,7 +224,7 @@ class Ingest:
     async def _decode(
         self, request: web.Request, node: str, body: bytes
     ) -> tuple[Envelope, SentAt]:
-        most = self.limits.unpacked_bytes
+        most = self.limits.decompressed_bytes
         try:
             sent = SentAt.from_header(request.headers.get(SENT_HEADER, ""))
             size = unpacked_bytes(body)
@@ -251,7 +251,7 @@ class Ingest:
         new = [s for s in envelope.schemas if self.core.schemas.get(schema_hash(s)) is None]
         if not new:
             return
-        most = self.limits.schemas_per_node
+        most = self.limits.schemas_per_node_hour
         if not sender.schemas.fits(len(new), most, self.wall_ns()):
             text = f"more than {most} new schemas from one node in an hour"
             raise EnvelopeNotAcknowledgedError(HTTPStatus.TOO_MANY_REQUESTS, "schemas", text)
@@ -260,7 +260,7 @@ class Ingest:
             raise EnvelopeNotAcknowledgedError(HTTPStatus.TOO_MANY_REQUESTS, "schemas", problem)
         try:
             for schema in new:
-                await asyncio.to_thread(check_schema, schema, self.limits.columns)
+                await asyncio.to_thread(check_schema, schema, self.limits.columns_per_schema)
                 known = await asyncio.to_thread(self.core.schemas.put, schema)
                 self.core.schemas.use(envelope.node, known.digest)
                 sender.schemas.count += 1
@@ -279,7 +279,7 @@ class Ingest:
         The first envelope of an hour may exceed the limit, otherwise it would never be accepted.
         """
         count = sum(is_audited(event) for batch in envelope.batches for event in batch.events)
-        most, so_far = self.limits.audited_events_per_node, sender.audited
+        most, so_far = self.limits.audited_events_per_node_hour, sender.audited
         if count and not so_far.fits(count, most, self.wall_ns()) and so_far.count:
             text = f"more than {most} events for the audit log from one node in an hour"
             raise EnvelopeNotAcknowledgedError(HTTPStatus.TOO_MANY_REQUESTS, "audited_events", text)
@@ -289,7 +289,7 @@ class Ingest:
         """Limit the rate of agent starts: each run, boot and version is stored and recorded."""
         start = envelope.run, envelope.boot_id, envelope.agent_version
         if start not in sender.known:
-            limit = self.limits.starts_per_node
+            limit = self.limits.starts_per_node_hour
             if not sender.starts.fits(1, limit, self.wall_ns()):
                 text = f"more than {limit} starts of one node's agent in an hour"
                 raise EnvelopeNotAcknowledgedError(HTTPStatus.TOO_MANY_REQUESTS, "starts", text)
@@ -302,7 +302,7 @@ class Ingest:
     def _check_evidence(self, node: str) -> None:
         """Reject frames of a node that has used its share of the pending evidence."""
         waiting = self.core.evidence.waiting
-        share = max(1, self.limits.waiting_evidence_parts // max(1, len(waiting)))
+        share = max(1, self.limits.pending_evidence_intervals // max(1, len(waiting)))
         share = min(share, MAX_PARTS_OF_A_NODE)
         if waiting[node] > share:
             text = f"{waiting[node]} parts of evidence of {node} wait for the database, more than {share}"
@@ -312,7 +312,7 @@ class Ingest:
         cost = cost_of(envelope, (self.core.schemas.get(b.schema) for b in envelope.batches))
         found = [
             *exceeded_bounds(cost, self.limits),
-            *self.core.sequence_problems(envelope, self.limits.gaps),
+            *self.core.sequence_problems(envelope, self.limits.gaps_per_stream),
         ]
         if found:
             raise EnvelopeNotAcknowledgedError(
@@ -329,7 +329,7 @@ class Ingest:
                 continue
             self.core.schemas.use(envelope.node, batch.schema)
             try:
-                sheets.check_batch(batch, known.layout.columns, self.limits.rows)
+                sheets.check_batch(batch, known.layout.columns, self.limits.frames_per_batch)
             except WireError as error:
                 raise EnvelopeNotAcknowledgedError(
                     HTTPStatus.BAD_REQUEST, "format", str(error)
@@ -350,8 +350,8 @@ class Ingest:
             newest_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
             oldest_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[0], batch.boot_ns[0])
             age_ns = max(oldest_ns, newest_ns + batch.boot_ns[-1] - batch.boot_ns[0])
-            if age_ns > self.limits.oldest_frame_days * _DAY_NS:
-                text = f"frames older than {self.limits.oldest_frame_days} days"
+            if age_ns > self.limits.max_frame_age_days * _DAY_NS:
+                text = f"frames older than {self.limits.max_frame_age_days} days"
                 raise EnvelopeNotAcknowledgedError(HTTPStatus.UNPROCESSABLE_ENTITY, "age", text)
             ordered = all(a <= b for a, b in zip(batch.boot_ns, batch.boot_ns[1:], strict=False))
             ahead = batch.boot_ns[-1] > record.sent.boot_ns + _FUTURE_NS

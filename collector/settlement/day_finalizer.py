@@ -188,7 +188,7 @@ class DayFinalizer:
         new = self.book.gpus.keys() - self._taken_up
         if not new and self.live.ready:
             return
-        oldest_day = self._end_day(now_ns) - self.settings.revise_days
+        oldest_day = self._end_day(now_ns) - self.settings.max_revision_age_days
         found = await asyncio.to_thread(read_finalized, door.ledger, new, oldest_day)
         if self._taken_up or await asyncio.to_thread(self._seen_ns) is None:
             homes = await asyncio.to_thread(door.store.homes)
@@ -209,7 +209,7 @@ class DayFinalizer:
 
     @property
     def _delay_ns(self) -> int:
-        return round(self.settings.settle_delay_seconds * NS)
+        return round(self.settings.finalize_delay_seconds * NS)
 
     def _end_day(self, now_ns: int) -> int:
         """Return the first day that is not to be finalized yet."""
@@ -294,7 +294,7 @@ class DayFinalizer:
             if change.gpu and not is_gpu(change.gpu):
                 self.book.late.update(self.book.gpus_in(node_of(change.gpu)))
         await self._learn(door, new)
-        oldest_day = end_day - self.settings.revise_days
+        oldest_day = end_day - self.settings.max_revision_age_days
         window = range(oldest_day, end_day)
         settled_days = dict(self.live.settled.days)
         new = await asyncio.to_thread(door.store.spread, new, homes)

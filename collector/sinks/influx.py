@@ -95,7 +95,7 @@ class InfluxSink:
         client = await asyncio.to_thread(_client, self.settings, self._token, self.timeout_seconds)
         try:
             while True:
-                await asyncio.sleep(self.settings.interval_seconds)
+                await asyncio.sleep(self.settings.period_seconds)
                 self._collect()
                 await self._write_all(client)
         finally:
@@ -105,7 +105,7 @@ class InfluxSink:
         views = self.views()
         for view in (views.cluster, views.rail, views.tenant, views.node, views.inventory):
             self._waiting.extend(lines(view))
-        while len(self._waiting) > self.settings.max_waiting_lines:
+        while len(self._waiting) > self.settings.max_buffered_lines:
             self._waiting.popleft()
             self.dropped += 1
 

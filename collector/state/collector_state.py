@@ -291,11 +291,11 @@ def _stretches(batch: Batch, schema: KnownSchema) -> int:
 def exceeded_bounds(cost: EnvelopeCost, limits: IngestLimits, factor: int = 1) -> Iterator[str]:
     """Yield a text for each bound that is exceeded."""
     for count, limit, what in (
-        (cost.batches, limits.batches, "batches"),
-        (cost.frames, limits.frames, "frames"),
-        (cost.events, limits.events, "events"),
-        (cost.stretches, limits.stretches, "stretches of samples of GPUs"),
-        (cost.counter_bytes, limits.counter_bytes, "bytes of counters to keep"),
+        (cost.batches, limits.batches_per_envelope, "batches"),
+        (cost.frames, limits.frames_per_envelope, "frames"),
+        (cost.events, limits.events_per_envelope, "events"),
+        (cost.stretches, limits.stretches_per_envelope, "stretches of samples of GPUs"),
+        (cost.counter_bytes, limits.counter_bytes_per_envelope, "bytes of counters to keep"),
     ):
         if count > factor * limit:
             yield f"{count} {what}, more than {factor * limit}"

@@ -96,7 +96,7 @@ class Restart:
         cost = cost_of(envelope, (schemas.get(batch.schema) for batch in envelope.batches))
         found = [
             *exceeded_bounds(cost, self.limits, REPLAY_FACTOR),
-            *self.core.sequence_problems(envelope, self.limits.gaps, REPLAY_FACTOR),
+            *self.core.sequence_problems(envelope, self.limits.gaps_per_stream, REPLAY_FACTOR),
         ]
         if found:
             raise _RecordSkippedError("; ".join(found))
@@ -107,7 +107,7 @@ class Restart:
             raise _RecordSkippedError(message)
 
     def _unpacked(self, record: FrameRecord) -> Envelope:
-        max_bytes = max(REPLAY_FACTOR * self.limits.unpacked_bytes, MIN_REPLAYED_BYTES)
+        max_bytes = max(REPLAY_FACTOR * self.limits.decompressed_bytes, MIN_REPLAYED_BYTES)
         return unpack(record.body, max_bytes)
 
     def events(self) -> Iterator[SeenEvent]:

@@ -244,7 +244,7 @@ def seat_values(readings: SeatReadings, number: int | None, seats: int) -> SeatV
 
 NS = 1_000_000_000
 OVER_SECONDS = 60.0
-"""Default of `straggler_seconds`."""
+"""Default of `straggler_time_constant_seconds`."""
 
 
 @dataclass(slots=True)

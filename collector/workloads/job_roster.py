@@ -132,10 +132,10 @@ def pattern_of(setting: str) -> re.Pattern[str]:
     try:
         pattern = re.compile(setting) if setting else NO_PODS
     except re.error as error:
-        message = f"pod_jobs is no regular expression: {error}"
+        message = f"pod_job_pattern is no regular expression: {error}"
         raise SettingsError(message) from error
     if setting and "job" not in pattern.groupindex:
-        message = "pod_jobs needs a group (?P<job>...)"
+        message = "pod_job_pattern needs a group (?P<job>...)"
         raise SettingsError(message)
     return pattern
 

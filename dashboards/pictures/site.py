@@ -106,9 +106,9 @@ async def running(directory: Path, seconds: int) -> AsyncIterator[tuple[str, lis
 
         collector = await start("collector", [
             "collector", "run", "--listen", "127.0.0.1:0", "--state-directory", "collector",
-            "--tokens-file", "tokens.toml", "--open-reading",
+            "--tokens-file", "tokens.toml", "--allow-anonymous-read",
         ], {
-            "COLLECTOR_VIEWS_SECONDS": "1",
+            "COLLECTOR_VIEW_REFRESH_SECONDS": "1",
             "COLLECTOR_TENANTS_FILE": "tenants.csv",
             "COLLECTOR_QUOTAS_FILE": "quotas.csv",
             "COLLECTOR_INVENTORY_FILE": "inventory.csv",

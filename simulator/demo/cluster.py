@@ -113,13 +113,13 @@ class DemoCluster:
         self._session = aiohttp.ClientSession(raise_for_status=True, timeout=_TIMEOUT)
         environment = {
             **self._environment(),
-            "RAILSCOPE_COLLECTOR_VIEWS_SECONDS": "1",
+            "RAILSCOPE_COLLECTOR_VIEW_REFRESH_SECONDS": "1",
             "RAILSCOPE_COLLECTOR_TENANTS_FILE": "tenants.csv",
         }
         self._collector = Program(
             _COLLECTOR,
             ["collector", "run", "--listen", self._free_address(_COLLECTOR),
-             "--state-directory", "collector", "--tokens-file", "tokens.toml", "--open-reading"],
+             "--state-directory", "collector", "--tokens-file", "tokens.toml", "--allow-anonymous-read"],
             environment,
         )  # fmt: skip
         self._agents: dict[str, Program] = {}

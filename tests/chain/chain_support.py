@@ -85,8 +85,8 @@ class Site:
         """Start a collector and wait until it listens."""
         program = Program("collector", [
             "collector", "run", "--listen", f"127.0.0.1:{self.port}", "--state-directory",
-            "collector", "--tokens-file", "tokens.toml", "--open-reading", *more,
-        ], {**os.environ, "RAILSCOPE_COLLECTOR_VIEWS_SECONDS": "0.2", **environment})  # fmt: skip
+            "collector", "--tokens-file", "tokens.toml", "--allow-anonymous-read", *more,
+        ], {**os.environ, "RAILSCOPE_COLLECTOR_VIEW_REFRESH_SECONDS": "0.2", **environment})  # fmt: skip
         return await self._start(program, "collector_started")
 
     async def agent(self, node: str, *more: str, **environment: str) -> Program:

@@ -70,7 +70,7 @@ async def test_an_audit_log_put_back_is_told_by_those_who_hold_more_of_it(site: 
 async def test_a_record_changed_where_it_lies_is_told(site: Site) -> None:
     """The collector verifies its own log again, and one record differs from the signed one."""
     site.prepare({"n1": "training"})
-    collector = await site.collector(RAILSCOPE_COLLECTOR_AUDIT__VERIFY_SECONDS="0.5")
+    collector = await site.collector(RAILSCOPE_COLLECTOR_AUDIT__VERIFICATION_PERIOD_SECONDS="0.5")
     agent = await site.agent("n1")
     bundles = site.directory / "collector" / "audit" / "tile" / "entries" / "000.p"
 

@@ -44,7 +44,9 @@ def custody_of(directory: Path, url: str, node: str = "n1", key: str = "") -> Au
 
 
 def waiting_for(directory: Path, agents: int, seconds: float = 3600) -> CollectorSettings:
-    return settings_in(directory, audit=AuditSettings(ask_agents=agents, ask_seconds=seconds))
+    return settings_in(
+        directory, audit=AuditSettings(required_witnesses=agents, witness_timeout_seconds=seconds)
+    )
 
 
 async def sign(one: Running, records: int = 1) -> None:

@@ -81,7 +81,7 @@ async def test_victoria_metrics_takes_the_views_as_line_protocol(site: Site, tmp
     port = free_port()
     environment = {
         "RAILSCOPE_COLLECTOR_INFLUX__URL": f"http://127.0.0.1:{port}",
-        "RAILSCOPE_COLLECTOR_INFLUX__INTERVAL_SECONDS": "0.5",
+        "RAILSCOPE_COLLECTOR_INFLUX__PERIOD_SECONDS": "0.5",
     }
     collector = await site.collector(**environment)
     await site.agent("n1")

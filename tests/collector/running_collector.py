@@ -19,7 +19,11 @@ from collector.service import Collector
 from railscope.frame import Frame
 
 SMALL = IngestLimits(
-    body_bytes=200_000, unpacked_bytes=1_000_000, columns=50, rows=100, schemas_per_node=5
+    body_bytes=200_000,
+    decompressed_bytes=1_000_000,
+    columns_per_schema=50,
+    frames_per_batch=100,
+    schemas_per_node_hour=5,
 )
 
 
@@ -63,8 +67,8 @@ def settings_in(directory: Path, **more: Any) -> CollectorSettings:
     (directory / "tokens.toml").write_text("[nodes]\n" + "\n".join(lines) + "\n" + reader)
     given: dict[str, Any] = {
         "listen": "127.0.0.1:0", "state_directory": str(directory / "state"),
-        "tokens_file": str(directory / "tokens.toml"), "limits": SMALL, "views_seconds": 0.1,
-        "audit": AuditSettings(ask_agents=0),
+        "tokens_file": str(directory / "tokens.toml"), "limits": SMALL, "view_refresh_seconds": 0.1,
+        "audit": AuditSettings(required_witnesses=0),
     }  # fmt: skip
     return CollectorSettings(**(given | more))
 

@@ -208,7 +208,9 @@ async def test_a_reading_that_cannot_be_told_is_absent(tmp_path: Path):
 async def served(api: ViewApi) -> AsyncIterator[str]:
     routes = [route for route in ROUTES if route.name in api.handlers()]
     gate = RequestAuthorizer(
-        Credentials, AccessTrail(api.own.trail, RecordedCredentials(Path())), open_reading=True
+        Credentials,
+        AccessTrail(api.own.trail, RecordedCredentials(Path())),
+        allow_anonymous_read=True,
     )
     runner = web.AppRunner(application(gate, api.handlers(), 1 << 20, routes))
     await runner.setup()

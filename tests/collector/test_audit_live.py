@@ -158,7 +158,7 @@ async def test_another_version_of_the_collector_is_an_upgrade(tmp_path: Path) ->
 async def test_a_node_does_not_fill_the_audit_log(tmp_path: Path) -> None:
     """What it tells is kept for good; so much an hour is taken, the rest must wait."""
     agent = Claiming()
-    limits = IngestLimits(audited_events_per_node=5)
+    limits = IngestLimits(audited_events_per_node_hour=5)
     async with running(settings_in(tmp_path, limits=limits)) as one:
         answers = [(await one.post(agent.body(), at=agent.at))[0] for _ in range(4)]
         await until_recorded(one, 3)

@@ -34,8 +34,16 @@ WRONG = [
     ("ledger", 'url = "postgresql://u@127.0.0.1:99999/d"', "port from 1 to 65535"),
     ("ledger", 'url = "sqlite://"', "in memory"),
     ("ledger", 'url = "sqlite:///:memory:"', "in memory"),
-    ("limits", "rows = 99999999999999999999", "limits.rows: number of 67 bits"),
-    ("limits", "rows = 9223372036854775807", "rows: 9223372036854775807: expected an integer"),
+    (
+        "limits",
+        "frames_per_batch = 99999999999999999999",
+        "limits.frames_per_batch: number of 67 bits",
+    ),
+    (
+        "limits",
+        "frames_per_batch = 9223372036854775807",
+        "frames_per_batch: 9223372036854775807: expected an integer",
+    ),
     ("", f'listen = "{"a" * 100}:0"', "invalid listen address"),
     ("", 'listen = "a..b:0"', "invalid listen address"),
     ("", 'listen = "a b:0"', "invalid listen address"),

@@ -81,7 +81,7 @@ async def writing(server: Server, cells: int) -> AsyncIterator[InfluxSink]:
     """A sink that writes one view of some cells, once."""
     full = CollectorViews(node=View("node", 7, tuple(up(f"n{i}") for i in range(cells))))
     views = iter([full])
-    settings = InfluxSettings(url=server.url, interval_seconds=0.1)
+    settings = InfluxSettings(url=server.url, period_seconds=0.1)
     sink = InfluxSink(settings, lambda: next(views, CollectorViews()))
     task = asyncio.create_task(sink.run())
     try:

@@ -137,7 +137,7 @@ async def test_frames_stay_with_the_agent_that_has_its_share_of_waiting_evidence
         MeteringSettings(quiet_seconds=3600),
         MeteringSettings(period_seconds=0.1, quiet_seconds=0),
     )
-    limits = IngestLimits(waiting_evidence_parts=2)
+    limits = IngestLimits(pending_evidence_intervals=2)
     sender, other = Sender(), Sender("n2")
     quarters = [sender.body(some(sender, at=900 * n), schemas=True) for n in range(4)]
     body = other.body(some(other), schemas=True)
@@ -244,6 +244,6 @@ async def test_a_restart_leaves_out_records_far_beyond_the_bound_on_holes(tmp_pa
         for frame in frames[::2]:
             assert (await one.post(sender.body([frame], schemas=True), at=60))[0] == 200
         assert one.collector.core.received.sizes["n1"] == 10
-    async with running(settings_in(tmp_path, limits=IngestLimits(gaps=1))) as one:
+    async with running(settings_in(tmp_path, limits=IngestLimits(gaps_per_stream=1))) as one:
         assert one.collector.core.received.sizes["n1"] == 5
         assert one.collector.restart.quarantine.records == 5

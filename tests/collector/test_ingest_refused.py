@@ -135,7 +135,7 @@ async def test_frames_of_another_boot_reach_no_further_back_than_others(tmp_path
 
 
 async def test_a_flood_in_one_envelope_is_refused(tmp_path: Path):
-    limits = IngestLimits(batches=3, events=2, gaps=2)
+    limits = IngestLimits(batches_per_envelope=3, events_per_envelope=2, gaps_per_stream=2)
     sender = Sender()
     async with running(settings_in(tmp_path, limits=limits)) as one:
         frames = [frame for n in range(8) for frame in some(sender, at=2 * n, rows=1)]

@@ -46,7 +46,7 @@ async def test_a_node_that_is_refused_again_and_again_is_one_line(tmp_path: Path
 
 
 async def test_an_agent_that_is_always_new_is_held_back(tmp_path: Path):
-    limits = IngestLimits(starts_per_node=3)
+    limits = IngestLimits(starts_per_node_hour=3)
     async with running(settings_in(tmp_path, limits=limits)) as one:
         statuses = []
         for number in range(5):

@@ -22,7 +22,7 @@ from railscope.settings import SettingsError
 
 HOURS = 3600
 LONG = 30 * HOURS
-METERING = MeteringSettings(period_seconds=0.2, quiet_seconds=0.1, settle_delay_seconds=0)
+METERING = MeteringSettings(period_seconds=0.2, quiet_seconds=0.1, finalize_delay_seconds=0)
 MANY = IngestLimits(requests_per_second=10_000)
 EPOCH = "2020-01-01T00:00:00Z"
 

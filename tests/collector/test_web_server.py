@@ -56,7 +56,7 @@ async def test_a_connection_without_a_request_ends(tmp_path: Path):
 
 
 async def test_a_body_that_does_not_come_is_given_up(tmp_path: Path):
-    settings = settings_in(tmp_path, limits=IngestLimits(body_seconds=0.2))
+    settings = settings_in(tmp_path, limits=IngestLimits(body_timeout_seconds=0.2))
     head = b"POST /v1/frames HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer token-n1\r\n"
     async with running(settings) as one:
         answer = await said(one, head + b"Content-Length: 1000\r\nConnection: close\r\n\r\nabc")

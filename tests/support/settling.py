@@ -29,7 +29,7 @@ from collector.state.collector_state import CollectorState
 from collector.tables import metadata
 from railscope.audit.record import RecordActor
 
-SETTINGS = MeteringSettings(quiet_seconds=60, settle_delay_seconds=3600)
+SETTINGS = MeteringSettings(quiet_seconds=60, finalize_delay_seconds=3600)
 
 
 class Site:

@@ -274,7 +274,7 @@ async def test_a_node_speaks_for_itself_only(tmp_path: Path) -> None:
 async def test_with_open_reading_who_shows_nothing_is_an_operator_and_no_more(
     tmp_path: Path,
 ) -> None:
-    settings = settings_in(tmp_path, open_reading=True)
+    settings = settings_in(tmp_path, allow_anonymous_read=True)
     async with running(settings) as one:
         async with aiohttp.ClientSession() as session:
             for (method, path), (roles, _) in EVERYTHING.items():

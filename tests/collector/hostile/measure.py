@@ -58,7 +58,7 @@ async def run(name: str, loop: MeteredLoop) -> dict[str, Any]:
     )
     found: dict[str, Any] = {"statuses": [], "cpu_seconds": []}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
-        settings = settings_in(Path(directory), limits=IngestLimits(), views_seconds=0.5)
+        settings = settings_in(Path(directory), limits=IngestLimits(), view_refresh_seconds=0.5)
         bodies = list(ATTACKS[name]())
         async with running(settings) as one:
             status, _ = await one.post(b"", headers=sent.to_headers())

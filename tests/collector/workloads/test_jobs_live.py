@@ -23,7 +23,7 @@ from railscope.frame import Entity, Event, Schema
 from railscope.reading import Absent
 from railscope.settings import SettingsError
 
-POD_JOBS = re.compile(CollectorSettings().pod_jobs)
+POD_JOBS = re.compile(CollectorSettings().pod_job_pattern)
 
 
 def busy(node: str) -> list[Schema]:
@@ -52,7 +52,7 @@ class Site:
         self.refresher = ViewRefresher(
             self.core,
             LiveAccount(
-                self.core.evidence, lambda: files or AdministratorInputs(), pod_jobs=POD_JOBS
+                self.core.evidence, lambda: files or AdministratorInputs(), pod_job_pattern=POD_JOBS
             ),
             stale_seconds=30,
             period_seconds=1,
@@ -272,7 +272,7 @@ async def test_use_without_a_claim_and_health_checks_are_no_jobs(tmp_path: Path)
 
 @pytest.mark.parametrize("setting", ["(", "no-group", "(?P<name>.+)-worker"])
 def test_a_pattern_that_cannot_work_is_refused(setting: str):
-    with pytest.raises(SettingsError, match="pod_jobs"):
+    with pytest.raises(SettingsError, match="pod_job_pattern"):
         pattern_of(setting)
 
 
