@@ -7,7 +7,7 @@ Billable by state of the ledger:
                   gap is at most an hour, else for review; under a usage tariff nothing;
                   energy if the counter covers it
     reserved      the reservation
-    rogue         for review; and use without a tenant or without a SKU
+    unclaimed     for review; and use without a tenant or without a SKU
     all others    nothing
 
 Billed time of a claim beyond its use is in separate lines; usage and its charges are not changed. A

@@ -93,7 +93,7 @@ def test_no_more_are_told_than_the_bound_and_the_rest_is_counted() -> None:
     frame = read_once(GpuProcessSource(max_told=8), host).frame
     assert set(told(frame)) == {str(pid) for pid in range(93, 101)}
     assert of_gpu(shared(host), "processes") == 100
-    assert of_gpu(frame, "processes_untold") == 92
+    assert of_gpu(frame, "suppressed_processes") == 92
 
 
 async def test_a_process_is_told_once_it_has_stayed_and_no_more_when_it_is_gone() -> None:
@@ -102,7 +102,7 @@ async def test_a_process_is_told_once_it_has_stayed_and_no_more_when_it_is_gone(
         host.calls[COMPUTE] = [process(1), process(2)]
         await run.step(5)
         assert told(run.frames[-1]) == {"1": 1000}
-        assert of_gpu(run.frames[-1], "processes_untold") == 1
+        assert of_gpu(run.frames[-1], "suppressed_processes") == 1
         await run.step(5)
         await run.step(5)
         assert told(run.frames[-1]) == {"1": 1000, "2": 1000}
@@ -132,7 +132,7 @@ async def test_short_lives_are_counted_and_make_no_schema() -> None:
         for pid in range(10):
             host.calls[COMPUTE] = [process(pid)]
             await run.step(5)
-        assert {of_gpu(frame, "processes_untold") for frame in run.frames[1:]} == {1}
+        assert {of_gpu(frame, "suppressed_processes") for frame in run.frames[1:]} == {1}
         assert len({id(frame.schema) for frame in run.frames}) == 1
 
 
@@ -169,7 +169,9 @@ def test_how_a_gpu_is_shared(compute: list[int], mps: list[int], state: str) -> 
 def test_what_may_not_be_seen_is_denied_and_not_none() -> None:
     host = gpu()
     host.calls[COMPUTE] = NvmlError(4, "Insufficient Permissions")
-    assert of_gpu(read_once(GpuProcessSource(), host).frame, "processes_untold") is Absent.DENIED
+    assert (
+        of_gpu(read_once(GpuProcessSource(), host).frame, "suppressed_processes") is Absent.DENIED
+    )
     for what in ("processes", "sharing", "vgpus"):
         assert of_gpu(shared(host), what) is Absent.DENIED
 
@@ -179,7 +181,8 @@ def test_a_driver_that_has_no_list_leaves_nothing_told_and_not_nobody_there(code
     host = gpu()
     host.calls[COMPUTE] = NvmlError(code)
     assert (
-        of_gpu(read_once(GpuProcessSource(), host).frame, "processes_untold") is Absent.UNSUPPORTED
+        of_gpu(read_once(GpuProcessSource(), host).frame, "suppressed_processes")
+        is Absent.UNSUPPORTED
     )
     for what in ("processes", "sharing"):
         assert of_gpu(shared(host), what) is Absent.UNSUPPORTED

@@ -160,7 +160,7 @@ OURS_ALSO = {
     "nvlinks": "of the part on NVLink",
     "nvlinks_active": "of the part on NVLink",
     "processes": "the mock runs none",
-    "processes_untold": "the mock runs none",
+    "suppressed_processes": "the mock runs none",
     "sharing": "the mock runs none",
     "mig_devices": "the mock is not cut",
 }

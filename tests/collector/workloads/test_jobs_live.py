@@ -18,6 +18,7 @@ from collector.view_refresh import ViewRefresher
 from collector.workloads.job_roster import pattern_of
 from collector.workloads.job_view import RunningJobs
 from railscope.catalog import account as catalog
+from railscope.catalog import gpu as gpu_catalog
 from railscope.catalog.entities import GPU
 from railscope.frame import Entity, Event, Schema
 from railscope.reading import Absent
@@ -36,7 +37,7 @@ def busy(node: str) -> list[Schema]:
         )
         for i in range(2)
     ]
-    columns = tuple((gpu.GPU_SM_ACTIVITY, gpu) for gpu in gpus)
+    columns = tuple((gpu_catalog.GPU_SM_ACTIVITY, gpu) for gpu in gpus)
     return [Schema("gpu", (), tuple(gpus)), Schema("gpu_activity", columns)]
 
 
@@ -265,8 +266,8 @@ async def test_an_administrators_word_says_whose_it_is_and_the_scheduler_what_ru
 
 async def test_use_without_a_claim_and_health_checks_are_no_jobs(tmp_path: Path):
     site = Site(tmp_path)
-    rogue = started("n1-0", "rogue", 0, unclaimed=True, workload="pid 17", level="process")
-    site.report("n1", 10, (90, 80), rogue, *claims("check", "n1-1", system="true"))
+    unclaimed = started("n1-0", "unclaimed", 0, unclaimed=True, workload="pid 17", level="process")
+    site.report("n1", 10, (90, 80), unclaimed, *claims("check", "n1-1", system="true"))
     assert (await site.jobs(11)).jobs == ()
 
 
