@@ -34,7 +34,8 @@ from collector.http import web_server
 from collector.http.access_control import RequestAuthorizer, Route, application
 from collector.http.audit_api import AuditApi, SignedEntries
 from collector.http.billing_api import BillingApi, LedgerBooks
-from collector.http.ingest import Ingest, NodeTwins
+from collector.http.ingest import Ingest
+from collector.http.node_twins import NodeTwins
 from collector.http.read_api import CollectorMetrics, JobsApi, ViewApi
 from collector.http.web_server import RETRY_SECONDS, ReadPool, SpaceWatch, unwritable
 from collector.inventory.comparison import InventoryWatch
@@ -95,7 +96,7 @@ class Collector:
         self.tokens = TokensFile(Path(self.settings.tokens_file))
         self.core = CollectorState(StoredSchemas(self.directory / "schemas"))
         self.restart = Restart(self.directory, self.core, limits=self.settings.limits)
-        self.twins = NodeTwins(self.core.evidence.trouble)
+        self.twins = NodeTwins(self.core.evidence.problems.report)
         self.core.on_envelope.append(self.twins.hear)
         log_settings = self.settings.frame_log
         self.log = FrameLog(

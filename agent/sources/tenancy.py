@@ -28,7 +28,6 @@ from agent.tenancy.claim_tracker import (
     ActiveClaim,
     ClaimTracker,
     ProviderReport,
-    TenancyStateFile,
     claims_on,
 )
 from agent.tenancy.claims import (
@@ -45,6 +44,7 @@ from agent.tenancy.gpu_processes import DeviceUse, DeviceUses, GpuProcessOwners,
 from agent.tenancy.kubernetes import KubernetesProvider
 from agent.tenancy.pods import KubeletPodsUrl, PodRequests
 from agent.tenancy.slurm import SlurmPaths, SlurmProvider
+from agent.tenancy.tenancy_state_file import TenancyStateFile
 from agent.tenancy.virtual_machines import VirtualMachineProvider
 from railscope.catalog import tenancy as c
 from railscope.catalog.entities import GPU

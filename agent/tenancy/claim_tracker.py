@@ -1,40 +1,31 @@
-"""Claims in force, the starts and ends since the previous poll, and the state saved across restarts.
+"""Claims in force, and the starts and ends since the previous poll.
 
 A claim keeps its id from start to end, across restarts of the agent: the id consists of source,
 node, workload, reference, device and start. A claim never ends because its provider cannot be
 read. A claim that several providers report is reported once, by the provider with the highest
 authority, for as long as the provider of lower authority has it. Starts and ends are recorded on
 both clocks. The boot clock decides, because the wall clock of a node may be stepped.
-
-The claims in force, the names of GPUs and the clock offsets are saved in the state directory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import msgspec
-import structlog
 
-from agent.sampling.source import ProbeFinding, ProbeVerdict
 from agent.tenancy.claims import (
     COMMAND_SOURCE,
     FILE_SOURCE,
     BootTime,
     ClaimReport,
-    ClockHistory,
-    ClockOffsets,
     NodeClaim,
     ProviderAuthority,
 )
-from agent.tenancy.devices import GpuNames
 from railscope.catalog import tenancy as c
 from railscope.catalog.declare import EventClass
 from railscope.catalog.entities import CLAIM
-from railscope.durable_files import DamagedFileError, read_json, write_json
 from railscope.frame import Entity, Event, NodeTimestamp
 
 REPEAT_EVERY_NS = 3_600_000_000_000
@@ -388,73 +379,3 @@ def _starting_now(held: NodeClaim) -> NodeClaim:
 def claims_on(open_: Sequence[ActiveClaim], gpu: str) -> Iterator[NodeClaim]:
     """Return the claims in force on a GPU."""
     return (one.held for one in open_ if one.is_claim and one.held.gpu == gpu)
-
-
-log = structlog.get_logger(__name__)
-
-STATE_FILE = "claims-in-force.json"
-STATE_SUBJECT = "memory of claims"
-SAVE_EVERY_NS = 60_000_000_000
-"""Interval for saving the time of the last poll, which bounds the uncertainty of a later start."""
-
-
-class TenancyState(msgspec.Struct, frozen=True):
-    """Content of the file; another format is treated as damaged."""
-
-    format: Literal[1]
-    book: ClaimTrackerState
-    gpus: list[GpuNames]
-    clock: ClockOffsets | None = None
-
-
-class TenancyStateFile:
-    """State file in the state directory. Blocking."""
-
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / STATE_FILE
-        self._kept_ns: int | None = None
-        self._damage = ""
-        self._problem = ""
-
-    @property
-    def findings(self) -> tuple[ProbeFinding, ...]:
-        """Findings about the file."""
-        told = []
-        if self._damage:
-            remedy = "claims in force were told anew, with other ids: see them in the collector"
-            told.append(ProbeFinding(STATE_SUBJECT, ProbeVerdict.BROKEN, self._damage, remedy))
-        if self._problem:
-            remedy = "make room in the state directory: a restart would forget claims in force"
-            told.append(ProbeFinding(STATE_SUBJECT, ProbeVerdict.BROKEN, self._problem, remedy))
-        return tuple(told)
-
-    def load(self) -> TenancyState | None:
-        """Return the saved state; None without a file. A damaged file is renamed and reported."""
-        try:
-            kept = read_json(self._path, TenancyState)
-        except (OSError, DamagedFileError) as error:
-            self._damage = str(error)
-            log.error("claims_forgotten", file=str(self._path), problem=self._damage)
-            return None
-        return kept
-
-    def save(
-        self, book: ClaimTracker, gpus: Mapping[str, GpuNames], clock: ClockHistory, now: NodeTimestamp, *,
-        names_changed: bool,
-    ) -> None:  # fmt: skip
-        """Save changes at once, and poll times at intervals."""
-        due = self._kept_ns is None or now.boot_ns - self._kept_ns >= SAVE_EVERY_NS
-        if not (book.changed or clock.changed or names_changed or due or self._problem):
-            return
-        if not self._path.parent.is_dir():
-            return  # a run by hand need not have one
-        try:
-            write_json(self._path, TenancyState(1, book.kept, list(gpus.values()), clock.kept))
-        except OSError as error:
-            problem = f"{self._path}: {error.strerror or error}"
-            if problem != self._problem:
-                log.error("claims_not_kept", file=str(self._path), problem=problem)
-            self._problem = problem
-            return
-        self._problem, self._kept_ns = "", now.boot_ns
-        book.changed = clock.changed = False

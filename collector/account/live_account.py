@@ -25,9 +25,9 @@ from collector.account.account_sums import (
     month_of,
     sum_entries,
 )
-from collector.evidence.book import EvidenceBook
 from collector.evidence.claim_events import is_gpu
 from collector.evidence.claim_placement import ClaimPlacer
+from collector.evidence.evidence_book import EvidenceBook
 from collector.evidence.evidence_records import EvidenceProblem
 from collector.evidence.gpu_evidence import AdministratorInputs
 from collector.evidence.gpu_places import GpuPlaces
@@ -371,13 +371,15 @@ class LiveAccount:
                 del self._excess[node]
             for one in excess:
                 facts = {"claim": one.claim, "tenant": one.tenant, "gpus": str(one.amount)}
-                self.book.trouble(EvidenceProblem("unplaced_excess", "", node, one.start_ns, facts))
+                self.book.problems.report(
+                    EvidenceProblem("unplaced_excess", "", node, one.start_ns, facts)
+                )
 
     def _report_conflicts(self, gpu: str, evidence: Evidence, where: GpuPlaces) -> None:
         """Report two claims on one slot, and two nodes with one GPU."""
         for stands, refused in where.refused:
             facts = {"stands": stands, "refused": refused}
-            self.book.trouble(
+            self.book.problems.report(
                 EvidenceProblem("seen_twice", gpu, refused, where.stays[0].start_ns, facts)
             )
         levels = {claim.id: claim.level for claim in evidence.claims}
@@ -390,4 +392,6 @@ class LiveAccount:
                     continue  # an exception to a claim on the node; the parser of the file reports others
                 facts = {"earlier": one.claim, "later": one.other}
                 node = where.stays[-1].node if where.stays else ""
-                self.book.trouble(EvidenceProblem("conflict", gpu, node, one.start_ns, facts))
+                self.book.problems.report(
+                    EvidenceProblem("conflict", gpu, node, one.start_ns, facts)
+                )

@@ -1,16 +1,14 @@
 """Usage evidence: facts about each GPU from frames, claim events and administrators' files.
 
-  chunk            facts from a node's frames of 15 minutes
-  claim_events     facts from claim events
-  taking           facts from one batch
-  book             facts in memory, fed by the core
-  schema, queries, store, quarantine   facts in the ledger's database
-  changes          facts that may change ledger days
-  contacts, occupancy, places, disputes   the node that has a GPU, and when
-  ends, node_claims, unplaced   the claims that hold a GPU, and when
-  review, decisions   evidence that is pending review, and its decisions
-  administration, trouble   audit records of files and of problems
-  assemble         facts in the form that metering reads
+  node_chunks      facts from a node's frames of 15 minutes, and its receipts
+  claim_events     facts from claim events, and the ends of claims
+  batch_facts      facts from one batch, and bounds on facts in memory
+  evidence_memory, evidence_book   facts in memory, fed by the state of the collector
+  evidence_tables, evidence_store, evidence_records   facts in the ledger's database, audit records
+  gpu_places       the node that has a GPU, and when
+  node_claims, claim_placement   the claims that hold a GPU, and when
+  review_rules, review_decisions   evidence that is pending review, and its decisions
+  gpu_evidence     facts in the form that metering reads
 
 Facts are sets: neither order nor repetition matters, so two collectors may record the same facts.
 """

@@ -25,7 +25,7 @@ from collector.fleet.view_cells import View, ViewCell, label_names
 from collector.framelog.framelog import FrameLog
 from collector.framelog.segment_files import RecordQuarantine
 from collector.http.access_control import RouteHandler, RouteHandlers, json_answer
-from collector.http.ingest import NodeTwins
+from collector.http.node_twins import NodeTwins
 from collector.inventory.comparison import inventory_json
 from collector.settlement.day_finalizer import DayFinalizer
 from collector.state.collector_state import CollectorState
@@ -147,7 +147,7 @@ class CollectorMetrics:
             (audit_catalog.EVIDENCE_TOO_OLD, self.core.evidence.aged_rows),
             (audit_catalog.EVIDENCE_EXCESS_GPUS, self.core.evidence.excess_gpus),
             (audit_catalog.EVIDENCE_EXCESS_SPANS, self.core.evidence.excess_spans),
-            (audit_catalog.EVIDENCE_WAITING, len(self.core.evidence.chunks)),
+            (audit_catalog.EVIDENCE_WAITING, len(self.core.evidence.chunks.by_key)),
             (audit_catalog.EVIDENCE_STORED, self.settler.counts.parts),
             (audit_catalog.EVIDENCE_FAILURES, self.settler.counts.failures),
             (audit_catalog.FINALIZED_DAYS, self.settler.counts.days),

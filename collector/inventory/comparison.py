@@ -220,7 +220,7 @@ class InventoryWatch:
     def _tell(self, one: Retirement, node: str) -> None:
         """Record a trouble, once, for a retired GPU that still reports."""
         facts = {"retired_ns": str(one.start_ns), "why": one.why}
-        self.core.evidence.trouble(
+        self.core.evidence.problems.report(
             EvidenceProblem("retired_seen", one.gpu, node, one.start_ns, facts)
         )
 

@@ -17,8 +17,9 @@ import structlog
 
 from collector.account.live_account import LiveAccount
 from collector.config import MeteringSettings
-from collector.evidence.book import ChunkInMemory, EvidenceBook
 from collector.evidence.claim_events import ReportedClaim, ReportedEnd, is_gpu, node_of, unplaced_in
+from collector.evidence.evidence_book import EvidenceBook
+from collector.evidence.evidence_memory import ChunkInMemory
 from collector.evidence.evidence_records import EvidenceProblem
 from collector.evidence.evidence_store import compress_chunk
 from collector.evidence.evidence_tables import EvidenceChange, LateCondition, groups_of
@@ -99,7 +100,7 @@ class DayFinalizer:
 
     def __post_init__(self) -> None:
         """Subscribe to troubles of the evidence."""
-        self.book.listeners.append(self._troubles.append)
+        self.book.problems.listeners.append(self._troubles.append)
         self._open_days = OpenDayCounter(self.book, self.live)
 
     async def run(self) -> None:
@@ -126,7 +127,7 @@ class DayFinalizer:
             if not self.failing:
                 known = isinstance(fault, (LedgerError, OSError))
                 problem = str(fault) if known else f"{type(fault).__name__}: {fault}"
-                log.error("evidence_not_stored", problem=problem, parts=len(self.book.chunks),
+                log.error("evidence_not_stored", problem=problem, parts=len(self.book.chunks.by_key),
                           advice="it stays in memory and in the checkpoint, and is tried again")  # fmt: skip
             self.failing = True
             return False
@@ -234,7 +235,7 @@ class DayFinalizer:
         quiet_ns = now_ns - round(self.settings.quiet_seconds * NS)
         kept = [
             one
-            for one in self.book.chunks.values()
+            for one in self.book.chunks.by_key.values()
             if not one.stored and (everything or one.touched_ns <= quiet_ns)
         ]
         told = list(self.book.unwritten)
@@ -276,7 +277,7 @@ class DayFinalizer:
         for one in kept:
             self._open_days.stored(one.chunk)
             if one.stored:
-                self.book.release(one)
+                self.book.chunks.release(one)
 
     # Finalizing --------------------------------------------------------------------------------
 

@@ -33,8 +33,8 @@ from collector.account.account_sums import (
     totals_of_shares,
 )
 from collector.account.live_account import LiveAccount
-from collector.evidence.book import EvidenceBook
 from collector.evidence.claim_events import unplaced_in
+from collector.evidence.evidence_book import EvidenceBook
 from collector.evidence.evidence_records import EvidenceProblem
 from collector.evidence.evidence_store import EvidenceStore
 from collector.evidence.evidence_tables import CONTEXT_NS, EvidenceChange
@@ -293,7 +293,7 @@ class OpenDayCounter:
         for measure, reset in counted.resets:
             facts = {"measure": measure.value, "last_ns": str(reset.last_ns)}
             trouble = EvidenceProblem("counter_reset", counted.gpu, "", reset.first_ns, facts)
-            self.book.trouble(trouble)
+            self.book.problems.report(trouble)
 
     def _counted_to(self, gpu: str, homes: GpuNodes, anew: set[str]) -> int:
         """Return the timestamp from which the counters of a GPU are not added up yet."""

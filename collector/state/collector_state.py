@@ -22,7 +22,7 @@ from typing import NamedTuple
 import structlog
 
 from collector.config import IngestLimits
-from collector.evidence.book import EvidenceBook
+from collector.evidence.evidence_book import EvidenceBook
 from collector.evidence.node_chunks import CHUNK_NS, GRID_NS
 from collector.fleet.fleet import (
     Fleet,

@@ -17,8 +17,8 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from collector.evidence.book import ChunkInMemory, GpuMemory
 from collector.evidence.claim_events import ReportedClaim, ReportedEnd
+from collector.evidence.evidence_memory import ChunkInMemory, GpuMemory
 from collector.evidence.node_chunks import NodeReceipts
 from collector.fleet.fleet import SeenEvent
 from collector.framelog.received_frames import ReceivedRun
@@ -109,8 +109,8 @@ def parts_of(core: CollectorState, first_segment: int) -> Iterator[CheckpointPar
         yield NodePart(name, runs, _memory_of(core, name), book.node(name))
     for uuid in list(book.gpus):
         yield GpuPart(uuid, book.gpu(uuid))
-    for key in list(book.chunks):
-        if kept := book.chunks.get(key):
+    for key in list(book.chunks.by_key):
+        if kept := book.chunks.by_key.get(key):
             yield ChunkPart(kept)
     # After the GPUs: a stored claim that is not among these is in the database.
     for facts in _some(list(book.unwritten)):

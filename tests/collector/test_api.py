@@ -23,7 +23,7 @@ from collector.access.credentials import Credentials
 from collector.access.tokens_file import RecordedCredentials
 from collector.account.live_account import LiveAccount
 from collector.config import LedgerSettings
-from collector.evidence.book import EvidenceBook
+from collector.evidence.evidence_book import EvidenceBook
 from collector.evidence.gpu_evidence import AdministratorInputs
 from collector.fleet.view_cells import View, ViewCell
 from collector.http.access_control import ROUTES, RequestAuthorizer, application

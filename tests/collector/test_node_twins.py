@@ -9,7 +9,7 @@ from running_collector import running, settings_in, some
 
 from collector.evidence.evidence_records import EvidenceProblem
 from collector.framelog.segment_files import FrameRecord
-from collector.http.ingest import NodeTwins
+from collector.http.node_twins import NodeTwins
 from railscope.wire import SENT_HEADER, SentAt
 
 

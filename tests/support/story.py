@@ -188,7 +188,7 @@ def known_of(
 ) -> AssembledGpu:
     """Return the evidence in memory about a GPU."""
     book = core.evidence
-    chunks = [kept.chunk for kept in book.chunks.values()]
+    chunks = [kept.chunk for kept in book.chunks.by_key.values()]
     memory = book.gpus[name]
     contacts = book.facts(name).contacts
     facts = facts_of(name, chunks, memory.told, memory.ended, contacts)

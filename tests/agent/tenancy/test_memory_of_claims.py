@@ -7,7 +7,7 @@ import os
 
 from support.tenancy import LISTED, NODE, Looked, ends, node, pod, runs, told, uuid
 
-from agent.tenancy.claim_tracker import STATE_FILE
+from agent.tenancy.tenancy_state_file import STATE_FILE
 
 
 def after_restart(looked, directory):

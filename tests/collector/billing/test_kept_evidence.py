@@ -57,7 +57,7 @@ def kept(url: str, directory: Path) -> Ledger:
     )
     ledger = Ledger.open(url, metadata)
     store = EvidenceStore(ledger.database)
-    chunks = [one.chunk for one in core.evidence.chunks.values()]
+    chunks = [one.chunk for one in core.evidence.chunks.by_key.values()]
     store.write(
         [compress_chunk(one, encode_chunk(one)) for one in chunks],
         list(core.evidence.unwritten),

@@ -40,7 +40,7 @@ def energy(core: CollectorState, name: str = "GPU-0", files: AdministratorInputs
 def troubles(core: CollectorState) -> list:
     """What goes wrong from now on."""
     found: list = []
-    core.evidence.listeners.append(found.append)
+    core.evidence.problems.listeners.append(found.append)
     return found
 
 

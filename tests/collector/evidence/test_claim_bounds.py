@@ -66,7 +66,7 @@ def test_a_node_that_reports_nonsense_is_reported_some_times_and_then_counted(co
     tell(core, [started(GPU, f"c{number}", 10, level=str(number)) for number in range(300)])
     assert core.evidence.refused == 300
     assert len([one for one in heard if one.kind == "rejected_claim"]) == 200
-    assert core.evidence.suppressed == 100
+    assert core.evidence.problems.suppressed == 100
 
 
 def test_a_restart_counts_on(core: CollectorState):

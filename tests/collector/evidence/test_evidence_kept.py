@@ -49,7 +49,7 @@ async def test_what_came_late_to_a_collector_that_ended_counts_for_the_one_that_
     accept(one.core, envelopes[20:30])
     written = [
         compress_chunk(kept.chunk, encode_chunk(kept.chunk))
-        for kept in one.core.evidence.chunks.values()
+        for kept in one.core.evidence.chunks.by_key.values()
     ]
     one.door.store.write(written, [], at(LATER + 60))
     await two.round(LATER + 90)
@@ -142,7 +142,7 @@ async def test_while_the_database_is_away_nothing_is_lost_and_it_is_said_once(ma
         assert not await site.settler.attempt()
         assert not await site.settler.attempt()
         assert not site.live.ready
-        waiting = len(site.core.evidence.chunks)
+        waiting = len(site.core.evidence.chunks.by_key)
         assert waiting > 90
         assert site.core.evidence.unwritten
         checkpoint = site.checkpoint()
@@ -158,13 +158,13 @@ async def test_while_the_database_is_away_nothing_is_lost_and_it_is_said_once(ma
 async def test_a_database_that_goes_away_later_keeps_everything_waiting(site: Site):
     accept(site.core, a_day(Reporter(), until=12 * HOURS))
     await site.round(12 * HOURS)
-    stored = len(site.core.evidence.chunks)
+    stored = len(site.core.evidence.chunks.by_key)
     site.door.store.write = _fail  # type: ignore[method-assign]
     accept(site.core, a_day(Reporter(run="run-2")))
     site.now = LATER
     assert not await site.settler.attempt()
-    assert len(site.core.evidence.chunks) > stored
-    assert not any(kept.stored for kept in site.core.evidence.chunks.values())
+    assert len(site.core.evidence.chunks.by_key) > stored
+    assert not any(kept.stored for kept in site.core.evidence.chunks.by_key.values())
     del site.door.store.write
     assert await site.settler.attempt()
     assert hours(site)["observed", "alice"] == 12
@@ -229,12 +229,12 @@ async def test_a_part_that_was_altered_is_said_and_counts_as_not_seen(make, tmp_
 
 async def test_a_part_that_cannot_be_written_takes_no_other_with_it(site: Site):
     accept(site.core, a_day(Reporter(), until=6 * HOURS))
-    *_, last = site.core.evidence.chunks.values()
+    *_, last = site.core.evidence.chunks.by_key.values()
     end_ns, last.chunk.end_ns = last.chunk.end_ns, 1 << 70
-    waiting = len(site.core.evidence.chunks)
+    waiting = len(site.core.evidence.chunks.by_key)
     for now in (7 * HOURS, 8 * HOURS):
         assert not await _attempted(site, now)
-        assert len(site.core.evidence.chunks) == waiting, "nothing goes before it is written"
+        assert len(site.core.evidence.chunks.by_key) == waiting, "nothing goes before it is written"
     last.chunk.end_ns = end_ns
     assert await _attempted(site, 9 * HOURS)
     await site.round(LATER)

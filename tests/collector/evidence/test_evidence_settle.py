@@ -66,11 +66,11 @@ async def test_amounts_are_those_of_the_counters_before_and_after_a_day_is_settl
 
 async def test_what_is_stored_leaves_the_memory(site: Site):
     accept(site.core, a_day(Reporter()))
-    assert len(site.core.evidence.chunks) > 90
+    assert len(site.core.evidence.chunks.by_key) > 90
     await site.round(DAY_SECONDS + HOURS - 30)
-    assert len(site.core.evidence.chunks) <= 2, "but what is still growing"
+    assert len(site.core.evidence.chunks.by_key) <= 2, "but what is still growing"
     await site.round(LATER)
-    assert not site.core.evidence.chunks
+    assert not site.core.evidence.chunks.by_key
     assert not site.core.evidence.unwritten
     assert len(site.checkpoint()) < 5000
 
@@ -231,7 +231,7 @@ async def test_who_had_a_gpu_first_has_it_on_later_days_too(site: Site):
 
 async def test_a_counter_that_starts_over_is_told(site: Site):
     heard: list = []
-    site.core.evidence.listeners.append(heard.append)
+    site.core.evidence.problems.listeners.append(heard.append)
     accept(site.core, a_day(Reporter(), until=HOURS))
     after = Reporter(boot_id="boot-2", run="run-2", booted_at=HOURS)
     accept(site.core, after.told(gpus_of("GPU-0"), range(HOURS, 2 * HOURS, 30)))

@@ -14,7 +14,7 @@ from support.settling import Site
 from support.story import DAY_SECONDS, Envelopes, Reporter, accept, at, core_in, gpus_of, known_of
 
 from collector.evidence.batch_facts import MAX_OF_A_GPU, MAX_OF_A_NODE, SpanCounts, new_spans
-from collector.evidence.book import EvidenceBook
+from collector.evidence.evidence_book import EvidenceBook
 from collector.evidence.gpu_evidence import AdministratorInputs
 from collector.evidence.node_chunks import SampleSpan, add_spans
 from collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
@@ -45,7 +45,7 @@ def test_stretches_of_a_gpu_are_bounded_counted_and_reported(core: CollectorStat
     assert MAX_OF_A_GPU - 100 < held(book, "GPU-0") <= MAX_OF_A_GPU
     assert held(book, "GPU-0") + book.excess_spans == MAX_OF_A_GPU + 500
     assert Counter(one.kind for one in heard) == {"too_many_spans": 1}
-    stored = [kept.chunk.gpus["GPU-0"] for kept in book.chunks.values() if kept.chunk.gpus]
+    stored = [kept.chunk.gpus["GPU-0"] for kept in book.chunks.by_key.values() if kept.chunk.gpus]
     assert sum(len(one.spans) for one in stored) <= MAX_OF_A_GPU + len(stored)
     assert core.counts.frames == MAX_OF_A_GPU + 500, "they are acknowledged all the same"
 

@@ -171,7 +171,7 @@ async def test_a_gpu_that_moved_is_not_gone(core: CollectorState):
 
 async def test_a_retired_gpu_that_reports_is_told_of_once(core: CollectorState):
     heard: list = []
-    core.evidence.listeners.append(heard.append)
+    core.evidence.problems.listeners.append(heard.append)
     accept(core, Reporter().told(gpus_of("GPU-0", "GPU-1"), range(10)))
     retired = [Retirement(at(5), FOREVER_NS, "GPU-1", "sent back")]
     for _ in range(2):

@@ -6,12 +6,9 @@ nothing is lost between the frame log and the database.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-import structlog
 from msgspec.structs import replace
 
 from collector.evidence.batch_facts import BatchFacts, ClaimIndex, SpanCounts, by_chunk, new_spans
@@ -23,27 +20,22 @@ from collector.evidence.claim_events import (
     ReportedEnd,
     ReportingBoot,
     dated,
-    ends_of,
     is_gpu,
     parse_claim_event,
     repeats,
     unplaced_in,
 )
+from collector.evidence.evidence_memory import ChunkInMemory, ChunkMemory, GpuMemory, ProblemReports
 from collector.evidence.evidence_records import EvidenceProblem
 from collector.evidence.gpu_evidence import GpuFacts
 from collector.evidence.gpu_places import GpuPresence
 from collector.evidence.node_chunks import (
-    CHUNK_NS,
     MAX_AGE_NS,
     MAX_GPUS,
     Contacts,
-    EvidenceChunk,
     FirstContact,
-    LayoutSpans,
     NodeReceipts,
     SampleSpan,
-    SuspectPeriod,
-    add_span,
     add_spans,
     believed_from,
 )
@@ -55,40 +47,9 @@ from collector.metering.units import FOREVER_NS
 from railscope.catalog.tenancy import SOURCES
 from railscope.wire import Batch, Envelope
 
-log = structlog.get_logger(__name__)
-
-PART_BYTES = 64 << 10
-"""Usual size of a node's evidence of 15 minutes."""
 FLAGGED_NS = 2_000_000_000
 """Clock offset of a node above which its samples are flagged; above a minute they are not used."""
 MAX_SNAPPED_NS = FLAGGED_NS
-
-
-class ChunkInMemory(msgspec.Struct):
-    """A chunk in memory, with its last change; `stored` if the database has it or is writing it."""
-
-    chunk: EvidenceChunk
-    touched_ns: int = 0
-    stored: bool = False
-    size_bytes: int = 0
-    """Approximate memory use."""
-
-    @property
-    def parts(self) -> int:
-        """Return the number of evidence parts that it counts as."""
-        return 1 + self.size_bytes // PART_BYTES
-
-
-class GpuMemory(msgspec.Struct):
-    """Facts about a GPU in memory, since the first day that is not in the ledger."""
-
-    presences: dict[str, GpuPresence] = {}
-    """By node and boot."""
-    told: list[ReportedClaim] = []
-    ended: list[ReportedEnd] = []
-    cuts: list[LayoutSpans] = []
-    silent: dict[str, list[SampleSpan]] = {}
-    """By node, when it listed the GPU in frames of which some have no value of it."""
 
 
 @dataclass(slots=True)
@@ -99,24 +60,20 @@ class EvidenceBook:
     """
 
     gpus: dict[str, GpuMemory] = field(default_factory=dict)
-    chunks: dict[tuple[str, str, int], ChunkInMemory] = field(default_factory=dict)
-    waiting: Counter[str] = field(default_factory=Counter)
-    """Parts of evidence that are in memory, by node."""
+    chunks: ChunkMemory = field(default_factory=ChunkMemory)
     unwritten: dict[ReportedClaim | ReportedEnd, None] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
     late: set[str] = field(default_factory=set)
     """GPUs with new facts from before the end of their open amounts."""
     tails: dict[str, SampleSpan] = field(default_factory=dict)
     """The newest samples of each GPU, as the account counts them."""
-    listeners: list[Callable[[EvidenceProblem], None]] = field(default_factory=list)
+    problems: ProblemReports = field(default_factory=ProblemReports)
     receipts: dict[str, NodeReceipts] = field(default_factory=dict)
     """By node."""
     refused: int = 0
     version: int = 0
     """Incremented by each claim and each new presence of a GPU."""
     claims: ClaimIndex = field(default_factory=ClaimIndex)
-    suppressed: int = 0
-    """Troubles of one kind and node beyond those that are reported individually."""
     aged_rows: int = 0
     """Rows that were too old at their receipt to be evidence."""
     excess_gpus: int = 0
@@ -124,8 +81,6 @@ class EvidenceBook:
     excess_spans: int = 0
     """Spans of samples beyond the maximum of a GPU or a node."""
     spans: SpanCounts = field(default_factory=SpanCounts)
-    _said: set[tuple[str, ...]] = field(default_factory=set)
-    _troubles: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     # Frames ------------------------------------------------------------------------------------
 
@@ -146,11 +101,8 @@ class EvidenceBook:
             recent = [row for row in recent if batch.boot_ns[row] >= oldest_ns]
             self.aged_rows += batch.rows - len(recent)
         for number, rows in by_chunk(batch.boot_ns, recent):
-            kept = self._chunk(taking, number, rows)
-            before = kept.parts
-            kept.size_bytes += taking.take(kept.chunk, rows)
+            self.chunks.take(taking, number, rows)
             self.node(envelope.node).attend(taking.spans(rows))
-            self.waiting[envelope.node] += kept.parts - before
             yield
 
     def _skew(self, record: FrameRecord, node: str) -> int:
@@ -166,65 +118,16 @@ class EvidenceBook:
         if skew_ns <= QUARANTINE_NS:
             return FLAGGED_NS + 1
         facts = {"skew_ns": str(record.sent.wall_ns - record.received_wall_ns)}
-        self.trouble(EvidenceProblem("quarantine", "", node, record.received_wall_ns, facts))
+        self.problems.report(
+            EvidenceProblem("quarantine", "", node, record.received_wall_ns, facts)
+        )
         return QUARANTINE_NS + 1
-
-    def _chunk(self, taking: BatchFacts, number: int, rows: Sequence[int]) -> ChunkInMemory:
-        envelope, batch, record = taking.envelope, taking.batch, taking.record
-        first = taking.since_boot_ns + batch.boot_ns[rows[0]]
-        last = taking.since_boot_ns + batch.boot_ns[rows[-1]]
-        kept = self._kept((envelope.node, envelope.boot_id, number), record, (first, last))
-        if record.is_marked:
-            doubt = (record.doubted_since_ns, record.corrected_ns)
-            kept.chunk.doubt(SuspectPeriod(*doubt, "", first, last))
-        return kept
-
-    def _kept(
-        self, key: tuple[str, str, int], record: FrameRecord, span: tuple[int, int]
-    ) -> ChunkInMemory:
-        """Return the chunk of a node's 15 minutes, extended by a span."""
-        kept = self.chunks.get(key)
-        if kept is None:
-            kept = self.chunks[key] = ChunkInMemory(EvidenceChunk(*key, *span))
-            self.waiting[key[0]] += kept.parts
-        kept.chunk.cover(*span)
-        kept.touched_ns = max(kept.touched_ns, record.received_wall_ns)
-        kept.stored = False
-        return kept
-
-    def _doubt_claim(
-        self,
-        record: FrameRecord,
-        envelope: Envelope,
-        fact: ReportedClaim | ReportedEnd,
-        frame: tuple[int, int],
-    ) -> None:
-        """Mark the time that a claim or its end affects, up to its frame.
-
-        `frame` has the timestamps of the frame on the boot clock and on the collector's clock.
-        """
-        boot_ns, instant_ns = frame
-        begin_ns = fact.start_ns if isinstance(fact, ReportedClaim) else fact.instant_ns
-        first_ns = min(instant_ns, max(begin_ns, fact.trusted_from_ns))
-        key = (envelope.node, envelope.boot_id, boot_ns // CHUNK_NS)
-        gpu = fact.gpu if is_gpu(fact.gpu) else ""
-        doubt = (record.doubted_since_ns, record.corrected_ns, gpu)
-        kept = self._kept(key, record, (first_ns, instant_ns))
-        kept.chunk.doubt(SuspectPeriod(*doubt, first_ns, instant_ns))
-
-    def release(self, kept: ChunkInMemory) -> None:
-        """Remove a part that is stored in the database."""
-        chunk = kept.chunk
-        del self.chunks[chunk.node, chunk.boot, chunk.number]
-        self.waiting[chunk.node] -= kept.parts
-        if not self.waiting[chunk.node]:
-            del self.waiting[chunk.node]
 
     def gpu(self, uuid: str) -> GpuMemory:
         """Return the facts about a GPU, created if absent."""
         memory = self.gpus.get(uuid)
         if memory is None:
-            memory = self.gpus[uuid] = GpuMemory({}, [], [], [])
+            memory = self.gpus[uuid] = GpuMemory()
         return memory
 
     def node(self, name: str) -> NodeReceipts:
@@ -272,7 +175,7 @@ class EvidenceBook:
         if not receipts.accepts(uuid):
             self.excess_gpus += 1
             facts = {"max": str(MAX_GPUS)}
-            self.trouble(
+            self.problems.report(
                 EvidenceProblem("too_many_gpus", "", presence.node, presence.heard_ns, facts)
             )
             return None
@@ -286,7 +189,7 @@ class EvidenceBook:
         if problem := self.spans.beyond(presence.node, uuid, new):
             self.excess_spans += new
             facts = {"problem": problem}
-            self.trouble(
+            self.problems.report(
                 EvidenceProblem("too_many_spans", "", presence.node, presence.heard_ns, facts)
             )
             return None
@@ -341,14 +244,8 @@ class EvidenceBook:
 
     def cut(self, uuid: str, parts: tuple[ReportedMigInstance, ...], span: SampleSpan) -> None:
         """Record the MIG layout of a GPU in a span, which may be shared: it is copied."""
-        cuts = self.gpu(uuid).cuts
-        for cut in cuts:
-            if cut.parts == parts:
-                if not add_span(cut.spans, span):
-                    self.changed.add(uuid)
-                return
-        cuts.append(LayoutSpans(parts, [replace(span)]))
-        self.changed.add(uuid)
+        if self.gpu(uuid).add_layout(parts, span):
+            self.changed.add(uuid)
 
     # Events ------------------------------------------------------------------------------------
 
@@ -382,12 +279,12 @@ class EvidenceBook:
                 if record.is_marked:
                     frame_ns = batch.boot_ns[event.row]
                     frame = (frame_ns, since_boot_ns + frame_ns)
-                    self._doubt_claim(record, envelope, fact, frame)
+                    self.chunks.doubt_claim(record, envelope, fact, frame)
 
     def _refuse(self, record: FrameRecord, problem: str) -> None:
         self.refused += 1
         facts = {"problem": problem}
-        self.trouble(
+        self.problems.report(
             EvidenceProblem("rejected_claim", "", record.node, record.received_wall_ns, facts)
         )
 
@@ -399,7 +296,7 @@ class EvidenceBook:
         source = claim.source if claim.source in SOURCES else "other"
         words = {"source": source, "reported": claim.level.name, "accepted": limit.name}
         facts = {name: word.lower() for name, word in words.items()}
-        self.trouble(
+        self.problems.report(
             EvidenceProblem("rank_lowered", "", record.node, record.received_wall_ns, facts)
         )
         return replace(claim, level=limit)
@@ -439,44 +336,15 @@ class EvidenceBook:
             self.claims.add(fact)
         return new
 
-    def trouble(self, trouble: EvidenceProblem) -> None:
-        """Log a new problem once, and pass it to the listeners."""
-        key = (trouble.kind, trouble.gpu, trouble.node, *sorted(trouble.facts.values()))
-        if trouble.kind == "quarantine":
-            key = key[:3]
-        if key in self._said:
-            return
-        if len(self._said) >= _MAX_SAID:
-            self._said.clear()
-            self._troubles.clear()
-        if self._troubles[key[0], key[2]] >= _MAX_TROUBLES:
-            self.suppressed += 1
-            return
-        self._said.add(key)
-        self._troubles[key[0], key[2]] += 1
-        log.warning(
-            "evidence_trouble",
-            kind=trouble.kind,
-            gpu=trouble.gpu,
-            node=trouble.node,
-            **trouble.facts,
-        )
-        for listener in self.listeners:
-            listener(trouble)
-
     # Nodes -----------------------------------------------------------------------------------
 
     def gpus_in(self, node: str) -> list[str]:
         """Return the GPUs that were seen in a node."""
-        return [
-            gpu
-            for gpu, memory in self.gpus.items()
-            if any(presence.node == node for presence in memory.presences.values())
-        ]
+        return [gpu for gpu, memory in self.gpus.items() if node in memory.nodes]
 
     def nodes_of(self, gpu: str) -> set[str]:
         """Return the nodes in which a GPU was seen."""
-        return {presence.node for presence in self.gpu(gpu).presences.values()}
+        return self.gpu(gpu).nodes
 
     def has_unplaced(self, node: str) -> bool:
         """True if a claim of the node names no device."""
@@ -500,30 +368,10 @@ class EvidenceBook:
     def forget(self, uuid: str, before_ns: int) -> None:
         """Remove facts that ended before a timestamp, except those that define the state at it."""
         memory = self.gpus[uuid]
-        presences = memory.presences
-        ends = ends_of(memory.told, memory.ended, presences.values())
-        gone = {claim for claim, end_ns in ends.items() if end_ns < before_ns}
-        for node in self.nodes_of(uuid):
-            own = [p.spans for p in presences.values() if p.node == node]
-            last_ns = min(before_ns, _last_before(own, before_ns))
-            for key, presence in list(presences.items()):
-                if presence.node != node or presence.believed_ns >= before_ns:
-                    continue  # the time that its start would free is not decided
-                presence.spans[:] = [s for s in presence.spans if s.last_ns >= last_ns]
-                if not presence.spans:
-                    del presences[key]
-            if silent := memory.silent.pop(node, None):
-                memory.silent[node] = [s for s in silent if s.last_ns >= last_ns]
-        self.spans.count(uuid, presences.values(), memory.silent)
-        last_ns = _last_before([cut.spans for cut in memory.cuts], before_ns)
-        for cut in memory.cuts:
-            cut.spans[:] = [s for s in cut.spans if s.last_ns >= min(before_ns, last_ns)]
-        memory.cuts[:] = [cut for cut in memory.cuts if cut.spans]
         unwritten = {(fact.node, fact.id) for fact in self.unwritten}
-        gone -= unwritten
+        gone = memory.forget(before_ns, unwritten)
+        self.spans.count(uuid, memory.presences.values(), memory.silent)
         self.claims.remove((uuid, node, claim) for node, claim in gone)
-        memory.told[:] = [one for one in memory.told if (one.node, one.id) not in gone]
-        memory.ended[:] = [one for one in memory.ended if (one.node, one.id) not in gone]
 
     # Checkpoints -------------------------------------------------------------------------------
 
@@ -535,10 +383,7 @@ class EvidenceBook:
     ) -> None:
         """Restore from a checkpoint."""
         self.gpus = gpus
-        for kept in chunks:
-            kept.stored = False  # its write may have been in progress
-            self.chunks[kept.chunk.node, kept.chunk.boot, kept.chunk.number] = kept
-            self.waiting[kept.chunk.node] += kept.parts
+        self.chunks.restore(chunks)
         for uuid, memory in gpus.items():
             self.spans.count(uuid, memory.presences.values(), memory.silent)
         self.unwritten = dict.fromkeys(unwritten)
@@ -556,12 +401,5 @@ def _since_boot_ns(record: FrameRecord, envelope: Envelope, batch: Batch) -> int
     return record.received_wall_ns - age_ns - batch.boot_ns[-1]
 
 
-def _last_before(spans: Iterable[Sequence[SampleSpan]], before_ns: int) -> int:
-    """Return the end of the last span that began before a timestamp."""
-    return max((s.last_ns for some in spans for s in some if s.first_ns < before_ns), default=0)
-
-
 _NEVER = FirstContact(FOREVER_NS)
-_MAX_SAID, _MAX_TROUBLES = 10_000, 200
-"""Maximum number of remembered troubles, and of those reported individually per kind and node."""
 _CLAIMS_A_STEP = 256

@@ -1,0 +1,86 @@
+"""State file of tenancy: claims in force, names of GPUs and clock offsets, across restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import structlog
+
+from agent.sampling.source import ProbeFinding, ProbeVerdict
+from agent.tenancy.claim_tracker import ClaimTracker, ClaimTrackerState
+from agent.tenancy.claims import ClockHistory, ClockOffsets
+from agent.tenancy.devices import GpuNames
+from railscope.durable_files import DamagedFileError, read_json, write_json
+from railscope.frame import NodeTimestamp
+
+log = structlog.get_logger(__name__)
+
+STATE_FILE = "claims-in-force.json"
+STATE_SUBJECT = "memory of claims"
+SAVE_EVERY_NS = 60_000_000_000
+"""Interval for saving the time of the last poll, which bounds the uncertainty of a later start."""
+
+
+class TenancyState(msgspec.Struct, frozen=True):
+    """Content of the file; another format is treated as damaged."""
+
+    format: Literal[1]
+    book: ClaimTrackerState
+    gpus: list[GpuNames]
+    clock: ClockOffsets | None = None
+
+
+class TenancyStateFile:
+    """State file in the state directory. Blocking."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / STATE_FILE
+        self._kept_ns: int | None = None
+        self._damage = ""
+        self._problem = ""
+
+    @property
+    def findings(self) -> tuple[ProbeFinding, ...]:
+        """Findings about the file."""
+        told = []
+        if self._damage:
+            remedy = "claims in force were told anew, with other ids: see them in the collector"
+            told.append(ProbeFinding(STATE_SUBJECT, ProbeVerdict.BROKEN, self._damage, remedy))
+        if self._problem:
+            remedy = "make room in the state directory: a restart would forget claims in force"
+            told.append(ProbeFinding(STATE_SUBJECT, ProbeVerdict.BROKEN, self._problem, remedy))
+        return tuple(told)
+
+    def load(self) -> TenancyState | None:
+        """Return the saved state; None without a file. A damaged file is renamed and reported."""
+        try:
+            kept = read_json(self._path, TenancyState)
+        except (OSError, DamagedFileError) as error:
+            self._damage = str(error)
+            log.error("claims_forgotten", file=str(self._path), problem=self._damage)
+            return None
+        return kept
+
+    def save(
+        self, book: ClaimTracker, gpus: Mapping[str, GpuNames], clock: ClockHistory, now: NodeTimestamp, *,
+        names_changed: bool,
+    ) -> None:  # fmt: skip
+        """Save changes at once, and poll times at intervals."""
+        due = self._kept_ns is None or now.boot_ns - self._kept_ns >= SAVE_EVERY_NS
+        if not (book.changed or clock.changed or names_changed or due or self._problem):
+            return
+        if not self._path.parent.is_dir():
+            return  # a run by hand need not have one
+        try:
+            write_json(self._path, TenancyState(1, book.kept, list(gpus.values()), clock.kept))
+        except OSError as error:
+            problem = f"{self._path}: {error.strerror or error}"
+            if problem != self._problem:
+                log.error("claims_not_kept", file=str(self._path), problem=problem)
+            self._problem = problem
+            return
+        self._problem, self._kept_ns = "", now.boot_ns
+        book.changed = clock.changed = False

@@ -1,0 +1,218 @@
+"""Parts of the evidence in memory: facts about a GPU, chunks of nodes, reports of problems."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import structlog
+from msgspec.structs import replace
+
+from collector.evidence.batch_facts import BatchFacts
+from collector.evidence.claim_events import ReportedClaim, ReportedEnd, ends_of, is_gpu
+from collector.evidence.evidence_records import EvidenceProblem
+from collector.evidence.gpu_places import GpuPresence
+from collector.evidence.node_chunks import (
+    CHUNK_NS,
+    EvidenceChunk,
+    LayoutSpans,
+    SampleSpan,
+    SuspectPeriod,
+    add_span,
+)
+from collector.fleet.schema_columns import ReportedMigInstance
+from collector.framelog.segment_files import FrameRecord
+from railscope.wire import Envelope
+
+log = structlog.get_logger(__name__)
+
+PART_BYTES = 64 << 10
+"""Usual size of a node's evidence of 15 minutes."""
+_MAX_REMEMBERED, _MAX_REPORTED = 10_000, 200
+"""Maximum number of remembered problems, and of those reported individually per kind and node."""
+
+
+class GpuMemory(msgspec.Struct):
+    """Facts about a GPU in memory, since the first day that is not in the ledger."""
+
+    presences: dict[str, GpuPresence] = {}
+    """By node and boot."""
+    told: list[ReportedClaim] = []
+    ended: list[ReportedEnd] = []
+    cuts: list[LayoutSpans] = []
+    silent: dict[str, list[SampleSpan]] = {}
+    """By node, when it listed the GPU in frames of which some have no value of it."""
+
+    @property
+    def nodes(self) -> set[str]:
+        """Return the nodes in which the GPU was seen."""
+        return {presence.node for presence in self.presences.values()}
+
+    def add_layout(self, parts: tuple[ReportedMigInstance, ...], span: SampleSpan) -> bool:
+        """Add a MIG layout in a span, which is copied; true unless it continues a known span."""
+        for cut in self.cuts:
+            if cut.parts == parts:
+                return not add_span(cut.spans, span)
+        self.cuts.append(LayoutSpans(parts, [replace(span)]))
+        return True
+
+    def forget(
+        self, before_ns: int, unwritten: Collection[tuple[str, str]]
+    ) -> set[tuple[str, str]]:
+        """Remove facts that ended before a timestamp, except those that define the state at it.
+
+        Claims that are unwritten stay. Return the node and id of each removed claim.
+        """
+        ends = ends_of(self.told, self.ended, self.presences.values())
+        gone = {claim for claim, end_ns in ends.items() if end_ns < before_ns} - set(unwritten)
+        for node in self.nodes:
+            self._forget_node(node, before_ns)
+        last_ns = min(before_ns, _last_before([cut.spans for cut in self.cuts], before_ns))
+        for cut in self.cuts:
+            cut.spans[:] = [s for s in cut.spans if s.last_ns >= last_ns]
+        self.cuts[:] = [cut for cut in self.cuts if cut.spans]
+        self.told[:] = [one for one in self.told if (one.node, one.id) not in gone]
+        self.ended[:] = [one for one in self.ended if (one.node, one.id) not in gone]
+        return gone
+
+    def _forget_node(self, node: str, before_ns: int) -> None:
+        """Remove the spans of a node that ended before a timestamp."""
+        own = {key: p for key, p in self.presences.items() if p.node == node}
+        last_ns = min(before_ns, _last_before([p.spans for p in own.values()], before_ns))
+        for key, presence in own.items():
+            if presence.believed_ns >= before_ns:
+                continue  # the time that its start would free is not decided
+            presence.spans[:] = [s for s in presence.spans if s.last_ns >= last_ns]
+            if not presence.spans:
+                del self.presences[key]
+        if silent := self.silent.pop(node, None):
+            self.silent[node] = [s for s in silent if s.last_ns >= last_ns]
+
+
+def _last_before(spans: Iterable[Sequence[SampleSpan]], before_ns: int) -> int:
+    """Return the end of the last span that began before a timestamp."""
+    return max((s.last_ns for some in spans for s in some if s.first_ns < before_ns), default=0)
+
+
+class ChunkInMemory(msgspec.Struct):
+    """A chunk in memory, with its last change; `stored` if the database has it or is writing it."""
+
+    chunk: EvidenceChunk
+    touched_ns: int = 0
+    stored: bool = False
+    size_bytes: int = 0
+    """Approximate memory use."""
+
+    @property
+    def parts(self) -> int:
+        """Return the number of evidence parts that it counts as."""
+        return 1 + self.size_bytes // PART_BYTES
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """Return its node, boot and number."""
+        return self.chunk.node, self.chunk.boot, self.chunk.number
+
+
+@dataclass(slots=True)
+class ChunkMemory:
+    """All chunks in memory, by node, boot and number."""
+
+    by_key: dict[tuple[str, str, int], ChunkInMemory] = field(default_factory=dict)
+    parts: Counter[str] = field(default_factory=Counter)
+    """Parts of evidence that are in memory, by node."""
+
+    def take(self, taking: BatchFacts, number: int, rows: Sequence[int]) -> None:
+        """Record the rows of a batch that belong in one chunk."""
+        envelope, batch, record = taking.envelope, taking.batch, taking.record
+        first_ns = taking.since_boot_ns + batch.boot_ns[rows[0]]
+        last_ns = taking.since_boot_ns + batch.boot_ns[rows[-1]]
+        key = (envelope.node, envelope.boot_id, number)
+        one = self._extended(key, record, (first_ns, last_ns))
+        if record.is_marked:
+            doubt = (record.doubted_since_ns, record.corrected_ns)
+            one.chunk.doubt(SuspectPeriod(*doubt, "", first_ns, last_ns))
+        before = one.parts
+        one.size_bytes += taking.take(one.chunk, rows)
+        self.parts[envelope.node] += one.parts - before
+
+    def doubt_claim(
+        self,
+        record: FrameRecord,
+        envelope: Envelope,
+        fact: ReportedClaim | ReportedEnd,
+        frame: tuple[int, int],
+    ) -> None:
+        """Mark the time that a claim or its end affects, up to its frame.
+
+        `frame` has the timestamps of the frame on the boot clock and on the collector's clock.
+        """
+        boot_ns, timestamp_ns = frame
+        begin_ns = fact.start_ns if isinstance(fact, ReportedClaim) else fact.instant_ns
+        first_ns = min(timestamp_ns, max(begin_ns, fact.trusted_from_ns))
+        key = (envelope.node, envelope.boot_id, boot_ns // CHUNK_NS)
+        gpu = fact.gpu if is_gpu(fact.gpu) else ""
+        doubt = (record.doubted_since_ns, record.corrected_ns, gpu)
+        one = self._extended(key, record, (first_ns, timestamp_ns))
+        one.chunk.doubt(SuspectPeriod(*doubt, first_ns, timestamp_ns))
+
+    def _extended(
+        self, key: tuple[str, str, int], record: FrameRecord, span: tuple[int, int]
+    ) -> ChunkInMemory:
+        """Return the chunk of a node's 15 minutes, extended by a span."""
+        one = self.by_key.get(key)
+        if one is None:
+            one = self.by_key[key] = ChunkInMemory(EvidenceChunk(*key, *span))
+            self.parts[key[0]] += one.parts
+        one.chunk.cover(*span)
+        one.touched_ns = max(one.touched_ns, record.received_wall_ns)
+        one.stored = False
+        return one
+
+    def release(self, one: ChunkInMemory) -> None:
+        """Remove a chunk that is stored in the database."""
+        node = one.chunk.node
+        del self.by_key[one.key]
+        self.parts[node] -= one.parts
+        if not self.parts[node]:
+            del self.parts[node]
+
+    def restore(self, chunks: Iterable[ChunkInMemory]) -> None:
+        """Add the chunks of a checkpoint."""
+        for one in chunks:
+            one.stored = False  # its write may have been in progress
+            self.by_key[one.key] = one
+            self.parts[one.chunk.node] += one.parts
+
+
+@dataclass(slots=True)
+class ProblemReports:
+    """Problems of the evidence, each reported once: logged and passed to the listeners."""
+
+    listeners: list[Callable[[EvidenceProblem], None]] = field(default_factory=list)
+    suppressed: int = 0
+    """Problems of one kind and node beyond those that are reported individually."""
+    _reported: set[tuple[str, ...]] = field(default_factory=set)
+    _counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def report(self, problem: EvidenceProblem) -> None:
+        """Log a new problem once, and pass it to the listeners."""
+        kind, gpu, node, facts = problem.kind, problem.gpu, problem.node, problem.facts
+        key = (kind, gpu, node, *sorted(facts.values()))
+        if kind == "quarantine":
+            key = key[:3]
+        if key in self._reported:
+            return
+        if len(self._reported) >= _MAX_REMEMBERED:
+            self._reported.clear()
+            self._counts.clear()
+        if self._counts[kind, node] >= _MAX_REPORTED:
+            self.suppressed += 1
+            return
+        self._reported.add(key)
+        self._counts[kind, node] += 1
+        log.warning("evidence_trouble", kind=kind, gpu=gpu, node=node, **facts)
+        for listener in self.listeners:
+            listener(problem)
