@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from pathlib import Path
-
 from hypothesis import given
 from hypothesis import strategies as st
 from looks import ALICE, states, troubles
 from msgspec.structs import replace
+from reports import HOUR, doubted, read_again, reporting
 from stories import stories
 from support.examples import fewer
 from support.settling import Site, content
@@ -17,63 +14,23 @@ from support.story import (
     DAY,
     DAY_SECONDS,
     SECOND,
-    Envelopes,
-    Reporter,
     accept,
     at,
-    core_in,
     ended,
-    gpus_of,
     known_of,
     started,
 )
 
 from collector.evidence.gpu_evidence import evidence_of
 from collector.framelog.framelog import FrameLog
-from collector.framelog.segment_files import (
-    FrameLogStats,
-    encode_record,
-    frame_payload,
-    start_segment,
-)
 from collector.ledger.day_tiling import evidence_root
 from collector.state.collector_state import CollectorState
 from collector.state.restart import Restart
 
-HOUR = 3600
 few = fewer(60)
 deltas = st.one_of(
     st.integers(-(10**6) * SECOND, 10**6 * SECOND), st.sampled_from([SECOND, -SECOND, 61 * SECOND])
 )
-
-
-def doubted(envelopes: Envelopes, first: int, end: int, delta_ns: int) -> tuple[Envelopes, int]:
-    """The same, where from one envelope to another the reference was wrong; and since when it was."""
-    if first >= end:
-        return envelopes, 0
-    since_ns = envelopes[first][0].received_wall_ns - delta_ns
-    wrong = [
-        (replace(r, received_wall_ns=r.received_wall_ns - delta_ns, doubted_since_ns=since_ns), e)
-        for r, e in envelopes[first:end]
-    ]
-    return [*envelopes[:first], *wrong, *envelopes[end:]], since_ns
-
-
-def read_again(envelopes: Envelopes, corrections: dict[int, int]) -> CollectorState:
-    """A core that starts from a frame log with these records."""
-    directory = Path(tempfile.mkdtemp())
-    (directory / "frames").mkdir()
-    descriptor, marker = start_segment(directory / "frames", 1)
-    with os.fdopen(descriptor, "wb") as file:
-        file.writelines(frame_payload(marker, encode_record(record)) for record, _ in envelopes)
-    core = core_in(directory / "schemas")
-    for _, envelope in envelopes:
-        for schema in envelope.schemas:
-            core.schemas.put(schema)
-    restart = Restart(directory, core, corrections=corrections)
-    restart.read(FrameLogStats())
-    assert not restart.quarantine.records
-    return core
 
 
 def roots(core: CollectorState, files) -> dict[str, str]:
@@ -98,18 +55,17 @@ def test_p25_frames_of_a_doubted_time_are_placed_by_the_decision(story, sizes, d
     assert decided.evidence.receipts == read_again(envelopes, {}).evidence.receipts
 
 
-def told(seconds: range) -> Envelopes:
-    """A GPU over some time; alice holds it for a part."""
-    events = {
-        2 * HOUR: [started("GPU-0", "job", 2 * HOUR, start_boot_ns=str((2 * HOUR + 5000) * SECOND),
-                           **ALICE)],
-        20 * HOUR: [ended("GPU-0", "job", 20 * HOUR)],
-    }  # fmt: skip
-    return Reporter().told(gpus_of("GPU-0"), seconds, events=events, each=20)
+CLAIM = {
+    2 * HOUR: [
+        started("GPU-0", "job", 2 * HOUR, start_boot_ns=str((2 * HOUR + 5000) * SECOND), **ALICE)
+    ],
+    20 * HOUR: [ended("GPU-0", "job", 20 * HOUR)],
+}
+"""Alice holds GPU-0 for 18 hours."""
 
 
 async def test_p25_the_ledger_of_a_stepped_clock_is_that_of_a_right_one(make, tmp_path):
-    envelopes = told(range(0, DAY_SECONDS + 2 * HOUR, 30))
+    envelopes = reporting("GPU-0", until=DAY_SECONDS + 2 * HOUR, events=CLAIM)
     right = make("right", f"sqlite:///{tmp_path}/right.db")
     accept(right.core, envelopes)
     await right.round(DAY_SECONDS + 3 * HOUR, everything=True)
@@ -137,7 +93,7 @@ async def test_p25_the_ledger_of_a_stepped_clock_is_that_of_a_right_one(make, tm
 
 def test_no_node_is_quarantined_while_the_collectors_clock_is_suspect(core: CollectorState):
     heard = troubles(core)
-    wrong, _ = doubted(told(range(0, 601, 30)), 0, 10**6, HOUR * SECOND)
+    wrong, _ = doubted(reporting("GPU-0", until=600, events=CLAIM), 0, 10**6, HOUR * SECOND)
     accept(core, wrong)
     assert heard == []
     assert [s.skew_ns for s in known_of(core, "GPU-0").evidence.stretches] == [0]
@@ -146,7 +102,7 @@ def test_no_node_is_quarantined_while_the_collectors_clock_is_suspect(core: Coll
 
 def test_a_wrong_clock_of_a_node_is_quarantined_otherwise(core: CollectorState):
     heard = troubles(core)
-    wrong, _ = doubted(told(range(0, 601, 30)), 0, 10**6, HOUR * SECOND)
+    wrong, _ = doubted(reporting("GPU-0", until=600, events=CLAIM), 0, 10**6, HOUR * SECOND)
     accept(core, [(replace(record, doubted_since_ns=0), found) for record, found in wrong])
     assert {one.kind for one in heard} == {"quarantine"}
 

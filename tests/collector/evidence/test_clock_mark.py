@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
 
 from looks import ALICE
 from msgspec.structs import replace
+from reports import HOUR, doubted, read_again, reporting
 from support.settling import Site
 from support.story import (
     DAY,
@@ -20,7 +21,6 @@ from support.story import (
     known_of,
     started,
 )
-from test_clock_decided import doubted, read_again
 
 from collector.account.account_cells import account_json
 from collector.evidence.node_chunks import MAX_DOUBTS, EvidenceChunk, SuspectPeriod
@@ -30,17 +30,11 @@ from collector.metering.evidence import ClockDoubt
 from collector.settlement.ledger_days import ENGINE_VERSION
 from collector.state.collector_state import CollectorState
 
-HOUR = 3600
 DAYS = range(DAY - 1, DAY + 9)
 LAST = 2 * DAY_SECONDS + 3 * HOUR
 
 
-def told(
-    node: str = "n1", gpu: str = "GPU-0", events: Mapping[int, list] | None = None
-) -> Envelopes:
-    """A GPU over two days and an hour."""
-    seconds = range(0, 2 * DAY_SECONDS + HOUR, 30)
-    return Reporter(node).told(gpus_of(gpu), seconds, events=dict(events or {}), each=20)
+two_days = partial(reporting, "GPU-0", until=2 * DAY_SECONDS + HOUR)
 
 
 def suspect(envelopes: Envelopes, start: float, end: float) -> tuple[Envelopes, int]:
@@ -65,8 +59,8 @@ def marks(site: Site) -> dict[GpuDay, tuple[ClockDoubt, ...]]:
 
 async def test_days_with_evidence_of_a_suspect_time_are_marked_and_no_others(site: Site):
     """It returned by itself: what was received is placed right, and says so."""
-    mine, since_ns = suspect(told(), 30 * HOUR, 31 * HOUR)
-    accept(site.core, [*mine, *told("n2", "GPU-9")])
+    mine, since_ns = suspect(two_days(), 30 * HOUR, 31 * HOUR)
+    accept(site.core, [*mine, *reporting("GPU-9", until=2 * DAY_SECONDS + HOUR, node="n2")])
     await site.round(LAST, everything=True)
     assert marks(site) == {GpuDay("GPU-0", DAY + 1): (ClockDoubt(since_ns, 0),)}
     account = account_json(await site.account(LAST))
@@ -76,13 +70,13 @@ async def test_days_with_evidence_of_a_suspect_time_are_marked_and_no_others(sit
 
     site.restart()
     await site.round(LAST, everything=True)
-    accept(site.core, told()[:1])
+    accept(site.core, two_days()[:1])
     await site.round(LAST, everything=True)
     assert account_json(await site.account(LAST))["clock_suspect"] == expected
 
 
 async def test_a_decision_keeps_the_mark_and_is_its_explanation(site: Site):
-    envelopes = told()
+    envelopes = two_days()
     first, end = len(envelopes) // 4, len(envelopes) // 3
     delta_ns = -5 * HOUR * SECOND
     wrong, since_ns = doubted(envelopes, first, end, delta_ns)
@@ -93,7 +87,7 @@ async def test_a_decision_keeps_the_mark_and_is_its_explanation(site: Site):
 
 
 async def test_a_clock_that_was_only_unconfirmed_leaves_no_mark(site: Site):
-    envelopes = [(replace(r, doubted_since_ns=at(0)), e) for r, e in told()]
+    envelopes = [(replace(r, doubted_since_ns=at(0)), e) for r, e in two_days()]
     accept(site.core, envelopes)
     await site.round(LAST, everything=True)
     assert len(site.door.ledger.newest(DAYS.start, DAYS.stop)) >= 2
@@ -102,7 +96,7 @@ async def test_a_clock_that_was_only_unconfirmed_leaves_no_mark(site: Site):
 
 async def test_evidence_of_a_suspect_time_marks_a_day_that_is_settled_already(site: Site):
     """Frames of the first day come after it was settled, by a suspect clock; its content stays."""
-    envelopes = told()
+    envelopes = two_days()
     late = [
         one
         for one in envelopes
@@ -142,7 +136,7 @@ async def test_a_claim_marks_the_days_that_it_reaches_back_to_on_its_gpu_only(si
 
 async def test_the_ledger_computes_its_marks_again(site: Site):
     """R7: the same mark and root from stored evidence."""
-    found, _ = suspect(told(), 10 * HOUR, 30 * HOUR)
+    found, _ = suspect(two_days(), 10 * HOUR, 30 * HOUR)
     accept(site.core, found)
     await site.round(LAST, everything=True)
     assert len(marks(site)) == 2

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from fractions import Fraction
+from functools import partial
 
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from looks import ALICE, energy, states
+from reports import HOUR, SENT, reporting
 from sqlalchemy import select
 from support.settling import Site
 from support.story import (
@@ -51,10 +53,6 @@ from collector.state.collector_state import CollectorState
 from railscope.audit.record import RecordActor
 from railscope.frame import Event
 
-HOUR = 3600
-SENT = 600
-"""Seconds from one envelope to the next."""
-
 
 def inventory(*rows: str) -> AdministratorInputs:
     """What an inventory says: rows of node,gpus."""
@@ -62,12 +60,7 @@ def inventory(*rows: str) -> AdministratorInputs:
     return AdministratorInputs(inventory=device_files.parse_inventory("\n".join(lines) + "\n"))
 
 
-def reporting(
-    *, until: int = 10 * HOUR, step: int = 30, events: dict[int, list] | None = None
-) -> list:
-    """A node that sends an envelope every ten minutes."""
-    seconds = range(0, until + 1, step)
-    return Reporter().told(gpus_of("GPU-0"), seconds, events=events, each=SENT // step)
+reports_of = partial(reporting, "GPU-0", until=10 * HOUR)
 
 
 # Late claims -----------------------------------------------------------------------------------
@@ -75,7 +68,7 @@ def reporting(
 
 def test_a_claim_may_reach_an_hour_before_the_previous_envelope(core: CollectorState):
     events = {5 * HOUR: [started("GPU-0", "job", 4 * HOUR, **ALICE)]}
-    accept(core, reporting(events=events))
+    accept(core, reports_of(events=events))
     assert states(core, 10 * HOUR) == [
         ("idle", "", 0, 4 * HOUR), ("observed", "alice", 4 * HOUR, 10 * HOUR),
     ]  # fmt: skip
@@ -83,7 +76,7 @@ def test_a_claim_may_reach_an_hour_before_the_previous_envelope(core: CollectorS
 
 def test_what_a_claim_says_of_the_time_before_waits(core: CollectorState):
     events = {5 * HOUR: [started("GPU-0", "job", HOUR, **ALICE)]}
-    accept(core, reporting(events=events))
+    accept(core, reports_of(events=events))
     assert states(core, 10 * HOUR) == [
         ("idle", "", 0, HOUR), ("review", "alice", HOUR, 4 * HOUR - SENT),
         ("observed", "alice", 4 * HOUR - SENT, 10 * HOUR),
@@ -92,7 +85,7 @@ def test_what_a_claim_says_of_the_time_before_waits(core: CollectorState):
 
 def test_energy_of_time_under_review_is_nobodys_until_it_is_accepted(core: CollectorState):
     job = started("GPU-0", "job", HOUR, **ALICE)
-    accept(core, reporting(events={5 * HOUR: [job, ended("GPU-0", "job", 4 * HOUR - SENT)]}))
+    accept(core, reports_of(events={5 * HOUR: [job, ended("GPU-0", "job", 4 * HOUR - SENT)]}))
     waiting_energy = energy(core)
     assert set(waiting_energy) == {("unattributed", ""), ("idle", "")}
     accepted = energy(
@@ -107,13 +100,13 @@ def test_energy_of_time_under_review_is_nobodys_until_it_is_accepted(core: Colle
 
 def test_the_first_receipt_counts(core: CollectorState):
     job = started("GPU-0", "job", HOUR, **ALICE)
-    accept(core, reporting(events={HOUR: [job], 5 * HOUR: [job], 6 * HOUR: [job]}))
+    accept(core, reports_of(events={HOUR: [job], 5 * HOUR: [job], 6 * HOUR: [job]}))
     assert states(core, 10 * HOUR)[1:] == [("observed", "alice", HOUR, 10 * HOUR)]
 
 
 def test_a_late_end_frees_nothing_before_it_is_accepted(core: CollectorState):
     events = {0: [started("GPU-0", "job", 0, **ALICE)], 5 * HOUR: [ended("GPU-0", "job", HOUR)]}
-    accept(core, reporting(events=events))
+    accept(core, reports_of(events=events))
     assert states(core, 10 * HOUR) == [
         ("observed", "alice", 0, HOUR), ("review", "alice", HOUR, 4 * HOUR - SENT),
         ("idle", "", 4 * HOUR - SENT, 10 * HOUR),
@@ -156,7 +149,7 @@ def test_beyond_three_days_an_absent_agent_waits_for_a_person(core: CollectorSta
 
 def test_a_job_that_is_reported_when_it_is_over_is_decided_as_one(core: CollectorState):
     events = {8 * HOUR: [started("GPU-0", "job", HOUR, **ALICE), ended("GPU-0", "job", 3 * HOUR)]}
-    accept(core, reporting(events=events))
+    accept(core, reports_of(events=events))
     assert states(core, 10 * HOUR)[1:] == [
         ("review", "alice", HOUR, 3 * HOUR), ("idle", "", 3 * HOUR, 10 * HOUR),
     ]  # fmt: skip
@@ -190,7 +183,7 @@ def test_evidence_under_review_moves_no_time_of_another_claim(tmp_path_factory, 
     def held(*more: Event) -> list:
         core = core_in(tmp_path_factory.mktemp("schemas"))
         events = {0: [started("GPU-0", "own", 0, level="node_plugin", **ALICE)], 101 * HOUR: more}
-        accept(core, reporting(until=102 * HOUR, step=SENT, events=events))
+        accept(core, reports_of(until=102 * HOUR, step=SENT, events=events))
         return [one for one in states(core, 99 * HOUR) if one[1] == "alice"]
 
     late = started("GPU-0", "late", (99 - min(hours, 98)) * HOUR, tenant="mallory",
@@ -265,7 +258,7 @@ def ledger_hours(site: Site) -> dict:
 @pytest.mark.parametrize("accepted", [True, False])
 async def test_a_decision_is_recorded_and_makes_a_revision(site: Site, *, accepted: bool):
     events = {12 * HOUR: [started("GPU-0", "job", HOUR, **ALICE)], 20 * HOUR: [ended("GPU-0", "job", 20 * HOUR)]}  # fmt: skip
-    accept(site.core, reporting(until=24 * HOUR, events=events))
+    accept(site.core, reports_of(until=24 * HOUR, events=events))
     now = 26 * HOUR
     await site.round(now, everything=True)
     late = 10 - SENT / HOUR
@@ -313,7 +306,7 @@ async def test_time_before_first_contact_is_in_the_ledger_as_review(site: Site):
 
 async def test_two_collectors_tell_the_same_of_late_claims(site: Site):
     events = {12 * HOUR: [started("GPU-0", "job", HOUR, **ALICE)]}
-    envelopes = reporting(until=24 * HOUR, events=events)
+    envelopes = reports_of(until=24 * HOUR, events=events)
     accept(site.core, envelopes)
     await site.round(26 * HOUR, everything=True)
     once = ledger_hours(site)
@@ -326,7 +319,7 @@ async def test_two_collectors_tell_the_same_of_late_claims(site: Site):
 
 async def test_people_see_and_decide_what_waits_by_commands(site: Site):
     events = {12 * HOUR: [started("GPU-0", "job", HOUR, **ALICE)]}
-    accept(site.core, reporting(until=24 * HOUR, events=events))
+    accept(site.core, reports_of(until=24 * HOUR, events=events))
     await site.round(26 * HOUR, everything=True)
     where = ["--ledger", site.url]
     listed = CliRunner().invoke(review_command, [*where, "--format", "json"])

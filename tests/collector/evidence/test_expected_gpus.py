@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 from looks import ALICE
+from reports import HOUR
 from support.story import DAY_SECONDS, Reporter, accept, at, gpus_of, known_of, started
 
 from collector.evidence.gpu_evidence import AdministratorInputs
@@ -24,7 +25,6 @@ from collector.files.device_files import RetiredGpus, Retirement
 from collector.metering.units import FOREVER_NS
 from collector.state.collector_state import CollectorState
 
-HOUR = 3600
 MONTH = 30 * DAY_SECONDS
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from looks import energy, troubles
+from reports import HOUR
 from support.checkpoints import checkpoint_of, resume_from
 from support.examples import fewer
 from support.settling import Site
@@ -25,8 +26,6 @@ from support.story import (
 
 from collector.evidence.node_chunks import MAX_GPUS
 from collector.state.collector_state import CollectorState
-
-HOUR = 3600
 
 
 def observed(core: CollectorState, name: str = "GPU-0") -> list[tuple[float, float]]:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from looks import ALICE, states
+from reports import HOUR, SENT, Events, reporting
 from support.examples import fewer
 from support.settling import Site
 from support.story import (
@@ -33,8 +34,6 @@ from collector.state.collector_state import CollectorState
 from railscope.audit.record import RecordActor
 from railscope.frame import Event
 
-HOUR = 3600
-SENT = 600
 LAST = 80 * HOUR
 HORIZON = LAST - HOUR
 """What the node reports after its last honest envelope is believed from here on."""
@@ -45,13 +44,11 @@ def honest(until: int = LAST, step: int = 30) -> Envelopes:
     """A GPU that alice holds, sampled to the end; an envelope every ten minutes."""
     start = 2 * HOUR
     events = {start: [started("GPU-0", "job", start, **ALICE)]}
-    return Reporter().told(
-        gpus_of("GPU-0"), range(0, until + 1, step), events=events, each=SENT // step
-    )
+    return reporting("GPU-0", until=until, step=step, events=events)
 
 
 def invented(
-    number: int, second: int, events: dict[int, list[Event]] | None = None, sent: int = LAST + 60
+    number: int, second: int, events: Events | None = None, sent: int = LAST + 60
 ) -> Envelopes:
     """One envelope of another boot that claims a sample at a past second."""
     node = Reporter(boot_id=f"invented-{number}", run=f"other-{number}", booted_at=-400_000)

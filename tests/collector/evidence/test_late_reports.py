@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from looks import ALICE, states
 from msgspec.structs import replace
+from reports import HOUR, SENT, Events, reporting
 from support.examples import fewer
 from support.story import (
     SECOND,
@@ -45,9 +47,6 @@ from collector.metering.units import Tiling
 from collector.state.collector_state import CollectorState
 from railscope.frame import Event
 
-HOUR = 3600
-SENT = 600
-"""Seconds from one envelope to the next."""
 BOOTED = 5000
 REPORTED = 20 * HOUR
 HORIZON = REPORTED - SENT - HOUR
@@ -55,7 +54,6 @@ HORIZON = REPORTED - SENT - HOUR
 LAST = 24 * HOUR
 REBOOTED = 10 * HOUR
 GPUS = ("GPU-0", "GPU-1")
-Events = dict[int, list[Event]]
 few = fewer(80)
 
 
@@ -63,10 +61,7 @@ def by_boot(second: float, booted: int = BOOTED) -> dict[str, str]:
     return {"start_boot_ns": str(round((second + booted) * SECOND))}
 
 
-def reporting(events: Events, step: int = 30) -> Envelopes:
-    return Reporter().told(
-        gpus_of(*GPUS), range(0, LAST + 1, step), events=events, each=SENT // step
-    )
+reports_of = partial(reporting, *GPUS, until=LAST)
 
 
 def observed(core: CollectorState, files: AdministratorInputs | None = None) -> list[tuple]:
@@ -98,7 +93,7 @@ RED, BLUE = claim("red", **by_boot(6 * HOUR)), claim("blue", **by_boot(6 * HOUR)
 def test_a_late_claim_waits_whatever_else_is_reported_under_its_id(
     core: CollectorState, other: Event
 ):
-    accept(core, reporting({REPORTED: [other, BLUE], REPORTED + 2 * HOUR: [other]}))
+    accept(core, reports_of(events={REPORTED: [other, BLUE], REPORTED + 2 * HOUR: [other]}))
     assert observed(core) == [
         ("review", "blue", 6 * HOUR, HORIZON), ("observed", "blue", HORIZON, LAST),
     ]  # fmt: skip
@@ -118,7 +113,7 @@ def test_a_late_claim_waits_whatever_else_is_reported_under_its_id(
 def test_a_later_report_of_a_claim_moves_no_time_to_another_tenant(
     core: CollectorState, first: Event, again: Event
 ):
-    accept(core, reporting({6 * HOUR: [first], REPORTED: [again]}))
+    accept(core, reports_of(events={6 * HOUR: [first], REPORTED: [again]}))
     assert observed(core) == [("observed", "red", 6 * HOUR, LAST)]
 
 
@@ -126,8 +121,8 @@ def test_a_later_report_precedes_no_earlier_one_that_was_late_itself(core: Colle
     """Its horizon may lie between the horizon and the receipt of the report before."""
     accept(
         core,
-        reporting(
-            {REPORTED: [reported_at(RED, REPORTED)], REPORTED + SENT: [reported_at(BLUE, 0)]}
+        reports_of(
+            events={REPORTED: [reported_at(RED, REPORTED)], REPORTED + SENT: [reported_at(BLUE, 0)]}
         ),
     )
     assert {tenant for _, tenant, *_ in observed(core)} == {"red"}
@@ -140,7 +135,7 @@ def test_a_later_report_precedes_no_earlier_one_that_was_late_itself(core: Colle
 @pytest.mark.parametrize("level", ["process", "scheduler"])
 def test_an_end_in_a_later_report_of_a_claim_waits(core: CollectorState, level: str):
     again = claim("red", level=level, end_ns=str(at(6 * HOUR + 60)))
-    accept(core, reporting({6 * HOUR: [RED], REPORTED: [again]}))
+    accept(core, reports_of(events={6 * HOUR: [RED], REPORTED: [again]}))
     assert observed(core) == [
         ("observed", "red", 6 * HOUR, 6 * HOUR + 60),
         ("review", "red", 6 * HOUR + 60, HORIZON),
@@ -150,7 +145,7 @@ def test_an_end_in_a_later_report_of_a_claim_waits(core: CollectorState, level: 
 def test_a_later_end_makes_no_claim_longer(core: CollectorState):
     over = claim("red", end_ns=str(at(12 * HOUR)))
     later = {12 * HOUR: [over], REPORTED: [ended("GPU-0", "job", REPORTED)]}
-    accept(core, reporting({6 * HOUR: [claim("red")]} | later))
+    accept(core, reports_of(events={6 * HOUR: [claim("red")]} | later))
     assert observed(core) == [("observed", "red", 6 * HOUR, 12 * HOUR)]
 
 
@@ -269,7 +264,7 @@ def changed(before: list[Cell], after: list[Cell]) -> list[tuple[Cell, Cell]]:
 def test_a_claim_under_review_moves_no_claim_without_a_device(core: CollectorState):
     job = {"workload": "w", "source": "kubernetes"}
     whole = started("", "count", HOUR, count="1", **job, **ALICE)
-    accept(core, reporting({HOUR: [whole]}))
+    accept(core, reports_of(events={HOUR: [whole]}))
     before = {gpu: cells(core, gpu) for gpu in GPUS}
     named = started("GPU-1", "late", 2 * HOUR, tenant="mallory", **job)
     other = started("GPU-0", "other", 2 * HOUR, tenant="mallory")
@@ -283,7 +278,7 @@ def test_a_claim_under_review_moves_no_claim_without_a_device(core: CollectorSta
 
 def test_a_late_claim_for_whole_gpus_moves_no_fraction_without_a_device(core: CollectorState):
     half = started("", "other", 38_215, count="1", share="1/2", exclusive="false", **ALICE)
-    accept(core, reporting({38_400: [half]}))
+    accept(core, reports_of(events={38_400: [half]}))
     before = {gpu: cells(core, gpu) for gpu in GPUS}
     assert any(one.tenant == "alice" for one in before["GPU-0"])
     late = started("", "job", REBOOTED, count="1", tenant="mallory")
@@ -307,7 +302,7 @@ def test_a_late_end_moves_no_claim_without_a_device(core: CollectorState, others
     """It keeps the GPU that it took while another was held, and its precedence."""
     job = started("", "job", HOUR, count="1", **ALICE)
     events = {HOUR: [*others, job], 3 * HOUR: [ended("GPU-0", "first", 3 * HOUR)]}
-    accept(core, reporting(events))
+    accept(core, reports_of(events=events))
     before = {gpu: cells(core, gpu) for gpu in GPUS}
     over = ended("", "job", 4 * HOUR)
     accept(

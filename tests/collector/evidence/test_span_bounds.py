@@ -7,6 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 from looks import troubles
+from reports import HOUR
 from stories import stories
 from support.checkpoints import checkpoint_of, resume_from
 from support.examples import fewer
@@ -22,7 +23,6 @@ from collector.metering.evidence import GAP_NS
 from collector.state.collector_state import CollectorState
 
 APART = 31
-HOUR = 3600
 
 
 def scattered(names: list[str], count: int, node: str = "n1", first: int = 0) -> Envelopes:

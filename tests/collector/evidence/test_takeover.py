@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from looks import ALICE, states
+from reports import HOUR
 from support.checkpoints import checkpoint_of, resume_from
 from support.examples import fewer
 from support.settling import Site
@@ -56,7 +57,6 @@ from collector.state.collector_state import CollectorState
 from railscope.audit.record import RecordActor
 from railscope.reading import Absent
 
-HOUR = 3600
 END = 290
 RED = {"tenant": "red"}
 BLUE = {"tenant": "blue"}
