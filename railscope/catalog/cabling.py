@@ -1,7 +1,7 @@
 """Transceivers and cables of NICs, and the switch ports that they lead to."""
 
 # fmt: off
-from railscope.catalog.declare import MICRO, MILLI, NANO, EventClass, MetricTable, Rollup, per
+from railscope.catalog.declare import MICRO, MILLI, NANO, EventClass, MetricTable, per
 from railscope.catalog.entities import (
     NIC,
     NIC_LANE,
@@ -15,8 +15,8 @@ _LLDP = MetricTable(NIC, origin="LLDP frames (IEEE 802.1AB) of the interface")
 
 _NANO, _MICRO, _MILLI = per(10**9), per(10**6), per(1000)
 TRANSCEIVER_INFO = _EEPROM.info("railscope_nic_transceiver_info", "What transceiver or cable is plugged in: type, vendor, part, serial number, media, length.", about=NIC_TRANSCEIVER)
-TRANSCEIVER_READABLE = _EEPROM.gauge("railscope_nic_transceiver_readable", "1 for an interface whose transceiver or cable says what it is; absent where none does.", rollups=(Rollup.SUM,))
-TRANSCEIVER_TEMPERATURE = _EEPROM.gauge("railscope_nic_transceiver_temperature_celsius", "Temperature inside the transceiver.", scale=MILLI, rollups=(Rollup.MAX,))
+TRANSCEIVER_READABLE = _EEPROM.gauge("railscope_nic_transceiver_readable", "1 for an interface whose transceiver or cable says what it is; absent where none does.")
+TRANSCEIVER_TEMPERATURE = _EEPROM.gauge("railscope_nic_transceiver_temperature_celsius", "Temperature inside the transceiver.", scale=MILLI)
 TRANSCEIVER_SUPPLY = _EEPROM.gauge("railscope_nic_transceiver_supply_volts", "Supply voltage inside the transceiver.", scale=MICRO)
 TRANSCEIVER_RECEIVE_POWER = _EEPROM.gauge("railscope_nic_transceiver_receive_power_watts", "Optical power the transceiver receives on this lane.", about=NIC_LANE, scale=NANO)
 TRANSCEIVER_TRANSMIT_POWER = _EEPROM.gauge("railscope_nic_transceiver_transmit_power_watts", "Optical power the transceiver sends on this lane.", about=NIC_LANE, scale=NANO)
@@ -28,5 +28,5 @@ TRANSCEIVER_EVENT = EventClass("nic_transceiver_changed", NIC, "warning", "Anoth
 
 # Neighbours --------------------------------------------------------------------------------------
 NEIGHBOUR_INFO = _LLDP.info("railscope_nic_neighbour_info", "Switch and switch port that this interface is plugged into.", about=NIC_NEIGHBOUR)
-NEIGHBOUR_KNOWN = _LLDP.gauge("railscope_nic_neighbour_known", "Whether the neighbour of an interface with a carrier is known (1) or not (0).", rollups=(Rollup.SUM, Rollup.MIN))
+NEIGHBOUR_KNOWN = _LLDP.gauge("railscope_nic_neighbour_known", "Whether the neighbour of an interface with a carrier is known (1) or not (0).")
 NEIGHBOUR_EVENT = EventClass("nic_neighbour_changed", NIC, "warning", "An interface is plugged into another switch port than before.", _LLDP.origin, ("before", "after"))

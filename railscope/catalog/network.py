@@ -1,7 +1,7 @@
 """Metrics of networks other than the rails: bonds, IP, TCP, UDP, connection tracking."""
 
 # fmt: off
-from railscope.catalog.declare import Metric, MetricTable, Rollup
+from railscope.catalog.declare import Metric, MetricTable
 from railscope.catalog.entities import BOND, BOND_MEMBER, ECN_CODE, NODE
 
 NAMESPACE = "Counts from boot, or from when the network namespace was made."
@@ -10,29 +10,29 @@ _NETWORK = MetricTable(NODE, resets=NAMESPACE)
 _BOND = MetricTable(BOND, origin="/sys/class/net/*/bonding/")
 _MEMBER = MetricTable(BOND_MEMBER, origin="/sys/class/net/*/bonding_slave/", resets=MEMBERSHIP)
 
-TCP_CONNECTIONS = _NETWORK.gauge("railscope_tcp_connections", "TCP connections that are established or closing.", "/proc/net/snmp Tcp CurrEstab", rollups=(Rollup.SUM, Rollup.MAX))
-ECN = _NETWORK.counter("railscope_ip_receive_ecn_packets_total", "Received IP packets by their ECN bits; CE: a switch on the way was congested. RDMA passes by.", "/proc/net/netstat IpExt InNoECTPkts, InECT0Pkts, InECT1Pkts, InCEPkts", about=ECN_CODE, rollups=(Rollup.SUM,))
-SOFTNET_DROPPED = _NETWORK.counter("railscope_softnet_dropped_packets_total", "Received packets dropped because a processor's backlog was full (net.core.netdev_max_backlog).", "/proc/net/softnet_stat column 2, all processors", rollups=(Rollup.SUM,), node_exporter="node_softnet_dropped_total")
-SOFTNET_SQUEEZED = _NETWORK.counter("railscope_softnet_squeezes_total", "Times a processor stopped receiving with work left (net.core.netdev_budget).", "/proc/net/softnet_stat column 3, all processors", rollups=(Rollup.SUM,), node_exporter="node_softnet_times_squeezed_total")
-SOFTNET_FLOW_LIMITED = _NETWORK.counter("railscope_softnet_flow_limit_dropped_packets_total", "Received packets dropped because one flow filled half of a processor's backlog.", "/proc/net/softnet_stat column 11, all processors", rollups=(Rollup.SUM,), node_exporter="node_softnet_flow_limit_count_total")
-CONNTRACK_ENTRIES = _NETWORK.gauge("railscope_conntrack_entries", "Connections the packet filter keeps track of.", "/proc/sys/net/netfilter/nf_conntrack_count", rollups=(Rollup.MAX,), node_exporter="node_nf_conntrack_entries")
-CONNTRACK_LIMIT = _NETWORK.gauge("railscope_conntrack_entries_limit", "Most connections the packet filter can keep track of; packets of further ones are dropped.", "/proc/sys/net/netfilter/nf_conntrack_max", rollups=(Rollup.MIN,), node_exporter="node_nf_conntrack_entries_limit")
-CONNTRACK_INSERT_FAILED = _NETWORK.counter("railscope_conntrack_failed_inserts_total", "Connections that could not be entered into the table, their packets dropped.", "/proc/net/stat/nf_conntrack insert_failed, all processors", rollups=(Rollup.SUM,))
-CONNTRACK_DROPPED = _NETWORK.counter("railscope_conntrack_dropped_packets_total", "Packets dropped because the table of connections was full or out of memory.", "/proc/net/stat/nf_conntrack drop, all processors", rollups=(Rollup.SUM,))
-CONNTRACK_EVICTED = _NETWORK.counter("railscope_conntrack_evicted_entries_total", "Connections thrown out of a full table to make room for others.", "/proc/net/stat/nf_conntrack early_drop, all processors", rollups=(Rollup.SUM,))
+TCP_CONNECTIONS = _NETWORK.gauge("railscope_tcp_connections", "TCP connections that are established or closing.", "/proc/net/snmp Tcp CurrEstab")
+ECN = _NETWORK.counter("railscope_ip_receive_ecn_packets_total", "Received IP packets by their ECN bits; CE: a switch on the way was congested. RDMA passes by.", "/proc/net/netstat IpExt InNoECTPkts, InECT0Pkts, InECT1Pkts, InCEPkts", about=ECN_CODE)
+SOFTNET_DROPPED = _NETWORK.counter("railscope_softnet_dropped_packets_total", "Received packets dropped because a processor's backlog was full (net.core.netdev_max_backlog).", "/proc/net/softnet_stat column 2, all processors", node_exporter="node_softnet_dropped_total")
+SOFTNET_SQUEEZED = _NETWORK.counter("railscope_softnet_squeezes_total", "Times a processor stopped receiving with work left (net.core.netdev_budget).", "/proc/net/softnet_stat column 3, all processors", node_exporter="node_softnet_times_squeezed_total")
+SOFTNET_FLOW_LIMITED = _NETWORK.counter("railscope_softnet_flow_limit_dropped_packets_total", "Received packets dropped because one flow filled half of a processor's backlog.", "/proc/net/softnet_stat column 11, all processors", node_exporter="node_softnet_flow_limit_count_total")
+CONNTRACK_ENTRIES = _NETWORK.gauge("railscope_conntrack_entries", "Connections the packet filter keeps track of.", "/proc/sys/net/netfilter/nf_conntrack_count", node_exporter="node_nf_conntrack_entries")
+CONNTRACK_LIMIT = _NETWORK.gauge("railscope_conntrack_entries_limit", "Most connections the packet filter can keep track of; packets of further ones are dropped.", "/proc/sys/net/netfilter/nf_conntrack_max", node_exporter="node_nf_conntrack_entries_limit")
+CONNTRACK_INSERT_FAILED = _NETWORK.counter("railscope_conntrack_failed_inserts_total", "Connections that could not be entered into the table, their packets dropped.", "/proc/net/stat/nf_conntrack insert_failed, all processors")
+CONNTRACK_DROPPED = _NETWORK.counter("railscope_conntrack_dropped_packets_total", "Packets dropped because the table of connections was full or out of memory.", "/proc/net/stat/nf_conntrack drop, all processors")
+CONNTRACK_EVICTED = _NETWORK.counter("railscope_conntrack_evicted_entries_total", "Connections thrown out of a full table to make room for others.", "/proc/net/stat/nf_conntrack early_drop, all processors")
 BOND_INFO = _BOND.info("railscope_bond_info", "How the bond uses its members.", "mode")
-BOND_UP = _BOND.gauge("railscope_bond_up", "Whether the bond has a link (1) or not (0).", "mii_status", rollups=(Rollup.MIN,))
+BOND_UP = _BOND.gauge("railscope_bond_up", "Whether the bond has a link (1) or not (0).", "mii_status")
 BOND_MEMBERS = _BOND.gauge("railscope_bond_members", "Interfaces in the bond.", "slaves", node_exporter="node_bonding_slaves")
-BOND_MEMBER_UP = _MEMBER.gauge("railscope_bond_member_up", "Whether the member has a link (1) or not (0).", "mii_status", rollups=(Rollup.MIN,))
+BOND_MEMBER_UP = _MEMBER.gauge("railscope_bond_member_up", "Whether the member has a link (1) or not (0).", "mii_status")
 BOND_MEMBER_ACTIVE = _MEMBER.gauge("railscope_bond_member_active", "Whether the bond sends through this member (1) or keeps it as a backup (0).", "state")
-BOND_MEMBER_AGGREGATED = _MEMBER.gauge("railscope_bond_member_aggregated", "Whether LACP has the member in the bond's aggregator (1) or left it alone (0).", "ad_aggregator_id, /sys/class/net/*/bonding/ad_aggregator", rollups=(Rollup.MIN,))
-BOND_MEMBER_FAILURES = _MEMBER.counter("railscope_bond_member_link_failures_total", "Times the member lost its link.", "link_failure_count", rollups=(Rollup.SUM,), bits=32)
+BOND_MEMBER_AGGREGATED = _MEMBER.gauge("railscope_bond_member_aggregated", "Whether LACP has the member in the bond's aggregator (1) or left it alone (0).", "ad_aggregator_id, /sys/class/net/*/bonding/ad_aggregator")
+BOND_MEMBER_FAILURES = _MEMBER.counter("railscope_bond_member_link_failures_total", "Times the member lost its link.", "link_failure_count", bits=32)
 
 
 def _table(file: str, *rows: tuple[str, str, str, str]) -> dict[tuple[str, str], Metric]:
     """Declare counters of the node by protocol and field: both, name and help of each."""
     return {
-        (protocol, field): _NETWORK.counter(name, help_, f"{file} {protocol} {field}", rollups=(Rollup.SUM,), node_exporter=f"node_netstat_{protocol}_{field}")
+        (protocol, field): _NETWORK.counter(name, help_, f"{file} {protocol} {field}", node_exporter=f"node_netstat_{protocol}_{field}")
         for protocol, field, name, help_ in rows
     }
 

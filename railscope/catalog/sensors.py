@@ -21,7 +21,7 @@ _HWMON = MetricTable(SENSOR, origin="/sys/class/hwmon/*/", resets=CHIP_START)
 _EDAC = MetricTable(MEMORY_CONTROLLER, origin="/sys/devices/system/edac/", resets=EDAC_RESETS)
 
 RAPL_ENERGY = _RAPL.counter("railscope_rapl_energy_joules_total", "Energy a power domain of the processors used; package-0/core is part of package-0.", "energy_uj (uJ, goes round at max_energy_range_uj)", scale=MICRO, rollups=(Rollup.SUM,), node_exporter="node_rapl_package_joules_total")
-RAPL_POWER_LIMIT = _RAPL.gauge("railscope_rapl_power_limit_watts", "Average power the processor keeps a domain below, over a long or a short window.", "constraint_*_power_limit_uw (uW)", about=POWER_LIMIT, scale=MICRO, rollups=(Rollup.MIN,))
+RAPL_POWER_LIMIT = _RAPL.gauge("railscope_rapl_power_limit_watts", "Average power the processor keeps a domain below, over a long or a short window.", "constraint_*_power_limit_uw (uW)", about=POWER_LIMIT, scale=MICRO)
 
 # Hardware monitors -------------------------------------------------------------------------------
 SENSOR_TEMPERATURE = _HWMON.gauge("railscope_sensor_temperature_celsius", "Temperature at the sensor.", "temp*_input (millidegrees)", scale=MILLI, node_exporter="node_hwmon_temp_celsius")
@@ -41,11 +41,11 @@ SENSOR_ALARMS = _HWMON.gauge("railscope_sensor_alarm", "Whether the sensor's chi
 # Memory errors (EDAC) ----------------------------------------------------------------------------
 CONTROLLER_INFO = _EDAC.info("railscope_memory_controller_info", "What this memory controller is.", "mc/mc*/mc_name")
 DIMM_INFO = _EDAC.info("railscope_dimm_info", "Which memory module this is: slot, place at the controller, type, ECC in use.", "mc/mc*/{dimm,rank}*/dimm_{label,location,mem_type,dev_type,edac_mode}", about=DIMM)
-MEMORY_CORRECTED = _EDAC.counter("railscope_memory_corrected_errors_total", "Memory errors that ECC corrected, all modules of the controller.", "mc/mc*/ce_count", rollups=(Rollup.SUM,), bits=32, node_exporter="node_edac_correctable_errors_total")
+MEMORY_CORRECTED = _EDAC.counter("railscope_memory_corrected_errors_total", "Memory errors that ECC corrected, all modules of the controller.", "mc/mc*/ce_count", bits=32, node_exporter="node_edac_correctable_errors_total")
 MEMORY_UNCORRECTED = _EDAC.counter("railscope_memory_uncorrected_errors_total", "Memory errors that ECC could not correct, all modules of the controller.", "mc/mc*/ue_count", rollups=(Rollup.SUM,), bits=32, node_exporter="node_edac_uncorrectable_errors_total")
-MEMORY_UNPLACED_CORRECTED = _EDAC.counter("railscope_memory_unplaced_corrected_errors_total", "Corrected memory errors the controller could not assign to a module.", "mc/mc*/ce_noinfo_count", rollups=(Rollup.SUM,), bits=32)
-MEMORY_UNPLACED_UNCORRECTED = _EDAC.counter("railscope_memory_unplaced_uncorrected_errors_total", "Uncorrected memory errors the controller could not assign to a module.", "mc/mc*/ue_noinfo_count", rollups=(Rollup.SUM,), bits=32)
-DIMM_CORRECTED = _EDAC.counter("railscope_dimm_corrected_errors_total", "Errors of the memory module that ECC corrected.", "mc/mc*/{dimm,rank}*/dimm_ce_count", about=DIMM, rollups=(Rollup.SUM,), bits=32)
-DIMM_UNCORRECTED = _EDAC.counter("railscope_dimm_uncorrected_errors_total", "Errors of the memory module that ECC could not correct.", "mc/mc*/{dimm,rank}*/dimm_ue_count", about=DIMM, rollups=(Rollup.SUM,), bits=32)
-PCI_PARITY = _EDAC.counter("railscope_pci_parity_errors_total", "PCI parity errors of all devices, where the kernel checks for them.", "pci/pci_parity_count", about=NODE, rollups=(Rollup.SUM,), bits=32)
-PCI_OTHER = _EDAC.counter("railscope_pci_nonparity_errors_total", "PCI errors other than parity of all devices, where the kernel checks for them.", "pci/pci_nonparity_count", about=NODE, rollups=(Rollup.SUM,), bits=32)
+MEMORY_UNPLACED_CORRECTED = _EDAC.counter("railscope_memory_unplaced_corrected_errors_total", "Corrected memory errors the controller could not assign to a module.", "mc/mc*/ce_noinfo_count", bits=32)
+MEMORY_UNPLACED_UNCORRECTED = _EDAC.counter("railscope_memory_unplaced_uncorrected_errors_total", "Uncorrected memory errors the controller could not assign to a module.", "mc/mc*/ue_noinfo_count", bits=32)
+DIMM_CORRECTED = _EDAC.counter("railscope_dimm_corrected_errors_total", "Errors of the memory module that ECC corrected.", "mc/mc*/{dimm,rank}*/dimm_ce_count", about=DIMM, bits=32)
+DIMM_UNCORRECTED = _EDAC.counter("railscope_dimm_uncorrected_errors_total", "Errors of the memory module that ECC could not correct.", "mc/mc*/{dimm,rank}*/dimm_ue_count", about=DIMM, bits=32)
+PCI_PARITY = _EDAC.counter("railscope_pci_parity_errors_total", "PCI parity errors of all devices, where the kernel checks for them.", "pci/pci_parity_count", about=NODE, bits=32)
+PCI_OTHER = _EDAC.counter("railscope_pci_nonparity_errors_total", "PCI errors other than parity of all devices, where the kernel checks for them.", "pci/pci_nonparity_count", about=NODE, bits=32)

@@ -23,7 +23,7 @@ NODES = [
     NodeSpec("b200", gpus=2, model="b200"),
     NodeSpec("mps", gpus=2, mode="mps"),
 ]
-FROM_OF_NETWORK = {"link", "link_errors", "neighbour", "nic", "nic_settings", "optics", "rdma"}
+FROM_OF_NETWORK = {"link", "link_errors", "nic", "rdma"}
 
 
 def schemas(spec: NodeSpec) -> list[Schema]:

@@ -19,6 +19,7 @@ RESERVED_ENDINGS = ("_bucket", "_sum", "_count", "_created", "_gsum", "_gcount")
 DECLARED = list(METRICS.values())
 DERIVED = list(rollups().values())
 STATES_AND_FACTS = {MetricKind.STATE, MetricKind.INFO}
+MAX_ROLLUPS = 300
 NEVER_SUMMED = {MetricUnit.RATIO, MetricUnit.CELSIUS, MetricUnit.HERTZ}
 
 
@@ -116,6 +117,11 @@ def test_every_rollup_has_a_name_of_its_own() -> None:
     of_jobs = [len(chosen) for chosen in BY_JOB.values()]
     others = SCOPES.keys() - {"job"}
     assert len(rollups()) == len(others) * sum(on_a_rail) + sum(elsewhere) + sum(of_jobs)
+
+
+def test_rollups_are_chosen_and_few() -> None:
+    """Each costs a series for every rail and tenant: a sum over details belongs in a query."""
+    assert len(rollups()) < MAX_ROLLUPS
 
 
 def test_what_rolls_up_over_jobs_is_of_gpus_and_ports_and_means_something() -> None:
