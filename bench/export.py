@@ -20,7 +20,8 @@ from collector.billing.charges import Charge, ChargeKind, PriceUnit, price_quant
 from collector.billing.export import ExportFormat, ExportOrder, InvoiceSequence, export_invoices
 from collector.billing.focus_rows import PayerAccount, Seller
 from collector.billing.invoices import CLOSE_AFTER_NS, Invoice, draft_invoices, issue_invoice
-from collector.metering.units import DAY_NS, HOUR_NS, SECOND_NS, Period
+from collector.metering.units import Period
+from railscope.timestamps import DAY_NS, HOUR_NS, SECOND_NS
 
 ROWS = 100_000
 TENANTS = 20

@@ -39,7 +39,8 @@ from collector.metering.measures import (
     CounterReadings,
     increments,
 )
-from collector.metering.units import DAY_NS, SECOND_NS, Period
+from collector.metering.units import Period
+from railscope.timestamps import DAY_NS, SECOND_NS
 
 SKU = "h100-sxm"
 DAYS = 30

@@ -43,7 +43,8 @@ from collector.metering.evidence import (
     NodeWitness,
 )
 from collector.metering.tiling import GpuTimeline
-from collector.metering.units import DAY_NS, GPU_CAPACITY, CapacityRange, Tiling
+from collector.metering.units import GPU_CAPACITY, CapacityRange, Tiling
+from railscope.timestamps import DAY_NS
 
 TRACE = (
     Path(__file__).parents[2] / "shared/captures/jobs/alibaba-v2025-disaggregated_DLRM_trace.csv.gz"

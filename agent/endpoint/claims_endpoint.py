@@ -17,7 +17,7 @@ import re
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,6 +42,7 @@ from agent.tenancy.devices import UNKNOWN_NUMBER, ClaimableDevice, GpuNames
 from railscope.device_shares import ShareError, parse_written_share, share_text
 from railscope.server_connections import split_address
 from railscope.settings import SettingsError
+from railscope.timestamps import TimestampError, format_timestamp, from_datetime
 
 log = structlog.get_logger(__name__)
 
@@ -49,7 +50,6 @@ MAX_BODY_BYTES = 64 << 10
 _END = re.compile(rf"{CLAIMS_PATH}/([^/]+)/end")
 _RETRY_NS = 2_000_000_000
 _MAX_FUTURE_NS = 60_000_000_000
-_NS = 1_000_000_000
 _ROOT_ONLY = 0o600
 _SOCKET_PATH_LIMIT = 108
 
@@ -220,11 +220,11 @@ class ClaimsEndpoint:
         now, history = self._clock.now(), self._tenancy.clock
         if when is None:
             return now.wall_ns, history.now(now)
-        if when.tzinfo is None:
-            message = f"{what} has no offset: write {when.isoformat()}Z for UTC"
-            raise _RequestRejectedError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
-        since = when - datetime(1970, 1, 1, tzinfo=UTC)
-        told_ns = (since.days * 86_400 + since.seconds) * _NS + since.microseconds * 1000
+        try:
+            told_ns = from_datetime(when)
+        except TimestampError as error:
+            message = f"{what}: {error}"
+            raise _RequestRejectedError(HTTPStatus.UNPROCESSABLE_ENTITY, message) from error
         if told_ns > now.wall_ns + _MAX_FUTURE_NS:
             message = f"{what} is not over yet: tell it when it is"
             raise _RequestRejectedError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
@@ -252,7 +252,7 @@ def _claim_row(
         "index": str(gpu.index) if gpu and gpu.index != UNKNOWN_NUMBER else "",
         "pci_address": gpu.pci_address if gpu else "",
         "share": held.share, "count": str(held.count or ""),
-        "start": _format_timestamp(held.start_ns or 0),
+        "start": format_timestamp(held.start_ns or 0, "seconds"),
     }  # fmt: skip
 
 
@@ -318,14 +318,9 @@ def _claim_json(claim: CommandClaim) -> dict[str, Any]:
     return {
         "id": claim.id, "devices": [device.id for device in claim.devices],
         "tenant": claim.tenant, "owner": claim.owner, "workload": claim.workload,
-        "start": _format_timestamp(claim.start_ns),
-        "end": None if claim.end_ns is None else _format_timestamp(claim.end_ns),
+        "start": format_timestamp(claim.start_ns, "seconds"),
+        "end": None if claim.end_ns is None else format_timestamp(claim.end_ns, "seconds"),
     }  # fmt: skip
-
-
-def _format_timestamp(instant_ns: int) -> str:
-    """Format as RFC 3339 in seconds; the events contain the exact times."""
-    return datetime.fromtimestamp(instant_ns // _NS, UTC).isoformat().replace("+00:00", "Z")
 
 
 def _json_response(content: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> AgentResponse:

@@ -47,7 +47,7 @@ import secrets
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
@@ -59,6 +59,7 @@ from cryptography.x509.oid import NameOID
 
 from collector.fleet.view_cells import ViewCell
 from railscope.settings import SettingsError
+from railscope.timestamps import from_datetime
 from railscope.untrusted_text import TomlError, parse_toml
 
 MAX_RANK = 3
@@ -123,7 +124,6 @@ _SECTIONS = {
 _TENANTS, _REVOKED = "tenants", "revoked"
 _MAX_RANK = "max_rank"
 _KNOWN = (*_SECTIONS, _TENANTS, _REVOKED)
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def digest(token: str) -> str:
@@ -316,8 +316,7 @@ def _until_ns(value: object, where: str) -> int | None:
     if not isinstance(value, datetime) or value.tzinfo is None:
         message = f"{where}: until must be a time with an offset, such as 2027-01-01T00:00:00Z"
         raise TokensFileError(message)
-    elapsed = value - _EPOCH
-    return ((elapsed.days * 86_400 + elapsed.seconds) * 1_000_000 + elapsed.microseconds) * 1000
+    return from_datetime(value)
 
 
 def _revoked(section: Mapping[str, object]) -> frozenset[str]:

@@ -14,11 +14,12 @@ from functools import cache
 from typing import NamedTuple
 
 from collector.evidence.gpu_evidence import AssembledGpu
-from collector.ledger.day_tiling import DAY_NS, MeasuredShare
+from collector.ledger.day_tiling import MeasuredShare
 from collector.metering.evidence import ClockDoubt
 from collector.metering.measures import AmountAttribution, CountedQuantity, owners, shares
 from collector.metering.tiling import HELD, SlotState, TilingEntry
 from collector.metering.units import GPU_CAPACITY, Tiling, Units, exact
+from railscope.timestamps import DAY_NS
 
 _EPOCH = date(1970, 1, 1)
 _FIRST = _EPOCH.toordinal()

@@ -32,7 +32,6 @@ from collector.evidence.evidence_records import EvidenceProblem
 from collector.evidence.gpu_evidence import AdministratorInputs
 from collector.evidence.gpu_places import GpuPlaces
 from collector.evidence.node_chunks import SampleSpan
-from collector.ledger.day_tiling import DAY_NS
 from collector.metering.evidence import (
     QUARANTINE_NS,
     ClaimAuthority,
@@ -46,7 +45,7 @@ from collector.metering.holders import claims_in_force
 from collector.metering.overlaps import OverlapKind, overlaps
 from collector.metering.placement import ClaimExcess
 from collector.metering.tiling import HELD, GpuTimeline, SlotState, TilingEntry
-from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling, Units, exact
+from collector.metering.units import GPU_CAPACITY, Tiling, Units, exact
 from collector.workloads.job_roster import (
     NO_PODS,
     JobHolding,
@@ -54,6 +53,7 @@ from collector.workloads.job_roster import (
     holdings,
     join_pod_holdings,
 )
+from railscope.timestamps import DAY_NS, FOREVER_NS
 
 _WHEN_OBSERVED = {SlotState.INFERRED: SlotState.OBSERVED, SlotState.UNKNOWN: SlotState.IDLE}
 

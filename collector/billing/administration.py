@@ -38,7 +38,8 @@ from collector.billing.price_book import (
     parse_price_book,
 )
 from collector.ledger import head_chain
-from collector.metering.units import FOREVER_NS, format_timestamp, period_name
+from collector.metering.units import period_name
+from railscope.timestamps import FOREVER_NS, format_timestamp
 
 _AMOUNT_PLACES = 9
 

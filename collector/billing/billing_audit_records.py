@@ -16,8 +16,9 @@ from collector.billing.billing_store import (
 from collector.billing.invoices import Invoice, PeriodClosing
 from collector.ledger.audit_outbox import ROW, ROW_HASH, RecordDraft, put_record
 from collector.ledger.head_chain import HashedRow
-from collector.metering.units import Period, format_timestamp
+from collector.metering.units import Period
 from railscope.audit.record import RecordActor, RecordData
+from railscope.timestamps import format_timestamp
 
 
 def operator_actor(name: str = "") -> RecordActor:

@@ -43,7 +43,8 @@ from collector.metering.measures import (
     increments,
 )
 from collector.metering.timeline import TimePiece
-from collector.metering.units import DAY_NS, HOUR_NS, SECOND_NS, Period, from_datetime
+from collector.metering.units import Period
+from railscope.timestamps import DAY_NS, HOUR_NS, SECOND_NS, from_datetime
 
 NODE = "gpu-node-1"
 GPUS = 8

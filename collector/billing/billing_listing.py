@@ -13,7 +13,8 @@ from collector.billing.invoices import Invoice, PeriodClosing
 from collector.billing.period_closing import BillingBooks, PendingItems
 from collector.billing.period_rating import UndecidedUse
 from collector.billing.statement_formats import format_table
-from collector.metering.units import Period, format_timestamp, period_name
+from collector.metering.units import Period, period_name
+from railscope.timestamps import format_timestamp
 
 _EXACT_PLACES = 12
 _HOUR_PLACES = 6

@@ -34,8 +34,9 @@ from collector.billing.focus_files import (
 )
 from collector.billing.focus_rows import ExportContext, Seller, applicability_criteria, iterate_rows
 from collector.billing.invoices import Invoice, InvoiceStatus
-from collector.metering.units import Period, format_timestamp, period_name
+from collector.metering.units import Period, period_name
 from railscope.durable_files import PARTIAL, sync_directory
+from railscope.timestamps import format_timestamp
 
 _CHUNK_BYTES = 1 << 20
 

@@ -23,13 +23,13 @@ from collector.billing.export import ExportError, ExportManifest, ExportOrder
 from collector.billing.focus_rows import ChargeProvenance, ExportContext
 from collector.billing.invoices import Invoice
 from collector.billing.period_closing import BillingActor, BillingBooks
-from collector.ledger.day_tiling import DAY_NS
 from collector.ledger.ledger_queries import by_day, quantities
 from collector.ledger.row_conversion import GpuDay
 from collector.ledger.schema import entries, revisions
 from collector.metering.tiling import SlotState
 from collector.metering.units import Tiling, Units, exact
 from railscope.audit.record import RecordData
+from railscope.timestamps import DAY_NS
 
 _UNSEEN = (SlotState.INFERRED.value, SlotState.UNKNOWN.value)
 

@@ -21,6 +21,8 @@ from fractions import Fraction
 from importlib import import_module
 from typing import Any, BinaryIO, TextIO, TypeAlias
 
+from railscope.timestamps import format_datetime
+
 FOCUS_VERSION = "1.2"
 DECIMALS = 12
 UNIT_OF_DECIMALS = 10**DECIMALS
@@ -150,7 +152,7 @@ def _format_cell(value: FocusValue) -> str:
     if isinstance(value, Fraction):
         return format_number(value)
     if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+        return format_datetime(value)
     return value
 
 

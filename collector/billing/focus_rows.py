@@ -43,7 +43,7 @@ import msgspec
 from collector.billing.charges import NANO, Charge, ChargeKind, PriceUnit, price_quantity
 from collector.billing.focus_files import PRECISION, UNIT_OF_DECIMALS, FocusRow
 from collector.billing.invoices import Invoice, InvoiceError, InvoiceStatus
-from collector.metering.units import to_datetime
+from railscope.timestamps import to_datetime
 from railscope.untrusted_text import TomlError, parse_toml
 
 _METERS = {

@@ -30,7 +30,8 @@ from collector.billing.charges import (
     spread_rounding,
 )
 from collector.ledger.row_conversion import GpuDay
-from collector.metering.units import DAY_NS, Period
+from collector.metering.units import Period
+from railscope.timestamps import DAY_NS
 
 CLOSE_AFTER_NS = 3 * DAY_NS
 

@@ -62,8 +62,9 @@ from collector.ledger.ledger_queries import by_day
 from collector.ledger.ledger_store import Ledger
 from collector.ledger.row_conversion import GpuDay
 from collector.ledger.schema import revisions
-from collector.metering.units import Period, format_timestamp, period_name
+from collector.metering.units import Period, period_name
 from railscope.audit.record import RecordActor
+from railscope.timestamps import format_timestamp
 
 _TRIES = 5
 

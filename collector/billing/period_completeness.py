@@ -30,8 +30,9 @@ from collector.metering.holders import stays
 from collector.metering.measures import CountedQuantity, CounterIncrements
 from collector.metering.tiling import SlotState
 from collector.metering.timeline import TimePiece
-from collector.metering.units import DAY_NS, Period, Tiling, format_timestamp, period_name
+from collector.metering.units import Period, Tiling, period_name
 from railscope.audit.record import RecordActor
+from railscope.timestamps import DAY_NS, format_timestamp
 
 _MAX_DAY_RANGES = 8
 

@@ -21,15 +21,8 @@ from collector.ledger.ledger_store import Ledger, Revision
 from collector.ledger.row_conversion import GpuDay
 from collector.metering.evidence import ClockDoubt
 from collector.metering.tiling import SlotState
-from collector.metering.units import (
-    DAY_NS,
-    GPU_HOUR,
-    Period,
-    Tiling,
-    Units,
-    exact,
-    format_timestamp,
-)
+from collector.metering.units import GPU_HOUR, Period, Tiling, Units, exact
+from railscope.timestamps import DAY_NS, format_timestamp
 
 _GPUS_AT_ONCE = 64
 

@@ -32,7 +32,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from collector.billing.charges import PriceUnit, UnknownCurrencyError, exponent_of
-from collector.metering.units import FOREVER_NS, SECOND_NS, format_timestamp, from_datetime
+from railscope.timestamps import FOREVER_NS, SECOND_NS, format_timestamp, parse_timestamp
 from railscope.untrusted_text import TomlError, parse_toml
 
 
@@ -341,7 +341,7 @@ def _convert(document: dict[str, Any], kind: type[_Table], where: str) -> _Table
 
 def _instant_ns(moment: datetime, key: str) -> int:
     try:
-        return from_datetime(moment)
+        return parse_timestamp(moment)
     except ValueError as error:
         message = f"invalid {key}: {error}"
         raise PriceBookError(message) from error

@@ -22,7 +22,8 @@ from collector.billing.period_rating import UndecidedUse
 from collector.ledger.row_conversion import GpuDay
 from collector.metering.evidence import ClockDoubt
 from collector.metering.tiling import SlotState
-from collector.metering.units import DAY_NS, format_timestamp, period_name
+from collector.metering.units import period_name
+from railscope.timestamps import DAY_NS, format_timestamp
 
 _QUANTITY_PLACES = 6
 _PERCENT_PLACES = 3

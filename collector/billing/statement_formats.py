@@ -25,7 +25,8 @@ from collector.billing.statement import (
     source_day,
     unit_price,
 )
-from collector.metering.units import format_timestamp, period_name
+from collector.metering.units import period_name
+from railscope.timestamps import format_timestamp
 
 _EXACT_PLACES = 12
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")

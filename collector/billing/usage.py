@@ -25,15 +25,9 @@ from collector.ledger.day_tiling import DayTiling, HeldClaim
 from collector.metering.evidence import NodeWitness
 from collector.metering.measures import AmountAttribution, AmountShare, CountedQuantity
 from collector.metering.tiling import SlotState, TilingEntry
-from collector.metering.units import (
-    FOREVER_NS,
-    GPU_CAPACITY,
-    Tiling,
-    Units,
-    exact,
-    format_timestamp,
-)
+from collector.metering.units import GPU_CAPACITY, Tiling, Units, exact
 from railscope.reading import Absent, Reading
+from railscope.timestamps import FOREVER_NS, format_timestamp
 
 HELD = frozenset({SlotState.OBSERVED, SlotState.INFERRED})
 WITH_TENANT = HELD | {SlotState.RESERVED}

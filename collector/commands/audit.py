@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 from unicodedata import normalize
@@ -35,6 +34,7 @@ from railscope.audit.signed_note import (
     read_checkpoint,
     read_note,
 )
+from railscope.timestamps import format_timestamp
 
 
 def note_of(directory: Path) -> str:
@@ -128,12 +128,10 @@ def escape_line(line: str) -> str:
 
 def format_record_time(time_ns: int) -> str:
     """A time for display."""
-    seconds, rest_ns = divmod(time_ns, 10**9)
     try:
-        instant = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-    except (ValueError, OverflowError, OSError):
+        return format_timestamp(time_ns, "milliseconds")
+    except OverflowError:
         return f"{time_ns} ns"
-    return f"{instant}.{rest_ns // 10**6:03}Z"
 
 
 _DIRECTORY = click.argument(

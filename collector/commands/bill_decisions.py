@@ -38,7 +38,8 @@ from collector.evidence.review_decisions import (
     record_decision,
 )
 from collector.ledger.database import Database
-from collector.metering.units import HOUR_NS, Period, format_timestamp, from_datetime, period_name
+from collector.metering.units import Period, period_name
+from railscope.timestamps import HOUR_NS, format_timestamp, from_datetime
 from railscope.untrusted_text import NumberError, parse_decimal
 
 _DECISION_REASON = click.option(

@@ -40,10 +40,11 @@ from collector.jobs.scheduler_records import (
 )
 from collector.ledger.database import Database, LedgerError, ledger_url
 from collector.ledger.ledger_store import Ledger
-from collector.metering.units import SECOND_NS, Period, PeriodError, parse_period
+from collector.metering.units import Period, PeriodError, parse_period
 from collector.tables import metadata
 from railscope import service, settings
 from railscope.settings import SettingsError
+from railscope.timestamps import SECOND_NS
 
 _OPTIONAL_FILE = click.Path(dir_okay=False, path_type=Path)
 _FAILURES = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, tzinfo
 from pathlib import Path
 
 import click
@@ -39,8 +39,9 @@ from collector.jobs.job_list_reader import FORMATS, format_of, read_jobs
 from collector.jobs.job_metering import format_count, meter_jobs, report_document, report_text
 from collector.ledger.database import LedgerError
 from collector.ledger.ledger_store import Ledger
-from collector.metering.units import DAY_NS, Period, PeriodError, from_datetime, parse_period
+from collector.metering.units import Period, PeriodError, parse_period
 from collector.tables import metadata
+from railscope.timestamps import DAY_NS, TimestampError, parse_timestamp
 
 
 def period_of(_context: click.Context, _option: click.Parameter, text: str | None) -> Period | None:
@@ -51,18 +52,14 @@ def period_of(_context: click.Context, _option: click.Parameter, text: str | Non
         raise click.BadParameter(str(error)) from error
 
 
-def parse_timestamp(
+def parse_utc_time(
     _context: click.Context, _option: click.Parameter, text: str | None
 ) -> int | None:
     """Parse a time as RFC 3339; UTC without an offset. Raises BadParameter."""
-    if text is None:
-        return None
     try:
-        moment = datetime.fromisoformat(text)
-        return from_datetime(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
-    except ValueError as error:
-        message = f"{text!r}: expected a time as 2026-10-31T12:00:00Z"
-        raise click.BadParameter(message) from error
+        return None if text is None else parse_timestamp(text, UTC)
+    except TimestampError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +100,7 @@ class _ImportOptions:
                      "that the list names.",
 )  # fmt: skip
 @click.option(
-    "--as-of", "as_of_ns", callback=parse_timestamp, metavar="TIME",
+    "--as-of", "as_of_ns", callback=parse_utc_time, metavar="TIME",
     help="Time at which the list was made: jobs that have not ended are counted up to it, at most "
          "up to the end of the period or to now. Default: now.",
 )  # fmt: skip

@@ -17,7 +17,6 @@ import msgspec
 
 from collector.evidence.gpu_places import GpuPresence
 from collector.metering.evidence import ClaimAuthority
-from collector.metering.units import FOREVER_NS
 from railscope.catalog.tenancy import (
     CLAIM_END_EVENT,
     CLAIM_START_EVENT,
@@ -25,6 +24,7 @@ from railscope.catalog.tenancy import (
     UNCLAIMED_START_EVENT,
 )
 from railscope.device_shares import MAX_COUNT, ShareError, parse_share, share_text
+from railscope.timestamps import FOREVER_NS
 from railscope.wire import WireEvent
 
 STARTS = frozenset({CLAIM_START_EVENT.name, UNCLAIMED_START_EVENT.name})

@@ -28,7 +28,7 @@ from collector.metering.evidence import ClaimAuthority, Evidence, MeteredClaim, 
 from collector.metering.holders import claims_in_force, stays
 from collector.metering.placement import ClaimExcess, Placement, PlacementGpu, place
 from collector.metering.timeline import TimePiece, without
-from collector.metering.units import FOREVER_NS
+from railscope.timestamps import FOREVER_NS
 
 
 class NodeFacts(Protocol):

@@ -43,8 +43,8 @@ from collector.fleet.schema_columns import ReportedMigInstance
 from collector.fleet.schemas import KnownSchema
 from collector.framelog.segment_files import FrameRecord
 from collector.metering.evidence import QUARANTINE_NS, ClaimAuthority
-from collector.metering.units import FOREVER_NS
 from railscope.catalog.tenancy import SOURCES
+from railscope.timestamps import FOREVER_NS
 from railscope.wire import Batch, Envelope
 
 FLAGGED_NS = 2_000_000_000

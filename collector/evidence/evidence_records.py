@@ -27,8 +27,8 @@ from collector.evidence.node_chunks import EvidenceChunk, decode_chunk
 from collector.files import device_files, tenancy_files
 from collector.files.device_files import Retirement
 from collector.ledger.audit_outbox import RecordDraft
-from collector.metering.units import FOREVER_NS
 from railscope.audit.record import RecordActor, RecordData, RecordSubject
+from railscope.timestamps import FOREVER_NS
 
 
 class FileVersion(NamedTuple):

@@ -40,7 +40,7 @@ from collector.files import device_files, tenancy_files
 from collector.files.device_files import DeviceInventory
 from collector.ledger import audit_outbox
 from collector.ledger.database import Database
-from collector.metering.units import FOREVER_NS
+from railscope.timestamps import FOREVER_NS
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -35,9 +35,8 @@ from collector.evidence.claim_events import ReportedClaim, ReportedEnd
 from collector.evidence.node_chunks import Contacts, FirstContact
 from collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
 from collector.files import device_files, tenancy_files
-from collector.ledger.day_tiling import DAY_NS
 from collector.ledger.schema import make_append_only, metadata
-from collector.metering.units import FOREVER_NS
+from railscope.timestamps import DAY_NS, FOREVER_NS
 
 evidence_parts = Table(
     "evidence_part",

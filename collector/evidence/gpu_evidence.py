@@ -64,8 +64,9 @@ from collector.metering.measures import (
 )
 from collector.metering.placement import UnplacedClaim
 from collector.metering.timeline import TimePiece, without
-from collector.metering.units import FOREVER_NS, CapacityRange
+from collector.metering.units import CapacityRange
 from railscope.frame import NO_RAIL
+from railscope.timestamps import FOREVER_NS
 
 
 @dataclass(frozen=True, slots=True)

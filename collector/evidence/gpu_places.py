@@ -34,7 +34,7 @@ from collector.evidence.node_chunks import (
 )
 from collector.metering.evidence import GAP_NS, NodeStay, SampleStretch
 from collector.metering.timeline import TimePiece, prevailing
-from collector.metering.units import FOREVER_NS
+from railscope.timestamps import FOREVER_NS
 
 LEFT_NS = 120_000_000_000
 """A node that reports for this time without a GPU does not have it: drivers start in less."""

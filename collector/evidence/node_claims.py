@@ -62,8 +62,9 @@ from collector.evidence.review_rules import (
 from collector.files.tenancy_files import TenantMappings
 from collector.metering.evidence import ClaimAuthority, MeteredClaim, NodeStay
 from collector.metering.timeline import TimePiece, without
-from collector.metering.units import FOREVER_NS, GPU_CAPACITY, CapacityRange
+from collector.metering.units import GPU_CAPACITY, CapacityRange
 from railscope.device_shares import parse_share
+from railscope.timestamps import FOREVER_NS
 
 MAX_BEFORE_NS = 62 * 86_400_000_000_000
 """Maximum time that a claim under review holds before the first contact with its GPU."""

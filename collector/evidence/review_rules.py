@@ -15,7 +15,7 @@ from typing import NamedTuple
 from collector.evidence.node_chunks import Contacts, FirstContact
 from collector.files.device_files import DeviceInventory, RetiredGpus
 from collector.metering.timeline import TimePiece, extend
-from collector.metering.units import FOREVER_NS
+from railscope.timestamps import FOREVER_NS
 
 MAX_GPUS_AT_ONCE = 32
 MAX_NEW_GPUS = 64

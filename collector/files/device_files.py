@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +32,12 @@ from collector.files.watched_file import (
     FileError,
     WatchedFile,
     parse_columns_span,
-    parse_timestamp_ns,
+    parse_time,
     read_rows,
-    to_timestamp_ns,
 )
 from collector.metering.evidence import GpuOutage, MeteredClaim, NodeStay, SlotReservation
 from collector.metering.timeline import TimePiece, without
-from collector.metering.units import FOREVER_NS
+from railscope.timestamps import FOREVER_NS
 from railscope.untrusted_text import NumberError, TomlError, parse_toml, parse_whole
 
 INVENTORY_HEADER = ("node", "gpus", "rdma_ports", "from", "to")
@@ -297,21 +295,12 @@ def _entry(kind: str, table: dict[str, Any], where: str) -> CalendarEntry:
         if not isinstance(word, str) or not word or "\0" in word:
             message = f"{where}: {name} must be a text that is not empty"
             raise FileError(message)
-    start_ns = _moment(table["from"], where)
-    end_ns = _moment(table["to"], where) if "to" in table else FOREVER_NS
+    start_ns = parse_time(table["from"], where)
+    end_ns = parse_time(table["to"], where) if "to" in table else FOREVER_NS
     if end_ns <= start_ns:
         message = f"{where}: it ends before it begins"
         raise FileError(message)
     return CalendarEntry(start_ns, end_ns, kind=kind, **words)
-
-
-def _moment(value: object, where: str) -> int:
-    if isinstance(value, datetime):
-        return to_timestamp_ns(value, where)
-    if isinstance(value, str):
-        return parse_timestamp_ns(value, where)
-    message = f"{where}: {value!r} is no time"
-    raise FileError(message)
 
 
 def calendar_file(path: Path | None) -> WatchedFile[Calendar]:

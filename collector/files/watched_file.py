@@ -7,18 +7,16 @@ import csv
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import structlog
 
-from collector.metering.units import FOREVER_NS
+from railscope.timestamps import FOREVER_NS, TimestampError, parse_timestamp
 
 log = structlog.get_logger(__name__)
 
 MAX_QUOTED = 200
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WATCH_SECONDS = 1.0
 T = TypeVar("T")
 
@@ -153,28 +151,18 @@ def parse_columns_span(start: str, end: str, line: str) -> tuple[int, int]:
 
 
 def _parse_span(start: str, end: str, places: tuple[str, str]) -> tuple[int, int]:
-    start_ns = parse_timestamp_ns(start, places[0])
-    end_ns = parse_timestamp_ns(end, places[1]) if end else FOREVER_NS
+    start_ns = parse_time(start, places[0])
+    end_ns = parse_time(end, places[1]) if end else FOREVER_NS
     if end_ns <= start_ns:
         message = f"{places[1]}: it ends before it begins"
         raise FileError(message)
     return start_ns, end_ns
 
 
-def parse_timestamp_ns(text: str, where: str) -> int:
-    """Parse an RFC 3339 time with an offset. Raises FileError."""
+def parse_time(value: object, where: str) -> int:
+    """Parse an RFC 3339 time with an offset, or a datetime of TOML. Raises FileError."""
     try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as error:
-        message = f"{where}: {text[:MAX_QUOTED]!r} is no time like 2026-01-31T08:00:00Z"
+        return parse_timestamp(value)
+    except TimestampError as error:
+        message = f"{where}: {error}"
         raise FileError(message) from error
-    return to_timestamp_ns(moment, where)
-
-
-def to_timestamp_ns(moment: datetime, where: str) -> int:
-    """Convert a time with an offset to nanoseconds. Raises FileError."""
-    if moment.tzinfo is None:
-        message = f"{where}: {moment.isoformat()!r} has no offset; write Z for UTC"
-        raise FileError(message)
-    elapsed = moment - _EPOCH
-    return ((elapsed.days * 86_400 + elapsed.seconds) * 1_000_000 + elapsed.microseconds) * 1000

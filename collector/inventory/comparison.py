@@ -31,12 +31,12 @@ from collector.fleet.schema_columns import (
 )
 from collector.fleet.sheets import SheetBlock
 from collector.fleet.view_cells import ViewCell
-from collector.metering.units import FOREVER_NS
 from collector.state.collector_state import CollectorState
 from railscope.catalog import collector as catalog
 from railscope.catalog.declare import Metric
 from railscope.device_names import Names
 from railscope.reading import PRESENT
+from railscope.timestamps import FOREVER_NS
 from railscope.wire import WireEntity
 
 KINDS = (GPU, RDMA_PORT)

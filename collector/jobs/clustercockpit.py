@@ -31,7 +31,7 @@ from collector.jobs.job_list import (
     pci_address,
     without_repetitions,
 )
-from collector.metering.units import FOREVER_NS
+from railscope.timestamps import FOREVER_NS
 
 _WAITING = frozenset({"pending"})
 _RUNNING = frozenset({"running", "suspended"})

@@ -34,8 +34,9 @@ from collector.ledger.database import Database
 from collector.ledger.head_chain import HashedRow
 from collector.ledger.ledger_queries import chunks
 from collector.ledger.schema import cover_table, make_append_only, metadata
-from collector.metering.units import DAY_NS, Period, format_timestamp, period_name
+from collector.metering.units import Period, period_name
 from railscope.audit.record import RecordActor, RecordData
+from railscope.timestamps import DAY_NS, format_timestamp
 
 job_lists = Table(
     "job_list",

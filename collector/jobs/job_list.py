@@ -22,7 +22,7 @@ import msgspec
 
 from collector.files.tenancy_files import TenantMappings, unmapped
 from collector.files.watched_file import FileError, read_rows
-from collector.metering.units import FOREVER_NS, format_timestamp
+from railscope.timestamps import FOREVER_NS, format_timestamp
 
 NS_PER_SECOND = 1_000_000_000
 LATEST_SECONDS = 1 << 32

@@ -46,7 +46,7 @@ from collector.jobs.job_list import (
 )
 from collector.jobs.job_metering import job_evidence, slots_of
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
-from collector.ledger.day_tiling import DAY_NS, DayTiling, evidence_root
+from collector.ledger.day_tiling import DayTiling, evidence_root
 from collector.ledger.ledger_queries import newest_numbers
 from collector.ledger.ledger_store import Ledger
 from collector.ledger.row_conversion import GpuDay
@@ -61,6 +61,7 @@ from collector.metering.evidence import (
 )
 from collector.metering.units import Period
 from railscope import __version__
+from railscope.timestamps import DAY_NS
 
 STAND_IN = "unnamed"
 """Node of GPUs that a list does not name."""

@@ -42,8 +42,8 @@ from collector.jobs.job_list import (
     without_repetitions,
 )
 from collector.jobs.kubernetes import read_kubernetes
-from collector.metering.units import FOREVER_NS
 from railscope.slurm.sacct import AccountedJob, AccountingError, parse_sacct, parse_sacct_json
+from railscope.timestamps import FOREVER_NS
 from railscope.untrusted_text import NumberError, parse_whole
 
 SACCT_UNNAMED = "sacct does not tell which GPUs"

@@ -21,7 +21,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -42,8 +41,8 @@ from collector.jobs.job_list import (
     json_documents,
     without_repetitions,
 )
-from collector.metering.units import FOREVER_NS
 from railscope.device_shares import PodEntry, pod_entry, requests_of
+from railscope.timestamps import FOREVER_NS, TimestampError, parse_timestamp
 from railscope.untrusted_text import (
     NumberError,
     ShapeError,
@@ -228,14 +227,14 @@ def _span(pod: Any, *, is_gone: bool) -> tuple[int, int] | None:
 
 def _instant_ns(field: str, text: str) -> int:
     try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None or not 0 <= moment.timestamp() < LATEST_SECONDS:
+        seconds = parse_timestamp(text) // NS_PER_SECOND
+    except TimestampError:
+        seconds = -1
+    if not 0 <= seconds < LATEST_SECONDS:
         raise ShapeError(
             field, f"{format_json_value(text)} is no time from 1970 to 2105 with its zone"
         )
-    return int(moment.timestamp()) * NS_PER_SECOND
+    return seconds * NS_PER_SECOND
 
 
 # Devices -------------------------------------------------------------------------------------------

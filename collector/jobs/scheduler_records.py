@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, tzinfo
+from datetime import tzinfo
 from fractions import Fraction
 from pathlib import Path
 
@@ -24,7 +24,8 @@ from collector.jobs.job_metering import format_count, format_hours
 from collector.jobs.job_reconciliation import JobComparison, JobDifference, compare_jobs
 from collector.ledger.ledger_store import Ledger
 from collector.metering.tiling import TilingEntry
-from collector.metering.units import DAY_NS, Period
+from collector.metering.units import Period
+from railscope.timestamps import DAY_NS, format_timestamp
 
 _FORMATS = {"slurm": "sacct", "kubernetes": "kubernetes"}
 _LISTED = re.compile(r".+@[0-9]+")
@@ -134,7 +135,7 @@ def _format_difference(one: JobDifference) -> str:
         shown = (f"{ns / NS_PER_SECOND:+.0f} s" for ns in (one.start_off_ns, one.end_off_ns))
         off = f", start and end in the ledger {' and '.join(shown)}"
     return (
-        f"job {one.job} of {whose}, {_instant(one.start_ns)} to {_instant(one.end_ns)}: {what};"
+        f"job {one.job} of {whose}, {format_timestamp(one.start_ns, 'seconds')} to {format_timestamp(one.end_ns, 'seconds')}: {what};"
         f" {gpus}{off}; {_hours(one.difference)} GPU-hours more in the ledger"
     )
 
@@ -142,8 +143,3 @@ def _format_difference(one: JobDifference) -> str:
 def _hours(gpu_ns: Fraction) -> str:
     sign = "-" if gpu_ns < 0 else ""
     return sign + format_hours(int(abs(gpu_ns)))
-
-
-def _instant(instant_ns: int) -> str:
-    moment = datetime.fromtimestamp(instant_ns // NS_PER_SECOND, UTC)
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

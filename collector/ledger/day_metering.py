@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from collector.ledger.day_tiling import DAY_NS, DayTiling, HeldClaim, MeasuredShare, evidence_root
+from collector.ledger.day_tiling import DayTiling, HeldClaim, MeasuredShare, evidence_root
 from collector.metering.evidence import ClockDoubt, Evidence, MeteredClaim
 from collector.metering.holders import claims_in_force, stays
 from collector.metering.measures import (
@@ -22,7 +22,8 @@ from collector.metering.measures import (
 from collector.metering.overlaps import Overlap, overlaps, requested
 from collector.metering.tiling import GpuTimeline
 from collector.metering.timeline import TimePiece
-from collector.metering.units import FOREVER_NS, GPU_CAPACITY, WHOLE, Tiling
+from collector.metering.units import GPU_CAPACITY, WHOLE, Tiling
+from railscope.timestamps import DAY_NS, FOREVER_NS
 
 
 class MeteringComputation(NamedTuple):

@@ -17,8 +17,8 @@ from collector.metering.measures import AmountShare, CountedQuantity
 from collector.metering.overlaps import Overlap
 from collector.metering.tiling import FORMER_UNCLAIMED, SlotState, TilingEntry
 from collector.metering.units import GPU_CAPACITY, Tiling, Units, exact
+from railscope.timestamps import DAY_NS
 
-DAY_NS = 86_400 * 1_000_000_000
 _MAX_INTEGER = (1 << 63) - 1
 CAPACITY_UNITS = 84_000
 """4 x lcm(840, 1000): MIG slices, 1/840, 1/1000, percents and 1/32 are whole."""

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple, TypeVar
 from sqlalchemy import Connection, Row, Select, Table, and_, case, false, func, select, true
 from sqlalchemy.dialects import postgresql, sqlite
 
-from collector.ledger.day_tiling import CAPACITY_UNITS, DAY_NS, from_revision_units
+from collector.ledger.day_tiling import CAPACITY_UNITS, from_revision_units
 from collector.ledger.row_conversion import GpuDay, RowValues
 from collector.ledger.schema import claims, entries, overlaps, revisions, shares
 from collector.metering.units import Tiling, Units, exact
+from railscope.timestamps import DAY_NS
 
 PARTS: dict[str, Table] = {
     "entries": entries, "shares": shares, "claims": claims, "overlaps": overlaps,

@@ -11,14 +11,7 @@ from sqlalchemy import Connection, MetaData, Row, select
 
 from collector.ledger import head_chain, ledger_queries
 from collector.ledger.database import Database, LedgerError
-from collector.ledger.day_tiling import (
-    DAY_NS,
-    DayTiling,
-    check_tiling,
-    content_root,
-    root_in,
-    round_tiling,
-)
+from collector.ledger.day_tiling import DayTiling, check_tiling, content_root, root_in, round_tiling
 from collector.ledger.row_conversion import (
     GpuDay,
     RowValues,
@@ -36,6 +29,7 @@ from collector.metering.evidence import ClockDoubt
 from collector.metering.measures import AmountAttribution, CountedQuantity
 from collector.metering.tiling import SlotState, TilingEntry
 from collector.metering.units import Tiling, Units, exact
+from railscope.timestamps import DAY_NS
 
 
 class Revision(msgspec.Struct, frozen=True):

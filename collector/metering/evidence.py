@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.metering.timeline import TimePiece
-from collector.metering.units import FOREVER_NS, WHOLE, CapacityRange, Tiling, Units, check_slots
+from collector.metering.units import WHOLE, CapacityRange, Tiling, Units, check_slots
+from railscope.timestamps import FOREVER_NS
 
 SCHEDULERS = ("slurm", "kubernetes")
 

@@ -29,7 +29,8 @@ import msgspec
 from msgspec.structs import replace
 
 from collector.metering.evidence import ClaimAuthority, MeteredClaim, job_id
-from collector.metering.units import FOREVER_NS, GPU_CAPACITY
+from collector.metering.units import GPU_CAPACITY
+from railscope.timestamps import FOREVER_NS
 
 
 class UnplacedClaim(msgspec.Struct, frozen=True, order=True, gc=False):

@@ -27,7 +27,8 @@ from collector.metering.evidence import (
 )
 from collector.metering.holders import HeldSlots, claims_in_force, divisions, fill_free_slots, stays
 from collector.metering.timeline import TimePiece, aligned, prevailing
-from collector.metering.units import FOREVER_NS, CapacityRange, Tiling, Units, exact
+from collector.metering.units import CapacityRange, Tiling, Units, exact
+from railscope.timestamps import FOREVER_NS
 
 FORMER_UNCLAIMED = "rogue"
 """Former name of `SlotState.UNCLAIMED`; content roots of ledger revisions still cover this name."""

@@ -18,11 +18,12 @@ from enum import StrEnum
 from fractions import Fraction
 from typing import NamedTuple, TypeAlias
 
+from railscope.timestamps import from_datetime, to_datetime
+
 GPU_CAPACITY = 840
 COMPUTE_SLICE = GPU_CAPACITY // 7
 MEMORY_SLICE = GPU_CAPACITY // 8
 GPU_HOUR = GPU_CAPACITY * 3600 * 1_000_000_000
-FOREVER_NS = (1 << 63) - 1
 
 Units: TypeAlias = int | Fraction
 """Capacity, or capacity times time: an integer if it is whole."""
@@ -76,13 +77,6 @@ def check_slots(slots: CapacityRange) -> CapacityRange:
     return slots
 
 
-SECOND_NS = 1_000_000_000
-HOUR_NS = 3_600 * SECOND_NS
-DAY_NS = 24 * HOUR_NS
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
 @dataclass(frozen=True, slots=True, order=True)
 class Period:
     """The half-open interval [start, end). Raises ValueError if it is empty."""
@@ -98,31 +92,6 @@ class Period:
     def overlaps(self, other: Period) -> bool:
         """True if the periods have a time in common."""
         return self.start_ns < other.end_ns and other.start_ns < self.end_ns
-
-
-def from_datetime(moment: datetime) -> int:
-    """Convert a datetime with an offset to nanoseconds, exactly.
-
-    Raises ValueError outside the years 1 to 9999 in UTC.
-    """
-    try:
-        since = moment.astimezone(UTC) - _EPOCH
-    except OverflowError as error:
-        message = f"{moment.isoformat()}: expected a time of the years 1 to 9999 in UTC"
-        raise ValueError(message) from error
-    return (since.days * 86_400 + since.seconds) * SECOND_NS + since.microseconds * 1_000
-
-
-def to_datetime(instant_ns: int) -> datetime:
-    """Convert a timestamp to UTC, rounded down to the microsecond."""
-    return _EPOCH + timedelta(microseconds=instant_ns // 1_000)
-
-
-def format_timestamp(instant_ns: int) -> str:
-    """Format a timestamp as RFC 3339 in UTC, to the microsecond; "open" for the end of time."""
-    if instant_ns == FOREVER_NS:
-        return "open"
-    return to_datetime(instant_ns).isoformat().replace("+00:00", "Z")
 
 
 _MONTH = re.compile(r"(\d{4})-(\d{2})", re.ASCII)

@@ -27,9 +27,7 @@ from collector.evidence.node_chunks import encode_chunk
 from collector.evidence.node_claims import early_claims
 from collector.evidence.review_rules import ReviewDecisions
 from collector.ledger.database import LedgerError
-from collector.ledger.day_tiling import DAY_NS
 from collector.ledger.row_conversion import GpuDay
-from collector.metering.units import FOREVER_NS
 from collector.settlement.ledger_days import (
     GpuNodes,
     MeteringStores,
@@ -41,6 +39,7 @@ from collector.settlement.ledger_days import (
     write_days,
 )
 from railscope.durable_files import write_durably
+from railscope.timestamps import DAY_NS, FOREVER_NS
 
 log = structlog.get_logger(__name__)
 

@@ -43,13 +43,14 @@ from collector.evidence.node_chunks import EvidenceChunk
 from collector.fleet.schema_columns import AGENT_MEASURES
 from collector.ledger import ledger_queries
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
-from collector.ledger.day_tiling import DAY_NS, DayTiling, TilingError
+from collector.ledger.day_tiling import DayTiling, TilingError
 from collector.ledger.ledger_store import Ledger, WrittenRevision
 from collector.ledger.row_conversion import GpuDay, clock_suspect_of
 from collector.metering.evidence import ClockDoubt
 from collector.metering.measures import AmountAttribution, CountedQuantity, CounterRestart
 from collector.metering.tiling import SlotState
 from collector.metering.units import exact
+from railscope.timestamps import DAY_NS
 
 log = structlog.get_logger(__name__)
 

@@ -13,12 +13,12 @@ from support.story import SECOND, Reporter, ended, gpus_of, started
 from collector.config import IngestLimits, LedgerSettings, MeteringSettings
 from collector.evidence.evidence_store import EvidenceStore
 from collector.evidence.node_chunks import FirstContact
-from collector.ledger.day_tiling import DAY_NS
 from collector.ledger.ledger_store import Ledger
 from collector.metering.tiling import SlotState
 from collector.metering.units import GPU_CAPACITY, Tiling
 from collector.tables import metadata
 from railscope.settings import SettingsError
+from railscope.timestamps import DAY_NS
 
 HOURS = 3600
 LONG = 30 * HOURS

@@ -13,8 +13,9 @@ from collector.billing.price_book import Price, PriceBook, Tariff
 from collector.billing.usage import Usage
 from collector.metering.evidence import NodeWitness
 from collector.metering.tiling import SlotState
-from collector.metering.units import DAY_NS, FOREVER_NS, HOUR_NS, SECOND_NS, Period
+from collector.metering.units import Period
 from railscope.reading import Absent
+from railscope.timestamps import DAY_NS, FOREVER_NS, HOUR_NS, SECOND_NS
 
 TENANTS = ("team-a", "team-b")
 MONTH = Period(0, 30 * DAY_NS)

@@ -35,15 +35,9 @@ from collector.metering.measures import (
     CounterReadings,
     increments,
 )
-from collector.metering.units import (
-    DAY_NS,
-    FOREVER_NS,
-    HOUR_NS,
-    SECOND_NS,
-    Period,
-    format_timestamp,
-)
+from collector.metering.units import Period
 from railscope.audit.record import RecordActor
+from railscope.timestamps import DAY_NS, FOREVER_NS, HOUR_NS, SECOND_NS, format_timestamp
 
 FIRST_DAY = 20_000
 START = FIRST_DAY * DAY_NS

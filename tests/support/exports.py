@@ -17,7 +17,7 @@ from collector.billing.price_book import Tariff
 from collector.billing.rating import rate
 from collector.ledger.ledger_store import Ledger
 from collector.metering.tiling import SlotState
-from collector.metering.units import HOUR_NS
+from railscope.timestamps import HOUR_NS
 
 EUR = 10**9
 DUE_NS = 3 * MONTH.end_ns

@@ -21,13 +21,13 @@ from collector.evidence.review_rules import ReviewDecisions
 from collector.files import device_files, tenancy_files
 from collector.files.device_files import DeviceInventory
 from collector.ledger.database import Database
-from collector.ledger.day_tiling import DAY_NS
 from collector.ledger.ledger_store import Ledger
 from collector.settlement.day_finalizer import DayFinalizer
 from collector.settlement.ledger_days import MeteringStores
 from collector.state.collector_state import CollectorState
 from collector.tables import metadata
 from railscope.audit.record import RecordActor
+from railscope.timestamps import DAY_NS
 
 SETTINGS = MeteringSettings(quiet_seconds=60, finalize_delay_seconds=3600)
 

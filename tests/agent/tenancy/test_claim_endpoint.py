@@ -179,7 +179,7 @@ def test_an_id_begins_again_only_where_that_is_asked_for(served):
         (("POST", "/v1/claims", {**BATCH, "tenant": ""}), 422, "say tenant or owner"),
         (("POST", "/v1/claims", {**BATCH, "gpus": ["7"]}), 422, "no GPU '7' here: name it by"),
         (("POST", "/v1/claims", {**BATCH, "gpus": ["0000:ff:00.0"]}), 422, "no GPU"),
-        (("POST", "/v1/claims", {**BATCH, "start": "2026-01-01T00:00:00"}), 422, "no offset"),
+        (("POST", "/v1/claims", {**BATCH, "start": "2026-01-01T00:00:00"}), 422, "with an offset"),
         (("POST", "/v1/claims", {**BATCH, "start": "2999-01-01T00:00:00Z"}), 422, "not over yet"),
         (("POST", "/v1/claims", b"x" * (MAX_BODY_BYTES + 1)), 413, "at most"),
         (("POST", "/v1/claims/none/end", {}), 404, "no claim 'none'"),

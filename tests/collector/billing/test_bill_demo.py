@@ -20,8 +20,8 @@ from collector.billing.period_closing import BillingBooks
 from collector.billing.tenant_statements import read_statement, statement_periods
 from collector.commands.bill import bill
 from collector.ledger.ledger_store import Ledger
-from collector.metering.units import HOUR_NS
 from collector.tables import metadata
+from railscope.timestamps import HOUR_NS
 
 
 @pytest.fixture(scope="module")

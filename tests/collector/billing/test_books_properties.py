@@ -47,10 +47,6 @@ from collector.metering.evidence import (
     SlotReservation,
 )
 from collector.metering.units import (
-    DAY_NS,
-    FOREVER_NS,
-    HOUR_NS,
-    SECOND_NS,
     WHOLE,
     Period,
     compute_slices,
@@ -60,6 +56,7 @@ from collector.metering.units import (
     replica,
 )
 from collector.tables import metadata
+from railscope.timestamps import DAY_NS, FOREVER_NS, HOUR_NS, SECOND_NS
 
 SELLER = Seller("Hall", "Hall", {"team-a": PayerAccount("a"), "team-b": PayerAccount("b")})
 few = settings(

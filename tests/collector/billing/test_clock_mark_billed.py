@@ -19,7 +19,7 @@ from collector.billing.statement_formats import (
 from collector.billing.tenant_statements import preview_statement, read_statement
 from collector.metering.evidence import ClockDoubt
 from collector.metering.timeline import TimePiece
-from collector.metering.units import DAY_NS, HOUR_NS
+from railscope.timestamps import DAY_NS, HOUR_NS
 
 DOUBT = ClockDoubt(START + DAY_NS + HOUR_NS, -HOUR_NS)
 RETURNED = ClockDoubt(START + DAY_NS + 5 * HOUR_NS)

@@ -41,8 +41,9 @@ from collector.billing.tenant_statements import read_statement
 from collector.ledger.database import LedgerError
 from collector.ledger.ledger_store import Ledger
 from collector.metering.evidence import NodeStay
-from collector.metering.units import DAY_NS, Period
+from collector.metering.units import Period
 from collector.tables import metadata
+from railscope.timestamps import DAY_NS
 
 
 def test_a_period_is_billed_from_the_ledger_once(ledger):

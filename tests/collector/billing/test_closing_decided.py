@@ -41,7 +41,7 @@ from collector.ledger.audit_outbox import LogPosition as AuditPlace
 from collector.ledger.audit_outbox import store_positions, take_rows
 from collector.ledger.database import LedgerError
 from collector.metering.evidence import SampleStretch, SlotReservation
-from collector.metering.units import DAY_NS
+from railscope.timestamps import DAY_NS
 
 
 def test_what_comes_late_is_corrected_in_the_next_period(ledger):

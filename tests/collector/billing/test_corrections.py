@@ -26,7 +26,8 @@ from collector.billing.price_book import Tariff
 from collector.billing.rating import rate
 from collector.metering.evidence import NodeWitness
 from collector.metering.tiling import SlotState
-from collector.metering.units import HOUR_NS, Period
+from collector.metering.units import Period
+from railscope.timestamps import HOUR_NS
 
 EUR = 10**9
 

@@ -24,8 +24,9 @@ from collector.metering.evidence import (
     SampleStretch,
 )
 from collector.metering.placement import PlacementGpu, UnplacedClaim, place
-from collector.metering.units import DAY_NS, FOREVER_NS, GPU_CAPACITY, HOUR_NS, Period
+from collector.metering.units import GPU_CAPACITY, Period
 from collector.tables import metadata
+from railscope.timestamps import DAY_NS, FOREVER_NS, HOUR_NS
 
 S = ClaimAuthority.SCHEDULER
 MINUTE_NS = HOUR_NS // 60

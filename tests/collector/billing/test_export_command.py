@@ -21,13 +21,13 @@ from collector.billing.focus_files import FocusRow, parse_csv
 from collector.billing.period_closing import BillingBooks
 from collector.commands.bill import bill
 from collector.ledger.audit_outbox import outbox_rows
-from collector.ledger.day_tiling import DAY_NS
 from collector.ledger.ledger_store import Ledger
 from collector.metering.tiling import SlotState
-from collector.metering.units import Tiling, from_datetime
+from collector.metering.units import Tiling
 from collector.tables import metadata
 from railscope.audit.merkle import TreeHead
 from railscope.audit.signed_note import Checkpoint, SecretKey
+from railscope.timestamps import DAY_NS, from_datetime
 
 SELLER = """
 provider = "Machine Hall"

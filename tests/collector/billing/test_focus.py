@@ -45,7 +45,7 @@ from collector.billing.invoices import (
 from collector.billing.price_book import Tariff
 from collector.billing.rating import rate
 from collector.metering.tiling import SlotState
-from collector.metering.units import HOUR_NS
+from railscope.timestamps import HOUR_NS
 
 EUR = 10**9
 DUE_NS = 3 * MONTH.end_ns

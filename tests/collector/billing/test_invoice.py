@@ -27,7 +27,8 @@ from collector.billing.invoices import (
     void_invoice,
 )
 from collector.billing.rating import rate
-from collector.metering.units import DAY_NS, HOUR_NS, Period
+from collector.metering.units import Period
+from railscope.timestamps import DAY_NS, HOUR_NS
 
 EUR = 10**9
 DUE_NS = MONTH.end_ns + CLOSE_AFTER_NS

@@ -28,10 +28,10 @@ from collector.evidence.evidence_store import EvidenceStore, compress_chunk
 from collector.evidence.node_chunks import decode_chunk, encode_chunk
 from collector.fleet.schema_columns import sku_of
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
-from collector.ledger.day_tiling import DAY_NS
 from collector.ledger.ledger_store import Ledger
 from collector.metering.units import Period, period_name
 from collector.tables import metadata
+from railscope.timestamps import DAY_NS
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -8,11 +8,11 @@ from fractions import Fraction
 from click.testing import CliRunner
 
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
-from collector.ledger.day_tiling import DAY_NS
 from collector.ledger.ledger_store import Ledger
 from collector.metering.evidence import ClaimAuthority, Evidence, MeteredClaim, NodeStay
 from collector.tables import metadata
 from railscope.cli import root
+from railscope.timestamps import DAY_NS
 
 S = 1_000_000_000
 DAY = 20_000

@@ -20,7 +20,7 @@ from collector.billing.price_book import (
     parse_price_book,
 )
 from collector.billing.price_book import __doc__ as format_of_files
-from collector.metering.units import DAY_NS, HOUR_NS, SECOND_NS, format_timestamp
+from railscope.timestamps import DAY_NS, HOUR_NS, SECOND_NS, format_timestamp
 
 EUR = 10**9
 HEAD = 'version = 2\npublished = 2026-06-20T09:00:00Z\ncurrency = "EUR"\n'

@@ -15,8 +15,9 @@ from collector.billing.rating import MissingPriceError, RatingResult, rate
 from collector.billing.usage import DoubleUsageError, Usage
 from collector.metering.evidence import NodeWitness
 from collector.metering.tiling import SlotState
-from collector.metering.units import DAY_NS, HOUR_NS, SECOND_NS, Period
+from collector.metering.units import Period
 from railscope.reading import Absent
+from railscope.timestamps import DAY_NS, HOUR_NS, SECOND_NS
 
 EUR = 10**9  # one unit of the currency, in nano
 

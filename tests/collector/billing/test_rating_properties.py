@@ -19,7 +19,8 @@ from collector.billing.rating import RatingResult, rate
 from collector.billing.usage import Usage
 from collector.metering.evidence import NodeWitness
 from collector.metering.tiling import SlotState
-from collector.metering.units import DAY_NS, HOUR_NS, Period
+from collector.metering.units import Period
+from railscope.timestamps import DAY_NS, HOUR_NS
 
 EUR = 10**9  # one unit of the currency, in nano
 Rate = Callable[[Sequence[Usage], PriceBook, Period], RatingResult]

@@ -50,7 +50,8 @@ from collector.metering.evidence import (
     PartitionLayout,
     SampleStretch,
 )
-from collector.metering.units import DAY_NS, GPU_CAPACITY, HOUR_NS, compute_slices, memory_slices
+from collector.metering.units import GPU_CAPACITY, compute_slices, memory_slices
+from railscope.timestamps import DAY_NS, HOUR_NS
 
 SELLER = Seller("Hall", "Hall", {name: PayerAccount(name) for name in ("red", "green", "blue")})
 

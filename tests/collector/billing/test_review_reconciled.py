@@ -22,9 +22,9 @@ from collector.evidence.review_decisions import (
     record_decision,
 )
 from collector.fleet.schema_columns import sku_of
-from collector.ledger.day_tiling import DAY_NS
 from collector.metering.units import GPU_CAPACITY, Period
 from railscope.audit.record import RecordActor
+from railscope.timestamps import DAY_NS
 
 MODEL = "NVIDIA H100 80GB HBM3"
 HOUR = 3600

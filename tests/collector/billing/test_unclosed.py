@@ -51,9 +51,10 @@ from collector.billing.tenant_statements import (
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.ledger.ledger_store import Ledger
 from collector.metering.evidence import GpuOutage, SampleStretch
-from collector.metering.units import DAY_NS, GPU_CAPACITY, HOUR_NS, Period
+from collector.metering.units import GPU_CAPACITY, Period
 from collector.tables import metadata
 from railscope.cli import root as railscope
+from railscope.timestamps import DAY_NS, HOUR_NS
 
 SELLER = Seller("Hall", "Hall", {name: PayerAccount(name) for name in ("red", "green", "blue")})
 SEEN_FOR_AN_HOUR = {"stretches": (SampleStretch("boot", START - DAY_NS, hours(6)),)}

@@ -7,9 +7,9 @@ from support.settling import Site
 from support.story import DAY, DAY_SECONDS, Reporter, ended, gpus_of, started
 
 from collector.account.account_sums import AmountKey
-from collector.ledger.day_tiling import DAY_NS
 from collector.metering.measures import AmountAttribution, CountedQuantity
 from collector.metering.units import GPU_CAPACITY, Tiling
+from railscope.timestamps import DAY_NS
 
 HOURS = 3600
 LATER = DAY_SECONDS + 2 * HOURS

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from collector.files.tenancy_files import FileClaim, FileClaims, claims_file, parse_claims
 from collector.files.watched_file import FileError
-from collector.metering.units import FOREVER_NS
+from railscope.timestamps import FOREVER_NS
 
 GOOD = "tenant,holds,from,to\nvision,gpu-node-1,2026-01-01T00:00:00Z,2026-01-01T01:00:00+00:00\n"
 
@@ -32,12 +32,15 @@ def test_a_file_of_claims():
         ("who,what\n", "header must be"),
         ("tenant,holds,from,to\na,b,2026-01-01T00:00:00Z\n", "line 2: needs"),
         ("tenant,holds,from,to\n,b,2026-01-01T00:00:00Z,\n", "line 2: needs"),
-        ("tenant,holds,from,to\na,b,yesterday,\n", "line 2: 'yesterday' is no time"),
-        ("tenant,holds,from,to\na,b,2026-01-01T00:00:00,\n", "has no offset; write Z"),
+        ("tenant,holds,from,to\na,b,yesterday,\n", "line 2: invalid time 'yesterday'"),
+        ("tenant,holds,from,to\na,b,2026-01-01T00:00:00,\n", "expected RFC 3339 with an offset"),
         ("tenant,holds,from,to\na\0,b,2026-01-01T00:00:00Z,\n", "NUL"),
         ("tenant,holds,from,to\na,b,2026-01-02T00:00:00Z,2026-01-01T00:00:00Z\n", "ends before"),
-        ("# one\ntenant,holds,from,to\n\n# two\na,b,yesterday,\n", "line 5: 'yesterday'"),
-        ("# one\r\ntenant,holds,from,to\r\na,b,yesterday,\r\n", "line 3: 'yesterday'"),
+        (
+            "# one\ntenant,holds,from,to\n\n# two\na,b,yesterday,\n",
+            "line 5: invalid time 'yesterday'",
+        ),
+        ("# one\r\ntenant,holds,from,to\r\na,b,yesterday,\r\n", "line 3: invalid time 'yesterday'"),
         ("# one\nwho,what\n", "line 2: the header"),
         ('tenant,holds,from,to\na,"b,2026-01-01T00:00:00Z,\n', "line 2: unexpected end"),
         ('tenant,holds,from,to\n#\na,"' + "b" * 140_000 + "\n", "line 3: field larger than"),

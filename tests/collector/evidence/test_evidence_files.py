@@ -77,7 +77,7 @@ async def test_a_calendar_says_maintenance_outages_and_reservations(core: Collec
     [
         ("[[holiday]]\n", "holiday"),
         ("[[maintenance]]\nholds = 'n1'\n", "maintenance 1: from is missing"),
-        ("[[outage]]\nholds = 'n1'\nfrom = 2026-01-01T00:00:00\n", "no offset"),
+        ("[[outage]]\nholds = 'n1'\nfrom = 2026-01-01T00:00:00\n", "with an offset"),
         ("[[outage]]\nholds = 'n1'\nfrom = 2026-01-02T00:00:00Z\nto = 2026-01-01T00:00:00Z\n", "ends before"),
         ("[[outage]]\nholds = ''\nfrom = 2026-01-02T00:00:00Z\n", "holds must be a text"),
         ("[[outage]]\nwhat = 1\nholds = 'x'\nfrom = 2026-01-02T00:00:00Z\n", "what is none of"),
@@ -93,7 +93,7 @@ def test_a_calendar_that_cannot_be_names_the_entry(text: str, problem: str):
 @pytest.mark.parametrize(
     ("row", "problem"),
     [(",slurm,x,2026-01-01T00:00:00Z,", "line 2"), ("a:b,slurm,x,2026-01-01T00:00:00Z,", "colon"),
-     ("a,slurm,x,yesterday,", "no time")],
+     ("a,slurm,x,yesterday,", "invalid time")],
 )  # fmt: skip
 def test_a_tenants_file_that_cannot_be_names_the_line(row: str, problem: str):
     with pytest.raises(tenancy_files.FileError, match=problem):

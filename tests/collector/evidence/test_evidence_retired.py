@@ -39,10 +39,10 @@ from collector.files.device_files import (
 from collector.files.watched_file import FileError
 from collector.ledger.audit_outbox import HEAD as BILLING_HEAD
 from collector.ledger.audit_outbox import outbox_rows
-from collector.ledger.day_tiling import DAY_NS
 from collector.metering.evidence import ClaimAuthority, MeteredClaim, NodeStay
 from collector.metering.measures import AmountAttribution, CountedQuantity
-from collector.metering.units import FOREVER_NS, GPU_CAPACITY
+from collector.metering.units import GPU_CAPACITY
+from railscope.timestamps import DAY_NS, FOREVER_NS
 
 HEAD = ",".join(RETIREMENTS_HEADER) + "\n"
 HOURS = 3600
@@ -79,7 +79,7 @@ def retirement(second: float, until: float | None = None, gpu: str = "GPU-0") ->
         ("gpu,at\n", "line 1: the header must be gpu,from,to,why"),
         (HEAD + "GPU-1,2026-01-01T00:00:00Z,\n", "line 2: needs gpu,from,to,why"),
         (HEAD + ",2026-01-01T00:00:00Z,,broken\n", "line 2, gpu: it is empty"),
-        (HEAD + "# why\nGPU-1,now,,broken\n", "line 3, from: 'now' is no time"),
+        (HEAD + "# why\nGPU-1,now,,broken\n", "line 3, from: invalid time 'now'"),
         (HEAD + "GPU-1,2026-01-01T00:00:00Z,2026-01-01T00:00:00Z,x\n", "line 2, to: it ends"),
         (HEAD + f"GPU-1,2026-01-01T00:00:00Z,,{'x' * 401}\n", "line 2, why: it is longer"),
         (HEAD + f"{'G' * 401},2026-01-01T00:00:00Z,,x\n", "line 2, gpu: it is longer"),

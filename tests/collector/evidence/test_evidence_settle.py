@@ -23,9 +23,9 @@ from support.story import (
 from collector.account.account_cells import quota_days
 from collector.evidence.evidence_tables import evidence_parts, reported_claims
 from collector.ledger.audit_outbox import HEAD, outbox_rows
-from collector.ledger.day_tiling import DAY_NS
 from collector.metering.tiling import SlotState, tile
 from collector.metering.units import GPU_CAPACITY
+from railscope.timestamps import DAY_NS
 
 
 async def test_a_day_goes_to_the_ledger_when_it_is_over_and_the_account_goes_on(site: Site):

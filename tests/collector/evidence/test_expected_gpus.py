@@ -22,8 +22,8 @@ from collector.evidence.review_rules import (
     ReviewSubject,
 )
 from collector.files.device_files import RetiredGpus, Retirement
-from collector.metering.units import FOREVER_NS
 from collector.state.collector_state import CollectorState
+from railscope.timestamps import FOREVER_NS
 
 MONTH = 30 * DAY_SECONDS
 

@@ -15,7 +15,7 @@ from collector.inventory.comparison import (
     compare_nodes,
     count_devices,
 )
-from collector.metering.units import FOREVER_NS
+from railscope.timestamps import FOREVER_NS
 
 EIGHT = ExpectedDevices(0, FOREVER_NS, "n1", 8, 8)
 

@@ -17,7 +17,7 @@ from collector.files.device_files import (
     parse_inventory,
 )
 from collector.files.watched_file import FileError
-from collector.metering.units import FOREVER_NS
+from railscope.timestamps import FOREVER_NS
 
 HEAD = ",".join(INVENTORY_HEADER) + "\n"
 START = 1_767_225_600 * 10**9
@@ -48,10 +48,13 @@ def test_what_a_node_must_show_and_from_when_to_when():
         (HEAD + "n1,8,-1,2026-01-01T00:00:00Z,\n", "line 2, rdma_ports: '-1' is no whole number"),
         (HEAD + "n1,8,10001,2026-01-01T00:00:00Z,\n", "line 2, rdma_ports: '10001'"),
         (HEAD + "n1,\u0668,8,2026-01-01T00:00:00Z,\n", "line 2, gpus:"),
-        (HEAD + "n1,8,8,today,\n", "line 2, from: 'today' is no time"),
-        (HEAD + "# rack 7\nn1,8,8,2026-01-01T00:00:00Z,never\n", "line 3, to: 'never' is no time"),
+        (HEAD + "n1,8,8,today,\n", "line 2, from: invalid time 'today'"),
+        (
+            HEAD + "# rack 7\nn1,8,8,2026-01-01T00:00:00Z,never\n",
+            "line 3, to: invalid time 'never'",
+        ),
         (HEAD + "n1,8,8,2026-01-01T00:00:00Z,2026-01-01T00:00:00Z\n", "line 2, to: it ends before"),
-        (HEAD + "n1,8,8,2026-01-01T00:00:00,\n", "line 2, from: .* has no offset"),
+        (HEAD + "n1,8,8,2026-01-01T00:00:00,\n", "line 2, from: invalid time .* with an offset"),
         (
             HEAD + "n1,8,8,2026-01-01T00:00:00Z,\nn1,4,4,2026-01-01T01:00:00+01:00,\n",
             "line 3: another row of n1 begins at the same instant",

@@ -22,12 +22,12 @@ from collector.inventory.comparison import (
     inventory_cells,
     inventory_json,
 )
-from collector.metering.units import FOREVER_NS
 from collector.state.collector_state import CollectorState
 from railscope.catalog import METRICS, agent
 from railscope.catalog.entities import SOURCE
 from railscope.frame import Entity, Frame, Schema
 from railscope.reading import PRESENT, Absent
+from railscope.timestamps import FOREVER_NS
 from railscope.wire import to_wire_schema
 
 STALE = 5

@@ -18,7 +18,7 @@ from collector.jobs.job_list import (
     pci_address,
 )
 from collector.jobs.job_metering import meter_jobs
-from collector.metering.units import FOREVER_NS
+from railscope.timestamps import FOREVER_NS
 
 S = 1_000_000_000
 LINE = {

@@ -15,17 +15,10 @@ from support.shared import captured
 from collector.jobs import imported_lists
 from collector.jobs.job_list_reader import read_jobs
 from collector.ledger.ledger_store import Ledger
-from collector.metering.units import (
-    DAY_NS,
-    FOREVER_NS,
-    GPU_CAPACITY,
-    Period,
-    Tiling,
-    format_timestamp,
-    period_name,
-)
+from collector.metering.units import GPU_CAPACITY, Period, Tiling, period_name
 from collector.tables import metadata
 from railscope.cli import root as railscope
+from railscope.timestamps import DAY_NS, FOREVER_NS, format_timestamp
 
 
 def clustercockpit(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from collector.jobs.job_list import JobList, JobListError, ListedJob, UnnamedGpus
 from collector.jobs.job_metering import meter_jobs
 from collector.jobs.kubernetes import KUBERNETES_UNNAMED, read_kubernetes
-from collector.metering.units import FOREVER_NS
+from railscope.timestamps import FOREVER_NS
 
 S = 1_000_000_000
 START, END = "2026-01-01T00:00:00Z", "2026-01-01T02:00:00Z"

@@ -19,9 +19,10 @@ from collector.jobs.job_metering import meter_jobs
 from collector.jobs.kubernetes import read_kubernetes
 from collector.ledger.ledger_store import Ledger
 from collector.metering.tiling import SlotState
-from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling
+from collector.metering.units import GPU_CAPACITY, Tiling
 from collector.tables import metadata
 from railscope.cli import root as railscope
+from railscope.timestamps import FOREVER_NS
 
 S = 1_000_000_000
 

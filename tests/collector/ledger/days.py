@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
-from collector.ledger.day_tiling import DAY_NS, DayTiling
+from collector.ledger.day_tiling import DayTiling
 from collector.metering.evidence import (
     ClaimAuthority,
     Evidence,
@@ -22,7 +22,8 @@ from collector.metering.measures import (
     CounterReadings,
     increments,
 )
-from collector.metering.units import FOREVER_NS, WHOLE, compute_slices, memory_slices, replica
+from collector.metering.units import WHOLE, compute_slices, memory_slices, replica
+from railscope.timestamps import DAY_NS, FOREVER_NS
 
 DAY = 20_000
 START = DAY * DAY_NS

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from collector.ledger.database import Database, LedgerError
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
-from collector.ledger.day_tiling import DAY_NS, content_root, units_of
+from collector.ledger.day_tiling import content_root, units_of
 from collector.ledger.head_chain import HashedRow, read_rows
 from collector.ledger.ledger_store import Ledger
 from collector.ledger.row_conversion import GpuDay
@@ -22,6 +22,7 @@ from collector.metering.evidence import ClaimAuthority, ClockDoubt
 from collector.metering.tiling import SlotState
 from collector.metering.units import compute_slices
 from collector.tables import metadata
+from railscope.timestamps import DAY_NS
 
 KEY = "gpu_uuid TEXT NOT NULL, day BIGINT NOT NULL, revision BIGINT NOT NULL"
 OF_REVISION = (

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from support.examples import fewer
 
 from collector.ledger.database import Database, LedgerError
-from collector.ledger.day_tiling import DAY_NS, TilingError, evidence_root
+from collector.ledger.day_tiling import TilingError, evidence_root
 from collector.ledger.ledger_store import AmountTotalKey, Ledger, TimeTotalKey, WrittenRevision
 from collector.ledger.row_conversion import GpuDay
 from collector.metering.measures import (
@@ -25,8 +25,9 @@ from collector.metering.measures import (
     increments,
 )
 from collector.metering.tiling import SlotState
-from collector.metering.units import FOREVER_NS, GPU_CAPACITY, Tiling
+from collector.metering.units import GPU_CAPACITY, Tiling
 from collector.tables import metadata
+from railscope.timestamps import DAY_NS, FOREVER_NS
 
 gpu_numbers = count()
 # Each example waits for the disk, so there are fewer of them.

@@ -15,7 +15,8 @@ from properties import Metering, by_claim
 from collector.metering.evidence import ClaimAuthority, Evidence, MeteredClaim, NodeStay
 from collector.metering.overlaps import Overlap, OverlapKind
 from collector.metering.tiling import SlotState, TilingEntry
-from collector.metering.units import FOREVER_NS, GPU_CAPACITY, WHOLE, CapacityRange, Tiling
+from collector.metering.units import GPU_CAPACITY, WHOLE, CapacityRange, Tiling
+from railscope.timestamps import FOREVER_NS
 
 
 def claim_time(entries: Iterable[TilingEntry]) -> Counter:

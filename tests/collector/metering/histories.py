@@ -25,14 +25,8 @@ from collector.metering.evidence import (
     SlotReservation,
 )
 from collector.metering.measures import CounterReadings
-from collector.metering.units import (
-    FOREVER_NS,
-    WHOLE,
-    Units,
-    compute_slices,
-    memory_slices,
-    replica,
-)
+from collector.metering.units import WHOLE, Units, compute_slices, memory_slices, replica
+from railscope.timestamps import FOREVER_NS
 
 S = 1_000_000_000
 LAST = 400

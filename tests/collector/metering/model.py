@@ -14,7 +14,8 @@ import msgspec
 from collector.metering.evidence import GAP_NS, Evidence, MeteredClaim, NodeWitness
 from collector.metering.measures import AmountAttribution, CounterReadings
 from collector.metering.tiling import SlotState, TilingEntry
-from collector.metering.units import FOREVER_NS, CapacityRange, Tiling, Units
+from collector.metering.units import CapacityRange, Tiling, Units
+from railscope.timestamps import FOREVER_NS
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ from collector.metering.measures import (
 )
 from collector.metering.overlaps import Overlap, overlaps
 from collector.metering.tiling import SlotState, TilingEntry, tile
-from collector.metering.units import FOREVER_NS, GPU_CAPACITY
+from collector.metering.units import GPU_CAPACITY
+from railscope.timestamps import FOREVER_NS
 
 
 def dropped_last_interval(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:

@@ -24,8 +24,9 @@ from collector.metering.measures import (
     increments,
 )
 from collector.metering.tiling import SlotState
-from collector.metering.units import DAY_NS, Period, Tiling
+from collector.metering.units import Period, Tiling
 from railscope.reading import Absent
+from railscope.timestamps import DAY_NS
 
 SKU = "h100"
 BOOK = book(price(10**9, sku=SKU), price(10**8, sku=SKU, tariff=Tariff.RESERVATION))

@@ -33,14 +33,8 @@ from collector.metering.measures import (
 )
 from collector.metering.overlaps import OverlapKind, overlaps
 from collector.metering.tiling import SlotState, tile
-from collector.metering.units import (
-    FOREVER_NS,
-    GPU_HOUR,
-    Tiling,
-    compute_slices,
-    memory_slices,
-    replica,
-)
+from collector.metering.units import GPU_HOUR, Tiling, compute_slices, memory_slices, replica
+from railscope.timestamps import FOREVER_NS
 
 S = 1_000_000_000
 HERE = (NodeStay(0, "n1"),)
