@@ -21,7 +21,7 @@ from dashboards.panels import (
 from dashboards.query import COUNT, EVENTS_PER_SECOND, Query, ask, grown
 
 UID = "railscope-audit"
-QUESTION = "Is the audit log whole, signed, and witnessed by others?"
+QUESTION = "Is the audit log complete, signed and witnessed?"
 HELD = "railscope_agent_audit_checkpoint_records"
 
 
@@ -45,12 +45,12 @@ def _rate(name: str) -> Query:
 def _summary() -> Iterator[Panel]:
     yield number(101, "Records", "In the log.", _sum("records"))
     yield number(
-        102, "Not signed yet", "Durable, and under no checkpoint.", _sum("unsigned_records")
+        102, "Not signed yet", "Durable, without a signed checkpoint.", _sum("unsigned_records")
     )
     yield number(
         103,
         "Disputed, replaced, lost",
-        "An agent holds a checkpoint that this log has never had, the ledger is an older copy, or files were lost.",
+        "An agent holds a checkpoint that this log lacks, the ledger is an older copy, or files were lost.",
         ask(
             "max(railscope_audit_log_disputed) + max(railscope_ledger_replaced)"
             " + max(railscope_collector_lost_files)"
@@ -72,10 +72,12 @@ def _summary() -> Iterator[Panel]:
         NONE_IS_GOOD,
     )
     yield number(106, "Requests denied", "In the last hour.", _grown("denials"))
-    yield number(107, "Events that wait", "Of agents, not in the log yet.", _sum("waiting_events"))
+    yield number(
+        107, "Waiting events", "Events of agents, not in the log yet.", _sum("waiting_events")
+    )
     yield number(
         108,
-        "Events of old agents",
+        "Events of earlier agents",
         "In the last hour: cannot be recorded.",
         _grown("unnumbered_events"),
         NONE_IS_GOOD,
@@ -87,28 +89,28 @@ def _log() -> Iterator[Panel]:
     yield lines(
         202,
         "Records not signed yet",
-        "Goes back to 0 with each checkpoint.",
+        "Returns to 0 with each checkpoint.",
         _sum("unsigned_records"),
         span=12,
     )
     yield lines(
         203,
-        "On the way into the log",
-        "Events of agents, and changes to the ledger.",
+        "Waiting for the log",
+        "Events of agents, and changes of the ledger.",
         _sum("waiting_events").named("events"),
         _sum("outbox_waiting_records").named("changes to the ledger"),
     )
     yield bars(
         204,
         "Not in the log",
-        "Lost, or never to be recorded.",
+        "Lost, or permanently unrecordable.",
         _rate("lost_records").named("could not be written"),
         _rate("unnumbered_events").named("not numbered"),
     )
     yield bars(
         205,
         "Events read again",
-        "Too many at once; they come from the frame log then.",
+        "Too many at once: they are read from the frame log.",
         _rate("overflowed_events"),
     )
 
@@ -117,14 +119,14 @@ def _others() -> Iterator[Panel]:
     yield lines(301, "Witnesses", "Nodes that have cosigned a checkpoint.", _sum("witnesses"))
     yield layers(
         302,
-        "Agents by what they hold",
-        "Disputed: their checkpoint was never this log's.",
+        "Agents by state of their checkpoint",
+        "Disputed: the log lacks their checkpoint.",
         ask("sum by (state) (railscope_agent_audit_witness_state)", legend="{{state}}"),
     )
     yield lines(
         303,
-        "Records under the checkpoints that agents hold",
-        "The oldest and the newest, beside the log itself.",
+        "Records covered by the checkpoints of agents",
+        "The oldest and the newest checkpoint, and the log itself.",
         ask(f"min({HELD})").named("oldest"),
         ask(f"max({HELD})").named("newest"),
         _sum("records").named("log"),
@@ -138,12 +140,16 @@ def _others() -> Iterator[Panel]:
         Column("Is", ask(disputed, COUNT), ANY_IS_BAD, {1: "disputed"}, "highest"),
     )
     yield bars(
-        305, "Requests denied", "For want of the right credential.", _rate("denials"), span=12
+        305,
+        "Requests denied",
+        "Requests without a sufficient credential.",
+        _rate("denials"),
+        span=12,
     )
 
 
 SECTIONS = (
     ("", _summary),
-    ("Does everything reach the log, and does the log get signed?", _log),
-    ("Could anyone change it unseen?", _others),
+    ("Does every record reach the log, and is the log signed?", _log),
+    ("Could it be changed undetected?", _others),
 )

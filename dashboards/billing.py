@@ -24,7 +24,7 @@ from dashboards.panels import (
 from dashboards.query import COUNT, EVENTS_PER_SECOND, SHARE, Query, ask, grown
 
 UID = "railscope-billing"
-QUESTION = "Is every second of every GPU somebody's, and does it all add up?"
+QUESTION = "Is every second of every GPU attributed, and does the account close?"
 TIME = "railscope_cluster_gpu_time_seconds"
 CAPACITY = "sum(railscope_cluster_gpu_capacity_seconds)"
 LEFT_OVER = f"round({CAPACITY} - sum({TIME}), 0.001)"
@@ -52,35 +52,35 @@ def _rate(counter: str, unit: str = EVENTS_PER_SECOND) -> Query:
 def _summary() -> Iterator[Panel]:
     yield number(
         101,
-        "Left over",
-        "GPU time there was, less all states: 0 when the account closes.",
+        "Difference",
+        "Total GPU time less all states: 0 when the account closes.",
         ask(LEFT_OVER),
         ((None, "red"), (-0.001, "green"), (0.001, "red")),
     )
     yield number(
         102,
-        "Seen",
-        "Share of GPU time of which frames tell.",
+        "Observed",
+        "Share of GPU time with frames.",
         ask(f"1 - {UNSEEN} / ({CAPACITY} > 0)", SHARE),
         ((None, "red"), (0.99, "orange"), (0.999, "green")),
     )
     yield number(
         103,
         "Unknown",
-        "GPU time of which nothing is known so far.",
+        "GPU time without evidence so far.",
         ask(f'sum({TIME}{{state="unknown"}})'),
         ANY_IS_BAD,
     )
     yield number(
         104,
         "Used without a claim",
-        "GPU time that nobody can be billed for so far.",
+        "GPU time that is on no bill so far.",
         ask(f'sum({TIME}{{state="unclaimed"}})'),
         ANY_IS_BAD,
     )
     yield number(
         105,
-        "Files that are wrong",
+        "Invalid files",
         "Of claims, tenants, calendar, quotas, retired, inventory, tokens.",
         ask("count(railscope_collector_file_valid) - sum(railscope_collector_file_valid)", COUNT),
         NONE_IS_GOOD,
@@ -111,27 +111,27 @@ def _account() -> Iterator[Panel]:
     rate = f"sum by (state) (deriv({TIME}[$__rate_interval]))"
     counted = layers(
         201,
-        "GPUs by what they are counted as",
-        "GPU time per second is GPUs.",
+        "GPUs by state",
+        "GPU time per second equals GPUs.",
         ask(rate, COUNT, "{{state}}"),
         span=12,
     )
     yield in_colours(counted, COUNTED_AS)
     yield lines(
         202,
-        "GPU time there was and GPU time counted",
-        "One curve covers the other when the account closes.",
+        "Total and accounted GPU time",
+        "The curves coincide when the account closes.",
         ask(CAPACITY).named("there was"),
         ask(f"sum({TIME})").named("counted"),
         span=12,
     )
-    yield lines(203, "Left over", "What no state accounts for.", ask(LEFT_OVER))
+    yield lines(203, "Difference", "GPU time in no state.", ask(LEFT_OVER))
     held = "sum by (tenant) (railscope_tenant_gpu_time_seconds{})"
     observed = held.replace("{}", '{state="observed"}')
     yield rows(
         204,
         "GPU time of tenants",
-        "Since the first evidence. Observed: held and seen.",
+        "Since the first evidence. Observed: held, with samples.",
         TENANT,
         Column("All", ask(held.replace("{}", "")), worst="highest"),
         Column("Observed", ask(observed)),
@@ -140,7 +140,7 @@ def _account() -> Iterator[Panel]:
     yield layers(
         205,
         "GPUs held by tenant",
-        "GPU time per second, all states that are held.",
+        "GPU time per second, all held states.",
         ask(
             "sum by (tenant) (deriv(railscope_tenant_gpu_time_seconds"
             '{state=~"observed|inferred|unknown"}[$__rate_interval]))',
@@ -156,7 +156,7 @@ def _money() -> Iterator[Panel]:
     yield rows(
         301,
         "Quotas",
-        "Of this day or month (UTC). Quotas stop no one.",
+        "Of this day or month (UTC). Quotas stop nothing.",
         TENANT | {"period": "Period"},
         Column("Used", ask(used)),
         Column("Agreed", ask(bound)),
@@ -167,7 +167,7 @@ def _money() -> Iterator[Panel]:
     yield rows(
         302,
         "GPUs at once",
-        "Held now, and agreed.",
+        "Held now, and the quota.",
         TENANT,
         Column("Held", ask(now)),
         Column("Agreed", ask(most)),
@@ -181,7 +181,7 @@ def _money() -> Iterator[Panel]:
         yield lines(
             ident,
             title,
-            "By tenant; some minutes behind, and corrected by late evidence.",
+            "By tenant; some minutes old, and corrected by late evidence.",
             ask(f"sum by (tenant) (railscope_tenant_{name})", legend="{{tenant}}"),
         )
 
@@ -189,8 +189,8 @@ def _money() -> Iterator[Panel]:
 def _ledger() -> Iterator[Panel]:
     yield lines(
         401,
-        "Evidence on its way, and damaged",
-        "Quarters of an hour of nodes that are not in the database yet, and rows that do not read back.",
+        "Waiting and damaged evidence",
+        "Quarters of an hour of nodes that are not in the database yet, and damaged rows.",
         ask("sum(railscope_collector_evidence_pending_intervals)").named("waiting"),
         ask("sum(railscope_collector_evidence_damaged_rows)").named("damaged"),
     )
@@ -202,20 +202,20 @@ def _ledger() -> Iterator[Panel]:
     )
     yield lines(
         403,
-        "Days of GPUs settled",
-        "Worked out anew, and those that late evidence changed.",
+        "Finalized GPU-days",
+        "Computed again, and changed by late evidence.",
         _rate("railscope_collector_finalized_gpu_days_total").named("worked out"),
         _rate("railscope_collector_revised_gpu_days_total").named("changed"),
     )
     yield lines(
         404,
         "Claims",
-        "In force in the claims file, and claims of agents that make no sense.",
+        "In force in the claims file, and invalid claims of agents.",
         ask("sum(railscope_collector_claims)").named("in force"),
     )
     yield lines(
         405,
-        "Claims that make no sense",
+        "Rejected claims",
         "In events of agents.",
         _rate("railscope_collector_rejected_claims_total"),
         steps=ANY_IS_BAD,
@@ -223,8 +223,8 @@ def _ledger() -> Iterator[Panel]:
     valid = "min by (file) (railscope_collector_file_valid)"
     yield rows(
         406,
-        "Files of administrators",
-        "A file that is wrong leaves what was read before.",
+        "Administrators' files",
+        "While a file is invalid, its previous version stays in force.",
         {"file": "File"},
         Column("Valid", ask(valid), ALL_IS_GOOD, {0: "no", 1: "yes"}, "lowest"),
         span=8,
@@ -234,6 +234,6 @@ def _ledger() -> Iterator[Panel]:
 SECTIONS = (
     ("", _summary),
     ("Does the account close?", _account),
-    ("Who has used what, of what was agreed?", _money),
+    ("How much of its quota has each tenant used?", _money),
     ("Does evidence reach the ledger?", _ledger),
 )

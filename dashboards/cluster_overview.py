@@ -39,7 +39,7 @@ from railscope.catalog import account as account_catalog
 from railscope.catalog import collector as audit_catalog
 
 UID = "railscope-cluster"
-QUESTION = "Is every GPU of the cluster there, at work, and well connected?"
+QUESTION = "Is every GPU of the cluster present, at work, and well connected?"
 SUM, MEAN, MAX, MIN = Rollup.SUM, Rollup.MEAN, Rollup.MAX, Rollup.MIN
 
 AGENTS = 'up{job="railscope-agent"}'
@@ -55,17 +55,22 @@ def _summary() -> Iterator[Panel]:
     yield number(
         101,
         "Nodes reporting",
-        "Servers whose agents the collector hears.",
+        "Nodes with fresh frames at the collector.",
         now(audit_catalog.NODES_UP, SUM),
     )
     yield number(
         102,
         "Stale nodes",
-        "Servers the collector knows and does not hear.",
+        "Nodes without fresh frames at the collector.",
         _missing(audit_catalog.NODE_UP, "node"),
         NONE_IS_GOOD,
     )
-    yield number(103, "GPUs", "GPUs the collector sees now.", now(audit_catalog.CLUSTER_GPUS, SUM))
+    yield number(
+        103,
+        "GPUs",
+        "GPUs with fresh readings at the collector.",
+        now(audit_catalog.CLUSTER_GPUS, SUM),
+    )
     yield number(
         104, "GPU utilisation", "Mean of all GPUs.", over("cluster", gpu.GPU_UTILIZATION, MEAN)
     )
@@ -87,7 +92,7 @@ def _summary() -> Iterator[Panel]:
     yield number(
         108,
         "Xids in the last hour",
-        "Driver errors on all servers; those of an agent that has just started do not count.",
+        "Driver errors on all nodes; those of an agent that has just started do not count.",
         grown(kernel.XIDS.name),
         NONE_IS_GOOD,
     )
@@ -97,13 +102,13 @@ def _gpus() -> Iterator[Panel]:
     yield lines(
         201,
         "GPU utilisation by rail",
-        "GPUs of one job work in step: a rail below the others waits for something.",
+        "GPUs of one job work in step: a rail below the others is waiting.",
         over("rail", gpu.GPU_UTILIZATION, MEAN),
     )
     yield layers(
         202,
         "GPU power by rail",
-        "What the boards of each rail draw together.",
+        "Sum of the boards of each rail.",
         over("rail", gpu.GPU_POWER, SUM),
     )
     yield lines(
@@ -115,20 +120,20 @@ def _gpus() -> Iterator[Panel]:
     )
     yield layers(
         204,
-        "GPUs held back, by reason",
-        "GPUs whose clocks are held down, idle ones left out. A GPU may have several reasons.",
+        "Throttled GPUs by reason",
+        "GPUs with limited clocks, without idle ones. A GPU may have several reasons.",
         over("cluster", gpu.GPU_THROTTLE_ACTIVE, SUM, "reason", where='{reason!="gpu_idle"}'),
     )
     yield bars(
         205,
         "Xids",
-        "Driver errors on each server, per second; servers without any are left out.",
+        "Driver errors on each node, per second; nodes without any are omitted.",
         present(per_second(kernel.XIDS, "node")),
     )
     yield rows(
         206,
         "Xids in the kernel logs",
-        "What each GPU's driver has reported since the start of the log that the agent could read.",
+        "Reports of each GPU's driver since the start of the log that the agent could read.",
         {"node": "Node", "pci_address": "PCI address", "xid": "Xid"},
         Column(
             "Messages",
@@ -143,8 +148,8 @@ def _tenants() -> Iterator[Panel]:
     yield layers(
         401,
         "GPUs held by tenants",
-        "GPU time per second is GPUs. What is unknown was held while no frame told of the GPU; "
-        "frames that arrive late turn it into observed time.",
+        "GPU time per second equals GPUs. Unknown: held without frames of the GPU; late frames turn "
+        "it into observed time.",
         slope(account_catalog.TENANT_GPU_TIME, "tenant", "state").in_unit(COUNT),
         span=12,
     )
@@ -162,14 +167,14 @@ def _trust() -> Iterator[Panel]:
     yield lines(
         501,
         "Agents that do not answer Prometheus",
-        "Scrapes that fail; the collector may still hear the agent.",
+        "Failed scrapes; the collector may still receive frames of the agent.",
         Query(f"count({AGENTS}) - sum({AGENTS})", COUNT, "agents"),
         span=6,
     )
     yield layers(
         502,
         "Sources by state",
-        "What all agents' sources say of themselves.",
+        "States of the sources of all agents.",
         ask("sum by (state) (railscope:node_source_state:sum)", COUNT, "{{state}}"),
         span=6,
     )
@@ -183,7 +188,7 @@ def _trust() -> Iterator[Panel]:
     yield lines(
         504,
         "Collector: values received",
-        "How much the collectors take in.",
+        "Values that the collectors accept.",
         per_second(audit_catalog.VALUES).named("values"),
         span=6,
     )
@@ -199,7 +204,7 @@ def _trust() -> Iterator[Panel]:
     yield rows(
         506,
         "Age of stale nodes",
-        "How long ago the newest frame of each stale node was taken.",
+        "Age of the newest frame of each stale node.",
         {"node": "Node"},
         Column("Last frame", _age_of_stale(), OLD, worst="highest"),
         span=6,
@@ -207,7 +212,7 @@ def _trust() -> Iterator[Panel]:
     yield lines(
         507,
         "Collector: frames",
-        "Accepted once each, and received again and left out.",
+        "Accepted once each; repeated ones are ignored.",
         per_second(audit_catalog.FRAMES).named("accepted"),
         per_second(audit_catalog.DUPLICATES).named("again"),
         span=6,
@@ -215,15 +220,15 @@ def _trust() -> Iterator[Panel]:
     yield lines(
         510,
         "Audit log",
-        "Disputed: agents that hold a checkpoint which the log has never had; nothing is signed then.",
+        "Disputed: agents with a checkpoint that the log lacks; nothing is signed then.",
         now(audit_catalog.AUDIT_UNSIGNED, MAX).named("records not signed yet"),
         now(agent.WITNESS_STATE, SUM, where='{state="disputed"}').named("disputed"),
         span=6,
     )
     yield lines(
         508,
-        "Collector: envelopes refused",
-        "By reason; refused data is not in any number here.",
+        "Collector: rejected envelopes",
+        "By reason; rejected data is in no number here.",
         per_second(audit_catalog.REJECTED, "reason"),
         span=6,
     )
@@ -231,10 +236,10 @@ def _trust() -> Iterator[Panel]:
 
 SECTIONS = (
     (QUESTION, _summary),
-    ("Are the GPUs busy, cool and whole?", _gpus),
+    ("Are the GPUs busy, cool and healthy?", _gpus),
     ("Does every rail carry its share, without pauses and losses?", rail_panels),
-    ("Is everything there that the inventory says?", inventory_panels),
-    ("Who holds the GPUs, and what is not accounted for?", _tenants),
+    ("Does the cluster match the inventory?", inventory_panels),
+    ("Who holds the GPUs, and which GPU time is unaccounted?", _tenants),
     ("Can these numbers be trusted?", _trust),
 )
 

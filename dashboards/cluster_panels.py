@@ -43,7 +43,7 @@ def inventory_panels() -> Iterator[Panel]:
     yield number(
         601,
         "GPUs missing",
-        "Of servers that report: GPUs that the inventory has and they do not show. "
+        "Of nodes that report: GPUs of the inventory that they do not report. "
         "No data: there is no inventory.",
         _all("gpus", "missing"),
         NONE_IS_GOOD,
@@ -51,21 +51,21 @@ def inventory_panels() -> Iterator[Panel]:
     yield number(
         602,
         "RDMA ports missing",
-        "The same of ports: a card that is gone takes its ports along.",
+        "The same for ports: a missing NIC removes its ports.",
         _all("rdma_ports", "missing"),
         NONE_IS_GOOD,
     ).span(6)
     yield number(
         603,
         "Nodes missing",
-        "Servers of the inventory that no collector has ever heard of.",
+        "Nodes of the inventory that never reported to a collector.",
         ask(f"count({_STANDING}) - (count({_STANDS}) or vector(0))", COUNT),
         NONE_IS_GOOD,
     ).span(6)
     yield number(
         604,
         "GPUs gone",
-        "GPUs that a server showed before and shows no more; bring them back or retire them.",
+        "GPUs that a node reported before and no longer reports; restore or retire them.",
         ask(
             "count(max by (node, gpu) (railscope_gone_gpu_age_seconds)) "
             "or 0 * max(railscope_cluster_nodes)",
@@ -75,8 +75,8 @@ def inventory_panels() -> Iterator[Panel]:
     ).span(6)
     yield rows(
         605,
-        "Servers that do not show what they should",
-        "Unknown: the node is stale, or its driver hangs; no one knows whether they are there.",
+        "Nodes with missing devices",
+        "Unknown: the node is stale, or its driver hangs.",
         {"node": "Node"},
         Column("GPUs missing", _count_in_state("gpus", "missing"), NONE_IS_GOOD, worst="highest"),
         Column("GPUs unknown", _count_in_state("gpus", "unknown"), NONE_IS_GOOD, worst="highest"),
@@ -96,8 +96,8 @@ def inventory_panels() -> Iterator[Panel]:
     )
     yield rows(
         606,
-        "Servers missing or unexpected",
-        "Missing: in the inventory and never heard of. Unexpected: heard and not in the inventory.",
+        "Nodes missing or unexpected",
+        "Missing: in the inventory and never reported. Unexpected: reports and not in the inventory.",
         {"node": "Node"},
         Column("Missing", ask(_never_reported(), COUNT), NONE_IS_GOOD, {1: "yes"}, "highest"),
         Column(
@@ -108,7 +108,7 @@ def inventory_panels() -> Iterator[Panel]:
     yield rows(
         607,
         "GPUs gone, and retired ones",
-        "By their names: one that another has replaced is gone as well.",
+        "By UUID: a replaced GPU is gone as well.",
         with_device_titles({"node": "Node", "gpu": "GPU"}, PAST_GPU),
         Column(
             "Gone for",
@@ -195,14 +195,14 @@ def rail_panels() -> Iterator[Panel]:
     yield lines(
         302,
         "RDMA throughput by rail",
-        "What all ports of a rail carry together.",
+        "Sum of all ports of a rail.",
         over("rail", _rdma("transmit_bytes"), SUM).named("out"),
         over("rail", _rdma("receive_bytes"), SUM).named("in"),
     )
     yield lines(
         303,
         "PFC pause received by rail",
-        "Share of time in which the switch kept the worst port from sending: the fabric is "
+        "Share of time in which the switch stopped the worst port from sending: the fabric is "
         "congested. 100 % is a full stop.",
         over("rail", received, MAX, "priority"),
         steps=PAUSE,
@@ -210,7 +210,7 @@ def rail_panels() -> Iterator[Panel]:
     yield lines(
         304,
         "PFC pause sent by rail",
-        "Share of time in which the worst port kept the switch from sending: the server is the "
+        "Share of time in which the worst port stopped the switch from sending: the node is the "
         "slow receiver. 100 % is a full stop.",
         over("rail", sent, MAX, "priority"),
         steps=PAUSE,
@@ -218,21 +218,21 @@ def rail_panels() -> Iterator[Panel]:
     yield lines(
         305,
         "ECN marks by rail",
-        "Marks say that a switch's queue grew; they come before pauses.",
+        "A mark shows that a switch's queue grew; marks precede pauses.",
         over("rail", _rdma("ecn_marked_packets"), SUM),
     )
     yield lines(
         306,
         "Congestion notifications by rail",
         "Receivers send them for marks, senders slow down for them. Sent and not handled: they "
-        "are lost on the way.",
+        "are lost in transit.",
         over("rail", _rdma("congestion_notifications_sent"), SUM).named("sent"),
         over("rail", _rdma("congestion_notifications_handled"), SUM).named("handled"),
     )
     yield lines(
         307,
         "PCIe stall by rail",
-        "The worst card of each rail. A card that cannot reach memory pauses the switch.",
+        "The worst NIC of each rail. A NIC that cannot reach memory pauses the switch.",
         over("rail", nic.PCIE_READ_STALL, MAX).named("reads"),
         over("rail", nic.PCIE_WRITE_STALL, MAX).named("writes"),
         steps=STALL,
@@ -240,7 +240,7 @@ def rail_panels() -> Iterator[Panel]:
     yield lines(
         308,
         "Retransmission signs",
-        "Packets lost, late or sent again. Out of order alone is normal with adaptive routing.",
+        "Packets lost, late or repeated. Out of order alone is normal with adaptive routing.",
         *(
             over("cluster", _rdma(stem), SUM).named(words).in_unit(EVENTS_PER_SECOND)
             for words, stem in RETRANSMISSIONS.items()
@@ -249,13 +249,13 @@ def rail_panels() -> Iterator[Panel]:
     yield lines(
         309,
         "RDMA ports up by rail",
-        "A step down is a cable, a transceiver, a port or a server.",
+        "A step down indicates a cable, a transceiver, a port or a node.",
         over("rail", rdma.RDMA_UP, SUM),
     )
     yield lines(
         310,
         "Link changes",
-        "On each server; those without any are left out. A link that comes and goes is worse than "
+        "On each node; nodes without any are omitted. A link that flaps is worse than "
         "one that stays down.",
         present(per_second(host.LINK_CHANGES, "node")),
     )

@@ -12,7 +12,7 @@ from dashboards.query import COUNT, SHARE, Query, ask, over
 from railscope.catalog import Rollup, gpu
 
 UID = "railscope-efficiency"
-QUESTION = "What becomes of the GPUs: held, busy, computing?"
+QUESTION = "How are the GPUs used: held, busy, computing?"
 MEAN, SUM = Rollup.MEAN, Rollup.SUM
 HELD = "sum(railscope_tenant_held_gpus)"
 GPUS = "sum(railscope_cluster_gpus)"
@@ -28,7 +28,7 @@ def board() -> Dashboard:
 
 
 def _summary() -> Iterator[Panel]:
-    yield number(101, "GPUs", "That the collector sees now.", ask(GPUS))
+    yield number(101, "GPUs", "With fresh readings at the collector.", ask(GPUS))
     yield number(
         102, "Held", "GPUs that tenants hold, as a share of all.", ask(f"{HELD} / {GPUS}", SHARE)
     )
@@ -53,7 +53,7 @@ def _summary() -> Iterator[Panel]:
     yield number(106, "Memory used", "Share of all frame buffer.", ask(f"{USED} / {SIZE}", SHARE))
     yield number(107, "Power", "All boards together.", over("cluster", gpu.GPU_POWER, SUM))
     yield number(
-        108, "Held and not used", "GPUs that tenants hold and that run nothing.", _unused()
+        108, "Held and not used", "GPUs that tenants hold and that run no kernel.", _unused()
     )
 
 
@@ -67,7 +67,7 @@ def _steps() -> Iterator[Panel]:
     yield lines(
         201,
         "From all GPUs to GPUs at work",
-        "Each step is a part of the one before. Far apart: GPUs held and not used, or busy "
+        "Each step is a part of the previous one. Far apart: GPUs held and not used, or busy "
         "and waiting.",
         ask(GPUS).named("all"),
         ask(HELD).named("held"),
@@ -81,8 +81,8 @@ def _steps() -> Iterator[Panel]:
     rate = "sum by (state) (deriv(railscope_cluster_gpu_time_seconds[$__rate_interval]))"
     counted = lines(
         202,
-        "GPUs by what they are counted as",
-        "GPU time per second is GPUs.",
+        "GPUs by state",
+        "GPU time per second equals GPUs.",
         ask(rate, COUNT, "{{state}}"),
         span=12,
     )
@@ -96,14 +96,14 @@ def _steps() -> Iterator[Panel]:
     pipes = "avg by (pipe) (railscope_cluster_mean_gpu_pipe_activity_ratio)"
     yield lines(
         204,
-        "Which pipes work",
+        "Activity of pipes",
         "Mean share of cycles, by arithmetic.",
         ask(pipes, legend="{{pipe}}"),
     )
     yield lines(
         205,
         "Memory bandwidth",
-        "Mean share of what there is.",
+        "Mean share of the available bandwidth.",
         over("cluster", gpu.GPU_DRAM_ACTIVITY, MEAN),
     )
 
@@ -112,7 +112,7 @@ def _cost() -> Iterator[Panel]:
     yield lines(
         301,
         "Power",
-        "All boards, and what they may draw.",
+        "All boards, and their limits.",
         over("cluster", gpu.GPU_POWER, SUM).named("drawn"),
         ask("sum(railscope_cluster_sum_gpu_power_limit_watts)").named("limit"),
     )
@@ -120,17 +120,17 @@ def _cost() -> Iterator[Panel]:
     yield lines(
         302,
         "Power for a GPU of tensor work",
-        "Watts of all boards, per GPU whose tensor cores would work all the time.",
+        "Watts of all boards, per GPU with permanently active tensor cores.",
         ask(f"sum(railscope_cluster_sum_gpu_power_watts) / ({work} * {GPUS} > 0)", "watt"),
     )
     yield lines(
-        303, "Frame buffer", "Used and there.", ask(USED).named("used"), ask(SIZE).named("size")
+        303, "Frame buffer", "Used and total.", ask(USED).named("used"), ask(SIZE).named("size")
     )
     held = "max by (node, gpu) (railscope_gpu_claims) > 0"
     low = f"max by (node, gpu) (railscope_gpu_utilization_ratio) and ({held})"
     yield rows(
         304,
-        "The least used of the GPUs that are held",
+        "The least used of the held GPUs",
         "Ten of them.",
         {"node": "Node", "gpu": "GPU"},
         Column("Utilisation", ask(f"bottomk(10, {low})"), worst="lowest"),
@@ -139,7 +139,7 @@ def _cost() -> Iterator[Panel]:
     yield rows(
         305,
         "GPUs used without a claim",
-        "Processes that nobody gave the GPU to.",
+        "Processes without a claim on the GPU.",
         {"node": "Node", "gpu": "GPU"},
         Column("Processes", ask(unclaimed), worst="highest"),
     )
@@ -148,5 +148,5 @@ def _cost() -> Iterator[Panel]:
 SECTIONS = (
     ("", _summary),
     ("Where between holding and computing is time lost?", _steps),
-    ("What does it cost, and who holds what for nothing?", _cost),
+    ("What does it cost, and who holds GPUs without using them?", _cost),
 )

@@ -28,7 +28,7 @@ from dashboards.query import COUNT, EVENTS_PER_SECOND, Query, ask, grown, with_i
 from railscope.catalog import gpu_health
 
 UID = "railscope-health"
-QUESTION = "Which GPUs are faulty, and of which is nothing known?"
+QUESTION = "Which GPUs are faulty, and which are unknown?"
 NODES = '{node=~"$node"}'
 CHOICES = (DashboardVariable("node", "Node", "railscope_node_reporting", several=True),)
 HEALTH_WORDS = {value: word for value, (word, _) in HEALTH.items()}
@@ -77,21 +77,21 @@ def _in_state(state: str) -> Query:
 
 
 def _summary() -> Iterator[Panel]:
-    unknown = "GPUs whose agent cannot tell; those of stale nodes come on top."
-    yield number(101, "Healthy", "GPUs with nothing against them.", _in_state("healthy"))
+    unknown = "GPUs with missing readings; those of stale nodes are not included."
+    yield number(101, "Healthy", "GPUs without a detected fault.", _in_state("healthy"))
     yield number(
         102,
         "Degraded",
-        "GPUs that work, and not as well as they should.",
+        "GPUs that are usable and need attention.",
         _in_state("degraded"),
         NONE_IS_GOOD,
     )
-    yield number(103, "Failed", "GPUs that are of no use now.", _in_state("failed"), NONE_IS_GOOD)
+    yield number(103, "Failed", "GPUs that are not usable now.", _in_state("failed"), NONE_IS_GOOD)
     yield number(104, "Unknown", unknown, _in_state("unknown"), NONE_IS_GOOD)
     yield number(
         105,
-        "Silent servers",
-        "Nothing is known of their GPUs.",
+        "Stale nodes",
+        "The state of their GPUs is unknown.",
         ask(
             f"count(railscope_node_reporting{NODES}) - sum(railscope_node_reporting{NODES})", COUNT
         ),
@@ -100,7 +100,7 @@ def _summary() -> Iterator[Panel]:
     yield number(
         106,
         "Devices missing",
-        "GPUs that a server had and its bus does not have.",
+        "GPUs that a node had and that left its bus.",
         ask('sum(railscope_gpu_device_state{node=~"$node", state="missing"})'),
         NONE_IS_GOOD,
     )
@@ -113,8 +113,8 @@ def _summary() -> Iterator[Panel]:
     )
     yield number(
         108,
-        "GPUs to look at",
-        "For which the verdict asks for some action.",
+        "GPUs with a recommended action",
+        "GPUs whose health recommends an action.",
         ask('sum(railscope_gpu_recommended_action{node=~"$node", state!~"none|ignore"})'),
         NONE_IS_GOOD,
     )
@@ -125,7 +125,7 @@ def _matrix() -> Iterator[Panel]:
     yield grid(
         201,
         "Health now, node by GPU",
-        "An empty cell: no such GPU is told of.",
+        "An empty cell: no such GPU is reported.",
         "node",
         "index",
         ask(by_gpu, COUNT),
@@ -134,8 +134,8 @@ def _matrix() -> Iterator[Panel]:
     stale = f"(max by (node) (railscope_node_reporting{NODES}) == 0) + 2"
     yield states(
         202,
-        "Servers that are not healthy",
-        "The worst GPU of each; healthy servers are left out, and stale ones are unknown.",
+        "Nodes that are not healthy",
+        "The worst GPU of each; healthy nodes are omitted, and stale ones are unknown.",
         ask(f"{health('node', NODES)} > 0 or {stale}", COUNT, "{{node}}"),
         HEALTH,
         span=12,
@@ -143,7 +143,7 @@ def _matrix() -> Iterator[Panel]:
     by_health = layers(
         203,
         "GPUs by health",
-        "What all GPUs add up to.",
+        "Number of GPUs in each state.",
         ask(f"sum by (state) (railscope_gpu_health{NODES})", legend="{{state}}"),
         span=12,
     )
@@ -152,16 +152,16 @@ def _matrix() -> Iterator[Panel]:
     verdict = f"{reasons} * on (node, gpu) group_left () {health('node, gpu', NODES)}"
     yield rows(
         204,
-        "Why",
-        "What speaks against each GPU.",
+        "Reasons",
+        "Detected faults of each GPU.",
         NODE_GPU | {"reason": "Reason"},
         Column("Holds", ask(reasons, COUNT), NONE_IS_GOOD, {1: "yes"}),
         Column("Health", ask(verdict, COUNT), NONE_IS_GOOD, HEALTH_WORDS, "highest"),
     )
     yield rows(
         205,
-        "What to do",
-        "What the verdict asks for; nothing of ours does it.",
+        "Recommended actions",
+        "The recommended action; Railscope does not take it.",
         NODE_GPU,
         Column("Action", ask(_actions(), COUNT), NONE_IS_GOOD, ACTIONS, "highest"),
     )
@@ -169,8 +169,8 @@ def _matrix() -> Iterator[Panel]:
     last = f"min by (node) (railscope_node_last_frame_age_seconds{NODES}) and ({missing})"
     yield rows(
         206,
-        "Silent servers",
-        "Of which nothing is known now.",
+        "Stale nodes",
+        "Nodes without fresh frames.",
         {"node": "Node"},
         Column("State", ask(missing, COUNT), ALL_IS_GOOD, {0: "unknown"}),
         Column("Last frame", ask(last), OLD, worst="highest"),
@@ -186,7 +186,7 @@ def _errors() -> Iterator[Panel]:
     yield bars(
         301,
         "Xids",
-        "Driver errors of each server.",
+        "Driver errors of each node.",
         ask(
             f"sum by (node) (rate(railscope_kernel_xids_total{NODES}[$__rate_interval])) > 0",
             EVENTS_PER_SECOND,
@@ -196,7 +196,7 @@ def _errors() -> Iterator[Panel]:
     yield rows(
         302,
         "Xids in the kernel logs",
-        "What each GPU's driver has reported.",
+        "Reports of each GPU's driver.",
         {"node": "Node", "pci_address": "PCI address", "xid": "Xid"},
         Column(
             "Messages",
@@ -221,8 +221,8 @@ def _errors() -> Iterator[Panel]:
     pending = "railscope_gpu_row_remap_pending", "railscope_gpu_row_remap_failure"
     yield lines(
         305,
-        "Repairs that wait or failed",
-        "GPUs whose rows wait for a reset, or have no spare.",
+        "Pending or failed repairs",
+        "GPUs with rows that need a reset, or have no spare.",
         ask(f"sum({pending[0]}{NODES})").named("wait for a reset"),
         ask(f"sum({pending[1]}{NODES})").named("failed"),
         steps=NONE_IS_GOOD,
@@ -244,7 +244,7 @@ def _errors() -> Iterator[Panel]:
     )
     yield lines(
         307,
-        "Held back by heat or a power brake",
+        "Throttled by temperature or power brake",
         "GPUs, by reason.",
         ask(held, COUNT, "{{reason}}"),
     )
@@ -254,7 +254,7 @@ def _errors() -> Iterator[Panel]:
     yield bars(
         308,
         "NVSwitch errors",
-        "Of each server, as the kernel log tells them.",
+        "Of each node, from the kernel log.",
         ask(switches, COUNT, "{{node}}"),
     )
 
@@ -266,7 +266,7 @@ def _links() -> Iterator[Panel]:
     yield rows(
         401,
         "NVLinks",
-        "The GPU of each server that has the fewest links up.",
+        "The GPU of each node with the fewest links up.",
         {"node": "Node"},
         Column("Active", ask(least)),
         Column("There are", ask(most)),
@@ -276,8 +276,8 @@ def _links() -> Iterator[Panel]:
     changes = f"topk(10, sum by (node) (changes({up}[$__rate_interval])))"
     yield bars(
         402,
-        "Links of network cards that came or went",
-        "Of each server.",
+        "Link changes of NICs",
+        "Of each node.",
         ask(changes, COUNT, "{{node}}"),
         span=12,
     )
@@ -287,5 +287,5 @@ SECTIONS = (
     ("", _summary),
     ("Which GPU, since when, and why?", _matrix),
     ("What do drivers and memory report?", _errors),
-    ("Are all links there?", _links),
+    ("Are all links up?", _links),
 )

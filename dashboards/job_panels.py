@@ -74,7 +74,7 @@ def cause_panels() -> Iterator[Panel]:
     held_back = f"sum by (node, gpu, reason) ({throttled} > 0.01)"
     yield rows(
         701,
-        "GPUs of jobs held back",
+        "Throttled GPUs of jobs",
         "Share of time, by reason; the thirty most.",
         {"node": "Node", "gpu": "GPU", "reason": "Reason"},
         Column(
@@ -94,7 +94,7 @@ def cause_panels() -> Iterator[Panel]:
     yield lines(
         702,
         "Ports of jobs in pause",
-        "The ten most now. Received: the fabric is congested. Sent: the server is slow to take data.",
+        "The ten highest now. Received: the fabric is congested. Sent: the node is slow to accept data.",
         pause("receive").named("received"),
         pause("transmit").named("sent"),
         steps=PAUSE,
@@ -104,8 +104,8 @@ def cause_panels() -> Iterator[Panel]:
     share = f"{path.format('bandwidth')} / ({path.format('limit')} > 0)"
     yield rows(
         703,
-        "PCIe bandwidth of jobs' GPUs and cards",
-        "Of what the slots allow; the ten worst. Less than all: trained down.",
+        "PCIe bandwidth of jobs' GPUs and NICs",
+        "Share of the slots' bandwidth; the ten lowest. Below 100 %: trained down.",
         {"node": "Node", "pci_address": "PCI address"},
         Column(
             "Of what it could be",
@@ -120,7 +120,7 @@ def cause_panels() -> Iterator[Panel]:
     yield rows(
         704,
         "Memory errors of jobs' GPUs",
-        "Since the driver was loaded, corrected and not; the thirty with most.",
+        "Since the driver was loaded, corrected and uncorrected; the thirty highest.",
         {"node": "Node", "gpu": "GPU", "error": "Error"},
         Column(
             "Errors",
@@ -132,8 +132,8 @@ def cause_panels() -> Iterator[Panel]:
     verdict = f"({against}) * on (node, gpu) group_left () {health('node, gpu', ANY_NODE)}"
     yield rows(
         705,
-        "Against the jobs' GPUs",
-        "What speaks against their health.",
+        "Faults of the jobs' GPUs",
+        "Active reasons of their health.",
         {"node": "Node", "gpu": "GPU", "reason": "Reason"},
         Column("Health", ask(f"topk(30, {verdict})", COUNT), NONE_IS_GOOD, HEALTH_WORDS, "highest"),
     )
@@ -165,8 +165,8 @@ def stragglers() -> Iterator[Panel]:
     slow = f"count({_behind(_of_gpus(activity), 'node')} < -0.2) or vector(0)"
     yield number(
         105,
-        "GPUs behind their server",
-        "20 % below the middle GPU of their server.",
+        "GPUs behind their node",
+        "20 % below the median GPU of their node.",
         ask(slow, COUNT),
         NONE_IS_GOOD,
     ).span(6)
@@ -182,10 +182,10 @@ def stragglers() -> Iterator[Panel]:
     yield number(
         108,
         "Least active GPU",
-        "Share of cycles of the one that does the least.",
+        "Share of cycles of the least active one.",
         ask(f"min({activity}{NODES})"),
     ).span(6)
-    about = "Against the middle GPU of the same server; the ten furthest behind."
+    about = "Against the median GPU of the same node; the ten furthest behind."
     yield rows(
         201,
         "SM activity behind the others",
@@ -225,7 +225,7 @@ def stragglers() -> Iterator[Panel]:
     spread = f"max by (node) ({activity}{NODES}) - min by (node) ({activity}{NODES})"
     yield lines(
         204,
-        "Spread of SM activity in each server",
+        "Spread of SM activity in each node",
         "Between its most and its least active GPU: jobs in step have none.",
         ask(f"topk(10, {spread})", SHARE, "{{node}}"),
         span=12,
@@ -235,7 +235,7 @@ def stragglers() -> Iterator[Panel]:
     yield rows(
         205,
         "Ports behind the others",
-        "Against the middle port of the same server.",
+        "Against the median port of the same node.",
         {"node": "Node", "device": "RDMA device", "port": "Port"},
         Column(
             "Against the median",
@@ -254,8 +254,8 @@ def causes() -> Iterator[Panel]:
     )
     yield lines(
         301,
-        "GPUs held back",
-        "GPUs of each server whose clocks are held down, by reason.",
+        "Throttled GPUs",
+        "GPUs of each node with limited clocks, by reason.",
         ask(held, COUNT, "{{node}}, {{reason}}"),
     )
     paused = (
@@ -265,7 +265,7 @@ def causes() -> Iterator[Panel]:
     yield lines(
         302,
         "Ports in pause",
-        "The worst port of each server; the ten worst servers.",
+        "The worst port of each node; the ten worst nodes.",
         ask(paused.format("receive", NODES), legend="{{node}}").named("received"),
         ask(paused.format("transmit", NODES), legend="{{node}}").named("sent"),
     )
@@ -275,7 +275,7 @@ def causes() -> Iterator[Panel]:
     )
     yield lines(
         303,
-        "Servers under pressure",
+        "Nodes under pressure",
         "Share of time in which tasks waited for a resource; the ten worst.",
         ask(stalled.format(NODES), SHARE, "{{node}}"),
     )
@@ -283,7 +283,7 @@ def causes() -> Iterator[Panel]:
     yield rows(
         403,
         "GPUs used without a claim",
-        "Processes that nobody gave the GPU to.",
+        "Processes without a claim on the GPU.",
         GPU,
         Column("Processes", ask(unclaimed, COUNT), worst="highest"),
     )

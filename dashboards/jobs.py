@@ -78,12 +78,12 @@ def _against_median(ident: int, title: str, about: str, name: str, more: str = "
 
 
 def _summary() -> Iterator[Panel]:
-    yield number(109, "Jobs", "That hold GPUs.", ask("sum(railscope_cluster_jobs)"))
+    yield number(109, "Jobs", "Jobs that hold GPUs.", ask("sum(railscope_cluster_jobs)"))
     late = f"min by ({JOB_LABELS}) (railscope_job_straggler_deviation_ratio{SELECTED_JOBS}) < -0.2"
     yield number(
         110,
         "Jobs with a straggler",
-        "A GPU or a port of theirs is 20 % below their median.",
+        "Jobs with a GPU or a port 20 % below their median.",
         ask(f"count({late}) or vector(0)", COUNT),
         NONE_IS_GOOD,
     )
@@ -96,20 +96,20 @@ def _summary() -> Iterator[Panel]:
     yield number(
         102,
         "GPUs free",
-        "That nobody holds.",
+        "GPUs without a holder.",
         ask("count(max by (node, gpu) (railscope_gpu_claims) == 0) or vector(0)", COUNT),
     )
     yield number(
         103,
         "Used without a claim",
-        "Processes on GPUs that nobody gave to them.",
+        "Processes on GPUs without a claim.",
         ask("sum(railscope_gpu_unclaimed_processes)"),
         NONE_IS_GOOD,
     )
     yield number(
         111,
-        "GPUs not heard of",
-        "Of jobs, on stale nodes.",
+        "GPUs on stale nodes",
+        "GPUs of jobs.",
         ask(f"sum(railscope_job_stale_gpus{SELECTED_JOBS})"),
         NONE_IS_GOOD,
     )
@@ -121,8 +121,8 @@ def _summary() -> Iterator[Panel]:
     )
     yield number(
         112,
-        "Jobs not told of",
-        "Beyond the most that the collector tells of.",
+        "Suppressed jobs",
+        "Jobs beyond the maximum that the collector exposes.",
         ask("sum(railscope_cluster_suppressed_jobs)"),
         NONE_IS_GOOD,
     )
@@ -132,7 +132,7 @@ def _jobs() -> Iterator[Panel]:
     yield rows(
         501,
         "Jobs",
-        "What each holds and does now. In pause: its worst port; furthest behind: its worst GPU.",
+        "GPUs and activity of each now. In pause: its worst port; furthest behind: its worst GPU.",
         JOB,
         *job_columns(JOB_LABELS, SELECTED_JOBS),
         span=24,
@@ -147,7 +147,7 @@ def _jobs() -> Iterator[Panel]:
     yield layers(
         503,
         "Power",
-        "Of all boards of each job; the ten that need most.",
+        "Of all boards of each job; the ten with the highest.",
         ask(f"topk(10, {_of_jobs('sum', 'sum_gpu_power_watts')})", legend=legend),
     )
     yield lines(
@@ -165,8 +165,8 @@ def _stragglers() -> Iterator[Panel]:
     yield rows(
         601,
         "The GPU of each job that is furthest behind",
-        "Against the median of its job over all nodes. Ranks in step wait for the slowest and are no"
-        " busier than it: look at the clock and the port too.",
+        "Against the median of its job over all nodes. Ranks in step wait for the slowest, so check "
+        "the clock and the port too.",
         keys,
         Column("Against the median", ask(f"bottomk(30, {found})"), BELOW_OTHERS, worst="lowest"),
     )
@@ -210,14 +210,14 @@ def _holders() -> Iterator[Panel]:
     yield layers(
         401,
         "GPUs held by tenant",
-        "Parts of a GPU count as parts.",
+        "A share of a GPU counts as that share.",
         ask("sum by (tenant) (railscope_tenant_held_gpus)", legend="{{tenant}}"),
         span=12,
     )
     yield lines(
         402,
         "Tensor activity by tenant",
-        "Mean of the GPUs that each holds.",
+        "Mean of the held GPUs.",
         ask(
             "avg by (tenant) (railscope_tenant_mean_gpu_tensor_activity_ratio)", legend="{{tenant}}"
         ),
@@ -227,7 +227,7 @@ def _holders() -> Iterator[Panel]:
     yield rows(
         405,
         "Who holds which GPU",
-        "A GPU that several share stands once for each; its activity is that of all of them.",
+        "A shared GPU has a row per holder; its activity is that of all of them.",
         place,
         Column("Held", ask(HOLDERS, COUNT)),
         Column(
@@ -240,10 +240,10 @@ def _holders() -> Iterator[Panel]:
 
 SECTIONS = (
     ("", _summary),
-    ("Which jobs run, for whom, and how busy are they?", _jobs),
+    ("Which jobs run, for which tenant, and how busy are they?", _jobs),
     ("Which GPU or port is behind the others of its job?", _stragglers),
-    ("What holds it back?", cause_panels),
-    ("Who holds what?", _holders),
-    ("Which GPU or port is behind the others of its server?", job_panels.stragglers),
-    ("What holds servers back?", job_panels.causes),
+    ("What is the cause?", cause_panels),
+    ("Who holds which GPUs?", _holders),
+    ("Which GPU or port is behind the others of its node?", job_panels.stragglers),
+    ("What slows nodes down?", job_panels.causes),
 )

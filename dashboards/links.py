@@ -23,7 +23,7 @@ from dashboards.panels import (
 from dashboards.query import COUNT, EVENTS_PER_SECOND, SHARE, Query, ask, grown, with_rail
 
 UID = "railscope-links"
-QUESTION = "Is every PCIe link as wide and fast as it should be, and does every cable carry light?"
+QUESTION = "Is every PCIe link as wide and fast as expected, and does every cable carry light?"
 NODES = '{node=~"$node"}'
 ON_RAIL = '{node=~"$node", rail!=""}'
 NODE_CARD = {"node": "Node", "interface": "Interface"}
@@ -61,45 +61,43 @@ def _summary() -> Iterator[Panel]:
     yield number(
         101,
         "Paths degraded",
-        "Devices whose way to the CPU is narrower than it could be.",
+        "Devices with a path to the CPU below its capacity.",
         _paths("degraded"),
         NONE_IS_GOOD,
     )
     yield number(
         102,
         "Paths lost",
-        "Devices that the bus had and does not have.",
+        "Devices that left the bus.",
         _paths("lost"),
         NONE_IS_GOOD,
     )
-    yield number(
-        103, "Paths saving power", "Slow as long as nothing is to be moved.", _paths("power_saving")
-    )
+    yield number(103, "Paths saving power", "Slow while idle.", _paths("power_saving"))
     errors = 'railscope_pcie_device_errors_total{node=~"$node", severity!="correctable"}'
     yield number(
         104,
         "PCIe errors, one hour",
-        "That were not corrected.",
+        "Uncorrected errors.",
         grown(errors),
         NONE_IS_GOOD,
     )
     yield number(
         105,
-        "Modules read",
-        "Transceivers that tell of themselves.",
+        "Transceivers read",
+        "Transceivers with readings.",
         ask(f"sum(railscope_nic_transceiver_readable{NODES})"),
     )
     yield number(
         106,
-        "Hottest module",
-        "Of all network cards.",
+        "Hottest transceiver",
+        "Of all NICs.",
         ask(f"max(railscope_nic_transceiver_temperature_celsius{NODES})"),
         ((None, "green"), (70, "orange"), (75, "red")),
     )
     yield number(
         107,
         "Least light received",
-        "Of all lanes of all optical modules.",
+        "Of all lanes of all optical transceivers.",
         ask(f"min(railscope_nic_transceiver_receive_power_watts{NODES})"),
     )
     yield number(
@@ -123,8 +121,8 @@ def _pcie() -> Iterator[Panel]:
     )
     yield rows(
         201,
-        "Paths that are not whole",
-        "With what they could carry.",
+        "Degraded paths",
+        "With their capacity.",
         NODE_DEVICE,
         Column(
             "Is",
@@ -141,7 +139,7 @@ def _pcie() -> Iterator[Panel]:
     yield rows(
         202,
         "Narrowest paths",
-        "Of those that carry less than they could, the worst ten.",
+        "The ten worst of the degraded ones.",
         NODE_DEVICE,
         Column(
             "Share of what it could",
@@ -162,20 +160,20 @@ def _pcie() -> Iterator[Panel]:
     yield lines(
         204,
         "Replays of GPUs",
-        "Packets sent again for a bad signal, by server.",
+        "Packets repeated because of a bad signal, by node.",
         _events("railscope_gpu_pcie_replays_total", "node"),
         steps=ANY_IS_BAD,
     )
     yield lines(
         205,
-        "Signal errors of network cards",
-        "Corrected, and still a sign of a bad contact.",
+        "Signal errors of NICs",
+        "Corrected; they indicate a bad contact.",
         _events("railscope_nic_pcie_receive_signal_errors_total", "node"),
     )
     yield grid(
         206,
         "Write stall, node by rail",
-        "Share of time in which a card waited for memory: then it pauses the switch.",
+        "Share of time in which a NIC waited for memory, and pauses the switch.",
         "node",
         "rail",
         ask(
@@ -188,7 +186,7 @@ def _pcie() -> Iterator[Panel]:
     yield rows(
         207,
         "GPU links",
-        "The narrowest link of each server's GPUs, as the driver tells it.",
+        "The narrowest link of each node's GPUs, from the driver.",
         {"node": "Node"},
         Column(
             "Generation",
@@ -218,10 +216,10 @@ def _optics() -> Iterator[Panel]:
     )
     yield rows(
         301,
-        "Modules and cables",
-        "What is plugged in.",
+        "Transceivers and cables",
+        "Installed transceivers and cables.",
         facts,
-        Column("Seen", ask(f"max by ({by}) (railscope_nic_transceiver_info{NODES})", COUNT)),
+        Column("Present", ask(f"max by ({by}) (railscope_nic_transceiver_info{NODES})", COUNT)),
         Column("Uncorrected blocks", ask(blocks, EVENTS_PER_SECOND), ANY_IS_BAD, worst="highest"),
         span=24,
     )
@@ -229,8 +227,8 @@ def _optics() -> Iterator[Panel]:
     light = f"min by (node, interface) (railscope_nic_transceiver_receive_power_watts{NODES})"
     yield rows(
         302,
-        "Light against the alarm of the module",
-        "The worst lane, as a multiple of the lowest light that its maker allows.",
+        "Light against the alarm of the transceiver",
+        "The worst lane, as a multiple of its alarm threshold.",
         NODE_CARD,
         Column(
             "Times the limit",
@@ -243,7 +241,7 @@ def _optics() -> Iterator[Panel]:
     yield lines(
         303,
         "Light received",
-        "The weakest lane of each server.",
+        "The weakest lane of each node.",
         ask(
             f"bottomk(10, min by (node) (railscope_nic_transceiver_receive_power_watts{NODES}))",
             legend="{{node}}",
@@ -251,8 +249,8 @@ def _optics() -> Iterator[Panel]:
     )
     yield lines(
         304,
-        "Module temperature",
-        "The hottest module of each server.",
+        "Transceiver temperature",
+        "The hottest transceiver of each node.",
         ask(
             f"topk(10, max by (node) (railscope_nic_transceiver_temperature_celsius{NODES}))",
             legend="{{node}}",
@@ -277,7 +275,7 @@ def _line() -> Iterator[Panel]:
     yield bars(
         403,
         "Links that went down",
-        "Of network cards, by server.",
+        "Of NICs, by node.",
         _events("railscope_nic_link_downs_total", "node"),
     )
     speed = f"max by (node, interface) (railscope_network_link_speed_bytes_per_second{NODES})"
@@ -287,8 +285,8 @@ def _line() -> Iterator[Panel]:
     share = f"({speed} < {expected}) / {expected}"
     yield rows(
         404,
-        "Slower than both ends can",
-        "Cards whose link is below the expected speed.",
+        "Below the expected speed",
+        "NICs with a link below the expected speed.",
         NODE_CARD,
         Column("Speed", ask(f"{speed} < {expected}")),
         Column("Of the expected", ask(share, SHARE), ALL_IS_GOOD, worst="lowest"),
@@ -296,8 +294,8 @@ def _line() -> Iterator[Panel]:
     settings = f"count by (pfc, trust, mtu, fec) (railscope_nic_settings_info{ON_CARD})"
     yield rows(
         405,
-        "Settings of cards on rails",
-        "All should be alike: one row. The rarest settings come first.",
+        "Settings of NICs on rails",
+        "All should be equal: one row. The rarest settings come first.",
         {"pfc": "PFC", "trust": "Trust", "mtu": "MTU", "fec": "FEC"},
         Column("Cards", ask(settings, COUNT), worst="lowest"),
     )
@@ -307,6 +305,6 @@ ON_CARD = '{node=~"$node", pfc!=""}'
 SECTIONS = (
     ("", _summary),
     ("Which PCIe path is narrow, slow or faulty?", _pcie),
-    ("Do transceivers get light and stay cool?", _optics),
-    ("Does the line itself hold?", _line),
+    ("Do transceivers receive light and stay cool?", _optics),
+    ("Is the line itself sound?", _line),
 )

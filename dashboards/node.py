@@ -45,7 +45,7 @@ from dashboards.query import (
 from dashboards.self_monitoring import unhealthy_sources
 
 UID = "railscope-node"
-QUESTION = "How does this server do?"
+QUESTION = "What is the state of this node?"
 HERE = '{node="$node"}'
 CHOICES = (DashboardVariable("node", "Node", "railscope_node_info"),)
 GPU, RAIL = "GPU {{index}}", "rail {{rail}}"
@@ -78,14 +78,14 @@ def _summary() -> Iterator[Panel]:
     yield number(
         101,
         "Last frame",
-        "How old the newest frame is that the collector has.",
+        "Age of the newest frame at the collector.",
         ask(f"min(railscope_node_last_frame_age_seconds{HERE})"),
         OLD,
     )
     yield number(
         102,
         "GPUs",
-        "GPUs that the driver tells of.",
+        "GPUs that the driver reports.",
         ask(f"count(railscope_gpu_utilization_ratio{HERE})", COUNT),
     )
     yield number(
@@ -98,7 +98,7 @@ def _summary() -> Iterator[Panel]:
     yield number(
         104,
         "Devices missing",
-        "GPUs that the server had and the bus does not have.",
+        "GPUs that the node had and that left the bus.",
         ask('sum(railscope_gpu_device_state{node="$node", state="missing"})'),
         NONE_IS_GOOD,
     )
@@ -126,7 +126,7 @@ def _summary() -> Iterator[Panel]:
     yield number(
         108,
         "Memory available",
-        "Of the server, not of its GPUs.",
+        "Of the node, not of its GPUs.",
         ask(f"max(railscope_memory_available_bytes{HERE})"),
     )
 
@@ -135,7 +135,7 @@ def _gpus() -> Iterator[Panel]:
     yield states(
         201,
         "Health",
-        "What is known of each GPU, and that nothing is.",
+        "State of each GPU; unknown where readings are missing.",
         ask(_by_index(health("node, gpu", HERE)), COUNT, GPU),
         HEALTH,
         span=12,
@@ -145,10 +145,11 @@ def _gpus() -> Iterator[Panel]:
     yield rows(
         202,
         "GPUs",
-        "One row for each.",
+        "One row per GPU.",
         facts,
         Column(
-            "Seen", ask(f"max by (index, gpu, pci_address, rail) (railscope_gpu_info{HERE})", COUNT)
+            "Observed",
+            ask(f"max by (index, gpu, pci_address, rail) (railscope_gpu_info{HERE})", COUNT),
         ),
         Column("Health", ask(of_each, COUNT), NONE_IS_GOOD, HEALTH_WORDS, "highest"),
     )
@@ -165,7 +166,7 @@ def _gpus() -> Iterator[Panel]:
         _gpu("railscope_gpu_tensor_activity_ratio"),
     )
     yield lines(205, "Memory used", "Frame buffer in use.", _gpu("railscope_gpu_memory_used_bytes"))
-    yield lines(206, "Power", "What each board draws.", _gpu("railscope_gpu_power_watts"))
+    yield lines(206, "Power", "Of each board.", _gpu("railscope_gpu_power_watts"))
     yield lines(
         207, "Temperature", "Of the die.", _gpu("railscope_gpu_temperature_celsius"), steps=HOT
     )
@@ -173,7 +174,7 @@ def _gpus() -> Iterator[Panel]:
     yield lines(
         208,
         "SM clock",
-        "Falls when power or heat hold the GPU back.",
+        "Falls when power or temperature throttle the GPU.",
         ask(_by_index(clock), legend=GPU),
     )
     held = (
@@ -182,8 +183,8 @@ def _gpus() -> Iterator[Panel]:
     )
     yield lines(
         209,
-        "Time held back",
-        "Share of time below the wanted clock, by the cause that did it the longest.",
+        "Throttled time",
+        "Share of time below the requested clock, by the most frequent cause.",
         ask(_by_index(held), legend=GPU),
     )
     for ident, title, name in (
@@ -196,7 +197,7 @@ def _gpus() -> Iterator[Panel]:
     yield rows(
         212,
         "Xids in the kernel log",
-        "What the driver reported, by device.",
+        "Reports of the driver, by device.",
         with_device_titles({"pci_address": "PCI address", "xid": "Xid"}, GPU_AT_ADDRESS),
         Column(
             "Messages",
@@ -231,8 +232,8 @@ def _ports() -> Iterator[Panel]:
         ),
     )
     for ident, title, about, direction in (
-        (304, "Pause received", "The switch keeps the port from sending.", "receive"),
-        (305, "Pause sent", "The port keeps the switch from sending.", "transmit"),
+        (304, "Pause received", "The switch stops the port from sending.", "receive"),
+        (305, "Pause sent", "The port stops the switch from sending.", "transmit"),
     ):
         rate = f"rate({pause.format(direction)}{HERE}[$__rate_interval])"
         paused = f"max by (rail) ({with_rail(rate, ON_RAIL)})"
@@ -254,7 +255,7 @@ def _ports() -> Iterator[Panel]:
     yield lines(
         309,
         "Packets discarded",
-        "For want of a buffer; RoCE wants none.",
+        "For lack of a buffer; RoCE expects none.",
         ask(f"sum by (rail) ({with_rail(discards, ON_RAIL)})", EVENTS_PER_SECOND, RAIL),
         steps=ANY_IS_BAD,
     )
@@ -265,7 +266,7 @@ def _machine() -> Iterator[Panel]:
     yield layers(
         401,
         "CPU time",
-        "Seconds of CPU per second, by mode; idle is left out.",
+        "Seconds of CPU per second, by mode, without idle.",
         ask(f"sum by (mode) ({rate})", COUNT, "{{mode}}"),
     )
     stalled = f"rate(railscope_pressure_stalled_seconds_total{HERE}[$__rate_interval])"
@@ -278,13 +279,13 @@ def _machine() -> Iterator[Panel]:
     yield lines(
         403,
         "Memory",
-        "Of the server.",
+        "Of the node.",
         ask(f"railscope_memory_size_bytes{HERE}").named("size"),
         ask(f"railscope_memory_available_bytes{HERE}").named("available"),
     )
     yield rows(
         404,
-        "Sources that are not well",
+        "Sources with failures",
         "Their readings are absent, not zero.",
         {"source": "Source"},
         unhealthy_sources("source", HERE),
@@ -293,7 +294,7 @@ def _machine() -> Iterator[Panel]:
     yield lines(
         405,
         "Cost of the agent",
-        "Share of one CPU that it uses.",
+        "Share of one CPU.",
         ask(f"railscope_agent_cpu_use_ratio{HERE}").named("agent"),
         span=12,
     )
@@ -301,7 +302,7 @@ def _machine() -> Iterator[Panel]:
 
 SECTIONS = (
     ("", _summary),
-    ("Are its GPUs whole, busy and cool?", _gpus),
+    ("Are its GPUs healthy, busy and cool?", _gpus),
     ("Do its ports carry traffic without pauses and losses?", _ports),
-    ("Does the machine around them keep up?", _machine),
+    ("Does the host keep up?", _machine),
 )

@@ -17,7 +17,7 @@ from dashboards.panels import HOT, PAUSE, STALL, Panel, bars, lines, number
 from dashboards.query import COUNT, EVENTS_PER_SECOND, SHARE, Query, ask
 
 UID = "railscope-pair"
-QUESTION = "Does this GPU wait for its network card, or the card for the GPU?"
+QUESTION = "Does this GPU wait for its NIC, or the NIC for the GPU?"
 HERE = '{node="$node"}'
 GPU = '{node="$node", gpu="$gpu"}'
 NIC = '{node="$node", interface="$interface"}'
@@ -88,7 +88,7 @@ def _summary() -> Iterator[Panel]:
         yield number(ident, f"PCIe lanes of the {who}", "In use now.", ask(width, COUNT))
     yield number(
         108,
-        "Card module",
+        "Transceiver",
         "Temperature of the transceiver; none for copper.",
         ask(f"max(railscope_nic_transceiver_temperature_celsius{NIC})"),
     )
@@ -97,8 +97,8 @@ def _summary() -> Iterator[Panel]:
 def _pair() -> Iterator[Panel]:
     yield lines(
         201,
-        "What the GPU does",
-        "Shares of cycles. A GPU that waits does neither.",
+        "Activity of the GPU",
+        "Shares of cycles. A waiting GPU does neither.",
         _gpu("sm_activity_ratio").named("SMs"),
         _gpu("tensor_activity_ratio").named("tensor cores"),
         _gpu("dram_bandwidth_ratio").named("memory bandwidth"),
@@ -106,7 +106,7 @@ def _pair() -> Iterator[Panel]:
     )
     yield lines(
         202,
-        "What the GPU exchanges with others in the server",
+        "NVLink traffic of the GPU",
         "All its NVLinks.",
         _gpu("nvlink_transmit_bytes_per_second").named("out"),
         _gpu("nvlink_receive_bytes_per_second").named("in"),
@@ -114,15 +114,15 @@ def _pair() -> Iterator[Panel]:
     )
     yield lines(
         203,
-        "What the GPU moves over PCIe",
-        "To its card, to memory, to storage.",
+        "PCIe traffic of the GPU",
+        "To its NIC, to memory, to storage.",
         _gpu("pcie_transmit_bytes_per_second").named("out"),
         _gpu("pcie_receive_bytes_per_second").named("in"),
         span=24,
     )
     yield lines(
         204,
-        "What the card sends and receives",
+        "RDMA traffic of the NIC",
         "RDMA traffic of the port.",
         _rate("rdma_transmit_bytes_total", PORT).named("out"),
         _rate("rdma_receive_bytes_total", PORT).named("in"),
@@ -131,8 +131,8 @@ def _pair() -> Iterator[Panel]:
     paused = f"pfc_pause_seconds_total{NIC}[$__rate_interval]"
     yield lines(
         205,
-        "Who pauses whom",
-        "Received: the switch holds the card back. Sent: the card holds the switch back.",
+        "Pause",
+        "Received: the switch stops the NIC. Sent: the NIC stops the switch.",
         ask(f"max(rate(railscope_nic_receive_{paused}))").named("received"),
         ask(f"max(rate(railscope_nic_transmit_{paused}))").named("sent"),
         steps=PAUSE,
@@ -142,7 +142,7 @@ def _pair() -> Iterator[Panel]:
     yield lines(
         206,
         "Congestion",
-        "Marks that came in, and notifications for them.",
+        "Received marks, and notifications for them.",
         _events("rdma_ecn_marked_packets_total", PORT).named("marked packets"),
         _events(notifications.format("sent"), PORT).named("notifications sent"),
         _events(notifications.format("handled"), PORT).named("notifications handled"),
@@ -151,7 +151,7 @@ def _pair() -> Iterator[Panel]:
     yield lines(
         207,
         "Signs of retransmission",
-        "Packets lost, late or sent again.",
+        "Packets lost, late or repeated.",
         _events("rdma_packet_sequence_errors_total", PORT).named("lost"),
         _events("rdma_ack_timeouts_total", PORT).named("timeouts"),
         _events("rdma_out_of_sequence_packets_total", PORT).named("out of order"),
@@ -172,13 +172,13 @@ def _between() -> Iterator[Panel]:
     yield lines(
         302,
         "PCIe lanes",
-        "In use; fewer than there are is a bad contact.",
+        "In use; fewer than available indicate a bad contact.",
         ask(width.format("gpu_address"), COUNT).named("GPU"),
         ask(width.format("nic_address"), COUNT).named("NIC"),
     )
     yield lines(
         303,
-        "PCIe stall of the card",
+        "PCIe stall of the NIC",
         "Share of time in which it waited for memory.",
         ask(f"max(railscope_nic_pcie_read_stall_ratio{NIC})").named("reads"),
         ask(f"max(railscope_nic_pcie_write_stall_ratio{NIC})").named("writes"),
@@ -187,7 +187,7 @@ def _between() -> Iterator[Panel]:
     held = f"sum by (reason) (rate(railscope_gpu_throttle_seconds_total{GPU}[$__rate_interval]))"
     yield lines(
         304,
-        "Time the GPU was held back",
+        "Throttled time of the GPU",
         "By reason; low utilisation is one.",
         ask(f"{held} > 0", legend="{{reason}}"),
     )
@@ -204,11 +204,11 @@ def _between() -> Iterator[Panel]:
         ask(f"1 - {counted[0]} / ({counted[1]} > 0)", SHARE, "{{direction}}"),
     )
     discarded = "nic_receive_discarded_packets_total"
-    yield lines(306, "Packets the card discarded", "RoCE wants none.", _events(discarded, NIC))
+    yield lines(306, "Packets discarded by the NIC", "RoCE expects none.", _events(discarded, NIC))
 
 
 SECTIONS = (
     ("", _summary),
-    ("What happens at the same time on both?", _pair),
-    ("What stands between them?", _between),
+    ("What happens on both at the same time?", _pair),
+    ("What is between them?", _between),
 )

@@ -51,14 +51,14 @@ def _summary() -> Iterator[Panel]:
     yield number(
         101,
         "Worst pause received",
-        "The port that the switch holds back the most.",
+        "The port that the switch pauses the most.",
         ask(f"max(railscope_rail_max_nic_receive_pfc_pause_ratio{RAILS})"),
         PAUSE,
     )
     yield number(
         102,
         "Worst pause sent",
-        "The port that holds the switch back the most.",
+        "The port that pauses the switch the most.",
         ask(f"max(railscope_rail_max_nic_transmit_pfc_pause_ratio{RAILS})"),
         PAUSE,
     )
@@ -79,19 +79,19 @@ def _summary() -> Iterator[Panel]:
     yield number(
         105,
         "Out",
-        "What all ports on rails send together.",
+        "Sum of all ports on rails.",
         ask(f"sum(railscope_rail_sum_rdma_transmit_bytes_per_second{RAILS})"),
     )
     yield number(
         106,
         "In",
-        "What all ports on rails receive together.",
+        "Sum of all ports on rails.",
         ask(f"sum(railscope_rail_sum_rdma_receive_bytes_per_second{RAILS})"),
     )
     yield number(
         107,
         "Packets discarded",
-        "By all ports for want of a buffer; RoCE wants none.",
+        "By all ports for lack of a buffer; RoCE expects none.",
         ask(
             f"sum(railscope_rail_sum_nic_receive_discarded_packets_per_second{RAILS})",
             EVENTS_PER_SECOND,
@@ -101,7 +101,7 @@ def _summary() -> Iterator[Panel]:
     yield number(
         108,
         "Pause storms",
-        "Ports whose stall prevention struck, per second.",
+        "Ports stopped by their stall prevention, per second.",
         ask(
             f"sum(railscope_rail_sum_nic_transmit_pause_storm_errors_per_second{RAILS})",
             EVENTS_PER_SECOND,
@@ -114,7 +114,7 @@ def _pauses() -> Iterator[Panel]:
     yield grid(
         201,
         "Pause received, node by rail",
-        "Share of time in which the switch kept a port from sending: look in the fabric.",
+        "Share of time in which the switch stopped a port from sending: check the fabric.",
         "node",
         "rail",
         ask(_rate("railscope_nic_receive_pfc_pause_seconds_total")),
@@ -123,7 +123,7 @@ def _pauses() -> Iterator[Panel]:
     yield grid(
         202,
         "Pause sent, node by rail",
-        "Share of time in which a port kept the switch from sending: look in the server.",
+        "Share of time in which a port stopped the switch from sending: check the node.",
         "node",
         "rail",
         ask(_rate("railscope_nic_transmit_pfc_pause_seconds_total")),
@@ -159,13 +159,13 @@ def _marks() -> Iterator[Panel]:
     yield lines(
         301,
         "CNPs per gigabyte received",
-        "How congested a rail is, whatever it carries; nothing where it carries nothing.",
+        "Congestion of a rail relative to its traffic; absent without traffic.",
         ask(f"{sent} / ({received} / 1e9 > 0)", "short", "rail {{rail}}"),
     )
     yield lines(
         302,
         "ECN marks by rail",
-        "Marks come before pauses.",
+        "Marks precede pauses.",
         ask(
             f"sum by (rail) (railscope_rail_sum_rdma_ecn_marked_packets_per_second{RAILS})",
             EVENTS_PER_SECOND,
@@ -176,7 +176,7 @@ def _marks() -> Iterator[Panel]:
     yield lines(
         303,
         "Congestion notifications by rail",
-        "Sent and not handled: they are lost on the way, or the senders are elsewhere.",
+        "Sent and not handled: they are lost in transit, or the senders are elsewhere.",
         ask(sent, EVENTS_PER_SECOND, "sent, rail {{rail}}"),
         ask(f"sum by (rail) ({handled}{RAILS})", EVENTS_PER_SECOND, "handled, rail {{rail}}"),
     )
@@ -192,7 +192,7 @@ def _marks() -> Iterator[Panel]:
     yield grid(
         305,
         "Lost packets, node by rail",
-        "Packets asked for again, per second.",
+        "Packets requested again, per second.",
         "node",
         "rail",
         ask(_port_rate(slow), EVENTS_PER_SECOND),
@@ -206,7 +206,7 @@ def _shares() -> Iterator[Panel]:
     yield grid(
         401,
         "Throughput against the median of the rail",
-        "How far each port is from the middle port of its rail: 0 % where all are alike.",
+        "Deviation of each port from the median port of its rail: 0 % where all are equal.",
         "node",
         "rail",
         ask(f"{sent} / on (rail) group_left () ({median} > 0) - 1", SHARE),
@@ -217,14 +217,14 @@ def _shares() -> Iterator[Panel]:
     yield lines(
         402,
         "Rail against the median of rails",
-        "Jobs use all rails alike: one that falls behind slows all of them.",
+        "Jobs use all rails equally: a slow rail slows all of them.",
         ask(f"{rail} / scalar(quantile(0.5, {rail}) > 0) - 1", SHARE, "rail {{rail}}"),
         span=12,
     ).min(-1)
     yield lines(
         403,
         "Throughput by rail",
-        "What all ports of a rail send and receive.",
+        "Sent and received by all ports of a rail.",
         ask(rail, legend="out, rail {{rail}}"),
         ask(
             f"sum by (rail) (railscope_rail_sum_rdma_receive_bytes_per_second{RAILS})",
@@ -235,7 +235,7 @@ def _shares() -> Iterator[Panel]:
     yield lines(
         404,
         "Ports up by rail",
-        "A step down is a cable, a transceiver, a port, a server.",
+        "A step down indicates a cable, a transceiver, a port or a node.",
         ask(f"sum by (rail) (railscope_rail_sum_rdma_port_up{RAILS})", legend="rail {{rail}}"),
         span=12,
     )
@@ -284,16 +284,16 @@ def _bursts() -> Iterator[Panel]:
     )
     yield lines(
         505,
-        "Windows not seen",
-        "Of which nothing is known: a read failed or came late.",
+        "Missed windows",
+        "A read failed or was late.",
         ask(f"topk(10, {unseen})", EVENTS_PER_SECOND, "{{node}}"),
     )
 
 
 SECTIONS = (
     ("", _summary),
-    ("Who pauses whom?", _pauses),
+    ("Which side pauses the other?", _pauses),
     ("Does the fabric mark before it pauses?", _marks),
-    ("Are all ports of a rail alike?", _shares),
-    ("What happens in moments too short for a scrape?", _bursts),
+    ("Are all ports of a rail equal?", _shares),
+    ("What happens between two scrapes?", _bursts),
 )

@@ -54,7 +54,7 @@ def _summary() -> Iterator[Panel]:
     yield number(
         101,
         "Agents not scraped",
-        "Scrapes that fail.",
+        "Failed scrapes.",
         ask(f"count({up}) - sum({up})", COUNT),
         NONE_IS_GOOD,
     )
@@ -62,20 +62,20 @@ def _summary() -> Iterator[Panel]:
     yield number(
         102,
         "Stale nodes",
-        "That the collector knows and does not hear.",
+        "Nodes without fresh frames at the collector.",
         ask(f"count({heard}) - sum({heard})", COUNT),
         NONE_IS_GOOD,
     )
     yield number(
         103,
         "Oldest frame",
-        "Of the node heard last of all.",
+        "Of the node with the oldest newest frame.",
         ask(f"max(railscope_node_last_frame_age_seconds{NODES})"),
         OLD,
     )
     yield number(
         104,
-        "Dearest agent",
+        "Most expensive agent",
         "Share of one CPU.",
         ask(f"max(railscope_agent_cpu_use_ratio{NODES})"),
         ((None, "green"), (0.02, "orange")),
@@ -90,7 +90,7 @@ def _summary() -> Iterator[Panel]:
     yield number(
         106,
         "Governors at limit",
-        "Agents that cannot save any more.",
+        "Agents with the longest permitted periods.",
         ask(f"sum({limit})"),
         NONE_IS_GOOD,
     )
@@ -104,7 +104,7 @@ def _summary() -> Iterator[Panel]:
     yield number(
         108,
         "Sources failed",
-        "Whose readings are absent.",
+        "Their readings are absent.",
         ask('sum(railscope_source_state{node=~"$node", state="failed"})'),
         NONE_IS_GOOD,
     )
@@ -114,7 +114,7 @@ def _cost() -> Iterator[Panel]:
     yield lines(
         201,
         "CPU of agents",
-        "Share of one CPU: the dearest agent and the middle one.",
+        "Share of one CPU: the most expensive agent and the median.",
         ask(f"max(railscope_agent_cpu_use_ratio{NODES})").named("most"),
         ask(f"quantile(0.5, railscope_agent_cpu_use_ratio{NODES})").named("median"),
     )
@@ -129,20 +129,20 @@ def _cost() -> Iterator[Panel]:
     yield layers(
         203,
         "CPU by source",
-        "Mean of all agents; the ten dearest.",
+        "Mean of all agents; the ten most expensive.",
         ask(f"topk(10, {cpu})", SHARE, "{{source}}"),
     )
     reads = f"max by (source) (railscope_source_read_duration_seconds{NODES})"
     yield lines(
         204,
         "Longest reads",
-        "The ten slowest sources, on the slowest server.",
+        "The ten slowest sources, on the slowest node.",
         ask(f"topk(10, {reads})", legend="{{source}}"),
     )
     yield layers(
         205,
         "Governors",
-        "What agents do to keep to their budgets.",
+        "State of the governors that keep agents within their budgets.",
         ask(
             f"sum by (resource, state) (railscope_governor_state{NODES})",
             legend="{{resource}}, {{state}}",
@@ -152,7 +152,7 @@ def _cost() -> Iterator[Panel]:
     yield lines(
         206,
         "Sources read less often",
-        "How much longer than their period, at most.",
+        "Maximum ratio of the period in force to the configured one.",
         ask(f"{stretch} > 1", "short", "{{source}}"),
     )
 
@@ -162,7 +162,7 @@ def _age() -> Iterator[Panel]:
     yield rows(
         301,
         "Oldest sources",
-        "Time since their last good read.",
+        "Time since their last complete read.",
         NODE_SOURCE,
         Column("Age", ask(f"topk(20, {ages})"), OLD, worst="highest"),
         span=8,
@@ -170,7 +170,7 @@ def _age() -> Iterator[Panel]:
     yield lines(
         302,
         "Oldest frames",
-        "The ten nodes the collector has not heard for longest.",
+        "The ten nodes with the oldest newest frame.",
         ask(
             f"topk(10, max by (node) (railscope_node_last_frame_age_seconds{NODES}))",
             legend="{{node}}",
@@ -180,7 +180,7 @@ def _age() -> Iterator[Panel]:
     yield lines(
         303,
         "Clocks",
-        "How far clocks of nodes run ahead of the collector's.",
+        "Offset of the nodes' clocks from the collector's.",
         ask(f"max(railscope_node_clock_offset_seconds{NODES})").named("most"),
         ask(f"min(railscope_node_clock_offset_seconds{NODES})").named("least"),
     ).min(-1)
@@ -190,12 +190,12 @@ def _gaps() -> Iterator[Panel]:
     yield layers(
         401,
         "Sources by state",
-        "What they say of themselves.",
+        "States of all sources.",
         ask(f"sum by (state) (railscope:node_source_state:sum{NODES})", legend="{{state}}"),
     )
     yield rows(
         402,
-        "Sources that are not well",
+        "Sources with failures",
         "Their readings are absent, not zero.",
         NODE_SOURCE,
         unhealthy_sources("node, source", NODES),
@@ -204,7 +204,7 @@ def _gaps() -> Iterator[Panel]:
     yield layers(
         403,
         "Absent readings",
-        "By reason; unsupported is no fault.",
+        "By reason; `unsupported` does not indicate a fault.",
         ask(
             f"sum by (reason) (railscope:node_source_absent_readings:sum{NODES})",
             legend="{{reason}}",
@@ -226,13 +226,13 @@ def _gaps() -> Iterator[Panel]:
     yield lines(
         406,
         "Spools",
-        "What waits on the disks of agents, at most.",
+        "Maximum that waits on the disks of agents.",
         ask(f"max(railscope_spool_size_bytes{NODES})"),
     )
     yield lines(
         407,
         "Failures to ship",
-        "By node: the collector was away or busy.",
+        "By node: the collector was unavailable or busy.",
         ask(
             "topk(10, sum by (node) "
             f"(rate(railscope_agent_ship_failures_total{NODES}[$__rate_interval])))",
@@ -247,14 +247,14 @@ def _gaps() -> Iterator[Panel]:
     yield lines(
         408,
         "Kernel messages lost",
-        "Written over before the agent could read them.",
+        "Overwritten before the agent could read them.",
         ask(lost, EVENTS_PER_SECOND, "{{node}}"),
     )
     yield lines(
         409,
-        "Windows of bursts not seen",
-        "Of network cards and GPUs.",
-        _rate("railscope_nic_burst_missed_windows_total").named("network cards"),
+        "Missed windows of bursts",
+        "Of NICs and GPUs.",
+        _rate("railscope_nic_burst_missed_windows_total").named("NICs"),
         _rate("railscope_gpu_burst_missed_windows_total").named("GPUs"),
     )
 
@@ -267,18 +267,18 @@ def _collector() -> Iterator[Panel]:
     yield lines(
         501, "Values received", "By all collectors.", _own("received_values", EVENTS_PER_SECOND)
     )
-    yield lines(502, "Bytes received", "As they came over the wire.", _own("received_bytes"))
+    yield lines(502, "Bytes received", "Before decompression.", _own("received_bytes"))
     yield lines(
         503,
         "Frames",
-        "Accepted once each, and received again and left out.",
+        "Accepted once each; repeated ones are ignored.",
         _own("received_frames").named("accepted"),
         _own("duplicate_frames").named("again"),
     )
     yield lines(
         504,
-        "Envelopes refused",
-        "By reason; unknown_schema mends itself.",
+        "Rejected envelopes",
+        "By reason; unknown_schema is part of the protocol.",
         _own("rejected_envelopes", EVENTS_PER_SECOND, "reason"),
     )
     commits = "sum(rate(railscope_collector_frame_log_commits_total[$__rate_interval]))"
@@ -292,7 +292,7 @@ def _collector() -> Iterator[Panel]:
     yield lines(
         506,
         "Refresh of the views",
-        "How long the last one took.",
+        "Duration of the last refresh.",
         ask("max(railscope_collector_views_refresh_seconds)"),
     )
     yield lines(
@@ -301,7 +301,7 @@ def _collector() -> Iterator[Panel]:
     yield lines(
         508,
         "Lines to InfluxDB",
-        "Written, and given up.",
+        "Written and dropped.",
         _own("influx_written_lines", EVENTS_PER_SECOND).named("written"),
         _own("influx_dropped_lines", EVENTS_PER_SECOND).named("given up"),
     )
@@ -310,7 +310,7 @@ def _collector() -> Iterator[Panel]:
 SECTIONS = (
     ("", _summary),
     ("What does it cost?", _cost),
-    ("How old is what it tells?", _age),
+    ("How old is its data?", _age),
     ("What has it missed?", _gaps),
     ("Does the collector keep up?", _collector),
 )

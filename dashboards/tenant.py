@@ -24,7 +24,7 @@ from dashboards.panels import (
 from dashboards.query import COUNT, EVENTS_PER_SECOND, SHARE, Query, ask
 
 UID = "railscope-tenant"
-QUESTION = "What does this tenant hold, and what do its GPUs do?"
+QUESTION = "What does this tenant hold, and how busy are its GPUs?"
 OWN = '{tenant="$tenant"}'
 CHOICES = (DashboardVariable("tenant", "Tenant", "railscope_tenant_held_gpus"),)
 
@@ -46,7 +46,9 @@ def _own(how: str, name: str, unit: str = "") -> Query:
 
 
 def _summary() -> Iterator[Panel]:
-    yield number(101, "GPUs held", "Now; parts of a GPU count as parts.", _own("sum", "held_gpus"))
+    yield number(
+        101, "GPUs held", "Now; a share of a GPU counts as that share.", _own("sum", "held_gpus")
+    )
     yield number(
         102,
         "Busy",
@@ -65,8 +67,8 @@ def _summary() -> Iterator[Panel]:
     )
     yield number(
         106,
-        "Against them",
-        "What speaks against the health of GPUs held.",
+        "GPUs with faults",
+        "Active reasons of the health of held GPUs.",
         _own("sum", "sum_gpu_health_reason_active"),
         NONE_IS_GOOD,
     )
@@ -75,20 +77,18 @@ def _summary() -> Iterator[Panel]:
     yield number(
         107,
         "Month's quota used",
-        "GPU time held in this month, of what was agreed.",
+        "GPU time held in this month, relative to the quota.",
         ask(f"{used} / {bound}", SHARE),
         FULL,
     )
-    yield number(
-        108, "GPUs agreed", "How many the tenant may hold at once.", _own("max", "quota_gpus")
-    )
+    yield number(108, "GPU quota", "Maximum GPUs at once.", _own("max", "quota_gpus"))
 
 
 def _jobs() -> Iterator[Panel]:
     yield rows(
         501,
         "Jobs",
-        "What each holds and does now. In pause: its worst port; furthest behind: its worst GPU.",
+        "GPUs and activity of each now. In pause: its worst port; furthest behind: its worst GPU.",
         {"source": "Source", "workload": "Job"},
         *job_columns("source, workload", OWN),
         span=24,
@@ -138,14 +138,14 @@ def _work() -> Iterator[Panel]:
     yield lines(204, "Power", "Of all boards held.", _own("sum", "sum_gpu_power_watts"))
     yield layers(
         205,
-        "GPUs held back, by reason",
+        "Throttled GPUs by reason",
         "Low utilisation is one.",
         ask(f"sum by (reason) (railscope_tenant_sum_gpu_throttle_ratio{OWN})", COUNT, "{{reason}}"),
     )
     yield layers(
         206,
-        "Against the GPUs held",
-        "Reasons of their health, none when all are well.",
+        "Faults of the held GPUs",
+        "Reasons of their health; none if all are healthy.",
         ask(
             f"sum by (reason) (railscope_tenant_sum_gpu_health_reason_active{OWN}) > 0",
             legend="{{reason}}",
@@ -182,8 +182,8 @@ def _traffic() -> Iterator[Panel]:
 def _account() -> Iterator[Panel]:
     yield layers(
         401,
-        "GPUs held, by what is known of them",
-        "GPU time per second is GPUs.",
+        "Held GPUs by state",
+        "GPU time per second equals GPUs.",
         ask(
             f"sum by (state) (deriv(railscope_tenant_gpu_time_seconds{OWN}[$__rate_interval]))",
             COUNT,
@@ -199,7 +199,7 @@ def _account() -> Iterator[Panel]:
     yield lines(
         403,
         "Quota",
-        "GPU time of this day or month (UTC), and what was agreed.",
+        "GPU time of this day or month (UTC), and the quota.",
         ask(
             f"max by (period) (railscope_tenant_quota_used_gpu_time_seconds{OWN})",
             legend="used, {{period}}",
@@ -212,13 +212,13 @@ def _account() -> Iterator[Panel]:
     yield lines(
         404,
         "Energy so far",
-        "Of GPUs while they were held; some minutes behind.",
+        "Of GPUs while they were held; some minutes old.",
         _own("sum", "energy_joules"),
     )
     yield lines(
         405,
         "Time computing so far",
-        "Of GPUs while they were held; some minutes behind.",
+        "Of GPUs while they were held; some minutes old.",
         _own("sum", "gpu_busy_time_seconds"),
     )
     yield lines(
@@ -233,7 +233,7 @@ def _account() -> Iterator[Panel]:
 SECTIONS = (
     ("", _summary),
     ("Which jobs run, and how busy are they?", _jobs),
-    ("Do its GPUs work as they should?", _work),
-    ("Does its traffic flow?", _traffic),
+    ("Do its GPUs work as expected?", _work),
+    ("Is its traffic congested?", _traffic),
     ("What will be accounted for?", _account),
 )
