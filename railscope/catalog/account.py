@@ -32,12 +32,12 @@ _JOB = MetricTable(JOB)
 
 LEDGER = "Counts from the first evidence; late evidence moves time from unknown to observed."
 STATES = (
-    "observed (held and seen), inferred (held, not seen), review (held by evidence that waits for a person), idle (free and seen), reserved, stranded (a "
+    "observed (held and sampled), inferred (held, not sampled), review (held by evidence that waits for a person), idle (free and sampled), reserved, stranded (a "
     "rest that MIG cannot use), system, maintenance, down, unclaimed (used without a claim), unknown"
 )
 COUNTED = "Counts from the first evidence; a few minutes behind, and late evidence corrects it."
 GPU_TIME = _CLUSTER.gauge("railscope_cluster_gpu_time_seconds", f"GPU time by state so far: {STATES}.", "claims, administrators' files and frames of the GPU source", about=GPU_TIME_STATE, scale=NANO, resets=LEDGER)
-GPU_CAPACITY = _CLUSTER.gauge("railscope_cluster_gpu_capacity_seconds", "GPU time there was: every known GPU from its first evidence to now, or until it retired.", "frames of the GPU source, retired file", scale=NANO, resets=LEDGER)
+GPU_CAPACITY = _CLUSTER.gauge("railscope_cluster_gpu_capacity_seconds", "Available GPU time: every known GPU from its first evidence to now, or until it retired.", "frames of the GPU source, retired file", scale=NANO, resets=LEDGER)
 TENANT_GPU_TIME = _TENANT.gauge("railscope_tenant_gpu_time_seconds", "GPU time of a tenant by state; the states are those of railscope_cluster_gpu_time_seconds.", "claims, administrators' files and frames of the GPU source", about=TENANT_STATE, scale=NANO, resets=LEDGER)
 TENANT_ENERGY = _TENANT.gauge("railscope_tenant_energy_joules", "Energy that GPUs used while the tenant held them.", "railscope_gpu_energy_joules_total, by claims", scale=MILLI, resets=COUNTED)
 TENANT_BUSY = _TENANT.gauge("railscope_tenant_gpu_busy_time_seconds", "Time in which GPUs computed while the tenant held them.", "railscope_gpu_busy_seconds_total, by claims", scale=NANO, resets=COUNTED)
@@ -54,10 +54,10 @@ _CLAIMS = "collector, claims in force"
 JOB_GPUS = _JOB.gauge("railscope_job_gpus", "GPUs that the job holds; a part of a GPU counts as that part.", _CLAIMS)
 JOB_NODES = _JOB.gauge("railscope_job_nodes", "Nodes on which the job holds GPUs.", _CLAIMS)
 JOB_STALE_GPUS = _JOB.gauge("railscope_job_stale_gpus", "GPUs of the job on stale nodes; the roll-ups are without them.", _CLAIMS)
-JOB_SHARED_GPUS = _JOB.gauge("railscope_job_shared_gpus", "GPUs that the job holds a part of while other jobs hold other parts; the roll-ups are without them, as nobody can tell whose the readings of the GPU are.", _CLAIMS)
-JOB_START = _JOB.gauge("railscope_job_start_time_seconds", "When the earliest claim of the job that is in force began, since the Unix epoch.", _CLAIMS, scale=NANO)
-STRAGGLER_DEVIATION = _JOB.gauge("railscope_job_straggler_deviation_ratio", "How far the GPU of the job that is furthest behind is from the median of the job, by means over about a minute: -0.3 is 30 % below it. There is none where fewer than two GPUs tell, or the median is nothing.", "collector, railscope_gpu_sm_activity_ratio, railscope_gpu_clock_hertz and railscope_rdma_transmit_bytes_total of the ports on the GPU's rail", about=STRAGGLER)
-HOLDER_INFO = _CLUSTER.info("railscope_gpu_holder_info", "What holds the GPU, or a part of it, and for which tenant.", _CLAIMS, about=GPU_HOLDER)
+JOB_SHARED_GPUS = _JOB.gauge("railscope_job_shared_gpus", "GPUs of which the job holds a part while other jobs hold other parts; the roll-ups are without them, as readings of the GPU cannot be assigned to a job.", _CLAIMS)
+JOB_START = _JOB.gauge("railscope_job_start_time_seconds", "Start of the earliest claim of the job that is in force, since the Unix epoch.", _CLAIMS, scale=NANO)
+STRAGGLER_DEVIATION = _JOB.gauge("railscope_job_straggler_deviation_ratio", "Deviation of the slowest GPU of the job from the median of the job, by means over about a minute: -0.3 is 30 % below it. Absent if fewer than two GPUs report or the median is 0.", "collector, railscope_gpu_sm_activity_ratio, railscope_gpu_clock_hertz and railscope_rdma_transmit_bytes_total of the ports on the GPU's rail", about=STRAGGLER)
+HOLDER_INFO = _CLUSTER.info("railscope_gpu_holder_info", "Workload that holds the GPU, or a part of it, and its tenant.", _CLAIMS, about=GPU_HOLDER)
 CLUSTER_JOBS = _CLUSTER.gauge("railscope_cluster_jobs", "Jobs that hold GPUs.", _CLAIMS)
 SUPPRESSED_JOBS = _CLUSTER.gauge("railscope_cluster_suppressed_jobs", "Jobs that hold GPUs and are not reported individually, as there are more than max_jobs.", _CLAIMS)
 _RDMA = {metric.name: metric for metric in RDMA_COUNTERS}

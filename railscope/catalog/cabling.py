@@ -14,8 +14,8 @@ _EEPROM = MetricTable(NIC, origin="ETHTOOL_MSG_MODULE_EEPROM_GET, SFF-8472, SFF-
 _LLDP = MetricTable(NIC, origin="LLDP frames (IEEE 802.1AB) of the interface")
 
 _NANO, _MICRO, _MILLI = per(10**9), per(10**6), per(1000)
-TRANSCEIVER_INFO = _EEPROM.info("railscope_nic_transceiver_info", "What transceiver or cable is plugged in: type, vendor, part, serial number, media, length.", about=NIC_TRANSCEIVER)
-TRANSCEIVER_READABLE = _EEPROM.gauge("railscope_nic_transceiver_readable", "1 for an interface whose transceiver or cable says what it is; absent where none does.")
+TRANSCEIVER_INFO = _EEPROM.info("railscope_nic_transceiver_info", "Identity of the transceiver or cable: type, vendor, part, serial number, media, length.", about=NIC_TRANSCEIVER)
+TRANSCEIVER_READABLE = _EEPROM.gauge("railscope_nic_transceiver_readable", "1 for an interface whose transceiver or cable identifies itself; absent elsewhere.")
 TRANSCEIVER_TEMPERATURE = _EEPROM.gauge("railscope_nic_transceiver_temperature_celsius", "Temperature inside the transceiver.", scale=MILLI)
 TRANSCEIVER_SUPPLY = _EEPROM.gauge("railscope_nic_transceiver_supply_volts", "Supply voltage inside the transceiver.", scale=MICRO)
 TRANSCEIVER_RECEIVE_POWER = _EEPROM.gauge("railscope_nic_transceiver_receive_power_watts", "Optical power the transceiver receives on this lane.", about=NIC_LANE, scale=NANO)
@@ -24,7 +24,7 @@ TRANSCEIVER_BIAS = _EEPROM.gauge("railscope_nic_transceiver_bias_amperes", "Bias
 TRANSCEIVER_TEMPERATURE_THRESHOLD = _EEPROM.gauge("railscope_nic_transceiver_temperature_threshold_celsius", "Temperature at which the transceiver itself raises this alarm or warning.", about=NIC_TRANSCEIVER_THRESHOLD, scale=MILLI)
 TRANSCEIVER_RECEIVE_POWER_THRESHOLD = _EEPROM.gauge("railscope_nic_transceiver_receive_power_threshold_watts", "Received power at which the transceiver itself raises this alarm or warning.", about=NIC_TRANSCEIVER_THRESHOLD, scale=NANO)
 TRANSCEIVER_TRANSMIT_POWER_THRESHOLD = _EEPROM.gauge("railscope_nic_transceiver_transmit_power_threshold_watts", "Sent power at which the transceiver itself raises this alarm or warning.", about=NIC_TRANSCEIVER_THRESHOLD, scale=NANO)
-TRANSCEIVER_EVENT = EventClass("nic_transceiver_changed", NIC, "warning", "Another transceiver or cable is plugged into a network card: part and serial number.", _EEPROM.origin, ("before", "after"))
+TRANSCEIVER_EVENT = EventClass("nic_transceiver_changed", NIC, "warning", "Another transceiver or cable is plugged into a NIC: part and serial number.", _EEPROM.origin, ("before", "after"))
 
 # Neighbours --------------------------------------------------------------------------------------
 NEIGHBOUR_INFO = _LLDP.info("railscope_nic_neighbour_info", "Switch and switch port that this interface is plugged into.", about=NIC_NEIGHBOUR)

@@ -49,7 +49,7 @@ _ENDED = (
     "source", "level", "workload", "owner", "tenant", "end_ns", "end_boot_ns", "uncertainty_ns",
     "why",
 )
-CLAIM_START_EVENT = EventClass("claim_start", CLAIM, "info", "Somebody was given a GPU, a MIG device or a share of a GPU.", "kubelet, Slurm, container runtimes, libvirt, systemd, claims file, railscope claim", _HELD, audited=True)
-CLAIM_END_EVENT = EventClass("claim_end", CLAIM, "info", "A GPU, a MIG device or a share of a GPU was given back.", "as of the start of the claim", _ENDED, audited=True)
-UNCLAIMED_START_EVENT = EventClass("unclaimed_use_start", CLAIM, "warning", "Processes use a GPU that nobody whose they could be has been given.", "processes by NVML, /proc/PID/cgroup", _HELD, audited=True)
+CLAIM_START_EVENT = EventClass("claim_start", CLAIM, "info", "A claim on a GPU, a MIG device or a share of a GPU started.", "kubelet, Slurm, container runtimes, libvirt, systemd, claims file, railscope claim", _HELD, audited=True)
+CLAIM_END_EVENT = EventClass("claim_end", CLAIM, "info", "A claim on a GPU, a MIG device or a share of a GPU ended.", "as of the start of the claim", _ENDED, audited=True)
+UNCLAIMED_START_EVENT = EventClass("unclaimed_use_start", CLAIM, "warning", "Processes use a GPU without a claim that covers them.", "processes by NVML, /proc/PID/cgroup", _HELD, audited=True)
 UNCLAIMED_END_EVENT = EventClass("unclaimed_use_end", CLAIM, "info", "Use of a GPU without a claim has ended, or a claim covers it now.", "processes by NVML, /proc/PID/cgroup", _ENDED, audited=True)
