@@ -174,7 +174,7 @@ def test_sources_without_columns_on_the_simulated_server(
     assert unread == {name for name, of_mode in WITHOUT_COLUMNS if of_mode == mode}
 
 
-@pytest.mark.parametrize(
+EACH_SOURCE = pytest.mark.parametrize(
     ("name", "mode", "nic"),
     [
         (name, mode, nic)
@@ -183,6 +183,9 @@ def test_sources_without_columns_on_the_simulated_server(
         if (name, mode) not in WITHOUT_COLUMNS
     ],
 )
+
+
+@EACH_SOURCE
 def test_what_fails_is_absent_with_a_reason_and_has_values_again_within_two_periods(
     name: str, mode: str, nic: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -241,15 +244,7 @@ async def fails_and_comes_back(
         assert status.state == state_before
 
 
-@pytest.mark.parametrize(
-    ("name", "mode", "nic"),
-    [
-        (name, mode, nic)
-        for name in NAMES
-        for mode, nic in MODES
-        if (name, mode) not in WITHOUT_COLUMNS
-    ],
-)
+@EACH_SOURCE
 def test_what_answers_with_less_is_absent_with_a_reason_and_has_values_again_within_two_periods(
     name: str, mode: str, nic: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

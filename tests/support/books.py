@@ -12,6 +12,7 @@ from sqlalchemy import select
 from collector.billing import administration
 from collector.billing.billing_demo import SimulatedEvidence, SimulatedGpuEvidence
 from collector.billing.charges import PriceUnit
+from collector.billing.focus_rows import PayerAccount, Seller
 from collector.billing.invoices import CLOSE_AFTER_NS, InvoiceStatus
 from collector.billing.period_closing import BillingActor, BillingBooks
 from collector.billing.price_book import Price, PriceBook
@@ -46,6 +47,7 @@ TWO = Period(ONE.end_ns, ONE.end_ns + 3 * DAY_NS)
 THREE = Period(TWO.end_ns, TWO.end_ns + 3 * DAY_NS)
 SKU = "h100"
 BOSS = RecordActor("operator", "boss", "test")
+SELLER = Seller("Hall", "Hall", {name: PayerAccount(name) for name in ("red", "green", "blue")})
 PRICES = """
 version = 1
 published = 2024-01-01T00:00:00Z

@@ -7,7 +7,6 @@ import errno
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -18,6 +17,7 @@ from h2.events import StreamEnded
 from hypothesis import given
 from hypothesis import strategies as st
 from support import pod_resources as wire
+from support.kubelet_server import Handler, serving
 
 from agent.host.kubelet import ALLOCATABLE, GET, LIST, Kubelet
 from agent.owners.kubelet_answers import (
@@ -38,7 +38,6 @@ MANY = tuple(
 )
 GPUS = PodDevices("nvidia.com/gpu", ("GPU-0", "GPU-1"), (0, 1))
 SHORT = 0.2
-Handler = Callable[[bytes, grpc.ServicerContext], bytes]
 
 
 def names(of: KubeletPod) -> bytes:
@@ -58,22 +57,6 @@ METHODS: dict[str, Handler] = {
     ALLOCATABLE: lambda _request, _context: wire.piece(1, wire.devices(GPUS)),
     GET: get,
 }
-
-
-@contextlib.contextmanager
-def serving(path: Path, methods: dict[str, Handler]) -> Iterator[str]:
-    """A gRPC server with these methods, whose messages are the bytes of the wire."""
-    handlers = {name: grpc.unary_unary_rpc_method_handler(run) for name, run in methods.items()}
-    server = grpc.server(ThreadPoolExecutor(2))
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler("v1.PodResourcesLister", handlers),)
-    )
-    server.add_insecure_port(f"unix:{path}")
-    server.start()
-    try:
-        yield str(path)
-    finally:
-        server.stop(0).wait()
 
 
 @pytest.fixture(scope="module")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from support import pod_resources as wire
+from support.kubelet_server import Handler, serving
 from support.tenancy import SOCKET, Looked, node, told, uuid
 
 from agent.config import TenancySettings
@@ -28,7 +25,6 @@ from agent.owners.kubelet_answers import (
 from agent.sampling.source import ProbeFinding
 from railscope.capture import Capture, CaptureMetadata
 
-Answer = Callable[[bytes, grpc.ServicerContext], bytes]
 PODS = (
     KubeletPod("train-0", "research", (PodContainer("main", (PodDevices("nvidia.com/gpu", (uuid(0),), (0,)),)),)),
     KubeletPod("web", "shop", (PodContainer("main"),)),
@@ -38,23 +34,6 @@ PODS = (
     ),
 )  # fmt: skip
 LISTED = b"".join(wire.listed(pod) for pod in PODS)
-
-
-@contextmanager
-def kubelet(path: Path, answers: dict[str, Answer]) -> Iterator[str]:
-    handlers = {
-        name: grpc.unary_unary_rpc_method_handler(answer) for name, answer in answers.items()
-    }
-    server = grpc.server(ThreadPoolExecutor(2))
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler("v1.PodResourcesLister", handlers),)
-    )
-    server.add_insecure_port(f"unix:{path}")
-    server.start()
-    try:
-        yield str(path)
-    finally:
-        server.stop(0).wait()
 
 
 class Asked:
@@ -83,9 +62,9 @@ class Asked:
 
 
 def test_a_real_server_goes_away_and_comes_back(tmp_path):
-    answers: dict[str, Answer] = {"List": lambda _request, _context: LISTED}
+    answers: dict[str, Handler] = {"List": lambda _request, _context: LISTED}
     asked = Asked(str(tmp_path / "s"))
-    with kubelet(tmp_path / "s", answers):
+    with serving(tmp_path / "s", answers):
         assert asked.look() == [
             ("claim_start", "kubernetes", "research/train-0", uuid(0)),
             ("claim_start", "kubernetes", "research/claimed", uuid(1)),
@@ -93,9 +72,9 @@ def test_a_real_server_goes_away_and_comes_back(tmp_path):
     for _ in range(2):
         assert asked.look() == []
     assert asked.said.verdict == "broken"
-    with kubelet(tmp_path / "s", {"List": lambda _request, _context: wire.listed(PODS[0])}):
+    with serving(tmp_path / "s", {"List": lambda _request, _context: wire.listed(PODS[0])}):
         assert asked.look() == [("claim_end", "kubernetes", "research/claimed", uuid(1))]
-    with kubelet(tmp_path / "s", {}):
+    with serving(tmp_path / "s", {}):
         assert asked.look() == []
         assert "status 12" in asked.said.detail
 
@@ -106,9 +85,9 @@ def test_a_real_server_goes_away_and_comes_back(tmp_path):
 )
 def test_an_answer_that_is_none(tmp_path, content, detail):
     asked = Asked(str(tmp_path / "s"))
-    with kubelet(tmp_path / "s", {"List": lambda _request, _context: LISTED}):
+    with serving(tmp_path / "s", {"List": lambda _request, _context: LISTED}):
         assert len(asked.look()) == 2
-    with kubelet(tmp_path / "s", {"List": lambda _request, _context: content}):
+    with serving(tmp_path / "s", {"List": lambda _request, _context: content}):
         assert asked.look() == []
         assert asked.said.verdict == "broken"
         assert detail in asked.said.detail
@@ -120,7 +99,7 @@ def test_a_server_that_refuses(tmp_path):
         raise AssertionError
 
     asked = Asked(str(tmp_path / "s"))
-    with kubelet(tmp_path / "s", {"List": refuse}):
+    with serving(tmp_path / "s", {"List": refuse}):
         asked.look()
     assert asked.said.verdict == "denied"
     assert "tenancy.conf" in asked.said.remedy
@@ -130,7 +109,7 @@ def test_a_server_that_refuses(tmp_path):
 def test_what_was_recorded_is_replayed(tmp_path, hidden):
     redactor = Redactor() if hidden else None
     host = RecordingHost(LiveHost(), redactor)
-    with kubelet(tmp_path / "s", {"List": lambda _request, _context: LISTED}) as socket:
+    with serving(tmp_path / "s", {"List": lambda _request, _context: LISTED}) as socket:
         answer = host.call("kubelet", "List", socket)
         with pytest.raises(OSError, match="status 12"):
             host.call("kubelet", "GetAllocatableResources", socket)

@@ -13,6 +13,7 @@ from support.books import (
     ONE,
     PRICES,
     RED,
+    SELLER,
     SKU,
     START,
     TWO,
@@ -30,7 +31,6 @@ from support.books import (
 
 from collector.billing import administration
 from collector.billing.billing_demo import SimulatedEvidence, SimulatedGpuEvidence
-from collector.billing.focus_rows import PayerAccount, Seller
 from collector.billing.period_closing import BillingBooks
 from collector.billing.period_rating import RevisionNumbers, rate_period
 from collector.billing.reconciliation import (
@@ -52,8 +52,6 @@ from collector.metering.evidence import (
 )
 from collector.metering.units import GPU_CAPACITY, compute_slices, memory_slices
 from railscope.timestamps import DAY_NS, HOUR_NS
-
-SELLER = Seller("Hall", "Hall", {name: PayerAccount(name) for name in ("red", "green", "blue")})
 
 
 def failing(checks: list[ReconciliationCheck]) -> set[str]:

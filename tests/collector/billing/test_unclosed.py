@@ -16,6 +16,7 @@ from support.books import (
     ONE,
     PRICES,
     RED,
+    SELLER,
     START,
     THREE,
     TWO,
@@ -36,7 +37,6 @@ from collector.billing import administration
 from collector.billing.billing_demo import SimulatedGpuEvidence
 from collector.billing.billing_listing import listing_document, read_listing
 from collector.billing.charges import ChargeKind
-from collector.billing.focus_rows import PayerAccount, Seller
 from collector.billing.invoices import ClosingError, adjustment_charge, credit_charge
 from collector.billing.period_closing import BillingActor, BillingBooks
 from collector.billing.reconciliation import reconcile_period
@@ -56,7 +56,6 @@ from collector.tables import metadata
 from railscope.cli import root as railscope
 from railscope.timestamps import DAY_NS, HOUR_NS
 
-SELLER = Seller("Hall", "Hall", {name: PayerAccount(name) for name in ("red", "green", "blue")})
 SEEN_FOR_AN_HOUR = {"stretches": (SampleStretch("boot", START - DAY_NS, hours(6)),)}
 RATE = Fraction("2.49") + Fraction("0.31") / 2
 
