@@ -4,66 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 from collections import Counter
-from dataclasses import replace
-from pathlib import Path
-
-import aiohttp
-
-from collector.tables import metadata
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "collector"))
 
 from chain_support import Site, until
-from makers import Sender
+from crash_support import SMALL, SharingAgent, acknowledged, read
 from support.audit import draft
-from test_audit_live import Claiming
 
 from collector.access.credentials import digest
 from collector.audit.verification import verify_log
-from collector.commands.audit import read_extent, read_records
 from collector.ledger.audit_outbox import count_unrecorded, put_record, record_number
 from collector.ledger.database import Database
-from railscope.audit.record import AuditRecord, decode_audit_record
+from collector.tables import metadata
 from railscope.audit.signed_note import PublicKey
-from railscope.frame import Event
 
 ROUNDS = 5
 BODIES, FRAMES, FACTS = 10, 100, 40
-SMALL = {
-    "RAILSCOPE_COLLECTOR_FRAME_LOG__SEGMENT_BYTES": "65536",
-    "RAILSCOPE_COLLECTOR_AUDIT__REQUIRED_WITNESSES": "0",
-}
-
-
-class Sharing(Claiming):
-    """An agent with non-exclusive claims."""
-
-    def event(self, number: int) -> Event:
-        told = super().event(number)
-        return replace(told, facts={**told.facts, "exclusive": "false"})
-
-
-def read(directory: Path) -> list[AuditRecord]:
-    return [decode_audit_record(raw) for raw in read_records(directory, *read_extent(directory), 0)]
-
-
-async def acknowledged(site: Site, body: bytes, at: int) -> None:
-    """Send until a collector acknowledges."""
-    headers = {"Authorization": "Bearer token-n1", **Sender("n1").sent(at).to_headers()}
-
-    async def taken() -> bool:
-        try:
-            async with (
-                aiohttp.ClientSession() as session,
-                session.post(f"{site.url}/v1/frames", data=body, headers=headers) as answer,
-            ):
-                return answer.status == 200
-        except aiohttp.ClientError:
-            return False
-
-    await until(taken, "frames are taken")
 
 
 def put_facts(database: Database, first: int) -> None:
@@ -74,7 +29,7 @@ def put_facts(database: Database, first: int) -> None:
 
 async def test_nothing_acknowledged_is_lost_or_doubled_on_its_way_into_the_log(site: Site) -> None:
     (site.directory / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest("token-n1")}"\n')
-    chance, agent, sent = random.Random(7), Sharing(), list[bytes]()  # noqa: S311 - a test's
+    chance, agent, sent = random.Random(7), SharingAgent(), list[bytes]()  # noqa: S311 - a test's
     directory = site.directory / "collector" / "audit"
     (site.directory / "collector").mkdir()
     database = Database(f"sqlite:///{site.directory / 'collector' / 'ledger.sqlite'}", metadata)

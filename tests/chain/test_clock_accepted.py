@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -10,21 +9,17 @@ from pathlib import Path
 import aiohttp
 import msgspec
 import pytest
-
-from collector.tables import metadata
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "collector"))
-
 from chain_support import Site, until
+from crash_support import SMALL, acknowledged, read
 from makers import Sender
 from running_collector import some
-from test_audit_crash import SMALL, acknowledged, read
 
 from collector import clock
 from collector.access.credentials import digest
 from collector.clock import ClockState
 from collector.evidence.evidence_store import EvidenceStore
 from collector.ledger.database import Database
+from collector.tables import metadata
 from simulator.demo.process import run_to_end
 
 HOUR_NS = 3_600_000_000_000

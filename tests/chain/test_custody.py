@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import sys
 from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "collector"))
-
 import aiohttp
+import pytest
 from chain_support import Site, until
 from running_collector import Running, running, settings_in
 from support.audit import draft

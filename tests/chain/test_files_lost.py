@@ -8,7 +8,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from chain_support import Site
-from test_audit_crash import SMALL, Sharing, acknowledged, read
+from crash_support import SMALL, SharingAgent, acknowledged, read
 
 from collector.access.credentials import digest
 from collector.framelog.segment_files import segments
@@ -48,7 +48,7 @@ async def test_what_was_lost_while_it_was_down_is_reported_and_recorded(
     site: Site, what: str
 ) -> None:
     (site.directory / "tokens.toml").write_text(f'[nodes]\nn1 = "{digest("token-n1")}"\n')
-    agent, state = Sharing(), site.directory / "collector"
+    agent, state = SharingAgent(), site.directory / "collector"
     collector = await site.collector(**SMALL)
     await acknowledged(site, agent.body(FRAMES), agent.at)
     assert await lost_files(site) == 0

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from agent.shipping.shipper import EventNumbering
 from railscope.catalog import METRICS, gpu
-from railscope.catalog.entities import GPU, RDMA_PORT
+from railscope.catalog.entities import CLAIM, GPU, RDMA_PORT
+from railscope.catalog.tenancy import CLAIM_START_EVENT
 from railscope.envelopes import encode_batches
-from railscope.frame import Column, Entity, Frame, FrameOrigin, NodeTimestamp, Schema
+from railscope.frame import Column, Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.wire import Envelope, SentAt, envelope, pack, to_wire_schema
 
 SECOND = 1_000_000_000
@@ -72,3 +74,30 @@ class Sender:
         """The node's clocks, `at` seconds after the start."""
         moment = at * SECOND
         return SentAt(START_WALL_NS + moment, START_BOOT_NS + moment, self.boot_id)
+
+
+class ClaimingAgent:
+    """An agent with a claim in every frame."""
+
+    def __init__(self) -> None:
+        self.sender = Sender()
+        self.numbering = EventNumbering()
+        self.at = 0
+
+    def body(self, size: int = 3) -> bytes:
+        row = [50, 60, 1000, 2000, 10, 20]
+        frames = self.sender.frames(gpu_schema("n1"), [row] * size, at=self.at)
+        self.at += size
+        told = [replace(frame, events=(self.event(frame.sequence),)) for frame in frames]
+        numbered = [self.numbering.numbered(frame) for frame in told]
+        return self.sender.body(numbered, schemas=True)
+
+    def event(self, number: int) -> Event:
+        facts = {
+            "source": "slurm", "level": "scheduler", "owner": "zoe", "tenant": "red",
+            "compute": "0-840", "memory": "0-840", "exclusive": "true", "node": "",
+            "start_ns": str(START_WALL_NS + number), "uncertainty_ns": "0", "workload": f"job {number}",
+        }  # fmt: skip
+        claim = Entity(CLAIM, (f"GPU-n1-{number % 2}", f"slurm/n1/{number}"))
+        at_ns = number * 10**9
+        return Event(CLAIM_START_EVENT, claim, START_WALL_NS + at_ns, START_BOOT_NS + at_ns, facts)

@@ -15,6 +15,7 @@ from makers import Sender, gpu_schema
 from collector.access.credentials import digest
 from collector.config import AuditSettings, CollectorSettings, IngestLimits
 from collector.framelog.segment_files import FrameLogStats, read_segment, segment_path, segments
+from collector.ledger.audit_outbox import RecordDraft
 from collector.service import Collector
 from railscope.frame import Frame
 
@@ -114,3 +115,15 @@ def some(sender: Sender, at: int = 0, rows: int = 3) -> list[Frame]:
     return sender.frames(
         gpu_schema(sender.node), [[50, 60, 1000, 2000, 10 + r, 20 + r] for r in range(rows)], at=at
     )
+
+
+async def write_audit_log(collector: Collector, drafts: list[RecordDraft]) -> int:
+    """Write these records to the audit log and sign it; return its size."""
+    log = collector.trail.log
+    collector.trail.open()
+    task = asyncio.create_task(log.run())
+    await asyncio.gather(*(log.append(draft) for draft in drafts))
+    await log.sign()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return log.signed.size

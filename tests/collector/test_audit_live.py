@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from makers import START_BOOT_NS, START_WALL_NS, Sender, gpu_schema
+from makers import ClaimingAgent
 from running_collector import Running, running, settings_in
 from support.audit import draft
 
-from agent.shipping.shipper import EventNumbering
 from collector.audit.collector_records import AuditTrail
 from collector.audit.log_secrets import load_or_create_key
 from collector.audit.log_writer import AuditLog
@@ -24,9 +22,6 @@ from collector.ledger.database import Database
 from collector.tables import metadata
 from railscope.audit.record import AuditRecord, RecordSource, decode_audit_record
 from railscope.audit.signed_note import PublicKey
-from railscope.catalog.entities import CLAIM
-from railscope.catalog.tenancy import CLAIM_START_EVENT
-from railscope.frame import Entity, Event
 from railscope.settings import SettingsError
 
 PATIENCE_SECONDS = 60
@@ -56,35 +51,8 @@ async def sign_all(one: Running) -> None:
         await log.sign()
 
 
-class Claiming:
-    """An agent whose every frame tells a claim."""
-
-    def __init__(self) -> None:
-        self.sender = Sender()
-        self.numbering = EventNumbering()
-        self.at = 0
-
-    def body(self, size: int = 3) -> bytes:
-        row = [50, 60, 1000, 2000, 10, 20]
-        frames = self.sender.frames(gpu_schema("n1"), [row] * size, at=self.at)
-        self.at += size
-        told = [replace(frame, events=(self.event(frame.sequence),)) for frame in frames]
-        numbered = [self.numbering.numbered(frame) for frame in told]
-        return self.sender.body(numbered, schemas=True)
-
-    def event(self, number: int) -> Event:
-        facts = {
-            "source": "slurm", "level": "scheduler", "owner": "zoe", "tenant": "red",
-            "compute": "0-840", "memory": "0-840", "exclusive": "true", "node": "",
-            "start_ns": str(START_WALL_NS + number), "uncertainty_ns": "0", "workload": f"job {number}",
-        }  # fmt: skip
-        claim = Entity(CLAIM, (f"GPU-n1-{number % 2}", f"slurm/n1/{number}"))
-        at_ns = number * 10**9
-        return Event(CLAIM_START_EVENT, claim, START_WALL_NS + at_ns, START_BOOT_NS + at_ns, facts)
-
-
 async def test_claims_are_recorded_once_over_restarts_and_resending(tmp_path: Path) -> None:
-    agent, bodies = Claiming(), []
+    agent, bodies = ClaimingAgent(), []
     small = FrameLogSettings(segment_bytes=1 << 16, max_bytes=1 << 20)
     for _ in range(3):
         async with running(settings_in(tmp_path, frame_log=small)) as one:
@@ -106,7 +74,7 @@ async def test_what_was_acknowledged_and_not_recorded_is_recorded_after_a_crash(
     tmp_path: Path,
 ) -> None:
     """The collector is gone between the acknowledgement and the record."""
-    agent = Claiming()
+    agent = ClaimingAgent()
     async with running(settings_in(tmp_path)) as one:
         one.collector.core.listeners.clear()
         assert (await one.post(agent.body(), at=agent.at))[0] == 200
@@ -157,7 +125,7 @@ async def test_another_version_of_the_collector_is_an_upgrade(tmp_path: Path) ->
 
 async def test_a_node_does_not_fill_the_audit_log(tmp_path: Path) -> None:
     """What it tells is kept for good; so much an hour is taken, the rest must wait."""
-    agent = Claiming()
+    agent = ClaimingAgent()
     limits = IngestLimits(audited_events_per_node_hour=5)
     async with running(settings_in(tmp_path, limits=limits)) as one:
         answers = [(await one.post(agent.body(), at=agent.at))[0] for _ in range(4)]

@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from makers import Sender, gpu_schema
 from running_collector import running, settings_in
-from support.audit import NOON_NS, audit_log
+from support.audit import NOON_NS, audit_log, verified_records
 from support.disk import small_file_system
 
 from collector.audit.collector_records import MAX_DENIED, AuditTrail, DeniedRequest
 from collector.audit.log_secrets import load_or_create_key
-from collector.audit.verification import verify_log
 from collector.config import PREFIX, CollectorSettings
 from railscope import settings
-from railscope.audit.record import AuditRecord, decode_audit_record
-from railscope.audit.signed_note import PublicKey
-from railscope.cli import root
+from railscope.audit.record import AuditRecord
 from railscope.settings import SettingsError
-
-
-def records(directory: Path) -> Iterator[AuditRecord]:
-    """All records of a log that has ended, which is consistent."""
-    found = verify_log(directory, PublicKey.parse((directory / "key.pub").read_text()))
-    assert (found.unsigned, found.findings) == (0, ())
-    shown = CliRunner().invoke(root, ["audit", "show", str(directory), "--json"])
-    for line in shown.stdout.splitlines():
-        yield decode_audit_record(line.encode())
 
 
 async def denied(directory: Path, denials: list[DeniedRequest]) -> list[AuditRecord]:
@@ -47,7 +33,7 @@ async def denied(directory: Path, denials: list[DeniedRequest]) -> list[AuditRec
     await asyncio.gather(task, return_exceptions=True)
     trail.log.close()
     assert trail.denied == len(denials)
-    return [record for record in records(directory) if record.type == "access.denied"]
+    return [record for record in verified_records(directory) if record.type == "access.denied"]
 
 
 async def test_who_is_denied_again_and_again_gets_one_record_and_a_count(tmp_path: Path) -> None:
@@ -152,7 +138,7 @@ async def test_a_collector_records_its_life_and_whom_it_turned_away(tmp_path: Pa
         page = (await one.get("/metrics"))[1]
         assert "railscope_audit_denials_total 4" in page.splitlines()
         assert "railscope_audit_lost_records_total 0" in page.splitlines()
-    found = list(records(tmp_path / "state" / "audit"))
+    found = list(verified_records(tmp_path / "state" / "audit"))
     life = [record.type for record in found if record.type.startswith(("log.", "admin."))]
     assert life == ["log.genesis", "admin.config", "admin.config"]
     denials = [record for record in found if record.type == "access.denied"]
@@ -168,7 +154,7 @@ async def test_a_restarted_collector_continues_the_log(tmp_path: Path) -> None:
     for _ in range(2):
         async with running(settings_in(tmp_path)):
             pass
-    found = list(records(tmp_path / "state" / "audit"))
+    found = list(verified_records(tmp_path / "state" / "audit"))
     life = [record.type for record in found if not record.type.startswith("identity.")]
     assert life == ["log.genesis", *["admin.config"] * 4]
     enrolled = [record.type for record in found if record.type.startswith("identity.")]

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
+from click.testing import CliRunner
 from sqlalchemy import Connection, text
 
 from collector.audit.log_writer import AuditLog
+from collector.audit.verification import verify_log
 from collector.ledger.audit_outbox import RecordDraft
 from railscope.audit.merkle import TreeHead
-from railscope.audit.record import RecordActor, RecordSource, RecordSubject
-from railscope.audit.signed_note import SecretKey
+from railscope.audit.record import (
+    AuditRecord,
+    RecordActor,
+    RecordSource,
+    RecordSubject,
+    decode_audit_record,
+)
+from railscope.audit.signed_note import PublicKey, SecretKey
+from railscope.cli import root
 
 KEY = SecretKey.generate("log.example")
 NOON_NS = 1_790_000_000_000_000_000
@@ -75,3 +84,12 @@ def without_triggers(connection: Connection) -> None:
     names = connection.execute(text("SELECT name FROM sqlite_master WHERE type = 'trigger'"))
     for name in list(names.scalars()):
         connection.execute(text(f"DROP TRIGGER {name}"))
+
+
+def verified_records(directory: Path) -> Iterator[AuditRecord]:
+    """Yield all records of a closed log, after its verification."""
+    found = verify_log(directory, PublicKey.parse((directory / "key.pub").read_text()))
+    assert (found.unsigned, found.findings) == (0, ())
+    shown = CliRunner().invoke(root, ["audit", "show", str(directory), "--json"])
+    for line in shown.stdout.splitlines():
+        yield decode_audit_record(line.encode())

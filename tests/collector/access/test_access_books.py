@@ -15,10 +15,9 @@ import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
-from running_collector import running, settings_in
+from running_collector import running, settings_in, write_audit_log
+from support.audit import verified_records
 from support.books import ONE, TWO, after, claim, gpu, opened, world
-from test_access_isolation import record
-from test_audit_trail import records
 
 from collector.access.credentials import Credential, Role, digest, quote_key, section_of
 from collector.config import LedgerSettings
@@ -53,7 +52,7 @@ async def served(directory: Path, *, ledger: bool = True, url: str = "") -> Asyn
     lines = [f'[{section_of(one)}]\n{quote_key(one.name)} = "{digest(one.label)}"\n' for one in who]
     (directory / "tokens.toml").write_text("".join(lines))
     collector = Collector(settings)
-    await record(collector, [])
+    await write_audit_log(collector, [])
     runner = web.AppRunner(collector.application(), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -166,7 +165,9 @@ async def test_an_export_is_in_the_audit_log_with_its_hash(tmp_path: Path) -> No
     (tmp_path / "tokens.toml").write_text(f'[tenants.imaging]\nv = "{digest("token-v")}"\n')
     async with running(settings) as one:
         assert (await one.get(f"/api/v1/exports/{PERIOD}", token="token-v"))[0] == 200  # noqa: S106 - a test's token
-    (found,) = [r for r in records(tmp_path / "state" / "audit") if r.type == "billing.export"]
+    (found,) = [
+        r for r in verified_records(tmp_path / "state" / "audit") if r.type == "billing.export"
+    ]
     assert (found.data["tenant"], found.actor.id) == ("imaging", "tenant/imaging/v")
     assert len(str(found.data["sha256"])) == 64
 

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from running_collector import settings_in
+from running_collector import settings_in, write_audit_log
 from support.billing_port import BookedRows
-from test_access_isolation import record
 
 from collector.access.credentials import digest
 from collector.account.account_sums import GpuTimeAccount, TimeKey
@@ -63,7 +62,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     async def serve() -> None:
         collector = collector_in(directory)
         collector.live.ready = True
-        await record(collector, DRAFTS)
+        await write_audit_log(collector, DRAFTS)
         server = web_server.WebServer(collector.application(), collector.connections)
         listening.append((await server.start("127.0.0.1:0", None))[1])
         stop.append(asyncio.Event())

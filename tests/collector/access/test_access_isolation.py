@@ -19,7 +19,7 @@ import aiohttp
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from running_collector import settings_in
+from running_collector import settings_in, write_audit_log
 from support.billing_port import BookedRows
 from support.examples import fewer
 
@@ -228,18 +228,6 @@ def paths(cluster: Cluster, size: int) -> Iterator[str]:
     yield "/api/v1/audit/consistency?old=1"
 
 
-async def record(collector: Collector, drafts: list[RecordDraft]) -> int:
-    """Write the audit log, signed to its end; how many records are in it."""
-    log = collector.trail.log
-    collector.trail.open()
-    task = asyncio.create_task(log.run())
-    await asyncio.gather(*(log.append(draft) for draft in drafts))
-    await log.sign()
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    return log.signed.size
-
-
 async def obtained(
     cluster: Cluster, directory: Path
 ) -> dict[Credential, list[tuple[str, int, str]]]:
@@ -256,7 +244,7 @@ async def obtained(
         collector.core.see(event)
     for node in cluster.nodes:
         collector.core.fleet.node(node)
-    size = await record(collector, cluster.drafts)
+    size = await write_audit_log(collector, cluster.drafts)
     runner = web.AppRunner(collector.application(), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

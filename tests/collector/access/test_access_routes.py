@@ -16,9 +16,9 @@ import aiohttp
 import pytest
 from makers import Sender, gpu_schema
 from running_collector import Running, running, settings_in
+from support.audit import verified_records
 from support.billing_port import BookedRows
 from support.certificates import Authority, self_signed
-from test_audit_trail import records
 
 from collector.access.credentials import Role, digest, digest_of
 from collector.config import CollectorTlsSettings
@@ -242,7 +242,7 @@ async def test_a_tenant_cannot_tell_whether_another_exists(tmp_path: Path) -> No
         assert answers[0][0] == 403
         path = "/api/v1/statements/%76isio%6E/2026-01"
         assert (await one.ask("GET", path, token=TOKENS[Role.TENANT]))[0] == 200
-    found = list(records(tmp_path / "state" / "audit"))
+    found = list(verified_records(tmp_path / "state" / "audit"))
     crossed = [record for record in found if record.type == "access.cross_tenant"]
     assert len(crossed) == 6
     assert {(r.actor.id, r.data["tenant"], r.out) for r in crossed} == {
@@ -283,7 +283,9 @@ async def test_with_open_reading_who_shows_nothing_is_an_operator_and_no_more(
                     may = "operator" in roles.split()
                     assert (answer.status not in {401, 429}) is may, (method, path)
         assert (await one.get("/metrics", token="wrong"))[0] in {401, 429}  # noqa: S106 - a test's token
-    denied = [r for r in records(tmp_path / "state" / "audit") if r.type == "access.denied"]
+    denied = [
+        r for r in verified_records(tmp_path / "state" / "audit") if r.type == "access.denied"
+    ]
     assert {(r.actor.kind, r.actor.auth) for r in denied} == {("unknown", ""), ("unknown", "token")}
 
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from running_collector import Running, running, settings_in
-from support.audit import NOON_NS, audit_log
-from test_audit_trail import records
+from support.audit import NOON_NS, audit_log, verified_records
 
 from collector.access.access_trail import MAX_A_DAY, MAX_DISTINGUISHED, AccessTrail, DeliveredExport
 from collector.access.credentials import (
@@ -61,7 +60,7 @@ async def told(
         await asyncio.gather(task, return_exceptions=True)
     trail.log.close()
     assert trail.lost == 0
-    found = records(directory)
+    found = verified_records(directory)
     return [one for one in found if one.type.startswith(("access.", "identity.", "billing."))]
 
 
@@ -182,7 +181,7 @@ async def test_a_change_of_the_file_takes_effect_and_is_recorded(tmp_path: Path)
     async with running(settings) as one:
         for _ in range(3):
             assert (await one.get("/metrics", token="token-board"))[0] == 401  # noqa: S106 - as above
-    found = list(records(tmp_path / "state" / "audit"))
+    found = list(verified_records(tmp_path / "state" / "audit"))
     identities = [
         (r.type.removeprefix("identity."), r.data["holder"])
         for r in found if r.type.startswith("identity.") and "holder" in r.data

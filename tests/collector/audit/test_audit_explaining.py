@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from support.agent_events import Teller
 from support.audit import KEY, NOON_NS, audit_log, draft, running
 from support.books import ONE, after, claim, gpu, opened, world
-from test_audit_observed import observing, recorded
+from support.event_recording import observing, recorded
 
 from collector.audit.collector_records import OutboxDrain
 from collector.audit.log_secrets import PersonalSalts

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.agent_events import Teller
 from support.audit import KEY
+from support.event_recording import observing, recorded
 from support.examples import fewer
-from test_audit_observed import observing, recorded
 
 from collector.audit.event_recorder import EventRecorder
 from collector.audit.event_records import clean, is_numbered

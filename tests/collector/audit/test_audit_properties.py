@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.agent_events import Teller
 from support.audit import KEY, NOON_NS, audit_log, draft, record, running
+from support.event_recording import observing, recorded
 from support.examples import fewer
-from test_audit_observed import observing, recorded
 
 from collector.audit.log_secrets import PersonalSalts
 from collector.audit.log_writer import AuditError

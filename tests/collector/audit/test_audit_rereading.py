@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
-from test_audit_verify import KEY, write
+from support.audit import KEY, write
 
 from collector.audit.verification import PeriodicVerification
 

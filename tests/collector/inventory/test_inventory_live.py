@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from makers import Sender, gpu_schema, rdma_schema
 from running_collector import Running, running, settings_in
-from test_audit_trail import records
+from support.audit import verified_records
 
 from collector.access.credentials import digest
 from collector.config import LedgerSettings, MeteringSettings
@@ -155,7 +155,9 @@ async def test_what_administrators_write_is_in_the_audit_log(tmp_path: Path):
             lambda: one.get("/api/v1/audit", "token-auditor"),
             lambda found: "retired_seen" in found[1] and "device.retire" in found[1],
         )
-    found = {(r.type, r.data.get("what")): r for r in records(tmp_path / "state" / "audit")}
+    found = {
+        (r.type, r.data.get("what")): r for r in verified_records(tmp_path / "state" / "audit")
+    }
     retirement = found["device.retire", "retired"]
     assert (retirement.obj.gpu, retirement.data["why"]) == ("GPU-n1-1", "sent back")
     assert (retirement.actor.kind, retirement.actor.id) == ("administrator", "retired_file")

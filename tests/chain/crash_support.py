@@ -1,0 +1,48 @@
+"""Agents of a collector that is killed, and the records of its audit log."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+from chain_support import Site, until
+from makers import ClaimingAgent, Sender
+
+from collector.commands.audit import read_extent, read_records
+from railscope.audit.record import AuditRecord, decode_audit_record
+from railscope.frame import Event
+
+SMALL = {
+    "RAILSCOPE_COLLECTOR_FRAME_LOG__SEGMENT_BYTES": "65536",
+    "RAILSCOPE_COLLECTOR_AUDIT__REQUIRED_WITNESSES": "0",
+}
+
+
+class SharingAgent(ClaimingAgent):
+    """An agent with non-exclusive claims."""
+
+    def event(self, number: int) -> Event:
+        told = super().event(number)
+        return replace(told, facts={**told.facts, "exclusive": "false"})
+
+
+def read(directory: Path) -> list[AuditRecord]:
+    return [decode_audit_record(raw) for raw in read_records(directory, *read_extent(directory), 0)]
+
+
+async def acknowledged(site: Site, body: bytes, at: int) -> None:
+    """Send until a collector acknowledges."""
+    headers = {"Authorization": "Bearer token-n1", **Sender("n1").sent(at).to_headers()}
+
+    async def taken() -> bool:
+        try:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.post(f"{site.url}/v1/frames", data=body, headers=headers) as answer,
+            ):
+                return answer.status == 200
+        except aiohttp.ClientError:
+            return False
+
+    await until(taken, "frames are taken")

@@ -1,0 +1,56 @@
+"""An audit log that records the events of agents."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+
+from support.agent_events import Teller
+from support.audit import audit_log, draft, running
+
+from collector.audit.event_recorder import EventRecorder
+from collector.audit.log_secrets import PersonalSalts
+from collector.fleet.fleet import SeenEvent
+from railscope.audit.record import AuditRecord, decode_audit_record
+
+
+@contextlib.asynccontextmanager
+async def observing(
+    directory: Path, boot: str = "b0", again: Iterable[SeenEvent] = (), max_waiting: int = 20_000
+) -> AsyncIterator[EventRecorder]:
+    """A running log and what observes agents for it."""
+    async with running(audit_log(directory / "log", boot=boot)) as log:
+        if log.size == 0:
+            await log.append(draft(0, kind="log.genesis"))
+        observed = EventRecorder(
+            log, PersonalSalts(directory / "personal"), directory / "observed", lambda: iter(tuple(again)),
+            max_waiting,
+        )  # fmt: skip
+        observed.open()
+        task = asyncio.create_task(observed.run())
+        try:
+            yield observed
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+
+async def recorded(observed: EventRecorder, events: Iterable[SeenEvent]) -> list[AuditRecord]:
+    """All that was recorded of agents and nodes, once these events are in the log."""
+    for seen in events:
+        observed.listen(seen)
+    return await settled(observed)
+
+
+async def settled(observed: EventRecorder) -> list[AuditRecord]:
+    while observed.waiting or observed.snapshot() is None:  # noqa: ASYNC110 - no event for tests
+        await asyncio.sleep(0.001)
+    return [decode_audit_record(raw) for raw in observed.audit.records(1)]
+
+
+def hear(observed: EventRecorder, tellers: Iterable[Teller]) -> None:
+    """An envelope of each."""
+    for teller in tellers:
+        observed.hear(*teller.envelope(1))
