@@ -19,11 +19,11 @@ from bench.harness import Aim, BenchReport
 from collector.fleet.fleet import NodeUpdate
 from collector.fleet.schemas import StoredSchemas
 from collector.http.read_api import render
-from collector.metering.units import GPU_CAPACITY
 from collector.state.collector_state import CollectorState
 from collector.workloads.job_readings import FleetSeats, GatheredReadings, MeasureAverages
 from collector.workloads.job_roster import JobHolding, JobKey, JobRoster
 from collector.workloads.job_view import RunningJobs
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.exposition import TextFormat
 from railscope.wire import Batch, WireEntity, WireSchema
 

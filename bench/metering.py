@@ -25,7 +25,6 @@ from collector.billing.usage import Usage, usages
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.metering.evidence import (
     GAP_NS,
-    ClaimAuthority,
     Evidence,
     MeteredClaim,
     NodeSighting,
@@ -40,6 +39,7 @@ from collector.metering.measures import (
     increments,
 )
 from collector.metering.units import Period
+from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import DAY_NS, SECOND_NS
 
 SKU = "h100-sxm"

@@ -34,16 +34,10 @@ from bench.metering import DAYS, FIRST_DAY, MONTH
 from collector.jobs.job_list import NS_PER_SECOND, ListedJob, UnnamedGpus
 from collector.jobs.job_list_import import ImportTerms, job_days, with_stand_ins
 from collector.jobs.job_reconciliation import compare_jobs
-from collector.metering.evidence import (
-    ClaimAuthority,
-    Evidence,
-    MeteredClaim,
-    NodeSighting,
-    NodeStay,
-    NodeWitness,
-)
+from collector.metering.evidence import Evidence, MeteredClaim, NodeSighting, NodeStay, NodeWitness
 from collector.metering.tiling import GpuTimeline
-from collector.metering.units import GPU_CAPACITY, CapacityRange, Tiling
+from collector.metering.units import CapacityRange, Tiling
+from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope.timestamps import DAY_NS
 
 TRACE = (

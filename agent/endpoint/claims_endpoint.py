@@ -39,7 +39,7 @@ from agent.tenancy.command_claims import (
     UnknownClaimError,
 )
 from agent.tenancy.devices import UNKNOWN_NUMBER, ClaimableDevice, GpuNames
-from railscope.device_shares import ShareError, parse_written_share, share_text
+from railscope.claim_terms import ShareError, parse_written_share, share_text
 from railscope.server_connections import split_address
 from railscope.settings import SettingsError
 from railscope.timestamps import TimestampError, format_timestamp, from_datetime

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-CAPACITY = 840
+from railscope.claim_terms import GPU_CAPACITY
+
 MAX_DEVICES = 7
 """Maximum of MIG devices per GPU if the driver does not report it."""
 _FOUR, _SEVEN, _EIGHT = 4, 7, 8
@@ -31,8 +32,8 @@ class GpuSlotRange(msgspec.Struct, frozen=True, array_like=True, order=True):
 
     def __post_init__(self) -> None:
         """Reject a range outside the GPU."""
-        if not 0 <= self.low < self.high <= CAPACITY:
-            message = f"{self.low}-{self.high} are no slots of {CAPACITY}"
+        if not 0 <= self.low < self.high <= GPU_CAPACITY:
+            message = f"{self.low}-{self.high} are no slots of {GPU_CAPACITY}"
             raise ValueError(message)
 
     @property
@@ -45,7 +46,7 @@ class GpuSlotRange(msgspec.Struct, frozen=True, array_like=True, order=True):
         return self.low < other.high and other.low < self.high
 
 
-WHOLE_GPU = GpuSlotRange(0, CAPACITY)
+WHOLE_GPU = GpuSlotRange(0, GPU_CAPACITY)
 
 
 def count_covered_slots(slots: Iterable[GpuSlotRange]) -> int:
@@ -121,10 +122,10 @@ def _divide_instance(parts: list[ReportedMigDevice], spot: range) -> dict[str, M
     """Slots of the compute instances of one GPU instance."""
     seven = _has_seven_slices(parts[0])
     slices = _slices(parts[0])
-    unit = CAPACITY // (_SEVEN if seven else _FOUR)
-    memory_unit = CAPACITY // (_EIGHT if seven else _FOUR)
-    compute = GpuSlotRange(spot.start * unit, min((spot.start + slices) * unit, CAPACITY))
-    memory = GpuSlotRange(spot.start * memory_unit, min(spot.stop * memory_unit, CAPACITY))
+    unit = GPU_CAPACITY // (_SEVEN if seven else _FOUR)
+    memory_unit = GPU_CAPACITY // (_EIGHT if seven else _FOUR)
+    compute = GpuSlotRange(spot.start * unit, min((spot.start + slices) * unit, GPU_CAPACITY))
+    memory = GpuSlotRange(spot.start * memory_unit, min(spot.stop * memory_unit, GPU_CAPACITY))
     found: dict[str, MigSlots] = {}
     at = 0
     for instance in sorted(parts, key=lambda each: each.compute_instance):

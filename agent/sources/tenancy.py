@@ -30,13 +30,7 @@ from agent.tenancy.claim_tracker import (
     ProviderReport,
     claims_on,
 )
-from agent.tenancy.claims import (
-    ClaimProvider,
-    ClaimReport,
-    ClockHistory,
-    NodeClaim,
-    ProviderAuthority,
-)
+from agent.tenancy.claims import ClaimProvider, ClaimReport, ClockHistory, NodeClaim
 from agent.tenancy.claims_file import ClaimsFile
 from agent.tenancy.command_claims import CommandClaims
 from agent.tenancy.devices import GpuNames, NodeDevices
@@ -48,6 +42,7 @@ from agent.tenancy.tenancy_state_file import TenancyStateFile
 from agent.tenancy.virtual_machines import VirtualMachineProvider
 from railscope.catalog import tenancy as c
 from railscope.catalog.entities import GPU
+from railscope.claim_terms import ClaimAuthority
 from railscope.frame import Entity, Event
 from railscope.reading import Absent
 from railscope.settings import SettingsError
@@ -249,7 +244,7 @@ class ClaimSource(SourceWithoutResources):
         """Claim of processes with a trusted owner, on the device that they use."""
         whose, device = use.whose, use.device
         return NodeClaim(
-            source=whose.source, level=ProviderAuthority.NODE_PLUGIN, workload=whose.workload,
+            source=whose.source, level=ClaimAuthority.NODE_PLUGIN, workload=whose.workload,
             owner=whose.owner, gpu=device.gpu, device=device.id, compute=device.compute,
             memory=device.memory, exclusive=False, profile=device.profile, pids=use.pids,
             system=bool({whose.workload, whose.owner} & self._system),

@@ -14,12 +14,12 @@ from fractions import Fraction
 
 import msgspec
 
-from agent.gpus.mig_slots import CAPACITY, count_covered_slots
+from agent.gpus.mig_slots import count_covered_slots
 from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
 from agent.tenancy.claim_tracker import ProviderReport
 from agent.tenancy.claims import NodeClaim
 from agent.tenancy.devices import NodeDevices
-from railscope.device_shares import parse_share
+from railscope.claim_terms import GPU_CAPACITY, parse_share
 
 SUBJECT = "claims without a device"
 _MAX_QUOTED = 5
@@ -120,4 +120,4 @@ def count_claimed_slots(claims: Iterable[NodeClaim]) -> int:
             shares += parse_share(held.share) * (held.compute.high - held.compute.low)
         else:
             whole.append(held.compute)
-    return min(CAPACITY, count_covered_slots(whole) + int(shares))
+    return min(GPU_CAPACITY, count_covered_slots(whole) + int(shares))

@@ -15,17 +15,11 @@ from typing import TypeAlias
 
 import msgspec
 
-from agent.tenancy.claims import (
-    COMMAND_SOURCE,
-    FILE_SOURCE,
-    BootTime,
-    ClaimReport,
-    NodeClaim,
-    ProviderAuthority,
-)
+from agent.tenancy.claims import COMMAND_SOURCE, FILE_SOURCE, BootTime, ClaimReport, NodeClaim
 from railscope.catalog import tenancy as c
 from railscope.catalog.declare import EventClass
 from railscope.catalog.entities import CLAIM
+from railscope.claim_terms import ClaimAuthority
 from railscope.frame import Entity, Event, NodeTimestamp
 
 REPEAT_EVERY_NS = 3_600_000_000_000
@@ -48,7 +42,7 @@ class ActiveClaim(msgspec.Struct, frozen=True):
     @property
     def is_claim(self) -> bool:
         """True for a claim, False for unclaimed use."""
-        return self.held.level is not ProviderAuthority.PROCESS
+        return self.held.level is not ClaimAuthority.PROCESS
 
 
 class EndedClaim(msgspec.Struct, frozen=True):

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import IntEnum
 from itertools import pairwise
 from typing import Protocol
 
@@ -25,10 +24,9 @@ from agent.gpus.mig_slots import WHOLE_GPU, GpuSlotRange
 from agent.host import Host
 from agent.sampling.source import ProbeFinding, ProbeVerdict
 from agent.tenancy.devices import NodeDevices
+from railscope.claim_terms import MAX_NODE_AUTHORITY, ClaimAuthority
 from railscope.frame import NodeTimestamp
 from railscope.reading import Absent, reason_of
-
-_FILE_OF_EARLIER_AGENTS = 4
 
 
 class BootTime(msgspec.Struct, frozen=True):
@@ -36,24 +34,6 @@ class BootTime(msgspec.Struct, frozen=True):
 
     boot_id: str
     boot_ns: int
-
-
-class ProviderAuthority(IntEnum):
-    """Authority of a claim; the higher rank counts. Nothing on a node ranks above a scheduler."""
-
-    PROCESS = 1
-    NODE_PLUGIN = 2
-    SCHEDULER = 3
-
-    @classmethod
-    def _missing_(cls, value: object) -> ProviderAuthority | None:
-        """Map the rank that earlier agents used for a claims file."""
-        return cls.SCHEDULER if value == _FILE_OF_EARLIER_AGENTS else None
-
-    @property
-    def word(self) -> str:
-        """Name of the authority in events."""
-        return self.name.lower()
 
 
 class NodeClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -66,7 +46,7 @@ class NodeClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     source: str
-    level: ProviderAuthority
+    level: ClaimAuthority
     workload: str
     gpu: str
     device: str = ""
@@ -88,6 +68,11 @@ class NodeClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     end_ns: int | None = None
     end_boot: BootTime | None = None
     uncertainty_ns: int | None = None
+
+    def __post_init__(self) -> None:
+        """Lower the authority to that of a scheduler: earlier agents stored a higher one for a claims file."""
+        if self.level > MAX_NODE_AUTHORITY:
+            msgspec.structs.force_setattr(self, "level", MAX_NODE_AUTHORITY)
 
     @property
     def key(self) -> tuple[str, ...]:

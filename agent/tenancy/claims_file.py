@@ -26,15 +26,9 @@ import msgspec
 from agent.host import Host
 from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
 from agent.tenancy import devices as naming
-from agent.tenancy.claims import (
-    FILE_SOURCE,
-    ClaimReport,
-    NodeClaim,
-    ProviderAuthority,
-    failed_report,
-)
+from agent.tenancy.claims import FILE_SOURCE, ClaimReport, NodeClaim, failed_report
 from agent.tenancy.devices import ClaimableDevice, NodeDevices
-from railscope.device_shares import ShareError, parse_written_share, share_text
+from railscope.claim_terms import ClaimAuthority, ShareError, parse_written_share, share_text
 from railscope.untrusted_text import TomlError, parse_toml
 
 SUBJECT = "claims by file"
@@ -115,7 +109,7 @@ class ClaimsFile:
 
     def _claim(self, line: ClaimsFileLine, device: ClaimableDevice, node: str) -> NodeClaim:
         return NodeClaim(
-            source=FILE_SOURCE, level=ProviderAuthority.SCHEDULER, workload=line.workload, owner=line.owner,
+            source=FILE_SOURCE, level=ClaimAuthority.SCHEDULER, workload=line.workload, owner=line.owner,
             tenant=line.tenant, node=node, gpu=device.gpu, device=device.id,
             reference="" if line.start_ns is None else str(line.start_ns),
             compute=device.compute, memory=device.memory, profile=device.profile,

@@ -13,8 +13,9 @@ import msgspec
 
 from agent.host import Host
 from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
-from agent.tenancy.claims import COMMAND_SOURCE, BootTime, ClaimReport, NodeClaim, ProviderAuthority
+from agent.tenancy.claims import COMMAND_SOURCE, BootTime, ClaimReport, NodeClaim
 from agent.tenancy.devices import ClaimableDevice, NodeDevices
+from railscope.claim_terms import ClaimAuthority
 from railscope.durable_files import DamagedFileError, read_json, write_json
 from railscope.reading import Absent
 
@@ -218,7 +219,7 @@ def _claim_on_device(claim: CommandClaim, device: ClaimableDevice) -> NodeClaim:
     if not colon or source not in SCHEDULERS:
         source, workload = COMMAND_SOURCE, claim.workload
     return NodeClaim(
-        source=source, level=ProviderAuthority.SCHEDULER, workload=workload, owner=claim.owner,
+        source=source, level=ClaimAuthority.SCHEDULER, workload=workload, owner=claim.owner,
         tenant=claim.tenant, gpu=device.gpu, device=device.id, reference=claim.id,
         compute=device.compute, memory=device.memory, profile=device.profile,
         exclusive=claim.exclusive and device.exact and not claim.share, share=claim.share,

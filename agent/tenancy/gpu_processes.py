@@ -19,9 +19,10 @@ from agent.host.owners import OWNER
 from agent.owners import FormatError
 from agent.owners import cgroup as groups
 from agent.sampling.source import read_text
-from agent.tenancy.claims import COMMAND_SOURCE, FILE_SOURCE, BootTime, NodeClaim, ProviderAuthority
+from agent.tenancy.claims import COMMAND_SOURCE, FILE_SOURCE, BootTime, NodeClaim
 from agent.tenancy.devices import ClaimableDevice, NodeDevices
 from agent.tenancy.pods import NodePods
+from railscope.claim_terms import ClaimAuthority
 from railscope.frame import NodeTimestamp
 from railscope.reading import Absent
 
@@ -324,7 +325,7 @@ def may_cover(claim: NodeClaim, use: DeviceUse, jobs: Mapping[str, str]) -> bool
 def _unclaimed_use(use: DeviceUse, first: FirstListedUse, known: ClaimContext) -> NodeClaim:
     return NodeClaim(
         source=use.whose.source,
-        level=ProviderAuthority.PROCESS,
+        level=ClaimAuthority.PROCESS,
         workload=use.whose.workload,
         owner=use.whose.owner,
         gpu=use.device.gpu,

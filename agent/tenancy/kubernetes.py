@@ -30,10 +30,11 @@ from agent.owners.kubelet_answers import (
 from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
 from agent.tenancy import devices as naming
 from agent.tenancy import virtual_machines
-from agent.tenancy.claims import ClaimReport, NodeClaim, ProviderAuthority, failed_report
+from agent.tenancy.claims import ClaimReport, NodeClaim, failed_report
 from agent.tenancy.devices import ClaimableDevice, NodeDevices
 from agent.tenancy.pods import NodePods, PodDirectories, PodRequests
-from railscope.device_shares import PodShareRequests, RequestedShare, share_text
+from railscope.claim_terms import ClaimAuthority, share_text
+from railscope.device_shares import PodShareRequests, RequestedShare
 
 SUBJECT = "claims by Kubernetes"
 DRIVER = "gpu.nvidia.com"
@@ -182,7 +183,7 @@ class KubernetesProvider:
     def _of(self, namespace: str, name: str) -> NodeClaim:
         """Return a claim of a pod without a device."""
         return NodeClaim(
-            source=self.name, level=ProviderAuthority.NODE_PLUGIN, workload=f"{namespace}/{name}",
+            source=self.name, level=ClaimAuthority.NODE_PLUGIN, workload=f"{namespace}/{name}",
             owner=namespace, gpu="", system=namespace in self.system,
         )  # fmt: skip
 

@@ -29,7 +29,6 @@ from agent.tenancy.claims import (
     ClaimReport,
     ClockHistory,
     NodeClaim,
-    ProviderAuthority,
     failed_report,
     failure_finding,
     select_claims,
@@ -43,6 +42,7 @@ from agent.tenancy.slurm_files import (
     SlurmJobFiles,
     read_gpu_files,
 )
+from railscope.claim_terms import ClaimAuthority
 
 CONTROL_GROUPS = "/sys/fs/cgroup"
 _SLICE = f"{CONTROL_GROUPS}/system.slice"
@@ -264,7 +264,7 @@ class SlurmProvider:
             found = self._of_group(job, group, told, devices)
             if not found and told.gpus is None:
                 found = list(
-                    select_claims(in_force, workload=job, level=ProviderAuthority.NODE_PLUGIN)
+                    select_claims(in_force, workload=job, level=ClaimAuthority.NODE_PLUGIN)
                 )
             if not found and told.gpus is None and job not in unnamed:
                 homeless.append(job)
@@ -324,12 +324,12 @@ def _carry_over(
 ) -> None:
     remedy = "let the prolog make the directory, or clear the setting"
     written.findings.append(failure_finding(what, error, remedy))
-    written.held += select_claims(in_force, level=ProviderAuthority.SCHEDULER)
+    written.held += select_claims(in_force, level=ClaimAuthority.SCHEDULER)
 
 
 def _claim_of_job(job: str, device: ClaimableDevice, told: JobEnvironment) -> NodeClaim:
     return NodeClaim(
-        source="slurm", level=ProviderAuthority.NODE_PLUGIN, workload=job,
+        source="slurm", level=ClaimAuthority.NODE_PLUGIN, workload=job,
         owner=told.account or told.user,
         gpu=device.gpu, device=device.id, compute=device.compute, memory=device.memory,
         exclusive=device.exact and not told.is_shared, profile=device.profile,

@@ -20,9 +20,9 @@ from agent.host import Host
 from agent.owners import FormatError
 from agent.owners.slurm import GresConf, GresDevice, parse_gres_conf
 from agent.sampling.source import ProbeFinding, ProbeVerdict, read_text
-from agent.tenancy.claims import BootTime, ClockHistory, NodeClaim, ProviderAuthority
+from agent.tenancy.claims import BootTime, ClockHistory, NodeClaim
 from agent.tenancy.devices import ClaimableDevice, NodeDevices
-from railscope.device_shares import ShareError, checked_share, share_text
+from railscope.claim_terms import ClaimAuthority, ShareError, checked_share, share_text
 from railscope.slurm import scontrol
 from railscope.slurm.notation import Gres, NodeAllocation, ShardShare, SlurmJob
 
@@ -72,7 +72,7 @@ def read_gpu_files(host: Host, directory: str, devices: NodeDevices) -> SlurmFil
 
 def _claim_of_job(job: str, device: ClaimableDevice, *, alone: bool = True) -> NodeClaim:
     return NodeClaim(
-        source="slurm", level=ProviderAuthority.SCHEDULER, workload=job, gpu=device.gpu, device=device.id,
+        source="slurm", level=ClaimAuthority.SCHEDULER, workload=job, gpu=device.gpu, device=device.id,
         compute=device.compute, memory=device.memory, exclusive=alone and device.exact,
         profile=device.profile,
     )  # fmt: skip
@@ -244,7 +244,7 @@ class _AllocatedGpus:
     def _of_job(self) -> NodeClaim:
         job = self.job
         return NodeClaim(
-            source="slurm", level=ProviderAuthority.SCHEDULER, workload=str(job.id), gpu="",
+            source="slurm", level=ClaimAuthority.SCHEDULER, workload=str(job.id), gpu="",
             owner=job.account or job.user, start_ns=(job.start_seconds or 0) * _NS,
             start_boot=self.start_boot, uncertainty_ns=_NS,
         )  # fmt: skip

@@ -29,9 +29,10 @@ from agent.sampling.source import (
     read_link_name,
     read_text,
 )
-from agent.tenancy.claims import ClaimReport, NodeClaim, ProviderAuthority, failed_report
+from agent.tenancy.claims import ClaimReport, NodeClaim, failed_report
 from agent.tenancy.devices import ClaimableDevice, NodeDevices
 from agent.topology.pci import DEVICES, gpu_addresses, is_address
+from railscope.claim_terms import ClaimAuthority
 
 _PASSTHROUGH_DRIVERS = {
     "vfio-pci",
@@ -141,7 +142,7 @@ class VirtualMachineProvider:
         self, domain: LibvirtDomain, device: ClaimableDevice, *, exclusive: bool
     ) -> NodeClaim:
         return NodeClaim(
-            source=self.name, level=ProviderAuthority.NODE_PLUGIN, workload=domain.name or domain.uuid,
+            source=self.name, level=ClaimAuthority.NODE_PLUGIN, workload=domain.name or domain.uuid,
             owner=domain.project_id or domain.project, gpu=device.gpu, device=device.id,
             exclusive=exclusive,
         )  # fmt: skip

@@ -58,11 +58,12 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from collector.fleet.view_cells import ViewCell
+from railscope.claim_terms import MAX_NODE_AUTHORITY
 from railscope.settings import SettingsError
 from railscope.timestamps import from_datetime
 from railscope.untrusted_text import TomlError, parse_toml
 
-MAX_RANK = 3
+MAX_RANK = int(MAX_NODE_AUTHORITY)
 """Highest authority of a claim that arrives over the network: that of a scheduler on the node.
 
 Higher ones (an imported job list, an administrator) are configured at the collector only.

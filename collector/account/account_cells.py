@@ -19,9 +19,10 @@ from collector.files.watched_file import FileError, WatchedFile, parse_span, rea
 from collector.fleet.view_cells import ViewCell
 from collector.metering.measures import AmountAttribution, CountedQuantity
 from collector.metering.tiling import HELD, SlotState
-from collector.metering.units import GPU_CAPACITY, Units
+from collector.metering.units import Units
 from railscope.catalog import account as catalog
 from railscope.catalog.declare import Metric
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.untrusted_text import NumberError, parse_decimal
 
 QUOTAS_HEADER = ("tenant", "gpu_hours", "period", "gpus", "from", "to")

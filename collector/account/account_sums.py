@@ -18,7 +18,8 @@ from collector.ledger.day_tiling import MeasuredShare
 from collector.metering.evidence import ClockDoubt
 from collector.metering.measures import AmountAttribution, CountedQuantity, owners, shares
 from collector.metering.tiling import HELD, SlotState, TilingEntry
-from collector.metering.units import GPU_CAPACITY, Tiling, Units, exact
+from collector.metering.units import Tiling, Units, exact
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS
 
 _EPOCH = date(1970, 1, 1)

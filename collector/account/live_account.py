@@ -34,7 +34,6 @@ from collector.evidence.gpu_places import GpuPlaces
 from collector.evidence.node_chunks import SampleSpan
 from collector.metering.evidence import (
     QUARANTINE_NS,
-    ClaimAuthority,
     ClockDoubt,
     Evidence,
     GpuOutage,
@@ -45,7 +44,7 @@ from collector.metering.holders import claims_in_force
 from collector.metering.overlaps import OverlapKind, overlaps
 from collector.metering.placement import ClaimExcess
 from collector.metering.tiling import HELD, GpuTimeline, SlotState, TilingEntry
-from collector.metering.units import GPU_CAPACITY, Tiling, Units, exact
+from collector.metering.units import Tiling, Units, exact
 from collector.workloads.job_roster import (
     NO_PODS,
     JobHolding,
@@ -53,6 +52,7 @@ from collector.workloads.job_roster import (
     holdings,
     join_pod_holdings,
 )
+from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope.timestamps import DAY_NS, FOREVER_NS
 
 _WHEN_OBSERVED = {SlotState.INFERRED: SlotState.OBSERVED, SlotState.UNKNOWN: SlotState.IDLE}

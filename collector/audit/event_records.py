@@ -8,7 +8,6 @@ Claims in force according to the log: they make a claim an assignment, a transfe
 from __future__ import annotations
 
 import hashlib
-import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -28,6 +27,7 @@ from railscope.audit.record import (
     RecordSubject,
 )
 from railscope.catalog import EVENTS, agent, gpu_health, nic_settings, tenancy
+from railscope.claim_terms import SlotsError, parse_slots
 from railscope.wire import MAX_EVENT_NUMBER, WireEvent
 
 ASSIGN, RELEASE, TRANSFER = "tenancy.assign", "tenancy.release", "tenancy.transfer"
@@ -35,7 +35,6 @@ CONFLICT = "tenancy.conflict"
 SEEN, DONE = "seen", "done"
 MAX_CONFLICTS = 8
 """Maximum number of recorded conflicts of one claim with others."""
-_SLOTS = re.compile("([0-9]{1,3})-([0-9]{1,3})")
 
 
 class ClaimInForce(msgspec.Struct, frozen=True, array_like=True):
@@ -54,7 +53,7 @@ class ClaimInForce(msgspec.Struct, frozen=True, array_like=True):
         return cls(
             (str(data.get("tenant", "")), owner),
             str(data.get("level", "")),
-            parse_slots(str(data.get("compute", ""))),
+            slots_or_none(str(data.get("compute", ""))),
             data.get("exclusive") == "true",
         )
 
@@ -64,10 +63,12 @@ class ClaimInForce(msgspec.Struct, frozen=True, array_like=True):
         return both and self.slots[0] < other.slots[1] and other.slots[0] < self.slots[1]
 
 
-def parse_slots(text: str) -> tuple[int, int]:
-    """Parse `low-high` as numbers; (0, 0), which is no slot, if the text has another form."""
-    found = _SLOTS.fullmatch(text)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+def slots_or_none(text: str) -> tuple[int, int]:
+    """Parse a range of slots; (0, 0), which is no slot, if it is invalid."""
+    try:
+        return parse_slots(text)
+    except SlotsError:
+        return 0, 0
 
 
 def claim_key(node: str, claim: str) -> str:

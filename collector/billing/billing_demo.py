@@ -24,7 +24,6 @@ from collector.billing.reconciliation import ReconciliationCheck, reconcile_peri
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.ledger.ledger_store import Ledger
 from collector.metering.evidence import (
-    ClaimAuthority,
     ClaimRelease,
     ClockDoubt,
     Evidence,
@@ -44,6 +43,7 @@ from collector.metering.measures import (
 )
 from collector.metering.timeline import TimePiece
 from collector.metering.units import Period
+from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import DAY_NS, HOUR_NS, SECOND_NS, from_datetime
 
 NODE = "gpu-node-1"

@@ -20,7 +20,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TypeAlias
 
-from collector.metering.units import GPU_CAPACITY
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import HOUR_NS
 
 Content: TypeAlias = "str | int | Fraction | Sequence[Content] | Mapping[str, Content] | None"

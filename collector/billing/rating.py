@@ -37,7 +37,8 @@ from collector.billing.price_book import (
 from collector.billing.usage import HELD, WITH_TENANT, Usage, gap_lengths, reject_double_usage
 from collector.metering.evidence import NodeWitness
 from collector.metering.tiling import SlotState
-from collector.metering.units import GPU_CAPACITY, Period
+from collector.metering.units import Period
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.reading import Absent
 from railscope.timestamps import DAY_NS, FOREVER_NS, HOUR_NS, format_timestamp
 

@@ -55,7 +55,8 @@ from collector.metering.evidence import Evidence
 from collector.metering.holders import stays
 from collector.metering.measures import CountedQuantity, CounterIncrements
 from collector.metering.tiling import SlotState
-from collector.metering.units import GPU_CAPACITY, Period, Tiling, Units, exact, period_name
+from collector.metering.units import Period, Tiling, Units, exact, period_name
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS, format_timestamp
 
 

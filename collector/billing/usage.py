@@ -25,7 +25,8 @@ from collector.ledger.day_tiling import DayTiling, HeldClaim
 from collector.metering.evidence import NodeWitness
 from collector.metering.measures import AmountAttribution, AmountShare, CountedQuantity
 from collector.metering.tiling import SlotState, TilingEntry
-from collector.metering.units import GPU_CAPACITY, Tiling, Units, exact
+from collector.metering.units import Tiling, Units, exact
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.reading import Absent, Reading
 from railscope.timestamps import FOREVER_NS, format_timestamp
 

@@ -50,7 +50,8 @@ from collector.ledger.ledger_queries import overlapping
 from collector.ledger.row_conversion import overlap_of
 from collector.ledger.schema import overlaps, revisions
 from collector.metering.overlaps import Overlap
-from collector.metering.units import GPU_CAPACITY, Period, Tiling, parse_period, period_name
+from collector.metering.units import Period, Tiling, parse_period, period_name
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import format_timestamp
 
 _MAX_SHOWN = 10

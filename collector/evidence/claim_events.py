@@ -16,31 +16,33 @@ from typing import NamedTuple
 import msgspec
 
 from collector.evidence.gpu_places import GpuPresence
-from collector.metering.evidence import ClaimAuthority
 from railscope.catalog.tenancy import (
     CLAIM_END_EVENT,
     CLAIM_START_EVENT,
     UNCLAIMED_END_EVENT,
     UNCLAIMED_START_EVENT,
 )
-from railscope.device_shares import MAX_COUNT, ShareError, parse_share, share_text
+from railscope.claim_terms import (
+    GPU_CAPACITY,
+    MAX_COUNT,
+    ClaimAuthority,
+    ShareError,
+    SlotsError,
+    parse_share,
+    parse_slots,
+    share_text,
+)
 from railscope.timestamps import FOREVER_NS
 from railscope.wire import WireEvent
 
 STARTS = frozenset({CLAIM_START_EVENT.name, UNCLAIMED_START_EVENT.name})
 ENDS = frozenset({CLAIM_END_EVENT.name, UNCLAIMED_END_EVENT.name})
-MAX_LEVEL = ClaimAuthority.SCHEDULER
-"""The highest authority that an event from a node can have."""
 _LEVELS = {
-    "process": ClaimAuthority.PROCESS,
-    "node_plugin": ClaimAuthority.NODE_PLUGIN,
-    "scheduler": ClaimAuthority.SCHEDULER,
-    "administrator": ClaimAuthority.ADMINISTRATOR,
+    one.word: one
+    for one in ClaimAuthority
+    if one not in {ClaimAuthority.REVIEW, ClaimAuthority.SCHEDULER_LIST}
 }
-WIRE_CAPACITY = 840
-"""Slots of a GPU on the wire and in stored facts, whatever unit metering computes in."""
-_WHOLE = (0, WIRE_CAPACITY)
-_SLOTS = re.compile(r"(\d{1,3})-(\d{1,3})", re.ASCII)
+_WHOLE = (0, GPU_CAPACITY)
 _TIMESTAMP = re.compile(r"\d{1,19}", re.ASCII)
 _COUNT = re.compile(r"[1-9]\d{0,3}", re.ASCII)
 _KEY_WORDS = 2
@@ -290,15 +292,11 @@ def _share(facts: dict[str, str]) -> str:
 
 
 def _slots(facts: dict[str, str], name: str) -> tuple[int, int]:
-    text = facts.get(name, "")
-    if not text:
-        return _WHOLE
-    match = _SLOTS.fullmatch(text)
-    low, high = (int(match[1]), int(match[2])) if match else _WHOLE
-    if match is None or not low < high <= WIRE_CAPACITY:
-        message = f"invalid {name} {text!r}: expected slots START-END such as 0-840"
-        raise ClaimEventError(message)
-    return low, high
+    try:
+        return parse_slots(facts[name]) if facts.get(name) else _WHOLE
+    except SlotsError as error:
+        message = f"invalid {name} {error}"
+        raise ClaimEventError(message) from error
 
 
 Ends = Mapping[tuple[str, str], int]

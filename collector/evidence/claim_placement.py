@@ -24,10 +24,11 @@ from collector.evidence.gpu_places import GpuPlaces, subtract_periods
 from collector.evidence.node_chunks import node_floor_ns
 from collector.evidence.node_claims import ClaimNames
 from collector.evidence.review_rules import ReviewKind
-from collector.metering.evidence import ClaimAuthority, Evidence, MeteredClaim, NodeStay
+from collector.metering.evidence import Evidence, MeteredClaim, NodeStay
 from collector.metering.holders import claims_in_force, stays
 from collector.metering.placement import ClaimExcess, Placement, PlacementGpu, place
 from collector.metering.timeline import TimePiece, without
+from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import FOREVER_NS
 
 

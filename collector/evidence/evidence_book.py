@@ -42,8 +42,9 @@ from collector.evidence.node_chunks import (
 from collector.fleet.schema_columns import ReportedMigInstance
 from collector.fleet.schemas import KnownSchema
 from collector.framelog.segment_files import FrameRecord
-from collector.metering.evidence import QUARANTINE_NS, ClaimAuthority
+from collector.metering.evidence import QUARANTINE_NS
 from railscope.catalog.tenancy import SOURCES
+from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import FOREVER_NS
 from railscope.wire import Batch, Envelope
 

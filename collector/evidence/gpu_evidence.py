@@ -47,7 +47,6 @@ from collector.files.device_files import Calendar, DeviceInventory, RetiredGpus
 from collector.files.tenancy_files import FileClaims, TenantMappings
 from collector.fleet.schema_columns import AGENT_MEASURES, CounterSubject, ReportedMigInstance
 from collector.metering.evidence import (
-    ClaimAuthority,
     ClockDoubt,
     Evidence,
     MigInstanceSlots,
@@ -65,6 +64,7 @@ from collector.metering.measures import (
 from collector.metering.placement import UnplacedClaim
 from collector.metering.timeline import TimePiece, without
 from collector.metering.units import CapacityRange
+from railscope.claim_terms import ClaimAuthority
 from railscope.frame import NO_RAIL
 from railscope.timestamps import FOREVER_NS
 

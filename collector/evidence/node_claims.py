@@ -17,8 +17,6 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from collector.evidence.claim_events import (
-    MAX_LEVEL,
-    WIRE_CAPACITY,
     ClaimGap,
     Ends,
     ReportedClaim,
@@ -60,10 +58,10 @@ from collector.evidence.review_rules import (
     divide_claim,
 )
 from collector.files.tenancy_files import TenantMappings
-from collector.metering.evidence import ClaimAuthority, MeteredClaim, NodeStay
+from collector.metering.evidence import MeteredClaim, NodeStay
 from collector.metering.timeline import TimePiece, without
-from collector.metering.units import GPU_CAPACITY, CapacityRange
-from railscope.device_shares import parse_share
+from collector.metering.units import CapacityRange
+from railscope.claim_terms import MAX_NODE_AUTHORITY, ClaimAuthority, parse_share
 from railscope.timestamps import FOREVER_NS
 
 MAX_BEFORE_NS = 62 * 86_400_000_000_000
@@ -236,21 +234,18 @@ def reported_id(name: str, known: Container[str]) -> str:
     return name
 
 
-def _slots(slots: tuple[int, int]) -> CapacityRange:
-    """Convert slots of the wire format to the units of metering."""
-    return CapacityRange(*(edge * GPU_CAPACITY // WIRE_CAPACITY for edge in slots))
-
-
 def _claim(one: ReportedClaim, name: str, tenant: str, review: str) -> MeteredClaim:
     return MeteredClaim(
-        level=ClaimAuthority.REVIEW if review not in KEEPS_RANK else min(one.level, MAX_LEVEL),
+        level=ClaimAuthority.REVIEW
+        if review not in KEEPS_RANK
+        else min(one.level, MAX_NODE_AUTHORITY),
         start_ns=one.start_ns,
         id=name,
         tenant=tenant,
         workload=one.workload,
         node=one.node,
-        compute=_slots(one.compute),
-        memory=_slots(one.memory),
+        compute=CapacityRange(*one.compute),
+        memory=CapacityRange(*one.memory),
         exclusive=one.exclusive,
         system=one.system,
         source=one.source,

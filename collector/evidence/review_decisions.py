@@ -32,8 +32,8 @@ from collector.evidence.review_rules import ReviewKind, ReviewSubject
 from collector.ledger import audit_outbox
 from collector.ledger.audit_outbox import RecordDraft
 from collector.ledger.database import Database
-from collector.metering.units import GPU_CAPACITY
 from railscope.audit.record import RecordActor, RecordData, RecordSubject
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import FOREVER_NS
 
 EVENT_TYPE = "evidence.decide.v1"

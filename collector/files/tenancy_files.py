@@ -27,9 +27,15 @@ from pathlib import Path
 import structlog
 
 from collector.files.watched_file import MAX_QUOTED, FileError, WatchedFile, parse_span, read_rows
-from collector.metering.evidence import ClaimAuthority, MeteredClaim
+from collector.metering.evidence import MeteredClaim
 from collector.metering.timeline import TimePiece, aligned, extend, prevailing
-from railscope.device_shares import ShareError, parse_share, parse_written_share, share_text
+from railscope.claim_terms import (
+    ClaimAuthority,
+    ShareError,
+    parse_share,
+    parse_written_share,
+    share_text,
+)
 
 log = structlog.get_logger(__name__)
 

@@ -25,12 +25,13 @@ import numpy as np
 import numpy.typing as npt
 
 from collector.metering.measures import CountedQuantity
-from collector.metering.units import WHOLE, compute_slices, memory_slices
+from collector.metering.units import compute_slices, memory_slices
 from railscope.catalog import KINDS, METRICS
 from railscope.catalog.account import BY_JOB, STRAGGLER_MEASURES
 from railscope.catalog.agent import SOURCE_STATE, SOURCE_STATES
 from railscope.catalog.declare import Metric, MetricKind
 from railscope.catalog.entities import GPU as GPU_ENTITY
+from railscope.claim_terms import SlotsError, parse_slots
 from railscope.frame import NO_RAIL
 from railscope.reading import PRESENT, Absent
 from railscope.wire import WireEntity, WireSchema, part_of_key, rails_of_entities
@@ -126,7 +127,6 @@ _PROFILE = re.compile(r"(?<!\d)(\d{1,3})g\.(\d{1,6})gb")
 _MODEL_MEMORY = re.compile(r"(?<!\d)(\d{1,6}) ?GB", re.IGNORECASE)
 _USUAL_MEMORY_SLICES = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
 _COMPUTE_SLICES, _MEMORY_SLICES = 7, 8
-_SLOTS = re.compile(r"(\d{1,3})-(\d{1,3})")
 _TILINGS = ("compute", "memory")
 
 
@@ -234,13 +234,12 @@ def _are_apart(parts: list[ReportedMigInstance]) -> bool:
 
 def _reported_slots(device: WireEntity) -> ReportedMigInstance | None:
     """Return the slots of a MIG device as reported by its agent; None if they are not reported."""
-    compute, memory = (_SLOTS.fullmatch(device.facts.get(f"{what}_slots", "")) for what in _TILINGS)
-    if compute is None or memory is None:
+    try:
+        return ReportedMigInstance(
+            *(parse_slots(device.facts.get(f"{what}_slots", "")) for what in _TILINGS)
+        )
+    except SlotsError:
         return None
-    low_high = [(int(found[1]), int(found[2])) for found in (compute, memory)]
-    if not all(low < high <= WHOLE.high for low, high in low_high):
-        return None
-    return ReportedMigInstance(*low_high)
 
 
 def _joined_slots(one: ReportedMigInstance, other: ReportedMigInstance) -> ReportedMigInstance:

@@ -51,7 +51,6 @@ from collector.ledger.ledger_queries import newest_numbers
 from collector.ledger.ledger_store import Ledger
 from collector.ledger.row_conversion import GpuDay
 from collector.metering.evidence import (
-    ClaimAuthority,
     Evidence,
     MeteredClaim,
     NodeSighting,
@@ -61,6 +60,7 @@ from collector.metering.evidence import (
 )
 from collector.metering.units import Period
 from railscope import __version__
+from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import DAY_NS
 
 STAND_IN = "unnamed"

@@ -17,17 +17,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from collector.jobs.job_list import NS_PER_SECOND, JobList, ListedGpu, ListedGpuPart, ListedJob
-from collector.metering.evidence import (
-    ClaimAuthority,
-    Evidence,
-    MeteredClaim,
-    NodeSighting,
-    NodeStay,
-    NodeWitness,
-)
+from collector.metering.evidence import Evidence, MeteredClaim, NodeSighting, NodeStay, NodeWitness
 from collector.metering.overlaps import Overlap, OverlapKind, overlaps
 from collector.metering.tiling import GpuTimeline, SlotState, TilingEntry
-from collector.metering.units import GPU_CAPACITY, CapacityRange, Period, Tiling, exact
+from collector.metering.units import CapacityRange, Period, Tiling, exact
+from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 
 
 class JobOverlap(NamedTuple):

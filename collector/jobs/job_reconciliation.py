@@ -24,7 +24,8 @@ import msgspec
 from collector.jobs.job_list import ListedJob
 from collector.metering.evidence import job_id
 from collector.metering.tiling import SlotState, TilingEntry
-from collector.metering.units import GPU_CAPACITY, Period, Tiling, Units, exact
+from collector.metering.units import Period, Tiling, Units, exact
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import FOREVER_NS
 
 _CLAIM_STATES = frozenset(

@@ -22,7 +22,8 @@ from collector.metering.measures import (
 from collector.metering.overlaps import Overlap, overlaps, requested
 from collector.metering.tiling import GpuTimeline
 from collector.metering.timeline import TimePiece
-from collector.metering.units import GPU_CAPACITY, WHOLE, Tiling
+from collector.metering.units import WHOLE, Tiling
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS, FOREVER_NS
 
 

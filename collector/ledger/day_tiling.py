@@ -16,7 +16,8 @@ from collector.metering.evidence import ClockDoubt, Evidence
 from collector.metering.measures import AmountShare, CountedQuantity
 from collector.metering.overlaps import Overlap
 from collector.metering.tiling import FORMER_UNCLAIMED, SlotState, TilingEntry
-from collector.metering.units import GPU_CAPACITY, Tiling, Units, exact
+from collector.metering.units import Tiling, Units, exact
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS
 
 _MAX_INTEGER = (1 << 63) - 1

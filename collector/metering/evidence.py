@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from collector.metering.timeline import TimePiece
 from collector.metering.units import WHOLE, CapacityRange, Tiling, Units, check_slots
+from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import FOREVER_NS
 
 SCHEDULERS = ("slurm", "kubernetes")
@@ -29,17 +30,6 @@ def job_id(workload: str) -> str:
     """Return the id of the scheduler's job of a workload: `123` of `slurm:123`."""
     source, colon, name = workload.partition(":")
     return name if colon and source in SCHEDULERS else workload
-
-
-class ClaimAuthority(IntEnum):
-    """Authority of a claim; the higher rank prevails."""
-
-    REVIEW = 0
-    PROCESS = 1
-    NODE_PLUGIN = 2
-    SCHEDULER = 3
-    SCHEDULER_LIST = 4
-    ADMINISTRATOR = 5
 
 
 class NodeWitness(IntEnum):

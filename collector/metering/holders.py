@@ -20,9 +20,10 @@ from typing import NamedTuple, overload
 
 import msgspec
 
-from collector.metering.evidence import ClaimAuthority, Evidence, MeteredClaim, NodeStay
+from collector.metering.evidence import Evidence, MeteredClaim, NodeStay
 from collector.metering.timeline import TimePiece, extend, prevailing
 from collector.metering.units import WHOLE, CapacityRange, Tiling, Units, exact
+from railscope.claim_terms import ClaimAuthority
 
 _RUN = re.compile(r"([0-9]+)|([^0-9]+)", re.ASCII)
 

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from collector.metering.evidence import Evidence, MeteredClaim
 from collector.metering.holders import claims_in_force, divisions, fill_free_slots
 from collector.metering.timeline import TimePiece, aligned, prevailing
-from collector.metering.units import GPU_CAPACITY, WHOLE, CapacityRange, Tiling, Units
+from collector.metering.units import WHOLE, CapacityRange, Tiling, Units
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import FOREVER_NS
 
 Column = NDArray[np.int64]

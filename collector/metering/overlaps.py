@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from collector.metering.evidence import ClaimAuthority, Evidence, MeteredClaim
+from collector.metering.evidence import Evidence, MeteredClaim
 from collector.metering.holders import HeldSlots, allocations, claims_in_force, slots_intersect
 from collector.metering.timeline import TimePiece, extend
 from collector.metering.units import CapacityRange, Tiling, Units, exact
+from railscope.claim_terms import ClaimAuthority
 
 
 class OverlapKind(StrEnum):

@@ -28,8 +28,8 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from collector.metering.evidence import ClaimAuthority, MeteredClaim, job_id
-from collector.metering.units import GPU_CAPACITY
+from collector.metering.evidence import MeteredClaim, job_id
+from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope.timestamps import FOREVER_NS
 
 

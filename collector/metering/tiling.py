@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from collector.metering.evidence import (
-    ClaimAuthority,
     Evidence,
     GpuOutage,
     MeteredClaim,
@@ -28,6 +27,7 @@ from collector.metering.evidence import (
 from collector.metering.holders import HeldSlots, claims_in_force, divisions, fill_free_slots, stays
 from collector.metering.timeline import TimePiece, aligned, prevailing
 from collector.metering.units import CapacityRange, Tiling, Units, exact
+from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import FOREVER_NS
 
 FORMER_UNCLAIMED = "rogue"

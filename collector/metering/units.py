@@ -18,9 +18,9 @@ from enum import StrEnum
 from fractions import Fraction
 from typing import NamedTuple, TypeAlias
 
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import from_datetime, to_datetime
 
-GPU_CAPACITY = 840
 COMPUTE_SLICE = GPU_CAPACITY // 7
 MEMORY_SLICE = GPU_CAPACITY // 8
 GPU_HOUR = GPU_CAPACITY * 3600 * 1_000_000_000

@@ -25,10 +25,11 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from collector.metering.evidence import ClaimAuthority, Evidence, MeteredClaim
+from collector.metering.evidence import Evidence, MeteredClaim
 from collector.metering.holders import claims_in_force, precedence
 from collector.metering.tiling import HELD, TilingEntry
 from collector.metering.units import Tiling, Units, exact
+from railscope.claim_terms import ClaimAuthority
 from railscope.settings import SettingsError
 
 KUBERNETES = "kubernetes"

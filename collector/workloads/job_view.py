@@ -17,7 +17,6 @@ import numpy as np
 from collector.fleet.fleet import NamesOfGpu
 from collector.fleet.schema_columns import ColumnKey
 from collector.fleet.view_cells import ViewCell
-from collector.metering.units import GPU_CAPACITY
 from collector.workloads.job_readings import (
     Floats,
     GatheredReadings,
@@ -31,6 +30,7 @@ from railscope.catalog import account as catalog
 from railscope.catalog import rollups
 from railscope.catalog.declare import Metric, Rollup
 from railscope.catalog.rollup import derived_name
+from railscope.claim_terms import GPU_CAPACITY
 
 MIN_COMPARED_GPUS = 2
 ONE_GPU, SHARED, IDLE = "one GPU", "shared", "idle"

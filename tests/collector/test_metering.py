@@ -15,8 +15,9 @@ from collector.evidence.evidence_store import EvidenceStore
 from collector.evidence.node_chunks import FirstContact
 from collector.ledger.ledger_store import Ledger
 from collector.metering.tiling import SlotState
-from collector.metering.units import GPU_CAPACITY, Tiling
+from collector.metering.units import Tiling
 from collector.tables import metadata
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.settings import SettingsError
 from railscope.timestamps import DAY_NS
 

@@ -15,7 +15,7 @@ from agent.sampling.source import RowBuilder
 from agent.sources.nvidia.processes import GpuSharingSource
 from agent.sources.tenancy import ClaimSource
 from railscope.catalog import tenancy as c
-from railscope.device_shares import parse_share
+from railscope.claim_terms import parse_share
 from railscope.frame import Event
 from simulator import NodeSpec, simulate
 

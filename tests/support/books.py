@@ -21,7 +21,6 @@ from collector.ledger.database import Database
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.ledger.ledger_store import Ledger
 from collector.metering.evidence import (
-    ClaimAuthority,
     ClaimRelease,
     Evidence,
     MeteredClaim,
@@ -38,6 +37,7 @@ from collector.metering.measures import (
 )
 from collector.metering.units import Period
 from railscope.audit.record import RecordActor
+from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import DAY_NS, FOREVER_NS, HOUR_NS, SECOND_NS, format_timestamp
 
 FIRST_DAY = 20_000

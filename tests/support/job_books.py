@@ -13,7 +13,7 @@ from collector.jobs.job_metering import job_evidence
 from collector.jobs.job_metering import timeline_entries as timeline
 from collector.jobs.job_reconciliation import DifferenceKind
 from collector.metering.tiling import TilingEntry
-from collector.metering.units import GPU_CAPACITY
+from railscope.claim_terms import GPU_CAPACITY
 
 S = 1_000_000_000
 GPUS = [ListedGpu(node, f"00000000:0{number}:00.0") for node in ("n1", "n2") for number in range(3)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collector.ledger.ledger_store import Ledger
 from collector.metering.tiling import SlotState
-from collector.metering.units import GPU_CAPACITY, Tiling
+from collector.metering.units import Tiling
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import FOREVER_NS
 
 S = 1_000_000_000

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from agent.gpus.mig_slots import GpuSlotRange
 from agent.tenancy.claim_tracker import ActiveClaim, ClaimTracker, ClaimTrackerState, ProviderReport
-from agent.tenancy.claims import ClaimReport, NodeClaim, ProviderAuthority
+from agent.tenancy.claims import ClaimReport, NodeClaim
+from railscope.claim_terms import ClaimAuthority
 from railscope.frame import Event, NodeTimestamp
 from railscope.reading import Absent
 
@@ -19,9 +20,9 @@ NS = 1_000_000_000
 BEGIN = NodeTimestamp(1_790_000_000 * NS, 1_000 * NS)
 START, END = "claim_start", "claim_end"
 SOURCES = {
-    "kubernetes": ProviderAuthority.NODE_PLUGIN,
-    "command": ProviderAuthority.SCHEDULER,
-    "file": ProviderAuthority.SCHEDULER,
+    "kubernetes": ClaimAuthority.NODE_PLUGIN,
+    "command": ClaimAuthority.SCHEDULER,
+    "file": ClaimAuthority.SCHEDULER,
 }
 
 

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.gpus.mig_slots import (
-    CAPACITY,
     WHOLE_GPU,
     GpuSlotRange,
     ReportedMigDevice,
     count_covered_slots,
     find_mig_slots,
 )
+from railscope.claim_terms import GPU_CAPACITY
 
 
 def instance(
@@ -84,4 +84,4 @@ def test_what_no_gpu_has(wrong):
 
 
 def test_what_is_covered_twice_counts_once():
-    assert count_covered_slots([WHOLE_GPU, GpuSlotRange(0, 10)]) == CAPACITY
+    assert count_covered_slots([WHOLE_GPU, GpuSlotRange(0, 10)]) == GPU_CAPACITY

@@ -22,12 +22,12 @@ from collector.fleet.view_cells import View, ViewCell
 from collector.http import web_server
 from collector.ledger.audit_outbox import RecordDraft
 from collector.metering.tiling import SlotState
-from collector.metering.units import GPU_CAPACITY
 from collector.service import Collector
 from collector.view_refresh import CollectorViews
 from railscope.audit.record import RecordActor
 from railscope.catalog import account as account_catalog
 from railscope.catalog import collector as catalog
+from railscope.claim_terms import GPU_CAPACITY
 
 SECRET, OWN = 312_345_678, 387_654_321
 """Numbers of another tenant and of the cluster, and of the tenant who asks."""

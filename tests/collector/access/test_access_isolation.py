@@ -37,7 +37,6 @@ from collector.fleet.fleet import SeenEvent
 from collector.fleet.view_cells import View, ViewCell
 from collector.ledger.audit_outbox import RecordDraft
 from collector.metering.tiling import SlotState
-from collector.metering.units import GPU_CAPACITY
 from collector.service import Collector
 from collector.view_refresh import CollectorViews
 from collector.workloads.job_roster import JobHolding, JobKey, JobRoster
@@ -46,6 +45,7 @@ from railscope.audit.record import RecordActor, RecordData, RecordSubject
 from railscope.catalog import METRICS, rollups
 from railscope.catalog import account as account_catalog
 from railscope.catalog import collector as catalog
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.wire import WireEntity, WireEvent
 
 NOON_NS = 1_790_000_000_000_000_000

@@ -20,9 +20,9 @@ from collector.account.account_sums import AmountKey, GpuTimeAccount, TimeKey, g
 from collector.files.watched_file import FileError
 from collector.metering.measures import AmountAttribution, CountedQuantity
 from collector.metering.tiling import SlotState
-from collector.metering.units import GPU_CAPACITY
 from railscope.catalog import METRICS
 from railscope.catalog import account as catalog
+from railscope.claim_terms import GPU_CAPACITY
 
 HOUR = 3_600_000_000_000
 DAY = 20_700

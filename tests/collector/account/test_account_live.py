@@ -11,7 +11,7 @@ from support.story import SECOND, Reporter, accept, at, core_in, gpus_of, no_tur
 
 from collector.account.live_account import MAX_CLAIMS_ON_LOOP, LiveAccount
 from collector.evidence.gpu_evidence import AdministratorInputs
-from collector.metering.units import GPU_CAPACITY
+from railscope.claim_terms import GPU_CAPACITY
 
 GPU = "GPU-0"
 

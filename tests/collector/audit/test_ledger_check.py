@@ -49,8 +49,8 @@ from collector.ledger.audit_outbox import HEAD, outbox_rows, placed_rows, taken_
 from collector.ledger.database import Database, LedgerError
 from collector.ledger.ledger_store import Ledger
 from collector.ledger.schema import covered_tables
-from collector.metering.evidence import ClaimAuthority
 from collector.tables import metadata
+from railscope.claim_terms import ClaimAuthority
 from railscope.cli import root
 
 EVERYTHING = world(

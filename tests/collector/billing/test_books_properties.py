@@ -39,13 +39,7 @@ from collector.billing.price_book import parse_price_book as parse_book
 from collector.billing.reconciliation import recompute_closing, reconcile_period
 from collector.billing.tenant_statements import read_statement
 from collector.ledger.ledger_store import Ledger
-from collector.metering.evidence import (
-    ClaimAuthority,
-    ClaimRelease,
-    GpuOutage,
-    MeteredClaim,
-    SlotReservation,
-)
+from collector.metering.evidence import ClaimRelease, GpuOutage, MeteredClaim, SlotReservation
 from collector.metering.units import (
     WHOLE,
     Period,
@@ -56,6 +50,7 @@ from collector.metering.units import (
     replica,
 )
 from collector.tables import metadata
+from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import DAY_NS, FOREVER_NS, HOUR_NS, SECOND_NS
 
 SELLER = Seller("Hall", "Hall", {"team-a": PayerAccount("a"), "team-b": PayerAccount("b")})

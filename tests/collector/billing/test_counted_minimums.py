@@ -16,16 +16,11 @@ from collector.billing.period_rating import RevisionNumbers, rate_period
 from collector.billing.rating import target_ns
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.ledger.ledger_store import Ledger
-from collector.metering.evidence import (
-    ClaimAuthority,
-    Evidence,
-    MeteredClaim,
-    NodeStay,
-    SampleStretch,
-)
+from collector.metering.evidence import Evidence, MeteredClaim, NodeStay, SampleStretch
 from collector.metering.placement import PlacementGpu, UnplacedClaim, place
-from collector.metering.units import GPU_CAPACITY, Period
+from collector.metering.units import Period
 from collector.tables import metadata
+from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope.timestamps import DAY_NS, FOREVER_NS, HOUR_NS
 
 S = ClaimAuthority.SCHEDULER

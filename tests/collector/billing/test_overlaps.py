@@ -9,8 +9,9 @@ from click.testing import CliRunner
 
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.ledger.ledger_store import Ledger
-from collector.metering.evidence import ClaimAuthority, Evidence, MeteredClaim, NodeStay
+from collector.metering.evidence import Evidence, MeteredClaim, NodeStay
 from collector.tables import metadata
+from railscope.claim_terms import ClaimAuthority
 from railscope.cli import root
 from railscope.timestamps import DAY_NS
 

@@ -50,7 +50,8 @@ from collector.metering.evidence import (
     PartitionLayout,
     SampleStretch,
 )
-from collector.metering.units import GPU_CAPACITY, compute_slices, memory_slices
+from collector.metering.units import compute_slices, memory_slices
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS, HOUR_NS
 
 

@@ -22,8 +22,9 @@ from collector.evidence.review_decisions import (
     record_decision,
 )
 from collector.fleet.schema_columns import sku_of
-from collector.metering.units import GPU_CAPACITY, Period
+from collector.metering.units import Period
 from railscope.audit.record import RecordActor
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS
 
 MODEL = "NVIDIA H100 80GB HBM3"

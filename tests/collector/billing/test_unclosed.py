@@ -51,8 +51,9 @@ from collector.billing.tenant_statements import (
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.ledger.ledger_store import Ledger
 from collector.metering.evidence import GpuOutage, SampleStretch
-from collector.metering.units import GPU_CAPACITY, Period
+from collector.metering.units import Period
 from collector.tables import metadata
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.cli import root as railscope
 from railscope.timestamps import DAY_NS, HOUR_NS
 

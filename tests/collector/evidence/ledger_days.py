@@ -8,7 +8,8 @@ from support.story import DAY, DAY_SECONDS, Reporter, ended, gpus_of, started
 
 from collector.account.account_sums import AmountKey
 from collector.metering.measures import AmountAttribution, CountedQuantity
-from collector.metering.units import GPU_CAPACITY, Tiling
+from collector.metering.units import Tiling
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS
 
 HOURS = 3600

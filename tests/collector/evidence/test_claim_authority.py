@@ -15,9 +15,9 @@ from support.story import Reporter, accept, core_in, ended, gpus_of, known_of, s
 from collector.evidence.gpu_evidence import AdministratorInputs
 from collector.files import tenancy_files
 from collector.framelog.segment_files import FrameRecord
-from collector.metering.evidence import ClaimAuthority
 from collector.metering.tiling import tile
 from collector.state.collector_state import CollectorState
+from railscope.claim_terms import ClaimAuthority
 
 FILE = "tenant,holds,from,to\nowner,GPU-0,2026-09-04T00:00:00Z,2026-09-04T00:01:40Z\n"
 

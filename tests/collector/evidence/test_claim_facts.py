@@ -22,10 +22,10 @@ from collector.evidence.claim_events import (
     repeats,
 )
 from collector.evidence.node_claims import reported_id
-from collector.metering.evidence import ClaimAuthority
 from collector.state.collector_state import CollectorState
-from railscope.device_shares import (
+from railscope.claim_terms import (
     MAX_DENOMINATOR,
+    ClaimAuthority,
     ShareError,
     checked_share,
     parse_share,

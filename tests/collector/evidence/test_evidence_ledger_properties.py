@@ -15,7 +15,7 @@ from support.story import DAY, DAY_SECONDS, accept, at
 from collector.account.account_sums import AmountKey
 from collector.metering.measures import AmountAttribution, CountedQuantity
 from collector.metering.tiling import tile
-from collector.metering.units import GPU_CAPACITY
+from railscope.claim_terms import GPU_CAPACITY
 
 # Each example makes databases and waits for the disk.
 few = fewer(20)

@@ -39,9 +39,9 @@ from collector.files.device_files import (
 from collector.files.watched_file import FileError
 from collector.ledger.audit_outbox import HEAD as BILLING_HEAD
 from collector.ledger.audit_outbox import outbox_rows
-from collector.metering.evidence import ClaimAuthority, MeteredClaim, NodeStay
+from collector.metering.evidence import MeteredClaim, NodeStay
 from collector.metering.measures import AmountAttribution, CountedQuantity
-from collector.metering.units import GPU_CAPACITY
+from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope.timestamps import DAY_NS, FOREVER_NS
 
 HEAD = ",".join(RETIREMENTS_HEADER) + "\n"

@@ -24,7 +24,7 @@ from collector.account.account_cells import quota_days
 from collector.evidence.evidence_tables import evidence_parts, reported_claims
 from collector.ledger.audit_outbox import HEAD, outbox_rows
 from collector.metering.tiling import SlotState, tile
-from collector.metering.units import GPU_CAPACITY
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS
 
 

@@ -41,10 +41,10 @@ from collector.evidence.gpu_evidence import AdministratorInputs
 from collector.evidence.gpu_places import GpuPresence
 from collector.evidence.node_chunks import SampleSpan
 from collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
-from collector.metering.evidence import ClaimAuthority
 from collector.metering.tiling import tile
 from collector.metering.units import Tiling
 from collector.state.collector_state import CollectorState
+from railscope.claim_terms import ClaimAuthority
 from railscope.frame import Event
 
 BOOTED = 5000

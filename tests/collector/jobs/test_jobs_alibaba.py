@@ -20,8 +20,9 @@ from collector.jobs.job_list_import import ImportTerms, job_days, with_stand_ins
 from collector.jobs.job_metering import timeline_entries
 from collector.jobs.job_reconciliation import compare_jobs
 from collector.ledger.ledger_store import Ledger
-from collector.metering.units import GPU_CAPACITY, Tiling
+from collector.metering.units import Tiling
 from collector.tables import metadata
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import FOREVER_NS
 from tests.support.shared import captured
 

@@ -15,16 +15,10 @@ from collector.jobs.scheduler_records import (
 )
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.ledger.ledger_store import Ledger
-from collector.metering.evidence import (
-    ClaimAuthority,
-    Evidence,
-    MeteredClaim,
-    NodeSighting,
-    NodeStay,
-    NodeWitness,
-)
+from collector.metering.evidence import Evidence, MeteredClaim, NodeSighting, NodeStay, NodeWitness
 from collector.metering.units import Period
 from collector.tables import metadata
+from railscope.claim_terms import ClaimAuthority
 
 S = 1_000_000_000
 DAY = Period(0, 86_400 * S)

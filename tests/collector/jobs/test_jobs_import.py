@@ -15,8 +15,9 @@ from support.shared import captured
 from collector.jobs import imported_lists
 from collector.jobs.job_list_reader import read_jobs
 from collector.ledger.ledger_store import Ledger
-from collector.metering.units import GPU_CAPACITY, Period, Tiling, period_name
+from collector.metering.units import Period, Tiling, period_name
 from collector.tables import metadata
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.cli import root as railscope
 from railscope.timestamps import DAY_NS, FOREVER_NS, format_timestamp
 

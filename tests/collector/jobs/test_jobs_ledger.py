@@ -24,8 +24,9 @@ from collector.jobs.job_reconciliation import DifferenceKind, compare_jobs
 from collector.ledger.day_tiling import check_tiling
 from collector.ledger.ledger_store import Ledger
 from collector.metering.tiling import SlotState
-from collector.metering.units import GPU_CAPACITY, Tiling
+from collector.metering.units import Tiling
 from collector.tables import metadata
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import FOREVER_NS
 from tests.support.shared import captured
 

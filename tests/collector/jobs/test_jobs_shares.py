@@ -19,8 +19,9 @@ from collector.jobs.job_metering import meter_jobs
 from collector.jobs.kubernetes import read_kubernetes
 from collector.ledger.ledger_store import Ledger
 from collector.metering.tiling import SlotState
-from collector.metering.units import GPU_CAPACITY, Tiling
+from collector.metering.units import Tiling
 from collector.tables import metadata
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.cli import root as railscope
 from railscope.timestamps import FOREVER_NS
 

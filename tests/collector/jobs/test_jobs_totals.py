@@ -20,7 +20,8 @@ from collector.jobs.job_list_import import ImportTerms, job_days
 from collector.jobs.job_metering import job_evidence, meter_jobs, timeline_entries
 from collector.metering.evidence import NodeWitness
 from collector.metering.tiling import SlotState
-from collector.metering.units import GPU_CAPACITY, Tiling
+from collector.metering.units import Tiling
+from railscope.claim_terms import GPU_CAPACITY
 from tests.support.shared import captured
 
 S = 1_000_000_000

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from collector.ledger.day_tiling import DayTiling
 from collector.metering.evidence import (
-    ClaimAuthority,
     Evidence,
     MeteredClaim,
     NodeSighting,
@@ -23,6 +22,7 @@ from collector.metering.measures import (
     increments,
 )
 from collector.metering.units import WHOLE, compute_slices, memory_slices, replica
+from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import DAY_NS, FOREVER_NS
 
 DAY = 20_000

@@ -18,10 +18,11 @@ from collector.ledger.head_chain import HashedRow, read_rows
 from collector.ledger.ledger_store import Ledger
 from collector.ledger.row_conversion import GpuDay
 from collector.ledger.schema import covered_tables
-from collector.metering.evidence import ClaimAuthority, ClockDoubt
+from collector.metering.evidence import ClockDoubt
 from collector.metering.tiling import SlotState
 from collector.metering.units import compute_slices
 from collector.tables import metadata
+from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import DAY_NS
 
 KEY = "gpu_uuid TEXT NOT NULL, day BIGINT NOT NULL, revision BIGINT NOT NULL"

@@ -25,8 +25,9 @@ from collector.metering.measures import (
     increments,
 )
 from collector.metering.tiling import SlotState
-from collector.metering.units import GPU_CAPACITY, Tiling
+from collector.metering.units import Tiling
 from collector.tables import metadata
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS, FOREVER_NS
 
 gpu_numbers = count()

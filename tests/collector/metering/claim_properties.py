@@ -12,10 +12,11 @@ import msgspec
 from histories import LAST, Case, S
 from properties import Metering, by_claim
 
-from collector.metering.evidence import ClaimAuthority, Evidence, MeteredClaim, NodeStay
+from collector.metering.evidence import Evidence, MeteredClaim, NodeStay
 from collector.metering.overlaps import Overlap, OverlapKind
 from collector.metering.tiling import SlotState, TilingEntry
-from collector.metering.units import GPU_CAPACITY, WHOLE, CapacityRange, Tiling
+from collector.metering.units import WHOLE, CapacityRange, Tiling
+from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope.timestamps import FOREVER_NS
 
 

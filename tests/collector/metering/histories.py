@@ -11,7 +11,6 @@ import numpy as np
 from hypothesis import strategies as st
 
 from collector.metering.evidence import (
-    ClaimAuthority,
     ClaimRelease,
     Evidence,
     GpuOutage,
@@ -26,6 +25,7 @@ from collector.metering.evidence import (
 )
 from collector.metering.measures import CounterReadings
 from collector.metering.units import WHOLE, Units, compute_slices, memory_slices, replica
+from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import FOREVER_NS
 
 S = 1_000_000_000

@@ -12,7 +12,7 @@ import properties
 from histories import S
 from properties import Metering
 
-from collector.metering.evidence import ClaimAuthority, Evidence, MeteredClaim, NodeWitness
+from collector.metering.evidence import Evidence, MeteredClaim, NodeWitness
 from collector.metering.holders import claims_in_force
 from collector.metering.measures import (
     AmountShare,
@@ -25,7 +25,7 @@ from collector.metering.measures import (
 )
 from collector.metering.overlaps import Overlap, overlaps
 from collector.metering.tiling import SlotState, TilingEntry, tile
-from collector.metering.units import GPU_CAPACITY
+from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope.timestamps import FOREVER_NS
 
 

@@ -16,7 +16,8 @@ from collector.metering.evidence import GAP_NS, Evidence
 from collector.metering.measures import AmountShare, CounterIncrements, CounterReadings, SlotOwners
 from collector.metering.overlaps import Overlap
 from collector.metering.tiling import SlotState, TilingEntry
-from collector.metering.units import GPU_CAPACITY, Tiling, Units
+from collector.metering.units import Tiling, Units
+from railscope.claim_terms import GPU_CAPACITY
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from collector.metering.evidence import ClaimAuthority, Evidence, MeteredClaim, NodeStay
+from collector.metering.evidence import Evidence, MeteredClaim, NodeStay
 from collector.metering.overlaps import overlaps
 from collector.metering.tiling import tile
-from collector.metering.units import GPU_CAPACITY, Tiling
+from collector.metering.units import Tiling
+from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 
 S = 1_000_000_000
 CASES = sorted((Path(__file__).parent / "cases").glob("*.toml"))

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from collector.metering.evidence import (
-    ClaimAuthority,
     ClaimRelease,
     Evidence,
     GpuOutage,
@@ -34,6 +33,7 @@ from collector.metering.measures import (
 from collector.metering.overlaps import OverlapKind, overlaps
 from collector.metering.tiling import SlotState, tile
 from collector.metering.units import GPU_HOUR, Tiling, compute_slices, memory_slices, replica
+from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import FOREVER_NS
 
 S = 1_000_000_000

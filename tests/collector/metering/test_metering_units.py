@@ -6,13 +6,13 @@ from hypothesis import strategies as st
 
 from collector.metering.units import (
     COMPUTE_SLICE,
-    GPU_CAPACITY,
     GPU_HOUR,
     MEMORY_SLICE,
     compute_slices,
     memory_slices,
     replica,
 )
+from railscope.claim_terms import GPU_CAPACITY
 
 
 @given(st.integers(1, 100))

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from collector.metering.evidence import ClaimAuthority, MeteredClaim
+from collector.metering.evidence import MeteredClaim
 from collector.metering.placement import ClaimExcess, Placement, PlacementGpu, UnplacedClaim, place
+from railscope.claim_terms import ClaimAuthority
 
 N, S = ClaimAuthority.NODE_PLUGIN, ClaimAuthority.SCHEDULER
 END = 100

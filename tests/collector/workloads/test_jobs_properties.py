@@ -19,7 +19,7 @@ from collector.account.account_sums import HELD
 from collector.fleet.fleet import NodeUpdate
 from collector.fleet.schemas import StoredSchemas
 from collector.metering.tiling import GpuTimeline
-from collector.metering.units import GPU_CAPACITY, Tiling
+from collector.metering.units import Tiling
 from collector.state.collector_state import CollectorState
 from collector.workloads.job_readings import (
     OVER_SECONDS,
@@ -44,6 +44,7 @@ from railscope.catalog import account as catalog
 from railscope.catalog.declare import MetricKind, Rollup
 from railscope.catalog.entities import GPU, GPU_CLOCK, RDMA_PORT
 from railscope.catalog.rollup import derived_name
+from railscope.claim_terms import GPU_CAPACITY
 from railscope.frame import Entity, Schema
 from railscope.wire import to_wire_schema
 
