@@ -304,7 +304,7 @@ class TenancySettings(msgspec.Struct, frozen=True, kw_only=True):
     file: Annotated[
         str,
         described(
-            "File of dated claims (.toml, otherwise CSV), with the authority of the administrator."
+            "CSV file of dated claims on GPUs of this node, with the authority of a scheduler."
         ),
     ] = ""
     trust: Annotated[

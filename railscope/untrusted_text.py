@@ -1,4 +1,4 @@
-"""Bounded parsing and display of text from outside the program: text, numbers, JSON, TOML.
+"""Bounded parsing and display of text from outside the program: text, numbers, JSON, TOML, CSV.
 
 Untrusted text from nodes and people, made safe for storage, logs and display.
 
@@ -18,9 +18,10 @@ Bounded parsing of TOML written by administrators.
 
 from __future__ import annotations
 
+import csv
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -199,3 +200,30 @@ def _parts(where: str, value: Any) -> Iterable[tuple[str, Any]]:
 
 def _too_deep() -> TomlError:
     return TomlError(f"tables or arrays are nested too deeply: expected at most {MAX_DEPTH} levels")
+
+
+class CsvError(ValueError):
+    """A text that is not CSV; the message names the line."""
+
+
+def parse_csv(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows of a CSV text, with the number of the line each begins on. Raises CsvError.
+
+    Comments, which begin with `#`, and empty lines are skipped.
+    """
+    if "\0" in text:
+        message = "the file has a NUL character"
+        raise CsvError(message)
+    lines = text.replace("\r\n", "\n").split("\n")
+    reader = csv.reader(("" if line.startswith("#") else line for line in lines), strict=True)
+    while True:
+        number = reader.line_num + 1
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            message = f"line {number}: {error}"
+            raise CsvError(message) from error
+        if row is None:
+            return
+        if row:
+            yield number, [cell.strip() for cell in row]

@@ -1,25 +1,20 @@
-"""Claims in a file of the node's administrator, with dates, as TOML or CSV.
+"""Claims in a CSV file of the node's administrator, with dates.
 
 Its authority is that of a scheduler: only files of the collector rank above it.
 
-    [[claim]]
-    gpu = "0"                              # index, UUID, PCI address, /dev/nvidiaN; `*`: all GPUs here
-    tenant = "team-red"
-    from = 2026-01-01T00:00:00Z            # default: the time at which the agent first read the line
-    to = 2026-02-01T00:00:00Z              # default: no end
+    gpu,tenant,from,to
+    0,team-red,2026-01-01T00:00:00Z,2026-02-01T00:00:00Z
 
-CSV has the same names in its first line; `holds` is an alias of `gpu`, and its value may be the name of a
-node. Other names: workload, owner, exclusive, share (3/8 or 37.5%; then it is not exclusive), system. Lines
-about GPUs of other nodes are ignored.
+`gpu` is an index, a UUID, a PCI address or /dev/nvidiaN; `*` or the name of this node for all GPUs here. As
+in the claims file of the collector the column may be named `holds`. Without `from` the claim starts when
+the agent first reads the line; without `to` it has no end. Other columns: workload, owner, exclusive, share
+(3/8 or 37.5%; then it is not exclusive), system. Lines about GPUs of other nodes are ignored.
 """
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
@@ -29,20 +24,20 @@ from agent.tenancy import devices as naming
 from agent.tenancy.claims import FILE_SOURCE, ClaimReport, NodeClaim, failed_report
 from agent.tenancy.devices import ClaimableDevice, NodeDevices
 from railscope.claim_terms import ClaimAuthority, ShareError, parse_written_share, share_text
-from railscope.untrusted_text import TomlError, parse_toml
+from railscope.timestamps import TimestampError, parse_timestamp
+from railscope.untrusted_text import CsvError, parse_csv
 
 SUBJECT = "claims by file"
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_NAMES = ("gpu", "tenant", "from", "to", "workload", "owner", "exclusive", "share", "system")
+_COLUMNS = ("gpu", "tenant", "from", "to", "workload", "owner", "exclusive", "share", "system")
 _YES, _NO = {"true", "yes", "1"}, {"false", "no", "0", ""}
 
 
 class ClaimsFileError(ValueError):
-    """A file that cannot be used; the message names the line or the claim."""
+    """A file that cannot be used; the message names the line."""
 
 
 class ClaimsFileLine(msgspec.Struct, frozen=True):
-    """Content of one line or table. Times are nanoseconds since the epoch."""
+    """Content of one line. Times are nanoseconds since the epoch."""
 
     gpu: str
     tenant: str
@@ -76,7 +71,7 @@ class ClaimsFile:
         try:
             content = host.read(self.path)
             if content != self._content:
-                self._lines = parse_claims_file(content, toml=self.path.endswith(".toml"))
+                self._lines = parse_claims_file(content)
                 self._content = content
         except (OSError, ClaimsFileError) as error:
             return failed_report(
@@ -119,107 +114,68 @@ class ClaimsFile:
         )  # fmt: skip
 
 
-def parse_claims_file(content: bytes, *, toml: bool) -> tuple[ClaimsFileLine, ...]:
+def parse_claims_file(content: bytes) -> tuple[ClaimsFileLine, ...]:
     """Return the lines of a file. Raises ClaimsFileError that names the first invalid one."""
     try:
-        text = content.decode()
+        return tuple(_parse_line(place, row) for place, row in _read_rows(content.decode()))
     except UnicodeDecodeError as error:
         message = f"no UTF-8: {error}"
         raise ClaimsFileError(message) from error
-    return tuple(
-        _parse_line(place, told)
-        for place, told in (_read_tables(text) if toml else _read_rows(text))
-    )
+    except CsvError as error:
+        raise ClaimsFileError(str(error)) from error
 
 
-def _read_tables(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    try:
-        told = parse_toml(text)
-    except TomlError as error:
-        message = f"no TOML: {error}"
-        raise ClaimsFileError(message) from error
-    claims = told.pop("claim", [])
-    if told or not isinstance(claims, list):
-        message = f"only [[claim]] tables are known here, not {', '.join(sorted(told)) or 'claim'}"
+def _read_rows(text: str) -> Iterator[tuple[str, dict[str, str]]]:
+    rows = parse_csv(text)
+    number, first = next(rows, (1, []))
+    header = ["gpu" if name == "holds" else name for name in first]
+    if unknown := sorted(set(header) - set(_COLUMNS)):
+        message = f"line {number}: unknown column {', '.join(unknown)}: expected CSV with {', '.join(_COLUMNS)}"
         raise ClaimsFileError(message)
-    for number, claim in enumerate(claims, 1):
-        yield f"claim {number}", claim
+    for number, row in rows:
+        if len(row) != len(header):
+            message = f"line {number}: {len(row)} values for {len(header)} columns"
+            raise ClaimsFileError(message)
+        yield f"line {number}", dict(zip(header, row, strict=True))
 
 
-def _read_rows(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    lines = ["" if line.startswith("#") else line for line in text.splitlines()]
-    reader = csv.reader(lines, strict=True)
-    header: list[str] = []
-    try:
-        for row in reader:
-            if not row:
-                continue
-            if not header:
-                header = ["gpu" if name.strip() == "holds" else name.strip() for name in row]
-                continue
-            place = f"line {reader.line_num}"
-            if len(row) != len(header):
-                message = f"{place}: {len(row)} values for {len(header)} columns"
-                raise ClaimsFileError(message)
-            yield place, dict(zip(header, row, strict=True))
-    except csv.Error as error:
-        message = f"line {reader.line_num}: no CSV: {error}"
-        raise ClaimsFileError(message) from error
-
-
-def _parse_line(place: str, told: dict[str, Any]) -> ClaimsFileLine:
-    unknown = sorted(told.keys() - set(_NAMES))
-    if unknown:
-        message = f"{place}: unknown {', '.join(unknown)}; known are {', '.join(_NAMES)}"
-        raise ClaimsFileError(message)
+def _parse_line(place: str, row: dict[str, str]) -> ClaimsFileLine:
     for name in ("gpu", "tenant"):
-        if not isinstance(told.get(name), str) or not told[name]:
+        if not row.get(name):
             message = f"{place}: {name} is missing"
             raise ClaimsFileError(message)
-    start_ns, end_ns = (_parse_timestamp(place, name, told.get(name)) for name in ("from", "to"))
+    start_ns, end_ns = (_parse_time(place, name, row.get(name, "")) for name in ("from", "to"))
     if start_ns is not None and end_ns is not None and end_ns <= start_ns:
         message = f"{place}: it ends before it begins"
         raise ClaimsFileError(message)
-    share = _parse_share(place, told.get("share"))
+    share = _parse_share(place, row.get("share", ""))
     return ClaimsFileLine(
-        told["gpu"], told["tenant"], start_ns, end_ns,
-        str(told.get("workload", "")), str(told.get("owner", "")),
-        exclusive=_parse_flag(place, "exclusive", told.get("exclusive", True)) and not share,
+        row["gpu"], row["tenant"], start_ns, end_ns, row.get("workload", ""), row.get("owner", ""),
+        exclusive=_parse_flag(place, "exclusive", row.get("exclusive", "true")) and not share,
         share=share,
-        system=_parse_flag(place, "system", told.get("system", False)),
+        system=_parse_flag(place, "system", row.get("system", "")),
     )  # fmt: skip
 
 
-def _parse_timestamp(place: str, name: str, told: Any) -> int | None:
-    """Convert RFC 3339 with an offset to nanoseconds since the epoch; None for an empty value."""
-    if told is None or told == "":
-        return None
+def _parse_time(place: str, name: str, text: str) -> int | None:
     try:
-        when = told if isinstance(told, datetime) else datetime.fromisoformat(told)
-    except (TypeError, ValueError) as error:
-        message = f"{place}: {name} {told!r} is no instant: {error}"
+        return parse_timestamp(text) if text else None
+    except TimestampError as error:
+        message = f"{place}: {name}: {error}"
         raise ClaimsFileError(message) from error
-    if when.tzinfo is None:
-        message = f"{place}: {name} {told} has no offset: write {when.isoformat()}Z for UTC"
-        raise ClaimsFileError(message)
-    since = when - _EPOCH
-    return ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds) * 1000
 
 
-def _parse_share(place: str, told: Any) -> str:
+def _parse_share(place: str, text: str) -> str:
     """Return the share as `n/d`; empty for an empty value."""
-    if told is None or told == "":
-        return ""
     try:
-        return share_text(parse_written_share(str(told)))
+        return share_text(parse_written_share(text)) if text else ""
     except ShareError as error:
         message = f"{place}: {error}"
         raise ClaimsFileError(message) from error
 
 
-def _parse_flag(place: str, name: str, told: Any) -> bool:
-    word = str(told).strip().lower()
-    if word in _YES | _NO:
-        return word in _YES
-    message = f"{place}: {name} is true or false, not {told!r}"
+def _parse_flag(place: str, name: str, text: str) -> bool:
+    if text.lower() in _YES | _NO:
+        return text.lower() in _YES
+    message = f"{place}: invalid {name} {text!r}: expected true or false"
     raise ClaimsFileError(message)

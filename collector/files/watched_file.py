@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import csv
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Generic, TypeVar
 import structlog
 
 from railscope.timestamps import FOREVER_NS, TimestampError, parse_timestamp
+from railscope.untrusted_text import CsvError, parse_csv
 
 log = structlog.get_logger(__name__)
 
@@ -106,10 +106,15 @@ def read_rows(
     Missing optional columns have empty values. Comments count as empty lines. Raises FileError that
     names the line.
     """
-    if "\0" in text:
-        message = "the file has a NUL character"
-        raise FileError(message)
-    found = _rows(text)
+    try:
+        yield from _rows_below(parse_csv(text), header, optional)
+    except CsvError as error:
+        raise FileError(str(error)) from error
+
+
+def _rows_below(
+    found: Iterator[tuple[int, list[str]]], header: Sequence[str], optional: Sequence[str]
+) -> Iterator[tuple[int, list[str]]]:
     number, first = next(found, (1, []))
     missing = [""] * len(optional)
     if optional and first == [*header, *optional]:
@@ -122,22 +127,6 @@ def read_rows(
             message = f"line {number}: needs {','.join(header)}, got {','.join(row)[:MAX_QUOTED]}"
             raise FileError(message)
         yield number, row + missing
-
-
-def _rows(text: str) -> Iterator[tuple[int, list[str]]]:
-    lines = text.replace("\r\n", "\n").split("\n")
-    reader = csv.reader(("" if line.startswith("#") else line for line in lines), strict=True)
-    while True:
-        number = reader.line_num + 1
-        try:
-            row = next(reader, None)
-        except csv.Error as error:
-            message = f"line {number}: {error}"
-            raise FileError(message) from error
-        if row is None:
-            return
-        if row:
-            yield number, [cell.strip() for cell in row]
 
 
 def parse_span(start: str, end: str, where: str) -> tuple[int, int]:

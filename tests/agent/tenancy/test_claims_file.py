@@ -11,7 +11,7 @@ from support.tenancy import LISTED, Looked, node, pod, told, uuid
 from agent.config import TenancySettings
 from agent.tenancy.claims_file import ClaimsFileError, ClaimsFileLine, parse_claims_file
 
-PATH = "/etc/railscope/gpus.toml"
+PATH = "/etc/railscope/gpus.csv"
 
 
 def at(seconds: float) -> str:
@@ -21,10 +21,7 @@ def at(seconds: float) -> str:
 
 
 def claim(**said: str) -> str:
-    return "[[claim]]\n" + "".join(
-        f"{name} = {value if name in {'from', 'to', 'system'} else repr(value)}\n"
-        for name, value in said.items()
-    )
+    return f"{','.join(said)}\n{','.join(said.values())}\n"
 
 
 def looking(text, path=PATH):
@@ -33,20 +30,12 @@ def looking(text, path=PATH):
     return host, Looked(host, TenancySettings(file=path))
 
 
-def test_toml_and_csv_say_the_same():
-    toml = claim(gpu="0", tenant="red", workload="batch") + claim(
-        gpu="*",
-        tenant="blue",
-        **{"from": "2026-01-01T00:00:00Z", "to": "2026-02-01T01:00:00+01:00"},
-    )
+def test_a_line_is_a_claim():
     table = (
-        "# who has what\nholds,tenant,from,to,workload\n0,red,,,batch\n"
+        "# who has what\nholds,tenant,from,to,workload\n0,red,,,batch\n\n"
         "*,blue,2026-01-01T00:00:00Z,2026-02-01T01:00:00+01:00,\n"
     )
-    assert parse_claims_file(toml.encode(), toml=True) == parse_claims_file(
-        table.encode(), toml=False
-    )
-    assert parse_claims_file(toml.encode(), toml=True) == (
+    assert parse_claims_file(table.encode()) == (
         ClaimsFileLine("0", "red", workload="batch"),
         ClaimsFileLine("*", "blue", 1_767_225_600 * NS, 1_769_904_000 * NS),
     )
@@ -57,21 +46,23 @@ def test_toml_and_csv_say_the_same():
     [
         ("gpu,tenant\n0", "line 2: 1 values for 2 columns"),
         ("gpu,tenant\n,red", "line 2: gpu is missing"),
-        ("gpu,tenant,until\n0,red,", "line 2: unknown until"),
-        ("gpu,tenant,from\n0,red,2026-01-01T00:00:00", "no offset"),
-        ("gpu,tenant,from\n0,red,tomorrow", "no instant"),
+        ("gpu,tenant,until\n0,red,", "line 1: unknown column until"),
+        ("gpu,tenant,from\n0,red,2026-01-01T00:00:00", "with an offset"),
+        ("gpu,tenant,from\n0,red,tomorrow", "from: invalid time 'tomorrow'"),
         ("gpu,tenant,from,to\n0,red,2026-01-02T00:00:00Z,2026-01-01T00:00:00Z", "ends before"),
-        ("gpu,tenant,system\n0,red,perhaps", "system is true or false"),
-        ('gpu,tenant\n"0,red', "no CSV"),
-        ("[[claim]]\ngpu = 0\ntenant = 'red'", "claim 1: gpu is missing"),
-        ("[[claims]]\ngpu = '0'", "only [[claim]]"),
-        ("[[claim]", "no TOML"),
-        ("\ufffe".encode("utf-16").decode("latin-1"), "no TOML"),
+        ("gpu,tenant,system\n0,red,perhaps", "invalid system 'perhaps': expected true or false"),
+        ('gpu,tenant\n"0,red', "line 2: unexpected end"),
+        (
+            "[[claim]]\ngpu = '0'\ntenant = 'red'",
+            "line 1: unknown column [[claim]]: expected CSV with gpu",
+        ),
+        ("gpu,tenant\n0,\0", "NUL"),
+        ("\ufffe".encode("utf-16").decode("latin-1"), "unknown column"),
     ],
 )
 def test_what_is_wrong_is_said(text, message):
     with pytest.raises(ClaimsFileError) as wrong:
-        parse_claims_file(text.encode(), toml=text.startswith("[") or "ÿ" in text)
+        parse_claims_file(text.encode())
     assert message in str(wrong.value)
 
 
@@ -124,7 +115,7 @@ def test_a_gpu_of_the_node_that_is_lost_is_still_held():
 def test_a_file_that_is_wrong_or_gone_changes_nothing():
     host, looked = looking(claim(gpu="0", tenant="red"))
     assert len(looked.look()) == 1
-    for content in ("[[claim]]", "[[", FileNotFoundError(2, "gone")):
+    for content in ("[[claim]]", b"\xff", FileNotFoundError(2, "gone")):
         host.files[PATH] = content
         assert looked.look() == []
         assert looked.said("file")[0][0] == "broken"
