@@ -67,7 +67,7 @@ def configuration() -> str:
         lines += [f"## railscope {name}", ""]
         ordered = sorted(settings.fields(kind), key=lambda entry: "." in entry[0])
         for section, entries in groupby(ordered, key=lambda entry: entry[0].rpartition(".")[0]):
-            lines += [f"### [{section}]", ""] if section else []
+            lines += [f"### `[{section}]`", ""] if section else []
             lines += _table(
                 ("key", "type", "default", "meaning", "environment variable"),
                 (_setting(key, entry, prefix) for key, entry in entries),

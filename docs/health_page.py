@@ -30,7 +30,7 @@ The agent derives a health state for every GPU from the latest readings of its s
 
 Readings that are too old for the metrics endpoint are not used. Counters are compared over {WINDOW_NS // _SECOND_NS // 60} minutes;
 rates are those of the last minute. A counter that falls to zero starts again. After a start of the agent, rules that
-compare counters have no result until there is a second reading; the state does not wait for them.
+compare counters have no result until there are two readings; the state does not wait for them.
 
 An Xid counts until the GPU is reset or the driver is loaded again (the energy counter falls, or the kernel log reports
 it), or until the driver reports, at least {SETTLED_NS // _SECOND_NS} seconds later, that no recovery is needed (field 230 or Xid 154).

@@ -136,18 +136,18 @@ _NVLINK_TRAFFIC = DcgmFormula(
 _GPU_USED_SHARE = _used_share(c.GPU_MEMORY_USED, c.GPU_MEMORY_TOTAL, c.GPU_MEMORY_RESERVED)
 _MIG_USED_SHARE = _used_share(s.MIG_MEMORY_USED, s.MIG_MEMORY_SIZE, s.MIG_MEMORY_RESERVED)
 
-_UP_TO_AMPERE = "Up to Ampere; later GPUs tell margins instead."
+_UP_TO_AMPERE = "Up to Ampere; later GPUs report margins instead."
 _BEFORE_AMPERE = "Before Ampere."
 _FROM_HOPPER = "From Hopper on."
 _OLDER_NAME = "Older name of `DCGM_FI_DEV_CLOCKS_EVENT_REASONS`."
 _CRC_OF_HOPPER = "On Hopper the CRC errors of the data link layer. None from Blackwell on."
 _RATE_NOT_COUNT = (
-    "A rate, though older releases declare it a counter. From Hopper on; for older GPUs take "
-    "`rate()` of `railscope_gpu_nvlink_transmitted_bytes_total` and its like."
+    "A rate, although older releases declare it a counter. From Hopper on; for older GPUs use "
+    "`rate()` of `railscope_gpu_nvlink_transmitted_bytes_total` and similar counters."
 )
 _NO_XID = (
-    "0 stands for none so far, as in dcgm-exporter. Absent while the kernel log cannot be read and "
-    "no event of the driver has told of an Xid."
+    "0 if there was none so far, as in dcgm-exporter. Absent while the kernel log cannot be read and "
+    "no event of the driver has reported an Xid."
 )
 
 _LOAD: tuple[DcgmMetric, ...] = (
@@ -185,7 +185,7 @@ _LOAD: tuple[DcgmMetric, ...] = (
         )
     ),
     dcgm_gauge("DEV_PSTATE", CODE, "Performance state", reading_of(c.GPU_PERFORMANCE_STATE)),
-    dcgm_gauge("DEV_FAN_SPEED", PERCENT, "Speed the first fan is told to run at", reading_of(c.GPU_FAN_SPEED, "0")),
+    dcgm_gauge("DEV_FAN_SPEED", PERCENT, "Requested speed of the first fan", reading_of(c.GPU_FAN_SPEED, "0")),
     dcgm_gauge("DEV_GPU_UTIL", PERCENT, "Time with a kernel", reading_of(c.GPU_UTILIZATION)),
     dcgm_gauge("DEV_MEM_COPY_UTIL", PERCENT, "Time with memory traffic", reading_of(c.GPU_MEMORY_ACTIVITY)),
     dcgm_gauge("DEV_ENC_UTIL", PERCENT, "Time the video encoder worked", reading_of(c.GPU_ENGINE_UTILIZATION, "encoder")),
@@ -209,7 +209,7 @@ _MEMORY: tuple[DcgmMetric, ...] = (
     dcgm_gauge("DEV_FB_FREE", MEBIBYTES, "Memory no one holds", reading_of(c.GPU_MEMORY_FREE), mig=reading_of(s.MIG_MEMORY_FREE)),
     dcgm_gauge("DEV_FB_USED", MEBIBYTES, "Memory that processes hold", reading_of(c.GPU_MEMORY_USED), mig=reading_of(s.MIG_MEMORY_USED)),
     dcgm_gauge("DEV_FB_RESERVED", MEBIBYTES, "Memory the driver keeps", reading_of(c.GPU_MEMORY_RESERVED), mig=reading_of(s.MIG_MEMORY_RESERVED)),
-    dcgm_gauge("DEV_FB_USED_PERCENT", SHARE, "Memory in use, of what the driver leaves", _GPU_USED_SHARE, mig=_MIG_USED_SHARE, remark="Not percent, for all its name says."),
+    dcgm_gauge("DEV_FB_USED_PERCENT", SHARE, "Memory in use, relative to the memory without the driver's own", _GPU_USED_SHARE, mig=_MIG_USED_SHARE, remark="A share, not percent, despite its name."),
     dcgm_gauge("DEV_BAR1_TOTAL", MEBIBYTES, "BAR1 address space", reading_of(c.GPU_BAR1_SIZE), mig=reading_of(s.MIG_BAR1_SIZE)),
     dcgm_gauge("DEV_BAR1_FREE", MEBIBYTES, "BAR1 address space not in use", _without(c.GPU_BAR1_SIZE, c.GPU_BAR1_USED), mig=_without(s.MIG_BAR1_SIZE, s.MIG_BAR1_USED)),
     dcgm_gauge("DEV_BAR1_USED", MEBIBYTES, "BAR1 address space in use", reading_of(c.GPU_BAR1_USED), mig=reading_of(s.MIG_BAR1_USED)),
