@@ -196,11 +196,6 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def microseconds(seconds: float) -> str:
-    """Format a short time."""
-    return f"{seconds * 1e6:,.2f} us"
-
-
 def mebibytes(size: float) -> str:
     """Format an amount of memory."""
     return f"{size / (1 << 20):.1f} MiB"

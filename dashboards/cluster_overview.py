@@ -40,7 +40,7 @@ from railscope.catalog import collector as audit_catalog
 
 UID = "railscope-cluster"
 QUESTION = "Is every GPU of the cluster present, at work, and well connected?"
-SUM, MEAN, MAX, MIN = Rollup.SUM, Rollup.MEAN, Rollup.MAX, Rollup.MIN
+SUM, MEAN, MAX = Rollup.SUM, Rollup.MEAN, Rollup.MAX
 
 AGENTS = 'up{job="railscope-agent"}'
 

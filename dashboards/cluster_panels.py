@@ -156,7 +156,7 @@ def _never_reported() -> str:
     return f"{_in_state('missing')} unless on (node) {_STANDS}"
 
 
-SUM, MEAN, MAX, MIN = Rollup.SUM, Rollup.MEAN, Rollup.MAX, Rollup.MIN
+SUM, MAX, MIN = Rollup.SUM, Rollup.MAX, Rollup.MIN
 RETRANSMISSIONS = {
     "lost by the peer": "packet_sequence_errors",
     "lost responses": "implied_nak_sequence_errors",

@@ -177,11 +177,6 @@ def _matrix() -> Iterator[Panel]:
     )
 
 
-def _rate(counter: str, by: str, legend: str) -> Query:
-    name = counter if counter.endswith("}") else counter + NODES
-    return ask(f"sum by ({by}) (rate({name}[$__rate_interval]))", EVENTS_PER_SECOND, legend)
-
-
 def _errors() -> Iterator[Panel]:
     yield bars(
         301,

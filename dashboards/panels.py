@@ -39,8 +39,6 @@ from dashboards.promql import recorded_in
 from dashboards.query import COUNT, SHARE, Query, joins_for, with_device_names, with_device_titles
 from railscope.catalog import Metric, rollups
 
-BY_TITLE = 0
-"""In place of a panel id: the generator derives one from the title. Others are fixed."""
 _FIRST_DERIVED = 100_000
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 """Every panel reads the data source that the dashboard's variable selects."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -67,30 +67,6 @@ class QueryResult:
 
     times: Numbers
     series: tuple[ResultSeries, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DashboardQuery:
-    """A query of a dashboard, with the title of its panel or annotation."""
-
-    board: str
-    panel: str
-    expression: str
-    variables: Sequence[Mapping[str, Any]]
-
-    def __str__(self) -> str:
-        """Return the title and the expression for messages."""
-        return f"{self.board}, {self.panel}: {self.expression}"
-
-
-def dashboard_queries(board: Mapping[str, Any]) -> Iterator[DashboardQuery]:
-    """Yield every query of a dashboard, including those of its annotations."""
-    variables = board["templating"]["list"]
-    for panel in board["panels"]:
-        for target in panel.get("targets", ()):
-            yield DashboardQuery(board["title"], panel["title"], target["expr"], variables)
-    for marks in board["annotations"]["list"]:
-        yield DashboardQuery(board["title"], marks["name"], marks["expr"], variables)
 
 
 def fill_variables(text: str, values: Values) -> str:

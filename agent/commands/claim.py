@@ -27,7 +27,7 @@ _ANSWER_SECONDS = 10.0
 """Timeout of an answer, which waits for the disk."""
 _MAX_ANSWER_BYTES = 64 << 20
 """Maximum size of the list of all claims of a node."""
-_NO_ANSWER, _UNAVAILABLE, _CONFLICT = 0, 503, 409
+_NO_ANSWER, _UNAVAILABLE = 0, 503
 _OK = 200
 Command = TypeVar("Command", bound=Callable[..., Any])
 

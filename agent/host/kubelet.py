@@ -33,7 +33,6 @@ from h2.exceptions import H2Error
 from railscope.http_responses import MAX_HEAD_BYTES
 
 SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
-LIST, ALLOCATABLE, GET = "List", "GetAllocatableResources", "Get"
 MAX_BYTES = 64 << 20
 """Maximum size of one answer. gRPC's usual limit of 4 MiB is too small for a large node."""
 

@@ -311,12 +311,6 @@ def parse_pods(content: bytes) -> tuple[KubeletPod, ...]:
     return tuple(_pod(pod) for pod in ProtobufMessage(content).messages(1))
 
 
-def parse_pod(content: bytes) -> KubeletPod | None:
-    """Return the pod of a GetPodResourcesResponse; None if it has none. Raises FormatError."""
-    found = [_pod(pod) for pod in ProtobufMessage(content).messages(1)]
-    return found[-1] if found else None
-
-
 def parse_allocatable(content: bytes) -> tuple[PodDevices, ...]:
     """Return all allocatable devices of an AllocatableResourcesResponse. Raises FormatError."""
     return tuple(_devices(devices) for devices in ProtobufMessage(content).messages(1))

@@ -1,9 +1,8 @@
 """Formats of Slurm on a node: gres.conf, job environments, SLUIDs and process titles of slurmstepd.
 
-Devices by index of Slurm's generic resources are in gres.conf, or in the output of `slurmd -G`.
-Indices (IDX) count the devices in the order of gres.conf and are not NVML indices. With
-AutoDetect, slurmd finds and orders the devices, and only `slurmd -G` shows the order. Sources:
-SchedMD/slurm:doc/man/man5/gres.conf.5, src/interfaces/gres.c.
+Devices by index of Slurm's generic resources are in gres.conf. Indices (IDX) count the devices in
+the order of gres.conf and are not NVML indices. With AutoDetect, slurmd finds and orders the
+devices, and only `slurmd -G` shows the order. Sources: SchedMD/slurm:doc/man/man5/gres.conf.5, src/interfaces/gres.c.
 
 The environment of a job is /proc/PID/environ, entries terminated by a zero byte. A process may
 change its environment before it executes another program: the values come from the job, not from
@@ -32,7 +31,6 @@ from railscope.slurm.notation import expand_nodes
 
 _DEVICE_FILE = re.compile(r"/dev/nvidia([0-9]{1,4})")
 _PAIR = re.compile(r'([A-Za-z_]+)=(?:"([^"]*)"|(\S*))')
-_PRINTED = re.compile(r"\bGres (Name=.*)")
 _OFF = {"", "off"}
 
 
@@ -82,17 +80,6 @@ def parse_gres_conf(text: str, node: str, name: str = "gpu") -> GresConf:
     return GresConf(tuple(devices), "" if detects in _OFF else detects)
 
 
-def parse_slurmd(text: str, name: str = "gpu") -> tuple[GresDevice, ...]:
-    """Return the devices of one resource in the order of `slurmd -G`. Raises FormatError."""
-    devices: list[GresDevice] = []
-    for line in text.split("\n"):
-        printed = _PRINTED.search(line)
-        fields = _pairs(printed[1]) if printed else {}
-        if fields.get("name") == name:
-            devices += _devices(fields, len(devices))
-    return tuple(devices)
-
-
 def _setting_lines(text: str) -> Iterator[dict[str, str]]:
     """Yield the settings of each line, without comments and with continued lines joined."""
     joined = re.sub(r"\\\r?\n", " ", text)
@@ -117,14 +104,9 @@ def _pairs(line: str) -> dict[str, str]:
 def _devices(fields: dict[str, str], first: int) -> list[GresDevice]:
     """Return the devices of a line: one per file, or one with several files."""
     kind = fields.get("type", "")
-    kind = "" if kind == "(null)" else kind
     if "multiplefiles" in fields:
         return [GresDevice(first, kind, expand_nodes(fields["multiplefiles"]))]
     files = expand_nodes(fields.get("file", ""))
-    if fields.get("count") == "1" and len(files) > 1:
-        return [
-            GresDevice(first, kind, files)
-        ]  # slurmd prints all files of one device in this form
     return [GresDevice(first + place, kind, (file,)) for place, file in enumerate(files)]
 
 
@@ -153,51 +135,6 @@ def parse_slurm_variables(content: bytes) -> dict[str, str]:
 
 SLUID_PATTERN = "s[0-9A-F][0-9A-HJKMNP-TV-Z]{12}"
 """Format as Slurm writes it. The first digit has the 4 bits that are left over from 12 digits."""
-
-_DIGITS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-_VALUES = {digit: value for value, digit in enumerate(_DIGITS)} | {"O": 0, "I": 1, "L": 1}
-_WRITTEN = re.compile("s([0-9A-FILO][0-9A-TV-Z]{12})", re.ASCII | re.IGNORECASE)
-_LENGTH = 13
-_TIME_BITS, _SEQUENCE_BITS = 42, 10
-
-
-@dataclass(frozen=True, slots=True)
-class Sluid:
-    """Decoded SLUID.
-
-    The milliseconds are the time at which slurmctld created it, since 1970 by CLOCK_TAI: ahead of UTC by
-    the leap seconds (37 since 2017) if the kernel has that offset configured, otherwise equal to UTC.
-    """
-
-    cluster: int
-    milliseconds: int
-    sequence: int
-
-    def __str__(self) -> str:
-        """Return the name as Slurm writes it."""
-        whole = (self.cluster << _TIME_BITS | self.milliseconds) << _SEQUENCE_BITS | self.sequence
-        places = range(5 * (_LENGTH - 1), -1, -5)
-        return "s" + "".join(_DIGITS[whole >> place & 0x1F] for place in places)
-
-
-def decode_sluid(text: str) -> Sluid:
-    """Decode a SLUID; like Slurm, accept lower case, and O, I and L for 0 and 1.
-
-    Raises FormatError.
-    """
-    written = _WRITTEN.fullmatch(text)
-    if written is None:
-        message = f"{text!r} is no SLUID: an s and 13 digits of base 32"
-        raise FormatError(message)
-    whole = 0
-    for digit in written[1].upper():
-        whole = whole << 5 | _VALUES[digit]
-    return Sluid(
-        whole >> _TIME_BITS + _SEQUENCE_BITS,
-        whole >> _SEQUENCE_BITS & (1 << _TIME_BITS) - 1,
-        whole & (1 << _SEQUENCE_BITS) - 1,
-    )
-
 
 _TITLE = re.compile(r"slurmstepd: \[([0-9]{1,10})\.([^\s\]]+)(?: stepmgr)?\]")
 

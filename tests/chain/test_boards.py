@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +22,11 @@ from PIL import Image
 from dashboards.build import boards
 from dashboards.pictures import layout, tables
 from dashboards.prometheus_api import (
-    DashboardQuery,
     DashboardResults,
     Prometheus,
     PrometheusError,
     QueryWindow,
     Values,
-    dashboard_queries,
     fill_variables,
     query_dashboard,
 )
@@ -86,6 +84,30 @@ LOOKS: Mapping[str, Sequence[Values]] = {
     "tenant.json": [{"tenant": "slurm:research"}],
 }
 """More values of the variables of dashboards that show one device: not all devices show everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class DashboardQuery:
+    """A query of a dashboard, with the title of its panel or annotation."""
+
+    board: str
+    panel: str
+    expression: str
+    variables: Sequence[Mapping[str, Any]]
+
+    def __str__(self) -> str:
+        """Return the title and the expression for messages."""
+        return f"{self.board}, {self.panel}: {self.expression}"
+
+
+def dashboard_queries(board: Mapping[str, Any]) -> Iterator[DashboardQuery]:
+    """Yield every query of a dashboard, including those of its annotations."""
+    variables = board["templating"]["list"]
+    for panel in board["panels"]:
+        for target in panel.get("targets", ()):
+            yield DashboardQuery(board["title"], panel["title"], target["expr"], variables)
+    for marks in board["annotations"]["list"]:
+        yield DashboardQuery(board["title"], marks["name"], marks["expr"], variables)
 
 
 @dataclass

@@ -28,9 +28,6 @@ from railscope.catalog.entities import GPU_PROCESS, VGPU
 from railscope.frame import Entity
 from railscope.reading import Absent, Reading
 
-_NOT_SUPPORTED, _NOT_FOUND = 3, 6
-_NONE = {_NOT_FOUND, 21}  # NOT_FOUND, NO_DATA
-_HAS_NO_LIST = {_NOT_SUPPORTED, 13, 25}
 UNUSED, EXCLUSIVE, TIME_SLICING, MPS, MIG, VGPUS = s.GPU_SHARING.states
 
 

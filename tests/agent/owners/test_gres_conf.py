@@ -1,4 +1,4 @@
-"""The devices that gres.conf and slurmd give to the indices of Slurm's generic resources."""
+"""The devices that gres.conf gives to the indices of Slurm's generic resources."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.owners import FormatError
-from agent.owners.slurm import GresDevice, parse_gres_conf, parse_slurmd
+from agent.owners.slurm import GresDevice, parse_gres_conf
 
 CONF = r"""
 # what the servers have
@@ -59,26 +59,7 @@ def test_a_file_that_does_not_tell_all(text):
         parse_gres_conf(text, "n1")
 
 
-PRINTED = """\
-slurmd: gpu/nvml: _get_system_gpu_list_nvml: 3 GPU system device(s) detected
-slurmd: Gres Name=gpu Type=nvidia_a100 Count=1 Index=1 ID=7696487 File=/dev/nvidia1 Cores=0-63 CoreCnt=128 Links=-1,4 Flags=HAS_FILE,HAS_TYPE,ENV_NVML
-[2026-10-09T06:49:39.052] Gres Name=gpu Type=(null) Count=1 Index=0 ID=7696487 File=/dev/nvidia0 Links=(null) Flags=HAS_FILE
-slurmd-n1: Gres Name=gpu Type=a100_3g.20gb Count=1 Index=21 ID=7696487 File=/dev/nvidia-caps/nvidia-cap21 Links=(null)
-slurmd: Gres Name=gpu Type=a100_1g.5gb Count=1 Index=30 ID=7696487 File=/dev/nvidia2,/dev/nvidia-caps/nvidia-cap30
-slurmd: Gres Name=gpu Type=h100 Count=2 Index=3 ID=7696487 File=/dev/nvidia[3-4]
-slurmd: Gres Name=shard Count=8 ID=1
-"""
-
-
-def test_what_slurmd_prints_is_certain():
-    devices = parse_slurmd(PRINTED)
-    assert [device.index for device in devices] == [0, 1, 2, 3, 4, 5]
-    assert [device.minor for device in devices] == [1, 0, None, 2, 3, 4]
-    assert [device.type for device in devices][:2] == ["nvidia_a100", ""]
-
-
 @given(st.one_of(st.text(), st.text('Name=gpuFil /dv[]0-9,#"\\\nGrs')))
 def test_any_text_is_a_configuration_or_is_none(text):
-    for parse in (lambda: parse_gres_conf(text, "n1"), lambda: parse_slurmd(text)):
-        with contextlib.suppress(FormatError):
-            parse()
+    with contextlib.suppress(FormatError):
+        parse_gres_conf(text, "n1")

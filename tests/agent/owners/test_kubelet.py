@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from support import pod_resources as wire
 from support.kubelet_server import Handler, serving
 
-from agent.host.kubelet import ALLOCATABLE, GET, LIST, Kubelet
+from agent.host.kubelet import Kubelet
+from agent.host.owners import ALLOCATABLE, LIST
 from agent.owners.kubelet_answers import (
     KubeletPod,
     PodContainer,
     PodDevices,
     parse_allocatable,
-    parse_pod,
     parse_pods,
 )
 from railscope.reading import Absent, reason_of
@@ -52,6 +52,7 @@ def get(request: bytes, context: grpc.ServicerContext) -> bytes:
     raise AssertionError
 
 
+GET = "Get"
 METHODS: dict[str, Handler] = {
     LIST: lambda _request, _context: b"".join(map(wire.listed, MANY)),
     ALLOCATABLE: lambda _request, _context: wire.piece(1, wire.devices(GPUS)),
@@ -77,7 +78,7 @@ def test_the_devices_that_could_be_given(kubelet_socket):
 
 
 def test_one_pod(kubelet_socket):
-    assert parse_pod(Kubelet(kubelet_socket).ask(GET, names(MANY[7]))) == MANY[7]
+    assert parse_pods(Kubelet(kubelet_socket).ask(GET, names(MANY[7]))) == (MANY[7],)
 
 
 def test_a_pod_that_is_not_there(kubelet_socket):

@@ -18,7 +18,6 @@ from agent.owners.kubelet_answers import (
     PodResourceClaim,
     ProtobufMessage,
     parse_allocatable,
-    parse_pod,
     parse_pods,
 )
 
@@ -77,17 +76,11 @@ def test_an_answer():
 
 def test_no_pods():
     assert parse_pods(b"") == ()
-    assert parse_pod(b"") is None
 
 
 @given(st.lists(PODS, max_size=3).map(tuple))
 def test_pods_come_back(sent):
     assert parse_pods(b"".join(map(wire.listed, sent))) == sent
-
-
-@given(PODS)
-def test_one_pod_comes_back(sent):
-    assert parse_pod(wire.listed(sent)) == sent
 
 
 @given(st.lists(DEVICES, max_size=3).map(tuple))
@@ -152,7 +145,7 @@ def test_signed_integers(value):
 
 @given(st.binary())
 def test_any_bytes_are_an_answer_or_are_none(content):
-    for parse in (parse_pods, parse_pod, parse_allocatable):
+    for parse in (parse_pods, parse_allocatable):
         with contextlib.suppress(FormatError):
             parse(content)
 
