@@ -18,10 +18,9 @@ import structlog
 from collector.access.credentials import Credential, CredentialKey, Credentials, Role
 from collector.access.tokens_file import CredentialChange, RecordedCredentials, find_changes
 from collector.audit.collector_records import AuditTrail, DeniedRequest
-from collector.audit.log_writer import AuditError
 from collector.ledger.audit_outbox import RecordDraft
 from collector.work_limits import run_to_end
-from railscope.audit.record import RecordActor, RecordData, RecordError, RecordSubject
+from railscope.audit.record import RecordActor, RecordData, RecordSubject
 
 EVERY_SECONDS = 60.0
 MAX_DISTINGUISHED = 100
@@ -212,19 +211,10 @@ class AccessTrail:
 
     async def _append(self, drafts: Iterator[RecordDraft]) -> bool:
         """Record all drafts, in groups; return True if none was lost."""
-        lost = 0
+        complete = True
         while group := list(islice(drafts, _GROUP)):
-            lost += sum(await asyncio.gather(*(self._lost(draft) for draft in group)))
-        return not lost
-
-    async def _lost(self, draft: RecordDraft) -> bool:
-        try:
-            await self.trail.log.append(draft)
-        except (AuditError, RecordError) as error:
-            self.trail.lost += 1
-            log.error("audit_record_lost", type=draft.type, data=draft.data, problem=str(error))
-            return True
-        return False
+            complete &= all(await asyncio.gather(*map(self.trail.append, group)))
+        return complete
 
     # Form of the records --------------------------------------------------------------------------
 

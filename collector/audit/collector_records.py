@@ -361,13 +361,16 @@ class AuditTrail:
         self, kind: str, data: RecordData, actor: RecordActor | None = None, outcome: str = "done"
     ) -> None:
         # A pending append is recorded or counted as lost, even if the minute ends.
-        await run_to_end(self._append(self._draft(kind, data, actor, outcome)))
+        await run_to_end(self.append(self._draft(kind, data, actor, outcome)))
 
-    async def _append(self, draft: RecordDraft) -> None:
+    async def append(self, draft: RecordDraft) -> bool:
+        """Record a draft; if that fails, count and log the loss, and return False."""
         try:
             await self.log.append(draft)
         except (AuditError, RecordError) as error:
             self._lose(draft.type, draft.data, str(error))
+            return False
+        return True
 
     def _lose(self, kind: str, data: Mapping[str, object], problem: str) -> None:
         self.lost += 1

@@ -29,7 +29,7 @@ from collector.billing.charges import Charge, ChargeKind, PriceUnit
 from collector.billing.invoices import Invoice, InvoiceLine, InvoiceStatus, PeriodClosing
 from collector.billing.period_rating import UndecidedUse
 from collector.ledger.row_conversion import GpuDay, RowValues
-from collector.ledger.schema import cover_table, make_append_only, metadata
+from collector.ledger.schema import cover_table, integers, make_append_only, metadata, texts
 from collector.metering.units import Period
 
 price_books = Table(
@@ -37,11 +37,9 @@ price_books = Table(
     metadata,
     Column("version", BigInteger, primary_key=True, autoincrement=False),
     Column("published_ns", BigInteger, nullable=False),
-    Column("currency", Text, nullable=False),
-    Column("content_hash", Text, nullable=False),
+    *texts("currency", "content_hash"),
     Column("recorded_ns", BigInteger, nullable=False),
-    Column("recorded_by", Text, nullable=False),
-    Column("text", Text, nullable=False),
+    *texts("recorded_by", "text"),
 )
 """Price books as they were published."""
 
@@ -49,17 +47,12 @@ closings = Table(
     "billing_closing",
     metadata,
     Column("closing", BigInteger, primary_key=True, autoincrement=False),
-    Column("period_start_ns", BigInteger, nullable=False),
-    Column("period_end_ns", BigInteger, nullable=False),
+    *integers("period_start_ns", "period_end_ns"),
     Column("tenant_id", Text, nullable=False),
     Column("closed_ns", BigInteger, nullable=False),
-    Column("closed_by", Text, nullable=False),
-    Column("currency", Text, nullable=False),
+    *texts("closed_by", "currency"),
     Column("price_version", ForeignKey("billing_price_book.version"), nullable=False),
-    Column("ledger_root", Text, nullable=False),
-    Column("manifest_root", Text, nullable=False),
-    Column("corrected", Text, nullable=False),
-    Column("missing", Text, nullable=False),
+    *texts("ledger_root", "manifest_root", "corrected", "missing"),
     CheckConstraint("period_start_ns < period_end_ns", name="time_passes"),
 )
 Index(
@@ -89,13 +82,9 @@ adjustments = Table(
     "billing_adjustment",
     metadata,
     Column("charge_id", Text, primary_key=True),
-    Column("tenant_id", Text, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("service_t0_ns", BigInteger, nullable=False),
-    Column("service_t1_ns", BigInteger, nullable=False),
-    Column("amount", Text, nullable=False),
-    Column("currency", Text, nullable=False),
-    Column("reason", Text, nullable=False),
+    *texts("tenant_id", "kind"),
+    *integers("service_t0_ns", "service_t1_ns"),
+    *texts("amount", "currency", "reason"),
     Column("recorded_ns", BigInteger, nullable=False),
     Column("recorded_by", Text, nullable=False),
 )
@@ -107,8 +96,7 @@ invoices = Table(
     Column("invoice_id", Text, primary_key=True),
     Column("closing", ForeignKey("billing_closing.closing"), nullable=False),
     Column("tenant_id", Text, nullable=False),
-    Column("period_start_ns", BigInteger, nullable=False),
-    Column("period_end_ns", BigInteger, nullable=False),
+    *integers("period_start_ns", "period_end_ns"),
     Column("currency", Text, nullable=False),
     Column("total_minor", BigInteger, nullable=False),
     Column("content_hash", Text, nullable=False, unique=True),
@@ -122,24 +110,14 @@ charges = Table(
     metadata,
     Column("invoice_id", ForeignKey("billing_invoice.invoice_id"), primary_key=True),
     Column("charge_id", Text, primary_key=True),
-    Column("tenant_id", Text, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("service_t0_ns", BigInteger, nullable=False),
-    Column("service_t1_ns", BigInteger, nullable=False),
+    *texts("tenant_id", "kind"),
+    *integers("service_t0_ns", "service_t1_ns"),
     Column("amount", Text, nullable=False),
     Column("amount_minor", BigInteger, nullable=False),
-    Column("sku", Text, nullable=False),
-    Column("quantity", Text, nullable=False),
+    *texts("sku", "quantity"),
     Column("unit", Text),
-    Column("price_nano", BigInteger, nullable=False),
-    Column("list_nano", BigInteger, nullable=False),
-    Column("price_version", BigInteger, nullable=False),
-    Column("resource", Text, nullable=False),
-    Column("mig_profile", Text, nullable=False),
-    Column("claim_id", Text, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("note", Text, nullable=False),
-    Column("corrects", Text, nullable=False),
+    *integers("price_nano", "list_nano", "price_version"),
+    *texts("resource", "mig_profile", "claim_id", "state", "note", "corrects"),
     Column("corrected_in_ns", BigInteger),
 )
 """The lines of invoices; `amount` is exact, `amount_minor` its share of the rounded total."""
@@ -149,14 +127,8 @@ reviews = Table(
     metadata,
     Column("closing", ForeignKey("billing_closing.closing"), primary_key=True),
     Column("review", BigInteger, primary_key=True, autoincrement=False),
-    Column("tenant_id", Text, nullable=False),
-    Column("resource", Text, nullable=False),
-    Column("sku", Text, nullable=False),
-    Column("claim_id", Text, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("units", BigInteger, nullable=False),
-    Column("start_ns", BigInteger, nullable=False),
-    Column("end_ns", BigInteger, nullable=False),
+    *texts("tenant_id", "resource", "sku", "claim_id", "state"),
+    *integers("units", "start_ns", "end_ns"),
     Column("reason", Text, nullable=False),
 )
 """Use that a closing did not bill because it needs a decision."""
@@ -166,8 +138,7 @@ voids = Table(
     metadata,
     Column("invoice_id", ForeignKey("billing_invoice.invoice_id"), primary_key=True),
     Column("voided_ns", BigInteger, nullable=False),
-    Column("voided_by", Text, nullable=False),
-    Column("reason", Text, nullable=False),
+    *texts("voided_by", "reason"),
 )
 
 openings = Table(

@@ -35,7 +35,7 @@ from collector.evidence.claim_events import ReportedClaim, ReportedEnd
 from collector.evidence.node_chunks import Contacts, FirstContact
 from collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
 from collector.files import device_files, tenancy_files
-from collector.ledger.schema import make_append_only, metadata
+from collector.ledger.schema import integers, make_append_only, metadata, texts
 from railscope.timestamps import DAY_NS, FOREVER_NS
 
 evidence_parts = Table(
@@ -43,9 +43,7 @@ evidence_parts = Table(
     metadata,
     Column("part", Text, primary_key=True),
     Column("node", Text, nullable=False),
-    Column("start_ns", BigInteger, nullable=False),
-    Column("end_ns", BigInteger, nullable=False),
-    Column("recorded_ns", BigInteger, nullable=False),
+    *integers("start_ns", "end_ns", "recorded_ns"),
     Column("content", LargeBinary, nullable=False),
     Index("evidence_part_ends", "node", "end_ns"),
     Index("evidence_part_starts", "node", "start_ns"),
@@ -76,11 +74,8 @@ reported_claims = Table(
     "evidence_claim",
     metadata,
     Column("fact", Text, primary_key=True),
-    Column("gpu_uuid", Text, nullable=False),
-    Column("node", Text, nullable=False),
-    Column("claim_id", Text, nullable=False),
-    Column("start_ns", BigInteger, nullable=False),
-    Column("recorded_ns", BigInteger, nullable=False),
+    *texts("gpu_uuid", "node", "claim_id"),
+    *integers("start_ns", "recorded_ns"),
     Column("content", LargeBinary, nullable=False),
     Index("evidence_claim_gpu", "gpu_uuid", "start_ns"),
     Index("evidence_claim_recorded", "recorded_ns"),
@@ -89,11 +84,8 @@ claim_ends = Table(
     "evidence_release",
     metadata,
     Column("fact", Text, primary_key=True),
-    Column("gpu_uuid", Text, nullable=False),
-    Column("node", Text, nullable=False),
-    Column("claim_id", Text, nullable=False),
-    Column("instant_ns", BigInteger, nullable=False),
-    Column("recorded_ns", BigInteger, nullable=False),
+    *texts("gpu_uuid", "node", "claim_id"),
+    *integers("instant_ns", "recorded_ns"),
     Index("evidence_release_gpu", "gpu_uuid", "instant_ns"),
     Index("evidence_release_recorded", "recorded_ns"),
 )
@@ -114,13 +106,8 @@ review_decisions = Table(
     "evidence_decision",
     metadata,
     Column("id", Text, primary_key=True),
-    Column("what", Text, nullable=False),
-    Column("node", Text, nullable=False),
-    Column("name", Text, nullable=False),
-    Column("accepted", BigInteger, nullable=False),
-    Column("start_ns", BigInteger, nullable=False),
-    Column("end_ns", BigInteger, nullable=False),
-    Column("recorded_ns", BigInteger, nullable=False),
+    *texts("what", "node", "name"),
+    *integers("accepted", "start_ns", "end_ns", "recorded_ns"),
     Column("content", Text, nullable=False),
     Index("evidence_decision_recorded", "recorded_ns"),
 )

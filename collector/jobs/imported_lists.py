@@ -33,7 +33,7 @@ from collector.ledger.audit_outbox import ROW, ROW_HASH, RecordDraft, put_record
 from collector.ledger.database import Database
 from collector.ledger.head_chain import HashedRow
 from collector.ledger.ledger_queries import chunks
-from collector.ledger.schema import cover_table, make_append_only, metadata
+from collector.ledger.schema import cover_table, integers, make_append_only, metadata, texts
 from collector.metering.units import Period, period_name
 from railscope.audit.record import RecordActor, RecordData
 from railscope.timestamps import DAY_NS, format_timestamp
@@ -43,14 +43,8 @@ job_lists = Table(
     metadata,
     Column("list", BigInteger, primary_key=True, autoincrement=False),
     Column("source", Text, nullable=False),
-    Column("period_start_ns", BigInteger, nullable=False),
-    Column("period_end_ns", BigInteger, nullable=False),
-    Column("as_of_ns", BigInteger, nullable=False),
-    Column("as_observed", BigInteger, nullable=False),
-    Column("imported_ns", BigInteger, nullable=False),
-    Column("imported_by", Text, nullable=False),
-    Column("content_hash", Text, nullable=False),
-    Column("rejected", Text, nullable=False),
+    *integers("period_start_ns", "period_end_ns", "as_of_ns", "as_observed", "imported_ns"),
+    *texts("imported_by", "content_hash", "rejected"),
     CheckConstraint("period_start_ns < period_end_ns", name="time_passes"),
 )
 """Imported lists; the highest number of each source and period is valid; `rejected` is JSON."""
@@ -60,14 +54,9 @@ listed_jobs = Table(
     metadata,
     Column("list", ForeignKey("job_list.list"), primary_key=True),
     Column("position", BigInteger, primary_key=True, autoincrement=False),
-    Column("gpu_uuid", Text, nullable=False),
-    Column("node", Text, nullable=False),
-    Column("model", Text, nullable=False),
-    Column("start_ns", BigInteger, nullable=False),
-    Column("end_ns", BigInteger, nullable=False),
-    Column("job_id", Text, nullable=False),
-    Column("tenant_id", Text, nullable=False),
-    Column("share", Text, nullable=False),
+    *texts("gpu_uuid", "node", "model"),
+    *integers("start_ns", "end_ns"),
+    *texts("job_id", "tenant_id", "share"),
     Column("unfinished", BigInteger, nullable=False),
     Index("job_list_job_gpu", "gpu_uuid", "list"),
 )

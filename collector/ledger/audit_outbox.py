@@ -40,7 +40,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from collector.ledger.schema import make_append_only, metadata
+from collector.ledger.schema import make_append_only, metadata, texts
 from railscope.audit.record import (
     MAX_RECORD_BYTES,
     VERSION,
@@ -196,14 +196,9 @@ outbox_rows = Table(
     ),
     Column("id", Text, nullable=False, unique=True),
     Column("recorded_ns", BigInteger, nullable=False),
-    Column("type", Text, nullable=False),
-    Column("outcome", Text, nullable=False),
+    *texts("type", "outcome"),
     Column("uncertainty_ms", BigInteger, nullable=False),
-    Column("actor", Text, nullable=False),
-    Column("subject", Text, nullable=False),
-    Column("data", Text, nullable=False),
-    Column("refs", Text, nullable=False),
-    Column("commitments", Text, nullable=False),
+    *texts("actor", "subject", "data", "refs", "commitments"),
 )
 taken_rows = Table(
     "audit_taken",

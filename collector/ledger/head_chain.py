@@ -20,7 +20,14 @@ from typing import Any, NamedTuple
 from sqlalchemy import BigInteger, Column, Connection, Row, Table, Text, func, select, tuple_
 
 from collector.ledger.audit_outbox import HEAD, RESTORE, RecordDraft, newest_number, put_record
-from collector.ledger.schema import CoveredTable, covered_tables, make_append_only, metadata
+from collector.ledger.schema import (
+    CoveredTable,
+    covered_tables,
+    integers,
+    make_append_only,
+    metadata,
+    texts,
+)
 from railscope.audit.record import RecordActor, RecordData
 
 ADOPTED = "adopted"
@@ -36,8 +43,7 @@ databases = Table(
     Column("database_id", Text, nullable=False, unique=True),
     Column("created_ns", BigInteger, nullable=False),
     Column("continues", Text, nullable=False),
-    Column("head", BigInteger, nullable=False),
-    Column("outbox", BigInteger, nullable=False),
+    *integers("head", "outbox"),
     Column("reason", Text, nullable=False),
 )
 """Identity of the database: the newest row applies. `head`, `outbox`: last rows that it continues."""
@@ -46,10 +52,7 @@ heads = Table(
     "ledger_head",
     metadata,
     Column("n", BigInteger, primary_key=True, autoincrement=False),
-    Column("database_id", Text, nullable=False),
-    Column("previous", Text, nullable=False),
-    Column("rows", Text, nullable=False),
-    Column("head", Text, nullable=False),
+    *texts("database_id", "previous", "rows", "head"),
     Column("recorded_ns", BigInteger, nullable=False),
 )
 """`rows` is JSON: kind, key and hash of each row that the transaction added."""

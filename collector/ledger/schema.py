@@ -44,6 +44,17 @@ _INTEGER = re.compile("0|-?[1-9][0-9]{0,59}")
 
 metadata = MetaData()
 
+
+def texts(*names: str) -> list[Column[str]]:
+    """Columns of texts that are not NULL."""
+    return [Column(name, Text, nullable=False) for name in names]
+
+
+def integers(*names: str) -> list[Column[int]]:
+    """Columns of 64-bit integers that are not NULL."""
+    return [Column(name, BigInteger, nullable=False) for name in names]
+
+
 schema_version = Table("ledger_schema", metadata, Column("version", BigInteger, primary_key=True))
 
 revisions = Table(
@@ -53,10 +64,7 @@ revisions = Table(
     Column("day", BigInteger, primary_key=True, autoincrement=False),
     Column("revision", BigInteger, primary_key=True, autoincrement=False),
     Column("supersedes", BigInteger),
-    Column("sku", Text, nullable=False),
-    Column("content_root", Text, nullable=False),
-    Column("evidence_root", Text, nullable=False),
-    Column("engine_version", Text, nullable=False),
+    *texts("sku", "content_root", "evidence_root", "engine_version"),
     Column("computed_ns", BigInteger, nullable=False),
     Column("capacity_units", BigInteger, nullable=False, server_default="840"),
     Column("clock_suspect", Text),
@@ -108,18 +116,11 @@ entries = Table(
     Column("revision", BigInteger, primary_key=True, autoincrement=False),
     Column("entry", BigInteger, primary_key=True, autoincrement=False),
     Column("tiling", Text, nullable=False),
-    Column("slot_lo", BigInteger, nullable=False),
-    Column("slot_hi", BigInteger, nullable=False),
-    Column("t0_ns", BigInteger, nullable=False),
-    Column("t1_ns", BigInteger, nullable=False),
-    Column("node", Text, nullable=False),
-    Column("state", Text, nullable=False),
+    *integers("slot_lo", "slot_hi", "t0_ns", "t1_ns"),
+    *texts("node", "state"),
     Column("witness", Text),
     Column("silence_ns", BigInteger, nullable=False),
-    Column("tenant_id", Text, nullable=False),
-    Column("workload_id", Text, nullable=False),
-    Column("claim_id", Text, nullable=False),
-    Column("layout_id", Text, nullable=False),
+    *texts("tenant_id", "workload_id", "claim_id", "layout_id"),
     Column("qty_capns", ExactInteger(), nullable=False),
     Column("reason", Text, nullable=False, server_default=""),
     Column("placement", Text, nullable=False, server_default=""),
@@ -136,16 +137,9 @@ shares = Table(
     Column("day", BigInteger, primary_key=True, autoincrement=False),
     Column("revision", BigInteger, primary_key=True, autoincrement=False),
     Column("share", BigInteger, primary_key=True, autoincrement=False),
-    Column("measure", Text, nullable=False),
-    Column("use", Text, nullable=False),
-    Column("slot_lo", BigInteger, nullable=False),
-    Column("slot_hi", BigInteger, nullable=False),
-    Column("t0_ns", BigInteger, nullable=False),
-    Column("t1_ns", BigInteger, nullable=False),
-    Column("amount", BigInteger, nullable=False),
-    Column("tenant_id", Text, nullable=False),
-    Column("workload_id", Text, nullable=False),
-    Column("claim_id", Text, nullable=False),
+    *texts("measure", "use"),
+    *integers("slot_lo", "slot_hi", "t0_ns", "t1_ns", "amount"),
+    *texts("tenant_id", "workload_id", "claim_id"),
     _revision_foreign_key(),
     CheckConstraint("amount > 0", name="amount_is_positive"),
     CheckConstraint("t0_ns <= t1_ns", name="time_passes"),
@@ -179,13 +173,8 @@ overlaps = Table(
     Column("revision", BigInteger, primary_key=True, autoincrement=False),
     Column("overlap", BigInteger, primary_key=True, autoincrement=False),
     Column("tiling", Text, nullable=False),
-    Column("t0_ns", BigInteger, nullable=False),
-    Column("t1_ns", BigInteger, nullable=False),
-    Column("claim_id", Text, nullable=False),
-    Column("tenant_id", Text, nullable=False),
-    Column("other_claim_id", Text, nullable=False),
-    Column("other_tenant_id", Text, nullable=False),
-    Column("kind", Text, nullable=False),
+    *integers("t0_ns", "t1_ns"),
+    *texts("claim_id", "tenant_id", "other_claim_id", "other_tenant_id", "kind"),
     Column("units", BigInteger, nullable=False),
     Column("ratio", Text, nullable=False),
     _revision_foreign_key(),
