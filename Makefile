@@ -3,7 +3,7 @@
 # make thorough         the properties of metering, billing, audit and damaged answers, with more examples
 # make check            lint, types, layers, wording, generated files
 # make bench            measure
-# make boards docs      write dashboards and generated documents again
+# make dashboards docs  write dashboards and generated documents again
 # make pictures         run a cluster with faults for ten minutes and draw all dashboards into docs/pictures
 # make cases            write the test cases in tests/captures again
 # make install          install as services under PREFIX (as root); EXTRAS=yes adds PostgreSQL and Parquet
@@ -27,7 +27,7 @@ VALIDATOR := $(CURDIR)/.venv-validator
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help lock demo test thorough check bench boards docs pictures cases install clean servers validator
+.PHONY: help lock demo test thorough check bench dashboards docs pictures cases install clean servers validator
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -62,10 +62,10 @@ check: $(VENV)/.ready-to-test
 bench: $(VENV)/.ready-to-test servers
 	$(PY) -m bench
 
-boards: $(VENV)/.ready-to-test
+dashboards: $(VENV)/.ready-to-test
 	$(PY) -m dashboards
 
-docs: $(VENV)/.ready-to-test boards
+docs: $(VENV)/.ready-to-test dashboards
 	$(PY) docs/generate.py
 
 pictures: $(VENV)/.ready-to-test servers

@@ -188,7 +188,7 @@ def module(path: Path) -> Passage:
     )
 
 
-_UNCHECKED = re.compile(r"^Generated from the catalog|^# GPU health$", re.MULTILINE)
+_UNCHECKED = re.compile(r"^# GPU health$", re.MULTILINE)
 
 
 def document(place: str, text: str) -> Iterator[Passage]:

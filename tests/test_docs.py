@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -212,6 +213,26 @@ def test_every_page_is_in_the_index():
     index = (DOCS / "README.md").read_text()
     pages = {page.name for page in DOCS.glob("*.md")} - {"README.md"}
     assert {name for name in pages if f"]({name})" not in index} == set()
+
+
+def layers(package: str) -> list[str]:
+    """First-level modules of a package in the order of its import contract."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
+    (found,) = [entry["layers"] for entry in contracts if entry.get("containers") == [package]]
+    return [name for layer in found for name in layer.split(" | ")]
+
+
+@pytest.mark.parametrize("package", ["agent", "collector", "railscope"])
+def test_the_packages_that_are_listed_are_those_of_the_import_contracts(package: str):
+    text = (DOCS / "architecture.md").read_text()
+    table = text.partition(f"| {package} | contents |\n|---|---|\n")[2].partition("\n\n")[0]
+    listed = [re.findall(r"`(\w+)`", row.split("|")[1]) for row in table.splitlines()]
+    assert sorted(name for row in listed for name in row) == sorted(layers(package))
+    order = {name: i for i, name in enumerate(layers(package))}
+    first = [min(order[name] for name in row) for row in listed]
+    assert first == sorted(first)
 
 
 KNOWN = {*METRICS, *EVENTS, *rollups()}
