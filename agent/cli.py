@@ -31,9 +31,9 @@ from railscope.exposition import TextFormat
 from railscope.frame import FrameOrigin
 from railscope.reading import Absent
 from railscope.service import Serve, supervise
+from railscope.timestamps import SECOND_NS
 from railscope.wire import to_wire_entity
 
-NS = 1_000_000_000
 _Read: TypeAlias = Callable[[Agent], Coroutine[Any, Any, None]]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -224,7 +224,7 @@ def _host(root: Path, replay: Path | None) -> tuple[Host, str]:
 
         def offset_ns() -> int:
             # The last moment is at the end of the capture, and lasts as long as the others.
-            return (clock.now().boot_ns - started_ns) % (length_ns + NS)
+            return (clock.now().boot_ns - started_ns) % (length_ns + SECOND_NS)
 
         return RecordedHost(capture, clock, offset_ns)
 
@@ -269,7 +269,7 @@ async def _record(real: LiveHost, seconds: float, *, redact: bool, bursts: bool)
     )  # fmt: skip
     await sampler.once()
     sampling = asyncio.ensure_future(sampler.run())
-    await host.clock.sleep_until(started.boot_ns + round(seconds * NS))
+    await host.clock.sleep_until(started.boot_ns + round(seconds * SECOND_NS))
     sampling.cancel()
     await asyncio.wait({sampling})
     hide = redactor.text if redactor else str

@@ -31,14 +31,14 @@ import click
 
 from bench.harness import Aim, BenchReport, mebibytes
 from bench.metering import DAYS, FIRST_DAY, MONTH
-from collector.jobs.job_list import NS_PER_SECOND, ListedJob, UnnamedGpus
+from collector.jobs.job_list import ListedJob, UnnamedGpus
 from collector.jobs.job_list_import import ImportTerms, job_days, with_stand_ins
 from collector.jobs.job_reconciliation import compare_jobs
 from collector.metering.evidence import Evidence, MeteredClaim, NodeSighting, NodeStay, NodeWitness
 from collector.metering.tiling import GpuTimeline
 from collector.metering.units import CapacityRange, Tiling
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
-from railscope.timestamps import DAY_NS
+from railscope.timestamps import DAY_NS, SECOND_NS
 
 TRACE = (
     Path(__file__).parents[2] / "shared/captures/jobs/alibaba-v2025-disaggregated_DLRM_trace.csv.gz"
@@ -78,7 +78,7 @@ def read_trace(path: Path = TRACE) -> list[TraceInstance]:
 
 def _ns(text: str) -> int | None:
     """Convert seconds of the trace, which are rounded floating point, to nanoseconds."""
-    return round(Decimal(text) * NS_PER_SECOND) if text else None
+    return round(Decimal(text) * SECOND_NS) if text else None
 
 
 def jobs_of_trace(found: Iterable[TraceInstance]) -> list[ListedJob]:

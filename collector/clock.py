@@ -24,20 +24,20 @@ import msgspec
 import structlog
 
 from railscope.durable_files import write_durably
+from railscope.timestamps import SECOND_NS
 
 log = structlog.get_logger(__name__)
 
 FILE = "clock"
 ACCEPTED_FILE = "clock.accepted"
-NS = 1_000_000_000
-MAX_STEP_NS = NS
+MAX_STEP_NS = SECOND_NS
 MAX_SLEW_PPM = 500
-MAX_NODE_OFFSET_NS = 60 * NS
+MAX_NODE_OFFSET_NS = 60 * SECOND_NS
 MIN_NODES = 3
-MAX_UNSEEN_NS = 3600 * NS
+MAX_UNSEEN_NS = 3600 * SECOND_NS
 MAX_CORRECTIONS = 64
-KEEP_EVERY_NS = 60 * NS
-LOOK_EVERY_NS = NS
+KEEP_EVERY_NS = 60 * SECOND_NS
+LOOK_EVERY_NS = SECOND_NS
 
 
 class ClockFileError(ValueError):
@@ -172,7 +172,7 @@ class CollectorClock:
         passed_ns = boot_ns - self._looked_ns
         drift_ns = self.wall_ns() - boot_ns - self._state.reference_ns
         if abs(drift_ns) > MAX_STEP_NS and not self._state.problem:
-            self._suspect(f"the wall clock was stepped by {drift_ns / NS:+.3f} s", boot_ns)
+            self._suspect(f"the wall clock was stepped by {drift_ns / SECOND_NS:+.3f} s", boot_ns)
         if passed_ns >= LOOK_EVERY_NS:
             self._look(drift_ns, passed_ns, boot_ns)
         return self._state

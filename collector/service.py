@@ -58,13 +58,12 @@ from railscope.durable_files import lock_directory
 from railscope.server_connections import ServerConnections
 from railscope.service import feed_watchdog, notify, state_directory
 from railscope.settings import SettingsError
+from railscope.timestamps import DAY_NS, SECOND_NS
 
 log = structlog.get_logger(__name__)
 
 CHECKPOINT = "checkpoint"
 OBSERVED = "observed"
-_DAY_NS = 86_400_000_000_000
-NS = 1_000_000_000
 _CHECK_FILES_SECONDS = 86_400.0
 _MAX_NAMED = 100
 _RELOAD_AGAIN_SECONDS = 10.0
@@ -103,7 +102,7 @@ class Collector:
             self.directory / "frames", log_settings.segment_bytes, log_settings.max_bytes
         )
         oldest_days = self.settings.limits.max_frame_age_days + 1
-        self.keeping = CheckpointSchedule(self.restart, self.log, oldest_days * _DAY_NS)
+        self.keeping = CheckpointSchedule(self.restart, self.log, oldest_days * DAY_NS)
         self.log.on_rotate = self.keeping.rotated
         self.at_rest = self.log.files = self.keeping.files = StateFiles(self.directory)
         self.database = SharedDatabase(ledger_url(self.settings.ledger, self.directory), metadata)
@@ -152,7 +151,7 @@ class Collector:
 
     def _node_offsets(self) -> list[int]:
         """Return the lead of the wall clock of each reporting node over the collector's, in nanoseconds."""
-        from_ns = self.clock.now_ns() - round(self.settings.stale_seconds * NS)
+        from_ns = self.clock.now_ns() - round(self.settings.stale_seconds * SECOND_NS)
         nodes = self.core.fleet.nodes.values()
         return [node.clock_offset_ns for node in nodes if node.instant_ns >= from_ns]
 

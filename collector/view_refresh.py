@@ -23,8 +23,8 @@ from collector.workloads.job_roster import fair_selection
 from collector.workloads.job_view import RunningJobs
 from railscope.catalog import account as jobs_catalog
 from railscope.catalog import collector as catalog
+from railscope.timestamps import SECOND_NS
 
-NS = 1_000_000_000
 MAX_JOBS = 5000
 _SUMMED = ("cluster", "rail", "tenant")
 
@@ -83,7 +83,7 @@ class ViewRefresher:
         started = time.perf_counter_ns()
         now_ns = self.wall_ns()
         known = self.known()  # first, so that the files read below are at least as new
-        fresh_from_ns = now_ns - round(self.stale_seconds * NS)
+        fresh_from_ns = now_ns - round(self.stale_seconds * SECOND_NS)
         names: list[str] = []
         account = await self._account(now_ns) if known else None
         held = self.live.held() if account else {}
@@ -200,9 +200,9 @@ class ViewRefresher:
     ) -> Iterator[ViewCell]:
         for name, node in told.items():
             yield ViewCell(catalog.NODE_UP, (name,), float(node.instant_ns >= fresh_from_ns))
-            yield ViewCell(catalog.NODE_CLOCK_OFFSET, (name,), node.clock_offset_ns / NS)
+            yield ViewCell(catalog.NODE_CLOCK_OFFSET, (name,), node.clock_offset_ns / SECOND_NS)
             if node.instant_ns:
-                yield ViewCell(catalog.NODE_AGE, (name,), (now_ns - node.instant_ns) / NS)
+                yield ViewCell(catalog.NODE_AGE, (name,), (now_ns - node.instant_ns) / SECOND_NS)
 
 
 def _job_count_cells(jobs: RunningJobs) -> Iterator[ViewCell]:

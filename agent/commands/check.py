@@ -18,7 +18,6 @@ from agent.config import AgentSettings
 from agent.host.recorded_host import RecordedHost
 from agent.sampling.governor import Governor, create_governor, format_percent
 from agent.sampling.meter import ThreadCost
-from agent.sampling.sampler import NS
 from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
 from agent.sampling.status import UNSUPPORTED, SourceState
 from agent.service import Agent
@@ -31,6 +30,7 @@ from railscope.catalog.entities import GPU, NIC
 from railscope.frame import Entity, NodeTimestamp
 from railscope.reading import REASONS, Absent
 from railscope.settings import SettingsError
+from railscope.timestamps import SECOND_NS
 from railscope.wire import SentAt, envelope, pack
 
 
@@ -256,7 +256,7 @@ def _hangs(agent: Agent) -> list[ProbeFinding]:
         ProbeFinding(
             f"device {device}",
             ProbeVerdict.BROKEN,
-            f"{hung.call} has not returned for {(now_ns - hung.since_ns) / NS:.0f} s",
+            f"{hung.call} has not returned for {(now_ns - hung.since_ns) / SECOND_NS:.0f} s",
             "read the kernel log; reset or replace the device",
         )
         for device, hung in agent.sampler.hung.by_device.items()

@@ -32,7 +32,6 @@ from agent.health.rule import (
     NVLINK,
     NVLINK_SIGNAL,
     PATHS,
-    SECOND_NS,
     SETTINGS,
     CounterIncrease,
     GpuHealthFacts,
@@ -47,6 +46,7 @@ from railscope.catalog.entities import GPU
 from railscope.catalog.kernel import LOG_RECORDS
 from railscope.frame import Entity, Frame, Schema
 from railscope.reading import Absent, Reading
+from railscope.timestamps import SECOND_NS
 
 WINDOW_NS = 10 * MINUTE_NS
 STEP_NS = MINUTE_NS // 2

@@ -12,7 +12,6 @@ from agent.health.rule import (
     HEALTH,
     NVLINK,
     NVLINK_SIGNAL,
-    SECOND_NS,
     AbsentFact,
     CounterIncrease,
     GpuHealthFacts,
@@ -30,6 +29,7 @@ from railscope.catalog import gpu_health as h
 from railscope.catalog import gpu_sharing as s
 from railscope.catalog import nvlink as n
 from railscope.reading import Absent
+from railscope.timestamps import SECOND_NS
 
 RECOVERING = ("replay", "recovery")
 CRC = ("crc", "crc_flit", "crc_data")

@@ -17,8 +17,8 @@ from railscope.catalog import gpu_health as h
 from railscope.catalog.declare import Metric
 from railscope.catalog.xids import ACTION_ORDER
 from railscope.reading import Absent, Reading
+from railscope.timestamps import SECOND_NS
 
-SECOND_NS = 1_000_000_000
 MINUTE_NS = 60 * SECOND_NS
 
 GpuPart = tuple[str, ...]

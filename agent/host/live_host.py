@@ -40,11 +40,11 @@ from agent.host.owners import SEAMS as OF_OWNERS
 from agent.host.owners import OwnerCalls
 from railscope.capture import Json
 from railscope.frame import NodeTimestamp
+from railscope.timestamps import SECOND_NS
 
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
 _NS_PER_US = 1000
-_NS_PER_SECOND = 1_000_000_000
-_ASK_EVERY_NS = 10 * _NS_PER_SECOND  # the kernel's error bound grows by at most 0.5 ms per second
+_ASK_EVERY_NS = 10 * SECOND_NS  # the kernel's error bound grows by at most 0.5 ms per second
 
 
 class _Timex(ctypes.Structure):
@@ -79,7 +79,7 @@ class LiveClock:
         """Wait until the boot clock has reached a timestamp."""
         # A timer may fire early, and suspend extends the wait: read the clock again.
         while (left := boot_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)) > 0:  # noqa: ASYNC110 - time has no event
-            await asyncio.sleep(left / _NS_PER_SECOND)
+            await asyncio.sleep(left / SECOND_NS)
 
     def _uncertainty_ns(self) -> int | None:
         timex = _Timex(modes=0)

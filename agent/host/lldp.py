@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 
 from agent.host.netlink.network_devices import EthernetPort
 from railscope.capture import Json
+from railscope.timestamps import SECOND_NS
 
 _ETHERTYPE = 0x88CC
 _NEAREST_BRIDGE = bytes.fromhex("0180c200000e")
@@ -27,7 +28,6 @@ _MAX_FRAMES = 1024
 """Per call; more than the socket's buffer holds."""
 _MAX_NEIGHBOURS = 8
 """Per interface: a cable has one, behind a device that forwards LLDP frames there are a few."""
-_NS = 1_000_000_000
 
 _END, _CHASSIS, _PORT, _TTL, _CAPABILITIES, _MANAGEMENT, _ORGANISATION = 0, 1, 2, 3, 7, 8, 127
 _TEXTS = {4: "port_description", 5: "system", 6: "system_description"}
@@ -136,7 +136,7 @@ class Lldp:
         key = (name, neighbour["chassis"], neighbour["port"])
         known = sum(other == name for other, _, _ in self._neighbours)
         if key in self._neighbours or known < _MAX_NEIGHBOURS:
-            end_ns = self._emptied_ns + neighbour["ttl_seconds"] * _NS
+            end_ns = self._emptied_ns + neighbour["ttl_seconds"] * SECOND_NS
             self._neighbours[key] = (end_ns, neighbour)
 
 

@@ -31,6 +31,7 @@ from agent.config import BudgetSettings
 from agent.sampling.meter import AgentMeter, ProcessMeter, ReadCost
 from agent.sampling.source import Source, longest_period_seconds
 from railscope.catalog.agent import GOVERNOR_STATES
+from railscope.timestamps import SECOND_NS
 
 SPAN_NS = 30_000_000_000
 """Approximate memory of the mean."""
@@ -74,7 +75,6 @@ class CostTrend:
         self._at_ns = at_ns
 
 
-NS = 1_000_000_000
 WITHIN, STRETCHING, AT_LIMIT = GOVERNOR_STATES
 
 MAX_STRETCH = 64
@@ -84,13 +84,13 @@ RELAXED_SHARE = 0.8
 """Periods grow when the budget is exceeded, and shrink if they would fit into this part of it."""
 SOURCES_SHARE = 0.25
 """Part of the budget reserved for reading, however expensive the rest is."""
-HOLD_NS = 60 * NS
+HOLD_NS = 60 * SECOND_NS
 """Minimum time before a stretch is relaxed."""
-DECIDE_NS = 1 * NS
-WINDOW_NS = 10 * NS
+DECIDE_NS = 1 * SECOND_NS
+WINDOW_NS = 10 * SECOND_NS
 """Window for measuring the rest (metrics endpoint, shipping, event loop): process use without reads."""
 WINDOWS_OF_USE = 6
-REPROBE_NS = 60 * NS
+REPROBE_NS = 60 * SECOND_NS
 CPU, BLOCKING, HAS_ROOM = "processor time", "blocks its thread", "room again"
 
 
@@ -329,8 +329,8 @@ class Governor:
 
 log = structlog.get_logger(__name__)
 
-MEMORY_POLL_NS = 10 * NS
-RELEASE_EVERY_NS = 600 * NS
+MEMORY_POLL_NS = 10 * SECOND_NS
+RELEASE_EVERY_NS = 600 * SECOND_NS
 """Minimum interval of releases: a garbage collection takes tens of milliseconds."""
 
 
@@ -342,8 +342,8 @@ def create_governor(
         GovernedSource(
             source.name,
             source.family,
-            round(source.period_seconds * NS),
-            round(longest_period_seconds(source) * NS),
+            round(source.period_seconds * SECOND_NS),
+            round(longest_period_seconds(source) * SECOND_NS),
         )
         for source in sources
     ]

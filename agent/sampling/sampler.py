@@ -25,8 +25,8 @@ from agent.sampling.source import Source
 from agent.sampling.source_reader import REPROBE_NS, ReadOutcome, SourceReader
 from agent.sampling.status import UNSUPPORTED, SourceGrader, SourceState
 from railscope.frame import Event, Frame, FrameOrigin, NodeTimestamp
+from railscope.timestamps import SECOND_NS
 
-NS = 1_000_000_000
 TURN_SECONDS = 0.05
 PROMPT_SECONDS = 0.5
 """Sources with a shorter period do not wait for a turn: windows would end late, or be missed."""
@@ -44,7 +44,7 @@ class ReadLimits:
 
     def deadline_seconds(self, status: SourceState) -> float:
         """Return the deadline of one read of a source, at its present period."""
-        return max(status.period_ns / NS * self.periods, self.shortest_seconds)
+        return max(status.period_ns / SECOND_NS * self.periods, self.shortest_seconds)
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from railscope.catalog.declare import EventClass
 from railscope.catalog.entities import NODE, SOURCE
 from railscope.frame import Entity, Event, Frame, NodeTimestamp
 from railscope.reading import PRESENT, Absent
+from railscope.timestamps import SECOND_NS
 
 log = structlog.get_logger(__name__)
 
@@ -30,7 +31,6 @@ PERIODS_UNTIL_STALE = 3
 SHORTEST_STALE_NS = 5_000_000_000
 STARTING_NS = 60_000_000_000
 """Maximum wait of a source for its prerequisites before that counts as a failure."""
-_NS = 1_000_000_000
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class SourceState:
     @property
     def period_ns(self) -> int:
         """Time between two reads."""
-        return round(self.source.period_seconds * _NS) * self.stretch
+        return round(self.source.period_seconds * SECOND_NS) * self.stretch
 
     def fresh_frame(self, now_boot_ns: int) -> Frame | None:
         """Return the latest frame, unless it is stale."""
@@ -132,7 +132,7 @@ class SourceGrader:
         before, status.problem = status.state, problem
         if state == before:
             return
-        seconds = (now.boot_ns - status.changed_boot_ns) / _NS
+        seconds = (now.boot_ns - status.changed_boot_ns) / SECOND_NS
         status.state, status.changed_boot_ns = state, now.boot_ns
         name = status.source.name
         if state in {PARTIAL, FAILED}:
@@ -178,7 +178,7 @@ class SourceGrader:
 
 
 def _seconds(period_ns: int) -> str:
-    return f"{period_ns / _NS:g} s"
+    return f"{period_ns / SECOND_NS:g} s"
 
 
 def _has_value(outcome: ReadOutcome) -> bool:

@@ -31,6 +31,7 @@ from railscope.catalog.entities import DROP
 from railscope.durable_files import DamagedFileError, read_json, write_json
 from railscope.envelopes import encode_batches
 from railscope.frame import Entity, Event, Frame, FrameOrigin, Schema
+from railscope.timestamps import SECOND_NS
 from railscope.wire import (
     BYTES_PER_VALUE,
     RunEnd,
@@ -44,7 +45,6 @@ from railscope.wire import (
 
 log = structlog.get_logger(__name__)
 
-NS = 1_000_000_000
 MAX_FRAMES_PENDING = 20_000
 MAX_BYTES_IN_MEMORY = 16 << 20
 MAX_FRAMES_OF_AN_ENVELOPE, MAX_BYTES_OF_AN_ENVELOPE = 4_000, 8 << 20
@@ -137,7 +137,7 @@ class Shipper:
     # Frames to envelopes -----------------------------------------------------------------------
 
     async def _flush_regularly(self) -> None:
-        period_ns = round(self.link.push_seconds * NS)
+        period_ns = round(self.link.push_seconds * SECOND_NS)
         while True:
             now_ns = self.clock.now().boot_ns
             await self.clock.sleep_until((now_ns // period_ns + 1) * period_ns)
@@ -241,7 +241,7 @@ class Shipper:
     async def _pause(self, seconds: float) -> None:
         spread = random.uniform(0.8, 1.2)  # noqa: S311 - keeps agents from retrying in step
         now_ns = self.clock.now().boot_ns
-        await self.clock.sleep_until(now_ns + round(seconds * spread * NS))
+        await self.clock.sleep_until(now_ns + round(seconds * spread * SECOND_NS))
 
     async def _oldest(self) -> tuple[SpooledEnvelope | None, bytes] | None:
         """Return the next envelope: from the spool, then from memory."""

@@ -33,6 +33,7 @@ from railscope.catalog.declare import Metric
 from railscope.catalog.entities import NIC
 from railscope.frame import Column, Entity
 from railscope.reading import PRESENT, Absent, reason_of
+from railscope.timestamps import SECOND_NS
 
 RECEIVE, TRANSMIT = "receive", "transmit"
 _STEPS = 10**6
@@ -306,7 +307,6 @@ class _NicCounters:
         return found
 
 
-NS = 1_000_000_000
 _NS_PER_MS = 1_000_000
 _NET = "/sys/class/net"
 _EXCLUDED_PURPOSES = frozenset({BRIDGE, VIRTUAL_FUNCTION})
@@ -329,7 +329,7 @@ class NicBurstSource:
         # Samples later than MAX_WINDOWS carry no information: half of that tolerates late ones.
         self.longest_period_seconds = window_seconds * MAX_WINDOWS / 2
         self._wiring = wiring or NetworkScanner()
-        self._window_ns = round(window_seconds * NS)
+        self._window_ns = round(window_seconds * SECOND_NS)
         self._interfaces = tuple(interfaces)
         self._ports: dict[str, BurstPort] = {}
         self._kept: dict[str, NicWindows] = {}
@@ -384,7 +384,7 @@ class NicBurstSource:
         for port in self._ports.values():
             into.grown |= port.look(host)
         now_ns = host.clock.now().boot_ns
-        if now_ns // NS == self._told_ns // NS:
+        if now_ns // SECOND_NS == self._told_ns // SECOND_NS:
             into.kept_back = True
             return
         self._told_ns = now_ns

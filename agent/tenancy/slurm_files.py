@@ -25,6 +25,7 @@ from agent.tenancy.devices import ClaimableDevice, NodeDevices
 from railscope.claim_terms import ClaimAuthority, ShareError, checked_share, share_text
 from railscope.slurm import scontrol
 from railscope.slurm.notation import Gres, NodeAllocation, ShardShare, SlurmJob
+from railscope.timestamps import SECOND_NS
 
 GPU_FILES_SUBJECT, JOB_FILES_SUBJECT, GRES_CONF_SUBJECT = (
     "jobs by GPU",
@@ -33,7 +34,6 @@ GPU_FILES_SUBJECT, JOB_FILES_SUBJECT, GRES_CONF_SUBJECT = (
 )
 _GPU_FILE = re.compile(r"(?P<gpu>\d{1,4})(?:\.(?P<instance>\d{1,4}))?")
 _ZONES = "/zoneinfo/"
-_NS = 1_000_000_000
 _MAX_QUOTED = 5
 _SHARED = {"shard", "mps"}
 
@@ -101,7 +101,7 @@ class SlurmJobFiles:
                 bad.append(f"{name} ({error})")
                 continue
             for job in jobs:
-                found = _AllocatedGpus(job, clock.at((job.start_seconds or 0) * _NS))
+                found = _AllocatedGpus(job, clock.at((job.start_seconds or 0) * SECOND_NS))
                 written.held += found.claims(node, conf.devices, devices)
                 unclear += found.unclear
         if bad:
@@ -245,8 +245,8 @@ class _AllocatedGpus:
         job = self.job
         return NodeClaim(
             source="slurm", level=ClaimAuthority.SCHEDULER, workload=str(job.id), gpu="",
-            owner=job.account or job.user, start_ns=(job.start_seconds or 0) * _NS,
-            start_boot=self.start_boot, uncertainty_ns=_NS,
+            owner=job.account or job.user, start_ns=(job.start_seconds or 0) * SECOND_NS,
+            start_boot=self.start_boot, uncertainty_ns=SECOND_NS,
         )  # fmt: skip
 
 

@@ -49,6 +49,7 @@ from railscope.catalog.agent import DISPUTE_EVENT
 from railscope.catalog.entities import NODE
 from railscope.durable_files import delete_partial_files, sync_directory, write_durably
 from railscope.frame import Entity, Event
+from railscope.timestamps import SECOND_NS
 
 CHECKPOINT_PATH = "/v1/checkpoint"
 SHOW_HEADER = "railscope-show"
@@ -216,7 +217,6 @@ class WitnessStore:
         write_durably(self.directory / name, text.encode(), 0o600)
 
 
-NS = 1_000_000_000
 NEW_LOG_SECONDS = 5.0
 ROLLBACK, FORK, OTHER_KEY = "rollback", "fork", "other_key"
 
@@ -261,7 +261,7 @@ class AuditWitness:
                 except (AuditLogUnavailableError, NoteError, OSError) as error:
                     self._cannot(str(error))
                 spread = random.uniform(0.8, 1.2)  # noqa: S311 - spreads agents over time
-                pause_ns = round(self._pause_seconds * spread * NS)
+                pause_ns = round(self._pause_seconds * spread * SECOND_NS)
                 await self.clock.sleep_until(self.clock.now().boot_ns + pause_ns)
         finally:
             self._disk.stop()
@@ -348,7 +348,7 @@ class AuditWitness:
 
     def _cosigned(self, note: str) -> str:
         assert self._witness is not None  # noqa: S101 - `_open` has made it
-        return cosigned(note, self._witness, self.clock.now().wall_ns // NS)
+        return cosigned(note, self._witness, self.clock.now().wall_ns // SECOND_NS)
 
     async def _present(self) -> None:
         """Send the stored checkpoint to the collector, which must not sign a contradicting one."""

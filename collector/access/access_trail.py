@@ -21,6 +21,7 @@ from collector.audit.collector_records import AuditTrail, DeniedRequest
 from collector.ledger.audit_outbox import RecordDraft
 from collector.work_limits import run_to_end
 from railscope.audit.record import RecordActor, RecordData, RecordSubject
+from railscope.timestamps import DAY_NS
 
 EVERY_SECONDS = 60.0
 MAX_DISTINGUISHED = 100
@@ -29,7 +30,6 @@ MAX_A_DAY = 100_000
 """Distinct credentials by address, and exports, per day; those beyond are counted together."""
 _GROUP = 256
 _MAX_QUOTED = 200
-_DAY_NS = 86_400_000_000_000
 
 log = structlog.get_logger(__name__)
 
@@ -104,7 +104,7 @@ class AccessTrail:
             self._note(self._draft("billing.export", actor, "done", data))
 
     def _first_today(self, what: Hashable) -> bool:
-        day = self.wall_ns() // _DAY_NS
+        day = self.wall_ns() // DAY_NS
         if day != self._day:
             self._draft_more_today()
             self._day = day

@@ -23,11 +23,11 @@ from collector.metering.units import Units
 from railscope.catalog import account as catalog
 from railscope.catalog.declare import Metric
 from railscope.claim_terms import GPU_CAPACITY
+from railscope.timestamps import HOUR_NS, SECOND_NS
 from railscope.untrusted_text import NumberError, parse_decimal
 
 QUOTAS_HEADER = ("tenant", "gpu_hours", "period", "gpus", "from", "to")
 QUOTA_PERIODS = ("day", "month")
-_HOUR_NS = 3_600_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Quota:
     @property
     def gpu_time_ns(self) -> Fraction | None:
         """GPU time per period."""
-        return None if self.gpu_hours is None else self.gpu_hours * _HOUR_NS
+        return None if self.gpu_hours is None else self.gpu_hours * HOUR_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Quotas:
 
 def quota_days(period: str, instant_ns: int) -> tuple[int, int]:
     """Return the days [first, end) of the period that contains a timestamp, counted from the epoch."""
-    day = instant_ns // (24 * _HOUR_NS)
+    day = instant_ns // (24 * HOUR_NS)
     if period == "day":
         return day, day + 1
     first = month_of(day)
@@ -102,8 +102,7 @@ def quotas_file(path: Path | None) -> WatchedFile[Quotas]:
     return WatchedFile("quotas", path, parse_quotas, Quotas())
 
 
-NS = 1_000_000_000
-_UNIT_SECONDS = GPU_CAPACITY * NS
+_UNIT_SECONDS = GPU_CAPACITY * SECOND_NS
 _AMOUNTS: dict[CountedQuantity, Metric] = {
     CountedQuantity.ENERGY: catalog.TENANT_ENERGY,
     CountedQuantity.USED: catalog.TENANT_BUSY,
@@ -139,7 +138,7 @@ def tenant_cells(
     for quota in quotas.in_force(account.until_ns):
         labels = (quota.tenant, quota.period)
         if quota.gpu_time_ns is not None:
-            yield ViewCell(catalog.QUOTA_TIME, labels, float(quota.gpu_time_ns) / NS)
+            yield ViewCell(catalog.QUOTA_TIME, labels, float(quota.gpu_time_ns) / SECOND_NS)
             used = account.held(*quota_days(quota.period, account.until_ns)).get(quota.tenant, 0)
             yield ViewCell(catalog.QUOTA_TIME_USED, labels, float(used / _UNIT_SECONDS))
         if quota.gpus is not None:

@@ -51,6 +51,7 @@ from railscope.audit.signed_note import (
     read_checkpoint,
     read_note,
 )
+from railscope.timestamps import SECOND_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +337,6 @@ log = structlog.get_logger(__name__)
 
 FIRST_SECONDS = 300.0
 """Delay before the first verification, to keep resources free during a start."""
-_NS = 1_000_000_000
 
 
 class BootClock(Protocol):
@@ -397,4 +397,4 @@ class PeriodicVerification:
     @property
     def age_seconds(self) -> float | None:
         """Seconds since the log was last verified successfully; None if it has not been yet."""
-        return (self.clock_ns() - self._whole_ns) / _NS if self._whole_ns else None
+        return (self.clock_ns() - self._whole_ns) / SECOND_NS if self._whole_ns else None

@@ -52,7 +52,7 @@ from collector.ledger.schema import overlaps, revisions
 from collector.metering.overlaps import Overlap
 from collector.metering.units import Period, Tiling, parse_period, period_name
 from railscope.claim_terms import GPU_CAPACITY
-from railscope.timestamps import format_timestamp
+from railscope.timestamps import SECOND_NS, format_timestamp
 
 _MAX_SHOWN = 10
 
@@ -288,7 +288,6 @@ def _unassigned_use(reviews: Iterable[UndecidedUse]) -> None:
         click.echo(f"not billed until somebody decides, {whose}{one}")
 
 
-_NS = 1_000_000_000
 _PLACES = 9
 
 
@@ -301,7 +300,7 @@ class GpuOverlap(NamedTuple):
     @property
     def gpu_seconds(self) -> Fraction:
         """Time that moved, in seconds of whole GPUs."""
-        return Fraction(self.overlap.quantity) / GPU_CAPACITY / _NS
+        return Fraction(self.overlap.quantity) / GPU_CAPACITY / SECOND_NS
 
 
 def read_overlaps(database: Database, period: Period) -> Iterator[GpuOverlap]:

@@ -26,6 +26,7 @@ import msgspec
 
 from collector.fleet.schema_columns import CounterSubject, ReportedMigInstance
 from collector.metering.evidence import GAP_NS
+from railscope.timestamps import SECOND_NS
 from railscope.wire import Envelope, SentAt
 
 GRID_NS = 30_000_000_000
@@ -282,10 +283,9 @@ def decode_chunk(content: bytes) -> EvidenceChunk:
     return _decoder.decode(content)
 
 
-_SECOND_NS = 1_000_000_000
-TOLERANCE_NS = 120 * _SECOND_NS
+TOLERANCE_NS = 120 * SECOND_NS
 """Time before its first receipt in which a GPU may be observed: the content of the first envelopes."""
-LATE_NS = 3_600 * _SECOND_NS
+LATE_NS = 3_600 * SECOND_NS
 """Maximum time that a claim may reach back before the previous envelope of its node."""
 MAX_AGE_NS = 72 * LATE_NS
 """Maximum time that any fact may reach back before its receipt."""

@@ -33,6 +33,7 @@ from collector.state.collector_state import CollectorState, EnvelopeCost, cost_o
 from collector.work_limits import LogRateLimit
 from railscope.envelopes import unpack, unpacked_bytes
 from railscope.http_responses import ANSWER_HEADER, DECISIONS, answer_mark, unread_mark
+from railscope.timestamps import DAY_NS, HOUR_NS
 from railscope.wire import (
     SENT_HEADER,
     VERSION,
@@ -54,8 +55,6 @@ LARGE_AT_ONCE = 2
 """Large bodies that are decoded concurrently: each takes many times its size meanwhile."""
 RATE_WINDOW_SECONDS = 10.0
 RETRY_SECONDS = "5"
-_DAY_NS = 86_400_000_000_000
-_HOUR_NS = _DAY_NS // 24
 _FUTURE_NS = 60_000_000_000
 
 
@@ -76,7 +75,7 @@ class HourlyAmount:
 
     def fits(self, more: int, most: int, now_ns: int) -> bool:
         """True if this additional amount is within the limit per hour."""
-        if not 0 <= now_ns - self.since_ns < _HOUR_NS:
+        if not 0 <= now_ns - self.since_ns < HOUR_NS:
             self.count, self.since_ns = 0, now_ns
         return self.count + more <= most
 
@@ -343,7 +342,7 @@ class Ingest:
             newest_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
             oldest_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[0], batch.boot_ns[0])
             age_ns = max(oldest_ns, newest_ns + batch.boot_ns[-1] - batch.boot_ns[0])
-            if age_ns > self.limits.max_frame_age_days * _DAY_NS:
+            if age_ns > self.limits.max_frame_age_days * DAY_NS:
                 text = f"frames older than {self.limits.max_frame_age_days} days"
                 raise EnvelopeNotAcknowledgedError(HTTPStatus.UNPROCESSABLE_ENTITY, "age", text)
             ordered = all(a <= b for a, b in zip(batch.boot_ns, batch.boot_ns[1:], strict=False))

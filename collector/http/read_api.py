@@ -42,6 +42,7 @@ from railscope.catalog.rollup import part_labels
 from railscope.exposition import TextFormat, page, sample_prefix
 from railscope.reading import PRESENT, REASONS, Absent, from_stored
 from railscope.server_connections import ServerConnections
+from railscope.timestamps import SECOND_NS
 
 
 @dataclass(slots=True)
@@ -81,9 +82,6 @@ class JobsApi:
 
     def _rows(self, view: RunningJobs, jobs: Iterable[RunningJob]) -> list[dict[str, Any]]:
         return [view.to_json(job, self.names_of) for job in jobs]
-
-
-NS = 1_000_000_000
 
 
 class SinkCounts(Protocol):
@@ -136,12 +134,12 @@ class CollectorMetrics:
             (audit_catalog.VALUES, counts.values),
             (audit_catalog.RECEIVED_BYTES, counts.bytes),
             (audit_catalog.COMMITS, self.log.stats.commits),
-            (audit_catalog.COMMIT_TIME, self.log.stats.commit_ns / NS),
+            (audit_catalog.COMMIT_TIME, self.log.stats.commit_ns / SECOND_NS),
             (audit_catalog.LOG_SIZE, self.log.size),
             (audit_catalog.QUARANTINED, self.quarantine.records),
             (audit_catalog.SCHEMAS, len(self.core.schemas)),
             (audit_catalog.CONNECTIONS, len(self.connections)),
-            (audit_catalog.VIEWS_TIME, views.duration_ns / NS),
+            (audit_catalog.VIEWS_TIME, views.duration_ns / SECOND_NS),
             (audit_catalog.CLAIMS, self.files.claims.content.in_force(views.instant_ns)),
             (audit_catalog.CLAIMS_REJECTED, self.core.evidence.refused),
             (audit_catalog.EVIDENCE_TOO_OLD, self.core.evidence.aged_rows),
@@ -319,7 +317,7 @@ class ViewApi:
 
     def _fresh(self, node: FleetNode, now_ns: int) -> list[StreamRow]:
         """Return the rows of the node's fresh sources; stale ones are excluded, as in the views."""
-        from_ns = now_ns - round(self.stale_seconds * NS)
+        from_ns = now_ns - round(self.stale_seconds * SECOND_NS)
         fleet = self.core.fleet
         rows = node.rows.values()
         return [row for row in rows if row.index in fleet.fresh(row.block, from_ns, now_ns)]
@@ -352,7 +350,7 @@ class ViewApi:
                     entry["value"] = value if denominator == 1 else value / denominator
                 readings.append(entry)
                 column += 1
-        age_seconds = (now_ns - row.instant_ns) / NS if row.instant_ns else None
+        age_seconds = (now_ns - row.instant_ns) / SECOND_NS if row.instant_ns else None
         return {"instant_ns": row.instant_ns, "age_seconds": age_seconds, "readings": readings}
 
     async def _inventory(self, _: web.Request, __: Credential) -> web.Response:

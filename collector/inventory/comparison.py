@@ -36,7 +36,7 @@ from railscope.catalog import collector as catalog
 from railscope.catalog.declare import Metric
 from railscope.device_names import Names
 from railscope.reading import PRESENT
-from railscope.timestamps import FOREVER_NS
+from railscope.timestamps import FOREVER_NS, SECOND_NS
 from railscope.wire import WireEntity
 
 KINDS = (GPU, RDMA_PORT)
@@ -280,7 +280,6 @@ class _FreshDevices:
         return self._rows[key]
 
 
-NS = 1_000_000_000
 NamesOf: TypeAlias = Callable[[str, WireEntity], Names | None]
 """Names of the device of an entity of a node."""
 _DEVICES: Mapping[str, Metric] = {
@@ -304,7 +303,7 @@ def inventory_cells(found: InventoryComparison) -> Iterator[ViewCell]:
                 for word, number in counts._asdict().items():
                     yield ViewCell(_DEVICES[kind], (standing.node, word), number)
     for gone in found.gone:
-        age_seconds = (found.instant_ns - gone.seen_ns) / NS
+        age_seconds = (found.instant_ns - gone.seen_ns) / SECOND_NS
         yield ViewCell(catalog.GONE_GPU_AGE, (gone.node, gone.gpu), age_seconds)
     for gpu in dict.fromkeys(one.gpu for one in found.retired):
         node = found.reporting.get(gpu, "")

@@ -16,7 +16,6 @@ import msgspec
 
 from collector.jobs.job_list import (
     LATEST_SECONDS,
-    NS_PER_SECOND,
     RAISE_BAD_LINES,
     BadLines,
     JobList,
@@ -31,7 +30,7 @@ from collector.jobs.job_list import (
     pci_address,
     without_repetitions,
 )
-from railscope.timestamps import FOREVER_NS
+from railscope.timestamps import FOREVER_NS, SECOND_NS
 
 _WAITING = frozenset({"pending"})
 _RUNNING = frozenset({"running", "suspended"})
@@ -148,13 +147,13 @@ def _objects(text: str, bad: BadLines) -> Iterator[tuple[int, str, object]]:
 
 
 def _job(line: _JobObject, state: str, now_ns: int) -> ListedJob:
-    start_ns = line.integer("startTime", 0) * NS_PER_SECOND
+    start_ns = line.integer("startTime", 0) * SECOND_NS
     if state not in _WAITING and (reason := future_reason(start_ns, now_ns)):
         line.refuse("startTime", reason)
     gpus, unplaced = _accelerators(line)
     end_ns = FOREVER_NS
     if state not in _RUNNING and (state not in _WAITING or "duration" in line):
-        end_ns = start_ns + line.integer("duration", 0) * NS_PER_SECOND
+        end_ns = start_ns + line.integer("duration", 0) * SECOND_NS
         if state not in _WAITING and (reason := future_reason(end_ns, now_ns)):
             line.refuse("duration", f"the job ends at {reason}")
     number = str(line.integer("jobId", 1))

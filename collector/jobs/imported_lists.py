@@ -27,7 +27,7 @@ from sqlalchemy import (
     select,
 )
 
-from collector.jobs.job_list import NS_PER_SECOND, WHOLE_GPU_PART, ListedGpuPart
+from collector.jobs.job_list import WHOLE_GPU_PART, ListedGpuPart
 from collector.ledger import head_chain
 from collector.ledger.audit_outbox import ROW, ROW_HASH, RecordDraft, put_record
 from collector.ledger.database import Database
@@ -36,7 +36,7 @@ from collector.ledger.ledger_queries import chunks
 from collector.ledger.schema import cover_table, integers, make_append_only, metadata, texts
 from collector.metering.units import Period, period_name
 from railscope.audit.record import RecordActor, RecordData
-from railscope.timestamps import DAY_NS, format_timestamp
+from railscope.timestamps import DAY_NS, SECOND_NS, format_timestamp
 
 job_lists = Table(
     "job_list",
@@ -101,7 +101,7 @@ class PlacedJob(msgspec.Struct, frozen=True, order=True, gc=False):
     @property
     def claim(self) -> str:
         """Id within its source: a requeued job runs twice, and those are two claims."""
-        return f"{self.job_id}@{self.start_ns // NS_PER_SECOND}"
+        return f"{self.job_id}@{self.start_ns // SECOND_NS}"
 
     @property
     def part(self) -> ListedGpuPart:

@@ -22,9 +22,8 @@ import msgspec
 
 from collector.files.tenancy_files import TenantMappings, unmapped
 from collector.files.watched_file import FileError, read_rows
-from railscope.timestamps import FOREVER_NS, format_timestamp
+from railscope.timestamps import FOREVER_NS, SECOND_NS, format_timestamp
 
-NS_PER_SECOND = 1_000_000_000
 LATEST_SECONDS = 1 << 32
 """Limit of start and duration of a job (the year 2106): its end fits into 63 bits of ns."""
 
@@ -158,7 +157,7 @@ class ListedJob(msgspec.Struct, frozen=True, order=True):
     @property
     def claim(self) -> str:
         """The id of its claim. A requeued job runs twice, and those are two claims."""
-        return f"{self.id}@{self.start_ns // NS_PER_SECOND}"
+        return f"{self.id}@{self.start_ns // SECOND_NS}"
 
     def part_of(self, gpu: ListedGpu) -> ListedGpuPart:
         """The part of one of its GPUs that it had."""

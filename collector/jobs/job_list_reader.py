@@ -29,7 +29,6 @@ from collector.jobs.clustercockpit import read_clustercockpit
 from collector.jobs.job_list import (
     LATEST_SECONDS,
     MAX_GPUS_OF_NODE,
-    NS_PER_SECOND,
     RAISE_BAD_LINES,
     BadLines,
     JobList,
@@ -43,7 +42,7 @@ from collector.jobs.job_list import (
 )
 from collector.jobs.kubernetes import read_kubernetes
 from railscope.slurm.sacct import AccountedJob, AccountingError, parse_sacct, parse_sacct_json
-from railscope.timestamps import FOREVER_NS
+from railscope.timestamps import FOREVER_NS, SECOND_NS
 from railscope.untrusted_text import NumberError, parse_whole
 
 SACCT_UNNAMED = "sacct does not tell which GPUs"
@@ -120,7 +119,7 @@ def _sacct_job(record: AccountedJob, unplaced: tuple[UnnamedGpus, ...], now_ns: 
 def _instant_ns(place: int, field: str, seconds: int | None, now_ns: int) -> int:
     if seconds is None or not 0 <= seconds < LATEST_SECONDS:
         raise AccountingError(place, field, f"{seconds} is not from 1970 to 2105")
-    instant_ns = seconds * NS_PER_SECOND
+    instant_ns = seconds * SECOND_NS
     if reason := future_reason(instant_ns, now_ns):
         raise AccountingError(place, field, reason)
     return instant_ns
@@ -207,7 +206,7 @@ def _alibaba_job(number: int, row: Mapping[str, str | None], now_ns: int) -> Lis
     if gpus and not milli:
         raise JobListError(number, "gpu_milli", f"'0' with num_gpu {gpus}: expected 1 to {_MILLI}")
     start = _whole(number, row, "scheduled_time", LATEST_SECONDS) if row["scheduled_time"] else 0
-    if reason := future_reason(start * NS_PER_SECOND, now_ns):
+    if reason := future_reason(start * SECOND_NS, now_ns):
         raise JobListError(number, "scheduled_time", reason)
     end_ns = FOREVER_NS
     if row["deletion_time"]:
@@ -215,7 +214,7 @@ def _alibaba_job(number: int, row: Mapping[str, str | None], now_ns: int) -> Lis
         if end < start:
             reason = f"{end} is before scheduled_time, {start}"
             raise JobListError(number, "deletion_time", reason)
-        end_ns = end * NS_PER_SECOND
+        end_ns = end * SECOND_NS
         if reason := future_reason(end_ns, now_ns):
             raise JobListError(number, "deletion_time", reason)
     elif row["pod_phase"] in _FINAL and row["scheduled_time"]:
@@ -231,7 +230,7 @@ def _alibaba_job(number: int, row: Mapping[str, str | None], now_ns: int) -> Lis
         Fraction(milli, _MILLI) if gpus else Fraction(1),
     )
     return ListedJob(
-        start * NS_PER_SECOND, name, row.get("qos") or "none", "", end_ns,
+        start * SECOND_NS, name, row.get("qos") or "none", "", end_ns,
         unplaced=(part,) if gpus else (),
     )  # fmt: skip
 

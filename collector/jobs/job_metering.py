@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from collector.jobs.job_list import NS_PER_SECOND, JobList, ListedGpu, ListedGpuPart, ListedJob
+from collector.jobs.job_list import JobList, ListedGpu, ListedGpuPart, ListedJob
 from collector.metering.evidence import Evidence, MeteredClaim, NodeSighting, NodeStay, NodeWitness
 from collector.metering.overlaps import Overlap, OverlapKind, overlaps
 from collector.metering.tiling import GpuTimeline, SlotState, TilingEntry
 from collector.metering.units import CapacityRange, Period, Tiling, exact
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
+from railscope.timestamps import SECOND_NS
 
 
 class JobOverlap(NamedTuple):
@@ -150,7 +151,7 @@ _HOUR = _SECONDS * _SECONDS
 
 def format_hours(gpu_ns: int | Fraction) -> str:
     """GPU time as hours, minutes and seconds, with nanoseconds if not zero."""
-    seconds, rest_ns = divmod(int(gpu_ns), NS_PER_SECOND)
+    seconds, rest_ns = divmod(int(gpu_ns), SECOND_NS)
     shown = f"{seconds // _HOUR}:{seconds // _SECONDS % _SECONDS:02}:{seconds % _SECONDS:02}"
     return f"{shown}.{rest_ns:09}" if rest_ns else shown
 
@@ -254,6 +255,6 @@ def format_count(count: int, noun: str) -> str:
 
 
 def _instant(instant_ns: int) -> str:
-    seconds, rest_ns = divmod(instant_ns, NS_PER_SECOND)
+    seconds, rest_ns = divmod(instant_ns, SECOND_NS)
     shown = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
     return f"{shown}.{rest_ns:09}Z" if rest_ns else f"{shown}Z"

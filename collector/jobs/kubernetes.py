@@ -28,7 +28,6 @@ import msgspec
 
 from collector.jobs.job_list import (
     LATEST_SECONDS,
-    NS_PER_SECOND,
     RAISE_BAD_LINES,
     BadLines,
     JobList,
@@ -42,7 +41,7 @@ from collector.jobs.job_list import (
     without_repetitions,
 )
 from railscope.device_shares import PodEntry, pod_entry, requests_of
-from railscope.timestamps import FOREVER_NS, TimestampError, parse_timestamp
+from railscope.timestamps import FOREVER_NS, SECOND_NS, TimestampError, parse_timestamp
 from railscope.untrusted_text import (
     NumberError,
     ShapeError,
@@ -227,14 +226,14 @@ def _span(pod: Any, *, is_gone: bool) -> tuple[int, int] | None:
 
 def _instant_ns(field: str, text: str) -> int:
     try:
-        seconds = parse_timestamp(text) // NS_PER_SECOND
+        seconds = parse_timestamp(text) // SECOND_NS
     except TimestampError:
         seconds = -1
     if not 0 <= seconds < LATEST_SECONDS:
         raise ShapeError(
             field, f"{format_json_value(text)} is no time from 1970 to 2105 with its zone"
         )
-    return seconds * NS_PER_SECOND
+    return seconds * SECOND_NS
 
 
 # Devices -------------------------------------------------------------------------------------------

@@ -12,20 +12,14 @@ from pathlib import Path
 import msgspec
 
 from collector.files.tenancy_files import TenantMappings
-from collector.jobs.job_list import (
-    NS_PER_SECOND,
-    JobListError,
-    ListedJob,
-    account_name,
-    with_tenants,
-)
+from collector.jobs.job_list import JobListError, ListedJob, account_name, with_tenants
 from collector.jobs.job_list_reader import read_jobs
 from collector.jobs.job_metering import format_count, format_hours
 from collector.jobs.job_reconciliation import JobComparison, JobDifference, compare_jobs
 from collector.ledger.ledger_store import Ledger
 from collector.metering.tiling import TilingEntry
 from collector.metering.units import Period
-from railscope.timestamps import DAY_NS, format_timestamp
+from railscope.timestamps import DAY_NS, SECOND_NS, format_timestamp
 
 _FORMATS = {"slurm": "sacct", "kubernetes": "kubernetes"}
 _LISTED = re.compile(r".+@[0-9]+")
@@ -132,7 +126,7 @@ def _format_difference(one: JobDifference) -> str:
     )
     off = ""
     if one.start_off_ns or one.end_off_ns:
-        shown = (f"{ns / NS_PER_SECOND:+.0f} s" for ns in (one.start_off_ns, one.end_off_ns))
+        shown = (f"{ns / SECOND_NS:+.0f} s" for ns in (one.start_off_ns, one.end_off_ns))
         off = f", start and end in the ledger {' and '.join(shown)}"
     return (
         f"job {one.job} of {whose}, {format_timestamp(one.start_ns, 'seconds')} to {format_timestamp(one.end_ns, 'seconds')}: {what};"

@@ -39,12 +39,11 @@ from collector.settlement.ledger_days import (
     write_days,
 )
 from railscope.durable_files import write_durably
-from railscope.timestamps import DAY_NS, FOREVER_NS
+from railscope.timestamps import DAY_NS, FOREVER_NS, SECOND_NS
 
 log = structlog.get_logger(__name__)
 
-NS = 1_000_000_000
-_MARGIN_NS = 300 * NS
+_MARGIN_NS = 300 * SECOND_NS
 """Maximum delay until facts recorded by another collector become visible."""
 _MEANWHILE_NS = 3 * DAY_NS
 """Period of changes that a collector without a state file reads."""
@@ -209,7 +208,7 @@ class DayFinalizer:
 
     @property
     def _delay_ns(self) -> int:
-        return round(self.settings.finalize_delay_seconds * NS)
+        return round(self.settings.finalize_delay_seconds * SECOND_NS)
 
     def _end_day(self, now_ns: int) -> int:
         """Return the first day that is not to be finalized yet."""
@@ -231,7 +230,7 @@ class DayFinalizer:
     # Storing -----------------------------------------------------------------------------------
 
     async def _store(self, door: MeteringStores, now_ns: int, *, everything: bool) -> None:
-        quiet_ns = now_ns - round(self.settings.quiet_seconds * NS)
+        quiet_ns = now_ns - round(self.settings.quiet_seconds * SECOND_NS)
         kept = [
             one
             for one in self.book.chunks.by_key.values()

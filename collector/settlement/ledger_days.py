@@ -50,7 +50,7 @@ from collector.metering.evidence import ClockDoubt
 from collector.metering.measures import AmountAttribution, CountedQuantity, CounterRestart
 from collector.metering.tiling import SlotState
 from collector.metering.units import exact
-from railscope.timestamps import DAY_NS
+from railscope.timestamps import DAY_NS, SECOND_NS
 
 log = structlog.get_logger(__name__)
 
@@ -245,9 +245,6 @@ def group_due_days(jobs: Sequence[DueDays], homes: GpuNodes) -> Iterator[list[Du
         yield from group_by_nodes(some, homes)
 
 
-_NS = 1_000_000_000
-
-
 @dataclass(slots=True)
 class OpenDayCounter:
     """Continues the counts of GPUs, and restarts them for GPUs with late facts."""
@@ -262,7 +259,7 @@ class OpenDayCounter:
         for gpu in chunk.gpus:
             self.stale.add(gpu)
             counted = self.live.amounts.open.get(gpu)
-            if counted and chunk.start_ns < counted.upto_ns - _NS:
+            if counted and chunk.start_ns < counted.upto_ns - SECOND_NS:
                 self.book.late.add(gpu)
 
     async def count_on(

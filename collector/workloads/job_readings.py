@@ -38,6 +38,7 @@ from railscope.catalog.account import STRAGGLER_MEASURES
 from railscope.catalog.declare import Rollup
 from railscope.frame import NO_RAIL
 from railscope.reading import PRESENT, REASONS, Absent
+from railscope.timestamps import SECOND_NS
 
 
 @dataclass(slots=True)
@@ -242,7 +243,6 @@ def seat_values(readings: SeatReadings, number: int | None, seats: int) -> SeatV
     return SeatValues(np.where(told, values, np.nan), reasons)
 
 
-NS = 1_000_000_000
 OVER_SECONDS = 60.0
 """Default of `straggler_time_constant_seconds`."""
 
@@ -284,7 +284,7 @@ class MeasureAverages:
         self, gathered: GatheredReadings, job_of_seat: Numbers, now_ns: int
     ) -> dict[str, SeatValues]:
         """Return the means by measure, including the current readings."""
-        seconds = max((now_ns - self._at_ns) / NS, 1e-3) if self._at_ns else 1.0
+        seconds = max((now_ns - self._at_ns) / SECOND_NS, 1e-3) if self._at_ns else 1.0
         before = self._jobs
         present = job_of_seat[: len(before)]
         same = np.flatnonzero((before == present) & (present != NO_JOB)).astype(np.int32)

@@ -31,6 +31,7 @@ from railscope.catalog import rollups
 from railscope.catalog.declare import Metric, Rollup
 from railscope.catalog.rollup import derived_name
 from railscope.claim_terms import GPU_CAPACITY
+from railscope.timestamps import SECOND_NS
 
 MIN_COMPARED_GPUS = 2
 ONE_GPU, SHARED, IDLE = "one GPU", "shared", "idle"
@@ -97,9 +98,6 @@ def compare_gpus(told: SeatValues, job_of_seat: Numbers, jobs: int) -> MeasureCo
     return MeasureComparison(told, lowest, medians, counts.astype(np.int32))
 
 
-NS = 1_000_000_000
-
-
 def _no_reading() -> Numbers:
     return np.empty(0, np.int32)
 
@@ -163,7 +161,7 @@ class RunningJobs:
         stale = sum(place.holding.node not in self.fresh for place in places)
         yield catalog.JOB_STALE_GPUS, stale
         yield catalog.JOB_SHARED_GPUS, sum(not place.alone for place in places)
-        yield catalog.JOB_START, job.start_ns / NS
+        yield catalog.JOB_START, job.start_ns / SECOND_NS
 
     def _rollups(self, job: RunningJob) -> Iterator[tuple[Metric, tuple[str, ...], float]]:
         for (metric, part), found in self._totals.items():

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collector import clock
-from collector.clock import NS, ClockState, CollectorClock, Correction
+from collector.clock import ClockState, CollectorClock, Correction
+from railscope.timestamps import SECOND_NS
 
-DAY_NS = 86_400 * NS
-START_NS = 1_790_000_000 * NS
+DAY_NS = 86_400 * SECOND_NS
+START_NS = 1_790_000_000 * SECOND_NS
 
 
 class Machine:
@@ -21,7 +22,11 @@ class Machine:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.boot_ns, self.error_ns, self.began_ns = 1000 * NS, 0, START_NS - 1000 * NS
+        self.boot_ns, self.error_ns, self.began_ns = (
+            1000 * SECOND_NS,
+            0,
+            START_NS - 1000 * SECOND_NS,
+        )
         self.offsets: list[int] = []
         self.changes: list[str] = []
         self.boot = "boot-1"
@@ -46,14 +51,14 @@ class Machine:
 def test_a_step_is_suspect_at_once_and_moves_nothing(tmp_path: Path):
     machine = Machine(tmp_path)
     one = machine.started()
-    for error in (30 * DAY_NS, -5 * DAY_NS, 6 * NS):
+    for error in (30 * DAY_NS, -5 * DAY_NS, 6 * SECOND_NS):
         machine.error_ns = error
         assert one.now_ns() == machine.right_ns
         assert "stepped" in one.problem
-        machine.boot_ns += 6 * NS
+        machine.boot_ns += 6 * SECOND_NS
         assert one.now_ns() == machine.right_ns
         machine.error_ns = 0
-        machine.boot_ns += 2 * NS
+        machine.boot_ns += 2 * SECOND_NS
         assert one.now_ns() == machine.right_ns
         assert not one.problem
     assert [bool(change) for change in machine.changes] == [True, False] * 3
@@ -74,10 +79,10 @@ def test_a_restart_within_a_boot_keeps_the_reference(tmp_path: Path):
 def test_an_accepted_step_is_the_new_reference(tmp_path: Path):
     machine = Machine(tmp_path)
     one = machine.started()
-    machine.error_ns = 3600 * NS
+    machine.error_ns = 3600 * SECOND_NS
     assert one.problem
     (tmp_path / clock.ACCEPTED_FILE).touch()
-    machine.boot_ns += 2 * NS
+    machine.boot_ns += 2 * SECOND_NS
     assert one.now_ns() == machine.right_ns + machine.error_ns
     assert not one.problem
     assert not (tmp_path / clock.ACCEPTED_FILE).exists()
@@ -95,17 +100,17 @@ def test_most_nodes_contradict_a_clock(tmp_path: Path):
     machine = Machine(tmp_path)
     one = machine.started()
     for offsets, suspect in (
-        ([3600 * NS] * 2, False),
-        ([3600 * NS, 3600 * NS, 0], True),
-        ([3600 * NS, -3600 * NS, 0], False),
-        ([-90 * NS] * 40 + [0] * 30, True),
-        ([59 * NS] * 9, False),
+        ([3600 * SECOND_NS] * 2, False),
+        ([3600 * SECOND_NS, 3600 * SECOND_NS, 0], True),
+        ([3600 * SECOND_NS, -3600 * SECOND_NS, 0], False),
+        ([-90 * SECOND_NS] * 40 + [0] * 30, True),
+        ([59 * SECOND_NS] * 9, False),
     ):
         machine.offsets = offsets
-        machine.boot_ns += 2 * NS
+        machine.boot_ns += 2 * SECOND_NS
         assert bool(one.problem) is suspect, offsets
         machine.offsets = []
-        machine.boot_ns += 2 * NS
+        machine.boot_ns += 2 * SECOND_NS
         assert not one.problem
 
 
@@ -121,19 +126,19 @@ def rebooted(directory: Path, *, off_ns: int, error_ns: int) -> Machine:
 
 @pytest.mark.parametrize("nodes", [1, 2, 3])
 def test_a_boot_ahead_of_its_time_is_found_by_any_number_of_nodes(tmp_path: Path, nodes: int):
-    machine = rebooted(tmp_path, off_ns=300 * NS, error_ns=30 * DAY_NS)
+    machine = rebooted(tmp_path, off_ns=300 * SECOND_NS, error_ns=30 * DAY_NS)
     one = machine.started()
     assert one.hold, "nothing is finalized before a node agrees"
     assert not one.problem
     began_ns = one.doubted_since_ns
     assert began_ns == machine.right_ns + machine.error_ns
     machine.offsets = [-30 * DAY_NS] * nodes
-    machine.boot_ns += 2 * NS
+    machine.boot_ns += 2 * SECOND_NS
     assert "behind the collector" in one.problem
     assert one.doubted_since_ns == began_ns, "all frames of this boot are in doubt"
     machine.error_ns = 0
     (tmp_path / clock.ACCEPTED_FILE).touch()
-    machine.boot_ns += 2 * NS
+    machine.boot_ns += 2 * SECOND_NS
     assert one.now_ns() == machine.right_ns
     assert one.is_replaced
     machine.offsets = []
@@ -144,41 +149,43 @@ def test_a_boot_ahead_of_its_time_is_found_by_any_number_of_nodes(tmp_path: Path
     assert found.corrections == [Correction(began_ns, -30 * DAY_NS)]
 
 
-@pytest.mark.parametrize("offsets", [[0], [30 * NS], [0, -3600 * NS], [90 * NS, -59 * NS]])
+@pytest.mark.parametrize(
+    "offsets", [[0], [30 * SECOND_NS], [0, -3600 * SECOND_NS], [90 * SECOND_NS, -59 * SECOND_NS]]
+)
 def test_one_node_that_agrees_confirms_the_clock_of_a_small_cluster(tmp_path: Path, offsets):
     machine = rebooted(tmp_path, off_ns=40 * DAY_NS, error_ns=0)
     one = machine.started()
     assert one.hold
     machine.offsets = offsets
-    machine.boot_ns += 2 * NS
+    machine.boot_ns += 2 * SECOND_NS
     assert not one.hold
     assert not one.doubted_since_ns
-    machine.offsets = [-3600 * NS]
-    machine.boot_ns += 2 * NS
+    machine.offsets = [-3600 * SECOND_NS]
+    machine.boot_ns += 2 * SECOND_NS
     assert not one.hold, "a confirmed clock is not contradicted by one node"
 
 
 def test_a_short_reboot_needs_no_confirmation(tmp_path: Path):
-    one = rebooted(tmp_path, off_ns=600 * NS, error_ns=0).started()
+    one = rebooted(tmp_path, off_ns=600 * SECOND_NS, error_ns=0).started()
     assert not one.hold
 
 
 def test_nodes_that_go_on_contradicting_do_not_undo_a_decision(tmp_path: Path):
     machine = Machine(tmp_path)
     one = machine.started()
-    machine.offsets = [3600 * NS] * 3
-    machine.boot_ns += 2 * NS
+    machine.offsets = [3600 * SECOND_NS] * 3
+    machine.boot_ns += 2 * SECOND_NS
     assert one.problem
     (tmp_path / clock.ACCEPTED_FILE).touch()
     for _ in range(5):
-        machine.boot_ns += 2 * NS
+        machine.boot_ns += 2 * SECOND_NS
         assert not one.problem
     assert not one.is_replaced, "the reference did not change"
     machine.offsets = [0] * 3
-    machine.boot_ns += 2 * NS
+    machine.boot_ns += 2 * SECOND_NS
     assert not one.problem
-    machine.offsets = [3600 * NS] * 3
-    machine.boot_ns += 2 * NS
+    machine.offsets = [3600 * SECOND_NS] * 3
+    machine.boot_ns += 2 * SECOND_NS
     assert one.problem, "a new contradiction is a new question"
 
 
@@ -186,7 +193,7 @@ def test_a_slewed_clock_is_followed(tmp_path: Path):
     machine = Machine(tmp_path)
     one = machine.started()
     for _ in range(4000):
-        machine.boot_ns += NS
+        machine.boot_ns += SECOND_NS
         machine.error_ns += 400_000  # 400 ppm
         assert not one.problem
     assert abs(one.now_ns() - machine.right_ns - machine.error_ns) < 1_000_000

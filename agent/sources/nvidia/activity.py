@@ -39,6 +39,7 @@ from railscope.catalog.declare import EntityKind, Metric
 from railscope.catalog.entities import GPU_CACHE, GPU_CYCLE, GPU_ENGINE, GPU_PIPE, MIG_PIPE
 from railscope.frame import Entity
 from railscope.reading import Absent
+from railscope.timestamps import SECOND_NS
 
 PIPES = {
     4: "integer",
@@ -168,12 +169,11 @@ def _devices(gpu: GpuDevice) -> Iterator[tuple[int | str, Entity, CallTable]]:
         yield device.uuid, device.entity, MIG_ACTIVITY_TABLE
 
 
-NS = 1_000_000_000
 _TOTAL_POWER, _UTILIZATION = 0, 1
 """nvml.h, nvmlSamplingType_t."""
 _NOT_FOUND = 6
 """No sample since the last one."""
-_LONGEST_SAMPLE_NS = 2 * NS
+_LONGEST_SAMPLE_NS = 2 * SECOND_NS
 """A product's own sample period is at most one second (nvml.h, nvmlUtilization_t)."""
 _NS_PER_US, _STEPS, _PERCENT = 1000, 10**6, 100
 
@@ -193,7 +193,7 @@ class GpuBurstSource(SourceWithoutResources):
         gpus: GpuInventory | None = None,
     ) -> None:
         self.period_seconds = period_seconds
-        self._grid = WindowGrid(round(window_seconds * NS))
+        self._grid = WindowGrid(round(window_seconds * SECOND_NS))
         self._gpus = gpus or GpuInventory()
         self._generation = 0
         self._devices: dict[str, _SampledGpu] = {}

@@ -21,9 +21,9 @@ from railscope.catalog.declare import Metric
 from railscope.catalog.entities import GPU_ADDRESS
 from railscope.frame import Entity, Event
 from railscope.reading import PRESENT, REASONS, Absent
+from railscope.timestamps import SECOND_NS
 
-NS_PER_SECOND = 1_000_000_000
-LONGEST_SAMPLE_NS = 30 * NS_PER_SECOND
+LONGEST_SAMPLE_NS = 30 * SECOND_NS
 """Longest time between two samples that metering counts as observed."""
 
 MAX_MEMORY_BYTES = 1 << 50
@@ -56,7 +56,7 @@ class Integral:
     @classmethod
     def of(cls, integrated: IntegratedGauge) -> Integral:
         """Integral that converts from steps of the gauge to steps of the counter."""
-        step = integrated.gauge.scale / (integrated.counter.scale * NS_PER_SECOND)
+        step = integrated.gauge.scale / (integrated.counter.scale * SECOND_NS)
         return cls(step.numerator, step.denominator)
 
     def take(self, sample: int, boot_id: str, boot_ns: int) -> int:
@@ -87,7 +87,7 @@ class Integrals:
     """
 
     def __init__(self, wanted: Iterable[IntegratedGauge], period_seconds: float) -> None:
-        bearable = period_seconds * NS_PER_SECOND <= LONGEST_SAMPLE_NS
+        bearable = period_seconds * SECOND_NS <= LONGEST_SAMPLE_NS
         self._wanted = {one.gauge: one for one in wanted} if bearable else {}
         self._kept: dict[tuple[str, tuple[str, ...]], Integral] = {}
         self._places: list[_IntegralColumns] = []
