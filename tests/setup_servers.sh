@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs the Debian packages whose programs the tests talk to, where that is allowed. What cannot
-# be installed is named; the tests that need it are skipped.
+# Installs the Debian packages of the servers that the tests use, if permitted. Packages that cannot be
+# installed are reported; the tests that need them are skipped.
 set -eu
 
 missing=""

@@ -1,6 +1,6 @@
 #!/bin/sh
 # setup_validator.sh PYTHON DIRECTORY: the official validator of FOCUS in a virtual environment of its
-# own, as it needs other versions of libraries than we. Says why where it cannot be had; the tests
+# own, because it needs other versions of libraries. Reports the reason if it is unavailable; the tests
 # that need it are skipped then.
 set -eu
 
@@ -8,7 +8,7 @@ python=$1
 directory=$2
 here=$(cd "$(dirname "$0")" && pwd)
 
-# Made again when what is to be in it changes.
+# Created again when its contents change.
 wanted=$(cat "$0" "$here"/validator/* | sha256sum)
 if [ "$(cat "$directory/.ready" 2>/dev/null)" = "$wanted" ] && "$directory/bin/python" -c ''; then
     exit 0

@@ -235,6 +235,25 @@ def test_the_packages_that_are_listed_are_those_of_the_import_contracts(package:
     assert first == sorted(first)
 
 
+SETTINGS = {key for kind, _ in GENERATE.PROGRAMS.values() for key, _ in settings.fields(kind)}
+NOT_SETTINGS = re.compile(
+    r"(tenancy|billing)\.(?!\w+_(file|url|seconds)$)"  # types of audit records
+    r"|audit\.key$|ledger\.(known|sqlite)$"  # files
+)
+
+
+@pytest.mark.parametrize("page", BY_HAND, ids=lambda page: str(page.relative_to(ROOT)))
+def test_settings_that_are_named_are_known(page: Path):
+    """Names in code style: a section with a key, or the key of a file."""
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    sections = {key.rpartition(".")[0] for key in SETTINGS} - {""}
+    dotted = re.findall(r"`(\w+\.\w+)(?=[` ])", text)
+    named = {name for name in dotted if name.partition(".")[0] in sections}
+    assert {name for name in named if not NOT_SETTINGS.match(name)} <= SETTINGS
+    keys = {key.rpartition(".")[2] for key in SETTINGS}
+    assert set(re.findall(r"`(\w+_file)(?=[` ])", text)) <= keys
+
+
 KNOWN = {*METRICS, *EVENTS, *rollups()}
 SUFFIXES = re.compile(r"_(bucket|count|sum)$")
 PREFIX = re.compile(r"(_|\.|\*)$")
