@@ -101,11 +101,11 @@ class SigningGuard:
         self.audit.sign_soon()
 
     async def _record_that_few_came(self) -> None:
-        asked, shown = self.wanted, len(self.shown)
-        log.warning("audit_log_signed_without_witnesses", asked=asked, shown=shown)
+        wanted, shown = self.wanted, len(self.shown)
+        log.warning("audit_log_signed_without_witnesses", asked=wanted, shown=shown)
         actor = RecordActor("collector", self.audit.source.id)
         data: RecordData = {
-            "signed_without": "witnesses", "asked": asked, "shown": shown,
+            "signed_without": "witnesses", "asked": wanted, "shown": shown,
             "waited_seconds": round(self.wait_seconds),
         }  # fmt: skip
         draft = RecordDraft("log.policy", actor, self.wall_ns(), "done", data=data)
