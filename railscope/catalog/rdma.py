@@ -78,16 +78,16 @@ FILES: dict[str, dict[str, Metric]] = defaultdict(dict)
 for _metric, _row in _ROWS:
     for _driver, _file in reported_by(_row):
         if FILES[_driver].setdefault(_file, _metric) is not _metric:
-            _message = f"{_file} of {_driver} tells two metrics"
+            _message = f"{_file} of {_driver} has two metrics"
             raise ValueError(_message)
 
 
 def _agreed() -> dict[str, Metric]:
-    told: dict[str, set[Metric]] = defaultdict(set)
+    found: dict[str, set[Metric]] = defaultdict(set)
     for files in FILES.values():
         for file, metric in files.items():
-            told[file].add(metric)
-    return {file: metrics.pop() for file, metrics in told.items() if len(metrics) == 1}
+            found[file].add(metric)
+    return {file: metrics.pop() for file, metrics in found.items() if len(metrics) == 1}
 
 
 COUNTER_FILES = _agreed()

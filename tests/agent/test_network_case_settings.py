@@ -92,7 +92,7 @@ def test_the_switches_say_which_rail_a_port_is_on() -> None:
 
 
 def test_a_lost_card_takes_its_module_and_its_neighbour_with_it() -> None:
-    for name in ("module", "neighbour", "settings"):
+    for name in ("transceiver", "neighbour", "settings"):
         assert not series(end("nic-lost"), f"railscope_nic_{name}_info", interface=STRUCK)
         assert series(end("nic-lost"), f"railscope_nic_{name}_info", interface=OTHER)
     fatal = {"pci_address": "0000:5d:00.0", "severity": "fatal"}
