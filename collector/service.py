@@ -62,8 +62,6 @@ from railscope.timestamps import DAY_NS, SECOND_NS
 
 log = structlog.get_logger(__name__)
 
-CHECKPOINT = "checkpoint"
-OBSERVED = "observed"
 _CHECK_FILES_SECONDS = 86_400.0
 _MAX_NAMED = 100
 _RELOAD_AGAIN_SECONDS = 10.0

@@ -316,52 +316,6 @@ def encode_batch(frames: Sequence[Frame]) -> Batch:
     )
 
 
-def decode_rows(batch: Batch, columns: int) -> list[array[int]]:
-    """Return the values of every row: the inverse of `encode_batch`, without numpy.
-
-    Raises WireError if the fields of the batch are inconsistent.
-    """
-    changed = check_shape(batch, columns)
-    rows = [array("q", batch.base)]
-    steps = array("q", batch.steps)
-    later = batch.rows - 1
-    for row in range(later):
-        values = array("q", rows[-1])
-        for position, column in enumerate(changed):
-            values[column] = _fold(values[column] + steps[position * later + row])
-        rows.append(values)
-    return rows
-
-
-def check_shape(batch: Batch, columns: int) -> list[int]:
-    """Return the positions of the changed columns; raises WireError for inconsistent sizes."""
-    bits = int.from_bytes(batch.changed, "little")
-    changed = [i for i in range(columns) if bits >> i & 1] if bits else []
-    rows = batch.rows
-    allowed_reasons = (0, columns, columns * rows)
-    fits = (
-        rows > 0
-        and len(batch.boot_ns) == rows
-        and batch.first_sequence > 0
-        and len(batch.base) == columns * BYTES_PER_VALUE
-        and len(batch.changed) == (columns + 7) // 8
-        and bits >> columns == 0
-        and len(batch.steps) == len(changed) * (rows - 1) * BYTES_PER_VALUE
-        and len(batch.reasons) in allowed_reasons
-    )
-    if not fits:
-        message = f"batch of stream {batch.stream!r}: its parts do not fit {columns} columns"
-        raise WireError(message)
-    return changed
-
-
-def reasons_of_row(batch: Batch, row: int, columns: int) -> bytes:
-    """Return the reason codes of one row; empty where every column has a value."""
-    if len(batch.reasons) <= columns:
-        return batch.reasons
-    return batch.reasons[row * columns : (row + 1) * columns]
-
-
 def _as_number(values: array[int]) -> int:
     return int.from_bytes(values.tobytes(), "little")
 

@@ -20,7 +20,7 @@ from functools import lru_cache
 
 import msgspec
 
-from railscope.catalog import KINDS, METRICS
+from railscope.catalog import KINDS
 from railscope.frame import NO_RAIL, Entity, FrameOrigin, NodeTimestamp, Schema
 from railscope.reading import SIGNED_LIMIT
 
@@ -198,18 +198,6 @@ def to_wire_entity(entity: Entity) -> WireEntity:
     return WireEntity(entity.kind.name, entity.key, dict(entity.facts))
 
 
-def from_wire_entity(wire: WireEntity) -> Entity:
-    """Convert from wire form. Raises WireError if the local catalog lacks the entity's kind."""
-    kind = KINDS.get(wire.kind)
-    if kind is None:
-        message = f"unknown entity kind {wire.kind!r}: is the sender of another version?"
-        raise WireError(message)
-    try:
-        return Entity(kind, wire.key, {k: v for k, v in wire.facts.items() if k in kind.facts})
-    except ValueError as error:
-        raise WireError(str(error)) from error
-
-
 @lru_cache(maxsize=64)
 def schema_identity(schema: Schema) -> bytes:
     """Return the hash of a schema's wire form."""
@@ -250,26 +238,6 @@ def layout_hash(wire: WireSchema) -> bytes:
     parts = tuple((entity.kind, part_of_key(entity)) for entity in wire.entities)
     shape = (wire.stream, wire.groups, parts, rails_of_entities(wire))
     return hashlib.blake2b(_encoder.encode(shape), digest_size=HASH_BYTES).digest()
-
-
-def from_wire_schema(wire: WireSchema) -> Schema:
-    """Convert from wire form; raises WireError if the local catalog cannot read the schema."""
-    entities = [from_wire_entity(entity) for entity in wire.entities]
-    columns = []
-    for group in wire.groups:
-        metric = METRICS.get(group.metric)
-        if metric is None or metric.scale.as_integer_ratio() != group.scale:
-            message = f"metric {group.metric!r} is not declared here as the sender declares it"
-            raise WireError(message)
-        beyond = [member for member in group.entities if not 0 <= member < len(entities)]
-        if beyond:
-            message = (
-                f"metric {group.metric!r} has a column of entity {beyond[0]}, which is not there"
-            )
-            raise WireError(message)
-        columns += [(metric, entities[member]) for member in group.entities]
-    held = {entity for _, entity in columns}
-    return Schema(wire.stream, tuple(columns), tuple(e for e in entities if e not in held))
 
 
 # Envelopes -------------------------------------------------------------------------------------

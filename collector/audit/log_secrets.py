@@ -26,11 +26,6 @@ from railscope.durable_files import create_durably, make_directory, sync_directo
 from railscope.settings import SettingsError
 
 
-def load_or_create_key(path: Path, origin: str) -> SecretKey:
-    """Return the log's key, durable on return. Raises SettingsError with the reason."""
-    return store_key(path, load_or_generate_key(path, origin))
-
-
 def load_or_generate_key(path: Path, origin: str) -> SecretKey:
     """Return the log's key, or a new one that is not stored yet. Raises SettingsError with the reason.
 

@@ -179,49 +179,6 @@ def issue_invoice(invoice: Invoice, issued_ns: int, audit_seq: int | None = None
     return replace(invoice, status=InvoiceStatus.ISSUED, issued_ns=issued_ns, audit_seq=audit_seq)
 
 
-def void_invoice(invoice: Invoice) -> Invoice:
-    """Void an issued invoice; its content is unchanged. Raises InvoiceError if not issued."""
-    if invoice.status is not InvoiceStatus.ISSUED:
-        message = f"{invoice.invoice_id}: is {invoice.status}, so it cannot be voided"
-        raise InvoiceError(message)
-    return replace(invoice, status=InvoiceStatus.VOID)
-
-
-def invoices_root(invoices: Iterable[Invoice]) -> str:
-    """Hash over the contents of all invoices, in any order; used to compare closings."""
-    return content_digest(sorted(invoice.content_hash for invoice in invoices))
-
-
-def enter_invoice(register: Mapping[str, Invoice], invoice: Invoice) -> dict[str, Invoice]:
-    """Enter an issued or voided invoice in the register. Entering twice changes nothing.
-
-    Raises InvoiceError for a draft, for any other change of an entered invoice, and for a second
-    invoice of a tenant for any part of a period that has a valid one.
-    """
-    known = register.get(invoice.invoice_id)
-    standing = [
-        other.invoice_id
-        for other in register.values()
-        if other.tenant == invoice.tenant
-        and other.period.overlaps(invoice.period)
-        and other.status is InvoiceStatus.ISSUED
-        and known is None
-    ]
-    wrong = ""
-    if invoice.status is InvoiceStatus.DRAFT:
-        wrong = "is a draft"
-    elif standing:
-        wrong = f"its tenant has {standing[0]} in that period"
-    elif known is None and invoice.status is InvoiceStatus.VOID:
-        wrong = "is void, but was never issued"
-    elif known is not None and invoice not in (known, replace(known, status=InvoiceStatus.VOID)):
-        wrong = f"was entered as {known.status} and is changed"
-    if wrong:
-        message = f"{invoice.invoice_id}: {wrong}"
-        raise InvoiceError(message)
-    return {**register, invoice.invoice_id: invoice}
-
-
 def _outside(charge: Charge, period: Period) -> bool:
     within = period.start_ns <= charge.service_t0_ns and charge.service_t1_ns <= period.end_ns
     return bool(charge.unit) and not charge.corrects and not within

@@ -33,10 +33,6 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _NUMBER_FIELDS = {"quantity", "unit_price", "amount", "unrounded"}
 
 
-class StatementError(ValueError):
-    """Text that is not a statement of Railscope."""
-
-
 class StatementLine(msgspec.Struct, frozen=True):
     """One charge, as text."""
 
@@ -89,15 +85,6 @@ class StatementDocument(msgspec.Struct, frozen=True):
 def as_json(statement: TenantStatement) -> bytes:
     """The statement as JSON."""
     return msgspec.json.format(msgspec.json.encode(statement_document(statement)), indent=2) + b"\n"
-
-
-def from_json(raw: bytes) -> StatementDocument:
-    """Parse a statement. Raises StatementError."""
-    try:
-        return msgspec.json.decode(raw, type=StatementDocument)
-    except msgspec.MsgspecError as error:
-        message = f"no statement: {error}"
-        raise StatementError(message) from error
 
 
 def statement_document(statement: TenantStatement) -> StatementDocument:
@@ -156,21 +143,6 @@ def as_csv(statement: TenantStatement) -> bytes:
     return text.getvalue().encode()
 
 
-def from_csv(raw: bytes) -> list[dict[str, str]]:
-    """Parse the rows of a statement. Raises StatementError."""
-    try:
-        rows = list(csv.DictReader(io.StringIO(raw.decode(), newline=""), strict=True))
-    except (csv.Error, UnicodeDecodeError) as error:
-        message = f"no statement: {error}"
-        raise StatementError(message) from error
-    return [{name: _unescape_formula(cell) for name, cell in row.items()} for row in rows]
-
-
-def total_amount(rows: list[dict[str, str]]) -> Fraction:
-    """Sum of the amounts in the rows of a CSV."""
-    return sum((Fraction(row["amount"]) for row in rows), Fraction(0))
-
-
 def _line(line: InvoiceLine, statement: TenantStatement, places: int) -> StatementLine:
     charge, unit = line.charge, line.charge.unit
     key = source_day(charge)
@@ -214,10 +186,6 @@ def _escape_formula(name: str, cell: str) -> str:
     # A spreadsheet would interpret 7/3 as the seventh of March.
     text = name == "exact" or (name not in _NUMBER_FIELDS and cell.startswith(("'", *_FORMULA)))
     return f"'{cell}" if text else cell
-
-
-def _unescape_formula(cell: str) -> str:
-    return cell.removeprefix("'")
 
 
 _HTML_SUMMARY = (

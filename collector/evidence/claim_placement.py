@@ -6,7 +6,7 @@ stays of the others. For a node without such claims nothing of this is computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -194,12 +194,3 @@ def _placed(evidence: Evidence) -> Iterator[MeteredClaim]:
     """Yield the claims of a GPU, each for the time that it is in force there."""
     for start_ns, end_ns, claim in claims_in_force(evidence):
         yield replace(claim, start_ns=start_ns, end_ns=end_ns)
-
-
-def by_node(homes: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
-    """Return the GPUs of each node."""
-    found: dict[str, set[str]] = {}
-    for gpu, nodes in homes.items():
-        for node in nodes:
-            found.setdefault(node, set()).add(gpu)
-    return found

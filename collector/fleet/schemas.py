@@ -75,7 +75,6 @@ class SchemaLayout:
     cell_rails: npt.NDArray[np.int64]
     keys: tuple[CellKey, ...]
     key_starts: Positions
-    is_rate: npt.NDArray[np.bool_]
 
     @property
     def rails(self) -> int:
@@ -168,7 +167,6 @@ def _assemble(  # noqa: PLR0913, PLR0917 - the pieces of one object
         np.array(cell_rails, np.int64),
         tuple(keys),
         np.array(key_starts, np.intp),
-        np.array([metric.kind is MetricKind.COUNTER for metric, _ in keys], np.bool_),
     )
 
 

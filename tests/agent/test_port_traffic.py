@@ -15,10 +15,11 @@ from support.sampling import sampling
 from agent.host.recorded_host import RecordedHost
 from agent.sources.nic_counters import NicSource
 from agent.sources.rdma import RdmaSource
+from collector.fleet import sheets
 from railscope.capture import Capture
 from railscope.catalog import nic as catalog
 from railscope.catalog.rdma import COUNTER_FILES
-from railscope.envelopes import decode_rows, encode_batches, unpack
+from railscope.envelopes import encode_batches, unpack
 from railscope.frame import Frame
 from railscope.reading import Absent
 from railscope.wire import envelope, pack
@@ -64,7 +65,8 @@ def received(frames: list[Frame]) -> dict[Key, list[int]]:
         batches = encode_batches(frame for frame in frames if frame.schema is schema)
         sealed = envelope(ORIGIN, batches, [], agent_version="0")
         for batch in unpack(pack(sealed), MAX_BYTES).batches:
-            rows = np.array(decode_rows(batch, len(schema.columns)))
+            width = len(schema.columns)
+            rows = sheets.rows_at(batch, range(batch.rows), np.arange(width), width)
             for column, (metric, entity) in enumerate(schema.columns):
                 if metric.name.endswith("_total"):
                     values = [int(int(value) * metric.scale) for value in rows[:, column]]

@@ -10,9 +10,9 @@ import pytest
 from makers import ClaimingAgent
 from running_collector import Running, running, settings_in
 from support.audit import draft
+from support.audit_keys import load_or_create_key
 
 from collector.audit.collector_records import AuditTrail
-from collector.audit.log_secrets import load_or_create_key
 from collector.audit.log_writer import AuditLog
 from collector.audit.verification import verify_log
 from collector.audit_service import RECORDER_STATE_FILE

@@ -9,10 +9,10 @@ import pytest
 from makers import Sender, gpu_schema
 from running_collector import running, settings_in
 from support.audit import NOON_NS, audit_log, verified_records
+from support.audit_keys import load_or_create_key
 from support.disk import small_file_system
 
 from collector.audit.collector_records import MAX_DENIED, AuditTrail, DeniedRequest
-from collector.audit.log_secrets import load_or_create_key
 from collector.config import PREFIX, CollectorSettings
 from railscope import settings
 from railscope.audit.record import AuditRecord

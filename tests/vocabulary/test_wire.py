@@ -5,11 +5,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.frames import CLOCK, runs
 
+from collector.fleet import sheets
 from railscope import envelopes as batch_codec
 from railscope import wire
 from railscope.catalog import gpu, host
@@ -32,7 +34,7 @@ def sent(frames: Sequence[Frame]) -> list[Told]:
         (
             frame.schema, frame.sequence, frame.instant, frame.values, frame.reasons,
             [
-                (e.event_class.name, e.entity, e.wall_ns, e.boot_ns, e.facts)
+                (e.event_class.name, wire.to_wire_entity(e.entity), e.wall_ns, e.boot_ns, e.facts)
                 for e in frame.events
             ],
         )
@@ -51,15 +53,23 @@ def received(frames: Sequence[Frame]) -> list[Told]:
     assert (opened.node, opened.run, opened.boot_id) == (
         frames[0].origin.node, frames[0].origin.run, frames[0].origin.boot_id,
     )  # fmt: skip
-    known = {wire.schema_hash(schema): wire.from_wire_schema(schema) for schema in opened.schemas}
+    assert list(opened.schemas) == [wire.to_wire_schema(schema) for schema in schemas]
+    known = {wire.schema_identity(schema): schema for schema in schemas}
     return [told for batch in opened.batches for told in rows(batch, known[batch.schema])]
+
+
+def values_of(batch: wire.Batch, width: int) -> list[array[int]]:
+    """All rows, as the collector decodes them."""
+    found = sheets.rows_at(batch, range(batch.rows), np.arange(width), width)
+    return [array("q", row) for row in found.tolist()]
 
 
 def rows(batch: wire.Batch, schema: Schema) -> Iterator[Told]:
     assert batch.stream == schema.stream
     width = len(schema.columns)
-    for row, values in enumerate(batch_codec.decode_rows(batch, width)):
-        reasons = batch_codec.reasons_of_row(batch, row, width)
+    sheets.check_batch(batch, width, batch.rows)
+    for row, values in enumerate(values_of(batch, width)):
+        reasons = sheets.reasons_of(batch, row, width).tobytes()
         yield (
             schema,
             batch.first_sequence + row,
@@ -67,7 +77,7 @@ def rows(batch: wire.Batch, schema: Schema) -> Iterator[Told]:
             values,
             reasons if any(reasons) else b"",
             [
-                (e.name, wire.from_wire_entity(e.entity), e.wall_ns, e.boot_ns, e.facts)
+                (e.name, e.entity, e.wall_ns, e.boot_ns, e.facts)
                 for e in batch.events
                 if e.row == row
             ],
@@ -96,7 +106,7 @@ def test_frames_survive_the_wire(frames: list[Frame]) -> None:
 @given(st.lists(st.integers(0, UINT64_MAX), min_size=1, max_size=6))
 def test_counters_keep_all_64_bits(counts: list[int]) -> None:
     (batch,) = batch_codec.encode_batches(frames_of(ENERGY, *counts))
-    arrived = [from_stored(row[0], counter=True) for row in batch_codec.decode_rows(batch, 1)]
+    arrived = [from_stored(row[0], counter=True) for row in values_of(batch, 1)]
     assert arrived == counts
 
 

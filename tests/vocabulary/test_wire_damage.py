@@ -7,11 +7,14 @@ import tracemalloc
 from array import array
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.frames import runs
 
+from collector.fleet import sheets
+from collector.fleet.schemas import check_schema
 from railscope import envelopes as batch_codec
 from railscope import wire
 from railscope.catalog import gpu
@@ -54,9 +57,10 @@ def open_as_far_as_it_goes(body: bytes) -> None:
     try:
         sealed = unpack(body, MOST)
         for schema in sealed.schemas:
-            wire.from_wire_schema(schema)
+            check_schema(schema, COLUMNS)
         for batch in sealed.batches:
-            batch_codec.decode_rows(batch, COLUMNS)
+            sheets.check_batch(batch, COLUMNS, MOST)
+            sheets.rows_at(batch, range(batch.rows), np.arange(COLUMNS), COLUMNS)
     except wire.WireError:
         return
 
@@ -172,35 +176,28 @@ def test_the_bound_itself_is_allowed() -> None:
 @pytest.mark.parametrize(
     ("group", "message"),
     [
-        (wire.WireGroup("railscope_unheard_of", (1, 1), (0,)), "not declared here"),
-        (wire.WireGroup(gpu.GPU_ENERGY.name, (1, 1), (0,)), "not declared here"),
-        (wire.WireGroup(gpu.GPU_ENERGY.name, (1, 1000), (1,)), "entity 1"),
-        (wire.WireGroup(gpu.GPU_ENERGY.name, (1, 1000), (-1,)), "entity -1"),
+        (wire.WireGroup(gpu.GPU_ENERGY.name, (1, 1), (0,)), "different versions"),
+        (wire.WireGroup(gpu.GPU_ENERGY.name, (1, 1000), (1,)), "no entity"),
+        (wire.WireGroup(gpu.GPU_ENERGY.name, (1, 1000), (-1,)), "no entity"),
     ],
-    ids=["unknown metric", "other scale", "entity beyond the list", "negative entity"],
+    ids=["other scale", "entity beyond the list", "negative entity"],
 )
 def test_a_schema_that_fits_no_catalog_is_refused(group: wire.WireGroup, message: str) -> None:
     schema = wire.WireSchema("gpu", (group,), (wire.WireEntity("gpu", ("GPU-1",)),))
     with pytest.raises(wire.WireError, match=message):
-        wire.from_wire_schema(schema)
+        check_schema(schema, COLUMNS)
 
 
 @pytest.mark.parametrize(
     ("entity", "message"),
     [
-        (wire.WireEntity("spaceship", ()), "unknown entity kind 'spaceship'"),
         (wire.WireEntity("gpu", ()), "gpu needs"),
         (wire.WireEntity("gpu", ("a", "b")), "gpu needs"),
     ],
 )
 def test_an_entity_of_another_shape_is_refused(entity: wire.WireEntity, message: str) -> None:
     with pytest.raises(wire.WireError, match=message):
-        wire.from_wire_entity(entity)
-
-
-def test_facts_of_a_newer_sender_are_left_out() -> None:
-    entity = wire.WireEntity("gpu", ("GPU-1",), {"model": "H100", "colour": "green"})
-    assert wire.from_wire_entity(entity).facts == {"model": "H100"}
+        check_schema(wire.WireSchema("gpu", (), (entity,)), COLUMNS)
 
 
 @given(runs(), st.data())
@@ -209,13 +206,13 @@ def test_parts_that_contradict_each_other_are_refused(
 ) -> None:
     batch = batch_codec.encode_batches(frames)[0]
     width = len(frames[0].schema.columns)
-    batch_codec.check_shape(batch, width)
+    sheets.check_batch(batch, width, batch.rows)
     part = data.draw(st.sampled_from(["base", "changed", "steps", "reasons"]))
     longer = msgspec.structs.replace(
         batch, **{part: getattr(batch, part) + bytes(width * batch.rows + 1)}
     )
     with pytest.raises(wire.WireError, match="do not fit"):
-        batch_codec.check_shape(longer, width)
+        sheets.check_batch(longer, width, batch.rows)
 
 
 @pytest.mark.parametrize(
@@ -226,4 +223,4 @@ def test_parts_that_contradict_each_other_are_refused(
 def test_a_batch_without_rows_clocks_or_sequence_is_refused(change: dict[str, object]) -> None:
     batch = unpack(BODY, MOST).batches[0]
     with pytest.raises(wire.WireError, match="do not fit 3 columns"):
-        batch_codec.check_shape(msgspec.structs.replace(batch, **change), COLUMNS)
+        sheets.check_batch(msgspec.structs.replace(batch, **change), COLUMNS, MOST)

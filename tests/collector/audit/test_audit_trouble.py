@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from support.audit import KEY, audit_log, draft, record, running, write
+from support.audit_keys import load_or_create_key
 from support.disk import enlarge, small_file_system
 
 from collector.audit.directory_check import VerifyError, VerifyOutcome
 from collector.audit.journal import Journal, JournalError, read_journal
-from collector.audit.log_secrets import load_or_create_key
 from collector.audit.log_writer import AuditError
 from collector.audit.tiles import WIDTH, Tiles, encode_bundle
 from collector.audit.verification import verify_log

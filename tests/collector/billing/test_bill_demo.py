@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from support.statement_readers import from_csv, from_json, total_amount
 
 from collector.billing import billing_demo, focus_files, statement_formats
 from collector.billing.billing_demo import GPUS, MONTH, NEXT_MONTH, PRICES
@@ -129,9 +130,9 @@ def test_all_forms_of_a_statement_come_to_the_same(
         for period in statement_periods(books, tenant):
             made = read_statement(books, tenant, period)
             payable = made.invoice.payable
-            rows = statement_formats.from_csv(statement_formats.as_csv(made))
-            document = statement_formats.from_json(statement_formats.as_json(made))
-            assert statement_formats.total_amount(rows) == payable == Fraction(document.total)
+            rows = from_csv(statement_formats.as_csv(made))
+            document = from_json(statement_formats.as_json(made))
+            assert total_amount(rows) == payable == Fraction(document.total)
             assert sum(Fraction(line.amount) for line in document.lines) == payable
             exact = sum((Fraction(line.exact) for line in document.lines), Fraction(0))
             assert exact == sum(Fraction(row["exact"]) for row in rows) == made.invoice.exact

@@ -25,6 +25,7 @@ from support.books import (
     world,
 )
 from support.examples import fewer
+from support.statement_readers import from_csv, from_json, total_amount
 
 from collector.billing import administration, focus_files, focus_rows, statement_formats
 from collector.billing.billing_demo import SimulatedEvidence, SimulatedGpuEvidence
@@ -221,13 +222,13 @@ def test_p18_what_is_written_is_read_again(known: SimulatedEvidence, book: Price
     with opened(known, book) as books:
         for invoice in books.close(ONE, after(ONE)).invoices:
             made = read_statement(books, invoice.tenant, ONE)
-            rows = statement_formats.from_csv(statement_formats.as_csv(made))
-            document = statement_formats.from_json(statement_formats.as_json(made))
+            rows = from_csv(statement_formats.as_csv(made))
+            document = from_json(statement_formats.as_json(made))
             found = focus_files.parse_csv(
                 focus_files.write_csv(focus_rows.invoice_rows(invoice, SELLER))
             )
             assert (
-                statement_formats.total_amount(rows)
+                total_amount(rows)
                 == Fraction(document.total)
                 == focus_rows.billed_cost(found)
                 == invoice.payable

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 from support.books import ALL, FIRST_DAY, ONE, START, after, exact, opened, told, world
+from support.statement_readers import from_csv, from_json
 
 from collector.billing.reconciliation import evidence_checks
 from collector.billing.statement_formats import (
@@ -13,8 +14,6 @@ from collector.billing.statement_formats import (
     as_html,
     as_json,
     as_text,
-    from_csv,
-    from_json,
 )
 from collector.billing.tenant_statements import preview_statement, read_statement
 from collector.metering.evidence import ClockDoubt
