@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
 from hypothesis import settings
+from support.disk import small_file_system
 
 # Commands must not read settings of programs that are installed on this machine.
 os.environ["RAILSCOPE_CONFIGURATION"] = "/nonexistent"
@@ -24,3 +26,10 @@ def _fresh_logger() -> Iterator[None]:
     """Commands configure the logger of the whole process; no test sees another's."""
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    with small_file_system(tmp_path / "disk", 64) as directory:
+        yield directory

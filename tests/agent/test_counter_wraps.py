@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 from support.clock import ManualClock
 from support.machine import NO_DEVICE, FakeHost
+from support.nics import set_statistics
 from support.reading import ORIGIN, readings
 from support.sampling import families
 
@@ -206,13 +207,7 @@ BUFFER = "railscope_nic_receive_out_of_buffer_packets_total"
 
 
 def card(host: FakeHost, driver: str = "mlx5_core", **statistics: int) -> None:
-    host.files["/sys/class/net/eth0/mtu"] = "9000"
-    host.calls["ethtool.driver(eth0)"] = {
-        "driver": driver, "version": "", "firmware": "", "bus": "",
-    }  # fmt: skip
-    host.calls["ethtool.statistics(eth0)"] = {
-        "names": list(statistics), "values": list(statistics.values()),
-    }  # fmt: skip
+    set_statistics(host, driver, statistics)
 
 
 @pytest.mark.parametrize("moved", [False, True])

@@ -6,6 +6,7 @@ import re
 
 import pytest
 from support.machine import FakeHost
+from support.nics import set_statistics
 from support.reading import read_once, readings
 
 from agent.sources.ethtool_statistics import DRIVERS, GROUPS, STANDARD, is_narrow, match_statistics
@@ -25,13 +26,7 @@ ROWS = [(driver, text, metric) for driver, rows in DRIVERS.items() for text, met
 
 def card(driver: str, statistics: dict[str, int]) -> FakeHost:
     host = FakeHost()
-    host.files["/sys/class/net/eth0/mtu"] = "9000"
-    host.calls["ethtool.driver(eth0)"] = {
-        "driver": driver, "version": "", "firmware": "", "bus": "",
-    }  # fmt: skip
-    host.calls["ethtool.statistics(eth0)"] = {
-        "names": list(statistics), "values": list(statistics.values()),
-    }  # fmt: skip
+    set_statistics(host, driver, statistics)
     return host
 
 

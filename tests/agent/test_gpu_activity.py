@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.gpus import add_gpus
+from support.gpus import host_with_gpus
 from support.machine import FakeHost
 from support.reading import numbers, read_once, readings
 from support.sampling import sampling
@@ -15,18 +15,12 @@ from railscope.reading import Absent
 SM = ("railscope_gpu_sm_activity_ratio", ("GPU-0",))
 
 
-def gpu() -> FakeHost:
-    host = FakeHost()
-    add_gpus(host, 1)
-    return host
-
-
 def gpm(host: FakeHost) -> list[str]:
     return [key for key in host.calls if "GpmMetricsGet(0" in key]
 
 
 def test_percent_and_mebibytes_become_ratios_and_bytes() -> None:
-    host = gpu()
+    host = host_with_gpus()
     host.calls |= {
         "nvml.nvmlGpmMetricsGet(0,2)": [0, 43.25],
         "nvml.nvmlGpmMetricsGet(0,7)": [0, 99.9999],
@@ -46,7 +40,7 @@ def test_percent_and_mebibytes_become_ratios_and_bytes() -> None:
 
 def test_a_driver_that_does_not_know_the_newest_metrics_tells_the_others() -> None:
     """It may refuse a whole request that names one of them."""
-    host = gpu()
+    host = host_with_gpus()
     recent = [f"nvml.nvmlGpmMetricsGet(0,{n})" for n in (*range(160, 170), *range(248, 261))]
     host.calls |= dict.fromkeys(recent, NvmlError(2, "Invalid Argument"))
     outcome = read_once(GpuActivitySource(), host)
@@ -57,7 +51,7 @@ def test_a_driver_that_does_not_know_the_newest_metrics_tells_the_others() -> No
 
 
 def test_before_hopper_there_is_none_and_it_is_not_asked_again() -> None:
-    host = gpu()
+    host = host_with_gpus()
     asked = gpm(host)
     host.calls |= dict.fromkeys(asked, NvmlError(3, "Not Supported"))
     frame = read_once(GpuActivitySource(), host).frame
@@ -65,7 +59,7 @@ def test_before_hopper_there_is_none_and_it_is_not_asked_again() -> None:
 
 
 async def test_not_due_before_the_second_sample() -> None:
-    host = gpu()
+    host = host_with_gpus()
     healthy = {key: host.calls[key] for key in gpm(host)}
     host.calls |= dict.fromkeys(healthy, NvmlError(27, "Not Ready"))
     async with sampling(host, [GpuActivitySource()]) as run:
@@ -78,7 +72,7 @@ async def test_not_due_before_the_second_sample() -> None:
 
 async def test_permission_that_is_lost_is_denied_and_may_come_back() -> None:
     """Unprivileged containers lose it after some minutes (NVIDIA/DCGM#214)."""
-    host = gpu()
+    host = host_with_gpus()
     healthy = {key: host.calls[key] for key in gpm(host)}
     async with sampling(host, [GpuActivitySource()]) as run:
         host.calls |= dict.fromkeys(healthy, NvmlError(4, "Insufficient Permissions"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from support.gpus import add_gpus, of_gpu
+from support.gpus import add_gpus, host_with_gpus, of_gpu
 from support.machine import FakeHost
 from support.reading import readings
 from support.sampling import Sampling, sampling
@@ -23,12 +23,6 @@ from railscope.reading import Absent, Reading
 COUNT = "nvml.nvmlDeviceGetCount()"
 ENERGY = "railscope_gpu_energy_joules_total"
 POWER = "railscope_gpu_power_watts"
-
-
-def gpus(count: int) -> FakeHost:
-    host = FakeHost()
-    add_gpus(host, count)
-    return host
 
 
 def sources() -> list[Source]:
@@ -59,7 +53,7 @@ def fail(host: FakeHost, keys: list[str], code: int) -> dict[str, Any]:
 
 async def test_a_driver_reload_with_another_version() -> None:
     """Nothing answers meanwhile; then all is learned anew and counters begin again."""
-    host = gpus(2)
+    host = host_with_gpus(2)
     host.calls["nvml.nvmlDeviceGetPowerUsage(0)"] = NvmlError(3)
     async with sampling(host, sources()) as run:
         assert last(run, "gpu", POWER)["GPU-0"] is Absent.UNSUPPORTED
@@ -81,7 +75,7 @@ async def test_a_driver_reload_with_another_version() -> None:
 
 
 async def test_a_gpu_reset_takes_one_gpu_away_for_a_while() -> None:
-    host = gpus(2)
+    host = host_with_gpus(2)
     async with sampling(host, sources()) as run:
         before = fail(host, of_gpu(host, 1), 15)
         await run.step()
@@ -95,7 +89,7 @@ async def test_a_gpu_reset_takes_one_gpu_away_for_a_while() -> None:
 
 
 async def test_a_gpu_that_is_unplugged_and_another_that_is_plugged_in() -> None:
-    host = gpus(3)
+    host = host_with_gpus(3)
     async with sampling(host, sources()) as run:
         fail(host, of_gpu(host, 2), 15)
         host.calls[COUNT] = 2
@@ -116,7 +110,7 @@ async def test_a_gpu_that_is_unplugged_and_another_that_is_plugged_in() -> None:
 
 
 async def test_a_gpu_that_runs_into_timeouts_is_still_there() -> None:
-    host = gpus(2)
+    host = host_with_gpus(2)
     async with sampling(host, sources()) as run:
         before = fail(host, of_gpu(host, 1), 10)
         await run.step()
@@ -129,7 +123,7 @@ async def test_a_gpu_that_runs_into_timeouts_is_still_there() -> None:
 
 
 async def test_a_library_that_does_not_fit_the_driver_is_named_and_tried_again() -> None:
-    host = gpus(1)
+    host = host_with_gpus(1)
     before = fail(host, [key for key in host.calls if key.startswith("nvml.")], 18)
     async with sampling(host, sources()) as run:
         status = run.sampler.statuses["gpu"]
@@ -143,7 +137,7 @@ async def test_a_library_that_does_not_fit_the_driver_is_named_and_tried_again()
 
 
 async def test_a_driver_that_refuses_is_tried_once_a_tick_and_not_by_every_source() -> None:
-    host = gpus(1)
+    host = host_with_gpus(1)
     host.calls[COUNT] = NvmlError(9, "Driver Not Loaded")
     async with sampling(host, sources()) as run:
         assert host.asked[COUNT] == 1
@@ -153,7 +147,7 @@ async def test_a_driver_that_refuses_is_tried_once_a_tick_and_not_by_every_sourc
 
 
 async def test_permission_that_is_lost_costs_what_needs_it() -> None:
-    host = gpus(1)
+    host = host_with_gpus(1)
     async with sampling(host, sources()) as run:
         before = fail(host, ["nvml.nvmlDeviceGetPowerUsage(0)"], 4)
         await run.step()
@@ -166,7 +160,7 @@ async def test_permission_that_is_lost_costs_what_needs_it() -> None:
 
 async def test_one_change_is_seen_by_every_source_of_the_driver() -> None:
     """Only the load is probed in time; the others follow at their next read."""
-    host = gpus(1)
+    host = host_with_gpus(1)
     shared = GpuInventory()
     slow = NvLinkSource.traffic(10.0, shared)
     async with sampling(host, [GpuSource.load(gpus=shared), slow]) as run:

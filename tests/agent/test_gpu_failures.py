@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.clock import NS
-from support.gpus import add_gpus, of_gpu
+from support.gpus import host_with_gpus, of_gpu
 from support.machine import FakeHost
 from support.reading import ORIGIN, read_once, readings
 from support.sampling import sampling
@@ -24,12 +24,6 @@ COUNT = "nvml.nvmlDeviceGetCount()"
 POWER, AVERAGE = "railscope_gpu_power_watts", "railscope_gpu_power_average_watts"
 FIELD = "nvml.nvmlDeviceGetFieldValues({},{})"
 LOST, NOT_SUPPORTED = NvmlError(15, "GPU is lost"), NvmlError(3, "Not Supported")
-
-
-def gpus(count: int) -> FakeHost:
-    host = FakeHost()
-    add_gpus(host, count)
-    return host
 
 
 # The driver ---------------------------------------------------------------------------------------
@@ -63,7 +57,7 @@ def test_a_gpu_on_the_bus_without_a_driver_is_broken() -> None:
 def test_a_driver_that_refuses_is_a_problem_with_a_remedy(
     code: int, verdict: ProbeVerdict, remedy: str
 ) -> None:
-    host = gpus(2)
+    host = host_with_gpus(2)
     host.calls[COUNT] = NvmlError(code, "refused")
     outcome = read_once(GpuSource.load(), host)
     (finding,) = outcome.findings
@@ -74,7 +68,7 @@ def test_a_driver_that_refuses_is_a_problem_with_a_remedy(
 
 
 async def test_a_driver_that_is_loaded_later_is_found_at_the_next_tick() -> None:
-    host = gpus(2)
+    host = host_with_gpus(2)
     host.calls[COUNT] = NvmlError(9)
     async with sampling(host, [GpuSource.load()]) as run:
         assert run.sampler.statuses["gpu"].state == FAILED
@@ -92,7 +86,7 @@ def power(outcome_frame: Any) -> list[Reading]:
 
 
 async def test_a_lost_gpu_keeps_its_columns_and_harms_no_other() -> None:
-    host = gpus(2)
+    host = host_with_gpus(2)
     async with sampling(host, [GpuSource.load()]) as run:
         healthy = {key: host.calls[key] for key in of_gpu(host, 1)}
         host.calls |= dict.fromkeys(healthy, LOST)
@@ -113,7 +107,7 @@ async def test_a_lost_gpu_keeps_its_columns_and_harms_no_other() -> None:
 
 
 def test_a_gpu_that_was_lost_before_the_agent_came_is_reported() -> None:
-    host = gpus(2)
+    host = host_with_gpus(2)
     host.calls |= dict.fromkeys(of_gpu(host, 1), LOST)
     outcome = read_once(GpuSource.load(), host)
     assert power(outcome.frame) == [500_000]
@@ -138,16 +132,16 @@ def test_a_gpu_that_was_lost_before_the_agent_came_is_reported() -> None:
     ids=str,
 )
 def test_an_answer_costs_its_own_column_only(answer: object, reason: Absent) -> None:
-    host = gpus(1)
+    host = host_with_gpus(1)
     host.calls["nvml.nvmlDeviceGetPowerUsage(0)"] = answer
     found = readings(read_once(GpuSource.load(), host).frame)
     assert found[POWER, ("GPU-0",)] is reason
-    healthy = readings(read_once(GpuSource.load(), gpus(1)).frame)
+    healthy = readings(read_once(GpuSource.load(), host_with_gpus(1)).frame)
     assert {key for key in found if found[key] != healthy[key]} == {(POWER, ("GPU-0",))}
 
 
 def test_a_lost_gpu_is_asked_no_more_than_once_a_tick() -> None:
-    host = gpus(2)
+    host = host_with_gpus(2)
     reader = SourceReader(GpuSource.load(), host, ORIGIN)
     reader.run()
     host.calls |= dict.fromkeys(of_gpu(host, 1), LOST)
@@ -165,7 +159,7 @@ def asked(host: FakeHost, function: str) -> int:
 
 
 def test_what_is_not_supported_is_asked_once() -> None:
-    host = gpus(2)
+    host = host_with_gpus(2)
     host.calls["nvml.nvmlDeviceGetPowerUsage(1)"] = NOT_SUPPORTED
     host.calls[FIELD.format(1, 185)] = [3, 0]
     reader = SourceReader(GpuSource.load(), host, ORIGIN)
@@ -179,7 +173,7 @@ def test_what_is_not_supported_is_asked_once() -> None:
 
 
 def test_a_field_the_gpu_does_not_have_is_asked_by_its_call() -> None:
-    host = gpus(1)
+    host = host_with_gpus(1)
     host.calls[FIELD.format(0, 83)] = [3, 0]
     host.calls["nvml.nvmlDeviceGetTotalEnergyConsumption(0)"] = 77
     reader = SourceReader(GpuSource.load(), host, ORIGIN)
@@ -190,7 +184,7 @@ def test_a_field_the_gpu_does_not_have_is_asked_by_its_call() -> None:
 
 
 def test_a_batch_that_fails_costs_its_own_columns_only() -> None:
-    host = gpus(1)
+    host = host_with_gpus(1)
     fields = [key for key in host.calls if "FieldValues(0" in key]
     host.calls |= dict.fromkeys(fields, NvmlError(999))
     found = readings(read_once(GpuSource.load(), host).frame)
@@ -199,7 +193,7 @@ def test_a_batch_that_fails_costs_its_own_columns_only() -> None:
 
 
 def test_what_failed_once_is_asked_again() -> None:
-    host = gpus(1)
+    host = host_with_gpus(1)
     key = "nvml.nvmlDeviceGetPowerUsage(0)"
     healthy, host.calls[key] = host.calls[key], NvmlError(999)
     reader = SourceReader(GpuSource.load(), host, ORIGIN)
@@ -209,7 +203,7 @@ def test_what_failed_once_is_asked_again() -> None:
 
 
 def test_an_older_driver_is_asked_by_the_older_name() -> None:
-    host = gpus(1)
+    host = host_with_gpus(1)
     new, old = "nvml.nvmlDeviceGetTemperatureV(0,0)", "nvml.nvmlDeviceGetTemperature(0,0)"
     host.calls[new], host.calls[old] = NvmlError(13, "Function Not Found"), 58
     reader = SourceReader(GpuSource.load(), host, ORIGIN)
@@ -220,7 +214,7 @@ def test_an_older_driver_is_asked_by_the_older_name() -> None:
 
 
 async def test_a_change_of_gpus_is_learned_anew() -> None:
-    host = gpus(1)
+    host = host_with_gpus(1)
     key = "nvml.nvmlDeviceGetPowerUsage(0)"
     host.calls[key] = NOT_SUPPORTED
     async with sampling(host, [GpuSource.load()]) as run:
@@ -234,7 +228,7 @@ async def test_a_change_of_gpus_is_learned_anew() -> None:
 
 
 def test_a_tick_asks_each_gpu_each_thing_once() -> None:
-    host = gpus(8)
+    host = host_with_gpus(8)
     reader = SourceReader(GpuSource.load(), host, ORIGIN)
     reader.run()
     told = [key for key in host.calls if key in host.asked]
@@ -249,7 +243,7 @@ def test_a_tick_asks_each_gpu_each_thing_once() -> None:
 
 def test_memory_of_the_older_call_has_no_used() -> None:
     """Version 1 counts what the driver reserves as used: another quantity."""
-    host = gpus(1)
+    host = host_with_gpus(1)
     host.calls["nvml.nvmlDeviceGetMemoryInfo(0)"] = {"total": 80, "used": 21, "free": 59}
     found = readings(read_once(GpuSource.load(), host).frame)
     told = {name.split("_")[3]: r for (name, _), r in found.items() if "gpu_memory_" in name}
@@ -268,14 +262,14 @@ def test_memory_of_the_older_call_has_no_used() -> None:
     ],
 )
 def test_a_memory_temperature_must_be_believable(field: list[int], reading: Reading) -> None:
-    host = gpus(1)
+    host = host_with_gpus(1)
     host.calls[FIELD.format(0, 82)] = field
     found = readings(read_once(GpuSource.load(), host).frame)
     assert found["railscope_gpu_memory_temperature_celsius", ("GPU-0",)] == reading
 
 
 def test_links_to_a_grace_processor_are_told_one_by_one() -> None:
-    host = gpus(1)
+    host = host_with_gpus(1)
     host.calls[FIELD.format(0, 170)] = [0, 2]
     for link in range(2):
         told = {171: 1 - link, 172: 45_000, 231: link, 232: 7 * link, 233: 0}
@@ -289,7 +283,7 @@ def test_links_to_a_grace_processor_are_told_one_by_one() -> None:
 
 
 def test_reasons_to_hold_the_clocks_down_are_told_one_by_one() -> None:
-    host = gpus(1)
+    host = host_with_gpus(1)
     host.calls["nvml.nvmlDeviceGetCurrentClocksEventReasons(0)"] = 0x48
     found = readings(read_once(GpuSource.load(), host).frame)
     active = {key[1] for (name, key), r in found.items() if name.endswith("_active") and r == 1}
@@ -307,7 +301,7 @@ async def test_a_machine_without_gpus_stays_unsupported() -> None:
 @pytest.mark.parametrize("code", [1, 9, 15])
 def test_what_was_not_supported_is_tried_again_when_the_gpu_was_away(code: int) -> None:
     """ECC or another mode may have been switched meanwhile, or the driver exchanged."""
-    host = gpus(1)
+    host = host_with_gpus(1)
     asked, other = "nvml.nvmlDeviceGetPowerUsage(0)", "nvml.nvmlDeviceGetMemoryInfo(0)"
     healthy, host.calls[asked] = host.calls[asked], NOT_SUPPORTED
     reader = SourceReader(GpuSource.load(), host, ORIGIN)
@@ -324,7 +318,7 @@ def test_what_was_not_supported_is_tried_again_when_the_gpu_was_away(code: int) 
 
 
 def test_a_frame_is_of_the_moment_after_a_slow_probe() -> None:
-    host = gpus(1)
+    host = host_with_gpus(1)
     count = host.calls[COUNT]
 
     def slowly() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.gpu_readings import read_gpus
-from support.gpus import add_gpus
+from support.gpus import host_with_gpus
 from support.machine import FakeHost
 from support.nvidia_smi import machine
 from support.row_pairs import PAIRS, agrees
@@ -15,12 +15,6 @@ from railscope.reading import Absent
 GPU = "GPU-0"
 FIELD = "nvml.nvmlDeviceGetFieldValues(0,{})"
 SECOND_NS = 10**9
-
-
-def gpu() -> FakeHost:
-    host = FakeHost()
-    add_gpus(host, 1)
-    return host
 
 
 def test_no_number_comes_out_as_another() -> None:
@@ -46,7 +40,7 @@ def test_no_number_comes_out_as_another() -> None:
     ("driver", "first"), [("575.57.08", 251), ("580.95.05", 251), ("590.48.01", 269), ("", 269)]
 )
 def test_slowdowns_are_asked_under_the_numbers_of_the_driver(driver: str, first: int) -> None:
-    host = gpu()
+    host = host_with_gpus()
     for field in (*range(251, 254), *range(269, 272)):
         host.calls.pop(FIELD.format(field), None)
     host.calls["nvml.nvmlSystemGetDriverVersion()"] = driver
@@ -63,7 +57,7 @@ def test_slowdowns_are_asked_under_the_numbers_of_the_driver(driver: str, first:
     ids=str,
 )
 def test_a_reason_that_the_gpu_cannot_tell_is_no_zero(supported: object, there: bool) -> None:  # noqa: FBT001 - a column of the table above
-    host = gpu()
+    host = host_with_gpus()
     host.calls["nvml.nvmlDeviceGetSupportedClocksEventReasons(0)"] = supported
     told = read_gpus(host)
     assert (told.number("gpu_throttle_active", GPU, "board_limit") == 0) is there
@@ -71,7 +65,7 @@ def test_a_reason_that_the_gpu_cannot_tell_is_no_zero(supported: object, there: 
 
 
 def test_power_limits_of_a_driver_without_fields_for_them() -> None:
-    host = gpu()
+    host = host_with_gpus()
     host.calls |= {
         "nvml.nvmlDeviceGetPowerManagementLimitConstraints(0)": [60_000, 72_000],
         "nvml.nvmlDeviceGetPowerManagementDefaultLimit(0)": 70_000,
@@ -83,7 +77,7 @@ def test_power_limits_of_a_driver_without_fields_for_them() -> None:
 
 
 def test_no_power_of_the_memory_is_no_power_of_zero() -> None:
-    host = gpu()
+    host = host_with_gpus()
     host.calls[FIELD.format("185:2")] = [0, 0]
     told = read_gpus(host)
     assert told.absent["railscope_gpu_memory_power_watts", (GPU,)] is Absent.UNSUPPORTED
@@ -92,7 +86,7 @@ def test_no_power_of_the_memory_is_no_power_of_zero() -> None:
 
 
 def test_a_rack_system_says_where_a_gpu_sits_and_a_lone_server_does_not() -> None:
-    host = gpu()
+    host = host_with_gpus()
     place = {
         "chassisSerialNumber": "1820124300130", "slotNumber": "\x12", "trayIndex": "\x05",
         "hostId": "\x01", "peerType": "\x01", "moduleId": "\x02",

@@ -17,12 +17,11 @@ from structlog.testing import capture_logs
 from support.examples import few_examples
 from support.failing import Asked, FailingHost, failing_host
 from support.reading import Label, readings
-from support.sampling import Sampling, sampling
+from support.sampling import Sampling, sampling, source_of
 
-from agent.config import AgentSettings, SourcePeriods
+from agent.config import AgentSettings
 from agent.host import NvmlError
 from agent.machine_sources import machine_sources
-from agent.sampling.source import Source
 from agent.sampling.status import OK
 from railscope.catalog.entities import CLAIM, GPU_PROCESS
 from railscope.reading import Absent
@@ -34,7 +33,6 @@ ERRNOS = {
     errno.ENODEV: Absent.GONE,
 }
 NVML_CODES = {999: Absent.ERROR, 4: Absent.DENIED, 10: Absent.TIMEOUT, 15: Absent.GONE}
-PERIODS = SourcePeriods(**dict.fromkeys(SourcePeriods.__struct_fields__, 1.0))
 SHORT = 0.3
 MODES = [("whole", "cx7"), ("mig", "bnxt")]
 NAMES = [source.name for source in machine_sources(AgentSettings())]
@@ -58,11 +56,6 @@ VARYING = (
 """What answers with less where a link is down, a module is unplugged or a member has left."""
 DEVICE_TABLES = ("/mountstats", "/mountinfo", "/route", "/softnet_stat", "/nf_conntrack")
 _COME_AND_GO = {GPU_PROCESS, CLAIM}
-
-
-def source_of(name: str) -> Source:
-    every = machine_sources(AgentSettings(node="node-1", periods=PERIODS))
-    return next(source for source in every if source.name == name)
 
 
 def latest(run: Sampling) -> dict[Label, Any]:

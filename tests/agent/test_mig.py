@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from support.gpus import add_gpus
-from support.machine import FakeHost
+from support.gpus import host_with_gpus
 from support.mig import GIBIBYTE, cut, mend
 from support.reading import numbers, readings
 from support.sampling import Sampling, sampling
@@ -21,12 +20,6 @@ UTILIZATION = "nvml.nvmlDeviceGetUtilizationRates(0)"
 RATIO = ("railscope_gpu_utilization_ratio", ("GPU-0",))
 
 
-def gpus(count: int = 2) -> FakeHost:
-    host = FakeHost()
-    add_gpus(host, count)
-    return host
-
-
 def devices(frame: Frame) -> set[str]:
     return {key[1] for (name, key) in readings(frame) if name == "railscope_mig_memory_used_bytes"}
 
@@ -36,14 +29,14 @@ def told(run: Sampling) -> list[Event]:
 
 
 async def test_a_gpu_that_is_not_cut_has_no_mig_devices() -> None:
-    async with sampling(gpus(), [MigSource()]) as run:
+    async with sampling(host_with_gpus(2), [MigSource()]) as run:
         assert numbers(run.frames[-1]) == {
             ("railscope_gpu_mig_devices", (f"GPU-{index}",)): 0 for index in range(2)
         }
 
 
 async def test_a_device_tells_its_memory_and_size() -> None:
-    host = gpus()
+    host = host_with_gpus(2)
     small, large = cut(host, 0, ["1g.10gb", "3g.40gb"])
     async with sampling(host, [MigSource()]) as run:
         found = numbers(run.frames[-1])
@@ -60,7 +53,7 @@ async def test_a_device_tells_its_memory_and_size() -> None:
 
 
 async def test_devices_come_and_go_within_two_reads() -> None:
-    host = gpus()
+    host = host_with_gpus(2)
     shared = GpuInventory()
     async with sampling(host, [GpuSource.load(gpus=shared), MigSource(gpus=shared)]) as run:
         made = set(cut(host, 0, ["1g.10gb", "1g.10gb", "3g.40gb"]))
@@ -81,7 +74,7 @@ async def test_devices_come_and_go_within_two_reads() -> None:
 
 
 async def test_what_the_whole_gpu_supports_is_learned_anew_when_it_is_cut() -> None:
-    host = gpus(1)
+    host = host_with_gpus(1)
     shared = GpuInventory()
     healthy = host.calls[UTILIZATION]
     async with sampling(host, [GpuSource.load(gpus=shared), MigSource(gpus=shared)]) as run:
@@ -97,7 +90,7 @@ async def test_what_the_whole_gpu_supports_is_learned_anew_when_it_is_cut() -> N
 
 
 async def test_a_device_that_is_taken_away_under_a_read_is_gone_and_then_no_more() -> None:
-    host = gpus(1)
+    host = host_with_gpus(1)
     cut(host, 0, ["1g.10gb"])
     async with sampling(host, [MigSource()]) as run:
         for key in [key for key in host.calls if "MIG-" in key]:
@@ -111,7 +104,7 @@ async def test_a_device_that_is_taken_away_under_a_read_is_gone_and_then_no_more
 
 
 async def test_activity_is_told_for_each_device() -> None:
-    host = gpus(1)
+    host = host_with_gpus(1)
     small, large = cut(host, 0, ["1g.10gb", "3g.40gb"])
     async with sampling(host, [GpuActivitySource()]) as run:
         found = numbers(run.frames[-1])
@@ -121,7 +114,7 @@ async def test_activity_is_told_for_each_device() -> None:
 
 
 async def test_a_gpu_whose_devices_cannot_be_listed_keeps_its_other_readings() -> None:
-    host = gpus(2)
+    host = host_with_gpus(2)
     async with sampling(host, [MigSource()]) as run:
         host.calls["nvml.nvmlDeviceGetMigMode(0)"] = NvmlError(15, "GPU is lost")
         await run.step(5)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.full_gpus import full_gpus
 from support.reading import ORIGIN, read_once, readings
-from support.standin import LIBRARY, Standin, StandinHost, scenario
+from support.standin import LIBRARY, Standin, StandinHost, code_of, scenario
 from support.standin_table import DOUBLE, INT, LLONG, UINT, ULLONG, ULONG, USHORT, error
 
 from agent.host import Json, NvmlError
@@ -39,13 +39,6 @@ def test_a_copied_tree_has_no_gpus_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(NvmlError, match="copied tree") as raised:
         LiveHost(tmp_path).call("nvml", "nvmlDeviceGetCount")
     assert raised.value.code == 12
-
-
-def code_of(nvml: Nvml, function: str, *arguments: int | str) -> int:
-    """The return code of a call that fails."""
-    with pytest.raises(NvmlError) as raised:
-        nvml.call(function, *arguments)
-    return raised.value.code
 
 
 def asked(key: str) -> tuple[str, list[int | str]]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from support.full_gpus import full_gpus, nvml_sources
 from support.reading import readings
-from support.standin import NO_INSTANCE, Readers, Standin, StandinHost, scenario
+from support.standin import NO_INSTANCE, Readers, Standin, StandinHost, code_of, scenario
 from support.standin_table import error
 
-from agent.host import NvmlError
 from agent.host.nvml import Nvml
 from agent.host.nvml_readers import LONGEST_NS, MAX_QUEUED_EVENTS, SHORTEST_NS
 from railscope.catalog.gpu_health import GPU_DRIVER_EVENT
@@ -16,13 +14,6 @@ from railscope.reading import Reading
 
 XID, MIG_CHANGE = 0x8, 0x100
 SECOND_US = 1_000_000
-
-
-def code_of(nvml: Nvml, function: str, *arguments: int | str) -> int:
-    """The return code of a call that fails."""
-    with pytest.raises(NvmlError) as raised:
-        nvml.call(function, *arguments)
-    return raised.value.code
 
 
 def of_mig(run: Readers, gpu: int, uuid: str, stream: str = "mig") -> dict[str, Reading]:

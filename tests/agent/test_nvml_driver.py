@@ -5,15 +5,13 @@ from __future__ import annotations
 import threading
 from functools import partial
 
-import pytest
 from support.cards import add_card
 from support.full_gpus import full_gpus, nvml_sources
 from support.reading import ORIGIN, readings
 from support.sampling import sampling
-from support.standin import DRIVER, LIBRARY, Readers, Standin, StandinHost, build, scenario
+from support.standin import DRIVER, LIBRARY, Readers, Standin, StandinHost, build, code_of, scenario
 from support.standin_table import error
 
-from agent.host import NvmlError
 from agent.host.live_host import LiveHost
 from agent.host.nvml import Nvml
 from agent.sampling.source_reader import SourceReader
@@ -26,13 +24,6 @@ SM = "railscope_gpu_sm_activity_ratio"
 XID, RECOVERY_ACTION = 0x8, 0x8000
 SHORT = 1.0
 ASKS = ("gpu", "gpu_activity", "gpu_process", "gpu_health", "nvlink")
-
-
-def code_of(nvml: Nvml, function: str, *arguments: int | str) -> int:
-    """The return code of a call that fails."""
-    with pytest.raises(NvmlError) as raised:
-        nvml.call(function, *arguments)
-    return raised.value.code
 
 
 def quiet(count: int) -> dict[str, Json]:

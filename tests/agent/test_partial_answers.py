@@ -16,16 +16,14 @@ from hypothesis import strategies as st
 from support.examples import few_examples
 from support.failing import Asked, FailingHost, failing_host
 from support.reading import Label, readings
-from support.sampling import Sampling, sampling
+from support.sampling import Sampling, sampling, source_of
 
-from agent.config import AgentSettings, SourcePeriods
+from agent.config import AgentSettings
 from agent.host import NvmlError
 from agent.machine_sources import machine_sources
-from agent.sampling.source import Source
 from railscope.catalog.entities import CLAIM, GPU_PROCESS
 from railscope.reading import Absent, to_stored
 
-PERIODS = SourcePeriods(**dict.fromkeys(SourcePeriods.__struct_fields__, 1.0))
 MODES = [("whole", "cx7"), ("mig", "bnxt")]
 NAMES = [source.name for source in machine_sources(AgentSettings())]
 REPROBE_SECONDS = 61
@@ -66,11 +64,6 @@ TEXT_CHANGES: dict[str, Change] = {
     "digits of other scripts": _numbers("\u00b2\u0661".encode()),
     "blank lines": lambda _: b"\n\n\n",
 }
-
-
-def source_of(name: str) -> Source:
-    every = machine_sources(AgentSettings(node="node-1", periods=PERIODS))
-    return next(source for source in every if source.name == name)
 
 
 def latest(run: Sampling) -> dict[Label, Any]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import errno
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
-from support.disk import small_file_system
 
 from agent.shipping.spool import FrameLoss, Spool, SpooledEnvelope, SpooledSchemas
 from railscope.wire import WireSchema
@@ -185,13 +184,6 @@ def test_an_envelope_that_cannot_be_removed_is_forgotten_and_told(tmp_path: Path
 
 
 # A disk that is full ------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB."""
-    with small_file_system(tmp_path / "disk", 64) as directory:
-        yield directory
 
 
 def test_a_full_disk_is_an_error_and_leaves_no_rubbish(small_disk: Path) -> None:

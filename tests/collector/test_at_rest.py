@@ -90,6 +90,19 @@ def damage_last(path: Path) -> None:
     path.write_bytes(content)
 
 
+async def put_back_and_accept(
+    directory: Path, path: Path, content: bytes, how: Callable[[Path], None]
+) -> None:
+    """Check that a lost file can be put back, and that the loss of it can be accepted."""
+    path.write_bytes(content)
+    assert lost(directory) == {}
+    how(path)
+    assert len(list(accept_loss(directory))) == 1
+    async with running(directory) as log:
+        assert log.files is not None
+        assert not log.files.incomplete
+
+
 @pytest.mark.parametrize("which", [0, 1, -1])
 @pytest.mark.parametrize("how", [remove, cut, damage_last])
 async def test_a_segment_that_is_lost_is_named_until_it_is_accepted(
@@ -108,13 +121,7 @@ async def test_a_segment_that_is_lost_is_named_until_it_is_accepted(
             assert log.files.incomplete
             await log.append(record(99), lambda: None)
         assert (path.read_bytes() if path.exists() else None) == left, "nothing is written over it"
-    path.write_bytes(content)
-    assert lost(tmp_path) == {}
-    how(path)
-    assert len(list(accept_loss(tmp_path))) == 1
-    async with running(tmp_path) as log:
-        assert log.files is not None
-        assert not log.files.incomplete
+    await put_back_and_accept(tmp_path, path, content, how)
     assert lost(tmp_path) == {}
 
 
@@ -171,13 +178,7 @@ async def test_a_lost_clock_file_is_named_until_it_is_put_back_or_accepted(
         async with running(tmp_path) as log:
             assert log.files is not None
             assert (list(log.files.lost), log.files.incomplete) == ([clock.FILE], True)
-    path.write_bytes(content)
-    assert lost(tmp_path) == {}
-    how(path)
-    assert len(list(accept_loss(tmp_path))) == 1
-    async with running(tmp_path) as log:
-        assert log.files is not None
-        assert not log.files.incomplete
+    await put_back_and_accept(tmp_path, path, content, how)
 
 
 async def checkpointed(directory: Path) -> None:

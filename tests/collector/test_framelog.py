@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.disk import small_file_system
 
 from collector.framelog.framelog import FrameLog, FrameLogError
 from collector.framelog.segment_files import (
@@ -129,13 +128,6 @@ def test_a_flipped_bit_costs_only_its_record_and_is_counted(
     found = [r for _, r in read_segment(path, stats)]
     assert len(found) == 4
     assert all(r in [record(n) for n in range(5)] for r in found)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB."""
-    with small_file_system(tmp_path / "disk", 64) as directory:
-        yield directory
 
 
 async def test_a_full_disk_is_an_error_and_leaves_the_log_whole(small_disk: Path):

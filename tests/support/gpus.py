@@ -10,6 +10,13 @@ GIBIBYTE = 1 << 30
 THROTTLE_FIELDS = (74, 75, 76, 269, 270, 271)
 
 
+def host_with_gpus(count: int = 1) -> FakeHost:
+    """Return a host with a number of GPUs."""
+    host = FakeHost()
+    add_gpus(host, count)
+    return host
+
+
 def add_gpus(host: FakeHost, count: int) -> None:
     """Add a number of GPUs to a host."""
     host.calls["nvml.nvmlDeviceGetCount()"] = count

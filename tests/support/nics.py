@@ -154,3 +154,14 @@ def changes(outcome: ReadOutcome) -> list[tuple[str, str, str, str]]:
         for e in events(outcome)
         if e.event_class.name == EVENT
     ]
+
+
+def set_statistics(host: FakeHost, driver: str, statistics: dict[str, int]) -> None:
+    """Set the ethtool statistics of eth0."""
+    host.files[f"{NET}/eth0/mtu"] = "9000"
+    host.calls["ethtool.driver(eth0)"] = {
+        "driver": driver, "version": "", "firmware": "", "bus": "",
+    }  # fmt: skip
+    host.calls["ethtool.statistics(eth0)"] = {
+        "names": list(statistics), "values": list(statistics.values()),
+    }  # fmt: skip

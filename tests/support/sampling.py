@@ -11,11 +11,14 @@ from support.clock import ManualClock
 from support.machine import FakeHost
 from support.reading import ORIGIN
 
+from agent.config import AgentSettings, SourcePeriods
+from agent.machine_sources import machine_sources
 from agent.sampling.sampler import ReadLimits, Sampler
 from agent.sampling.source import Source
 from railscope.frame import Frame
 
 PATIENCE_SECONDS = 60
+EVERY_SECOND = SourcePeriods(**dict.fromkeys(SourcePeriods.__struct_fields__, 1.0))
 
 
 @dataclass
@@ -72,3 +75,9 @@ async def sampling(
         assert task.done(), "the sampler does not stop"
         if not task.cancelled():
             task.result()
+
+
+def source_of(name: str) -> Source:
+    """Return the source of a name that an agent with default settings has, read every second."""
+    every = machine_sources(AgentSettings(node="node-1", periods=EVERY_SECOND))
+    return next(source for source in every if source.name == name)

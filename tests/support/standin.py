@@ -23,7 +23,7 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, Label, readings
 from support.standin_table import table
 
-from agent.host import Json
+from agent.host import Json, NvmlError
 from agent.host.nvml import Nvml
 from agent.sampling.source import Source
 from agent.sampling.source_reader import ReadOutcome, SourceReader
@@ -231,6 +231,13 @@ def _main(file: str, name: str, *arguments: str) -> None:
     outcome: Json = getattr(function, "scenario", function)(Standin(Path.cwd()), *arguments)
     if inspect.iscoroutine(outcome):
         asyncio.run(outcome)
+
+
+def code_of(nvml: Nvml, function: str, *arguments: int | str) -> int:
+    """Return the return code of a call that fails."""
+    with pytest.raises(NvmlError) as raised:
+        nvml.call(function, *arguments)
+    return raised.value.code
 
 
 if __name__ == "__main__":

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.disk import small_file_system
 
 from railscope import durable_files as durable
 
 
 def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB."""
-    with small_file_system(tmp_path / "disk", 64) as directory:
-        yield directory
 
 
 def test_a_file_is_replaced_with_the_requested_mode(tmp_path: Path) -> None:

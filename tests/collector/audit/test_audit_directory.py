@@ -251,15 +251,21 @@ def test_anything_else_behind_the_journal_is_found(good: Path, tmp_path: Path, m
 # The writer --------------------------------------------------------------------------------------
 
 
+def copied(good: Path, tmp_path: Path, name: str, content: bytes | None) -> Path:
+    """Return a copy of a log in which a file has other content, or is missing."""
+    directory = shutil.copytree(good, tmp_path / "log")
+    (directory / name).unlink()
+    if content is not None:
+        (directory / name).write_bytes(content)
+    return directory
+
+
 @pytest.mark.parametrize("name", ["epoch", "acknowledged"])
 @pytest.mark.parametrize("content", [None, b"", b"7\n", b"00000000000000000000", b"nonsense"])
 def test_a_writer_does_not_go_on_from_a_damaged_statement(
     good: Path, tmp_path: Path, name: str, content: bytes | None
 ) -> None:
-    directory = shutil.copytree(good, tmp_path / "log")
-    (directory / name).unlink()
-    if content is not None:
-        (directory / name).write_bytes(content)
+    directory = copied(good, tmp_path, name, content)
     with pytest.raises(AuditError, match=f"not as it was left: .*/{name}"):
         audit_log(directory).open()
 
@@ -269,10 +275,7 @@ def test_a_writer_does_not_go_on_from_a_damaged_statement(
 def test_damage_that_agents_or_the_key_mend_is_recorded(
     good: Path, tmp_path: Path, name: str, content: bytes | None
 ) -> None:
-    directory = shutil.copytree(good, tmp_path / "log")
-    (directory / name).unlink()
-    if content is not None:
-        (directory / name).write_bytes(content)
+    directory = copied(good, tmp_path, name, content)
     assert outcome(directory)[0] == VerifyOutcome.ALTERED
     trail = AuditTrail(audit_log(directory, boot="b9"), "1.0", lambda: NOON_NS)
     size = sum(RUNS) + TAIL + 2 * len(RUNS) + 2

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from fractions import Fraction
-from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 from support.books import BOSS, PRICES
 from support.settling import Site
@@ -41,13 +38,6 @@ NOW = DAYS * DAY_SECONDS
 NAMES = [f"GPU-{number:02}" for number in range(GPUS)]
 PERIOD = Period(at(0), at(28 * DAY_SECONDS))
 PRICE = Fraction("2.49")
-
-
-@pytest.fixture
-def site(url: str, tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path, url)
-    yield made
-    made.settler.close()
 
 
 def invented() -> Envelopes:

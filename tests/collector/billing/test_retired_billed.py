@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from fractions import Fraction
-from pathlib import Path
 
-import pytest
 from support.books import BOSS, PRICES
 from support.settling import Site
 from support.story import DAY_SECONDS, Reporter, accept, at, gpus_of, started
@@ -27,13 +24,6 @@ SELLER = Seller("Hall", "Hall", {"red": PayerAccount("red")})
 HOURS = 3600
 PER_HOUR = Fraction("2.49")
 LATER = 2 * DAY_SECONDS + 2 * HOURS
-
-
-@pytest.fixture
-def site(url: str, tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path, url)
-    yield made
-    made.settler.close()
 
 
 def amounts(closed: ClosedPeriod) -> dict[str, Fraction]:

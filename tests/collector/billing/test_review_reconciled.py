@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 from support.books import BOSS, PRICES
@@ -34,13 +32,6 @@ SELLER = Seller("Hall", "Hall", {"red": PayerAccount("red")})
 TILINGS = 2
 NAMES = ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
 LATER = DAY_SECONDS + 2 * HOUR
-
-
-@pytest.fixture
-def site(url: str, tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path, url)
-    yield made
-    made.settler.close()
 
 
 def checked(site: Site) -> dict[str, ReconciliationCheck]:

@@ -1,0 +1,16 @@
+"""A collector whose ledger days are finalized."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.settling import Site
+
+
+@pytest.fixture
+def site(url: str, tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path, url)
+    yield made
+    made.settler.close()
