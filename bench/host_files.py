@@ -18,6 +18,7 @@ from typing import Any, Self
 import msgspec
 
 from simulator import NodeSpec, moments
+from simulator.driver_counters import RDMA
 
 _DRIVERS = ("nvml.", "ethtool.")
 
@@ -32,63 +33,8 @@ def write_answers(path: Path, seconds: int) -> None:
     path.write_bytes(msgspec.msgpack.encode(kept))
 
 
-COUNTERS = [
-    "VL15_dropped",
-    "excessive_buffer_overrun_errors",
-    "link_downed",
-    "link_error_recovery",
-    "local_link_integrity_errors",
-    "multicast_rcv_packets",
-    "multicast_xmit_packets",
-    "port_rcv_constraint_errors",
-    "port_rcv_data",
-    "port_rcv_errors",
-    "port_rcv_packets",
-    "port_rcv_remote_physical_errors",
-    "port_rcv_switch_relay_errors",
-    "port_xmit_constraint_errors",
-    "port_xmit_data",
-    "port_xmit_discards",
-    "port_xmit_packets",
-    "port_xmit_wait",
-    "symbol_error",
-    "unicast_rcv_packets",
-    "unicast_xmit_packets",
-    "vendor_port_events",
-]
-HW_COUNTERS = [
-    "duplicate_request",
-    "implied_nak_seq_err",
-    "local_ack_timeout_err",
-    "np_cnp_sent",
-    "np_ecn_marked_roce_packets",
-    "out_of_buffer",
-    "out_of_sequence",
-    "packet_seq_err",
-    "req_cqe_error",
-    "req_cqe_flush_error",
-    "req_remote_access_errors",
-    "req_remote_invalid_request",
-    "req_rnr_retries_exceeded",
-    "req_transport_retries_exceeded",
-    "resp_cqe_error",
-    "resp_cqe_flush_error",
-    "resp_local_length_error",
-    "resp_remote_access_errors",
-    "rnr_nak_retry_err",
-    "roce_adp_retrans",
-    "roce_adp_retrans_to",
-    "roce_slow_restart",
-    "roce_slow_restart_cnps",
-    "roce_slow_restart_trans",
-    "rp_cnp_handled",
-    "rp_cnp_ignored",
-    "rx_atomic_requests",
-    "rx_dct_connect",
-    "rx_icrc_encapsulated",
-    "rx_read_requests",
-    "rx_write_requests",
-]
+COUNTERS = [*sorted(RDMA.counters.zeros), "vendor_port_events"]
+HW_COUNTERS = sorted(set(RDMA.hw_counters["mlx5_core"].zeros) - {"lifespan"})
 HW_COUNTERS_A_PORT = 50
 FILES_A_PORT = len(COUNTERS) + HW_COUNTERS_A_PORT
 VALUES_A_PORT = FILES_A_PORT + 4

@@ -1,17 +1,18 @@
 """The simulator: a GPU node with its rails, job and faults, from one physical model.
 
-  spec       specification of a simulation
-  gpu_models, nic_models  available GPU and NIC models
-  model      job, GPUs, ports and host advance together  (job, gpu, fabric, server)
-  gpu        components of a GPU  (silicon, activity, memory, nvlink, bus, sharing)
-  fabric     components of a port  (port_counters, port_settings, port_signal, optics)
-  scenarios  the faults  (conditions, gpu_scenarios, port_scenarios; reports, card_reports: driver
-             messages about them)
-  views      state as shown by each interface of the node  (nvml, driver_files, rdma, nic, links,
-             ethernet_settings, transceivers, neighbours, ofed_files, pcie, host, owners,
-             kernel)
-  run        the resulting captures
-  tree       a capture as a tree of files and links
+  spec             specification of a simulation; spans of time, noise
+  data             names and numbers of hardware, drivers and the demo, as data files
+  device_models    available GPU and NIC models
+  node_model       job, GPUs, ports and host advance together  (workload, gpu, fabric)
+  gpu              components of a GPU  (silicon)
+  fabric           traffic of a port and its cable  (port)
+  scenarios        the faults  (conditions; kernel_log: driver messages about them)
+  node_hardware    components of the node, and its PCI topology
+  nvml, host_files, rdma_devices, network_interfaces, interface_settings, driver_counters, owners,
+  kernel_log       state as shown by each interface of the node
+  simulation       the resulting captures
+  tree             a capture as a tree of files and links
+  live             a simulation in real time, without end
 
 All output follows from the spec and its seed: no clock is read.
 """

@@ -18,7 +18,6 @@ from agent.sampling.meter import measure_memory
 from railscope.capture import Capture, write_capture
 from simulator import SCENARIOS, NodeSpec, about, find_model, moments
 from simulator.live import STEP_NS, LiveNode, LiveNodeFileError, LiveTimeline, read_live_node
-from simulator.simulation import about as about_capture
 
 
 @click.command()
@@ -86,7 +85,7 @@ class SimulatedHost(RecordedHost):
         def offset_ns() -> int:
             return max(clock.now().boot_ns - node.started_boot_ns, 0)
 
-        capture = Capture(about_capture(node.spec, 0), ())
+        capture = Capture(about(node.spec, 0), ())
         super().__init__(capture, clock, offset_ns, LiveTimeline(node, offset_ns()))
 
     @property

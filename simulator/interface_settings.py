@@ -12,12 +12,11 @@ the notification point, which receives (roce_np), and the reaction point, which 
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
 
 from railscope.capture import CaptureMoment, Json, failure
-from simulator.ethtool_statistics import xon_and_xoff
+from simulator.driver_counters import ethtool_statistics, xon_and_xoff
 from simulator.fabric import Cable
-from simulator.network_interfaces import statistics_of
+from simulator.network_interfaces import INTERFACES
 from simulator.node_hardware import ETHERNET, LOOPBACK
 from simulator.node_model import NodeModel
 from simulator.port import (
@@ -31,43 +30,6 @@ from simulator.port import (
 
 _BUFFERS_BYTES = 262_016
 _LOSSY_BUFFER_BYTES = 105_856
-_RINGS = {
-    "mlx5_core": {"receive": 1024, "receive_limit": 8192, "transmit": 1024, "transmit_limit": 8192},
-    "bnxt_en": {"receive": 511, "receive_limit": 8191, "transmit": 511, "transmit_limit": 2047},
-    "ice": {"receive": 2048, "receive_limit": 8160, "transmit": 256, "transmit_limit": 8160},
-    "virtio_net": {"receive": 256, "receive_limit": 256, "transmit": 256, "transmit_limit": 256},
-}
-_MODES = {
-    (400, True): ["400000baseDR4/Full", "200000baseDR2/Full"],
-    (200, False): ["200000baseCR4/Full", "100000baseCR2/Full"],
-    (100, True): ["100000baseLR4_ER4/Full", "40000baseLR4/Full"],
-    (100, False): ["100000baseCR4/Full", "50000baseCR2/Full"],
-}
-"""Modes of optics and of copper, by gigabits per second (linux: net/ethtool/common.c)."""
-_STANDARD_STATISTICS: Mapping[str, Mapping[str, str]] = {
-    "mlx5_core": {
-        "SymbolErrorDuringCarrier": "rx_symbol_err_phy",
-        "FramesTransmittedOK": "tx_packets_phy",
-        "FramesReceivedOK": "rx_packets_phy",
-        "FrameCheckSequenceErrors": "rx_crc_errors_phy",
-        "OctetsTransmittedOK": "tx_bytes_phy",
-        "OctetsReceivedOK": "rx_bytes_phy",
-    },
-    "bnxt_en": {
-        "SymbolErrorDuringCarrier": "rx_pcs_symbol_err",
-        "FramesTransmittedOK": "tx_good_frames",
-        "FramesReceivedOK": "rx_good_frames",
-        "FrameCheckSequenceErrors": "rx_fcs_err_frames",
-        "AlignmentErrors": "rx_align_err_frames",
-        "MACControlFramesReceived": "rx_ctrl_frames",
-        "etherStatsJabbers": "rx_jbr_frames",
-    },
-    "ice": {},
-}
-"""Counters of standard groups by driver, and the driver's own names for them.
-
-In this kernel ice fills no group; its reply has no statistics.
-"""
 _LINK_DOWN_STATES = {
     "flapping": ("No cable", ""),
     "speed_down": ("Bad signal integrity", "Large number of physical errors"),
@@ -82,7 +44,7 @@ def show_settings(model: NodeModel, into: CaptureMoment) -> None:
             "pause": _pause(cable),
             "fec": _fec(cable),
             "standard_statistics": _standard_statistics(cable),
-            "rings": _RINGS[cable.port.nic.driver],
+            "rings": INTERFACES.rings[cable.port.nic.driver],
             "link_modes": _link_modes(cable),
             "link_state": _link_state(cable, model.spec.scenario),
         }
@@ -96,7 +58,7 @@ def show_settings(model: NodeModel, into: CaptureMoment) -> None:
     }  # fmt: skip
     _put(into, LOOPBACK, nothing | {"link_state": {"up": True}})
     virtual = {
-        "rings": _RINGS["virtio_net"],
+        "rings": INTERFACES.rings["virtio_net"],
         "link_modes": unknown_speed,
         "link_state": {"up": True},
     }
@@ -196,13 +158,14 @@ def _fec(cable: Cable) -> dict[str, Json]:
 
 
 def _standard_statistics(cable: Cable) -> dict[str, Json]:
-    counted = statistics_of(cable)
-    names = _STANDARD_STATISTICS[cable.port.nic.driver]
+    counted = ethtool_statistics(cable)
+    names = INTERFACES.standard_statistics[cable.port.nic.driver]
     return {"statistics": {name: counted[own] for name, own in names.items()}}
 
 
 def _link_modes(cable: Cable) -> dict[str, Json]:
-    supported = _MODES[cable.port.gigabits, cable.port.rail is not None]
+    modes = INTERFACES.link_modes["copper" if cable.port.rail is None else "optical"]
+    supported = modes[str(cable.port.gigabits)]
     found: dict[str, Json] = {
         "duplex": "full" if cable.up else "unknown",
         "autonegotiation": False,

@@ -22,8 +22,9 @@ import zlib
 from dataclasses import dataclass
 
 from railscope.capture import CaptureMoment, Json, failure
-from simulator import ethtool_statistics
+from simulator.data import read_table
 from simulator.device_models import LANES
+from simulator.driver_counters import ethtool_statistics
 from simulator.fabric import Cable
 from simulator.host_files import network
 from simulator.node_hardware import ETHERNET, KERNEL, LOOPBACK, MANAGEMENT_ADDRESS
@@ -32,12 +33,22 @@ from simulator.spec import MAX_GPUS, NodeSpec
 
 MANAGEMENT_MAC = "52:54:00:12:34:56"
 MANAGEMENT_MTU_BYTES, LOOPBACK_MTU_BYTES = 1500, 65536
+_COPPER_METRES = 2
 
-_STATISTICS = {
-    "mlx5_core": ethtool_statistics.mlx5_statistics,
-    "bnxt_en": ethtool_statistics.bnxt_statistics,
-    "ice": ethtool_statistics.ice_statistics,
-}
+
+@dataclass(frozen=True)
+class InterfaceTables:
+    """The file data/interfaces.toml."""
+
+    link_statistics: tuple[str, ...]
+    standard_statistics: dict[str, dict[str, str]]
+    rings: dict[str, dict[str, Json]]
+    link_modes: dict[str, dict[str, list[Json]]]
+    transceivers: dict[str, dict[str, dict[str, Json]]]
+    transceiver_thresholds: dict[str, Json]
+
+
+INTERFACES = read_table("interfaces", InterfaceTables)
 
 
 def show_interfaces(model: NodeModel, into: CaptureMoment) -> None:
@@ -47,7 +58,7 @@ def show_interfaces(model: NodeModel, into: CaptureMoment) -> None:
     paths = {device.address: device.path for device in model.machine.pci}
     for cable in model.present_cables:
         port = cable.port
-        found = statistics_of(cable)
+        found = ethtool_statistics(cable)
         _show_files(into, port.interface, _interface_files(cable), paths[port.pci_address])
         into.calls[f"ethtool.driver({port.interface})"] = {
             "driver": port.nic.driver,
@@ -61,11 +72,6 @@ def show_interfaces(model: NodeModel, into: CaptureMoment) -> None:
         }
     _show_management(into, model.server.traffic[ETHERNET], paths[MANAGEMENT_ADDRESS])
     _show_loopback(into)
-
-
-def statistics_of(cable: Cable) -> dict[str, int]:
-    """Return the statistics of a port, in the order of its driver."""
-    return _STATISTICS[cable.port.nic.driver](cable)
 
 
 def _interface_files(cable: Cable) -> dict[str, Json]:
@@ -133,13 +139,6 @@ def _show_loopback(into: CaptureMoment) -> None:
         into.calls[f"ethtool.{function}({LOOPBACK})"] = failure(OSError(errno.EOPNOTSUPP, ""))
 
 
-STATISTICS = (
-    "rx_packets", "tx_packets", "rx_bytes", "tx_bytes", "rx_errors", "tx_errors", "rx_dropped",
-    "tx_dropped", "multicast", "collisions", "rx_length_errors", "rx_over_errors",
-    "rx_crc_errors", "rx_frame_errors", "rx_fifo_errors", "rx_missed_errors",
-    "tx_aborted_errors", "tx_carrier_errors", "tx_fifo_errors", "tx_heartbeat_errors",
-    "tx_window_errors", "rx_compressed", "tx_compressed", "rx_nohandler", "rx_otherhost_dropped",
-)  # fmt: skip
 _FIRST_INDEX = 3
 
 
@@ -188,7 +187,7 @@ def _link(index: int, name: str, traffic: InterfaceTraffic) -> dict[str, Json]:
         "carrier_changes": 1,
         "carrier_up_count": 1,
         "carrier_down_count": 0,
-        "statistics": dict.fromkeys(STATISTICS, 0)
+        "statistics": dict.fromkeys(INTERFACES.link_statistics, 0)
         | {
             "rx_packets": traffic.received_packets,
             "tx_packets": traffic.sent_packets,
@@ -200,43 +199,6 @@ def _link(index: int, name: str, traffic: InterfaceTraffic) -> dict[str, Json]:
     }
 
 
-_THRESHOLDS = {
-    "temperature_high_alarm_millicelsius": 80_000,
-    "temperature_high_warning_millicelsius": 75_000,
-    "receive_power_low_alarm_nanowatts": 128_800,
-    "receive_power_low_warning_nanowatts": 257_000,
-    "receive_power_high_alarm_nanowatts": 3_548_100,
-    "transmit_power_low_alarm_nanowatts": 257_000,
-}
-"""Alarms at -8.9, 5.5 and -5.9 dBm, and a warning at -5.9 dBm, the minimum of a receiver."""
-
-
-@dataclass(frozen=True, slots=True)
-class _TransceiverModel:
-    """A kind of transceiver, by its EEPROM contents."""
-
-    type: str
-    vendor: str
-    part_number: str
-    revision: str
-    media: str = "optical single-mode"
-    length_metres: int = 0
-
-
-_OPTICS = {
-    "mlx5_core": _TransceiverModel("OSFP", "NVIDIA", "MMS4X00-NS400", "A3"),
-    "bnxt_en": _TransceiverModel("QSFP-DD", "FINISAR CORP.", "FTCD4523E2PCM", "A"),
-    "ice": _TransceiverModel("QSFP28", "Intel Corp", "SPTSBP3CLCCO", "01"),
-}
-_COPPER = {
-    "mlx5_core": _TransceiverModel(
-        "QSFP56", "NVIDIA", "MCP1650-V002E26", "A4", "passive copper", 2
-    ),
-    "bnxt_en": _TransceiverModel("QSFP56", "Amphenol", "NDAAFJ-0003", "B", "passive copper", 2),
-    "ice": _TransceiverModel("QSFP28", "Amphenol", "NDAAFF-0002", "C", "passive copper", 2),
-}
-
-
 def show_transceivers(model: NodeModel, into: CaptureMoment) -> None:
     """Add the transceivers of all ports to a `CaptureMoment`."""
     for cable in model.present_cables:
@@ -245,18 +207,15 @@ def show_transceivers(model: NodeModel, into: CaptureMoment) -> None:
 
 def _module(spec: NodeSpec, cable: Cable) -> dict[str, Json]:
     optical = cable.port.rail is not None
-    kind = (_OPTICS if optical else _COPPER)[cable.port.nic.driver]
+    models = INTERFACES.transceivers["optical" if optical else "copper"]
     serial = spec.stream(f"module {cable.port.rdma_device}").randrange(10**9)
     found: dict[str, Json] = {
-        "type": kind.type,
-        "vendor": kind.vendor,
-        "part_number": kind.part_number,
-        "revision": kind.revision,
+        **models[cable.port.nic.driver],
         "serial": f"MT{serial:09d}",
-        "media": kind.media,
+        "media": "optical single-mode" if optical else "passive copper",
     }
     if not optical:
-        return found | {"length_metres": kind.length_metres}
+        return found | {"length_metres": _COPPER_METRES}
     optics = cable.optics
     return found | {
         "temperature_millicelsius": optics.millicelsius,
@@ -269,7 +228,7 @@ def _module(spec: NodeSpec, cable: Cable) -> dict[str, Json]:
             }
             for lane in range(LANES)
         ],
-        "thresholds": _THRESHOLDS,
+        "thresholds": INTERFACES.transceiver_thresholds,
     }
 
 

@@ -130,7 +130,7 @@ def moments(spec: NodeSpec, seconds: int, step_seconds: float = 1.0) -> Iterator
     """
     step_ns, duration_ns = to_ns(step_seconds), seconds * NS_PER_SECOND
     if step_ns < 1 or duration_ns < step_ns:
-        message = f"{seconds} s in steps of {step_seconds} s are no simulation"
+        message = f"invalid step: {step_seconds} s: expected more than 0, and at most {seconds} s"
         raise ValueError(message)
     return _moments(NodeModel(spec, duration_ns), duration_ns, step_ns)
 

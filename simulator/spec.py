@@ -24,7 +24,7 @@ SCENARIOS: Mapping[str, str] = MappingProxyType(
         "idle": "No job: GPUs at idle clocks, nothing on the rails.",
         "training": "A healthy synchronous training job on all GPUs, with checkpoints.",
         "incast": "From half time on, too many senders at one rail: ECN marks, CNPs sent, no pause.",
-        "pause_storm": "From half time on, one rail's NIC sends pause without end; storm events.",
+        "pause_storm": "From half time on, one rail's NIC sends pause permanently; storm events.",
         "slow_receiver": "From half time on, one rail's NIC waits for PCIe and pauses the switch.",
         "stalled_receiver": "The same, so bad that pause takes a large share of the port's time.",
         "pfc_victim": "From half time on, the switch pauses one rail's NIC for others' congestion.",
@@ -35,17 +35,17 @@ SCENARIOS: Mapping[str, str] = MappingProxyType(
         "link_flap": "At half time one rail's link goes down and comes up again.",
         "flapping": "From half time on, one rail's link goes down and comes up again and again.",
         "speed_down": "At half time one rail's cable fails: errors, then a link of half the speed.",
-        "optics": "From half time on, one rail's optics lose light, until errors are not mended.",
-        "nic_lost": "At half time one rail's NIC is gone from the bus; the job hangs.",
-        "pcie_degraded": "At half time one rail's NIC is left with half its PCIe bandwidth.",
+        "optics": "From half time on, one rail's optics lose power, until errors are uncorrectable.",
+        "nic_lost": "At half time one rail's NIC vanishes from the bus; the job hangs.",
+        "pcie_degraded": "At half time one rail's NIC loses half its PCIe bandwidth.",
         "settings_drift": "At half time rails lose settings: PFC, ECN, DSCP trust and MTU in turn.",
-        "counter_reset": "At half time the drivers are loaded anew: counters fall to zero.",
-        "nvlink_errors": "From half time on, one NVLink of a GPU has errors and sends again.",
-        "ecc_uncorrected": "At half time a GPU meets an uncorrectable memory error; the job ends.",
+        "counter_reset": "At half time the drivers are reloaded: counters restart at zero.",
+        "nvlink_errors": "From half time on, one NVLink of a GPU has errors and retransmits.",
+        "ecc_uncorrected": "At half time a GPU has an uncorrectable memory error; the job ends.",
         "gpu_hung": "From half time on, one GPU's firmware does not answer; the job hangs.",
-        "driver_stuck": "From half time on, no call about one GPU comes back; the job hangs.",
-        "unclaimed": "From half time on, a process uses one GPU that nobody gave to it.",
-        "nvml_denied": "The agent may not see what GPUs do, nor errors of their on-chip memory.",
+        "driver_stuck": "From half time on, no call about one GPU returns; the job hangs.",
+        "unclaimed": "From half time on, a process uses one GPU without a claim.",
+        "nvml_denied": "NVML denies the agent activity of GPUs and errors of their on-chip memory.",
     }
 )
 """Scenarios by name: description in one sentence."""
@@ -53,11 +53,11 @@ SCENARIOS: Mapping[str, str] = MappingProxyType(
 MODES: Mapping[str, str] = MappingProxyType(
     {
         "whole": "Each GPU belongs to one process of the job.",
-        "mig": "Each GPU is cut into MIG instances, each with a process of its own or idle.",
+        "mig": "Each GPU is partitioned into MIG instances, each with its own process or idle.",
         "mps": "The clients of an MPS server share each GPU.",
         "time_slicing": "Two processes take turns on each GPU.",
-        "vgpu": "The GPUs are a hypervisor's: virtual machines have virtual GPUs on them.",
-        "passthrough": "The second half of the GPUs is handed to virtual machines.",
+        "vgpu": "A hypervisor has the GPUs; virtual machines have virtual GPUs on them.",
+        "passthrough": "The second half of the GPUs is passed through to virtual machines.",
     }
 )
 """Modes of GPU sharing by name: users of the GPUs, in one sentence."""
@@ -65,9 +65,9 @@ MODES: Mapping[str, str] = MappingProxyType(
 
 SCHEDULERS: Mapping[str, str] = MappingProxyType(
     {
-        "none": "Nobody says who has the GPUs.",
-        "kubernetes": "Processes are those of pods, which the kubelet gave devices to.",
-        "slurm": "Processes are the tasks of one job of Slurm, which has all GPUs of the node.",
+        "none": "No scheduler; GPUs are not assigned.",
+        "kubernetes": "Processes belong to pods, to which the kubelet assigned devices.",
+        "slurm": "Processes are the tasks of one Slurm job, which has all GPUs of the node.",
     }
 )
 """Schedulers of the GPUs by name, in one sentence."""
@@ -97,20 +97,20 @@ class NodeSpec:
     def __post_init__(self) -> None:
         """Reject an impossible specification."""
         if not 1 <= self.gpus <= MAX_GPUS:
-            message = f"a node has 1 to {MAX_GPUS} GPUs, not {self.gpus}"
+            message = f"invalid number of GPUs: {self.gpus}: expected 1 to {MAX_GPUS}"
             raise ValueError(message)
         if self.scenario not in SCENARIOS:
-            message = f"no scenario {self.scenario!r}; there are {', '.join(SCENARIOS)}"
+            message = f"unknown scenario: {self.scenario!r}: expected one of {', '.join(SCENARIOS)}"
             raise ValueError(message)
         if self.mode not in MODES:
-            message = f"no mode {self.mode!r}; there are {', '.join(MODES)}"
+            message = f"unknown mode: {self.mode!r}: expected one of {', '.join(MODES)}"
             raise ValueError(message)
         if self.scheduler not in SCHEDULERS:
             known = ", ".join(SCHEDULERS)
-            message = f"no scheduler {self.scheduler!r}; there are {known}"
+            message = f"unknown scheduler: {self.scheduler!r}: expected one of {known}"
             raise ValueError(message)
         if self.nic not in NICS:
-            message = f"no network cards {self.nic!r}; there are {', '.join(NICS)}"
+            message = f"unknown NIC: {self.nic!r}: expected one of {', '.join(NICS)}"
             raise ValueError(message)
 
     @property

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from simulator.data import read_table
 from simulator.live import FaultOccurrence, LiveNode, PlannedFault
 from simulator.node_hardware import build_node_hardware
 
@@ -50,39 +51,7 @@ class DemoFault:
         return PlannedFault(self.scenario, self.begin_seconds, self.length_seconds)
 
 
-FAULTS = (
-    DemoFault(
-        "gpu_memory_error", "gpu-node-1", "ecc_uncorrected", 105, 240,
-        ("RailscopeGpuXid", "RailscopeGpuEccUncorrected", "RailscopeGpuRowRemapPending",
-         "RailscopeGpuRecovery", "RailscopeGpuHealth"), 210, 735,
-        "{gpu} meets a memory error that cannot be corrected, its job ends, and it waits for a reset",
-    ),
-    DemoFault(
-        "slow_receiver", "gpu-node-3", "stalled_receiver", 165, 480,
-        ("RailscopePfcPauseShare", "RailscopeBurstPause"), 450, 360,
-        "{nic} takes in data too slowly and pauses its switch",
-    ),
-    DemoFault(
-        "hot_gpu", "gpu-node-4", "thermal", 225, 420,
-        ("RailscopeGpuThermalThrottle",), 420, 360,
-        "{gpu} is badly cooled and slows down",
-    ),
-    DemoFault(
-        "unclaimed_use", "gpu-node-2", "unclaimed", 285, 420,
-        ("RailscopeUnclaimedUse",), 390, 90,
-        "a process uses {gpu}, which nobody gave to it",
-    ),
-    DemoFault(
-        "link_down", "gpu-node-1", "link_down", 405, 210,
-        ("RailscopeLinkDown", "RailscopeRdmaRetransmission"), 195, 360,
-        "{nic} loses its link",
-    ),
-    DemoFault(
-        "agent_stopped", "gpu-node-2", "", 750, 210,
-        ("RailscopeNodeStale",), 200, 90,
-        "the agent has stopped",
-    ),
-)  # fmt: skip
+FAULTS = read_table("demo_faults", dict[str, tuple[DemoFault, ...]])["faults"]
 
 
 class FaultChange(NamedTuple):
@@ -134,8 +103,10 @@ class FaultTarget(NamedTuple):
         if "{nic}" in fault.text:
             port = next(port for port in parts.ports if port.rail == spec.struck)
             names: dict[str, str | int] = {
-                "interface": port.interface, "rdma_device": port.rdma_device, "rail": spec.struck,
-            }  # fmt: skip
+                "interface": port.interface,
+                "rdma_device": port.rdma_device,
+                "rail": spec.struck,
+            }
             words = f"NIC {port.interface} ({port.rdma_device}) of rail {spec.struck}"
             return cls(port.interface, names, fault.text.format(nic=words))
         gpu = parts.gpus[spec.struck]

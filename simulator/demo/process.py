@@ -76,7 +76,9 @@ class Program:
                     self.check_alive()
                     await self._news.wait()
         except TimeoutError:
-            message = f"{self.name} did not say {pattern!r}: {self.last_words()}"
+            message = (
+                f"starting {self.name} failed: expected {pattern!r} in its log: {self.last_words()}"
+            )
             raise ProgramError(message) from None
 
     def find(self, pattern: str) -> re.Match[str] | None:
@@ -91,7 +93,7 @@ class Program:
 
     def last_words(self) -> str:
         """Return the end of the log."""
-        return "\n".join(list(self._lines)[-5:]) or "it said nothing"
+        return "\n".join(list(self._lines)[-5:]) or "its log is empty"
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process."""

@@ -14,37 +14,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from simulator.data import read_text
+
 CHECKOUT = Path(__file__).parents[2]
-BOARDS = CHECKOUT / "dashboards" / "generated"
+DASHBOARDS = CHECKOUT / "dashboards" / "generated"
 HOST = "127.0.0.1"
 _ALERTMANAGERS = ("alertmanager", "prometheus-alertmanager")
 """Name of the program upstream, and in Debian."""
 _MESSAGES = re.compile(r"    webhook_configs:\n(?:      .*\n)+")
 _RUNBOOK = re.compile(r"https://railscope\.example/runbooks/(\w+)")
-_GRAFANA = """# Started by whoever tries the demo: without a login, for this machine only.
-[paths]
-provisioning = {directory}/provisioning
-data = {directory}/data
-logs = {directory}/logs
-plugins = {directory}/plugins
-
-[server]
-http_addr = {host}
-http_port = {port}
-
-[auth.anonymous]
-enabled = true
-
-[analytics]
-reporting_enabled = false
-check_for_updates = false
-check_for_plugin_updates = false
-
-[dashboards]
-default_home_dashboard_path = {boards}/cluster-overview.json
-"""
-
-
 _GRAFANA_FROM = (
     "install Grafana OSS as grafana.com/docs describes, then /usr/share/grafana is there"
 )
@@ -85,14 +63,18 @@ class Watchers:
                 self._put(f"prometheus/rules/{source.name}", self._linked(source))
             alertmanager = (CHECKOUT / "deploy/alertmanager.yml").read_text(encoding="utf-8")
             self._put("alertmanager/alertmanager.yml", _MESSAGES.sub("", alertmanager))
-            self._put("grafana/grafana.ini", _GRAFANA.format(
-                directory=self.directory / "grafana", host=HOST, port=self.ports.grafana, boards=BOARDS
-            ))  # fmt: skip
+            grafana = read_text("grafana.ini").format(
+                directory=self.directory / "grafana",
+                host=HOST,
+                port=self.ports.grafana,
+                dashboards=DASHBOARDS,
+            )
+            self._put("grafana/grafana.ini", grafana)
             self._targets("alertmanagers", {"": f"{HOST}:{self.ports.alertmanager}"})
         except OSError as error:
             message = (
-                f"could not prepare {self.directory} for Prometheus and Grafana: {error};"
-                " it is made of deploy/, alerts/ and dashboards/ of a checkout"
+                f"preparing Prometheus and Grafana failed: {self.directory}: {error}; fix: run the"
+                " demo in a checkout, whose deploy/, alerts/ and dashboards/ are copied"
             )
             raise WatchersError(message) from error
 
@@ -103,7 +85,7 @@ class Watchers:
         yield "prometheus/prometheus.yml", prometheus, {"../../alerts/rules": "rules"}
         for kind, words in {
             "datasources": {"http://localhost:9090": f"http://{HOST}:{self.ports.prometheus}"},
-            "dashboards": {"/var/lib/grafana/dashboards/railscope": str(BOARDS)},
+            "dashboards": {"/var/lib/grafana/dashboards/railscope": str(DASHBOARDS)},
         }.items():
             source = provisioning / kind / "railscope.yml"
             yield f"grafana/provisioning/{kind}/railscope.yml", source, words
@@ -111,8 +93,8 @@ class Watchers:
     def _linked(self, rules: Path) -> str:
         """Return the rules, with alerts that link to the local dashboards and runbooks."""
         text = rules.read_text(encoding="utf-8")
-        boards, runbooks = f"http://{HOST}:{self.ports.grafana}", CHECKOUT / "alerts" / "runbooks"
-        text = text.replace("https://railscope.example/d/", f"{boards}/d/")
+        grafana, runbooks = f"http://{HOST}:{self.ports.grafana}", CHECKOUT / "alerts" / "runbooks"
+        text = text.replace("https://railscope.example/d/", f"{grafana}/d/")
         return _RUNBOOK.sub(rf"file://{runbooks}/\1.md", text)
 
     def point_at(self, collector: str, pages: Mapping[str, str]) -> None:
@@ -124,7 +106,7 @@ class Watchers:
             self._targets("collectors", {"": collector})
             self._targets("agents", pages)
         except OSError as error:
-            message = f"could not say in {self.directory} where the demo's programs are: {error}"
+            message = f"writing the demo's addresses failed: {self.directory}: {error}"
             raise WatchersError(message) from error
 
     def commands(self) -> Mapping[str, Sequence[str]]:
@@ -184,7 +166,7 @@ def _replaced(path: Path, words: Mapping[str, str]) -> str:
     text = path.read_text(encoding="utf-8")
     for old, new in words.items():
         if old not in text:
-            message = f"{path} does not name {old} any more"
+            message = f"replacing an address failed: {path}: expected {old!r} in it"
             raise WatchersError(message)
         text = text.replace(old, new)
     return text

@@ -103,7 +103,7 @@ def test_nothing_is_sent_away(tmp_path: Path):
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path):
     (tmp_path / "prometheus").write_text("")
-    with pytest.raises(WatchersError, match=f"could not prepare {tmp_path}"):
+    with pytest.raises(WatchersError, match=f"Prometheus and Grafana failed: {tmp_path}"):
         Watchers(tmp_path).write()
 
 
@@ -111,7 +111,7 @@ def test_a_directory_that_cannot_be_written_any_more_is_named(tmp_path: Path):
     left = Watchers(tmp_path)
     left.write()
     (tmp_path / "prometheus/targets/agents.yml.new").mkdir()
-    with pytest.raises(WatchersError, match=f"could not say in {tmp_path} .*agents.yml"):
+    with pytest.raises(WatchersError, match=f"addresses failed: {tmp_path}: .*agents.yml"):
         left.point_at("127.0.0.1:1", {"n1": "127.0.0.1:2"})
 
 
@@ -128,7 +128,9 @@ async def test_the_demo_stops_in_order_where_it_cannot_say_where_its_programs_ar
     # Agents and collector write to the same pipe: it ends when the last of them has.
     text = (await process.communicate())[0].decode()
     assert process.returncode == 1, text
-    assert text.splitlines()[-1].startswith(f"Error: could not say in {left} where"), text
+    assert text.splitlines()[-1].startswith(
+        f"Error: writing the demo's addresses failed: {left}: "
+    ), text
     assert "Traceback" not in text
     assert not list(site.glob("railscope-demo-*"))
 

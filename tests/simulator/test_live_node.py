@@ -168,5 +168,5 @@ def test_a_file_that_is_wrong_is_named(tmp_path: Path, text: str, problem: str):
 def test_a_fault_that_does_not_exist_is_named(tmp_path: Path):
     path = tmp_path / "n1.toml"
     replace(NODE, faults=(PlannedFault("no_such", 1, 1),)).write(path)
-    with pytest.raises(LiveNodeFileError, match="no scenario 'no_such'"):
+    with pytest.raises(LiveNodeFileError, match="unknown scenario: 'no_such'"):
         read_live_node(path)

@@ -14,11 +14,10 @@ from railscope.catalog import nic as catalog
 from railscope.catalog import rdma as rdma_catalog
 from simulator import NICS, NodeSpec, simulate
 from simulator.device_models import CONNECTX7, E810, THOR2
+from simulator.driver_counters import counters, ethtool_statistics, hw_counters, optional_counters
 from simulator.fabric import Cable
-from simulator.network_interfaces import statistics_of
 from simulator.node_model import NodeModel
 from simulator.port import by_priority, on_the_wire
-from simulator.rdma_devices import counters, hw_counters, optional_counters
 from simulator.spec import NS_PER_SECOND
 
 SHORT = settings(max_examples=15, deadline=None)
@@ -70,7 +69,7 @@ def test_cards_on_trays_have_names_of_their_own() -> None:
 
 def by_metric(cable: Cable) -> Mapping[tuple[str, str], int]:
     """What the agent makes of a card's statistics: metric and part, and the value."""
-    found = statistics_of(cable)
+    found = ethtool_statistics(cable)
     names = list(found)
     columns = match_statistics(cable.port.nic.driver, names)
     return {(metric.name, part): found[names[place]] for metric, part, place in columns}

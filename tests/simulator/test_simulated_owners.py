@@ -88,5 +88,5 @@ def test_without_a_job_nobody_holds_anything() -> None:
 
 
 def test_a_scheduler_that_there_is_not() -> None:
-    with pytest.raises(ValueError, match="no scheduler 'pbs'"):
+    with pytest.raises(ValueError, match="unknown scheduler: 'pbs'"):
         NodeSpec("n", scheduler="pbs")

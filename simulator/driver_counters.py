@@ -1,0 +1,168 @@
+"""Counters of a port under the names of its driver: `ethtool -S`, `counters/` and `hw_counters/`.
+
+All of them show the same port values, which derive from `PortCounters`. The names, their order and
+the value of each are data: data/ethtool_statistics.toml and data/rdma_counters.toml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+
+from simulator.data import read_table
+from simulator.device_models import LANES
+from simulator.fabric import Cable
+from simulator.port import (
+    NEIGHBOUR_FRAME_BYTES,
+    PRIORITIES,
+    PortCounters,
+    by_priority,
+    on_the_wire,
+)
+from simulator.spec import NS_PER_SECOND, NS_PER_US
+
+_WRAP = 1 << 32
+_ETHERNET_HEADER_BYTES = 14
+_REPEATED = {"{priority}": PRIORITIES, "{lane}": range(LANES)}
+
+
+@dataclass(frozen=True)
+class CounterTable:
+    """Counters of one driver; data/rdma_counters.toml documents the fields."""
+
+    names: Sequence[Sequence[str]] = ()
+    values: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, int] = field(default_factory=dict)
+    maximum: Mapping[str, int] = field(default_factory=dict)
+    wraps: Sequence[str] = ()
+    only_with_pfc: Sequence[str] = ()
+
+    @cached_property
+    def shown(self) -> dict[str, str]:
+        """Counters with a port value, by name."""
+        return {name: value for pair in self.values.items() for name, value in _repeated(pair)}
+
+    @cached_property
+    def zeros(self) -> dict[str, int]:
+        """All counters in the driver's order: zero, or their constant."""
+        listed = [name for group in self.names for names in _repeated(group) for name in names]
+        return dict.fromkeys((*listed, *self.shown), 0) | dict(self.constants)
+
+    def show(self, values: Mapping[str, int]) -> dict[str, int]:
+        """Return all counters, given the port values."""
+        found = self.zeros | {name: values[value] for name, value in self.shown.items()}
+        for name, limit in self.maximum.items():
+            found[name] = min(found[name], limit)
+        for name in self.wraps:
+            found[name] %= _WRAP
+        return found
+
+
+def _repeated(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield a group of names, once for each number if they have a placeholder."""
+    for placeholder, numbers in _REPEATED.items():
+        if placeholder in names[0]:
+            for number in numbers:
+                yield [name.replace(placeholder, str(number)) for name in names]
+            return
+    yield names
+
+
+@dataclass(frozen=True)
+class RdmaTables:
+    """The file data/rdma_counters.toml."""
+
+    counters: CounterTable
+    hw_counters: Mapping[str, CounterTable]
+    optional: Mapping[str, CounterTable]
+
+
+RDMA = read_table("rdma_counters", RdmaTables)
+ETHTOOL = read_table("ethtool_statistics", dict[str, CounterTable])
+
+
+def ethtool_statistics(cable: Cable) -> dict[str, int]:
+    """Return the statistics of `ethtool -S`, in the order of the driver."""
+    table = ETHTOOL[cable.port.nic.driver]
+    found = table.show(port_values(cable))
+    if not cable.settings.pausing:
+        for name in table.only_with_pfc:
+            del found[name]
+    return found
+
+
+def counters(cable: Cable) -> dict[str, int] | None:
+    """Return the files of `counters/`, data in words of four bytes; None if there is no directory.
+
+    The core creates it only for devices that support performance management queries, unlike irdma.
+    """
+    return None if cable.port.nic.driver == "ice" else RDMA.counters.show(port_values(cable))
+
+
+def hw_counters(cable: Cable) -> dict[str, int]:
+    """Return the files of `hw_counters/`."""
+    return RDMA.hw_counters[cable.port.nic.driver].show(port_values(cable))
+
+
+def optional_counters(cable: Cable) -> dict[str, int]:
+    """Return the enabled counters that never appear in sysfs; only mlx5 has some."""
+    table = RDMA.optional.get(cable.port.nic.driver)
+    return table.show(port_values(cable)) if table else {}
+
+
+def port_values(cable: Cable) -> dict[str, int]:
+    """Return all values that a counter may show, by name: the fields of `PortCounters`, and more."""
+    seen = cable.counters
+    found = {name: getattr(seen, name) for name in _COUNTED}
+    for direction, flow in (("sent", seen.sent), ("received", seen.received)):
+        found[f"rdma_{direction}_packets"] = flow.packets
+        found[f"rdma_{direction}_words"] = flow.words
+        found[f"rdma_{direction}_bytes"] = flow.data_bytes
+        found[f"datagram_{direction}_bytes"] = (
+            flow.data_bytes - flow.packets * _ETHERNET_HEADER_BYTES
+        )
+    found |= _wire_values(seen) | _pause_values(seen)
+    found["corrected_bits"] = sum(seen.mended_bits)
+    for lane, corrected in enumerate(seen.mended_bits):
+        found[f"lane_{lane}_corrected_bits"] = corrected
+    found["pcie_read_stall_percent"] = cable.pcie_read_stall_percent
+    found["pcie_write_stall_percent"] = cable.pcie_write_stall_percent
+    found["write_stalled_seconds"] = seen.write_stalled_ns // NS_PER_SECOND
+    return found
+
+
+_COUNTED = tuple(one.name for one in fields(PortCounters) if isinstance(one.default, int))
+
+
+def _wire_values(seen: PortCounters) -> dict[str, int]:
+    """Return all traffic of the port, by priority, and the part of the kernel: frames of LLDP."""
+    wire, frames = on_the_wire(seen), seen.neighbour_frames
+    found = {
+        "wire_received_unicast": wire.received_packets - frames,
+        "wire_sent_unicast": wire.sent_packets - frames,
+        "kernel_packets": frames,
+        "kernel_bytes": frames * NEIGHBOUR_FRAME_BYTES,
+        "kernel_events": 2 * frames,
+    }
+    found |= {f"wire_{name}": value for name, value in wire._asdict().items()}
+    for priority, traffic in enumerate(by_priority(seen)):
+        for name, value in traffic._asdict().items():
+            found[f"priority_{priority}_{name}"] = value
+    return found
+
+
+def _pause_values(seen: PortCounters) -> dict[str, int]:
+    found = {"paused_us": seen.paused_ns // NS_PER_US, "pausing_us": seen.pausing_ns // NS_PER_US}
+    for direction, frames in (
+        ("received", seen.pause_frames_received),
+        ("sent", seen.pause_frames_sent),
+    ):
+        found[f"pauses_{direction}"] = frames // 2
+        found[f"xon_{direction}"], found[f"xoff_{direction}"] = xon_and_xoff(frames)
+    return found
+
+
+def xon_and_xoff(frames: int) -> tuple[int, int]:
+    """Return the frames that end a pause, and those that begin or prolong one."""
+    return frames // 2, frames - frames // 2
