@@ -9,7 +9,7 @@ import click
 
 BENCHES = (
     "agent", "agent_fabric", "agent_gpu", "audit", "metering", "tenants", "jobs", "export",
-    "collector", "boards",
+    "collector", "dashboards",
 )  # fmt: skip
 
 

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import click
-
 from bench import agent_costs
 from bench.agent_costs import ScrapeCost, ScrapeSchedule, TickCost, TickPlan
-from bench.harness import Aim, BenchReport, mebibytes
+from bench.harness import Aim, BenchReport, benchmark
 from bench.host_files import VALUES_A_PORT, write_answers, write_tree
 
 DEVICES = 8
 VALUES = 3000
 ANSWER_SECONDS = 20
 FOUR_A_SECOND = 0.25
+CONSECUTIVE = "back to back"
 
-BACK_TO_BACK = Aim("<=", 0.15)
+AT_FULL_SPEED = Aim("<=", 0.15)
 AT_FOUR_HERTZ = Aim("<=", 0.25)
 SHARE_AT_1_HZ = Aim("<=", 0.2, " %")
 SHARE_AT_10_HZ = Aim("<=", 1.5, " %")
@@ -47,16 +44,11 @@ QUICK = AgentBenchLength(
 )
 
 
-@click.command()
-@click.option("--quick", is_flag=True, help="Smoke run; its figures are not meaningful.")
-def main(*, quick: bool) -> None:
+@benchmark("Agent", full=THOROUGH, quick=QUICK)
+def main(report: BenchReport, length: AgentBenchLength, directory: Path) -> None:
     """Measure the agent and print ratios."""
-    length = QUICK if quick else THOROUGH
-    report = BenchReport("Agent")
-    with tempfile.TemporaryDirectory(prefix="bench-") as directory:
-        scrape_ratios(report, Path(directory), length)
-        tick_ratios(report, Path(directory), length)
-    click.echo(str(report))
+    scrape_ratios(report, directory, length)
+    tick_ratios(report, directory, length)
 
 
 def scrape_ratios(report: BenchReport, directory: Path, length: AgentBenchLength) -> None:
@@ -64,12 +56,12 @@ def scrape_ratios(report: BenchReport, directory: Path, length: AgentBenchLength
     root = directory / "scraped"
     write_tree(root, DEVICES)
     paces = {
-        "back to back": ScrapeSchedule(length.fast_scrapes, None),
-        "4 a second": ScrapeSchedule(length.slow_scrapes, FOUR_A_SECOND),
-        "4 a second, gzip": ScrapeSchedule(length.slow_scrapes, FOUR_A_SECOND, gzip=True),
+        CONSECUTIVE: ScrapeSchedule(length.fast_scrapes, None),
+        "4 per second": ScrapeSchedule(length.slow_scrapes, FOUR_A_SECOND),
+        "4 per second, gzip": ScrapeSchedule(length.slow_scrapes, FOUR_A_SECOND, gzip=True),
     }
     found: dict[str, dict[str, ScrapeCost]] = {"agent": {}}
-    if shutil.which(agent_costs.NODE_EXPORTER):
+    if report.has_program(agent_costs.NODE_EXPORTER):
         with agent_costs.node_exporter(root, directory) as server:
             found["node_exporter"] = {
                 n: agent_costs.measure_scrapes(server, p) for n, p in paces.items()
@@ -79,30 +71,28 @@ def scrape_ratios(report: BenchReport, directory: Path, length: AgentBenchLength
             n: agent_costs.measure_scrapes(server, p) for n, p in paces.items()
         }
     with agent_costs.agent_server(root, directory, FOUR_A_SECOND) as server:
-        for name in ("4 a second", "4 a second, gzip"):
+        for name in ("4 per second", "4 per second, gzip"):
             found["agent"][name] = agent_costs.measure_scrapes(server, paces[name])
         unread = replace(
-            agent_costs.measure_scrapes(server, paces["back to back"]), reads_a_scrape=1.0
+            agent_costs.measure_scrapes(server, paces[CONSECUTIVE]), reads_a_scrape=1.0
         )
     with agent_costs.agent_server(root, directory, agent_costs.AT_ONCE) as server:
         read = agent_costs.read_cost(server, length.read_seconds)
-    found["agent"]["back to back"] = replace(unread, cpu_seconds=unread.cpu_seconds + read)
+    found["agent"][CONSECUTIVE] = replace(unread, cpu_seconds=unread.cpu_seconds + read)
     for other in ("node_exporter", "plain exporter"):
         for name, cost in found.get(other, {}).items():
-            aim = BACK_TO_BACK if name == "back to back" else AT_FOUR_HERTZ
+            aim = AT_FULL_SPEED if name == CONSECUTIVE else AT_FOUR_HERTZ
             report.ratio(
-                f"CPU a series, agent / {other}, {name}",
+                f"CPU per series, agent / {other}, {name}",
                 found["agent"][name].cpu_a_series / cost.cpu_a_series,
                 aim if other == "node_exporter" else None,
             )
-    if "node_exporter" not in found:
-        report.figure("node_exporter", f"{agent_costs.NODE_EXPORTER} is not installed: left out")
     for program, costs in found.items():
         for name, cost in costs.items():
             report.figure(f"{program}, {name}", str(cost))
     report.figure(
-        "agent, back to back, its parts",
-        f"{unread.cpu_seconds * 1e3:.3f} ms a page, {read * 1e3:.3f} ms a read of all files",
+        f"agent, {CONSECUTIVE}, its parts",
+        f"{unread.cpu_seconds * 1e3:.3f} ms per scrape, {read * 1e3:.3f} ms per read of all files",
     )
 
 
@@ -115,35 +105,26 @@ def tick_ratios(report: BenchReport, directory: Path, length: AgentBenchLength) 
     all_files = write_tree(files, VALUES // VALUES_A_PORT)
 
     def cost(root: Path, moved: list[Path], period: float, kept: Path | None) -> TickCost:
-        return agent_costs.measure_ticks(
-            TickPlan(
-                root, directory, moved, period, length.tick_seconds, length.settle_seconds,
-                length.push_seconds, kept,
-            )
-        )  # fmt: skip
+        times = length.tick_seconds, length.settle_seconds, length.push_seconds
+        return agent_costs.measure_ticks(TickPlan(root, directory, moved, period, *times, kept))
 
     slow, fast = cost(mixed, moving, 1.0, answers), cost(mixed, moving, 0.1, answers)
     real = cost(files, all_files, 1.0, None)
     report.ratio("share of a core, whole tick, 1 Hz", 100 * slow.share_of_core, SHARE_AT_1_HZ)
     report.ratio("share of a core, whole tick, 10 Hz", 100 * fast.share_of_core, SHARE_AT_10_HZ)
     report.ratio("share of a core, every value a file, 1 Hz", 100 * real.share_of_core)
-    report.ratio("wire / gzipped text, bytes a value", slow.wire_to_text, WIRE)
+    report.ratio("wire / gzipped text, bytes per value", slow.wire_to_text, WIRE)
     report.ratio("agent resident", real.memory.resident / (1 << 20), MEMORY)
     for name, one in {"1 Hz": slow, "10 Hz": fast, "every value a file, 1 Hz": real}.items():
         report.figure(name, str(one))
-        memory = one.memory
+        report.figure(f"{name}, memory", str(one.memory))
+        wire, text = one.wire_bytes_a_value, one.page_bytes_a_value
         report.figure(
-            f"{name}, memory", f"RSS {mebibytes(memory.resident)},"
-            f" PSS {mebibytes(memory.proportional)}, USS {mebibytes(memory.unique)}",
-        )  # fmt: skip
-        report.figure(
-            f"{name}, bytes a value", f"{one.wire_bytes_a_value:.2f} on the wire,"
-            f" {one.page_bytes_a_value:.2f} as gzipped text",
-        )  # fmt: skip
+            f"{name}, bytes per value", f"{wire:.2f} on the wire, {text:.2f} as gzipped text"
+        )
     if slow.calls_a_tick is not None and slow.preads_a_tick is not None:
-        report.figure(
-            "host calls a tick", f"{slow.calls_a_tick:.0f}, and {slow.preads_a_tick:.0f} preads",
-        )  # fmt: skip
+        calls = f"{slow.calls_a_tick:.0f}, and {slow.preads_a_tick:.0f} preads"
+        report.figure("host calls per tick", calls)
 
 
 if __name__ == "__main__":

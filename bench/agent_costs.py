@@ -28,7 +28,15 @@ from typing import Self
 
 import msgspec
 
-from bench.harness import HOST, BenchError, ProcessMemory, ServerProcess, free_port
+from bench.harness import (
+    HOST,
+    BenchError,
+    ProcessMemory,
+    ServerProcess,
+    free_port,
+    http_get,
+    start_agent,
+)
 from bench.host_files import FileMover
 from railscope.envelopes import unpack
 from railscope.http_responses import ANSWER_HEADER, answer_mark
@@ -61,9 +69,9 @@ class ScrapeCost:
 
     def __str__(self) -> str:
         return (
-            f"{self.cpu_seconds * 1e3:.3f} ms CPU a scrape, {self.series} series,"
-            f" {self.cpu_a_series * 1e6:.2f} us a series, {self.scrapes_a_second:.0f} scrapes/s,"
-            f" {self.page_bytes / 1e3:.0f} kB sent, {self.reads_a_scrape:.2f} reads a scrape"
+            f"{self.cpu_seconds * 1e3:.3f} ms CPU per scrape, {self.series} series,"
+            f" {self.cpu_a_series * 1e6:.2f} us per series, {self.scrapes_a_second:.0f} scrapes/s,"
+            f" {self.page_bytes / 1e3:.0f} kB sent, {self.reads_a_scrape:.2f} reads per scrape"
         )
 
 
@@ -90,7 +98,7 @@ class Scraper:
         response = self._connection.getresponse()
         content = response.read()
         if response.status != 200:  # noqa: PLR2004 - HTTP's OK
-            message = f"a scrape was answered with {response.status}"
+            message = f"a scrape failed: status {response.status}: expected 200"
             raise BenchError(message)
         return content
 
@@ -107,36 +115,37 @@ def measure_scrapes(server: ServerProcess, pace: ScrapeSchedule) -> ScrapeCost:
         sent = scraper.page()
     costs, rates, before = [], [], _reads(page)
     for _ in range(REPEATS):
-        started, cpu = time.monotonic(), server.cpu_seconds()
-        for turn in range(pace.scrapes):
-            if pace.period_seconds:
-                due = started + turn * pace.period_seconds
-                time.sleep(max(0.0, due - time.monotonic()))
-            scraper.page()
-        if pace.period_seconds:
-            time.sleep(max(0.0, started + pace.scrapes * pace.period_seconds - time.monotonic()))
-        elapsed = time.monotonic() - started
-        costs.append((server.cpu_seconds() - cpu) / pace.scrapes)
-        rates.append(pace.scrapes / elapsed)
+        started = time.monotonic()
+        with server.measure() as spent:
+            for turn in range(1, pace.scrapes + 1):
+                scraper.page()
+                if pace.period_seconds:
+                    due = started + turn * pace.period_seconds
+                    time.sleep(max(0.0, due - time.monotonic()))
+        costs.append(spent.cpu_seconds / pace.scrapes)
+        rates.append(pace.scrapes / spent.wall_seconds)
     reads = _reads(plain.page().decode()) - before
     plain.close()
     scraper.close()
     return ScrapeCost(
-        statistics.median(costs), rdma_series(page), len(sent), statistics.median(rates),
+        statistics.median(costs),
+        rdma_series(page),
+        len(sent),
+        statistics.median(rates),
         reads / (pace.scrapes * REPEATS) if before else 1.0,
-    )  # fmt: skip
+    )
 
 
 def read_cost(server: ServerProcess, seconds: float) -> float:
     """Return the processor time of one read of the RDMA source, with consecutive reads."""
     scraper = Scraper(server.port, gzip=False)
     time.sleep(1.0)
-    before, cpu = _reads(scraper.page().decode()), server.cpu_seconds()
-    time.sleep(seconds)
-    cpu = server.cpu_seconds() - cpu
+    before = _reads(scraper.page().decode())
+    with server.measure() as spent:
+        time.sleep(seconds)
     reads = _reads(scraper.page().decode()) - before
     scraper.close()
-    return cpu / max(reads, 1)
+    return spent.cpu_seconds / max(reads, 1)
 
 
 def _reads(page: str) -> int:
@@ -158,38 +167,27 @@ def shows_value(line: str) -> bool:
     return 'state="' not in line or line.endswith(" 1")
 
 
+AGENT = ("railscope", "agent", "run", "--node", "bench-node")
 UNBOUNDED = {"RAILSCOPE_AGENT_BUDGET__CPU_RATIO": "0"}
 """The measurement is of the cost at given periods: the agent must not lengthen them."""
 
 
 def agent_server(root: Path, directory: Path, period_seconds: float) -> ServerProcess:
     """Start our agent on a tree; its other sources have their defaults and are idle there."""
-    port = free_port()
-    common = ["--root", str(root), "--listen", f"{HOST}:{port}",
-              "--state-directory", str(directory / "agent-state")]  # fmt: skip
+    tree = ("--root", str(root))
     if period_seconds < SHORTEST_PERIOD:
-        command = ["bench.node", *common, "--rdma-period", str(period_seconds)]
-    else:
-        command = ["railscope", "agent", "run", "--node", "bench-node", *common]
-    environment = {
-        "RAILSCOPE_AGENT_PERIODS__RDMA": str(max(period_seconds, SHORTEST_PERIOD)),
-        **UNBOUNDED,
-    }
-    return ServerProcess(
-        [sys.executable, "-m", "bench.without_extras", *command], port=port, log=directory / "agent.log",
-        ready_path="/-/ready", environment=environment,
-    )  # fmt: skip
+        return start_agent(directory, "bench.node", *tree, "--rdma-period", str(period_seconds))
+    environment = {"RAILSCOPE_AGENT_PERIODS__RDMA": str(period_seconds), **UNBOUNDED}
+    return start_agent(directory, *AGENT, *tree, environment=environment)
 
 
 def node_exporter(root: Path, directory: Path) -> ServerProcess:
     """Start Debian's node_exporter with only its RDMA collector."""
     port = free_port()
-    return ServerProcess(
-        [NODE_EXPORTER, "--collector.disable-defaults", "--collector.infiniband",
-         f"--path.sysfs={root / 'sys'}", "--web.disable-exporter-metrics",
-         f"--web.listen-address={HOST}:{port}"],
-        port=port, log=directory / "node_exporter.log",
-    )  # fmt: skip
+    command = [NODE_EXPORTER, "--collector.disable-defaults", "--collector.infiniband"]
+    command += [f"--path.sysfs={root / 'sys'}", "--web.disable-exporter-metrics"]
+    command += [f"--web.listen-address={HOST}:{port}"]
+    return ServerProcess(command, port=port, log=directory / "node_exporter.log")
 
 
 def plain_exporter(root: Path, directory: Path) -> ServerProcess:
@@ -275,9 +273,9 @@ class TickCost:
 
     def __str__(self) -> str:
         return (
-            f"{self.cpu_a_tick * 1e3:.2f} ms CPU a tick of {self.values_a_tick:,.0f} values,"
-            f" {self.cpu_a_tick / self.values_a_tick * 1e6:.2f} us a value,"
-            f" {self.switches_a_tick:.1f} wake-ups a tick"
+            f"{self.cpu_a_tick * 1e3:.2f} ms CPU per tick of {self.values_a_tick:,.0f} values,"
+            f" {self.cpu_a_tick / self.values_a_tick * 1e6:.2f} us per value,"
+            f" {self.switches_a_tick:.1f} wake-ups per tick"
         )
 
 
@@ -299,74 +297,55 @@ class TickPlan:
 def measure_ticks(plan: TickPlan) -> TickCost:
     """Run an agent that ships to a sink, and return its cost."""
     calls = plan.directory / "calls.json"
-    state = plan.directory / f"state-{time.monotonic_ns()}"
     with FrameSink() as sink, FileMover(list(plan.moving), plan.period_seconds):
-        with _server(plan, sink.url, state, calls) as server:
+        with _server(plan, sink.url, calls) as server:
             time.sleep(plan.settle_seconds)
-            cpu, switches, started = server.cpu_seconds(), server.switches(), time.monotonic()
             values, wire = sink.received.values, sink.received.wire_bytes
-            time.sleep(plan.seconds)
-            elapsed = time.monotonic() - started
-            cpu, switches = server.cpu_seconds() - cpu, server.switches() - switches
+            with server.measure() as spent:
+                time.sleep(plan.seconds)
             values, wire = sink.received.values - values, sink.received.wire_bytes - wire
             memory = server.memory()
             page, shown = _page(server.port)
-        lived = sink.received.values / max(values, 1) * elapsed
-    ticks = elapsed / plan.period_seconds
+        lived = sink.received.values / max(values, 1) * spent.wall_seconds
+    ticks = spent.wall_seconds / plan.period_seconds
     if values < ticks * shown / 4:  # many of the metrics are read less often
-        message = f"the agent delivered {values} values in {ticks:.0f} ticks of {shown}"
+        message = f"values received in {ticks:.0f} ticks: {values}: expected about {shown} per tick"
         raise BenchError(message)
     counts = msgspec.json.decode(calls.read_bytes()) if plan.answers else {}
     preads = counts.pop("pread", 0)
     return TickCost(
-        cpu / elapsed, cpu / ticks, values / ticks, switches / ticks, wire / values,
-        len(gzip.compress(page)) / shown, memory,
-        sum(counts.values()) / (lived / plan.period_seconds) if counts else None,
-        preads / (lived / plan.period_seconds) if counts else None,
-    )  # fmt: skip
+        spent.share_of_core,
+        cpu_a_tick=spent.cpu_seconds / ticks,
+        values_a_tick=values / ticks,
+        switches_a_tick=spent.switches / ticks,
+        wire_bytes_a_value=wire / values,
+        page_bytes_a_value=len(gzip.compress(page)) / shown,
+        memory=memory,
+        calls_a_tick=sum(counts.values()) / (lived / plan.period_seconds) if counts else None,
+        preads_a_tick=preads / (lived / plan.period_seconds) if counts else None,
+    )
 
 
-def _server(plan: TickPlan, url: str, state: Path, calls: Path) -> ServerProcess:
-    port = free_port()
-    common = ["--root", str(plan.root), "--listen", f"{HOST}:{port}", "--collector", url,
-              "--state-directory", str(state)]  # fmt: skip
-    if plan.answers:
-        command = [sys.executable, "-m", "bench.without_extras", "bench.node", *common, "--answers", str(plan.answers),
-                   "--period", str(plan.period_seconds), "--push-seconds", str(plan.push_seconds), "--calls", str(calls)]  # fmt: skip
-        return ServerProcess(
-            command, port=port, log=plan.directory / "node.log", ready_path="/-/ready"
-        )
+def _server(plan: TickPlan, url: str, calls: Path) -> ServerProcess:
+    common = ("--root", str(plan.root), "--collector", url)
     period = str(plan.period_seconds)
-    command = [
-        sys.executable,
-        "-m",
-        "bench.without_extras",
-        "railscope",
-        "agent",
-        "run",
-        "--node",
-        "bench-node",
-        *common,
-    ]
+    if plan.answers:
+        flags = ["--answers", str(plan.answers), "--period", period, "--calls", str(calls)]
+        flags += ["--push-seconds", str(plan.push_seconds)]
+        return start_agent(plan.directory, "bench.node", *common, *flags)
     names = ("RDMA", "GPU", "NIC", "KERNEL", "AGENT")
     environment = {f"RAILSCOPE_AGENT_PERIODS__{name}": period for name in names}
     environment |= UNBOUNDED
     environment["RAILSCOPE_AGENT_COLLECTOR__PUSH_SECONDS"] = str(plan.push_seconds)
     environment["RAILSCOPE_AGENT_COLLECTOR__TOKEN"] = "bench"  # noqa: S105 - no secret
-    return ServerProcess(
-        command, port=port, log=plan.directory / "agent.log", ready_path="/-/ready",
-        environment=environment,
-    )  # fmt: skip
+    return start_agent(plan.directory, *AGENT, *common, environment=environment)
 
 
 def _page(port: int) -> tuple[bytes, int]:
     """Return the agent's own metrics, and the number of values in them (a state counts once)."""
-    connection = HTTPConnection(HOST, port, timeout=30)
-    connection.request("GET", "/metrics")
-    page = connection.getresponse().read()
-    connection.close()
-    lines = page.decode().splitlines()
+    page = http_get(port, "/metrics")
     shown = sum(
-        not line.startswith("#") and "_info{" not in line and shows_value(line) for line in lines
+        not line.startswith("#") and "_info{" not in line and shows_value(line)
+        for line in page.splitlines()
     )
-    return page, shown
+    return page.encode(), shown

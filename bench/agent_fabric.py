@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-
-import click
 
 from agent.host import Json
 from agent.sampling.source_reader import SourceReader
@@ -19,7 +15,15 @@ from agent.sources.nic_burst import NicBurstSource
 from agent.sources.nvidia.activity import GpuBurstSource
 from bench import agent_costs
 from bench.agent_costs import Scraper, ScrapeSchedule, shows_value
-from bench.harness import HOST, Aim, BenchReport, ServerProcess, free_port, mebibytes
+from bench.harness import (
+    Aim,
+    BenchReport,
+    ServerProcess,
+    Stopwatch,
+    benchmark,
+    mebibytes,
+    start_agent,
+)
 from bench.host_files import (
     DEVICES,
     VALUES_A_PORT,
@@ -61,29 +65,15 @@ THOROUGH = FabricBenchLength(20, 5, scrapes=20, pages=300, ticks=500, hours=24)
 QUICK = FabricBenchLength(1, 1, scrapes=2, pages=5, ticks=20, hours=0.05)
 
 
-@dataclass(frozen=True, slots=True)
-class AgentCost:
-    """Cost of an agent over a period of time."""
-
-    share_of_core: float
-    wake_ups_a_second: float
-
-
-@click.command()
-@click.option("--quick", is_flag=True, help="Smoke run; its figures are not meaningful.")
-def main(*, quick: bool) -> None:
-    """Measure and print ratios."""
-    length = QUICK if quick else THOROUGH
-    report = BenchReport("Agent, fabric")
-    with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
-        directory = Path(temporary)
-        fabric = write_fabric(directory)
-        counters(report, fabric, directory, length)
-        burst_sampling(report, fabric, directory, length)
-        calls(report, fabric, length)
-        memory(report, directory, length)
-        long_run(report, fabric, length)
-    click.echo(str(report))
+@benchmark("Agent, fabric", full=THOROUGH, quick=QUICK)
+def main(report: BenchReport, length: FabricBenchLength, directory: Path) -> None:
+    """Measure the fabric sources and print ratios."""
+    fabric = write_fabric(directory)
+    counters(report, fabric, directory, length)
+    burst_sampling(report, fabric, directory, length)
+    calls(report, fabric, length)
+    memory(report, directory, length)
+    long_run(report, fabric, length)
 
 
 def counters(
@@ -92,18 +82,16 @@ def counters(
     """Measure CPU per counter of a live scrape of all files of all devices, against other exporters."""
     pace = ScrapeSchedule(length.scrapes, FOUR_A_SECOND)
     others = {}
-    if shutil.which(agent_costs.NODE_EXPORTER):
+    if report.has_program(agent_costs.NODE_EXPORTER):
         with agent_costs.node_exporter(fabric.root, directory) as server:
             others["node_exporter"] = agent_costs.measure_scrapes(server, pace)
-    else:
-        report.figure("node_exporter", f"{agent_costs.NODE_EXPORTER} is not installed: left out")
     with agent_costs.plain_exporter(fabric.root, directory) as server:
         others["plain exporter"] = agent_costs.measure_scrapes(server, pace)
     with agent_costs.agent_server(fabric.root, directory, FOUR_A_SECOND) as server:
         ours = agent_costs.measure_scrapes(server, pace)
     for other, theirs in others.items():
         ratio = ours.cpu_a_series / theirs.cpu_a_series
-        report.ratio(f"CPU a counter, agent / {other}, 4 a second", ratio)
+        report.ratio(f"CPU per counter, agent / {other}, 4 per second", ratio)
         report.figure(other, str(theirs))
     report.figure("agent", str(ours))
 
@@ -117,38 +105,31 @@ def burst_sampling(
         found[name] = _run(fabric, directory, window, length)
     for name in WINDOWS:
         more = 100 * (found[name].share_of_core - found["off"].share_of_core)
-        what = f"share of a core, burst sampling of {DEVICES} cards and GPUs at {name}"
+        what = f"share of a core, burst sampling of {DEVICES} NICs and GPUs at {name}"
         report.ratio(what, more, BURST_SAMPLING if name == "10 Hz" else None, BURST_SAMPLING.unit)
     for name, spent in found.items():
         report.figure(
             f"whole agent, burst sampling {name}",
             f"{100 * spent.share_of_core:.2f} % of a core,"
-            f" {spent.wake_ups_a_second:.1f} wake-ups a second",
+            f" {spent.switches / spent.wall_seconds:.1f} wake-ups per second",
         )
     _page(report, fabric, directory, length)
 
 
 def _server(fabric: FabricFiles, directory: Path, window: float | None) -> ServerProcess:
-    port = free_port()
-    lane = ["--window", str(window)] if window else []
-    command = [
-        sys.executable, "-m", "bench.without_extras", "bench.node", "--root", str(fabric.root), "--answers",
-        str(fabric.answers), "--listen", f"{HOST}:{port}", "--state-directory",
-        str(directory / "state"), *lane,
-    ]  # fmt: skip
-    return ServerProcess(command, port=port, log=directory / "node.log", ready_path="/-/ready")
+    bursts = ["--window", str(window)] if window else []
+    files = ["--root", str(fabric.root), "--answers", str(fabric.answers)]
+    return start_agent(directory, "bench.node", *files, *bursts)
 
 
 def _run(
     fabric: FabricFiles, directory: Path, window: float | None, length: FabricBenchLength
-) -> AgentCost:
+) -> Stopwatch:
     with FileMover(list(fabric.moving), 0.1), _server(fabric, directory, window) as server:
         time.sleep(length.settle_seconds)
-        cpu, switches, started = server.cpu_seconds(), server.switches(), time.monotonic()
-        time.sleep(length.seconds)
-        elapsed = time.monotonic() - started
-        cpu, switches = server.cpu_seconds() - cpu, server.switches() - switches
-        return AgentCost(cpu / elapsed, switches / elapsed)
+        with server.measure() as spent:
+            time.sleep(length.seconds)
+        return spent
 
 
 def _page(
@@ -159,15 +140,16 @@ def _page(
         scraper = Scraper(server.port, gzip=False)
         lines = scraper.page().decode().splitlines()
         shown = sum(not line.startswith("#") and shows_value(line) for line in lines)
-        cpu = server.cpu_seconds()
-        for _ in range(length.pages):
-            scraper.page()
-        spent = (server.cpu_seconds() - cpu) / length.pages
+        with server.measure() as all_scrapes:
+            for _ in range(length.pages):
+                scraper.page()
+        spent = all_scrapes.cpu_seconds / length.pages
         scraper.close()
     report.figure(
-        f"a page of {SERIES} series", f"{spent * SERIES / shown * 1e3:.2f} ms CPU"
-        f" ({spent * 1e3:.2f} ms for {shown}), what is read meanwhile included",
-    )  # fmt: skip
+        f"a scrape of {SERIES} series",
+        f"{spent * SERIES / shown * 1e3:.2f} ms CPU ({spent * 1e3:.2f} ms for {shown}),"
+        " concurrent reads included",
+    )
 
 
 # Calls -------------------------------------------------------------------------------------------
@@ -191,7 +173,7 @@ def calls(report: BenchReport, fabric: FabricFiles, length: FabricBenchLength) -
     """Count driver calls per tick of burst sampling; a counter file or an ethtool answer is one call."""
     clock = ManualClock()
     host = _CallCountingHost(fabric, clock)
-    cards, gpus = (
+    nics, gpus = (
         SourceReader(source, host, FrameOrigin("bench", "run", "boot"))
         for source in (NicBurstSource(), GpuBurstSource())
     )
@@ -199,19 +181,19 @@ def calls(report: BenchReport, fabric: FabricFiles, length: FabricBenchLength) -
     def tick_for(ticks: int) -> None:
         for tick in range(ticks):
             clock.boot_ns += 10**8
-            cards.run()
+            nics.run()
             if tick % 10 == 0:
                 gpus.run()
 
-    tick_for(TICKS_A_SECOND)  # nor are line rates, which are read once
+    tick_for(TICKS_A_SECOND)  # devices and line rates are read once
     host.of.clear()
     host.preads = 0
     tick_for(length.ticks)
     statistics = sum(count for (seam, _), count in host.of.items() if seam == "ethtool")
-    a_card = (statistics + host.preads) / length.ticks / DEVICES
+    a_nic = (statistics + host.preads) / length.ticks / DEVICES
     a_gpu = sum(c for (seam, _), c in host.of.items() if seam == "nvml") / length.ticks / DEVICES
-    report.ratio("driver calls a card and fast tick", a_card, CALLS_A_NIC)
-    report.ratio("driver calls a GPU and fast tick", a_gpu, CALLS_A_GPU)
+    report.ratio("driver calls per NIC and fast tick", a_nic, CALLS_A_NIC)
+    report.ratio("driver calls per GPU and fast tick", a_gpu, CALLS_A_GPU)
 
 
 def memory(report: BenchReport, directory: Path, length: FabricBenchLength) -> None:
@@ -223,23 +205,15 @@ def memory(report: BenchReport, directory: Path, length: FabricBenchLength) -> N
         scraper = Scraper(server.port, gzip=False)
         scraper.page()
         scraper.close()
-        held = server.memory()
-    report.ratio("agent resident, 3,000 files", held.resident / (1 << 20), RESIDENT)
-    report.figure(
-        "agent, 3,000 files", f"RSS {mebibytes(held.resident)}, PSS {mebibytes(held.proportional)}"
-    )
+        used = server.memory()
+    report.ratio("agent resident, 3,000 files", used.resident / (1 << 20), RESIDENT)
+    report.figure("agent, 3,000 files", str(used))
 
 
 def long_run(report: BenchReport, fabric: FabricFiles, length: FabricBenchLength) -> None:
     """Measure memory at the end of a day against memory after its first tenth."""
-    command = [
-        sys.executable,
-        "-m",
-        "bench.long_run",
-        str(fabric.root),
-        str(fabric.answers),
-        str(length.hours),
-    ]
+    arguments = [str(fabric.root), str(fabric.answers), str(length.hours)]
+    command = [sys.executable, "-m", "bench.long_run", *arguments]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603 - our own
     early, late = (int(word) for word in printed.split())
     report.ratio(

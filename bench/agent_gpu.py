@@ -11,7 +11,6 @@ import ctypes
 import gc
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ import click
 from agent.host import Clock, Json
 from agent.host.live_host import LiveHost
 from agent.sampling.source_reader import SourceReader
-from bench.harness import Aim, BenchReport
+from bench.harness import Aim, BenchReport, benchmark
 from railscope.frame import FrameOrigin
 
 Asked = tuple[str, tuple[int | str, ...]]
@@ -123,9 +122,11 @@ class _Samples:
 
     def metric(self, number: int) -> float:
         request = self._pynvml.c_nvmlGpmMetricsGet_t(
-            version=self._pynvml.NVML_GPM_METRICS_GET_VERSION, numMetrics=1,
-            sample1=self._before, sample2=self._latest,
-        )  # fmt: skip
+            version=self._pynvml.NVML_GPM_METRICS_GET_VERSION,
+            numMetrics=1,
+            sample1=self._before,
+            sample2=self._latest,
+        )
         request.metrics[0].metricId = number
         self._pynvml.nvmlGpmMetricsGet(request)
         return float(request.metrics[0].value)
@@ -191,15 +192,15 @@ class GpuReadCost:
         self.reads += other.reads
 
     @property
-    def _a_value(self) -> str:
+    def _per_value(self) -> str:
         """Time per value of reads that returned values; some reads only probe for devices."""
-        return f"{self.python_ns / self.values / 1000:.2f} us a value, " if self.values else ""
+        return f"{self.python_ns / self.values / 1000:.2f} us per value, " if self.values else ""
 
     def __str__(self) -> str:
         return (
-            f"{self.python_ns / self.reads / MILLISECOND_NS:.3f} ms a read,"
+            f"{self.python_ns / self.reads / MILLISECOND_NS:.3f} ms per read,"
             f" {self.values / self.reads:,.0f} values, {self.calls / self.reads:,.0f} calls,"
-            f" {self._a_value}{self.within_ns / self.reads / MILLISECOND_NS:.3f} ms in the library"
+            f" {self._per_value}{self.within_ns / self.reads / MILLISECOND_NS:.3f} ms in the library"
         )
 
 
@@ -208,7 +209,7 @@ class TickSeries:
     """Ticks of one way of reading: cost by source, and the most expensive tick."""
 
     of: dict[str, GpuReadCost] = field(default_factory=dict)
-    dearest_ns: int = 0
+    max_ns: int = 0
 
     @property
     def total(self) -> GpuReadCost:
@@ -235,20 +236,12 @@ class ThreadMeter:
         return GpuReadCost(spent - within, within, values, self.standin.calls() - calls, 1)
 
 
-@click.command()
-@click.option("--quick", is_flag=True, help="Smoke run; its figures are not meaningful.")
-def main(*, quick: bool) -> None:
+@benchmark("Agent, GPUs", full=MAX_TICKS, quick=QUICK_TICKS)
+def main(report: BenchReport, ticks: int, directory: Path) -> None:
     """Measure the reading of GPUs and print ratios."""
     if shutil.which("cc") is None:
-        message = "there is no C compiler for the stand-in: install the Debian package gcc"
+        message = "compiling the stand-in failed: cc: not found; fix: install the package gcc"
         raise click.ClickException(message)
-    report = BenchReport("Agent, GPUs")
-    with tempfile.TemporaryDirectory(prefix="bench-") as directory:
-        _measure(report, Path(directory), QUICK_TICKS if quick else MAX_TICKS)
-    click.echo(str(report))
-
-
-def _measure(report: BenchReport, directory: Path, ticks: int) -> None:
     sys.path.append(str(TESTS))
     from support.clock import ManualClock  # type: ignore[import-not-found] # noqa: PLC0415 - tests are no package
     from support.full_gpus import full_gpus, nvml_sources  # type: ignore[import-not-found] # noqa: PLC0415 - as above
@@ -310,23 +303,23 @@ def _tick(course: TickSeries, meter: ThreadMeter, works: dict[str, Callable[[], 
         whole.add(spent)
         course.of.setdefault(name, GpuReadCost())
         course.of[name].add(spent)
-    course.dearest_ns = max(course.dearest_ns, whole.python_ns)
+    course.max_ns = max(course.max_ns, whole.python_ns)
 
 
 def _report_costs(report: BenchReport, ours: TickSeries, theirs: TickSeries, ticks: int) -> None:
     mine, naive = ours.total, theirs.total
     report.ratio(
-        f"Python a tick, {GPUS} GPUs, 1 Hz", mine.python_ns / ticks / MILLISECOND_NS, A_TICK
+        f"Python per tick, {GPUS} GPUs, 1 Hz", mine.python_ns / ticks / MILLISECOND_NS, A_TICK
     )
-    report.ratio("Python a tick, agent / one call a value", mine.python_ns / naive.python_ns)
+    report.ratio("Python per tick, agent / one call per value", mine.python_ns / naive.python_ns)
     report.figure(
-        "values a tick", f"{mine.values / ticks:,.0f}, {mine.calls / ticks:,.0f} calls to NVML"
+        "values per tick", f"{mine.values / ticks:,.0f}, {mine.calls / ticks:,.0f} calls to NVML"
     )
-    report.figure("Python a value", f"{mine.python_ns / mine.values / 1000:.2f} us")
-    report.figure("dearest tick, all sources due", f"{ours.dearest_ns / MILLISECOND_NS:.2f} ms")
+    report.figure("Python per value", f"{mine.python_ns / mine.values / 1000:.2f} us")
+    report.figure("most expensive tick, all sources due", f"{ours.max_ns / MILLISECOND_NS:.2f} ms")
     report.figure(
-        "one call a value",
-        f"{naive.python_ns / ticks / MILLISECOND_NS:.2f} ms a tick, {naive.calls / ticks:,.0f} calls",
+        "one call per value",
+        f"{naive.python_ns / ticks / MILLISECOND_NS:.2f} ms per tick, {naive.calls / ticks:,.0f} calls",
     )
     for name, spent in ours.of.items():
         report.figure(name, str(spent))

@@ -5,14 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import sqlite3
-import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-import click
-
-from bench.harness import Aim, BenchReport
+from bench.harness import Aim, BenchReport, Stopwatch, benchmark, wall_seconds
 from collector.audit.log_writer import AuditLog
 from collector.audit.tiles import Tiles, check_proof, make_proof
 from collector.audit.verification import verify_log
@@ -40,33 +35,25 @@ def draft(number: int) -> RecordDraft:
     )  # fmt: skip
 
 
-@click.command()
-@click.option("--quick", is_flag=True, help="Smoke run; its figures are not meaningful.")
-def main(*, quick: bool) -> None:
-    """Measure and print ratios."""
-    records = 2_000 if quick else 100_000
-    report = BenchReport("Audit log")
+@benchmark("Audit log", full=100_000, quick=2_000, on_disk=True)
+def main(report: BenchReport, records: int, directory: Path) -> None:
+    """Measure the audit log and print ratios."""
     key = SecretKey.generate("bench.example")
-    with tempfile.TemporaryDirectory(prefix="bench-", dir=Path.cwd()) as temporary:
-        directory = Path(temporary)
-        ours = asyncio.run(append(directory / "audit", key, records))
-        theirs = append_sqlite(directory / "table.sqlite", records)
-        report.ratio(f"durable records, groups of {GROUP}", records / ours, APPENDED)
-        report.ratio("time a durable record, audit log / SQLite", ours / theirs)
-        checked = _timed(lambda: verify_log(directory / "audit", key.public))
-        chained = _timed(lambda: verify_sqlite(directory / "table.sqlite"))
-        report.ratio("records verified", records / checked, VERIFIED)
-        report.ratio("time a verified record, audit log / hash chain in SQLite", checked / chained)
-        proofs(report, directory / "audit", key, records)
-        size = sum(
-            path.stat().st_size for path in (directory / "audit").rglob("*") if path.is_file()
-        )
-        report.figure("bytes a record, tiles included", f"{size / records:.0f}")
-    report.figure("audit log", f"{1e6 * ours / records:.1f} us a durable record, signing included")
-    report.figure(
-        "SQLite", f"{1e6 * theirs / records:.1f} us a durable record, WAL, full synchronous"
-    )
-    click.echo(str(report))
+    log, table = directory / "audit", directory / "table.sqlite"
+    ours = asyncio.run(append(log, key, records))
+    theirs = wall_seconds(lambda: append_sqlite(table, records))
+    report.ratio(f"durable records, groups of {GROUP}", records / ours, APPENDED)
+    report.ratio("time per durable record, audit log / SQLite", ours / theirs)
+    checked = wall_seconds(lambda: verify_log(log, key.public))
+    chained = wall_seconds(lambda: verify_sqlite(table))
+    report.ratio("records verified", records / checked, VERIFIED)
+    report.ratio("time per verified record, audit log / hash chain in SQLite", checked / chained)
+    proofs(report, log, key, records)
+    size = sum(path.stat().st_size for path in log.rglob("*") if path.is_file())
+    report.figure("bytes per record, tiles included", f"{size / records:.0f}")
+    per_record = "us per durable record"
+    report.figure("audit log", f"{1e6 * ours / records:.1f} {per_record}, signing included")
+    report.figure("SQLite", f"{1e6 * theirs / records:.1f} {per_record}, WAL, full synchronous")
 
 
 async def append(directory: Path, key: SecretKey, records: int) -> float:
@@ -74,20 +61,18 @@ async def append(directory: Path, key: SecretKey, records: int) -> float:
     log = AuditLog(directory, key, SOURCE)
     log.open()
     running = asyncio.create_task(log.run())
-    started = time.perf_counter()
-    for first in range(0, records, GROUP):
-        await asyncio.gather(*(log.append(draft(first + at)) for at in range(GROUP)))
-    await log.sign()
-    elapsed = time.perf_counter() - started
+    with Stopwatch() as spent:
+        for first in range(0, records, GROUP):
+            await asyncio.gather(*(log.append(draft(first + at)) for at in range(GROUP)))
+        await log.sign()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     log.close()
-    return elapsed
+    return spent.wall_seconds
 
 
-def append_sqlite(path: Path, records: int) -> float:
-    """Return the seconds until all records are in a table, each with a hash over it and its predecessor."""
-    started = time.perf_counter()
+def append_sqlite(path: Path, records: int) -> None:
+    """Add all records to a table, each with a hash over it and its predecessor."""
     connection = sqlite3.connect(path)
     connection.execute("pragma journal_mode=wal")
     connection.execute("pragma synchronous=full")
@@ -102,7 +87,6 @@ def append_sqlite(path: Path, records: int) -> float:
         with connection:
             connection.executemany("insert into log values (?, ?, ?)", rows)
     connection.close()
-    return time.perf_counter() - started
 
 
 def verify_sqlite(path: Path) -> None:
@@ -112,7 +96,9 @@ def verify_sqlite(path: Path) -> None:
     for raw, kept in connection.execute("select record, chain from log order by seq"):
         chain = hashlib.sha256(chain + raw).digest()
         if chain != kept:
-            message = "the chain is broken"
+            message = (
+                f"invalid hash chain: {path}: expected the hash of each record and its predecessor"
+            )
             raise ValueError(message)
     connection.close()
 
@@ -120,23 +106,16 @@ def verify_sqlite(path: Path) -> None:
 def proofs(report: BenchReport, directory: Path, key: SecretKey, records: int) -> None:
     """Measure the proof of single records, from files that were not read before."""
     many = 100
-    started = time.perf_counter()
-    note = (directory / "checkpoint").read_text()
-    texts = [
-        make_proof(Tiles(directory, records), at * records // many, note) for at in range(many)
-    ]
-    made = (time.perf_counter() - started) / many
-    checked = _timed(lambda: [check_proof(text, key.public) for text in texts]) / many
-    report.ratio("a proof made", 1e3 * made, PROVEN)
+    with Stopwatch() as spent:
+        note = (directory / "checkpoint").read_text()
+        texts = [
+            make_proof(Tiles(directory, records), at * records // many, note) for at in range(many)
+        ]
+    checked = wall_seconds(lambda: [check_proof(text, key.public) for text in texts]) / many
+    report.ratio("time to make a proof", 1e3 * spent.wall_seconds / many, PROVEN)
     path_bytes = max(len(text.partition("\nindex ")[2]) for text in texts)
-    report.ratio("a proof's size, without its record", path_bytes, PROOF_BYTES)
-    report.figure("a proof checked", f"{1e3 * checked:.2f} ms")
-
-
-def _timed(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
+    report.ratio("size of a proof, without its record", path_bytes, PROOF_BYTES)
+    report.figure("time to check a proof", f"{1e3 * checked:.2f} ms")
 
 
 if __name__ == "__main__":

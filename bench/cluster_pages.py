@@ -12,7 +12,6 @@ import asyncio
 import re
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
-from http.client import HTTPConnection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -24,7 +23,7 @@ from agent.config import AgentSettings
 from agent.host.recorded_host import RecordedHost
 from agent.service import Agent
 from bench import fleets, http_requests, load
-from bench.harness import HOST
+from bench.harness import http_get
 from bench.http_requests import Request
 from dashboards.promql import metric_named
 from railscope import service
@@ -100,20 +99,20 @@ class ClusterPages:
 
 def loop_of(pages: Sequence[str], held: Container[str]) -> ScrapeLoop:
     """Parse scrapes, keeping the metrics in `held`."""
-    told: dict[Labels, list[float]] = {}
+    rows: dict[Labels, list[float]] = {}
     for position, page in enumerate(pages):
         for line in page.splitlines():
             match = _SAMPLE.fullmatch(line)
             if match and match["name"] in held:
-                row = told.setdefault(_labels(match), [np.nan] * len(pages))
+                row = rows.setdefault(_labels(match), [np.nan] * len(pages))
                 row[position] = float(match["value"])
-    metrics = [metric_named(dict(labels)["__name__"]) for labels in told]
-    values = np.array(list(told.values())).reshape(len(told), len(pages))
+    metrics = [metric_named(dict(labels)["__name__"]) for labels in rows]
+    values = np.array(list(rows.values())).reshape(len(rows), len(pages))
     gauges = np.array(
         [m is not None and m.kind is MetricKind.GAUGE and m.unit != "" for m in metrics], bool
     )
     return ScrapeLoop(
-        tuple(told),
+        tuple(rows),
         values,
         np.array(
             [
@@ -127,8 +126,8 @@ def loop_of(pages: Sequence[str], held: Container[str]) -> ScrapeLoop:
 
 
 def _labels(sample: re.Match[str]) -> Labels:
-    told = _LABEL.findall(sample["labels"] or "")
-    values = ((name, _ESCAPE.sub(_unescaped, value)) for name, value in told)
+    pairs = _LABEL.findall(sample["labels"] or "")
+    values = ((name, _ESCAPE.sub(_unescaped, value)) for name, value in pairs)
     return (("__name__", sample["name"]), *values)
 
 
@@ -188,16 +187,8 @@ def _collector_loop(nodes: int, directory: Path, held: Container[str]) -> Scrape
             loader.do("prepare", turn, 1)
             loader.do("post", fleets.CONNECTIONS)
             fleets.refreshes_of(server, 2)
-            found.append(_page(server.port))
+            found.append(http_get(server.port, "/metrics"))
     return loop_of(found, held)
-
-
-def _page(port: int) -> str:
-    connection = HTTPConnection(HOST, port, timeout=120)
-    connection.request("GET", "/metrics")
-    text = connection.getresponse().read().decode()
-    connection.close()
-    return text
 
 
 class SeriesWriter:

@@ -6,26 +6,31 @@ receives every series once before the measurement starts, so that building its i
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from http.client import HTTPConnection
 from itertools import pairwise
 from pathlib import Path
 
-import click
 import numpy as np
 
 from bench import fleets, http_requests, load
 from bench.fleets import FleetCost, FleetSize
-from bench.harness import HOST, Aim, BenchError, BenchReport, ServerProcess, free_port
+from bench.harness import (
+    VICTORIA,
+    Aim,
+    BenchError,
+    BenchReport,
+    ServerProcess,
+    benchmark,
+    http_get,
+    start_victoria,
+)
 from bench.http_requests import Request, post_all
 from railscope.catalog import KINDS, METRICS
 
-PROGRAM = "victoria-metrics"
 PATH = "/api/v1/write"
+FLUSH = "/internal/force_flush"
 CONNECTIONS = 4
 _MAX_WAITS, _IDLE_SHARE = 15, 0.03
 _MILLISECOND = 1_000_000
@@ -46,9 +51,9 @@ class StoreCost:
 
     def __str__(self) -> str:
         return (
-            f"{self.cpu_a_value * 1e9:.0f} ns CPU a value,"
-            f" {1 / self.cpu_a_value / 1e6:.2f} M values a CPU second,"
-            f" {self.values / self.wall_seconds / 1e6:.2f} M values/s by the wall"
+            f"{self.cpu_a_value * 1e9:.0f} ns CPU per value,"
+            f" {1 / self.cpu_a_value / 1e6:.2f} M values per CPU second,"
+            f" {self.values / self.wall_seconds / 1e6:.2f} M values/s wall time"
             " (remote write, known series)"
         )
 
@@ -57,33 +62,27 @@ def measure_store(
     streams: Sequence[load.SourceLoad], nodes: int, turns: int, directory: Path
 ) -> StoreCost:
     """Write some turns of some nodes; its later merges, until it is idle, count too."""
-    port = free_port()
-    command = [PROGRAM, f"-storageDataPath={directory / 'victoria'}", f"-httpListenAddr={HOST}:{port}",
-               "-retentionPeriod=100y", "-loggerLevel=WARN"]  # fmt: skip
     prefixes = [_prefixes(streams, number) for number in range(nodes)]
-    with ServerProcess(
-        command, port=port, log=directory / "victoria.log", ready_path="/health"
-    ) as server:
-        post_all(port, _requests(streams, prefixes, 0), CONNECTIONS)
-        _flush(port)
-        _rest(server)
+    with start_victoria(directory) as server:
+        post_all(server.port, _requests(streams, prefixes, 0), CONNECTIONS)
+        http_get(server.port, FLUSH)
+        _wait_until_idle(server)
         requests = [r for turn in range(1, turns + 1) for r in _requests(streams, prefixes, turn)]
-        cpu, started = server.cpu_seconds(), time.monotonic()
-        post_all(port, requests, CONNECTIONS)
-        _flush(port)
-        wall = time.monotonic() - started
-        _rest(server)
-        cpu = server.cpu_seconds() - cpu
-        inserted = _inserted(port)
+        with server.measure() as whole:
+            with server.measure() as writing:
+                post_all(server.port, requests, CONNECTIONS)
+                http_get(server.port, FLUSH)
+            _wait_until_idle(server)
+        inserted = _inserted(server.port)
     values = load.LoadNodes(streams, 1).values_a_turn * nodes * turns
     expected = values + values // turns
     if inserted < expected:
-        message = f"the store took {inserted} values of {expected}"
+        message = f"writing to {VICTORIA} failed: {inserted} values stored: expected {expected}"
         raise BenchError(message)
-    return StoreCost(values, cpu, wall)
+    return StoreCost(values, whole.cpu_seconds, writing.wall_seconds)
 
 
-def _rest(server: ServerProcess) -> None:
+def _wait_until_idle(server: ServerProcess) -> None:
     """Wait until the process is almost idle."""
     for _ in range(_MAX_WAITS):
         before = server.cpu_seconds()
@@ -92,23 +91,11 @@ def _rest(server: ServerProcess) -> None:
             return
 
 
-def _flush(port: int) -> None:
-    _get(port, "/internal/force_flush")
-
-
 def _inserted(port: int) -> int:
-    lines = _get(port, "/metrics").splitlines()
+    lines = http_get(port, "/metrics").splitlines()
     return sum(
         int(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vm_rows_added_to_storage")
     )
-
-
-def _get(port: int, path: str) -> str:
-    connection = HTTPConnection(HOST, port, timeout=120)
-    connection.request("GET", path)
-    text = connection.getresponse().read().decode()
-    connection.close()
-    return text
 
 
 # Written data --------------------------------------------------------------------------------------
@@ -160,10 +147,18 @@ def _prefixes(streams: Sequence[load.SourceLoad], number: int) -> list[bytes]:
     return found
 
 
-SIZES = (FleetSize(100, 20, 10.0), FleetSize(1000, 2, 10.0), FleetSize(5000, 1, 10.0))
-QUICK_SIZES = (FleetSize(20, 1, 0.5),)
-STORE_NODES, STORE_TURNS = 60, 8
-QUICK_STORE_NODES, QUICK_STORE_TURNS = 4, 1
+@dataclass(frozen=True, slots=True)
+class CollectorBenchSize:
+    """Sizes of the fleets, and of the data written to the other store."""
+
+    fleets: tuple[FleetSize, ...]
+    store_nodes: int
+    store_turns: int
+
+
+FLEETS = (FleetSize(100, 20, 10.0), FleetSize(1000, 2, 10.0), FleetSize(5000, 1, 10.0))
+THOROUGH = CollectorBenchSize(FLEETS, store_nodes=60, store_turns=8)
+QUICK = CollectorBenchSize((FleetSize(20, 1, 0.5),), store_nodes=4, store_turns=1)
 
 CPU_RATIO = Aim(">=", 25)
 MEMORY = Aim("<=", 64, " KiB")
@@ -171,51 +166,35 @@ ACKNOWLEDGED = Aim("<=", 10, " ms")
 _KIB = 1 << 10
 
 
-@click.command()
-@click.option("--quick", is_flag=True, help="Smoke run; its figures are not meaningful.")
-def main(*, quick: bool) -> None:
+@benchmark("Collector", full=THOROUGH, quick=QUICK)
+def main(report: BenchReport, size: CollectorBenchSize, directory: Path) -> None:
     """Measure the collector and print ratios."""
-    report = BenchReport("Collector")
-    with tempfile.TemporaryDirectory(prefix="bench-") as name:
-        directory = Path(name)
-        streams = load.streams_of_a_node(directory)
-        load.save(streams, directory / "streams")
-        node = load.LoadNodes(streams, 1)
-        report.figure(
-            "load", f"{node.columns:,} columns a node in {len(streams)} streams,"
-            f" {node.values_a_turn / load.ROWS:,.0f} values a second, {load.ROWS} s an envelope",
-        )  # fmt: skip
-        costs = [
-            fleets.measure(size, directory / "streams", directory)
-            for size in (QUICK_SIZES if quick else SIZES)
-        ]
-        if shutil.which(PROGRAM):
-            nodes, turns = (
-                (QUICK_STORE_NODES, QUICK_STORE_TURNS) if quick else (STORE_NODES, STORE_TURNS)
-            )
-            store = measure_store(streams, nodes, turns, directory)
-            report.figure("victoria-metrics", f"{nodes} nodes: {store}")
-            for cost in costs:
-                report.ratio(
-                    f"CPU a value, victoria-metrics / collector, {cost.size.nodes} nodes",
-                    store.cpu_a_value * cost.values_a_cpu_second, CPU_RATIO,
-                )  # fmt: skip
-        else:
-            report.figure("victoria-metrics", f"{PROGRAM} is not installed: left out")
+    streams = load.streams_of_a_node(directory)
+    load.save(streams, directory / "streams")
+    node = load.LoadNodes(streams, 1)
+    report.figure(
+        "load",
+        f"{node.columns:,} columns per node from {len(streams)} sources,"
+        f" {node.values_a_turn / load.ROWS:,.0f} values per second, {load.ROWS} s per envelope",
+    )
+    costs = [fleets.measure(one, directory / "streams", directory) for one in size.fleets]
+    if report.has_program(VICTORIA):
+        store = measure_store(streams, size.store_nodes, size.store_turns, directory)
+        report.figure(VICTORIA, f"{size.store_nodes} nodes: {store}")
+        for cost in costs:
+            what = f"CPU per value, {VICTORIA} / collector, {cost.size.nodes} nodes"
+            report.ratio(what, store.cpu_a_value * cost.values_a_cpu_second, CPU_RATIO)
     for cost in costs:
         _report_size(report, cost)
     for fewer, more in pairwise(costs):
-        held = more.bytes_a_node * more.size.nodes - fewer.bytes_a_node * fewer.size.nodes
-        report.ratio(
-            f"memory a further node, from {fewer.size.nodes} to {more.size.nodes}",
-            held / (more.size.nodes - fewer.size.nodes) / _KIB, MEMORY,
-        )  # fmt: skip
-    click.echo(str(report))
+        added = more.bytes_a_node * more.size.nodes - fewer.bytes_a_node * fewer.size.nodes
+        what = f"memory per further node, from {fewer.size.nodes} to {more.size.nodes}"
+        report.ratio(what, added / (more.size.nodes - fewer.size.nodes) / _KIB, MEMORY)
 
 
 def _report_size(report: BenchReport, cost: FleetCost) -> None:
     nodes = f"{cost.size.nodes} nodes"
-    report.ratio(f"memory a node, {nodes}", cost.bytes_a_node / _KIB, MEMORY)
+    report.ratio(f"memory per node, {nodes}", cost.bytes_a_node / _KIB, MEMORY)
     report.ratio(f"acknowledged, p99, {nodes}", cost.p99 * 1e3, ACKNOWLEDGED)
     report.ratio(
         f"refresh of all views / its period, {nodes}", cost.views_seconds / fleets.VIEWS_SECONDS

@@ -5,17 +5,11 @@ from __future__ import annotations
 import csv
 import gc
 import io
-import resource
-import tempfile
-import time
-from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
-import click
-
-from bench.harness import Aim, BenchReport
+from bench.harness import Aim, BenchReport, benchmark, cpu_seconds, peak_resident_bytes
 from collector.billing.charges import Charge, ChargeKind, PriceUnit, price_quantity
 from collector.billing.export import ExportFormat, ExportOrder, InvoiceSequence, export_invoices
 from collector.billing.focus_rows import PayerAccount, Seller
@@ -36,37 +30,27 @@ WRITTEN = Aim("<=", 30, " s")
 GROWTH = Aim("<=", 256, " MiB")
 
 
-@click.command()
-@click.option("--quick", is_flag=True, help="Smoke run; its figures are not meaningful.")
-def main(*, quick: bool) -> None:
-    """Measure and print ratios."""
-    rows = 2_000 if quick else ROWS
+@benchmark("Exports", full=ROWS, quick=2_000)
+def main(report: BenchReport, rows: int, directory: Path) -> None:
+    """Measure exports of invoices and print ratios."""
     invoices = InvoiceSequence(_invoices(rows))
     gc.freeze()
-    report = BenchReport("Exports")
-    with tempfile.TemporaryDirectory() as directory:
-        before = _resident_mebibytes()
-        seconds = {
-            forms: _timed(partial(_exported, invoices, forms, Path(directory)))
-            for forms in ((ExportFormat.CSV,), (ExportFormat.PARQUET,), tuple(ExportFormat))
-        }
-        grown = _resident_mebibytes() - before
-        path = Path(directory) / "focus-1.2.csv"
-        plain = _timed(partial(_copied, path))
-        sizes = [
-            (Path(directory) / f"focus-1.2.{form}").stat().st_size / rows for form in ExportFormat
-        ]
+    before = peak_resident_bytes()
+    seconds = {
+        forms: cpu_seconds(partial(_exported, invoices, forms, directory))
+        for forms in ((ExportFormat.CSV,), (ExportFormat.PARQUET,), tuple(ExportFormat))
+    }
+    grown = (peak_resident_bytes() - before) / (1 << 20)
+    plain = cpu_seconds(partial(_copied, directory / "focus-1.2.csv"))
+    sizes = [(directory / f"focus-1.2.{form}").stat().st_size / rows for form in ExportFormat]
     both = seconds[tuple(ExportFormat)]
     report.ratio(f"CPU of {ROWS:,} rows in both forms", both * ROWS / rows, WRITTEN)
-    report.ratio("memory that grew meanwhile", grown, GROWTH)
-    report.ratio(
-        "CPU, CSV / reading and writing its text again", seconds[ExportFormat.CSV,] / plain
-    )
+    report.ratio("memory added by the exports", grown, GROWTH)
+    report.ratio("CPU, CSV / reading and writing its text", seconds[ExportFormat.CSV,] / plain)
     report.ratio("CPU, Parquet / CSV", seconds[ExportFormat.PARQUET,] / seconds[ExportFormat.CSV,])
     for form, size in zip(ExportFormat, sizes, strict=True):
         one = 1e6 * seconds[(form,)] / rows
-        report.figure(f"{form}", f"{one:.0f} us CPU and {size:.0f} bytes a row")
-    click.echo(str(report))
+        report.figure(f"{form}", f"{one:.0f} us CPU and {size:.0f} bytes per row")
 
 
 def _invoices(rows: int) -> tuple[Invoice, ...]:
@@ -101,21 +85,9 @@ def _exported(invoices: InvoiceSequence, forms: tuple[ExportFormat, ...], direct
     export_invoices(invoices, ExportOrder(SELLER, MONTH.end_ns, forms), directory, replace=True)
 
 
-def _timed(work: Callable[[], object]) -> float:
-    """Return the processor seconds of some work."""
-    started = time.process_time()
-    work()
-    return time.process_time() - started
-
-
 def _copied(path: Path) -> None:
     with path.open(encoding="utf-8", newline="") as file:
         csv.writer(io.StringIO(newline="")).writerows(csv.reader(file))
-
-
-def _resident_mebibytes() -> float:
-    """Return the peak resident memory so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 if __name__ == "__main__":

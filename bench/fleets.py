@@ -10,18 +10,17 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, Self
 
 from bench import load
-from bench.harness import HOST, BenchError, ServerProcess, free_port
+from bench.harness import HOST, BenchError, ServerProcess, free_port, http_get
 from collector.access.credentials import digest
 
 CONNECTIONS = 32
 VIEWS_SECONDS = 2.0
-PATIENCE_SECONDS = 180.0
-_LOOK_SECONDS = 0.2
+MAX_WAIT_SECONDS = 180.0
+_POLL_SECONDS = 0.2
 _VIEWS = re.compile(r"^railscope_collector_views_refresh_seconds (\S+)", re.MULTILINE)
 
 
@@ -64,10 +63,10 @@ class FleetCost:
 
     def __str__(self) -> str:
         return (
-            f"{self.values_a_cpu_second / 1e6:.1f} M values a CPU second"
+            f"{self.values_a_cpu_second / 1e6:.1f} M values per CPU second"
             f" ({self.cpu_seconds / self.values * 1e9:.1f} ns each),"
-            f" {self.values / self.wall_seconds / 1e6:.1f} M values/s by the wall,"
-            f" {self.wire_bytes_a_value:.2f} bytes a value; at the natural pace"
+            f" {self.values / self.wall_seconds / 1e6:.1f} M values/s wall time,"
+            f" {self.wire_bytes_a_value:.2f} bytes per value; at the natural period"
             f" {self.paced_share:.1%} of a core, acknowledged in {self.p50 * 1e3:.1f} ms (p50),"
             f" {self.p99 * 1e3:.1f} (p99), {self.worst * 1e3:.1f} (worst);"
             f" {self.registration_cpu_a_node * 1e3:.1f} ms CPU to register a node"
@@ -95,13 +94,13 @@ class LoadProcess:
     def do(self, *words: object) -> dict[str, Any]:
         """Send one command and wait for the answer."""
         if self._process.stdin is None or self._process.stdout is None:
-            message = "the load generator has no pipes"
+            message = "a command to the load generator failed: it is not started"
             raise BenchError(message)
         self._process.stdin.write(" ".join(map(str, words)) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            message = "the load generator ended; its reason is above"
+            message = "a command to the load generator failed: it has ended; its error is above"
             raise BenchError(message)
         answer: dict[str, Any] = json.loads(line)
         return answer
@@ -116,30 +115,37 @@ def measure(size: FleetSize, streams: Path, directory: Path) -> FleetCost:
         refreshes_of(server, 1)
         empty = server.memory().resident
         loader.do("prepare", 0, 1)
-        cpu = server.cpu_seconds()
-        loader.do("post", CONNECTIONS)
-        registration = server.cpu_seconds() - cpu
+        with server.measure() as registration:
+            loader.do("post", CONNECTIONS)
         prepared = loader.do("prepare", 1, 1 + size.turns)
         # Registration takes long: one turn and the views after it, so that no node was stale recently.
         loader.do("post", CONNECTIONS, 1)
         refreshes_of(server, 2)
-        cpu = server.cpu_seconds()
-        flood = loader.do("post", CONNECTIONS)
-        os.sync()
-        cpu = server.cpu_seconds() - cpu
+        with server.measure() as flooding:
+            flood = loader.do("post", CONNECTIONS)
+            os.sync()
         refreshes = refreshes_of(server, 5)
         first, views = max(refreshes), statistics.median(refreshes[-3:])
         loader.do("prepare", 2 + size.turns, 1)
-        paced_cpu = server.cpu_seconds()
-        paced = loader.do("pace", CONNECTIONS, size.pace_seconds)
-        paced_cpu = server.cpu_seconds() - paced_cpu
-        held = server.memory().resident
-    a_turn = cpu / size.turns
+        with server.measure() as pacing:
+            paced = loader.do("pace", CONNECTIONS, size.pace_seconds)
+        full = server.memory().resident
+    a_turn = flooding.cpu_seconds / size.turns
     return FleetCost(
-        size, flood["values"], cpu, flood["seconds"], first, views, (held - empty) / size.nodes,
-        paced["p50"], paced["p99"], paced["worst"], paced_cpu / paced["seconds"],
-        prepared["bytes_a_value"], max(0.0, registration - a_turn) / size.nodes,
-    )  # fmt: skip
+        size,
+        values=flood["values"],
+        cpu_seconds=flooding.cpu_seconds,
+        wall_seconds=flood["seconds"],
+        first_views_seconds=first,
+        views_seconds=views,
+        bytes_a_node=(full - empty) / size.nodes,
+        p50=paced["p50"],
+        p99=paced["p99"],
+        worst=paced["worst"],
+        paced_share=pacing.cpu_seconds / paced["seconds"],
+        wire_bytes_a_value=prepared["bytes_a_value"],
+        registration_cpu_a_node=max(0.0, registration.cpu_seconds - a_turn) / size.nodes,
+    )
 
 
 def collector(nodes: int, directory: Path, **environment: str) -> ServerProcess:
@@ -148,32 +154,29 @@ def collector(nodes: int, directory: Path, **environment: str) -> ServerProcess:
     tokens = directory / f"tokens-{nodes}.toml"
     lines = [f'"{load.name(n)}" = "{digest(load.token(n))}"' for n in range(nodes)]
     tokens.write_text("\n".join(["[nodes]", *lines, ""]), encoding="ascii")
-    return ServerProcess(
-        [sys.executable, "-m", "railscope", "collector", "run", "--listen", f"{HOST}:{port}",
-         "--state-directory", str(directory / f"collector-{nodes}"), "--tokens-file", str(tokens),
-         "--allow-anonymous-read"],
-        port=port, log=directory / f"collector-{nodes}.log", environment=environment,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "railscope", "collector", "run", "--allow-anonymous-read"]
+    command += ["--listen", f"{HOST}:{port}", "--tokens-file", str(tokens)]
+    command += ["--state-directory", str(directory / f"collector-{nodes}")]
+    log = directory / f"collector-{nodes}.log"
+    return ServerProcess(command, port=port, log=log, environment=environment)
 
 
 def refreshes_of(server: ServerProcess, count: int) -> list[float]:
     """Return the duration in seconds of each of the next refreshes of all views, as they end."""
     found = [_newest_refresh(server)]
-    until = time.monotonic() + PATIENCE_SECONDS
+    until = time.monotonic() + MAX_WAIT_SECONDS
     while len(found) <= count:
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
         newest = _newest_refresh(server)
         if newest != found[-1]:
             found.append(newest)
         elif time.monotonic() > until:
-            message = f"no more than {len(found) - 1} refreshes in {PATIENCE_SECONDS:g} s"
+            done = len(found) - 1
+            message = f"refreshes in {MAX_WAIT_SECONDS:g} s: {done}: expected {count}"
             raise BenchError(message)
     return found[1:]
 
 
 def _newest_refresh(server: ServerProcess) -> float:
-    connection = HTTPConnection(HOST, server.port, timeout=60)
-    connection.request("GET", "/metrics")
-    match = _VIEWS.search(connection.getresponse().read().decode())
-    connection.close()
+    match = _VIEWS.search(http_get(server.port, "/metrics"))
     return float(match[1]) if match else 0.0

@@ -1,4 +1,4 @@
-"""Processes under test with their measured cost, and printed results.
+"""Parts that all benchmarks share: the command, measured cost, processes under test, the report.
 
 Processes are started here and stopped by their own pid. A report has ratios with their aims first,
 then the figures behind them.
@@ -9,19 +9,28 @@ from __future__ import annotations
 import operator
 import os
 import re
+import resource
+import shutil
 import socket
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import Self
+from typing import Concatenate, Self, TypeVar
+
+import click
+
+Size = TypeVar("Size")
 
 HOST = "127.0.0.1"
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0
+ANSWER_SECONDS = 300.0
 _CPU_CLOCK_SCHED = 2
 _KIB = 1024
 
@@ -37,6 +46,79 @@ class ProcessMemory:
     resident: int
     proportional: int
     unique: int
+
+    def __str__(self) -> str:
+        return (
+            f"RSS {mebibytes(self.resident)}, PSS {mebibytes(self.proportional)},"
+            f" USS {mebibytes(self.unique)}"
+        )
+
+
+class Stopwatch:
+    """Cost of a `with` block: wall time, and processor time and context switches of one process."""
+
+    wall_seconds = 0.0
+    cpu_seconds = 0.0
+    switches = 0
+
+    def __init__(
+        self,
+        cpu_clock: Callable[[], float] = time.process_time,
+        switch_count: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Measure this process, or the process that the functions read."""
+        self._cpu_clock, self._switch_count = cpu_clock, switch_count
+
+    def __enter__(self) -> Self:
+        """Start."""
+        self._started = self._cpu_clock(), self._switch_count(), time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop."""
+        cpu, switches, wall = self._started
+        self.wall_seconds = time.perf_counter() - wall
+        self.cpu_seconds = self._cpu_clock() - cpu
+        self.switches = self._switch_count() - switches
+
+    @property
+    def share_of_core(self) -> float:
+        """Processor time per wall time."""
+        return self.cpu_seconds / self.wall_seconds
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    """Return the processor seconds of some work in this process."""
+    with Stopwatch() as spent:
+        work()
+    return spent.cpu_seconds
+
+
+def wall_seconds(work: Callable[[], object]) -> float:
+    """Return the seconds that some work takes."""
+    with Stopwatch() as spent:
+        work()
+    return spent.wall_seconds
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process, by proc_pid_statm(5)."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize()
+
+
+def peak_resident_bytes() -> int:
+    """Return the peak resident memory of this process."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
+
+
+def http_get(port: int, path: str, method: str = "GET") -> str:
+    """Return the body of a response of a local server, whatever its status."""
+    connection = HTTPConnection(HOST, port, timeout=ANSWER_SECONDS)
+    connection.request(method, path)
+    text = connection.getresponse().read().decode()
+    connection.close()
+    return text
 
 
 def free_port() -> int:
@@ -75,7 +157,7 @@ class ServerProcess:
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.__exit__()
-                message = f"{self._command[:4]} did not start:\n{self.last_words()}"
+                message = f"starting {self._command[:4]} failed:\n{self.log_end()}"
                 raise BenchError(message)
             time.sleep(0.05)
         return self
@@ -94,7 +176,7 @@ class ServerProcess:
         """Return its process id."""
         return self._process.pid
 
-    def last_words(self) -> str:
+    def log_end(self) -> str:
         """Return the end of its output."""
         return self._log.read_text(encoding="utf-8", errors="replace")[-2000:]
 
@@ -107,7 +189,9 @@ class ServerProcess:
             return ready
         return False
 
-    # What it costs -----------------------------------------------------------------------------
+    def measure(self) -> Stopwatch:
+        """Return a stopwatch of this process."""
+        return Stopwatch(self.cpu_seconds, self.switches)
 
     def cpu_seconds(self) -> float:
         """User and system time of all its threads, to the nanosecond."""
@@ -128,6 +212,36 @@ class ServerProcess:
         return ProcessMemory(
             _number(text, "Rss") * _KIB, _number(text, "Pss") * _KIB, unique * _KIB
         )
+
+
+def start_agent(
+    directory: Path, *command: str, environment: Mapping[str, str] | None = None
+) -> ServerProcess:
+    """Return an agent as in an installation: a module with its arguments, on a free port."""
+    port = free_port()
+    common = ("--listen", f"{HOST}:{port}", "--state-directory", str(directory / f"agent-{port}"))
+    return ServerProcess(
+        [sys.executable, "-m", "bench.without_extras", *command, *common],
+        port=port,
+        log=directory / f"agent-{port}.log",
+        ready_path="/-/ready",
+        environment=environment,
+    )
+
+
+VICTORIA = "victoria-metrics"
+
+
+def start_victoria(directory: Path) -> ServerProcess:
+    """Return Debian's VictoriaMetrics with its defaults."""
+    port = free_port()
+    command = [
+        VICTORIA,
+        f"-storageDataPath={directory / 'victoria'}",
+        f"-httpListenAddr={HOST}:{port}",
+    ]
+    command += ["-retentionPeriod=100y", "-loggerLevel=WARN"]
+    return ServerProcess(command, port=port, log=directory / "victoria.log", ready_path="/health")
 
 
 def _number(text: str, key: str) -> int:
@@ -172,6 +286,13 @@ class BenchReport:
         """Add a figure."""
         self._figures.append((what, text))
 
+    def has_program(self, program: str) -> bool:
+        """True if a program is installed; otherwise the report states that its rows are left out."""
+        found = shutil.which(program) is not None
+        if not found:
+            self.figure(program, "not installed: left out")
+        return found
+
     def __str__(self) -> str:
         head = ("ratio", "measured", "aim", "")
         return "\n".join(
@@ -194,6 +315,31 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
+
+
+def benchmark(
+    title: str, *, full: Size, quick: Size, on_disk: bool = False
+) -> Callable[[Callable[Concatenate[BenchReport, Size, Path, ...], None]], click.Command]:
+    """Make a command of a function that measures: a report, a size, and a directory for its files.
+
+    The directory is temporary; `on_disk` places it in the current directory, as /tmp may be in memory.
+    Further options are added above this decorator.
+    """
+
+    def command(
+        measure: Callable[Concatenate[BenchReport, Size, Path, ...], None],
+    ) -> click.Command:
+        def run(*, is_quick: bool, **options: object) -> None:
+            report, parent = BenchReport(title), Path.cwd() if on_disk else None
+            with tempfile.TemporaryDirectory(prefix="bench-", dir=parent) as directory:
+                measure(report, quick if is_quick else full, Path(directory), **options)
+            click.echo(str(report))
+
+        text = "Smoke run; its figures are not meaningful."
+        flag = click.Option(["--quick", "is_quick"], is_flag=True, help=text)
+        return click.Command("main", callback=run, params=[flag], help=measure.__doc__)
+
+    return command
 
 
 def mebibytes(size: float) -> str:

@@ -146,15 +146,15 @@ def write_fabric(directory: Path) -> FabricFiles:
     moving = write_tree(root, DEVICES)
     write_answers(answers, ANSWER_SECONDS)
     first = msgspec.msgpack.decode(answers.read_bytes())[0]
-    cards = {
+    nics = {
         key.removeprefix(_DRIVER).rstrip(")"): answer["bus"]
         for key, answer in first.items()
         if key.startswith(_DRIVER) and answer.get("driver") == _RAIL_DRIVER
     }
-    for number, interface in enumerate(sorted(cards, key=lambda name: (len(name), name))):
+    for number, interface in enumerate(sorted(nics, key=lambda name: (len(name), name))):
         _interface(root, interface)
         if number < DEVICES:
-            _link(root, f"mlx5_{number}", cards[interface])
+            _link(root, f"mlx5_{number}", nics[interface])
     return FabricFiles(root, answers, tuple(moving))
 
 

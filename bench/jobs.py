@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import click
 import msgspec
 import numpy as np
 
 from bench import load
-from bench.harness import Aim, BenchReport
+from bench.harness import Aim, BenchReport, benchmark, cpu_seconds
 from collector.fleet.fleet import NodeUpdate
 from collector.fleet.schemas import StoredSchemas
 from collector.http.read_api import render
@@ -29,7 +26,6 @@ from railscope.wire import Batch, WireEntity, WireSchema
 
 NS = 1_000_000_000
 NOW_NS = 1_790_000_000 * NS
-NODES, QUICK_NODES = 1000, 20
 GPUS_A_JOB, TENANTS = 8, 50
 SMALL = 10
 TURNS = 30
@@ -62,10 +58,8 @@ class JobCluster:
                 first = chance.integers(1, 10**6, columns)
                 rows = np.array([first, first + chance.integers(1, 10**5, columns)])
                 instants_ns = (NS, 2 * NS)
-                batch = Batch(
-                    known.layout.stream, known.digest, 1, instants_ns, instants_ns,
-                    *load.packed(rows),
-                )  # fmt: skip
+                stream_name, digest, times = known.layout.stream, known.digest, instants_ns
+                batch = Batch(stream_name, digest, 1, times, times, *load.packed(rows))
                 update = NodeUpdate(load.name(number), "run", "boot", known.layout, batch, NOW_NS)
                 core.fleet.apply(update)
                 for place, gpu in enumerate(known.gpus):
@@ -77,10 +71,10 @@ class JobCluster:
     def seat(self) -> None:
         """Run the job assignment of a refresh, before its reads, with nothing changed."""
 
-        async def nobody() -> None:
+        async def pause() -> None:
             return
 
-        asyncio.run(self.seating.refresh(nobody))
+        asyncio.run(self.seating.refresh(pause))
 
     def view(self) -> RunningJobs:
         """Run the job computation of a refresh."""
@@ -91,43 +85,45 @@ class JobCluster:
                 rows = fleet.fresh(block, NOW_NS - 30 * NS, NOW_NS)
                 gathered.add(table, self.seating.settled(block, rows))
         of_seat = self.roster.job_of_seat.copy()
-        told = self.averages.follow(gathered, of_seat, NOW_NS)
+        averages = self.averages.follow(gathered, of_seat, NOW_NS)
         return RunningJobs(
-            NOW_NS, tuple(self.roster.jobs()), 0, gathered, of_seat, self.roster.numbers,
-            frozenset(fleet.nodes), told,
-        )  # fmt: skip
+            NOW_NS,
+            tuple(self.roster.jobs()),
+            0,
+            gathered,
+            of_seat,
+            self.roster.numbers,
+            frozenset(fleet.nodes),
+            averages,
+        )
 
 
-@click.command()
-@click.option("--quick", is_flag=True, help="Smoke run; its figures are not meaningful.")
-def main(*, quick: bool) -> None:
-    """Measure and print ratios."""
-    nodes = QUICK_NODES if quick else NODES
-    report = BenchReport("Jobs")
-    with tempfile.TemporaryDirectory(prefix="bench-") as name:
-        directory = Path(name)
-        streams = [
-            on_rails(stream)
-            for stream in load.streams_of_a_node(directory)
-            if stream.schema.stream in {"gpu", "gpu_activity", "rdma", "nic"}
-        ]
-        small = JobCluster.of(streams, nodes // SMALL, directory / "small")
-        whole = JobCluster.of(streams, nodes, directory / "whole")
-        anew = _seconds(whole.seat, 1)
-        small.seat()
-        refresh, few = _seconds(whole.view), _seconds(small.view)
-        view = whole.view()
-        jobs, gpus = len(view.jobs), sum(len(job.places) for job in view.jobs)
-        cells = list(view.cells())
-        asked = _seconds(lambda: list(whole.view().cells()), TURNS // 10) - refresh
-        text = render(cells, TextFormat.PROMETHEUS)
-    report.ratio("processor time a GPU, all / a tenth of them", refresh / few / SMALL, LINEAR)
-    report.ratio("what a refresh takes for jobs / its period", refresh / VIEWS_SECONDS, OF_A_PERIOD)
+@benchmark("Jobs", full=1000, quick=20)
+def main(report: BenchReport, nodes: int, directory: Path) -> None:
+    """Measure the views of jobs and print ratios."""
+    streams = [
+        on_rails(stream)
+        for stream in load.streams_of_a_node(directory)
+        if stream.schema.stream in {"gpu", "gpu_activity", "rdma", "nic"}
+    ]
+    small = JobCluster.of(streams, nodes // SMALL, directory / "small")
+    whole = JobCluster.of(streams, nodes, directory / "whole")
+    first = cpu_seconds(whole.seat)
+    small.seat()
+    refresh, few = _median_seconds(whole.view), _median_seconds(small.view)
+    view = whole.view()
+    jobs, gpus = len(view.jobs), sum(len(job.places) for job in view.jobs)
+    cells = list(view.cells())
+    scrape = _median_seconds(lambda: list(whole.view().cells()), TURNS // 10) - refresh
+    text = render(cells, TextFormat.PROMETHEUS)
+    report.ratio("processor time per GPU, all / a tenth of them", refresh / few / SMALL, LINEAR)
+    report.ratio("refresh of the jobs / its period", refresh / VIEWS_SECONDS, OF_A_PERIOD)
     report.figure("cluster", f"{nodes:,} nodes, {gpus:,} GPUs, {jobs:,} jobs")
-    report.figure("a refresh", f"{refresh * 1e3:.1f} ms; seated anew {anew * 1e3:.1f} ms")
-    report.figure("a scrape", f"{asked * 1e3:.0f} ms in a thread, {len(cells):,} series, "
-                  f"{len(text) / 1e6:.1f} MB of text")  # fmt: skip
-    click.echo(str(report))
+    report.figure("a refresh", f"{refresh * 1e3:.1f} ms; first assignment {first * 1e3:.1f} ms")
+    report.figure(
+        "a scrape",
+        f"{scrape * 1e3:.0f} ms in a thread, {len(cells):,} series, {len(text) / 1e6:.1f} MB of text",
+    )
 
 
 def on_rails(stream: load.SourceLoad) -> load.SourceLoad:
@@ -145,14 +141,9 @@ def on_rails(stream: load.SourceLoad) -> load.SourceLoad:
     return msgspec.structs.replace(stream, schema=schema)
 
 
-def _seconds(work: Callable[[], object], turns: int = TURNS) -> float:
+def _median_seconds(work: Callable[[], object], turns: int = TURNS) -> float:
     """Return the median of processor time."""
-    found = []
-    for _ in range(max(turns, 1)):
-        started = time.process_time()
-        work()
-        found.append(time.process_time() - started)
-    return statistics.median(found)
+    return statistics.median(cpu_seconds(work) for _ in range(turns))
 
 
 if __name__ == "__main__":

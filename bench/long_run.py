@@ -7,13 +7,13 @@ ticks, and a metrics response is rendered each minute.
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 from agent.config import AgentSettings
 from agent.machine_sources import machine_sources
 from agent.sampling.source_reader import SourceReader
+from bench.harness import resident_bytes
 from bench.node import BenchHost
 from railscope.exposition import Exposition, TextFormat
 from railscope.frame import Frame, FrameOrigin, NodeTimestamp
@@ -22,7 +22,6 @@ NS = 10**9
 WINDOW_NS = NS // 10
 _SLOWER = 10
 _MINUTE_NS = 60 * NS
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _BURST_SAMPLING = "nic_burst"
 
 
@@ -65,12 +64,8 @@ def main(root: str, answers: str, hours: str) -> None:
         if clock.boot_ns % _MINUTE_NS == 0:
             exposition.render(latest.values(), TextFormat.PROMETHEUS)
         if not early and clock.boot_ns - started_ns >= length_ns // 10:
-            early = _resident()
-    sys.stdout.write(f"{early} {_resident()}\n")
-
-
-def _resident() -> int:
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
+            early = resident_bytes()
+    sys.stdout.write(f"{early} {resident_bytes()}\n")
 
 
 if __name__ == "__main__":

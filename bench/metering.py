@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import gc
 import random
-import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
 
-import click
 import numpy as np
-from msgspec.structs import replace
+from msgspec import structs
 from numpy.typing import NDArray
 
-from bench.harness import Aim, BenchReport
+from bench.harness import Aim, BenchReport, Stopwatch, benchmark, cpu_seconds
 from collector.billing.charges import Charge
 from collector.billing.invoices import draft_invoices
 from collector.billing.price_book import Price, PriceBook, Tariff
@@ -61,10 +61,21 @@ LINEAR = Aim("<=", 2.2)
 AN_EVENT = Aim("<=", 1.3)
 A_PART = Aim("<=", 1.3)
 HALVED = Aim("<=", 0.65)
-BOOK = PriceBook(
-    1, 0, "EUR",
-    (Price(SKU, Tariff.ALLOCATED, 2_490_000_000, 0), ),
-)  # fmt: skip
+BOOK = PriceBook(1, 0, "EUR", (Price(SKU, Tariff.ALLOCATED, 2_490_000_000, 0),))
+
+
+@dataclass(frozen=True, slots=True)
+class MeteringBenchSize:
+    """Numbers of GPUs, and of claims that share one."""
+
+    gpus: int
+    gpus_on_cores: int
+    gpus_with_events: int
+    claims_on_a_gpu: Sequence[int]
+
+
+THOROUGH = MeteringBenchSize(64, -(-GPU_DAYS // DAYS), 16, (16, 32, 64, 128))
+QUICK = MeteringBenchSize(4, 4, 2, (2, 4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +100,15 @@ def month(index: int, times: int = 1) -> GpuMonth:
         chance.randrange(MONTH.start_ns, MONTH.end_ns) for _ in range(2 * CLAIMS * times)
     )
     claims = tuple(
-        MeteredClaim(ClaimAuthority.SCHEDULER, start, f"job-{index}-{at}", f"tenant-{chance.randrange(TENANTS)}",
-              end_ns=end)
+        MeteredClaim(
+            ClaimAuthority.SCHEDULER,
+            start,
+            f"job-{index}-{at}",
+            f"tenant-{chance.randrange(TENANTS)}",
+            end_ns=end,
+        )
         for at, (start, end) in enumerate(zip(edges[::2], edges[1::2], strict=True))
-    )  # fmt: skip
+    )
     evidence = Evidence(
         gpu=f"GPU-{index}",
         stays=(NodeStay(MONTH.start_ns, f"node-{index // 8}"),),
@@ -106,44 +122,43 @@ def month(index: int, times: int = 1) -> GpuMonth:
     return GpuMonth(evidence, increments([CounterReadings("boot", read, counters)]), instants)
 
 
-@click.command()
-@click.option("--quick", is_flag=True, help="Smoke run; its figures are not meaningful.")
-def main(*, quick: bool) -> None:
-    """Measure and print ratios."""
-    gpus = 4 if quick else 64
+@benchmark("Metering and rating", full=THOROUGH, quick=QUICK)
+def main(report: BenchReport, size: MeteringBenchSize, _: Path) -> None:
+    """Measure metering and rating and print ratios."""
+    gpus = size.gpus
     months = [month(index) for index in range(gpus)]
-    report = BenchReport("Metering and rating")
-    half, _, _ = _bill(months[: gpus // 2])
+    half = _bill(months[: gpus // 2])[0]
     whole, metering, charges = _bill(months)
     days = gpus * DAYS
     report.ratio(f"{GPU_DAYS:,} GPU-days metered, rated and closed", whole * GPU_DAYS / days, RATED)
     report.ratio("time of twice as many GPUs / time", whole / half, LINEAR)
-    _on_cores(report, 4 if quick else -(-GPU_DAYS // DAYS))
-    _by_events(report, 2 if quick else 16)
-    _by_shares(report, (2, 4) if quick else (16, 32, 64, 128))
+    _on_cores(report, size.gpus_on_cores)
+    _by_events(report, size.gpus_with_events)
+    _by_shares(report, size.claims_on_a_gpu)
     sampled = [(one.evidence.claims, one.instants_ns.tolist()) for one in months[:4]]
-    started = time.process_time()
-    held = sum(_by_sample(*one) for one in sampled)
-    naive = (time.process_time() - started) * gpus / 4
+    with Stopwatch() as spent:
+        held = sum(_by_sample(*one) for one in sampled)
+    naive = spent.cpu_seconds * gpus / 4
     report.ratio("CPU of a loop over samples, held time only / metering", naive / metering)
     report.figure("measured", f"{days:,} GPU-days, {gpus * CLAIMS:,} claims, {charges:,} charges")
-    report.figure("metering", f"{1e3 * metering / days:.2f} ms CPU a GPU-day")
-    report.figure("rating and closing", f"{1e3 * (whole - metering) / days:.2f} ms CPU a GPU-day")
-    report.figure("loop over samples", f"{1e3 * naive / days:.2f} ms CPU a GPU-day")
-    report.figure("held by that loop", f"{held / (4 * DAYS * DAY_NS):.3f} of the time, not exact")
-    click.echo(str(report))
+    report.figure("metering", f"{1e3 * metering / days:.2f} ms CPU per GPU-day")
+    report.figure("rating and closing", f"{1e3 * (whole - metering) / days:.2f} ms CPU per GPU-day")
+    report.figure("loop over samples", f"{1e3 * naive / days:.2f} ms CPU per GPU-day")
+    report.figure(
+        "held time by that loop", f"{held / (4 * DAYS * DAY_NS):.3f} of the time, not exact"
+    )
 
 
 def _bill(months: Sequence[GpuMonth]) -> tuple[float, float, int]:
     """Return processor seconds in total and of metering alone, and the number of charges."""
-    started = time.process_time()
     used: list[Usage] = []
-    for one in months:
-        used += _used(one)
-    metered = time.process_time()
-    charges = rate(used, BOOK, MONTH).charges
-    draft_invoices(charges, MONTH, BOOK.currency)
-    return time.process_time() - started, metered - started, len(charges)
+    with Stopwatch() as metering:
+        for one in months:
+            used += _used(one)
+    with Stopwatch() as rating:
+        charges = rate(used, BOOK, MONTH).charges
+        draft_invoices(charges, MONTH, BOOK.currency)
+    return metering.cpu_seconds + rating.cpu_seconds, metering.cpu_seconds, len(charges)
 
 
 def _used(one: GpuMonth) -> list[Usage]:
@@ -160,10 +175,10 @@ def _on_cores(report: BenchReport, gpus: int) -> None:
     alone, own = _closed(gpus, 1)
     wall, busiest = _closed(gpus, CORES)
     gc.unfreeze()
-    what = f"{GPU_DAYS:,} GPU-days likewise, {CORES} processes, by the wall clock"
+    what = f"{GPU_DAYS:,} GPU-days, {CORES} processes, wall time"
     report.ratio(what, wall * GPU_DAYS / days, RATED)
     report.ratio(f"CPU of the busier of {CORES} processes / of one alone", busiest / own, HALVED)
-    report.figure("by the wall clock", f"{days:,} GPU-days: {alone:.2f} s, shared {wall:.2f} s")
+    report.figure("wall time", f"{days:,} GPU-days: {alone:.2f} s, {CORES} processes {wall:.2f} s")
 
 
 class _SharedMemory:
@@ -175,24 +190,24 @@ class _SharedMemory:
 def _closed(gpus: int, processes: int) -> tuple[float, float]:
     """Return the seconds until all is closed, and processor seconds of the busiest rating process."""
     parts = [range(first, gpus, processes) for first in range(processes)]
-    started = time.perf_counter()
-    if processes == 1:
-        rated = [_rated(parts[0])]
-    else:
-        with ProcessPoolExecutor(processes, get_context("fork")) as pool:
-            rated = list(pool.map(_rated, parts))
-    draft_invoices([charge for _, charges in rated for charge in charges], MONTH, BOOK.currency)
-    return time.perf_counter() - started, max(seconds for seconds, _ in rated)
+    with Stopwatch() as spent:
+        if processes == 1:
+            rated = [_rated(parts[0])]
+        else:
+            with ProcessPoolExecutor(processes, get_context("fork")) as pool:
+                rated = list(pool.map(_rated, parts))
+        draft_invoices([charge for _, charges in rated for charge in charges], MONTH, BOOK.currency)
+    return spent.wall_seconds, max(seconds for seconds, _ in rated)
 
 
 def _rated(part: range) -> tuple[float, list[Charge]]:
     """Return processor seconds and charges of some of the GPUs."""
-    started = time.process_time()
     used: list[Usage] = []
-    for index in part:
-        used += _used(_SharedMemory.months[index])
-    charges = list(rate(used, BOOK, MONTH).charges)
-    return time.process_time() - started, charges
+    with Stopwatch() as spent:
+        for index in part:
+            used += _used(_SharedMemory.months[index])
+        charges = list(rate(used, BOOK, MONTH).charges)
+    return spent.cpu_seconds, charges
 
 
 def _by_events(report: BenchReport, gpus: int) -> None:
@@ -201,14 +216,14 @@ def _by_events(report: BenchReport, gpus: int) -> None:
     for times in MORE:
         months = [month(index, times) for index in range(gpus)]
         events = sum(2 * len(m.evidence.claims) + len(m.evidence.stretches) for m in months)
-        started = time.process_time()
-        for one in months:
-            _used(one)
-        costs.append((time.process_time() - started) / events)
-    what = f"CPU an event, {MORE[-1]} times as many / where it is least"
+        with Stopwatch() as spent:
+            for one in months:
+                _used(one)
+        costs.append(spent.cpu_seconds / events)
+    what = f"CPU per event, {MORE[-1]} times as many / minimum"
     report.ratio(what, costs[-1] / min(costs), AN_EVENT)
     shown = ", ".join(f"{1e6 * cost:.1f}" for cost in costs)
-    report.figure("CPU an event", f"{shown} us with {', '.join(map(str, MORE))} times as many")
+    report.figure("CPU per event", f"{shown} us with {', '.join(map(str, MORE))} times as many")
 
 
 def _by_shares(report: BenchReport, counts: Sequence[int]) -> None:
@@ -218,17 +233,22 @@ def _by_shares(report: BenchReport, counts: Sequence[int]) -> None:
         one = month(0)
         apart_ns = DAYS * DAY_NS // (count + 1)
         claims = tuple(
-            MeteredClaim(ClaimAuthority.SCHEDULER, MONTH.start_ns + at * apart_ns, f"share-{at}", f"tenant-{at % 8}",
-                  exclusive=False, share=Fraction(1, 8 + at))
+            MeteredClaim(
+                ClaimAuthority.SCHEDULER,
+                MONTH.start_ns + at * apart_ns,
+                f"share-{at}",
+                f"tenant-{at % 8}",
+                exclusive=False,
+                share=Fraction(1, 8 + at),
+            )
             for at in range(count)
-        )  # fmt: skip
-        started = time.process_time()
-        _used(GpuMonth(replace(one.evidence, claims=claims), one.counted, one.instants_ns))
-        costs.append((time.process_time() - started) / (count * (count + 1) / 2))
-    what = f"CPU a part held, {counts[-1]} / {counts[0]} claims that share a GPU"
+        )
+        shared = replace(one, evidence=structs.replace(one.evidence, claims=claims))
+        costs.append(cpu_seconds(partial(_used, shared)) / (count * (count + 1) / 2))
+    what = f"CPU per part held, {counts[-1]} / {counts[0]} claims that share a GPU"
     report.ratio(what, costs[-1] / costs[0], A_PART)
     shown = ", ".join(f"{1e6 * cost:.0f}" for cost in costs)
-    report.figure("CPU a part held", f"{shown} us with {', '.join(map(str, counts))} claims")
+    report.figure("CPU per part held", f"{shown} us with {', '.join(map(str, counts))} claims")
 
 
 def _by_sample(held_by: Sequence[MeteredClaim], instants_ns: Sequence[int]) -> int:

@@ -102,8 +102,8 @@ class BenchHost:
             return self._answers.get(call_key(seam, function, arguments))
         device, *entries = arguments
         keys = [call_key(seam, function, (device, entry)) for entry in entries]
-        told = [[moment.get(key, _NOT_ASKED) for key in keys] for moment in self._moments]
-        return cycle([[[v for _, v in pairs], [code for code, _ in pairs]] for pairs in told])
+        answers = [[moment.get(key, _NOT_ASKED) for key in keys] for moment in self._moments]
+        return cycle([[[v for _, v in pairs], [code for code, _ in pairs]] for pairs in answers])
 
     @property
     def grain_ns(self) -> int:
@@ -204,13 +204,13 @@ def main(  # noqa: PLR0913 - flags
         budget=BudgetSettings(cpu_ratio=0),  # the measurement is of the cost at given periods
         collector=CollectorLink(url=collector_url, token="bench", push_seconds=push_seconds),  # noqa: S106 - no secret
     )  # fmt: skip
-    asyncio.run(_run_until_told(Agent(settings, host)))
+    asyncio.run(_run_until_stopped(Agent(settings, host)))
     if calls:
         counts = {"driver": host.asked, "files": host.files, "pread": host.preads}
         calls.write_bytes(msgspec.json.encode(counts))
 
 
-async def _run_until_told(agent: Agent) -> None:
+async def _run_until_stopped(agent: Agent) -> None:
     running = asyncio.ensure_future(agent.run())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
     with suppress(asyncio.CancelledError):

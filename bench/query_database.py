@@ -10,16 +10,15 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import yaml
 
-from bench.harness import HOST, BenchError, ServerProcess, free_port
+from bench.harness import HOST, BenchError, ServerProcess, Stopwatch, free_port, http_get
 from bench.http_requests import PostConnection, Request
-from dashboards.build import boards
+from dashboards.build import dashboards
 from dashboards.promql import RULES, metrics_in
 
 RATE_SECONDS = 75
@@ -33,7 +32,7 @@ _VARIABLE = re.compile(r"\$(\w+)")
 class PanelQuery:
     """A query of a panel, or of the annotations of a dashboard, as Grafana sends it."""
 
-    board: str
+    dashboard: str
     panel: str
     expression: str
     variables: Sequence[Mapping[str, Any]]
@@ -41,20 +40,20 @@ class PanelQuery:
     """Points of a curve over the default six hours; none if only the last value is shown."""
 
     def __str__(self) -> str:
-        return f"{self.board} {self.panel}"
+        return f"{self.dashboard} {self.panel}"
 
 
 def panel_queries() -> Iterator[PanelQuery]:
     """Yield every query of every dashboard."""
-    for file, text in boards():
-        board, name = json.loads(text), file.removesuffix(".json")
-        variables = board["templating"]["list"][1:]
-        for panel in board["panels"]:
+    for file, text in dashboards():
+        dashboard, name = json.loads(text), file.removesuffix(".json")
+        variables = dashboard["templating"]["list"][1:]
+        for panel in dashboard["panels"]:
             for target in panel.get("targets", ()):
                 title = f"{panel['id']}{target['refId']}"
                 points = 0 if target.get("instant") else panel["maxDataPoints"]
                 yield PanelQuery(name, title, target["expr"], variables, points)
-        for marks in board["annotations"]["list"]:
+        for marks in dashboard["annotations"]["list"]:
             yield PanelQuery(name, marks["name"], marks["expr"], variables, MARK_POINTS)
 
 
@@ -78,7 +77,7 @@ def fill_variables(text: str, values: Mapping[str, str]) -> str:
     return _VARIABLE.sub(lambda name: values.get(name[1], name[0]), text)
 
 
-PROMETHEUS, VICTORIA = "prometheus", "victoria-metrics"
+PROMETHEUS = "prometheus"
 WRITE = "/api/v1/write"
 RULES_SECONDS = 15
 """Evaluation interval of rules, as in deploy/prometheus/prometheus.yml."""
@@ -132,7 +131,7 @@ class QueryDatabase:
         for request in requests:
             status, content = wire.post(request)
             if status // 100 != 2:  # noqa: PLR2004 - HTTP's success
-                message = f"a write was answered with {status}: {content[:300]!r}"
+                message = f"a write failed: status {status}: {content[:300]!r}"
                 raise BenchError(message)
         wire.close()
 
@@ -155,10 +154,8 @@ class QueryDatabase:
         self, expression: str, span: QueryRange, step: float
     ) -> tuple[float, dict[str, Any]]:
         """Run a range query, and return the seconds it took with its answer."""
-        return self._timed(
-            "query_range", query=expression, start=str(span.end - span.seconds),
-            end=str(span.end), step=f"{step:.3f}",
-        )  # fmt: skip
+        times = {"start": str(span.end - span.seconds), "end": str(span.end)}
+        return self._timed("query_range", query=expression, step=f"{step:.3f}", **times)
 
     def _chosen(self, variables: Sequence[Mapping[str, Any]], span: QueryRange) -> dict[str, str]:
         chosen = {"__rate_interval": f"{RATE_SECONDS}s"}
@@ -174,43 +171,43 @@ class QueryDatabase:
 
     def _first_value(self, query: str, span: QueryRange) -> str:
         selector, _, label = query.removeprefix("label_values(").removesuffix(")").rpartition(", ")
-        _, answer = self._timed(
-            f"label/{label}/values", start=str(span.end - span.seconds), end=str(span.end),
-            **{"match[]": selector},
-        )  # fmt: skip
+        times = {"start": str(span.end - span.seconds), "end": str(span.end)}
+        _, answer = self._timed(f"label/{label}/values", **times, **{"match[]": selector})
         return next(iter(answer.get("data", ())), "")
 
     def _timed(self, path: str, **parameters: str) -> tuple[float, dict[str, Any]]:
-        started = time.monotonic()
-        text = get(self.port, f"/api/v1/{path}?{urlencode({**parameters, 'stats': 'all'})}")
-        seconds = time.monotonic() - started
+        query = urlencode({**parameters, "stats": "all"})
+        with Stopwatch() as spent:
+            text = http_get(self.port, f"/api/v1/{path}?{query}")
         answer: dict[str, Any] = json.loads(text)
-        return seconds, answer
+        return spent.wall_seconds, answer
 
     def series(self) -> int:
         """Return the number of series in Prometheus' head."""
-        found = re.search(r"(?m)^prometheus_tsdb_head_series (\S+)", get(self.port, "/metrics"))
+        found = re.search(
+            r"(?m)^prometheus_tsdb_head_series (\S+)", http_get(self.port, "/metrics")
+        )
         return int(float(found[1])) if found else 0
 
     def rule_groups(self, least: int) -> dict[str, RuleGroupCost]:
         """Return the least cost of each rule group, after at least `least` evaluations of each."""
         seconds: dict[str, float] = {}
         while True:
-            told: dict[str, dict[str, float]] = {}
-            for match in _RULE_SAMPLE.finditer(get(self.port, "/metrics")):
-                told.setdefault(match["group"], {})[match["what"]] = float(match["value"])
-            for name, one in told.items():
+            groups: dict[str, dict[str, float]] = {}
+            for match in _RULE_SAMPLE.finditer(http_get(self.port, "/metrics")):
+                groups.setdefault(match["group"], {})[match["what"]] = float(match["value"])
+            for name, one in groups.items():
                 # Nothing before the end of the first: an iteration counts from its beginning.
                 if took := one["last_duration_seconds"]:
                     seconds[name] = min(took, seconds.get(name, took))
-            if told.keys() == seconds.keys() and all(
-                one["iterations_total"] > least for one in told.values()
+            if groups.keys() == seconds.keys() and all(
+                one["iterations_total"] > least for one in groups.values()
             ):
                 return {
                     name: RuleGroupCost(
                         seconds[name], one["interval_seconds"], int(one["last_evaluation_samples"])
                     )
-                    for name, one in told.items()
+                    for name, one in groups.items()
                 }
             time.sleep(0.5)
 
@@ -223,7 +220,7 @@ class QueryDatabase:
                 group.pop("interval", None)
             (directory / "rules" / path.name).write_text(yaml.safe_dump(rules))
         _configure(directory, interval_seconds)
-        get(self.port, "/-/reload", "POST")
+        http_get(self.port, "/-/reload", "POST")
 
 
 def _configure(directory: Path, interval_seconds: int) -> None:
@@ -238,39 +235,21 @@ def prometheus(directory: Path) -> ServerProcess:
     """Start Debian's Prometheus with its defaults; it receives writes."""
     port = free_port()
     _configure(directory, RULES_SECONDS)
-    return ServerProcess(
-        [PROMETHEUS, f"--config.file={directory / 'prometheus.yml'}", "--web.enable-lifecycle",
-         f"--storage.tsdb.path={directory / 'prometheus'}", "--web.enable-remote-write-receiver",
-         f"--web.listen-address={HOST}:{port}"],
-        port=port, log=directory / "prometheus.log", ready_path="/-/ready",
-    )  # fmt: skip
-
-
-def victoria(directory: Path) -> ServerProcess:
-    """Start Debian's VictoriaMetrics with its defaults."""
-    port = free_port()
-    return ServerProcess(
-        [VICTORIA, f"-storageDataPath={directory / 'victoria'}", f"-httpListenAddr={HOST}:{port}",
-         "-retentionPeriod=100y", "-loggerLevel=WARN"],
-        port=port, log=directory / "victoria.log", ready_path="/health",
-    )  # fmt: skip
+    command = [
+        PROMETHEUS,
+        f"--config.file={directory / 'prometheus.yml'}",
+        "--web.enable-lifecycle",
+    ]
+    command += [f"--storage.tsdb.path={directory / 'prometheus'}"]
+    command += ["--web.enable-remote-write-receiver", f"--web.listen-address={HOST}:{port}"]
+    log = directory / "prometheus.log"
+    return ServerProcess(command, port=port, log=log, ready_path="/-/ready")
 
 
 def _cost(seconds: float, answer: dict[str, Any]) -> QueryCost:
     if answer["status"] != "success":
-        return QueryCost(seconds, 0, 0, 0, answer.get("error", "it failed"))
+        return QueryCost(seconds, 0, 0, 0, answer.get("error", "failed without a message"))
     data = answer["data"]
-    told = data.get("stats", {}).get("samples", {})
-    return QueryCost(
-        seconds, told.get("totalQueryableSamples", 0), told.get("peakSamples", 0),
-        len(data["result"]),
-    )  # fmt: skip
-
-
-def get(port: int, path: str, method: str = "GET") -> str:
-    """Return the body of a response, whatever its status."""
-    connection = HTTPConnection(HOST, port, timeout=300)
-    connection.request(method, path)
-    text = connection.getresponse().read().decode()
-    connection.close()
-    return text
+    samples = data.get("stats", {}).get("samples", {})
+    read, peak = samples.get("totalQueryableSamples", 0), samples.get("peakSamples", 0)
+    return QueryCost(seconds, read, peak, len(data["result"]))

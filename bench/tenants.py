@@ -18,7 +18,6 @@ from __future__ import annotations
 import csv
 import gzip
 import random
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from pathlib import Path
 
 import click
 
-from bench.harness import Aim, BenchReport, mebibytes
+from bench.harness import Aim, BenchReport, Stopwatch, benchmark, mebibytes, resident_bytes
 from bench.metering import DAYS, FIRST_DAY, MONTH
 from collector.jobs.job_list import ListedJob, UnnamedGpus
 from collector.jobs.job_list_import import ImportTerms, job_days, with_stand_ins
@@ -54,7 +53,7 @@ class TraceInstance:
     name: str
     application: str
     gpus: int
-    card: Fraction
+    nic: Fraction
 
 
 def read_trace(path: Path = TRACE) -> list[TraceInstance]:
@@ -97,32 +96,38 @@ def nic_evidence(found: Iterable[TraceInstance]) -> tuple[list[Evidence], list[T
     inexact: list[TraceInstance] = []
     pools: dict[int, _NicPool] = {}
     for one in sorted(found):
-        units = units_of_share(one.card)
+        units = units_of_share(one.nic)
         if units is None:
             inexact.append(one)
             continue
-        card, slots = pools.setdefault(units, _NicPool(units)).take(one.start_ns, one.end_ns)
-        claims[card].append(
+        nic, slots = pools.setdefault(units, _NicPool(units)).take(one.start_ns, one.end_ns)
+        claims[nic].append(
             MeteredClaim(
-                ClaimAuthority.SCHEDULER, one.start_ns, one.name, one.application, one.end_ns, one.name,
-                compute=slots, memory=slots,
+                ClaimAuthority.SCHEDULER,
+                one.start_ns,
+                one.name,
+                one.application,
+                one.end_ns,
+                one.name,
+                compute=slots,
+                memory=slots,
             )
-        )  # fmt: skip
+        )
     return list(_evidence(claims)), inexact
 
 
 def _evidence(claims: dict[str, list[MeteredClaim]]) -> Iterator[Evidence]:
-    for card, own in sorted(claims.items()):
+    for nic, own in sorted(claims.items()):
         start = min(claim.start_ns for claim in own)
         end = max(claim.end_ns for claim in own)
         sighting = NodeSighting(NodeWitness.SCHEDULER, start, end)
-        yield Evidence(card, (NodeStay(start, card, end),), tuple(own), sightings=(sighting,))
+        yield Evidence(nic, (NodeStay(start, nic, end),), tuple(own), sightings=(sighting,))
 
 
 def units_of_share(part: Fraction) -> int | None:
     """Return the units of a part of a device; None if not a whole number. Raises ValueError."""
     if not 0 < part <= 1:
-        message = f"{part} is no part of a device"
+        message = f"invalid part of a device: {part}: expected more than 0, and at most 1"
         raise ValueError(message)
     units = part * GPU_CAPACITY
     return int(units) if units.denominator == 1 else None
@@ -135,21 +140,21 @@ class _NicPool:
         self._units = units
         self._free: list[tuple[int, int]] = []
         self._held: list[tuple[int, int, int]] = []
-        self._cards = 0
+        self._nics = 0
 
     def take(self, start_ns: int, end_ns: int) -> tuple[str, CapacityRange]:
         """Return a part that is free in [start, end); starts must arrive in order."""
         while self._held and self._held[0][0] <= start_ns:
-            _, card, part = heappop(self._held)
-            heappush(self._free, (card, part))
+            _, nic, part = heappop(self._held)
+            heappush(self._free, (nic, part))
         if not self._free:
             for part in range(GPU_CAPACITY // self._units):
-                heappush(self._free, (self._cards, part))
-            self._cards += 1
-        card, part = heappop(self._free)
-        heappush(self._held, (end_ns, card, part))
+                heappush(self._free, (self._nics, part))
+            self._nics += 1
+        nic, part = heappop(self._free)
+        heappush(self._held, (end_ns, nic, part))
         low = part * self._units
-        return f"card-{self._units}-{card}", CapacityRange(low, low + self._units)
+        return f"nic-{self._units}-{nic}", CapacityRange(low, low + self._units)
 
 
 GPUS_A_NODE = 8
@@ -158,7 +163,6 @@ TENANTS = 200
 SMALL = 10
 LINEAR = Aim("<=", 1.3)
 EXACT = Aim("<=", 0)
-_PAGE_BYTES = 4096
 
 
 def gpu(index: int) -> Evidence:
@@ -169,54 +173,57 @@ def gpu(index: int) -> Evidence:
         gpu=f"GPU-{index}",
         stays=(NodeStay(MONTH.start_ns, f"node-{index // GPUS_A_NODE}"),),
         claims=tuple(
-            MeteredClaim(ClaimAuthority.SCHEDULER, start, f"slurm/{index}/{at}/{start}",
-                  f"tenant-{chance.randrange(TENANTS)}", end_ns=end, workload=f"{index}-{at}")
+            MeteredClaim(
+                ClaimAuthority.SCHEDULER,
+                start,
+                f"slurm/{index}/{at}/{start}",
+                f"tenant-{chance.randrange(TENANTS)}",
+                end_ns=end,
+                workload=f"{index}-{at}",
+            )
             for at, (start, end) in enumerate(zip(edges[::2], edges[1::2], strict=True))
         ),
         sightings=(NodeSighting(NodeWitness.SCHEDULER, MONTH.start_ns, MONTH.end_ns),),
-    )  # fmt: skip
+    )
 
 
-@click.command()
-@click.option("--nodes", default=1000, show_default=True, help="Number of nodes, with 8 GPUs each.")
-@click.option("--quick", is_flag=True, help="Smoke run; its figures are not meaningful.")
-def main(nodes: int, *, quick: bool) -> None:
-    """Measure and print ratios."""
-    nodes = 10 if quick else nodes
-    report = BenchReport("Tenants of a cluster")
-    before = _resident()
+@click.option("--nodes", type=int, help="Number of nodes, with 8 GPUs each.")
+@benchmark("Tenants of a cluster", full=1000, quick=10)
+def main(report: BenchReport, size: int, _: Path, *, nodes: int | None) -> None:
+    """Measure metering of a month of claims and print ratios."""
+    nodes = nodes or size
+    before = resident_bytes()
     known = [gpu(index) for index in range(nodes * GPUS_A_NODE)]
-    held = _resident() - before
+    held = resident_bytes() - before
     claims = sum(len(one.claims) for one in known)
     few = known[: len(known) // SMALL]
     small = _tiled(few)[0] / len(few)
     seconds, entries, found = _tiled(known)
-    report.ratio("CPU a GPU, all / a tenth of them", seconds / len(known) / small, LINEAR)
+    report.ratio("CPU per GPU, all / a tenth of them", seconds / len(known) / small, LINEAR)
     wrong = _wrong(found, known)
     report.ratio("tenants whose time is not the sum of their claims", wrong, EXACT)
     report.figure("metered", f"{len(known):,} GPUs, {DAYS} days, {claims:,} claims")
-    report.figure("processor time", f"{seconds:.1f} s, {1e6 * seconds / claims:.0f} us a claim")
+    report.figure("processor time", f"{seconds:.1f} s, {1e6 * seconds / claims:.0f} us per claim")
     report.figure("entries of the days", f"{entries:,}")
-    report.figure("claims in memory", f"{mebibytes(held)}, {held / claims:.0f} B a claim")
-    report.figure("resident when all is tiled", mebibytes(_resident()))
+    report.figure("claims in memory", f"{mebibytes(held)}, {held / claims:.0f} B per claim")
+    report.figure("resident after metering", mebibytes(resident_bytes()))
     _real(report)
-    click.echo(str(report))
 
 
 def _tiled(known: Iterable[Evidence]) -> tuple[float, int, Counter[str]]:
     """Return processor seconds, entries, and capacity times time by tenant; empty means no tenant."""
     found: Counter[str] = Counter()
     count = 0
-    started = time.process_time()
-    for one in known:
-        timeline = GpuTimeline.of(one)
-        for day in range(FIRST_DAY, FIRST_DAY + DAYS):
-            entries = timeline.entries(day * DAY_NS, (day + 1) * DAY_NS)
-            count += len(entries)
-            for entry in entries:
-                if entry.tiling is Tiling.COMPUTE:
-                    found[entry.tenant] += int(entry.quantity)
-    return time.process_time() - started, count, found
+    with Stopwatch() as spent:
+        for one in known:
+            timeline = GpuTimeline.of(one)
+            for day in range(FIRST_DAY, FIRST_DAY + DAYS):
+                entries = timeline.entries(day * DAY_NS, (day + 1) * DAY_NS)
+                count += len(entries)
+                for entry in entries:
+                    if entry.tiling is Tiling.COMPUTE:
+                        found[entry.tenant] += int(entry.quantity)
+    return spent.cpu_seconds, count, found
 
 
 def _wrong(found: Counter[str], known: Sequence[Evidence]) -> int:
@@ -233,36 +240,31 @@ def _wrong(found: Counter[str], known: Sequence[Evidence]) -> int:
 def _real(report: BenchReport) -> None:
     """Meter the month of a real cluster, if the captures are present beside the repository."""
     if not TRACE.exists():
-        report.figure("a real cluster's month", "its trace is not here")
+        report.figure("a real cluster's month", f"not measured: {TRACE} is missing")
         return
-    started = time.process_time()
-    found = read_trace()
-    listed = jobs_of_trace(found)
-    jobs = with_stand_ins(listed)
-    gpu_days = held = 0
-    ledger = []
-    for day in job_days(jobs, ImportTerms("", 0)):
-        gpu_days += 1
-        ledger += [e for e in day.entries if e.tenant and e.tiling is Tiling.COMPUTE]
-    held = sum(int(entry.quantity) for entry in ledger)
-    seconds = time.process_time() - started
-    comparison = compare_jobs(ledger, listed, 0)
-    compared = time.process_time() - started - seconds
+    with Stopwatch() as metering:
+        found = read_trace()
+        listed = jobs_of_trace(found)
+        jobs = with_stand_ins(listed)
+        gpu_days = 0
+        ledger = []
+        for day in job_days(jobs, ImportTerms("", 0)):
+            gpu_days += 1
+            ledger += [e for e in day.entries if e.tenant and e.tiling is Tiling.COMPUTE]
+        held = sum(int(entry.quantity) for entry in ledger)
+    with Stopwatch() as comparing:
+        comparison = compare_jobs(ledger, listed, 0)
     expected = sum(GPU_CAPACITY * len(job.gpus) * job.duration_ns for job in jobs)
     what = "a real month, held - sum of its instances, GPU-ns"
     report.ratio(what, abs(held - expected) / GPU_CAPACITY, EXACT)
     differing = len(comparison.differences) + sum(bool(t.difference) for t in comparison.tenants)
-    report.ratio("jobs and tenants of it that differ from its list (R3)", differing, EXACT)
-    report.figure("R3 of a real month", f"{comparison.jobs:,} jobs, {compared:.1f} s")
-    cards, inexact = nic_evidence(found)
+    report.ratio("its jobs and tenants that differ from the job list (R3)", differing, EXACT)
+    report.figure("R3 of a real month", f"{comparison.jobs:,} jobs, {comparing.cpu_seconds:.1f} s")
+    nics, inexact = nic_evidence(found)
+    seconds = metering.cpu_seconds
     report.figure("a real month", f"{len(jobs):,} jobs, {gpu_days:,} GPU-days, {seconds:.1f} s")
-    told = f"{len(found) - len(inexact):,} exact on {len(cards):,} cards, {len(inexact):,} told"
-    report.figure("its parts of network cards", told)
-
-
-def _resident() -> int:
-    """Return the resident pages of proc_pid_statm(5), in bytes."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
+    exact = f"{len(found) - len(inexact):,} exact on {len(nics):,} NICs"
+    report.figure("its parts of NICs", f"{exact}, {len(inexact):,} reported as inexact")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ QUESTION = "Is the audit log complete, signed and witnessed?"
 HELD = "railscope_agent_audit_checkpoint_records"
 
 
-def board() -> Dashboard:
+def build_dashboard() -> Dashboard:
     """Build the dashboard."""
     return assemble("Audit", UID, QUESTION, SECTIONS, marks=(claim_marks(),), tags=("audit",))
 

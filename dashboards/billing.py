@@ -33,7 +33,7 @@ UNSEEN = f'sum({TIME}{{state=~"unknown|inferred"}})'
 TENANT = {"tenant": "Tenant"}
 
 
-def board() -> Dashboard:
+def build_dashboard() -> Dashboard:
     """Build the dashboard."""
     return assemble(
         "Billing and reconciliation",

@@ -25,7 +25,7 @@ from dashboards import (
 )
 
 GENERATED = Path(__file__).parent / "generated"
-BOARDS = {
+DASHBOARDS = {
     "cluster-overview": cluster_overview,
     "rails": rails,
     "node": node,
@@ -42,11 +42,11 @@ BOARDS = {
 """The module of each dashboard by its file name."""
 
 
-def boards() -> Iterator[tuple[str, str]]:
+def dashboards() -> Iterator[tuple[str, str]]:
     """Build every dashboard: its file name and its text."""
     encoder = JSONEncoder(indent=2, sort_keys=True)
-    for name, module in BOARDS.items():
-        yield f"{name}.json", encoder.encode(module.board()) + "\n"
+    for name, module in DASHBOARDS.items():
+        yield f"{name}.json", encoder.encode(module.build_dashboard()) + "\n"
 
 
 @click.command()
@@ -56,13 +56,13 @@ def boards() -> Iterator[tuple[str, str]]:
 )
 def main(*, check: bool, directory: Path) -> None:
     """Write the Grafana dashboards."""
-    stale = [name for name, text in boards() if not _is(directory / name, text)]
-    for name, text in boards():
+    stale = [name for name, text in dashboards() if not _is(directory / name, text)]
+    for name, text in dashboards():
         if not check and name in stale:
             (directory / name).write_text(text)
             click.echo(f"written {directory / name}")
     if check and stale:
-        click.echo(f"not as generated: {', '.join(stale)}; run python -m dashboards", err=True)
+        click.echo(f"stale dashboards: {', '.join(stale)}; fix: python -m dashboards", err=True)
         sys.exit(1)
 
 

@@ -45,7 +45,7 @@ SUM, MEAN, MAX = Rollup.SUM, Rollup.MEAN, Rollup.MAX
 AGENTS = 'up{job="railscope-agent"}'
 
 
-def board() -> Dashboard:
+def build_dashboard() -> Dashboard:
     """Build the dashboard."""
     marks = (xid_marks(), claim_marks())
     return assemble("Cluster overview", UID, QUESTION, SECTIONS, marks=marks, tags=("gpu", "rdma"))

@@ -139,7 +139,7 @@ def assemble(  # noqa: PLR0913 - the differences between dashboards
     The first section is titled with the question of the dashboard. A dashboard that is `shared`
     with others has no links to dashboards that are not.
     """
-    board = (
+    dashboard = (
         build.Dashboard(title)
         .uid(uid)
         .description(question)
@@ -155,16 +155,16 @@ def assemble(  # noqa: PLR0913 - the differences between dashboards
         )
     )
     for choice in choices:
-        board = board.with_variable(choice.build())
+        dashboard = dashboard.with_variable(choice.build())
     if not shared:
-        board = board.link(_other_boards())
+        dashboard = dashboard.link(_other_dashboards())
     for number, (row, panels) in enumerate(sections, 1):
-        board = board.with_row(build.Row(row or question).id(number * 100))
+        dashboard = dashboard.with_row(build.Row(row or question).id(number * 100))
         for line in _side_by_side(panels()):
             height = max(_size(panel)[1] for panel in line)
             for panel in line:
-                board = board.with_panel(panel.height(height))
-    return board.build()
+                dashboard = dashboard.with_panel(panel.height(height))
+    return dashboard.build()
 
 
 def _side_by_side(panels: Iterable[Panel]) -> Iterator[list[Panel]]:
@@ -187,7 +187,7 @@ def _size(panel: Panel) -> tuple[int, int]:
     return (place.w, place.h) if place else (0, 0)
 
 
-def _other_boards() -> build.DashboardLink:
+def _other_dashboards() -> build.DashboardLink:
     link = build.DashboardLink("Railscope").type(DashboardLinkType.DASHBOARDS).tags([TAG])
     return (
         link.as_dropdown(as_dropdown=True)

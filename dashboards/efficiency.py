@@ -20,7 +20,7 @@ USED = "sum(railscope_cluster_sum_gpu_memory_used_bytes)"
 SIZE = "sum(railscope_cluster_sum_gpu_memory_size_bytes)"
 
 
-def board() -> Dashboard:
+def build_dashboard() -> Dashboard:
     """Build the dashboard."""
     return assemble(
         "GPU efficiency", UID, QUESTION, SECTIONS, marks=(claim_marks(),), tags=("gpu",)

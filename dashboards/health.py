@@ -59,7 +59,7 @@ def _actions() -> str:
     return " or ".join(parts)
 
 
-def board() -> Dashboard:
+def build_dashboard() -> Dashboard:
     """Build the dashboard."""
     return assemble(
         "Faults and health matrix",

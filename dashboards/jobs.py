@@ -30,7 +30,7 @@ CHOICES = (
 )
 
 
-def board() -> Dashboard:
+def build_dashboard() -> Dashboard:
     """Build the dashboard."""
     return assemble(
         "Jobs and stragglers",

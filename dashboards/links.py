@@ -31,7 +31,7 @@ NODE_DEVICE = {"node": "Node", "pci_address": "PCI address"}
 CHOICES = (DashboardVariable("node", "Node", "railscope_node_info", several=True),)
 
 
-def board() -> Dashboard:
+def build_dashboard() -> Dashboard:
     """Build the dashboard."""
     return assemble(
         "PCIe and optics",

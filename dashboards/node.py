@@ -52,7 +52,7 @@ GPU, RAIL = "GPU {{index}}", "rail {{rail}}"
 ON_RAIL = '{node="$node", rail!=""}'
 
 
-def board() -> Dashboard:
+def build_dashboard() -> Dashboard:
     """Build the dashboard."""
     marks = (xid_marks(HERE), claim_marks(HERE), settings_marks(HERE))
     return assemble(

@@ -46,7 +46,7 @@ CHOICES = (
 )
 
 
-def board() -> Dashboard:
+def build_dashboard() -> Dashboard:
     """Build the dashboard."""
     marks = (xid_marks(HERE), claim_marks(GPU), settings_marks(NIC))
     return assemble(

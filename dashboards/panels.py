@@ -162,7 +162,7 @@ def rows(  # noqa: PLR0913 - the differences between tables
     for column in columns:
         panel = panel.override_by_name(column.title, _cell(column))
     for label in [label for label in DETAILS if label in keys and leads_on]:
-        panel = panel.override_by_name(keys[label], [_way_to_board_of(label)])
+        panel = panel.override_by_name(keys[label], [_link_to_dashboard_of(label)])
     queries = [column.query for column in columns]
     panel = _finished(
         panel, _rows, ident=ident, title=title, about=about, queries=queries, unit=COUNT
@@ -199,7 +199,7 @@ def grid(  # noqa: PLR0913, PLR0917 - the differences between grids
     if query.unit == SHARE:
         panel = panel.decimals(1)
     if row in DETAILS:
-        panel = panel.override_by_name(f"{row}\\{column}", [_way_to_board_of(row)])
+        panel = panel.override_by_name(f"{row}\\{column}", [_link_to_dashboard_of(row)])
     panel = _finished(panel, _rows, ident=ident, title=title, about=about, queries=[query])
     return panel.span(span).height(9)
 
@@ -322,7 +322,7 @@ def _cell(column: Column) -> list[DynamicConfigValue]:
     return cell
 
 
-def _way_to_board_of(label: str) -> DynamicConfigValue:
+def _link_to_dashboard_of(label: str) -> DynamicConfigValue:
     """Link of a cell: its dashboard, with the same data source and time range."""
     url = (
         f"/d/{DETAILS[label]}?var-{label}=${{__value.raw:percentencode}}"

@@ -206,13 +206,13 @@ class DashboardResults:
 
 async def query_dashboard(
     prometheus: Prometheus,
-    board: Mapping[str, Any],
+    dashboard: Mapping[str, Any],
     window: QueryWindow,
     wanted: Values,
     points: int,
 ) -> DashboardResults:
     """Run all queries of a dashboard; its curves have about `points` points across the dashboard."""
-    chosen = await prometheus.chosen(board["templating"]["list"], wanted)
+    chosen = await prometheus.chosen(dashboard["templating"]["list"], wanted)
 
     async def asked(target: Mapping[str, Any], most: int) -> QueryResult:
         times = window.grid(most)
@@ -229,9 +229,11 @@ async def query_dashboard(
         most = max(min(wide, panel.get("maxDataPoints", wide)), 1)
         return tuple(await asyncio.gather(*(asked(each, most) for each in panel["targets"])))
 
-    panels = [panel for panel in board["panels"] if "targets" in panel]
+    panels = [panel for panel in dashboard["panels"] if "targets" in panel]
     found = await asyncio.gather(*map(panel_answers, panels))
-    marks = await asyncio.gather(*(asked(each, points) for each in board["annotations"]["list"]))
+    marks = await asyncio.gather(
+        *(asked(each, points) for each in dashboard["annotations"]["list"])
+    )
     by_number = {panel["id"]: each for panel, each in zip(panels, found, strict=True)}
     return DashboardResults(window, chosen, by_number, tuple(marks))
 

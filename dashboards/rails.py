@@ -22,7 +22,7 @@ CHOICES = (
 CNP_SENT = "railscope_rail_sum_rdma_congestion_notifications_sent_per_second"
 
 
-def board() -> Dashboard:
+def build_dashboard() -> Dashboard:
     """Build the dashboard."""
     marks = (xid_marks(NODES), settings_marks(NODES))
     return assemble(

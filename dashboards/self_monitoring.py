@@ -28,7 +28,7 @@ NODE_SOURCE = {"node": "Node", "source": "Source"}
 CHOICES = (DashboardVariable("node", "Node", "railscope_node_reporting", several=True),)
 
 
-def board() -> Dashboard:
+def build_dashboard() -> Dashboard:
     """Build the dashboard."""
     return assemble("Railscope itself", UID, QUESTION, SECTIONS, choices=CHOICES, tags=("agent",))
 

@@ -29,7 +29,7 @@ OWN = '{tenant="$tenant"}'
 CHOICES = (DashboardVariable("tenant", "Tenant", "railscope_tenant_held_gpus"),)
 
 
-def board() -> Dashboard:
+def build_dashboard() -> Dashboard:
     """Build the dashboard; every query names the tenant, and no link leads to other dashboards.
 
     All its metrics are among those that a tenant's own credential can read at the collector's

@@ -59,8 +59,8 @@ done
 for rules in alerts/rules/*.yml; do
     offer "$rules" "$configuration/prometheus/rules/$(basename "$rules")" new
 done
-for board in dashboards/generated/*.json; do
-    put "$board" "$share/dashboards/$(basename "$board")"
+for dashboard in dashboards/generated/*.json; do
+    put "$dashboard" "$share/dashboards/$(basename "$dashboard")"
 done
 for provisioning in dashboards/provisioning/*/railscope.yml; do
     put "$provisioning" "$share/${provisioning#dashboards/}"

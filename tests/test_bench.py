@@ -30,72 +30,72 @@ def test_all_benches_that_the_page_names_are_run_together():
 
 FIGURES = {
     "agent": (
-        "CPU a series, agent / plain exporter, back to back",
-        "CPU a series, agent / plain exporter, 4 a second",
+        "CPU per series, agent / plain exporter, back to back",
+        "CPU per series, agent / plain exporter, 4 per second",
         "share of a core, whole tick, 1 Hz",
         "share of a core, whole tick, 10 Hz",
-        "wire / gzipped text, bytes a value",
+        "wire / gzipped text, bytes per value",
         "agent resident",
     ),
     "agent_gpu": (
-        "Python a tick, 8 GPUs, 1 Hz",
-        "Python a tick, agent / one call a value",
+        "Python per tick, 8 GPUs, 1 Hz",
+        "Python per tick, agent / one call per value",
         "gpu_activity",
         "nvlink_signal",
     ),
     "agent_fabric": (
-        "CPU a counter, agent / plain exporter, 4 a second",
-        "share of a core, burst sampling of 8 cards and GPUs at 10 Hz",
-        "driver calls a card and fast tick",
-        "driver calls a GPU and fast tick",
+        "CPU per counter, agent / plain exporter, 4 per second",
+        "share of a core, burst sampling of 8 NICs and GPUs at 10 Hz",
+        "driver calls per NIC and fast tick",
+        "driver calls per GPU and fast tick",
         "agent resident, 3,000 files",
         "simulated hours / after a tenth",
     ),
     "collector": (
-        "memory a node",
+        "memory per node",
         "acknowledged, p99",
         "refresh of all views / its period",
         "victoria-metrics",
     ),
     "jobs": (
-        "what a refresh takes for jobs / its period",
+        "refresh of the jobs / its period",
         "160 GPUs, 20 jobs",
         "a scrape",
     ),
     "audit": (
         "durable records, groups of 100",
-        "time a durable record, audit log / SQLite",
+        "time per durable record, audit log / SQLite",
         "records verified",
-        "a proof made",
-        "a proof's size, without its record",
+        "time to make a proof",
+        "size of a proof, without its record",
     ),
     "metering": (
         "8,000 GPU-days metered, rated and closed",
         "time of twice as many GPUs / time",
-        "8,000 GPU-days likewise, 2 processes, by the wall clock",
+        "8,000 GPU-days, 2 processes, wall time",
         "CPU of the busier of 2 processes / of one alone",
-        "CPU an event, 8 times as many / where it is least",
+        "CPU per event, 8 times as many / minimum",
         "CPU of a loop over samples, held time only / metering",
     ),
-    "tenants": ("CPU a GPU, all / a tenth of them",),
+    "tenants": ("CPU per GPU, all / a tenth of them",),
     "export": (
         "CPU of 100,000 rows in both forms",
-        "memory that grew meanwhile",
-        "CPU, CSV / reading and writing its text again",
+        "memory added by the exports",
+        "CPU, CSV / reading and writing its text",
         "CPU, Parquet / CSV",
     ),
-    "boards": (
-        "samples at once, dearest query, at 1,000 nodes / what Prometheus allows",
-        "samples at once, recorded / not, health 306A",
+    "dashboards": (
+        "peak samples, most expensive query, at 1,000 nodes / limit of Prometheus",
+        "peak samples, recorded / not, health 306A",
         "time, PCIe errors of all kinds / by kind",
         "share of a core, recording rules at 1,000 nodes",
-        "board cluster-overview",
+        "dashboard cluster-overview",
     ),
 }
 """Text in the output of each bench."""
-EXACT = {"agent_fabric": "driver calls", "tenants": "<= 0", "boards": "refuses  "}
+EXACT = {"agent_fabric": "driver calls", "tenants": "<= 0", "dashboards": "rejects  "}
 """Limits that hold after a quick run as well, by text in their lines."""
-NEEDED = {"agent_gpu": "cc", "boards": "prometheus"}
+NEEDED = {"agent_gpu": "cc", "dashboards": "prometheus"}
 """Program that a bench needs."""
 
 

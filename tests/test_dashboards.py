@@ -15,7 +15,7 @@ import yaml
 
 from dashboards.build import GENERATED
 from dashboards.promql import labels_in, problems
-from tests.support.dashboards import BOARDS, PANELS, VARIABLE
+from tests.support.dashboards import DASHBOARDS, PANELS, VARIABLE
 from tests.support.grafana_schema import mistakes
 
 ROOT = Path(__file__).parent.parent
@@ -24,7 +24,7 @@ LABEL_VALUES = re.compile(r"label_values\((?P<selector>.*), (?P<label>\w+)\)")
 
 
 def used_in(text: str) -> set[str]:
-    """The variables of a board that a text names; Grafana's own begin with two underscores."""
+    """The variables of a dashboard that a text names; Grafana's own begin with two underscores."""
     return set(re.findall(r"\$((?!__)\w+)", text))
 
 
@@ -36,10 +36,10 @@ def generate(*options: str) -> subprocess.CompletedProcess[str]:
 def test_generating_again_changes_nothing():
     outcome = generate("--check")
     assert outcome.returncode == 0, outcome.stderr
-    assert {path.name for path in GENERATED.iterdir()} == set(BOARDS)
+    assert {path.name for path in GENERATED.iterdir()} == set(DASHBOARDS)
 
 
-def test_a_changed_board_is_noticed_and_mended(tmp_path: Path):
+def test_a_changed_dashboard_is_noticed_and_mended(tmp_path: Path):
     (tmp_path / "cluster-overview.json").write_text("{}\n")
     noticed = generate("--check", "--to", str(tmp_path))
     assert noticed.returncode == 1
@@ -49,8 +49,10 @@ def test_a_changed_board_is_noticed_and_mended(tmp_path: Path):
 
 
 def test_uids_are_unique_and_stable():
-    """Alerts and bookmarks lead to boards by them."""
-    assert {name.removesuffix(".json"): board["uid"] for name, board in BOARDS.items()} == {
+    """Alerts and bookmarks lead to dashboards by them."""
+    assert {
+        name.removesuffix(".json"): dashboard["uid"] for name, dashboard in DASHBOARDS.items()
+    } == {
         "cluster-overview": "railscope-cluster",
         "rails": "railscope-rails",
         "node": "railscope-node",
@@ -66,22 +68,22 @@ def test_uids_are_unique_and_stable():
     }
 
 
-@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
-def test_a_board_has_what_grafana_needs(board: dict[str, Any]):
-    assert 30 <= board["schemaVersion"] < 50
-    assert board["title"]
-    assert "railscope" in board["tags"]
-    assert set(board["time"]) == {"from", "to"}
-    source, *others = board["templating"]["list"]
+@pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)
+def test_a_dashboard_has_what_grafana_needs(dashboard: dict[str, Any]):
+    assert 30 <= dashboard["schemaVersion"] < 50
+    assert dashboard["title"]
+    assert "railscope" in dashboard["tags"]
+    assert set(dashboard["time"]) == {"from", "to"}
+    source, *others = dashboard["templating"]["list"]
     assert (source["name"], source["type"]) == ("datasource", "datasource")
     assert source["query"] == "prometheus"
     assert all(other["datasource"] == VARIABLE for other in others)
-    assert "id" not in board, "Grafana gives the number"
+    assert "id" not in dashboard, "Grafana gives the number"
 
 
-@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
-def test_a_board_is_what_grafanas_schema_allows(board: dict[str, Any]):
-    assert mistakes(board) == []
+@pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)
+def test_a_dashboard_is_what_grafanas_schema_allows(dashboard: dict[str, Any]):
+    assert mistakes(dashboard) == []
 
 
 @pytest.mark.parametrize(
@@ -103,69 +105,71 @@ def test_a_board_is_what_grafanas_schema_allows(board: dict[str, Any]):
         (("panels", 1, "targets", 0, "query"), "up"),
         (("panels", 1, "transformations"), [{"id": "merge", "options": {}, "of": "all"}]),
         (("templating", "list", 1, "sort"), 99),
-        (("links", 0, "type"), "board"),
+        (("links", 0, "type"), "dashboard"),
     ],
 )  # fmt: skip
 def test_what_grafanas_schema_does_not_allow_is_noticed(way: tuple[str | int, ...], value: object):
-    board = json.loads(json.dumps(BOARDS["node.json"]))
+    dashboard = json.loads(json.dumps(DASHBOARDS["node.json"]))
     *before, last = way
-    place = board
+    place = dashboard
     for step in before:
         place = place[step]
     place[last] = value
-    assert len(mistakes(board)) == 1
+    assert len(mistakes(dashboard)) == 1
 
 
-@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
-def test_a_variable_takes_its_values_from_what_is_declared(board: dict[str, Any]):
+@pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)
+def test_a_variable_takes_its_values_from_what_is_declared(dashboard: dict[str, Any]):
     before: set[str] = set()
-    for variable in board["templating"]["list"][1:]:
+    for variable in dashboard["templating"]["list"][1:]:
         asked = LABEL_VALUES.fullmatch(variable["query"])
         assert asked, variable["query"]
         assert problems(asked["selector"]) == []
         assert asked["label"] in labels_in(asked["selector"])
         assert used_in(asked["selector"]) <= before, "variables follow from those before them"
         before.add(variable["name"])
-    used = {name for panel in board["panels"] for t in panel.get("targets", ())
+    used = {name for panel in dashboard["panels"] for t in panel.get("targets", ())
             for name in used_in(t["expr"])}  # fmt: skip
     assert used <= before
     unused = (
-        before - used - {name for v in board["templating"]["list"] for name in used_in(v["query"])}
+        before
+        - used
+        - {name for v in dashboard["templating"]["list"] for name in used_in(v["query"])}
     )
     assert not unused
 
 
-@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
-def test_a_variable_of_several_values_is_matched_as_a_pattern(board: dict[str, Any]):
-    several = {v["name"]: v.get("multi", False) for v in board["templating"]["list"]}
-    for panel in board["panels"]:
+@pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)
+def test_a_variable_of_several_values_is_matched_as_a_pattern(dashboard: dict[str, Any]):
+    several = {v["name"]: v.get("multi", False) for v in dashboard["templating"]["list"]}
+    for panel in dashboard["panels"]:
         for target in panel.get("targets", ()):
             for operator, name in re.findall(r'(=~?)"\$(\w+)"', target["expr"]):
                 assert (operator == "=~") == several[name], target["expr"]
 
 
-@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
-def test_marks_are_made_of_what_is_declared(board: dict[str, Any]):
-    for marks in board["annotations"]["list"]:
+@pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)
+def test_marks_are_made_of_what_is_declared(dashboard: dict[str, Any]):
+    for marks in dashboard["annotations"]["list"]:
         assert problems(marks["expr"]) == []
         shown = set(re.findall(r"\{\{(\w+)\}\}", marks["textFormat"]))
         assert shown | set(marks["tagKeys"].split(",")) <= labels_in(marks["expr"])
 
 
-def test_boards_lead_to_each_other_and_keep_time_and_variables():
-    for board in BOARDS.values():
-        if board["uid"] == "railscope-tenant":
+def test_dashboards_lead_to_each_other_and_keep_time_and_variables():
+    for dashboard in DASHBOARDS.values():
+        if dashboard["uid"] == "railscope-tenant":
             continue
-        (link,) = board["links"]
+        (link,) = dashboard["links"]
         assert (link["type"], link["tags"]) == ("dashboards", ["railscope"])
         assert link["keepTime"]
         assert link["includeVars"]
 
 
-def test_a_cell_leads_to_a_board_that_has_the_variable():
-    variables = {board["uid"]: {v["name"] for v in board["templating"]["list"]}
-                 for board in BOARDS.values()}  # fmt: skip
-    urls = re.findall(r'"url": "(/d/[^"]+)"', json.dumps(list(BOARDS.values())))
+def test_a_cell_leads_to_a_dashboard_that_has_the_variable():
+    variables = {dashboard["uid"]: {v["name"] for v in dashboard["templating"]["list"]}
+                 for dashboard in DASHBOARDS.values()}  # fmt: skip
+    urls = re.findall(r'"url": "(/d/[^"]+)"', json.dumps(list(DASHBOARDS.values())))
     assert urls
     for url in urls:
         found = re.fullmatch(r"/d/([\w-]+)\?var-(\w+)=\$\{__value\.raw:percentencode\}&(.*)", url)
@@ -174,11 +178,11 @@ def test_a_cell_leads_to_a_board_that_has_the_variable():
         assert found[3] == "${datasource:queryparam}&${__url_time_range}"
 
 
-def test_the_board_of_a_tenant_shows_nothing_of_others():
-    board = BOARDS["tenant.json"]
-    assert "links" not in board or not board["links"]
-    assert board["annotations"]["list"] == []
-    for panel in board["panels"]:
+def test_the_dashboard_of_a_tenant_shows_nothing_of_others():
+    dashboard = DASHBOARDS["tenant.json"]
+    assert "links" not in dashboard or not dashboard["links"]
+    assert dashboard["annotations"]["list"] == []
+    for panel in dashboard["panels"]:
         for target in panel.get("targets", ()):
             found = re.findall(r"(railscope_\w+)(\{tenant=\"\$tenant\"[^}]*\})?", target["expr"])
             assert found
@@ -189,19 +193,19 @@ def test_the_board_of_a_tenant_shows_nothing_of_others():
             assert not re.search(r'"url"', json.dumps(panel["fieldConfig"]["overrides"]))
 
 
-@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
-def test_the_first_row_asks_the_question_of_the_board(board: dict[str, Any]):
-    first = board["panels"][0]
+@pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)
+def test_the_first_row_asks_the_question_of_the_dashboard(dashboard: dict[str, Any]):
+    first = dashboard["panels"][0]
     assert first["type"] == "row"
-    assert first["title"] == board["description"]
-    assert all(p["title"].endswith("?") for p in board["panels"] if p["type"] == "row")
+    assert first["title"] == dashboard["description"]
+    assert all(p["title"].endswith("?") for p in dashboard["panels"] if p["type"] == "row")
 
 
-@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
-def test_panels_have_their_own_number_and_place(board: dict[str, Any]):
-    numbers = [panel["id"] for panel in board["panels"]]
+@pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)
+def test_panels_have_their_own_number_and_place(dashboard: dict[str, Any]):
+    numbers = [panel["id"] for panel in dashboard["panels"]]
     assert len(set(numbers)) == len(numbers)
-    places = [panel["gridPos"] for panel in board["panels"]]
+    places = [panel["gridPos"] for panel in dashboard["panels"]]
     assert all(place["x"] + place["w"] <= 24 for place in places)
     for one, other in combinations(places, 2):
         beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
@@ -220,9 +224,9 @@ def test_a_panel_is_explained(panel: dict[str, Any]):
     assert len(set(references)) == len(references)
 
 
-@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
-def test_panels_side_by_side_end_at_the_same_height(board: dict[str, Any]):
-    for place, other in combinations([panel["gridPos"] for panel in board["panels"]], 2):
+@pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)
+def test_panels_side_by_side_end_at_the_same_height(dashboard: dict[str, Any]):
+    for place, other in combinations([panel["gridPos"] for panel in dashboard["panels"]], 2):
         if place["y"] == other["y"]:
             assert place["h"] == other["h"]
 

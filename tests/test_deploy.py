@@ -344,7 +344,7 @@ def test_a_script_can_be_run(script: str):
 
 def test_every_target_of_the_makefile_has_its_tools():
     """Nothing is taken from outside .venv."""
-    for target in ("demo", "check", "test", "bench", "boards", "docs"):
+    for target in ("demo", "check", "test", "bench", "dashboards", "docs"):
         outcome = subprocess.run(
             ["make", "--no-print-directory", "-n", "-B", target, "SECONDS=1"],
             env={name: value for name, value in os.environ.items() if "MAKE" not in name},

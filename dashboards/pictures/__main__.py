@@ -22,7 +22,7 @@ from dashboards.prometheus_api import (
     query_dashboard,
 )
 
-BOARDS = Path(__file__).parent.parent / "generated"
+DASHBOARDS = Path(__file__).parent.parent / "generated"
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -36,12 +36,12 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> 
 
 
 async def picture_of(
-    prometheus: Prometheus, board: Mapping[str, Any], window: QueryWindow, wanted: Values,
+    prometheus: Prometheus, dashboard: Mapping[str, Any], window: QueryWindow, wanted: Values,
     sections: int = 0,
 ) -> DashboardPicture:  # fmt: skip
     """Run the queries of a dashboard, and draw it."""
     return draw_dashboard(
-        board, await query_dashboard(prometheus, board, window, wanted, WIDTH), sections
+        dashboard, await query_dashboard(prometheus, dashboard, window, wanted, WIDTH), sections
     )
 
 
@@ -50,37 +50,39 @@ async def picture_of(
 @click.option(
     "--to", "directory", required=True, type=click.Path(path_type=Path), help="Directory."
 )
-@click.option("--board", "names", multiple=True, help="A board by its file's name; all, if none.")
+@click.option(
+    "--dashboard", "names", multiple=True, help="Dashboard, by the name of its file; default: all."
+)
 @click.option("--range", "shown", callback=_seconds, default="10m", show_default=True,
-              help="How much time boards show, up to now.")  # fmt: skip
+              help="Time range that dashboards show, up to now.")  # fmt: skip
 @click.option("--scrape-interval", "scrape", callback=_seconds, default="15s", show_default=True,
               help="How often Prometheus scrapes.")  # fmt: skip
 @click.option("--choose", "choices", multiple=True, metavar="VARIABLE=VALUE",
-              help="A value of a board's variable; its first one, if none.")  # fmt: skip
+              help="Value of a variable; default: its first value.")  # fmt: skip
 @click.option("--sections", type=click.IntRange(min=0), default=0, help="Only so many rows.")
 def main(  # noqa: PLR0913 - options of a command
     *, url: str, directory: Path, names: tuple[str, ...], shown: float, scrape: float,
     choices: tuple[str, ...], sections: int,
 ) -> None:  # fmt: skip
     """Draw dashboards as pictures."""
-    boards = _boards(names)
-    wanted = dict(_choice(choice, boards.values()) for choice in choices)
+    dashboards = _dashboards(names)
+    wanted = dict(_choice(choice, dashboards.values()) for choice in choices)
     now = time.time()
     window = QueryWindow(now - shown, now, scrape)
     directory.mkdir(parents=True, exist_ok=True)
     try:
-        asyncio.run(_draw_all(url, boards, window, wanted, directory, sections))
+        asyncio.run(_draw_all(url, dashboards, window, wanted, directory, sections))
     except (PrometheusError, UnsupportedFeatureError) as error:
         raise click.ClickException(str(error)) from error
 
 
 async def _draw_all(  # noqa: PLR0913, PLR0917 - values of the options
-    url: str, boards: Mapping[str, Mapping[str, Any]], window: QueryWindow, wanted: Values,
+    url: str, dashboards: Mapping[str, Mapping[str, Any]], window: QueryWindow, wanted: Values,
     directory: Path, sections: int,
 ) -> None:  # fmt: skip
     async with Prometheus(url) as prometheus:
-        for name, board in boards.items():
-            picture = await picture_of(prometheus, board, window, wanted, sections)
+        for name, dashboard in dashboards.items():
+            picture = await picture_of(prometheus, dashboard, window, wanted, sections)
             path = directory / f"{name}.png"
             picture.canvas.save(path)
             click.echo(f"{path}: {len(picture.drawn)} panels drawn{_without_data(picture)}")
@@ -90,24 +92,24 @@ def _without_data(picture: DashboardPicture) -> str:
     return f"; no data in {', '.join(picture.empty.values())}" if picture.empty else ""
 
 
-def _boards(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+def _dashboards(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return the dashboards of these names, all if there are none."""
-    known = {path.stem: path for path in sorted(BOARDS.glob("*.json"))}
+    known = {path.stem: path for path in sorted(DASHBOARDS.glob("*.json"))}
     if unknown := [name for name in names if name not in known]:
-        message = f"no board {', '.join(unknown)}; there are {', '.join(known)}"
+        message = f"unknown dashboard: {', '.join(unknown)}: expected one of {', '.join(known)}"
         raise click.ClickException(message)
     return {name: json.loads(known[name].read_text()) for name in names or known}
 
 
-def _choice(text: str, boards: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
+def _choice(text: str, dashboards: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
     """Return a variable's name, which at least one dashboard has, and its wanted value."""
     name, equals, value = text.partition("=")
     if not equals:
         message = f"{text!r} is no VARIABLE=VALUE"
         raise click.ClickException(message)
-    known = {one["name"] for board in boards for one in board["templating"]["list"]}
+    known = {one["name"] for dashboard in dashboards for one in dashboard["templating"]["list"]}
     if name not in known:
-        message = f"no board has a variable {name}; there are {', '.join(sorted(known))}"
+        message = f"unknown variable: {name}: expected one of {', '.join(sorted(known))}"
         raise click.ClickException(message)
     return name, value
 

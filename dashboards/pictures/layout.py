@@ -29,17 +29,19 @@ class DashboardPicture:
     """The titles of panels without values."""
 
 
-def draw_dashboard(board: Json, answers: DashboardResults, sections: int = 0) -> DashboardPicture:
+def draw_dashboard(
+    dashboard: Json, answers: DashboardResults, sections: int = 0
+) -> DashboardPicture:
     """Draw a dashboard from its JSON, or its first sections only.
 
     Raises CannotDraw, with the name of the panel, for unknown features.
     """
-    panels = _first(board["panels"], sections)
+    panels = _first(dashboard["panels"], sections)
     canvas = Canvas(WIDTH, height(panels))
-    _head(canvas, board, answers)
+    _head(canvas, dashboard, answers)
     marks = [
         mark
-        for marks, answer in zip(board["annotations"]["list"], answers.marks, strict=True)
+        for marks, answer in zip(dashboard["annotations"]["list"], answers.marks, strict=True)
         for mark in plot.marks_of(answer, drawing.find_colour(marks["iconColor"]))
     ]
     scene = plot.DrawingState(canvas, answers.window, marks)
@@ -53,7 +55,7 @@ def draw_dashboard(board: Json, answers: DashboardResults, sections: int = 0) ->
         try:
             found = _panel(scene, box, panel, answers.panels[panel["id"]])
         except (UnsupportedFeatureError, KeyError) as error:
-            message = f"{board['title']}, {panel['title']}: {error}"
+            message = f"{dashboard['title']}, {panel['title']}: {error}"
             raise UnsupportedFeatureError(message) from error
         (drawn if found else empty)[panel["id"]] = panel["title"]
     return DashboardPicture(canvas, drawn, empty)
@@ -81,16 +83,16 @@ def _box(place: Json) -> Box:
     )
 
 
-def _head(canvas: Canvas, board: Json, answers: DashboardResults) -> None:
+def _head(canvas: Canvas, dashboard: Json, answers: DashboardResults) -> None:
     """Draw the title, the question, the selected values and the time range."""
-    canvas.text((_MARGIN + 4, 24), board["title"], size=TITLE, weight="bold")
+    canvas.text((_MARGIN + 4, 24), dashboard["title"], size=TITLE, weight="bold")
     window = answers.window
     first, last = (datetime.fromtimestamp(at, UTC) for at in (window.start, window.end))
     time = f"{first:%H:%M} to {last:%H:%M} UTC"
     left: float = WIDTH - _MARGIN - 4
     canvas.text((left, 24), time, colour=drawing.FAINT, side="right")
     left -= width_of(time, NORMAL) + 24
-    for variable in reversed(board["templating"]["list"]):
+    for variable in reversed(dashboard["templating"]["list"]):
         if variable["type"] == "datasource" or variable.get("hide"):
             continue
         value = answers.chosen[variable["name"]]
@@ -99,7 +101,7 @@ def _head(canvas: Canvas, board: Json, answers: DashboardResults) -> None:
         left -= width_of(text, NORMAL, "bold") + 8
         canvas.text((left, 24), variable["label"], colour=drawing.FAINT, side="right")
         left -= width_of(variable["label"], NORMAL) + 24
-    canvas.text((_MARGIN + 4, 52), board["description"], colour=drawing.FAINT)
+    canvas.text((_MARGIN + 4, 52), dashboard["description"], colour=drawing.FAINT)
 
 
 def _row(canvas: Canvas, box: Box, title: str) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 import click
 import yaml
 
-from dashboards.build import boards
+from dashboards.build import dashboards
 from dashboards.pictures.fields import UnsupportedFeatureError
 from dashboards.pictures.layout import WIDTH, draw_dashboard
 from dashboards.prometheus_api import (
@@ -243,15 +243,15 @@ async def _run(directory: Path, seconds: int, to: Path) -> None:
 
 
 async def _draw_all(prometheus: Prometheus, window: QueryWindow, to: Path) -> None:
-    for name, text in boards():
-        stem, board = Path(name).stem, json.loads(text)
-        answers = await query_dashboard(prometheus, board, window, CHOSEN.get(stem, {}), WIDTH)
-        picture = draw_dashboard(board, answers)
+    for name, text in dashboards():
+        stem, dashboard = Path(name).stem, json.loads(text)
+        answers = await query_dashboard(prometheus, dashboard, window, CHOSEN.get(stem, {}), WIDTH)
+        picture = draw_dashboard(dashboard, answers)
         picture.canvas.save(to / f"{stem}.png")
         empty = ", ".join(picture.empty.values())
         click.echo(f"{stem}: {len(picture.drawn)} drawn" + (f"; no data: {empty}" if empty else ""))
         if sections := TOPS.get(stem):
-            draw_dashboard(board, answers, sections).canvas.save(to / f"{stem}-top.png")
+            draw_dashboard(dashboard, answers, sections).canvas.save(to / f"{stem}-top.png")
 
 
 @click.command()

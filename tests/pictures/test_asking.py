@@ -1,4 +1,4 @@
-"""Questions of a board, put to a server that speaks the API of Prometheus."""
+"""Queries of a dashboard, sent to a server that speaks the API of Prometheus."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from dashboards.build import BOARDS
+from dashboards.build import DASHBOARDS
 from dashboards.pictures import site
 from dashboards.pictures.__main__ import main
 from dashboards.pictures.layout import WIDTH
@@ -20,12 +20,12 @@ NOWHERE = "http://127.0.0.1:1"
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--board", "railz"], "no board railz; there are audit, "),
+        (["--dashboard", "railz"], "unknown dashboard: railz: expected one of audit, "),
         (["--range", "soon"], "'soon' is no length of time such as 90s, 10m or 6h"),
         (["--range", "0m"], "no length of time"),
         (["--choose", "node"], "'node' is no VARIABLE=VALUE"),
-        (["--choose", "nodes=n1"], "no board has a variable nodes; there are "),
-        (["--board", "audit"], f"no answer from {NOWHERE}/api/v1/"),
+        (["--choose", "nodes=n1"], "unknown variable: nodes: expected one of "),
+        (["--dashboard", "audit"], f"no answer from {NOWHERE}/api/v1/"),
     ],
 )
 def test_a_wrong_use_is_one_line(arguments: list[str], said: str, tmp_path: Path):
@@ -37,8 +37,8 @@ def test_a_wrong_use_is_one_line(arguments: list[str], said: str, tmp_path: Path
     assert "Traceback" not in outcome.output
 
 
-def test_there_is_a_picture_of_every_board():
-    wanted = {*BOARDS, *(f"{name}-top" for name in site.TOPS)}
+def test_there_is_a_picture_of_every_dashboard():
+    wanted = {*DASHBOARDS, *(f"{name}-top" for name in site.TOPS)}
     assert {path.stem for path in PICTURES.iterdir()} == wanted
     for path in PICTURES.iterdir():
         with Image.open(path) as image:
@@ -46,8 +46,8 @@ def test_there_is_a_picture_of_every_board():
         assert path.stat().st_size < 350_000, path
 
 
-def test_what_is_drawn_of_a_cluster_names_boards_and_servers_that_are_there():
-    assert site.TOPS.keys() | site.CHOSEN.keys() <= BOARDS.keys()
+def test_what_is_drawn_of_a_cluster_names_dashboards_and_servers_that_are_there():
+    assert site.TOPS.keys() | site.CHOSEN.keys() <= DASHBOARDS.keys()
     names = {server.spec.node for server in site.SITE_NODES}
     assert len(names) == len(site.SITE_NODES)
     assert {values["node"] for values in site.CHOSEN.values()} <= names

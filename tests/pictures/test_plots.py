@@ -51,9 +51,9 @@ KINDS = (
 ROW = {"type": "row", "title": "Is all well?", "gridPos": {"x": 0, "y": 0, "w": 24, "h": 1}}
 
 
-def board(*panels: dict[str, Any]) -> dict[str, Any]:
+def dashboard(*panels: dict[str, Any]) -> dict[str, Any]:
     return {
-        "title": "A board",
+        "title": "A dashboard",
         "description": "Is all well?",
         "panels": [ROW, *panels],
         "templating": {"list": []},
@@ -77,7 +77,7 @@ def answers(*panels: dict[str, Any], nodes: int = 2) -> DashboardResults:
 
 
 def test_every_kind_of_panel_is_drawn_and_said_to_be():
-    picture = layout.draw_dashboard(board(*KINDS), answers(*KINDS))
+    picture = layout.draw_dashboard(dashboard(*KINDS), answers(*KINDS))
     assert picture.drawn == {one["id"]: one["title"] for one in KINDS}
     assert picture.empty == {}
     image = Image.open(io.BytesIO(picture.canvas.png()))
@@ -87,7 +87,7 @@ def test_every_kind_of_panel_is_drawn_and_said_to_be():
 
 
 def test_a_panel_without_data_is_said_to_be_empty():
-    picture = layout.draw_dashboard(board(*KINDS), answers(*KINDS, nodes=0))
+    picture = layout.draw_dashboard(dashboard(*KINDS), answers(*KINDS, nodes=0))
     assert picture.drawn == {}
     assert picture.empty == {one["id"]: one["title"] for one in KINDS}
 
@@ -95,7 +95,7 @@ def test_a_panel_without_data_is_said_to_be_empty():
 def test_only_the_first_sections_are_drawn_where_that_is_wanted():
     second = {**ROW, "gridPos": ROW["gridPos"] | {"y": 9}}
     below = {**KINDS[0], "id": 9, "title": "below", "gridPos": {"x": 0, "y": 10, "w": 3, "h": 4}}
-    whole = board(*KINDS)
+    whole = dashboard(*KINDS)
     whole["panels"] += [second, below]
     told = answers(*KINDS, below)
     assert layout.draw_dashboard(whole, told).drawn[9] == "below"
@@ -115,8 +115,8 @@ def test_only_the_first_sections_are_drawn_where_that_is_wanted():
     ],
 )  # fmt: skip
 def test_what_cannot_be_drawn_is_an_error_that_names_the_panel(strange: dict[str, Any]):
-    with pytest.raises(UnsupportedFeatureError, match=f"A board, {strange['title']}: "):
-        layout.draw_dashboard(board(strange), answers(strange))
+    with pytest.raises(UnsupportedFeatureError, match=f"A dashboard, {strange['title']}: "):
+        layout.draw_dashboard(dashboard(strange), answers(strange))
 
 
 @given(TEXTS, st.floats(1, 300), st.sampled_from([11.0, 15.0]))

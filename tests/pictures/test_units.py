@@ -54,7 +54,7 @@ def test_decimals_may_be_given():
     assert text(-0.0001, "percentunit", 1) == "0.0%"
 
 
-def test_every_unit_of_boards_is_known():
+def test_every_unit_of_dashboards_is_known():
     used = {COUNT, EVENTS_PER_SECOND, SHARE, *UNITS_OF_METRICS.values(), *RATE_UNITS.values()}
     assert used <= UNITS.keys()
 

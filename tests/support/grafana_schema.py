@@ -33,9 +33,9 @@ _SCALARS: Mapping[object, tuple[type, ...]] = {
 Found = Iterator[str]
 
 
-def mistakes(board: Mapping[str, Any]) -> list[str]:
+def mistakes(document: Mapping[str, Any]) -> list[str]:
     """Return the violations of Grafana's schema, each with its path; empty if there are none."""
-    return list(_object(dict(board), dashboard.Dashboard, "board"))
+    return list(_object(dict(document), dashboard.Dashboard, "dashboard"))
 
 
 @cache

@@ -86,7 +86,7 @@ def test_parts_of_cards_that_are_whole_units_are_exact_and_the_others_are_told(t
             expected[application] += GPU_CAPACITY * percent // 100 * length
     metered, left = tenants.nic_evidence(tenants.read_trace(trace))
     assert len(left) == inexact
-    assert {one.card for one in left} == {Fraction(1, 100), Fraction(51, 100)}
+    assert {one.nic for one in left} == {Fraction(1, 100), Fraction(51, 100)}
     found: Counter[str] = Counter()
     for card in metered:
         for entry in timeline_entries(card):

@@ -19,7 +19,7 @@ import yaml
 from chain_support import Site, free_port, server, until
 from PIL import Image
 
-from dashboards.build import boards
+from dashboards.build import dashboards
 from dashboards.pictures import layout, tables
 from dashboards.prometheus_api import (
     DashboardResults,
@@ -36,7 +36,7 @@ from simulator.demo.process import Program
 from simulator.node_hardware import build_node_hardware
 
 ROOT = Path(__file__).parent.parent.parent
-BOARDS: dict[str, dict[str, Any]] = {name: json.loads(text) for name, text in boards()}
+DASHBOARDS: dict[str, dict[str, Any]] = {name: json.loads(text) for name, text in dashboards()}
 CAPTURE_SECONDS = 24
 """Faults start at half of it; the replay starts again at its end."""
 SPECS = [
@@ -90,24 +90,24 @@ LOOKS: Mapping[str, Sequence[Values]] = {
 class DashboardQuery:
     """A query of a dashboard, with the title of its panel or annotation."""
 
-    board: str
+    dashboard: str
     panel: str
     expression: str
     variables: Sequence[Mapping[str, Any]]
 
     def __str__(self) -> str:
         """Return the title and the expression for messages."""
-        return f"{self.board}, {self.panel}: {self.expression}"
+        return f"{self.dashboard}, {self.panel}: {self.expression}"
 
 
-def dashboard_queries(board: Mapping[str, Any]) -> Iterator[DashboardQuery]:
+def dashboard_queries(dashboard: Mapping[str, Any]) -> Iterator[DashboardQuery]:
     """Yield every query of a dashboard, including those of its annotations."""
-    variables = board["templating"]["list"]
-    for panel in board["panels"]:
+    variables = dashboard["templating"]["list"]
+    for panel in dashboard["panels"]:
         for target in panel.get("targets", ()):
-            yield DashboardQuery(board["title"], panel["title"], target["expr"], variables)
-    for marks in board["annotations"]["list"]:
-        yield DashboardQuery(board["title"], marks["name"], marks["expr"], variables)
+            yield DashboardQuery(dashboard["title"], panel["title"], target["expr"], variables)
+    for marks in dashboard["annotations"]["list"]:
+        yield DashboardQuery(dashboard["title"], marks["name"], marks["expr"], variables)
 
 
 @dataclass
@@ -132,7 +132,9 @@ class Running:
 
 
 def every_question() -> list[DashboardQuery]:
-    return [question for board in BOARDS.values() for question in dashboard_queries(board)]
+    return [
+        question for dashboard in DASHBOARDS.values() for question in dashboard_queries(dashboard)
+    ]
 
 
 @asynccontextmanager
@@ -206,7 +208,7 @@ async def start(site: Site, directory: Path) -> dict[str, Program]:
 async def test_every_panel_shows_something(site: Site, tmp_path: Path) -> None:
     agents = await start(site, tmp_path)
     pages = {node: (await agent.said(r"page=(\S+:\d+)"))[1] for node, agent in agents.items()}
-    waiting = [q for q in every_question() if (q.board, q.panel) not in QUIET]
+    waiting = [q for q in every_question() if (q.dashboard, q.panel) not in QUIET]
     assert len(waiting) > 100
     async with prometheus(site, pages) as running:
 
@@ -233,50 +235,50 @@ async def check_pictures(running: Running, directory: Path) -> None:
     Tables show one timestamp: data missing at the present are searched at earlier timestamps.
     """
     missing = {
-        name: {panel["id"] for panel in board["panels"] if "targets" in panel
-               and (board["title"], panel["title"]) not in QUIET}
-        for name, board in BOARDS.items()
+        name: {panel["id"] for panel in dashboard["panels"] if "targets" in panel
+               and (dashboard["title"], panel["title"]) not in QUIET}
+        for name, dashboard in DASHBOARDS.items()
     }  # fmt: skip
 
     async def drawn(name: str, wanted: Values, end: float) -> None:
         window = QueryWindow(running.started, end, 1.0)
         answers = await query_dashboard(
-            running.prometheus, BOARDS[name], window, wanted, layout.WIDTH
+            running.prometheus, DASHBOARDS[name], window, wanted, layout.WIDTH
         )
-        check_columns(BOARDS[name], answers)
-        picture = layout.draw_dashboard(BOARDS[name], answers)
+        check_columns(DASHBOARDS[name], answers)
+        picture = layout.draw_dashboard(DASHBOARDS[name], answers)
         missing[name] -= picture.drawn.keys()
         path = directory / f"{name}.png"
         if not path.exists():
             picture.canvas.save(path)
 
     for end in np.arange(time.time(), running.started, -LOOK_EVERY_SECONDS):
-        for name in BOARDS:
+        for name in DASHBOARDS:
             for wanted in ({}, *LOOKS.get(name, ())):
                 if missing[name]:
                     await drawn(name, wanted, float(end))
     assert not any(missing.values()), missing
     await check_command(running.prometheus.url, directory / "drawn")
-    for name, board in BOARDS.items():
+    for name, dashboard in DASHBOARDS.items():
         with Image.open(directory / f"{name}.png") as image:
             assert image.format == "PNG"
-            assert image.size == (layout.WIDTH, layout.height(board["panels"]))
+            assert image.size == (layout.WIDTH, layout.height(dashboard["panels"]))
 
 
-def check_columns(board: Mapping[str, Any], answers: DashboardResults) -> None:
+def check_columns(dashboard: Mapping[str, Any], answers: DashboardResults) -> None:
     """Each column of a table has a title: no column of an unwanted label remains."""
-    for panel in board["panels"]:
+    for panel in dashboard["panels"]:
         for step in panel.get("transformations", ()):
             if step["id"] == "organize":
                 frame = tables.frame_of(panel, answers.panels[panel["id"]])
                 titles = set(step["options"]["renameByName"].values())
-                assert set(frame.columns) <= titles, (board["title"], panel["title"])
+                assert set(frame.columns) <= titles, (dashboard["title"], panel["title"])
 
 
 async def check_command(url: str, directory: Path) -> None:
     """The command line draws the pictures."""
     command = [sys.executable, "-m", "dashboards.pictures", "--prometheus", url, "--to", str(directory),
-               "--board", "pair", "--choose", "node=n3", "--range", "1m", "--scrape-interval", "1s",
+               "--dashboard", "pair", "--choose", "node=n3", "--range", "1m", "--scrape-interval", "1s",
                "--sections", "1"]  # fmt: skip
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=subprocess.PIPE)
     said, _ = await process.communicate()
@@ -288,6 +290,6 @@ async def check_command(url: str, directory: Path) -> None:
 
 def test_what_is_quiet_is_there() -> None:
     """The list of panels that stay empty names existing panels, with reasons."""
-    known = {(question.board, question.panel) for question in every_question()}
+    known = {(question.dashboard, question.panel) for question in every_question()}
     assert QUIET.keys() <= known
     assert all(why.endswith(".") for why in QUIET.values())

@@ -1,11 +1,9 @@
-"""`python -m bench.boards`: cost of dashboards and rules for the Prometheus of a large cluster."""
+"""`python -m bench.dashboards`: cost of dashboards and rules for the Prometheus of a large cluster."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +13,17 @@ import numpy as np
 
 from bench import cluster_pages, query_database
 from bench.cluster_pages import SCRAPE_SECONDS, ClusterPages, Labels, SeriesWriter
-from bench.harness import Aim, BenchError, BenchReport, ServerProcess, mebibytes
+from bench.harness import (
+    VICTORIA,
+    Aim,
+    BenchError,
+    BenchReport,
+    ServerProcess,
+    benchmark,
+    http_get,
+    mebibytes,
+    start_victoria,
+)
 from bench.query_database import (
     PanelQuery,
     QueryCost,
@@ -35,10 +43,11 @@ MAX_SAMPLES = 50_000_000
 ALIKE_NODES, TRIES = 3, 3
 SHOWN = 8
 _MARGIN_SECONDS = 30
+FLUSH = "/internal/force_flush"
 
-AT_ONCE = Aim("<=", 0.4)
+PEAK = Aim("<=", 0.4)
 OF_INTERVAL = Aim("<=", 0.2)
-REFUSED = Aim("<=", 0)
+REJECTED = Aim("<=", 0)
 BY_KIND = (
     'increase(railscope_pcie_aer_errors_total{severity="fatal"}[15m]) > 0',
     'increase(railscope_pcie_device_errors_total{severity="fatal"}[15m]) > 0',
@@ -75,7 +84,7 @@ class ClusterQueryCost:
     unrecorded: dict[PanelQuery, QueryCost] = field(default_factory=dict)
     """Answers to queries with recorded series, with those series replaced by their expressions."""
     groups: dict[str, RuleGroupCost] = field(default_factory=dict)
-    asked: dict[str, float] = field(default_factory=dict)
+    queried: dict[str, float] = field(default_factory=dict)
     """Seconds of all queries of a rule group, each at its fastest repetition, free of other load."""
     following: float = 0.0
     """Share of a core that Prometheus used while it evaluated all rules."""
@@ -87,40 +96,46 @@ class ClusterQueryCost:
         return LARGE / self.nodes
 
 
-@click.command()
-@click.option("--quick", is_flag=True, help="Smoke run; its figures are not meaningful.")
 @click.option("--nodes", type=int, help="Number of nodes, with 8 GPUs and 8 rails each.")
 @click.option(
-    "--board",
+    "--dashboard",
     "names",
     multiple=True,
     help="Measure only this dashboard, with only the metrics that it needs; may be repeated.",
 )
-def main(*, quick: bool, nodes: int | None, names: Sequence[str]) -> None:
-    """Measure queries and print ratios."""
-    size = QUICK if quick else THOROUGH
+@benchmark("Dashboards and rules", full=THOROUGH, quick=QUICK)
+def main(
+    report: BenchReport,
+    size: ClusterSize,
+    directory: Path,
+    *,
+    nodes: int | None,
+    names: Sequence[str],
+) -> None:
+    """Measure queries of dashboards and rules, and print ratios."""
     size = replace(size, nodes=nodes or size.nodes)
-    report = BenchReport("Boards and rules")
-    if not shutil.which(query_database.PROMETHEUS):
-        report.figure(query_database.PROMETHEUS, "is not installed: there is nothing to measure")
-        click.echo(str(report))
+    if not report.has_program(query_database.PROMETHEUS):
         return
-    chosen = [q for q in panel_queries() if not names or q.board in names]
-    held = needed_metrics(chosen, rules=not names)
+    chosen = [q for q in panel_queries() if not names or q.dashboard in names]
+    needed = needed_metrics(chosen, rules=not names)
     if not names:
-        held |= metrics_in(BY_KIND[0])
-    pages = cluster_pages.pages_of(size.nodes, size.pages, size.faults, held)
-    check_other_database(report, size, pages, chosen)
-    report_costs(report, measure(size, pages, chosen, rules=not names))
-    click.echo(str(report))
+        needed |= metrics_in(BY_KIND[0])
+    pages = cluster_pages.pages_of(size.nodes, size.pages, size.faults, needed)
+    check_other_database(report, size, pages, chosen, directory)
+    report_costs(report, measure(size, pages, chosen, directory, rules=not names))
 
 
 def measure(
-    size: ClusterSize, pages: ClusterPages, chosen: Sequence[PanelQuery], *, rules: bool
+    size: ClusterSize,
+    pages: ClusterPages,
+    chosen: Sequence[PanelQuery],
+    directory: Path,
+    *,
+    rules: bool,
 ) -> ClusterQueryCost:
     """Load the metrics of a cluster, run the dashboards' queries, and evaluate the rules."""
     found = ClusterQueryCost(size.nodes)
-    with loaded(query_database.prometheus, size, pages) as (running, span, directory):
+    with loaded(query_database.prometheus(directory), size, pages) as (running, span):
         record(running, chosen, span)
         for question in chosen:
             found.answers[question] = running.ask(question, span)
@@ -130,15 +145,14 @@ def measure(
         if rules:
             found.compared = tuple(running.at(text, span.end) for text in BY_KIND)
             for group in rule_groups():
-                found.asked[group["name"]] = sum(
+                found.queried[group["name"]] = sum(
                     min(running.at(expanded(rule["expr"]), span.end).seconds for _ in range(TRIES))
                     for rule in group["rules"]
                 )
-            started, cpu = time.monotonic(), running.server.cpu_seconds()
-            running.follow(directory, size.rules_seconds)
-            found.groups = running.rule_groups(2)
-            cpu = running.server.cpu_seconds() - cpu
-            found.following = cpu / (time.monotonic() - started)
+            with running.server.measure() as spent:
+                running.follow(directory, size.rules_seconds)
+                found.groups = running.rule_groups(2)
+            found.following = spent.share_of_core
         found.series = running.series()
         found.resident = running.server.memory().resident
     return found
@@ -146,25 +160,21 @@ def measure(
 
 @contextmanager
 def loaded(
-    start: Callable[[Path], ServerProcess], size: ClusterSize, pages: ClusterPages
-) -> Iterator[tuple[QueryDatabase, QueryRange, Path]]:
+    database: ServerProcess, size: ClusterSize, pages: ClusterPages
+) -> Iterator[tuple[QueryDatabase, QueryRange]]:
     """Yield a database loaded with all scrapes. Raises BenchError if loading took too long."""
-    with tempfile.TemporaryDirectory(prefix="bench-") as name:
-        directory = Path(name)
-        with start(directory) as server:
-            running = QueryDatabase(server)
-            writer = SeriesWriter(
-                query_database.WRITE, time.time() + size.lead_seconds, size.scrapes
-            )
-            running.write(writer.of_collector(pages.collector))
-            for number in range(size.nodes):
-                running.write(writer.of_node(pages, number))
-            now = time.time()
-            if now > writer.seconds[-1] - _MARGIN_SECONDS:
-                message = "loading took so long that what was loaded is old"
-                raise BenchError(message)
-            newest = max(second for second in writer.seconds if second <= now)
-            yield running, QueryRange(newest, size.span_seconds), directory
+    with database as server:
+        running = QueryDatabase(server)
+        writer = SeriesWriter(query_database.WRITE, time.time() + size.lead_seconds, size.scrapes)
+        running.write(writer.of_collector(pages.collector))
+        for number in range(size.nodes):
+            running.write(writer.of_node(pages, number))
+        now = time.time()
+        if now > writer.seconds[-1] - _MARGIN_SECONDS:
+            message = f"loading took too long: expected less than {size.lead_seconds} s"
+            raise BenchError(message)
+        newest = max(second for second in writer.seconds if second <= now)
+        yield running, QueryRange(newest, size.span_seconds)
 
 
 def record(running: QueryDatabase, chosen: Sequence[PanelQuery], span: QueryRange) -> None:
@@ -189,30 +199,29 @@ def report_costs(report: BenchReport, found: ClusterQueryCost) -> None:
     at = f"at {LARGE:,} nodes"
     peaks = {question: answer.peak * found.times for question, answer in found.answers.items()}
     report.ratio(
-        f"samples at once, dearest query, {at} / what Prometheus allows",
-        max(peaks.values()) / MAX_SAMPLES, AT_ONCE,
-    )  # fmt: skip
-    report.ratio(
-        "queries that Prometheus refuses",
-        sum(bool(answer.problem) for answer in found.answers.values()), REFUSED,
-    )  # fmt: skip
+        f"peak samples, most expensive query, {at} / limit of Prometheus",
+        max(peaks.values()) / MAX_SAMPLES,
+        PEAK,
+    )
+    rejected = sum(bool(answer.problem) for answer in found.answers.values())
+    report.ratio("queries that Prometheus rejects", rejected, REJECTED)
     for question, plain in found.unrecorded.items():
         answer = found.answers[question]
         if plain.peak:  # a rejected query has none
-            report.ratio(f"samples at once, recorded / not, {question}", answer.peak / plain.peak)
+            report.ratio(f"peak samples, recorded / not, {question}", answer.peak / plain.peak)
         report.figure(f"{question}, not recorded", _cost_text(plain, found.times))
     if found.compared:
         by_kind, together = found.compared
         report.ratio("time, PCIe errors of all kinds / by kind", together.seconds / by_kind.seconds)
-        report.figure("PCIe errors by kind, an instant", _cost_text(by_kind, found.times))
-        report.figure("PCIe errors of all kinds, an instant", _cost_text(together, found.times))
+        report.figure("PCIe errors by kind, instant query", _cost_text(by_kind, found.times))
+        report.figure("PCIe errors of all kinds, instant query", _cost_text(together, found.times))
     shares = {
-        name: min(found.asked[name], one.seconds) * found.times / one.interval_seconds
+        name: min(found.queried[name], one.seconds) * found.times / one.interval_seconds
         for name, one in found.groups.items()
     }
     if shares:
-        dearest = max(shares, key=lambda name: shares[name])
-        report.ratio(f"time, {dearest} {at} / its interval", shares[dearest], OF_INTERVAL)
+        longest = max(shares, key=lambda name: shares[name])
+        report.ratio(f"time, {longest} {at} / its interval", shares[longest], OF_INTERVAL)
         own = [share for name, share in shares.items() if name.endswith("recorded")]
         report.ratio(f"share of a core, recording rules {at}", 100 * sum(own), unit=" %")
         report.ratio(
@@ -226,52 +235,56 @@ def report_costs(report: BenchReport, found: ClusterQueryCost) -> None:
     for name in sorted(shares, key=lambda name: -shares[name])[:SHOWN]:
         one = found.groups[name]
         report.figure(
-            name, f"{found.asked[name] * 1e3:.1f} ms asked, {one.seconds * 1e3:.1f} ms as Prometheus"
-            f" followed it, each {one.interval_seconds:g} s; {one.series} series made",
-        )  # fmt: skip
+            name,
+            f"{found.queried[name] * 1e3:.1f} ms as queries, {one.seconds * 1e3:.1f} ms evaluated by"
+            f" Prometheus, every {one.interval_seconds:g} s; {one.series} resulting series",
+        )
 
 
 def _report_dashboards(report: BenchReport, found: ClusterQueryCost) -> None:
-    boards: dict[str, list[QueryCost]] = {}
+    by_dashboard: dict[str, list[QueryCost]] = {}
     for question, answer in found.answers.items():
-        boards.setdefault(question.board, []).append(answer)
-    for name, answers in boards.items():
+        by_dashboard.setdefault(question.dashboard, []).append(answer)
+    for name, answers in by_dashboard.items():
         report.figure(
-            f"board {name}", f"{len(answers)} queries,"
-            f" {sum(a.seconds for a in answers):.2f} s one after the other,"
-            f" {sum(a.samples for a in answers) / 1e6:,.1f} M samples looked at,"
-            f" at most {max(a.peak for a in answers) / 1e6:,.2f} M at once",
-        )  # fmt: skip
-    dearest = sorted(found.answers.items(), key=lambda item: -item[1].peak)
-    for question, answer in dearest[:SHOWN]:
-        report.figure(f"dearest: {question}", _cost_text(answer, found.times))
+            f"dashboard {name}",
+            f"{len(answers)} queries, {sum(a.seconds for a in answers):.2f} s one after the other,"
+            f" {sum(a.samples for a in answers) / 1e6:,.1f} M samples read,"
+            f" peak {max(a.peak for a in answers) / 1e6:,.2f} M",
+        )
+    by_peak = sorted(found.answers.items(), key=lambda item: -item[1].peak)
+    for question, answer in by_peak[:SHOWN]:
+        report.figure(f"most expensive: {question}", _cost_text(answer, found.times))
 
 
 def _cost_text(answer: QueryCost, times: float) -> str:
     if answer.problem:
-        return f"refused: {answer.problem}"
+        return f"rejected: {answer.problem}"
     return (
-        f"{answer.seconds * 1e3:,.0f} ms, {answer.samples / 1e6:,.2f} M samples looked at,"
-        f" {answer.peak / 1e6:,.2f} M at once, {answer.peak * times / 1e6:,.1f} M at {LARGE:,} nodes"
+        f"{answer.seconds * 1e3:,.0f} ms, {answer.samples / 1e6:,.2f} M samples read,"
+        f" peak {answer.peak / 1e6:,.2f} M, {answer.peak * times / 1e6:,.1f} M at {LARGE:,} nodes"
     )
 
 
 def check_other_database(
-    report: BenchReport, size: ClusterSize, pages: ClusterPages, chosen: Sequence[PanelQuery]
+    report: BenchReport,
+    size: ClusterSize,
+    pages: ClusterPages,
+    chosen: Sequence[PanelQuery],
+    directory: Path,
 ) -> None:
     """Send the same queries to another database: if its language differs, a dashboard shows nothing."""
-    if not shutil.which(query_database.VICTORIA):
-        report.figure(query_database.VICTORIA, "is not installed: left out")
+    if not report.has_program(VICTORIA):
         return
     few = replace(size, nodes=min(size.nodes, ALIKE_NODES))
-    with loaded(query_database.victoria, few, pages) as (running, span, _):
-        query_database.get(running.port, "/internal/force_flush")
+    with loaded(start_victoria(directory), few, pages) as (running, span):
+        http_get(running.port, FLUSH)
         record(running, chosen, span)
-        query_database.get(running.port, "/internal/force_flush")
+        http_get(running.port, FLUSH)
         answers = {question: running.ask(question, span) for question in chosen}
-    refused = {question: answer for question, answer in answers.items() if answer.problem}
-    report.ratio("queries that VictoriaMetrics refuses", len(refused), REFUSED)
-    for question, answer in refused.items():
+    rejected = {question: answer for question, answer in answers.items() if answer.problem}
+    report.ratio("queries that VictoriaMetrics rejects", len(rejected), REJECTED)
+    for question, answer in rejected.items():
         report.figure(f"VictoriaMetrics: {question}", answer.problem)
 
 
