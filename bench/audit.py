@@ -28,11 +28,14 @@ _CREATE = "create table log (seq integer primary key, record blob not null, chai
 def draft(number: int) -> RecordDraft:
     """Return a record of the usual size."""
     return RecordDraft(
-        "tenancy.assign", RecordActor("scheduler", "slurm", "token", "10.0.0.1"), NOON_NS + number, "done",
+        "tenancy.assign",
+        RecordActor("scheduler", "slurm", "token", "10.0.0.1"),
+        NOON_NS + number,
+        "done",
         RecordSubject(f"gpu-node-{number % 1000}", f"GPU-8f3b0c52-0000-0000-0000-{number:012d}"),
         {"tenant": "language", "workload": f"job-{number}", "level": "scheduler"},
         (f"frame/{number}",),
-    )  # fmt: skip
+    )
 
 
 @benchmark("Audit log", full=100_000, quick=2_000, on_disk=True)

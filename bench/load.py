@@ -131,9 +131,10 @@ def packed(rows: Rows) -> tuple[bytes, bytes, bytes]:
     steps = np.diff(rows, axis=0)
     changed = steps.any(axis=0)
     return (
-        rows[0].tobytes(), np.packbits(changed, bitorder="little").tobytes(),
+        rows[0].tobytes(),
+        np.packbits(changed, bitorder="little").tobytes(),
         np.ascontiguousarray(steps[:, changed].T).tobytes(),
-    )  # fmt: skip
+    )
 
 
 def _piece(stream: SourceLoad, variant: int, turn: int) -> SharedBatch:
@@ -196,11 +197,16 @@ class LoadNodes:
         digests = self._digests[number]
         batches = [
             Batch(
-                part.stream, digests[part.stream], turn * part.rows + 1,
-                *instants(turn, part.rows), part.base, part.changed, part.steps,
+                part.stream,
+                digests[part.stream],
+                turn * part.rows + 1,
+                *instants(turn, part.rows),
+                part.base,
+                part.changed,
+                part.steps,
             )
             for part in pieces
-        ]  # fmt: skip
+        ]
         return pack(envelope(origin(number), batches, (), agent_version=__version__))
 
 
@@ -225,9 +231,12 @@ def head(number: int, turn: int, path: str, content_type: str, size: int) -> byt
     # Correct clocks: a node with a clock offset costs more, as its timestamps are computed again.
     sent = SentAt(time.time_ns(), boot[-1], origin(number).boot_id).to_headers()
     lines = {
-        "Host": "bench", "Authorization": f"Bearer {token(number)}", "Content-Type": content_type,
-        "Content-Length": str(size), **sent,
-    }  # fmt: skip
+        "Host": "bench",
+        "Authorization": f"Bearer {token(number)}",
+        "Content-Type": content_type,
+        "Content-Length": str(size),
+        **sent,
+    }
     text = "".join(f"{key}: {value}\r\n" for key, value in lines.items())
     return f"POST {path} HTTP/1.1\r\n{text}\r\n".encode()
 

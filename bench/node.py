@@ -200,10 +200,14 @@ def main(  # noqa: PLR0913 - flags
         periods = msgspec.structs.replace(periods, rdma=rdma_period)
     bursts = BurstSettings(window_seconds=window) if window else BurstSettings(enabled=False)
     settings = AgentSettings(
-        bursts=bursts, node="bench-node", listen=listen, state_directory=state_directory, periods=periods,
+        bursts=bursts,
+        node="bench-node",
+        listen=listen,
+        state_directory=state_directory,
+        periods=periods,
         budget=BudgetSettings(cpu_ratio=0),  # the measurement is of the cost at given periods
         collector=CollectorLink(url=collector_url, token="bench", push_seconds=push_seconds),  # noqa: S106 - no secret
-    )  # fmt: skip
+    )
     asyncio.run(_run_until_stopped(Agent(settings, host)))
     if calls:
         counts = {"driver": host.asked, "files": host.files, "pread": host.preads}

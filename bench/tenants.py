@@ -83,11 +83,17 @@ def _ns(text: str) -> int | None:
 def jobs_of_trace(found: Iterable[TraceInstance]) -> list[ListedJob]:
     """Return the instances with GPUs, as jobs of a list that names no GPUs."""
     return [
-        ListedJob(one.start_ns, one.name, one.application, "", one.end_ns,
-            unplaced=(UnnamedGpus("", one.gpus, "the trace names none"),))
+        ListedJob(
+            one.start_ns,
+            one.name,
+            one.application,
+            "",
+            one.end_ns,
+            unplaced=(UnnamedGpus("", one.gpus, "the trace names none"),),
+        )
         for one in found
         if one.gpus
-    ]  # fmt: skip
+    ]
 
 
 def nic_evidence(found: Iterable[TraceInstance]) -> tuple[list[Evidence], list[TraceInstance]]:

@@ -123,9 +123,14 @@ class Column:
 
 
 def rows(  # noqa: PLR0913 - the differences between tables
-    ident: int, title: str, about: str, keys: Mapping[str, str], *columns: Column, span: int = 12,
+    ident: int,
+    title: str,
+    about: str,
+    keys: Mapping[str, str],
+    *columns: Column,
+    span: int = 12,
     leads_on: bool = True,
-) -> table.Panel:  # fmt: skip
+) -> table.Panel:
     """List current values, with a row for each combination of the key labels.
 
     `keys` maps each key label to its title. The worst rows come first: rows are sorted by the
@@ -171,10 +176,17 @@ def rows(  # noqa: PLR0913 - the differences between tables
 
 
 def grid(  # noqa: PLR0913, PLR0917 - the differences between grids
-    ident: int, title: str, about: str, row: str, column: str, query: Query,
-    steps: Steps = GOOD, span: int = 12, words: Mapping[int, tuple[str, str]] | None = None,
+    ident: int,
+    title: str,
+    about: str,
+    row: str,
+    column: str,
+    query: Query,
+    steps: Steps = GOOD,
+    span: int = 12,
+    words: Mapping[int, tuple[str, str]] | None = None,
     worst: Worst = "highest",
-) -> table.Panel:  # fmt: skip
+) -> table.Panel:
     """Show one current value for each pair of two labels: rows by columns, in colours.
 
     `words` maps values to texts and colours. A last column repeats the worst value of each row;
@@ -205,9 +217,13 @@ def grid(  # noqa: PLR0913, PLR0917 - the differences between grids
 
 
 def states(  # noqa: PLR0913, PLR0917 - the differences between panels
-    ident: int, title: str, about: str, query: Query, words: Mapping[int, tuple[str, str]],
+    ident: int,
+    title: str,
+    about: str,
+    query: Query,
+    words: Mapping[int, tuple[str, str]],
     span: int = 24,
-) -> statetimeline.Panel:  # fmt: skip
+) -> statetimeline.Panel:
     """Draw states over time, a band for each curve; `words` maps a value to its text and colour."""
     panel = statetimeline.Panel().mappings([_word_map(words)]).row_height(0.9)
     panel = panel.max_data_points(MAX_POINTS)

@@ -80,9 +80,13 @@ class Prometheus:
     """The API of a Prometheus, or of a compatible server; a context manager."""
 
     def __init__(
-        self, url: str, *, max_at_once: int = 4, timeout_seconds: float = TIMEOUT_SECONDS,
+        self,
+        url: str,
+        *,
+        max_at_once: int = 4,
+        timeout_seconds: float = TIMEOUT_SECONDS,
         max_bytes: int = MAX_ANSWER_BYTES,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.url = url
         self._api = url.rstrip("/") + "/api/v1/"
         self._max_at_once = max_at_once

@@ -23,21 +23,29 @@ from simulator.live import STEP_NS, LiveNode, LiveNodeFileError, LiveTimeline, r
 @click.command()
 @click.option("--scenario", default="training", show_default=True, help="Scenario to simulate.")
 @click.option(
-    "--model", default="h100", show_default=True,
+    "--model",
+    default="h100",
+    show_default=True,
     help="GPU model: v100, t4, a100, l40s, h100, h200, b200, gb200.",
-)  # fmt: skip
+)
 @click.option(
-    "--mode", default="whole", show_default=True,
+    "--mode",
+    default="whole",
+    show_default=True,
     help="GPU sharing mode: whole, mig, mps, time_slicing, vgpu, passthrough.",
-)  # fmt: skip
+)
 @click.option(
-    "--nic", default="cx7", show_default=True,
+    "--nic",
+    default="cx7",
+    show_default=True,
     help="NIC model: cx7, bnxt, irdma, mixed.",
-)  # fmt: skip
+)
 @click.option(
-    "--scheduler", default="none", show_default=True,
+    "--scheduler",
+    default="none",
+    show_default=True,
     help="Scheduler that assigns the GPUs: none, kubernetes, slurm.",
-)  # fmt: skip
+)
 @click.option("--stray", is_flag=True, help="Include one process that uses a GPU without a claim.")
 @click.option(
     "--seconds",
@@ -46,8 +54,13 @@ from simulator.live import STEP_NS, LiveNode, LiveNodeFileError, LiveTimeline, r
     show_default=True,
     help="Duration of the capture in seconds.",
 )
-@click.option("--step-seconds", type=click.FloatRange(min=0.01), default=1.0, show_default=True,
-              help="Seconds between two moments; 0.1 shows bursts.")  # fmt: skip
+@click.option(
+    "--step-seconds",
+    type=click.FloatRange(min=0.01),
+    default=1.0,
+    show_default=True,
+    help="Seconds between two moments; 0.1 shows bursts.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random numbers.")
 @click.option("--node", default="gpu-node-0", show_default=True, help="Name of the node.")
 @click.argument("directory", type=click.Path(path_type=Path))
@@ -69,9 +82,16 @@ def simulate(  # noqa: PLR0913 - one for each option
     try:
         found = find_model(model)
         spec = NodeSpec(
-            node=node, seed=seed, gpus=found.per_node, model=found.name, scenario=scenario, mode=mode,
-            nic=nic, scheduler=scheduler, stray=stray,
-        )  # fmt: skip
+            node=node,
+            seed=seed,
+            gpus=found.per_node,
+            model=found.name,
+            scenario=scenario,
+            mode=mode,
+            nic=nic,
+            scheduler=scheduler,
+            stray=stray,
+        )
         write_capture(directory, about(spec, seconds), moments(spec, seconds, step_seconds))
     except ValueError as error:
         raise click.ClickException(str(error)) from error

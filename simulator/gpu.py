@@ -178,13 +178,17 @@ class GpuBus:
 
     def advance(self, span: TimeSpan, demand: JobDemand, rail_bytes: tuple[int, int]) -> None:
         """Advance by a span in which the rail's NIC sent and received this many bytes."""
-        outward = int(span.seconds * (
-            _CHECKPOINT_BYTES_PER_SECOND * demand.checkpoint
-            + _RESULT_BYTES_PER_SECOND * demand.occupied
-        ))  # fmt: skip
-        inward = int(span.seconds * (
-            _DATA_BYTES_PER_SECOND * demand.fetch + _COMMAND_BYTES_PER_SECOND * demand.occupied
-        ))  # fmt: skip
+        outward = int(
+            span.seconds
+            * (
+                _CHECKPOINT_BYTES_PER_SECOND * demand.checkpoint
+                + _RESULT_BYTES_PER_SECOND * demand.occupied
+            )
+        )
+        inward = int(
+            span.seconds
+            * (_DATA_BYTES_PER_SECOND * demand.fetch + _COMMAND_BYTES_PER_SECOND * demand.occupied)
+        )
         sent, received = rail_bytes
         outward, inward = outward + sent, inward + received
         if self.grace:

@@ -57,8 +57,13 @@ def show_host(model: NodeModel, into: CaptureMoment) -> None:
     into.calls["psutil.boot_time()"] = float(boot_seconds(model.spec))
     into.calls["psutil.virtual_memory()"] = _memory(server)
     into.calls["psutil.swap_memory()"] = {
-        "total": _SWAP_BYTES, "used": 0, "free": _SWAP_BYTES, "percent": 0.0, "sin": 0, "sout": 0,
-    }  # fmt: skip
+        "total": _SWAP_BYTES,
+        "used": 0,
+        "free": _SWAP_BYTES,
+        "percent": 0.0,
+        "sin": 0,
+        "sout": 0,
+    }
     into.calls["psutil.disk_io_counters()"] = {DISK: _disk(server)}
     into.calls["psutil.net_io_counters()"] = {
         name: _interface(traffic) for name, traffic in network(model).items()

@@ -54,8 +54,12 @@ def show_settings(model: NodeModel, into: CaptureMoment) -> None:
         ("dcb", "pause", "fec", "rings", "link_modes", "module"), refused
     ) | {"standard_statistics": {"statistics": {}}}
     unknown_speed = {
-        "duplex": "unknown", "autonegotiation": False, "supported": [], "advertised": [], "peer": [],
-    }  # fmt: skip
+        "duplex": "unknown",
+        "autonegotiation": False,
+        "supported": [],
+        "advertised": [],
+        "peer": [],
+    }
     _put(into, LOOPBACK, nothing | {"link_state": {"up": True}})
     virtual = {
         "rings": INTERFACES.rings["virtio_net"],
@@ -196,8 +200,13 @@ _ECN_CAPABLE = 2
 """ECT(0), the low bits of the traffic class (RFC 3168)."""
 _MICROSECONDS_BETWEEN_NOTIFICATIONS = 4
 _DIRECTORIES = (
-    "qos", "ecn", "ecn/roce_np", "ecn/roce_rp", "ecn/roce_np/enable", "ecn/roce_rp/enable",
-)  # fmt: skip
+    "qos",
+    "ecn",
+    "ecn/roce_np",
+    "ecn/roce_rp",
+    "ecn/roce_np/enable",
+    "ecn/roce_rp/enable",
+)
 
 
 def show_ofed_files(model: NodeModel, into: CaptureMoment) -> None:

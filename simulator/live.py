@@ -64,10 +64,13 @@ class LiveNode:
     def spec(self) -> NodeSpec:
         """The healthy node."""
         return NodeSpec(
-            self.node, self.seed, self.gpus, scheduler=self.scheduler,
+            self.node,
+            self.seed,
+            self.gpus,
+            scheduler=self.scheduler,
             started_wall_ns=self.started_wall_ns,
             started_boot_ns=self.started_wall_ns - self.booted_wall_ns,
-        )  # fmt: skip
+        )
 
     def write(self, path: Path) -> None:
         """Write the file."""

@@ -115,13 +115,18 @@ def _show_management(into: CaptureMoment, traffic: InterfaceTraffic, pci_path: s
     }
     into.calls[f"ethtool.statistics({ETHERNET})"] = {
         "names": [
-            "rx_queue_0_packets", "rx_queue_0_bytes", "tx_queue_0_packets", "tx_queue_0_bytes",
+            "rx_queue_0_packets",
+            "rx_queue_0_bytes",
+            "tx_queue_0_packets",
+            "tx_queue_0_bytes",
         ],
         "values": [
-            traffic.received_packets, traffic.received_bytes,
-            traffic.sent_packets, traffic.sent_bytes,
+            traffic.received_packets,
+            traffic.received_bytes,
+            traffic.sent_packets,
+            traffic.sent_bytes,
         ],
-    }  # fmt: skip
+    }
 
 
 def _show_loopback(into: CaptureMoment) -> None:

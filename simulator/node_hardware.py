@@ -173,9 +173,15 @@ def other_devices(
         SimulatedPciDevice(f"{root}/0000:23:00.0", SAMSUNG, NVME, CLASS_NVME, "nvme", 0, 4, 4),
         SimulatedPciDevice(
             f"/sys/devices/pci0000:00/{MANAGEMENT_ADDRESS}",
-            VIRTIO, VIRTIO_NET, CLASS_ETHERNET, "virtio-pci", 0, 0, 0,
+            VIRTIO,
+            VIRTIO_NET,
+            CLASS_ETHERNET,
+            "virtio-pci",
+            0,
+            0,
+            0,
         ),
-    ]  # fmt: skip
+    ]
     return devices + (_nvswitches(nvswitches) if nvswitches else [])
 
 
@@ -196,9 +202,15 @@ def _nvswitches(count: int) -> list[SimulatedPciDevice]:
             _switch_port(lower, 0),
             SimulatedPciDevice(
                 f"{lower}/0000:{5 + place:02x}:00.0",
-                NVIDIA, NVSWITCH, CLASS_OTHER_BRIDGE, "nvidia-nvswitch", 0, 2, 2,
+                NVIDIA,
+                NVSWITCH,
+                CLASS_OTHER_BRIDGE,
+                "nvidia-nvswitch",
+                0,
+                2,
+                2,
             ),
-        ]  # fmt: skip
+        ]
     return devices
 
 
@@ -212,9 +224,15 @@ def _switch_port(path: str, numa: int) -> SimulatedPciDevice:
 
 def _nic(path: str, numa: int, nic: NicModel) -> SimulatedPciDevice:
     return SimulatedPciDevice(
-        path, nic.pci_vendor, nic.pci_device, CLASS_ETHERNET, nic.driver, numa,
-        nic.pcie_generation, nic.pcie_lanes,
-    )  # fmt: skip
+        path,
+        nic.pci_vendor,
+        nic.pci_device,
+        CLASS_ETHERNET,
+        nic.driver,
+        numa,
+        nic.pcie_generation,
+        nic.pcie_lanes,
+    )
 
 
 def _gpu_device(path: str, numa: int, model: GpuModel) -> SimulatedPciDevice:

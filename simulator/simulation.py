@@ -141,10 +141,22 @@ class NodeInterfaces:
     def __init__(self, model: NodeModel) -> None:
         self._model = model
         self._views = (
-            SimulatedNvml(model).show, host_files.show_driver_files, rdma_devices.show_rdma_devices, network_interfaces.show_interfaces, network_interfaces.show_links,
-            interface_settings.show_settings, network_interfaces.show_transceivers, network_interfaces.show_neighbours, interface_settings.show_ofed_files, host_files.show_pci_devices,
-            show_directories, host_files.show_host, SimulatedOwners(model).show, SimulatedKernelLog(model).show, NicRemoval().show,
-        )  # fmt: skip
+            SimulatedNvml(model).show,
+            host_files.show_driver_files,
+            rdma_devices.show_rdma_devices,
+            network_interfaces.show_interfaces,
+            network_interfaces.show_links,
+            interface_settings.show_settings,
+            network_interfaces.show_transceivers,
+            network_interfaces.show_neighbours,
+            interface_settings.show_ofed_files,
+            host_files.show_pci_devices,
+            show_directories,
+            host_files.show_host,
+            SimulatedOwners(model).show,
+            SimulatedKernelLog(model).show,
+            NicRemoval().show,
+        )
 
     def show(self) -> CaptureMoment:
         """Return the present state of the model."""

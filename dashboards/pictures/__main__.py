@@ -36,9 +36,12 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> 
 
 
 async def picture_of(
-    prometheus: Prometheus, dashboard: Mapping[str, Any], window: QueryWindow, wanted: Values,
+    prometheus: Prometheus,
+    dashboard: Mapping[str, Any],
+    window: QueryWindow,
+    wanted: Values,
     sections: int = 0,
-) -> DashboardPicture:  # fmt: skip
+) -> DashboardPicture:
     """Run the queries of a dashboard, and draw it."""
     return draw_dashboard(
         dashboard, await query_dashboard(prometheus, dashboard, window, wanted, WIDTH), sections
@@ -53,17 +56,40 @@ async def picture_of(
 @click.option(
     "--dashboard", "names", multiple=True, help="Dashboard, by the name of its file; default: all."
 )
-@click.option("--range", "shown", callback=_seconds, default="10m", show_default=True,
-              help="Time range that dashboards show, up to now.")  # fmt: skip
-@click.option("--scrape-interval", "scrape", callback=_seconds, default="15s", show_default=True,
-              help="How often Prometheus scrapes.")  # fmt: skip
-@click.option("--choose", "choices", multiple=True, metavar="VARIABLE=VALUE",
-              help="Value of a variable; default: its first value.")  # fmt: skip
+@click.option(
+    "--range",
+    "shown",
+    callback=_seconds,
+    default="10m",
+    show_default=True,
+    help="Time range that dashboards show, up to now.",
+)
+@click.option(
+    "--scrape-interval",
+    "scrape",
+    callback=_seconds,
+    default="15s",
+    show_default=True,
+    help="How often Prometheus scrapes.",
+)
+@click.option(
+    "--choose",
+    "choices",
+    multiple=True,
+    metavar="VARIABLE=VALUE",
+    help="Value of a variable; default: its first value.",
+)
 @click.option("--sections", type=click.IntRange(min=0), default=0, help="Only so many rows.")
 def main(  # noqa: PLR0913 - options of a command
-    *, url: str, directory: Path, names: tuple[str, ...], shown: float, scrape: float,
-    choices: tuple[str, ...], sections: int,
-) -> None:  # fmt: skip
+    *,
+    url: str,
+    directory: Path,
+    names: tuple[str, ...],
+    shown: float,
+    scrape: float,
+    choices: tuple[str, ...],
+    sections: int,
+) -> None:
     """Draw dashboards as pictures."""
     dashboards = _dashboards(names)
     wanted = dict(_choice(choice, dashboards.values()) for choice in choices)
@@ -77,9 +103,13 @@ def main(  # noqa: PLR0913 - options of a command
 
 
 async def _draw_all(  # noqa: PLR0913, PLR0917 - values of the options
-    url: str, dashboards: Mapping[str, Mapping[str, Any]], window: QueryWindow, wanted: Values,
-    directory: Path, sections: int,
-) -> None:  # fmt: skip
+    url: str,
+    dashboards: Mapping[str, Mapping[str, Any]],
+    window: QueryWindow,
+    wanted: Values,
+    directory: Path,
+    sections: int,
+) -> None:
     async with Prometheus(url) as prometheus:
         for name, dashboard in dashboards.items():
             picture = await picture_of(prometheus, dashboard, window, wanted, sections)

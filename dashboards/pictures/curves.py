@@ -331,9 +331,14 @@ def draw_stats(
         size = min(max(fitting, _SMALLEST), _LARGEST)
         across, down = cell.middle
         scene.canvas.text(
-            (across, down), text, size=size, colour=look.colour(value), side="center", room=room,
+            (across, down),
+            text,
+            size=size,
+            colour=look.colour(value),
+            side="center",
+            room=room,
             weight="bold",
-        )  # fmt: skip
+        )
         if len(found) > 1:
             below = (across, cell.bottom - 8)
             scene.canvas.text(below, name, size=11, side="center", room=room)

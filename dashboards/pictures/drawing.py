@@ -205,22 +205,40 @@ class Canvas:
         """Fill a rectangle, and draw its edge."""
         self._axes.add_patch(
             Rectangle(
-                (box.left, box.top), box.width, box.height, facecolor=fill, edgecolor=edge,
-                linewidth=_points(1), alpha=solid, snap=True, zorder=self._layer(fill, solid),
+                (box.left, box.top),
+                box.width,
+                box.height,
+                facecolor=fill,
+                edgecolor=edge,
+                linewidth=_points(1),
+                alpha=solid,
+                snap=True,
+                zorder=self._layer(fill, solid),
             )
-        )  # fmt: skip
+        )
 
     def line(  # noqa: PLR0913 - properties of a pen
-        self, points: Points, colour: str, width: float = 1.0, *, dashed: bool = False,
-        inside: Box | None = None, solid: float = 1.0,
-    ) -> None:  # fmt: skip
+        self,
+        points: Points,
+        colour: str,
+        width: float = 1.0,
+        *,
+        dashed: bool = False,
+        inside: Box | None = None,
+        solid: float = 1.0,
+    ) -> None:
         """Draw a line; it breaks where a point is NaN."""
         across, down = zip(*points, strict=True)
         line = Line2D(
-            across, down, color=colour, linewidth=_points(width), alpha=solid,
-            dashes=(4, 3) if dashed else (None, None), solid_joinstyle="round",
+            across,
+            down,
+            color=colour,
+            linewidth=_points(width),
+            alpha=solid,
+            dashes=(4, 3) if dashed else (None, None),
+            solid_joinstyle="round",
             zorder=self._layer(colour, solid),
-        )  # fmt: skip
+        )
         self._axes.add_line(line)
         if inside:
             line.set_clip_path(self._clip(inside))
@@ -229,41 +247,66 @@ class Canvas:
         """Draw dots for isolated values."""
         across, down = zip(*points, strict=True)
         dots = Line2D(
-            across, down, color=colour, linestyle="none", marker="o", markersize=_points(size),
-            markeredgewidth=0, zorder=self._layer(colour),
-        )  # fmt: skip
+            across,
+            down,
+            color=colour,
+            linestyle="none",
+            marker="o",
+            markersize=_points(size),
+            markeredgewidth=0,
+            zorder=self._layer(colour),
+        )
         self._axes.add_line(dots)
         dots.set_clip_path(self._clip(inside))
 
     def shapes(self, shapes: Sequence[Points], colour: str, *, solid: float, inside: Box) -> None:
         """Fill closed shapes."""
         filled = PolyCollection(
-            [np.asarray(shape) for shape in shapes], facecolors=colour, edgecolors="none", alpha=solid,
-            antialiaseds=True, zorder=self._layer(colour, solid),
-        )  # fmt: skip
+            [np.asarray(shape) for shape in shapes],
+            facecolors=colour,
+            edgecolors="none",
+            alpha=solid,
+            antialiaseds=True,
+            zorder=self._layer(colour, solid),
+        )
         self._axes.add_collection(filled, autolim=False)
         filled.set_clip_path(self._clip(inside))
 
     def rules(self, lines: Sequence[Points], colour: str) -> None:
         """Draw thin straight lines."""
         thin = LineCollection(
-            [np.asarray(line) for line in lines], colors=colour, linewidths=_points(1),
+            [np.asarray(line) for line in lines],
+            colors=colour,
+            linewidths=_points(1),
             zorder=self._layer(colour),
-        )  # fmt: skip
+        )
         thin.set_snap(True)
         self._axes.add_collection(thin, autolim=False)
 
     def text(  # noqa: PLR0913 - properties of a pen
-        self, place: tuple[float, float], text: str, *, size: float = NORMAL,
-        colour: str = TEXT, side: Side = "left", room: float = float("inf"),
+        self,
+        place: tuple[float, float],
+        text: str,
+        *,
+        size: float = NORMAL,
+        colour: str = TEXT,
+        side: Side = "left",
+        room: float = float("inf"),
         weight: Weight = "normal",
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Write a line; `place` is the middle of its height, `room` its maximum width."""
         self._axes.text(
-            *place, clip_text(text, room, size, weight), fontsize=_points(size), color=colour,
-            ha=side, va="center_baseline", fontweight=weight, fontfamily=_FONT, parse_math=False,
+            *place,
+            clip_text(text, room, size, weight),
+            fontsize=_points(size),
+            color=colour,
+            ha=side,
+            va="center_baseline",
+            fontweight=weight,
+            fontfamily=_FONT,
+            parse_math=False,
             zorder=self._layer(colour),
-        )  # fmt: skip
+        )
 
     def png(self) -> bytes:
         """Return the picture as PNG bytes."""

@@ -107,10 +107,13 @@ def texts_of_ticks(ticks: Sequence[float], unit: str) -> list[str]:
     places = next(exact, None)
     zero = scale.suffix if scale.suffix == "%" else ""
     return [
-        f"{number:.3g}{scale.suffix}" if places is None else
-        f"{number:.{places}f}{scale.suffix}" if number else f"0{zero}"
+        f"{number:.3g}{scale.suffix}"
+        if places is None
+        else f"{number:.{places}f}{scale.suffix}"
+        if number
+        else f"0{zero}"
         for number in scaled
-    ]  # fmt: skip
+    ]
 
 
 def _places(scaled: float) -> int:

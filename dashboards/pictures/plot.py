@@ -85,9 +85,11 @@ class TimeAxis:
             canvas.box(band, mark.colour, solid=0.08)
             foot = [(start - 4, self.box.bottom + 5), (start + 4, self.box.bottom + 5)]
             canvas.shapes(
-                [[(start, self.box.bottom), *foot]], mark.colour, solid=1.0,
+                [[(start, self.box.bottom), *foot]],
+                mark.colour,
+                solid=1.0,
                 inside=self.box.within(left=-5, right=-5, bottom=-6),
-            )  # fmt: skip
+            )
 
 
 def marks_of(answer: QueryResult, colour: str) -> list[MarkedPeriod]:

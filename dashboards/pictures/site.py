@@ -104,31 +104,56 @@ async def running(directory: Path, seconds: int) -> AsyncIterator[tuple[str, lis
             stack.push_async_callback(program.stop)
             return program
 
-        collector = await start("collector", [
-            "collector", "run", "--listen", "127.0.0.1:0", "--state-directory", "collector",
-            "--tokens-file", "tokens.toml", "--allow-anonymous-read",
-        ], {
-            "COLLECTOR_VIEW_REFRESH_SECONDS": "1",
-            "COLLECTOR_TENANTS_FILE": "tenants.csv",
-            "COLLECTOR_QUOTAS_FILE": "quotas.csv",
-            "COLLECTOR_INVENTORY_FILE": "inventory.csv",
-            "COLLECTOR_METERING__PERIOD_SECONDS": "1",
-            "COLLECTOR_METERING__QUIET_SECONDS": "2",
-        })  # fmt: skip
+        collector = await start(
+            "collector",
+            [
+                "collector",
+                "run",
+                "--listen",
+                "127.0.0.1:0",
+                "--state-directory",
+                "collector",
+                "--tokens-file",
+                "tokens.toml",
+                "--allow-anonymous-read",
+            ],
+            {
+                "COLLECTOR_VIEW_REFRESH_SECONDS": "1",
+                "COLLECTOR_TENANTS_FILE": "tenants.csv",
+                "COLLECTOR_QUOTAS_FILE": "quotas.csv",
+                "COLLECTOR_INVENTORY_FILE": "inventory.csv",
+                "COLLECTOR_METERING__PERIOD_SECONDS": "1",
+                "COLLECTOR_METERING__QUIET_SECONDS": "2",
+            },
+        )
         listens = (await collector.said(r"collector_started .*listen=(\S+:\d+)"))[1]
         agents = {
-            node: await start(f"agent of {node}", [
-                "agent", "run", "--node", node, "--listen", "127.0.0.1:0", "--collector",
-                f"http://{listens}", "--state-directory", f"state-{node}", "--replay", node,
-            ], {
-                "AGENT_COLLECTOR__TOKEN": token,
-                "AGENT_BUDGET__CPU_RATIO": "0",  # a replay costs more than real hardware
-                "AGENT_BUDGET__MEMORY_BYTES": str(512 << 20),  # and larger
-                "AGENT_PERIODS__LINK": "2",
-                "AGENT_PERIODS__NIC_SETTINGS": "5",
-            })
+            node: await start(
+                f"agent of {node}",
+                [
+                    "agent",
+                    "run",
+                    "--node",
+                    node,
+                    "--listen",
+                    "127.0.0.1:0",
+                    "--collector",
+                    f"http://{listens}",
+                    "--state-directory",
+                    f"state-{node}",
+                    "--replay",
+                    node,
+                ],
+                {
+                    "AGENT_COLLECTOR__TOKEN": token,
+                    "AGENT_BUDGET__CPU_RATIO": "0",  # a replay costs more than real hardware
+                    "AGENT_BUDGET__MEMORY_BYTES": str(512 << 20),  # and larger
+                    "AGENT_PERIODS__LINK": "2",
+                    "AGENT_PERIODS__NIC_SETTINGS": "5",
+                },
+            )
             for node, token in tokens.items()
-        }  # fmt: skip
+        }
         pages = {
             node: (await agent.said(r"agent_started .*page=(\S+:\d+)"))[1]
             for node, agent in agents.items()
@@ -206,9 +231,14 @@ async def _prometheus(directory: Path) -> AsyncIterator[str]:
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     with (directory / "prometheus.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            "prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=tsdb",
-            f"--web.listen-address={address}", stdout=log, stderr=log, cwd=directory,
-        )  # fmt: skip
+            "prometheus",
+            "--config.file=prometheus.yml",
+            "--storage.tsdb.path=tsdb",
+            f"--web.listen-address={address}",
+            stdout=log,
+            stderr=log,
+            cwd=directory,
+        )
     try:
         async with asyncio.timeout(_READY_SECONDS), Prometheus(f"http://{address}") as prometheus:
             while not await _scraped(prometheus):  # noqa: ASYNC110 - no event from another process
@@ -255,8 +285,13 @@ async def _draw_all(prometheus: Prometheus, window: QueryWindow, to: Path) -> No
 
 
 @click.command()
-@click.option("--seconds", type=click.IntRange(min=20), default=600, show_default=True,
-              help="How much time pictures show; the cluster runs a little longer.")  # fmt: skip
+@click.option(
+    "--seconds",
+    type=click.IntRange(min=20),
+    default=600,
+    show_default=True,
+    help="How much time pictures show; the cluster runs a little longer.",
+)
 @click.option(
     "--to", type=click.Path(path_type=Path), required=True, help="Directory of the pictures."
 )

@@ -34,8 +34,13 @@ _STOPPED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @click.command()
 @click.option("--seconds", type=click.IntRange(min=0), default=0, help="0 runs until stopped.")
-@click.option("--directory", type=click.Path(path_type=Path, resolve_path=True), default=".demo",
-              show_default=True, help="State of the demo, and files from which Prometheus, Alertmanager and Grafana can be started.")  # fmt: skip
+@click.option(
+    "--directory",
+    type=click.Path(path_type=Path, resolve_path=True),
+    default=".demo",
+    show_default=True,
+    help="State of the demo, and files from which Prometheus, Alertmanager and Grafana can be started.",
+)
 @click.option(
     "--end-with-parent", is_flag=True, help="Stop when the program that started this ends."
 )

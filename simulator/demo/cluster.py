@@ -82,9 +82,15 @@ class DemoCluster:
         started_boot_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         for seed, (node, scheduler) in enumerate(self.schedulers.items()):
             self.nodes[node] = LiveNode(
-                node, seed, scheduler, booted_wall_ns, started_wall_ns, started_boot_ns,
-                round_seconds=ROUND_SECONDS, faults=planned(node),
-            )  # fmt: skip
+                node,
+                seed,
+                scheduler,
+                booted_wall_ns,
+                started_wall_ns,
+                started_boot_ns,
+                round_seconds=ROUND_SECONDS,
+                faults=planned(node),
+            )
             self.nodes[node].write(self._file_of(node))
         self._tokens = {name: secrets.token_urlsafe(24) for name in self.node_names}
         digests = [
@@ -118,10 +124,19 @@ class DemoCluster:
         }
         self._collector = Program(
             _COLLECTOR,
-            ["collector", "run", "--listen", self._free_address(_COLLECTOR),
-             "--state-directory", "collector", "--tokens-file", "tokens.toml", "--allow-anonymous-read"],
+            [
+                "collector",
+                "run",
+                "--listen",
+                self._free_address(_COLLECTOR),
+                "--state-directory",
+                "collector",
+                "--tokens-file",
+                "tokens.toml",
+                "--allow-anonymous-read",
+            ],
             environment,
-        )  # fmt: skip
+        )
         self._agents: dict[str, Program] = {}
         try:
             await self._collector.start(self.directory)
@@ -163,9 +178,15 @@ class DemoCluster:
             }
         arguments = [
             *(["simulate-agent", str(self._file_of(name))] if is_simulated else ["agent", "run"]),
-            "--node", name, "--listen", address, "--collector", self._url,
-            "--state-directory", f"agent-{name}",
-        ]  # fmt: skip
+            "--node",
+            name,
+            "--listen",
+            address,
+            "--collector",
+            self._url,
+            "--state-directory",
+            f"agent-{name}",
+        ]
         self._agents[name] = Program(f"agent of {name}", arguments, environment)
         await self._agents[name].start(self.directory)
 

@@ -53,9 +53,15 @@ class Program:
     async def start(self, directory: Path) -> None:
         """Start the process."""
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, *_RAILSCOPE, str(os.getpid()), *self._arguments, cwd=directory,
-            env=self._environment, stderr=asyncio.subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
+            sys.executable,
+            *_RAILSCOPE,
+            str(os.getpid()),
+            *self._arguments,
+            cwd=directory,
+            env=self._environment,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
         self._reading = asyncio.create_task(self._read(self._process))
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:

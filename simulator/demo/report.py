@@ -109,9 +109,12 @@ def account_table(account: dict[str, Any]) -> str:
     ]
     body += [[words, *_time(str(ns)), ""] for words, ns in unheld_ns(account).items()]
     body += [
-        [f"{account['gpus']} GPUs x time", *_time(account["capacity_ns"]),
-         "adds up" if account["balances"] else "DOES NOT ADD UP"],
-    ]  # fmt: skip
+        [
+            f"{account['gpus']} GPUs x time",
+            *_time(account["capacity_ns"]),
+            "adds up" if account["balances"] else "DOES NOT ADD UP",
+        ],
+    ]
     return _table(["GPU TIME", "GPU-hours", "nanoseconds", ""], body)
 
 

@@ -119,7 +119,8 @@ class Watchers:
         prometheus, alertmanager = self.directory / "prometheus", self.directory / "alertmanager"
         return {
             f"{alerts}/classic/alerts (other builds than Debian's: {alerts}/alerts)": [
-                "prometheus", f"--config.file={prometheus}/prometheus.yml",
+                "prometheus",
+                f"--config.file={prometheus}/prometheus.yml",
                 f"--storage.tsdb.path={prometheus}/data",
                 f"--web.listen-address={HOST}:{self.ports.prometheus}",
             ],
@@ -127,13 +128,16 @@ class Watchers:
                 next(filter(shutil.which, _ALERTMANAGERS), _ALERTMANAGERS[-1]),
                 f"--config.file={alertmanager}/alertmanager.yml",
                 f"--storage.path={alertmanager}/data",
-                f"--web.listen-address={HOST}:{self.ports.alertmanager}", "--cluster.listen-address=",
+                f"--web.listen-address={HOST}:{self.ports.alertmanager}",
+                "--cluster.listen-address=",
             ],
             f"http://{HOST}:{self.ports.grafana} (Debian has no package: {_GRAFANA_FROM})": [
-                "grafana", "server", "--homepath=/usr/share/grafana",
+                "grafana",
+                "server",
+                "--homepath=/usr/share/grafana",
                 f"--config={self.directory}/grafana/grafana.ini",
             ],
-        }  # fmt: skip
+        }
 
     def how_to_start(self) -> str:
         """Return the commands, ready to copy."""
