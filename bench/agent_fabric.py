@@ -18,8 +18,8 @@ from bench.agent_costs import Scraper, ScrapeSchedule, shows_value
 from bench.harness import (
     Aim,
     BenchReport,
+    ProcessStopwatch,
     ServerProcess,
-    Stopwatch,
     benchmark,
     mebibytes,
     start_agent,
@@ -124,7 +124,7 @@ def _server(fabric: FabricFiles, directory: Path, window: float | None) -> Serve
 
 def _run(
     fabric: FabricFiles, directory: Path, window: float | None, length: FabricBenchLength
-) -> Stopwatch:
+) -> ProcessStopwatch:
     with FileMover(list(fabric.moving), 0.1), _server(fabric, directory, window) as server:
         time.sleep(length.settle_seconds)
         with server.measure() as spent:

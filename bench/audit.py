@@ -7,7 +7,7 @@ import hashlib
 import sqlite3
 from pathlib import Path
 
-from bench.harness import Aim, BenchReport, Stopwatch, benchmark, wall_seconds
+from bench.harness import Aim, BenchReport, ProcessStopwatch, benchmark, wall_seconds
 from collector.audit.log_writer import AuditLog
 from collector.audit.tiles import Tiles, check_proof, make_proof
 from collector.audit.verification import verify_log
@@ -64,7 +64,7 @@ async def append(directory: Path, key: SecretKey, records: int) -> float:
     log = AuditLog(directory, key, SOURCE)
     log.open()
     running = asyncio.create_task(log.run())
-    with Stopwatch() as spent:
+    with ProcessStopwatch() as spent:
         for first in range(0, records, GROUP):
             await asyncio.gather(*(log.append(draft(first + at)) for at in range(GROUP)))
         await log.sign()
@@ -109,7 +109,7 @@ def verify_sqlite(path: Path) -> None:
 def proofs(report: BenchReport, directory: Path, key: SecretKey, records: int) -> None:
     """Measure the proof of single records, from files that were not read before."""
     many = 100
-    with Stopwatch() as spent:
+    with ProcessStopwatch() as spent:
         note = (directory / "checkpoint").read_text()
         texts = [
             make_proof(Tiles(directory, records), at * records // many, note) for at in range(many)

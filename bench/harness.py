@@ -54,7 +54,7 @@ class ProcessMemory:
         )
 
 
-class Stopwatch:
+class ProcessStopwatch:
     """Cost of a `with` block: wall time, and processor time and context switches of one process."""
 
     wall_seconds = 0.0
@@ -89,14 +89,14 @@ class Stopwatch:
 
 def cpu_seconds(work: Callable[[], object]) -> float:
     """Return the processor seconds of some work in this process."""
-    with Stopwatch() as spent:
+    with ProcessStopwatch() as spent:
         work()
     return spent.cpu_seconds
 
 
 def wall_seconds(work: Callable[[], object]) -> float:
     """Return the seconds that some work takes."""
-    with Stopwatch() as spent:
+    with ProcessStopwatch() as spent:
         work()
     return spent.wall_seconds
 
@@ -189,9 +189,9 @@ class ServerProcess:
             return ready
         return False
 
-    def measure(self) -> Stopwatch:
+    def measure(self) -> ProcessStopwatch:
         """Return a stopwatch of this process."""
-        return Stopwatch(self.cpu_seconds, self.switches)
+        return ProcessStopwatch(self.cpu_seconds, self.switches)
 
     def cpu_seconds(self) -> float:
         """User and system time of all its threads, to the nanosecond."""

@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from bench.harness import Aim, BenchReport, Stopwatch, benchmark, cpu_seconds
+from bench.harness import Aim, BenchReport, ProcessStopwatch, benchmark, cpu_seconds
 from collector.billing.charges import Charge
 from collector.billing.invoices import draft_invoices
 from collector.billing.price_book import Price, PriceBook, Tariff
@@ -136,7 +136,7 @@ def main(report: BenchReport, size: MeteringBenchSize, _: Path) -> None:
     _by_events(report, size.gpus_with_events)
     _by_shares(report, size.claims_on_a_gpu)
     sampled = [(one.evidence.claims, one.instants_ns.tolist()) for one in months[:4]]
-    with Stopwatch() as spent:
+    with ProcessStopwatch() as spent:
         held = sum(_by_sample(*one) for one in sampled)
     naive = spent.cpu_seconds * gpus / 4
     report.ratio("CPU of a loop over samples, held time only / metering", naive / metering)
@@ -152,10 +152,10 @@ def main(report: BenchReport, size: MeteringBenchSize, _: Path) -> None:
 def _bill(months: Sequence[GpuMonth]) -> tuple[float, float, int]:
     """Return processor seconds in total and of metering alone, and the number of charges."""
     used: list[Usage] = []
-    with Stopwatch() as metering:
+    with ProcessStopwatch() as metering:
         for one in months:
             used += _used(one)
-    with Stopwatch() as rating:
+    with ProcessStopwatch() as rating:
         charges = rate(used, BOOK, MONTH).charges
         draft_invoices(charges, MONTH, BOOK.currency)
     return metering.cpu_seconds + rating.cpu_seconds, metering.cpu_seconds, len(charges)
@@ -190,7 +190,7 @@ class _SharedMemory:
 def _closed(gpus: int, processes: int) -> tuple[float, float]:
     """Return the seconds until all is closed, and processor seconds of the busiest rating process."""
     parts = [range(first, gpus, processes) for first in range(processes)]
-    with Stopwatch() as spent:
+    with ProcessStopwatch() as spent:
         if processes == 1:
             rated = [_rated(parts[0])]
         else:
@@ -203,7 +203,7 @@ def _closed(gpus: int, processes: int) -> tuple[float, float]:
 def _rated(part: range) -> tuple[float, list[Charge]]:
     """Return processor seconds and charges of some of the GPUs."""
     used: list[Usage] = []
-    with Stopwatch() as spent:
+    with ProcessStopwatch() as spent:
         for index in part:
             used += _used(_SharedMemory.months[index])
         charges = list(rate(used, BOOK, MONTH).charges)
@@ -216,7 +216,7 @@ def _by_events(report: BenchReport, gpus: int) -> None:
     for times in MORE:
         months = [month(index, times) for index in range(gpus)]
         events = sum(2 * len(m.evidence.claims) + len(m.evidence.stretches) for m in months)
-        with Stopwatch() as spent:
+        with ProcessStopwatch() as spent:
             for one in months:
                 _used(one)
         costs.append(spent.cpu_seconds / events)

@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 
 import yaml
 
-from bench.harness import HOST, BenchError, ServerProcess, Stopwatch, free_port, http_get
+from bench.harness import HOST, BenchError, ProcessStopwatch, ServerProcess, free_port, http_get
 from bench.http_requests import PostConnection, Request
 from dashboards.build import dashboards
 from dashboards.promql import RULES, metrics_in
@@ -177,7 +177,7 @@ class QueryDatabase:
 
     def _timed(self, path: str, **parameters: str) -> tuple[float, dict[str, Any]]:
         query = urlencode({**parameters, "stats": "all"})
-        with Stopwatch() as spent:
+        with ProcessStopwatch() as spent:
             text = http_get(self.port, f"/api/v1/{path}?{query}")
         answer: dict[str, Any] = json.loads(text)
         return spent.wall_seconds, answer

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import click
 
-from bench.harness import Aim, BenchReport, Stopwatch, benchmark, mebibytes, resident_bytes
+from bench.harness import Aim, BenchReport, ProcessStopwatch, benchmark, mebibytes, resident_bytes
 from bench.metering import DAYS, FIRST_DAY, MONTH
 from collector.jobs.job_list import ListedJob, UnnamedGpus
 from collector.jobs.job_list_import import ImportTerms, job_days, with_stand_ins
@@ -220,7 +220,7 @@ def _tiled(known: Iterable[Evidence]) -> tuple[float, int, Counter[str]]:
     """Return processor seconds, entries, and capacity times time by tenant; empty means no tenant."""
     found: Counter[str] = Counter()
     count = 0
-    with Stopwatch() as spent:
+    with ProcessStopwatch() as spent:
         for one in known:
             timeline = GpuTimeline.of(one)
             for day in range(FIRST_DAY, FIRST_DAY + DAYS):
@@ -248,7 +248,7 @@ def _real(report: BenchReport) -> None:
     if not TRACE.exists():
         report.figure("a real cluster's month", f"not measured: {TRACE} is missing")
         return
-    with Stopwatch() as metering:
+    with ProcessStopwatch() as metering:
         found = read_trace()
         listed = jobs_of_trace(found)
         jobs = with_stand_ins(listed)
@@ -258,7 +258,7 @@ def _real(report: BenchReport) -> None:
             gpu_days += 1
             ledger += [e for e in day.entries if e.tenant and e.tiling is Tiling.COMPUTE]
         held = sum(int(entry.quantity) for entry in ledger)
-    with Stopwatch() as comparing:
+    with ProcessStopwatch() as comparing:
         comparison = compare_jobs(ledger, listed, 0)
     expected = sum(GPU_CAPACITY * len(job.gpus) * job.duration_ns for job in jobs)
     what = "a real month, held - sum of its instances, GPU-ns"
