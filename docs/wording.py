@@ -237,10 +237,6 @@ MESSAGES_PENDING = (
     "agent/tenancy",
     "agent/topology",
     "agent/witness",
-    "bench/agent_gpu.py",
-    "bench/boards.py",
-    "bench/jobs.py",
-    "bench/tenants.py",
     "collector/access",
     "collector/audit",
     "collector/billing",
@@ -275,9 +271,6 @@ MESSAGES_PENDING = (
     "railscope/settings.py",
     "railscope/slurm",
     "railscope/untrusted_text.py",
-    "simulator/demo",
-    "simulator/simulation.py",
-    "simulator/spec.py",
 )
 """Packages and modules whose messages are not rewritten yet."""
 

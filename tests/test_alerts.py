@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dashboards.build import boards
+from dashboards.build import dashboards
 from dashboards.promql import (
     expanded,
     labels_in,
@@ -49,7 +49,9 @@ EACH_ALERT = pytest.mark.parametrize(
     "rule", [pytest.param(rule, id=f"{i}-{rule['alert']}") for i, rule in enumerate(ALERTS)]
 )
 SITUATIONS = situations()
-BOARDS = {board["uid"]: board for board in (json.loads(text) for _, text in boards())}
+DASHBOARDS = {
+    dashboard["uid"]: dashboard for dashboard in (json.loads(text) for _, text in dashboards())
+}
 EACH_NAME = pytest.mark.parametrize("name", NAMES)
 
 
@@ -210,16 +212,16 @@ def test_recorded_series_are_made_of_what_the_catalog_declares():
     assert [problem for name in recorded() for problem in problems(name)] == []
 
 
-def test_every_recorded_series_is_used_by_an_alert_or_a_board():
+def test_every_recorded_series_is_used_by_an_alert_or_a_dashboard():
     """Prometheus works it out whether anyone looks or not."""
     told = [rule["expr"] for path in RULES for rule in rules_of(path)]
-    shown = [t["expr"] for board in BOARDS.values() for p in board["panels"]
+    shown = [t["expr"] for dashboard in DASHBOARDS.values() for p in dashboard["panels"]
              for t in p.get("targets", ())]  # fmt: skip
     used = frozenset[str]().union(*map(recorded_in, [*told, *shown]))
     assert recorded().keys() == used
 
 
-def test_what_boards_show_of_recorded_series_has_its_cases():
+def test_what_dashboards_show_of_recorded_series_has_its_cases():
     """As with alerts: promtool says what the rules make, across a reset and a gap."""
     path = ROOT / "alerts/rules/recorded.yml"
     groups = yaml.safe_load((ROOT / "alerts/tests/recorded_test.yml").read_text())["tests"]
@@ -262,16 +264,16 @@ def test_an_alert_links_to_its_runbook(rule: dict[str, Any]):
 
 
 @EACH_ALERT
-def test_an_alert_links_to_a_board_or_to_a_panel_that_shows_its_metric(rule: dict[str, Any]):
+def test_an_alert_links_to_a_dashboard_or_to_a_panel_that_shows_its_metric(rule: dict[str, Any]):
     address, _, query = rule["annotations"]["dashboard_url"].partition("?")
-    board = BOARDS[address.removeprefix(f"{SITE}/d/")]
+    dashboard = DASHBOARDS[address.removeprefix(f"{SITE}/d/")]
     asked = dict(part.split("=", 1) for part in query.split("&") if part)
     assert set(asked) <= {"viewPanel", "var-node"}
     if "var-node" in asked:
         assert asked["var-node"] == "{{ $labels.node }}"
-        assert "node" in {variable["name"] for variable in board["templating"]["list"]}
+        assert "node" in {variable["name"] for variable in dashboard["templating"]["list"]}
     if "viewPanel" in asked:
-        panels = {str(panel["id"]): panel for panel in board["panels"]}
+        panels = {str(panel["id"]): panel for panel in dashboard["panels"]}
         shown: set[str] = set()
         for target in panels[asked["viewPanel"]]["targets"]:
             shown |= metrics_in(target["expr"])

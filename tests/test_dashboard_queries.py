@@ -14,7 +14,7 @@ import yaml
 from dashboards.panels import MAX_POINTS
 from dashboards.promql import expanded, labels_in, problems, recorded_in
 from dashboards.query import at_end, highest, lowest
-from tests.support.dashboards import BOARDS, PANELS, QUERIES, VARIABLE
+from tests.support.dashboards import DASHBOARDS, PANELS, QUERIES, VARIABLE
 
 ROOT = Path(__file__).parent.parent
 
@@ -55,10 +55,10 @@ def test_a_rate_follows_the_scrape_interval(query: dict[str, Any]):
 
 def test_a_curve_has_no_more_points_than_it_needs():
     """What a query holds in memory grows with them: at a thousand servers Prometheus would refuse."""
-    for board in BOARDS.values():
-        for panel in board["panels"]:
+    for dashboard in DASHBOARDS.values():
+        for panel in dashboard["panels"]:
             if any(not target.get("instant") for target in panel.get("targets", ())):
-                assert panel["maxDataPoints"] <= MAX_POINTS, (board["uid"], panel["id"])
+                assert panel["maxDataPoints"] <= MAX_POINTS, (dashboard["uid"], panel["id"])
 
 
 def test_a_panel_of_recorded_series_says_what_it_needs():
@@ -82,33 +82,33 @@ def test_an_expression_is_told_without_its_recorded_series():
 
 def test_a_panel_with_a_curve_for_each_server_draws_few():
     """A thousand curves are dear, and nobody can read them."""
-    for board in BOARDS.values():
-        several = any(v.get("multi") for v in board["templating"]["list"])
-        for panel in board["panels"]:
+    for dashboard in DASHBOARDS.values():
+        several = any(v.get("multi") for v in dashboard["templating"]["list"])
+        for panel in dashboard["panels"]:
             for target in panel.get("targets", ()) if several else ():
                 if "{{node}}" in target.get("legendFormat", ""):
                     few = re.search(r"^(top|bottom)k\(|> 0|\) and (top|bottom)k\(", target["expr"])
-                    assert few, (board["uid"], panel["id"], target["expr"])
+                    assert few, (dashboard["uid"], panel["id"], target["expr"])
 
 
 def test_a_curve_is_never_called_by_its_expression():
     """Grafana calls it so where the legend is left to it and the query leaves no label."""
-    for board in BOARDS.values():
-        for panel in board["panels"]:
+    for dashboard in DASHBOARDS.values():
+        for panel in dashboard["panels"]:
             for target in panel.get("targets", ()):
                 if target.get("legendFormat") == "__auto":
-                    assert labels_in(target["expr"]), (board["uid"], panel["id"])
+                    assert labels_in(target["expr"]), (dashboard["uid"], panel["id"])
 
 
 def test_prometheus_understands_every_query(tmp_path: Path):
     if not shutil.which("promtool"):
         pytest.skip("promtool is missing: install the Debian package prometheus")
     rules = [
-        {"record": f"board:query{index}", "expr": query.replace("$__rate_interval", "1m")}
+        {"record": f"dashboard:query{index}", "expr": query.replace("$__rate_interval", "1m")}
         for index, query in enumerate(param.values[0]["expr"] for param in QUERIES)
     ]
     path = tmp_path / "queries.yml"
-    path.write_text(yaml.safe_dump({"groups": [{"name": "board", "rules": rules}]}))
+    path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
     outcome = subprocess.run(
         ["promtool", "check", "rules", str(path)], capture_output=True, text=True, check=False
     )

@@ -13,13 +13,13 @@ import yaml
 from dashboards.panels import Column, rows
 from dashboards.promql import labels_in, metric_named, metrics_in
 from dashboards.query import ask, joins_for, with_device_names
-from tests.support.dashboards import BOARDS, TABLES
+from tests.support.dashboards import DASHBOARDS, TABLES
 
 
 def test_rows_and_columns_of_a_grid_are_in_order():
     """Prometheus answers of an instant in any order."""
-    for board in BOARDS.values():
-        for panel in board["panels"]:
+    for dashboard in DASHBOARDS.values():
+        for panel in dashboard["panels"]:
             steps = panel.get("transformations", ())
             for matrix in (step["options"] for step in steps if step["id"] == "groupingToMatrix"):
                 order = [step["options"]["sort"] for step in steps if step["id"] == "sortBy"]

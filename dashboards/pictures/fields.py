@@ -8,6 +8,7 @@ valueFormats.ts, symbolFormatters.ts, dateTimeFormatters.ts).
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -105,15 +106,21 @@ def texts_of_ticks(ticks: Sequence[float], unit: str) -> list[str]:
         if all(abs(round(number, places) - number) <= nearest / 1000 for number in scaled)
     )
     places = next(exact, None)
+    if places is None:
+        digits = _distinct_digits(scaled)
+        return [f"{number:.{digits}g}{scale.suffix}" for number in scaled]
     zero = scale.suffix if scale.suffix == "%" else ""
-    return [
-        f"{number:.3g}{scale.suffix}"
-        if places is None
-        else f"{number:.{places}f}{scale.suffix}"
-        if number
-        else f"0{zero}"
-        for number in scaled
-    ]
+    return [f"{number:.{places}f}{scale.suffix}" if number else f"0{zero}" for number in scaled]
+
+
+def _distinct_digits(numbers: Sequence[float]) -> int:
+    """Return the significant digits, at least three, with which different numbers have different texts."""
+    different = len(set(numbers))
+    return next(
+        digits
+        for digits in range(3, sys.float_info.dig + 3)
+        if len({f"{number:.{digits}g}" for number in numbers}) == different
+    )
 
 
 def _places(scaled: float) -> int:

@@ -60,7 +60,7 @@ async def test_the_commands_start_programs_that_watch_and_warn(site: Site, tmp_p
         await until(warned, "Alertmanager hears of an alert")
 
 
-def test_grafana_finds_boards_and_the_prometheus_that_is_started(tmp_path: Path):
+def test_grafana_finds_dashboards_and_the_prometheus_that_is_started(tmp_path: Path):
     left = Watchers(tmp_path)
     left.write()
     settings = ConfigParser()
@@ -69,16 +69,16 @@ def test_grafana_finds_boards_and_the_prometheus_that_is_started(tmp_path: Path)
     (provider,) = yaml.safe_load((provisioning / "dashboards/railscope.yml").read_text())[
         "providers"
     ]
-    boards = {path.name for path in Path(provider["options"]["path"]).glob("*.json")}
-    assert {"cluster-overview.json", "node.json", "rails.json"} < boards
-    assert Path(settings["dashboards"]["default_home_dashboard_path"]).name in boards
+    dashboards = {path.name for path in Path(provider["options"]["path"]).glob("*.json")}
+    assert {"cluster-overview.json", "node.json", "rails.json"} < dashboards
+    assert Path(settings["dashboards"]["default_home_dashboard_path"]).name in dashboards
     (source,) = yaml.safe_load((provisioning / "datasources/railscope.yml").read_text())[
         "datasources"
     ]
     assert source["url"] == f"http://127.0.0.1:{left.ports.prometheus}"
 
 
-def test_an_alert_leads_to_a_board_and_a_runbook_that_are_there(tmp_path: Path):
+def test_an_alert_leads_to_a_dashboard_and_a_runbook_that_are_there(tmp_path: Path):
     left = Watchers(tmp_path)
     left.write()
     rules = [

@@ -90,4 +90,5 @@ def test_marks_of_an_axis_are_in_order_and_told_apart(
 def test_marks_of_an_axis_share_their_scale():
     assert texts_of_ticks([0, 50e9, 100e9], "Bps") == ["0", "50 GB/s", "100 GB/s"]
     assert texts_of_ticks([0, 0.0025, 0.005], "percentunit") == ["0%", "0.25%", "0.50%"]
+    assert texts_of_ticks([0.0039062, 0.0039072], "bytes") == ["0.003906 B", "0.003907 B"]
     assert texts_of_ticks([], "watt") == []

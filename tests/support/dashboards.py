@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from dashboards.build import boards
+from dashboards.build import dashboards
 
-BOARDS: dict[str, dict[str, Any]] = {name: json.loads(text) for name, text in boards()}
+DASHBOARDS: dict[str, dict[str, Any]] = {name: json.loads(text) for name, text in dashboards()}
 PANELS = [
-    pytest.param(panel, id=f"{board['uid']}-{panel['id']}")
-    for board in BOARDS.values()
-    for panel in board["panels"]
+    pytest.param(panel, id=f"{dashboard['uid']}-{panel['id']}")
+    for dashboard in DASHBOARDS.values()
+    for panel in dashboard["panels"]
     if panel["type"] != "row"
 ]
 QUERIES = [
-    pytest.param(target, id=f"{board['uid']}-{panel['id']}{target['refId']}")
-    for board in BOARDS.values()
-    for panel in board["panels"]
+    pytest.param(target, id=f"{dashboard['uid']}-{panel['id']}{target['refId']}")
+    for dashboard in DASHBOARDS.values()
+    for panel in dashboard["panels"]
     for target in panel.get("targets", [])
 ]
 VARIABLE = {"type": "prometheus", "uid": "${datasource}"}
