@@ -39,17 +39,23 @@ _Read: TypeAlias = Callable[[Agent], Coroutine[Any, Any, None]]
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 config_option = click.option(
-    "--config", "config", type=click.Path(dir_okay=False, path_type=Path),
+    "--config",
+    "config",
+    type=click.Path(dir_okay=False, path_type=Path),
     help=f"Settings file (TOML). Default: {settings.CONFIGURATION}/agent.toml, if it exists.",
-)  # fmt: skip
+)
 _root = click.option(
-    "--root", type=click.Path(exists=True, file_okay=False, path_type=Path), default=Path("/"),
-    show_default=True, help="Read /proc, /sys and /dev below this directory.",
-)  # fmt: skip
+    "--root",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=Path("/"),
+    show_default=True,
+    help="Read /proc, /sys and /dev below this directory.",
+)
 _replay = click.option(
-    "--replay", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    "--replay",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Replay a capture instead of reading this node.",
-)  # fmt: skip
+)
 
 
 def settings_flags(command: _Command) -> _Command:
@@ -114,9 +120,13 @@ def run_agent(
 @_root
 @_replay
 @click.option(
-    "--format", "form", type=click.Choice(["prom", "openmetrics", "json", "dcgm"]), default="prom",
-    show_default=True, help="Output format.",
-)  # fmt: skip
+    "--format",
+    "form",
+    type=click.Choice(["prom", "openmetrics", "json", "dcgm"]),
+    default="prom",
+    show_default=True,
+    help="Output format.",
+)
 def once(config: Path | None, root: Path, replay: Path | None, form: str) -> None:
     """Read every source once and print the readings.
 
@@ -159,9 +169,13 @@ def check(config: Path | None, root: Path, replay: Path | None) -> None:
 @_root
 @_replay
 @click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
     help="Output format.",
-)  # fmt: skip
+)
 def topology(config: Path | None, root: Path, replay: Path | None, form: str) -> None:
     """Show the PCI tree, the distances between GPUs and NICs, and the rails of the NICs.
 
@@ -178,8 +192,13 @@ def topology(config: Path | None, root: Path, replay: Path | None, form: str) ->
 
 @agent.command()
 @_root
-@click.option("--seconds", type=click.FloatRange(min=0), default=10.0, show_default=True,
-              help="Duration of the recording in seconds.")  # fmt: skip
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0),
+    default=10.0,
+    show_default=True,
+    help="Duration of the recording in seconds.",
+)
 @click.option(
     "--redact",
     is_flag=True,
@@ -264,9 +283,11 @@ async def _record(real: LiveHost, seconds: float, *, redact: bool, bursts: bool)
     host = RecordingHost(real, redactor)
     started = host.clock.now()
     sampler = Sampler(
-        host, FrameOrigin(node, "record", host.boot_id), machine_sources(read),
+        host,
+        FrameOrigin(node, "record", host.boot_id),
+        machine_sources(read),
         lambda _frame: None,
-    )  # fmt: skip
+    )
     await sampler.once()
     sampling = asyncio.ensure_future(sampler.run())
     await host.clock.sleep_until(started.boot_ns + round(seconds * SECOND_NS))
@@ -274,10 +295,14 @@ async def _record(real: LiveHost, seconds: float, *, redact: bool, bursts: bool)
     await asyncio.wait({sampling})
     hide = redactor.text if redactor else str
     about = CaptureMetadata(
-        node=hide(node), boot_id=hide(host.boot_id), started_wall_ns=started.wall_ns,
-        started_boot_ns=started.boot_ns, duration_ns=host.clock.now().boot_ns - started.boot_ns,
-        origin="recorded", redacted=redact,
-    )  # fmt: skip
+        node=hide(node),
+        boot_id=hide(host.boot_id),
+        started_wall_ns=started.wall_ns,
+        started_boot_ns=started.boot_ns,
+        duration_ns=host.clock.now().boot_ns - started.boot_ns,
+        origin="recorded",
+        redacted=redact,
+    )
     return Capture(about, tuple(host.moments))
 
 

@@ -131,10 +131,14 @@ class Agent:
             *machine_sources(self.settings, xids),
             self._verdicts,
             SelfMetricsSource(
-                lambda: self.sampler.statuses, self.stats, self._take_events, periods.agent,
-                lambda: self.keeper, lambda: self.sampler.hung.by_device,
+                lambda: self.sampler.statuses,
+                self.stats,
+                self._take_events,
+                periods.agent,
+                lambda: self.keeper,
+                lambda: self.sampler.hung.by_device,
             ),
-        ]  # fmt: skip
+        ]
 
     def _give_back(self) -> None:
         self.page.forget()
@@ -166,11 +170,19 @@ class Agent:
             host, port = await server.start(self.settings.listen, self._tls)
             await self._claims.start()
             self.on_listening(host, port)
-            log.info("agent_started", node=self.node, version=__version__, page=f"{host}:{port}",
-                     collector=self.settings.collector.url or "none")  # fmt: skip
+            log.info(
+                "agent_started",
+                node=self.node,
+                version=__version__,
+                page=f"{host}:{port}",
+                collector=self.settings.collector.url or "none",
+            )
             if not self.page.token and not _is_loopback(host):
-                log.warning("page_not_protected", listen=f"{host}:{port}",
-                            advice="set page_token_file, or listen on 127.0.0.1")  # fmt: skip
+                log.warning(
+                    "page_not_protected",
+                    listen=f"{host}:{port}",
+                    advice="set page_token_file, or listen on 127.0.0.1",
+                )
             notify("READY=1")
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.sampler.run())
@@ -197,10 +209,14 @@ class Agent:
 
         self.stats.custody = AuditLogState()
         return AuditWitness(
-            self.settings.custody, self.node, AuditLogClient(self.settings.collector),
-            WitnessStore(self._state / "custody"), self.host.clock, self.own_events,
+            self.settings.custody,
+            self.node,
+            AuditLogClient(self.settings.collector),
+            WitnessStore(self._state / "custody"),
+            self.host.clock,
+            self.own_events,
             self.stats.custody,
-        ).run()  # fmt: skip
+        ).run()
 
     @property
     def _state(self) -> Path:
@@ -212,9 +228,13 @@ class Agent:
             return None
         try:
             return Shipper(
-                self.settings.collector, self.origin, self.host.clock, self._state, self.stats,
+                self.settings.collector,
+                self.origin,
+                self.host.clock,
+                self._state,
+                self.stats,
                 self.own_events,
-            )  # fmt: skip
+            )
         except OSError as error:
             message = f"state_directory {self._state} cannot be used: {error.strerror}"
             raise SettingsError(message) from error

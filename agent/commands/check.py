@@ -233,11 +233,13 @@ def _readings(status: SourceState) -> list[ProbeFinding]:
         return []
     found = []
     for code, reason in REASONS.items():
-        names = sorted({
-            metric.name
-            for (metric, _), given in zip(frame.schema.columns, frame.reasons, strict=True)
-            if given == code
-        })  # fmt: skip
+        names = sorted(
+            {
+                metric.name
+                for (metric, _), given in zip(frame.schema.columns, frame.reasons, strict=True)
+                if given == code
+            }
+        )
         if not names or reason is Absent.NOT_DUE:
             continue
         detail = f"{format_count(frame.reasons.count(code), 'reading')} {reason.word}: {', '.join(names)}"

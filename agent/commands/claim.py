@@ -49,9 +49,14 @@ class AgentClient:
     """Client of this node's agent. It retries while the agent is unreachable or not ready."""
 
     def __init__(
-        self, where: str, token: str, timeout: float, *,
-        answer_seconds: float = _ANSWER_SECONDS, max_bytes: int = _MAX_ANSWER_BYTES,
-    ) -> None:  # fmt: skip
+        self,
+        where: str,
+        token: str,
+        timeout: float,
+        *,
+        answer_seconds: float = _ANSWER_SECONDS,
+        max_bytes: int = _MAX_ANSWER_BYTES,
+    ) -> None:
         self._where, self._token, self._timeout = where, token, timeout
         self._answer_seconds, self._max_bytes = answer_seconds, max_bytes
 
@@ -138,8 +143,12 @@ def claim() -> None:
 
 @claim.command()
 @click.option("--id", "name", help="Permanent, unique ID of the claim.")
-@click.option("--gpu", "gpus", multiple=True,
-              help="Index, UUID, MIG UUID, PCI address or /dev/nvidiaN; several separated by commas.")  # fmt: skip
+@click.option(
+    "--gpu",
+    "gpus",
+    multiple=True,
+    help="Index, UUID, MIG UUID, PCI address or /dev/nvidiaN; several separated by commas.",
+)
 @click.option("--tenant", default="", help="Tenant of the claim, as on invoices.")
 @click.option(
     "--owner", default="", help="Owner of the claim, as named by the scheduler: an account."
@@ -151,23 +160,33 @@ def claim() -> None:
 )
 @click.option("--start", help="Start of the claim (RFC 3339). Default: now.")
 @click.option("--shared", is_flag=True, help="Allow other claims on the same devices.")
-@click.option("--share", default="",
-              help="Fraction of each device: 3/8 or 37.5%. Other claims may hold the rest.")  # fmt: skip
+@click.option(
+    "--share",
+    default="",
+    help="Fraction of each device: 3/8 or 37.5%. Other claims may hold the rest.",
+)
 @click.option(
     "--system", is_flag=True, help="Mark as a health check or the administrator's own use."
 )
-@click.option("--from-slurm", is_flag=True,
-              help="In a prolog: read ID, GPUs, owner and workload from SLURM_JOB_ID and related "
-                   "variables.")  # fmt: skip
+@click.option(
+    "--from-slurm",
+    is_flag=True,
+    help="In a prolog: read ID, GPUs, owner and workload from SLURM_JOB_ID and related variables.",
+)
 @_agent_options
 def start(gpus: tuple[str, ...], **options: Any) -> None:
     """Start a claim on GPUs. Repeating it has no effect."""
     body = {
-        "id": options["name"], "gpus": [name for text in gpus for name in text.split(",") if name],
-        "tenant": options["tenant"], "owner": options["owner"], "workload": options["workload"],
-        "start": options["start"], "exclusive": not (options["shared"] or options["share"]),
-        "share": options["share"] or None, "system": options["system"],
-    }  # fmt: skip
+        "id": options["name"],
+        "gpus": [name for text in gpus for name in text.split(",") if name],
+        "tenant": options["tenant"],
+        "owner": options["owner"],
+        "workload": options["workload"],
+        "start": options["start"],
+        "exclusive": not (options["shared"] or options["share"]),
+        "share": options["share"] or None,
+        "system": options["system"],
+    }
     if options["from_slurm"]:
         job = _claim_of_slurm_job(os.environ)
         if not job["gpus"] and not body["gpus"]:
@@ -211,8 +230,14 @@ def end(name: str | None, other: str | None, when: str | None, **options: Any) -
 
 
 @claim.command(name="list")
-@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table",
-              show_default=True, help="Output format.")  # fmt: skip
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="Output format.",
+)
 @_agent_options
 def show(form: str, **options: Any) -> None:
     """List the claims in force on this node from all claim providers, and use without a claim."""
@@ -220,8 +245,19 @@ def show(form: str, **options: Any) -> None:
     if form == "json":
         click.echo(json.dumps(claims, indent=1))
         return
-    head = ("index", "device", "pci_address", "share", "source", "level", "workload", "tenant",
-            "owner", "start", "id")  # fmt: skip
+    head = (
+        "index",
+        "device",
+        "pci_address",
+        "share",
+        "source",
+        "level",
+        "workload",
+        "tenant",
+        "owner",
+        "start",
+        "id",
+    )
     # An agent of an earlier release reports the device by its UUID alone.
     rows = [head, *(tuple(str(claim.get(name, "")) for name in head) for claim in claims)]
     widths = [max(len(row[place]) for row in rows) for place in range(len(head))]
@@ -243,9 +279,12 @@ def _claim_of_slurm_job(environment: Mapping[str, str]) -> dict[str, Any]:
     names: Sequence[str] = [f"/dev/nvidia{n}" if n.isdecimal() else n for n in numbers]
     owner = environment.get("SLURM_JOB_ACCOUNT") or environment.get("SLURM_JOB_USER", "")
     return {
-        "id": f"slurm-{job}", "gpus": list(names), "owner": owner, "workload": f"slurm:{job}",
+        "id": f"slurm-{job}",
+        "gpus": list(names),
+        "owner": owner,
+        "workload": f"slurm:{job}",
         "again": True,
-    }  # fmt: skip
+    }
 
 
 def _check_required(body: Mapping[str, Any], *options: tuple[str, str]) -> None:

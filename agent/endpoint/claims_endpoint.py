@@ -131,8 +131,11 @@ class ClaimsEndpoint:
             if is_first and (self._is_asked_for or error.errno == errno.EADDRINUSE):
                 raise SettingsError(message) from error
             if is_first:
-                log.warning("claims_socket_missing", problem=message,
-                            advice="make the state directory writable: it is tried again")  # fmt: skip
+                log.warning(
+                    "claims_socket_missing",
+                    problem=message,
+                    advice="make the state directory writable: it is tried again",
+                )
             return
         self._is_bound = True
         server = HttpServer(self._respond, MAX_BODY_BYTES)
@@ -199,10 +202,17 @@ class ClaimsEndpoint:
         start_ns, start_boot = self._instant(start.start, "start")
         share = _parse_share(start)
         return CommandClaim(
-            id=start.id, devices=tuple(devices), tenant=start.tenant, owner=start.owner,
-            workload=start.workload, exclusive=start.exclusive and not share, share=share,
-            system=start.system, start_ns=start_ns, start_boot=start_boot,
-        )  # fmt: skip
+            id=start.id,
+            devices=tuple(devices),
+            tenant=start.tenant,
+            owner=start.owner,
+            workload=start.workload,
+            exclusive=start.exclusive and not share,
+            share=share,
+            system=start.system,
+            start_ns=start_ns,
+            start_boot=start_boot,
+        )
 
     def _device(self, text: str) -> ClaimableDevice:
         devices = self._tenancy.devices
@@ -316,11 +326,14 @@ def _bind_socket(path: Path) -> socket.socket:
 
 def _claim_json(claim: CommandClaim) -> dict[str, Any]:
     return {
-        "id": claim.id, "devices": [device.id for device in claim.devices],
-        "tenant": claim.tenant, "owner": claim.owner, "workload": claim.workload,
+        "id": claim.id,
+        "devices": [device.id for device in claim.devices],
+        "tenant": claim.tenant,
+        "owner": claim.owner,
+        "workload": claim.workload,
         "start": format_timestamp(claim.start_ns, "seconds"),
         "end": None if claim.end_ns is None else format_timestamp(claim.end_ns, "seconds"),
-    }  # fmt: skip
+    }
 
 
 def _json_response(content: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> AgentResponse:

@@ -86,9 +86,13 @@ def reading_of(metric: Metric, *part: str) -> DcgmFormula:
 
 
 def dcgm_gauge(
-    name: str, measure: DcgmUnit, help_: str, *gpu: DcgmFormula, mig: DcgmFormula | None = None,
+    name: str,
+    measure: DcgmUnit,
+    help_: str,
+    *gpu: DcgmFormula,
+    mig: DcgmFormula | None = None,
     remark: str = "",
-) -> DcgmMetric:  # fmt: skip
+) -> DcgmMetric:
     """Return a gauge row; the name comes without the common prefix."""
     return DcgmMetric(f"DCGM_FI_{name}", MetricKind.GAUGE, measure, help_, gpu, mig, remark=remark)
 

@@ -146,9 +146,7 @@ class GpuInventory:
             elif old.mig_mode != new.mig_mode:
                 self._event(host, new, change="mig_mode", before=old.mig_mode, after=new.mig_mode)
             elif old.mig_devices != new.mig_devices:
-                self._event(
-                    host, new, change="mig_devices", before=_names(old), after=_names(new)
-                )  # fmt: skip
+                self._event(host, new, change="mig_devices", before=_names(old), after=_names(new))
             elif old.entity.facts != new.entity.facts:
                 self._event(
                     host, new, change="facts", after=_changed_devices(old.entity, new.entity)
@@ -195,12 +193,16 @@ def list_mig_devices(host: Host, index: int, gpu: Entity) -> tuple[MigDevice, ..
     listed = host.call("nvml", "nvmlDeviceGetMigDevices", index)
     instances = [
         ReportedMigDevice(
-            told["uuid"], _profile(_text(host, "nvmlDeviceGetName", told["uuid"])),
-            int(told["gpu"]), int(told["compute"]), told.get("start"), told.get("size"),
+            told["uuid"],
+            _profile(_text(host, "nvmlDeviceGetName", told["uuid"])),
+            int(told["gpu"]),
+            int(told["compute"]),
+            told.get("start"),
+            told.get("size"),
             told.get("most", MAX_DEVICES),
         )
         for told in listed
-    ]  # fmt: skip
+    ]
     try:
         slots = find_mig_slots(instances)
     except ValueError:  # positions outside the GPU

@@ -281,10 +281,26 @@ def read_health_log(descriptor: int) -> bytes:
     words = LOG_BYTES // 4 - 1
     command = bytearray(
         _COMMAND.pack(
-            _GET_LOG_PAGE, 0, 0, _ALL_NAMESPACES, 0, 0, 0, address, 0, LOG_BYTES,
-            _HEALTH_PAGE | words << 16, 0, 0, 0, 0, 0, 0, 0,
+            _GET_LOG_PAGE,
+            0,
+            0,
+            _ALL_NAMESPACES,
+            0,
+            0,
+            0,
+            address,
+            0,
+            LOG_BYTES,
+            _HEALTH_PAGE | words << 16,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
         )
-    )  # fmt: skip
+    )
     status = fcntl.ioctl(descriptor, _NVME_IOCTL_ADMIN_CMD, command)
     if status:
         raise command_error(status)

@@ -228,9 +228,13 @@ class Nvml:
                 self._drop(uuid)
             self._handles[uuid], self._mig[uuid] = handle, (gpu, instance)
             found[uuid] = {
-                "uuid": uuid, "index": index, "gpu": instance, "compute": part, "most": most,
+                "uuid": uuid,
+                "index": index,
+                "gpu": instance,
+                "compute": part,
+                "most": most,
                 **_placement(module, parent, instance),
-            }  # fmt: skip
+            }
         self._drop_mig(gpu, found)
         return list(found.values())
 

@@ -146,10 +146,14 @@ class EventQueue:
             index = self._index.get(device_address(event.device), -1)
             self._latest.append(
                 [
-                    self._given, index, event.eventType, event.eventData, event.gpuInstanceId,
+                    self._given,
+                    index,
+                    event.eventType,
+                    event.eventData,
+                    event.gpuInstanceId,
                     event.computeInstanceId,
                 ]
-            )  # fmt: skip
+            )
 
 
 _WORDS = 5

@@ -172,12 +172,13 @@ def parse_pod_list(content: bytes) -> tuple[PodEntry, ...]:
         raise FormatError(message) from error
     return tuple(
         pod_entry(
-            (pod.metadata.namespace, pod.metadata.name), pod.status.phase,
+            (pod.metadata.namespace, pod.metadata.name),
+            pod.status.phase,
             pod.metadata.annotations or {},
             [(one.name, one.resources.limits) for one in pod.spec.containers],
         )
         for pod in listed
-    )  # fmt: skip
+    )
 
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5

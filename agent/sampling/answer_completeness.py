@@ -32,8 +32,13 @@ The statistics of a NIC become fewer with its queues and PFC priorities, those o
 MAX_CHECKED_ENTRIES = 16
 """Entries missing from one listing that are looked up by name."""
 _TABLES = (
-    "/mountstats", "/mountinfo", "/mounts", "/net/route", "/bonding_masters", "/bonding/slaves",
-)  # fmt: skip
+    "/mountstats",
+    "/mountinfo",
+    "/mounts",
+    "/net/route",
+    "/bonding_masters",
+    "/bonding/slaves",
+)
 """Files with an entry per mount, route or interface: they become shorter when one leaves."""
 _LISTS = {"/bonding_masters": "bonding", "/bonding/slaves": "bonding_slave"}
 """Files that list interfaces, and the directory that each of these has."""
@@ -41,9 +46,14 @@ _NUMBER = re.compile(rb"\b\d{1,20}\b")
 _REQUEST_LISTS = ("/mdsc", "/osdc")
 """Files that list requests in flight: empty on an idle client (net/ceph/debugfs.c)."""
 _VARYING_CALLS = (
-    "lldp.", "netlink.dcb(", "netlink.fec(", "netlink.link_modes(", "netlink.links(",
-    "netlink.module(", "netlink.pause(",
-)  # fmt: skip
+    "lldp.",
+    "netlink.dcb(",
+    "netlink.fec(",
+    "netlink.link_modes(",
+    "netlink.links(",
+    "netlink.module(",
+    "netlink.pause(",
+)
 """Calls whose answer is smaller while a link is down or a transceiver is unplugged."""
 
 

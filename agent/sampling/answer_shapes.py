@@ -202,9 +202,10 @@ _PROCESSES = _entries(
 _COUNTED = _record({}, {"statistics": _table(_number_or_lanes)})
 _PCI_INFO = _record({"busId": _pci_address})
 _FABRIC = _record(
-    {}, {"clusterUuid": _row(_number_between(0, 255), 16, 16), "cliqueId": _natural}
+    {},
+    {"clusterUuid": _row(_number_between(0, 255), 16, 16), "cliqueId": _natural}
     | dict.fromkeys(("state", "status", "healthMask", "healthSummary"), _natural),
-)  # fmt: skip
+)
 _SAMPLE = dict.fromkeys(("timeStamp", "smUtil"), _natural)
 _NVML_NUMBERS = (
     "DeviceGetArchitecture", "DeviceGetEnforcedPowerLimit", "DeviceGetMinorNumber",

@@ -183,9 +183,14 @@ class SourceReader:
         reasons = bytearray(self._ordered(table.reasons))
         values = _stored(self._ordered(table.values), reasons, self._schema.columns)
         return Frame(
-            self._origin, self._schema, self._sequence, instant, values,
-            b"" if reasons.count(PRESENT) == len(reasons) else bytes(reasons), events,
-        )  # fmt: skip
+            self._origin,
+            self._schema,
+            self._sequence,
+            instant,
+            values,
+            b"" if reasons.count(PRESENT) == len(reasons) else bytes(reasons),
+            events,
+        )
 
 
 def _stored(values: Sequence[int], reasons: bytearray, columns: Sequence[Column]) -> array[int]:

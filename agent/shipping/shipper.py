@@ -117,9 +117,12 @@ class Shipper:
         finally:
             await self._send_at_shutdown()
             self._disk.stop()
-            log.info("agent_stopped", shipped_frames=self.stats.shipped_frames,
-                     dropped_frames=sum(self.stats.dropped_frames.values()),
-                     waiting_envelopes=self.stats.spool_envelopes)  # fmt: skip
+            log.info(
+                "agent_stopped",
+                shipped_frames=self.stats.shipped_frames,
+                dropped_frames=sum(self.stats.dropped_frames.values()),
+                waiting_envelopes=self.stats.spool_envelopes,
+            )
 
     async def _send_at_shutdown(self) -> None:
         client = CollectorClient(self.link)
@@ -192,10 +195,13 @@ class Shipper:
     ) -> bytes:
         return pack(
             envelope(
-                self.origin, encode_batches(frames), schemas,
-                agent_version=__version__, ended=ended,
+                self.origin,
+                encode_batches(frames),
+                schemas,
+                agent_version=__version__,
+                ended=ended,
             )
-        )  # fmt: skip
+        )
 
     def _remember(self, schema: Schema) -> None:
         digest = schema_identity(schema)
@@ -209,8 +215,12 @@ class Shipper:
 
     def _keep_in_memory(self, body: bytes, frames: int, error: OSError) -> None:
         if not self._memory:
-            log.error("spool_failed", directory=str(self.directory), problem=error.strerror,
-                      advice="make room; meanwhile frames wait in memory")  # fmt: skip
+            log.error(
+                "spool_failed",
+                directory=str(self.directory),
+                problem=error.strerror,
+                advice="make room; meanwhile frames wait in memory",
+            )
         self._memory.append((body, frames))
         while sum(len(kept) for kept, _ in self._memory) > MAX_BYTES_IN_MEMORY:
             _, dropped = self._memory.popleft()

@@ -92,17 +92,28 @@ class SelfMetricsSource(SourceWithoutResources):
         for name in self._statuses():
             source = Entity(SOURCE, (name,))
             for metric in (
-                c.SOURCE_STATE, c.SOURCE_READ_TIME, c.SOURCE_AGE, c.SOURCE_READS, c.SOURCE_MISSED,
-                c.SOURCE_CPU, c.SOURCE_PERIOD, c.SOURCE_STRETCH,
-            ):  # fmt: skip
+                c.SOURCE_STATE,
+                c.SOURCE_READ_TIME,
+                c.SOURCE_AGE,
+                c.SOURCE_READS,
+                c.SOURCE_MISSED,
+                c.SOURCE_CPU,
+                c.SOURCE_PERIOD,
+                c.SOURCE_STRETCH,
+            ):
                 columns.add(metric, source)
             for reason in Absent:
                 columns.add(c.SOURCE_ABSENT, source.part(ABSENCE, reason.word))
         node = Entity(NODE)
         for metric in (
-            c.AGENT_CPU, c.AGENT_MEMORY, c.SPOOL_SIZE, c.SPOOL_BATCHES, c.FRAMES_SHIPPED,
-            c.SHIP_FAILURES, c.LOG_LINES_LOST,
-        ):  # fmt: skip
+            c.AGENT_CPU,
+            c.AGENT_MEMORY,
+            c.SPOOL_SIZE,
+            c.SPOOL_BATCHES,
+            c.FRAMES_SHIPPED,
+            c.SHIP_FAILURES,
+            c.LOG_LINES_LOST,
+        ):
             columns.add(metric, node)
         for why in self._shipping.dropped_frames:
             columns.add(c.FRAMES_DROPPED, node.part(DROP, why))

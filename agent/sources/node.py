@@ -93,11 +93,15 @@ class HostSource(SourceWithoutResources):
     def probe(self, host: Host) -> ProbeResult:
         """Call every psutil function once; each one that answers becomes columns."""
         columns = ColumnBuilder()
-        node = Entity(NODE, (), nonempty_facts(
-            hostname=read_text(host, "/proc/sys/kernel/hostname"),
-            kernel=read_text(host, "/proc/sys/kernel/osrelease"),
-            agent_version=__version__,
-        ))  # fmt: skip
+        node = Entity(
+            NODE,
+            (),
+            nonempty_facts(
+                hostname=read_text(host, "/proc/sys/kernel/hostname"),
+                kernel=read_text(host, "/proc/sys/kernel/osrelease"),
+                agent_version=__version__,
+            ),
+        )
         self._answers, self._files = [], []
         for function, key, metric in _NODE_GAUGES:
             if _answer(host, function) is not None:
@@ -131,9 +135,13 @@ class HostSource(SourceWithoutResources):
             column += 1
 
     def _take(
-        self, columns: ColumnBuilder, metric: Metric, about: Entity, function: str,
+        self,
+        columns: ColumnBuilder,
+        metric: Metric,
+        about: Entity,
+        function: str,
         pick: Callable[[Json], Reading],
-    ) -> None:  # fmt: skip
+    ) -> None:
         columns.add(metric, about)
         self._answers.append((function, pick))
 

@@ -39,8 +39,13 @@ _STATE_WORDS = {
     "reconnecting": 3,  # before Linux 4.18
 }
 _WARNINGS = (
-    "spare", "temperature", "reliability", "read_only", "backup", "persistent_memory",
-)  # fmt: skip
+    "spare",
+    "temperature",
+    "reliability",
+    "read_only",
+    "backup",
+    "persistent_memory",
+)
 """Bits of the critical warning, from the lowest on."""
 _DIRECTIONS = {"data_units_read": "read", "data_units_written": "write"}
 _NUMBERS: dict[str, Metric] = {

@@ -50,9 +50,14 @@ _REFRESHED = "hw_counters"
 _NO_COUNTERS = {"lifespan"}
 
 _DRIVERS = {
-    "mlx5_core": "mlx5", "mlx5_core.sf": "mlx5", "mlx4_core": "mlx4", "bnxt_en": "bnxt_re", "ice": "irdma",
-    "i40e": "irdma", "idpf": "irdma",
-}  # fmt: skip
+    "mlx5_core": "mlx5",
+    "mlx5_core.sf": "mlx5",
+    "mlx4_core": "mlx4",
+    "bnxt_en": "bnxt_re",
+    "ice": "irdma",
+    "i40e": "irdma",
+    "idpf": "irdma",
+}
 _NAMED = ("mlx5", "mlx4", "bnxt_re", "irdma", "efa", "hfi1", "mana")
 
 

@@ -107,8 +107,11 @@ class ClaimSource(SourceWithoutResources):
             places, lambda: self._node, lambda: self.clock, lambda: self._uses.uses
         )
         adapters: tuple[ClaimProvider, ...] = (
-            self._slurm, VirtualMachineProvider(), ClaimsFile(settings.file, lambda: self._node), self.told,
-        )  # fmt: skip
+            self._slurm,
+            VirtualMachineProvider(),
+            ClaimsFile(settings.file, lambda: self._node),
+            self.told,
+        )
         self._adapters = adapters
         self._unclaimed = gpu_processes.UnclaimedUseDetector()
         self._memory: TenancyStateFile | None = None
@@ -244,11 +247,19 @@ class ClaimSource(SourceWithoutResources):
         """Claim of processes with a trusted owner, on the device that they use."""
         whose, device = use.whose, use.device
         return NodeClaim(
-            source=whose.source, level=ClaimAuthority.NODE_PLUGIN, workload=whose.workload,
-            owner=whose.owner, gpu=device.gpu, device=device.id, compute=device.compute,
-            memory=device.memory, exclusive=False, profile=device.profile, pids=use.pids,
+            source=whose.source,
+            level=ClaimAuthority.NODE_PLUGIN,
+            workload=whose.workload,
+            owner=whose.owner,
+            gpu=device.gpu,
+            device=device.id,
+            compute=device.compute,
+            memory=device.memory,
+            exclusive=False,
+            profile=device.profile,
+            pids=use.pids,
             system=bool({whose.workload, whose.owner} & self._system),
-        )  # fmt: skip
+        )
 
     def _of_processes(self, name: str, held: tuple[NodeClaim, ...]) -> ProviderReport | None:
         """Report of the processes, as of their lists; GPUs without a list are excluded."""

@@ -250,8 +250,9 @@ class KernelLogStream:
         into.events = self._events[:MAX_EVENTS_A_FRAME]
         del self._events[:MAX_EVENTS_A_FRAME]
         into.grown = (len(self._counts), len(self._last_xid)) != (
-            len(self._columns), len(self._last)
-        )  # fmt: skip
+            len(self._columns),
+            len(self._last),
+        )
         if not into.reasons:
             return
         of_log: list[Reading] = [self._node_counts[metric] for metric in _NODE_METRICS]
@@ -309,9 +310,13 @@ class KernelLogStream:
             judged, entry = judge(int(number), facts.get("message", "")), xid(int(number))
             self._xids.judged(address, JudgedXid(int(number), boot_ns, judged))
             facts = nonempty_facts(
-                **facts, name=entry.name, meaning=entry.meaning, severity=judged.severity,
-                action=" ".join(judged.actions), nvidia_action=judged.nvidia,
-            )  # fmt: skip
+                **facts,
+                name=entry.name,
+                meaning=entry.meaning,
+                severity=judged.severity,
+                action=" ".join(judged.actions),
+                nvidia_action=judged.nvidia,
+            )
         self._count(message)
         if len(self._events) >= MAX_EVENTS_WAITING:
             self._untold += 1

@@ -62,11 +62,15 @@ def place_claims(
         return [_with_authority_of(count, held) if count and count.level > held.level else held]
 
     found = [
-        replace(look, told=replace(
-            look.told, held=tuple(one for held in look.told.held for one in of(look.adapter, held))
-        ))
+        replace(
+            look,
+            told=replace(
+                look.told,
+                held=tuple(one for held in look.told.held for one in of(look.adapter, held)),
+            ),
+        )
         for look in looks
-    ]  # fmt: skip
+    ]
     return found, [held for rest in rests.values() for held in rest if not held.gpu]
 
 
@@ -88,10 +92,14 @@ def _remaining_claims(
 def _with_authority_of(count: NodeClaim, named: NodeClaim) -> NodeClaim:
     """Return a device of one provider with the authority, share and times of another."""
     return msgspec.structs.replace(
-        named, level=count.level, share=count.share,
-        exclusive=named.exclusive and not count.share, start_ns=count.start_ns,
-        start_boot=count.start_boot, uncertainty_ns=count.uncertainty_ns,
-    )  # fmt: skip
+        named,
+        level=count.level,
+        share=count.share,
+        exclusive=named.exclusive and not count.share,
+        start_ns=count.start_ns,
+        start_boot=count.start_boot,
+        uncertainty_ns=count.uncertainty_ns,
+    )
 
 
 def unplaced_findings(unplaced: Iterable[NodeClaim]) -> Iterator[ProbeFinding]:

@@ -124,10 +124,12 @@ class ClaimTracker:
     def kept(self) -> ClaimTrackerState:
         """State to save."""
         return ClaimTrackerState(
-            list(self._open.values()), self._closed, sorted(self._done),
+            list(self._open.values()),
+            self._closed,
+            sorted(self._done),
             [SupersededClaim(key, self._at(ns)) for key, ns in sorted(self._hidden.items())],
             dict(self._seen),
-        )  # fmt: skip
+        )
 
     @property
     def open(self) -> tuple[ActiveClaim, ...]:
@@ -280,8 +282,13 @@ class ClaimTracker:
             held, start_ns=start_ns, start_boot=start_boot, uncertainty_ns=uncertainty_ns
         )
         parts = (
-            held.source, self._node, held.workload, held.reference, held.part, str(start_ns),
-        )  # fmt: skip
+            held.source,
+            self._node,
+            held.workload,
+            held.reference,
+            held.part,
+            str(start_ns),
+        )
         name = "/".join(part for part in parts if part)
         if any(
             name == other.id for other in (*self._open.values(), *(c.open for c in self._closed))

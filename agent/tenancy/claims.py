@@ -142,9 +142,15 @@ SOURCES_FOR_OTHERS = frozenset({COMMAND_SOURCE, FILE_SOURCE})
 
 def _compared_content(held: NodeClaim) -> NodeClaim:
     return msgspec.structs.replace(
-        held, pids=(), start_ns=None, start_boot=None, end_ns=None, end_boot=None,
-        uncertainty_ns=None, device=held.part,
-    )  # fmt: skip
+        held,
+        pids=(),
+        start_ns=None,
+        start_boot=None,
+        end_ns=None,
+        end_boot=None,
+        uncertainty_ns=None,
+        device=held.part,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,14 +104,25 @@ class ClaimsFile:
 
     def _claim(self, line: ClaimsFileLine, device: ClaimableDevice, node: str) -> NodeClaim:
         return NodeClaim(
-            source=FILE_SOURCE, level=ClaimAuthority.SCHEDULER, workload=line.workload, owner=line.owner,
-            tenant=line.tenant, node=node, gpu=device.gpu, device=device.id,
+            source=FILE_SOURCE,
+            level=ClaimAuthority.SCHEDULER,
+            workload=line.workload,
+            owner=line.owner,
+            tenant=line.tenant,
+            node=node,
+            gpu=device.gpu,
+            device=device.id,
             reference="" if line.start_ns is None else str(line.start_ns),
-            compute=device.compute, memory=device.memory, profile=device.profile,
-            exclusive=line.exclusive and device.exact, share=line.share, system=line.system,
-            start_ns=line.start_ns, end_ns=line.end_ns,
+            compute=device.compute,
+            memory=device.memory,
+            profile=device.profile,
+            exclusive=line.exclusive and device.exact,
+            share=line.share,
+            system=line.system,
+            start_ns=line.start_ns,
+            end_ns=line.end_ns,
             uncertainty_ns=None if line.start_ns is None else 0,
-        )  # fmt: skip
+        )
 
 
 def parse_claims_file(content: bytes) -> tuple[ClaimsFileLine, ...]:
@@ -150,11 +161,16 @@ def _parse_line(place: str, row: dict[str, str]) -> ClaimsFileLine:
         raise ClaimsFileError(message)
     share = _parse_share(place, row.get("share", ""))
     return ClaimsFileLine(
-        row["gpu"], row["tenant"], start_ns, end_ns, row.get("workload", ""), row.get("owner", ""),
+        row["gpu"],
+        row["tenant"],
+        start_ns,
+        end_ns,
+        row.get("workload", ""),
+        row.get("owner", ""),
         exclusive=_parse_flag(place, "exclusive", row.get("exclusive", "true")) and not share,
         share=share,
         system=_parse_flag(place, "system", row.get("system", "")),
-    )  # fmt: skip
+    )
 
 
 def _parse_time(place: str, name: str, text: str) -> int | None:

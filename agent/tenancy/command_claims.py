@@ -219,10 +219,23 @@ def _claim_on_device(claim: CommandClaim, device: ClaimableDevice) -> NodeClaim:
     if not colon or source not in SCHEDULERS:
         source, workload = COMMAND_SOURCE, claim.workload
     return NodeClaim(
-        source=source, level=ClaimAuthority.SCHEDULER, workload=workload, owner=claim.owner,
-        tenant=claim.tenant, gpu=device.gpu, device=device.id, reference=claim.id,
-        compute=device.compute, memory=device.memory, profile=device.profile,
-        exclusive=claim.exclusive and device.exact and not claim.share, share=claim.share,
-        system=claim.system, start_ns=claim.start_ns, start_boot=claim.start_boot,
-        end_ns=claim.end_ns, end_boot=claim.end_boot, uncertainty_ns=0,
-    )  # fmt: skip
+        source=source,
+        level=ClaimAuthority.SCHEDULER,
+        workload=workload,
+        owner=claim.owner,
+        tenant=claim.tenant,
+        gpu=device.gpu,
+        device=device.id,
+        reference=claim.id,
+        compute=device.compute,
+        memory=device.memory,
+        profile=device.profile,
+        exclusive=claim.exclusive and device.exact and not claim.share,
+        share=claim.share,
+        system=claim.system,
+        start_ns=claim.start_ns,
+        start_boot=claim.start_boot,
+        end_ns=claim.end_ns,
+        end_boot=claim.end_boot,
+        uncertainty_ns=0,
+    )

@@ -163,9 +163,11 @@ class KubernetesProvider:
                 found += [_limit_to_share(one, part) for one in taken]
                 if left := count - len(taken):
                     share = share_text(part.share) if part.share else ""
-                    found.append(msgspec.structs.replace(
-                        of_pod, count=left, share=share, exclusive=not share, reference=share
-                    ))  # fmt: skip
+                    found.append(
+                        msgspec.structs.replace(
+                            of_pod, count=left, share=share, exclusive=not share, reference=share
+                        )
+                    )
         return tuple(found)
 
     def _held(self, holding: _PodDevice, *, alone: bool) -> NodeClaim:
@@ -183,9 +185,13 @@ class KubernetesProvider:
     def _of(self, namespace: str, name: str) -> NodeClaim:
         """Return a claim of a pod without a device."""
         return NodeClaim(
-            source=self.name, level=ClaimAuthority.NODE_PLUGIN, workload=f"{namespace}/{name}",
-            owner=namespace, gpu="", system=namespace in self.system,
-        )  # fmt: skip
+            source=self.name,
+            level=ClaimAuthority.NODE_PLUGIN,
+            workload=f"{namespace}/{name}",
+            owner=namespace,
+            gpu="",
+            system=namespace in self.system,
+        )
 
     def _replicated(self, holdings: list[_PodDevice]) -> Iterator[NodeClaim]:
         """Yield claims on replicas (time slicing or MPS): a pod's share of all replicas of a device."""
@@ -276,10 +282,16 @@ def _device_of_part(part: RequestedShare, devices: NodeDevices) -> ClaimableDevi
 def _claim_of_part(of_pod: NodeClaim, part: RequestedShare, device: ClaimableDevice) -> NodeClaim:
     return _limit_to_share(
         msgspec.structs.replace(
-            of_pod, gpu=device.gpu, device=device.id, compute=device.compute,
-            memory=device.memory, profile=device.profile, exclusive=device.exact,
-        ), part,
-    )  # fmt: skip
+            of_pod,
+            gpu=device.gpu,
+            device=device.id,
+            compute=device.compute,
+            memory=device.memory,
+            profile=device.profile,
+            exclusive=device.exact,
+        ),
+        part,
+    )
 
 
 def _limit_to_share(held: NodeClaim, part: RequestedShare) -> NodeClaim:

@@ -186,9 +186,12 @@ def _read_environment(host: Host, directory: str, job: int | None) -> JobEnviron
         if not number.isdecimal() or (job is not None and int(number) != job):
             continue  # its environment names another job
         return JobEnvironment(
-            int(number), told.get("SLURM_JOB_ACCOUNT", ""), told.get("SLURM_JOB_USER", ""),
-            _device_names(told), any(name in told for name in _SHARES),
-        )  # fmt: skip
+            int(number),
+            told.get("SLURM_JOB_ACCOUNT", ""),
+            told.get("SLURM_JOB_USER", ""),
+            _device_names(told),
+            any(name in told for name in _SHARES),
+        )
     return JobEnvironment(job)
 
 
@@ -329,11 +332,17 @@ def _carry_over(
 
 def _claim_of_job(job: str, device: ClaimableDevice, told: JobEnvironment) -> NodeClaim:
     return NodeClaim(
-        source="slurm", level=ClaimAuthority.NODE_PLUGIN, workload=job,
+        source="slurm",
+        level=ClaimAuthority.NODE_PLUGIN,
+        workload=job,
         owner=told.account or told.user,
-        gpu=device.gpu, device=device.id, compute=device.compute, memory=device.memory,
-        exclusive=device.exact and not told.is_shared, profile=device.profile,
-    )  # fmt: skip
+        gpu=device.gpu,
+        device=device.id,
+        compute=device.compute,
+        memory=device.memory,
+        exclusive=device.exact and not told.is_shared,
+        profile=device.profile,
+    )
 
 
 def _without_duplicates(held: list[NodeClaim]) -> list[NodeClaim]:

@@ -72,10 +72,16 @@ def read_gpu_files(host: Host, directory: str, devices: NodeDevices) -> SlurmFil
 
 def _claim_of_job(job: str, device: ClaimableDevice, *, alone: bool = True) -> NodeClaim:
     return NodeClaim(
-        source="slurm", level=ClaimAuthority.SCHEDULER, workload=job, gpu=device.gpu, device=device.id,
-        compute=device.compute, memory=device.memory, exclusive=alone and device.exact,
+        source="slurm",
+        level=ClaimAuthority.SCHEDULER,
+        workload=job,
+        gpu=device.gpu,
+        device=device.id,
+        compute=device.compute,
+        memory=device.memory,
+        exclusive=alone and device.exact,
         profile=device.profile,
-    )  # fmt: skip
+    )
 
 
 @dataclass(slots=True)
@@ -231,10 +237,15 @@ class _AllocatedGpus:
 
     def _held(self, device: ClaimableDevice, share: str = "") -> NodeClaim:
         return msgspec.structs.replace(
-            self._of_job(), gpu=device.gpu, device=device.id, compute=device.compute,
-            memory=device.memory, profile=device.profile, share=share,
+            self._of_job(),
+            gpu=device.gpu,
+            device=device.id,
+            compute=device.compute,
+            memory=device.memory,
+            profile=device.profile,
+            share=share,
             exclusive=device.exact and not share,
-        )  # fmt: skip
+        )
 
     def _unplaced(self, count: int, share: str = "") -> NodeClaim:
         return msgspec.structs.replace(
@@ -244,10 +255,15 @@ class _AllocatedGpus:
     def _of_job(self) -> NodeClaim:
         job = self.job
         return NodeClaim(
-            source="slurm", level=ClaimAuthority.SCHEDULER, workload=str(job.id), gpu="",
-            owner=job.account or job.user, start_ns=(job.start_seconds or 0) * SECOND_NS,
-            start_boot=self.start_boot, uncertainty_ns=SECOND_NS,
-        )  # fmt: skip
+            source="slurm",
+            level=ClaimAuthority.SCHEDULER,
+            workload=str(job.id),
+            gpu="",
+            owner=job.account or job.user,
+            start_ns=(job.start_seconds or 0) * SECOND_NS,
+            start_boot=self.start_boot,
+            uncertainty_ns=SECOND_NS,
+        )
 
 
 def _count_allocated_gpus(allocation: NodeAllocation) -> int:

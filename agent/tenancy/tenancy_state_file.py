@@ -65,9 +65,14 @@ class TenancyStateFile:
         return kept
 
     def save(
-        self, book: ClaimTracker, gpus: Mapping[str, GpuNames], clock: ClockHistory, now: NodeTimestamp, *,
+        self,
+        book: ClaimTracker,
+        gpus: Mapping[str, GpuNames],
+        clock: ClockHistory,
+        now: NodeTimestamp,
+        *,
         names_changed: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Save changes at once, and poll times at intervals."""
         due = self._kept_ns is None or now.boot_ns - self._kept_ns >= SAVE_EVERY_NS
         if not (book.changed or clock.changed or names_changed or due or self._problem):

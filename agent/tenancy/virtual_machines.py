@@ -142,10 +142,14 @@ class VirtualMachineProvider:
         self, domain: LibvirtDomain, device: ClaimableDevice, *, exclusive: bool
     ) -> NodeClaim:
         return NodeClaim(
-            source=self.name, level=ClaimAuthority.NODE_PLUGIN, workload=domain.name or domain.uuid,
-            owner=domain.project_id or domain.project, gpu=device.gpu, device=device.id,
+            source=self.name,
+            level=ClaimAuthority.NODE_PLUGIN,
+            workload=domain.name or domain.uuid,
+            owner=domain.project_id or domain.project,
+            gpu=device.gpu,
+            device=device.id,
             exclusive=exclusive,
-        )  # fmt: skip
+        )
 
     def _by_process(self, host: Host) -> list[LibvirtDomain]:
         """Return machines from the command lines of QEMU processes; only new processes are read.

@@ -266,9 +266,11 @@ class NetworkScanner:
             found.append(device)
         for place, device in enumerate(found):
             other = given.get(-1 if device.rail is None else device.rail)
-            if other and not self.rules.rail(device.names) and pci_slot(other.address) != pci_slot(
-                device.address
-            ):  # fmt: skip
+            if (
+                other
+                and not self.rules.rail(device.names)
+                and pci_slot(other.address) != pci_slot(device.address)
+            ):
                 problems.append(
                     f"{device.names[0]} would have rail {device.rail} ({device.why}), but"
                     f" {other.why}: name the rail of both"

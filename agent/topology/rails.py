@@ -232,10 +232,12 @@ def _by_numa_node(
             pairs = zip(offered[node], positions, strict=False)
             seats |= {address: RailPosition(position, 0, why) for address, position in pairs}
     why_not = {
-        card.place.address: _why_unassigned(card, usual, len(offered[card.place.numa_node]),
-                                         len(waiting[card.place.numa_node]))
-        for card in cards if card.place.address not in seats
-    }  # fmt: skip
+        card.place.address: _why_unassigned(
+            card, usual, len(offered[card.place.numa_node]), len(waiting[card.place.numa_node])
+        )
+        for card in cards
+        if card.place.address not in seats
+    }
     return seats, why_not
 
 
@@ -286,8 +288,12 @@ def _rail_of_each_gpu(
 
 
 COMPUTE, STORAGE, MANAGEMENT, BRIDGE, VIRTUAL_FUNCTION = ROLES = (
-    "compute", "storage", "management", "bridge", "virtual_function",
-)  # fmt: skip
+    "compute",
+    "storage",
+    "management",
+    "bridge",
+    "virtual_function",
+)
 """Roles of network devices. A bridge leads to an NVSwitch and is no NIC at all."""
 _RAIL = "rail"
 

@@ -323,8 +323,11 @@ class AuditWitness:
         read_checkpoint(note, key)
         await self._disk.submit(lambda: self.store.trust(key))
         self._key = key
-        log.warning("audit_log_key_trusted", key=str(key),
-                    advice="it is the first that was seen; compare it with the log's key.pub")  # fmt: skip
+        log.warning(
+            "audit_log_key_trusted",
+            key=str(key),
+            advice="it is the first that was seen; compare it with the log's key.pub",
+        )
         return key
 
     async def _contradiction(self, offered: Checkpoint) -> str:
@@ -375,9 +378,13 @@ class AuditWitness:
         }
         now = self.clock.now()
         self.tell.append(Event(DISPUTE_EVENT, Entity(NODE), now.wall_ns, now.boot_ns, facts))
-        log.error("audit_log_disputed", **facts, evidence=str(directory or ""),
-                  advice="the collector's audit log is not the one it was: check it with "
-                  "`railscope audit verify --anchor` and the checkpoint held here")  # fmt: skip
+        log.error(
+            "audit_log_disputed",
+            **facts,
+            evidence=str(directory or ""),
+            advice="the collector's audit log is not the one it was: check it with "
+            "`railscope audit verify --anchor` and the checkpoint held here",
+        )
 
     def _show(self, state: int) -> None:
         self.state.state = state if self._checkpoint or state == DISPUTED else HOLDS_NONE

@@ -166,9 +166,11 @@ class SettingChanges:
             now = host.clock.now()
             about = Entity(GPU_ADDRESS, (addresses.get(place.gpu, "unknown"),))
             facts = nonempty_facts(
-                change=place.change, gpu=place.gpu, before=_format_setting(place.metric, before),
+                change=place.change,
+                gpu=place.gpu,
+                before=_format_setting(place.metric, before),
                 after=_format_setting(place.metric, value),
-            )  # fmt: skip
+            )
             yield Event(h.GPU_CHANGE_EVENT, about, now.wall_ns, now.boot_ns, facts)
 
 

@@ -67,14 +67,20 @@ class _LinkQuantity:
 
 _QUANTITIES = (
     _LinkQuantity(
-        c.GPU_PCIE_EXPECTED_WIDTH, "nvmlDeviceGetCurrPcieLinkWidth",
-        "nvmlDeviceGetMaxPcieLinkWidth", "width", _lanes,
+        c.GPU_PCIE_EXPECTED_WIDTH,
+        "nvmlDeviceGetCurrPcieLinkWidth",
+        "nvmlDeviceGetMaxPcieLinkWidth",
+        "width",
+        _lanes,
     ),
     _LinkQuantity(
-        c.GPU_PCIE_EXPECTED_GENERATION, "nvmlDeviceGetCurrPcieLinkGeneration",
-        "nvmlDeviceGetMaxPcieLinkGeneration", "speed", generation,
+        c.GPU_PCIE_EXPECTED_GENERATION,
+        "nvmlDeviceGetCurrPcieLinkGeneration",
+        "nvmlDeviceGetMaxPcieLinkGeneration",
+        "speed",
+        generation,
     ),
-)  # fmt: skip
+)
 
 
 @dataclass(slots=True)
