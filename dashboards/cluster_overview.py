@@ -34,9 +34,17 @@ from dashboards.query import (
     slope,
     unit_of,
 )
-from railscope.catalog import Metric, Rollup, agent, gpu, gpu_health, kernel, rdma
-from railscope.catalog import account as account_catalog
-from railscope.catalog import collector as audit_catalog
+from railscope.catalog import (
+    Metric,
+    Rollup,
+    account,
+    agent,
+    collector,
+    gpu,
+    gpu_health,
+    kernel,
+    rdma,
+)
 
 UID = "railscope-cluster"
 QUESTION = "Is every GPU of the cluster present, at work, and well connected?"
@@ -56,20 +64,20 @@ def _summary() -> Iterator[Panel]:
         101,
         "Nodes reporting",
         "Nodes with fresh frames at the collector.",
-        now(audit_catalog.NODES_UP, SUM),
+        now(collector.NODES_UP, SUM),
     )
     yield number(
         102,
         "Stale nodes",
         "Nodes without fresh frames at the collector.",
-        _missing(audit_catalog.NODE_UP, "node"),
+        _missing(collector.NODE_UP, "node"),
         NONE_IS_GOOD,
     )
     yield number(
         103,
         "GPUs",
         "GPUs with fresh readings at the collector.",
-        now(audit_catalog.CLUSTER_GPUS, SUM),
+        now(collector.CLUSTER_GPUS, SUM),
     )
     yield number(
         104, "GPU utilisation", "Mean of all GPUs.", over("cluster", gpu.GPU_UTILIZATION, MEAN)
@@ -150,14 +158,14 @@ def _tenants() -> Iterator[Panel]:
         "GPUs held by tenants",
         "GPU time per second equals GPUs. Unknown: held without frames of the GPU; late frames turn "
         "it into observed time.",
-        slope(account_catalog.TENANT_GPU_TIME, "tenant", "state").in_unit(COUNT),
+        slope(account.TENANT_GPU_TIME, "tenant", "state").in_unit(COUNT),
         span=12,
     )
     counted = layers(
         402,
         "GPUs by state",
         "Held, idle and unknown add up to all GPUs of the cluster.",
-        slope(account_catalog.GPU_TIME, "state").in_unit(COUNT),
+        slope(account.GPU_TIME, "state").in_unit(COUNT),
         span=12,
     )
     yield in_colours(counted, {f"state {state}": COUNTED_AS[state] for state in COUNTED_AS})
@@ -189,7 +197,7 @@ def _trust() -> Iterator[Panel]:
         504,
         "Collector: values received",
         "Values that the collectors accept.",
-        per_second(audit_catalog.VALUES).named("values"),
+        per_second(collector.VALUES).named("values"),
         span=6,
     )
     yield rows(
@@ -213,15 +221,15 @@ def _trust() -> Iterator[Panel]:
         507,
         "Collector: frames",
         "Accepted once each; repeated ones are ignored.",
-        per_second(audit_catalog.FRAMES).named("accepted"),
-        per_second(audit_catalog.DUPLICATES).named("again"),
+        per_second(collector.FRAMES).named("accepted"),
+        per_second(collector.DUPLICATES).named("again"),
         span=6,
     )
     yield lines(
         510,
         "Audit log",
         "Disputed: agents with a checkpoint that the log lacks; nothing is signed then.",
-        now(audit_catalog.AUDIT_UNSIGNED, MAX).named("records not signed yet"),
+        now(collector.AUDIT_UNSIGNED, MAX).named("records not signed yet"),
         now(agent.WITNESS_STATE, SUM, where='{state="disputed"}').named("disputed"),
         span=6,
     )
@@ -229,7 +237,7 @@ def _trust() -> Iterator[Panel]:
         508,
         "Collector: rejected envelopes",
         "By reason; rejected data is in no number here.",
-        per_second(audit_catalog.REJECTED, "reason"),
+        per_second(collector.REJECTED, "reason"),
         span=6,
     )
 
@@ -263,7 +271,7 @@ def _age_of_failed() -> Query:
 
 
 def _age_of_stale() -> Query:
-    age, reporting = audit_catalog.NODE_AGE, audit_catalog.NODE_UP
+    age, reporting = collector.NODE_AGE, collector.NODE_UP
     stale = f"max by (node) ({reporting.name}) == 0"
     expression = f"min by (node) ({age.name}) and ({stale})"
     return Query(expression, unit_of(age), metrics=(age, reporting))

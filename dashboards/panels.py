@@ -39,6 +39,8 @@ from dashboards.promql import recorded_in
 from dashboards.query import COUNT, SHARE, Query, joins_for, with_device_names, with_device_titles
 from railscope.catalog import Metric, rollups
 
+BY_TITLE = 0
+"""In place of a panel id: the generator derives one from the title. Others are fixed."""
 _FIRST_DERIVED = 100_000
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 """Every panel reads the data source that the dashboard's variable selects."""
@@ -246,7 +248,7 @@ def _finished(  # noqa: PLR0913 - common properties of all panels
         message = f"panel {title}: the queries have different units: {', '.join(sorted(units))}"
         raise ValueError(message)
     panel = (
-        panel.id(ident or _derived_number(title))
+        panel.id(_derived_number(title) if ident == BY_TITLE else ident)
         .title(title)
         .description(_description(about, queries))
     )
