@@ -91,7 +91,7 @@ def _output(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command("preview")
-@click.argument("words", nargs=-1, required=True, metavar="[TENANT] PERIOD")
+@click.argument("periods", nargs=-1, required=True, metavar="[TENANT] PERIOD")
 @_output
 @ledger_command
 def preview_command(
