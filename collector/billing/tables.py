@@ -9,6 +9,7 @@ charges are converted to rows, and back, exactly.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from fractions import Fraction
 from typing import Any
 
@@ -232,54 +233,27 @@ def invoice_row(invoice: Invoice, closing: int) -> RowValues:
 def charge_row(line: InvoiceLine, invoice_id: str) -> RowValues:
     """The row of a line."""
     charge = line.charge
-    return {
+    return _columns(charge) | {
         "invoice_id": invoice_id,
         "charge_id": charge.charge_id,
-        "tenant_id": charge.tenant,
-        "kind": charge.kind.value,
-        "service_t0_ns": charge.service_t0_ns,
-        "service_t1_ns": charge.service_t1_ns,
-        "amount": str(charge.amount),
         "amount_minor": line.minor,
-        "sku": charge.sku,
+        "kind": charge.kind.value,
+        "amount": str(charge.amount),
         "quantity": str(charge.quantity),
         "unit": charge.unit.label if charge.unit else None,
-        "price_nano": charge.price_nano,
-        "list_nano": charge.list_nano,
-        "price_version": charge.price_version,
-        "resource": charge.resource,
-        "mig_profile": charge.mig_profile,
-        "claim_id": charge.claim,
         "state": str(charge.state),
-        "note": charge.note,
-        "corrects": charge.corrects,
-        "corrected_in_ns": charge.corrected_in_ns,
     }
 
 
 def line_from_row(row: Row[Any]) -> InvoiceLine:
     """The line of a row."""
-    charge = Charge(
-        tenant=row.tenant_id,
-        kind=ChargeKind(row.kind),
-        service_t0_ns=row.service_t0_ns,
-        service_t1_ns=row.service_t1_ns,
-        amount=Fraction(row.amount),
-        sku=row.sku,
-        quantity=Fraction(row.quantity),
-        unit=_UNITS[row.unit] if row.unit else None,
-        price_nano=row.price_nano,
-        list_nano=row.list_nano,
-        price_version=row.price_version,
-        resource=row.resource,
-        mig_profile=row.mig_profile,
-        claim=row.claim_id,
-        state=row.state,
-        note=row.note,
-        corrects=row.corrects,
-        corrected_in_ns=row.corrected_in_ns,
-    )
-    return InvoiceLine(charge, row.amount_minor)
+    converted = {
+        "kind": ChargeKind(row.kind),
+        "amount": Fraction(row.amount),
+        "quantity": Fraction(row.quantity),
+        "unit": _UNITS[row.unit] if row.unit else None,
+    }
+    return InvoiceLine(Charge(**_values(row, Charge) | converted), row.amount_minor)
 
 
 def invoice_from_row(row: Row[Any], lines: Sequence[InvoiceLine]) -> Invoice:
@@ -299,31 +273,25 @@ def invoice_from_row(row: Row[Any], lines: Sequence[InvoiceLine]) -> Invoice:
 
 def review_row(one: UndecidedUse, closing: int, position: int) -> RowValues:
     """The row of undecided use of a closing."""
-    return {
-        "closing": closing,
-        "review": position,
-        "tenant_id": one.tenant,
-        "resource": one.resource,
-        "sku": one.sku,
-        "claim_id": one.claim,
-        "state": str(one.state),
-        "units": one.units,
-        "start_ns": one.start_ns,
-        "end_ns": one.end_ns,
-        "reason": one.reason,
-    }
+    return _columns(one) | {"closing": closing, "review": position, "state": str(one.state)}
 
 
 def review_from_row(row: Row[Any]) -> UndecidedUse:
     """Undecided use of a closing, from its row."""
-    return UndecidedUse(
-        resource=row.resource,
-        start_ns=row.start_ns,
-        end_ns=row.end_ns,
-        reason=row.reason,
-        tenant=row.tenant_id,
-        sku=row.sku,
-        claim=row.claim_id,
-        state=row.state,
-        units=row.units,
-    )
+    return UndecidedUse(**_values(row, UndecidedUse))
+
+
+_COLUMN_OF_FIELD = {"tenant": "tenant_id", "claim": "claim_id"}
+"""Columns of another name than their field."""
+
+
+def _columns(record: Charge | UndecidedUse) -> RowValues:
+    """The fields of a record by column."""
+    names = [field.name for field in fields(record)]
+    return {_COLUMN_OF_FIELD.get(name, name): getattr(record, name) for name in names}
+
+
+def _values(row: Row[Any], kind: type[Charge | UndecidedUse]) -> dict[str, Any]:
+    """The columns of a row by field."""
+    names = [field.name for field in fields(kind)]
+    return {name: getattr(row, _COLUMN_OF_FIELD.get(name, name)) for name in names}
