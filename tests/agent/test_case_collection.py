@@ -88,6 +88,13 @@ def test_a_case_is_a_directory_and_nothing_else(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a", "b"]
 
 
+def test_the_documented_case_is_valid(tmp_path: Path) -> None:
+    page = (ROOT / "docs/developer.md").read_text()
+    (text,) = re.findall(r"^```toml\n(# tests/captures/.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "case.toml").write_text(text)
+    assert len(read_case(tmp_path).facts) == 2
+
+
 SIMULATED = 'description = "x"\norigin = "simulated"\n[simulation]\n'
 
 
