@@ -118,7 +118,7 @@ def _index(subjects: Mapping[str, str]) -> str:
     text = (
         "Every metric that the agent and the collector expose, by subject. `railscope catalog` prints\n"
         "the same reference as a table, as Markdown or as JSON.\n\n"
-        "A counter rolls up as its rate. The collector exposes a roll-up over the cluster, a rail, a tenant\n"
+        "A counter enters a roll-up as its rate. The collector exposes a roll-up over the cluster, a rail, a tenant\n"
         "or a job as `railscope_<scope>_<roll-up>_...`."
     )
     counts = Counter(SUBJECT_OF.values())
