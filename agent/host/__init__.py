@@ -109,3 +109,25 @@ class Host(Protocol):
     def kernel_log(self) -> KernelLog:
         """Follow the kernel log from its oldest record. Raises OSError."""
         ...
+
+
+class HostWrapper:
+    """Base of a host that puts something between its callers and another host."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    @property
+    def clock(self) -> Clock:
+        """Clocks of the node."""
+        return self._host.clock
+
+    @property
+    def boot_id(self) -> str:
+        """Identifier of the current boot."""
+        return self._host.boot_id
+
+    @property
+    def grain_ns(self) -> int:
+        """Minimum time between two different answers of a NIC."""
+        return self._host.grain_ns

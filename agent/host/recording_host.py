@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from agent.host import Clock, Host, Json, KeptFiles, KernelLog
+from agent.host import Host, HostWrapper, Json, KeptFiles, KernelLog
 from agent.host.files import PlainFiles
 from agent.host.recorded_host import BATCH_FUNCTIONS, KERNEL_LOG, call_key
 from agent.host.redactor import Redactor
@@ -61,7 +61,7 @@ class _RecordedQuery:
     offset_ns: int
 
 
-class RecordingHost:
+class RecordingHost(HostWrapper):
     """Forward every query to a host and record the answers as moments of a capture.
 
     Secrets are replaced when the moments are read: a secret that is detected late may already be in
@@ -69,7 +69,7 @@ class RecordingHost:
     """
 
     def __init__(self, host: Host, redactor: Redactor | None = None) -> None:
-        self._host = host
+        super().__init__(host)
         self._redactor = redactor
         self._started_ns = host.clock.now().boot_ns
         self._last: dict[tuple[str, str], Json] = {}
@@ -88,16 +88,6 @@ class RecordingHost:
             if self._redactor is None:
                 return list(self._moments)
             return [self._redactor.moment(moment) for moment in self._moments]
-
-    @property
-    def clock(self) -> Clock:
-        """Clock of the host."""
-        return self._host.clock
-
-    @property
-    def boot_id(self) -> str:
-        """Boot ID of the host."""
-        return self._host.boot_id
 
     def read(self, path: str) -> bytes:
         """Content of a small file."""
@@ -150,11 +140,6 @@ class RecordingHost:
         for key, value, code in zip(keys, *answer, strict=True):
             self._keep("calls", key, [code, value])
         return answer
-
-    @property
-    def grain_ns(self) -> int:
-        """`grain_ns` of the host."""
-        return self._host.grain_ns
 
     def kernel_log(self) -> KernelLog:
         """Follow the kernel log."""

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, TypeVar
 
-from agent.host import Clock, Host, Json, KeptFiles, KernelLog, NvmlError
+from agent.host import Host, HostWrapper, Json, KeptFiles, KernelLog, NvmlError
 from agent.sampling.answer_completeness import AnswerRosters
 from agent.sampling.answer_shapes import checked_path, well_formed, well_formed_file
 from railscope.reading import Absent
@@ -113,7 +113,7 @@ class HungCalls:
         return len(self.by_device) >= MAX_HUNG_CALLS
 
 
-class GuardedHost:
+class GuardedHost(HostWrapper):
     """Host of one family: records the current call of its thread, and blocks calls about hung devices.
 
     Answers of calls are complete or fail: see agent/sampling/answer_shapes.py and
@@ -121,7 +121,7 @@ class GuardedHost:
     """
 
     def __init__(self, host: Host, hung: HungCalls, time: CallTime) -> None:
-        self._host = host
+        super().__init__(host)
         self._hung = hung
         self._time = time
         self._rosters = AnswerRosters()
@@ -133,21 +133,6 @@ class GuardedHost:
         Removing it decides whether a call has returned or is abandoned: `list.pop` succeeds in one thread
         only.
         """
-
-    @property
-    def clock(self) -> Clock:
-        """Clock of the host."""
-        return self._host.clock
-
-    @property
-    def boot_id(self) -> str:
-        """Boot id of the host."""
-        return self._host.boot_id
-
-    @property
-    def grain_ns(self) -> int:
-        """Time grain of the host."""
-        return self._host.grain_ns
 
     @property
     def running_seconds(self) -> float:

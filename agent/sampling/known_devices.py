@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from agent.host import Clock, Host, Json, KeptFiles, KernelLog, NvmlError
+from agent.host import Host, HostWrapper, Json, KeptFiles, KernelLog, NvmlError
 from agent.sampling.answer_completeness import AnswerSizes, answer_size, smaller_answer_error
 from agent.sampling.source import ProbeResult, reason_for
 from railscope.catalog.declare import EntityKind, Metric
@@ -53,11 +53,11 @@ class FailedCall:
         return True
 
 
-class ProbeHost:
+class ProbeHost(HostWrapper):
     """A host that records the failed calls of a probe, and every name that occurred in it."""
 
     def __init__(self, host: Host, sizes: AnswerSizes) -> None:
-        self._host = host
+        super().__init__(host)
         self._sizes = sizes
         self._is_recording = True
         self.failed: dict[str, FailedCall] = {}
@@ -73,21 +73,6 @@ class ProbeHost:
     def machine(self) -> Host:
         """The underlying host."""
         return self._host
-
-    @property
-    def clock(self) -> Clock:
-        """The clock of the host."""
-        return self._host.clock
-
-    @property
-    def boot_id(self) -> str:
-        """The boot id of the host."""
-        return self._host.boot_id
-
-    @property
-    def grain_ns(self) -> int:
-        """The grain of the host."""
-        return self._host.grain_ns
 
     def read(self, path: str) -> bytes:
         """Return the content of a small file."""
