@@ -120,16 +120,16 @@ def check_command(config: Path | None) -> None:
 def token(role: str, tenant: str, days: int | None, max_rank: int | None, name: str) -> None:
     """Create a token for NAME, and the line for the tokens file. A node's NAME is that of the node."""
     if bool(tenant) is not (role == Role.TENANT):
-        message = "--tenant goes with --role tenant, and the other way round"
+        message = "--tenant and --role tenant: expected both or neither"
         raise click.UsageError(message)
     if max_rank and role != Role.NODE:
-        message = "--max-rank goes with --role node"
+        message = "--max-rank: expected --role node as well"
         raise click.UsageError(message)
     if not all(map(is_name, (name, *([tenant] if tenant else [])))):
-        message = "names are printable text in Unicode's NFC"
+        message = "invalid name: expected printable text in Unicode NFC"
         raise click.UsageError(message)
     fresh = new_token()
-    click.echo(f"token (give it to {name} only): {fresh}")
+    click.echo(f"token (for {name} only): {fresh}")
     click.echo(
         f"line for the tokens file, section [{section_of(Credential(name, Role(role), tenant))}]:"
     )
@@ -147,7 +147,7 @@ def token(role: str, tenant: str, days: int | None, max_rank: int | None, name: 
 
 @collector.command(name="accept-loss")
 @_config
-@click.confirmation_option(prompt="What is lost stays lost once the collector starts again. Go on?")
+@click.confirmation_option(prompt="Lost files stay lost once the collector starts again. Continue?")
 def accept_loss_command(config: Path | None) -> None:
     """Let the next start continue without files that were lost; run it while no collector runs."""
     found = _loaded(config)
@@ -156,13 +156,14 @@ def accept_loss_command(config: Path | None) -> None:
     for one in lost:
         click.echo(one)
     click.echo(
-        f"accepted: the next start goes on without {'this file' if len(lost) == 1 else f'{len(lost)} files'}"
+        "accepted: the next start continues without "
+        f"{'this file' if len(lost) == 1 else f'{len(lost)} files'}"
     )
 
 
 @collector.command(name="accept-clock")
 @_config
-@click.confirmation_option(prompt="Is the wall clock of this machine right now?")
+@click.confirmation_option(prompt="Is the wall clock of this machine correct now?")
 def accept_clock_command(config: Path | None) -> None:
     """Make the running collector accept the current wall clock after it was found suspect."""
     found = _loaded(config)
@@ -170,14 +171,18 @@ def accept_clock_command(config: Path | None) -> None:
     try:
         state = clock.read(directory)
     except clock.ClockFileError as error:
-        message = f"{directory / clock.FILE}: {error}; fix: put the file back, or run `railscope collector accept-loss`"
+        message = (
+            f"{directory / clock.FILE}: {error}; fix: restore the file, or run `railscope"
+            " collector accept-loss`"
+        )
         raise click.ClickException(message) from error
     if state is None or not state.problem:
-        message = "the clock is not suspect: nothing to accept"
+        message = "nothing to accept: the clock is not suspect"
         raise click.ClickException(message)
     (directory / clock.ACCEPTED_FILE).touch()
     click.echo(
-        f"accepted within seconds by the collector that runs; it was suspect: {state.problem}"
+        "accepted; the running collector applies it within seconds; it was suspect: "
+        f"{state.problem}"
     )
 
 

@@ -72,7 +72,7 @@ class ClockState(msgspec.Struct):
     @property
     def hold(self) -> str:
         """Reason why nothing may be finalized or closed; empty if there is none."""
-        unconfirmed = "no node has confirmed the clock since the machine was started"
+        unconfirmed = "no node has confirmed the clock since the start of the machine"
         return self.problem or (unconfirmed if self.is_unconfirmed else "")
 
 
@@ -106,7 +106,7 @@ class CollectorClock:
     """True if a restart of the collector must assign frames new timestamps."""
     lost: str = ""
     """Defect of the stored file; while it is set, the file is not overwritten."""
-    _polled_ns: int = 0
+    _looked_ns: int = 0
     _kept_ns: int = 0
     _is_open: bool = False
 
@@ -121,11 +121,11 @@ class CollectorClock:
         except (
             ClockFileError
         ) as error:  # reported before; its loss was accepted unless `lost` is set
-            log.warning("clock_unread", problem=str(error))
+            log.warning("clock_read_failed", problem=str(error))
             found = None
         if found is None or found.boot_id != self.boot_id or not self.boot_id:
             found = self._begun(found, newest_ns, boot_ns)
-        self._state, self._polled_ns, self._is_open = found, boot_ns, True
+        self._state, self._looked_ns, self._is_open = found, boot_ns, True
         self._keep(boot_ns)
 
     def _begun(self, before: ClockState | None, newest_ns: int, boot_ns: int) -> ClockState:
@@ -140,7 +140,7 @@ class CollectorClock:
             begun.reference_ns = newest_ns - boot_ns
             begun.problem = "the wall clock is before the newest frame of the frame log"
             begun.since_ns = newest_ns
-            log.error("clock_suspect", problem=begun.problem)
+            log.error("clock_suspected", problem=begun.problem)
         return begun
 
     def now_ns(self) -> int:
@@ -155,7 +155,7 @@ class CollectorClock:
     @property
     def hold(self) -> str:
         """Reason why nothing may be finalized or stored permanently; empty if there is none."""
-        replaced = "frames are placed again by the accepted clock"
+        replaced = "frames are dated again by the accepted clock"
         lost = f"the file {FILE} of the state directory is lost: {self.lost}" if self.lost else ""
         return self._current().hold or lost or (replaced if self.is_replaced else "")
 
@@ -169,19 +169,19 @@ class CollectorClock:
         if self._state is None:
             self._state = ClockState(self.boot_id, self.wall_ns() - self.boot_ns())
         boot_ns = self.boot_ns()
-        passed_ns = boot_ns - self._polled_ns
+        passed_ns = boot_ns - self._looked_ns
         drift_ns = self.wall_ns() - boot_ns - self._state.reference_ns
         if abs(drift_ns) > MAX_STEP_NS and not self._state.problem:
             self._suspect(f"the wall clock was stepped by {drift_ns / SECOND_NS:+.3f} s", boot_ns)
         if passed_ns >= LOOK_EVERY_NS:
-            self._compare(drift_ns, passed_ns, boot_ns)
+            self._look(drift_ns, passed_ns, boot_ns)
         return self._state
 
-    def _compare(self, drift_ns: int, passed_ns: int, boot_ns: int) -> None:
+    def _look(self, drift_ns: int, passed_ns: int, boot_ns: int) -> None:
         """Follow the wall clock, or check if the reason to suspect it still applies."""
         state = self._state
         assert state is not None  # noqa: S101 - set by the only caller
-        self._polled_ns = boot_ns
+        self._looked_ns = boot_ns
         offsets_ns = list(self.offsets_ns())
         contradicted = _contradiction(offsets_ns, is_unconfirmed=state.is_unconfirmed)
         state.is_overruled &= bool(contradicted)
@@ -222,14 +222,14 @@ class CollectorClock:
         assert self._state is not None  # noqa: S101 - set by every caller
         self._state.problem = problem
         self._state.since_ns = self._state.since_ns or self._state.reference_ns + boot_ns
-        log.error("clock_suspect", problem=problem,
-                  advice="set the clock right, or run `railscope collector accept-clock`")  # fmt: skip
+        log.error("clock_suspected", problem=problem,
+                  advice="correct the clock, or run `railscope collector accept-clock`")  # fmt: skip
         self._keep(boot_ns)
         self.on_change(self._state)
 
     def _trust(self, reason: str, boot_ns: int) -> None:
         assert self._state is not None  # noqa: S101 - set by every caller
-        log.warning("clock_trusted", reason=reason, after=self._state.problem)
+        log.warning("clock_trusted", reason=reason, previous_problem=self._state.problem)
         self._state.problem, self._state.since_ns = "", 0
         self._keep(boot_ns)
         self.on_change(self._state)
@@ -243,7 +243,7 @@ class CollectorClock:
         try:
             write_durably(self.directory / FILE, encoded(self._state))
         except OSError as error:
-            log.warning("clock_not_kept", problem=str(error))
+            log.warning("clock_write_failed", problem=str(error))
 
 
 def _contradiction(offsets_ns: Sequence[int], *, is_unconfirmed: bool) -> str:
@@ -274,7 +274,7 @@ def read(directory: Path) -> ClockState | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        message = f"it cannot be read: {error}"
+        message = f"cannot read it: {error}"
         raise ClockFileError(message) from error
     if checksum and checksum != b"%08x\n" % zlib.crc32(content):
         message = "it is damaged: its checksum does not match"

@@ -121,7 +121,7 @@ class Collector:
             pod_job_pattern=pattern_of(self.settings.pod_job_pattern),
         )  # fmt: skip
         self.settler = DayFinalizer(
-            self.core.evidence, self.live, self._metering_stores, self.files.texts,
+            self.core.evidence, self.live, self._door, self.files.texts,
             self.settings.metering, self.directory / "evidence.seen",
             self.clock.now_ns, lambda: self.clock.hold, self.audit.watch.check,
             self._decided,
@@ -178,7 +178,7 @@ class Collector:
             if self.clock.is_replaced and loop_time >= reload_at:
                 # Repeated if it was rejected: nothing is stored before the restart.
                 reload_at = loop_time + _RELOAD_AGAIN_SECONDS
-                log.info("frames_placed_again", advice="the collector starts again for it")
+                log.info("frames_redated", advice="the collector restarts to apply it")
                 self.reload()
 
     def _listed_nodes(self) -> set[str]:
@@ -193,7 +193,7 @@ class Collector:
         if decisions != self.files.decisions:
             self.files.decisions = decisions
 
-    def _metering_stores(self) -> MeteringStores:
+    def _door(self) -> MeteringStores:
         """Return the ledger and the evidence in its database. Blocking; raises LedgerError."""
         database = self.database.open()
         return MeteringStores(Ledger(database), EvidenceStore(database, self.quarantine))
@@ -222,10 +222,10 @@ class Collector:
         if not problem:
             return
         log.error(
-            "collector_read_only",
+            "writes_suspended",
             problem=problem,
             directory=str(self.directory),
-            advice="make room: it goes on by itself",
+            advice="free space on the disk: the collector then continues without a restart",
         )
         serving = Collector(
             self.settings,
@@ -361,10 +361,13 @@ class Collector:
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             return lock_directory(self.directory)
         except BlockingIOError as error:
-            message = f"state_directory {self.directory} is in use by another collector"
+            message = (
+                f"state_directory {self.directory} is in use by another collector; fix: stop it,"
+                " or set another directory"
+            )
             raise SettingsError(message) from error
         except OSError as error:
-            message = f"state_directory {self.directory} cannot be used: {error.strerror}"
+            message = f"cannot use state_directory {self.directory}: {error.strerror}"
             raise SettingsError(message) from error
 
     def _read_files(self) -> None:
@@ -372,7 +375,7 @@ class Collector:
         try:
             self.files.start(lambda kind: EvidenceStore(self.database.open()).file(kind))
         except LedgerError as error:
-            log.error("earlier_versions_unread", problem=str(error), files=self.files.unknown)
+            log.error("earlier_versions_read_failed", problem=str(error), files=self.files.unknown)
 
     # Restart -----------------------------------------------------------------------------------
 
@@ -383,7 +386,7 @@ class Collector:
         self._read_files()
         damaged = self.core.schemas.open()
         if damaged:
-            log.error("schemas_damaged", files=damaged, advice="agents will send them again")
+            log.error("schemas_damaged", files=damaged, advice="agents send them again")
         self.at_rest.open()
         self.log.open()
         if self.at_rest.incomplete:

@@ -96,7 +96,7 @@ class CaptureMoment:
         wanted = [int, list, *[dict] * len(sections)]
         for part, kind in zip((moment.offset_ns, moment.log, *sections), wanted, strict=True):
             if not isinstance(part, kind):
-                message = f"{part!r} stands where a {kind.__name__} belongs"
+                message = f"{part!r}: expected {kind.__name__}"
                 raise TypeError(message)
         return moment
 
@@ -162,14 +162,16 @@ def read_capture(directory: Path) -> Capture:
     try:
         settings = parse_toml((directory / "capture.toml").read_text(encoding="utf-8"))
         if settings.pop("format") != FORMAT:
-            message = f"{directory}: the capture is not of format {FORMAT}; record it again"
+            message = (
+                f"{directory}: unknown capture format: expected {FORMAT}; fix: record it again"
+            )
             raise CaptureError(message)
         about = msgspec.convert(settings, CaptureMetadata)
     except (OSError, KeyError, UnicodeDecodeError, TomlError) as error:
-        message = f"{directory}: no capture can be read from capture.toml: {error}"
+        message = f"{directory}: cannot read capture.toml: {error}"
         raise CaptureError(message) from error
     except msgspec.ValidationError as error:
-        message = f"{directory}: capture.toml does not say what it must: {error}"
+        message = f"{directory}: invalid capture.toml: {error}"
         raise CaptureError(message) from error
     return Capture(about, tuple(_moments(directory / "timeline.jsonl")))
 
@@ -182,7 +184,7 @@ def _moments(path: Path) -> Iterator[CaptureMoment]:
                 number += 1
                 yield CaptureMoment.from_line(line)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        message = f"{path}: line {number} is damaged: {error}"
+        message = f"{path}: damaged line {number}: {error}"
         raise CaptureError(message) from error
 
 

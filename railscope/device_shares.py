@@ -161,7 +161,7 @@ def _fraction(part: int, of: int | None, what: str) -> Fraction:
         message = f"{what}: the memory of the device is unknown"
         raise RequestError(message)
     if part <= 0:
-        message = f"{what}: {part} is no part of a device"
+        message = f"{what}: invalid amount {part}: expected more than 0"
         raise RequestError(message)
     return min(Fraction(part, of), Fraction(1))
 
@@ -294,12 +294,12 @@ def _gpushare(pod: PodEntry, memory: MemoryOfDevice) -> Iterator[RequestedShare]
 def _by_index(text: str) -> dict[int, int]:
     """Sum amounts by GPU of `{"container":{"GPU index":amount}}` over all containers."""
     try:
-        allocations = msgspec.json.decode(text.encode(), type=dict[str, dict[str, _Amount]])
+        told = msgspec.json.decode(text.encode(), type=dict[str, dict[str, _Amount]])
     except (msgspec.MsgspecError, UnicodeEncodeError) as error:
         message = f"scheduler.framework.gpushare.allocation: {error}"
         raise RequestError(message) from error
     found: dict[int, int] = {}
-    for amounts in allocations.values():
+    for amounts in told.values():
         for index, amount in amounts.items():
             (place,) = _indices(index, "scheduler.framework.gpushare.allocation") or [0]
             found[place] = found.get(place, 0) + amount

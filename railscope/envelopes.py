@@ -145,7 +145,7 @@ def unpack(body: bytes, max_bytes: int) -> Envelope:
     try:
         version = _version_decoder.decode(raw).version
         if version != VERSION:
-            message = f"the envelope is of version {version}, this program speaks {VERSION}"
+            message = f"envelope version {version}: expected {VERSION}"
             raise WireVersionError(message)
         sealed = _envelope_decoder.decode(raw)
         names = (sealed.node, sealed.run, sealed.boot_id, sealed.agent_version)
@@ -157,15 +157,15 @@ def unpack(body: bytes, max_bytes: int) -> Envelope:
             RunEnd(sealed.ended.run, sealed.ended.streams) if sealed.ended else None,
         )  # fmt: skip
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        message = f"the body is no envelope: {error}"
+        message = f"invalid envelope: {error}"
         raise WireError(message) from error
 
 
 def _decompressed(body: bytes, max_bytes: int) -> bytes:
     if body[: len(MAGIC)] != MAGIC:
-        message = f"the body does not start with {MAGIC!r}: it is no envelope of frames"
+        message = f"invalid body: expected an envelope of frames, which starts with {MAGIC!r}"
         raise WireError(message)
-    too_large = f"the body holds more than {max_bytes} bytes when decompressed"
+    too_large = f"body too large: expected at most {max_bytes} bytes when decompressed"
     if (unpacked_bytes(body) or 0) > max_bytes:
         raise WireError(too_large)
     decompressor = zstd.ZstdDecompressor(
@@ -174,12 +174,12 @@ def _decompressed(body: bytes, max_bytes: int) -> bytes:
     try:
         raw = decompressor.decompress(body[len(MAGIC) :], max_bytes + 1)
     except zstd.ZstdError as error:
-        message = f"the body cannot be decompressed: {error}"
+        message = f"cannot decompress the body: {error}"
         raise WireError(message) from error
     if len(raw) > max_bytes:
         raise WireError(too_large)
     if not decompressor.eof or decompressor.unused_data:
-        message = "the body is cut off or has something behind its end"
+        message = "invalid body: truncated, or followed by other data"
         raise WireError(message)
     return raw
 
@@ -227,7 +227,7 @@ def _event(raw: msgspec.Raw) -> WireEvent:
     _check_entity(event.entity)
     _check_facts(event.facts)
     if _text_of(event) > MAX_EVENT_TEXT:
-        message = f"an event has more than {MAX_EVENT_TEXT} characters"
+        message = f"event too large: expected at most {MAX_EVENT_TEXT} characters"
         raise WireError(message)
     return event
 
@@ -251,13 +251,13 @@ def _check_words(what: str, words: Iterable[str], max_characters: int) -> None:
         if len(word) > max_characters:
             _check_size(what, len(word), max_characters, "characters")
         if not word.isprintable():
-            message = f"{what} has characters that do not print: {printable(word)[:MAX_NAME]}"
+            message = f"{what}: {printable(word)[:MAX_NAME]}: expected printable characters"
             raise WireError(message)
 
 
 def _check_size(what: str, size: int, max_size: int, unit: str = "bytes") -> None:
     if size > max_size:
-        message = f"{what} has {size} {unit}: expected at most {max_size}"
+        message = f"{what}: {size} {unit}: expected at most {max_size}"
         raise WireError(message)
 
 

@@ -92,7 +92,7 @@ class _BoundedRawSocket(io.RawIOBase):
         """Read the available bytes that fit. Raises TimeoutError, OSError."""
         left_seconds = self._deadline - time.monotonic()
         if left_seconds <= 0:
-            raise TimeoutError(errno.ETIMEDOUT, "the answer took too long")
+            raise TimeoutError(errno.ETIMEDOUT, "HTTP response timed out")
         self._sock.settimeout(left_seconds)
         count = self._file.readinto(buffer) or 0
         self._left_bytes -= count
@@ -107,7 +107,7 @@ class _BoundedRawSocket(io.RawIOBase):
 
 
 def _too_long(max_bytes: int) -> OSError:
-    return OSError(errno.EMSGSIZE, f"the answer is longer than {max_bytes} bytes")
+    return OSError(errno.EMSGSIZE, f"HTTP response too large: expected at most {max_bytes} bytes")
 
 
 ANSWER_HEADER = "Railscope-Answer"

@@ -281,7 +281,7 @@ class ConnectionAcceptor:
             self.by_transport[transport] = connection
             await guarded.closed
         except (OSError, TimeoutError) as error:
-            log.debug("connection_ended", problem=str(error) or type(error).__name__)
+            log.debug("connection_closed", problem=str(error) or type(error).__name__)
         finally:
             self.connections.close(connection)
             if isinstance(transport, asyncio.WriteTransport):
@@ -353,7 +353,7 @@ def server_tls(
     """
     if not certificate_file:
         if client_ca_file:
-            message = f"tls.client_ca_file {client_ca_file} needs tls.certificate_file"
+            message = f"tls.client_ca_file {client_ca_file}: expected tls.certificate_file as well"
             raise SettingsError(message)
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -361,13 +361,13 @@ def server_tls(
     try:
         context.load_cert_chain(certificate_file, key_file or None)
     except OSError as error:
-        message = f"certificate {certificate_file} or key {key_file} cannot be used: {error}"
+        message = f"cannot use certificate {certificate_file} or key {key_file}: {error}"
         raise SettingsError(message) from error
     if client_ca_file:
         try:
             context.load_verify_locations(client_ca_file)
         except OSError as error:
-            message = f"tls.client_ca_file {client_ca_file} cannot be used: {error}"
+            message = f"cannot use tls.client_ca_file {client_ca_file}: {error}"
             raise SettingsError(message) from error
         context.verify_mode = ssl.CERT_OPTIONAL
     return context

@@ -115,7 +115,7 @@ async def _until_change(
             return None
         if waiting.result() is not signal.SIGHUP:
             notify("STOPPING=1")
-            log.info("stopping", signal=waiting.result().name)
+            log.info("stop_requested", signal=waiting.result().name)
             return None
         try:
             following = load()
@@ -123,12 +123,12 @@ async def _until_change(
             _refused(error)
             continue
         notify_reloading()
-        log.info("reloading")
+        log.info("reload_started")
         return following
 
 
 def _refused(error: BaseException) -> None:
-    log.error("reload_refused", problem=str(error), advice="still on the old settings")
+    log.error("reload_rejected", problem=str(error), advice="the previous settings remain in use")
 
 
 async def _end(serving: asyncio.Future[None]) -> None:
@@ -139,7 +139,7 @@ async def _end(serving: asyncio.Future[None]) -> None:
     try:
         await serving
     except asyncio.CancelledError:
-        log.debug("stopped")
+        log.debug("service_stopped")
 
 
 _JOURNAL_LEVELS = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}

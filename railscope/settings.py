@@ -30,7 +30,7 @@ _TYPES: dict[Any, str] = {
     int: "an integer",
     float: "a finite number",
     bool: "true or false",
-    str: "a text",
+    str: "a string",
 }
 _BOUNDS = {
     "ge": "at least", "gt": "greater than", "le": "at most", "lt": "less than",
@@ -92,10 +92,10 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         return parse_toml(file.read_text(encoding="utf-8"))
     except OSError as error:
-        message = f"{file}: cannot be read: {error.strerror}"
+        message = f"cannot read {file}: {error.strerror}"
         raise SettingsError(message) from error
     except (TomlError, UnicodeDecodeError) as error:
-        message = f"{file}: is no TOML: {error}"
+        message = f"{file}: invalid TOML: {error}"
         raise SettingsError(message) from error
 
 
@@ -109,7 +109,7 @@ def _from_environment(
         if name.startswith(prefix):
             word = name.removeprefix(prefix)
             if word not in known:
-                message = f"environment variable {name} is no setting{_nearest(word, known)}"
+                message = f"unknown environment variable {name}{_nearest(word, known)}"
                 raise SettingsError(message)
             found[name] = _nested({known[word]: value}, ".")
     return found
@@ -140,7 +140,10 @@ def _merge(
         elif isinstance(value, dict):
             _merge(section, into.setdefault(key, {}), value, f"{where} [{key}]")
         else:
-            message = f"{where}: {key} is a section: write [{key}] and its settings below"
+            message = (
+                f"{where}: invalid {key}: expected a section; fix: write [{key}] and its"
+                " settings below"
+            )
             raise SettingsError(message)
 
 
@@ -181,7 +184,7 @@ def _table(hint: Any, key: str, value: Any, where: str) -> Any:
     try:
         return parse_toml(f"{key} = {value}")[key]
     except TomlError as error:
-        message = f"{where}: {key} is a table, written like {{ a = 1 }}: {error}"
+        message = f"{where}: invalid {key}: expected a table such as {{ a = 1 }}: {error}"
         raise SettingsError(message) from error
 
 
@@ -189,9 +192,11 @@ def _section(hint: Any) -> type[msgspec.Struct] | None:
     return hint if isinstance(hint, type) and issubclass(hint, msgspec.Struct) else None
 
 
-def _nearest(name: str, known: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(known))}"
+def _nearest(word: str, known: Mapping[str, Any]) -> str:
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return (
+        f"; did you mean {near[0]!r}?" if near else f": expected one of {', '.join(sorted(known))}"
+    )
 
 
 # Documentation ---------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def parse_whole(text: str, limit: int) -> int:
     """
     digits = text.isascii() and text.isdecimal() and len(text) <= 2 * len(str(limit))
     if not digits or int(text) >= limit:
-        message = f"{quote_text(text)} is no whole number below {limit}"
+        message = f"{quote_text(text)}: expected a whole number below {limit}"
         raise NumberError(message)
     return int(text)
 
@@ -161,7 +161,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     except RecursionError as error:
         raise _too_deep() from error
     except ValueError as error:  # int() of thousands of digits, a time zone of 99 hours
-        message = f"a value out of range: {error}"
+        message = f"value out of range: {error}"
         raise TomlError(message) from error
     _check(document)
     return document
@@ -178,7 +178,7 @@ def _check(document: dict[str, Any]) -> None:
             message = f"{where}: number of {value.bit_length()} bits: expected at most 64, signed"
             raise TomlError(message)
         if isinstance(value, str) and "\0" in value:
-            message = f"{where}: {quote_text(value)}: expected a text without NUL characters"
+            message = f"{where}: {quote_text(value)}: expected a string without NUL characters"
             raise TomlError(message)
         waiting += [(name, part, depth + 1) for name, part in _parts(where, value)]
 
@@ -193,7 +193,7 @@ def _parts(where: str, value: Any) -> Iterable[tuple[str, Any]]:
         for key in value
     }
     if any("\0" in key for key in value):
-        message = f"{where or 'the file'}: a key has a NUL character"
+        message = f"{where or 'the file'}: invalid key: expected no NUL characters"
         raise TomlError(message)
     return [(names[key], part) for key, part in value.items()]
 
@@ -212,7 +212,7 @@ def parse_csv(text: str) -> Iterator[tuple[int, list[str]]]:
     Comments, which begin with `#`, and empty lines are skipped.
     """
     if "\0" in text:
-        message = "the file has a NUL character"
+        message = "invalid file: expected no NUL characters"
         raise CsvError(message)
     lines = text.replace("\r\n", "\n").split("\n")
     reader = csv.reader(("" if line.startswith("#") else line for line in lines), strict=True)

@@ -164,7 +164,7 @@ class SentAt(msgspec.Struct, frozen=True, array_like=True):
         """Decode a request header. Raises WireError."""
         match = _SENT.fullmatch(text)
         if not match or max(int(match[1]), int(match[2])) >= SIGNED_LIMIT:
-            message = f"the header {SENT_HEADER} must give wall clock, boot clock and boot id"
+            message = f"invalid header {SENT_HEADER}: expected wall clock, boot clock and boot ID"
             raise WireError(message)
         return cls(int(match[1]), int(match[2]), match[3] or "")
 

@@ -282,7 +282,7 @@ def test_the_catalog_for_programs():
 
 def test_a_token_comes_with_its_line_for_the_tokens_file():
     lines = run("collector", "token", "gpu-1").stdout.splitlines()
-    assert lines[0].startswith("token (give it to gpu-1 only): ")
+    assert lines[0].startswith("token (for gpu-1 only): ")
     assert "[nodes]" in lines[1]
     assert lines[2].startswith('"gpu-1" = "sha256:')
     role = ("--role", "tenant", "--tenant", "vision")
@@ -295,7 +295,7 @@ def test_a_token_comes_with_its_line_for_the_tokens_file():
     assert entry.until_ns
     assert 29 < (entry.until_ns / 1e9 - time.time()) / 86_400 <= 30
     for role in (("--role", "tenant"), ("--tenant", "vision")):
-        assert "goes with" in run("collector", "token", *role, "board").stderr
+        assert "expected both or neither" in run("collector", "token", *role, "board").stderr
 
 
 def test_a_token_with_a_limit_of_authority():
@@ -303,7 +303,7 @@ def test_a_token_with_a_limit_of_authority():
     found = credentials.parse_credentials(f"{place.partition('section ')[2].rstrip(':')}\n{line}\n")
     assert [one.credential.max_rank for one in found.entries.values()] == [2]
     wrong = run("collector", "token", "--role", "finance", "--max-rank", "2", "billing")
-    assert "--max-rank goes with --role node" in wrong.stderr
+    assert "--max-rank: expected --role node as well" in wrong.stderr
     assert "4 is not in the range" in run("collector", "token", "--max-rank", "4", "gpu-1").stderr
 
 
@@ -374,7 +374,7 @@ def test_check_passes_and_leaves_nothing_behind(tmp_path: Path):
     assert status == 0, lines
     assert {line[:8] for line in lines.values()} == {"ok      "}
     assert "is valid" in lines["claims_file"]
-    assert "will be made" in lines["ledger"]
+    assert "will be created" in lines["ledger"]
     assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "collector.toml"])
 
 
@@ -414,7 +414,7 @@ def test_check_warns_of_nodes_that_the_inventory_does_not_list(tmp_path: Path):
     )
     (tmp_path / "collector.toml").write_text(settings)
     for listed, expected in (
-        (["gpu-1"], ["nodes without a row: all of their GPUs wait for a person: gpu-2"]),
+        (["gpu-1"], ["nodes without a row: all of their GPUs are under review: gpu-2"]),
         (["gpu-1", "gpu-3"], ["person: gpu-2", "reported no GPU: gpu-3"]),
         ([], []),
     ):

@@ -87,7 +87,7 @@ async def test_settings_that_cannot_work_leave_the_old_service(bad: str):
 
     with capture_logs() as logs:
         await supervised(services, script)
-    refused = [line for line in logs if line["event"] == "reload_refused"]
+    refused = [line for line in logs if line["event"] == "reload_rejected"]
     assert [line["problem"] for line in refused] == [bad]
 
 

@@ -64,7 +64,7 @@ class AccessTrail:
     """Writes through a `AuditTrail`: `open` it, `run` it while that runs. Noting an event never waits."""
 
     trail: AuditTrail
-    recorded: RecordedCredentials
+    told: RecordedCredentials
     wall_ns: Callable[[], int] = time.time_ns
     max_a_day: int = MAX_A_DAY
     _day: int = -1
@@ -159,10 +159,10 @@ class AccessTrail:
     def open(self) -> None:
         """Read the credentials that were recorded before. Blocking; before `run`."""
         try:
-            self.recorded.read()
+            self.told.read()
         except (OSError, ValueError) as error:
-            log.error("identities_unreadable", file=str(self.recorded.path), problem=str(error),
-                      advice="all who are in the tokens file are recorded anew")  # fmt: skip
+            log.error("identities_read_failed", file=str(self.told.path), problem=str(error),
+                      advice="all entries of the tokens file are recorded again")  # fmt: skip
 
     async def _minute(self) -> None:
         deadline = asyncio.get_running_loop().time() + EVERY_SECONDS
@@ -182,7 +182,10 @@ class AccessTrail:
             if count:
                 self._drafts.append(self._draft_misuse(misuse, count))
         if self._more_misuses:
-            data: RecordData = {"reason": "more than are told apart", "count": self._more_misuses}
+            data: RecordData = {
+                "reason": "more senders than are counted separately",
+                "count": self._more_misuses,
+            }
             self._drafts.append(
                 self._draft("access.denied", RecordActor("unknown", ""), "denied", data)
             )
@@ -191,7 +194,10 @@ class AccessTrail:
 
     def _draft_more_today(self) -> None:
         if self._more_today:
-            data: RecordData = {"reason": "more than are told apart", "count": self._more_today}
+            data: RecordData = {
+                "reason": "more senders than are counted separately",
+                "count": self._more_today,
+            }
             self._note(self._draft("access.token", RecordActor("credential", ""), "done", data))
         self._more_today = 0
 
@@ -199,15 +205,15 @@ class AccessTrail:
         drafts, self._drafts = self._drafts, []
         await self._append(iter(drafts))
         current = self._current
-        if current is None or current is self.recorded.credentials:
+        if current is None or current is self.told.credentials:
             return
-        found = await asyncio.to_thread(find_changes, self.recorded.credentials, current)
+        found = await asyncio.to_thread(find_changes, self.told.credentials, current)
         if await self._append(map(self._draft_change, found)):
             try:
-                await asyncio.to_thread(self.recorded.keep, current)
+                await asyncio.to_thread(self.told.keep, current)
             except OSError as error:
-                log.error("identities_not_kept", file=str(self.recorded.path), problem=str(error),
-                          advice="what was recorded now is recorded again later")  # fmt: skip
+                log.error("identities_write_failed", file=str(self.told.path), problem=str(error),
+                          advice="changes of the tokens file are recorded again after a restart")  # fmt: skip
 
     async def _append(self, drafts: Iterator[RecordDraft]) -> bool:
         """Record all drafts, in groups; return True if none was lost."""
@@ -219,8 +225,8 @@ class AccessTrail:
     # Form of the records --------------------------------------------------------------------------
 
     def _draft_misuse(self, misuse: CredentialMisuse, count: int) -> RecordDraft:
-        origin = {"key": misuse.key} if misuse.key else {"path": misuse.path}
-        data: RecordData = {**origin, "count": count, **_tenant(misuse.credential)}
+        told = {"key": misuse.key} if misuse.key else {"path": misuse.path}
+        data: RecordData = {**told, "count": count, **_tenant(misuse.credential)}
         actor = _actor(misuse.credential, "", misuse.address)
         return self._draft(misuse.type, actor, "denied", data)
 

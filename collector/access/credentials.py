@@ -205,11 +205,12 @@ def load_credentials(path: Path) -> Credentials:
         return parse_credentials(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         message = (
-            f"tokens_file {path} does not exist: make one with `railscope collector token NODE`"
+            f"tokens_file {path} does not exist; fix: create it with `railscope collector"
+            " token NODE`"
         )
         raise SettingsError(message) from None
     except (OSError, UnicodeDecodeError) as error:
-        message = f"tokens_file {path} cannot be read: {error}"
+        message = f"cannot read tokens_file {path}: {error}"
         raise SettingsError(message) from error
     except TokensFileError as error:
         message = f"tokens_file {path}: {error}"
@@ -221,20 +222,23 @@ def parse_credentials(text: str) -> Credentials:
     try:
         content = parse_toml(text)
     except TomlError as error:
-        message = f"no TOML: {error}"
+        message = f"invalid TOML: {error}"
         raise TokensFileError(message) from error
     unknown = set(content) - set(_KNOWN)
     if unknown:
-        message = f"unknown section {min(unknown)!r}; known are {', '.join(_KNOWN)}"
+        message = f"unknown section {min(unknown)!r}: expected one of {', '.join(_KNOWN)}"
         raise TokensFileError(message)
     entries: dict[CredentialKey, CredentialEntry] = {}
     for key, entry in _entries(content):
         holder = entries.setdefault(key, entry).credential
         if holder.label != entry.credential.label:
-            message = f"{holder.label} and {entry.credential.label} share a {key.kind}"
+            message = (
+                f"duplicate {key.kind}: {holder.label} and {entry.credential.label} have the"
+                " same one"
+            )
             raise TokensFileError(message)
         if entries[key] != entry:
-            message = f"{holder.label} has a {key.kind} twice, with two ends or two ranks"
+            message = f"duplicate {key.kind} of {holder.label}: expected one end and one rank"
             raise TokensFileError(message)
     return Credentials(entries, _revoked(_section(content, _REVOKED, _REVOKED)))
 
@@ -253,7 +257,7 @@ def _entries(content: Mapping[str, object]) -> Iterator[tuple[CredentialKey, Cre
 def _section(content: Mapping[str, object], key: str, where: str) -> Mapping[str, object]:
     section = content.get(key, {})
     if not isinstance(section, dict):
-        message = f"[{where}] must be a section"
+        message = f"invalid [{where}]: expected a section"
         raise TokensFileError(message)
     return section
 
@@ -272,7 +276,7 @@ def _of_one(
 
 def _check_name(name: str, where: str) -> None:
     if not is_name(name):
-        message = f"{where}: {name!r} is no name: write printable text in Unicode's NFC"
+        message = f"{where}: invalid name {name!r}: expected printable text in Unicode NFC"
         raise TokensFileError(message)
 
 
@@ -280,15 +284,15 @@ def _key(table: Mapping[str, object], where: str) -> CredentialKey:
     kinds = [kind for kind in ("token", "certificate", "common_name") if kind in table]
     if len(kinds) != 1 or set(table) - {kinds[0], "until", _MAX_RANK}:
         message = (
-            f"{where} must name a token, a certificate or a common_name;"
-            f" `until` and `{_MAX_RANK}` may follow"
+            f"{where}: expected one of token, certificate and common_name, with `until` and"
+            f" `{_MAX_RANK}` as the only other keys"
         )
         raise TokensFileError(message)
     value = table[kinds[0]]
     if kinds[0] != "common_name":
         return CredentialKey(kinds[0], _checked(value, where))
     if not isinstance(value, str) or not is_name(value):
-        message = f"{where}: the common_name must be printable text in Unicode's NFC"
+        message = f"{where}: invalid common_name: expected printable text in Unicode NFC"
         raise TokensFileError(message)
     return CredentialKey(kinds[0], value)
 
@@ -296,7 +300,7 @@ def _key(table: Mapping[str, object], where: str) -> CredentialKey:
 def _max_rank(table: Mapping[str, object], role: Role, where: str) -> int:
     value = table.get(_MAX_RANK, MAX_RANK)
     if _MAX_RANK in table and role is not Role.NODE:
-        message = f"{where}: {_MAX_RANK} is not allowed here: expected in section [nodes] only"
+        message = f"{where}: unexpected {_MAX_RANK}: expected in section [nodes] only"
         raise TokensFileError(message)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_RANK:
         message = f"{where}: invalid {_MAX_RANK} {value!r}: expected 1 to {MAX_RANK}"
@@ -306,7 +310,7 @@ def _max_rank(table: Mapping[str, object], role: Role, where: str) -> int:
 
 def _checked(value: object, where: str) -> str:
     if not isinstance(value, str) or not _DIGEST.fullmatch(value):
-        message = f"{where} must be {DIGEST_PREFIX}<64 hex digits>"
+        message = f"{where}: invalid digest: expected {DIGEST_PREFIX}<64 hex digits>"
         raise TokensFileError(message)
     return value
 
@@ -315,7 +319,9 @@ def _until_ns(value: object, where: str) -> int | None:
     if value is None:
         return None
     if not isinstance(value, datetime) or value.tzinfo is None:
-        message = f"{where}: until must be a time with an offset, such as 2027-01-01T00:00:00Z"
+        message = (
+            f"{where}: invalid until: expected a time with an offset, such as 2027-01-01T00:00:00Z"
+        )
         raise TokensFileError(message)
     return from_datetime(value)
 
@@ -323,7 +329,7 @@ def _until_ns(value: object, where: str) -> int | None:
 def _revoked(section: Mapping[str, object]) -> frozenset[str]:
     listed = section.get("certificates", [])
     if set(section) - {"certificates"} or not isinstance(listed, list):
-        message = f"[{_REVOKED}] holds certificates = [...] and nothing else"
+        message = f"invalid [{_REVOKED}]: expected certificates = [...] as its only key"
         raise TokensFileError(message)
     return frozenset(_checked(one, f"[{_REVOKED}] certificates") for one in listed)
 

@@ -57,7 +57,7 @@ class TokensFile:
             found = await asyncio.to_thread(self.read)
             if found is not None and found != self.credentials:
                 self.credentials = found
-                log.info("tokens_read", file=str(self.path), entries=len(found.entries))
+                log.info("tokens_loaded", file=str(self.path), entries=len(found.entries))
                 self.on_change(found)
             await asyncio.sleep(_WATCH_SECONDS)
 
@@ -77,8 +77,8 @@ class TokensFile:
             found = parse_credentials(content.decode())
         except (OSError, ValueError) as error:
             if self.valid or not isinstance(error, OSError):
-                log.error("tokens_refused", file=str(self.path), problem=str(error),
-                          advice="the last good credentials stay in force")  # fmt: skip
+                log.error("tokens_rejected", file=str(self.path), problem=str(error),
+                          advice="the last valid credentials remain in use")  # fmt: skip
             self.valid = False
             if isinstance(error, OSError):
                 self._judged = b""
@@ -144,16 +144,10 @@ class RecordedCredentials:
         """Store these credentials as recorded; durable on return."""
         entries = [
             _StoredEntry(
-                key.kind,
-                key.value,
-                credential.role,
-                credential.name,
-                credential.tenant,
-                entry.until_ns,
-                credential.max_rank,
+                key.kind, key.value, who.role, who.name, who.tenant, entry.until_ns, who.max_rank
             )
             for key, entry in credentials.entries.items()
-            for credential in (entry.credential,)
+            for who in (entry.credential,)
         ]
         state = _StoredCredentials(entries, sorted(credentials.revoked))
         write_durably(self.path, msgspec.json.encode(state))
@@ -188,12 +182,12 @@ def _by_holder(
 ) -> dict[Credential, dict[CredentialKey, str]]:
     found: dict[Credential, dict[CredentialKey, str]] = {}
     for key, entry in entries.items():
-        credential = entry.credential
+        who = entry.credential
         text = (
             key.short if entry.until_ns is None else f"{key.short} until {entry.until_ns // 10**9}"
         )
-        text += f" max_rank {credential.max_rank}" if credential.max_rank != MAX_RANK else ""
-        found.setdefault(replace(credential, max_rank=MAX_RANK), {})[key] = text
+        text += f" max_rank {who.max_rank}" if who.max_rank != MAX_RANK else ""
+        found.setdefault(replace(who, max_rank=MAX_RANK), {})[key] = text
     return found
 
 

@@ -77,7 +77,7 @@ def parse_quotas(text: str) -> Quotas:
     for number, (tenant, gpu_hours, period, gpus, start, end) in read_rows(text, QUOTAS_HEADER):
         where = f"line {number}"
         if not tenant or period not in QUOTA_PERIODS:
-            message = f"{where}: needs a tenant, and a period of {' or '.join(QUOTA_PERIODS)}"
+            message = f"{where}: expected a tenant, and a period of {' or '.join(QUOTA_PERIODS)}"
             raise FileError(message)
         bounds = (
             _amount(gpu_hours, f"{where}, gpu_hours"),
@@ -93,7 +93,7 @@ def _amount(text: str, where: str) -> Fraction | None:
     try:
         return parse_decimal(text, minimum=0)
     except NumberError as error:
-        message = f"{where}: invalid value {error}"
+        message = f"{where}: invalid value: {error}"
         raise FileError(message) from error
 
 
@@ -130,11 +130,11 @@ def tenant_cells(
                 catalog.TENANT_GPU_TIME, (tenant, state.value), float(units / _UNIT_SECONDS)
             )
         yield ViewCell(catalog.TENANT_GPUS, (tenant,), float(held.get(tenant, 0) / GPU_CAPACITY))
-    for key, amount in sorted(amounts.items()):
-        if key.use is AmountAttribution.ATTRIBUTED and key.tenant:
-            metric = _AMOUNTS[key.measure]
+    for whose, amount in sorted(amounts.items()):
+        if whose.use is AmountAttribution.ATTRIBUTED and whose.tenant:
+            metric = _AMOUNTS[whose.measure]
             value = amount * metric.scale.numerator / metric.scale.denominator
-            yield ViewCell(metric, (key.tenant,), value)
+            yield ViewCell(metric, (whose.tenant,), value)
     for quota in quotas.in_force(account.until_ns):
         labels = (quota.tenant, quota.period)
         if quota.gpu_time_ns is not None:

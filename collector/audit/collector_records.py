@@ -69,7 +69,7 @@ class OutboxDrain:
     database: Callable[[], Database]
     """Raises LedgerError while the database is unavailable."""
     audit: AuditLog
-    poll_seconds: float = POLL_SECONDS
+    look_seconds: float = POLL_SECONDS
     retry_seconds: float = RETRY_SECONDS
     waiting: int = 0
     """Rows that are in no log yet, as of the last poll."""
@@ -92,7 +92,7 @@ class OutboxDrain:
                 full = await self.step()
             except (LedgerError, AuditError, RecordError, TileError, OSError) as error:
                 if str(error) != self.problem:
-                    log.error("audit_outbox_waits", problem=str(error))
+                    log.error("audit_outbox_delayed", problem=str(error))
                 self.problem = str(error)
                 # Events after the last commit are reconstructed from the log.
                 self._log, self._newest = "", -1
@@ -100,7 +100,7 @@ class OutboxDrain:
                 continue
             self.problem = ""
             if not full:
-                await asyncio.sleep(self.poll_seconds)
+                await asyncio.sleep(self.look_seconds)
 
     async def step(self) -> bool:
         """Drain one batch; return True if more rows may be pending.
@@ -123,7 +123,7 @@ class OutboxDrain:
         """Find records that were appended and not noted."""
         genesis = next(self.audit.records(0), None)
         if genesis is None:
-            message = f"{self.audit.directory}: the log has not begun"
+            message = f"{self.audit.directory}: the log has no genesis record"
             raise AuditError(message)
         name = leaf_hash(genesis).hex()
         with database.transaction() as connection:
@@ -133,8 +133,8 @@ class OutboxDrain:
         behind = self.audit.records(last.leaf if last else 0)
         if last and row_reference(next(behind, None)) != expected:
             message = (
-                f"the ledger knows of record {last.leaf} of this log, which is not there: "
-                "an older copy of the log was put back, or its end is lost"
+                f"record {last.leaf} is in the ledger and missing in this log: an older copy of"
+                " the log was restored, or its end is lost"
             )
             self.refuse(message)
             raise AuditError(message)
@@ -177,7 +177,7 @@ class OutboxDrain:
         except SigningPostponedError:
             pass  # signed soon, with the remaining records
         except (AuditError, JournalError, HousekeepingError, OSError) as error:
-            log.warning("audit_outbox_not_signed", problem=str(error))
+            log.warning("audit_signing_postponed", problem=str(error))
         return self.audit.signed.size
 
     def _place(self, database: Database, places: list[LogPosition]) -> None:
@@ -221,7 +221,7 @@ class DeniedRequest:
         return replace(self, path=self.path[:_MAX_QUOTED])
 
 
-_OTHER_SENDERS = DeniedRequest("", "", "more senders than are told apart")
+_OTHER_SENDERS = DeniedRequest("", "", "more senders than are counted separately")
 
 
 @dataclass(slots=True)
@@ -250,13 +250,13 @@ class AuditTrail:
         try:
             self._open()
         except OSError as error:
-            message = f"the audit log {self.log.directory} cannot be written: {error.strerror}"
+            message = f"cannot write the audit log {self.log.directory}: {error.strerror}"
             raise SettingsError(message) from error
 
     def unusable(self, why: str) -> SettingsError:
         """Return the error for an audit log with which the collector cannot continue."""
         return SettingsError(
-            f"{why}. To start without it, move {self.log.directory} away and keep it"
+            f"{why}; to start without this log, move {self.log.directory} away and keep it"
         )
 
     def _open(self) -> None:
@@ -277,15 +277,15 @@ class AuditTrail:
     def _report_loss(self) -> None:
         """Report that the end of the journal was damaged, not torn: its records had been acknowledged."""
         size, lost = self.log.size, self.log.lost
-        log.error("audit_records_missing", directory=str(self.log.directory), missing=lost,
-                  advice="they had been acknowledged; was the disk damaged, or a copy put back?")  # fmt: skip
+        log.error("audit_records_lost", directory=str(self.log.directory), missing=lost,
+                  advice="they had been acknowledged; check the disk, and if an old copy was restored")  # fmt: skip
         data: RecordData = {"missing": lost, "from": size}
         self.log.append_before_running(self._draft("log.recovered", data, outcome="failed"))
 
     def _report_damage(self, problem: str) -> None:
         """Record that a housekeeping file was missing or wrong, and was written again."""
         log.error("audit_file_damaged", problem=problem,
-                  advice="it was written again; who has access to the audit directory?")  # fmt: skip
+                  advice="the file was written again; check access to the audit directory")  # fmt: skip
         data: RecordData = {"damaged": unicodedata.normalize("NFC", problem)}
         self.log.append_before_running(self._draft("log.recovered", data, outcome="failed"))
 
@@ -352,8 +352,8 @@ class AuditTrail:
             await self._record_denial(*self._due.pop(0))
 
     async def _record_denial(self, denial: DeniedRequest, count: int) -> None:
-        name = unicodedata.normalize("NFC", denial.name)
-        actor = RecordActor("credential" if name else "unknown", name, denial.shown, denial.address)
+        who = unicodedata.normalize("NFC", denial.name)
+        actor = RecordActor("credential" if who else "unknown", who, denial.shown, denial.address)
         data: RecordData = {"path": denial.path, "reason": denial.reason, "count": count}
         await self._record("access.denied", data, actor, "denied")
 
@@ -379,5 +379,5 @@ class AuditTrail:
     def _draft(
         self, kind: str, data: RecordData, actor: RecordActor | None = None, outcome: str = "done"
     ) -> RecordDraft:
-        record_actor = actor or RecordActor("collector", self.log.source.id)
-        return RecordDraft(kind, record_actor, self.wall_ns(), outcome, data=data)
+        who = actor or RecordActor("collector", self.log.source.id)
+        return RecordDraft(kind, who, self.wall_ns(), outcome, data=data)

@@ -192,7 +192,7 @@ def _raise(error: OSError) -> None:
 
 def _problem(path: Path, name: str, tiles: _ExpectedTiles) -> str:
     if path.is_symlink() or not path.is_file():
-        return "not a regular file" if path.exists() or path.is_symlink() else ""
+        return "expected a regular file" if path.exists() or path.is_symlink() else ""
     if name in _TOP or name.startswith(f"{DISPUTED}/"):
         return ""
     if name.startswith("journal/"):
@@ -233,14 +233,16 @@ class _ExpectedTiles:
             # Full tiles, and the partial tiles that are needed, are checked elsewhere.
             return self._left_behind(path, level, index, width)
         if end << (LEVELS * depth) > self.signed.size + len(self.behind):
-            return "foreign file: the log has no such tile"
+            return "foreign file: the log does not contain this tile"
         hashes = [self._hash(depth, at) for at in range(begin, end)]
         expected = b"".join(hashes)
         if isinstance(level, str):
             first = self.signed.size
             signed = [] if begin >= first else self.signed.records(index)[: first - begin]
             expected = encode_bundle([*signed, *self.records[max(0, begin - first) : end - first]])
-        return "" if path.read_bytes() == expected else "not what the journal's records give"
+        return (
+            "" if path.read_bytes() == expected else "altered: expected the records of the journal"
+        )
 
     def _left_behind(self, path: Path, level: int | str, index: int, width: int) -> str:
         """Check that a partial tile superseded by a full one is a prefix of it."""
@@ -252,7 +254,11 @@ class _ExpectedTiles:
         else:
             expected = whole.row(level, index)[: width * HASH_BYTES]
         try:
-            return "" if path.read_bytes() == expected else "not what its full tile begins with"
+            return (
+                ""
+                if path.read_bytes() == expected
+                else "altered: expected the beginning of its full tile"
+            )
         except FileNotFoundError:
             return ""
 
@@ -313,5 +319,7 @@ class HashTileCheck:
             wanted = [content[at : at + HASH_BYTES] for at in range(0, len(content), HASH_BYTES)]
             at = next((i for i, one in enumerate(hashes) if wanted[i : i + 1] != [one]), WIDTH)
             record = (self.full[level] * WIDTH + at) << (LEVELS * level)
-            message = f"{name}: hash {at} is not that of what is stored, from record {record} on"
+            message = (
+                f"{name}: altered: hash {at} does not match the stored data from record {record} on"
+            )
             raise VerifyError(VerifyOutcome.ALTERED, message)

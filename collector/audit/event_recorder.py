@@ -116,8 +116,8 @@ class EventRecorder:
             return
         if not is_numbered(seen.event):
             if not self.unnumbered:
-                log.warning("event_not_audited", node=seen.node, name=seen.event.name,
-                            advice="update the agent: it does not number its events")  # fmt: skip
+                log.warning("event_audit_skipped", node=seen.node, name=seen.event.name,
+                            advice="update the agent: its events have no sequence numbers")  # fmt: skip
             self.unnumbered += 1
         elif self.recorded.has(source_of(seen)):
             return
@@ -149,11 +149,11 @@ class EventRecorder:
             if content is not None:
                 write_durably(self.file, content)
         except OSError as error:
-            log.warning("audit_copy_not_kept", file=str(self.file), problem=error.strerror)
+            log.warning("audit_copy_write_failed", file=str(self.file), problem=error.strerror)
 
     async def _read_again(self) -> None:
         """Read the events that did not fit from the frame log; those that overflow meanwhile, later."""
-        log.warning("audit_events_read_again", events=self.overflowed)
+        log.warning("audit_events_reread", events=self.overflowed)
         self._behind, self._reading = False, True
         events = self.reread()
         while found := await asyncio.to_thread(self._missing_from, events):
@@ -204,7 +204,7 @@ class EventRecorder:
                 for record in records:
                     encode_audit_record(record)
             except RecordError as error:
-                log.error("audit_event_not_recorded", node=seen.node, problem=str(error))
+                log.error("audit_event_rejected", node=seen.node, problem=str(error))
                 found.append(beyond_recording(seen, error))
                 continue
             for record in records:
@@ -237,7 +237,7 @@ class EventRecorder:
 
     async def _pause(self, problem: str) -> None:
         if problem != self.problem:
-            log.error("audit_events_wait", waiting=self.waiting, problem=problem)
+            log.error("audit_events_delayed", waiting=self.waiting, problem=problem)
         self.problem = problem
         await asyncio.sleep(self.retry_seconds)
 

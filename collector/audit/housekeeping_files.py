@@ -88,10 +88,12 @@ def read_statement(path: Path, content: bytes, kind: str, key: PublicKey) -> Sig
         raise HousekeepingError(message) from error
     expected = [f"railscope audit {kind}", key.name]
     if len(lines) < _HEAD_LINES or lines[:2] != expected or not _NUMBER.fullmatch(lines[2]):
-        message = f"{path}: not the {kind} statement of {key.name}: {lines[:_HEAD_LINES]!r:.200}"
+        message = (
+            f"{path}: expected the {kind} statement of {key.name}: {lines[:_HEAD_LINES]!r:.200}"
+        )
         raise HousekeepingError(message)
     if note.count("\n") != len(lines) + 2:
-        message = f"{path}: more than one signature: expected that of {key.name} only"
+        message = f"{path}: more than one signature: expected only that of {key.name}"
         raise HousekeepingError(message)
     return SignedStatement(kind, int(lines[2]), tuple(lines[_HEAD_LINES:]))
 
@@ -111,13 +113,13 @@ def check_epoch(path: Path, found: int, current: int) -> None:
     An owner writes its other statements before `epoch`. Raises HousekeepingError.
     """
     if found not in {current, current + 1}:
-        message = f"{path}: signed in epoch {found}, expected {current}: it is an older copy"
+        message = f"{path}: signed in epoch {found}: expected {current}: it is an older copy"
         raise HousekeepingError(message)
 
 
 def _problem(content: bytes, error: ValueError) -> str:
     if _LEGACY.fullmatch(content):
-        return f"not signed: written by an earlier version, or replaced; {UPGRADE}"
+        return f"not signed: written by an earlier version, or replaced; fix: {UPGRADE}"
     return str(error)
 
 
@@ -151,7 +153,10 @@ def read_acknowledgement(path: Path, content: bytes, key: PublicKey) -> Acknowle
     except ValueError:
         root = b""
     if not _COUNT.fullmatch(count) or len(root) != HASH_BYTES:
-        message = f"{path}: expected a count of 20 digits and a root, not {found.fields!r:.200}"
+        message = (
+            f"{path}: invalid acknowledgement {found.fields!r:.200}: expected a count of 20"
+            " digits and a root"
+        )
         raise HousekeepingError(message)
     return Acknowledgement(found.epoch, int(count), root, tuple(files))
 
@@ -304,7 +309,7 @@ def read_witnesses(directory: Path, key: PublicKey) -> tuple[dict[str, CosignedC
         statement = body
     found = read_statement(path, statement, WITNESSES_FILE, key)
     if found.fields != (sha256(body).hexdigest(),):
-        message = f"{path}: its first line is not the one that was signed"
+        message = f"{path}: its first line does not match the signature"
         raise HousekeepingError(message)
     try:
         return msgspec.json.decode(body, type=dict[str, CosignedCheckpoint]), found.epoch

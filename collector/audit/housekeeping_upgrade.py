@@ -62,8 +62,8 @@ def _upgraded(directory: Path, signer: SecretKey, ownership: LogOwnership) -> in
         tree.append(leaf_hash(raw))
     if count > tree.size or first > size:
         message = (
-            f"{directory / ACKNOWLEDGED_FILE}: states {count} records, and {tree.size} are there: "
-            "find out what was lost before you sign"
+            f"{directory / ACKNOWLEDGED_FILE}: states {count} records: expected {tree.size};"
+            " fix: find the cause of the loss before signing"
         )
         raise HousekeepingError(message)
     witnesses = CosignatureStore(directory, signer, _legacy_witnesses(directory / WITNESSES_FILE))
@@ -81,7 +81,10 @@ def _upgraded(directory: Path, signer: SecretKey, ownership: LogOwnership) -> in
 def _number(path: Path) -> int:
     content = read_bytes(path)
     if not _NUMBER.fullmatch(content):
-        message = f"{path}: expected a number as earlier versions wrote it: {content[:40]!r}"
+        message = (
+            f"{path}: invalid content {content[:40]!r}: expected the number that earlier"
+            " versions wrote"
+        )
         raise HousekeepingError(message)
     return int(content)
 
@@ -92,5 +95,5 @@ def _legacy_witnesses(path: Path) -> dict[str, CosignedCheckpoint]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, CosignedCheckpoint])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        message = f"{path}: {error}; move it away: agents send their cosignatures again"
+        message = f"{path}: {error}; fix: move it away: agents send their cosignatures again"
         raise HousekeepingError(message) from error

@@ -95,7 +95,7 @@ def _parts(path: Path) -> tuple[int, bytes]:
     """Return the sequence number of the first record and the marker, parsed from a file name."""
     name = _NAME.fullmatch(path.name)
     if name is None:
-        message = f"{path}: no file of the journal has such a name"
+        message = f"{path}: foreign file: invalid name for a file of the journal"
         raise JournalError(message)
     return int(name[1]), bytes.fromhex(name[2])
 
@@ -106,7 +106,7 @@ def _read_files(directory: Path) -> list[JournalFile]:
     for path in paths:
         file = _read_file(path, newest=path == paths[-1])
         if found and file.first != found[-1].next:
-            message = f"{path}: begins at record {file.first}, where {found[-1].next} is next"
+            message = f"{path}: begins at record {file.first}: expected record {found[-1].next}"
             raise JournalError(message)
         found.append(file)
     return found
@@ -122,12 +122,12 @@ def _read_file(path: Path, *, newest: bool) -> JournalFile:
         if payload is None:
             if newest and _is_torn(content, position, marker):
                 break
-            message = f"{path}: the group at byte {position} is damaged"
+            message = f"{path}: damaged group at byte {position}"
             raise JournalError(message)
         try:
             records += decode_bundle(payload)
         except TileError as error:
-            message = f"{path}: the group at byte {position}: {error}"
+            message = f"{path}: damaged group at byte {position}: {error}"
             raise JournalError(message) from error
         position += HEAD.size + len(payload)
     return JournalFile(path, first, records, position, content[position:])
@@ -165,14 +165,14 @@ def check_files(
     for file in files:
         just_begun = file is files[-1] and not file.records and not file.torn
         if file.path.name not in stated.files and file.next > signed and not just_begun:
-            message = f"{file.path}: foreign file: `{ACKNOWLEDGED_FILE}` does not list it"
+            message = f"{file.path}: foreign file: missing in `{ACKNOWLEDGED_FILE}`"
             raise JournalError(message)
     if files and files[-1].torn and files[-1].next < stated.count:
         return  # records are missing, which is reported with their number
     if stated.count < signed:
         message = (
-            f"{directory.parent / ACKNOWLEDGED_FILE}: states {stated.count} records, expected at least "
-            f"the {signed} that are signed: it is an older copy"
+            f"{directory.parent / ACKNOWLEDGED_FILE}: states {stated.count} records:"
+            f" expected at least the {signed} signed ones: it is an older copy"
         )
         raise JournalError(message)
 
@@ -180,7 +180,7 @@ def check_files(
 def check_root(directory: Path, stated: Acknowledgement, tree: CompactRange) -> None:
     """Check the root of the records that an acknowledgement states. Raises JournalError."""
     if tree.size == stated.count and tree.root != stated.root:
-        message = f"{directory}: its records are not those that `{ACKNOWLEDGED_FILE}` states"
+        message = f"{directory}: its records do not match `{ACKNOWLEDGED_FILE}`"
         raise JournalError(message)
 
 
@@ -220,7 +220,10 @@ class Journal:
             message = f"{files[0].path}: records {size} to {files[0].first - 1} are missing"
             raise JournalError(message)
         if files and files[-1].next < size:
-            message = f"{files[-1].path} ends at record {files[-1].next}, but {size} are signed"
+            message = (
+                f"{files[-1].path}: ends at record {files[-1].next}: expected the {size} signed"
+                " records"
+            )
             raise JournalError(message)
         check_files(self.directory, files, stated, size)
         kept = [record for file in files for record in file.records]
@@ -272,7 +275,7 @@ class Journal:
             os.pwrite(self._stated, statement, 0)
         except OSError as error:
             # The records are durable nevertheless: the file states fewer until the next group.
-            log.warning("acknowledgement_not_written", file=str(self._path), problem=str(error))
+            log.warning("acknowledgement_write_failed", file=str(self._path), problem=str(error))
             return
         self._statement = statement
 
@@ -298,10 +301,10 @@ class Journal:
         written = os.fstat(self._descriptor)
         there = path.stat() if path.exists() else None
         if there is None or there.st_ino != written.st_ino or written.st_size != self._offset:
-            message = f"{path} was replaced or changed while it was written"
+            message = f"{path} was replaced or changed during a write"
             raise JournalError(message)
         if read_bytes(self._path) != self._statement:
-            message = f"{self._path} was replaced or changed while it was written"
+            message = f"{self._path} was replaced or changed during a write"
             raise JournalError(message)
 
     def rotate(self) -> None:

@@ -76,7 +76,7 @@ def outbox_records(connection: Connection) -> LedgerRecords:
         try:
             data = msgspec.json.decode(row.data, type=RecordData)
         except msgspec.MsgspecError:
-            found.repeated.append(f"outbox row {row.number} cannot be read")
+            found.repeated.append(f"cannot read outbox row {row.number}")
             continue
         found.take(row.type, data, row.number, reference(row, known))
     return found
@@ -121,13 +121,13 @@ def _heads(
             adopted = any(one.kind == ADOPTED for one in items)
             for one in items:
                 if one.name in committed:
-                    found.differ(f"head {row.n}: {one.name} was added by an earlier one")
+                    found.differ(f"head {row.n}: {one.name} was added by an earlier head")
                 committed[one.name] = (one, adopted)
         known = records.heads.get((row.database_id, row.n))
         if known is None and f"head {row.n}" not in waiting:
             found.differ(f"head {row.n} has no record")
         if known is not None and known.hash != row.head:
-            found.differ(f"head {row.n} is not the one of record {known.record}")
+            found.differ(f"head {row.n} does not match record {known.record}")
         before = row
     _missing_heads(connection, records, found, last)
     return committed
@@ -144,10 +144,12 @@ def _missing_heads(
         if records.lost(known.source):
             found.waiting.append(f"head {n} of record {known.record} was lost with its database")
         elif database not in there:
-            found.differ(f"head {n} of record {known.record} is of another database, {database}")
+            found.differ(
+                f"head {n} of record {known.record} belongs to another database, {database}"
+            )
         else:
             found.differ(
-                f"the database lacks head {n} of record {known.record}: it is an older copy"
+                f"head {n} of record {known.record} is missing in the database: it is an older copy"
             )
 
 
@@ -160,14 +162,14 @@ def _chain_defect(row: Row[Any], before: Row[Any] | None) -> str:
         if row.n != n:
             return f"head {n} is missing"
         if row.previous != previous:
-            return "it does not follow the one before"
+            return "it does not follow the previous head"
         return (
             ""
             if head_chain.next_head(previous, items) == row.head
-            else "it is not the hash of its rows"
+            else "it does not match the hash of its rows"
         )
     except (ValueError, TypeError, AttributeError, msgspec.MsgspecError) as error:
-        return f"it cannot be read: {error}"
+        return f"cannot read it: {error}"
 
 
 def _items(rows: str) -> list[HashedRow]:
@@ -221,15 +223,15 @@ def _differences(
 ) -> Iterator[str]:
     head, adopted = committed.get(one.name, (None, False))
     if head is None:
-        yield "no head has it: it was added by hand"
+        yield "no head covers it: it was added by hand"
     elif head.hash != one.hash:
-        yield "not what was written: it was changed by hand"
+        yield "it does not match its head: it was changed by hand"
     if one.kind in RECORDED and not adopted:
         known = records.rows.get(one.name)
         if known is None and one.name not in waiting:
             yield "it has no record"
         elif known is not None and known.hash != one.hash:
-            yield f"not what record {known.record} states"
+            yield f"it does not match record {known.record}"
 
 
 def _in_days(one: HashedRow, days: range | None) -> bool:
@@ -251,7 +253,7 @@ def _recorded(
         if records.lost(known.source):
             found.waiting.append(f"{name} of record {known.record} was lost with its database")
         else:
-            found.differ(f"{name} was recorded by record {known.record} and is not there")
+            found.differ(f"{name} of record {known.record} is missing")
 
 
 def _sources(connection: Connection, records: LedgerRecords, found: LedgerComparison) -> None:
@@ -266,7 +268,7 @@ def _sources(connection: Connection, records: LedgerRecords, found: LedgerCompar
         if records.lost(source):
             found.waiting.append(f"record {number}: its row was lost with its database")
         else:
-            found.differ(f"record {number}: the outbox does not have the row that it was made from")
+            found.differ(f"record {number}: its source row is missing in the outbox")
 
 
 def summarize_differences(found: LedgerComparison) -> str:
@@ -285,7 +287,9 @@ def compare_database_url(url: str, tables: MetaData, recorded: LedgerRecords) ->
             database.close()
     except NoLedgerError as error:
         if recorded.heads or recorded.rows:
-            message = f"{error}, and {len(recorded.heads)} heads of one are recorded"
+            message = (
+                f"{error}: expected the ledger of which {len(recorded.heads)} heads are recorded"
+            )
             raise VerifyError(VerifyOutcome.ALTERED, message) from error
         raise VerifyError(VerifyOutcome.UNREADABLE, str(error)) from error
     except LedgerError as error:

@@ -57,7 +57,7 @@ def find_head_difference(connection: Connection, known: ChainHead | None) -> str
         return ""
     if not _continues(connection, known):
         here = head_chain.database_id(connection)
-        return f"its identity is {here}, and heads of {known.database} are recorded"
+        return f"its identity is {here}: expected {known.database}, of which heads are recorded"
     if not known.n:
         return ""
     table = head_chain.databases
@@ -70,8 +70,8 @@ def find_head_difference(connection: Connection, known: ChainHead | None) -> str
     if row is None and connection.execute(select(table).where(*accepted)).first() is not None:
         return ""
     if row is None:
-        return f"it lacks head {known.n}, which was recorded"
-    return "" if row.head == known.head else f"its head {known.n} is not the recorded one"
+        return f"recorded head {known.n} is missing"
+    return "" if row.head == known.head else f"its head {known.n} does not match the recorded one"
 
 
 def compare_writes(database: Database, directory: Path | None) -> None:
@@ -99,7 +99,7 @@ def _comparison(path: Path, *, only: bool) -> Callable[[Connection], None]:
         if known is None or (not only and not _continues(connection, known)):
             return
         if problem := find_head_difference(connection, known):
-            message = f"nothing may be written: {problem}; {REMEDY}"
+            message = f"the ledger is read-only: {problem}; {REMEDY}"
             raise StoppedError(message)
 
     return compare
@@ -148,7 +148,7 @@ class LedgerWatch:
             seen = read_known_head(self.state)
         except ValueError as error:
             log.error("state_file_damaged", file=str(self.state), problem=str(error),
-                      advice="the audit log has the same, but for the last minute")  # fmt: skip
+                      advice="the audit log has the same data, except for the last minute")  # fmt: skip
         known = [one for one in (recorded, seen) if one]
         self.known = max(known, key=lambda one: one.n, default=None)
 
@@ -172,14 +172,14 @@ class LedgerWatch:
                 database = self.database()
                 database.follow_file()
             except NoLedgerError as error:
-                self.problem = f"{error}, and heads of one are recorded"
+                self.problem = f"{error}: expected the ledger of which heads are recorded"
                 raise OlderCopyError(self.problem) from error
             with database.transaction() as connection:
                 begun = inspect(connection).has_table(head_chain.stops.name)
                 problem = (
                     find_head_difference(connection, self.known)
                     if begun
-                    else "it has no tables of a ledger"
+                    else "the tables of a ledger are missing"
                 )
                 if not problem:
                     newest = head_chain.newest(connection) or ChainHead(
@@ -192,7 +192,7 @@ class LedgerWatch:
                 if begun:
                     with database.transaction(writes=True) as connection:
                         head_chain.mark_older_copy(connection, problem, self.wall_ns())
-                message = f"the ledger {database.name} is not the one that was recorded: {problem}"
+                message = f"the ledger {database.name} is not the recorded one: {problem}"
                 raise OlderCopyError(message)
 
     def _remember(self, newest: ChainHead) -> None:
@@ -201,7 +201,7 @@ class LedgerWatch:
             write_durably(self.state, msgspec.json.encode(newest))
             self._kept = True
         except OSError as error:
-            log.warning("state_file_not_written", file=str(self.state), problem=str(error))
+            log.warning("state_file_write_failed", file=str(self.state), problem=str(error))
 
     def current(self) -> Database:
         """Return the database, after checking that it is the one that was recorded. Blocking.
@@ -218,7 +218,7 @@ class LedgerWatch:
             return
         self._reported = problem
         log.error("ledger_replaced", problem=problem,
-                  advice="nothing is finalized or billed; restore the newest database")  # fmt: skip
+                  advice="finalizing and billing are stopped; restore the newest database")  # fmt: skip
         data: RecordData = {"what": "ledger", "problem": problem}
         actor = RecordActor("collector", self.audit.source.id)
         draft = RecordDraft("evidence.gap", actor, self.wall_ns(), "failed", data=data)

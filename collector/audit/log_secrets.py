@@ -37,10 +37,10 @@ def load_or_generate_key(path: Path, origin: str) -> SecretKey:
         try:
             return SecretKey.generate(origin)
         except NoteError as error:
-            message = f"audit key {path} cannot be made for {origin!r}: {error}"
+            message = f"cannot create the audit key {path} for {origin!r}: {error}"
             raise SettingsError(message) from error
     except (OSError, UnicodeDecodeError, NoteError) as error:
-        message = f"audit key {path} cannot be used: {error}"
+        message = f"cannot use the audit key {path}: {error}"
         raise SettingsError(message) from error
 
 
@@ -53,10 +53,10 @@ def store_key(path: Path, key: SecretKey) -> SecretKey:
         create_durably(path, f"{key.secret_text()}\n".encode(), 0o600)
         kept = SecretKey.parse(path.read_text())
     except (OSError, UnicodeDecodeError, NoteError) as error:
-        message = f"audit key {path} cannot be made for {key.name!r}: {error}"
+        message = f"cannot create the audit key {path} for {key.name!r}: {error}"
         raise SettingsError(message) from error
     if str(kept.public) != str(key.public):
-        message = f"audit key {path} has been put there meanwhile: start again"
+        message = f"audit key {path} was created by another process; fix: start again"
         raise SettingsError(message)
     return kept
 
@@ -105,7 +105,7 @@ class PersonalSalts:
         except FileNotFoundError:
             return None
         if len(salt) != SALT_BYTES:
-            message = f"{path}: {len(salt)} bytes are no salt"
+            message = f"{path}: salt of {len(salt)} bytes: expected {SALT_BYTES}"
             raise SaltError(message)
         return salt
 

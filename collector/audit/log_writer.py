@@ -78,13 +78,13 @@ class CheckpointPublisher:
         path = self.directory / "checkpoint"
         if not path.exists():
             if (self.directory / "tile").exists() and self._journal_begins():
-                message = f"{path} is missing, but there are signed records"
+                message = f"{path} is missing, but the log has signed records"
                 raise NoteError(message)
             return EMPTY_TREE, ""
         note = read_note(path)
         tree = read_checkpoint(note, self.signer.public).tree
         if root_of(Tiles(self.directory, tree.size).node, tree.size) != tree.root:
-            message = f"the tiles do not give the root that {path} signs"
+            message = f"the tiles do not match the root that {path} signs"
             raise TileError(message)
         return tree, note
 
@@ -101,17 +101,19 @@ class CheckpointPublisher:
         try:
             old, _ = self._on_disk()
             if old not in {self.signed, self._last_attempt[0]} or not self.ownership.holds:
-                message = f"{self.directory}: someone else has written this audit log"
+                message = f"{self.directory}: another process has written this audit log"
                 raise AuditError(message)
             tiles = Tiles(self.directory, old.size)
             tiles.grow(records[old.size - self.signed.size :])
             new = TreeHead(tiles.size, root_of(tiles.node, tiles.size))
             proof = consistency_proof(tiles.node, old.size, new.size)
         except (NoteError, TileError, HousekeepingError) as error:
-            message = f"{self.directory}: {error}; run `railscope audit verify`"
+            message = f"{self.directory}: {error}; fix: run `railscope audit verify`"
             raise AuditError(message) from error
         if not consistent(old, new, proof):
-            message = f"{self.directory}: what was signed at {old.size} records has changed"
+            message = (
+                f"{self.directory}: the first {old.size} records, which are signed, have changed"
+            )
             raise AuditError(message)
         if self.before_signing:
             self.before_signing(new)
@@ -133,7 +135,7 @@ SIGNED_AT_ONCE = frozenset({"billing.issue", "billing.void", "log.key_rotate", "
 log = structlog.get_logger(__name__)
 
 
-ALTERED_LOG_MESSAGE = "the audit log is not as it was left: {}; run `railscope audit verify`"
+ALTERED_LOG_MESSAGE = "the audit log was altered: {}; fix: run `railscope audit verify`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +221,7 @@ class AuditLog:
         write_durably(path, text)
         if not begun:
             return ""
-        return f"{path} is missing" if there is None else f"{path}: not the key of this log"
+        return f"{path} is missing" if there is None else f"{path}: expected the key of this log"
 
     def records(self, first: int) -> Iterator[bytes]:
         """Return the durable records from a sequence number on, as of now. Raises TileError."""
@@ -249,10 +251,12 @@ class AuditLog:
             message = "the collector is stopping"
             raise AuditError(message)
         if len(self._waiting) >= MAX_WAITING:
-            message = "more is waiting to be recorded than the disk keeps up with"
+            message = (
+                "the audit log is overloaded: the disk does not keep up with the waiting records"
+            )
             raise AuditError(message)
         if len(self._unsigned) >= MAX_KEPT_UNSIGNED:
-            message = f"{MAX_KEPT_UNSIGNED} records could not be signed: {self.unsigned_because}"
+            message = f"cannot sign {MAX_KEPT_UNSIGNED} records: {self.unsigned_because}"
             raise AuditError(message)
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting.append(_PendingRecord(draft, future))
@@ -265,7 +269,7 @@ class AuditLog:
         Entries that are queued and not durable at that point fail.
         """
         try:
-            await run_to_end(self._sign_or_log_reason())
+            await run_to_end(self._sign_or_say_why())
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._write_groups())
                 group.create_task(self._sign_regularly())
@@ -275,7 +279,7 @@ class AuditLog:
                 if not entry.future.done():
                     entry.future.set_exception(AuditError("the collector is stopping"))
             self._waiting.clear()
-            await self._sign_or_log_reason()
+            await self._sign_or_say_why()
 
     async def _write_groups(self) -> None:
         while True:
@@ -298,7 +302,9 @@ class AuditLog:
             try:
                 await asyncio.to_thread(self._journal.append, [raw for _, raw in encoded])
             except OSError as error:
-                problem = AuditError(f"{self.directory}: {error.strerror}; nothing was recorded")
+                problem = AuditError(
+                    f"cannot write to {self.directory}: {error.strerror}; no record was written"
+                )
                 for entry, _ in encoded:
                     _fail(entry, problem)
                 return
@@ -336,13 +342,13 @@ class AuditLog:
             except TimeoutError:
                 pass
             self._sign_now.clear()
-            await run_to_end(self._sign_or_log_reason())
+            await run_to_end(self._sign_or_say_why())
 
     def sign_soon(self) -> None:
         """Trigger signing without waiting for it."""
         self._sign_now.set()
 
-    async def _sign_or_log_reason(self) -> None:
+    async def _sign_or_say_why(self) -> None:
         try:
             await self.sign()
         except (AuditError, JournalError, HousekeepingError, OSError) as error:

@@ -81,7 +81,7 @@ class SourceContinuity:
         if awaited and late.missing_in(source.n, source.n):
             late.add(source.n, source.n)
         elif len(self._again) < MAX_FINDINGS:
-            what = f"{_source_name(source)}: its record {source.n} comes again or late"
+            what = f"{_source_name(source)}: its record {source.n} is received again or late"
             self._again.append((record.seq, what))
         else:
             self._more += 1
@@ -134,7 +134,7 @@ class ClaimPairing:
         problem = ""
         if record.type == ASSIGN and record.out == DONE:
             self._open[key] = record.seq
-            problem = f"was assigned by record {since} already" if since is not None else ""
+            problem = f"was already assigned by record {since}" if since is not None else ""
         elif record.type in {ASSIGN, TRANSFER, RELEASE}:
             problem = "had not been assigned" if since is None else ""
             if record.type == RELEASE:
@@ -159,11 +159,11 @@ class RecordTimes:
         if isinstance(received, str) and received.isdecimal():
             ahead_ns = instant_ns - int(received)
             if ahead_ns > AHEAD_NS + uncertain_ns:
-                problem = f"lies {ahead_ns // 10**9} s after the moment it came"
+                problem = f"is {ahead_ns // 10**9} s after its receipt"
         elif record.src.kind != "agent" and not record.ref:
             back_ns = self._latest_ns - instant_ns
             if back_ns > TOLERANCE_NS + uncertain_ns:
-                problem = f"lies {back_ns // 10**9} s before a record that was written earlier"
+                problem = f"is {back_ns // 10**9} s before that of an earlier record"
             self._latest_ns = max(self._latest_ns, instant_ns)
         if problem and len(self.findings) < MAX_FINDINGS:
             self.findings.append((record.seq, f"{record.type}: its time {problem}"))
@@ -206,7 +206,7 @@ class RecordChecks:
             self.witnesses[record.obj.node] = key
         elif record.type == "log.recovered" and len(self.losses) < MAX_FINDINGS:
             damaged, missing = record.data.get("damaged"), record.data.get("missing")
-            what = f"{missing} records before it were lost unsigned"
+            what = f"{missing} earlier records were lost unsigned"
             self.losses.append(
                 (record.seq, f"damage found at a start: {damaged}" if damaged else what)
             )

@@ -93,17 +93,17 @@ class RecordedState(msgspec.Struct):
 
     def has(self, source: RecordSource) -> bool:
         """True if the record of this number is in the log."""
-        recorded = self.runs.get(source.id, {}).get(source.boot)
-        return recorded is not None and not recorded.numbers.missing_in(source.n, source.n)
+        told = self.runs.get(source.id, {}).get(source.boot)
+        return told is not None and not told.numbers.missing_in(source.n, source.n)
 
     def add(self, record: AuditRecord) -> None:
         """Apply the next record of the log."""
         self.size = record.seq + 1
         source = record.src
         if source.kind == "agent":
-            recorded = self.runs.setdefault(source.id, {}).setdefault(source.boot, RecordedRun())
-            recorded.numbers.add(source.n, source.n)
-            recorded.last_ns = max(recorded.last_ns, _received_ns(record))
+            told = self.runs.setdefault(source.id, {}).setdefault(source.boot, RecordedRun())
+            told.numbers.add(source.n, source.n)
+            told.last_ns = max(told.last_ns, _received_ns(record))
             self.holdings.add(record)
         elif record.type == HEAD:
             database, n, head = (record.data.get(key) for key in ("database", "n", "head"))
@@ -121,7 +121,7 @@ class RecordedState(msgspec.Struct):
     def forget_before(self, ns: int) -> None:
         """Drop runs with their last record received before a timestamp; no older frames exist."""
         for node, runs in list(self.runs.items()):
-            for run in [run for run, recorded in runs.items() if recorded.last_ns < ns]:
+            for run in [run for run, told in runs.items() if told.last_ns < ns]:
                 del runs[run]
             if not runs:
                 del self.runs[node]
@@ -173,7 +173,7 @@ def _decode_snapshot(content: bytes) -> RecordedSnapshot:
     """Decode a copy. Raises MsgspecError, also if the hash does not match."""
     size = hashlib.sha256().digest_size
     if hashlib.sha256(content[size:]).digest() != content[:size]:
-        message = "its hash is that of something else"
+        message = "its hash does not match its content"
         raise msgspec.DecodeError(message)
     return msgspec.msgpack.decode(content[size:], type=RecordedSnapshot)
 

@@ -59,8 +59,9 @@ class SigningGuard:
         disputed = sorted(self._directory.iterdir()) if self._directory.exists() else []
         if disputed:
             self.refused = (
-                f"an agent holds a checkpoint that this log has never had: see {disputed[0]}. Find "
-                "out what was put back or lost; to go on with this log, move the directory away"
+                f"an agent has a signed checkpoint that is missing in this log: {disputed[0]};"
+                " fix: find out which copy was restored or what was lost; to continue with this"
+                " log, move the directory away"
             )
             log.error("audit_log_disputed", problem=self.refused)
 
@@ -83,8 +84,8 @@ class SigningGuard:
             raise AuditError(self.refused)
         if not self._open:
             message = (
-                f"{len(self.shown)} of {self.wanted} agents have shown the checkpoints they hold; "
-                "until then nothing is signed"
+                f"{len(self.shown)} of {self.wanted} agents have presented their checkpoints:"
+                " signing starts when all have"
             )
             raise SigningPostponedError(message)
 
@@ -101,11 +102,11 @@ class SigningGuard:
         self.audit.sign_soon()
 
     async def _record_that_few_came(self) -> None:
-        wanted, shown = self.wanted, len(self.shown)
-        log.warning("audit_log_signed_without_witnesses", asked=wanted, shown=shown)
+        asked, shown = self.wanted, len(self.shown)
+        log.warning("audit_log_signed_without_witnesses", required=asked, presented=shown)
         actor = RecordActor("collector", self.audit.source.id)
         data: RecordData = {
-            "signed_without": "witnesses", "asked": wanted, "shown": shown,
+            "signed_without": "witnesses", "asked": asked, "shown": shown,
             "waited_seconds": round(self.wait_seconds),
         }  # fmt: skip
         draft = RecordDraft("log.policy", actor, self.wall_ns(), "done", data=data)
@@ -133,12 +134,12 @@ class SigningGuard:
     def _problem(self, held: Checkpoint) -> str:
         """Return the inconsistency between this log and a checkpoint of it; runs off the loop."""
         if held.tree.size > self.audit.size:
-            return f"it is over {held.tree.size} records, and this log has {self.audit.size}"
+            return f"it covers {held.tree.size} records, and this log has {self.audit.size}"
         try:
             root = self._root(held.tree.size)
         except TileError as error:
-            return f"this log cannot be read: {error}"
-        return "" if root == held.tree.root else f"the first {held.tree.size} records are others"
+            return f"cannot read this log: {error}"
+        return "" if root == held.tree.root else f"the first {held.tree.size} records differ"
 
     def _root(self, size: int) -> bytes:
         """Return the root over the first records, including those that are durable but not signed."""
@@ -157,14 +158,14 @@ class SigningGuard:
         """Stop signing permanently, because another source than an agent shows that the log has changed."""
         if not self.refused:
             log.error("audit_log_disputed", problem=problem,
-                      advice="nothing is signed any more; see docs/audit.md")  # fmt: skip
+                      advice="signing is stopped; see docs/audit.md")  # fmt: skip
         self.refused = self.refused or problem
 
     async def _dispute(self, node: str, note: str, problem: str) -> None:
-        text = f"{node} holds a signed checkpoint that this log has never had: {problem}"
+        text = f"{node} has a signed checkpoint that is missing in this log: {problem}"
         if not self.refused:
             log.error("audit_log_disputed", node=node, problem=problem, held=note,
-                      advice="nothing is signed any more; was an older copy put back?")  # fmt: skip
+                      advice="signing is stopped; check if an older copy was restored")  # fmt: skip
         self.refused = self.refused or text
         await asyncio.to_thread(self._keep, node, note)
         raise DisputeError(text)

@@ -72,7 +72,7 @@ def decode_bundle(content: bytes) -> list[bytes]:
         position = start + (content[position] << 8 | content[position + 1])
         records.append(content[start:position])
     if position != end:
-        message = "records end in the middle of one"
+        message = "truncated: expected complete records"
         raise TruncatedTileError(message)
     return records
 
@@ -96,7 +96,9 @@ class Tiles:
             for at in range(offset, offset + (1 << height))
         ]
         if len(hashes[-1]) != HASH_BYTES:
-            message = f"{tile_name(tile_level, first // WIDTH)}: no hash {index} of level {level}"
+            message = (
+                f"{tile_name(tile_level, first // WIDTH)}: hash {index} of level {level} is missing"
+            )
             raise TileError(message)
         return complete_root(hashes)
 
@@ -188,7 +190,7 @@ class Tiles:
                 except FileNotFoundError:
                     continue  # deleted meanwhile, because its tile is full now
                 if width < partial and content != _beginning(now, level, width):
-                    message = f"{path}: not what the tile that has followed it begins with"
+                    message = f"{path}: does not match the beginning of the tile that followed it"
                     raise TileError(message)
 
     def grow(self, records: Sequence[bytes]) -> None:
@@ -220,7 +222,7 @@ class Tiles:
         index = self.size // WIDTH
         records = self.records(index)
         if b"".join(leaf_hash(record) for record in records) != self.row(0, index):
-            message = f"{self._path('entries', index)}: not the records that were signed"
+            message = f"{self._path('entries', index)}: the records do not match the signed ones"
             raise TileError(message)
         return records
 
@@ -288,21 +290,21 @@ def check_proof(text: str, key: PublicKey) -> bytes:
     lines = head.split("\n")
     least = len(("head", "extra", "index"))
     if not divider or len(lines) < least or lines[0] != PROOF_HEAD:
-        message = f"it must begin with {PROOF_HEAD!r}"
+        message = f"invalid proof: expected {PROOF_HEAD!r} in its first line"
         raise ProofError(message)
     if not lines[1].startswith(_EXTRA) or not lines[2].startswith(_INDEX):
-        message = "the record and its index were expected behind the first line"
+        message = "invalid proof: expected the record and its index after the first line"
         raise ProofError(message)
     index = lines[2].removeprefix(_INDEX)
     if not SIZE.fullmatch(index):
-        message = f"{index[:30]!r} is no index"
+        message = f"invalid index {index[:30]!r}: expected a number"
         raise ProofError(message)
     record = _decoded(lines[1].removeprefix(_EXTRA))
     path = [_decoded(line) for line in lines[least:]]
     tree = read_checkpoint(note, key).tree
     whole = all(len(one) == HASH_BYTES for one in path)
     if not whole or not includes(leaf_hash(record), int(index), tree.size, path, tree.root):
-        message = f"the path does not lead from record {index} to the root that was signed"
+        message = f"the path does not lead from record {index} to the signed root"
         raise ProofError(message)
     return record
 
@@ -311,5 +313,5 @@ def _decoded(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        message = f"not base64: {text[:60]!r}"
+        message = f"invalid base64: {text[:60]!r}"
         raise ProofError(message) from error

@@ -63,10 +63,10 @@ class Cosigner:
     seconds: int
 
 
-def signed_notes(cosigned: Mapping[str, CosignedCheckpoint], key: PublicKey) -> Iterator[str]:
+def signed_notes(said: Mapping[str, CosignedCheckpoint], key: PublicKey) -> Iterator[str]:
     """Yield the notes of witnesses that the log's key has signed: one for each tree."""
     sizes = set()
-    for vouched in cosigned.values():
+    for vouched in said.values():
         try:
             tree = read_checkpoint(vouched.note, key).tree
         except NoteError:
@@ -84,14 +84,14 @@ def read_disputed_notes(directory: Path) -> Iterator[str]:
 
 
 def find_cosigners(
-    cosigned: Mapping[str, CosignedCheckpoint], key: PublicKey, keys: Mapping[str, str]
+    said: Mapping[str, CosignedCheckpoint], key: PublicKey, keys: Mapping[str, str]
 ) -> tuple[tuple[Cosigner, ...], tuple[str, ...]]:
     """Return the witnesses with a valid cosignature, and the defects of the others.
 
     `keys` are those of the witnesses, as recorded in the log.
     """
     found, doubts = [], []
-    for node, vouched in sorted(cosigned.items()):
+    for node, vouched in sorted(said.items()):
         try:
             tree = read_checkpoint(vouched.note, key).tree
             seconds = vouched.seconds()
@@ -99,15 +99,15 @@ def find_cosigners(
             doubts.append(f"witness {node}: {error}")
             continue
         if keys.get(node) != vouched.key:
-            doubts.append(f"witness {node}: its key is not the one that the log has recorded")
+            doubts.append(f"witness {node}: its key differs from the recorded one")
             continue
         if not vouched.is_of(node):
-            doubts.append(f"witness {node}: its key is in the name of another")
+            doubts.append(f"witness {node}: its key has the name of another node")
             continue
         found.append(Cosigner(node, tree.size, seconds))
     doubts += [
-        f"witness {node}: its key is recorded, and what it has cosigned is not there"
-        for node in sorted(keys.keys() - cosigned.keys())
+        f"witness {node}: its key is recorded, but its cosignature is missing"
+        for node in sorted(keys.keys() - said.keys())
     ]
     found.sort(key=lambda one: (-one.size, one.node))
     return tuple(found), tuple(doubts)
@@ -142,27 +142,29 @@ def verify_log(directory: Path, key: PublicKey, anchors: Iterable[str] = ()) -> 
 def _verified(directory: Path, key: PublicKey, anchors: Iterable[str]) -> VerifiedLog:
     kept, damage = _housekeeping(directory, key)
     checkpoint = kept.checkpoint if kept else _own_checkpoint(directory, key)
-    stated_by_log = [
+    said_by_log = [
         *(signed_notes(kept.witnesses, key) if kept else ()),
         *read_disputed_notes(directory),
     ]
-    notes = [*anchors, *stated_by_log]
+    notes = [*anchors, *said_by_log]
     held = sorted((_anchor(note, key) for note in notes), key=lambda anchor: anchor.tree.size)
     if held and held[-1].tree.size > checkpoint.tree.size:
-        _refuse_fork(checkpoint, held[-1], "the log is shorter than a checkpoint that was signed")
+        _refuse_fork(checkpoint, held[-1], "the log is shorter than a signed checkpoint")
     explaining = RecordChecks()
     tree = _tree_of_all(directory, checkpoint, held, explaining)
     if tree.root != checkpoint.tree.root:
-        message = f"the {checkpoint.tree.size} records do not give the root that was signed"
+        message = f"the {checkpoint.tree.size} records do not match the signed root"
         raise VerifyError(VerifyOutcome.ALTERED, message)
     if kept is None:
-        raise damage or VerifyError(VerifyOutcome.ALTERED, f"{directory}: no housekeeping files")
+        raise damage or VerifyError(
+            VerifyOutcome.ALTERED, f"{directory}: the housekeeping files are missing"
+        )
     unsigned = _check_journal(directory, kept, tree, explaining)
     _check_directory(directory, key, kept, unsigned, explaining)
     vouching, doubts = find_cosigners(kept.witnesses, key, explaining.witnesses)
     findings = (*explaining.findings(), *doubts)
-    unlogged = len(held) - len(stated_by_log)
-    return VerifiedLog(checkpoint, len(unsigned), unlogged, findings, vouching, explaining.ledger)
+    asked = len(held) - len(said_by_log)
+    return VerifiedLog(checkpoint, len(unsigned), asked, findings, vouching, explaining.ledger)
 
 
 def _housekeeping(
@@ -208,7 +210,7 @@ def _own_checkpoint(directory: Path, key: PublicKey) -> Checkpoint:
     try:
         return read_checkpoint(read_note(path), key)
     except FileNotFoundError as error:
-        message = f"{path} is missing: nothing says how long the log must be"
+        message = f"{path} is missing: the minimum length of the log is unknown"
         raise VerifyError(VerifyOutcome.TAIL_MISSING, message) from error
     except UnsignedError as error:
         raise VerifyError(VerifyOutcome.KEY_PROBLEM, f"{path}: {error}") from error
@@ -221,7 +223,7 @@ def _anchor(note: str, key: PublicKey) -> Checkpoint:
         return read_checkpoint(note, key)
     except NoteError as error:
         raise VerifyError(
-            VerifyOutcome.KEY_PROBLEM, f"a checkpoint kept elsewhere: {error}"
+            VerifyOutcome.KEY_PROBLEM, f"checkpoint kept elsewhere: {error}"
         ) from error
 
 
@@ -235,7 +237,7 @@ def _compare_anchors(ours: Checkpoint, awaited: list[Checkpoint], tree: CompactR
     while awaited and awaited[0].tree.size == tree.size:
         anchor = awaited.pop(0)
         if tree.root != anchor.tree.root:
-            why = f"its first {tree.size} records are not those that were signed"
+            why = f"its first {tree.size} records do not match the signed ones"
             _refuse_fork(ours, anchor, why)
 
 
@@ -256,7 +258,7 @@ def _bundle(tiles: Tiles, index: int, expected: int) -> list[bytes]:
     except TileError as error:
         raise VerifyError(outcome_of_tile_error(error.__cause__), str(error)) from error
     if len(raws) != expected:
-        message = f"tile {index} of entries holds {len(raws)} records instead of {expected}"
+        message = f"tile {index} of entries has {len(raws)} records: expected {expected}"
         outcome = VerifyOutcome.TAIL_MISSING if len(raws) < expected else VerifyOutcome.ALTERED
         raise VerifyError(outcome, message)
     return raws
@@ -268,7 +270,7 @@ def _record(raw: bytes, sequence: int) -> AuditRecord:
     except RecordError as error:
         raise VerifyError(VerifyOutcome.ALTERED, f"record {sequence}: {error}") from error
     if record.seq != sequence:
-        message = f"record {sequence} says that it is number {record.seq}"
+        message = f"record {sequence} has the number {record.seq}"
         raise VerifyError(VerifyOutcome.ALTERED, message)
     return record
 
@@ -294,7 +296,7 @@ def _check_journal(
         raise VerifyError(VerifyOutcome.ALTERED, str(error)) from error
     if (lost := stated.count - tree.size) > 0:
         # The count is never too high: neither a crash nor a power failure explains the difference.
-        message = f"the journal: {lost} records were acknowledged and are not there"
+        message = f"the journal: {lost} acknowledged records are missing"
         raise VerifyError(VerifyOutcome.ALTERED, message)
     return raws[behind:]
 
@@ -306,7 +308,7 @@ def _compare_signed(directory: Path, signed: int, raws: list[bytes]) -> None:
         zip(raws, Tiles(directory, signed).records_from(first), strict=False), first
     ):
         if raw != there:
-            message = f"the journal: record {sequence} is not the one that was signed"
+            message = f"the journal: record {sequence} does not match the signed one"
             raise VerifyError(VerifyOutcome.ALTERED, message)
 
 
@@ -320,8 +322,8 @@ def _check_directory(
     """Check the key file, the epoch, and that the directory contains no foreign files."""
     if kept.epoch < explaining.epoch:
         message = (
-            f"{directory / EPOCH_FILE}: states epoch {kept.epoch}, expected at least {explaining.epoch}, "
-            "which a record names: it is an older copy"
+            f"{directory / EPOCH_FILE}: states epoch {kept.epoch}: expected at least "
+            f"{explaining.epoch}, which a record names: it is an older copy"
         )
         raise VerifyError(VerifyOutcome.ALTERED, message)
     check_key_file(directory, explaining.genesis_key, key)
@@ -378,7 +380,7 @@ class PeriodicVerification:
             await asyncio.to_thread(self._verify)
         except VerifyError as error:
             outcome = error.outcome.name.lower()
-            log.error("audit_log_not_verified", outcome=outcome, problem=str(error))
+            log.error("audit_verification_failed", outcome=outcome, problem=str(error))
             if error.outcome is not VerifyOutcome.UNREADABLE:
                 self.whole = False
         else:

@@ -93,8 +93,8 @@ def _check_open(
     )
     if not first and book.published_ns < closed_ns:
         message = (
-            f"version {book.version} is dated {format_timestamp(book.published_ns)}, but all up to "
-            f"{format_timestamp(closed_ns)} is closed: prices change from there on at the earliest"
+            f"version {book.version}: dated {format_timestamp(book.published_ns)}: expected"
+            f" at least {format_timestamp(closed_ns)}, the end of the closed periods"
         )
         raise PriceBookError(message)
 
@@ -112,10 +112,13 @@ def record(
         books.store.lock(connection)
         newest = books.store.book_in(connection)
         if newest is None:
-            message = "no price book is published, which would say the currency"
+            message = (
+                "no price book is published: the currency is unknown; fix: run `railscope bill"
+                " prices publish FILE`"
+            )
             raise ClosingError(message)
         if not books.store.knows(connection, charge.tenant):
-            message = f"tenant {charge.tenant!r} is not known: it has neither invoice nor GPU time"
+            message = f"unknown tenant {charge.tenant!r}: expected one with an invoice or GPU time"
             raise ClosingError(message)
         one = RecordedAdjustment(charge, newest.book.currency, by.now_ns, by.actor.id)
         if any(other.charge == charge for other in books.store.adjusted_in(connection)):
@@ -155,8 +158,8 @@ def _check_credit(charge: Charge, invoiced: Fraction, now_ns: int) -> None:
             format_decimal(invoiced, _AMOUNT_PLACES),
         )
         message = (
-            f"{what}: {shown[0]} given back: expected at most {shown[1]}, what is invoiced for its "
-            "period less what was given back already; fix: lower the amount, or use --force"
+            f"{what}: {shown[0]} credited: expected at most {shown[1]}, the invoiced amount"
+            " of its period less earlier credits; fix: lower the amount, or use --force"
         )
         raise ClosingError(message)
 
@@ -208,20 +211,20 @@ def replace(books: BillingBooks, invoice_id: str, reason: str, by: BillingActor)
     later = [one for one in closings if one.period.start_ns >= before.period.end_ns]
     if later:
         message = (
-            f"{invoice_id}: {period_name(later[0].period)} is closed since then, so it cannot be "
-            "replaced; void it without --replace, and the next closing bills what was on it"
+            f"cannot replace {invoice_id}: {period_name(later[0].period)} was closed after"
+            " it; fix: void it without --replace; the next closing bills its charges"
         )
         raise ClosingError(message)
     bill = books.bill(before.period, correcting=False)
     fresh = issue_invoice(_replacement(bill, before), by.now_ns)
     closing = closing_of_bill(bill, [fresh], by, before.tenant)
     if bill.lacking.all and not next(one for one in closings if one.number == number).provisional:
-        message = f"{period_name(before.period)} cannot be billed again now: {bill.lacking}"
+        message = f"cannot bill {period_name(before.period)} again: {bill.lacking}"
         raise ClosingError(message)
     with books.ledger.database.transaction(writes=True) as connection:
         books.store.lock(connection)
         if books.store.mark(connection) != bill.mark or not bill.rests_on(closings):
-            message = f"{invoice_id}: somebody else billed at this moment. Try again"
+            message = f"{invoice_id}: another process billed at the same time; fix: try again"
             raise ClosingError(message)
         _issued(books, connection, invoice_id)
         row = {"voided_ns": by.now_ns, "voided_by": by.actor.id, "reason": reason}
@@ -249,10 +252,10 @@ def _issued(books: BillingBooks, connection: Connection, invoice_id: str) -> Inv
         raise ClosingError(_unknown(invoice_id))
     invoice, _ = found
     if invoice.status is not InvoiceStatus.ISSUED:
-        message = f"{invoice_id} is void already"
+        message = f"{invoice_id}: already void"
         raise ClosingError(message)
     return invoice
 
 
 def _unknown(invoice_id: str) -> str:
-    return f"there is no invoice {invoice_id}; `railscope bill statement` shows their names"
+    return f"unknown invoice {invoice_id}; fix: list the invoices with `railscope bill statement`"

@@ -271,19 +271,19 @@ class BillingStore:
                 )
             except ValueError as error:
                 message = (
-                    f"the ledger {self.database.name} was altered: {row.invoice_id} is not what "
-                    f"was issued: {error}. Restore it from a backup"
+                    f"the ledger {self.database.name} was altered: {row.invoice_id} does not match"
+                    f" what was issued: {error}; fix: restore it from a backup"
                 )
                 raise LedgerError(message) from error
             yield invoice
 
     def knows(self, connection: Connection, tenant: str) -> bool:
         """True if a tenant has an invoice, or any time in the ledger."""
-        tenant_query = (
+        asked = (
             select(tables.invoices.c.tenant_id).where(tables.invoices.c.tenant_id == tenant),
             select(entries.c.tenant_id).where(entries.c.tenant_id == tenant),
         )
-        return any(connection.execute(query.limit(1)).first() for query in tenant_query)
+        return any(connection.execute(query.limit(1)).first() for query in asked)
 
     # Credits and adjustments ---------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ def _plain_content(content: object) -> object:
         return {_plain_content(key): _plain_content(value) for key, value in content.items()}
     if isinstance(content, Sequence):
         return [_plain_content(item) for item in content]
-    message = f"{type(content).__name__} has no canonical text"
+    message = f"{type(content).__name__}: expected a type with a canonical text"
     raise TypeError(message)
 
 
@@ -127,10 +127,14 @@ class Charge:
     def __post_init__(self) -> None:
         exact = type(self.amount) is Fraction and type(self.quantity) is Fraction
         if not (exact and type(self.price_nano) is int and type(self.list_nano) is int):
-            message = "amounts and quantities are fractions, prices integers"
+            message = (
+                "invalid charge: expected fractions for amount and quantity, integers for prices"
+            )
             raise ValueError(message)
         if self.unit and self.amount != price_quantity(self.quantity, self.unit, self.price_nano):
-            message = f"{self.amount} is not {self.quantity} at {self.price_nano} nano"
+            message = (
+                f"invalid amount {self.amount}: expected {self.quantity} at {self.price_nano} nano"
+            )
             raise ValueError(message)
 
     @cached_property
@@ -163,7 +167,7 @@ class UnknownCurrencyError(ValueError):
 def exponent_of(currency: str) -> int:
     """Number of decimals of the currency's minor unit. Raises UnknownCurrencyError."""
     if currency not in EXPONENTS:
-        message = f"currency {currency!r} is not known; known are {', '.join(sorted(EXPONENTS))}"
+        message = f"unknown currency {currency!r}: expected one of {', '.join(sorted(EXPONENTS))}"
         raise UnknownCurrencyError(message)
     return EXPONENTS[currency]
 

@@ -106,7 +106,7 @@ class StagedFiles:
 
 
 def _name_conflict(path: Path) -> StagingError:
-    return StagingError(f"{path} is there already")
+    return StagingError(f"{path} already exists")
 
 
 @contextmanager
@@ -363,8 +363,8 @@ def _check_file(
     for invoice in found.keys() | expected.keys():
         if found.get(invoice) != expected.get(invoice):
             message = (
-                f"{name}: {invoice} is {found.get(invoice)} in rows and amount when read again,"
-                f" and {expected.get(invoice)} on the invoice: this is an error of Railscope"
+                f"{name}: {invoice} has {found.get(invoice)} rows and amount: expected "
+                f"{expected.get(invoice)} as on the invoice: this is a defect of Railscope"
             )
             raise ExportError(message)
     size, sha256 = file_digest(file)

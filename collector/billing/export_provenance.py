@@ -138,7 +138,7 @@ def shorten_checkpoint(checkpoint: str) -> str:
     """A checkpoint on one line: the log's name, its size and its root. Raises ExportError."""
     lines = checkpoint.partition("\n\n")[0].split("\n")
     if len(lines) != _CHECKPOINT_LINES or not all(lines):
-        message = f"no checkpoint of an audit log: {checkpoint[:100]!r}"
+        message = f"invalid checkpoint of an audit log: {checkpoint[:100]!r}"
         raise ExportError(message)
     return " ".join(lines)
 

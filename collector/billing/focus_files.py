@@ -61,7 +61,7 @@ def check_columns(row: FocusRow) -> FocusRow:
     """The row, unchanged. Raises ValueError if its columns are not those of an export."""
     if row.keys() != _ALL:
         wrong = sorted(row.keys() ^ _ALL)
-        message = f"columns of an export that are missing or too many: {', '.join(wrong)}"
+        message = f"missing or unknown columns of an export: {', '.join(wrong)}"
         raise ValueError(message)
     return row
 
@@ -114,7 +114,7 @@ def read_csv(file: BinaryIO, columns: Collection[str] = COLUMNS) -> Iterator[Foc
     try:
         yield from _read_rows(text, columns)
     except UnicodeDecodeError as error:
-        message = f"is no UTF-8: {error}"
+        message = f"invalid UTF-8: {error}"
         raise FocusCsvError(message) from error
     finally:
         text.detach()
@@ -128,7 +128,7 @@ def _read_rows(file: TextIO, columns: Collection[str]) -> Iterator[FocusRow]:
         for cells in reader:
             where = f"line {reader.line_num}"
             if len(cells) != len(names):
-                message = f"{where}: {len(cells)} cells under {len(names)} columns"
+                message = f"{where}: {len(cells)} cells: expected {len(names)}"
                 raise FocusCsvError(message)
             yield {name: _parse_cell(cells[at], name, where) for at, name in wanted}
     except csv.Error as error:
@@ -140,7 +140,7 @@ def format_number(value: Fraction) -> str:
     """A number with 12 decimals, exactly. Raises ValueError if it needs more."""
     counted, rest = divmod(value.numerator * UNIT_OF_DECIMALS, value.denominator)
     if rest:
-        message = f"{value} has more than {DECIMALS} decimals"
+        message = f"{value}: expected at most {DECIMALS} decimals"
         raise ValueError(message)
     whole, decimals = divmod(abs(counted), UNIT_OF_DECIMALS)
     return f"{'-' if counted < 0 else ''}{whole}.{decimals:0{DECIMALS}}"
@@ -162,7 +162,7 @@ def _parse_cell(cell: str, name: str, where: str) -> FocusValue:
     if name in NUMBERS:
         match = _NUMBER.fullmatch(cell)
         if match is None:
-            message = f"{where}, {name}: {cell!r} is no number with {DECIMALS} decimals"
+            message = f"{where}, {name}: {cell!r}: expected a number with {DECIMALS} decimals"
             raise FocusCsvError(message)
         sign, whole, decimals = match.groups()
         counted = Fraction(int(whole + decimals), UNIT_OF_DECIMALS)
@@ -171,7 +171,7 @@ def _parse_cell(cell: str, name: str, where: str) -> FocusValue:
         try:
             return datetime.fromisoformat(cell)
         except ValueError as error:
-            message = f"{where}, {name}: {cell!r} is no time"
+            message = f"{where}, {name}: {cell!r}: expected a time"
             raise FocusCsvError(message) from error
     return cell
 
@@ -229,10 +229,10 @@ def read_parquet(file: BinaryIO, columns: Collection[str] = COLUMNS) -> Iterator
     try:
         source = parquet.ParquetFile(file)
     except arrow.ArrowInvalid as error:
-        message = f"is no Parquet file: {error}"
+        message = f"invalid Parquet file: {error}"
         raise FocusParquetError(message) from error
     if not source.schema_arrow.equals(_schema(arrow), check_metadata=False):
-        message = "its columns are not those of an export"
+        message = "invalid columns: expected those of an export"
         raise FocusParquetError(message)
     for batch in source.iter_batches(ROWS_IN_A_BATCH, columns=list(columns)):
         for row in batch.to_pylist():
@@ -243,7 +243,7 @@ def _import_pyarrow() -> tuple[Any, Any]:
     try:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:
-        message = "Parquet needs PyArrow: pip install 'railscope[parquet]'"
+        message = "missing PyArrow, which Parquet requires; fix: pip install 'railscope[parquet]'"
         raise NoParquetError(message) from error
 
 

@@ -211,10 +211,13 @@ def iterate_rows(
 ) -> Iterator[FocusRow]:
     """Iterate over the rows of an issued invoice, as `invoice_rows`."""
     if invoice.status is not InvoiceStatus.ISSUED:
-        message = f"{invoice.invoice_id}: is {invoice.status}; only what is issued is exported"
+        message = (
+            f"cannot export {invoice.invoice_id}: status {invoice.status}: expected an"
+            " issued invoice"
+        )
         raise InvoiceError(message)
     if invoice.tenant not in seller.accounts:
-        message = f"{invoice.invoice_id}: no account pays for tenant {invoice.tenant}"
+        message = f"{invoice.invoice_id}: unknown billing account of tenant {invoice.tenant}"
         raise InvoiceError(message)
     known = background or ExportContext()
     common = _invoice_columns(invoice, seller, known)
@@ -251,7 +254,7 @@ def round_decimal(value: Fraction) -> Fraction:
     if 2 * rest > value.denominator or (2 * rest == value.denominator and counted % 2):
         counted += 1
     if abs(counted) >= MAX_DECIMAL_UNITS:
-        message = f"{value} has more than 38 digits"
+        message = f"{value}: expected at most 38 digits"
         raise OverflowError(message)
     return Fraction(counted, UNIT_OF_DECIMALS)
 
@@ -400,7 +403,7 @@ def parse_seller(text: str, file: str) -> Seller:
     try:
         found = msgspec.convert(parse_toml(text), _SellerTable, strict=True)
     except TomlError as error:
-        message = f"{file}: is no TOML: {error}"
+        message = f"{file}: invalid TOML: {error}"
         raise SellerFileError(message) from error
     except msgspec.ValidationError as error:
         message = f"{file}: {error}"

@@ -88,16 +88,16 @@ class Invoice:
         charges = [line.charge for line in self.lines]
         undated = (self.status is InvoiceStatus.DRAFT) != (self.issued_ns is None)
         checks = {
-            "a charge is on it twice": len(minor) != len(charges),
-            "a charge of another tenant is on it": any(c.tenant != self.tenant for c in charges),
-            "what was used in another period is on it, and is no correction": any(
+            "duplicate charge": len(minor) != len(charges),
+            "charge of another tenant": any(c.tenant != self.tenant for c in charges),
+            "usage of another period that is not a correction": any(
                 _outside(charge, self.period) for charge in charges
             ),
-            "its lines are not the rounding of its charges": minor
+            "its lines differ from its rounded charges": minor
             != spread_rounding(amounts, exponent_of(self.currency)),
-            "its content is not that of its hash": self.content_hash
+            "its content does not match its hash": self.content_hash
             != content_digest(self._content),
-            "what is issued, and nothing else, has an instant of issue": undated,
+            "expected an issue time, unless it is a draft": undated,
         }
         return next((wrong for wrong, is_so in checks.items() if is_so), "")
 
@@ -171,10 +171,13 @@ def issue_invoice(invoice: Invoice, issued_ns: int, audit_seq: int | None = None
     Evidence of a period is accepted until three days after its end.
     """
     if invoice.status is not InvoiceStatus.DRAFT:
-        message = f"{invoice.invoice_id}: is {invoice.status}, so it cannot be issued"
+        message = f"cannot issue {invoice.invoice_id}: status {invoice.status}: expected a draft"
         raise InvoiceError(message)
     if issued_ns < invoice.period.end_ns + CLOSE_AFTER_NS:
-        message = f"{invoice.invoice_id}: evidence may still come until three days after the period"
+        message = (
+            f"cannot issue {invoice.invoice_id}: evidence may be received until three days"
+            " after the period"
+        )
         raise InvoiceError(message)
     return replace(invoice, status=InvoiceStatus.ISSUED, issued_ns=issued_ns, audit_seq=audit_seq)
 
@@ -245,7 +248,9 @@ def correction_charges(
 def credit_charge(tenant: str, amount: Fraction, period: Period, note: str) -> Charge:
     """A credit for service in a period. Raises ValueError if the amount is not positive."""
     if amount <= 0 or not note:
-        message = f"a credit of {amount} to {tenant}: a credit is positive and says what it is for"
+        message = (
+            f"invalid credit of {amount} for {tenant}: expected a positive amount and a reason"
+        )
         raise ValueError(message)
     return Charge(tenant, ChargeKind.CREDIT, period.start_ns, period.end_ns, -amount, note=note)
 
@@ -253,7 +258,7 @@ def credit_charge(tenant: str, amount: Fraction, period: Period, note: str) -> C
 def adjustment_charge(tenant: str, amount: Fraction, period: Period, note: str) -> Charge:
     """An amount of either sign, by decision and not by rating. Raises ValueError without a note."""
     if not note:
-        message = f"an adjustment of {amount} for {tenant} says what it is for"
+        message = f"invalid adjustment of {amount} for {tenant}: expected a reason"
         raise ValueError(message)
     return Charge(tenant, ChargeKind.ADJUSTMENT, period.start_ns, period.end_ns, amount, note=note)
 
@@ -287,7 +292,7 @@ def _changed_matters(missing: Mapping[Charge, Fraction]) -> set[Charge]:
 
 def _correction(matter: Charge, quantity: Fraction, corrects: str) -> Charge:
     if matter.unit is None:
-        message = f"a {matter.kind} is not rated, so no evidence corrects it"
+        message = f"cannot correct a {matter.kind}: expected a rated charge"
         raise ValueError(message)
     amount = price_quantity(quantity, matter.unit, matter.price_nano)
     return replace(matter, quantity=quantity, amount=amount, corrects=corrects)

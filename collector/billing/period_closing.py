@@ -200,7 +200,7 @@ class BillingBooks:
     def _book(self) -> PriceBook:
         published = self.store.book()
         if published is None:
-            message = "no price book is published: `railscope bill prices publish FILE`"
+            message = "no price book is published; fix: run `railscope bill prices publish FILE`"
             raise ClosingError(message)
         return published.book
 
@@ -223,7 +223,9 @@ class BillingBooks:
             return []
         wrong = next((one for one in recorded if one.currency != currency), None)
         if wrong is not None:
-            message = f"{wrong.charge.kind} of {wrong.charge.tenant} is not in {currency}"
+            message = (
+                f"{wrong.charge.kind} of {wrong.charge.tenant}: expected the currency {currency}"
+            )
             raise ClosingError(message)
         billed = self.store.decided()
         return [one.charge for one in recorded if one.charge.charge_id not in billed]
@@ -271,8 +273,8 @@ class BillingBooks:
             check_published(bill.book, by.now_ns)
             if bill.lacking.all and not provisional:
                 message = (
-                    f"{period_name(period)} cannot be closed yet: {bill.lacking}. Wait for them, or "
-                    "close with --provisional: what comes later is corrected in the next period"
+                    f"cannot close {period_name(period)} yet: {bill.lacking}; fix: wait for them, or"
+                    " close with --provisional: the next period then contains the corrections"
                 )
                 raise ClosingError(message)
             invoices = tuple(issue_invoice(one, by.now_ns) for one in bill.drafts)
@@ -286,7 +288,8 @@ class BillingBooks:
                     return ClosedPeriod(closing, invoices, added=True)
             # A concurrent transaction changed the billing tables: the bill may be outdated.
         message = (
-            f"{period_name(period)}: somebody else changes prices, voids or closes all the time"
+            f"cannot close {period_name(period)}: prices, invoices or closings keep changing"
+            " at the same time; fix: try again"
         )
         raise ClosingError(message)
 
@@ -350,19 +353,20 @@ def _check(period: Period, known: Iterable[PeriodClosing], now_ns: int) -> None:
     name = period_name(period)
     if now_ns < period.end_ns + CLOSE_AFTER_NS:
         message = (
-            f"{name} can be closed from {format_timestamp(period.end_ns + CLOSE_AFTER_NS)} on: "
-            "evidence may still come until three days after its end"
+            f"cannot close {name} yet: expected "
+            f"{format_timestamp(period.end_ns + CLOSE_AFTER_NS)} or later: evidence may be"
+            " received until three days after its end"
         )
         raise ClosingError(message)
     closed = [one.period for one in known]
     for other in closed:
         if other.overlaps(period):
-            message = f"{name} overlaps {period_name(other)}, which is closed"
+            message = f"{name}: overlaps the closed period {period_name(other)}"
             raise ClosingError(message)
     last_ns = max((one.end_ns for one in closed), default=period.start_ns)
     if last_ns != period.start_ns:
         message = (
-            f"{name} does not follow what is closed: the next period to close starts at "
+            f"{name}: gap or overlap with closed periods: expected the start "
             f"{format_timestamp(last_ns)}"
         )
         raise ClosingError(message)

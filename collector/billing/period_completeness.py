@@ -87,7 +87,7 @@ class MissingDays(NamedTuple):
     def __str__(self) -> str:
         parts = []
         if self.missing:
-            parts.append(f"the ledger lacks {format_days(self.missing)}")
+            parts.append(f"missing in the ledger: {format_days(self.missing)}")
         if self.provisional:
             parts.append(f"not final in the ledger: {format_days(self.provisional)}")
         return "; ".join(parts)

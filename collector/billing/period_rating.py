@@ -78,7 +78,7 @@ def ledger_root(sources: Mapping[GpuDay, SourceRevision]) -> str:
 def period_days(period: Period) -> range:
     """The UTC days of a period. Raises ValueError unless it consists of whole days."""
     if period.start_ns % DAY_NS or period.end_ns % DAY_NS:
-        message = "what is billed from the ledger is whole UTC days"
+        message = "invalid period: expected whole UTC days"
         raise ValueError(message)
     return range(period.start_ns // DAY_NS, period.end_ns // DAY_NS)
 

@@ -93,11 +93,11 @@ class Price:
         numbers = [self.nano, self.minimum_ns, self.granularity_ns, self.from_ns, self.to_ns]
         wrong = ""
         if any(type(number) is not int for number in numbers):
-            wrong = "prices, minimums and instants are integers"
+            wrong = "expected integers as prices, minimums and times"
         elif self.nano < 0 or self.minimum_ns < 0 or self.granularity_ns < 1:
-            wrong = "prices and minimums are not negative, a granularity is at least 1 ns"
+            wrong = "expected prices and minimums of 0 or more, and a granularity of 1 ns or more"
         elif self.from_ns >= self.to_ns:
-            wrong = "it ends before it begins"
+            wrong = "expected an end after the start"
         elif self.tariff.group is not PriceGroup.TIME and (
             self.minimum_ns,
             self.granularity_ns,
@@ -105,13 +105,13 @@ class Price:
             0,
             1,
         ):
-            wrong = f"a minimum and a granularity are for time, not for {self.tariff}"
+            wrong = f"expected a minimum and a granularity only for time, not for {self.tariff}"
         elif (self.tariff is Tariff.ENERGY) != (self.unit is PriceUnit.KILOWATT_HOURS):
-            wrong = "energy, and nothing else, has a price per kilowatt-hour"
+            wrong = "expected a price per kilowatt-hour for energy, and only for energy"
         elif self.tariff is Tariff.ENERGY and self.mig_profile:
-            wrong = "energy is counted for a GPU, so it has no price by MIG profile"
+            wrong = "expected no MIG profile: energy is metered per GPU"
         elif self.unit is PriceUnit.INSTANCE_HOURS and not self.mig_profile:
-            wrong = "a price per instance-hour names a MIG profile"
+            wrong = "expected a MIG profile for a price per instance-hour"
         if wrong:
             message = f"{self}: {wrong}"
             raise PriceBookError(message)
@@ -179,13 +179,16 @@ class PriceBook:
         exponent_of(self.currency)
         for price in self.prices:
             if not 1 <= price.version <= self.version:
-                message = f"{price}: version {price.version} in a book of version {self.version}"
+                message = (
+                    f"{price}: version {price.version}: expected 1 to {self.version}, the version of"
+                    " the book"
+                )
                 raise PriceBookError(message)
         ordered = sorted(self.prices, key=_price_place)
         for earlier, later in pairwise(ordered):
             same = (earlier.tenant, earlier.key) == (later.tenant, later.key)
             if same and later.from_ns < earlier.to_ns:
-                message = f"{later}: begins while another is valid: {earlier}"
+                message = f"{later}: starts during the validity of another price: {earlier}"
                 raise PriceBookError(message)
 
     def timeline(self, tenant: str, key: PriceKey) -> PriceTimeline:
@@ -217,9 +220,10 @@ def check_published(book: PriceBook, now_ns: int) -> None:
     """Reject a book that is dated in the future as the current one. Raises PriceBookError."""
     if book.published_ns > now_ns:
         message = (
-            f"price book version {book.version}: published {format_timestamp(book.published_ns)}: expected "
-            f"a time up to now, {format_timestamp(now_ns)}; fix: date the book today, and let prices of "
-            "later days begin with their `from`"
+            f"price book version {book.version}: published "
+            f"{format_timestamp(book.published_ns)}: expected a time up to now, "
+            f"{format_timestamp(now_ns)}; fix: date the book today, and start later prices"
+            " with their `from`"
         )
         raise PriceBookError(message)
 
@@ -232,10 +236,13 @@ def check_appended(before: PriceBook, after: PriceBook) -> None:
     entry.
     """
     if after.version <= before.version or after.published_ns < before.published_ns:
-        message = f"version {after.version} does not follow version {before.version}"
+        message = f"version {after.version}: expected a later version and publication than those of version {before.version}"
         raise PriceBookError(message)
     if after.currency != before.currency:
-        message = f"the book is in {before.currency}, version {after.version} in {after.currency}"
+        message = (
+            f"version {after.version}: currency {after.currency}: expected {before.currency}"
+            ", the currency of the book"
+        )
         raise PriceBookError(message)
     old, new = _by_place(before), _by_place(after)
     for place in sorted(old.keys() | new.keys()):
@@ -257,22 +264,37 @@ def _change_of_past(old: Price | None, new: Price | None, after: PriceBook) -> s
     rest = replace(old, to_ns=new.to_ns) != new
     if old.from_ns >= published:
         wrong = rest and new.version != after.version
-        return f"is changed in version {after.version}, but says {new.version}" if wrong else ""
+        return (
+            (
+                f"changed in version {after.version}: expected version = {after.version}, not "
+                f"{new.version}"
+            )
+            if wrong
+            else ""
+        )
     if rest:
-        return f"was valid before {format_timestamp(published)} and is changed"
+        return f"changed, although it was valid before {format_timestamp(published)}"
     if old.to_ns != new.to_ns and min(old.to_ns, new.to_ns) < published:
-        return f"its end is moved in the past: {format_timestamp(old.to_ns)} to {format_timestamp(new.to_ns)}"
+        return (
+            f"its end is changed in the past: {format_timestamp(old.to_ns)} to "
+            f"{format_timestamp(new.to_ns)}"
+        )
     return ""
 
 
 def _change_of_set(old: Price | None, new: Price | None, after: PriceBook) -> str:
     published = after.published_ns
     if old is not None and old.from_ns < published:
-        return f"is missing, but was valid before {format_timestamp(published)}"
+        return f"missing, although it was valid before {format_timestamp(published)}"
     if new is not None and new.from_ns < published:
-        return f"is new in a book of {format_timestamp(published)}, but would be valid before"
+        return (
+            f"added with a start before {format_timestamp(published)}, the publication of the book"
+        )
     if new is not None and new.version != after.version:
-        return f"is new in version {after.version}, but says version {new.version}"
+        return (
+            f"added in version {after.version}: expected version = {after.version}, not "
+            f"{new.version}"
+        )
     return ""
 
 
@@ -316,7 +338,7 @@ def parse_price_book(text: str, file: str) -> PriceBook:
     try:
         document = parse_toml(text)
     except TomlError as error:
-        message = f"{file}: is no TOML: {error}"
+        message = f"{file}: invalid TOML: {error}"
         raise PriceBookError(message) from error
     book = _convert(document, _BookTable, file)
     prices = tuple(
@@ -357,7 +379,7 @@ def _price(document: dict[str, Any], where: str) -> Price:
     prices = [(unit, nano) for unit, nano in given.items() if nano is not None]
     if len(prices) != 1:
         message = (
-            f"{where}: {table.sku}, {table.tariff}: has {len(prices)} prices; write one of"
+            f"{where}: {table.sku}, {table.tariff}: {len(prices)} prices: expected one of"
             " nano_per_gpu_hour, nano_per_instance_hour and nano_per_kilowatt_hour"
         )
         raise PriceBookError(message)

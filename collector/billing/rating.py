@@ -169,16 +169,16 @@ def _by_gpu(billed: Iterable[_BilledStretch]) -> Iterator[tuple[int, Sequence[_B
 def _gpus(billed: Iterable[_BilledStretch]) -> Iterator[list[_BilledStretch]]:
     """Billed parts at an instant, grouped to whole GPUs; the last group may be a fraction."""
     found: list[_BilledStretch] = []
-    capacity_left = Fraction(GPU_CAPACITY)
+    room = Fraction(GPU_CAPACITY)
     for one in billed:
         left = one.size
         while left:
-            size = min(left, capacity_left)
+            size = min(left, room)
             found.append(one._replace(size=size))
-            left, capacity_left = left - size, capacity_left - size
-            if not capacity_left:
+            left, room = left - size, room - size
+            if not room:
                 yield found
-                found, capacity_left = [], Fraction(GPU_CAPACITY)
+                found, room = [], Fraction(GPU_CAPACITY)
     if found:
         yield found
 
@@ -191,7 +191,7 @@ def target_ns(billed_ns: int, price: Price) -> int:
 
 MAX_BILLED_GAP_NS = HOUR_NS
 _TENANTS_TIMES_SKUS = 1 << 16
-_NOT_IN_USE = "not seen in use, under a tariff of use"
+_NOT_IN_USE = "not observed in use, under a tariff by use"
 
 
 class MissingPriceError(ValueError):
@@ -263,8 +263,8 @@ class Rater:
         self._placed = ClaimMinimums(self.period)
         found = [
             outcome
-            for usage, gap_ns in zip(ordered, gap_lengths(ordered), strict=True)
-            for outcome in self._rate(usage, gap_ns)
+            for usage, silence_ns in zip(ordered, gap_lengths(ordered), strict=True)
+            for outcome in self._rate(usage, silence_ns)
         ]
         charges = [one for one in found if isinstance(one, Charge)]
         charges.extend(self._placed.topups())
@@ -278,7 +278,7 @@ class Rater:
     def _claims_of(self, usage: Usage) -> ClaimMinimums:
         return self.counted if usage.counted_on else self._placed
 
-    def _rate(self, usage: Usage, gap_ns: int) -> Iterator[Charge | UsageReview]:
+    def _rate(self, usage: Usage, silence_ns: int) -> Iterator[Charge | UsageReview]:
         """The charges of one usage in the period, and its undecided parts."""
         if usage.claim:
             self._claims_of(usage).hold(usage)
@@ -290,11 +290,11 @@ class Rater:
             for stretch, price in self._stretches(usage, PriceGroup.RESERVATION):
                 yield from self._inside(_charge(usage, stretch, price))
         elif usage.state in HELD:
-            yield from self._time(usage, gap_ns)
+            yield from self._time(usage, silence_ns)
             yield from self._energy(usage)
 
-    def _time(self, usage: Usage, gap_ns: int) -> Iterator[Charge | UsageReview]:
-        reason = _review_reason(usage, gap_ns)
+    def _time(self, usage: Usage, silence_ns: int) -> Iterator[Charge | UsageReview]:
+        reason = _review_reason(usage, silence_ns)
         for stretch, price in self._stretches(usage, PriceGroup.TIME):
             if usage.state is SlotState.INFERRED and price.tariff is Tariff.USED:
                 yield from self._inside(
@@ -316,7 +316,7 @@ class Rater:
             if isinstance(energy, int):
                 yield from self._inside(_charge(usage, stretch, price))
             elif price.nano:
-                reason = f"its energy is not known: {energy.word}"
+                reason = f"its energy is unknown: {energy.word}"
                 span = (stretch.start_ns, stretch.end_ns)
                 yield from self._inside(UsageReview(usage, *span, reason, PriceGroup.ENERGY))
 
@@ -374,18 +374,18 @@ def _unbillable_reason(usage: Usage) -> str:
     if usage.state not in WITH_TENANT:
         return ""
     if not usage.tenant:
-        return "its tenant is not known"
-    return "" if usage.sku else "the model of the GPU is not known, so it has no price"
+        return "its tenant is unknown"
+    return "" if usage.sku else "the model of the GPU is unknown, so it has no price"
 
 
-def _review_reason(usage: Usage, gap_ns: int) -> str:
+def _review_reason(usage: Usage, silence_ns: int) -> str:
     """Reason why held time needs a decision; empty if it is billable."""
     if usage.state is not SlotState.INFERRED:
         return ""
     if usage.witness is NodeWitness.NONE:
         return "inferred without a witness"
-    if max(gap_ns, usage.silence_ns) > MAX_BILLED_GAP_NS:
-        return f"inferred over a silence of more than {MAX_BILLED_GAP_NS // HOUR_NS} h"
+    if max(silence_ns, usage.silence_ns) > MAX_BILLED_GAP_NS:
+        return f"inferred over a gap of more than {MAX_BILLED_GAP_NS // HOUR_NS} h"
     return ""
 
 

@@ -191,10 +191,10 @@ class _EvidenceComparison:
         for one in revision.tiling.overlaps:
             found[one.claim, one.tiling] += Fraction(one.quantity) / GPU_CAPACITY
         for claim in revision.tiling.claims:
-            for tiling, requested in zip(Tiling, claim.requested, strict=True):
-                if requested:
+            for tiling, asked in zip(Tiling, claim.requested, strict=True):
+                if asked:
                     where = f"{name}, {claim.id}, {tiling}"
-                    self._requested.append((where, found[claim.id, tiling], Fraction(requested)))
+                    self._requested.append((where, found[claim.id, tiling], Fraction(asked)))
 
     def _shares(
         self, revision: Revision | None, counted: dict[CountedQuantity, int], name: str
@@ -300,7 +300,7 @@ def recompute_closing(
     """
     published = books.store.book(closing.price_version)
     if published is None:
-        message = f"the ledger lacks version {closing.price_version} of the prices"
+        message = f"the ledger lacks version {closing.price_version} of the price book"
         raise LedgerError(message)
     numbers = RevisionNumbers.given(books.store.revisions(closing.number))
     rated = rate_period(books.ledger, published.book, closing.period, numbers)
@@ -364,7 +364,7 @@ def check_records(books: BillingBooks, period: Period) -> Iterator[Reconciliatio
     """R8: rows changed, added or removed by hand; of ledger days, those of the period."""
     with books.ledger.database.transaction() as connection:
         compared = compare_ledger(connection, outbox_records(connection), rating_days(period))
-    what = "rows as written, as committed to by heads, as recorded"
+    what = "rows as written, as committed by heads, as recorded"
     rows, wrong = compared.rows.total(), len(compared.wrong) + compared.more
     where = summarize_differences(compared)
     yield ReconciliationCheck("R8", what, Fraction(rows - wrong), Fraction(rows), rows, where)

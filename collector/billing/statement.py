@@ -27,7 +27,7 @@ from railscope.timestamps import DAY_NS, format_timestamp
 
 _QUANTITY_PLACES = 6
 _PERCENT_PLACES = 3
-_UNSEEN = "part of the time was not observed: it is billed by the scheduler's word"
+_UNSEEN = "part of the time was not observed: it is billed as the scheduler reported it"
 
 
 class SummaryLine(NamedTuple):

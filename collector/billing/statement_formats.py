@@ -246,7 +246,7 @@ def _claims(statement: TenantStatement) -> str:
     if not claims:
         return ""
     shown = claims[:_MAX_HTML_CLAIMS]
-    caption = "What each claim comes to, corrections left out; the dearest first"
+    caption = "Total of each claim without corrections, the most expensive first"
     if len(shown) < len(claims):
         caption += f". {len(claims) - len(shown):,} more are in the CSV and JSON forms"
     return f"<h2>By claim</h2>\n{_table(caption, _HTML_CLAIMS, shown)}\n"
@@ -256,7 +256,7 @@ def _undecided(statement: TenantStatement) -> str:
     if not statement.undecided:
         return ""
     items = "".join(f"<li>{escape(str(one))}</li>\n" for one in statement.undecided)
-    return f"<h2>Not billed until somebody decides</h2>\n<ul>\n{items}</ul>\n"
+    return f"<h2>Not billed until decided</h2>\n<ul>\n{items}</ul>\n"
 
 
 def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], foot: str = "") -> str:
@@ -309,7 +309,7 @@ def as_text(statement: TenantStatement) -> str:
         if len(claims) > len(shown):
             lines.append(f"  and {len(claims) - len(shown):,} more, in the CSV and JSON forms")
     if statement.undecided:
-        lines += ["", "NOT BILLED until somebody decides"]
+        lines += ["", "NOT BILLED until decided"]
         lines += [f"  {one}" for one in statement.undecided]
     return "\n".join(lines)
 

@@ -74,7 +74,9 @@ def read_statement(
     closings = [one for one in books.store.closings() if one.period == period]
     if not closings:
         known = ", ".join(period_name(one) for one in statement_periods(books)) or "none"
-        message = f"{period_name(period)} is not closed; closed are: {known}"
+        message = (
+            f"{period_name(period)} is not closed: expected one of the closed periods: {known}"
+        )
         raise ClosingError(message)
     own = [one for one in books.store.heads(period, tenant) if one.period == period]
     if not own:
@@ -92,8 +94,8 @@ def _without_invoice(
     if not reviews:
         tenants = {one.tenant for one in books.store.heads(closing.period)}
         message = (
-            f"{tenant!r} has no invoice of {period_name(closing.period)}; "
-            f"those who have one: {', '.join(sorted(tenants)) or 'none'}"
+            f"{tenant!r} has no invoice of {period_name(closing.period)}: expected one of "
+            f"{', '.join(sorted(tenants)) or 'none'}"
         )
         raise UnknownTenantError(message)
     return TenantStatement(
@@ -112,7 +114,7 @@ def read_invoice_statement(
     """The statement of one invoice, void or not. Raises ClosingError if there is none."""
     found = books.store.invoice(invoice_id)
     if found is None:
-        message = f"there is no invoice {invoice_id}"
+        message = f"unknown invoice {invoice_id}"
         raise ClosingError(message)
     invoice, number = found
     closing = next(one for one in books.store.closings() if one.number == number)
@@ -134,7 +136,7 @@ def preview_statement(bill: Bill, tenant: str, seller: str = "") -> TenantStatem
     """Preview of a tenant's invoice for an open period, from the current ledger."""
     empty = draft_invoice((), tenant, bill.period, bill.book.currency)
     found = next((one for one in bill.drafts if one.tenant == tenant), empty)
-    marks = ["Nothing of this is binding: it is what the ledger says now"]
+    marks = ["Not binding: computed from the current ledger"]
     if bill.lacking.all:
         marks.append(f"Not complete: {bill.lacking}")
     return TenantStatement(
@@ -153,7 +155,7 @@ def _marks(books: BillingBooks, invoice: Invoice, closing: PeriodClosing) -> lis
     if invoice.status is InvoiceStatus.VOID:
         others = books.store.heads(invoice.period, invoice.tenant)
         by = next((one for one in others if one.replaces == invoice.invoice_id), None)
-        instead = f"; {by.invoice_id} stands in its place" if by else ""
+        instead = f"; replaced by {by.invoice_id}" if by else ""
         reason = books.store.void_reason(invoice.invoice_id)
         found.append(f"VOID: {reason}{instead}")
     return found + _provisional(closing)
@@ -162,8 +164,8 @@ def _marks(books: BillingBooks, invoice: Invoice, closing: PeriodClosing) -> lis
 def _provisional(closing: PeriodClosing) -> list[str]:
     # Listing the days would disclose GPUs of other tenants.
     text = (
-        "PROVISIONAL: closed while days were not final in the ledger. What they change comes "
-        "as corrections"
+        "PROVISIONAL: closed before all days were final in the ledger; later changes"
+        " are billed as corrections"
     )
     return [text] if closing.missing else []
 

@@ -79,16 +79,18 @@ class Usage:
         numbers = [self.start_ns, self.end_ns, self.claim_start_ns]
         energy = self.energy_millijoules
         if any(type(n) is not int for n in numbers) or type(energy) not in (int, Absent):
-            return "instants and energy are integers"
+            return "expected integers as times and energy"
         if type(self.capacity_units) not in (int, Fraction):
-            return "capacity is an integer or an exact fraction"
+            return "expected an integer or an exact fraction as capacity"
         claimed = bool(self.claim) and self.claim_start_ns <= self.start_ns
         units = self.capacity_units
         checks = {
-            "it does not end after its start": self.start_ns >= self.end_ns,
-            f"{units} of {GPU_CAPACITY} units": not 0 < units <= GPU_CAPACITY,
-            "negative energy": isinstance(energy, int) and energy < 0,
-            f"{self.state} time without a claim that began by then": self.state in HELD
+            "expected an end after the start": self.start_ns >= self.end_ns,
+            f"{units} units: expected more than 0 and at most {GPU_CAPACITY}": not 0
+            < units
+            <= GPU_CAPACITY,
+            "energy: expected 0 or more": isinstance(energy, int) and energy < 0,
+            f"{self.state} time: expected a claim that starts by then": self.state in HELD
             and not claimed,
         }
         return next((wrong for wrong, is_so in checks.items() if is_so), "")
@@ -161,7 +163,7 @@ def reject_double_usage(ordered: Sequence[Usage]) -> None:
             claims = {(other.tenant, other.claim) for other in running}
             units = sum(other.capacity_units for other in running)
             if len(claims) < len(running) or units > GPU_CAPACITY:
-                message = f"billed twice at once: {usage}"
+                message = f"usage billed twice at the same time: {usage}"
                 raise DoubleUsageError(message)
 
 
@@ -273,10 +275,10 @@ def _by_holding(entries: Iterable[TilingEntry]) -> Mapping[_UsageKey, list[Tilin
     found: dict[_UsageKey, list[TilingEntry]] = {}
     for entry in entries:
         if entry.tiling is Tiling.COMPUTE and (entry.state in _RATED or entry.claim):
-            holding = (entry.tenant, entry.claim)
+            whose = (entry.tenant, entry.claim)
             node = entry.node if entry.counted else ""
             held = _UsageKey(
-                entry.state, entry.witness, *holding, entry.silence_ns, entry.reason, node
+                entry.state, entry.witness, *whose, entry.silence_ns, entry.reason, node
             )
             found.setdefault(held, []).append(entry)
     return found

@@ -66,7 +66,7 @@ def _claimed_size(directory: Path) -> int:
         return 0
     lines = note_of(directory).split("\n")
     if len(lines) < len(("origin", "size")) or not SIZE.fullmatch(lines[1]):
-        message = f"{path}: no checkpoint; run `railscope audit verify`"
+        message = f"{path}: missing checkpoint; fix: run `railscope audit verify`"
         raise click.ClickException(message)
     return int(lines[1])
 
@@ -98,7 +98,7 @@ def decode_shown_record(raw: bytes) -> AuditRecord:
     try:
         return decode_audit_record(raw)
     except RecordError as error:
-        message = f"{error}; run `railscope audit verify`"
+        message = f"{error}; fix: run `railscope audit verify`"
         raise click.ClickException(message) from error
 
 
@@ -114,10 +114,10 @@ def format_record(raw: bytes, *, as_json: bool) -> str:
     if as_json:
         return raw.decode()
     record = decode_shown_record(raw)
-    actor = " ".join(part for part in (record.actor.kind, record.actor.id, record.actor.ip) if part)
+    who = " ".join(part for part in (record.actor.kind, record.actor.id, record.actor.ip) if part)
     what = " ".join(part for part in (record.obj.node, record.obj.gpu, record.obj.slot) if part)
     data = " ".join(f"{key}={json.dumps(value)}" for key, value in record.data.items())
-    parts = (f"{record.seq:>8}", format_record_time(int(record.t)), record.type, record.out, actor)
+    parts = (f"{record.seq:>8}", format_record_time(int(record.t)), record.type, record.out, who)
     return escape_line("  ".join(part for part in (*parts, what, data) if part))
 
 
@@ -186,7 +186,8 @@ def verify_command(
     tree = found.checkpoint.tree
     click.echo(f"consistent: {tree.size} records of {public.name}, root {tree.root.hex()}")
     click.echo(
-        f"not signed yet: {found.unsigned}; checkpoints kept elsewhere: {found.anchors} agree"
+        f"not signed yet: {found.unsigned}; consistent with {found.anchors} checkpoints"
+        " kept elsewhere"
     )
     for line in _vouching(found.witnesses):
         click.echo(line)
@@ -206,10 +207,13 @@ def _ledger(url: str, recorded: LedgerRecords) -> list[str]:
 def _vouching(witnesses: Sequence[Cosigner]) -> Iterator[str]:
     """Witnesses and the sizes that they cosigned: the first ones by name."""
     for one in witnesses[:_MAX_NAMED]:
-        text = f"vouched for: {one.size} records, by {one.node}, {format_record_time(one.seconds * 10**9)}"
-        yield escape_line(text)
+        told = (
+            f"cosigned: {one.size} records, by {one.node}, "
+            f"{format_record_time(one.seconds * 10**9)}"
+        )
+        yield escape_line(told)
     if len(witnesses) > _MAX_NAMED:
-        yield f"vouched for: by {len(witnesses) - _MAX_NAMED} more"
+        yield f"cosigned: by {len(witnesses) - _MAX_NAMED} more"
 
 
 @audit.command("upgrade")
@@ -311,9 +315,9 @@ def forget(person: str, salts: Path) -> None:
         message = f"{salts}: {error.strerror}"
         raise click.ClickException(message) from error
     if not found:
-        message = f"{salts} has no salt of that name: no record is about it, or it was forgotten"
+        message = f"{salts}: unknown name: no record refers to it, or it was forgotten"
         raise click.ClickException(message)
-    click.echo("forgotten: no record can be told to be about that name any more")
+    click.echo("forgotten: no record can be attributed to that name any more")
 
 
 def _commitment(salts: Path, person: str) -> str:
@@ -322,7 +326,7 @@ def _commitment(salts: Path, person: str) -> str:
     except (OSError, SaltError) as error:
         raise click.ClickException(str(error)) from error
     if found is None:
-        message = f"{salts} has no salt of that name: nothing can be confirmed of it"
+        message = f"{salts}: unknown name: nothing can be confirmed about it"
         raise click.ClickException(message)
     return found
 

@@ -69,13 +69,13 @@ def _forms(
 ) -> tuple[ExportFormat, ...]:
     try:
         # Each once, in the order of the enumeration.
-        formats = {ExportFormat(name.strip()) for name in text.split(",")}
+        asked = {ExportFormat(name.strip()) for name in text.split(",")}
     except ValueError as error:
         message = (
-            f"{text!r}: write one or more of {', '.join(ExportFormat)}, with commas between them"
+            f"{text!r}: expected one or more of {', '.join(ExportFormat)}, separated by commas"
         )
         raise click.BadParameter(message) from error
-    return tuple(form for form in ExportFormat if form in formats)
+    return tuple(form for form in ExportFormat if form in asked)
 
 
 forms_option = click.option(
@@ -114,12 +114,12 @@ def _period(_context: click.Context, _parameter: click.Parameter, text: str | No
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace existing files of the same names.")
 @deciding_command
-def export_command(place: CommandContext, directory: Path, **options: Any) -> None:
+def export_command(place: CommandContext, directory: Path, **asked: Any) -> None:
     """Write the issued invoices to the directory OUT as FOCUS, with a manifest, and print the totals.
 
     The export is recorded in the audit log. Exit status 1: nothing was written.
     """
-    _export(place, directory, _ExportOptions(**options))
+    _export(place, directory, _ExportOptions(**asked))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,27 +134,27 @@ class _ExportOptions:
     force: bool
 
 
-def _export(place: CommandContext, directory: Path, options: _ExportOptions) -> None:
+def _export(place: CommandContext, directory: Path, asked: _ExportOptions) -> None:
     by = place.by
     with place.books() as books:
-        found = InvoiceSequence(tuple(books.store.invoices(options.period, options.tenant)))
-        if options.sellers is None:
+        found = InvoiceSequence(tuple(books.store.invoices(asked.period, asked.tenant)))
+        if asked.sellers is None:
             seller = place.seller({invoice.tenant for invoice in found.all})
         else:
-            seller = focus_rows.read_seller(options.sellers)
+            seller = focus_rows.read_seller(asked.sellers)
         order = ExportOrder(
             seller=seller,
             exported_ns=by.now_ns,
-            forms=options.forms,
-            period=options.period,
-            tenant=options.tenant,
-            checkpoint=_checkpoint(options.log or place.audit_directory),
+            forms=asked.forms,
+            period=asked.period,
+            tenant=asked.tenant,
+            checkpoint=_checkpoint(asked.log or place.audit_directory),
         )
         write_export(
             found,
             _with_origins(order, books),
             directory,
-            replace=options.force,
+            replace=asked.force,
             recorder=lambda manifest: record_exported_files(books, manifest, by),
         )
 
@@ -188,7 +188,7 @@ def write_export(
     try:
         manifest = export_invoices(invoices, order, directory, replace=replace, record=recorder)
     except NoParquetError as error:
-        message = f"{error}, or leave it out: --format csv"
+        message = f"{error}; or export without it: --format csv"
         raise click.ClickException(message) from error
     except (ExportError, InvoiceError, OverflowError) as error:
         raise click.ClickException(str(error)) from error
@@ -202,7 +202,7 @@ def write_export(
 def summary(manifest: ExportManifest) -> list[str]:
     """Summary of an export: a line for every invoice, every currency and every file."""
     width = max((len(one.tenant) for one in manifest.invoices), default=0)
-    lines = [] if manifest.invoices else ["no invoice was issued"]
+    lines = [] if manifest.invoices else ["no invoice is issued"]
     lines += [
         f"{one.invoice}  {one.tenant.ljust(width)}  {one.rows:>9,} rows  {one.billed:>18} {one.currency}"
         for one in manifest.invoices
@@ -236,7 +236,9 @@ def demo(url: str | None, directory: Path | None, forms: tuple[ExportFormat, ...
             ledger = Ledger.open(url or f"sqlite:///{temporary}/ledger.sqlite", metadata)
             try:
                 if ledger.newest(0, _NO_DAY):
-                    message = f"{ledger.database.name} is in use: the demo needs an empty ledger"
+                    message = (
+                        f"{ledger.database.name} is in use: expected an empty ledger for the demo"
+                    )
                     raise click.ClickException(message)
                 passed = _run(ledger, directory, forms)
             finally:
@@ -260,7 +262,7 @@ def _run(ledger: Ledger, directory: Path | None, forms: tuple[ExportFormat, ...]
             click.echo(f"\n{as_text(issued)}")
         for one in books.store.reviews(closed.closing.number):
             if not one.tenant:
-                click.echo(f"\nnot billed until somebody decides, no tenant: {one}")
+                click.echo(f"\nnot billed until decided, no tenant: {one}")
         click.echo()
     click.echo("RECONCILIATION of both")
     for line in check_lines(found.checks):

@@ -76,7 +76,7 @@ def opening_command(place: CommandContext, day: datetime, reason: str) -> None:
     with place.books() as books:
         opening_ns = from_datetime(day.replace(tzinfo=UTC))
         administration.set_opening(books, opening_ns, reason, place.by)
-    click.echo(f"opening date: {day:%Y-%m-%d}; nothing before it is billed")
+    click.echo(f"opening date: {day:%Y-%m-%d}; earlier days are not billed")
 
 
 @click.command("void")
@@ -136,7 +136,10 @@ def credit_command(  # noqa: PLR0913 - each is an option
 ) -> None:
     """Credit TENANT an AMOUNT for PERIOD, with the next closing."""
     if amount <= 0:
-        message = "a credit is above zero; `adjust` takes either sign"
+        message = (
+            "invalid credit: expected an amount above zero; fix: use `railscope bill"
+            " adjust`, which accepts either sign"
+        )
         raise click.ClickException(message)
     with place.books() as books:
         _record(books, credit_charge(tenant, amount, period, reason), period, place, force=force)
@@ -147,7 +150,7 @@ def _record(
 ) -> None:
     added, currency = administration.record(books, charge, place.by, force=force)
     shown = format_decimal(charge.amount, exponent_of(currency))
-    done = "recorded, for the next closing" if added else "was recorded already"
+    done = "recorded, for the next closing" if added else "already recorded"
     what = f"{charge.kind} of {shown} {currency} for {charge.tenant}, {period_name(period)}"
     click.echo(f"{what}: {done}")
 
@@ -155,7 +158,7 @@ def _record(
 @click.command("accept-copy")
 @_DECISION_REASON
 @click.confirmation_option(
-    prompt="What the newest database had beyond this one is lost, and recorded as lost. Go on?"
+    prompt="Data that only the newest database contained is lost, and recorded as lost. Continue?"
 )
 @deciding_command
 def accept_copy_command(place: CommandContext, reason: str) -> None:
@@ -166,7 +169,7 @@ def accept_copy_command(place: CommandContext, reason: str) -> None:
     """
     with place.books(any_copy=True) as books:
         identity = administration.accept_copy(books, reason, place.by)
-    click.echo(f"accepted: the ledger goes on as {identity}")
+    click.echo(f"accepted: the ledger continues as {identity}")
 
 
 def _waiting(database: Database, now_ns: int) -> list[PendingEvidence]:
@@ -207,12 +210,12 @@ def review_command(place: CommandContext, form: str) -> None:
     for one in found:
         span = f"{format_timestamp(one.start_ns)} to {format_timestamp(one.end_ns)}"
         what = f"{one.subject.what.value} {one.subject.name} on {one.subject.node}"
-        gpus = ", ".join(one.gpus) or "GPUs without their names"
+        gpus = ", ".join(one.gpus) or "unidentified GPUs"
         tenants = ", ".join(one.tenants) or "no tenant"
         click.echo(f"{one.subject.id}  {what}: {_hours(one)} GPU-hours, {tenants}, {span}")
         click.echo(f"              {gpus}: {', '.join(one.reasons) or 'no claim yet'}")
     remedy = "; decide with `railscope bill accept|reject ID`" if found else ""
-    click.echo(f"{len(found)} waiting{remedy}")
+    click.echo(f"{len(found)} under review{remedy}")
 
 
 def _decide(
@@ -227,17 +230,20 @@ def _decide(
         ]
         unknown = sorted(set(names) - {one.subject.id for one in found})
         if unknown:
-            message = f"{unknown[0]}: expected the id of something that waits; see `railscope bill review`"
+            message = (
+                f"{unknown[0]}: expected the ID of evidence under review; fix: list them with"
+                " `railscope bill review`"
+            )
             raise click.ClickException(message)
         if not chosen:
-            message = "nothing chosen: expected IDs or --node with something that waits"
+            message = "no evidence selected: expected IDs, or --node with evidence under review"
             raise click.ClickException(message)
         record_decision(database, chosen, ReviewDecision(accepted, by.actor, by.now_ns, reason))
     verdict = "accepted" if accepted else "rejected"
     for one in chosen:
         what = f"{one.subject.what.value} {one.subject.name} on {one.subject.node}"
         click.echo(f"{verdict} {one.subject.id}: {what}, {_hours(one)} GPU-hours")
-    click.echo("the collector writes new revisions of the days it is about")
+    click.echo("the collector writes new revisions of the affected days")
 
 
 _IDS = click.argument("names", metavar="ID...", nargs=-1)
@@ -310,7 +316,7 @@ def publish(place: CommandContext, file: Path) -> None:
     text = _text(file)
     with place.books() as books:
         book, added = administration.publish(books, text, str(file), place.by)
-    click.echo(f"version {book.version} is {'published' if added else 'published already'}")
+    click.echo(f"version {book.version} is {'published' if added else 'already published'}")
 
 
 @prices.command("show")
@@ -328,7 +334,7 @@ def show(place: CommandContext, version: int | None, form: str) -> None:
         published = books.store.book(version)
     if published is None:
         which = f"version {version}" if version else "a price book"
-        message = f"{which} is not published"
+        message = f"{which} is not published; fix: run `railscope bill prices publish FILE`"
         raise ClosingError(message)
     if form == "text":
         _print(published.book)

@@ -95,12 +95,12 @@ def _output(command: Callable[..., None]) -> Callable[..., None]:
 @_output
 @ledger_command
 def preview_command(
-    place: CommandContext, periods: tuple[str, ...], output: _StatementOutput
+    place: CommandContext, words: tuple[str, ...], output: _StatementOutput
 ) -> None:
     """Preview the bill of PERIOD from the current ledger, for all tenants or one. Writes nothing."""
-    *tenants, last = periods
+    *tenants, last = words
     if len(tenants) > 1:
-        message = "write one tenant at most, and one period"
+        message = "too many arguments: expected at most one tenant, and one period"
         raise click.UsageError(message)
     tenant, period = next(iter(tenants), None), parse_period(last)
     with place.books() as books:
@@ -112,7 +112,7 @@ def preview_command(
     if tenant is not None:
         output.write(preview_statement(bill, tenant, place.seller_name))
         return
-    click.echo(f"PREVIEW of {period_name(period)}, nothing is binding")
+    click.echo(f"PREVIEW of {period_name(period)}, not binding")
     if bill.lacking.all:
         click.echo(f"not complete: {bill.lacking}")
     for line in incomplete:
@@ -178,7 +178,9 @@ def reconcile_command(
     with place.books() as books:
         chosen = [period] if period is not None else statement_periods(books)
         if not chosen:
-            click.echo("no period is closed: name one to compare what is in the ledger")
+            click.echo(
+                "no period is closed; fix: name a period to compare what the ledger contains"
+            )
         for one in chosen:
             checks = reconcile_period(books, one, place.seller(_tenants(books, one)))
             click.echo(f"RECONCILIATION of {period_name(one)}")
@@ -188,8 +190,8 @@ def reconcile_command(
                 click.echo("R1, R2, R4 not compared: this ledger has no evidence")
             passed = passed and all(check.passes for check in checks)
             if given is not None:
-                agrees, report = given.compare(books.ledger, one)
-                for line in report:
+                agrees, told = given.compare(books.ledger, one)
+                for line in told:
                     click.echo(line)
                 passed = passed and agrees
     sys.exit(0 if passed else 1)
@@ -214,7 +216,7 @@ def list_command(place: CommandContext, form: str) -> None:
 def closed_lines(closed: ClosedPeriod) -> list[str]:
     """Lines that describe a closing with its invoices."""
     closing = closed.closing
-    done = "closed" if closed.added else "is closed already, since"
+    done = "closed" if closed.added else "is already closed, since"
     lines = [
         f"{period_name(closing.period)} {done} {format_timestamp(closing.closed_ns)} by {closing.closed_by}"
     ]
@@ -257,7 +259,7 @@ def _tenants(books: BillingBooks, period: Period) -> list[str]:
 
 def _invoices(invoices: Sequence[Invoice]) -> list[str]:
     if not invoices:
-        return ["no invoice: nothing was used that is billed"]
+        return ["no invoice: no billable usage"]
     rows = [("tenant", "invoice", "status", "lines", "total", "")]
     rows += [
         (
@@ -284,8 +286,8 @@ def _incomplete(books: BillingBooks, period: Period) -> list[str]:
 
 def _unassigned_use(reviews: Iterable[UndecidedUse]) -> None:
     for one in reviews:
-        prefix = f"{one.tenant}: " if one.tenant else "no tenant: "
-        click.echo(f"not billed until somebody decides, {prefix}{one}")
+        whose = f"{one.tenant}: " if one.tenant else "no tenant: "
+        click.echo(f"not billed until decided, {whose}{one}")
 
 
 _PLACES = 9

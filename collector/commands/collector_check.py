@@ -47,8 +47,8 @@ class CheckResult(NamedTuple):
     """It passed, but the setting is probably a mistake."""
 
     def __str__(self) -> str:
-        outcome = ("warning" if self.is_warning else "ok") if self.passed else "BROKEN"
-        return f"{outcome:<8}{self.what}: {self.detail}"
+        word = ("warning" if self.is_warning else "ok") if self.passed else "BROKEN"
+        return f"{word:<8}{self.what}: {self.detail}"
 
 
 def check_collector(settings: CollectorSettings, report: Callable[[str], None]) -> bool:
@@ -103,7 +103,7 @@ def _listen(address: str, *, running: bool) -> str:
             tried.bind(where)
         except OSError as error:
             if running and error.errno == errno.EADDRINUSE:
-                return f"{address} is in use, and a collector runs with this state directory"
+                return f"{address} is in use by a collector with this state directory"
             message = f"{address}: {error.strerror}"
             raise SettingsError(message) from error
     return f"{address} is free"
@@ -117,16 +117,18 @@ def _tls(settings: CollectorSettings) -> str:
 
 def _directory(directory: Path, *, running: bool) -> str:
     if running:
-        return f"{directory} is in use by a collector that runs"
+        return f"{directory} is in use by a running collector"
     nearest = next(one for one in (directory, *directory.absolute().parents) if one.exists())
     if not os.access(nearest, os.W_OK | os.X_OK):
-        message = f"{nearest} cannot be written by this user (uid {os.geteuid()})"
+        message = f"cannot write {nearest} as this user (uid {os.geteuid()})"
         raise SettingsError(message)
     free = shutil.disk_usage(nearest).free
     if free < LOW_FREE_BYTES:
-        message = f"{nearest} has {free >> 20} MiB free: expected {LOW_FREE_BYTES >> 20} or more"
+        message = (
+            f"{nearest} has {free >> 20} MiB free: expected at least {LOW_FREE_BYTES >> 20} MiB"
+        )
         raise SettingsError(message)
-    state = "exists" if nearest == directory else "will be made"
+    state = "exists" if nearest == directory else "will be created"
     return f"{directory} {state}, {free >> 30} GiB free"
 
 
@@ -148,7 +150,7 @@ def _inventory(
     except (SettingsError, LedgerError, OSError):
         return  # reported by the other checks
     findings = (
-        (known - set(listed), "nodes without a row: all of their GPUs wait for a person"),
+        (known - set(listed), "nodes without a row: all of their GPUs are under review"),
         (set(listed) - known, "rows of nodes that have no credential and reported no GPU"),
     )
     for nodes, problem in findings:
@@ -189,11 +191,11 @@ def _ledger(settings: CollectorSettings, directory: Path) -> str:
     if settings.ledger.url or settings.ledger.url_file:  # else created at the start
         check_file(url)
     if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
-        return f"{url.render_as_string()} will be made at the first start"
+        return f"{url.render_as_string()} will be created at the first start"
     database = Database(url.render_as_string(hide_password=False), metadata, make=False)
     try:
         probe.commit_probe(database)
-        return f"{database.name} takes writes"
+        return f"{database.name} is writable"
     finally:
         database.close()
 
@@ -201,7 +203,7 @@ def _ledger(settings: CollectorSettings, directory: Path) -> str:
 def _audit_key(settings: CollectorSettings, directory: Path) -> str:
     path = Path(settings.audit.key_file or directory / "audit.key")
     key = log_secrets.load_or_generate_key(path, settings.audit.origin)
-    return f"{path} signs {key.name}" if path.exists() else f"{path} will be made"
+    return f"{path} signs {key.name}" if path.exists() else f"{path} will be created"
 
 
 def _influx(settings: CollectorSettings) -> str:

@@ -99,7 +99,7 @@ class CommandContext:
         try:
             text = Path(file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            message = f"billing.seller_file {file} cannot be read: {error}"
+            message = f"cannot read billing.seller_file {file}: {error}"
             raise SettingsError(message) from error
         return focus_rows.parse_seller(text, file)
 
@@ -134,13 +134,13 @@ class CommandContext:
             state = clock.read(file.parent)
         except clock.ClockFileError as error:
             message = (
-                f"{file}: {error}; fix: put the file back, or run `railscope collector accept-loss`"
+                f"{file}: {error}; fix: restore the file, or run `railscope collector accept-loss`"
             )
             raise ClosingError(message) from error
         if state is not None and state.hold:
             message = (
-                f"the collector's clock is suspect: {state.hold}; fix: set the clock right, or "
-                "run `railscope collector accept-clock`"
+                f"the collector's clock is suspect: {state.hold}; fix: correct the clock, or run"
+                " `railscope collector accept-clock`"
             )
             raise ClosingError(message)
 
@@ -274,7 +274,7 @@ def zone_of(name: str | None) -> ZoneInfo | None:
     try:
         return ZoneInfo(name) if name else None
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        message = f"{name!r} is no time zone that this machine knows"
+        message = f"unknown time zone {name!r}: expected one that is installed on this machine"
         raise click.BadParameter(message, param_hint="--timezone") from error
 
 

@@ -163,8 +163,8 @@ def import_jobs(  # noqa: PLR0913 - each is an option
     metered = meter_jobs(shown.jobs, period)
     if not metered.balances:
         message = (
-            f"{metered.held_ns} ns held and {metered.free_ns} ns free are not "
-            f"{metered.capacity_ns} ns: do not bill this, it is an error of Railscope"
+            f"{metered.held_ns} ns held and {metered.free_ns} ns free: expected a sum of "
+            f"{metered.capacity_ns} ns: this is a defect of Railscope; do not bill this list"
         )
         raise click.ClickException(message)
     if as_json:
@@ -177,7 +177,7 @@ def import_jobs(  # noqa: PLR0913 - each is an option
         click.echo(line)
     if imported:
         days_written = format_count(imported.added, "GPU-day")
-        click.echo(f"ledger: {days_written} written, {imported.unchanged} were there")
+        click.echo(f"ledger: {days_written} written, {imported.unchanged} unchanged")
 
 
 def _import(

@@ -152,8 +152,8 @@ class BatchFacts:
             return rows if (codes == PRESENT).any() else ()
         codes = sheets.reasons(self.batch, columns)[:, gpu.columns]
         chosen = np.asarray(rows, np.intp)
-        has_values = (codes == PRESENT).any(axis=1)[chosen]
-        return rows if has_values.all() else chosen[has_values].tolist()
+        said = (codes == PRESENT).any(axis=1)[chosen]
+        return rows if said.all() else chosen[said].tolist()
 
     def _cut(self, chunk: EvidenceChunk, rows: Sequence[int]) -> None:
         """Record the MIG layouts of the stream's GPUs in these rows."""
@@ -276,7 +276,7 @@ class ClaimIndex:
             if is_gpu(fact.gpu) and node.in_force_on_gpu[fact.gpu] >= MAX_IN_FORCE_ON_GPU:
                 return f"the node has {MAX_IN_FORCE_ON_GPU} claims in force on the GPU"
             if node.claims >= MAX_REMEMBERED:
-                return f"the node has {MAX_REMEMBERED} claims that are not in the ledger yet"
+                return f"the node has {MAX_REMEMBERED} claims that are not yet in the ledger"
         elif len(found.starts if isinstance(fact, ReportedClaim) else found.ends) >= MAX_REPORTS:
             return f"the claim has {MAX_REPORTS} different reports"
         return ""
@@ -346,7 +346,7 @@ class SpanCounts:
         if not new:
             return ""
         if self.by_gpu.get(gpu, _NONE)[node] + new > MAX_OF_A_GPU:
-            return f"more than {MAX_OF_A_GPU} stretches of samples of a GPU wait for the ledger"
+            return f"more than {MAX_OF_A_GPU} stretches of samples of one GPU wait for the ledger"
         if self.by_node[node] + new > MAX_OF_A_NODE:
             return f"more than {MAX_OF_A_NODE} stretches of samples of one node wait for the ledger"
         return ""

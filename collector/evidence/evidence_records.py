@@ -75,10 +75,8 @@ class FileVersion(NamedTuple):
         self, kind: str, data: RecordData, subject: RecordSubject | None = None
     ) -> RecordDraft:
         actor = RecordActor("administrator", f"{self.kind}_file")
-        content: RecordData = {"sha256": self.digest, **data}
-        return RecordDraft(
-            kind, actor, self.recorded_ns, "done", subject or RecordSubject(), content
-        )
+        told: RecordData = {"sha256": self.digest, **data}
+        return RecordDraft(kind, actor, self.recorded_ns, "done", subject or RecordSubject(), told)
 
 
 class EvidenceProblem(NamedTuple):
@@ -164,4 +162,4 @@ class EvidenceQuarantine:
         if row not in self.rows and len(self.rows) < MAX_NAMED:
             self.rows.add(row)
             log.error("evidence_damaged", table=table, row=row[1], problem=str(error),
-                      advice="what it stated counts as not seen; restore it from a backup")  # fmt: skip
+                      advice="its content is ignored; restore it from a backup")  # fmt: skip

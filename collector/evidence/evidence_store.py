@@ -235,7 +235,7 @@ class EvidenceStore:
                 try:
                     audit_outbox.put_record(connection, one.id, one.draft())
                 except audit_outbox.OutboxError as error:
-                    log.error("trouble_not_recorded", kind=one.kind, gpu=one.gpu,
+                    log.error("evidence_problem_write_failed", kind=one.kind, gpu=one.gpu,
                               problem=str(error))  # fmt: skip
 
     # Reading -----------------------------------------------------------------------------------
@@ -250,22 +250,22 @@ class EvidenceStore:
                 for kind in evidence_tables.PARSERS
             }
             decided = evidence_tables.decisions_of(connection)
-        texts_by_kind = {kind: row.content for kind, row in texts.items() if row}
+        said = {kind: row.content for kind, row in texts.items() if row}
         return AdministratorInputs(
-            tenancy_files.parse_claims(texts_by_kind["claims"])
-            if "claims" in texts_by_kind
+            tenancy_files.parse_claims(said["claims"])
+            if "claims" in said
             else tenancy_files.FileClaims(),
-            tenancy_files.parse_tenants(texts_by_kind["tenants"])
-            if "tenants" in texts_by_kind
+            tenancy_files.parse_tenants(said["tenants"])
+            if "tenants" in said
             else tenancy_files.TenantMappings(),
-            device_files.parse_calendar(texts_by_kind["calendar"])
-            if "calendar" in texts_by_kind
+            device_files.parse_calendar(said["calendar"])
+            if "calendar" in said
             else device_files.Calendar(),
-            device_files.parse_retirements(texts_by_kind["retired"])
-            if "retired" in texts_by_kind
+            device_files.parse_retirements(said["retired"])
+            if "retired" in said
             else device_files.RetiredGpus(),
-            device_files.parse_inventory(texts_by_kind["inventory"])
-            if "inventory" in texts_by_kind
+            device_files.parse_inventory(said["inventory"])
+            if "inventory" in said
             else DeviceInventory(),
             decided,
         )

@@ -21,7 +21,7 @@ MAX_GPUS_AT_ONCE = 32
 MAX_NEW_GPUS = 64
 NEW_NS = 30 * 86_400_000_000_000
 """Expected GPUs of a node without an inventory: in total, and new ones within this time."""
-BEFORE_CONTACT = "before the GPU was first heard of in its node"
+BEFORE_CONTACT = "before the first report of the GPU by its node"
 LATE_CLAIM = "claim reported late"
 LATE_END = "end of a claim reported late"
 UNLISTED = "node not in the inventory"

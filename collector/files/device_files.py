@@ -96,7 +96,7 @@ def parse_inventory(text: str) -> DeviceInventory:
     for number, (node, gpus, rdma_ports, start, end) in read_rows(text, INVENTORY_HEADER):
         line = f"line {number}"
         if not node:
-            message = f"{line}, node: it is empty"
+            message = f"{line}: empty node: expected a name"
             raise FileError(message)
         row = ExpectedDevices(
             *parse_columns_span(start, end, line),
@@ -105,7 +105,7 @@ def parse_inventory(text: str) -> DeviceInventory:
             _count(rdma_ports, f"{line}, rdma_ports"),
         )
         if (node, row.start_ns) in found:
-            message = f"{line}: another row of {node} begins at the same instant"
+            message = f"{line}: duplicate row of {node}: expected one per start time"
             raise FileError(message)
         found[node, row.start_ns] = row
     return DeviceInventory.of(found.values())
@@ -191,10 +191,10 @@ def parse_retirements(text: str) -> RetiredGpus:
         line = f"line {number}"
         for column, word in (("gpu", gpu), ("why", why)):
             if len(word) > MAX_CHARACTERS:
-                message = f"{line}, {column}: it is longer than {MAX_CHARACTERS} characters"
+                message = f"{line}: invalid {column}: expected at most {MAX_CHARACTERS} characters"
                 raise FileError(message)
         if not gpu:
-            message = f"{line}, gpu: it is empty"
+            message = f"{line}: empty gpu: expected a UUID"
             raise FileError(message)
         found.add(Retirement(*parse_columns_span(start, end, line), gpu, why))
     return RetiredGpus.of(found)
@@ -272,12 +272,15 @@ def parse_calendar(text: str) -> Calendar:
     except TomlError as error:
         raise FileError(str(error)) from error
     if unknown := sorted(document.keys() - _WORDS.keys()):
-        message = f"[[{unknown[0]}]] is none of {', '.join(f'[[{word}]]' for word in _WORDS)}"
+        message = (
+            f"unknown section [[{unknown[0]}]]: expected one of "
+            f"{', '.join(f'[[{word}]]' for word in _WORDS)}"
+        )
         raise FileError(message)
     found = []
     for kind, tables in document.items():
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-            message = f"{kind} must be tables: [[{kind}]]"
+            message = f"invalid {kind}: expected tables: [[{kind}]]"
             raise FileError(message)
         found += [_entry(kind, table, f"{kind} {n}") for n, table in enumerate(tables, 1)]
     return Calendar(tuple(sorted(found)))
@@ -285,7 +288,9 @@ def parse_calendar(text: str) -> Calendar:
 
 def _entry(kind: str, table: dict[str, Any], where: str) -> CalendarEntry:
     if unknown := sorted(table.keys() - _WORDS[kind]):
-        message = f"{where}: {unknown[0]} is none of {', '.join(sorted(_WORDS[kind]))}"
+        message = (
+            f"{where}: unknown key {unknown[0]}: expected one of {', '.join(sorted(_WORDS[kind]))}"
+        )
         raise FileError(message)
     if missing := sorted(_WORDS[kind] - table.keys() - {"to"}):
         message = f"{where}: {missing[0]} is missing"
@@ -293,12 +298,12 @@ def _entry(kind: str, table: dict[str, Any], where: str) -> CalendarEntry:
     words = {name: table[name] for name in _WORDS[kind] & table.keys() - {"from", "to"}}
     for name, word in words.items():
         if not isinstance(word, str) or not word or "\0" in word:
-            message = f"{where}: {name} must be a text that is not empty"
+            message = f"{where}: invalid {name}: expected a string that is not empty"
             raise FileError(message)
     start_ns = parse_time(table["from"], where)
     end_ns = parse_time(table["to"], where) if "to" in table else FOREVER_NS
     if end_ns <= start_ns:
-        message = f"{where}: it ends before it begins"
+        message = f"{where}: invalid span: expected an end after the start"
         raise FileError(message)
     return CalendarEntry(start_ns, end_ns, kind=kind, **words)
 

@@ -137,7 +137,7 @@ def parse_claims(text: str) -> FileClaims:
     ):
         if not tenant or not holds:
             quoted = f"{tenant},{holds},{start},{end}"[:MAX_QUOTED]
-            message = f"line {number}: needs {','.join(CLAIMS_HEADER)}, got {quoted}"
+            message = f"line {number}: expected {','.join(CLAIMS_HEADER)}: {quoted}"
             raise FileError(message)
         try:
             share = share_text(parse_written_share(part)) if part else ""
@@ -157,8 +157,8 @@ def claims_file(path: Path | None) -> WatchedFile[FileClaims]:
 
 def _name_overlaps(claims: FileClaims) -> None:
     for earlier, later in islice(claims.overlaps(), _MAX_OVERLAPS):
-        log.warning("claims_overlap", holds=later.holds, earlier=earlier.tenant,
-                    later=later.tenant, advice="the later holds while it lasts, then the earlier holds again")  # fmt: skip
+        log.warning("claims_overlapped", holds=later.holds, earlier=earlier.tenant,
+                    later=later.tenant, advice="the later claim applies while it lasts, then the earlier one again")  # fmt: skip
 
 
 TENANTS_HEADER = ("tenant", "source", "owner", "from", "to")
@@ -219,10 +219,13 @@ def parse_tenants(text: str) -> TenantMappings:
     for number, (tenant, source, owner, start, end) in read_rows(text, TENANTS_HEADER):
         where = f"line {number}"
         if not (tenant and source and owner):
-            message = f"{where}: tenant, source and owner must not be empty"
+            message = f"{where}: expected tenant, source and owner, none of them empty"
             raise FileError(message)
         if UNMAPPED in tenant:
-            message = f"{where}: {tenant!r} has a colon, which marks owners without a tenant"
+            message = (
+                f"{where}: invalid tenant {tenant!r}: expected no colon, which marks owners"
+                " without a tenant"
+            )
             raise FileError(message)
         mapping = TenantMapping(*parse_span(start, end, where), tenant, source, owner)
         found.setdefault((source, owner), []).append(mapping)

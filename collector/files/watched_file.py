@@ -75,16 +75,16 @@ class WatchedFile(Generic[T]):
             found = self.parse(text)
         except (OSError, FileError, UnicodeDecodeError) as error:
             if self.valid or not isinstance(error, OSError):
-                what = f"{self.kind}_refused"
+                what = f"{self.kind}_file_rejected"
                 log.error(what, file=str(self.path), problem=str(error),
-                          advice="what was last good stays in force")  # fmt: skip
+                          advice="the last valid version remains in use")  # fmt: skip
             self.valid, self.problem = False, str(error)
             if isinstance(error, OSError):
                 self._digest = b""
             return
         self.valid, self.problem = True, ""
         self._accept(text, found)
-        what = f"{self.kind}_read"
+        what = f"{self.kind}_file_loaded"
         log.info(what, file=str(self.path))
 
     def restore(self, text: str) -> None:
@@ -94,8 +94,8 @@ class WatchedFile(Generic[T]):
     def _accept(self, text: str, content: T) -> None:
         self._ever_valid = True
         self.content, self.text = content, text
-        for listener in self.on_change:
-            listener(text)
+        for hear in self.on_change:
+            hear(text)
 
 
 def read_rows(
@@ -120,11 +120,11 @@ def _rows_below(
     if optional and first == [*header, *optional]:
         header, missing = first, []
     if first != list(header):
-        message = f"line {number}: the header must be {','.join(header)}"
+        message = f"line {number}: invalid header: expected {','.join(header)}"
         raise FileError(message)
     for number, row in found:
         if len(row) != len(header):
-            message = f"line {number}: needs {','.join(header)}, got {','.join(row)[:MAX_QUOTED]}"
+            message = f"line {number}: {','.join(row)[:MAX_QUOTED]}: expected {','.join(header)}"
             raise FileError(message)
         yield number, row + missing
 
@@ -143,7 +143,7 @@ def _parse_span(start: str, end: str, places: tuple[str, str]) -> tuple[int, int
     start_ns = parse_time(start, places[0])
     end_ns = parse_time(end, places[1]) if end else FOREVER_NS
     if end_ns <= start_ns:
-        message = f"{places[1]}: it ends before it begins"
+        message = f"{places[1]}: invalid span: expected an end after the start"
         raise FileError(message)
     return start_ns, end_ns
 

@@ -86,30 +86,36 @@ def check_schema(schema: WireSchema, most: int) -> None:
     """Reject a schema that exceeds its bounds or contradicts this version's catalog. Raises WireError."""
     columns = sum(len(group.entities) for group in schema.groups)
     if columns > most or len(schema.entities) > most or len(schema.groups) > most:
-        message = f"schema of stream {schema.stream!r} has more than {most} columns or entities"
+        message = (
+            f"schema of stream {schema.stream!r}: expected at most {most} columns and entities"
+        )
         raise WireError(message)
     if sum(entity.kind == GPU_KIND for entity in schema.entities) > MAX_GPUS:
-        message = f"schema of stream {schema.stream!r} has more than {MAX_GPUS} GPUs"
+        message = f"schema of stream {schema.stream!r}: expected at most {MAX_GPUS} GPUs"
         raise WireError(message)
     count = len(schema.entities)
     for group in schema.groups:
         if not all(0 <= member < count for member in group.entities):
-            message = f"schema of stream {schema.stream!r}: a column of no entity"
+            message = f"schema of stream {schema.stream!r}: column without an entity"
             raise WireError(message)
         metric = METRICS.get(group.metric)
         if group.scale[1] <= 0:
-            message = f"metric {group.metric}: a scale of {group.scale} is none"
+            message = (
+                f"metric {group.metric}: invalid scale {group.scale}: expected positive integers"
+            )
             raise WireError(message)
         if metric and metric.scale.as_integer_ratio() != tuple(group.scale):
             message = (
-                f"metric {group.metric} has another scale here than at the sender:"
-                " agent and collector are of different versions"
+                f"metric {group.metric}: the sender declares another scale; fix: run the same"
+                " version of agent and collector"
             )
             raise WireError(message)
     for entity in schema.entities:
         kind = KINDS.get(entity.kind)
         if kind and len(entity.key) != len(kind.labels):
-            message = f"schema of stream {schema.stream!r}: {entity.kind} needs {kind.labels}"
+            message = (
+                f"schema of stream {schema.stream!r}: invalid {entity.kind}: expected {kind.labels}"
+            )
             raise WireError(message)
 
 
@@ -263,9 +269,11 @@ class StoredSchemas:
         count = len(mine) + len(new_bytes)
         size_bytes = sum(known.size_bytes for known in mine) + sum(new_bytes)
         if count > MAX_OF_A_NODE:
-            return f"{count} schemas of one node in use, more than {MAX_OF_A_NODE}"
+            return f"{count} schemas of one node in use: expected at most {MAX_OF_A_NODE}"
         if size_bytes > MAX_BYTES_OF_A_NODE:
-            return f"{size_bytes} bytes of schemas of one node, more than {MAX_BYTES_OF_A_NODE}"
+            return (
+                f"{size_bytes} bytes of schemas of one node: expected at most {MAX_BYTES_OF_A_NODE}"
+            )
         return ""
 
     def unused(self, first_segment: int, shown: AbstractSet[bytes]) -> list[bytes]:

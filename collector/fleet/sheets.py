@@ -48,7 +48,10 @@ def check_batch(batch: Batch, columns: int, max_rows: int) -> int:
         and all(_fits(event, rows) for event in batch.events)
     )
     if not fits:
-        message = f"batch of stream {batch.stream!r}: its parts do not fit {columns} columns"
+        message = (
+            f"batch of stream {batch.stream!r}: invalid lengths of its arrays: expected"
+            f" those of {columns} columns"
+        )
         raise WireError(message)
     return count
 
@@ -281,8 +284,8 @@ class LayoutSheet:
         rates = self._rates(waiting, first, last)
         self._unrate(waiting, codes, rates)
         for number, each in enumerate(waiting):
-            code = codes[number] if codes is not None and each.batch.reasons else None
-            each.block.write(each.row, last[number], code, rates[number])
+            said = codes[number] if codes is not None and each.batch.reasons else None
+            each.block.write(each.row, last[number], said, rates[number])
 
     def _rates(self, waiting: Sequence[PendingBatch], first: Integers, last: Integers) -> Rates:
         """Return rates of the counters relative to the row's content, or else to the batch's first row."""

@@ -141,7 +141,9 @@ class FrameLog:
             raise FrameLogError(message)
         payload = encode_record(record)
         if self._waiting_bytes + len(payload) > MAX_WAITING_BYTES:
-            message = "more is waiting to be stored than the disk keeps up with"
+            message = (
+                "the frame log is overloaded: the disk does not keep up with the waiting envelopes"
+            )
             raise FrameLogError(message)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(_PendingAppend(payload, then, future))
@@ -174,7 +176,11 @@ class FrameLog:
         problem, cancelled = await self._written(group)
         if problem:
             for entry in group:
-                entry.fail(FrameLogError(f"{self.directory}: {problem.strerror or problem}"))
+                entry.fail(
+                    FrameLogError(
+                        f"cannot write to {self.directory}: {problem.strerror or problem}"
+                    )
+                )
         elif cancelled:
             for entry in group:
                 for _ in entry.then() or ():
@@ -244,7 +250,7 @@ class FrameLog:
                 self.files.sealed(before, size)
                 self.files.written(before + 1, 0)
         except OSError as error:
-            log.error("segment_not_started", directory=str(self.directory), problem=str(error))
+            log.error("segment_creation_failed", directory=str(self.directory), problem=str(error))
 
     def _begin(self, number: int) -> None:
         descriptor, marker = start_segment(self.directory, number)

@@ -97,7 +97,7 @@ def segment_path(directory: Path, number: int) -> Path:
     """Return the path of a segment. Raises FileNotFoundError."""
     for path in directory.glob(f"frames-{number:010d}-*.log"):
         return path
-    raise FileNotFoundError(errno.ENOENT, f"there is no segment {number} in {directory}")
+    raise FileNotFoundError(errno.ENOENT, f"segment {number} is missing in {directory}")
 
 
 def segments(directory: Path) -> list[int]:
@@ -183,7 +183,7 @@ class RecordQuarantine:
             write_durably(path, content)
             self._size_bytes += len(content)
         except OSError as error:
-            log.error("record_not_kept", file=str(path), problem=str(error))
+            log.error("quarantine_write_failed", file=str(path), problem=str(error))
 
 
 EXTENT, MANIFEST = "frames.extent", "frames.manifest"
@@ -226,7 +226,9 @@ class StateFiles:
         there = segments(self._frames) if self._frames.exists() else []
         manifest, extent = self._read_manifest(), self._read_extent()
         if manifest is None and extent is None and there:
-            log.info("manifest_begun", file=str(self.directory / MANIFEST))  # of an earlier version
+            log.info(
+                "manifest_created", file=str(self.directory / MANIFEST)
+            )  # of an earlier version
         elif there or manifest or extent:
             self._name_missing(manifest, extent)
         self.manifest = manifest or SegmentManifest()
@@ -236,7 +238,7 @@ class StateFiles:
         self._compare_clock()
         for name, problem in self.lost.items():
             log.error("file_lost", file=name, problem=problem,
-                      advice="put it back and start again, or `railscope collector accept-loss`")  # fmt: skip
+                      advice="restore it and start again, or run `railscope collector accept-loss`")  # fmt: skip
         self.incomplete = bool(self.lost) and not self.manifest.accepted
 
     def _name_missing(
@@ -256,7 +258,7 @@ class StateFiles:
             if number not in there:
                 self.lost[name] = f"segment {number} of {size} bytes is missing"
             elif (whole := self._whole(number)) < size:
-                self.lost[name] = f"segment {number} has {whole} of {size} bytes"
+                self.lost[name] = f"segment {number} has {whole} bytes: expected {size}"
 
     def _compare_clock(self) -> None:
         """Record the file of the clock if it is missing or cannot be read."""
@@ -280,18 +282,18 @@ class StateFiles:
         if first_segment >= kept:
             return
         problem = "it is missing or damaged" if not first_segment else "it is an older copy"
-        self._lose("checkpoint", f"{problem}: the state before segment {kept} is not known")
+        self._lose("checkpoint", f"{problem}: the state before segment {kept} is unknown")
 
     def compare_schemas(self, unknown: Iterable[bytes]) -> None:
         """Record missing schemas that frames refer to."""
         for digest in unknown:
-            self._lose(f"schemas/{digest.hex()}.schema", "frames that refer to it cannot be read")
+            self._lose(f"schemas/{digest.hex()}.schema", "cannot read frames that refer to it")
 
     def _lose(self, name: str, problem: str) -> None:
         self.lost[name] = problem
         self.incomplete = not self.manifest.accepted
         log.error("file_lost", file=name, problem=problem,
-                  advice="put it back and start again, or `railscope collector accept-loss`")  # fmt: skip
+                  advice="restore it and start again, or run `railscope collector accept-loss`")  # fmt: skip
 
     @property
     def fresh_segment(self) -> int:
@@ -361,7 +363,7 @@ class StateFiles:
         for name in fresh:
             self.lost[name] = found[name]
             log.error("file_lost", file=name, problem=found[name],
-                      advice="the running collector still has what it said; who deleted it?")  # fmt: skip
+                      advice="the running collector still has its content; check which process deleted it")  # fmt: skip
         return fresh
 
     def _short(self, number: int, size: int) -> str:
@@ -369,7 +371,7 @@ class StateFiles:
             now = self._size(number)
         except FileNotFoundError:
             return "" if number not in self.manifest.sealed else f"segment {number} is missing"
-        return f"segment {number} has {now} of {size} bytes" if now < size else ""
+        return f"segment {number} has {now} bytes: expected {size}" if now < size else ""
 
     def _read_manifest(self) -> SegmentManifest | None:
         try:
@@ -379,7 +381,7 @@ class StateFiles:
         except FileNotFoundError:
             return None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            self.lost[MANIFEST] = f"it cannot be read: {error}"
+            self.lost[MANIFEST] = f"cannot read it: {error}"
             return None
 
     def _read_extent(self) -> tuple[int, int] | None:
@@ -389,7 +391,7 @@ class StateFiles:
             return None
         found = _EXTENT.fullmatch(content)
         if found is None:
-            self.lost[EXTENT] = "it cannot be read"
+            self.lost[EXTENT] = "it is unreadable"
             return None
         return int(found[1]), int(found[2])
 

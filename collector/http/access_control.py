@@ -315,11 +315,11 @@ class RequestAuthorizer:
         if not route.admits(credential.role):
             if credential is ANYONE:
                 return self._unknown(request, route, AuthenticationResult(None, NOTHING))
-            text = f"not for a credential of role {credential.role}"
+            text = f"access denied: not for credentials of role {credential.role}"
             return self._forbidden(request, route, found, (ROLE, text))
         if credential.role is Role.TENANT and not _own(request, credential.tenant):
             self.witness.crossed(credential, _path(request), request.remote or "")
-            text = "a tenant's credential is for that tenant only"
+            text = "access denied: a tenant's credential is limited to that tenant"
             return self._forbidden(request, route, found, (CROSS_TENANT, text))
         return credential
 
@@ -346,7 +346,7 @@ class RequestAuthorizer:
         if self._throttle.fails(address, time.monotonic()):
             headers = {"Retry-After": f"{SECONDS_PER_FAILURE:.0f}", **_PRIVATE}
             return json_answer(
-                {"error": "too many wrong credentials from this address"},
+                {"error": "too many invalid credentials from this address"},
                 HTTPStatus.TOO_MANY_REQUESTS,
                 headers,
             )
@@ -354,7 +354,7 @@ class RequestAuthorizer:
         if repeated is not None:
             log.warning("request_denied", sender=address, path=_path(request), reason=found.reason,
                         repeated=repeated)  # fmt: skip
-        text = "no credential that is valid here: show a token as bearer token, or a certificate"
+        text = "invalid or missing credential: expected a bearer token or a client certificate"
         headers = {"WWW-Authenticate": _CHALLENGES.get(found.reason, _BAD), **_PRIVATE}
         return json_answer({"error": text}, HTTPStatus.UNAUTHORIZED, headers)
 
@@ -379,7 +379,10 @@ def application(
     """Return an application with the routes of a table. Raises ValueError if handlers do not match it."""
     names = {route.name for route in routes}
     if names != set(handlers):
-        message = f"routes and handlers differ: {sorted(names ^ set(handlers))}"
+        message = (
+            "routes without a handler, or handlers without a route: "
+            f"{sorted(names ^ set(handlers))}"
+        )
         raise ValueError(message)
     made = web.Application(client_max_size=max_body_bytes, middlewares=[gate.admit])
     for route in routes:

@@ -157,7 +157,7 @@ class SignedEntries:
                 self._of.setdefault(tenant, array("q")).append(self._read)
             self._read += 1
         if self._read < tiles.size:
-            message = f"{tiles.size - self._read} records are still to be read"
+            message = f"{tiles.size - self._read} records are not indexed yet"
             raise IndexBehindError(message)
 
     def _index(self) -> bool:
@@ -275,48 +275,48 @@ class AuditApi:
             "audit_consistency": self._consistency,
         }
 
-    async def _audit(self, request: web.Request, credential: Credential) -> web.Response:
-        own = credential.role is Role.TENANT
+    async def _audit(self, request: web.Request, who: Credential) -> web.Response:
+        own = who.role is Role.TENANT
         wanted = EntrySelection(
             _number(request, "from", 0),
             max(1, min(MAX_SHOWN, _number(request, "limit", MAX_SHOWN))),
-            credential.tenant if own else request.query.get("tenant"),
+            who.tenant if own else request.query.get("tenant"),
             own,
         )
-        return json_answer(await self._read(credential, lambda: self.entries.page(wanted)))
+        return json_answer(await self._read(who, lambda: self.entries.page(wanted)))
 
-    async def _entry(self, request: web.Request, credential: Credential) -> web.Response:
-        tenant = credential.tenant if credential.role is Role.TENANT else None
+    async def _entry(self, request: web.Request, who: Credential) -> web.Response:
+        tenant = who.tenant if who.role is Role.TENANT else None
         index = request.match_info["index"]
         proof = None
         if SIZE.fullmatch(index):
-            proof = await self._read(credential, lambda: self.entries.proof(int(index), tenant))
+            proof = await self._read(who, lambda: self.entries.proof(int(index), tenant))
         if proof is None:
-            return json_answer({"error": "no such entry that you may see"}, HTTPStatus.NOT_FOUND)
+            return json_answer({"error": "unknown entry, or access denied"}, HTTPStatus.NOT_FOUND)
         return web.Response(text=proof)
 
-    async def _checkpoint(self, _: web.Request, credential: Credential) -> web.Response:
-        return web.Response(text=(await self._read(credential, self.entries.checkpoint))[0])
+    async def _checkpoint(self, _: web.Request, who: Credential) -> web.Response:
+        return web.Response(text=(await self._read(who, self.entries.checkpoint))[0])
 
-    async def _consistency(self, request: web.Request, credential: Credential) -> web.Response:
+    async def _consistency(self, request: web.Request, who: Credential) -> web.Response:
         old = _number(request, "old", 0)
-        found = await self._read(credential, lambda: self.entries.consistency(old))
+        found = await self._read(who, lambda: self.entries.consistency(old))
         if found is None:
-            text = f"the log that is signed is smaller than {old} records"
+            text = f"the signed log has fewer than {old} records"
             return json_answer({"error": text}, HTTPStatus.NOT_FOUND)
         return json_answer(found)
 
-    async def _read(self, credential: Credential, reading: Callable[[], ResponseT]) -> ResponseT:
+    async def _read(self, who: Credential, reading: Callable[[], ResponseT]) -> ResponseT:
         """Read off the loop. Raises HTTPServiceUnavailable if the log cannot be read now."""
         try:
-            return await self.reading.read(credential, reading)
+            return await self.reading.read(who, reading)
         except IndexBehindError as error:
             raise _unavailable(str(error)) from error
         except FileNotFoundError as error:
-            text = "nothing has been signed yet"
+            text = "nothing is signed yet"
             raise _unavailable(text) from error
         except (OSError, ValueError) as error:
-            text = "the audit log cannot be read; the administrator runs `railscope audit verify`"
+            text = "cannot read the audit log; fix: run `railscope audit verify` on the collector"
             raise _unavailable(text) from error
 
 
@@ -329,5 +329,5 @@ def _number(request: web.Request, name: str, default: int) -> int:
     if text is None:
         return default
     if not SIZE.fullmatch(text):
-        raise web.HTTPBadRequest(text=f"{name} must be a whole number\n")
+        raise web.HTTPBadRequest(text=f"invalid {name}: expected a whole number\n")
     return int(text)

@@ -42,7 +42,7 @@ _SAFE_PAGE = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-
 
 @dataclass(slots=True)
 class BillingApi:
-    """Handlers of statements and exports. `billing` opens the books; it blocks, and raises BillingError."""
+    """Handlers of statements and exports. `billing` opens the books; it blocks, and raises BillingUnavailableError."""
 
     billing: Callable[[], BillingReader]
     reading: ReadPool
@@ -52,43 +52,41 @@ class BillingApi:
         """Return the handlers by route name."""
         return {"statements": self._issued, "statement": self._statement, "export": self._export}
 
-    async def _issued(self, request: web.Request, credential: Credential) -> web.Response:
-        billing, tenant = await self._made(credential, self.billing), _whose(request, credential)
-        issued = await self._made(credential, lambda: billing.issued(tenant))
+    async def _issued(self, request: web.Request, who: Credential) -> web.Response:
+        billing, tenant = await self._made(who, self.billing), _whose(request, who)
+        issued = await self._made(who, lambda: billing.issued(tenant))
         return json_answer({"statements": issued, "forms": billing.statement_forms})
 
-    async def _statement(self, request: web.Request, credential: Credential) -> web.Response:
-        billing, period = await self._made(credential, self.billing), _period(request)
+    async def _statement(self, request: web.Request, who: Credential) -> web.Response:
+        billing, period = await self._made(who, self.billing), _period(request)
         form = _form(request, billing.statement_forms)
         tenant = request.match_info["tenant"]
-        content = await self._made(credential, lambda: billing.statement(tenant, period, form))
+        content = await self._made(who, lambda: billing.statement(tenant, period, form))
         if content is None:
             text = f"no statement of {tenant} for {period}"
             return json_answer({"error": text}, HTTPStatus.NOT_FOUND)
         return _document(content, form)
 
-    async def _export(self, request: web.Request, credential: Credential) -> web.Response:
-        billing, period = await self._made(credential, self.billing), _period(request)
+    async def _export(self, request: web.Request, who: Credential) -> web.Response:
+        billing, period = await self._made(who, self.billing), _period(request)
         form = _form(request, billing.export_forms)
-        tenant = _whose(request, credential)
-        found = await self._made(credential, lambda: _hashed(billing.export(tenant, period, form)))
+        tenant = _whose(request, who)
+        found = await self._made(who, lambda: _hashed(billing.export(tenant, period, form)))
         if found is None:
             return json_answer({"error": f"nothing to export for {period}"}, HTTPStatus.NOT_FOUND)
         content, digest = found
         if request.method == "GET":
             self.exported(
-                DeliveredExport(
-                    credential, request.remote or "", period, form, tenant or "", digest
-                )
+                DeliveredExport(who, request.remote or "", period, form, tenant or "", digest)
             )
         name = {"Content-Disposition": f'attachment; filename="railscope-{period}.{form}"'}
         return _document(content, form, name)
 
-    async def _made(self, credential: Credential, making: Callable[[], Made]) -> Made:
+    async def _made(self, who: Credential, making: Callable[[], Made]) -> Made:
         try:
-            return await self.reading.read(credential, making)
+            return await self.reading.read(who, making)
         except BillingUnavailableError as error:
-            text = "the ledger cannot be read now\n"
+            text = "the ledger is unavailable\n"
             raise web.HTTPServiceUnavailable(text=text, headers={"Retry-After": "5"}) from error
 
 
@@ -96,9 +94,9 @@ def _hashed(content: bytes | None) -> tuple[bytes, str] | None:
     return None if content is None else (content, hashlib.sha256(content).hexdigest())
 
 
-def _whose(request: web.Request, credential: Credential) -> str | None:
+def _whose(request: web.Request, who: Credential) -> str | None:
     """Return the tenant of the requested rows; None for all. A tenant can only request its own."""
-    return credential.tenant if credential.role is Role.TENANT else request.query.get("tenant")
+    return who.tenant if who.role is Role.TENANT else request.query.get("tenant")
 
 
 def _period(request: web.Request) -> str:
@@ -113,7 +111,7 @@ def _period(request: web.Request) -> str:
 def _form(request: web.Request, known: Sequence[str]) -> str:
     form = request.query.get("format", known[0])
     if form not in known:
-        raise web.HTTPBadRequest(text=f"format must be one of {', '.join(known)}\n")
+        raise web.HTTPBadRequest(text=f"invalid format: expected one of {', '.join(known)}\n")
     return form
 
 
@@ -135,7 +133,7 @@ class LedgerBooks:
     """File with the sellers and paying accounts; without one, each tenant pays for itself."""
 
     def open(self) -> BillingReader:
-        """Open the books. Blocking; raises BillingError if they are unavailable."""
+        """Open the books. Blocking; raises BillingUnavailableError if they are unavailable."""
         try:
             return BillingReader(BillingBooks.of(Ledger(self.database())), self._seller)
         except LedgerError as error:

@@ -113,21 +113,21 @@ class Ingest:
     _senders: dict[str, NodeSender] = field(default_factory=dict)
     _large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LARGE_AT_ONCE))
 
-    async def handle(self, request: web.Request, credential: Credential) -> web.Response:
+    async def handle(self, request: web.Request, who: Credential) -> web.Response:
         """Respond to one POST."""
         try:
-            answer = json_answer(await self._receive(request, credential))
+            answer = json_answer(await self._receive(request, who))
         except EnvelopeNotAcknowledgedError as refusal:
             self.core.counts.reject(refusal.reason)
             if refusal.status == HTTPStatus.FORBIDDEN:
-                self._deny(request, credential, refusal)
+                self._deny(request, who, refusal)
             headers = {"Retry-After": RETRY_SECONDS} if refusal.status in _LATER else {}
             repeated = None
             if refusal.reason not in _EXPECTED:
-                repeated = self.lines.due(refusal.reason, credential.name)
+                repeated = self.lines.due(refusal.reason, who.name)
             if repeated is not None:
-                log.warning("envelope_refused", sender=request.remote, reason=refusal.reason,
-                            node=credential.name, problem=str(refusal), repeated=repeated)  # fmt: skip
+                log.warning("envelope_rejected", sender=request.remote, reason=refusal.reason,
+                            node=who.name, problem=str(refusal), repeated=repeated)  # fmt: skip
             content = {"error": str(refusal), **refusal.more}
             answer = json_answer(content, refusal.status, headers)
         if answer.status in DECISIONS:
@@ -135,37 +135,37 @@ class Ingest:
         return answer
 
     def _deny(
-        self, request: web.Request, credential: Credential, refusal: EnvelopeNotAcknowledgedError
+        self, request: web.Request, who: Credential, refusal: EnvelopeNotAcknowledgedError
     ) -> None:
         path = request.rel_url.raw_path
-        self.denied(DeniedRequest(request.remote or "", path, refusal.reason, credential.label))
+        self.denied(DeniedRequest(request.remote or "", path, refusal.reason, who.label))
 
-    async def _receive(self, request: web.Request, credential: Credential) -> dict[str, int]:
+    async def _receive(self, request: web.Request, who: Credential) -> dict[str, int]:
         if self.closed:
             raise EnvelopeNotAcknowledgedError(
                 HTTPStatus.SERVICE_UNAVAILABLE, "read_only", self.closed
             )
-        sender = self._senders.setdefault(credential.name, NodeSender())
-        self._check_rate(sender, credential.name)
+        sender = self._senders.setdefault(who.name, NodeSender())
+        self._check_rate(sender, who.name)
         async with sender.lock:
             body = await self._body(request)
-            return await self._take(request, credential, sender, body)
+            return await self._take(request, who, sender, body)
 
     async def _body(self, request: web.Request) -> bytes:
         most = self.limits.body_bytes
         if (request.content_length or 0) > most:
-            text = f"the body is larger than {most} bytes"
+            text = f"body too large: expected at most {most} bytes"
             raise EnvelopeNotAcknowledgedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "size", text)
         try:
             async with asyncio.timeout(self.limits.body_timeout_seconds):
                 return await request.read()
         except TimeoutError:
-            text = f"the body did not arrive within {self.limits.body_timeout_seconds:g} s"
+            text = f"body not received within {self.limits.body_timeout_seconds:g} s"
             raise EnvelopeNotAcknowledgedError(
                 HTTPStatus.REQUEST_TIMEOUT, "timeout", text
             ) from None
         except web.HTTPRequestEntityTooLarge:
-            text = f"the body is larger than {most} bytes"
+            text = f"body too large: expected at most {most} bytes"
             raise EnvelopeNotAcknowledgedError(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "size", text
             ) from None
@@ -177,14 +177,17 @@ class Ingest:
         sender.allowance = min(most, sender.allowance + refill) if sender.counted_at else most
         sender.counted_at = now
         if sender.allowance < 1:
-            text = f"{node} sends more than {self.limits.requests_per_second:g} requests a second"
+            text = (
+                f"too many requests from {node}: expected at most "
+                f"{self.limits.requests_per_second:g} per second"
+            )
             raise EnvelopeNotAcknowledgedError(HTTPStatus.TOO_MANY_REQUESTS, "rate", text)
         sender.allowance -= 1
 
     async def _take(
-        self, request: web.Request, credential: Credential, sender: NodeSender, body: bytes
+        self, request: web.Request, who: Credential, sender: NodeSender, body: bytes
     ) -> dict[str, int]:
-        envelope, sent = await self._decode(request, credential.name, body)
+        envelope, sent = await self._decode(request, who.name, body)
         await self._keep_schemas(envelope, sender)
         self._check_start(envelope, sender)
         self._check_batches(envelope)
@@ -195,14 +198,14 @@ class Ingest:
         doubted_ns = self.doubted_since_ns()
         suspect = self.is_suspect()
         record = FrameRecord(
-            credential.name, self.wall_ns(), sent, body, credential.max_rank, doubted_ns, suspect
+            who.name, self.wall_ns(), sent, body, who.max_rank, doubted_ns, suspect
         )
         self._check_times(record, envelope)
         if not fresh:
             for _ in self.core.steps(record, envelope):
                 await asyncio.sleep(0)
             return {"accepted_frames": 0, "duplicate_frames": total}
-        self._check_evidence(credential.name)
+        self._check_evidence(who.name)
         audited = self._audited(envelope, sender)
         try:
             await self.log.append(record, lambda: self.core.steps(record, envelope))
@@ -235,7 +238,7 @@ class Ingest:
                 HTTPStatus.BAD_REQUEST, "format", str(error)
             ) from error
         if envelope.node != node:
-            text = f"the credential is that of {node!r}, the envelope says {envelope.node!r}"
+            text = f"envelope of node {envelope.node!r}: expected {node!r}, as in the credential"
             raise EnvelopeNotAcknowledgedError(HTTPStatus.FORBIDDEN, "node", text)
         return envelope, sent
 
@@ -245,7 +248,7 @@ class Ingest:
             return
         most = self.limits.schemas_per_node_hour
         if not sender.schemas.fits(len(new), most, self.wall_ns()):
-            text = f"more than {most} new schemas from one node in an hour"
+            text = f"too many new schemas: expected at most {most} per node per hour"
             raise EnvelopeNotAcknowledgedError(HTTPStatus.TOO_MANY_REQUESTS, "schemas", text)
         sizes = [size_of(schema) for schema in new]
         if problem := self.core.schemas.beyond(envelope.node, sizes):
@@ -273,7 +276,7 @@ class Ingest:
         count = sum(is_audited(event) for batch in envelope.batches for event in batch.events)
         most, so_far = self.limits.audited_events_per_node_hour, sender.audited
         if count and not so_far.fits(count, most, self.wall_ns()) and so_far.count:
-            text = f"more than {most} events for the audit log from one node in an hour"
+            text = f"too many events for the audit log: expected at most {most} per node per hour"
             raise EnvelopeNotAcknowledgedError(HTTPStatus.TOO_MANY_REQUESTS, "audited_events", text)
         return count
 
@@ -283,7 +286,7 @@ class Ingest:
         if start not in sender.known:
             limit = self.limits.starts_per_node_hour
             if not sender.starts.fits(1, limit, self.wall_ns()):
-                text = f"more than {limit} starts of one node's agent in an hour"
+                text = f"too many starts of the agent: expected at most {limit} per node per hour"
                 raise EnvelopeNotAcknowledgedError(HTTPStatus.TOO_MANY_REQUESTS, "starts", text)
             sender.starts.count += 1
             sender.known[start] = None
@@ -297,7 +300,10 @@ class Ingest:
         share = max(1, self.limits.pending_evidence_intervals // max(1, len(waiting)))
         share = min(share, MAX_PARTS_OF_A_NODE)
         if waiting[node] > share:
-            text = f"{waiting[node]} parts of evidence of {node} wait for the database, more than {share}"
+            text = (
+                f"{waiting[node]} intervals of evidence of {node} wait for the database:"
+                f" expected at most {share}"
+            )
             raise EnvelopeNotAcknowledgedError(HTTPStatus.SERVICE_UNAVAILABLE, "evidence", text)
 
     def _check_bounds(self, envelope: Envelope) -> EnvelopeCost:
@@ -327,10 +333,13 @@ class Ingest:
                     HTTPStatus.BAD_REQUEST, "format", str(error)
                 ) from error
             if batch.stream != known.layout.stream:
-                text = f"batch of {batch.stream!r} refers to a schema of {known.layout.stream!r}"
+                text = (
+                    f"batch of {batch.stream!r}: invalid schema: it is one of "
+                    f"{known.layout.stream!r}"
+                )
                 raise EnvelopeNotAcknowledgedError(HTTPStatus.BAD_REQUEST, "format", text)
         if unknown:
-            text = "send these schemas first"
+            text = "unknown schemas; fix: send them first"
             wanted = list(dict.fromkeys(unknown))
             raise EnvelopeNotAcknowledgedError(
                 HTTPStatus.CONFLICT, "unknown_schema", text, unknown_schemas=wanted
@@ -349,7 +358,8 @@ class Ingest:
             ahead = batch.boot_ns[-1] > record.sent.boot_ns + _FUTURE_NS
             if not ordered or (ahead and envelope.boot_id == record.sent.boot_id):
                 text = (
-                    f"stream {batch.stream!r}: the boot clock of its frames runs backwards or ahead"
+                    f"stream {batch.stream!r}: invalid boot clock of its frames: expected increasing"
+                    " times up to now"
                 )
                 raise EnvelopeNotAcknowledgedError(HTTPStatus.UNPROCESSABLE_ENTITY, "time", text)
 

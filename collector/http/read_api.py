@@ -56,17 +56,15 @@ class JobsApi:
         """Return the handlers by route name."""
         return {"jobs": self._list, "job": self._one}
 
-    async def _list(self, request: web.Request, credential: Credential) -> web.Response:
+    async def _list(self, request: web.Request, who: Credential) -> web.Response:
         view = self.jobs()
         tenants = (
-            {credential.tenant}
-            if credential.role is Role.TENANT
-            else set(request.query.getall("tenant", []))
+            {who.tenant} if who.role is Role.TENANT else set(request.query.getall("tenant", []))
         )
         chosen = [job for job in view.jobs if not tenants or job.key.tenant in tenants]
         rows = await asyncio.to_thread(self._rows, view, chosen)
         content = {"view": "jobs", "instant_ns": view.instant_ns, "rows": rows}
-        if credential.role is not Role.TENANT:
+        if who.role is not Role.TENANT:
             content["left_out"] = view.left_out
         return json_answer(content)
 
@@ -75,12 +73,12 @@ class JobsApi:
         key = JobKey(named["tenant"], named["source"], named["workload"])
         job = next((job for job in view.jobs if job.key == key), None)
         if job is None:
-            return json_answer({"error": "no such job holds GPUs now"}, 404)
+            return json_answer({"error": "unknown job: expected one that holds GPUs now"}, 404)
         return json_answer(await asyncio.to_thread(self._whole, view, job))
 
     def _whole(self, view: RunningJobs, job: RunningJob) -> dict[str, Any]:
-        answer = {"instant_ns": view.instant_ns, **view.to_json(job, self.names_of)}
-        return answer | {"places": view.places(job, self.names_of)}
+        told = {"instant_ns": view.instant_ns, **view.to_json(job, self.names_of)}
+        return told | {"places": view.places(job, self.names_of)}
 
     def _rows(self, view: RunningJobs, jobs: Iterable[RunningJob]) -> list[dict[str, Any]]:
         return [view.to_json(job, self.names_of) for job in jobs]
@@ -123,7 +121,7 @@ class CollectorMetrics:
         """Reason why the claims of GPUs cannot be determined; empty if they can."""
         if self.files.unknown:
             return f"{self.files.unknown} has never been valid"
-        return "" if self.settler.live.ready else "the ledger could not be read yet"
+        return "" if self.settler.live.ready else "the ledger has not been read yet"
 
     def cells(self, views: CollectorViews) -> list[ViewCell]:
         """Return the collector's own state and the GPU-time account, in base units."""
@@ -251,12 +249,10 @@ class ViewApi:
             "events": self._events,
         }
 
-    async def _metrics(self, request: web.Request, credential: Credential) -> web.Response:
+    async def _metrics(self, request: web.Request, who: Credential) -> web.Response:
         views = self.views()
-        if credential.role is Role.TENANT:
-            cells = own_cells(
-                chain(views.tenant.cells, views.jobs.cells(credential.tenant)), credential.tenant
-            )
+        if who.role is Role.TENANT:
+            cells = own_cells(chain(views.tenant.cells, views.jobs.cells(who.tenant)), who.tenant)
         else:
             tables = (views.cluster, views.rail, views.tenant, views.node, views.inventory)
             cells = chain(
@@ -275,10 +271,10 @@ class ViewApi:
 
         return answer
 
-    async def _tenants(self, _: web.Request, credential: Credential) -> web.Response:
+    async def _tenants(self, _: web.Request, who: Credential) -> web.Response:
         view = self.views().tenant
-        if credential.role is Role.TENANT:
-            view = replace(view, cells=tuple(own_cells(view.cells, credential.tenant)))
+        if who.role is Role.TENANT:
+            view = replace(view, cells=tuple(own_cells(view.cells, who.tenant)))
         return _view_json(view)
 
     async def _nodes(self, _: web.Request, __: Credential) -> web.Response:
@@ -303,7 +299,10 @@ class ViewApi:
         node = self.core.fleet.nodes.get(request.match_info["node"])
         if node is None:
             return json_answer(
-                {"error": f"no node {request.match_info['node']!r} has ever reported"}, 404
+                {
+                    "error": f"unknown node {request.match_info['node']!r}: expected one that has reported"
+                },
+                404,
             )
         now_ns = self.wall_ns()
         streams = {
@@ -363,16 +362,16 @@ class ViewApi:
             return json_answer({"error": "the views have not been computed yet"}, 503)
         return json_answer(await asyncio.to_thread(inventory_json, found, self.core.names_of))
 
-    async def _account(self, _: web.Request, credential: Credential) -> web.Response:
+    async def _account(self, _: web.Request, who: Credential) -> web.Response:
         views = self.views()
         if views.account is None:
             text, why = "the account has not been computed yet", self.own.why_unknown
             if views.instant_ns and why:
-                text = f"no one knows who holds what: {why}"
+                text = f"the holders of GPUs are unknown: {why}"
             return json_answer({"error": text}, 503)
         account = account_json(views.account)
-        own = credential.role is Role.TENANT
-        return json_answer(own_account(account, credential.tenant) if own else account)
+        own = who.role is Role.TENANT
+        return json_answer(own_account(account, who.tenant) if own else account)
 
     async def _events(self, request: web.Request, __: Credential) -> web.Response:
         wanted = request.query.get("node")

@@ -64,7 +64,7 @@ class _UnquotedFilter(logging.Filter):
         error = record.exc_info[1] if record.exc_info else None
         if not isinstance(error, HttpProcessingError):
             return True
-        log.debug("request_unreadable", problem=type(error).__name__)
+        log.debug("request_rejected", problem=type(error).__name__)
         return False
 
 
@@ -176,22 +176,22 @@ class ReadPool:
     """Executes reads for requests; `close` it at the end."""
 
     _threads: ThreadPoolExecutor = field(default_factory=_pool)
-    _pending: dict[str, int] = field(default_factory=dict)
+    _asked: dict[str, int] = field(default_factory=dict)
 
-    async def read(self, credential: Credential, work: Callable[[], ReadResultT]) -> ReadResultT:
+    async def read(self, who: Credential, work: Callable[[], ReadResultT]) -> ReadResultT:
         """Return the result of the work, done off the loop. Raises HTTPTooManyRequests, or as the work."""
-        asker = f"tenant/{credential.tenant}" if credential.tenant else credential.label
-        pending = self._pending.get(asker, 0)
-        if pending >= MAX_AT_ONCE:
-            text = f"more than {MAX_AT_ONCE} of these requests at once\n"
+        asker = f"tenant/{who.tenant}" if who.tenant else who.label
+        asked = self._asked.get(asker, 0)
+        if asked >= MAX_AT_ONCE:
+            text = f"too many requests of this kind: expected at most {MAX_AT_ONCE} at once\n"
             raise web.HTTPTooManyRequests(text=text, headers={"Retry-After": "1"})
-        self._pending[asker] = pending + 1
+        self._asked[asker] = asked + 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         finally:
-            self._pending[asker] -= 1
-            if not self._pending[asker]:
-                del self._pending[asker]
+            self._asked[asker] -= 1
+            if not self._asked[asker]:
+                del self._asked[asker]
 
     def close(self) -> None:
         """Shut the threads down; queued work is cancelled."""
@@ -220,7 +220,7 @@ def unwritable(directory: Path) -> str:
             path.unlink(missing_ok=True)
     except OSError as error:
         if error.errno in _FULL:
-            return f"the state directory cannot be written: {error.strerror}"
+            return f"cannot write the state directory: {error.strerror}"
         raise
     return ""
 
@@ -238,4 +238,4 @@ class SpaceWatch:
         # No event signals that a file system has free space again.
         while await asyncio.to_thread(self.probe, self.directory):  # noqa: ASYNC110 - as above
             await asyncio.sleep(self.retry_seconds)
-        log.info("space_returned", directory=str(self.directory))
+        log.info("writes_resumed", directory=str(self.directory))

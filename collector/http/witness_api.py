@@ -80,13 +80,13 @@ class WitnessApi:
         try:
             self.witnesses.save()
         except OSError as error:
-            log.error("cosignatures_not_kept", file=error.filename, problem=error.strerror)
+            log.error("cosignatures_write_failed", file=error.filename, problem=error.strerror)
 
-    async def _checkpoint(self, _: web.Request, credential: Credential) -> web.Response:
-        headers = {SHOW_HEADER: "held"} if self.guard.asks(credential.name) else {}
+    async def _checkpoint(self, _: web.Request, who: Credential) -> web.Response:
+        headers = {SHOW_HEADER: "held"} if self.guard.asks(who.name) else {}
         note = self.audit.publisher.note
         if not note:
-            text = "nothing has been signed yet\n"
+            text = "nothing is signed yet\n"
             return web.Response(status=HTTPStatus.NOT_FOUND, text=text, headers=headers)
         return web.Response(text=note, headers=headers)
 
@@ -94,19 +94,21 @@ class WitnessApi:
         return web.Response(text=f"{self.audit.signer.public}\n")
 
     async def _consistency(self, request: web.Request, _: Credential) -> web.Response:
-        sizes = [request.query.get(name, "") for name in ("from", "to")]
+        asked = [request.query.get(name, "") for name in ("from", "to")]
         signed = self.audit.signed.size
-        if not all(SIZE.fullmatch(text) for text in sizes):
-            return _problem(HTTPStatus.BAD_REQUEST, "from and to must be numbers of records")
-        old, new = (int(text) for text in sizes)
+        if not all(SIZE.fullmatch(text) for text in asked):
+            return _problem(
+                HTTPStatus.BAD_REQUEST, "invalid from or to: expected numbers of records"
+            )
+        old, new = (int(text) for text in asked)
         if not old <= new <= signed:
-            text = f"there is no proof from {old} to {new} in a log of {signed} signed records"
+            text = f"no consistency proof from {old} to {new}: the log has {signed} signed records"
             return _problem(HTTPStatus.NOT_FOUND, text)
         try:
             return web.Response(text=await asyncio.to_thread(self._proof, old, new))
         except TileError as error:
-            log.error("consistency_not_proven", problem=str(error))
-            return _problem(HTTPStatus.SERVICE_UNAVAILABLE, "the log cannot be read")
+            log.error("consistency_proof_failed", problem=str(error))
+            return _problem(HTTPStatus.SERVICE_UNAVAILABLE, "cannot read the log")
 
     def _proof(self, old: int, new: int) -> str:
         known = self._proofs.get((old, new))
@@ -120,17 +122,20 @@ class WitnessApi:
         self._proofs[old, new] = text
         return text
 
-    async def _cosignature(self, request: web.Request, credential: Credential) -> web.Response:
+    async def _cosignature(self, request: web.Request, who: Credential) -> web.Response:
         if (request.content_length or MAX_BYTES + 1) > MAX_BYTES:
-            return _problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"more than {MAX_BYTES} bytes")
+            return _problem(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"body too large: expected at most {MAX_BYTES} bytes",
+            )
         try:
             vouched = msgspec.json.decode(await _body(request), type=CosignedCheckpoint)
             if vouched.note:
                 vouched.seconds()
-                _check_name(credential.name, vouched)
-            await self.guard.show(credential.name, vouched.note)
+                _check_name(who.name, vouched)
+            await self.guard.show(who.name, vouched.note)
             if vouched.note:
-                await self._keep(credential.name, vouched)
+                await self._keep(who.name, vouched)
         except DisputeError as error:
             return _problem(HTTPStatus.CONFLICT, str(error))
         except KeyChangeLimitError as error:
@@ -138,7 +143,9 @@ class WitnessApi:
         except (msgspec.MsgspecError, UnicodeDecodeError, NoteError) as error:
             return _problem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
         except OSError as error:
-            return _problem(HTTPStatus.SERVICE_UNAVAILABLE, f"cannot be kept: {error.strerror}")
+            return _problem(
+                HTTPStatus.SERVICE_UNAVAILABLE, f"cannot store the cosignature: {error.strerror}"
+            )
         return web.Response(text="held\n")
 
     async def _keep(self, node: str, vouched: CosignedCheckpoint) -> None:
@@ -166,7 +173,7 @@ class WitnessApi:
         """Note the time of a key change. Raises TooOftenError."""
         now_ns, before_ns = self.guard.wall_ns(), self._changed.get(node)
         if before_ns is not None and 0 <= now_ns - before_ns < NEW_KEY_EVERY_NS:
-            message = f"{node} has had another key less than an hour ago"
+            message = f"{node} changed its key less than an hour ago"
             raise KeyChangeLimitError(message)
         self._changed[node] = now_ns
 
@@ -174,7 +181,7 @@ class WitnessApi:
 def _check_name(node: str, vouched: CosignedCheckpoint) -> None:
     """Check that a key is in the name of the node. Raises NoteError."""
     if not vouched.is_of(node):
-        message = f"the key of {node}'s cosignatures must be in its name"
+        message = f"invalid name of the key of cosignatures: expected {node}"
         raise NoteError(message)
 
 

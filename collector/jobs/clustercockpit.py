@@ -51,7 +51,9 @@ class _JobObject:
     def __init__(self, number: int, values: object, what: str) -> None:
         self.number, self._what = number, what
         if not isinstance(values, dict):
-            raise JobListError(number, "", f"no JSON object: {_display_value(values)}", what)
+            raise JobListError(
+                number, "", f"{_display_value(values)}: expected a JSON object", what
+            )
         self._values: dict[str, Any] = values
         self._is_database = "jobId" not in values
 
@@ -72,32 +74,34 @@ class _JobObject:
     def checked_text(self, field: str, value: object) -> str:
         """The value, checked to be printable text and not empty."""
         if not isinstance(value, str) or not value or not value.isprintable():
-            self.refuse(field, f"{_display_value(value)} is no name")
+            self.refuse(field, f"{_display_value(value)}: expected a printable name")
         return value
 
     def integer(self, field: str, low: int) -> int:
         """A field that must be a whole number, at least `low`."""
         value = self._present(field)
         if type(value) is not int or not low <= value < LATEST_SECONDS:
-            self.refuse(field, f"{_display_value(value)} is no whole number from {low} on")
+            self.refuse(
+                field, f"{_display_value(value)}: expected a whole number of at least {low}"
+            )
         return value
 
     def items(self, field: str) -> list[Any]:
         """A field that must be a list."""
         value = self._present(field)
         if not isinstance(value, list):
-            self.refuse(field, f"{_display_value(value)} is no list")
+            self.refuse(field, f"{_display_value(value)}: expected a list")
         return value
 
     def _present(self, field: str) -> object:
         if self._named(field) not in self._values:
-            self.refuse(field, "is missing")
+            self.refuse(field, "missing field")
         return self._values[self._named(field)]
 
 
 def read_clustercockpit(lines: Iterable[str], bad: BadLines = RAISE_BAD_LINES) -> JobList:
     """Parse the jobs of a list; empty lines are ignored. Raises JobListError."""
-    listed: list[tuple[int, ListedJob]] = []
+    told: list[tuple[int, ListedJob]] = []
     clusters: set[str] = set()
     without_gpus = never_started = 0
     what = "line"
@@ -115,8 +119,8 @@ def read_clustercockpit(lines: Iterable[str], bad: BadLines = RAISE_BAD_LINES) -
         elif state in _WAITING:
             never_started += 1
         else:
-            listed.append((number, job))
-    found = build_job_list(without_repetitions(listed, what, bad), without_gpus, never_started)
+            told.append((number, job))
+    found = build_job_list(without_repetitions(told, what, bad), without_gpus, never_started)
     cluster = clusters.pop() if len(clusters) == 1 else ""
     return msgspec.structs.replace(found, rejected=tuple(bad.found), cluster=cluster)
 
@@ -143,7 +147,7 @@ def _objects(text: str, bad: BadLines) -> Iterator[tuple[int, str, object]]:
             try:
                 yield number, "line", msgspec.json.decode(line)
             except (msgspec.DecodeError, RecursionError) as error:
-                bad.add(JobListError(number, "", f"no JSON: {error}: {_display_value(line)}"))
+                bad.add(JobListError(number, "", f"invalid JSON: {error}: {_display_value(line)}"))
 
 
 def _job(line: _JobObject, state: str, now_ns: int) -> ListedJob:
@@ -155,7 +159,7 @@ def _job(line: _JobObject, state: str, now_ns: int) -> ListedJob:
     if state not in _RUNNING and (state not in _WAITING or "duration" in line):
         end_ns = start_ns + line.integer("duration", 0) * SECOND_NS
         if state not in _WAITING and (reason := future_reason(end_ns, now_ns)):
-            line.refuse("duration", f"the job ends at {reason}")
+            line.refuse("duration", f"end: {reason}")
     number = str(line.integer("jobId", 1))
     project, user = line.text("project"), line.text("user")
     return ListedJob(start_ns, number, project, user, end_ns, gpus, unplaced)
@@ -169,20 +173,22 @@ def _accelerators(line: _JobObject) -> tuple[tuple[ListedGpu, ...], tuple[Unname
     for index, resource in enumerate(line.items("resources")):
         field = f"resources[{index}]"
         if not isinstance(resource, dict):
-            line.refuse(field, f"{_display_value(resource)} is no object")
+            line.refuse(field, f"{_display_value(resource)}: expected an object")
         node = line.checked_text(f"{field}.hostname", resource.get("hostname"))
         hosts.add(node)
         named = resource.get("accelerators") or []
         if not isinstance(named, list):
-            line.refuse(f"{field}.accelerators", f"{_display_value(named)} is no list")
+            line.refuse(f"{field}.accelerators", f"{_display_value(named)}: expected a list")
         for name in named:
             if not isinstance(name, str):
-                line.refuse(f"{field}.accelerators", f"{_display_value(name)} is no text")
+                line.refuse(f"{field}.accelerators", f"{_display_value(name)}: expected a string")
             address = pci_address(name)
             if address is None:
-                unplaced.append(UnnamedGpus(node, 1, f"{_display_value(name)} is no PCI address"))
+                unplaced.append(
+                    UnnamedGpus(node, 1, f"{_display_value(name)}: expected a PCI address")
+                )
             elif (gpu := ListedGpu(node, address)) in gpus:
-                line.refuse(f"{field}.accelerators", f"{address} is there twice")
+                line.refuse(f"{field}.accelerators", f"duplicate {address}: expected it once")
             else:
                 gpus.add(gpu)
     if reason := excess_reason(len(gpus) + len(unplaced), len(hosts)):
@@ -200,7 +206,7 @@ def _unnamed_gpus(line: _JobObject, named: int, hosts: Sequence[str]) -> list[Un
         return []
     counted = line.integer("numAcc", 0)
     if counted < named:
-        line.refuse("numAcc", f"is {counted}, but {named} accelerators are named")
+        line.refuse("numAcc", f"{counted}: expected {named}, the number of named accelerators")
     if reason := excess_reason(counted, len(hosts)):
         line.refuse("numAcc", reason)
     where = hosts[0] if len(hosts) == 1 else ""

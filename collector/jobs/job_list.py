@@ -224,18 +224,18 @@ def clip_jobs(jobs: JobList, start_ns: int, end_ns: int) -> JobList:
 
 
 def without_repetitions(
-    listed: Iterable[tuple[int, ListedJob]], what: str = "line", bad: BadLines = RAISE_BAD_LINES
+    told: Iterable[tuple[int, ListedJob]], what: str = "line", bad: BadLines = RAISE_BAD_LINES
 ) -> tuple[ListedJob, ...]:
     """The jobs in order, without duplicates; an ended job replaces its unended version.
 
     A line that contradicts an earlier one is bad.
     """
     found: dict[str, tuple[int, ListedJob]] = {}
-    for line, job in listed:
+    for line, job in told:
         first, other = found.setdefault(job.claim, (line, job))
         ended, ran = sorted((job, other), key=lambda one: one.end_ns)
         if ran != ended and ran != msgspec.structs.replace(ended, end_ns=FOREVER_NS):
-            reason = f"job {job.id} is told differently on {what} {first}"
+            reason = f"job {job.id} differs from {what} {first}"
             bad.add(JobListError(line, "", reason, what))
             continue
         found[job.claim] = (line if ended is job else first), ended
@@ -266,7 +266,7 @@ def json_documents(text: str, bad: BadLines) -> Iterator[tuple[int, Any]]:
         try:
             value, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
-            bad.add(JobListError(number, "", f"no JSON: {error}", "document"))
+            bad.add(JobListError(number, "", f"invalid JSON: {error}", "document"))
             following = text.find("\n{", at + 1)
             at = following if following >= 0 else len(text)
             continue
@@ -307,7 +307,10 @@ def parse_models(text: str, default: str = "") -> GpuModels:
         else:
             before = found.by_node.setdefault(node, model)
         if before != model:
-            message = f"{where}: model {model!r}: {node} {gpu}".rstrip() + f" has model {before!r}"
+            message = (
+                f"{where}: model {model!r}: {node} {gpu}".rstrip()
+                + f": expected {before!r} as in an earlier line"
+            )
             raise FileError(message)
     return found
 

@@ -87,8 +87,8 @@ class ImportTerms(NamedTuple):
     @property
     def computed(self) -> MeteringComputation:
         """Engine version and time of the computation."""
-        basis = "taken as observed" if self.as_observed else "on the scheduler's word"
-        return MeteringComputation(f"{__version__} job list, {basis}", self.instant_ns)
+        word = "used as observed" if self.as_observed else "as reported by the scheduler"
+        return MeteringComputation(f"{__version__} job list, {word}", self.instant_ns)
 
 
 class StandInGpus(NamedTuple):
@@ -112,7 +112,7 @@ def number_stand_ins(jobs: Iterable[ListedJob], source: str, models: GpuModels) 
                 continue
             node = _node(one.where)
             model = models.on(node, one.model or job.model)
-            name = "".join(f"{prefix}:" for prefix in (source, model) if prefix)
+            name = "".join(f"{word}:" for word in (source, model) if word)
             for number, part in pools[node, model].take(one, job.start_ns, job.end_ns):
                 gpus.append((gpu := ListedGpu(node, f"{name}{number:06}"), part))
                 found.models[gpu] = model
@@ -268,8 +268,8 @@ def check_same_list(ledger: Ledger, one: NewList) -> None:
             other.content_hash != one.content_hash
         ):
             message = (
-                f"the ledger has another list of {other}: expected the same one; fix: import all jobs "
-                "of the period at once with --period, or say --replace"
+                f"the ledger has another list of {other}: expected the same one; fix: import all"
+                " jobs of the period at once with --period, or use --replace"
             )
             raise JobLedgerError(message)
 

@@ -45,7 +45,7 @@ from railscope.slurm.sacct import AccountedJob, AccountingError, parse_sacct, pa
 from railscope.timestamps import FOREVER_NS, SECOND_NS
 from railscope.untrusted_text import NumberError, parse_whole
 
-SACCT_UNNAMED = "sacct does not tell which GPUs"
+SACCT_UNNAMED = "sacct does not list the GPUs"
 
 _GPU = "gpu"
 _MIG = re.compile(r"gpu:.*[0-9]g\.[0-9]+gb")
@@ -79,7 +79,7 @@ def read_sacct(
             records = parse_sacct(text, zone, rejected=rejected)
     except AccountingError as error:
         raise JobListError(error.place, error.field, error.reason, what) from error
-    listed: list[tuple[int, ListedJob]] = []
+    told: list[tuple[int, ListedJob]] = []
     without_gpus = never_started = 0
     for record in records:
         try:
@@ -89,10 +89,10 @@ def read_sacct(
             elif not unplaced:
                 without_gpus += 1
             else:
-                listed.append((record.place, _sacct_job(record, unplaced, bad.now_ns)))
+                told.append((record.place, _sacct_job(record, unplaced, bad.now_ns)))
         except AccountingError as error:
             rejected(error)
-    found = build_job_list(without_repetitions(listed, what, bad), without_gpus, never_started)
+    found = build_job_list(without_repetitions(told, what, bad), without_gpus, never_started)
     return msgspec.structs.replace(found, rejected=tuple(bad.found))
 
 
@@ -101,24 +101,26 @@ def _sacct_job(record: AccountedJob, unplaced: tuple[UnnamedGpus, ...], now_ns: 
     start_ns = _instant_ns(place, "Start", job.start_seconds, now_ns)
     end_ns = FOREVER_NS
     if job.end_seconds is None and job.state not in _UNFINISHED:
-        raise AccountingError(place, "End", f"is unknown, but State is {job.state}")
+        raise AccountingError(place, "End", f"unknown: expected a time, as State is {job.state}")
     if job.end_seconds is not None:
         end_ns = _instant_ns(place, "End", job.end_seconds, now_ns)
     if end_ns < start_ns:
         raise AccountingError(
-            place, "End", f"{job.end_seconds} is before Start, {job.start_seconds}"
+            place, "End", f"{job.end_seconds}: expected at least Start, {job.start_seconds}"
         )
     for field, value in (("Account", job.account), ("User", job.user)):
         if not value or not value.isprintable():
             raise AccountingError(
-                place, field, f"{value!r} cannot be printed" if value else "is empty"
+                place,
+                field,
+                f"{value!r}: expected printable characters" if value else "expected a value",
             )
     return ListedJob(start_ns, str(job.id), job.account, job.user, end_ns, unplaced=unplaced)
 
 
 def _instant_ns(place: int, field: str, seconds: int | None, now_ns: int) -> int:
     if seconds is None or not 0 <= seconds < LATEST_SECONDS:
-        raise AccountingError(place, field, f"{seconds} is not from 1970 to 2105")
+        raise AccountingError(place, field, f"{seconds}: expected a time from 1970 to 2105")
     instant_ns = seconds * SECOND_NS
     if reason := future_reason(instant_ns, now_ns):
         raise AccountingError(place, field, reason)
@@ -132,7 +134,7 @@ def _unnamed_gpus(record: AccountedJob, shards_per_gpu: int) -> tuple[UnnamedGpu
     instances = {name: count for name, count in typed.items() if _MIG.fullmatch(name)}
     gpus = tres.get(_GPU, sum(typed.values())) - sum(instances.values())
     if gpus < 0:
-        reason = f"has more MIG instances than gres/{_GPU}={tres[_GPU]}"
+        reason = f"more MIG instances than gres/{_GPU}={tres[_GPU]}"
         raise AccountingError(record.place, "AllocTRES", reason)
     shares = {name: count for name, count in tres.items() if name.partition(":")[0] in _SHARES}
     models = {
@@ -164,7 +166,7 @@ def _shards(where: str, count: int, per_gpu: int) -> list[UnnamedGpus]:
 
 
 ALIBABA_COLUMNS = ("name", "num_gpu", "gpu_milli", "pod_phase", "deletion_time", "scheduled_time")
-ALIBABA_UNNAMED = "the trace does not tell which GPUs"
+ALIBABA_UNNAMED = "the trace does not list the GPUs"
 _MILLI = 1000
 _FINAL = frozenset({"Succeeded", "Failed"})
 
@@ -172,12 +174,12 @@ _FINAL = frozenset({"Succeeded", "Failed"})
 def read_alibaba(text: str, bad: BadLines = RAISE_BAD_LINES) -> JobList:
     """Parse the pods of the trace. Raises JobListError."""
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    listed: list[tuple[int, ListedJob]] = []
+    told: list[tuple[int, ListedJob]] = []
     without_gpus = never_started = 0
     try:
         missing = sorted(set(ALIBABA_COLUMNS) - set(reader.fieldnames or ()))
         if missing:
-            raise JobListError(1, missing[0], "is not in the header")
+            raise JobListError(1, missing[0], "missing in the header")
         for row in reader:
             number = reader.line_num
             try:
@@ -190,17 +192,17 @@ def read_alibaba(text: str, bad: BadLines = RAISE_BAD_LINES) -> JobList:
             elif not row["scheduled_time"]:
                 never_started += 1
             else:
-                listed.append((number, job))
+                told.append((number, job))
     except csv.Error as error:
-        raise JobListError(reader.line_num, "", f"no CSV: {error}") from error
-    found = build_job_list(without_repetitions(listed, bad=bad), without_gpus, never_started)
+        raise JobListError(reader.line_num, "", f"invalid CSV: {error}") from error
+    found = build_job_list(without_repetitions(told, bad=bad), without_gpus, never_started)
     return msgspec.structs.replace(found, rejected=tuple(bad.found))
 
 
 def _alibaba_job(number: int, row: Mapping[str, str | None], now_ns: int) -> ListedJob:
     name = row["name"] or ""
     if not name or not name.isprintable():
-        raise JobListError(number, "name", f"{name!r} is no name")
+        raise JobListError(number, "name", f"{name!r}: expected a printable name")
     gpus = _whole(number, row, "num_gpu", MAX_GPUS_OF_NODE + 1)
     milli = _whole(number, row, "gpu_milli", _MILLI + 1) if gpus else 0
     if gpus and not milli:
@@ -212,14 +214,14 @@ def _alibaba_job(number: int, row: Mapping[str, str | None], now_ns: int) -> Lis
     if row["deletion_time"]:
         end = _whole(number, row, "deletion_time", LATEST_SECONDS)
         if end < start:
-            reason = f"{end} is before scheduled_time, {start}"
+            reason = f"{end}: expected at least scheduled_time, {start}"
             raise JobListError(number, "deletion_time", reason)
         end_ns = end * SECOND_NS
         if reason := future_reason(end_ns, now_ns):
             raise JobListError(number, "deletion_time", reason)
     elif row["pod_phase"] in _FINAL and row["scheduled_time"]:
         raise JobListError(
-            number, "deletion_time", f"is empty, but pod_phase is {row['pod_phase']}"
+            number, "deletion_time", f"expected a time, as pod_phase is {row['pod_phase']}"
         )
     model = row.get("gpu_spec") or ""
     part = UnnamedGpus(
@@ -274,7 +276,11 @@ def format_of(text: str) -> str:
         return "kubernetes"
     if "job_id" in listed:
         return "clustercockpit"
-    raise JobListError(1, "", f"is of none of {', '.join(FORMATS)}: say which with --format")
+    raise JobListError(
+        1,
+        "",
+        f"unknown format: expected one of {', '.join(FORMATS)}; fix: specify it with --format",
+    )
 
 
 def _first_document(text: str) -> Any:
@@ -284,11 +290,11 @@ def _first_document(text: str) -> Any:
     except (ValueError, RecursionError) as error:
         following = text.find("\n{")
         if following < 0:
-            raise JobListError(1, "", f"no JSON: {error}") from error
+            raise JobListError(1, "", f"invalid JSON: {error}") from error
         try:
             return json.JSONDecoder().raw_decode(text, following + 1)[0]
         except (ValueError, RecursionError):
-            raise JobListError(1, "", f"no JSON: {error}") from error
+            raise JobListError(1, "", f"invalid JSON: {error}") from error
 
 
 def read_jobs(  # noqa: PLR0913 - each is an option of the import

@@ -171,8 +171,8 @@ RULE = "R3"
 class DifferenceKind(StrEnum):
     """Kind of a difference between ledger and scheduler records of a job."""
 
-    NOT_IN_LEDGER = "in the books and not in the ledger"
-    NOT_IN_BOOKS = "in the ledger and not in the books"
+    NOT_IN_LEDGER = "in the scheduler's records and not in the ledger"
+    NOT_IN_BOOKS = "in the ledger and not in the scheduler's records"
     TENANT = "another tenant"
     GPUS = "other GPUs"
     TIMES = "another start or end"
@@ -220,7 +220,7 @@ class TenantCheck:
     @property
     def what(self) -> str:
         """Description of the comparison."""
-        return f"ledger = scheduler's books, {self.tenant or 'no tenant'}, in GPU-ns"
+        return f"ledger = scheduler's records, {self.tenant or 'no tenant'}, in GPU-ns"
 
     @property
     def difference(self) -> Fraction:

@@ -50,7 +50,7 @@ from railscope.untrusted_text import (
     parse_whole,
 )
 
-KUBERNETES_UNNAMED = "Kubernetes does not tell which GPUs"
+KUBERNETES_UNNAMED = "Kubernetes does not list the GPUs"
 _VENDOR, _GPU = "nvidia.com/", "nvidia.com/gpu"
 _SHARED = "nvidia.com/gpu.shared"
 _STRATEGY = "nvidia.com/gpu.sharing-strategy"
@@ -121,8 +121,8 @@ def read_kubernetes(text: str, bad: BadLines = RAISE_BAD_LINES) -> JobList:
                 continue
             pods[pod["metadata"]["uid"]] = place, pod, is_gone
         except _SHAPE_ERRORS:
-            bad.add(JobListError(place, "metadata.uid", "is missing", "pod"))
-    listed: list[tuple[int, ListedJob]] = []
+            bad.add(JobListError(place, "metadata.uid", "missing field", "pod"))
+    told: list[tuple[int, ListedJob]] = []
     without_gpus = never_started = 0
     for place, pod, is_gone in pods.values():
         try:
@@ -135,7 +135,7 @@ def read_kubernetes(text: str, bad: BadLines = RAISE_BAD_LINES) -> JobList:
             bad.add(JobListError(place, error.field, error.reason, "pod"))
             continue
         except _SHAPE_ERRORS as error:
-            bad.add(JobListError(place, "", f"not as Kubernetes writes it: {error}", "pod"))
+            bad.add(JobListError(place, "", f"invalid pod: {error}", "pod"))
             continue
         if problem:
             bad.add(JobListError(place, *problem, "pod"))
@@ -145,8 +145,8 @@ def read_kubernetes(text: str, bad: BadLines = RAISE_BAD_LINES) -> JobList:
             never_started += 1
         else:
             start_ns, end_ns = span
-            listed.append((place, ListedJob(start_ns, name, tenant, "", end_ns, unplaced=unplaced)))
-    found = build_job_list(without_repetitions(listed, "pod", bad), without_gpus, never_started)
+            told.append((place, ListedJob(start_ns, name, tenant, "", end_ns, unplaced=unplaced)))
+    found = build_job_list(without_repetitions(told, "pod", bad), without_gpus, never_started)
     return msgspec.structs.replace(found, rejected=tuple(bad.found))
 
 
@@ -161,7 +161,7 @@ def _problem(
     if reason := future_reason(span[0], now_ns):
         return "status.startTime", reason
     if span[1] < FOREVER_NS and (reason := future_reason(span[1], now_ns)):
-        return "status", f"the pod ends at {reason}"
+        return "status", f"end: {reason}"
     return None
 
 
@@ -169,12 +169,12 @@ def _pods(text: str, bad: BadLines) -> Iterator[tuple[Any, bool]]:
     """Every pod in the text, and true if it was reported as deleted."""
     for number, document in json_documents(text, bad):
         if not isinstance(document, dict):
-            bad.add(JobListError(number, "", "no JSON object", "document"))
+            bad.add(JobListError(number, "", "expected a JSON object", "document"))
         elif "items" in document:
             if isinstance(document["items"], list):
                 yield from ((pod, False) for pod in document["items"])
             else:
-                bad.add(JobListError(number, "items", "is no list", "document"))
+                bad.add(JobListError(number, "items", "expected a list", "document"))
         elif "object" in document:
             yield document["object"], document.get("type") == "DELETED"
         else:
@@ -185,7 +185,7 @@ def _name(pod: Any, field: str) -> str:
     value = pod["metadata"][field]
     if not isinstance(value, str) or not value or not value.isprintable():
         where = f"metadata.{field}"
-        raise ShapeError(where, f"{format_json_value(value)} is no {field}")
+        raise ShapeError(where, f"{format_json_value(value)}: expected a printable {field}")
     return value
 
 
@@ -219,7 +219,7 @@ def _span(pod: Any, *, is_gone: bool) -> tuple[int, int] | None:
         ends.append(_instant_ns("metadata.deletionTimestamp", pod["metadata"]["deletionTimestamp"]))
     if not ends:
         state = "deleted" if is_gone else status["phase"]
-        field, reason = "status", f"{state} without a time at which its containers ended"
+        field, reason = "status", f"{state}: expected a time at which its containers ended"
         raise ShapeError(field, reason)
     return start_ns, max(start_ns, *ends)
 
@@ -231,7 +231,7 @@ def _instant_ns(field: str, text: str) -> int:
         seconds = -1
     if not 0 <= seconds < LATEST_SECONDS:
         raise ShapeError(
-            field, f"{format_json_value(text)} is no time from 1970 to 2105 with its zone"
+            field, f"{format_json_value(text)}: expected a time from 1970 to 2105 with its zone"
         )
     return seconds * SECOND_NS
 
@@ -256,20 +256,16 @@ def _unnamed_gpus(pod: Any, nodes: Mapping[str, NodeGpuLabels]) -> tuple[Unnamed
             for part in shared.parts
         ]
         return (*found, *(UnnamedGpus(where, 0, problem) for problem in shared.problems))
-    requested = _requested_devices(pod["spec"])
+    asked = _requested_devices(pod["spec"])
     if node.replicas:
         share = Fraction(1, node.replicas)
-        replicas = requested.pop(_SHARED, 0) or requested.pop(_GPU, 0)
+        replicas = asked.pop(_SHARED, 0) or asked.pop(_GPU, 0)
         if replicas:
             return (UnnamedGpus(where, replicas, KUBERNETES_UNNAMED, node.model, share),)
-    found = (
-        [UnnamedGpus(where, requested[_GPU], KUBERNETES_UNNAMED, node.model)]
-        if requested[_GPU]
-        else []
-    )
+    found = [UnnamedGpus(where, asked[_GPU], KUBERNETES_UNNAMED, node.model)] if asked[_GPU] else []
     found += [
         UnnamedGpus(where, 0, f"{name}={count} is a part of a GPU, of unknown size")
-        for name, count in sorted(requested.items())
+        for name, count in sorted(asked.items())
         if count and name.startswith(_PARTS)
     ]
     return tuple(found)
@@ -342,6 +338,6 @@ def _devices(container: Mapping[str, Any]) -> Counter[str]:
         if name.startswith(_VENDOR):
             if not _COUNT.fullmatch(str(count)):
                 field = f"spec.containers.resources.limits.{name}"
-                raise ShapeError(field, f"{format_json_value(count)} is no count of devices")
+                raise ShapeError(field, f"{format_json_value(count)}: expected a count of devices")
             found[name] = int(count)
     return found

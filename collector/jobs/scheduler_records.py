@@ -61,8 +61,8 @@ class SchedulerRecords:
                     raise SchedulerRecordsError(message) from error
                 jobs += with_tenants(found.jobs, scheduler, tenants or TenantMappings())
                 unended |= set(found.running)
-        schedulers = frozenset(scheduler for scheduler, paths in files.items() if paths)
-        return cls(schedulers, tuple(sorted(set(jobs))), frozenset(unended))
+        told = frozenset(scheduler for scheduler, paths in files.items() if paths)
+        return cls(told, tuple(sorted(set(jobs))), frozenset(unended))
 
     def against(self, ledger: Ledger, period: Period, tolerance_ns: int) -> JobComparison:
         """Compare the ledger with these schedulers' jobs in a period. Raises LedgerError."""
@@ -96,13 +96,13 @@ def _is_of(entry: TilingEntry, schedulers: frozenset[str]) -> bool:
 def comparison_text(found: JobComparison) -> Iterator[str]:
     """Lines of text: tenants, and the jobs that differ."""
     jobs, tenants = format_count(found.jobs, "job"), format_count(len(found.tenants), "tenant")
-    yield f"R3: {jobs} of the scheduler's books, {tenants}"
+    yield f"R3: {jobs} of the scheduler's records, {tenants}"
     for check in found.tenants:
         verdict = "" if check.agrees else ", MORE THAN CLOCKS EXPLAIN"
         yield (
-            f"  {check.tenant or '(none)'}: ledger {_hours(check.found)}, books"
-            f" {_hours(check.expected)}, difference {_hours(check.difference)} of"
-            f" {_hours(Fraction(check.allowed))} allowed{verdict}"
+            f"  {check.tenant or '(none)'}: ledger {_hours(check.found)}, scheduler "
+            f"{_hours(check.expected)}, difference {_hours(check.difference)} of "
+            f"{_hours(Fraction(check.allowed))} allowed{verdict}"
         )
     yield f"jobs that differ: {len(found.differences):,}"
     for one in found.differences[:_MAX_SHOWN]:
@@ -117,19 +117,20 @@ def comparison_text(found: JobComparison) -> Iterator[str]:
 
 def _format_difference(one: JobDifference) -> str:
     what = "; ".join(one.kinds)
-    ledger = ", ".join(one.ledger_tenants) or "no one"
-    owner = (
+    ledger = ", ".join(one.ledger_tenants) or "no tenant"
+    whose = (
         f"{one.tenant}" if one.tenant in one.ledger_tenants else f"{one.tenant or '-'} / {ledger}"
     )
     gpus = (
-        f"{format_count(len(one.ledger_gpus), 'GPU')} in the ledger, {one.books_gpus} in the books"
+        f"{format_count(len(one.ledger_gpus), 'GPU')} in the ledger, {one.books_gpus} in"
+        " the scheduler's records"
     )
     off = ""
     if one.start_off_ns or one.end_off_ns:
         shown = (f"{ns / SECOND_NS:+.0f} s" for ns in (one.start_off_ns, one.end_off_ns))
         off = f", start and end in the ledger {' and '.join(shown)}"
     return (
-        f"job {one.job} of {owner}, {format_timestamp(one.start_ns, 'seconds')} to {format_timestamp(one.end_ns, 'seconds')}: {what};"
+        f"job {one.job} of {whose}, {format_timestamp(one.start_ns, 'seconds')} to {format_timestamp(one.end_ns, 'seconds')}: {what};"
         f" {gpus}{off}; {_hours(one.difference)} GPU-hours more in the ledger"
     )
 

@@ -145,7 +145,9 @@ class LedgerRecords:
             and not record.ref[:1]
             and len(self.repeated) < MAX_NAMED
         ):
-            self.repeated.append(f"record {record.seq}: {record.type} that no database has caused")
+            self.repeated.append(
+                f"record {record.seq}: {record.type} without a source row in a database"
+            )
 
     def take(self, kind: str, data: RecordData, number: int, source: str) -> None:
         """Add the data of a record."""
@@ -161,7 +163,7 @@ class LedgerRecords:
     def _put(self, into: dict[T, RecordedRow], key: T, found: RecordedRow) -> None:
         before = into.get(key)
         if before and not self.lost(before.source) and len(self.repeated) < MAX_NAMED:
-            self.repeated.append(f"record {found.record}: {key} was recorded before")
+            self.repeated.append(f"record {found.record}: {key} was already recorded")
         into[key] = found
 
     def lost(self, source: str) -> bool:
@@ -262,7 +264,7 @@ def put_record(connection: Connection, id_: str, draft: RecordDraft) -> None:
     if added.first() is None:
         there = connection.execute(select(outbox_rows).where(outbox_rows.c.id == id_)).one()
         if any(there._mapping[name] != value for name, value in row.items()):  # noqa: SLF001 - its name in SQLAlchemy
-            message = f"something else is in the outbox as {id_!r} already"
+            message = f"{id_!r}: the outbox already has a different record of this ID"
             raise OutboxError(message)
 
 
@@ -274,11 +276,11 @@ def record_number(connection: Connection, id_: str) -> int | None:
 
 def count_unrecorded(connection: Connection) -> int:
     """Return the number of rows that are in no log yet."""
-    put_, recorded = (
+    put_, told = (
         connection.execute(select(func.count()).select_from(table)).scalar_one()
         for table in (outbox_rows, placed_rows)
     )
-    return put_ - recorded
+    return put_ - told
 
 
 def newest_number(connection: Connection) -> int:
@@ -337,12 +339,12 @@ def last_recorded(connection: Connection, log: str) -> LogPosition | None:
 
 
 def _unrecorded(condition: ColumnElement[bool]) -> Select[Any]:
-    recorded = exists().where(placed_rows.c.id == outbox_rows.c.id)
+    told = exists().where(placed_rows.c.id == outbox_rows.c.id)
     joined = outbox_rows.outerjoin(taken_rows, taken_rows.c.id == outbox_rows.c.id)
     return (
         select(outbox_rows)
         .select_from(joined)
-        .where(~recorded, condition)
+        .where(~told, condition)
         .order_by(outbox_rows.c.number)
     )
 
@@ -356,10 +358,12 @@ def _insert(connection: Connection, table: Table) -> sqlite.Insert | postgresql.
 
 def _row(id_: str, draft: RecordDraft) -> dict[str, object]:
     if not _ID.fullmatch(id_):
-        message = f"{id_[:100]!r} is no id: 1 to 200 printable characters of ASCII, no spaces"
+        message = (
+            f"invalid ID {id_[:100]!r}: expected 1 to 200 printable ASCII characters without spaces"
+        )
         raise OutboxError(message)
     if draft.source is not None:
-        message = "only what the collector tells itself goes through the outbox"
+        message = "invalid source: expected none, as the outbox is for records of the collector"
         raise OutboxError(message)
     _check(replace(draft, references=(REFERENCE + id_, *draft.references, OUTBOX_ROW + "0" * 120)))
     return {
@@ -390,7 +394,10 @@ def _check(draft: RecordDraft) -> None:
     except RecordError as error:
         raise OutboxError(str(error)) from error
     if size > MAX_RECORD_BYTES - _PLACE_BYTES:
-        message = f"{draft.type}: {size} bytes are too many for a record: refer by hash to more"
+        message = (
+            f"{draft.type}: record of {size} bytes: expected at most "
+            f"{MAX_RECORD_BYTES - _PLACE_BYTES}; fix: refer to larger content by its hash"
+        )
         raise OutboxError(message)
 
 

@@ -60,8 +60,8 @@ def check_url(url: str) -> None:
         parsed.get_dialect().import_dbapi()
     except ImportError as error:
         message = (
-            f"the ledger {_without_secrets(parsed)} needs the PostgreSQL driver psycopg, which "
-            f"cannot be loaded ({error}): install railscope[postgresql]"
+            f"cannot load psycopg, which the ledger {_without_secrets(parsed)} requires: "
+            f"{error}; fix: install railscope[postgresql]"
         )
         raise LedgerError(message) from error
 
@@ -146,7 +146,7 @@ class Database:
             message = f"the ledger {self.name} is an older copy: {error}"
             raise LedgerError(message) from error
         except DBAPIError as error:
-            message = f"the ledger {self.name} cannot be used: {_reason(error)}. {self._advice()}"
+            message = f"cannot use the ledger {self.name}: {_reason(error)}; fix: {self._advice()}"
             raise LedgerError(message) from error
 
     def _engine(self) -> Engine:
@@ -170,8 +170,8 @@ class Database:
         if schema_version.name not in present:
             if strangers := sorted(present & set(self._tables.tables)):
                 message = (
-                    f"{self.name} has tables named {', '.join(strangers)} that are no Railscope "
-                    "ledger: give the ledger a database of its own"
+                    f"{self.name} has foreign tables: {', '.join(strangers)}: expected an empty"
+                    " database or a ledger; fix: use a database of its own for the ledger"
                 )
                 raise LedgerError(message)
             if not self._make:
@@ -186,20 +186,20 @@ class Database:
         version = connection.execute(select(func.max(schema_version.c.version))).scalar_one()
         if not migrate(connection, version):
             message = (
-                f"the ledger {self.name} has schema version {version}, this program works with "
-                f"version {VERSION}: run the Railscope that wrote it, or give it another database"
+                f"the ledger {self.name} has schema version {version}: expected {VERSION}; fix:"
+                " run the version of Railscope that wrote it, or use another database"
             )
             raise LedgerError(message)
         if head_chain.heads.name not in present:
             head_chain.begin_chain(connection, self._wall_ns())
 
     def _nothing(self) -> str:
-        return f"there is no ledger in {self.name}; a collector makes it when it starts"
+        return f"no ledger in {self.name}: a collector creates it when it starts"
 
     def _advice(self) -> str:
         if self._url.get_backend_name() == "sqlite":
-            return "Check that its directory exists, has space, and may be written by this user"
-        return "Check that the server runs, and that this user may connect and make tables"
+            return "check that its directory exists, has space, and is writable by this user"
+        return "check that the server runs, and that this user may connect and create tables"
 
 
 def _parsed(url: str) -> URL:
@@ -207,8 +207,8 @@ def _parsed(url: str) -> URL:
         found = make_url(url)
     except (ArgumentError, ValueError) as error:  # ValueError: an invalid port
         message = (
-            "the ledger's URL is not a database URL: write sqlite:////PATH or "
-            "postgresql://USER:PASSWORD@HOST/DATABASE"
+            "invalid ledger URL: expected sqlite:////PATH or"
+            " postgresql://USER:PASSWORD@HOST/DATABASE"
         )
         # The URL may contain a password, and so may the error.
         raise LedgerError(message) from error
@@ -289,7 +289,7 @@ def ledger_url(ledger: LedgerSettings, directory: Path) -> str:
         try:
             url = Path(ledger.url_file).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            message = f"{setting}: cannot be read: {error}"
+            message = f"cannot read {setting}: {error}"
             raise SettingsError(message) from error
     try:
         check_url(url)
@@ -316,9 +316,9 @@ def check_file(url: URL) -> None:
     if file.is_dir():
         problem = f"{file} is a directory"
     elif not file.parent.is_dir():
-        problem = f"no directory {file.parent}"
+        problem = f"directory {file.parent} does not exist"
     elif not os.access(file if file.exists() else file.parent, os.W_OK):
-        problem = f"{file} cannot be written by this user (uid {os.geteuid()})"
+        problem = f"cannot write {file} as this user (uid {os.geteuid()})"
     if problem:
         message = f"{problem}: expected sqlite:////PATH of a file in a directory that exists"
         raise SettingsError(message)
@@ -327,7 +327,7 @@ def check_file(url: URL) -> None:
 log = structlog.get_logger(__name__)
 
 REUSE_SECONDS = 5.0
-_UNWRITABLE = "the ledger cannot be written; the collector's log has the reason"
+_UNWRITABLE = "cannot write the ledger; the collector's log has the reason"
 
 _probe_table = Table(
     "write_probe",
@@ -377,7 +377,7 @@ class LedgerProbe:
             self._running.add_done_callback(self._finished)
         done, _ = await asyncio.wait({self._running}, timeout=self.wait_seconds)
         if not done:
-            return f"the ledger has not answered a write for {self.wait_seconds:g} s"
+            return f"no write to the ledger has succeeded for {self.wait_seconds:g} s"
         return _UNWRITABLE if self._problem else ""
 
     def _write(self) -> str:
@@ -395,4 +395,4 @@ class LedgerProbe:
             self._problem = f"{type(fault).__name__}: {fault}" if fault else task.result()
             self._ended = self.monotonic()
             if self._problem and not before:
-                log.error("ledger_unwritable", problem=self._problem)
+                log.error("ledger_write_failed", problem=self._problem)

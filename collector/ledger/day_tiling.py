@@ -229,7 +229,7 @@ def check_tiling(found: DayTiling) -> None:
     _check_rest(found)
     compute, memory = (_covered(found, tiling) for tiling in Tiling)
     if compute != memory:
-        message = f"compute of {found.gpu} covers {compute}, but memory {memory}"
+        message = f"{found.gpu}: compute covers {compute}: expected {memory}, as memory does"
         raise TilingError(message)
 
 
@@ -240,19 +240,21 @@ def _check_rest(found: DayTiling) -> None:
         share = one.share
         # An increment without a holder starts at the previous reading, possibly on an earlier day.
         if share.t0_ns > share.t1_ns or not found.start_ns < share.t1_ns <= found.end_ns:
-            message = f"{one.measure} counted in ({share.t0_ns}, {share.t1_ns}] is not of the day"
+            message = (
+                f"{one.measure} in ({share.t0_ns}, {share.t1_ns}]: expected times within the day"
+            )
             raise TilingError(message)
         if not 0 < share.amount <= _MAX_INTEGER:
-            message = f"{one.measure} of {found.gpu}: nothing counts {share.amount} in a day"
+            message = f"{one.measure} of {found.gpu}: invalid amount {share.amount} of one day"
             raise TilingError(message)
         texts += (share.tenant, share.workload, share.claim)
     for claim in found.claims:
         texts += (claim.id, claim.mig_profile)
     if len({claim.id for claim in found.claims}) != len(found.claims):
-        message = f"a claim on {found.gpu} has two starts or profiles"
+        message = f"claim on {found.gpu}: expected one start and one profile"
         raise TilingError(message)
     if any("\0" in text for text in texts):
-        message = f"a name with a NUL character has no place in a database: {texts}"
+        message = f"invalid name: expected no NUL characters: {texts}"
         raise TilingError(message)
 
 
@@ -260,14 +262,14 @@ def _check_entries(found: DayTiling) -> None:
     start, end = found.start_ns, found.end_ns
     for entry in found.entries:
         if entry.gpu != found.gpu:
-            message = f"an entry of {entry.gpu} is no part of a tiling of {found.gpu}"
+            message = f"entry of {entry.gpu}: expected the GPU of its tiling, {found.gpu}"
             raise TilingError(message)
         if not start <= entry.t0_ns < entry.t1_ns <= end:
-            message = f"[{entry.t0_ns}, {entry.t1_ns}) is not within day {found.day}"
+            message = f"[{entry.t0_ns}, {entry.t1_ns}): expected times within day {found.day}"
             raise TilingError(message)
         texts = (entry.gpu, entry.node, entry.tenant, entry.workload, entry.claim, entry.layout)
         if any("\0" in text for text in texts):
-            message = f"a name with a NUL character has no place in a database: {texts}"
+            message = f"invalid name: expected no NUL characters: {texts}"
             raise TilingError(message)
 
 
@@ -290,7 +292,7 @@ def _covered(found: DayTiling, tiling: Tiling) -> list[tuple[int, int]]:
         if any(low >= high for low, high in slots) or any(
             before[1] != after[0] for before, after in pairwise(whole)
         ):
-            message = f"{tiling} slots of {found.gpu} at {now} are {slots}, not each slot once"
+            message = f"{tiling} slots of {found.gpu} at {now}: {slots}: expected each slot once"
             raise TilingError(message)
         if covered and covered[-1][1] == now:
             now = covered.pop()[0]  # noqa: PLW2901 - extends the previous interval

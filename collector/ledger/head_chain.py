@@ -32,7 +32,7 @@ from railscope.audit.record import RecordActor, RecordData
 
 ADOPTED = "adopted"
 """Kind of the first item in a database that had rows before there were heads."""
-REMEDY = "fix: restore the newest database, or, if it is lost, `railscope bill accept-copy`"
+REMEDY = "fix: restore the newest database, or, if it is lost, run `railscope bill accept-copy`"
 _LOCK = 0x7261_696C_6865_6164
 _ROWS_AT_ONCE = 400
 
@@ -207,7 +207,7 @@ def check_not_older_copy(connection: Connection, database: str) -> None:
     query = select(stops.c.problem).where(stops.c.database_id == database)
     problem = connection.execute(query).scalar_one_or_none()
     if problem is not None:
-        message = f"nothing may be written: {problem}; {REMEDY}"
+        message = f"the ledger is read-only: {problem}; {REMEDY}"
         raise StoppedError(message)
 
 

@@ -154,9 +154,8 @@ class Ledger:
             for gpu in gpus:
                 if gpu not in rows:
                     message = (
-                        f"the ledger {self.database.name} lacks revision "
-                        f"{numbers[GpuDay(gpu, day)]} of {gpu} on day {day}. "
-                        "Restore it from a backup"
+                        f"the ledger {self.database.name} lacks revision {numbers[GpuDay(gpu, day)]} of "
+                        f"{gpu} on day {day}; fix: restore it from a backup"
                     )
                     raise LedgerError(message)
                 yield self._revision(rows[gpu])
@@ -176,7 +175,7 @@ class Ledger:
         try:
             return {key: clock_suspect_of(mark) for key, mark in found.items()}
         except ValueError as error:
-            raise LedgerError(self._unreadable("a mark", error)) from error
+            raise LedgerError(self._unreadable("a clock mark", error)) from error
 
     def entries(self, start_ns: int, end_ns: int, gpu: str | None = None) -> list[TilingEntry]:
         """Return the newest revisions of a window, of all GPUs or of one; entries are clipped to it.
@@ -242,16 +241,16 @@ class Ledger:
             raise LedgerError(self._unreadable(which, error)) from error
         if content_root(found) != head.content_root:
             message = (
-                f"the ledger {self.database.name} was altered: {which} is not what was written. "
-                "Restore it from a backup"
+                f"the ledger {self.database.name} was altered: {which} does not match what was"
+                " written; fix: restore it from a backup"
             )
             raise LedgerError(message)
         return Revision(found, head.revision, head.supersedes, head.content_root)
 
     def _unreadable(self, which: str, error: Exception) -> str:
         return (
-            f"the ledger {self.database.name} was altered: {which} cannot be read: {error}. "
-            "Restore it from a backup"
+            f"the ledger {self.database.name} was altered: cannot read {which}: {error};"
+            " fix: restore it from a backup"
         )
 
 

@@ -67,10 +67,10 @@ class CounterReadings(msgspec.Struct, frozen=True, eq=False):
         """Reject readings that cannot be added up exactly."""
         counters = self.counters
         if len(counters) != len(self.instants_ns):
-            message = f"{len(self.instants_ns)} instants have {len(counters)} counters"
+            message = f"{len(counters)} counters: expected {len(self.instants_ns)}, one per time"
             raise ValueError(message)
         if len(counters) and counters.min() < 0:
-            message = f"a counter of {counters.min()} counts nothing"
+            message = f"counter {counters.min()}: expected 0 or more"
             raise ValueError(message)
 
 
@@ -322,5 +322,5 @@ def _share(
         return AmountShare(t0, t1, *part.slots, AmountAttribution.IDLE, amount)
     if claim.assumed or claim.review:
         return AmountShare(t0, t1, *part.slots, AmountAttribution.UNATTRIBUTED, amount)
-    owner = (claim.tenant, claim.workload, claim.id)
-    return AmountShare(t0, t1, *part.slots, AmountAttribution.ATTRIBUTED, amount, *owner)
+    who = (claim.tenant, claim.workload, claim.id)
+    return AmountShare(t0, t1, *part.slots, AmountAttribution.ATTRIBUTED, amount, *who)

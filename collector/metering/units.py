@@ -54,7 +54,7 @@ WHOLE = CapacityRange(0, GPU_CAPACITY)
 def replica(index: int, of: int) -> CapacityRange:
     """Return the slots of replica `index` of a GPU that is shared by `of`. Raises ValueError."""
     if not 0 <= index < of:
-        message = f"there is no replica {index} of {of}"
+        message = f"replica {index}: expected 0 to {of - 1}"
         raise ValueError(message)
     return CapacityRange(GPU_CAPACITY * index // of, GPU_CAPACITY * (index + 1) // of)
 
@@ -72,7 +72,7 @@ def memory_slices(first: int, count: int) -> CapacityRange:
 def check_slots(slots: CapacityRange) -> CapacityRange:
     """Return the same slots. Raises ValueError if a GPU does not have them."""
     if not 0 <= slots.low <= slots.high <= GPU_CAPACITY:
-        message = f"slots {slots.low} to {slots.high} are not within 0 to {GPU_CAPACITY}"
+        message = f"slots {slots.low} to {slots.high}: expected a range within 0 to {GPU_CAPACITY}"
         raise ValueError(message)
     return slots
 
@@ -86,7 +86,7 @@ class Period:
 
     def __post_init__(self) -> None:
         if self.start_ns >= self.end_ns:
-            message = f"a period ends after it starts: {self.start_ns} to {self.end_ns}"
+            message = f"period {self.start_ns} to {self.end_ns}: expected an end after the start"
             raise ValueError(message)
 
     def overlaps(self, other: Period) -> bool:
@@ -114,9 +114,9 @@ def parse_period(text: str) -> Period:
             )
             return _period(start, last + timedelta(days=1))
     except (ValueError, OverflowError) as error:
-        message = f"{text!r} is no period: {error}"
+        message = f"invalid period {text!r}: {error}"
         raise PeriodError(message) from error
-    message = f"{text!r} is no period: write 2026-10, or 2026-10-01..2026-10-15"
+    message = f"invalid period {text!r}: expected 2026-10, or 2026-10-01..2026-10-15"
     raise PeriodError(message)
 
 

@@ -119,19 +119,19 @@ class InfluxSink:
                 refused = str(error)
             if problem:
                 if problem != self._problem:
-                    log.warning("influx_unreachable", url=self.settings.url, problem=problem)
+                    log.warning("influx_connection_failed", url=self.settings.url, problem=problem)
                 self._problem = problem
                 return
             for _ in batch:
                 self._waiting.popleft()
             if refused:
                 self.dropped += len(batch)
-                log.warning("influx_refused", url=self.settings.url, problem=refused,
+                log.warning("influx_lines_rejected", url=self.settings.url, problem=refused,
                             dropped=len(batch))  # fmt: skip
             else:
                 self.written += len(batch)
             if self._problem:
-                log.info("influx_reached", url=self.settings.url)
+                log.info("influx_connected", url=self.settings.url)
             self._problem = None
 
 
@@ -142,7 +142,7 @@ def token(settings: InfluxSettings) -> str:
     try:
         return Path(settings.token_file).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        message = f"influx.token_file {settings.token_file} cannot be read: {error}"
+        message = f"cannot read influx.token_file {settings.token_file}: {error}"
         raise SettingsError(message) from error
 
 
@@ -158,7 +158,7 @@ def probe(settings: InfluxSettings) -> str:
     if problem:
         message = f"{settings.url}: {problem}"
         raise SettingsError(message)
-    return f"{settings.url} takes writes to bucket {settings.bucket}"
+    return f"{settings.url} accepts writes to bucket {settings.bucket}"
 
 
 def _client(settings: InfluxSettings, secret: str, timeout_seconds: float = TIMEOUT_SECONDS) -> Any:
@@ -219,8 +219,8 @@ def _write(client: Any, settings: InfluxSettings, batch: Iterable[str]) -> str:
 
 def _answer(error: Any) -> str:
     """Return the server's response on one line: its status, and its message if there was one."""
-    reason = error.message if error.body else error.reason
-    text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason or "")
+    words = error.message if error.body else error.reason
+    text = words.decode(errors="replace") if isinstance(words, bytes) else str(words or "")
     return f"{error.status} {_first_line(text)}".strip()
 
 

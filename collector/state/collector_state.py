@@ -109,12 +109,12 @@ class CollectorState:
         gaps = max((len(known[stream].starts) for stream in sent if stream in known), default=0)
         ranges = sum(len(one.starts) for one in known.values()) + len(envelope.batches)
         for count, limit, what in (
-            (gaps, factor * max_gaps, "holes in a stream"),
+            (gaps, factor * max_gaps, "gaps in a stream"),
             (len(sent | known.keys()), factor * MAX_STREAMS, "streams of a run"),
             (ranges if sent else 0, factor * MAX_RANGES, "ranges of sequences of a run"),
         ):
             if count > limit:
-                yield f"{count} {what}, more than {limit}"
+                yield f"{count} {what}: expected at most {limit}"
 
     def accept(self, record: FrameRecord, envelope: Envelope) -> None:
         """Apply a durable envelope to the state. Frames received before change nothing."""
@@ -133,7 +133,7 @@ class CollectorState:
             self.counts.reject("fault")
             repeated = self.lines.due(envelope.node)
             if repeated is not None:
-                log.error("envelope_not_taken", node=envelope.node, repeated=repeated,
+                log.error("envelope_processing_failed", node=envelope.node, repeated=repeated,
                           problem=f"{type(fault).__name__}: {fault}")  # fmt: skip
 
     def _steps(self, record: FrameRecord, envelope: Envelope) -> Iterator[None]:
@@ -142,8 +142,8 @@ class CollectorState:
         node.clock_offset_ns = record.sent.wall_ns - record.received_wall_ns
         self.counts.envelopes += 1
         self.counts.bytes += len(record.body)
-        for listener in self.on_envelope:
-            listener(record, envelope)
+        for hear in self.on_envelope:
+            hear(record, envelope)
         if envelope.ended:
             self.received.end(envelope.node, envelope.ended.run, envelope.ended.streams)
         for batch in envelope.batches:
@@ -280,12 +280,12 @@ def _stretches(batch: Batch, schema: KnownSchema) -> int:
             after - before > GAP_NS or after // CHUNK_NS != before // CHUNK_NS
             for before, after in pairwise(boot_ns)
         )
-    cells = 0
+    looked_at = 0
     if len(batch.reasons) > schema.layout.columns:
         # A GPU may be absent in some rows: then its samples have more gaps than the frames.
         stretches = min(batch.rows, stretches + length_ns // GAP_NS)
-        cells = batch.rows * len(schema.gpus) // _ROWS_PER_STRETCH
-    return stretches * max(1, len(schema.gpus) + len(schema.metered.layouts)) + cells
+        looked_at = batch.rows * len(schema.gpus) // _ROWS_PER_STRETCH
+    return stretches * max(1, len(schema.gpus) + len(schema.metered.layouts)) + looked_at
 
 
 def exceeded_bounds(cost: EnvelopeCost, limits: IngestLimits, factor: int = 1) -> Iterator[str]:
@@ -295,7 +295,7 @@ def exceeded_bounds(cost: EnvelopeCost, limits: IngestLimits, factor: int = 1) -
         (cost.frames, limits.frames_per_envelope, "frames"),
         (cost.events, limits.events_per_envelope, "events"),
         (cost.stretches, limits.stretches_per_envelope, "stretches of samples of GPUs"),
-        (cost.counter_bytes, limits.counter_bytes_per_envelope, "bytes of counters to keep"),
+        (cost.counter_bytes, limits.counter_bytes_per_envelope, "bytes of counter readings"),
     ):
         if count > factor * limit:
-            yield f"{count} {what}, more than {factor * limit}"
+            yield f"{count} {what}: expected at most {factor * limit}"

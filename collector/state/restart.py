@@ -103,7 +103,7 @@ class Restart:
         faults = self.core.counts.rejected.get("fault", 0)
         self.core.accept(record, envelope)
         if self.core.counts.rejected.get("fault", 0) > faults:
-            message = "the state did not accept it: see envelope_not_taken"
+            message = "the state rejected it: see envelope_processing_failed"
             raise _RecordSkippedError(message)
 
     def _unpacked(self, record: FrameRecord) -> Envelope:
@@ -116,7 +116,7 @@ class Restart:
             try:
                 envelope = self._unpacked(record)
             except WireError as error:
-                log.error("record_left_out", segment=number, problem=str(error))
+                log.error("record_skipped", segment=number, problem=str(error))
                 continue
             yield from events_of(record, envelope)
 
@@ -156,7 +156,7 @@ class Restart:
             return 0
         except StateCheckpointError as error:
             log.error("checkpoint_damaged", file=str(self._path), problem=str(error),
-                      advice="all segments there are will be read instead")  # fmt: skip
+                      advice="all existing segments are read instead")  # fmt: skip
             return 0
         return resume(self.core, parts)
 
@@ -178,15 +178,15 @@ class Restart:
             for beside, copy in self.copies.items():
                 copied = copy(horizon_ns)
                 if copied is None:
-                    log.warning("checkpoint_waits", file=str(beside),
-                                advice="events are to be recorded from these segments")  # fmt: skip
+                    log.warning("checkpoint_delayed", file=str(beside),
+                                advice="the events of these segments are not recorded yet")  # fmt: skip
                     await run_to_end(asyncio.to_thread(self._drop_partial))
                     return False
                 await run_to_end(asyncio.to_thread(write_durably, beside, copied))
             await run_to_end(asyncio.to_thread(_put_in_place, self._partial, self._path))
         except OSError as error:
             log.error("checkpoint_failed", file=str(self._path), problem=str(error),
-                      advice="no segment is deleted until one succeeds")  # fmt: skip
+                      advice="no segment is deleted until a checkpoint succeeds")  # fmt: skip
             await run_to_end(asyncio.to_thread(self._drop_partial))
             return False
         self.first_segment = first_segment
@@ -197,7 +197,7 @@ class Restart:
         try:
             self._partial.unlink(missing_ok=True)
         except OSError as error:
-            log.warning("checkpoint_not_dropped", file=str(self._partial), problem=str(error))
+            log.warning("checkpoint_deletion_failed", file=str(self._partial), problem=str(error))
 
     async def _write(self, first_segment: int, horizon_ns: int) -> None:
         turns = TimeSlices()
@@ -276,7 +276,7 @@ class CheckpointSchedule:
         """
         if self.files and self.files.incomplete:
             log.warning("checkpoint_withheld", lost=len(self.files.lost),
-                        advice="put the lost files back, or `railscope collector accept-loss`")  # fmt: skip
+                        advice="restore the lost files, or run `railscope collector accept-loss`")  # fmt: skip
             return
         nodes = self.restart.core.fleet.nodes.values()
         newest_ns = max((node.instant_ns for node in nodes), default=0)
@@ -292,4 +292,4 @@ class CheckpointSchedule:
                 await run_to_end(asyncio.to_thread(self.frames.delete_before, first_segment))
             except OSError as error:
                 directory = str(self.frames.directory)
-                log.error("segments_not_deleted", directory=directory, problem=str(error))
+                log.error("segment_deletion_failed", directory=directory, problem=str(error))

@@ -147,7 +147,7 @@ def encode(part: CheckpointPart) -> bytes:
 def decode(content: bytes) -> list[CheckpointPart]:
     """Decode the parts of a whole file. Raises CheckpointError."""
     if not content.startswith(MAGIC):
-        message = "it is none, or one of another version of the collector"
+        message = "expected a checkpoint of this version of the collector"
         raise StateCheckpointError(message)
     parts: list[CheckpointPart] = []
     position = len(MAGIC)
@@ -156,15 +156,15 @@ def decode(content: bytes) -> list[CheckpointPart]:
             length, checksum = _HEAD.unpack_from(content, position)
             payload = content[position + _HEAD.size : position + _HEAD.size + length]
             if len(payload) != length or zlib.crc32(payload) != checksum:
-                message = f"the part at byte {position} is damaged"
+                message = f"damaged part at byte {position}"
                 raise StateCheckpointError(message)
             parts.append(_decoder.decode(payload))
         except (struct.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            message = f"the part at byte {position} cannot be read: {error}"
+            message = f"cannot read the part at byte {position}: {error}"
             raise StateCheckpointError(message) from error
         position += _HEAD.size + length
     if not (parts and isinstance(parts[0], Beginning) and isinstance(parts[-1], Ending)):
-        message = "it has no beginning or no end"
+        message = "missing beginning or end"
         raise StateCheckpointError(message)
     return parts
 

@@ -133,10 +133,10 @@ def pattern_of(setting: str) -> re.Pattern[str]:
     try:
         pattern = re.compile(setting) if setting else NO_PODS
     except re.error as error:
-        message = f"pod_job_pattern is no regular expression: {error}"
+        message = f"invalid pod_job_pattern: expected a regular expression: {error}"
         raise SettingsError(message) from error
     if setting and "job" not in pattern.groupindex:
-        message = "pod_job_pattern needs a group (?P<job>...)"
+        message = "invalid pod_job_pattern: expected a group (?P<job>...)"
         raise SettingsError(message)
     return pattern
 
@@ -196,7 +196,7 @@ class _OpenJob:
 
     number: int
     places: dict[str, SeatedGpu] = field(default_factory=dict)
-    running: RunningJob | None = None
+    told: RunningJob | None = None
 
 
 @dataclass(slots=True)
@@ -217,9 +217,9 @@ class JobRoster:
     def jobs(self) -> list[RunningJob]:
         """Return all jobs, in the order of their first appearance."""
         for key, job in self._jobs.items():
-            if job.running is None:
-                job.running = RunningJob(key, job.number, tuple(job.places.values()))
-        return [job.running for job in self._jobs.values() if job.running]
+            if job.told is None:
+                job.told = RunningJob(key, job.number, tuple(job.places.values()))
+        return [job.told for job in self._jobs.values() if job.told]
 
     def put(self, gpu: str, holdings: Sequence[JobHolding]) -> None:
         """Set the current holdings of a GPU: each job once."""
@@ -247,12 +247,12 @@ class JobRoster:
         if key not in self._jobs:
             self._jobs[key] = _OpenJob(self._take_number())
         self._jobs[key].places[place.gpu] = place
-        self._jobs[key].running = None
+        self._jobs[key].told = None
 
     def _leave(self, gpu: str, key: JobKey) -> None:
         job = self._jobs[key]
         del job.places[gpu]
-        job.running = None
+        job.told = None
         if not job.places:
             del self._jobs[key]
             self._free_numbers.append(job.number)

@@ -53,7 +53,10 @@ class CompactRange:
     def extend(self, subtree: Hash, leaves: int) -> None:
         """Append a complete subtree. Raises ValueError if it is not aligned to the tree's end."""
         if leaves < 1 or leaves & (leaves - 1) or self.size % leaves:
-            message = f"a subtree of {leaves} leaves does not fit behind {self.size}"
+            message = (
+                f"subtree of {leaves} leaves at record {self.size}: expected a power of two that"
+                " divides the size of the tree"
+            )
             raise ValueError(message)
         carried, size = subtree, self.size // leaves
         while size & 1:
@@ -84,7 +87,7 @@ def inclusion_proof(nodes: Nodes, index: int, size: int) -> list[Hash]:
     Raises ValueError if there is no such leaf.
     """
     if not 0 <= index < size:
-        message = f"there is no record {index} in a tree of {size}"
+        message = f"record {index}: expected an index below {size}, the size of the tree"
         raise ValueError(message)
     start, end = 0, size
     proof = []
@@ -105,7 +108,9 @@ def consistency_proof(nodes: Nodes, old: int, new: int) -> list[Hash]:
     Raises ValueError if the old tree is larger.
     """
     if not 0 <= old <= new:
-        message = f"a tree of {new} records cannot begin with {old}"
+        message = (
+            f"consistency from {old} to {new} records: expected a later size that is not smaller"
+        )
         raise ValueError(message)
     if old == 0:
         return []

@@ -109,7 +109,7 @@ def encode_audit_record(record: AuditRecord) -> bytes:
         message = f"{record.type}: {error}"
         raise RecordError(message) from error
     if decode_audit_record(raw) != record:
-        message = f"{record.type}: it holds what JSON can only say otherwise, such as NaN"
+        message = f"{record.type}: expected values that JSON represents exactly, unlike NaN"
         raise RecordError(message)
     return raw
 
@@ -117,21 +117,30 @@ def encode_audit_record(record: AuditRecord) -> bytes:
 def decode_audit_record(raw: bytes) -> AuditRecord:
     """Decode a record. Raises RecordError for every encoding except the canonical one."""
     if len(raw) > MAX_RECORD_BYTES:
-        message = f"a record of {len(raw)} bytes; at most {MAX_RECORD_BYTES}, refer by hash to more"
+        message = (
+            f"record of {len(raw)} bytes: expected at most {MAX_RECORD_BYTES}; fix: refer to"
+            " larger content by its hash"
+        )
         raise RecordError(message)
     try:
         record = _decoder.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        message = f"no audit record: {error}"
+        message = f"invalid audit record: {error}"
         raise RecordError(message) from error
     if _encoder.encode(record) != raw:
-        message = "not encoded canonically: keys sorted, no spaces, every field there once"
+        message = (
+            "invalid encoding of an audit record: expected sorted keys, no spaces and each"
+            " field once"
+        )
         raise RecordError(message)
     if record.v != VERSION or record.type not in TYPES:
-        message = f"a record of version {record.v} and type {record.type!r} is not known here"
+        message = (
+            f"unknown audit record: version {record.v}, type {record.type!r}; fix: use the"
+            " version of Railscope that wrote it"
+        )
         raise RecordError(message)
     if not _TIMESTAMP.fullmatch(record.t):
-        message = f"the time {record.t[:30]!r} is no number of nanoseconds"
+        message = f"invalid time {record.t[:30]!r}: expected a number of nanoseconds"
         raise RecordError(message)
     if not raw.isascii():
         _check_text(msgspec.json.decode(raw))
@@ -142,7 +151,7 @@ def _check_text(value: object) -> None:
     """Check keys and texts. ASCII-only texts need no check."""
     if isinstance(value, str):
         if not unicodedata.is_normalized("NFC", value):
-            message = f"text is not in NFC: {value[:100]!r}"
+            message = f"invalid text {value[:100]!r}: expected Unicode NFC"
             raise RecordError(message)
     elif isinstance(value, list):
         for item in value:
@@ -150,6 +159,6 @@ def _check_text(value: object) -> None:
     elif isinstance(value, dict):
         for key, item in value.items():
             if not key.isascii():
-                message = f"a key is not ASCII: {key[:100]!r}"
+                message = f"invalid key {key[:100]!r}: expected ASCII"
                 raise RecordError(message)
             _check_text(item)

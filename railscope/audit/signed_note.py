@@ -95,7 +95,9 @@ class PublicKey:
         name, key_id, raw = _key_parts(text.strip(), "public key", kind)
         found = cls(name, Ed25519PublicKey.from_public_bytes(raw), kind)
         if found.key_id != key_id:
-            message = f"the key of {name} does not have the id {key_id.hex()} it is given with"
+            message = (
+                f"key of {name}: invalid id {key_id.hex()}: expected the id computed from the key"
+            )
             raise NoteError(message)
         return found
 
@@ -111,7 +113,7 @@ class SecretKey:
     def generate(cls, name: str) -> SecretKey:
         """Generate a key. Raises NoteError for an invalid key name."""
         if not _NAME.fullmatch(name):
-            message = f"{name!r} cannot name a key: no spaces and no plus signs"
+            message = f"invalid name of a key {name!r}: expected no spaces and no plus signs"
             raise NoteError(message)
         return cls(name, Ed25519PrivateKey.generate())
 
@@ -120,12 +122,12 @@ class SecretKey:
         """Parse a secret key. Raises NoteError, with a message that contains nothing of the key."""
         stripped = text.strip()
         if not stripped.startswith(_SECRET):
-            message = f"no secret key: it must begin with {_SECRET}"
+            message = f"invalid secret key: expected {_SECRET} at its start"
             raise NoteError(message)
         name, key_id, seed = _key_parts(stripped.removeprefix(_SECRET), "secret key")
         found = cls(name, Ed25519PrivateKey.from_private_bytes(seed))
         if found.public.key_id != key_id:
-            message = f"the secret key of {name} does not have the id it is given with"
+            message = f"secret key of {name}: invalid id: expected the id computed from the key"
             raise NoteError(message)
         return found
 
@@ -154,13 +156,13 @@ def verified(note: str, key: PublicKey) -> str:
     text, ours = signatures_of(note, key)
     if not ours:
         names = ", ".join(name for name, _ in _parts(note)[1])
-        message = f"not signed by {key}; signed by {names}"
+        message = f"no signature of {key}: signed by {names}"
         raise UnsignedError(message)
     for signature in ours:
         try:
             key.key.verify(signature, text.encode())
         except InvalidSignature as error:
-            message = f"the signature of {key.name} is not over this text"
+            message = f"invalid signature of {key.name}: it does not match the text"
             raise ForgedError(message) from error
     return text
 
@@ -185,18 +187,18 @@ def read_note(path: Path) -> str:
     try:
         return path.read_bytes().decode()
     except UnicodeDecodeError as error:
-        message = f"no text: {error}"
+        message = f"invalid note: expected UTF-8: {error}"
         raise NoteError(message) from error
 
 
 def _parts(note: str) -> tuple[str, list[tuple[str, bytes]]]:
     """Return a note's text and its signatures: key name, key id and signature."""
     if len(note) > MAX_NOTE_BYTES:
-        message = f"a note of more than {MAX_NOTE_BYTES} characters"
+        message = f"note too large: expected at most {MAX_NOTE_BYTES} characters"
         raise NoteError(message)
     text, divider, tail = note.rpartition("\n\n")
     if not divider or not tail.endswith("\n"):
-        message = "no signed note: a text, an empty line and signatures were expected"
+        message = "invalid signed note: expected a text, an empty line and signatures"
         raise NoteError(message)
     text += "\n"
     _check_text(text)
@@ -207,14 +209,16 @@ def _signature(line: str) -> tuple[str, bytes]:
     name, _, encoded = line.removeprefix(_DASH).partition(" ")
     signature = _decoded(encoded)
     if not line.startswith(_DASH) or not _NAME.fullmatch(name) or len(signature) <= KEY_ID_BYTES:
-        message = f"not a signature line: {line[:100]!r}"
+        message = f"invalid signature line: {line[:100]!r}"
         raise NoteError(message)
     return name, signature
 
 
 def _check_text(text: str) -> None:
     if not text.endswith("\n") or _CONTROL.search(text):
-        message = "the text of a note ends with a line feed and holds no other control character"
+        message = (
+            "invalid text of a note: expected a line feed at its end and no other control character"
+        )
         raise NoteError(message)
 
 
@@ -223,10 +227,10 @@ def _key_parts(text: str, what: str, kind: bytes = ED25519) -> tuple[str, bytes,
     key_id, _, encoded = rest.partition("+")
     body = _decoded(encoded)
     if not _NAME.fullmatch(name) or not re.fullmatch("[0-9a-f]{8}", key_id):
-        message = f"no {what}: it must look like name+1a2b3c4d+base64"
+        message = f"invalid {what}: expected name+1a2b3c4d+base64"
         raise NoteError(message)
     if len(body) != 1 + KEY_BYTES or body[:1] != kind:
-        message = f"the {what} of {name} is no Ed25519 key of kind {kind[0]}"
+        message = f"invalid {what} of {name}: expected an Ed25519 key of kind {kind[0]}"
         raise NoteError(message)
     return name, bytes.fromhex(key_id), body[1:]
 
@@ -279,15 +283,15 @@ def read_checkpoint(note: str, key: PublicKey) -> Checkpoint:
     text = verified(note, key)
     lines = text.removesuffix("\n").split("\n")
     if len(lines) != len(("origin", "size", "root")) or not SIZE.fullmatch(lines[1]):
-        message = f"no checkpoint: origin, size and root were expected, not {text[:100]!r}"
+        message = f"invalid checkpoint: {text[:100]!r}: expected origin, size and root"
         raise CheckpointError(message)
     origin, size, root = lines
     if origin != key.name:
-        message = f"a checkpoint of {origin!r}, but the key is that of {key.name!r}"
+        message = f"checkpoint of {origin!r}: expected {key.name!r}, the name of the key"
         raise CheckpointError(message)
     found = Checkpoint(origin, TreeHead(int(size), _root(root)))
     if found.text != text:
-        message = f"the root {root[:100]!r} is not base64 as it must be written"
+        message = f"invalid root {root[:100]!r}: expected canonical base64"
         raise CheckpointError(message)
     return found
 
@@ -298,7 +302,7 @@ def _root(text: str) -> bytes:
     except (binascii.Error, ValueError):
         root = b""
     if len(root) != HASH_BYTES:
-        message = f"the root {text[:100]!r} is not {HASH_BYTES} bytes in base64"
+        message = f"invalid root {text[:100]!r}: expected {HASH_BYTES} bytes in base64"
         raise CheckpointError(message)
     return root
 
@@ -340,7 +344,7 @@ def witnessed(note: str, key: PublicKey) -> int:
     """
     text, ours = signatures_of(note, key)
     if not ours:
-        message = f"not cosigned by {key}"
+        message = f"no cosignature of {key}"
         raise UnsignedError(message)
     latest = 0
     for signature in ours:
@@ -351,22 +355,22 @@ def witnessed(note: str, key: PublicKey) -> int:
 
 def _checked(text: str, signature: bytes, key: PublicKey) -> int:
     if len(signature) != _TIME.size + _SIGNATURE_BYTES:
-        message = f"the cosignature of {key.name} has a wrong length"
+        message = f"invalid cosignature of {key.name}: wrong length"
         raise ForgedError(message)
     (seconds,) = _TIME.unpack_from(signature)
     if seconds > _LATEST:
-        message = f"the cosignature of {key.name} is of no time there is"
+        message = f"invalid cosignature of {key.name}: its time is out of range"
         raise ForgedError(message)
     try:
         key.key.verify(signature[_TIME.size :], _message(text, seconds))
     except InvalidSignature as error:
-        message = f"the cosignature of {key.name} is not over this text"
+        message = f"invalid cosignature of {key.name}: it does not match the text"
         raise ForgedError(message) from error
     return int(seconds)
 
 
 def _message(text: str, seconds: int) -> bytes:
     if not 0 <= seconds <= _LATEST:
-        message = f"{seconds} is no time of a cosignature"
+        message = f"invalid time of a cosignature: {seconds}: expected 0 to {_LATEST}"
         raise NoteError(message)
     return f"cosignature/v1\ntime {seconds}\n{text}".encode()

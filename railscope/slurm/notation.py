@@ -65,7 +65,7 @@ def _names(part: str, most: int) -> list[str]:
         )
         count *= len(choices[-1])
         if count > most:
-            raise _invalid_list(part, f"and what stands before it are more than {MAX_NODES} names")
+            raise _invalid_list(part, f"expected at most {MAX_NODES} names")
     return ["".join(choice) for choice in itertools.product(*choices)]
 
 
@@ -80,13 +80,13 @@ def _numbers(text: str, most: int) -> list[tuple[int, int]]:
         if last < first:
             raise _invalid_list(text)
         if len(found) + last - first >= most:
-            raise _invalid_list(text, f"stands for more than {most} numbers")
+            raise _invalid_list(text, f"expected at most {most} numbers")
         found += [(number, len(matched[1])) for number in range(first, last + 1)]
     return found
 
 
-def _invalid_list(text: str, problem: str = "is no list as Slurm writes it") -> FormatError:
-    return FormatError(f"{text[:200]!r} {problem}")
+def _invalid_list(text: str, problem: str = "expected a list in Slurm's notation") -> FormatError:
+    return FormatError(f"{text[:200]!r}: {problem}")
 
 
 MAX_INDICES = 1024
@@ -143,7 +143,7 @@ def parse_tres(text: str) -> dict[str, int]:
             raise _invalid_resource(entry)
         if name.startswith("gres/"):
             if name in counts:
-                message = f"{name} is there twice"
+                message = f"duplicate {name}: expected it once"
                 raise FormatError(message)
             counts[name] = _quantity(amount)
     return {name.removeprefix("gres/"): count for name, count in counts.items()}
@@ -180,7 +180,7 @@ def _quantity(text: str) -> int:
 
 
 def _invalid_resource(text: str) -> FormatError:
-    return FormatError(f"{text[:200]!r} is no generic resource as Slurm writes it")
+    return FormatError(f"{text[:200]!r}: expected a generic resource in Slurm's notation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,11 +279,11 @@ def sure_seconds(text: str, zone: tzinfo | None) -> int | None:
         return None
     if printed.tzinfo is None:
         if zone is None:
-            message = f"{text} has no time zone, and none is given"
+            message = f"{text}: missing time zone"
             raise FormatError(message)
         first, second = (printed.replace(tzinfo=zone, fold=fold) for fold in (0, 1))
         if first.utcoffset() != second.utcoffset():
-            message = f"{text} is not one instant: clocks were changed"
+            message = f"{text}: ambiguous or nonexistent time: clocks were changed"
             raise FormatError(message)
     return int(_in_zone(printed, zone or UTC).timestamp())
 
@@ -303,7 +303,7 @@ def _printed(text: str) -> datetime | None:
             return datetime.fromisoformat(text)
     except (ValueError, OverflowError):
         pass  # digits out of range, such as hour 25: an error like any other text
-    message = f"{text[:200]!r} is no time as Slurm prints it"
+    message = f"{text[:200]!r}: expected a time in Slurm's format"
     raise FormatError(message)
 
 
@@ -315,7 +315,7 @@ def value_or_empty(text: str) -> str:
 def job_number(text: str) -> int:
     """Parse a job's id. Raises FormatError."""
     if not re.fullmatch("[0-9]{1,10}", text):
-        message = f"{text[:200]!r} is no id of a job"
+        message = f"{text[:200]!r}: expected a job ID"
         raise FormatError(message)
     return int(text)
 
@@ -327,7 +327,7 @@ def json_number(value: Any) -> int | None:
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool):
-        message = f"{value!r} is no number"
+        message = f"{value!r}: expected a number"
         raise TypeError(message)
     return value
 
@@ -335,6 +335,6 @@ def json_number(value: Any) -> int | None:
 def json_text(value: Any) -> str:
     """Return a text of Slurm's JSON, empty if it is null. Raises TypeError."""
     if value is not None and not isinstance(value, str):
-        message = f"{value!r} is no text"
+        message = f"{value!r}: expected a string"
         raise TypeError(message)
     return value or ""

@@ -91,7 +91,7 @@ class _SacctRow:
     def __getitem__(self, column: str) -> str:
         value = self.values.get(column, "")
         if not value.isprintable():
-            raise AccountingError(self.place, column, f"{value!r} cannot be printed")
+            raise AccountingError(self.place, column, f"{value!r}: expected printable characters")
         return value
 
     @property
@@ -105,7 +105,7 @@ def _row(place: int, line: str, names: list[str], separator: str) -> _SacctRow |
         return None
     values = line.split(separator)
     if len(values) != len(names):
-        reason = f"has {len(values)} columns and not {len(names)}"
+        reason = f"{len(values)} columns: expected {len(names)}"
         raise AccountingError(place, "", reason)
     row = _SacctRow(place, dict(zip(names, values, strict=True)))
     return None if "." in row.id else row
@@ -117,9 +117,9 @@ def _named(names: list[str]) -> list[str]:
         if column == "JobIDRaw" and not found:
             column, found = "JobID", names.count("JobID")  # noqa: PLW2901 - accepted as a replacement
         if not found:
-            raise AccountingError(1, column, "is not in the header")
+            raise AccountingError(1, column, "missing in the header")
         if found > 1:
-            raise AccountingError(1, column, "is twice in the header")
+            raise AccountingError(1, column, "duplicate in the header")
     return names
 
 
@@ -223,7 +223,7 @@ def parse_sacct_json(
         document = json.loads(text)
         check_shape(document, _SacctJobs)
     except (ShapeError, ValueError, RecursionError) as error:
-        reason = f"not what sacct writes as JSON: {error}"
+        reason = f"invalid JSON of sacct: {error}"
         raise AccountingError(1, "", reason) from error
     listed = list(enumerate(document["jobs"], start=1))
     found: list[AccountedJob] = []
@@ -244,14 +244,14 @@ def _record_of(place: int, job: Any) -> AccountedJob:
     except FormatError as error:
         raise AccountingError(place, "", str(error)) from error
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        reason = f"not what sacct writes as JSON: {type(error).__name__} {error}"
+        reason = f"invalid JSON of sacct: {type(error).__name__} {error}"
         raise AccountingError(place, "", reason) from error
 
 
 def _job_of(job: Mapping[str, Any]) -> SlurmJob:
     number = json_number(job["job_id"])
     if number is None:
-        message = "a job without an id"
+        message = "missing job ID"
         raise FormatError(message)
     states = job["state"]["current"]
     start, end = (json_number(job["time"][name]) or None for name in ("start", "end"))
@@ -281,7 +281,7 @@ def _counts(allocated: Iterable[Mapping[str, Any]]) -> dict[str, int]:
             continue
         name, count = json_text(one["name"]), json_number(one["count"])
         if count is None or count < 0 or name in found:
-            message = f"{name!r} has no count, or two"
+            message = f"{name!r}: expected one count"
             raise FormatError(message)
         found[name] = count
     return found

@@ -51,7 +51,7 @@ def parse_text(text: str, zone: tzinfo) -> tuple[SlurmJob, ...]:
     """
     before, *records = _RECORD.split(text)
     if before.strip() not in {"", *_NO_JOBS}:
-        message = f"{before.strip()[:200]!r} is not the beginning of a job"
+        message = f"{before.strip()[:200]!r}: expected the beginning of a job"
         raise FormatError(message)
     return tuple(_job(f"JobId={record}", zone) for record in records)
 
@@ -65,7 +65,7 @@ def _job(record: str, zone: tzinfo) -> SlurmJob:
         start, end = (seconds(fields[name], zone) for name in ("StartTime", "EndTime"))
         state, account = fields["JobState"], fields["Account"]
     except KeyError as error:
-        message = f"job {head['JobId'][:20]!r} has no {error.args[0]}"
+        message = f"job {head['JobId'][:20]!r}: missing {error.args[0]}"
         raise FormatError(message) from error
     when = times(state, start, end)
     return SlurmJob(
@@ -96,7 +96,7 @@ def _fields(lines: list[str]) -> dict[str, str]:
             if key not in wanted:
                 continue
             if key in fields:
-                message = f"{key} comes twice: read this job as JSON"
+                message = f"duplicate {key}; fix: read this job as JSON"
                 raise FormatError(message)
             fields[key] = value
     return fields
@@ -125,7 +125,7 @@ def parse_json(text: str | bytes) -> tuple[SlurmJob, ...]:
     except FormatError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        message = f"not what Slurm writes as JSON: {type(error).__name__} {error}"
+        message = f"invalid JSON of Slurm: {type(error).__name__} {error}"
         raise FormatError(message) from error
 
 
@@ -140,7 +140,7 @@ def _job_of(job: Mapping[str, Any]) -> SlurmJob:
     array = json_number(job.get("array_job_id"))
     number = json_number(job["job_id"])
     if number is None:
-        message = "a job without an id"
+        message = "missing job ID"
         raise FormatError(message)
     return SlurmJob(
         id=number,
@@ -169,7 +169,8 @@ def _allocations_of(job: Mapping[str, Any]) -> tuple[NodeAllocation, ...] | None
     names = expand_nodes(json_text(listed or job.get("nodes")))
     if len(names) != len(details):
         message = (
-            f"job {job['job_id']} has {len(names)} nodes and {len(details)} lists of resources"
+            f"job {job['job_id']}: {len(details)} lists of resources: expected {len(names)},"
+            " one per node"
         )
         raise FormatError(message)
     return tuple(

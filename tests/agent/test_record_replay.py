@@ -386,7 +386,7 @@ def test_a_damaged_capture_is_one_clear_line(tmp_path: Path, command: str) -> No
     (tmp_path / "timeline.jsonl").write_text('{"t":0}\n{"t":')
     code, said = run(command, "--replay", tmp_path)
     assert code == 1
-    assert said.startswith(f"Error: {tmp_path}/timeline.jsonl: line 2 is damaged: ")
+    assert said.startswith(f"Error: {tmp_path}/timeline.jsonl: damaged line 2: ")
     assert said.count("\n") == 1
 
 

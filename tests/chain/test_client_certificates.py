@@ -33,9 +33,12 @@ async def test_an_agent_with_a_certificate_needs_no_token(site: Site, tmp_path: 
     good = await site.agent("n1", **showing("railscope:node/n1"))
     await good.said("collector_reached")
     wrong = (
-        (showing("railscope:node/n1"), "the credential is that of 'n1', the envelope says 'n2'"),
+        (
+            showing("railscope:node/n1"),
+            "envelope of node 'n2': expected 'n1', as in the credential",
+        ),
         (showing(), "answered 401"),
-        (showing("railscope:operator/n2"), "not for a credential of role operator"),
+        (showing("railscope:operator/n2"), "access denied: not for credentials of role operator"),
     )
     for shown, said in wrong:
         agent = await site.agent("n2", **shown)

@@ -73,7 +73,7 @@ async def test_an_accepted_clock_places_frames_again_after_a_real_reload(
     assert store.contacts() == {}
 
     await accept_clock(site)
-    await collector.said("reloading")
+    await collector.said("reload_started")
     await until(partial(shows, site, "railscope_collector_clock_suspect 0"), "it is trusted")
 
     async def is_stored() -> bool:
@@ -112,7 +112,7 @@ async def test_a_reload_that_is_refused_is_tried_again(site: Site) -> None:
     await until(partial(shows, site, "railscope_collector_clock_suspect 1"), "it is suspect")
     own.write_text("limits = 5")
     await accept_clock(site)
-    await collector.said("reload_refused")
+    await collector.said("reload_rejected")
     own.write_text("")
     await until(partial(shows, site, "railscope_collector_clock_suspect 0"), "it is trusted")
     database = Database(f"sqlite:///{state / 'ledger.sqlite'}", metadata)

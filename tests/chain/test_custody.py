@@ -104,12 +104,12 @@ async def test_a_log_that_was_put_back_is_seen_by_agents_and_signed_no_more(tmp_
     shutil.copytree(tmp_path / "backup", audit_directory(tmp_path))
 
     async with running(settings) as one:
-        with pytest.raises(AuditError, match="0 of 1 agents have shown"):
+        with pytest.raises(AuditError, match="0 of 1 agents have presented"):
             await sign(one)
         custody = custody_of(tmp_path / "agents", one.url)
         await custody.look()
         with pytest.raises(
-            AuditError, match="n1 holds a signed checkpoint that this log has never"
+            AuditError, match="n1 has a signed checkpoint that is missing in this log"
         ):
             await sign(one)
         await custody.client.close()
@@ -125,7 +125,7 @@ async def test_a_log_that_was_put_back_is_seen_by_agents_and_signed_no_more(tmp_
     assert caught.value.outcome == VerifyOutcome.FORKED
 
     async with running(settings) as one:
-        with pytest.raises(AuditError, match="holds a checkpoint that this log has never had"):
+        with pytest.raises(AuditError, match="has a signed checkpoint that is missing in this log"):
             await sign(one)
 
 
@@ -147,7 +147,7 @@ async def test_a_log_that_forked_is_seen_by_agents(tmp_path: Path) -> None:
         custody = custody_of(tmp_path / "agents", one.url)
         for _ in range(3):
             await custody.look()
-        with pytest.raises(AuditError, match=r"the first \d+ records are others"):
+        with pytest.raises(AuditError, match=r"the first \d+ records differ"):
             await sign(one)
         await custody.client.close()
     assert [event.facts["kind"] for event in custody.tell] == ["fork"]
@@ -254,7 +254,7 @@ async def test_nobody_cosigns_in_anothers_name(tmp_path: Path) -> None:
         await honest.look()
         note, key = honest.store.held(), str(witness_key(honest.store.witness("n1")))
         other = AuditLogClient(CollectorLink(url=one.url, token="token-n2", timeout_seconds=5))  # noqa: S106 - a test's
-        with pytest.raises(AuditLogUnavailableError, match="must be in its name"):
+        with pytest.raises(AuditLogUnavailableError, match="invalid name of the key"):
             await other.show(note, key)
         assert list(one.collector.audit.custody.witnesses.nodes) == ["n1"]
         for client in (honest.client, other):
@@ -295,9 +295,7 @@ async def test_a_witness_that_was_taken_away_is_missed(tmp_path: Path) -> None:
         await sign(one)
     found = verify_log(audit_directory(tmp_path), key_of(tmp_path))
     assert found.witnesses == ()
-    assert found.findings[-1] == (
-        "witness n1: its key is recorded, and what it has cosigned is not there"
-    )
+    assert found.findings[-1] == ("witness n1: its key is recorded, but its cosignature is missing")
     assert "damage found at a start" in found.findings[0]
 
 

@@ -85,13 +85,13 @@ async def test_victoria_metrics_takes_the_views_as_line_protocol(site: Site, tmp
     }
     collector = await site.collector(**environment)
     await site.agent("n1")
-    await collector.said("influx_unreachable")
+    await collector.said("influx_connection_failed")
     command = [
         "victoria-metrics", f"-httpListenAddr=127.0.0.1:{port}", "-storageDataPath=vm",
         "-influxSkipSingleField", "-search.latencyOffset=0s",
     ]  # fmt: skip
     async with server("victoria-metrics", *command, directory=tmp_path):
-        await collector.said("influx_reached")
+        await collector.said("influx_connected")
 
         async def written() -> bool:
             return bool(await query(port, "railscope_rail_sum_gpu_power_watts"))

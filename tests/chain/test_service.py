@@ -78,7 +78,7 @@ async def lifecycle(program: Program, systemd: Systemd, config: Path, good: str)
     await systemd.said("WATCHDOG=1")
     config.write_text("nonsense = 1\n")
     program.signal(signal.SIGHUP)
-    line = await program.said("reload_refused")
+    line = await program.said("reload_rejected")
     assert "unknown key 'nonsense'" in line.string
     systemd.forget()
     config.write_text(good)
@@ -116,12 +116,12 @@ async def test_a_reload_that_cannot_work_leaves_the_service_as_it_was(site: Site
     kept = tokens.read_text()
     tokens.write_text("no toml")
     collector.signal(signal.SIGHUP)
-    line = await collector.said("reload_refused.*tokens_file")
+    line = await collector.said("reload_rejected.*tokens_file")
     tokens.write_text(kept)
     config.write_text('[tls]\ncertificate_file = "nowhere.pem"\n')
     collector.signal(signal.SIGHUP)
-    line = await collector.said("reload_refused.*nowhere.pem")
-    assert "still on the old settings" in line.string
+    line = await collector.said("reload_rejected.*nowhere.pem")
+    assert "the previous settings remain in use" in line.string
     assert (await site.get("/api/v1/nodes"))["rows"] == []
     agent = await site.agent("n1")
     await agent.said("collector_reached")

@@ -143,7 +143,7 @@ async def test_a_log_with_a_record_that_is_none_is_said_at_the_start(tmp_path: P
         if bundle.is_file():
             bundle.write_bytes(bundle.read_bytes().replace(b'{"actor"', b'{"xctor"', 1))
     with pytest.raises(
-        SettingsError, match=r"not as it was left: no audit record.*move .*audit away"
+        SettingsError, match=r"was altered: invalid audit record.*move .*audit away"
     ):
         async with running(settings_in(tmp_path)):
             pass

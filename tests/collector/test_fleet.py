@@ -208,7 +208,7 @@ def narrow_rate(fleet: Fleet, layout: SchemaLayout) -> float:
         ("run-2", 5 * 2**32 - 10, 20, 30),
         ("run-2", 5 * 2**32 + 100, 50, 50),
     ],
-    ids=["goes on", "reset", "reset near the end", "forgot", "forgot and wrapped", "reset away"],
+    ids=["continues", "reset", "reset near the end", "forgot", "forgot and wrapped", "reset away"],
 )
 def test_rates_of_a_counter_of_32_bits(run: str, before: int, after: int, rate: int):
     wire = to_wire_schema(rdma_schema(1))

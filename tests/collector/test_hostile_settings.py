@@ -47,7 +47,7 @@ WRONG = [
     ("", f'listen = "{"a" * 100}:0"', "invalid listen address"),
     ("", 'listen = "a..b:0"', "invalid listen address"),
     ("", 'listen = "a b:0"', "invalid listen address"),
-    ("", 'listen = "a\\u0000b:0"', "listen: 'a\\x00b:0': expected a text without NUL"),
+    ("", 'listen = "a\\u0000b:0"', "listen: 'a\\x00b:0': expected a string without NUL"),
     ("", 'tokens_file = "/tmp/\\u0000"', "tokens_file: "),
     ("", 'state_directory = "/tmp/\\u0000x"', "state_directory: "),
 ]
@@ -72,7 +72,7 @@ def test_a_setting_that_cannot_work_is_refused(
     assert reason in f"{found.output} {found.exception}"
 
 
-@pytest.mark.parametrize(("name", "reason"), [("none/x", "no directory"), ("", "is a directory")])
+@pytest.mark.parametrize(("name", "reason"), [("none/x", "does not exist"), ("", "is a directory")])
 def test_check_reports_a_ledger_that_cannot_be_made(name: str, reason: str, tmp_path: Path) -> None:
     usual = settings_in(tmp_path)
     file = tmp_path / "collector.toml"

@@ -115,7 +115,7 @@ async def test_lines_that_will_never_be_accepted_make_way(status: int):
             await counted(sink, cells)
     assert (sink.dropped, sink.written) == (LINES_PER_WRITE, 3)
     assert len(server.taken) == 3
-    refused = [line for line in logs if line["event"] == "influx_refused"]
+    refused = [line for line in logs if line["event"] == "influx_lines_rejected"]
     assert [line["problem"] for line in refused] == [f"{status} unable to parse"]
 
 
@@ -131,8 +131,8 @@ async def test_lines_wait_for_a_server_that_may_take_them_later(status: int):
             await counted(sink, 3)
     assert (sink.dropped, sink.written, len(server.taken)) == (0, 3, 3)
     events = [line["event"] for line in logs if line["event"].startswith("influx")]
-    assert events[0] == "influx_unreachable"
-    assert events[-1] == "influx_reached"
+    assert events[0] == "influx_connection_failed"
+    assert events[-1] == "influx_connected"
     assert logs[0]["problem"] == f"{status} not now"
 
 
@@ -142,6 +142,6 @@ async def test_lines_wait_for_a_server_that_is_away():
     with capture_logs() as logs:
         async with writing(server, 3) as sink:
             await until(lambda: bool(logs))
-            assert logs[0]["event"] == "influx_unreachable"
+            assert logs[0]["event"] == "influx_connection_failed"
             assert logs[0]["problem"]
             assert (sink.dropped, sink.written) == (0, 0)

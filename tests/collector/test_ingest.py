@@ -145,7 +145,7 @@ async def test_frames_stay_with_the_agent_that_has_its_share_of_waiting_evidence
         answers = [await one.post(quarter, at=5000) for quarter in quarters]
         assert [status for status, _ in answers] == [200, 200, 200, 503]
         assert answers[3][1]["error"] == (
-            "3 parts of evidence of n1 wait for the database, more than 2"
+            "3 intervals of evidence of n1 wait for the database: expected at most 2"
         )
         assert (await one.post(body, node="n2"))[0] == 200, "another node is not affected"
         assert (await one.post(quarters[0], at=5000))[0] == 200, (

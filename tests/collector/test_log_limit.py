@@ -41,7 +41,7 @@ async def test_a_node_that_is_refused_again_and_again_is_one_line(tmp_path: Path
             assert one.collector.core.counts.rejected["format"] == 21
             _, page = await one.get("/metrics")
             assert "\nrailscope_collector_log_lines_suppressed_total 38\n" in page
-    assert [e["node"] for e in logs if e["event"] == "envelope_refused"] == ["n1", "n2"]
+    assert [e["node"] for e in logs if e["event"] == "envelope_rejected"] == ["n1", "n2"]
     assert len([e for e in logs if e["event"] == "request_denied"]) == 1
 
 

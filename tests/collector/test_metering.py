@@ -171,7 +171,7 @@ async def test_a_collector_whose_database_is_away_takes_frames_and_says_so(tmp_p
         assert not await one.collector.settler.attempt()
         await one.collector.refresher.refresh()
         status, text = await one.get("/api/v1/account")
-        assert (status, "the ledger could not be read yet" in text) == (503, True)
+        assert (status, "the ledger has not been read yet" in text) == (503, True)
         page = await metrics(one)
         assert page["railscope_collector_ledger_failures_total"] >= 1
         assert page["railscope_collector_evidence_pending_intervals"] == 1

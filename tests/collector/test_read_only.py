@@ -14,7 +14,7 @@ from support.disk import enlarge, small_file_system
 from collector.http.web_server import unwritable
 
 PATIENCE_SECONDS = 60
-FULL = "the state directory cannot be written: No space left on device"
+FULL = "cannot write the state directory: No space left on device"
 
 LIMITED = """
 import resource, sys
@@ -34,7 +34,7 @@ def test_a_write_that_the_system_refuses_is_seen_and_leaves_nothing(tmp_path: Pa
         [sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines() == [
-        "the state directory cannot be written: File too large", "writable",
+        "cannot write the state directory: File too large", "writable",
     ]  # fmt: skip
     assert list(tmp_path.iterdir()) == []
 

@@ -45,7 +45,7 @@ def test_a_node_has_a_share_of_the_schemas_and_of_their_bytes(tmp_path: Path):
     for number in range(MAX_OF_A_NODE):
         schemas.use("n1", schemas.put(schema(number)).digest)
     assert schemas.beyond("n1", []) == ""
-    assert schemas.beyond("n1", [10]) == "257 schemas of one node in use, more than 256"
+    assert schemas.beyond("n1", [10]) == "257 schemas of one node in use: expected at most 256"
     assert schemas.beyond("n2", [10]) == ""
     assert "bytes of schemas" in schemas.beyond("n2", [MAX_BYTES_OF_A_NODE, 1])
     schemas.segment = 9

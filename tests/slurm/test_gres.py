@@ -42,12 +42,12 @@ def test_what_a_job_holds(text):
     "text", [",", "gpu,", ":4", "gpu:4(IDX:3-1)", "gpu:4(IDX:0-3", "gpu(1/2", "gpu(WHAT:1)", "gpu()"]
 )  # fmt: skip
 def test_what_is_no_resource(text):
-    with pytest.raises(FormatError, match="is no"):
+    with pytest.raises(FormatError, match=r"expected a (generic resource|list)"):
         parse_gres(text)
 
 
 def test_an_index_list_that_would_fill_the_memory():
-    with pytest.raises(FormatError, match="more than"):
+    with pytest.raises(FormatError, match="at most"):
         parse_gres("gpu:1(IDX:0-999999999)")
 
 
@@ -65,7 +65,7 @@ def test_counts_over_all_nodes():
 
 @pytest.mark.parametrize("text", ["gres/gpu", "gres/gpu=", "gres/gpu=-1", "gres/gpu=2,", "gpu"])
 def test_what_is_no_list_of_counts(text):
-    with pytest.raises(FormatError, match="is no generic resource"):
+    with pytest.raises(FormatError, match="expected a generic resource"):
         parse_tres(text)
 
 

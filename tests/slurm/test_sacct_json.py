@@ -75,7 +75,7 @@ def test_a_run_that_was_requeued_has_an_end():
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"job_id": None}, "1: a job without an id"),
+        ({"job_id": None}, "1: missing job ID"),
         ({"job_id": "1"}, "^1: job_id: '1': expected `int | object | null`, got `str`$"),
         ({"time": {}}, "^1: time: {}: object missing required field `start`$"),
         ({"time": {"start": {"set": True}, "end": 0}}, "^1: time.start: .*required field `number`"),
@@ -85,9 +85,15 @@ def test_a_run_that_was_requeued_has_an_end():
             {"tres": {"allocated": [7]}},
             r"^1: tres.allocated\[0\]: 7: expected `object`, got `int`$",
         ),
-        ({"nodes": "n[1"}, "is no list"),
-        ({"tres": {"allocated": [{"type": "gres", "name": "gpu", "count": -1}]}}, "has no count"),
-        ({"tres": {"allocated": [{"type": "gres", "name": "gpu", "count": 1}] * 2}}, "or two"),
+        ({"nodes": "n[1"}, "expected a list"),
+        (
+            {"tres": {"allocated": [{"type": "gres", "name": "gpu", "count": -1}]}},
+            "expected one count",
+        ),
+        (
+            {"tres": {"allocated": [{"type": "gres", "name": "gpu", "count": 1}] * 2}},
+            "expected one count",
+        ),
     ],
 )
 def test_what_is_no_job(change, problem):
@@ -102,7 +108,7 @@ def test_an_entry_that_is_no_job():
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"jobs": 3}'])
 def test_what_is_no_json_of_sacct(text):
-    with pytest.raises(AccountingError, match="not what sacct writes"):
+    with pytest.raises(AccountingError, match="invalid JSON of sacct"):
         parse_sacct_json(text)
 
 

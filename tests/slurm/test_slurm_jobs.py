@@ -88,7 +88,7 @@ def test_the_name_of_a_job_cannot_be_its_account():
 
 def test_a_name_of_several_lines_is_not_believed():
     forged = TEXT.replace("JobName=train", "JobName=x\n   UserId=root(0)")
-    with pytest.raises(FormatError, match="UserId comes twice"):
+    with pytest.raises(FormatError, match="duplicate UserId"):
         parse_text(forged, EAST)
 
 
@@ -103,11 +103,11 @@ def test_many_jobs_and_none():
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("slurm_load_jobs error: Invalid job id specified\n", "is not the beginning of a job"),
-        ("JobId=7 JobName=a\n   UserId=b(1)", "job '7' has no StartTime"),
-        (TEXT.replace("3385", "x"), "'x' is no id of a job"),
-        (TEXT.replace("2026-01-01T02", "2026-13-01T02"), "is no time"),
-        (TEXT.replace("(IDX:0-3)", "(IDX:3-0)"), "is no list"),
+        ("slurm_load_jobs error: Invalid job id specified\n", "expected the beginning of a job"),
+        ("JobId=7 JobName=a\n   UserId=b(1)", "job '7': missing StartTime"),
+        (TEXT.replace("3385", "x"), "'x': expected a job ID"),
+        (TEXT.replace("2026-01-01T02", "2026-13-01T02"), "expected a time"),
+        (TEXT.replace("(IDX:0-3)", "(IDX:3-0)"), "expected a list"),
     ],
 )
 def test_what_is_no_job(text, problem):
@@ -199,15 +199,18 @@ def test_devices_are_of_the_nodes_that_are_still_held():
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "not what Slurm writes"),
-        ("[]", "not what Slurm writes"),
+        ("", "invalid JSON of Slurm"),
+        ("[]", "invalid JSON of Slurm"),
         ("{}", "KeyError 'jobs'"),
         ('{"jobs": [{"job_id": 1}]}', "KeyError 'job_state'"),
-        (json.dumps({"jobs": [in_new_json(job_id="1")]}), "'1' is no number"),
-        (json.dumps({"jobs": [in_new_json(job_id=None)]}), "a job without an id"),
+        (json.dumps({"jobs": [in_new_json(job_id="1")]}), "'1': expected a number"),
+        (json.dumps({"jobs": [in_new_json(job_id=None)]}), "missing job ID"),
         (json.dumps({"jobs": [in_new_json(job_state=[])]}), "IndexError"),
-        (json.dumps({"jobs": [in_new_json(nodes=[])]}), r"\[\] is no text"),
-        (json.dumps({"jobs": [in_new_json(gres_detail=["gpu:1"])]}), "2 nodes and 1 lists"),
+        (json.dumps({"jobs": [in_new_json(nodes=[])]}), r"\[\]: expected a string"),
+        (
+            json.dumps({"jobs": [in_new_json(gres_detail=["gpu:1"])]}),
+            "1 lists of resources: expected 2",
+        ),
     ],
 )
 def test_what_is_no_json_of_slurm(text, problem):
@@ -243,11 +246,11 @@ def test_accounting_of_which_each_line_ends_in_a_separator():
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "1: JobID: is not in the header"),
-        (SACCT.replace("JobIDRaw|JobID|", "", 1), "1: JobID: is not in the header"),
-        (SACCT.replace("|UID", "", 1), "2: has 10 columns and not 9"),
-        (SACCT.replace("anna", "an|na"), "2: has 11 columns and not 10"),
-        (SACCT.replace("3386", "x"), "'x' is no id of a job"),
+        ("", "1: JobID: missing in the header"),
+        (SACCT.replace("JobIDRaw|JobID|", "", 1), "1: JobID: missing in the header"),
+        (SACCT.replace("|UID", "", 1), "2: 10 columns: expected 9"),
+        (SACCT.replace("anna", "an|na"), "2: 11 columns: expected 10"),
+        (SACCT.replace("3386", "x"), "'x': expected a job ID"),
     ],
 )
 def test_what_is_no_accounting(text, problem):

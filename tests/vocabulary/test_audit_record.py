@@ -62,18 +62,18 @@ def test_no_other_bytes_are_the_same_record(data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "problem"),
     [
-        (b'"tu":3', b'"tu":3.0', "canonical|no audit record"),
-        (b'"tu":3', b'"tu":9007199254740992', "no audit record"),
-        (b'"tu":3', b'"tu":-1', "no audit record"),
-        (b'"tu":3', b'"tu":3,"tu":3', "canonical"),
-        (b'"tu":3', b'"tu":3,"zz":1', "no audit record"),
-        (b'"pii":{},', b"", "canonical"),
+        (b'"tu":3', b'"tu":3.0', "invalid (encoding|audit record)"),
+        (b'"tu":3', b'"tu":9007199254740992', "invalid audit record"),
+        (b'"tu":3', b'"tu":-1', "invalid audit record"),
+        (b'"tu":3', b'"tu":3,"tu":3', "invalid encoding"),
+        (b'"tu":3', b'"tu":3,"zz":1', "invalid audit record"),
+        (b'"pii":{},', b"", "invalid encoding"),
         (b'"v":1', b'"v":2', "version 2"),
-        (b"access.denied", b"access.granted", "not known here"),
+        (b"access.denied", b"access.granted", "unknown audit record"),
         (b"1790000000000000000", b"01790000000000000000", "nanoseconds"),
         (b'"alice"', '"Ame\u0301lie"'.encode(), "NFC"),
-        (b'"route"', '"ro\u00fbte"'.encode(), "not ASCII"),
-        (b'"denied"', b'"\xff"', "no audit record"),
+        (b'"route"', '"ro\u00fbte"'.encode(), "expected ASCII"),
+        (b'"denied"', b'"\xff"', "invalid audit record"),
     ],
 )
 def test_what_is_no_record_is_refused(before: bytes, after: bytes, problem: str) -> None:
@@ -87,7 +87,7 @@ def test_what_has_no_encoding_is_refused_before_it_is_written() -> None:
     for data in ({"share": 0.5}, {"big": 2**53}, {"text": "\ud800"}, {"deep": {"a": {"b": 1}}}):
         with pytest.raises(RecordError):
             encode_audit_record(msgspec.structs.replace(PLAIN, data=data))
-    with pytest.raises(RecordError, match="refer by hash"):
+    with pytest.raises(RecordError, match="by its hash"):
         encode_audit_record(msgspec.structs.replace(PLAIN, data={"text": "x" * 40_000}))
 
 

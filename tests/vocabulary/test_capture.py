@@ -76,18 +76,18 @@ def test_a_damaged_line_is_named(directory: Path, line: str) -> None:
     timeline = directory / "timeline.jsonl"
     first, second = timeline.read_text().splitlines()
     timeline.write_text(f"{first}\n{line}\n{second}\n")
-    with pytest.raises(CaptureError, match=rf"{timeline}: line 2 is damaged"):
+    with pytest.raises(CaptureError, match=rf"{timeline}: damaged line 2"):
         read_capture(directory)
 
 
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"format = 2", "not of format 1"),
+        (b"format = 2", "expected 1"),
         (b"node = 'x'", "format"),
         (b"format = 1", "missing required field"),
-        (b"format = ", "no capture can be read"),
-        (b"\xff\xfe\0", "no capture can be read"),
+        (b"format = ", "cannot read"),
+        (b"\xff\xfe\0", "cannot read"),
     ],
 )
 def test_a_damaged_head_is_named(directory: Path, content: bytes, problem: str) -> None:

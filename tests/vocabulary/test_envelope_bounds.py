@@ -48,7 +48,7 @@ TOO_MUCH = {
     "fact": (with_event(WireEvent("e", 0, NODE, 1, 1, {"a": "x" * 4001})), "4001 characters"),
     "fact name": (with_event(WireEvent("e", 0, NODE, 1, 1, {"a" * 256: ""})), "256 characters"),
     "text": (with_event(WireEvent("e", 0, NODE, 1, 1, {str(n): "x" * 4000 for n in range(5)})),
-             "more than 16384 characters"),
+             "at most 16384 characters"),
     "event bytes": (with_event(WireEvent("e", 0, NODE, 1, 1, {"a": "x" * 40_000})), "bytes: expected"),
 }  # fmt: skip
 

@@ -96,7 +96,7 @@ def test_what_cannot_be_signed_is_refused(text: str) -> None:
 
 def test_a_name_with_a_space_or_plus_names_no_key() -> None:
     for name in ("", "a b", "a+b", "a\nb"):
-        with pytest.raises(NoteError, match="cannot name a key"):
+        with pytest.raises(NoteError, match="invalid name of a key"):
             SecretKey.generate(name)
 
 

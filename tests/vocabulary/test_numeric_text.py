@@ -35,7 +35,7 @@ def test_a_whole_number_is_below_its_limit(number: int, limit: int) -> None:
     if number < limit:
         assert parse_whole(str(number), limit) == number
         return
-    with pytest.raises(NumberError, match=f"no whole number below {limit}"):
+    with pytest.raises(NumberError, match=f"expected a whole number below {limit}"):
         parse_whole(str(number), limit)
 
 

@@ -109,19 +109,19 @@ def test_bytes_that_are_no_messagepack_are_refused(raw: bytes) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"RSF", b"RSF2" + BODY[4:], b"GET / HTTP/1.1\r\n"])
 def test_another_magic_is_refused(body: bytes) -> None:
-    with pytest.raises(wire.WireError, match="no envelope of frames"):
+    with pytest.raises(wire.WireError, match="an envelope of frames"):
         unpack(body, MOST)
 
 
 @pytest.mark.parametrize("tail", [b"\0", BODY[len(wire.MAGIC) :]])
 def test_bytes_behind_the_end_are_refused(tail: bytes) -> None:
-    with pytest.raises(wire.WireError, match="behind its end"):
+    with pytest.raises(wire.WireError, match="followed by other data"):
         unpack(BODY + tail, MOST)
 
 
 def test_another_version_is_named_even_when_its_shape_is_unknown() -> None:
     body = packed(msgspec.msgpack.encode({"version": 2, "batches": "another shape"}))
-    with pytest.raises(wire.WireVersionError, match="version 2, this program speaks 1"):
+    with pytest.raises(wire.WireVersionError, match="version 2: expected 1"):
         unpack(body, MOST)
 
 
@@ -132,19 +132,19 @@ def test_unknown_fields_are_ignored() -> None:
 
 def test_text_that_is_no_utf8_is_refused() -> None:
     raw = msgspec.msgpack.encode(HEAD | {"node": "ab"}).replace(b"\xa2ab", b"\xa2\xff\xfe")
-    with pytest.raises(wire.WireError, match="no envelope"):
+    with pytest.raises(wire.WireError, match="invalid envelope"):
         unpack(packed(raw), MOST)
 
 
 def test_endless_nesting_is_refused() -> None:
     raw = msgspec.msgpack.encode(HEAD | {"new": None}).replace(b"\xc0", b"\x91" * 99_999 + b"\xc0")
-    with pytest.raises(wire.WireError, match="no envelope"):
+    with pytest.raises(wire.WireError, match="invalid envelope"):
         unpack(packed(raw), MOST)
 
 
 def test_a_list_that_claims_billions_of_items_costs_nothing() -> None:
     raw = msgspec.msgpack.encode(HEAD | {"batches": None}).replace(b"\xc0", b"\xdd" + b"\xff" * 4)
-    assert peak_of_refusing(packed(raw), "no envelope") < MEBIBYTE
+    assert peak_of_refusing(packed(raw), "invalid envelope") < MEBIBYTE
 
 
 def test_a_bomb_is_not_decompressed() -> None:
@@ -152,7 +152,7 @@ def test_a_bomb_is_not_decompressed() -> None:
     blocks = [compressor.compress(bytes(MEBIBYTE)) for _ in range(256)]
     bomb = wire.MAGIC + b"".join(blocks) + compressor.flush()
     assert len(bomb) < MEBIBYTE
-    assert peak_of_refusing(bomb, f"more than {MOST} bytes") < 8 * MEBIBYTE
+    assert peak_of_refusing(bomb, f"at most {MOST} bytes") < 8 * MEBIBYTE
 
 
 def peak_of_refusing(body: bytes, match: str) -> int:
@@ -191,8 +191,8 @@ def test_a_schema_that_fits_no_catalog_is_refused(group: wire.WireGroup, message
 @pytest.mark.parametrize(
     ("entity", "message"),
     [
-        (wire.WireEntity("gpu", ()), "gpu needs"),
-        (wire.WireEntity("gpu", ("a", "b")), "gpu needs"),
+        (wire.WireEntity("gpu", ()), "gpu: invalid key"),
+        (wire.WireEntity("gpu", ("a", "b")), "gpu: invalid key"),
     ],
 )
 def test_an_entity_of_another_shape_is_refused(entity: wire.WireEntity, message: str) -> None:
@@ -211,7 +211,7 @@ def test_parts_that_contradict_each_other_are_refused(
     longer = msgspec.structs.replace(
         batch, **{part: getattr(batch, part) + bytes(width * batch.rows + 1)}
     )
-    with pytest.raises(wire.WireError, match="do not fit"):
+    with pytest.raises(wire.WireError, match="invalid lengths of its arrays"):
         sheets.check_batch(longer, width, batch.rows)
 
 
@@ -222,5 +222,5 @@ def test_parts_that_contradict_each_other_are_refused(
 )
 def test_a_batch_without_rows_clocks_or_sequence_is_refused(change: dict[str, object]) -> None:
     batch = unpack(BODY, MOST).batches[0]
-    with pytest.raises(wire.WireError, match="do not fit 3 columns"):
+    with pytest.raises(wire.WireError, match="expected those of 3 columns"):
         sheets.check_batch(msgspec.structs.replace(batch, **change), COLUMNS, MOST)

@@ -156,7 +156,7 @@ async def test_a_ledger_that_is_away_is_said_to_be(tmp_path: Path, path: str) ->
     away = f"sqlite:///{tmp_path}/nowhere/ledger.sqlite"
     async with served(tmp_path, ledger=False, url=away) as ask:
         status, content, _ = await ask(Credential("x", Role.FINANCE), path)
-        assert (status, content) == (503, "the ledger cannot be read now\n")
+        assert (status, content) == (503, "the ledger is unavailable\n")
 
 
 async def test_an_export_is_in_the_audit_log_with_its_hash(tmp_path: Path) -> None:
@@ -194,5 +194,5 @@ async def test_who_asks_much_at_once_waits_and_others_do_not() -> None:
     assert await reading.read(greedy, lambda: 4) == 4
     with pytest.raises(ValueError, match="x"):
         await reading.read(greedy, lambda: int("x"))
-    assert not reading._pending  # noqa: SLF001 - nothing is left of who asked
+    assert not reading._asked  # noqa: SLF001 - nothing is left of who asked
     reading.close()

@@ -46,7 +46,7 @@ untils = st.none() | st.integers(min_value=0, max_value=4_000_000_000)
     (f'x = {{ token = "{A}", max_rank = 4 }}', "invalid max_rank 4: expected 1 to 3"),
     (f'x = {{ token = "{A}", max_rank = true }}', "invalid max_rank True: expected 1 to 3"),
     (f'x = {{ token = "{A}", max_rank = "2" }}', "invalid max_rank '2': expected 1 to 3"),
-    (f'x = [{{ token = "{A}", max_rank = 2 }}, "{A}"]', "with two ends or two ranks"),
+    (f'x = [{{ token = "{A}", max_rank = 2 }}, "{A}"]', "expected one end and one rank"),
 ])  # fmt: skip
 def test_a_wrong_limit_of_authority_is_named(line: str, problem: str) -> None:
     with pytest.raises(TokensFileError) as caught:
@@ -90,28 +90,37 @@ def test_what_is_written_as_a_file_is_read_as_it_was(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[readers]\n", "unknown section 'readers'; known are nodes, operators"),
-        ("nodes = 1\n", r"\[nodes\] must be a section"),
-        ("[tenants]\nvision = 1\n", r"\[tenants.vision\] must be a section"),
-        (f'[tenants.""]\na = "{A}"\n', r"\[tenants.\]: '' is no name"),
-        ('[nodes]\n"" = "x"\n', "'' is no name"),
-        ('[nodes]\n"e\u0301" = "x"\n', "is no name: write printable text in Unicode's NFC"),
-        ('[nodes]\nn1 = "secret"\n', r"\[nodes\] n1 must be sha256:<64 hex digits>"),
-        (f'[nodes]\nn1 = "{A[:-1]}"\n', "must be sha256:<64 hex digits>"),
-        (f'[nodes]\nn1 = "{A}"\nn2 = "{A}"\n', "node/n1 and node/n2 share a token"),
+        ("[readers]\n", "unknown section 'readers': expected one of nodes, operators"),
+        ("nodes = 1\n", r"invalid \[nodes\]: expected a section"),
+        ("[tenants]\nvision = 1\n", r"invalid \[tenants.vision\]: expected a section"),
+        (f'[tenants.""]\na = "{A}"\n', r"\[tenants.\]: invalid name ''"),
+        ('[nodes]\n"" = "x"\n', "invalid name ''"),
+        ('[nodes]\n"e\u0301" = "x"\n', "expected printable text in Unicode NFC"),
+        (
+            '[nodes]\nn1 = "secret"\n',
+            r"\[nodes\] n1: invalid digest: expected sha256:<64 hex digits>",
+        ),
+        (f'[nodes]\nn1 = "{A[:-1]}"\n', "expected sha256:<64 hex digits>"),
+        (f'[nodes]\nn1 = "{A}"\nn2 = "{A}"\n', "duplicate token: node/n1 and node/n2"),
         (
             f'[nodes]\nn1 = "{A}"\n[operators]\nn1 = "{A}"\n',
-            "node/n1 and operator/n1 share a token",
+            "duplicate token: node/n1 and operator/n1",
         ),
-        (f'[nodes]\nn1 = ["{A}", {{ token = "{A}", until = 2027-01-01T00:00:00Z }}]\n', "two ends"),
-        (f'[nodes]\nn1 = {{ token = "{A}", unti = 1 }}\n', "must name a token, a certificate"),
-        (f'[nodes]\nn1 = {{ token = "{A}", certificate = "{B}" }}\n', "must name a token, a cert"),
-        ("[nodes]\nn1 = { until = 2027-01-01T00:00:00Z }\n", "must name a token"),
+        (
+            f'[nodes]\nn1 = ["{A}", {{ token = "{A}", until = 2027-01-01T00:00:00Z }}]\n',
+            "expected one end",
+        ),
+        (f'[nodes]\nn1 = {{ token = "{A}", unti = 1 }}\n', "expected one of token, certificate"),
+        (
+            f'[nodes]\nn1 = {{ token = "{A}", certificate = "{B}" }}\n',
+            "expected one of token, cert",
+        ),
+        ("[nodes]\nn1 = { until = 2027-01-01T00:00:00Z }\n", "expected one of token"),
         (f'[nodes]\nn1 = {{ token = "{A}", until = 2027-01-01 }}\n', "with an offset"),
         (f'[nodes]\nn1 = {{ token = "{A}", until = 2027-01-01T00:00:00 }}\n', "with an offset"),
-        ('[nodes]\nn1 = { common_name = "" }\n', "the common_name must be printable text"),
-        (f'[revoked]\nn1 = "{A}"\n', "holds certificates"),
-        ('[revoked]\ncertificates = ["x"]\n', "certificates must be sha256"),
+        ('[nodes]\nn1 = { common_name = "" }\n', "invalid common_name: expected printable text"),
+        (f'[revoked]\nn1 = "{A}"\n', "expected certificates"),
+        ('[revoked]\ncertificates = ["x"]\n', "certificates: invalid digest: expected sha256"),
         ("a = " + "[" * 100_000, "nested too deeply"),
     ],
 )
@@ -132,10 +141,12 @@ def test_any_time_of_the_calendar_is_an_end(until: str) -> None:
 
 
 def test_a_file_that_is_not_there_or_no_toml_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="does not exist: make one with `railscope collector"):
+    with pytest.raises(
+        SettingsError, match="does not exist; fix: create it with `railscope collector"
+    ):
         load_credentials(tmp_path / "none")
     (tmp_path / "bad").write_text("[")
-    with pytest.raises(SettingsError, match="no TOML"):
+    with pytest.raises(SettingsError, match="invalid TOML"):
         load_credentials(tmp_path / "bad")
 
 

@@ -195,7 +195,7 @@ def test_a_log_grows_as_its_proofs_say(tmp_path: Path) -> None:
 async def test_the_index_catches_up_by_itself_a_little_at_a_time(tmp_path: Path) -> None:
     await asyncio.to_thread(log_of, tmp_path, [of("vision", n) for n in range(60)])
     entries = SignedEntries(tmp_path, KEY.public, max_read=10, indexed_at_once=7)
-    with pytest.raises(IndexBehindError, match="50 records are still to be read"):
+    with pytest.raises(IndexBehindError, match="50 records are not indexed yet"):
         entries.page(EntrySelection(0, 100, "vision"))
     assert len(check(entries.page(EntrySelection(0, 100)))) == 60, "who reads all needs no index"
     task = asyncio.create_task(entries.run())
@@ -228,7 +228,7 @@ def test_a_claim_is_the_entry_of_the_tenant_that_its_owner_is(tmp_path: Path) ->
     settings = settings_in(tmp_path, tenants_file=str(tmp_path / "tenants.csv"))
     collector = Collector(settings)
     collector.files.refresh()
-    teller, tenant_of = Teller(), collector.audit.observed.tenant_of
+    teller, tenant_of = Teller(), collector.audit.event_recorder.tenant_of
     commitments = "commitment of {}".format
     found = {}
     for owner, tenant in (("ann", ""), ("bob", ""), ("eve", ""), ("ann", "red"), ("", "red")):

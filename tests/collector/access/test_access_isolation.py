@@ -161,7 +161,7 @@ class Cluster:
         elif shape == "claim":
             references = (f"slurm/n/{self._fact('audit')}/0/1",)
         elif shape == "other":
-            of, data = (one, "somebody else"), {"tenant": one, "other_claim": "slurm/n/1"}
+            of, data = (one, "another process"), {"tenant": one, "other_claim": "slurm/n/1"}
         data |= {"number": self._fact("audit", *of)}
         self.drafts.append(
             RecordDraft(

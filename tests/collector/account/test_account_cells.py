@@ -93,7 +93,7 @@ def test_cells_tell_time_amounts_and_quotas():
     ("row", "problem"),
     [
         ("alice,1,year,,2020-01-01T00:00:00Z,", "period of day or month"),
-        (",1,day,,2020-01-01T00:00:00Z,", "needs a tenant"),
+        (",1,day,,2020-01-01T00:00:00Z,", "expected a tenant"),
         ("alice,some,day,,2020-01-01T00:00:00Z,", "expected a decimal number"),
         ("alice,-1,day,,2020-01-01T00:00:00Z,", "at least 0"),
         ("alice,1/0,day,,2020-01-01T00:00:00Z,", "expected a decimal number"),

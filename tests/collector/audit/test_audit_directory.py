@@ -163,7 +163,7 @@ def test_a_journal_swapped_together_with_its_acknowledgement_is_found(
             for name in ("acknowledged", *more):
                 shutil.copy(copies / str(run) / name, directory / name)
             assert outcome(directory)[0] != VerifyOutcome.CONSISTENT, (run, more)
-            with pytest.raises(AuditError, match="not as it was left"):
+            with pytest.raises(AuditError, match="was altered"):
                 audit_log(directory).open()
 
 
@@ -201,7 +201,7 @@ def test_a_link_is_no_file_of_the_log(good: Path, tmp_path: Path) -> None:
     (directory / "tile/0/000").unlink()
     (directory / "tile/0/000").symlink_to(tmp_path / "elsewhere")
     found, problem = outcome(directory)
-    assert (found, "not a regular file" in problem) == (VerifyOutcome.ALTERED, True)
+    assert (found, "expected a regular file" in problem) == (VerifyOutcome.ALTERED, True)
 
 
 # What a crash may leave behind the journal's end -------------------------------------------------
@@ -266,7 +266,7 @@ def test_a_writer_does_not_go_on_from_a_damaged_statement(
     good: Path, tmp_path: Path, name: str, content: bytes | None
 ) -> None:
     directory = copied(good, tmp_path, name, content)
-    with pytest.raises(AuditError, match=f"not as it was left: .*/{name}"):
+    with pytest.raises(AuditError, match=f"was altered: .*/{name}"):
         audit_log(directory).open()
 
 
@@ -354,5 +354,5 @@ def test_an_upgrade_signs_nothing_where_records_are_missing(good: Path, tmp_path
     (tmp_path / "audit.key").write_text(KEY.secret_text())
     arguments = ["audit", "upgrade", str(directory), "--secret-key", str(tmp_path / "audit.key")]
     result = CliRunner().invoke(root, arguments)
-    assert (result.exit_code, "find out what was lost" in result.output) == (1, True)
+    assert (result.exit_code, "find the cause of the loss" in result.output) == (1, True)
     assert msgspec.json.decode((directory / "witnesses").read_bytes()) != {}

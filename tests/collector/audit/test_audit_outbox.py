@@ -188,7 +188,7 @@ async def test_a_database_that_is_away_is_said_and_tried_again(
         return answer
 
     async with begun(tmp_path / "log") as log:
-        drain = OutboxDrain(opened, log, poll_seconds=0.01, retry_seconds=0.01)
+        drain = OutboxDrain(opened, log, look_seconds=0.01, retry_seconds=0.01)
         task = asyncio.create_task(drain.run())
         while drain.problem or len(facts(log)) < 3:  # noqa: ASYNC110 - no event for tests
             await asyncio.sleep(0.01)
@@ -223,7 +223,7 @@ def test_the_same_again_changes_nothing_and_another_is_refused(database: Databas
     with database.transaction() as connection:
         assert count_unrecorded(connection) == 1
     with (
-        pytest.raises(OutboxError, match="something else is in the outbox"),
+        pytest.raises(OutboxError, match="already has a different record"),
         database.transaction(writes=True) as connection,
     ):
         put_record(connection, "fact/0", draft(1))
@@ -248,7 +248,7 @@ def test_what_the_log_would_refuse_does_not_get_in(database: Database) -> None:
             put_record(connection, "fact", one)
     for id_ in ("", "two words", "x" * 201, "ä"):
         with (
-            pytest.raises(OutboxError, match="is no id"),
+            pytest.raises(OutboxError, match="invalid ID"),
             database.transaction(writes=True) as connection,
         ):
             put_record(connection, id_, draft(1))

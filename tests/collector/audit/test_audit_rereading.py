@@ -59,7 +59,7 @@ async def test_what_was_altered_is_found_and_said_and_the_age_grows(directory: P
         await one.read()
     assert (one.whole, one.age_seconds) == (False, 1.0)
     (said,) = logs
-    assert (said["event"], said["outcome"]) == ("audit_log_not_verified", "altered")
+    assert (said["event"], said["outcome"]) == ("audit_verification_failed", "altered")
 
 
 async def test_what_cannot_be_read_is_neither_whole_nor_altered(

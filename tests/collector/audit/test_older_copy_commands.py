@@ -83,7 +83,7 @@ def test_a_command_writes_nothing_into_an_older_copy(
     before = charges(state / FILE)
     result = run(state, *command, ledger=state / FILE if named else None)
     assert result.exit_code == 1, result.output
-    assert "it lacks head 3, which was recorded; fix: restore the newest database" in result.output
+    assert "recorded head 3 is missing; fix: restore the newest database" in result.output
     assert charges(state / FILE) == before
     listed = run(state, "bill", "list")
     assert listed.exit_code == 0, listed.output

@@ -99,7 +99,7 @@ def test_computing_again_gives_the_same_whatever_came_since(ledger):
 
 def test_a_period_that_is_not_over_is_refused(ledger):
     books = opened(ledger, ALL)
-    with pytest.raises(ClosingError, match="can be closed from 2024-10-10T00:00:00Z on"):
+    with pytest.raises(ClosingError, match="yet: expected 2024-10-10T00:00:00Z or later"):
         books.close(ONE, BillingActor(BOSS, after(ONE).now_ns - 1))
     assert books.store.closings() == []
 
@@ -107,10 +107,10 @@ def test_a_period_that_is_not_over_is_refused(ledger):
 def test_periods_follow_one_another(ledger):
     books = opened(ledger, ALL)
     books.close(ONE, after(ONE))
-    with pytest.raises(ClosingError, match="next period to close starts at 2024-10-07T00"):
+    with pytest.raises(ClosingError, match="expected the start 2024-10-07T00"):
         books.close(THREE, after(THREE))
     overlapping = Period(ONE.end_ns - DAY_NS, TWO.end_ns)
-    with pytest.raises(ClosingError, match=r"overlaps 2024-10-04\.\.2024-10-06, which is closed"):
+    with pytest.raises(ClosingError, match=r"overlaps the closed period 2024-10-04\.\.2024-10-06"):
         books.close(overlapping, after(TWO))
 
 
@@ -125,7 +125,7 @@ def test_days_that_lack_are_named_and_can_be_left_out(ledger):
     meter(ledger, world(ALL.known["GPU-1"]), Period(START, START + DAY_NS))
     books = BillingBooks.of(ledger, ALL)
     administration.publish(books, PRICES, "p", after(ONE))
-    lacking = r"lacks 1 GPU-day \(GPU-1 on 2024-10-06\)\. Wait for them, or close with --prov"
+    lacking = r"missing in the ledger: 1 GPU-day \(GPU-1 on 2024-10-06\); fix: wait for them, or close with --prov"
     with pytest.raises(ClosingError, match=lacking):
         books.close(ONE, after(ONE))
     assert books.store.closings() == []
@@ -244,7 +244,7 @@ def test_an_invoice_is_not_replaced_while_a_later_period_is_closed(ledger):
     (green, _) = books.close(ONE, after(ONE)).invoices
     others = [lambda: books.close(TWO, after(TWO))]
     overtaken = BillingBooks(ledger, Overtaken(ledger.database, others))
-    with pytest.raises(ClosingError, match="somebody else billed at this moment"):
+    with pytest.raises(ClosingError, match="another process billed at the same time"):
         administration.replace(overtaken, green.invoice_id, "wrong", after(TWO))
     assert [one.period for one in books.store.closings()] == [ONE, TWO]
 
@@ -279,9 +279,9 @@ def test_a_closing_that_is_killed_leaves_nothing(url, ledger, request, dies):
 
 def test_a_ledger_that_is_not_there_is_not_made(tmp_path):
     file = tmp_path / "ledger.sqlite"
-    with pytest.raises(LedgerError, match="there is no ledger in sqlite:"):
+    with pytest.raises(LedgerError, match="no ledger in sqlite:"):
         Ledger.open(f"sqlite:///{file}", metadata, make=False)
     assert not file.exists()
     file.touch()
-    with pytest.raises(LedgerError, match="there is no ledger in sqlite:"):
+    with pytest.raises(LedgerError, match="no ledger in sqlite:"):
         Ledger.open(f"sqlite:///{file}", metadata, make=False)

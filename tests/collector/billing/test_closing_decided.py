@@ -119,7 +119,7 @@ def test_an_invoice_that_was_altered_behind_the_triggers_is_noticed(ledger):
     with ledger.database.transaction(writes=True) as connection:
         connection.execute(text(drop[connection.dialect.name]))
         connection.execute(text("UPDATE billing_charge SET amount_minor = amount_minor - 1"))
-    with pytest.raises(LedgerError, match=r"was altered: inv-\w+ is not what was issued"):
+    with pytest.raises(LedgerError, match=r"was altered: inv-\w+ does not match what was issued"):
         books.store.invoices()
 
 
@@ -145,9 +145,9 @@ def test_a_void_invoice_is_billed_by_the_next_closing(ledger):
     administration.void(books, red.invoice_id, "sent to the wrong person", after(ONE))
     assert exact(books.store.invoices()) == {"green": before["green"]}
     assert "VOID: sent to the wrong person" in read_statement(books, "red", ONE).marks[0]
-    with pytest.raises(ClosingError, match="is void already"):
+    with pytest.raises(ClosingError, match="already void"):
         administration.void(books, red.invoice_id, "again", after(ONE))
-    with pytest.raises(ClosingError, match="there is no invoice inv-0"):
+    with pytest.raises(ClosingError, match="unknown invoice inv-0"):
         administration.void(books, "inv-0", "again", after(ONE))
     later = books.close(TWO, after(TWO))
     assert later.closing.corrected == (ONE,)
@@ -181,7 +181,7 @@ def test_an_invoice_is_replaced_by_what_is_known_now(ledger):
     books.close(TWO, after(TWO))
     owed = exact(books.store.invoices())
     assert owed == {"red": 45 * rate - 5, "green": 58 * rate}
-    with pytest.raises(ClosingError, match="is closed since then, so it cannot be replaced"):
+    with pytest.raises(ClosingError, match="was closed after it"):
         administration.replace(books, fresh.invoice_id, "again", after(TWO))
 
 
@@ -190,7 +190,7 @@ def test_credits_and_adjustments_are_billed_once(ledger):
     given = credit_charge("red", Fraction("12.5"), ONE, "power cut")
     assert administration.record(books, given, after(ONE), force=True) == (True, "EUR")
     assert administration.record(books, given, after(TWO)) == (False, "EUR")
-    with pytest.raises(ClosingError, match="tenant 'nobody' is not known"):
+    with pytest.raises(ClosingError, match="unknown tenant 'nobody'"):
         administration.record(books, adjustment_charge("nobody", Fraction(1), ONE, "x"), after(ONE))
     closed = books.close(ONE, after(ONE))
     administration.record(books, adjustment_charge("red", Fraction(3), ONE, "phone"), after(ONE))
@@ -242,7 +242,7 @@ def test_who_changes_things_all_the_time_keeps_a_period_open(ledger):
             administration.record(books, credits_.pop(), after(ONE), force=True)
             return super().gpus(start_ns, end_ns)
 
-    with pytest.raises(ClosingError, match="somebody else changes prices, voids or closes all"):
+    with pytest.raises(ClosingError, match="prices, invoices or closings keep changing"):
         BillingBooks.of(ledger, Always(ALL.known)).close(ONE, after(ONE))
     assert books.store.closings() == []
 
@@ -254,10 +254,10 @@ def test_prices_change_only_what_is_not_closed(ledger):
     books.close(ONE, after(ONE))
     dearer = PRICES.replace("version = 1", "version = 2", 1)
     dearer = dearer.replace("published = 2024-01-01", "published = 2024-10-06")
-    with pytest.raises(PriceBookError, match="all up to 2024-10-07T00:00:00Z is closed"):
+    with pytest.raises(PriceBookError, match="expected at least 2024-10-07T00:00:00Z"):
         administration.publish(books, dearer, "p", after(ONE))
     changed = PRICES.replace("2_490", "2_500")
-    with pytest.raises(PriceBookError, match="version 1 does not follow version 1"):
+    with pytest.raises(PriceBookError, match="version 1: expected a later version and publication"):
         administration.publish(books, changed, "p", after(ONE))
     fine = dearer.replace("published = 2024-10-06", "published = 2024-10-07")
     assert administration.publish(books, fine, "p", after(ONE))[1]
@@ -297,7 +297,7 @@ def test_reservations_and_what_nobody_saw(ledger):
     reviews = books.store.reviews(closed.closing.number)
     (time,) = [one for one in reviews if one.tenant == "green"]
     assert (time.start_ns, time.end_ns) == (GREEN.start_ns, ONE.end_ns)
-    assert time.reason == "inferred over a silence of more than 1 h"
+    assert time.reason == "inferred over a gap of more than 1 h"
 
 
 def test_a_silence_is_as_long_as_it_was_whatever_the_gpu_was_kept_for_meanwhile(ledger):
@@ -310,4 +310,4 @@ def test_a_silence_is_as_long_as_it_was_whatever_the_gpu_was_kept_for_meanwhile(
     closed = books.close(ONE, after(ONE))
     times = [one for one in books.store.reviews(closed.closing.number) if one.tenant == "red"]
     assert [(one.start_ns, one.end_ns) for one in times] == [(hours(10), hours(10.5))]
-    assert times[0].reason == "inferred over a silence of more than 1 h"
+    assert times[0].reason == "inferred over a gap of more than 1 h"

@@ -139,7 +139,7 @@ def test_parquet_has_exact_types_and_groups():
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"InvoiceId\r\n"])
 def test_what_is_no_parquet_is_refused(content):
-    with pytest.raises(FocusParquetError, match="no Parquet"):
+    with pytest.raises(FocusParquetError, match="invalid Parquet"):
         list(read_parquet(io.BytesIO(content)))
 
 
@@ -255,7 +255,7 @@ def test_nothing_is_overwritten_unless_asked(months: InvoiceSequence, tmp_path: 
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     (tmp_path / "focus-1.2.csv").unlink()
     told: list[object] = []
-    with pytest.raises(StagingError, match=r"focus-1\.2\.parquet is there already"):
+    with pytest.raises(StagingError, match=r"focus-1\.2\.parquet already exists"):
         export_invoices(months, ORDER, tmp_path, record=told.append)
     assert told == []
     left = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -311,7 +311,7 @@ def test_files_get_their_names_together_or_not_at_all(tmp_path: Path):
         for name in ("a", "b", "c"):
             files.create(name).write(b"ours")
         (tmp_path / "b").write_text("theirs")
-        with pytest.raises(StagingError, match="is there already"):
+        with pytest.raises(StagingError, match="already exists"):
             files.publish()
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"b": "theirs"}
 

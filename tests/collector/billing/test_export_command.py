@@ -77,7 +77,7 @@ def test_a_month_is_written_with_its_totals(url: str, tmp_path: Path):
     assert sum(Fraction(row["BilledCost"]) for row in rows) == Fraction("9169.09")
     again = run(url, tmp_path / "out", "--period", "2026-09")
     assert again.exit_code == 1
-    assert "is there already" in again.output
+    assert "already exists" in again.output
     forced = run(url, tmp_path / "out", "--period", "2026-09", "--force")
     assert forced.exit_code == 0
 
@@ -168,7 +168,7 @@ def test_the_checkpoint_of_the_audit_log_is_in_every_row(url: str, tmp_path: Pat
     wrong = run(url, tmp_path / "none", "--audit", str(log))
     assert (wrong.exit_code, wrong.output) == (
         1,
-        "Error: no checkpoint of an audit log: 'nonsense'\n",
+        "Error: invalid checkpoint of an audit log: 'nonsense'\n",
     )
     (log / "checkpoint").unlink()
     assert "checkpoint" in run(url, tmp_path / "none", "--audit", str(log)).output
@@ -189,7 +189,7 @@ def test_a_file_says_who_bills_and_who_pays(url: str, tmp_path: Path):
     sellers.write_text(SELLER.partition("[tenant.vision]")[0])
     wrong = run(url, tmp_path / "none", "--seller", str(sellers))
     assert wrong.exit_code == 1
-    assert "no account pays for tenant vision" in wrong.output
+    assert "unknown billing account of tenant vision" in wrong.output
     assert list((tmp_path / "none").iterdir()) == []
     sellers.write_text("provider = 1")
     assert f"{sellers}: " in run(url, tmp_path / "none", "--seller", str(sellers)).output
@@ -198,9 +198,9 @@ def test_a_file_says_who_bills_and_who_pays(url: str, tmp_path: Path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--format", "csv,xml"], "with commas"),
-        (["--format", ""], "with commas"),
-        (["--period", "October"], "is no period"),
+        (["--format", "csv,xml"], "separated by commas"),
+        (["--format", ""], "separated by commas"),
+        (["--period", "October"], "invalid period"),
         (["--focus", "1.4"], "1.4"),
     ],
 )
@@ -213,7 +213,7 @@ def test_what_cannot_be_asked_for_is_said(url: str, tmp_path: Path, options: lis
 def test_a_month_without_invoices_is_said_to_be_empty(url: str, tmp_path: Path):
     result = run(url, tmp_path, "--period", "2027-01", "--format", "csv")
     assert result.exit_code == 0
-    assert "no invoice was issued" in result.output.splitlines()
+    assert "no invoice is issued" in result.output.splitlines()
     assert rows_of(tmp_path / "focus-1.2-2027-01.csv") == []
 
 

@@ -220,9 +220,9 @@ def test_rows_lead_to_the_record_of_their_invoice():
 
 def test_only_issued_invoices_of_known_accounts_are_exported():
     invoice = draft_invoice([], "team-a", MONTH, "EUR")
-    with pytest.raises(InvoiceError, match="is draft"):
+    with pytest.raises(InvoiceError, match="status draft"):
         invoice_rows(invoice, SELLER)
-    with pytest.raises(InvoiceError, match="no account"):
+    with pytest.raises(InvoiceError, match="unknown billing account"):
         invoice_rows(issue_invoice(invoice, DUE_NS), replace(SELLER, accounts={}))
 
 
@@ -317,10 +317,10 @@ def test_csv_as_it_stands():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("BilledCost\r\n1.5\r\n", "line 2, BilledCost: '1.5' is no number with 12 decimals"),
-        ("BilledCost\r\n1e3\r\n", "no number"),
-        ("BilledCost,InvoiceId\r\n1.000000000000\r\n", "line 2: 1 cells under 2 columns"),
-        ("ChargePeriodStart\r\nyesterday\r\n", "'yesterday' is no time"),
+        ("BilledCost\r\n1.5\r\n", "line 2, BilledCost: '1.5': expected a number with 12 decimals"),
+        ("BilledCost\r\n1e3\r\n", "expected a number"),
+        ("BilledCost,InvoiceId\r\n1.000000000000\r\n", "line 2: 1 cells: expected 2"),
+        ("ChargePeriodStart\r\nyesterday\r\n", "'yesterday': expected a time"),
         ('InvoiceId\r\n"open', "line 2"),
     ],
 )
@@ -344,5 +344,5 @@ def test_any_decimal_of_38_digits_is_spelled_exactly(counted):
 def test_what_does_not_fit_is_an_error():
     with pytest.raises(OverflowError, match="38 digits"):
         round_decimal(Fraction(10**26))
-    with pytest.raises(ValueError, match="more than 12 decimals"):
+    with pytest.raises(ValueError, match="at most 12 decimals"):
         format_number(Fraction(1, 3))

@@ -61,9 +61,9 @@ def test_credits_and_adjustments_are_lines():
         adjustment_charge("team-a", Fraction(1, 10), MONTH, "Reading by hand"),
     ]
     assert draft_invoice(charges, "team-a", MONTH, "EUR").total_minor == 100 - 25 + 10
-    with pytest.raises(ValueError, match="is positive"):
+    with pytest.raises(ValueError, match="expected a positive amount"):
         credit_charge("team-a", Fraction(-1), MONTH, "Backwards")
-    with pytest.raises(ValueError, match="what it is for"):
+    with pytest.raises(ValueError, match="expected a reason"):
         adjustment_charge("team-a", Fraction(1), MONTH, "")
 
 
@@ -110,7 +110,7 @@ def test_only_a_draft_is_issued():
     assert (issued.status, issued.issued_ns, issued.audit_seq) == (InvoiceStatus.ISSUED, DUE_NS, 7)
     assert issued.content_hash == invoice.content_hash
     for one in (issued, replace(issued, status=InvoiceStatus.VOID)):
-        with pytest.raises(InvoiceError, match="cannot be"):
+        with pytest.raises(InvoiceError, match=r"cannot (issue|void)"):
             issue_invoice(one, DUE_NS)
 
 
@@ -125,5 +125,5 @@ def test_charges_of_others_and_of_another_period_are_refused():
         draft_invoice([charge], "team-b", MONTH, "EUR")
     with pytest.raises(InvoiceError, match="another period"):
         draft_invoice([charge], "team-a", Period(DAY_NS, 2 * DAY_NS), "EUR")
-    with pytest.raises(InvoiceError, match="on it twice"):
+    with pytest.raises(InvoiceError, match="duplicate charge"):
         draft_invoice([charge, charge], "team-a", MONTH, "EUR")

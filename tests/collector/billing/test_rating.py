@@ -121,7 +121,7 @@ def test_energy_that_is_not_known_is_for_review_and_not_zero():
     prices = book(price(EUR), price(EUR, tariff=Tariff.ENERGY, unit=PriceUnit.KILOWATT_HOURS))
     rating = rate([usage(0, HOUR_NS, energy_millijoules=Absent.ERROR)], prices, MONTH)
     assert shown(rating) == [("usage", "1")]
-    assert [review.reason for review in rating.reviews] == ["its energy is not known: error"]
+    assert [review.reason for review in rating.reviews] == ["its energy is unknown: error"]
 
 
 def test_an_unused_reservation_has_its_own_price():
@@ -202,7 +202,7 @@ def test_a_silence_is_judged_whole_over_midnight_claims_and_the_end_of_the_perio
     prices = book(price(EUR))
     assert len(rate([first, seen], prices, MONTH).charges) == 1
     (review,) = rate([first, then], prices, MONTH).reviews
-    assert (review.usage, review.reason) == (first, "inferred over a silence of more than 1 h")
+    assert (review.usage, review.reason) == (first, "inferred over a gap of more than 1 h")
 
 
 def test_a_usage_tariff_bills_only_what_was_seen():
@@ -226,9 +226,9 @@ def test_unclaimed_use_is_for_review():
 @pytest.mark.parametrize(
     ("lacking", "said"),
     [
-        ({"tenant": ""}, "its tenant is not known"),
-        ({"sku": ""}, "the model of the GPU is not known, so it has no price"),
-        ({"tenant": "", "state": SlotState.RESERVED}, "its tenant is not known"),
+        ({"tenant": ""}, "its tenant is unknown"),
+        ({"sku": ""}, "the model of the GPU is unknown, so it has no price"),
+        ({"tenant": "", "state": SlotState.RESERVED}, "its tenant is unknown"),
     ],
 )
 def test_what_nobody_can_be_billed_for_is_for_review(lacking, said):

@@ -195,9 +195,7 @@ def test_what_nobody_saw_is_reported_and_no_difference(ledger: Ledger) -> None:
 
 def test_energy_that_nobody_counted_waits_for_a_decision(ledger: Ledger) -> None:
     books = closed(ledger, world(without_counter(gpu("GPU-0", RED))))
-    assert {one.reason for one in books.store.reviews(1)} == {
-        "its energy is not known: unsupported"
-    }
+    assert {one.reason for one in books.store.reviews(1)} == {"its energy is unknown: unsupported"}
     assert rules(reconcile_period(books, ONE, SELLER)) == set()
 
 

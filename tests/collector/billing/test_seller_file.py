@@ -44,7 +44,7 @@ def test_little_is_enough():
     ("text", "said"),
     [
         ("", "provider"),
-        ("provider = ", "no TOML"),
+        ("provider = ", "invalid TOML"),
         ('provider = ""', "length"),
         ('provider = "P"\nissuer = "Q"', "issuer"),
         ('provider = "P"\n[region]\nid = "r"', "name"),

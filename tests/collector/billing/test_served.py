@@ -63,7 +63,7 @@ def test_statements_come_in_their_forms(served):
 
 def test_what_cannot_be_made_is_one_error(served, tmp_path: Path):
     nobody_pays = replace(served, seller=lambda _tenants: replace(billing_demo.SELLER, accounts={}))
-    with pytest.raises(BillingUnavailableError, match="no account pays"):
+    with pytest.raises(BillingUnavailableError, match="unknown billing account"):
         nobody_pays.export("vision", "2026-09", "csv")
     ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite", metadata)
     gone = replace(served, books=BillingBooks.of(ledger))

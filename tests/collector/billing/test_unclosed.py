@@ -150,7 +150,7 @@ def test_a_correction_that_leaves_time_undecided_is_on_the_next_statement(ledger
         (hours(10), hours(60))
     ]
     assert sum(one.gpu_hours for one in found.undecided) == 50
-    assert "50.000000 GPU-hours: inferred over a silence" in as_text(found)
+    assert "50.000000 GPU-hours: inferred over a gap" in as_text(found)
     assert {one.tenant for one in books.store.reviews(closed.closing.number)} == {"red"}
     after_it = read_listing(books)
     assert sum(one.gpu_hours for _, one in after_it.undecided) == 50
@@ -191,7 +191,7 @@ def test_undecided_energy_is_not_counted_as_time(ledger):
     books.close(ONE, after(ONE))
     assert exact(books.store.invoices())["red"] == 55 * Fraction("2.49")
     found = read_statement(books, "red", ONE).undecided
-    assert {one.reason for one in found} == {"its energy is not known: unsupported"}
+    assert {one.reason for one in found} == {"its energy is unknown: unsupported"}
     assert sum(one.gpu_hours for one in found) == 0
 
 
@@ -261,7 +261,7 @@ def test_a_credit_is_at_most_what_was_invoiced(ledger):
     books = opened(ledger, ALL)
     closed = books.close(ONE, after(ONE))
     (red,) = [one.payable for one in closed.invoices if one.tenant == "red"]
-    with pytest.raises(ClosingError, match=r"expected at most 145\.4\d+, what is invoiced"):
+    with pytest.raises(ClosingError, match=r"expected at most 145\.4\d+, the invoiced amount"):
         administration.record(books, credit_charge("red", red + 1, ONE, "x"), after(ONE))
     with pytest.raises(ClosingError, match="or use --force"):
         administration.record(books, adjustment_charge("red", -red - 1, ONE, "x"), after(ONE))
@@ -331,7 +331,7 @@ def test_the_commands_list_and_open(tmp_path):
         return result.output
 
     assert run("opening", "2024-10-04", "--reason", "start") == (
-        "opening date: 2024-10-04; nothing before it is billed\n"
+        "opening date: 2024-10-04; earlier days are not billed\n"
     )
     printed = run("list").splitlines()
     assert printed[0] == "opening date: 2024-10-04 (start)"

@@ -99,9 +99,9 @@ def test_a_checkpoint_that_is_damaged_or_cut_off_is_refused(data):
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"a checkpoint of another time", "of another version of the collector"),
-        (MAGIC, "no beginning or no end"),
-        (MAGIC + b"12345", "the part at byte 23 cannot be read"),
+        (b"a checkpoint of another time", "expected a checkpoint of this version of the collector"),
+        (MAGIC, "missing beginning or end"),
+        (MAGIC + b"12345", "cannot read the part at byte 23"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(content: bytes, problem: str):

@@ -28,20 +28,23 @@ def test_a_file_of_claims():
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "header must be tenant,holds,from,to"),
-        ("who,what\n", "header must be"),
-        ("tenant,holds,from,to\na,b,2026-01-01T00:00:00Z\n", "line 2: needs"),
-        ("tenant,holds,from,to\n,b,2026-01-01T00:00:00Z,\n", "line 2: needs"),
+        ("", "invalid header: expected tenant,holds,from,to"),
+        ("who,what\n", "invalid header: expected"),
+        ("tenant,holds,from,to\na,b,2026-01-01T00:00:00Z\n", "line 2: .*expected"),
+        ("tenant,holds,from,to\n,b,2026-01-01T00:00:00Z,\n", "line 2: .*expected"),
         ("tenant,holds,from,to\na,b,yesterday,\n", "line 2: invalid time 'yesterday'"),
         ("tenant,holds,from,to\na,b,2026-01-01T00:00:00,\n", "expected RFC 3339 with an offset"),
         ("tenant,holds,from,to\na\0,b,2026-01-01T00:00:00Z,\n", "NUL"),
-        ("tenant,holds,from,to\na,b,2026-01-02T00:00:00Z,2026-01-01T00:00:00Z\n", "ends before"),
+        (
+            "tenant,holds,from,to\na,b,2026-01-02T00:00:00Z,2026-01-01T00:00:00Z\n",
+            "expected an end after",
+        ),
         (
             "# one\ntenant,holds,from,to\n\n# two\na,b,yesterday,\n",
             "line 5: invalid time 'yesterday'",
         ),
         ("# one\r\ntenant,holds,from,to\r\na,b,yesterday,\r\n", "line 3: invalid time 'yesterday'"),
-        ("# one\nwho,what\n", "line 2: the header"),
+        ("# one\nwho,what\n", "line 2: invalid header"),
         ('tenant,holds,from,to\na,"b,2026-01-01T00:00:00Z,\n', "line 2: unexpected end"),
         ('tenant,holds,from,to\n#\na,"' + "b" * 140_000 + "\n", "line 3: field larger than"),
     ],
@@ -63,7 +66,7 @@ def test_a_broken_file_leaves_the_last_good_claims_in_force(tmp_path: Path):
         watched.refresh()
     assert not watched.valid
     assert "gpu-node-1" in watched.content.by_target
-    assert [line["event"] for line in logs] == ["claims_refused"], "said once"
+    assert [line["event"] for line in logs] == ["claims_file_rejected"], "logged once"
     assert "line 3" in logs[0]["problem"]
     path.write_text(GOOD.replace("vision", "speech"))
     watched.refresh()
@@ -132,7 +135,7 @@ def test_tenants_that_overlap_are_named_when_a_file_is_read(tmp_path: Path):
     with capture_logs() as logs:
         watched.refresh()
         watched.refresh()
-    said = [line for line in logs if line["event"] == "claims_overlap"]
+    said = [line for line in logs if line["event"] == "claims_overlapped"]
     assert [(line["holds"], line["earlier"], line["later"]) for line in said] == [
         (f"n{i}", "a", "b") for i in range(10)
     ]

@@ -151,7 +151,7 @@ async def test_while_the_database_is_away_nothing_is_lost_and_it_is_said_once(ma
         site.now = LATER
         assert await site.settler.attempt()
     said = [line["event"] for line in logs if line["log_level"] == "error"]
-    assert said == ["evidence_not_stored"]
+    assert said == ["evidence_write_failed"]
     assert hours(site)["observed", "alice"] == 12
 
 

@@ -200,5 +200,5 @@ def test_trouble_is_said_in_the_log(core: CollectorState):
         node = Reporter(skew=7200)
         accept(core, node.told(gpus_of("GPU-0"), range(0, 101, 10)))
     assert [
-        (line["kind"], line["node"]) for line in logs if line["event"] == "evidence_trouble"
+        (line["kind"], line["node"]) for line in logs if line["event"] == "evidence_problem_found"
     ] == [("quarantine", "n1")]

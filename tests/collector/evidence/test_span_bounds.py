@@ -33,7 +33,7 @@ def scattered(names: list[str], count: int, node: str = "n1", first: int = 0) ->
 
 
 def held(book: EvidenceBook, gpu: str, node: str = "n1") -> int:
-    """Stretches in memory of a GPU in a node."""
+    """Stretches in memory of one GPU in a node."""
     found = book.gpus[gpu].presences.values()
     return sum(len(one.spans) for one in found if one.node == node)
 
@@ -79,7 +79,7 @@ def test_a_node_has_a_bound_over_all_of_its_gpus():
         name = f"GPU-{number}"
         assert not counts.beyond("n1", name, MAX_OF_A_GPU)
         counts.add("n1", name, MAX_OF_A_GPU)
-        assert "of a GPU" in counts.beyond("n1", name, 1)
+        assert "of one GPU" in counts.beyond("n1", name, 1)
     assert "of one node" in counts.beyond("n1", "GPU-99", 1)
     assert not counts.beyond("n1", "GPU-99", 0), "what only goes on is kept"
     assert not counts.beyond("n2", "GPU-0", MAX_OF_A_GPU)

@@ -41,11 +41,20 @@ def test_what_a_node_must_show_and_from_when_to_when():
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "line 1: the header must be node,gpus,rdma_ports,from,to"),
-        (HEAD + "n1,8,2026-01-01T00:00:00Z,\n", "line 2: needs node,gpus,rdma_ports,from,to"),
-        (HEAD + ",8,8,2026-01-01T00:00:00Z,\n", "line 2, node: it is empty"),
-        (HEAD + "n1,eight,8,2026-01-01T00:00:00Z,\n", "line 2, gpus: 'eight' is no whole number"),
-        (HEAD + "n1,8,-1,2026-01-01T00:00:00Z,\n", "line 2, rdma_ports: '-1' is no whole number"),
+        ("", "line 1: invalid header: expected node,gpus,rdma_ports,from,to"),
+        (
+            HEAD + "n1,8,2026-01-01T00:00:00Z,\n",
+            "line 2: .*: expected node,gpus,rdma_ports,from,to",
+        ),
+        (HEAD + ",8,8,2026-01-01T00:00:00Z,\n", "line 2: empty node"),
+        (
+            HEAD + "n1,eight,8,2026-01-01T00:00:00Z,\n",
+            "line 2, gpus: 'eight': expected a whole number",
+        ),
+        (
+            HEAD + "n1,8,-1,2026-01-01T00:00:00Z,\n",
+            "line 2, rdma_ports: '-1': expected a whole number",
+        ),
         (HEAD + "n1,8,10001,2026-01-01T00:00:00Z,\n", "line 2, rdma_ports: '10001'"),
         (HEAD + "n1,\u0668,8,2026-01-01T00:00:00Z,\n", "line 2, gpus:"),
         (HEAD + "n1,8,8,today,\n", "line 2, from: invalid time 'today'"),
@@ -53,11 +62,11 @@ def test_what_a_node_must_show_and_from_when_to_when():
             HEAD + "# rack 7\nn1,8,8,2026-01-01T00:00:00Z,never\n",
             "line 3, to: invalid time 'never'",
         ),
-        (HEAD + "n1,8,8,2026-01-01T00:00:00Z,2026-01-01T00:00:00Z\n", "line 2, to: it ends before"),
+        (HEAD + "n1,8,8,2026-01-01T00:00:00Z,2026-01-01T00:00:00Z\n", "line 2, to: invalid span"),
         (HEAD + "n1,8,8,2026-01-01T00:00:00,\n", "line 2, from: invalid time .* with an offset"),
         (
             HEAD + "n1,8,8,2026-01-01T00:00:00Z,\nn1,4,4,2026-01-01T01:00:00+01:00,\n",
-            "line 3: another row of n1 begins at the same instant",
+            "line 3: duplicate row of n1",
         ),
     ],
 )

@@ -138,8 +138,8 @@ def test_a_difference_from_the_books_is_named_and_fails(cluster):
     assert found.exit_code == 1
     differing = [line for line in found.stdout.splitlines() if line.startswith("  job ")]
     assert [line.split()[1] for line in differing] == ["2", "5", "6"]
-    assert "in the ledger and not in the books" in differing[0]
-    assert "in the books and not in the ledger" in differing[2]
+    assert "in the ledger and not in the scheduler's records" in differing[0]
+    assert "in the scheduler's records and not in the ledger" in differing[2]
 
 
 def test_months_follow_one_another_and_a_gpu_that_no_list_names_is_not_idled(cluster):
@@ -148,7 +148,7 @@ def test_months_follow_one_another_and_a_gpu_that_no_list_names_is_not_idled(clu
     january = cluster.imported(later, "2026-01")
     assert january.exit_code == 0, january.output
     # Only the jobs that run on have GPUs in January: nothing is said of the others.
-    assert january.stdout.splitlines()[-1] == f"ledger: {3 * 31} GPU-days written, 0 were there"
+    assert january.stdout.splitlines()[-1] == f"ledger: {3 * 31} GPU-days written, 0 unchanged"
     cluster.publish()
     for period in ("2025-12", "2026-01"):
         closed = cluster.bill("close", period)

@@ -98,31 +98,31 @@ def test_a_difference_in_words(ledger, tmp_path):
     )
     found = books(tmp_path).against(ledger, DAY, 15 * S)
     assert list(comparison_text(found)) == [
-        "R3: 1 job of the scheduler's books, 2 tenants",
+        "R3: 1 job of the scheduler's records, 2 tenants",
         (
-            "  physics: ledger 0:02:40, books 0:01:40, difference 0:01:00 of 0:00:30 allowed,"
+            "  physics: ledger 0:02:40, scheduler 0:01:40, difference 0:01:00 of 0:00:30 allowed,"
             " MORE THAN CLOCKS EXPLAIN"
         ),
         (
-            "  staff: ledger 0:01:40, books 0:00:00, difference 0:01:40 of 0:00:30 allowed,"
+            "  staff: ledger 0:01:40, scheduler 0:00:00, difference 0:01:40 of 0:00:30 allowed,"
             " MORE THAN CLOCKS EXPLAIN"
         ),
         "jobs that differ: 2",
         (
             "  job 7 of physics, 1970-01-01T00:01:40Z to 1970-01-01T00:03:20Z: another start or end;"
-            " 1 GPU in the ledger, 1 in the books, start and end in the ledger +0 s and +60 s;"
+            " 1 GPU in the ledger, 1 in the scheduler's records, start and end in the ledger +0 s and +60 s;"
             " 0:01:00 GPU-hours more in the ledger"
         ),
         (
             "  job 9 of - / staff, 1970-01-01T00:05:00Z to 1970-01-01T00:06:40Z: in the ledger and not"
-            " in the books; 1 GPU in the ledger, 0 in the books; 0:01:40 GPU-hours more in the ledger"
+            " in the scheduler's records; 1 GPU in the ledger, 0 in the scheduler's records; 0:01:40 GPU-hours more in the ledger"
         ),
         "not compared, as they have not ended: 8",
     ]
 
 
 def test_books_that_are_none_name_their_file(tmp_path):
-    with pytest.raises(SchedulerRecordsError, match="books: line 1: JobID: is not in the header"):
+    with pytest.raises(SchedulerRecordsError, match="books: line 1: JobID: missing in the header"):
         books(tmp_path, "hello")
     with pytest.raises(SchedulerRecordsError, match="nothing"):
         SchedulerRecords.read({"slurm": [tmp_path / "nothing"]})

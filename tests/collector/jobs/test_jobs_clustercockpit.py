@@ -70,8 +70,8 @@ def test_a_gpu_without_an_address_is_not_guessed():
     (job,) = read.jobs
     assert job.gpus == (ListedGpu("n1", "00000000:C1:00.0"),)
     assert job.unplaced == (
-        UnnamedGpus("n1", 1, '"" is no PCI address'),
-        UnnamedGpus("n1", 1, '"MIG-4f5c" is no PCI address'),
+        UnnamedGpus("n1", 1, '"": expected a PCI address'),
+        UnnamedGpus("n1", 1, '"MIG-4f5c": expected a PCI address'),
         UnnamedGpus("n1", 2, "is not named"),
     )
     metered = meter_jobs(read.jobs)
@@ -87,25 +87,28 @@ def test_a_job_that_is_requeued_counts_twice_and_one_that_is_repeated_once():
 
 TWICE = accelerators("00000000:C1:00.0", "00000000:c1:00.0")
 WRONG = [
-    ({"job_id": 0}, "job_id: 0 is no whole number from 1 on"),
-    ({"job_id": True}, "job_id: true is no whole number from 1 on"),
-    ({"job_id": "7"}, 'job_id: "7" is no whole number from 1 on'),
-    ({"start_time": 1.5}, "start_time: 1.5 is no whole number from 0 on"),
-    ({"start_time": -1}, "start_time: -1 is no whole number from 0 on"),
-    ({"start_time": 1 << 40}, "start_time: 1099511627776 is no whole number from 0 on"),
-    ({"duration": None}, "duration: null is no whole number from 0 on"),
-    ({"project": ""}, 'project: "" is no name'),
-    ({"project": "a\nb"}, 'project: "a\\nb" is no name'),
-    ({"hpc_user": 3}, "hpc_user: 3 is no name"),
-    ({"job_state": 3}, "job_state: 3 is no name"),
-    ({"resources": {}}, "resources: {} is no list"),
-    ({"resources": ["n1"]}, 'resources[0]: "n1" is no object'),
-    ({"resources": [{}]}, "resources[0].hostname: null is no name"),
-    ({"resources": [{"hostname": "n", "accelerators": "x"}]}, 'accelerators: "x" is no list'),
-    ({"resources": accelerators(3)}, "resources[0].accelerators: 3 is no text"),
-    ({"resources": TWICE}, "resources[0].accelerators: 00000000:C1:00.0 is there twice"),
-    ({"num_acc": 1}, "num_acc: is 1, but 2 accelerators are named"),
-    ({"project": "x" * 99 + "\n"}, 'project: "' + "x" * 39 + "... is no name"),
+    ({"job_id": 0}, "job_id: 0: expected a whole number of at least 1"),
+    ({"job_id": True}, "job_id: true: expected a whole number of at least 1"),
+    ({"job_id": "7"}, 'job_id: "7": expected a whole number of at least 1'),
+    ({"start_time": 1.5}, "start_time: 1.5: expected a whole number of at least 0"),
+    ({"start_time": -1}, "start_time: -1: expected a whole number of at least 0"),
+    ({"start_time": 1 << 40}, "start_time: 1099511627776: expected a whole number of at least 0"),
+    ({"duration": None}, "duration: null: expected a whole number of at least 0"),
+    ({"project": ""}, 'project: "": expected a printable name'),
+    ({"project": "a\nb"}, 'project: "a\\nb": expected a printable name'),
+    ({"hpc_user": 3}, "hpc_user: 3: expected a printable name"),
+    ({"job_state": 3}, "job_state: 3: expected a printable name"),
+    ({"resources": {}}, "resources: {}: expected a list"),
+    ({"resources": ["n1"]}, 'resources[0]: "n1": expected an object'),
+    ({"resources": [{}]}, "resources[0].hostname: null: expected a printable name"),
+    ({"resources": [{"hostname": "n", "accelerators": "x"}]}, 'accelerators: "x": expected a list'),
+    ({"resources": accelerators(3)}, "resources[0].accelerators: 3: expected a string"),
+    (
+        {"resources": TWICE},
+        "resources[0].accelerators: duplicate 00000000:C1:00.0: expected it once",
+    ),
+    ({"num_acc": 1}, "num_acc: 1: expected 2, the number of named accelerators"),
+    ({"project": "x" * 99 + "\n"}, 'project: "' + "x" * 39 + "...: expected a printable name"),
 ]
 
 
@@ -121,18 +124,18 @@ def test_a_wrong_field_is_named_with_its_line(fields, reason):
 @pytest.mark.parametrize("field", sorted(set(LINE) - {"num_acc", "job_state"}))
 def test_a_missing_field_is_named(field):
     rest = {name: value for name, value in LINE.items() if name != field}
-    with pytest.raises(JobListError, match=rf"^line 1: {field}: is missing$"):
+    with pytest.raises(JobListError, match=rf"^line 1: {field}: missing field$"):
         read_clustercockpit([json.dumps(rest)])
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "7", "job_id=7", "[" * 100_000])
 def test_what_is_no_json_object_is_refused(text):
-    with pytest.raises(JobListError, match=r"^line 2: no JSON"):
+    with pytest.raises(JobListError, match=r"^line 2: .*JSON"):
         read_clustercockpit([line(), text])
 
 
 def test_two_lines_that_contradict_each_other_are_refused():
-    with pytest.raises(JobListError, match=r"^line 2: job 7 is told differently on line 1$"):
+    with pytest.raises(JobListError, match=r"^line 2: job 7 differs from line 1$"):
         read_clustercockpit([line(), line(duration=21)])
 
 

@@ -59,7 +59,7 @@ def test_a_person_reads_tenants_conflicts_and_what_is_not_placed(jobs):
         "conflicts: 1",
         f"  n1/{GPU}: 1970-01-01T01:00:00Z to 1970-01-01T01:01:00Z: 0:01:00 GPU-hours moved 1@0 -> 2@3600",
         "not placed on a GPU: 1",
-        '  job 3 of third on n1: 1 GPU, 0:00:09: "" is no PCI address',
+        '  job 3 of third on n1: 1 GPU, 0:00:09: "": expected a PCI address',
         "TENANT, NOT PLACED  GPU-HOURS  GPU-NANOSECONDS",
         "third                 0:00:09       9000000000",
         "jobs without GPUs: 1; that never started: 0",
@@ -82,7 +82,7 @@ def test_a_program_reads_the_same(jobs):
     assert told["not_placed"] == [
         {
             "job": "3", "tenant": "third", "where": "n1", "gpus": 1, "held_ns": str(9 * S),
-            "reason": '"" is no PCI address',
+            "reason": '"": expected a PCI address',
         }
     ]  # fmt: skip
     assert int(told["held_ns"]) + int(told["free_ns"]) == int(told["capacity_ns"]) == 7200 * S
@@ -99,10 +99,10 @@ def test_a_list_of_sacct_takes_the_zone_of_its_times(tmp_path):
     refused = run(found, "--format", "sacct")
     assert refused.exit_code == 1
     assert refused.stderr == (
-        f"Error: {found}: line 2: Start: 2024-01-01T00:00:00 has no time zone, and none is given\n"
+        f"Error: {found}: line 2: Start: 2024-01-01T00:00:00: missing time zone\n"
     )
     told = run(found, "--format", "sacct", "--timezone", "Europe/Berlin")
-    line = "  job 7 of a on n[1-2]: 16 GPUs, 16:00:00: sacct does not tell which GPUs"
+    line = "  job 7 of a on n[1-2]: 16 GPUs, 16:00:00: sacct does not list the GPUs"
     assert line in told.stdout.splitlines()
     assert run(found, "--timezone", "Europe/Nowhere").exit_code == 2
 
@@ -138,7 +138,7 @@ def test_pods_are_told_from_jobs(tmp_path):
 def test_a_ledger_is_written_once_and_never_loses_what_another_list_told(jobs, tmp_path):
     url = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
     assert run(jobs, "--ledger", url, "--sku", "h100").stdout.splitlines()[-1] == (
-        "ledger: 1 GPU-day written, 0 were there"
+        "ledger: 1 GPU-day written, 0 unchanged"
     )
     again = json.loads(run(jobs, "--ledger", url, "--sku", "h100", "--json").stdout)
     assert again["ledger"] == {"added": 0, "unchanged": 1}
@@ -162,7 +162,7 @@ def test_the_list_of_a_real_cluster_adds_up():
     assert held == int(told["held_ns"])
     assert held + int(told["free_ns"]) == int(told["capacity_ns"])
     (part,) = told["not_placed"]
-    assert part["reason"] == '"" is no PCI address'
+    assert part["reason"] == '"": expected a PCI address'
 
 
 @pytest.mark.parametrize(

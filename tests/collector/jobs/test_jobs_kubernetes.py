@@ -122,14 +122,14 @@ def test_parts_of_gpus_are_told_and_not_counted():
 
 
 WRONG = [
-    ("{", "document 1: no JSON"),
-    ("[]", "document 1: no JSON object"),
-    ('{"items": 3}', "document 1: items: is no list"),
-    ('{"items": [{}]}', "pod 1: metadata.uid: is missing"),
-    ('{"items": [3]}', "pod 1: metadata.uid: is missing"),
+    ("{", "document 1: invalid JSON"),
+    ("[]", "document 1: expected a JSON object"),
+    ('{"items": 3}', "document 1: items: expected a list"),
+    ('{"items": [{}]}', "pod 1: metadata.uid: missing field"),
+    ('{"items": [3]}', "pod 1: metadata.uid: missing field"),
     (
         json.dumps(pod(startTime="yesterday")),
-        "pod 1: status.startTime: 'yesterday' is no time from",
+        "pod 1: status.startTime: 'yesterday': expected a time from",
     ),
     (json.dumps(pod() | {"spec": 7}), "pod 1: spec: 7: expected `object`, got `int`"),
     (
@@ -142,12 +142,12 @@ WRONG = [
     ),
     (
         json.dumps(pod(gpus="x")),
-        "pod 1: spec.containers.resources.limits.nvidia.com/gpu: 'x' is no count",
+        "pod 1: spec.containers.resources.limits.nvidia.com/gpu: 'x': expected a count",
     ),
-    (json.dumps(pod(startTime="2026-01-01T00:00:00")), "is no time from 1970 to 2105"),
-    (json.dumps(pod(gpus=-1)), "is no count of devices"),
-    (json.dumps(pod("x\x1b")), "is no name"),
-    (json.dumps(pod()) + "\n{", "document 2: no JSON"),
+    (json.dumps(pod(startTime="2026-01-01T00:00:00")), "expected a time from 1970 to 2105"),
+    (json.dumps(pod(gpus=-1)), "expected a count of devices"),
+    (json.dumps(pod("x\x1b")), "expected a printable name"),
+    (json.dumps(pod()) + "\n{", "document 2: invalid JSON"),
 ]
 
 

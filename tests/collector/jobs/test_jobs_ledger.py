@@ -131,4 +131,4 @@ def test_an_operator_without_an_agent_may_take_the_word_for_observation(ledger):
     assert held(ledger, SlotState.OBSERVED) == {"a": 200 * S}
     revision = ledger.revision("n1/000002", 0)
     assert revision
-    assert revision.tiling.engine_version.endswith("job list, taken as observed")
+    assert revision.tiling.engine_version.endswith("job list, used as observed")

@@ -131,10 +131,10 @@ def test_the_trace_of_alibaba_is_read():
     assert found.running == ("pod-1",)
     assert (found.without_gpus, found.never_started) == (1, 1)
     assert [str(one) for one in found.rejected] == [
-        "line 7: deletion_time: is empty, but pod_phase is Failed",
-        "line 8: gpu_milli: '2000' is no whole number below 1001",
+        "line 7: deletion_time: expected a time, as pod_phase is Failed",
+        "line 8: gpu_milli: '2000': expected a whole number below 1001",
     ]
-    with pytest.raises(JobListError, match="line 1: deletion_time: is not in the header"):
+    with pytest.raises(JobListError, match="line 1: deletion_time: missing in the header"):
         read_alibaba(TRACE.replace("deletion_time", "gone"))
 
 

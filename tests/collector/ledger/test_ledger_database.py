@@ -30,14 +30,14 @@ def test_a_server_that_is_not_there_is_named_without_its_password(refused):
     assert f"127.0.0.1:{refused}/ledger" in message
     assert "meter:***" in message
     assert "hunter" not in message
-    assert "Check that the server runs" in message
+    assert "check that the server runs" in message
     assert "\n" not in message
 
 
 def test_a_directory_that_is_not_there(tmp_path):
     url = f"sqlite:///{tmp_path / 'missing' / 'ledger.db'}"
     with pytest.raises(
-        LedgerError, match=r"unable to open database file. Check that its directory"
+        LedgerError, match=r"unable to open database file; fix: check that its directory"
     ):
         Ledger.open(url, metadata)
 
@@ -51,7 +51,7 @@ def test_a_file_that_is_no_database(tmp_path):
 
 @pytest.mark.parametrize("url", ["", "ledger.db", "postgresql:/hunter2", "://hunter2@x"])
 def test_what_is_no_url(url):
-    with pytest.raises(LedgerError, match="write sqlite:////PATH or postgresql://") as caught:
+    with pytest.raises(LedgerError, match="expected sqlite:////PATH or postgresql://") as caught:
         Ledger.open(url, metadata)
     assert "hunter2" not in str(caught.value)
 
@@ -71,9 +71,7 @@ def test_another_schema_version_is_refused_and_left_alone(url):
         connection.execute(text("INSERT INTO ledger_schema VALUES (9)"))
     database.close()
     for _ in range(2):
-        with pytest.raises(
-            LedgerError, match="schema version 9, this program works with version 5"
-        ):
+        with pytest.raises(LedgerError, match="schema version 9: expected 5"):
             Ledger.open(url, metadata)
 
 
@@ -82,7 +80,7 @@ def test_a_database_with_tables_of_others_is_refused(url):
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE ledger_entry (x INTEGER)"))
     engine.dispose()
-    with pytest.raises(LedgerError, match="tables named ledger_entry that are no Railscope ledger"):
+    with pytest.raises(LedgerError, match="foreign tables: ledger_entry"):
         Ledger.open(url, metadata)
 
 
@@ -101,7 +99,7 @@ def test_a_database_that_takes_no_more_writes(tmp_path):
     ledger = Ledger(database)
     with database.transaction() as connection:
         connection.exec_driver_sql("PRAGMA query_only = ON")
-    with pytest.raises(LedgerError, match=r"readonly database. Check that its directory"):
+    with pytest.raises(LedgerError, match=r"readonly database; fix: check that its directory"):
         ledger.write(metered(held("GPU-0", "red")))
     assert ledger.revision("GPU-0", DAY) is None
     ledger.close()

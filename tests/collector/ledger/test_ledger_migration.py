@@ -261,7 +261,7 @@ def test_a_mark_that_was_altered_is_reported(url, mark):
         connection.execute(text(off))
         connection.execute(text("UPDATE ledger_revision SET clock_suspect = :mark"), {"mark": mark})
     with pytest.raises(
-        LedgerError, match=r"revision 1 of GPU-0 .* (not what was written|cannot be read)"
+        LedgerError, match=r"revision 1 of GPU-0 .* (does not match what was written|invalid)"
     ):
         ledger.revision("GPU-0", DAY)
     ledger.close()

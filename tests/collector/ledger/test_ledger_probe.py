@@ -77,7 +77,7 @@ async def test_a_database_that_does_not_answer_is_unwritable_and_asked_once():
         raise LedgerError(message)
 
     one = probe.LedgerProbe(hangs, wait_seconds=0.05)
-    assert "has not answered" in await one.problem()
-    assert "has not answered" in await one.problem()
+    assert "no write to the ledger" in await one.problem()
+    assert "no write to the ledger" in await one.problem()
     assert asked == 1
     answer.set()

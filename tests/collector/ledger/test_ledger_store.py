@@ -291,9 +291,9 @@ def test_a_tiling_with_a_hole_or_an_overlap_is_refused(ledger, evidence, data):
 
 def test_entries_of_another_gpu_or_day_are_refused(ledger):
     whole = metered(held("GPU-0", "red"))
-    with pytest.raises(TilingError, match="no part of a tiling of GPU-1"):
+    with pytest.raises(TilingError, match="expected the GPU of its tiling, GPU-1"):
         ledger.write(msgspec.structs.replace(whole, gpu="GPU-1"))
-    with pytest.raises(TilingError, match="not within day"):
+    with pytest.raises(TilingError, match="expected times within day"):
         ledger.write(msgspec.structs.replace(whole, day=DAY + 1))
     assert ledger.revision("GPU-1", DAY) is None
 

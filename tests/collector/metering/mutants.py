@@ -364,7 +364,7 @@ MUTANTS = {
         Metering(increments=clamped_reset),
         properties.p12_amounts_add_up_to_the_counter,
     ),
-    "negative energy": (
+    "energy: expected 0 or more": (
         Metering(increments=negative_reset),
         properties.p12_amounts_add_up_to_the_counter,
     ),
