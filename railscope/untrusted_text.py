@@ -58,7 +58,11 @@ _MAX_TEXT_SHOWN = 60
 _DECIMAL = re.compile(rf"-?[0-9]{{1,{MAX_DIGITS}}}(?:\.[0-9]{{1,{MAX_PLACES}}})?")
 
 
-class NumberError(ValueError):
+class TextFormatError(ValueError):
+    """Base of the errors of this module: a text that is not in the expected format."""
+
+
+class NumberError(TextFormatError):
     """A text that is not a number within its bounds; the message states the expected form."""
 
 
@@ -97,7 +101,7 @@ _STEP = re.compile(r"\[([0-9]+)\]|([^.\[\]]+)")
 _MAX_JSON_SHOWN = 40
 
 
-class ShapeError(ValueError):
+class ShapeError(TextFormatError):
     """A value is not of the expected type; `field` is its path, empty for the top level."""
 
     def __init__(self, field: str, reason: str) -> None:
@@ -142,7 +146,7 @@ MAX_BYTES = 16 << 20
 _MAX_VALUE_SHOWN = 100
 
 
-class TomlError(ValueError):
+class TomlError(TextFormatError):
     """A text that is not TOML, or contains a value that files of Railscope must not contain."""
 
 
@@ -202,7 +206,7 @@ def _too_deep() -> TomlError:
     return TomlError(f"tables or arrays are nested too deeply: expected at most {MAX_DEPTH} levels")
 
 
-class CsvError(ValueError):
+class CsvError(TextFormatError):
     """A text that is not CSV; the message names the line."""
 
 

@@ -1,9 +1,6 @@
 """Account of GPU time: finalized days from the ledger, and the open days.
 
-tally    sums by day, state and tenant
-gpu      one GPU's open days, computed when its facts change and extended in between
-amounts  amounts of counters on the open days
-cells    cells of views, and JSON
-live     all GPUs, refreshed in slices
-quotas   quotas of tenants, and their use
+account_sums    GPU time by day, state and tenant; amounts of counters
+live_account    all GPUs, refreshed in slices; the open days of one GPU
+account_cells   cells of views, JSON, and quotas of tenants with their use
 """

@@ -4,6 +4,12 @@
     tile/      records and hashes of everything signed (`tiles`)
     checkpoint the newest signed size and root
 
-`log` writes it, `verify` checks it from files and a public key, `collector.commands.audit` is its command
-line.
+`log_writer` writes it, `verification` checks it from files and a public key, `collector.commands.audit` is
+its command line.
 """
+
+from __future__ import annotations
+
+
+class AuditLogError(Exception):
+    """Base of the errors of this package, except `OlderCopyError`, which is one of the ledger."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 
+from collector.audit import AuditLogError
 from collector.audit.housekeeping_files import (
     ACKNOWLEDGED_FILE,
     EPOCH_FILE,
@@ -69,7 +70,7 @@ class VerifyOutcome(IntEnum):
     """A file that is needed cannot be read: the check has no result."""
 
 
-class VerifyError(Exception):
+class VerifyError(AuditLogError):
     """The log is not valid; the message states the defect and its location."""
 
     def __init__(self, outcome: VerifyOutcome, message: str) -> None:

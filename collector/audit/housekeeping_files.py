@@ -40,6 +40,7 @@ from pathlib import Path
 
 import msgspec
 
+from collector.audit import AuditLogError
 from railscope.audit.merkle import HASH_BYTES, Hash
 from railscope.audit.signed_note import (
     NoteError,
@@ -60,7 +61,7 @@ _LEGACY = re.compile(rb"[0-9]{1,20}\n?|\{.*\}", re.DOTALL)
 _HEAD_LINES = 3
 
 
-class HousekeepingError(ValueError):
+class HousekeepingError(AuditLogError, ValueError):
     """A housekeeping file that is missing, unreadable or wrong; the message names it."""
 
 
@@ -164,7 +165,7 @@ def read_acknowledgement(path: Path, content: bytes, key: PublicKey) -> Acknowle
 EPOCH_FILE = "epoch"
 
 
-class LogLockedError(RuntimeError):
+class LogLockedError(AuditLogError, RuntimeError):
     """Another process writes the log; the message names the directory."""
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import structlog
 
+from collector.audit import AuditLogError
 from collector.audit.housekeeping_files import (
     ACKNOWLEDGED_FILE,
     EPOCH_FILE,
@@ -43,7 +44,7 @@ _NAME = re.compile("journal-([0-9]{20})-([0-9a-f]{32})[.]wal")
 log = structlog.get_logger(__name__)
 
 
-class JournalError(ValueError):
+class JournalError(AuditLogError, ValueError):
     """A damaged journal; the message names file and offset."""
 
 

@@ -21,6 +21,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+from collector.audit import AuditLogError
 from railscope.audit.signed_note import NoteError, SecretKey
 from railscope.durable_files import create_durably, make_directory, sync_directory
 from railscope.settings import SettingsError
@@ -66,7 +67,7 @@ SALTS_DIRECTORY = "personal"
 SALT_BYTES = 32
 
 
-class SaltError(ValueError):
+class SaltError(AuditLogError, ValueError):
     """An invalid salt; the message names the file."""
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import structlog
 
+from collector.audit import AuditLogError
 from collector.audit.housekeeping_files import (
     KEY_FILE,
     CosignatureStore,
@@ -47,7 +48,7 @@ from railscope.durable_files import write_durably
 EMPTY_TREE = TreeHead(0, EMPTY_ROOT)
 
 
-class AuditError(RuntimeError):
+class AuditError(AuditLogError, RuntimeError):
     """The audit log cannot be written; the message states the reason and the remedy."""
 
 

@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import structlog
 
+from collector.audit import AuditLogError
 from collector.audit.log_writer import AuditError, AuditLog, SigningPostponedError
 from collector.audit.tiles import TileError, Tiles
 from collector.ledger.audit_outbox import RecordDraft
@@ -31,7 +32,7 @@ DISPUTED_DIRECTORY = "disputed"
 log = structlog.get_logger(__name__)
 
 
-class DisputeError(RuntimeError):
+class DisputeError(AuditLogError, RuntimeError):
     """An agent holds a checkpoint that is inconsistent with this log; the message names it."""
 
 

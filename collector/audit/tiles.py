@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from collector.audit import AuditLogError
 from railscope.audit.merkle import HASH_BYTES, Hash, includes, inclusion_proof, leaf_hash, node_hash
 from railscope.audit.signed_note import SIZE, PublicKey, read_checkpoint
 from railscope.durable_files import PARTIAL, make_directory, write_durably
@@ -36,7 +37,7 @@ _LENGTH = struct.Struct(">H")
 _KEPT_TILES = 64
 
 
-class TileError(ValueError):
+class TileError(AuditLogError, ValueError):
     """A tile that is missing or invalid; the message names the file."""
 
 
@@ -268,7 +269,7 @@ _EXTRA = "extra "
 _INDEX = "index "
 
 
-class ProofError(ValueError):
+class ProofError(AuditLogError, ValueError):
     """An invalid proof; the message states the reason."""
 
 

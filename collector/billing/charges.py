@@ -20,6 +20,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TypeAlias
 
+from collector.billing import BillingError
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import HOUR_NS
 
@@ -160,7 +161,7 @@ EXPONENTS: dict[str, int] = (
 )
 
 
-class UnknownCurrencyError(ValueError):
+class UnknownCurrencyError(BillingError, ValueError):
     """A currency whose minor unit is not in the table."""
 
 

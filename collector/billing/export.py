@@ -23,6 +23,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from collector.billing import BillingError
 from collector.billing.charges import exponent_of
 from collector.billing.focus_files import (
     FOCUS_VERSION,
@@ -41,7 +42,7 @@ from railscope.timestamps import format_timestamp
 _CHUNK_BYTES = 1 << 20
 
 
-class StagingError(OSError):
+class StagingError(BillingError, OSError):
     """Files cannot be published under their names; the message contains name and reason."""
 
 
@@ -181,7 +182,7 @@ def format_amount(value: Fraction, currency: str) -> str:
 _ROWS_AT_ONCE = 5_000
 
 
-class ExportError(ValueError):
+class ExportError(BillingError, ValueError):
     """The files differ from what was to be exported; the message names file and invoice."""
 
 

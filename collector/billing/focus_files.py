@@ -21,6 +21,7 @@ from fractions import Fraction
 from importlib import import_module
 from typing import Any, BinaryIO, TextIO, TypeAlias
 
+from collector.billing import BillingError
 from railscope.timestamps import format_datetime
 
 FOCUS_VERSION = "1.2"
@@ -69,7 +70,7 @@ def check_columns(row: FocusRow) -> FocusRow:
 _NUMBER = re.compile(rf"(-?)(\d+)\.(\d{{{DECIMALS}}})", re.ASCII)
 
 
-class FocusCsvError(ValueError):
+class FocusCsvError(BillingError, ValueError):
     """Text that is not an export of Railscope; the message contains line and column."""
 
 
@@ -180,11 +181,11 @@ ROWS_IN_A_GROUP = 20_000  # buffered in memory by the writer
 ROWS_IN_A_BATCH = 5_000  # read at once
 
 
-class NoParquetError(RuntimeError):
+class NoParquetError(BillingError, RuntimeError):
     """PyArrow is not installed; the message names the extra that installs it."""
 
 
-class FocusParquetError(ValueError):
+class FocusParquetError(BillingError, ValueError):
     """A file that is not an export of Railscope; the message contains the reason."""
 
 

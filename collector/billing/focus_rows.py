@@ -40,6 +40,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from collector.billing import BillingError
 from collector.billing.charges import NANO, Charge, ChargeKind, PriceUnit, price_quantity
 from collector.billing.focus_files import PRECISION, UNIT_OF_DECIMALS, FocusRow
 from collector.billing.invoices import Invoice, InvoiceError, InvoiceStatus
@@ -363,7 +364,7 @@ def _reservation(charge: Charge) -> str | None:
 _Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
-class SellerFileError(ValueError):
+class SellerFileError(BillingError, ValueError):
     """A file without valid seller or payers; the message contains file and key."""
 
 

@@ -19,6 +19,7 @@ from enum import StrEnum
 from fractions import Fraction
 from itertools import groupby
 
+from collector.billing import BillingError
 from collector.billing.charges import (
     Charge,
     ChargeKind,
@@ -36,7 +37,7 @@ from railscope.timestamps import DAY_NS
 CLOSE_AFTER_NS = 3 * DAY_NS
 
 
-class InvoiceError(ValueError):
+class InvoiceError(BillingError, ValueError):
     """An inconsistent invoice, or an operation that its status does not permit."""
 
 
@@ -298,7 +299,7 @@ def _correction(matter: Charge, quantity: Fraction, corrects: str) -> Charge:
     return replace(matter, quantity=quantity, amount=amount, corrects=corrects)
 
 
-class ClosingError(ValueError):
+class ClosingError(BillingError, ValueError):
     """A period cannot be closed or billed as requested; the message contains reason and remedy."""
 
 

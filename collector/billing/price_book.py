@@ -31,12 +31,13 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
+from collector.billing import BillingError
 from collector.billing.charges import PriceUnit, UnknownCurrencyError, exponent_of
 from railscope.timestamps import FOREVER_NS, SECOND_NS, format_timestamp, parse_timestamp
 from railscope.untrusted_text import TomlError, parse_toml
 
 
-class PriceBookError(ValueError):
+class PriceBookError(BillingError, ValueError):
     """An inconsistent price book, or an invalid change of the previous one; the message names the entry."""
 
 

@@ -25,6 +25,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
+from collector.billing import BillingError
 from collector.billing.charges import Charge, ChargeKind, PriceUnit, price_quantity
 from collector.billing.price_book import (
     Price,
@@ -194,7 +195,7 @@ _TENANTS_TIMES_SKUS = 1 << 16
 _NOT_IN_USE = "not observed in use, under a tariff by use"
 
 
-class MissingPriceError(ValueError):
+class MissingPriceError(BillingError, ValueError):
     """Billable usage without a price in the price book; the message contains both."""
 
 

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 import msgspec
 from sqlalchemy import select
 
-from collector.billing import tables
+from collector.billing import BillingError, tables
 from collector.billing.export import (
     ExportError,
     ExportFormat,
@@ -177,7 +177,7 @@ def _roots(closing: PeriodClosing) -> dict[str, str]:
 _FAILURES = (ExportError, InvoiceError, LedgerError, OverflowError, SellerFileError, SettingsError)
 
 
-class BillingUnavailableError(RuntimeError):
+class BillingUnavailableError(BillingError, RuntimeError):
     """The ledger cannot be read now."""
 
 
@@ -192,7 +192,7 @@ class IssuedInvoice(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class BillingReader:
-    """Statements and exports from the ledger. Methods block, and raise BillingError.
+    """Statements and exports from the ledger. Methods block, and raise BillingUnavailableError.
 
     `seller` returns the seller for the tenants that are billed. It is called for each export, so
     that a changed file takes effect at once.
@@ -217,7 +217,7 @@ class BillingReader:
         ]
 
     def issued(self, tenant: str | None) -> list[IssuedInvoice]:
-        """Invoices of a tenant or of all, the oldest period first. Raises BillingError.
+        """Invoices of a tenant or of all, the oldest period first. Raises BillingUnavailableError.
 
         A tenant for which a closing has only undecided time has a statement with an empty invoice.
         """
@@ -253,7 +253,7 @@ class BillingReader:
         return [one for *_, one in sorted(found, key=lambda each: each[:2])]
 
     def statement(self, tenant: str, period: str, form: str) -> bytes | None:
-        """A tenant's statement of a closed month; None if there is none. Raises BillingError."""
+        """A tenant's statement of a closed month; None if there is none. Raises BillingUnavailableError."""
         with _readable():
             seller = self.seller([tenant]).invoice_issuer
             try:
@@ -264,7 +264,7 @@ class BillingReader:
                 return None
 
     def export(self, tenant: str | None, period: str, form: str) -> bytes | None:
-        """Export of a month's invoices; None if there are none. Raises BillingError."""
+        """Export of a month's invoices; None if there are none. Raises BillingUnavailableError."""
         with _readable():
             span = parse_period(period)
             found = InvoiceSequence(tuple(self.books.store.invoices(span, tenant)))

@@ -21,6 +21,7 @@ from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
+from collector.billing import BillingError
 from collector.ledger.day_tiling import DayTiling, HeldClaim
 from collector.metering.evidence import NodeWitness
 from collector.metering.measures import AmountAttribution, AmountShare, CountedQuantity
@@ -116,7 +117,7 @@ class Usage:
 _RESOURCE = attrgetter("resource")
 
 
-class DoubleUsageError(ValueError):
+class DoubleUsageError(BillingError, ValueError):
     """Time that would be billed twice; the message contains the resource and the usage."""
 
 

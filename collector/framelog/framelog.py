@@ -1,7 +1,7 @@
 """The frame log: accepted envelopes, append-only, durable before they are acknowledged.
 
 Records that arrive together are written and synchronised together, then applied to the state, then
-acknowledged. `segments` describes their format on disk.
+acknowledged. `segment_files` describes their format on disk.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ from aiohttp import web
 
 from collector.access.credentials import Credential, Role
 from collector.audit.tiles import WIDTH, Tiles, make_proof
+from collector.http import HttpApiError
 from collector.http.access_control import RouteHandlers, json_answer
 from collector.http.web_server import ReadPool
 from railscope.audit.merkle import consistency_proof, inclusion_proof, leaf_hash
@@ -53,7 +54,7 @@ _INDEX_EVERY_SECONDS = 5.0
 _PAUSE_SECONDS = 0.05
 
 
-class IndexBehindError(RuntimeError):
+class IndexBehindError(HttpApiError, RuntimeError):
     """More records were added than could be read for this response; retry."""
 
 

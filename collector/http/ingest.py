@@ -28,6 +28,7 @@ from collector.fleet import sheets
 from collector.fleet.schemas import check_schema, size_of
 from collector.framelog.framelog import FrameLog
 from collector.framelog.segment_files import FrameRecord
+from collector.http import HttpApiError
 from collector.http.access_control import json_answer
 from collector.state.collector_state import CollectorState, EnvelopeCost, cost_of, exceeded_bounds
 from collector.work_limits import LogRateLimit
@@ -58,7 +59,7 @@ RETRY_SECONDS = "5"
 _FUTURE_NS = 60_000_000_000
 
 
-class EnvelopeNotAcknowledgedError(Exception):
+class EnvelopeNotAcknowledgedError(HttpApiError):
     """An envelope that is not acknowledged: status, reason for the counter, text for the sender."""
 
     def __init__(self, status: HTTPStatus, reason: str, text: str, **more: object) -> None:

@@ -25,6 +25,7 @@ from collector.audit.housekeeping_files import CosignatureStore, CosignedCheckpo
 from collector.audit.log_writer import AuditError, AuditLog
 from collector.audit.signing_guard import DisputeError, SigningGuard
 from collector.audit.tiles import TileError, Tiles
+from collector.http import HttpApiError
 from collector.http.access_control import RouteHandlers
 from collector.ledger.audit_outbox import RecordDraft
 from railscope.audit.merkle import consistency_proof
@@ -42,7 +43,7 @@ _KEPT_PROOFS = 64
 log = structlog.get_logger(__name__)
 
 
-class KeyChangeLimitError(RuntimeError):
+class KeyChangeLimitError(HttpApiError, RuntimeError):
     """A node changes its key too frequently; the message names the node."""
 
 

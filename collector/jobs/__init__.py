@@ -1,12 +1,18 @@
 """Job lists of schedulers: allocation of GPUs to jobs, its GPU time, and its reconciliation.
 
-    job                  a job of any scheduler
-    clustercockpit, sacct, kubernetes, alibaba   the list formats; `reading` detects the format
-    tenants              tenant of an account or namespace
-    meter, report        the GPU time of every tenant, exactly
-    lists, ledger        import of a list into the days of a ledger
-    pairing, reconcile   R3: comparison of a ledger with jobs
-    books                R3 with files of scheduler records, and its report
+    job_list             jobs of any scheduler, and models of GPUs
+    job_list_reader      detects the format of a list; reads those of sacct and of Alibaba
+    clustercockpit, kubernetes   the other list formats
+    job_metering         the GPU time of every tenant, exactly, and its report
+    imported_lists, job_list_import   import of a list into the days of a ledger
+    job_reconciliation   R3: comparison of a ledger with jobs
+    scheduler_records    R3 with files of scheduler records, and its report
 
 All is exact: missing data are reported, never guessed.
 """
+
+from __future__ import annotations
+
+
+class JobsError(Exception):
+    """Base of the errors of job lists and of their import and reconciliation."""

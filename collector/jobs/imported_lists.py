@@ -27,6 +27,7 @@ from sqlalchemy import (
     select,
 )
 
+from collector.jobs import JobsError
 from collector.jobs.job_list import WHOLE_GPU_PART, ListedGpuPart
 from collector.ledger import head_chain
 from collector.ledger.audit_outbox import ROW, ROW_HASH, RecordDraft, put_record
@@ -73,7 +74,7 @@ MAX_REJECTED = 1000
 _LOCK = 0x7261_696C_6A6F_6273
 
 
-class JobLedgerError(Exception):
+class JobLedgerError(JobsError):
     """A list cannot be imported; the message contains the reason."""
 
 

@@ -22,6 +22,7 @@ import msgspec
 
 from collector.files.tenancy_files import TenantMappings, unmapped
 from collector.files.watched_file import FileError, read_rows
+from collector.jobs import JobsError
 from railscope.timestamps import FOREVER_NS, SECOND_NS, format_timestamp
 
 LATEST_SECONDS = 1 << 32
@@ -36,7 +37,7 @@ _ADDRESS = re.compile(r"(?:[0-9A-F]{4}|[0-9A-F]{8}):[0-9A-F]{2}:[0-9A-F]{2}\.[0-
 _DOMAIN_DIGITS = 8
 
 
-class JobListError(ValueError):
+class JobListError(JobsError, ValueError):
     """A line is not a valid job. The message names the line, counted from 1, and the field.
 
     In a list that does not consist of lines, `what` names the unit that is counted.

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from collector.files.tenancy_files import TenantMappings
+from collector.jobs import JobsError
 from collector.jobs.job_list import JobListError, ListedJob, account_name, with_tenants
 from collector.jobs.job_list_reader import read_jobs
 from collector.jobs.job_metering import format_count, format_hours
@@ -29,7 +30,7 @@ _NAMING = frozenset({"file", "command"})
 _MAX_SHOWN = 50
 
 
-class SchedulerRecordsError(Exception):
+class SchedulerRecordsError(JobsError):
     """A file of scheduler records cannot be read; the message contains file and reason."""
 
 

@@ -1,1 +1,1 @@
-"""Settlement: writing evidence to the database, and finalizing ledger days."""
+"""Writing of usage evidence to the database, and finalizing of ledger days."""

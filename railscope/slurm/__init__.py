@@ -3,9 +3,7 @@
 Every module here is a parser: text in, frozen values out. Input that is not in the expected format raises
 `FormatError`; parsers never guess.
 
-  hostlist    lists of nodes
-  gres        generic resources: allocation of a job on a node, and counts over all of its nodes
-  job         a job, and the common elements of its printed forms
+  notation    lists of nodes, generic resources, job IDs and times in Slurm's notation
   scontrol    jobs in the output of `scontrol show job` and `squeue`
   sacct       jobs in the accounting output
 """

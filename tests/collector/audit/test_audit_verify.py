@@ -205,7 +205,10 @@ def test_a_record_is_proven_to_who_has_nothing_but_the_key(good: Path, tmp_path:
         (tmp_path / "forged").write_text(proof.replace(old, new, 1))
         assert railscope("check-proof", tmp_path / "forged", "--key", key)[0] == 1
     code, _, problem = railscope("prove", good, str(SIZE), "--key", key)
-    assert (code, problem.strip()) == (1, "Error: record 600: expected an index below 600, the size of the tree")
+    assert (code, problem.strip()) == (
+        1,
+        "Error: record 600: expected an index below 600, the size of the tree",
+    )
 
 
 def test_records_are_shown_signed_or_not(good: Path) -> None:
