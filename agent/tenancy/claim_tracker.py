@@ -29,7 +29,12 @@ RESUME_NS = 300_000_000_000
 A job takes some time to disappear.
 """
 MAX_ENDED_CLAIMS = 1000
-GONE, ENDED, CHANGED, COVERED = "gone", "ended", "changed", "told by a higher word"
+GONE, ENDED, CHANGED, COVERED = (
+    "gone",
+    "ended",
+    "changed",
+    "superseded by a provider of higher authority",
+)
 
 
 class ActiveClaim(msgspec.Struct, frozen=True):

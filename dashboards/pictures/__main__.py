@@ -30,7 +30,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> 
     """Parse a duration such as 90s, 10m, 6h or 2d."""
     told = re.fullmatch(r"([1-9]\d*)([smhd])", value)
     if told is None:
-        message = f"{value!r} is no length of time such as 90s, 10m or 6h"
+        message = f"invalid duration {value!r}: expected a number and a unit such as 90s, 10m or 6h"
         raise click.BadParameter(message, context, parameter)
     return float(int(told[1]) * _SECONDS[told[2]])
 
@@ -135,7 +135,7 @@ def _choice(text: str, dashboards: Iterable[Mapping[str, Any]]) -> tuple[str, st
     """Return a variable's name, which at least one dashboard has, and its wanted value."""
     name, equals, value = text.partition("=")
     if not equals:
-        message = f"{text!r} is no VARIABLE=VALUE"
+        message = f"invalid choice {text!r}: expected VARIABLE=VALUE"
         raise click.ClickException(message)
     known = {one["name"] for dashboard in dashboards for one in dashboard["templating"]["list"]}
     if name not in known:

@@ -21,9 +21,12 @@ NOWHERE = "http://127.0.0.1:1"
     ("arguments", "said"),
     [
         (["--dashboard", "railz"], "unknown dashboard: railz: expected one of audit, "),
-        (["--range", "soon"], "'soon' is no length of time such as 90s, 10m or 6h"),
+        (
+            ["--range", "soon"],
+            "invalid duration 'soon': expected a number and a unit such as 90s, 10m or 6h",
+        ),
         (["--range", "0m"], "no length of time"),
-        (["--choose", "node"], "'node' is no VARIABLE=VALUE"),
+        (["--choose", "node"], "invalid choice 'node': expected VARIABLE=VALUE"),
         (["--choose", "nodes=n1"], "unknown variable: nodes: expected one of "),
         (["--dashboard", "audit"], f"no answer from {NOWHERE}/api/v1/"),
     ],
