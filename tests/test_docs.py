@@ -129,9 +129,9 @@ def test_every_alert_is_documented():
 def test_every_panel_is_documented():
     page = (DOCS / "dashboards.md").read_text()
     for path in (ROOT / "dashboards" / "generated").glob("*.json"):
-        board = json.loads(path.read_text())
-        assert f"\n## {board['title']}\n" in page
-        for panel in board["panels"]:
+        dashboard = json.loads(path.read_text())
+        assert f"\n## {dashboard['title']}\n" in page
+        for panel in dashboard["panels"]:
             if panel["type"] != "row":
                 assert f"| {panel['id']} | {panel['title']} |" in page
 

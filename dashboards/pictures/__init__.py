@@ -2,14 +2,11 @@
 
 For readers without a Grafana, and to review the effect of a change to a dashboard.
 
-    units      numbers as texts
-    colours    Grafana's colours by name
-    fields     the format of a number: unit, thresholds, mappings, overrides
-    frames     tables of answers, and the transformations of tables
-    canvas     boxes, lines and texts on a picture
-    shades     small files of few colours
+    fields     numbers as texts: unit, thresholds, mappings, overrides
+    tables     tables and grids, and the transformations of tables
+    drawing    boxes, lines, texts and colours on a picture; small files of few colours
     plot       the axes that curves and bands share
-    stats, curves, bands, tables   one kind of panel each
+    curves     curves, states, single numbers
     layout     positions of all parts; returns the panels with and without data
     site       a small cluster with faults and a Prometheus, as a source of data
 

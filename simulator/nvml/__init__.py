@@ -1,8 +1,10 @@
 """NVML results of the simulated GPUs.
 
-identity, load, health, settings     tables of calls and fields of a GPU
-activity   SMs, pipes and links (GPM)        links    each NVLink
-sharing    processes, MIG, virtual GPUs      events   events from the driver
+settings   identity, limits, modes, BAR1
+load       rapidly changing values, GPM metrics
+health     errors, repairs, NVLinks
+sharing    processes, MIG, virtual GPUs
+results    calls, fields and events, as recorded
 """
 
 from __future__ import annotations
