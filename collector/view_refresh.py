@@ -21,7 +21,7 @@ from collector.work_limits import TimeSlices
 from collector.workloads.job_readings import FleetSeats, GatheredReadings, MeasureAverages
 from collector.workloads.job_roster import fair_selection
 from collector.workloads.job_view import RunningJobs
-from railscope.catalog import account as jobs_catalog
+from railscope.catalog import account as account_catalog
 from railscope.catalog import collector as catalog
 from railscope.timestamps import SECOND_NS
 
@@ -208,8 +208,8 @@ class ViewRefresher:
 def _job_count_cells(jobs: RunningJobs) -> Iterator[ViewCell]:
     """Yield the number of jobs; nothing while the claims of GPUs cannot be determined."""
     if jobs.instant_ns:
-        yield ViewCell(jobs_catalog.CLUSTER_JOBS, (), len(jobs.jobs) + jobs.left_out)
-        yield ViewCell(jobs_catalog.SUPPRESSED_JOBS, (), jobs.left_out)
+        yield ViewCell(account_catalog.CLUSTER_JOBS, (), len(jobs.jobs) + jobs.left_out)
+        yield ViewCell(account_catalog.SUPPRESSED_JOBS, (), jobs.left_out)
 
 
 async def _sliced(cells: Iterator[ViewCell | None]) -> list[ViewCell]:

@@ -18,7 +18,7 @@ from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count, none
 from agent.sources.nic_interfaces import NET, physical_interfaces
 from agent.sources.source_bases import NodeScan, ScanningSource
 from agent.topology.network import NicFinder
-from railscope.catalog import cabling as neighbour_catalog
+from railscope.catalog import cabling
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import (
     NIC,
@@ -50,7 +50,7 @@ class NeighbourSource(ScanningSource):
 
     name = "neighbour"
     family = "neighbour"
-    changed = neighbour_catalog.NEIGHBOUR_EVENT
+    changed = cabling.NEIGHBOUR_EVENT
 
     def __init__(self, period_seconds: float = 10.0, cards: NicFinder | None = None) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class NeighbourSource(ScanningSource):
 
 
 def _column(interface: str) -> Column:
-    return neighbour_catalog.NEIGHBOUR_KNOWN, Entity(NIC, (interface,))
+    return cabling.NEIGHBOUR_KNOWN, Entity(NIC, (interface,))
 
 
 def _carrier(host: Host, interface: str) -> Reading:
@@ -140,18 +140,18 @@ def _add_neighbour(look: NodeScan, interface: str, told: Json) -> None:
 
 _MODULE = "module"
 _VALUES: Mapping[str, Metric] = {
-    "temperature_millicelsius": neighbour_catalog.TRANSCEIVER_TEMPERATURE,
-    "voltage_microvolts": neighbour_catalog.TRANSCEIVER_SUPPLY,
+    "temperature_millicelsius": cabling.TRANSCEIVER_TEMPERATURE,
+    "voltage_microvolts": cabling.TRANSCEIVER_SUPPLY,
 }
 _LANE: Mapping[str, Metric] = {
-    "receive_power_nanowatts": neighbour_catalog.TRANSCEIVER_RECEIVE_POWER,
-    "transmit_power_nanowatts": neighbour_catalog.TRANSCEIVER_TRANSMIT_POWER,
-    "bias_microamperes": neighbour_catalog.TRANSCEIVER_BIAS,
+    "receive_power_nanowatts": cabling.TRANSCEIVER_RECEIVE_POWER,
+    "transmit_power_nanowatts": cabling.TRANSCEIVER_TRANSMIT_POWER,
+    "bias_microamperes": cabling.TRANSCEIVER_BIAS,
 }
 _THRESHOLDS: Mapping[tuple[str, str], Metric] = {
-    ("temperature_", "_millicelsius"): neighbour_catalog.TRANSCEIVER_TEMPERATURE_THRESHOLD,
-    ("receive_power_", "_nanowatts"): neighbour_catalog.TRANSCEIVER_RECEIVE_POWER_THRESHOLD,
-    ("transmit_power_", "_nanowatts"): neighbour_catalog.TRANSCEIVER_TRANSMIT_POWER_THRESHOLD,
+    ("temperature_", "_millicelsius"): cabling.TRANSCEIVER_TEMPERATURE_THRESHOLD,
+    ("receive_power_", "_nanowatts"): cabling.TRANSCEIVER_RECEIVE_POWER_THRESHOLD,
+    ("transmit_power_", "_nanowatts"): cabling.TRANSCEIVER_TRANSMIT_POWER_THRESHOLD,
 }
 """Prefix and suffix of a threshold's key; the part between them is its name: low_alarm."""
 _MALFORMED_ERRORS = (AttributeError, KeyError, TypeError, ValueError)
@@ -163,7 +163,7 @@ class OpticsSource(ScanningSource):
 
     name = "optics"
     family = "optics"
-    changed = neighbour_catalog.TRANSCEIVER_EVENT
+    changed = cabling.TRANSCEIVER_EVENT
 
     def __init__(self, period_seconds: float = 60.0, cards: NicFinder | None = None) -> None:
         super().__init__()
@@ -184,7 +184,7 @@ class OpticsSource(ScanningSource):
 
 def _scan_module(host: Host, interface: str, look: NodeScan) -> None:
     part = (interface, _MODULE)
-    usual = [(neighbour_catalog.TRANSCEIVER_READABLE, Entity(NIC, (interface,)))]
+    usual = [(cabling.TRANSCEIVER_READABLE, Entity(NIC, (interface,)))]
     what = f"transceiver of {interface}"
     try:
         answer = host.call("netlink", _MODULE, interface)
@@ -227,7 +227,7 @@ def _format_module(facts: Mapping[str, str], *names: str) -> str:
 
 
 def _module_readings(interface: str, answer: Json) -> Iterator[tuple[Column, Reading]]:
-    yield (neighbour_catalog.TRANSCEIVER_READABLE, Entity(NIC, (interface,))), 1
+    yield (cabling.TRANSCEIVER_READABLE, Entity(NIC, (interface,))), 1
     for key, metric in _VALUES.items():
         if key in answer:
             yield (metric, Entity(NIC, (interface,))), int(answer[key])

@@ -36,7 +36,7 @@ from collector.workloads.job_roster import JobKey, RunningJob
 from collector.workloads.job_view import RunningJobs
 from railscope import __version__, service
 from railscope.catalog import METRICS
-from railscope.catalog import collector as audit_catalog
+from railscope.catalog import collector as catalog
 from railscope.catalog.declare import MetricKind
 from railscope.catalog.rollup import part_labels
 from railscope.exposition import TextFormat, page, sample_prefix
@@ -127,71 +127,71 @@ class CollectorMetrics:
         """Return the collector's own state and the GPU-time account, in base units."""
         counts = self.core.counts
         plain = [
-            (audit_catalog.ENVELOPES, counts.envelopes),
-            (audit_catalog.FRAMES, counts.frames),
-            (audit_catalog.DUPLICATES, counts.duplicates),
-            (audit_catalog.MISSING, self.core.received.holes()),
-            (audit_catalog.VALUES, counts.values),
-            (audit_catalog.RECEIVED_BYTES, counts.bytes),
-            (audit_catalog.COMMITS, self.log.stats.commits),
-            (audit_catalog.COMMIT_TIME, self.log.stats.commit_ns / SECOND_NS),
-            (audit_catalog.LOG_SIZE, self.log.size),
-            (audit_catalog.QUARANTINED, self.quarantine.records),
-            (audit_catalog.SCHEMAS, len(self.core.schemas)),
-            (audit_catalog.CONNECTIONS, len(self.connections)),
-            (audit_catalog.VIEWS_TIME, views.duration_ns / SECOND_NS),
-            (audit_catalog.CLAIMS, self.files.claims.content.in_force(views.instant_ns)),
-            (audit_catalog.CLAIMS_REJECTED, self.core.evidence.refused),
-            (audit_catalog.EVIDENCE_TOO_OLD, self.core.evidence.aged_rows),
-            (audit_catalog.EVIDENCE_EXCESS_GPUS, self.core.evidence.excess_gpus),
-            (audit_catalog.EVIDENCE_EXCESS_SPANS, self.core.evidence.excess_spans),
-            (audit_catalog.EVIDENCE_WAITING, len(self.core.evidence.chunks.by_key)),
-            (audit_catalog.EVIDENCE_STORED, self.settler.counts.parts),
-            (audit_catalog.EVIDENCE_FAILURES, self.settler.counts.failures),
-            (audit_catalog.FINALIZED_DAYS, self.settler.counts.days),
-            (audit_catalog.REVISED_DAYS, self.settler.counts.revisions),
-            (audit_catalog.AUDIT_RECORDS, self.trail.log.size),
-            (audit_catalog.AUDIT_UNSIGNED, self.trail.log.size - self.trail.log.signed.size),
-            (audit_catalog.AUDIT_LOST, self.trail.lost),
-            (audit_catalog.DENIALS, self.trail.denied),
-            (audit_catalog.LOG_LINES_SUPPRESSED, sum(one.suppressed for one in self.limits)),
-            (audit_catalog.LOG_LINES_LOST, service.LOG_STREAM.lost),
-            (audit_catalog.CLOCK_SUSPECT, int(bool(self.settler.hold()))),
-            (audit_catalog.SINK_WRITTEN, self.sink.written),
-            (audit_catalog.SINK_DROPPED, self.sink.dropped),
+            (catalog.ENVELOPES, counts.envelopes),
+            (catalog.FRAMES, counts.frames),
+            (catalog.DUPLICATES, counts.duplicates),
+            (catalog.MISSING, self.core.received.holes()),
+            (catalog.VALUES, counts.values),
+            (catalog.RECEIVED_BYTES, counts.bytes),
+            (catalog.COMMITS, self.log.stats.commits),
+            (catalog.COMMIT_TIME, self.log.stats.commit_ns / SECOND_NS),
+            (catalog.LOG_SIZE, self.log.size),
+            (catalog.QUARANTINED, self.quarantine.records),
+            (catalog.SCHEMAS, len(self.core.schemas)),
+            (catalog.CONNECTIONS, len(self.connections)),
+            (catalog.VIEWS_TIME, views.duration_ns / SECOND_NS),
+            (catalog.CLAIMS, self.files.claims.content.in_force(views.instant_ns)),
+            (catalog.CLAIMS_REJECTED, self.core.evidence.refused),
+            (catalog.EVIDENCE_TOO_OLD, self.core.evidence.aged_rows),
+            (catalog.EVIDENCE_EXCESS_GPUS, self.core.evidence.excess_gpus),
+            (catalog.EVIDENCE_EXCESS_SPANS, self.core.evidence.excess_spans),
+            (catalog.EVIDENCE_WAITING, len(self.core.evidence.chunks.by_key)),
+            (catalog.EVIDENCE_STORED, self.settler.counts.parts),
+            (catalog.EVIDENCE_FAILURES, self.settler.counts.failures),
+            (catalog.FINALIZED_DAYS, self.settler.counts.days),
+            (catalog.REVISED_DAYS, self.settler.counts.revisions),
+            (catalog.AUDIT_RECORDS, self.trail.log.size),
+            (catalog.AUDIT_UNSIGNED, self.trail.log.size - self.trail.log.signed.size),
+            (catalog.AUDIT_LOST, self.trail.lost),
+            (catalog.DENIALS, self.trail.denied),
+            (catalog.LOG_LINES_SUPPRESSED, sum(one.suppressed for one in self.limits)),
+            (catalog.LOG_LINES_LOST, service.LOG_STREAM.lost),
+            (catalog.CLOCK_SUSPECT, int(bool(self.settler.hold()))),
+            (catalog.SINK_WRITTEN, self.sink.written),
+            (catalog.SINK_DROPPED, self.sink.dropped),
         ]
         return [
             *(ViewCell(metric, (), value) for metric, value in plain),
             *self.audit(),
             *(cluster_cells(views.account) if views.account else ()),
             *(
-                ViewCell(audit_catalog.FILE_VALID, (f.kind,), int(f.valid))
+                ViewCell(catalog.FILE_VALID, (f.kind,), int(f.valid))
                 for f in self.files.all
                 if f.path
             ),
-            ViewCell(audit_catalog.FILE_VALID, ("tokens",), int(self.tokens.valid)),
+            ViewCell(catalog.FILE_VALID, ("tokens",), int(self.tokens.valid)),
             *(
-                ViewCell(audit_catalog.NODE_TWINS, (name,), 1)
+                ViewCell(catalog.NODE_TWINS, (name,), 1)
                 for name in self.twins.nodes(views.instant_ns)
             ),
             *(
-                ViewCell(audit_catalog.UNPLACED_GPUS, (name,), float(amount))
+                ViewCell(catalog.UNPLACED_GPUS, (name,), float(amount))
                 for name, amount in self.settler.live.unplaced(views.instant_ns).items()
             ),
             *(
-                ViewCell(audit_catalog.CONNECTIONS_CLOSED, (why,), n)
+                ViewCell(catalog.CONNECTIONS_CLOSED, (why,), n)
                 for why, n in self.connections.closed.items()
             ),
             *(
-                ViewCell(audit_catalog.MISSING_OF_NODE, (name,), count)
+                ViewCell(catalog.MISSING_OF_NODE, (name,), count)
                 for name, count in self.core.received.missing_of_nodes()
             ),
             *(
-                ViewCell(audit_catalog.RUN_ENDS_IGNORED, (reason,), count)
+                ViewCell(catalog.RUN_ENDS_IGNORED, (reason,), count)
                 for reason, count in self.core.received.ignored.items()
             ),
             *(
-                ViewCell(audit_catalog.REJECTED, (reason,), count)
+                ViewCell(catalog.REJECTED, (reason,), count)
                 for reason, count in counts.rejected.items()
             ),
         ]
