@@ -43,7 +43,7 @@ thorough: $(VENV)/.ready-to-test
 		tests/collector/metering tests/collector/billing tests/collector/audit \
 		tests/collector/access tests/collector/evidence tests/collector/account \
 		tests/collector/jobs tests/collector/ledger tests/agent/tenancy \
-		tests/agent/test_custody_held.py tests/agent/test_partial_answers.py \
+		tests/agent/test_witness_checkpoints.py tests/agent/test_partial_answers.py \
 		tests/agent/test_known_devices.py tests/vocabulary/test_merkle.py \
 		tests/vocabulary/test_note.py tests/vocabulary/test_cosignature.py \
 		tests/vocabulary/test_audit_record.py

@@ -202,7 +202,7 @@ def topology(config: Path | None, root: Path, replay: Path | None, form: str) ->
 @click.option(
     "--redact",
     is_flag=True,
-    help="Replace everything that is not known to be harmless: names, addresses, serial numbers.",
+    help="Replace everything except harmless values: names, addresses, serial numbers.",
 )
 @click.option(
     "--bursts", is_flag=True, help="Also record the data of burst sampling: ten times as much data."
@@ -212,7 +212,10 @@ def record(root: Path, seconds: float, redact: bool, bursts: bool, directory: Pa
     """Record this node into DIRECTORY, to be replayed with --replay."""
     service.configure_logs("warning")
     if directory.exists() and any(directory.iterdir()):
-        message = f"{directory} is not empty: choose a new directory for the capture"
+        message = (
+            f"cannot record into {directory}: the directory is not empty; fix: "
+            "specify a new directory"
+        )
         raise click.ClickException(message)
     capture = asyncio.run(_record(LiveHost(root), seconds, redact=redact, bursts=bursts))
     capture.write(directory)

@@ -237,7 +237,7 @@ class TopologySettings(msgspec.Struct, frozen=True, kw_only=True):
             "applies."
         ),
     ] = {}
-    expected_megabits: Annotated[
+    expected_megabits_per_second: Annotated[
         dict[str, int],
         described(
             "Expected line rate of a link (Mb/s), by RDMA device, interface, PCI address or role. "
@@ -288,10 +288,10 @@ class TenancySettings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         described("CA certificate that kubelet_url is verified with. Empty: those of the system."),
     ] = ""
-    slurm_gpu_files: Annotated[
+    slurm_gpu_directory: Annotated[
         str, described("Directory in which a Slurm prolog writes a file of job IDs for each GPU.")
     ] = ""
-    slurm_job_files: Annotated[
+    slurm_job_directory: Annotated[
         str,
         described(
             "Directory in which a Slurm prolog writes the output of `scontrol show job -d` for "
@@ -301,20 +301,20 @@ class TenancySettings(msgspec.Struct, frozen=True, kw_only=True):
     gres_conf: Annotated[
         str, described("Slurm's gres.conf, which maps GPU indices to devices.")
     ] = "/etc/slurm/gres.conf"
-    file: Annotated[
+    claims_file: Annotated[
         str,
         described(
             "CSV file of dated claims on GPUs of this node, with the authority of a scheduler."
         ),
     ] = ""
-    trust: Annotated[
+    trusted_owners: Annotated[
         str,
         described(
             "Space-separated owners whose processes count as claims where no scheduler assigns "
             "GPUs: docker, containerd, cri-o, podman, systemd, libvirt, slurm, kubernetes."
         ),
     ] = ""
-    system: Annotated[
+    system_owners: Annotated[
         str,
         described(
             "Space-separated namespaces, units and containers of health checks and of the "
@@ -350,14 +350,15 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     listen: Annotated[
         str, described("Address and port of the metrics endpoint; port 0 selects a free port.")
     ] = "0.0.0.0:9469"
-    page_token: Annotated[
+    metrics_token: Annotated[
         str,
         described(
-            "Bearer token required to scrape the metrics endpoint. Prefer page_token_file. Empty: "
-            "anyone who can reach the endpoint can read tenants, serial numbers and all readings."
+            "Bearer token required to scrape the metrics endpoint. Prefer "
+            "metrics_token_file. Empty: every client that can connect can read "
+            "tenants, serial numbers and all readings."
         ),
     ] = ""
-    page_token_file: Annotated[str, described("File that contains this token.")] = ""
+    metrics_token_file: Annotated[str, described("File that contains this token.")] = ""
     state_directory: Annotated[
         str,
         described(
@@ -368,7 +369,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Annotated[
         str, described("debug, info, warning or error.", pattern="^(debug|info|warning|error)$")
     ] = "info"
-    deadline_seconds: Annotated[
+    read_timeout_seconds: Annotated[
         float,
         described(
             "Minimum timeout of a read. The timeout is the period of the source, if that is longer.",
@@ -376,26 +377,29 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
             le=MAX_SECONDS,
         ),
     ] = 1.0
-    periods: SourcePeriods = SourcePeriods()
+    period_seconds: SourcePeriods = SourcePeriods()
     bursts: BurstSettings = BurstSettings()
     budget: BudgetSettings = BudgetSettings()
     collector: CollectorLink = CollectorLink()
-    custody: WitnessSettings = WitnessSettings()
+    witness: WitnessSettings = WitnessSettings()
     tls: AgentTlsSettings = AgentTlsSettings()
     topology: TopologySettings = TopologySettings()
     pcie: PcieSettings = PcieSettings()
     tenancy: TenancySettings = TenancySettings()
 
-    def read_page_token(self) -> str:
+    def read_metrics_token(self) -> str:
         """Return the token of the metrics endpoint; empty if there is none. Raises SettingsError."""
-        if not self.page_token_file:
-            return self.page_token.strip()
+        if not self.metrics_token_file:
+            return self.metrics_token.strip()
         try:
-            token = Path(self.page_token_file).read_text(encoding="utf-8").strip()
+            token = Path(self.metrics_token_file).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            message = f"page_token_file {self.page_token_file}: cannot be read: {error}"
+            message = f"cannot read metrics_token_file {self.metrics_token_file}: {error}"
             raise SettingsError(message) from error
         if not token:
-            message = f"page_token_file {self.page_token_file}: expected a token, found nothing"
+            message = (
+                f"invalid metrics_token_file {self.metrics_token_file}: expected a "
+                "token; the file is empty"
+            )
             raise SettingsError(message)
         return token

@@ -35,7 +35,7 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
     """Return all sources that read the node."""
     wiring, book = NetworkScanner(parse_rail_rules(settings.topology)), xids or XidMatcher()
     gpus, lists, cards = GpuInventory(wiring), ProcessLists(), NicFinder(wiring)
-    periods, bursts = settings.periods, settings.bursts
+    periods, bursts = settings.period_seconds, settings.bursts
     burst_sampling: list[Source] = [
         NicBurstSource(bursts.window_seconds, bursts.interfaces.split(), wiring),
         GpuBurstSource(bursts.window_seconds, periods.gpu_burst, gpus),

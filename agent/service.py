@@ -104,7 +104,7 @@ class Agent:
             self.origin,
             sources,
             self._publish,
-            ReadLimits(shortest_seconds=self.settings.deadline_seconds),
+            ReadLimits(shortest_seconds=self.settings.read_timeout_seconds),
             self.keeper,
             call_time=self.call_time,
         )
@@ -112,7 +112,7 @@ class Agent:
             self.node,
             self.sampler.statuses.values,
             lambda: self.host.clock.now().boot_ns,
-            self.settings.read_page_token(),
+            self.settings.read_metrics_token(),
             self.keeper.in_words,
         )
         self._tls = server_connections.server_tls(
@@ -125,7 +125,7 @@ class Agent:
         )
 
     def _sources(self) -> list[Source]:
-        periods, xids = self.settings.periods, XidMatcher()
+        periods, xids = self.settings.period_seconds, XidMatcher()
         self._verdicts = GpuVerdictSource(lambda: self.sampler.statuses, xids, periods.gpu_verdict)
         return [
             *machine_sources(self.settings, xids),
@@ -174,14 +174,14 @@ class Agent:
                 "agent_started",
                 node=self.node,
                 version=__version__,
-                page=f"{host}:{port}",
+                listen=f"{host}:{port}",
                 collector=self.settings.collector.url or "none",
             )
             if not self.page.token and not _is_loopback(host):
                 log.warning(
-                    "page_not_protected",
+                    "metrics_endpoint_unprotected",
                     listen=f"{host}:{port}",
-                    advice="set page_token_file, or listen on 127.0.0.1",
+                    advice="set metrics_token_file, or listen on 127.0.0.1",
                 )
             notify("READY=1")
             async with asyncio.TaskGroup() as group:
@@ -190,15 +190,15 @@ class Agent:
                 group.create_task(self._claims.keep_trying())
                 if self._shipper:
                     group.create_task(self._shipper.run())
-                if custody := self._custody():
-                    group.create_task(custody)
+                if witness := self._witness():
+                    group.create_task(witness)
         finally:
             await self._claims.close()
             await server.close()
 
-    def _custody(self) -> Coroutine[None, None, None] | None:
+    def _witness(self) -> Coroutine[None, None, None] | None:
         """Return the witness of the collector's audit log; None without a collector."""
-        if not self._shipper or not self.settings.custody.enabled:
+        if not self._shipper or not self.settings.witness.enabled:
             return None
         # Signature libraries take 8 MiB: load them only in an agent with a collector.
         from agent.witness.audit_witness import (  # noqa: PLC0415 - only with a collector
@@ -207,15 +207,15 @@ class Agent:
             WitnessStore,
         )
 
-        self.stats.custody = AuditLogState()
+        self.stats.audit_log = AuditLogState()
         return AuditWitness(
-            self.settings.custody,
+            self.settings.witness,
             self.node,
             AuditLogClient(self.settings.collector),
             WitnessStore(self._state / "custody"),
             self.host.clock,
             self.own_events,
-            self.stats.custody,
+            self.stats.audit_log,
         ).run()
 
     @property
@@ -236,7 +236,7 @@ class Agent:
                 self.own_events,
             )
         except OSError as error:
-            message = f"state_directory {self._state} cannot be used: {error.strerror}"
+            message = f"cannot use state_directory {self._state}: {error.strerror}"
             raise SettingsError(message) from error
         except CollectorLinkError as error:
             raise SettingsError(str(error)) from error

@@ -177,7 +177,7 @@ def agent_server(root: Path, directory: Path, period_seconds: float) -> ServerPr
     tree = ("--root", str(root))
     if period_seconds < SHORTEST_PERIOD:
         return start_agent(directory, "bench.node", *tree, "--rdma-period", str(period_seconds))
-    environment = {"RAILSCOPE_AGENT_PERIODS__RDMA": str(period_seconds), **UNBOUNDED}
+    environment = {"RAILSCOPE_AGENT_PERIOD_SECONDS__RDMA": str(period_seconds), **UNBOUNDED}
     return start_agent(directory, *AGENT, *tree, environment=environment)
 
 
@@ -334,7 +334,7 @@ def _server(plan: TickPlan, url: str, calls: Path) -> ServerProcess:
         flags += ["--push-seconds", str(plan.push_seconds)]
         return start_agent(plan.directory, "bench.node", *common, *flags)
     names = ("RDMA", "GPU", "NIC", "KERNEL", "AGENT")
-    environment = {f"RAILSCOPE_AGENT_PERIODS__{name}": period for name in names}
+    environment = {f"RAILSCOPE_AGENT_PERIOD_SECONDS__{name}": period for name in names}
     environment |= UNBOUNDED
     environment["RAILSCOPE_AGENT_COLLECTOR__PUSH_SECONDS"] = str(plan.push_seconds)
     environment["RAILSCOPE_AGENT_COLLECTOR__TOKEN"] = "bench"  # noqa: S105 - no secret

@@ -204,7 +204,7 @@ def main(  # noqa: PLR0913 - flags
         node="bench-node",
         listen=listen,
         state_directory=state_directory,
-        periods=periods,
+        period_seconds=periods,
         budget=BudgetSettings(cpu_ratio=0),  # the measurement is of the cost at given periods
         collector=CollectorLink(url=collector_url, token="bench", push_seconds=push_seconds),  # noqa: S106 - no secret
     )

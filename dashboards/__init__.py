@@ -1,4 +1,9 @@
 """Grafana dashboards, built from the catalog; `python -m dashboards` writes them to `generated/`."""
 
+
+class DashboardsError(Exception):
+    """Base of the errors of the dashboards and of their pictures."""
+
+
 COLUMNS = 24
 """Width of a Grafana dashboard, in the unit of panel widths."""

@@ -13,7 +13,7 @@ import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
-from dashboards import COLUMNS
+from dashboards import COLUMNS, DashboardsError
 from railscope.http_responses import read_body
 
 Values = Mapping[str, str]
@@ -26,7 +26,7 @@ TIMEOUT_SECONDS, MAX_ANSWER_BYTES = 120.0, 256 << 20
 """VariableSort of Grafana's schema: ascending, numbers in a text by their value."""
 
 
-class PrometheusError(RuntimeError):
+class PrometheusError(DashboardsError, RuntimeError):
     """A Prometheus is unreachable or rejects a query, or a selected value is not offered."""
 
 
@@ -104,20 +104,21 @@ class Prometheus:
         await self._session.close()
 
     async def get(self, path: str, **parameters: str) -> Any:
-        """Return the data of an answer. Raises AskingError if there is none."""
+        """Return the data of an answer. Raises PrometheusError if there is none."""
         try:
             async with self._session.get(self._api + path, params=parameters) as response:
                 answer = json.loads(await read_body(response, self._max_bytes))
         except (aiohttp.ClientError, OSError) as error:
-            message = f"no answer from {self._api}: {error or type(error).__name__}"
+            message = f"no response from {self._api}: {error or type(error).__name__}"
             raise PrometheusError(message) from error
         except ValueError as error:
             message = (
-                f"{self._api}{path} is not the API of a Prometheus: it does not answer in JSON"
+                f"unexpected response from {self._api}{path}: expected the JSON of "
+                "the API of Prometheus"
             )
             raise PrometheusError(message) from error
         if answer.get("status") != "success":
-            message = f"{self._api}{path} refuses {parameters}: {answer.get('error', 'no reason')}"
+            message = f"{self._api}{path} rejected {parameters}: {answer.get('error', 'no reason')}"
             raise PrometheusError(message)
         return answer["data"]
 
@@ -158,7 +159,10 @@ class Prometheus:
             return [variable["allValue"]]
         asked = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"])
         if asked is None:
-            message = f"variable {variable['name']}: no label_values(): {variable['query']}"
+            message = (
+                f"variable {variable['name']}: unsupported query "
+                f"{variable['query']}: expected label_values()"
+            )
             raise PrometheusError(message)
         values: list[str] = await self.get(
             f"label/{asked[2]}/values", **{"match[]": fill_variables(asked[1], made)}
@@ -183,7 +187,7 @@ class Prometheus:
         """Select the wanted values of a dashboard's variables, and the first offered value of the others.
 
         A variable with multiple selection takes all of its values; one without any value is left
-        empty. Raises AskingError if a wanted value is not offered.
+        empty. Raises PrometheusError if a wanted value is not offered.
         """
         made: dict[str, str] = {}
         for variable in variables:
@@ -191,7 +195,7 @@ class Prometheus:
             first = offered[0] if offered else ""
             made[name] = first if variable.get("includeAll") else wanted.get(name, first)
             if offered and made[name] not in offered:
-                message = f"no {name} {made[name]}; there are {', '.join(offered)}"
+                message = f"unknown {name} {made[name]}: expected {', '.join(offered)}"
                 raise PrometheusError(message)
         return made
 

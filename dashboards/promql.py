@@ -132,7 +132,7 @@ def problems(expression: str) -> list[str]:
     unknown = sorted(unknown_in(expression))
     expression = expanded(expression)
     return [
-        *(f"no rule records {name}" for name in unknown),
+        *(f"unknown recorded series {name}" for name in unknown),
         *_unknown_metrics(expression),
         *_wrong_matchers(expression),
         *_wrong_groupings(expression),
@@ -143,7 +143,7 @@ def problems(expression: str) -> list[str]:
 def _unknown_metrics(expression: str) -> Iterator[str]:
     for name in sorted(metrics_in(expression) - SCRAPE_METRICS):
         if metric_named(name) is None:
-            yield f"the catalog has no metric {name}"
+            yield f"unknown metric {name}"
 
 
 def _wrong_matchers(expression: str) -> Iterator[str]:
@@ -172,6 +172,6 @@ def _wrong_kinds(expression: str) -> Iterator[str]:
         metric, function = metric_named(call["name"]), call["function"]
         counter = metric is not None and metric.kind in {MetricKind.COUNTER, MetricKind.HISTOGRAM}
         if metric and function in _OF_COUNTERS and not counter:
-            yield f"{function}() needs a counter, and {metric.name} is none"
+            yield f"{function}({metric.name}): expected a counter"
         if metric and function in _OF_GAUGES and counter:
-            yield f"{function}() needs a gauge, and {metric.name} is none"
+            yield f"{function}({metric.name}): expected a gauge"

@@ -226,17 +226,6 @@ def _git(git: str, root: Path, *arguments: str) -> str | None:
 
 
 MESSAGES_PENDING = (
-    "agent/commands",
-    "agent/endpoint",
-    "agent/gpus",
-    "agent/health",
-    "agent/host",
-    "agent/owners",
-    "agent/shipping",
-    "agent/sources",
-    "agent/tenancy",
-    "agent/topology",
-    "agent/witness",
     "collector/access",
     "collector/audit",
     "collector/billing",

@@ -46,7 +46,9 @@ from simulator.live import STEP_NS, LiveNode, LiveNodeFileError, LiveTimeline, r
     show_default=True,
     help="Scheduler that assigns the GPUs: none, kubernetes, slurm.",
 )
-@click.option("--stray", is_flag=True, help="Include one process that uses a GPU without a claim.")
+@click.option(
+    "--unclaimed", is_flag=True, help="Include one process that uses a GPU without a claim."
+)
 @click.option(
     "--seconds",
     type=click.IntRange(min=1),
@@ -59,7 +61,7 @@ from simulator.live import STEP_NS, LiveNode, LiveNodeFileError, LiveTimeline, r
     type=click.FloatRange(min=0.01),
     default=1.0,
     show_default=True,
-    help="Seconds between two moments; 0.1 shows bursts.",
+    help="Seconds between two samples; 0.1 shows bursts.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random numbers.")
 @click.option("--node", default="gpu-node-0", show_default=True, help="Name of the node.")
@@ -71,7 +73,7 @@ def simulate(  # noqa: PLR0913 - one for each option
     mode: str,
     nic: str,
     scheduler: str,
-    stray: bool,
+    unclaimed: bool,
     seconds: int,
     step_seconds: float,
     seed: int,
@@ -90,7 +92,7 @@ def simulate(  # noqa: PLR0913 - one for each option
             mode=mode,
             nic=nic,
             scheduler=scheduler,
-            stray=stray,
+            unclaimed=unclaimed,
         )
         write_capture(directory, about(spec, seconds), moments(spec, seconds, step_seconds))
     except ValueError as error:

@@ -115,10 +115,10 @@ class Scenario:
         """Return the time at which the drivers are reloaded."""
         return None
 
-    def stray_gpu(self, span: TimeSpan) -> int | None:
+    def unclaimed_gpu(self, span: TimeSpan) -> int | None:
         """Index of the GPU with an unclaimed process, at the end of a span."""
         del span
-        return 0 if self.spec.stray else None
+        return 0 if self.spec.unclaimed else None
 
     def resets(self, span: TimeSpan) -> Sequence[int]:
         """Indices of the GPUs that are reset during a span."""

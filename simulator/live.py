@@ -24,7 +24,7 @@ from simulator.kernel_log import strikes_gpu
 from simulator.node_model import NodeModel
 from simulator.scenarios import scenario_of
 from simulator.simulation import NodeInterfaces
-from simulator.spec import NS_PER_SECOND, NodeSpec, TimeSpan, seconds
+from simulator.spec import NS_PER_SECOND, NodeSpec, SimulatorError, TimeSpan, seconds
 
 STEP_NS = NS_PER_SECOND
 MAX_STEPS = 60
@@ -33,7 +33,7 @@ MAX_RECORDS = 4096
 """Bound of the kernel log, which is a ring buffer as well."""
 
 
-class LiveNodeFileError(ValueError):
+class LiveNodeFileError(SimulatorError, ValueError):
     """The file of a live node is missing or invalid; the message states the position."""
 
 
@@ -84,7 +84,7 @@ class LiveNode:
 
 
 def read_live_node(path: Path) -> LiveNode:
-    """Read the file of a live node. Raises LiveError."""
+    """Read the file of a live node. Raises LiveNodeFileError."""
     try:
         settings = parse_toml(path.read_text(encoding="utf-8"))
         node = msgspec.convert(settings, LiveNode)
@@ -210,10 +210,10 @@ class FaultRounds(Scenario):
         strikes = [strike for strikes in self._strikes.values() for strike in strikes]
         return tuple(outage for one in strikes for outage in one.outages(rail))
 
-    def stray_gpu(self, span: TimeSpan) -> int | None:
+    def unclaimed_gpu(self, span: TimeSpan) -> int | None:
         """Return the GPU that is used without a claim, if any."""
-        found = (one.scenario.stray_gpu(one.local(span)) for one in self._acting(span))
-        return next((index for index in found if index is not None), super().stray_gpu(span))
+        found = (one.scenario.unclaimed_gpu(one.local(span)) for one in self._acting(span))
+        return next((index for index in found if index is not None), super().unclaimed_gpu(span))
 
     def resets(self, span: TimeSpan) -> Sequence[int]:
         """Return the GPUs that are reset because their fault ends in a span."""

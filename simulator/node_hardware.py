@@ -342,15 +342,17 @@ def build_node_hardware(spec: NodeSpec) -> NodeHardware:
 def _check(spec: NodeSpec, model: GpuModel) -> None:
     wrong = ""
     if spec.gpus > model.per_node:
-        wrong = f"a node has 1 to {model.per_node} GPUs {model.name}, not {spec.gpus}"
+        wrong = f"invalid number of GPUs {model.name}: {spec.gpus}: expected 1 to {model.per_node}"
     elif spec.mode == "mig" and not model.mig_profiles:
-        wrong = f"no MIG instances are known of a GPU {model.name}"
+        wrong = f"invalid mode mig: GPU {model.name} has no MIG profiles"
     elif spec.mode == "vgpu" and model.vgpu_type is None:
-        wrong = f"no virtual GPUs are known of a GPU {model.name}"
+        wrong = f"invalid mode vgpu: GPU {model.name} has no vGPU types"
     elif spec.mode == "passthrough" and spec.gpus == 1:
-        wrong = "a node with one GPU has none left to hand to a virtual machine"
+        wrong = "invalid mode passthrough: 1 GPU: expected 2 or more"
     elif spec.scenario == "nvlink_errors" and (model.nvlink is None or spec.mode == "mig"):
-        wrong = f"GPU {model.name} in mode {spec.mode} shows no NVLinks to have errors"
+        wrong = (
+            f"invalid scenario nvlink_errors: GPU {model.name} in mode {spec.mode} has no NVLinks"
+        )
     if wrong:
         raise ValueError(wrong)
 

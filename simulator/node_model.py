@@ -219,7 +219,7 @@ class NodeModel:
         start_ns, warm_up_ns = since_ns or 0, _WARM_UP_SECONDS * NS_PER_SECOND
         self.offset_ns = start_ns - warm_up_ns
         self.span = TimeSpan(self.offset_ns, self.offset_ns)
-        self.stray_gpu: int | None = None
+        self.unclaimed_gpu: int | None = None
         uptime_ns = warm_up_ns if since_ns is not None else spec.started_boot_ns + self.offset_ns
         self.gpus = [
             GpuState(spec, self.machine.model, gpu, uptime_ns) for gpu in self.machine.gpus
@@ -242,7 +242,7 @@ class NodeModel:
         span = self.span = TimeSpan(self.offset_ns, until_ns)
         self.offset_ns = until_ns
         scenario = self.scenario
-        self.stray_gpu = scenario.stray_gpu(span)
+        self.unclaimed_gpu = scenario.unclaimed_gpu(span)
         clocks = [gpu.silicon.unthrottled_share for gpu in self.gpus if not gpu.lost]
         slowest = max(min(clocks, default=1.0), _SLOWEST_PACE)
         demand = self._job.advance(span, scenario.job(span), slowest)

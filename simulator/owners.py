@@ -90,7 +90,7 @@ class SimulatedOwners:
             shared = sharing.mode in {"mps", "time_slicing"}
             place = 0
             for tenant in sharing.present:
-                if tenant.name == MPS_SERVER or _is_stray(model, gpu, tenant):
+                if tenant.name == MPS_SERVER or _is_unclaimed(model, gpu, tenant):
                     continue
                 if not cut and not shared:
                     whole = whole or self._pod("train-0", "research", "nvidia.com/gpu")
@@ -132,13 +132,13 @@ class SimulatedOwners:
             (gpu, tenant)
             for gpu in model.gpus
             for tenant in gpu.sharing.present
-            if not _is_stray(model, gpu, tenant)
+            if not _is_unclaimed(model, gpu, tenant)
         ]
         into.names[_SLICE] = ["cron.service", "slurmd.service", "slurmstepd.scope"]
         into.names[_SCOPE] = [directory, "system"] if mine else ["system"]
         for gpu in model.gpus:
             for tenant in gpu.sharing.present:
-                if _is_stray(model, gpu, tenant):
+                if _is_unclaimed(model, gpu, tenant):
                     _show_process(model, into, tenant, _SESSION)
         if not mine:
             return
@@ -161,9 +161,9 @@ class SimulatedOwners:
             _show_process(model, into, tenant, group)
 
 
-def _is_stray(model: NodeModel, gpu: GpuState, tenant: GpuTenant) -> bool:
+def _is_unclaimed(model: NodeModel, gpu: GpuState, tenant: GpuTenant) -> bool:
     """True for the unclaimed process: the last one of its GPU."""
-    return model.stray_gpu == gpu.identity.index and tenant is gpu.sharing.present[-1]
+    return model.unclaimed_gpu == gpu.identity.index and tenant is gpu.sharing.present[-1]
 
 
 def _show_process(model: NodeModel, into: CaptureMoment, tenant: GpuTenant, group: str) -> None:

@@ -391,9 +391,9 @@ class LinkDown(LinkOutages):
 class UnclaimedProcess(Scenario):
     """A person starts a process on a GPU, bypassing the scheduler."""
 
-    def stray_gpu(self, span: TimeSpan) -> int | None:
+    def unclaimed_gpu(self, span: TimeSpan) -> int | None:
         """Return the struck GPU from the onset on."""
-        return self.spec.struck if self.onset_ns <= span.end_ns else super().stray_gpu(span)
+        return self.spec.struck if self.onset_ns <= span.end_ns else super().unclaimed_gpu(span)
 
 
 class CounterReset(Scenario):

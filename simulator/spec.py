@@ -16,6 +16,11 @@ from types import MappingProxyType
 
 from simulator.device_models import NICS
 
+
+class SimulatorError(Exception):
+    """Base of the errors of the simulator and of the demo."""
+
+
 MAX_GPUS = 8
 STRUCK = 3
 
@@ -88,7 +93,7 @@ class NodeSpec:
     mode: str = "whole"
     nic: str = "cx7"
     scheduler: str = "none"
-    stray: bool = False
+    unclaimed: bool = False
     """True if one process uses a GPU without a claim."""
     strikes: int = STRUCK
     started_wall_ns: int = 1_760_000_000_000_000_000

@@ -129,7 +129,7 @@ def test_the_agent_asks_the_kubelet_for_devices_within_bounds(unix: Path) -> Non
 
 def claims_asked_for(where: str) -> None:
     client = AgentClient(where, "", 0.0, answer_seconds=SECONDS, max_bytes=MAX_BYTES)
-    with pytest.raises(click.ClickException, match="no agent answers"):
+    with pytest.raises(click.ClickException, match="no response from the agent"):
         client.ask("GET", "/claims")
 
 

@@ -174,7 +174,7 @@ def test_a_section_is_reached_from_the_environment(tmp_path: Path):
         "agent", "check", "--root", str(tmp_path), RAILSCOPE_AGENT_COLLECTOR__URL="ftp://nowhere"
     )
     assert outcome.returncode == 1
-    assert "collector.url 'ftp://nowhere' must start with http:// or https://" in outcome.stdout
+    assert "invalid collector.url 'ftp://nowhere': expected http:// or https://" in outcome.stdout
 
 
 def test_one_reading_of_an_empty_tree(tmp_path: Path):

@@ -80,35 +80,41 @@ async def check_running_agent(settings: AgentSettings) -> list[ProbeFinding]:
     if not url:
         return [
             ProbeFinding(
-                _RUNNING_SUBJECT, ProbeVerdict.ABSENT, "it takes any free port, and cannot be asked"
+                _RUNNING_SUBJECT, ProbeVerdict.ABSENT, "not queried: the port is not fixed (port 0)"
             )
         ]
     client = HttpClient(url, _tls(settings), TIMEOUT_SECONDS, MAX_EXPOSITION_BYTES)
     try:
-        token = settings.read_page_token()
+        token = settings.read_metrics_token()
     except SettingsError as error:
         return [
             ProbeFinding(
-                _RUNNING_SUBJECT, ProbeVerdict.BROKEN, str(error), "read it as the agent's user"
+                _RUNNING_SUBJECT,
+                ProbeVerdict.BROKEN,
+                str(error),
+                "run the check as the agent's user",
             )
         ]
     shown = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         answer = await client.get(shown)
     except OSError as error:
-        problem = error.strerror or str(error) or "no answer"
+        problem = error.strerror or str(error) or "no response"
         return [
             ProbeFinding(
-                _RUNNING_SUBJECT, ProbeVerdict.ABSENT, f"none that answers at {url}: {problem}"
+                _RUNNING_SUBJECT, ProbeVerdict.ABSENT, f"no response from {url}: {problem}"
             )
         ]
     finally:
         await client.close()
     if answer.status != HTTPStatus.OK:
-        detail = f"{url} answers with {answer.status}"
+        detail = f"{url} returned status {answer.status}"
         return [
             ProbeFinding(
-                _RUNNING_SUBJECT, ProbeVerdict.BROKEN, detail, "show its page_token, by --config"
+                _RUNNING_SUBJECT,
+                ProbeVerdict.BROKEN,
+                detail,
+                "specify the settings file that contains its metrics_token with --config",
             )
         ]
     return _metrics_findings(url, answer.body.decode(errors="replace"))
@@ -143,10 +149,12 @@ def _metrics_findings(url: str, page: str) -> list[ProbeFinding]:
     if catalog.AGENT_MEMORY.name not in of_agent:
         return [
             ProbeFinding(
-                _RUNNING_SUBJECT, ProbeVerdict.BROKEN, f"{url} is the page of something else"
+                _RUNNING_SUBJECT,
+                ProbeVerdict.BROKEN,
+                f"{url} is not the metrics endpoint of an agent",
             )
         ]
-    parts = ["not measured yet" if use is None else f"takes {format_percent(use)} of a core"]
+    parts = ["not measured yet" if use is None else f"uses {format_percent(use)} of a core"]
     if budget:
         parts.append(f"budget {format_percent(budget)}")
     parts += [
@@ -174,11 +182,11 @@ _MARKS = {
 _RANKS = {ProbeVerdict.BROKEN: 0, ProbeVerdict.DENIED: 1, ProbeVerdict.AWAITED: 2}
 """Sort order of the output, the worst first."""
 _MS, _MIB = 1_000_000, 1 << 20
-_AS_ROOT = "run the agent as root, or do without these"
+_AS_ROOT = "run the agent as root, or accept that these are missing"
 _DENIED = {
     "gpu_activity": "run the agent as root, or load the nvidia module with"
     " NVreg_RestrictProfilingToAdminUsers=0",
-    "gpu_verdict": "see the sources above: what they may not read cannot be judged",
+    "gpu_verdict": "fix the sources above: verdicts need their readings",
 }
 """Remedies for denied reads, by source."""
 
@@ -285,17 +293,17 @@ def _costs(agent: Agent) -> list[ProbeFinding]:
         for name in sorted(shares, key=shares.__getitem__, reverse=True)
         if shares[name]
     ]
-    detail = f"reading takes {format_percent(whole)} of a core at the configured periods"
+    detail = f"reads use {format_percent(whole)} of a core at the configured periods"
     if not budget.cpu_ratio:
         found.append(
-            ProbeFinding("processor budget", ProbeVerdict.ABSENT, f"{detail}, none is set")
+            ProbeFinding("processor budget", ProbeVerdict.ABSENT, f"{detail}, no budget is set")
         )
     else:
         kept = f"{detail}, budget {format_percent(budget.cpu_ratio)}"
         remedy = ""
         if whole > budget.cpu_ratio:
-            kept = f"{kept}: if reads stay as dear, periods grow until it is kept"
-            remedy = "set longer periods, or a greater budget.cpu_ratio"
+            kept = f"{kept}: exceeded; periods are lengthened until reads fit the budget"
+            remedy = "increase periods in [period_seconds], or increase budget.cpu_ratio"
         found.append(ProbeFinding("processor budget", ProbeVerdict.SUPPORTED, kept, remedy))
     return [*found, _memory(agent)]
 
@@ -310,7 +318,7 @@ def _cost(status: SourceState, share: float, governor: Governor) -> ProbeFinding
     )
     load = governor.loads[name]
     if load.stretch > 1:
-        detail += f"; to be read every {period * load.stretch:g} s ({load.why})"
+        detail += f"; lengthened to every {period * load.stretch:g} s ({load.why})"
     return ProbeFinding(f"cost of {name}", ProbeVerdict.SUPPORTED, detail)
 
 
@@ -320,16 +328,16 @@ def _memory(agent: Agent) -> ProbeFinding:
         resident = agent.keeper.meter.resident_bytes()
     except OSError as error:
         return ProbeFinding(
-            what, ProbeVerdict.ABSENT, f"resident memory is not known: {error.strerror}"
+            what, ProbeVerdict.ABSENT, f"resident memory cannot be read: {error.strerror}"
         )
     detail = f"{resident / _MIB:.0f} MiB resident"
     if not bound:
-        return ProbeFinding(what, ProbeVerdict.ABSENT, f"{detail}, none is set")
+        return ProbeFinding(what, ProbeVerdict.ABSENT, f"{detail}, no budget is set")
     detail = f"{detail}, budget {bound / _MIB:.0f} MiB"
     if resident <= bound:
         return ProbeFinding(what, ProbeVerdict.SUPPORTED, detail)
     return ProbeFinding(
-        what, ProbeVerdict.ABSENT, f"{detail}: not kept", "set a greater budget.memory_bytes"
+        what, ProbeVerdict.ABSENT, f"{detail}: exceeded", "increase budget.memory_bytes"
     )
 
 
@@ -337,7 +345,7 @@ async def _collector(agent: Agent) -> ProbeFinding:
     link = agent.settings.collector
     if not link.url:
         return ProbeFinding(
-            "collector", ProbeVerdict.ABSENT, "no collector.url is set: nothing is shipped"
+            "collector", ProbeVerdict.ABSENT, "collector.url is not set: no frames are shipped"
         )
     try:
         client = CollectorClient(link)
@@ -348,7 +356,9 @@ async def _collector(agent: Agent) -> ProbeFinding:
     async with client:
         answer = await client.post(pack(greeting), SentAt.at(now, agent.origin.boot_id))
     if answer.verdict is Answered.ACKNOWLEDGED:
-        return ProbeFinding("collector", ProbeVerdict.SUPPORTED, f"{client.url} accepts this node")
+        return ProbeFinding(
+            "collector", ProbeVerdict.SUPPORTED, f"{client.url} accepts frames of this node"
+        )
     return ProbeFinding("collector", ProbeVerdict.BROKEN, answer.problem)
 
 

@@ -68,7 +68,7 @@ class AgentClient:
             if status == _OK:
                 return answer
             if status not in {_NO_ANSWER, _UNAVAILABLE} or time.monotonic() >= until:
-                message = answer.get("error", f"status {status}")
+                message = answer.get("error", f"the agent returned status {status}")
                 raise click.ClickException(message)
             time.sleep(_RETRY_SECONDS)
 
@@ -85,10 +85,12 @@ class AgentClient:
             told = json.loads(answer.read())
             return answer.status, told if isinstance(told, dict) else {"error": str(told)}
         except PermissionError as error:
-            message = f"{self._where}: {error.strerror}: run this as root"
+            message = (
+                f"cannot connect to {self._where}: {error.strerror}; fix: run the command as root"
+            )
             raise click.ClickException(message) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
-            return _NO_ANSWER, {"error": f"no agent answers at {self._where}: {error}"}
+            return _NO_ANSWER, {"error": (f"no response from the agent at {self._where}: {error}")}
         finally:
             connection.close()
 
@@ -110,7 +112,7 @@ def _agent_options(command: Command) -> Command:
         click.option("--url", help="Address of the agent, instead of its socket: http://127.0.0.1:PORT."),
         click.option("--token-file", type=click.Path(dir_okay=False, path_type=Path),
                      help="File that contains the token for --url."),
-        click.option("--timeout", type=click.FloatRange(min=0), default=5.0, show_default=True,
+        click.option("--timeout-seconds", type=click.FloatRange(min=0), default=5.0, show_default=True,
                      help="Seconds to wait for an agent that is unreachable."),
     )  # fmt: skip
     for option in reversed(options):
@@ -124,16 +126,18 @@ def _create_client(where: Mapping[str, Any]) -> AgentClient:
     try:
         token = token_file.read_text("utf-8").strip() if token_file else ""
     except OSError as error:
-        message = f"{token_file}: {error.strerror}"
+        message = f"cannot read token file {token_file}: {error.strerror}"
         raise click.ClickException(message) from error
     if where["url"]:
-        return AgentClient(where["url"], token, where["timeout"])
+        return AgentClient(where["url"], token, where["timeout_seconds"])
     if where["path"]:
-        return AgentClient(where["path"], "", where["timeout"])
+        return AgentClient(where["path"], "", where["timeout_seconds"])
     config = where["config"] or settings.default_file("agent")
     loaded = settings.load(AgentSettings, file=config, prefix=PREFIX)
     state = state_directory(loaded.state_directory, AgentSettings().state_directory)
-    return AgentClient(loaded.tenancy.socket or str(state / CLAIMS_SOCKET), "", where["timeout"])
+    return AgentClient(
+        loaded.tenancy.socket or str(state / CLAIMS_SOCKET), "", where["timeout_seconds"]
+    )
 
 
 @click.group()
@@ -222,7 +226,7 @@ def end(name: str | None, other: str | None, when: str | None, **options: Any) -
             if (one["reported_by"], one["source"], one["workload"]) == ("command", "slurm", job)
         ]
     elif not names:
-        message = "say which claim: its id, or --from-slurm"
+        message = "missing claim: expected its id or --from-slurm"
         raise click.UsageError(message)
     for one in dict.fromkeys(names):
         told = agent.ask("POST", f"{CLAIMS_PATH}/{quote(str(one), safe='')}/end", body)["claim"]
@@ -273,7 +277,10 @@ def _claim_of_slurm_job(environment: Mapping[str, str]) -> dict[str, Any]:
     """
     job = environment.get("SLURM_JOB_ID", "")
     if not job.isdecimal():
-        message = "SLURM_JOB_ID is not set: --from-slurm is for prolog and epilog"
+        message = (
+            "SLURM_JOB_ID is not set: expected a job id; fix: use --from-slurm "
+            "only in a prolog or epilog"
+        )
         raise click.ClickException(message)
     numbers = [n for n in environment.get("SLURM_JOB_GPUS", "").split(",") if n]
     names: Sequence[str] = [f"/dev/nvidia{n}" if n.isdecimal() else n for n in numbers]
@@ -290,8 +297,8 @@ def _claim_of_slurm_job(environment: Mapping[str, str]) -> dict[str, Any]:
 def _check_required(body: Mapping[str, Any], *options: tuple[str, str]) -> None:
     for key, option in options:
         if not body.get(key):
-            message = f"{option} is missing"
+            message = f"missing option {option}"
             raise click.UsageError(message)
     if not body.get("tenant") and not body.get("owner"):
-        message = "say --tenant or --owner"
+        message = "missing owner of the claim: expected --tenant or --owner"
         raise click.UsageError(message)

@@ -132,9 +132,9 @@ class ClaimsEndpoint:
                 raise SettingsError(message) from error
             if is_first:
                 log.warning(
-                    "claims_socket_missing",
+                    "claims_socket_failed",
                     problem=message,
-                    advice="make the state directory writable: it is tried again",
+                    advice="make the state directory writable; the agent retries",
                 )
             return
         self._is_bound = True
@@ -156,7 +156,8 @@ class ClaimsEndpoint:
         given = request.headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
             return _json_response(
-                {"error": "show the token of tenancy.token"}, HTTPStatus.UNAUTHORIZED
+                {"error": ("missing or wrong token: expected the bearer token of tenancy.token")},
+                HTTPStatus.UNAUTHORIZED,
             )
         return await self._respond(request)
 
@@ -192,12 +193,18 @@ class ClaimsEndpoint:
             return _json_response({"claim": _claim_json(kept)})
         known = request.path == CLAIMS_PATH or end
         status = HTTPStatus.METHOD_NOT_ALLOWED if known else HTTPStatus.NOT_FOUND
-        message = f"no {request.method} {request.path}: there are GET and POST {CLAIMS_PATH}, POST {CLAIMS_PATH}/ID/end"
+        message = (
+            f"unknown request {request.method} {request.path}: expected GET or "
+            f"POST {CLAIMS_PATH}, or POST {CLAIMS_PATH}/ID/end"
+        )
         raise _RequestRejectedError(status, message)
 
     def _claim(self, start: ClaimStartRequest) -> CommandClaim:
         if not start.tenant and not start.owner:
-            raise _RequestRejectedError(HTTPStatus.UNPROCESSABLE_ENTITY, "say tenant or owner")
+            raise _RequestRejectedError(
+                HTTPStatus.UNPROCESSABLE_ENTITY,
+                "missing owner of the claim: expected tenant or owner",
+            )
         devices = dict.fromkeys(self._device(text) for text in start.gpus)
         start_ns, start_boot = self._instant(start.start, "start")
         share = _parse_share(start)
@@ -220,9 +227,12 @@ class ClaimsEndpoint:
         if found:
             return found
         if not devices.all:
-            message = "the agent does not know of any GPU yet: try again in some seconds"
+            message = "no GPU has been detected yet: retry in a few seconds"
             raise _RequestRejectedError(HTTPStatus.SERVICE_UNAVAILABLE, message)
-        message = f"no GPU {text!r} here: name it by {naming.DEVICE_NAME_KINDS}; there are {devices.names}"
+        message = (
+            f"unknown GPU {text!r}: expected {naming.DEVICE_NAME_KINDS}; GPUs "
+            f"of this node: {devices.names}"
+        )
         raise _RequestRejectedError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
 
     def _instant(self, when: datetime | None, what: str) -> tuple[int, BootTime | None]:
@@ -236,7 +246,9 @@ class ClaimsEndpoint:
             message = f"{what}: {error}"
             raise _RequestRejectedError(HTTPStatus.UNPROCESSABLE_ENTITY, message) from error
         if told_ns > now.wall_ns + _MAX_FUTURE_NS:
-            message = f"{what} is not over yet: tell it when it is"
+            message = (
+                f"invalid {what} {when.isoformat()}: expected a time that is not in the future"
+            )
             raise _RequestRejectedError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
         return told_ns, history.at(told_ns)
 
@@ -287,17 +299,18 @@ def _read_token(settings: TenancySettings) -> str:
         is_loopback = False
     if not is_loopback:
         message = (
-            f"tenancy.listen {settings.listen} must be an address of loopback: 127.0.0.1 or ::1"
+            f"invalid tenancy.listen {settings.listen}: expected a loopback address: "
+            "127.0.0.1 or ::1"
         )
         raise SettingsError(message)
     try:
         kept = Path(settings.token_file).read_text("utf-8").strip() if settings.token_file else ""
     except (OSError, UnicodeDecodeError) as error:
-        message = f"tenancy.token_file {settings.token_file} cannot be read: {error}"
+        message = f"cannot read tenancy.token_file {settings.token_file}: {error}"
         raise SettingsError(message) from error
     token = kept or settings.token
     if not token:
-        message = "tenancy.listen needs tenancy.token_file or tenancy.token"
+        message = "tenancy.listen without a token: expected tenancy.token_file or tenancy.token"
         raise SettingsError(message)
     return token
 
@@ -308,11 +321,11 @@ def _bind_socket(path: Path) -> socket.socket:
     No client can connect before it listens, and it listens after its mode is set. Raises OSError.
     """
     if len(str(path)) >= _SOCKET_PATH_LIMIT:
-        raise OSError(errno.ENAMETOOLONG, "the path of a socket has at most 107 bytes")
+        raise OSError(errno.ENAMETOOLONG, "path of the socket too long: expected at most 107 bytes")
     if path.is_socket():
         with socket.socket(socket.AF_UNIX) as there:
             if there.connect_ex(str(path)) != errno.ECONNREFUSED:
-                raise OSError(errno.EADDRINUSE, "another agent serves it")
+                raise OSError(errno.EADDRINUSE, "in use by another agent")
         path.unlink()
     listening = socket.socket(socket.AF_UNIX)
     try:

@@ -142,7 +142,7 @@ _MIG_USED_SHARE = _used_share(s.MIG_MEMORY_USED, s.MIG_MEMORY_SIZE, s.MIG_MEMORY
 
 _UP_TO_AMPERE = "Up to Ampere; later GPUs report margins instead."
 _BEFORE_AMPERE = "Before Ampere."
-_FROM_HOPPER = "From Hopper on."
+_FROM_HOPPER = "Hopper and later."
 _OLDER_NAME = "Older name of `DCGM_FI_DEV_CLOCKS_EVENT_REASONS`."
 _CRC_OF_HOPPER = "On Hopper the CRC errors of the data link layer. None from Blackwell on."
 _RATE_NOT_COUNT = (
@@ -158,50 +158,50 @@ _LOAD: tuple[DcgmMetric, ...] = (
     dcgm_gauge("DEV_SM_CLOCK", MEGAHERTZ, "SM clock", reading_of(c.GPU_CLOCK_SPEED, "sm")),
     dcgm_gauge("DEV_MEM_CLOCK", MEGAHERTZ, "Memory clock", reading_of(c.GPU_CLOCK_SPEED, "memory")),
     dcgm_gauge("DEV_VIDEO_CLOCK", MEGAHERTZ, "Video clock", reading_of(c.GPU_CLOCK_SPEED, "video")),
-    dcgm_gauge("DEV_MAX_SM_CLOCK", MEGAHERTZ, "Highest SM clock", reading_of(c.GPU_CLOCK_LIMIT, "sm")),
-    dcgm_gauge("DEV_MAX_MEM_CLOCK", MEGAHERTZ, "Highest memory clock", reading_of(c.GPU_CLOCK_LIMIT, "memory")),
-    dcgm_gauge("DEV_MAX_VIDEO_CLOCK", MEGAHERTZ, "Highest video clock", reading_of(c.GPU_CLOCK_LIMIT, "video")),
-    dcgm_gauge("DEV_CLOCKS_EVENT_REASONS", COUNT, "What holds the clocks down: a bit mask", _REASONS),
-    dcgm_gauge("DEV_CLOCK_THROTTLE_REASONS", COUNT, "What holds the clocks down: a bit mask", _REASONS, remark=_OLDER_NAME),
+    dcgm_gauge("DEV_MAX_SM_CLOCK", MEGAHERTZ, "Maximum SM clock", reading_of(c.GPU_CLOCK_LIMIT, "sm")),
+    dcgm_gauge("DEV_MAX_MEM_CLOCK", MEGAHERTZ, "Maximum memory clock", reading_of(c.GPU_CLOCK_LIMIT, "memory")),
+    dcgm_gauge("DEV_MAX_VIDEO_CLOCK", MEGAHERTZ, "Maximum video clock", reading_of(c.GPU_CLOCK_LIMIT, "video")),
+    dcgm_gauge("DEV_CLOCKS_EVENT_REASONS", COUNT, "Reasons for reduced clocks: a bit mask", _REASONS),
+    dcgm_gauge("DEV_CLOCK_THROTTLE_REASONS", COUNT, "Reasons for reduced clocks: a bit mask", _REASONS, remark=_OLDER_NAME),
     dcgm_gauge("DEV_GPU_TEMP", CELSIUS, "GPU temperature", reading_of(c.GPU_TEMPERATURE)),
     dcgm_gauge("DEV_MEMORY_TEMP", CELSIUS, "Memory temperature", reading_of(c.GPU_MEMORY_TEMPERATURE)),
     dcgm_gauge("DEV_GPU_TEMP_LIMIT", CELSIUS, "Margin to the nearest slowdown", reading_of(c.GPU_TEMPERATURE_MARGIN), remark=_FROM_HOPPER),
     *(
         dcgm_gauge(f"DEV_{name}_TEMP", CELSIUS, what, reading_of(c.GPU_TEMPERATURE_THRESHOLD, threshold), remark=_UP_TO_AMPERE)
         for name, what, threshold in (
-            ("GPU_MAX_OP", "Highest GPU temperature in operation", "gpu_maximum"),
-            ("MEM_MAX_OP", "Highest memory temperature in operation", "memory_maximum"),
-            ("SLOWDOWN", "GPU temperature that slows down", "slowdown"),
-            ("SHUTDOWN", "GPU temperature that shuts down", "shutdown"),
+            ("GPU_MAX_OP", "Maximum operating temperature of the GPU", "gpu_maximum"),
+            ("MEM_MAX_OP", "Maximum operating temperature of the memory", "memory_maximum"),
+            ("SLOWDOWN", "GPU temperature at which it slows down", "slowdown"),
+            ("SHUTDOWN", "GPU temperature at which it shuts down", "shutdown"),
         )
     ),
     dcgm_gauge("DEV_POWER_USAGE", WATTS, "Power of the board", reading_of(c.GPU_POWER)),
-    dcgm_gauge("DEV_POWER_USAGE_INSTANT", WATTS, "Power at this instant", reading_of(c.GPU_POWER_INSTANT)),
+    dcgm_gauge("DEV_POWER_USAGE_INSTANT", WATTS, "Instantaneous power", reading_of(c.GPU_POWER_INSTANT)),
     dcgm_counter("DEV_TOTAL_ENERGY_CONSUMPTION", MILLIJOULES, "Energy since driver load", reading_of(c.GPU_ENERGY)),
-    dcgm_gauge("DEV_ENFORCED_POWER_LIMIT", WATTS, "Power limit that holds", reading_of(c.GPU_POWER_LIMIT)),
+    dcgm_gauge("DEV_ENFORCED_POWER_LIMIT", WATTS, "Enforced power limit", reading_of(c.GPU_POWER_LIMIT)),
     *(
         dcgm_gauge(f"DEV_POWER_MGMT_LIMIT{name}", WATTS, what, reading_of(c.GPU_POWER_BOUNDS, bound))
         for name, what, bound in (
-            ("", "Power limit asked for", "requested"),
-            ("_MIN", "Lowest power limit there is", "minimum"),
-            ("_MAX", "Highest power limit there is", "maximum"),
-            ("_DEF", "Power limit by default", "default"),
+            ("", "Requested power limit", "requested"),
+            ("_MIN", "Minimum power limit", "minimum"),
+            ("_MAX", "Maximum power limit", "maximum"),
+            ("_DEF", "Default power limit", "default"),
         )
     ),
     dcgm_gauge("DEV_PSTATE", CODE, "Performance state", reading_of(c.GPU_PERFORMANCE_STATE)),
     dcgm_gauge("DEV_FAN_SPEED", PERCENT, "Requested speed of the first fan", reading_of(c.GPU_FAN_SPEED, "0")),
-    dcgm_gauge("DEV_GPU_UTIL", PERCENT, "Time with a kernel", reading_of(c.GPU_UTILIZATION)),
+    dcgm_gauge("DEV_GPU_UTIL", PERCENT, "Time with a running kernel", reading_of(c.GPU_UTILIZATION)),
     dcgm_gauge("DEV_MEM_COPY_UTIL", PERCENT, "Time with memory traffic", reading_of(c.GPU_MEMORY_ACTIVITY)),
-    dcgm_gauge("DEV_ENC_UTIL", PERCENT, "Time the video encoder worked", reading_of(c.GPU_ENGINE_UTILIZATION, "encoder")),
-    dcgm_gauge("DEV_DEC_UTIL", PERCENT, "Time the video decoder worked", reading_of(c.GPU_ENGINE_UTILIZATION, "decoder")),
+    dcgm_gauge("DEV_ENC_UTIL", PERCENT, "Time with a busy video encoder", reading_of(c.GPU_ENGINE_UTILIZATION, "encoder")),
+    dcgm_gauge("DEV_DEC_UTIL", PERCENT, "Time with a busy video decoder", reading_of(c.GPU_ENGINE_UTILIZATION, "decoder")),
     *(
-        dcgm_counter(f"DEV_{name}_VIOLATION", NANOSECONDS, f"Time held down by {what}", reading_of(c.GPU_THROTTLE_TIME, reason))
+        dcgm_counter(f"DEV_{name}_VIOLATION", NANOSECONDS, f"Time with clocks reduced by {what}", reading_of(c.GPU_THROTTLE_TIME, reason))
         for name, what, reason in (
             ("POWER", "the power cap", "software_power_cap"),
             ("THERMAL", "heat", "thermal"),
             ("SYNC_BOOST", "sync boost", "sync_boost"),
             ("BOARD_LIMIT", "the limit of the board", "board_limit"),
-            ("LOW_UTIL", "low use", "low_utilization"),
+            ("LOW_UTIL", "low utilization", "low_utilization"),
             ("RELIABILITY", "the reliability voltage", "reliability"),
             ("TOTAL_APP_CLOCKS", "anything, below the application clocks", "application_clocks"),
             ("TOTAL_BASE_CLOCKS", "anything, below the base clocks", "base_clocks"),
@@ -209,42 +209,42 @@ _LOAD: tuple[DcgmMetric, ...] = (
     ),
 )  # fmt: skip
 _MEMORY: tuple[DcgmMetric, ...] = (
-    dcgm_gauge("DEV_FB_TOTAL", MEBIBYTES, "Memory installed", reading_of(c.GPU_MEMORY_TOTAL), mig=reading_of(s.MIG_MEMORY_SIZE)),
-    dcgm_gauge("DEV_FB_FREE", MEBIBYTES, "Memory no one holds", reading_of(c.GPU_MEMORY_FREE), mig=reading_of(s.MIG_MEMORY_FREE)),
-    dcgm_gauge("DEV_FB_USED", MEBIBYTES, "Memory that processes hold", reading_of(c.GPU_MEMORY_USED), mig=reading_of(s.MIG_MEMORY_USED)),
-    dcgm_gauge("DEV_FB_RESERVED", MEBIBYTES, "Memory the driver keeps", reading_of(c.GPU_MEMORY_RESERVED), mig=reading_of(s.MIG_MEMORY_RESERVED)),
+    dcgm_gauge("DEV_FB_TOTAL", MEBIBYTES, "Installed memory", reading_of(c.GPU_MEMORY_TOTAL), mig=reading_of(s.MIG_MEMORY_SIZE)),
+    dcgm_gauge("DEV_FB_FREE", MEBIBYTES, "Free memory", reading_of(c.GPU_MEMORY_FREE), mig=reading_of(s.MIG_MEMORY_FREE)),
+    dcgm_gauge("DEV_FB_USED", MEBIBYTES, "Memory used by processes", reading_of(c.GPU_MEMORY_USED), mig=reading_of(s.MIG_MEMORY_USED)),
+    dcgm_gauge("DEV_FB_RESERVED", MEBIBYTES, "Memory reserved by the driver", reading_of(c.GPU_MEMORY_RESERVED), mig=reading_of(s.MIG_MEMORY_RESERVED)),
     dcgm_gauge("DEV_FB_USED_PERCENT", SHARE, "Memory in use, relative to the memory without the driver's own", _GPU_USED_SHARE, mig=_MIG_USED_SHARE, remark="A share, not percent, despite its name."),
     dcgm_gauge("DEV_BAR1_TOTAL", MEBIBYTES, "BAR1 address space", reading_of(c.GPU_BAR1_SIZE), mig=reading_of(s.MIG_BAR1_SIZE)),
-    dcgm_gauge("DEV_BAR1_FREE", MEBIBYTES, "BAR1 address space not in use", _without(c.GPU_BAR1_SIZE, c.GPU_BAR1_USED), mig=_without(s.MIG_BAR1_SIZE, s.MIG_BAR1_USED)),
-    dcgm_gauge("DEV_BAR1_USED", MEBIBYTES, "BAR1 address space in use", reading_of(c.GPU_BAR1_USED), mig=reading_of(s.MIG_BAR1_USED)),
+    dcgm_gauge("DEV_BAR1_FREE", MEBIBYTES, "Free BAR1 address space", _without(c.GPU_BAR1_SIZE, c.GPU_BAR1_USED), mig=_without(s.MIG_BAR1_SIZE, s.MIG_BAR1_USED)),
+    dcgm_gauge("DEV_BAR1_USED", MEBIBYTES, "Used BAR1 address space", reading_of(c.GPU_BAR1_USED), mig=reading_of(s.MIG_BAR1_USED)),
 )  # fmt: skip
 _HEALTH: tuple[DcgmMetric, ...] = (
     replace(dcgm_gauge("DEV_XID_ERRORS", CODE, "Number of the last Xid", reading_of(h.GPU_LAST_XID), remark=_NO_XID), otherwise_zero=k.XIDS),
-    dcgm_gauge("DEV_ECC_CURRENT", FLAG, "Whether ECC is on", reading_of(h.GPU_ECC_MODE)),
-    dcgm_gauge("DEV_ECC_PENDING", FLAG, "Whether ECC is on after a reset", reading_of(h.GPU_ECC_PENDING)),
+    dcgm_gauge("DEV_ECC_CURRENT", FLAG, "True if ECC is enabled", reading_of(h.GPU_ECC_MODE)),
+    dcgm_gauge("DEV_ECC_PENDING", FLAG, "True if ECC will be enabled after a reset", reading_of(h.GPU_ECC_PENDING)),
     *(
         dcgm_counter(f"DEV_ECC_{short}_{span}_TOTAL", COUNT, f"{what} memory errors {since}", reading_of(h.GPU_ECC_ERRORS, error, lifetime))
-        for span, since, lifetime in (("VOL", "since driver load", "volatile"), ("AGG", "of the board's life", "aggregate"))
+        for span, since, lifetime in (("VOL", "since driver load", "volatile"), ("AGG", "over the lifetime of the board", "aggregate"))
         for short, what, error in (("SBE", "Corrected", "corrected"), ("DBE", "Uncorrected", "uncorrected"))
     ),
-    dcgm_gauge("DEV_THRESHOLD_SRM", FLAG, "Whether on-chip memory had too many errors", reading_of(h.GPU_SRAM_THRESHOLD), remark="Needs root."),
+    dcgm_gauge("DEV_THRESHOLD_SRM", FLAG, "True if on-chip memory had too many errors", reading_of(h.GPU_SRAM_THRESHOLD), remark="Requires root."),
     dcgm_counter("DEV_RETIRED_SBE", COUNT, "Pages retired for corrected errors", reading_of(h.GPU_RETIRED_PAGES, "correctable"), remark=_BEFORE_AMPERE),
     dcgm_counter("DEV_RETIRED_DBE", COUNT, "Pages retired for uncorrected errors", reading_of(h.GPU_RETIRED_PAGES, "uncorrectable"), remark=_BEFORE_AMPERE),
-    dcgm_counter("DEV_RETIRED_PENDING", FLAG, "Whether pages wait to be retired", reading_of(h.GPU_RETIRED_PENDING), remark=_BEFORE_AMPERE),
+    dcgm_counter("DEV_RETIRED_PENDING", FLAG, "True if retirement of pages is pending", reading_of(h.GPU_RETIRED_PENDING), remark=_BEFORE_AMPERE),
     dcgm_counter("DEV_CORRECTABLE_REMAPPED_ROWS", COUNT, "Rows remapped for corrected errors", reading_of(h.GPU_REMAPPED_ROWS, "correctable")),
     dcgm_counter("DEV_UNCORRECTABLE_REMAPPED_ROWS", COUNT, "Rows remapped for uncorrected errors", reading_of(h.GPU_REMAPPED_ROWS, "uncorrectable")),
-    dcgm_gauge("DEV_ROW_REMAP_FAILURE", FLAG, "Whether a row could not be remapped", reading_of(h.GPU_ROW_REMAP_FAILURE)),
-    dcgm_gauge("DEV_ROW_REMAP_PENDING", FLAG, "Whether a remap waits for a reset", reading_of(h.GPU_ROW_REMAP_PENDING)),
-    dcgm_gauge("DEV_GPU_RECOVERY_ACTION", CODE, "What the driver wants done", reading_of(h.GPU_RECOVERY_ACTION)),
-    dcgm_gauge("DEV_MIG_MODE", FLAG, "Whether the GPU is cut into instances", reading_of(s.GPU_MIG_MODE)),
-    dcgm_gauge("DEV_PERSISTENCE_MODE", FLAG, "Whether the driver keeps the GPU ready", reading_of(c.GPU_PERSISTENCE)),
+    dcgm_gauge("DEV_ROW_REMAP_FAILURE", FLAG, "True if a row could not be remapped", reading_of(h.GPU_ROW_REMAP_FAILURE)),
+    dcgm_gauge("DEV_ROW_REMAP_PENDING", FLAG, "True if a remap is pending until a reset", reading_of(h.GPU_ROW_REMAP_PENDING)),
+    dcgm_gauge("DEV_GPU_RECOVERY_ACTION", CODE, "Recovery action required by the driver", reading_of(h.GPU_RECOVERY_ACTION)),
+    dcgm_gauge("DEV_MIG_MODE", FLAG, "True if MIG is enabled", reading_of(s.GPU_MIG_MODE)),
+    dcgm_gauge("DEV_PERSISTENCE_MODE", FLAG, "True if persistence mode is enabled", reading_of(c.GPU_PERSISTENCE)),
 )  # fmt: skip
 _LINKS: tuple[DcgmMetric, ...] = (
-    dcgm_counter("DEV_PCIE_REPLAY_COUNTER", COUNT, "PCIe packets sent again", reading_of(h.GPU_PCIE_REPLAYS)),
-    dcgm_gauge("DEV_PCIE_LINK_GEN", COUNT, "PCIe generation now", reading_of(h.GPU_PCIE_GENERATION)),
-    dcgm_gauge("DEV_PCIE_LINK_WIDTH", COUNT, "PCIe lanes now", reading_of(h.GPU_PCIE_WIDTH)),
-    dcgm_gauge("DEV_PCIE_MAX_LINK_GEN", COUNT, "Highest PCIe generation", reading_of(h.GPU_PCIE_GENERATION_LIMIT)),
-    dcgm_gauge("DEV_PCIE_MAX_LINK_WIDTH", COUNT, "Most PCIe lanes", reading_of(h.GPU_PCIE_WIDTH_LIMIT)),
+    dcgm_counter("DEV_PCIE_REPLAY_COUNTER", COUNT, "Retransmitted PCIe packets", reading_of(h.GPU_PCIE_REPLAYS)),
+    dcgm_gauge("DEV_PCIE_LINK_GEN", COUNT, "Current PCIe generation", reading_of(h.GPU_PCIE_GENERATION)),
+    dcgm_gauge("DEV_PCIE_LINK_WIDTH", COUNT, "Current number of PCIe lanes", reading_of(h.GPU_PCIE_WIDTH)),
+    dcgm_gauge("DEV_PCIE_MAX_LINK_GEN", COUNT, "Maximum PCIe generation", reading_of(h.GPU_PCIE_GENERATION_LIMIT)),
+    dcgm_gauge("DEV_PCIE_MAX_LINK_WIDTH", COUNT, "Maximum number of PCIe lanes", reading_of(h.GPU_PCIE_WIDTH_LIMIT)),
     dcgm_counter("DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", COUNT, "CRC errors of flits, all NVLinks", reading_of(n.NVLINK_ERRORS, EACH, "crc_flit"), reading_of(n.NVLINK_ERRORS, EACH, "crc"), remark=_CRC_OF_HOPPER),
     dcgm_counter("DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", COUNT, "CRC errors of data, all NVLinks", reading_of(n.NVLINK_ERRORS, EACH, "crc_data"), remark="Up to Ampere."),
     dcgm_counter("DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", COUNT, "Replays, all NVLinks", reading_of(n.NVLINK_ERRORS, EACH, "replay"), remark="Up to Hopper."),
@@ -252,13 +252,14 @@ _LINKS: tuple[DcgmMetric, ...] = (
     dcgm_gauge("DEV_NVLINK_BANDWIDTH_TOTAL", MEBIBYTES_PER_SECOND, "NVLink traffic of both directions", _NVLINK_TRAFFIC, remark=_RATE_NOT_COUNT),
 )  # fmt: skip
 _PROFILING: tuple[DcgmMetric, ...] = (
-    dcgm_gauge("PROF_GR_ENGINE_ACTIVE", SHARE, "Time with a context at work", reading_of(c.GPU_GRAPHICS_ACTIVITY), mig=reading_of(c.MIG_GRAPHICS_ACTIVITY), remark=_FROM_HOPPER),
+    dcgm_gauge("PROF_GR_ENGINE_ACTIVE", SHARE, "Time with an active context", reading_of(c.GPU_GRAPHICS_ACTIVITY), mig=reading_of(c.MIG_GRAPHICS_ACTIVITY), remark=_FROM_HOPPER),
     dcgm_gauge("PROF_SM_ACTIVE", SHARE, "SMs and time with a warp", reading_of(c.GPU_SM_ACTIVITY), mig=reading_of(c.MIG_SM_ACTIVITY), remark=_FROM_HOPPER),
-    dcgm_gauge("PROF_SM_OCCUPANCY", SHARE, "Warps, of what the SMs could hold", reading_of(c.GPU_SM_OCCUPANCY), mig=reading_of(c.MIG_SM_OCCUPANCY), remark=_FROM_HOPPER),
-    dcgm_gauge("PROF_PIPE_TENSOR_ACTIVE", SHARE, "Time a tensor pipe worked", reading_of(c.GPU_TENSOR_ACTIVITY), mig=reading_of(c.MIG_TENSOR_ACTIVITY), remark=_FROM_HOPPER),
-    dcgm_gauge("PROF_DRAM_ACTIVE", SHARE, "Memory traffic, of the peak bandwidth", reading_of(c.GPU_DRAM_ACTIVITY), mig=reading_of(c.MIG_DRAM_ACTIVITY), remark=_FROM_HOPPER),
+    dcgm_gauge("PROF_SM_OCCUPANCY", SHARE, "Resident warps as a share of the maximum", reading_of(c.GPU_SM_OCCUPANCY), mig=reading_of(c.MIG_SM_OCCUPANCY), remark=_FROM_HOPPER),
+    dcgm_gauge("PROF_PIPE_TENSOR_ACTIVE", SHARE, "Time with an active tensor pipe", reading_of(c.GPU_TENSOR_ACTIVITY), mig=reading_of(c.MIG_TENSOR_ACTIVITY), remark=_FROM_HOPPER),
+    dcgm_gauge("PROF_DRAM_ACTIVE", SHARE, "Memory traffic as a share of the peak bandwidth",
+          reading_of(c.GPU_DRAM_ACTIVITY), mig=reading_of(c.MIG_DRAM_ACTIVITY), remark=_FROM_HOPPER),
     *(
-        dcgm_gauge(f"PROF_PIPE_{name}_ACTIVE", SHARE, f"Time the {what} pipe worked", reading_of(c.GPU_PIPE_ACTIVITY, pipe), mig=reading_of(c.MIG_PIPE_ACTIVITY, pipe), remark=_FROM_HOPPER)
+        dcgm_gauge(f"PROF_PIPE_{name}_ACTIVE", SHARE, f"Time with an active {what} pipe", reading_of(c.GPU_PIPE_ACTIVITY, pipe), mig=reading_of(c.MIG_PIPE_ACTIVITY, pipe), remark=_FROM_HOPPER)
         for name, what, pipe in (
             ("FP64", "FP64", "fp64"),
             ("FP32", "FP32", "fp32"),

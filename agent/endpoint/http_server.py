@@ -131,7 +131,7 @@ def _check_framing(request: h11.Request) -> None:
     """Raise if a request specifies its length in two ways, which proxies may resolve differently."""
     names = {name for name, _ in request.headers}
     if names >= {b"content-length", b"transfer-encoding"}:
-        message = "a request has Content-Length and Transfer-Encoding: expected one of them"
+        message = "invalid request: Content-Length and Transfer-Encoding: expected one of them"
         raise h11.RemoteProtocolError(message, error_status_hint=400)
 
 
@@ -183,7 +183,9 @@ class _HttpConversation:
             elif isinstance(event, h11.Data) and self._max_body_bytes is not None:
                 body += bytes(event.data)
                 if len(body) > self._max_body_bytes:
-                    message = f"a request has at most {self._max_body_bytes} bytes"
+                    message = (
+                        f"request body too long: expected at most {self._max_body_bytes} bytes"
+                    )
                     raise h11.RemoteProtocolError(message, error_status_hint=413)
             elif isinstance(event, h11.EndOfMessage) and request is not None:
                 return request, body
@@ -200,7 +202,9 @@ class _HttpConversation:
             answer = self._respond(AgentRequest(path, headers, method, content))
             response = answer if isinstance(answer, AgentResponse) else await answer
         else:
-            response = AgentResponse.text("only GET is served here", HTTPStatus.METHOD_NOT_ALLOWED)
+            response = AgentResponse.text(
+                "invalid method: expected GET or HEAD", HTTPStatus.METHOD_NOT_ALLOWED
+            )
         body, more = response.body, dict(response.headers)
         if "gzip" in headers.get("accept-encoding", "") and body:
             body = await asyncio.to_thread(gzip.compress, body, GZIP_LEVEL)

@@ -39,7 +39,7 @@ class MetricsEndpoint:
     def respond(self, request: AgentRequest) -> AgentResponse:
         """Respond to a request."""
         if self.token and request.path not in _OPEN_PATHS and not self._may_read(request):
-            text = "401: show the page token of the agent as bearer token"
+            text = "401: missing or wrong token: expected the agent's metrics_token as bearer token"
             refused = AgentResponse.text(text, HTTPStatus.UNAUTHORIZED)
             return replace(refused, headers={"WWW-Authenticate": "Bearer"})
         answers = {
@@ -51,7 +51,7 @@ class MetricsEndpoint:
         }
         answer = answers.get(request.path)
         if answer is None:
-            text = "404: there is /metrics, /metrics/dcgm, /-/healthy and /-/ready"
+            text = "404: unknown path: expected /metrics, /metrics/dcgm, /-/healthy or /-/ready"
             return AgentResponse.text(text, HTTPStatus.NOT_FOUND)
         return answer(request)
 

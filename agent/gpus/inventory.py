@@ -112,7 +112,7 @@ class GpuInventory:
         gpus = {i: gpu for i, gpu in asked.items() if gpu and named[gpu.entity.key] == i}
         detail = f"{len(gpus)} of {format_count(count, 'GPU')}, driver {driver.version}"
         complete = ProbeVerdict.SUPPORTED if len(gpus) == count else ProbeVerdict.BROKEN
-        mend = "" if len(gpus) == count else "look for the others below, and into the kernel log"
+        mend = "" if len(gpus) == count else ("see the other GPUs below, and the kernel log")
         self._settle(host, gpus, (ProbeFinding("GPUs", complete, detail, mend),))
         return gpus
 
@@ -336,8 +336,10 @@ def _text(host: Host, function: str, *arguments: int | str) -> str:
 def _no_library_finding(host: Host) -> ProbeFinding:
     present = len(gpu_addresses(host))
     if present:
-        detail = f"{present} NVIDIA GPUs on the PCI bus, but no libnvidia-ml.so.1"
+        detail = f"{present} NVIDIA GPUs on the PCI bus, but libnvidia-ml.so.1 is not installed"
         return ProbeFinding(
-            "GPUs", ProbeVerdict.BROKEN, detail, "install the NVIDIA driver on this server"
+            "GPUs", ProbeVerdict.BROKEN, detail, "install the NVIDIA driver on this node"
         )
-    return ProbeFinding("GPUs", ProbeVerdict.ABSENT, "no NVIDIA driver library (libnvidia-ml.so.1)")
+    return ProbeFinding(
+        "GPUs", ProbeVerdict.ABSENT, "NVIDIA driver library libnvidia-ml.so.1 is not installed"
+    )

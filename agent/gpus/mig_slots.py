@@ -33,7 +33,10 @@ class GpuSlotRange(msgspec.Struct, frozen=True, array_like=True, order=True):
     def __post_init__(self) -> None:
         """Reject a range outside the GPU."""
         if not 0 <= self.low < self.high <= GPU_CAPACITY:
-            message = f"{self.low}-{self.high} are no slots of {GPU_CAPACITY}"
+            message = (
+                f"invalid slot range {self.low}-{self.high}: expected START-END "
+                f"within 0-{GPU_CAPACITY}"
+            )
             raise ValueError(message)
 
     @property

@@ -115,7 +115,7 @@ def _recovery_actions(facts: GpuHealthFacts) -> RequiredActions:
 
 
 def _describe_recovery(facts: GpuHealthFacts) -> str:
-    return f"the driver asks for {', '.join(_recovery_actions(facts).nvidia)}"
+    return f"the driver requires {', '.join(_recovery_actions(facts).nvidia)}"
 
 
 def _xid_test(*, fatal: bool) -> FaultTest:
@@ -152,7 +152,7 @@ DRIVER_RULES = (
     HealthRule(
         reason="gpu_lost",
         state=FAILED,
-        when="NVML calls the GPU lost, or does not tell of it though nobody took it away",
+        when="NVML reports the GPU as lost, or does not list it although it was not removed",
         origin="nvml.h, NVML_ERROR_GPU_IS_LOST; action as for Xid 79",
         tell=_is_lost,
         asks=RequiredActions(_LOST.actions, (_LOST.immediate,)),
@@ -162,8 +162,10 @@ DRIVER_RULES = (
     HealthRule(
         reason="driver_unresponsive",
         state=UNKNOWN,
-        when="a source of the GPU's readings has failed or is too old, or the GPU gives no answer",
-        origin="ours: what does not answer is not known to be broken, nor to be well",
+        when="a source of the GPU's readings has failed or is stale, or the GPU does not respond",
+        origin=(
+            "ours: a GPU without readings is neither known to be broken nor known to be healthy"
+        ),
         tell=_is_unresponsive,
         asks=RequiredActions(("inspect",)),
         sources=(),
@@ -171,7 +173,7 @@ DRIVER_RULES = (
     HealthRule(
         reason="recovery_action",
         state=FAILED,
-        when="the driver asks for a reset of GPU or bus, or for a reboot",
+        when="the driver requires a reset of GPU or bus, or a reboot",
         origin="nvml.h, nvmlDeviceGpuRecoveryAction_t",
         tell=_recovery_test(may_finish=False),
         asks=_recovery_actions,
@@ -181,7 +183,10 @@ DRIVER_RULES = (
     HealthRule(
         reason="recovery_drain",
         state=DEGRADED,
-        when="the driver asks for the same once what runs has finished, or for a new IMEX domain",
+        when=(
+            "the driver requires a reset after running processes have finished, or "
+            "a new IMEX domain"
+        ),
         origin="nvml.h, nvmlDeviceGpuRecoveryAction_t",
         tell=_recovery_test(may_finish=True),
         asks=_recovery_actions,
@@ -191,8 +196,11 @@ DRIVER_RULES = (
     HealthRule(
         reason="xid_fatal",
         state=FAILED,
-        when="a fatal Xid since the last reset of the GPU, load of its driver, or all-clear of it",
-        origin="Xid catalogue, and what the message says",
+        when=(
+            "a fatal Xid since the last reset of the GPU, load of its driver, or "
+            "recovery reported by it"
+        ),
+        origin="Xid catalogue, and the text of the message",
         tell=_xid_test(fatal=True),
         asks=lambda facts: _xid_actions(facts, fatal=True),
         says=lambda facts: _describe_xids(facts, fatal=True),
@@ -202,8 +210,11 @@ DRIVER_RULES = (
     HealthRule(
         reason="xid_action",
         state=DEGRADED,
-        when="an Xid since then that is not known to be fatal, but asks for more than a restart of the application",
-        origin="Xid catalogue, and what the message says",
+        when=(
+            "an Xid since then that is not known to be fatal, but requires more "
+            "than a restart of the application"
+        ),
+        origin="Xid catalogue, and the text of the message",
         tell=_xid_test(fatal=False),
         asks=lambda facts: _xid_actions(facts, fatal=False),
         says=lambda facts: _describe_xids(facts, fatal=False),

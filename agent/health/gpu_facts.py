@@ -384,7 +384,7 @@ class GpuLifetimeFile:
     """Saves a few hundred bytes per GPU. Blocking."""
 
     def __init__(self, path: Path, boot_id: str) -> None:
-        self._file = BootStateFile(path, boot_id, "gpu_resets_not_kept")
+        self._file = BootStateFile(path, boot_id, "gpu_resets_write_failed")
 
     def load(self) -> dict[str, GpuLifetime]:
         """Return the saved state by GPU."""

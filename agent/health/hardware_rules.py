@@ -100,7 +100,10 @@ BOARD_RULES = (
     HealthRule(
         reason="pcie_width",
         state=DEGRADED,
-        when="the PCIe link uses fewer lanes than the slot has, or than the settings expect; unknown in guests",
+        when=(
+            "the PCIe link uses fewer lanes than the slot has, or than the settings "
+            "specify; unknown in guests"
+        ),
         origin="sysfs-bus-pci, max_link_width of both ends: seating or riser",
         tell=_is_narrow,
         asks=_INSPECT,
@@ -110,7 +113,11 @@ BOARD_RULES = (
     HealthRule(
         reason="pcie_generation",
         state=DEGRADED,
-        when=f"the PCIe link is slower than GPU and slot can, or than the settings expect, while the GPU works (P{BUSY_PERFORMANCE_STATE} or faster)",
+        when=(
+            "the PCIe link is slower than GPU and slot support, or than the "
+            f"settings specify, while the GPU is busy (P{BUSY_PERFORMANCE_STATE} or "
+            "faster)"
+        ),
         origin="sysfs-bus-pci, max_link_speed of both ends; idle GPUs save power",
         tell=_is_slow_under_load,
         asks=_INSPECT,
@@ -123,8 +130,11 @@ BOARD_RULES = (
     HealthRule(
         reason="pcie_replays",
         state=DEGRADED,
-        when="more PCIe replays a minute than a bit error ratio of 1e-12 gives at this generation and width",
-        origin="DCGM health: 0.15 to 3.84 a minute and lane, by generation; warns",
+        when=(
+            "more PCIe replays per minute than a bit error ratio of 1e-12 causes at "
+            "this generation and width"
+        ),
+        origin="DCGM health: 0.15 to 3.84 per minute and lane, by generation; warns",
         tell=_has_many_replays,
         asks=_INSPECT,
         metrics=(gpu_health.GPU_PCIE_REPLAYS, gpu_health.GPU_PCIE_GENERATION, gpu_health.GPU_PCIE_WIDTH),
@@ -134,7 +144,7 @@ BOARD_RULES = (
         reason="pcie_errors",
         state=DEGRADED,
         when="a fatal or non-fatal PCIe error that the GPU counted within ten minutes",
-        origin="ours: none is to be expected of a link in order",
+        origin="ours: a healthy link has none",
         tell=_has_pcie_errors,
         asks=_INSPECT,
         metrics=(gpu_health.GPU_PCIE_ERRORS,),
@@ -143,7 +153,10 @@ BOARD_RULES = (
     HealthRule(
         reason="thermal_hardware",
         state=DEGRADED,
-        when="the hardware slowed the GPU down for its heat, now or within ten minutes",
+        when=(
+            "the hardware slowed the GPU down because of its temperature, now or "
+            "within ten minutes"
+        ),
         origin="nvml.h, HwThermalSlowdown: above the hardware's limit; DCGM health warns",
         tell=_slowdown_test(_HARDWARE_THERMAL),
         asks=_INSPECT,
@@ -154,8 +167,11 @@ BOARD_RULES = (
     HealthRule(
         reason="thermal_software",
         state=DEGRADED,
-        when="the driver held the clocks down for heat for a tenth of the last ten minutes",
-        origin="ours: short ones are how a GPU is meant to run near its limit",
+        when=(
+            "the driver reduced the clocks because of temperature for a tenth of "
+            "the last ten minutes"
+        ),
+        origin="ours: short slowdowns are normal operation near the limit",
         tell=_is_thermally_limited,
         asks=_INSPECT,
         sources=(LOAD,),
@@ -165,8 +181,8 @@ BOARD_RULES = (
     HealthRule(
         reason="power_brake",
         state=DEGRADED,
-        when="power supply or rack had the GPU slowed down, now or within ten minutes",
-        origin="nvml.h, HwPowerBrakeSlowdown; look at every GPU of the chassis",
+        when="power supply or rack slowed the GPU down, now or within ten minutes",
+        origin="nvml.h, HwPowerBrakeSlowdown; check every GPU of the chassis",
         tell=_slowdown_test(_POWER_BRAKE),
         asks=_INSPECT,
         sources=(LOAD,),
@@ -176,7 +192,7 @@ BOARD_RULES = (
     HealthRule(
         reason="temperature_margin",
         state=DEGRADED,
-        when="no degree is left until the nearest slowdown threshold",
+        when="the temperature has reached the nearest slowdown threshold",
         origin="nvml.h, nvmlDeviceGetMarginTemperature: 0 or less",
         tell=lambda facts: facts.number(c.GPU_TEMPERATURE_MARGIN) <= 0,
         asks=_INSPECT,
@@ -227,7 +243,7 @@ MEMORY_RULES = (
     HealthRule(
         reason="row_remap_pending",
         state=DEGRADED,
-        when="a row of memory waits to be replaced; running jobs are safe meanwhile",
+        when="a row of memory is pending replacement; running jobs are not affected",
         origin=f"{_POLICY}: takes effect at a GPU reset",
         tell=is_nonzero(gpu_health.GPU_ROW_REMAP_PENDING),
         asks=RequiredActions(("reset_gpu",), ("RESET_GPU",)),
@@ -245,7 +261,7 @@ MEMORY_RULES = (
     HealthRule(
         reason="retired_pages_pending",
         state=DEGRADED,
-        when="a page of memory waits to be taken out of use (before Ampere)",
+        when="a page of memory is pending retirement (before Ampere)",
         origin=f"{_NVML}, nvmlDeviceGetRetiredPagesPendingStatus: at a reboot; {_DCGM} warns",
         tell=is_nonzero(gpu_health.GPU_RETIRED_PENDING),
         asks=RequiredActions(("reboot",)),
@@ -254,7 +270,7 @@ MEMORY_RULES = (
     HealthRule(
         reason="retired_pages_exhausted",
         state=FAILED,
-        when=f"{MAX_RETIRED_PAGES} or more pages of memory taken out of use (before Ampere)",
+        when=f"{MAX_RETIRED_PAGES} or more retired pages of memory (before Ampere)",
         origin=f"{_DCGM}: DCGM_LIMIT_MAX_RETIRED_PAGES fails",
         tell=_has_many_retired_pages,
         asks=RequiredActions(("drain", "rma"), ("CONTACT_SUPPORT",)),
@@ -265,7 +281,10 @@ MEMORY_RULES = (
     HealthRule(
         reason="sram_threshold",
         state=FAILED,
-        when="so many errors of on-chip memory that field diagnostics would fail; told to root only",
+        when=(
+            "so many errors of on-chip memory that field diagnostics would fail; "
+            "readable by root only"
+        ),
         origin=f"{_NVML}, bThresholdExceeded; DCGM error 118 isolates the GPU",
         tell=is_nonzero(gpu_health.GPU_SRAM_THRESHOLD),
         asks=RequiredActions(("drain", "rma"), ("CONTACT_SUPPORT",)),
@@ -284,7 +303,7 @@ MEMORY_RULES = (
     HealthRule(
         reason="repair_pending",
         state=DEGRADED,
-        when="a repair of a memory channel or a TPC waits",
+        when="a repair of a memory channel or a TPC is pending",
         origin=f"{_NVML}, nvmlDeviceGetRepairStatus: takes effect at a GPU reset",
         tell=is_any_nonzero(gpu_health.GPU_REPAIR_PENDING),
         asks=RequiredActions(("reset_gpu",), ("RESET_GPU",)),

@@ -125,7 +125,7 @@ LINK_RULES = (
     HealthRule(
         reason="fabric_not_joined",
         state=FAILED,
-        when="the GPU belongs to an NVLink fabric and has not joined it, or joining ended in error",
+        when="the GPU belongs to an NVLink fabric and has not joined it, or failed to join it",
         origin="nvml.h, nvmlGpuFabricState_t: CUDA starts only once it is completed",
         tell=_has_not_joined,
         asks=RequiredActions(("inspect",)),
@@ -134,7 +134,7 @@ LINK_RULES = (
     HealthRule(
         reason="fabric_unhealthy",
         state=FAILED,
-        when="the driver calls the GPU's place in its fabric unhealthy",
+        when="the driver reports the GPU's fabric health as unhealthy",
         origin="nvml.h, NVML_GPU_FABRIC_HEALTH_SUMMARY_UNHEALTHY",
         tell=is_state(h.GPU_FABRIC_HEALTH, "unhealthy"),
         asks=RequiredActions(("inspect",)),
@@ -143,7 +143,7 @@ LINK_RULES = (
     HealthRule(
         reason="fabric_limited",
         state=DEGRADED,
-        when="the driver says the GPU's place in its fabric has limited capacity",
+        when="the driver reports the GPU's fabric health as limited in capacity",
         origin="nvml.h, NVML_GPU_FABRIC_HEALTH_SUMMARY_LIMITED_CAPACITY",
         tell=is_state(h.GPU_FABRIC_HEALTH, "limited_capacity"),
         asks=RequiredActions(("inspect",)),
@@ -161,7 +161,10 @@ LINK_RULES = (
     HealthRule(
         reason="nvlink_down",
         state=FAILED,
-        when="an NVLink is down that carried something since the driver was loaded, or that belongs to a fabric",
+        when=(
+            "an NVLink is down that carried traffic since the driver was loaded, or "
+            "that belongs to a fabric"
+        ),
         origin=f"{_DCGM}: DCGM_FR_NVLINK_DOWN fails",
         tell=_is_down,
         asks=_RESET,
@@ -193,7 +196,10 @@ LINK_RULES = (
     HealthRule(
         reason="nvlink_crc_rate",
         state=FAILED,
-        when=f"{CRC_PER_SECOND} or more CRC errors a second over the NVLinks of the GPU, for a minute",
+        when=(
+            f"{CRC_PER_SECOND} or more CRC errors per second over the NVLinks of the "
+            "GPU, for a minute"
+        ),
         origin=f"{_DCGM}: DCGM_LIMIT_MAX_NVLINK_CRC_ERROR fails",
         tell=_has_high_crc_rate,
         asks=_RESET,

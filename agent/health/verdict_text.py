@@ -23,9 +23,9 @@ def format_verdict(facts: GpuHealthFacts, verdict: GpuVerdict) -> str:
     ]
     parts = [", ".join(reasons)] if reasons else []
     if verdict.state == UNKNOWN and verdict.missing:
-        parts.append(f"cannot be told: {_format_absent_facts(verdict.missing)}")
+        parts.append(f"cannot be judged: {_format_absent_facts(verdict.missing)}")
     if verdict.actions:
-        parts.append(f"do: {', '.join(verdict.actions)}{_format_nvidia_actions(verdict)}")
+        parts.append(f"actions: {', '.join(verdict.actions)}{_format_nvidia_actions(verdict)}")
     return f"{h.GPU_HEALTH.states[verdict.state]}: {'; '.join(parts)}"
 
 

@@ -53,7 +53,7 @@ class RootedFiles:
         """Path with all links followed; raises FileNotFoundError for a link out of the root."""
         target = os.path.realpath(self._root + path, strict=True)
         if not f"{target}/".startswith(f"{self._root}/"):
-            message = f"{path} leads out of the root"
+            message = f"{path} leads outside the root directory"
             raise FileNotFoundError(message)
         return target[len(self._root) :]
 

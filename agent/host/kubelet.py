@@ -85,7 +85,7 @@ class _KubeletRequest:
         """Time left until the deadline. Raises TimeoutError."""
         left = self.deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError(errno.ETIMEDOUT, "the kubelet did not answer in time")
+            raise TimeoutError(errno.ETIMEDOUT, "timeout: the kubelet did not respond in time")
         return left
 
     @property
@@ -125,7 +125,7 @@ def _exchange(connection: socket.socket, request: _KubeletRequest, answer: _Kube
         connection.sendall(http.data_to_send())
         received = connection.recv(_PIECE)
         if not received:
-            raise OSError(errno.ECONNRESET, "the kubelet closed the connection within its answer")
+            raise OSError(errno.ECONNRESET, "the kubelet closed the connection within its response")
         left_bytes -= len(received)
         if left_bytes < 0:  # endless pings and other frames
             raise _too_long(answer.max_bytes)
@@ -135,7 +135,9 @@ def _exchange(connection: socket.socket, request: _KubeletRequest, answer: _Kube
 
 
 def _too_long(max_bytes: int) -> OSError:
-    return OSError(errno.EMSGSIZE, f"the kubelet answers more than {max_bytes} bytes")
+    return OSError(
+        errno.EMSGSIZE, f"response of the kubelet too long: expected at most {max_bytes} bytes"
+    )
 
 
 def _take(http: H2Connection, event: Event, answer: _KubeletAnswer) -> None:
@@ -150,7 +152,7 @@ def _take(http: H2Connection, event: Event, answer: _KubeletAnswer) -> None:
         if event.flow_controlled_length:
             http.acknowledge_received_data(event.flow_controlled_length, event.stream_id or 0)
     elif isinstance(event, StreamReset | ConnectionTerminated):
-        raise OSError(errno.ECONNRESET, f"the kubelet ended the call: {event.error_code}")
+        raise OSError(errno.ECONNRESET, f"the kubelet reset the call: {event.error_code}")
     elif isinstance(event, StreamEnded):
         answer.has_ended = True
 
@@ -159,15 +161,15 @@ def _message(answer: _KubeletAnswer) -> bytes:
     """Message of a complete answer. Raises OSError if the answer is invalid."""
     http_status, status = (answer.headers.get(name, "") for name in (b":status", b"grpc-status"))
     if http_status != "200" or not status.isdecimal():
-        raise OSError(errno.EPROTO, f"no answer of gRPC: HTTP {http_status}, status {status!r}")
+        raise OSError(errno.EPROTO, f"invalid gRPC response: HTTP {http_status}, status {status!r}")
     if int(status) != _OK:
         number = _ERRNO_OF_STATUS.get(int(status), errno.EIO)
         said = unquote(answer.headers.get(b"grpc-message", ""))
         raise OSError(number, f"{os.strerror(number)}: gRPC status {status}, {said}")
     content = bytes(answer.content)
     if len(content) < _PREFIX.size:
-        raise OSError(errno.EPROTO, "an answer of gRPC without a message")
+        raise OSError(errno.EPROTO, "invalid gRPC response: no message")
     compressed, length = _PREFIX.unpack_from(content)
     if compressed or length != len(content) - _PREFIX.size:
-        raise OSError(errno.EPROTO, "an answer of gRPC that is compressed, or not one message")
+        raise OSError(errno.EPROTO, "invalid gRPC response: expected one uncompressed message")
     return content[_PREFIX.size :]

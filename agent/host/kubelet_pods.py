@@ -27,14 +27,14 @@ def pod_list(
     headers = {"Accept": "application/json", "Connection": "close"}
     if token_file:  # a token is never sent unencrypted
         if parts.scheme != "https":
-            raise OSError(errno.EINVAL, f"{url}: a token needs https")
+            raise OSError(errno.EINVAL, f"{url}: a token requires https")
         token = Path(token_file).read_bytes().strip().decode(errors="replace")
         headers["Authorization"] = f"Bearer {token}"
     try:
         connection.request("GET", parts.path.rstrip("/") or PATH, headers=headers)
         answer = connection.getresponse()
         if answer.status in _DENIED:
-            message = f"{url}: status {answer.status}: the token needs the right nodes/proxy get"
+            message = f"{url}: status {answer.status}; fix: grant the token get on nodes/proxy"
             raise PermissionError(errno.EACCES, message)
         content = answer.read(max_bytes + 1)
     except OSError:
@@ -48,7 +48,9 @@ def pod_list(
     if answer.status != _OK:
         raise OSError(errno.EPROTO, f"{url}: status {answer.status}")
     if len(content) > max_bytes:
-        raise OSError(errno.EMSGSIZE, f"{url}: more than {max_bytes} bytes")
+        raise OSError(
+            errno.EMSGSIZE, f"{url}: response too long: expected at most {max_bytes} bytes"
+        )
     return content
 
 
@@ -64,6 +66,9 @@ def _connection(url: str, ca_file: str, timeout: float) -> http.client.HTTPConne
     except ValueError:
         is_here = False
     if parts.scheme != "http" or not is_here:
-        message = f"{url}: expected https://NODE:10250/pods, or http:// and an address of loopback"
+        message = (
+            f"invalid URL {url}: expected https://NODE:10250/pods, or http:// "
+            "and a loopback address"
+        )
         raise OSError(errno.EINVAL, message)
     return http.client.HTTPConnection(host, parts.port, timeout=timeout)

@@ -235,7 +235,7 @@ def decode_health_log(log: bytes) -> dict[str, int]:
     Raises OSError with EIO if the log is too short.
     """
     if len(log) < LOG_BYTES:
-        raise OSError(errno.EIO, f"a health log of {len(log)} bytes is too short")
+        raise OSError(errno.EIO, f"health log too short: {len(log)} bytes")
     warning, kelvins, spare, spare_limit, used = _HEAD.unpack_from(log)
     found = {
         "critical_warning": warning,
@@ -257,7 +257,7 @@ class NvmeHealthLogs:
     def call(self, function: str, controller: str) -> Json:
         """Return "smart" of a controller such as nvme0."""
         if function != "smart" or not _CONTROLLER_NAME.fullmatch(controller):
-            raise OSError(errno.ENODEV, f"{controller} is no NVMe controller")
+            raise OSError(errno.ENODEV, f"{controller} is not an NVMe controller")
         return decode_health_log(self._health_log(f"/dev/{controller}"))
 
     def _health_log(self, path: str) -> bytes:
@@ -271,7 +271,7 @@ class NvmeHealthLogs:
 def command_error(status: int) -> OSError:
     """Error for the status of a command: no such log (EOPNOTSUPP), or unreadable (EIO)."""
     number = errno.EOPNOTSUPP if status & _STATUS in _NO_SUCH_LOG else errno.EIO
-    return OSError(number, f"the drive answers with NVMe status {status:#x}")
+    return OSError(number, f"the drive returned NVMe status {status:#x}")
 
 
 def read_health_log(descriptor: int) -> bytes:
@@ -363,15 +363,15 @@ class LiveHost:
             return self._machine.call(function)
         if seam == "nvml":
             if not self._live:
-                raise NvmlError(_LIBRARY_NOT_FOUND, "a copied tree has no NVML")
+                raise NvmlError(_LIBRARY_NOT_FOUND, "NVML is not available in a copied tree")
             return self._nvml.call(function, *arguments)
         if seam in SEAMS:
             if not self._live:
-                raise OSError(_ENODEV, "a copied tree has no network interfaces")
+                raise OSError(_ENODEV, "network interfaces are not available in a copied tree")
             return self._network.call(seam, function, *arguments)
         if seam == "nvme":
             if not self._live:
-                raise OSError(_EOPNOTSUPP, "a copied tree has no drives")
+                raise OSError(_EOPNOTSUPP, "drives are not available in a copied tree")
             return self._nvme.call(function, str(arguments[0]))
         if seam in OF_OWNERS:
             return self._owners.call(seam, function, *arguments)

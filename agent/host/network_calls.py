@@ -80,7 +80,7 @@ class LiveEthtoolKernel:
         """Execute the command at the start of the buffer."""
         name = interface.encode()
         if len(name) > _INTERFACE_BYTES:
-            raise OSError(errno.ENODEV, f"{interface} is too long for an interface name")
+            raise OSError(errno.ENODEV, f"interface name too long: {interface}")
         request = bytearray(struct.pack("16sP16x", name, ctypes.addressof(self._start)))
         self._socket = self._socket or socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         fcntl.ioctl(self._socket.fileno(), _SIOCETHTOOL, request)
@@ -139,7 +139,7 @@ class Ethtool:
                 if len(values) == count and self._strings(interface, count) == known.raw:
                     return {"names": known.names, "values": values}
             del self._known[interface]
-        raise OSError(errno.EAGAIN, f"the list of statistics of {interface} keeps changing")
+        raise OSError(errno.EAGAIN, f"the list of statistics of {interface} changes on every read")
 
     def _cached_names(self, interface: str, raw: bytes) -> _StatisticNames:
         if len(self._known) >= _MAX_CACHED_INTERFACES:
@@ -154,7 +154,7 @@ class Ethtool:
         self._kernel.ask(interface)
         _, _, mask, count = _COUNT.unpack_from(self._kernel.room)
         if mask and count > _MAX_STATISTICS:
-            raise OSError(errno.EOVERFLOW, f"{interface} has {count} statistics")
+            raise OSError(errno.EOVERFLOW, f"too many statistics of {interface}: {count}")
         return int(count) if mask else 0
 
     def _strings(self, interface: str, count: int) -> bytes:

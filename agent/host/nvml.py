@@ -130,7 +130,7 @@ class Nvml:
             self._drop_failed_handles(error.value, arguments)
             raise NvmlError(error.value, str(error)) from error
         except UnicodeDecodeError as error:  # for example, text of a damaged InfoROM
-            raise NvmlError(_UNKNOWN, f"{function} gave no text") from error
+            raise NvmlError(_UNKNOWN, f"{function} returned no text") from error
 
     def close(self) -> None:
         """Shut NVML down if it was initialised; resources that the driver rejects are abandoned."""
@@ -188,7 +188,7 @@ class Nvml:
         handle = self._handles.get(device)
         if handle is None:
             if isinstance(device, str):
-                raise NvmlError(_NOT_FOUND, f"no MIG device {device}")
+                raise NvmlError(_NOT_FOUND, f"unknown MIG device {device}")
             handle = self._handles[device] = module.nvmlDeviceGetHandleByIndex(device)
             if not self._events.follows(handle):
                 self._events.close()  # to reopen it with this GPU among the others
@@ -287,20 +287,20 @@ class Nvml:
         """Samples of one kind that the driver has buffered since the last call."""
         handle, stamp = (
             self._handle(module, gpu),
-            self._stamps.get((f"kind {kind}", gpu), _NO_STAMP),
+            self._stamps.get((f"unknown kind {kind}", gpu), _NO_STAMP),
         )
         try:
             value_type, samples = module.nvmlDeviceGetSamples(handle, kind, stamp)
         except module.NVMLError as error:
             if error.value == _NOT_FOUND:  # none since then, or the clock was set back
-                self._stamps.pop((f"kind {kind}", gpu), None)
+                self._stamps.pop((f"unknown kind {kind}", gpu), None)
                 return []
             raise
         member = _SAMPLE_MEMBERS.get(value_type)
         if member is None:
-            raise NvmlError(_UNKNOWN, f"samples of type {value_type}")
+            raise NvmlError(_UNKNOWN, f"unknown sample type {value_type}")
         found = [[int(s.timeStamp), int(getattr(s.sampleValue, member))] for s in samples]
-        self._stamps[f"kind {kind}", gpu] = max([stamp, *(taken for taken, _ in found)])
+        self._stamps[f"unknown kind {kind}", gpu] = max([stamp, *(taken for taken, _ in found)])
         return found
 
     def _since_last(self, module: ModuleType, target: Any, what: str, gpu: int) -> Json:

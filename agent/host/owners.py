@@ -63,7 +63,7 @@ class OwnerCalls:
 
     def _kubelet(self, function: str, socket: str) -> Json:
         if not self._live:
-            raise FileNotFoundError(errno.ENOENT, "a copied tree has no kubelet")
+            raise FileNotFoundError(errno.ENOENT, "the kubelet is not available in a copied tree")
         if not Path(socket).exists():
             raise FileNotFoundError(errno.ENOENT, f"{socket} does not exist")
         from agent.host.kubelet import Kubelet  # noqa: PLC0415 - HTTP/2 takes 2 MiB
@@ -80,7 +80,7 @@ class OwnerCalls:
 
     def _pods(self, url: str, token_file: str, ca_file: str) -> Json:
         if not self._live:
-            raise FileNotFoundError(errno.ENOENT, "a copied tree has no kubelet")
+            raise FileNotFoundError(errno.ENOENT, "the kubelet is not available in a copied tree")
         from agent.host.kubelet_pods import pod_list  # noqa: PLC0415 - TLS takes 2 MiB
 
         entries = parse_pod_list(pod_list(url, token_file, ca_file, KUBELET_SECONDS))

@@ -163,7 +163,7 @@ def _path(line: str) -> str:
     hierarchy, _, rest = line.partition(":")
     _, colon, path = rest.partition(":")
     if not colon or not hierarchy.isdecimal() or not path.startswith("/"):
-        message = f"{line[:200]!r} is no line of /proc/PID/cgroup"
+        message = f"invalid line of /proc/PID/cgroup: {line[:200]!r}"
         raise FormatError(message)
     return path.removesuffix(_DELETED)
 

@@ -113,7 +113,7 @@ def parse_device_id(text: str) -> DeviceId:
     if found is None:
         found = _GOOGLE.fullmatch(text)
         if found is None:
-            message = f"{text[:200]!r} is no name of a GPU that is known"
+            message = f"unknown name of a GPU: {text[:200]!r}"
             raise FormatError(message)
         return DeviceFileId(int(found["minor"]), _number(found["gi"]), _number(found["replica"]))
     replica = _number(found["replica"])
@@ -208,7 +208,7 @@ class ProtobufMessage:
         try:
             return tuple(piece.decode() for piece in self._pieces.get(number, ()))
         except UnicodeDecodeError as error:
-            message = f"field {number} is no UTF-8: {error}"
+            message = f"field {number}: invalid UTF-8: {error}"
             raise FormatError(message) from error
 
     def integer(self, number: int) -> int:
@@ -228,7 +228,7 @@ def _fields(content: bytes) -> Iterator[tuple[int, bytes | int]]:
         tag, at = _varint(content, at)
         number, kind = tag >> 3, tag & 7
         if not number or number >= 1 << 29:
-            message = f"byte {at}: there is no field {number}"
+            message = f"byte {at}: invalid field number {number}"
             raise FormatError(message)
         if kind == _VARINT:
             value, at = _varint(content, at)
@@ -239,12 +239,10 @@ def _fields(content: bytes) -> Iterator[tuple[int, bytes | int]]:
         elif kind in _FIXED:
             length = _FIXED[kind]
         else:
-            message = f"byte {at}: field {number} is of type {kind}, which is not in use"
+            message = f"byte {at}: field {number} has the unknown type {kind}"
             raise FormatError(message)
         if length > len(content) - at:
-            message = (
-                f"byte {at}: field {number} has {length} bytes, of which {len(content) - at} came"
-            )
+            message = f"byte {at}: truncated field {number}: {len(content) - at} of {length} bytes"
             raise FormatError(message)
         if kind == _LENGTH:
             yield number, content[at : at + length]
@@ -260,7 +258,7 @@ def _varint(content: bytes, at: int) -> tuple[int, int]:
             if value >= _RANGE:
                 break
             return value, at + place + 1
-    message = f"byte {at}: a number that does not end, or has more than 64 bits"
+    message = f"byte {at}: invalid number: truncated, or more than 64 bits"
     raise FormatError(message)
 
 

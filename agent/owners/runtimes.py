@@ -44,7 +44,7 @@ def parse_docker_container(content: bytes, label: str) -> DockerContainer:
     try:
         found = msgspec.json.decode(content, type=_DockerContainerFile)
     except msgspec.MsgspecError as error:
-        message = f"no container as Docker keeps it: {error}"
+        message = f"invalid container file of Docker: {error}"
         raise FormatError(message) from error
     labels = (found.Config.Labels if found.Config else None) or {}
     return DockerContainer(found.Name.removeprefix("/"), labels.get(label, "") if label else "")
@@ -82,16 +82,16 @@ def parse_domain(content: bytes) -> LibvirtDomain:
     Raises FormatError.
     """
     if b"<!ENTITY" in content or b"<!DOCTYPE" in content:
-        message = "libvirt writes no DOCTYPE and no entities"
+        message = "unexpected DOCTYPE or entity"
         raise FormatError(message)
     try:
         root = ET.fromstring(content)  # noqa: S314 - a file of root's, and no entities
     except ET.ParseError as error:
-        message = f"no XML: {error}"
+        message = f"invalid XML: {error}"
         raise FormatError(message) from error
     found = root if root.tag == "domain" else root.find("domain")
     if found is None:
-        message = f"the outermost element is {root.tag[:100]!r}, without a domain in it"
+        message = f"unexpected root element {root.tag[:100]!r}: expected an element with a domain"
         raise FormatError(message)
     nova = found.find(f"metadata/{_NOVA}")
     return LibvirtDomain(
@@ -138,7 +138,7 @@ def _address(source: ET.Element) -> str:
     try:
         domain_, bus, slot, function = (int(source.get(part, "0"), 16) for part in _NUMBERS)
     except ValueError as error:
-        message = f"no PCI address: {error}"
+        message = f"invalid PCI address: {error}"
         raise FormatError(message) from error
     return f"{domain_:04x}:{bus:02x}:{slot:02x}.{function:x}"
 

@@ -88,11 +88,11 @@ def _setting_lines(text: str) -> Iterator[dict[str, str]]:
         if not line:
             continue
         if line.lower().startswith("include "):
-            message = f"{line[:200]!r}: what it includes is not here"
+            message = f"unsupported Include in {line[:200]!r}"
             raise FormatError(message)
         fields = _pairs(line)
         if not fields:
-            message = f"{line[:200]!r} is no line of gres.conf"
+            message = f"invalid line of gres.conf: {line[:200]!r}"
             raise FormatError(message)
         yield fields
 
@@ -152,6 +152,6 @@ def parse_step_title(cmdline: bytes) -> SlurmStep:
     title = cmdline.rstrip(b"\0 ").decode(errors="backslashreplace")
     found = _TITLE.fullmatch(title)
     if found is None:
-        message = f"{title[:200]!r} is no title of slurmstepd"
+        message = f"invalid process title of slurmstepd: {title[:200]!r}"
         raise FormatError(message)
     return SlurmStep(int(found[1]), found[2])

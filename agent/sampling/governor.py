@@ -91,7 +91,7 @@ WINDOW_NS = 10 * SECOND_NS
 """Window for measuring the rest (metrics endpoint, shipping, event loop): process use without reads."""
 WINDOWS_OF_USE = 6
 REPROBE_NS = 60 * SECOND_NS
-CPU, BLOCKING, HAS_ROOM = "processor time", "blocks its thread", "room again"
+CPU, BLOCKING, HAS_ROOM = "processor time", "blocks its thread", "within budget"
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,7 +369,7 @@ class MemoryKeeper:
         try:
             resident = self._lowered(at_ns)
         except OSError as error:  # the agent's own source fails as well, and reports it
-            log.debug("memory_not_measured", problem=str(error))
+            log.debug("memory_measurement_failed", problem=str(error))
             return
         state = AT_LIMIT if resident > self.budget_bytes else WITHIN
         if state != self.state:
@@ -386,7 +386,7 @@ class MemoryKeeper:
         self._give_back_from_ns = at_ns + RELEASE_EVERY_NS
         self.give_back()
         after = self.resident_bytes()
-        log.info("memory_given_back", before_bytes=before, resident_bytes=after)
+        log.info("memory_released", before_bytes=before, resident_bytes=after)
         return after
 
 
@@ -432,7 +432,7 @@ class BudgetKeeper:
         use, bound = self.governor.use, self.budget.cpu_ratio
         used = "not measured yet" if use is None else f"{format_percent(use)} of a core"
         if not bound:
-            return f"{used}, no bound"
+            return f"{used}, no budget"
         state = GOVERNOR_STATES[self.governor.state].replace("_", " ")
         return f"{used}, budget {format_percent(bound)}: {state}"
 

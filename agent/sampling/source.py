@@ -180,15 +180,15 @@ def reason_for(error: OSError | NvmlError) -> Absent:
 
 
 _NVML_REMEDIES = {
-    4: "run the agent as root or give it access to /dev/nvidia*",
+    4: "run the agent as root, or grant it access to /dev/nvidia*",
     9: "load the nvidia kernel module: modprobe nvidia, then nvidia-smi",
-    18: "the driver was updated without a reload: reload it, or reboot",
+    18: "the driver was updated without a reload: reload it, or reboot the node",
 }
 
 
 def nvml_remedy(code: int) -> str:
     """Return the remedy for an NVML return code that prevents reading all GPUs."""
-    return _NVML_REMEDIES.get(code, "run nvidia-smi and look into the kernel log")
+    return _NVML_REMEDIES.get(code, "run nvidia-smi and read the kernel log")
 
 
 def read_text(host: Host, path: str) -> str:

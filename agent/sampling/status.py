@@ -120,13 +120,13 @@ class SourceGrader:
     def overdue(self, status: SourceState, deadline_seconds: float, now: NodeTimestamp) -> None:
         """Grade a read that has not returned in time."""
         status.overdue = True
-        self._grade(status, FAILED, f"no answer within {deadline_seconds:g} s", now)
+        self._grade(status, FAILED, f"timeout: no response within {deadline_seconds:g} s", now)
 
     def record_wait(self, status: SourceState, now: NodeTimestamp) -> None:
         """Grade a read that is due while an earlier call of the same driver has not returned."""
         if not status.overdue:
             status.overdue = True
-            self._grade(status, FAILED, "the driver has not come back from an earlier call", now)
+            self._grade(status, FAILED, "an earlier call of the driver has not returned", now)
 
     def _grade(self, status: SourceState, state: int, problem: str, now: NodeTimestamp) -> None:
         before, status.problem = status.state, problem
@@ -223,7 +223,7 @@ class ShippingStats:
     failures: int = 0
     spool_bytes: int = 0
     spool_envelopes: int = 0
-    custody: AuditLogState | None = None
+    audit_log: AuditLogState | None = None
     """None if the agent is no witness."""
     dropped_frames: dict[str, int] = field(
         default_factory=lambda: {"spool_full": 0, "disk": 0, "rejected": 0, "damaged": 0}

@@ -57,7 +57,7 @@ class HttpClient:
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in _PORTS or not parts.hostname:
-            message = f"{url!r} is no http:// or https:// URL"
+            message = f"invalid URL {url!r}: expected http:// or https://"
             raise ValueError(message)
         self._host = parts.hostname
         self._port = parts.port or _PORTS[parts.scheme]
@@ -137,13 +137,13 @@ class HttpClient:
                 headers = {n.decode("latin-1"): v.decode("latin-1") for n, v in head.headers}
                 return HttpAnswer(head.status_code, headers, bytes(body))
             elif isinstance(event, h11.ConnectionClosed):
-                message = "the server closed the connection without an answer"
+                message = "the server closed the connection without a response"
                 raise HttpError(message)
 
     def _check_length(self, length: int) -> None:
         """Raise HttpError for a response that is too long."""
         if length > self._max_answer_bytes:
-            message = f"the answer is longer than {self._max_answer_bytes} bytes"
+            message = f"response too long: expected at most {self._max_answer_bytes} bytes"
             raise HttpError(message)
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -199,7 +199,7 @@ class CollectorLinkError(ValueError):
 
 
 class CollectorClient:
-    """Posts bodies to one collector. Raises LinkError if the link cannot work."""
+    """Posts bodies to one collector. Raises CollectorLinkError if the link cannot work."""
 
     def __init__(self, link: CollectorLink) -> None:
         self.url = link.url.rstrip("/") + INGEST_PATH
@@ -208,13 +208,13 @@ class CollectorClient:
         if self._token:
             self._headers["Authorization"] = f"Bearer {self._token}"
         if not link.url.startswith(("http://", "https://")):
-            message = f"collector.url {link.url!r} must start with http:// or https://"
+            message = f"invalid collector.url {link.url!r}: expected http:// or https://"
             raise CollectorLinkError(message)
         tls = create_tls_context(link)
         try:
             self._http = HttpClient(self.url, tls, link.timeout_seconds)
         except ValueError as error:
-            message = f"collector.url {link.url!r} cannot be used: {error}"
+            message = f"invalid collector.url {link.url!r}: {error}"
             raise CollectorLinkError(message) from error
 
     async def __aenter__(self) -> Self:
@@ -231,13 +231,16 @@ class CollectorClient:
             answer = await self._http.post(body, self._headers | sent.to_headers())
         except ssl.SSLCertVerificationError as error:
             problem = (
-                f"{self.url}: the collector's certificate is not trusted ({error.verify_message});"
-                " set collector.ca_file"
+                f"{self.url}: untrusted certificate of the collector: "
+                f"{error.verify_message}; fix: set collector.ca_file"
             )
         except TimeoutError:
-            problem = f"{self.url}: no answer within collector.timeout_seconds"
+            problem = f"{self.url}: timeout: no response within collector.timeout_seconds"
         except ConnectionRefusedError:
-            problem = f"{self.url}: connection refused: is the collector running, on this port?"
+            problem = (
+                f"{self.url}: connection refused; fix: start the collector, or "
+                "correct the port of collector.url"
+            )
         except OSError as error:
             problem = f"{self.url}: {error.strerror or error}"
         else:
@@ -256,9 +259,9 @@ def _interpret_answer(url: str, answer: HttpAnswer, *, marked: bool) -> Delivery
     said = reply.error if reply else ""
     if status in DECISIONS and not marked:
         problem = (
-            f"unexpected answer from {url}: status {status} without the mark of a collector:"
-            " expected a collector that knows this node's token; fix: check collector.url, and"
-            " update the collector before its agents"
+            f"unexpected response from {url}: status {status} without the mark of a "
+            "collector: expected a collector with this node's token; fix: check "
+            "collector.url, and update the collector before its agents"
         )
         return DeliveryResult(EnvelopeDecision.LATER, problem)
     if status == HTTPStatus.OK and reply is not None and reply.accepted_frames is not None:
@@ -268,12 +271,14 @@ def _interpret_answer(url: str, answer: HttpAnswer, *, marked: bool) -> Delivery
         and reply is not None
         and (wanted := _requested_schemas(reply))
     ):
-        problem = f"{url}: keeps asking for schemas that it was sent"
+        problem = f"{url}: repeated request for schemas that were sent"
         return DeliveryResult(EnvelopeDecision.WANTS_SCHEMAS, problem, wanted)
     if reply is not None and status in _REJECTING_STATUSES:
-        return DeliveryResult(EnvelopeDecision.REFUSED, f"{url}: refused with {status}: {said}")
-    advice = _ADVICE.get(status, "is this really the collector?")
-    problem = f"{url}: answered {status}{f' ({said})' if said else ''}: {advice}"
+        return DeliveryResult(
+            EnvelopeDecision.REFUSED, f"{url}: rejected with status {status}: {said}"
+        )
+    advice = _ADVICE.get(status, "fix: check that collector.url is the base URL of a collector")
+    problem = f"{url}: status {status}{f' ({said})' if said else ''}: {advice}"
     return DeliveryResult(
         EnvelopeDecision.LATER, problem, retry_after_seconds=_retry_after(answer.headers)
     )
@@ -289,11 +294,13 @@ def _requested_schemas(reply: _CollectorReply) -> tuple[bytes, ...]:
 
 _REJECTING_STATUSES = {400, 413, 422}
 _ADVICE = {
-    401: "the token is wrong or missing: check collector.token_file against the collector's tokens",
-    403: "the token belongs to another node: check node and collector.token_file",
-    404: "there is no ingest at this address: check collector.url, it is the base of the collector",
-    405: "there is no ingest at this address: check collector.url, it is the base of the collector",
-    426: f"the collector speaks another version than {VERSION}: update the older of the two",
+    401: (
+        "missing or wrong token; fix: compare collector.token_file with the collector's tokens file"
+    ),
+    403: "the token belongs to another node; fix: check node and collector.token_file",
+    404: "unknown path; fix: check that collector.url is the base URL of a collector",
+    405: "unknown path; fix: check that collector.url is the base URL of a collector",
+    426: (f"unsupported protocol version {VERSION}; fix: update the older of agent and collector"),
     429: "the collector is busy",
     503: "the collector cannot store frames now",
 }
@@ -305,40 +312,43 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def read_token(link: CollectorLink) -> str:
-    """Return the token of this node; empty if there is none. Raises LinkError."""
+    """Return the token of this node; empty if there is none. Raises CollectorLinkError."""
     token, place = link.token.strip(), "collector.token"
     if link.token_file:
         place = f"collector.token_file {link.token_file}"
         try:
             token = Path(link.token_file).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            message = f"{place} cannot be read: {error}"
+            message = f"cannot read {place}: {error}"
             raise CollectorLinkError(message) from error
     if not (token.isascii() and token.isprintable()):
-        message = f"{place} holds characters that no token has"
+        message = f"invalid {place}: expected printable ASCII characters"
         raise CollectorLinkError(message)
     return token
 
 
 def create_tls_context(link: CollectorLink) -> ssl.SSLContext | None:
-    """Return the TLS context for the collector; None for plain HTTP. Raises LinkError."""
+    """Return the TLS context for the collector; None for plain HTTP. Raises CollectorLinkError."""
     if not link.url.startswith("https://"):
         if link.certificate_file:
-            message = f"collector.certificate_file needs an https:// URL, not {link.url!r}"
+            message = (
+                f"collector.certificate_file with collector.url {link.url!r}: "
+                "expected an https:// URL"
+            )
             raise CollectorLinkError(message)
         return None
     try:
         context = ssl.create_default_context(cafile=link.ca_file or None)
     except OSError as error:
-        message = f"collector.ca_file {link.ca_file} cannot be used: {error}"
+        message = f"cannot use collector.ca_file {link.ca_file}: {error}"
         raise CollectorLinkError(message) from error
     if link.certificate_file:
         try:
             context.load_cert_chain(link.certificate_file, link.key_file or None)
         except OSError as error:
             message = (
-                f"collector.certificate_file {link.certificate_file} or collector.key_file"
-                f" {link.key_file} cannot be used: {error}"
+                f"cannot use collector.certificate_file {link.certificate_file} or "
+                f"collector.key_file {link.key_file}: {error}"
             )
             raise CollectorLinkError(message) from error
     return context

@@ -135,7 +135,7 @@ class Shipper:
                         break
                     await self._acknowledged(*found)
         except TimeoutError:
-            log.warning("stopped_in_a_hurry", url=self._client.url, directory=str(self.directory))
+            log.warning("shutdown_shortened", url=self._client.url, directory=str(self.directory))
 
     # Frames to envelopes -----------------------------------------------------------------------
 
@@ -180,14 +180,14 @@ class Shipper:
             write_json(self.directory / RUN_END_FILE, RunEnd(self.origin.run, self._last))
         except OSError as error:
             # The envelope itself is safe; the file is written again at the next push.
-            log.warning("run_end_not_kept", directory=str(self.directory), problem=str(error))
+            log.warning("run_end_write_failed", directory=str(self.directory), problem=str(error))
 
     def _earlier_run(self) -> RunEnd | None:
         """Return the last sequences of the previous run. Raises OSError for the state directory."""
         try:
             return read_json(self.directory / RUN_END_FILE, RunEnd)
         except DamagedFileError as error:
-            log.warning("end_of_earlier_run_unknown", problem=str(error))
+            log.warning("earlier_run_end_lost", problem=str(error))
             return None
 
     def _sealed(
@@ -210,7 +210,9 @@ class Shipper:
             self._unkept.discard(digest)
         except OSError as error:
             if digest not in self._unkept:
-                log.warning("schema_not_kept", directory=str(self.directory), problem=str(error))
+                log.warning(
+                    "schema_write_failed", directory=str(self.directory), problem=str(error)
+                )
             self._unkept.add(digest)
 
     def _keep_in_memory(self, body: bytes, frames: int, error: OSError) -> None:
@@ -219,7 +221,7 @@ class Shipper:
                 "spool_failed",
                 directory=str(self.directory),
                 problem=error.strerror,
-                advice="make room; meanwhile frames wait in memory",
+                advice="free disk space; frames are buffered in memory until then",
             )
         self._memory.append((body, frames))
         while sum(len(kept) for kept, _ in self._memory) > MAX_BYTES_IN_MEMORY:
@@ -282,7 +284,7 @@ class Shipper:
             return answer
         known = [schema for digest in answer.schemas if (schema := self._schemas.get(digest))]
         if len(known) < len(answer.schemas):
-            return DeliveryResult(EnvelopeDecision.REFUSED, "the schema of these frames is lost")
+            return DeliveryResult(EnvelopeDecision.REFUSED, "the schema of these frames was lost")
         answer = await self._post(client, self._sealed([], tuple(known)))
         return (
             await self._post(client, body)
@@ -315,7 +317,7 @@ class Shipper:
         self, spooled: SpooledEnvelope | None, body: bytes, answer: DeliveryResult
     ) -> None:
         frames = self._release(spooled, body)
-        log.error("envelope_refused", frames=frames, problem=answer.problem)
+        log.error("envelope_rejected", frames=frames, problem=answer.problem)
         self._lost(FrameLoss("rejected", 1, frames))
 
     def _release(self, spooled: SpooledEnvelope | None, body: bytes) -> int:

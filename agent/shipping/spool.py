@@ -115,7 +115,9 @@ class Spool:
             self._path(spooled).unlink(missing_ok=True)
         except OSError as error:
             # It is removed from the queue all the same: after a restart it is sent again, and counts once.
-            log.warning("envelope_not_removed", file=str(self._path(spooled)), problem=str(error))
+            log.warning(
+                "envelope_removal_failed", file=str(self._path(spooled)), problem=str(error)
+            )
         return True
 
     def _make_room(self, wanted: int) -> FrameLoss | None:

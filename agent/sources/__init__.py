@@ -1,1 +1,1 @@
-"""Sources: one file per data source of the agent."""
+"""Data sources of the agent, one module for each subsystem of the node."""

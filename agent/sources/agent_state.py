@@ -186,11 +186,11 @@ def _replay_readings(keeper: BudgetKeeper | None) -> list[tuple[Metric, Reading]
 
 def _custody_readings(shipping: ShippingStats) -> list[tuple[Metric, Reading]]:
     """State of the witness for the audit log; empty if it is disabled."""
-    custody = shipping.custody
-    if custody is None:
+    audit_log = shipping.audit_log
+    if audit_log is None:
         return []
-    held: Reading = custody.records or Absent.NOT_DUE
-    return [(c.WITNESS_STATE, custody.state), (c.WITNESSED_RECORDS, held)]
+    held: Reading = audit_log.records or Absent.NOT_DUE
+    return [(c.WITNESS_STATE, audit_log.state), (c.WITNESSED_RECORDS, held)]
 
 
 def _absent_counts(status: SourceStatistics) -> list[int]:
@@ -329,9 +329,9 @@ class GpuVerdictSource(SourceWithoutResources):
 
     def _no_gpu(self) -> ProbeFinding:
         verdict, detail = {
-            STARTING: (ProbeVerdict.AWAITED, "waits for the first reading of the GPUs"),
-            FAILED: (ProbeVerdict.BROKEN, "no GPU could be read so far"),
-        }.get(self._load_state(), (ProbeVerdict.ABSENT, "there is no GPU to judge"))
+            STARTING: (ProbeVerdict.AWAITED, ("waiting for the first readings of the GPUs")),
+            FAILED: (ProbeVerdict.BROKEN, "no GPU could be read"),
+        }.get(self._load_state(), (ProbeVerdict.ABSENT, "the node has no GPU"))
         return ProbeFinding("health of GPUs", verdict, detail)
 
     def _tell(self, gpu: Entity, verdict: GpuVerdict, now: NodeTimestamp) -> list[Event]:

@@ -196,7 +196,7 @@ def _storage(host: Host) -> ProbeFinding:
         content = host.read(STATS)
     except FileNotFoundError:
         return ProbeFinding(
-            what, ProbeVerdict.ABSENT, f"there is no {ROOT}: nvidia-fs is not loaded"
+            what, ProbeVerdict.ABSENT, f"{ROOT} does not exist: nvidia-fs is not loaded"
         )
     except OSError as error:
         denied = reason_of(error) is Absent.DENIED

@@ -207,7 +207,7 @@ def _is_readable(host: Host, path: str, metric: Metric) -> bool:
 def _hwmon_finding(chips: list[_HwmonChip], sensors: int) -> ProbeFinding:
     if not chips:
         return ProbeFinding(
-            "sensors", ProbeVerdict.ABSENT, f"{HWMON_ROOT} has no chip (usual in a VM)"
+            "sensors", ProbeVerdict.ABSENT, f"{HWMON_ROOT} contains no chip (usual in a VM)"
         )
     said = ", ".join(sorted({chip.name for chip in chips}))
     detail = f"{format_count(sensors, 'sensor')} of {format_count(len(chips), 'chip')}: {said}"
@@ -219,7 +219,10 @@ MAX_WATTS = 2000
 """Higher than the power of any domain with a counter that wraps within a day."""
 _RANGE_FILE = "max_energy_range_uj"
 _ZONE = re.compile(r"intel-rapl(-mmio)?(:[0-9a-f]+)+")
-_REMEDY = "run the agent as root, give it CAP_DAC_READ_SEARCH, or let it read /sys/class/powercap/*/energy_uj"
+_REMEDY = (
+    "run the agent as root, grant it CAP_DAC_READ_SEARCH, or make "
+    "/sys/class/powercap/*/energy_uj readable"
+)
 
 
 @dataclass(slots=True)
@@ -363,7 +366,7 @@ def _rapl_finding(domains: list[str], *, denied: bool) -> ProbeFinding:
     what = "energy of the processors"
     if not domains:
         return ProbeFinding(
-            what, ProbeVerdict.ABSENT, f"{POWERCAP_ROOT} has no RAPL domain (usual in a VM)"
+            what, ProbeVerdict.ABSENT, f"{POWERCAP_ROOT} contains no RAPL domain (usual in a VM)"
         )
     detail = f"{format_count(len(domains), 'domain')}: {', '.join(domains)}"
     if denied:

@@ -182,7 +182,9 @@ class BondSource(SourceWithoutResources):
             detail = f"{mode or 'unknown mode'}, {', '.join(members) or 'no members'}"
             findings.append(ProbeFinding(f"bond {bond}", ProbeVerdict.SUPPORTED, detail))
         if not bonds:
-            findings.append(ProbeFinding("bonds", ProbeVerdict.ABSENT, "no interface is a bond"))
+            findings.append(
+                ProbeFinding("bonds", ProbeVerdict.ABSENT, "the node has no bonded interface")
+            )
         return ProbeResult(tuple(columns.columns), (), tuple(findings))
 
     def read(self, host: Host, into: RowBuilder) -> None:
@@ -425,7 +427,9 @@ def _single_number(content: bytes) -> dict[Hashable, Reading]:
 
 def _protocols_finding(columns: ColumnBuilder, files: list[KeyedFile]) -> ProbeFinding:
     if not files:
-        return ProbeFinding("network protocols", ProbeVerdict.ABSENT, "/proc/net has no statistics")
+        return ProbeFinding(
+            "network protocols", ProbeVerdict.ABSENT, "/proc/net contains no statistics"
+        )
     said = ", ".join(file.path.rsplit("/", 1)[-1] for file in files)
     detail = f"{format_count(len(columns.columns), 'reading')} of {said}"
     return ProbeFinding("network protocols", ProbeVerdict.SUPPORTED, detail)

@@ -179,7 +179,7 @@ def parse_superblocks(mountinfo: bytes) -> dict[str, list[str]]:
 
 
 FIRST_PROCESS, OWN_PROCESS = "/proc/1", "/proc/self"
-_REMEDY = "run the agent as root, give it CAP_DAC_READ_SEARCH, or set ProtectHome=read-only"
+_REMEDY = "run the agent as root, grant it CAP_DAC_READ_SEARCH, or set ProtectHome=read-only"
 MAX_MOUNTS = 16
 REPORTED_EVENTS = (
     "data_invalidate", "vfs_open", "vfs_flush", "vfs_fsync", "vfs_lock", "congestion_wait",
@@ -228,7 +228,7 @@ class NfsSource(SourceWithoutResources):
                 self._columns.append((place, key))
         findings = [_finding(len(single), len(self._twice))]
         if self._hidden:
-            detail = f"{format_count(self._hidden, 'file system')} the agent may not see"
+            detail = f"{format_count(self._hidden, 'file system')} without access"
             findings.append(ProbeFinding("NFS", ProbeVerdict.DENIED, detail, _REMEDY))
         return ProbeResult(tuple(columns.columns), (), tuple(findings))
 
@@ -351,5 +351,5 @@ def _finding(mounts: int, twice: int) -> ProbeFinding:
     if twice:
         detail += f", {format_count(twice, 'further mount')} of them"
     if mounts > MAX_MOUNTS:
-        detail += f"; {mounts - MAX_MOUNTS} beyond the first {MAX_MOUNTS} are left out"
+        detail += f"; {mounts - MAX_MOUNTS} beyond the first {MAX_MOUNTS} are omitted"
     return ProbeFinding("NFS", ProbeVerdict.SUPPORTED, detail)

@@ -403,11 +403,11 @@ class NicBurstSource:
     def _finding(self) -> ProbeFinding:
         if not self._ports:
             return ProbeFinding(
-                "bursts of cards",
+                "bursts of NICs",
                 ProbeVerdict.ABSENT,
-                "no card with RDMA, or with counters that are fetched often enough",
+                "no NIC with RDMA has counters that are refreshed often enough",
             )
         lengths = sorted({port.window_ns // _NS_PER_MS for port in self._ports.values()})
         told = " and ".join(f"{length} ms" for length in lengths)
-        detail = f"{format_count(len(self._ports), 'card')}, windows of {told}"
-        return ProbeFinding("bursts of cards", ProbeVerdict.SUPPORTED, detail)
+        detail = f"{format_count(len(self._ports), 'NIC')}, windows of {told}"
+        return ProbeFinding("bursts of NICs", ProbeVerdict.SUPPORTED, detail)

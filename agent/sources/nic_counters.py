@@ -196,7 +196,7 @@ def _statistics_failure(interface: str, error: OSError) -> ProbeFinding:
         detail = "the driver has no ethtool interface"
         return ProbeFinding(f"statistics of {interface}", ProbeVerdict.ABSENT, detail)
     if reason is Absent.GONE:  # not an interface, or removed meanwhile
-        detail = error.strerror or "no such interface"
+        detail = error.strerror or "unknown interface"
         return ProbeFinding(f"statistics of {interface}", ProbeVerdict.ABSENT, detail)
     verdict = ProbeVerdict.DENIED if reason is Absent.DENIED else ProbeVerdict.BROKEN
     remedy = "allow the agent the ioctl SIOCETHTOOL" if reason is Absent.DENIED else ""
@@ -319,7 +319,7 @@ def _metrics_of_statistics(host: Host, interface: str, driver: str) -> set[Metri
 def _counters_finding(interface: str, counters: int) -> ProbeFinding:
     verdict = ProbeVerdict.SUPPORTED if counters else ProbeVerdict.ABSENT
     detail = (
-        format_count(counters, "counter") if counters else "nothing beside the driver's statistics"
+        format_count(counters, "counter") if counters else "none except the driver's statistics"
     )
     return ProbeFinding(f"error correction and pause of {interface}", verdict, detail)
 

@@ -42,7 +42,7 @@ _NEIGHBOUR_FACTS: Mapping[str, str] = {
 FIRST_FRAME_WITHIN_NS = 60_000_000_000
 """Twice the default time between two frames (IEEE 802.1AB, msgTxInterval)."""
 _LLDP_SUBJECT = "LLDP neighbours"
-_LLDP_REMEDY = "install the drop-in network.conf (CAP_NET_RAW), or do without these"
+_LLDP_REMEDY = "install the drop-in network.conf (CAP_NET_RAW), or accept that these are missing"
 
 
 class NeighbourSource(ScanningSource):
@@ -63,7 +63,7 @@ class NeighbourSource(ScanningSource):
         look = NodeScan(described=list(self._cards.look(host)))
         links = {name: _carrier(host, name) for name in physical_interfaces(host)}
         if not links:
-            detail = "there is no physical network interface"
+            detail = "the node has no physical network interface"
             look.findings.append(ProbeFinding(_LLDP_SUBJECT, ProbeVerdict.ABSENT, detail))
             return look
         try:
@@ -93,12 +93,15 @@ class NeighbourSource(ScanningSource):
         return 0 if listened_ns >= FIRST_FRAME_WITHIN_NS else Absent.NOT_DUE
 
     def _finding(self, heard: int, now_ns: int) -> ProbeFinding:
-        detail = f"{heard} of {format_count(len(self._up_since), 'interface')} with a carrier"
+        detail = (
+            f"neighbours of {heard} of "
+            f"{format_count(len(self._up_since), 'interface')} with a carrier"
+        )
         if (
             heard < len(self._up_since)
             and now_ns - max(self._up_since.values()) < FIRST_FRAME_WITHIN_NS
         ):
-            detail += " so far: frames come every half a minute or so"
+            detail += " so far: frames arrive about every 30 s"
         return ProbeFinding(_LLDP_SUBJECT, ProbeVerdict.SUPPORTED, detail)
 
     def _refused(self, look: NodeScan, links: Mapping[str, Reading], error: OSError) -> None:
@@ -155,7 +158,9 @@ _THRESHOLDS: Mapping[tuple[str, str], Metric] = {
 }
 """Prefix and suffix of a threshold's key; the part between them is its name: low_alarm."""
 _MALFORMED_ERRORS = (AttributeError, KeyError, TypeError, ValueError)
-_MODULE_REMEDY = "install the drop-in network.conf (CAP_NET_ADMIN), or do without these"
+_MODULE_REMEDY = (
+    "install the drop-in network.conf (CAP_NET_ADMIN), or accept that these are missing"
+)
 
 
 class OpticsSource(ScanningSource):
@@ -177,7 +182,7 @@ class OpticsSource(ScanningSource):
         for interface in interfaces:
             _scan_module(host, interface, look)
         if not interfaces:
-            detail = "there is no physical network interface"
+            detail = "the node has no physical network interface"
             look.findings.append(ProbeFinding("transceivers", ProbeVerdict.ABSENT, detail))
         return look
 
@@ -194,9 +199,7 @@ def _scan_module(host: Host, interface: str, look: NodeScan) -> None:
         reason = reason_of(error)
         detail = error.strerror or str(error)
         if reason in {Absent.UNSUPPORTED, Absent.GONE}:
-            look.findings.append(
-                ProbeFinding(what, ProbeVerdict.ABSENT, f"none is told of: {detail}")
-            )
+            look.findings.append(ProbeFinding(what, ProbeVerdict.ABSENT, f"not reported: {detail}"))
             return
         look.failure(part, reason, usual)
         denied = reason is Absent.DENIED
@@ -204,7 +207,7 @@ def _scan_module(host: Host, interface: str, look: NodeScan) -> None:
         look.findings.append(ProbeFinding(what, verdict, detail, _MODULE_REMEDY if denied else ""))
     except _MALFORMED_ERRORS as error:
         look.failure(part, Absent.ERROR, usual)
-        detail = f"an answer of unknown form ({type(error).__name__}: {error})"
+        detail = f"malformed response: {type(error).__name__}: {error}"
         look.findings.append(
             ProbeFinding(what, ProbeVerdict.BROKEN, detail, "report this as a bug")
         )
@@ -213,7 +216,9 @@ def _scan_module(host: Host, interface: str, look: NodeScan) -> None:
         identity = _format_module(facts, "vendor", "part_number", "serial")
         if identity:
             look.watched[part] = {_MODULE: identity}
-        detail = _format_module(facts, "type", "vendor", "part_number") or "a module without a name"
+        detail = (
+            _format_module(facts, "type", "vendor", "part_number") or "a transceiver without a name"
+        )
         look.findings.append(ProbeFinding(what, ProbeVerdict.SUPPORTED, detail))
 
 

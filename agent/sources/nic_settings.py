@@ -59,9 +59,11 @@ _USUAL: Mapping[str, tuple[tuple[Metric, *tuple[str, ...]], ...]] = {
 """Usual columns of a query: if it fails, they are absent for the reason of the failure."""
 _MALFORMED_ERRORS = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """Exceptions raised on an answer of unexpected form."""
-_AS_ROOT = "run the agent as root: debugfs is for root alone; or do without these"
+_AS_ROOT = (
+    "run the agent as root (debugfs is readable by root only), or accept that these are missing"
+)
 _REMEDIES = {"cc_params": _AS_ROOT, "cc_config": _AS_ROOT}
-_ALLOW = "allow the agent netlink sockets (AF_NETLINK) and what its unit forbids"
+_ALLOW = "allow the agent netlink sockets (AF_NETLINK) and the calls that its unit forbids"
 
 SettingsQuery = Callable[[], SettingAnswers]
 
@@ -88,8 +90,8 @@ class NicSettingsSource(ScanningSource):
         for interface in interfaces:
             self._look_at(host, read_interface(host, interface), look)
         if not interfaces:
-            detail = "there is no physical network interface"
-            look.findings.append(ProbeFinding("network card settings", ProbeVerdict.ABSENT, detail))
+            detail = "the node has no physical network interface"
+            look.findings.append(ProbeFinding("NIC settings", ProbeVerdict.ABSENT, detail))
         return look
 
     def _look_at(self, host: Host, card: PhysicalInterface, look: NodeScan) -> None:
@@ -181,7 +183,7 @@ def _finding(card: PhysicalInterface, settings: int, silent: list[str]) -> Probe
     what = f"settings of {card.interface}"
     detail = format_count(settings, "setting")
     if silent:
-        detail += f"; driver {card.driver or 'unknown'} does not tell {', '.join(silent)}"
+        detail += f"; driver {card.driver or 'unknown'} does not report {', '.join(silent)}"
     return ProbeFinding(what, ProbeVerdict.SUPPORTED if settings else ProbeVerdict.ABSENT, detail)
 
 
@@ -194,7 +196,7 @@ def _query_failure(card: PhysicalInterface, name: str, error: OSError) -> ProbeF
 
 
 def _malformed_answer(card: PhysicalInterface, name: str, error: Exception) -> ProbeFinding:
-    detail = f"{name}: an answer of unknown form ({type(error).__name__}: {error})"
+    detail = f"{name}: malformed response: {type(error).__name__}: {error}"
     return ProbeFinding(
         f"settings of {card.interface}", ProbeVerdict.BROKEN, detail, "report this as a bug"
     )

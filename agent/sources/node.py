@@ -239,7 +239,7 @@ def _pressure(severity: str) -> Callable[[bytes], Reading]:
 def _host_finding(columns: int) -> ProbeFinding:
     if columns:
         return ProbeFinding("host", ProbeVerdict.SUPPORTED, format_count(columns, "reading"))
-    return ProbeFinding("host", ProbeVerdict.ABSENT, "there is no /proc to read")
+    return ProbeFinding("host", ProbeVerdict.ABSENT, "/proc does not exist")
 
 
 EDAC_ROOT = "/sys/devices/system/edac"
@@ -328,7 +328,7 @@ def _memory_module(host: Host, controller: str, module: str) -> Entity:
 
 def _edac_finding(controllers: int, modules: int) -> ProbeFinding:
     if not controllers:
-        detail = f"{EDAC_ROOT}/mc has no memory controller (no ECC, no driver for it, or a VM)"
+        detail = f"{EDAC_ROOT}/mc contains no memory controller (no ECC, no driver for it, or a VM)"
         return ProbeFinding("memory errors", ProbeVerdict.ABSENT, detail)
     detail = f"{format_count(controllers, 'memory controller')}, {format_count(modules, 'module')}"
     return ProbeFinding("memory errors", ProbeVerdict.SUPPORTED, detail)

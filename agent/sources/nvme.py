@@ -63,7 +63,7 @@ _NUMBERS: dict[str, Metric] = {
 }
 _FREEZING_KELVINS = 273
 _HEALTH_COLUMNS = 1 + len(_NUMBERS) + len(_DIRECTIONS) + len(_WARNINGS)
-_REMEDY = "run the agent as root, or give it CAP_SYS_ADMIN and access to /dev/nvme*"
+_REMEDY = "run the agent as root, or grant it CAP_SYS_ADMIN and access to /dev/nvme*"
 
 
 class NvmeSource(SourceWithoutResources):
@@ -90,7 +90,7 @@ class NvmeSource(SourceWithoutResources):
             findings.append(_finding(host, controller, entity))
         if not findings:
             findings.append(
-                ProbeFinding("NVMe drives", ProbeVerdict.ABSENT, f"{ROOT} has no drive")
+                ProbeFinding("NVMe drives", ProbeVerdict.ABSENT, f"{ROOT} contains no drive")
             )
         return ProbeResult(tuple(columns.columns), (), tuple(findings))
 
@@ -180,7 +180,10 @@ def _finding(host: Host, controller: str, drive: Entity) -> ProbeFinding:
         reason = reason_of(error)
         if reason is Absent.DENIED:
             return ProbeFinding(
-                what, ProbeVerdict.DENIED, f"{detail}; its health log is denied", _REMEDY
+                what,
+                ProbeVerdict.DENIED,
+                f"{detail}; permission denied for its health log",
+                _REMEDY,
             )
         return ProbeFinding(
             what, ProbeVerdict.SUPPORTED, f"{detail}; without a health log: {error.strerror}"

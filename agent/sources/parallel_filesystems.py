@@ -47,7 +47,7 @@ LUSTRE_DEBUG_ROOT = "/sys/kernel/debug/lustre"
 LUSTRE_ROOTS = (LUSTRE_DEBUG_ROOT, "/proc/fs/lustre")
 LUSTRE_HEALTH_FILES = ("/sys/fs/lustre/health_check", "/proc/fs/lustre/health_check")
 MAX_TARGETS = 128
-_REMEDY = "run the agent as root, or give it CAP_DAC_READ_SEARCH"
+_REMEDY = "run the agent as root, or grant it CAP_DAC_READ_SEARCH"
 _LUSTRE_CLIENT = re.compile(r"(?P<filesystem>.+)-(?P<client>[0-9a-f]{8,16})")
 _TARGET = re.compile(
     r"(?P<filesystem>.+)-(?P<target>(?:OST|MDT)[0-9a-f]{4})-(?:osc|mdc)-(?P<client>[0-9a-f]{8,16})"
@@ -230,7 +230,7 @@ def _lustre_finding(host: Host, health: str, clients: int, targets: int) -> Prob
     if clients:
         detail = f"{format_count(clients, 'client')}, {format_count(targets, 'target')}"
         if targets > MAX_TARGETS:
-            detail += f"; {targets - MAX_TARGETS} beyond the first {MAX_TARGETS} are left out"
+            detail += f"; {targets - MAX_TARGETS} beyond the first {MAX_TARGETS} are omitted"
         return ProbeFinding("Lustre", ProbeVerdict.SUPPORTED, detail)
     if not health:
         return ProbeFinding("Lustre", ProbeVerdict.ABSENT, "the Lustre client is not loaded")
@@ -239,7 +239,7 @@ def _lustre_finding(host: Host, health: str, clients: int, targets: int) -> Prob
     except OSError as error:
         if reason_of(error) is Absent.DENIED:
             return ProbeFinding(
-                "Lustre", ProbeVerdict.DENIED, f"{LUSTRE_DEBUG_ROOT} may not be entered", _REMEDY
+                "Lustre", ProbeVerdict.DENIED, f"permission denied for {LUSTRE_DEBUG_ROOT}", _REMEDY
             )
     return ProbeFinding("Lustre", ProbeVerdict.SUPPORTED, "nothing is mounted")
 
@@ -369,6 +369,6 @@ def _ceph_finding(host: Host, clients: int) -> ProbeFinding:
     except OSError as error:
         if reason_of(error) is Absent.DENIED:
             return ProbeFinding(
-                "Ceph", ProbeVerdict.DENIED, f"{CEPH_ROOT} may not be entered", _REMEDY
+                "Ceph", ProbeVerdict.DENIED, f"permission denied for {CEPH_ROOT}", _REMEDY
             )
     return ProbeFinding("Ceph", ProbeVerdict.ABSENT, "nothing is mounted or mapped")

@@ -320,7 +320,7 @@ def _facts(host: Host, device: PciDevice) -> dict[str, str]:
 def _finding(devices: Mapping[str, PciDevice], errors: bool) -> ProbeFinding:  # noqa: FBT001 - a plain fact
     if not devices:
         return ProbeFinding(
-            "PCIe devices", ProbeVerdict.ABSENT, f"{ROOT} has no GPU, card or drive"
+            "PCIe devices", ProbeVerdict.ABSENT, f"{ROOT} contains no GPU, NIC or drive"
         )
     aer = f"{'with' if errors else 'without'} AER counters"
     what = "1 device" if len(devices) == 1 else f"{len(devices)} devices and bridges"

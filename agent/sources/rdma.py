@@ -409,14 +409,14 @@ def _rate(files: KeptFiles, index: int) -> Reading:
 
 def _finding(devices: int, ports: int, files: int) -> ProbeFinding:
     if not devices:
-        return ProbeFinding("RDMA devices", ProbeVerdict.ABSENT, f"{ROOT} has no device")
+        return ProbeFinding("RDMA devices", ProbeVerdict.ABSENT, f"{ROOT} contains no device")
     found = (format_count(devices, "device"), format_count(ports, "port"))
     detail = f"{', '.join(found)}, {format_count(files, 'counter file')}"
     return ProbeFinding("RDMA devices", ProbeVerdict.SUPPORTED, detail)
 
 
 def _problems(network: NodeNetwork) -> list[ProbeFinding]:
-    mend = "change the section [topology] of the settings"
+    mend = "correct the section [topology] of the settings"
     return [
         ProbeFinding("rails", ProbeVerdict.BROKEN, problem, mend) for problem in network.problems
     ]

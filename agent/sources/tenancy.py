@@ -64,7 +64,9 @@ def _owners(trusted: str) -> frozenset[str]:
     words = frozenset(trusted.split())
     if unknown := sorted(words - OWNERS):
         known = ", ".join(sorted(OWNERS))
-        message = f"tenancy.trust: {', '.join(unknown)} is no owner of processes; known are {known}"
+        message = (
+            f"invalid tenancy.trusted_owners: {', '.join(unknown)}: expected owners among {known}"
+        )
         raise SettingsError(message)
     return words
 
@@ -91,8 +93,8 @@ class ClaimSource(SourceWithoutResources):
         self.devices = NodeDevices()
         self._settings, self._node = settings, node
         self._gpus = gpus or GpuInventory()
-        self._system = frozenset(settings.system.split())
-        self._trusted = _owners(settings.trust)
+        self._system = frozenset(settings.system_owners.split())
+        self._trusted = _owners(settings.trusted_owners)
         kubelet = KubeletPodsUrl(
             settings.kubelet_url, settings.kubelet_token_file, settings.kubelet_ca_file
         )
@@ -100,7 +102,9 @@ class ClaimSource(SourceWithoutResources):
             settings.kubelet_socket, self._system, PodRequests(kubelet)
         )
         self._processes = GpuProcessOwners(lists or ProcessLists(), settings.owner_label)
-        places = SlurmPaths(settings.slurm_gpu_files, settings.slurm_job_files, settings.gres_conf)
+        places = SlurmPaths(
+            settings.slurm_gpu_directory, settings.slurm_job_directory, settings.gres_conf
+        )
         self.clock = ClockHistory()
         """Clock history of the boot, from the first poll on."""
         self._slurm = SlurmProvider(
@@ -109,7 +113,7 @@ class ClaimSource(SourceWithoutResources):
         adapters: tuple[ClaimProvider, ...] = (
             self._slurm,
             VirtualMachineProvider(),
-            ClaimsFile(settings.file, lambda: self._node),
+            ClaimsFile(settings.claims_file, lambda: self._node),
             self.told,
         )
         self._adapters = adapters
@@ -276,7 +280,7 @@ class ClaimSource(SourceWithoutResources):
         if self._uses.oldest is None:
             reason = next(iter(self._uses.unread.values()), Absent.ERROR)
             yield ProbeFinding(
-                what, ProbeVerdict.ABSENT, f"no processes are told of: {reason.word}"
+                what, ProbeVerdict.ABSENT, f"processes cannot be read: {reason.word}"
             )
             return
         hidden = sum(
@@ -285,5 +289,5 @@ class ClaimSource(SourceWithoutResources):
         )
         count, free = (sum(len(u.pids) for u in uses) for uses in (self._uses.uses, self._free))
         detail = f"{count} on GPUs, {free} of them without a claim"
-        remedy = "run the agent with the PID and cgroup namespaces of the host" if hidden else ""
+        remedy = "run the agent in the PID and cgroup namespaces of the host" if hidden else ""
         yield ProbeFinding(what, ProbeVerdict.SUPPORTED, detail, remedy)

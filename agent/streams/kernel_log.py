@@ -356,10 +356,10 @@ class KernelLogStream:
 
 def _open_failure(error: OSError) -> ProbeFinding:
     if reason_of(error) is Absent.GONE:
-        return ProbeFinding("kernel log", ProbeVerdict.ABSENT, "there is no /dev/kmsg")
+        return ProbeFinding("kernel log", ProbeVerdict.ABSENT, "/dev/kmsg does not exist")
     return ProbeFinding(
         "kernel log",
         ProbeVerdict.DENIED,
         f"/dev/kmsg: {error.strerror}",
-        "run the agent under its unit, which hands over the kernel log, or with CAP_SYSLOG",
+        "run the agent under its systemd unit, which opens the kernel log, or with CAP_SYSLOG",
     )

@@ -110,10 +110,10 @@ def unplaced_findings(unplaced: Iterable[NodeClaim]) -> Iterator[ProbeFinding]:
     some = ", ".join(f"{one.source} {one.workload} ({_amount(one)})" for one in held[:_MAX_QUOTED])
     total = sum(one.count for one in held)
     detail = f"{format_count(total, 'GPU')} of {format_count(len(held), 'claim')} without a device: {some}"
-    remedy = "let a prolog run `railscope claim start --from-slurm`, or set tenancy.slurm_job_files"
-    yield ProbeFinding(
-        SUBJECT, ProbeVerdict.ABSENT, f"{detail}; devices are assumed in bills", remedy
+    remedy = (
+        "run `railscope claim start --from-slurm` in a prolog, or set tenancy.slurm_job_directory"
     )
+    yield ProbeFinding(SUBJECT, ProbeVerdict.ABSENT, f"{detail}; bills assume the devices", remedy)
 
 
 def _amount(held: NodeClaim) -> str:

@@ -21,7 +21,7 @@ import msgspec
 from agent.host import Host
 from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
 from agent.tenancy import devices as naming
-from agent.tenancy.claims import FILE_SOURCE, ClaimReport, NodeClaim, failed_report
+from agent.tenancy.claims import FILE_SOURCE, ClaimReport, NodeClaim, TenancyError, failed_report
 from agent.tenancy.devices import ClaimableDevice, NodeDevices
 from railscope.claim_terms import ClaimAuthority, ShareError, parse_written_share, share_text
 from railscope.timestamps import TimestampError, parse_timestamp
@@ -32,7 +32,7 @@ _COLUMNS = ("gpu", "tenant", "from", "to", "workload", "owner", "exclusive", "sh
 _YES, _NO = {"true", "yes", "1"}, {"false", "no", "0", ""}
 
 
-class ClaimsFileError(ValueError):
+class ClaimsFileError(TenancyError, ValueError):
     """A file that cannot be used; the message names the line."""
 
 
@@ -66,7 +66,9 @@ class ClaimsFile:
         """Return the claims on this node. An invalid file changes nothing."""
         if not self.path:
             return ClaimReport(
-                findings=(ProbeFinding(SUBJECT, ProbeVerdict.ABSENT, "no tenancy.file is set"),)
+                findings=(
+                    ProbeFinding(SUBJECT, ProbeVerdict.ABSENT, "tenancy.claims_file is not set"),
+                )
             )
         try:
             content = host.read(self.path)
@@ -75,11 +77,12 @@ class ClaimsFile:
                 self._content = content
         except (OSError, ClaimsFileError) as error:
             return failed_report(
-                SUBJECT, error, f"mend {self.path}: until then its claims stay as they were"
+                SUBJECT, error, f"correct {self.path}; its previous claims stay in force until then"
             )
         held = tuple(one for line in self._lines for one in self._held(line, devices, in_force))
         detail = (
-            f"{self.path}: {format_count(len(self._lines), 'claim')}, {len(held)} on devices here"
+            f"{self.path}: {format_count(len(self._lines), 'claim')}, {len(held)} on "
+            "devices of this node"
         )
         return ClaimReport(held, (ProbeFinding(SUBJECT, ProbeVerdict.SUPPORTED, detail),))
 
@@ -130,7 +133,7 @@ def parse_claims_file(content: bytes) -> tuple[ClaimsFileLine, ...]:
     try:
         return tuple(_parse_line(place, row) for place, row in _read_rows(content.decode()))
     except UnicodeDecodeError as error:
-        message = f"no UTF-8: {error}"
+        message = f"invalid UTF-8: {error}"
         raise ClaimsFileError(message) from error
     except CsvError as error:
         raise ClaimsFileError(str(error)) from error
@@ -145,7 +148,7 @@ def _read_rows(text: str) -> Iterator[tuple[str, dict[str, str]]]:
         raise ClaimsFileError(message)
     for number, row in rows:
         if len(row) != len(header):
-            message = f"line {number}: {len(row)} values for {len(header)} columns"
+            message = f"line {number}: {len(row)} values: expected {len(header)}"
             raise ClaimsFileError(message)
         yield f"line {number}", dict(zip(header, row, strict=True))
 
@@ -153,11 +156,11 @@ def _read_rows(text: str) -> Iterator[tuple[str, dict[str, str]]]:
 def _parse_line(place: str, row: dict[str, str]) -> ClaimsFileLine:
     for name in ("gpu", "tenant"):
         if not row.get(name):
-            message = f"{place}: {name} is missing"
+            message = f"{place}: missing {name}"
             raise ClaimsFileError(message)
     start_ns, end_ns = (_parse_time(place, name, row.get(name, "")) for name in ("from", "to"))
     if start_ns is not None and end_ns is not None and end_ns <= start_ns:
-        message = f"{place}: it ends before it begins"
+        message = f"{place}: invalid to: expected a time after from"
         raise ClaimsFileError(message)
     share = _parse_share(place, row.get("share", ""))
     return ClaimsFileLine(

@@ -13,7 +13,7 @@ import msgspec
 
 from agent.host import Host
 from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
-from agent.tenancy.claims import COMMAND_SOURCE, BootTime, ClaimReport, NodeClaim
+from agent.tenancy.claims import COMMAND_SOURCE, BootTime, ClaimReport, NodeClaim, TenancyError
 from agent.tenancy.devices import ClaimableDevice, NodeDevices
 from railscope.claim_terms import ClaimAuthority
 from railscope.durable_files import DamagedFileError, read_json, write_json
@@ -57,15 +57,15 @@ class CommandClaim(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.end_ns <= other.start_ns
 
 
-class ClaimConflictError(ValueError):
+class ClaimConflictError(TenancyError, ValueError):
     """An id that is in use for another claim."""
 
 
-class UnknownClaimError(LookupError):
+class UnknownClaimError(TenancyError, LookupError):
     """An id without a claim."""
 
 
-class ClaimNotStoredError(OSError):
+class ClaimNotStoredError(TenancyError, OSError):
     """A claim that could not be written to disk; nothing has changed."""
 
 
@@ -81,7 +81,7 @@ class CommandClaims:
         self._past: tuple[CommandClaim, ...] = ()
         """Ended claims whose id was started again."""
         self._turn = threading.Lock()
-        self._problem = "told to an agent that runs, by railscope claim"
+        self._problem = "no state directory: claims are accepted by a running agent only"
 
     def keep_in(self, directory: Path) -> None:
         """Store claims in a directory and read the ones there. Never raises; a failure is retried later."""
@@ -101,8 +101,9 @@ class CommandClaims:
             self._problem, kept = str(error), None
         except OSError as error:
             self._problem = (
-                f"state_directory {self._directory} cannot be used: {error.strerror or error}; claims are"
-                " accepted as soon as it can be written"
+                f"cannot use state_directory {self._directory}: "
+                f"{error.strerror or error}; claims are accepted as soon as it is "
+                "writable"
             )
             return
         else:
@@ -115,8 +116,8 @@ class CommandClaims:
     def start(self, claim: CommandClaim, *, again: bool = False) -> CommandClaim:
         """Start a claim; return the existing one if it has the same content.
 
-        With `again` an ended id may start once more: a requeued job keeps its id. Raises ConflictError,
-        NotKeptError.
+        With `again` an ended id may start once more: a requeued job keeps its id. Raises ClaimConflictError,
+        ClaimNotStoredError.
         """
         with self._turn:
             self._open()
@@ -125,24 +126,27 @@ class CommandClaims:
                 if known.end_ns is None and known.says(claim):
                     return known
                 if not (again and known.ended_before(claim)):
-                    state = "has ended" if known.end_ns is not None else "says something else"
-                    message = f"there is a claim {claim.id!r} already, and it {state}"
+                    state = "has ended" if known.end_ns is not None else "differs"
+                    message = f"claim {claim.id!r} exists and {state}: expected an unused id"
                     raise ClaimConflictError(message)
             if len(self._claims) >= MAX_CLAIMS:
-                message = f"{MAX_CLAIMS} claims are kept already: end some"
+                message = (
+                    f"too many claims: expected at most {MAX_CLAIMS}; fix: end "
+                    "claims that are not in use"
+                )
                 raise ClaimConflictError(message)
             self._put(claim, claim.start_ns, (known,) if known else ())
             return claim
 
     def end(self, name: str, end_ns: int, end_boot: BootTime | None = None) -> CommandClaim:
-        """End a claim; one that has ended is unchanged. Raises UnknownError, NotKeptError."""
+        """End a claim; one that has ended is unchanged. Raises UnknownClaimError, ClaimNotStoredError."""
         with self._turn:
             self._open()
             known = self._claims.get(name)
             if known is None and self._path is None:
                 raise ClaimNotStoredError(self._problem)
             if known is None:
-                message = f"there is no claim {name!r}"
+                message = f"unknown claim {name!r}"
                 raise UnknownClaimError(message)
             if known.end_ns is None:
                 known = _with_end(known, end_ns, end_boot)
@@ -175,7 +179,7 @@ class CommandClaims:
         try:
             write_json(self._path, [*past, *claims.values()])
         except OSError as error:
-            message = f"{self._path}: {error.strerror or error}"
+            message = f"cannot write {self._path}: {error.strerror or error}"
             raise ClaimNotStoredError(message) from error
         self._claims, self._past = claims, past
 
@@ -189,7 +193,7 @@ class CommandClaims:
         claims = self.all
         if self._path is None and in_force:
             finding = ProbeFinding(
-                SUBJECT, ProbeVerdict.BROKEN, self._problem, "see the state directory"
+                SUBJECT, ProbeVerdict.BROKEN, self._problem, "check the state directory"
             )
             return ClaimReport((), (finding,), Absent.GONE)
         held = self.held
@@ -197,7 +201,7 @@ class CommandClaims:
             verdict = ProbeVerdict.BROKEN if "damaged" in self._problem else ProbeVerdict.ABSENT
             return ClaimReport(held, (ProbeFinding(SUBJECT, verdict, self._problem),))
         count = sum(claim.end_ns is None for claim in claims)
-        detail = f"{format_count(count, 'claim')} in force, kept in {self._path}"
+        detail = f"{format_count(count, 'claim')} in force, stored in {self._path}"
         return ClaimReport(held, (ProbeFinding(SUBJECT, ProbeVerdict.SUPPORTED, detail),))
 
 

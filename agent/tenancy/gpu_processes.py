@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 from agent.gpus.process_lists import ListedProcess, ListedProcesses, ProcessLists
 from agent.host import Host
 from agent.host.owners import OWNER
-from agent.owners import FormatError
-from agent.owners import cgroup as groups
+from agent.owners import FormatError, cgroup
 from agent.sampling.source import read_text
 from agent.tenancy.claims import COMMAND_SOURCE, FILE_SOURCE, BootTime, NodeClaim
 from agent.tenancy.devices import ClaimableDevice, NodeDevices
@@ -152,36 +151,36 @@ class GpuProcessOwners:
 def _find_owner(host: Host, pid: int, group: bytes, label: str) -> ProcessOwner:
     """Return the owner of a process, from its control group."""
     try:
-        owner = groups.parse_owner(group)
+        owner = cgroup.parse_owner(group)
     except FormatError:
-        owner = groups.OwnerNotVisible()
+        owner = cgroup.OwnerNotVisible()
     program = read_text(host, f"/proc/{pid}/comm")
     serves = program.startswith(_MPS)
     match owner:
-        case groups.SlurmTask(job=job, sluid=sluid):
+        case cgroup.SlurmTask(job=job, sluid=sluid):
             found = ProcessOwner(
                 "slurm", sluid if job is None else str(job), is_named=job is not None
             )
-        case groups.PodOwner(uid=uid):
+        case cgroup.PodOwner(uid=uid):
             found = ProcessOwner("kubernetes", uid, is_named=False)
-        case groups.VirtualMachineOwner(name=name):
+        case cgroup.VirtualMachineOwner(name=name):
             found = ProcessOwner("libvirt", name)
-        case groups.ContainerOwner():
+        case cgroup.ContainerOwner():
             found = _container_owner(host, owner, label)
-        case groups.UserOwner(user_id=user, session=session):
+        case cgroup.UserOwner(user_id=user, session=session):
             workload = f"session-{session}" if session else f"user@{user}"
             found = ProcessOwner("systemd", workload, _user_name(host, user))
-        case groups.UnitOwner(name=name):
+        case cgroup.UnitOwner(name=name):
             found = ProcessOwner("systemd", name, is_shared_or_hidden=serves)
-        case groups.OwnerNotVisible() | groups.NoOwner():
-            hidden = isinstance(owner, groups.OwnerNotVisible)
+        case cgroup.OwnerNotVisible() | cgroup.NoOwner():
+            hidden = isinstance(owner, cgroup.OwnerNotVisible)
             found = ProcessOwner(
                 "process", program or str(pid), is_shared_or_hidden=hidden or serves
             )
     return found
 
 
-def _container_owner(host: Host, container: groups.ContainerOwner, label: str) -> ProcessOwner:
+def _container_owner(host: Host, container: cgroup.ContainerOwner, label: str) -> ProcessOwner:
     """Return the owner for a container; Docker's files provide its name and a label with the owner."""
     runtime = container.runtime or "process"
     if container.user_id is not None:

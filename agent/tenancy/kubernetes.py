@@ -90,7 +90,9 @@ class KubernetesProvider:
         """Return the devices of all pods that have not ended."""
         if not self.socket:
             return ClaimReport(
-                findings=(ProbeFinding(SUBJECT, ProbeVerdict.ABSENT, "no kubelet_socket is set"),)
+                findings=(
+                    ProbeFinding(SUBJECT, ProbeVerdict.ABSENT, "tenancy.kubelet_socket is not set"),
+                )
             )
         self.pods = self._directories.look(host)
         requests = self.requests.look(host, devices)
@@ -102,11 +104,11 @@ class KubernetesProvider:
                 return failed_report(
                     SUBJECT, error, "start the kubelet, or set tenancy.kubelet_socket"
                 )
-            detail = f"there is no kubelet: {self.socket} does not exist"
+            detail = f"the kubelet is not installed: {self.socket} does not exist"
             return ClaimReport(findings=(ProbeFinding(SUBJECT, ProbeVerdict.ABSENT, detail),))
         except (OSError, msgspec.ValidationError) as error:
             return failed_report(
-                SUBJECT, error, "run the agent as root, or see what the kubelet logs"
+                SUBJECT, error, "run the agent as root, or read the log of the kubelet"
             )
         here = [pod for pod in pods if not self._has_ended(pod.namespace, pod.name)]
         unknown: list[str] = []
@@ -245,24 +247,28 @@ class KubernetesProvider:
         self, held: tuple[NodeClaim, ...], holdings: list[_PodDevice], unknown: list[str]
     ) -> Iterator[ProbeFinding]:
         pods = len({each.workload for each in held})
-        detail = f"{format_count(len(held), 'device')} held by {format_count(pods, 'pod')}, by {self.socket}"
+        detail = (
+            f"{format_count(len(held), 'device')} held by "
+            f"{format_count(pods, 'pod')}, reported by {self.socket}"
+        )
         yield ProbeFinding(SUBJECT, ProbeVerdict.SUPPORTED, detail)
         if unknown:
             some = ", ".join(sorted(set(unknown))[:_MAX_QUOTED])
-            detail = f"{format_count(len(set(unknown)), 'device')} of pods that no GPU here goes by: {some}"
+            detail = (
+                f"{format_count(len(set(unknown)), 'device')} of pods not found "
+                f"on this node: {some}"
+            )
             yield ProbeFinding(
-                SUBJECT, ProbeVerdict.BROKEN, detail, "see whether NVML has all GPUs of the node"
+                SUBJECT, ProbeVerdict.BROKEN, detail, "check that NVML lists all GPUs of the node"
             )
         lost = {each.text for each in holdings if not _has_known_replicas(each, self._replicas)}
         if lost:
-            detail = (
-                f"how many shares there are is not told: {', '.join(sorted(lost)[:_MAX_QUOTED])}"
-            )
+            detail = f"number of shares not reported: {', '.join(sorted(lost)[:_MAX_QUOTED])}"
             yield ProbeFinding(
                 SUBJECT,
                 ProbeVerdict.ABSENT,
                 detail,
-                "turn on GetAllocatableResources of the kubelet",
+                "enable GetAllocatableResources of the kubelet",
             )
 
 

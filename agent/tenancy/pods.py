@@ -119,7 +119,9 @@ class PodRequests:
             answer = host.call(KUBELET, PODS, where.url, where.token_file, where.ca_file)
             self._entries = msgspec.convert(answer, tuple[PodEntry, ...])
         except (OSError, msgspec.ValidationError) as error:
-            remedy = f"see tenancy.kubelet_url {where.url}, kubelet_token_file and kubelet_ca_file"
+            remedy = (
+                f"check tenancy.kubelet_url {where.url}, kubelet_token_file and kubelet_ca_file"
+            )
             self.findings = (failure_finding(SUBJECT, error, remedy),)
         self.ended = frozenset((e.namespace, e.name) for e in self._entries if e.has_ended)
         found = {

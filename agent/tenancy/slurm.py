@@ -249,7 +249,7 @@ class SlurmProvider:
             groups = self._groups.look(host)
         except OSError as error:
             return failed_report(
-                SUBJECT, error, "see whether the node's cgroups are mounted at /sys/fs/cgroup"
+                SUBJECT, error, "check that the node's cgroups are mounted at /sys/fs/cgroup"
             )
         self.jobs = {
             group.name: str(told.job)
@@ -325,7 +325,7 @@ class SlurmProvider:
 def _carry_over(
     written: SlurmFileClaims, what: str, error: OSError, in_force: tuple[NodeClaim, ...]
 ) -> None:
-    remedy = "let the prolog make the directory, or clear the setting"
+    remedy = "create the directory in the prolog, or clear the setting"
     written.findings.append(failure_finding(what, error, remedy))
     written.held += select_claims(in_force, level=ClaimAuthority.SCHEDULER)
 
@@ -360,11 +360,7 @@ def _findings(
     places: SlurmPaths,
 ) -> list[ProbeFinding]:
     if not groups and not held and not places.gpu_files and not places.job_files:
-        return [
-            ProbeFinding(
-                SUBJECT, ProbeVerdict.ABSENT, "there are no control groups of Slurm's jobs"
-            )
-        ]
+        return [ProbeFinding(SUBJECT, ProbeVerdict.ABSENT, "no control groups of Slurm jobs")]
     named, unnamed = len([one for one in held if one.gpu]), sum(one.count for one in held)
     amounts = [format_count(named, "device")] if named or not unnamed else []
     amounts += [f"{format_count(unnamed, 'GPU')} without a device"] if unnamed else []
@@ -373,13 +369,13 @@ def _findings(
     found = [ProbeFinding(SUBJECT, ProbeVerdict.SUPPORTED, detail)]
     denied = [told.job for _, told in groups if told.is_denied]
     if denied and homeless:
-        detail = f"the environment of {format_count(len(denied), 'job')} may not be read"
+        detail = f"permission denied for the environment of {format_count(len(denied), 'job')}"
         found.append(ProbeFinding(SUBJECT, ProbeVerdict.DENIED, detail, RUN_AS_ROOT))
     elif homeless:
-        detail = f"not known which GPUs {format_count(len(homeless), 'job')} may have: {', '.join(homeless[:5])}"
+        detail = f"unknown GPUs of {format_count(len(homeless), 'job')}: {', '.join(homeless[:5])}"
         found.append(
             ProbeFinding(
-                SUBJECT, ProbeVerdict.ABSENT, detail, "have a prolog run `railscope claim start`"
+                SUBJECT, ProbeVerdict.ABSENT, detail, "run `railscope claim start` in a prolog"
             )
         )
     return found

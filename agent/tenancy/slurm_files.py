@@ -62,8 +62,8 @@ def read_gpu_files(host: Host, directory: str, devices: NodeDevices) -> SlurmFil
             _claim_of_job(job, device, alone=len(jobs) == 1) for job in dict.fromkeys(jobs)
         ]
     if odd:
-        detail = f"{directory}: not the jobs of a GPU here: {', '.join(odd[:_MAX_QUOTED])}"
-        remedy = "let the prolog name files by GPU, with one id of a job on each line"
+        detail = f"{directory}: invalid file of a GPU: {', '.join(odd[:_MAX_QUOTED])}"
+        remedy = "name the files by GPU in the prolog, with one job id per line"
         written.findings.append(
             ProbeFinding(GPU_FILES_SUBJECT, ProbeVerdict.BROKEN, detail, remedy)
         )
@@ -111,15 +111,16 @@ class SlurmJobFiles:
                 written.held += found.claims(node, conf.devices, devices)
                 unclear += found.unclear
         if bad:
-            detail = f"{self.directory}: not what scontrol prints: {', '.join(bad[:_MAX_QUOTED])}"
-            remedy = "let the prolog write `scontrol show job -d --json ID` there"
+            detail = f"{self.directory}: invalid output of scontrol: {', '.join(bad[:_MAX_QUOTED])}"
+            remedy = "write the output of `scontrol show job -d --json ID` there in the prolog"
             written.findings.append(
                 ProbeFinding(JOB_FILES_SUBJECT, ProbeVerdict.BROKEN, detail, remedy)
             )
         if unclear:
             detail = f"unknown part of the node's GPUs: {'; '.join(unclear[:_MAX_QUOTED])}"
             remedy = (
-                "let the prolog write `scontrol show job -d --json ID`, or run `railscope claim`"
+                "write the output of `scontrol show job -d --json ID` in the prolog, "
+                "or run `railscope claim`"
             )
             written.findings.append(
                 ProbeFinding(JOB_FILES_SUBJECT, ProbeVerdict.BROKEN, detail, remedy)
@@ -140,7 +141,7 @@ def _parse_job_file(content: bytes, host: Host) -> tuple[SlurmJob, ...]:
     try:
         return scontrol.parse_text(content.decode(), _time_zone(host))
     except UnicodeDecodeError as error:
-        message = f"no UTF-8: {error}"
+        message = f"invalid UTF-8: {error}"
         raise FormatError(message) from error
 
 
@@ -160,13 +161,13 @@ def _read_gres_conf(host: Host, path: str, node: str, written: SlurmFileClaims) 
     except FileNotFoundError:
         return GresConf((), "")
     except (OSError, FormatError) as error:
-        remedy = "set tenancy.gres_conf to a file that names the GPUs of this node"
+        remedy = "set tenancy.gres_conf to a file that lists the GPUs of this node"
         written.findings.append(
             ProbeFinding(GRES_CONF_SUBJECT, ProbeVerdict.BROKEN, f"{path}: {error}", remedy)
         )
         return GresConf((), "")
     if not conf.is_certain and not conf.devices:
-        detail = f"{path} leaves it to {conf.auto_detect} to order the GPUs: taken as /dev/nvidiaN"
+        detail = f"{path}: order of the GPUs left to {conf.auto_detect}: assumed as /dev/nvidiaN"
         written.findings.append(ProbeFinding(GRES_CONF_SUBJECT, ProbeVerdict.ABSENT, detail))
     return conf
 
@@ -200,7 +201,7 @@ class _AllocatedGpus:
             yield self._unplaced(missing)
         else:
             self.unclear.append(
-                f"job {job.id} has {missing} GPUs somewhere on {len(job.nodes)} nodes"
+                f"job {job.id} has {missing} GPUs without a node, on {len(job.nodes)} nodes"
             )
 
     def _of_gres(
@@ -220,7 +221,7 @@ class _AllocatedGpus:
                 yield self._unplaced(gres.count - len(named))
         elif gres.name in _SHARED and gres.count:
             self.unclear.append(
-                f"job {self.job.id} has {gres.name}:{gres.count}, of an unknown number for each GPU"
+                f"job {self.job.id} has {gres.name}:{gres.count}; the number per GPU is unknown"
             )
 
     def _of_share(
@@ -231,7 +232,7 @@ class _AllocatedGpus:
             part = share_text(checked_share(Fraction(share.taken, max(share.there, 1))))
         except ShareError:
             what = f"{gres.name} {share.taken}/{share.there}"
-            self.unclear.append(f"job {self.job.id} has {what}, which is no share of a GPU")
+            self.unclear.append(f"job {self.job.id} has {what}; expected a share of a GPU")
             return
         yield self._held(device, part) if device is not None else self._unplaced(1, part)
 

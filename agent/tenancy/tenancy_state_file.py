@@ -19,7 +19,7 @@ from railscope.frame import NodeTimestamp
 log = structlog.get_logger(__name__)
 
 STATE_FILE = "claims-in-force.json"
-STATE_SUBJECT = "memory of claims"
+STATE_SUBJECT = "stored claims"
 SAVE_EVERY_NS = 60_000_000_000
 """Interval for saving the time of the last poll, which bounds the uncertainty of a later start."""
 
@@ -47,10 +47,12 @@ class TenancyStateFile:
         """Findings about the file."""
         told = []
         if self._damage:
-            remedy = "claims in force were told anew, with other ids: see them in the collector"
+            remedy = (
+                "claims in force were reported again with other ids: check them in the collector"
+            )
             told.append(ProbeFinding(STATE_SUBJECT, ProbeVerdict.BROKEN, self._damage, remedy))
         if self._problem:
-            remedy = "make room in the state directory: a restart would forget claims in force"
+            remedy = "free disk space in the state directory: a restart would lose claims in force"
             told.append(ProbeFinding(STATE_SUBJECT, ProbeVerdict.BROKEN, self._problem, remedy))
         return tuple(told)
 
@@ -60,7 +62,7 @@ class TenancyStateFile:
             kept = read_json(self._path, TenancyState)
         except (OSError, DamagedFileError) as error:
             self._damage = str(error)
-            log.error("claims_forgotten", file=str(self._path), problem=self._damage)
+            log.error("claims_lost", file=str(self._path), problem=self._damage)
             return None
         return kept
 
@@ -82,9 +84,9 @@ class TenancyStateFile:
         try:
             write_json(self._path, TenancyState(1, book.kept, list(gpus.values()), clock.kept))
         except OSError as error:
-            problem = f"{self._path}: {error.strerror or error}"
+            problem = f"cannot write {self._path}: {error.strerror or error}"
             if problem != self._problem:
-                log.error("claims_not_kept", file=str(self._path), problem=problem)
+                log.error("claims_write_failed", file=str(self._path), problem=problem)
             self._problem = problem
             return
         self._problem, self._kept_ns = "", now.boot_ns

@@ -18,8 +18,7 @@ import msgspec
 
 from agent.host import Host
 from agent.host.owners import OWNER
-from agent.owners import FormatError
-from agent.owners import cgroup as groups
+from agent.owners import FormatError, cgroup
 from agent.owners.runtimes import LibvirtDomain
 from agent.sampling.source import (
     ProbeFinding,
@@ -104,7 +103,7 @@ class VirtualMachineProvider:
         if not passed and not mediated and not in_force:
             self._scanned_pids, self._machines = frozenset(), {}
             return ClaimReport(
-                findings=(ProbeFinding(SUBJECT, ProbeVerdict.ABSENT, "no GPU was handed to one"),)
+                findings=(ProbeFinding(SUBJECT, ProbeVerdict.ABSENT, "no GPU is passed through"),)
             )
         try:
             domains = list(_read_running_domains(host))
@@ -112,9 +111,10 @@ class VirtualMachineProvider:
             domains += [machine for machine in self._by_process(host) if machine.name not in known]
             held = [one for domain in domains for one in self._held(host, domain, passed, devices)]
         except (OSError, msgspec.ValidationError) as error:
-            return failed_report(SUBJECT, error, "see what libvirtd logs")
+            return failed_report(SUBJECT, error, "read the log of libvirtd")
         detail = (
-            f"{format_count(len(passed), 'GPU')} handed over, {len(held)} held by machines that run"
+            f"{format_count(len(passed), 'GPU')} passed through, {len(held)} held by "
+            "running virtual machines"
         )
         return ClaimReport(tuple(held), (ProbeFinding(SUBJECT, ProbeVerdict.SUPPORTED, detail),))
 
@@ -175,7 +175,7 @@ class VirtualMachineProvider:
 def _is_of_pod(host: Host, pid: str) -> bool:
     """True if a machine belongs to a pod (KubeVirt), which the kubelet reports."""
     try:
-        return isinstance(groups.parse_owner(host.read(f"/proc/{pid}/cgroup")), groups.PodOwner)
+        return isinstance(cgroup.parse_owner(host.read(f"/proc/{pid}/cgroup")), cgroup.PodOwner)
     except (FileNotFoundError, ProcessLookupError, FormatError):
         return False
 

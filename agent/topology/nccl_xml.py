@@ -27,15 +27,15 @@ _MASK_BITS = 32
 def parse_nccl_topology(content: bytes) -> NcclTopology:
     """Parse such a file. Raises NcclFileError."""
     if b"<!ENTITY" in content or b"<!DOCTYPE" in content:
-        message = "a topology has no DOCTYPE and no entities"
+        message = "unexpected DOCTYPE or entity"
         raise NcclFileError(message)
     try:
         root = ET.fromstring(content)  # noqa: S314 - the operator's file, and no entities
     except ET.ParseError as error:
-        message = f"no XML: {error}"
+        message = f"invalid XML: {error}"
         raise NcclFileError(message) from error
     if root.tag != "system":
-        message = f"the outermost element is {root.tag!r} and not 'system'"
+        message = f"unexpected root element {root.tag!r}: expected 'system'"
         raise NcclFileError(message)
     found = NcclTopology()
     for number, cpu in enumerate(root.findall("cpu")):
@@ -51,7 +51,7 @@ def parse_nccl_topology(content: bytes) -> NcclTopology:
 def _add_device(found: NcclTopology, pci: ET.Element, place: PciPlace) -> None:
     address = place.address
     if address in found.places:
-        message = f"PCI address {address} comes twice"
+        message = f"duplicate PCI address {address}"
         raise NcclFileError(message)
     found.places[address] = place
     found.classes[address] = pci.get("class", "")
@@ -71,7 +71,7 @@ def _add_device(found: NcclTopology, pci: ET.Element, place: PciPlace) -> None:
 def _link_count(link: ET.Element) -> int:
     text = link.get("count", "1")
     if not text.isdecimal():
-        message = f"{text!r} is no number of links"
+        message = f"invalid number of links {text!r}"
         raise NcclFileError(message)
     return int(text)
 
@@ -92,7 +92,7 @@ def _address(pci: ET.Element) -> str:
     except ValueError:
         address = ""
     if not is_address(address):
-        message = f"busid {told!r} is no PCI address like 0000:3b:00.0"
+        message = f"invalid busid {told!r}: expected a PCI address such as 0000:3b:00.0"
         raise NcclFileError(message)
     return address
 
@@ -116,7 +116,7 @@ def format_cpu_list(mask: str) -> str:
         for word in mask.split(","):
             value = value << _MASK_BITS | int(word, 16)
     except ValueError:
-        message = f"affinity {mask!r} is no mask of CPUs"
+        message = f"invalid affinity {mask!r}: expected a CPU mask"
         raise NcclFileError(message) from None
     ranges, cpu = [], 0
     while value >> cpu:

@@ -230,7 +230,9 @@ class NetworkScanner:
         if given:
             return replace(device, role=given[0], why=given[1])
         if pci.is_virtual_function(host, device.address):
-            return replace(device, role=VIRTUAL_FUNCTION, why="its physical function is here, too")
+            return replace(
+                device, role=VIRTUAL_FUNCTION, why="its physical function is on this node"
+            )
         if device.rdma and self._is_bridge(host, device.device):
             return replace(device, role=BRIDGE, why="SW_MNG in its vital product data")
         return device
@@ -261,7 +263,7 @@ class NetworkScanner:
                 given[rail[0]] = device
             elif rail:
                 problems.append(
-                    f"{device.names[0]}: {rail[1]}, but it is no {COMPUTE} device: {device.why}"
+                    f"{device.names[0]}: {rail[1]}, but it is not a {COMPUTE} device: {device.why}"
                 )
             found.append(device)
         for place, device in enumerate(found):
@@ -272,8 +274,8 @@ class NetworkScanner:
                 and pci_slot(other.address) != pci_slot(device.address)
             ):
                 problems.append(
-                    f"{device.names[0]} would have rail {device.rail} ({device.why}), but"
-                    f" {other.why}: name the rail of both"
+                    f"conflicting rail {device.rail} of {device.names[0]} "
+                    f"({device.why}): {other.why}; fix: specify the rail of both"
                 )
                 found[place] = replace(device, rail=None, why=problems[-1])
         return found, problems
@@ -347,7 +349,7 @@ def _with_rail(
 
 def _without_gpus(device: NetworkDevice) -> NetworkDevice:
     """Return a device of a node without GPUs, where its role is unknown."""
-    return replace(device, why=device.why or "there is no GPU")
+    return replace(device, why=device.why or "the node has no GPU")
 
 
 def _with_other_role(
@@ -359,7 +361,7 @@ def _with_other_role(
     if device.address in busy:
         return replace(device, role=MANAGEMENT, why="carries the default route")
     if device.rdma and not are_rails:
-        return replace(device, why=f"RDMA, but no card here has a rail: {device.why}")
+        return replace(device, why=f"RDMA, but no NIC of this node has a rail: {device.why}")
     if device.rdma:
         return replace(device, role=STORAGE, why=f"RDMA, but no rail: {device.why}")
     speeds = [read_text(host, f"{NET_CLASS}/{name}/speed") for name in device.interfaces]

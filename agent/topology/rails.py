@@ -204,11 +204,14 @@ def _describe_distance(gpus: Sequence[PciPlace], card: RailNic) -> str:
 
 def _too_far_or_many(gpus: Sequence[PciPlace], card: RailNic, planes: int) -> str:
     if not gpus:
-        return "there is no GPU"
+        return "the node has no GPU"
     apart = _nearest(gpus, card)
     if apart > RAIL_REACH:
-        return f"{apart.name} from the nearest GPU: beyond {RAIL_REACH.name} it is no rail"
-    return f"{_describe_distance(gpus, card)}, but a GPU has {format_count(planes, 'card')} here, not more"
+        return f"{apart.name} from the nearest GPU: rails reach up to {RAIL_REACH.name}"
+    return (
+        f"{_describe_distance(gpus, card)}, but each GPU of this node has "
+        f"{format_count(planes, 'NIC')}"
+    )
 
 
 # By NUMA node -----------------------------------------------------------------------------------
@@ -243,12 +246,12 @@ def _by_numa_node(
 
 def _why_unassigned(card: RailNic, usual: str, cards: int, gpus: int) -> str:
     if not card.place.numa_node:
-        return "no host bridge in common with a GPU, and its NUMA node is not known"
+        return "no host bridge in common with a GPU, and its NUMA node is unknown"
     if card.put_last:
         return "no host bridge in common with a GPU, and it carries the default route"
     if card.model != usual:
-        return f"no host bridge in common with a GPU, and most cards are of model {usual}"
-    here = f"NUMA node {card.place.numa_node} has {format_count(cards, 'card')}"
+        return f"no host bridge in common with a GPU, and most NICs are of model {usual}"
+    here = f"NUMA node {card.place.numa_node} has {format_count(cards, 'NIC')}"
     return f"no host bridge in common with a GPU, and {here} for {format_count(gpus, 'GPU')}"
 
 
@@ -308,7 +311,7 @@ class RailRules:
     rails: Mapping[str, int] = field(default_factory=dict)
     roles: Sequence[tuple[re.Pattern[str], str]] = ()
     rail_pattern: re.Pattern[str] | None = None
-    expected_megabits: Mapping[str, int] = field(default_factory=dict)
+    expected_megabits_per_second: Mapping[str, int] = field(default_factory=dict)
     tree: NcclTopology | None = None
 
     def rail(self, names: Iterable[str]) -> tuple[int, str] | None:
@@ -316,7 +319,7 @@ class RailRules:
         told = list(names)
         for name in told:
             if name in self.rails:
-                return self.rails[name], f"topology.rails has {name}"
+                return self.rails[name], f"topology.rails contains {name}"
         for name in told if self.rail_pattern else ():
             assert self.rail_pattern is not None  # noqa: S101 - see above
             match = self.rail_pattern.fullmatch(name)
@@ -330,19 +333,19 @@ class RailRules:
         for pattern, role in self.roles:
             for name in told:
                 if pattern.fullmatch(name):
-                    return role, f"topology.roles has {pattern.pattern}"
+                    return role, f"topology.roles contains {pattern.pattern}"
         return None
 
     def unused(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return names and patterns in the settings that match none of these names."""
         told = set(names)
-        plain = dict.fromkeys((*self.rails, *self.expected_megabits))
+        plain = dict.fromkeys((*self.rails, *self.expected_megabits_per_second))
         patterns = [p.pattern for p, _ in self.roles if not any(map(p.fullmatch, told))]
         return (*(name for name in plain if name not in told and name not in ROLES), *patterns)
 
     def speed(self, names: Iterable[str]) -> int | None:
         """Return the expected line rate of a link in Mb/s, by its names and its role."""
-        told = (self.expected_megabits.get(name) for name in names)
+        told = (self.expected_megabits_per_second.get(name) for name in names)
         return next((speed for speed in told if speed is not None), None)
 
     @property
@@ -355,21 +358,25 @@ def parse_rail_rules(settings: TopologySettings) -> RailRules:
     """Validate the settings. Raises SettingsError that names the setting and a valid value."""
     for name, rail in settings.rails.items():
         if rail < 0:
-            message = f"topology.rails: {name} = {rail}: rails are counted from 0"
+            message = f"invalid topology.rails: {name} = {rail}: expected 0 or more"
             raise SettingsError(message)
-    for name, megabits in settings.expected_megabits.items():
+    for name, megabits in settings.expected_megabits_per_second.items():
         if megabits <= 0:
-            message = f"topology.expected_megabits: {name} = {megabits}: write Mb/s, as 400000"
+            message = (
+                f"invalid topology.expected_megabits_per_second: {name} = {megabits}: "
+                "expected Mb/s, such as 400000"
+            )
             raise SettingsError(message)
     roles = [_parse_role(name, role) for name, role in settings.roles.items()]
     pattern, tree = _parse_rail_pattern(settings.rail_pattern), _read_nccl_file(settings.nccl_file)
-    found = RailRules(settings.rails, roles, pattern, settings.expected_megabits, tree)
+    found = RailRules(settings.rails, roles, pattern, settings.expected_megabits_per_second, tree)
     for name in settings.rails:
         given = found.role([name])
         if given and given[0] != COMPUTE:
             message = (
-                f"topology.rails gives {name} a rail and {given[1]} = {given[0]!r}:"
-                f" what has a rail is {COMPUTE}; take it out of one of them"
+                f"conflicting role of {name}: topology.rails contains it, and "
+                f"{given[1]} = {given[0]!r}: expected {COMPUTE}; fix: remove it from "
+                "one of them"
             )
             raise SettingsError(message)
     return found
@@ -377,7 +384,7 @@ def parse_rail_rules(settings: TopologySettings) -> RailRules:
 
 def _parse_role(name: str, role: str) -> tuple[re.Pattern[str], str]:
     if role not in ROLES:
-        message = f"topology.roles: {name} = {role!r}: the roles are {', '.join(ROLES)}"
+        message = f"invalid topology.roles: {name} = {role!r}: expected one of {', '.join(ROLES)}"
         raise SettingsError(message)
     return _compile_pattern("topology.roles", name), role
 
@@ -387,7 +394,10 @@ def _parse_rail_pattern(text: str) -> re.Pattern[str] | None:
         return None
     pattern = _compile_pattern("topology.rail_pattern", text)
     if _RAIL not in pattern.groupindex:
-        message = rf"topology.rail_pattern {text!r} has no group (?P<{_RAIL}>\d+) for the number"
+        message = (
+            f"invalid topology.rail_pattern {text!r}: expected a group "
+            rf"(?P<{_RAIL}>\d+) for the number"
+        )
         raise SettingsError(message)
     return pattern
 
@@ -396,7 +406,7 @@ def _compile_pattern(setting: str, text: str) -> re.Pattern[str]:
     try:
         return re.compile(text, re.ASCII)
     except re.error as error:
-        message = f"{setting}: {text!r} is no regular expression: {error}"
+        message = f"invalid {setting}: {text!r}: expected a regular expression: {error}"
         raise SettingsError(message) from error
 
 
@@ -408,8 +418,8 @@ def _read_nccl_file(file: str) -> NcclTopology | None:
     try:
         return parse_nccl_topology(Path(file).read_bytes())
     except OSError as error:
-        message = f"topology.nccl_file: {file} cannot be read: {error.strerror}"
+        message = f"cannot read topology.nccl_file {file}: {error.strerror}"
         raise SettingsError(message) from error
     except NcclFileError as error:
-        message = f"topology.nccl_file: {file}: {error}"
+        message = f"invalid topology.nccl_file {file}: {error}"
         raise SettingsError(message) from error

@@ -97,8 +97,8 @@ def as_text(node: NodeTopology) -> str:
         "\n".join(_rail_lines(node)) + "\n",
     ]
     for head, lines in (
-        ("Settings that cannot be:", node.network.problems),
-        ("Names in the settings that nothing here has:", node.network.unused),
+        ("Invalid settings:", node.network.problems),
+        ("Names in the settings without a device on this node:", node.network.unused),
     ):
         if lines:
             parts.append("\n".join([head, *(f"  {line}" for line in lines)]) + "\n")
@@ -137,7 +137,7 @@ def _tree_lines(node: NodeTopology) -> Iterator[str]:
         key=lambda d: (numa_node_of(d), d.place.bridge, [_sortable(a) for a in d.place.chain]),
     )
     for numa_node, at_node in groupby(devices, key=numa_node_of):
-        yield f"NUMA node {numa_node}" if numa_node else "NUMA node not known"
+        yield f"NUMA node {numa_node}" if numa_node else "NUMA node unknown"
         for bridge, below in groupby(at_node, key=lambda device: device.place.bridge):
             yield f"  {bridge}"
             yield from _device_lines(node, below)
@@ -217,7 +217,7 @@ def _rail_lines(node: NodeTopology) -> Iterator[str]:
         head = f"GPU{gpu.index} {gpu.model}: {'no rail' if rail is None else f'rail {rail}'}"
         cards = _nics_of_gpu(node, gpu)
         if not cards:
-            head += ", and no card near it"
+            head += ", without a NIC nearby"
         yield f"  {head}"
         for card in cards:
             plane = f", plane {card.plane}" if len(cards) > 1 else ""
@@ -226,7 +226,7 @@ def _rail_lines(node: NodeTopology) -> Iterator[str]:
     if others:
         yield from ("", "Other network devices:") if node.gpus else ("Network devices:",)
     for device in others:
-        yield f"  {' '.join(device.names)}: {device.role or 'role not known'}; {device.why}"
+        yield f"  {' '.join(device.names)}: {device.role or 'role unknown'}; {device.why}"
 
 
 def _format_reason(node: NodeTopology, gpu: TopologyGpu, card: NetworkDevice) -> str:

@@ -56,11 +56,15 @@ SHOW_HEADER = "railscope-show"
 NOTHING_SIGNED = b"nothing has been signed"
 
 
-class AuditLogUnavailableError(Exception):
+class WitnessError(Exception):
+    """Base of the errors of the witness."""
+
+
+class AuditLogUnavailableError(WitnessError):
     """The collector does not respond, or with an unexpected response; the message has details."""
 
 
-class CheckpointDisputedError(Exception):
+class CheckpointDisputedError(WitnessError):
     """The collector reports that its log never had the checkpoint sent to it."""
 
 
@@ -74,7 +78,7 @@ class CheckpointOffer:
 
 
 class AuditLogClient:
-    """Client of one collector. Raises LinkError if the link cannot work."""
+    """Client of one collector. Raises CollectorLinkError if the link cannot work."""
 
     def __init__(self, link: CollectorLink) -> None:
         self.url = link.url.rstrip("/")
@@ -90,7 +94,7 @@ class AuditLogClient:
         await self._base.close()
 
     async def newest(self) -> CheckpointOffer:
-        """Fetch the newest checkpoint. Raises AwayError."""
+        """Fetch the newest checkpoint. Raises AuditLogUnavailableError."""
         answer = await self._get("")
         show = SHOW_HEADER in answer.headers
         if answer.status == HTTPStatus.NOT_FOUND and answer.body.startswith(NOTHING_SIGNED):
@@ -98,11 +102,11 @@ class AuditLogClient:
         return CheckpointOffer(self._text(answer), show)
 
     async def key(self) -> str:
-        """Fetch the public key of the log. Raises AwayError."""
+        """Fetch the public key of the log. Raises AuditLogUnavailableError."""
         return self._text(await self._get("/key"))
 
     async def consistency(self, old: int, new: int) -> list[bytes]:
-        """Fetch the consistency proof between the logs of `old` and `new` records. Raises AwayError.
+        """Fetch the consistency proof between the logs of `old` and `new` records. Raises AuditLogUnavailableError.
 
         An invalid proof is returned as an empty list, which proves nothing.
         """
@@ -113,7 +117,7 @@ class AuditLogClient:
             return []
 
     async def show(self, note: str, key: str) -> None:
-        """Send the stored, cosigned checkpoint, or that there is none. Raises AwayError, DisagreesError."""
+        """Send the stored, cosigned checkpoint, or that there is none. Raises AuditLogUnavailableError, CheckpointDisputedError."""
         body = msgspec.json.encode({"note": note, "key": key})
         try:
             target = f"{self._path}/cosignature"
@@ -131,19 +135,17 @@ class AuditLogClient:
             raise self._away(error) from error
 
     def _away(self, error: OSError) -> AuditLogUnavailableError:
-        return AuditLogUnavailableError(
-            f"{self.url}: {error.strerror or error or 'no answer in time'}"
-        )
+        return AuditLogUnavailableError(f"{self.url}: {error.strerror or error or 'timeout'}")
 
     def _text(self, answer: HttpAnswer) -> str:
         if answer.status != HTTPStatus.OK:
             said = answer.body[:200].decode(errors="replace").strip()
-            message = f"{self.url}{CHECKPOINT_PATH}: answered {answer.status} ({said})"
+            message = f"{self.url}{CHECKPOINT_PATH}: status {answer.status} ({said})"
             raise AuditLogUnavailableError(message)
         try:
             return answer.body.decode()
         except UnicodeDecodeError as error:
-            message = f"{self.url}{CHECKPOINT_PATH}: answered with what is no text"
+            message = f"{self.url}{CHECKPOINT_PATH}: invalid response: expected UTF-8"
             raise AuditLogUnavailableError(message) from error
 
 
@@ -210,7 +212,7 @@ class WitnessStore:
         except FileNotFoundError:
             return ""
         except UnicodeDecodeError as error:
-            message = f"{self.directory / name}: no text: {error}"
+            message = f"invalid file {self.directory / name}: {error}"
             raise NoteError(message) from error
 
     def _write(self, name: str, text: str) -> None:
@@ -225,7 +227,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass
 class AuditWitness:
-    """Witness of one log. Raises LinkError if the collector link cannot work."""
+    """Witness of one log. Raises CollectorLinkError if the collector link cannot work."""
 
     settings: WitnessSettings
     node: str
@@ -245,7 +247,7 @@ class AuditWitness:
 
     def __post_init__(self) -> None:
         """Start the thread that accesses files."""
-        self._disk = DeviceThread("custody")
+        self._disk = DeviceThread("witness")
 
     async def run(self) -> None:
         """Check the log every period until cancelled. Failures are logged and retried."""
@@ -283,13 +285,13 @@ class AuditWitness:
             try:
                 self._checkpoint = read_checkpoint(note, self._key)
             except NoteError as error:
-                message = f"{self.store.directory / 'held'} cannot be used: {error}"
+                message = f"invalid checkpoint file {self.store.directory / 'held'}: {error}"
                 raise NoteError(message) from error
             self._held = note
             self._show(HOLDS)
 
     async def look(self) -> None:
-        """Check the log once. Raises AwayError, NoteError, OSError."""
+        """Check the log once. Raises AuditLogUnavailableError, NoteError, OSError."""
         self._beginning = False
         offer = await self.client.newest()
         self._beginning = not offer.note
@@ -303,7 +305,7 @@ class AuditWitness:
         try:
             offered = read_checkpoint(offer.note, key)
         except NoteError as error:
-            log.error("audit_checkpoint_refused", problem=str(error))
+            log.error("audit_checkpoint_rejected", problem=str(error))
             await self._dispute(OTHER_KEY, offer.note)
             return
         if problem := await self._contradiction(offered):
@@ -318,7 +320,7 @@ class AuditWitness:
                 await self._present()
 
     async def _first_key(self, note: str) -> PublicKey:
-        """Fetch and trust the log's key on first use. Raises AwayError, NoteError, OSError."""
+        """Fetch and trust the log's key on first use. Raises AuditLogUnavailableError, NoteError, OSError."""
         key = PublicKey.parse(await self.client.key())
         read_checkpoint(note, key)
         await self._disk.submit(lambda: self.store.trust(key))
@@ -326,7 +328,7 @@ class AuditWitness:
         log.warning(
             "audit_log_key_trusted",
             key=str(key),
-            advice="it is the first that was seen; compare it with the log's key.pub",
+            advice="first key received; compare it with the log's key.pub",
         )
         return key
 
@@ -360,7 +362,7 @@ class AuditWitness:
             await self.client.show(self._held, str(witness_key(self._witness)))
         except CheckpointDisputedError as error:
             if str(error) != self._disagreed:
-                log.error("audit_log_disputed_by_both", problem=str(error))
+                log.error("audit_checkpoint_disputed", problem=str(error))
             self._disagreed = str(error)
 
     async def _dispute(self, kind: str, offered: str) -> None:
@@ -382,8 +384,8 @@ class AuditWitness:
             "audit_log_disputed",
             **facts,
             evidence=str(directory or ""),
-            advice="the collector's audit log is not the one it was: check it with "
-            "`railscope audit verify --anchor` and the checkpoint held here",
+            advice="the collector's audit log contradicts the stored checkpoint: "
+            "run `railscope audit verify --anchor` with it",
         )
 
     def _show(self, state: int) -> None:
@@ -392,7 +394,7 @@ class AuditWitness:
 
     def _cannot(self, problem: str) -> None:
         if problem != self._problem:
-            log.warning("audit_checkpoint_not_checked", problem=problem)
+            log.warning("audit_checkpoint_check_failed", problem=problem)
             self._problem = problem
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from dashboards import DashboardsError
 from dashboards.pictures import drawing
 
 _MAX_DECIMALS = 6
@@ -139,7 +140,7 @@ def _rounded(number: float, places: int) -> str:
 Json = Mapping[str, Any]
 
 
-class UnsupportedFeatureError(RuntimeError):
+class UnsupportedFeatureError(DashboardsError, RuntimeError):
     """A dashboard contains a feature unknown to this package; no feature is omitted silently."""
 
 

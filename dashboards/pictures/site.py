@@ -64,7 +64,7 @@ SITE_NODES = (
     SiteNode(NodeSpec("gpu-node-1", seed=7, scheduler="slurm")),
     SiteNode(NodeSpec("gpu-node-2", seed=7, scenario="thermal", scheduler="slurm")),
     SiteNode(NodeSpec("gpu-node-3", seed=3, scenario="slow_receiver", scheduler="kubernetes",
-                    stray=True), 0.55),
+                    unclaimed=True), 0.55),
     SiteNode(NodeSpec("gpu-node-4", seed=4, scenario="incast", scheduler="kubernetes"),
            0.65),
     SiteNode(NodeSpec("gpu-node-5", seed=5, scenario="ecc_uncorrected", scheduler="slurm"),
@@ -148,14 +148,14 @@ async def running(directory: Path, seconds: int) -> AsyncIterator[tuple[str, lis
                     "AGENT_COLLECTOR__TOKEN": token,
                     "AGENT_BUDGET__CPU_RATIO": "0",  # a replay costs more than real hardware
                     "AGENT_BUDGET__MEMORY_BYTES": str(512 << 20),  # and larger
-                    "AGENT_PERIODS__LINK": "2",
-                    "AGENT_PERIODS__NIC_SETTINGS": "5",
+                    "AGENT_PERIOD_SECONDS__LINK": "2",
+                    "AGENT_PERIOD_SECONDS__NIC_SETTINGS": "5",
                 },
             )
             for node, token in tokens.items()
         }
         pages = {
-            node: (await agent.said(r"agent_started .*page=(\S+:\d+)"))[1]
+            node: (await agent.said(r"agent_started .*listen=(\S+:\d+)"))[1]
             for node, agent in agents.items()
         }
         (directory / "prometheus.yml").write_text(_scrapes(pages, listens))
@@ -259,7 +259,7 @@ async def _scraped(prometheus: Prometheus) -> bool:
 
 
 async def _run(directory: Path, seconds: int, to: Path) -> None:
-    click.echo(f"Simulating {len(SITE_NODES)} servers ...")
+    click.echo(f"Simulating {len(SITE_NODES)} nodes ...")
     async with running(directory, seconds) as (url, programs), Prometheus(url) as prometheus:
         end = time.time() + WARM_UP_SECONDS + seconds
         click.echo(f"Prometheus is at {url}; pictures in {end - time.time():.0f} s ...")
@@ -290,7 +290,7 @@ async def _draw_all(prometheus: Prometheus, window: QueryWindow, to: Path) -> No
     type=click.IntRange(min=20),
     default=600,
     show_default=True,
-    help="How much time pictures show; the cluster runs a little longer.",
+    help="Time range of the pictures; the cluster runs slightly longer.",
 )
 @click.option(
     "--to", type=click.Path(path_type=Path), required=True, help="Directory of the pictures."

@@ -14,5 +14,5 @@ if [ -e "$settings" ]; then
     set -- --config "$settings"
 fi
 
-"$railscope" claim end --from-slurm --timeout 2 "$@" 2>&1 | logger -t railscope-epilog
+"$railscope" claim end --from-slurm --timeout-seconds 2 "$@" 2>&1 | logger -t railscope-epilog
 exit 0

@@ -15,5 +15,5 @@ if [ -e "$settings" ]; then
     set -- --config "$settings"
 fi
 
-"$railscope" claim start --from-slurm --timeout 2 "$@" 2>&1 | logger -t railscope-prolog
+"$railscope" claim start --from-slurm --timeout-seconds 2 "$@" 2>&1 | logger -t railscope-prolog
 exit 0

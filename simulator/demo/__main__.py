@@ -33,7 +33,12 @@ _STOPPED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @click.command()
-@click.option("--seconds", type=click.IntRange(min=0), default=0, help="0 runs until stopped.")
+@click.option(
+    "--seconds",
+    type=click.IntRange(min=0),
+    default=0,
+    help=("Duration in seconds; 0 runs until stopped."),
+)
 @click.option(
     "--directory",
     type=click.Path(path_type=Path, resolve_path=True),
@@ -73,10 +78,10 @@ def _locked(directory: Path) -> Iterator[None]:
         directory.mkdir(parents=True, exist_ok=True)
         lock = lock_directory(directory)
     except BlockingIOError:
-        message = f"a demo runs in {directory}: stop it first, or choose another --directory"
+        message = f"a demo runs in {directory} already; fix: stop it, or choose another --directory"
         raise WatchersError(message) from None
     except OSError as error:
-        message = f"cannot write to {directory}: {error}"
+        message = f"cannot write to {directory}: {error}; fix: choose another --directory"
         raise WatchersError(message) from error
     try:
         yield

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
+from simulator.spec import SimulatorError
+
 START_SECONDS = 30.0
 STOP_SECONDS = 15.0
 MAX_LINES = 2000
@@ -21,7 +23,7 @@ _RAILSCOPE = ("-P", "-m", "simulator.demo.child")
 """-P: a directory in the working directory must not be imported as one of our packages."""
 
 
-class ProgramError(RuntimeError):
+class ProgramError(SimulatorError, RuntimeError):
     """A program ended by itself or did not start; the message ends with its last log lines."""
 
 

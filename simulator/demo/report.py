@@ -51,7 +51,7 @@ def _nodes(rows: Sequence[dict[str, Any]]) -> str:
     body = [
         [
             row["node"],
-            "reporting" if row.get("railscope_node_reporting") else "SILENT",
+            "reporting" if row.get("railscope_node_reporting") else "STALE",
             f"{row.get('railscope_node_last_frame_age_seconds', 0):.1f} s",
             str(row["gpus"]),
             str(len(row["streams"])),
@@ -102,7 +102,7 @@ def account_table(account: dict[str, Any]) -> str:
         [
             "held by " + name,
             *_time(tenant["held_ns"]),
-            f"unseen {_hours(tenant['held_unknown_ns'])}",
+            f"unknown {_hours(tenant['held_unknown_ns'])}",
         ]
         for name, tenant in account["tenants"].items()
         if int(tenant["held_ns"])
@@ -112,7 +112,7 @@ def account_table(account: dict[str, Any]) -> str:
         [
             f"{account['gpus']} GPUs x time",
             *_time(account["capacity_ns"]),
-            "adds up" if account["balances"] else "DOES NOT ADD UP",
+            "balances" if account["balances"] else "DOES NOT BALANCE",
         ],
     ]
     return _table(["GPU TIME", "GPU-hours", "nanoseconds", ""], body)
@@ -204,8 +204,8 @@ def verdict(
         ),
         (
             sum(parts) == int(account["capacity_ns"]) > 0,
-            f"the account adds up: {_sum(parts)} = {int(account['capacity_ns']):,} ns",
-            "the account does not add up",
+            f"the account balances: {_sum(parts)} = {int(account['capacity_ns']):,} ns",
+            "the account does not balance",
         ),
     ]
     lines = [account_table(account), ""]

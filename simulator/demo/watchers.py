@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simulator.data import read_text
+from simulator.spec import SimulatorError
 
 CHECKOUT = Path(__file__).parents[2]
 DASHBOARDS = CHECKOUT / "dashboards" / "generated"
@@ -30,7 +31,7 @@ _PACKAGES = {"prometheus": "prometheus", "prometheus-alertmanager": "prometheus-
 """Debian packages, by the program that they install."""
 
 
-class WatchersError(RuntimeError):
+class WatchersError(SimulatorError, RuntimeError):
     """The directory cannot be written; the message states the missing file or the obstacle."""
 
 

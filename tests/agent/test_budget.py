@@ -84,7 +84,7 @@ async def test_a_source_that_becomes_a_hundred_times_dearer_is_read_less_often()
             assert state_of(one.page, "cpu") == "within"
     told = of_gpu(logs)
     assert told[0] == ("1 s", "8 s", "processor time")
-    assert {why for _, _, why in told[1:]} == {"room again"}
+    assert {why for _, _, why in told[1:]} == {"within budget"}
     assert told[-1][1] == "1 s"
 
 
@@ -105,7 +105,7 @@ async def test_a_source_that_only_waits_is_read_less_often() -> None:
             await one.until(lambda: gpu.stretch == 1, within=600)
     told = of_gpu(logs)
     assert told[0] == ("1 s", "4 s", "blocks its thread")
-    assert told[-1][1:] == ("1 s", "room again")
+    assert told[-1][1:] == ("1 s", "within budget")
 
 
 async def test_the_change_travels_as_an_event() -> None:

@@ -46,7 +46,7 @@ def test_too_much_memory_is_answered_by_giving_back_what_is_spare() -> None:
         for look in range(10):
             keeper.look(look * MEMORY_POLL_NS)
     assert (keeper.state, dropped) == (WITHIN, [70 * MIB])
-    assert [(e["event"], e["resident_bytes"]) for e in logs] == [("memory_given_back", 60 * MIB)]
+    assert [(e["event"], e["resident_bytes"]) for e in logs] == [("memory_released", 60 * MIB)]
 
 
 def test_memory_that_cannot_be_given_back_is_said_and_tried_again_only_now_and_then() -> None:

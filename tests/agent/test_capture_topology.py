@@ -73,7 +73,7 @@ def test_cards_of_that_server_are_found(westmere: Path) -> None:
     assert gpu_addresses(host) == []
     network = NetworkScanner().look(host)
     assert network.at("0000:43:00.0").facts == {}
-    assert network.at("0000:43:00.0").why == "there is no GPU"
+    assert network.at("0000:43:00.0").why == "the node has no GPU"
 
 
 def test_a_tree_without_a_pci_bus_has_no_devices(tmp_path: Path) -> None:

@@ -75,17 +75,17 @@ async def test_a_healthy_server() -> None:
     assert "2 of 2 GPUs, driver 590.48.01" in line(said, "ok      GPUs")
     assert "1 device, 1 port, 1 counter file" in line(said, "ok      RDMA devices")
     assert "driver mlx5_core, 1 typed" in line(said, "ok      statistics of eth0")
-    assert "nothing is shipped" in line(said, "absent  collector")
+    assert "no frames are shipped" in line(said, "absent  collector")
     assert not any(text.startswith(("DENIED", "BROKEN")) for text in said)
 
 
 async def test_an_empty_server_lacks_things_and_is_well() -> None:
     well, said = await checked(FakeHost())
     assert well, said
-    assert "no NVIDIA driver library" in line(said, "absent  GPUs")
-    assert "has no device" in line(said, "absent  RDMA devices")
-    assert "no GPU, card or drive" in line(said, "absent  PCIe devices")
-    assert "no /proc to read" in line(said, "absent  host")
+    assert "NVIDIA driver library libnvidia-ml.so.1 is not installed" in line(said, "absent  GPUs")
+    assert "contains no device" in line(said, "absent  RDMA devices")
+    assert "contains no GPU, NIC or drive" in line(said, "absent  PCIe devices")
+    assert "/proc does not exist" in line(said, "absent  host")
 
 
 async def test_readings_that_no_gpu_supports_are_no_problem() -> None:
@@ -106,7 +106,7 @@ async def test_what_is_denied_is_said_with_its_remedy() -> None:
     host.log.closed = DENIED
     well, said = await checked(host)
     assert not well
-    assert "-> run the agent as root or give it access to /dev/nvidia*" in line(
+    assert "-> run the agent as root, or grant it access to /dev/nvidia*" in line(
         said, "DENIED  gpu:"
     )
     assert "-> allow the agent the ioctl SIOCETHTOOL" in line(said, "DENIED  statistics of eth0")
@@ -145,11 +145,11 @@ async def test_each_gpu_that_is_not_healthy_is_told_of_with_why_and_what_to_do()
     assert line(said, "ok      health of GPUs").endswith("2 GPUs by 32 rules: 1 degraded, 1 failed")
     assert line(said, "BROKEN  GPU GPU-0") == (
         "BROKEN  GPU GPU-0 (index 0, 0000:01:00.0): failed: xid_fatal (Xid 79 GPU_HAS_FALLEN_OFF_THE_BUS: The GPU cannot"
-        " be reached over PCIe.); do: drain, reboot (NVIDIA: RESTART_BM)"
+        " be reached over PCIe.); actions: drain, reboot (NVIDIA: RESTART_BM)"
     )
     assert line(said, "BROKEN  GPU GPU-1") == (
-        "BROKEN  GPU GPU-1 (index 1, 0000:02:00.0): degraded: row_remap_pending (a row of memory waits to be replaced;"
-        " running jobs are safe meanwhile); do: reset_gpu (NVIDIA: RESET_GPU)"
+        "BROKEN  GPU GPU-1 (index 1, 0000:02:00.0): degraded: row_remap_pending (a row of memory is pending replacement;"
+        " running jobs are not affected); actions: reset_gpu (NVIDIA: RESET_GPU)"
     )
 
 
@@ -157,7 +157,7 @@ async def test_a_gpu_that_is_unknown_is_told_of_and_its_sources_decide_how_well_
     host = healthy()
     host.calls["nvml.nvmlDeviceGetMaxPcieLinkWidth(0)"] = NvmlError(999, "unknown")
     _, said = await checked(host)
-    told = "unknown: cannot be told: pcie_width (error)"
+    told = "unknown: cannot be judged: pcie_width (error)"
     assert line(said, "absent  GPU GPU-0") == f"absent  GPU GPU-0 (index 0, 0000:01:00.0): {told}"
     assert "1 unknown, 1 healthy" in line(said, "ok      health of GPUs")
     assert not any(text.startswith(("absent  GPU GPU-1", "BROKEN  GPU GPU-")) for text in said)
@@ -172,7 +172,7 @@ async def test_what_keeps_a_gpu_from_being_known_is_counted_where_it_is_much() -
     assert not well
     told = line(said, "absent  GPU GPU-0")
     assert "unknown: driver_unresponsive (a source" in told
-    assert re.search(r"cannot be told: .*(\(error\).*){3} and \d+ more; do: inspect$", told)
+    assert re.search(r"cannot be judged: .*(\(error\).*){3} and \d+ more; actions: inspect$", told)
 
 
 async def test_nonsense_in_a_counter_file_is_broken() -> None:
@@ -219,8 +219,7 @@ async def test_what_reading_costs_is_said_the_dearest_first() -> None:
         "ok      cost of rdma: 0.3 % of a core: 3.00 ms of processor time in 0.00 ms every 1 s"
     )
     assert line(said, "ok      processor budget") == (
-        "ok      processor budget: reading takes 0.3 % of a core at the configured periods,"
-        " budget 1 %"
+        "ok      processor budget: reads use 0.3 % of a core at the configured periods, budget 1 %"
     )
     assert line(said, "ok      memory budget").endswith("40 MiB resident, budget 64 MiB")
 
@@ -231,12 +230,12 @@ async def test_a_budget_that_needs_longer_periods_is_no_fault_but_said() -> None
         meter, costly(meter, 30), BudgetSettings(cpu_ratio=0.01, memory_bytes=64 << 20)
     )
     assert well
-    assert "to be read every 4 s (processor time)" in line(said, "ok      cost of rdma")
+    assert "lengthened to every 4 s (processor time)" in line(said, "ok      cost of rdma")
     told = line(said, "ok      processor budget")
     assert "3 % of a core" in told
-    assert "periods grow until it is kept" in told
-    assert "-> set longer periods, or a greater budget.cpu_ratio" in told
-    assert "80 MiB resident, budget 64 MiB: not kept" in line(said, "absent  memory budget")
+    assert "periods are lengthened until reads fit the budget" in told
+    assert "-> increase periods in [period_seconds], or increase budget.cpu_ratio" in told
+    assert "80 MiB resident, budget 64 MiB: exceeded" in line(said, "absent  memory budget")
 
 
 async def test_no_budget_is_said_to_be_none() -> None:
@@ -244,9 +243,9 @@ async def test_no_budget_is_said_to_be_none() -> None:
     unbounded = BudgetSettings(cpu_ratio=0, memory_bytes=0)
     well, said = await checked_on(meter, costly(meter, 30), unbounded)
     assert well
-    assert "none is set" in line(said, "absent  processor budget")
-    assert "none is set" in line(said, "absent  memory budget")
-    assert "to be read" not in line(said, "ok      cost of rdma")
+    assert "no budget is set" in line(said, "absent  processor budget")
+    assert "no budget is set" in line(said, "absent  memory budget")
+    assert "lengthened" not in line(said, "ok      cost of rdma")
 
 
 # The collector ------------------------------------------------------------------------------------
@@ -256,18 +255,18 @@ async def test_a_collector_that_takes_this_node() -> None:
     async with ScriptedCollector().serving() as collector:
         well, said = await checked(healthy(), collector=link_to(collector))
         assert well
-        assert "accepts this node" in line(said, "ok      collector")
+        assert "accepts frames of this node" in line(said, "ok      collector")
         assert collector.taken == [], "a greeting carries no frames"
 
 
 @pytest.mark.parametrize(
     ("status", "advice"),
     [
-        (401, "check collector.token_file"),
+        (401, "compare collector.token_file"),
         (403, "check node and collector.token_file"),
-        (404, "check collector.url"),
-        (426, "update the older of the two"),
-        (400, "refused with 400: because"),
+        (404, "check that collector.url"),
+        (426, "update the older of agent and collector"),
+        (400, "rejected with status 400: because"),
     ],
 )
 async def test_a_collector_that_does_not(status: int, advice: str) -> None:
@@ -291,7 +290,7 @@ async def test_a_link_that_cannot_work() -> None:
     link = CollectorLink(url="https://collector", ca_file="/nowhere/ca.pem")
     well, said = await checked(healthy(), collector=link)
     assert not well
-    assert "collector.ca_file /nowhere/ca.pem cannot be used" in line(said, "BROKEN  collector")
+    assert "cannot use collector.ca_file /nowhere/ca.pem" in line(said, "BROKEN  collector")
 
 
 # Exit codes ---------------------------------------------------------------------------------------

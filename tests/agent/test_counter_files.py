@@ -151,7 +151,7 @@ def test_a_link_out_of_the_root_leads_nowhere(tmp_path: Path) -> None:
     (root / "sys/outside").symlink_to("../../tree-2/sys")
     files = RootedFiles(root)
     assert files.resolve("/sys/inside") == "/sys"
-    with pytest.raises(FileNotFoundError, match="leads out of the root"):
+    with pytest.raises(FileNotFoundError, match="leads outside the root"):
         files.resolve("/sys/outside")
 
 

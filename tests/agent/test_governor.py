@@ -166,7 +166,7 @@ def test_a_source_that_becomes_a_hundred_times_dearer_pays_alone_and_within_a_fe
     rdma.cpu_ms /= 100
     run.run(900)
     assert (run.stretched, run.governor.state) == ({}, WITHIN)
-    assert run.governor.loads["rdma"].why == "room again"
+    assert run.governor.loads["rdma"].why == "within budget"
 
 
 def test_a_source_that_only_makes_its_thread_wait_is_lengthened_too() -> None:

@@ -42,7 +42,7 @@ def test_a_gpu_on_the_bus_without_a_driver_is_broken() -> None:
     (finding,) = read_once(GpuSource.load(), host).findings
     assert finding.verdict is ProbeVerdict.BROKEN
     assert "1 NVIDIA GPUs on the PCI bus" in finding.detail
-    assert finding.remedy == "install the NVIDIA driver on this server"
+    assert finding.remedy == "install the NVIDIA driver on this node"
 
 
 @pytest.mark.parametrize(

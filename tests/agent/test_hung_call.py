@@ -159,7 +159,7 @@ async def test_no_more_threads_are_left_behind_than_the_bound(host: FakeHost, st
         for _ in range(4):
             await run.step()
         assert len(run.sampler.hung.by_device) == MAX_HUNG_CALLS
-        assert (gpu.state, gpu.problem) == (FAILED, f"no answer within {SHORT} s")
+        assert (gpu.state, gpu.problem) == (FAILED, f"timeout: no response within {SHORT} s")
         assert (gpu.overdue, gpu.missed_ticks - missed, stuck.callers) == (True, 4, 1)
         assert not any(name.startswith("railscope_gpu_") for name, _ in page_of(run))
         assert rdma.state == OK

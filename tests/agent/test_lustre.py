@@ -167,7 +167,7 @@ def test_targets_beyond_the_bound_are_counted(server: FakeHost) -> None:
     found = numbers(outcome.frame)
     targets = {key for name, key in found if name == "railscope_lustre_target_requests_total"}
     assert len(targets) == MAX_TARGETS - 1, "the metadata target is one of them"
-    assert "6 beyond the first 128 are left out" in outcome.findings[0].detail
+    assert "6 beyond the first 128 are omitted" in outcome.findings[0].detail
 
 
 def test_without_rights_there_is_a_remedy() -> None:

@@ -13,23 +13,23 @@ from agent.topology.pci import NcclFileError
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"<system", "no XML"),
-        (b"\xff\xfe", "no XML"),
-        (b"<graph/>", "'graph' and not 'system'"),
-        (b'<system><cpu numaid="0"><pci busid="3b:00"/></cpu></system>', "busid '3b:00' is no PCI"),
-        (b"<system><cpu><pci/></cpu></system>", "busid '' is no PCI"),
-        (b'<system><cpu><pci busid="x:y"/></cpu></system>', "busid 'x:y' is no PCI"),
-        (b'<system><cpu affinity="zz"/></system>', "'zz' is no mask of CPUs"),
+        (b"<system", "invalid XML"),
+        (b"\xff\xfe", "invalid XML"),
+        (b"<graph/>", "'graph': expected 'system'"),
+        (b'<system><cpu numaid="0"><pci busid="3b:00"/></cpu></system>', "invalid busid '3b:00'"),
+        (b"<system><cpu><pci/></cpu></system>", "invalid busid ''"),
+        (b'<system><cpu><pci busid="x:y"/></cpu></system>', "invalid busid 'x:y'"),
+        (b'<system><cpu affinity="zz"/></system>', "invalid affinity 'zz'"),
         (
             b'<system><cpu><pci busid="0:1:00.0"/></cpu></system>'.replace(b"0:1", b"0000:01")
             .replace(b"</cpu>", b'<pci busid="0000:01:00.0"/></cpu>'),
-            "comes twice",
+            "duplicate PCI address",
         ),
         (
             b'<system><cpu><pci busid="0000:01:00.0"><gpu><nvlink target="0000:02:00.0" count="many"/></gpu></pci></cpu></system>',
-            "'many' is no number of links",
+            "invalid number of links 'many'",
         ),
-        (b'<!DOCTYPE x [<!ENTITY a "b">]><system/>', "no entities"),
+        (b'<!DOCTYPE x [<!ENTITY a "b">]><system/>', "unexpected DOCTYPE or entity"),
     ],
 )  # fmt: skip
 def test_what_is_no_topology_says_why(content: bytes, problem: str) -> None:

@@ -55,7 +55,7 @@ def test_the_neighbour_of_every_card() -> None:
     assert readings(outcome.frame) == {(KNOWN, ("eth0",)): 1, (KNOWN, ("eth1",)): 1}
     (finding,) = outcome.findings
     assert (finding.verdict, finding.detail) == (
-        ProbeVerdict.SUPPORTED, "2 of 2 interfaces with a carrier",
+        ProbeVerdict.SUPPORTED, "neighbours of 2 of 2 interfaces with a carrier",
     )  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def test_who_was_not_heard_yet_is_not_unknown() -> None:
         host.files[f"{NET}/eth0/carrier"] = carrier
         outcome = reader.run()
         assert readings(outcome.frame) == {(KNOWN, ("eth0",)): expected}
-        so_far = " so far: frames come every half a minute or so"
+        so_far = " so far: frames arrive about every 30 s"
         (finding,) = outcome.findings
         assert finding.detail.endswith(so_far) == (expected is Absent.NOT_DUE)
     plug(host, {"eth0": "Ethernet1/1"})

@@ -188,7 +188,7 @@ def test_mounts_beyond_the_bound_are_counted() -> None:
     assert found["railscope_nfs_mounts", ()] == MAX_MOUNTS + 3
     assert found["railscope_nfs_unread_mounts", ()] == 3
     assert len({key[1] for _, key in found if key}) == MAX_MOUNTS
-    assert "3 beyond the first 16 are left out" in outcome.findings[0].detail
+    assert "3 beyond the first 16 are omitted" in outcome.findings[0].detail
 
 
 def test_mounts_come_and_go() -> None:

@@ -182,7 +182,7 @@ def test_an_intel_card_with_its_rdma_port() -> None:
     assert "trust" not in told, "only of mlx5 is it known without a trust table"
     assert not {"fec", "buffer_of_priority", "ecn_notification"} & set(told)
     (finding,) = outcome.findings
-    assert finding.detail.endswith("driver ice does not tell fec")
+    assert finding.detail.endswith("driver ice does not report fec")
 
 
 def test_a_virtual_card_tells_its_mtu_and_no_more() -> None:
@@ -194,7 +194,7 @@ def test_a_virtual_card_tells_its_mtu_and_no_more() -> None:
     (finding,) = outcome.findings
     assert finding.verdict is ProbeVerdict.SUPPORTED
     assert finding.detail == (
-        "1 setting; driver virtio_net does not tell dcb, pause, fec, rings, link_modes"
+        "1 setting; driver virtio_net does not report dcb, pause, fec, rings, link_modes"
     )
 
 
@@ -305,7 +305,7 @@ def test_the_expected_speed_is_the_highest_both_sides_can(
 def test_a_speed_that_is_known_better_is_what_is_expected() -> None:
     host = mainline()
     add_nic(host, "eth1")
-    rules = RailRules(expected_megabits={"eth0": 200_000, "eth1": 25_000})
+    rules = RailRules(expected_megabits_per_second={"eth0": 200_000, "eth1": 25_000})
     source = NicSettingsSource(wiring=NetworkScanner(rules))
     found = numbers(read_once(source, host).frame)
     assert found[SPEED, ("eth0",)] == 200_000 * BYTES_OF_A_MEGABIT

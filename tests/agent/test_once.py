@@ -86,7 +86,7 @@ def test_json_names_every_nic_in_every_way() -> None:
 
 
 def test_settings_of_the_environment_hold_here_too(root: Path) -> None:
-    environment = {"RAILSCOPE_AGENT_PERIODS__RDMA": "0"}
+    environment = {"RAILSCOPE_AGENT_PERIOD_SECONDS__RDMA": "0"}
     outcome = CliRunner(env=environment).invoke(agent, ["once", "--root", str(root)])
     assert outcome.exit_code != 0
-    assert "[periods]: invalid rdma" in str(outcome.exception)
+    assert "[period_seconds]: invalid rdma" in str(outcome.exception)

@@ -205,7 +205,7 @@ async def test_a_stuck_gpu_ages_itself_alone(
     stuck: tuple[RecordedHost, ManualClock],
 ) -> None:
     host, clock = stuck
-    settings = AgentSettings(budget=BudgetSettings(cpu_ratio=0), deadline_seconds=0.3)
+    settings = AgentSettings(budget=BudgetSettings(cpu_ratio=0), read_timeout_seconds=0.3)
     agent = Agent(settings, host, "n1")
     await agent.sampler.once()
     states = {name: status.state for name, status in agent.sampler.statuses.items()}

@@ -42,7 +42,7 @@ def test_each_gpu_has_a_card_at_its_switch_and_storage_has_none() -> None:
     assert rails(found, *cards, storage) == [*range(8), None]
     assert found.rails == tuple(range(8))
     assert found.seats[address(16)].why == "PIX to GPU 1"
-    assert found.why_not[address(200)] == "NODE from the nearest GPU: beyond PXB it is no rail"
+    assert found.why_not[address(200)] == "NODE from the nearest GPU: rails reach up to PXB"
 
 
 def test_a_card_that_is_missing_moves_no_rail() -> None:
@@ -65,7 +65,7 @@ def test_two_cards_at_a_switch_with_two_gpus() -> None:
     found = assign_rails(pairs_of_gpus(), [*cards, extra])
     assert rails(found, *cards, extra) == [*range(8), None]
     assert found.seats[address(0)].why == "PIX to GPUs 0, 1, in bus order"
-    assert "a GPU has 1 card here" in found.why_not[address(250)]
+    assert "each GPU of this node has 1 NIC" in found.why_not[address(250)]
 
 
 def test_one_card_for_two_gpus() -> None:
@@ -148,7 +148,7 @@ def test_on_a_tray_with_grace_processors_numa_node_and_order_decide() -> None:
     found = assign_rails(gpus, [*dpus, *cards])
     assert rails(found, *cards, *dpus) == [0, 1, 2, 3, None, None]
     assert found.seats[address(2)].why.startswith("NUMA node 0 and bus order")
-    assert "most cards are of model" in found.why_not[address(50)]
+    assert "most NICs are of model" in found.why_not[address(50)]
 
 
 def test_a_tray_where_a_card_is_missing_does_not_guess() -> None:
@@ -157,14 +157,14 @@ def test_a_tray_where_a_card_is_missing_does_not_guess() -> None:
     found = assign_rails(gpus, cards[1:])
     assert rails(found, *cards) == [None, None, 2, 3]
     assert found.rails == (0, 1, 2, 3)
-    assert "NUMA node 0 has 1 card for 2 GPUs" in found.why_not[address(2)]
+    assert "NUMA node 0 has 1 NIC for 2 GPUs" in found.why_not[address(2)]
 
 
 def test_without_numa_nodes_nothing_is_guessed() -> None:
     gpus, cards = tray("0", 1)
     lost = [card(PciPlace("nic", (address(0),)))]
     assert assign_rails(gpus, lost).seats == {}
-    assert "NUMA node is not known" in assign_rails(gpus, lost).why_not[address(0)]
+    assert "NUMA node is unknown" in assign_rails(gpus, lost).why_not[address(0)]
     busy = [card(cards[0].place, put_last=True)]
     assert assign_rails(gpus, busy).seats == {}
 
@@ -175,13 +175,13 @@ def test_below_one_host_bridge_only_a_switch_tells() -> None:
     cards = [card(PciPlace("pci0", (f"root {n}", address(n)), "0")) for n in range(8, 10)]
     found = assign_rails(gpus, cards)
     assert found.seats == {}
-    assert found.why_not[address(8)] == "PHB from the nearest GPU: beyond PXB it is no rail"
+    assert found.why_not[address(8)] == "PHB from the nearest GPU: rails reach up to PXB"
 
 
 def test_no_gpus_no_cards() -> None:
     assert assign_rails([], []).rails == ()
     alone = card(at_switch("a", 0))
-    assert assign_rails([], [alone]).why_not == {address(0): "there is no GPU"}
+    assert assign_rails([], [alone]).why_not == {address(0): "the node has no GPU"}
     assert assign_rails([at_switch("a", 3)], []).rails == (0,)
 
 

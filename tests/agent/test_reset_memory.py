@@ -60,7 +60,7 @@ def test_a_damaged_file_is_told_and_does_no_harm(tmp_path: Path, content: bytes)
     path.write_bytes(content)
     with capture_logs() as logs:
         assert GpuLifetimeFile(path, "boot-1").load() == {}
-    assert [entry["event"] for entry in logs] == ["gpu_resets_not_kept"]
+    assert [entry["event"] for entry in logs] == ["gpu_resets_write_failed"]
 
 
 def test_what_cannot_be_written_is_told_once_and_leaves_the_old(tmp_path: Path) -> None:

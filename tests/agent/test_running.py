@@ -55,10 +55,10 @@ async def told(**settings: object) -> list[tuple[ProbeVerdict, str]]:
 
 async def test_what_the_governor_did_is_told_by_the_page() -> None:
     async with serving(PAGE) as listen:
-        assert await told(listen=listen, page_token=TOKEN) == [
+        assert await told(listen=listen, metrics_token=TOKEN) == [
             (
                 ProbeVerdict.SUPPORTED,
-                "takes 0.93 % of a core, budget 1 %, cpu stretching, memory within",
+                "uses 0.93 % of a core, budget 1 %, cpu stretching, memory within",
             ),
             (ProbeVerdict.SUPPORTED, "nic_burst is read every 0.2 s instead of 0.1 s"),
         ]
@@ -68,26 +68,26 @@ async def test_a_page_with_tls_is_known_by_its_own_certificate(tmp_path: Path) -
     certificate, key = self_signed(tmp_path, "192.0.2.1")
     async with serving(PAGE, server_context(certificate, key)) as listen:
         tls = AgentTlsSettings(certificate_file=str(certificate), key_file=str(key))
-        found = await told(listen=listen, page_token=TOKEN, tls=tls)
+        found = await told(listen=listen, metrics_token=TOKEN, tls=tls)
         assert found[0][0] is ProbeVerdict.SUPPORTED
         other, other_key = self_signed(tmp_path / "other")
         tls = AgentTlsSettings(certificate_file=str(other), key_file=str(other_key))
-        ((verdict, detail),) = await told(listen=listen, page_token=TOKEN, tls=tls)
-        assert (verdict, "none that answers" in detail) == (ProbeVerdict.ABSENT, True)
+        ((verdict, detail),) = await told(listen=listen, metrics_token=TOKEN, tls=tls)
+        assert (verdict, "no response from" in detail) == (ProbeVerdict.ABSENT, True)
 
 
 @pytest.mark.parametrize(
     ("page", "token", "verdict", "problem"),
     [
-        (PAGE, "", ProbeVerdict.BROKEN, "answers with 401"),
-        ("up 1", TOKEN, ProbeVerdict.BROKEN, "is the page of something else"),
+        (PAGE, "", ProbeVerdict.BROKEN, "returned status 401"),
+        ("up 1", TOKEN, ProbeVerdict.BROKEN, "is not the metrics endpoint of an agent"),
     ],
 )
 async def test_a_page_that_cannot_be_used_is_said_to_be(
     page: str, token: str, verdict: ProbeVerdict, problem: str
 ) -> None:
     async with serving(page) as listen:
-        ((found, detail),) = await told(listen=listen, page_token=token)
+        ((found, detail),) = await told(listen=listen, metrics_token=token)
     assert found is verdict
     assert problem in detail
 
@@ -96,6 +96,6 @@ async def test_no_agent_is_no_fault() -> None:
     async with serving(PAGE) as listen:
         pass
     ((verdict, detail),) = await told(listen=listen)
-    assert (verdict, "none that answers" in detail) == (ProbeVerdict.ABSENT, True)
+    assert (verdict, "no response from" in detail) == (ProbeVerdict.ABSENT, True)
     ((verdict, detail),) = await told(listen="127.0.0.1:0")
-    assert (verdict, "any free port" in detail) == (ProbeVerdict.ABSENT, True)
+    assert (verdict, "the port is not fixed" in detail) == (ProbeVerdict.ABSENT, True)

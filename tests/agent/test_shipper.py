@@ -79,23 +79,23 @@ def other(body: bytes, status: int = 200) -> Callable[[], web.Response]:
     return lambda: web.Response(body=body, status=status)
 
 
-NOT_THE_COLLECTOR = "is this really the collector?"
+NOT_THE_COLLECTOR = "fix: check that collector.url is the base URL of a collector"
 LATER: dict[str, tuple[Callable[[], web.Response], str]] = {
-    "401": (error(401), "check collector.token_file"),
+    "401": (error(401), "compare collector.token_file"),
     "403": (error(403), "check node and collector.token_file"),
-    "404": (error(404), "check collector.url"),
-    "405": (error(405), "check collector.url"),
-    "426": (error(426), "update the older of the two"),
+    "404": (error(404), "check that collector.url"),
+    "405": (error(405), "check that collector.url"),
+    "426": (error(426), "update the older of agent and collector"),
     "429": (error(429), "busy"),
     "503": (error(503), "cannot store frames now"),
     "500": (error(500), NOT_THE_COLLECTOR),
-    "409 without schemas": (error(409), "answered 409 (because)"),
-    "409 with nonsense": (other(b'{"unknown_schemas":["zz"]}', 409), "answered 409"),
+    "409 without schemas": (error(409), "status 409 (because)"),
+    "409 with nonsense": (other(b'{"unknown_schemas":["zz"]}', 409), "status 409"),
     "200 of a web page": (other(b"<html>"), NOT_THE_COLLECTOR),
     "200 of another service": (other(b'{"status":"ok"}'), NOT_THE_COLLECTOR),
     "200 that is no text": (other(b'{"error":"\xff"}'), NOT_THE_COLLECTOR),
     "204": (other(b"", 204), NOT_THE_COLLECTOR),
-    "413 of a proxy": (other(b"<html>", 413), "answered 413"),
+    "413 of a proxy": (other(b"<html>", 413), "status 413"),
 }
 
 
@@ -200,9 +200,9 @@ async def test_what_is_refused_for_good_is_dropped_counted_and_told(
             (event,) = run.events
             assert (event.event_class, event.entity.key) == (GAP_EVENT, ("rejected",))
             assert event.facts == {"frames": "3", "envelopes": "1"}
-    (refused,) = [entry for entry in logs if entry["event"] == "envelope_refused"]
+    (refused,) = [entry for entry in logs if entry["event"] == "envelope_rejected"]
     assert refused["frames"] == 3
-    assert f"refused with {status}: because" in refused["problem"]
+    assert f"rejected with status {status}: because" in refused["problem"]
 
 
 DECISIONS_OF_A_STRANGER = {
@@ -233,9 +233,9 @@ async def test_a_decision_without_the_mark_of_a_collector_changes_nothing(
             assert (collector.taken, sum(run.stats.dropped_frames.values())) == (run.sent, 0)
     problems = {entry["problem"] for entry in logs if entry["event"] == "collector_unreachable"}
     url = f"http://127.0.0.1:{collector.port}/v1/frames"
-    assert {text.partition(":")[0] for text in problems} >= {"unexpected answer from http"}
+    assert {text.partition(":")[0] for text in problems} >= {"unexpected response from http"}
     assert any(
-        text.startswith(f"unexpected answer from {url}: status {status}") for text in problems
+        text.startswith(f"unexpected response from {url}: status {status}") for text in problems
     )
 
 
@@ -372,7 +372,7 @@ async def test_a_collector_that_keeps_asking_is_reported(tmp_path: Path) -> None
                 run.retry()
                 await run.shipped(1)
     problem = next(e["problem"] for e in logs if e["event"] == "collector_unreachable")
-    assert "keeps asking for schemas" in problem
+    assert "repeated request for schemas" in problem
 
 
 # Stopping -----------------------------------------------------------------------------------------

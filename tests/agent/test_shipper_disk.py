@@ -154,7 +154,7 @@ async def test_a_schema_that_did_not_fit_on_the_disk_is_kept_when_there_is_room(
             await first.flush()
             in_the_way.rmdir()
             await first.flush()
-    assert [entry["event"] for entry in logs].count("schema_not_kept") == 1
+    assert [entry["event"] for entry in logs].count("schema_write_failed") == 1
     async with collector.serving():
         async with shipping(tmp_path, link, FrameOrigin(ORIGIN.node, "run-2", "boot-1")) as second:
             await second.shipped(3)

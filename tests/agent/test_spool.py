@@ -178,7 +178,7 @@ def test_an_envelope_that_cannot_be_removed_is_forgotten_and_told(tmp_path: Path
     with capture_logs() as logs:
         spool.remove(SpooledEnvelope(1, HEAD + 1, 3))
     assert [(entry["event"], entry["file"]) for entry in logs] == [
-        ("envelope_not_removed", str(file))
+        ("envelope_removal_failed", str(file))
     ]
     assert (len(spool), spool.size) == (0, 0)
 

@@ -50,16 +50,16 @@ def cards(network: NodeNetwork) -> dict[str, int | None]:
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"rails": {"mlx5_0": -1}}, "topology.rails: mlx5_0 = -1: rails are counted from 0"),
-        ({"roles": {"mlx5_0": "fast"}}, "mlx5_0 = 'fast': the roles are compute, storage"),
-        ({"roles": {"mlx5_(": "storage"}}, r"topology.roles: 'mlx5_\(' is no regular expression"),
-        ({"expected_megabits": {"compute": 0}}, "expected_megabits: compute = 0: write Mb/s"),
-        ({"rail_pattern": "rail["}, "topology.rail_pattern: 'rail\\[' is no regular expression"),
-        ({"rail_pattern": r"rail(\d+)"}, r"has no group \(\?P<rail>"),
-        ({"nccl_file": "/nowhere/topo.xml"}, "nccl_file: /nowhere/topo.xml cannot be read: No such"),
+        ({"rails": {"mlx5_0": -1}}, "topology.rails: mlx5_0 = -1: expected 0 or more"),
+        ({"roles": {"mlx5_0": "fast"}}, "mlx5_0 = 'fast': expected one of compute, storage"),
+        ({"roles": {"mlx5_(": "storage"}}, r"topology.roles: 'mlx5_\(': expected a regular expression"),
+        ({"expected_megabits_per_second": {"compute": 0}}, "expected_megabits_per_second: compute = 0: expected Mb/s"),
+        ({"rail_pattern": "rail["}, "topology.rail_pattern: 'rail\\[': expected a regular expression"),
+        ({"rail_pattern": r"rail(\d+)"}, r"expected a group \(\?P<rail>"),
+        ({"nccl_file": "/nowhere/topo.xml"}, "cannot read topology.nccl_file /nowhere/topo.xml: No such"),
         (
             {"rails": {"mlx5_3": 1}, "roles": {"mlx5_.*": "storage"}},
-            "gives mlx5_3 a rail and topology.roles has mlx5_.* = 'storage'",
+            "conflicting role of mlx5_3: topology.rails contains it, and topology.roles contains mlx5_.* = 'storage'",
         ),
     ],
 )  # fmt: skip
@@ -73,7 +73,7 @@ def test_settings_that_cannot_be_say_what_to_write(given: dict[str, object], pro
 def test_a_file_that_is_no_topology(tmp_path: Path) -> None:
     file = tmp_path / "topo.xml"
     file.write_text("<graphs/>")
-    with pytest.raises(SettingsError, match=r"topo\.xml: the outermost element is 'graphs'"):
+    with pytest.raises(SettingsError, match=r"topo\.xml: unexpected root element 'graphs'"):
         look(FakeHost(), nccl_file=str(file))
 
 
@@ -84,10 +84,13 @@ def test_the_section_as_it_is_written(tmp_path: Path) -> None:
         "rail_pattern = 'rail(?P<rail>\\d+)'\n"
     )
     loaded = settings.load(AgentSettings, file=file, environment={}, prefix=PREFIX)
-    assert parse_rail_rules(loaded.topology).rail(["mlx5_0"]) == (3, "topology.rails has mlx5_0")
+    assert parse_rail_rules(loaded.topology).rail(["mlx5_0"]) == (
+        3,
+        "topology.rails contains mlx5_0",
+    )
     assert parse_rail_rules(loaded.topology).role(["mlx5_7"]) == (
         "storage",
-        "topology.roles has mlx5_[67]",
+        "topology.roles contains mlx5_[67]",
     )
     file.write_text("[topology]\nrail_patern = ''\n")
     with pytest.raises(SettingsError, match="did you mean 'rail_pattern'"):
@@ -116,7 +119,7 @@ def test_names_give_rails_to_cards_and_to_their_gpus() -> None:
         found = {"mlx5_0": None, "mlx5_2": 3, "mlx5_3": 2, "mlx5_4": 1, "mlx5_5": 0}
         assert cards(network) == found
         assert list(network.gpu_rails.values()) == [3, 2, 1, 0]
-    assert named(network, "mlx5_3").why == "topology.rails has 0000:23:00.0"
+    assert named(network, "mlx5_3").why == "topology.rails contains 0000:23:00.0"
 
 
 def test_a_pattern_gives_rails_by_the_names_of_interfaces() -> None:
@@ -156,7 +159,7 @@ def test_a_rail_by_name_and_another_by_distance_contradict() -> None:
     assert cards(network) == {"mlx5_0": None, "mlx5_2": None, "mlx5_3": 1, "mlx5_4": 2, "mlx5_5": 0}
     (problem,) = network.problems
     assert problem == (
-        "mlx5_2 would have rail 0 (PIX to GPU 0), but topology.rails has mlx5_5: name the rail of both"
+        "conflicting rail 0 of mlx5_2 (PIX to GPU 0): topology.rails contains mlx5_5; fix: specify the rail of both"
     )
     wiring = NetworkScanner(parse_rail_rules(TopologySettings(rails={"mlx5_5": 0})))
     findings = read_once(RdmaSource(wiring=wiring), server()).findings
@@ -167,7 +170,9 @@ def test_a_rail_by_name_and_another_by_distance_contradict() -> None:
 def test_a_rail_for_what_is_no_compute_device_contradicts() -> None:
     network = look(server(), rails={"rail1": 1}, roles={"mlx5_3": "storage"})
     (problem,) = network.problems
-    assert problem.startswith("mlx5_3: topology.rails has rail1, but it is no compute device")
+    assert problem.startswith(
+        "mlx5_3: topology.rails contains rail1, but it is not a compute device"
+    )
     assert named(network, "mlx5_3").facts == {"role": "storage"}
 
 
@@ -177,7 +182,7 @@ def test_names_that_nothing_here_has_are_told() -> None:
         "roles": {"store.*": "storage", "eth9": "storage"},
     }
     speeds = {"compute": 400_000, "mlx5_0": 200_000, "mlx5_8": 200_000}
-    network = look(server(), **given, expected_megabits=speeds)
+    network = look(server(), **given, expected_megabits_per_second=speeds)
     assert (network.unused, network.problems) == (("mlx5_O", "mlx5_8", "eth9"), ())
 
 
@@ -190,7 +195,7 @@ def test_a_pattern_that_finds_no_number_says_nothing() -> None:
 
 def test_the_speed_of_a_link_is_that_of_its_name_or_else_of_its_role() -> None:
     given = parse_rail_rules(
-        TopologySettings(expected_megabits={"compute": 400_000, "ens1": 200_000})
+        TopologySettings(expected_megabits_per_second={"compute": 400_000, "ens1": 200_000})
     )
     assert given.speed(["ens1", "mlx5_0", "compute"]) == 200_000
     assert given.speed(["ens2", "mlx5_3", "compute"]) == 400_000

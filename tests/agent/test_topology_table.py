@@ -245,8 +245,8 @@ def test_cards_of_a_server_without_gpus_have_no_role_and_the_text_says_so() -> N
     add_nic(host, "pci0000:00/0000:00:03.0", interface="eth0")
     text = as_text(read_topology(host, RailRules()))
     assert "Rails:" not in text
-    assert "\n  mlx5_0 0000:18:00.0: role not known; there is no GPU\n" in text
-    assert "\n  eth0 0000:00:03.0: role not known; there is no GPU\n" in text
+    assert "\n  mlx5_0 0000:18:00.0: role unknown; the node has no GPU\n" in text
+    assert "\n  eth0 0000:00:03.0: role unknown; the node has no GPU\n" in text
     assert "NIC0\t X \n" in text
 
 
@@ -311,7 +311,7 @@ def test_of_a_capture_the_command_shows_the_end() -> None:
     assert code == 0
     assert "mlx5_5" not in text
     assert "0000:5e:00.0" not in text
-    assert re.search(r"GPU3 .*: rail 3, and no card near it", text)
+    assert re.search(r"GPU3 .*: rail 3, without a NIC nearby", text)
 
 
 def test_the_command_takes_the_settings(capture: str, tmp_path: Path) -> None:
@@ -319,9 +319,9 @@ def test_the_command_takes_the_settings(capture: str, tmp_path: Path) -> None:
     config.write_text("[topology]\nrails = { mlx5_0 = 2, mlx5_4 = 0, mlx5_9 = 1 }\n")
     code, text = run("--replay", capture, "--config", str(config))
     assert code == 0
-    assert text.endswith("Names in the settings that nothing here has:\n  mlx5_9\n")
+    assert text.endswith("Names in the settings without a device on this node:\n  mlx5_9\n")
     assert "GPU0 NVIDIA GB200: rail 2" in text
-    assert "P2C, topology.rails has mlx5_4" in text
+    assert "P2C, topology.rails contains mlx5_4" in text
 
 
 def test_settings_that_do_not_fit_the_server_are_told(capture: str, tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ def test_settings_that_do_not_fit_the_server_are_told(capture: str, tmp_path: Pa
     config.write_text("[topology]\nrails = { mlx5_4 = 0 }\n")
     code, text = run("--replay", capture, "--config", str(config))
     assert code == 1
-    assert "Settings that cannot be:\n  mlx5_0 would have rail 0" in text
+    assert "Invalid settings:\n  conflicting rail 0 of mlx5_0" in text
 
 
 def test_an_empty_tree_has_an_empty_table(tmp_path: Path) -> None:

@@ -70,8 +70,8 @@ async def test_what_has_grown_in_a_capture_is_known_at_its_end_and_not_of_the_en
 @pytest.mark.parametrize(
     ("case", "code", "told"),
     [
-        ("lost-gpu", 1, "failed: gpu_lost (NVML calls the GPU lost"),
-        ("pending-row-remap", 1, "degraded: recovery_drain (the driver asks for Drain and Reset)"),
+        ("lost-gpu", 1, "failed: gpu_lost (NVML reports the GPU as lost"),
+        ("pending-row-remap", 1, "degraded: recovery_drain (the driver requires Drain and Reset)"),
         ("dgx-a100", 0, "health of GPUs: 2 GPUs by 32 rules: 2 healthy"),
     ],
 )

@@ -98,9 +98,9 @@ async def test_a_fault_reaches_who_must_act(site: Site) -> None:
     )
     settings = {
         "RAILSCOPE_AGENT_BUDGET__CPU_RATIO": "0",
-        "RAILSCOPE_AGENT_PERIODS__NIC_SETTINGS": "2",
-        "RAILSCOPE_AGENT_PERIODS__NVLINK": "1",
-        "RAILSCOPE_AGENT_PERIODS__LINK": "1",
+        "RAILSCOPE_AGENT_PERIOD_SECONDS__NIC_SETTINGS": "2",
+        "RAILSCOPE_AGENT_PERIOD_SECONDS__NVLINK": "1",
+        "RAILSCOPE_AGENT_PERIOD_SECONDS__LINK": "1",
     }
     started = await asyncio.gather(*(site.agent(node, **settings) for node in FAULTS))
     agents = dict(zip(FAULTS, started, strict=True))

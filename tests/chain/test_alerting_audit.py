@@ -35,7 +35,7 @@ async def test_an_audit_log_put_back_is_told_by_those_who_hold_more_of_it(site: 
     """The collector is stopped, its log replaced by an older copy, and started again."""
     site.prepare(dict.fromkeys(NODES, "training"))
     directory, backup = site.directory / "collector" / "audit", site.directory / "backup"
-    often = {"RAILSCOPE_AGENT_CUSTODY__PERIOD_SECONDS": "0.3"}
+    often = {"RAILSCOPE_AGENT_WITNESS__PERIOD_SECONDS": "0.3"}
 
     async def vouched() -> bool:
         return f"railscope_audit_witnesses {len(NODES)}\n" in await page(site)

@@ -310,7 +310,7 @@ async def metric(site: Site, name: str) -> int:
 
 async def test_real_programs_see_that_a_backup_was_put_back(site: Site) -> None:
     site.prepare({"n1": "training"})
-    often = {"RAILSCOPE_AGENT_CUSTODY__PERIOD_SECONDS": "0.2"}
+    often = {"RAILSCOPE_AGENT_WITNESS__PERIOD_SECONDS": "0.2"}
     directory, backup = site.directory / "collector" / "audit", site.directory / "backup"
 
     async def vouched() -> bool:

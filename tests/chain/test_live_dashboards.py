@@ -42,7 +42,7 @@ CAPTURE_SECONDS = 24
 SPECS = [
     NodeSpec(node="n1", seed=1, gpus=2, scenario="ecc_uncorrected", scheduler="slurm"),
     NodeSpec(
-        node="n2", seed=2, gpus=2, scenario="slow_receiver", scheduler="kubernetes", stray=True
+        node="n2", seed=2, gpus=2, scenario="slow_receiver", scheduler="kubernetes", unclaimed=True
     ),
     NodeSpec(node="n3", seed=3, gpus=2, scenario="xid79", scheduler="slurm"),
     NodeSpec(node="n4", seed=4, gpus=1, scenario="gpu_hung"),
@@ -197,8 +197,8 @@ async def start(site: Site, directory: Path) -> dict[str, Program]:
     )
     settings = {
         "RAILSCOPE_AGENT_BUDGET__CPU_RATIO": "0",
-        "RAILSCOPE_AGENT_PERIODS__LINK": "1",
-        "RAILSCOPE_AGENT_PERIODS__NIC_SETTINGS": "2",
+        "RAILSCOPE_AGENT_PERIOD_SECONDS__LINK": "1",
+        "RAILSCOPE_AGENT_PERIOD_SECONDS__NIC_SETTINGS": "2",
     }
     agents = await asyncio.gather(*(site.agent(spec.node, **settings) for spec in SPECS))
     return dict(zip((spec.node for spec in SPECS), agents, strict=True))
@@ -207,7 +207,10 @@ async def start(site: Site, directory: Path) -> dict[str, Program]:
 @pytest.mark.timeout(240)  # waits twice, and draws every dashboard
 async def test_every_panel_shows_something(site: Site, tmp_path: Path) -> None:
     agents = await start(site, tmp_path)
-    pages = {node: (await agent.said(r"page=(\S+:\d+)"))[1] for node, agent in agents.items()}
+    pages = {
+        node: (await agent.said(r"agent_started .*listen=(\S+:\d+)"))[1]
+        for node, agent in agents.items()
+    }
     waiting = [q for q in every_question() if (q.dashboard, q.panel) not in QUIET]
     assert len(waiting) > 100
     async with prometheus(site, pages) as running:

@@ -104,7 +104,7 @@ async def test_the_agent_as_a_service(site: Site, tmp_path: Path, systemd: Syste
     config.write_text('log_level = "info"\n')
     await site.collector()
     program = await site.agent("n1", "--config", str(config), **systemd.environment)
-    await lifecycle(program, systemd, config, "[periods]\nhost = 2.0\n")
+    await lifecycle(program, systemd, config, "[period_seconds]\nhost = 2.0\n")
 
 
 async def test_a_reload_that_cannot_work_leaves_the_service_as_it_was(site: Site, tmp_path: Path):
@@ -135,7 +135,7 @@ async def test_tokens_are_read_as_soon_as_they_change(site: Site, tmp_path: Path
     await site.collector()
     agent = await site.agent("n1")
     line = await agent.said("collector_unreachable")
-    assert "the token is wrong or missing: check collector.token_file" in line.string
+    assert "missing or wrong token; fix: compare collector.token_file" in line.string
     tokens.write_text(kept)
     await agent.said("collector_reached")
 
@@ -182,12 +182,12 @@ async def test_tls_on_both_ends(site: Site, tmp_path: Path):
     page_tls = {f"RAILSCOPE_AGENT_TLS__{name.upper()}": value for name, value in tls.items()}
     doubtful = await site.agent("n1")
     line = await doubtful.said("collector_unreachable")
-    assert "certificate is not trusted" in line.string
+    assert "untrusted certificate of the collector" in line.string
     assert "set collector.ca_file" in line.string
     await doubtful.stop()
     agent = await site.agent("n1", **trusting, **page_tls, RAILSCOPE_AGENT_PAGE_TOKEN="secret")  # noqa: S106
     await agent.said("collector_reached")
-    page = (await agent.said(r"page=(\S+:\d+)"))[1]
+    page = (await agent.said(r"agent_started .*listen=(\S+:\d+)"))[1]
     context = ssl.create_default_context(cafile=str(certificate_file))
     for token, expected in (("wrong", 401), ("secret", 200)):
         headers = {"Authorization": f"Bearer {token}"}
@@ -203,7 +203,7 @@ async def test_a_wrong_url_is_told_from_a_collector_that_is_away(site: Site):
     await site.collector()
     agent = await site.agent("n1", "--collector", f"{site.url}/typo")
     line = await agent.said("collector_unreachable")
-    assert "there is no ingest at this address: check collector.url" in line.string
+    assert "unknown path; fix: check that collector.url" in line.string
 
 
 async def test_the_demo_ends_well(tmp_path: Path):
@@ -215,7 +215,7 @@ async def test_the_demo_ends_well(tmp_path: Path):
     output, _ = await process.communicate()
     text = output.decode()
     assert process.returncode == 0, text
-    for line in ("every node reported (5 of them)", "no frame was lost", "the account adds up"):
+    for line in ("every node reported (5 of them)", "no frame was lost", "the account balances"):
         assert f"ok    {line}" in text
     for program in ("prometheus", "alertmanager", "grafana server"):
         assert re.search(rf"^  \S*{program} .*{tmp_path}/w/", text, re.MULTILINE), text

@@ -130,7 +130,7 @@ async def test_a_variable_of_several_values_takes_all(server: Server):
 async def test_a_value_that_is_not_offered_is_an_error_that_names_those_that_are(server: Server):
     server.answers["label/node/values"] = good(["gpu-1", "gpu-2"])
     async with Prometheus(server.url) as prometheus:
-        with pytest.raises(PrometheusError, match="no node gpu-7; there are gpu-1, gpu-2"):
+        with pytest.raises(PrometheusError, match="unknown node gpu-7: expected gpu-1, gpu-2"):
             await prometheus.chosen([NODES], {"node": "gpu-7"})
 
 
@@ -147,5 +147,5 @@ async def test_a_server_that_is_no_prometheus_is_an_error(server: Server):
         with pytest.raises(PrometheusError, match="not the API of a Prometheus"):
             await prometheus.now("up", 0.0)
     async with Prometheus("http://127.0.0.1:1") as prometheus:
-        with pytest.raises(PrometheusError, match="no answer from"):
+        with pytest.raises(PrometheusError, match="no response from"):
             await prometheus.now("up", 0.0)

@@ -28,7 +28,7 @@ NOWHERE = "http://127.0.0.1:1"
         (["--range", "0m"], "no length of time"),
         (["--choose", "node"], "invalid choice 'node': expected VARIABLE=VALUE"),
         (["--choose", "nodes=n1"], "unknown variable: nodes: expected one of "),
-        (["--dashboard", "audit"], f"no answer from {NOWHERE}/api/v1/"),
+        (["--dashboard", "audit"], f"no response from {NOWHERE}/api/v1/"),
     ],
 )
 def test_a_wrong_use_is_one_line(arguments: list[str], said: str, tmp_path: Path):

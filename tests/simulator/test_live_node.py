@@ -58,7 +58,7 @@ def at(timeline: LiveTimeline, second: float) -> dict[str, str | bool]:
     return {
         "link": timeline.look("files", path, ns).split()[1],
         "pending": bool(rows[2]),
-        "stray": any("session" in group for group in groups),
+        "unclaimed": any("session" in group for group in groups),
     }
 
 
@@ -69,7 +69,7 @@ def processes(timeline: LiveTimeline, gpu: int, ns: int) -> list[dict[str, int]]
     return found
 
 
-WELL = {"link": "ACTIVE", "pending": False, "stray": False}
+WELL = {"link": "ACTIVE", "pending": False, "unclaimed": False}
 
 
 @pytest.mark.parametrize("round_start", [0, ROUND])
@@ -78,7 +78,7 @@ def test_faults_begin_and_end_in_every_round(round_start: int):
     seen = [at(timeline, round_start + second) for second in (5, 15, 22, 30, 37, 45, 55)]
     assert seen == [
         WELL, WELL | {"link": "DOWN"}, WELL, WELL | {"pending": True}, WELL,
-        WELL | {"stray": True}, WELL,
+        WELL | {"unclaimed": True}, WELL,
     ]  # fmt: skip
 
 

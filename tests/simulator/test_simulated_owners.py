@@ -51,14 +51,14 @@ def looked(spec: NodeSpec) -> tuple[ClaimSource, list[Event], dict[str, list[int
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("scheduler", ["kubernetes", "slurm"])
 def test_every_process_has_a_claim_but_the_stray_one(scheduler: str, mode: str) -> None:
-    for stray in (False, True):
-        spec = NodeSpec("n", gpus=2, mode=mode, scheduler=scheduler, stray=stray)
+    for unclaimed in (False, True):
+        spec = NodeSpec("n", gpus=2, mode=mode, scheduler=scheduler, unclaimed=unclaimed)
         tenancy, events, values = looked(spec)
-        assert sum(values[c.GPU_UNCLAIMED_PROCESSES.name]) == stray
-        unclaimed = [one.held for one in tenancy.open if not one.is_claim]
-        assert [(held.source, held.workload) for held in unclaimed] == [
+        assert sum(values[c.GPU_UNCLAIMED_PROCESSES.name]) == unclaimed
+        unclaimed_use = [one.held for one in tenancy.open if not one.is_claim]
+        assert [(held.source, held.workload) for held in unclaimed_use] == [
             ("systemd", "session-7")
-        ] * stray
+        ] * unclaimed
         assert len(events) == len(tenancy.open), "all began, and nothing ended"
         assert {one.held.source for one in tenancy.open if one.is_claim} == {scheduler}
 

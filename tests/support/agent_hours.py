@@ -46,12 +46,12 @@ def _settings() -> AgentSettings:
     """The defaults, but without reads between scrapes, and without burst sampling."""
     periods = msgspec.structs.asdict(SourcePeriods())
     return AgentSettings(
-        periods=SourcePeriods(
+        period_seconds=SourcePeriods(
             **{name: max(one, float(SCRAPE_SECONDS)) for name, one in periods.items()}
         ),
         bursts=BurstSettings(enabled=False),
         budget=BudgetSettings(cpu_ratio=0, memory_bytes=0),
-        deadline_seconds=5,
+        read_timeout_seconds=5,
     )
 
 

@@ -59,7 +59,7 @@ class Simulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     mode: str = "whole"
     nic: str = "cx7"
     scheduler: str = "none"
-    stray: bool = False
+    unclaimed: bool = False
     sources: Sources = Sources.GPU
     seconds: Annotated[int, msgspec.Meta(ge=1)] = 60
     step_seconds: Annotated[float, msgspec.Meta(gt=0)] = 1.0
@@ -75,7 +75,7 @@ class Simulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         find_model(self.model)
         return NodeSpec(
             node=node, gpus=self.gpus, model=self.model, scenario=self.scenario, mode=self.mode,
-            nic=self.nic, scheduler=self.scheduler, stray=self.stray,
+            nic=self.nic, scheduler=self.scheduler, unclaimed=self.unclaimed,
         )  # fmt: skip
 
 

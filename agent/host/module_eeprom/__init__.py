@@ -41,11 +41,11 @@ def decode(read: ReadHalfPage) -> dict[str, Json]:
     def whole(half: HalfPage) -> bytes:
         registers = read(half)
         if len(registers) != HALF_BYTES:
-            message = f"half a page of a module has {len(registers)} bytes"
+            message = f"invalid half page of a module: {len(registers)} bytes"
             raise OSError(errno.EIO, message)
         return registers
 
     lower = whole(HalfPage())
     if lower[0] not in _DECODERS:
-        raise OSError(errno.EOPNOTSUPP, f"modules of SFF-8024 identifier {lower[0]} are not known")
+        raise OSError(errno.EOPNOTSUPP, f"unsupported module: SFF-8024 identifier {lower[0]}")
     return _DECODERS[lower[0]](lower, whole)

@@ -45,7 +45,7 @@ class NetlinkMessage(NamedTuple):
 
 def raise_inconsistent(what: str) -> NoReturn:
     """Raise OSError for inconsistent bytes."""
-    raise OSError(errno.EBADMSG, f"a netlink answer makes no sense: {what}")
+    raise OSError(errno.EBADMSG, f"malformed netlink response: {what}")
 
 
 def encode(message: NetlinkMessage) -> bytes:
@@ -59,10 +59,10 @@ def messages(datagram: bytes) -> Iterator[NetlinkMessage]:
     at = 0
     while at < len(datagram):
         if len(datagram) - at < _HEADER.size:
-            raise_inconsistent("a message is cut off in its header")
+            raise_inconsistent("truncated message header")
         length, kind, flags, sequence, _ = _HEADER.unpack_from(datagram, at)
         if not _HEADER.size <= length <= len(datagram) - at:
-            raise_inconsistent(f"a message of {length} bytes where {len(datagram) - at} are left")
+            raise_inconsistent(f"message of {length} bytes: {len(datagram) - at} bytes are left")
         yield NetlinkMessage(kind, flags, sequence, datagram[at + _HEADER.size : at + length])
         at += _aligned(length)
 
@@ -86,7 +86,7 @@ def text_attribute(kind: int, value: str) -> bytes:
 def interface_attribute(kind: int, interface: str) -> bytes:
     """An attribute with an interface name. Raises OSError with ENODEV for an invalid name."""
     if not 0 < len(interface.encode(errors="replace")) <= _INTERFACE_BYTES or "\0" in interface:
-        raise OSError(errno.ENODEV, f"{interface!r} cannot be the name of an interface")
+        raise OSError(errno.ENODEV, f"invalid interface name {interface!r}")
     return text_attribute(kind, interface)
 
 
@@ -96,7 +96,7 @@ def attributes(raw: bytes) -> Iterator[tuple[int, bytes]]:
     while len(raw) - at >= _ATTRIBUTE.size:
         length, kind = _ATTRIBUTE.unpack_from(raw, at)
         if not _ATTRIBUTE.size <= length <= len(raw) - at:
-            raise_inconsistent(f"an attribute of {length} bytes where {len(raw) - at} are left")
+            raise_inconsistent(f"attribute of {length} bytes: {len(raw) - at} bytes are left")
         yield kind & _TYPE_MASK, raw[at + _ATTRIBUTE.size : at + length]
         at += _aligned(length)
 
@@ -104,7 +104,7 @@ def attributes(raw: bytes) -> Iterator[tuple[int, bytes]]:
 def integer(raw: bytes) -> int:
     """An unsigned integer of 1, 2, 4 or 8 bytes."""
     if len(raw) not in _INTEGERS:
-        raise_inconsistent(f"an integer of {len(raw)} bytes")
+        raise_inconsistent(f"integer of {len(raw)} bytes")
     (value,) = struct.unpack(_INTEGERS[len(raw)], raw)
     return int(value)
 
@@ -117,7 +117,7 @@ def text(raw: bytes) -> str:
 def unpack(layout: struct.Struct, raw: bytes) -> tuple[Any, ...]:
     """Members of a C structure; a newer kernel may append more members."""
     if len(raw) < layout.size:
-        raise_inconsistent(f"a structure of {len(raw)} bytes where {layout.size} belong")
+        raise_inconsistent(f"structure of {len(raw)} bytes: expected {layout.size}")
     return layout.unpack_from(raw)
 
 
@@ -132,7 +132,7 @@ def answer_error(message: NetlinkMessage) -> OSError | None:
     if code >= 0:
         return None
     if code < -_LARGEST_ERRNO:
-        raise_inconsistent(f"an error {code}")
+        raise_inconsistent(f"error {code}")
     said = "".join(text(value) for kind, value in _explanation(message) if kind == _ERROR_TEXT)
     return OSError(-code, os.strerror(-code) + (f": {said}" if said else ""))
 
@@ -209,9 +209,7 @@ class NetlinkConnection:
         """Send a request and return its single answer. Raises OSError."""
         answer = self._exchange(NetlinkMessage(kind, NLM_F_REQUEST, self._next(), body))
         if len(answer.bodies) != 1:
-            raise_inconsistent(
-                f"{len(answer.bodies)} messages answer a question that has one answer"
-            )
+            raise_inconsistent(f"{len(answer.bodies)} messages: expected 1")
         return answer.bodies[0]
 
     def dump(self, kind: int, body: bytes) -> list[bytes]:
@@ -230,7 +228,7 @@ class NetlinkConnection:
             else:
                 if not answer.changed:
                     return answer.bodies
-                lost = OSError(errno.EAGAIN, "a list of the kernel keeps changing")
+                lost = OSError(errno.EAGAIN, "a list of the kernel changes on every read")
         raise lost
 
     def close(self) -> None:
@@ -267,12 +265,14 @@ def _receive(source: socket.socket) -> bytes:
     try:
         datagram, _, flags, _ = source.recvmsg(_LARGEST_DATAGRAM)
     except BlockingIOError:
-        waited = f"the kernel has not answered in {_TIMEOUT_SECONDS} s"
+        waited = f"the kernel did not respond within {_TIMEOUT_SECONDS} s"
         raise TimeoutError(errno.ETIMEDOUT, waited) from None
     if flags & socket.MSG_TRUNC:
-        raise OSError(errno.EMSGSIZE, f"a netlink answer is over {_LARGEST_DATAGRAM} bytes long")
+        raise OSError(
+            errno.EMSGSIZE, f"netlink response too long: expected at most {_LARGEST_DATAGRAM} bytes"
+        )
     if not datagram:
-        raise_inconsistent("it is empty")
+        raise_inconsistent("empty response")
     return datagram
 
 
@@ -291,7 +291,10 @@ class _NetlinkAnswer:
         """Add one datagram. Raises OSError for malformed data and for an answer over the size limit."""
         self._received_bytes += len(datagram)
         if self._received_bytes > _LARGEST_ANSWER:
-            raise OSError(errno.EMSGSIZE, f"a netlink answer is over {_LARGEST_ANSWER} bytes long")
+            raise OSError(
+                errno.EMSGSIZE,
+                f"netlink response too long: expected at most {_LARGEST_ANSWER} bytes",
+            )
         for message in messages(datagram):
             if message.sequence == self._sequence and not self.complete:
                 self._add(message)
@@ -299,7 +302,7 @@ class _NetlinkAnswer:
     def _add(self, message: NetlinkMessage) -> None:
         self.changed |= bool(message.flags & NLM_F_DUMP_INTR)
         if message.kind == NLMSG_OVERRUN:
-            raise OSError(errno.ENOBUFS, "the kernel lost a part of a netlink answer")
+            raise OSError(errno.ENOBUFS, "the kernel dropped a part of a netlink response")
         if message.kind in (NLMSG_ERROR, NLMSG_DONE):
             self.complete = True
             self.refused = answer_error(message)

@@ -272,7 +272,7 @@ def _family(connection: NetlinkConnection) -> int:
     try:
         said = dict(attributes(_generic(connection, _CONTROLLER, _GET_FAMILY, name)))
     except FileNotFoundError:
-        missing = "this kernel has no ethtool over netlink: it is older than 5.6"
+        missing = "this kernel does not support ethtool over netlink: it is older than 5.6"
         raise OSError(errno.EOPNOTSUPP, missing) from None
     return integer(said.get(_FAMILY_ID, b""))
 
@@ -297,7 +297,7 @@ def _flags(said: AttributeValues, names: dict[int, str]) -> dict[str, Json]:
 
 def _list(raw: bytes) -> list[int]:
     if len(raw) % 8:
-        raise_inconsistent(f"a list of 64-bit counters of {len(raw)} bytes")
+        raise_inconsistent(f"list of 64-bit counters of {len(raw)} bytes")
     return list(struct.unpack(f"={len(raw) // 8}Q", raw))
 
 

@@ -237,7 +237,7 @@ class RdmaStatistics:
         # changed.
         self._indexes = _devices(connection)
         if device not in self._indexes:
-            raise OSError(errno.ENODEV, f"there is no RDMA device {device}")
+            raise OSError(errno.ENODEV, f"RDMA device {device} does not exist")
         return _counters(_port_statistics(connection, self._indexes[device], port))
 
 

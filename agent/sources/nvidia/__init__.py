@@ -1,12 +1,12 @@
 """GPUs, through NVML. All sources here run on the one thread of the NVIDIA driver.
 
-inventory  GPUs and MIG devices, with their identities
-plan       calls for one device, and those found to be unsupported
-calls      building blocks of the tables
-load, health, settings     tables: metric of each call or field
-integrals  counters of the agent itself: samples integrated over time
-gpu        the source that reads those tables
-activity   SMs and pipes (GPM)          nvlink     links
-mig        MIG devices                  processes  processes of a GPU, virtual GPUs
-events     events of the driver         devices    state of every GPU on the PCI bus
+call_plan       building blocks of the tables, plans of calls for one device, and unsupported calls
+value_tables, health    tables: metric of each call or field
+column_history  integrals of samples over time; changes of settings
+gpu_devices     sources that read those tables for GPUs and MIG devices; state of every GPU on the PCI bus
+activity        SMs and pipes (GPM), burst sampling      nvlink  links
+processes       processes and virtual GPUs of a GPU, sharing mode
+pcie            PCIe paths and expected links            events  events of the driver
+
+The identities of GPUs and MIG devices are in `agent.gpus.inventory`.
 """

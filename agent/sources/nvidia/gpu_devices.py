@@ -179,7 +179,7 @@ class MigSource(SourceWithoutResources):
         wanted = [(m.uuid, m.entity, MIG_TABLE) for gpu in capable for m in gpu.mig_devices]
         self._plans.place(host, self._gpus.generation, wanted, columns)
         self._integrals.place(columns)
-        detail = f"{len(wanted)} on {format_count(len(capable), 'GPU')} that can be cut"
+        detail = f"{len(wanted)} on {format_count(len(capable), 'GPU')} with MIG support"
         findings = (ProbeFinding("MIG devices", ProbeVerdict.SUPPORTED, detail),) if capable else ()
         return ProbeResult(tuple(columns.columns), (), findings)
 
@@ -264,14 +264,17 @@ class GpuDeviceSource(SourceWithoutResources):
         what = f"GPU {address}"
         driver = read_link_name(host, f"/sys/bus/pci/devices/{address}/driver")
         if state == VIRTUAL_MACHINE:
-            detail = f"handed to a virtual machine ({driver}): its guest reads it"
+            detail = f"passed through to a virtual machine ({driver}); readable in its guest"
             return ProbeFinding(what, ProbeVerdict.SUPPORTED, detail)
         if state == UNBOUND:
             return ProbeFinding(
-                what, ProbeVerdict.ABSENT, "no driver has it", "bind it to nvidia or vfio-pci"
+                what,
+                ProbeVerdict.ABSENT,
+                "not bound to a driver",
+                "bind the GPU to nvidia or vfio-pci",
             )
         if state == OTHER_DRIVER:
-            return ProbeFinding(what, ProbeVerdict.ABSENT, f"the driver {driver} has it")
+            return ProbeFinding(what, ProbeVerdict.ABSENT, f"bound to the driver {driver}")
         return None
 
 
@@ -282,6 +285,6 @@ def _missing_gpu(host: Host, address: str) -> Entity:
 
 
 def _unreported_gpu(gpu: Entity) -> ProbeFinding:
-    detail = f"the nvidia driver has it as {gpu.key[0]}, but NVML does not tell of it"
+    detail = f"bound to the nvidia driver as {gpu.key[0]}, but not reported by NVML"
     remedy = "see the health of this GPU below"
     return ProbeFinding(f"GPU {gpu.facts['pci_address']}", ProbeVerdict.BROKEN, detail, remedy)

@@ -183,7 +183,7 @@ def test_names_of_controllers_may_hold_colons_no_more_than_two_count():
 
 @pytest.mark.parametrize("content", [b"no line\n", b"0:/a\n", b"x::/a\n", b"0::a\n", b"0::\n"])
 def test_what_is_no_list_of_groups_says_so(content):
-    with pytest.raises(FormatError, match="no line of /proc/PID/cgroup"):
+    with pytest.raises(FormatError, match="invalid line of /proc/PID/cgroup"):
         parse_owner(content)
 
 

@@ -68,7 +68,7 @@ def test_ids(text):
     ],
 )
 def test_what_names_no_gpu_that_is_known(text):
-    with pytest.raises(FormatError, match="no name of a GPU"):
+    with pytest.raises(FormatError, match="unknown name of a GPU"):
         parse_device_id(text)
 
 

@@ -150,7 +150,7 @@ def test_an_answer_that_would_fill_the_memory(tmp_path):
     huge: dict[str, Handler] = {LIST: lambda _request, _context: bytes(100_000)}
     with (
         serving(tmp_path / "s", huge) as path,
-        pytest.raises(OSError, match="more than 50000") as refused,
+        pytest.raises(OSError, match="at most 50000") as refused,
     ):
         Kubelet(path, max_bytes=50_000).ask(LIST)
     assert refused.value.errno == errno.EMSGSIZE
@@ -208,11 +208,11 @@ OK = {":status": "200", "grpc-status": "0"}
         ({":status": "404"}, b"", "HTTP 404"),
         ({":status": "200"}, b"", "status ''"),
         ({":status": "200", "grpc-status": "x"}, b"", "status 'x'"),
-        (OK, b"", "without a message"),
-        (OK, b"\0\0\0\0", "without a message"),
+        (OK, b"", "no message"),
+        (OK, b"\0\0\0\0", "no message"),
         (OK, b"\1\0\0\0\0", "compressed"),
-        (OK, b"\0\0\0\0\2x", "not one message"),
-        (OK, b"\0\0\0\0\0\0\0\0\0\0", "not one message"),
+        (OK, b"\0\0\0\0\2x", "expected one uncompressed message"),
+        (OK, b"\0\0\0\0\0\0\0\0\0\0", "expected one uncompressed message"),
     ],
 )
 def test_answers_that_are_none_of_grpc(tmp_path, headers, content, problem):

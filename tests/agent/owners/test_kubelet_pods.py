@@ -126,7 +126,7 @@ def test_pods_from_the_read_only_port_of_this_machine(plain, tmp_path):
     assert [pod["name"] for pod in ask(url)] == ["train"]
     token = tmp_path / "token"
     token.write_text("token")
-    with pytest.raises(OSError, match="a token needs https"):
+    with pytest.raises(OSError, match="a token requires https"):
         ask(url, token)
     with pytest.raises(OSError, match="expected https://NODE:10250/pods"):
         ask("http://192.0.2.1:10255/pods")
@@ -144,7 +144,7 @@ def test_an_answer_that_is_no_list_of_pods(plain, content):
 
 
 def test_an_answer_that_is_too_large(plain):
-    with pytest.raises(OSError, match="more than 100 bytes"):
+    with pytest.raises(OSError, match="at most 100 bytes"):
         pod_list(f"http://127.0.0.1:{plain.server_port}", "", "", 20.0, max_bytes=100)
 
 

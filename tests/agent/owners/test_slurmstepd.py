@@ -40,7 +40,7 @@ def test_titles(cmdline):
     ],
 )
 def test_what_is_none(cmdline):
-    with pytest.raises(FormatError, match="is no title"):
+    with pytest.raises(FormatError, match="invalid process title"):
         parse_step_title(cmdline)
 
 

@@ -70,7 +70,7 @@ class Story:
 
     def agent(self) -> None:
         """A fresh agent in the same boot, with what the one before kept."""
-        self.looked = Looked(self.host, TenancySettings(slurm_job_files="/run/jobs"))
+        self.looked = Looked(self.host, TenancySettings(slurm_job_directory="/run/jobs"))
         self.looked.tenancy.remember(self.directory, NODE)
         self.endpoint = ClaimsEndpoint(
             TenancySettings(), self.directory, self.looked.tenancy, self.host.clock

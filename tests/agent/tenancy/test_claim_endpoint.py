@@ -176,15 +176,19 @@ def test_an_id_begins_again_only_where_that_is_asked_for(served):
         (("POST", "/v1/claims", {**BATCH, "id": "../a"}), 422, "$.id"),
         (("POST", "/v1/claims", {**BATCH, "gpus": []}), 422, "$.gpus"),
         (("POST", "/v1/claims", {**BATCH, "tenant": "a\nb"}), 422, "$.tenant"),
-        (("POST", "/v1/claims", {**BATCH, "tenant": ""}), 422, "say tenant or owner"),
-        (("POST", "/v1/claims", {**BATCH, "gpus": ["7"]}), 422, "no GPU '7' here: name it by"),
-        (("POST", "/v1/claims", {**BATCH, "gpus": ["0000:ff:00.0"]}), 422, "no GPU"),
+        (("POST", "/v1/claims", {**BATCH, "tenant": ""}), 422, "missing owner of the claim"),
+        (("POST", "/v1/claims", {**BATCH, "gpus": ["7"]}), 422, "unknown GPU '7': expected"),
+        (("POST", "/v1/claims", {**BATCH, "gpus": ["0000:ff:00.0"]}), 422, "unknown GPU"),
         (("POST", "/v1/claims", {**BATCH, "start": "2026-01-01T00:00:00"}), 422, "with an offset"),
-        (("POST", "/v1/claims", {**BATCH, "start": "2999-01-01T00:00:00Z"}), 422, "not over yet"),
+        (
+            ("POST", "/v1/claims", {**BATCH, "start": "2999-01-01T00:00:00Z"}),
+            422,
+            "not in the future",
+        ),
         (("POST", "/v1/claims", b"x" * (MAX_BODY_BYTES + 1)), 413, "at most"),
-        (("POST", "/v1/claims/none/end", {}), 404, "no claim 'none'"),
-        (("PUT", "/v1/claims", {}), 405, "no PUT"),
-        (("GET", "/", None), 404, "no GET /"),
+        (("POST", "/v1/claims/none/end", {}), 404, "unknown claim 'none'"),
+        (("PUT", "/v1/claims", {}), 405, "unknown request PUT"),
+        (("GET", "/", None), 404, "unknown request GET /"),
     ],
 )
 def test_what_is_refused(served, request_, status, message):
@@ -199,7 +203,7 @@ def test_another_claim_with_the_same_id_is_refused(served):
     status, answer = ask(over, "POST", "/v1/claims", {**BATCH, "tenant": "blue"})
     assert (status, answer["error"]) == (
         409,
-        "there is a claim 'b-1' already, and it says something else",
+        "claim 'b-1' exists and differs: expected an unused id",
     )
 
 
@@ -208,7 +212,7 @@ def test_the_socket_is_roots(served):
 
 
 def test_a_socket_that_an_agent_serves_is_left_to_it(served, directory):
-    with pytest.raises(SettingsError, match="another agent serves it"):
+    with pytest.raises(SettingsError, match="in use by another agent"):
         asyncio.run(Served(directory).endpoint.start())
     assert ask(served.path, "GET", "/v1/claims")[0] == 200, "it goes on serving"
 
@@ -224,7 +228,7 @@ def test_a_socket_that_nobody_serves_is_taken(directory):
 def test_before_gpus_are_known_it_may_be_tried_again(directory):
     with serving(Served(directory)) as made:
         status, answer = ask(made.path, "POST", "/v1/claims", BATCH)
-        assert (status, "try again" in answer["error"]) == (503, True)
+        assert (status, "retry in" in answer["error"]) == (503, True)
 
 
 def test_what_the_disk_does_not_take_is_not_told(served, directory):
@@ -264,8 +268,8 @@ def test_over_loopback_with_a_token(directory):
     ("settings", "message"),
     [
         ({"listen": "0.0.0.0:9470", "token": "t"}, "loopback"),
-        ({"listen": "127.0.0.1:9470"}, "needs tenancy.token"),
-        ({"listen": "127.0.0.1:9470", "token_file": "/nowhere"}, "cannot be read"),
+        ({"listen": "127.0.0.1:9470"}, "expected tenancy.token"),
+        ({"listen": "127.0.0.1:9470", "token_file": "/nowhere"}, "cannot read tenancy.token_file"),
     ],
 )
 def test_an_address_that_is_not_safe(directory, settings, message):
@@ -277,7 +281,7 @@ def test_an_address_that_is_not_safe(directory, settings, message):
 
 
 def run(served: Served, *words: str, **environment: str) -> Result:
-    command = ["claim", *words, "--socket", str(served.path), "--timeout", "0"]
+    command = ["claim", *words, "--socket", str(served.path), "--timeout-seconds", "0"]
     return CliRunner().invoke(root, command, env={"SLURM_JOB_ID": None, **environment})
 
 
@@ -298,7 +302,7 @@ def test_the_command(served):
     served.looked.look()
     assert run(served, "list", "--format", "json").stdout == "[]\n"
     refused = run(served, "end", "m-2")
-    assert (refused.exit_code, "no claim 'm-2'" in refused.output) == (1, True)
+    assert (refused.exit_code, "unknown claim 'm-2'" in refused.output) == (1, True)
     for words in (
         ["start", "--gpu", "0", "--tenant", "red"],
         ["start", "--id", "a", "--gpu", "0"],
@@ -334,9 +338,9 @@ def test_a_job_told_by_its_prolog_is_told_once(served):
 
 
 def test_no_agent(directory):
-    words = ["claim", "list", "--socket", str(directory / "none.sock"), "--timeout", "0"]
+    words = ["claim", "list", "--socket", str(directory / "none.sock"), "--timeout-seconds", "0"]
     outcome = CliRunner().invoke(root, words)
-    assert (outcome.exit_code, "no agent answers at" in outcome.output) == (1, True)
+    assert (outcome.exit_code, "no response from the agent at" in outcome.output) == (1, True)
 
 
 # A whole agent -----------------------------------------------------------------------------------
@@ -349,7 +353,7 @@ def agent(directory: Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
         sys.executable, "-m", "railscope", "agent", "run", "--listen", "127.0.0.1:0",
         "--replay", str(CASES / "hgx-h100-load"), "--state-directory", str(directory),
     ]  # fmt: skip
-    environment = {**os.environ, "RAILSCOPE_AGENT_PERIODS__TENANCY": "0.5"}
+    environment = {**os.environ, "RAILSCOPE_AGENT_PERIOD_SECONDS__TENANCY": "0.5"}
     environment |= {f"RAILSCOPE_AGENT_{name}": text for name, text in more.items()}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     try:
@@ -430,8 +434,8 @@ def test_claims_are_accepted_as_soon_as_the_state_directory_can_be_written(direc
 
     with agent(state, **listen):
         message = until(lambda status, message: status == 503 and "state_directory" in message)
-        assert f"state_directory {state} cannot be used: Not a directory" in message
-        assert "accepted as soon as it can be written" in message
+        assert f"cannot use state_directory {state}: Not a directory" in message
+        assert "accepted as soon as it is writable" in message
         state.parent.unlink()
         until(lambda status, _: status == 200)
         insist(state, "POST", "/v1/claims/b-1/end")

@@ -27,7 +27,7 @@ def claim(**said: str) -> str:
 def looking(text, path=PATH):
     host = node()
     host.files[path] = text
-    return host, Looked(host, TenancySettings(file=path))
+    return host, Looked(host, TenancySettings(claims_file=path))
 
 
 def test_a_line_is_a_claim():
@@ -44,12 +44,15 @@ def test_a_line_is_a_claim():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("gpu,tenant\n0", "line 2: 1 values for 2 columns"),
-        ("gpu,tenant\n,red", "line 2: gpu is missing"),
+        ("gpu,tenant\n0", "line 2: 1 values: expected 2"),
+        ("gpu,tenant\n,red", "line 2: missing gpu"),
         ("gpu,tenant,until\n0,red,", "line 1: unknown column until"),
         ("gpu,tenant,from\n0,red,2026-01-01T00:00:00", "with an offset"),
         ("gpu,tenant,from\n0,red,tomorrow", "from: invalid time 'tomorrow'"),
-        ("gpu,tenant,from,to\n0,red,2026-01-02T00:00:00Z,2026-01-01T00:00:00Z", "ends before"),
+        (
+            "gpu,tenant,from,to\n0,red,2026-01-02T00:00:00Z,2026-01-01T00:00:00Z",
+            "invalid to: expected a time after from",
+        ),
         ("gpu,tenant,system\n0,red,perhaps", "invalid system 'perhaps': expected true or false"),
         ('gpu,tenant\n"0,red', "line 2: unexpected end"),
         (

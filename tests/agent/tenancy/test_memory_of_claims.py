@@ -102,7 +102,7 @@ def test_a_damaged_file_is_put_aside_and_told(tmp_path):
     host.calls[LISTED] = [pod("train", uuid(0))]
     looked = remembering(host, tmp_path)
     assert len(looked.look()) == 1
-    ((verdict, detail, _),) = looked.said("memory of claims")
+    ((verdict, detail, _),) = looked.said("stored claims")
     assert verdict == "broken"
     assert "damaged" in detail
     assert (tmp_path / f"{STATE_FILE}.damaged").read_text() == '{"format": 1, "book"'
@@ -113,7 +113,7 @@ def test_a_file_of_another_format_is_damaged_to_this_program(tmp_path):
     (tmp_path / STATE_FILE).write_text('{"format": 9, "book": {}, "gpus": []}')
     looked = remembering(node(), tmp_path)
     looked.look()
-    assert looked.said("memory of claims")[0][0] == "broken"
+    assert looked.said("stored claims")[0][0] == "broken"
 
 
 def test_a_disk_that_takes_nothing_is_told(tmp_path):
@@ -124,13 +124,13 @@ def test_a_disk_that_takes_nothing_is_told(tmp_path):
     (tmp_path / STATE_FILE).mkdir()
     host.calls[LISTED] = [pod("train", uuid(0))]
     assert len(looked.look()) == 1
-    ((verdict, detail, _),) = looked.said("memory of claims")
+    ((verdict, detail, _),) = looked.said("stored claims")
     assert verdict == "broken"
     assert os.strerror(errno.EISDIR) in detail
     (tmp_path / STATE_FILE).rmdir()
     looked.look(61)
     looked.look(61)
-    assert not looked.said("memory of claims")
+    assert not looked.said("stored claims")
 
 
 def test_names_of_gpus_outlive_the_driver(tmp_path):

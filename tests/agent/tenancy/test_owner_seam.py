@@ -59,10 +59,10 @@ def test_what_is_not_there_or_no_such_form(tree, tmp_path):
     with pytest.raises(FileNotFoundError):
         tree.call("owner", "environ", 9)
     (tmp_path / "run/libvirt/qemu/web.xml").write_text("<domain")
-    with pytest.raises(OSError, match="no XML"):
+    with pytest.raises(OSError, match="invalid XML"):
         tree.call("owner", "domain", "/run/libvirt/qemu/web.xml")
     (tmp_path / f"var/lib/docker/containers/{HEX}/config.v2.json").write_text("[]")
-    with pytest.raises(OSError, match="no container"):
+    with pytest.raises(OSError, match="invalid container file"):
         tree.call("owner", "container", HEX, "")
 
 

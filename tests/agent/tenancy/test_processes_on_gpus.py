@@ -127,7 +127,7 @@ def test_whoever_is_trusted_holds_what_its_processes_are_on():
     runs(host, 0, 11, f"/system.slice/docker-{HEX}.scope")
     runs(host, 0, 12, f"/system.slice/docker-{HEX}.scope")
     runs(host, 1, 13, "/system.slice/miner.service")
-    looked = Looked(host, TenancySettings(trust="docker", owner_label="team"))
+    looked = Looked(host, TenancySettings(trusted_owners="docker", owner_label="team"))
     (began,) = looked.look()
     assert told([began]) == [("claim_start", "docker", "jupyter", uuid(0))]
     assert began.facts["owner"] == "vision"
@@ -141,8 +141,10 @@ def test_whoever_is_trusted_holds_what_its_processes_are_on():
 
 
 def test_an_owner_that_is_not_known_is_no_setting():
-    with pytest.raises(SettingsError, match=r"tenancy\.trust: lxc is no owner"):
-        Looked(node(), TenancySettings(trust="docker lxc"))
+    with pytest.raises(
+        SettingsError, match=r"invalid tenancy\.trusted_owners: lxc: expected owners"
+    ):
+        Looked(node(), TenancySettings(trusted_owners="docker lxc"))
 
 
 @pytest.mark.parametrize(
@@ -197,7 +199,7 @@ def test_what_serves_whoever_is_there_is_not_without_a_claim():
 def test_the_administrators_own_use():
     host = node()
     runs(host, 1, 11, "/system.slice/dcgm-check.service")
-    looked = Looked(host, TenancySettings(system="dcgm-check.service"))
+    looked = Looked(host, TenancySettings(system_owners="dcgm-check.service"))
     looked.look()
     (began,) = looked.look()
     assert began.facts["system"] == "true"

@@ -79,7 +79,7 @@ def test_without_placements_no_two_overlap(profiles, data):
 
 @pytest.mark.parametrize("wrong", [(-1, 840), (0, 841), (5, 5), (9, 3)])
 def test_what_no_gpu_has(wrong):
-    with pytest.raises(ValueError, match="are no slots"):
+    with pytest.raises(ValueError, match="invalid slot range"):
         GpuSlotRange(*wrong)
 
 

@@ -177,7 +177,7 @@ def test_files_by_gpu():
         f"{directory}/0": "123\n", f"{directory}/1": "", f"{directory}/2.2": "124\n125\n",
         f"{directory}/notes": "hello",
     }  # fmt: skip
-    looked = Looked(host, TenancySettings(slurm_gpu_files=directory))
+    looked = Looked(host, TenancySettings(slurm_gpu_directory=directory))
     began = looked.look()
     assert told(began) == [
         ("claim_start", "slurm", "123", uuid(0)),
@@ -208,7 +208,7 @@ def test_files_of_jobs():
     host = node()
     host.files["/etc/slurm/gres.conf"] = GRES_CONF
     host.files["/run/jobs/211.json"] = as_json(211, "gpu:h100:1(IDX:0)")
-    settings = TenancySettings(slurm_job_files="/run/jobs")
+    settings = TenancySettings(slurm_job_directory="/run/jobs")
     looked = Looked(host, settings)
     (began,) = looked.look()
     assert told([began]) == [("claim_start", "slurm", "211", uuid(1))]
@@ -224,7 +224,7 @@ def test_what_scontrol_says_goes_before_what_the_job_says():
     host = node()
     host.files["/run/jobs/9"] = as_json(9, "gpu:1(IDX:0)")
     job(host, f"{SCOPE}/job_9", 50, JOB_ID="9", JOB_GPUS="1", JOB_ACCOUNT="else")
-    (began,) = Looked(host, TenancySettings(slurm_job_files="/run/jobs")).look()
+    (began,) = Looked(host, TenancySettings(slurm_job_directory="/run/jobs")).look()
     assert (began.entity.key[0], began.facts["owner"]) == (uuid(0), "astro")
 
 
@@ -240,7 +240,7 @@ def test_jobs_of_a_real_cluster(name):
     host = node(8)
     host.files["/proc/sys/kernel/hostname"] = name
     host.files["/run/jobs/1"] = text
-    looked = Looked(host, TenancySettings(slurm_job_files="/run/jobs"))
+    looked = Looked(host, TenancySettings(slurm_job_directory="/run/jobs"))
     looked.look()
     assert not looked.said("jobs by scontrol")
     indices = set()

@@ -89,7 +89,7 @@ class Log:
         return
 
 
-def custody_of(directory: Path, log: Log) -> AuditWitness:
+def witness_of(directory: Path, log: Log) -> AuditWitness:
     made = AuditWitness(
         WitnessSettings(),
         "node-1",
@@ -115,7 +115,7 @@ def test_what_is_held_never_goes_back_and_every_contradiction_is_seen(
 ) -> None:
     async def follow(directory: Path) -> None:
         log = Log()
-        custody = custody_of(directory, log)
+        witness = witness_of(directory, log)
         held: list[bytes] = []
         for number, (what, count) in enumerate(steps):
             if what == "grow":
@@ -125,19 +125,19 @@ def test_what_is_held_never_goes_back_and_every_contradiction_is_seen(
             elif what == "fork":
                 log.records[-count:] = [b"other %d/%d" % (number, n) for n in range(count + 3)]
             else:
-                custody = custody_of(directory, log)
-            await custody.look()
+                witness = witness_of(directory, log)
+            await witness.look()
             honest = log.records[: len(held)] == held
             if honest:
                 held = list(log.records)
-            assert custody.state.state == (DISPUTED if not honest else HOLDS if held else 0)
-            note = custody.store.held()
+            assert witness.state.state == (DISPUTED if not honest else HOLDS if held else 0)
+            note = witness.store.held()
             assert bool(note) == bool(held)
             if note:
                 assert read_checkpoint(note, KEY.public).tree == tree_of(held)
             if not honest:
                 assert log.shown[-1] == note
-                assert custody.tell
+                assert witness.tell
 
     with tempfile.TemporaryDirectory() as directory:
         asyncio.run(follow(Path(directory)))
@@ -148,13 +148,13 @@ def test_what_is_held_never_goes_back_and_every_contradiction_is_seen(
 def test_no_made_up_proof_moves_it_to_another_log(proof: list[bytes], size: int, more: int) -> None:
     async def follow(directory: Path) -> None:
         log = Log([b"%d" % n for n in range(size)])
-        custody = custody_of(directory, log)
-        await custody.look()
-        held = custody.store.held()
+        witness = witness_of(directory, log)
+        await witness.look()
+        held = witness.store.held()
         log.records = [b"other %d" % n for n in range(size + more)]
         log.proof = proof
-        await custody.look()
-        assert (custody.state.state, custody.store.held()) == (DISPUTED, held)
+        await witness.look()
+        assert (witness.state.state, witness.store.held()) == (DISPUTED, held)
 
     with tempfile.TemporaryDirectory() as directory:
         asyncio.run(follow(Path(directory)))
@@ -162,49 +162,49 @@ def test_no_made_up_proof_moves_it_to_another_log(proof: list[bytes], size: int,
 
 async def test_a_contradiction_is_told_once_and_evidence_is_bounded(tmp_path: Path) -> None:
     log = Log([b"%d" % n for n in range(10)])
-    custody = custody_of(tmp_path, log)
-    await custody.look()
+    witness = witness_of(tmp_path, log)
+    await witness.look()
     del log.records[-1]
     for _ in range(3):
-        await custody.look()
-    assert len(custody.tell) == 1
+        await witness.look()
+    assert len(witness.tell) == 1
     for number in range(MAX_EVIDENCE + 20):
         log.records[-1] = b"version %d" % number
-        await custody.look()
+        await witness.look()
     assert len(list((tmp_path / "evidence").iterdir())) == MAX_EVIDENCE
-    assert len(custody.tell) == MAX_EVIDENCE
+    assert len(witness.tell) == MAX_EVIDENCE
 
 
 async def test_a_log_that_comes_back_right_is_held_again(tmp_path: Path) -> None:
     log = Log([b"%d" % n for n in range(10)])
-    custody = custody_of(tmp_path, log)
-    await custody.look()
+    witness = witness_of(tmp_path, log)
+    await witness.look()
     lost = log.records[7:]
     del log.records[7:]
-    await custody.look()
-    assert custody.state.state == DISPUTED
+    await witness.look()
+    assert witness.state.state == DISPUTED
     log.records += [*lost, b"more"]
-    await custody.look()
-    assert custody.state == AuditLogState(HOLDS, 11)
+    await witness.look()
+    assert witness.state == AuditLogState(HOLDS, 11)
 
 
 def test_a_checkpoint_that_was_damaged_here_is_not_passed_over(tmp_path: Path) -> None:
     log = Log([b"1"])
-    asyncio.run(custody_of(tmp_path, log).look())
+    asyncio.run(witness_of(tmp_path, log).look())
     (tmp_path / "held").write_text("nonsense")
-    with pytest.raises(NoteError, match="held cannot be used"):
-        custody_of(tmp_path, log)
+    with pytest.raises(NoteError, match=r"invalid checkpoint file .*held"):
+        witness_of(tmp_path, log)
 
 
 async def test_it_looks_at_every_period_and_goes_on_after_trouble(tmp_path: Path) -> None:
     log = Log([b"1"])
-    custody = custody_of(tmp_path, log)
-    clock = custody.clock
+    witness = witness_of(tmp_path, log)
+    clock = witness.clock
     assert isinstance(clock, ManualClock)
-    task = asyncio.create_task(custody.run())
+    task = asyncio.create_task(witness.run())
     for size in (1, 2, 3):
         async with asyncio.timeout(10):
-            while custody.state.records != size:
+            while witness.state.records != size:
                 await asyncio.sleep(0.001)
                 if size > 1:
                     clock.advance(1)
