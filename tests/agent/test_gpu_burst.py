@@ -13,6 +13,7 @@ from support.reading import ORIGIN, readings
 from agent.host import NvmlError
 from agent.sampling.source_reader import SourceReader
 from agent.sources.nvidia.activity import GpuBurstSource
+from railscope.catalog import Metric
 from railscope.catalog import bursts as c
 from railscope.reading import Absent, Reading
 
@@ -44,7 +45,7 @@ class Lane:
         assert not outcome.problem
         return readings(outcome.frame)
 
-    def histogram(self, metric: c.Metric) -> list[Reading]:
+    def histogram(self, metric: Metric) -> list[Reading]:
         told = self.told()
         return [told[metric.name, (UUID, part)] for part in metric.buckets]
 

@@ -8,7 +8,7 @@ from support.reading import ORIGIN, readings
 
 from agent.sampling.source_reader import SourceReader
 from agent.sources.nic_burst import NicBurstSource
-from railscope.catalog import bursts as c
+from railscope.catalog import Metric
 from railscope.frame import Frame
 from railscope.reading import Reading
 
@@ -79,7 +79,7 @@ class BurstReader:
             if left_ms <= self.window_ms:
                 return readings(self.frame)
 
-    def histogram(self, metric: c.Metric, direction: str) -> list[Reading]:
+    def histogram(self, metric: Metric, direction: str) -> list[Reading]:
         values = self.next_readings()
         return [values[metric.name, ("ens1", direction, part)] for part in metric.buckets]
 

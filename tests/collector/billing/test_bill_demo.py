@@ -202,6 +202,7 @@ def test_statements_that_are_not_there(url: str) -> None:
     ):
         result = run(*words, "--ledger", url)
         assert result.exit_code != 0, words
+        assert result.output, (words, result.exception)
         assert said in result.output.splitlines()[-1]
 
 
@@ -230,7 +231,7 @@ def test_months_go_through_the_commands(tmp_path: Path) -> None:
     ledger_file, prices = tmp_path / "ledger.sqlite", tmp_path / "prices.toml"
     place = ("--ledger", f"sqlite:///{ledger_file}")
     ledger = Ledger.open(place[1], metadata)
-    known = billing_demo.demo_months.simulated()
+    known = billing_demo.simulate_evidence()
     billing_demo.meter_days(
         ledger, known, range(MONTH.start_ns // billing_demo.DAY_NS, 20_760), NEXT_MONTH.end_ns
     )
