@@ -225,30 +225,6 @@ def _git(git: str, root: Path, *arguments: str) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
-MESSAGES_PENDING = (
-    "collector/access",
-    "collector/audit",
-    "collector/billing",
-    "collector/commands",
-    "collector/evidence",
-    "collector/framelog",
-    "collector/http",
-    "collector/inventory",
-    "collector/jobs",
-    "collector/ledger",
-    "collector/metering",
-    "collector/workloads",
-    "railscope/audit",
-    "railscope/capture.py",
-    "railscope/device_shares.py",
-    "railscope/envelopes.py",
-    "railscope/settings.py",
-    "railscope/slurm",
-    "railscope/untrusted_text.py",
-)
-"""Packages and modules whose messages are not rewritten yet."""
-
-
 # The check -------------------------------------------------------------------------------------
 
 
@@ -268,15 +244,13 @@ def _where(passage: Passage, offset: int) -> str:
     return f"{passage.place}:{passage.line + passage.text.count(chr(10), 0, offset)}"
 
 
-def every_passage(root: Path, pending: tuple[str, ...] = MESSAGES_PENDING) -> Iterator[Passage]:
-    """Yield every passage of the repository, without the messages of pending packages."""
+def every_passage(root: Path) -> Iterator[Passage]:
+    """Yield every passage of the repository."""
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
             place = path.relative_to(root)
             yield module(place)
-            for passage in source(str(place), path.read_text()):
-                if passage.kind is not Kind.MESSAGE or not passage.place.startswith(pending):
-                    yield passage
+            yield from source(str(place), path.read_text())
     for pattern in DOCUMENTS:
         for path in sorted(root.glob(pattern)):
             yield from document(str(path.relative_to(root)), path.read_text())

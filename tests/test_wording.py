@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from wording import commits, document, every_passage, module, problems, source
+from wording import commits, document, module, problems, source
 
 BAD = {
     '"""What came of a read."""': "starts with 'What'",
@@ -69,20 +69,6 @@ def test_a_module_is_not_named_by_a_participle(name: str) -> None:
 )  # fmt: skip
 def test_other_words_name_a_module(name: str) -> None:
     assert list(problems([module(Path("agent") / f"{name}.py")])) == []
-
-
-def test_the_messages_of_pending_packages_are_exempt_and_their_docstrings_are_not(
-    tmp_path: Path,
-) -> None:
-    for place in ("agent/x.py", "agent/old/x.py", "agent/older.py"):
-        path = tmp_path / place
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text('"""Result that is told."""\nx = "this is no number"\n')
-    found = list(problems(every_passage(tmp_path, ("agent/old/", "agent/older.py"))))
-    assert len([one for one in found if "docstring" in one]) == 3
-    assert [one for one in found if "message" in one] == [
-        "agent/x.py:2: message contains 'is no number': write what it is"
-    ]
 
 
 def test_a_document_is_checked_with_lines_and_without_code_and_quotations() -> None:

@@ -25,7 +25,7 @@ NOWHERE = "http://127.0.0.1:1"
             ["--range", "soon"],
             "invalid duration 'soon': expected a number and a unit such as 90s, 10m or 6h",
         ),
-        (["--range", "0m"], "no length of time"),
+        (["--range", "0m"], "invalid duration"),
         (["--choose", "node"], "invalid choice 'node': expected VARIABLE=VALUE"),
         (["--choose", "nodes=n1"], "unknown variable: nodes: expected one of "),
         (["--dashboard", "audit"], f"no response from {NOWHERE}/api/v1/"),
