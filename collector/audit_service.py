@@ -77,10 +77,12 @@ class AuditService:
         core.on_envelope.append(observed.hear)
         restart.copies[observed.file] = observed.snapshot
         guard = SigningGuard(
-            audit, settings.audit.required_witnesses, settings.audit.witness_timeout_seconds,
+            audit,
+            settings.audit.required_witnesses,
+            settings.audit.witness_timeout_seconds,
             lambda: len(nodes() | witnesses.nodes.keys() | core.fleet.nodes.keys()),
             trail.wall_ns,
-        )  # fmt: skip
+        )
         custody = WitnessApi(audit, guard, witnesses)
         watch = LedgerWatch(
             database, audit, trail.wall_ns, directory / ledger_watch.KNOWN_HEAD_FILE

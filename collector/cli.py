@@ -32,9 +32,11 @@ from railscope import service, settings
 from railscope.service import Serve, state_directory, supervise
 
 _config = click.option(
-    "--config", "config", type=click.Path(dir_okay=False, path_type=Path),
+    "--config",
+    "config",
+    type=click.Path(dir_okay=False, path_type=Path),
     help=f"Settings file (TOML). Default: {settings.CONFIGURATION}/collector.toml, if it exists.",
-)  # fmt: skip
+)
 
 
 @click.group()

@@ -117,9 +117,11 @@ class Collector:
         self.clock = CollectorClock(self.directory, self._node_offsets, self._clock_changed)
         self.restart.hold = lambda: self.clock.hold
         self.live = LiveAccount(
-            self.core.evidence, lambda: self.files.evidence, ready=False,
+            self.core.evidence,
+            lambda: self.files.evidence,
+            ready=False,
             pod_job_pattern=pattern_of(self.settings.pod_job_pattern),
-        )  # fmt: skip
+        )
         self.settler = DayFinalizer(
             self.core.evidence, self.live, self._door, self.files.texts,
             self.settings.metering, self.directory / "evidence.seen",
@@ -141,9 +143,10 @@ class Collector:
         )
         self.books = LedgerBooks(self.database.open, self.settings.billing.seller_file)
         self._tls = server_connections.server_tls(
-            self.settings.tls.certificate_file, self.settings.tls.key_file,
+            self.settings.tls.certificate_file,
+            self.settings.tls.key_file,
             self.settings.tls.client_ca_file,
-        )  # fmt: skip
+        )
         _require_seller(self.settings.billing.seller_file)
         self.sink = InfluxSink(self.settings.influx, lambda: self.refresher.views)
 
@@ -282,9 +285,11 @@ class Collector:
             closed=self.read_only,
         )
         gate = RequestAuthorizer(
-            lambda: self.tokens.credentials, self.access, self.settings.allow_anonymous_read,
+            lambda: self.tokens.credentials,
+            self.access,
+            self.settings.allow_anonymous_read,
             refused=self._count_refusal,
-        )  # fmt: skip
+        )
         audit = self.audit.numbers()
         own = CollectorMetrics(
             self.core, self.log, self.files, self.settler, self.sink, self.trail, self.tokens,

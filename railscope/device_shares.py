@@ -71,9 +71,11 @@ def pod_entry(
 ) -> PodEntry:
     """Return the entry of a pod by namespace and name, with its GPU-related texts."""
     return PodEntry(
-        *name, phase, _of_gpus(annotations, _PREFIXES),
+        *name,
+        phase,
+        _of_gpus(annotations, _PREFIXES),
         tuple(ContainerLimits(own, _of_gpus(limits, _LIMITS)) for own, limits in containers),
-    )  # fmt: skip
+    )
 
 
 def _of_gpus(texts: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str, str]:

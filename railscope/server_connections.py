@@ -275,9 +275,11 @@ class ConnectionAcceptor:
         transport: asyncio.BaseTransport | None = None
         try:
             transport, guarded = await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: GuardedProtocol(self.protocol(connection), connection), accepted,
-                ssl=self.tls, ssl_handshake_timeout=HANDSHAKE_SECONDS if self.tls else None,
-            )  # fmt: skip
+                lambda: GuardedProtocol(self.protocol(connection), connection),
+                accepted,
+                ssl=self.tls,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS if self.tls else None,
+            )
             self.by_transport[transport] = connection
             await guarded.closed
         except (OSError, TimeoutError) as error:

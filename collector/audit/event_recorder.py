@@ -164,10 +164,12 @@ class EventRecorder:
 
     def _missing_from(self, events: Iterator[SeenEvent]) -> list[SeenEvent]:
         missing = (
-            seen for seen in events
-            if is_audited(seen.event) and is_numbered(seen.event)
+            seen
+            for seen in events
+            if is_audited(seen.event)
+            and is_numbered(seen.event)
             and not self.recorded.has(source_of(seen))
-        )  # fmt: skip
+        )
         return list(islice(missing, self.max_waiting // 2 or 1))
 
     async def _record_some(self) -> None:

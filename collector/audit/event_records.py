@@ -277,8 +277,10 @@ def _gpu_change(facts: dict[str, str]) -> str:
 
 
 def _setting(name: str) -> str:
-    return next((kind for kind, begins in _SETTINGS.items() if name.startswith(begins)),
-                "network.link_admin")  # fmt: skip
+    return next(
+        (kind for kind, begins in _SETTINGS.items() if name.startswith(begins)),
+        "network.link_admin",
+    )
 
 
 def _gpu(event: WireEvent, facts: dict[str, str]) -> str:

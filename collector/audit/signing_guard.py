@@ -107,9 +107,11 @@ class SigningGuard:
         log.warning("audit_log_signed_without_witnesses", required=asked, presented=shown)
         actor = RecordActor("collector", self.audit.source.id)
         data: RecordData = {
-            "signed_without": "witnesses", "asked": asked, "shown": shown,
+            "signed_without": "witnesses",
+            "asked": asked,
+            "shown": shown,
             "waited_seconds": round(self.wait_seconds),
-        }  # fmt: skip
+        }
         draft = RecordDraft("log.policy", actor, self.wall_ns(), "done", data=data)
         try:
             await self.audit.append(draft)

@@ -85,7 +85,8 @@ def listing_document(found: BillingListing) -> dict[str, Any]:
     """The listing for JSON: amounts and quantities are decimal strings, times RFC 3339."""
     opened = found.opening
     return {
-        "opening": opened and {
+        "opening": opened
+        and {
             "date": format_timestamp(opened.opening_ns),
             "reason": opened.reason,
             "recorded": format_timestamp(opened.recorded_ns),
@@ -146,7 +147,7 @@ def listing_document(found: BillingListing) -> dict[str, Any]:
         ],
         "pending_undecided": [_undecided(*each) for each in found.pending.undecided],
         "undecided": [_undecided(*each) for each in found.undecided],
-    }  # fmt: skip
+    }
 
 
 def listing_text(found: BillingListing) -> Iterator[str]:

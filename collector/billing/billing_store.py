@@ -102,10 +102,12 @@ class BillingStore:
         counted = (
             tables.price_books, tables.closings, tables.adjustments, tables.voids, tables.openings
         )  # fmt: skip
-        return BillingRowCounts(*(
-            connection.execute(select(func.count()).select_from(table)).scalar_one()
-            for table in counted
-        ))  # fmt: skip
+        return BillingRowCounts(
+            *(
+                connection.execute(select(func.count()).select_from(table)).scalar_one()
+                for table in counted
+            )
+        )
 
     def lock(self, connection: Connection) -> None:
         """Lock billing until this transaction ends. Not needed in SQLite, which has a single writer."""

@@ -52,9 +52,7 @@ _TEXTS = frozenset({
     "x_AllocationState", "x_AuditCheckpoint", "x_AuditRecord", "x_ChargeId", "x_ChargeKind", "x_ClaimId",
     "x_CorrectsInvoiceId", "x_EvidenceHash", "x_LedgerRevision",
 })  # fmt: skip
-COLUMNS = tuple(
-    sorted(NUMBERS | TIMES | _TEXTS, key=lambda name: (name.startswith("x_"), name))
-)  # fmt: skip
+COLUMNS = tuple(sorted(NUMBERS | TIMES | _TEXTS, key=lambda name: (name.startswith("x_"), name)))
 _ALL = frozenset(COLUMNS)
 
 

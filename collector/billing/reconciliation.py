@@ -427,5 +427,6 @@ def check_recomputed(
     found = {one.content_hash for one in again.drafts}
     expected = {one.content_hash for one in issued}
     what = f"invoices of {name}, computed again"
-    yield ReconciliationCheck("R7", what, Fraction(len(found & expected)), Fraction(len(found | expected)),
-                len(expected))  # fmt: skip
+    yield ReconciliationCheck(
+        "R7", what, Fraction(len(found & expected)), Fraction(len(found | expected)), len(expected)
+    )

@@ -138,17 +138,21 @@ _DIRECTORY = click.argument(
     "directory", type=click.Path(exists=True, file_okay=False, path_type=Path)
 )
 _KEY = click.option(
-    "--key", "key", required=True,
+    "--key",
+    "key",
+    required=True,
     help="Public key of the log, or the file that contains it.",
-)  # fmt: skip
+)
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the bytes that were hashed.")
 
 
 _SALTS = click.option(
-    "--salts", type=click.Path(file_okay=False, path_type=Path),
-    default=Path(CollectorSettings().state_directory) / PERSONAL, show_default=True,
+    "--salts",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(CollectorSettings().state_directory) / PERSONAL,
+    show_default=True,
     help="Directory of the collector's salts of names.",
-)  # fmt: skip
+)
 _MAX_NAMED = 20
 
 
@@ -161,10 +165,12 @@ def audit() -> None:
 @_DIRECTORY
 @_KEY
 @click.option(
-    "--anchor", "anchors", multiple=True,
+    "--anchor",
+    "anchors",
+    multiple=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Checkpoint stored elsewhere; may be repeated.",
-)  # fmt: skip
+)
 @click.option("--ledger", "ledger", help="URL of the ledger, to compare its rows as well.")
 def verify_command(
     directory: Path, key: str, anchors: tuple[Path, ...], ledger: str | None
@@ -219,9 +225,11 @@ def _vouching(witnesses: Sequence[Cosigner]) -> Iterator[str]:
 @audit.command("upgrade")
 @_DIRECTORY
 @click.option(
-    "--secret-key", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    "--secret-key",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Secret key of the log: audit.key in the collector's state directory.",
-)  # fmt: skip
+)
 def upgrade_command(directory: Path, secret_key: Path) -> None:
     """Sign the housekeeping files of a log that an earlier version wrote.
 

@@ -105,13 +105,17 @@ def _period(_context: click.Context, _parameter: click.Parameter, text: str | No
 )
 @click.option("--tenant", help="Only invoices of this tenant.")
 @click.option(
-    "--seller", "sellers", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    "--seller",
+    "sellers",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Seller and paying accounts (TOML), instead of billing.seller_file.",
-)  # fmt: skip
+)
 @click.option(
-    "--audit", "log", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    "--audit",
+    "log",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Directory of the audit log whose checkpoint the export includes. Default: the collector's own.",
-)  # fmt: skip
+)
 @click.option("--force", is_flag=True, help="Replace existing files of the same names.")
 @deciding_command
 def export_command(place: CommandContext, directory: Path, **asked: Any) -> None:
@@ -221,9 +225,11 @@ _NO_DAY = 1 << 40
 @click.command()
 @click.option("--ledger", "url", metavar="URL", help="Store all results in this empty database.")
 @click.option(
-    "--focus", "directory", type=click.Path(file_okay=False, path_type=Path),
+    "--focus",
+    "directory",
+    type=click.Path(file_okay=False, path_type=Path),
     help="Write the invoices as FOCUS 1.2 to this directory.",
-)  # fmt: skip
+)
 @forms_option
 def demo(url: str | None, directory: Path | None, forms: tuple[ExportFormat, ...]) -> None:
     """Bill two simulated months of two tenants, with faults, a stale agent and late evidence.

@@ -58,9 +58,10 @@ _ARBITRARY = {"ignore_unknown_options": True}  # for negative amounts, which loo
 
 
 _FORCE = click.option(
-    "--force", is_flag=True,
+    "--force",
+    is_flag=True,
     help="Allow a negative amount or a credit that is dated in the future or exceeds the invoiced amount.",
-)  # fmt: skip
+)
 
 
 @click.command("opening")

@@ -157,8 +157,9 @@ def _inventory(
         if nodes:
             names = ", ".join(sorted(nodes)[:MAX_NAMED])
             more = f" and {len(nodes) - MAX_NAMED} more" if len(nodes) > MAX_NAMED else ""
-            yield CheckResult("inventory", passed=True, is_warning=True,
-                          detail=f"{problem}: {names}{more}")  # fmt: skip
+            yield CheckResult(
+                "inventory", passed=True, is_warning=True, detail=f"{problem}: {names}{more}"
+            )
 
 
 def _reporting_nodes(settings: CollectorSettings, directory: Path) -> set[str]:

@@ -170,10 +170,11 @@ def ledger_command(command: Callable[..., None]) -> Callable[..., None]:
         help="Ledger database: sqlite:////PATH or postgresql://HOST/DATABASE.",
     )
     @click.option(
-        "--config", type=_OPTIONAL_FILE,
+        "--config",
+        type=_OPTIONAL_FILE,
         help="Settings file of the collector, which specifies the ledger. Default without --ledger: "
         f"{settings.CONFIGURATION}/collector.toml, if it exists.",
-    )  # fmt: skip
+    )
     @wraps(command)
     def wrapped(
         ledger: str | None, config: Path | None, name: str | None = None, **rest: Any
@@ -209,9 +210,11 @@ def period_argument(name: str = "period", *, required: bool = True) -> Callable[
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 tenants_option = click.option(
-    "--tenants", "tenants_path", type=_FILE,
+    "--tenants",
+    "tenants_path",
+    type=_FILE,
     help="Tenant of each account and namespace (CSV: tenant,source,owner,from,to).",
-)  # fmt: skip
+)
 timezone_option = click.option(
     "--timezone", help="Time zone of sacct times that specify none, such as Europe/Berlin."
 )

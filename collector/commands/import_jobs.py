@@ -79,10 +79,12 @@ class _ImportOptions:
 @click.command("import-jobs")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
-    "--format", "form", type=click.Choice(sorted(FORMATS)),
+    "--format",
+    "form",
+    type=click.Choice(sorted(FORMATS)),
     help="Format of the list: ClusterCockpit JSON, `sacct -P` or `sacct --json`, `kubectl get "
-         "pods -o json`, or the CSV of Alibaba's trace. Default: detected from the file.",
-)  # fmt: skip
+    "pods -o json`, or the CSV of Alibaba's trace. Default: detected from the file.",
+)
 @timezone_option
 @tenants_option
 @click.option(
@@ -90,15 +92,18 @@ class _ImportOptions:
 )
 @click.option("--ledger", "url", help="Write the GPU-days to the ledger in this database.")
 @click.option(
-    "--period", callback=period_of, metavar="PERIOD",
+    "--period",
+    callback=period_of,
+    metavar="PERIOD",
     help="Period of which the list contains all jobs, such as 2026-10. With --ledger, the list "
-         "replaces the earlier list of the same source and period. Default: the whole days that "
-         "its jobs cover.",
-)  # fmt: skip
+    "replaces the earlier list of the same source and period. Default: the whole days that "
+    "its jobs cover.",
+)
 @click.option(
-    "--source", help="Name of the scheduler and cluster. Default: the scheduler, with the cluster "
-                     "that the list names.",
-)  # fmt: skip
+    "--source",
+    help="Name of the scheduler and cluster. Default: the scheduler, with the cluster "
+    "that the list names.",
+)
 @click.option(
     "--as-of", "as_of_ns", callback=parse_utc_time, metavar="TIME",
     help="Time at which the list was made: jobs that have not ended are counted up to it, at most "
@@ -110,17 +115,21 @@ class _ImportOptions:
     help="GPU model, as named in the price book, for GPUs whose model is not specified elsewhere.",
 )
 @click.option(
-    "--inventory", "inventory_path", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    "--inventory",
+    "inventory_path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="GPU models by node and GPU (CSV: node,gpu,model).",
-)  # fmt: skip
+)
 @click.option(
-    "--stand-ins", is_flag=True,
+    "--stand-ins",
+    is_flag=True,
     help="Number the GPUs that the list counts but does not name.",
-)  # fmt: skip
+)
 @click.option(
-    "--as-observed", is_flag=True,
+    "--as-observed",
+    is_flag=True,
     help="Treat the list as if an agent had observed the usage. Without it, rating requires a decision.",
-)  # fmt: skip
+)
 @click.option(
     "--shards-per-gpu",
     type=click.IntRange(min=1),
@@ -128,9 +137,10 @@ class _ImportOptions:
 )
 @click.option("--strict", is_flag=True, help="Import nothing if a line of the list is invalid.")
 @click.option(
-    "--replace", is_flag=True,
+    "--replace",
+    is_flag=True,
     help="Without --period: replace another list of the same source and days.",
-)  # fmt: skip
+)
 @click.option("--as", "name", help="Name recorded as the actor. Default: the system user.")
 def import_jobs(  # noqa: PLR0913 - each is an option
     *, file: Path, form: str | None, timezone: str | None, tenants_path: Path | None,

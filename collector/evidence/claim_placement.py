@@ -126,12 +126,14 @@ class ClaimPlacer:
             found = place(
                 [
                     PlacementGpu(
-                        one.gpu, [*self._early(one, where, node), *self._spans(one, where, node)], list(_placed(one))
+                        one.gpu,
+                        [*self._early(one, where, node), *self._spans(one, where, node)],
+                        list(_placed(one)),
                     )
                     for one, where in there
                 ],
                 counts,
-            )  # fmt: skip
+            )
             self._placed[node] = found = found._replace(excess=_after_contact(found.excess, there))
         return found
 

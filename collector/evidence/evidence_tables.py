@@ -256,9 +256,11 @@ def contacts_of(
     """Return the first receipts of the GPUs of some nodes, or of all."""
     found: dict[str, dict[str, FirstContact]] = {}
     query = select(first_contacts)
-    wanted = [query] if nodes is None else [
-        query.where(first_contacts.c.node.in_(some)) for some in groups_of(nodes)
-    ]  # fmt: skip
+    wanted = (
+        [query]
+        if nodes is None
+        else [query.where(first_contacts.c.node.in_(some)) for some in groups_of(nodes)]
+    )
     for one in wanted:
         for row in connection.execute(one):
             contact = FirstContact(row.heard_ns, row.pci)
@@ -314,10 +316,12 @@ def trust_rows(ends: Iterable[ReportedEnd]) -> list[dict[str, Any]]:
 def decisions_of(connection: Connection) -> ReviewDecisions:
     """Return the decisions of people; of two decisions the later one counts."""
     query = select(review_decisions).order_by(review_decisions.c.recorded_ns, review_decisions.c.id)
-    return ReviewDecisions({
-        ReviewSubject(ReviewKind(row.what), row.node, row.name): bool(row.accepted)
-        for row in connection.execute(query)
-    })  # fmt: skip
+    return ReviewDecisions(
+        {
+            ReviewSubject(ReviewKind(row.what), row.node, row.name): bool(row.accepted)
+            for row in connection.execute(query)
+        }
+    )
 
 
 def insert_new_rows(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:

@@ -223,9 +223,11 @@ def nodes_under_review(facts: GpuFacts, files: AdministratorInputs, now_ns: int)
 
 
 def assemble_gpu(
-    facts: GpuFacts, chunks: Sequence[EvidenceChunk], files: AdministratorInputs,
+    facts: GpuFacts,
+    chunks: Sequence[EvidenceChunk],
+    files: AdministratorInputs,
     placed: tuple[Evidence, GpuPlaces] | None = None,
-) -> AssembledGpu:  # fmt: skip
+) -> AssembledGpu:
     """Assemble everything about a GPU: evidence (with placed claims), counters, model."""
     evidence, where = placed or evidence_of(facts, files)
     sighted = [chunk.gpus[facts.gpu] for chunk in chunks if facts.gpu in chunk.gpus]

@@ -67,10 +67,12 @@ class DeviceInventory:
         grouped: dict[str, list[ExpectedDevices]] = {}
         for row in found:
             grouped.setdefault(row.node, []).append(row)
-        return cls({
-            node: tuple(sorted(some, key=lambda row: row.start_ns))
-            for node, some in sorted(grouped.items())
-        })  # fmt: skip
+        return cls(
+            {
+                node: tuple(sorted(some, key=lambda row: row.start_ns))
+                for node, some in sorted(grouped.items())
+            }
+        )
 
     def __iter__(self) -> Iterator[ExpectedDevices]:
         return (row for some in self.by_node.values() for row in some)

@@ -95,8 +95,10 @@ def last_rows(batches: Sequence[Batch], first: Integers) -> Integers:
         )
         changed = np.unpackbits(
             np.frombuffer(bits, np.uint8).reshape(len(batches), -1),
-            axis=1, count=first.shape[1], bitorder="little",
-        )  # fmt: skip
+            axis=1,
+            count=first.shape[1],
+            bitorder="little",
+        )
         last.reshape(-1)[np.flatnonzero(changed)] += np.concatenate(sums)
     return last
 

@@ -403,9 +403,11 @@ def json_answer(
 ) -> web.Response:
     """Return a JSON response. JSON has no NaN and no infinity: msgspec writes null for them."""
     return web.Response(
-        status=status, body=msgspec.json.encode(content), content_type="application/json",
+        status=status,
+        body=msgspec.json.encode(content),
+        content_type="application/json",
         headers=headers,
-    )  # fmt: skip
+    )
 
 
 def _own(request: web.Request, tenant: str) -> bool:

@@ -60,9 +60,10 @@ class NodeTwins:
     def nodes(self, now_ns: int) -> list[str]:
         """Return the names that were recently used by two nodes."""
         return [
-            name for name, node in self._nodes.items()
+            name
+            for name, node in self._nodes.items()
             if node.seen_ns and now_ns - node.seen_ns < RECENT_NS
-        ]  # fmt: skip
+        ]
 
     @staticmethod
     def _boots(node: _SendingNode, boot_id: str) -> tuple[str, str, str] | None:

@@ -119,7 +119,7 @@ class WebServer:
             raise ConnectionAbortedError(message)
         return _QuietRequestHandler(
             made, loop=asyncio.get_running_loop(), access_log=_no_log(), logger=_request_logger()
-        )  # fmt: skip
+        )
 
     @web.middleware
     async def _watched(self, request: web.Request, handler: Handler) -> web.StreamResponse:

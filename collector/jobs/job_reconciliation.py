@@ -365,8 +365,10 @@ def _spans(held: Iterable[ClaimTime]) -> _Spans:
     for one in held:
         start, end, quantity = found.get(one.gpu, (one.start_ns, one.end_ns, 0))
         found[one.gpu] = (
-            min(start, one.start_ns), max(end, one.end_ns), quantity + one.quantity,
-        )  # fmt: skip
+            min(start, one.start_ns),
+            max(end, one.end_ns),
+            quantity + one.quantity,
+        )
     return found
 
 

@@ -145,8 +145,9 @@ def round_tiling(found: DayTiling) -> DayTiling:
     def cut(value: Units) -> Units:
         return from_revision_units(to_revision_units(value, units), units)
 
-    entries = (replace(one, slot_lo=cut(one.slot_lo), slot_hi=cut(one.slot_hi))
-               for one in found.entries)  # fmt: skip
+    entries = (
+        replace(one, slot_lo=cut(one.slot_lo), slot_hi=cut(one.slot_hi)) for one in found.entries
+    )
     shares = (
         replace(one, share=replace(
             one.share, slot_lo=cut(one.share.slot_lo), slot_hi=cut(one.share.slot_hi)

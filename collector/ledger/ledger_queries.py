@@ -19,9 +19,11 @@ PARTS: dict[str, Table] = {
     "entries": entries, "shares": shares, "claims": claims, "overlaps": overlaps,
 }  # fmt: skip
 _ORDER = {
-    "entries": entries.c.entry, "shares": shares.c.share, "claims": claims.c.claim_id,
+    "entries": entries.c.entry,
+    "shares": shares.c.share,
+    "claims": claims.c.claim_id,
     "overlaps": overlaps.c.overlap,
-}  # fmt: skip
+}
 _MAX_AT_ONCE = 500
 HALF = 1 << 32
 """Amounts of many days are summed by their upper and lower half: each sum is within 64 bits."""
@@ -115,9 +117,11 @@ def days_with_counted(
     found: set[GpuDay] = set()
     columns = (entries.c.gpu_uuid, entries.c.revision, entries.c.claim_id)
     for day, gpus in by_day(numbers):
-        query = select(*columns).distinct().where(
-            entries.c.day == day, entries.c.gpu_uuid.in_(gpus), entries.c.placement != ""
-        )  # fmt: skip
+        query = (
+            select(*columns)
+            .distinct()
+            .where(entries.c.day == day, entries.c.gpu_uuid.in_(gpus), entries.c.placement != "")
+        )
         for gpu, revision, claim in connection.execute(query):
             key = GpuDay(gpu, day)
             if claim in claims and numbers[key] == revision:
@@ -225,9 +229,10 @@ def marks(connection: Connection, numbers: Mapping[GpuDay, int]) -> Iterator[tup
     """Yield those of some revisions that have a mark (`clock_suspect`), and the mark."""
     for day, gpus in by_day(numbers):
         query = select(revisions.c.gpu_uuid, revisions.c.revision, revisions.c.clock_suspect).where(
-            revisions.c.day == day, revisions.c.gpu_uuid.in_(gpus),
+            revisions.c.day == day,
+            revisions.c.gpu_uuid.in_(gpus),
             revisions.c.clock_suspect.is_not(None),
-        )  # fmt: skip
+        )
         for gpu, revision, mark in connection.execute(query):
             key = GpuDay(gpu, day)
             if numbers[key] == revision:

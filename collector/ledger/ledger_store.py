@@ -290,8 +290,10 @@ def _write(
             parts[at][table.name] = list(rows_of(rooted[at][0], number))
         if part_rows := [row for at in mine for row in parts[at][table.name]]:
             connection.execute(table.insert(), part_rows)
-    added_rows = {GpuDay(tiling.gpu, tiling.day): row for (tiling, _), row in
-                  zip((rooted[at] for at in fresh), rows, strict=True)}  # fmt: skip
+    added_rows = {
+        GpuDay(tiling.gpu, tiling.day): row
+        for (tiling, _), row in zip((rooted[at] for at in fresh), rows, strict=True)
+    }
     items = [head_chain.hash_row("revision", added_rows[keys[at]], parts[at]) for at in mine]
     recorded_ns = max((rooted[at][0].computed_ns for at in mine), default=0)
     head_chain.append(connection, items, recorded_ns)

@@ -249,10 +249,12 @@ for _dialect in ("sqlite", "postgresql"):
 _ADDED = {
     "ledger_revision": ("capacity_units BIGINT NOT NULL DEFAULT 840",),
     "ledger_claim": (
-        "end_ns BIGINT", "rank BIGINT",
-        "requested_compute TEXT NOT NULL DEFAULT ''", "requested_memory TEXT NOT NULL DEFAULT ''",
+        "end_ns BIGINT",
+        "rank BIGINT",
+        "requested_compute TEXT NOT NULL DEFAULT ''",
+        "requested_memory TEXT NOT NULL DEFAULT ''",
     ),
-}  # fmt: skip
+}
 
 
 def migrate(connection: Connection, version: int) -> bool:

@@ -91,9 +91,11 @@ class _LayoutSums:
 def _of_everyone(reduced: ReducedBlock) -> Columns:
     """Return the amounts of the cells of all rows."""
     return (
-        reduced.sums.sum(axis=0), reduced.counts.sum(axis=0),
-        reduced.highest.max(axis=0), reduced.lowest.min(axis=0),
-    )  # fmt: skip
+        reduced.sums.sum(axis=0),
+        reduced.counts.sum(axis=0),
+        reduced.highest.max(axis=0),
+        reduced.lowest.min(axis=0),
+    )
 
 
 def _of_tenants(reduced: ReducedBlock, holders: Holders) -> Iterator[tuple[int, Columns]]:

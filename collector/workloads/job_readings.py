@@ -207,9 +207,11 @@ def job_totals(
     np.maximum.at(highest, group, values)
     np.minimum.at(lowest, group, values)
     columns = (
-        np.bincount(group, values, size), np.bincount(group, minlength=size).astype(np.float64),
-        highest, lowest,
-    )  # fmt: skip
+        np.bincount(group, values, size),
+        np.bincount(group, minlength=size).astype(np.float64),
+        highest,
+        lowest,
+    )
     shaped = [column.reshape(len(keys), jobs) for column in columns]
     return {key: JobTotals(*(column[number] for column in shaped)) for key, number in keys.items()}
 

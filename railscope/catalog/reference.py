@@ -158,11 +158,12 @@ def _rollups_page() -> str:
     about = "Metrics that the collector derives from the readings of all nodes. A counter enters as its rate."
     rows = (
         (
-            f"`{name}`", ", ".join(derived.metric.about.labels),
+            f"`{name}`",
+            ", ".join(derived.metric.about.labels),
             f"{derived.rollup} of `{derived.source.name}`",
         )
         for name, derived in rollups().items()
-    )  # fmt: skip
+    )
     return _page("Roll-ups", about, ("metric", "labels", "of"), rows)
 
 
