@@ -118,7 +118,7 @@ def test_prometheus_understands_every_query(tmp_path: Path):
 @pytest.mark.parametrize(
     ("expression", "problem"),
     [
-        ("sum(railscope_gpu_powr_watts)", "no metric railscope_gpu_powr_watts"),
+        ("sum(railscope_gpu_powr_watts)", "unknown metric railscope_gpu_powr_watts"),
         ('railscope_rdma_port_up{interface="eth1"}', "no label interface"),
         ('railscope_source_state{state="broken"}', "no state broken"),
         ("sum by (rail) (railscope_gpu_power_watts)", "the label rail"),

@@ -136,7 +136,7 @@ def test_what_a_driver_lacks_is_not_in_its_answer():
 def test_a_structure_that_is_cut_off_is_an_error():
     with (
         asking(dcb_kernel(nest(13, attribute(2, PFC[:-1])))) as (netlink, _),
-        pytest.raises(OSError, match="135 bytes where 136 belong") as raised,
+        pytest.raises(OSError, match="135 bytes: expected 136") as raised,
     ):
         netlink.call("dcb", "ens1f0np0")
     assert raised.value.errno == errno.EBADMSG

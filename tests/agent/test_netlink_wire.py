@@ -70,9 +70,9 @@ def test_random_bytes_are_read_or_refused(read: Callable[[bytes], object], raw: 
 @pytest.mark.parametrize(
     ("raw", "what"),
     [
-        (bytes(15), "cut off in its header"),
-        (struct.pack("=IHHII", 15, 0, 0, 0, 0), "a message of 15 bytes"),
-        (struct.pack("=IHHII", 17, 0, 0, 0, 0), "a message of 17 bytes where 16"),
+        (bytes(15), "truncated message header"),
+        (struct.pack("=IHHII", 15, 0, 0, 0, 0), "message of 15 bytes"),
+        (struct.pack("=IHHII", 17, 0, 0, 0, 0), "message of 17 bytes: 16 bytes"),
     ],
 )
 def test_a_message_of_a_wrong_length(raw: bytes, what: str):
@@ -280,7 +280,7 @@ def test_a_dump_that_fails_at_its_end():
 )
 def test_an_answer_that_makes_no_sense(answer: Callable[[Request], list[bytes]], number: int):
     with asking(answer) as (netlink, _):
-        with pytest.raises(OSError, match=r"makes no sense|bytes long") as raised:
+        with pytest.raises(OSError, match=r"malformed netlink response|too long") as raised:
             netlink.call("dcb", "eth0")
         assert raised.value.errno == number
 
@@ -292,7 +292,7 @@ def test_an_answer_without_end_is_given_up():
 
     with (
         asking(answer) as (netlink, _),
-        pytest.raises(OSError, match="over 16777216 bytes") as raised,
+        pytest.raises(OSError, match="expected at most 16777216 bytes") as raised,
     ):
         netlink.call("links")
     assert raised.value.errno == errno.EMSGSIZE

@@ -377,7 +377,10 @@ def test_a_capture_is_not_written_over_another(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("")
     code, said = run("record", "--seconds", "0", "--root", tmp_path, tmp_path)
     assert code == 1
-    assert f"{tmp_path} the directory is not empty; fix: specify a new directory" in said
+    assert (
+        f"cannot record into {tmp_path}: the directory is not empty; fix: specify a new directory"
+        in said
+    )
 
 
 @pytest.mark.parametrize("command", ["once", "check", "run"])

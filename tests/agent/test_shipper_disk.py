@@ -75,7 +75,7 @@ async def test_a_full_disk_costs_nothing_that_memory_can_hold(
         assert sum(run.stats.dropped_frames.values()) == 0
     (failed,) = [entry for entry in logs if entry["event"] == "spool_failed"]
     assert failed["problem"] == "No space left on device"
-    assert "make room" in failed["advice"]
+    assert "free disk space" in failed["advice"]
 
 
 async def test_a_disk_that_comes_back_is_used_again(
